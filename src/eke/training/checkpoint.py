@@ -235,25 +235,17 @@ def load_checkpoint(
     seed: int = 0,
     update: DeepSpeedUpdate | None = None,
 ) -> int:
-    """Restore what a complete checkpoint holds besides weights; returns the steps before it.
+    """Restore what a checkpoint holds besides weights, which `load_model` has brought; its step.
 
-    A rank that the checkpoint does not know draws from `seed`, the step and its number.
-
-    Args:
-        path: folder of the checkpoint.
-        model: which `load_model` has given its weights.
-        optimizer: over its parameters, or inside `update`.
-        scaler: loss scale, of torch or of `update`.
-        ranks: those that read.
-        seed: of the run.
-        update: of DeepSpeed, which has made flat shards of the parameters.
-
-    Raises RunError: only as many ranks as wrote it can read it.
+    Of DeepSpeed, `update` has made flat shards of the parameters. A rank that the checkpoint does
+    not know draws from `seed`, the step and its number. Raises RunError: only as many ranks as
+    wrote it can read it.
     """
     rank, world_size, _ = place_in(model)
     if update is not None:
         rank, world_size = ranks.rank, ranks.world_size
-    if update is None and world_size == 1 and (path / OPTIMIZER).is_file():
+    former = update is None and world_size == 1 and not has_parts(path)
+    if former and (path / OPTIMIZER).is_file():
         content = _load_tensors(path / OPTIMIZER)
         load_optimizer(optimizer, content["optimizer"])
         restore_training_weights(optimizer, content["training_weights"])

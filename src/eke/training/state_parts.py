@@ -214,12 +214,9 @@ def load_groups(optimizer: Optimizer, groups: list[dict[str, Any]] | None) -> No
 
 
 def of_one_file(content: dict[str, Any], names: list[str], copied: list[str]) -> SavedTensors:
-    """The optimizer state that one process has written, by the names of its weights.
+    """What one process has written of its optimizer, by the names of the weights.
 
-    Args:
-        content: of its file.
-        names: of the weights in the order of the optimizer's groups.
-        copied: of those that have float32 copies, in the order of these.
+    `names` are in the order of the optimizer's parameters, `copied` in that of its float32 copies.
     """
     states = content["optimizer"]
     values = {f"{names[n]}@{k}": v for n, s in states["state"].items() for k, v in s.items()}

@@ -11,7 +11,6 @@ import os
 import time
 from concurrent.futures import Future
 from contextlib import nullcontext
-from functools import partial
 from threading import Event, Thread
 
 from eke.common.files import replace_link, write_json
@@ -43,11 +42,13 @@ def save(job: TrainingState, step: int, exports: bool = False) -> None:
     start = time.perf_counter()
     job.meter.leave("checkpoint")
     ranks, final = job.ranks, job.paths.checkpoints / checkpoint_name(step)
-    unfinished = unfinished_folder(final.parent, step, ranks.tell(os.getpid()))
-    states = ranks.gather(capture_random_state())
+    states, pids = zip(*ranks.gather((capture_random_state(), os.getpid())), strict=True)
+    unfinished = unfinished_folder(final.parent, step, pids[0])
     best = best_so_far(job)
 
     def prepare() -> None:
+        if ranks.is_main:
+            begin_checkpoint(unfinished)
         held, background = job.update.hold(job.bare_model), job.plan.config.train.checkpoint_async
         if background is None:
             background = held is not None and ranks.world_size > 1
@@ -69,8 +70,6 @@ def save(job: TrainingState, step: int, exports: bool = False) -> None:
         job.saving = Saving(step, spare, unfinished, puts_together, background, *writing)
 
     with removed_on_error(unfinished) if ranks.is_main else nullcontext():
-        begin = partial(begin_checkpoint, unfinished) if ranks.is_main else lambda: None
-        together(ranks, final, begin)
         together(ranks, final, prepare)
     assert job.saving is not None
     thread = Thread(target=_fulfil, args=(job.saving,), daemon=True)

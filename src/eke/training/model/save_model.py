@@ -186,7 +186,7 @@ def _convert(model: nn.Module, folder: Path, put: Callable[[str, Tensor], None])
     mine: Any = model
     kept = getattr(mine, "_weight_conversions", None)
     files: list[Any] = [safe_open(path, "pt") for path in sorted(folder.glob("model*.safetensors"))]
-    slices = {name: file.get_slice(name) for file in files for name in file.keys()}  # noqa: SIM118
+    slices = {name: file.get_slice(name) for file in files for name in [*file.keys()]}
     config = LoadStateDictConfig(weight_mapping=get_model_conversion_mapping(mine))
     with patch.object(core_model_loading, "set_param_for_module", take):
         info, _ = core_model_loading.convert_and_load_state_dict_in_model(mine, slices, config)

@@ -3,9 +3,12 @@
 import errno
 import json
 import os
+import random
+import signal
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +24,7 @@ from eke.training.checkpoint import find_damage, newest_complete
 from eke.training.distributed.ranks import Ranks
 from eke.training.loop import saving
 from eke.training.model.number_formats import build_with_master
-from eke.training.part_files import part_name
+from eke.training.part_files import PartFiles, part_name
 from eke.training.state_parts import hold
 
 
@@ -98,29 +101,34 @@ def job_of(folder, rank, world_size, model, optimizer, background):
     )  # fmt: skip
 
 
-def in_ranks(folder, world_size, work) -> list[str]:
-    """What `work(rank, mesh)` answers on each of several ranks, forked from here."""
+def start_ranks(folder, world_size, work) -> tuple[list[int], list[Path]]:
+    """Processes forked from here for `work(rank, mesh)`, and the files of what each answers."""
     from torch.distributed.device_mesh import init_device_mesh
 
     meeting = folder / f"meeting-{world_size}-{time.monotonic_ns()}"
+    answers = [folder / f"{meeting.name}.{rank}" for rank in range(world_size)]
     pids = []
     for rank in range(world_size):
         if pid := os.fork():
             pids.append(pid)
             continue
         try:
-            dist.init_process_group(
-                "gloo", f"file://{meeting}", timedelta(seconds=60), world_size, rank
-            )
+            limit = timedelta(seconds=60)
+            dist.init_process_group("gloo", f"file://{meeting}", limit, world_size, rank)
             mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("shard",))
-            (folder / f"{meeting.name}.{rank}").write_text(json.dumps(work(rank, mesh)))
+            answers[rank].write_text(json.dumps(work(rank, mesh)))
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
             os._exit(0)
+    return pids, answers
+
+
+def in_ranks(folder, world_size, work) -> list:
+    """What `work(rank, mesh)` answers on each of several ranks."""
+    pids, answers = start_ranks(folder, world_size, work)
     for pid in pids:
         os.waitpid(pid, 0)
-    answers = [folder / f"{meeting.name}.{rank}" for rank in range(world_size)]
     return [json.loads(path.read_text()) if path.exists() else "died" for path in answers]
 
 
@@ -247,3 +255,53 @@ def test_a_full_disk_on_rank_1_is_told_on_all(background, tmp_path, monkeypatch)
     assert part.name in find_damage(whole_one)
     part.unlink()
     assert newest_complete(folder) is None
+
+
+@pytest.mark.slow
+def test_whoever_is_killed_at_any_moment_the_last_whole_checkpoint_is_used(tmp_path) -> None:
+    """Twenty times: the weights of step n are all n."""
+    chance, last = random.Random(0), 0
+    folder = tmp_path / "adamw" / "checkpoints"
+
+    def work(rank, mesh):
+        model, optimizer = build("adamw", mesh)
+        job = job_of(tmp_path / "adamw", rank, 2, model, optimizer, True)
+        for number in range(last + 1, last + 1000):
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.fill_(number)
+            saving.save(job, number)
+            saving.await_copy(job)
+
+    for _ in range(20):
+        pids, _ = start_ranks(tmp_path, 2, work)
+        begun = time.monotonic()
+        while not list(folder.glob(f"step-*{last + 1}")) and time.monotonic() < begun + 60:
+            time.sleep(0.005)
+        time.sleep(chance.uniform(0, 0.2))
+        os.kill(pids.pop(chance.randrange(2)), signal.SIGKILL)
+        os.kill(pids.pop(), signal.SIGKILL)
+        found = newest_complete(folder)
+        assert found is not None
+        assert int(found.name[-8:]) > last
+        last = int(found.name[-8:])
+        parts = PartFiles(found)
+        weights = [n for n in parts.names if n.endswith("weight")]
+        assert all(bool((parts.read_rows(name) == last).all()) for name in weights)
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.system, ("touch exploded",)
+
+
+@pytest.mark.slow
+def test_a_planted_pickle_runs_nothing(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "died" not in in_ranks(tmp_path, 2, stage(tmp_path, "adamw", 1, False, True))
+    path = newest_complete(tmp_path / "adamw" / "checkpoints")
+    for name in ("optimizer.pt", ".metadata", "optimizer-00000-of-00001.pt"):
+        torch.save({"optimizer": Bomb()}, path / name)
+    model, optimizer = build("adamw")
+    assert load_alone(path, model, optimizer, None) == 1
+    assert not (tmp_path / "exploded").exists()
