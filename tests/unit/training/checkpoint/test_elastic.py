@@ -290,6 +290,41 @@ def test_whoever_is_killed_at_any_moment_the_last_whole_checkpoint_is_used(tmp_p
         assert all(bool((parts.read_rows(name) == last).all()) for name in weights)
 
 
+@pytest.mark.slow
+def test_one_of_two_replicas_writes(tmp_path) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    def work(rank, mesh):
+        model, optimizer = build(
+            "adamw", init_device_mesh("cpu", (2, 2), mesh_dim_names=("r", "s"))
+        )
+        train(model, optimizer, 2)
+        job = job_of(tmp_path, rank, 4, model, optimizer, True)
+        torch.manual_seed(rank)
+        saving.save(job, 2)
+        saving.finish_saving(job)
+        checkpoint.load_model(tmp_path / "checkpoints" / checkpoint_name(2), model, job.ranks)
+        path = newest_complete(tmp_path / "checkpoints")
+        torch.manual_seed(9)
+        checkpoint.load_checkpoint(path, model, optimizer, None, job.ranks)
+        return float(torch.rand(()))
+
+    drawn = in_ranks(tmp_path, 4, work)
+    expected = []
+    for rank in range(4):
+        torch.manual_seed(rank)
+        expected.append(float(torch.rand(())))
+    assert drawn == expected
+    path = newest_complete(tmp_path / "checkpoints")
+    assert sorted(p.name for p in path.glob("part-*")) == [part_name(0, 2), part_name(1, 2)]
+    model, optimizer = build("adamw")
+    load_alone(path, model, optimizer, None)
+    other, reference = build("adamw")
+    train(other, reference, 2)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
 class Bomb:
     def __reduce__(self):
         return os.system, ("touch exploded",)
@@ -301,7 +336,8 @@ def test_a_planted_pickle_runs_nothing(tmp_path, monkeypatch) -> None:
     assert "died" not in in_ranks(tmp_path, 2, stage(tmp_path, "adamw", 1, False, True))
     path = newest_complete(tmp_path / "adamw" / "checkpoints")
     for name in ("optimizer.pt", ".metadata", "optimizer-00000-of-00001.pt"):
-        torch.save({"optimizer": Bomb()}, path / name)
+        with open(path / name, "wb") as file:
+            torch.save({"optimizer": Bomb()}, file)
     model, optimizer = build("adamw")
     assert load_alone(path, model, optimizer, None) == 1
     assert not (tmp_path / "exploded").exists()

@@ -1,4 +1,4 @@
-"""Checkpoints of ZeRO as eke saved them up to 0.10, one pickle a rank: still read, as they were."""
+"""Flat shards of ZeRO: as eke 0.10 saved them, and states that only their own rank can read."""
 
 import json
 
@@ -8,6 +8,8 @@ from unit.training.checkpoint.test_checkpoint import make
 
 from eke.common.errors import RunError
 from eke.common.files import write_json
+from eke.config.compose import compose
+from eke.rules.distributed import why_not_elastic
 from eke.training.checkpoint import (
     EXPORT,
     STATE,
@@ -21,8 +23,8 @@ from eke.training.checkpoint import (
 from eke.training.distributed.ranks import Ranks
 from eke.training.loop.meter import capture_random_state
 from eke.training.model.save_model import save_pretrained
-from eke.training.part_files import Piece
-from eke.training.state_parts import Stepped
+from eke.training.part_files import Held, Piece, part_name, write_part
+from eke.training.state_parts import Stepped, hold_state
 
 
 class Flat:
@@ -85,3 +87,45 @@ def test_a_part_that_is_missing_or_harmed_is_noticed(tmp_path) -> None:
     del manifest[part.name]
     (first / "manifest.json").write_text(json.dumps(manifest))
     assert find_damage(first) == "the manifest is incomplete"
+
+
+def in_blocks(folder, ranks):
+    """A checkpoint in parts whose moments are codes, with a scale for each block of a shard."""
+    unfinished = folder / ".step-00000004.1.tmp"
+    begin_checkpoint(unfinished)
+    write_json(unfinished / STATE, {"step": 4, "world_size": ranks})
+    for rank in range(ranks):
+        update, states = Flat(), {}
+        codes = torch.full((3,), rank, dtype=torch.uint8)
+        states[update.shard] = {"state1": codes, "absmax1": torch.full((1,), 0.5), "step": 4}
+        held = hold_state(Held({}, {}, rank, ranks), update.stepped(None), states)
+        held.notes |= {"random": {}, "scaler": {}}
+        write_part(unfinished / part_name(rank, ranks), held, {"save": "one"})
+    return finish_checkpoint(unfinished, 4, keep=2)
+
+
+def test_states_in_blocks_are_read_by_as_many_ranks(tmp_path) -> None:
+    path = in_blocks(tmp_path, 2)
+    update = Flat()
+    optimizer = torch.optim.AdamW([update.shard])
+    assert load_checkpoint(path, make()[0], optimizer, None, Ranks(1, 2), 0, update) == 4
+    state = optimizer.state[update.shard]
+    assert (state["state1"].tolist(), state["absmax1"].tolist(), state["step"]) == (
+        [1] * 3,
+        [0.5],
+        4,
+    )
+    with pytest.raises(RunError, match=r"distributed.num_processes=2"):
+        load_checkpoint(path, make()[0], optimizer, None, Ranks(0, 3), 0, Flat())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "distributed", "can"),
+    [("adamw_8bit", "zero2", False), ("adamw", "zero2", True), ("muon", "fsdp", True),
+     ("adamw_8bit", "ddp", True)],
+)  # fmt: skip
+def test_what_no_other_number_of_processes_can_read_is_known_before(
+    optimizer, distributed, can
+) -> None:
+    config = compose([f"optimizer={optimizer}", f"distributed={distributed}"]).config
+    assert (why_not_elastic(config) == "") is can
