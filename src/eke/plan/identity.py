@@ -22,6 +22,7 @@ PRESENTATION_KEYS = {
     "train": (
         "log_every",
         "checkpoint_every",
+        "checkpoint_async",
         "keep_checkpoints",
         "save_final",
         "save_on_signal",
@@ -29,7 +30,7 @@ PRESENTATION_KEYS = {
     ),
     "distributed": ("timeout_s",),
     "offload": ("path",),
-}
+}  # fmt: skip
 """The same for keys of other groups: no timing includes checkpoints,
 and a limit of rows changes none that is read."""
 

@@ -1,13 +1,24 @@
 """Rules about several processes."""
 
 from eke.common.errors import Fix
-from eke.config.schema import Packing, PeerToPeer
+from eke.config.schema import Config, Packing, PeerToPeer
 from eke.hardware import usable_cores
+from eke.models.sizes import STAGE, optimizer_entry
 from eke.rules.rule import Facts, Rule, unsafe, without_effect
 
 FSDP_DOCS = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
 DP_DOCS = "https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html"
 NCCL_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-p2p-disable"
+
+
+def why_not_elastic(config: Config) -> str:
+    """Why no other number of processes can go on from a checkpoint; empty if any can."""
+    if config.distributed.option in STAGE and optimizer_entry(config.optimizer).quantises:
+        return (
+            f"optimizer = {config.optimizer.option} keeps states with a scale for each block of a "
+            f"process's part, and another number of processes has other parts"
+        )
+    return ""
 
 
 def _is_cut(facts: Facts) -> bool:

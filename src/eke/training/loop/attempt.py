@@ -40,9 +40,10 @@ from eke.results.trackers.tracker import Untracked
 from eke.training.distributed.ranks import ALONE, Ranks
 from eke.training.loop import loop
 from eke.training.loop.environment import configure_allocator, quiet_libraries, seconds_since_start
-from eke.training.loop.failure import classify
+from eke.training.loop.failure import Diverged, classify
 from eke.training.loop.meter import Clock, Meter
 from eke.training.loop.results import make_record, open_tracker, summary_values, write_card
+from eke.training.loop.saving import finish_saving
 from eke.training.loop.stop import StopFlag
 from eke.training.loop.training_state import TrainingState, build_job, torch_device
 from eke.training.model.attention_kernels import pinned_backend
@@ -52,7 +53,11 @@ from eke.training.observe.memory_stages import device_peak, memory_in_use
 def run_engine(job: TrainingState) -> None:
     """Train to the last step with the planned engine and attention kernel; raises as `train`."""
     with pinned_backend(job.plan):
-        ENGINES[job.plan.config.engine.option](job)
+        try:
+            ENGINES[job.plan.config.engine.option](job)
+        except Diverged:  # on all ranks
+            finish_saving(job)
+            raise
 
 
 def _trainer_engine(job: TrainingState) -> None:

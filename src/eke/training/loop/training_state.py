@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from eke.common.paths import EXPORT, RunPaths
+from eke.common.paths import RunPaths
 from eke.models.families import family_of
 from eke.plan.planner import Micro, Plan, remove_swap, swap_folder
 from eke.plan.record import metrics
@@ -19,7 +19,7 @@ from eke.results.trackers import Tracker
 from eke.training.batches.batches import CacheRelease, Transfer
 from eke.training.batches.dataset import TrainingData, build_data, load_plan_tokenizer
 from eke.training.batches.tasks import is_packed
-from eke.training.checkpoint import load_checkpoint, load_part, newest_complete
+from eke.training.checkpoint import Saving, load_checkpoint, load_model, newest_complete
 from eke.training.distributed.deepspeed_engine import (
     DeepSpeedUpdate,
     build_engine,
@@ -49,7 +49,7 @@ from eke.training.model.loss import (
     loss_sum,
 )
 from eke.training.model.number_formats import Formats, build_formats, compile_model
-from eke.training.model.save_model import build_trainable, load_weights, name_classes, stop_at_turns
+from eke.training.model.save_model import build_trainable, name_classes, stop_at_turns
 from eke.training.model.unused import check_copies, check_head, check_packing
 from eke.training.observe.memory_stages import memory_in_use
 from eke.training.optimizer.build_optimizer import Multiplier, build_optimizer, build_schedule
@@ -99,6 +99,9 @@ class TrainingState:
     warnings: list[str] = field(default_factory=list)
     eval_s: float = 0.0
     checkpoint_s: float = 0.0
+    """In which saving has kept the next step waiting."""
+    saving: Saving | None = None
+    """A checkpoint that is being written beside the steps."""
     profiled_peak: int | None = None
     """Peak of the CPU's tensor allocator in the profiled step."""
     longest: int | None = None
@@ -251,7 +254,9 @@ def _start(
     _seed_dropout(plan, ranks)
     step = 0
     if checkpoint is not None:
-        step = load_checkpoint(checkpoint, model, optimizer, formats.scaler, ranks.rank)
+        load_model(checkpoint, model, ranks)
+        rest = optimizer, formats.scaler, ranks, plan.config.seed
+        step = load_checkpoint(checkpoint, model, *rest)
     called, loss = compile_model(plan, shared), build_compiled_loss(plan)
     if plan.config.distributed.option == "dp":  # one module, computed on each device of this rank
         called, loss = build_data_parallel(plan, called, loss, formats)
@@ -273,14 +278,17 @@ def _start_deepspeed(
     """Load weights before they are shared out, the rest into what the engine has made of it."""
     if checkpoint is not None:
         with parts or nullcontext():
-            load_weights(model, checkpoint / EXPORT)
+            load_model(checkpoint, model, ranks)
     swap = swap_folder(plan, paths)
     remove_swap(swap, ranks.rank)  # of an attempt that was killed
     ranks.gather(None)  # or a late one would remove the folder that another has just made
     engine = build_engine(plan, model, optimizer, formats, device, swap, parts)
     update = DeepSpeedUpdate(plan, engine, device)
     _seed_dropout(plan, ranks)
-    step = load_part(checkpoint, update, ranks) if checkpoint is not None else 0
+    step = 0
+    if checkpoint is not None:
+        rest = optimizer, update.scale, ranks, plan.config.seed, update
+        step = load_checkpoint(checkpoint, model, *rest)
     # The engine has its own autocast and loss scale.
     return engine, build_loss(plan), update, Formats(nullcontext, nullcontext, None), step
 

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from eke.common.errors import RunError
 from eke.config.schema import CompileMode
 from eke.plan.planner import Plan
-from eke.training.distributed.fsdp import cut_like, part
+from eke.training.distributed.fsdp import part
 from eke.training.model.activation_offload import is_away
 from eke.training.model.adapted_layers import expert_weights, is_linear
 from eke.training.model.checkpointing import find_layers
@@ -283,6 +283,11 @@ def stepped_weights(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+def copied_from(optimizer: torch.optim.Optimizer) -> dict[Tensor, Tensor]:
+    """Copy -> the weight of the model that it is a copy of; empty without copies."""
+    return {copy: weight for weight, copy in _PAIRS.get(optimizer, [])}
+
+
 def _connect(optimizer: torch.optim.Optimizer, pairs: Pairs) -> None:
     together = list(_stretches(pairs))
 
@@ -309,7 +314,7 @@ def _connect(optimizer: torch.optim.Optimizer, pairs: Pairs) -> None:
     def load(_: Any, state: dict[str, Any]) -> None:
         saved: list[Tensor] = state.pop(MASTER)
         for (_, copy), tensor in zip(pairs, saved, strict=True):
-            copy.copy_(cut_like(tensor, copy))
+            part(copy).copy_(part(tensor))
 
     optimizer.register_step_pre_hook(take_gradients)
     optimizer.register_step_post_hook(write_back)

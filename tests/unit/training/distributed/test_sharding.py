@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import transformers
+from saved import load_checkpoint, save_checkpoint
 from support import TINY
 from unit.models.sizes.configs import FAMILY_CASES
 from unit.rules.devices import CPU as CPU_DEVICE
@@ -18,20 +18,18 @@ from eke.rules import Facts, check
 from eke.training.distributed.deepspeed_engine import ShardedUpdate
 from eke.training.distributed.fsdp import (
     build_mesh,
-    cut_optimizer,
-    gather_weights,
     groups_of,
     is_cut,
     part,
     part_bytes,
 )
-from eke.training.distributed.ranks import ALONE
+from eke.training.distributed.ranks import ALONE, Ranks
 from eke.training.model.build_model import build_model
 from eke.training.model.number_formats import _look_up, build_formats
-from eke.training.model.save_model import load_weights, save_pretrained
 from eke.training.observe.libraries import note_sharding
 from eke.training.optimizer.build_optimizer import build_optimizer
 from eke.training.optimizer.update import PlainUpdate
+from eke.training.state_parts import hold
 
 SMALL = tuple(o for o in TINY if o != "model.dropout=0.0")
 
@@ -94,19 +92,18 @@ def test_what_the_rule_refuses_really_fails(option, words) -> None:
             step(model, build_optimizer(plan, model))
 
 
-@pytest.mark.parametrize("option", ["adamw_foreach", "sgd"])
+@pytest.mark.parametrize("option", ["adamw_foreach", "sgd", "muon"])
 def test_a_checkpoint_of_one_process_is_cut(option, tmp_path) -> None:
     plan = sharded_plan(2, *SMALL, f"optimizer={option}")
-    whole = build_model(plan, CPU)
-    theirs = build_optimizer(plan, whole)
-    step(whole, theirs)
-    save_pretrained(whole, tmp_path)
+    alone = build_model(plan, CPU)
+    theirs = build_optimizer(plan, alone)
+    step(alone, theirs)
+    path = save_checkpoint(tmp_path, 3, alone, theirs, None, keep=1)
     with among(2, RANK):
         model = sharded_model(plan)
         mine = build_optimizer(plan, model)
-        load_weights(model, tmp_path)
-        mine.load_state_dict(cut_optimizer(theirs.state_dict(), mine))
-        pairs = list(zip(whole.parameters(), model.parameters(), strict=True))
+        assert load_checkpoint(path, model, mine, None, Ranks(RANK, 1)) == 3
+        pairs = list(zip(alone.parameters(), model.parameters(), strict=True))
         assert all(is_cut(p) for _, p in pairs)
         for complete, cut in pairs:
             assert torch.equal(part(cut), complete.chunk(2)[RANK])
@@ -115,17 +112,28 @@ def test_a_checkpoint_of_one_process_is_cut(option, tmp_path) -> None:
                 assert torch.equal(held, value.chunk(2)[RANK] if value.dim() else value)
 
 
-def test_tied_weights_stay_one_tensor() -> None:
-    plan = sharded_plan(2, *SMALL, "model=tiny_gpt2")
-    with among(2, RANK):
-        gathered = gather_weights(sharded_model(plan), keep=True)
-    assert gathered["lm_head.weight"] is gathered["transformer.wte.weight"]
-    assert gathered["lm_head.weight"].shape == (plan.config.model.vocab_size, 32)
+def held(plan):
+    """What this rank would write, after a step."""
+    model = sharded_model(plan)
+    optimizer = build_optimizer(plan, model)
+    step(model, optimizer)
+    return hold(model, optimizer)
 
 
-def test_who_does_not_write_keeps_nothing() -> None:
+def test_a_tied_weight_is_written_once() -> None:
     with among(2, RANK):
-        assert gather_weights(sharded_model(sharded_plan(2, *SMALL)), keep=False) == {}
+        found = held(sharded_plan(2, *SMALL, "model=tiny_gpt2"))
+    assert found.notes["tied"] == {"lm_head.weight": "transformer.wte.weight"}
+    assert "lm_head.weight" not in found.pieces
+    assert found.pieces["transformer.wte.weight@exp_avg"].tensor.dim() == 2
+
+
+def test_no_rank_holds_more_than_its_part() -> None:
+    plan = sharded_plan(2, *SMALL)
+    with among(2, RANK):
+        pieces = held(plan).pieces
+    numbers = sum(piece.tensor.numel() for piece in pieces.values())
+    assert numbers == pytest.approx(1.5 * plan.size.num_parameters, rel=0.01)
 
 
 def test_copies_that_do_not_share_evenly_leave_a_rank_out() -> None:
@@ -261,17 +269,3 @@ def test_a_model_that_nobody_cut_is_warned_about() -> None:
     sharding, warnings = noted(plan, build_model(plan, CPU))
     assert (sharding["mesh"], sharding["sharded_parameters"]) == ([], 0)
     assert warnings == ["distributed=fsdp had no effect: every process holds all of every tensor"]
-
-
-def test_transformers_reads_what_the_parts_were_saved_as(tmp_path) -> None:
-    """The numbers are not there (nobody answers), but every name, shape and class is."""
-    plan = sharded_plan(4, *SMALL, "model=tiny_moe")
-    with among(4, 0):
-        model = sharded_model(plan)
-        save_pretrained(model, tmp_path, weights=gather_weights(model, keep=True))
-    loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, output_loading_info=True
-    )
-    assert type(loaded).__name__ == loaded.config.architectures[0] == "MixtralForCausalLM"
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]

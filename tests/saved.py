@@ -1,0 +1,25 @@
+"""Checkpoints of a model and an optimizer of one process, as a run would write and read them."""
+
+import os
+from pathlib import Path
+
+from eke.common.paths import checkpoint_name
+from eke.training import checkpoint
+from eke.training.loop.meter import capture_random_state
+
+
+def save_checkpoint(folder, step, model, optimizer, scaler, keep, random_states=()) -> Path:
+    """Write a checkpoint of `step`; all but the newest `keep` go."""
+    unfinished = checkpoint.unfinished_folder(folder, step, os.getpid())
+    states = list(random_states) or [capture_random_state()]
+    final = folder / checkpoint_name(step)
+    with checkpoint.translated_errors(final), checkpoint.removed_on_error(unfinished):
+        checkpoint.begin_checkpoint(unfinished)
+        files = checkpoint.write_whole(unfinished, step, model, optimizer, scaler, states)()
+        return checkpoint.finish_checkpoint(unfinished, step, keep, files=files)
+
+
+def load_checkpoint(path, model, optimizer, scaler, *rest) -> int:
+    """Restore all of a checkpoint; returns its step."""
+    checkpoint.load_model(path, model)
+    return checkpoint.load_checkpoint(path, model, optimizer, scaler, *rest)
