@@ -147,14 +147,6 @@ def write_held(unfinished: Path, held: Held, run: str, copied: Event) -> Callabl
     return write
 
 
-def export_parts(folder: Path, model: nn.Module, tokenizer: Any) -> None:
-    """Write the parts in a folder as a model that transformers loads, too."""
-    parts = PartFiles(folder)
-    weights = {name: parts.read_rows(name) for name in parts.names if "@" not in name}
-    weights |= {name: weights[first] for name, first in parts.tied.items()}
-    save_pretrained(model, folder / EXPORT, tokenizer, weights=weights)
-
-
 def unfinished_folder(folder: Path, step: int, pid: int) -> Path:
     """Temporary folder of a checkpoint."""
     return folder / f".{checkpoint_name(step)}.{pid}.tmp"

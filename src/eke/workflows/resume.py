@@ -18,6 +18,7 @@ from eke.config.schema.codec import make_converter
 from eke.plan.identity import PRESENTATION_KEYS, meaningful
 from eke.plan.planner import Plan, cut_of, read_plan, remarks_on_cuts, replan, with_batch
 from eke.plan.record import read_attempts
+from eke.rules.distributed import why_not_elastic
 from eke.workflows.export import find_run
 
 _KEY = "train.resume"
@@ -65,6 +66,10 @@ def continued(plan: Plan, in_sweep: bool = False) -> Plan:
         raise ConfigError(Problem(_KEY, named, why, Fix(f"{_KEY}=null")))
     paths = find_run(named, "status", "")
     before = read_plan(paths)
+    if cut_of(before) != cut_of(plan) and (why := why_not_elastic(plan.config)):
+        count = before.config.distributed.num_processes
+        fix = Fix(f"distributed.num_processes={count}")
+        raise ConfigError(Problem(_KEY, named, why, fix))
     problems = [*_other_values(before.config, plan.config), *_other_batch(before, plan)]
     first = next(iter(read_attempts(paths)), {}).get("cut")
     if not problems and _as_begun(plan, first or cut_of(before)).run_id != before.run_id:

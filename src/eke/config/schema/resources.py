@@ -123,6 +123,11 @@ class FSDP(Distributed):
     replicas: int = field(default=1, metadata=at_least(1))
     """Copies of the model, each sharded over num_processes / replicas neighbouring processes."""
 
+    @property
+    def shards(self) -> int:
+        """Parts of each tensor; usable before any limit is checked."""
+        return max(1, self.num_processes // max(1, self.replicas))
+
 
 DISTRIBUTEDS: dict[str, type] = {"copies": Distributed, "fsdp": FSDP}
 """Schema name -> class."""

@@ -134,7 +134,7 @@ class _Moments:
         config, on_host = self.config, self.plan.device.kind == "cpu"
         largest = max(prod(w.shape) for w in self.parts) // config.distributed.num_processes
         piece, saved = on_host * FLOAT32_BYTES * largest, sharding.saved_bytes(self.plan)
-        behind = getattr(config.train, "checkpoint_async", None) is not False
+        behind = config.train.checkpoint_async is not False
         sizes = {"resume": piece, "save": on_host * saved if behind else piece}
         held = self.held("between", NOTHING)
         return [Moment(phase, held | {"saving": around(size)}, phase)

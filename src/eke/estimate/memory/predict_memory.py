@@ -251,7 +251,7 @@ def least_host_bytes(plan: Plan, found: Forecast, copies: bool = True) -> int:
         for host in (False, True)
     )
     offloaded = max(0, all_of_it.total - there.total)
-    behind = copies and getattr(plan.config.train, "checkpoint_async", None) is not False
+    behind = copies and plan.config.train.checkpoint_async is not False
     copied = saved_bytes(plan) if behind else 0
     return (PYTHON_BYTES + offloaded + copied) * max(1, plan.processes_per_node)
 

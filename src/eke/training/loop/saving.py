@@ -14,13 +14,12 @@ from contextlib import nullcontext
 from threading import Event, Thread
 
 from eke.common.files import replace_link, write_json
-from eke.common.paths import RunPaths, checkpoint_name
+from eke.common.paths import EXPORT, RunPaths, checkpoint_name
 from eke.training.checkpoint import (
     STATE,
     Files,
     Saving,
     begin_checkpoint,
-    export_parts,
     finish_checkpoint,
     removed_on_error,
     together,
@@ -31,6 +30,8 @@ from eke.training.checkpoint import (
 from eke.training.loop.evaluation import best_so_far
 from eke.training.loop.meter import capture_random_state
 from eke.training.loop.training_state import TrainingState
+from eke.training.model.save_parts import save_from_parts
+from eke.training.part_files import PartFiles
 
 
 def save(job: TrainingState, step: int, exports: bool = False) -> None:
@@ -118,19 +119,24 @@ def finish_saving(job: TrainingState) -> None:
     start = time.perf_counter()
     ranks, final = job.ranks, job.paths.checkpoints / checkpoint_name(saving.step)
 
+    def export() -> None:
+        parts, folder = PartFiles(saving.unfinished), saving.unfinished / EXPORT
+        mine = ranks.rank, ranks.world_size
+        save_from_parts(job.bare_model, parts, folder, job.tokenizer, *mine)
+
     def conclude() -> None:
         files = {name: each for one in written for name, each in one.items()}
         if STATE not in files:
             said = {"step": saving.step, "world_size": ranks.world_size}
             write_json(saving.unfinished / STATE, said)
-        if saving.exports:
-            export_parts(saving.unfinished, job.bare_model, job.tokenizer)
         keep = job.plan.config.train.keep_checkpoints
         finish_checkpoint(saving.unfinished, saving.step, keep, saving.spare, files)
         link_model(job.paths, saving.spare or saving.step)
 
     with removed_on_error(saving.unfinished) if ranks.is_main else nullcontext():
         written = together(ranks, final, saving.written.result)
+        if saving.exports:
+            together(ranks, final, export)
         together(ranks, final, conclude if ranks.is_main else lambda: None)
     job.meter.is_saving = False
     job.checkpoint_s += time.perf_counter() - start
