@@ -186,8 +186,7 @@ def test_matrices_sent_in_16_bits_compute_the_same_numbers(case, make_plan, trai
     folder = train_plan(plan)
     narrow, effective = logged(folder), json.loads((folder / "record.json").read_text())
     sent = effective["effective"]["sharding"]["gathered_numbers"]
-    assert sent["bfloat16"]
-    assert sent["float32"]
+    assert min(sent["bfloat16"], sent["float32"]) > 0
     shutil.rmtree(folder)
     wide = replace(plan, compute=replace(plan.compute, gathered=""))
     assert largest_difference(logged(train_plan(wide)), narrow) < 2e-5

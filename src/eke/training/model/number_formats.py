@@ -20,7 +20,6 @@ from eke.common.errors import RunError
 from eke.config.schema import CompileMode
 from eke.plan.planner import Plan
 from eke.training.distributed.fsdp import part
-from eke.training.model.activation_offload import is_away
 from eke.training.model.adapted_layers import expert_weights, is_linear
 from eke.training.model.checkpointing import find_layers
 
@@ -104,7 +103,9 @@ class NarrowCopies:
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        self._places = [(m._parameters, name, weight) for m, name, weight in _narrow(model, dtype)]
+        kind = next(model.parameters()).device.type
+        found = _narrow(model, dtype, kind)
+        self._places = [(m._parameters, name, weight) for m, name, weight in found]
         """Of each weight in its modules: a tied one has several."""
         self.made = {weight: _narrow_copy(weight, dtype) for *_, weight in self._places}
         """Float32 weight -> its copy."""
@@ -121,14 +122,17 @@ class NarrowCopies:
 
 
 def _narrow(
-    model: nn.Module, dtype: torch.dtype, tables: bool = False
+    model: nn.Module, dtype: torch.dtype, kind: str, tables: bool = False
 ) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """What a step computes with in 16 bits; the other modules take and give them from now on."""
+    """What a step computes with in 16 bits; the other modules take and give them from now on.
+
+    `kind` is the device's, where the weights may have no numbers yet.
+    """
     kept = kept_in_float32(model, dtype)
     for prefix, module in model.named_modules():
         if tables and isinstance(module, nn.Embedding):
             vars(module)["forward"] = partial(_look_up, module.forward)
-        elif _sums_over_tokens(module):
+        elif _sums_over_tokens(module, kind):
             _compute_in_float32(module, dtype)
             continue
         for name, weight in module.named_parameters(recurse=False):
@@ -145,7 +149,8 @@ def kept_wide(plan: Plan, model: nn.Module) -> set[tuple[nn.Module, str]]:
     """
     every = [(m, n, p) for m in model.modules() for n, p in m.named_parameters(recurse=False)]
     if plan.compute.copies:
-        found = _narrow(model, getattr(torch, plan.compute.gathered), tables=True)
+        dtype = getattr(torch, plan.compute.gathered)
+        found = _narrow(model, dtype, plan.device.kind, tables=True)
         narrow = {(module, name) for module, name, _ in found}
     else:
         experts = set(map(id, expert_weights(model).values()))
@@ -203,14 +208,14 @@ def _narrow_copy(weight: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
     return copy
 
 
-def _sums_over_tokens(module: nn.Module) -> bool:
+def _sums_over_tokens(module: nn.Module, kind: str) -> bool:
     """Whether a kernel would round the gradient of its weights with each token that it adds.
 
     In bfloat16 such a sum stops growing: of 12,000 tokens a LayerNorm's was wrong by half on a CPU
     (docs/lab/numerics.md); a GPU's LayerNorm adds in float32. Tables spare their copy, too.
     """
     mine = [p for p in module.parameters(recurse=False) if p.requires_grad]
-    is_norm = isinstance(module, nn.LayerNorm) and not any(map(is_away, mine))
+    is_norm = isinstance(module, nn.LayerNorm) and kind == "cpu"
     sums = is_norm or isinstance(module, nn.Embedding)
     return sums and any(p.dtype is torch.float32 for p in mine)
 
