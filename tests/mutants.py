@@ -98,8 +98,8 @@ FAULTS = (
     fault(
         "random_state_of_rank_0",
         "training/checkpoint.py",
-        'tensors["random"][rank]',
-        'tensors["random"][0]',
+        "restore_random_state(states[ranks.rank])",
+        "restore_random_state(states[0])",
         "after a resume every rank draws the same dropout masks",
         "unit/training/checkpoint/test_checkpoint.py::test_each_rank_gets_its_own_random_state_back",
     ),

@@ -88,6 +88,7 @@ def leaves(config: Config) -> dict[str, Any]:
 
 OTHER = {
     "train.checkpoint_async": True,
+    "train.resume": "a run",
     "batch.accumulation": 2,
     "batch.target": 16,
     "batch.eval_per_device": 5,

@@ -185,14 +185,14 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
         opened = {layer: ExitStack() for layer in layers}
 
         def enter(layer: nn.Module, _: Any) -> None:
-            make = lambda p: cast(Any, _Gathered).apply(p, self)  # noqa: E731
+            make = lambda p: cast(Any, _Gathered).apply(p, self)  # noqa: E731  # used here alone
             opened[layer].enter_context(self.whole([*layer.modules()], make))
 
         def leave(layer: nn.Module, *_: Any) -> None:
             opened[layer].close()
 
         with ExitStack() as stack:
-            drop: Any = lambda _: None  # noqa: E731
+            drop: Any = lambda _: None  # noqa: E731  # used here alone
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(drop, drop))
             stack.enter_context(self.whole([m for m in model.modules() if id(m) not in inner]))
             for layer in layers:
