@@ -136,7 +136,13 @@ def test_one_node_goes_on_with_a_run_of_two(
     assert done.code == 0, done.text
     assert run_folders(tmp_path) == [folder]
     assert record_of(folder)["outcome"] == "ok"
-    one = last_wins(*RANKS, "model.dropout=0", "distributed=none", "batch.per_device=8")
+    one = last_wins(
+        *RANKS,
+        "model.dropout=0",
+        "distributed=none",
+        "distributed.num_processes=1",
+        "batch.per_device=8",
+    )
     plan = plan_for(compose([*one, "optimizer.lr=1e-5", "hardware=cpu"]), False)
     expected = undisturbed_curve(rank_server, plan, tmp_path / "one")
     found = [loss for loss, _ in curve(folder)]

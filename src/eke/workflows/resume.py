@@ -69,7 +69,7 @@ def continued(plan: Plan, in_sweep: bool = False) -> Plan:
     named = plan.config.train.resume
     assert named is not None, "a run is named"
     if in_sweep:
-        why = "names one run, and a sweep starts several"
+        why = "is for a run that this command starts itself, not for a launcher or a sweep"
         raise ConfigError(Problem(_KEY, named, why, Fix(f"{_KEY}=null")))
     paths = _find(named)
     before = read_plan(paths)
