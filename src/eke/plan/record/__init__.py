@@ -496,7 +496,9 @@ def start_attempt(paths: RunPaths, machine: dict[str, str], cut: dict[str, Any])
 def cuts_of(attempts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The different cuts of the attempts, in the order in which they were first used."""
     found: list[dict[str, Any]] = []
-    found += [cut for each in attempts if (cut := each.get("cut")) and cut not in found]
+    for each in attempts:
+        if (cut := each.get("cut")) and cut not in found:
+            found.append(cut)
     return found
 
 
