@@ -83,9 +83,7 @@ def continued(plan: Plan, in_sweep: bool = False) -> Plan:
         problems.append(Problem("rerun", "true", why, Fix("rerun=false")))
     first = next(iter(read_attempts(paths)), {}).get("cut")
     if not problems and _as_begun(plan, first or cut_of(before)).run_id != before.run_id:
-        why = (
-            "was started with other data, another kind of device or a version of other mathematics"
-        )
+        why = "was started with other data, another kind of device or other mathematics of eke"
         fix = Fix(f"{_KEY}=null", remark="starts a run of its own")
         problems.append(Problem(_KEY, named, why, fix))
     if problems:

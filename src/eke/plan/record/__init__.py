@@ -474,7 +474,9 @@ def missing_run(outcome: str, folder: Path) -> str:
     return f"{outcome} by its sweep's file, but {folder} is not there: moved, or not copied along?"
 
 
-def start_attempt(paths: RunPaths, machine: dict[str, str], cut: dict[str, Any]) -> int:
+def start_attempt(
+    paths: RunPaths, machine: dict[str, str], cut: dict[str, Any] | None = None
+) -> int:
     """Note that a worker starts on this run, with `cut_of` its plan.
 
     Returns the attempt's number, from 0.
