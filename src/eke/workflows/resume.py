@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eke.common.errors import ConfigError, Fix, Problem
+from eke.common.paths import RunPaths
 from eke.common.text import format_value, override
 from eke.config.compose import Arguments
 from eke.config.compose.overrides import parse
@@ -33,25 +34,31 @@ def reopened(arguments: Arguments) -> Arguments:
         ConfigError: there is no such run.
         RunError: its plan cannot be read.
     """
-    typed = arguments.overrides
-    named = [parse(text).value() for text in typed if text.startswith(f"{_KEY}=")]
-    if not named or not named[-1]:
+    typed = {_key_of(text): text for text in arguments.overrides}
+    try:
+        named = parse(typed[_KEY]).value()
+    except Exception:  # Hydra's and ANTLR's: all of the command is checked later
         return arguments
-    before = _plan_of(str(named[-1]))
-    keys = {text.lstrip("+~").partition("=")[0] for text in typed}
-
-    def stays(text: str) -> bool:
-        key = text.lstrip("+~").partition("=")[0]
-        group = key.partition(".")[0]
-        return not {key, group} & {*keys, _KEY, *LAUNCH_GROUPS, "rerun", "plan_only"}
-
-    folder = arguments.config_dir or (Path(before.config_dir) if before.config_dir else None)
+    if not isinstance(named, str | int):  # an id may have digits only
+        return arguments
+    before = read_plan(_find(str(named)))
+    replaced = {*typed, *LAUNCH_GROUPS, "rerun", "plan_only"}
+    kept = [
+        text
+        for text in before.overrides
+        if not {_key_of(text), _key_of(text).partition(".")[0]} & replaced
+    ]
+    folder = Path(before.config_dir) if before.config_dir else None
     return replace(
         arguments,
-        overrides=(*filter(stays, before.overrides), *typed),
-        config_dir=folder,
+        overrides=(*kept, *arguments.overrides),
+        config_dir=arguments.config_dir or folder,
         cell=before.choices.get("sweep", "none") != "none",
     )
+
+
+def _key_of(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
 
 
 def continued(plan: Plan, in_sweep: bool = False) -> Plan:
@@ -62,18 +69,21 @@ def continued(plan: Plan, in_sweep: bool = False) -> Plan:
     named = plan.config.train.resume
     assert named is not None, "a run is named"
     if in_sweep:
-        why = "names one run, and a sweep starts several"
+        why = "is for a run that this command starts itself, not for a launcher or a sweep"
         raise ConfigError(Problem(_KEY, named, why, Fix(f"{_KEY}=null")))
-    paths = find_run(named, "status", "")
+    paths = _find(named)
     before = read_plan(paths)
     if cut_of(before) != cut_of(plan) and (why := why_not_elastic(plan.config)):
         count = before.config.distributed.num_processes
         fix = Fix(f"distributed.num_processes={count}")
         raise ConfigError(Problem(_KEY, named, why, fix))
     problems = [*_other_values(before.config, plan.config), *_other_batch(before, plan)]
+    if plan.config.rerun:
+        why = f"starts a run again, and {_KEY} goes on with one"
+        problems.append(Problem("rerun", "true", why, Fix("rerun=false")))
     first = next(iter(read_attempts(paths)), {}).get("cut")
     if not problems and _as_begun(plan, first or cut_of(before)).run_id != before.run_id:
-        why = "was started with other data, or by a version of eke with other mathematics"
+        why = "was started with other data, another kind of device or other mathematics of eke"
         fix = Fix(f"{_KEY}=null", remark="starts a run of its own")
         problems.append(Problem(_KEY, named, why, fix))
     if problems:
@@ -88,11 +98,12 @@ def continued(plan: Plan, in_sweep: bool = False) -> Plan:
     )
 
 
-def _plan_of(named: str) -> Plan:
+def _find(named: str) -> RunPaths:
     try:
-        return read_plan(find_run(named, "status", ""))
+        return find_run(named)
     except ConfigError as error:
-        raise ConfigError([replace(each, key=_KEY) for each in error.problems]) from None
+        fix = Fix(f"{_KEY}=RUN_FOLDER", remark="its folder, or its id in runs")
+        raise ConfigError([replace(each, key=_KEY, fix=fix) for each in error.problems]) from None
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

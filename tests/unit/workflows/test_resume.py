@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from eke.common.errors import EkeError
 from eke.common.paths import RunPaths
-from eke.plan.planner import cut_of, write_plan
-from eke.plan.record import MeasuredMemory, metrics, start_attempt
+from eke.launch.processes.run_dir import find_place
+from eke.plan.planner import cut_of, outline_record, write_plan
+from eke.plan.record import MeasuredMemory, Outcome, metrics, start_attempt, write_record
 from eke.training.loop.results import _by_cut
 
 RUN = ("data=synthetic", "tracker=none", "hardware=cpu", "train.steps=30", "model=tiny_gpt2")
@@ -100,6 +102,31 @@ def test_what_names_no_run_is_rejected(begun, train_main, option) -> None:
     assert (done.code, "train.resume" in done.out + done.err) == (2, True)
 
 
+def test_the_record_of_a_named_run_is_not_written_over(make_plan, begun, tmp_path) -> None:
+    paths = begun(*FOUR)
+    named = replace(make_plan(*RUN, *FOUR, planning=True).config.train, resume=str(paths.folder))
+    plan = make_plan(*RUN, *FOUR, planning=True)
+    plan = replace(plan, config=replace(plan.config, train=named))
+    assert (find_place(plan).paths.folder, find_place(plan).record) == (paths.folder, None)
+    write_record(paths, outline_record(plan, [], 0, Outcome.ok, None))
+    place = find_place(plan, changes_since=lambda *_: ["torch: 1 -> 2"])
+    assert place.record is not None
+    paths.record.write_text("{}")
+    with pytest.raises(EkeError):
+        find_place(plan)
+
+
+@pytest.mark.parametrize("value", ["'a", "[a]", "a(1)"])
+def test_a_name_that_cannot_be_parsed_is_rejected_by_its_key(train_main, value) -> None:
+    done = train_main(f"train.resume={value}")
+    assert (done.code, "train.resume = " in done.err) == (2, True)
+
+
+def test_a_named_run_is_not_run_again(begun, train_main) -> None:
+    done = planned(train_main, begun(*FOUR), "rerun=true", "seed=4")
+    assert (done.code, "-> rerun=false" in done.err, "-> seed=0" in done.err) == (2, True, True)
+
+
 def test_dropout_is_named(begun, train_main) -> None:
     paths = begun(*FOUR, "model.dropout=0.1")
     same, other = (
@@ -132,7 +159,7 @@ def test_a_run_of_two_cuts_has_no_speed() -> None:
     assert metrics.timing(two).train_s == 20
     rates = [metrics.throughput(rows, 1.0, "", 1, None).samples_per_s for rows in (one, two)]
     assert rates == [3.2, None]
-    cuts = [{"cut": {"batch": n}} for n in (0, 1)]
+    cuts = [{"cut": {"batch": n}} for n in (0, 0, 1)]
     found = _by_cut(two, cuts, MeasuredMemory(peak_allocated_bytes=7))
     assert [(each["steps"], each["steady_step_s"]["median"]) for each in found] == [(4, 2.5)] * 2
     assert [each.get("peak_allocated_bytes") for each in found] == [None, 7]

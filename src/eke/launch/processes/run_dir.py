@@ -68,11 +68,11 @@ def find_place(
             break
         try:
             record = read_record(paths)
-        except NoRecord as error:
-            outdated = (str(error),)
-            passed = f"next to {name}: {error}"
-            continue
         except UnreadableRecord as error:
+            if isinstance(error, NoRecord) and not named:
+                outdated = (str(error),)
+                passed = f"next to {name}: {error}"
+                continue
             fix = "Nothing was changed. paths.runs=FOLDER runs it elsewhere."
             raise EkeError(f"{error}\n{fix}") from error
         if record is None or not Outcome[record.outcome].is_final:
@@ -80,7 +80,7 @@ def find_place(
             return Place(paths, None, note)
         changes = changes_since(paths, record, plan)
         again = rerun and (old is None or paths.folder.name in old)
-        if not changes and not again:
+        if named or (not changes and not again):
             return _answer(paths, record, plan)
         outdated = () if rerun else tuple(changes)
         why = "rerun=true" if again else "; ".join(changes)

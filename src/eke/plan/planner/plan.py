@@ -17,6 +17,7 @@ from eke.config.schema.codec import make_converter
 from eke.data.sources import BYTE_TOKENS, Vocabulary
 from eke.hardware import Device
 from eke.models.checkpoints.architecture import router_loss
+from eke.models.families import family_of
 from eke.models.sizes import ModelSize, WeightFormats
 from eke.plan.identity import meaningful
 
@@ -228,7 +229,10 @@ def cut_of(plan: Plan) -> dict[str, Any]:
 def remarks_on_cuts(plan: Plan) -> Iterator[str]:
     """Warnings of a run that goes on with another `cut_of` its plan, if that changes training."""
     config = plan.config
-    if config.model.dropout != 0 or getattr(config.peft, "dropout", 0.0) != 0:
+    dropout = config.model.dropout
+    if dropout is None:
+        dropout = family_of(config).probable_dropout
+    if dropout or getattr(config.peft, "dropout", 0.0):
         yield "other ranks or micro-batches drew other random numbers for dropout from some step on"
     if router_loss(config) is not None:
         yield "the router loss is a mean over each micro-batch, and their size changed at some step"

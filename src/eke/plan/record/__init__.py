@@ -474,7 +474,9 @@ def missing_run(outcome: str, folder: Path) -> str:
     return f"{outcome} by its sweep's file, but {folder} is not there: moved, or not copied along?"
 
 
-def start_attempt(paths: RunPaths, machine: dict[str, str], cut: dict[str, Any]) -> int:
+def start_attempt(
+    paths: RunPaths, machine: dict[str, str], cut: dict[str, Any] | None = None
+) -> int:
     """Note that a worker starts on this run, with `cut_of` its plan.
 
     Returns the attempt's number, from 0.
@@ -496,7 +498,9 @@ def start_attempt(paths: RunPaths, machine: dict[str, str], cut: dict[str, Any])
 def cuts_of(attempts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The different cuts of the attempts, in the order in which they were first used."""
     found: list[dict[str, Any]] = []
-    found += [cut for each in attempts if (cut := each.get("cut")) and cut not in found]
+    for each in attempts:
+        if (cut := each.get("cut")) and cut not in found:
+            found.append(cut)
     return found
 
 

@@ -86,7 +86,7 @@ def _by_cut(
     steps, found = metrics.latest(rows, metrics.LOSS), []
     for number, cut in enumerate(cuts_of(attempts)):
         mine = [row for row in steps if row.get(metrics.CUT, 0) == number]
-        time = metrics.timing([{**row, metrics.CUT: 0} for row in mine]).steady_step_s
+        time = metrics.timing(mine).steady_step_s
         found.append({**cut, "steps": len(mine), "steady_step_s": time and asdict(time)})
         if cut == attempts[-1].get("cut"):
             found[-1]["peak_allocated_bytes"] = last.peak_allocated_bytes

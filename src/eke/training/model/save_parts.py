@@ -3,6 +3,7 @@
 transformers is imported inside the functions: naming a builder must not cost its import.
 """
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,11 @@ def save_from_parts(
     if len(files) > 1:
         names = [f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)]
     if rank == 0:  # transformers writes the configurations, and no file of no weights
-        save_pretrained(model, folder, tokenizer, weights={})
+        # In a folder apart: it removes files of weights that it does not write, as of other ranks.
+        with tempfile.TemporaryDirectory(dir=folder) as apart:
+            save_pretrained(model, Path(apart), tokenizer, weights={})
+            for path in Path(apart).iterdir():
+                path.rename(folder / path.name)
         _write_index(model, parts, dict(zip(names, files, strict=True)), folder)
     for number in range(rank, len(files), world_size):
         tensors = _converted(model, {name: parts.read_rows(name) for name in files[number]})
