@@ -28,16 +28,10 @@ def _is_cut(facts: Facts) -> bool:
 
 
 def _replicas(facts: Facts) -> int:
-    """The most copies up to those asked for that processes and machines can hold."""
-    sharing = facts.config.distributed
-    processes, local = sharing.num_processes, sharing.processes_per_node
-    found = 1
-    for replicas in range(2, min(processes, getattr(sharing, "replicas", 1)) + 1):
-        shards, left = divmod(processes, replicas)
-        # Parts of a copy lie on one machine or on whole ones, lest links be shared unevenly.
-        if not left and shards > 1 and 0 in (local % shards, shards % local):
-            found = replicas
-    return found
+    """The most copies, up to those asked for, that have equal parts, two or more."""
+    processes = facts.distributed.num_processes
+    most = min(getattr(facts.distributed, "replicas", 1), processes // 2)
+    return max((n for n in range(1, most + 1) if processes % n == 0), default=1)
 
 
 def _shared_evenly(facts: Facts) -> int:
@@ -112,11 +106,8 @@ RULES = (
     Rule(
         id="replicas_share_evenly",
         key="distributed.replicas",
-        when=lambda f: getattr(f.config.distributed, "replicas", 1) != _replicas(f),
-        why=lambda f: (
-            f"{f.config.distributed.num_processes} processes are to hold each copy in equal parts, "
-            "two or more, on one machine or on whole ones"
-        ),
+        when=lambda f: getattr(f.distributed, "replicas", 1) != _replicas(f),
+        why="processes hold each copy of the model in equal parts, two or more",
         fix=lambda f: Fix(f"distributed.replicas={_replicas(f)}"),
         source=FSDP_DOCS,
     ),

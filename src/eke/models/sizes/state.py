@@ -183,9 +183,7 @@ def _part(config: Config, shape: tuple[int, ...]) -> tuple[int, ...]:
     """FSDP2's first part of a tensor: torch's Shard cuts the first dimension, rounding up."""
     if not shape:
         return shape
-    sharing = cast(FSDP, config.distributed)
-    shards = max(1, sharing.num_processes // sharing.replicas)
-    return (-(-shape[0] // shards), *shape[1:])
+    return (-(-shape[0] // cast(FSDP, config.distributed).shards), *shape[1:])
 
 
 WHOLE_GRADIENTS_BYTES = 8 * 2**30

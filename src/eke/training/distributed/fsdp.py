@@ -5,7 +5,7 @@ Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.tensor import DTensor
 
 from eke.config.schema import FSDP
 from eke.plan.planner import Plan
@@ -39,7 +40,6 @@ def shard_model(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> None:
     from eke.training.model.number_formats import kept_wide
 
     sent = getattr(torch, plan.compute.gathered) if plan.compute.gathered else None
-    wide = kept_wide(plan, model) if sent else set()
     # Modules cast their inputs as in one process.
     policy = MixedPrecisionPolicy(sent, torch.float32 if sent else None, cast_forward_inputs=False)
     again = cast(FSDP, plan.config.distributed).reshard_after_forward
@@ -49,8 +49,9 @@ def shard_model(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> None:
         # A head's weights are needed first in the backward pass: nothing is saved in between.
         back = again if unit in layers else unit is table
         fully_shard(unit, mesh=mesh, reshard_after_forward=back, mp_policy=policy)
-        if sent:  # a fused loss gives a float32 gradient
-            _set_formats(unit, wide, exact=unit is head and getattr(unit, "fused", False))
+    wide = kept_wide(plan, model) if sent else set()
+    for group in groups_of(model.modules()) if sent else ():
+        _set_formats(group.fsdp_params, wide)
     if isinstance(table, nn.Embedding):
         units[0].set_unshard_in_backward(False)  # its backward pass reads no weight
     for unit, following in pairwise(units):
@@ -85,14 +86,15 @@ class _Exact(FSDPParam):
             self._unsharded_param.grad_dtype = torch.float32
 
 
-def _set_formats(unit: nn.Module, wide: Set[tuple[nn.Module, str]], exact: bool) -> None:
+def _set_formats(weights: Sequence[FSDPParam], wide: Set[Tensor]) -> None:
     """Keep formats that differ from the unit's, whose gradients FSDP2 adds up as one tensor."""
-    weights = [weight for group in groups_of([unit]) for weight in group.fsdp_params]
-    places = {w: (w._module_info.module, w._module_info.param_name) for w in weights}
-    mixed = len({p in wide for w, p in places.items() if w.sharded_param.requires_grad}) > 1
-    for weight, place in places.items():
-        if place in wide or mixed or exact:
-            weight.__class__ = _Wide if place in wide else _Exact
+    trained = {w.sharded_param in wide for w in weights if w.sharded_param.requires_grad}
+    for weight in weights:
+        fused = getattr(weight._module_info.module, "fused", False)  # has a float32 gradient
+        if weight.sharded_param in wide:
+            weight.__class__ = _Wide
+        elif fused or len(trained) > 1:
+            weight.__class__ = _Exact
 
 
 def groups_of(modules: Iterable[nn.Module]) -> list[Any]:
@@ -103,15 +105,11 @@ def groups_of(modules: Iterable[nn.Module]) -> list[Any]:
 
 def whole(tensor: Tensor) -> Tensor:
     """The tensor put together from its parts, or itself where it has none; all ranks must ask."""
-    from torch.distributed.tensor import DTensor
-
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def part(tensor: Tensor) -> Tensor:
     """What this process holds of a tensor: all of it, where it is not cut."""
-    from torch.distributed.tensor import DTensor
-
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -141,11 +141,11 @@ def _narrow(
                 yield module, name, weight
 
 
-def kept_wide(plan: Plan, model: nn.Module) -> set[tuple[nn.Module, str]]:
-    """Places of weights that FSDP2 sends in their own format, not in `plan.compute.gathered`.
+def kept_wide(plan: Plan, model: nn.Module) -> set[Tensor]:
+    """Weights that FSDP2 sends in their own format, not in `plan.compute.gathered`.
 
     Per use, those are what autocast does not cast: all but operands of products. A tied weight is
-    wide everywhere if it is anywhere.
+    wide if it is so anywhere.
     """
     every = [(m, n, p) for m in model.modules() for n, p in m.named_parameters(recurse=False)]
     if plan.compute.copies:
@@ -153,15 +153,12 @@ def kept_wide(plan: Plan, model: nn.Module) -> set[tuple[nn.Module, str]]:
         found = _narrow(model, dtype, plan.device.kind, tables=True)
         narrow = {(module, name) for module, name, _ in found}
     else:
-        experts = set(map(id, expert_weights(model).values()))
+        experts = {*expert_weights(model).values()}
         # Switch's router gives its matrix another format in each forward pass.
         routers = [m for m in model.modules() if isinstance(vars(m).get("dtype"), torch.dtype)]
         own = {child for module in routers for child in module.children()}
-        narrow = {
-            (m, n) for m, n, p in every if (is_linear(m) and m not in own) or id(p) in experts
-        }
-    wide = {id(weight) for module, name, weight in every if (module, name) not in narrow}
-    return {(module, name) for module, name, weight in every if id(weight) in wide}
+        narrow = {(m, n) for m, n, p in every if p in experts or (is_linear(m) and m not in own)}
+    return {weight for module, name, weight in every if (module, name) not in narrow}
 
 
 class _Rows(torch.autograd.Function):

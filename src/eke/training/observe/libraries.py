@@ -283,10 +283,7 @@ def note_sharding(job: TrainingState) -> None:
     sent = Counter[str]()
     for buffer in (b for g in groups for w in g.fsdp_params for b in w.all_gather_outputs):
         sent[str(buffer.dtype).removeprefix("torch.")] += buffer.numel()
-    formats = (vars(g).get("_reduce_dtype") or vars(g).get("_orig_dtype") for g in groups)
-    added = {str(dtype).removeprefix("torch.") for dtype in formats if dtype}
     job.effective["sharding"]["gathered_numbers"] = dict(sent)
-    job.effective["sharding"]["reduced"] = sorted(added)
     if groups and plan.compute.gathered and plan.compute.gathered not in sent:
         job.warn(f"distributed=fsdp sent no weight in {plan.compute.gathered}")
     if not cut:
