@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from eke.common.files import remove_tree
 from eke.common.paths import checkpoint_name
 from eke.training import checkpoint
 from eke.training.loop.meter import capture_random_state
@@ -13,10 +14,14 @@ def save_checkpoint(folder, step, model, optimizer, scaler, keep, random_states=
     unfinished = checkpoint.unfinished_folder(folder, step, os.getpid())
     states = list(random_states) or [capture_random_state()]
     final = folder / checkpoint_name(step)
-    with checkpoint.translated_errors(final), checkpoint.removed_on_error(unfinished):
-        checkpoint.begin_checkpoint(unfinished)
-        files = checkpoint.write_whole(unfinished, step, model, optimizer, scaler, states)()
-        return checkpoint.finish_checkpoint(unfinished, step, keep, files=files)
+    try:
+        with checkpoint.translated_errors(final):
+            checkpoint.begin_checkpoint(unfinished)
+            checkpoint.write_whole(unfinished, step, model, optimizer, scaler, states)
+            return checkpoint.finish_checkpoint(unfinished, step, keep)
+    except BaseException:
+        remove_tree(unfinished)
+        raise
 
 
 def load_checkpoint(path, model, optimizer, scaler, *rest) -> int:

@@ -287,7 +287,7 @@ def test_whoever_is_killed_at_any_moment_the_last_whole_checkpoint_is_used(tmp_p
         last = int(found.name[-8:])
         parts = PartFiles(found)
         weights = [n for n in parts.names if n.endswith("weight")]
-        assert all(bool((parts.read_rows(name) == last).all()) for name in weights)
+        assert all(bool((parts.read(name) == last).all()) for name in weights)
 
 
 @pytest.mark.slow

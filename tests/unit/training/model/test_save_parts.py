@@ -43,7 +43,7 @@ def write_parts(model, folder, world_size) -> PartFiles:
             before = min(rank * size, len(tensor)) * tensor[0].numel()
             pieces[name] = Piece(rows, before, tuple(tensor.shape))
         held = Held(pieces, {"tied": tied}, rank, world_size)
-        write_part(folder / part_name(rank, world_size), held, {"step": 1})
+        write_part(folder / part_name(rank, world_size), held, "1")
     return PartFiles(folder)
 
 
