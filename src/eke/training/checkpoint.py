@@ -374,12 +374,15 @@ def _prune(newest: Path, keep: int, spare: int | None) -> None:
             remove_tree(path)
 
 
-def together(ranks: Ranks, final: Path, action: Callable[[], Any]) -> list[Any]:
-    """Results of each rank's action; an error of one is raised on all, a system's as it is."""
+def together(ranks: Ranks, final: Path, action: Callable[[], Any] | None) -> list[Any]:
+    """Results of each rank's action, if it has one; an error of one is raised on all.
+
+    That of the system is raised as it is.
+    """
     result, failed = None, None
     try:
         with translated_errors(final):
-            result = action()
+            result = action() if action else None
     except Exception as error:
         failed = error
     said: Any = failed and repr(failed)

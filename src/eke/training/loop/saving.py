@@ -26,7 +26,7 @@ from eke.training.checkpoint import (
 from eke.training.loop.evaluation import best_so_far
 from eke.training.loop.meter import capture_random_state
 from eke.training.loop.training_state import TrainingState
-from eke.training.model.save_parts import save_from_parts
+from eke.training.model.save_parts import save_settings, save_weights
 from eke.training.part_files import PartFiles
 
 
@@ -71,7 +71,7 @@ def save(job: TrainingState, step: int, exports: bool = False) -> None:
         finish_saving(job)
 
 
-def _together(job: TrainingState, saving: Saving, action: Callable[[], Any]) -> list[Any]:
+def _together(job: TrainingState, saving: Saving, action: Callable[[], Any] | None) -> list[Any]:
     """Results of all ranks; if one fails, rank 0 removes the files and all raise its error."""
     try:
         final = job.paths.checkpoints / checkpoint_name(saving.step)
@@ -108,10 +108,13 @@ def finish_saving(job: TrainingState) -> None:
     start = time.perf_counter()
     ranks, unfinished = job.ranks, saving.unfinished
 
+    def begin_export() -> None:
+        parts, folder = PartFiles(unfinished), unfinished / EXPORT
+        save_settings(job.bare_model, parts, folder, job.tokenizer)
+
     def export() -> None:
-        mine = ranks.rank, ranks.world_size
-        parts = PartFiles(unfinished)
-        save_from_parts(job.bare_model, parts, unfinished / EXPORT, job.tokenizer, *mine)
+        parts, folder = PartFiles(unfinished), unfinished / EXPORT
+        save_weights(job.bare_model, parts, folder, ranks.rank, ranks.world_size)
 
     def conclude() -> None:
         files = {name: each for one in written for name, each in one.items()}
@@ -121,8 +124,9 @@ def finish_saving(job: TrainingState) -> None:
 
     written = _together(job, saving, saving.written.result)
     if saving.exports:
+        _together(job, saving, begin_export if ranks.is_main else None)
         _together(job, saving, export)
-    _together(job, saving, conclude if ranks.is_main else lambda: None)
+    _together(job, saving, conclude if ranks.is_main else None)
     job.meter.is_saving = False
     job.checkpoint_s += time.perf_counter() - start
 

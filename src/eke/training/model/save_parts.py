@@ -20,40 +20,40 @@ _FILE_BYTES = 50 * 10**9
 """Largest file of weights: transformers 5's own."""
 
 
-def save_from_parts(
-    model: nn.Module,
-    parts: SavedTensors,
-    folder: Path,
-    tokenizer: Any = None,
-    rank: int = 0,
-    world_size: int = 1,
+def save_settings(
+    model: nn.Module, parts: SavedTensors, folder: Path, tokenizer: Any = None
 ) -> None:
-    """Write this rank's files of what `save_pretrained` writes of a whole model.
+    """Write what `save_pretrained` writes besides weights, and those of adapters, which are small.
+
+    Before any rank writes weights: transformers removes files of weights that it has not written.
+    """
+    trained = [name for name in parts.names if "@" not in name] if is_adapted(model) else []
+    weights = {name: parts.read(name) for name in trained}
+    save_pretrained(model, folder, tokenizer, weights=weights)
+
+
+def save_weights(
+    model: nn.Module, parts: SavedTensors, folder: Path, rank: int, world_size: int
+) -> None:
+    """Write this rank's files of the weights that `save_pretrained` writes of a whole model.
 
     All ranks together write everything, without a collective. A rank holds one file's tensors at a
     time: those of the model over `world_size`, or the largest unit that transformers converts.
-
     Of `model`, on any device, only names, sizes and configuration are read.
 
     Raises OSError: the disk is full or the folder cannot be written; what is there is incomplete.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     if is_adapted(model):
-        if rank == 0:
-            weights = {name: parts.read(name) for name in parts.names if "@" not in name}
-            save_pretrained(model, folder, tokenizer, weights=weights)
         return
     contents = _files(model, parts, world_size)
     count = len(contents)
     names = [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
     files = dict(zip(names if count > 1 else [WEIGHTS], contents, strict=True))
-    if rank == 0:  # transformers writes the configurations, and no file of no weights
-        save_pretrained(model, folder, tokenizer, weights={})
-        if count > 1:
-            where = {n: file for file, mine in files.items() for n in _written(model, parts, mine)}
-            size = sum(_empty(parts, name).nbytes for mine in contents for name in mine)
-            index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
-            write_json(folder / INDEX, index)
+    if rank == 0 and count > 1:
+        where = {n: file for file, mine in files.items() for n in _written(model, parts, mine)}
+        size = sum(_empty(parts, name).nbytes for mine in contents for name in mine)
+        index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
+        write_json(folder / INDEX, index)
     for file, mine in [*files.items()][rank::world_size]:
         tensors = _converted(model, {name: parts.read(name) for name in mine})
         save_file(tensors, folder / file, metadata={"format": "pt"})
