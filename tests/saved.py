@@ -6,6 +6,7 @@ from pathlib import Path
 from eke.common.files import remove_tree
 from eke.common.paths import checkpoint_name
 from eke.training import checkpoint
+from eke.training.distributed.ranks import ALONE
 from eke.training.loop.meter import capture_random_state
 
 
@@ -13,12 +14,14 @@ def save_checkpoint(folder, step, model, optimizer, scaler, keep, random_states=
     """Write a checkpoint of `step`; all but the newest `keep` go."""
     unfinished = checkpoint.unfinished_folder(folder, step, os.getpid())
     states = list(random_states) or [capture_random_state()]
-    final = folder / checkpoint_name(step)
+
+    def write() -> Path:
+        checkpoint.begin_checkpoint(unfinished)
+        checkpoint.write_whole(unfinished, step, model, optimizer, scaler, states)
+        return checkpoint.finish_checkpoint(unfinished, step, keep)
+
     try:
-        with checkpoint.translated_errors(final):
-            checkpoint.begin_checkpoint(unfinished)
-            checkpoint.write_whole(unfinished, step, model, optimizer, scaler, states)
-            return checkpoint.finish_checkpoint(unfinished, step, keep)
+        return checkpoint.together(ALONE, folder / checkpoint_name(step), write)[0]
     except BaseException:
         remove_tree(unfinished)
         raise

@@ -13,9 +13,8 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -169,18 +168,6 @@ def finish_checkpoint(
     return final
 
 
-@contextmanager
-def translated_errors(final: Path) -> Iterator[None]:
-    """Convert a library's disk error into an OSError with the checkpoint's name."""
-    try:
-        yield
-    except Exception as error:
-        system = system_error(error)
-        if system is None:
-            raise
-        raise OSError(system.errno, system.strerror, str(final)) from error
-
-
 def has_parts(path: Path) -> bool:
     """Whether each rank has written a part of its own."""
     return next(path.glob("part-*"), None) is not None
@@ -325,14 +312,8 @@ def find_damage(path: Path) -> str:
         return f"{type(error).__name__}: {error}"
     if has_parts(path):
         return why_incomplete(manifest)
-    whole = STATE in manifest and (OPTIMIZER in manifest or _has_former_parts(manifest))
+    whole = STATE in manifest and any(name.startswith("optimizer") for name in manifest)
     return "" if whole else "the manifest is incomplete"
-
-
-def _has_former_parts(names: Iterable[str]) -> bool:
-    """Every rank's optimizer state, as ZeRO saved it up to eke 0.10."""
-    found = [m for name in names if (m := re.fullmatch(r"optimizer-\d{5}-of-(\d{5})\.pt", name))]
-    return bool(found) and len(found) == int(found[0][1])
 
 
 def _manifest(folder: Path, known: Files) -> Files:
@@ -379,12 +360,13 @@ def together(ranks: Ranks, final: Path, action: Callable[[], Any] | None) -> lis
 
     That of the system is raised as it is.
     """
-    result, failed = None, None
+    result: Any = None
+    failed: Exception | None = None
     try:
-        with translated_errors(final):
-            result = action() if action else None
+        result = action() if action else None
     except Exception as error:
-        failed = error
+        system = system_error(error)  # libraries hide it
+        failed = OSError(system.errno, system.strerror, str(final)) if system else error
     said: Any = failed and repr(failed)
     if isinstance(failed, OSError):
         said = failed.errno, failed.strerror, failed.filename
