@@ -3,8 +3,10 @@
 import os
 from pathlib import Path
 
+from eke.common.files import remove_tree
 from eke.common.paths import checkpoint_name
 from eke.training import checkpoint
+from eke.training.distributed.ranks import ALONE
 from eke.training.loop.meter import capture_random_state
 
 
@@ -12,11 +14,17 @@ def save_checkpoint(folder, step, model, optimizer, scaler, keep, random_states=
     """Write a checkpoint of `step`; all but the newest `keep` go."""
     unfinished = checkpoint.unfinished_folder(folder, step, os.getpid())
     states = list(random_states) or [capture_random_state()]
-    final = folder / checkpoint_name(step)
-    with checkpoint.translated_errors(final), checkpoint.removed_on_error(unfinished):
+
+    def write() -> Path:
         checkpoint.begin_checkpoint(unfinished)
-        files = checkpoint.write_whole(unfinished, step, model, optimizer, scaler, states)()
-        return checkpoint.finish_checkpoint(unfinished, step, keep, files=files)
+        checkpoint.write_whole(unfinished, step, model, optimizer, scaler, states)
+        return checkpoint.finish_checkpoint(unfinished, step, keep)
+
+    try:
+        return checkpoint.together(ALONE, folder / checkpoint_name(step), write)[0]
+    except BaseException:
+        remove_tree(unfinished)
+        raise
 
 
 def load_checkpoint(path, model, optimizer, scaler, *rest) -> int:

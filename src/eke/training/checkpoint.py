@@ -13,18 +13,17 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import torch
 from accelerate.utils import set_seed
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch import nn
 
 from eke.common.errors import RunError
 from eke.common.files import (
@@ -39,16 +38,8 @@ from eke.common.paths import CHECKPOINT_FILES, EXPORT, checkpoint_name
 from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate
 from eke.training.distributed.ranks import ALONE, Ranks
 from eke.training.loop.meter import RandomState, restore_random_state
-from eke.training.model.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from eke.training.model.number_formats import MASTER, stepped_weights
-from eke.training.model.save_model import (
-    CONFIG,
-    INDEX,
-    WEIGHTS,
-    load_weights,
-    save_pretrained,
-    system_error,
-)
+from eke.training.model.number_formats import MASTER, copied_from
+from eke.training.model.save_model import load_weights, save_pretrained, system_error
 from eke.training.optimizer.build_optimizer import evaluation_weights, restore_training_weights
 from eke.training.part_files import (
     Held,
@@ -60,11 +51,9 @@ from eke.training.part_files import (
 )
 from eke.training.state_parts import (
     Stepped,
-    host_copies,
     load_groups,
     load_held,
     load_state,
-    named_weights,
     of_one_file,
     place_in,
     stepped_by,
@@ -83,20 +72,42 @@ Files = dict[str, tuple[int, int]]
 
 @dataclass
 class Saving:
-    """A checkpoint that is being written."""
+    """A checkpoint that is being written, by each rank in parts or by rank 0 alone."""
 
     step: int
     spare: int | None
     """Step of another checkpoint that stays."""
+    run: str
     unfinished: Path
     exports: bool
     """Whether parts are also put together as a model that transformers loads."""
-    background: bool
-    copied: Event
+    held: Held | None = None
+    """This rank's part."""
+    copied: Event = field(default_factory=Event)
     """Set once the next update may change what is being saved."""
-    write: Callable[[], Files]
-    written: Future[Files]
+    written: Future[Files] = field(default_factory=Future)
     """This rank's files."""
+
+    def write(self) -> None:
+        """Write this rank's part; an error is kept for those who ask for the result."""
+        try:
+            self.written.set_result(self._write() if self.held and self.held.writes else {})
+        except BaseException as error:
+            self.written.set_exception(error)
+        finally:
+            self.copied.set()
+            self.held = None
+
+    def _write(self) -> Files:
+        held = self.held
+        assert held is not None, "there is a part"
+        if not self.copied.is_set():
+            for key, piece in held.pieces.items():
+                held.pieces[key] = replace(piece, tensor=piece.tensor.to("cpu", copy=True))
+            self.copied.set()
+        name = part_name(held.rank, held.world_size)
+        origin = f"{self.run} {self.unfinished.name}"
+        return {name: write_part(self.unfinished / name, held, origin)}
 
 
 def write_whole(
@@ -104,47 +115,20 @@ def write_whole(
     step: int,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler | None,
+    scaler: Any,
     random_states: Sequence[RandomState],
     tokenizer: Any = None,
-    copied: bool = False,
-) -> Callable[[], Files]:
-    """What writes the state of a process that has it all: at any time, if it is `copied` first."""
+) -> None:
+    """Write the state of a process that has it all; `random_states` has one of each rank."""
     tensors = {
         "optimizer": optimizer.state_dict(),
         "scaler": scaler.state_dict() if scaler else {},
         "random": list(random_states),
     }
-    if copied:
-        tensors = tree_map_only(Tensor, lambda t: t.detach().to("cpu", copy=True), tensors)
-    with evaluation_weights(optimizer) as training:
-        tensors["training_weights"] = training
-        weights = host_copies(model) if copied or training else None
-
-    def write() -> Files:
-        save_pretrained(model, unfinished / EXPORT, tokenizer, weights=weights)
-        with open(unfinished / OPTIMIZER, "wb") as file:  # torch's own loses the system's error
-            torch.save(tensors, file)
-        write_json(unfinished / STATE, {"step": step, "world_size": len(random_states)})
-        return _manifest(unfinished, {})
-
-    return write
-
-
-def write_held(unfinished: Path, held: Held, run: str, copied: Event) -> Callable[[], Files]:
-    """What writes this rank's part, from `copied` on from copies; before that, if it is set."""
-    name, origin = part_name(held.rank, held.world_size), {"run": run, "save": unfinished.name}
-
-    def write() -> Files:
-        if not held.writes:
-            return {}
-        if not copied.is_set():
-            for key, piece in held.pieces.items():
-                held.pieces[key] = replace(piece, tensor=piece.tensor.to("cpu", copy=True))
-            copied.set()
-        return {name: write_part(unfinished / name, held, origin)}
-
-    return write
+    with evaluation_weights(optimizer) as tensors["training_weights"]:
+        save_pretrained(model, unfinished / EXPORT, tokenizer)
+    with open(unfinished / OPTIMIZER, "wb") as file:  # a file that torch opens loses the error
+        torch.save(tensors, file)
 
 
 def unfinished_folder(folder: Path, step: int, pid: int) -> Path:
@@ -160,13 +144,19 @@ def begin_checkpoint(unfinished: Path) -> None:
 
 
 def finish_checkpoint(
-    unfinished: Path, step: int, keep: int, spare: int | None = None, files: Files | None = None
+    unfinished: Path,
+    step: int,
+    keep: int,
+    spare: int | None = None,
+    world_size: int = 1,
+    files: Files | None = None,
 ) -> Path:
     """Make all files but the durable `files` so, list them, then rename the folder.
 
     Drops all but the newest `keep` complete checkpoints and that of the step `spare`.
     """
     final = unfinished.parent / checkpoint_name(step)
+    write_json(unfinished / STATE, {"step": step, "world_size": world_size})
     write_json(unfinished / CHECKPOINT_FILES, _manifest(unfinished, files or {}))
     if final.is_dir() and not final.is_symlink():
         remove_tree(final)
@@ -176,28 +166,6 @@ def finish_checkpoint(
     fsync_directory(final.parent)
     _prune(final, keep, spare)
     return final
-
-
-@contextmanager
-def removed_on_error(unfinished: Path) -> Iterator[None]:
-    """Remove the temporary folder on errors."""
-    try:
-        yield
-    except BaseException:
-        remove_tree(unfinished)
-        raise
-
-
-@contextmanager
-def translated_errors(final: Path) -> Iterator[None]:
-    """Convert a library's disk error into an OSError with the checkpoint's name."""
-    try:
-        yield
-    except Exception as error:
-        system = system_error(error)
-        if system is None:
-            raise
-        raise OSError(system.errno, system.strerror, str(final)) from error
 
 
 def has_parts(path: Path) -> bool:
@@ -213,7 +181,7 @@ def load_model(path: Path, model: nn.Module, ranks: Ranks = ALONE) -> None:
     if not has_parts(path):
         load_weights(model, path / EXPORT)
         return
-    if len(set(together(ranks, path, lambda: str(PartFiles(path).note("origin"))))) > 1:
+    if len(set(together(ranks, path, lambda: PartFiles(path).note("origin")))) > 1:
         raise RunError(f"{path}: the processes of this run see other files")
     load_held(model, PartFiles(path))
 
@@ -233,20 +201,18 @@ def load_checkpoint(
     not know draws from `seed`, the step and its number. Raises RunError: only as many ranks as
     wrote it can read it.
     """
-    rank, world_size, _ = place_in(model)
-    if update is not None:
-        rank, world_size = ranks.rank, ranks.world_size
-    former = update is None and world_size == 1 and not has_parts(path)
-    if former and (path / OPTIMIZER).is_file():
+    is_whole = update is None and place_in(model)[1] == 1
+    if is_whole and not has_parts(path) and (path / OPTIMIZER).is_file():
         content = _load_tensors(path / OPTIMIZER)
         load_optimizer(optimizer, content["optimizer"])
         restore_training_weights(optimizer, content["training_weights"])
         scales, states = content["scaler"], dict(enumerate(content["random"]))
     else:
         stepped = update.stepped(model) if update else stepped_by(model, optimizer)
-        names = {id(tensor): name for name, tensor in named_weights(model)[0].items()}
-        copied = [names[id(w)] for w in stepped_weights(optimizer) if id(w) in names]
-        saved, own, scales, states = _read(path, stepped, copied, rank, world_size)
+        rank, world_size = (ranks.rank, ranks.world_size) if update else place_in(model)[:2]
+        former = path / f"optimizer-{rank:05d}-of-{world_size:05d}.pt"
+        found = _read_former(former) if update and former.is_file() else None
+        saved, own, scales, states = found or _read(path, stepped, optimizer, rank, world_size)
         load_state(stepped, optimizer.state, saved, own)
         if update is None:
             load_groups(optimizer, saved.groups)
@@ -261,12 +227,22 @@ def load_checkpoint(
     return step
 
 
-def _read(
-    path: Path, stepped: list[Stepped], copied: list[str], rank: int, world_size: int
-) -> tuple[SavedTensors, dict[str, Any], dict[str, Any], dict[int, RandomState]]:
-    """What an optimizer keeps, a rank's own values, the loss scale, random states by rank."""
-    former = path / f"optimizer-{rank:05d}-of-{world_size:05d}.pt"  # of ZeRO, up to eke 0.10
+Found = tuple[SavedTensors, dict[str, Any], dict[str, Any], dict[int, RandomState]]
+"""What an optimizer keeps, a rank's own values, the loss scale, random states by rank."""
+
+
+def _read_former(path: Path) -> Found:
+    """One rank's flat shards, as ZeRO saved them up to eke 0.10."""
+    content = _load_tensors(path)
+    own = {f"{n}@{k}": v for n, s in enumerate(content["optimizer"]) for k, v in s.items()}
+    own |= {f"{n}@{MASTER}": tensor for n, tensor in enumerate(content["master"])}
+    rank = int(path.name.split("-")[1])
+    return SavedTensors({}, None), own, content["loss_scale"], {rank: content["random"]}
+
+
+def _read(path: Path, stepped: list[Stepped], optimizer: Any, rank: int, world_size: int) -> Found:
     wrote = int(read_json(path / STATE).get("world_size", 0))
+    names = {id(each.parameter): [*each.cut(each.parameter)] for each in stepped}
     if has_parts(path):
         parts = PartFiles(path)
         wrote, own = parts.world_size, parts.own(rank % parts.world_size)
@@ -276,14 +252,9 @@ def _read(
             return parts, own, parts.note("scaler"), states
     elif (path / OPTIMIZER).is_file():
         content = _load_tensors(path / OPTIMIZER, mmap=True)
-        names = [name for each in stepped for name in each.cut(each.parameter)]
-        saved = of_one_file(content, names, copied or names)
+        copied = [*chain(*(names[id(copy)] for copy in copied_from(optimizer)))]
+        saved = of_one_file(content, [*chain(*names.values())], copied)
         return saved, {}, content["scaler"], dict(enumerate(content["random"]))
-    elif former.is_file() and not copied:
-        content = _load_tensors(former)
-        own = {f"{n}@{k}": v for n, s in enumerate(content["optimizer"]) for k, v in s.items()}
-        own |= {f"{n}@{MASTER}": tensor for n, tensor in enumerate(content["master"])}
-        return SavedTensors({}, None), own, content["loss_scale"], {rank: content["random"]}
     raise RunError(
         f"{path}: holds optimizer state that only the {wrote} processes that wrote it can read\n"
         f"  -> distributed.num_processes={wrote}"
@@ -339,19 +310,10 @@ def find_damage(path: Path) -> str:
                 return f"{name} is damaged (checksum)"
     except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
-    exported = {name.removeprefix(f"{EXPORT}/") for name in manifest if "/" in name}
-    model = CONFIG in exported and {WEIGHTS, INDEX} & exported
-    adapter = {ADAPTER_CONFIG, ADAPTER_WEIGHTS} <= exported
-    whole = (model or adapter) and (OPTIMIZER in manifest or _has_former_parts(manifest))
     if has_parts(path):
         return why_incomplete(manifest)
-    return "" if whole and STATE in manifest else "the manifest is incomplete"
-
-
-def _has_former_parts(names: Iterable[str]) -> bool:
-    """Every rank's optimizer state, as ZeRO saved it up to eke 0.10."""
-    found = [m for name in names if (m := re.fullmatch(r"optimizer-\d{5}-of-(\d{5})\.pt", name))]
-    return bool(found) and len(found) == int(found[0][1])
+    whole = STATE in manifest and any(name.startswith("optimizer") for name in manifest)
+    return "" if whole else "the manifest is incomplete"
 
 
 def _manifest(folder: Path, known: Files) -> Files:
@@ -393,14 +355,18 @@ def _prune(newest: Path, keep: int, spare: int | None) -> None:
             remove_tree(path)
 
 
-def together(ranks: Ranks, final: Path, action: Callable[[], Any]) -> list[Any]:
-    """Results of each rank's action; an error of one is raised on all, a system's as it is."""
-    result, failed = None, None
+def together(ranks: Ranks, final: Path, action: Callable[[], Any] | None) -> list[Any]:
+    """Results of each rank's action, if it has one; an error of one is raised on all.
+
+    That of the system is raised as it is.
+    """
+    result: Any = None
+    failed: Exception | None = None
     try:
-        with translated_errors(final):
-            result = action()
+        result = action() if action else None
     except Exception as error:
-        failed = error
+        system = system_error(error)  # libraries hide it
+        failed = OSError(system.errno, system.strerror, str(final)) if system else error
     said: Any = failed and repr(failed)
     if isinstance(failed, OSError):
         said = failed.errno, failed.strerror, failed.filename

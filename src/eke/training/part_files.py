@@ -17,17 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import _TYPES
 from torch import Tensor
 
 from eke.common.errors import RunError
-
-_DTYPES: dict[str, torch.dtype] = {
-    **{f"F{bits}": getattr(torch, f"float{bits}") for bits in (16, 32, 64)},
-    **{f"I{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)},
-    **dict(BF16=torch.bfloat16, U8=torch.uint8, BOOL=torch.bool),
-    **dict(F8_E4M3=torch.float8_e4m3fn, F8_E5M2=torch.float8_e5m2),
-}
-"""Source: https://github.com/huggingface/safetensors (Dtype in tensor.rs)."""
 
 _BLOCK = 16 << 20
 """Bytes that are checked and written at once."""
@@ -71,14 +64,14 @@ def why_incomplete(names: Iterable[str]) -> str:
     return odd and (f"{odd} is of another checkpoint" if odd in parts else f"{odd} is missing")
 
 
-def write_part(path: Path, held: Held, origin: Mapping[str, Any]) -> tuple[int, int]:
+def write_part(path: Path, held: Held, origin: str) -> tuple[int, int]:
     """Write a new file, tensor by tensor, and make it durable; returns its size and its CRC-32.
 
     `origin` is the same on every rank, and other in every other checkpoint.
     """
     # Wide formats first, so that each tensor is aligned.
     pieces = sorted(held.pieces.items(), key=lambda item: (-item[1].tensor.itemsize, item[0]))
-    formats = {dtype: name for name, dtype in _DTYPES.items()}
+    formats = {dtype: name for name, dtype in _TYPES.items()}
     header: dict[str, Any] = {}
     end = 0
     for name, piece in pieces:
@@ -110,13 +103,19 @@ class SavedTensors:
 
     def __init__(self, values: Mapping[str, Any], groups: list[dict[str, Any]] | None) -> None:
         """Hold tensors, and by `NAME@KEY` other values; `groups` are the optimizer's."""
-        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-        self.numbers = {name: value for name, value in values.items() if name not in tensors}
+        self.numbers = {n: value for n, value in values.items() if not isinstance(value, Tensor)}
         self.groups = groups
         self.tied: dict[str, str] = {}
         """Other names of a tensor -> the name that it was written under."""
-        self._shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        self._shares = {name: [(0, t.numel(), tensors)] for name, t in tensors.items()}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._ranges: dict[str, list[tuple[int, Tensor]]] = {}
+        """First number, and those that follow in one file."""
+        for name in values.keys() - self.numbers:
+            self._add(name, values[name], 0, values[name].shape)
+
+    def _add(self, name: str, tensor: Tensor, first: int, shape: Iterable[int]) -> None:
+        self._shapes.setdefault(name, tuple(shape))
+        self._ranges.setdefault(name, []).append((first, tensor.reshape(-1)))
 
     @property
     def names(self) -> list[str]:
@@ -138,29 +137,25 @@ class SavedTensors:
 
     def dtype(self, name: str) -> torch.dtype:
         """Format it was written in."""
-        return _numbers(self._shares[self._known(name)][0][2], self._known(name), 0, 0).dtype
+        return self._ranges[self._known(name)][0][1].dtype
 
-    def read_rows(self, name: str, first: int = 0, last: int | None = None) -> Tensor:
-        """Rows `first` to `last` (exclusive) of a tensor; the number of one without rows."""
+    def read(self, name: str) -> Tensor:
+        """A whole tensor; not to be changed, it may be a file's."""
         shape = self.shape(name)
-        row, last = prod(shape[1:]), (shape or (1,))[0] if last is None else last
-        numbers = self.read_flat(name, first * row, last * row)
-        return numbers.reshape(last - first, *shape[1:]) if shape else numbers.reshape(())
+        return self.read_flat(name, 0, prod(shape)).reshape(shape)
 
     def read_flat(self, name: str, first: int, last: int) -> Tensor:
-        """Numbers `first` to `last` (exclusive) of a tensor; not to be changed, it may be a file's.
+        """Numbers `first` to `last` (exclusive) of a tensor; not to be changed.
 
         Raises RunError: there is no such tensor.
         """
-        name = self._known(name)
+        ranges = self._ranges[self._known(name)]
         found = [
-            _numbers(file, name, max(first, start) - start, min(last, stop) - start)
-            for start, stop, file in self._shares[name]
-            if start < last and first < stop
+            numbers[max(first, start) - start : last - start]
+            for start, numbers in ranges
+            if start < last and first < start + len(numbers)
         ]
-        if len(found) == 1:
-            return found[0]
-        return torch.cat(found) if found else torch.empty(0, dtype=self.dtype(name))
+        return found[0] if len(found) == 1 else torch.cat([ranges[0][1][:0], *found])
 
     def _known(self, name: str) -> str:
         weight, of_state, key = name.partition("@")
@@ -172,6 +167,8 @@ class SavedTensors:
 
 class PartFiles(SavedTensors):
     """All parts of a checkpoint as one.
+
+    Files are mapped: a tensor takes memory once its numbers are used.
 
     Raises:
         RunError: a part is missing, damaged or of another checkpoint, or numbers are in no part.
@@ -196,14 +193,12 @@ class PartFiles(SavedTensors):
         self.tied = self.note("tied") or {}
         for rank, file in enumerate(self._files):
             self.numbers |= self.note("numbers", rank) or {}
-            for name, (start, *shape) in self.note("places", rank).items():
-                stop = start + prod(file.get_slice(name).get_shape())
-                self._shapes.setdefault(name, tuple(shape))
-                self._shares.setdefault(name, []).append((start, stop, file))
-        for name, shares in self._shares.items():
-            shares.sort(key=lambda share: share[:2])
-            ends = [0, *(stop for _, stop, _ in shares)]
-            if [*(start for start, _, _ in shares), prod(self._shapes[name])] != ends:
+            for name, (first, *shape) in self.note("places", rank).items():
+                self._add(name, file.get_tensor(name), first, shape)
+        for name, ranges in self._ranges.items():
+            ranges.sort(key=lambda each: (each[0], len(each[1])))
+            ends = [0, *(first + len(numbers) for first, numbers in ranges)]
+            if [*(first for first, _ in ranges), prod(self._shapes[name])] != ends:
                 raise RunError(f"{folder}: the parts do not make up {name}")
 
     def note(self, key: str, rank: int = 0) -> Any:
@@ -214,15 +209,3 @@ class PartFiles(SavedTensors):
         """Tensors of one rank of those that wrote, which no other can use."""
         names = self._files[rank].keys() - self.note("places", rank).keys()
         return {name: self._files[rank].get_tensor(name) for name in sorted(names)}
-
-
-def _numbers(file: Any, name: str, first: int, last: int) -> Tensor:
-    """Numbers of a tensor in order, without reading a file's rows around them."""
-    if isinstance(file, dict):
-        held: Tensor = file[name]
-        return held.reshape(-1)[first:last]
-    stored = file.get_slice(name)
-    row = prod(stored.get_shape()[1:])
-    top = first // max(1, row)
-    rows: Tensor = stored[top : -(-last // max(1, row))]
-    return rows.reshape(-1)[first - top * row : last - top * row]

@@ -41,23 +41,14 @@ def named_weights(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     return found, tied
 
 
-def host_copies(model: nn.Module) -> dict[str, Tensor]:
-    """Copies on the host under all names; tied ones stay one tensor."""
-    found, tied = named_weights(model)
-    copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
-    return copies | {name: copies[first] for name, first in tied.items()}
-
-
 def place_of(tensor: Tensor) -> tuple[int, int, bool]:
     """This rank's number among those with other rows, their count, and whether it is to write."""
     from torch.distributed.tensor import DTensor
 
     if not isinstance(tensor, DTensor):
         return 0, 1, True
-    cut = next(dim for dim, placement in enumerate(tensor.placements) if placement.is_shard())
-    where = tensor.device_mesh.get_coordinate() or [0]
-    others = [place for dim, place in enumerate(where) if dim != cut]
-    return where[cut], tensor.device_mesh.size(cut), not any(others)
+    *copy, rank = tensor.device_mesh.get_coordinate() or [0]  # `build_mesh`: "shard" is the last
+    return rank, tensor.device_mesh.size(len(copy)), not any(copy)
 
 
 def place_in(model: nn.Module) -> tuple[int, int, bool]:
@@ -116,7 +107,10 @@ def hold(model: nn.Module, optimizer: Optimizer) -> Held:
     stepped = stepped_by(model, optimizer, rank, world_size)
     for each, tensor in zip(stepped, training, strict=False):
         held.pieces |= {f"{name}@{TRAINING}": p for name, p in each.cut(tensor).items()}
-    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    groups = [
+        {k: v for k, v in group.items() if isinstance(v, int | float)}
+        for group in optimizer.param_groups
+    ]
     return hold_state(held, stepped, optimizer.state, groups)
 
 
@@ -124,29 +118,28 @@ def hold_state(
     held: Held, stepped: list[Stepped], states: Mapping[Any, Any], groups: Any = None
 ) -> Held:
     """Add what an optimizer keeps to the weights that a rank holds."""
-    numbers: dict[str, Any] = {}
+    held.notes |= {"numbers": {}, "groups": groups}
     for number, each in enumerate(stepped):
         with each.held(False) as borrowed:
             state = {**states.get(each.parameter, {})}
-            state |= {MASTER: each.parameter} if each.is_copy else {}
+            if each.is_copy:
+                state[MASTER] = each.parameter
             sized = {k: v for k, v in state.items() if isinstance(v, Tensor) and v.dim()}
             own = any(v.shape != each.parameter.shape for v in sized.values())  # scales of blocks
             for key, value in sized.items():
                 found = {str(number): Piece(value)} if own else each.cut(value)
                 for name, piece in found.items():
-                    kept = piece.tensor.clone() if borrowed else piece.tensor
-                    if kept.numel():
+                    if piece.tensor.numel():
+                        kept = piece.tensor.clone() if borrowed else piece.tensor
                         held.pieces[f"{name}@{key}"] = replace(piece, tensor=kept)
-            views = each.cut(each.parameter).items()
-            begun = [name for name, piece in views if not piece.first and piece.tensor.numel()]
-            for full, value in (
-                (f"{n}@{k}", state[k]) for n in begun for k in state.keys() - sized
-            ):
-                if isinstance(value, Tensor):
-                    held.pieces[full] = Piece(value, 0, ())
-                else:
-                    numbers[full] = value
-    held.notes |= {"numbers": numbers, "groups": groups}
+            for name, piece in each.cut(each.parameter).items():
+                if piece.first or not piece.tensor.numel():
+                    continue  # the rank with a weight's first number writes what it has one of
+                for key in state.keys() - sized:
+                    if isinstance(value := state[key], Tensor):
+                        held.pieces[f"{name}@{key}"] = Piece(value, 0, ())
+                    else:
+                        held.notes["numbers"][f"{name}@{key}"] = value
     return held
 
 
@@ -192,7 +185,7 @@ def load_state(
                 if full in saved.numbers:
                     mine[key] = saved.numbers[full]
                 elif not saved.shape(full):
-                    mine[key] = saved.read_rows(full).clone()
+                    mine[key] = saved.read(full).clone()
                 elif key in (MASTER, TRAINING):
                     _fill(each.cut(to), saved, f"@{key}")
                 else:
@@ -204,23 +197,23 @@ def load_state(
 
 
 def load_groups(optimizer: Optimizer, groups: list[dict[str, Any]] | None) -> None:
-    """Restore what an optimizer keeps for its groups, in the types that it has them in."""
+    """Restore what an optimizer counts in its groups; the rest is as planned."""
     for group, saved in zip(optimizer.param_groups, groups or (), strict=False):
-        for key, value in saved.items():
-            if isinstance(mine := group.get(key), Tensor):
-                mine.fill_(value)
-            elif key != "params":
-                group[key] = tuple(value) if isinstance(mine, tuple) else value
+        for key, value in saved.items():  # a rate that is a tensor is set before each step
+            if isinstance(value, int | float) and not isinstance(group.get(key), Tensor):
+                group[key] = value
 
 
 def of_one_file(content: dict[str, Any], names: list[str], copied: list[str]) -> SavedTensors:
     """What one process has written of its optimizer, by the names of the weights.
 
-    `names` are in the order of the optimizer's parameters, `copied` in that of its float32 copies.
+    `names` are in the order of the optimizer's parameters, `copied` in that of its float32 copies,
+    if it is another.
     """
     states = content["optimizer"]
     values = {f"{names[n]}@{k}": v for n, s in states["state"].items() for k, v in s.items()}
-    values |= {f"{n}@{MASTER}": t for n, t in zip(copied, states.get(MASTER, []), strict=False)}
+    copies = zip(copied or names, states.get(MASTER, []), strict=False)
+    values |= {f"{name}@{MASTER}": tensor for name, tensor in copies}
     training = zip(names, content["training_weights"], strict=False)
     values |= {f"{name}@{TRAINING}": tensor for name, tensor in training}
     return SavedTensors(values, states["param_groups"])

@@ -206,12 +206,14 @@ class DeepSpeedUpdate(Update):
         names = {id(tensor): name for name, tensor in named_weights(model)[0].items()}
         copies = bool(self.engine.bfloat16_enabled())
         return [
-            Stepped(piece, partial(self._cut, names, number), copies, partial(self._held, number))
+            Stepped(
+                piece,
+                partial(self._cut, names, number),
+                copies,
+                partial(in_memory, self.engine, number),
+            )
             for number, piece in enumerate(flat_weight_shards(self.engine))
         ]
-
-    def _held(self, number: int, write: bool) -> AbstractContextManager[bool]:
-        return in_memory(self.engine, number, write)
 
     def _cut(self, names: Mapping[int, str], number: int, shard: Tensor) -> dict[str, Piece]:
         """Views of this rank's numbers of each weight in one shard, or in a tensor of its size."""

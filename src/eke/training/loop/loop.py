@@ -117,8 +117,7 @@ class BetweenSteps:
         if job.plan.config.train.save_on_signal and step > job.start_step:
             assert job.before_step is not None, "only such a step is interrupted"
             restore_random_state(job.before_step)
-            save(job, step)
-            finish_saving(job)
+            save(job, step)  # at once: such a process is alone
             saved = SAVED
         assert job.stop.outcome is not None
         raise Stopped(job.stop.outcome, f"{job.stop.signal} after step {step}; {saved}")

@@ -9,28 +9,24 @@ and rank 0 names the folder.
 import contextlib
 import os
 import time
-from concurrent.futures import Future
-from contextlib import nullcontext
-from threading import Event, Thread
+from collections.abc import Callable
+from threading import Thread
+from typing import Any
 
-from eke.common.files import replace_link, write_json
+from eke.common.files import remove_tree, replace_link
 from eke.common.paths import EXPORT, RunPaths, checkpoint_name
 from eke.training.checkpoint import (
-    STATE,
-    Files,
     Saving,
     begin_checkpoint,
     finish_checkpoint,
-    removed_on_error,
     together,
     unfinished_folder,
-    write_held,
     write_whole,
 )
 from eke.training.loop.evaluation import best_so_far
 from eke.training.loop.meter import capture_random_state
 from eke.training.loop.training_state import TrainingState
-from eke.training.model.save_parts import save_from_parts
+from eke.training.model.save_parts import save_settings, save_weights
 from eke.training.part_files import PartFiles
 
 
@@ -42,55 +38,48 @@ def save(job: TrainingState, step: int, exports: bool = False) -> None:
     finish_saving(job)
     start = time.perf_counter()
     job.meter.leave("checkpoint")
-    ranks, final = job.ranks, job.paths.checkpoints / checkpoint_name(step)
+    ranks, best = job.ranks, best_so_far(job)
     states, pids = zip(*ranks.gather((capture_random_state(), os.getpid())), strict=True)
-    unfinished = unfinished_folder(final.parent, step, pids[0])
-    best = best_so_far(job)
+    unfinished = unfinished_folder(job.paths.checkpoints, step, pids[0])
+    spare = best.step if best else None
+    saving = Saving(step, spare, job.plan.run_id, unfinished, exports)
+    scaler = getattr(job.update, "scale", None) or job.formats.scaler
 
     def prepare() -> None:
         if ranks.is_main:
             begin_checkpoint(unfinished)
-        held, background = job.update.hold(job.bare_model), job.plan.config.train.checkpoint_async
-        if background is None:
-            background = held is not None and ranks.world_size > 1
-        scaler = getattr(job.update, "scale", None) or job.formats.scaler
-        copied = Event()
-        if held is None or not background:
-            copied.set()
+        held = saving.held = job.update.hold(job.bare_model)
         if held is not None:
             mine = {n: s for n, s in enumerate(states) if n % held.world_size == held.rank}
             held.notes |= {"random": mine, "scaler": scaler.state_dict() if scaler else {}}
-            write = write_held(unfinished, held, job.plan.run_id, copied)
         elif ranks.is_main:
-            state = job.bare_model, job.optimizer, scaler, states, job.tokenizer, background
-            write = write_whole(unfinished, step, *state)
-        else:
-            write = dict
-        spare, puts_together = best.step if best else None, exports and held is not None
-        writing = copied, write, Future[Files]()
-        job.saving = Saving(step, spare, unfinished, puts_together, background, *writing)
+            state = job.bare_model, job.optimizer, scaler, states, job.tokenizer
+            write_whole(unfinished, step, *state)
 
-    with removed_on_error(unfinished) if ranks.is_main else nullcontext():
-        together(ranks, final, prepare)
-    assert job.saving is not None
-    thread = Thread(target=_fulfil, args=(job.saving,), daemon=True)
-    if job.saving.background:
-        thread.start()
+    _together(job, saving, prepare)
+    saving.exports = exports and saving.held is not None
+    in_parts = saving.held is not None and ranks.world_size > 1
+    job.meter.is_saving = in_parts and job.plan.config.train.checkpoint_async is not False
+    job.saving = saving
+    if job.meter.is_saving:
+        Thread(target=saving.write, daemon=True).start()
+        job.checkpoint_s += time.perf_counter() - start
     else:
-        thread.run()
-    job.meter.is_saving = job.saving.background
-    job.checkpoint_s += time.perf_counter() - start
-    if not job.saving.background:
+        saving.copied.set()
+        saving.write()
+        job.checkpoint_s += time.perf_counter() - start
         finish_saving(job)
 
 
-def _fulfil(saving: Saving) -> None:
+def _together(job: TrainingState, saving: Saving, action: Callable[[], Any] | None) -> list[Any]:
+    """Results of all ranks; if one fails, rank 0 removes the files and all raise its error."""
     try:
-        saving.written.set_result(saving.write())
-    except BaseException as error:
-        saving.written.set_exception(error)
-    finally:
-        saving.copied.set()
+        final = job.paths.checkpoints / checkpoint_name(saving.step)
+        return together(job.ranks, final, action)
+    except BaseException:
+        if job.ranks.is_main:
+            remove_tree(saving.unfinished)
+        raise
 
 
 def await_copy(job: TrainingState) -> None:
@@ -117,27 +106,27 @@ def finish_saving(job: TrainingState) -> None:
     if saving is None:
         return
     start = time.perf_counter()
-    ranks, final = job.ranks, job.paths.checkpoints / checkpoint_name(saving.step)
+    ranks, unfinished = job.ranks, saving.unfinished
+
+    def begin_export() -> None:
+        parts, folder = PartFiles(unfinished), unfinished / EXPORT
+        save_settings(job.bare_model, parts, folder, job.tokenizer)
 
     def export() -> None:
-        parts, folder = PartFiles(saving.unfinished), saving.unfinished / EXPORT
-        mine = ranks.rank, ranks.world_size
-        save_from_parts(job.bare_model, parts, folder, job.tokenizer, *mine)
+        parts, folder = PartFiles(unfinished), unfinished / EXPORT
+        save_weights(job.bare_model, parts, folder, ranks.rank, ranks.world_size)
 
     def conclude() -> None:
         files = {name: each for one in written for name, each in one.items()}
-        if STATE not in files:
-            said = {"step": saving.step, "world_size": ranks.world_size}
-            write_json(saving.unfinished / STATE, said)
         keep = job.plan.config.train.keep_checkpoints
-        finish_checkpoint(saving.unfinished, saving.step, keep, saving.spare, files)
+        finish_checkpoint(unfinished, saving.step, keep, saving.spare, ranks.world_size, files)
         link_model(job.paths, saving.spare or saving.step)
 
-    with removed_on_error(saving.unfinished) if ranks.is_main else nullcontext():
-        written = together(ranks, final, saving.written.result)
-        if saving.exports:
-            together(ranks, final, export)
-        together(ranks, final, conclude if ranks.is_main else lambda: None)
+    written = _together(job, saving, saving.written.result)
+    if saving.exports:
+        _together(job, saving, begin_export if ranks.is_main else None)
+        _together(job, saving, export)
+    _together(job, saving, conclude if ranks.is_main else None)
     job.meter.is_saving = False
     job.checkpoint_s += time.perf_counter() - start
 

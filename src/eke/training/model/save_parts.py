@@ -3,7 +3,6 @@
 transformers is imported inside the functions: naming a builder must not cost its import.
 """
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,54 +16,47 @@ from eke.training.model.checkpointing import find_layers
 from eke.training.model.save_model import INDEX, WEIGHTS, save_pretrained
 from eke.training.part_files import SavedTensors
 
-FILE_BYTES = 50 * 10**9
+_FILE_BYTES = 50 * 10**9
 """Largest file of weights: transformers 5's own."""
 
 
-def save_from_parts(
-    model: nn.Module,
-    parts: SavedTensors,
-    folder: Path,
-    tokenizer: Any = None,
-    rank: int = 0,
-    world_size: int = 1,
+def save_settings(
+    model: nn.Module, parts: SavedTensors, folder: Path, tokenizer: Any = None
 ) -> None:
-    """Write this rank's files of what `save_pretrained` writes of a whole model.
+    """Write what `save_pretrained` writes besides weights, and those of adapters, which are small.
+
+    Before any rank writes weights: transformers removes files of weights that it has not written.
+    """
+    trained = [name for name in parts.names if "@" not in name] if is_adapted(model) else []
+    weights = {name: parts.read(name) for name in trained}
+    save_pretrained(model, folder, tokenizer, weights=weights)
+
+
+def save_weights(
+    model: nn.Module, parts: SavedTensors, folder: Path, rank: int, world_size: int
+) -> None:
+    """Write this rank's files of the weights that `save_pretrained` writes of a whole model.
 
     All ranks together write everything, without a collective. A rank holds one file's tensors at a
     time: those of the model over `world_size`, or the largest unit that transformers converts.
-
-    Args:
-        model: as built, on any device: only its names, sizes and configuration are read.
-        parts: weights under the names of its `state_dict`.
-        folder: is made.
-        tokenizer: a tokenizer of transformers, which rank 0 saves.
-        rank: of this process.
-        world_size: of those that write.
+    Of `model`, on any device, only names, sizes and configuration are read.
 
     Raises OSError: the disk is full or the folder cannot be written; what is there is incomplete.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     if is_adapted(model):
-        if rank == 0:
-            names = [name for name in parts.names if "@" not in name]
-            weights = {name: parts.read_rows(name) for name in names}
-            save_pretrained(model, folder, tokenizer, weights=weights)
         return
-    files = _files(model, parts, world_size)
-    names = [WEIGHTS]
-    if len(files) > 1:
-        names = [f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)]
-    if rank == 0:  # transformers writes the configurations, and no file of no weights
-        # In a folder apart: it removes files of weights that it does not write, as of other ranks.
-        with tempfile.TemporaryDirectory(dir=folder) as apart:
-            save_pretrained(model, Path(apart), tokenizer, weights={})
-            for path in Path(apart).iterdir():
-                path.rename(folder / path.name)
-        _write_index(model, parts, dict(zip(names, files, strict=True)), folder)
-    for number in range(rank, len(files), world_size):
-        tensors = _converted(model, {name: parts.read_rows(name) for name in files[number]})
-        save_file(tensors, folder / names[number], metadata={"format": "pt"})
+    contents = _files(model, parts, world_size)
+    count = len(contents)
+    names = [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
+    files = dict(zip(names if count > 1 else [WEIGHTS], contents, strict=True))
+    if rank == 0 and count > 1:
+        where = {n: file for file, mine in files.items() for n in _written(model, parts, mine)}
+        size = sum(_empty(parts, name).nbytes for mine in contents for name in mine)
+        index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
+        write_json(folder / INDEX, index)
+    for file, mine in [*files.items()][rank::world_size]:
+        tensors = _converted(model, {name: parts.read(name) for name in mine})
+        save_file(tensors, folder / file, metadata={"format": "pt"})
         del tensors
 
 
@@ -72,7 +64,7 @@ def _files(model: nn.Module, parts: SavedTensors, world_size: int) -> list[list[
     """The names of each file's weights: whole units, and at most 1 / `world_size` of all bytes."""
     units = _units(model, parts)
     sizes = [sum(_empty(parts, name).nbytes for name in unit) for unit in units]
-    limit = min(FILE_BYTES, -(-sum(sizes) // world_size))
+    limit = min(_FILE_BYTES, -(-sum(sizes) // world_size))
     files: list[list[str]] = [[]]
     filled = 0
     for unit, size in zip(units, sizes, strict=True):
@@ -92,12 +84,13 @@ def _units(model: nn.Module, parts: SavedTensors) -> list[list[str]]:
     units: dict[str, list[str]] = {}
     for name in names:
         units.setdefault(next(filter(name.startswith, prefixes), name), []).append(name)
+    alone = {name for unit in units.values() for name in _written(model, parts, unit)}
+    return [*units.values()] if alone == _written(model, parts, names) else [names]
 
-    def written(unit: list[str]) -> set[str]:
-        return set(_converted(model, {name: _empty(parts, name) for name in unit}))
 
-    alone: set[str] = set().union(*map(written, units.values()))
-    return [*units.values()] if alone == written(names) else [names]
+def _written(model: nn.Module, parts: SavedTensors, names: list[str]) -> set[str]:
+    """Names in a file of these weights."""
+    return set(_converted(model, {name: _empty(parts, name) for name in names}))
 
 
 def _saved_names(model: nn.Module) -> list[str]:
@@ -126,19 +119,3 @@ def _converted(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor
     mine: Any = model
     found: dict[str, Tensor] = revert_weight_conversion(mine, tensors)
     return {name: tensor.contiguous() for name, tensor in found.items()}
-
-
-def _write_index(
-    model: nn.Module, parts: SavedTensors, files: dict[str, list[str]], folder: Path
-) -> None:
-    if len(files) == 1:
-        return
-    where: dict[str, str] = {}
-    size = 0
-    for file, names in files.items():
-        found = _converted(model, {name: _empty(parts, name) for name in names})
-        where |= dict.fromkeys(found, file)
-        size += sum(tensor.nbytes for tensor in found.values())
-    count = sum(p.numel() for p in model.parameters())
-    told = {"total_parameters": count, "total_size": size}
-    write_json(folder / INDEX, {"metadata": told, "weight_map": dict(sorted(where.items()))})

@@ -258,6 +258,28 @@ def test_a_full_disk_on_rank_1_is_told_on_all(background, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "rank"), [("save_settings", 0), ("save_weights", 1), ("finish_checkpoint", 0)]
+)
+def test_what_fails_after_the_parts_is_told_on_all(name, rank, tmp_path, monkeypatch) -> None:
+    def work(mine, mesh):
+        model, optimizer = build("adamw", mesh)
+        job = job_of(tmp_path, mine, 2, model, optimizer, True)
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        if mine == rank:
+            monkeypatch.setattr(saving, name, full)
+        saving.save(job, 1, exports=True)
+        with pytest.raises(OSError, match="No space left"):
+            saving.finish_saving(job)
+        return os.listdir(job.paths.checkpoints) if mine == 0 else []
+
+    assert in_ranks(tmp_path, 2, work) == [[], []]
+
+
+@pytest.mark.slow
 def test_whoever_is_killed_at_any_moment_the_last_whole_checkpoint_is_used(tmp_path) -> None:
     """Twenty times: the weights of step n are all n."""
     chance, last = random.Random(0), 0
@@ -287,7 +309,7 @@ def test_whoever_is_killed_at_any_moment_the_last_whole_checkpoint_is_used(tmp_p
         last = int(found.name[-8:])
         parts = PartFiles(found)
         weights = [n for n in parts.names if n.endswith("weight")]
-        assert all(bool((parts.read_rows(name) == last).all()) for name in weights)
+        assert all(bool((parts.read(name) == last).all()) for name in weights)
 
 
 @pytest.mark.slow
