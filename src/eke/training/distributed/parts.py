@@ -168,7 +168,8 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
         """
         layers = find_layers(model)
         inner = {m for layer in layers for m in layer.modules()}
-        drop = saved_tensors_hooks(lambda _: None, lambda _: None)
+        forget: Any = lambda _: None  # noqa: E731  # used here alone
+        drop = saved_tensors_hooks(forget, forget)
 
         make = partial(cast(Any, _Gathered).apply, self)
 
