@@ -28,7 +28,7 @@ EVERYTHING = [
     "lora_classes-bert", "lora_classes-gpt2", "lora_classes-mistral", "frozen-llama", "files-qwen3",
     "base-llama", "base-bert", "four_for_three-llama", "four_for_three-bert", "half-llama",
     *(f"zero3_{kind}" for kind in ("random-llama", "random-t5", "read-mixtral", "tied-qwen2",
-                                   "lora-bert", "read-gemma2", "qlora-llama")),
+                                   "lora-bert", "read-gemma2")),
     "other files", "a short file",
 ]  # fmt: skip
 
