@@ -6,6 +6,7 @@ Everything is imported once; each number of ranks is one process group for all c
 """
 
 import faulthandler
+import importlib
 import json
 import os
 import re
@@ -82,7 +83,8 @@ def make_case(name: str, folder: Path) -> Any:
     from eke.config.compose import compose
     from eke.workflows.planning import plan_for
 
-    kind, family = name.split("-", 1)
+    kind, family = name.removeprefix("zero3_").split("-", 1)
+    engine = ("distributed=zero3", "distributed.num_processes=2") if "zero3" in name else ()
     task = TASKS.get(family, "masked_lm" if "bert" in family else "causal_lm")
     more = {
         "random": (),
@@ -94,6 +96,7 @@ def make_case(name: str, folder: Path) -> Any:
     }
     if kind in more:
         typed = [f"model={OPTIONS[family]}", *more[kind], "data=synthetic", "data.seq_len=16"]
+        typed += engine
         if "classes" not in kind:
             typed.append(f"task={task}")
         return plan_for(compose([*typed, "hardware=cpu", "tracker=none"]), planning=True)
@@ -124,7 +127,8 @@ def make_case(name: str, folder: Path) -> Any:
         "classes": ("task=sequence_classification", "task.num_labels=4"),
         "lora_classes": ("task=sequence_classification", "task.num_labels=4", "peft=lora"),
     }[kind]
-    return checkpoint_plan(place, *(typed if "task=" in str(typed) else (f"task={task}", *typed)))
+    named = () if "task=" in str(typed) else (f"task={task}",)
+    return checkpoint_plan(place, *named, *typed, *engine)
 
 
 @contextmanager
@@ -167,13 +171,20 @@ def build_cut(plan: Any) -> tuple[nn.Module, Any, list[Any]]:
     from eke.training.loop.training_state import build_checked
 
     rank, world = dist.get_rank(), dist.get_world_size()
-    config = replace(plan.config, distributed=FSDP(num_processes=world))
-    plan = replace(plan, config=config, batch=replace(plan.batch, world_size=world))
+    plan = replace(plan, batch=replace(plan.batch, world_size=world))
+    if plan.deepspeed is None:
+        plan = replace(plan, config=replace(plan.config, distributed=FSDP(num_processes=world)))
     seen: list[Any] = []
     parts = parts_of(plan, CPU, Ranks(rank, world))
     with states_after(seen):
         model, report = build_checked(plan, CPU, parts)
-    share_model(plan, None, model, parts)
+    if plan.deepspeed is None:
+        share_model(plan, None, model, parts)
+    else:
+        import deepspeed
+
+        with parts.sharded_flat(deepspeed.zero.Init):
+            deepspeed.zero.Init(module=model, config_dict_or_path=plan.deepspeed)
     return model, report, seen
 
 
@@ -215,6 +226,12 @@ def is_part(mine: Any, whole: nn.Parameter) -> bool:
     """Whether a parameter is this rank's part of the whole one, and trained as that."""
     from torch.distributed.tensor import DTensor
 
+    if hasattr(mine, "ds_tensor"):  # as many numbers for each rank, the last ones of nothing
+        size = mine.partition_numel()
+        want = whole.detach().flatten()[size * dist.get_rank() :][:size]
+        kind = (tuple(mine.ds_shape), mine.ds_tensor.dtype, mine.requires_grad)
+        same = kind == (tuple(whole.shape), whole.dtype, whole.requires_grad)
+        return same and torch.equal(mine.ds_tensor.detach()[: len(want)], want)
     if not isinstance(mine, DTensor) or mine.shape != whole.shape:
         return False
     size = -(-len(whole) // dist.get_world_size())
@@ -241,13 +258,13 @@ UNEQUAL = ("other files", "a short file")
 
 def refuses(folder: Path) -> list[str]:
     """Whether every rank says that files differ, and none waits for one that has failed."""
-    from eke.training.distributed.parts import _shapes
+    from eke.training.distributed.parts import _sizes
 
     last = dist.get_rank() == dist.get_world_size() - 1
     expected = "HeaderTooLarge|Incomplete|header" if folder.name == "a short file" else "same files"
     expected = expected if last else "-> the same files on every machine"
     try:
-        _shapes([str(folder / ("last" if last else "others"))])
+        _sizes([str(folder / ("last" if last else "others"))])
     except Exception as error:
         return [] if re.search(expected, str(error)) else [repr(error)]
     return ["nothing was raised"]
@@ -266,6 +283,13 @@ def write_unequal(folder: Path) -> Path:
 
 def be_rank(rank: int, world: int, meeting: Path, cases: dict[str, Any]) -> dict[str, list[str]]:
     dist.init_process_group("gloo", f"file://{meeting}", None, world, rank)
+    if any("zero3" in name for name in cases):
+        from eke.training.distributed.deepspeed_engine import import_deepspeed
+
+        deepspeed = import_deepspeed(CPU)
+        communication = importlib.import_module("deepspeed.comm.torch")
+        communication.build_shm_op = lambda: None  # as `build_engine` does
+        deepspeed.init_distributed(auto_mpi_discovery=False)
     found = {}
     for name, (plan, whole) in cases.items():
         try:
@@ -273,7 +297,9 @@ def be_rank(rank: int, world: int, meeting: Path, cases: dict[str, Any]) -> dict
                 found[name] = refuses(plan)
                 continue
             cut = build_cut(plan)
-            found[name] = differences(whole, cut) or computes_otherwise(whole[0], cut[0])
+            found[name] = differences(whole, cut)
+            if plan.deepspeed is None:  # the other takes an engine
+                found[name] += computes_otherwise(whole[0], cut[0])
         except Exception:
             found[name] = [traceback.format_exc()[-1500:]]
     dist.destroy_process_group()
@@ -281,9 +307,12 @@ def be_rank(rank: int, world: int, meeting: Path, cases: dict[str, Any]) -> dict
 
 
 def main(folder: Path, worlds: list[int], names: list[str]) -> dict[int, dict[str, list[str]]]:
+    import accelerate.utils.other
     import transformers
 
     transformers.logging.set_verbosity_error()
+    # It would be imported wherever a model is saved, which takes seconds.
+    vars(accelerate.utils.other)["is_deepspeed_available"] = lambda: False
     unequal = {name: (write_unequal(folder / name), None) for name in names if name in UNEQUAL}
     plans = {name: make_case(name, folder) for name in names if name not in UNEQUAL}
     cases = {name: (plan, build_whole(plan)) for name, plan in plans.items()} | unequal

@@ -27,6 +27,8 @@ EVERYTHING = [
     "random_bf16-t5", "random_classes-t5", "bf16-llama", "bf16-bert", "lora_bf16-llama",
     "lora_classes-bert", "lora_classes-gpt2", "lora_classes-mistral", "frozen-llama", "files-qwen3",
     "base-llama", "base-bert", "four_for_three-llama", "four_for_three-bert", "half-llama",
+    *(f"zero3_{kind}" for kind in ("random-llama", "random-t5", "read-mixtral", "tied-qwen2",
+                                   "lora-bert", "read-gemma2")),
     "other files", "a short file",
 ]  # fmt: skip
 

@@ -8,6 +8,7 @@ tests/equivalence/test_parts.py tells of a version without them.
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eke.common.errors import RunError
@@ -42,59 +43,42 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
     def __init__(self, mesh: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch 2.13
         self.mesh, self.shard = mesh, mesh["shard"]
-        self._held: dict[int, tuple[Any, Tensor]] = {}
-        """Rows by address of a meta tensor's storage, which `parameter.data = ...` takes along. As
-        long as there is a weak reference to it, an address is not used again."""
-        self._filling: tuple[int, Tensor] | None = None
-        """What was set last, whole: operations on views of it follow."""
+        self._filling: tuple[Any, Tensor] | None = None
+        """Storage of what was set last, and its whole: operations on views of it follow."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, func.overloadpacket.__name__
         first: Any = args[0] if args else None
-        key = self._key(first)
+        storage = _storage(first)
+        if storage is None:
+            found = func(*args, **kwargs)
+            if name == "_to_copy" and found.is_meta and not first.is_meta:
+                self._begin(found, first.to(found.dtype, copy=True))
+            return found
         # Transformers pads a tied output bias, by nothing where it is as long as the table.
-        padded = name == "constant_pad_nd" and key is not None and not any(args[1])
+        padded = name == "constant_pad_nd" and not any(args[1])
         if padded or name in ("_to_copy", "clone"):
-            return self._copy(func, key, args, kwargs)
-        if key is None or not func._schema.is_mutable:
+            return self._copy(first, **kwargs)
+        if not func._schema.is_mutable:
             return func(*args, **kwargs)
-        if self._filling is None or self._filling[0] != key:
-            if name not in _FILLS or first.nbytes != first.untyped_storage().nbytes():
+        if self._filling is None or self._filling[0] is not storage:
+            if name not in _FILLS or not _is_all(first):
                 raise RuntimeError(f"{name} changes a tensor in part that was cut already")
-            self._begin(first, self._held[key][1].new_empty(first.shape))
+            self._begin(first, storage.part.new_empty(first.shape))
         func(self._real(first), *args[1:], **kwargs)
         return first
 
-    def _copy(self, func: Any, key: int | None, args: Any, kwargs: Any) -> Tensor:
-        """Copy rows along; what moves from or to the meta device is on it and has rows."""
-        source, to = args[0], kwargs.get("device") or args[0].device
-        stays = {**kwargs, "device": source.device} if "device" in kwargs else kwargs
-        found: Tensor = func(*args, **(kwargs if key is None else stays))
-        if key is not None:
-            part = self.part(source)
-            if "device" in kwargs:
-                stays["device"] = part.device if to.type == "meta" else to
-            self._keep(found, func(part, *args[1:], **stays))
-            self._held = {k: held for k, held in self._held.items() if not held[0].expired()}
-        elif to.type == "meta" and not source.is_meta:
-            self._begin(found, func(*args, **stays))
+    def _copy(self, source: Tensor, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
+        """Copy rows along; a copy stays on the meta device, wherever its rows go."""
+        part, found = self.part(source), torch.empty_like(source, dtype=dtype)
+        to = part.device if device is None or device.type == "meta" else device
+        _keep(found, part.to(to, found.dtype, copy=True))
         return found
-
-    def _key(self, tensor: Any) -> int | None:
-        if type(tensor) not in (Tensor, nn.Parameter) or not tensor.is_meta:
-            return None
-        address: int = tensor.untyped_storage()._cdata
-        return address if address in self._held else None
-
-    def _keep(self, meta: Tensor, part: Tensor) -> int:
-        address: int = meta.untyped_storage()._cdata
-        self._held[address] = (cast(Any, StorageWeakRef)(meta.untyped_storage()), part)
-        return address
 
     def _begin(self, meta: Tensor, whole: Tensor) -> None:
         """Drop the rows of a tensor for what it is to be, whole until another one begins."""
         self._cut()
-        self._filling = self._keep(meta, whole.new_empty(0)), whole
+        self._filling = _keep(meta, whole.new_empty(0)), whole
 
     def _real(self, view: Tensor) -> Tensor:
         assert self._filling is not None, "it was begun"
@@ -103,20 +87,22 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
     def _cut(self) -> None:
         """Keep the rows of what was filled last."""
         if self._filling is not None:
-            (key, whole), self._filling = self._filling, None
-            self._held[key] = self._held[key][0], self._rows(whole).clone()
+            (storage, whole), self._filling = self._filling, None
+            storage.part = self._rows(whole)
 
     def _rows(self, whole: Tensor) -> Tensor:
         place = self.shard.get_local_rank(), self.shard.size()
-        return whole[rows(len(whole), *place)] if whole.dim() else whole
+        return (whole[rows(len(whole), *place)] if whole.dim() else whole).clone()
 
     def part(self, parameter: Tensor) -> Tensor:
         """This rank's rows of a parameter; all of one without dimensions."""
         self._cut()
-        key = self._key(parameter)
-        if key is None:
+        storage = _storage(parameter)
+        if storage is None and not parameter.is_meta:
+            return self._rows(parameter.detach())
+        if storage is None or not _is_all(parameter):
             raise RuntimeError(f"a parameter of shape {[*parameter.shape]} was built without rows")
-        return self._held[key][1]
+        return cast(Tensor, storage.part)
 
     @contextmanager
     def drawn(self) -> Iterator[None]:
@@ -131,10 +117,10 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
             register(module, name, parameter if known else self._moved(cast(Any, parameter)))
 
         def fill(tensor: Tensor, *how: Any, **more: Any) -> Tensor:
-            if (key := self._key(tensor)) is None:
+            if _storage(tensor) is None:
                 return truncated(tensor, *how, **more)
-            self._begin(tensor, self._held[key][1].new_empty(tensor.shape))
-            truncated(self._real(tensor), *how, **more)  # does nothing where there is no data
+            tensor.detach().zero_()  # begins it: without data the function does nothing
+            truncated(self._real(tensor), *how, **more)
             return tensor
 
         init = patch.object(nn.init, "_no_grad_trunc_normal_", fill)
@@ -146,7 +132,7 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
         empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
         data: Any = parameter.detach()
         if hasattr(data, "to_local"):  # a DTensor
-            self._keep(empty, data.to_local())
+            _keep(empty, data.to_local())
         else:
             self._begin(empty, data.as_subclass(Tensor).contiguous())
         return nn.Parameter(empty, parameter.requires_grad)
@@ -181,23 +167,20 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
         autograd's graph are the parameters; what it would save is dropped.
         """
         layers = find_layers(model)
-        inner = {id(m) for layer in layers for m in layer.modules()}
-        opened = {layer: ExitStack() for layer in layers}
+        inner = {m for layer in layers for m in layer.modules()}
+        forget: Any = lambda _: None  # noqa: E731  # used here alone
+        drop = saved_tensors_hooks(forget, forget)
 
-        def enter(layer: nn.Module, _: Any) -> None:
-            make = lambda p: cast(Any, _Gathered).apply(p, self)  # noqa: E731  # used here alone
-            opened[layer].enter_context(self.whole([*layer.modules()], make))
+        make = partial(cast(Any, _Gathered).apply, self)
 
-        def leave(layer: nn.Module, *_: Any) -> None:
-            opened[layer].close()
+        def with_weights(layer: nn.Module, plain: Any, *args: Any, **kwargs: Any) -> Any:
+            with self.whole(layer.modules(), make):
+                return plain(*args, **kwargs)
 
-        with ExitStack() as stack:
-            drop: Any = lambda _: None  # noqa: E731  # used here alone
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(drop, drop))
-            stack.enter_context(self.whole([m for m in model.modules() if id(m) not in inner]))
+        with ExitStack() as stack, drop, self.whole(m for m in model.modules() if m not in inner):
             for layer in layers:
-                stack.callback(layer.register_forward_pre_hook(enter).remove)
-                stack.callback(layer.register_forward_hook(leave, always_call=True).remove)
+                forward = partial(with_weights, layer, layer.forward)
+                stack.enter_context(patch.object(layer, "forward", forward))
             yield
 
     def put(self, model: nn.Module, cut: Callable[[], None]) -> None:
@@ -207,7 +190,6 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
         untie them, and hold each part twice.
         """
         held = [(owner, name, self.part(p)) for owner, name, p in _places(model.modules())]
-        self._held.clear()
         cut()
         of = {owner[name]: part.to(self.shard.device_type) for owner, name, part in held}
         _replace(_places(model.modules()), lambda p: _placed(of[p], p))
@@ -222,9 +204,7 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
 
         def convert(zero: Any, parameters: Iterable[nn.Parameter]) -> None:
             for old in parameters:
-                new = nn.Parameter(self.gathered(old), old.requires_grad)
-                del self._held[cast(int, self._key(old))]
-                swap(old, new)
+                swap(old, nn.Parameter(self.gathered(old), old.requires_grad))
                 plain(zero, [old])
 
         with patch.object(init, "_convert_to_zero_parameters", convert):
@@ -243,8 +223,8 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
         plain: Any = PreTrainedModel._load_pretrained_model
 
         def cut_and_read(model: Any, state: Any, files: Any, config: Any, *more: Any) -> Any:
-            shapes, mapping = _shapes(files), config.weight_mapping or []
-            for name in sorted(_cuttable(model, shapes, mapping, self.shard.size())):
+            sizes, mapping = _sizes(files), config.weight_mapping or []
+            for name in sorted(_cuttable(model, sizes, mapping, self.shard.size())):
                 module, _, leaf = name.rpartition(".")
                 owner = model.get_submodule(module)._parameters
                 owner[leaf] = _placed(self._rows(owner[leaf]), owner[leaf], self.shard)
@@ -254,6 +234,29 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
         read = patch.object(PreTrainedModel, "_load_pretrained_model", staticmethod(cut_and_read))
         with read, patch.object(modeling_utils, "caching_allocator_warmup", lambda *_: None):
             yield
+
+
+def _storage(tensor: Any) -> Any:
+    """What holds the rows of a tensor on the meta device, in `part`; None if there are none.
+
+    Torch keeps attributes of a storage as long as any tensor uses it: `parameter.data = ...` takes
+    them along.
+    """
+    if type(tensor) not in (Tensor, nn.Parameter) or not tensor.is_meta:
+        return None
+    storage = tensor.untyped_storage()
+    return storage if hasattr(storage, "part") else None
+
+
+def _keep(meta: Tensor, part: Tensor) -> Any:
+    storage: Any = meta.untyped_storage()
+    storage.part = part
+    return storage
+
+
+def _is_all(tensor: Tensor) -> bool:
+    """Whether it is no view of some of a tensor, or in another order."""
+    return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
 def _places(modules: Iterable[nn.Module]) -> list[Any]:
@@ -286,33 +289,34 @@ class _Gathered(torch.autograd.Function):
     """The whole of a parameter, which stays the leaf of autograd's graph."""
 
     @staticmethod
-    def forward(ctx: Any, parameter: Tensor, parts: Parts) -> Tensor:
+    def forward(ctx: Any, parts: Parts, parameter: Tensor) -> Tensor:
         return parts.gathered(parameter)
 
 
-def _shapes(files: Sequence[str]) -> dict[str, list[int]]:
+def _sizes(files: Sequence[str]) -> dict[str, list[int]]:
     """Sizes of the tensors in the files, from their headers, which all ranks compare."""
-    found, formats, error = {}, [], None
+    found: dict[str, tuple[list[int], str]] = {}
+    error = None
     try:
         for path in files:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118  # safetensors 0.8: not iterable itself
-                    found[name] = file.get_slice(name).get_shape()
-                    formats.append(f"{name} {found[name]} {file.get_slice(name).get_dtype()}")
+                    tensor = file.get_slice(name)
+                    found[name] = tensor.get_shape(), tensor.get_dtype()
     except (OSError, SafetensorError) as raised:
         error = raised
-    mine = hashlib.sha256(repr((sorted(formats), error)).encode()).hexdigest()
     every: list[Any] = [None] * dist.get_world_size()
+    mine = hashlib.sha256(repr((sorted(found.items()), error)).encode()).hexdigest()
     dist.all_gather_object(every, mine)
     if error is not None:
         raise error
     if others := [rank for rank, theirs in enumerate(every) if theirs != mine]:
         why = f"its files are not those of ranks {others}, by their headers"
         raise RunError(f"{why} -> the same files on every machine")
-    return found
+    return {name: size for name, (size, _) in found.items()}
 
 
-def _cuttable(model: Any, shapes: dict[str, list[int]], mapping: Any, world: int) -> set[str]:
+def _cuttable(model: Any, sizes: dict[str, list[int]], mapping: Any, world: int) -> set[str]:
     """Parameters of which rows can be read: with the model's size in the files, or stacked ones."""
     from transformers import core_model_loading as loading
 
@@ -320,13 +324,10 @@ def _cuttable(model: Any, shapes: dict[str, list[int]], mapping: Any, world: int
     converters = [entry for entry in mapping if isinstance(entry, loading.WeightConverter)]
     of = {pattern: c for c in converters for pattern in c.source_patterns}
     places, prefix, found = model.state_dict(), model.base_model_prefix, set()
-    for name, shape in shapes.items():
+    for name, there in sizes.items():
         key, pattern = loading.rename_source_key(name, renamings, converters, prefix, places)
-        if key not in places and name in places:
-            key, pattern = name, None
-        size = [*places[key].shape] if key in places else []
-        same = size == shape if pattern is None else _stacks(of[pattern], size, world)
-        if size and same:
+        here = [*places[key].shape] if key in places else []
+        if here and (_stacks(of[pattern], here, world) if pattern else here == there):
             found.add(key)
     return found & {name for name, _ in model.named_parameters(remove_duplicate=False)}
 
@@ -335,4 +336,4 @@ def _stacks(converter: Any, size: Sequence[int], world: int) -> bool:
     """Whether a conversion stacks tensors, some for each rank, and changes nothing across rows."""
     kinds = [(type(o).__name__, getattr(o, "dim", 0) > 0) for o in converter.operations]
     stacks = kinds[0] == ("MergeModulelist", False) and {*kinds[1:]} <= {("Concatenate", True)}
-    return stacks and bool(size) and rows(size[0], world - 1, world).start < size[0]
+    return stacks and rows(size[0], world - 1, world).start < size[0]

@@ -162,11 +162,9 @@ def build_job(
     optimizer = build_optimizer(plan, bare)
     # All ranks continue from the same checkpoint.
     checkpoint = ranks.tell(newest_complete(paths.checkpoints) if ranks.is_main else None)
-    if plan.deepspeed is None:
-        started = _start(plan, bare, shared, optimizer, formats, ranks, checkpoint)
-    else:
-        place = device, ranks, checkpoint, paths
-        started = _start_deepspeed(plan, bare, parts, optimizer, formats, *place)
+    started = _start(
+        plan, bare, shared, parts, optimizer, formats, device, ranks, checkpoint, paths
+    )
     model, loss, update, formats, step = started
     if checkpoint is not None:
         log.info("continuing after step %d (%s)", step, checkpoint.name)
@@ -243,30 +241,6 @@ def _start(
     plan: Plan,
     model: nn.Module,
     shared: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    formats: Formats,
-    ranks: Ranks,
-    checkpoint: Path | None,
-) -> Started:
-    """Load the checkpoint, if any, and compile the model."""
-    if plan.compute.copies and not family_of(plan.config).is_known:
-        check_copies(model, formats.copies)
-    _seed_dropout(plan, ranks)
-    step = 0
-    if checkpoint is not None:
-        load_model(checkpoint, model, ranks)
-        rest = optimizer, formats.scaler, ranks, plan.config.seed
-        step = load_checkpoint(checkpoint, model, *rest)
-    called, loss = compile_model(plan, shared), build_compiled_loss(plan)
-    if plan.config.distributed.option == "dp":  # one module, computed on each device of this rank
-        called, loss = build_data_parallel(plan, called, loss, formats)
-    plain = PlainUpdate(plan, called, optimizer, formats.scaler, _trainable(model))
-    return called, loss, share_update(plan, plain, model, ranks), formats, step
-
-
-def _start_deepspeed(
-    plan: Plan,
-    model: nn.Module,
     parts: Parts | None,
     optimizer: torch.optim.Optimizer,
     formats: Formats,
@@ -275,27 +249,40 @@ def _start_deepspeed(
     checkpoint: Path | None,
     paths: RunPaths,
 ) -> Started:
-    """Load weights before they are shared out, the rest into what the engine has made of it."""
+    """Load the checkpoint, if any, compile the model or build its engine."""
+    if plan.compute.copies and not family_of(plan.config).is_known:
+        check_copies(model, formats.copies)
     if checkpoint is not None:
-        with parts or nullcontext():
+        with parts or nullcontext():  # of DeepSpeed weights are not shared out yet
             load_model(checkpoint, model, ranks)
-    swap = swap_folder(plan, paths)
-    remove_swap(swap, ranks.rank)  # of an attempt that was killed
-    ranks.gather(None)  # or a late one would remove the folder that another has just made
-    engine = build_engine(plan, model, optimizer, formats, device, swap, parts)
-    update = DeepSpeedUpdate(plan, engine, device)
-    _seed_dropout(plan, ranks)
+    engine: DeepSpeedUpdate | None = None
+    scaler: Any = formats.scaler
+    update: Update
+    if plan.deepspeed is None:
+        called, loss = compile_model(plan, shared), build_compiled_loss(plan)
+        if plan.config.distributed.option == "dp":  # one module, on each device of this rank
+            called, loss = build_data_parallel(plan, called, loss, formats)
+        plain = PlainUpdate(plan, called, optimizer, formats.scaler, _trainable(model))
+        update = share_update(plan, plain, model, ranks)
+    else:
+        swap = swap_folder(plan, paths)
+        remove_swap(swap, ranks.rank)  # of an attempt that was killed
+        ranks.gather(None)  # or a late one would remove the folder that another has just made
+        called = build_engine(plan, model, optimizer, formats, device, swap, parts)
+        update = engine = DeepSpeedUpdate(plan, called, device)
+        # The engine has its own autocast and loss scale.
+        loss, scaler, formats = (
+            build_loss(plan),
+            engine.scale,
+            Formats(nullcontext, nullcontext, None),
+        )
+    # Other masks on other ranks; a checkpoint brings its own states.
+    accelerate.utils.set_seed((plan.config.seed + ranks.rank) % 2**32)
     step = 0
     if checkpoint is not None:
-        rest = optimizer, update.scale, ranks, plan.config.seed, update
+        rest = optimizer, scaler, ranks, plan.config.seed, engine
         step = load_checkpoint(checkpoint, model, *rest)
-    # The engine has its own autocast and loss scale.
-    return engine, build_loss(plan), update, Formats(nullcontext, nullcontext, None), step
-
-
-def _seed_dropout(plan: Plan, ranks: Ranks) -> None:
-    """Other masks on other ranks; a checkpoint brings its own states."""
-    accelerate.utils.set_seed((plan.config.seed + ranks.rank) % 2**32)
+    return called, loss, update, formats, step
 
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:

@@ -332,7 +332,6 @@ def _norms_of_parts(parts: Parts) -> Iterator[None]:
         with parts.whole([base_layer]):
             a, b = (parts.gathered(factor) for factor in (lora_A, lora_B))
             measure(self, base_layer=base_layer, lora_A=a, lora_B=b, **more)
-        parts.adopt(self)
 
     with patch.object(DoraLinearLayer, "update_layer", update):
         yield
