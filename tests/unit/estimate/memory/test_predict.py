@@ -341,6 +341,6 @@ def test_ranks_on_gpus_share_their_machines_memory() -> None:
     with pytest.raises(ConfigError, match="201") as error:
         refuse_what_cannot_fit(small, forecast(small))
     (problem,) = error.value.problems
-    assert (problem.id, str(problem.fix)) == ("host_memory", "train.checkpoint_async=false")
+    assert (problem.id, problem.fix.words) == ("host_memory", ("train.checkpoint_async=false",))
     anyway = replace(small, config=replace(small.config, ignore_forecast=True))
     refuse_what_cannot_fit(anyway, forecast(anyway))
