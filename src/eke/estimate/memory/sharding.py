@@ -335,7 +335,9 @@ def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
     kept = 0 if sharing.reshard_after_forward else layer[0] * num_layers(plan.config)
     last = max(turn(layer, 0 if tied else head[2]), 0 if tied else turn(head, 0))
     expected = {
-        "forward": kept + 2 * head[0],
+        # The head's buffer goes before the loss; gloo has this rank's part once more.
+        "gathered": kept + 2 * head[0] + on_cpu * head[0] // sharing.shards,
+        "forward": kept + head[0],
         "loss": kept + head[0],
         "last_layer": kept + tied + last,
         "first_layer": tied + turn(layer, layer[2]),
