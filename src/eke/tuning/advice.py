@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, islice
 from math import prod
 
 from eke.common.errors import ConfigError
@@ -175,14 +175,13 @@ def advise(plan: Plan, count: int = 5) -> list[Advice]:
     several = more_devices(plan)
     batches = smaller_batches(plan)
     cheap, dear = techniques_for(plan, CHEAP), techniques_for(plan, DEAR)
-    axes = [*cheap, batches, *dear, several]
+    axes = [*cheap, batches, *dear]
     alone = [_sufficient(plan, [axis]) for axis in axes]
-    if alone[-1]:  # fewer of them may fit, too
-        fewest = next(filter(None, (_tried(plan, (each,)) for each in several)))
-        alone[-1] += [fewest] * (fewest.overrides not in [each.overrides for each in alone[-1]])
+    fewest = filter(None, (_tried(plan, (each,)) for each in several))
+    alone.append(list(islice(fewest, 1)))
     found = [advice for each in alone for advice in each]
     if len(found) < count or not any(advice.keeps for advice in found):
-        too_little = [axis for axis, each in zip(axes, alone, strict=True) if not each]
+        too_little = [a for a, each in zip([*axes, several], alone, strict=True) if not each]
         for pair in combinations(too_little, 2):
             found += _sufficient(plan, pair)
     if not found:

@@ -47,13 +47,10 @@ def _refuse_host(plan: Plan, found: Forecast) -> None:
     has, alone = plan.device.host_memory_bytes, least_host_bytes(plan, found, copies=False)
     if plan.config.ignore_forecast or not has or least_host_bytes(plan, found) <= has:
         return
-    key, fix = "train.checkpoint_async", Fix("train.checkpoint_async=false")
-    if alone > has:
-        key, fix = "offload", Fix("offload=none")
-    why = f"host memory of a machine: {host_budget(plan, found)}"
-    raise ConfigError(
-        Problem(key, "", f"{why}, {format_bytes(alone)} without copies", fix, "host_memory")
-    )
+    typed = "train.checkpoint_async=false" if alone <= has else "offload=none"
+    why = f"host memory of a machine: {host_budget(plan, found)}, {format_bytes(alone)} without "
+    fix = Fix(typed, remark="ignore_forecast=true starts it all the same")
+    raise ConfigError(Problem(typed.partition("=")[0], "", why + "copies", fix, "host_memory"))
 
 
 def cannot_fit(plan: Plan, found: Forecast) -> bool:

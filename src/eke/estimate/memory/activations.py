@@ -11,7 +11,6 @@ from eke.estimate.memory.components import (
     NARROW_BYTES,
     NOTHING,
     Range,
-    is_fsdp,
     range_around,
     trains_adapters,
 )
@@ -207,9 +206,10 @@ def _outside(config: Config, shape: Shape) -> int:
 
 def _cast_bytes(plan: Plan, parts: tuple[Weight, ...]) -> list[int]:
     """16-bit copies of float32 weights that linear layers, and stacks of experts, multiply with."""
-    if plan.compute.autocast is None or plan.compute.copies or is_fsdp(plan.config):
+    formats = plan.compute.formats
+    if plan.compute.autocast is None or formats.copies or formats.gathered:
         return []  # FSDP2 gathers 16 bits
-    is_narrow = plan.compute.formats.frozen_bytes < FLOAT32_BYTES
+    is_narrow = formats.frozen_bytes < FLOAT32_BYTES
     return [
         NARROW_BYTES * prod(w.shape)
         for w in parts

@@ -141,8 +141,11 @@ class _Moments:
                 for phase, size in sizes.items() if saved]  # fmt: skip
 
     def of_sharing(self) -> list[Moment]:
-        """Moments that only ZeRO has."""
+        """Moments that only FSDP2 or ZeRO has."""
         option = self.config.distributed.option
+        if option == "fsdp":  # the head is gathered before there are logits
+            parts = self.held("gathered", self.earlier) | self.kept(self.acts.casts)
+            return [Moment("forward", parts, "gathered")]
         if option not in STAGE:
             return []
         whole = exact(self.state.gradients)

@@ -121,7 +121,8 @@ def _anatomy(plan: Plan) -> list[str]:
 def host_budget(plan: Plan, found: Forecast) -> str:
     """The second budget: what ranks on GPUs take of their machine's own memory."""
     needed, has = least_host_bytes(plan, found), plan.device.host_memory_bytes
-    return f"{format_bytes(needed)} at least" + (f" of {format_bytes(has)}" if has else "")
+    room = f" of {format_bytes(has)}" + ": does not fit" * (needed > has) if has else ""
+    return f"{format_bytes(needed)} at least{room}"
 
 
 def _rows(plan: Plan) -> list[str]:

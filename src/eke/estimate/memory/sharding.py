@@ -11,7 +11,14 @@ from math import prod
 from eke.config.schema import FSDP, Config
 from eke.estimate.memory.components import NOTHING, Range, exact, range_around, trains_adapters
 from eke.models.families import FLOAT32_BYTES, Role, Tokens, Weight, family_of, is_classification
-from eke.models.sizes import STAGE, pieces, sent_bytes, shared_state_bytes, trained_weights
+from eke.models.sizes import (
+    STAGE,
+    adds_up_whole,
+    pieces,
+    sent_bytes,
+    shared_state_bytes,
+    trained_weights,
+)
 from eke.plan.planner import Plan
 
 Parts = tuple[Weight, ...]
@@ -48,7 +55,9 @@ class Sizes:
 def _sizes(plan: Plan, parts: Parts) -> Sizes:
     number, mine = plan.compute.formats.weight_bytes, pieces(plan.config)
     trained = [w for w in parts if w.trained]
-    copies = 2 if _setting(plan, "overlap_comm") else 1
+    # ZeRO-1 and 2 fill one while the other is sent; ZeRO-3 has one (`IPGBucketZ3`).
+    stage = STAGE[plan.config.distributed.option]
+    copies = 2 if stage < 3 and _setting(plan, "overlap_comm") else 1
     return Sizes(
         number=number,
         whole=number * sum(prod(w.shape) for w in trained),
@@ -312,7 +321,9 @@ def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
     sharing, on_cpu = plan.config.distributed, plan.device.kind == "cpu"
     assert isinstance(sharing, FSDP)
     every = layer, table, head = units(plan, parts)
-    tied, ahead = sum(head[:2]) * any(map(_is_tied, parts)), 0 if on_cpu else layer[0]
+    # A tied table's gradient waits for that of its rows, unless it adds up with earlier ones.
+    tied = (head[0] + head[1] * (not adds_up_whole(plan.config))) * any(map(_is_tied, parts))
+    ahead = 0 if on_cpu else layer[0]
 
     def turn(unit: Unit, before: int) -> int:
         whole, gradients, reduced = unit
@@ -324,7 +335,9 @@ def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
     kept = 0 if sharing.reshard_after_forward else layer[0] * num_layers(plan.config)
     last = max(turn(layer, 0 if tied else head[2]), 0 if tied else turn(head, 0))
     expected = {
-        "forward": kept + 2 * head[0],
+        # The head's buffer goes before the loss; gloo has this rank's part once more.
+        "gathered": kept + 2 * head[0] + on_cpu * head[0] // sharing.shards,
+        "forward": kept + head[0],
         "loss": kept + head[0],
         "last_layer": kept + tied + last,
         "first_layer": tied + turn(layer, layer[2]),

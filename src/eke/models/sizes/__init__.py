@@ -40,6 +40,7 @@ from eke.models.sizes.state import (
     StateBytes,
     SwapBytes,
     WeightFormats,
+    adds_up_whole,
     computed_formats,
     decide_formats,
     exchange_of,

@@ -150,7 +150,7 @@ def state_bytes(config: Config, formats: WeightFormats | None = None) -> StateBy
     if isinstance(config.distributed, FSDP):
         weights = tuple(replace(weight, shape=_part(config, weight.shape)) for weight in whole)
     trained = [weight for weight in weights if weight.trained]
-    gradients = [w for w in whole if w.trained] if _adds_up_whole(config) else trained
+    gradients = [w for w in whole if w.trained] if adds_up_whole(config) else trained
     formats = formats or decide_formats(config)
     at_once = max if config.memory.optimizer_in_backward else sum
     stored = sum(_stored_bytes(config, formats, weight) for weight in weights)
@@ -172,10 +172,9 @@ def sent_bytes(config: Config, formats: WeightFormats, weight: Weight) -> int:
     """A whole tensor in the format in which FSDP2 gathers it: not all are sent in 16 bits."""
     if weight.four_bits:
         return _stored_bytes(config, formats, weight)
-    wide = weight.tokens is not Tokens.none or not formats.copies  # of tables
-    keeps = weight.role is Role.vector or (weight.role is Role.embedding and wide)
+    is_wide = weight.role is Role.vector or (weight.role is Role.embedding and not formats.copies)
     width = _number_bytes(formats, weight)
-    narrow = formats.gathered and not keeps
+    narrow = formats.gathered and not is_wide
     return prod(weight.shape) * (min(width, BFLOAT16_BYTES) if narrow else width)
 
 
@@ -206,7 +205,7 @@ def _accumulation(config: Config) -> int:
     return batch.target // per_round if batch.target else batch.accumulation or 1
 
 
-def _adds_up_whole(config: Config) -> bool:
+def adds_up_whole(config: Config) -> bool:
     """Whether gradients of several micro-batches add up before they are shared out."""
     several = isinstance(config.distributed, FSDP) and _accumulation(config) > 1
     return several and exchange_of(config) is Exchange.last
@@ -369,7 +368,10 @@ def shared_state_bytes(
     processes = config.distributed.num_processes
     numbers = sum(pieces(config).values())
     trained = sum(prod(w.shape) for w in trained_weights(config)) or 1
-    optimizer = FLOAT32_BYTES * numbers + optimizer_bytes(config, flat_pieces(config))
+    optimizer = optimizer_bytes(config, flat_pieces(config))
+    # ZeRO-3 steps on float32 weights themselves where it keeps them on the device.
+    if stage < 3 or offload != "none" or formats.weight_bytes < FLOAT32_BYTES:
+        optimizer += FLOAT32_BYTES * numbers
     optimizer -= paged_bytes(config, flat_pieces(config)) if pages else 0
     gradients = whole.gradients if stage == 1 else whole.gradients * numbers // trained
     weights = whole.weights if stage < 3 else -(-whole.weights // processes)

@@ -73,6 +73,8 @@ def look_at(engine: Engine) -> dict[str, Any]:
     states = _state_tensors(engine.basic_optimizer)
     filed = [in_files(engine, number) for number in range(len(shards))]
     state_buffers, weight_buffers = swap_buffers(engine)
+    held = {store.untyped_storage().data_ptr() for store in loaded}
+    copies = [s for s in shards if s.untyped_storage().data_ptr() not in held]
     return {
         "engine": type(engine).__name__,
         "zero_optimizer": type(engine.optimizer).__name__,
@@ -85,7 +87,7 @@ def look_at(engine: Engine) -> dict[str, Any]:
         "weights_bytes": _bytes([*loaded, *weight_buffers]),
         "optimizer_device": _places([t for t in states or shards if t.numel()], any(filed)),
         "weights_device": _places(loaded, len(loaded) < len(stores)),
-        "optimizer_bytes": _bytes([*shards, *states, *state_buffers]),
+        "optimizer_bytes": _bytes([*copies, *states, *state_buffers]),
     }
 
 
