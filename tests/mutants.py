@@ -466,8 +466,8 @@ FAULTS = (
     fault(
         "old_software_answers",
         "launch/processes/run_dir.py",
-        "if not changes and not again:",
-        "if not again:",
+        "if named or (not changes and not again):",
+        "if named or not again:",
         "a run is answered by a record of other software",
         "unit/launch/test_folder.py::test_another_machine_goes_beside_and_says_what_differs",
     ),
