@@ -6,6 +6,8 @@ python benchmarks/on_gpu.py [--size small] [--stages NAME ...] [--budget S] [--o
                 and a Llama of 1B parameters
     memory      the ten rows of the guides' table: throughput and memory
     tests       tests/gpu, each file in a process of its own
+    ranks       several GPUs: bytes, blocked time and tokens/s of eke and of a loop as torchtitan's
+                (benchmarks/sharding.py); nothing where there is one GPU
     techniques  every option of every technique: benchmarks/techniques.py
 
 Each part runs in a fresh process with a time limit; a part that fails or takes too long is written
@@ -173,6 +175,19 @@ def read_case(case: ET.Element) -> Row:
     return row
 
 
+def run_ranks(part: Part, limit_s: float) -> Row:
+    """benchmarks/sharding.py: what one way took, all ranks together."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "sharding.json"
+        done = spawn(["benchmarks/sharding.py", *part.arguments, "--out", str(file)], limit_s)
+        if done.code != 0:
+            return done.failure
+        content = json.loads(file.read_text())
+    (row,) = content["ways"].values()
+    del row["ranks"]
+    return {"outcome": "ok", "size": content["size"], "ranks": content["ranks"], **row}
+
+
 def run_techniques(part: Part, limit_s: float) -> Row:
     """benchmarks/techniques.py, which writes a file of its own and continues where it stopped."""
     # An option that has begun may take its time beyond the budget.
@@ -258,18 +273,29 @@ def test_parts(small: bool) -> Iterator[Part]:
         yield Part("tests", file.stem, 300, run_tests, (path,))
 
 
+def ranks_parts(small: bool) -> Iterator[Part]:
+    """Both loops on all GPUs; small on two ranks of a CPU."""
+    count = 2 if small else detect().count
+    size, steps = ("tiny", "3") if small else ("8b", "20")
+    for way in ("eke", "titan") if count > 1 else ():
+        typed = ("--size", size, "--ranks", str(count), "--steps", steps, "--ways", way)
+        casts = ("--casts", "per_step") if not small else ()  # as the other loop's
+        yield Part("ranks", f"{size} {way}", 540, run_ranks, (*typed, *casts))
+
+
 def make_parts(small: bool, out: Path) -> list[Part]:
     """Everything, in the order in which it is done."""
     techniques = () if not small else ("precision=fp32", "optimizer=sgd", "memory=checkpointing")
     return [
         *trainer_parts(small),
         *memory_parts(small),
+        *ranks_parts(small),
         *test_parts(small),
         Part("techniques", "all", 540, run_techniques, (*techniques, "--out", str(out))),
     ]
 
 
-STAGES = ("trainer", "memory", "tests", "techniques")
+STAGES = ("trainer", "memory", "ranks", "tests", "techniques")
 
 
 def begin(file: Path, small: bool) -> Row:
@@ -311,7 +337,7 @@ def main() -> int:
     parts = [p for p in make_parts(small, asked.out.absolute()) if p.stage in asked.stages]
     end = time.monotonic() + (asked.budget or float("inf"))
     for part in parts:
-        rows = record["parts"][part.stage]
+        rows = record["parts"].setdefault(part.stage, {})  # a record may be older than a stage
         left = min(asked.patience * part.limit_s, end - time.monotonic())
         if (is_done(rows.get(part.name)) and not asked.again) or left <= 0:
             continue
@@ -321,7 +347,7 @@ def main() -> int:
         rows[part.name]["time"] = datetime.now(UTC).isoformat(timespec="seconds")
         write_json(asked.out / name, record)
         print(f"{part.stage:10} {part.name:44} {describe(rows[part.name])}", flush=True)
-    missing = [p.name for p in parts if not is_done(record["parts"][p.stage].get(p.name))]
+    missing = [p.name for p in parts if not is_done(record["parts"].get(p.stage, {}).get(p.name))]
     print(f"{asked.out / name}: {len(parts) - len(missing)} of {len(parts)} parts done")
     return EXIT_RESUMABLE if missing else 0
 

@@ -98,8 +98,8 @@ FAULTS = (
     fault(
         "random_state_of_rank_0",
         "training/checkpoint.py",
-        'tensors["random"][rank]',
-        'tensors["random"][0]',
+        "restore_random_state(states[ranks.rank])",
+        "restore_random_state(states[0])",
         "after a resume every rank draws the same dropout masks",
         "unit/training/checkpoint/test_checkpoint.py::test_each_rank_gets_its_own_random_state_back",
     ),
@@ -466,8 +466,8 @@ FAULTS = (
     fault(
         "old_software_answers",
         "launch/processes/run_dir.py",
-        "if not changes and not again:",
-        "if not again:",
+        "if named or (not changes and not again):",
+        "if named or not again:",
         "a run is answered by a record of other software",
         "unit/launch/test_folder.py::test_another_machine_goes_beside_and_says_what_differs",
     ),

@@ -168,6 +168,8 @@ LEFT_OUT = {
     },
     "recipe.horizon": "of what a recipe chooses: tests/unit/tuning/recipes",
     "distributed.num_nodes": "of a cluster",
+    "distributed.replicas": "tests/equivalence/test_ranks.py: two processes have one copy",
+    "train.resume": "tests/unit/workflows/test_resume.py",
     "hardware.network_gbit_per_s": "between machines",
     "distributed.timeout_s": "a time nobody waits for",
     "distributed.deepspeed_config": "tests/unit/plan/test_ds_config.py",

@@ -69,6 +69,27 @@ def recipe_row(name: str, **other) -> dict:
     return {**row, **other}
 
 
+def test_several_devices_are_shown_way_by_way(tmp_path) -> None:
+    way = {
+        "peaks": dict.fromkeys(("load", "step", "evaluation", "save sync", "save async"), 2**30),
+        "sent": {"gathered bfloat16": [3, 2**29], "reduced float32": [2, 2**30]},
+        "saving": {kind: {"blocked_s": 0.5, "total_s": 4.0} for kind in ("sync", "async")},
+        "tokens_per_s": 123.0,
+    }
+    where = {"device": "CPU", "environment": {"time": "2026-12-01T10:00:00+00:00", "versions": {}}}
+    content = {"size": "300m", "ranks": 4, "casts": "per_use", "ways": {"former": way, "eke": way}}
+    (tmp_path / "sharding_cpu.json").write_text(json.dumps(content | where))
+    row = {"outcome": "ok", "ranks": 8, "time": "2026-12-01T10:00:00+00:00", **way}
+    parts = {"trainer": {}, "ranks": {"8b eke": row}}
+    content = {"size": "full", "device": "NVIDIA H200", "versions": {}, "parts": parts}
+    (tmp_path / "on_gpu_nvidia_h200.json").write_text(json.dumps(content))
+    page = benchmarks_page(tmp_path)
+    assert "| step, MiB, worst rank | 1024 | 1024 |" in page
+    assert "| save async blocks, s | 0.500 of 4.00 | 0.500 of 4.00 |" in page
+    assert "| eke | 8 | 123 | 0.500 | 1.00 | 1.00 | 0.500 |" in page
+    assert f"| loop as torchtitan's | {ABSENT} |" in page
+
+
 def test_a_record_of_a_gpu_has_rows_of_its_own(tmp_path) -> None:
     ended = {"outcome": "ok", "samples_per_s": 490.0}
     content = {

@@ -15,9 +15,12 @@ from support import REPO
 
 from eke.config.compose import compose, help_text
 from eke.config.compose.catalogue import make_catalogue
+from eke.estimate.memory import forecast
 from eke.models.families import FAMILIES
 from eke.plan.record import read_record
 from eke.results.report import render_summary
+from eke.workflows.auto_batch import Means
+from eke.workflows.planning import plan_for
 
 README = REPO / "README.md"
 COMMANDS = REPO / "docs" / "reference" / "command-line.md"
@@ -91,6 +94,22 @@ def test_commands_of_readme_and_first_run_compose() -> None:
                 for option in options:
                     others = [w for w in words if "=" in w and w != word and not sweep]
                     compose([*others, option])
+
+
+def test_forecasts_of_several_gpus_are_up_to_date(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no corrections from runs
+    page = (REPO / "docs" / "how-to" / "several-gpus.md").read_text()
+    (common,) = re.findall(r"^    (precision=.*)$", page, re.M)
+    (large,) = re.findall(r"`\$LLAMA_70B` is\n\n((?: {4}.*\n)+)", page)
+    rows = re.findall(r"^\| .* \| `(.*)` \| ([\d.]+) \| (\d+) and (\d+) \|$", page, re.M)
+    assert len(rows) == 6
+    for typed, *shown in rows:
+        words = f"{typed.replace('$LLAMA_70B', large)} {common} data=synthetic hardware=h100"
+        plan = plan_for(compose(words.split()), planning=True, means=Means(trace=False))
+        memory = forecast(plan).peak
+        found = [each / 2**30 for each in (memory.expected, memory.low, memory.high)]
+        assert [*map(float, shown)] == pytest.approx(found, rel=0.06), typed
+        assert float(shown[0]) == pytest.approx(found[0], rel=0.01), typed
 
 
 def test_architecture_names_what_exists() -> None:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from live import Live, record_of, rows_of, run_folders, run_in
+from live import Live, attempts, record_of, rows_of, run_folders, run_in
 from support import PATIENCE_S, REPO, TINY, Finished, environment, last_wins
 from trained_ranks import train_in_ranks
 
@@ -152,6 +152,34 @@ def test_however_two_ranks_end_the_same_command_continues_the_same_curve(
     assert min(step for attempt, step in first.items() if attempt) > 20, "it started over"
     found = curve(folder)
     assert found == curve(train_ranks(*case, f"train.steps={len(found)}"))
+
+
+@pytest.mark.slow
+def test_a_named_run_goes_on_with_other_ranks(going, train_py, tmp_path, train_ranks) -> None:
+    """Two ranks, stopped; then one to the end: the curve of one that nothing disturbed."""
+    case = last_wins(
+        *LONG, "train.steps=150", "train.log_every=1", "optimizer.lr=1e-5", "train.eval_every=null"
+    )
+    live, folder = going(*case, "distributed=fsdp")
+    signal_supervisor(live, folder)
+    rest = f"train.resume={folder}", "distributed=none", "batch.per_device=2"
+    done = train_py(*rest, "batch.accumulation=4")
+    assert done.code == 0, done.text
+    record, steps = record_of(folder), record_of(folder)["steps_done"]
+    assert run_folders(tmp_path) == [folder]
+    assert (record["run_id"], steps, record["attempt"]) == (folder.name, 150, 1)
+    assert (record["timing"]["steady_step_s"], record["memory"]["measured"]) == (None, None)
+    first, second = record["effective"]["cuts"]
+    assert first["distributed"]["num_processes"] == 2
+    assert first["steps"] + second["steps"] == 150
+    assert second["steady_step_s"]["median"] > 0
+    again = train_py(*rest, "batch.accumulation=4")
+    assert "answered from" in again.out
+    assert len(attempts(folder)) == 2
+    other = train_ranks(*case, "distributed=none", "batch.per_device=8")
+    for step, (loss, norm) in curve(other).items():
+        # Losses are near 5, where float32 has steps of 5e-7.
+        assert curve(folder)[step] == (pytest.approx(loss, abs=2e-6), pytest.approx(norm, rel=1e-5))
 
 
 @pytest.mark.slow  # torch's agent gives a process that does not answer 30 s before it kills it

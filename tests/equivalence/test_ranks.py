@@ -6,7 +6,9 @@ each epoch ends with a step in which the second rank has no sample at all. Dropo
 
 import json
 import os
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -154,6 +156,10 @@ def test_two_ranks_with_parts_of_the_model_train_like_one(case, baseline_of, ran
         ("peft=qlora",),
         ("peft=lora", "memory=checkpointing"),
         COMPILED,
+        ("compile.regional=true", *COMPILED),
+        ("model.intermediate_size=97", "model.vocab_size=331"),
+        ("kernels=fused_linear_cross_entropy", "model.tie_word_embeddings=false"),
+        ("precision=bf16", "precision.casts=per_step", "train.steps=24"),
         ("model=tiny_moe",),
         ("model.tie_word_embeddings=true",),
         ("precision=fp16", "train.steps=24"),
@@ -170,6 +176,33 @@ def test_techniques_keep_the_promise_on_parts(technique, baseline_of, ranks_curv
     bound = 2**-8 if "precision" in technique[0] else 1e-3 if "muon" in technique[0] else 1e-5
     one = baseline_of(*alone, "batch.per_device=12")
     assert largest_difference(one, ranks_curve(*base, *SHARDED)) < bound
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["causal_lm-llama", "seq2seq-t5"])
+def test_matrices_sent_in_16_bits_compute_the_same_numbers(case, make_plan, train_plan) -> None:
+    """As when all weights were sent in float32, and autocast cast them on each rank."""
+    plan = make_plan(*last_wins(*CASES[case], *TINY, *UNEVEN, *SHARDED, "precision=bf16"))
+    folder = train_plan(plan)
+    narrow, effective = logged(folder), json.loads((folder / "record.json").read_text())
+    sent = effective["effective"]["sharding"]["gathered_numbers"]
+    assert min(sent["bfloat16"], sent["float32"]) > 0
+    shutil.rmtree(folder)
+    wide = replace(plan, compute=replace(plan.compute, gathered=""))
+    assert largest_difference(logged(train_plan(wide)), narrow) < 2e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("precision=bf16", "precision.casts=per_step")])
+def test_copies_of_a_sharded_model_train_like_one_process(
+    more, baseline_of, train_ranks, monkeypatch
+) -> None:
+    monkeypatch.setattr("eke.rules.distributed.usable_cores", lambda: 4)
+    base = (*CASES["causal_lm-llama"], *TINY, *UNEVEN, *more, "train.max_grad_norm=0.5")
+    copies = ("distributed=fsdp", "distributed.num_processes=4", "distributed.replicas=2")
+    folder = train_ranks(*base, *copies, "batch.per_device=1", "batch.accumulation=3")
+    one = baseline_of(*base, "batch.per_device=12")
+    assert largest_difference(one, logged(folder)) < (2**-8 if more else 1e-5)
 
 
 @pytest.mark.slow

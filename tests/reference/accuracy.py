@@ -2,10 +2,19 @@
 
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from reference.gpu import memory_rows, time_rows
+
+from eke.common.text import GIB
+from eke.config.compose import compose
+from eke.config.schema.techniques import Casts
+from eke.estimate.memory import forecast
+from eke.models.sizes import shared_state_bytes
+from eke.plan.planner import replan
+from eke.workflows.planning import plan_for
 
 ABSENT = "not yet measured"
 
@@ -27,7 +36,7 @@ def accuracy_page(folder: Path) -> str:
     Args:
         folder: with the records.
     """
-    parts = [_formulas(folder), _traces(folder), _ranks(folder)]
+    parts = [_formulas(folder), _traces(folder), _ranks(folder), _torchtitan()]
     parts.append(_step_time(folder))
     return "\n\n".join(parts)
 
@@ -190,6 +199,45 @@ def _ranks(folder: Path) -> str:
         cells = [_off(each) if each else ABSENT for each in (formulas, traced)]
         rows.append((label, str(part["n"]), f"{within} of {part['n']}", *cells, exact))
     return table(head, rows)
+
+
+PUBLISHED = {
+    "not compiled": (("",), {8: 82.4, 128: 67.0}),
+    "compiled": (("compile=inductor", "compile.regional=true"), {8: 77.0, 128: 62.0}),
+}
+"""Llama 3.1 8B on H100 with 96 GB, 2 rows of 8,192 tokens, selective recomputation, float32 AdamW:
+GPUs -> GiB that PyTorch reserved at most (torchtitan, benchmarks/llama3_h100_202412_torchtitan.md).
+"""
+
+
+def _torchtitan() -> str:
+    """Published peaks on several GPUs, and forecasts of the same by formulas: nothing is fitted."""
+    rows, states = [], {}
+    for name, (more, published) in PUBLISHED.items():
+        found = {count: _forecast(count, more) for count in published}
+        states |= {count: state for count, (_, state) in found.items()}
+        for count, gib in published.items():
+            off = f"{100 * (found[count][0] / gib - 1):+.1f} %"
+            rows.append((f"{count}, {name}", f"{gib:.1f}", f"{found[count][0]:.1f}", off))
+        change = [f"{each[8] - each[128]:.1f}" for each in
+                  (published, {count: peak for count, (peak, _) in found.items()})]  # fmt: skip
+        rows.append((f"8 less 128, {name}", *change, ""))
+    state = f"{states[8] - states[128]:.1f}"
+    rows.append(("of this the sharded state", "", state, ""))
+    return table(("torchtitan, GPUs", "reserved, GiB", "expected, GiB", "off by"), rows)
+
+
+def _forecast(count: int, more: tuple[str, ...]) -> tuple[float, float]:
+    """GiB that PyTorch is expected to reserve, and of weights, gradients and optimizer state."""
+    typed = ["model=llama3_8b", "precision=bf16", "hardware=h100", "data=synthetic",
+             "data.seq_len=8192", "batch.per_device=2", "memory=checkpointing_selective",
+             "distributed=fsdp", f"distributed.num_processes={count}",
+             f"distributed.num_nodes={count // 8}", *filter(None, more)]  # fmt: skip
+    plan = plan_for(compose(typed), planning=True)
+    casts = replace(plan.config.precision, casts=Casts.per_step)
+    plan = replan(plan, replace(plan.config, precision=casts))
+    found, state = forecast(plan), shared_state_bytes(plan.config, plan.size).total
+    return (found.peak.expected - found.components["context"]) / GIB, state / GIB
 
 
 def _off(part: Content) -> str:

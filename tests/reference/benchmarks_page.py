@@ -195,10 +195,31 @@ SECTIONS = (
         ),
         "gpu.md#2026-11-27-the-first-minutes-on-an-h100",
     ),
+    Section(
+        "Several devices",
+        "What does a rank hold, send and wait for where a model is in parts, beside how it was "
+        "before, and on GPUs beside a loop as torchtitan's?",
+        (
+            Source(
+                "sharding_*.json",
+                tables.sharding,
+                {
+                    "sharding_cpu": "python benchmarks/sharding.py --size 300m --ranks 4 "
+                    "--out results/sharding_cpu.json"
+                },
+            ),
+            Source(
+                "on_gpu_*.json",
+                tables.several_gpus,
+                {},
+                {"on_gpu_DEVICE": "python benchmarks/on_gpu.py --stages ranks"},
+            ),
+        ),
+    ),
 )
-"""The benchmarks a to i, in this order."""
+"""The benchmarks a to j, in this order."""
 
-LETTERS = "abcdefghi"
+LETTERS = "abcdefghij"
 
 
 def benchmarks_page(results: Path) -> str:

@@ -104,6 +104,51 @@ def same_flags(content: Content) -> str:
     return table(head, rows)
 
 
+def several_gpus(content: Content) -> str:
+    """eke and a loop as torchtitan's on several GPUs, by benchmarks/on_gpu.py."""
+    ways = {"eke": "eke", "titan": "loop as torchtitan's"}
+    found = {
+        ways[name.rpartition(" ")[2]]: _ranks_cells(part)
+        for name, part in content["parts"].get("ranks", {}).items()
+        if part["outcome"] == "ok"
+    }
+    head = ("loop", "ranks", "tokens/s", "gathered, GiB a step", "reduced, GiB a step",
+            "step, GiB a rank", "saving blocks, s")  # fmt: skip
+    return table(head, rows_or_absent(ways.values(), found, len(head)))
+
+
+def _ranks_cells(part: Content) -> tuple[str, ...]:
+    sums = [
+        sum(size for kind, (_, size) in part["sent"].items() if kind.startswith(what)) / 2**30
+        for what in ("gathered", "reduced")
+    ]
+    blocked = part["saving"]["async"]["blocked_s"]
+    numbers = (part["tokens_per_s"], *sums, part["peaks"]["step"] / 2**30, blocked)
+    return (str(part["ranks"]), *map(number, numbers))
+
+
+def sharding(content: Content) -> str:
+    """Ways of training in parts side by side, by benchmarks/sharding.py."""
+    ways = content["ways"]
+    names = {"former": "as before", "eke": "eke", "titan": "loop as torchtitan's"}
+    phases = ("load", "step", "evaluation", "save sync", "save async")
+    rows = [
+        (f"{p}, MiB, worst rank", *(f"{way['peaks'][p] / 2**20:.0f}" for way in ways.values()))
+        for p in phases
+    ]
+    for kind in ("sync", "async"):
+        times = (way["saving"][kind] for way in ways.values())
+        cells = [f"{number(t['blocked_s'])} of {number(t['total_s'])}" for t in times]
+        rows.append((f"save {kind} blocks, s", *cells))
+    for what in ("gathered", "reduced"):
+        sums = (sum(size for kind, (_, size) in way["sent"].items() if kind.startswith(what))
+                for way in ways.values())  # fmt: skip
+        rows.append((f"{what}, MiB a step", *(f"{size / 2**20:.0f}" for size in sums)))
+    head = (f"{content['size']}, {content['ranks']} ranks, {content['casts']}",
+            *(names[way] for way in ways))  # fmt: skip
+    return table(head, rows)
+
+
 def _beside(plain: list[float], hand: list[float], eke: list[float]) -> Iterable[str]:
     ratios = [[b / a for a, b in zip(each, eke, strict=False)] for each in (plain, hand)]
     return (extremes(each) if each else ABSENT for each in (plain, hand, eke, *ratios))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from live import SHORT, attempts, curve, record_of, run_folders, single_runs
+from live import SHORT, attempts, curve, record_of, run_folders, run_in, single_runs
 from rank_server import RankServer
 from slurm_support import CLUSTER, Cluster, pids_of, wait_until
 from support import PATIENCE_S, REPO, environment, last_wins
@@ -113,6 +113,41 @@ def test_the_hand_run_script_on_two_nodes(
     assert not list(tmp_path.glob("runs/.nodes*"))
     out = (tmp_path / "job.out").read_text()
     assert out.count("samples per step") == 2, "one of the two tasks speaks, before and after"
+
+
+def test_one_node_goes_on_with_a_run_of_two(
+    cluster: Cluster, tmp_path: Path, monkeypatch, rank_server
+) -> None:
+    (tmp_path / "train.py").symlink_to(REPO / "train.py")
+    for name, value in {**environment(tmp_path), "PYTHON": sys.executable}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    case = last_wins(*NODES, "model.dropout=0", "distributed=fsdp", "optimizer.lr=1e-5")
+    script = str(REPO / "slurm" / "train.sbatch")
+    job = cluster.sbatch("--nodes=2", "--time=30", script, *case, "hardware=cpu")
+    wait_until(lambda: list(tmp_path.glob("runs/*/metrics.jsonl")), "a step", PATIENCE_S)
+    folder = run_of(tmp_path)
+    wait_until(lambda: len(curve(folder)) >= 50, "step 50", PATIENCE_S)
+    cluster.ask("scancel", job)
+    cluster.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", timeout=PATIENCE_S)
+    assert record_of(folder)["steps_done"] < 240
+    rest = f"train.resume={folder}", "distributed=none", "batch.accumulation=2"
+    done = run_in(tmp_path, ["srun", "--ntasks=1", sys.executable, "train.py", *rest])
+    assert done.code == 0, done.text
+    assert run_folders(tmp_path) == [folder]
+    assert record_of(folder)["outcome"] == "ok"
+    one = last_wins(
+        *RANKS,
+        "model.dropout=0",
+        "distributed=none",
+        "distributed.num_processes=1",
+        "batch.per_device=8",
+    )
+    plan = plan_for(compose([*one, "optimizer.lr=1e-5", "hardware=cpu"]), False)
+    expected = undisturbed_curve(rank_server, plan, tmp_path / "one")
+    found = [loss for loss, _ in curve(folder)]
+    # Losses are near 5, where float32 has steps of 5e-7.
+    assert found == pytest.approx([loss for loss, _ in expected], abs=2e-6)
 
 
 def test_srun_with_a_task_too_many_is_refused_once(cluster: Cluster, tmp_path: Path) -> None:

@@ -267,3 +267,34 @@ def test_the_loop_by_hand_trains_as_trainer_does(name, tmp_path) -> None:
     assert hand["losses"] == pytest.approx(trainer["losses"], rel=1e-5)
     assert len(set(hand["losses"])) == 4
     assert hand["parameters"] == trainer["parameters"]
+
+
+@pytest.mark.slow
+def test_ranks_are_watched_in_each_phase(tmp_path, monkeypatch) -> None:
+    """eke's own worker and both loops by hand, on two gloo ranks."""
+    out = tmp_path / "sharding.json"
+    typed = ["--size", "tiny", "--ranks", "2", "--ways", "former", "eke", "titan"]
+    done = on_gpu.spawn(["benchmarks/sharding.py", *typed, "--out", str(out)], 240)
+    assert done.code == 0, done.err
+    content = json.loads(out.read_text())
+    ways = content["ways"]
+
+    def spawned(command, limit_s):  # with one of the ways, as the stage asks for
+        Path(command[-1]).write_text(json.dumps({**content, "ways": {"titan": ways["titan"]}}))
+        return done
+
+    monkeypatch.setattr(on_gpu, "spawn", spawned)
+    part = on_gpu.Part("ranks", "tiny", 240, on_gpu.run_ranks, ("--ways", "titan"))
+    row = on_gpu.run_ranks(part, 240)
+    assert (row["outcome"], row["ranks"]) == ("ok", 2)
+    for way in ways.values():
+        assert set(way["peaks"]) == {"load", "step", "evaluation", "save sync", "save async"}
+        assert all(way["peaks"].values())
+        # 4 bytes of each parameter are reduced: two tables and three layers.
+        numbers = 2 * 499 * 64 + 3 * (4 * 64**2 + 3 * 64 * 128 + 2 * 64) + 64
+        assert sum(size for kind, (_, size) in way["sent"].items() if "reduced" in kind) == (
+            pytest.approx(4 * numbers, rel=0.02)
+        )
+    assert sum(size for kind, (_, size) in ways["former"]["sent"].items() if "gath" in kind) > (
+        4 * numbers
+    )

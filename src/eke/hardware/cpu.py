@@ -199,7 +199,7 @@ def _gpu_device(gpus: list[Gpu]) -> Device:
     device = with_datasheet(found)
     if not device.peak_flops:
         note += "; its peak FLOP/s are unknown, so MFU is not reported"
-    return replace(device, note=note)
+    return replace(device, note=note, host_memory_bytes=memory_limit())
 
 
 def choose_device(option: str) -> tuple[Device, str]:

@@ -23,7 +23,7 @@ says where error correction takes its share (T4, A10G, L4) or the vendor counts 
 
 from dataclasses import dataclass, replace
 
-from eke.common.text import MIB
+from eke.common.text import GIB, MIB
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class Device:
     available_bytes: int | None = None
     """Memory not used by other processes when detected; None where it does not matter: for a run
     that starts later, and for a GPU, which a run has exclusively."""
+    host_memory_bytes: int | None = None
+    """Of a GPU's machine; as sold with eight of them where it is declared, None where unknown."""
     capability: tuple[int, int] | None = None
     """CUDA compute capability, or what torch calls so for AMD's (gfx942: 9.4); None for a CPU."""
     peak_flops: tuple[tuple[str, float], ...] = ()
@@ -116,6 +118,10 @@ _PRO_BLACKWELL = (
 GRACE = 0
 """In place of PCI Express: NVLink-C2C to a Grace processor."""
 
+_HOST_GIB = {"V100": 488, "A100": 1152, "H100": 2048, "H200": 2048, "B200": 2048}
+"""GiB of Amazon's p3.16xlarge, p4d and p4de, p5, p5en, p6-b200: aws.amazon.com/ec2/instance-types.
+"""
+
 HOST_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0, GRACE: 225.0}
 """Generation of PCI Express with 16 lanes -> GB/s to the host in one direction."""
 
@@ -144,6 +150,7 @@ def _declared(
         peak_flops=tuple((dtype, peak * 1e12) for dtype, peak in peaks.items() if peak),
         memory_bytes_per_s=memory * 1e9,
         link_bytes_per_s=link * 1e9 if link else None,
+        host_memory_bytes=_HOST_GIB.get(name.split()[1][:4], 0) * GIB or None,
         host_bytes_per_s=HOST_GB_PER_S[generation] * 1e9,
         network_bytes_per_s=network / 8 * 1e9 if network else None,
         source=source,

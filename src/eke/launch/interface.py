@@ -168,6 +168,7 @@ def declared_target(config: Config, num_nodes: int = 1) -> Target:
     count = config.distributed.processes_per_node if is_gpu else 1
     memory = found.memory_bytes if is_gpu else None  # the host memory of other machines is unknown
     device = replace(
-        found, present=True, count=count, note=note, memory_bytes=memory, available_bytes=None
-    )
+        found, present=True, count=count, note=note, memory_bytes=memory, available_bytes=None,
+        host_memory_bytes=None,
+    )  # fmt: skip
     return Target(device, note, num_nodes)

@@ -19,10 +19,18 @@ PRESENTATION = (
 
 PRESENTATION_KEYS = {
     "data": ("max_row_bytes",),
-    "train": ("log_every", "checkpoint_every", "keep_checkpoints", "save_final", "save_on_signal"),
+    "train": (
+        "log_every",
+        "checkpoint_every",
+        "checkpoint_async",
+        "keep_checkpoints",
+        "save_final",
+        "save_on_signal",
+        "resume",
+    ),
     "distributed": ("timeout_s",),
     "offload": ("path",),
-}
+}  # fmt: skip
 """The same for keys of other groups: no timing includes checkpoints,
 and a limit of rows changes none that is read."""
 
@@ -32,6 +40,7 @@ FORMER_VALUES: dict[str, Any] = {
     "data.text_pair": None, "data.streaming": False, "data.shuffle_buffer": 1000,
     "precision.casts": "per_use", "peft.fused": False, "task.labels": [], "data.multi_hot": None,
     "task.router_loss": None, "model.router_loss": None, "peft.experts": False,
+    "distributed.replicas": 1,
 }  # fmt: skip
 """Key path -> value at which a key that was added later changes nothing. At that value the key is
 not part of the identity, so that runs and sweeps from before it keep their names. Frozen weights

@@ -16,9 +16,8 @@ def _state_reason(facts: Facts) -> str:
     count = f"{format_count(model_size(facts.config).num_parameters)} parameters"
     room = f"; {facts.device.name} has {format_bytes(facts.device.memory_bytes or 0)}"
     if state.start > state.total:
-        several = f"; there are {number} processes" if number > 1 else ""
-        whole = "which each process holds whole before it keeps its part of them"
-        return f"{count} are {format_bytes(state.start)}, {whole}{several}{room}"
+        several = f"in each of {number} processes" if number > 1 else "as they are made or read"
+        return f"{count} are {format_bytes(state.start)} {several}{room}"
     return (
         f"{count} need {format_bytes(state.total)} for "
         f"weights ({format_bytes(state.weights)}), gradients ({format_bytes(state.gradients)}) and "

@@ -1,8 +1,9 @@
 """Rules about several processes."""
 
 from eke.common.errors import Fix
-from eke.config.schema import Packing, PeerToPeer
+from eke.config.schema import Config, Packing, PeerToPeer
 from eke.hardware import usable_cores
+from eke.models.sizes import STAGE, optimizer_entry
 from eke.rules.rule import Facts, Rule, unsafe, without_effect
 
 FSDP_DOCS = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
@@ -10,10 +11,27 @@ DP_DOCS = "https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.
 NCCL_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-p2p-disable"
 
 
+def why_not_elastic(config: Config) -> str:
+    """Why no other number of processes can go on from a checkpoint; empty if any can."""
+    if config.distributed.option in STAGE and optimizer_entry(config.optimizer).quantises:
+        return (
+            f"optimizer = {config.optimizer.option} keeps states with a scale for each block of a "
+            f"process's part, and another number of processes has other parts"
+        )
+    return ""
+
+
 def _is_cut(facts: Facts) -> bool:
     """Whether FSDP2 shards every tensor."""
     sharing = facts.distributed
     return sharing.option == "fsdp" and sharing.num_processes > 1
+
+
+def _replicas(facts: Facts) -> int:
+    """The most copies, up to those asked for, that have equal parts, two or more."""
+    processes = facts.distributed.num_processes
+    most = min(getattr(facts.distributed, "replicas", 1), processes // 2)
+    return max((n for n in range(1, most + 1) if processes % n == 0), default=1)
 
 
 def _shared_evenly(facts: Facts) -> int:
@@ -85,6 +103,14 @@ RULES = (
     ),
     _of_one("ddp", "a single process has no other to share work with", "arXiv:2006.15704"),
     _of_one("fsdp", "one process keeps all of every tensor", FSDP_DOCS),
+    Rule(
+        id="replicas_share_evenly",
+        key="distributed.replicas",
+        when=lambda f: getattr(f.distributed, "replicas", 1) != _replicas(f),
+        why="processes hold each copy of the model in equal parts, two or more",
+        fix=lambda f: Fix(f"distributed.replicas={_replicas(f)}"),
+        source=FSDP_DOCS,
+    ),
     Rule(
         id="fsdp_needs_elementwise_optimizer",
         key="optimizer",

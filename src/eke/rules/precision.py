@@ -258,9 +258,16 @@ RULES = (
     Rule(
         id="casts_are_of_one_process",
         key="precision.casts",
-        when=lambda f: decide_formats(f.config).copies and f.distributed.option != "none",
+        when=lambda f: (
+            decide_formats(f.config).copies
+            and f.distributed.option != "none"
+            and not decide_formats(f.config).gathered
+        ),
         why=lambda f: (
-            f"distributed={f.distributed.option} exchanges the weights' own gradients, "
+            "distributed=fsdp would send all weights in 16 bits, and precision.evaluation, "
+            "precision.float8 or peft=dora needs them in float32"
+            if f.distributed.option == "fsdp"
+            else f"distributed={f.distributed.option} exchanges the weights' own gradients, "
             "and would not see those of copies"
         ),
         fix=Fix("precision.casts=per_use"),

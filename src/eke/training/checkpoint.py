@@ -5,22 +5,24 @@ and renamed. The order of samples and the learning rate are functions of the ste
 no saving. Weights are safetensors; the rest is loaded with `weights_only`, so that no checkpoint
 can run code.
 
-Where each rank holds a part (DeepSpeed), rank 0 writes the weights, each rank its part of the
-optimizer state and its random states, and rank 0 gives the folder its name once all have written.
-Whatever fails on one rank is raised on all; a killed one leaves the checkpoint before as it was.
+Where each rank holds a part (FSDP2, ZeRO), each writes its own (part_files.py), and rank 0 gives
+the folder its name once all have written. A killed rank leaves the checkpoint before as it was.
 """
 
 import logging
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
+from accelerate.utils import set_seed
 from torch import nn
 
 from eke.common.errors import RunError
@@ -34,74 +36,99 @@ from eke.common.files import (
 )
 from eke.common.paths import CHECKPOINT_FILES, EXPORT, checkpoint_name
 from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate
-from eke.training.distributed.fsdp import (
-    WholeState,
-    cut_optimizer,
-)
-from eke.training.distributed.ranks import Ranks
-from eke.training.loop.meter import RandomState, capture_random_state, restore_random_state
-from eke.training.model.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from eke.training.model.save_model import (
-    CONFIG,
-    INDEX,
-    WEIGHTS,
-    load_weights,
-    save_pretrained,
-    system_error,
-)
+from eke.training.distributed.ranks import ALONE, Ranks
+from eke.training.loop.meter import RandomState, restore_random_state
+from eke.training.model.number_formats import MASTER, copied_from
+from eke.training.model.save_model import load_weights, save_pretrained, system_error
 from eke.training.optimizer.build_optimizer import evaluation_weights, restore_training_weights
+from eke.training.part_files import (
+    Held,
+    PartFiles,
+    SavedTensors,
+    part_name,
+    why_incomplete,
+    write_part,
+)
+from eke.training.state_parts import (
+    Stepped,
+    load_groups,
+    load_held,
+    load_state,
+    of_one_file,
+    place_in,
+    stepped_by,
+)
 
 log = logging.getLogger(__name__)
 
 OPTIMIZER, STATE = "optimizer.pt", "state.json"
 _NAME = r"step-\d{8}"
 """What `checkpoint_name` makes."""
-_PART = r"optimizer-\d{5}-of-(\d{5})\.pt"
-"""Names that `part_name` makes."""
 
 
-def save_checkpoint(
-    folder: Path,
+Files = dict[str, tuple[int, int]]
+"""Size and checksum of each file, by its path in the checkpoint."""
+
+
+@dataclass
+class Saving:
+    """A checkpoint that is being written, by each rank in parts or by rank 0 alone."""
+
+    step: int
+    spare: int | None
+    """Step of another checkpoint that stays."""
+    run: str
+    unfinished: Path
+    exports: bool
+    """Whether parts are also put together as a model that transformers loads."""
+    held: Held | None = None
+    """This rank's part."""
+    copied: Event = field(default_factory=Event)
+    """Set once the next update may change what is being saved."""
+    written: Future[Files] = field(default_factory=Future)
+    """This rank's files."""
+
+    def write(self) -> None:
+        """Write this rank's part; an error is kept for those who ask for the result."""
+        try:
+            self.written.set_result(self._write() if self.held and self.held.writes else {})
+        except BaseException as error:
+            self.written.set_exception(error)
+        finally:
+            self.copied.set()
+            self.held = None
+
+    def _write(self) -> Files:
+        held = self.held
+        assert held is not None, "there is a part"
+        if not self.copied.is_set():
+            for key, piece in held.pieces.items():
+                held.pieces[key] = replace(piece, tensor=piece.tensor.to("cpu", copy=True))
+            self.copied.set()
+        name = part_name(held.rank, held.world_size)
+        origin = f"{self.run} {self.unfinished.name}"
+        return {name: write_part(self.unfinished / name, held, origin)}
+
+
+def write_whole(
+    unfinished: Path,
     step: int,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler | None,
-    keep: int,
-    random_states: Sequence[RandomState] = (),
+    scaler: Any,
+    random_states: Sequence[RandomState],
     tokenizer: Any = None,
-    whole: WholeState | None = None,
-    spare: int | None = None,
-) -> Path:
-    """Write a checkpoint, and drop all but the newest `keep` complete ones and that of `spare`.
-
-    Of several ranks, `random_states` has one of each, and `whole` what to write where model and
-    optimizer only hold parts. The model has no wrappers; `step` optimizer steps are done.
-
-    Raises:
-        OSError: the disk is full; earlier checkpoints are untouched.
-    """
-    unfinished = unfinished_folder(folder, step, os.getpid())
-    with translated_errors(folder / checkpoint_name(step)), removed_on_error(unfinished):
-        begin_checkpoint(unfinished)
-        states = whole.optimizer if whole else optimizer.state_dict()
-        switched = nullcontext(whole.training) if whole else evaluation_weights(optimizer)
-        with switched as training_weights:
-            weights = whole.weights if whole else None
-            save_pretrained(model, unfinished / EXPORT, tokenizer, weights=weights)
-        tensors = {
-            "optimizer": states,
-            "training_weights": training_weights,
-            "scaler": scaler.state_dict() if scaler else {},
-            "random": list(random_states) or [capture_random_state()],
-        }
-        _save_tensors(tensors, unfinished / OPTIMIZER)
-        write_json(unfinished / STATE, {"step": step})
-        return finish_checkpoint(unfinished, step, keep, spare)
-
-
-def _save_tensors(content: dict[str, Any], path: Path) -> None:
-    with open(path, "wb") as file:  # a file that torch opens loses the system's error
-        torch.save(content, file)
+) -> None:
+    """Write the state of a process that has it all; `random_states` has one of each rank."""
+    tensors = {
+        "optimizer": optimizer.state_dict(),
+        "scaler": scaler.state_dict() if scaler else {},
+        "random": list(random_states),
+    }
+    with evaluation_weights(optimizer) as tensors["training_weights"]:
+        save_pretrained(model, unfinished / EXPORT, tokenizer)
+    with open(unfinished / OPTIMIZER, "wb") as file:  # a file that torch opens loses the error
+        torch.save(tensors, file)
 
 
 def unfinished_folder(folder: Path, step: int, pid: int) -> Path:
@@ -116,13 +143,21 @@ def begin_checkpoint(unfinished: Path) -> None:
     unfinished.mkdir()
 
 
-def finish_checkpoint(unfinished: Path, step: int, keep: int, spare: int | None = None) -> Path:
-    """Fsync and list all files, then rename the folder.
+def finish_checkpoint(
+    unfinished: Path,
+    step: int,
+    keep: int,
+    spare: int | None = None,
+    world_size: int = 1,
+    files: Files | None = None,
+) -> Path:
+    """Make all files but the durable `files` so, list them, then rename the folder.
 
     Drops all but the newest `keep` complete checkpoints and that of the step `spare`.
     """
     final = unfinished.parent / checkpoint_name(step)
-    write_json(unfinished / CHECKPOINT_FILES, _manifest(unfinished))
+    write_json(unfinished / STATE, {"step": step, "world_size": world_size})
+    write_json(unfinished / CHECKPOINT_FILES, _manifest(unfinished, files or {}))
     if final.is_dir() and not final.is_symlink():
         remove_tree(final)
     else:  # what a damaged file system may leave, and no folder can be named over
@@ -133,44 +168,102 @@ def finish_checkpoint(unfinished: Path, step: int, keep: int, spare: int | None 
     return final
 
 
-@contextmanager
-def removed_on_error(unfinished: Path) -> Iterator[None]:
-    """Remove the temporary folder on errors."""
-    try:
-        yield
-    except BaseException:
-        remove_tree(unfinished)
-        raise
+def has_parts(path: Path) -> bool:
+    """Whether each rank has written a part of its own."""
+    return next(path.glob("part-*"), None) is not None
 
 
-@contextmanager
-def translated_errors(final: Path) -> Iterator[None]:
-    """Convert a library's disk error into an OSError with the checkpoint's name."""
-    try:
-        yield
-    except Exception as error:
-        system = system_error(error)
-        if system is None:
-            raise
-        raise OSError(system.errno, system.strerror, str(final)) from error
+def load_model(path: Path, model: nn.Module, ranks: Ranks = ALONE) -> None:
+    """Put a checkpoint's weights into a model, whole or cut.
+
+    Raises RunError: they are of another model, or damaged, or ranks see other files.
+    """
+    if not has_parts(path):
+        load_weights(model, path / EXPORT)
+        return
+    if len(set(together(ranks, path, lambda: PartFiles(path).note("origin")))) > 1:
+        raise RunError(f"{path}: the processes of this run see other files")
+    load_held(model, PartFiles(path))
 
 
 def load_checkpoint(
     path: Path,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler | None,
-    rank: int = 0,
+    scaler: Any = None,
+    ranks: Ranks = ALONE,
+    seed: int = 0,
+    update: DeepSpeedUpdate | None = None,
 ) -> int:
-    """Restore everything a complete checkpoint holds; returns the steps it was taken after."""
-    load_weights(model, path / EXPORT)
-    tensors = torch.load(path / OPTIMIZER, weights_only=True, map_location="cpu")
-    load_optimizer(optimizer, cut_optimizer(tensors["optimizer"], optimizer))
-    restore_training_weights(optimizer, tensors["training_weights"])
-    if scaler is not None and tensors["scaler"]:
-        scaler.load_state_dict(tensors["scaler"])
-    restore_random_state(tensors["random"][rank])
-    return int(read_json(path / STATE)["step"])
+    """Restore what a checkpoint holds besides weights, which `load_model` has brought; its step.
+
+    Of DeepSpeed, `update` has made flat shards of the parameters. A rank that the checkpoint does
+    not know draws from `seed`, the step and its number. Raises RunError: only as many ranks as
+    wrote it can read it.
+    """
+    is_whole = update is None and place_in(model)[1] == 1
+    if is_whole and not has_parts(path) and (path / OPTIMIZER).is_file():
+        content = _load_tensors(path / OPTIMIZER)
+        load_optimizer(optimizer, content["optimizer"])
+        restore_training_weights(optimizer, content["training_weights"])
+        scales, states = content["scaler"], dict(enumerate(content["random"]))
+    else:
+        stepped = update.stepped(model) if update else stepped_by(model, optimizer)
+        rank, world_size = (ranks.rank, ranks.world_size) if update else place_in(model)[:2]
+        former = path / f"optimizer-{rank:05d}-of-{world_size:05d}.pt"
+        found = _read_former(former) if update and former.is_file() else None
+        saved, own, scales, states = found or _read(path, stepped, optimizer, rank, world_size)
+        load_state(stepped, optimizer.state, saved, own)
+        if update is None:
+            load_groups(optimizer, saved.groups)
+            load_optimizer(optimizer, optimizer.state_dict())  # to where each state belongs
+    if scaler is not None and scales:
+        scaler.load_state_dict(scales)
+    step = int(read_json(path / STATE)["step"])
+    if ranks.rank in states:
+        restore_random_state(states[ranks.rank])
+    else:
+        set_seed(zlib.crc32(f"{seed} {step} {ranks.rank}".encode()))
+    return step
+
+
+Found = tuple[SavedTensors, dict[str, Any], dict[str, Any], dict[int, RandomState]]
+"""What an optimizer keeps, a rank's own values, the loss scale, random states by rank."""
+
+
+def _read_former(path: Path) -> Found:
+    """One rank's flat shards, as ZeRO saved them up to eke 0.10."""
+    content = _load_tensors(path)
+    own = {f"{n}@{k}": v for n, s in enumerate(content["optimizer"]) for k, v in s.items()}
+    own |= {f"{n}@{MASTER}": tensor for n, tensor in enumerate(content["master"])}
+    rank = int(path.name.split("-")[1])
+    return SavedTensors({}, None), own, content["loss_scale"], {rank: content["random"]}
+
+
+def _read(path: Path, stepped: list[Stepped], optimizer: Any, rank: int, world_size: int) -> Found:
+    wrote = int(read_json(path / STATE).get("world_size", 0))
+    names = {id(each.parameter): [*each.cut(each.parameter)] for each in stepped}
+    if has_parts(path):
+        parts = PartFiles(path)
+        wrote, own = parts.world_size, parts.own(rank % parts.world_size)
+        each = (parts.note("random", writer) for writer in range(wrote))
+        states = {int(number): state for found in each for number, state in found.items()}
+        if wrote == world_size or not own:
+            return parts, own, parts.note("scaler"), states
+    elif (path / OPTIMIZER).is_file():
+        content = _load_tensors(path / OPTIMIZER, mmap=True)
+        copied = [*chain(*(names[id(copy)] for copy in copied_from(optimizer)))]
+        saved = of_one_file(content, [*chain(*names.values())], copied)
+        return saved, {}, content["scaler"], dict(enumerate(content["random"]))
+    raise RunError(
+        f"{path}: holds optimizer state that only the {wrote} processes that wrote it can read\n"
+        f"  -> distributed.num_processes={wrote}"
+    )
+
+
+def _load_tensors(path: Path, mmap: bool = False) -> dict[str, Any]:
+    content: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu", mmap=mmap)
+    return content
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
@@ -217,34 +310,22 @@ def find_damage(path: Path) -> str:
                 return f"{name} is damaged (checksum)"
     except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
-    exported = {name.removeprefix(f"{EXPORT}/") for name in manifest if "/" in name}
-    model = CONFIG in exported and {WEIGHTS, INDEX} & exported
-    adapter = {ADAPTER_CONFIG, ADAPTER_WEIGHTS} <= exported
-    whole = (model or adapter) and STATE in manifest and _has_optimizer(set(manifest))
+    if has_parts(path):
+        return why_incomplete(manifest)
+    whole = STATE in manifest and any(name.startswith("optimizer") for name in manifest)
     return "" if whole else "the manifest is incomplete"
 
 
-def part_name(rank: int, world_size: int) -> str:
-    """File of one rank's part of the optimizer state."""
-    return f"optimizer-{rank:05d}-of-{world_size:05d}.pt"
-
-
-def _has_optimizer(names: set[str]) -> bool:
-    """The optimizer state in one file, or every rank's part of it."""
-    counts = [int(found[1]) for name in names if (found := re.fullmatch(_PART, name))]
-    parts = {part_name(rank, count) for count in counts[:1] for rank in range(count)}
-    return OPTIMIZER in names or (bool(parts) and parts <= names)
-
-
-def _manifest(folder: Path) -> dict[str, tuple[int, int]]:
-    """Size and checksum of each file, after making it durable."""
-    content = {}
+def _manifest(folder: Path, known: Files) -> Files:
+    """Size and checksum of each file, after making it durable, unless they are `known`."""
+    content = dict(known)
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with open(file, "rb") as opened:
-            os.fsync(opened.fileno())
-        name = file.relative_to(folder).as_posix()
-        content[name] = (file.stat().st_size, _checksum(file))
-    fsync_directory(folder / EXPORT)
+        if (name := file.relative_to(folder).as_posix()) not in known:
+            with open(file, "rb") as opened:
+                os.fsync(opened.fileno())
+            content[name] = (file.stat().st_size, _checksum(file))
+    if (folder / EXPORT).is_dir():
+        fsync_directory(folder / EXPORT)
     return content
 
 
@@ -274,62 +355,24 @@ def _prune(newest: Path, keep: int, spare: int | None) -> None:
             remove_tree(path)
 
 
-def save_parts(
-    folder: Path,
-    step: int,
-    model: nn.Module,
-    update: DeepSpeedUpdate,
-    keep: int,
-    ranks: Ranks,
-    tokenizer: Any = None,
-    spare: int | None = None,
-) -> None:
-    """As `save_checkpoint`, by all ranks together, each of which writes its part of `update`."""
-    unfinished = unfinished_folder(folder, step, ranks.tell(os.getpid()))
-    weights = update.weights(keep=ranks.is_main)
+def together(ranks: Ranks, final: Path, action: Callable[[], Any] | None) -> list[Any]:
+    """Results of each rank's action, if it has one; an error of one is raised on all.
 
-    def write_weights() -> None:
-        begin_checkpoint(unfinished)
-        save_pretrained(model, unfinished / EXPORT, tokenizer, weights=weights)
-        write_json(unfinished / STATE, {"step": step, "world_size": ranks.world_size})
-
-    def write_part() -> None:
-        content = {**update.part(), "random": capture_random_state()}
-        _save_tensors(content, unfinished / part_name(ranks.rank, ranks.world_size))
-
-    finish = partial(finish_checkpoint, unfinished, step, keep, spare)
-    final = folder / checkpoint_name(step)
-    with removed_on_error(unfinished) if ranks.is_main else nullcontext():
-        _together(ranks, final, write_weights if ranks.is_main else None)
-        _together(ranks, final, write_part)
-        _together(ranks, final, finish if ranks.is_main else None)
-
-
-def load_part(path: Path, update: DeepSpeedUpdate, ranks: Ranks) -> int:
-    """Restore this rank's part, its random states last; returns the steps it was taken after."""
-    state = read_json(path / STATE)
-    written_by = int(state.get("world_size", 0))
-    if written_by != ranks.world_size:
-        raise RunError(
-            f"{path}: {written_by or 'other'} processes wrote their parts of this checkpoint and "
-            f"{ranks.world_size} read it; continue with distributed.num_processes={written_by}"
-        )
-    file = path / part_name(ranks.rank, ranks.world_size)
-    part = torch.load(file, weights_only=True, map_location="cpu")
-    update.load_part(part)
-    restore_random_state(part["random"])
-    return int(state["step"])
-
-
-def _together(ranks: Ranks, final: Path, action: Callable[[], object] | None) -> None:
-    """Run each rank's action, if it has one; a system's error of one is raised on all."""
-    failed: OSError | None = None
+    That of the system is raised as it is.
+    """
+    result: Any = None
+    failed: Exception | None = None
     try:
-        with translated_errors(final):
-            if action is not None:
-                action()
-    except OSError as error:
-        failed = error
-    errors = ranks.gather(failed and (failed.errno, failed.strerror, failed.filename))
-    if first := next(filter(None, errors), None):
-        raise OSError(*first) from failed
+        result = action() if action else None
+    except Exception as error:
+        system = system_error(error)  # libraries hide it
+        failed = OSError(system.errno, system.strerror, str(final)) if system else error
+    said: Any = failed and repr(failed)
+    if isinstance(failed, OSError):
+        said = failed.errno, failed.strerror, failed.filename
+    answers = ranks.gather((said, result))
+    if failed is not None:
+        raise failed
+    if first := next((said for said, _ in answers if said), None):
+        raise OSError(*first) if isinstance(first, tuple) else RunError(f"another process: {first}")
+    return [result for _, result in answers]

@@ -8,18 +8,18 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, islice
 from math import prod
 
 from eke.common.errors import ConfigError
 from eke.common.text import format_bytes
-from eke.config.schema import Config, PretrainedModel
+from eke.config.schema import FSDP, Config, PretrainedModel
 from eke.estimate.memory import Forecast, Verdict, known_forecast
 from eke.estimate.memory.predict_memory import with_room
 from eke.estimate.memory.render_memory import METHODS, as_record, dominant, wrapped
 from eke.estimate.time import StepTime, forecast_time, predicted_step, slowdown
 from eke.models.checkpoints.architecture import router_loss
-from eke.models.sizes import predicted_frac
+from eke.models.sizes import STAGE, predicted_frac
 from eke.plan.planner import Plan, replan
 from eke.plan.record import Outcome, Record
 from eke.rules import NOT_BY_SIZE, Facts, check
@@ -27,6 +27,7 @@ from eke.rules.techniques import (
     CPU,
     QUARTER_BATCH,
     TECHNIQUES,
+    Numerics,
     Published,
     Technique,
     applied,
@@ -104,6 +105,31 @@ def slowdown_of(technique: Technique, plan: Plan, changed: Config) -> float | No
     return None if plan.device.kind == CPU and relative != 1.0 else relative
 
 
+MOST_GPUS, OF_A_MACHINE = 512, 8
+"""Of a declared device: choices."""
+
+
+def more_devices(plan: Plan) -> Techniques:
+    """FSDP2 on more GPUs, the fewest first, with as many samples per step where they share them."""
+    config, device, found = plan.config, plan.device, []
+    now, samples = config.distributed, plan.batch.samples_per_step
+    most = device.count * now.num_nodes if device.present else MOST_GPUS
+    if device.kind != "cuda" or now.option in STAGE:
+        return ()
+    for count in (2**n for n in range(1, most.bit_length()) if 2**n > now.num_processes):
+        nodes, batch, is_kept = -(-count // device.count), config.batch, bool(config.batch.target)
+        name = f"distributed=fsdp distributed.num_processes={count}"
+        name += f" distributed.num_nodes={nodes}" if nodes > 1 else ""
+        if not is_kept and samples % count == 0:
+            batch, is_kept = replace(batch, per_device=samples // count, accumulation=1), True
+            name += f" batch.per_device={samples // count} batch.accumulation=1"
+        known = replace(TECHNIQUES["distributed=fsdp"], name=name, applies=lambda _: True)
+        edit = partial(replace, distributed=FSDP("fsdp", count, nodes), batch=batch)
+        numerics = Numerics.same if is_kept else Numerics.reduced
+        found.append(replace(known, numerics=numerics, edit=edit))
+    return tuple(found)
+
+
 UNKNOWN_SLOWDOWN = 2.0
 """Rank of a change whose cost depends on the machine: behind all that are known."""
 
@@ -144,13 +170,18 @@ def advise(plan: Plan, count: int = 5) -> list[Advice]:
     Single changes, and pairs whose changes do not suffice alone; if none suffices, pairs with the
     smallest micro-batch.
     """
+    if (device := plan.device).present is False:
+        plan = replace(plan, device=replace(device, count=max(OF_A_MACHINE, device.count)))
+    several = more_devices(plan)
     batches = smaller_batches(plan)
     cheap, dear = techniques_for(plan, CHEAP), techniques_for(plan, DEAR)
     axes = [*cheap, batches, *dear]
     alone = [_sufficient(plan, [axis]) for axis in axes]
+    fewest = filter(None, (_tried(plan, (each,)) for each in several))
+    alone.append(list(islice(fewest, 1)))
     found = [advice for each in alone for advice in each]
     if len(found) < count or not any(advice.keeps for advice in found):
-        too_little = [axis for axis, each in zip(axes, alone, strict=True) if not each]
+        too_little = [a for a, each in zip([*axes, several], alone, strict=True) if not each]
         for pair in combinations(too_little, 2):
             found += _sufficient(plan, pair)
     if not found:

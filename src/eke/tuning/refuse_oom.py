@@ -5,8 +5,9 @@ from typing import Any
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_bytes
-from eke.estimate.memory import Forecast, Method, Verdict
+from eke.estimate.memory import Forecast, Method, Verdict, least_host_bytes
 from eke.estimate.memory.predict_memory import room
+from eke.estimate.memory.render_memory import host_budget
 from eke.plan.planner import Plan
 from eke.tuning.advice import Advice, advise
 
@@ -22,8 +23,9 @@ def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
     """Reject a plan whose lowest forecast exceeds its device's memory.
 
     Returns a warning if the expected or the high peak does not fit, else nothing. ConfigError: it
-    cannot fit, with the override that reduces memory.
+    cannot fit, or its machine's own memory, with the override that reduces memory.
     """
+    _refuse_host(plan, found)
     if found.capacity is None or found.verdict is Verdict.fits:
         return ""
     if cannot_fit(plan, found):
@@ -38,6 +40,17 @@ def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
         return ""
     expected = f"memory: {format_bytes(found.peak.expected)} expected"
     return f"{expected}; {_has(plan, found)} ({_fix(plan, found)})"
+
+
+def _refuse_host(plan: Plan, found: Forecast) -> None:
+    """The same of a machine's own memory, which its ranks share to save, and for what they move."""
+    has, alone = plan.device.host_memory_bytes, least_host_bytes(plan, found, copies=False)
+    if plan.config.ignore_forecast or not has or least_host_bytes(plan, found) <= has:
+        return
+    typed = "train.checkpoint_async=false" if alone <= has else "offload=none"
+    why = f"host memory of a machine: {host_budget(plan, found)}, {format_bytes(alone)} without "
+    fix = Fix(typed, remark="ignore_forecast=true starts it all the same")
+    raise ConfigError(Problem(typed.partition("=")[0], "", why + "copies", fix, "host_memory"))
 
 
 def cannot_fit(plan: Plan, found: Forecast) -> bool:

@@ -81,14 +81,21 @@ def main(
             from eke.workflows.sweep import sweep  # only here, too
 
             return sweep(arguments, as_json, trace)
-        composed = compose(arguments.overrides, arguments.config_dir, in_sweep=arguments.cell)
-        return run(composed, as_json, why, trace)
+        return run(_composed(arguments), as_json, why, trace)
     except EkeError as error:
         return report_error(error, as_json)
     except OSError as error:  # the disk is full, or a folder went away, between two runs
         return complain(of_system(error), EXIT_FAILED)
     except KeyboardInterrupt:
         return complain("\ninterrupted; the same command continues", EXIT_RESUMABLE)
+
+
+def _composed(arguments: Arguments) -> Composed:
+    if any(text.startswith("train.resume=") for text in arguments.overrides):
+        from eke.workflows.resume import reopened  # only here: it reads a plan
+
+        arguments = reopened(arguments)
+    return compose(arguments.overrides, arguments.config_dir, in_sweep=arguments.cell)
 
 
 def run(composed: Composed, as_json: bool = False, why: bool = False, trace: bool = False) -> int:

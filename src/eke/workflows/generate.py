@@ -98,9 +98,10 @@ class TextWriter:
 
     @cached_property
     def model(self) -> Any:
-        """The model on the device at hand, for generation."""
+        """The model for generation: on the device at hand, or on all GPUs."""
         import torch
 
+        spread = {"device_map": "auto"} if self._is_spread() else {}
         with reading(self.folder):
             if self.is_adapter:
                 content = read_json(self.folder / f"{ADAPTER}config.json")
@@ -112,10 +113,22 @@ class TextWriter:
                 if not names[0].endswith(GENERATIVE):
                     raise self._refuse(f"is a {names[0] or 'model without a class'}")
             kind = "ModelForSeq2SeqLM" if is_seq2seq else "ModelForCausalLM"
-            found = self._load(f"{prefix}{kind}", dtype="auto", use_safetensors=True)
+            found = self._load(f"{prefix}{kind}", dtype="auto", use_safetensors=True, **spread)
             if self.is_adapter and (self.folder / "generation_config.json").is_file():
                 found.generation_config = self._load("GenerationConfig")  # its own ends of turn
-            return found.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+            if not spread:
+                found.to("cuda" if torch.cuda.is_available() else "cpu")
+            return found.eval()
+
+    def _is_spread(self) -> bool:
+        """Whether there are several GPUs and the first may have no room for the weights."""
+        import torch
+
+        if torch.cuda.device_count() < 2:
+            return False
+        size = sum(path.stat().st_size for path in self.folder.glob("*.safetensors"))
+        # The base model of an adapter has its files elsewhere.
+        return self.is_adapter or size > torch.cuda.mem_get_info(0)[0]
 
     def answer(self, prompt: str) -> str:
         """What the model writes after a prompt; in a conversation, after all that was said."""

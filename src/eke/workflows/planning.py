@@ -47,6 +47,7 @@ from eke.workflows.auto_batch import (
     fine_tuned,
     permitted,
 )
+from eke.workflows.resume import continued
 
 if TYPE_CHECKING:
     from eke.launch.interface import Launcher
@@ -70,13 +71,16 @@ def _batch_of_few_samples(once: Once[Given]) -> Once[Given]:
             return once(composed, *args, **kwargs)
         except ConfigError as error:  # rules' problems have an id
             is_open = composed.choices["batch"] == "fixed" and not is_set(composed, SIZE)
-            size = [p.fix.words for p in error.problems if is_open and (p.key, p.id) == (SIZE, "")]
-            if [*map(len, size)] != [1]:
+            words = [p.fix.words for p in error.problems if (p.key, p.id) == (SIZE, "")]
+            if not is_open or len(words) != 1 or len(words[0]) != 1:
                 raise
-            batch = replace(composed.config.batch, per_device=int(size[0][0].split("=")[1]))
+            key, _, size = words[0][0].partition("=")
+            if key != SIZE:
+                raise
+            batch = replace(composed.config.batch, per_device=int(size))
             config = replace(composed.config, batch=batch)
             plan = once(replace(composed, config=config), *args, **kwargs)
-            few = f"{size[0][0]}: only {plan.steps.num_train_samples} samples to train on"
+            few = f"{words[0][0]}: only {plan.steps.num_train_samples} samples to train on"
             return replace(plan, warnings=(*plan.warnings, few))
 
     return planned
@@ -140,6 +144,8 @@ def plan_for(
     if config.batch.per_device is None:
         plan, seen_to_fit = choose_batch(plan, allowed, means, config.batch.target is not None)
     plan = _explained(plan, usual, chosen, *filter(None, (remark, off)))
+    if config.train.resume is not None:
+        plan = continued(plan, in_sweep=launcher is not None)
     if means.in_pool:  # its turn comes when others have ended
         plan = at_rest(plan)
     return weighed(plan, trace) if refuse and not seen_to_fit else plan

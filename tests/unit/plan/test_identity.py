@@ -51,8 +51,8 @@ PRESENTATION = {
     *(f"slurm.{f.name}" for f in dataclasses.fields(Slurm)),
     "sweep.product", "sweep.rows", "sweep.zip", "sweep.exclude", "sweep.repeats", "sweep.strict",
     "sweep.seeds", "recipe.horizon", "rerun", "plan_only", "ignore_forecast", "train.log_every",
-    "train.checkpoint_every", "train.keep_checkpoints", "train.save_final", "train.save_on_signal",
-    "distributed.timeout_s",
+    "train.checkpoint_every", "train.checkpoint_async", "train.resume", "train.keep_checkpoints",
+    "train.save_final", "train.save_on_signal", "distributed.timeout_s",
 }  # fmt: skip
 """They change neither the result nor what is measured."""
 
@@ -87,6 +87,8 @@ def leaves(config: Config) -> dict[str, Any]:
 
 
 OTHER = {
+    "train.checkpoint_async": True,
+    "train.resume": "a run",
     "batch.accumulation": 2,
     "batch.target": 16,
     "batch.eval_per_device": 5,

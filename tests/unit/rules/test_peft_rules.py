@@ -91,7 +91,7 @@ def test_a_cpu_holds_all_weights_before_they_are_four_bits():
     cpu = replace(CPU, memory_bytes=24 * GIB)
     refused, _ = check(Facts(config, cpu))
     assert [p.id for p in refused] == ["states_do_not_fit"]
-    assert "holds whole" in refused[0].why
+    assert "29.92 GiB" in refused[0].why
     assert not check(Facts(config, gpu(24), planning=True))[0]
 
 

@@ -40,20 +40,26 @@ def test_it_is_not_proposed_where_it_would_not_do(device, overrides) -> None:
     assert "fsdp" not in str(problem.fix)
 
 
-def test_the_whole_weights_must_fit_before_they_are_cut() -> None:
-    """46.7 B float32 parameters are 174 GiB, whatever the number of processes."""
-    problem = problem_of(
-        EIGHT, "model=mixtral_8x7b", "distributed=fsdp", "distributed.num_processes=8"
-    )
-    assert "173.98 GiB, which each process holds whole before" in problem.why
-    assert str(problem.fix).startswith("peft=qlora")
+def test_parts_that_are_too_large_are_rejected() -> None:
+    """46.7 B float32 parameters with AdamW are 696 GiB, of which each of eight holds 87."""
+    typed = ("model=mixtral_8x7b", "distributed=fsdp", "distributed.num_processes=8")
+    problem = problem_of(EIGHT, *typed)
+    assert "86.99 GiB" in problem.why
+    assert str(problem.fix).startswith("peft=lora")
+    assert problem_of(EIGHT, *typed, *problem.overrides) is None
+
+
+def test_no_process_holds_whole_weights_before_they_are_cut() -> None:
+    """1.24 B parameters in 8 parts are 18.4 GiB; whole weights in each process were 37."""
+    memory = dataclasses.replace(CPU, memory_bytes=21 * 2**30)
+    typed = ("model=llama_1b", "distributed=fsdp", "distributed.num_processes=8")
+    assert problem_of(memory, *typed) is None
 
 
 @pytest.mark.parametrize(
     ("gib", "strategy", "fix"),
-    [(20, "ddp", "distributed=none"), (40, "ddp", "distributed.num_processes=2"),
-     (21, "fsdp", "distributed.num_processes=4")],
-)  # fmt: skip
+    [(20, "ddp", "distributed=none"), (40, "ddp", "distributed.num_processes=2")],
+)
 def test_a_cpu_shares_its_memory_between_processes(gib, strategy, fix) -> None:
     """1.24 B float32 parameters are 4.6 GiB, and 18.4 GiB with gradients and AdamW's moments."""
     memory = dataclasses.replace(CPU, memory_bytes=gib * 2**30)

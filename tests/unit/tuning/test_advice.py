@@ -15,7 +15,7 @@ from eke.estimate.memory import (
 )
 from eke.estimate.memory.predict_memory import with_room
 from eke.hardware import DEVICES
-from eke.plan.planner import Plan, outline_record
+from eke.plan.planner import Plan, outline_record, replan
 from eke.plan.record import MeasuredMemory, Outcome
 from eke.rules import Facts, check
 from eke.rules.techniques import applied
@@ -26,6 +26,7 @@ from eke.tuning.advice import (
     advice_for,
     advise,
     memory_seen,
+    more_devices,
     render_advice,
     smaller_batches,
     techniques_for,
@@ -288,3 +289,29 @@ def test_the_guides_table_is_within_the_bounds_of_a_v100() -> None:
         overrides = ("experiment=guide_single_gpu", "attention=eager", *row.overrides.split())
         found = forecast(plan_of(*overrides, device=DEVICES["v100_16"]))
         assert found.peak.low <= row.memory_mb * MIB <= found.peak.high, row.technique
+
+
+EIGHT_B = ("model=llama3_8b", "data=synthetic", "data.seq_len=4096", "precision=bf16")
+
+
+def test_the_fewest_gpus_that_fit_are_proposed() -> None:
+    plan = plan_of(*EIGHT_B, "batch.per_device=8", device=DEVICES["h100"])
+    found = [each for each in advise(plan, 20) if "distributed=fsdp" in each.overrides]
+    counts = [each.plan.config.distributed.num_processes for each in found]
+    fewest = found[counts.index(min(counts))]
+    assert fewest.keeps
+    assert fewest.overrides[-2:] == ("batch.per_device=1", "batch.accumulation=1")
+    config = fewest.plan.config
+    half = replace(config.distributed, num_processes=min(counts) // 2)
+    twice = replace(config.batch, per_device=2)
+    smaller = replan(fewest.plan, replace(config, distributed=half, batch=twice))
+    assert forecast(smaller).verdict is Verdict.does_not_fit
+
+
+@pytest.mark.parametrize(
+    ("device", "overrides"),
+    [(replace(DEVICES["h100"], present=True), ()), (DEVICES["h100"], ("distributed=zero3",))],
+    ids=["this machine has one", "shared otherwise"],
+)
+def test_no_more_gpus_are_proposed_than_can_be(device, overrides) -> None:
+    assert not more_devices(plan_of(*EIGHT_B, *overrides, device=device))

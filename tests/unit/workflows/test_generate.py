@@ -2,6 +2,7 @@
 
 import io
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 from eke.cli import main
 from eke.workflows.export import export
+from eke.workflows.generate import Sampling, TextWriter
 
 # peft 0.21 asks by a name that transformers 5.23 has renamed.
 pytestmark = pytest.mark.filterwarnings(
@@ -78,6 +80,21 @@ def test_a_model_of_two_stacks_writes_its_target(trained, tmp_path, capsys) -> N
     capsys.readouterr()
     assert main(["generate", "seq2seq", "fox 3", "--max-new-tokens=12"]) == 0
     assert capsys.readouterr().out == f"{expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("count", "free", "device_map"), [(1, 1000, None), (2, 1 << 40, None), (2, 1000, "auto")]
+)
+def test_a_model_larger_than_one_of_several_gpus_is_spread(
+    count, free, device_map, tmp_path, monkeypatch
+) -> None:
+    save_checkpoint(tmp_path / "base", "llama", tokenizer=True)
+    writer = TextWriter(str(tmp_path / "base"), Sampling())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, free))
+    monkeypatch.setattr(writer, "_load", Mock())
+    assert writer.model
+    assert writer._load.call_args.kwargs.get("device_map") == device_map
 
 
 @pytest.mark.slow

@@ -377,6 +377,9 @@ class Train:
     is the run's model; null: the last one."""
     checkpoint_every: int | None = field(default=200, metadata=at_least(1, null_is_off=True))
     """Steps between checkpoints; null saves only on a stop signal, and at the end."""
+    checkpoint_async: bool | None = None
+    """Copy the state to the host and write it beside the next steps; null: for several processes
+    that hold parts of it."""
     keep_checkpoints: int = field(default=2, metadata=at_least(1))
     """Newest complete checkpoints that are kept."""
     save_final: bool = True
@@ -386,6 +389,9 @@ class Train:
     timing_warmup_steps: int = field(default=5, metadata=at_least(2))
     """First steps of each attempt, shown on their own and excluded from every timing; kernels are
     recorded in the first of them, memory in the second."""
+    resume: str | None = None
+    """Folder or id of an unfinished run that goes on, with other `distributed.*` and `batch.*` that
+    make the same samples per step; null: the run of this configuration."""
     stop_on_nonfinite: bool = True
     """End the run as diverged when a logged loss, or the last evaluation's, is not finite."""
 

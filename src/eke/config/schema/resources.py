@@ -84,6 +84,7 @@ class PeerToPeer(Enum):
 class Exchange(Enum):
     """Which micro-batches of an optimizer step end with an exchange of gradients."""
 
+    auto = "auto"
     last = "last"
     every = "every"
 
@@ -116,8 +117,16 @@ class FSDP(Distributed):
 
     reshard_after_forward: bool = True
     """Gather each layer's weights once more in the backward pass; false keeps them in between."""
-    exchange: Exchange = Exchange.last
-    """last adds a step's gradients up whole in each process; every keeps only each one's share."""
+    exchange: Exchange = Exchange.auto
+    """last adds a step's gradients up whole in each process, every only each one's share; auto goes
+    by their size."""
+    replicas: int = field(default=1, metadata=at_least(1))
+    """Copies of the model, each sharded over num_processes / replicas neighbouring processes."""
+
+    @property
+    def shards(self) -> int:
+        """Parts of each tensor; usable before any limit is checked."""
+        return max(1, self.num_processes // max(1, self.replicas))
 
 
 DISTRIBUTEDS: dict[str, type] = {"copies": Distributed, "fsdp": FSDP}

@@ -105,6 +105,8 @@ class Activations:
     """Gradients of activations that are alive at once."""
     casts: int
     """Autocast's 16-bit copies of weights, alive through the forward pass."""
+    largest_cast: int
+    """Of these."""
     casts_kept: int
     """Of these, what the backward pass keeps."""
     logits_forward: int
@@ -138,7 +140,8 @@ def activations(plan: Plan, shape: Shape, parts: tuple[Weight, ...]) -> Activati
     passed = passed_layers(config, [stack.count for stack in each])
     each = tuple(Stack(stack.layer, n) for stack, n in zip(each, passed, strict=True))
     outer = _outside(config, shape)
-    casts = _cast_bytes(plan, parts)
+    each_cast = _cast_bytes(plan, parts)
+    casts = sum(each_cast)
     kept, passing, share = _checkpointed(config, shape, each)
     layer = max((stack.layer.kept for stack in each), default=0)
     forward, backward, least = _logits(plan, shape)
@@ -157,6 +160,7 @@ def activations(plan: Plan, shape: Shape, parts: tuple[Weight, ...]) -> Activati
         passing=passing,
         working=max((stack.layer.working for stack in each), default=0),
         casts=casts,
+        largest_cast=max(each_cast, default=0),
         casts_kept=int(casts * share),
         logits_forward=forward,
         logits_backward=backward,
@@ -200,12 +204,13 @@ def _outside(config: Config, shape: Shape) -> int:
     return outer + shape.architecture.outside(shape, config.task.option)
 
 
-def _cast_bytes(plan: Plan, parts: tuple[Weight, ...]) -> int:
+def _cast_bytes(plan: Plan, parts: tuple[Weight, ...]) -> list[int]:
     """16-bit copies of float32 weights that linear layers, and stacks of experts, multiply with."""
-    if plan.compute.autocast is None or plan.compute.copies:
-        return 0
-    is_narrow = plan.compute.formats.frozen_bytes < FLOAT32_BYTES
-    return sum(
+    formats = plan.compute.formats
+    if plan.compute.autocast is None or formats.copies or formats.gathered:
+        return []  # FSDP2 gathers 16 bits
+    is_narrow = formats.frozen_bytes < FLOAT32_BYTES
+    return [
         NARROW_BYTES * prod(w.shape)
         for w in parts
         if w.tokens is not Tokens.none
@@ -213,7 +218,7 @@ def _cast_bytes(plan: Plan, parts: tuple[Weight, ...]) -> int:
         and not w.four_bits
         and not w.is_adapter  # its two products cast it each time
         and (w.trained or not is_narrow)
-    )
+    ]
 
 
 def _logits(plan: Plan, shape: Shape) -> tuple[int, int, int]:

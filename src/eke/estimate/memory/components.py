@@ -12,10 +12,12 @@ from eke.plan.planner import Micro, Plan, drawn, shares_heads
 
 PHASES = {
     "load": "while the model is loaded",
+    "resume": "while a checkpoint is read",
     "forward": "at the end of the forward pass",
     "backward": "in the backward pass",
     "optimizer": "while the optimizer steps",
     "evaluation": "in evaluation",
+    "save": "while a checkpoint is saved",
 }
 """Parts of a run in which memory can be at its highest, and the words for when that is."""
 

@@ -19,7 +19,7 @@ from eke.estimate.memory.components import (
     trains_adapters,
 )
 from eke.estimate.memory.sharding import held_at, layer_numbers
-from eke.models.families import family_of, is_classification
+from eke.models.families import FLOAT32_BYTES, family_of, is_classification
 from eke.models.sizes import STAGE, shared_state_bytes, training_structure
 from eke.plan.planner import Micro, Plan, drawn, evaluated
 
@@ -41,6 +41,7 @@ COMPONENTS = {
     "reserve": "allocator's reserve",
     "context": "driver's context",
     "batch": "batch",
+    "saving": "what is read or saved",
     "others": "all else",
 }
 """Component -> how it is called, in the order they are shown in."""
@@ -104,6 +105,7 @@ def moments_of(plan: Plan, micro: Micro) -> list[Moment]:
     at = _Moments(plan, micro)
     return [
         Moment("load", {"weights": exact(at.state.start or at.state.weights)}),
+        *at.of_checkpoints(),
         at.forward(),
         at.loss(),
         at.last_layer(),
@@ -125,11 +127,25 @@ class _Moments:
         self.shape = shape_of(plan, micro)
         self.parts = training_structure(self.config).weights
         self.acts = activations(plan, self.shape, self.parts)
-        self.layer, _ = layer_numbers(self.config, self.parts)
+        self.layer = layer_numbers(self.config, self.parts)
+
+    def of_checkpoints(self) -> list[Moment]:
+        """Reading and saving of a rank's own part, tensor by tensor or as a copy of it."""
+        config, on_host = self.config, self.plan.device.kind == "cpu"
+        largest = max(prod(w.shape) for w in self.parts) // config.distributed.num_processes
+        piece, saved = on_host * FLOAT32_BYTES * largest, sharding.saved_bytes(self.plan)
+        behind = config.train.checkpoint_async is not False
+        sizes = {"resume": piece, "save": on_host * saved if behind else piece}
+        held = self.held("between", NOTHING)
+        return [Moment(phase, held | {"saving": around(size)}, phase)
+                for phase, size in sizes.items() if saved]  # fmt: skip
 
     def of_sharing(self) -> list[Moment]:
-        """Moments that only ZeRO has."""
+        """Moments that only FSDP2 or ZeRO has."""
         option = self.config.distributed.option
+        if option == "fsdp":  # the head is gathered before there are logits
+            parts = self.held("gathered", self.earlier) | self.kept(self.acts.casts)
+            return [Moment("forward", parts, "gathered")]
         if option not in STAGE:
             return []
         whole = exact(self.state.gradients)
@@ -233,7 +249,7 @@ class _Moments:
         number = self.plan.compute.formats.weight_bytes
         trained = not is_classification(self.config) and not trains_adapters(self.config)
         head = trained * number * self.shape.vocabulary * self.shape.hidden
-        head = min(head, self.state.gradients)
+        head = min(head // getattr(self.config.distributed, "shards", 1), self.state.gradients)
         gradients = range_around(
             0, head, min(2 * head + number * self.layer, 2 * self.state.gradients)
         )
@@ -269,7 +285,7 @@ class _Moments:
         # torch sums two gradients of one table into a third.
         several = is_tied or family_of(self.config).is_encoder_decoder
         times = 2 if several else int(self.plan.batch.accumulation > 1)
-        if trains_adapters(self.config):
+        if trains_adapters(self.config) or self.config.distributed.option == "fsdp":
             table = 0
         parts = self.held("embedding", exact(self.state.gradients))
         more = times * min(table, self.state.gradients)
@@ -291,6 +307,8 @@ class _Moments:
         parts = self.held("evaluation", NOTHING)
         parts["activations"] = around(acts.one_layer // 2, high=2 * acts.one_layer + SMALL_BYTES)
         parts["logits"] = around(acts.logits_forward, high=2 * acts.logits_forward)
-        casts = acts.casts if self.plan.compute.eval_autocast else 0
-        parts["autocast"] = range_around(0, casts, casts)
+        # A copy goes after its product (`cache_enabled=False`); ZeRO-3's product casts a view.
+        cast = acts.largest_cast * (self.config.distributed.option != "zero3")
+        cast = cast if self.plan.compute.eval_autocast else 0
+        parts["autocast"] = range_around(0, cast, acts.casts)
         return Moment("evaluation", parts, "evaluation")

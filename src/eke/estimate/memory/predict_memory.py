@@ -11,6 +11,7 @@ from typing import Any
 from eke.common.text import GIB, MIB
 from eke.estimate.memory import trace_client
 from eke.estimate.memory.components import (
+    NOTHING,
     PHASES,
     UNTRACED,
     Forecast,
@@ -24,6 +25,7 @@ from eke.estimate.memory.components import (
     range_around,
 )
 from eke.estimate.memory.phases import COMPONENTS, Moment, moments, moments_of
+from eke.estimate.memory.sharding import saved_bytes
 from eke.models.sizes import STAGE, shared_state_bytes
 from eke.plan.planner import Micro, Plan, drawn
 
@@ -164,7 +166,7 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
     on_cpu = plan.device.kind == "cpu"
     measured = [m for m in found if m.phase in TRAINED or not on_cpu]
     allocated = highest_range(moment.tensors for moment in measured)
-    whole = found if on_cpu else [_on_gpu(plan, moment) for moment in found]
+    whole = found if on_cpu else [_on_gpu(plan, moment, found) for moment in found]
     peak = highest_range(moment.total for moment in whole)
     top = max(whole, key=lambda moment: moment.total.expected)
     capacity = room(plan)
@@ -240,8 +242,8 @@ def least_bytes(plan: Plan, found: Forecast) -> int:
     return (found.peak.low + PYTHON_BYTES) * max(1, plan.processes_per_node)
 
 
-def least_host_bytes(plan: Plan, found: Forecast) -> int:
-    """Bytes that a run takes at least of its machine's own memory, wherever it trains."""
+def least_host_bytes(plan: Plan, found: Forecast, copies: bool = True) -> int:
+    """Bytes that a run takes at least of its machine's own memory; with `copies` while it saves."""
     if plan.device.kind == "cpu":
         return least_bytes(plan, found)
     there, all_of_it = (
@@ -249,7 +251,9 @@ def least_host_bytes(plan: Plan, found: Forecast) -> int:
         for host in (False, True)
     )
     offloaded = max(0, all_of_it.total - there.total)
-    return (PYTHON_BYTES + offloaded) * max(1, plan.processes_per_node)
+    behind = copies and plan.config.train.checkpoint_async is not False
+    copied = saved_bytes(plan) if behind else 0
+    return (PYTHON_BYTES + offloaded + copied) * max(1, plan.processes_per_node)
 
 
 def with_room(plan: Plan, size: int) -> Plan:
@@ -265,17 +269,20 @@ def highest_phase(found: Forecast) -> str:
     return max(found.phases, key=lambda phase: found.phases[phase])
 
 
-def _on_gpu(plan: Plan, moment: Moment) -> Moment:
+def _on_gpu(plan: Plan, moment: Moment, every: Sequence[Moment]) -> Moment:
     """With cuBLAS' workspace, the allocator's reserve and the driver's context."""
     hopper = (plan.device.capability or (0, 0)) >= (9, 0)
     space = WORKSPACE_BYTES["hopper" if hopper else "other"]
     if moment.phase == "load":
         space = 0
-    allocated = moment.total
+    allocated, held = moment.total, 0
+    if is_fsdp(plan.config):  # makes them on a stream of its own, whose memory no other one has
+        gradients = [m.parts.get("gradients", NOTHING).expected for m in (moment, *every)]
+        held = max(gradients) - gradients[0]
     reserve = range_around(
         0,
-        int(allocated.expected * RESERVE_SHARE[0]) + SEGMENT_BYTES,
-        int(allocated.high * RESERVE_SHARE[1]) + 4 * SEGMENT_BYTES,
+        int(allocated.expected * RESERVE_SHARE[0]) + SEGMENT_BYTES + held,
+        int(allocated.high * RESERVE_SHARE[1]) + 4 * SEGMENT_BYTES + held,
     )
     parts = {"workspace": range_around(0, space, 3 * space), "reserve": reserve, "context": CONTEXT}
     # What a trace's replay has found as segments has its reserve already.

@@ -14,6 +14,7 @@ from eke.estimate.memory.predict_memory import (
     forecast,
     highest_phase,
     known_forecast,
+    least_host_bytes,
 )
 from eke.models.sizes import shared_state_bytes
 from eke.plan.planner import Micro, Plan, drawn
@@ -33,6 +34,7 @@ def render_forecast(plan: Plan, found: Forecast) -> str:
     peak, tight = found.peak, found.verdict is Verdict.tight
     verdict = "tight: may not fit" if tight else found.verdict.value
     between = f"between {format_bytes(peak.low)} and {format_bytes(peak.high)}"
+    several = plan.device.kind != "cpu" and plan.config.distributed.num_processes > 1
     sizes = [f"{phase} {format_bytes(size)}" for phase, size in found.phases.items() if size]
     lines = [
         f"memory: {verdict}   ({_available(plan, found)})",
@@ -42,6 +44,7 @@ def render_forecast(plan: Plan, found: Forecast) -> str:
         "",
         wrapped(f"tensors by phase: {', '.join(sizes)}"),
         *_anatomy(plan),
+        *([f"  host memory of a machine: {host_budget(plan, found)}"] if several else []),
         wrapped(f"counted: {found.basis}"),
         *_rows(plan),
         *(wrapped(f"not exact: {note}") for note in found.notes),
@@ -113,6 +116,13 @@ def _anatomy(plan: Plan) -> list[str]:
     parts = [f"{size / count:.3g} {name}" for name, size in named.items() if size]
     total = sum(named.values()) / count
     return [wrapped(f"bytes per parameter: {' + '.join(parts)} = {total:.3g}")]
+
+
+def host_budget(plan: Plan, found: Forecast) -> str:
+    """The second budget: what ranks on GPUs take of their machine's own memory."""
+    needed, has = least_host_bytes(plan, found), plan.device.host_memory_bytes
+    room = f" of {format_bytes(has)}" + ": does not fit" * (needed > has) if has else ""
+    return f"{format_bytes(needed)} at least{room}"
 
 
 def _rows(plan: Plan) -> list[str]:

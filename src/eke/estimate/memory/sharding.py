@@ -9,9 +9,16 @@ from dataclasses import dataclass
 from math import prod
 
 from eke.config.schema import FSDP, Config
-from eke.estimate.memory.components import NOTHING, Range, exact, is_fsdp, range_around
-from eke.models.families import FLOAT32_BYTES, Role, Weight, family_of, is_classification
-from eke.models.sizes import STAGE, pieces
+from eke.estimate.memory.components import NOTHING, Range, exact, range_around, trains_adapters
+from eke.models.families import FLOAT32_BYTES, Role, Tokens, Weight, family_of, is_classification
+from eke.models.sizes import (
+    STAGE,
+    adds_up_whole,
+    pieces,
+    sent_bytes,
+    shared_state_bytes,
+    trained_weights,
+)
 from eke.plan.planner import Plan
 
 Parts = tuple[Weight, ...]
@@ -48,7 +55,9 @@ class Sizes:
 def _sizes(plan: Plan, parts: Parts) -> Sizes:
     number, mine = plan.compute.formats.weight_bytes, pieces(plan.config)
     trained = [w for w in parts if w.trained]
-    copies = 2 if _setting(plan, "overlap_comm") else 1
+    # ZeRO-1 and 2 fill one while the other is sent; ZeRO-3 has one (`IPGBucketZ3`).
+    stage = STAGE[plan.config.distributed.option]
+    copies = 2 if stage < 3 and _setting(plan, "overlap_comm") else 1
     return Sizes(
         number=number,
         whole=number * sum(prod(w.shape) for w in trained),
@@ -197,6 +206,19 @@ def _gathered_weights(plan: Plan, parts: Parts) -> Range:
     return range_around(number * small, number * at_work, number * (2 * sum(each) + at_work))
 
 
+def saved_bytes(plan: Plan) -> int:
+    """Bytes that a rank saves: its part of states and weights or adapters; 0 where it has none."""
+    config, sharing = plan.config, plan.config.distributed
+    if sharing.num_processes == 1 or sharing.option not in (*STAGE, "fsdp"):
+        return 0
+    state = shared_state_bytes(config, plan.size, host=True, formats=plan.compute.formats)
+    cut, weights = getattr(sharing, "shards", sharing.num_processes), state.weights
+    if trains_adapters(config):
+        weights = FLOAT32_BYTES * sum(prod(w.shape) for w in trained_weights(config))
+    whole = trains_adapters(config) or sharing.option in ("zero1", "zero2")
+    return weights // (cut if whole else 1) + state.optimizer + state.master
+
+
 def held_at(
     plan: Plan, parts: Parts, whole: int, moment: str, gradients: Range
 ) -> tuple[Range, Range]:
@@ -205,9 +227,10 @@ def held_at(
     `whole` are the bytes of all gradients, `gradients` those that a single process holds then.
     """
     option = plan.config.distributed.option
-    if is_fsdp(plan.config):
+    if isinstance(plan.config.distributed, FSDP):
         return gradients, _fsdp(plan, parts, moment)
     if option in STAGE:
+        moment = moment if moment != "between" else "evaluation"
         sizes = _sizes(plan, parts)
         held = _zero_gradients(plan, sizes, moment, gradients)
         return held, _zero_buffers(plan, parts, sizes, moment)
@@ -244,40 +267,88 @@ def _ddp(plan: Plan, parts: Parts, whole: int, moment: str) -> Range:
     return range_around(0, own, max(own, before + whole))
 
 
-def layer_numbers(config: Config, weights: Parts) -> tuple[int, int]:
-    """Numbers of the largest layer, and of what lies outside of layers."""
+def num_layers(config: Config) -> int:
+    """Layers of all stacks."""
     layers = max(1, config.model.num_hidden_layers)
     if family_of(config).is_encoder_decoder:
         layers += getattr(config.model, "num_decoder_layers", None) or layers
-    outside = sum(prod(w.shape) for w in weights if w.role in (Role.embedding, Role.outer))
-    inside = sum(prod(w.shape) for w in weights) - outside
-    return -(-inside // layers), outside
+    return layers
+
+
+def layer_numbers(config: Config, weights: Parts) -> int:
+    """Numbers of one layer, without stacked experts."""
+    inside = sum(prod(w.shape) for w in weights if w.role in (Role.hidden, Role.vector))
+    return -(-inside // num_layers(config))
+
+
+Unit = list[int]
+"""Bytes of what FSDP2 gathers at once: as it is sent, of its gradients, and as they are reduced."""
+
+
+def units(plan: Plan, parts: Parts) -> list[Unit]:
+    """One layer, tables that are only looked up, and the head or a tied table.
+
+    `eke.training.distributed.fsdp.shard_model` cuts a model so. Gradients are as narrow as what is
+    sent, but for those of the fused loss, and where norms among them are not narrow.
+    """
+    config, formats, found = plan.config, plan.compute.formats, [[0, 0, 0] for _ in range(3)]
+    for weight in parts:
+        is_table, is_matrix = weight.role is Role.embedding, len(weight.shape) == 2
+        is_head = _is_tied(weight) or (weight.role is Role.outer and is_matrix)
+        exact = config.kernels.fused_linear_cross_entropy if is_head else not formats.copies
+        sent = sent_bytes(config, formats, weight)
+        wide = prod(weight.shape) * (FLOAT32_BYTES if weight.is_adapter else formats.weight_bytes)
+        narrow, mine = wide if exact else sent, found[2 if is_head else int(is_table)]
+        trained = (narrow, wide) if weight.trained else (0, 0)
+        mine[:] = map(sum, zip(mine, (sent, *trained), strict=True))
+    found[0] = [size // num_layers(config) for size in found[0]]
+    return found
+
+
+def _is_tied(weight: Weight) -> bool:
+    return weight.role is Role.embedding and weight.tokens is not Tokens.none
 
 
 def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
-    """Each layer's weights whole, the next one gathered meanwhile, and gradients to be reduced.
+    """Gathered weights, and whole gradients on their way to be scattered.
 
-    Source: torch.distributed.fsdp.fully_shard, FSDP2: what lies around the layers stays gathered
-    through forward and backward pass; a layer at work is, while the next one's shards arrive, and
-    reduce-scatter has the layer's whole gradients as its input. On a CPU gloo's all-gather has an
-    separate output (torch 2.13, ProcessGroupGloo.cpp, `_allgather_base`).
+    A unit is gathered into one buffer and copied out of it, on a GPU while the one before computes.
+    The buffer of the gradients before is freed when the next is filled. The head stays whole until
+    its gradient is there, a tied table to the end. On a CPU gloo copies what it gathers and
+    reduces. Source: torch 2.13, _fully_shard, `wait_for_unshard` and `post_backward`;
+    ProcessGroupGloo.cpp, `_allgather_base` and `_reduce_scatter_base`.
     """
-    config, number = plan.config, plan.compute.formats.weight_bytes
-    assert isinstance(config.distributed, FSDP)
-    layer, outside = (number * numbers for numbers in layer_numbers(config, parts))
-    if config.distributed.num_processes == 1:
-        return range_around(0, 0, 3 * layer + 2 * outside)
-    stays = outside
-    if not config.distributed.reshard_after_forward:
-        stays += layer * config.model.num_hidden_layers
-    more = 1 if plan.device.kind == "cpu" else 0
-    layers = {"last_layer": 3 + more, "middle": 3 + more, "first_layer": 2}
-    expected = stays + layers.get(moment, 0) * layer
-    if moment == "embedding":  # its gradients, put together to be scattered
-        expected = stays + outside
-    if moment == "optimizer":
-        expected = 0
-    if moment == "evaluation":
-        expected = stays + (2 + more) * layer
-    low = min(layer, expected)
-    return range_around(low, expected, 2 * stays + (6 + more) * layer + 2 * outside)
+    sharing, on_cpu = plan.config.distributed, plan.device.kind == "cpu"
+    assert isinstance(sharing, FSDP)
+    every = layer, table, head = units(plan, parts)
+    # A tied table's gradient waits for that of its rows, unless it adds up with earlier ones.
+    tied = (head[0] + head[1] * (not adds_up_whole(plan.config))) * any(map(_is_tied, parts))
+    ahead = 0 if on_cpu else layer[0]
+
+    def turn(unit: Unit, before: int) -> int:
+        whole, gradients, reduced = unit
+        computing = whole + gradients
+        if unit is layer:  # its gradients come as its activations go
+            computing = max(whole + gradients // 2, on_cpu * 3 * whole)
+        return ahead + max(before + computing, gradients + (1 + on_cpu) * reduced)
+
+    kept = 0 if sharing.reshard_after_forward else layer[0] * num_layers(plan.config)
+    last = max(turn(layer, 0 if tied else head[2]), 0 if tied else turn(head, 0))
+    expected = {
+        # The head's buffer goes before the loss; gloo has this rank's part once more.
+        "gathered": kept + 2 * head[0] + on_cpu * head[0] // sharing.shards,
+        "forward": kept + head[0],
+        "loss": kept + head[0],
+        "last_layer": kept + tied + last,
+        "first_layer": tied + turn(layer, layer[2]),
+        # Of a tied table's two gradients one is added to the other, before it has its shard.
+        "embedding": turn(head, layer[2] + head[1] - head[2] // sharing.shards)
+        if tied
+        else turn([0, *table[1:]], layer[2]),
+        "optimizer": 0,
+        "evaluation": max((2 + on_cpu) * sent for sent, *_ in every) + ahead,
+    }.get(moment)
+    if expected is None or sharing.num_processes == 1:
+        return range_around(0, 0, 2 * (expected or 0))
+    more = 2 * max(sent + reduced for sent, _, reduced in every)
+    return range_around(min(layer[0], expected), expected, 2 * expected + more)

@@ -52,7 +52,8 @@ NO_MEMORY: Mapping[str, tuple[str, ...] | None] = {
     "batch": None,  # as planned: in the plan's own part, and by the rows that there are
     "train": (
         "steps", "epochs", "eval_every", "log_every", "checkpoint_every", "keep_checkpoints",
-        "save_final", "save_on_signal", "timing_warmup_steps", "stop_on_nonfinite",
+        "checkpoint_async", "save_final", "save_on_signal", "timing_warmup_steps",
+        "stop_on_nonfinite", "resume",
     ),
     "optimizer": (
         "lr", "weight_decay", "beta1", "beta2", "eps", "eps1", "clip_threshold", "decay_rate",

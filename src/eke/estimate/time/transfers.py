@@ -24,9 +24,10 @@ from typing import Any
 
 from eke.config.schema import FSDP, Config, Exchange, NvmeOffload, WeightsPlace
 from eke.estimate.memory.activations import activations
+from eke.estimate.memory.sharding import num_layers, units
 from eke.estimate.time.rates import Span, exactly
 from eke.models.families import AttentionLayers, Role, Shape, Tokens, Weight
-from eke.models.sizes import STAGE, optimizer_entry, training_structure
+from eke.models.sizes import STAGE, exchange_of, optimizer_entry, training_structure
 from eke.plan.planner import Plan
 
 FUSED_BACKWARD, PLAIN_BACKWARD = 2.5, 2.0
@@ -202,9 +203,9 @@ def moves(plan: Plan, contents: Contents, shape: Shape) -> Moves:
 def _shares(plan: Plan) -> int:
     """Processes that the optimizer's work is shared out to."""
     config = plan.config
-    if config.distributed.option in STAGE or isinstance(config.distributed, FSDP):
-        return max(1, plan.batch.world_size)
-    return 1
+    if isinstance(config.distributed, FSDP):
+        return config.distributed.shards
+    return max(1, plan.batch.world_size) if config.distributed.option in STAGE else 1
 
 
 def _offloaded(plan: Plan, contents: Contents) -> tuple[float, float, float]:
@@ -242,16 +243,24 @@ def _exchanged(plan: Plan, contents: Contents) -> tuple[float, int]:
         # The first device sends all weights and gathers all gradients, in every micro-batch.
         return (count - 1) * rounds * (weights + gradients), 2 * rounds * layers
     if option == "zero3":
-        narrow = 2 * contents.numbers if plan.compute.autocast else weights
-        return part * rounds * (2 * narrow + gradients), 3 * rounds * layers
+        return part * rounds * (2 * weights + gradients), 3 * rounds * layers
     if isinstance(config.distributed, FSDP):
-        gathers = rounds * (2 if config.distributed.reshard_after_forward else 1)
-        sums = rounds if config.distributed.exchange is Exchange.every else 1
-        sent = part * (gathers * weights + sums * gradients)
-        return sent, (gathers + sums) * layers
+        return _exchanged_parts(plan, config.distributed)
     reduced = rounds if option == "zero2" else 1
     back = weights if option in STAGE else gradients  # updated weights in ZeRO, sums in DDP
     return part * (reduced * gradients + back), 25
+
+
+def _exchanged_parts(plan: Plan, sharing: FSDP) -> tuple[float, int]:
+    """Of FSDP2: gathers in the format that is sent, sums in float32; of replicas sums of parts."""
+    rounds, cut, layers = plan.batch.accumulation, sharing.shards, num_layers(plan.config)
+    layer, table, head = units(plan, training_structure(plan.config).weights)
+    gathers = rounds * (2 if sharing.reshard_after_forward else 1)
+    sums = rounds if exchange_of(plan.config) is Exchange.every else 1
+    whole = gathers * layers * layer[0] + rounds * (table[0] + head[0])
+    reduced = sums * (layers * layer[2] + table[2] + head[2])
+    copied = 2 * (1 - cut / sharing.num_processes) * reduced / cut
+    return (1 - 1 / cut) * (whole + reduced) + copied, (gathers + sums) * (layers + 2)
 
 
 HOST_LOOPS = {"deepspeed_cpu": "adamw_fused"}

@@ -61,17 +61,18 @@ def find_place(
     """
     runs, rerun = user_path(plan.config.paths.runs), plan.config.rerun
     passed, outdated = "", tuple[str, ...]()
-    for name in folder_names(plan.run_id):
+    named = plan.config.train.resume
+    for name in [named] if named else folder_names(plan.run_id):
         paths = RunPaths(runs / name)
         if not paths.folder.exists():
             break
         try:
             record = read_record(paths)
-        except NoRecord as error:
-            outdated = (str(error),)
-            passed = f"next to {name}: {error}"
-            continue
         except UnreadableRecord as error:
+            if isinstance(error, NoRecord) and not named:
+                outdated = (str(error),)
+                passed = f"next to {name}: {error}"
+                continue
             fix = "Nothing was changed. paths.runs=FOLDER runs it elsewhere."
             raise EkeError(f"{error}\n{fix}") from error
         if record is None or not Outcome[record.outcome].is_final:
@@ -79,7 +80,7 @@ def find_place(
             return Place(paths, None, note)
         changes = changes_since(paths, record, plan)
         again = rerun and (old is None or paths.folder.name in old)
-        if not changes and not again:
+        if named or (not changes and not again):
             return _answer(paths, record, plan)
         outdated = () if rerun else tuple(changes)
         why = "rerun=true" if again else "; ".join(changes)

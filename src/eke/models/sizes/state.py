@@ -18,6 +18,7 @@ from eke.config.schema import (
     Config,
     Evaluation,
     Exchange,
+    Float8,
     NvmeOffload,
     QLora,
     Switch,
@@ -32,6 +33,9 @@ BFLOAT16_BYTES = 2
 
 STAGE = {"zero1": 1, "zero2": 2, "zero3": 3}
 """Options of the group `distributed` by which DeepSpeed shares out the state."""
+
+IN_PARTS = ("fsdp", "zero3")
+"""Those whose weights are drawn or read in parts."""
 
 BLOCK, SCALES_PER_BLOCK = 64, 256
 """Weights per scale, and scales per scale of scales: arXiv:2305.14314, section 3."""
@@ -53,7 +57,7 @@ class StateBytes:
     master: int = 0
     """Float32 copies of narrower weights, for the optimizer to step on."""
     start: int = 0
-    """All weights: what a process holds before it has only its part of them."""
+    """While weights are made or read: all of them, or a part and the largest tensor whole."""
 
     @property
     def total(self) -> int:
@@ -78,6 +82,8 @@ class WeightFormats:
     """torch dtype name of frozen weights."""
     copies: str = ""
     """torch dtype name of the copies of float32 weights that a step computes with; "" without."""
+    gathered: str = ""
+    """torch dtype name that FSDP2 sends float32 matrices in; "" where each weight has its own."""
 
     @property
     def weight_bytes(self) -> int:
@@ -107,7 +113,13 @@ def decide_formats(config: Config) -> WeightFormats:
     master = precision.weights is Weights.bfloat16 and wanted
     narrow = precision.weights is Weights.float32 and precision.compute is not Compute.float32
     copies = precision.compute.value if narrow and precision.casts is Casts.per_step else ""
-    return WeightFormats(precision.weights.value, master, _frozen_format(config), copies)
+    # What is sent once is computed with in training and evaluation; float8 scales, and DoRA's norms
+    # are, of float32 weights.
+    sent = isinstance(config.distributed, FSDP) and narrow and len(computed_formats(config)) == 1
+    sent = sent and precision.float8 is Float8.off and config.peft.option != "dora"
+    gathered = precision.compute.value if sent else ""
+    frozen = _frozen_format(config)
+    return WeightFormats(precision.weights.value, master, frozen, copies, gathered)
 
 
 def computed_formats(config: Config) -> set[str]:
@@ -134,15 +146,17 @@ def state_bytes(config: Config, formats: WeightFormats | None = None) -> StateBy
     Before there is a plan, `formats` is None: they are decided here.
     """
     whole = training_structure(config).weights
-    weights = whole
+    weights, cut = whole, config.distributed.option in IN_PARTS
     if isinstance(config.distributed, FSDP):
         weights = tuple(replace(weight, shape=_part(config, weight.shape)) for weight in whole)
     trained = [weight for weight in weights if weight.trained]
-    gradients = [w for w in whole if w.trained] if _adds_up_whole(config) else trained
+    gradients = [w for w in whole if w.trained] if adds_up_whole(config) else trained
     formats = formats or decide_formats(config)
     at_once = max if config.memory.optimizer_in_backward else sum
+    stored = sum(_stored_bytes(config, formats, weight) for weight in weights)
+    largest = max((_number_bytes(formats, w) * prod(w.shape) for w in whole), default=0)
     return StateBytes(
-        weights=sum(_stored_bytes(config, formats, weight) for weight in weights),
+        weights=stored,
         gradients=at_once(_number_bytes(formats, w) * prod(w.shape) for w in gradients),
         optimizer=optimizer_bytes(
             config,
@@ -150,23 +164,51 @@ def state_bytes(config: Config, formats: WeightFormats | None = None) -> StateBy
             lambda w: FLOAT32_BYTES if formats.master else _number_bytes(formats, w),
         ),
         master=FLOAT32_BYTES * sum(prod(w.shape) for w in trained) if formats.master else 0,
-        start=sum(_stored_bytes(config, formats, weight) for weight in whole),
+        start=stored + largest * cut,
     )
+
+
+def sent_bytes(config: Config, formats: WeightFormats, weight: Weight) -> int:
+    """A whole tensor in the format in which FSDP2 gathers it: not all are sent in 16 bits."""
+    if weight.four_bits:
+        return _stored_bytes(config, formats, weight)
+    is_wide = weight.role is Role.vector or (weight.role is Role.embedding and not formats.copies)
+    width = _number_bytes(formats, weight)
+    narrow = formats.gathered and not is_wide
+    return prod(weight.shape) * (min(width, BFLOAT16_BYTES) if narrow else width)
 
 
 def _part(config: Config, shape: tuple[int, ...]) -> tuple[int, ...]:
     """FSDP2's first part of a tensor: torch's Shard cuts the first dimension, rounding up."""
     if not shape:
         return shape
-    return (-(-shape[0] // config.distributed.num_processes), *shape[1:])
+    return (-(-shape[0] // cast(FSDP, config.distributed).shards), *shape[1:])
 
 
-def _adds_up_whole(config: Config) -> bool:
+WHOLE_GRADIENTS_BYTES = 8 * 2**30
+"""Larger gradients add up in parts: a choice, a tenth of an 80 GiB device."""
+
+
+def exchange_of(config: Config) -> Exchange:
+    """After which micro-batches of a step FSDP2 shares gradients out; `auto` goes by their size."""
+    typed = cast(FSDP, config.distributed).exchange
+    trained = (prod(w.shape) for w in training_structure(config).weights if w.trained)
+    is_large = FLOAT32_BYTES * sum(trained) > WHOLE_GRADIENTS_BYTES and _accumulation(config) > 1
+    chosen = Exchange.every if is_large else Exchange.last
+    return chosen if typed is Exchange.auto else typed
+
+
+def _accumulation(config: Config) -> int:
+    """Micro-batches of a step, as far as they are known before there is a plan."""
+    batch = config.batch
+    per_round = batch.micro_batch * config.distributed.num_processes
+    return batch.target // per_round if batch.target else batch.accumulation or 1
+
+
+def adds_up_whole(config: Config) -> bool:
     """Whether gradients of several micro-batches add up before they are shared out."""
-    sharing, batch = config.distributed, config.batch
-    per_round = batch.micro_batch * sharing.num_processes
-    accumulation = batch.target // per_round if batch.target else batch.accumulation or 1
-    return isinstance(sharing, FSDP) and sharing.exchange is Exchange.last and accumulation > 1
+    several = isinstance(config.distributed, FSDP) and _accumulation(config) > 1
+    return several and exchange_of(config) is Exchange.last
 
 
 def _number_bytes(formats: WeightFormats, weight: Weight) -> int:
@@ -185,7 +227,7 @@ def _stored_bytes(config: Config, formats: WeightFormats, weight: Weight) -> int
     if not weight.four_bits:
         width = _number_bytes(formats, weight)
         looked_up = weight.trained and weight.place is Role.embedding
-        copied = formats.copies and width == FLOAT32_BYTES
+        copied = formats.copies and not formats.gathered and width == FLOAT32_BYTES
         copied = copied and not (looked_up and weight.tokens is Tokens.none)
         return (width + (BFLOAT16_BYTES if copied else 0)) * numbers
     return four_bit_bytes(numbers, cast(QLora, config.peft).double_quant)
@@ -316,7 +358,7 @@ def shared_state_bytes(
     """
     formats = formats or decide_formats(config)
     whole = state_bytes(config, formats)
-    if host:  # where models are built before they are cut, moved or rounded to 4 bits
+    if host and config.distributed.option not in IN_PARTS:  # built before it is moved or rounded
         whole = replace(whole, start=max(whole.start, formats.frozen_bytes * size.num_parameters))
     pages = optimizer_entry(config.optimizer).pages and not host
     if config.distributed.option not in STAGE:
@@ -326,7 +368,10 @@ def shared_state_bytes(
     processes = config.distributed.num_processes
     numbers = sum(pieces(config).values())
     trained = sum(prod(w.shape) for w in trained_weights(config)) or 1
-    optimizer = FLOAT32_BYTES * numbers + optimizer_bytes(config, flat_pieces(config))
+    optimizer = optimizer_bytes(config, flat_pieces(config))
+    # ZeRO-3 steps on float32 weights themselves where it keeps them on the device.
+    if stage < 3 or offload != "none" or formats.weight_bytes < FLOAT32_BYTES:
+        optimizer += FLOAT32_BYTES * numbers
     optimizer -= paged_bytes(config, flat_pieces(config)) if pages else 0
     gradients = whole.gradients if stage == 1 else whole.gradients * numbers // trained
     weights = whole.weights if stage < 3 else -(-whole.weights // processes)
@@ -339,4 +384,5 @@ def shared_state_bytes(
         weights=0 if leave and not host else weights,
         gradients=0 if offload != "none" and stage > 1 and not host else gradients,
         optimizer=0 if offload != "none" and not host else optimizer,
+        start=weights + whole.start - whole.weights if stage == 3 else 0,
     )

@@ -16,9 +16,11 @@ from eke.plan.planner.plan import (
     Plan,
     RecipeDecision,
     StepPlan,
+    cut_of,
     plan_to_plain,
     plans_of_sources,
     read_plan,
+    remarks_on_cuts,
     render_plan,
     write_plan,
 )

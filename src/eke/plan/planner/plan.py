@@ -1,6 +1,7 @@
 """The plan: every derived decision of a run with its reason; frozen, as text and on disk."""
 
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +16,10 @@ from eke.config.schema import Config, PretrainedModel
 from eke.config.schema.codec import make_converter
 from eke.data.sources import BYTE_TOKENS, Vocabulary
 from eke.hardware import Device
+from eke.models.checkpoints.architecture import router_loss
+from eke.models.families import family_of
 from eke.models.sizes import ModelSize, WeightFormats
+from eke.plan.identity import meaningful
 
 
 @dataclass(frozen=True)
@@ -97,11 +101,13 @@ class ComputePlan:
     """As `autocast`, in evaluation."""
     copies: str = ""
     """Of the copies of float32 weights that a step computes with; "" without."""
+    gathered: str = ""
+    """That FSDP2 sends float32 matrices in; "" where each weight has its own."""
 
     @property
     def formats(self) -> WeightFormats:
         """Formats of the training state."""
-        return WeightFormats(self.weights, self.master, self.frozen, self.copies)
+        return WeightFormats(self.weights, self.master, self.frozen, self.copies, self.gathered)
 
     @property
     def matmul(self) -> str:
@@ -212,6 +218,24 @@ def source_sizes(plan: Plan) -> dict[str, int | None]:
 def plan_to_plain(plan: Plan) -> dict[str, Any]:
     """The plan as JSON values."""
     return dict(make_converter().unstructure(plan))
+
+
+def cut_of(plan: Plan) -> dict[str, Any]:
+    """How a plan cuts the samples of a step: its groups `distributed` and `batch`."""
+    plain = meaningful(make_converter().unstructure(plan.config))
+    return {group: plain[group] for group in ("distributed", "batch")}
+
+
+def remarks_on_cuts(plan: Plan) -> Iterator[str]:
+    """Warnings of a run that goes on with another `cut_of` its plan, if that changes training."""
+    config = plan.config
+    dropout = config.model.dropout
+    if dropout is None:
+        dropout = family_of(config).probable_dropout
+    if dropout or getattr(config.peft, "dropout", 0.0):
+        yield "other ranks or micro-batches drew other random numbers for dropout from some step on"
+    if router_loss(config) is not None:
+        yield "the router loss is a mean over each micro-batch, and their size changed at some step"
 
 
 def write_plan(paths: RunPaths, plan: Plan) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import remove_tree
 from eke.common.paths import RunPaths, user_path
-from eke.common.text import format_number
+from eke.common.text import format_bytes, format_number
 from eke.config.schema import (
+    FSDP,
     MAX_STEPS,
     Adapters,
     Backend,
@@ -20,6 +21,7 @@ from eke.config.schema import (
     Compute,
     Config,
     Evaluation,
+    Exchange,
     LocalRows,
     Mix,
     NvmeOffload,
@@ -34,8 +36,10 @@ from eke.models.checkpoints.architecture import router_loss
 from eke.models.families import FLOAT32_BYTES, Role, Tokens, family_of
 from eke.models.sizes import (
     STAGE,
+    WHOLE_GRADIENTS_BYTES,
     adapted_layers,
     decide_formats,
+    exchange_of,
     is_ia3,
     is_ragged,
     model_size,
@@ -96,6 +100,7 @@ def make_plan(
         decisions.append(Decision("task.router_loss", f"{coefficient:g}", reason))
     theirs = read_user_settings(config)
     deepspeed, hints = _plan_deepspeed(config, batch, device, theirs, decisions)
+    _plan_sharding(config, device, decisions)
     resolved = _resolved(config, batch, steps, compute, theirs) | _plan_rank(config, decisions)
     return Plan(
         run_id=run_id(make_converter().unstructure(config), resolved, data.fingerprint),
@@ -142,6 +147,7 @@ def with_batch(
     batch = plan_batch(config, own)
     theirs = read_user_settings(config)
     deepspeed, hints = _plan_deepspeed(config, batch, plan.device, theirs, [])
+    _plan_sharding(config, plan.device, own)
     resolved = _resolved(config, batch, plan.steps, plan.compute, theirs) | _plan_rank(config, [])
     first, *others = plan.decisions
     made = {decision.key for decision in own}
@@ -194,6 +200,8 @@ def _resolved(
     answers |= {f"data.{place}": None for place in PLACES if hasattr(config.data, place)}
     if isinstance(config.data, LocalRows):
         answers["data.streaming"] = False
+    if isinstance(config.distributed, FSDP):
+        answers["distributed.exchange"] = exchange_of(config).value
     if config.data.is_stream:  # which samples come when, and where it begins again
         answers |= {"data.streaming": True, "data.num_samples": config.data.num_samples}
     return answers
@@ -271,6 +279,18 @@ def _plan_deepspeed(
     name = str(config.distributed.deepspeed_config)
     decisions.append(Decision("distributed.deepspeed_config", name, reason))
     return merge_user_settings(config, mine, theirs)
+
+
+def _plan_sharding(config: Config, device: Device, decisions: list[Decision]) -> None:
+    """What FSDP2 does that no key says, and when it shares gradients out."""
+    if not isinstance(config.distributed, FSDP):
+        return
+    if config.distributed.exchange is Exchange.auto:
+        reason = f"whole up to {format_bytes(WHOLE_GRADIENTS_BYTES)}, in parts above"
+        decisions.append(Decision("distributed.exchange", exchange_of(config).value, reason))
+    ahead = device.kind != "cpu"
+    reason = "sent while one computes" if ahead else "the same cores send and compute"
+    decisions.append(Decision("prefetched layers", str(int(ahead)), reason))
 
 
 def _plan_compute(

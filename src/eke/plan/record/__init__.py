@@ -474,8 +474,13 @@ def missing_run(outcome: str, folder: Path) -> str:
     return f"{outcome} by its sweep's file, but {folder} is not there: moved, or not copied along?"
 
 
-def start_attempt(paths: RunPaths, machine: dict[str, str]) -> int:
-    """Note that a worker starts on this run; returns the attempt's number, from 0."""
+def start_attempt(
+    paths: RunPaths, machine: dict[str, str], cut: dict[str, Any] | None = None
+) -> int:
+    """Note that a worker starts on this run, with `cut_of` its plan.
+
+    Returns the attempt's number, from 0.
+    """
     attempt = len(read_attempts(paths))
     entry = {
         "attempt": attempt,
@@ -483,10 +488,20 @@ def start_attempt(paths: RunPaths, machine: dict[str, str]) -> int:
         "host": socket.gethostname(),
         "started": time.time(),
         "machine": machine,
+        "cut": cut,
     }
     seal(paths.attempts)
     append_line(paths.attempts, json.dumps(entry))
     return attempt
+
+
+def cuts_of(attempts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The different cuts of the attempts, in the order in which they were first used."""
+    found: list[dict[str, Any]] = []
+    for each in attempts:
+        if (cut := each.get("cut")) and cut not in found:
+            found.append(cut)
+    return found
 
 
 def read_attempts(paths: RunPaths) -> list[dict[str, Any]]:

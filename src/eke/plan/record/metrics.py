@@ -45,6 +45,8 @@ WARMUP = "train/warmup"
 """Present and 1 on steps excluded from every timing: the first ones, and those that compiled."""
 SHARED = "train/shared_device"
 """Present and 1 on steps after another run was seen on the device."""
+CUT = "train/cut"
+"""Number of the cut into ranks and micro-batches, from 1; absent on steps of the run's first."""
 SAMPLES = "train/samples"
 TOKENS = "train/tokens"
 """Of this step, padding not counted."""
@@ -140,10 +142,20 @@ def spread(values: Sequence[float]) -> Spread | None:
     return Spread(statistics.median(values), deciles[0], deciles[-1], len(values))
 
 
+def num_cuts(rows: Sequence[Row]) -> int:
+    """In how many ways the run's steps were cut into ranks and micro-batches."""
+    return len({row.get(CUT, 0) for row in latest(rows, STEP_TIME)})
+
+
+def _steady(rows: Sequence[Row]) -> list[Row]:
+    """Steps that a speed can be made of: none of a run with several cuts."""
+    steady = [row for row in latest(rows, STEP_TIME) if WARMUP not in row]
+    return steady if num_cuts(rows) <= 1 else []
+
+
 def timing(rows: Sequence[Row]) -> Timing:
     """Seconds of steady steps, warm-up steps and phases."""
-    steps = latest(rows, STEP_TIME)
-    steady = [row for row in steps if WARMUP not in row]
+    steps, steady = latest(rows, STEP_TIME), _steady(rows)
     phases = {
         p: spread([row[key] for row in steady if key in row]) for p, key in PHASE_KEYS.items()
     }
@@ -168,7 +180,7 @@ def throughput(
     peak_flops: float | None,  # one device's datasheet peak in FLOP/s
 ) -> Throughput:
     """Samples and tokens of the steady steps over their time; tokens do not include padding."""
-    steady = [row for row in latest(rows, STEP_TIME) if WARMUP not in row]
+    steady = _steady(rows)
     seconds = sum(row[STEP_TIME] for row in steady)
     if not seconds:
         return Throughput(flops_formula=flops_formula)

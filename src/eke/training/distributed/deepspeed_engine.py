@@ -8,8 +8,10 @@ import functools
 import importlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +19,21 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
-from eke.common.errors import RunError
 from eke.common.paths import LOCAL_RANK
 from eke.config.schema import FSDP, Exchange
+from eke.models.sizes import exchange_of
 from eke.plan.planner import Plan
-from eke.training.distributed.fsdp import (
-    WholeState,
-    gather_optimizer,
-    gather_parameters,
-    gather_weights,
-    part_bytes,
-    shard_model,
-    whole,
-)
+from eke.training.distributed.fsdp import build_mesh, part_bytes, shard_model, whole
 from eke.training.distributed.operators import Engine, in_memory, prepare_swap, swap_buffers
+from eke.training.distributed.parts import Parts
 from eke.training.distributed.ranks import Ranks
 from eke.training.loop.meter import LossScale
-from eke.training.model.adapters import is_adapted
 from eke.training.model.number_formats import Formats
-from eke.training.optimizer.build_optimizer import evaluation_weights
 from eke.training.optimizer.update import InBackwardUpdate, PlainUpdate, Update
+from eke.training.part_files import Held, Piece
+from eke.training.state_parts import Stepped, hold, hold_state, named_weights, row_piece
 
 
 def build_engine(
@@ -47,11 +43,13 @@ def build_engine(
     formats: Formats,
     device: torch.device,
     swap: Path | None = None,
+    parts: Parts | None = None,
 ) -> Engine:
     """Build the engine with the plan's sharding; `swap` is the folder for state kept in files.
 
-    Ranks must have built equal models, on the host for ZeRO-3, which moves and shards one weight at
-    a time, else on `device`. The optimizer gets DeepSpeed's flat shards as its parameters.
+    Ranks must have built equal models on `device`. For ZeRO-3 it is on the host or, of several
+    ranks, in `parts`: one weight at a time goes to the device and is sharded. The optimizer gets
+    DeepSpeed's flat shards as its parameters.
     """
     deepspeed = import_deepspeed(device)
     settings = plan.deepspeed
@@ -68,14 +66,29 @@ def build_engine(
     communication.build_shm_op = lambda: None
     deepspeed.init_distributed(auto_mpi_discovery=False)  # takes the group that is there
     compute_under_autocast(model, formats)
-    if settings["zero_optimization"]["stage"] == 3:
-        deepspeed.zero.Init(module=model, config_dict_or_path=settings)
+    if is_zero3(plan):
+        with parts.sharded_flat(deepspeed.zero.Init) if parts else nullcontext():
+            deepspeed.zero.Init(module=model, config_dict_or_path=settings)
         for buffer in model.buffers():  # Init moves parameters only
             buffer.data = buffer.data.to(device)
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, config=settings, dist_init_required=False
     )
+    if is_zero3(plan) and plan.config.offload.option == "none":
+        _share_float32(engine.optimizer)
     return engine
+
+
+def _share_float32(optimizer: Any) -> None:
+    """Let ZeRO-3 step on float32 weights themselves, as it means to.
+
+    deepspeed 0.19.8 steps on a copy of them: stage3.py, `_create_fp32_partitions`, compares their
+    device with its name, which is never equal.
+    """
+    weights = optimizer.fp16_partitioned_groups_flat
+    for mine, stepped in zip(weights, optimizer.fp32_partitioned_groups_flat, strict=True):
+        if mine.dtype is stepped.dtype:
+            stepped.data = mine
 
 
 def import_deepspeed(device: torch.device) -> Any:
@@ -123,25 +136,6 @@ def engine_weights(engine: Engine) -> list[nn.Parameter]:
     zero = engine.optimizer
     groups = zero.fp16_groups if engine.zero_optimization_stage() == 3 else zero.bit16_groups
     return [weight for group in groups for weight in group]
-
-
-def gather_engine_weights(engine: Engine, keep: bool, frozen: bool) -> dict[str, Tensor]:
-    """Weights (only trained ones, unless `frozen`) by name if `keep`, on the host; a collective."""
-    import deepspeed
-
-    engine.optimizer.checkpoint_event_prologue()  # shards small weights, too
-    found: dict[str, Tensor] = {}
-    seen: dict[int, Tensor] = {}
-    for prefix, module in engine.module.named_modules(remove_duplicate=False):
-        own = dict(module.named_parameters(recurse=False))
-        own = {name: p for name, p in own.items() if frozen or p.requires_grad}
-        with deepspeed.zero.GatheredParameters(list(own.values())):
-            for name, weight in own.items() if keep else ():
-                if id(weight) not in seen:  # shared weights stay shared
-                    seen[id(weight)] = weight.detach().to("cpu", copy=True)
-                found[f"{prefix}.{name}".lstrip(".")] = seen[id(weight)]
-    engine.optimizer.checkpoint_event_epilogue()
-    return {**engine.module.state_dict(), **found} if keep and frozen else found
 
 
 def tensors_within(value: Any, depth: int = 3) -> list[Tensor]:
@@ -203,71 +197,86 @@ class DeepSpeedUpdate(Update):
         buffers = [buffer for part in swap_buffers(engine) for buffer in part]
         return [*pieces, *weights, *gradients, *buffers, *tensors_within(vars(engine.optimizer))]
 
-    def weights(self, keep: bool) -> dict[str, Tensor] | None:
-        """Weights for a checkpoint if `keep`; None if the model has them. A collective."""
-        if self.engine.zero_optimization_stage() < 3:
-            return None
-        frozen = not is_adapted(self.engine.module)  # a checkpoint of adapters omits them
-        return gather_engine_weights(self.engine, keep, frozen)
+    def hold(self, model: nn.Module) -> Held:
+        """Weights, and names and ranges of what this rank's flat shards hold; a collective."""
+        import deepspeed
 
-    def part(self) -> dict[str, Any]:
-        """This rank's training state without the weights, but float32 shards of narrower ones."""
-        pieces = flat_weight_shards(self.engine)
-        return {
-            "optimizer": [self._state(number, piece) for number, piece in enumerate(pieces)],
-            "master": [piece.detach() for piece in pieces]
-            if self.engine.bfloat16_enabled()
-            else [],
-            "loss_scale": self.scale.state_dict() if self.scale else {},
-        }
+        found, tied = named_weights(model)
+        pieces: dict[str, Piece] = {}
+        for name, tensor in found.items():
+            mine = getattr(tensor, "ds_tensor", None)  # of ZeRO-3
+            in_file = mine is not None and mine.status.name != "AVAILABLE"
+            with deepspeed.zero.GatheredParameters([tensor] if in_file else []):
+                if mine is None or in_file:
+                    piece = row_piece(tensor, dist.get_rank(), self.world_size)
+                else:
+                    piece = _range_of(tensor, mine, 0)
+                pieces[name] = replace(piece, tensor=piece.tensor.clone()) if in_file else piece
+        held = Held(pieces, {"tied": tied}, dist.get_rank(), self.world_size)
+        return hold_state(held, self.stepped(model), self.engine.basic_optimizer.state)
 
-    def _state(self, number: int, piece: Tensor) -> dict[str, Any]:
-        """Optimizer state of one shard, copied to memory if it is in a file."""
-        with in_memory(self.engine, number) as borrowed:
-            state = dict(self.engine.basic_optimizer.state.get(piece, {}))
-            if not borrowed:
-                return state
-            return {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
-
-    def load_part(self, part: dict[str, Any]) -> None:
-        """Continue from what `part` gave; RunError if that belongs to another model or sharding.
-
-        The weights were loaded before the engine was made.
-        """
-        state, pieces = self.engine.basic_optimizer.state, flat_weight_shards(self.engine)
-        if len(pieces) != len(part["optimizer"]):
-            raise RunError(
-                f"the checkpoint has {len(part['optimizer'])} shards of optimizer state, this "
-                f"run has {len(pieces)}"
+    def stepped(self, model: nn.Module) -> list[Stepped]:
+        """The flat shards, by what they hold of each weight."""
+        names = {id(tensor): name for name, tensor in named_weights(model)[0].items()}
+        copies = bool(self.engine.bfloat16_enabled())
+        return [
+            Stepped(
+                piece,
+                partial(self._cut, names, number),
+                copies,
+                partial(in_memory, self.engine, number),
             )
-        numbers = shard_lengths(self.engine)
-        for number, (piece, saved) in enumerate(zip(pieces, part["optimizer"], strict=True)):
-            sizes = {v.numel() for v in saved.values() if isinstance(v, Tensor) and v.dim()}
-            if sizes and numbers[number] not in sizes:  # 8-bit states have scales of other sizes
-                raise RunError(
-                    f"the checkpoint holds optimizer state for {max(sizes)} numbers where this run "
-                    f"has {numbers[number]}"
-                )
-            with in_memory(self.engine, number, write=True):
-                # Moments go where their shard is; counters stay on the host.
-                state[piece] = {
-                    name: v.to(piece.device) if isinstance(v, Tensor) and v.dim() else v
-                    for name, v in saved.items()
-                }
-        for piece, copied in zip(pieces, part["master"], strict=False):
-            piece.data.copy_(copied)
-        if self.scale and part["loss_scale"]:
-            self.scale.load_state_dict(part["loss_scale"])
+            for number, piece in enumerate(flat_weight_shards(self.engine))
+        ]
+
+    def _cut(self, names: Mapping[int, str], number: int, shard: Tensor) -> dict[str, Piece]:
+        """Views of this rank's numbers of each weight in one shard, or in a tensor of its size."""
+        zero, rank, at = self.engine.optimizer, dist.get_rank(), 0
+        found: dict[str, Piece] = {}
+        if self.engine.zero_optimization_stage() == 3:
+            for weight in zero.fp16_groups[number]:
+                found[names[id(weight)]] = _range_of(weight, shard, at)
+                at += weight.partition_numel()
+            return found
+        places = zero.round_robin_bit16_groups[number], zero.round_robin_bit16_offsets[number]
+        begin, end = rank * zero.partition_size[number], (rank + 1) * zero.partition_size[number]
+        for weight, offset in zip(*places, strict=True):
+            first, last = max(offset, begin), min(offset + weight.numel(), end)
+            view = shard.detach()[first - begin : max(first, last) - begin]
+            found[names[id(weight)]] = Piece(view, first - offset, tuple(weight.shape))
+        return found
+
+
+def _range_of(weight: Any, shard: Tensor, at: int) -> Piece:
+    """View of the numbers of a ZeRO-3 weight that this rank's `shard` has from a place on."""
+    size = weight.partition_numel()
+    first = min(dist.get_rank() * size, weight.ds_numel)
+    view = shard.detach()[at : at + min(size, weight.ds_numel - first)]
+    return Piece(view, first, tuple(weight.ds_shape))
+
+
+def is_zero3(plan: Plan) -> bool:
+    """Whether DeepSpeed shards the weights."""
+    return plan.deepspeed is not None and plan.deepspeed["zero_optimization"]["stage"] == 3
+
+
+def parts_of(plan: Plan, device: torch.device, ranks: Ranks) -> Parts | None:
+    """What is to hold this rank's rows of the weights, where several ranks share them."""
+    if ranks.world_size > 1 and isinstance(plan.config.distributed, FSDP):
+        return Parts(build_mesh(plan, device))
+    if ranks.world_size > 1 and is_zero3(plan):
+        return Parts(init_device_mesh(device.type, (ranks.world_size,), mesh_dim_names=("shard",)))
+    return None
 
 
 def share_model(
-    plan: Plan, accelerator: Accelerator, model: nn.Module, device: torch.device, ranks: Ranks
+    plan: Plan, accelerator: Accelerator, model: nn.Module, parts: Parts | None
 ) -> nn.Module:
     """Shard or wrap the model, before the optimizer is built."""
     if plan.deepspeed is not None:
         return model  # sharded later by its engine
-    if ranks.world_size > 1 and isinstance(plan.config.distributed, FSDP):
-        shard_model(plan, model, device)
+    if parts:
+        parts.put(model, lambda: shard_model(plan, model, parts.mesh))
         return model
     if plan.config.engine.option == "trainer":
         return model  # Trainer wraps it with a separate Accelerator
@@ -305,14 +314,9 @@ class ShardedUpdate(Update):
         norm = self.plain.apply()
         return None if norm is None else whole(norm)
 
-    def gather(self, keep: bool) -> WholeState:
-        """Weights and optimizer state put together, tensor by tensor."""
-        optimizer: torch.optim.Optimizer = self.plain.optimizer
-        state = gather_optimizer(optimizer, keep)
-        with evaluation_weights(optimizer) as mine:
-            weights = gather_weights(self.model, keep, frozen=not is_adapted(self.model))
-        training = gather_parameters(optimizer, keep) if mine else []  # which are back by now
-        return WholeState(weights, state, training)
+    def hold(self, model: nn.Module) -> Held:
+        """This rank's rows of weights and optimizer state."""
+        return hold(model, self.plain.optimizer)
 
 
 def share_update(plan: Plan, plain: PlainUpdate, model: nn.Module, ranks: Ranks) -> Update:
@@ -321,5 +325,5 @@ def share_update(plan: Plan, plain: PlainUpdate, model: nn.Module, ranks: Ranks)
     if plan.config.memory.optimizer_in_backward:
         return InBackwardUpdate(plain.optimizer, plain.parameters, plain.knows_norm)
     if ranks.world_size > 1 and isinstance(config, FSDP):
-        return ShardedUpdate(plain, model, config.exchange)
+        return ShardedUpdate(plain, model, exchange_of(plan.config))
     return plain

@@ -1,64 +1,115 @@
-"""FSDP2: sharded training state, gathered for checkpoints and split on load.
+"""FSDP2: sharded training state.
 
-`fully_shard` turns parameters into DTensors, cut along their first dimension. A checkpoint looks
-as if one process had written it; each process reads all of it and cuts its part.
+`fully_shard` turns parameters into DTensors, cut along their first dimension.
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Sequence, Set
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.tensor import DTensor
 
 from eke.config.schema import FSDP
 from eke.plan.planner import Plan
 from eke.training.model.checkpointing import find_layers
 
 
-@dataclass(frozen=True)
-class WholeState:
-    """Weights and optimizer state as one process would have them, in host memory."""
-
-    weights: dict[str, Tensor]
-    """Under the names of the model's `state_dict`."""
-    optimizer: dict[str, Any]
-    """The optimizer's `state_dict`."""
-    training: list[Tensor] = field(default_factory=list)
-    """What the optimizer trains, in the order of its groups, where `weights` are an average."""
+def build_mesh(plan: Plan, device: torch.device) -> DeviceMesh:
+    """The ranks: along "shard" they hold the parts of a tensor, along "replicate" the same part."""
+    replicas = cast(FSDP, plan.config.distributed).replicas
+    skipped = replicas == 1  # a dimension of one rank would have groups of its own
+    shape = (replicas, plan.batch.world_size // replicas)[skipped:]
+    return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")[skipped:])
 
 
-def shard_model(plan: Plan, model: nn.Module, device: torch.device) -> None:
-    """Cut the parameters of `model`, equal on each process and on its device, in place.
+def shard_model(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> None:
+    """Cut the parameters of `model`, which has no numbers yet or equal ones on all ranks, in place.
 
-    Each Transformer layer is gathered alone; what lies around them (embeddings, heads) is one more
-    unit, kept from forward to backward.
+    Each Transformer layer is a unit, which is gathered alone; embedding and head are, too, where no
+    other module has their weights. The rest is one more unit.
     """
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from eke.training.model.number_formats import kept_wide
 
-    config = plan.config.distributed
-    assert isinstance(config, FSDP)
-    mesh = init_device_mesh(device.type, (plan.batch.world_size,))
-    for layer in find_layers(model):
-        fully_shard(layer, mesh=mesh, reshard_after_forward=config.reshard_after_forward)
-    # Its weights are needed first in the backward pass: freeing them in between saves nothing.
-    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    sent = getattr(torch, plan.compute.gathered) if plan.compute.gathered else None
+    # Modules cast their inputs as in one process.
+    policy = MixedPrecisionPolicy(sent, torch.float32 if sent else None, cast_forward_inputs=False)
+    again = cast(FSDP, plan.config.distributed).reshard_after_forward
+    layers, table, head = find_layers(model), _alone(model, "input"), _alone(model, "output")
+    units: list[Any] = [unit for unit in (table, *layers, head) if unit is not None]
+    for unit in [*units, model]:
+        # A head's weights are needed first in the backward pass: nothing is saved in between.
+        back = again if unit in layers else unit is table
+        fully_shard(unit, mesh=mesh, reshard_after_forward=back, mp_policy=policy)
+    wide = kept_wide(plan, model) if sent else set()
+    for group in groups_of(model.modules()) if sent else ():
+        _set_formats(group.fsdp_params, wide)
+    if isinstance(table, nn.Embedding):
+        units[0].set_unshard_in_backward(False)  # its backward pass reads no weight
+    for unit, following in pairwise(units):
+        if plan.device.kind != "cpu":
+            unit.set_modules_to_forward_prefetch([following])
+        else:  # an empty list would be FSDP2's default
+            following.set_modules_to_backward_prefetch([following])
+
+
+def _alone(model: Any, side: str) -> nn.Module | None:
+    """The module with the input or output embeddings, if no other module has one of its weights."""
+    with suppress(AttributeError, NotImplementedError):  # of classes without them
+        found: Any = getattr(model, f"get_{side}_embeddings")()
+        owners = Counter(id(p) for m in model.modules() for p in m._parameters.values())
+        return found if all(owners[id(p)] == 1 for p in found.parameters()) else None
+    return None
+
+
+class _Wide(FSDPParam):
+    """A weight that is sent in its own format, whatever that of its unit is; torch 2.13."""
+
+    def init_dtype_attrs(self, mp_policy: Any) -> None:
+        super().init_dtype_attrs(replace(mp_policy, param_dtype=None))
+
+
+class _Exact(FSDPParam):
+    """A weight that is sent in 16 bits and has a float32 gradient, as a wide one."""
+
+    def init_unsharded_param(self) -> None:
+        super().init_unsharded_param()  # type: ignore[no-untyped-call]  # torch 2.13
+        if self._unsharded_param.requires_grad:
+            self._unsharded_param.grad_dtype = torch.float32
+
+
+def _set_formats(weights: Sequence[FSDPParam], wide: Set[Tensor]) -> None:
+    """Keep formats that differ from the unit's, whose gradients FSDP2 adds up as one tensor."""
+    trained = {w.sharded_param in wide for w in weights if w.sharded_param.requires_grad}
+    for weight in weights:
+        fused = getattr(weight._module_info.module, "fused", False)  # has a float32 gradient
+        if weight.sharded_param in wide:
+            weight.__class__ = _Wide
+        elif fused or len(trained) > 1:
+            weight.__class__ = _Exact
+
+
+def groups_of(modules: Iterable[nn.Module]) -> list[Any]:
+    """What FSDP2 sends together, of those modules that are units with weights around inner ones."""
+    found = (m._get_fsdp_state()._fsdp_param_group for m in modules if isinstance(m, FSDPModule))
+    return [group for group in found if group is not None]
 
 
 def whole(tensor: Tensor) -> Tensor:
     """The tensor put together from its parts, or itself where it has none; all ranks must ask."""
-    from torch.distributed.tensor import DTensor
-
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def part(tensor: Tensor) -> Tensor:
     """What this process holds of a tensor: all of it, where it is not cut."""
-    from torch.distributed.tensor import DTensor
-
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -70,64 +121,3 @@ def part_bytes(tensors: Iterable[Tensor]) -> int:
 def is_cut(tensor: Tensor) -> bool:
     """Whether this process holds less than all of it."""
     return part(tensor).numel() < tensor.numel()
-
-
-def cut_like(tensor: Tensor, place: Tensor) -> Tensor:
-    """This process's part of a whole tensor, where `place` is cut; nothing is sent."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    if not isinstance(place, DTensor):
-        return tensor
-    mesh = place.device_mesh
-    moved = tensor.to(place.device)
-    return distribute_tensor(moved, mesh, place.placements, src_data_rank=None)
-
-
-def gather_weights(model: nn.Module, keep: bool, frozen: bool = True) -> dict[str, Tensor]:
-    """Weights and buffers (trained ones alone, unless `frozen`) by name if `keep`, on the host.
-
-    Every process must call it. One tensor at a time is put together; tied ones stay one tensor.
-    """
-    once: dict[int, Tensor] = {}
-    names: dict[str, Tensor] = {}
-    # A hook of FSDP2 first cuts again what an evaluation has left whole.
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if not frozen and not tensor.requires_grad:
-            continue
-        if id(tensor) not in once:
-            gathered = whole(tensor.detach())
-            once[id(tensor)] = gathered.cpu() if keep else tensor
-        names[name] = once[id(tensor)]
-    return names if keep else {}
-
-
-def gather_parameters(optimizer: torch.optim.Optimizer, keep: bool) -> list[Tensor]:
-    """What the optimizer steps on, whole, in host memory if `keep`; every process must call it."""
-    gathered = (whole(p.detach()) for group in optimizer.param_groups for p in group["params"])
-    return [tensor.cpu() for tensor in gathered if keep]
-
-
-def gather_optimizer(optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, Any]:
-    """`optimizer.state_dict()` with whole tensors on the host if `keep`; a collective."""
-
-    def gather(value: Tensor) -> Tensor | None:
-        gathered = whole(value)
-        return gathered.cpu() if keep else None
-
-    content: dict[str, Any] = tree_map_only(Tensor, gather, optimizer.state_dict())
-    return content if keep else {}
-
-
-def cut_optimizer(content: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """A `state_dict` of whole tensors; those as large as their parameter are cut as that is."""
-    places = [p for group in optimizer.param_groups for p in group["params"]]
-
-    def cut(value: Any, place: Tensor) -> Any:
-        same = isinstance(value, Tensor) and value.shape == place.shape
-        return cut_like(value, place) if same else value
-
-    state = {
-        number: {name: cut(value, places[number]) for name, value in values.items()}
-        for number, values in content["state"].items()
-    }
-    return {**content, "state": state}

@@ -45,6 +45,8 @@ class StepTotals:
     """Samples of each source of a mix."""
     targets_of: tuple[int, ...] = ()
     """Labels with loss of each source of a mix."""
+    saved: int = 0
+    """Ranks that have written their files of a background save; more if one could not."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,17 @@ class Ranks:
         """Whether this process writes: record, metrics, checkpoints, tracker, log."""
         return self.rank == 0
 
-    def totals(self, counts: Iterable[int], stop: Outcome | None) -> StepTotals:
-        """Sums of `MicroBatch.counts` over all ranks, and any stop request; all must call it."""
+    def totals(self, counts: Iterable[int], stop: Outcome | None, saved: int = 0) -> StepTotals:
+        """Sums of `MicroBatch.counts` over all ranks, a stop request, and `saved`; a collective."""
         if self.world_size > 1:
-            numbers = torch.tensor([*(int(stop is each) for each in STOPS), *counts])
+            numbers = torch.tensor([*(int(stop is each) for each in STOPS), saved, *counts])
             dist.all_reduce(numbers)
-            wanted, counts = numbers[: len(STOPS)].tolist(), numbers[len(STOPS) :].tolist()
+            *wanted, saved = numbers[: len(STOPS) + 1].tolist()
+            counts = numbers[len(STOPS) + 1 :].tolist()
             stop = next((each for each, count in zip(STOPS, wanted, strict=True) if count), None)
         targets, samples, tokens, *of = counts
         of_sources = tuple(of[: len(of) // 2]), tuple(of[len(of) // 2 :])
-        return StepTotals(max(1, targets), samples, tokens, stop, *of_sources)
+        return StepTotals(max(1, targets), samples, tokens, stop, *of_sources, saved)
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over all ranks, element by element, where `values` lives; every rank must call it."""

@@ -15,14 +15,23 @@ from eke.common.paths import SHARED_DEVICE, RunPaths
 from eke.estimate.time import note_pace
 from eke.hardware import has_foreign_processes
 from eke.hardware.device_use import DeviceUse, cpu_cores
-from eke.plan.planner import Plan, check_inputs, check_software, remove_swap, swap_folder
+from eke.plan.planner import (
+    Plan,
+    check_inputs,
+    check_software,
+    cut_of,
+    remove_swap,
+    swap_folder,
+)
 from eke.plan.record import (
     EXIT_FAILED,
     EXIT_OK,
     IN_LOG,
     Failure,
     Outcome,
+    cuts_of,
     metrics,
+    read_attempts,
     write_rank_failure,
     write_record,
 )
@@ -31,9 +40,10 @@ from eke.results.trackers.tracker import Untracked
 from eke.training.distributed.ranks import ALONE, Ranks
 from eke.training.loop import loop
 from eke.training.loop.environment import configure_allocator, quiet_libraries, seconds_since_start
-from eke.training.loop.failure import classify
+from eke.training.loop.failure import Diverged, classify
 from eke.training.loop.meter import Clock, Meter
 from eke.training.loop.results import make_record, open_tracker, summary_values, write_card
+from eke.training.loop.saving import finish_saving
 from eke.training.loop.stop import StopFlag
 from eke.training.loop.training_state import TrainingState, build_job, torch_device
 from eke.training.model.attention_kernels import pinned_backend
@@ -43,7 +53,11 @@ from eke.training.observe.memory_stages import device_peak, memory_in_use
 def run_engine(job: TrainingState) -> None:
     """Train to the last step with the planned engine and attention kernel; raises as `train`."""
     with pinned_backend(job.plan):
-        ENGINES[job.plan.config.engine.option](job)
+        try:
+            ENGINES[job.plan.config.engine.option](job)
+        except Diverged:  # on all ranks
+            finish_saving(job)
+            raise
 
 
 def _trainer_engine(job: TrainingState) -> None:
@@ -119,7 +133,8 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
     plan, paths, number, ranks = attempt.plan, attempt.paths, attempt.number, attempt.ranks
     quiet_libraries(plan)
     configure_allocator(plan)
-    meter = Meter(Clock(), number, timed_from=0)
+    cuts, mine = cuts_of(read_attempts(paths)), cut_of(plan)
+    meter = Meter(Clock(), number, timed_from=0, cut=cuts.index(mine) if mine in cuts else 0)
     try:
         note_first_stages(attempt)
         with verify_inputs(plan):

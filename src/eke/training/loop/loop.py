@@ -5,7 +5,6 @@ kept on the device and read `train.log_every` steps at a time
 (tests/unit/training/loop/test_no_sync.py).
 """
 
-import contextlib
 import logging
 import math
 import time
@@ -13,17 +12,14 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NoReturn
 
-from eke.common.files import replace_link
-from eke.common.paths import RunPaths
 from eke.common.text import format_seconds
 from eke.plan.record import metrics
 from eke.training.batches.batches import MicroBatch
-from eke.training.checkpoint import save_checkpoint, save_parts
-from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate
 from eke.training.distributed.ranks import StepTotals
 from eke.training.loop.evaluation import best_so_far, is_exhausted, measure, note_evaluation
 from eke.training.loop.failure import Diverged
 from eke.training.loop.meter import capture_random_state, restore_random_state
+from eke.training.loop.saving import await_copy, finish_saving, progress, save
 from eke.training.loop.step import take_step
 from eke.training.loop.stop import Interrupted, Stopped
 from eke.training.loop.training_state import TrainingState
@@ -85,6 +81,8 @@ class BetweenSteps:
         job, settings = self.job, self.job.plan.config.train
         done = step + 1
         is_last = done == job.plan.steps.total
+        if totals.saved >= job.ranks.world_size:
+            finish_saving(job)
         # Alone, stop after this step; ranks stop after the step before which they knew of it.
         requested = job.stop.outcome if job.ranks.world_size == 1 else totals.stop
         stop = None if is_last else requested  # what is done is not interrupted
@@ -104,7 +102,9 @@ class BetweenSteps:
         on_signal = stop and settings.save_on_signal
         saves = is_best or (settings.save_final if is_last else save_due or on_signal)
         if saves:
-            save(job, done)
+            save(job, done, exports=is_best or is_last)
+        if is_last or stop:
+            finish_saving(job)
         if stop and not self.is_over:
             who = job.stop.signal or "another process"
             raise Stopped(stop, f"{who} after step {done}; {SAVED if saves else UNSAVED}")
@@ -117,7 +117,7 @@ class BetweenSteps:
         if job.plan.config.train.save_on_signal and step > job.start_step:
             assert job.before_step is not None, "only such a step is interrupted"
             restore_random_state(job.before_step)
-            save(job, step)
+            save(job, step)  # at once: such a process is alone
             saved = SAVED
         assert job.stop.outcome is not None
         raise Stopped(job.stop.outcome, f"{job.stop.signal} after step {step}; {saved}")
@@ -133,6 +133,8 @@ def enter(job: TrainingState, phase: str) -> None:
     """A phase of the step begins, or a signal arrived between micro-batches (Interrupted)."""
     if phase == "forward" and job.stop.outcome is not None and stops_within(job):
         raise Interrupted
+    if phase == "optimizer":
+        await_copy(job)
     job.meter.enter(phase)
 
 
@@ -157,7 +159,7 @@ def next_step(
     job.largest = max((batch.size for batch in made), key=lambda size: size.tokens)
     cut = [job.transfer(batch) for batch in made]
     counts = map(sum, zip(*[batch.counts for batch in cut], strict=True))
-    return cut, job.ranks.totals(counts, job.stop.outcome)
+    return cut, job.ranks.totals(counts, job.stop.outcome, progress(job))
 
 
 def evaluate_at(job: TrainingState, step: int) -> None:
@@ -185,35 +187,6 @@ def write_metrics(job: TrainingState) -> list[metrics.Row]:
             if not math.isfinite(row[metrics.LOSS]):
                 raise Diverged(f"the loss is {row[metrics.LOSS]} at step {row[metrics.STEP]}")
     return rows
-
-
-def save(job: TrainingState, step: int) -> None:
-    """Write a checkpoint: rank 0 with the random states of all, or each rank its own part."""
-    start = time.perf_counter()
-    job.meter.leave("checkpoint")
-    best = best_so_far(job)
-    spare = best.step if best else None
-    folder, keep = job.paths.checkpoints, job.plan.config.train.keep_checkpoints
-    model, tokenizer, scaler = job.bare_model, job.tokenizer, job.formats.scaler
-    if isinstance(job.update, DeepSpeedUpdate):
-        save_parts(folder, step, model, job.update, keep, job.ranks, tokenizer, spare)
-    else:  # rank 0 has all there is to save, but for the other ranks' random states
-        states = job.ranks.gather(capture_random_state())
-        whole = job.update.gather(keep=job.ranks.is_main)
-        if job.ranks.is_main:
-            rest = states, tokenizer, whole, spare
-            save_checkpoint(folder, step, model, job.optimizer, scaler, keep, *rest)
-    if job.ranks.is_main:
-        link_model(job.paths, spare or step)
-    job.checkpoint_s += time.perf_counter() - start
-
-
-def link_model(paths: RunPaths, step: int) -> None:
-    """`model` in the run folder is a name to load that stays: of the newest export, or the best."""
-    target = str(paths.exported(step).relative_to(paths.folder))
-    with contextlib.suppress(OSError):  # a file system without links: the folder has a name, too
-        if not paths.model.exists() or paths.model.is_symlink():
-            replace_link(paths.model, target)
 
 
 def _log_step(job: TrainingState, row: metrics.Row) -> None:

@@ -52,7 +52,7 @@ class StepNote:
     learning_rate: float
     totals: StepTotals
     unsteady: bool = False
-    """The compiler ran in this step, or its memory was measured."""
+    """The compiler ran in this step, its memory was measured, or a checkpoint was written."""
 
 
 def _stack(values: list[Tensor]) -> Tensor:
@@ -68,6 +68,8 @@ class Meter:
     attempt: int
     timed_from: int
     """Steps before this one are warm-up."""
+    cut: int = 0
+    """Number of the cut of its steps among those of the run."""
     phase: str = "build"
     """What the run is doing now; an out-of-memory error is reported with it."""
     notes: list[StepNote] = field(default_factory=list)
@@ -77,6 +79,8 @@ class Meter:
     """Called with each phase before it begins."""
     is_shared: Callable[[], bool | None] = lambda: None
     """Whether another run has used the device so far."""
+    is_saving: bool = False
+    """A thread writes a checkpoint meanwhile: no step is timed."""
     steps_ended: int = 0
     """In this attempt."""
     _stamps: list[tuple[str, Any]] = field(default_factory=list)
@@ -104,7 +108,8 @@ class Meter:
         """The step is over (on the host; the device may lag behind), and the next one begins."""
         end = self.clock.stamp()
         self._stamps.append(("end", end))
-        note = StepNote(step, self._stamps, loss, grad_norm, learning_rate, totals)
+        noted = self._stamps, loss, grad_norm, learning_rate, totals, self.is_saving
+        note = StepNote(step, *noted)
         self.notes.append(note)
         self.steps_ended += 1
         self._stamps = [("between", end)]
@@ -156,6 +161,8 @@ class Meter:
             row[f"{metrics.SAMPLES}/{name}"] = count
             if targets:
                 row[f"{metrics.LOSS}/{name}"] = part / targets
+        if self.cut:
+            row[metrics.CUT] = self.cut
         if note.step < self.timed_from or note.unsteady:
             row[metrics.WARMUP] = 1
         return row
@@ -182,8 +189,9 @@ def capture_random_state() -> RandomState:
 
 def restore_random_state(state: RandomState) -> None:
     """Continue where the generators stood; of GPUs, as many of the first as there are here."""
-    torch.set_rng_state(state["torch"])
-    torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
+    torch.set_rng_state(torch.as_tensor(state["torch"], dtype=torch.uint8))  # or read from JSON
+    of_gpus = [torch.as_tensor(each, dtype=torch.uint8) for each in state["cuda"]]
+    torch.cuda.set_rng_state_all(of_gpus[: torch.cuda.device_count()])
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     name, keys, *rest = state["numpy"]

@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -14,8 +15,16 @@ from eke.config.schema.codec import make_converter
 from eke.estimate.memory import note_measured_batch
 from eke.hardware import environment
 from eke.plan.identity import changed_fingerprint
-from eke.plan.planner import Plan, outline_record, software_changes
-from eke.plan.record import Failure, MeasuredMemory, Outcome, Record, metrics, read_attempts
+from eke.plan.planner import Plan, outline_record, remarks_on_cuts, software_changes
+from eke.plan.record import (
+    Failure,
+    MeasuredMemory,
+    Outcome,
+    Record,
+    cuts_of,
+    metrics,
+    read_attempts,
+)
 from eke.results.card import CARD, render_card
 from eke.results.trackers import TrackedRun, Tracker, build_tracker, tracker_id
 from eke.results.trackers import summary_values as summary_values  # the worker's end
@@ -54,14 +63,34 @@ def make_record(
                 job.warn(f"what was compiled is not known: {lacking(error) or error}")
         record.warnings += job.warnings
         record.timing.eval_s, record.timing.checkpoint_s = job.eval_s, job.checkpoint_s
-        record.memory.measured = measured_memory(job)
-        note_measured_batch(record, plan, job.profiled)
+        measured, attempts = measured_memory(job), read_attempts(paths)
         record.effective, record.classes = effective(job), job.classes
-        record.warnings += other_software(plan, read_attempts(paths))
+        if metrics.num_cuts(rows) > 1:
+            record.effective["cuts"] = _by_cut(rows, attempts, measured)
+            said = remarks_on_cuts(plan), ["no speed or memory: its ranks or micro-batches changed"]
+            record.warnings += {text: None for texts in said for text in texts}
+        else:
+            record.memory.measured = measured
+            note_measured_batch(record, plan, job.profiled)
+        record.warnings += other_software(plan, attempts)
         if job.formats.scaler:
             _note_skipped(record, rows)
         record.timing.compile_s = record.effective.get("compile", {}).get("compile_s")
     return record
+
+
+def _by_cut(
+    rows: Sequence[metrics.Row], attempts: Sequence[dict[str, Any]], last: MeasuredMemory
+) -> list[dict[str, Any]]:
+    """Steps and step times of each cut of a run that went on with others; the last one's memory."""
+    steps, found = metrics.latest(rows, metrics.LOSS), []
+    for number, cut in enumerate(cuts_of(attempts)):
+        mine = [row for row in steps if row.get(metrics.CUT, 0) == number]
+        time = metrics.timing(mine).steady_step_s
+        found.append({**cut, "steps": len(mine), "steady_step_s": time and asdict(time)})
+        if cut == attempts[-1].get("cut"):
+            found[-1]["peak_allocated_bytes"] = last.peak_allocated_bytes
+    return found
 
 
 def measured_memory(job: TrainingState) -> MeasuredMemory:

@@ -236,7 +236,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
         """Run Trainer's step, then mark the end of the last backward pass."""
         loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
         if self.accelerator.sync_gradients:
-            self.steps.job.meter.enter("optimizer")
+            enter(self.steps.job, "optimizer")
         return loss
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor | None:

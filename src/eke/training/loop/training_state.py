@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from eke.common.paths import EXPORT, RunPaths
+from eke.common.paths import RunPaths
 from eke.models.families import family_of
 from eke.plan.planner import Micro, Plan, remove_swap, swap_folder
 from eke.plan.record import metrics
@@ -19,13 +19,16 @@ from eke.results.trackers import Tracker
 from eke.training.batches.batches import CacheRelease, Transfer
 from eke.training.batches.dataset import TrainingData, build_data, load_plan_tokenizer
 from eke.training.batches.tasks import is_packed
-from eke.training.checkpoint import load_checkpoint, load_part, newest_complete
+from eke.training.checkpoint import Saving, load_checkpoint, load_model, newest_complete
 from eke.training.distributed.deepspeed_engine import (
     DeepSpeedUpdate,
     build_engine,
+    is_zero3,
+    parts_of,
     share_model,
     share_update,
 )
+from eke.training.distributed.parts import Parts
 from eke.training.distributed.ranks import (
     ALONE,
     Ranks,
@@ -46,7 +49,7 @@ from eke.training.model.loss import (
     loss_sum,
 )
 from eke.training.model.number_formats import Formats, build_formats, compile_model
-from eke.training.model.save_model import build_trainable, load_weights, name_classes, stop_at_turns
+from eke.training.model.save_model import build_trainable, name_classes, stop_at_turns
 from eke.training.model.unused import check_copies, check_head, check_packing
 from eke.training.observe.memory_stages import memory_in_use
 from eke.training.optimizer.build_optimizer import Multiplier, build_optimizer, build_schedule
@@ -96,6 +99,9 @@ class TrainingState:
     warnings: list[str] = field(default_factory=list)
     eval_s: float = 0.0
     checkpoint_s: float = 0.0
+    """In which saving has kept the next step waiting."""
+    saving: Saving | None = None
+    """A checkpoint that is being written beside the steps."""
     profiled_peak: int | None = None
     """Peak of the CPU's tensor allocator in the profiled step."""
     longest: int | None = None
@@ -148,17 +154,17 @@ def build_job(
     accelerator = Accelerator(
         cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=build_handlers(plan)
     )
-    bare, report = build_checked(plan, device)
+    parts = parts_of(plan, device, ranks)
+    bare, report = build_checked(plan, device, parts)
     formats = build_formats(plan, device, bare)
     expect_unreached(plan, bare, accelerator)
-    shared = share_model(plan, accelerator, bare, device, ranks)
+    shared = share_model(plan, accelerator, bare, parts)
     optimizer = build_optimizer(plan, bare)
     # All ranks continue from the same checkpoint.
     checkpoint = ranks.tell(newest_complete(paths.checkpoints) if ranks.is_main else None)
-    if plan.deepspeed is None:
-        started = _start(plan, bare, shared, optimizer, formats, ranks, checkpoint)
-    else:
-        started = _start_deepspeed(plan, bare, optimizer, formats, device, ranks, checkpoint, paths)
+    started = _start(
+        plan, bare, shared, parts, optimizer, formats, device, ranks, checkpoint, paths
+    )
     model, loss, update, formats, step = started
     if checkpoint is not None:
         log.info("continuing after step %d (%s)", step, checkpoint.name)
@@ -209,18 +215,20 @@ def _warn_of_start(job: TrainingState, report: LoadReport) -> None:
         job.warn(f"{rows.name} lacks {missing} of the {done} steps that the {known}")
 
 
-def build_checked(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadReport]:
+def build_checked(
+    plan: Plan, device: torch.device, parts: Parts | None = None
+) -> tuple[nn.Module, LoadReport]:
     """The model; eight tokens show what was only read in the source of its class."""
-    # ZeRO-3's weights are made on the host, lest a device hold all of them.
-    stage = plan.deepspeed["zero_optimization"]["stage"] if plan.deepspeed else 0
-    bare, report = build_trainable(plan, torch.device("cpu") if stage == 3 else device)
+    # ZeRO-3's weights are made on the host, and go to the device one at a time.
+    bare, report = build_trainable(plan, torch.device("cpu") if is_zero3(plan) else device, parts)
     if not family_of(plan.config).is_known:
         training = bare.training
         bare.eval()
-        if loss_head(bare) is not None:
-            check_head(bare, loss_sum)
-        if is_packed(plan.config):
-            check_packing(bare)
+        with parts.computing(bare) if parts else nullcontext():
+            if loss_head(bare) is not None:
+                check_head(bare, loss_sum)
+            if is_packed(plan.config):
+                check_packing(bare)
         bare.train(training)
     return bare, report
 
@@ -233,28 +241,7 @@ def _start(
     plan: Plan,
     model: nn.Module,
     shared: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    formats: Formats,
-    ranks: Ranks,
-    checkpoint: Path | None,
-) -> Started:
-    """Load the checkpoint, if any, and compile the model."""
-    if formats.held and not family_of(plan.config).is_known:
-        check_copies(model, formats.copies)
-    _seed_dropout(plan, ranks)
-    step = 0
-    if checkpoint is not None:
-        step = load_checkpoint(checkpoint, model, optimizer, formats.scaler, ranks.rank)
-    called, loss = compile_model(plan, shared), build_compiled_loss(plan)
-    if plan.config.distributed.option == "dp":  # one module, computed on each device of this rank
-        called, loss = build_data_parallel(plan, called, loss, formats)
-    plain = PlainUpdate(plan, called, optimizer, formats.scaler, _trainable(model))
-    return called, loss, share_update(plan, plain, model, ranks), formats, step
-
-
-def _start_deepspeed(
-    plan: Plan,
-    model: nn.Module,
+    parts: Parts | None,
     optimizer: torch.optim.Optimizer,
     formats: Formats,
     device: torch.device,
@@ -262,23 +249,40 @@ def _start_deepspeed(
     checkpoint: Path | None,
     paths: RunPaths,
 ) -> Started:
-    """Load weights before they are shared out, the rest into what the engine has made of it."""
+    """Load the checkpoint, if any, compile the model or build its engine."""
+    if plan.compute.copies and not family_of(plan.config).is_known:
+        check_copies(model, formats.copies)
     if checkpoint is not None:
-        load_weights(model, checkpoint / EXPORT)
-    swap = swap_folder(plan, paths)
-    remove_swap(swap, ranks.rank)  # of an attempt that was killed
-    ranks.gather(None)  # or a late one would remove the folder that another has just made
-    engine = build_engine(plan, model, optimizer, formats, device, swap)
-    update = DeepSpeedUpdate(plan, engine, device)
-    _seed_dropout(plan, ranks)
-    step = load_part(checkpoint, update, ranks) if checkpoint is not None else 0
-    # The engine has its own autocast and loss scale.
-    return engine, build_loss(plan), update, Formats(nullcontext, nullcontext, None), step
-
-
-def _seed_dropout(plan: Plan, ranks: Ranks) -> None:
-    """Other masks on other ranks; a checkpoint brings its own states."""
+        with parts or nullcontext():  # of DeepSpeed weights are not shared out yet
+            load_model(checkpoint, model, ranks)
+    engine: DeepSpeedUpdate | None = None
+    scaler: Any = formats.scaler
+    update: Update
+    if plan.deepspeed is None:
+        called, loss = compile_model(plan, shared), build_compiled_loss(plan)
+        if plan.config.distributed.option == "dp":  # one module, on each device of this rank
+            called, loss = build_data_parallel(plan, called, loss, formats)
+        plain = PlainUpdate(plan, called, optimizer, formats.scaler, _trainable(model))
+        update = share_update(plan, plain, model, ranks)
+    else:
+        swap = swap_folder(plan, paths)
+        remove_swap(swap, ranks.rank)  # of an attempt that was killed
+        ranks.gather(None)  # or a late one would remove the folder that another has just made
+        called = build_engine(plan, model, optimizer, formats, device, swap, parts)
+        update = engine = DeepSpeedUpdate(plan, called, device)
+        # The engine has its own autocast and loss scale.
+        loss, scaler, formats = (
+            build_loss(plan),
+            engine.scale,
+            Formats(nullcontext, nullcontext, None),
+        )
+    # Other masks on other ranks; a checkpoint brings its own states.
     accelerate.utils.set_seed((plan.config.seed + ranks.rank) % 2**32)
+    step = 0
+    if checkpoint is not None:
+        rest = optimizer, scaler, ranks, plan.config.seed, engine
+        step = load_checkpoint(checkpoint, model, *rest)
+    return called, loss, update, formats, step
 
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:

@@ -17,7 +17,14 @@ from eke.common.paths import RANK, RunPaths
 from eke.common.runtime import importing, lacking
 from eke.common.streams import open_streams
 from eke.hardware import environment
-from eke.plan.planner import Plan, check_software, outline_record, read_plan, with_own_software
+from eke.plan.planner import (
+    Plan,
+    check_software,
+    cut_of,
+    outline_record,
+    read_plan,
+    with_own_software,
+)
 from eke.plan.record import (
     EXIT_FAILED,
     Failure,
@@ -71,7 +78,7 @@ def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     """Train alone, or as the rank that writes."""
     plan = read_plan(paths)
     own = with_own_software(plan)
-    number = start_attempt(paths, own.machine)
+    number = start_attempt(paths, own.machine, cut_of(plan))
     seal(paths.metrics)
     try:
         check_software(plan)

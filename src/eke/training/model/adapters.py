@@ -8,9 +8,11 @@ import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from safetensors import safe_open
@@ -23,6 +25,7 @@ from eke.config.schema import Lora, QLora
 from eke.models.freezing import find_problem, is_frozen
 from eke.models.sizes import Targets
 from eke.plan.planner import Plan
+from eke.training.distributed.parts import Parts
 from eke.training.model.adapted_layers import (
     adapted_modules,
     as_named,
@@ -144,12 +147,15 @@ def is_four_bit(plan: Plan) -> bool:
     return isinstance(plan.config.peft, QLora)
 
 
-def quantise(plan: Plan, model: nn.Module, device: torch.device) -> nn.Module:
+def quantise(
+    plan: Plan, model: nn.Module, device: torch.device, parts: Parts | None = None
+) -> nn.Module:
     """Replace the linear layers inside Transformer layers by 4-bit ones, and move to `device`.
 
     In place, one layer at a time: a GPU never holds more than one float32 weight of them. What
     transformers keeps in float32 stays. Experts, which are one parameter, are dequantised whenever
-    the layer runs.
+    the layer runs. Of `parts` each weight is put together, and the rows of its codes are kept: the
+    scales are whole on each rank.
     """
     config = cast(QLora, plan.config.peft)
     compute = getattr(torch, plan.compute.autocast or "float32")
@@ -157,10 +163,15 @@ def quantise(plan: Plan, model: nn.Module, device: torch.device) -> nn.Module:
     for layer in find_layers(model):
         for name, module in list(layer.named_modules()):
             parent, leaf = layer.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
-            if is_linear(module) and leaf not in kept and not why_unfit(layer, name):
-                setattr(parent, leaf, _linear(module, config, compute, device))
-            elif leaf == "experts":
-                _quantise_parameters(module, config, device)
+            experts = leaf == "experts"
+            if experts or (is_linear(module) and leaf not in kept and not why_unfit(layer, name)):
+                with parts.whole([module]) if parts else nullcontext():
+                    if experts:
+                        _quantise_parameters(module, config, device)
+                    else:
+                        setattr(parent, leaf, _linear(module, config, compute, device))
+                if parts:
+                    parts.adopt(parent)
     return model.to(device)
 
 
@@ -264,7 +275,7 @@ CLASSIFIERS = ("score", "classifier", "classification_head", "pooler")
 """Modules of classifiers outside the shared model; poolers start at random, too."""
 
 
-def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
+def apply_peft(plan: Plan, model: nn.Module, parts: Parts | None = None) -> nn.Module:
     """The model with the planned adapters, drawn in float32 by the run's seed; or itself.
 
     Raises ConfigError: a layer that is asked for is not there, or can have no adapter.
@@ -291,7 +302,8 @@ def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
     # For loading; random weights have no name.
     config.base_model_name_or_path = getattr(plan.config.model, "name_or_path", None)
     device = next(model.parameters()).device
-    with own_random_numbers(device, plan.config.seed), warnings.catch_warnings(), as_named():
+    cut = _norms_of_parts(parts) if parts else nullcontext()
+    with own_random_numbers(device, plan.config.seed), warnings.catch_warnings(), as_named(), cut:
         # peft 0.21 asks by a name that transformers 5.23 has renamed.
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
         adapted: Any = get_peft_model(cast(Any, model), config)
@@ -307,6 +319,22 @@ def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
     config.modules_to_save = sorted(heads) or None
     _set_formats(plan, adapted)
     return cast(nn.Module, adapted).train()
+
+
+@contextmanager
+def _norms_of_parts(parts: Parts) -> Iterator[None]:
+    """Context in which DoRA measures whole weights, one at a time."""
+    from peft.tuners.lora.dora import DoraLinearLayer
+
+    measure: Any = DoraLinearLayer.update_layer
+
+    def update(self: Any, *, base_layer: Any, lora_A: Any, lora_B: Any, **more: Any) -> None:
+        with parts.whole([base_layer]):
+            a, b = (parts.gathered(factor) for factor in (lora_A, lora_B))
+            measure(self, base_layer=base_layer, lora_A=a, lora_B=b, **more)
+
+    with patch.object(DoraLinearLayer, "update_layer", update):
+        yield
 
 
 class _Product(torch.autograd.Function):

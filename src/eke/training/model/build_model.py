@@ -3,6 +3,7 @@
 transformers is imported inside the functions: naming a builder must not cost its import.
 """
 
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -11,6 +12,7 @@ from eke.common.text import BOS, EOS, PAD
 from eke.config.schema import Config, PretrainedModel, SequenceClassification
 from eke.models.families import family_of
 from eke.plan.planner import Plan
+from eke.training.distributed.parts import Parts
 from eke.training.model.adapters import convert_linear_layers, freeze_named, is_four_bit, quantise
 from eke.training.model.attention_kernels import ATTENTION
 from eke.training.model.load_pretrained import (
@@ -36,33 +38,37 @@ def build_model(plan: Plan, device: torch.device) -> torch.nn.Module:
     return build_model_and_report(plan, device)[0]
 
 
-def build_model_and_report(plan: Plan, device: torch.device) -> tuple[torch.nn.Module, LoadReport]:
+def build_model_and_report(
+    plan: Plan, device: torch.device, parts: Parts | None = None
+) -> tuple[torch.nn.Module, LoadReport]:
     """Build the model of the plan on `device`, in training mode, with a report.
 
     Random weights depend on sizes, task and seed alone, not on precision (but for rounding),
     attention or compilation (and on the device type, whose generator draws them). The caller's
     random state is left as it was. Parameters that no output depends on are frozen, and those that
-    `model.freeze` names. With peft=qlora weights become 4-bit on their way to the device.
+    `model.freeze` names. With peft=qlora weights become 4-bit on their way to the device. With
+    `parts` the model is on the meta device, and they hold this rank's rows of what it would be.
 
     Raises RunError: a checkpoint does not hold what the plan was made for.
     """
     four_bit = is_four_bit(plan) and device.type != "meta"
     place = torch.device("cpu") if four_bit else device
     if isinstance(plan.config.model, PretrainedModel):
-        model, report = load_pretrained(plan, place)
+        model, report = load_pretrained(plan, place, parts)
     else:
-        model, report = _random_model(plan, place), LoadReport()
-    freeze_named(plan, model)
-    learn_padding(plan, model)
-    freeze_unused(model)
-    cast_experts(model)
-    convert_linear_layers(plan, model, device)
-    if four_bit:
-        model = quantise(plan, model, device)
+        model, report = _random_model(plan, place, parts), LoadReport()
+    with parts or nullcontext():
+        freeze_named(plan, model)
+        learn_padding(plan, model)
+        freeze_unused(model)
+        cast_experts(model)
+        convert_linear_layers(plan, model, device)
+        if four_bit:
+            model = quantise(plan, model, device, parts)
     return model.train(), report
 
 
-def _random_model(plan: Plan, device: torch.device) -> torch.nn.Module:
+def _random_model(plan: Plan, device: torch.device, parts: Parts | None) -> torch.nn.Module:
     """Transformers' own initialisation, run on the device: its classes allocate where they draw."""
     import transformers
 
@@ -73,7 +79,8 @@ def _random_model(plan: Plan, device: torch.device) -> torch.nn.Module:
         model_config.pad_token_id = None  # drawn as any other token; classifiers need it below
     head = getattr(transformers, HEADS[config.task.option])
     dtype = base_dtype(plan)
-    with own_random_numbers(device, config.seed), device, drawn_in_float32(dtype):
+    random, cut = own_random_numbers(device, config.seed), parts.drawn() if parts else nullcontext()
+    with random, device, drawn_in_float32(dtype), cut:
         model = head.from_config(
             model_config,
             dtype=dtype,

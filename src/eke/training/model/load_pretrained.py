@@ -5,7 +5,7 @@ transformers is imported inside the functions: naming a builder must not cost it
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +23,7 @@ from eke.data.sources import Vocabulary
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.plan.planner import Plan
+from eke.training.distributed.parts import Parts
 from eke.training.model.adapters import ADAPTER_CONFIG, freeze_named, trained_modules
 from eke.training.model.attention_kernels import ATTENTION
 from eke.training.model.number_formats import base_dtype, frozen_dtype, trained_dtype
@@ -84,11 +85,15 @@ class LoadReport:
         return found
 
 
-def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadReport]:
+def load_pretrained(
+    plan: Plan, device: torch.device, parts: Parts | None = None
+) -> tuple[nn.Module, LoadReport]:
     """The planned checkpoint in the planned format on `device`, with the head of the task.
 
     What it lacks of the head is drawn from the run's seed. On the meta device only sizes are read.
-    Raises RunError: it has no such head, or its tensors are not those of its config.json.
+    With `parts` this rank's rows are read, and the model itself is on the meta device.
+    Raises RunError: it has no such head, or its tensors are not those of its config.json, or ranks
+    have other files.
     """
     import transformers
 
@@ -101,7 +106,8 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
         model_config = checkpoint_configuration(plan)
         stored = model_config.dtype
         random, formats = own_random_numbers(device, config.seed), _own_formats(plan)
-        with reading(pretrained), random, drawn_in_float32(dtype), formats, _alone():
+        cut = parts.read() if parts else nullcontext()
+        with reading(pretrained), random, drawn_in_float32(dtype), formats, _alone(), cut:
             if device.type == "meta":
                 with device:
                     return head.from_config(model_config, **settings), LoadReport()
@@ -120,6 +126,8 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
         error = raised.__cause__
         assert error is not None, "a LoadError has one"
         of_disk = isinstance(error, OSError) and error.errno
+        if isinstance(error, RunError):
+            raise RunError(f"model.name_or_path = {pretrained.name_or_path}: {error}") from None
         if of_disk or isinstance(error, RuntimeError | MemoryError):
             raise error from None  # out of memory, a bug, or the disk's, not transformers'
         known = isinstance(error, OSError | ValueError | ImportError | SafetensorError)
@@ -136,9 +144,15 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
         why = f"the checkpoint's {before} weights are rounded to {after} where they are frozen"
         instead = "precision=fp32" if config.model.freeze else "peft.base_weights=float32"
         notes.append(f"{why} ({instead} keeps them)")
-    freeze_named(plan, model)  # so that both formats meet where modules expect it
-    with torch.autocast(device.type, frozen, enabled=mixed):
-        report = _probe(plan, model, replace(report, notes=tuple(notes)))
+    if parts:
+        parts.adopt(model)
+    with parts or nullcontext():
+        freeze_named(plan, model)  # so that both formats meet where modules expect it
+    report = replace(report, notes=tuple(notes))
+    if not family_of(config).is_known:
+        computing = parts.computing(model) if parts else nullcontext()
+        with torch.autocast(device.type, frozen, enabled=mixed), computing:
+            report = _probe(plan, model, report)
     return cast(nn.Module, model), report
 
 
@@ -148,12 +162,11 @@ def _probe(plan: Plan, model: nn.Module, report: LoadReport) -> LoadReport:
     Raises RunError: the model does not do what the task asks for.
     """
     config = plan.config
-    if not family_of(config).is_known:
-        check_places(model, config.task.option)
-        report = replace(report, unreached=freeze_unreached(model))
-        if is_ragged(config) and max(plan.batch.per_device, plan.batch.eval_per_device) > 1:
-            side = padding_side(model, config.task.option, plan.vocabulary.pad)
-            report = replace(report, padding=side)
+    check_places(model, config.task.option)
+    report = replace(report, unreached=freeze_unreached(model))
+    if is_ragged(config) and max(plan.batch.per_device, plan.batch.eval_per_device) > 1:
+        side = padding_side(model, config.task.option, plan.vocabulary.pad)
+        report = replace(report, padding=side)
     return report
 
 

@@ -12,13 +12,15 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from eke.common.errors import RunError
 from eke.config.schema import CompileMode
 from eke.plan.planner import Plan
-from eke.training.distributed.fsdp import cut_like, part
-from eke.training.model.activation_offload import is_away
+from eke.training.distributed.fsdp import part
+from eke.training.model.adapted_layers import expert_weights, is_linear
 from eke.training.model.checkpointing import find_layers
 
 Context = Callable[[], AbstractContextManager[object]]
@@ -52,17 +54,21 @@ def build_formats(plan: Plan, device: torch.device, model: nn.Module | None = No
         set_tf32(plan.compute.tf32)
     compute, copies = plan.compute, plan.compute.copies
     return Formats(
-        autocast=_context(None if copies else compute.autocast, device),
-        eval_autocast=_context(compute.eval_autocast, device),
+        autocast=_context(None if copies else compute.autocast, device, keep=True),
+        eval_autocast=_context(compute.eval_autocast, device, keep=False),
         scaler=torch.amp.GradScaler(device.type) if compute.loss_scaling else None,
-        copies=NarrowCopies(model, getattr(torch, copies)) if model and copies else nullcontext(),
+        copies=NarrowCopies(model, getattr(torch, copies))
+        if model and copies and not compute.gathered
+        else nullcontext(),
     )
 
 
-def _context(autocast: str | None, device: torch.device) -> Context:
+def _context(autocast: str | None, device: torch.device, keep: bool) -> Context:
+    """Without `keep` a copy goes once it was used; backward passes need those of training."""
     if autocast is None:
         return nullcontext
-    return partial(torch.autocast, device.type, dtype=getattr(torch, autocast))
+    dtype = getattr(torch, autocast)
+    return partial(torch.autocast, device.type, dtype=dtype, cache_enabled=keep)
 
 
 def trained_dtype(plan: Plan) -> torch.dtype:
@@ -97,17 +103,10 @@ class NarrowCopies:
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        kept = kept_in_float32(model, dtype)
-        self._places: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter]] = []
+        kind = next(model.parameters()).device.type
+        found = _narrow(model, dtype, kind)
+        self._places = [(m._parameters, name, weight) for m, name, weight in found]
         """Of each weight in its modules: a tied one has several."""
-        for prefix, module in model.named_modules():
-            if _sums_over_tokens(module):
-                _compute_in_float32(module, dtype)
-                continue
-            for name, weight in module.named_parameters(recurse=False):
-                is_kept = any(part in f"{prefix}.{name}" for part in kept)
-                if weight.dtype is torch.float32 and not is_kept:
-                    self._places.append((module._parameters, name, weight))
         self.made = {weight: _narrow_copy(weight, dtype) for *_, weight in self._places}
         """Float32 weight -> its copy."""
 
@@ -120,6 +119,73 @@ class NarrowCopies:
     def __exit__(self, *_: object) -> None:
         for owner, name, weight in self._places:
             owner[name] = weight
+
+
+def _narrow(
+    model: nn.Module, dtype: torch.dtype, kind: str, tables: bool = False
+) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    """What a step computes with in 16 bits; the other modules take and give them from now on.
+
+    `kind` is the device's, where the weights may have no numbers yet.
+    """
+    kept = kept_in_float32(model, dtype)
+    for prefix, module in model.named_modules():
+        if tables and isinstance(module, nn.Embedding):
+            vars(module)["forward"] = partial(_look_up, module.forward)
+        elif _sums_over_tokens(module, kind):
+            _compute_in_float32(module, dtype)
+            continue
+        for name, weight in module.named_parameters(recurse=False):
+            is_kept = any(part in f"{prefix}.{name}" for part in kept)
+            if weight.dtype is torch.float32 and not is_kept:
+                yield module, name, weight
+
+
+def kept_wide(plan: Plan, model: nn.Module) -> set[Tensor]:
+    """Weights that FSDP2 sends in their own format, not in `plan.compute.gathered`.
+
+    Per use, those are what autocast does not cast: all but operands of products. A tied weight is
+    wide if it is so anywhere.
+    """
+    every = [(m, n, p) for m in model.modules() for n, p in m.named_parameters(recurse=False)]
+    if plan.compute.copies:
+        dtype = getattr(torch, plan.compute.gathered)
+        found = _narrow(model, dtype, plan.device.kind, tables=True)
+        narrow = {(module, name) for module, name, _ in found}
+    else:
+        experts = {*expert_weights(model).values()}
+        # Switch's router gives its matrix another format in each forward pass.
+        routers = [m for m in model.modules() if isinstance(vars(m).get("dtype"), torch.dtype)]
+        own = {child for module in routers for child in module.children()}
+        narrow = {(m, n) for m, n, p in every if p in experts or (is_linear(m) and m not in own)}
+    return {weight for module, name, weight in every if (module, name) not in narrow}
+
+
+class _Rows(torch.autograd.Function):
+    """Rows of a 16-bit table, whose gradients are summed in float32 and rounded once."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, table: Tensor, padding: int | None) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.sizes = len(table), -1 if padding is None else padding
+        return F.embedding(ids, table)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
+        add: Any = torch.ops.aten.embedding_dense_backward
+        return None, add(gradient.float(), *ctx.saved_tensors, *ctx.sizes, False), None
+
+
+class _Float32Rows(TorchFunctionMode):
+    def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not F.embedding:
+            return func(*args, **(kwargs or {}))
+        return cast(Any, _Rows).apply(*args, kwargs["padding_idx"])
+
+
+def _look_up(forward: Callable[..., Tensor], *args: Any) -> Tensor:
+    with _Float32Rows():
+        return forward(*args)
 
 
 def _narrow_copy(weight: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
@@ -139,14 +205,14 @@ def _narrow_copy(weight: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
     return copy
 
 
-def _sums_over_tokens(module: nn.Module) -> bool:
+def _sums_over_tokens(module: nn.Module, kind: str) -> bool:
     """Whether a kernel would round the gradient of its weights with each token that it adds.
 
     In bfloat16 such a sum stops growing: of 12,000 tokens a LayerNorm's was wrong by half on a CPU
     (docs/lab/numerics.md); a GPU's LayerNorm adds in float32. Tables spare their copy, too.
     """
     mine = [p for p in module.parameters(recurse=False) if p.requires_grad]
-    is_norm = isinstance(module, nn.LayerNorm) and not any(map(is_away, mine))
+    is_norm = isinstance(module, nn.LayerNorm) and kind == "cpu"
     sums = is_norm or isinstance(module, nn.Embedding)
     return sums and any(p.dtype is torch.float32 for p in mine)
 
@@ -219,6 +285,11 @@ def stepped_weights(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+def copied_from(optimizer: torch.optim.Optimizer) -> dict[Tensor, Tensor]:
+    """Copy -> the weight of the model that it is a copy of; empty without copies."""
+    return {copy: weight for weight, copy in _PAIRS.get(optimizer, [])}
+
+
 def _connect(optimizer: torch.optim.Optimizer, pairs: Pairs) -> None:
     together = list(_stretches(pairs))
 
@@ -245,7 +316,7 @@ def _connect(optimizer: torch.optim.Optimizer, pairs: Pairs) -> None:
     def load(_: Any, state: dict[str, Any]) -> None:
         saved: list[Tensor] = state.pop(MASTER)
         for (_, copy), tensor in zip(pairs, saved, strict=True):
-            copy.copy_(cut_like(tensor, copy))
+            part(copy).copy_(part(tensor))
 
     optimizer.register_step_pre_hook(take_gradients)
     optimizer.register_step_post_hook(write_back)

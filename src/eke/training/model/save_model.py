@@ -4,28 +4,28 @@ transformers is imported inside the functions: naming a builder must not cost it
 """
 
 import contextlib
-import copy
 import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from eke.common.errors import EkeError, RunError
 from eke.common.text import format_number
 from eke.config.schema import PretrainedModel, SequenceClassification
-from eke.data.preparation.untrusted import load
 from eke.models.families import is_classification
 from eke.plan.planner import Plan
 from eke.training.batches.tasks import chat_manifest, class_names, is_packed
-from eke.training.distributed.fsdp import cut_like, part
+from eke.training.distributed.fsdp import part
+from eke.training.distributed.parts import Parts
 from eke.training.model.adapters import (
     ADAPTER_WEIGHTS,
     adapter_tensors,
@@ -43,6 +43,7 @@ from eke.training.model.fused_adapters import fuse_adapters
 from eke.training.model.load_pretrained import LoadReport
 from eke.training.model.loss import apply_kernels, apply_loss
 from eke.training.model.number_formats import kept_in_float32
+from eke.training.state_parts import row_piece
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -114,29 +115,38 @@ def _as_it_is() -> Iterator[None]:
         yield
 
 
+@torch.no_grad()
 def load_weights(model: nn.Module, folder: Path) -> None:
-    """Put the weights that `save_pretrained` wrote of an equal model into one, in place.
+    """Put the weights that `save_pretrained` wrote of an equal model into one, whole or cut.
 
     Shared tensors stay shared. Raises RunError: tensors are missing, unknown, or of another size or
     format; OSError: a file cannot be read.
     """
-    if is_adapted(model):
-        places, saved = adapter_tensors(model), read_tensors(folder / ADAPTER_WEIGHTS)
-    else:
-        read = _read_through_transformers if _is_converted(model) else _read
-        places, saved = model.state_dict(), read(model, folder)
+    places = adapter_tensors(model) if is_adapted(model) else model.state_dict()
     left = {_memory(tensor): name for name, tensor in places.items()}
-    for name, tensor in saved:
-        place = places[name].detach() if name in places else None
-        if place is None:
+
+    def put(name: str, tensor: Tensor) -> None:
+        if name not in places:
             raise RunError(f"{folder}: {name} has no place in {type(model).__name__}")
-        if (tensor.shape, tensor.dtype) != (place.shape, place.dtype):
+        place, mine = places[name], row_piece(places[name])
+        if tensor.shape == place.shape:
+            tensor = tensor.reshape(-1)[mine.first :][: mine.tensor.numel()].view_as(mine.tensor)
+        if (tensor.shape, tensor.dtype) != (mine.tensor.shape, place.dtype):
             raise RunError(
                 f"{folder}: {name} is {tensor.dtype} {list(tensor.shape)}, the model's is "
                 f"{place.dtype} {list(place.shape)}"
             )
-        place.copy_(cut_like(tensor, place))
+        mine.tensor.copy_(tensor)
         left.pop(_memory(place), None)  # once under any of its names
+
+    if not is_adapted(model) and _is_converted(model):
+        _convert(model, folder, put)
+    else:
+        for path in sorted(
+            folder.glob(ADAPTER_WEIGHTS if is_adapted(model) else "model*.safetensors")
+        ):
+            for name, tensor in read_tensors(path):
+                put(name, tensor)
     if left:
         raise RunError(
             f"{folder}: it lacks {format_number(len(left), 'tensor')}: {min(left.values())}"
@@ -165,30 +175,30 @@ def _is_converted(model: nn.Module) -> bool:
     return bool(getattr(model, "_weight_conversions", None) or mapping(model, add_legacy=False))
 
 
-def _read_through_transformers(model: nn.Module, folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """The saved tensors under the model's names, through a second model on the host."""
-    cls: Any = type(model)
-    config = copy.deepcopy(model.config)
-    options = {"config": config, "output_loading_info": True, "use_safetensors": True}
-    loaded, info = load(cls, folder, dtype=_widest(model), **options)
-    for what in ("missing_keys", "unexpected_keys"):
-        if info[what]:
-            words = f"{len(info[what])} {what.replace('_keys', ' tensors')}: {min(info[what])}"
-            raise RunError(f"{folder}: {words}")
-    places = model.state_dict()
-    for name, tensor in loaded.state_dict().items():
-        yield name, tensor.to(places[name].dtype)  # where that is narrower it was saved so
+def _convert(model: nn.Module, folder: Path, put: Callable[[str, Tensor], None]) -> None:
+    """Give `put` the saved tensors under the model's names, or this rank's rows of them."""
+    from transformers import core_model_loading
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.modeling_utils import LoadStateDictConfig
+
+    def take(_: Any, name: str, tensor: Tensor, *__: Any) -> None:
+        put(name, tensor)
+
+    mine: Any = model
+    kept = getattr(mine, "_weight_conversions", None)
+    files: list[Any] = [safe_open(path, "pt") for path in sorted(folder.glob("model*.safetensors"))]
+    slices = {name: file.get_slice(name) for file in files for name in [*file.keys()]}
+    config = LoadStateDictConfig(weight_mapping=get_model_conversion_mapping(mine))
+    with patch.object(core_model_loading, "set_param_for_module", take):
+        info, _ = core_model_loading.convert_and_load_state_dict_in_model(mine, slices, config)
+    mine._weight_conversions = kept
+    for name in info.unexpected_keys:
+        raise RunError(f"{folder}: {name} has no place in {type(model).__name__}")
 
 
 def _memory(tensor: Tensor) -> tuple[int, int]:
     """Where a tensor is, and how long: equal for the names of one shared tensor."""
     return part(tensor).data_ptr(), tensor.numel()
-
-
-def _read(_: nn.Module, folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Every saved tensor, one at a time."""
-    for path in sorted(folder.glob("model*.safetensors")):
-        yield from read_tensors(path)
 
 
 def _widest(model: nn.Module) -> torch.dtype:
@@ -214,16 +224,19 @@ def _drop_training_settings(path: Path, dtype: torch.dtype) -> None:
         path.write_text(json.dumps(after, indent=2, sort_keys=True) + "\n")
 
 
-def build_trainable(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadReport]:
+def build_trainable(
+    plan: Plan, device: torch.device, parts: Parts | None = None
+) -> tuple[nn.Module, LoadReport]:
     """Model, adapters, kernels, loss and checkpointing, in the order that they need."""
-    model, report = build_model_and_report(plan, device)
-    model = apply_peft(plan, model)
-    fuse_adapters(plan, model)
-    spare_mask_checks(model, packed=is_packed(plan.config))
-    repeat_heads(plan)
-    apply_kernels(plan, model)
-    apply_loss(plan, model)
-    apply_checkpointing(plan, model)
+    model, report = build_model_and_report(plan, device, parts)
+    with parts or contextlib.nullcontext():
+        model = apply_peft(plan, model, parts)
+        fuse_adapters(plan, model)
+        spare_mask_checks(model, packed=is_packed(plan.config))
+        repeat_heads(plan)
+        apply_kernels(plan, model)
+        apply_loss(plan, model)
+        apply_checkpointing(plan, model)
     return model, report
 
 

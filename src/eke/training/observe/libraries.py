@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+from collections import Counter
 from enum import Enum
 from typing import Any
 
@@ -20,7 +21,7 @@ from eke.training.distributed.deepspeed_engine import (
     flat_weight_shards,
     shard_lengths,
 )
-from eke.training.distributed.fsdp import is_cut, part_bytes
+from eke.training.distributed.fsdp import groups_of, is_cut, part_bytes
 from eke.training.distributed.operators import Engine, in_files, swap_buffers
 from eke.training.distributed.ranks import P2P_VARIABLE, LossOnDevice
 from eke.training.loop.training_state import TrainingState
@@ -72,6 +73,8 @@ def look_at(engine: Engine) -> dict[str, Any]:
     states = _state_tensors(engine.basic_optimizer)
     filed = [in_files(engine, number) for number in range(len(shards))]
     state_buffers, weight_buffers = swap_buffers(engine)
+    held = {store.untyped_storage().data_ptr() for store in loaded}
+    copies = [s for s in shards if s.untyped_storage().data_ptr() not in held]
     return {
         "engine": type(engine).__name__,
         "zero_optimizer": type(engine.optimizer).__name__,
@@ -84,7 +87,7 @@ def look_at(engine: Engine) -> dict[str, Any]:
         "weights_bytes": _bytes([*loaded, *weight_buffers]),
         "optimizer_device": _places([t for t in states or shards if t.numel()], any(filed)),
         "weights_device": _places(loaded, len(loaded) < len(stores)),
-        "optimizer_bytes": _bytes([*shards, *states, *state_buffers]),
+        "optimizer_bytes": _bytes([*copies, *states, *state_buffers]),
     }
 
 
@@ -277,6 +280,14 @@ def note_sharding(job: TrainingState) -> None:
         "parameters": sum(p.numel() for p in parameters),
         "state_bytes_per_rank": job.ranks.gather(mine),
     }
+    groups = groups_of(job.bare_model.modules())
+    # The very buffers in which weights arrived, whatever a policy asked for.
+    sent = Counter[str]()
+    for buffer in (b for g in groups for w in g.fsdp_params for b in w.all_gather_outputs):
+        sent[str(buffer.dtype).removeprefix("torch.")] += buffer.numel()
+    job.effective["sharding"]["gathered_numbers"] = dict(sent)
+    if groups and plan.compute.gathered and plan.compute.gathered not in sent:
+        job.warn(f"distributed=fsdp sent no weight in {plan.compute.gathered}")
     if not cut:
         job.warn("distributed=fsdp had no effect: every process holds all of every tensor")
 

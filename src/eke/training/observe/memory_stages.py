@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,8 @@ class AllocationProfile:
     def __exit__(self, *error: Any) -> None:
         self._stop(counts=error[0] is None)
         self._counting.__exit__(None, None, None)
+        with suppress(OSError, AttributeError):  # glibc would keep what the profiler has freed
+            ctypes.CDLL(None).malloc_trim(0)
         if error[0] is None and self._first is None and not self.problem:
             self.problem = "the profiler reported no allocations"
         if error[0] is None and not self.problem:

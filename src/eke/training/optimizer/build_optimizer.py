@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from eke.config.schema import DecayingSchedule, WSDSchedule
 from eke.models.sizes import optimizer_entry
 from eke.plan.planner import Plan
-from eke.training.distributed.fsdp import cut_like, part
+from eke.training.distributed.fsdp import part
 from eke.training.model.number_formats import build_with_master
 from eke.training.optimizer.update import Groups, parameter_groups
 
@@ -55,10 +55,10 @@ def evaluation_weights(optimizer: Optimizer) -> Iterator[list[Tensor]]:
 
 @torch.no_grad()
 def restore_training_weights(optimizer: Optimizer, kept: Sequence[Tensor]) -> None:
-    """Put back what `evaluation_weights` yielded; whole tensors where parameters are cut, too."""
+    """Put back what `evaluation_weights` yielded."""
     if kept:
         for parameter, value in zip(_parameters(optimizer), kept, strict=True):
-            parameter.copy_(cut_like(value, parameter))
+            part(parameter).copy_(part(value))
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

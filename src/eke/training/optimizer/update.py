@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from eke.config.schema import FSDP
 from eke.models.families import Role
 from eke.plan.planner import Plan
-from eke.training.distributed.fsdp import WholeState
 from eke.training.model.checkpointing import find_layers
+from eke.training.part_files import Held
 
 
 class Update(Protocol):
@@ -38,12 +38,8 @@ class Update(Protocol):
         groups have had their learning rate since before the first micro-batch.
         """
 
-    def gather(self, keep: bool) -> WholeState | None:
-        """Sharded state for a checkpoint; every rank must call it.
-
-        Args:
-            keep: whether this rank wants it; the others may get it empty.
-        """
+    def hold(self, model: nn.Module) -> Held | None:
+        """What this rank writes of a checkpoint in parts; None if it has all. A collective."""
         return None
 
     def held(self) -> list[Tensor]:

@@ -79,8 +79,10 @@ class History:
             yield phase, self.events[start:end]
 
 
-def replay(history: History, allocator: CachingAllocator | PlainSum) -> Traced:
-    """Let an allocator, with nothing allocated yet, live through a history."""
+def replay(
+    history: History, allocator: CachingAllocator | PlainSum, apart: tuple[str, ...] = STATES
+) -> Traced:
+    """Let an allocator, with nothing allocated yet, live through a history; `apart` is shared."""
     allocated: dict[str, int] = {}
     reserved: dict[str, int] = {}
     beside: dict[str, int] = {}
@@ -89,7 +91,7 @@ def replay(history: History, allocator: CachingAllocator | PlainSum) -> Traced:
         peak, peak_beside = allocator.allocated, alive_beside
         for number, num_bytes in events:
             position += 1
-            if number >= 0 and history.components[number] not in STATES:
+            if number >= 0 and history.components[number] not in apart:
                 alive_beside += num_bytes
                 peak_beside = max(peak_beside, alive_beside)
             if num_bytes > 0:

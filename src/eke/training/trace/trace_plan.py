@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from eke.common.errors import RunError
 from eke.common.runtime import lacking
 from eke.config.schema import Backend
+from eke.config.schema.resources import Distributed
 from eke.estimate.memory.components import Method, Traced
 from eke.models.families import family_of
 from eke.models.sizes import OPTIMIZER_REGISTRY, optimizer_entry
@@ -48,11 +49,13 @@ from eke.training.trace.compiled import TRACED, compile_for_trace
 from eke.training.trace.fakes import fake_surroundings, not_compiled, to_fake
 from eke.training.trace.operations import Questions, Workspaces
 from eke.training.trace.trace import (
+    AUTOCAST,
     BATCH,
     EMPTY_CACHE,
     GRADIENTS,
     MASTER,
     OPTIMIZER,
+    STATES,
     WEIGHTS,
     History,
     StorageTrace,
@@ -111,6 +114,8 @@ def adapt_for_trace(plan: Plan) -> TraceablePlan:
             f"distributed={processes}: one process with all weights is traced; activations, logits "
             "and temporaries of the passes hold, what processes share and exchange is not in it"
         )
+    if processes == "fsdp":  # or nothing would be cast where 16 bits are not gathered
+        found.change(distributed=Distributed("none"))
     _adapt_kernels(found)
     _adapt_optimizer(found)
     if not family_of(config).is_known:
@@ -160,7 +165,9 @@ def trace(plan: Plan) -> Traced:
             raise
         adapted.leave_uncompiled()
         history = _traced(adapted)
-    peaks = replay(history, CachingAllocator() if plan.device.kind == "cuda" else PlainSum())
+    apart = (*STATES, AUTOCAST) if plan.config.distributed.option == "fsdp" else STATES
+    allocator = CachingAllocator() if plan.device.kind == "cuda" else PlainSum()
+    peaks = replay(history, allocator, apart)
     notes = tuple(adapted.notes)
     return replace(peaks, method=adapted.method, notes=notes, is_exact=not notes)
 

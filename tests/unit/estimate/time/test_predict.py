@@ -9,7 +9,7 @@ from unit.estimate.time.cases import A100, CPU, V100, large, small
 
 from eke.common.errors import ConfigError
 from eke.config.compose import compose
-from eke.estimate.time import StepTime, Unknown
+from eke.estimate.time import StepTime, Unknown, transfers
 from eke.estimate.time.rates import Span
 from eke.estimate.time.time_history import prior_time
 from eke.hardware import DEVICES, Device
@@ -151,3 +151,20 @@ def test_random_configurations_have_ranges_in_order(seed, tmp_path, monkeypatch)
         assert found.step_s.low > 0
         assert found.step_s.high < 10_000 * found.step_s.low, command
         seen += 1
+
+
+@pytest.mark.parametrize(
+    ("casts", "gathered"), [("per_use", 883 + 62.5 + 125), ("per_step", 883 + 62.5 + 62.5)]
+)
+def test_fsdp_sends_matrices_in_16_bits_and_sums_in_32(casts, gathered) -> None:
+    """18 layers of 12.8 M numbers twice, head and table once, of 4 bytes half; 4 bytes of all."""
+    sizes = "hidden_size=1024 num_hidden_layers=18 num_attention_heads=16 num_key_value_heads=16"
+    sizes += " head_dim=64 intermediate_size=2816 vocab_size=32000 tie_word_embeddings=false"
+    typed = [
+        "model=llama_1b", *(f"model.{each}" for each in sizes.split()), "data=synthetic",
+        "precision=bf16", f"precision.casts={casts}", "distributed=fsdp",
+        "distributed.num_processes=4", "hardware=h100",
+    ]  # fmt: skip
+    plan = plan_for(compose(typed), planning=True)
+    sent = transfers._exchanged(plan, transfers.contents_of(plan.config))[0]
+    assert sent / 2**20 == pytest.approx(0.75 * (gathered + 1132), rel=0.01)

@@ -102,23 +102,23 @@ def test_the_version_is_named(paths) -> None:
 def test_attempts_are_numbered_from_zero(paths) -> None:
     assert read_attempts(paths) == []
     machine = {"device": "a"}
-    assert [start_attempt(paths, machine) for _ in range(3)] == [0, 1, 2]
+    assert [start_attempt(paths, machine, {}) for _ in range(3)] == [0, 1, 2]
     assert [entry["attempt"] for entry in read_attempts(paths)] == [0, 1, 2]
     assert all(entry["machine"] == machine for entry in read_attempts(paths))
 
 
 def test_a_torn_attempt_does_not_swallow_the_next(paths) -> None:
-    start_attempt(paths, {})
+    start_attempt(paths, {}, {})
     with open(paths.attempts, "ab") as file:
         file.write(b'{"attempt": 1, "pi\xc3')
-    assert start_attempt(paths, {}) == 1
+    assert start_attempt(paths, {}, {}) == 1
     assert [entry["attempt"] for entry in read_attempts(paths)] == [0, 1]
 
 
 @pytest.mark.parametrize("line", ["5", "[1]", "null", '"text"'])
 def test_a_line_that_is_no_object_is_no_attempt(line, paths) -> None:
-    start_attempt(paths, {})
+    start_attempt(paths, {}, {})
     with open(paths.attempts, "a") as file:
         file.write(f"{line}\n")
-    assert start_attempt(paths, {}) == 1
+    assert start_attempt(paths, {}, {}) == 1
     assert [entry["attempt"] for entry in read_attempts(paths)] == [0, 1]

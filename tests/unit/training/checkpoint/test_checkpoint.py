@@ -14,6 +14,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from saved import load_checkpoint, save_checkpoint
 from torch import nn
 
 from eke.common.errors import RunError
@@ -24,10 +25,9 @@ from eke.training.checkpoint import (
     STATE,
     checkpoint_name,
     find_damage,
-    load_checkpoint,
     newest_complete,
-    save_checkpoint,
 )
+from eke.training.distributed.ranks import Ranks
 from eke.training.loop.meter import capture_random_state
 from eke.training.model.save_model import WEIGHTS
 
@@ -107,7 +107,7 @@ def test_each_rank_gets_its_own_random_state_back(tmp_path) -> None:
         expected.append(torch.rand(3).tolist())
     path = save_checkpoint(tmp_path, 1, model, optimizer, None, keep=1, random_states=states)
     for rank in (0, 1):
-        load_checkpoint(path, model, optimizer, None, rank)
+        load_checkpoint(path, model, optimizer, None, Ranks(rank, 2))
         assert torch.rand(3).tolist() == expected[rank]
 
 

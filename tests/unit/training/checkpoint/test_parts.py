@@ -1,101 +1,121 @@
-"""Checkpoints of several parts: complete or not there, and for as many ranks as wrote them."""
-
-import dataclasses
-import errno
-import json
+"""Flat shards of ZeRO: as eke 0.10 saved them, and states that only their own rank can read."""
 
 import pytest
 import torch
 from unit.training.checkpoint.test_checkpoint import make
 
 from eke.common.errors import RunError
+from eke.config.compose import compose
+from eke.rules.distributed import why_not_elastic
 from eke.training.checkpoint import (
-    CHECKPOINT_FILES,
+    EXPORT,
+    begin_checkpoint,
     find_damage,
-    load_part,
+    finish_checkpoint,
+    load_checkpoint,
+    load_model,
     newest_complete,
-    part_name,
-    save_parts,
 )
-from eke.training.distributed.ranks import ALONE, Ranks
+from eke.training.distributed.ranks import Ranks
+from eke.training.loop.meter import capture_random_state
+from eke.training.model.save_model import save_pretrained
+from eke.training.part_files import Held, Piece, part_name, write_part
+from eke.training.state_parts import Stepped, hold_state
 
 
-class Part:
-    """An update that holds one tensor."""
+class Flat:
+    """An engine's update with one flat shard."""
 
-    def __init__(self, value: float = 0.0) -> None:
-        self.state = torch.full((3,), value)
+    def __init__(self) -> None:
+        self.shard = torch.nn.Parameter(torch.zeros(3))
 
-    def weights(self, keep):
-        return None
-
-    def part(self):
-        return {"state": self.state}
-
-    def load_part(self, part):
-        self.state = part["state"]
+    def stepped(self, model):
+        return [Stepped(self.shard, lambda tensor: {"w": Piece(tensor, 0, (3,))})]
 
 
-def save(folder, step=3, value=1.0):
-    save_parts(folder, step, make()[0], Part(value), keep=2, ranks=ALONE)
-    return newest_complete(folder)
+def former(folder, step, ranks=2):
+    """A checkpoint of ZeRO with a master copy, in the layout of eke 0.10."""
+    unfinished = folder / f".step-{step:08d}.1.tmp"
+    begin_checkpoint(unfinished)
+    save_pretrained(make()[0], unfinished / EXPORT)
+    for rank in range(ranks):
+        content = {
+            "optimizer": [{"exp_avg": torch.full((3,), float(rank)), "step": torch.tensor(4.0)}],
+            "master": [torch.full((3,), 7.0)],
+            "loss_scale": {},
+            "random": capture_random_state(),
+        }
+        torch.save(content, unfinished / f"optimizer-{rank:05d}-of-{ranks:05d}.pt")
+    return finish_checkpoint(unfinished, step, keep=2, world_size=ranks)
 
 
-def test_what_was_saved_is_loaded(tmp_path) -> None:
-    path = save(tmp_path, value=7.0)
-    update = Part()
-    torch.manual_seed(1)
-    assert load_part(path, update, ALONE) == 3
-    assert update.state.tolist() == [7.0] * 3
+def load(path, rank, world_size):
+    model, update = make()[0], Flat()
+    optimizer = torch.optim.AdamW([update.shard])
+    load_model(path, model)
+    step = load_checkpoint(path, model, optimizer, None, Ranks(rank, world_size), 0, update)
+    return step, update.shard, optimizer.state[update.shard]
 
 
-def test_a_part_that_is_missing_or_harmed_is_noticed(tmp_path) -> None:
-    first, second = save(tmp_path, 3), save(tmp_path, 6)
-    (second / part_name(0, 1)).write_bytes(b"torn")
-    assert "optimizer-00000-of-00001.pt" in find_damage(second)
-    assert newest_complete(tmp_path) == first
-
-
-def test_a_manifest_without_all_parts_is_incomplete(tmp_path) -> None:
-    path = save(tmp_path)
-    (path / part_name(0, 1)).rename(path / part_name(0, 2))
-    manifest = json.loads((path / CHECKPOINT_FILES).read_text())
-    manifest[part_name(0, 2)] = manifest.pop(part_name(0, 1))
-    (path / CHECKPOINT_FILES).write_text(json.dumps(manifest))
-    assert find_damage(path) == "the manifest is incomplete"
+def test_the_ranks_that_wrote_it_read_it(tmp_path) -> None:
+    path = former(tmp_path, 3)
+    assert newest_complete(tmp_path) == path
+    step, shard, state = load(path, 1, 2)
+    assert step == 3
+    assert shard.tolist() == [7.0] * 3
+    assert state["exp_avg"].tolist() == [1.0] * 3
+    assert float(state["step"]) == 4
 
 
 def test_other_numbers_of_ranks_are_refused_with_the_right_one(tmp_path) -> None:
-    path = save(tmp_path)
-    with pytest.raises(RunError, match=r"continue with distributed.num_processes=1"):
-        load_part(path, Part(), Ranks(0, 2))
+    with pytest.raises(RunError, match=r"distributed.num_processes=2"):
+        load(former(tmp_path, 3), 0, 3)
 
 
-def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch) -> None:
-    first = save(tmp_path)
-
-    def full(*args, **kwargs):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("eke.training.checkpoint.torch.save", full)
-    with pytest.raises(OSError, match="No space left"):
-        save_parts(tmp_path, 6, make()[0], Part(), keep=2, ranks=ALONE)
-    assert [p.name for p in tmp_path.iterdir()] == [first.name]
+def test_a_part_that_is_missing_or_harmed_is_noticed(tmp_path) -> None:
+    first, second = former(tmp_path, 3), former(tmp_path, 6)
+    part = second / "optimizer-00001-of-00002.pt"
+    part.write_bytes(b"torn")
+    assert part.name in find_damage(second)
+    assert newest_complete(tmp_path) == first
 
 
-@dataclasses.dataclass(frozen=True)
-class OtherFails(Ranks):
-    """Rank 0 of two, the other of which has just met a full disk."""
+def in_blocks(folder, ranks):
+    """A checkpoint in parts whose moments are codes, with a scale for each block of a shard."""
+    unfinished = folder / ".step-00000004.1.tmp"
+    begin_checkpoint(unfinished)
+    for rank in range(ranks):
+        update, states = Flat(), {}
+        codes = torch.full((3,), rank, dtype=torch.uint8)
+        states[update.shard] = {"state1": codes, "absmax1": torch.full((1,), 0.5), "step": 4}
+        held = hold_state(Held({}, {}, rank, ranks), update.stepped(None), states)
+        held.notes |= {"random": {}, "scaler": {}}
+        write_part(unfinished / part_name(rank, ranks), held, "one")
+    return finish_checkpoint(unfinished, 4, keep=2, world_size=ranks)
 
-    def tell(self, value):
-        return value
 
-    def gather(self, value):
-        return [value, (errno.ENOSPC, "No space left on device", "step-00000006")]
+def test_states_in_blocks_are_read_by_as_many_ranks(tmp_path) -> None:
+    path = in_blocks(tmp_path, 2)
+    update = Flat()
+    optimizer = torch.optim.AdamW([update.shard])
+    assert load_checkpoint(path, make()[0], optimizer, None, Ranks(1, 2), 0, update) == 4
+    state = optimizer.state[update.shard]
+    assert (state["state1"].tolist(), state["absmax1"].tolist(), state["step"]) == (
+        [1] * 3,
+        [0.5],
+        4,
+    )
+    with pytest.raises(RunError, match=r"distributed.num_processes=2"):
+        load_checkpoint(path, make()[0], optimizer, None, Ranks(0, 3), 0, Flat())
 
 
-def test_trouble_of_another_rank_is_raised_here_too(tmp_path) -> None:
-    first = save(tmp_path)
-    with pytest.raises(OSError, match="No space left"):
-        save_parts(tmp_path, 6, make()[0], Part(), keep=2, ranks=OtherFails(0, 2))
-    assert [p.name for p in tmp_path.iterdir()] == [first.name]
+@pytest.mark.parametrize(
+    ("optimizer", "distributed", "can"),
+    [("adamw_8bit", "zero2", False), ("adamw", "zero2", True), ("muon", "fsdp", True),
+     ("adamw_8bit", "ddp", True)],
+)  # fmt: skip
+def test_what_no_other_number_of_processes_can_read_is_known_before(
+    optimizer, distributed, can
+) -> None:
+    config = compose([f"optimizer={optimizer}", f"distributed={distributed}"]).config
+    assert (why_not_elastic(config) == "") is can

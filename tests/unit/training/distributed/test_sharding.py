@@ -1,30 +1,35 @@
 """Parts of tensors: how many bytes they are, what is saved of them, and which optimizers fail."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-import transformers
+from saved import load_checkpoint, save_checkpoint
 from support import TINY
 from unit.models.sizes.configs import FAMILY_CASES
+from unit.rules.devices import CPU as CPU_DEVICE
 from unit.training.model.sharded import CPU, among, sharded_model, sharded_plan
 
+from eke.config.compose import compose
 from eke.config.schema import Exchange
-from eke.models.sizes import state_bytes
+from eke.models.sizes import exchange_of, state_bytes
+from eke.rules import Facts, check
 from eke.training.distributed.deepspeed_engine import ShardedUpdate
 from eke.training.distributed.fsdp import (
-    cut_optimizer,
-    gather_weights,
+    build_mesh,
+    groups_of,
     is_cut,
     part,
     part_bytes,
 )
-from eke.training.distributed.ranks import ALONE
+from eke.training.distributed.ranks import ALONE, Ranks
 from eke.training.model.build_model import build_model
-from eke.training.model.save_model import load_weights, save_pretrained
+from eke.training.model.number_formats import _look_up, build_formats
 from eke.training.observe.libraries import note_sharding
 from eke.training.optimizer.build_optimizer import build_optimizer
 from eke.training.optimizer.update import PlainUpdate
+from eke.training.state_parts import hold
 
 SMALL = tuple(o for o in TINY if o != "model.dropout=0.0")
 
@@ -55,7 +60,8 @@ def test_the_first_of_three_holds_what_was_computed(option, task) -> None:
         trained = [p.grad for p in model.parameters() if p.grad is not None]
         assert part_bytes(trained) == expected.gradients
         assert part_bytes(states) == expected.optimizer
-        assert expected.start == 4 * plan.size.num_parameters
+        largest = max(4 * p.numel() for p in model.parameters())
+        assert expected.start == expected.weights + largest
         assert expected.peak == max(expected.start, expected.total)
 
 
@@ -87,19 +93,18 @@ def test_what_the_rule_refuses_really_fails(option, words) -> None:
             step(model, build_optimizer(plan, model))
 
 
-@pytest.mark.parametrize("option", ["adamw_foreach", "sgd"])
+@pytest.mark.parametrize("option", ["adamw_foreach", "sgd", "muon"])
 def test_a_checkpoint_of_one_process_is_cut(option, tmp_path) -> None:
     plan = sharded_plan(2, *SMALL, f"optimizer={option}")
-    whole = build_model(plan, CPU)
-    theirs = build_optimizer(plan, whole)
-    step(whole, theirs)
-    save_pretrained(whole, tmp_path)
+    alone = build_model(plan, CPU)
+    theirs = build_optimizer(plan, alone)
+    step(alone, theirs)
+    path = save_checkpoint(tmp_path, 3, alone, theirs, None, keep=1)
     with among(2, RANK):
         model = sharded_model(plan)
         mine = build_optimizer(plan, model)
-        load_weights(model, tmp_path)
-        mine.load_state_dict(cut_optimizer(theirs.state_dict(), mine))
-        pairs = list(zip(whole.parameters(), model.parameters(), strict=True))
+        assert load_checkpoint(path, model, mine, None, Ranks(RANK, 1)) == 3
+        pairs = list(zip(alone.parameters(), model.parameters(), strict=True))
         assert all(is_cut(p) for _, p in pairs)
         for complete, cut in pairs:
             assert torch.equal(part(cut), complete.chunk(2)[RANK])
@@ -108,17 +113,132 @@ def test_a_checkpoint_of_one_process_is_cut(option, tmp_path) -> None:
                 assert torch.equal(held, value.chunk(2)[RANK] if value.dim() else value)
 
 
-def test_tied_weights_stay_one_tensor() -> None:
-    plan = sharded_plan(2, *SMALL, "model=tiny_gpt2")
-    with among(2, RANK):
-        gathered = gather_weights(sharded_model(plan), keep=True)
-    assert gathered["lm_head.weight"] is gathered["transformer.wte.weight"]
-    assert gathered["lm_head.weight"].shape == (plan.config.model.vocab_size, 32)
+def held(plan):
+    """What this rank would write, after a step."""
+    model = sharded_model(plan)
+    optimizer = build_optimizer(plan, model)
+    step(model, optimizer)
+    return hold(model, optimizer)
 
 
-def test_who_does_not_write_keeps_nothing() -> None:
+def test_a_tied_weight_is_written_once() -> None:
     with among(2, RANK):
-        assert gather_weights(sharded_model(sharded_plan(2, *SMALL)), keep=False) == {}
+        found = held(sharded_plan(2, *SMALL, "model=tiny_gpt2"))
+    assert found.notes["tied"] == {"lm_head.weight": "transformer.wte.weight"}
+    assert "lm_head.weight" not in found.pieces
+    assert found.pieces["transformer.wte.weight@exp_avg"].tensor.dim() == 2
+
+
+def test_no_rank_holds_more_than_its_part() -> None:
+    plan = sharded_plan(2, *SMALL)
+    with among(2, RANK):
+        pieces = held(plan).pieces
+    numbers = sum(piece.tensor.numel() for piece in pieces.values())
+    assert numbers == pytest.approx(1.5 * plan.size.num_parameters, rel=0.01)
+
+
+def test_copies_that_do_not_share_evenly_leave_a_rank_out() -> None:
+    plan = sharded_plan(4, *SMALL, "distributed.replicas=3")
+    with among(4, 3):
+        assert build_mesh(plan, CPU).get_coordinate() is None
+
+
+def test_ranks_of_a_copy_are_neighbours() -> None:
+    plan = sharded_plan(4, *SMALL, "distributed.replicas=2")
+    with among(4, 2):
+        model = sharded_model(plan)
+        optimizer = build_optimizer(plan, model)
+        step(model, optimizer)
+        mesh = next(model.parameters()).device_mesh
+        assert mesh.mesh.tolist() == [[0, 1], [2, 3]]
+        assert mesh.mesh_dim_names == ("replicate", "shard")
+        assert part_bytes(model.parameters()) == state_bytes(plan.config).weights
+        assert state_bytes(plan.config).weights == 2 * plan.size.num_parameters
+
+
+@pytest.mark.parametrize(
+    ("processes", "replicas", "fix"),
+    [(4, 3, 2), (4, 4, 2), (6, 3, None), (8, 2, None), (7, 2, 1), (3, 9, 1), (12, 5, 4)],
+)
+def test_copies_have_equal_parts(processes, replicas, fix) -> None:
+    keys = {"num_processes": processes, "replicas": replicas}
+    typed = [f"distributed.{key}={value}" for key, value in keys.items()]
+    facts = Facts(compose(["distributed=fsdp", *typed]).config, CPU_DEVICE, planning=True)
+    found = [p for p in check(facts)[0] if p.id == "replicas_share_evenly"]
+    assert [str(p.fix) for p in found] == ([] if fix is None else [f"distributed.replicas={fix}"])
+
+
+def test_large_gradients_that_add_up_are_shared_out_at_once() -> None:
+    def chosen(*overrides: str) -> Exchange:
+        return exchange_of(compose(["distributed=fsdp", *overrides]).config)
+
+    large = ("model=llama3_8b", "batch.per_device=1")
+    assert chosen(*large, "batch.accumulation=2") is Exchange.every
+    assert chosen(*large, "batch.accumulation=2", "peft=lora") is Exchange.last
+    assert chosen(*large, "batch.accumulation=1") is Exchange.last
+    assert chosen(*large, "batch.accumulation=2", "distributed.exchange=last") is Exchange.last
+
+
+def test_what_the_plan_chooses_is_the_run_that_was_typed_before(make_plan) -> None:
+    base = (*SMALL, "data=synthetic", "distributed=fsdp", "distributed.num_processes=4")
+    typed = ((), ("distributed.exchange=last",), ("distributed.replicas=1",))
+    ids = {make_plan(*base, *more, planning=True).run_id for more in typed}
+    others = ("distributed.exchange=every", "distributed.replicas=2")
+    assert len(ids) == 1
+    assert len(ids | {make_plan(*base, more, planning=True).run_id for more in others}) == 3
+
+
+TWO = (*SMALL, "data=synthetic", "distributed=fsdp", "distributed.num_processes=2")
+BF16 = ("precision=bf16", "data.seq_len=8")
+ONCE = (*BF16, "precision.casts=per_step")
+FORMATS = {
+    "products": (BF16, "llama", {"bfloat16", "float32"}),
+    "nothing wide": (ONCE, "llama", {"bfloat16"}),
+    "norms": (ONCE, "gpt2", {"bfloat16", "float32"}),
+    "another evaluation": ((*BF16, "precision.evaluation=float32"), "llama", {"float32"}),
+    "float32": (("precision=fp32",), "llama", {"float32"}),
+}
+
+
+@pytest.mark.parametrize(("overrides", "family", "sent"), FORMATS.values(), ids=FORMATS.keys())
+def test_weights_arrive_in_the_format_that_is_computed_in(overrides, family, sent, make_plan):
+    """Read from the buffers; a LayerNorm and what no product takes stay float32."""
+    model = "tiny_gpt2" if family == "gpt2" else "tiny"
+    plan = make_plan(*TWO, f"model={model}", *overrides)
+    with among(2, RANK):
+        model = sharded_model(plan)
+        formats = build_formats(plan, CPU, model)
+        with formats.autocast():
+            model(torch.zeros((1, 4), dtype=torch.long)).logits.float().sum().backward()
+        sharding, warnings = noted(plan, model)
+    assert set(sharding["gathered_numbers"]) == sent
+    assert not warnings
+
+
+def test_a_policy_that_did_nothing_is_warned_about(make_plan) -> None:
+    plan = make_plan(*TWO, *BF16)
+    silent = replace(plan, compute=replace(plan.compute, gathered=""))
+    with among(2, RANK):
+        model = sharded_model(silent)
+        with torch.autocast("cpu", torch.bfloat16):
+            model(torch.zeros((1, 4), dtype=torch.long))
+        assert "sent no weight in bfloat16" in noted(plan, model)[1][0]
+
+
+def test_embedding_and_head_are_units_unless_they_are_tied() -> None:
+    for tied, units in (("true", 3), ("false", 5)):
+        plan = sharded_plan(2, *SMALL, f"model.tie_word_embeddings={tied}")
+        with among(2, RANK):
+            assert len(groups_of(sharded_model(plan).modules())) == units
+
+
+def test_rows_of_a_narrow_table_add_up_in_float32() -> None:
+    """Beyond 256 equal rows a sum in bfloat16 stops growing."""
+    table = torch.nn.Embedding(3, 4, padding_idx=2).bfloat16()
+    ids = torch.tensor([1] * 3000 + [2])
+    _look_up(table.forward, ids).sum().backward()
+    assert table.weight.grad is not None
+    assert table.weight.grad[:, 0].tolist() == [0, 3008, 0]  # 3000 rounded to 8 bits
 
 
 def noted(plan, model):
@@ -149,17 +269,3 @@ def test_a_model_that_nobody_cut_is_warned_about() -> None:
     sharding, warnings = noted(plan, build_model(plan, CPU))
     assert (sharding["mesh"], sharding["sharded_parameters"]) == ([], 0)
     assert warnings == ["distributed=fsdp had no effect: every process holds all of every tensor"]
-
-
-def test_transformers_reads_what_the_parts_were_saved_as(tmp_path) -> None:
-    """The numbers are not there (nobody answers), but every name, shape and class is."""
-    plan = sharded_plan(4, *SMALL, "model=tiny_moe")
-    with among(4, 0):
-        model = sharded_model(plan)
-        save_pretrained(model, tmp_path, weights=gather_weights(model, keep=True))
-    loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, output_loading_info=True
-    )
-    assert type(loaded).__name__ == loaded.config.architectures[0] == "MixtralForCausalLM"
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]

@@ -71,9 +71,7 @@ def test_another_method_is_told(job_of, monkeypatch) -> None:
 
 
 def test_weights_that_stayed_whole_are_told(job_of, monkeypatch) -> None:
-    monkeypatch.setattr(
-        "eke.training.model.build_model.quantise", lambda plan, model, device: model
-    )
+    monkeypatch.setattr("eke.training.model.build_model.quantise", lambda _, model, *__: model)
     job = job_of("peft=qlora")
     assert job.effective["peft"]["four_bit_tensors"] == 0
     assert any("peft=qlora did not take effect: the model has lora" in w for w in job.warnings)

@@ -136,7 +136,7 @@ def test_a_worker_that_could_not_be_imported_is_refused_by_its_supervisor(paths,
 
 def test_a_killed_worker_is_recorded_with_its_own_software(paths) -> None:
     plan = plan_of("data=synthetic")
-    start_attempt(paths, {**plan.machine, "torch": "99.1"})
+    start_attempt(paths, {**plan.machine, "torch": "99.1"}, {})
     record = settle(paths, plan, exit_code=-9, attempts_before=0)
     assert record.machine["torch"] == "99.1"
 

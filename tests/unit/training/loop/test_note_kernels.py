@@ -50,8 +50,8 @@ def test_a_kernel_that_is_not_pinned_is_warned_about(trained, monkeypatch) -> No
 
 
 def test_another_implementation_than_asked_for_is_warned_about(trained, monkeypatch) -> None:
-    def build_eager(plan, device):
-        model, report = build_model_and_report(plan, device)
+    def build_eager(plan, device, parts):
+        model, report = build_model_and_report(plan, device, parts)
         model.set_attn_implementation("eager")
         return model, report
 

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from saved import load_checkpoint, save_checkpoint
 from unit.plan.cases import SYNTHETIC, plan_of
 from unit.training.model.test_optimizer import COMPILED, HERE
 
-from eke.training.checkpoint import EXPORT, load_checkpoint, save_checkpoint
+from eke.training.checkpoint import EXPORT
 from eke.training.model.build_model import build_model
 from eke.training.optimizer.build_optimizer import build_optimizer, evaluation_weights
 from eke.training.optimizer.builders import page_again, round_alike

@@ -10,7 +10,7 @@ from torch import nn
 from unit.training.model.plans import hand_plan
 
 from eke.plan.planner import Plan
-from eke.training.distributed.fsdp import shard_model
+from eke.training.distributed.fsdp import build_mesh, shard_model
 from eke.training.model.build_model import build_model
 
 CPU = torch.device("cpu")
@@ -37,5 +37,5 @@ def sharded_plan(num_processes: int, *overrides: str) -> Plan:
 def sharded_model(plan: Plan) -> nn.Module:
     """This rank's part of the plan's model; inside `among`."""
     model = build_model(plan, CPU)
-    shard_model(plan, model, CPU)
+    shard_model(plan, model, build_mesh(plan, CPU))
     return model

@@ -123,6 +123,13 @@ def tf32_flags():
     torch.backends.cudnn.allow_tf32 = before[1]
 
 
+def test_copies_for_no_backward_pass_are_not_kept() -> None:
+    made = build_formats(plan_of(*SYNTHETIC, "precision=bf16"), DEVICE)
+    for context, kept in ((made.autocast, True), (made.eval_autocast, False)):
+        with context():
+            assert torch.is_autocast_cache_enabled() is kept
+
+
 def test_tf32_is_set_under_all_its_names_without_a_warning(tf32_flags) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -92,9 +92,9 @@ CORRUPTED = {
     "evaluation": (
         ("precision=fp32", "precision.evaluation=bfloat16"),
         "model.number_formats._context",
-        lambda *_: nullcontext,
+        lambda *_, **__: nullcontext,
     ),
-    "compute": (("precision=bf16",), "model.number_formats._context", lambda *_: nullcontext),
+    "compute": (("precision=bf16",), "model.number_formats._context", lambda *_, **__: nullcontext),
 }
 
 

@@ -4,12 +4,12 @@ import itertools
 
 import pytest
 import torch
+from saved import load_checkpoint, save_checkpoint
 from support import TINY, last_wins
 from trained import start_job
 
 import eke.training.loop.loop as loop
 from eke.models.sizes import state_bytes
-from eke.training.checkpoint import load_checkpoint, save_checkpoint
 from eke.training.loop.training_state import TrainingState
 from eke.training.optimizer.update import InBackwardUpdate
 

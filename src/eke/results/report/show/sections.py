@@ -359,6 +359,8 @@ def _unmeasured(comparison: Comparison) -> Section:
 
 
 def _no_speed(record: Record) -> str:
+    if "cuts" in record.effective:
+        return "its ranks or micro-batches changed"
     if record.shared_device:
         return "another process used its device meanwhile"
     warm_up = table(record.config, "train").get("timing_warmup_steps", "?")

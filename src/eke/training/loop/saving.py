@@ -1,0 +1,139 @@
+"""Saving a checkpoint between two steps, or beside the next ones.
+
+A background save copies parts to the host during the next step's passes, which only read them, and
+writes them from a thread. The thread talks to no other rank: each rank adds to a step's totals
+whether its thread is done, and once all are, they together gather what was written or what failed,
+and rank 0 names the folder.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from threading import Thread
+from typing import Any
+
+from eke.common.files import remove_tree, replace_link
+from eke.common.paths import EXPORT, RunPaths, checkpoint_name
+from eke.training.checkpoint import (
+    Saving,
+    begin_checkpoint,
+    finish_checkpoint,
+    together,
+    unfinished_folder,
+    write_whole,
+)
+from eke.training.loop.evaluation import best_so_far
+from eke.training.loop.meter import capture_random_state
+from eke.training.loop.training_state import TrainingState
+from eke.training.model.save_parts import save_settings, save_weights
+from eke.training.part_files import PartFiles
+
+
+def save(job: TrainingState, step: int, exports: bool = False) -> None:
+    """Write a checkpoint, or begin to: rank 0 if it has all, else each rank its part.
+
+    Raises OSError, on all ranks alike: one could not write this checkpoint or the one before.
+    """
+    finish_saving(job)
+    start = time.perf_counter()
+    job.meter.leave("checkpoint")
+    ranks, best = job.ranks, best_so_far(job)
+    states, pids = zip(*ranks.gather((capture_random_state(), os.getpid())), strict=True)
+    unfinished = unfinished_folder(job.paths.checkpoints, step, pids[0])
+    spare = best.step if best else None
+    saving = Saving(step, spare, job.plan.run_id, unfinished, exports)
+    scaler = getattr(job.update, "scale", None) or job.formats.scaler
+
+    def prepare() -> None:
+        if ranks.is_main:
+            begin_checkpoint(unfinished)
+        held = saving.held = job.update.hold(job.bare_model)
+        if held is not None:
+            mine = {n: s for n, s in enumerate(states) if n % held.world_size == held.rank}
+            held.notes |= {"random": mine, "scaler": scaler.state_dict() if scaler else {}}
+        elif ranks.is_main:
+            state = job.bare_model, job.optimizer, scaler, states, job.tokenizer
+            write_whole(unfinished, step, *state)
+
+    _together(job, saving, prepare)
+    saving.exports = exports and saving.held is not None
+    in_parts = saving.held is not None and ranks.world_size > 1
+    job.meter.is_saving = in_parts and job.plan.config.train.checkpoint_async is not False
+    job.saving = saving
+    if job.meter.is_saving:
+        Thread(target=saving.write, daemon=True).start()
+        job.checkpoint_s += time.perf_counter() - start
+    else:
+        saving.copied.set()
+        saving.write()
+        job.checkpoint_s += time.perf_counter() - start
+        finish_saving(job)
+
+
+def _together(job: TrainingState, saving: Saving, action: Callable[[], Any] | None) -> list[Any]:
+    """Results of all ranks; if one fails, rank 0 removes the files and all raise its error."""
+    try:
+        final = job.paths.checkpoints / checkpoint_name(saving.step)
+        return together(job.ranks, final, action)
+    except BaseException:
+        if job.ranks.is_main:
+            remove_tree(saving.unfinished)
+        raise
+
+
+def await_copy(job: TrainingState) -> None:
+    """Wait until the optimizer may change the state: a step's passes only read it."""
+    if job.saving is not None and not job.saving.copied.is_set():
+        start = time.perf_counter()
+        job.saving.copied.wait()
+        job.checkpoint_s += time.perf_counter() - start
+
+
+def progress(job: TrainingState) -> int:
+    """1 once this rank has written; if that failed, enough for all to look at it."""
+    if job.saving is None or not job.saving.written.done():
+        return 0
+    return job.ranks.world_size if job.saving.written.exception() else 1
+
+
+def finish_saving(job: TrainingState) -> None:
+    """Wait until all ranks have written what is being saved, if anything is, and give it its name.
+
+    Raises OSError, on all ranks alike: one could not write; earlier checkpoints are untouched.
+    """
+    saving, job.saving = job.saving, None
+    if saving is None:
+        return
+    start = time.perf_counter()
+    ranks, unfinished = job.ranks, saving.unfinished
+
+    def begin_export() -> None:
+        parts, folder = PartFiles(unfinished), unfinished / EXPORT
+        save_settings(job.bare_model, parts, folder, job.tokenizer)
+
+    def export() -> None:
+        parts, folder = PartFiles(unfinished), unfinished / EXPORT
+        save_weights(job.bare_model, parts, folder, ranks.rank, ranks.world_size)
+
+    def conclude() -> None:
+        files = {name: each for one in written for name, each in one.items()}
+        keep = job.plan.config.train.keep_checkpoints
+        finish_checkpoint(unfinished, saving.step, keep, saving.spare, ranks.world_size, files)
+        link_model(job.paths, saving.spare or saving.step)
+
+    written = _together(job, saving, saving.written.result)
+    if saving.exports:
+        _together(job, saving, begin_export if ranks.is_main else None)
+        _together(job, saving, export)
+    _together(job, saving, conclude if ranks.is_main else None)
+    job.meter.is_saving = False
+    job.checkpoint_s += time.perf_counter() - start
+
+
+def link_model(paths: RunPaths, step: int) -> None:
+    """`model` in the run folder is a name to load that stays: of the newest export, or the best."""
+    target = paths.exported(step)
+    with contextlib.suppress(OSError):  # a file system without links: the folder has a name, too
+        if target.is_dir() and (not paths.model.exists() or paths.model.is_symlink()):
+            replace_link(paths.model, str(target.relative_to(paths.folder)))

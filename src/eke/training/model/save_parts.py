@@ -1,0 +1,121 @@
+"""A model in the Hub's layout out of a checkpoint in parts: no process holds more than one file.
+
+transformers is imported inside the functions: naming a builder must not cost its import.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from eke.common.files import write_json
+from eke.training.model.adapters import is_adapted
+from eke.training.model.checkpointing import find_layers
+from eke.training.model.save_model import INDEX, WEIGHTS, save_pretrained
+from eke.training.part_files import SavedTensors
+
+_FILE_BYTES = 50 * 10**9
+"""Largest file of weights: transformers 5's own."""
+
+
+def save_settings(
+    model: nn.Module, parts: SavedTensors, folder: Path, tokenizer: Any = None
+) -> None:
+    """Write what `save_pretrained` writes besides weights, and those of adapters, which are small.
+
+    Before any rank writes weights: transformers removes files of weights that it has not written.
+    """
+    trained = [name for name in parts.names if "@" not in name] if is_adapted(model) else []
+    weights = {name: parts.read(name) for name in trained}
+    save_pretrained(model, folder, tokenizer, weights=weights)
+
+
+def save_weights(
+    model: nn.Module, parts: SavedTensors, folder: Path, rank: int, world_size: int
+) -> None:
+    """Write this rank's files of the weights that `save_pretrained` writes of a whole model.
+
+    All ranks together write everything, without a collective. A rank holds one file's tensors at a
+    time: those of the model over `world_size`, or the largest unit that transformers converts.
+    Of `model`, on any device, only names, sizes and configuration are read.
+
+    Raises OSError: the disk is full or the folder cannot be written; what is there is incomplete.
+    """
+    if is_adapted(model):
+        return
+    contents = _files(model, parts, world_size)
+    count = len(contents)
+    names = [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
+    files = dict(zip(names if count > 1 else [WEIGHTS], contents, strict=True))
+    if rank == 0 and count > 1:
+        where = {n: file for file, mine in files.items() for n in _written(model, parts, mine)}
+        size = sum(_empty(parts, name).nbytes for mine in contents for name in mine)
+        index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
+        write_json(folder / INDEX, index)
+    for file, mine in [*files.items()][rank::world_size]:
+        tensors = _converted(model, {name: parts.read(name) for name in mine})
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        del tensors
+
+
+def _files(model: nn.Module, parts: SavedTensors, world_size: int) -> list[list[str]]:
+    """The names of each file's weights: whole units, and at most 1 / `world_size` of all bytes."""
+    units = _units(model, parts)
+    sizes = [sum(_empty(parts, name).nbytes for name in unit) for unit in units]
+    limit = min(_FILE_BYTES, -(-sum(sizes) // world_size))
+    files: list[list[str]] = [[]]
+    filled = 0
+    for unit, size in zip(units, sizes, strict=True):
+        if filled and filled + size > limit:
+            files.append([])
+            filled = 0
+        files[-1] += unit
+        filled += size
+    return files
+
+
+def _units(model: nn.Module, parts: SavedTensors) -> list[list[str]]:
+    """Names of weights that are converted together: those of a layer, or one outside of them."""
+    layers = {id(layer) for layer in find_layers(model)}
+    prefixes = [f"{name}." for name, module in model.named_modules() if id(module) in layers]
+    names = _saved_names(model)
+    units: dict[str, list[str]] = {}
+    for name in names:
+        units.setdefault(next(filter(name.startswith, prefixes), name), []).append(name)
+    alone = {name for unit in units.values() for name in _written(model, parts, unit)}
+    return [*units.values()] if alone == _written(model, parts, names) else [names]
+
+
+def _written(model: nn.Module, parts: SavedTensors, names: list[str]) -> set[str]:
+    """Names in a file of these weights."""
+    return set(_converted(model, {name: _empty(parts, name) for name in names}))
+
+
+def _saved_names(model: nn.Module) -> list[str]:
+    """Names of weights that transformers saves: of tied ones the one that it loads."""
+    from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+    mine: Any = model
+    ignored = set(mine._keys_to_ignore_on_save or ())
+    places: dict[int, Tensor] = {}  # one small tensor for each weight: it compares their memory
+    found = {
+        name: places.setdefault(id(tensor), torch.empty(1))
+        for name, tensor in model.state_dict(keep_vars=True).items()
+        if name not in ignored
+    }
+    return list(remove_tied_weights_from_state_dict(found, mine))
+
+
+def _empty(parts: SavedTensors, name: str) -> Tensor:
+    return torch.empty(parts.shape(name), dtype=parts.dtype(name), device="meta")
+
+
+def _converted(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors under the names and in the shapes that transformers saves, such as of experts."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    mine: Any = model
+    found: dict[str, Tensor] = revert_weight_conversion(mine, tensors)
+    return {name: tensor.contiguous() for name, tensor in found.items()}

@@ -1,0 +1,160 @@
+"""Continue a named run with other ranks: `train.resume=RUN` (a folder, or an id in `runs`).
+
+The run keeps its folder and its id. Only the cut of a step's samples may change: `distributed.*`
+and `batch.*`, with the same samples per step.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from eke.common.errors import ConfigError, Fix, Problem
+from eke.common.paths import RunPaths
+from eke.common.text import format_value, override
+from eke.config.compose import Arguments
+from eke.config.compose.overrides import parse
+from eke.config.schema import LAUNCH_GROUPS, Config
+from eke.config.schema.codec import make_converter
+from eke.plan.identity import PRESENTATION_KEYS, meaningful
+from eke.plan.planner import Plan, cut_of, read_plan, remarks_on_cuts, replan, with_batch
+from eke.plan.record import read_attempts
+from eke.rules.distributed import why_not_elastic
+from eke.workflows.export import find_run
+
+_KEY = "train.resume"
+_CUT = ("distributed", "batch")
+"""Groups that say how the samples of a step are cut, not which they are."""
+
+
+def reopened(arguments: Arguments) -> Arguments:
+    """Return the command with the overrides of the run that it names, or as it is.
+
+    Raises:
+        ConfigError: there is no such run.
+        RunError: its plan cannot be read.
+    """
+    typed = {_key_of(text): text for text in arguments.overrides}
+    try:
+        named = parse(typed[_KEY]).value()
+    except Exception:  # Hydra's and ANTLR's: all of the command is checked later
+        return arguments
+    if not isinstance(named, str | int):  # an id may have digits only
+        return arguments
+    before = read_plan(_find(str(named)))
+    replaced = {*typed, *LAUNCH_GROUPS, "rerun", "plan_only"}
+    kept = [
+        text
+        for text in before.overrides
+        if not {_key_of(text), _key_of(text).partition(".")[0]} & replaced
+    ]
+    folder = Path(before.config_dir) if before.config_dir else None
+    return replace(
+        arguments,
+        overrides=(*kept, *arguments.overrides),
+        config_dir=arguments.config_dir or folder,
+        cell=before.choices.get("sweep", "none") != "none",
+    )
+
+
+def _key_of(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def continued(plan: Plan, in_sweep: bool = False) -> Plan:
+    """Return the plan under the id and in the folder of the run that it names.
+
+    Raises ConfigError: the run cannot go on under this plan; each key that differs is a problem.
+    """
+    named = plan.config.train.resume
+    assert named is not None, "a run is named"
+    if in_sweep:
+        why = "is for a run that this command starts itself, not for a launcher or a sweep"
+        raise ConfigError(Problem(_KEY, named, why, Fix(f"{_KEY}=null")))
+    paths = _find(named)
+    before = read_plan(paths)
+    if cut_of(before) != cut_of(plan) and (why := why_not_elastic(plan.config)):
+        count = before.config.distributed.num_processes
+        fix = Fix(f"distributed.num_processes={count}")
+        raise ConfigError(Problem(_KEY, named, why, fix))
+    problems = [*_other_values(before.config, plan.config), *_other_batch(before, plan)]
+    if plan.config.rerun:
+        why = f"starts a run again, and {_KEY} goes on with one"
+        problems.append(Problem("rerun", "true", why, Fix("rerun=false")))
+    first = next(iter(read_attempts(paths)), {}).get("cut")
+    if not problems and _as_begun(plan, first or cut_of(before)).run_id != before.run_id:
+        why = "was started with other data, another kind of device or other mathematics of eke"
+        fix = Fix(f"{_KEY}=null", remark="starts a run of its own")
+        problems.append(Problem(_KEY, named, why, fix))
+    if problems:
+        raise ConfigError(problems)
+    remarks = remarks_on_cuts(plan) if cut_of(before) != cut_of(plan) else ()
+    train = replace(plan.config.train, resume=str(paths.folder.absolute()))
+    return replace(
+        plan,
+        run_id=before.run_id,
+        config=replace(plan.config, train=train),
+        warnings=(*plan.warnings, *remarks),
+    )
+
+
+def _find(named: str) -> RunPaths:
+    try:
+        return find_run(named)
+    except ConfigError as error:
+        fix = Fix(f"{_KEY}=RUN_FOLDER", remark="its folder, or its id in runs")
+        raise ConfigError([replace(each, key=_KEY, fix=fix) for each in error.problems]) from None
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, each in value.items():
+            yield from _leaves(each, f"{path}.{key}".lstrip("."))
+    else:
+        yield path, value
+
+
+def _other_values(before: Config, now: Config) -> list[Problem]:
+    """One problem for each key that has another value, those of the cut apart."""
+    old, new = (
+        dict(_leaves(meaningful(make_converter().unstructure(config)))) for config in (before, now)
+    )
+    return [
+        Problem(
+            key,
+            format_value(new.get(key)),
+            "the run that goes on has another value: only distributed.* and batch.* may change",
+            Fix(override(key, old.get(key))),
+        )
+        for key in sorted({*old, *new})
+        if old.get(key) != new.get(key) and key.partition(".")[0] not in _CUT
+    ]
+
+
+def _other_batch(before: Plan, plan: Plan) -> list[Problem]:
+    wanted, found = before.batch.samples_per_step, plan.batch.samples_per_step
+    if wanted == found:
+        return []
+    why = f"makes {found} samples per step, and the run that goes on has {wanted}"
+    asked = plan.batch.world_size * plan.batch.devices
+    count = max(number for number in range(1, asked + 1) if wanted % number == 0)
+    each = wanted // count
+    size = max(n for n in range(1, before.batch.per_device + 1) if each % n == 0)
+    words = [f"batch.per_device={size}"]
+    if plan.config.batch.target is None:
+        words.append(f"batch.accumulation={each // size}")
+    if count == asked:
+        return [Problem("batch.per_device", str(plan.batch.per_device), why, Fix(*words))]
+    why += f", which {asked} processes cannot share evenly"
+    fix = Fix(f"distributed.num_processes={count}", *words)
+    return [Problem("distributed.num_processes", str(asked), why, fix)]
+
+
+def _as_begun(plan: Plan, cut: Mapping[str, Any]) -> Plan:
+    """The plan that the run had when it began, by today's code: its id tells whether it is that."""
+    plain = make_converter().unstructure(plan.config)
+    for group, values in cut.items():  # keys that are no part of an id are as they are now
+        kept = {key: plain[group][key] for key in PRESENTATION_KEYS.get(group, ())}
+        plain[group] = values | kept
+    config = make_converter().structure(plain, Config)
+    return with_batch(replan(plan, config), config, [], [])
