@@ -164,15 +164,15 @@ class Advice:
         return not self.keeps, learns_little, tight, slowdown, len(self.overrides)
 
 
-def advise(plan: Plan, count: int = 5) -> list[Advice]:
+def advise(plan: Plan, count: int = 5, other_devices: bool = True) -> list[Advice]:
     """At most `count` sets of overrides with which the plan's expected peak fits, ranked.
 
     Single changes, and pairs whose changes do not suffice alone; if none suffices, pairs with the
-    smallest micro-batch.
+    smallest micro-batch. With `other_devices` also FSDP2 on more of them.
     """
     if (device := plan.device).present is False:
         plan = replace(plan, device=replace(device, count=max(OF_A_MACHINE, device.count)))
-    several = more_devices(plan)
+    several = more_devices(plan) if other_devices else ()
     batches = smaller_batches(plan)
     cheap, dear = techniques_for(plan, CHEAP), techniques_for(plan, DEAR)
     axes = [*cheap, batches, *dear]

@@ -91,7 +91,7 @@ def what_makes_room(plan: Plan, found: Forecast) -> Advice | None:
     choices = tuple(sorted(plan.choices.items()))
     key = (found.peak, found.capacity, plan.batch, choices)
     if key not in _found:
-        _found[key] = next(iter(advise(plan, 1)), None)
+        _found[key] = next(iter(advise(plan, 1, other_devices=False)), None)
     return _found[key]
 
 
