@@ -134,6 +134,17 @@ RULES = (
         versions="torch 2.13",
     ),
     without_effect(
+        id="checkpoint_async_needs_parts",
+        key="train.checkpoint_async",
+        when=lambda f: (
+            f.config.train.checkpoint_async is True
+            and (f.distributed.option not in ("fsdp", *STAGE) or f.distributed.num_processes == 1)
+        ),
+        why="writes the parts of several processes, and one process writes this run's checkpoints",
+        fix=Fix("train.checkpoint_async=null"),
+        source="src/eke/training/loop/saving.py",
+    ),
+    without_effect(
         id="p2p_needs_gpus",
         key="distributed.p2p",
         when=lambda f: (

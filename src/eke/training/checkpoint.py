@@ -169,7 +169,7 @@ def finish_checkpoint(
 
 
 def has_parts(path: Path) -> bool:
-    """Whether each rank has written a part of its own."""
+    """Whether each rank has written its part."""
     return next(path.glob("part-*"), None) is not None
 
 

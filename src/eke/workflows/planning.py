@@ -5,8 +5,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial, wraps
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.process_env import is_first, machines_at_hand, ranks_are_started
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from eke.launch.interface import Launcher
 
 Key = TypeVar("Key", int, str)
-Given = ParamSpec("Given")
-Once = Callable[Concatenate[Composed, Given], Plan]
 SIZE = "batch.per_device"
 
 SWITCHED_OFF = {"WANDB_MODE": ("disabled",), "WANDB_DISABLED": ("1", "true", "yes", "on")}
@@ -64,30 +62,34 @@ PLANNING = Means()
 """Budget of batch=auto if no run starts."""
 
 
-def _batch_of_few_samples(once: Once[Given]) -> Once[Given]:
-    @wraps(once)
-    def planned(composed: Composed, /, *args: Given.args, **kwargs: Given.kwargs) -> Plan:
-        try:
-            return once(composed, *args, **kwargs)
-        except ConfigError as error:  # rules' problems have an id
-            is_open = composed.choices["batch"] == "fixed" and not is_set(composed, SIZE)
-            words = [p.fix.words for p in error.problems if (p.key, p.id) == (SIZE, "")]
-            if not is_open or len(words) != 1 or len(words[0]) != 1:
-                raise
-            key, _, size = words[0][0].partition("=")
-            if key != SIZE:
-                raise
-            batch = replace(composed.config.batch, per_device=int(size))
-            config = replace(composed.config, batch=batch)
-            plan = once(replace(composed, config=config), *args, **kwargs)
-            few = f"{words[0][0]}: only {plan.steps.num_train_samples} samples to train on"
-            return replace(plan, warnings=(*plan.warnings, few))
-
-    return planned
+def plan_for(composed: Composed, planning: bool, **how: Any) -> Plan:
+    """As `_plan_for`; an unset batch.per_device is no larger than the samples, with a warning."""
+    try:
+        return _plan_for(composed, planning, **how)
+    except ConfigError as error:
+        size = _smaller_batch(composed, error)
+        if size is None:
+            raise
+    batch = replace(composed.config.batch, per_device=size)
+    fewer = replace(composed, config=replace(composed.config, batch=batch))
+    plan = _plan_for(fewer, planning, **how)
+    few = f"{SIZE}={size}: only {plan.steps.num_train_samples} samples to train on"
+    return replace(plan, warnings=(*plan.warnings, few))
 
 
-@_batch_of_few_samples
-def plan_for(
+def _smaller_batch(composed: Composed, error: ConfigError) -> int | None:
+    """The batch.per_device that an error about the data proposes, where none is set."""
+    if composed.choices["batch"] != "fixed" or is_set(composed, SIZE):
+        return None
+    # Problems of rules have an id.
+    words = [p.fix.words for p in error.problems if (p.key, p.id) == (SIZE, "")]
+    if len(words) != 1 or len(words[0]) != 1:
+        return None
+    key, _, size = words[0][0].partition("=")
+    return int(size) if key == SIZE else None
+
+
+def _plan_for(
     composed: Composed,
     planning: bool,
     launcher: "Launcher | None" = None,
@@ -109,10 +111,7 @@ def plan_for(
     """
     device, reason, num_nodes = target or _target(composed.config, launcher)
     needed = composed.config.distributed.processes_per_node
-    if not device.present and device.kind == "cuda" and needed > device.count:
-        # How many there are is not declared, and the plan is about one of them.
-        device = replace(device, count=needed)
-        reason = f"{needed} of them taken for granted; {reason}"
+    device, reason = _with_enough(device, reason, needed)
     config = resolve_attention(resolve_model(composed.config, composed.overrides, planning))
     attention = {"attention": config.attention.option}
     composed = replace(composed, choices={**composed.choices, **attention})
@@ -165,6 +164,13 @@ def _target(config: Config, launcher: "Launcher | None") -> tuple[Device, str, i
     if launcher is not None:
         return launcher.target(config)
     return *choose_device(config.hardware.option), machines_at_hand()
+
+
+def _with_enough(device: Device, reason: str, needed: int) -> tuple[Device, str]:
+    """A declared GPU as often as it is needed: its number is unknown, and the plan is of one."""
+    if device.present or device.kind != "cuda" or needed <= device.count:
+        return device, reason
+    return replace(device, count=needed), f"{needed} of them taken for granted; {reason}"
 
 
 def _explained(

@@ -84,7 +84,7 @@ def continued(plan: Plan, in_sweep: bool = False) -> Plan:
     first = next(iter(read_attempts(paths)), {}).get("cut")
     if not problems and _as_begun(plan, first or cut_of(before)).run_id != before.run_id:
         why = "was started with other data, another kind of device or other mathematics of eke"
-        fix = Fix(f"{_KEY}=null", remark="starts a run of its own")
+        fix = Fix(f"{_KEY}=null", remark="starts another run")
         problems.append(Problem(_KEY, named, why, fix))
     if problems:
         raise ConfigError(problems)
@@ -115,7 +115,7 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _other_values(before: Config, now: Config) -> list[Problem]:
-    """One problem for each key that has another value, those of the cut apart."""
+    """One problem for each key, except those of the cut, that has another value."""
     old, new = (
         dict(_leaves(meaningful(make_converter().unstructure(config)))) for config in (before, now)
     )

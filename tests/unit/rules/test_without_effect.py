@@ -42,6 +42,7 @@ SAME: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "dp_needs_two_gpus": (("distributed=dp", "distributed.num_processes=1"), ()),
     "ddp_of_one": (("distributed=ddp", "distributed.num_processes=1"), ()),
     "fsdp_of_one": (("distributed=fsdp", "distributed.num_processes=1"), ()),
+    "checkpoint_async_needs_parts": (("train.checkpoint_async=true",), ()),
     "p2p_needs_gpus": (("distributed.p2p=off",), ()),
     "ds_config_without_zero": (("distributed.deepspeed_config={tmp}/ds.json",), ()),
     "offload_needs_zero": (

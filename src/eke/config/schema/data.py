@@ -378,8 +378,8 @@ class Train:
     checkpoint_every: int | None = field(default=200, metadata=at_least(1, null_is_off=True))
     """Steps between checkpoints; null saves only on a stop signal, and at the end."""
     checkpoint_async: bool | None = None
-    """Copy the state to the host and write it beside the next steps; null: for several processes
-    that hold parts of it."""
+    """Copy the state to the host and write it during the next steps; null: if several processes
+    hold parts of it, which alone can be written so."""
     keep_checkpoints: int = field(default=2, metadata=at_least(1))
     """Newest complete checkpoints that are kept."""
     save_final: bool = True

@@ -1,4 +1,4 @@
-"""Saving a checkpoint between two steps, or beside the next ones.
+"""Saving a checkpoint between two steps, or during the next ones.
 
 A background save copies parts to the host during the next step's passes, which only read them, and
 writes them from a thread. The thread talks to no other rank: each rank adds to a step's totals

@@ -124,15 +124,8 @@ def load_pretrained(
             )
     except LoadError as raised:  # a config.json's odd value may end in any error of any class
         error = raised.__cause__
-        assert error is not None, "a LoadError has one"
-        of_disk = isinstance(error, OSError) and error.errno
-        if isinstance(error, RunError):
-            raise RunError(f"model.name_or_path = {pretrained.name_or_path}: {error}") from None
-        if of_disk or isinstance(error, RuntimeError | MemoryError):
-            raise error from None  # out of memory, a bug, or the disk's, not transformers'
-        known = isinstance(error, OSError | ValueError | ImportError | SafetensorError)
-        why = first_line(error).rstrip(".:") if known else f"{type(error).__name__}: {error}"
-        raise _refusal(pretrained, why, "another checkpoint, or another task") from error
+        found = _explained(pretrained, error)
+        raise found from (None if found is error else error)
     report, notes = _judge(plan, model, info), []
     if (Path(pretrained.name_or_path) / ADAPTER_CONFIG).is_file():
         whole = "is not used: its weights are a whole model's"
@@ -154,6 +147,19 @@ def load_pretrained(
         with torch.autocast(device.type, frozen, enabled=mixed), computing:
             report = _probe(plan, model, report)
     return cast(nn.Module, model), report
+
+
+def _explained(pretrained: PretrainedModel, error: BaseException | None) -> BaseException:
+    """What to raise for an error of transformers: its own, or one that names the checkpoint."""
+    assert error is not None, "a LoadError has one"
+    if isinstance(error, RunError):
+        return RunError(f"model.name_or_path = {pretrained.name_or_path}: {error}")
+    of_disk = isinstance(error, OSError) and error.errno
+    if of_disk or isinstance(error, RuntimeError | MemoryError):
+        return error  # out of memory, a bug, or the disk's, not transformers'
+    known = isinstance(error, OSError | ValueError | ImportError | SafetensorError)
+    why = first_line(error).rstrip(".:") if known else f"{type(error).__name__}: {error}"
+    return _refusal(pretrained, why, "another checkpoint, or another task")
 
 
 def _probe(plan: Plan, model: nn.Module, report: LoadReport) -> LoadReport:
