@@ -174,6 +174,9 @@ def build_cut(plan: Any) -> tuple[nn.Module, Any, list[Any]]:
     plan = replace(plan, batch=replace(plan.batch, world_size=world))
     if plan.deepspeed is None:
         plan = replace(plan, config=replace(plan.config, distributed=FSDP(num_processes=world)))
+    else:  # the plan is one of two ranks
+        total = world * plan.deepspeed["train_micro_batch_size_per_gpu"]
+        plan = replace(plan, deepspeed={**plan.deepspeed, "train_batch_size": total})
     seen: list[Any] = []
     parts = parts_of(plan, CPU, Ranks(rank, world))
     with states_after(seen):

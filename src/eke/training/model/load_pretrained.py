@@ -126,27 +126,32 @@ def load_pretrained(
         error = raised.__cause__
         found = _explained(pretrained, error)
         raise found from (None if found is error else error)
-    report, notes = _judge(plan, model, info), []
-    if (Path(pretrained.name_or_path) / ADAPTER_CONFIG).is_file():
-        whole = "is not used: its weights are a whole model's"
-        notes.append(f"the checkpoint's {ADAPTER_CONFIG} {whole}")
-    frozen = frozen_dtype(plan)
-    mixed = frozen is not trained_dtype(plan)
-    if mixed and stored not in (None, frozen):
-        before, after = (str(dtype).removeprefix("torch.") for dtype in (stored, frozen))
-        why = f"the checkpoint's {before} weights are rounded to {after} where they are frozen"
-        instead = "precision=fp32" if config.model.freeze else "peft.base_weights=float32"
-        notes.append(f"{why} ({instead} keeps them)")
+    report = replace(_judge(plan, model, info), notes=_notes(plan, pretrained, stored))
     if parts:
         parts.adopt(model)
     with parts or nullcontext():
         freeze_named(plan, model)  # so that both formats meet where modules expect it
-    report = replace(report, notes=tuple(notes))
     if not family_of(config).is_known:
         computing = parts.computing(model) if parts else nullcontext()
+        frozen = frozen_dtype(plan)
+        mixed = frozen is not trained_dtype(plan)
         with torch.autocast(device.type, frozen, enabled=mixed), computing:
             report = _probe(plan, model, report)
     return cast(nn.Module, model), report
+
+
+def _notes(plan: Plan, pretrained: PretrainedModel, stored: torch.dtype | None) -> tuple[str, ...]:
+    """What of a checkpoint, whose weights are stored as `stored`, is not used as it is."""
+    notes, frozen = [], frozen_dtype(plan)
+    if (Path(pretrained.name_or_path) / ADAPTER_CONFIG).is_file():
+        whole = "is not used: its weights are a whole model's"
+        notes.append(f"the checkpoint's {ADAPTER_CONFIG} {whole}")
+    if frozen is not trained_dtype(plan) and stored not in (None, frozen):
+        before, after = (str(dtype).removeprefix("torch.") for dtype in (stored, frozen))
+        why = f"the checkpoint's {before} weights are rounded to {after} where they are frozen"
+        instead = "precision=fp32" if plan.config.model.freeze else "peft.base_weights=float32"
+        notes.append(f"{why} ({instead} keeps them)")
+    return tuple(notes)
 
 
 def _explained(pretrained: PretrainedModel, error: BaseException | None) -> BaseException:
