@@ -73,10 +73,12 @@ def retired_names() -> Mapping[str, Retired]:
     tables = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     found = {}
     for row in (*tables["keys"], *tables["options"]):
-        for word in row["names"].split():
-            owner, _, name = word.rpartition(":")
-            reason, fix, values = row.get("reason", ""), row.get("fix", ""), row.get("values", {})
-            found[name] = Retired(name, reason, fix, values, tables["owners"].get(owner, ""))
+        reason, values = row.pop("reason", ""), row.pop("values", {})
+        for fix, names in row.items():
+            for word in names.split():
+                owner, _, name = word.rpartition(":")
+                typed = "" if fix == "none" else fix
+                found[name] = Retired(name, reason, typed, values, tables["owners"].get(owner, ""))
     return found
 
 
