@@ -198,8 +198,6 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
-PEFT_DOCS = "https://huggingface.co/docs/peft"
-
 
 def _adapters(facts: Facts) -> Adapters | None:
     return facts.config.peft if isinstance(facts.config.peft, Adapters) else None
@@ -248,7 +246,7 @@ PEFT_RULES: tuple[Rule, ...] = (
             )
         ),
         fix=Fix("peft.target_modules=null"),
-        source=PEFT_DOCS,
+        source="https://huggingface.co/docs/peft",
         sized=True,
     ),
     unsafe(

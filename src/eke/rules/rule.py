@@ -125,11 +125,6 @@ def configured(config: Config, key: str) -> Any:
     return value.option if hasattr(value, "option") else value
 
 
-def find_limit_problems(config: Config) -> list[Problem]:
-    """Every value outside its limits; the fix is the key's default, or null."""
-    return list(_walk(config, ""))
-
-
 def with_defaults_for(config: Config, problems: list[Problem]) -> Config:
     """A copy with the default in place of every value that is outside its limits."""
     # The other rules are then evaluated at once, without failing on a width of -1.
@@ -141,12 +136,13 @@ def with_defaults_for(config: Config, problems: list[Problem]) -> Config:
     return corrected
 
 
-def _walk(node: Any, prefix: str) -> Iterator[Problem]:
+def find_limit_problems(node: Any, prefix: str = "") -> Iterator[Problem]:
+    """Every value outside its limits, of a configuration or of a section under `prefix`."""
     for field in dataclasses.fields(node):
         value = getattr(node, field.name)
         path = f"{prefix}{field.name}"
         if dataclasses.is_dataclass(value):
-            yield from _walk(value, f"{path}.")
+            yield from find_limit_problems(value, f"{path}.")
             continue
         limit = field.metadata.get("limit")
         if isinstance(limit, Limit) and value is not None and not limit.admits(value):
@@ -165,8 +161,13 @@ def capability_of(facts: Facts) -> str:
     device = facts.device
     if device.capability is None:
         return f"{device.name} is a CPU"
-    major, minor = device.capability
-    return f"{device.name} has compute capability {major}.{minor}"
+    return "{} has compute capability {}.{}".format(device.name, *device.capability)
+
+
+def needs_capability(what: str, needed: tuple[int, int]) -> Callable[[Facts], str]:
+    """Why a device is too old; `what` is subject and verb."""
+    wanted = "{} CUDA compute capability {}.{} or newer".format(what, *needed)
+    return lambda facts: f"{wanted}; {capability_of(facts)}"
 
 
 def older_than(facts: Facts, needed: tuple[int, int]) -> bool:
