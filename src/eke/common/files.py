@@ -357,10 +357,7 @@ def is_locked(path: Path) -> bool:
 
 
 def who_has_open(path: Path) -> dict[int, str]:
-    """Return the visible processes that have a file open; OSError where that is not known.
-
-    Each number maps to the process's number in its own PID namespace, a container's.
-    """
+    """Visible processes with a file open -> number in their PID namespace; OSError: unknown."""
     wanted, found = path.stat(), {}
     for process in [Path("/proc/self").resolve(strict=True), *Path("/proc").glob("[0-9]*")]:
         with contextlib.suppress(OSError):  # another user's, or over in the meantime

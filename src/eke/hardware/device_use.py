@@ -48,10 +48,7 @@ def cpu_cores() -> list[str]:
 
 
 class DeviceUse:
-    """Registration of a training process on its devices, until it is closed.
-
-    Processes with the same `run` are ranks of one run.
-    """
+    """Registration of a training process, a rank of `run`, on its devices, until it is closed."""
 
     def __init__(self, run: str, devices: Iterable[str], shared: bool | None = None) -> None:
         self._run, self._devices, self._shared = run, set(devices), shared

@@ -119,10 +119,8 @@ def slurm_job_id(variables: Mapping[str, str]) -> str | None:
 
 
 def git_state(package: Path) -> dict[str, Any] | None:
-    """Commit and dirty flag of the checkout whose `src/eke` is `package`; None if there is none.
-
-    A virtual environment may be inside another project's checkout, whose commit would be wrong.
-    """
+    """Commit and dirty flag of the checkout whose `src/eke` is `package`; None if there is none."""
+    # A virtual environment may be inside another project's checkout, whose commit would be wrong.
     checkout = package.parents[1]
     if package.parent.name != "src" or not (checkout / ".git").exists():
         return None

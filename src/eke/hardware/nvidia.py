@@ -45,11 +45,7 @@ def ask_driver(question: Callable[[Any], T]) -> tuple[T | None, str]:
 
 
 def visible_handles(nvml: Any) -> list[Any]:
-    """Handles of the GPUs, or their slices, visible to CUDA, in CUDA_VISIBLE_DEVICES' order.
-
-    CUDA stops at the first entry it does not know (-1 is the usual way to hide all); torch takes
-    a repeated one for an empty list (`torch.cuda._parse_visible_devices`).
-    """
+    """Handles of the GPUs, or their slices, visible to CUDA, in CUDA_VISIBLE_DEVICES' order."""
     handles = {}
     for index in range(nvml.nvmlDeviceGetCount()):
         with suppress(nvml.NVMLError):  # a GPU that has fallen off the bus
@@ -71,9 +67,9 @@ def _listed(nvml: Any, visible: str, handles: dict[int, Any]) -> list[Any]:
         else:
             key = _index_of(entry, uuids)
             handle = handles.get(key)
-        if handle is None:
+        if handle is None:  # CUDA stops there: -1 is the usual way to hide all
             break
-        if key in seen:
+        if key in seen:  # an empty list to torch.cuda._parse_visible_devices
             return []
         seen.add(key)
         chosen.append(handle)
@@ -81,10 +77,7 @@ def _listed(nvml: Any, visible: str, handles: dict[int, Any]) -> list[Any]:
 
 
 def visible_gpus(nvml: Any) -> list[Gpu]:
-    """What one CUDA process enumerates: a single slice, or all visible whole GPUs.
-
-    Source: NVIDIA's MIG User Guide, "CUDA Device Enumeration".
-    """
+    """What one CUDA process enumerates: one slice, or all whole GPUs (NVIDIA's MIG User Guide)."""
     handles = visible_handles(nvml)
     slices = [handle for handle in handles if _is_slice(nvml, handle)]
     return [query_gpu(nvml, handle) for handle in slices[:1] or handles]

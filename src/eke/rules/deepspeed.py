@@ -114,11 +114,7 @@ def lockable_bytes() -> int | None:
 
 @functools.cache
 def has_libaio_header(flags: str) -> bool:
-    """Whether the compiler finds libaio.h: DeepSpeed compiles against it at every start.
-
-    Args:
-        flags: CFLAGS, where a library in an unusual place is named.
-    """
+    """Whether the compiler finds libaio.h with these CFLAGS: DeepSpeed compiles against it."""
     compiler = next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
     if compiler is None:
         return False

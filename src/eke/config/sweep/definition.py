@@ -244,10 +244,7 @@ def expand(
     The order is rounds, rows, zip, then the product in command-line order, the last key varying
     fastest. Every second round is reversed: on a machine that slows down steadily, later cells
     would otherwise seem slower (simulated by tests/unit/results/report/test_power.py). Equal cells
-    are kept; run identities decide whether two runs are the same.
-
-    Raises:
-        ConfigError: all errors of the cells; shared ones are listed once.
+    are kept; run identities decide whether two are the same. ConfigError: all errors, each once.
     """
     trees = Trees(open_catalogue(config_dir))
     overrides, _ = last_wins(overrides, trees.catalogue)

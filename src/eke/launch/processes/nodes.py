@@ -337,10 +337,7 @@ ALONE_S = 600.0
 
 
 def follow(file: Path, task: SlurmTask, timeout_s: float, problem: str = "") -> None:
-    """Take part in the run that the first machine leads, until it lets us go; EkeError without it.
-
-    `problem` tells it why this machine cannot take part.
-    """
+    """Follow the first machine until it ends, or tell it a `problem`; EkeError if out of reach."""
     with contextlib.closing(connect(file, task, timeout_s, problem)) as line:
         Follower(line, task).serve()
 

@@ -270,10 +270,7 @@ class Probed(NamedTuple):
 
 
 def probe(plan: Plan, start: Callable[[Plan, RunPaths], LiveRun] | None = None) -> Probed:
-    """Run the trial of a plan on this machine; KeyboardInterrupt after a stop signal.
-
-    `start` starts its processes; usually on all visible devices.
-    """
+    """Run the trial of a plan, by default on all visible devices; KeyboardInterrupt if stopped."""
     running: list[LiveRun] = []
 
     def kill(_: int = 0) -> None:
@@ -300,14 +297,11 @@ def probe(plan: Plan, start: Callable[[Plan, RunPaths], LiveRun] | None = None) 
 
 
 def trial_of(plan: Plan) -> Plan:
-    """The plan of the trial, of which nothing is saved or sent.
-
-    Two accumulated micro-batches are enough: the second meets the gradients of the first.
-    """
+    """The plan of the trial, of which nothing is saved or sent."""
     config = plan.config
     batch = Batch(
         per_device=plan.batch.per_device,
-        accumulation=min(plan.batch.accumulation, 2),
+        accumulation=min(plan.batch.accumulation, 2),  # the second meets the first's gradients
         eval_per_device=plan.batch.eval_per_device,
     )
     train = dataclasses.replace(

@@ -170,12 +170,10 @@ def one_attempt(paths: RunPaths, heard: list[int], head: Head | None = None) -> 
 def with_reason(
     paths: RunPaths, record: Record, why: Outcome | None, exit_code: int | None = None
 ) -> Record:
-    """The record of an interrupted run with the reason that SLURM gives.
-
-    scancel reaches every process at once, and a worker that has just started dies of it.
-    """
+    """The record of an interrupted run with the reason that SLURM gives."""
     if why is None or record.outcome == why.name:
         return record
+    # scancel reaches every process at once, and a worker that has just started dies of it.
     silent = record.failure is not None and record.failure.phase == WORKER_PHASE
     died = silent and exit_code is not None and -exit_code in STOP_SIGNALS
     if Outcome[record.outcome] not in SAID and not died:
@@ -189,16 +187,14 @@ def with_reason(
 def reason_of(
     number: int, environment: Mapping[str, str], show: Callable[[str], Mapping[str, str]] = show_job
 ) -> Outcome:
-    """Reason for a signal from SLURM.
-
-    Preemption, the time limit itself and scancel all send SIGTERM. By the controller (seen in
-    22.05) a preempted job still runs, or has one restart more than it knows; a cancelled one is
-    completing.
-    """
+    """Reason for a signal from SLURM."""
     if number in (signal.SIGUSR1, signal.SIGUSR2):
         return Outcome.timeout
     if number == signal.SIGINT:
         return Outcome.cancelled
+    # Preemption, the time limit itself and scancel all send SIGTERM. By the controller (seen in
+    # 22.05) a preempted job still runs, or has one restart more than it knows; a cancelled one is
+    # completing.
     array, index = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
     job = show(f"{array}_{index}") if array else {}
     if job.get("Reason") == "TimeLimit" or job.get("JobState") == "TIMEOUT":

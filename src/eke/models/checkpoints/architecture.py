@@ -307,11 +307,9 @@ _PADDED_TABLE = re.compile(
 
 
 def first_position(model_type: str, pad: int) -> int:
-    """Row of the table of positions that a sequence begins with.
-
-    RoBERTa's relatives keep the rows up to the padding token's id for padding, which shows in their
-    table's `padding_idx`; all others begin with the first.
-    """
+    """Row of the table of positions that a sequence begins with."""
+    # RoBERTa's relatives keep the rows up to the padding token's id for padding, which shows in
+    # their table's `padding_idx`; all others begin with the first.
     source = source_of(model_type)
     try:
         text = source.read_text(encoding="utf-8") if source else ""

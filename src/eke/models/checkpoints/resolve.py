@@ -126,10 +126,7 @@ def _label_names(raw: dict[str, Any]) -> list[str]:
 
 
 def follow_head(config: Config) -> Config:
-    """The configuration with as many classes as the checkpoint's head, or else `task.labels`, has.
-
-    It follows for rows of data only. A regression has one output.
-    """
+    """The configuration with as many classes as the checkpoint's head, or `task.labels`, has."""
     count = len(getattr(config.model, "label_names", []))
     count = count if count > 1 else len(getattr(config.task, "labels", []))
     if config.task.problem.value == "regression":
@@ -254,10 +251,8 @@ def _refuse_absent(found: Located, family: str, planning: bool) -> None:
 
 
 def _tied(found: Located, raw: dict[str, Any], family: str, sizes: Sizes, shapes: Shapes) -> Sizes:
-    """Whether the output shares the embedding's tensor, as the file has it; its flag may be untrue.
-
-    transformers 5 ties T5's, unless the checkpoint has a projection; several tables tell nothing.
-    """
+    """Whether the output shares the embedding's tensor: the file tells, its flag may be untrue."""
+    # transformers 5 ties T5's, unless the checkpoint has a projection; several tables tell nothing.
     two_stacks = FAMILIES[family].is_encoder_decoder
     if two_stacks and shapes and "lm_head.weight" not in shapes:
         return {**sizes, "tie_word_embeddings": True}

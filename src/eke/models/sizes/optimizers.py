@@ -33,11 +33,9 @@ QMAP_BYTES = 256 * FLOAT32_BYTES
 
 
 def projection_rank(config: Config) -> int:
-    """Rank of GaLore's and APOLLO's projections: the configured one, else a quarter of the width.
-
-    Source of the quarter: APOLLO's own default, arXiv:2412.05270, section 5.1.
-    """
+    """Rank of GaLore's and APOLLO's projections: the configured one, or a quarter of the width."""
     rank = cast(GaLore | Apollo, config.optimizer).rank
+    # A quarter is APOLLO's own default: arXiv:2412.05270, section 5.1.
     return rank or max(1, config.model.hidden_size // 4)
 
 
@@ -54,10 +52,8 @@ def optimizer_bytes(
 
 
 def paged_bytes(config: Config, weights: Iterable[Weight]) -> int:
-    """Bytes of the state in paged memory, for an optimizer that pages: moments, without scales.
-
-    The driver moves pages between a GPU's memory and the host's; PyTorch reserves none for them.
-    """
+    """Bytes of the state in paged memory, for an optimizer that pages: moments, without scales."""
+    # The driver moves pages between a GPU's memory and the host's; PyTorch reserves none for them.
     paged = [weight for weight in weights if prod(weight.shape) >= PAGED_MIN_SIZE]
     widths = (1 if quantises_state(config.optimizer, w) else FLOAT32_BYTES for w in paged)
     return sum(2 * width * prod(w.shape) for width, w in zip(widths, paged, strict=True))
@@ -115,10 +111,8 @@ def _torchao_state(config: Config, weight: Weight, weight_bytes: int, *, bits: i
 
 
 def _adafactor(config: Config, weight: Weight, weight_bytes: int) -> int:
-    """Rows and columns of a matrix, all of a vector, no first moment; float32 for any weights.
-
-    Source: transformers.optimization.Adafactor (beta1=None); arXiv:1804.04235, section 4.
-    """
+    """Rows and columns of a matrix, all of a vector, no first moment; float32 for any weights."""
+    # transformers.optimization.Adafactor (beta1=None); arXiv:1804.04235, section 4
     shape = weight.shape
     if len(shape) < 2:
         return FLOAT32_BYTES * prod(shape)
@@ -148,10 +142,8 @@ def _low_rank_state(config: Config, weight: Weight, weight_bytes: int, *, by_vec
 
 
 def _newton_schulz(config: Config, rows: int, columns: int) -> float:
-    """In each iteration X X^T, its square, and their sum times X.
-
-    Source: torch.optim.Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
-    """
+    """In each iteration X X^T, its square, and their sum times X."""
+    # torch.optim.Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon)
     iterations = cast(Muon, config.optimizer).ns_steps
     return iterations * (4.0 * rows * rows * columns + 2.0 * rows**3)
 
@@ -535,11 +527,7 @@ def option_of(optimizer: Optimizer) -> str:
 
 
 def optimizer_entry(optimizer: Optimizer) -> OptimizerEntry:
-    """The registry entry of a configured optimizer.
-
-    Raises:
-        ConfigError: neither eke nor a package that is installed here has the option.
-    """
+    """The registry entry of a configured optimizer; ConfigError: no installed package has one."""
     option = option_of(optimizer)
     entry = OPTIMIZER_REGISTRY.get(option) or load_plugin("eke.optimizers", option)
     if entry is None:

@@ -141,10 +141,7 @@ def _frozen_format(config: Config) -> str:
 
 
 def state_bytes(config: Config, formats: WeightFormats | None = None) -> StateBytes:
-    """Exact bytes of weights, gradients and optimizer state after the first step.
-
-    Before there is a plan, `formats` is None: they are decided here.
-    """
+    """Exact bytes of the state after a step; without `formats`, which a plan has, decided here."""
     whole = training_structure(config).weights
     weights, cut = whole, config.distributed.option in IN_PARTS
     if isinstance(config.distributed, FSDP):
@@ -316,15 +313,13 @@ def trained_weights(config: Config) -> list[Weight]:
 
 
 def pieces(config: Config) -> dict[Role, int]:
-    """Numbers in each of one process's flat pieces: its share of a parameter group, and padding.
-
-    ZeRO-1 and 2 pad each parameter group, one per role, ZeRO-3 each weight.
-    """
+    """Numbers in each of one process's flat pieces: its share of a parameter group, and padding."""
     processes = config.distributed.num_processes
     trained = trained_weights(config)
     found = {}
     for role in Role:
         mine = [prod(weight.shape) for weight in trained if weight.role is role]
+        # ZeRO-1 and 2 pad each parameter group, one per role, ZeRO-3 each weight.
         if STAGE[config.distributed.option] == 3:
             numbers = sum(-(-number // processes) for number in mine)
         else:
@@ -335,11 +330,9 @@ def pieces(config: Config) -> dict[Role, int]:
 
 
 def flat_pieces(config: Config) -> list[Weight]:
-    """The pieces as the optimizer sees them: flat, and float32.
-
-    `optimizer.embeddings_32bit` finds those of embeddings under ZeRO-3 alone, which puts a piece in
-    the place that the group's first weight had: bitsandbytes 0.50 goes by that place.
-    """
+    """The pieces as the optimizer sees them: flat, and float32."""
+    # `optimizer.embeddings_32bit` finds those of embeddings under ZeRO-3 alone, which puts a piece
+    # in the place that the group's first weight had: bitsandbytes 0.50 goes by that place.
     knows = STAGE[config.distributed.option] == 3
     return [
         Weight((numbers,), place=role if knows else Role.hidden)
