@@ -157,9 +157,6 @@ def _traces(paths: RunPaths) -> list[int]:
 
 HEADER = ("state", "step", "loss", "where", "run", "overrides")
 
-FOLLOW_S = 0.5
-"""Poll interval of growing logs, in seconds."""
-
 ASK_S = 10.0
 """Poll interval for ended runs, in seconds. Each poll is one scheduler query."""
 
@@ -359,7 +356,7 @@ def follow_logs(
     known = {each.paths.folder: each.state for each in standings}
     going_on, asked = goes_on(folder, standings), time.monotonic()
     while going_on and is_heard():
-        time.sleep(FOLLOW_S)
+        time.sleep(0.5)
         if time.monotonic() - asked >= ASK_S:
             standings = find_standings(folder)
             going_on, asked = goes_on(folder, standings), time.monotonic()
@@ -436,7 +433,6 @@ def _cancel(options: argparse.Namespace) -> int:
 
 
 def _watcher(paths: RunPaths) -> Watcher:
-    """A run's supervisor."""
     attempts = read_attempts(paths)
     host = attempts[-1].get("host") if attempts else None
     try:

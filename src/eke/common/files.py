@@ -32,8 +32,7 @@ MAX_LINKS = 40
 """Maximum number of links followed in one path, as in Linux (path_resolution(7))."""
 
 LINK_ITSELF: int = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW
-"""Opens a link instead of its target. Without O_PATH, which only Linux has, links in the path are
-rejected."""
+"""Opens a link instead of its target; without Linux' O_PATH, links in the path are rejected."""
 
 SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 

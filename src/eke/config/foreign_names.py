@@ -25,8 +25,7 @@ class Retired:
     reason: str
     """Follows the name in messages; empty if eke has the same under another name."""
     fix: str
-    """The overrides to use instead, with placeholders (see the YAML file); empty if there is no
-    equivalent."""
+    """The overrides to use instead, with placeholders (see the YAML file); empty without any."""
     by_value: Mapping[str, str] = field(default_factory=dict)
     """Overrides for particular values, in lower case (`true`, `false`: also for 1, 0, yes, no)."""
     owner: str = ""

@@ -141,14 +141,11 @@ Source: https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.ht
 
 
 @dataclass(frozen=True)
-class GpuState:
+class GpuState(Gpu):
     """Current state of one GPU; None for values the driver does not report."""
 
     index: int
-    name: str
-    memory_bytes: int | None
     used_bytes: int | None
-    capability: tuple[int, int] | None
     temperature_c: int | None
     power_w: float | None
     power_limit_w: float | None
@@ -199,17 +196,14 @@ def _ask(library: Any, question: Callable[[], T]) -> T | None:
 
 def _state(library: Any, index: int) -> GpuState:
     handle = library.nvmlDeviceGetHandleByIndex(index)
-    described = query_gpu(library, handle)
 
     def ask(name: str, *arguments: Any, part: Callable[[Any], Any] = int) -> Any:
         return _ask(library, lambda: part(getattr(library, name)(handle, *arguments)))
 
     return GpuState(
+        **vars(query_gpu(library, handle)),
         index=index,
-        name=described.name,
-        memory_bytes=described.memory_bytes,
         used_bytes=ask("nvmlDeviceGetMemoryInfo", part=lambda memory: int(memory.used)),
-        capability=described.capability,
         temperature_c=ask("nvmlDeviceGetTemperature", 0),
         power_w=ask("nvmlDeviceGetPowerUsage", part=lambda milliwatts: milliwatts / 1000),
         power_limit_w=ask("nvmlDeviceGetPowerManagementLimit", part=lambda limit: limit / 1000),

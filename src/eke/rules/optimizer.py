@@ -43,7 +43,6 @@ from eke.rules.rule import (
 
 
 def _library(facts: Facts) -> str:
-    """The package that the optimizer is of."""
     return facts.optimizer.package.partition(".")[0]
 
 

@@ -218,7 +218,6 @@ def _command(fitting: Fitting, *overrides: str) -> str:
 
 
 def _report(command: str, fitting: Fitting, fit: Fit, text: str) -> str:
-    """Summary of the candidates, the trials and the result."""
     baseline, request = fitting.baseline, fitting.request
     when = datetime.now(UTC).isoformat(timespec="seconds")
     space = describe_candidates(fit.candidates, baseline, request.numerics)

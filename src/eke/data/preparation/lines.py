@@ -555,7 +555,6 @@ def _cached_copy(source: HubSource) -> str | None:
 
 
 def _unavailable(source: HubSource, error: Exception) -> ConfigError:
-    """Translate an error of the datasets library."""
     text, line = str(error), first_line(error.__cause__ or error)[:200]
     if "onfig name is missing" in text or "BuilderConfig" in text:
         names = text.partition("[")[2].partition("]")[0].replace("'", "").split(", ")

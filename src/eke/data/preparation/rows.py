@@ -141,8 +141,7 @@ NUM_NAMED = 5
 """Bad rows listed in the manifest."""
 
 Sequence = tuple[np.ndarray, int]
-"""Tokens, and how many of them have no loss, the prompt's or the source's; or are the first
-text's."""
+"""Tokens, and how many of them are the first text's, or have no loss: the prompt, the source."""
 
 
 @dataclass

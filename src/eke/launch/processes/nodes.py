@@ -253,8 +253,7 @@ def _in_order(by_node: dict[int, str]) -> str:
 
 
 LEFT_BEHIND_S = 30.0
-"""How long processes here may go on when those of another machine are gone: NCCL would wait for
-`distributed.timeout_s`."""
+"""How long processes outlive those of another machine; NCCL waits `distributed.timeout_s`."""
 
 
 class LedRun(LiveRun):

@@ -86,7 +86,6 @@ def worker_of(folder: Path) -> int | None:
 
 
 def _has_open(process: int, lock: int) -> bool:
-    """Whether a process has the lock open, as its worker does."""
     try:
         files = Path(f"/proc/{process}/fd").iterdir()
         return any(os.path.samestat(os.fstat(lock), each.stat()) for each in files)

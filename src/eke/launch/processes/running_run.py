@@ -44,9 +44,6 @@ from eke.plan.record import (
 )
 from eke.tuning.advice import note_predictions
 
-LOG_LIMIT = 1 << 20
-"""Bytes of train.log that are read for them."""
-
 LOG_LINES = 40
 """Lines of train.log in the record of a run that left none: a traceback has thirty."""
 
@@ -156,7 +153,7 @@ def describe_exit(code: int, tail: str = "") -> str:
 def log_tail(paths: RunPaths) -> str:
     """The last lines of the worker's log."""
     with suppress(OSError):
-        lines = last_bytes(paths.log, LOG_LIMIT).decode(errors="replace").splitlines()
+        lines = last_bytes(paths.log, 1 << 20).decode(errors="replace").splitlines()
         return "\n".join(lines[-LOG_LINES:])
     return ""
 

@@ -135,10 +135,7 @@ class SubmissionRefused(EkeError):
 
 
 def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
-    """Output of a SLURM command, which holds `descriptors`, too: locks.
-
-    SaidNo: it rejects the request. EkeError: it is missing, or does not answer.
-    """
+    """Output of a command that holds `descriptors`; SaidNo if rejected, EkeError if unanswered."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",

@@ -22,7 +22,7 @@ from eke.hardware import choose_device, device_option, machine_fingerprint
 from eke.launch.processes.nodes import Head, follow, launch_attempt
 from eke.launch.processes.run_dir import claim
 from eke.launch.processes.running_run import WORKER_PHASE, outline
-from eke.launch.processes.sweep import MAX_CRASHES, worth_of
+from eke.launch.processes.sweep import MAX_CRASHES, POLL_S, worth_of
 from eke.launch.processes.worker_process import STOP_SIGNALS
 from eke.launch.slurm.run import note_software
 from eke.launch.slurm.scheduler import show_job
@@ -45,9 +45,6 @@ from eke.plan.record import (
     read_record,
     write_record,
 )
-
-POLL_S = 0.1
-"""Between two looks at the worker."""
 
 MISPLACED = "node"
 """Phase of a failure that another try on this node would only repeat."""

@@ -26,10 +26,7 @@ Raw = Mapping[str, Any]
 
 
 def read_sizes(raw: Raw, typed: str) -> tuple[str, Sizes]:
-    """Family, a key of `FAMILIES`, and sizes, fields of `PretrainedModel`, from a config.json.
-
-    ConfigError: a size is missing or is no number.
-    """
+    """Key of `FAMILIES` and fields of `PretrainedModel`; ConfigError: a size is no number."""
     kind, family = str(raw.get("model_type")), "other"
     read: Callable[[Reader], Sizes] = _other
     if is_known(kind) and not any(raw.get(key) is True for key in _UNUSUAL):

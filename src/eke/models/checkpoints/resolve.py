@@ -312,10 +312,7 @@ def _shards(found: Located) -> list[Path]:
 
 
 def read_shapes(found: Located) -> Shapes:
-    """Name -> shape of every tensor; empty where the weights are not on this machine yet.
-
-    ConfigError: a file is missing, cut off or none of safetensors.
-    """
+    """Name -> shape of every tensor, none before the download; ConfigError: a file is damaged."""
     from safetensors import SafetensorError, safe_open
 
     shapes: Shapes = {}
@@ -340,11 +337,8 @@ def read_shapes(found: Located) -> Shapes:
 
 
 def same_numbers(found: Located, one: str, other: str) -> bool:
-    """Whether two tensors of a checkpoint hold the same bytes.
-
-    Format of a file: https://huggingface.co/docs/safetensors/index#format
-    """
-    tensors = {}
+    """Whether two tensors of a checkpoint hold the same bytes."""
+    tensors = {}  # read as in https://huggingface.co/docs/safetensors/index#format
     for path in weight_files(found):
         with open(path, "rb") as file:
             content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -1,7 +1,4 @@
-"""Llama, Qwen2, Qwen3 and Mixtral: decoders with RMSNorm, rotary positions and gated layers.
-
-`OTHER` stands in for architectures without closed forms.
-"""
+"""Llama, Qwen2, Qwen3 and Mixtral: decoders with RMSNorm, rotary positions and gated layers."""
 
 from dataclasses import replace
 from functools import partial

@@ -28,9 +28,6 @@ from eke.config.schema import (
 )
 from eke.models.families import FLOAT32_BYTES, Role, Weight
 
-QMAP_BYTES = 256 * FLOAT32_BYTES
-"""Values that the codes of 8 bits stand for."""
-
 
 def projection_rank(config: Config) -> int:
     """Rank of GaLore's and APOLLO's projections: the configured one, or a quarter of the width."""
@@ -48,7 +45,7 @@ def optimizer_bytes(
     kept, trained = optimizer_entry(config.optimizer), list(weights)
     own = sum(kept.state_bytes(config, weight, bytes_of(weight)) for weight in trained)
     shared = any(quantises_state(config.optimizer, weight) for weight in trained)
-    return own + shared * kept.num_tables * QMAP_BYTES
+    return own + shared * kept.num_tables * 256 * FLOAT32_BYTES  # what codes of 8 bits stand for
 
 
 def paged_bytes(config: Config, weights: Iterable[Weight]) -> int:
@@ -77,11 +74,8 @@ def _quantised_by_bitsandbytes(optimizer: Optimizer, weight: Weight) -> bool:
 
 def _quantised_by_torchao(optimizer: Optimizer, weight: Weight) -> bool:
     num, block = prod(weight.shape), cast(AdamWTorchAO8bit | AdamWTorchAO4bit, optimizer).block_size
-    return num >= TORCHAO_MIN_SIZE and num % block == 0
+    return num >= 4096 and num % block == 0  # torchao 0.18, optim/adam.py, _new_buffer
 
-
-TORCHAO_MIN_SIZE = 4096
-"""torchao 0.18, optim/adam.py, _new_buffer."""
 
 BITSANDBYTES_BLOCK = 256
 """bitsandbytes 0.50, optim/optimizer.py, init_state."""
@@ -311,14 +305,12 @@ class OptimizerEntry:
 
 
 MIXED = "(torch: got mixed torch.Tensor and DTensor)"
-PROJECTED_PARTS = f"it projects whole matrices {MIXED}"
 WHOLE = (
     "bitsandbytes' kernels take whole tensors (torch: Operator "
     "bitsandbytes.optimizer_update_32bit.default does not have a sharding strategy registered)"
 )
 
 PIECES = "ZeRO hands it flat pieces"
-PROJECTED_PIECES = f"projects matrices, and {PIECES} (IndexError: tuple index out of range)"
 
 COUNTS = "counts the steps of a group of weights, which is stepped once for each of them then"
 
@@ -377,8 +369,8 @@ _low_rank = partial(
         2 * step.largest + step.hidden,
         4 * step.largest + 8 * step.hidden * step.wide,
     ),
-    fails_on_parts=PROJECTED_PARTS,
-    fails_on_pieces=PROJECTED_PIECES,
+    fails_on_parts=f"it projects whole matrices {MIXED}",
+    fails_on_pieces=f"projects matrices, and {PIECES} (IndexError: tuple index out of range)",
 )
 
 OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {

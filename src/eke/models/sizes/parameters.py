@@ -235,8 +235,7 @@ def _short(mean: float) -> str:
 
 
 MAX_KEPT = 16
-"""Models whose tensors are kept: a sweep, or a search for the fastest run, asks for few models,
-each some thousand times."""
+"""Models whose tensors are kept: a sweep or a search asks for few, each some thousand times."""
 
 _kept: dict[str, Structure] = {}
 

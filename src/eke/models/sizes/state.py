@@ -242,12 +242,6 @@ def four_bit_bytes(numbers: int, double_quant: bool) -> int:
     return packed + blocks + FLOAT32_BYTES * -(-blocks // SCALES_PER_BLOCK) + SCALE_CODE_BYTES
 
 
-MIN_FILE_BYTES = 2**20
-"""Smaller tensors are never written: `MIN_AIO_BYTES`."""
-
-ALIGNED_BYTES = 1024
-"""A file is a multiple of this per thread: `AIO_ALIGNED_BYTES`."""
-
 PIECE_BUFFERS = 4
 """Pinned buffers of a piece's size: weights, gradient and AdamW's two moments (`buffer_count`)."""
 
@@ -276,7 +270,7 @@ def state_files(config: Config) -> SwapBytes | None:
         return None
     state, trained = state_bytes(config), trained_weights(config)
     copies = 1 + state.optimizer // (state.gradients or 1)  # the weights and their moments
-    unit = ALIGNED_BYTES * offload.threads // FLOAT32_BYTES
+    unit = 1024 * offload.threads // FLOAT32_BYTES  # files are multiples: `AIO_ALIGNED_BYTES`
     numbers, buffer, kept = 0, 0, 0
     for role in Role:
         parts = [-(-prod(w.shape) // processes) for w in trained if w.role is role]
@@ -300,7 +294,7 @@ def state_files(config: Config) -> SwapBytes | None:
 
 def _is_written(offload: NvmeOffload, numbers: int) -> bool:
     """Whether a float32 tensor of so many numbers is written to the disk at all."""
-    return numbers * FLOAT32_BYTES >= max(MIN_FILE_BYTES, offload.block_bytes)
+    return numbers * FLOAT32_BYTES >= max(2**20, offload.block_bytes)  # `MIN_AIO_BYTES`
 
 
 ALIGNMENT = 2
