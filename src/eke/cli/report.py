@@ -92,12 +92,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )  # fmt: skip
     add("--quiet", action="store_true", help="write files, print no table")
     group = parser.add_argument_group("Weights & Biases")
-    group.add_argument(
-        "--wandb", action="store_true", help=f"write {FILE}, a W&B report; no connection is made"
-    )
-    group.add_argument(
-        "--publish", action="store_true", help="save it at W&B, the same report when repeated"
-    )
+    about = f"write {FILE}, a W&B report; no connection is made"
+    group.add_argument("--wandb", action="store_true", help=about)
+    about = "save it at W&B, the same report when repeated"
+    group.add_argument("--publish", action="store_true", help=about)
     for name in ("project", "entity"):
         about = f"default: the runs' tracker.{name}"
         group.add_argument(f"--{name}", default="", metavar="NAME", help=about)

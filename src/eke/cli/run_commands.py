@@ -110,9 +110,8 @@ def _recorded(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, A
         fix = Fix(remark=f"{again}   (after less {shlex.quote(str(file))})")
         raise ConfigError(Problem("DIR", error.filename, why, fix)) from error
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise EkeError(
-            f"{file}: does not hold the sweep's command; start the sweep again"
-        ) from error
+        why = "does not hold the sweep's command; start the sweep again"
+        raise EkeError(f"{file}: {why}") from error
     return directory, command, cells
 
 

@@ -363,9 +363,8 @@ def who_has_open(path: Path) -> dict[int, str]:
             for descriptor in (process / "fd").iterdir():
                 with contextlib.suppress(OSError):  # closed in the meantime
                     if os.path.samestat(descriptor.stat(), wanted):
-                        numbers = re.search(
-                            r"^NSpid:.*\b(\d+)$", (process / "status").read_text(), re.M
-                        )
+                        status = (process / "status").read_text()
+                        numbers = re.search(r"^NSpid:.*\b(\d+)$", status, re.M)
                         found[int(process.name)] = numbers[1] if numbers else process.name
                         break
     return found

@@ -185,27 +185,19 @@ def lacks_compiler(facts: Facts) -> bool:
     return (facts.on_cpu or "CC" not in os.environ) and not any(map(shutil.which, names))
 
 
-def without_compiler(facts: Facts) -> str:
-    """The missing compiler, as a clause."""
-    if facts.on_cpu:
-        return "no C++ compiler was found, and for a CPU inductor generates C++"
-    return "no C compiler was found (CC, gcc, clang), and Triton compiles its driver by one"
-
-
-def with_compiler(facts: Facts) -> str:
-    """The remark that tells how to install it."""
-    return f"or: apt install {'g++' if facts.on_cpu else 'gcc'}"
-
-
 def needs_compiler(
-    rule: str, key: str, is_on: Callable[[Facts], bool], instead: Fix, source: str
-) -> Rule:
-    """What generates code needs a compiler of it."""
+    rule: str, key: str, is_on: Callable[[Facts], bool], instead: Fix, source: str,
+    versions: str = "", use: Callable[[Facts], str] = lambda facts: "",
+) -> Rule:  # fmt: skip
+    """What generates code needs a compiler of it; `use` begins the reason."""
+    on_cpu = "no C++ compiler was found, and for a CPU inductor generates C++"
+    on_gpu = "no C compiler was found (CC, gcc, clang), and Triton compiles its driver by one"
     return Rule(
         id=rule,
         key=key,
         when=lambda f: is_on(f) and lacks_compiler(f),
-        why=without_compiler,
-        fix=lambda f: Fix(*instead.words, remark=with_compiler(f)),
+        why=lambda f: use(f) + (on_cpu if f.on_cpu else on_gpu),
+        fix=lambda f: Fix(*instead.words, remark=f"or: apt install {'g++' if f.on_cpu else 'gcc'}"),
         source=source,
+        versions=versions,
     )

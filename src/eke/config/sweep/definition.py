@@ -130,9 +130,8 @@ def _settings(
         tree = compose_tree([*named, *texts], trees)
     settings: Any = OmegaConf.to_object(tree.config.sweep)
     raw_parts: Any = OmegaConf.to_container(tree.config.sweep, resolve=False)
-    settings.product, settings.rows, settings.zip = (
-        raw_parts[part] for part in ("product", "rows", "zip")
-    )
+    for part in ("product", "rows", "zip"):
+        setattr(settings, part, raw_parts[part])
     if settings.repeats < 1:
         why, fix = "every configuration runs at least once", Fix("sweep.repeats=1")
         problems.append(Problem("sweep.repeats", str(settings.repeats), why, fix))

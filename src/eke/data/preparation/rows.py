@@ -110,8 +110,7 @@ def _texts(piece: Piece) -> Iterator[tuple[str, int]]:
             file.seek(piece.start)
             end = piece.start + piece.size
             while (place := file.tell()) < end:
-                data = file.read(min(CHUNK_BYTES, end - place))
-                if not data:
+                if not (data := file.read(min(CHUNK_BYTES, end - place))):
                     return
                 data += file.readline(min(CHUNK_BYTES, end - file.tell()))
                 data += _continuation(file)  # a chunk must not end inside a character

@@ -55,8 +55,7 @@ def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool 
     model = config.model
     if not isinstance(model, PretrainedModel):
         return config
-    problems = _typed_sizes(model, overrides)
-    if problems:
+    if problems := _typed_sizes(model, overrides):
         raise ConfigError(problems)
     found = locate(model.name_or_path, model.revision)
     raw = read_config(found)
@@ -167,8 +166,7 @@ def _typed_sizes(model: PretrainedModel, overrides: Sequence[str]) -> list[Probl
 
 def _refuse_foreign(found: Located, raw: dict[str, Any]) -> None:
     """What is no plain model of transformers."""
-    quantized = raw.get("quantization_config")
-    if quantized:
+    if quantized := raw.get("quantization_config"):
         method = quantized.get("quant_method", "") if isinstance(quantized, dict) else ""
         why = f"its weights are quantized ({method or 'see config.json'}), and eke trains float32"
         raise refuse(found.typed, why, Fix(f"{KEY}=THE_UNQUANTIZED_MODEL"))

@@ -383,10 +383,8 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         builder=f"{BUILDERS}adamw_apex_fused",
         state_bytes=_adamw,
         package="apex.optimizers",
-        install=(
-            "build it from github.com/NVIDIA/apex; the package index has another project of that "
-            "name"
-        ),
+        install="build it from github.com/NVIDIA/apex; the package index has another project of "
+        "that name",
         built=("FusedAdam apex",),
         temporaries=one_kernel,
         counted_as="adamw_fused",
@@ -416,27 +414,22 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
     ),
     "adamw_torchao_8bit": _adamw_torchao(
         state_bytes=partial(_torchao_state, bits=8),
-        fails_on_parts=(
-            "it trains, and its quantised parts cannot be read back from a checkpoint (torch: "
-            "Weights only load failed)"
-        ),
+        fails_on_parts="it trains, and its quantised parts cannot be read back from a checkpoint "
+        "(torch: Weights only load failed)",
     ),
     "adamw_torchao_4bit": _adamw_torchao(
         state_bytes=partial(_torchao_state, bits=4),
-        fails_on_parts=(
-            "its 4-bit states are flat, and its compiled step takes them for matrices (torch: "
-            "wrong number of dimensions)"
-        ),
+        fails_on_parts="its 4-bit states are flat, and its compiled step takes them for matrices "
+        "(torch: wrong number of dimensions)",
     ),
     "adamw_bf16_sr": _torchao(
         builder=f"{BUILDERS}adamw_bf16_sr",
         state_bytes=_adamw,
         counted_as="adamw_fused",
         rounds_at_random=True,
-        fails_on_parts=(
-            "each process would draw the same random numbers for another part: on two it strayed "
-            "from float32 copies as far as one does, and parts of uneven sizes have not been seen"
-        ),
+        fails_on_parts="each process would draw the same random numbers for another part: on two "
+        "it strayed from float32 copies as far as one does, and parts of uneven sizes have not "
+        "been seen",
         fails_on_pieces="rounds bfloat16 weights at random; ZeRO steps on float32 copies",
         fails_in_backward=(
             "draws the random numbers of a step once, and the same for each weight then"
@@ -450,10 +443,8 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         fails_on_parts=(
             f"it keeps sums over rows and columns, which a part of a matrix has not {MIXED}"
         ),
-        fails_on_pieces=(
-            f"keeps a row and a column of statistics for each matrix; {PIECES}, and it silently "
-            "becomes another algorithm with 4 bytes a parameter"
-        ),
+        fails_on_pieces=f"keeps a row and a column of statistics for each matrix; {PIECES}, and it "
+        "silently becomes another algorithm with 4 bytes a parameter",
     ),
     "sgd": OptimizerEntry(
         builder=f"{BUILDERS}sgd",
@@ -483,10 +474,8 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         # A normalised gradient of everything: the library's foreach.
         temporaries=lambda step: (step.total, 2 * step.total),
         averages=True,
-        fails_on_pieces=(
-            "evaluates and saves an average, which it would put into ZeRO's pieces, where the "
-            "model does not see it"
-        ),
+        fails_on_pieces="evaluates and saves an average, which it would put into ZeRO's pieces, "
+        "where the model does not see it",
         fails_in_backward=COUNTS,
     ),
     "galore": _low_rank(
