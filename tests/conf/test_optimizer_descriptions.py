@@ -12,8 +12,8 @@ from unit.models.sizes.configs import make_config
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.schema.techniques import OPTIMIZERS
 from eke.estimate.time.transfers import counted_updates
-from eke.models.sizes import OPTIMIZER_REGISTRY, optimizer_bytes, optimizer_entry, structure
-from eke.models.sizes.optimizers import AUTO, LOOPS, unknown
+from eke.models.sizes import OPTIMIZER_REGISTRY, optimizer_entry, structure
+from eke.models.sizes.optimizers import AUTO, LOOPS, optimizer_bytes, unknown
 
 SOURCE = REPO / "src" / "eke"
 

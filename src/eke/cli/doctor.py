@@ -153,9 +153,6 @@ def torch_answer(process: subprocess.Popen[str], timeout_s: float = TIMEOUT_S) -
 WANTED = (*PACKAGES, "datasets", "nvidia-ml-py")
 """Packages to report, by distribution name."""
 
-COMPILERS = ("g++", "clang++", "c++")
-"""C++ compilers in the search order of inductor and torch's extensions."""
-
 
 def examine() -> dict[str, Any]:
     """Examine this machine; never raise for missing components. Keys are those of `--json`."""
@@ -174,7 +171,8 @@ def examine() -> dict[str, Any]:
         "num_cores": usable_cores(),  # for this process, as is the memory
         "num_machine_cores": os.cpu_count(),
         "memory_bytes": memory_limit(),
-        "compiler": next((path for name in COMPILERS if (path := shutil.which(name))), None),
+        # In the search order of inductor and torch's extensions.
+        "compiler": next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None),
         "runs": str(runs),
         "runs_free_bytes": shutil.disk_usage(folder).free,
         "runs_writable": os.access(folder, os.W_OK),
@@ -314,8 +312,6 @@ DESCRIPTION = """\
 Looks at this machine: GPUs, cores, memory, packages, and which options of
 every group could run here, as the rules see it. Changes nothing and trains nothing.
 """
-MAX_WIDTH = 100
-"""Maximum width: longer lines are hard to read."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -327,6 +323,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         text = json.dumps(found, indent=2, default=dataclasses.asdict)
     else:
-        text = render_examination(found, min(MAX_WIDTH, shutil.get_terminal_size().columns))
+        # Longer lines are hard to read.
+        text = render_examination(found, min(100, shutil.get_terminal_size().columns))
     sys.stdout.write(text + "\n")
     return EXIT_OK

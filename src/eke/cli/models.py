@@ -52,9 +52,8 @@ def _export(arguments: Sequence[str]) -> int:
     parser.add_argument("run", metavar="RUN", help="a run's folder, or its id in runs/")
     parser.add_argument("folder", metavar="DIR", help="a new or empty folder")
     parser.add_argument("--merge", action="store_true", help="put adapters into the weights")
-    parser.add_argument(
-        "--push", metavar="NAME", help="send DIR to this repository of the hub (made private)"
-    )
+    about = "send DIR to this repository of the hub (made private)"
+    parser.add_argument("--push", metavar="NAME", help=about)
     options = parser.parse_args(arguments)
     return print_once(export(options.run, options.folder, options.merge, options.push))
 

@@ -72,35 +72,30 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("report", DESCRIPTION)
-    parser.add_argument(
-        "folders", nargs="+", metavar="DIR", help="sweeps, runs, or folders of runs"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("folders", nargs="+", metavar="DIR", help="sweeps, runs, or folders of runs")
+    add(
         "--baseline", default="", metavar="KEY=VALUE,...",
         help="what the others are compared with, or the name of a row "
         "(default: the row `baseline`, else the first that ended well)",
     )  # fmt: skip
-    parser.add_argument(
+    add(
         "--by", default="", metavar="KEY",
         help="effects of this technique alone (--by precision), or rows judged and sorted by this "
         "metric (--by accuracy)",
     )  # fmt: skip
-    parser.add_argument("--repeats", action="store_true", help="every run by itself, too")
-    parser.add_argument(
-        "--output", default="", metavar="FOLDER", help="where files go (default: the first DIR)"
-    )
-    parser.add_argument(
+    add("--repeats", action="store_true", help="every run by itself, too")
+    add("--output", default="", metavar="FOLDER", help="where files go (default: the first DIR)")
+    add(
         "--formats", type=_formats, default=FORMATS, metavar="LIST",
         help=f"files to write: any of {','.join(FORMATS)}; none writes nothing (default: all)",
     )  # fmt: skip
-    parser.add_argument("--quiet", action="store_true", help="write files, print no table")
+    add("--quiet", action="store_true", help="write files, print no table")
     group = parser.add_argument_group("Weights & Biases")
-    group.add_argument(
-        "--wandb", action="store_true", help=f"write {FILE}, a W&B report; no connection is made"
-    )
-    group.add_argument(
-        "--publish", action="store_true", help="save it at W&B, the same report when repeated"
-    )
+    about = f"write {FILE}, a W&B report; no connection is made"
+    group.add_argument("--wandb", action="store_true", help=about)
+    about = "save it at W&B, the same report when repeated"
+    group.add_argument("--publish", action="store_true", help=about)
     for name in ("project", "entity"):
         about = f"default: the runs' tracker.{name}"
         group.add_argument(f"--{name}", default="", metavar="NAME", help=about)

@@ -110,9 +110,8 @@ def _recorded(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, A
         fix = Fix(remark=f"{again}   (after less {shlex.quote(str(file))})")
         raise ConfigError(Problem("DIR", error.filename, why, fix)) from error
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise EkeError(
-            f"{file}: does not hold the sweep's command; start the sweep again"
-        ) from error
+        why = "does not hold the sweep's command; start the sweep again"
+        raise EkeError(f"{file}: {why}") from error
     return directory, command, cells
 
 
@@ -156,9 +155,6 @@ def _traces(paths: RunPaths) -> list[int]:
 
 
 HEADER = ("state", "step", "loss", "where", "run", "overrides")
-
-FOLLOW_S = 0.5
-"""Poll interval of growing logs, in seconds."""
 
 ASK_S = 10.0
 """Poll interval for ended runs, in seconds. Each poll is one scheduler query."""
@@ -359,7 +355,7 @@ def follow_logs(
     known = {each.paths.folder: each.state for each in standings}
     going_on, asked = goes_on(folder, standings), time.monotonic()
     while going_on and is_heard():
-        time.sleep(FOLLOW_S)
+        time.sleep(0.5)
         if time.monotonic() - asked >= ASK_S:
             standings = find_standings(folder)
             going_on, asked = goes_on(folder, standings), time.monotonic()
@@ -436,7 +432,6 @@ def _cancel(options: argparse.Namespace) -> int:
 
 
 def _watcher(paths: RunPaths) -> Watcher:
-    """A run's supervisor."""
     attempts = read_attempts(paths)
     host = attempts[-1].get("host") if attempts else None
     try:

@@ -41,9 +41,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("sync", DESCRIPTION)
-    parser.add_argument(
-        "runs", nargs="+", metavar="RUNS", help="run folders, a folder of runs, or a sweep's folder"
-    )
+    about = "run folders, a folder of runs, or a sweep's folder"
+    parser.add_argument("runs", nargs="+", metavar="RUNS", help=about)
     parser.add_argument("--project", help="instead of each run's own tracker.project")
     parser.add_argument("--entity", help="instead of each run's own tracker.entity")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be sent")

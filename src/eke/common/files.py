@@ -32,8 +32,7 @@ MAX_LINKS = 40
 """Maximum number of links followed in one path, as in Linux (path_resolution(7))."""
 
 LINK_ITSELF: int = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW
-"""Opens a link instead of its target. Without O_PATH, which only Linux has, links in the path are
-rejected."""
+"""Opens a link instead of its target; without Linux' O_PATH, links in the path are rejected."""
 
 SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -357,19 +356,15 @@ def is_locked(path: Path) -> bool:
 
 
 def who_has_open(path: Path) -> dict[int, str]:
-    """Return the visible processes that have a file open; OSError where that is not known.
-
-    Each number maps to the process's number in its own PID namespace, a container's.
-    """
+    """Visible processes with a file open -> number in their PID namespace; OSError: unknown."""
     wanted, found = path.stat(), {}
     for process in [Path("/proc/self").resolve(strict=True), *Path("/proc").glob("[0-9]*")]:
         with contextlib.suppress(OSError):  # another user's, or over in the meantime
             for descriptor in (process / "fd").iterdir():
                 with contextlib.suppress(OSError):  # closed in the meantime
                     if os.path.samestat(descriptor.stat(), wanted):
-                        numbers = re.search(
-                            r"^NSpid:.*\b(\d+)$", (process / "status").read_text(), re.M
-                        )
+                        status = (process / "status").read_text()
+                        numbers = re.search(r"^NSpid:.*\b(\d+)$", status, re.M)
                         found[int(process.name)] = numbers[1] if numbers else process.name
                         break
     return found

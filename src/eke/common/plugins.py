@@ -18,8 +18,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "slurm": "eke.launch.slurm:SlurmLauncher",
     },
 }
-"""Group -> name -> `module:attribute`: found without reading the metadata of every installed
-package, which takes tens of milliseconds."""
+"""Group -> name -> `module:attribute`. All packages' metadata would take tens of milliseconds."""
 
 
 def plugin_names(group: str) -> list[str]:

@@ -42,9 +42,8 @@ def this_task(environment: Mapping[str, str] = os.environ) -> SlurmTask:
     rank, count, job, step = (environment.get(name, "") for name in names)
     if not (rank.isdecimal() and count.isdecimal()):
         return SlurmTask(0, 1, "")
-    return SlurmTask(
-        int(rank), int(count), f"{job}.{step}.{environment.get('SLURM_RESTART_COUNT', 0)}"
-    )
+    restarts = environment.get("SLURM_RESTART_COUNT", 0)
+    return SlurmTask(int(rank), int(count), f"{job}.{step}.{restarts}")
 
 
 def check_started_tasks(what: str, num_nodes: int) -> None:

@@ -25,8 +25,7 @@ class Retired:
     reason: str
     """Follows the name in messages; empty if eke has the same under another name."""
     fix: str
-    """The overrides to use instead, with placeholders (see the YAML file); empty if there is no
-    equivalent."""
+    """The overrides to use instead, with placeholders (see the YAML file); empty without any."""
     by_value: Mapping[str, str] = field(default_factory=dict)
     """Overrides for particular values, in lower case (`true`, `false`: also for 1, 0, yes, no)."""
     owner: str = ""
@@ -73,10 +72,12 @@ def retired_names() -> Mapping[str, Retired]:
     tables = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     found = {}
     for row in (*tables["keys"], *tables["options"]):
-        for word in row["names"].split():
-            owner, _, name = word.rpartition(":")
-            reason, fix, values = row.get("reason", ""), row.get("fix", ""), row.get("values", {})
-            found[name] = Retired(name, reason, fix, values, tables["owners"].get(owner, ""))
+        reason, values = row.pop("reason", ""), row.pop("values", {})
+        for fix, names in row.items():
+            for word in names.split():
+                owner, _, name = word.rpartition(":")
+                typed = "" if fix == "none" else fix
+                found[name] = Retired(name, reason, typed, values, tables["owners"].get(owner, ""))
     return found
 
 

@@ -28,6 +28,7 @@ _USE = {
 """Limit file -> file with the current use, and line of `memory.stat` with reclaimable bytes."""
 
 AVAILABLE_STEP = 256 * MIB
+"""Rounded down to this, so that a plan does not change with small changes of other processes."""
 
 BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16", "bf16")
 """As /proc/cpuinfo calls them: Linux' arch/x86/include/asm/cpufeatures.h and
@@ -67,19 +68,13 @@ def _cpuinfo(proc: Path, *names: str) -> str:
 
 
 def memory_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
-    """Bytes this process may use: the machine's memory or the tightest cgroup limit above it.
-
-    A container or a SLURM job is killed at its cgroup's limit, long before the machine is full.
-    """
+    """Bytes this process may use: the machine's, or the tightest cgroup limit, which kills it."""
     limits = [_physical(), *(limit for limit, _, _ in _limits_above(proc, cgroups))]
     return min(filter(None, limits), default=None)
 
 
 def memory_available(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
-    """Bytes available now, to the machine (proc(5), MemAvailable) and in cgroups; None if unknown.
-
-    Rounded down to 256 MiB: a plan does not change with small changes of other processes.
-    """
+    """Bytes available to the machine (proc(5), MemAvailable) and in cgroups; None if unknown."""
     free = [
         limit - used
         for limit, place, file in _limits_above(proc, cgroups)
@@ -203,10 +198,7 @@ def _gpu_device(gpus: list[Gpu]) -> Device:
 
 
 def choose_device(option: str) -> tuple[Device, str]:
-    """The device that `hardware=<option>` plans for, and why; ConfigError: no such option.
-
-    A device of the table is `present`, with this machine's count, where it has that very model.
-    """
+    """The device that `hardware=<option>` plans for, and why; ConfigError: no such option."""
     if option == "cpu":
         device = cpu_device("CPU: hardware=cpu")
         return device, device.note
@@ -216,7 +208,7 @@ def choose_device(option: str) -> tuple[Device, str]:
         why = f"not one of the {len(known)} known devices: {', '.join(known)}"
         raise ConfigError(Problem("hardware", option, why, Fix(f"hardware={nearest[0]}")))
     found = detect()
-    if option == "auto" or device_option(found.name) == option:
+    if option == "auto" or device_option(found.name) == option:  # that very model is here
         return found, found.note
     declared = DEVICES[option]
     reason = f"declared by hardware={option}, for planning only: this machine has {found.name}"

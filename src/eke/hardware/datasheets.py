@@ -73,21 +73,18 @@ class Device:
 
 
 _IMAGES = "https://images.nvidia.com"
-_GEFORCE = f"{_IMAGES}/aem-dam/Solutions/geforce"
+_GEFORCE, _EN_ZZ = f"{_IMAGES}/aem-dam/Solutions/geforce", f"{_IMAGES}/aem-dam/en-zz/Solutions"
 _DATA_CENTER = "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center"
 
 _VOLTA = f"{_IMAGES}/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf"
 # Full TU102 at 1770 MHz, the Titan RTX's shape and clock, is the whitepaper's Quadro RTX 6000:
 # unlike a GeForce it accumulates in float32 at the full rate.
 _TURING = (
-    "https://images.nvidia.com/aem-dam/en-zz/Solutions/design-visualization/technologies/"
-    "turing-architecture/NVIDIA-Turing-Architecture-Whitepaper.pdf"
+    f"{_EN_ZZ}/design-visualization/technologies/turing-architecture/"
+    "NVIDIA-Turing-Architecture-Whitepaper.pdf"
 )
 _T4 = f"{_DATA_CENTER}/tesla-t4/t4-tensor-core-datasheet-951643.pdf"
-_GA102 = (
-    "https://images.nvidia.com/aem-dam/en-zz/Solutions/geforce/ampere/pdf/"
-    "NVIDIA-ampere-GA102-GPU-Architecture-Whitepaper-V1.pdf"
-)
+_GA102 = f"{_EN_ZZ}/geforce/ampere/pdf/NVIDIA-ampere-GA102-GPU-Architecture-Whitepaper-V1.pdf"
 _ADA = f"{_GEFORCE}/ada/nvidia-ada-gpu-architecture.pdf"
 _A100 = f"{_DATA_CENTER}/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf"
 _H100 = "https://resources.nvidia.com/en-us-tensor-core/gtc22-whitepaper-hopper"
@@ -126,7 +123,7 @@ HOST_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0, GRACE: 225.0}
 """Generation of PCI Express with 16 lanes -> GB/s to the host in one direction."""
 
 
-def _declared(
+def _gpu(
     name: str,
     memory_mib: int,
     capability: tuple[int, int],
@@ -163,54 +160,44 @@ _NVL72_PEAKS = (80.0, 1250.0, 2500.0)
 _RTX_PRO = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"
 
 DEVICES: dict[str, Device] = {
-    "v100_16": _declared(
+    "v100_16": _gpu(
         "Tesla V100-SXM2-16GB", 16384, (7, 0), _VOLTA, (900, 300, 3, 50), (15.7, None, 125.0)
     ),
-    "titan_rtx": _declared(
+    "titan_rtx": _gpu(
         "TITAN RTX", 24576, (7, 5), _TURING, (672, 100, 3, None), (16.3, None, 130.5)
     ),
-    "t4": _declared("Tesla T4", 15360, (7, 5), _T4, (320, None, 3, 12.5), (8.1, None, 65.0)),
+    "t4": _gpu("Tesla T4", 15360, (7, 5), _T4, (320, None, 3, 12.5), (8.1, None, 65.0)),
     # With float16 accumulation 142, the 4090 330.3, the 5090 419.
-    "rtx3090": _declared(
+    "rtx3090": _gpu(
         "NVIDIA GeForce RTX 3090", 24576, (8, 6), _GA102, (936, 112.5, 4, None), (35.6, 35.6, 71.0)
     ),
-    "rtx4090": _declared(
+    "rtx4090": _gpu(
         "NVIDIA GeForce RTX 4090", 24564, (8, 9), _ADA, (1008, None, 4, None), (82.6, 82.6, 165.2)
     ),
-    "rtx5090": _declared(
+    "rtx5090": _gpu(
         "NVIDIA GeForce RTX 5090", 32607, (12, 0), _BLACKWELL, (1792, None, 5, None),
         (104.8, 104.8, 209.5),
     ),
-    "rtx_pro_6000": _declared(
+    "rtx_pro_6000": _gpu(
         _RTX_PRO, 97887, (12, 0), _PRO_BLACKWELL, (1792, None, 5, None), (126.0, 251.9, 503.8)
     ),
-    "a10g": _declared(
-        "NVIDIA A10G", 23028, (8, 6), _A10G, (600, None, 4, 12.5), (35.0, 35.0, 70.0)
-    ),
-    "l4": _declared("NVIDIA L4", 23034, (8, 9), _L4, (300, None, 4, 12.5), (30.3, 60.0, 121.0)),
-    "l40s": _declared(
-        "NVIDIA L40S", 46068, (8, 9), _L40S, (864, None, 4, 50), (91.6, 183.0, 362.05)
-    ),
-    "a100_40": _declared(
+    "a10g": _gpu("NVIDIA A10G", 23028, (8, 6), _A10G, (600, None, 4, 12.5), (35.0, 35.0, 70.0)),
+    "l4": _gpu("NVIDIA L4", 23034, (8, 9), _L4, (300, None, 4, 12.5), (30.3, 60.0, 121.0)),
+    "l40s": _gpu("NVIDIA L40S", 46068, (8, 9), _L40S, (864, None, 4, 50), (91.6, 183.0, 362.05)),
+    "a100_40": _gpu(
         "NVIDIA A100-SXM4-40GB", 40960, (8, 0), _A100, (1555, 600, 4, 200), _A100_PEAKS
     ),
-    "a100_80": _declared(
+    "a100_80": _gpu(
         "NVIDIA A100-SXM4-80GB", 81920, (8, 0), _A100, (2039, 600, 4, 200), _A100_PEAKS
     ),
-    "h100": _declared(
-        "NVIDIA H100 80GB HBM3", 81559, (9, 0), _H100, (3350, 900, 5, 400), _HOPPER_PEAKS
-    ),
-    "h200": _declared("NVIDIA H200", 143771, (9, 0), _H200, (4800, 900, 5, 400), _HOPPER_PEAKS),
-    "b200": _declared(
+    "h100": _gpu("NVIDIA H100 80GB HBM3", 81559, (9, 0), _H100, (3350, 900, 5, 400), _HOPPER_PEAKS),
+    "h200": _gpu("NVIDIA H200", 143771, (9, 0), _H200, (4800, 900, 5, 400), _HOPPER_PEAKS),
+    "b200": _gpu(
         "NVIDIA B200", 183359, (10, 0), _HGX, (8000, 1800, 5, 400), (75.0, 1125.0, 2250.0)
     ),
-    "gb200": _declared(
-        "NVIDIA GB200", 189471, (10, 0), _GB200, (8000, 1800, GRACE, 400), _NVL72_PEAKS
-    ),
-    "gb300": _declared(
-        "NVIDIA GB300", 284208, (10, 3), _GB300, (8000, 1800, GRACE, 800), _NVL72_PEAKS
-    ),
-    "mi300x": _declared(
+    "gb200": _gpu("NVIDIA GB200", 189471, (10, 0), _GB200, (8000, 1800, GRACE, 400), _NVL72_PEAKS),
+    "gb300": _gpu("NVIDIA GB300", 284208, (10, 3), _GB300, (8000, 1800, GRACE, 800), _NVL72_PEAKS),
+    "mi300x": _gpu(
         "AMD Instinct MI300X", 196592, (9, 4), _MI300X, (5300, 896, 5, 400), (163.4, 653.7, 1307.4)
     ),
 }  # fmt: skip

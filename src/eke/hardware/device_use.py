@@ -27,9 +27,6 @@ LEASES = "EKE_LEASES"
 ALL_USERS = Path("/tmp/eke-leases")
 """Default folder. Not in `TMPDIR`, which may differ per user, shell or job."""
 
-_SHARED_FOLDER = 0o1777
-"""Anyone may create files, only the owner may delete them, as in /tmp."""
-
 
 def lease_folder() -> Path:
     """This machine's lock folder; created if missing, for all users."""
@@ -38,7 +35,7 @@ def lease_folder() -> Path:
     with contextlib.suppress(FileExistsError):
         folder.mkdir()
         with hold_folder(folder, own=True) as made:
-            os.fchmod(made, _SHARED_FOLDER)
+            os.fchmod(made, 0o1777)  # as of /tmp: anyone may create files, only the owner delete
     return folder
 
 
@@ -48,10 +45,7 @@ def cpu_cores() -> list[str]:
 
 
 class DeviceUse:
-    """Registration of a training process on its devices, until it is closed.
-
-    Processes with the same `run` are ranks of one run.
-    """
+    """Registration of a training process, a rank of `run`, on its devices, until it is closed."""
 
     def __init__(self, run: str, devices: Iterable[str], shared: bool | None = None) -> None:
         self._run, self._devices, self._shared = run, set(devices), shared

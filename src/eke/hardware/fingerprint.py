@@ -89,8 +89,6 @@ PACKAGES = (
     "eke", *LIBRARIES, "tokenizers", "safetensors", "numpy", "hydra-core", "omegaconf", "wandb",
 )  # fmt: skip
 """Distributions that may affect results or speed."""
-_GIT_TIMEOUT_S = 5.0
-"""`git status` takes milliseconds; a hung shared file system must not block a run."""
 
 
 def environment() -> dict[str, Any]:
@@ -119,10 +117,8 @@ def slurm_job_id(variables: Mapping[str, str]) -> str | None:
 
 
 def git_state(package: Path) -> dict[str, Any] | None:
-    """Commit and dirty flag of the checkout whose `src/eke` is `package`; None if there is none.
-
-    A virtual environment may be inside another project's checkout, whose commit would be wrong.
-    """
+    """Commit and dirty flag of the checkout whose `src/eke` is `package`; None if there is none."""
+    # A virtual environment may be inside another project's checkout, whose commit would be wrong.
     checkout = package.parents[1]
     if package.parent.name != "src" or not (checkout / ".git").exists():
         return None
@@ -132,7 +128,8 @@ def git_state(package: Path) -> dict[str, Any] | None:
         done = subprocess.run(
             ["git", "-C", str(checkout), "status", "--porcelain=v2", "--branch"],
             env={**variables, "GIT_OPTIONAL_LOCKS": "0"}, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, errors="replace", timeout=_GIT_TIMEOUT_S, check=True,
+            capture_output=True, text=True, errors="replace", check=True,
+            timeout=5.0,  # it takes milliseconds; a hung shared file system must not block a run
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None

@@ -45,11 +45,7 @@ def ask_driver(question: Callable[[Any], T]) -> tuple[T | None, str]:
 
 
 def visible_handles(nvml: Any) -> list[Any]:
-    """Handles of the GPUs, or their slices, visible to CUDA, in CUDA_VISIBLE_DEVICES' order.
-
-    CUDA stops at the first entry it does not know (-1 is the usual way to hide all); torch takes
-    a repeated one for an empty list (`torch.cuda._parse_visible_devices`).
-    """
+    """Handles of the GPUs, or their slices, visible to CUDA, in CUDA_VISIBLE_DEVICES' order."""
     handles = {}
     for index in range(nvml.nvmlDeviceGetCount()):
         with suppress(nvml.NVMLError):  # a GPU that has fallen off the bus
@@ -71,9 +67,9 @@ def _listed(nvml: Any, visible: str, handles: dict[int, Any]) -> list[Any]:
         else:
             key = _index_of(entry, uuids)
             handle = handles.get(key)
-        if handle is None:
+        if handle is None:  # CUDA stops there: -1 is the usual way to hide all
             break
-        if key in seen:
+        if key in seen:  # an empty list to torch.cuda._parse_visible_devices
             return []
         seen.add(key)
         chosen.append(handle)
@@ -81,10 +77,7 @@ def _listed(nvml: Any, visible: str, handles: dict[int, Any]) -> list[Any]:
 
 
 def visible_gpus(nvml: Any) -> list[Gpu]:
-    """What one CUDA process enumerates: a single slice, or all visible whole GPUs.
-
-    Source: NVIDIA's MIG User Guide, "CUDA Device Enumeration".
-    """
+    """What one CUDA process enumerates: one slice, or all whole GPUs (NVIDIA's MIG User Guide)."""
     handles = visible_handles(nvml)
     slices = [handle for handle in handles if _is_slice(nvml, handle)]
     return [query_gpu(nvml, handle) for handle in slices[:1] or handles]
@@ -148,14 +141,11 @@ Source: https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.ht
 
 
 @dataclass(frozen=True)
-class GpuState:
+class GpuState(Gpu):
     """Current state of one GPU; None for values the driver does not report."""
 
     index: int
-    name: str
-    memory_bytes: int | None
     used_bytes: int | None
-    capability: tuple[int, int] | None
     temperature_c: int | None
     power_w: float | None
     power_limit_w: float | None
@@ -206,17 +196,14 @@ def _ask(library: Any, question: Callable[[], T]) -> T | None:
 
 def _state(library: Any, index: int) -> GpuState:
     handle = library.nvmlDeviceGetHandleByIndex(index)
-    described = query_gpu(library, handle)
 
     def ask(name: str, *arguments: Any, part: Callable[[Any], Any] = int) -> Any:
         return _ask(library, lambda: part(getattr(library, name)(handle, *arguments)))
 
     return GpuState(
+        **vars(query_gpu(library, handle)),
         index=index,
-        name=described.name,
-        memory_bytes=described.memory_bytes,
         used_bytes=ask("nvmlDeviceGetMemoryInfo", part=lambda memory: int(memory.used)),
-        capability=described.capability,
         temperature_c=ask("nvmlDeviceGetTemperature", 0),
         power_w=ask("nvmlDeviceGetPowerUsage", part=lambda milliwatts: milliwatts / 1000),
         power_limit_w=ask("nvmlDeviceGetPowerManagementLimit", part=lambda limit: limit / 1000),

@@ -62,7 +62,6 @@ def _visible_processes(nvml: Any) -> set[int]:
 
 
 def _own_processes(proc: Path, candidates: set[int]) -> set[int]:
-    """The `candidates` that belong to this run."""
     me = os.getpid()
     ancestors = set(_ancestors(me, proc))
     # torchrun starts each rank as a child in a new session: only the parent is shared

@@ -30,9 +30,6 @@ from eke.plan.planner import Plan
 CALL_S = 60.0
 """Longest wait for a call through the prefix that only signals or checks."""
 
-LAST_SIGNAL = 64
-"""SIGRTMAX of Linux: exit codes of 129 to 192 stand for signals."""
-
 
 def far_command(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> list[str]:
     """The command that acts on a run's worker through the prefix."""
@@ -133,7 +130,7 @@ class PrefixedWorker(Worker):
                 each.kill()
                 each.wait()
         self.ticket.unlink(missing_ok=True)
-        return 128 - code if 128 < code <= 128 + LAST_SIGNAL else code
+        return 128 - code if 128 < code <= 192 else code  # a signal, up to SIGRTMAX of Linux
 
 
 class CommandLauncher(Launcher):
@@ -146,13 +143,9 @@ class CommandLauncher(Launcher):
     not_probed = "the command prefix leads to another machine"
     unused_keys = ("cpu_slots", "runs_per_device")
 
-    def prefixes(self, config: Config) -> list[str]:
-        """Commands to put before that of a run."""
-        return config.launcher.prefix
-
     def target(self, config: Config) -> Target:
         """The device behind the prefixes, as `hardware` declares it; ConfigError without any."""
-        prefixes, runs = self.prefixes(config), str(user_path(config.paths.runs).absolute())
+        prefixes, runs = config.launcher.prefix, str(user_path(config.paths.runs).absolute())
         key, fix, problems = "launcher.prefix", Fix("launcher.prefix=[ssh HOST]"), []
         if not prefixes:
             why = f"hydra/launcher={self.name} runs each job behind one of these: there is none"
@@ -173,7 +166,7 @@ class CommandLauncher(Launcher):
 
     def start(self, books: Books, paths: SweepPaths, sweep: str) -> Pool:
         """Make a pool of the prefixes; its runs start in `wait`."""
-        prefixes = [text for job in books.jobs for text in self.prefixes(job.plan.config)]
+        prefixes = [text for job in books.jobs for text in job.plan.config.launcher.prefix]
         slots = []
         for text in dict.fromkeys(prefixes):  # leased, so that two sweeps do not use one at once
             lease = f"command-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

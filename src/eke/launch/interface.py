@@ -130,10 +130,8 @@ def find_launcher(name: str) -> Launcher:
 
 
 def launchers_of(paths: RunPaths) -> list[str]:
-    """Names of the launchers that have left a file in a run's folder.
-
-    Another user's file is ignored: it would name commands to run and jobs to cancel.
-    """
+    """Names of the launchers that have left a file in a run's folder."""
+    # Another user's file is ignored: it would name commands to run and jobs to cancel.
     return [name for name in plugin_names(LAUNCHERS) if is_own(paths.ticket(name))]
 
 

@@ -38,10 +38,7 @@ def _is_part(wanted: str, part: str) -> bool:
 
 
 def find_problem(entries: Sequence[str], weights: Weights, what: str) -> Problem | None:
-    """An entry that names nothing, or nothing that is left to train; None if there is neither.
-
-    `what` is the model, in words.
-    """
+    """An entry that names nothing of the model `what`, or all that is left to train; else None."""
     wrong = [e for e in entries if not any(is_frozen([e], names) for names in weights)]
     if wrong:
         near = {entry: _nearest(entry, weights) for entry in wrong}

@@ -55,7 +55,7 @@ section count: a vocabulary that is no multiple of 8 is no reason against bfloat
 
 def check(facts: Facts, rules: tuple[Rule, ...] = RULES) -> tuple[list[Problem], list[Problem]]:
     """All errors and warnings at once; tests omit a rule to see the failure that it prevents."""
-    limits = find_limit_problems(facts.config)
+    limits = list(find_limit_problems(facts.config))
     facts = dataclasses.replace(facts, config=with_defaults_for(facts.config, limits))
     plain = [rule for rule in rules if not rule.sized]
     found = [(rule, rule.problem(facts)) for rule in plain if rule.when(facts)]

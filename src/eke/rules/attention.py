@@ -11,8 +11,8 @@ from eke.rules.rule import (
     VOLTA,
     Facts,
     Rule,
-    capability_of,
     instead_of,
+    needs_capability,
     needs_compiler,
     older_than,
     without_effect,
@@ -23,7 +23,6 @@ SDP = (
     "sdp_utils.cpp"
 )
 FLASH = "https://github.com/Dao-AILab/flash-attention#installation-and-features"
-FLEX = "https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html"
 
 WIDEST_HEAD = {Backend.flash: 256, Backend.cudnn: 128}
 """Kernel -> widest head; mem_efficient has no limit."""
@@ -183,7 +182,7 @@ RULES = (
         id="kernel_needs_ampere",
         key="attention.backend",
         when=lambda f: _pinned(f, Backend.flash, Backend.cudnn) and older_than(f, AMPERE),
-        why=lambda f: f"needs CUDA compute capability 8.0 or newer; {capability_of(f)}",
+        why=needs_capability("needs", AMPERE),
         fix=MEM_EFFICIENT,
         source=SDP,
     ),
@@ -244,9 +243,7 @@ RULES = (
         id="flash_package_needs_ampere",
         key="attention",
         when=lambda f: _flash_package(f) and (not f.on_cuda or older_than(f, AMPERE)),
-        why=lambda f: (
-            f"FlashAttention needs CUDA compute capability 8.0 or newer; {capability_of(f)}"
-        ),
+        why=needs_capability("FlashAttention needs", AMPERE),
         fix=SDPA,
         source=FLASH,
     ),
@@ -289,12 +286,11 @@ RULES = (
         id="flex_needs_volta",
         key="attention",
         when=lambda f: _flex(f) and (not f.on_cuda or older_than(f, VOLTA)),
-        why=lambda f: (
-            "FlexAttention has no backward pass on a CPU, and its Triton kernels need CUDA "
-            f"compute capability 7.0 or newer; {capability_of(f)}"
+        why=needs_capability(
+            "FlexAttention has no backward pass on a CPU, and its Triton kernels need", VOLTA
         ),
         fix=SDPA,
-        source=FLEX,
+        source="https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html",
         versions="torch 2.11 to 2.13",
     ),
     needs_compiler(

@@ -13,6 +13,7 @@ from eke.rules.rule import (
     Facts,
     Rule,
     capability_of,
+    needs_capability,
     needs_compiler,
     older_than,
     without_benefit,
@@ -50,7 +51,6 @@ def without_graphs(facts: Facts) -> Fix:
 
 LIGER_SOURCE = "https://github.com/linkedin/Liger-Kernel#high-level-apis"
 SPARSE_SOURCE = "sparse_prediction of transformers' ModernBertConfig"
-FUSED_SOURCE = "https://arxiv.org/abs/2410.10989, section 3.2"
 
 FUSED, SPARSE = "fused_linear_cross_entropy", "sparse_prediction"
 """Keys of `kernels`, and options that set them."""
@@ -171,9 +171,7 @@ RULES = (
         id="inductor_needs_volta",
         key="compile",
         when=lambda f: _inductor(f) and older_than(f, VOLTA),
-        why=lambda f: (
-            f"Triton kernels need CUDA compute capability 7.0 or newer; {capability_of(f)}"
-        ),
+        why=needs_capability("Triton kernels need", VOLTA),
         fix=Fix("compile=none"),
         source=COMPILER,
     ),
@@ -184,7 +182,7 @@ RULES = (
         when=lambda f: f.config.kernels.fused_linear_cross_entropy and not _predicts_tokens(f),
         why="sequence_classification has no vocabulary projection to fuse with its loss",
         fix=_without(FUSED),
-        source=FUSED_SOURCE,
+        source="https://arxiv.org/abs/2410.10989, section 3.2",
     ),
     _known_head("fused_loss_needs_known_head", FUSED),
     without_effect(

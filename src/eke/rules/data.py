@@ -30,8 +30,6 @@ from eke.rules.rule import Facts, Rule, unsafe, without_effect
 MAX_COUNTED = 10**6
 """Synthetic samples whose lengths are drawn one by one for a plan: some seconds."""
 
-COLLATORS = "https://huggingface.co/docs/transformers/main_classes/data_collator"
-
 
 def _rows(facts: Facts) -> TextColumns | None:
     return facts.data if isinstance(facts.data, TextColumns) else None
@@ -146,7 +144,7 @@ RULES = (
         when=_pads_nothing,
         why=lambda f: f"every sample has {f.data.seq_len} tokens, a multiple of it already",
         fix=Fix("data.pad_to_multiple_of=null"),
-        source=COLLATORS,
+        source="https://huggingface.co/docs/transformers/main_classes/data_collator",
     ),
     Rule(
         id="padded_fits_positions",

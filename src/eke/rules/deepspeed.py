@@ -64,16 +64,12 @@ def _loses_frozen_weights(facts: Facts) -> bool:
     return tuple(numbers) < RECOMPUTES_FROZEN
 
 
-DOCS = "https://www.deepspeed.ai/docs/config-json/#asynchronous-io"
-
 IN_MEMORY = ("tmpfs", "ramfs")
 """File systems whose files are memory."""
 
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "glusterfs", "9p",
           "fuse.sshfs", "afs", "orangefs", "panfs")  # fmt: skip
 """File systems behind a network, as /proc/mounts names them."""
-
-APT = "apt-get install libaio-dev"
 
 
 def _offload(facts: Facts) -> NvmeOffload | None:
@@ -118,11 +114,7 @@ def lockable_bytes() -> int | None:
 
 @functools.cache
 def has_libaio_header(flags: str) -> bool:
-    """Whether the compiler finds libaio.h: DeepSpeed compiles against it at every start.
-
-    Args:
-        flags: CFLAGS, where a library in an unusual place is named.
-    """
+    """Whether the compiler finds libaio.h with these CFLAGS: DeepSpeed compiles against it."""
     compiler = next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
     if compiler is None:
         return False
@@ -342,7 +334,7 @@ RULES = (
             f"{_folder(f)} cannot be written" if _folder(f).is_dir() else f"{_folder(f)} is a file"
         ),
         fix=Fix("offload.path=FOLDER", remark="on a local disk"),
-        source=DOCS,
+        source="https://www.deepspeed.ai/docs/config-json/#asynchronous-io",
     ),
     Rule(
         id="nvme_folder_is_a_disk",
@@ -410,7 +402,7 @@ RULES = (
         when=lambda f: _is_here(f) and not has_libaio_header(os.environ.get("CFLAGS", "")),
         why="DeepSpeed's async_io is compiled against libaio, at its first use on a machine; "
         "libaio.h or a C++ compiler is missing",
-        fix=lambda f: Fix(*_instead(f).words, remark=f"or: {APT} g++"),
+        fix=lambda f: Fix(*_instead(f).words, remark="or: apt-get install libaio-dev g++"),
         source="https://www.deepspeed.ai/tutorials/advanced-install",
         versions=VERSION,
     ),

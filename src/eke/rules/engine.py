@@ -140,7 +140,6 @@ def find_argument_problems(config: Config) -> list[Problem]:
 
 
 def _reason(config: Config, name: str, value: Any) -> tuple[str, Fix] | None:
-    """Why an argument is rejected, and the fix."""
     arguments = read_arguments()
     if key := OWNED.get(name):
         return f"is decided by {key}", Fix(override(key, value))

@@ -33,17 +33,14 @@ from eke.rules.rule import (
     Facts,
     Rule,
     capability_of,
-    lacks_compiler,
+    needs_compiler,
     older_than,
     unsafe,
-    with_compiler,
-    without_compiler,
     without_effect,
 )
 
 
 def _library(facts: Facts) -> str:
-    """The package that the optimizer is of."""
     return facts.optimizer.package.partition(".")[0]
 
 
@@ -110,14 +107,14 @@ RULES: tuple[Rule, ...] = (
         ),
         source="https://nvidia.github.io/apex/optimizers.html",
     ),
-    Rule(
-        id="torchao_needs_compiler",
-        key="optimizer",
-        when=lambda f: f.optimizer.compiles and lacks_compiler(f),
-        why=lambda f: f"{_library(f)} compiles its step; {without_compiler(f)}",
-        fix=lambda f: Fix("optimizer=adamw_8bit", remark=with_compiler(f)),
-        source="https://github.com/pytorch/ao/tree/main/torchao/optim",
+    needs_compiler(
+        "torchao_needs_compiler",
+        "optimizer",
+        lambda f: f.optimizer.compiles,
+        Fix("optimizer=adamw_8bit"),
+        "https://github.com/pytorch/ao/tree/main/torchao/optim",
         versions="torchao 0.18",
+        use=lambda f: f"{_library(f)} compiles its step; ",
     ),
     Rule(
         id="torchao_needs_volta",
@@ -198,8 +195,6 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
-PEFT_DOCS = "https://huggingface.co/docs/peft"
-
 
 def _adapters(facts: Facts) -> Adapters | None:
     return facts.config.peft if isinstance(facts.config.peft, Adapters) else None
@@ -248,7 +243,7 @@ PEFT_RULES: tuple[Rule, ...] = (
             )
         ),
         fix=Fix("peft.target_modules=null"),
-        source=PEFT_DOCS,
+        source="https://huggingface.co/docs/peft",
         sized=True,
     ),
     unsafe(

@@ -28,16 +28,13 @@ from eke.rules.rule import (
     VOLTA,
     Facts,
     Rule,
-    capability_of,
     instead_of,
+    needs_capability,
     older_than,
     unsafe,
     without_benefit,
     without_effect,
 )
-
-PYTORCH_NOTES = "https://docs.pytorch.org/docs/stable/notes/cuda.html#tf32-on-ampere"
-PURE_BF16 = "Zamirai et al. 2020, arXiv:2010.06192"
 
 SMALLEST_STEP = 2.0**-9
 """Of a weight near 1, in bfloat16: half of the distance to the next number below it."""
@@ -194,9 +191,9 @@ RULES = (
         id="tf32_needs_ampere",
         key="precision",
         when=lambda f: f.config.precision.tf32 is Switch.on and (f.on_cpu or older_than(f, AMPERE)),
-        why=lambda f: f"TF32 needs CUDA compute capability 8.0 or newer; {capability_of(f)}",
+        why=needs_capability("TF32 needs", AMPERE),
         fix=instead_of(("tf32",), "precision=fp32", "precision.tf32=auto"),
-        source=PYTORCH_NOTES,
+        source="https://docs.pytorch.org/docs/stable/notes/cuda.html#tf32-on-ampere",
     ),
     Rule(
         id="bf16_needs_ampere",
@@ -205,9 +202,7 @@ RULES = (
             (f.config.precision.compute is Compute.bfloat16 or _evaluates_in(f, Compute.bfloat16))
             and older_than(f, AMPERE)
         ),
-        why=lambda f: (
-            f"bfloat16 matrix units need CUDA compute capability 8.0 or newer; {capability_of(f)}"
-        ),
+        why=needs_capability("bfloat16 matrix units need", AMPERE),
         fix=lambda f: Fix(
             "precision=fp16"
             if f.config.precision.compute is Compute.bfloat16
@@ -283,7 +278,7 @@ RULES = (
             "stay where they are, and others learn late or never"
         ),
         fix=Fix("precision.master=on"),
-        source=PURE_BF16,
+        source="Zamirai et al. 2020, arXiv:2010.06192",
     ),
     Rule(
         id="evaluation_has_its_own_format",
@@ -330,9 +325,7 @@ RULES = (
         id="float8_needs_ada",
         key="precision.float8",
         when=lambda f: _is_float8(f) and older_than(f, ADA),
-        why=lambda f: (
-            f"float8 matrix units need CUDA compute capability 8.9 or newer; {capability_of(f)}"
-        ),
+        why=needs_capability("float8 matrix units need", ADA),
         fix=_without,
         source=TORCHAO,
     ),

@@ -125,11 +125,6 @@ def configured(config: Config, key: str) -> Any:
     return value.option if hasattr(value, "option") else value
 
 
-def find_limit_problems(config: Config) -> list[Problem]:
-    """Every value outside its limits; the fix is the key's default, or null."""
-    return list(_walk(config, ""))
-
-
 def with_defaults_for(config: Config, problems: list[Problem]) -> Config:
     """A copy with the default in place of every value that is outside its limits."""
     # The other rules are then evaluated at once, without failing on a width of -1.
@@ -141,12 +136,13 @@ def with_defaults_for(config: Config, problems: list[Problem]) -> Config:
     return corrected
 
 
-def _walk(node: Any, prefix: str) -> Iterator[Problem]:
+def find_limit_problems(node: Any, prefix: str = "") -> Iterator[Problem]:
+    """Every value outside its limits, of a configuration or of a section under `prefix`."""
     for field in dataclasses.fields(node):
         value = getattr(node, field.name)
         path = f"{prefix}{field.name}"
         if dataclasses.is_dataclass(value):
-            yield from _walk(value, f"{path}.")
+            yield from find_limit_problems(value, f"{path}.")
             continue
         limit = field.metadata.get("limit")
         if isinstance(limit, Limit) and value is not None and not limit.admits(value):
@@ -165,8 +161,13 @@ def capability_of(facts: Facts) -> str:
     device = facts.device
     if device.capability is None:
         return f"{device.name} is a CPU"
-    major, minor = device.capability
-    return f"{device.name} has compute capability {major}.{minor}"
+    return "{} has compute capability {}.{}".format(device.name, *device.capability)
+
+
+def needs_capability(what: str, needed: tuple[int, int]) -> Callable[[Facts], str]:
+    """Why a device is too old; `what` is subject and verb."""
+    wanted = "{} CUDA compute capability {}.{} or newer".format(what, *needed)
+    return lambda facts: f"{wanted}; {capability_of(facts)}"
 
 
 def older_than(facts: Facts, needed: tuple[int, int]) -> bool:
@@ -184,27 +185,19 @@ def lacks_compiler(facts: Facts) -> bool:
     return (facts.on_cpu or "CC" not in os.environ) and not any(map(shutil.which, names))
 
 
-def without_compiler(facts: Facts) -> str:
-    """The missing compiler, as a clause."""
-    if facts.on_cpu:
-        return "no C++ compiler was found, and for a CPU inductor generates C++"
-    return "no C compiler was found (CC, gcc, clang), and Triton compiles its driver by one"
-
-
-def with_compiler(facts: Facts) -> str:
-    """The remark that tells how to install it."""
-    return f"or: apt install {'g++' if facts.on_cpu else 'gcc'}"
-
-
 def needs_compiler(
-    rule: str, key: str, is_on: Callable[[Facts], bool], instead: Fix, source: str
-) -> Rule:
-    """What generates code needs a compiler of it."""
+    rule: str, key: str, is_on: Callable[[Facts], bool], instead: Fix, source: str,
+    versions: str = "", use: Callable[[Facts], str] = lambda facts: "",
+) -> Rule:  # fmt: skip
+    """What generates code needs a compiler of it; `use` begins the reason."""
+    on_cpu = "no C++ compiler was found, and for a CPU inductor generates C++"
+    on_gpu = "no C compiler was found (CC, gcc, clang), and Triton compiles its driver by one"
     return Rule(
         id=rule,
         key=key,
         when=lambda f: is_on(f) and lacks_compiler(f),
-        why=without_compiler,
-        fix=lambda f: Fix(*instead.words, remark=with_compiler(f)),
+        why=lambda f: use(f) + (on_cpu if f.on_cpu else on_gpu),
+        fix=lambda f: Fix(*instead.words, remark=f"or: apt install {'g++' if f.on_cpu else 'gcc'}"),
         source=source,
+        versions=versions,
     )

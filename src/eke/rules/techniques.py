@@ -144,7 +144,6 @@ def group_of(override: str) -> str:
 
 
 def _set(group: str, **values: Any) -> Edit:
-    """Replace fields of a group."""
     return lambda config: replace(config, **{group: replace(getattr(config, group), **values)})
 
 

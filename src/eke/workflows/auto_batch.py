@@ -1,7 +1,4 @@
-"""Choice of the micro-batch, of adaptive recipes, and of fine-tuning defaults.
-
-Rates, decay and clipping of options are meant for random weights.
-"""
+"""Choice of the micro-batch, of adaptive recipes, and of fine-tuning defaults."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -167,7 +164,6 @@ def _reasons(search: BatchSearch, chosen: Chosen, means: Means) -> list[Decision
 
 
 def _of_larger(search: BatchSearch, chosen: Chosen, means: Means) -> str:
-    """Forecast of the next larger micro-batch."""
     number = chosen.number + 1
     size, found = search.plans[number].batch.per_device, search.forecast(number)
     peak = found.peak
@@ -233,7 +229,7 @@ def fine_tuned(
     config: Config, composed: Composed, count: Callable[[Config], int]
 ) -> tuple[Config, tuple[Decision, ...], str]:
     """With the usual values of fine-tuning; their reasons, a warning. Counts an epoch's samples."""
-    usual = usual_values(config)
+    usual = usual_values(config)  # rates, decay and clipping of options are for random weights
     if not usual:
         return config, (), ""
     decisions, warning = [], ""

@@ -218,7 +218,6 @@ def _command(fitting: Fitting, *overrides: str) -> str:
 
 
 def _report(command: str, fitting: Fitting, fit: Fit, text: str) -> str:
-    """Summary of the candidates, the trials and the result."""
     baseline, request = fitting.baseline, fitting.request
     when = datetime.now(UTC).isoformat(timespec="seconds")
     space = describe_candidates(fit.candidates, baseline, request.numerics)
@@ -328,14 +327,11 @@ def refuse_what_leaves_no_choice(found: Candidates, composed: Composed) -> None:
 
 
 def pinned(composed: Composed, baseline: Plan) -> Composed:
-    """The overrides without an adaptive recipe, which would decide anew for each candidate.
-
-    The micro-batch is the search's own.
-    """
+    """The overrides without an adaptive recipe, which would decide anew for each candidate."""
     if composed.choices.get("recipe") not in RECIPES:
         return composed
     every = chosen_overrides(baseline, composed.config_dir)
-    chosen = [text for text in every if group_of(text) != "batch"]
+    chosen = [text for text in every if group_of(text) != "batch"]  # which the search chooses
     typed = [text for text in composed.overrides if not text.startswith("recipe=")]
     return compose([*typed, *chosen], composed.config_dir, in_sweep=True)
 
@@ -364,12 +360,10 @@ def refuse_what_is_no_start(request: TuneRequest) -> None:
 
 
 def refuse_what_cannot_start(composed: Composed, baseline: Plan, launcher: Launcher) -> None:
-    """Raise what would stop the first trial, unless it is cached: a missing package.
-
-    Its size is not checked: an equivalent configuration may fit.
-    """
+    """Raise what would stop the first trial, unless it is cached: a missing package."""
     first = trial_overrides(composed.overrides, cut_overrides(baseline), 0)
     trial = compose(first, composed.config_dir, in_sweep=True)
+    # Of any size: an equivalent configuration may fit.
     planned = partial(plan_for, trial, launcher=launcher, refuse=False, trace=False)
     plan_unless_answered(planned, launcher.place_of)
 

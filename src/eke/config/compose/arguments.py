@@ -373,7 +373,6 @@ def _find_file(name: str, catalogue: Catalogue) -> Path | None:
 
 
 def _find_line(pattern: str, file: Path) -> int | None:
-    """Number of the first line with a match."""
     lines = enumerate(file.read_text(errors="replace").splitlines(), start=1)
     return next((number for number, line in lines if re.search(pattern, line)), None)
 
@@ -400,15 +399,13 @@ def _explain_key(key: str, error: BaseException, catalogue: Catalogue) -> tuple[
     return f"{field.words()} is wanted; {said}", fix
 
 
-MIX_EXAMPLE = Fix(remark="data.sources=[{option:jsonl,path:FILE_OR_FOLDER,weight:1},...]")
-
-
 def find_source_problems(data: Data) -> list[Problem]:
     """Everything that is wrong in the sources of a mix; nothing is wrong in other data."""
     if not isinstance(data, Mix):
         return []
     if not data.sources:
-        return [Problem("data.sources", "[]", "a mix has at least one source", MIX_EXAMPLE)]
+        fix = Fix(remark="data.sources=[{option:jsonl,path:FILE_OR_FOLDER,weight:1},...]")
+        return [Problem("data.sources", "[]", "a mix has at least one source", fix)]
     found = [problem for each in enumerate(data.sources) for problem in _check_source(*each)]
     return found or list(_check_shares(data))
 

@@ -43,8 +43,7 @@ GROUPS: dict[str, tuple[str, str]] = {
     "experiment": ("named, complete setting", "none smoke debug"),
     "sweep": ("named set of runs (-m)", "none demo guide_table precision_ladder"),
 }
-"""Group -> its description, and its options on the help page with a count of the others; empty for
-all. Unlisted groups come last."""
+"""Group (others come last) -> its description, and its options on the help page; empty: all."""
 
 LABELS = ("model", "precision", "memory", "dataloader", "slurm")
 """Groups whose `option` only names a set of values, so a user's file may use a new name."""
@@ -59,8 +58,6 @@ _KIND_NAMES = {
     bool: "true or false", int: "a whole number", float: "a number", str: "text",
     dict: "a mapping",
 }  # fmt: skip
-# Groups of Hydra and of the schema, which are not options of eke.
-_NOT_GROUPS = ("hydra", "schema")
 
 
 @dataclass(frozen=True)
@@ -116,7 +113,7 @@ class Catalogue:
         found: dict[str, dict[str, Path]] = {group: {} for group in GROUPS}
         for folder in self.folders:
             for group in sorted(p for p in folder.iterdir() if p.is_dir()):
-                if group.name in _NOT_GROUPS or group.name.startswith("."):
+                if group.name in ("hydra", "schema") or group.name.startswith("."):
                     continue
                 files = found.setdefault(group.name, {})
                 for file in sorted(group.glob("*.yaml")):

@@ -83,7 +83,6 @@ def set_by_preset(group: str, option: str, catalogue: Catalogue) -> Iterator[str
 
 
 def _paths(content: Mapping[str, Any], above: Iterable[str] = ()) -> Iterator[str]:
-    """The key path of every value."""
     for key, value in content.items():
         path = (*above, str(key))
         if isinstance(value, Mapping):

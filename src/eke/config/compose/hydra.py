@@ -112,7 +112,6 @@ def _run_hydra(
     catalogue: Catalogue,
     task: Callable[[Any], float | None],
 ) -> None:
-    """Run Hydra's own application on a command line."""
     register()
     folder = ["--config-dir", str(catalogue.own_folder)] if catalogue.own_folder else []
     main = hydra.main(config_path=str(conf_folder()), config_name="config", **hydra_base())

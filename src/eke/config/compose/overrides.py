@@ -42,8 +42,6 @@ from eke.config.compose.suggest import (
 )
 from eke.config.foreign_names import find_retired
 
-# Groups whose options have sizes in their names.
-_SIZED = ("model", "hardware")
 _KEY = re.compile(r"[+~]*[A-Za-z_$][\w.$/-]*(?:@[\w.$-]*)?")
 
 
@@ -299,7 +297,8 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
         why += f"; did you mean {key}?"
         return Problem(group, shown(raw), why, suggest_fix(f"{key}={raw}", catalogue))
     near = closest(text, options)
-    if near and group in _SIZED and not shares_numbers(group, text, near):
+    # These groups have sizes in the names of their options.
+    if near and group in ("model", "hardware") and not shares_numbers(group, text, near):
         near = None
     is_name = near is None or (group == "model" and is_checkpoint(text, near))
     if is_name and (found := of_elsewhere(group, text)):

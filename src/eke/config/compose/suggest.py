@@ -107,8 +107,6 @@ def completed(name: str, catalogue: Catalogue) -> str | None:
 
 # Extensions of non-text files that no option of `data` reads.
 _UNREAD = (".tsv", ".xlsx", ".arrow", ".zip", ".tar", ".npy", ".npz", ".bin", ".pkl", ".pt", ".h5")
-# Number of files in a folder whose extensions are inspected.
-_MAX_FILES = 1000
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -117,7 +115,7 @@ def option_for(typed: str) -> str:
     folder = user_path(typed)
     names = [typed]
     if os.path.exists(folder) and folder.is_dir():
-        names = sorted(p.name for p in islice(folder.rglob("*.*"), _MAX_FILES))
+        names = sorted(p.name for p in islice(folder.rglob("*.*"), 1000))  # looks no further
     for option, endings in ENDINGS.items():
         if any(name.lower().endswith(endings) for name in names):
             return option

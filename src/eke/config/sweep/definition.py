@@ -130,9 +130,8 @@ def _settings(
         tree = compose_tree([*named, *texts], trees)
     settings: Any = OmegaConf.to_object(tree.config.sweep)
     raw_parts: Any = OmegaConf.to_container(tree.config.sweep, resolve=False)
-    settings.product, settings.rows, settings.zip = (
-        raw_parts[part] for part in ("product", "rows", "zip")
-    )
+    for part in ("product", "rows", "zip"):
+        setattr(settings, part, raw_parts[part])
     if settings.repeats < 1:
         why, fix = "every configuration runs at least once", Fix("sweep.repeats=1")
         problems.append(Problem("sweep.repeats", str(settings.repeats), why, fix))
@@ -244,10 +243,7 @@ def expand(
     The order is rounds, rows, zip, then the product in command-line order, the last key varying
     fastest. Every second round is reversed: on a machine that slows down steadily, later cells
     would otherwise seem slower (simulated by tests/unit/results/report/test_power.py). Equal cells
-    are kept; run identities decide whether two runs are the same.
-
-    Raises:
-        ConfigError: all errors of the cells; shared ones are listed once.
+    are kept; run identities decide whether two are the same. ConfigError: all errors, each once.
     """
     trees = Trees(open_catalogue(config_dir))
     overrides, _ = last_wins(overrides, trees.catalogue)

@@ -24,9 +24,6 @@ from eke.config.compose.catalogue import FIXED_FIELDS, Catalogue
 from eke.config.compose.composer import Composed
 from eke.config.compose.overrides import find_problems
 
-Lookup = Callable[[str], Any]
-"""The value of a key in one run; raises KeyError if the run lacks the key."""
-
 ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _TOKEN = re.compile(
     r"""(?P<quoted>"[^"]*"|'[^']*')|(?P<sign>[<>!=]=|[<>=(),])|(?P<word>[^\s<>!=(),"']+)"""
@@ -48,8 +45,8 @@ class Expression:
     values: tuple[Any, ...] = ()
     """Strings, numbers, booleans or None; several only for `in`."""
 
-    def holds(self, lookup: Lookup) -> bool:
-        """Evaluate the expression for a run; a missing key is unequal to everything."""
+    def holds(self, lookup: Callable[[str], Any]) -> bool:
+        """Evaluate for a run by its keys' values; a missing key (KeyError) equals nothing."""
         if self.parts:
             answers = (part.holds(lookup) for part in self.parts)
             if self.sign == "not":

@@ -362,7 +362,6 @@ def _header_end(template: ChatTemplate, text: str, before: int, first: int) -> i
 
 
 def _common_length(one: str, other: str) -> int:
-    """Characters that two texts share at their beginning."""
     pairs = zip(one, other, strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 

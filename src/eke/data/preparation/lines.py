@@ -416,14 +416,12 @@ def _header(file: str, record: list[str], columns: Columns) -> list[str]:
         made = f'python -c "import csv, sys; {turn}" < {shlex.quote(file)} > NEW_FILE'
         fix = Fix("data.path=NEW_FILE", remark=f"made by: {made}")
         raise ConfigError(Problem("data.path", file, why, fix))
-    if not set(wanted) & set(names) and (
-        other := other_format("csv", [file])
-    ):  # plain text, mostly
+    # Plain text, mostly.
+    if not set(wanted) & set(names) and (other := other_format("csv", [file])):
         why = f"has none of the columns {_listed(wanted)}, and its name is not that of a csv file"
         raise ConfigError(Problem("data.path", file, why, Fix(other)))
     columns.require_in(names, file)
-    twice = [column for column in wanted if names.count(column) > 1]
-    if twice:
+    if twice := [column for column in wanted if names.count(column) > 1]:
         why = f"the first line names {twice[0]} twice"
         raise ConfigError(Problem("data.path", file, why, Fix("data.path=FILE_OR_FOLDER")))
     return names
@@ -555,7 +553,6 @@ def _cached_copy(source: HubSource) -> str | None:
 
 
 def _unavailable(source: HubSource, error: Exception) -> ConfigError:
-    """Translate an error of the datasets library."""
     text, line = str(error), first_line(error.__cause__ or error)[:200]
     if "onfig name is missing" in text or "BuilderConfig" in text:
         names = text.partition("[")[2].partition("]")[0].replace("'", "").split(", ")

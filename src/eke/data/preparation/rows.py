@@ -110,8 +110,7 @@ def _texts(piece: Piece) -> Iterator[tuple[str, int]]:
             file.seek(piece.start)
             end = piece.start + piece.size
             while (place := file.tell()) < end:
-                data = file.read(min(CHUNK_BYTES, end - place))
-                if not data:
+                if not (data := file.read(min(CHUNK_BYTES, end - place))):
                     return
                 data += file.readline(min(CHUNK_BYTES, end - file.tell()))
                 data += _continuation(file)  # a chunk must not end inside a character
@@ -141,8 +140,7 @@ NUM_NAMED = 5
 """Bad rows listed in the manifest."""
 
 Sequence = tuple[np.ndarray, int]
-"""Tokens, and how many of them have no loss, the prompt's or the source's; or are the first
-text's."""
+"""Tokens, and how many of them are the first text's, or have no loss: the prompt, the source."""
 
 
 @dataclass

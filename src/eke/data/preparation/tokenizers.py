@@ -112,8 +112,7 @@ class Tokenizer:
 
 
 OVERLAPS = (1 << 12, 1 << 17)
-"""Characters of the previous chunk tokenized again; the second size if tokens do not match within
-the first."""
+"""Characters of the previous chunk tokenized again; the second where the first has no match."""
 
 RUN = 8
 """Tokens on each side of a joint that must match."""

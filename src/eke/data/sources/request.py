@@ -271,9 +271,6 @@ TOKENIZER_FILES = (
 """Prefixes of tokenizer file names, from `vocab_files_names` of transformers' classes; config.json
 names the class."""
 
-OTHER_TEMPLATES = "additional_chat_templates"
-"""transformers' `CHAT_TEMPLATE_DIR`."""
-
 
 def tokenizer_content(tokenizer: str) -> str:
     """Hash of a tokenizer's folder; empty for a Hub name and for bytes."""
@@ -286,7 +283,7 @@ def tokenizer_content(tokenizer: str) -> str:
         if p.is_file()
         and (p.name.startswith(TOKENIZER_FILES) or p.suffix in (".model", ".tiktoken"))
     )
-    files += sorted(folder.glob(f"{OTHER_TEMPLATES}/*"))
+    files += sorted(folder.glob("additional_chat_templates/*"))  # transformers' CHAT_TEMPLATE_DIR
     try:
         return files_digest([(p.name, p) for p in files])
     except OSError as error:

@@ -203,8 +203,7 @@ class Store:
         import numpy as np  # slow import, needed by few plans
 
         dtype = array_dtype(name, self.manifest.token_bytes)
-        count = self.manifest.counts[name]
-        if not count:
+        if not (count := self.manifest.counts[name]):
             return np.zeros(0, dtype)  # an empty file cannot be mapped
         return np.memmap(self.folder / f"{name}.bin", dtype, mode="r", shape=(count,))
 

@@ -23,9 +23,6 @@ from eke.common.streams import printable, speak, unfiltered
 from eke.common.text import format_seconds
 from eke.plan.record import IN_LOG, metrics
 
-TAIL_BYTES = 4096
-"""Of metrics.jsonl: more than a row has."""
-
 REFRESH_S = 0.5
 """Between two looks at the runs' metrics."""
 
@@ -81,10 +78,10 @@ class NewestStep(NamedTuple):
 def newest_step(paths: RunPaths) -> NewestStep:
     """The newest step in a run's metrics; step 0 while there is none."""
     try:
-        lines = last_bytes(paths.metrics, TAIL_BYTES).decode(errors="replace").splitlines()
+        content = last_bytes(paths.metrics, 4096)  # more than a row has
     except OSError:
         return NewestStep()
-    for line in reversed(lines):
+    for line in reversed(content.decode(errors="replace").splitlines()):
         row = metrics.parse_row(line)
         if row and metrics.LOSS in row and metrics.STEP in row:
             loss, seconds = (as_number(row.get(key)) for key in (metrics.LOSS, metrics.STEP_TIME))
@@ -162,15 +159,12 @@ class Watcher(NamedTuple):
 
 @contextmanager
 def watching(paths: SweepPaths) -> Iterator[None]:
-    """Be known as a process that starts what is left of a sweep.
-
-    Where the folder cannot be written, or files have no locks, it is not: that stops no sweep.
-    """
+    """Be known as a process that starts what is left of a sweep."""
     lock = paths.watcher(socket.gethostname(), os.getpid())
     made = lock.with_name(f".new{lock.name}")
     with contextlib.ExitStack() as held:
         held.callback(_forget_killed, paths)  # also those killed together with this one
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # no folder to write to, no locks: that stops no sweep
             own_folder(lock.parent)
             descriptor = open_file(made, os.O_RDWR | os.O_CREAT)
             held.callback(os.close, descriptor)

@@ -253,8 +253,7 @@ def _in_order(by_node: dict[int, str]) -> str:
 
 
 LEFT_BEHIND_S = 30.0
-"""How long processes here may go on when those of another machine are gone: NCCL would wait for
-`distributed.timeout_s`."""
+"""How long processes outlive those of another machine; NCCL waits `distributed.timeout_s`."""
 
 
 class LedRun(LiveRun):
@@ -337,10 +336,7 @@ ALONE_S = 600.0
 
 
 def follow(file: Path, task: SlurmTask, timeout_s: float, problem: str = "") -> None:
-    """Take part in the run that the first machine leads, until it lets us go; EkeError without it.
-
-    `problem` tells it why this machine cannot take part.
-    """
+    """Follow the first machine until it ends, or tell it a `problem`; EkeError if out of reach."""
     with contextlib.closing(connect(file, task, timeout_s, problem)) as line:
         Follower(line, task).serve()
 

@@ -42,10 +42,7 @@ def order_digest(order: object) -> str:
 
 
 def start(folder: Path, ticket: str, digest: str) -> int:
-    """Start the worker and wait for it; returns its exit code, 128 more for a signal.
-
-    `digest` is of what the launcher has written into the ticket.
-    """
+    """Run the worker of a ticket with this digest; returns its exit code, 128 more for a signal."""
     order = json.loads((folder / ticket).read_text())
     if order_digest(order) != digest:
         sys.stderr.write(f"{folder / ticket}: another process has changed the command\n")
@@ -89,7 +86,6 @@ def worker_of(folder: Path) -> int | None:
 
 
 def _has_open(process: int, lock: int) -> bool:
-    """Whether a process has the lock open, as its worker does."""
     try:
         files = Path(f"/proc/{process}/fd").iterdir()
         return any(os.path.samestat(os.fstat(lock), each.stat()) for each in files)

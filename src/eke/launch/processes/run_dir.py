@@ -17,9 +17,6 @@ from eke.plan.identity import changed_fingerprint
 from eke.plan.planner import Plan
 from eke.plan.record import USUAL_NAME, NoRecord, Outcome, Record, UnreadableRecord, read_record
 
-LOCK_LIMIT = 1 << 10
-"""Largest lock file that is read: a word and a number."""
-
 LOCK_TRIES = 4
 LOCK_PAUSE_S = 0.02
 """Between two tries."""
@@ -168,7 +165,7 @@ def claim(paths: RunPaths) -> Iterator[int]:
 def _busy(paths: RunPaths) -> BusyError:
     owner = ""
     with suppress(OSError):
-        owner = read_text(paths.lock, LOCK_LIMIT).strip()
+        owner = read_text(paths.lock, 1 << 10).strip()  # a word and a number
     return BusyError(f"run {paths.folder.name} is being worked on by {owner or 'another process'}")
 
 

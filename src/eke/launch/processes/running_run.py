@@ -44,9 +44,6 @@ from eke.plan.record import (
 )
 from eke.tuning.advice import note_predictions
 
-LOG_LIMIT = 1 << 20
-"""Bytes of train.log that are read for them."""
-
 LOG_LINES = 40
 """Lines of train.log in the record of a run that left none: a traceback has thirty."""
 
@@ -156,7 +153,7 @@ def describe_exit(code: int, tail: str = "") -> str:
 def log_tail(paths: RunPaths) -> str:
     """The last lines of the worker's log."""
     with suppress(OSError):
-        lines = last_bytes(paths.log, LOG_LIMIT).decode(errors="replace").splitlines()
+        lines = last_bytes(paths.log, 1 << 20).decode(errors="replace").splitlines()
         return "\n".join(lines[-LOG_LINES:])
     return ""
 
@@ -270,10 +267,7 @@ class Probed(NamedTuple):
 
 
 def probe(plan: Plan, start: Callable[[Plan, RunPaths], LiveRun] | None = None) -> Probed:
-    """Run the trial of a plan on this machine; KeyboardInterrupt after a stop signal.
-
-    `start` starts its processes; usually on all visible devices.
-    """
+    """Run the trial of a plan, by default on all visible devices; KeyboardInterrupt if stopped."""
     running: list[LiveRun] = []
 
     def kill(_: int = 0) -> None:
@@ -300,14 +294,11 @@ def probe(plan: Plan, start: Callable[[Plan, RunPaths], LiveRun] | None = None) 
 
 
 def trial_of(plan: Plan) -> Plan:
-    """The plan of the trial, of which nothing is saved or sent.
-
-    Two accumulated micro-batches are enough: the second meets the gradients of the first.
-    """
+    """The plan of the trial, of which nothing is saved or sent."""
     config = plan.config
     batch = Batch(
         per_device=plan.batch.per_device,
-        accumulation=min(plan.batch.accumulation, 2),
+        accumulation=min(plan.batch.accumulation, 2),  # the second meets the first's gradients
         eval_per_device=plan.batch.eval_per_device,
     )
     train = dataclasses.replace(

@@ -82,8 +82,7 @@ def find_standings(folder: Path) -> list[RunStatus]:
     """The runs of a sweep or folder, or one; one scheduler query. ConfigError without a run."""
     if folder.name in ("", "..") or folder.is_symlink():
         folder = folder.resolve()  # by its name among its sibling runs
-    found = list(_runs_of(folder))
-    if not found:
+    if not (found := list(_runs_of(folder))):
         raise ConfigError(no_runs([folder], "status"))
     jobs = job_statuses(paths for paths, _, _ in found)
     goes_on = bool(watchers_of(SweepPaths(folder)))
@@ -140,8 +139,7 @@ def goes_on(folder: Path, standings: Sequence[RunStatus]) -> bool:
 
 def holder(paths: RunPaths) -> str:
     """Description of the process that works on a run."""
-    attempts = read_attempts(paths)
-    if not attempts:
+    if not (attempts := read_attempts(paths)):
         return "starting"
     return f"process {attempts[-1].get('pid')} on {attempts[-1].get('host')}"
 

@@ -37,10 +37,7 @@ FREE = ("seed", "repeat", "optimizer.lr", "optimizer.weight_decay", "train.steps
 
 
 def smallest_first(jobs: Sequence[Job], risk: Callable[[Plan], int | None]) -> list[Job]:
-    """Sort the first round's jobs that may run out of memory by it, within their positions.
-
-    One that runs out then skips as many others as possible.
-    """
+    """Sort the first round's jobs that may run out of memory by it: one that does skips others."""
     first = min((job.plan.config.repeat for job in jobs), default=0)
     found = {
         place: size

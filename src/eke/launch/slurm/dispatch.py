@@ -43,14 +43,9 @@ from eke.launch.slurm.submit import (
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome
 
-TICK_S = 0.2
-"""Between two looks at the screen."""
-
 MISSED = 3
 """Times in a row that a job must be missing from the queue before it counts as over: a file that a
 node has written is seen here after a while (attribute caches of NFS)."""
-
-Sleep = Callable[[float], None]
 
 
 @dataclass
@@ -61,7 +56,7 @@ class Cluster(StartedSweep):
     paths: SweepPaths
     sweep: str
     """The sweep's identity."""
-    sleep: Sleep = time.sleep
+    sleep: Callable[[float], None] = time.sleep
     elements: dict[int, str] = field(default_factory=dict)
     """Number of a job -> name and index of its job in SLURM: `NAME_4`."""
     missed: dict[int, int] = field(default_factory=dict)
@@ -87,10 +82,7 @@ class Cluster(StartedSweep):
         self.books.ledger.flush(at_once=True)
 
     def submit_missing(self, lock: int) -> None:
-        """Submit the runs without a job; those that no longer fit into the queue stay for later.
-
-        A run rejected by sbatch is recorded with its message; the others continue.
-        """
+        """Submit the runs without a job that fit into the queue; record what sbatch rejects."""
         settle_intents(self.folder, [*map(paths_of, self.not_started())], self.sleep)
         queue = scheduler.queue()
         for job in self.not_started():
@@ -160,7 +152,7 @@ class Cluster(StartedSweep):
                 self.look()
             self.books.ledger.flush()
             self.books.board.update(self.books.jobs)
-            self.sleep(TICK_S)
+            self.sleep(0.2)  # the screen's pace
         self.books.ledger.flush(at_once=True)
         return False
 

@@ -124,12 +124,9 @@ def stamp_of(paths: RunPaths) -> int:
 
 
 def note_software(submission: Path, command_prefix: str = "") -> str:
-    """Append the software here to the submission's file; what differs from others', or empty.
-
-    `command_prefix` may name an image, whose content may have moved.
-    """
+    """Append the software here to the submission's file; what differs from others', or empty."""
     file, now = submission.with_suffix(".software"), software_now()
-    places = {
+    places = {  # the prefix may name an image, whose content may have moved
         part: f"{command_prefix} {folder if command_prefix else (folder, number)}"
         for part, (folder, number) in software_places().items()
     }

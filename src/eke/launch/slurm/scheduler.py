@@ -135,10 +135,7 @@ class SubmissionRefused(EkeError):
 
 
 def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
-    """Output of a SLURM command, which holds `descriptors`, too: locks.
-
-    SaidNo: it rejects the request. EkeError: it is missing, or does not answer.
-    """
+    """Output of a command that holds `descriptors`; SaidNo if rejected, EkeError if unanswered."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
@@ -166,10 +163,8 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def options_of(script: Path) -> list[str]:
-    """The options of a batch script, as arguments of sbatch.
-
-    `SBATCH_PARTITION` and the like replace lines of a script, but no arguments (sbatch's manual).
-    """
+    """The options of a batch script, as arguments of sbatch."""
+    # `SBATCH_PARTITION` and the like replace lines of a script, but no arguments (sbatch's manual).
     lines = script.read_text(encoding="utf-8").splitlines()
     asked = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
     return [word for line in asked for word in shlex.split(line)]
@@ -202,10 +197,7 @@ def objection_to(text: str) -> str:
 
 
 def queue() -> dict[str, Element]:
-    """This user's jobs that wait or run, by `NAME_4`; EkeError without an answer.
-
-    Of several arrays with one name the element that runs is shown, else the first.
-    """
+    """This user's jobs that wait or run, by `NAME_4`; EkeError without an answer."""
     return _joined(_listed())
 
 
@@ -223,6 +215,7 @@ def _listed(*options: str) -> list[Element]:
 def _joined(listed: Iterable[Element]) -> dict[str, Element]:
     """Elements that are not over, each with the numbers of all of its name and index."""
     alive = [each for each in listed if not is_over(each.state)]
+    # Of several arrays with one name the element that runs is shown, else the first.
     alive.sort(key=lambda e: (not is_running(e.state), len(e.ids[0]), e.ids[0]))
     found: dict[str, Element] = {}
     for each in alive:
@@ -232,14 +225,12 @@ def _joined(listed: Iterable[Element]) -> dict[str, Element]:
 
 
 def last_states(elements: Sequence[str]) -> dict[str, str]:
-    """The state of jobs that are missing from the queue, by `NAME_4`; unknown ones are absent.
-
-    The controller remembers a job for some minutes (MinJobAge). Accounting learns late.
-    """
+    """The state of jobs that are missing from the queue, by `NAME_4`; unknown ones are absent."""
     if not elements:
         return {}
     names = sorted({element.rpartition("_")[0] for element in elements})
     found: list[tuple[str, str]] = []
+    # The controller remembers a job for some minutes (MinJobAge). Accounting learns late.
     with contextlib.suppress(EkeError):
         found += [(each.key, each.state) for each in _remembered(names)]
     for job, name, state in _accounted(names):

@@ -96,8 +96,7 @@ def make_request(plan: Plan) -> Request:
 
 def read_minutes(text: str) -> int | None:
     """A time limit of sbatch's (its manual, --time) in whole minutes, rounded up; else None."""
-    found = _TIME.fullmatch(text.strip())
-    if not found:
+    if not (found := _TIME.fullmatch(text.strip())):
         return None
     parts = [int(part) for part in found["clock"].split(":")]
     if found["days"] is not None:

@@ -22,7 +22,7 @@ from eke.hardware import choose_device, device_option, machine_fingerprint
 from eke.launch.processes.nodes import Head, follow, launch_attempt
 from eke.launch.processes.run_dir import claim
 from eke.launch.processes.running_run import WORKER_PHASE, outline
-from eke.launch.processes.sweep import MAX_CRASHES, worth_of
+from eke.launch.processes.sweep import MAX_CRASHES, POLL_S, worth_of
 from eke.launch.processes.worker_process import STOP_SIGNALS
 from eke.launch.slurm.run import note_software
 from eke.launch.slurm.scheduler import show_job
@@ -45,9 +45,6 @@ from eke.plan.record import (
     read_record,
     write_record,
 )
-
-POLL_S = 0.1
-"""Between two looks at the worker."""
 
 MISPLACED = "node"
 """Phase of a failure that another try on this node would only repeat."""
@@ -170,12 +167,10 @@ def one_attempt(paths: RunPaths, heard: list[int], head: Head | None = None) -> 
 def with_reason(
     paths: RunPaths, record: Record, why: Outcome | None, exit_code: int | None = None
 ) -> Record:
-    """The record of an interrupted run with the reason that SLURM gives.
-
-    scancel reaches every process at once, and a worker that has just started dies of it.
-    """
+    """The record of an interrupted run with the reason that SLURM gives."""
     if why is None or record.outcome == why.name:
         return record
+    # scancel reaches every process at once, and a worker that has just started dies of it.
     silent = record.failure is not None and record.failure.phase == WORKER_PHASE
     died = silent and exit_code is not None and -exit_code in STOP_SIGNALS
     if Outcome[record.outcome] not in SAID and not died:
@@ -189,16 +184,14 @@ def with_reason(
 def reason_of(
     number: int, environment: Mapping[str, str], show: Callable[[str], Mapping[str, str]] = show_job
 ) -> Outcome:
-    """Reason for a signal from SLURM.
-
-    Preemption, the time limit itself and scancel all send SIGTERM. By the controller (seen in
-    22.05) a preempted job still runs, or has one restart more than it knows; a cancelled one is
-    completing.
-    """
+    """Reason for a signal from SLURM."""
     if number in (signal.SIGUSR1, signal.SIGUSR2):
         return Outcome.timeout
     if number == signal.SIGINT:
         return Outcome.cancelled
+    # Preemption, the time limit itself and scancel all send SIGTERM. By the controller (seen in
+    # 22.05) a preempted job still runs, or has one restart more than it knows; a cancelled one is
+    # completing.
     array, index = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
     job = show(f"{array}_{index}") if array else {}
     if job.get("Reason") == "TimeLimit" or job.get("JobState") == "TIMEOUT":

@@ -26,10 +26,7 @@ Raw = Mapping[str, Any]
 
 
 def read_sizes(raw: Raw, typed: str) -> tuple[str, Sizes]:
-    """Family, a key of `FAMILIES`, and sizes, fields of `PretrainedModel`, from a config.json.
-
-    ConfigError: a size is missing or is no number.
-    """
+    """Key of `FAMILIES` and fields of `PretrainedModel`; ConfigError: a size is no number."""
     kind, family = str(raw.get("model_type")), "other"
     read: Callable[[Reader], Sizes] = _other
     if is_known(kind) and not any(raw.get(key) is True for key in _UNUSUAL):
@@ -307,11 +304,9 @@ _PADDED_TABLE = re.compile(
 
 
 def first_position(model_type: str, pad: int) -> int:
-    """Row of the table of positions that a sequence begins with.
-
-    RoBERTa's relatives keep the rows up to the padding token's id for padding, which shows in their
-    table's `padding_idx`; all others begin with the first.
-    """
+    """Row of the table of positions that a sequence begins with."""
+    # RoBERTa's relatives keep the rows up to the padding token's id for padding, which shows in
+    # their table's `padding_idx`; all others begin with the first.
     source = source_of(model_type)
     try:
         text = source.read_text(encoding="utf-8") if source else ""

@@ -57,12 +57,9 @@ class Located:
 
 
 def locate(typed: str, revision: str | None) -> Located:
-    """Find the folder with the checkpoint's config.json; of a hub model fetch that file at most.
-
-    A folder of that name wins over a hub model, as in transformers.
-    """
+    """Find the folder with the checkpoint's config.json; of a hub model fetch that file at most."""
     path = user_path(typed)
-    if os.path.exists(path):
+    if os.path.exists(path):  # wins over a hub model of that name, as in transformers
         if revision is not None:
             why = f"is a revision of a hub model, and {typed} is a folder of this machine"
             raise refuse(revision, why, Fix("model.revision=null"), "model.revision")
@@ -180,10 +177,7 @@ def resolve_tokenizer(config: Config) -> Config:
 
 
 def is_of_eke_without_tokenizer(name_or_path: str) -> bool:
-    """Whether a folder is a checkpoint of eke's that was trained on bytes.
-
-    Any other tokenizer would be in the same folder (eke.training.checkpoint).
-    """
+    """Whether a folder is a checkpoint of eke's, which saves any tokenizer in it but bytes."""
     folder = user_path(name_or_path)
     is_of_eke = all((folder / name).is_file() for name in OF_EKE)
     return is_of_eke and not _has_tokenizer(folder)

@@ -55,8 +55,7 @@ def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool 
     model = config.model
     if not isinstance(model, PretrainedModel):
         return config
-    problems = _typed_sizes(model, overrides)
-    if problems:
+    if problems := _typed_sizes(model, overrides):
         raise ConfigError(problems)
     found = locate(model.name_or_path, model.revision)
     raw = read_config(found)
@@ -126,10 +125,7 @@ def _label_names(raw: dict[str, Any]) -> list[str]:
 
 
 def follow_head(config: Config) -> Config:
-    """The configuration with as many classes as the checkpoint's head, or else `task.labels`, has.
-
-    It follows for rows of data only. A regression has one output.
-    """
+    """The configuration with as many classes as the checkpoint's head, or `task.labels`, has."""
     count = len(getattr(config.model, "label_names", []))
     count = count if count > 1 else len(getattr(config.task, "labels", []))
     if config.task.problem.value == "regression":
@@ -170,8 +166,7 @@ def _typed_sizes(model: PretrainedModel, overrides: Sequence[str]) -> list[Probl
 
 def _refuse_foreign(found: Located, raw: dict[str, Any]) -> None:
     """What is no plain model of transformers."""
-    quantized = raw.get("quantization_config")
-    if quantized:
+    if quantized := raw.get("quantization_config"):
         method = quantized.get("quant_method", "") if isinstance(quantized, dict) else ""
         why = f"its weights are quantized ({method or 'see config.json'}), and eke trains float32"
         raise refuse(found.typed, why, Fix(f"{KEY}=THE_UNQUANTIZED_MODEL"))
@@ -254,10 +249,8 @@ def _refuse_absent(found: Located, family: str, planning: bool) -> None:
 
 
 def _tied(found: Located, raw: dict[str, Any], family: str, sizes: Sizes, shapes: Shapes) -> Sizes:
-    """Whether the output shares the embedding's tensor, as the file has it; its flag may be untrue.
-
-    transformers 5 ties T5's, unless the checkpoint has a projection; several tables tell nothing.
-    """
+    """Whether the output shares the embedding's tensor: the file tells, its flag may be untrue."""
+    # transformers 5 ties T5's, unless the checkpoint has a projection; several tables tell nothing.
     two_stacks = FAMILIES[family].is_encoder_decoder
     if two_stacks and shapes and "lm_head.weight" not in shapes:
         return {**sizes, "tie_word_embeddings": True}
@@ -317,10 +310,7 @@ def _shards(found: Located) -> list[Path]:
 
 
 def read_shapes(found: Located) -> Shapes:
-    """Name -> shape of every tensor; empty where the weights are not on this machine yet.
-
-    ConfigError: a file is missing, cut off or none of safetensors.
-    """
+    """Name -> shape of every tensor, none before the download; ConfigError: a file is damaged."""
     from safetensors import SafetensorError, safe_open
 
     shapes: Shapes = {}
@@ -345,11 +335,8 @@ def read_shapes(found: Located) -> Shapes:
 
 
 def same_numbers(found: Located, one: str, other: str) -> bool:
-    """Whether two tensors of a checkpoint hold the same bytes.
-
-    Format of a file: https://huggingface.co/docs/safetensors/index#format
-    """
-    tensors = {}
+    """Whether two tensors of a checkpoint hold the same bytes."""
+    tensors = {}  # read as in https://huggingface.co/docs/safetensors/index#format
     for path in weight_files(found):
         with open(path, "rb") as file:
             content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

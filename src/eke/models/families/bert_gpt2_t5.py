@@ -221,11 +221,7 @@ RELATIVE_BUCKETS = 32
 
 
 def _t5_structure(config: Config) -> Structure:
-    """T5ForConditionalGeneration and T5ForSequenceClassification (which has a decoder too).
-
-    transformers 5 always ties T5's embeddings; `tie_word_embeddings=false` only stops it from
-    scaling the logits (T5Config.scale_decoder_outputs).
-    """
+    """T5ForConditionalGeneration and T5ForSequenceClassification (which has a decoder too)."""
     model = cast(T5Model, config.model)
     hidden, heads = model.hidden_size, model.num_attention_heads
     encoders = model.num_hidden_layers
@@ -233,7 +229,8 @@ def _t5_structure(config: Config) -> Structure:
     classify = is_classification(config)
     base = "transformer." if classify else ""
     names = [f"{base}{name}" for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")]
-    # Of a checkpoint with both, transformers 5 keeps both: T5 v1.1, Flan-T5.
+    # transformers 5 ties them: `tie_word_embeddings=false` only stops it from scaling the logits
+    # (T5Config.scale_decoder_outputs). Of a checkpoint with both it keeps both: T5 v1.1, Flan-T5.
     untied = isinstance(model, PretrainedModel) and not model.tie_word_embeddings and not classify
     weights = [table(model.vocab_size, hidden, *names)]
     if not classify and not untied:

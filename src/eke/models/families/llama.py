@@ -1,7 +1,4 @@
-"""Llama, Qwen2, Qwen3 and Mixtral: decoders with RMSNorm, rotary positions and gated layers.
-
-`OTHER` stands in for architectures without closed forms.
-"""
+"""Llama, Qwen2, Qwen3 and Mixtral: decoders with RMSNorm, rotary positions and gated layers."""
 
 from dataclasses import replace
 from functools import partial
@@ -37,11 +34,7 @@ from eke.models.families.family_record import (
 def _decoder(
     config: Config, *, has_biases: bool = False, norms_heads: bool = False, is_moe: bool = False
 ) -> Structure:
-    """ForCausalLM and ForSequenceClassification: equal layers, each with two RMSNorms.
-
-    Qwen2 has biases of query, key and value; Qwen3 an RMSNorm of each head's query and key; Mixtral
-    experts, which transformers 5 stacks.
-    """
+    """ForCausalLM and ForSequenceClassification: equal layers, each with two RMSNorms."""
     model = cast(LlamaModel, config.model)
     hidden, inner, dim = model.hidden_size, model.intermediate_size, head_width(model)
     queries = model.num_attention_heads * dim
@@ -50,11 +43,11 @@ def _decoder(
     shapes = {name: (width, hidden) for name, width in widths.items()}
     shapes["self_attn.o_proj"] = (hidden, queries)
     layer = [Weight(shape, Tokens.source, module=name) for name, shape in shapes.items()]
-    if has_biases:
+    if has_biases:  # Qwen2
         layer += [Weight((width,), module=name) for name, width in widths.items()]
-    if norms_heads:
+    if norms_heads:  # Qwen3
         layer += [norm(dim, f"self_attn.{name}") for name in ("q_norm", "k_norm")]
-    if is_moe:
+    if is_moe:  # Mixtral
         layer += _experts(cast(MixtralModel, config.model))
     else:
         sides = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden)}
@@ -72,7 +65,7 @@ def _decoder(
 
 
 def _experts(model: MixtralModel) -> list[Weight]:
-    """The router, which sees every token, and the experts of a layer."""
+    """The router, which sees every token, and a layer's experts, which transformers 5 stacks."""
     hidden, inner, count = model.hidden_size, model.intermediate_size, model.num_local_experts
     stacked = partial(Weight, tokens=Tokens.source, active=(model.num_experts_per_tok, count))
     return [
@@ -176,13 +169,10 @@ def _mixtral_arguments(config: Config) -> dict[str, Any]:
 
 
 def _rope(model: LlamaModel) -> dict[str, Any]:
-    """Rotary positions, plain or stretched as in Llama 3.1 and 3.2.
-
-    Source: transformers' modeling_rope_utils (rope_type llama3); the constants are those of
-    meta-llama/Llama-3.2-1B's config.json.
-    """
+    """Rotary positions, plain or stretched as in Llama 3.1 and 3.2."""
     if model.rope_scaling_factor is None:
         return {"rope_type": "default", "rope_theta": model.rope_theta}
+    # transformers' modeling_rope_utils, with the constants of meta-llama/Llama-3.2-1B's config.json
     return {
         "rope_type": "llama3",
         "rope_theta": model.rope_theta,

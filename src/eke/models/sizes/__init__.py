@@ -4,7 +4,6 @@ from eke.models.sizes.optimizers import (
     OPTIMIZER_REGISTRY,
     PAGED_MIN_SIZE,
     OptimizerEntry,
-    optimizer_bytes,
     optimizer_entry,
     option_of,
     projection_rank,
@@ -28,7 +27,6 @@ from eke.models.sizes.parameters import (
     passed_layers,
     predicted_frac,
     structure,
-    training_flops,
     training_structure,
     why_not_fused,
 )

@@ -28,16 +28,11 @@ from eke.config.schema import (
 )
 from eke.models.families import FLOAT32_BYTES, Role, Weight
 
-QMAP_BYTES = 256 * FLOAT32_BYTES
-"""Values that the codes of 8 bits stand for."""
-
 
 def projection_rank(config: Config) -> int:
-    """Rank of GaLore's and APOLLO's projections: the configured one, else a quarter of the width.
-
-    Source of the quarter: APOLLO's own default, arXiv:2412.05270, section 5.1.
-    """
+    """Rank of GaLore's and APOLLO's projections: the configured one, or a quarter of the width."""
     rank = cast(GaLore | Apollo, config.optimizer).rank
+    # A quarter is APOLLO's own default: arXiv:2412.05270, section 5.1.
     return rank or max(1, config.model.hidden_size // 4)
 
 
@@ -50,14 +45,12 @@ def optimizer_bytes(
     kept, trained = optimizer_entry(config.optimizer), list(weights)
     own = sum(kept.state_bytes(config, weight, bytes_of(weight)) for weight in trained)
     shared = any(quantises_state(config.optimizer, weight) for weight in trained)
-    return own + shared * kept.num_tables * QMAP_BYTES
+    return own + shared * kept.num_tables * 256 * FLOAT32_BYTES  # what codes of 8 bits stand for
 
 
 def paged_bytes(config: Config, weights: Iterable[Weight]) -> int:
-    """Bytes of the state in paged memory, for an optimizer that pages: moments, without scales.
-
-    The driver moves pages between a GPU's memory and the host's; PyTorch reserves none for them.
-    """
+    """Bytes of the state in paged memory, for an optimizer that pages: moments, without scales."""
+    # The driver moves pages between a GPU's memory and the host's; PyTorch reserves none for them.
     paged = [weight for weight in weights if prod(weight.shape) >= PAGED_MIN_SIZE]
     widths = (1 if quantises_state(config.optimizer, w) else FLOAT32_BYTES for w in paged)
     return sum(2 * width * prod(w.shape) for width, w in zip(widths, paged, strict=True))
@@ -81,11 +74,8 @@ def _quantised_by_bitsandbytes(optimizer: Optimizer, weight: Weight) -> bool:
 
 def _quantised_by_torchao(optimizer: Optimizer, weight: Weight) -> bool:
     num, block = prod(weight.shape), cast(AdamWTorchAO8bit | AdamWTorchAO4bit, optimizer).block_size
-    return num >= TORCHAO_MIN_SIZE and num % block == 0
+    return num >= 4096 and num % block == 0  # torchao 0.18, optim/adam.py, _new_buffer
 
-
-TORCHAO_MIN_SIZE = 4096
-"""torchao 0.18, optim/adam.py, _new_buffer."""
 
 BITSANDBYTES_BLOCK = 256
 """bitsandbytes 0.50, optim/optimizer.py, init_state."""
@@ -115,10 +105,8 @@ def _torchao_state(config: Config, weight: Weight, weight_bytes: int, *, bits: i
 
 
 def _adafactor(config: Config, weight: Weight, weight_bytes: int) -> int:
-    """Rows and columns of a matrix, all of a vector, no first moment; float32 for any weights.
-
-    Source: transformers.optimization.Adafactor (beta1=None); arXiv:1804.04235, section 4.
-    """
+    """Rows and columns of a matrix, all of a vector, no first moment; float32 for any weights."""
+    # transformers.optimization.Adafactor (beta1=None); arXiv:1804.04235, section 4
     shape = weight.shape
     if len(shape) < 2:
         return FLOAT32_BYTES * prod(shape)
@@ -148,10 +136,8 @@ def _low_rank_state(config: Config, weight: Weight, weight_bytes: int, *, by_vec
 
 
 def _newton_schulz(config: Config, rows: int, columns: int) -> float:
-    """In each iteration X X^T, its square, and their sum times X.
-
-    Source: torch.optim.Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
-    """
+    """In each iteration X X^T, its square, and their sum times X."""
+    # torch.optim.Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon)
     iterations = cast(Muon, config.optimizer).ns_steps
     return iterations * (4.0 * rows * rows * columns + 2.0 * rows**3)
 
@@ -319,14 +305,12 @@ class OptimizerEntry:
 
 
 MIXED = "(torch: got mixed torch.Tensor and DTensor)"
-PROJECTED_PARTS = f"it projects whole matrices {MIXED}"
 WHOLE = (
     "bitsandbytes' kernels take whole tensors (torch: Operator "
     "bitsandbytes.optimizer_update_32bit.default does not have a sharding strategy registered)"
 )
 
 PIECES = "ZeRO hands it flat pieces"
-PROJECTED_PIECES = f"projects matrices, and {PIECES} (IndexError: tuple index out of range)"
 
 COUNTS = "counts the steps of a group of weights, which is stepped once for each of them then"
 
@@ -385,8 +369,8 @@ _low_rank = partial(
         2 * step.largest + step.hidden,
         4 * step.largest + 8 * step.hidden * step.wide,
     ),
-    fails_on_parts=PROJECTED_PARTS,
-    fails_on_pieces=PROJECTED_PIECES,
+    fails_on_parts=f"it projects whole matrices {MIXED}",
+    fails_on_pieces=f"projects matrices, and {PIECES} (IndexError: tuple index out of range)",
 )
 
 OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
@@ -399,10 +383,8 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         builder=f"{BUILDERS}adamw_apex_fused",
         state_bytes=_adamw,
         package="apex.optimizers",
-        install=(
-            "build it from github.com/NVIDIA/apex; the package index has another project of that "
-            "name"
-        ),
+        install="build it from github.com/NVIDIA/apex; the package index has another project of "
+        "that name",
         built=("FusedAdam apex",),
         temporaries=one_kernel,
         counted_as="adamw_fused",
@@ -432,27 +414,22 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
     ),
     "adamw_torchao_8bit": _adamw_torchao(
         state_bytes=partial(_torchao_state, bits=8),
-        fails_on_parts=(
-            "it trains, and its quantised parts cannot be read back from a checkpoint (torch: "
-            "Weights only load failed)"
-        ),
+        fails_on_parts="it trains, and its quantised parts cannot be read back from a checkpoint "
+        "(torch: Weights only load failed)",
     ),
     "adamw_torchao_4bit": _adamw_torchao(
         state_bytes=partial(_torchao_state, bits=4),
-        fails_on_parts=(
-            "its 4-bit states are flat, and its compiled step takes them for matrices (torch: "
-            "wrong number of dimensions)"
-        ),
+        fails_on_parts="its 4-bit states are flat, and its compiled step takes them for matrices "
+        "(torch: wrong number of dimensions)",
     ),
     "adamw_bf16_sr": _torchao(
         builder=f"{BUILDERS}adamw_bf16_sr",
         state_bytes=_adamw,
         counted_as="adamw_fused",
         rounds_at_random=True,
-        fails_on_parts=(
-            "each process would draw the same random numbers for another part: on two it strayed "
-            "from float32 copies as far as one does, and parts of uneven sizes have not been seen"
-        ),
+        fails_on_parts="each process would draw the same random numbers for another part: on two "
+        "it strayed from float32 copies as far as one does, and parts of uneven sizes have not "
+        "been seen",
         fails_on_pieces="rounds bfloat16 weights at random; ZeRO steps on float32 copies",
         fails_in_backward=(
             "draws the random numbers of a step once, and the same for each weight then"
@@ -466,10 +443,8 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         fails_on_parts=(
             f"it keeps sums over rows and columns, which a part of a matrix has not {MIXED}"
         ),
-        fails_on_pieces=(
-            f"keeps a row and a column of statistics for each matrix; {PIECES}, and it silently "
-            "becomes another algorithm with 4 bytes a parameter"
-        ),
+        fails_on_pieces=f"keeps a row and a column of statistics for each matrix; {PIECES}, and it "
+        "silently becomes another algorithm with 4 bytes a parameter",
     ),
     "sgd": OptimizerEntry(
         builder=f"{BUILDERS}sgd",
@@ -499,10 +474,8 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         # A normalised gradient of everything: the library's foreach.
         temporaries=lambda step: (step.total, 2 * step.total),
         averages=True,
-        fails_on_pieces=(
-            "evaluates and saves an average, which it would put into ZeRO's pieces, where the "
-            "model does not see it"
-        ),
+        fails_on_pieces="evaluates and saves an average, which it would put into ZeRO's pieces, "
+        "where the model does not see it",
         fails_in_backward=COUNTS,
     ),
     "galore": _low_rank(
@@ -535,11 +508,7 @@ def option_of(optimizer: Optimizer) -> str:
 
 
 def optimizer_entry(optimizer: Optimizer) -> OptimizerEntry:
-    """The registry entry of a configured optimizer.
-
-    Raises:
-        ConfigError: neither eke nor a package that is installed here has the option.
-    """
+    """The registry entry of a configured optimizer; ConfigError: no installed package has one."""
     option = option_of(optimizer)
     entry = OPTIMIZER_REGISTRY.get(option) or load_plugin("eke.optimizers", option)
     if entry is None:

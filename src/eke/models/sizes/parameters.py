@@ -170,10 +170,7 @@ def tokens_per_sample(config: Config, means: SampleMeans | None = None) -> Count
 def training_flops(
     config: Config, structure: Structure, means: SampleMeans | None = None
 ) -> tuple[float, str]:
-    """Model FLOPs of one training step over one sample, the mean of a training's, and the formula.
-
-    Without `means` each sample has `data.seq_len` tokens.
-    """
+    """Model FLOPs of a training step over one sample (`means` as in `model_size`), and formula."""
     tokens = tokens_per_sample(config, means)
     matmul = sum(_per_parameter(w) * w.num_active * tokens[w.tokens] for w in structure.weights)
     attention = sum(attention_flops(a, tokens) for a in structure.attention)
@@ -238,8 +235,7 @@ def _short(mean: float) -> str:
 
 
 MAX_KEPT = 16
-"""Models whose tensors are kept: a sweep, or a search for the fastest run, asks for few models,
-each some thousand times."""
+"""Models whose tensors are kept: a sweep or a search asks for few, each some thousand times."""
 
 _kept: dict[str, Structure] = {}
 
@@ -254,11 +250,7 @@ def _once(content: str, make: Callable[[], Structure]) -> Structure:
 
 
 def structure(config: Config) -> Structure:
-    """The tensors and the attention of the model with its task head.
-
-    Raises:
-        ConfigError: if the family has no head for the task.
-    """
+    """Tensors and attention of the model with its task head; ConfigError: the family has none."""
     family, task, tasks = family_of(config), config.task.option, family_of(config).tasks
     if task not in tasks:
         why = f"{family.name} models have a head for {' and '.join(tasks)} only"
@@ -267,11 +259,7 @@ def structure(config: Config) -> Structure:
 
 
 def training_structure(config: Config) -> Structure:
-    """The tensors as they are trained: with adapters, frozen and 4-bit weights.
-
-    Raises:
-        ConfigError: the family has no head for the task, or `model.freeze` cannot be followed.
-    """
+    """The tensors as trained, with adapters and frozen ones; errors of `structure` and `freeze`."""
     sparse = config.kernels.sparse_prediction
     content = repr((config.model, config.task, config.peft, sparse))
     return _once(content, lambda: with_sparse_head(config, adapt(config, structure(config))))
@@ -284,11 +272,7 @@ def passed_layers(config: Config, counts: Sequence[int]) -> list[int]:
 
 
 def model_size(config: Config, means: SampleMeans | None = None) -> ModelSize:
-    """Parameters and training FLOPs, equal to what the real transformers class has.
-
-    Adapters are counted among the trained parameters, and not among the model's. Without `means`
-    each sample has `data.seq_len` tokens.
-    """
+    """Parameters and training FLOPs; without `means` each sample has `data.seq_len` tokens."""
     parts, trained = structure(config), training_structure(config)
     told = family_of(config).is_known or not config.model.freeze  # which are frozen, if any
     known = parts.attention and _is_known(config) and told

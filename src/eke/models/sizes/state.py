@@ -141,10 +141,7 @@ def _frozen_format(config: Config) -> str:
 
 
 def state_bytes(config: Config, formats: WeightFormats | None = None) -> StateBytes:
-    """Exact bytes of weights, gradients and optimizer state after the first step.
-
-    Before there is a plan, `formats` is None: they are decided here.
-    """
+    """Exact bytes of the state after a step; without `formats`, which a plan has, decided here."""
     whole = training_structure(config).weights
     weights, cut = whole, config.distributed.option in IN_PARTS
     if isinstance(config.distributed, FSDP):
@@ -245,12 +242,6 @@ def four_bit_bytes(numbers: int, double_quant: bool) -> int:
     return packed + blocks + FLOAT32_BYTES * -(-blocks // SCALES_PER_BLOCK) + SCALE_CODE_BYTES
 
 
-MIN_FILE_BYTES = 2**20
-"""Smaller tensors are never written: `MIN_AIO_BYTES`."""
-
-ALIGNED_BYTES = 1024
-"""A file is a multiple of this per thread: `AIO_ALIGNED_BYTES`."""
-
 PIECE_BUFFERS = 4
 """Pinned buffers of a piece's size: weights, gradient and AdamW's two moments (`buffer_count`)."""
 
@@ -279,7 +270,7 @@ def state_files(config: Config) -> SwapBytes | None:
         return None
     state, trained = state_bytes(config), trained_weights(config)
     copies = 1 + state.optimizer // (state.gradients or 1)  # the weights and their moments
-    unit = ALIGNED_BYTES * offload.threads // FLOAT32_BYTES
+    unit = 1024 * offload.threads // FLOAT32_BYTES  # files are multiples: `AIO_ALIGNED_BYTES`
     numbers, buffer, kept = 0, 0, 0
     for role in Role:
         parts = [-(-prod(w.shape) // processes) for w in trained if w.role is role]
@@ -303,7 +294,7 @@ def state_files(config: Config) -> SwapBytes | None:
 
 def _is_written(offload: NvmeOffload, numbers: int) -> bool:
     """Whether a float32 tensor of so many numbers is written to the disk at all."""
-    return numbers * FLOAT32_BYTES >= max(MIN_FILE_BYTES, offload.block_bytes)
+    return numbers * FLOAT32_BYTES >= max(2**20, offload.block_bytes)  # `MIN_AIO_BYTES`
 
 
 ALIGNMENT = 2
@@ -316,15 +307,13 @@ def trained_weights(config: Config) -> list[Weight]:
 
 
 def pieces(config: Config) -> dict[Role, int]:
-    """Numbers in each of one process's flat pieces: its share of a parameter group, and padding.
-
-    ZeRO-1 and 2 pad each parameter group, one per role, ZeRO-3 each weight.
-    """
+    """Numbers in each of one process's flat pieces: its share of a parameter group, and padding."""
     processes = config.distributed.num_processes
     trained = trained_weights(config)
     found = {}
     for role in Role:
         mine = [prod(weight.shape) for weight in trained if weight.role is role]
+        # ZeRO-1 and 2 pad each parameter group, one per role, ZeRO-3 each weight.
         if STAGE[config.distributed.option] == 3:
             numbers = sum(-(-number // processes) for number in mine)
         else:
@@ -335,11 +324,9 @@ def pieces(config: Config) -> dict[Role, int]:
 
 
 def flat_pieces(config: Config) -> list[Weight]:
-    """The pieces as the optimizer sees them: flat, and float32.
-
-    `optimizer.embeddings_32bit` finds those of embeddings under ZeRO-3 alone, which puts a piece in
-    the place that the group's first weight had: bitsandbytes 0.50 goes by that place.
-    """
+    """The pieces as the optimizer sees them: flat, and float32."""
+    # `optimizer.embeddings_32bit` finds those of embeddings under ZeRO-3 alone, which puts a piece
+    # in the place that the group's first weight had: bitsandbytes 0.50 goes by that place.
     knows = STAGE[config.distributed.option] == 3
     return [
         Weight((numbers,), place=role if knows else Role.hidden)

@@ -145,7 +145,7 @@ def test_a_sweep_over_foreign_words(typed: str, fix: str) -> None:
 
 
 def test_a_number_that_zero_was_meant_to_turn_off_is_null() -> None:
-    refused = find_limit_problems(compose(["train.max_grad_norm=0"]).config)
+    refused = list(find_limit_problems(compose(["train.max_grad_norm=0"]).config))
     assert [str(p.fix) for p in refused] == ["train.max_grad_norm=null"]
 
 

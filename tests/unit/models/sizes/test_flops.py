@@ -9,7 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from unit.models.sizes.configs import FAMILY_CASES, TINY_CASES, make_config
 
 from eke.models.freezing import is_frozen
-from eke.models.sizes import SampleMeans, model_size, structure, training_flops, training_structure
+from eke.models.sizes import SampleMeans, model_size, structure, training_structure
+from eke.models.sizes.parameters import training_flops
 from eke.training.model.build_model import make_model_config
 from eke.training.model.unused import HEADS
 
