@@ -4,7 +4,7 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from textwrap import indent
@@ -15,14 +15,7 @@ from eke.common.paths import SHARED_DEVICE, RunPaths
 from eke.estimate.time import note_pace
 from eke.hardware import has_foreign_processes
 from eke.hardware.device_use import DeviceUse, cpu_cores
-from eke.plan.planner import (
-    Plan,
-    check_inputs,
-    check_software,
-    cut_of,
-    remove_swap,
-    swap_folder,
-)
+from eke.plan.planner import Plan, check_inputs, check_software, cut_of, remove_swap, swap_folder
 from eke.plan.record import (
     EXIT_FAILED,
     EXIT_OK,
@@ -52,26 +45,16 @@ from eke.training.observe.memory_stages import device_peak, memory_in_use
 
 def run_engine(job: TrainingState) -> None:
     """Train to the last step with the planned engine and attention kernel; raises as `train`."""
+    train = loop.train
+    if job.plan.config.engine.option == "trainer":  # takes a second to import
+        from eke.training.loop.trainer_engine import train_with_trainer as train
     with pinned_backend(job.plan):
         try:
-            ENGINES[job.plan.config.engine.option](job)
+            train(job)
         except Diverged:  # on all ranks
             finish_saving(job)
             raise
 
-
-def _trainer_engine(job: TrainingState) -> None:
-    """Train with Hugging Face Trainer, which takes a second to import."""
-    from eke.training.loop.trainer_engine import train_with_trainer
-
-    train_with_trainer(job)
-
-
-ENGINES: dict[str, Callable[[TrainingState], None]] = {
-    "loop": loop.train,
-    "trainer": _trainer_engine,
-}
-"""`engine` option -> training function."""
 
 log = logging.getLogger(__name__)
 
@@ -185,8 +168,7 @@ def _train(attempt: Attempt, job: TrainingState) -> None:
 def verify_inputs(plan: Plan) -> Iterator[None]:
     """Context that checks before and after that inputs and software match the plan.
 
-    Raises:
-        ChangedError: one of them is not, which also explains whatever went wrong in here.
+    Raises ChangedError: one of them is not, which also explains whatever went wrong in here.
     """
     check_software(plan)
     check_inputs(plan)
