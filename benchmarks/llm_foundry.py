@@ -81,8 +81,8 @@ def main() -> int:
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     out = writable(parser, arguments.out or REPO / "results" / "step_time_foundry.json")
-    counted = {**passes.counted_kernels(), "gpt2": with_one_gelu_kernel()}
-    passes.counted_kernels = lambda: counted
+    counted = {**passes.counts("counted"), "gpt2": with_one_gelu_kernel()}
+    passes.counts = lambda name: counted
     rows = [row_of(row) for row in table()]
     alone, several = [[r for r in rows if one_machine(r) is wanted] for wanted in (True, False)]
     order = list(range(len(alone)))
@@ -119,7 +119,7 @@ def one_machine(row: Row) -> bool:
 
 def with_one_gelu_kernel() -> dict[str, Any]:
     """What was counted of GPT-2, whose GELU is eight kernels: MPT's is torch's, as BERT's."""
-    counted = passes.counted_kernels()
+    counted = passes.counts("counted")
     gpt2 = copy.deepcopy(counted["gpt2"])
     for key, entry in gpt2.items():
         for phase in ("forward", "backward"):

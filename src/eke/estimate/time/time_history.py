@@ -126,12 +126,7 @@ def _product_s(product: Product, rates: Rates) -> Span:
 
 
 def describe_step(
-    plan: Plan,
-    work: Work,
-    step: Span,
-    parts: Mapping[str, float],
-    basis: str,
-    peak: float | None,
+    plan: Plan, work: Work, step: Span, parts: Mapping[str, float], basis: str, peak: float | None
 ) -> StepTime:
     """All that follows from the seconds of a step; `peak` is the datasheet's, in FLOP/s."""
     devices = plan.batch.world_size * plan.batch.devices
@@ -230,11 +225,6 @@ def time_group(plan: Plan) -> Group:
         "engine": config.engine.option,
         **software(SOURCES),
     }
-
-
-def versions_of(group: Group) -> str:
-    """The versions that matter most, formatted."""
-    return ", ".join(f"{name} {group[name]}" for name in ("torch", "transformers") if name in group)
 
 
 def work_key(plan: Plan) -> str:

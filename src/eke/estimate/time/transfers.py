@@ -271,10 +271,9 @@ ADDS = 12
 
 
 @cache
-def counted_updates() -> Mapping[str, Any]:
-    """Counts."""
-    file = Path(__file__).with_name("counted_updates.json")
-    content: dict[str, Any] = json.loads(file.read_text())
+def counts(name: str) -> Mapping[str, Any]:
+    """Content of `NAME.json` beside this file: what was counted operator by operator."""
+    content: dict[str, Any] = json.loads(Path(__file__).with_name(f"{name}.json").read_text())
     return content
 
 
@@ -303,7 +302,7 @@ def updates(plan: Plan, contents: Contents) -> Updates:
     if numbers:
         each = entry["each"] if not config.memory.optimizer_in_backward else max(1, entry["each"])
         launches = entry["launches"] + each * tensors
-    clip = counted_updates()["clip"]
+    clip = counts("counted_updates")["clip"]
     if config.train.max_grad_norm is not None and numbers:
         moved += clip["bytes"] * numbers
         launches += clip["launches"] + clip["each"] * tensors
@@ -320,7 +319,7 @@ def updates(plan: Plan, contents: Contents) -> Updates:
 
 def _entry(plan: Plan) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """Counts of the optimizer."""
-    option, table = plan.config.optimizer.option, counted_updates()
+    option, table = plan.config.optimizer.option, counts("counted_updates")
     known = optimizer_entry(plan.config.optimizer)
     stands_in = known.counted_as
     if known.implementation:

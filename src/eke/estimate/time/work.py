@@ -5,11 +5,8 @@ tensors without data, as a GPU would run them (benchmarks/step_work.py writes co
 tests/unit/estimate/time counts again): no number in that file is fitted to a time.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from eke.config.schema import Checkpointing
@@ -23,6 +20,7 @@ from eke.estimate.time.transfers import (
     Product,
     Updates,
     contents_of,
+    counts,
     moves,
     products,
     updates,
@@ -97,14 +95,6 @@ class Pass:
     """Kernels, matrix multiplications included."""
 
 
-@cache
-def counted_kernels() -> Mapping[str, Any]:
-    """Counts."""
-    file = Path(__file__).with_name("counted.json")
-    content: dict[str, Any] = json.loads(file.read_text())
-    return content
-
-
 def passes(plan: Plan, shape: Shape) -> tuple[Pass, Pass, Pass]:
     """Forward, backward, and the layers' forward alone, which checkpointing repeats."""
     layers, outer = _entries(plan, shape)
@@ -134,7 +124,7 @@ def _bytes(entry: Mapping[str, float], units: Mapping[str, float]) -> float:
 def _entries(plan: Plan, shape: Shape) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Counts of the layers, and of the parts around them."""
     counted_as = shape.architecture.counted_as or shape.architecture.name
-    table = counted_kernels()[counted_as]
+    table = counts("counted")[counted_as]
     width = "cast" if shape.cast else ("wide" if shape.weights == 4 else "narrow")
     kernel = "fused" if attention_kernel(plan, shape) == "fused" else "eager"
     dropped = "dropped" if shape.dropout else "whole"
