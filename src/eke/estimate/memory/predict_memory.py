@@ -28,6 +28,7 @@ from eke.estimate.memory.phases import COMPONENTS, Moment, moments, moments_of
 from eke.estimate.memory.sharding import saved_bytes
 from eke.models.sizes import STAGE, shared_state_bytes
 from eke.plan.planner import Micro, Plan, drawn
+from eke.plan.planner.planner import workspace_bytes
 
 ERROR = {"cpu": 0.02, "cuda": 0.06}
 """How far a trace may be from the truth, as a share of the peak. Chosen, not measured: on a CPU
@@ -145,11 +146,6 @@ PYTHON_BYTES = GIB // 2
 
 TRAINED = ("forward", "backward", "optimizer")
 """Phases of a step, which a record's measured peak is of on a CPU."""
-
-WORKSPACE_BYTES = {"hopper": 32 * MIB, "other": 8 * MIB + 128 * 1024}
-"""cuBLAS' workspace per handle and stream: torch's `parseChosenWorkspaceSize`
-(aten/src/ATen/cuda/CublasHandlePool.cpp): 4096 KiB x 8 from capability 9.0 on, else 4096 KiB x 2 +
-16 KiB x 8."""
 
 
 def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
@@ -271,10 +267,7 @@ def highest_phase(found: Forecast) -> str:
 
 def _on_gpu(plan: Plan, moment: Moment, every: Sequence[Moment]) -> Moment:
     """With cuBLAS' workspace, the allocator's reserve and the driver's context."""
-    hopper = (plan.device.capability or (0, 0)) >= (9, 0)
-    space = WORKSPACE_BYTES["hopper" if hopper else "other"]
-    if moment.phase == "load":
-        space = 0
+    space = 0 if moment.phase == "load" else workspace_bytes(plan.device.capability)
     allocated, held = moment.total, 0
     if is_fsdp(plan.config):  # makes them on a stream of its own, whose memory no other one has
         gradients = [m.parts.get("gradients", NOTHING).expected for m in (moment, *every)]
