@@ -275,12 +275,6 @@ def num_layers(config: Config) -> int:
     return layers
 
 
-def layer_numbers(config: Config, weights: Parts) -> int:
-    """Numbers of one layer, without stacked experts."""
-    inside = sum(prod(w.shape) for w in weights if w.role in (Role.hidden, Role.vector))
-    return -(-inside // num_layers(config))
-
-
 Unit = list[int]
 """Bytes of what FSDP2 gathers at once: as it is sent, of its gradients, and as they are reduced."""
 

@@ -38,13 +38,7 @@ from eke.training.optimizer.build_optimizer import (
 )
 from eke.training.optimizer.update import InBackwardUpdate, PlainUpdate, Update, set_learning_rate
 from eke.training.trace import operations
-from eke.training.trace.allocator import (
-    CachingAllocator,
-    PlainSum,
-    fake_gpu,
-    is_padded,
-    make_batch,
-)
+from eke.training.trace.allocator import CachingAllocator, PlainSum, fake_gpu, is_padded, make_batch
 from eke.training.trace.compiled import TRACED, compile_for_trace
 from eke.training.trace.fakes import fake_surroundings, not_compiled, to_fake
 from eke.training.trace.operations import Questions, Workspaces
