@@ -9,7 +9,6 @@ is launched once a step.
 """
 
 import argparse
-import json
 import sys
 import warnings
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO / "tests"))
 
-from arguments import writable  # noqa: E402  # after the path is there
+from arguments import as_table, writable  # noqa: E402  # after the path is there
 from counted_work import Count, counted  # noqa: E402  # a helper of the tests
 from unit.plan.cases import GPU, plan_of  # noqa: E402
 
@@ -53,7 +52,7 @@ def main() -> int:
                 continue
             content[f"{option}/{width}"] = found
             print(option, width, found, flush=True)
-    arguments.out.write_text(json.dumps(content, indent=0, sort_keys=True) + "\n")
+    arguments.out.write_text(as_table(content) + "\n")
     return int(missing > 0)
 
 
