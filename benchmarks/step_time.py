@@ -184,14 +184,14 @@ def trained(plan: Plan) -> float | None:
     from eke.training.loop.attempt import run_engine
     from eke.training.loop.meter import Clock, Meter
     from eke.training.loop.stop import StopFlag
-    from eke.training.loop.training_state import build_job
+    from eke.training.loop.training_state import TrainingState
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         paths = RunPaths(Path(folder))
         meter = Meter(Clock(), 0, WARMUP)
         try:
-            run_engine(build_job(plan, paths, 0, StopFlag(), Untracked(), meter, {}))
+            run_engine(TrainingState(plan, paths, 0, StopFlag(), Untracked(), meter, {}))
         except ConfigError:
             return None
         rows, _ = metrics.read_rows(paths.metrics)

@@ -14,7 +14,7 @@ from eke.training.loop.attempt import run_engine
 from eke.training.loop.meter import Clock, Meter
 from eke.training.loop.results import make_record
 from eke.training.loop.stop import StopFlag
-from eke.training.loop.training_state import TrainingState, build_job
+from eke.training.loop.training_state import TrainingState
 
 BRIEF = (
     *TINY, "data=synthetic", "data.seq_len=16", "data.num_samples=16", "data.num_eval_samples=4",
@@ -28,7 +28,7 @@ def start_job(plan: Plan, folder: Path, attempt: int = 0) -> TrainingState:
     """The job of a plan before its first step, or after a checkpoint in the folder."""
     folder.mkdir(exist_ok=True)
     meter = Meter(Clock(), attempt, 0)
-    return build_job(plan, RunPaths(folder), attempt, StopFlag(), Untracked(), meter, {})
+    return TrainingState(plan, RunPaths(folder), attempt, StopFlag(), Untracked(), meter, {})
 
 
 def train_job(plan: Plan, folder: Path, attempt: int = 0) -> TrainingState:

@@ -5,7 +5,7 @@ from math import prod
 
 from eke.common.text import MIB
 from eke.estimate.memory import sharding
-from eke.estimate.memory.activations import activations, optimizer_temporaries, singular_vectors
+from eke.estimate.memory.activations import Activations, optimizer_temporaries, singular_vectors
 from eke.estimate.memory.components import (
     NOTHING,
     Range,
@@ -121,7 +121,7 @@ class _Moments:
         self.state = shared_state_bytes(self.config, plan.size, on_host, plan.compute.formats)
         self.shape = shape_of(plan, micro)
         self.parts = training_structure(self.config).weights
-        self.acts = activations(plan, self.shape, self.parts)
+        self.acts = Activations(plan, self.shape, self.parts)
         inside = (prod(w.shape) for w in self.parts if w.role in (Role.hidden, Role.vector))
         self.layer = -(-sum(inside) // sharding.num_layers(self.config))
         """Numbers of one, without stacked experts."""
@@ -300,7 +300,7 @@ class _Moments:
     def evaluation(self) -> Moment:
         """A forward pass that keeps nothing; gradients are forgotten by then."""
         shape = shape_of(self.plan, evaluated(self.plan))
-        acts = activations(self.plan, shape, self.parts)
+        acts = Activations(self.plan, shape, self.parts)
         parts = self.held("evaluation", NOTHING)
         parts["activations"] = around(acts.one_layer // 2, high=2 * acts.one_layer + SMALL_BYTES)
         parts["logits"] = around(acts.logits_forward, high=2 * acts.logits_forward)

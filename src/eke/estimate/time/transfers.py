@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from eke.config.schema import FSDP, Config, Exchange, NvmeOffload, WeightsPlace
-from eke.estimate.memory.activations import activations
+from eke.estimate.memory.activations import Activations
 from eke.estimate.memory.sharding import num_layers, units
 from eke.estimate.time.rates import Span, exactly
 from eke.models.families import AttentionLayers, Role, Shape, Tokens, Weight
@@ -195,7 +195,7 @@ def moves(plan: Plan, contents: Contents, shape: Shape) -> Moves:
     sent, count = _exchanged(plan, contents)
     to_host, on_host, to_disk = _offloaded(plan, contents)
     if plan.config.memory.activation_offload and plan.device.kind != "cpu":
-        each = activations(plan, shape, training_structure(plan.config).weights).offloaded
+        each = Activations(plan, shape, training_structure(plan.config).weights).offloaded
         to_host += 2.0 * each * plan.batch.accumulation
     return Moves(to_host, on_host, to_disk, sent, count)
 

@@ -38,7 +38,7 @@ from eke.training.loop.meter import Clock, Meter
 from eke.training.loop.results import make_record, open_tracker, summary_values, write_card
 from eke.training.loop.saving import finish_saving
 from eke.training.loop.stop import StopFlag
-from eke.training.loop.training_state import TrainingState, build_job, torch_device
+from eke.training.loop.training_state import TrainingState, torch_device
 from eke.training.model.attention_kernels import pinned_backend
 from eke.training.observe.memory_stages import device_peak, memory_in_use
 
@@ -121,9 +121,8 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
     try:
         note_first_stages(attempt)
         with verify_inputs(plan):
-            job = attempt.job = build_job(
-                plan, paths, number, attempt.stop, tracker, meter, attempt.stages, ranks
-            )
+            how = attempt.stop, tracker, meter, attempt.stages, ranks
+            job = attempt.job = TrainingState(plan, paths, number, *how)
         attempt.startup_s = seconds_since_start()
         _train(attempt, job)
         job.note_stage("training")
