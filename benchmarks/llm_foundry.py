@@ -31,7 +31,7 @@ from eke.config.compose import compose
 from eke.estimate.time import work as passes
 from eke.estimate.time.rates import StepTime
 from eke.estimate.time.time_history import prior_time
-from eke.estimate.time.work import work_of
+from eke.estimate.time.work import Work
 from eke.hardware import DEVICES
 from eke.plan.planner import Plan
 from eke.workflows.planning import plan_for
@@ -172,7 +172,7 @@ def fit(rows: Sequence[Row]) -> dict[str, float]:
 
     fixed = []
     for row in rows:
-        found, work = prior_time(row.plan), work_of(row.plan)
+        found, work = prior_time(row.plan), Work(row.plan)
         assert isinstance(found, StepTime)
         parts = [sum(p.flops for p in work.products if p.fused is fused) for fused in (False, True)]
         peak = row.plan.device.peak("bfloat16")

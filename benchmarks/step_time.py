@@ -39,7 +39,7 @@ from eke.config.sweep import expand
 from eke.estimate.time.rates import StepTime
 from eke.estimate.time.step_time import fitted_rates
 from eke.estimate.time.time_history import Observation, amounts_of, prior_time
-from eke.estimate.time.work import work_of
+from eke.estimate.time.work import Work
 from eke.hardware import DEVICES, environment
 from eke.plan.planner import Plan
 from eke.plan.record import metrics
@@ -148,7 +148,7 @@ def on_this_cpu(count: int, seed: int) -> dict[str, Any]:
         if len(each) == ROUNDS:
             rows.append({
                 "overrides": overrides, "measured": min(each),
-                "rounds": each, "amounts": amounts_of(plan, work_of(plan)),
+                "rounds": each, "amounts": amounts_of(plan, Work(plan)),
             })  # fmt: skip
     predicted = [*held_out(rows[::2], rows[1::2]), *held_out(rows[1::2], rows[::2])]
     for row in predicted:

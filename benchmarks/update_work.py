@@ -21,7 +21,7 @@ from arguments import as_table, writable  # noqa: E402  # after the path is ther
 from counted_work import Count, counted  # noqa: E402  # a helper of the tests
 from unit.plan.cases import GPU, plan_of  # noqa: E402
 
-from eke.estimate.time.transfers import contents_of  # noqa: E402
+from eke.estimate.time.transfers import Contents  # noqa: E402
 
 OPTIONS = (
     "adamw_forloop", "adamw_foreach", "adamw_fused", "adamw_bf16_sr", "adamw_8bit",
@@ -82,7 +82,7 @@ def step_of(option: str, precision: str, clip: str, depth: int) -> tuple[Count, 
     if option == "schedule_free":
         overrides.append("schedule=constant")
     plan = plan_of(*overrides, device=GPU)
-    return counted(plan)["optimizer"], contents_of(plan.config)
+    return counted(plan)["optimizer"], Contents(plan.config)
 
 
 if __name__ == "__main__":

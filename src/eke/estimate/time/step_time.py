@@ -22,7 +22,7 @@ from eke.estimate.time.time_history import (
     time_group,
     why_unknown,
 )
-from eke.estimate.time.work import Work, work_of
+from eke.estimate.time.work import Work
 from eke.plan.planner import Plan
 from eke.plan.record import CalibratedStep, PredictedStep
 
@@ -197,7 +197,7 @@ def forecast_time(plan: Plan) -> StepTime | Unknown:
     these libraries where there are five or more; without a datasheet by those runs alone.
     """
     group = time_group(plan)
-    runs, work = read_observations(group), work_of(plan)
+    runs, work = read_observations(group), Work(plan)
     versions = ", ".join(f"{n} {group[n]}" for n in ("torch", "transformers") if n in group)
     found = prior_time(plan, work)
     if isinstance(found, Unknown):

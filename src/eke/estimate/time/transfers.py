@@ -15,7 +15,7 @@ What each optimizer does to a number and to a tensor was counted by benchmarks/u
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -59,23 +59,6 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Contents:
-    """Totals of a model's parts."""
-
-    groups: tuple[Group, ...]
-    attention: tuple[AttentionLayers, ...]
-    numbers: float
-    """All."""
-    trained: float
-    trained_tensors: int
-    matrices: tuple[tuple[int, int, int], ...]
-    """Trained hidden matrices: rows, columns, how many of that shape."""
-    four_bits: float
-    adapted: int
-    """Linear layers with an adapter."""
-
-
-@dataclass(frozen=True)
 class Product:
     """FLOPs of one kind and pass, and bytes of their operands."""
 
@@ -87,41 +70,42 @@ class Product:
     """One kernel for all of attention."""
 
 
-def contents_of(config: Config) -> Contents:
-    """Of the model as it is trained."""
-    structure = training_structure(config)
-    weights = structure.weights
-    kinds = dict.fromkeys((w.tokens, _is_head(w)) for w in weights if w.tokens is not Tokens.none)
-    groups = []
-    for tokens, head in kinds:
-        mine = [w for w in weights if w.tokens is tokens and _is_head(w) == head]
-        numbers = sum(w.num_active for w in mine)
-        gradients = sum(w.num_active * (w.trained + w.backward) for w in mine)
-        groups.append(
-            Group(
-                kind="head" if head else "linear",
-                tokens=tokens,
-                numbers=float(numbers),
-                backward=gradients / numbers if numbers else 0.0,
-                stored=float(sum(prod(w.shape) for w in mine)),
-                # Of a stack of experts, those that a token passes through.
-                widths=float(
-                    sum(sum(w.shape[-2:]) * (w.active[0] if len(w.shape) > 2 else 1) for w in mine)
-                ),
-            )
-        )
-    trained = [w for w in weights if w.trained]
-    hidden = [w.shape for w in trained if w.role is Role.hidden and len(w.shape) == 2]
-    matrices = Counter((min(shape), max(shape)) for shape in hidden)
-    return Contents(
-        groups=tuple(groups),
-        attention=structure.attention,
-        numbers=float(sum(prod(w.shape) for w in weights)),
-        trained=float(sum(prod(w.shape) for w in trained)),
-        trained_tensors=len(trained),
-        matrices=tuple((rows, columns, count) for (rows, columns), count in matrices.items()),
-        four_bits=float(sum(prod(w.shape) for w in weights if w.four_bits)),
-        adapted=sum(w.is_adapter for w in weights) // 2,
+class Contents:
+    """Totals of the parts of a model as it is trained."""
+
+    def __init__(self, config: Config) -> None:
+        structure = training_structure(config)
+        weights, self.attention = structure.weights, structure.attention
+        kinds = {(w.tokens, _is_head(w)): None for w in weights if w.tokens is not Tokens.none}
+        alike = [[w for w in weights if (w.tokens, _is_head(w)) == kind] for kind in kinds]
+        self.groups = tuple(map(_group, alike))
+        self.numbers = float(sum(prod(w.shape) for w in weights))
+        """All."""
+        trained = [w for w in weights if w.trained]
+        self.trained = float(sum(prod(w.shape) for w in trained))
+        self.trained_tensors = len(trained)
+        hidden = [w.shape for w in trained if w.role is Role.hidden and len(w.shape) == 2]
+        matrices = Counter((min(shape), max(shape)) for shape in hidden)
+        self.matrices = tuple((*sizes, count) for sizes, count in matrices.items())
+        """Trained hidden matrices: rows, columns, how many of that shape."""
+        self.four_bits = float(sum(prod(w.shape) for w in weights if w.four_bits))
+        self.adapted = sum(w.is_adapter for w in weights) // 2
+        """Linear layers with an adapter."""
+
+
+def _group(weights: Sequence[Weight]) -> Group:
+    """Of weights of one kind."""
+    numbers = sum(w.num_active for w in weights)
+    gradients = sum(w.num_active * (w.trained + w.backward) for w in weights)
+    # Of a stack of experts, those that a token passes through.
+    widths = (sum(w.shape[-2:]) * (w.active[0] if len(w.shape) > 2 else 1) for w in weights)
+    return Group(
+        kind="head" if _is_head(weights[0]) else "linear",
+        tokens=weights[0].tokens,
+        numbers=float(numbers),
+        backward=gradients / numbers if numbers else 0.0,
+        stored=float(sum(prod(w.shape) for w in weights)),
+        widths=float(sum(widths)),
     )
 
 

@@ -22,10 +22,11 @@ from eke.plan.record import (
     IN_LOG,
     Failure,
     Outcome,
+    RankFailure,
     cuts_of,
     metrics,
     read_attempts,
-    write_rank_failure,
+    write_end,
     write_record,
 )
 from eke.results.trackers import Tracker
@@ -106,8 +107,8 @@ def run_follower(attempt: Attempt) -> int:
     if failure is None or outcome not in (Outcome.oom, Outcome.crashed, Outcome.refused):
         return EXIT_OK  # all ranks ended together; rank 0 records it
     if not failure.lost_contact:
-        rank = attempt.ranks.rank
-        write_rank_failure(attempt.paths, attempt.number, rank, outcome, failure)
+        end = RankFailure(attempt.number, attempt.ranks.rank, outcome, failure)
+        write_end(attempt.paths, end)
     return EXIT_FAILED
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from eke.rules.techniques import Numerics
-from eke.tuning.search.result import all_diverge, fit_of
+from eke.tuning.search.result import Fit, all_diverge
 from eke.tuning.search.search import Measured
 from eke.tuning.search.search_space import Objective, Trial, deviation, deviation_between
 from eke.tuning.search.show import describe_fit, notes
@@ -41,7 +41,7 @@ def found(
     search = SimpleNamespace(
         objective=objective, ranking=lambda: order, further_gain=lambda: further
     )
-    return fit_of(search, candidates, trials, Numerics.same)
+    return Fit(search, candidates, trials, Numerics.same)
 
 
 def test_what_trials_do_not_tell_from_the_best_is_named() -> None:
@@ -169,7 +169,7 @@ def test_what_was_typed_diverges_and_so_does_whatever_computes_the_same(
     assert all_diverge(trials, 0, numerics) is expected
     candidates = SimpleNamespace(found=[candidate("")] * 2, first=0)
     search = SimpleNamespace(objective=Objective.speed, ranking=list, further_gain=lambda: 0.0)
-    told = describe_fit(fit_of(search, candidates, trials, numerics), SimpleNamespace())
+    told = describe_fit(Fit(search, candidates, trials, numerics), SimpleNamespace())
     assert ("numerically equivalent one" in told) is expected
     assert ("all trials diverged: lower optimizer.lr" in told) is (
         outcome == "diverged" and not expected
