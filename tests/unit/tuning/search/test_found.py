@@ -76,12 +76,13 @@ def test_the_price_of_less_memory_is_in_the_verdict() -> None:
     fit = found((0, 1.0), (1, 3.5), objective=Objective.memory)
     one = next(each for each in fit.standings if each.candidate is fit.candidates.found[1])
     less = replace(one, tried=(replace(one.tried[0], trial=Trial(3.5, SPREAD, peak_bytes=2**19)),))
-    told = describe_fit(replace(fit, standings=(less, fit.typed)), WORK)
+    fit.standings = (less, fit.typed)
+    told = describe_fit(fit, WORK)
     assert "2.00x less peak memory than your configuration; a step takes 3.50 times as long" in told
 
 
 def peaks(fit, *, best: float, typed: float):
-    """The same search, its first two configurations with these peaks in MiB."""
+    """The search, its first two configurations with these peaks in MiB."""
     found_, before = fit.standings[0], fit.typed
     assert found_ is not before
 
@@ -90,7 +91,8 @@ def peaks(fit, *, best: float, typed: float):
         return replace(standing, tried=(replace(standing.tried[0], trial=trial),))
 
     found_, before = with_peak(found_, best), with_peak(before, typed)
-    return replace(fit, standings=(found_, before), typed=before)
+    fit.standings, fit.typed = (found_, before), before
+    return fit
 
 
 @pytest.mark.parametrize(
