@@ -77,8 +77,8 @@ def continued(plan: Plan, in_sweep: bool = False) -> Plan:
         count = before.config.distributed.num_processes
         fix = Fix(f"distributed.num_processes={count}")
         raise ConfigError(Problem(_KEY, named, why, fix))
-    plain = (meaningful(make_converter().unstructure(each.config)) for each in (before, plan))
-    problems = [*_other_values(*plain), *_other_batch(before, plan)]
+    old, new = (meaningful(make_converter().unstructure(p.config)) for p in (before, plan))
+    problems = [*_other_values(old, new), *_other_batch(before, plan)]
     if plan.config.rerun:
         why = f"starts a run again, and {_KEY} goes on with one"
         problems.append(Problem("rerun", "true", why, Fix("rerun=false")))

@@ -25,7 +25,7 @@ from typing import Any
 from eke.config.schema import FSDP, Config, Exchange, NvmeOffload, WeightsPlace
 from eke.estimate.memory.activations import Activations
 from eke.estimate.memory.sharding import num_layers, units
-from eke.estimate.time.rates import Span, exactly
+from eke.estimate.time.rates import exactly
 from eke.models.families import AttentionLayers, Role, Shape, Tokens, Weight
 from eke.models.sizes import STAGE, exchange_of, optimizer_entry, training_structure
 from eke.plan.planner import Plan
@@ -158,30 +158,18 @@ STATE_READS = 2 * 12
 """Bytes per number that an update from a disk reads and writes: float32 weight and two moments."""
 
 
-@dataclass(frozen=True)
 class Moves:
-    """Of one process in one optimizer step."""
+    """Transfers and exchanges of one process in one optimizer step, with rows of a shape."""
 
-    to_host: float = 0.0
-    """Bytes over PCI Express, both ways together."""
-    on_host: float = 0.0
-    """Numbers that the host's processor updates."""
-    to_disk: float = 0.0
-    """Bytes, read and written."""
-    exchanged: float = 0.0
-    """Bytes sent to other devices."""
-    collectives: int = 0
-    """Exchanges that are started."""
-
-
-def moves(plan: Plan, contents: Contents, shape: Shape) -> Moves:
-    """Transfers and exchanges of one optimizer step, with rows of that shape."""
-    sent, count = _exchanged(plan, contents)
-    to_host, on_host, to_disk = _offloaded(plan, contents)
-    if plan.config.memory.activation_offload and plan.device.kind != "cpu":
-        each = Activations(plan, shape, training_structure(plan.config).weights).offloaded
-        to_host += 2.0 * each * plan.batch.accumulation
-    return Moves(to_host, on_host, to_disk, sent, count)
+    def __init__(self, plan: Plan, contents: Contents, shape: Shape) -> None:
+        self.exchanged, self.collectives = _exchanged(plan, contents)
+        """Bytes sent to other devices, and exchanges that are started."""
+        self.to_host, self.on_host, self.to_disk = _offloaded(plan, contents)
+        """Bytes over PCI Express, both ways together; numbers that the host's processor updates;
+        bytes of a disk, read and written."""
+        if plan.config.memory.activation_offload and plan.device.kind != "cpu":
+            kept = Activations(plan, shape, training_structure(plan.config).weights).offloaded
+            self.to_host += 2.0 * kept * plan.batch.accumulation
 
 
 def _shares(plan: Plan) -> int:
@@ -261,44 +249,39 @@ def counts(name: str) -> Mapping[str, Any]:
     return content
 
 
-@dataclass(frozen=True)
 class Updates:
-    """One optimizer step of one process on its device."""
+    """Work of one process on its device in an optimizer step, clipping and adding up included."""
 
-    moved: Span
-    """Bytes."""
-    launches: float
-    flops: float = 0.0
-    """Of matrix multiplications, in the narrower format that the optimizer has for them."""
-    notes: tuple[str, ...] = ()
-
-
-def updates(plan: Plan, contents: Contents) -> Updates:
-    """Device work of an optimizer step, clipping and adding up gradients included."""
-    entry, notes = _entry(plan)
-    config, tensors = plan.config, contents.trained_tensors
-    # Trained ones that this process updates on its device; the host does it with offloading.
-    numbers = 0.0 if config.offload.option != "none" else contents.trained / _shares(plan)
-    shared = numbers < contents.trained
-    if shared and config.distributed.option in STAGE:
-        tensors = min(tensors, 4)  # flat shards, one per parameter group
-    moved, launches = entry["bytes"] * numbers, 0.0
-    if numbers:
-        each = entry["each"] if not config.memory.optimizer_in_backward else max(1, entry["each"])
-        launches = entry["launches"] + each * tensors
-    clip = counts("counted_updates")["clip"]
-    if config.train.max_grad_norm is not None and numbers:
-        moved += clip["bytes"] * numbers
-        launches += clip["launches"] + clip["each"] * tensors
-    again = plan.batch.accumulation - 1
-    moved += again * ADDS * contents.trained
-    launches += again * contents.trained_tensors
-    if plan.compute.loss_scaling:
-        moved += 8 * numbers  # the scaler reads and writes each gradient once
-        launches += 4
-    count = optimizer_entry(config.optimizer).update_flops
-    flops = sum(num * count(config, *sizes) for *sizes, num in contents.matrices) if count else 0.0
-    return Updates(exactly(moved), launches, flops, notes)
+    def __init__(self, plan: Plan, contents: Contents) -> None:
+        entry, self.notes = _entry(plan)
+        config, tensors = plan.config, contents.trained_tensors
+        # Trained ones that this process updates on its device; the host does it with offloading.
+        numbers = 0.0 if config.offload.option != "none" else contents.trained / _shares(plan)
+        shared = numbers < contents.trained
+        if shared and config.distributed.option in STAGE:
+            tensors = min(tensors, 4)  # flat shards, one per parameter group
+        moved, launches = entry["bytes"] * numbers, 0.0
+        if numbers:
+            each = (
+                entry["each"] if not config.memory.optimizer_in_backward else max(1, entry["each"])
+            )
+            launches = entry["launches"] + each * tensors
+        clip = counts("counted_updates")["clip"]
+        if config.train.max_grad_norm is not None and numbers:
+            moved += clip["bytes"] * numbers
+            launches += clip["launches"] + clip["each"] * tensors
+        again = plan.batch.accumulation - 1
+        moved += again * ADDS * contents.trained
+        launches += again * contents.trained_tensors
+        if plan.compute.loss_scaling:
+            moved += 8 * numbers  # the scaler reads and writes each gradient once
+            launches += 4
+        count = optimizer_entry(config.optimizer).update_flops
+        flops = [num * count(config, *n) for *n, num in contents.matrices] if count else []
+        self.flops = sum(flops)
+        """Of matrix multiplications, in the narrower format that the optimizer has for them."""
+        self.moved, self.launches = exactly(moved), launches
+        """Bytes, and kernels."""
 
 
 def _entry(plan: Plan) -> tuple[Mapping[str, Any], tuple[str, ...]]:

@@ -14,14 +14,7 @@ from eke.estimate.memory.activations import attention_kernel
 from eke.estimate.memory.components import shape_of, trains_adapters
 from eke.estimate.time.rates import NOTHING, Span, exactly
 from eke.estimate.time.slowdowns import factors_of, notes_of
-from eke.estimate.time.transfers import (
-    Contents,
-    Product,
-    counts,
-    moves,
-    products,
-    updates,
-)
+from eke.estimate.time.transfers import Contents, Moves, Product, Updates, counts, products
 from eke.models.families import FAMILIES, Shape, is_classification
 from eke.models.sizes import fuses_adapters, passed_layers
 from eke.plan.planner import Plan, drawn
@@ -156,7 +149,7 @@ class Work:
         """Bytes that passes read and write in addition."""
         self.launches = (exactly(launches) + launched_again).by(launches_factor) * rounds
         """Kernels of the passes."""
-        self.updates, self.moves = updates(plan, contents), moves(plan, contents, shape)
+        self.updates, self.moves = Updates(plan, contents), Moves(plan, contents, shape)
         self.tokens = float(rounds * shape.rows * max(shape.source, shape.target))
         """Of all micro-batches, padding included."""
         self.notes = (*notes_of(plan, shape), *self.updates.notes)

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pkgutil import resolve_name
 from textwrap import indent
 
 import torch
@@ -32,7 +33,6 @@ from eke.plan.record import (
 from eke.results.trackers import Tracker
 from eke.results.trackers.tracker import Untracked
 from eke.training.distributed.ranks import ALONE, Ranks
-from eke.training.loop import loop
 from eke.training.loop.environment import configure_allocator, quiet_libraries, seconds_since_start
 from eke.training.loop.failure import Diverged, classify
 from eke.training.loop.meter import Clock, Meter
@@ -46,15 +46,20 @@ from eke.training.observe.memory_stages import device_peak, memory_in_use
 
 def run_engine(job: TrainingState) -> None:
     """Train to the last step with the planned engine and attention kernel; raises as `train`."""
-    train = loop.train
-    if job.plan.config.engine.option == "trainer":  # takes a second to import
-        from eke.training.loop.trainer_engine import train_with_trainer as train
+    train = resolve_name(ENGINES[job.plan.config.engine.option])
     with pinned_backend(job.plan):
         try:
             train(job)
         except Diverged:  # on all ranks
             finish_saving(job)
             raise
+
+
+ENGINES = {
+    "loop": "eke.training.loop.loop:train",
+    "trainer": "eke.training.loop.trainer_engine:train_with_trainer",
+}
+"""`engine` option -> training function; Hugging Face Trainer takes a second to import."""
 
 
 log = logging.getLogger(__name__)

@@ -246,7 +246,8 @@ class Training:
             self.update = InBackwardUpdate(self.optimizer, parameters, record)
         self.model, self.loss = compile_model(plan, model), build_compiled_loss(plan)
         self.offload = build_activation_offload(plan, model, self.formats.held)
-        self.cache_release = TracedRelease(plan.config.memory.empty_cache_every, trace)
+        every = plan.config.memory.empty_cache_every
+        self.cache_release: CacheRelease = TracedRelease(every, trace)
 
     def run(self, train: MicroBatch, evaluation: MicroBatch) -> None:
         """Evaluate, take two steps, and evaluate as before; values in the batches do not count."""

@@ -13,7 +13,7 @@ from trained import BRIEF, start_job
 from eke.common.errors import RunError
 from eke.common.paths import RunPaths
 from eke.plan.record import metrics
-from eke.training.loop.attempt import ENGINES
+from eke.training.loop.attempt import ENGINES, run_engine
 from eke.training.loop.failure import Diverged
 from eke.training.loop.trainer_engine import build_arguments, render_arguments
 from eke.training.model.loss import loss_head
@@ -35,7 +35,7 @@ def job_of(make_plan, tmp_path):
 
 
 def run(job):
-    ENGINES[job.plan.config.engine.option](job)
+    run_engine(job)
     return job
 
 
