@@ -107,7 +107,6 @@ class Saving:
 
 def write_whole(
     unfinished: Path,
-    step: int,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     scaler: Any,

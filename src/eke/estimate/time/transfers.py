@@ -262,9 +262,7 @@ class Updates:
             tensors = min(tensors, 4)  # flat shards, one per parameter group
         moved, launches = entry["bytes"] * numbers, 0.0
         if numbers:
-            each = (
-                entry["each"] if not config.memory.optimizer_in_backward else max(1, entry["each"])
-            )
+            each = max(int(config.memory.optimizer_in_backward), entry["each"])
             launches = entry["launches"] + each * tensors
         clip = counts("counted_updates")["clip"]
         if config.train.max_grad_norm is not None and numbers:

@@ -55,7 +55,7 @@ def save(job: TrainingState, step: int, exports: bool = False) -> None:
             held.notes |= {"random": mine, "scaler": scaler.state_dict() if scaler else {}}
         elif ranks.is_main:
             state = job.bare_model, job.optimizer, scaler, states, job.tokenizer
-            write_whole(unfinished, step, *state)
+            write_whole(unfinished, *state)
 
     _together(job, saving, prepare)
     saving.exports = exports and saving.held is not None
