@@ -8,7 +8,6 @@ from math import prod
 
 from eke.config.schema import Backend, Checkpointing, Config, Lora
 from eke.estimate.memory.components import (
-    NARROW_BYTES,
     NOTHING,
     Range,
     range_around,
@@ -26,6 +25,7 @@ from eke.models.families import (
 )
 from eke.models.families.family_record import INDEX_BYTES
 from eke.models.sizes import (
+    BFLOAT16_BYTES,
     BLOCK_BYTES,
     STAGE,
     chunk_rows,
@@ -182,7 +182,7 @@ def _cast_bytes(plan: Plan, parts: tuple[Weight, ...]) -> list[int]:
         return []  # FSDP2 gathers 16 bits
     is_narrow = formats.frozen_bytes < FLOAT32_BYTES
     return [
-        NARROW_BYTES * prod(w.shape)
+        BFLOAT16_BYTES * prod(w.shape)
         for w in parts
         if w.tokens is not Tokens.none
         and len(w.shape) > 1

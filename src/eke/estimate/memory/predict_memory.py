@@ -73,8 +73,11 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
     If a trace is of something else (another kernel), the ends of the closed form hold; where
     micro-batches differ in length, its low end, and its high end if there are longer ones.
     """
-    allocated = traced.allocated[closed.phase]
-    if _is_bound(plan, traced, closed.phase) and allocated > closed.total.expected:
+    allocated, config = traced.allocated[closed.phase], plan.config
+    # A compiled model or liger's kernels change every pass, a compiled optimizer its step alone.
+    changed = config.compile.option != "none" or config.kernels.option == "liger"
+    is_bound = traced.method is Method.upper_bound and (changed or closed.phase == "optimizer")
+    if is_bound and allocated > closed.total.expected:  # its formula expects better
         more = max(0, allocated - closed.total.high)
         return replace(closed, parts=closed.parts | {"others": range_around(0, 0, more)})
     is_top = allocated == max(traced.allocated.values())
@@ -102,16 +105,6 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
         reserve = max(traced.reserved.values()) - allocated if is_top else 0
         parts["reserve"] = range_around(0, reserve, reserve * 3 // 2)
     return replace(closed, parts=parts)
-
-
-def _is_bound(plan: Plan, traced: Traced, phase: str) -> bool:
-    """Whether a phase was traced as something that needs more: its formula expects better.
-
-    A compiled model or liger's kernels change every pass, a compiled optimizer its step alone.
-    """
-    config = plan.config
-    passes = config.compile.option != "none" or config.kernels.option == "liger"
-    return traced.method is Method.upper_bound and (passes or phase == "optimizer")
 
 
 def _with_traced_activations(moment: Moment, traced: Traced) -> Moment:

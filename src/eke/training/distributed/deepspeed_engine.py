@@ -75,20 +75,13 @@ def build_engine(
         model=model, optimizer=optimizer, config=settings, dist_init_required=False
     )
     if is_zero3(plan) and plan.config.offload.option == "none":
-        _share_float32(engine.optimizer)
+        # It means to step on float32 weights themselves. deepspeed 0.19.8 copies them: stage3.py,
+        # `_create_fp32_partitions`, compares their device with its name, which is never equal.
+        weights = engine.optimizer.fp16_partitioned_groups_flat
+        for mine, stepped in zip(weights, flat_weight_shards(engine), strict=True):
+            if mine.dtype is stepped.dtype:
+                stepped.data = mine
     return engine
-
-
-def _share_float32(optimizer: Any) -> None:
-    """Let ZeRO-3 step on float32 weights themselves, as it means to.
-
-    deepspeed 0.19.8 steps on a copy of them: stage3.py, `_create_fp32_partitions`, compares their
-    device with its name, which is never equal.
-    """
-    weights = optimizer.fp16_partitioned_groups_flat
-    for mine, stepped in zip(weights, optimizer.fp32_partitioned_groups_flat, strict=True):
-        if mine.dtype is stepped.dtype:
-            stepped.data = mine
 
 
 def import_deepspeed(device: torch.device) -> Any:

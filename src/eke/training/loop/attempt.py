@@ -125,7 +125,12 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
     cuts, mine = cuts_of(read_attempts(paths)), cut_of(plan)
     meter = Meter(Clock(), number, timed_from=0, cut=cuts.index(mine) if mine in cuts else 0)
     try:
-        note_first_stages(attempt)
+        device, empty = torch_device(plan), attempt.empty
+        if device.type == "cuda":
+            empty = memory_in_use(device)
+            torch.ones(1, device=device)  # loads the kernels, as the guides do
+        found = {"empty": empty, "kernels_loaded": memory_in_use(device)}
+        attempt.stages |= {stage: used for stage, used in found.items() if used is not None}
         with verify_inputs(plan):
             how = attempt.stop, tracker, meter, attempt.stages, ranks
             job = attempt.job = TrainingState(plan, paths, number, *how)
@@ -182,16 +187,6 @@ def verify_inputs(plan: Plan) -> Iterator[None]:
     finally:
         check_software(plan)
         check_inputs(plan)
-
-
-def note_first_stages(attempt: Attempt) -> None:
-    """Memory before anything, and once the libraries (on a GPU: the kernels) are loaded."""
-    device, empty = torch_device(attempt.plan), attempt.empty
-    if device.type == "cuda":
-        empty = memory_in_use(device)
-        torch.ones(1, device=device)  # loads the kernels, as the guides do
-    found = {"empty": empty, "kernels_loaded": memory_in_use(device)}
-    attempt.stages |= {stage: used for stage, used in found.items() if used is not None}
 
 
 def write_last_rows(attempt: Attempt) -> None:
