@@ -252,7 +252,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
 
 def train_with_trainer(job: TrainingState) -> None:
     """As `eke.training.loop.loop.train`; RunError: Trainer refuses arguments or the update."""
-    if not isinstance(job.update, PlainUpdate):
+    if type(job.update) is not PlainUpdate:
         why = f"it cannot take the steps of {type(job.update).__name__}"
         fix = "which shares out the training state\n  -> engine=loop"
         raise RunError(f"engine = trainer: {why}, {fix}")

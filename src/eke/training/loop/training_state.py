@@ -22,11 +22,11 @@ from eke.training.batches.tasks import is_packed
 from eke.training.checkpoint import Saving, load_checkpoint, load_model, newest_complete
 from eke.training.distributed.deepspeed_engine import (
     DeepSpeedUpdate,
+    ShardedUpdate,
     build_engine,
     is_zero3,
     parts_of,
     share_model,
-    share_update,
 )
 from eke.training.distributed.parts import Parts
 from eke.training.distributed.ranks import (
@@ -53,7 +53,7 @@ from eke.training.model.save_model import build_trainable, name_classes, stop_at
 from eke.training.model.unused import check_copies, check_head, check_packing
 from eke.training.observe.memory_stages import memory_in_use
 from eke.training.optimizer.build_optimizer import Multiplier, build_optimizer, build_schedule
-from eke.training.optimizer.update import PlainUpdate, Update
+from eke.training.optimizer.update import InBackwardUpdate, PlainUpdate, Update
 
 log = logging.getLogger(__name__)
 
@@ -159,8 +159,12 @@ class TrainingState:
             if plan.config.distributed.option == "dp":  # one module, on each device of this rank
                 made = build_data_parallel(plan, self.model, self.loss, self.formats)
                 self.model, self.loss = made
-            plain = PlainUpdate(plan, self.model, self.optimizer, scaler, self.parameters)
-            self.update = share_update(plan, plain, model, ranks)
+            if plan.config.memory.optimizer_in_backward:
+                record = plan.config.train.record_grad_norm
+                self.update = InBackwardUpdate(self.optimizer, self.parameters, record)
+            else:
+                kind = ShardedUpdate if parts else PlainUpdate
+                self.update = kind(plan, self.model, self.optimizer, scaler, self.parameters)
         else:
             swap = swap_folder(plan, self.paths)
             remove_swap(swap, ranks.rank)  # of an attempt that was killed

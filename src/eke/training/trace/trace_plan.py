@@ -242,7 +242,7 @@ class Training:
         parameters = [p for p in model.parameters() if p.requires_grad]
         scaler, record = self.formats.scaler, plan.config.train.record_grad_norm
         self.update: Update = PlainUpdate(plan, model, self.optimizer, scaler, parameters)
-        if plan.config.memory.optimizer_in_backward:  # as `deepspeed_engine.share_update` does
+        if plan.config.memory.optimizer_in_backward:  # as `TrainingState` does
             self.update = InBackwardUpdate(self.optimizer, parameters, record)
         self.model, self.loss = compile_model(plan, model), build_compiled_loss(plan)
         self.offload = build_activation_offload(plan, model, self.formats.held)
