@@ -1,7 +1,9 @@
 """Trainings in this process whose objects a test wants to look at afterwards."""
 
+import copy
 import shutil
 from pathlib import Path
+from typing import Any
 
 from support import TINY
 
@@ -36,6 +38,13 @@ def train_job(plan: Plan, folder: Path, attempt: int = 0) -> TrainingState:
     job = start_job(plan, folder, attempt)
     run_engine(job)
     return job
+
+
+def changed(job: TrainingState, **values: Any) -> TrainingState:
+    """The same job, which is not begun again, with other attributes."""
+    made = copy.copy(job)
+    vars(made).update(values)
+    return made
 
 
 def record_of(job: TrainingState) -> Record:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support import DIVERGES, last_wins
-from trained import BRIEF, start_job
+from trained import BRIEF, changed, start_job
 
 from eke.common.errors import RunError
 from eke.common.paths import RunPaths
@@ -201,7 +201,7 @@ def test_an_extra_that_is_the_default_is_warned_about(job_of) -> None:
 
 def test_an_update_of_another_kind_is_refused(job_of) -> None:
     with pytest.raises(RunError, match="-> engine=loop"):
-        run(replace(job_of(), update=SimpleNamespace()))
+        run(changed(job_of(), update=SimpleNamespace()))
 
 
 @pytest.mark.slow
