@@ -1,14 +1,16 @@
-"""What is typed for a benchmark, looked at before anything is measured.
+"""What is typed for a benchmark, looked at before anything is measured, and a layout of tables.
 
 A script may measure for a quarter of an hour before it writes. A file that cannot be written, and a
 number of rounds of which nothing can be said, are told at once.
 """
 
 import argparse
+import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -24,6 +26,16 @@ def at_least(least: int) -> Callable[[str], int]:
         return found
 
     return number
+
+
+def as_table(content: Mapping[str, Any], indent: str = "") -> str:
+    """JSON with sorted keys, each table of plain values on one line."""
+    if not any(isinstance(value, Mapping) for value in content.values()):
+        return json.dumps(content, sort_keys=True)
+    rows = (
+        f"{indent} {json.dumps(k)}: {as_table(content[k], indent + ' ')}" for k in sorted(content)
+    )
+    return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
 
 
 def writable(parser: argparse.ArgumentParser, file: Path) -> Path:

@@ -149,13 +149,13 @@ def measured(plan: Plan) -> int | None:
     from eke.training.loop.attempt import run_engine
     from eke.training.loop.meter import Clock, Meter
     from eke.training.loop.stop import StopFlag
-    from eke.training.loop.training_state import build_job
+    from eke.training.loop.training_state import TrainingState
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         paths = RunPaths(Path(folder))
         meter = Meter(Clock(), 0, 0)
-        job = build_job(plan, paths, 0, StopFlag(), Untracked(), meter, {})
+        job = TrainingState(plan, paths, 0, StopFlag(), Untracked(), meter, {})
         run_engine(job)
     stepped = any(job.optimizer.state.values())
     return job.profiled_peak if stepped else None

@@ -31,7 +31,7 @@ from eke.config.compose import compose
 from eke.estimate.time import work as passes
 from eke.estimate.time.rates import StepTime
 from eke.estimate.time.time_history import prior_time
-from eke.estimate.time.work import work_of
+from eke.estimate.time.work import Work
 from eke.hardware import DEVICES
 from eke.plan.planner import Plan
 from eke.workflows.planning import plan_for
@@ -81,8 +81,8 @@ def main() -> int:
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     out = writable(parser, arguments.out or REPO / "results" / "step_time_foundry.json")
-    counted = {**passes.counted_kernels(), "gpt2": with_one_gelu_kernel()}
-    passes.counted_kernels = lambda: counted
+    counted = {**passes.counts("counted"), "gpt2": with_one_gelu_kernel()}
+    passes.counts = lambda name: counted
     rows = [row_of(row) for row in table()]
     alone, several = [[r for r in rows if one_machine(r) is wanted] for wanted in (True, False)]
     order = list(range(len(alone)))
@@ -119,7 +119,7 @@ def one_machine(row: Row) -> bool:
 
 def with_one_gelu_kernel() -> dict[str, Any]:
     """What was counted of GPT-2, whose GELU is eight kernels: MPT's is torch's, as BERT's."""
-    counted = passes.counted_kernels()
+    counted = passes.counts("counted")
     gpt2 = copy.deepcopy(counted["gpt2"])
     for key, entry in gpt2.items():
         for phase in ("forward", "backward"):
@@ -172,7 +172,7 @@ def fit(rows: Sequence[Row]) -> dict[str, float]:
 
     fixed = []
     for row in rows:
-        found, work = prior_time(row.plan), work_of(row.plan)
+        found, work = prior_time(row.plan), Work(row.plan)
         assert isinstance(found, StepTime)
         parts = [sum(p.flops for p in work.products if p.fused is fused) for fused in (False, True)]
         peak = row.plan.device.peak("bfloat16")

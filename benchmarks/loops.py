@@ -30,7 +30,7 @@ from eke.training.batches.batches import MicroBatch
 from eke.training.loop.loop import train_step, write_metrics
 from eke.training.loop.meter import Clock, Meter
 from eke.training.loop.stop import StopFlag
-from eke.training.loop.training_state import TrainingState, build_job
+from eke.training.loop.training_state import TrainingState
 from eke.training.observe.effective import closer_look
 from eke.training.optimizer.build_optimizer import build_optimizer
 from eke.workflows.planning import plan_for
@@ -101,7 +101,7 @@ def make_job(folder: Path, *overrides: str, hardware: str = "cpu") -> TrainingSt
     where = f"hardware={hardware}"
     plan = plan_for(compose([*overrides, log_every, "tracker=none", where]), False)
     meter = Meter(Clock(), 0, timed_from=0)
-    job = build_job(plan, RunPaths(folder), 0, StopFlag(), Untracked(), meter, {})
+    job = TrainingState(plan, RunPaths(folder), 0, StopFlag(), Untracked(), meter, {})
     job.model.train()
     return job
 

@@ -152,7 +152,9 @@ def train_eke(asked: argparse.Namespace, folder: Path, watch: Watch) -> None:
     """The worker of eke, watched: first checkpoint sync, second async where there is the key."""
     from eke.training.loop import attempt, loop, worker
 
-    build, step, evaluate, save = attempt.build_job, loop.train_step, loop.evaluate_at, loop.save
+    maker = "build_job" if hasattr(attempt, "build_job") else "TrainingState"  # of an older eke
+    build, step, evaluate = getattr(attempt, maker), loop.train_step, loop.evaluate_at
+    save = loop.save
 
     def watched(phase: str, function: Any) -> Any:
         def call(*args: Any, **keywords: Any) -> Any:
@@ -174,7 +176,7 @@ def train_eke(asked: argparse.Namespace, folder: Path, watch: Watch) -> None:
             getattr(loop, "finish_saving", lambda job: None)(job)
 
     with (
-        mock.patch.object(attempt, "build_job", watched("load", build)),
+        mock.patch.object(attempt, maker, watched("load", build)),
         mock.patch.object(loop, "train_step", watched("step", step)),
         mock.patch.object(loop, "evaluate_at", watched("evaluation", evaluate)),
         mock.patch.object(loop, "save", saved),

@@ -39,7 +39,7 @@ from eke.config.sweep import expand
 from eke.estimate.time.rates import StepTime
 from eke.estimate.time.step_time import fitted_rates
 from eke.estimate.time.time_history import Observation, amounts_of, prior_time
-from eke.estimate.time.work import work_of
+from eke.estimate.time.work import Work
 from eke.hardware import DEVICES, environment
 from eke.plan.planner import Plan
 from eke.plan.record import metrics
@@ -148,7 +148,7 @@ def on_this_cpu(count: int, seed: int) -> dict[str, Any]:
         if len(each) == ROUNDS:
             rows.append({
                 "overrides": overrides, "measured": min(each),
-                "rounds": each, "amounts": amounts_of(plan, work_of(plan)),
+                "rounds": each, "amounts": amounts_of(plan, Work(plan)),
             })  # fmt: skip
     predicted = [*held_out(rows[::2], rows[1::2]), *held_out(rows[1::2], rows[::2])]
     for row in predicted:
@@ -184,14 +184,14 @@ def trained(plan: Plan) -> float | None:
     from eke.training.loop.attempt import run_engine
     from eke.training.loop.meter import Clock, Meter
     from eke.training.loop.stop import StopFlag
-    from eke.training.loop.training_state import build_job
+    from eke.training.loop.training_state import TrainingState
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         paths = RunPaths(Path(folder))
         meter = Meter(Clock(), 0, WARMUP)
         try:
-            run_engine(build_job(plan, paths, 0, StopFlag(), Untracked(), meter, {}))
+            run_engine(TrainingState(plan, paths, 0, StopFlag(), Untracked(), meter, {}))
         except ConfigError:
             return None
         rows, _ = metrics.read_rows(paths.metrics)

@@ -23,7 +23,7 @@ import numpy as np
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO / "tests"))
 
-from arguments import writable  # noqa: E402  # after the path is there
+from arguments import as_table, writable  # noqa: E402  # after the path is there
 from counted_work import Count, counted  # noqa: E402  # a helper of the tests
 from unit.plan.cases import GPU, plan_of  # noqa: E402
 
@@ -88,7 +88,7 @@ def main() -> int:
             content.setdefault(family, {})["/".join(combination)] = layers
             worst = max(worst, residual)
             print(family, *combination, f"{residual:.5f}", flush=True)
-            arguments.out.write_text(json.dumps(content, indent=0, sort_keys=True) + "\n")
+            arguments.out.write_text(as_table(content) + "\n")
     return int(worst > 0.01)
 
 

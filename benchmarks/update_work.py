@@ -9,7 +9,6 @@ is launched once a step.
 """
 
 import argparse
-import json
 import sys
 import warnings
 from pathlib import Path
@@ -18,11 +17,11 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO / "tests"))
 
-from arguments import writable  # noqa: E402  # after the path is there
+from arguments import as_table, writable  # noqa: E402  # after the path is there
 from counted_work import Count, counted  # noqa: E402  # a helper of the tests
 from unit.plan.cases import GPU, plan_of  # noqa: E402
 
-from eke.estimate.time.transfers import contents_of  # noqa: E402
+from eke.estimate.time.transfers import Contents  # noqa: E402
 
 OPTIONS = (
     "adamw_forloop", "adamw_foreach", "adamw_fused", "adamw_bf16_sr", "adamw_8bit",
@@ -53,7 +52,7 @@ def main() -> int:
                 continue
             content[f"{option}/{width}"] = found
             print(option, width, found, flush=True)
-    arguments.out.write_text(json.dumps(content, indent=0, sort_keys=True) + "\n")
+    arguments.out.write_text(as_table(content) + "\n")
     return int(missing > 0)
 
 
@@ -83,7 +82,7 @@ def step_of(option: str, precision: str, clip: str, depth: int) -> tuple[Count, 
     if option == "schedule_free":
         overrides.append("schedule=constant")
     plan = plan_of(*overrides, device=GPU)
-    return counted(plan)["optimizer"], contents_of(plan.config)
+    return counted(plan)["optimizer"], Contents(plan.config)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ def save_checkpoint(folder, step, model, optimizer, scaler, keep, random_states=
 
     def write() -> Path:
         checkpoint.begin_checkpoint(unfinished)
-        checkpoint.write_whole(unfinished, step, model, optimizer, scaler, states)
+        checkpoint.write_whole(unfinished, model, optimizer, scaler, states)
         return checkpoint.finish_checkpoint(unfinished, step, keep)
 
     try:

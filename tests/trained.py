@@ -1,7 +1,9 @@
 """Trainings in this process whose objects a test wants to look at afterwards."""
 
+import copy
 import shutil
 from pathlib import Path
+from typing import Any
 
 from support import TINY
 
@@ -14,7 +16,7 @@ from eke.training.loop.attempt import run_engine
 from eke.training.loop.meter import Clock, Meter
 from eke.training.loop.results import make_record
 from eke.training.loop.stop import StopFlag
-from eke.training.loop.training_state import TrainingState, build_job
+from eke.training.loop.training_state import TrainingState
 
 BRIEF = (
     *TINY, "data=synthetic", "data.seq_len=16", "data.num_samples=16", "data.num_eval_samples=4",
@@ -28,7 +30,7 @@ def start_job(plan: Plan, folder: Path, attempt: int = 0) -> TrainingState:
     """The job of a plan before its first step, or after a checkpoint in the folder."""
     folder.mkdir(exist_ok=True)
     meter = Meter(Clock(), attempt, 0)
-    return build_job(plan, RunPaths(folder), attempt, StopFlag(), Untracked(), meter, {})
+    return TrainingState(plan, RunPaths(folder), attempt, StopFlag(), Untracked(), meter, {})
 
 
 def train_job(plan: Plan, folder: Path, attempt: int = 0) -> TrainingState:
@@ -36,6 +38,13 @@ def train_job(plan: Plan, folder: Path, attempt: int = 0) -> TrainingState:
     job = start_job(plan, folder, attempt)
     run_engine(job)
     return job
+
+
+def changed(job: TrainingState, **values: Any) -> TrainingState:
+    """The same job, which is not begun again, with other attributes."""
+    made = copy.copy(job)
+    vars(made).update(values)
+    return made
 
 
 def record_of(job: TrainingState) -> Record:

@@ -16,7 +16,7 @@ from eke.config.compose import compose, help_text
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.schema import AUTO_ATTENTION, Backend
 from eke.estimate.memory.predict_memory import forecast
-from eke.estimate.time.work import work_of
+from eke.estimate.time.work import Work
 from eke.hardware.datasheets import DEVICES
 from eke.models.checkpoints.architecture import read_sizes
 from eke.models.families import FAMILIES
@@ -254,7 +254,7 @@ def test_a_new_family_is_planned_forecast_and_built_from_its_record(mistral_opti
     assert plan.size.num_parameters == sum(p.numel() for p in model.parameters())
     assert plan.size.flops_per_sample
     assert forecast(plan).components["activations"] > 10**9
-    assert work_of(plan).moved.expected > 0
+    assert Work(plan).moved.expected > 0
     with pytest.raises(ConfigError) as caught:
         plan_for(compose([*words, "task=masked_lm"], mistral_options), planning=False)
     assert "task" in [problem.key for problem in caught.value.problems]

@@ -11,7 +11,7 @@ from unit.models.sizes.configs import make_config
 
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.schema.techniques import OPTIMIZERS
-from eke.estimate.time.transfers import counted_updates
+from eke.estimate.time.transfers import counts
 from eke.models.sizes import OPTIMIZER_REGISTRY, optimizer_entry, structure
 from eke.models.sizes.optimizers import AUTO, LOOPS, optimizer_bytes, unknown
 
@@ -44,7 +44,7 @@ def test_an_entry_is_complete(option) -> None:
     # Its step was counted, or what stands in for it was.
     loop = "fused" if known.implementation == AUTO else known.implementation
     counted = known.counted_as or (f"adamw_{loop}" if loop else option)
-    assert f"{counted}/wide" in counted_updates()
+    assert f"{counted}/wide" in counts("counted_updates")
 
 
 @pytest.mark.parametrize("option", OPTIMIZER_REGISTRY)

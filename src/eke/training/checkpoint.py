@@ -51,7 +51,6 @@ from eke.training.part_files import (
 )
 from eke.training.state_parts import (
     Stepped,
-    load_groups,
     load_held,
     load_state,
     of_one_file,
@@ -90,29 +89,24 @@ class Saving:
 
     def write(self) -> None:
         """Write this rank's part; an error is kept for those who ask for the result."""
+        (held, self.held), files = (self.held, None), Files()
         try:
-            self.written.set_result(self._write() if self.held and self.held.writes else {})
+            if held is not None and held.writes:
+                if not self.copied.is_set():
+                    for key, piece in held.pieces.items():
+                        held.pieces[key] = replace(piece, tensor=piece.tensor.to("cpu", copy=True))
+                    self.copied.set()
+                name, origin = part_name(held.rank, held.world_size), self.unfinished.name
+                files[name] = write_part(self.unfinished / name, held, f"{self.run} {origin}")
+            self.written.set_result(files)
         except BaseException as error:
             self.written.set_exception(error)
         finally:
             self.copied.set()
-            self.held = None
-
-    def _write(self) -> Files:
-        held = self.held
-        assert held is not None, "there is a part"
-        if not self.copied.is_set():
-            for key, piece in held.pieces.items():
-                held.pieces[key] = replace(piece, tensor=piece.tensor.to("cpu", copy=True))
-            self.copied.set()
-        name = part_name(held.rank, held.world_size)
-        origin = f"{self.run} {self.unfinished.name}"
-        return {name: write_part(self.unfinished / name, held, origin)}
 
 
 def write_whole(
     unfinished: Path,
-    step: int,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     scaler: Any,
@@ -215,7 +209,10 @@ def load_checkpoint(
         saved, own, scales, states = found or _read(path, stepped, optimizer, rank, world_size)
         load_state(stepped, optimizer.state, saved, own)
         if update is None:
-            load_groups(optimizer, saved.groups)
+            for group, before in zip(optimizer.param_groups, saved.groups or (), strict=False):
+                for key, value in before.items():  # a rate that is a tensor is set before a step
+                    if isinstance(value, int | float) and not torch.is_tensor(group.get(key)):
+                        group[key] = value
             load_optimizer(optimizer, optimizer.state_dict())  # to where each state belongs
     if scaler is not None and scales:
         scaler.load_state_dict(scales)

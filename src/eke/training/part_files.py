@@ -170,8 +170,7 @@ class PartFiles(SavedTensors):
 
     Files are mapped: a tensor takes memory once its numbers are used.
 
-    Raises:
-        RunError: a part is missing, damaged or of another checkpoint, or numbers are in no part.
+    Raises RunError: a part is missing, damaged or of another checkpoint, or numbers are in no part.
     """
 
     def __init__(self, folder: Path) -> None:

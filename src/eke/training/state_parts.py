@@ -196,14 +196,6 @@ def load_state(
             states[each.parameter] = mine
 
 
-def load_groups(optimizer: Optimizer, groups: list[dict[str, Any]] | None) -> None:
-    """Restore what an optimizer counts in its groups; the rest is as planned."""
-    for group, saved in zip(optimizer.param_groups, groups or (), strict=False):
-        for key, value in saved.items():  # a rate that is a tensor is set before each step
-            if isinstance(value, int | float) and not isinstance(group.get(key), Tensor):
-                group[key] = value
-
-
 def of_one_file(content: dict[str, Any], names: list[str], copied: list[str]) -> SavedTensors:
     """What one process has written of its optimizer, by the names of the weights.
 

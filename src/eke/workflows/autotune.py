@@ -33,7 +33,7 @@ from eke.tuning.search.candidates import (
     room_of,
     spelt_out,
 )
-from eke.tuning.search.result import Fit, all_diverge, fit_of, free_path, write_experiment
+from eke.tuning.search.result import Fit, all_diverge, free_path, write_experiment
 from eke.tuning.search.search import Measured, Search, is_higher, measured, trial_overrides, without
 from eke.tuning.search.search_space import Objective, Trial
 from eke.tuning.search.show import (
@@ -92,7 +92,7 @@ class Fitting:
                 self.try_out(chosen)
             while again := self.search.to_confirm():
                 self.try_out(again)
-        return fit_of(self.search, self.candidates, self.trials, self.request.numerics)
+        return Fit(self.search, self.candidates, self.trials, self.request.numerics)
 
     def worth_trying(self, count: int) -> list[int]:
         """Numbers of candidates, each of which has been looked at closely."""

@@ -171,7 +171,7 @@ def _whole(composed: Composed, typed: Mapping[str, str], names_data: bool) -> Co
 
 
 def _build(plan: Plan, folder: Path, record: Record, trained: Plan) -> Any:
-    """An `Evaluated`: the model with the run's weights, and samples with the model's classes."""
+    """What `measure` needs: the model with the run's weights, samples with its classes."""
     from eke.training.batches.batches import Transfer
     from eke.training.batches.dataset import build_data
     from eke.training.distributed.ranks import ALONE

@@ -77,7 +77,8 @@ def continued(plan: Plan, in_sweep: bool = False) -> Plan:
         count = before.config.distributed.num_processes
         fix = Fix(f"distributed.num_processes={count}")
         raise ConfigError(Problem(_KEY, named, why, fix))
-    problems = [*_other_values(before.config, plan.config), *_other_batch(before, plan)]
+    old, new = (meaningful(make_converter().unstructure(p.config)) for p in (before, plan))
+    problems = [*_other_values(old, new), *_other_batch(before, plan)]
     if plan.config.rerun:
         why = f"starts a run again, and {_KEY} goes on with one"
         problems.append(Problem("rerun", "true", why, Fix("rerun=false")))
@@ -106,29 +107,15 @@ def _find(named: str) -> RunPaths:
         raise ConfigError([replace(each, key=_KEY, fix=fix) for each in error.problems]) from None
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, each in value.items():
-            yield from _leaves(each, f"{path}.{key}".lstrip("."))
-    else:
-        yield path, value
-
-
-def _other_values(before: Config, now: Config) -> list[Problem]:
+def _other_values(before: Any, now: Any, key: str = "") -> Iterator[Problem]:
     """One problem for each key, except those of the cut, that has another value."""
-    old, new = (
-        dict(_leaves(meaningful(make_converter().unstructure(config)))) for config in (before, now)
-    )
-    return [
-        Problem(
-            key,
-            format_value(new.get(key)),
-            "the run that goes on has another value: only distributed.* and batch.* may change",
-            Fix(override(key, old.get(key))),
-        )
-        for key in sorted({*old, *new})
-        if old.get(key) != new.get(key) and key.partition(".")[0] not in _CUT
-    ]
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in sorted({*before, *now} - {*_CUT}):
+            path = f"{key}.{name}".lstrip(".")
+            yield from _other_values(before.get(name), now.get(name), path)
+    elif before != now:
+        why = "the run that goes on has another value: only distributed.* and batch.* may change"
+        yield Problem(key, format_value(now), why, Fix(override(key, before)))
 
 
 def _other_batch(before: Plan, plan: Plan) -> list[Problem]:

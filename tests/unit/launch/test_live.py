@@ -10,7 +10,7 @@ import pytest
 from eke.common.errors import RunError
 from eke.launch.processes.run_dir import claim
 from eke.launch.processes.running_run import TOO_EARLY, LiveRun
-from eke.plan.record import DeadRank, write_dead_rank
+from eke.plan.record import DeadRank, write_end
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_so_is_one_of_several_processes_that_does_not_listen_yet(paths, plan, mo
     live = LiveRun(plan, paths, 2)
     live.ask(signal.SIGINT)
     live.worker.process.wait()
-    write_dead_rank(paths, DeadRank(0, 1, -signal.SIGINT))
+    write_end(paths, DeadRank(0, 1, -signal.SIGINT))
     record = live.finish()
     assert (record.outcome, record.exit_code) == ("cancelled", 75)
     assert record.failure.message == TOO_EARLY

@@ -32,7 +32,7 @@ from eke.launch.processes.nodes import (
 )
 from eke.launch.processes.worker_process import Spot, worker_command
 from eke.plan.planner import Plan
-from eke.plan.record import DeadRank, Failure, Record, write_dead_rank
+from eke.plan.record import DeadRank, Failure, Record, write_end
 
 PATIENCE_S = 60.0
 SOON = {"COME_S": 0.0, "POLL_S": 0.01, "LOOK_S": 0.02, "WORKER_POLL_S": 0.02}
@@ -419,7 +419,7 @@ def test_processes_left_behind_are_ended_and_the_record_says_why(
     record = record_for("a", "crashed", 7)
     record.failure = failure
     if told == failure.message:
-        write_dead_rank(RunPaths(tmp_path), DeadRank(record.attempt, 3, -9, 0))
+        write_end(RunPaths(tmp_path), DeadRank(record.attempt, 3, -9, 0))
     attempt = Attempt.stand_in(record, monkeypatch)
     with contextlib.closing(Head(file, SlurmTask(0, 2, "s"))) as first:
         line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")

@@ -8,7 +8,7 @@ from unit.plan.cases import SYNTHETIC, plan_of
 
 from eke.common.paths import RunPaths
 from eke.launch.processes.running_run import _judged, trial_of
-from eke.plan.record import DeadRank, Failure, write_dead_rank
+from eke.plan.record import DeadRank, Failure, write_end
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,6 @@ def test_how_its_end_is_read(tmp_path, outcome, exit_code, fits) -> None:
 
 def test_a_rank_that_was_killed_ran_out_of_memory(tmp_path) -> None:
     paths = RunPaths(tmp_path)
-    write_dead_rank(paths, DeadRank(0, 1, -signal.SIGKILL, 0))
+    write_end(paths, DeadRank(0, 1, -signal.SIGKILL, 0))
     record = SimpleNamespace(outcome="crashed", failure=Failure("worker", "gone"), attempt=0)
     assert _judged(record, paths, 1).fits is False

@@ -19,11 +19,11 @@ from eke.plan.record import (
     DeadRank,
     Failure,
     Outcome,
+    RankFailure,
     metrics,
     read_record,
     start_attempt,
-    write_dead_rank,
-    write_rank_failure,
+    write_end,
     write_record,
 )
 from eke.results.report import render_summary
@@ -105,7 +105,7 @@ def test_what_the_kernel_may_have_killed_is_told_what_would_need_less(
 def test_so_it_is_where_one_of_several_processes_was_killed(paths, plan) -> None:
     number = start_attempt(paths, {})
     write_record(paths, lost(number))
-    write_dead_rank(paths, DeadRank(number, 1, -signal.SIGKILL))
+    write_end(paths, DeadRank(number, 1, -signal.SIGKILL))
     plan = dataclasses.replace(plan, device=dataclasses.replace(plan.device, memory_bytes=8 * GIB))
     assert settle(paths, plan, 1, attempts_before=0).memory.advice
 
@@ -127,7 +127,7 @@ def test_what_the_failed_rank_says_replaces_the_symptom(paths, plan) -> None:
     number = start_attempt(paths, {})
     write_record(paths, lost(number))
     told = Failure("forward", "out of memory in forward: 2 GiB", "trace")
-    write_rank_failure(paths, number, 3, Outcome.oom, told)
+    write_end(paths, RankFailure(number, 3, Outcome.oom, told))
     record = settle(paths, plan, 1, attempts_before=0)
     assert (record.outcome, record.exit_code) == ("oom", Outcome.oom.exit_code)
     assert record.failure.message == "process 3 of this run: out of memory in forward: 2 GiB"
@@ -148,7 +148,7 @@ def test_a_rank_that_could_say_nothing_is_named_by_whoever_saw_it_end(
     number = start_attempt(paths, {})
     write_record(paths, lost(number))
     for rank, code, node in dead:
-        write_dead_rank(paths, DeadRank(number, rank, code, node))
+        write_end(paths, DeadRank(number, rank, code, node))
     record = settle(paths, plan, 1, attempts_before=0)
     assert record.failure.message.startswith(named)
 
@@ -159,18 +159,18 @@ def test_rank_0_ending_first_keeps_its_own_words(paths, plan) -> None:
     Notes of an earlier attempt count for nothing.
     """
     start_attempt(paths, {})
-    write_rank_failure(paths, 0, 1, Outcome.oom, Failure("forward", "old"))
-    write_dead_rank(paths, DeadRank(0, 1, -9))
+    write_end(paths, RankFailure(0, 1, Outcome.oom, Failure("forward", "old")))
+    write_end(paths, DeadRank(0, 1, -9))
     number = start_attempt(paths, {})
     write_record(paths, lost(number))
     assert settle(paths, plan, 1, attempts_before=1) == lost(number)
-    write_dead_rank(paths, DeadRank(number, 0, 1))
+    write_end(paths, DeadRank(number, 0, 1))
     assert settle(paths, plan, 1, attempts_before=1) == lost(number)
 
 
 def test_a_rank_failure_stands_when_rank_0_left_no_record(paths, plan) -> None:
     number = start_attempt(paths, {})
-    write_rank_failure(paths, number, 1, Outcome.oom, Failure("forward", "2 GiB"))
+    write_end(paths, RankFailure(number, 1, Outcome.oom, Failure("forward", "2 GiB")))
     record = settle(paths, plan, -signal.SIGKILL, attempts_before=0)
     assert (record.outcome, record.failure.phase) == ("oom", "forward")
 

@@ -9,7 +9,7 @@ from prepared import store_of, write_jsonl
 from unit.plan.cases import SYNTHETIC, plan_of
 
 from eke.estimate.memory import forecast
-from eke.estimate.time.work import work_of
+from eke.estimate.time.work import Work
 from eke.models.sizes import structure
 from eke.plan.planner import drawn, evaluated
 from eke.training.batches.dataset import build_data
@@ -91,7 +91,7 @@ def test_seq_len_beyond_the_longest_row_changes_no_forecast(typed, rows) -> None
     seen = set()
     for length in (LONGEST + 8, 40 * LONGEST):
         plan = planned(*rows, *typed, "train.steps=30", f"data.seq_len={length}")
-        work = work_of(plan)
+        work = Work(plan)
         peak = forecast(plan).peak
         flops = sum(product.flops for product in work.products)
         seen.add((peak, flops, work.tokens, plan.size.flops_per_sample))

@@ -11,7 +11,7 @@ from eke.common.errors import ConfigError, EkeError
 from eke.config.compose import compose, split_arguments
 from eke.plan.record import Outcome
 from eke.rules.techniques import Numerics
-from eke.tuning.search.result import MADE_BY, fit_of
+from eke.tuning.search.result import MADE_BY, Fit
 from eke.tuning.search.search import Measured, trial_overrides
 from eke.tuning.search.search_space import Objective, Trial
 from eke.workflows.autotune import TuneRequest, keep_result, prepare
@@ -279,7 +279,7 @@ def test_only_a_find_becomes_an_option(is_found, tmp_path, monkeypatch, capsys) 
         trial = Trial(step_s, 0.01)
         fitting.trials.append(Measured(number, 0, trial, "ok"))
         fitting.search.tell(number, trial)
-    keep_result(fitting, fit_of(fitting.search, fitting.candidates, fitting.trials, Numerics.same))
+    keep_result(fitting, Fit(fitting.search, fitting.candidates, fitting.trials, Numerics.same))
     out = capsys.readouterr().out
     assert (own / "experiment" / "mine.yaml").exists() is is_found
     assert ("experiment=mine" in out) is is_found
@@ -298,5 +298,5 @@ def test_an_option_of_an_earlier_search_is_named_where_none_is_written(
     monkeypatch.setattr("eke.workflows.autotune.conf_folder", lambda: tmp_path)
     fitting = prepare(replace(wish(*FEW, f"paths.runs={tmp_path}"), name="mine"))
     fitting.paths.folder.mkdir()
-    keep_result(fitting, fit_of(fitting.search, fitting.candidates, [], Numerics.same))
+    keep_result(fitting, Fit(fitting.search, fitting.candidates, [], Numerics.same))
     assert f"{older} is what an earlier search found, and stays as it is" in capsys.readouterr().out

@@ -3,12 +3,11 @@
 The formulas of layers are those of the model families: `eke.models.families`.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from eke.config.schema import Backend, Checkpointing, Config, Lora
 from eke.estimate.memory.components import (
-    NARROW_BYTES,
     NOTHING,
     Range,
     range_around,
@@ -26,6 +25,7 @@ from eke.models.families import (
 )
 from eke.models.families.family_record import INDEX_BYTES
 from eke.models.sizes import (
+    BFLOAT16_BYTES,
     BLOCK_BYTES,
     STAGE,
     chunk_rows,
@@ -91,36 +91,6 @@ def singular_vectors(plan: Plan, parts: tuple[Weight, ...]) -> int:
     return number * sum(side * max(0, side - rank) for side in short)
 
 
-@dataclass(frozen=True)
-class Activations:
-    """Bytes of one micro-batch on one device."""
-
-    kept: int
-    """By all layers, embeddings and the head, when the forward pass ends."""
-    needed: int
-    """Of `kept`, the minimum of any implementation."""
-    passing: int
-    """One layer's, computed once more in the backward pass; 0 without checkpointing."""
-    working: int
-    """Gradients of activations that are alive at once."""
-    casts: int
-    """Autocast's 16-bit copies of weights, alive through the forward pass."""
-    largest_cast: int
-    """Of these."""
-    casts_kept: int
-    """Of these, what the backward pass keeps."""
-    logits_forward: int
-    """Logits in every format they have at the end of the forward pass."""
-    logits_backward: int
-    """Probabilities and their gradients at the start of the backward pass."""
-    logits_needed: int
-    """Of `logits_backward`, the minimum of any unfused loss."""
-    one_layer: int
-    """What a single layer keeps, for passes without gradients and the last layer of a backward."""
-    offloaded: int = 0
-    """Kept bytes offloaded to host memory."""
-
-
 def attention_kernel(plan: Plan, shape: Shape) -> Kernel:
     """Kind of attention kernel."""
     option, backend = plan.config.attention.option, plan.config.attention.backend
@@ -131,43 +101,44 @@ def attention_kernel(plan: Plan, shape: Shape) -> Kernel:
     return "math" if on_math else "fused"
 
 
-def activations(plan: Plan, shape: Shape, parts: tuple[Weight, ...]) -> Activations:
-    """Memory kept and needed by the forward pass of one micro-batch."""
-    config = plan.config
-    each = _adapted(
-        plan, shape, shape.architecture.stacks(shape, attention_kernel(plan, shape)), parts
-    )
-    passed = passed_layers(config, [stack.count for stack in each])
-    each = tuple(Stack(stack.layer, n) for stack, n in zip(each, passed, strict=True))
-    outer = _outside(config, shape)
-    each_cast = _cast_bytes(plan, parts)
-    casts = sum(each_cast)
-    kept, passing, share = _checkpointed(config, shape, each)
-    layer = max((stack.layer.kept for stack in each), default=0)
-    forward, backward, least = _logits(plan, shape)
-    offloaded = 0
-    if config.memory.activation_offload and not shape.on_cpu:
-        offloaded, kept, share = kept, 0, 0.0  # copies of weights are made again
-        passing = max(passing, layer)
-    needed = sum(s.layer.needed * s.count for s in each)
-    if trains_adapters(config) or config.memory.checkpointing is not Checkpointing.off:
-        needed = 0
-    if config.model.freeze:  # a frozen layer keeps no operands, and is computed all the same
-        kept, needed = max(kept, layer), 0
-    return Activations(
-        kept=kept + outer,
-        needed=min(needed, kept),
-        passing=passing,
-        working=max((stack.layer.working for stack in each), default=0),
-        casts=casts,
-        largest_cast=max(each_cast, default=0),
-        casts_kept=int(casts * share),
-        logits_forward=forward,
-        logits_backward=backward,
-        logits_needed=least,
-        one_layer=layer,
-        offloaded=offloaded,
-    )
+class Activations:
+    """Bytes of one micro-batch on one device, kept and needed by its forward pass."""
+
+    def __init__(self, plan: Plan, shape: Shape, parts: tuple[Weight, ...]) -> None:
+        config = plan.config
+        stacks = shape.architecture.stacks(shape, attention_kernel(plan, shape))
+        each = _adapted(plan, shape, stacks, parts)
+        passed = passed_layers(config, [stack.count for stack in each])
+        each = tuple(Stack(stack.layer, n) for stack, n in zip(each, passed, strict=True))
+        kept, passing, share = _checkpointed(config, shape, each)
+        layer = self.one_layer = max((stack.layer.kept for stack in each), default=0)
+        """What a single layer keeps, for passes without gradients and the last one backward."""
+        self.offloaded = 0
+        """Kept bytes offloaded to host memory."""
+        if config.memory.activation_offload and not shape.on_cpu:
+            self.offloaded, kept, share = kept, 0, 0.0  # copies of weights are made again
+            passing = max(passing, layer)
+        needed = sum(s.layer.needed * s.count for s in each)
+        if trains_adapters(config) or config.memory.checkpointing is not Checkpointing.off:
+            needed = 0
+        if config.model.freeze:  # a frozen layer keeps no operands, and is computed all the same
+            kept, needed = max(kept, layer), 0
+        self.kept = kept + _outside(config, shape)
+        """By all layers, embeddings and the head, when the forward pass ends."""
+        self.needed = min(needed, kept)
+        """Of `kept`, the minimum of any implementation."""
+        self.passing = passing
+        """One layer's, computed once more in the backward pass; 0 without checkpointing."""
+        self.working = max((stack.layer.working for stack in each), default=0)
+        """Gradients of activations that are alive at once."""
+        casts = _cast_bytes(plan, parts)
+        self.casts, self.largest_cast = sum(casts), max(casts, default=0)
+        """Autocast's 16-bit copies of weights, alive through the forward pass; the largest one."""
+        self.casts_kept = int(self.casts * share)
+        """Of these, what the backward pass keeps."""
+        self.logits_forward, self.logits_backward, self.logits_needed = _logits(plan, shape)
+        """Logits in every format they have at the end of the forward pass; probabilities and their
+        gradients at the start of the backward pass; of these the minimum of any unfused loss."""
 
 
 def _checkpointed(config: Config, shape: Shape, each: tuple[Stack, ...]) -> tuple[int, int, float]:
@@ -211,7 +182,7 @@ def _cast_bytes(plan: Plan, parts: tuple[Weight, ...]) -> list[int]:
         return []  # FSDP2 gathers 16 bits
     is_narrow = formats.frozen_bytes < FLOAT32_BYTES
     return [
-        NARROW_BYTES * prod(w.shape)
+        BFLOAT16_BYTES * prod(w.shape)
         for w in parts
         if w.tokens is not Tokens.none
         and len(w.shape) > 1

@@ -7,7 +7,7 @@ from typing import cast
 
 from eke.config.schema import FSDP, Adapters, Config, Packing, T5Model
 from eke.models.families import Shape, family_of, head_width
-from eke.models.sizes import STAGE, is_ragged, predicted_frac
+from eke.models.sizes import BFLOAT16_BYTES, STAGE, is_ragged, predicted_frac
 from eke.plan.planner import Micro, Plan, drawn, shares_heads
 
 PHASES = {
@@ -128,10 +128,6 @@ def range_around(low: int, expected: int, high: int) -> Range:
     return Range(max(0, min(low, expected)), expected, max(expected, high))
 
 
-NARROW_BYTES = 2
-"""Of bfloat16 and float16."""
-
-
 def shape_of(plan: Plan, micro: Micro | None = None) -> Shape:
     """The shape of a forward pass: of a training's longest micro-batch, unless one is given."""
     config, model, data = plan.config, plan.config.model, plan.config.data
@@ -167,7 +163,7 @@ def shape_of(plan: Plan, micro: Micro | None = None) -> Shape:
         gated=family.is_gated or bool(getattr(model, "gated", False)),
         dropout=family.probable_dropout if model.dropout is None else model.dropout,
         weights=weights,
-        compute=NARROW_BYTES if plan.compute.autocast else weights,
+        compute=BFLOAT16_BYTES if plan.compute.autocast else weights,
         on_cpu=plan.device.kind == "cpu",
         masked=is_ragged(config)
         or data.packing is not Packing.off

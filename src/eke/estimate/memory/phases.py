@@ -5,11 +5,7 @@ from math import prod
 
 from eke.common.text import MIB
 from eke.estimate.memory import sharding
-from eke.estimate.memory.activations import (
-    activations,
-    optimizer_temporaries,
-    singular_vectors,
-)
+from eke.estimate.memory.activations import Activations, optimizer_temporaries, singular_vectors
 from eke.estimate.memory.components import (
     NOTHING,
     Range,
@@ -18,8 +14,7 @@ from eke.estimate.memory.components import (
     shape_of,
     trains_adapters,
 )
-from eke.estimate.memory.sharding import held_at, layer_numbers
-from eke.models.families import FLOAT32_BYTES, family_of, is_classification
+from eke.models.families import FLOAT32_BYTES, Role, family_of, is_classification
 from eke.models.sizes import STAGE, shared_state_bytes, training_structure
 from eke.plan.planner import Micro, Plan, drawn, evaluated
 
@@ -126,8 +121,10 @@ class _Moments:
         self.state = shared_state_bytes(self.config, plan.size, on_host, plan.compute.formats)
         self.shape = shape_of(plan, micro)
         self.parts = training_structure(self.config).weights
-        self.acts = activations(plan, self.shape, self.parts)
-        self.layer = layer_numbers(self.config, self.parts)
+        self.acts = Activations(plan, self.shape, self.parts)
+        inside = (prod(w.shape) for w in self.parts if w.role in (Role.hidden, Role.vector))
+        self.layer = -(-sum(inside) // sharding.num_layers(self.config))
+        """Numbers of one, without stacked experts."""
 
     def of_checkpoints(self) -> list[Moment]:
         """Reading and saving of a rank's own part, tensor by tensor or as a copy of it."""
@@ -167,7 +164,7 @@ class _Moments:
     def held(self, moment: str, gradients: Range) -> Parts:
         """Weights, states and so much of the gradients; at a moment by its name."""
         state = self.state
-        mine, buffers = held_at(self.plan, self.parts, state.gradients, moment, gradients)
+        mine, buffers = sharding.held_at(self.plan, self.parts, state.gradients, moment, gradients)
         views = singular_vectors(self.plan, self.parts)
         parts = {
             "weights": exact(state.weights),
@@ -303,7 +300,7 @@ class _Moments:
     def evaluation(self) -> Moment:
         """A forward pass that keeps nothing; gradients are forgotten by then."""
         shape = shape_of(self.plan, evaluated(self.plan))
-        acts = activations(self.plan, shape, self.parts)
+        acts = Activations(self.plan, shape, self.parts)
         parts = self.held("evaluation", NOTHING)
         parts["activations"] = around(acts.one_layer // 2, high=2 * acts.one_layer + SMALL_BYTES)
         parts["logits"] = around(acts.logits_forward, high=2 * acts.logits_forward)

@@ -28,6 +28,7 @@ from eke.estimate.memory.phases import COMPONENTS, Moment, moments, moments_of
 from eke.estimate.memory.sharding import saved_bytes
 from eke.models.sizes import STAGE, shared_state_bytes
 from eke.plan.planner import Micro, Plan, drawn
+from eke.plan.planner.planner import workspace_bytes
 
 ERROR = {"cpu": 0.02, "cuda": 0.06}
 """How far a trace may be from the truth, as a share of the peak. Chosen, not measured: on a CPU
@@ -72,8 +73,11 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
     If a trace is of something else (another kernel), the ends of the closed form hold; where
     micro-batches differ in length, its low end, and its high end if there are longer ones.
     """
-    allocated = traced.allocated[closed.phase]
-    if _is_bound(plan, traced, closed.phase) and allocated > closed.total.expected:
+    allocated, config = traced.allocated[closed.phase], plan.config
+    # A compiled model or liger's kernels change every pass, a compiled optimizer its step alone.
+    changed = config.compile.option != "none" or config.kernels.option == "liger"
+    is_bound = traced.method is Method.upper_bound and (changed or closed.phase == "optimizer")
+    if is_bound and allocated > closed.total.expected:  # its formula expects better
         more = max(0, allocated - closed.total.high)
         return replace(closed, parts=closed.parts | {"others": range_around(0, 0, more)})
     is_top = allocated == max(traced.allocated.values())
@@ -101,16 +105,6 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
         reserve = max(traced.reserved.values()) - allocated if is_top else 0
         parts["reserve"] = range_around(0, reserve, reserve * 3 // 2)
     return replace(closed, parts=parts)
-
-
-def _is_bound(plan: Plan, traced: Traced, phase: str) -> bool:
-    """Whether a phase was traced as something that needs more: its formula expects better.
-
-    A compiled model or liger's kernels change every pass, a compiled optimizer its step alone.
-    """
-    config = plan.config
-    passes = config.compile.option != "none" or config.kernels.option == "liger"
-    return traced.method is Method.upper_bound and (passes or phase == "optimizer")
 
 
 def _with_traced_activations(moment: Moment, traced: Traced) -> Moment:
@@ -145,11 +139,6 @@ PYTHON_BYTES = GIB // 2
 
 TRAINED = ("forward", "backward", "optimizer")
 """Phases of a step, which a record's measured peak is of on a CPU."""
-
-WORKSPACE_BYTES = {"hopper": 32 * MIB, "other": 8 * MIB + 128 * 1024}
-"""cuBLAS' workspace per handle and stream: torch's `parseChosenWorkspaceSize`
-(aten/src/ATen/cuda/CublasHandlePool.cpp): 4096 KiB x 8 from capability 9.0 on, else 4096 KiB x 2 +
-16 KiB x 8."""
 
 
 def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
@@ -271,10 +260,7 @@ def highest_phase(found: Forecast) -> str:
 
 def _on_gpu(plan: Plan, moment: Moment, every: Sequence[Moment]) -> Moment:
     """With cuBLAS' workspace, the allocator's reserve and the driver's context."""
-    hopper = (plan.device.capability or (0, 0)) >= (9, 0)
-    space = WORKSPACE_BYTES["hopper" if hopper else "other"]
-    if moment.phase == "load":
-        space = 0
+    space = 0 if moment.phase == "load" else workspace_bytes(plan.device.capability)
     allocated, held = moment.total, 0
     if is_fsdp(plan.config):  # makes them on a stream of its own, whose memory no other one has
         gradients = [m.parts.get("gradients", NOTHING).expected for m in (moment, *every)]

@@ -5,7 +5,6 @@ formula names the lines it follows. Bytes of the first process. On a CPU offload
 away: host and device are one memory, and all of it is counted.
 """
 
-from dataclasses import dataclass
 from math import prod
 
 from eke.config.schema import FSDP, Config
@@ -28,47 +27,32 @@ BACKWARD = ("last_layer", "middle", "first_layer", "embedding", "reduced")
 """Moments of the backward pass after its first gradient."""
 
 
-@dataclass(frozen=True)
-class Sizes:
+class _Sizes:
     """Bytes of a model that DeepSpeed shares out, in the weights' format."""
 
-    number: int
-    """Of a weight."""
-    whole: int
-    """All gradients."""
-    largest: int
-    """Of the largest trained tensor."""
-    mine: int
-    """Gradients of every tensor that this process has some part of, each of them whole."""
-    partition: int
-    """This process's part of all gradients."""
-    group: int
-    """Numbers in the largest flat piece."""
-    numbers: int
-    """Elements in all flat shards."""
-    bucket: int
-    """`reduce_bucket_size`, as often as there are buckets."""
-    early: bool
-    """Whether a tensor that this process has a part of gets its gradient first: a head."""
-
-
-def _sizes(plan: Plan, parts: Parts) -> Sizes:
-    number, mine = plan.compute.formats.weight_bytes, pieces(plan.config)
-    trained = [w for w in parts if w.trained]
-    # ZeRO-1 and 2 fill one while the other is sent; ZeRO-3 has one (`IPGBucketZ3`).
-    stage = STAGE[plan.config.distributed.option]
-    copies = 2 if stage < 3 and _setting(plan, "overlap_comm") else 1
-    return Sizes(
-        number=number,
-        whole=number * sum(prod(w.shape) for w in trained),
-        largest=number * max((prod(w.shape) for w in trained), default=0),
-        mine=number * sum(_touched(trained, role, size) for role, size in mine.items()),
-        partition=number * sum(mine.values()),
-        group=max(mine.values(), default=0),
-        numbers=sum(mine.values()),
-        bucket=number * copies * _setting(plan, "reduce_bucket_size"),
-        early=Role.outer in mine,
-    )
+    def __init__(self, plan: Plan, parts: Parts) -> None:
+        mine, stage = pieces(plan.config), STAGE[plan.config.distributed.option]
+        trained = [w for w in parts if w.trained]
+        number = self.number = plan.compute.formats.weight_bytes
+        """Of a weight."""
+        self.whole = number * sum(prod(w.shape) for w in trained)
+        """All gradients."""
+        self.largest = number * max((prod(w.shape) for w in trained), default=0)
+        """Of the largest trained tensor."""
+        self.mine = number * sum(_touched(trained, role, size) for role, size in mine.items())
+        """Gradients of every tensor that this process has some part of, each of them whole."""
+        self.numbers = sum(mine.values())
+        """Elements in all flat shards."""
+        self.partition = number * self.numbers
+        """This process's part of all gradients."""
+        self.group = max(mine.values(), default=0)
+        """Numbers in the largest flat piece."""
+        # ZeRO-1 and 2 fill one while the other is sent; ZeRO-3 has one (`IPGBucketZ3`).
+        copies = 2 if stage < 3 and _setting(plan, "overlap_comm") else 1
+        self.bucket = number * copies * _setting(plan, "reduce_bucket_size")
+        """`reduce_bucket_size`, as often as there are buckets."""
+        self.early = Role.outer in mine
+        """Whether a tensor that this process has a part of gets its gradient first: a head."""
 
 
 def _touched(trained: list[Weight], role: Role, size: int) -> int:
@@ -87,7 +71,7 @@ def _setting(plan: Plan, key: str) -> int:
     return int(value) if isinstance(value, int | float) else 0
 
 
-def _step_bytes(plan: Plan, sizes: Sizes) -> int:
+def _step_bytes(plan: Plan, sizes: _Sizes) -> int:
     """Gradients in float32 that the optimizer's step makes of those that are there.
 
     ZeRO-1 and 2 put one group at a time into a flat tensor, narrow ones once more in float32
@@ -100,7 +84,7 @@ def _step_bytes(plan: Plan, sizes: Sizes) -> int:
     return sizes.group * (FLOAT32_BYTES + narrow)
 
 
-def _zero_gradients(plan: Plan, sizes: Sizes, moment: str, plain: Range) -> Range:
+def _zero_gradients(plan: Plan, sizes: _Sizes, moment: str, plain: Range) -> Range:
     """Bytes of gradients.
 
     ZeRO-1 keeps them whole until the backward pass ends. ZeRO-2 keeps, whole, those of tensors that
@@ -128,7 +112,7 @@ def _zero_gradients(plan: Plan, sizes: Sizes, moment: str, plain: Range) -> Rang
                   2 * sizes.mine)  # fmt: skip
 
 
-def _zero_buffers(plan: Plan, parts: Parts, sizes: Sizes, moment: str) -> Range:
+def _zero_buffers(plan: Plan, parts: Parts, sizes: _Sizes, moment: str) -> Range:
     """Bytes of buckets, staging areas, gradients on their way, and gathered weights."""
     stage = STAGE[plan.config.distributed.option]
     always = _staging(plan, sizes)
@@ -155,7 +139,7 @@ def _zero_buffers(plan: Plan, parts: Parts, sizes: Sizes, moment: str) -> Range:
     return range_around(0, expected, expected + more + doubt)
 
 
-def _staging(plan: Plan, sizes: Sizes) -> int:
+def _staging(plan: Plan, sizes: _Sizes) -> int:
     """Memory that offloading keeps across steps: float32 gradients, and areas for one tensor.
 
     stage_1_and_2.py, `initialize_optimizer_states`, `param_buffer_of_bit16_for_cpu_offload_groups`,
@@ -183,7 +167,7 @@ def regather_bytes(plan: Plan, parts: Parts) -> int:
         return 0
     if plan.batch.world_size == 1:
         return 0
-    sizes = _sizes(plan, parts)
+    sizes = _Sizes(plan, parts)
     return sizes.number * sizes.group * plan.batch.world_size
 
 
@@ -231,7 +215,7 @@ def held_at(
         return gradients, _fsdp(plan, parts, moment)
     if option in STAGE:
         moment = moment if moment != "between" else "evaluation"
-        sizes = _sizes(plan, parts)
+        sizes = _Sizes(plan, parts)
         held = _zero_gradients(plan, sizes, moment, gradients)
         return held, _zero_buffers(plan, parts, sizes, moment)
     if option == "ddp" and plan.batch.world_size > 1:
@@ -273,12 +257,6 @@ def num_layers(config: Config) -> int:
     if family_of(config).is_encoder_decoder:
         layers += getattr(config.model, "num_decoder_layers", None) or layers
     return layers
-
-
-def layer_numbers(config: Config, weights: Parts) -> int:
-    """Numbers of one layer, without stacked experts."""
-    inside = sum(prod(w.shape) for w in weights if w.role in (Role.hidden, Role.vector))
-    return -(-inside // num_layers(config))
 
 
 Unit = list[int]

@@ -20,10 +20,9 @@ from eke.estimate.time.time_history import (
     prior_time,
     read_observations,
     time_group,
-    versions_of,
     why_unknown,
 )
-from eke.estimate.time.work import Work, work_of
+from eke.estimate.time.work import Work
 from eke.plan.planner import Plan
 from eke.plan.record import CalibratedStep, PredictedStep
 
@@ -198,8 +197,8 @@ def forecast_time(plan: Plan) -> StepTime | Unknown:
     these libraries where there are five or more; without a datasheet by those runs alone.
     """
     group = time_group(plan)
-    runs, versions = read_observations(group), versions_of(group)
-    work = work_of(plan)
+    runs, work = read_observations(group), Work(plan)
+    versions = ", ".join(f"{n} {group[n]}" for n in ("torch", "transformers") if n in group)
     found = prior_time(plan, work)
     if isinstance(found, Unknown):
         return _by_runs(plan, work, runs, versions)

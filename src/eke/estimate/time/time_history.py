@@ -42,7 +42,7 @@ from eke.estimate.time.rates import (
     rates_of,
 )
 from eke.estimate.time.transfers import Product
-from eke.estimate.time.work import Work, work_of
+from eke.estimate.time.work import Work
 from eke.hardware import usable_cores
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, metrics
@@ -59,7 +59,7 @@ def prior_time(
     rates = rates_of(plan)
     if rates is None:
         return Unknown(why_unknown(plan))
-    work = work or work_of(plan)
+    work = work or Work(plan)
     parts, step = _composed(plan, work, rates)
     if correction is not None:
         step = correction * step.expected
@@ -126,12 +126,7 @@ def _product_s(product: Product, rates: Rates) -> Span:
 
 
 def describe_step(
-    plan: Plan,
-    work: Work,
-    step: Span,
-    parts: Mapping[str, float],
-    basis: str,
-    peak: float | None,
+    plan: Plan, work: Work, step: Span, parts: Mapping[str, float], basis: str, peak: float | None
 ) -> StepTime:
     """All that follows from the seconds of a step; `peak` is the datasheet's, in FLOP/s."""
     devices = plan.batch.world_size * plan.batch.devices
@@ -232,11 +227,6 @@ def time_group(plan: Plan) -> Group:
     }
 
 
-def versions_of(group: Group) -> str:
-    """The versions that matter most, formatted."""
-    return ", ".join(f"{name} {group[name]}" for name in ("torch", "transformers") if name in group)
-
-
 def work_key(plan: Plan) -> str:
     """The same for plans whose steps do the same work."""
     data = plan.config.data
@@ -263,7 +253,7 @@ def note_pace(plan: Plan, record: Record) -> None:
     # One with another clock began with an older eke.
     if record.shared_device or plan.probe or record.timing.clock != metrics.WALL:
         return
-    work = work_of(plan)
+    work = Work(plan)
     prior = prior_time(plan, work)
     predicted = prior.step_s.expected if isinstance(prior, StepTime) else 0.0
     amounts = amounts_of(plan, work)

@@ -15,7 +15,7 @@ What each optimizer does to a number and to a tensor was counted by benchmarks/u
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from eke.config.schema import FSDP, Config, Exchange, NvmeOffload, WeightsPlace
-from eke.estimate.memory.activations import activations
+from eke.estimate.memory.activations import Activations
 from eke.estimate.memory.sharding import num_layers, units
-from eke.estimate.time.rates import Span, exactly
+from eke.estimate.time.rates import exactly
 from eke.models.families import AttentionLayers, Role, Shape, Tokens, Weight
 from eke.models.sizes import STAGE, exchange_of, optimizer_entry, training_structure
 from eke.plan.planner import Plan
@@ -59,23 +59,6 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Contents:
-    """Totals of a model's parts."""
-
-    groups: tuple[Group, ...]
-    attention: tuple[AttentionLayers, ...]
-    numbers: float
-    """All."""
-    trained: float
-    trained_tensors: int
-    matrices: tuple[tuple[int, int, int], ...]
-    """Trained hidden matrices: rows, columns, how many of that shape."""
-    four_bits: float
-    adapted: int
-    """Linear layers with an adapter."""
-
-
-@dataclass(frozen=True)
 class Product:
     """FLOPs of one kind and pass, and bytes of their operands."""
 
@@ -87,41 +70,42 @@ class Product:
     """One kernel for all of attention."""
 
 
-def contents_of(config: Config) -> Contents:
-    """Of the model as it is trained."""
-    structure = training_structure(config)
-    weights = structure.weights
-    kinds = dict.fromkeys((w.tokens, _is_head(w)) for w in weights if w.tokens is not Tokens.none)
-    groups = []
-    for tokens, head in kinds:
-        mine = [w for w in weights if w.tokens is tokens and _is_head(w) == head]
-        numbers = sum(w.num_active for w in mine)
-        gradients = sum(w.num_active * (w.trained + w.backward) for w in mine)
-        groups.append(
-            Group(
-                kind="head" if head else "linear",
-                tokens=tokens,
-                numbers=float(numbers),
-                backward=gradients / numbers if numbers else 0.0,
-                stored=float(sum(prod(w.shape) for w in mine)),
-                # Of a stack of experts, those that a token passes through.
-                widths=float(
-                    sum(sum(w.shape[-2:]) * (w.active[0] if len(w.shape) > 2 else 1) for w in mine)
-                ),
-            )
-        )
-    trained = [w for w in weights if w.trained]
-    hidden = [w.shape for w in trained if w.role is Role.hidden and len(w.shape) == 2]
-    matrices = Counter((min(shape), max(shape)) for shape in hidden)
-    return Contents(
-        groups=tuple(groups),
-        attention=structure.attention,
-        numbers=float(sum(prod(w.shape) for w in weights)),
-        trained=float(sum(prod(w.shape) for w in trained)),
-        trained_tensors=len(trained),
-        matrices=tuple((rows, columns, count) for (rows, columns), count in matrices.items()),
-        four_bits=float(sum(prod(w.shape) for w in weights if w.four_bits)),
-        adapted=sum(w.is_adapter for w in weights) // 2,
+class Contents:
+    """Totals of the parts of a model as it is trained."""
+
+    def __init__(self, config: Config) -> None:
+        structure = training_structure(config)
+        weights, self.attention = structure.weights, structure.attention
+        kinds = {(w.tokens, _is_head(w)): None for w in weights if w.tokens is not Tokens.none}
+        alike = [[w for w in weights if (w.tokens, _is_head(w)) == kind] for kind in kinds]
+        self.groups = tuple(map(_group, alike))
+        self.numbers = float(sum(prod(w.shape) for w in weights))
+        """All."""
+        trained = [w for w in weights if w.trained]
+        self.trained = float(sum(prod(w.shape) for w in trained))
+        self.trained_tensors = len(trained)
+        hidden = [w.shape for w in trained if w.role is Role.hidden and len(w.shape) == 2]
+        matrices = Counter((min(shape), max(shape)) for shape in hidden)
+        self.matrices = tuple((*sizes, count) for sizes, count in matrices.items())
+        """Trained hidden matrices: rows, columns, how many of that shape."""
+        self.four_bits = float(sum(prod(w.shape) for w in weights if w.four_bits))
+        self.adapted = sum(w.is_adapter for w in weights) // 2
+        """Linear layers with an adapter."""
+
+
+def _group(weights: Sequence[Weight]) -> Group:
+    """Of weights of one kind."""
+    numbers = sum(w.num_active for w in weights)
+    gradients = sum(w.num_active * (w.trained + w.backward) for w in weights)
+    # Of a stack of experts, those that a token passes through.
+    widths = (sum(w.shape[-2:]) * (w.active[0] if len(w.shape) > 2 else 1) for w in weights)
+    return Group(
+        kind="head" if _is_head(weights[0]) else "linear",
+        tokens=weights[0].tokens,
+        numbers=float(numbers),
+        backward=gradients / numbers if numbers else 0.0,
+        stored=float(sum(prod(w.shape) for w in weights)),
+        widths=float(sum(widths)),
     )
 
 
@@ -174,30 +158,18 @@ STATE_READS = 2 * 12
 """Bytes per number that an update from a disk reads and writes: float32 weight and two moments."""
 
 
-@dataclass(frozen=True)
 class Moves:
-    """Of one process in one optimizer step."""
+    """Transfers and exchanges of one process in one optimizer step, with rows of a shape."""
 
-    to_host: float = 0.0
-    """Bytes over PCI Express, both ways together."""
-    on_host: float = 0.0
-    """Numbers that the host's processor updates."""
-    to_disk: float = 0.0
-    """Bytes, read and written."""
-    exchanged: float = 0.0
-    """Bytes sent to other devices."""
-    collectives: int = 0
-    """Exchanges that are started."""
-
-
-def moves(plan: Plan, contents: Contents, shape: Shape) -> Moves:
-    """Transfers and exchanges of one optimizer step, with rows of that shape."""
-    sent, count = _exchanged(plan, contents)
-    to_host, on_host, to_disk = _offloaded(plan, contents)
-    if plan.config.memory.activation_offload and plan.device.kind != "cpu":
-        each = activations(plan, shape, training_structure(plan.config).weights).offloaded
-        to_host += 2.0 * each * plan.batch.accumulation
-    return Moves(to_host, on_host, to_disk, sent, count)
+    def __init__(self, plan: Plan, contents: Contents, shape: Shape) -> None:
+        self.exchanged, self.collectives = _exchanged(plan, contents)
+        """Bytes sent to other devices, and exchanges that are started."""
+        self.to_host, self.on_host, self.to_disk = _offloaded(plan, contents)
+        """Bytes over PCI Express, both ways together; numbers that the host's processor updates;
+        bytes of a disk, read and written."""
+        if plan.config.memory.activation_offload and plan.device.kind != "cpu":
+            kept = Activations(plan, shape, training_structure(plan.config).weights).offloaded
+            self.to_host += 2.0 * kept * plan.batch.accumulation
 
 
 def _shares(plan: Plan) -> int:
@@ -271,56 +243,48 @@ ADDS = 12
 
 
 @cache
-def counted_updates() -> Mapping[str, Any]:
-    """Counts."""
-    file = Path(__file__).with_name("counted_updates.json")
-    content: dict[str, Any] = json.loads(file.read_text())
+def counts(name: str) -> Mapping[str, Any]:
+    """Content of `NAME.json` beside this file: what was counted operator by operator."""
+    content: dict[str, Any] = json.loads(Path(__file__).with_name(f"{name}.json").read_text())
     return content
 
 
-@dataclass(frozen=True)
 class Updates:
-    """One optimizer step of one process on its device."""
+    """Work of one process on its device in an optimizer step, clipping and adding up included."""
 
-    moved: Span
-    """Bytes."""
-    launches: float
-    flops: float = 0.0
-    """Of matrix multiplications, in the narrower format that the optimizer has for them."""
-    notes: tuple[str, ...] = ()
-
-
-def updates(plan: Plan, contents: Contents) -> Updates:
-    """Device work of an optimizer step, clipping and adding up gradients included."""
-    entry, notes = _entry(plan)
-    config, tensors = plan.config, contents.trained_tensors
-    # Trained ones that this process updates on its device; the host does it with offloading.
-    numbers = 0.0 if config.offload.option != "none" else contents.trained / _shares(plan)
-    shared = numbers < contents.trained
-    if shared and config.distributed.option in STAGE:
-        tensors = min(tensors, 4)  # flat shards, one per parameter group
-    moved, launches = entry["bytes"] * numbers, 0.0
-    if numbers:
-        each = entry["each"] if not config.memory.optimizer_in_backward else max(1, entry["each"])
-        launches = entry["launches"] + each * tensors
-    clip = counted_updates()["clip"]
-    if config.train.max_grad_norm is not None and numbers:
-        moved += clip["bytes"] * numbers
-        launches += clip["launches"] + clip["each"] * tensors
-    again = plan.batch.accumulation - 1
-    moved += again * ADDS * contents.trained
-    launches += again * contents.trained_tensors
-    if plan.compute.loss_scaling:
-        moved += 8 * numbers  # the scaler reads and writes each gradient once
-        launches += 4
-    count = optimizer_entry(config.optimizer).update_flops
-    flops = sum(num * count(config, *sizes) for *sizes, num in contents.matrices) if count else 0.0
-    return Updates(exactly(moved), launches, flops, notes)
+    def __init__(self, plan: Plan, contents: Contents) -> None:
+        entry, self.notes = _entry(plan)
+        config, tensors = plan.config, contents.trained_tensors
+        # Trained ones that this process updates on its device; the host does it with offloading.
+        numbers = 0.0 if config.offload.option != "none" else contents.trained / _shares(plan)
+        shared = numbers < contents.trained
+        if shared and config.distributed.option in STAGE:
+            tensors = min(tensors, 4)  # flat shards, one per parameter group
+        moved, launches = entry["bytes"] * numbers, 0.0
+        if numbers:
+            each = max(int(config.memory.optimizer_in_backward), entry["each"])
+            launches = entry["launches"] + each * tensors
+        clip = counts("counted_updates")["clip"]
+        if config.train.max_grad_norm is not None and numbers:
+            moved += clip["bytes"] * numbers
+            launches += clip["launches"] + clip["each"] * tensors
+        again = plan.batch.accumulation - 1
+        moved += again * ADDS * contents.trained
+        launches += again * contents.trained_tensors
+        if plan.compute.loss_scaling:
+            moved += 8 * numbers  # the scaler reads and writes each gradient once
+            launches += 4
+        count = optimizer_entry(config.optimizer).update_flops
+        flops = [num * count(config, *n) for *n, num in contents.matrices] if count else []
+        self.flops = sum(flops)
+        """Of matrix multiplications, in the narrower format that the optimizer has for them."""
+        self.moved, self.launches = exactly(moved), launches
+        """Bytes, and kernels."""
 
 
 def _entry(plan: Plan) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """Counts of the optimizer."""
-    option, table = plan.config.optimizer.option, counted_updates()
+    option, table = plan.config.optimizer.option, counts("counted_updates")
     known = optimizer_entry(plan.config.optimizer)
     stands_in = known.counted_as
     if known.implementation:

@@ -5,11 +5,8 @@ tensors without data, as a GPU would run them (benchmarks/step_work.py writes co
 tests/unit/estimate/time counts again): no number in that file is fitted to a time.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from eke.config.schema import Checkpointing
@@ -17,16 +14,7 @@ from eke.estimate.memory.activations import attention_kernel
 from eke.estimate.memory.components import shape_of, trains_adapters
 from eke.estimate.time.rates import NOTHING, Span, exactly
 from eke.estimate.time.slowdowns import factors_of, notes_of
-from eke.estimate.time.transfers import (
-    Contents,
-    Moves,
-    Product,
-    Updates,
-    contents_of,
-    moves,
-    products,
-    updates,
-)
+from eke.estimate.time.transfers import Contents, Moves, Product, Updates, counts, products
 from eke.models.families import FAMILIES, Shape, is_classification
 from eke.models.sizes import fuses_adapters, passed_layers
 from eke.plan.planner import Plan, drawn
@@ -97,14 +85,6 @@ class Pass:
     """Kernels, matrix multiplications included."""
 
 
-@cache
-def counted_kernels() -> Mapping[str, Any]:
-    """Counts."""
-    file = Path(__file__).with_name("counted.json")
-    content: dict[str, Any] = json.loads(file.read_text())
-    return content
-
-
 def passes(plan: Plan, shape: Shape) -> tuple[Pass, Pass, Pass]:
     """Forward, backward, and the layers' forward alone, which checkpointing repeats."""
     layers, outer = _entries(plan, shape)
@@ -134,7 +114,7 @@ def _bytes(entry: Mapping[str, float], units: Mapping[str, float]) -> float:
 def _entries(plan: Plan, shape: Shape) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Counts of the layers, and of the parts around them."""
     counted_as = shape.architecture.counted_as or shape.architecture.name
-    table = counted_kernels()[counted_as]
+    table = counts("counted")[counted_as]
     width = "cast" if shape.cast else ("wide" if shape.weights == 4 else "narrow")
     kernel = "fused" if attention_kernel(plan, shape) == "fused" else "eager"
     dropped = "dropped" if shape.dropout else "whole"
@@ -148,48 +128,31 @@ def _entries(plan: Plan, shape: Shape) -> tuple[Mapping[str, Any], Mapping[str, 
     return layers, outer.get(task) or next(v for k, v in outer.items() if k not in stacks_of(shape))
 
 
-@dataclass(frozen=True)
 class Work:
     """Of one process on its device in one optimizer step, at the expected length of rows."""
 
-    products: tuple[Product, ...]
-    """Matrix multiplications of all micro-batches, recomputation included."""
-    moved: Span
-    """Bytes that passes read and write in addition."""
-    launches: Span
-    """Kernels of the passes."""
-    updates: Updates
-    moves: Moves
-    tokens: float
-    """Of all micro-batches, padding included."""
-    notes: tuple[str, ...] = ()
-
-
-def work_of(plan: Plan) -> Work:
-    """The work of one optimizer step."""
-    contents = contents_of(plan.config)
-    shape = shape_of(plan, drawn(plan).mean)
-    fused = attention_kernel(plan, shape) == "fused"
-    rounds = plan.batch.accumulation
-    forward, backward, layers = passes(plan, shape)
-    moved_factor, launches_factor = factors_of(plan)
-    there, back = (products(contents, shape, fused, is_back) for is_back in (False, True))
-    again, moved_again, launched_again = _repeated(plan, there, shape, layers)
-    moved = forward.moved + backward.moved + moved_again + _adapters(plan, contents, shape)
-    launches = forward.launches + backward.launches
-    if trains_adapters(plan.config):
-        launches += ADAPTER_LAUNCHES * contents.adapted
-    host = exactly(launches) + launched_again
-    updated = updates(plan, contents)
-    return Work(
-        products=tuple(_times(each, rounds) for each in (*there, *back, *again)),
-        moved=moved_factor * (moved * rounds),
-        launches=host.by(launches_factor) * rounds,
-        updates=updated,
-        moves=moves(plan, contents, shape),
-        tokens=float(rounds * shape.rows * max(shape.source, shape.target)),
-        notes=(*notes_of(plan, shape), *updated.notes),
-    )
+    def __init__(self, plan: Plan) -> None:
+        contents, rounds = Contents(plan.config), plan.batch.accumulation
+        shape = shape_of(plan, drawn(plan).mean)
+        fused = attention_kernel(plan, shape) == "fused"
+        forward, backward, layers = passes(plan, shape)
+        moved_factor, launches_factor = factors_of(plan)
+        there, back = (products(contents, shape, fused, is_back) for is_back in (False, True))
+        again, moved_again, launched_again = _repeated(plan, there, shape, layers)
+        moved = forward.moved + backward.moved + moved_again + _adapters(plan, contents, shape)
+        launches = forward.launches + backward.launches
+        if trains_adapters(plan.config):
+            launches += ADAPTER_LAUNCHES * contents.adapted
+        self.products = tuple(_times(each, rounds) for each in (*there, *back, *again))
+        """Matrix multiplications of all micro-batches, recomputation included."""
+        self.moved = moved_factor * (moved * rounds)
+        """Bytes that passes read and write in addition."""
+        self.launches = (exactly(launches) + launched_again).by(launches_factor) * rounds
+        """Kernels of the passes."""
+        self.updates, self.moves = Updates(plan, contents), Moves(plan, contents, shape)
+        self.tokens = float(rounds * shape.rows * max(shape.source, shape.target))
+        """Of all micro-batches, padding included."""
+        self.notes = (*notes_of(plan, shape), *self.updates.notes)
 
 
 SELECTIVE_HOST = 3.0

@@ -185,8 +185,7 @@ def merge_user_settings(
     `auto` takes eke's value. The sections `optimizer` and `scheduler` are compared with the plan
     and skipped: eke sets both.
 
-    Raises:
-        ConfigError: every contradiction, with both values and the override that ends it.
+    Raises ConfigError: every contradiction, with both values and the override that ends it.
     """
     name = str(config.distributed.deepspeed_config)
     problems = [

@@ -426,6 +426,14 @@ def shares_heads(plan: Plan, dtype: str | None = None) -> bool:
     return new_enough and (dtype or plan.compute.matmul) in HALF
 
 
+def workspace_bytes(capability: tuple[int, int] | None) -> int:
+    """CuBLAS' workspace per handle and stream: a thread computes forward, another backward passes.
+
+    Source: torch's `parseChosenWorkspaceSize` (aten/src/ATen/cuda/CublasHandlePool.cpp).
+    """
+    return (32 * 2**10 if (capability or (0, 0)) >= (9, 0) else 2 * 4096 + 8 * 16) * 2**10
+
+
 CUDNN_FIRST = (9, 0)
 """Where PyTorch prefers cuDNN's attention to its own (sdp_utils.cpp, torch 2.11)."""
 

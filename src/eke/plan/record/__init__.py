@@ -315,19 +315,11 @@ class DeadRank:
 End = TypeVar("End", RankFailure, DeadRank)
 
 
-def write_rank_failure(
-    paths: RunPaths, attempt: int, rank: int, outcome: Outcome, failure: Failure
-) -> None:
+def write_end(paths: RunPaths, end: RankFailure | DeadRank) -> None:
     """Write it atomically; a disk that takes nothing any more takes nothing here either."""
-    content = RankFailure(attempt, rank, outcome, failure)
+    path = paths.dead_rank(end.node) if isinstance(end, DeadRank) else paths.rank_failure(end.rank)
     with contextlib.suppress(OSError):
-        write_json(paths.rank_failure(rank), cattrs.unstructure(content))
-
-
-def write_dead_rank(paths: RunPaths, dead: DeadRank) -> None:
-    """Write it atomically, like the above."""
-    with contextlib.suppress(OSError):
-        write_json(paths.dead_rank(dead.node), cattrs.unstructure(dead))
+        write_json(path, cattrs.unstructure(end))
 
 
 def _read_ends(paths: RunPaths, names: str, kind: type[End], attempt: int) -> list[End]:

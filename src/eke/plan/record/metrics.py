@@ -76,8 +76,7 @@ def read_rows(path: Path) -> tuple[list[Row], int]:
 
     Text that stands for a non-finite number (`"nan"`, `"inf"`) is turned back into it.
 
-    Raises:
-        OSError: the file cannot be read, or has more than `METRICS_LIMIT` bytes.
+    Raises OSError: the file cannot be read, or has more than `METRICS_LIMIT` bytes.
     """
     rows: list[Row] = []
     unreadable = 0

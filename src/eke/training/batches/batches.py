@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eke.common.text import IGNORED, PAD
-from eke.config.schema import Config, Packing, Seq2SeqLM, SequenceClassification
+from eke.config.schema import Packing, Seq2SeqLM, SequenceClassification
 from eke.data.sources import Draws, mix_seed
 from eke.models.sizes import is_ragged, most_predicted
 from eke.plan.planner import Plan, drawn, evaluated
@@ -375,15 +375,17 @@ class LongestSamples:
 
     def __getitem__(self, key: Key) -> Sample:
         """The same sample for every number and epoch."""
-        config, micro = self.plan.config, self._micro
-        length = micro.source
+        config, micro, batch = self.plan.config, self._micro, self.plan.batch
+        size = batch.eval_per_device if self.evaluation else batch.per_device
+        length, together = micro.source, size * batch.devices
         if config.data.packing is Packing.padding_free:  # they share its one row
-            return self._sample(-(-length // self._together()), micro.target)
+            return probe_sample(self.plan, -(-length // together), micro.target, together)
         if config.data.packing is Packing.on and is_ragged(config):
             # Two in a row: of one alone, libraries see no need to keep it from others.
             cut = length // 2
-            return lay_end_to_end([self._sample(n, n) for n in (cut, length - cut)])
-        return self._sample(length, micro.target)
+            parts = [probe_sample(self.plan, n, n, together) for n in (cut, length - cut)]
+            return lay_end_to_end(parts)
+        return probe_sample(self.plan, length, micro.target, together)
 
     def lengths(self) -> np.ndarray:
         """Tokens of each sample, shape (samples,)."""
@@ -393,33 +395,26 @@ class LongestSamples:
     def _micro(self) -> Micro:
         return evaluated(self.plan) if self.evaluation else drawn(self.plan).longest
 
-    def _sample(self, length: int, of_target: int) -> Sample:
-        task, vocabulary = self.plan.config.task, self.plan.vocabulary
-        special = {vocabulary.pad, vocabulary.eos, vocabulary.mask, *vocabulary.special}
-        ordinary = next(token for token in range(len(special) + 1) if token not in special)
-        ids = np.full(length, ordinary)
-        if isinstance(task, Seq2SeqLM):
-            return {"input_ids": ids, "labels": np.full(of_target, ordinary)}
-        if isinstance(task, SequenceClassification):
-            # T5 pools at the end of text, of which each row has one (eke.training.batches.tasks).
-            ids[-1] = vocabulary.pad if vocabulary.eos is None else vocabulary.eos
-            return {"input_ids": ids, "labels": as_label(task, 0)}
-        return {"input_ids": ids, "labels": some_labels(self.plan.config, ids, self._together())}
 
-    def _together(self) -> int:
-        """Samples of a micro-batch."""
-        batch = self.plan.batch
-        return (batch.eval_per_device if self.evaluation else batch.per_device) * batch.devices
+def probe_sample(plan: Plan, length: int, of_target: int, together: int) -> Sample:
+    """A sample of one ordinary token; labels are its share of the most that so many together have.
+
+    `of_target` is the decoder's length.
+    """
+    config, vocabulary = plan.config, plan.vocabulary
+    special = {vocabulary.pad, vocabulary.eos, vocabulary.mask, *vocabulary.special}
+    ordinary = next(token for token in range(len(special) + 1) if token not in special)
+    ids = np.full(length, ordinary)
+    if isinstance(config.task, Seq2SeqLM):
+        return {"input_ids": ids, "labels": np.full(of_target, ordinary)}
+    if isinstance(config.task, SequenceClassification):
+        # T5 pools at the end of text, of which each row has one (eke.training.batches.tasks).
+        ids[-1] = vocabulary.pad if vocabulary.eos is None else vocabulary.eos
+        return {"input_ids": ids, "labels": as_label(config.task, 0)}
+    most = -(-most_predicted(config, together, length) // together)
+    return {"input_ids": ids, "labels": np.where(np.arange(length) < most, ids, IGNORED)}
 
 
 def is_label(labels: np.ndarray) -> np.ndarray:
     """Which labels count."""
     return np.asarray(~np.isnan(labels) if labels.dtype.kind == "f" else labels != IGNORED)
-
-
-def some_labels(config: Config, ids: np.ndarray, num_samples: int) -> np.ndarray:
-    """Labels of a probe sample: its share of the most that a micro-batch can have."""
-    most = -(-most_predicted(config, num_samples, len(ids)) // num_samples)
-    labels = np.full_like(ids, IGNORED)
-    labels[:most] = ids[:most]
-    return labels

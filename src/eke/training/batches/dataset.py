@@ -178,8 +178,18 @@ class TrainingData:
         return [self.collate([samples[0, 0]]).without_targets()] * count
 
     def eval_batches(self, rank: int = 0, even: bool = False) -> Iterator[MicroBatch]:
-        """Evaluation micro-batches, always the same, and placeholders as in `train_steps`."""
-        groups, world_size = self._eval_groups(), self.plan.batch.world_size
+        """Evaluation micro-batches, always the same, and placeholders as in `train_steps`.
+
+        Samples of one micro-batch are of one source.
+        """
+        batch, samples = self.plan.batch, self.evaluation
+        size, world_size = batch.eval_per_device * batch.devices, batch.world_size
+        groups: list[list[Key]] = []
+        first = 0
+        for part in samples.parts if isinstance(samples, MixSamples) else (samples,):
+            keys = [(0, index) for index in range(first, first + len(part))]
+            groups += [keys[at : at + size] for at in range(0, len(keys), size)]
+            first += len(part)
         mine, loader = groups[rank::world_size], self.eval_loading
         if loader is None:
             persistent = self.plan.config.dataloader.persistent
@@ -189,17 +199,6 @@ class TrainingData:
         yield from loader
         missing = -(-len(groups) // world_size) - len(mine)
         yield from self.placeholders(missing if even else 0)
-
-    def _eval_groups(self) -> list[list[Key]]:
-        """Samples of each micro-batch of evaluation, which are of one source."""
-        size = self.plan.batch.eval_per_device * self.plan.batch.devices
-        groups: list[list[Key]] = []
-        first, samples = 0, self.evaluation
-        for part in samples.parts if isinstance(samples, MixSamples) else (samples,):
-            keys = [(0, index) for index in range(first, first + len(part))]
-            groups += [keys[at : at + size] for at in range(0, len(keys), size)]
-            first += len(part)
-        return groups
 
     def _loader(
         self, samples: Samples, batches: Any, persistent: bool = False

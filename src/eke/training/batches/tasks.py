@@ -273,7 +273,11 @@ def _open_part(plan: Plan, evaluation: bool) -> TaskSamples | PackedSamples:
     elif plan.store:
         source, packs = _stored(plan, keep, evaluation)
     else:
-        source, packs = _bytes(plan, wanted, evaluation), None
+        corpus, packs = open_corpus(config), None
+        assert corpus is not None, "all that is neither synthetic nor prepared is text"
+        pieces = corpus.evaluation if evaluation else corpus.train
+        how = labels_of(config, corpus), wanted, partial(check_inputs, plan)
+        source = pack_windows(pieces, window_length(config), *how)
     samples = TaskSamples(source, config, plan.vocabulary)
     if packs is None:
         return samples
@@ -345,12 +349,3 @@ def _open(plan: Plan) -> Store:
             "the data is no longer what was planned: its content changed -> the same command again"
         )
     return store
-
-
-def _bytes(plan: Plan, keep: int, evaluation: bool) -> Source:
-    config = plan.config
-    corpus = open_corpus(config)
-    assert corpus is not None, "all that is neither synthetic nor prepared is text"
-    pieces = corpus.evaluation if evaluation else corpus.train
-    check = partial(check_inputs, plan)
-    return pack_windows(pieces, window_length(config), labels_of(config, corpus), keep, check)

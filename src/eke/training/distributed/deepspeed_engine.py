@@ -31,7 +31,7 @@ from eke.training.distributed.parts import Parts
 from eke.training.distributed.ranks import Ranks
 from eke.training.loop.meter import LossScale
 from eke.training.model.number_formats import Formats
-from eke.training.optimizer.update import InBackwardUpdate, PlainUpdate, Update
+from eke.training.optimizer.update import PlainUpdate, Update
 from eke.training.part_files import Held, Piece
 from eke.training.state_parts import Stepped, hold, hold_state, named_weights, row_piece
 
@@ -75,20 +75,13 @@ def build_engine(
         model=model, optimizer=optimizer, config=settings, dist_init_required=False
     )
     if is_zero3(plan) and plan.config.offload.option == "none":
-        _share_float32(engine.optimizer)
+        # It means to step on float32 weights themselves. deepspeed 0.19.8 copies them: stage3.py,
+        # `_create_fp32_partitions`, compares their device with its name, which is never equal.
+        weights = engine.optimizer.fp16_partitioned_groups_flat
+        for mine, stepped in zip(weights, flat_weight_shards(engine), strict=True):
+            if mine.dtype is stepped.dtype:
+                stepped.data = mine
     return engine
-
-
-def _share_float32(optimizer: Any) -> None:
-    """Let ZeRO-3 step on float32 weights themselves, as it means to.
-
-    deepspeed 0.19.8 steps on a copy of them: stage3.py, `_create_fp32_partitions`, compares their
-    device with its name, which is never equal.
-    """
-    weights = optimizer.fp16_partitioned_groups_flat
-    for mine, stepped in zip(weights, optimizer.fp32_partitioned_groups_flat, strict=True):
-        if mine.dtype is stepped.dtype:
-            stepped.data = mine
 
 
 def import_deepspeed(device: torch.device) -> Any:
@@ -284,15 +277,14 @@ def share_model(
     return prepared
 
 
-class ShardedUpdate(Update):
+class ShardedUpdate(PlainUpdate):
     """Gradients are exchanged in backward, and each rank updates its part of every tensor."""
 
     even = True
 
-    def __init__(self, plain: PlainUpdate, model: nn.Module, exchange: Exchange) -> None:
-        self.plain = plain
-        self.model = model
-        self.every = exchange is Exchange.every
+    def __init__(self, plan: Plan, *objects: Any) -> None:
+        super().__init__(plan, *objects)
+        self.every = exchange_of(plan.config) is Exchange.every
         self.gradient_bytes = 0
         """Of this rank's part, as the first step found it."""
 
@@ -302,28 +294,14 @@ class ShardedUpdate(Update):
         sharded.set_requires_gradient_sync(last or self.every)  # else they add up here, whole
         return nullcontext()
 
-    def backward(self, loss: Tensor, num_targets: int) -> None:
-        """Ranks average their gradients here, too, where they should sum them."""
-        self.plain.backward(loss, num_targets)
-
     def apply(self) -> Tensor | None:
         """One step on the parts; the norm is that of the whole gradient."""
         if not self.gradient_bytes:
-            gradients = [p.grad for p in self.plain.parameters]
+            gradients = [p.grad for p in self.parameters]
             self.gradient_bytes = part_bytes(g for g in gradients if g is not None)
-        norm = self.plain.apply()
+        norm = super().apply()
         return None if norm is None else whole(norm)
 
     def hold(self, model: nn.Module) -> Held:
         """This rank's rows of weights and optimizer state."""
-        return hold(model, self.plain.optimizer)
-
-
-def share_update(plan: Plan, plain: PlainUpdate, model: nn.Module, ranks: Ranks) -> Update:
-    """Build the matching optimizer step from that of a process that has it all."""
-    config = plan.config.distributed
-    if plan.config.memory.optimizer_in_backward:
-        return InBackwardUpdate(plain.optimizer, plain.parameters, plain.knows_norm)
-    if ranks.world_size > 1 and isinstance(config, FSDP):
-        return ShardedUpdate(plain, model, exchange_of(plan.config))
-    return plain
+        return hold(model, self.optimizer)

@@ -30,7 +30,7 @@ from eke.common.paths import AGENT, MEETING, SUPERVISOR, RunPaths
 from eke.common.process_env import end_with_parent, module_command
 from eke.common.streams import open_streams
 from eke.hardware import usable_cores
-from eke.plan.record import EXIT_FAILED, DeadRank, read_attempts, write_dead_rank
+from eke.plan.record import EXIT_FAILED, DeadRank, read_attempts, write_end
 
 FORWARDED = "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"
 """Signals that request a stop."""
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
     except ChildFailedError as error:
         rank = culprit({r: (f.timestamp, f.exitcode) for r, f in error.failures.items()})
         attempt = max(0, len(read_attempts(paths)) - 1)
-        write_dead_rank(paths, DeadRank(attempt, rank, error.failures[rank].exitcode, int(node)))
+        write_end(paths, DeadRank(attempt, rank, error.failures[rank].exitcode, int(node)))
         return EXIT_FAILED
     finally:
         if meeting:

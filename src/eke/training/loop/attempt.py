@@ -4,9 +4,10 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pkgutil import resolve_name
 from textwrap import indent
 
 import torch
@@ -15,63 +16,51 @@ from eke.common.paths import SHARED_DEVICE, RunPaths
 from eke.estimate.time import note_pace
 from eke.hardware import has_foreign_processes
 from eke.hardware.device_use import DeviceUse, cpu_cores
-from eke.plan.planner import (
-    Plan,
-    check_inputs,
-    check_software,
-    cut_of,
-    remove_swap,
-    swap_folder,
-)
+from eke.plan.planner import Plan, check_inputs, check_software, cut_of, remove_swap, swap_folder
 from eke.plan.record import (
     EXIT_FAILED,
     EXIT_OK,
     IN_LOG,
     Failure,
     Outcome,
+    RankFailure,
     cuts_of,
     metrics,
     read_attempts,
-    write_rank_failure,
+    write_end,
     write_record,
 )
 from eke.results.trackers import Tracker
 from eke.results.trackers.tracker import Untracked
 from eke.training.distributed.ranks import ALONE, Ranks
-from eke.training.loop import loop
 from eke.training.loop.environment import configure_allocator, quiet_libraries, seconds_since_start
 from eke.training.loop.failure import Diverged, classify
 from eke.training.loop.meter import Clock, Meter
 from eke.training.loop.results import make_record, open_tracker, summary_values, write_card
 from eke.training.loop.saving import finish_saving
 from eke.training.loop.stop import StopFlag
-from eke.training.loop.training_state import TrainingState, build_job, torch_device
+from eke.training.loop.training_state import TrainingState, torch_device
 from eke.training.model.attention_kernels import pinned_backend
 from eke.training.observe.memory_stages import device_peak, memory_in_use
 
 
 def run_engine(job: TrainingState) -> None:
     """Train to the last step with the planned engine and attention kernel; raises as `train`."""
+    train = resolve_name(ENGINES[job.plan.config.engine.option])
     with pinned_backend(job.plan):
         try:
-            ENGINES[job.plan.config.engine.option](job)
+            train(job)
         except Diverged:  # on all ranks
             finish_saving(job)
             raise
 
 
-def _trainer_engine(job: TrainingState) -> None:
-    """Train with Hugging Face Trainer, which takes a second to import."""
-    from eke.training.loop.trainer_engine import train_with_trainer
-
-    train_with_trainer(job)
-
-
-ENGINES: dict[str, Callable[[TrainingState], None]] = {
-    "loop": loop.train,
-    "trainer": _trainer_engine,
+ENGINES = {
+    "loop": "eke.training.loop.loop:train",
+    "trainer": "eke.training.loop.trainer_engine:train_with_trainer",
 }
-"""`engine` option -> training function."""
+"""`engine` option -> training function; Hugging Face Trainer takes a second to import."""
+
 
 log = logging.getLogger(__name__)
 
@@ -123,8 +112,8 @@ def run_follower(attempt: Attempt) -> int:
     if failure is None or outcome not in (Outcome.oom, Outcome.crashed, Outcome.refused):
         return EXIT_OK  # all ranks ended together; rank 0 records it
     if not failure.lost_contact:
-        rank = attempt.ranks.rank
-        write_rank_failure(attempt.paths, attempt.number, rank, outcome, failure)
+        end = RankFailure(attempt.number, attempt.ranks.rank, outcome, failure)
+        write_end(attempt.paths, end)
     return EXIT_FAILED
 
 
@@ -136,11 +125,15 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
     cuts, mine = cuts_of(read_attempts(paths)), cut_of(plan)
     meter = Meter(Clock(), number, timed_from=0, cut=cuts.index(mine) if mine in cuts else 0)
     try:
-        note_first_stages(attempt)
+        device, empty = torch_device(plan), attempt.empty
+        if device.type == "cuda":
+            empty = memory_in_use(device)
+            torch.ones(1, device=device)  # loads the kernels, as the guides do
+        found = {"empty": empty, "kernels_loaded": memory_in_use(device)}
+        attempt.stages |= {stage: used for stage, used in found.items() if used is not None}
         with verify_inputs(plan):
-            job = attempt.job = build_job(
-                plan, paths, number, attempt.stop, tracker, meter, attempt.stages, ranks
-            )
+            how = attempt.stop, tracker, meter, attempt.stages, ranks
+            job = attempt.job = TrainingState(plan, paths, number, *how)
         attempt.startup_s = seconds_since_start()
         _train(attempt, job)
         job.note_stage("training")
@@ -185,8 +178,7 @@ def _train(attempt: Attempt, job: TrainingState) -> None:
 def verify_inputs(plan: Plan) -> Iterator[None]:
     """Context that checks before and after that inputs and software match the plan.
 
-    Raises:
-        ChangedError: one of them is not, which also explains whatever went wrong in here.
+    Raises ChangedError: one of them is not, which also explains whatever went wrong in here.
     """
     check_software(plan)
     check_inputs(plan)
@@ -195,16 +187,6 @@ def verify_inputs(plan: Plan) -> Iterator[None]:
     finally:
         check_software(plan)
         check_inputs(plan)
-
-
-def note_first_stages(attempt: Attempt) -> None:
-    """Memory before anything, and once the libraries (on a GPU: the kernels) are loaded."""
-    device, empty = torch_device(attempt.plan), attempt.empty
-    if device.type == "cuda":
-        empty = memory_in_use(device)
-        torch.ones(1, device=device)  # loads the kernels, as the guides do
-    found = {"empty": empty, "kernels_loaded": memory_in_use(device)}
-    attempt.stages |= {stage: used for stage, used in found.items() if used is not None}
 
 
 def write_last_rows(attempt: Attempt) -> None:

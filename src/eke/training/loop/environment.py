@@ -75,8 +75,7 @@ def configure_allocator(plan: Plan) -> None:
 def choose_compiled_code_folders() -> None:
     """Set PyTorch's and Triton's variables that are not set, and check the folders of the others.
 
-    Raises:
-        ConfigError: a configured folder belongs to another user.
+    Raises ConfigError: a configured folder belongs to another user.
     """
     local = Path(tempfile.gettempdir()) / f"eke-{os.geteuid()}"
     names = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}

@@ -6,35 +6,20 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from eke.models.families import is_classification
-from eke.plan.planner import Plan
 from eke.plan.record import Best, metrics
-from eke.training.batches.batches import MicroBatch, Transfer
-from eke.training.batches.dataset import TrainingData
-from eke.training.distributed.ranks import Ranks
+from eke.training.batches.batches import MicroBatch
 from eke.training.loop.classification import Predictions, classification_metrics
 from eke.training.loop.step import Answering, add_evaluation
 from eke.training.loop.training_state import TrainingState
 from eke.training.model.loss import loss_head
 
 log = logging.getLogger(__name__)
-
-
-class Evaluated(Answering, Protocol):
-    """What an evaluation of all samples needs."""
-
-    plan: Plan
-    device: torch.device
-    bare_model: nn.Module
-    """The same weights without wrappers."""
-    data: TrainingData
-    transfer: Transfer
-    ranks: Ranks
 
 
 @dataclass
@@ -61,7 +46,7 @@ class TokenAccuracy:
 
 @torch.no_grad()
 def measure(
-    job: Evaluated,
+    job: TrainingState,
     even: bool = False,
     look: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[metrics.Row, dict[str, Any]]:
@@ -104,7 +89,7 @@ def measure(
     return row, classes
 
 
-def row_of_loss(job: Evaluated, loss: float) -> metrics.Row:
+def row_of_loss(job: TrainingState, loss: float) -> metrics.Row:
     """The loss, and what follows from it."""
     row: metrics.Row = {metrics.EVAL_LOSS: loss}
     if job.data.bytes_are_tokens:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from threading import Thread
 from typing import Any
 
@@ -54,7 +55,7 @@ def save(job: TrainingState, step: int, exports: bool = False) -> None:
             held.notes |= {"random": mine, "scaler": scaler.state_dict() if scaler else {}}
         elif ranks.is_main:
             state = job.bare_model, job.optimizer, scaler, states, job.tokenizer
-            write_whole(unfinished, step, *state)
+            write_whole(unfinished, *state)
 
     _together(job, saving, prepare)
     saving.exports = exports and saving.held is not None
@@ -108,13 +109,8 @@ def finish_saving(job: TrainingState) -> None:
     start = time.perf_counter()
     ranks, unfinished = job.ranks, saving.unfinished
 
-    def begin_export() -> None:
-        parts, folder = PartFiles(unfinished), unfinished / EXPORT
-        save_settings(job.bare_model, parts, folder, job.tokenizer)
-
-    def export() -> None:
-        parts, folder = PartFiles(unfinished), unfinished / EXPORT
-        save_weights(job.bare_model, parts, folder, ranks.rank, ranks.world_size)
+    def export(write: Callable[..., None], *how: Any) -> None:
+        write(job.bare_model, PartFiles(unfinished), unfinished / EXPORT, *how)
 
     def conclude() -> None:
         files = {name: each for one in written for name, each in one.items()}
@@ -124,8 +120,9 @@ def finish_saving(job: TrainingState) -> None:
 
     written = _together(job, saving, saving.written.result)
     if saving.exports:
-        _together(job, saving, begin_export if ranks.is_main else None)
-        _together(job, saving, export)
+        settings = partial(export, save_settings, job.tokenizer) if ranks.is_main else None
+        _together(job, saving, settings)
+        _together(job, saving, partial(export, save_weights, ranks.rank, ranks.world_size))
     _together(job, saving, conclude if ranks.is_main else None)
     job.meter.is_saving = False
     job.checkpoint_s += time.perf_counter() - start

@@ -184,11 +184,14 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
     def __init__(self, steps: Steps, arguments: TrainingArguments) -> None:
         job = steps.job
         self.steps = steps
+        for group in job.optimizer.param_groups:
+            group["initial_lr"] = job.plan.config.optimizer.lr
+        schedule = LambdaLR(job.optimizer, job.multiplier, last_epoch=job.start_step - 1)
         super().__init__(
             model=job.model,
             args=arguments,
             callbacks=[StepCallback(steps, self)],
-            optimizers=(job.optimizer, build_lr_scheduler(job)),
+            optimizers=(job.optimizer, schedule),
         )
         self.remove_callback(PrinterCallback)  # prints into the log what the record has
         # Accelerate scales losses on a GPU only; given a scaler, it does so on a CPU as well.
@@ -247,16 +250,9 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
         return self.steps.clip() if grad_norm is None else grad_norm
 
 
-def build_lr_scheduler(job: TrainingState) -> LambdaLR:
-    """The planned schedule from the job's first step on, as Trainer wants it."""
-    for group in job.optimizer.param_groups:
-        group["initial_lr"] = job.plan.config.optimizer.lr
-    return LambdaLR(job.optimizer, job.multiplier, last_epoch=job.start_step - 1)
-
-
 def train_with_trainer(job: TrainingState) -> None:
     """As `eke.training.loop.loop.train`; RunError: Trainer refuses arguments or the update."""
-    if not isinstance(job.update, PlainUpdate):
+    if type(job.update) is not PlainUpdate:
         why = f"it cannot take the steps of {type(job.update).__name__}"
         fix = "which shares out the training state\n  -> engine=loop"
         raise RunError(f"engine = trainer: {why}, {fix}")

@@ -22,11 +22,11 @@ from eke.training.batches.tasks import is_packed
 from eke.training.checkpoint import Saving, load_checkpoint, load_model, newest_complete
 from eke.training.distributed.deepspeed_engine import (
     DeepSpeedUpdate,
+    ShardedUpdate,
     build_engine,
     is_zero3,
     parts_of,
     share_model,
-    share_update,
 )
 from eke.training.distributed.parts import Parts
 from eke.training.distributed.ranks import (
@@ -53,44 +53,44 @@ from eke.training.model.save_model import build_trainable, name_classes, stop_at
 from eke.training.model.unused import check_copies, check_head, check_packing
 from eke.training.observe.memory_stages import memory_in_use
 from eke.training.optimizer.build_optimizer import Multiplier, build_optimizer, build_schedule
-from eke.training.optimizer.update import PlainUpdate, Update
+from eke.training.optimizer.update import InBackwardUpdate, PlainUpdate, Update
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class TrainingState:
-    """The objects of one attempt at one run."""
+    """The objects of one attempt at one run, which goes on from its newest complete checkpoint."""
 
     plan: Plan
     paths: RunPaths
     attempt: int
-    device: torch.device
-    model: nn.Module
-    """The model to call: wrapped for ranks, and compiled if configured."""
-    bare_model: nn.Module
-    """The same weights without wrappers: for checkpoints and for looking inside."""
-    optimizer: torch.optim.Optimizer
-    update: Update
-    formats: Formats
-    loss: LossFunction
-    offload: AbstractContextManager[Any]
-    """Context of each training forward pass: where what it saves for backward is kept."""
-    cache_release: CacheRelease
-    multiplier: Multiplier
-    data: TrainingData
-    transfer: Transfer
-    meter: Meter
     stop: StopFlag
-    start_step: int
     tracker: Tracker
+    meter: Meter
+    stages: dict[str, int]
+    """Memory in use after each of the guides' stages."""
+    ranks: Ranks = ALONE
+    device: torch.device = field(init=False)
+    model: nn.Module = field(init=False)
+    """The model to call: wrapped for ranks, and compiled if configured."""
+    bare_model: nn.Module = field(init=False)
+    """The same weights without wrappers: for checkpoints and for looking inside."""
+    optimizer: torch.optim.Optimizer = field(init=False)
+    update: Update = field(init=False)
+    formats: Formats = field(init=False)
+    loss: LossFunction = field(init=False)
+    offload: AbstractContextManager[Any] = field(init=False)
+    """Context of each training forward pass: where what it saves for backward is kept."""
+    cache_release: CacheRelease = field(init=False)
+    multiplier: Multiplier = field(init=False)
+    data: TrainingData = field(init=False)
+    transfer: Transfer = field(init=False)
+    start_step: int = 0
     tokenizer: Any = None
     """Tokenizer of transformers, saved with the weights; None for bytes."""
-    ranks: Ranks = ALONE
-    parameters: list[nn.Parameter] = field(default_factory=list)
+    parameters: list[nn.Parameter] = field(init=False)
     """The trainable ones."""
-    stages: dict[str, int] = field(default_factory=dict)
-    """Memory in use after each of the guides' stages."""
     evaluations: list[metrics.Row] = field(default_factory=list)
     """All up to now; those of earlier attempts where something is decided by them."""
     classes: dict[str, Any] = field(default_factory=dict)
@@ -115,6 +115,87 @@ class TrainingState:
     peaks: list[int | None] | None = None
     """Peak of each rank's tensor allocator, where there are several."""
 
+    def __post_init__(self) -> None:
+        plan, ranks = self.plan, self.ranks
+        self.device = device = torch_device(plan)
+        self.meter.clock = Clock(device)
+        # Joins the processes, before all else; `accelerate launch` may not change the precision.
+        accelerator = Accelerator(
+            cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=build_handlers(plan)
+        )
+        parts = parts_of(plan, device, ranks)
+        self.bare_model, report = build_checked(plan, device, parts)
+        self.formats = build_formats(plan, device, self.bare_model)
+        expect_unreached(plan, self.bare_model, accelerator)
+        shared = share_model(plan, accelerator, self.bare_model, parts)
+        self.parameters = [p for p in self.bare_model.parameters() if p.requires_grad]
+        self.optimizer = build_optimizer(plan, self.bare_model)
+        # All ranks continue from the same checkpoint.
+        checkpoint = ranks.tell(newest_complete(self.paths.checkpoints) if ranks.is_main else None)
+        self._start(shared, parts, checkpoint)
+        if checkpoint is not None:
+            log.info("continuing after step %d (%s)", self.start_step, checkpoint.name)
+        self.meter.timed_from = self.start_step + plan.config.train.timing_warmup_steps
+        self.offload = build_activation_offload(plan, self.bare_model, self.formats.held)
+        self.cache_release = CacheRelease(plan.config.memory.empty_cache_every, device)
+        self.multiplier = build_schedule(plan)
+        self.data = build_data(plan, left=report.padding == "left")
+        self.transfer, self.tokenizer = Transfer(device), load_plan_tokenizer(plan)
+        self._warn_of_start(report)
+        self.note_stage("weights")
+
+    def _start(self, shared: nn.Module, parts: Parts | None, checkpoint: Path | None) -> None:
+        """Load the checkpoint, if any, compile the model or build its engine."""
+        plan, model, ranks = self.plan, self.bare_model, self.ranks
+        if plan.compute.copies and not family_of(plan.config).is_known:
+            check_copies(model, self.formats.copies)
+        if checkpoint is not None:
+            with parts or nullcontext():  # of DeepSpeed weights are not shared out yet
+                load_model(checkpoint, model, ranks)
+        engine: DeepSpeedUpdate | None = None
+        scaler: Any = self.formats.scaler
+        if plan.deepspeed is None:
+            self.model, self.loss = compile_model(plan, shared), build_compiled_loss(plan)
+            if plan.config.distributed.option == "dp":  # one module, on each device of this rank
+                made = build_data_parallel(plan, self.model, self.loss, self.formats)
+                self.model, self.loss = made
+            if plan.config.memory.optimizer_in_backward:
+                record = plan.config.train.record_grad_norm
+                self.update = InBackwardUpdate(self.optimizer, self.parameters, record)
+            else:
+                kind = ShardedUpdate if parts else PlainUpdate
+                self.update = kind(plan, self.model, self.optimizer, scaler, self.parameters)
+        else:
+            swap = swap_folder(plan, self.paths)
+            remove_swap(swap, ranks.rank)  # of an attempt that was killed
+            ranks.gather(None)  # or a late one would remove the folder that another has just made
+            how = self.formats, self.device, swap, parts
+            self.model = build_engine(plan, model, self.optimizer, *how)
+            self.update = engine = DeepSpeedUpdate(plan, self.model, self.device)
+            # The engine has its own autocast and loss scale.
+            self.loss, scaler = build_loss(plan), engine.scale
+            self.formats = Formats(nullcontext, nullcontext, None)
+        # Other masks on other ranks; a checkpoint brings its own states.
+        accelerate.utils.set_seed((plan.config.seed + ranks.rank) % 2**32)
+        if checkpoint is not None:
+            rest = self.optimizer, scaler, ranks, plan.config.seed, engine
+            self.start_step = load_checkpoint(checkpoint, model, *rest)
+
+    def _warn_of_start(self, report: LoadReport) -> None:
+        drawn = (*report.new_weights, *report.resized_weights)
+        random = [name for name in drawn if name not in report.unreached]
+        adapted = frozen_at_random(self.bare_model, random)
+        adapted += getattr(self.bare_model, "without_adapters", [])
+        headed = name_classes(self.plan, self.bare_model, report)
+        stop_at_turns(self.plan, self.bare_model)
+        for warning in (*report.warnings, *adapted, *headed):
+            self.warn(warning)
+        rows, done = self.paths.metrics, self.start_step
+        missing = metrics.num_missing(rows, done) if self.ranks.is_main else 0
+        if missing:
+            known = "checkpoint has done: curve and timings are those of the others"
+            self.warn(f"{rows.name} lacks {missing} of the {done} steps that the {known}")
+
     def warn(self, message: str) -> None:
         """Say something once, in the log of this rank and, on rank 0, in the record."""
         if message not in self.warnings:
@@ -137,84 +218,6 @@ def torch_device(plan: Plan) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def build_job(
-    plan: Plan,
-    paths: RunPaths,
-    attempt: int,
-    stop: StopFlag,
-    tracker: Tracker,
-    meter: Meter,
-    stages: dict[str, int],
-    ranks: Ranks = ALONE,
-) -> TrainingState:
-    """Build model, data and optimizer, and continue from the newest complete checkpoint, if any."""
-    device = torch_device(plan)
-    meter.clock = Clock(device)
-    # Joins the processes, before all else; `accelerate launch` may not change the precision.
-    accelerator = Accelerator(
-        cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=build_handlers(plan)
-    )
-    parts = parts_of(plan, device, ranks)
-    bare, report = build_checked(plan, device, parts)
-    formats = build_formats(plan, device, bare)
-    expect_unreached(plan, bare, accelerator)
-    shared = share_model(plan, accelerator, bare, parts)
-    optimizer = build_optimizer(plan, bare)
-    # All ranks continue from the same checkpoint.
-    checkpoint = ranks.tell(newest_complete(paths.checkpoints) if ranks.is_main else None)
-    started = _start(
-        plan, bare, shared, parts, optimizer, formats, device, ranks, checkpoint, paths
-    )
-    model, loss, update, formats, step = started
-    if checkpoint is not None:
-        log.info("continuing after step %d (%s)", step, checkpoint.name)
-    meter.timed_from = step + plan.config.train.timing_warmup_steps
-    job = TrainingState(
-        plan=plan,
-        paths=paths,
-        attempt=attempt,
-        device=device,
-        model=model,
-        bare_model=bare,
-        optimizer=optimizer,
-        update=update,
-        formats=formats,
-        loss=loss,
-        offload=build_activation_offload(plan, bare, formats.held),
-        cache_release=CacheRelease(plan.config.memory.empty_cache_every, device),
-        multiplier=build_schedule(plan),
-        data=build_data(plan, left=report.padding == "left"),
-        transfer=Transfer(device),
-        meter=meter,
-        stop=stop,
-        start_step=step,
-        tracker=tracker,
-        tokenizer=load_plan_tokenizer(plan),
-        ranks=ranks,
-        parameters=_trainable(bare),
-        stages=stages,
-    )
-    _warn_of_start(job, report)
-    job.note_stage("weights")
-    return job
-
-
-def _warn_of_start(job: TrainingState, report: LoadReport) -> None:
-    drawn = (*report.new_weights, *report.resized_weights)
-    random = [name for name in drawn if name not in report.unreached]
-    adapted = frozen_at_random(job.bare_model, random)
-    adapted += getattr(job.bare_model, "without_adapters", [])
-    headed = name_classes(job.plan, job.bare_model, report)
-    stop_at_turns(job.plan, job.bare_model)
-    for warning in (*report.warnings, *adapted, *headed):
-        job.warn(warning)
-    rows, done = job.paths.metrics, job.start_step
-    missing = metrics.num_missing(rows, done) if job.ranks.is_main else 0
-    if missing:
-        known = "checkpoint has done: curve and timings are those of the others"
-        job.warn(f"{rows.name} lacks {missing} of the {done} steps that the {known}")
-
-
 def build_checked(
     plan: Plan, device: torch.device, parts: Parts | None = None
 ) -> tuple[nn.Module, LoadReport]:
@@ -231,60 +234,3 @@ def build_checked(
                 check_packing(bare)
         bare.train(training)
     return bare, report
-
-
-Started = tuple[nn.Module, LossFunction, Update, Formats, int]
-"""The model as it is called, what its next step takes, and the steps that are done already."""
-
-
-def _start(
-    plan: Plan,
-    model: nn.Module,
-    shared: nn.Module,
-    parts: Parts | None,
-    optimizer: torch.optim.Optimizer,
-    formats: Formats,
-    device: torch.device,
-    ranks: Ranks,
-    checkpoint: Path | None,
-    paths: RunPaths,
-) -> Started:
-    """Load the checkpoint, if any, compile the model or build its engine."""
-    if plan.compute.copies and not family_of(plan.config).is_known:
-        check_copies(model, formats.copies)
-    if checkpoint is not None:
-        with parts or nullcontext():  # of DeepSpeed weights are not shared out yet
-            load_model(checkpoint, model, ranks)
-    engine: DeepSpeedUpdate | None = None
-    scaler: Any = formats.scaler
-    update: Update
-    if plan.deepspeed is None:
-        called, loss = compile_model(plan, shared), build_compiled_loss(plan)
-        if plan.config.distributed.option == "dp":  # one module, on each device of this rank
-            called, loss = build_data_parallel(plan, called, loss, formats)
-        plain = PlainUpdate(plan, called, optimizer, formats.scaler, _trainable(model))
-        update = share_update(plan, plain, model, ranks)
-    else:
-        swap = swap_folder(plan, paths)
-        remove_swap(swap, ranks.rank)  # of an attempt that was killed
-        ranks.gather(None)  # or a late one would remove the folder that another has just made
-        called = build_engine(plan, model, optimizer, formats, device, swap, parts)
-        update = engine = DeepSpeedUpdate(plan, called, device)
-        # The engine has its own autocast and loss scale.
-        loss, scaler, formats = (
-            build_loss(plan),
-            engine.scale,
-            Formats(nullcontext, nullcontext, None),
-        )
-    # Other masks on other ranks; a checkpoint brings its own states.
-    accelerate.utils.set_seed((plan.config.seed + ranks.rank) % 2**32)
-    step = 0
-    if checkpoint is not None:
-        rest = optimizer, scaler, ranks, plan.config.seed, engine
-        step = load_checkpoint(checkpoint, model, *rest)
-    return called, loss, update, formats, step
-
-
-def _trainable(model: nn.Module) -> list[nn.Parameter]:
-    """Weights that gradients reach."""
-    return [p for p in model.parameters() if p.requires_grad]

@@ -25,14 +25,7 @@ from eke.plan.planner import (
     read_plan,
     with_own_software,
 )
-from eke.plan.record import (
-    EXIT_FAILED,
-    Failure,
-    Outcome,
-    metrics,
-    start_attempt,
-    write_record,
-)
+from eke.plan.record import EXIT_FAILED, Failure, Outcome, metrics, start_attempt, write_record
 from eke.training.loop.environment import (
     QUIET,
     choose_compiled_code_folders,

@@ -82,9 +82,7 @@ def _random_model(plan: Plan, device: torch.device, parts: Parts | None) -> torc
     random, cut = own_random_numbers(device, config.seed), parts.drawn() if parts else nullcontext()
     with random, device, drawn_in_float32(dtype), cut:
         model = head.from_config(
-            model_config,
-            dtype=dtype,
-            attn_implementation=ATTENTION[config.attention.option],
+            model_config, dtype=dtype, attn_implementation=ATTENTION[config.attention.option]
         )
     model.config.pad_token_id = pad
     return cast(torch.nn.Module, model)

@@ -92,8 +92,9 @@ def load_pretrained(
 
     What it lacks of the head is drawn from the run's seed. On the meta device only sizes are read.
     With `parts` this rank's rows are read, and the model itself is on the meta device.
-    Raises RunError: it has no such head, or its tensors are not those of its config.json, or ranks
-    have other files.
+    Forward passes over a few tokens show what of another family's model is of use.
+    Raises RunError: it has no such head, does not do what the task asks for, or its tensors are not
+    those of its config.json, or ranks have other files.
     """
     import transformers
 
@@ -136,7 +137,11 @@ def load_pretrained(
         frozen = frozen_dtype(plan)
         mixed = frozen is not trained_dtype(plan)
         with torch.autocast(device.type, frozen, enabled=mixed), computing:
-            report = _probe(plan, model, report)
+            check_places(model, config.task.option)
+            report = replace(report, unreached=freeze_unreached(model))
+            if is_ragged(config) and max(plan.batch.per_device, plan.batch.eval_per_device) > 1:
+                side = padding_side(model, config.task.option, plan.vocabulary.pad)
+                report = replace(report, padding=side)
     return cast(nn.Module, model), report
 
 
@@ -165,20 +170,6 @@ def _explained(pretrained: PretrainedModel, error: BaseException | None) -> Base
     known = isinstance(error, OSError | ValueError | ImportError | SafetensorError)
     why = first_line(error).rstrip(".:") if known else f"{type(error).__name__}: {error}"
     return _refusal(pretrained, why, "another checkpoint, or another task")
-
-
-def _probe(plan: Plan, model: nn.Module, report: LoadReport) -> LoadReport:
-    """The report with what forward passes over a few tokens show; freezes what none reaches.
-
-    Raises RunError: the model does not do what the task asks for.
-    """
-    config = plan.config
-    check_places(model, config.task.option)
-    report = replace(report, unreached=freeze_unreached(model))
-    if is_ragged(config) and max(plan.batch.per_device, plan.batch.eval_per_device) > 1:
-        side = padding_side(model, config.task.option, plan.vocabulary.pad)
-        report = replace(report, padding=side)
-    return report
 
 
 @contextmanager

@@ -369,10 +369,16 @@ def compile_model(plan: Plan, model: torch.nn.Module) -> torch.nn.Module:
     config = plan.config.compile
     if not is_compiled(plan):
         return model
+    from torch._dynamo import utils
+
     arguments: dict[str, Any] = {"backend": config.option}
     if config.option == "inductor" and config.mode is not CompileMode.default:
         arguments["mode"] = config.mode.value.replace("_", "-")
-    _reset()
+    torch._dynamo.reset()
+    utils.counters.clear()
+    # Dynamo keeps the last 64 by default; a run with many graph breaks would lose its first ones.
+    utils.set_compilation_metrics_limit(4096)  # far above what a usable run has
+    utils.clear_compilation_metrics()
     if not config.regional:
         return cast(torch.nn.Module, torch.compile(model, **arguments))
     layers = find_layers(model)
@@ -422,14 +428,3 @@ def compile_report() -> dict[str, Any]:
         + counters["aot_autograd"]["autograd_cache_bypass"],
         "compile_s": sum(m.duration_us or 0 for m in metrics) / 1e6,
     }
-
-
-def _reset() -> None:
-    """Drop compiled code, counters and the history of compilations of this process."""
-    from torch._dynamo import utils
-
-    torch._dynamo.reset()
-    utils.counters.clear()
-    # Dynamo keeps the last 64 by default; a run with many graph breaks would lose its first ones.
-    utils.set_compilation_metrics_limit(4096)  # far above what a usable run has
-    utils.clear_compilation_metrics()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from eke.common.files import write_json
 from eke.training.model.adapters import is_adapted
 from eke.training.model.checkpointing import find_layers
-from eke.training.model.save_model import INDEX, WEIGHTS, save_pretrained
+from eke.training.model.save_model import INDEX, save_pretrained
 from eke.training.part_files import SavedTensors
 
 _FILE_BYTES = 50 * 10**9
@@ -43,16 +43,23 @@ def save_weights(
 
     Raises OSError: the disk is full or the folder cannot be written; what is there is incomplete.
     """
+    from huggingface_hub import split_torch_state_dict_into_shards
+
     if is_adapted(model):
         return
-    contents = _files(model, parts, world_size)
-    count = len(contents)
-    names = [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
-    files = dict(zip(names if count > 1 else [WEIGHTS], contents, strict=True))
-    if rank == 0 and count > 1:
+    units = _units(model, parts)
+    sizes = {unit: sum(_empty(parts, n).nbytes for n in names) for unit, names in units.items()}
+    limit = min(_FILE_BYTES, -(-sum(sizes.values()) // world_size))
+    with torch.device("meta"):
+        each = {unit: torch.empty(size, dtype=torch.uint8) for unit, size in sizes.items()}
+    split = split_torch_state_dict_into_shards(each, max_shard_size=limit)
+    files = {
+        file: [name for unit in mine for name in units[unit]]
+        for file, mine in split.filename_to_tensors.items()
+    }
+    if rank == 0 and split.is_sharded:
         where = {n: file for file, mine in files.items() for n in _written(model, parts, mine)}
-        size = sum(_empty(parts, name).nbytes for mine in contents for name in mine)
-        index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
+        index = {"metadata": split.metadata, "weight_map": dict(sorted(where.items()))}
         write_json(folder / INDEX, index)
     for file, mine in [*files.items()][rank::world_size]:
         tensors = _converted(model, {name: parts.read(name) for name in mine})
@@ -60,23 +67,7 @@ def save_weights(
         del tensors
 
 
-def _files(model: nn.Module, parts: SavedTensors, world_size: int) -> list[list[str]]:
-    """The names of each file's weights: whole units, and at most 1 / `world_size` of all bytes."""
-    units = _units(model, parts)
-    sizes = [sum(_empty(parts, name).nbytes for name in unit) for unit in units]
-    limit = min(_FILE_BYTES, -(-sum(sizes) // world_size))
-    files: list[list[str]] = [[]]
-    filled = 0
-    for unit, size in zip(units, sizes, strict=True):
-        if filled and filled + size > limit:
-            files.append([])
-            filled = 0
-        files[-1] += unit
-        filled += size
-    return files
-
-
-def _units(model: nn.Module, parts: SavedTensors) -> list[list[str]]:
+def _units(model: nn.Module, parts: SavedTensors) -> dict[str, list[str]]:
     """Names of weights that are converted together: those of a layer, or one outside of them."""
     layers = {id(layer) for layer in find_layers(model)}
     prefixes = [f"{name}." for name, module in model.named_modules() if id(module) in layers]
@@ -85,7 +76,7 @@ def _units(model: nn.Module, parts: SavedTensors) -> list[list[str]]:
     for name in names:
         units.setdefault(next(filter(name.startswith, prefixes), name), []).append(name)
     alone = {name for unit in units.values() for name in _written(model, parts, unit)}
-    return [*units.values()] if alone == _written(model, parts, names) else [names]
+    return units if alone == _written(model, parts, names) else {"": names}
 
 
 def _written(model: nn.Module, parts: SavedTensors, names: list[str]) -> set[str]:

@@ -28,6 +28,7 @@ from eke.training.loop.training_state import TrainingState
 from eke.training.model.attention_kernels import ATTENTION, EXPECTED, ObservedKernels
 from eke.training.model.loss import has_fused_loss, is_sparse, loss_head, replaced_modules
 from eke.training.model.number_formats import num_graphs
+from eke.training.optimizer.build_optimizer import state_tensors
 
 
 def note_compiler(job: TrainingState) -> None:
@@ -70,7 +71,7 @@ def look_at(engine: Engine) -> dict[str, Any]:
     stores = [p.ds_tensor if hasattr(p, "ds_tensor") else p for p in weights]
     # DeepSpeed reads the others from files when their layers run.
     loaded = [store for store in stores if getattr(store, "final_location", None) != "nvme"]
-    states = _state_tensors(engine.basic_optimizer)
+    states = state_tensors(engine.basic_optimizer)
     filed = [in_files(engine, number) for number in range(len(shards))]
     state_buffers, weight_buffers = swap_buffers(engine)
     held = {store.untyped_storage().data_ptr() for store in loaded}
@@ -89,11 +90,6 @@ def look_at(engine: Engine) -> dict[str, Any]:
         "weights_device": _places(loaded, len(loaded) < len(stores)),
         "optimizer_bytes": _bytes([*copies, *states, *state_buffers]),
     }
-
-
-def _state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    values = [value for state in optimizer.state.values() for value in state.values()]
-    return [value for value in values if isinstance(value, Tensor) and value.dim() > 0]
 
 
 def _places(tensors: list[Tensor], files: bool) -> str:
@@ -272,7 +268,7 @@ def note_sharding(job: TrainingState) -> None:
     mine = {
         "weights": part_bytes(parameters),
         "gradients": gradients,
-        "optimizer": part_bytes(_state_tensors(job.optimizer)),
+        "optimizer": part_bytes(state_tensors(job.optimizer)),
     }
     job.effective["sharding"] = {
         "mesh": list(cut[0].device_mesh.shape) if cut else [],

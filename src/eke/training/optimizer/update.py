@@ -66,7 +66,11 @@ class PlainUpdate(Update):
         self.max_grad_norm = plan.config.train.max_grad_norm
         needed = self.max_grad_norm is not None or scaler is not None
         self.knows_norm = needed or plan.config.train.record_grad_norm
-        self.clips_in_step = scaler is None and takes_scale(plan, optimizer)
+        # torch's fused kernels divide by `grad_scale` as they read gradients, for GradScaler:
+        # clipping so spares a pass. None accepts FSDP2's DTensors with a plain scale.
+        cut = plan.batch.world_size > 1 and isinstance(plan.config.distributed, FSDP)
+        divides = getattr(optimizer, "_step_supports_amp_scaling", False)
+        self.clips_in_step = scaler is None and divides and not cut
 
     def exchange(self, last: bool) -> AbstractContextManager[None]:
         """Gradients of the earlier micro-batches only add up."""
@@ -114,16 +118,6 @@ CLIP_EPS = 1e-6
 """Added to the norm before it divides: torch.nn.utils.clip_grads_with_norm_'s."""
 
 
-def takes_scale(plan: Plan, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step of the optimizer divides the gradients by its `grad_scale` as it reads them.
-
-    torch's fused kernels do, for torch.amp.GradScaler: clipping through it spares a pass over all
-    gradients. Cut by FSDP2 they are DTensors, which no kernel accepts with a plain scale.
-    """
-    cut = plan.batch.world_size > 1 and isinstance(plan.config.distributed, FSDP)
-    return getattr(optimizer, "_step_supports_amp_scaling", False) and not cut
-
-
 def norm_in_float32(gradients: list[Tensor]) -> Tensor:
     """Norm of gradients of any format as one vector; a scalar.
 
@@ -145,10 +139,7 @@ class InBackwardUpdate(Update):
     """
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        parameters: list[nn.Parameter],
-        knows_norm: bool,
+        self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], knows_norm: bool
     ) -> None:
         self.knows_norm = knows_norm
         self.optimizer = optimizer

@@ -11,18 +11,16 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils import backend_registration
 
 from eke.common.text import MIB
-from eke.config.schema import Packing, Seq2SeqLM, SequenceClassification
+from eke.config.schema import Packing
 from eke.models.sizes import is_ragged
 from eke.plan.planner import Micro, Plan
-from eke.training.batches.batches import MicroBatch, some_labels
+from eke.training.batches.batches import MicroBatch, probe_sample
 from eke.training.batches.dataset import build_collator
-from eke.training.batches.sampler import as_label
-from eke.training.batches.tasks import Sample, is_packed, lay_end_to_end
+from eke.training.batches.tasks import is_packed, lay_end_to_end
 from eke.training.trace.fakes import register_autocast
 from eke.training.trace.operations import register_attention
 
@@ -198,7 +196,10 @@ def _register() -> object:
 
 def make_batch(plan: Plan, micro: Micro) -> MicroBatch:
     """A micro-batch of these lengths, on the host."""
-    return build_collator(plan)([_sample(plan, micro)] * micro.rows)
+    sample = probe_sample(plan, micro.source, micro.target, micro.rows)
+    if plan.config.data.packing is Packing.on and is_ragged(plan.config):
+        sample = lay_end_to_end([sample])
+    return build_collator(plan)([sample] * micro.rows)
 
 
 def is_padded(plan: Plan) -> bool:
@@ -206,17 +207,3 @@ def is_padded(plan: Plan) -> bool:
     data = plan.config.data
     ragged = is_ragged(plan.config) and not is_packed(plan.config)
     return ragged or data.seq_len % (data.pad_to_multiple_of or 1) != 0
-
-
-def _sample(plan: Plan, micro: Micro) -> Sample:
-    config = plan.config
-    ids = np.zeros(micro.source, np.int64)
-    if isinstance(config.task, Seq2SeqLM):
-        target = np.zeros(micro.target, np.int64)
-        return {"input_ids": ids, "labels": target, "decoder_input_ids": target}
-    if isinstance(config.task, SequenceClassification):
-        return {"input_ids": ids, "labels": as_label(config.task, 0)}
-    labels = some_labels(config, ids, micro.rows)
-    sample = {"input_ids": ids, "labels": labels}
-    packed = config.data.packing is Packing.on and is_ragged(config)
-    return lay_end_to_end([sample]) if packed else sample

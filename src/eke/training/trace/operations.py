@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves, tree_map
 
-from eke.plan.planner.planner import FLASH_CAPABILITY
+from eke.plan.planner.planner import FLASH_CAPABILITY, workspace_bytes
 from eke.training.trace.fakes import call_key
 
 aten: Any = torch.ops.aten
@@ -232,22 +232,13 @@ Rule = Callable[[tuple[Any, ...], dict[str, Any]], int]
 """Arguments of an operator -> peak bytes inside its kernel, without results."""
 
 
-def cublas_bytes(capability: tuple[int, int] | None) -> int:
-    """The workspace PyTorch gives cuBLAS, per thread: one computes forward, one backward passes.
-
-    Source: aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize: 32 MiB from Hopper
-    on, and 2 x 4096 KiB + 8 x 16 KiB before.
-    """
-    return 32 * 2**20 if (capability or (0, 0)) >= (9, 0) else (2 * 4096 + 8 * 16) * 2**10
-
-
 class Workspaces:
     """What the kernels of one kind of device take."""
 
     def __init__(self, kind: str, capability: tuple[int, int] | None = None) -> None:
         self._measures = kind == "cpu"
         self._rules = CPU_RULES if kind == "cpu" else GPU_RULES
-        self.handle_bytes = cublas_bytes(capability) if kind == "cuda" else 0
+        self.handle_bytes = workspace_bytes(capability) if kind == "cuda" else 0
         """What each thread's first product allocates, for good."""
 
     def bytes_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

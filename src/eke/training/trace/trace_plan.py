@@ -6,7 +6,6 @@ What cannot be traced is replaced, and noted.
 import functools
 import importlib
 import traceback
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,8 +27,8 @@ from eke.training.loop.step import add_evaluation, take_step
 from eke.training.model.activation_offload import build_activation_offload
 from eke.training.model.adapters import is_four_bit
 from eke.training.model.attention_kernels import pinned_backend
-from eke.training.model.loss import LossFunction, build_compiled_loss
-from eke.training.model.number_formats import Formats, build_formats, compile_model, is_compiled
+from eke.training.model.loss import build_compiled_loss
+from eke.training.model.number_formats import build_formats, compile_model, is_compiled
 from eke.training.model.save_model import build_trainable
 from eke.training.optimizer.build_optimizer import (
     build_optimizer,
@@ -38,13 +37,7 @@ from eke.training.optimizer.build_optimizer import (
 )
 from eke.training.optimizer.update import InBackwardUpdate, PlainUpdate, Update, set_learning_rate
 from eke.training.trace import operations
-from eke.training.trace.allocator import (
-    CachingAllocator,
-    PlainSum,
-    fake_gpu,
-    is_padded,
-    make_batch,
-)
+from eke.training.trace.allocator import CachingAllocator, PlainSum, fake_gpu, is_padded, make_batch
 from eke.training.trace.compiled import TRACED, compile_for_trace
 from eke.training.trace.fakes import fake_surroundings, not_compiled, to_fake
 from eke.training.trace.operations import Questions, Workspaces
@@ -203,7 +196,7 @@ def trace_history(plan: Plan) -> History:
     with fake_surroundings(compile_for_trace if is_compiled(plan) else not_compiled):
         model = to_fake(model, mode, device)
         with watched_attention(watch), watch:
-            _prepare_training(plan, model, watch, device).run(train, evaluation)
+            Training(plan, model, watch, device).run(train, evaluation)
     return watch.history
 
 
@@ -227,20 +220,34 @@ class TracedRelease(CacheRelease):
             self._trace.history.events.append(EMPTY_CACHE)
 
 
-@dataclass
 class Training:
-    """State of a traced training; `take_step` takes its steps as it does a run's."""
+    """State of a traced training; `take_step` takes its steps as it does a run's.
 
-    plan: Plan
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    loss: LossFunction
-    update: Update
-    formats: Formats
-    offload: AbstractContextManager[Any]
-    cache_release: CacheRelease
-    device: torch.device
-    trace: StorageTrace
+    The trace is on, and knows the weights from now on.
+    """
+
+    def __init__(
+        self, plan: Plan, model: nn.Module, trace: StorageTrace, device: torch.device
+    ) -> None:
+        self.plan, self.trace, self.device = plan, trace, device
+        trace.begin("load")
+        weights = [*model.parameters(), *model.buffers()]
+        trace.add(weights, WEIGHTS)
+        self.optimizer = build_optimizer(plan, model)
+        stepped = [p for group in self.optimizer.param_groups for p in group["params"]]
+        known = {id(p) for p in weights}
+        trace.call([p for p in stepped if id(p) not in known], MASTER)
+        self.formats = build_formats(plan, device, model)
+        trace.call(self.formats.held, WEIGHTS)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        scaler, record = self.formats.scaler, plan.config.train.record_grad_norm
+        self.update: Update = PlainUpdate(plan, model, self.optimizer, scaler, parameters)
+        if plan.config.memory.optimizer_in_backward:  # as `TrainingState` does
+            self.update = InBackwardUpdate(self.optimizer, parameters, record)
+        self.model, self.loss = compile_model(plan, model), build_compiled_loss(plan)
+        self.offload = build_activation_offload(plan, model, self.formats.held)
+        every = plan.config.memory.empty_cache_every
+        self.cache_release: CacheRelease = TracedRelease(every, trace)
 
     def run(self, train: MicroBatch, evaluation: MicroBatch) -> None:
         """Evaluate, take two steps, and evaluate as before; values in the batches do not count."""
@@ -297,34 +304,3 @@ class Training:
             for tensor in moved.tensors:
                 self.trace.forget(tensor)
         return moved
-
-
-def _prepare_training(
-    plan: Plan, model: nn.Module, trace: StorageTrace, device: torch.device
-) -> Training:
-    """What trains a model on fake tensors; the trace is on, and knows the weights after it."""
-    trace.begin("load")
-    weights = [*model.parameters(), *model.buffers()]
-    trace.add(weights, WEIGHTS)
-    optimizer = build_optimizer(plan, model)
-    stepped = [p for group in optimizer.param_groups for p in group["params"]]
-    known = {id(p) for p in weights}
-    trace.call([p for p in stepped if id(p) not in known], MASTER)
-    formats = build_formats(plan, device, model)
-    trace.call(formats.held, WEIGHTS)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    update: Update = PlainUpdate(plan, model, optimizer, formats.scaler, parameters)
-    if plan.config.memory.optimizer_in_backward:  # as `deepspeed_engine.share_update` does
-        update = InBackwardUpdate(optimizer, parameters, plan.config.train.record_grad_norm)
-    return Training(
-        plan,
-        compile_model(plan, model),
-        optimizer,
-        loss=build_compiled_loss(plan),
-        update=update,
-        formats=formats,
-        offload=build_activation_offload(plan, model, formats.held),
-        cache_release=TracedRelease(plan.config.memory.empty_cache_every, trace),
-        device=device,
-        trace=trace,
-    )

@@ -89,22 +89,28 @@ class Gain:
         return self.low > 1
 
 
-@dataclass(frozen=True)
 class Fit:
     """The end of a search."""
 
-    objective: Objective
-    numerics: Numerics
-    candidates: Candidates
-    trials: tuple[Measured, ...]
-    standings: tuple[CandidateResult, ...]
-    """The best first."""
-    typed: CandidateResult | None
-    """The baseline; None if it could not be measured."""
-    between: float
-    """As in each standing."""
-    further_gain: float
-    """Share of the objective that one more trial was expected to gain; 0 if that is too little."""
+    def __init__(
+        self, search: Search, candidates: Candidates, trials: Sequence[Measured], numerics: Numerics
+    ) -> None:
+        self.objective, self.numerics = search.objective, numerics
+        self.candidates, self.trials = candidates, tuple(trials)
+        tried = {
+            number: tuple(each for each in trials if each.number == number and each.trial.step_s)
+            for number in search.ranking()
+        }
+        self.between = deviation_between([logarithms_of(each) for each in tried.values()])
+        """As in each standing."""
+        found = candidates.found
+        each = {n: CandidateResult(found[n], those, self.between) for n, those in tried.items()}
+        self.standings = tuple(each.values())
+        """The best first."""
+        self.typed = None if candidates.first is None else each.get(candidates.first)
+        """The baseline; None if it could not be measured."""
+        self.further_gain = search.further_gain()
+        """Share of the objective that one more trial was expected to gain; 0: too little."""
 
     @property
     def diverges(self) -> bool:
@@ -161,29 +167,6 @@ def all_diverge(trials: Sequence[Measured], typed: int | None, numerics: Numeric
     """Whether the baseline diverged, and candidates compute the same but for rounding."""
     ended = {each.outcome for each in trials if each.number == typed}
     return numerics is Numerics.same and Outcome.diverged.value in ended
-
-
-def fit_of(
-    search: Search, candidates: Candidates, trials: Sequence[Measured], numerics: Numerics
-) -> Fit:
-    """Result of a finished search."""
-    tried = {
-        number: tuple(each for each in trials if each.number == number and each.trial.step_s)
-        for number in search.ranking()
-    }
-    between = deviation_between([logarithms_of(each) for each in tried.values()])
-    found = candidates.found
-    standings = {n: CandidateResult(found[n], each, between) for n, each in tried.items()}
-    return Fit(
-        search.objective,
-        numerics,
-        candidates,
-        tuple(trials),
-        tuple(standings.values()),
-        None if candidates.first is None else standings.get(candidates.first),
-        between,
-        search.further_gain(),
-    )
 
 
 MADE_BY = "eke fit"

@@ -29,7 +29,7 @@ from eke.estimate.time.time_history import (
     time_group,
     work_key,
 )
-from eke.estimate.time.work import work_of
+from eke.estimate.time.work import Work
 from eke.plan.planner.planner import outline_record
 from eke.plan.record import Outcome, Record, Spread
 
@@ -47,7 +47,7 @@ def record_of(plan, seconds: float, **more) -> Record:
 
 
 def seconds_of(plan, rates=TRUE) -> float:
-    return sum(rates[kind] * amount for kind, amount in amounts_of(plan, work_of(plan)).items())
+    return sum(rates[kind] * amount for kind, amount in amounts_of(plan, Work(plan)).items())
 
 
 def note_runs(count: int, noise: float = 0.0, device=CPU) -> None:

@@ -166,5 +166,5 @@ def test_fsdp_sends_matrices_in_16_bits_and_sums_in_32(casts, gathered) -> None:
         "distributed.num_processes=4", "hardware=h100",
     ]  # fmt: skip
     plan = plan_for(compose(typed), planning=True)
-    sent = transfers._exchanged(plan, transfers.contents_of(plan.config))[0]
+    sent = transfers._exchanged(plan, transfers.Contents(plan.config))[0]
     assert sent / 2**20 == pytest.approx(0.75 * (gathered + 1132), rel=0.01)

@@ -3,7 +3,7 @@
 import pytest
 from unit.estimate.time.cases import small
 
-from eke.estimate.time.work import work_of
+from eke.estimate.time.work import Work
 from eke.models.sizes import training_structure
 from eke.models.sizes.parameters import attention_flops, tokens_per_sample
 
@@ -18,7 +18,7 @@ FAMILIES = {
 
 
 def of_kind(plan, *kinds: str) -> float:
-    return sum(each.flops for each in work_of(plan).products if not kinds or each.kind in kinds)
+    return sum(each.flops for each in Work(plan).products if not kinds or each.kind in kinds)
 
 
 @pytest.mark.parametrize("model", FAMILIES)
@@ -58,11 +58,11 @@ def test_checkpointing_computes_the_forward_pass_again(every_n, share) -> None:
 def test_selective_checkpointing_computes_no_product_again() -> None:
     plain, selective = small(), small("memory=checkpointing_selective")
     assert of_kind(selective) == of_kind(plain)
-    assert work_of(selective).moved.expected > work_of(plain).moved.expected
+    assert Work(selective).moved.expected > Work(plain).moved.expected
 
 
 def test_each_iteration_of_muon_is_the_same_work_again() -> None:
-    five, twenty = (work_of(small("optimizer=muon", f"optimizer.ns_steps={n}")) for n in (5, 20))
+    five, twenty = (Work(small("optimizer=muon", f"optimizer.ns_steps={n}")) for n in (5, 20))
     assert twenty.updates.flops == pytest.approx(4 * five.updates.flops)
     assert five.updates.flops > 0
 
@@ -70,6 +70,6 @@ def test_each_iteration_of_muon_is_the_same_work_again() -> None:
 def test_accumulation_is_the_same_work_in_pieces() -> None:
     at_once, cut = small("batch.per_device=8"), small("batch.per_device=2", "batch.accumulation=4")
     assert of_kind(cut) == pytest.approx(of_kind(at_once))
-    whole, pieces = work_of(at_once), work_of(cut)
+    whole, pieces = Work(at_once), Work(cut)
     assert pieces.launches.expected == pytest.approx(4 * whole.launches.expected)
     assert pieces.updates.moved.expected > whole.updates.moved.expected

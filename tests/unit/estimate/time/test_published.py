@@ -18,8 +18,8 @@ import llm_foundry  # after the path is there
 
 @pytest.fixture(autouse=True)
 def _counted(monkeypatch):
-    fresh = {**llm_foundry.passes.counted_kernels(), "gpt2": llm_foundry.with_one_gelu_kernel()}
-    monkeypatch.setattr(llm_foundry.passes, "counted_kernels", lambda: fresh)
+    fresh = {**llm_foundry.passes.counts("counted"), "gpt2": llm_foundry.with_one_gelu_kernel()}
+    monkeypatch.setattr(llm_foundry.passes, "counts", lambda name: fresh)
 
 
 HELD_OUT = {

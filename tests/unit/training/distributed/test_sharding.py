@@ -28,7 +28,6 @@ from eke.training.model.build_model import build_model
 from eke.training.model.number_formats import _look_up, build_formats
 from eke.training.observe.libraries import note_sharding
 from eke.training.optimizer.build_optimizer import build_optimizer
-from eke.training.optimizer.update import PlainUpdate
 from eke.training.state_parts import hold
 
 SMALL = tuple(o for o in TINY if o != "model.dropout=0.0")
@@ -244,11 +243,11 @@ def test_rows_of_a_narrow_table_add_up_in_float32() -> None:
 def noted(plan, model):
     """What the record would say of a model, and the warnings."""
     optimizer = build_optimizer(plan, model)
-    plain = PlainUpdate(plan, model, optimizer, None, list(model.parameters()))
+    update = ShardedUpdate(plan, model, optimizer, None, list(model.parameters()))
     warnings: list[str] = []
     job = SimpleNamespace(
         plan=plan, bare_model=model, optimizer=optimizer, ranks=ALONE, effective={},
-        update=ShardedUpdate(plain, model, Exchange.last), warn=warnings.append,
+        update=update, warn=warnings.append,
     )  # fmt: skip
     note_sharding(job)
     return job.effective["sharding"], warnings

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from trained import BRIEF, start_job
+from trained import BRIEF, changed, start_job
 from unit.plan.cases import plan_of
 from unit.plan.record.samples import eval_row, step_row
 
@@ -67,7 +67,7 @@ def test_what_ran_is_read_from_the_running_objects(job) -> None:
 
 
 def test_no_scale_without_a_scaler(job) -> None:
-    unscaled = dataclasses.replace(job, formats=dataclasses.replace(job.formats, scaler=None))
+    unscaled = changed(job, formats=dataclasses.replace(job.formats, scaler=None))
     assert "loss_scale" not in effective(unscaled)
 
 
@@ -79,7 +79,7 @@ class Unreadable:
 
 
 def test_a_scale_that_cannot_be_read_costs_no_record(job, plan) -> None:
-    ended = dataclasses.replace(job, formats=dataclasses.replace(job.formats, scaler=Unreadable()))
+    ended = changed(job, formats=dataclasses.replace(job.formats, scaler=Unreadable()))
     failure = Failure("forward", "AcceleratorError: CUDA error: device-side assert triggered")
     record = make_record(plan, job.paths, 0, Outcome.crashed, failure, ended)
     assert (record.outcome, record.failure, record.steps_done) == ("crashed", failure, 4)
@@ -88,7 +88,7 @@ def test_a_scale_that_cannot_be_read_costs_no_record(job, plan) -> None:
 
 
 def test_warnings_of_the_run_follow_those_of_the_plan(job, plan) -> None:
-    warned = dataclasses.replace(job, warnings=["no effect"])
+    warned = changed(job, warnings=["no effect"])
     planned = dataclasses.replace(plan, warnings=("careful",))
     record = make_record(planned, job.paths, 0, Outcome.ok, None, warned)
     assert record.warnings == ["careful", "no effect"]
@@ -116,7 +116,7 @@ def test_torn_lines_are_reported(plan, tmp_path) -> None:
 def test_a_compiler_that_counts_otherwise_loses_no_record(job, plan, monkeypatch) -> None:
     """What a newer PyTorch may do to a run that has trained to its end."""
     compiled = dataclasses.replace(plan.config, compile=plan_of("compile=inductor").config.compile)
-    own = dataclasses.replace(job, plan=dataclasses.replace(plan, config=compiled), warnings=[])
+    own = changed(job, plan=dataclasses.replace(plan, config=compiled), warnings=[])
     monkeypatch.delattr("torch._dynamo.utils.get_compilation_metrics")
     record = make_record(own.plan, own.paths, 0, Outcome.ok, None, own)
     assert record.outcome == "ok"

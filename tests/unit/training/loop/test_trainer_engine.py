@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support import DIVERGES, last_wins
-from trained import BRIEF, start_job
+from trained import BRIEF, changed, start_job
 
 from eke.common.errors import RunError
 from eke.common.paths import RunPaths
 from eke.plan.record import metrics
-from eke.training.loop.attempt import ENGINES
+from eke.training.loop.attempt import ENGINES, run_engine
 from eke.training.loop.failure import Diverged
 from eke.training.loop.trainer_engine import build_arguments, render_arguments
 from eke.training.model.loss import loss_head
@@ -35,7 +35,7 @@ def job_of(make_plan, tmp_path):
 
 
 def run(job):
-    ENGINES[job.plan.config.engine.option](job)
+    run_engine(job)
     return job
 
 
@@ -201,7 +201,7 @@ def test_an_extra_that_is_the_default_is_warned_about(job_of) -> None:
 
 def test_an_update_of_another_kind_is_refused(job_of) -> None:
     with pytest.raises(RunError, match="-> engine=loop"):
-        run(replace(job_of(), update=SimpleNamespace()))
+        run(changed(job_of(), update=SimpleNamespace()))
 
 
 @pytest.mark.slow

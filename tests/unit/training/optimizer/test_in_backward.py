@@ -11,7 +11,7 @@ from trained import start_job
 import eke.training.loop.loop as loop
 from eke.models.sizes import state_bytes
 from eke.training.loop.training_state import TrainingState
-from eke.training.optimizer.update import InBackwardUpdate
+from eke.training.optimizer.update import InBackwardUpdate, PlainUpdate
 
 BASE = (
     *TINY, "model=tiny", "data=synthetic", "data.seq_len=8", "data.num_samples=32",
@@ -97,7 +97,8 @@ def test_the_record_tells_an_update_within_from_one_after(make_job, monkeypatch)
     assert not job.warnings
 
     monkeypatch.setattr(
-        "eke.training.loop.training_state.share_update", lambda plan, plain, model, ranks: plain
+        "eke.training.loop.training_state.InBackwardUpdate",
+        lambda optimizer, weights, _: PlainUpdate(job.plan, job.model, optimizer, None, weights),
     )
     job = make_job(WITHIN)
     loop.train(job)

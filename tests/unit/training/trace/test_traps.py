@@ -8,10 +8,11 @@ from torch.optim import optimizer as optimizers
 
 from eke.config.compose import compose
 from eke.estimate.memory.components import Method
+from eke.plan.planner.planner import workspace_bytes
 from eke.training.trace import fakes, operations
 from eke.training.trace.allocator import NAME, fake_gpu
 from eke.training.trace.fakes import Ghosts, fake_surroundings
-from eke.training.trace.operations import Questions, Workspaces, cublas_bytes
+from eke.training.trace.operations import Questions, Workspaces
 from eke.training.trace.trace import StorageTrace
 from eke.training.trace.trace_plan import Untraceable, trace, trace_history
 from eke.workflows.planning import plan_for
@@ -159,8 +160,8 @@ def test_an_old_gpu_has_no_flash_kernel() -> None:
     new = highest("hardware=h100", *SMALL, "model=tiny_bert", "precision=fp16", "task=masked_lm")
     old = highest("hardware=v100_16", *SMALL, "model=tiny_bert", "precision=fp16", "task=masked_lm")
     assert old != new
-    assert cublas_bytes((9, 0)) == 32 * 2**20
-    assert cublas_bytes((7, 0)) == 8519680, "what `torch.cuda.memory_allocated` shows of it"
+    assert workspace_bytes((9, 0)) == 32 * 2**20
+    assert workspace_bytes((7, 0)) == 8519680, "what `torch.cuda.memory_allocated` shows of it"
 
 
 @pytest.mark.parametrize(

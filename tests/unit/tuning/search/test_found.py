@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from eke.rules.techniques import Numerics
-from eke.tuning.search.result import all_diverge, fit_of
+from eke.tuning.search.result import Fit, all_diverge
 from eke.tuning.search.search import Measured
 from eke.tuning.search.search_space import Objective, Trial, deviation, deviation_between
 from eke.tuning.search.show import describe_fit, notes
@@ -41,7 +41,7 @@ def found(
     search = SimpleNamespace(
         objective=objective, ranking=lambda: order, further_gain=lambda: further
     )
-    return fit_of(search, candidates, trials, Numerics.same)
+    return Fit(search, candidates, trials, Numerics.same)
 
 
 def test_what_trials_do_not_tell_from_the_best_is_named() -> None:
@@ -76,12 +76,13 @@ def test_the_price_of_less_memory_is_in_the_verdict() -> None:
     fit = found((0, 1.0), (1, 3.5), objective=Objective.memory)
     one = next(each for each in fit.standings if each.candidate is fit.candidates.found[1])
     less = replace(one, tried=(replace(one.tried[0], trial=Trial(3.5, SPREAD, peak_bytes=2**19)),))
-    told = describe_fit(replace(fit, standings=(less, fit.typed)), WORK)
+    fit.standings = (less, fit.typed)
+    told = describe_fit(fit, WORK)
     assert "2.00x less peak memory than your configuration; a step takes 3.50 times as long" in told
 
 
 def peaks(fit, *, best: float, typed: float):
-    """The same search, its first two configurations with these peaks in MiB."""
+    """The search, its first two configurations with these peaks in MiB."""
     found_, before = fit.standings[0], fit.typed
     assert found_ is not before
 
@@ -90,7 +91,8 @@ def peaks(fit, *, best: float, typed: float):
         return replace(standing, tried=(replace(standing.tried[0], trial=trial),))
 
     found_, before = with_peak(found_, best), with_peak(before, typed)
-    return replace(fit, standings=(found_, before), typed=before)
+    fit.standings, fit.typed = (found_, before), before
+    return fit
 
 
 @pytest.mark.parametrize(
@@ -169,7 +171,7 @@ def test_what_was_typed_diverges_and_so_does_whatever_computes_the_same(
     assert all_diverge(trials, 0, numerics) is expected
     candidates = SimpleNamespace(found=[candidate("")] * 2, first=0)
     search = SimpleNamespace(objective=Objective.speed, ranking=list, further_gain=lambda: 0.0)
-    told = describe_fit(fit_of(search, candidates, trials, numerics), SimpleNamespace())
+    told = describe_fit(Fit(search, candidates, trials, numerics), SimpleNamespace())
     assert ("numerically equivalent one" in told) is expected
     assert ("all trials diverged: lower optimizer.lr" in told) is (
         outcome == "diverged" and not expected
