@@ -49,7 +49,7 @@ from eke.results.report.compare.statistics import (
     estimate,
     mean_of,
 )
-from eke.results.report.compare.variants import CLOCK, Machine, Variant, group
+from eke.results.report.compare.variants import CLOCK, Machine, Variant, group, training_key
 
 
 def choose_baselines(
@@ -272,7 +272,7 @@ def _on(
     corrected = correct_all([_differences(v, baseline, noise) for v in here])
     losses = {}
     if baseline is not None:
-        losses = compare_losses(baseline, here, training_key=lambda each: each, by=metric)
+        losses = compare_losses(baseline, here, training_key, metric)
     drawn = list(dict.fromkeys(v for v in (baseline, *front, *good) if v))[:MAX_CURVES]
     curves = {v: curve for v in drawn if (curve := curve_of(v))}
     moment = min((curve.seconds[-1] for curve in curves.values()), default=None)
