@@ -23,6 +23,7 @@ from eke.results.report.compare.measures import (
     Measure,
     samples_seen,
 )
+from eke.results.report.compare.statistics import Ratio
 from eke.results.report.show.table import shortened
 
 Spec = dict[str, Any]
@@ -102,20 +103,14 @@ def _color(name: str) -> str:
 def scatter(rows: Sequence[ComparisonRow]) -> Spec | None:
     """Peak memory against samples per second, with the Pareto front."""
     size, unit = _unit(rows)
-    points = []
-    for row in _first(rows, MAX_POINTS):
-        memory, speed = row.estimates.get(PEAK.key), row.estimates.get(SAMPLES.key)
-        if memory and speed:
-            ratio = row.ratios.get(SAMPLES.key)
-            # The interval of the ratio, as in the table: the baseline has none.
-            base = speed.value / ratio.value if ratio else 0.0
-            ends = (base * ratio.low, base * ratio.high) if ratio and ratio.low else (None, None)
-            kind = "ink" if row.is_baseline else "front" if row.on_front else "other"
-            points.append(
-                {"name": row.variant.label, "memory": memory.value / size, "speed": speed.value,
-                 "low": ends[0], "high": ends[1], "front": row.on_front, "kind": _color(kind),
-                 "text": f"{format_bytes(memory.value)}, {speed.value:.4g} samples/s"}
-            )  # fmt: skip
+    points: list[dict[str, Any]] = [
+        {"name": row.variant.label, "memory": memory.value / size, "speed": speed.value,
+         **_ends(row.ratios.get(SAMPLES.key), speed.value), "front": row.on_front,
+         "kind": _color("ink" if row.is_baseline else "front" if row.on_front else "other"),
+         "text": f"{format_bytes(memory.value)}, {speed.value:.4g} samples/s"}
+        for row in _first(rows, MAX_POINTS)
+        if (memory := row.estimates.get(PEAK.key)) and (speed := row.estimates.get(SAMPLES.key))
+    ]  # fmt: skip
     if len(points) < 2:
         return None
     x = _axis("memory", f"peak memory, {unit}", scale=_scale(points, "memory"))
@@ -140,6 +135,14 @@ def scatter(rows: Sequence[ComparisonRow]) -> Spec | None:
          "encoding": {"x": x, "y": y, "text": {"field": "label"}}},
     ]  # fmt: skip
     return _spec(points, 320, layer=layers)
+
+
+def _ends(ratio: Ratio | None, value: float) -> dict[str, float | None]:
+    """Ends of a value's whisker: those of the interval of its ratio to the baseline."""
+    if ratio is None or ratio.low is None or ratio.high is None:
+        return {"low": None, "high": None}
+    scale = value / ratio.value
+    return {"low": scale * ratio.low, "high": scale * ratio.high}
 
 
 def _scale(points: Sequence[Mapping[str, Any]], key: str, *ends: str) -> Spec:

@@ -11,7 +11,7 @@ from eke.plan.record import Outcome
 from eke.results.report.compare import Comparison, ComparisonRow
 from eke.results.report.compare.claims import Kind, find_claims
 from eke.results.report.compare.comparison import times
-from eke.results.report.compare.curves import Parity
+from eke.results.report.compare.losses import Parity
 from eke.results.report.compare.measures import (
     DEVICE_HOURS,
     EVAL_LOSS,
@@ -99,7 +99,7 @@ def _main(comparison: Comparison, most: int) -> list[Column]:
         Column("label", "configuration", label, is_main=True),
         _compared(SAMPLES, "speed", lambda v: f"{v:.4g} samples/s"),
         _compared(PEAK, "memory", format_bytes),
-        Column("loss", names[0] if names else "loss", _loss, lambda r: r.quality.difference, True,
+        Column("loss", names[0] if names else "loss", _loss, lambda r: r.quality.estimate, True,
                True, "against the baseline, at equal samples"),
         Column("decision", "decision", decision, is_main=True,
                help="front: nothing else is both smaller and faster"),
@@ -199,7 +199,7 @@ def _compared(measure: Measure, title: str, text: Callable[[float], str]) -> Col
 
 WORDS = {
     Significance.higher: ("faster", "more"), Significance.lower: ("slower", "less"),
-    Significance.same: ("same within 2 %",) * 2, Significance.hint: ("not decided",) * 2,
+    Significance.same: ("same within 2 %",) * 2,
     Significance.unresolved: ("not decided",) * 2, Significance.single: ("", ""),
 }  # fmt: skip
 """Decision -> word about a speed, and about a memory."""
@@ -226,10 +226,10 @@ def _loss(row: ComparisonRow) -> Cell:
     value = f"{found.value:.4g}" if found else ""
     if quality.parity in (Parity.unknown, Parity.baseline):
         return Cell(value)
-    word = f"not compared: {quality.why}" if quality.why else quality.word
     tone = {Parity.worse: "bad", Parity.better: "good"}.get(quality.parity, "")
-    is_told = quality.difference is None or quality.parity is Parity.equal
-    return Cell(word, "" if is_told else f"{100 * (quality.difference or 0):+.2g} %", value, tone)
+    is_shown = quality.parity in (Parity.better, Parity.worse) and quality.estimate is not None
+    change = [f"{abs(quality.estimate):.2g} {quality.unit}".rstrip()] if is_shown else []
+    return Cell(" ".join([*change, quality.word]), quality.interval, value, tone)
 
 
 def _repeats(row: ComparisonRow) -> Cell:
