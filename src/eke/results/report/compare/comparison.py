@@ -41,12 +41,10 @@ from eke.results.report.compare.measures import (
     samples_per_step,
 )
 from eke.results.report.compare.statistics import (
-    SAME,
     Compared,
     Difference,
     Estimate,
     Ratio,
-    Significance,
     correct_all,
     estimate,
     mean_of,
@@ -193,9 +191,11 @@ class OneMachine:
     """Measure of COMPARED -> comparisons of variants."""
     equal_time_s: float | None = None
     """Training time at which losses are compared: that of the shortest run with a curve."""
+    notes: tuple[str, ...] = ()
+    """On the quiet of the machine."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Comparison:
     """Contents of a report."""
 
@@ -252,7 +252,7 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
         parts.append(_on(machine, base, here, by if by in keys else "", gathered.sweeps, metric))
     found = [row for _, rows in parts for row in rows]
     bare = [ComparisonRow(v) for v in variants if not v.machine]
-    noisy = [note for part, rows in parts for note in _part_notes(part, rows)]
+    noisy = [note for part, _ in parts for note in part.notes]
     return Comparison(
         folders=tuple(map(str, folders)),
         sweeps=gathered.sweeps,
@@ -311,9 +311,10 @@ def _on(
     is_packed = "data.packing" in keys  # a packed row holds several samples
     speed, compared = (TOKENS, (TOKENS, PEAK, RESERVED)) if is_packed else (SAMPLES, COMPARED)
     noise = {m.key: Compared({v: v.sample(m.key) for v in here}) for m in compared}
-    differ = focus is not Affects.learning
-    front = pareto(good, speed, noise[speed.key]) if differ else []
+    has_speeds = focus is not Affects.learning and len(good) > 1
+    front = pareto(good, speed, noise[speed.key]) if has_speeds else []
     corrected = correct_all([_differences(v, baseline, noise) for v in here])
+    notes = [] if has_speeds else _unequal(corrected)
     losses = {}
     if baseline is not None:
         losses = compare_losses(baseline, here, training_key, metric)
@@ -324,7 +325,7 @@ def _on(
         ComparisonRow(
             variant,
             _estimates(variant),
-            ratios,
+            ratios if has_speeds else {},
             losses.get(variant, LossComparison()),
             is_baseline=variant is baseline,
             on_front=variant in front,
@@ -335,12 +336,21 @@ def _on(
         )
         for variant, ratios in zip(here, corrected, strict=True)
     ]
-    if metric or not differ:
+    if metric or focus is Affects.learning:
         rows.sort(key=partial(_rank, metric))
+    notes += quiet_notes(baseline, here, noise)
     part = OneMachine(
-        machine, baseline, here[0].work, tuple(keys), focus, speed, noise=noise, equal_time_s=moment
+        machine,
+        baseline,
+        here[0].work,
+        tuple(keys),
+        focus,
+        speed,
+        noise=noise,
+        equal_time_s=moment,
+        notes=tuple(notes),
     )
-    if baseline is None:
+    if baseline is None or not has_speeds:
         return part, rows
     # Pairs agree in all factors, including those not shown.
     both = {m.key: noise[m.key] for m in (speed, PEAK)}
@@ -357,9 +367,15 @@ def _on(
     return part, rows
 
 
-def _part_notes(part: OneMachine, rows: Sequence[ComparisonRow]) -> list[str]:
-    """Notes on the noise of one group's speeds."""
-    return quiet_notes(part.baseline, [row.variant for row in rows], part.noise)
+def _unequal(ratios: Sequence[Mapping[str, Ratio]]) -> list[str]:
+    """A note on resolved differences of speed where none is possible."""
+    speeds = [each[SAMPLES.key] for each in ratios if SAMPLES.key in each]
+    resolved = (Significance.higher, Significance.lower)
+    far = [each.value for each in speeds if each.decision in resolved]
+    if not far:
+        return []
+    value = max(far, key=lambda value: abs(math.log(value)))
+    return [f"speeds of equal work differ by {_digits(value)}x: the machine was not quiet"]
 
 
 def _estimates(variant: Variant) -> dict[str, Estimate]:
@@ -441,37 +457,27 @@ def times(ratio: Ratio) -> str:
     return text if low == high else f"{text} ({low} to {high})"
 
 
-def in_words(ratio: Ratio) -> str:
-    """Format a ratio with its decision: `not resolved: 1.03x (0.99 to 1.07)`."""
-    if ratio.decision in (Significance.higher, Significance.lower):
-        return times(ratio)
-    words = {
-        Significance.same: f"the same within {100 * SAME:.0f} %",
-    }
-    return f"{words.get(ratio.decision, ratio.decision.value)}: {times(ratio)}"
-
-
-SIGNS = {
-    Significance.higher: "+", Significance.lower: "-", Significance.same: "=",
-    Significance.unresolved: "~", Significance.single: "",
-}  # fmt: skip
-"""Sign for a decision, shown after a number."""
-
-MARKS = "+ higher, - lower, = the same within 2 %, ~ not decided, no sign: too few repeats"
-
-
 def loss_words(quality: LossComparison) -> str:
     """Compare the loss with the baseline's, as the end of a sentence."""
-    which = quality.name
-    if quality.parity is Parity.unknown:
-        return "no loss to compare"
-    if quality.parity is Parity.other:
-        return f"losses not comparable ({quality.why})"
-    if quality.parity is Parity.baseline:
+    which, parity = quality.name, quality.parity
+    if parity is Parity.baseline:
         return "the baseline"
-    if quality.parity is Parity.equal:
-        return f"{which} equal"
-    return f"{which} {quality.word} ({quality.interval or quality.change})"
+    plain = {
+        Parity.unknown: "no loss to compare",
+        Parity.other: f"losses not comparable ({quality.why})",
+        Parity.equal: f"{which} equal",
+        Parity.few: f"losses not compared: {quality.why} (sweep.seeds=per_repeat)",
+        Parity.better: f"{which} {quality.word}: {quality.change}",
+        Parity.worse: f"{which} {quality.word}: {quality.change}",
+    }
+    if parity in plain:
+        return plain[parity]
+    if parity is not Parity.undecided:
+        return f"{which} {quality.word} ({quality.interval})"
+    text = f"{which} not decided: {quality.interval} with {format_number(quality.seeds, 'seed')}"
+    if more := quality.more_seeds:
+        text += f" ({more[0]} seeds would show {more[1]:g} {quality.unit}".rstrip() + ")"
+    return text
 
 
 def _digits(value: float) -> str:

@@ -13,10 +13,8 @@ from enum import Enum
 from statistics import fmean, median
 from typing import Generic
 
-from eke.common.files import plain
 from eke.common.text import format_number
-from eke.plan.identity import canonical
-from eke.plan.record import Record, table
+from eke.plan.record import table
 from eke.results.report.compare.measures import (
     METRIC,
     best_of,
@@ -45,9 +43,6 @@ in the report."""
 EQUAL = 1e-5
 """Relative difference up to which losses count as numerically equivalent: the bound of
 tests/equivalence for float32 over 20 steps."""
-
-ANOTHER_TRAINING = "another model, task or data"
-"""Reason that losses and speeds of two configurations are not comparable."""
 
 NAMED = (1.0, 2.0, 3.0, 5.0, 10.0)
 """Differences, in % or points, of which the report says how many seeds would show them."""
@@ -220,15 +215,11 @@ def _evaluated(key: str, rows: Sequence[Variant]) -> int:
     return min(counts, default=0)
 
 
-def is_another_training(base: Variant, other: Variant) -> bool:
-    """Whether model, task or data differ, so that speeds are not comparable."""
-    return bool(base.records and other.records) and not _learn_alike(base.records, other.records)
-
-
 def _difference_of_trainings(key: str, base: Variant, other: Variant) -> str:
     """Reason that two losses are not comparable; empty if they are."""
-    if not _learn_alike(base.records, other.records):
-        return ANOTHER_TRAINING
+    packed = [each.settings.get("data.packing") == "on" for each in (base, other)]
+    if len({*packed}) > 1:
+        return "a packed row holds several samples"
     own, its = (fmean([samples_seen(r) or 0 for r in v.records]) for v in (other, base))
     if own != its:
         return f"{own:.0f} samples seen, the baseline {its:.0f}"
@@ -241,18 +232,6 @@ def _difference_of_trainings(key: str, base: Variant, other: Variant) -> str:
 def _choices(found: Iterable[tuple[str, int]]) -> str:
     told = (f"best {name} of {n} evaluations" if n > 1 else "last evaluation" for name, n in found)
     return " or ".join(sorted(told))
-
-
-def _learn_alike(base: Sequence[Record], other: Sequence[Record]) -> bool:
-    """Whether two configurations have the same model, task and data."""
-
-    def learned(record: Record) -> str:
-        config = record.config
-        model, task, data = (config.get(group) for group in ("model", "task", "data"))
-        length = data.get("seq_len") if isinstance(data, dict) else None
-        return canonical(plain([model, task, length, record.plan.get("data_fingerprint")]))
-
-    return set(map(learned, base)) == set(map(learned, other))
 
 
 POINTS = ("accuracy", "f1_macro", "f1_micro", "token_accuracy")
