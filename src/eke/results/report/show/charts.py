@@ -116,8 +116,12 @@ def scatter(rows: Sequence[ComparisonRow]) -> Spec | None:
     x = _axis("memory", f"peak memory, {unit}", scale=_scale(points, "memory"))
     y = _axis("speed", "samples/s", scale=_scale(points, "speed", "low", "high"))
     color = {"field": "kind", "type": "nominal", "scale": None}
-    front, marked = {"filter": "datum.front"}, points if len(points) <= MAX_LABELS else [
-        p for p in points if p["front"] or p["kind"] == _color("ink")][:MAX_LABELS]
+    front, marked = (
+        {"filter": "datum.front"},
+        points
+        if len(points) <= MAX_LABELS
+        else [p for p in points if p["front"] or p["kind"] == _color("ink")][:MAX_LABELS],
+    )
     shape = {"condition": {"test": f"datum.kind === '{_color('ink')}'", "value": "diamond"},
              "value": "circle"}  # fmt: skip
     layers = [
