@@ -20,8 +20,8 @@ from eke.common.process_env import SAFE_PATH
 from eke.common.streams import escape, printable
 from eke.data.sources import cache_folder
 from eke.results.report.compare import Comparison, ComparisonRow, OneMachine
-from eke.results.report.compare.claims import verdict_lines
 from eke.results.report.compare.measures import MEASURES
+from eke.results.report.compare.sentences import verdict_lines
 from eke.results.report.compare.statistics import Ratio
 from eke.results.report.show.charts import Chart, charts
 from eke.results.report.show.sections import (

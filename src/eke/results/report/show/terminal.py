@@ -12,7 +12,7 @@ from rich.text import Text
 
 from eke.common.streams import printable
 from eke.results.report.compare import Comparison, ComparisonRow
-from eke.results.report.compare.claims import verdict_lines
+from eke.results.report.compare.sentences import verdict_lines
 from eke.results.report.show.sections import (
     Section,
     measured,
