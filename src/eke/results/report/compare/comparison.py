@@ -45,6 +45,7 @@ from eke.results.report.compare.statistics import (
     Difference,
     Estimate,
     Ratio,
+    Significance,
     correct_all,
     estimate,
     mean_of,

@@ -105,16 +105,16 @@ def scatter(rows: Sequence[ComparisonRow]) -> Spec | None:
     size, unit = _unit(rows)
     points: list[dict[str, Any]] = [
         {"name": row.variant.label, "memory": memory.value / size, "speed": speed.value,
-         **_ends(row.ratios.get(SAMPLES.key), speed.value), "front": row.on_front,
+         **_ends(row.ratios.get(row.speed.key), speed.value), "front": row.on_front,
          "kind": _color("ink" if row.is_baseline else "front" if row.on_front else "other"),
-         "text": f"{format_bytes(memory.value)}, {speed.value:.4g} samples/s"}
+         "text": f"{format_bytes(memory.value)}, {speed.value:.4g} {row.speed.title}"}
         for row in _first(rows, MAX_POINTS)
-        if (memory := row.estimates.get(PEAK.key)) and (speed := row.estimates.get(SAMPLES.key))
+        if (memory := row.estimates.get(PEAK.key)) and (speed := row.estimates.get(row.speed.key))
     ]  # fmt: skip
     if len(points) < 2:
         return None
     x = _axis("memory", f"peak memory, {unit}", scale=_scale(points, "memory"))
-    y = _axis("speed", "samples/s", scale=_scale(points, "speed", "low", "high"))
+    y = _axis("speed", rows[0].speed.title, scale=_scale(points, "speed", "low", "high"))
     color = {"field": "kind", "type": "nominal", "scale": None}
     front, marked = (
         {"filter": "datum.front"},
@@ -311,7 +311,7 @@ def _dots(rows: Sequence[ComparisonRow]) -> Spec | None:
         {"name": row.variant.label, "color": _color(color), "what": what, "ratio": found.value,
          "low": found.low, "high": found.high, "text": times(found)}
         for row in rows
-        for what, color, key in (("speed", "c0", SAMPLES.key), ("memory", "c1", PEAK.key))
+        for what, color, key in (("speed", "c0", row.speed.key), ("memory", "c1", PEAK.key))
         if (found := row.ratios.get(key))
     ]  # fmt: skip
     if not values:
@@ -412,7 +412,7 @@ def _first(rows: Sequence[ComparisonRow], count: int) -> list[ComparisonRow]:
     """The first rows: baseline, front, then the fastest others."""
 
     def rank(row: ComparisonRow) -> tuple[bool, bool, float]:
-        speed = row.estimates.get(SAMPLES.key)
+        speed = row.estimates.get(row.speed.key)
         return not row.is_baseline, not row.on_front, -(speed.value if speed else 0.0)
 
     return sorted(rows, key=rank)[:count]
@@ -421,4 +421,4 @@ def _first(rows: Sequence[ComparisonRow], count: int) -> list[ComparisonRow]:
 def _fastest(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
     """Rows by decreasing speed; of many, the baseline, the front and the fastest."""
     kept = [row for row in _first(rows, MAX_BARS) if row.estimates]
-    return sorted(kept, key=lambda r: -(s.value if (s := r.estimates.get(SAMPLES.key)) else 0.0))
+    return sorted(kept, key=lambda r: -(s.value if (s := r.estimates.get(r.speed.key)) else 0.0))

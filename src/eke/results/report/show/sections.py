@@ -48,14 +48,14 @@ MAX_NAMED = 3
 
 def _model(record: Record) -> str:
     group = table(record.config, "model")
-    path = str(group.get("name_or_path") or record.choices.get("model", "model"))
+    path = str(group.get("name_or_path") or group.get("option", "model"))
     size = table(record.plan, "size").get("num_parameters")
     return f"{_last(path)} ({format_count(size)} parameters)" if size else _last(path)
 
 
 def _data(record: Record) -> str:
     group = table(record.config, "data")
-    path = str(group.get("path") or group.get("name") or record.choices.get("data", "data"))
+    path = str(group.get("path") or group.get("name") or group.get("option", "data"))
     length = group.get("seq_len")
     return f"{_last(path)} ({length} tokens)" if length else _last(path)
 

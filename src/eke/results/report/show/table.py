@@ -97,8 +97,8 @@ def _main(comparison: Comparison, most: int) -> list[Column]:
 
     return [
         Column("label", "configuration", label, is_main=True),
-        _compared(SAMPLES, "speed", lambda v: f"{v:.4g} samples/s"),
-        _compared(PEAK, "memory", format_bytes),
+        _compared("speed", lambda r: r.speed),
+        _compared("memory", lambda _: PEAK),
         Column("loss", names[0] if names else "loss", _loss, lambda r: r.quality.estimate, True,
                True, "against the baseline, at equal samples"),
         Column("decision", "decision", decision, is_main=True,
@@ -113,10 +113,12 @@ def _decisions(comparison: Comparison) -> dict[ComparisonRow, str]:
     found: dict[ComparisonRow, list[str]] = {row: [] for row in comparison.rows}
     for claim in find_claims(comparison):
         if claim.kind is Kind.best:
-            found[claim.rows[0]].append("least memory" if claim.measure is PEAK else "fastest")
+            loss = f"best {claim.measure.title}"
+            word = "fastest" if claim.measure.is_speed else loss
+            found[claim.rows[0]].append("least memory" if claim.measure is PEAK else word)
     for row, words in found.items():
         if row.quality.parity is Parity.worse:
-            words.append(f"higher {row.quality.name}")
+            words.append(f"{row.quality.word} {row.quality.name}")
         elif row.on_front and not words:
             words.append("on the front")
     return {row: ", ".join(words) for row, words in found.items()}
@@ -182,19 +184,23 @@ def _measure(measure: Measure, text: Callable[[float], str], help: str = "") -> 
     return _number(measure.key, measure.title, value, text, help or measure.unit)
 
 
-def _compared(measure: Measure, title: str, text: Callable[[float], str]) -> Column:
+def _compared(title: str, measure_of: Callable[[ComparisonRow], Measure]) -> Column:
     """A measure over the baseline's, sorted by it; of the baseline, the measure."""
 
     def show(row: ComparisonRow) -> Cell:
+        measure = measure_of(row)
         found, ratio = row.estimates.get(measure.key), row.ratios.get(measure.key)
-        value = text(found.value) if found else ""
+        value = ""
+        if found:
+            is_size = measure is PEAK
+            value = format_bytes(found.value) if is_size else f"{found.value:.4g} {measure.title}"
         return ratio_cell(ratio, measure, value) if ratio else Cell(value)
 
     def value(row: ComparisonRow) -> float | None:
-        found = row.ratios.get(measure.key)
+        found = row.ratios.get(measure_of(row).key)
         return found.value if found else 1.0 if row.is_baseline else None
 
-    return Column(f"ratio {measure.key}", title, show, value, True, True, "over the baseline's")
+    return Column(f"ratio {title}", title, show, value, True, True, "over the baseline's")
 
 
 WORDS = {
@@ -215,7 +221,8 @@ def ratio_cell(ratio: Ratio, measure: Measure, value: str = "") -> Cell:
 
 def ratio_cells(ratios: Mapping[str, Ratio]) -> list[str]:
     """Speed and memory, of a table of techniques."""
-    both = [(ratios.get(measure.key), measure) for measure in (SAMPLES, PEAK)]
+    speed = SAMPLES if SAMPLES.key in ratios else TOKENS  # of packed rows
+    both = [(ratios.get(measure.key), measure) for measure in (speed, PEAK)]
     return [ratio_cell(ratio, measure).line() if ratio else "" for ratio, measure in both]
 
 

@@ -26,8 +26,8 @@ from eke.results.report.show.table import CHARS_FOR_NAMES, Column, main_columns
 PIPED_WIDTH = 160
 """Width for output that is not a terminal."""
 
-RANKS = ("label", "ratio throughput.samples_per_s", "loss", "n", "decision")
-"""Columns of the main table by priority; memory comes last but one."""
+LAST = ("n", "decision")
+"""Columns that go first where there is no room: the title has the repeats, the verdict the best."""
 
 GAP = 2
 """Space between columns."""
@@ -118,10 +118,10 @@ def _fitting(
         return GAP + max(cell_len(printable(text, colours=False)) for text in texts)
 
     label, *others = main_columns(comparison)
-    ranked = sorted(others, key=lambda c: RANKS.index(c.key) if c.key in RANKS else len(RANKS))
+    ranked = sorted(others, key=lambda c: LAST.index(c.key) if c.key in LAST else -1)
     levels = {column.key: 0 for column in others}
     sizes: dict[str, int] = {}
-    room = width + GAP - min(needs(label, 0), LEAST_FOR_NAMES, width // 2)
+    room = width + GAP - min(needs(label, 0), LEAST_FOR_NAMES, width // 2 - GAP)
     for column in ranked:  # all columns first, then names, then details
         if needs(column, 0) <= room - sum(sizes.values()):
             sizes[column.key] = needs(column, 0)
