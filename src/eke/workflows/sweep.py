@@ -35,7 +35,7 @@ from eke.launch.processes.sweep_state import Books, Rerun, done_again, smallest_
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine, label_cells, render_cells
-from eke.workflows import print_once
+from eke.workflows import print_once, rounds
 from eke.workflows.planning import (
     SIZE,
     means_of_a_cell,
@@ -44,6 +44,7 @@ from eke.workflows.planning import (
     switched_off_tracker,
     weighed,
 )
+from eke.workflows.rounds import Rounds
 from eke.workflows.running import plan_unless_answered
 
 HEADER = ("verdict", "memory", "step", "samples/s", "what differs")
@@ -105,17 +106,22 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     """
     line = PlanningLine()
     expanded = expand(arguments.overrides, arguments.config_dir, line.counter("composed"))
-    composed = [cell.composed for cell in expanded.cells]
+    settings, first_round = expanded.settings, expanded.first_round()
+    composed = [cell.composed for cell in first_round.cells]
     launcher = find_launcher(launcher_of(arguments.overrides))
-    if problem := cannot_detach(composed[0].config, launcher):
+    problems = cannot_detach(composed[0].config, launcher)
+    problems += rounds.find_problems(composed) if settings.is_auto else []
+    if problems:
         line.close()
-        raise ConfigError(problem)
+        raise ConfigError(problems)
     own = [each.config for each in composed if each.config_dir]
-    identity = sweep_id([cell.overrides for cell in expanded.cells], own)
+    rule = ("auto", f"{settings.resolve:g}") if settings.is_auto else ()
+    identity = sweep_id([each.overrides for each in composed], own, rule)
     group = f"sweep-{identity}"
     count = line.counter("checked and planned")
-    cells, plans = plan_cells(expanded.cells, group, count, launcher)
     planning = composed[0].config.plan_only
+    expanded = first_round if planning else expanded
+    cells, plans = plan_cells(expanded.cells, group, count, launcher)
     if trace or not planning:
         weigh_open_cells(cells, plans, line.counter("traced the memory of"))
     line.close()
@@ -126,7 +132,9 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
         found, known = outlooks(jobs), records_of(jobs, launcher.place_of)
         content = [_plain(cell, found.get(n)) | known.get(n, {}) for n, cell in enumerate(cells)]
         return print_once(json.dumps(content, indent=2))
-    print_once(f"sweep {identity}: {describe_sweep(cells, len(duplicates), expanded)}")
+    shown = cells[: len(first_round.cells)]
+    num_same = sum(number < len(shown) for number in duplicates)
+    print_once(f"sweep {identity}: {describe_sweep(shown, num_same, first_round)}")
     unused = launcher.unused(arguments.overrides)
     unused += sorted(filter(None, {switched_off_tracker(each) for each in composed}))
     said = {text for plan in plans if plan for text in plan.warnings}
@@ -138,8 +146,9 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
         print_once("\n" + render_outlooks(cells, outlooks(jobs)))
         say_finished(jobs, launcher.place_of)
         if jobs:  # each counted once
-            kind = jobs[0].plan.device.kind
-            print_once("\n" + sum_line([forecast_time(job.plan) for job in jobs], kind))
+            kind, times = jobs[0].plan.device.kind, [forecast_time(job.plan) for job in jobs]
+            lines = rounds.planned_lines(settings, times, kind) if settings.is_auto else []
+            print_once("\n" + "\n".join([*lines, sum_line(times, kind)]))
         if preview := launcher.preview(jobs, paths, identity):
             print_once("\n" + preview)
         return EXIT_OK
@@ -148,7 +157,7 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     words = ("--config-dir", str(options.absolute())) if options else ()
     command = ("-m", *words, *arguments.overrides)
     name = composed[0].choices.get("sweep", "none")
-    file = SweepFile(paths, command, cells, "" if name == "none" else name)
+    file = SweepFile(paths, command, cells[: len(first_round.cells)], "" if name == "none" else name)
 
     def bytes_at_risk(plan: Plan) -> int | None:
         found = known_forecast(plan)
@@ -156,18 +165,19 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
         return found.peak.expected if may_fail else None
 
     ordered = smallest_first(jobs, bytes_at_risk)
-    return run_planned_sweep(file, ordered, identity, launcher, first.launcher.detach)
+    auto = rounds.Rounds(file, cells, ordered, settings) if settings.is_auto else None
+    return run_planned_sweep(file, ordered, identity, launcher, first.launcher.detach, auto)
 
 
-def cannot_detach(config: Config, launcher: Launcher) -> Problem | None:
-    """Why `launcher.detach` is invalid; None if it is valid or off."""
+def cannot_detach(config: Config, launcher: Launcher) -> list[Problem]:
+    """Why `launcher.detach` is invalid; empty if it is valid or off."""
     if not config.launcher.detach or launcher.can_detach:
-        return None
+        return []
     others = (find_launcher(name) for name in plugin_names(LAUNCHERS))
     other = next(each.name for each in others if each.can_detach)
     why = "this launcher's runs end with the process that watches over them"
     fix = Fix(f"hydra/launcher={other}", remark="or start it under tmux or nohup")
-    return Problem("launcher.detach", "true", why, fix)
+    return [Problem("launcher.detach", "true", why, fix)]
 
 
 def say_finished(jobs: Sequence[Job], where: Callable[[Plan], Place]) -> None:
@@ -202,9 +212,17 @@ def records_of(jobs: Sequence[Job], where: Callable[[Plan], Place]) -> dict[int,
 
 
 def run_planned_sweep(
-    file: SweepFile, jobs: Sequence[Job], identity: str, launcher: Launcher, detach: bool
+    file: SweepFile,
+    jobs: Sequence[Job],
+    identity: str,
+    launcher: Launcher,
+    detach: bool,
+    auto: Rounds | None = None,
 ) -> int:
-    """Start a sweep and, unless it is to be left alone, wait for it; returns its exit code."""
+    """Start a sweep and, unless it is to be left alone, wait for it; returns its exit code.
+
+    With `auto` its rounds one after another, else all jobs at once.
+    """
     stop_tracing()
     if len(jobs) > 1:
         leave_tracked_run()
@@ -213,18 +231,30 @@ def run_planned_sweep(
         if rerun.goes_on:
             anew = f"rm {shlex.quote(str(file.paths.rerun))} begins it anew"
             board.note(f"rerun=true goes on where it was interrupted; {anew}")
-        books = Books(jobs, board, file, partial(launcher.place_of, old=rerun.old))
-        started = launcher.start(books, file.paths, identity)
-        try:
-            if not detach:
-                started.wait()
-        except KeyboardInterrupt:
-            if not launcher.can_detach:
-                raise
-            print_once("")
+        elif rerun.jobs and auto:
+            auto.forget()
+        for batch in auto or [jobs]:
+            board.total = len(file.cells)
+            books = Books(batch, board, file, partial(launcher.place_of, old=rerun.old))
+            started = launcher.start(books, file.paths, identity)
+            try:
+                is_stopped = not detach and started.wait()
+            except KeyboardInterrupt:
+                if not launcher.can_detach:
+                    raise
+                print_once("")
+                break
+            if is_stopped or started.goes_on():
+                break
+        if auto:
+            jobs = auto.jobs
+            rerun.jobs = [job for job in rerun.jobs if job in jobs or not auto.is_over]
         rerun.end()
     if not started.goes_on():
-        return show_outcome(file, jobs)
+        code = show_outcome(file, jobs)
+        for text in auto.closing() if auto else ():
+            print_once(f"  {text}")
+        return EXIT_RESUMABLE if auto and not auto.is_over else code
     folder, left = shlex.quote(str(file.paths.folder)), started.not_started()
     if left:
         why = left[0].waiting_for or "the command was interrupted"
@@ -322,7 +352,7 @@ def refuse_if_strict(cells: Sequence[Cell], expanded: Expanded) -> None:
         for cell, planned in zip(cells, expanded.cells, strict=True)
         if cell.outcome == Outcome.refused.name
     ]
-    if refused and expanded.strict:
+    if refused and expanded.settings.strict:
         fix = Fix("sweep.strict=false", remark="runs the others")
         raise ConfigError([*refused[:-1], replace(refused[-1], fix=fix)])
 
