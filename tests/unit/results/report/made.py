@@ -56,6 +56,8 @@ class Run:
     predicted_step: float | None = None
     """Expected over measured seconds of a step; None where the time model said nothing."""
     overrides: tuple[str, ...] | None = None
+    per_device: int = PER_STEP
+    accumulation: int = 1
 
     @property
     def typed(self) -> tuple[str, ...]:
@@ -142,7 +144,12 @@ def make_record(identity: str, run: Run) -> Record:
         choices=choices,
         overrides=list(run.typed),
         plan={
-            "batch": {"per_device": PER_STEP, "accumulation": 1, "world_size": 1, "devices": 1},
+            "batch": {
+                "per_device": run.per_device,
+                "accumulation": run.accumulation,
+                "world_size": 1,
+                "devices": 1,
+            },
             "steps": {"total": STEPS},
             "data_fingerprint": "d",
         },

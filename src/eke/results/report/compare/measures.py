@@ -98,10 +98,14 @@ def num_devices(record: Record) -> int:
 
 def samples_seen(record: Record) -> float | None:
     """Training samples of the whole run; None if the plan lacks them."""
+    samples = samples_per_step(record)
+    return None if samples is None else float(samples) * record.steps_done
+
+
+def samples_per_step(record: Record) -> int | None:
+    """Training samples of an optimizer step on all devices; None if the plan lacks them."""
     size, times = (_count(record, key) for key in ("per_device", "accumulation"))
-    if size is None or times is None:
-        return None
-    return float(size) * times * num_devices(record) * record.steps_done
+    return None if size is None or times is None else size * times * num_devices(record)
 
 
 def _count(record: Record, key: str) -> int | None:

@@ -8,8 +8,10 @@ from functools import cached_property
 from statistics import fmean
 
 from eke.common.files import plain
+from eke.config.schema.fields import Affects
 from eke.plan.identity import canonical
 from eke.plan.record import Outcome, Record
+from eke.results.report.compare.keys import affects
 from eke.results.report.compare.load_records import (
     Entry,
     Factors,
@@ -18,7 +20,7 @@ from eke.results.report.compare.load_records import (
     settings,
     typed_settings,
 )
-from eke.results.report.compare.measures import BY_SEED, measured_values
+from eke.results.report.compare.measures import BY_SEED, measured_values, samples_per_step
 from eke.results.report.compare.statistics import Sample
 
 NO_MACHINE = ""
@@ -94,6 +96,16 @@ class Variant:
             if key in values:
                 found.setdefault(repeat[0] if by_seed else repeat, []).append(values[key])
         return {each: fmean(values) for each, values in found.items()}
+
+
+def training_key(variant: Variant) -> Hashable:
+    """Equal for variants of one training: they differ only in keys of class *rounding*.
+
+    Batches may be divided in other ways if a step has the same number of samples.
+    """
+    same = (Affects.rounding, Affects.none)
+    learned = [pair for pair in variant.factors.items() if affects(pair[0], pair[1:]) not in same]
+    return *learned, frozenset(map(samples_per_step, variant.records))
 
 
 @dataclass(frozen=True)
