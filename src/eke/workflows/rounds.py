@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -9,12 +10,16 @@ from eke.common.errors import Fix, Problem
 from eke.common.files import read_json
 from eke.common.text import format_number, format_seconds
 from eke.config.compose import Composed
-from eke.config.schema.resources import Sweep
+from eke.config.schema import Sweep
+from eke.config.schema.codec import make_converter
+from eke.config.schema.fields import Affects
+from eke.config.schema.resources import Seeds
 from eke.estimate.time import StepTime, Unknown, sum_line
 from eke.launch.processes.sweep import Cell, Job, SweepFile
 from eke.plan.record import Outcome
 from eke.results.report.compare.comparison import choose_baselines
-from eke.results.report.compare.load_records import NOT_RUN, Entry
+from eke.results.report.compare.keys import affects
+from eke.results.report.compare.load_records import ABSENT, NOT_RUN, Entry, Settings, settings_of
 from eke.results.report.compare.measures import LOSSES, SAMPLES, num_devices
 from eke.results.report.compare.statistics import MIN_REPEATS
 from eke.results.report.compare.until_decided import Decision, Rule, State, decide, decision_of
@@ -22,8 +27,8 @@ from eke.results.report.compare.variants import Variant, group
 from eke.workflows import print_once
 
 EXPECTED = 5
-"""Repeats of a configuration that `plan_only=true` expects: the mean of twelve configurations with
-differences of 0 to 30 % at 2 % noise (benchmarks/report_power_auto.py)."""
+"""Repeats that `plan_only=true` expects: the mean of twelve configurations with differences of 0 to
+30 % at 2 % noise (benchmarks/report_power_auto.py)."""
 
 Key = tuple[str, ...]
 """A configuration: its overrides without seed and repeat."""
@@ -34,34 +39,42 @@ def key_of(overrides: Sequence[str]) -> Key:
     return tuple(text for text in overrides if not text.startswith(("repeat=", "seed=")))
 
 
-def find_problems(runs: Sequence[Composed]) -> list[Problem]:
-    """Return the reasons for which results of these runs cannot decide their repeats."""
+def is_about_loss(runs: Sequence[Composed]) -> bool:
+    """Return whether keys of class *learning* differ, and none that may change the speed."""
+    plain = [make_converter().unstructure(each.config) for each in runs]
+    found = [settings_of(c, each.choices) for c, each in zip(plain, runs, strict=True)]
+    keys = Settings(found, [each.overrides for each in runs]).differing()
+    classes = {affects(key, {each.get(key, ABSENT) for each in found}) for key in keys}
+    return classes - {Affects.none, Affects.group} == {Affects.learning}
+
+
+def find_problems(runs: Sequence[Composed], settings: Sweep) -> list[Problem]:
+    """Return why the results of these runs, a first round, cannot decide their repeats."""
     problems = []
+    fixed = Fix(f"sweep.repeats={MIN_REPEATS}")
     if len({key_of(each.overrides) for each in runs}) < 2:
         why = "there is one configuration, and nothing to compare it with"
-        problems.append(Problem("sweep.repeats", "auto", why, Fix(f"sweep.repeats={MIN_REPEATS}")))
+        return [Problem("sweep.repeats", settings.repeats, why, fixed)]
+    if is_about_loss(runs):
+        if settings.seeds is Seeds.same:
+            why = "only the loss can differ here, and repeats with one seed have one loss"
+            fix = Fix("sweep.seeds=per_repeat")
+            problems.append(Problem("sweep.seeds", settings.seeds.name, why, fix))
+        return problems
     for key in ("cpu_slots", "runs_per_device"):
         if (value := getattr(runs[0].config.launcher, key)) > 1:
-            why = "runs at once on one device have no speed to compare"
-            fix = Fix(f"launcher.{key}=1", remark="or sweep.repeats=3")
-            problems.append(Problem(f"launcher.{key}", str(value), why, fix))
+            why = "runs that share a device have no speed to compare"
+            problems.append(Problem(f"launcher.{key}", str(value), why, Fix(f"launcher.{key}=1")))
     return problems
 
 
 def planned_lines(settings: Sweep, times: Sequence[StepTime | Unknown], kind: str) -> list[str]:
     """Return runs and device-hours: least, expected and most; `times` are those of one round."""
-    numbers = {
-        "least": MIN_REPEATS,
-        "expected": min(EXPECTED, settings.max_repeats),
-        "most": settings.max_repeats,
-    }
-    lines = [
-        f"{name}: {n} repeats, {format_number(n * len(times), 'run')}" for name, n in numbers.items()
-    ]
-    known = [each for each in times if isinstance(each, StepTime)]
-    if known:
-        sums = [sum_line(known * n, kind).partition("\n")[0] for n in numbers.values()]
-        lines = [f"{line}; {each}" for line, each in zip(lines, sums, strict=True)]
+    most, known = settings.max_repeats, [each for each in times if isinstance(each, StepTime)]
+    lines = []
+    for name, n in (("least", MIN_REPEATS), ("expected", min(EXPECTED, most)), ("most", most)):
+        hours = f"; {sum_line(known * n, kind).partition('\n')[0]}" if known else ""
+        lines.append(f"{name}: {n} repeats, {format_number(n * len(times), 'run')}{hours}")
     return lines
 
 
@@ -74,11 +87,11 @@ class Rounds:
         cells: Sequence[Cell],
         jobs: Sequence[Job],
         settings: Sweep,
-        by_loss: bool = False,
+        runs: Sequence[Composed],
     ) -> None:
         self._file, self._cells, self._settings = file, cells, settings
         self._rule = Rule(settings.max_repeats, settings.resolve)
-        self._measures = LOSSES if by_loss else (SAMPLES.key,)
+        self._measures = LOSSES if is_about_loss(runs) else (SAMPLES.key,)
         # Equal configurations are one, and which of them is its first may differ by round.
         self._keys = {job: min(key_of(cells[n].overrides) for n in job.cells) for job in jobs}
         self.jobs: list[Job] = []
@@ -101,10 +114,13 @@ class Rounds:
             most, looked = int(before["max_repeats"]), int(before["rounds"])
             for row in before["rows"]:
                 key, each = tuple(row["overrides"]), decision_of(row)
-                self._baselines[key] = tuple(row["baseline"])
-                is_futile = each.state is State.futile and most >= self._rule.max_repeats
-                if each.state.is_decided or is_futile:
-                    self._rows[key], self._stopped[key] = each, int(row["stopped"])
+                if each.state is State.futile and most < self._rule.max_repeats:
+                    each = replace(each, state=State.open)
+                if each.state is not State.failed:
+                    self._rows[key], self._baselines[key] = each, tuple(row["baseline"])
+                    self._names[key] = str(row["name"])
+                if each.stops:
+                    self._stopped[key] = int(row["stopped"])
             self._looked = looked
             if most != self._rule.max_repeats:
                 was, now = (f"{100 * Rule(n).level:.2g} %" for n in (most, self._rule.max_repeats))
@@ -122,7 +138,7 @@ class Rounds:
             jobs = [job for job in self._keys if job.plan.config.repeat == number]
             jobs = [job for job in jobs if self._is_due(self._keys[job], number)]
             others = {self._keys[job] for job in jobs} - {*self._baselines.values()}
-            if not others or self._costs_too_much(jobs):
+            if number and (not others or self._costs_too_much(jobs)):
                 break
             if number:
                 self._begin(jobs)
@@ -132,7 +148,7 @@ class Rounds:
         self.is_over = True
 
     def _is_due(self, key: Key, number: int) -> bool:
-        """Whether a configuration runs in this round; a baseline does while one of its rows does."""
+        """Whether a configuration runs in this round: a baseline does while one of its rows does."""
         rows = [row for row, base in self._baselines.items() if base == key != row]
         if rows and not any(self._is_due(row, number) for row in rows):
             return False
@@ -226,8 +242,8 @@ class Rounds:
         decided = sum(each.state.is_decided for each in rows.values())
         all_s = format_seconds(sum(seconds) / runs * most * number)
         lines = [
-            f"{decided} of {len(rows)} decided after {runs / number:.1f} repeats on average "
-            f"({format_number(runs, 'run')}, {format_seconds(sum(seconds))}; {most} repeats of all: "
+            f"{decided} of {len(rows)} decided after {runs / number:.1f} repeats on average ("
+            f"{format_number(runs, 'run')}, {format_seconds(sum(seconds))}; {most} repeats of all: "
             f"{most * number} runs, about {all_s})."
         ]
         left = [self._open(k, each) for k, each in rows.items() if not each.state.is_decided]

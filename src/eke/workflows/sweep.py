@@ -12,13 +12,13 @@ from eke.common.plugins import LAUNCHERS, plugin_names
 from eke.common.process_env import leave_tracked_run
 from eke.common.text import align, format_bytes, format_number, format_seconds
 from eke.config.compose import Arguments, launcher_of
-from eke.config.schema import Config
+from eke.config.schema import Config, Sweep
 from eke.config.sweep import Expanded, SweepCell, expand
 from eke.data.sources import looking_once
 from eke.estimate.memory import Forecast, Method, Verdict, as_json, known_forecast, stop_tracing
 from eke.estimate.time import StepTime, Unknown, forecast_time, num_runs, speed_cell, sum_line
 from eke.estimate.time import step_time_json as time_as_json
-from eke.launch.interface import Launcher, find_launcher
+from eke.launch.interface import Launcher, StartedSweep, find_launcher
 from eke.launch.processes.board import open_board
 from eke.launch.processes.follow import watching
 from eke.launch.processes.run_dir import Place
@@ -35,7 +35,7 @@ from eke.launch.processes.sweep_state import Books, Rerun, done_again, smallest_
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine, label_cells, render_cells
-from eke.workflows import print_once, rounds
+from eke.workflows import print_once
 from eke.workflows.planning import (
     SIZE,
     means_of_a_cell,
@@ -44,7 +44,7 @@ from eke.workflows.planning import (
     switched_off_tracker,
     weighed,
 )
-from eke.workflows.rounds import Rounds
+from eke.workflows.rounds import Rounds, find_problems, planned_lines
 from eke.workflows.running import plan_unless_answered
 
 HEADER = ("verdict", "memory", "step", "samples/s", "what differs")
@@ -110,13 +110,12 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     composed = [cell.composed for cell in first_round.cells]
     launcher = find_launcher(launcher_of(arguments.overrides))
     problems = cannot_detach(composed[0].config, launcher)
-    problems += rounds.find_problems(composed) if settings.is_auto else []
+    problems += find_problems(composed, settings) if settings.is_auto else []
     if problems:
         line.close()
         raise ConfigError(problems)
     own = [each.config for each in composed if each.config_dir]
-    rule = ("auto", f"{settings.resolve:g}") if settings.is_auto else ()
-    identity = sweep_id([each.overrides for each in composed], own, rule)
+    identity = sweep_id([each.overrides for each in composed], own, settings.rule)
     group = f"sweep-{identity}"
     count = line.counter("checked and planned")
     planning = composed[0].config.plan_only
@@ -143,21 +142,16 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     first = composed[0].config
     paths = sweep_paths(first.paths.runs, identity)
     if planning:
-        print_once("\n" + render_outlooks(cells, outlooks(jobs)))
-        say_finished(jobs, launcher.place_of)
-        if jobs:  # each counted once
-            kind, times = jobs[0].plan.device.kind, [forecast_time(job.plan) for job in jobs]
-            lines = rounds.planned_lines(settings, times, kind) if settings.is_auto else []
-            print_once("\n" + "\n".join([*lines, sum_line(times, kind)]))
+        _show_plan(cells, jobs, launcher, settings)
         if preview := launcher.preview(jobs, paths, identity):
             print_once("\n" + preview)
         return EXIT_OK
-    refuse_if_strict(cells, expanded)
+    refuse_if_strict(shown, first_round)
     options = arguments.config_dir  # the command is valid from any working directory
     words = ("--config-dir", str(options.absolute())) if options else ()
     command = ("-m", *words, *arguments.overrides)
     name = composed[0].choices.get("sweep", "none")
-    file = SweepFile(paths, command, cells[: len(first_round.cells)], "" if name == "none" else name)
+    file = SweepFile(paths, command, shown, "" if name == "none" else name)
 
     def bytes_at_risk(plan: Plan) -> int | None:
         found = known_forecast(plan)
@@ -165,8 +159,20 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
         return found.peak.expected if may_fail else None
 
     ordered = smallest_first(jobs, bytes_at_risk)
-    auto = rounds.Rounds(file, cells, ordered, settings) if settings.is_auto else None
+    auto = Rounds(file, cells, ordered, settings, composed) if settings.is_auto else None
     return run_planned_sweep(file, ordered, identity, launcher, first.launcher.detach, auto)
+
+
+def _show_plan(
+    cells: Sequence[Cell], jobs: Sequence[Job], launcher: Launcher, settings: Sweep
+) -> None:
+    """Print the forecasts of all runs; with `sweep.repeats=auto` those of the first round."""
+    print_once("\n" + render_outlooks(cells, outlooks(jobs)))
+    say_finished(jobs, launcher.place_of)
+    if jobs:  # each counted once
+        kind, times = jobs[0].plan.device.kind, [forecast_time(job.plan) for job in jobs]
+        lines = planned_lines(settings, times, kind) if settings.is_auto else []
+        print_once("\n" + "\n".join([*lines, sum_line(times, kind)]))
 
 
 def cannot_detach(config: Config, launcher: Launcher) -> list[Problem]:
@@ -233,18 +239,11 @@ def run_planned_sweep(
             board.note(f"rerun=true goes on where it was interrupted; {anew}")
         elif rerun.jobs and auto:
             auto.forget()
+        place_of = partial(launcher.place_of, old=rerun.old)
         for batch in auto or [jobs]:
             board.total = len(file.cells)
-            books = Books(batch, board, file, partial(launcher.place_of, old=rerun.old))
-            started = launcher.start(books, file.paths, identity)
-            try:
-                is_stopped = not detach and started.wait()
-            except KeyboardInterrupt:
-                if not launcher.can_detach:
-                    raise
-                print_once("")
-                break
-            if is_stopped or started.goes_on():
+            started = launcher.start(Books(batch, board, file, place_of), file.paths, identity)
+            if _is_interrupted(started, launcher, detach):
                 break
         if auto:
             jobs = auto.jobs
@@ -265,6 +264,19 @@ def run_planned_sweep(
         return EXIT_RESUMABLE
     failed = any(job.outcome is Outcome.crashed for job in jobs)
     return EXIT_FAILED if failed else EXIT_OK
+
+
+def _is_interrupted(started: StartedSweep, launcher: Launcher, detach: bool) -> bool:
+    """Wait for some runs, unless they are to be left alone; return whether to start no others."""
+    try:
+        if not detach and started.wait():
+            return True
+    except KeyboardInterrupt:
+        if not launcher.can_detach:
+            raise
+        print_once("")
+        return True
+    return started.goes_on()
 
 
 def show_outcome(file: SweepFile, jobs: Sequence[Job]) -> int:

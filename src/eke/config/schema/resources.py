@@ -244,6 +244,11 @@ class Sweep:
         return self.repeats == AUTO_REPEATS
 
     @property
+    def rule(self) -> tuple[str, ...]:
+        """What decides the number of repeats, and identifies the sweep; empty if it is fixed."""
+        return (self.repeats, f"{self.resolve:g}") if self.is_auto else ()
+
+    @property
     def rounds(self) -> int:
         """Most repeats of a configuration."""
         return self.max_repeats if self.is_auto else int(self.repeats)

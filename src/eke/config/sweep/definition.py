@@ -242,7 +242,7 @@ class Expanded:
     warnings: tuple[str, ...] = ()
 
     def first_round(self) -> "Expanded":
-        """Return it without the further repeats of `sweep.repeats=auto`, which may not be needed."""
+        """Return it without the later rounds of `sweep.repeats=auto`, which may not be needed."""
         if not self.settings.is_auto:
             return self
         return replace(self, cells=tuple(c for c in self.cells if not c.composed.config.repeat))

@@ -228,23 +228,28 @@ ABSENT = ""
 """Value of a key that a configuration lacks."""
 
 
-def configuration(record: Record) -> dict[str, Any]:
+def configuration(config: dict[str, Any]) -> dict[str, Any]:
     """Configuration of a record, without names and keys of repeats."""
     try:
-        kept = meaningful(record.config)
+        kept = meaningful(config)
     except (AttributeError, KeyError, TypeError):  # written with another version of the schema
-        kept = {key: value for key, value in record.config.items() if key not in PRESENTATION}
+        kept = {key: value for key, value in config.items() if key not in PRESENTATION}
     return {key: value for key, value in kept.items() if key not in REPEATED}
 
 
 def settings(record: Record) -> dict[str, str]:
     """Option of every group and value of every key of a record, as text."""
+    return settings_of(record.config, record.choices)
+
+
+def settings_of(config: dict[str, Any], choices: Mapping[str, Any]) -> dict[str, str]:
+    """Option of every group and value of every key of a configuration, as text."""
     chosen = {
         group: str(option)
-        for group, option in record.choices.items()
+        for group, option in choices.items()
         if group not in PRESENTATION and group not in SUMMARIES
     }
-    return {**chosen, **dict(_leaves(configuration(record)))}
+    return {**chosen, **dict(_leaves(configuration(config)))}
 
 
 def typed_settings(overrides: Sequence[str]) -> dict[str, str]:

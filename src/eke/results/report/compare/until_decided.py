@@ -126,15 +126,11 @@ def decide(
     }  # fmt: skip
     levels = holm_levels(tested, rule.level)
     looked = {key for key in found if key not in stopped}
-    decided = {
-        key: _decide(found[key], levels[key], margin, rule, len(found)) for key in looked
-    }
+    decided = {key: _decide(found[key], levels[key], margin, rule, len(found)) for key in looked}
     return {key: decided.get(key, known.get(key, Decision())) for key in samples if key != baseline}
 
 
-def _decide(
-    each: Difference, level: float, margin: float, rule: Rule, number: int
-) -> Decision:
+def _decide(each: Difference, level: float, margin: float, rule: Rule, number: int) -> Decision:
     """Decide one of `number` configurations, which Holm's method tests at this level."""
     ratio, p_same = ratio_of(each, level), each.p_same(margin)
     if each.p is None or p_same is None or each.n < MIN_REPEATS:

@@ -130,7 +130,7 @@ def group(entries: Sequence[Entry]) -> tuple[list[Variant], list[Machine], list[
     for entry in sorted(entries, key=lambda entry: entry.record is None):
         if entry.record is not None:
             data = entry.record.plan.get("data_fingerprint", "")
-            content = canonical(plain([configuration(entry.record), data]))
+            content = canonical(plain([configuration(entry.record.config), data]))
             content = hashlib.sha256(content.encode()).hexdigest()
             key = (letters[_machine_key(_facts(entry.record))], content)
             homes.setdefault(_typed(entry), key)
