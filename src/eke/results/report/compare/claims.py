@@ -14,15 +14,10 @@ from eke.results.report.compare.comparison import (
     loss_words,
     times,
 )
-from eke.results.report.compare.curves import (
-    ANOTHER_TRAINING,
-    SPREAD,
-    Parity,
-    is_another_training,
-    repeat_spread,
-)
+from eke.results.report.compare.curves import SPREAD, repeat_spread
+from eke.results.report.compare.losses import ANOTHER_TRAINING, Parity, is_another_training
 from eke.results.report.compare.measures import METRIC, PEAK, SAMPLES, Measure
-from eke.results.report.compare.statistics import LEVEL, MIN_REPEATS, Ratio, Significance
+from eke.results.report.compare.statistics import ALPHA, MIN_REPEATS, Ratio, Significance
 
 
 class Kind(Enum):
@@ -91,7 +86,7 @@ def _best(part: OneMachine, rows: Sequence[ComparisonRow], measure: Measure) -> 
     better, sign = (Significance.lower, 1) if measure is PEAK else (Significance.higher, -1)
     ratios = {row: row.ratios[measure.key] for row in rows if measure.key in row.ratios}
     ordered = sorted(ratios, key=lambda row: sign * ratios[row].value)
-    sound = [row for row in ordered if row.quality.parity is not Parity.worse]
+    sound = [row for row in ordered if not row.quality.excludes]
     shown = [row for row in ordered if ratios[row].decision is better]
     if not ordered:
         return []
@@ -107,8 +102,8 @@ def _best(part: OneMachine, rows: Sequence[ComparisonRow], measure: Measure) -> 
     pairs = len(sound) * (len(sound) - 1) / 2  # the best of many may be best by chance
 
     def is_peer(row: ComparisonRow) -> bool:
-        found = part.noise[measure.key].ratio((top.variant, row.variant))
-        return found is None or found.p is None or found.p > (1 - LEVEL) / pairs
+        found = part.noise[measure.key].difference((top.variant, row.variant))
+        return found is None or found.p is None or found.p > ALPHA / pairs
 
     peers = tuple(row for row in sound if row is not top and is_peer(row))
     best = Claim(Kind.best, part, (top,), measure, is_limited=limited, is_first=not ahead)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import closest, format_number
-from eke.plan.record.metrics import is_lower_better
-from eke.results.report.compare.curves import Curve, Parity, Quality, curve_of, quality, quiet_notes
+from eke.results.report.compare.curves import Curve, curve_of, quiet_notes
 from eke.results.report.compare.effects import (
     BOTH,
     Effect,
@@ -22,7 +21,10 @@ from eke.results.report.compare.effects import (
     pareto,
 )
 from eke.results.report.compare.load_records import Gathered, gather
+from eke.results.report.compare.losses import LossComparison, Parity, compare_losses
 from eke.results.report.compare.measures import (
+    BY_SEED,
+    LOSS_NAMES,
     MEASURES,
     METRIC,
     PEAK,
@@ -33,10 +35,13 @@ from eke.results.report.compare.measures import (
     STEP,
     TOKENS,
     Measure,
+    is_better_lower,
+    keys_by,
 )
 from eke.results.report.compare.statistics import (
     SAME,
     Compared,
+    Difference,
     Estimate,
     Ratio,
     Significance,
@@ -44,7 +49,7 @@ from eke.results.report.compare.statistics import (
     estimate,
     mean_of,
 )
-from eke.results.report.compare.variants import CLOCK, Machine, Variant, group
+from eke.results.report.compare.variants import CLOCK, Machine, Variant, group, training_key
 
 
 def choose_baselines(
@@ -115,7 +120,8 @@ class ComparisonRow:
     """Measure -> value over the repeats."""
     ratios: Mapping[str, Ratio] = field(default_factory=dict)
     """Measure -> ratio to the baseline; decisions corrected for multiple comparisons."""
-    quality: Quality = field(default_factory=Quality)
+    quality: LossComparison = field(default_factory=LossComparison)
+    """Its loss, or what `--by` names."""
     is_baseline: bool = False
     on_front: bool = False
     phases: Mapping[str, float] = field(default_factory=dict)
@@ -206,7 +212,7 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
     gathered = gather(folders)
     variants, machines, keys = group(gathered.entries)
     chosen, notes = choose_baselines(variants, machines, baseline, keys)
-    metrics = _metrics(variants)
+    metrics = [*_losses(variants), *_metrics(variants)]
     if by and by not in (*keys, *metrics):
         raise _unknown_factor(by, keys, metrics)
     metric = "" if by in keys else by
@@ -237,11 +243,17 @@ def _metrics(variants: Sequence[Variant]) -> list[str]:
     return list(dict.fromkeys(name for v in variants for r in v.records for name in r.metrics))
 
 
+def _losses(variants: Sequence[Variant]) -> list[str]:
+    """Names of the measured losses."""
+    return [n for n in LOSS_NAMES if any(v.sample(key) for v in variants for key in keys_by(n))]
+
+
 def _rank(metric: str, row: ComparisonRow) -> tuple[str, float]:
     """Machine, and place by a metric, the best first; those without it last."""
-    found = row.estimates.get(f"{METRIC}{metric}")
-    sign = 1 if is_lower_better(metric) else -1
-    return row.variant.machine, math.inf if found is None else sign * found.value
+    for key in keys_by(metric):
+        if found := row.estimates.get(key):
+            return row.variant.machine, found.value if is_better_lower(key) else -found.value
+    return row.variant.machine, math.inf
 
 
 def _on(
@@ -257,7 +269,10 @@ def _on(
     good = [v for v in here if v.records]
     front = pareto(good)
     noise = {key: Compared({v: v.sample(key) for v in here}) for key in COMPARED}
-    corrected = correct_all([_ratios(v, baseline, noise) for v in here])
+    corrected = correct_all([_differences(v, baseline, noise) for v in here])
+    losses = {}
+    if baseline is not None:
+        losses = compare_losses(baseline, here, training_key, metric)
     drawn = list(dict.fromkeys(v for v in (baseline, *front, *good) if v))[:MAX_CURVES]
     curves = {v: curve for v in drawn if (curve := curve_of(v))}
     moment = min((curve.seconds[-1] for curve in curves.values()), default=None)
@@ -266,7 +281,7 @@ def _on(
             variant,
             _estimates(variant),
             ratios,
-            Quality() if baseline is None else quality(baseline, variant, metric),
+            losses.get(variant, LossComparison()),
             is_baseline=variant is baseline,
             on_front=variant in front,
             phases=_phases(variant),
@@ -278,7 +293,8 @@ def _on(
     if baseline is None:
         return OneMachine(machine, None, noise=noise, equal_time_s=moment), rows
     # Pairs agree in all factors, including those not shown.
-    effects = main_effects(baseline, good, keys, {m.key: noise[m.key] for m in BOTH})
+    both = {m.key: noise[m.key] for m in BOTH}
+    effects = main_effects(baseline, good, keys, both)
     others = [v for v in good if v is not baseline]
     by_variant = {row.variant: row for row in rows}
     part = OneMachine(
@@ -287,7 +303,7 @@ def _on(
         tuple(e for e in effects if e.factor in shown),
         tuple((by_variant[v], change) for v, change in alone(baseline, others)),
         tuple((by_variant[v], added) for v, added in ladder(baseline, others)),
-        tuple(match_published(sweeps, good)),
+        tuple(match_published(sweeps, good, both)),
         noise,
         moment,
     )
@@ -299,16 +315,16 @@ def _estimates(variant: Variant) -> dict[str, Estimate]:
     found = {}
     for key in keys:
         sample = variant.sample(key)
-        found[key] = mean_of(sample.values()) if key.startswith(METRIC) else estimate(sample)
+        found[key] = mean_of(sample.values()) if key.startswith(BY_SEED) else estimate(sample)
     return {key: each for key, each in found.items() if each}
 
 
-def _ratios(
+def _differences(
     variant: Variant, baseline: Variant | None, noise: Mapping[str, Compared]
-) -> dict[str, Ratio]:
+) -> dict[str, Difference]:
     if baseline is None or variant is baseline:
         return {}
-    found = {key: each.ratio((baseline, variant)) for key, each in noise.items()}
+    found = {key: each.difference((baseline, variant)) for key, each in noise.items()}
     return {key: each for key, each in found.items() if each}
 
 
@@ -379,24 +395,20 @@ def in_words(ratio: Ratio) -> str:
         return times(ratio)
     words = {
         Significance.same: f"the same within {100 * SAME:.0f} %",
-        Significance.hint: "a hint, not significant among this many comparisons",
     }
     return f"{words.get(ratio.decision, ratio.decision.value)}: {times(ratio)}"
 
 
 SIGNS = {
     Significance.higher: "+", Significance.lower: "-", Significance.same: "=",
-    Significance.hint: "?", Significance.unresolved: "~", Significance.single: "",
+    Significance.unresolved: "~", Significance.single: "",
 }  # fmt: skip
 """Sign for a decision, shown after a number."""
 
-MARKS = (
-    "+ higher, - lower, = the same within 2 %, ~ not resolved, "
-    "? a hint, not significant among this many comparisons, no sign: too few repeats"
-)
+MARKS = "+ higher, - lower, = the same within 2 %, ~ not decided, no sign: too few repeats"
 
 
-def loss_words(quality: Quality) -> str:
+def loss_words(quality: LossComparison) -> str:
     """Compare the loss with the baseline's, as the end of a sentence."""
     which = quality.name
     if quality.parity is Parity.unknown:
@@ -405,14 +417,9 @@ def loss_words(quality: Quality) -> str:
         return f"losses not comparable ({quality.why})"
     if quality.parity is Parity.baseline:
         return "the baseline"
-    change = f"{100 * (quality.difference or 0.0):+.2g} %"
     if quality.parity is Parity.equal:
         return f"{which} equal"
-    words = quality.word
-    if quality.parity is Parity.unresolved:
-        why = f"not compared: {quality.why}" if quality.why else ""
-        words = why or f"not resolved {Parity.within.value}"
-    return f"{which} {words} ({change})"
+    return f"{which} {quality.word} ({quality.interval or quality.change})"
 
 
 def _digits(value: float) -> str:

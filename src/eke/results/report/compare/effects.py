@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 from eke.results.report.compare.measures import PEAK, SAMPLES
 from eke.results.report.compare.statistics import (
+    ALPHA,
     MIN_REPEATS,
     Compared,
+    Difference,
     Ratio,
     correct_all,
     estimate,
-    of_logs,
-    ratio,
+    mean_difference,
 )
 from eke.results.report.compare.variants import Variant
 from eke.results.report.published import Figures, PublishedTable, all_published
@@ -39,10 +40,17 @@ class Effect:
 
 
 def main_effects(
-    base: Variant, variants: Sequence[Variant], keys: Sequence[str], noise: Mapping[str, Compared]
+    base: Variant,
+    variants: Sequence[Variant],
+    keys: Sequence[str],
+    noise: Mapping[str, Compared],
+    level: float = ALPHA,
 ) -> list[Effect]:
-    """Effects of every factor's values among one machine's successful variants, in `noise`."""
-    effects = []
+    """Effects of every factor's values among one machine's successful variants, in `noise`.
+
+    All effects are one family of Holm's in each measure, with `level` as of `holm_levels`.
+    """
+    effects, differences = [], []
     for key in keys:
         others: dict[tuple[tuple[str, str], ...], dict[str, Variant]] = {}
         for each in variants:
@@ -54,8 +62,9 @@ def main_effects(
             both = [g for g in others.values() if {reference, value} <= set(g)]
             pairs = list(dict.fromkeys((g[reference], g[value]) for g in both))
             if value != reference and pairs:
-                effects.append(Effect(key, value, reference, len(pairs), _over(pairs, noise)))
-    ratios = correct_all([effect.ratios for effect in effects])
+                effects.append(Effect(key, value, reference, len(pairs), {}))
+                differences.append(_over(pairs, noise))
+    ratios = correct_all(differences, level)
     return [replace(effect, ratios=each) for effect, each in zip(effects, ratios, strict=True)]
 
 
@@ -113,15 +122,15 @@ def _tell(change: Mapping[str, str]) -> str:
 
 def _over(
     pairs: Sequence[tuple[Variant, Variant]], noise: Mapping[str, Compared]
-) -> dict[str, Ratio]:
-    effects: dict[str, Ratio | None] = {}
+) -> dict[str, Difference]:
+    effects: dict[str, Difference | None] = {}
     for key, compared in noise.items():
         named = [(a, b) for a, b in pairs if a.sample(key) and b.sample(key)]
         if len(named) < MIN_REPEATS:
-            effects[key] = compared.ratio(*named)
+            effects[key] = compared.difference(*named)
         else:  # the interval includes the variation between pairs
-            found = [compared.ratio(pair) for pair in named]
-            effects[key] = of_logs([math.log(each.value) for each in found if each])
+            found = [compared.difference(pair) for pair in named]
+            effects[key] = mean_difference([each.mean for each in found if each])
     return {key: each for key, each in effects.items() if each}
 
 
@@ -142,7 +151,7 @@ class PublishedRow:
     """One row of a sweep relative to the baseline: ratios of SAMPLES and PEAK."""
 
     row: str
-    measured: Mapping[str, Ratio | None]
+    measured: Mapping[str, Ratio]
     published: Mapping[str, float | None]
 
 
@@ -154,7 +163,12 @@ class PublishedMatch:
     rows: tuple[PublishedRow, ...]
 
 
-def match_published(sweeps: Sequence[str], variants: Sequence[Variant]) -> list[PublishedMatch]:
+def match_published(
+    sweeps: Sequence[str],
+    variants: Sequence[Variant],
+    noise: Mapping[str, Compared],
+    level: float = ALPHA,
+) -> list[PublishedMatch]:
     """Published tables whose baseline and at least one other row one machine measured."""
     by_row = {row: v for v in variants if v.records for row in v.rows}
     found = []
@@ -162,9 +176,10 @@ def match_published(sweeps: Sequence[str], variants: Sequence[Variant]) -> list[
         base = by_row.get(table.baseline)
         others = [row for row in table.rows if row != table.baseline and row in by_row]
         if base is not None and others:
+            pairs = [(base, by_row[row]) for row in others]
+            measured = correct_all([_over([pair], noise) for pair in pairs], level)
             rows = []
-            for row in others:
-                own = {m.key: ratio(base.sample(m.key), by_row[row].sample(m.key)) for m in BOTH}
+            for row, own in zip(others, measured, strict=True):
                 told = _published_ratios(table.rows[row], table.rows[table.baseline])
                 rows.append(PublishedRow(row, own, told))
             found.append(PublishedMatch(table, tuple(rows)))

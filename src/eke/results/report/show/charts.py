@@ -76,7 +76,7 @@ def scatter(rows: Sequence[ComparisonRow]) -> Spec | None:
     size, unit = _unit(rows)
     points = [
         {"name": row.variant.label, "memory": memory.value / size, "speed": speed.value,
-         "low": speed.low, "high": speed.high, "front": row.on_front,
+         **_ends(row.ratios.get(SAMPLES.key), speed.value), "front": row.on_front,
          "kind": "baseline" if row.is_baseline else "front" if row.on_front else "other",
          "text": f"{format_bytes(memory.value)}, {speed.value:.4g} samples/s"}
         for row in _first(rows, MAX_POINTS)
@@ -99,6 +99,14 @@ def scatter(rows: Sequence[ComparisonRow]) -> Spec | None:
          "encoding": {"x": x, "y": y, "color": color, "tooltip": _tips("name", "text")}},
     ]  # fmt: skip
     return _spec(points, 280, layer=layers)
+
+
+def _ends(ratio: Ratio | None, value: float) -> dict[str, float | None]:
+    """Ends of a value's whisker: those of the interval of its ratio to the baseline."""
+    if ratio is None or ratio.low is None or ratio.high is None:
+        return {"low": None, "high": None}
+    scale = value / ratio.value
+    return {"low": scale * ratio.low, "high": scale * ratio.high}
 
 
 def effects(part: OneMachine) -> Spec | None:

@@ -17,9 +17,9 @@ from eke.common.text import format_bytes, format_count, format_number, format_se
 from eke.plan.record import Outcome, Record, table
 from eke.results.report.compare import Comparison, ComparisonRow, OneMachine
 from eke.results.report.compare.comparison import SIGNS, times
-from eke.results.report.compare.curves import Parity
 from eke.results.report.compare.effects import PublishedMatch
 from eke.results.report.compare.load_records import NOT_RUN
+from eke.results.report.compare.losses import Parity
 from eke.results.report.compare.measures import (
     DEVICE_HOURS,
     EVAL_LOSS,
@@ -122,7 +122,7 @@ def _numbers(comparison: Comparison) -> list[Column]:
         _number("n", "n", lambda r: len(r.variant.records), str, help="repeats that ended well"),
         Column("outcome", "outcome", outcome_text),
         _measure(SAMPLES, lambda v: f"{v:.4g}", help="over steady steps"),
-        _ratio(SAMPLES, "x speed", "samples/s over the baseline's, with its 95 % interval"),
+        _ratio(SAMPLES, "x speed", "samples/s over the baseline's, with its interval"),
         _measure(PEAK, format_bytes, help="highest sum of tensors"),
         _ratio(PEAK, "x memory", "peak memory over the baseline's"),
         _measure(RESERVED, format_bytes, wide=True, help="what PyTorch holds of the device"),
@@ -132,7 +132,7 @@ def _numbers(comparison: Comparison) -> list[Column]:
         _measure(EVAL_LOSS, lambda v: f"{v:.4f}"),
         *_metrics(comparison),
         *([] if has_eval else [_measure(TRAIN_LOSS, lambda v: f"{v:.4f}")]),
-        Column("parity", comparison.metric or "loss", _parity, lambda r: r.quality.difference,
+        Column("parity", comparison.metric or "loss", _parity, lambda r: r.quality.estimate,
                help="relative to the baseline, at equal samples"),
         _number("equal_time", "loss at equal time", lambda r: r.loss_at_equal_time,
                 lambda v: f"{v:.4f}", True, "training loss when the shortest run ended"),
@@ -251,10 +251,8 @@ def _parity(row: ComparisonRow) -> str:
     quality = row.quality
     if quality.parity in (Parity.unknown, Parity.baseline):
         return ""
-    if quality.difference is None or quality.parity is Parity.equal:
-        return str(quality.word)
-    shown = f"not compared: {quality.why}" if quality.why else quality.word
-    return f"{shown} ({100 * quality.difference:+.2g} %)"
+    shown = "" if quality.parity is Parity.equal else quality.change
+    return f"{quality.word} ({shown})" if shown else quality.word
 
 
 def _signed(error: float) -> str:
