@@ -16,7 +16,7 @@ from eke.config.schema.fields import Affects
 from eke.config.schema.resources import Seeds
 from eke.estimate.time import StepTime, Unknown, sum_line
 from eke.launch.processes.sweep import Cell, Job, SweepFile
-from eke.plan.record import Outcome
+from eke.plan.record import EXIT_RESUMABLE, Outcome
 from eke.results.report.compare.comparison import choose_baselines
 from eke.results.report.compare.keys import affects
 from eke.results.report.compare.load_records import ABSENT, NOT_RUN, Entry, Settings, settings_of
@@ -51,6 +51,8 @@ def is_about_loss(runs: Sequence[Composed]) -> bool:
 def find_problems(runs: Sequence[Composed], settings: Sweep) -> list[Problem]:
     """Return why the results of these runs, a first round, cannot decide their repeats."""
     problems = []
+    if not settings.is_auto:
+        return problems
     fixed = Fix(f"sweep.repeats={MIN_REPEATS}")
     if len({key_of(each.overrides) for each in runs}) < 2:
         why = "there is one configuration, and nothing to compare it with"
@@ -73,7 +75,7 @@ def planned_lines(settings: Sweep, times: Sequence[StepTime | Unknown], kind: st
     most, known = settings.max_repeats, [each for each in times if isinstance(each, StepTime)]
     lines = []
     for name, n in (("least", MIN_REPEATS), ("expected", min(EXPECTED, most)), ("most", most)):
-        hours = f"; {sum_line(known * n, kind).partition('\n')[0]}" if known else ""
+        hours = f"; {sum_line(known * n, kind).splitlines()[0]}" if known else ""
         lines.append(f"{name}: {n} repeats, {format_number(n * len(times), 'run')}{hours}")
     return lines
 
@@ -129,10 +131,6 @@ class Rounds:
                     "decisions stay"
                 )
 
-    def forget(self) -> None:
-        """Drop all decisions: the runs are done again."""
-        self._rows, self._stopped, self._looked = {}, {}, 0
-
     def __iter__(self) -> Iterator[list[Job]]:
         for number in range(self._settings.max_repeats):
             jobs = [job for job in self._keys if job.plan.config.repeat == number]
@@ -148,7 +146,7 @@ class Rounds:
         self.is_over = True
 
     def _is_due(self, key: Key, number: int) -> bool:
-        """Whether a configuration runs in this round: a baseline does while one of its rows does."""
+        """Whether a configuration runs in this round; a baseline does while a row of it does."""
         rows = [row for row, base in self._baselines.items() if base == key != row]
         if rows and not any(self._is_due(row, number) for row in rows):
             return False
@@ -231,7 +229,12 @@ class Rounds:
         self._ended_by = f"sweep.budget={budget:g}"
         return True
 
-    def closing(self) -> list[str]:
+    def show_outcome(self, code: int) -> int:
+        """Print what is decided and open; returns the sweep's exit code, `code` if it is over."""
+        print_once("\n".join(f"  {line}" for line in self._closing()))
+        return code if self.is_over else EXIT_RESUMABLE
+
+    def _closing(self) -> list[str]:
         """Return what is decided, what it cost, and what is open; without rows, no line."""
         rows = {k: each for k, each in self._rows.items() if k not in self._baselines.values()}
         number = len({*self._keys.values()})

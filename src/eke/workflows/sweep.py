@@ -109,18 +109,16 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     settings, first_round = expanded.settings, expanded.first_round()
     composed = [cell.composed for cell in first_round.cells]
     launcher = find_launcher(launcher_of(arguments.overrides))
-    problems = cannot_detach(composed[0].config, launcher)
-    problems += find_problems(composed, settings) if settings.is_auto else []
+    problems = cannot_detach(composed[0].config, launcher) + find_problems(composed, settings)
     if problems:
         line.close()
         raise ConfigError(problems)
     own = [each.config for each in composed if each.config_dir]
     identity = sweep_id([each.overrides for each in composed], own, settings.rule)
     group = f"sweep-{identity}"
-    count = line.counter("checked and planned")
-    planning = composed[0].config.plan_only
-    expanded = first_round if planning else expanded
-    cells, plans = plan_cells(expanded.cells, group, count, launcher)
+    planning, count = composed[0].config.plan_only, line.counter("checked and planned")
+    wanted = first_round.cells if planning else expanded.cells
+    cells, plans = plan_cells(wanted, group, count, launcher)
     if trace or not planning:
         weigh_open_cells(cells, plans, line.counter("traced the memory of"))
     line.close()
@@ -237,23 +235,18 @@ def run_planned_sweep(
         if rerun.goes_on:
             anew = f"rm {shlex.quote(str(file.paths.rerun))} begins it anew"
             board.note(f"rerun=true goes on where it was interrupted; {anew}")
-        elif rerun.jobs and auto:
-            auto.forget()
         place_of = partial(launcher.place_of, old=rerun.old)
         for batch in auto or [jobs]:
             board.total = len(file.cells)
             started = launcher.start(Books(batch, board, file, place_of), file.paths, identity)
             if _is_interrupted(started, launcher, detach):
                 break
-        if auto:
-            jobs = auto.jobs
-            rerun.jobs = [job for job in rerun.jobs if job in jobs or not auto.is_over]
+        if auto and auto.is_over:
+            rerun.jobs = [job for job in rerun.jobs if job in auto.jobs]
         rerun.end()
     if not started.goes_on():
-        code = show_outcome(file, jobs)
-        for text in auto.closing() if auto else ():
-            print_once(f"  {text}")
-        return EXIT_RESUMABLE if auto and not auto.is_over else code
+        code = show_outcome(file, auto.jobs if auto else jobs)
+        return auto.show_outcome(code) if auto else code
     folder, left = shlex.quote(str(file.paths.folder)), started.not_started()
     if left:
         why = left[0].waiting_for or "the command was interrupted"

@@ -38,6 +38,7 @@ from eke.results.report.compare.measures import (
     is_better_lower,
     keys_by,
 )
+from eke.results.report.compare.outliers import outlier_notes, without_outliers
 from eke.results.report.compare.statistics import (
     SAME,
     Compared,
@@ -211,6 +212,7 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
     """
     gathered = gather(folders)
     variants, machines, keys = group(gathered.entries)
+    variants = without_outliers(variants)
     chosen, notes = choose_baselines(variants, machines, baseline, keys)
     metrics = [*_losses(variants), *_metrics(variants)]
     if by and by not in (*keys, *metrics):
@@ -218,14 +220,14 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
     metric = "" if by in keys else by
     shown = [by] if by in keys else keys
     parts = [
-        _on(m, chosen.get(m.letter), variants, shown, keys, gathered.sweeps, metric)
-        for m in machines
+        _on(m, chosen.get(m.letter), variants, shown, keys, gathered, metric) for m in machines
     ]
     rows = {row.variant: row for _, found in parts for row in found}
     bare = [rows.get(v) or ComparisonRow(v) for v in variants]
     if metric:
         bare.sort(key=partial(_rank, metric))
-    noisy = [t for part, _ in parts for t in quiet_notes(part.baseline, variants, part.noise)]
+    noisy = outlier_notes(variants)
+    noisy += [t for part, _ in parts for t in quiet_notes(part.baseline, variants, part.noise)]
     return Comparison(
         folders=tuple(map(str, folders)),
         sweeps=gathered.sweeps,
@@ -262,17 +264,17 @@ def _on(
     variants: Sequence[Variant],
     shown: Sequence[str],
     keys: Sequence[str],
-    sweeps: Sequence[str],
+    gathered: Gathered,
     metric: str,
 ) -> tuple[OneMachine, list[ComparisonRow]]:
     here = [v for v in variants if v.machine == machine.letter]
     good = [v for v in here if v.records]
     front = pareto(good)
     noise = {key: Compared({v: v.sample(key) for v in here}) for key in COMPARED}
-    corrected = correct_all([_differences(v, baseline, noise) for v in here])
+    corrected = correct_all([_differences(v, baseline, noise) for v in here], gathered.level)
     losses = {}
     if baseline is not None:
-        losses = compare_losses(baseline, here, training_key, metric)
+        losses = compare_losses(baseline, here, training_key, metric, gathered.level)
     drawn = list(dict.fromkeys(v for v in (baseline, *front, *good) if v))[:MAX_CURVES]
     curves = {v: curve for v in drawn if (curve := curve_of(v))}
     moment = min((curve.seconds[-1] for curve in curves.values()), default=None)
@@ -294,7 +296,7 @@ def _on(
         return OneMachine(machine, None, noise=noise, equal_time_s=moment), rows
     # Pairs agree in all factors, including those not shown.
     both = {m.key: noise[m.key] for m in BOTH}
-    effects = main_effects(baseline, good, keys, both)
+    effects = main_effects(baseline, good, keys, both, gathered.level)
     others = [v for v in good if v is not baseline]
     by_variant = {row.variant: row for row in rows}
     part = OneMachine(
@@ -303,7 +305,7 @@ def _on(
         tuple(e for e in effects if e.factor in shown),
         tuple((by_variant[v], change) for v, change in alone(baseline, others)),
         tuple((by_variant[v], added) for v, added in ladder(baseline, others)),
-        tuple(match_published(sweeps, good, both)),
+        tuple(match_published(gathered.sweeps, good, both, gathered.level)),
         noise,
         moment,
     )

@@ -20,7 +20,7 @@ from eke.results.report.compare.load_records import (
     settings,
     typed_settings,
 )
-from eke.results.report.compare.measures import BY_SEED, measured_values, samples_per_step
+from eke.results.report.compare.measures import BY_SEED, BY_STEP, measured_values, samples_per_step
 from eke.results.report.compare.statistics import Sample
 
 NO_MACHINE = ""
@@ -47,6 +47,8 @@ class Variant:
     label: str
     implied: frozenset[str] = frozenset()
     """Keys of `factors` with their option's default."""
+    excluded: tuple[int, int, int] | None = None
+    """Seed, repeat and duplicate number of the run without a speed: see `outliers`."""
 
     @property
     def row(self) -> str:
@@ -93,7 +95,7 @@ class Variant:
         found: dict[Hashable, list[float]] = {}
         by_seed = key.startswith(BY_SEED)
         for repeat, values in self._measured.items():
-            if key in values:
+            if key in values and not (key in BY_STEP and repeat == self.excluded):
                 found.setdefault(repeat[0] if by_seed else repeat, []).append(values[key])
         return {each: fmean(values) for each, values in found.items()}
 
