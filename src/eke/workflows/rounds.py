@@ -89,11 +89,11 @@ class Rounds:
         cells: Sequence[Cell],
         jobs: Sequence[Job],
         settings: Sweep,
-        runs: Sequence[Composed],
+        by_loss: bool,
     ) -> None:
         self._file, self._cells, self._settings = file, cells, settings
         self._rule = Rule(settings.max_repeats, settings.resolve)
-        self._measures = LOSSES if is_about_loss(runs) else (SAMPLES.key,)
+        self._measures = LOSSES if by_loss else (SAMPLES.key,)
         # Equal configurations are one, and which of them is its first may differ by round.
         self._keys = {job: min(key_of(cells[n].overrides) for n in job.cells) for job in jobs}
         self.jobs: list[Job] = []
@@ -118,9 +118,10 @@ class Rounds:
                 key, each = tuple(row["overrides"]), decision_of(row)
                 if each.state is State.futile and most < self._rule.max_repeats:
                     each = replace(each, state=State.open)
-                if each.state is not State.failed:
-                    self._rows[key], self._baselines[key] = each, tuple(row["baseline"])
-                    self._names[key] = str(row["name"])
+                if each.state is State.failed:  # it is tried again
+                    continue
+                self._rows[key], self._baselines[key] = each, tuple(row["baseline"])
+                self._names[key] = str(row["name"])
                 if each.stops:
                     self._stopped[key] = int(row["stopped"])
             self._looked = looked
@@ -215,8 +216,7 @@ class Rounds:
             for key, each in self._rows.items()
         ]  # fmt: skip
         rule = {"rule": "auto", **vars(self._rule), "level": self._rule.level}
-        self._file.repeats = {**rule, "rounds": self._looked, "rows": rows}
-        self._file.flush(at_once=True)
+        self._file.note_rounds({**rule, "rounds": self._looked, "rows": rows})
 
     def _costs_too_much(self, jobs: Sequence[Job]) -> bool:
         """Whether this round would exceed `sweep.budget`, if its runs last as those before."""

@@ -225,6 +225,11 @@ class SweepFile:
             self.cells[number].take(job)
         self._is_current = False
 
+    def note_rounds(self, found: dict[str, Any]) -> None:
+        """Write what a round of `sweep.repeats=auto` has decided."""
+        self.repeats, self._is_current = found, False
+        self.flush(at_once=True)
+
     def flush(self, at_once: bool = False) -> None:
         """Write it if anything has changed, now and then; `problem`: why that failed."""
         now = time.monotonic()

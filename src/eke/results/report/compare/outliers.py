@@ -1,14 +1,15 @@
 """Runs that are excluded from tests: one slow run of a configuration whose others agree."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from eke.common.text import format_number
 from eke.results.report.compare.measures import SAMPLES
+from eke.results.report.compare.statistics import Sample
 from eke.results.report.compare.variants import Variant
 
 LEAST, FAR, NEAR = 4, 8.0, 4.0
@@ -18,26 +19,34 @@ to 70 % slow hide 42 % of differences of 10 % from ten repeats, and then 9 %."""
 
 SLOWER = math.log(1.15)
 
+K = TypeVar("K", bound=Hashable)
+
+
+def find_outliers(samples: Mapping[K, Sample]) -> dict[K, Any]:
+    """Return the repeat that is excluded, of each configuration with one; samples are speeds."""
+    rows = [key for key, sample in samples.items() if sample]
+    repeats = list(dict.fromkeys(repeat for key in rows for repeat in samples[key]))
+    if len(repeats) < LEAST:
+        return {}
+    logs: Any = np.log([[samples[key].get(each, math.nan) for key in rows] for each in repeats])
+    rest = logs - np.nanmedian(logs, axis=0)
+    rest -= np.nanmedian(rest, axis=1, keepdims=True)  # slow for all: not this run
+    sigma = 1.4826 * np.nanmedian(np.abs(rest)) + 1e-9  # of equal values
+    found = {}
+    for key, own in zip(rows, rest.T, strict=True):
+        if len(samples[key]) >= LEAST:
+            worst = int(np.nanargmin(own))
+            agree = np.nanmax(np.abs(np.delete(own, worst))) <= NEAR * sigma
+            if agree and own[worst] < -max(FAR * sigma, SLOWER):
+                found[key] = repeats[worst]
+    return found
+
 
 def without_outliers(variants: Sequence[Variant]) -> list[Variant]:
-    """Return the variants with their `excluded` repeats, by machine."""
+    """Return the variants with their `excluded` repeats, found among those of their machine."""
     found: dict[Variant, Any] = {}
     for machine in {v.machine for v in variants}:
-        samples = {v: v.sample(SAMPLES.key) for v in variants if v.machine == machine}
-        rows = [v for v, sample in samples.items() if sample]
-        repeats = list(dict.fromkeys(repeat for v in rows for repeat in samples[v]))
-        if len(repeats) < LEAST:
-            continue
-        logs: Any = np.log([[samples[v].get(each, math.nan) for v in rows] for each in repeats])
-        rest = logs - np.nanmedian(logs, axis=0)
-        rest -= np.nanmedian(rest, axis=1, keepdims=True)  # slow for all: not this run
-        sigma = 1.4826 * np.nanmedian(np.abs(rest)) + 1e-9  # of equal values
-        for v, own in zip(rows, rest.T, strict=True):
-            if len(samples[v]) >= LEAST:
-                worst = int(np.nanargmin(own))
-                agree = np.nanmax(np.abs(np.delete(own, worst))) <= NEAR * sigma
-                if agree and own[worst] < -max(FAR * sigma, SLOWER):
-                    found[v] = repeats[worst]
+        found |= find_outliers({v: v.sample(SAMPLES.key) for v in variants if v.machine == machine})
     return [replace(v, excluded=found[v]) if v in found else v for v in variants]
 
 
