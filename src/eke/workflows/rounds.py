@@ -1,10 +1,9 @@
 """Rounds of `sweep.repeats=auto`: which runs are next, what is decided, and what is still open."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
 
 from eke.common.errors import Fix, Problem
 from eke.common.files import read_json
@@ -17,13 +16,12 @@ from eke.config.schema.resources import Seeds
 from eke.estimate.time import StepTime, Unknown, sum_line
 from eke.launch.processes.sweep import Cell, Job, SweepFile
 from eke.plan.record import EXIT_RESUMABLE, Outcome
-from eke.results.report.compare.comparison import choose_baselines
+from eke.results.report.compare.comparison import find_families
 from eke.results.report.compare.keys import affects
 from eke.results.report.compare.load_records import ABSENT, NOT_RUN, Entry, Settings, settings_of
-from eke.results.report.compare.measures import LOSSES, SAMPLES, num_devices
+from eke.results.report.compare.measures import num_devices
 from eke.results.report.compare.statistics import MIN_REPEATS
 from eke.results.report.compare.until_decided import Decision, Rule, State, decide, decision_of
-from eke.results.report.compare.variants import Variant, group
 from eke.workflows import print_once
 
 EXPECTED = 5
@@ -89,11 +87,9 @@ class Rounds:
         cells: Sequence[Cell],
         jobs: Sequence[Job],
         settings: Sweep,
-        by_loss: bool,
     ) -> None:
         self._file, self._cells, self._settings = file, cells, settings
         self._rule = Rule(settings.max_repeats, settings.resolve)
-        self._measures = LOSSES if by_loss else (SAMPLES.key,)
         # Equal configurations are one, and which of them is its first may differ by round.
         self._keys = {job: min(key_of(cells[n].overrides) for n in job.cells) for job in jobs}
         self.jobs: list[Job] = []
@@ -181,17 +177,18 @@ class Rounds:
     def _decide(self, rounds: int) -> None:
         """Look at all configurations as the report does: by machine, each with its baseline."""
         keys = {self._entry(job): self._keys[job] for job in self.jobs}
-        variants, machines, differing = group([*keys])
-        own = {v: min(keys[each] for each in v.entries) for v in variants}
-        self._names |= {key: v.label for v, key in own.items()}
-        chosen, _ = choose_baselines(variants, machines, "", differing)
-        for machine, base in chosen.items():
-            here = [v for v in variants if v.machine == machine and v.records]
-            found = decide(self._samples(here, base, own), own[base], self._rule, self._rows)
-            for key, each in found.items():
+        for family in find_families([*keys]):
+            own = {v: min(keys[each] for each in v.entries) for v in family.members}
+            base = own[family.baseline]
+            alone = len(own) < 2 and base not in self._baselines  # nothing to compare it with
+            self._stopped |= {base: self._stopped.get(base, rounds)} if alone else {}
+            self._names |= {key: v.label for v, key in own.items()}
+            measure = next((m for m in family.measures if family.baseline.sample(m)), "")
+            samples = {key: v.sample(measure) for v, key in own.items()}
+            for key, each in decide(samples, base, self._rule, self._rows).items():
                 if self._rows.get(key, each).repeats > each.repeats:  # on another machine
                     continue
-                self._rows[key], self._baselines[key] = each, own[base]
+                self._rows[key], self._baselines[key] = each, base
                 if each.stops:
                     self._stopped.setdefault(key, rounds)
 
@@ -199,12 +196,6 @@ class Rounds:
         cell = self._file.cells[job.number]
         rows, outcome = (cell.row,) if cell.row else (), job.outcome
         return Entry(cell.overrides, outcome.name if outcome else NOT_RUN, "", rows, "", job.record)
-
-    def _samples(
-        self, variants: Sequence[Variant], base: Variant, own: Mapping[Variant, Key]
-    ) -> dict[Key, Any]:
-        measure = next((m for m in self._measures if base.sample(m)), self._measures[0])
-        return {own[v]: v.sample(measure) for v in variants}
 
     def _write(self) -> None:
         rows = [

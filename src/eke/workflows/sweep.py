@@ -44,7 +44,7 @@ from eke.workflows.planning import (
     switched_off_tracker,
     weighed,
 )
-from eke.workflows.rounds import Rounds, find_problems, is_about_loss, planned_lines
+from eke.workflows.rounds import Rounds, find_problems, planned_lines
 from eke.workflows.running import plan_unless_answered
 
 HEADER = ("verdict", "memory", "step", "samples/s", "what differs")
@@ -157,8 +157,7 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
         return found.peak.expected if may_fail else None
 
     ordered = smallest_first(jobs, bytes_at_risk)
-    by_loss = settings.is_auto and is_about_loss(composed)
-    auto = Rounds(file, cells, ordered, settings, by_loss) if settings.is_auto else None
+    auto = Rounds(file, cells, ordered, settings) if settings.is_auto else None
     return run_planned_sweep(file, ordered, identity, launcher, first.launcher.detach, auto)
 
 

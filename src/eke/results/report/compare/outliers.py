@@ -43,10 +43,11 @@ def find_outliers(samples: Mapping[K, Sample]) -> dict[K, Any]:
 
 
 def without_outliers(variants: Sequence[Variant]) -> list[Variant]:
-    """Return the variants with their `excluded` repeats, found among those of their machine."""
-    found: dict[Variant, Any] = {}
-    for machine in {v.machine for v in variants}:
-        found |= find_outliers({v: v.sample(SAMPLES.key) for v in variants if v.machine == machine})
+    """Return the variants with their `excluded` repeats, by machine and group."""
+    samples: dict[tuple[str, str], dict[Variant, Sample]] = {}
+    for v in variants:
+        samples.setdefault((v.machine, v.work), {})[v] = v.sample(SAMPLES.key)
+    found = {v: repeat for part in samples.values() for v, repeat in find_outliers(part).items()}
     return [replace(v, excluded=found[v]) if v in found else v for v in variants]
 
 
