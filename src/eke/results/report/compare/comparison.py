@@ -43,6 +43,7 @@ from eke.results.report.compare.measures import (
 )
 from eke.results.report.compare.outliers import outlier_notes, without_outliers
 from eke.results.report.compare.statistics import (
+    ALPHA,
     Compared,
     Difference,
     Estimate,
@@ -223,6 +224,8 @@ class OneMachine:
     """Training time at which losses are compared: that of the shortest run with a curve."""
     notes: tuple[str, ...] = ()
     """On the quiet of the machine."""
+    level: float = ALPHA
+    """Chance of a false claim among the comparisons with the baseline."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -380,6 +383,7 @@ def _on(
         noise=noise,
         equal_time_s=moment,
         notes=tuple(notes),
+        level=gathered.level,
     )
     if baseline is None or not has_speeds:
         return part, rows
