@@ -10,7 +10,7 @@ from eke.results.report.compare.comparison import Comparison, ComparisonRow, One
 from eke.results.report.compare.curves import SPREAD, repeat_spread
 from eke.results.report.compare.losses import Parity
 from eke.results.report.compare.measures import PEAK, SAMPLES, Measure, is_better_lower, metric_of
-from eke.results.report.compare.statistics import SAME, Compared, Significance
+from eke.results.report.compare.statistics import Compared, Significance
 from eke.results.report.compare.variants import training_key
 
 
@@ -138,9 +138,8 @@ def _best(part: OneMachine, rows: Sequence[ComparisonRow], measure: Measure) -> 
     ordered = [row for row in every if _is_tested(row, measure)]
     shown = [row for row in ordered if found[row].decision is better]
     if not ordered:
-        if measure is PEAK and (not every or found[every[0]].value > 1 - SAME):
-            return []
-        return [Claim(Kind.few if every else Kind.unmeasured, part, tuple(every[:1]), measure)]
+        kind = Kind.few if every else Kind.unmeasured
+        return [] if measure is PEAK else [Claim(kind, part, tuple(every[:1]), measure)]
     if not shown:
         decisions = {found[row].decision for row in ordered}
         is_worse = decisions <= {Significance.higher, Significance.lower}

@@ -19,7 +19,7 @@ from eke.results.report.compare.effects import (
     main_effects,
     match_published,
 )
-from eke.results.report.compare.front import pareto
+from eke.results.report.compare.front import SAME_BYTES, pareto
 from eke.results.report.compare.keys import affects
 from eke.results.report.compare.load_records import Entry, Gathered, gather
 from eke.results.report.compare.losses import LossComparison, Parity, compare_losses
@@ -44,6 +44,7 @@ from eke.results.report.compare.measures import (
 from eke.results.report.compare.outliers import outlier_notes, without_outliers
 from eke.results.report.compare.statistics import (
     ALPHA,
+    SAME,
     Compared,
     Difference,
     Estimate,
@@ -359,7 +360,7 @@ def _on(
         ComparisonRow(
             variant,
             _estimates(variant),
-            ratios if has_speeds else {},
+            _with_bytes(variant, baseline, ratios) if has_speeds else {},
             losses.get(variant, LossComparison()),
             is_baseline=variant is baseline,
             on_front=variant in front,
@@ -400,6 +401,20 @@ def _on(
         published=tuple(match_published(gathered.sweeps, good, both, gathered.level)),
     )
     return part, rows
+
+
+def _with_bytes(
+    variant: Variant, baseline: Variant | None, ratios: Mapping[str, Ratio]
+) -> dict[str, Ratio]:
+    """The ratios; that of peak memory is decided without a test if its bytes never vary."""
+    found, sides = ratios.get(PEAK.key), [v.sample(PEAK.key) for v in (baseline, variant) if v]
+    if found is None or found.decision is not Significance.single:
+        return dict(ratios)
+    if any(max(each.values()) > min(each.values()) * (1 + SAME_BYTES) for each in sides):
+        return dict(ratios)
+    far = Significance.higher if found.value > 1 else Significance.lower
+    decision = Significance.same if abs(found.value - 1) <= SAME else far
+    return {**ratios, PEAK.key: replace(found, decision=decision)}
 
 
 def _unequal(ratios: Sequence[Mapping[str, Ratio]]) -> list[str]:

@@ -216,7 +216,7 @@ class _Words:
     def _of_memory(self) -> str:
         row, part = self.claim.rows[0], self.claim.part
         best = [c.rows[0] for c in self.claims if c.kind is Kind.best and c.measure.is_speed]
-        if self.claim.kind not in (Kind.best, Kind.few) or row in best:
+        if self.claim.kind is not Kind.best or row in best:
             return ""
         among = f"Among those without a {self._worse()}, " if self.claim.is_limited else ""
         text = f"{among}{_name(row)} needs {self._number(row)} the memory of {self.base_name}"
