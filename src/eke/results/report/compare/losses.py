@@ -48,7 +48,7 @@ EQUAL = 1e-5
 tests/equivalence for float32 over 20 steps."""
 
 NAMED = (1.0, 2.0, 3.0, 5.0, 10.0)
-"""Differences, in % or points, of which the report says how many seeds would show them."""
+"""Differences, in margins (1 %, one point), of which the report says how many seeds show them."""
 
 MANY_SEEDS = 20
 """Seeds that are still proposed, where a larger difference needs fewer."""
@@ -169,7 +169,8 @@ class LossComparison:
 
         The smallest of NAMED that MANY_SEEDS show, else the one with the fewest; None if unknown.
         """
-        needed = [(n, each) for each in NAMED if (n := self.seeds_needed(each) or 0) > self.seeds]
+        sizes = [each * self.margin for each in NAMED if self.margin]
+        needed = [(n, size) for size in sizes if (n := self.seeds_needed(size) or 0) > self.seeds]
         few = [each for each in needed if each[0] <= MANY_SEEDS]
         return next(iter(few), needed[-1] if needed else None)
 
