@@ -8,7 +8,7 @@ from unit.results.report.made import MIB, Run, compared, make_run, make_sweep, r
 
 from eke.common.paths import SweepPaths
 from eke.results.report.compare import compare_runs
-from eke.results.report.compare.claims import verdict_lines
+from eke.results.report.compare.sentences import verdict_lines
 
 
 def said(tmp_path, *variants, **options):

@@ -14,7 +14,7 @@ from statistics import fmean, median
 
 from eke.common.paths import RunPaths
 from eke.plan.record import Outcome, Record, metrics
-from eke.results.report.compare.measures import LARGEST, SAMPLES
+from eke.results.report.compare.measures import LARGEST, SAMPLES, TOKENS
 from eke.results.report.compare.statistics import Compared
 from eke.results.report.compare.variants import Variant
 
@@ -119,9 +119,10 @@ def quiet_notes(
     if base is None:
         return []
     here = [each for each in variants if each.machine == base.machine]
+    speeds = noise.get(SAMPLES.key) or noise[TOKENS.key]
     notes = [
         f"{each.label}: noisier than the others, repeats differ by {repeat_spread(each):.2f}x"
-        for each in here if noise[SAMPLES.key].is_noisy(each)
+        for each in here if speeds.is_noisy(each)
     ]  # fmt: skip
     if apart := sorted(_apart(base, here), reverse=True):
         seconds, label = apart[0]

@@ -133,8 +133,7 @@ class LossComparison:
         """`+3.1 % (+1.8 to +4.4 %)`; without an interval where there is none."""
         if self.estimate is None:
             return ""
-        end = f" {self.unit}" if self.unit else ""
-        text = f"{self.estimate:+.2g}{end}"
+        text = self._with_unit(self.estimate)
         return f"{text} ({self.interval})" if self.interval else text
 
     @property
@@ -142,7 +141,15 @@ class LossComparison:
         """`-0.6 to +0.8 %`; empty with too few seeds, and for what is equal."""
         if self.low is None or self.high is None:
             return ""
-        return f"{self.low:+.2g} to {self.high:+.2g}{f' {self.unit}' if self.unit else ''}"
+        return self._with_unit(self.low, self.high)
+
+    def _with_unit(self, *values: float) -> str:
+        """Values with one number of decimals: of the largest, two digits, in `%` at least one."""
+        least = 1e-2 if self.unit else 1e-4
+        size = math.floor(math.log10(max(least, *map(abs, values))))
+        decimals = max(0 if size else 1, -size + (0 if self.unit else 1), 0)
+        text = " to ".join(f"{value:+.{decimals}f}" for value in values)
+        return f"{text} {self.unit}".rstrip()
 
     def seeds_needed(self, difference: float) -> int | None:
         """Seeds that would show a difference (in `unit`) in 9 of 10 cases; None: noise unknown.

@@ -65,9 +65,8 @@ def _cut(line: str) -> list[str]:
 
 def _place(comparison: Comparison, part: OneMachine) -> str:
     several = len({each.machine.letter for each in comparison.machines}) > 1
-    machine = [f"machine {part.machine.letter}"] if several else []
-    text = ", ".join([*([part.work] if part.work else []), *machine])
-    return text if part.work else text.capitalize()
+    word = "machine" if part.work else "Machine"
+    return ", ".join(filter(None, [part.work, f"{word} {part.machine.letter}" if several else ""]))
 
 
 def _runs(comparison: Comparison, part: OneMachine) -> str:

@@ -20,6 +20,7 @@ from eke.common.process_env import SAFE_PATH
 from eke.common.streams import escape, printable
 from eke.data.sources import cache_folder
 from eke.results.report.compare import Comparison, ComparisonRow, OneMachine
+from eke.results.report.compare.claims import Claim, find_claims, with_beside
 from eke.results.report.compare.measures import MEASURES
 from eke.results.report.compare.sentences import verdict_lines
 from eke.results.report.compare.statistics import Ratio
@@ -45,6 +46,7 @@ def as_plain(comparison: Comparison) -> dict[str, Any]:
     return {
         "schema_version": REPORT_VERSION,
         "verdict": verdict_lines(comparison),
+        "claims": [_claim(claim) for claim in with_beside(find_claims(comparison))],
         "folders": list(comparison.folders),
         "sweeps": list(comparison.sweeps),
         "commands": [list(command) for command in comparison.commands],
@@ -55,6 +57,23 @@ def as_plain(comparison: Comparison) -> dict[str, Any]:
         "configurations": [_row(row) for row in comparison.rows],
         "notes": list(comparison.notes),
     }
+
+
+def _claim(claim: Claim) -> dict[str, Any]:
+    """A claim: the numbers are relative to the baseline, as of `Claim.numbers`."""
+    part, rows = claim.part, claim.rows
+    return {
+        "kind": claim.kind.name,
+        "about": claim.kind.value,
+        "group": part.work if part else "",
+        "machine": part.machine.letter if part else "",
+        "measure": claim.measure.key,
+        "rows": [
+            {"configuration": row.variant.label, "factors": dict(row.variant.factors),
+             **claim.numbers(row)}
+            for row in rows
+        ],
+    }  # fmt: skip
 
 
 def as_csv(comparison: Comparison) -> str:
@@ -88,6 +107,10 @@ def _inert(cell: object) -> object:
 def _machine(part: OneMachine) -> dict[str, Any]:
     return {
         "letter": part.machine.letter,
+        "group": part.work,
+        "differing": list(part.keys),
+        "compared_by": part.focus.value,
+        "speed": part.speed.key,
         "facts": part.machine.facts,
         "hosts": list(part.machine.hosts),
         "baseline": part.baseline.label if part.baseline else None,
@@ -117,6 +140,7 @@ def _row(row: ComparisonRow) -> dict[str, Any]:
         "configuration": variant.label,
         "row": variant.row,
         "machine": variant.machine,
+        "group": variant.work,
         "factors": dict(variant.factors),
         "outcomes": variant.outcomes,
         "is_baseline": row.is_baseline,

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
 
 from eke.common.text import format_bytes, format_count, format_seconds
 from eke.plan.record import Outcome
@@ -30,9 +29,6 @@ from eke.results.report.compare.statistics import Ratio, Significance
 
 CHARS_FOR_NAMES = 60
 """Maximum length of a label in tables; tooltips and files have the full label."""
-
-FACTORS_IN_LABEL = 3
-"""Limit above which a label is cut and columns show the rest."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,8 @@ def columns(comparison: Comparison, most: int = CHARS_FOR_NAMES) -> list[Column]
     A label has at most `most` characters.
     """
     rows = comparison.rows
-    found = [*_main(comparison, most), *_numbers(comparison), *_factors(comparison)]
+    found = [*_main(comparison, most), *_numbers(comparison)]
+    found += [Column(key, key, partial(_factor, key)) for key in comparison.factors]
     return [c for c in found if c.key == "label" or any(c.cell(row).line() for row in rows)]
 
 
@@ -97,8 +94,8 @@ def _main(comparison: Comparison, most: int) -> list[Column]:
 
     return [
         Column("label", "configuration", label, is_main=True),
-        _compared(SAMPLES, "speed", lambda v: f"{v:.4g} samples/s"),
-        _compared(PEAK, "memory", format_bytes),
+        _compared("speed", lambda r: r.speed),
+        _compared("memory", lambda _: PEAK),
         Column("loss", names[0] if names else "loss", _loss, lambda r: r.quality.estimate, True,
                True, "against the baseline, at equal samples"),
         Column("decision", "decision", decision, is_main=True,
@@ -113,24 +110,15 @@ def _decisions(comparison: Comparison) -> dict[ComparisonRow, str]:
     found: dict[ComparisonRow, list[str]] = {row: [] for row in comparison.rows}
     for claim in find_claims(comparison):
         if claim.kind is Kind.best:
-            found[claim.rows[0]].append("least memory" if claim.measure is PEAK else "fastest")
+            loss = f"best {claim.measure.title}"
+            word = "fastest" if claim.measure.is_speed else loss
+            found[claim.rows[0]].append("least memory" if claim.measure is PEAK else word)
     for row, words in found.items():
         if row.quality.parity is Parity.worse:
-            words.append(f"higher {row.quality.name}")
+            words.append(f"{row.quality.word} {row.quality.name}")
         elif row.on_front and not words:
             words.append("on the front")
     return {row: ", ".join(words) for row, words in found.items()}
-
-
-def _factors(comparison: Comparison) -> list[Column]:
-    """Columns of factors, after the numbers, which matter most.
-
-    A label that is made of the factors says them; a row's name does not.
-    """
-    has_rows = any(row.variant.row for row in comparison.rows)
-    if not has_rows and len(comparison.factors) <= FACTORS_IN_LABEL:
-        return []
-    return [Column(f"factor {key}", key, partial(_factor, key)) for key in comparison.factors]
 
 
 def _factor(key: str, row: ComparisonRow) -> Cell:
@@ -182,19 +170,23 @@ def _measure(measure: Measure, text: Callable[[float], str], help: str = "") -> 
     return _number(measure.key, measure.title, value, text, help or measure.unit)
 
 
-def _compared(measure: Measure, title: str, text: Callable[[float], str]) -> Column:
+def _compared(title: str, measure_of: Callable[[ComparisonRow], Measure]) -> Column:
     """A measure over the baseline's, sorted by it; of the baseline, the measure."""
 
     def show(row: ComparisonRow) -> Cell:
+        measure = measure_of(row)
         found, ratio = row.estimates.get(measure.key), row.ratios.get(measure.key)
-        value = text(found.value) if found else ""
+        value = ""
+        if found:
+            is_size = measure is PEAK
+            value = format_bytes(found.value) if is_size else f"{found.value:.4g} {measure.title}"
         return ratio_cell(ratio, measure, value) if ratio else Cell(value)
 
     def value(row: ComparisonRow) -> float | None:
-        found = row.ratios.get(measure.key)
+        found = row.ratios.get(measure_of(row).key)
         return found.value if found else 1.0 if row.is_baseline else None
 
-    return Column(f"ratio {measure.key}", title, show, value, True, True, "over the baseline's")
+    return Column(f"ratio {title}", title, show, value, True, True, "over the baseline's")
 
 
 WORDS = {
@@ -215,7 +207,8 @@ def ratio_cell(ratio: Ratio, measure: Measure, value: str = "") -> Cell:
 
 def ratio_cells(ratios: Mapping[str, Ratio]) -> list[str]:
     """Speed and memory, of a table of techniques."""
-    both = [(ratios.get(measure.key), measure) for measure in (SAMPLES, PEAK)]
+    speed = SAMPLES if SAMPLES.key in ratios else TOKENS  # of packed rows
+    both = [(ratios.get(measure.key), measure) for measure in (speed, PEAK)]
     return [ratio_cell(ratio, measure).line() if ratio else "" for ratio, measure in both]
 
 
@@ -246,28 +239,8 @@ def _signed(error: float) -> str:
 
 
 def shortened(labels: Sequence[str], most: int = CHARS_FOR_NAMES) -> list[str]:
-    """Shorten different labels; those that begin alike start at the first differing word."""
-    groups: dict[str, list[str]] = {}
-    for label in labels:
-        groups.setdefault(label[: most - 1], []).append(label)
-    short: dict[str, str] = {}
-    for alike in groups.values():
-        short.update(zip(alike, _cut(alike, most), strict=True))
-    counts = Counter(short.values())
-    for number, label in enumerate(labels, 1):
-        if counts[short[label]] > 1:  # the difference was cut
-            short[label] = f"{number}: {label}"[: most - 1] + "…"
-    return [short[label] for label in labels]
-
-
-def _cut(alike: Sequence[str], most: int) -> list[str]:
-    """Shorten labels with a common beginning."""
-    if len(alike) == 1:
-        (label,) = alike
-        return [label if len(label) <= most else label[: most - 1] + "…"]
-    common = next(n for n, seen in enumerate(zip_longest(*alike)) if len(set(seen)) > 1)
-    start = alike[0][:common].rfind(" ") + 1
-    if not start:  # one long word
-        return [label if len(label) <= most else "…" + label[1 - most :] for label in alike]
-    rests = shortened([label[start:] for label in alike], most)
-    return ["… " + rest.removeprefix("… ") for rest in rests]
+    """Cut long labels in their middle; those that become alike get a number."""
+    half = most // 2
+    cut = [each if len(each) <= most else f"{each[: half - 1]}…{each[-half:]}" for each in labels]
+    counts = Counter(cut)
+    return [f"{number}: {text}" if counts[text] > 1 else text for number, text in enumerate(cut, 1)]
