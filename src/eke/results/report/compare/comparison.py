@@ -21,11 +21,12 @@ from eke.results.report.compare.effects import (
 )
 from eke.results.report.compare.front import pareto
 from eke.results.report.compare.keys import affects
-from eke.results.report.compare.load_records import Gathered, gather
+from eke.results.report.compare.load_records import Entry, Gathered, gather
 from eke.results.report.compare.losses import LossComparison, Parity, compare_losses
 from eke.results.report.compare.measures import (
     BY_SEED,
     LOSS_NAMES,
+    LOSSES,
     MEASURES,
     METRIC,
     PEAK,
@@ -40,6 +41,7 @@ from eke.results.report.compare.measures import (
     keys_by,
     samples_per_step,
 )
+from eke.results.report.compare.outliers import outlier_notes, without_outliers
 from eke.results.report.compare.statistics import (
     Compared,
     Difference,
@@ -89,6 +91,33 @@ def choose_baselines(
             good = [v for v in part if v.records]
         chosen += good[:1]
     return chosen, notes
+
+
+@dataclass(frozen=True)
+class Family:
+    """Configurations that are compared with one baseline, and in what."""
+
+    baseline: Variant
+    members: Sequence[Variant]
+    """With the baseline."""
+    measures: Sequence[str]
+    """Keys of the loss, or of the speed, that is compared: the first that was measured."""
+
+
+def find_families(entries: Sequence[Entry]) -> list[Family]:
+    """Group entries as a report does: by machine and group, without excluded runs."""
+    variants, machines, keys = group(entries)
+    variants = without_outliers(variants)
+    chosen, _ = choose_baselines(variants, machines, "", keys)
+    labelled = dict(zip(variants, named(variants, chosen), strict=True))
+    found = []
+    for part in _parts(variants, machines):
+        differing, focus = _focus(part)
+        speed = TOKENS if "data.packing" in differing else SAMPLES
+        measures = LOSSES if focus is Affects.learning else (speed.key,)
+        good = [labelled[v] for v in part if v.records]
+        found += [Family(labelled[v], good, measures) for v in chosen if v in part]
+    return found
 
 
 def _parts(variants: Sequence[Variant], machines: Sequence[Machine]) -> list[list[Variant]]:
@@ -239,6 +268,7 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
     """
     gathered = gather(folders)
     variants, machines, keys = group(gathered.entries)
+    variants = without_outliers(variants)
     chosen, notes = choose_baselines(variants, machines, baseline, keys)
     labelled = dict(zip(variants, named(variants, chosen), strict=True))
     variants, chosen = list(labelled.values()), [labelled[each] for each in chosen]
@@ -250,7 +280,7 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
     for here in _parts(variants, machines):
         machine = next(m for m in machines if m.letter == here[0].machine)
         base = next((each for each in chosen if each in here), None)
-        parts.append(_on(machine, base, here, by if by in keys else "", gathered.sweeps, metric))
+        parts.append(_on(machine, base, here, by if by in keys else "", gathered, metric))
     found = [row for _, rows in parts for row in rows]
     bare = [ComparisonRow(v) for v in variants if not v.machine]
     noisy = [note for part, _ in parts for note in part.notes]
@@ -303,7 +333,7 @@ def _on(
     baseline: Variant | None,
     here: Sequence[Variant],
     shown: str,
-    sweeps: Sequence[str],
+    gathered: Gathered,
     metric: str,
 ) -> tuple[OneMachine, list[ComparisonRow]]:
     """Compare one group's variants on one machine; effects of the factor `shown`, or of all."""
@@ -314,11 +344,11 @@ def _on(
     noise = {m.key: Compared({v: v.sample(m.key) for v in here}) for m in compared}
     has_speeds = focus is not Affects.learning and len(good) > 1
     front = pareto(good, speed, noise[speed.key]) if has_speeds else []
-    corrected = correct_all([_differences(v, baseline, noise) for v in here])
+    corrected = correct_all([_differences(v, baseline, noise) for v in here], gathered.level)
     notes = [] if has_speeds else _unequal(corrected)
     losses = {}
     if baseline is not None:
-        losses = compare_losses(baseline, here, training_key, metric)
+        losses = compare_losses(baseline, here, training_key, metric, gathered.level)
     drawn = list(dict.fromkeys(v for v in (baseline, *front, *good) if v))[:MAX_CURVES]
     curves = {v: curve for v in drawn if (curve := curve_of(v))}
     moment = min((curve.seconds[-1] for curve in curves.values()), default=None)
@@ -339,7 +369,7 @@ def _on(
     ]
     if metric or focus is Affects.learning:
         rows.sort(key=partial(_rank, metric))
-    notes += quiet_notes(baseline, here, noise)
+    notes += outlier_notes(here) + quiet_notes(baseline, here, noise)
     part = OneMachine(
         machine,
         baseline,
@@ -355,7 +385,7 @@ def _on(
         return part, rows
     # Pairs agree in all factors, including those not shown.
     both = {m.key: noise[m.key] for m in (speed, PEAK)}
-    effects = main_effects(baseline, good, keys, both)
+    effects = main_effects(baseline, good, keys, both, gathered.level)
     others = [v for v in good if v is not baseline]
     by_variant = {row.variant: row for row in rows}
     part = replace(
@@ -363,7 +393,7 @@ def _on(
         effects=tuple(e for e in effects if shown in ("", e.factor)),
         alone=tuple((by_variant[v], change) for v, change in alone(baseline, others)),
         ladder=tuple((by_variant[v], added) for v, added in ladder(baseline, others)),
-        published=tuple(match_published(sweeps, good, both)),
+        published=tuple(match_published(gathered.sweeps, good, both, gathered.level)),
     )
     return part, rows
 

@@ -351,15 +351,15 @@ class Family(Generic[K]):
         """Note what is said of a row without a test; whether it leaves the family for it."""
         base, other, found = self._samples[self._base], self._samples[row], self._between(row)
         changes = [abs(other[seed] - base[seed]) for seed in base if seed in other]
-        told = self._result(found, self._level, self._level)
         if changes and max(changes) <= self._scale.equal:
+            told = self._result(found, self._level, self._level)
             self._untested[row] = replace(told, parity=Parity.equal, low=None, high=None)
             # Rounded values are equal by chance as well: such a row counts among those tested.
             is_copy = not self._scale.floor or self._keys[row] == self._keys[self._base]
             return is_copy or found.error is None
         if found.error is None:
             why = "one seed" if found.n == 1 else format_number(found.n, "seed")
-            self._untested[row] = replace(told, why=why)
+            self._untested[row] = replace(self._result(found, self._level, self._level), why=why)
         return found.error is None
 
     def _split(self, groups: Sequence[list[K]]) -> list[list[K]]:
