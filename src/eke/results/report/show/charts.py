@@ -200,9 +200,10 @@ def _lines(points: Values, ends: list[tuple[float, int]], known: Values, over: s
     color = {"field": "color", "type": "nominal", "scale": None}
     both = {"x": x, "y": y, "color": color, "detail": [{"field": "c"}, {"field": "s"}]}
     tips = _tips("name", "steps", "samples", "seconds", "loss")
+    thin = {"type": "line", "clip": True, "strokeWidth": 1, "opacity": 0.35}
     layers = [
-        {"transform": [{"filter": "datum.s > 0"}], "encoding": both,
-         "mark": {"type": "line", "clip": True, "strokeWidth": 1, "opacity": 0.35}},
+        *([{"transform": [{"filter": "datum.s > 0"}], "encoding": both, "mark": thin}]
+          if any(point["s"] for point in points) else []),
         {"transform": [{"filter": "datum.s === 0"}], "encoding": {**both, "tooltip": tips},
          "mark": {"type": "line", "clip": True, "strokeWidth": 2.4,
                   "point": {"size": 30, "opacity": 0.01}}},
@@ -290,11 +291,11 @@ def _dots(values: Values, down: Mapping[str, int], x: Spec, at: int) -> Spec:
     ]  # fmt: skip
     for what, pixels in down.items():
         only = [{"filter": f"datum.what === '{what}'"}]
-        ends = {"y": NAMES, "x": {**x, "field": "low"}, "x2": {"field": "high"}, "color": color}
-        layers += _whiskers(values, ends, only, yOffset=pixels)
         mark = {"type": "point", "filled": True, "size": 70, "opacity": 1, "yOffset": pixels}
         encoding = {"y": NAMES, "x": x, "color": color, "tooltip": _tips("name", "what", "text")}
         layers.append({"transform": only, "mark": mark, "encoding": encoding})
+        ends = {"y": NAMES, "x": {**x, "field": "low"}, "x2": {"field": "high"}, "color": color}
+        layers += _whiskers(values, ends, only, yOffset=pixels)
     return _spec(values, 0, layer=layers)
 
 
