@@ -55,18 +55,19 @@ def verdict_lines(comparison: Comparison) -> list[str]:
         count = f" ({_runs(comparison, part)})" if part and part.work else ""
         for number, text in enumerate(found):
             where = f"{place}{'' if number else count}: " if place else ""
-            lines += _cut(f"{where}{text}")
+            lines += _cut(f"{where}{text}", tuple(map(_name, comparison.rows)))
     if singles:
         lines.append(f"{_first_of(singles)}: nothing to compare with.")
     return lines
 
 
-def _cut(line: str) -> list[str]:
-    """One sentence, or two if it is too long."""
+def _cut(line: str, names: tuple[str, ...]) -> list[str]:
+    """One sentence, or several if it is too long; a configuration's name keeps its case."""
     start, end, rest = line.partition("; ")
     if len(line) <= MOST or not end:
         return [line]
-    return [f"{start}.", f"{rest[:1].upper()}{rest[1:]}"]
+    rest = rest if rest.startswith(names) else _capital(rest)
+    return [f"{start}.", *_cut(rest, names)]
 
 
 def _place(comparison: Comparison, part: OneMachine) -> str:
