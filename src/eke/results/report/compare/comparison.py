@@ -21,7 +21,7 @@ from eke.results.report.compare.effects import (
 )
 from eke.results.report.compare.front import pareto
 from eke.results.report.compare.keys import affects
-from eke.results.report.compare.load_records import Entry, Gathered, gather
+from eke.results.report.compare.load_records import Entry, Gathered, gather, key_of
 from eke.results.report.compare.losses import LossComparison, Parity, compare_losses
 from eke.results.report.compare.measures import (
     BY_SEED,
@@ -345,6 +345,8 @@ def _on(
     has_speeds = focus is not Affects.learning and len(good) > 1
     front = pareto(good, speed, noise[speed.key]) if has_speeds else []
     corrected = correct_all([_differences(v, baseline, noise) for v in here], gathered.level)
+    for v, ratios in zip(here, corrected, strict=True):
+        ratios |= _kept(v, baseline, ratios, speed.key, gathered)
     notes = [] if has_speeds else _unequal(corrected)
     losses = {}
     if baseline is not None:
@@ -396,6 +398,20 @@ def _on(
         published=tuple(match_published(gathered.sweeps, good, both, gathered.level)),
     )
     return part, rows
+
+
+def _kept(
+    variant: Variant, base: Variant | None, ratios: Mapping[str, Ratio], speed: str, all_: Gathered
+) -> dict[str, Ratio]:
+    """The ratio that a look of `sweep.repeats=auto` resolved, and all repeats do not resolve."""
+    keys = [key_of(each.first.overrides) for each in (variant, base) if each and each.first]
+    found = all_.decided.get((keys[0], keys[-1])) if keys else None
+    is_open = speed in ratios and ratios[speed].decision is Significance.unresolved
+    if not found or not is_open or found.state.name not in ("higher", "lower"):
+        return {}
+    ends, decision = (found.low, found.high), Significance[found.state.name]
+    value, level = found.value or ratios[speed].value, found.level or all_.level
+    return {speed: Ratio(value, *ends, found.repeats, decision, level, level)}
 
 
 def _unequal(ratios: Sequence[Mapping[str, Ratio]]) -> list[str]:
