@@ -55,7 +55,7 @@ def is_about_loss(runs: Sequence[Composed]) -> bool:
 
 def find_problems(runs: Sequence[Composed], settings: Sweep) -> list[Problem]:
     """Return why the results of these runs, a first round, cannot decide their repeats."""
-    problems = []
+    problems: list[Problem] = []
     if not settings.is_auto:
         return problems
     fixed = Fix(f"sweep.repeats={MIN_REPEATS}")
@@ -129,7 +129,7 @@ class Rounds:
                     break
                 for job in jobs:
                     first = len(self._file.cells)
-                    self._file.cells += [self._cells[n] for n in job.cells]
+                    self._file.cells = [*self._file.cells, *(self._cells[n] for n in job.cells)]
                     job.number, job.cells = first, list(range(first, len(self._file.cells)))
             self.jobs += jobs
             yield jobs

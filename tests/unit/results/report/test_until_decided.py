@@ -1,4 +1,4 @@
-"""sweep.repeats=auto: a look's decisions, and a report that keeps to the sweep's level and looks."""
+"""sweep.repeats=auto: a look's decisions, and a report that keeps to its level and looks."""
 
 import json
 

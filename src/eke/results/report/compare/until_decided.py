@@ -30,8 +30,9 @@ LEVELS = {
 (200,000 random walks)."""
 
 FUTILE_FROM, FUTILE = 4, 2.0
-"""Repeats from which a forecast counts, and how many times `sweep.max_repeats` it has to exceed: 10
-repeats decide a row of 5 % noise whose forecast is below that (simulated)."""
+"""Repeats from which a forecast counts, and the multiple of `sweep.max_repeats` above which a row
+stops. Chosen by simulation: at 5 % noise 85 instead of 95 % of differences of 10 % are found, with
+4.8 instead of 8.3 repeats."""
 
 
 class State(Enum):
@@ -98,7 +99,7 @@ class Decision:
 
 def decision_of(plain: Mapping[str, Any]) -> tuple[tuple[str, ...], Decision]:
     """Read one back; raises KeyError or TypeError if it is none."""
-    known = {name: plain[name] for name in Decision.__dataclass_fields__}
+    known: dict[str, Any] = {name: plain[name] for name in Decision.__dataclass_fields__}
     known |= {"state": State[plain["state"]], "baseline": tuple(plain["baseline"])}
     return tuple(plain["overrides"]), Decision(**known)
 
