@@ -115,16 +115,17 @@ def _on(comparison: Comparison, part: OneMachine) -> list[Claim]:
         unquiet = Claim(Kind.unquiet, part, tuple(row for row in good if row.is_baseline))
         is_open = speed[0].kind in (Kind.not_better, Kind.same)
         speed = [unquiet] if is_open else [*speed, unquiet]
-    elif speed[0].kind is not Kind.best and memory and memory[0].kind is Kind.best:
-        speed, memory = memory, speed
+    ordered = [*speed, *memory]
     if comparison.metric or (part.focus is Affects.both and _is_lower(losses)):
-        speed = [*losses, *speed]
+        ordered = [*losses, *ordered]
+    elif Kind.best not in {c.kind for c in speed} and memory and memory[0].kind is Kind.best:
+        ordered = [*memory, *speed] if speed[0].kind is not Kind.unquiet else ordered
     lone = [row for row in comparison.rows if not row.variant.machine]
     never = [row for row in lone if row.variant.work == part.work]
     few = [row for row in others if not _is_tested(row, part.speed)]
     if len(few) < len(others) and (few or never):
         ends = [Claim(Kind.missing, part, (*few, *never), part.speed), *ends]
-    return [*speed, *memory, *ends]
+    return [*ordered, *ends]
 
 
 def _is_lower(losses: Sequence[Claim]) -> bool:

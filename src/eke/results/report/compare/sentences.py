@@ -20,7 +20,13 @@ from eke.results.report.compare.curves import repeat_spread
 from eke.results.report.compare.load_records import NOT_RUN
 from eke.results.report.compare.losses import MANY_SEEDS, Parity
 from eke.results.report.compare.measures import PEAK, is_better_lower
-from eke.results.report.compare.statistics import ALPHA, MIN_REPEATS, SAME, repeats_to_show
+from eke.results.report.compare.statistics import (
+    ALPHA,
+    MIN_REPEATS,
+    SAME,
+    Significance,
+    repeats_to_show,
+)
 
 NAMED = 3
 """Configurations named in a sentence."""
@@ -49,18 +55,19 @@ def verdict_lines(comparison: Comparison) -> list[str]:
         count = f" ({_runs(comparison, part)})" if part and part.work else ""
         for number, text in enumerate(found):
             where = f"{place}{'' if number else count}: " if place else ""
-            lines += _cut(f"{where}{text}")
+            lines += _cut(f"{where}{text}", tuple(map(_name, comparison.rows)))
     if singles:
         lines.append(f"{_first_of(singles)}: nothing to compare with.")
     return lines
 
 
-def _cut(line: str) -> list[str]:
-    """One sentence, or two if it is too long."""
+def _cut(line: str, names: tuple[str, ...]) -> list[str]:
+    """One sentence, or several if it is too long; a configuration's name keeps its case."""
     start, end, rest = line.partition("; ")
     if len(line) <= MOST or not end:
         return [line]
-    return [f"{start}.", f"{rest[:1].upper()}{rest[1:]}"]
+    rest = rest if rest.startswith(names) else _capital(rest)
+    return [f"{start}.", *_cut(rest, names)]
 
 
 def _place(comparison: Comparison, part: OneMachine) -> str:
@@ -148,6 +155,9 @@ class _Words:
 
     def _at_worse_loss(self) -> list[str]:
         row, alone = self._claim.rows[0], not self._of(Kind.best)
+        told = [each for each in self._claims if each.kind is Kind.at_worse_loss]
+        if self._claim is not told[0] and row is told[0].rows[0]:
+            return []
         loss = row.quality
         what = f"needs {'the least' if alone else 'less'} memory"
         if self._claim.measure is not PEAK:
@@ -169,6 +179,8 @@ class _Words:
                 max(runs) if len(runs) == 1 else 0, "Too few runs"
             )
             best = f"{name} with {times(first)}" if first.value > 1 else base
+            if rows[0].quality.parity is Parity.other:
+                best += f", {loss_words(rows[0].quality)}"
             lacking = sum(max(0, MIN_REPEATS - len(row.variant.records)) for row in self._rows)
             text = f"{each} each, so no difference in speed is shown; highest: {best}."
             return [text, f"{_capital(self._advice(lacking))}."]
@@ -183,6 +195,9 @@ class _Words:
             return [f"Nothing is faster than {base}: {has} its speed."]
         if self._claims[0].measure is PEAK:
             return [f"Nothing is shown to be faster than {base}."]
+        if len(rows) > 1 and Significance.lower in {ratio.decision for ratio in ratios}:
+            others = f"the others have {span} its speed, the fastest is {name}, {times(first)}"
+            return [f"Nothing is shown to be faster than {base}: {others}."]
         if len(rows) == 1:
             start = f"{name} has {times(first)} the speed of {base}"
             return [f"No difference in speed is shown: {start}.", *self._more_repeats()]
@@ -196,6 +211,7 @@ class _Words:
         row, tied = self._claim.rows[0], self._tied()
         few = any(each.kind is Kind.missing for each in self._claims)
         among = f" of those with {row.ratios[self._key].n} repeats" if few else ""
+        among = " of those decided" if self._of(Kind.ahead) else among
         names = [_name(row), *map(_name, tied)]
         speeds = [
             times(row.ratios[self._key]),
@@ -225,9 +241,11 @@ class _Words:
             return []
         text = f"{_name(row)} needs {self._number(row)} the memory of {self._base_name}"
         sizes = [each and each.estimates.get(PEAK.key) for each in (row, self._base)]
-        own, its = (format_bytes(size.value) if size else "" for size in sizes)
-        unit = its.rpartition(" ")[2]
-        text += f" ({own.removesuffix(f' {unit}')} of {its})" if own and its else ""
+        if sizes[0] and sizes[1]:
+            (own, unit), (its, of) = (format_bytes(size.value).split() for size in sizes if size)
+            text += (
+                f" ({float(own):.3g}{'' if unit == of else f' {unit}'} of {float(its):.3g} {of})"
+            )
         if self._part and (speed := row.ratios.get(self._part.speed.key)):
             text += f" at {times(speed)} its speed"
         among = f"Among those without a {self._worse(row)}, " if self._claim.is_limited else ""

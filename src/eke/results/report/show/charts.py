@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from eke.common.text import GIB, MIB, format_bytes, format_seconds
+from eke.config.schema.fields import Affects
 from eke.results.report.compare import Comparison, ComparisonRow, OneMachine
 from eke.results.report.compare.comparison import times
 from eke.results.report.compare.curves import Curve, curves_of
@@ -69,23 +70,29 @@ class Chart:
 
 
 def charts(comparison: Comparison, part: OneMachine) -> list[Chart]:
-    """The charts of one machine that have data, the most important ones first."""
+    """The charts of one machine and group that have data, the most important ones first."""
     rows = comparison.rows_of(part)
-    baseline = part.baseline.label if part.baseline else "none"
     fastest = _fastest(rows)
-    losses, lines = loss_curves(rows, part.machine.letter)
+    losses, lines = loss_curves(rows, f"{comparison.machines.index(part)}")
     phased, names = phases(fastest)
+    is_learning = part.focus is Affects.learning
+    quality = next((row.quality for row in rows if row.quality.measure), None)
+    word, unit = (quality.name, quality.unit) if quality else ("loss", "%")
+    size, bytes_unit = _unit(rows)
     found: list[tuple[str, str, Spec | None, Sequence[tuple[str, str]], str]] = [
+        (f"{word.capitalize()} against the baseline", f"{LINES} {_base(part)}",
+         _loss_dots(rows, unit) if is_learning or comparison.metric else None, (), "wide"),
         ("Speed and memory", "Up and to the left is better. The steps join what nothing else beats "
          "in both. Vertical lines are the table's intervals.", scatter(rows),
-         (("baseline", "ink"), ("on the front", "front"), ("behind it", "other")), "wide"),
+         (("baseline", "ink"), ("on the front", "front"), ("behind it", "other")),
+         "folded" if is_learning else "wide"),
         ("Loss over training", "Training loss, mean of the last 5 % of steps. Thick: mean over "
          "seeds. Thin: each seed. Equal losses lie on each other.", losses, lines, "wide"),
-        ("Against the baseline", f"Baseline: {baseline}. Lines are the table's intervals.",
-         _dots(fastest), (("speed", "c0"), ("memory", "c1")), ""),
+        ("Against the baseline", f"{LINES} {_base(part)}", _dots(fastest),
+         (("speed", "c0"), ("memory", "c1")), ""),
         ("Time of a sample", "By the medians of a step's parts.", phased, names, ""),
         ("Predicted and measured memory", "On the line, the forecast was right.",
-         _predicted(rows, PREDICTED, PEAK, *_unit(rows), format_bytes), (), "folded"),
+         _predicted(rows, PREDICTED, PEAK, size, bytes_unit, format_bytes), (), "folded"),
         ("Predicted and measured step time", "On the line, the estimate was right.",
          _predicted(rows, PREDICTED_STEP, STEP, 1, "s", format_seconds), (), "folded"),
     ]  # fmt: skip
@@ -94,6 +101,13 @@ def charts(comparison: Comparison, part: OneMachine) -> list[Chart]:
         for title, note, spec, legend, how in found
         if spec
     ]
+
+
+LINES = "Lines are the table's intervals."
+
+
+def _base(part: OneMachine) -> str:
+    return f"Baseline: {part.baseline.label}." if part.baseline else ""
 
 
 def _color(name: str) -> str:
@@ -199,7 +213,7 @@ def _mean(curves: Sequence[Curve]) -> Curve:
     return Curve(seconds, losses, curves[0].steps)
 
 
-LINES_HEIGHT, LABEL_HEIGHT = 300, 15
+LINES_HEIGHT, LABEL_HEIGHT, ROW_HEIGHT = 300, 15, 44
 """Pixels."""
 
 
@@ -269,7 +283,8 @@ def phases(rows: Sequence[ComparisonRow]) -> tuple[Spec | None, list[tuple[str, 
         "tooltip": _tips("name", "phase", "text"),
     }
     mark = {"type": "bar", "height": {"band": 0.4}, "yOffset": 7}
-    spec = _spec(found, _height(rows), mark=mark, encoding=encoding)
+    height = ROW_HEIGHT * len({each["name"] for each in found})
+    spec = _spec(found, height, mark=mark, encoding=encoding)
     return spec, [(name, f"p{n % 5}") for n, name in enumerate(names)]
 
 
@@ -308,37 +323,59 @@ TICKS = (0.02, 0.05, 0.1, 0.25, 0.5, 0.71, 1, 1.41, 2, 4, 10, 20, 50)
 def _dots(rows: Sequence[ComparisonRow]) -> Spec | None:
     """Speed and memory relative to the baseline, with intervals; None without ratios."""
     values: list[dict[str, Any]] = [
-        {"name": row.variant.label, "color": _color(color), "what": what, "ratio": found.value,
-         "low": found.low, "high": found.high, "text": times(found)}
+        {"name": row.variant.label, "color": _color(color), "what": what,
+         "value": found.value if found else 1.0, "low": found and found.low,
+         "high": found and found.high, "text": times(found) if found else "the baseline"}
         for row in rows
         for what, color, key in (("speed", "c0", row.speed.key), ("memory", "c1", PEAK.key))
-        if (found := row.ratios.get(key))
+        if (found := row.ratios.get(key)) or row.is_baseline
     ]  # fmt: skip
-    if not values:
+    if not any(row.ratios for row in rows):
         return None
-    low, high = _scale([*values, {"ratio": 1.0, "low": None, "high": None}], "ratio", "low",
-                       "high")["domain"]  # fmt: skip
-    low = max(low, 0.9 * min(v["ratio"] for v in values) / FAR)
-    ticks = [tick for tick in TICKS if low <= tick <= high]
-    x = _axis("ratio", "times the baseline", axis={"values": ticks, "format": "~g"},
-              scale={"type": "log", "domain": [low, high], "nice": False})  # fmt: skip
+    low, high = _scale(values, "value", "low", "high")["domain"]
+    low = max(low, 0.9 * min(v["value"] for v in values) / FAR)
+    axis = {"values": [tick for tick in TICKS if low <= tick <= high], "format": "~g"}
+    scale = {"type": "log", "domain": [low, high], "nice": False}
+    x = _axis("value", "times the baseline", axis=axis, scale=scale)
+    return _marks(values, {"speed": 2, "memory": 12}, x, 1)
+
+
+def _loss_dots(rows: Sequence[ComparisonRow], unit: str) -> Spec | None:
+    """Difference of a loss or metric from the baseline's, with intervals."""
+    values: list[dict[str, Any]] = [
+        {"name": row.variant.label, "color": _color("c0"), "what": "loss",
+         "value": found.estimate or 0.0, "low": found.low, "high": found.high,
+         "text": found.change or "the baseline"}
+        for row in _first(rows, MAX_BARS)
+        if ((found := row.quality).estimate is not None and found.unit == unit) or row.is_baseline
+    ]  # fmt: skip
+    if len(values) < 2:
+        return None
+    ends = [each[key] for each in values for key in ("value", "low", "high")]
+    inside = [each for each in ends if each is not None]
+    around = 0.05 * (max(inside) - min(inside)) or 1.0
+    scale = {"domain": [min(inside) - around, max(inside) + around], "nice": False}
+    x = _axis("value", f"difference, {unit}".rstrip(", "), scale=scale)
+    return _marks(values, {"loss": 7}, x, 0)
+
+
+def _marks(values: Sequence[Mapping[str, Any]], down: Mapping[str, int], x: Spec, at: int) -> Spec:
+    """Points with intervals below the names of their rows, by pixels, and a line at a value."""
     color = {"field": "color", "type": "nominal", "scale": None}
-    layers = [
-        {"data": {"values": [{"ratio": 1}]}, "mark": {"type": "rule", "strokeDash": [4, 4]},
+    layers: list[Spec] = [
+        {"data": {"values": [{"value": at}]}, "mark": {"type": "rule", "strokeDash": [4, 4]},
          "encoding": {"x": x}},
     ]  # fmt: skip
-    for what, down in (("speed", 2), ("memory", 12)):
+    for what, pixels in down.items():
         only = [{"filter": f"datum.what === '{what}'"}]
         ends = {"y": _names(), "x": {**x, "field": "low"}, "x2": {"field": "high"}, "color": color}
         some = [value for value in values if value["what"] == what]
-        layers += _whiskers(some, ends, f"whiskers_{what}", only, yOffset=down)
-        layers.append(
-            {"transform": only,
-             "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1, "yOffset": down},
-             "encoding": {"y": _names(), "x": x, "color": color,
-                          "tooltip": _tips("name", "what", "text")}}
-        )  # fmt: skip
-    return _spec(values, _height(rows), layer=layers)
+        layers += _whiskers(some, ends, f"whiskers_{what}", only, yOffset=pixels)
+        mark = {"type": "point", "filled": True, "size": 70, "opacity": 1, "yOffset": pixels}
+        tips = _tips("name", "what", "text")
+        encoding = {"y": _names(), "x": x, "color": color, "tooltip": tips}
+        layers.append({"transform": only, "mark": mark, "encoding": encoding})
+    return _spec(values, ROW_HEIGHT * len({value["name"] for value in values}), layer=layers)
 
 
 def _whiskers(
@@ -396,10 +433,6 @@ def _spec(values: Sequence[Mapping[str, Any]], height: int, **rest: Any) -> Spec
         },
         **rest,
     }
-
-
-def _height(rows: Sequence[ComparisonRow]) -> int:
-    return 44 * len(rows)
 
 
 def _unit(rows: Sequence[ComparisonRow]) -> tuple[int, str]:

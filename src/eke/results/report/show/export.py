@@ -223,15 +223,17 @@ Group = tuple[str, Sequence[ComparisonRow], Sequence[Chart]]
 
 
 def _groups(comparison: Comparison) -> list[Group]:
-    """One for each machine; with several also one for configurations that never ran."""
+    """One for each machine and group; with several also one for what never ran."""
     parts = comparison.machines
     if len(parts) < 2:
         return [("", comparison.rows, [c for part in parts for c in charts(comparison, part)])]
-    found: list[Group] = [
-        (f"Machine {part.machine.letter}: {part.machine.facts.get('device', '?')}",
-         comparison.rows_of(part), charts(comparison, part))
-        for part in parts
-    ]  # fmt: skip
+    letters = {part.machine.letter for part in parts}
+    found: list[Group] = []
+    for part in parts:
+        device = f"machine {part.machine.letter}: {part.machine.facts.get('device', '?')}"
+        names = [part.work, device if len(letters) > 1 else ""]
+        heading = ", ".join(filter(None, names))
+        found.append((heading, comparison.rows_of(part), charts(comparison, part)))
     rest = [row for row in comparison.rows if not row.variant.machine]
     return [*found, ("Never started", rest, [])] if rest else found
 
