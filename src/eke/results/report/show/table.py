@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
 
 from eke.common.text import format_bytes, format_count, format_seconds
 from eke.plan.record import Outcome
@@ -30,9 +29,6 @@ from eke.results.report.compare.statistics import Ratio, Significance
 
 CHARS_FOR_NAMES = 60
 """Maximum length of a label in tables; tooltips and files have the full label."""
-
-FACTORS_IN_LABEL = 3
-"""Limit above which a label is cut and columns show the rest."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,8 @@ def columns(comparison: Comparison, most: int = CHARS_FOR_NAMES) -> list[Column]
     A label has at most `most` characters.
     """
     rows = comparison.rows
-    found = [*_main(comparison, most), *_numbers(comparison), *_factors(comparison)]
+    found = [*_main(comparison, most), *_numbers(comparison)]
+    found += [Column(key, key, partial(_factor, key)) for key in comparison.factors]
     return [c for c in found if c.key == "label" or any(c.cell(row).line() for row in rows)]
 
 
@@ -122,17 +119,6 @@ def _decisions(comparison: Comparison) -> dict[ComparisonRow, str]:
         elif row.on_front and not words:
             words.append("on the front")
     return {row: ", ".join(words) for row, words in found.items()}
-
-
-def _factors(comparison: Comparison) -> list[Column]:
-    """Columns of factors, after the numbers, which matter most.
-
-    A label that is made of the factors says them; a row's name does not.
-    """
-    has_rows = any(row.variant.row for row in comparison.rows)
-    if not has_rows and len(comparison.factors) <= FACTORS_IN_LABEL:
-        return []
-    return [Column(f"factor {key}", key, partial(_factor, key)) for key in comparison.factors]
 
 
 def _factor(key: str, row: ComparisonRow) -> Cell:
@@ -253,28 +239,8 @@ def _signed(error: float) -> str:
 
 
 def shortened(labels: Sequence[str], most: int = CHARS_FOR_NAMES) -> list[str]:
-    """Shorten different labels; those that begin alike start at the first differing word."""
-    groups: dict[str, list[str]] = {}
-    for label in labels:
-        groups.setdefault(label[: most - 1], []).append(label)
-    short: dict[str, str] = {}
-    for alike in groups.values():
-        short.update(zip(alike, _cut(alike, most), strict=True))
-    counts = Counter(short.values())
-    for number, label in enumerate(labels, 1):
-        if counts[short[label]] > 1:  # the difference was cut
-            short[label] = f"{number}: {label}"[: most - 1] + "…"
-    return [short[label] for label in labels]
-
-
-def _cut(alike: Sequence[str], most: int) -> list[str]:
-    """Shorten labels with a common beginning."""
-    if len(alike) == 1:
-        (label,) = alike
-        return [label if len(label) <= most else label[: most - 1] + "…"]
-    common = next(n for n, seen in enumerate(zip_longest(*alike)) if len(set(seen)) > 1)
-    start = alike[0][:common].rfind(" ") + 1
-    if not start:  # one long word
-        return [label if len(label) <= most else "…" + label[1 - most :] for label in alike]
-    rests = shortened([label[start:] for label in alike], most)
-    return ["… " + rest.removeprefix("… ") for rest in rests]
+    """Cut long labels in their middle; those that become alike get a number."""
+    half = most // 2
+    cut = [each if len(each) <= most else f"{each[: half - 1]}…{each[-half:]}" for each in labels]
+    counts = Counter(cut)
+    return [f"{number}: {text}" if counts[text] > 1 else text for number, text in enumerate(cut, 1)]
