@@ -201,6 +201,8 @@ class Rounds:
     def show_outcome(self, code: int) -> int:
         """Print what is decided and open; returns the sweep's exit code, `code` if it is over."""
         rows = {key: row for key, row in self._rows.items() if key not in self._baselines}
+        if not rows:
+            return code if self.is_over else EXIT_RESUMABLE
         decided = sum(row.state.is_decided for row in rows.values())
         number, runs, most = len({*self._keys.values()}), len(self.jobs), self._rule.max_repeats
         took = sum(map(_seconds, self.jobs))

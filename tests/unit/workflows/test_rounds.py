@@ -12,7 +12,7 @@ from eke.config.schema import Sweep
 from eke.launch.interface import Launcher, StartedSweep
 from eke.launch.processes.status import open_rows
 from eke.launch.processes.sweep import Cell, Job, SweepFile, sweep_paths
-from eke.plan.record import EXIT_OK, EXIT_RESUMABLE, Outcome
+from eke.plan.record import EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome
 from eke.workflows import rounds as rounds_module
 from eke.workflows.rounds import Rounds, find_problems
 from eke.workflows.sweep import run_planned_sweep
@@ -294,6 +294,15 @@ def test_after_ctrl_c_a_cluster_goes_on_with_its_round(tmp_path) -> None:
     cluster.run()
     assert submit(world, Cluster(world), detach=False) == EXIT_OK
     assert len(set(world.made)) == len(world.made)
+
+
+def test_a_sweep_without_runs_ends_at_once(tmp_path) -> None:
+    """A rule rejects all of them."""
+    world = World(tmp_path, [1, 1.3])
+    cells = [Cell(("optimizer=lion",), outcome="refused"), Cell(("x=1",), outcome="refused")]
+    file = SweepFile(world.paths, ["-m"], cells)
+    rounds = Rounds(file, cells, [], world.settings)
+    assert run_planned_sweep(file, [], "a", Cluster(world), False, rounds) == EXIT_USER
 
 
 def test_status_of_other_folders_has_no_open_rows(tmp_path) -> None:

@@ -69,6 +69,11 @@ def test_a_row_stays_decided_and_leaves_the_count() -> None:
     assert decide(measured, 0, Rule(), stopped)[4].level == pytest.approx(0.015 / 3), "still counts"
 
 
+def test_losses_without_ratios_need_no_further_repeat() -> None:
+    measured = {0: {0: 1.0, 1: 0.0, 2: 1.0}, 1: {0: -1.0, 1: 1.0, 2: 1.0}}
+    assert decide(measured, 0, Rule(), {})[1].state is State.futile
+
+
 def test_rows_with_other_repeats_than_the_baseline_are_compared_by_pairs() -> None:
     measured = samples([1, 1.2, 1.0, 1.1, 0.9], 8, 0.01)
     measured[1] = {r: v for r, v in measured[1].items() if r in (0, 1, 6, 7)}

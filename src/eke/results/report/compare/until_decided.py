@@ -118,6 +118,9 @@ def decide(
         rule: the sweep's.
         known: decisions of earlier looks, which stay, and failures.
     """
+    if any(value <= 0 for sample in samples.values() for value in sample.values()):
+        undecided = Decision(State.futile)  # a loss that has no ratios
+        return {key: known.get(key, undecided) for key in samples if key != baseline}
     compared, margin = Compared(samples), math.log1p(rule.resolve)
     found: dict[K, Difference] = {}
     for key in samples:
