@@ -112,8 +112,7 @@ class Rounds:
         if most < self._rule.max_repeats:
             again = [key for key, row in rows.items() if row.state is State.futile]
             rows |= {k: replace(rows[k], state=State.open, stopped=None) for k in again}
-        # What failed is tried again.
-        self._rows = {key: row for key, row in rows.items() if row.state is not State.failed}
+        self._rows = rows
         if most != self._rule.max_repeats:
             was, now = (f"{100 * Rule(n).level:.2g} %" for n in (most, self._rule.max_repeats))
             text = f"further looks are at {now} instead of {was}; decisions stay"

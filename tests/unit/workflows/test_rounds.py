@@ -13,6 +13,7 @@ from eke.launch.interface import Launcher, StartedSweep
 from eke.launch.processes.status import open_rows
 from eke.launch.processes.sweep import Cell, Job, SweepFile, sweep_paths
 from eke.plan.record import EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome
+from eke.results.report.compare.until_decided import Decision, State
 from eke.workflows import rounds as rounds_module
 from eke.workflows.rounds import Rounds, find_problems
 from eke.workflows.sweep import run_planned_sweep
@@ -111,6 +112,30 @@ def test_killed_and_typed_again_it_goes_on_with_its_decisions(tmp_path) -> None:
     whole.do(whole.rounds())
     assert whole.made == world.made
     assert whole.stored() == world.stored()
+
+
+def test_the_same_records_are_looked_at_once(tmp_path, monkeypatch) -> None:
+    """A smaller sweep.max_repeats has a larger level, for further looks."""
+    world = World(tmp_path, [1, 1.3, 0.8, 1.03, 1.05], noise=0.02)
+    world.do(world.rounds())
+    before = world.stored()
+    monkeypatch.setattr(rounds_module, "decide", None)
+    world.do(world.rounds())
+    assert world.stored() == before
+
+
+def test_a_baseline_stops_with_its_own_rows(tmp_path) -> None:
+    """Of two groups, the first is decided after three rounds."""
+    rounds = World(tmp_path, [1, 1.3, 0.8, 1.03]).rounds()
+    base, row, other, last = (("optimizer=adamw",), ("optimizer=adafactor",),
+                              ("optimizer=sgd",), ("optimizer=lion",))  # fmt: skip
+    rounds._rows = {
+        row: Decision(State.higher, 3, baseline=base, stopped=3),
+        last: Decision(State.open, 3, baseline=other),
+    }
+    due = [key for key in (base, row, other, last) if rounds._is_due(key, 3)]
+    assert due == [other, last]
+    assert rounds._is_due(base, 2)
 
 
 def test_a_failed_row_stops_and_is_tried_again(tmp_path) -> None:

@@ -69,6 +69,14 @@ def test_a_row_stays_decided_and_leaves_the_count() -> None:
     assert decide(measured, 0, Rule(), stopped)[4].level == pytest.approx(0.015 / 3), "still counts"
 
 
+def test_a_row_that_stopped_as_the_same_is_not_tested_again() -> None:
+    """It is resolved by now, and would leave the count of the others."""
+    measured = samples([1, 0.97, 1.0, 1.0, 1.0], 6, 0.002)
+    assert decide(measured, 0, Rule(), {})[1].state is State.lower
+    found = decide(measured, 0, Rule(), {1: Decision(State.same, 6)})
+    assert found[4].level == pytest.approx(0.015 / 4)
+
+
 def test_losses_without_ratios_need_no_further_repeat() -> None:
     measured = {0: {0: 1.0, 1: 0.0, 2: 1.0}, 1: {0: -1.0, 1: 1.0, 2: 1.0}}
     assert decide(measured, 0, Rule(), {})[1].state is State.futile
