@@ -47,6 +47,9 @@ TICKS = (0.02, 0.05, 0.1, 0.25, 0.5, 0.71, 1, 1.41, 2, 4, 10, 20, 50)
 """Ratios at an axis; between a half and 2, halves of a doubling."""
 
 
+FRONT = (("baseline", "ink"), ("on the front", "front"), ("behind it", "other"))
+
+
 @dataclass(frozen=True)
 class Chart:
     """One chart of a page."""
@@ -71,7 +74,7 @@ def charts(comparison: Comparison, part: OneMachine) -> list[Chart]:
     found = [
         Chart("Speed and memory", "Up and to the left is better. The steps join what nothing else "
               "beats in both. Vertical lines are the table's intervals.", scatter(rows),
-              (("baseline", "ink"), ("on the front", "front"), ("behind it", "other")), True),
+              FRONT if any(row.on_front for row in rows) else FRONT[:1], True),
         Chart("Loss over training", "Training loss, mean of the last 5 % of steps. Thick: mean "
               "over seeds. Thin: each seed. Equal losses lie on each other.", losses, lines, True),
         Chart("Against the baseline", intervals, _ratios(_fastest(rows)),
@@ -104,10 +107,11 @@ def scatter(rows: Sequence[ComparisonRow]) -> Spec:
     shape = {"condition": {"test": f"datum.kind === '{_color('ink')}'", "value": "diamond"},
              "value": "circle"}  # fmt: skip
     marked = [point["name"] for point in points[:MAX_LABELS]]
+    front = {"type": "line", "interpolate": "step-after", "color": _color("front")}
     layers = [
-        {"name": "front", "transform": [{"filter": "datum.front"}],
-         "mark": {"type": "line", "interpolate": "step-after", "color": _color("front")},
-         "encoding": {"x": x, "y": y, "order": {"field": "memory"}}},
+        *([{"name": "front", "transform": [{"filter": "datum.front"}], "mark": front,
+            "encoding": {"x": x, "y": y, "order": {"field": "memory"}}}]
+          if any(point["front"] for point in points) else []),
         *_whiskers(points, {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"},
                             "color": color}),
         {"name": "points", "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
