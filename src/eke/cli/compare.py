@@ -55,9 +55,9 @@ HEADER = ("speed", "decision", "memory", "loss", "repeats", "configuration")
 def main(arguments: Sequence[str]) -> int:
     """Parse, compare, print; return the exit code."""
     options = _parse(arguments)
-    found = compare_sides(*open_sides(options.sides, options.by), options.tolerance)
+    found = compare_sides(open_sides(options.sides, options.by), options.tolerance)
     if options.again:
-        found = compare_sides(*_measure(found), options.tolerance)
+        found = compare_sides(_measure(found), options.tolerance)
     is_slower = any(
         found.is_slowdown(each) for each in (found.mean, *(r.speed for r in found.rows))
     )

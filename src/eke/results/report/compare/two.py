@@ -257,9 +257,9 @@ class TwoSides:
     """B compared with A."""
 
     sides: Sequence[Side]
-    keys: Mapping[str, tuple[str, str]]
+    keys: dict[str, tuple[str, str]]
     """Key in which all configurations of the sides differ -> value of A and of B."""
-    facts: Mapping[str, tuple[str, str]]
+    facts: dict[str, tuple[str, str]]
     """The same of `facts_of`."""
     rows: Sequence[Pair]
     mean: Ratio | None
@@ -301,22 +301,23 @@ class TwoSides:
         return Problem("A B", "", why, Fix(remark=self.measuring)) if lacking else None
 
 
-def compare_sides(a: Side, b: Side, tolerance: float | None = None) -> TwoSides:
-    """Compare the rows of two sides by configuration, without the runs that are in both.
+def compare_sides(sides: Sequence[Side], tolerance: float | None = None) -> TwoSides:
+    """Compare the rows of A and B by configuration, without the runs that are in both.
 
     Keys with one value in all of A and another one in all of B are what is compared, and need not
     match. ConfigError: the same runs, other work, or no row that is in both.
     """
-    known = [{repr(entry.record) for entry in side.entries if entry.record} for side in (a, b)]
+    names = " ".join(side.name for side in sides)
+    known = [{repr(entry.record) for entry in side.entries if entry.record} for side in sides]
     both = known[0] & known[1]
     sides = [
-        replace(s, entries=[e for e in s.entries if repr(e.record) not in both]) for s in (a, b)
+        replace(s, entries=[e for e in s.entries if repr(e.record) not in both]) for s in sides
     ]
     found = [_described(side.entries) for side in sides]
     if not all(found):
         why = "all runs of one side are in the other, too" if both else "a side has no record"
         fix = Fix(remark="eke compare FOLDER --by NAME, or FOLDER@ROW FOLDER@ROW")
-        raise ConfigError(Problem("A B", f"{a.name} {b.name}", why, fix))
+        raise ConfigError(Problem("A B", names, why, fix))
     fixed = _fixed([[own for own, _ in side] for side in found])
     parts = [{key: values[n] for key, values in fixed.items()} for n in (0, 1)]
     keys = {key: fixed[key] for key in Settings(parts, [(), ()]).differing()}
@@ -330,14 +331,12 @@ def compare_sides(a: Side, b: Side, tolerance: float | None = None) -> TwoSides:
     if other or not shared or any(len(r) < len(f) for r, f in zip(rows, found, strict=True)):
         why = "no configuration is in both"
         if other:
-            changes = ", ".join(
-                " -> ".join((f"{key} {x}", y)) for key in other for x, y in [keys[key]]
-            )
-            why = f"the work is not the same: {changes}"
+            changes = (f"{key} {' -> '.join(keys[key])}" for key in other)
+            why = f"the work is not the same: {', '.join(changes)}"
         elif shared:
             why = "a configuration has runs of several versions; --by NAME=OLD,NEW takes two"
         fix = Fix(remark=f"{sides[0].measuring}   (A's, where B was measured)")
-        raise ConfigError(Problem("A B", f"{a.name} {b.name}", why, fix))
+        raise ConfigError(Problem("A B", names, why, fix))
     notes = [f"{format_number(len(both), 'run')} of both sides are not compared"] if both else []
     for side, each in zip(sides, rows, strict=True):
         alone = len(each) - len(shared)
@@ -384,7 +383,7 @@ def _fixed(found: Sequence[Sequence[Mapping[str, str]]]) -> dict[str, tuple[str,
 def _facts(sides: Sequence[Side]) -> dict[str, tuple[str, str]]:
     """Facts in which the runs of two sides differ."""
     facts = [[facts_of(e.record) for e in side.entries if e.record] for side in sides]
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
     for key in dict.fromkeys(key for side in facts for each in side for key in each):
         a, b = (" and ".join(dict.fromkeys(f.get(key, "none") for f in side)) for side in facts)
         found |= {key: (a, b)} if a != b else {}
@@ -395,19 +394,14 @@ def _tested(
     variants: Sequence[tuple[Variant, Variant]], measure: Measure
 ) -> tuple[list[Pair], Ratio | None]:
     """The pairs, with speeds where there are three repeats on each side; and their mean."""
-    pairs = []
+    key, level, pairs = measure.key, statistics.ALPHA / len(variants), []
     for a, b in variants:
-        runs = []
-        for each in (a, b):
-            good = [e for e in each.entries if e.outcome == Outcome.ok.name]
-            runs.append(sorted((e for e in good if measure.key in e.measures), key=_end))
-        level = statistics.ALPHA / len(variants)
+        good = [[e for e in v.entries if e.outcome == Outcome.ok.name] for v in (a, b)]
+        runs = [sorted((e for e in each if key in e.measures), key=_end) for each in good]
         pairs.append(Pair((a, b), runs, compare_losses(a, [b], training_key, level=level)[b]))
     full = [n for n, pair in enumerate(pairs) if min(map(len, pair.runs)) >= MIN_REPEATS]
-    a, b = (
-        [[e.measures[measure.key] for e in pairs[n].runs[side]] for n in full] for side in (0, 1)
-    )
-    ratios = statistics.correct(differences(a, b)) if full else {}
+    speeds = [[[e.measures[key] for e in pairs[n].runs[side]] for n in full] for side in (0, 1)]
+    ratios = statistics.correct(differences(*speeds)) if full else {}
     for place, n in enumerate(full):
         pairs[n] = replace(pairs[n], speed=ratios[place])
     return pairs, ratios.get(MEAN)
