@@ -16,7 +16,7 @@ from eke.common.streams import printable
 from eke.common.text import align, format_number, override
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_USER
 from eke.results.report.compare.comparison import loss_words, times
-from eke.results.report.compare.load_records import gather
+from eke.results.report.compare.load_records import Entry, gather
 from eke.results.report.compare.statistics import Ratio, Significance
 from eke.results.report.compare.two import (
     Side,
@@ -103,15 +103,12 @@ def _measure(found: TwoSides) -> list[Side]:
     if not found.is_measurable:
         why = "A and B differ in what an installation has one of, or in nothing"
         raise ConfigError(Problem("--again", "", why, Fix(remark=found.measuring)))
-    firsts = [each.entries[0] for row in found.rows for each in row.variants]
-    rows = []
-    for n, entry in enumerate(firsts):
-        pairs = (text.partition("=") for text in overrides_of(entry))
-        own = ",".join(f"{key}:{value}" for key, _, value in pairs if key not in OWN)
-        rows.append(f"{'AB'[n % 2]}{n // 2}:{{{own}}}")
+    # Sorted, and of the oldest runs: the same sweep while it goes on.
+    texts = sorted([_as_row(each) for each in row.oldest] for row in found.rows)
+    rows = [f"{side}{n}:{own}" for n, pair in enumerate(texts) for side, own in zip("AB", pair, strict=True)]
     seeds = {entry.repeat[0] for row in found.rows for side in row.runs for entry in side}
     seed = "sweep.seeds=per_repeat" if len(seeds) > 1 else f"seed={min(seeds, default=0)}"
-    runs = (firsts[0].folder or Path("runs/RUN")).parent
+    runs = (found.rows[0].oldest[0].folder or Path("runs/RUN")).parent
     words = ["-m", "rerun=true", f"sweep.rows={{{','.join(rows)}}}", f"sweep.repeats={REPEATS}"]
     words += [seed, override("paths.runs", str(runs))]
     with contextlib.redirect_stdout(sys.stderr):
@@ -125,6 +122,12 @@ def _measure(found: TwoSides) -> list[Side]:
         Side(f"{side.name}, now", [e for e in entries if e.row.startswith(letter)])
         for side, letter in zip(found.sides, "AB", strict=True)
     ]
+
+
+def _as_row(entry: Entry) -> str:
+    """Overrides of a run as a row of a sweep."""
+    pairs = (text.partition("=")[::2] for text in overrides_of(entry))
+    return f"{{{','.join(f'{key}:{value}' for key, value in pairs if key not in OWN)}}}"
 
 
 def _render(found: TwoSides) -> str:

@@ -36,7 +36,7 @@ TURNS, APART = 0.03, 0.05
 of comparisons are false alarms, however many repeats there are (Kalibera & Jones 2013,
 https://doi.org/10.1145/2464157.2464160; simulated)."""
 
-MEAN, DAY_S = "mean", 86400
+MEAN, AND, DAY_S = "mean", " and ", 86400
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,6 +234,11 @@ class Pair:
     """None with fewer than three repeats."""
 
     @property
+    def oldest(self) -> list[Entry]:
+        """The first run of each side; later measurements do not change it."""
+        return [min((e for e in v.entries if e.record), key=_end) for v in self.variants]
+
+    @property
     def label(self) -> str:
         """Name of the configuration, as B has it."""
         return self.variants[1].label
@@ -280,7 +285,12 @@ class TwoSides:
     @property
     def is_measurable(self) -> bool:
         """Whether one installation can measure both: configurations differ, and no version."""
-        return bool(self.keys) and all(name in ELSEWHERE for name in self.facts)
+        sets = ([set(each.split(AND)) for each in v] for v in self._installed.values())
+        return bool(self.keys) and all(a & b for a, b in sets)
+
+    @property
+    def _installed(self) -> dict[str, tuple[str, str]]:
+        return {name: v for name, v in self.facts.items() if name not in ELSEWHERE}
 
     @property
     def measuring(self) -> str:
@@ -289,7 +299,7 @@ class TwoSides:
             return f"{shlex.join(['eke', 'compare', *(s.name for s in self.sides)])} --again"
         commands = []
         for n, side in enumerate(self.sides):
-            own = [f"{name} {v[n]}" for name, v in self.facts.items() if name not in ELSEWHERE]
+            own = [f"{name} {v[n]}" for name, v in self._installed.items()]
             commands.append(f"with {', '.join(own)}: {side.measuring}" if own else side.measuring)
         return "; ".join(dict.fromkeys(commands))
 
@@ -385,7 +395,7 @@ def _facts(sides: Sequence[Side]) -> dict[str, tuple[str, str]]:
     facts = [[facts_of(e.record) for e in side.entries if e.record] for side in sides]
     found: dict[str, tuple[str, str]] = {}
     for key in dict.fromkeys(key for side in facts for each in side for key in each):
-        a, b = (" and ".join(dict.fromkeys(f.get(key, "none") for f in side)) for side in facts)
+        a, b = (AND.join(dict.fromkeys(f.get(key, "none") for f in side)) for side in facts)
         found |= {key: (a, b)} if a != b else {}
     return found
 
