@@ -66,7 +66,9 @@ def main(arguments: Sequence[str]) -> int:
     if not options.quiet:
         from eke.results.report.show.terminal import render_terminal
 
-        sys.stdout.write(render_terminal(found, options.repeats, sys.stdout.isatty()))
+        everything = options.provenance or bool(options.by)
+        shown = render_terminal(found, options.repeats, sys.stdout.isatty(), everything=everything)
+        sys.stdout.write(shown)
     return _write(found, options)
 
 
@@ -85,7 +87,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="effects of this technique alone (--by precision), or rows judged and sorted by this "
         "metric (--by accuracy)",
     )  # fmt: skip
-    parser.add_argument("--repeats", action="store_true", help="every run by itself, too")
+    parser.add_argument("--repeats", action="store_true", help="also list every run")
+    parser.add_argument(
+        "--provenance", action="store_true",
+        help="also print techniques, classes, and all machines, versions and commands",
+    )  # fmt: skip
     parser.add_argument(
         "--output", default="", metavar="FOLDER", help="where files go (default: the first DIR)"
     )

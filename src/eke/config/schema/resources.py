@@ -4,7 +4,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from eke.config.schema.fields import BOTH, NONE, ROUNDING, OptionGroup, at_least, between
+from eke.config.schema.fields import (
+    BOTH,
+    NONE,
+    ROUNDING,
+    OptionGroup,
+    above,
+    at_least,
+    between,
+)
 
 
 @dataclass
@@ -197,6 +205,10 @@ class Seeds(Enum):
     per_repeat = "per_repeat"
 
 
+AUTO_REPEATS = "auto"
+"""`sweep.repeats` that the results decide."""
+
+
 @dataclass
 class Sweep:
     """Which runs `-m` makes: rows x zip x product, less what is excluded, in rounds of repeats."""
@@ -210,13 +222,36 @@ class Sweep:
     exclude: list[str] = field(default_factory=list)
     """Expressions such as `precision=fp16 and model=tiny_t5`; a run that one is true of is left
     out."""
-    repeats: int = field(default=1, metadata=at_least(1))
-    """Runs of each configuration, one of every configuration per round: repeat=0, 1, ..."""
+    repeats: str = "1"
+    """Runs of each configuration, one of every configuration per round: repeat=0, 1, ... auto:
+    rounds until each difference from the baseline is decided."""
+    max_repeats: int = field(default=10, metadata=between(3, 100))
+    """With repeats=auto: most runs of a configuration; more of them mean a stricter level."""
+    resolve: float = field(default=0.05, metadata=between(0.005, 1))
+    """With repeats=auto: a configuration whose difference is shown to be smaller stops as the
+    same."""
+    budget: float | None = field(default=None, metadata=above(0))
+    """With repeats=auto: device-hours of the sweep, after which no round begins; null: no limit."""
     seeds: Seeds = Seeds.same
     """`per_repeat`: repeat=0, 1, ... have seed=0, 1, ..., so that three repeats resolve differences
     of the loss; `same`: the repeats of a configuration are one training, timed again."""
     strict: bool = False
     """Start nothing when a rule refuses any of the runs."""
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the results decide the number of repeats."""
+        return self.repeats == AUTO_REPEATS
+
+    @property
+    def rule(self) -> tuple[str, ...]:
+        """What decides the number of repeats, and identifies the sweep; empty if it is fixed."""
+        return (self.repeats, f"{self.resolve:g}") if self.is_auto else ()
+
+    @property
+    def rounds(self) -> int:
+        """Most repeats of a configuration."""
+        return self.max_repeats if self.is_auto else int(self.repeats)
 
 
 class Horizon(Enum):

@@ -133,6 +133,18 @@ def stand(
     return replace(known, state=state, step=step, loss=loss, note=note or gone)
 
 
+def open_rows(folder: Path) -> str:
+    """Return which configurations of `sweep.repeats=auto` are open; empty for other folders."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        found = read_json(SweepPaths(folder).sweep)["repeats"]
+        open_ = [str(row["name"]) for row in found["rows"] if row["state"] in ("open", "futile")]
+        decided = sum(row["state"] in ("higher", "lower", "same") for row in found["rows"])
+        text = f"rounds: {found['rounds']} of at most {found['max_repeats']}, {decided} of "
+        text += f"{len(found['rows'])} configurations decided"
+        return f"{text}; open: {', '.join(open_)}" if open_ else text
+    return ""
+
+
 def goes_on(folder: Path, standings: Sequence[RunStatus]) -> bool:
     """Whether something runs or waits, or may, or a sweep's own process has still to see to it."""
     return any(s.is_active or s.silent for s in standings) or bool(watchers_in(folder))

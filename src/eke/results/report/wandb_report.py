@@ -21,8 +21,8 @@ from eke.config import schema
 from eke.config.schema import TrackerMode
 from eke.plan.record import Record, metrics, table
 from eke.results.report.compare import Comparison
-from eke.results.report.compare.claims import verdict_lines
 from eke.results.report.compare.load_records import Entry
+from eke.results.report.compare.sentences import verdict_lines
 from eke.results.report.show.export import cut, main_table
 from eke.results.report.show.sections import count_outcomes
 from eke.results.trackers.async_tracker import TIME, TOTAL_TOKENS

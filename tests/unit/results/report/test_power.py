@@ -7,7 +7,7 @@ The shares are those of seeded random numbers; docs/how-to/report.md quotes them
 import numpy as np
 import pytest
 
-from eke.results.report.compare.statistics import Significance, correct, ratio
+from eke.results.report.compare.statistics import Compared, Significance, correct, ratio_of
 
 TRIALS = 1000
 NOISE = 0.02
@@ -30,11 +30,16 @@ def sweeps(effects, rounds, seed, trials=TRIALS, heavy=False):
         yield [dict(enumerate(values[:, n])) for n in range(count)]
 
 
+def differences(base, others):
+    compared = Compared({"base": base, **dict(enumerate(others))})
+    return {n: compared.difference(("base", n)) for n in range(len(others))}
+
+
 def share_of_claims(effects, rounds, seed, **kind):
     """Of the trials, those with a claim about any of the others."""
     claimed = 0
     for base, *others in sweeps(effects, rounds, seed, **kind):
-        found = correct({n: ratio(base, other) for n, other in enumerate(others)})
+        found = correct(differences(base, others))
         claimed += any(each.decision in CLAIMS for each in found.values())
     return claimed / TRIALS
 
@@ -63,7 +68,7 @@ def test_a_planted_difference_is_found(effect, rounds, power):
 def test_intervals_hold_the_truth():
     held = 0
     for base, other in sweeps([1.1], 4, seed=6):
-        found = ratio(base, other)
+        found = ratio_of(differences(base, [other])[0])
         # In a round the drift moves on from the baseline to the other by a part of it.
         held += found.low <= 1.1 * np.exp(0.01) and found.high >= 1.1 * np.exp(-0.01)
     assert held / TRIALS >= 0.94
@@ -76,6 +81,6 @@ def test_without_rounds_drift_would_be_taken_for_a_difference():
     for _ in range(TRIALS):
         drift = np.linspace(0, DRIFT * random.normal(), 10)
         values = np.exp(drift + NOISE * random.normal(size=10))
-        found = ratio(dict(enumerate(values[:5])), dict(enumerate(values[5:])))
-        wrong += found.decision in CLAIMS
+        base, other = (dict(enumerate(part)) for part in (values[:5], values[5:]))
+        wrong += ratio_of(differences(base, [other])[0]).decision in CLAIMS
     assert wrong / TRIALS > 0.3

@@ -14,7 +14,7 @@ from statistics import fmean, median
 
 from eke.common.paths import RunPaths
 from eke.plan.record import Outcome, Record, metrics
-from eke.results.report.compare.measures import LARGEST, SAMPLES
+from eke.results.report.compare.measures import LARGEST, SAMPLES, TOKENS
 from eke.results.report.compare.statistics import Compared
 from eke.results.report.compare.variants import Variant
 
@@ -34,6 +34,8 @@ class Curve:
     if there are any."""
     losses: tuple[float, ...]
     """Moving average over WINDOW_FRAC of the steps."""
+    steps: tuple[int, ...] = ()
+    """Optimizer steps done."""
 
     def at(self, seconds: float) -> float | None:
         """Loss at a time; None before the first step."""
@@ -49,6 +51,18 @@ def curve_of(variant: Variant) -> Curve | None:
         if not entry.record.shared_device and (curve := read_curve(RunPaths(entry.folder))):
             return curve
     return None
+
+
+def curves_of(variant: Variant, most: int) -> list[Curve]:
+    """Curves of different seeds, at most this many; times of a shared device count, too."""
+    found: dict[int, Curve] = {}
+    for entry in variant.entries:
+        seed, _ = entry.repeat
+        ended = entry.folder is not None and entry.outcome == Outcome.ok.name
+        if ended and entry.folder and seed not in found and len(found) < most:
+            curve = read_curve(RunPaths(entry.folder))
+            found |= {seed: curve} if curve else {}
+    return list(found.values())
 
 
 def read_curve(paths: RunPaths) -> Curve | None:
@@ -76,7 +90,9 @@ def read_curve(paths: RunPaths) -> Curve | None:
     losses = [fmean(loss for _, loss in steps[max(0, end - window) : end]) for end in ends]
     every = math.ceil(len(seconds) / MAX_POINTS)
     kept = sorted({*range(0, len(seconds), every), len(seconds) - 1})
-    return Curve(tuple(seconds[n] for n in kept), tuple(losses[n] for n in kept))
+    done = [int(row[metrics.STEP]) for row in timed]
+    columns = (tuple(each[n] for n in kept) for each in (seconds, losses))
+    return Curve(*columns, tuple(done[n] for n in kept))
 
 
 def _is_finite(value: object) -> bool:
@@ -103,9 +119,10 @@ def quiet_notes(
     if base is None:
         return []
     here = [each for each in variants if each.machine == base.machine]
+    speeds = noise.get(SAMPLES.key) or noise[TOKENS.key]
     notes = [
         f"{each.label}: noisier than the others, repeats differ by {repeat_spread(each):.2f}x"
-        for each in here if noise[SAMPLES.key].is_noisy(each)
+        for each in here if speeds.is_noisy(each)
     ]  # fmt: skip
     if apart := sorted(_apart(base, here), reverse=True):
         seconds, label = apart[0]

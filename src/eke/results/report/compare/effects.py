@@ -1,7 +1,5 @@
 """Effects of techniques: over matched pairs, alone, cumulative, Pareto front, published tables."""
 
-import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +11,6 @@ from eke.results.report.compare.statistics import (
     Difference,
     Ratio,
     correct_all,
-    estimate,
     mean_difference,
 )
 from eke.results.report.compare.variants import Variant
@@ -132,18 +129,6 @@ def _over(
             found = [compared.difference(pair) for pair in named]
             effects[key] = mean_difference([each.mean for each in found if each])
     return {key: each for key, each in effects.items() if each}
-
-
-def pareto(variants: Sequence[Variant]) -> list[Variant]:
-    """Pareto front of memory and samples per second, by increasing memory."""
-    points = []
-    for each in variants:
-        memory, speed = (estimate(each.sample(m.key)) for m in (PEAK, SAMPLES))
-        if memory and speed:
-            points.append((memory.value, -speed.value, each))
-    points.sort(key=lambda point: point[:2])
-    slowness = itertools.accumulate((point[1] for point in points), min, initial=math.inf)
-    return [point[2] for point, least in zip(points, slowness, strict=False) if point[1] < least]
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,10 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import fmean, median
+from typing import Generic
 
-from eke.common.files import plain
 from eke.common.text import format_number
-from eke.plan.identity import canonical
-from eke.plan.record import Record, table
+from eke.plan.record import table
 from eke.results.report.compare.measures import (
     METRIC,
     best_of,
@@ -29,6 +28,7 @@ from eke.results.report.compare.statistics import (
     MIN_REPEATS,
     Compared,
     Difference,
+    K,
     Sample,
     holm_levels,
     mean_difference,
@@ -43,9 +43,6 @@ in the report."""
 EQUAL = 1e-5
 """Relative difference up to which losses count as numerically equivalent: the bound of
 tests/equivalence for float32 over 20 steps."""
-
-ANOTHER_TRAINING = "another model, task or data"
-"""Reason that losses and speeds of two configurations are not comparable."""
 
 NAMED = (1.0, 2.0, 3.0, 5.0, 10.0)
 """Differences, in % or points, of which the report says how many seeds would show them."""
@@ -136,8 +133,7 @@ class LossComparison:
         """`+3.1 % (+1.8 to +4.4 %)`; without an interval where there is none."""
         if self.estimate is None:
             return ""
-        end = f" {self.unit}" if self.unit else ""
-        text = f"{self.estimate:+.2g}{end}"
+        text = self._with_unit(self.estimate)
         return f"{text} ({self.interval})" if self.interval else text
 
     @property
@@ -145,7 +141,15 @@ class LossComparison:
         """`-0.6 to +0.8 %`; empty with too few seeds, and for what is equal."""
         if self.low is None or self.high is None:
             return ""
-        return f"{self.low:+.2g} to {self.high:+.2g}{f' {self.unit}' if self.unit else ''}"
+        return self._with_unit(self.low, self.high)
+
+    def _with_unit(self, *values: float) -> str:
+        """Values with one number of decimals: of the largest, two digits, in `%` at least one."""
+        least = 1e-2 if self.unit else 1e-4
+        size = math.floor(math.log10(max(least, *map(abs, values))))
+        decimals = max(0 if size else 1, -size + (0 if self.unit else 1), 0)
+        text = " to ".join(f"{value:+.{decimals}f}" for value in values)
+        return f"{text} {self.unit}".rstrip()
 
     def seeds_needed(self, difference: float) -> int | None:
         """Seeds that would show a difference (in `unit`) in 9 of 10 cases; None: noise unknown.
@@ -186,37 +190,43 @@ def compare_losses(
         by: as of `measures.keys_by`: empty for the evaluation loss, else the training loss.
         level: chance of a false claim among all comparisons, as of `holm_levels`.
     """
-    found: dict[Variant, LossComparison] = {}
-    families = []
+    found: dict[Variant, LossComparison] = {base: LossComparison(Parity.baseline)}
+    families: list[Family[Variant]] = []
     for key in keys_by(by):
-        rows = []
-        for each in variants:
-            if each is base:
-                found[each] = LossComparison(Parity.baseline)
-            elif each not in found and base.sample(key) and each.sample(key):
-                rows.append(each)
-                if why := _difference_of_trainings(key, base, each):
-                    found[each] = LossComparison(Parity.other, key, why=why)
-        rows = [each for each in rows if each not in found]
-        if rows:
-            families.append(_Family(key, base, rows, training_key, level))
-            found |= dict.fromkeys(rows, LossComparison())
+        measured = [v for v in variants if v not in found and base.sample(key) and v.sample(key)]
+        for each in measured:
+            if why := _difference_of_trainings(key, base, each):
+                found[each] = LossComparison(Parity.other, key, why=why)
+        rows = [base, *(each for each in measured if each not in found)]
+        if len(rows) > 1:
+            samples = {each: each.sample(key) for each in rows}
+            keys = {each: training_key(each) for each in rows}
+            families.append(Family(key, samples, keys, level, _evaluated(key, rows)))
+            found |= dict.fromkeys(rows[1:], LossComparison())
     levels = holm_levels({k: d for each in families for k, d in each.tests().items()}, level)
     for family in families:
-        found |= family.results(levels)
+        for each, result in family.results(levels).items():
+            best = max(best_of(result.measure, record)[1] for record in base.records)
+            found[each] = replace(result, best_of=best)
     why = f"no {by or 'loss'} was measured"
     return {each: found.get(each) or LossComparison(why=why) for each in variants}
 
 
-def is_another_training(base: Variant, other: Variant) -> bool:
-    """Whether model, task or data differ, so that speeds are not comparable."""
-    return bool(base.records and other.records) and not _learn_alike(base.records, other.records)
+def _evaluated(key: str, rows: Sequence[Variant]) -> int:
+    """Samples, or tokens, of the smallest evaluation; 0 if unknown."""
+    counts = []
+    for record in (record for each in rows for record in each.records):
+        count = table(record.plan, "steps").get("num_eval_samples") or 0
+        length = table(record.plan, "size").get("tokens_per_sample") or 1
+        counts.append(int(count * length if key == f"{METRIC}token_accuracy" else count))
+    return min(counts, default=0)
 
 
 def _difference_of_trainings(key: str, base: Variant, other: Variant) -> str:
     """Reason that two losses are not comparable; empty if they are."""
-    if not _learn_alike(base.records, other.records):
-        return ANOTHER_TRAINING
+    packed = [each.settings.get("data.packing") == "on" for each in (base, other)]
+    if len({*packed}) > 1:
+        return "a packed row holds several samples"
     own, its = (fmean([samples_seen(r) or 0 for r in v.records]) for v in (other, base))
     if own != its:
         return f"{own:.0f} samples seen, the baseline {its:.0f}"
@@ -231,18 +241,6 @@ def _choices(found: Iterable[tuple[str, int]]) -> str:
     return " or ".join(sorted(told))
 
 
-def _learn_alike(base: Sequence[Record], other: Sequence[Record]) -> bool:
-    """Whether two configurations have the same model, task and data."""
-
-    def learned(record: Record) -> str:
-        config = record.config
-        model, task, data = (config.get(group) for group in ("model", "task", "data"))
-        length = data.get("seq_len") if isinstance(data, dict) else None
-        return canonical(plain([model, task, length, record.plan.get("data_fingerprint")]))
-
-    return set(map(learned, base)) == set(map(learned, other))
-
-
 POINTS = ("accuracy", "f1_macro", "f1_micro", "token_accuracy")
 """Metrics that are shares: in points, each value rounded to one of the evaluation's samples."""
 
@@ -251,8 +249,9 @@ POINTS = ("accuracy", "f1_macro", "f1_micro", "token_accuracy")
 class _Scale:
     """How values of one measure are compared, and what is shown of a difference."""
 
-    is_log: bool
+    key: str
     unit: str
+    """As of LossComparison; `%` of logarithms, which have a meaning for what is positive."""
     margin: float
     """MARGIN, on the scale of comparison."""
     equal: float
@@ -260,167 +259,166 @@ class _Scale:
     floor: float = 0.0
     """Least variance of one value: that of rounding to one of n samples, 1 / (12 n^2)."""
 
-    def of(self, sample: Sample) -> Sample:
-        """Values as they are compared: logarithms, points, or the values."""
-        factor = 100 if self.unit == "points" else 1
-        convert = math.log if self.is_log else lambda value: factor * value
-        return {seed: convert(value) for seed, value in sample.items()}
+    @classmethod
+    def of(cls, key: str, samples: Sequence[Sample], evaluated: int) -> "_Scale":
+        """The scale for some samples, the baseline's first, and the samples of an evaluation."""
+        base, *_ = values = [list(sample.values()) for sample in samples]
+        size = abs(fmean(base))
+        if key.removeprefix(METRIC) in POINTS:
+            floor = (100 / evaluated) ** 2 / 12 if evaluated else 0.0
+            return cls(key, "points", 100 * MARGIN, 100 * size * EQUAL, floor)
+        if is_better_lower(key) and all(value > 0 for each in values for value in each):
+            return cls(key, "%", math.log1p(MARGIN), EQUAL)
+        return cls(key, "", MARGIN * size, EQUAL * (size or 1.0))
+
+    def convert(self, value: float) -> float:
+        """A value on the scale of comparison."""
+        if self.unit == "%":
+            return math.log(value)
+        return 100 * value if self.unit == "points" else value
 
     def shown(self, difference: float) -> float:
         """A difference in `unit`."""
-        return 100 * math.expm1(difference) if self.is_log else difference
+        return 100 * math.expm1(difference) if self.unit == "%" else difference
+
+    def parity(self, low: float, high: float) -> Parity:
+        """What an interval shows."""
+        if not is_better_lower(self.key):
+            low, high = -high, -low
+        if -self.margin <= low and high <= self.margin:
+            return Parity.within
+        if low > 0:
+            return Parity.worse
+        if high < 0:
+            return Parity.better
+        return Parity.no_worse if high <= self.margin else Parity.undecided
 
 
-def _scale(key: str, rows: Sequence[Variant]) -> _Scale:
-    """Logarithms where a ratio has a meaning: of what is positive, and better lower."""
-    name = key.removeprefix(METRIC)
-    base, *_ = samples = [each.sample(key).values() for each in rows]
-    size = abs(fmean(base))
-    if name in POINTS:
-        counts = [_evaluated(name, record) for each in rows for record in each.records]
-        floor = (100 / min(counts)) ** 2 / 12 if all(counts) else 0.0
-        return _Scale(False, "points", 100 * MARGIN, 100 * size * EQUAL, floor)
-    if is_better_lower(key) and all(value > 0 for values in samples for value in values):
-        return _Scale(True, "%", math.log1p(MARGIN), EQUAL)
-    return _Scale(False, "", MARGIN * size, EQUAL * size)
+class Family(Generic[K]):
+    """Comparisons with one baseline in one measure: its trainings, and their tests.
 
-
-def _evaluated(name: str, record: Record) -> float:
-    """Samples (or tokens) of an evaluation; 0 if unknown."""
-    count = table(record.plan, "steps").get("num_eval_samples") or 0
-    length = table(record.plan, "size").get("tokens_per_sample") or 1
-    return float(count * length if name == "token_accuracy" else count)
-
-
-class _Family:
-    """Comparisons of one baseline in one measure: trainings, and their tests for Holm's method."""
+    Args:
+        key: of the measure.
+        samples: row -> seed -> value, none empty; the first row is the baseline.
+        trainings: row -> the same value for rows of one training.
+        level: chance of a false claim, as of `holm_levels`.
+        evaluated: samples of an evaluation; 0 if unknown.
+    """
 
     def __init__(
         self,
         key: str,
-        base: Variant,
-        rows: Sequence[Variant],
-        training_key: Callable[[Variant], Hashable],
-        level: float,
+        samples: Mapping[K, Sample],
+        trainings: Mapping[K, Hashable],
+        level: float = ALPHA,
+        evaluated: int = 0,
     ) -> None:
-        self._key, self._base, self._level = key, base, level
-        self._scale = _scale(key, [base, *rows])
-        self._samples = {each: self._scale.of(each.sample(key)) for each in (base, *rows)}
-        self._untested: dict[Variant, LossComparison] = {}
-        tested = [each for each in rows if not self._leaves(each, training_key)]
-        groups: dict[Hashable, list[Variant]] = {}
-        for each in (base, *tested):
-            groups.setdefault(training_key(each), []).append(each)
-        own, *self._trainings = self._split(list(groups.values()))
-        means = dict(enumerate(map(self._mean, (own, *self._trainings))))
-        compared = Compared(means, is_log=False, floor=self._scale.floor)
-        self._tests: list[tuple[list[Variant], Difference | None]] = [
-            *(([each], self._between(each)) for each in own if each is not base),
-            *(
-                (members, compared.difference((0, n + 1)))
-                for n, members in enumerate(self._trainings)
-            ),
+        self._scale = scale = _Scale.of(key, list(samples.values()), evaluated)
+        self._level, self._keys = level, trainings
+        self._samples = {
+            row: {seed: scale.convert(value) for seed, value in sample.items()}
+            for row, sample in samples.items()
+        }
+        self._base, *rows = samples
+        self._untested: dict[K, LossComparison] = {}
+        groups: dict[Hashable, list[K]] = {trainings[self._base]: [self._base]}
+        for row in rows:
+            if not self._leaves(row):
+                groups.setdefault(trainings[row], []).append(row)
+        own, *others = self._split(list(groups.values()))
+        means = dict(enumerate(map(self._mean, (own, *others))))
+        compared = Compared(means, is_log=False, floor=scale.floor)
+        self._tests: list[tuple[list[K], Difference]] = [
+            *(([row], self._between(row)) for row in own if row != self._base),
+            *((rows, compared.difference((0, n)) or UNKNOWN) for n, rows in enumerate(others, 1)),
         ]
 
     def tests(self) -> dict[tuple[str, int], Difference]:
         """What Holm's method tests, numbered."""
-        return {(self._key, n): found for n, (_, found) in enumerate(self._tests) if found}
+        return {(self._scale.key, n): found for n, (_, found) in enumerate(self._tests)}
 
-    def results(self, levels: Mapping[tuple[str, int], float]) -> dict[Variant, LossComparison]:
-        """The comparison of each row, with the levels at which all were tested."""
+    def results(self, levels: Mapping[tuple[str, int], float]) -> dict[K, LossComparison]:
+        """The comparison of each row but the baseline, with the levels at which all were tested."""
         strictest = min(levels.values(), default=self._level)
-        found = {
-            each: self._result(difference, levels[self._key, n], strictest)
-            for n, (members, difference) in enumerate(self._tests)
-            for each in members
-            if difference
+        tested = {
+            row: self._result(found, levels[self._scale.key, n], strictest)
+            for n, (rows, found) in enumerate(self._tests)
+            for row in rows
         }
-        return found | self._untested
+        return tested | self._untested
 
-    def _leaves(self, row: Variant, training_key: Callable[[Variant], Hashable]) -> bool:
+    def _leaves(self, row: K) -> bool:
         """Note what is said of a row without a test; whether it leaves the family for it."""
-        shared = [seed for seed in self._samples[self._base] if seed in self._samples[row]]
-        changes = [self._samples[row][seed] - self._samples[self._base][seed] for seed in shared]
-        found = self._between(row)
-        told = self._result(found, self._level, self._level)
-        if changes and max(map(abs, changes)) <= self._scale.equal:
+        base, other, found = self._samples[self._base], self._samples[row], self._between(row)
+        changes = [abs(other[seed] - base[seed]) for seed in base if seed in other]
+        if changes and max(changes) <= self._scale.equal:
+            told = self._result(found, self._level, self._level)
             self._untested[row] = replace(told, parity=Parity.equal, low=None, high=None)
             # Rounded values are equal by chance as well: such a row counts among those tested.
-            by_chance = self._scale.floor and training_key(row) != training_key(self._base)
-            return found.error is None or not by_chance
+            is_copy = not self._scale.floor or self._keys[row] == self._keys[self._base]
+            return is_copy or found.error is None
         if found.error is None:
             why = "one seed" if found.n == 1 else format_number(found.n, "seed")
-            self._untested[row] = replace(told, parity=Parity.few, why=why)
+            self._untested[row] = replace(self._result(found, self._level, self._level), why=why)
         return found.error is None
 
-    def _split(self, groups: Sequence[list[Variant]]) -> list[list[Variant]]:
-        """Trainings, the baseline's first: without rows that stand apart, copies as one."""
-        number = sum(len(members) for members in groups if len(members) > 1)
-        split: list[list[Variant]] = []
-        for members in groups:
-            apart = [each for each in members if self._stands_apart(each, members, number)]
-            rest = [each for each in members if each not in apart]
-            split += [*([each] for each in apart), *([rest] if rest else [])]
-        split.sort(key=lambda members: self._base not in members)
+    def _split(self, groups: Sequence[list[K]]) -> list[list[K]]:
+        """Trainings, the baseline's first: rows that stand apart alone, copies as one."""
+        number = sum(len(rows) for rows in groups if len(rows) > 1)
+        split: list[list[K]] = []
+        for rows in groups:
+            apart = [row for row in rows if self._stands_apart(row, rows, number)]
+            rest = [row for row in rows if row not in apart]
+            split += [*([row] for row in apart), *([rest] if rest else [])]
+        split.sort(key=lambda rows: self._base not in rows)
         if self._scale.floor:
             return split
-        copies: dict[Hashable, list[Variant]] = {}
-        for members in split:
-            rounded = {s: round(v / self._scale.equal) for s, v in self._mean(members).items()}
-            copies.setdefault(frozenset(rounded.items()), []).extend(members)
+        copies: dict[Hashable, list[K]] = {}
+        for rows in split:
+            rounded = {s: round(v / self._scale.equal) for s, v in self._mean(rows).items()}
+            copies.setdefault(frozenset(rounded.items()), []).extend(rows)
         return list(copies.values())
 
-    def _stands_apart(self, row: Variant, members: Sequence[Variant], number: int) -> bool:
+    def _stands_apart(self, row: K, rows: Sequence[K], number: int) -> bool:
         """Whether a row of a training differs from its others, among `number` such rows."""
-        others = [self._samples[each] for each in members if each is not row]
-        shared = [s for s in self._samples[row] if all(s in each for each in others)]
+        own, others = self._samples[row], [self._samples[each] for each in rows if each != row]
+        shared = [seed for seed in own if all(seed in each for each in others)]
         if not others or len(shared) < MIN_REPEATS:
             return bool(others)
-        found = mean_difference(
-            [self._samples[row][s] - median([each[s] for each in others]) for s in shared],
-            2 * self._scale.floor,
-        )
-        p = 1.0 if found.p is None else found.p
-        return p <= self._level / number and abs(found.mean) > self._scale.margin
+        changes = [own[seed] - median([each[seed] for each in others]) for seed in shared]
+        found = mean_difference(changes, 2 * self._scale.floor)
+        is_unequal = found.p is not None and found.p <= self._level / number
+        return is_unequal and abs(found.mean) > self._scale.margin
 
-    def _mean(self, members: Sequence[Variant]) -> Sample:
+    def _mean(self, rows: Sequence[K]) -> Sample:
         """Mean over a training's rows by seed."""
-        samples = [self._samples[each] for each in members]
+        samples = [self._samples[row] for row in rows]
         shared = [seed for seed in samples[0] if all(seed in each for each in samples)]
         return {seed: fmean([each[seed] for each in samples]) for seed in shared}
 
-    def _between(self, row: Variant) -> Difference:
+    def _between(self, row: K) -> Difference:
         """The difference of one row from the baseline, by the noise of these two."""
-        samples = {each: self._samples[each] for each in (self._base, row)}
+        samples = {0: self._samples[self._base], 1: self._samples[row]}
         compared = Compared(samples, is_log=False, floor=self._scale.floor)
-        return compared.difference((self._base, row)) or Difference(0.0, 0)
+        return compared.difference((0, 1)) or UNKNOWN
 
     def _result(self, found: Difference, level: float, strictest: float) -> LossComparison:
         ends, scale = found.interval(level), self._scale
+        is_relative = scale.unit == "%"
         return LossComparison(
-            self._parity(*ends) if ends else Parity.few,
-            self._key,
+            scale.parity(*ends) if ends else Parity.few,
+            scale.key,
             scale.shown(found.mean),
             low=scale.shown(ends[0]) if ends else None,
             high=scale.shown(ends[1]) if ends else None,
             unit=scale.unit,
             seeds=found.n,
             level=level,
-            spread=(100 if scale.is_log else 1) * found.error.spread if found.error else None,
+            spread=(100 if is_relative else 1) * found.error.spread if found.error else None,
             first_level=strictest,
-            best_of=max(best_of(self._key, record)[1] for record in self._base.records),
-            margin=100 * MARGIN if scale.is_log else scale.margin,
+            margin=100 * MARGIN if is_relative else scale.margin,
         )
 
-    def _parity(self, low: float, high: float) -> Parity:
-        """What an interval shows."""
-        margin = self._scale.margin
-        if not is_better_lower(self._key):
-            low, high = -high, -low
-        if -margin <= low and high <= margin:
-            return Parity.within
-        if low > 0:
-            return Parity.worse
-        if high < 0:
-            return Parity.better
-        return Parity.no_worse if high <= margin else Parity.undecided
+
+UNKNOWN = Difference(0.0, 0)
+"""Of samples that have nothing in common."""

@@ -36,6 +36,8 @@ LOSS_NAMES = {"loss": LOSSES, "eval_loss": LOSSES[:1], "train_loss": LOSSES[1:]}
 """Name for `--by` -> keys, in order of preference."""
 METRIC = "metrics."
 """Prefix of the keys of an evaluation's metrics."""
+BY_STEP = (SAMPLES.key, TOKENS.key, STEP.key, MFU.key)
+"""Keys of what follows from the time of a step."""
 BY_SEED = (*LOSSES, METRIC)
 """Beginnings of the keys of what the seed determines: its repeats are one observation."""
 SHOWN_METRICS = ("accuracy", "f1_macro")

@@ -323,6 +323,9 @@ NOISY, SURE = math.log(4.0), 0.6
 TINY = 1e-20
 """A variance of rounding alone."""
 
+NEWTON_STEPS = 6
+"""Of an interval's half: to 1e-7 of it."""
+
 ROUNDS = 4
 """Of what repeats share and how much each configuration says about it."""
 
@@ -412,11 +415,16 @@ class _Moderated(Error):
         return float(chance_beyond(np.array(distance), self.sums, self.scale, n))
 
     def half(self, level: float) -> float:
-        from scipy.optimize import brentq
-
-        errors = np.sqrt(np.exp(GRID) * self.scale / self.n) / self.pairs
-        ends = 0.0, 10 * float(errors[-1])
-        return float(brentq(lambda x: self.beyond(x) - level, *ends, rtol=1e-6, xtol=1e-12))
+        errors = np.sqrt(2 * np.exp(GRID) * self.scale / self.n) / self.pairs
+        # One of GRID's variances alone would have one of these; the chance falls and is convex, so
+        # Newton's method from the last one that is too near never goes too far.
+        near = -NormalDist().inv_cdf(level / 2) * errors / math.sqrt(2)
+        beyond = chance_beyond(near, self.sums, self.scale, self.n * self.pairs**2)
+        half = float(near[max(int((beyond > level).sum()) - 1, 0)])
+        for _ in range(NEWTON_STEPS):
+            slope = (self.sums * np.exp(-((half / errors) ** 2)) / errors).sum()
+            half += (self.beyond(half) - level) * math.sqrt(math.pi) / 2 / float(slope)
+        return half
 
 
 class Compared:

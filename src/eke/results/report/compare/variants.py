@@ -21,7 +21,7 @@ from eke.results.report.compare.load_records import (
     settings,
     typed_settings,
 )
-from eke.results.report.compare.measures import BY_SEED, measured_values, samples_per_step
+from eke.results.report.compare.measures import BY_SEED, BY_STEP, measured_values, samples_per_step
 from eke.results.report.compare.statistics import Sample
 
 NO_MACHINE = ""
@@ -53,6 +53,8 @@ class Variant:
     """Keys of `factors` with their option's default."""
     work: str = ""
     """Name of its group: the configurations of one model, task and data; empty for a single one."""
+    excluded: tuple[int, int, int] | None = None
+    """Seed, repeat and duplicate number of the run without a speed: see `outliers`."""
 
     @property
     def first(self) -> Entry | None:
@@ -104,7 +106,7 @@ class Variant:
         found: dict[Hashable, list[float]] = {}
         by_seed = key.startswith(BY_SEED)
         for repeat, values in self._measured.items():
-            if key in values:
+            if key in values and not (key in BY_STEP and repeat == self.excluded):
                 found.setdefault(repeat[0] if by_seed else repeat, []).append(values[key])
         return {each: fmean(values) for each, values in found.items()}
 
@@ -141,7 +143,7 @@ def group(entries: Sequence[Entry]) -> tuple[list[Variant], list[Machine], list[
     for entry in sorted(entries, key=lambda entry: entry.record is None):
         if entry.record is not None:
             data = entry.record.plan.get("data_fingerprint", "")
-            content = canonical(plain([configuration(entry.record), data]))
+            content = canonical(plain([configuration(entry.record.config), data]))
             content = hashlib.sha256(content.encode()).hexdigest()
             key = (letters[_machine_key(_facts(entry.record))], content)
             homes.setdefault(_typed(entry), key)

@@ -16,7 +16,7 @@ from eke.common.streams import escape
 from eke.plan.record import metrics, read_record
 from eke.results.report import wandb_report as module
 from eke.results.report.compare import Comparison, compare_runs
-from eke.results.report.compare.claims import verdict_lines
+from eke.results.report.compare.sentences import verdict_lines
 from eke.results.report.show.export import main_table
 from eke.results.report.wandb_report import (
     MAX_FACTORS,

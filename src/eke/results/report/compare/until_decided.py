@@ -1,0 +1,148 @@
+"""Decide after each round of `sweep.repeats=auto` which configurations need more repeats.
+
+Looking several times at 5 % claims too much: 4 to 10 % of sweeps with a false claim from 2 % noise
+on. So every look has one level, smaller the more looks there may be (Pocock 1977,
+https://doi.org/10.1093/biomet/64.2.191), and a configuration that was decided stays decided and
+leaves Holm's count (Maurer & Bretz 2013). benchmarks/report_power_auto.py measures the errors, the
+power and the repeats.
+"""
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, TypeVar
+
+from eke.results.report.compare.statistics import (
+    MIN_REPEATS,
+    Compared,
+    Difference,
+    Sample,
+    holm_levels,
+    ratio_of,
+)
+
+LEVELS = {
+    3: 0.05, 4: 0.033, 5: 0.027, 6: 0.022, 8: 0.017, 10: 0.015, 15: 0.011, 20: 0.009, 30: 0.0075,
+    50: 0.006, 100: 0.0045,
+}  # fmt: skip
+"""Most repeats -> level of each look after 3, 4, ... rounds that is 5 % in all, with normal noise
+(200,000 random walks)."""
+
+FUTILE_FROM, FUTILE = 4, 2.0
+"""Repeats from which a forecast counts, and how many times `sweep.max_repeats` it has to exceed: 10
+repeats decide a row of 5 % noise whose forecast is below that (simulated)."""
+
+
+class State(Enum):
+    """What is known of one configuration."""
+
+    higher = "higher"
+    lower = "lower"
+    same = "same"
+    """The difference from the baseline is shown to be smaller than `sweep.resolve`."""
+    futile = "futile"
+    """More than twice `sweep.max_repeats` would be needed."""
+    failed = "failed"
+    open = "open"
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it is an answer, which further looks do not change."""
+        return self in (State.higher, State.lower, State.same)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The rule of a sweep: the keys `sweep.max_repeats` and `sweep.resolve`."""
+
+    max_repeats: int = 10
+    resolve: float = 0.05
+
+    @property
+    def level(self) -> float:
+        """Level of each look: that of the next larger number in LEVELS."""
+        return next((v for n, v in LEVELS.items() if n >= self.max_repeats), min(LEVELS.values()))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """State of one configuration after a look; ratio and interval are the look's own."""
+
+    state: State = State.open
+    repeats: int = 0
+    """Of the configuration, in pairs with the baseline's."""
+    value: float | None = None
+    """Ratio to the baseline; None with too few repeats."""
+    low: float | None = None
+    high: float | None = None
+    level: float | None = None
+    """At which Holm's method tested it, and 1 - coverage of the interval."""
+    forecast: int | None = None
+    """Repeats in all that would decide it, of an open one."""
+
+    @property
+    def stops(self) -> bool:
+        """Whether it needs no further repeat."""
+        return self.state is not State.open
+
+    def plain(self) -> dict[str, Any]:
+        """For sweep.json; `decision_of` reads it."""
+        return {**vars(self), "state": self.state.name}
+
+
+def decision_of(plain: Mapping[str, Any]) -> Decision:
+    """Read one back; ValueError, KeyError or TypeError for what is none."""
+    known = {name: plain.get(name) for name in Decision.__dataclass_fields__}
+    return Decision(**{**known, "state": State[plain["state"]]})
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+def decide(
+    samples: Mapping[K, Sample], baseline: K, rule: Rule, known: Mapping[K, Decision]
+) -> dict[K, Decision]:
+    """Look once at one family: every configuration but the baseline -> its state.
+
+    Args:
+        samples: configuration -> repeat or seed -> speed or loss; positive.
+        baseline: the configuration that the others are compared with.
+        rule: the sweep's.
+        known: decisions of earlier looks, which stay, and failures.
+    """
+    compared, margin = Compared(samples), math.log1p(rule.resolve)
+    found: dict[K, Difference] = {}
+    for key in samples:
+        each = compared.difference((baseline, key)) if key != baseline else None
+        if each is not None:
+            found[key] = each
+    stopped = {key for key, each in known.items() if each.stops}
+    resolved = {key for key in stopped if known[key].state in (State.higher, State.lower)}
+    # One that stopped as the same still counts, and is not tested again.
+    tested = {
+        key: replace(each, mean=0.0) if key in stopped else each
+        for key, each in found.items() if key not in resolved
+    }  # fmt: skip
+    levels = holm_levels(tested, rule.level)
+    looked = {key for key in found if key not in stopped}
+    decided = {key: _decide(found[key], levels[key], margin, rule, len(found)) for key in looked}
+    return {key: decided.get(key, known.get(key, Decision())) for key in samples if key != baseline}
+
+
+def _decide(each: Difference, level: float, margin: float, rule: Rule, number: int) -> Decision:
+    """Decide one of `number` configurations, which Holm's method tests at this level."""
+    ratio, p_same = ratio_of(each, level), each.p_same(margin)
+    if each.p is None or p_same is None or each.n < MIN_REPEATS:
+        return Decision(State.open, each.n, ratio.value)
+    at = Decision(State.open, each.n, ratio.value, ratio.low, ratio.high, level)
+    if each.p <= level and each.mean:
+        return replace(at, state=State.higher if each.mean > 0 else State.lower)
+    if p_same <= rule.level / number:
+        return replace(at, state=State.same)
+    needed = each.repeats_needed(level, margin)
+    if needed is None or not math.isfinite(needed):
+        return at
+    is_futile = each.n >= FUTILE_FROM and needed > FUTILE * rule.max_repeats
+    state = State.futile if is_futile else State.open
+    return replace(at, state=state, forecast=max(each.n + 1, math.ceil(needed)))

@@ -1,0 +1,280 @@
+"""The table of configurations, once for every format: numbers cannot disagree."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
+
+from eke.common.text import format_bytes, format_count, format_seconds
+from eke.plan.record import Outcome
+from eke.results.report.compare import Comparison, ComparisonRow
+from eke.results.report.compare.claims import Kind, find_claims
+from eke.results.report.compare.comparison import times
+from eke.results.report.compare.losses import Parity
+from eke.results.report.compare.measures import (
+    DEVICE_HOURS,
+    EVAL_LOSS,
+    METRIC,
+    MFU,
+    PEAK,
+    RESERVED,
+    SAMPLES,
+    STEP,
+    TOKENS,
+    TRAIN_LOSS,
+    Measure,
+    metric_of,
+)
+from eke.results.report.compare.statistics import Ratio, Significance
+
+CHARS_FOR_NAMES = 60
+"""Maximum length of a label in tables; tooltips and files have the full label."""
+
+FACTORS_IN_LABEL = 3
+"""Limit above which a label is cut and columns show the rest."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: a ratio or difference with its word, its interval, and the value itself."""
+
+    text: str = ""
+    interval: str = ""
+    value: str = ""
+    tone: str = ""
+    """good, bad or empty: its colour."""
+
+    def line(self, level: int = 2) -> str:
+        """In one line: with interval and value, 1: without the value, 0: without both."""
+        text = f"{self.text} ({self.interval})" if level and self.interval else self.text
+        return ", ".join(filter(None, [self.value if level > 1 else "", text]))
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: cell and sort key of every row."""
+
+    key: str
+    title: str
+    cell: Callable[[ComparisonRow], Cell]
+    value: Callable[[ComparisonRow], float | None] = lambda _: None
+    """None for columns sorted by text."""
+    is_number: bool = False
+    is_main: bool = False
+    """Whether it is one of the six that every format shows."""
+    help: str = ""
+
+
+def columns(comparison: Comparison, most: int = CHARS_FOR_NAMES) -> list[Column]:
+    """The six main columns, then all others that have a value in at least one row.
+
+    A label has at most `most` characters.
+    """
+    rows = comparison.rows
+    found = [*_main(comparison, most), *_numbers(comparison), *_factors(comparison)]
+    return [c for c in found if c.key == "label" or any(c.cell(row).line() for row in rows)]
+
+
+def main_columns(comparison: Comparison, most: int = CHARS_FOR_NAMES) -> list[Column]:
+    """Those of `columns` that every format shows."""
+    return [column for column in columns(comparison, most) if column.is_main]
+
+
+def _main(comparison: Comparison, most: int) -> list[Column]:
+    whole = list(dict.fromkeys(row.variant.label for row in comparison.rows))
+    short = dict(zip(whole, shortened(whole, most), strict=True))
+    decided = _decisions(comparison)
+    names = [row.quality.name for row in comparison.rows if row.quality.measure]
+
+    def label(row: ComparisonRow) -> Cell:
+        cut = short[row.variant.label]
+        return Cell(f"{cut} (baseline)" if row.is_baseline else cut)
+
+    def decision(row: ComparisonRow) -> Cell:
+        found = decided.get(row, "")
+        return Cell(found, tone="good" if found and not found.startswith("higher") else "")
+
+    return [
+        Column("label", "configuration", label, is_main=True),
+        _compared("speed", lambda r: r.speed),
+        _compared("memory", lambda _: PEAK),
+        Column("loss", names[0] if names else "loss", _loss, lambda r: r.quality.estimate, True,
+               True, "against the baseline, at equal samples"),
+        Column("decision", "decision", decision, is_main=True,
+               help="front: nothing else is both smaller and faster"),
+        Column("n", "repeats", _repeats, lambda r: len(r.variant.records), True, True,
+               "repeats that ended well"),
+    ]  # fmt: skip
+
+
+def _decisions(comparison: Comparison) -> dict[ComparisonRow, str]:
+    """What the verdict and the front say about a row, in a word or two."""
+    found: dict[ComparisonRow, list[str]] = {row: [] for row in comparison.rows}
+    for claim in find_claims(comparison):
+        if claim.kind is Kind.best:
+            loss = f"best {claim.measure.title}"
+            word = "fastest" if claim.measure.is_speed else loss
+            found[claim.rows[0]].append("least memory" if claim.measure is PEAK else word)
+    for row, words in found.items():
+        if row.quality.parity is Parity.worse:
+            words.append(f"{row.quality.word} {row.quality.name}")
+        elif row.on_front and not words:
+            words.append("on the front")
+    return {row: ", ".join(words) for row, words in found.items()}
+
+
+def _factors(comparison: Comparison) -> list[Column]:
+    """Columns of factors, after the numbers, which matter most.
+
+    A label that is made of the factors says them; a row's name does not.
+    """
+    has_rows = any(row.variant.row for row in comparison.rows)
+    if not has_rows and len(comparison.factors) <= FACTORS_IN_LABEL:
+        return []
+    return [Column(f"factor {key}", key, partial(_factor, key)) for key in comparison.factors]
+
+
+def _factor(key: str, row: ComparisonRow) -> Cell:
+    return Cell(row.variant.factors.get(key, ""))
+
+
+def _numbers(comparison: Comparison) -> list[Column]:
+    keys = dict.fromkeys(k for row in comparison.rows for k in row.estimates if METRIC in k)
+    loss = "{:.4f}".format
+    return [
+        _measure(SAMPLES, lambda v: f"{v:.4g}", "over steady steps"),
+        _measure(STEP, format_seconds, "median of an optimizer step after warm-up"),
+        _measure(TOKENS, format_count, "tokens that are not padding"),
+        _measure(MFU, lambda v: f"{v:.1%}", "model FLOP/s over the device's datasheet peak"),
+        _measure(PEAK, format_bytes, "highest sum of tensors"),
+        _measure(RESERVED, format_bytes, "what PyTorch holds of the device"),
+        _measure(EVAL_LOSS, loss),
+        _measure(TRAIN_LOSS, loss),
+        *(_measure(metric_of(key), loss) for key in keys),
+        _number("equal_time", "loss at equal time", lambda r: r.loss_at_equal_time, loss,
+                "training loss when the shortest run ended"),
+        _number("prediction", "predicted memory", lambda r: r.prediction_error, _signed,
+                "predicted over measured peak of tensors, less one"),
+        _number("step_prediction", "predicted step", lambda r: r.step_prediction_error, _signed,
+                "predicted over measured median of an optimizer step, less one"),
+        _measure(DEVICE_HOURS, lambda v: f"{v:.3g}", "training steps only"),
+    ]  # fmt: skip
+
+
+def _number(
+    key: str,
+    title: str,
+    value: Callable[[ComparisonRow], float | None],
+    text: Callable[[float], str],
+    help: str = "",
+) -> Column:
+    def show(row: ComparisonRow) -> Cell:
+        found = value(row)
+        return Cell() if found is None else Cell(text(found))
+
+    return Column(key, title, show, value, is_number=True, help=help)
+
+
+def _measure(measure: Measure, text: Callable[[float], str], help: str = "") -> Column:
+    def value(row: ComparisonRow) -> float | None:
+        found = row.estimates.get(measure.key)
+        return found.value if found else None
+
+    return _number(measure.key, measure.title, value, text, help or measure.unit)
+
+
+def _compared(title: str, measure_of: Callable[[ComparisonRow], Measure]) -> Column:
+    """A measure over the baseline's, sorted by it; of the baseline, the measure."""
+
+    def show(row: ComparisonRow) -> Cell:
+        measure = measure_of(row)
+        found, ratio = row.estimates.get(measure.key), row.ratios.get(measure.key)
+        value = ""
+        if found:
+            is_size = measure is PEAK
+            value = format_bytes(found.value) if is_size else f"{found.value:.4g} {measure.title}"
+        return ratio_cell(ratio, measure, value) if ratio else Cell(value)
+
+    def value(row: ComparisonRow) -> float | None:
+        found = row.ratios.get(measure_of(row).key)
+        return found.value if found else 1.0 if row.is_baseline else None
+
+    return Column(f"ratio {title}", title, show, value, True, True, "over the baseline's")
+
+
+WORDS = {
+    Significance.higher: ("faster", "more"), Significance.lower: ("slower", "less"),
+    Significance.same: ("same within 2 %",) * 2,
+    Significance.unresolved: ("not decided",) * 2, Significance.single: ("", ""),
+}  # fmt: skip
+"""Decision -> word about a speed, and about a memory."""
+
+
+def ratio_cell(ratio: Ratio, measure: Measure, value: str = "") -> Cell:
+    """A ratio with its word and interval."""
+    number, _, interval = times(ratio).partition(" (")
+    word = WORDS[ratio.decision][measure is PEAK]
+    tone = {"faster": "good", "less": "good", "slower": "bad", "more": "bad"}.get(word, "")
+    return Cell(f"{number} {word}".rstrip(), interval.rstrip(")"), value, tone)
+
+
+def ratio_cells(ratios: Mapping[str, Ratio]) -> list[str]:
+    """Speed and memory, of a table of techniques."""
+    speed = SAMPLES if SAMPLES.key in ratios else TOKENS  # of packed rows
+    both = [(ratios.get(measure.key), measure) for measure in (speed, PEAK)]
+    return [ratio_cell(ratio, measure).line() if ratio else "" for ratio, measure in both]
+
+
+def _loss(row: ComparisonRow) -> Cell:
+    quality = row.quality
+    keys = [quality.measure] if quality.measure else [EVAL_LOSS.key, TRAIN_LOSS.key]
+    found = next((row.estimates[key] for key in keys if key in row.estimates), None)
+    value = f"{found.value:.4g}" if found else ""
+    if quality.parity in (Parity.unknown, Parity.baseline):
+        return Cell(value)
+    tone = {Parity.worse: "bad", Parity.better: "good"}.get(quality.parity, "")
+    is_shown = quality.parity in (Parity.better, Parity.worse) and quality.estimate is not None
+    change = [f"{abs(quality.estimate):.2g} {quality.unit}".rstrip()] if is_shown else []
+    return Cell(" ".join([*change, quality.word]), quality.interval, value, tone)
+
+
+def _repeats(row: ComparisonRow) -> Cell:
+    """Repeats that ended well, and the outcomes of the others: `3`, or `2, 1 oom`."""
+    outcomes = row.variant.outcomes
+    others = [f"{n} {name}" for name, n in outcomes.items() if name != Outcome.ok.name]
+    ok = [str(outcomes[Outcome.ok.name])] if Outcome.ok.name in outcomes else []
+    single = list(outcomes) if len(outcomes) == 1 and not ok else [*ok, *others]
+    return Cell(", ".join(single), tone="bad" if others else "")
+
+
+def _signed(error: float) -> str:
+    return f"{100 * error:+.1f} %"
+
+
+def shortened(labels: Sequence[str], most: int = CHARS_FOR_NAMES) -> list[str]:
+    """Shorten different labels; those that begin alike start at the first differing word."""
+    groups: dict[str, list[str]] = {}
+    for label in labels:
+        groups.setdefault(label[: most - 1], []).append(label)
+    short: dict[str, str] = {}
+    for alike in groups.values():
+        short.update(zip(alike, _cut(alike, most), strict=True))
+    counts = Counter(short.values())
+    for number, label in enumerate(labels, 1):
+        if counts[short[label]] > 1:  # the difference was cut
+            short[label] = f"{number}: {label}"[: most - 1] + "…"
+    return [short[label] for label in labels]
+
+
+def _cut(alike: Sequence[str], most: int) -> list[str]:
+    """Shorten labels with a common beginning."""
+    if len(alike) == 1:
+        (label,) = alike
+        return [label if len(label) <= most else label[: most - 1] + "…"]
+    common = next(n for n, seen in enumerate(zip_longest(*alike)) if len(set(seen)) > 1)
+    start = alike[0][:common].rfind(" ") + 1
+    if not start:  # one long word
+        return [label if len(label) <= most else "…" + label[1 - most :] for label in alike]
+    rests = shortened([label[start:] for label in alike], most)
+    return ["… " + rest.removeprefix("… ") for rest in rests]
