@@ -1,7 +1,7 @@
 """Alarms of `eke compare` in simulated pairs of sides, for benchmarks/report_power.py.
 
 `alarm` is the share of comparisons that end with exit code 1. Noise is the standard deviation of
-one run's logarithm; `shared` that of what all rows of a round share, a round of A not with one of B.
+one run's logarithm; `shared` that of what all rows of a round of one side share.
 """
 
 import numpy as np

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from eke.results.report.compare.two import (
     Side,
     TwoSides,
     compare_sides,
+    is_slowdown,
     open_sides,
     overrides_of,
 )
@@ -58,9 +60,8 @@ def main(arguments: Sequence[str]) -> int:
     found = compare_sides(open_sides(options.sides, options.by), options.tolerance)
     if options.again:
         found = compare_sides(_measure(found), options.tolerance)
-    is_slower = any(
-        found.is_slowdown(each) for each in (found.mean, *(r.speed for r in found.rows))
-    )
+    speeds = [found.mean, *(row.speed for row in found.rows)]
+    is_slower = any(is_slowdown(each, found.tolerance) for each in speeds if each)
     code = EXIT_FAILED if is_slower else EXIT_USER if found.problem else EXIT_OK
     text = json.dumps(plain(_as_plain(found, code)), indent=1) if options.json else _render(found)
     sys.stdout.write(printable(f"{text}\n"))
@@ -105,7 +106,7 @@ def _measure(found: TwoSides) -> list[Side]:
         raise ConfigError(Problem("--again", "", why, Fix(remark=found.measuring)))
     # Sorted, and of the oldest runs: the same sweep while it goes on.
     texts = sorted([_as_row(each) for each in row.oldest] for row in found.rows)
-    rows = [f"{side}{n}:{own}" for n, pair in enumerate(texts) for side, own in zip("AB", pair, strict=True)]
+    rows = [f"A{n}:{a},B{n}:{b}" for n, (a, b) in enumerate(texts)]
     seeds = {entry.repeat[0] for row in found.rows for side in row.runs for entry in side}
     seed = "sweep.seeds=per_repeat" if len(seeds) > 1 else f"seed={min(seeds, default=0)}"
     runs = (found.rows[0].oldest[0].folder or Path("runs/RUN")).parent
@@ -119,7 +120,7 @@ def _measure(found: TwoSides) -> list[Side]:
     folder = next(each.parent for each in files if read_json(each).get("command") == words)
     entries = gather([folder]).entries
     return [
-        Side(f"{side.name}, now", [e for e in entries if e.row.startswith(letter)])
+        Side(f"{side.name}, now", [replace(e, rows=()) for e in entries if e.row[0] == letter])
         for side, letter in zip(found.sides, "AB", strict=True)
     ]
 
@@ -172,23 +173,24 @@ def _render(found: TwoSides) -> str:
 def _decision(found: TwoSides, speed: Ratio | None) -> str:
     if speed is None:
         return "too few repeats"
-    return "slower" if found.is_slowdown(speed) else WORDS[speed.decision]
+    return "slower" if is_slowdown(speed, found.tolerance) else WORDS[speed.decision]
 
 
 def _as_plain(found: TwoSides, code: int) -> dict[str, Any]:
     """For machines: a claim has the fields of those in report.json."""
-    speeds = [([row.label], row.speed) for row in found.rows]
-    speeds += [([label for (label,), _ in speeds], found.mean)]
+    labels = [row.label for row in found.rows]
+    claims = [(row.speed, [row.label]) for row in found.rows] + [(found.mean, labels)]
     return {
         "sides": [{"name": each.name, "runs": len(each.entries)} for each in found.sides],
         "differing": {**found.keys, **found.facts},
         "claims": [
             {"kind": _decision(found, each), "measure": found.measure.key, "rows": rows,
-             "value": each.value, "interval": [each.low, each.high], "level": each.level}
-            for rows, each in speeds if each
+             "value": each.value, "unit": "x", "low": each.low, "high": each.high,
+             "level": each.level}
+            for each, rows in claims if each
         ],
         "rows": [
-            {"label": row.label, "factors": row.variants[1].factors,
+            {"configuration": row.label, "factors": row.variants[1].factors,
              "repeats": [len(side) for side in row.runs], "memory": row.memory,
              "loss": loss_words(row.loss)}
             for row in found.rows

@@ -4,14 +4,24 @@ import json
 import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
-from unit.results.report.made import MACHINE, NOISE, Run, make_sweep
+from unit.results.report.made import MACHINE, NOISE, SWEEP, Run, make_sweep
 
 from eke.cli import main
+from eke.cli.compare import _as_row
 from eke.common.errors import ConfigError
+from eke.config.sweep import expand
+from eke.results.report.compare.load_records import Entry
 from eke.results.report.compare.statistics import correct
-from eke.results.report.compare.two import MEAN, compare_sides, differences, open_sides
+from eke.results.report.compare.two import (
+    MEAN,
+    compare_sides,
+    differences,
+    is_slowdown,
+    open_sides,
+)
 
 ROWS = ("adamw", "lion", "sgd", "adafactor")
 START = datetime(2026, 11, 1, tzinfo=UTC)
@@ -26,9 +36,9 @@ def runs(factor=1.0, rounds=3, rows=ROWS, **other):
     ]
 
 
-def sweep(folder, made, start=0.0, rows=(), **about):
+def sweep(folder, made, start=0.0, rows=(), identity=SWEEP, **about):
     """Write runs of a sweep, a minute each from `start` minutes on; returns its folder."""
-    found = make_sweep(folder, made, rows)
+    found = make_sweep(folder, made, rows, identity=identity)
     for n in range(len(made)):
         file = folder / f"{n:016x}" / "record.json"
         record = json.loads(file.read_text())
@@ -95,7 +105,12 @@ def test_a_slower_row_among_others_is_an_alarm(tmp_path):
     sweep(tmp_path / "a", runs())
     sweep(tmp_path / "b", slow, 60)
     found = compared(str(tmp_path / "a"), str(tmp_path / "b"))
-    assert [found.is_slowdown(row.speed) for row in found.rows] == [False, False, True, False]
+    assert [is_slowdown(row.speed, found.tolerance) for row in found.rows] == [
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_noise_that_a_round_shares_is_in_the_interval():
@@ -278,3 +293,74 @@ def test_a_wrong_number_of_sides_is_refused(arguments):
     with pytest.raises(SystemExit) as ended:
         main(["compare", *arguments])
     assert ended.value.code == 2
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine that measures at once, as `--again` asks it to; the words of each sweep."""
+    asked = []
+
+    def measure(words):
+        asked.append(words)
+        folder = Path(
+            json.loads(words[-1].partition("=")[2])
+            if '"' in words[-1]
+            else words[-1].partition("=")[2]
+        )
+        made = [
+            Run({"optimizer": each}, n, speed=(90 if row == "B0" else 100) * NOISE[n % 3])
+            for n in range(5)
+            for row, each in (("A0", "adamw"), ("B0", "lion"))[:: (-1) ** n]
+        ]
+        at = folder / f"again-{len(asked)}"
+        found = sweep(
+            at, made, 600, ["A0" if r.choices["optimizer"] == "adamw" else "B0" for r in made]
+        )
+        content = json.loads((found / "sweep.json").read_text()) | {"command": words}
+        for cell in content["cells"]:
+            name = Path(cell["folder"]).name
+            (at / name).rename(folder / f"{len(asked)}{name[1:]}")
+            cell["folder"] = f"{len(asked)}{name[1:]}"
+        for each in folder.glob(f"{len(asked)}*/record.json"):
+            record = json.loads(each.read_text())
+            each.write_text(json.dumps(record | {"run_id": each.parent.name}))
+        (folder / f"sweep-{len(asked)}").mkdir()
+        (folder / f"sweep-{len(asked)}" / "sweep.json").write_text(json.dumps(content))
+        shutil.rmtree(at)
+        return 0
+
+    monkeypatch.setattr("eke.workflows.main", measure)
+    return asked
+
+
+def test_again_measures_both_in_turns_and_goes_on_with_the_same_sweep(tmp_path, capsys, machine):
+    folder = tmp_path / "runs"
+    sweep(folder, runs(rounds=1, rows=ROWS[:2]), identity="sweep-old")
+    words = [f"{folder}@optimizer=adamw", f"{folder}@optimizer=lion"]
+    assert told(capsys, *words)[1]["problem"]["remark"].endswith("--again")
+    code, content = told(capsys, *words, "--again")
+    assert code == 1
+    assert content["in_turns"]
+    assert content["rows"][0]["repeats"] == [5, 5]
+    assert content["rows"][0]["configuration"] == "optimizer=lion"
+    rows = "sweep.rows={A0:{optimizer:adamw},B0:{optimizer:lion}}"
+    assert machine[0][:4] == ["-m", "rerun=true", rows, "sweep.repeats=5"]
+    told(capsys, *words, "--again")
+    assert machine[1] == machine[0]
+
+
+def test_again_composes(tmp_path):
+    """Rows of any overrides that a run may have."""
+    made = [
+        Run({"optimizer": each}, overrides=(f"optimizer={each}", "data=csv", "data.path='a b.csv'",
+            "optimizer.lr=1e-3", "+trainer.extra={a: 1}", "task.labels=[x,'y z']", "seed=1"))
+        for each in ("adamw", "lion")
+    ]  # fmt: skip
+    a, b = (_as_row(Entry(run.typed, "ok")) for run in made)
+    found = expand(
+        [f"sweep.rows={{A0:{a},B0:{b}}}", "sweep.repeats=2", "task=sequence_classification"]
+    )
+    assert [cell.row for cell in found.cells] == ["A0", "B0", "B0", "A0"]
+    config = found.cells[0].composed.config
+    assert (config.data.path, config.optimizer.lr) == ("a b.csv", 1e-3)
+    assert config.task.labels == ["x", "y z"]

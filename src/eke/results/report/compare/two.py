@@ -28,6 +28,7 @@ from eke.results.report.compare.keys import affects
 from eke.results.report.compare.load_records import ABSENT, Entry, Settings, gather, settings
 from eke.results.report.compare.losses import LossComparison, compare_losses
 from eke.results.report.compare.measures import PEAK, SAMPLES, TOKENS, Measure
+from eke.results.report.compare.outliers import find_outliers
 from eke.results.report.compare.statistics import GRID, MIN_REPEATS, Array, Difference, Ratio
 from eke.results.report.compare.variants import CLOCK, Variant, group, training_key
 
@@ -101,6 +102,12 @@ def differences(
         found[n] = Difference(float(apart[n]), least, error)
     error = _Mixed(one * together, one, freedom, 2 / num_rounds)
     return found | ({MEAN: Difference(float(apart.mean()), min(shapes), error)} if rows > 1 else {})
+
+
+def is_slowdown(speed: Ratio, tolerance: float) -> bool:
+    """Whether a speed is shown to be lower, by an estimate beyond the tolerance."""
+    is_lower = speed.decision is statistics.Significance.lower
+    return is_lower and speed.value < 1 - tolerance
 
 
 ELSEWHERE = ("driver", "cuda_driver", "host")
@@ -216,9 +223,10 @@ def _values(record: Record) -> dict[str, str]:
 
 def _end(entry: Entry) -> float:
     """When a run ended, in seconds; 0 if that is unknown."""
+    environment = entry.record.environment if entry.record else {}
     try:
-        return datetime.fromisoformat(entry.record.environment["time"]).timestamp()  # type: ignore[union-attr]
-    except (AttributeError, TypeError, ValueError, KeyError, OverflowError):
+        return datetime.fromisoformat(str(environment.get("time"))).timestamp()
+    except (ValueError, OverflowError):
         return 0.0
 
 
@@ -227,7 +235,7 @@ class Pair:
     """A configuration, or one of each side, as measured on A and on B; ratios are B's over A's."""
 
     variants: tuple[Variant, Variant]
-    runs: Sequence[Sequence[Entry]]
+    runs: Sequence[list[Entry]]
     """Those with a speed, in the order of measurement."""
     loss: LossComparison
     speed: Ratio | None = None
@@ -273,14 +281,6 @@ class TwoSides:
     tolerance: float
     in_turns: bool
     notes: Sequence[str]
-
-    def is_slowdown(self, speed: Ratio | None) -> bool:
-        """Whether a speed is shown to be lower, by an estimate beyond the tolerance."""
-        return bool(
-            speed
-            and speed.decision is statistics.Significance.lower
-            and speed.value < 1 - self.tolerance
-        )
 
     @property
     def is_measurable(self) -> bool:
@@ -351,9 +351,8 @@ def compare_sides(sides: Sequence[Side], tolerance: float | None = None) -> TwoS
     for side, each in zip(sides, rows, strict=True):
         alone = len(each) - len(shared)
         notes += [f"{format_number(alone, 'configuration')} of {side.name} alone"] if alone else []
-    is_packed = "data.packing" in keys or "data.length_grouping" in keys
-    measure = TOKENS if is_packed else SAMPLES  # a packed row counts as one sample
-    pairs, mean = _tested([(rows[0][key], rows[1][key]) for key in shared], measure)
+    measure = TOKENS if "data.packing" in keys else SAMPLES  # a packed row holds several samples
+    pairs, mean = _tested([(rows[0][key], rows[1][key]) for key in shared], measure, notes)
     full = [pair for pair in pairs if pair.speed]
     in_turns = all(_is_in_turns(*pair.runs) for pair in full)
     if full and not in_turns:
@@ -401,14 +400,25 @@ def _facts(sides: Sequence[Side]) -> dict[str, tuple[str, str]]:
 
 
 def _tested(
-    variants: Sequence[tuple[Variant, Variant]], measure: Measure
+    variants: Sequence[tuple[Variant, Variant]], measure: Measure, notes: list[str]
 ) -> tuple[list[Pair], Ratio | None]:
-    """The pairs, with speeds where there are three repeats on each side; and their mean."""
+    """The pairs, with speeds where there are three repeats on each side; and their mean.
+
+    Excluded runs are added to `notes`.
+    """
     key, level, pairs = measure.key, statistics.ALPHA / len(variants), []
     for a, b in variants:
         good = [[e for e in v.entries if e.outcome == Outcome.ok.name] for v in (a, b)]
         runs = [sorted((e for e in each if key in e.measures), key=_end) for each in good]
         pairs.append(Pair((a, b), runs, compare_losses(a, [b], training_key, level=level)[b]))
+    samples = {
+        (n, side): {(side, number): e.measures[key] for number, e in enumerate(runs)}
+        for n, pair in enumerate(pairs) for side, runs in enumerate(pair.runs)
+    }  # fmt: skip
+    for (n, side), (_, number) in find_outliers(samples).items():
+        run = pairs[n].runs[side].pop(number)
+        why = "whose other repeats are faster and agree"
+        notes.append(f"excluded from the tests: {run.folder and run.folder.name}, {why}")
     full = [n for n, pair in enumerate(pairs) if min(map(len, pair.runs)) >= MIN_REPEATS]
     speeds = [[[e.measures[key] for e in pairs[n].runs[side]] for n in full] for side in (0, 1)]
     ratios = statistics.correct(differences(*speeds)) if full else {}
@@ -418,6 +428,7 @@ def _tested(
 
 
 def _is_in_turns(a: Sequence[Entry], b: Sequence[Entry]) -> bool:
-    """Whether each round of A and B ended before the next one."""
-    rounds = [(_end(x), _end(y)) for x, y in zip(a, b, strict=False)]
-    return len(a) == len(b) and all(max(x) <= min(y) for x, y in pairwise(rounds))
+    """Whether the runs alternate about as often as there are rounds (A B B A: twice)."""
+    order = sorted([*((_end(each), "A") for each in a), *((_end(each), "B") for each in b)])
+    changes = sum(one != other for (_, one), (_, other) in pairwise(order))
+    return changes >= max(2, min(len(a), len(b)) - 1)
