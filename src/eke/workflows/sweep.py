@@ -256,6 +256,8 @@ def run_planned_sweep(
         missing = format_number(len(left), "run")
         print_once(f"not submitted, and the same command submits them: {missing} ({why})")
     print_once(f"the runs continue: eke status {folder}   (eke cancel {folder} stops them)")
+    if auto:
+        print_once("the same command decides what this round shows, and submits the next one")
     if left or not detach:
         return EXIT_RESUMABLE
     failed = any(job.outcome is Outcome.crashed for job in jobs)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from eke.cli import main
-from eke.cli.sync import result_table
+from eke.cli.sync import ending
 from eke.common.files import read_json
 from eke.common.paths import RunPaths
 from eke.launch.processes.run_dir import claim
@@ -378,6 +378,6 @@ def test_a_reason_of_many_runs_is_told_once(tmp_path):
     reports = [
         Report(tmp_path / str(n), SyncOutcome.skipped, note="tracker=none") for n in range(3)
     ]
-    text = result_table(reports)
+    text = ending(reports)
     assert text.count("tracker=none") == 1
     assert f"skipped: {tmp_path / '0'} and 2 others" in text

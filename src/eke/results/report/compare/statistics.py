@@ -305,6 +305,8 @@ STEP = 0.5
 GRID = np.arange(-6.0, 14.1, STEP)
 """Logarithms of variances, over the median one."""
 
+VARIANCES = np.exp(GRID)
+
 CENTERS = np.arange(-3.0, 3.1, STEP)
 WIDTHS = (0.0, 0.5, 1.0)
 """Standard deviation of the logarithms of quiet configurations' variances: equally likely."""
@@ -323,8 +325,8 @@ NOISY, SURE = math.log(4.0), 0.6
 TINY = 1e-20
 """A variance of rounding alone."""
 
-NEWTON_STEPS = 6
-"""Of an interval's half: to 1e-7 of it."""
+NEWTON_STEPS, NEAR_ENOUGH = 20, 1e-5
+"""Of an interval's half: at most so many, until one is this part of it; the last is far smaller."""
 
 ROUNDS = 4
 """Of what repeats share and how much each configuration says about it."""
@@ -349,7 +351,7 @@ class Noise:
             least = np.maximum(own.max(-1) * math.exp(2 - GRID[-1]), TINY)  # all are on the grid
             self.scale = np.maximum(np.median(own, axis=-1), least)[..., None]
             relative = (squares / self.scale)[..., None]
-            like = -0.5 * (freedom[..., None] * GRID + relative * np.exp(-GRID))
+            like = -0.5 * (freedom[..., None] * GRID + relative / VARIANCES)
             self._like = np.exp(like - like.max(-1, keepdims=True))
             evidence = np.maximum(self._like @ self._prior.T, 1e-250)
             told = np.log(evidence).sum(-2) + np.log(chance)
@@ -357,7 +359,7 @@ class Noise:
             self._chance /= self._chance.sum(-1, keepdims=True)
             self._over = 1 / evidence
             found = self._like * ((self._chance[..., None, :] * self._over) @ self._prior)
-            weight = found @ np.exp(-GRID)
+            weight = found @ (1 / VARIANCES)
 
     def variances(self, one: int) -> Array:
         """Of each prior: chances of GRID's variances for one configuration."""
@@ -390,7 +392,7 @@ def chance_beyond(distance: Array, sums: Array, scale: Array, n: int) -> Array:
     """
     from scipy.special import erfc
 
-    errors = np.sqrt(2 * np.exp(GRID) * scale / n)
+    errors = np.sqrt(2 * VARIANCES * scale / n)
     chance: Array = (sums * erfc(np.abs(distance)[..., None] / errors)).sum(-1)
     return chance
 
@@ -407,7 +409,7 @@ class _Moderated(Error):
 
     @property
     def spread(self) -> float:
-        expected = float((self.sums * np.exp(GRID)).sum() * self.scale.item())
+        expected = float((self.sums * VARIANCES).sum() * self.scale.item())
         return math.sqrt(expected) / self.pairs
 
     def beyond(self, distance: float) -> float:
@@ -415,15 +417,18 @@ class _Moderated(Error):
         return float(chance_beyond(np.array(distance), self.sums, self.scale, n))
 
     def half(self, level: float) -> float:
-        errors = np.sqrt(2 * np.exp(GRID) * self.scale / self.n) / self.pairs
+        errors = np.sqrt(2 * VARIANCES * self.scale / self.n) / self.pairs
         # One of GRID's variances alone would have one of these; the chance falls and is convex, so
         # Newton's method from the last one that is too near never goes too far.
         near = -NormalDist().inv_cdf(level / 2) * errors / math.sqrt(2)
         beyond = chance_beyond(near, self.sums, self.scale, self.n * self.pairs**2)
         half = float(near[max(int((beyond > level).sum()) - 1, 0)])
         for _ in range(NEWTON_STEPS):
-            slope = (self.sums * np.exp(-((half / errors) ** 2)) / errors).sum()
-            half += (self.beyond(half) - level) * math.sqrt(math.pi) / 2 / float(slope)
+            slope = float((self.sums * np.exp(-((half / errors) ** 2)) / errors).sum())
+            step = (self.beyond(half) - level) * math.sqrt(math.pi) / 2 / slope
+            half += step
+            if step < NEAR_ENOUGH * half:
+                break
         return half
 
 
@@ -531,9 +536,9 @@ def _priors(rows: int) -> tuple[Array, Array, Array]:
 @cache
 def _addition() -> Array:
     """Chances of two of GRID's variances -> of their sum, with the same mean."""
-    sums = np.exp(GRID)[:, None] + np.exp(GRID)
+    sums = VARIANCES[:, None] + VARIANCES
     low = np.clip(np.searchsorted(GRID, np.log(sums), "right") - 1, 0, len(GRID) - 2)
-    below, above = np.exp(GRID[low]), np.exp(GRID[low + 1])
+    below, above = VARIANCES[low], VARIANCES[low + 1]
     upper = np.clip((sums - below) / (above - below), 0.0, 1.0).ravel()
     added = np.zeros((sums.size, len(GRID)))
     places = np.arange(sums.size)
