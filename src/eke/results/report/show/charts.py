@@ -18,7 +18,7 @@ from eke.results.report.compare.comparison import times
 from eke.results.report.compare.curves import Curve, curves_of
 from eke.results.report.compare.measures import PEAK, SAMPLES, samples_seen
 from eke.results.report.compare.statistics import Ratio
-from eke.results.report.show.table import shortened
+from eke.results.report.show.table import ranked, shortened
 
 Spec = dict[str, Any]
 Values = list[dict[str, Any]]
@@ -66,7 +66,7 @@ class Chart:
 
 def charts(comparison: Comparison, part: OneMachine) -> list[Chart]:
     """The charts of one machine and group that have data, the most important ones first."""
-    rows = comparison.rows_of(part)
+    rows = ranked(comparison, comparison.rows_of(part))
     losses, lines = loss_curves(rows, f"{comparison.machines.index(part)}")
     phased, names = phases(_fastest(rows))
     quality = next((row.quality for row in rows if row.quality.measure), rows[0].quality)
@@ -97,7 +97,7 @@ def scatter(rows: Sequence[ComparisonRow]) -> Spec:
          **_ends(row.ratios.get(row.speed.key), speed.value), "front": row.on_front,
          "kind": _color("ink" if row.is_baseline else "front" if row.on_front else "other"),
          "text": f"{format_bytes(memory.value)}, {speed.value:.4g} {row.speed.title}"}
-        for row in _first(rows)[:MAX_POINTS]
+        for row in rows[:MAX_POINTS]
         if (memory := row.estimates.get(PEAK.key)) and (speed := row.estimates.get(row.speed.key))
     ]  # fmt: skip
     if len(points) < 2:
@@ -150,7 +150,7 @@ def _scale(points: Values, key: str, *ends: str) -> Spec:
 
 def loss_curves(rows: Sequence[ComparisonRow], number: str) -> tuple[Spec, list[tuple[str, str]]]:
     """Training loss over steps, samples or seconds, and the legend; `number` is of the part."""
-    read = ((row, curves_of(row.variant, MAX_SEEDS)) for row in _first(rows)[: 4 * MAX_LINES])
+    read = ((row, curves_of(row.variant, MAX_SEEDS)) for row in rows[: 4 * MAX_LINES])
     drawn = list(islice(((row, curves) for row, curves in read if curves), MAX_LINES))
     if not drawn:
         return {}, []
@@ -363,17 +363,7 @@ def _unit(rows: Sequence[ComparisonRow]) -> tuple[int, str]:
     return (GIB, "GiB") if max(peaks, default=0) >= GIB else (MIB, "MiB")
 
 
-def _first(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
-    """Rows by importance: baseline, front, then the fastest others."""
-
-    def rank(row: ComparisonRow) -> tuple[bool, bool, float]:
-        speed = row.ratios.get(row.speed.key)
-        return not row.is_baseline, not row.on_front, -(speed.value if speed else 0.0)
-
-    return sorted(rows, key=rank)
-
-
 def _fastest(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
-    """Rows by decreasing speed; of many, the baseline, the front and the fastest."""
-    kept = [row for row in _first(rows)[:MAX_BARS] if row.estimates]
+    """The first rows by decreasing speed."""
+    kept = [row for row in rows[:MAX_BARS] if row.estimates]
     return sorted(kept, key=lambda r: -(s.value if (s := r.estimates.get(r.speed.key)) else 0.0))
