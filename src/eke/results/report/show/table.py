@@ -246,9 +246,13 @@ WORDS = {
 """Decision -> word about a speed, and about a memory."""
 
 
+ROUNDING = 1e-9
+"""Of a geometric mean of equal bytes."""
+
+
 def ratio_cell(ratio: Ratio, measure: Measure, value: str = "") -> Cell:
     """A ratio with its word and interval."""
-    if ratio.value == ratio.low == ratio.high == 1:
+    if measure is PEAK and abs(ratio.value - 1) < ROUNDING:
         return Cell("equal", value=value)
     number, _, interval = times(ratio).partition(" (")
     word = WORDS[ratio.decision][measure is PEAK]
