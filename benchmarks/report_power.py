@@ -14,12 +14,14 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 from arguments import at_least, writable
 from provenance import machine, provenance
+from report_power_auto import auto_alike, auto_forecasts, auto_found, outliers_found
+from report_power_lines import Array, Line, Random, percent
 
 from eke.results.report.compare.losses import LossComparison, Parity, compare_samples
 from eke.results.report.compare.measures import EVAL_LOSS, METRIC
@@ -38,32 +40,6 @@ DIRECTIONS = (Parity.better, Parity.worse)
 ONE = math.log1p(0.01)
 
 
-@dataclass(frozen=True)
-class Line:
-    """One simulated share and its bound."""
-
-    row: str
-    """Name of the function."""
-    what: str
-    """The share, in words: a row of the page's table."""
-    setting: str
-    value: float
-    bound: float
-    is_least: bool = False
-    """Whether the bound is a lower one."""
-    unit: str = "%"
-    """Of value and bound; empty for a number."""
-
-    @property
-    def is_right(self) -> bool:
-        """Whether the bound holds."""
-        return self.value >= self.bound if self.is_least else self.value <= self.bound
-
-
-Random = np.random.Generator
-Array = np.ndarray
-
-
 def noise_of(kind: str, shape: tuple[int, int, int], noise: float, random: Random) -> Array:
     """Noise of all runs, (sweeps, repeats, rows): equal, lognormal (0.5), or one row's 5 times."""
     sweeps, _, rows = shape
@@ -80,11 +56,6 @@ def half_of(rows: int, difference: float) -> Array:
     effects = np.zeros(rows)
     effects[1::2] = [math.log1p(difference * (-1) ** (k // 2)) for k in range(1, rows, 2)]
     return effects
-
-
-def percent(count: float, of: float) -> float:
-    """A share in per cent."""
-    return 100 * count / of if of else math.nan
 
 
 # --- losses and metrics ---------------------------------------------------------------------------
@@ -268,7 +239,7 @@ def speeds_found(sweeps: int, random: Random) -> Iterator[Line]:
 
 ROWS: tuple[Callable[[int, Random], Iterable[Line]], ...] = (
     losses_alike, trainings_alike, one_apart, losses_within, losses_found, accuracies_alike,
-    speeds_found,
+    speeds_found, auto_alike, auto_found, outliers_found, auto_forecasts,
 )  # fmt: skip
 """One function for each row of the table; each has random numbers of its own."""
 
