@@ -411,7 +411,7 @@ def _tested(
         good = [[e for e in v.entries if e.outcome == Outcome.ok.name] for v in (a, b)]
         runs = [sorted((e for e in each if key in e.measures), key=_end) for each in good]
         pairs.append(Pair((a, b), runs, compare_losses(a, [b], training_key, level=level)[b]))
-    samples = {
+    samples: dict[tuple[int, int], statistics.Sample] = {
         (n, side): {(side, number): e.measures[key] for number, e in enumerate(runs)}
         for n, pair in enumerate(pairs) for side, runs in enumerate(pair.runs)
     }  # fmt: skip
