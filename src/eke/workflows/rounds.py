@@ -1,9 +1,10 @@
 """Rounds of `sweep.repeats=auto`: which runs are next, what is decided, and what is still open."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 from eke.common.errors import Fix, Problem
 from eke.common.files import read_json
@@ -18,23 +19,29 @@ from eke.launch.processes.sweep import Cell, Job, SweepFile
 from eke.plan.record import EXIT_RESUMABLE, Outcome
 from eke.results.report.compare.comparison import find_families
 from eke.results.report.compare.keys import affects
-from eke.results.report.compare.load_records import ABSENT, NOT_RUN, Entry, Settings, settings_of
+from eke.results.report.compare.load_records import (
+    ABSENT,
+    NOT_RUN,
+    Entry,
+    Key,
+    Settings,
+    key_of,
+    settings_of,
+)
 from eke.results.report.compare.measures import num_devices
 from eke.results.report.compare.statistics import MIN_REPEATS
-from eke.results.report.compare.until_decided import Decision, Rule, State, decide, decision_of
+from eke.results.report.compare.until_decided import (
+    Decision,
+    Rule,
+    State,
+    decide,
+    decision_of,
+)
 from eke.workflows import print_once
 
 EXPECTED = 5
 """Repeats that `plan_only=true` expects: the mean of twelve configurations with differences of 0 to
 30 % at 2 % noise (benchmarks/report_power_auto.py)."""
-
-Key = tuple[str, ...]
-"""A configuration: its overrides without seed and repeat."""
-
-
-def key_of(overrides: Sequence[str]) -> Key:
-    """Return the configuration of a run."""
-    return tuple(text for text in overrides if not text.startswith(("repeat=", "seed=")))
 
 
 def is_about_loss(runs: Sequence[Composed]) -> bool:
@@ -48,7 +55,7 @@ def is_about_loss(runs: Sequence[Composed]) -> bool:
 
 def find_problems(runs: Sequence[Composed], settings: Sweep) -> list[Problem]:
     """Return why the results of these runs, a first round, cannot decide their repeats."""
-    problems = []
+    problems: list[Problem] = []
     if not settings.is_auto:
         return problems
     fixed = Fix(f"sweep.repeats={MIN_REPEATS}")
@@ -82,11 +89,7 @@ class Rounds:
     """Runs of a sweep, one round after another; `file` gets those of the rounds that begin."""
 
     def __init__(
-        self,
-        file: SweepFile,
-        cells: Sequence[Cell],
-        jobs: Sequence[Job],
-        settings: Sweep,
+        self, file: SweepFile, cells: Sequence[Cell], jobs: Sequence[Job], settings: Sweep
     ) -> None:
         self._file, self._cells, self._settings = file, cells, settings
         self._rule = Rule(settings.max_repeats, settings.resolve)
@@ -97,182 +100,144 @@ class Rounds:
         self.is_over = False
         """Whether there is no further round."""
         self._rows: dict[Key, Decision] = {}
-        self._baselines: dict[Key, Key] = {}
-        """Configuration -> the one with which it is compared."""
-        self._stopped: dict[Key, int] = {}
-        """Configuration -> number of rounds after which it stopped."""
-        self._names: dict[Key, str] = {}
+        """All but baselines."""
         self._looked, self._ended_by = 0, ""
-        self._read()
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # no, or no sweep
+            self._read(read_json(file.paths.sweep)["repeats"])
 
-    def _read(self) -> None:
-        """Take over what an earlier command decided; an unreadable file holds no decision."""
-        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-            before = read_json(self._file.paths.sweep)["repeats"]
-            most, looked = int(before["max_repeats"]), int(before["rounds"])
-            for row in before["rows"]:
-                key, each = tuple(row["overrides"]), decision_of(row)
-                if each.state is State.futile and most < self._rule.max_repeats:
-                    each = replace(each, state=State.open)
-                if each.state is State.failed:  # it is tried again
-                    continue
-                self._rows[key], self._baselines[key] = each, tuple(row["baseline"])
-                self._names[key] = str(row["name"])
-                if each.stops:
-                    self._stopped[key] = int(row["stopped"])
-            self._looked = looked
-            if most != self._rule.max_repeats:
-                was, now = (f"{100 * Rule(n).level:.2g} %" for n in (most, self._rule.max_repeats))
-                print_once(
-                    f"  sweep.max_repeats was {most}: further looks are at {now} instead of {was}; "
-                    "decisions stay"
-                )
+    def _read(self, before: Mapping[str, Any]) -> None:
+        """Take over what an earlier command decided."""
+        rows = {key: each for key, each in map(decision_of, before["rows"])}
+        most, self._looked = int(before["max_repeats"]), int(before["rounds"])
+        if most < self._rule.max_repeats:
+            again = [key for key, row in rows.items() if row.state is State.futile]
+            rows |= {k: replace(rows[k], state=State.open, stopped=None) for k in again}
+        self._rows = rows
+        if most != self._rule.max_repeats:
+            was, now = (f"{100 * Rule(n).level:.2g} %" for n in (most, self._rule.max_repeats))
+            text = f"further looks are at {now} instead of {was}; decisions stay"
+            print_once(f"  sweep.max_repeats was {most}: {text}")
 
     def __iter__(self) -> Iterator[list[Job]]:
         for number in range(self._settings.max_repeats):
             jobs = [job for job in self._keys if job.plan.config.repeat == number]
             jobs = [job for job in jobs if self._is_due(self._keys[job], number)]
-            others = {self._keys[job] for job in jobs} - {*self._baselines.values()}
-            if number and (not others or self._costs_too_much(jobs)):
-                break
-            if number:
-                self._begin(jobs)
+            if number:  # the first round is whole
+                others = {self._keys[job] for job in jobs} - self._baselines
+                if not others or self._costs_too_much(jobs):
+                    break
+                for job in jobs:
+                    first = len(self._file.cells)
+                    self._file.cells = [*self._file.cells, *(self._cells[n] for n in job.cells)]
+                    job.number, job.cells = first, list(range(first, len(self._file.cells)))
             self.jobs += jobs
             yield jobs
             self._look(jobs, number + 1)
         self.is_over = True
 
+    @property
+    def _baselines(self) -> set[Key]:
+        return {row.baseline for row in self._rows.values()}
+
     def _is_due(self, key: Key, number: int) -> bool:
         """Whether a configuration runs in this round; a baseline does while a row of it does."""
-        rows = [row for row, base in self._baselines.items() if base == key != row]
-        if rows and not any(self._is_due(row, number) for row in rows):
+        row = self._rows.get(key)
+        base = self._rows.get(row.baseline) if row else None
+        if any(each and each.is_over(number) for each in (row, base)):
             return False
-        if number >= self._stopped.get(self._baselines.get(key, key), number + 1):
-            return False
-        return number < self._stopped.get(key, number + 1)
-
-    def _begin(self, jobs: Sequence[Job]) -> None:
-        """Append the cells of a round after the first to the file."""
-        for job in jobs:
-            numbers = [len(self._file.cells) + place for place in range(len(job.cells))]
-            self._file.cells += [self._cells[n] for n in job.cells]
-            job.number, job.cells = numbers[0], numbers
+        rows = [each for each, other in self._rows.items() if other.baseline == key]
+        return not rows or any(self._is_due(each, number) for each in rows)
 
     def _look(self, jobs: Sequence[Job], rounds: int) -> None:
         """Stop what failed, and decide what can be decided after so many rounds."""
         anew = {self._keys[job] for job in jobs if not job.reused}
-        if rounds <= self._looked and anew:  # these decisions were about other runs
-            gone = [k for k in self._rows if anew & {k, self._baselines.get(k)}]
-            for key in gone:
-                self._rows.pop(key), self._stopped.pop(key, None)
+        if rounds <= self._looked:  # decisions about runs that have been replaced
+            kept = {k: row for k, row in self._rows.items() if not anew & {k, row.baseline}}
+            self._rows = kept
         for job in jobs:
             if job.outcome is not Outcome.ok:
-                self._rows[self._keys[job]] = Decision(State.failed)
-                self._stopped[self._keys[job]] = rounds
+                key = self._keys[job]
+                self._rows[key] = Decision(State.failed, name=job.label, stopped=rounds)
         if rounds >= MIN_REPEATS and (rounds > self._looked or anew):
             self._decide(rounds)
         self._looked = max(self._looked, rounds)
-        self._write()
+        rule = {"rule": "auto", **vars(self._rule), "level": self._rule.level}
+        rows = [row.plain(key) for key, row in self._rows.items()]
+        self._file.note_rounds({**rule, "rounds": self._looked, "rows": rows})
 
     def _decide(self, rounds: int) -> None:
-        """Look at all configurations as the report does: by machine, each with its baseline."""
+        """Look at all configurations as the report does: in families with one baseline each."""
         keys = {self._entry(job): self._keys[job] for job in self.jobs}
         for family in find_families([*keys]):
             own = {v: min(keys[each] for each in v.entries) for v in family.members}
             base = own[family.baseline]
-            alone = len(own) < 2 and base not in self._baselines  # nothing to compare it with
-            self._stopped |= {base: self._stopped.get(base, rounds)} if alone else {}
-            self._names |= {key: v.label for v, key in own.items()}
             measure = next((m for m in family.measures if family.baseline.sample(m)), "")
+            names = {key: v.label for v, key in own.items()}
             samples = {key: v.sample(measure) for v, key in own.items()}
-            for key, each in decide(samples, base, self._rule, self._rows).items():
-                if self._rows.get(key, each).repeats > each.repeats:  # on another machine
-                    continue
-                self._rows[key], self._baselines[key] = each, base
-                if each.stops:
-                    self._stopped.setdefault(key, rounds)
+            found = decide(samples, base, self._rule, self._rows)
+            if not found and base not in self._rows:  # a group of one is not compared
+                found = {base: Decision(State.failed)}
+            for key, each in found.items():
+                known = self._rows.get(key, each)
+                if known.stopped is None and known.repeats <= each.repeats:
+                    stopped = None if each.state is State.open else rounds
+                    row = replace(each, name=names[key], baseline=base, stopped=stopped)
+                    self._rows[key] = row
 
     def _entry(self, job: Job) -> Entry:
         cell = self._file.cells[job.number]
         rows, outcome = (cell.row,) if cell.row else (), job.outcome
         return Entry(cell.overrides, outcome.name if outcome else NOT_RUN, "", rows, "", job.record)
 
-    def _write(self) -> None:
-        rows = [
-            {
-                "name": self._names.get(key, " ".join(key)), "overrides": key,
-                "baseline": self._baselines.get(key, ()), "stopped": self._stopped.get(key),
-                **each.plain(),
-            }
-            for key, each in self._rows.items()
-        ]  # fmt: skip
-        rule = {"rule": "auto", **vars(self._rule), "level": self._rule.level}
-        self._file.note_rounds({**rule, "rounds": self._looked, "rows": rows})
-
     def _costs_too_much(self, jobs: Sequence[Job]) -> bool:
         """Whether this round would exceed `sweep.budget`, if its runs last as those before."""
-        budget = self._settings.budget
-        if budget is None or not self.jobs:
+        budget, spent = self._settings.budget, sum(_seconds(job, True) for job in self.jobs) / 3600
+        if budget is None or spent * (1 + len(jobs) / len(self.jobs)) <= budget:
             return False
-        spent = sum(_hours(job) for job in self.jobs)
-        if spent + len(jobs) * spent / len(self.jobs) <= budget:
-            return False
-        self._ended_by = f"sweep.budget={budget:g}"
+        self._ended_by = f"sweep.budget={budget:g} leaves no time for another round"
         return True
 
     def show_outcome(self, code: int) -> int:
         """Print what is decided and open; returns the sweep's exit code, `code` if it is over."""
-        print_once("\n".join(f"  {line}" for line in self._closing()))
+        rows = {key: row for key, row in self._rows.items() if key not in self._baselines}
+        if not rows:
+            return code if self.is_over else EXIT_RESUMABLE
+        decided = sum(row.state.is_decided for row in rows.values())
+        number, runs, most = len({*self._keys.values()}), len(self.jobs), self._rule.max_repeats
+        took = sum(map(_seconds, self.jobs))
+        print_once(
+            f"  {decided} of {len(rows)} decided after {runs / number:.1f} repeats on average "
+            f"({format_number(runs, 'run')}, {format_seconds(took)}; {most} repeats of all: "
+            f"{most * number} runs, about {format_seconds(took / runs * most * number)})."
+        )
+        left = [self._open(k, row) for k, row in rows.items() if not row.state.is_decided]
+        texts = [f"Open: {'; '.join(left)}"] if left else []
+        for text in [*texts, *filter(None, [self._ended_by])]:
+            print_once(f"  {text}.")
         return code if self.is_over else EXIT_RESUMABLE
 
-    def _closing(self) -> list[str]:
-        """Return what is decided, what it cost, and what is open; without rows, no line."""
-        rows = {k: each for k, each in self._rows.items() if k not in self._baselines.values()}
-        number = len({*self._keys.values()})
-        if not rows:
-            return []
-        seconds = [_seconds(job) for job in self.jobs]
-        runs, most = len(self.jobs), self._settings.max_repeats
-        decided = sum(each.state.is_decided for each in rows.values())
-        all_s = format_seconds(sum(seconds) / runs * most * number)
-        lines = [
-            f"{decided} of {len(rows)} decided after {runs / number:.1f} repeats on average ("
-            f"{format_number(runs, 'run')}, {format_seconds(sum(seconds))}; {most} repeats of all: "
-            f"{most * number} runs, about {all_s})."
-        ]
-        left = [self._open(k, each) for k, each in rows.items() if not each.state.is_decided]
-        if left:
-            lines.append(f"Open: {'; '.join(left)}.")
-        if self._ended_by:
-            lines.append(f"Ended by {self._ended_by}: with a larger one the same command goes on.")
-        return lines
-
     def _open(self, key: Key, row: Decision) -> str:
-        """One open configuration with its interval, and what would decide it."""
-        text = self._names.get(key, " ".join(key))
+        """Return an open configuration with its interval, and what would decide it."""
         if row.state is State.failed:
-            return f"{text}: failed"
+            return f"{row.name}: failed"
         if row.value is None or row.low is None or row.high is None:
-            return f"{text}: too few repeats"
-        ends = f"{100 * (row.low - 1):+.1f} to {100 * (row.high - 1):+.1f} %"
-        text = f"{text} {100 * (row.value - 1):+.1f} % ({ends})"
-        most = 2 * self._settings.max_repeats
+            return f"{row.name}: too few repeats"
+        value, low, high = (100 * (each - 1) for each in (row.value, row.low, row.high))
+        text, most = (
+            f"{row.name} {value:+.1f} % ({low:+.1f} to {high:+.1f} %)",
+            2 * self._rule.max_repeats,
+        )
         if row.forecast is None or row.forecast > most:
             return f"{text}: more than {most} repeats"
         more = row.forecast - row.repeats
-        pair = {key, self._baselines[key]}
-        each_s = [_seconds(job) for job in self.jobs if self._keys[job] in pair]
+        each_s = [_seconds(j) for j in self.jobs if self._keys[j] in (key, row.baseline)]
         about = format_seconds(2 * more * fmean(each_s))
         return f"{text}: about {format_number(more, 'more repeat')}, {about}"
 
 
-def _seconds(job: Job) -> float:
-    """Seconds of a run by its record."""
+def _seconds(job: Job, of_devices: bool = False) -> float:
+    """Seconds of a run by its record, or the sum over its devices."""
     times = job.record.timing if job.record else None
     parts = (times.startup_s, times.train_s, times.eval_s, times.checkpoint_s) if times else ()
-    return sum(each or 0.0 for each in parts)
-
-
-def _hours(job: Job) -> float:
-    """Device-hours of a run."""
-    return _seconds(job) * (num_devices(job.record) if job.record else 1) / 3600
+    whole = sum(each or 0.0 for each in parts)
+    return whole * num_devices(job.record) if of_devices and job.record else whole

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
+from eke.common.paths import short_path
 from eke.common.plugins import LAUNCHERS, plugin_names
 from eke.common.process_env import leave_tracked_run
 from eke.common.text import align, format_bytes, format_number, format_seconds
@@ -246,13 +247,17 @@ def run_planned_sweep(
         rerun.end()
     if not started.goes_on():
         code = show_outcome(file, auto.jobs if auto else jobs)
-        return auto.show_outcome(code) if auto else code
+        code = auto.show_outcome(code) if auto else code
+        print_once(f"\nnext: eke report {shlex.quote(short_path(file.paths.folder))}")
+        return code
     folder, left = shlex.quote(str(file.paths.folder)), started.not_started()
     if left:
         why = left[0].waiting_for or "the command was interrupted"
         missing = format_number(len(left), "run")
         print_once(f"not submitted, and the same command submits them: {missing} ({why})")
     print_once(f"the runs continue: eke status {folder}   (eke cancel {folder} stops them)")
+    if auto:
+        print_once("the same command decides what this round shows, and submits the next one")
     if left or not detach:
         return EXIT_RESUMABLE
     failed = any(job.outcome is Outcome.crashed for job in jobs)

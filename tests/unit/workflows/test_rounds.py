@@ -9,11 +9,14 @@ from unit.results.report.made import Run, make_record
 
 from eke.config.compose import compose
 from eke.config.schema import Sweep
+from eke.launch.interface import Launcher, StartedSweep
 from eke.launch.processes.status import open_rows
 from eke.launch.processes.sweep import Cell, Job, SweepFile, sweep_paths
-from eke.plan.record import EXIT_OK, EXIT_RESUMABLE, Outcome
+from eke.plan.record import EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome
+from eke.results.report.compare.until_decided import Decision, State
 from eke.workflows import rounds as rounds_module
 from eke.workflows.rounds import Rounds, find_problems
+from eke.workflows.sweep import run_planned_sweep
 
 OPTIMIZERS = ("adamw", "adafactor", "sgd", "lion", "muon", "adamw_8bit")
 
@@ -37,7 +40,7 @@ class World:
         for repeat in range(settings.max_repeats):
             for name in self.factors if repeat % 2 == 0 else reversed(self.factors):
                 typed = (f"optimizer={name}", f"repeat={repeat}")
-                plan = SimpleNamespace(config=SimpleNamespace(repeat=repeat))
+                plan = SimpleNamespace(config=SimpleNamespace(repeat=repeat, rerun=False))
                 jobs.append(Job(len(cells), name, plan))
                 cells.append(Cell(typed, run_id="x", round=repeat))
         file = SweepFile(self.paths, ["-m"], cells[: len(self.factors)])
@@ -109,6 +112,30 @@ def test_killed_and_typed_again_it_goes_on_with_its_decisions(tmp_path) -> None:
     whole.do(whole.rounds())
     assert whole.made == world.made
     assert whole.stored() == world.stored()
+
+
+def test_the_same_records_are_looked_at_once(tmp_path, monkeypatch) -> None:
+    """A smaller sweep.max_repeats has a larger level, for further looks."""
+    world = World(tmp_path, [1, 1.3, 0.8, 1.03, 1.05], noise=0.02)
+    world.do(world.rounds())
+    before = world.stored()
+    monkeypatch.setattr(rounds_module, "decide", None)
+    world.do(world.rounds())
+    assert world.stored() == before
+
+
+def test_a_baseline_stops_with_its_own_rows(tmp_path) -> None:
+    """Of two groups, the first is decided after three rounds."""
+    rounds = World(tmp_path, [1, 1.3, 0.8, 1.03]).rounds()
+    base, row, other, last = (("optimizer=adamw",), ("optimizer=adafactor",),
+                              ("optimizer=sgd",), ("optimizer=lion",))  # fmt: skip
+    rounds._rows = {
+        row: Decision(State.higher, 3, baseline=base, stopped=3),
+        last: Decision(State.open, 3, baseline=other),
+    }
+    due = [key for key in (base, row, other, last) if rounds._is_due(key, 3)]
+    assert due == [other, last]
+    assert rounds._is_due(base, 2)
 
 
 def test_a_failed_row_stops_and_is_tried_again(tmp_path) -> None:
@@ -217,6 +244,90 @@ def test_the_end_names_what_is_open_and_what_it_would_cost(tmp_path, capsys) -> 
     status = open_rows(world.paths.folder)
     assert all(name in status for name in names)
     assert f"{decided} of 4" in status
+
+
+class Cluster(Launcher, StartedSweep):
+    """Jobs that run while a command waits, or between two commands; Ctrl-C ends none of them."""
+
+    name, can_detach = "fake", True
+
+    def __init__(self, world: World, ctrl_c_at: int = 99) -> None:
+        self._world, self._ctrl_c_at = world, ctrl_c_at
+        self.submitted: list[int] = []
+        """Number of jobs of each submission."""
+
+    def start(self, books, paths, sweep) -> StartedSweep:
+        self._jobs, self._file = books.jobs, books.ledger
+        new = [job for job in self._jobs if self._key(job) not in self._world.records]
+        self.submitted += [len(new)] if new else []
+        for job in self._jobs:
+            if job not in new:
+                self._end(job)
+        return self
+
+    def _end(self, job: Job) -> None:
+        self._world._run(job, self._key(job))
+        self._file.note(job)
+
+    def _key(self, job: Job) -> tuple[str, int]:
+        return job.label, job.plan.config.repeat
+
+    def wait(self) -> bool:
+        if len(self.submitted) == self._ctrl_c_at:
+            raise KeyboardInterrupt
+        self.run()
+        return False
+
+    def run(self) -> None:
+        """All jobs end."""
+        for job in self._jobs:
+            if job.outcome is None:
+                self._end(job)
+
+    def goes_on(self) -> bool:
+        return any(job.outcome is None for job in self._jobs)
+
+
+def submit(world: World, cluster: Cluster, detach: bool) -> int:
+    rounds = world.rounds()
+    return run_planned_sweep(rounds._file, list(rounds._keys), "a", cluster, detach, rounds)
+
+
+def test_detached_each_command_submits_one_round(tmp_path) -> None:
+    world = World(tmp_path, [1, 1.3, 0.8, 1.02], noise=0.01)
+    cluster = Cluster(world)
+    codes = []
+    for number in range(12):
+        codes.append(submit(world, cluster, detach=True))
+        if len(cluster.submitted) == number:  # the last command submits no round
+            break
+        cluster.run()
+    assert set(codes) == {EXIT_OK}
+    assert cluster.submitted[:3] == [4, 4, 4]
+    assert len(cluster.submitted) == max(repeat for _, repeat in world.made) + 1
+    assert len(set(world.made)) == len(world.made)
+    attended = World(tmp_path / "b", [1, 1.3, 0.8, 1.02], noise=0.01)
+    assert submit(attended, Cluster(attended), detach=False) == EXIT_OK
+    assert (attended.made, attended.stored()) == (world.made, world.stored())
+
+
+def test_after_ctrl_c_a_cluster_goes_on_with_its_round(tmp_path) -> None:
+    world = World(tmp_path, [1, 1.3, 0.8, 1.0])
+    cluster = Cluster(world, ctrl_c_at=2)
+    assert submit(world, cluster, detach=False) == EXIT_RESUMABLE
+    assert cluster.submitted == [4, 4]
+    cluster.run()
+    assert submit(world, Cluster(world), detach=False) == EXIT_OK
+    assert len(set(world.made)) == len(world.made)
+
+
+def test_a_sweep_without_runs_ends_at_once(tmp_path) -> None:
+    """A rule rejects all of them."""
+    world = World(tmp_path, [1, 1.3])
+    cells = [Cell(("optimizer=lion",), outcome="refused"), Cell(("x=1",), outcome="refused")]
+    file = SweepFile(world.paths, ["-m"], cells)
+    rounds = Rounds(file, cells, [], world.settings)
+    assert run_planned_sweep(file, [], "a", Cluster(world), False, rounds) == EXIT_USER
 
 
 def test_status_of_other_folders_has_no_open_rows(tmp_path) -> None:

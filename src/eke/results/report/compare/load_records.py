@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,17 @@ from eke.plan.record import (
 )
 from eke.results.report.compare.measures import measured_values
 from eke.results.report.compare.statistics import ALPHA
+from eke.results.report.compare.until_decided import Decision, decision_of
 
 NOT_RUN = "not run"
 """Outcome shown for a cell without one."""
 
 UNREADABLE = "unreadable"
 """Outcome shown for a run whose record is unreadable."""
+
+
+Key = tuple[str, ...]
+"""A configuration of a sweep: its overrides without seed and repeat."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +89,8 @@ class Gathered:
     level: float = ALPHA
     """Chance of a false claim among the comparisons with one baseline: of a sweep with
     `sweep.repeats=auto` that of each look, finished or not; of several sweeps the smallest."""
+    decided: Mapping[tuple[Key, Key], Decision] = field(default_factory=dict)
+    """Configuration and its baseline -> decision of such a sweep, which stays."""
 
 
 def gather(folders: Sequence[Path]) -> Gathered:
@@ -92,14 +99,17 @@ def gather(folders: Sequence[Path]) -> Gathered:
     names: list[str] = []
     commands: list[tuple[str, ...]] = []
     notes: list[str] = []
-    level = ALPHA
+    level, decided = ALPHA, dict[tuple[Key, Key], Decision]()
     seen: set[Path] = set()
     # Sweeps first: a run that belongs to one has a name and an order there.
     for sweep in _unique(found for folder in folders for found in _sweeps_of(folder)):
         try:
             content = read_json(SweepPaths(sweep).sweep)
             name, command = content.get("name"), tuple(map(str, content.get("command") or ()))
-            level = min(level, float(content.get("repeats", {}).get("level", ALPHA)))
+            repeats = content.get("repeats") or {"level": ALPHA, "rows": []}
+            level = min(level, float(repeats["level"]))
+            rows = dict(map(decision_of, repeats["rows"]))
+            decided |= {(key, row.baseline): row for key, row in rows.items()}
             entries += _cells(sweep, content["cells"], seen)
         except Exception as error:  # a file of others may hold anything
             why = f"not a readable sweep ({first_line(error)}); its runs are listed individually"
@@ -122,7 +132,7 @@ def gather(folders: Sequence[Path]) -> Gathered:
             notes.append(f"{entry.folder}: a copy of {original}, counted once")
     notes += [f"{e.folder}: {e.reason}" for e in entries if e.outcome == UNREADABLE]
     definitions = tuple(_unique(names)), tuple(_unique(commands))
-    return Gathered(tuple(entries), *definitions, tuple(notes), level)
+    return Gathered(tuple(entries), *definitions, tuple(notes), level, decided)
 
 
 def _sweeps_of(folder: Path) -> Iterator[Path]:
@@ -233,6 +243,11 @@ SUMMARIES = ("recipe", "experiment")
 
 ABSENT = ""
 """Value of a key that a configuration lacks."""
+
+
+def key_of(overrides: Sequence[str]) -> Key:
+    """Return the configuration of a run."""
+    return tuple(text for text in overrides if not text.startswith(("repeat=", "seed=")))
 
 
 def configuration(config: dict[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,10 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from statistics import fmean, median
+from statistics import fmean
 from typing import Generic
+
+import numpy as np
 
 from eke.common.text import format_number
 from eke.plan.record import table
@@ -26,6 +28,7 @@ from eke.results.report.compare.measures import (
 from eke.results.report.compare.statistics import (
     ALPHA,
     MIN_REPEATS,
+    Array,
     Compared,
     Difference,
     K,
@@ -45,7 +48,7 @@ EQUAL = 1e-5
 tests/equivalence for float32 over 20 steps."""
 
 NAMED = (1.0, 2.0, 3.0, 5.0, 10.0)
-"""Differences, in % or points, of which the report says how many seeds would show them."""
+"""Differences, in margins (1 %, one point), of which the report says how many seeds show them."""
 
 MANY_SEEDS = 20
 """Seeds that are still proposed, where a larger difference needs fewer."""
@@ -166,7 +169,8 @@ class LossComparison:
 
         The smallest of NAMED that MANY_SEEDS show, else the one with the fewest; None if unknown.
         """
-        needed = [(n, each) for each in NAMED if (n := self.seeds_needed(each) or 0) > self.seeds]
+        sizes = [each * self.margin for each in NAMED if self.margin]
+        needed = [(n, size) for size in sizes if (n := self.seeds_needed(size) or 0) > self.seeds]
         few = [each for each in needed if each[0] <= MANY_SEEDS]
         return next(iter(few), needed[-1] if needed else None)
 
@@ -367,9 +371,9 @@ class Family(Generic[K]):
         number = sum(len(rows) for rows in groups if len(rows) > 1)
         split: list[list[K]] = []
         for rows in groups:
-            apart = [row for row in rows if self._stands_apart(row, rows, number)]
+            apart = self._apart(rows, number) if len(rows) > 1 else set()
             rest = [row for row in rows if row not in apart]
-            split += [*([row] for row in apart), *([rest] if rest else [])]
+            split += [*([row] for row in rows if row in apart), *([rest] if rest else [])]
         split.sort(key=lambda rows: self._base not in rows)
         if self._scale.floor:
             return split
@@ -379,16 +383,19 @@ class Family(Generic[K]):
             copies.setdefault(frozenset(rounded.items()), []).extend(rows)
         return list(copies.values())
 
-    def _stands_apart(self, row: K, rows: Sequence[K], number: int) -> bool:
-        """Whether a row of a training differs from its others, among `number` such rows."""
-        own, others = self._samples[row], [self._samples[each] for each in rows if each != row]
-        shared = [seed for seed in own if all(seed in each for each in others)]
-        if not others or len(shared) < MIN_REPEATS:
-            return bool(others)
-        changes = [own[seed] - median([each[seed] for each in others]) for seed in shared]
-        found = mean_difference(changes, 2 * self._scale.floor)
-        is_unequal = found.p is not None and found.p <= self._level / number
-        return is_unequal and abs(found.mean) > self._scale.margin
+    def _apart(self, rows: Sequence[K], number: int) -> set[K]:
+        """Rows of a training that differ from its others, among `number` such rows in all."""
+        shared = [s for s in self._samples[rows[0]] if all(s in self._samples[r] for r in rows)]
+        if len(shared) < MIN_REPEATS:
+            return set(rows)
+        values = np.array([[self._samples[row][seed] for row in rows] for seed in shared])
+        apart = set()
+        for row, changes in zip(rows, (values - _medians_of_others(values)).T, strict=True):
+            found = mean_difference(changes.tolist(), 2 * self._scale.floor)
+            is_unequal = found.p is not None and found.p <= self._level / number
+            if is_unequal and abs(found.mean) > self._scale.margin:
+                apart.add(row)
+        return apart
 
     def _mean(self, rows: Sequence[K]) -> Sample:
         """Mean over a training's rows by seed."""
@@ -418,6 +425,18 @@ class Family(Generic[K]):
             first_level=strictest,
             margin=100 * MARGIN if is_relative else scale.margin,
         )
+
+
+def _medians_of_others(values: Array) -> Array:
+    """Of each value, the median of the others in its row; two or more columns."""
+    ordered, rank = np.sort(values), values.argsort().argsort()
+    others = values.shape[-1] - 1
+    middle = [
+        np.take_along_axis(ordered, place + (rank <= place), -1)
+        for place in ((others - 1) // 2, others // 2)
+    ]
+    medians: Array = (middle[0] + middle[1]) / 2
+    return medians
 
 
 UNKNOWN = Difference(0.0, 0)

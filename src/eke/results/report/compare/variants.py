@@ -18,6 +18,7 @@ from eke.results.report.compare.load_records import (
     Factors,
     Settings,
     configuration,
+    key_of,
     settings,
     typed_settings,
 )
@@ -146,9 +147,11 @@ def group(entries: Sequence[Entry]) -> tuple[list[Variant], list[Machine], list[
             content = canonical(plain([configuration(entry.record.config), data]))
             content = hashlib.sha256(content.encode()).hexdigest()
             key = (letters[_machine_key(_facts(entry.record))], content)
-            homes.setdefault(_typed(entry), key)
+            homes.setdefault(key_of(entry.overrides), key)
         elif entry.is_known:
-            key = homes.setdefault(_typed(entry), (NO_MACHINE, canonical(_typed(entry))))
+            key = homes.setdefault(
+                key_of(entry.overrides), (NO_MACHINE, canonical(key_of(entry.overrides)))
+            )
         else:  # its configuration may equal another one
             key = NO_MACHINE, str(entry.folder)
         groups.setdefault(key, []).append(entry)
@@ -316,18 +319,13 @@ def _label(variant: Variant, told: Factors) -> str:
     texts = [_value(key, value) for key, value in told.items() if value and first.is_known]
     telling = [text for text in texts if not text.endswith("=none")] or texts
     folder = first.folder.name if first.folder else "run"
-    return " + ".join(telling) or " ".join(_typed(first)) or folder
+    return " + ".join(telling) or " ".join(key_of(first.overrides)) or folder
 
 
 def _value(key: str, value: str) -> str:
     """A value, with the last part of its key unless it is a name."""
     is_name = value not in PLAIN and (value[:1].isalpha() or not key)
     return value if is_name else f"{key.rpartition('.')[2]}={value}"
-
-
-def _typed(entry: Entry) -> tuple[str, ...]:
-    """Overrides without the keys of repeats."""
-    return tuple(text for text in entry.overrides if not text.startswith(("repeat=", "seed=")))
 
 
 def _facts(record: Record) -> dict[str, str]:

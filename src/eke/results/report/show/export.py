@@ -24,7 +24,7 @@ from eke.results.report.compare.claims import Claim, find_claims, with_beside
 from eke.results.report.compare.measures import MEASURES
 from eke.results.report.compare.sentences import verdict_lines
 from eke.results.report.compare.statistics import Ratio
-from eke.results.report.show.charts import Chart, charts
+from eke.results.report.show.charts import charts
 from eke.results.report.show.sections import (
     METHOD,
     Section,
@@ -35,7 +35,7 @@ from eke.results.report.show.sections import (
     title,
     winner_command,
 )
-from eke.results.report.show.table import Cell, columns, main_columns
+from eke.results.report.show.table import Cell, columns, groups, main_columns
 
 REPORT_VERSION = 1
 """Increase it when a field of report.json changes its meaning or disappears."""
@@ -188,12 +188,13 @@ def render_page(comparison: Comparison, repeats: bool = False) -> str:
     environment.policies["json.dumps_kwargs"] = {
         "separators": (",", ":"), "ensure_ascii": False, "allow_nan": False
     }  # fmt: skip
-    groups, notes = _groups(comparison), list(comparison.notes)
-    specs = [chart.spec for _, _, drawn in groups for chart in drawn]
-    vega = vega_script() if specs else ""
-    if specs and not vega:
-        groups = [(heading, rows, []) for heading, rows, _ in groups]
-        specs, notes = [], [*notes, "no charts: vl_convert failed"]
+    parts, notes = groups(comparison), list(comparison.notes)
+    drawn = [charts(comparison, each.part) if each.part else [] for each in parts]
+    vega = vega_script() if any(drawn) else ""
+    if any(drawn) and not vega:
+        drawn, notes = [[] for _ in parts], [*notes, "no charts: vl_convert failed"]
+    specs = [chart.spec for each in drawn for chart in each]
+    tables = [table_data(comparison, each.rows) for each in parts]
     number = iter(range(len(specs)))
     page = environment.from_string(_page_part("page.html")).render(
         title=title(comparison),
@@ -205,11 +206,11 @@ def render_page(comparison: Comparison, repeats: bool = False) -> str:
         script=_page_part("page.js"),
         vega=vega,
         groups=[
-            {"heading": heading,
-             "charts": [{**vars(chart), "number": next(number)} for chart in drawn]}
-            for heading, _, drawn in groups
+            {"heading": part.heading,
+             "charts": [{**vars(chart), "number": next(number)} for chart in each]}
+            for part, each in zip(parts, drawn, strict=True)
         ],
-        data=plain({"specs": specs, "tables": [table_data(comparison, r) for _, r, _ in groups]}),
+        data=plain({"specs": specs, "tables": tables}),
         problems=problems(comparison),
         sections=sections(comparison, repeats),
         provenance=provenance(comparison),
@@ -218,29 +219,9 @@ def render_page(comparison: Comparison, repeats: bool = False) -> str:
     return printable(page, colours=False)
 
 
-Group = tuple[str, Sequence[ComparisonRow], Sequence[Chart]]
-"""Heading, rows and charts of one part of a page."""
-
-
-def _groups(comparison: Comparison) -> list[Group]:
-    """One for each machine and group; with several also one for what never ran."""
-    parts = comparison.machines
-    if len(parts) < 2:
-        return [("", comparison.rows, [c for part in parts for c in charts(comparison, part)])]
-    letters = {part.machine.letter for part in parts}
-    found: list[Group] = []
-    for part in parts:
-        device = f"machine {part.machine.letter}: {part.machine.facts.get('device', '?')}"
-        names = [part.work, device if len(letters) > 1 else ""]
-        heading = ", ".join(filter(None, names))
-        found.append((heading, comparison.rows_of(part), charts(comparison, part)))
-    rest = [row for row in comparison.rows if not row.variant.machine]
-    return [*found, ("Never started", rest, [])] if rest else found
-
-
 def table_data(comparison: Comparison, rows: Sequence[ComparisonRow]) -> dict[str, Any]:
     """Rows of the table with all columns: cells and sort keys."""
-    shown = columns(comparison)
+    shown = columns(comparison, rows)
     return {
         "columns": [
             {"title": c.title, "number": c.is_number, "help": c.help, "main": c.is_main}
@@ -312,9 +293,13 @@ def render_markdown(comparison: Comparison, repeats: bool = False) -> str:
 
 def main_table(comparison: Comparison, max_rows: int, max_chars: int | None = None) -> list[str]:
     """Lines of one table row per configuration."""
-    shown = main_columns(comparison)
-    cells = [[column.cell(row).line() for column in shown] for row in comparison.rows]
-    return _table([c.title for c in shown], cells, "report.csv", max_rows, max_chars)
+    lines: list[str] = []
+    for each in groups(comparison):
+        shown = main_columns(comparison, each.rows)
+        cells = [[column.cell(row).line() for column in shown] for row in each.rows]
+        lines += [f"#### {escape(each.heading)}", ""] if each.heading else []
+        lines += [*_table([c.title for c in shown], cells, "report.csv", max_rows, max_chars), ""]
+    return lines[:-1]
 
 
 def section_lines(

@@ -117,19 +117,20 @@ function patch(spec) {
   if (!labels) return spec;
   labels.from = { data: "points_marks" };
   labels.encode = { update: { text: { field: narrow.matches ? "datum.number" : "datum.label" }, fill: { value: "var(--ink)" }, fontSize: { value: 12 } } };
-  const avoidMarks = spec.marks.map(mark => mark.name).filter(name => /^(front|whiskers)_marks$/.test(name));
+  const avoidMarks = spec.marks.map(mark => mark.name).filter(name => name === "front_marks");
   labels.transform = [{ type: "label", size: { signal: "[max(1, width), height]" }, offset: [7], avoidMarks, padding: 2,
     anchor: ["top", "right", "left", "bottom", "top-right", "top-left", "bottom-right", "bottom-left"] }];
   return spec;
 }
 async function paint() {
   for (const place of document.querySelectorAll(".picture")) {
-    const spec = data.specs[Number(place.dataset.number)];
-    const within = document.querySelector("main").clientWidth - 36;
-    const width = place.clientWidth || (narrow.matches ? within : within / 2 - 26);
-    if (!place.clientWidth) spec.width = width;      // folded
-    if (width < 700 && spec.layer) spec.layer = spec.layer.filter(layer => layer.name !== "ends");
-    else if (spec.layer?.some(layer => layer.name === "ends")) place.closest("figure").classList.add("labelled");
+    const spec = data.specs[Number(place.dataset.number)], figure = place.closest("figure");
+    const names = spec.layer?.find(layer => layer.name === "labels")?.transform[0].filter.oneOf ?? [];
+    if (narrow.matches) {                            // numbers, since names would hide each other
+      spec.layer = spec.layer?.filter(layer => layer.name !== "ends");
+      const known = new Map(spec.data.values.map(each => [each.name, each]));
+      for (const name of names) figure.querySelector(".legend").append(element("span", `${known.get(name).number} ${known.get(name).label}`));
+    } else if (spec.layer?.some(layer => layer.name === "ends")) figure.classList.add("labelled");
     await window.vegaEmbed(place, spec, { actions: false, renderer: "svg", config, patch, tooltip: { theme: "custom" } });
   }
   document.body.dataset.painted = "yes";

@@ -5,7 +5,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 from eke.common.paths import program
@@ -24,74 +23,56 @@ MAX_LISTED = 6
 
 
 def title(comparison: Comparison) -> str:
-    """What was compared: `tiny (845 k parameters), python_source, AMD EPYC: 4 configurations`."""
+    """What was compared: `tiny (845 k parameters), python_source (64 tokens), GPU: 4 ... x 3`."""
     records = [row.variant.records[0] for row in comparison.rows if row.variant.records]
-    facts = [_joined(map(fact, records)) for fact in (_model, _data)]
     machines = [part.machine.facts for part in comparison.machines]
-    counts = [(each.get("device_count", "1"), each.get("device", "?")) for each in machines]
-    facts.append(_joined(name if n == "1" else f"{n} x {name}" for n, name in counts))
-    numbers = sorted({len(row.variant.records) for row in comparison.rows if row.variant.records})
+    facts = [
+        _joined(_name(each, "model", "num_parameters", "parameters") for each in records),
+        _joined(_name(each, "data", "seq_len", "tokens") for each in records),
+        _joined(f"{m.get('device_count', 1)} x {m.get('device', '?')}" for m in machines),
+    ]
+    counts = [len(row.variant.records) for row in comparison.rows if row.variant.records] or [0]
+    repeats = " to ".join(dict.fromkeys(map(str, (min(counts), max(counts)))))
     rows = format_number(len(comparison.rows), "configuration")
-    times_each = " to ".join(dict.fromkeys(map(str, (numbers or [0])[:: len(numbers) - 1 or 1])))
-    return f"{', '.join(filter(None, facts))}: {rows} x {times_each}"
+    return f"{', '.join(filter(None, facts))}: {rows} x {repeats}"
 
 
 def _joined(texts: Iterable[str]) -> str:
-    """Different texts; of many their number."""
+    """Different texts, two of many."""
     found = list(dict.fromkeys(texts))
-    return " / ".join(found) if len(found) <= MAX_NAMED else f"{' / '.join(found[:2])} / ..."
+    return " / ".join(found if len(found) < 4 else [*found[:2], "..."])
 
 
-MAX_NAMED = 3
-"""Models, data or devices named in a title."""
-
-
-def _model(record: Record) -> str:
-    group = table(record.config, "model")
-    path = str(group.get("name_or_path") or group.get("option", "model"))
-    size = table(record.plan, "size").get("num_parameters")
-    return f"{_last(path)} ({format_count(size)} parameters)" if size else _last(path)
-
-
-def _data(record: Record) -> str:
-    group = table(record.config, "data")
-    path = str(group.get("path") or group.get("name") or group.get("option", "data"))
-    length = group.get("seq_len")
-    return f"{_last(path)} ({length} tokens)" if length else _last(path)
-
-
-def _last(path: str) -> str:
-    return path.rstrip("/").rpartition("/")[2] or path
+def _name(record: Record, group: str, size: str, unit: str) -> str:
+    """Model or data, the end of its path, with its size."""
+    keys = table(record.config, group)
+    named = next((keys[k] for k in ("name_or_path", "path", "name", "option") if keys.get(k)), "?")
+    count = keys.get(size) or table(record.plan, "size").get(size)
+    end = str(named).rstrip("/").rpartition("/")[2] or str(named)
+    return f"{end} ({format_count(count)} {unit})" if isinstance(count, int) else end
 
 
 def measured(comparison: Comparison) -> str:
-    """When, with which versions, how often: `28 Nov 2026, torch 2.13.0, commit 1a2b, 12 runs`."""
+    """When, with which versions, how often: `2026-11-28, torch 2.13.0, commit 1a2b, 12 runs`."""
     facts = [part.machine.facts for part in comparison.machines]
     versions = [_joined(f"{k} {each[k]}" for each in facts if k in each) for k in VERSIONS]
-    days = [_day(stamps[0]) for part in comparison.machines if (stamps := _times(comparison, part))]
-    commits = [_environment(comparison, part).get("commit") for part in comparison.machines]
-    commit = _joined(f"commit {each}" for each in commits if each)
-    return ", ".join(filter(None, [*days[:1], *versions, commit, count_outcomes(comparison)]))
+    found = [_environment(comparison, part) for part in comparison.machines]
+    commit = _joined(f"commit {each['commit']}" for each in found if "commit" in each)
+    days = _joined(each["measured"][:10] for each in found if "measured" in each)
+    return ", ".join(filter(None, [days, *versions, commit, count_outcomes(comparison)]))
 
 
 VERSIONS = ("torch", "transformers")
 
 
-def _day(stamp: str) -> str:
-    try:
-        return f"{datetime.fromisoformat(stamp):%-d %b %Y}"
-    except ValueError:
-        return ""
-
-
 def winner_command(comparison: Comparison) -> str:
     """Command of the configuration that the verdict names first; empty without one."""
-    for claim in find_claims(comparison):
-        if claim.kind is Kind.best and claim.rows[0].variant.records:
-            record = claim.rows[0].variant.records[0]
-            typed = [each for each in record.overrides if not each.startswith(("seed=", "repeat="))]
-            return f"{program()} {shlex.join(typed)}".rstrip()
-    return ""
+    best = (claim.rows[0] for claim in find_claims(comparison) if claim.kind is Kind.best)
+    if (row := next(best, None)) is None:
+        return ""
+    typed = row.variant.records[0].overrides
+    kept = [each for each in typed if not each.startswith(("seed=", "repeat="))]
+    return f"{program()} {shlex.join(kept)}".rstrip()
 
 
 def _by_reason(found: Iterable[tuple[tuple[str, ...], str]]) -> dict[tuple[str, ...], str]:
@@ -162,7 +143,7 @@ def provenance(comparison: Comparison) -> Section:
 def _environment(comparison: Comparison, part: OneMachine) -> dict[str, str]:
     entries = [entry for row in comparison.rows_of(part) for entry in row.variant.entries]
     records = [entry.record for entry in entries if entry.record]
-    stamps = _times(comparison, part)
+    stamps = sorted(str(r.environment.get("time", "")) for r in records)
     states = [table(r.environment, "git") for r in records]
     commits = {str(state.get("commit", ""))[:12] for state in states} - {""}
     dirty = " (changed)" if any(state.get("dirty") for state in states) else ""
@@ -173,11 +154,6 @@ def _environment(comparison: Comparison, part: OneMachine) -> dict[str, str]:
         "driver": ", ".join(sorted(drivers)),
     }
     return {key: value for key, value in facts.items() if value}
-
-
-def _times(comparison: Comparison, part: OneMachine) -> list[str]:
-    entries = [entry for row in comparison.rows_of(part) for entry in row.variant.entries]
-    return sorted(str(e.record.environment.get("time", "")) for e in entries if e.record)
 
 
 def _outcomes(comparison: Comparison) -> Section:
@@ -322,13 +298,14 @@ def count_outcomes(comparison: Comparison) -> str:
 
 
 METHOD = (
-    "Speeds leave out warm-up, compiling, evaluation and checkpoints. A value is the geometric mean "
-    "over repeats, and is compared on logarithms. Runs of the same repeat and seed are compared in "
-    "pairs, so that a drift of the machine cancels. Up to three rows, an interval is Student's t of "
-    "the compared rows' repeats. From four rows on, the variance of each row has a prior from the "
-    "other rows of the machine (moderated noise, Smyth 2004). With fewer than three repeats there "
-    "is no interval and no claim. An interval is the one at the level at which Holm's method, over "
-    "all comparisons with one baseline, tested the row: a word never contradicts its interval. "
-    "Losses are compared at equal samples, with a margin of 1 %. What was not measured is absent."
+    "Speeds leave out warm-up, compiling, evaluation and checkpoints. A value is the geometric "
+    "mean over repeats, and is compared on logarithms. Runs of one repeat and seed are compared in "
+    "pairs, so that a drift of the machine cancels. Up to three rows, an interval is Student's t "
+    "of the compared rows' repeats. From four rows on, the variance of each row has a prior from "
+    "the other rows of the machine (moderated noise, Smyth 2004). With fewer than three repeats "
+    "there is no interval and no claim. An interval is the one at the level at which Holm's "
+    "method, over all comparisons with one baseline, tested the row. Losses are compared by seed "
+    "at equal samples, with a margin of 1 %. Rows that differ in rounding only are one training. "
+    "What was not measured is absent."
 )
 """The method, in the words of docs/how-to/report.md."""

@@ -4,11 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
 
 from eke.common.text import format_bytes, format_count, format_seconds
 from eke.plan.record import Outcome
-from eke.results.report.compare import Comparison, ComparisonRow
+from eke.results.report.compare import Comparison, ComparisonRow, OneMachine
 from eke.results.report.compare.claims import Kind, find_claims
 from eke.results.report.compare.comparison import times
 from eke.results.report.compare.losses import Parity
@@ -30,9 +29,6 @@ from eke.results.report.compare.statistics import Ratio, Significance
 
 CHARS_FOR_NAMES = 60
 """Maximum length of a label in tables; tooltips and files have the full label."""
-
-FACTORS_IN_LABEL = 3
-"""Limit above which a label is cut and columns show the rest."""
 
 
 @dataclass(frozen=True)
@@ -66,26 +62,56 @@ class Column:
     help: str = ""
 
 
-def columns(comparison: Comparison, most: int = CHARS_FOR_NAMES) -> list[Column]:
-    """The six main columns, then all others that have a value in at least one row.
+@dataclass(frozen=True)
+class Group:
+    """The configurations of one table."""
+
+    heading: str
+    """Group and machine; empty where there is one."""
+    rows: Sequence[ComparisonRow]
+    part: OneMachine | None
+    """None for configurations that never ran."""
+
+
+def groups(comparison: Comparison) -> list[Group]:
+    """One table for each machine and group; with several also one for what never ran."""
+    parts = comparison.machines
+    if len(parts) < 2:
+        return [Group("", comparison.rows, next(iter(parts), None))]
+    letters = {part.machine.letter for part in parts}
+    found = []
+    for part in parts:
+        device = f"machine {part.machine.letter}: {part.machine.facts.get('device', '?')}"
+        heading = ", ".join(filter(None, [part.work, device if len(letters) > 1 else ""]))
+        found.append(Group(heading, comparison.rows_of(part), part))
+    rest = [row for row in comparison.rows if not row.variant.machine]
+    return [*found, Group("never started", rest, None)] if rest else found
+
+
+def columns(
+    comparison: Comparison, rows: Sequence[ComparisonRow], most: int = CHARS_FOR_NAMES
+) -> list[Column]:
+    """The six main columns, then all others that have a value in at least one of the rows.
 
     A label has at most `most` characters.
     """
-    rows = comparison.rows
-    found = [*_main(comparison, most), *_numbers(comparison), *_factors(comparison)]
+    found = [*_main(comparison, rows, most), *_numbers(rows)]
+    found += [Column(key, key, partial(_factor, key)) for key in comparison.factors]
     return [c for c in found if c.key == "label" or any(c.cell(row).line() for row in rows)]
 
 
-def main_columns(comparison: Comparison, most: int = CHARS_FOR_NAMES) -> list[Column]:
+def main_columns(
+    comparison: Comparison, rows: Sequence[ComparisonRow], most: int = CHARS_FOR_NAMES
+) -> list[Column]:
     """Those of `columns` that every format shows."""
-    return [column for column in columns(comparison, most) if column.is_main]
+    return [column for column in columns(comparison, rows, most) if column.is_main]
 
 
-def _main(comparison: Comparison, most: int) -> list[Column]:
-    whole = list(dict.fromkeys(row.variant.label for row in comparison.rows))
+def _main(comparison: Comparison, rows: Sequence[ComparisonRow], most: int) -> list[Column]:
+    whole = list(dict.fromkeys(row.variant.label for row in rows))
     short = dict(zip(whole, shortened(whole, most), strict=True))
     decided = _decisions(comparison)
-    names = [row.quality.name for row in comparison.rows if row.quality.measure]
+    names = [row.quality.name for row in rows if row.quality.measure]
 
     def label(row: ComparisonRow) -> Cell:
         cut = short[row.variant.label]
@@ -93,14 +119,15 @@ def _main(comparison: Comparison, most: int) -> list[Column]:
 
     def decision(row: ComparisonRow) -> Cell:
         found = decided.get(row, "")
-        return Cell(found, tone="good" if found and not found.startswith("higher") else "")
+        return Cell(found, tone="good" if found and row.quality.parity is not Parity.worse else "")
 
+    loss = Column("loss", names[0] if names else "loss", _loss, lambda r: r.quality.estimate, True,
+                  True, "against the baseline, at equal samples")  # fmt: skip
+    speed = [_compared("speed", lambda r: r.speed), _compared("memory", lambda _: PEAK)]
+    is_ratio = any(row.ratios for row in rows)
     return [
         Column("label", "configuration", label, is_main=True),
-        _compared("speed", lambda r: r.speed),
-        _compared("memory", lambda _: PEAK),
-        Column("loss", names[0] if names else "loss", _loss, lambda r: r.quality.estimate, True,
-               True, "against the baseline, at equal samples"),
+        *([*speed, loss] if is_ratio else [loss, *speed]),
         Column("decision", "decision", decision, is_main=True,
                help="front: nothing else is both smaller and faster"),
         Column("n", "repeats", _repeats, lambda r: len(r.variant.records), True, True,
@@ -124,23 +151,12 @@ def _decisions(comparison: Comparison) -> dict[ComparisonRow, str]:
     return {row: ", ".join(words) for row, words in found.items()}
 
 
-def _factors(comparison: Comparison) -> list[Column]:
-    """Columns of factors, after the numbers, which matter most.
-
-    A label that is made of the factors says them; a row's name does not.
-    """
-    has_rows = any(row.variant.row for row in comparison.rows)
-    if not has_rows and len(comparison.factors) <= FACTORS_IN_LABEL:
-        return []
-    return [Column(f"factor {key}", key, partial(_factor, key)) for key in comparison.factors]
-
-
 def _factor(key: str, row: ComparisonRow) -> Cell:
     return Cell(row.variant.factors.get(key, ""))
 
 
-def _numbers(comparison: Comparison) -> list[Column]:
-    keys = dict.fromkeys(k for row in comparison.rows for k in row.estimates if METRIC in k)
+def _numbers(rows: Sequence[ComparisonRow]) -> list[Column]:
+    keys = dict.fromkeys(k for row in rows for k in row.estimates if METRIC in k)
     loss = "{:.4f}".format
     return [
         _measure(SAMPLES, lambda v: f"{v:.4g}", "over steady steps"),
@@ -213,6 +229,8 @@ WORDS = {
 
 def ratio_cell(ratio: Ratio, measure: Measure, value: str = "") -> Cell:
     """A ratio with its word and interval."""
+    if ratio.value == ratio.low == ratio.high == 1:
+        return Cell("equal", value=value)
     number, _, interval = times(ratio).partition(" (")
     word = WORDS[ratio.decision][measure is PEAK]
     tone = {"faster": "good", "less": "good", "slower": "bad", "more": "bad"}.get(word, "")
@@ -253,28 +271,8 @@ def _signed(error: float) -> str:
 
 
 def shortened(labels: Sequence[str], most: int = CHARS_FOR_NAMES) -> list[str]:
-    """Shorten different labels; those that begin alike start at the first differing word."""
-    groups: dict[str, list[str]] = {}
-    for label in labels:
-        groups.setdefault(label[: most - 1], []).append(label)
-    short: dict[str, str] = {}
-    for alike in groups.values():
-        short.update(zip(alike, _cut(alike, most), strict=True))
-    counts = Counter(short.values())
-    for number, label in enumerate(labels, 1):
-        if counts[short[label]] > 1:  # the difference was cut
-            short[label] = f"{number}: {label}"[: most - 1] + "…"
-    return [short[label] for label in labels]
-
-
-def _cut(alike: Sequence[str], most: int) -> list[str]:
-    """Shorten labels with a common beginning."""
-    if len(alike) == 1:
-        (label,) = alike
-        return [label if len(label) <= most else label[: most - 1] + "…"]
-    common = next(n for n, seen in enumerate(zip_longest(*alike)) if len(set(seen)) > 1)
-    start = alike[0][:common].rfind(" ") + 1
-    if not start:  # one long word
-        return [label if len(label) <= most else "…" + label[1 - most :] for label in alike]
-    rests = shortened([label[start:] for label in alike], most)
-    return ["… " + rest.removeprefix("… ") for rest in rests]
+    """Cut long labels in their middle; those that become alike get a number."""
+    half = most // 2
+    cut = [each if len(each) <= most else f"{each[: half - 1]}…{each[-half:]}" for each in labels]
+    counts = Counter(cut)
+    return [f"{number}: {text}" if counts[text] > 1 else text for number, text in enumerate(cut, 1)]

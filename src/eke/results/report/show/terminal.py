@@ -21,7 +21,7 @@ from eke.results.report.show.sections import (
     sections,
     title,
 )
-from eke.results.report.show.table import CHARS_FOR_NAMES, Column, main_columns
+from eke.results.report.show.table import CHARS_FOR_NAMES, Column, groups, main_columns
 
 PIPED_WIDTH = 160
 """Width for output that is not a terminal."""
@@ -75,7 +75,10 @@ def _parts(
 ) -> list[RenderableType]:
     lines, notes = verdict_lines(comparison), comparison.notes
     parts: list[RenderableType] = [_text(title(comparison), "dim"), _text(lines[0], "bold")]
-    parts += [*map(_text, lines[1:]), Text(), _main(comparison, width), Text()]
+    parts += [*map(_text, lines[1:]), Text()]
+    for group in groups(comparison):
+        parts += [_text(group.heading, "bold")] if group.heading else []
+        parts += [_main(comparison, group.rows, width), Text()]
     shown = problems(comparison)
     if everything or repeats:
         shown += [*sections(comparison, repeats), provenance(comparison)]
@@ -92,8 +95,8 @@ def _text(text: str, style: str = "") -> Text:
     return Text(printable(text, colours=False), style=style)
 
 
-def _main(comparison: Comparison, width: int) -> Table:
-    rows = _chosen(comparison.rows)
+def _main(comparison: Comparison, every: Sequence[ComparisonRow], width: int) -> Table:
+    rows = _chosen(every)
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
     shown = _fitting(comparison, rows, width)
     for column, _ in shown:
@@ -103,8 +106,8 @@ def _main(comparison: Comparison, width: int) -> Table:
         cells = [(column.cell(row), level) for column, level in shown]
         texts = [_text(cell.line(level), STYLES.get(cell.tone, "")) for cell, level in cells]
         table.add_row(*texts, style=style)
-    if len(rows) < len(comparison.rows):
-        table.add_row(Text(f"... and {len(comparison.rows) - len(rows)} more: in the files"))
+    if len(rows) < len(every):
+        table.add_row(Text(f"... and {len(every) - len(rows)} more: in the files"))
     return table
 
 
@@ -117,7 +120,7 @@ def _fitting(
         texts = [column.title, *(column.cell(row).line(level) for row in rows)]
         return GAP + max(cell_len(printable(text, colours=False)) for text in texts)
 
-    label, *others = main_columns(comparison)
+    label, *others = main_columns(comparison, rows)
     ranked = sorted(others, key=lambda c: LAST.index(c.key) if c.key in LAST else -1)
     levels = {column.key: 0 for column in others}
     sizes: dict[str, int] = {}
@@ -134,7 +137,7 @@ def _fitting(
     left = width - sum(sizes.values())
     for most in (left, left - len(" (baseline)")):
         if needs(label, 0) - GAP > left:
-            label = main_columns(comparison, min(most, CHARS_FOR_NAMES))[0]
+            label = main_columns(comparison, rows, min(most, CHARS_FOR_NAMES))[0]
     return [(label, 0), *((c, levels[c.key]) for c in others if c.key in sizes)]
 
 
