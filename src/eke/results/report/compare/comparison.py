@@ -14,6 +14,7 @@ from eke.results.report.compare.curves import Curve, curve_of, quiet_notes
 from eke.results.report.compare.effects import (
     SAME_BYTES,
     Effect,
+    PairTests,
     PublishedMatch,
     alone,
     ladder,
@@ -401,7 +402,9 @@ def _with_effects(
     good = [row.variant for row in rows if row.variant.records]
     # Pairs agree in all factors, including those not shown.
     both = {m.key: part.noise[m.key] for m in (part.speed, PEAK)}
-    effects = main_effects(part.baseline, good, part.keys, both, gathered.level)
+    tested = {row.variant: row.ratios for row in rows}
+    tests = PairTests(both, part.baseline, tested, gathered.level)
+    effects = main_effects(good, part.keys, tests)
     others = [v for v in good if v is not part.baseline]
     by_variant = {row.variant: row for row in rows}
     return replace(
@@ -409,7 +412,7 @@ def _with_effects(
         effects=tuple(e for e in effects if shown in ("", e.factor)),
         alone=tuple((by_variant[v], change) for v, change in alone(part.baseline, others)),
         ladder=tuple((by_variant[v], added) for v, added in ladder(part.baseline, others)),
-        published=tuple(match_published(gathered.sweeps, good, both, gathered.level)),
+        published=tuple(match_published(gathered.sweeps, good, tests)),
     )
 
 
