@@ -114,7 +114,7 @@ def scatter(rows: Sequence[ComparisonRow]) -> Spec:
             "encoding": {"x": x, "y": y, "order": {"field": "memory"}}}]
           if any(point["front"] for point in points) else []),
         *_whiskers(points, {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"},
-                            "color": color}, name="whiskers"),
+                            "color": color}),
         {"name": "points", "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
          "encoding": {"x": x, "y": y, "color": color, "shape": shape,
                       "tooltip": _tips("name", "text")}},
@@ -306,15 +306,14 @@ def _dots(values: Values, down: Mapping[str, int], x: Spec, at: int) -> Spec:
 
 
 def _whiskers(
-    values: Values, encoding: Spec, transform: Sequence[Spec] = (), name: str = "", **more: Any
+    values: Values, encoding: Spec, transform: Sequence[Spec] = (), **more: Any
 ) -> list[Spec]:
     """Layer of intervals; none if no value has one."""
     if not any(value["low"] is not None for value in values):
         return []
     mark = {"type": "rule", "clip": True, **more}
     filled = [*transform, {"filter": "isValid(datum.low)"}]
-    layer = {"transform": filled, "mark": mark, "encoding": encoding}
-    return [{"name": name, **layer} if name else layer]
+    return [{"transform": filled, "mark": mark, "encoding": encoding}]
 
 
 def _color(name: str) -> str:
