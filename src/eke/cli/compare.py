@@ -51,7 +51,7 @@ WORDS = {
 OWN = ("rerun", "paths.runs")
 """Keys that --again sets for all runs."""
 
-HEADER = ("speed", "decision", "memory", "loss", "repeats", "configuration")
+HEADER = ("speed", "decision", "memory", "repeats", "configuration", "loss")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -132,42 +132,24 @@ def _as_row(entry: Entry) -> str:
 
 
 def _render(found: TwoSides) -> str:
-    changes = [
-        f"{key} {a or 'none'} -> {b or 'none'}"
-        for key, (a, b) in (found.keys | found.facts).items()
-    ]
-    names = [f"{s.name} ({format_number(len(s.entries), 'run')})" for s in found.sides]
+    told = {**found.keys, **found.facts}.items()
+    changes = ", ".join(f"{key} {a or 'none'} -> {b or 'none'}" for key, (a, b) in told)
+    sides = [f"{s.name} ({format_number(len(s.entries), 'run')})" for s in found.sides]
     rows = []
     for row in found.rows:
-        memory = f"{row.memory:.2f}x" if row.memory else ""
-        speed = times(row.speed) if row.speed else ""
-        rows.append(
-            (
-                speed,
-                _decision(found, row.speed),
-                memory,
-                loss_words(row.loss),
-                row.repeats,
-                row.label,
-            )
-        )
+        speed, memory = row.speed and times(row.speed), row.memory and f"{row.memory:.2f}x"
+        words = (_decision(found, row.speed), memory or "", row.repeats, row.label)
+        rows.append((speed or "", *words, loss_words(row.loss)))
+    tested = sum(bool(row[0]) for row in rows)
     if found.mean:
-        words = times(found.mean), _decision(found, found.mean)
-        rows.append((*words, "", "", "", f"mean of {len(found.rows)} rows"))
+        decision = _decision(found, found.mean)
+        rows.append((times(found.mean), decision, "", "", f"mean of {tested} rows", ""))
     limit = f"{100 * found.tolerance:g} %"
-    slower = [row[-1] for row in rows if row[1] == "slower"]
-    verdict = f"No slowdown beyond {limit} is shown." if any(row[0] for row in rows) else ""
-    verdict = f"Slower by more than {limit}: {', '.join(slower)}." if slower else verdict
-    lines = [
-        f"A -> B: {', '.join(changes) or 'nothing differs'}",
-        *map(": ".join, zip("AB", names, strict=True)),
-        "",
-        *align([HEADER, *rows]),
-        "",
-        *filter(None, [verdict]),
-        *found.notes,
-    ]
-    return "\n".join(lines).rstrip()
+    slower = ", ".join(row[4] for row in rows if row[1] == "slower")
+    verdict = f"Slower by more than {limit}: {slower}." if slower else ""
+    verdict = verdict or (f"No slowdown beyond {limit} is shown." if tested else "")
+    lines = [f"A -> B: {changes or 'nothing differs'}", f"A: {sides[0]}", f"B: {sides[1]}", ""]
+    return "\n".join([*lines, *align([HEADER, *rows]), "", verdict, *found.notes]).rstrip()
 
 
 def _decision(found: TwoSides, speed: Ratio | None) -> str:
@@ -178,8 +160,8 @@ def _decision(found: TwoSides, speed: Ratio | None) -> str:
 
 def _as_plain(found: TwoSides, code: int) -> dict[str, Any]:
     """For machines: a claim has the fields of those in report.json."""
-    labels = [row.label for row in found.rows]
-    claims = [(row.speed, [row.label]) for row in found.rows] + [(found.mean, labels)]
+    claims = [([row.label], row.speed) for row in found.rows]
+    claims.append(([label for (label,), speed in claims if speed], found.mean))
     return {
         "sides": [{"name": each.name, "runs": len(each.entries)} for each in found.sides],
         "differing": {**found.keys, **found.facts},
@@ -187,7 +169,7 @@ def _as_plain(found: TwoSides, code: int) -> dict[str, Any]:
             {"kind": _decision(found, each), "measure": found.measure.key, "rows": rows,
              "value": each.value, "unit": "x", "low": each.low, "high": each.high,
              "level": each.level}
-            for each, rows in claims if each
+            for rows, each in claims if each
         ],
         "rows": [
             {"configuration": row.label, "factors": row.variants[1].factors,

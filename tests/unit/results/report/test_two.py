@@ -364,3 +364,33 @@ def test_again_composes(tmp_path):
     config = found.cells[0].composed.config
     assert (config.data.path, config.optimizer.lr) == ("a b.csv", 1e-3)
     assert config.task.labels == ["x", "y z"]
+
+
+def test_a_key_that_an_older_version_lacks_is_at_its_former_value(tmp_path):
+    sweep(tmp_path / "a", runs())
+    sweep(tmp_path / "b", runs(), 60)
+    for file in (tmp_path / "a").glob("*/record.json"):
+        record = json.loads(file.read_text())
+        del record["config"]["precision"]["casts"]
+        file.write_text(json.dumps(record))
+    found = compared(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert not found.keys
+    assert len(found.rows) == 4
+
+
+def test_one_slow_run_of_repeats_that_agree_is_excluded_and_named(tmp_path):
+    made = runs(rounds=5)
+    made[4] = replace(made[4], speed=40)  # adamw's second
+    sweep(tmp_path / "a", runs(rounds=5))
+    sweep(tmp_path / "b", made, 60)
+    found = compared(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert {row.label: row.repeats for row in found.rows}["adamw"] == "5 and 4"
+    assert any(f"{4:016x}" in note for note in found.notes)
+    assert all(row.speed.low > 0.9 for row in found.rows)
+
+
+def test_a_folder_without_a_record_has_nothing_to_split(tmp_path):
+    sweep(tmp_path, [])
+    (tmp_path / SWEEP / "sweep.json").write_text(json.dumps({"cells": [{"overrides": ["a=1"]}]}))
+    with pytest.raises(ConfigError, match="none"):
+        compared(str(tmp_path), by="torch")

@@ -37,7 +37,7 @@ TURNS, APART = 0.03, 0.05
 of comparisons are false alarms, however many repeats there are (Kalibera & Jones 2013,
 https://doi.org/10.1145/2464157.2464160; simulated)."""
 
-MEAN, AND, DAY_S = "mean", " and ", 86400
+MEAN, AND = "mean", " and "
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,8 +127,8 @@ class Side:
     @property
     def measuring(self) -> str:
         """Command that measures these runs, each three times."""
-        words = self.command if len(self.entries) > 1 and "@" not in self.name else ()
-        words = words or ("-m", *overrides_of(self.entries[0]))
+        is_whole = len(self.entries) > 1 and "@" not in self.name
+        words = (is_whole and self.command) or ("-m", *overrides_of(self.entries[0]))
         kept = [word for word in words if not word.startswith("sweep.repeats=")]
         return f"{program()} {shlex.join([*kept, f'sweep.repeats={MIN_REPEATS}'])}"
 
@@ -166,12 +166,12 @@ def open_sides(words: Sequence[str], by: str = "") -> list[Side]:
     values = dict.fromkeys(each[key] for each in known if key in each)
     chosen = wanted.split(",") if wanted else [*values]
     if len(chosen) != 2 or not set(chosen) <= set(values):
-        names = dict.fromkeys(name for each in known for name in each)
-        differing = [name for name in names if len({each.get(name) for each in known}) > 1]
-        example = closest(key, differing) or next(iter(differing), "NAME")
-        example = f"{key}={','.join([*values][-2:])}" if len(values) > 1 else example
+        every = dict.fromkeys(name for each in known for name in each)
+        names = [name for name in every if len({each.get(name) for each in known}) > 1]
+        fix = f"{key}={','.join([*values][-2:])}" if len(values) > 1 else ""
+        fix = fix or closest(key, names) or next(iter(names), "NAME")
         why = f"the runs have {', '.join(values) or 'none'} of it; two are compared"
-        raise ConfigError(Problem("--by", by, why, Fix(remark=f"--by {shlex.quote(example)}")))
+        raise ConfigError(Problem("--by", by, why, Fix(remark=f"--by {shlex.quote(fix)}")))
     return [_open(f"{words[0]}@{key}={each}", words, 0) for each in chosen]
 
 
@@ -259,9 +259,7 @@ class Pair:
     @property
     def memory(self) -> float | None:
         """Ratio of the peaks."""
-        a, b = (
-            [e.measures[PEAK.key] for e in side if PEAK.key in e.measures] for side in self.runs
-        )
+        a, b = ([x for e in side if (x := e.measures.get(PEAK.key))] for side in self.runs)
         return fmean(b) / fmean(a) if a and b else None
 
 
@@ -285,8 +283,8 @@ class TwoSides:
     @property
     def is_measurable(self) -> bool:
         """Whether one installation can measure both: configurations differ, and no version."""
-        sets = ([set(each.split(AND)) for each in v] for v in self._installed.values())
-        return bool(self.keys) and all(a & b for a, b in sets)
+        pairs = self._installed.values()
+        return bool(self.keys) and all({*a.split(AND)} & {*b.split(AND)} for a, b in pairs)
 
     @property
     def _installed(self) -> dict[str, tuple[str, str]]:
@@ -357,9 +355,7 @@ def compare_sides(sides: Sequence[Side], tolerance: float | None = None) -> TwoS
     in_turns = all(_is_in_turns(*pair.runs) for pair in full)
     if full and not in_turns:
         ends = [median(_end(e) for pair in full for e in pair.runs[n]) for n in (0, 1)]
-        seconds = abs(ends[1] - ends[0])
-        days = f"{seconds / DAY_S:.0f} days"
-        apart = days if seconds >= 2 * DAY_S else format_seconds(seconds)
+        apart = format_seconds(abs(ends[1] - ends[0]))
         notes += [f"measured {apart} apart: differences of the occasion are not in the interval"]
     limit = tolerance if tolerance is not None else TURNS if in_turns else APART
     return TwoSides(sides, keys, _facts(sides), pairs, mean, measure, limit, in_turns, notes)
@@ -392,11 +388,9 @@ def _fixed(found: Sequence[Sequence[Mapping[str, str]]]) -> dict[str, tuple[str,
 def _facts(sides: Sequence[Side]) -> dict[str, tuple[str, str]]:
     """Facts in which the runs of two sides differ."""
     facts = [[facts_of(e.record) for e in side.entries if e.record] for side in sides]
-    found: dict[str, tuple[str, str]] = {}
-    for key in dict.fromkeys(key for side in facts for each in side for key in each):
-        a, b = (AND.join(dict.fromkeys(f.get(key, "none") for f in side)) for side in facts)
-        found |= {key: (a, b)} if a != b else {}
-    return found
+    names = dict.fromkeys(name for side in facts for each in side for name in each)
+    told = [{k: AND.join({f.get(k, "none"): 0 for f in side}) for k in names} for side in facts]
+    return {k: (told[0][k], told[1][k]) for k in names if told[0][k] != told[1][k]}
 
 
 def _tested(
@@ -411,7 +405,7 @@ def _tested(
         good = [[e for e in v.entries if e.outcome == Outcome.ok.name] for v in (a, b)]
         runs = [sorted((e for e in each if key in e.measures), key=_end) for each in good]
         pairs.append(Pair((a, b), runs, compare_losses(a, [b], training_key, level=level)[b]))
-    samples = {
+    samples: dict[tuple[int, int], statistics.Sample] = {
         (n, side): {(side, number): e.measures[key] for number, e in enumerate(runs)}
         for n, pair in enumerate(pairs) for side, runs in enumerate(pair.runs)
     }  # fmt: skip

@@ -204,7 +204,7 @@ def _report(
         if (other := ids.setdefault(content.run.run_id, folder)) != folder:
             return report(SyncOutcome.failed, note=f"the same run as {other}")
         if user is None:
-            return report(SyncOutcome.would, len(content.steps), note=_target(content, ""))
+            return report(SyncOutcome.would, len(content.steps), _target(content, ""))
         with sole_sender(found.paths) as is_sole:
             if not is_sole:
                 return report(SyncOutcome.busy, note="another eke sync is sending it")
