@@ -198,7 +198,7 @@ def _lines(points: Values, known: Values, over: str) -> Spec:
     x = _axis("x", "", scale={"nice": False, "zero": False})
     y = _axis("loss", "training loss", scale=scale)
     color = {"field": "color", "type": "nominal", "scale": None}
-    both = {"x": x, "y": y, "color": color, "detail": [{"field": "c"}, {"field": "s"}]}
+    both: Spec = {"x": x, "y": y, "color": color, "detail": [{"field": "c"}, {"field": "s"}]}
     tips = _tips("name", "steps", "samples", "seconds", "loss")
     thin = {"type": "line", "clip": True, "strokeWidth": 1, "opacity": 0.35}
     layers = [
