@@ -23,7 +23,7 @@ from provenance import machine, provenance
 from report_power_auto import auto_alike, auto_forecasts, auto_found, outliers_found
 from report_power_lines import Array, Line, Random, percent
 
-from eke.results.report.compare.losses import Family, LossComparison, Parity
+from eke.results.report.compare.losses import LossComparison, Parity, compare_samples
 from eke.results.report.compare.measures import EVAL_LOSS, METRIC
 from eke.results.report.compare.statistics import (
     ALPHA,
@@ -31,7 +31,6 @@ from eke.results.report.compare.statistics import (
     Ratio,
     Significance,
     correct,
-    holm_levels,
 )
 
 BEGIN, END = "<!-- report_power.py -->\n", "<!-- report_power.py ends -->\n"
@@ -69,8 +68,7 @@ def judged(
     rows = range(values.shape[1])
     samples = {row: dict(enumerate(values[:, row].tolist())) for row in rows}
     same = dict(enumerate(trainings if trainings is not None else rows))
-    family = Family(key or EVAL_LOSS.key, samples, same, ALPHA, evaluated)
-    return family.results(holm_levels(family.tests()))
+    return compare_samples(key or EVAL_LOSS.key, samples, same, ALPHA, evaluated)
 
 
 def signs(found: dict[int, LossComparison]) -> Array:

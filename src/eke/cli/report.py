@@ -28,13 +28,13 @@ def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -
     from eke.results.report.wandb_report import dump, find_project, publish, specification
 
     place = find_project(found, options.project, options.entity)
-    text = dump(specification(found, place, options.repeats))
+    text = dump(specification(found, place))
     write_atomic(folder / FILE, text, shared=bool(options.output))
     hint = "" if options.publish else "; --publish saves it at W&B"
     sys.stdout.write(f"written to {folder}: {FILE}{hint}\n")
     if not options.publish:
         return
-    url, is_new, missing = publish(found, place, folder / PUBLISHED_FILE, options.repeats)
+    url, is_new, missing = publish(found, place, folder / PUBLISHED_FILE)
     if missing:
         runs = format_number(missing, "run")
         places = [short_path(Path(folder)) for folder in found.folders]

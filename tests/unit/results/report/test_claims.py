@@ -109,11 +109,11 @@ def false_claims(planted, found):
         key, places = claim.measure.key, [planted.place(row) for row in claim.rows]
         true = [planted.truth[place][key] for place in places]
         if claim.kind in (Kind.best, Kind.at_worse_loss) and better(claim.measure, true[0], 1) <= 0:
-            false.append((claim.kind, places[0]))
+            false.append((claim.kind, places))
         if claim.kind is Kind.best:
-            false += [(claim.kind, "of", place) for place in beaten_by(planted, found, claim)]
+            false += [(f"{claim.kind} of", p) for p in beaten_by(planted, found, claim)]
         if claim.kind is Kind.at_worse_loss and planted.truth[places[0]][LOSS] <= 1:
-            false.append((claim.kind, "loss", places[0]))
+            false.append((f"{claim.kind} loss", places))
         if claim.kind is Kind.none_better and any(better(claim.measure, t, 1) > 0 for t in true):
             false.append((claim.kind, places))
         if claim.kind is Kind.same and any(abs(math.log(t)) > SAME for t in true):
@@ -163,7 +163,8 @@ def wrong_forms(planted, found):
         if len({group for group, _ in places}) > 1:
             wrong.append(("rows of two groups", claim.kind))
         few = {place for place in places if counts[place] < 3}
-        if claim.kind in (Kind.best, Kind.at_worse_loss, Kind.ahead, Kind.peers) and few:
+        tested = (Kind.best, Kind.at_worse_loss, Kind.ahead, Kind.peers)
+        if claim.kind in tested and claim.measure.key != PEAK and few:
             wrong.append((claim.kind, few))
         if claim.kind is Kind.missing and few != places:
             wrong.append((claim.kind, places))
@@ -184,23 +185,22 @@ def is_misshapen(line):
 
 
 def shares(kind, sets):
-    """Number of sets of a kind with a false claim, and the kinds of claims made."""
-    false, made = [], Counter()
+    """Number of sets of a kind with each false claim, and the kinds of claims made."""
+    false, made = Counter(), Counter()
     for seed in range(sets):
         planted = Planted(kind, seed)
         found = planted.compared()
         assert not wrong_forms(planted, found), (kind, seed)
         made.update(claim.kind for claim in find_claims(found))
-        if told := false_claims(planted, found):
-            false.append((seed, told))
+        false.update({what for what, *_ in false_claims(planted, found)})
     return false, made
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_few_sets_of_each_kind_are_claimed_rightly(kind):
-    """One of four in twenty sets may be wrong by chance: six in ten thousand such tests."""
-    false, made = shares(kind, 4)
-    assert len(false) <= 1, false
+    """Two of three sets are wrong by chance in less than one of a hundred such tests."""
+    false, made = shares(kind, 3)
+    assert max(false.values(), default=0) <= 1, false
     assert made
 
 
@@ -209,7 +209,7 @@ def test_a_few_sets_of_each_kind_are_claimed_rightly(kind):
 def test_false_claims_are_in_no_more_than_one_set_of_twenty(kind):
     sets = 200
     false, made = shares(kind, sets)
-    assert len(false) <= 0.05 * sets, false
+    assert max(false.values(), default=0) <= 0.05 * sets, false
     expected = {
         "effects": {Kind.best, Kind.peers, Kind.at_worse_loss, Kind.not_better},
         "missing": {Kind.missing, Kind.best}, "failed": {Kind.failed, Kind.best},

@@ -173,7 +173,7 @@ def judged_by(tmp_path, metric, values):
     ("metric", "values", "parity", "words"),
     [
         ("accuracy", (0.8, 0.81, 0.79), Parity.worse, "accuracy lower: -10 points"),
-        ("accuracy", (0.95, 0.96, 0.94), Parity.better, "accuracy higher: +5 points"),
+        ("accuracy", (0.95, 0.96, 0.94), Parity.better, "accuracy higher: +5.0 points"),
         ("accuracy", (0.9, 0.91, 0.89), Parity.equal, "accuracy equal"),
         (
             "accuracy",
@@ -183,7 +183,7 @@ def judged_by(tmp_path, metric, values):
         ),
         ("perplexity", (0.8, 0.81, 0.79), Parity.better, "perplexity lower: -11 %"),
         ("perplexity", (0.95, 0.96, 0.94), Parity.worse, "perplexity higher: +5.6 %"),
-        ("pearson", (0.0, -0.1, -0.2), Parity.worse, "pearson lower: -1 ("),
+        ("pearson", (0.0, -0.1, -0.2), Parity.worse, "pearson lower: -1.0 ("),
     ],
 )
 def test_a_metric_judges_in_place_of_the_loss(tmp_path, metric, values, parity, words):
@@ -444,7 +444,7 @@ def test_the_parts_of_a_step_are_shown_per_sample(tmp_path):
     runs = [Run({"precision": p}, speed=s) for p, s in (("fp32", 100.0), ("bf16", 400.0))]
     bars = phases(compared(tmp_path, runs).rows)[0]["data"]["values"]
     for name, speed in (("fp32", 100.0), ("bf16", 400.0)):
-        mine = [bar["ms"] / 1000 for bar in bars if bar["name"] == name]
+        mine = [bar["time"] / 1000 for bar in bars if bar["name"] == name]
         assert mine == pytest.approx([1 / 3 / speed, 2 / 3 / speed])
 
 

@@ -1,7 +1,6 @@
 """Claims of a report's verdict, as values; `sentences` words them."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -11,13 +10,7 @@ from eke.results.report.compare.comparison import Comparison, ComparisonRow, One
 from eke.results.report.compare.curves import SPREAD, repeat_spread
 from eke.results.report.compare.losses import Parity
 from eke.results.report.compare.measures import PEAK, SAMPLES, Measure, is_better_lower, metric_of
-from eke.results.report.compare.statistics import (
-    ALPHA,
-    SAME,
-    Compared,
-    Ratio,
-    Significance,
-)
+from eke.results.report.compare.statistics import Compared, Significance
 from eke.results.report.compare.variants import training_key
 
 
@@ -29,7 +22,7 @@ class Kind(Enum):
     only_one = "one configuration succeeded"
     no_baseline = "nothing to compare with"
     unquiet = "the baseline's repeats spread"
-    unmeasured = "nothing comparable was measured"
+    unmeasured = "no comparable speed was measured"
     few = "best value, of too few repeats"
     not_better = "best value, not shown to be better than the baseline"
     same = "shown to be the same as the baseline"
@@ -64,17 +57,15 @@ class Claim:
 
         Ratios have the unit `x`; a loss has the unit of its comparison.
         """
-        found = row.quality
+        found, ratio = row.quality, row.ratios.get(self.measure.key)
         if self.is_loss and found.estimate is not None:
-            value, unit = found.estimate, found.unit
-            return {"value": value, "unit": unit, "low": found.low, "high": found.high,
-                    "level": None if found.low is None else found.level}  # fmt: skip
-        ratio = row.ratios.get(self.measure.key)
-        if ratio is None:
+            numbers = found.estimate, found.unit, found.low, found.high, found.level
+        elif ratio is not None:
+            numbers = ratio.value, "x", ratio.low, ratio.high, ratio.level
+        else:
             return {}
-        level = None if ratio.low is None else ratio.level
-        return {"value": ratio.value, "unit": "x", "low": ratio.low, "high": ratio.high,
-                "level": level}  # fmt: skip
+        told = dict(zip(("value", "unit", "low", "high", "level"), numbers, strict=True))
+        return told if told["low"] is not None else {**told, "level": None}
 
 
 @lru_cache(maxsize=4)  # every format asks, and tests of peers take time
@@ -99,11 +90,10 @@ def with_beside(claims: Sequence[Claim]) -> Iterator[Claim]:
 
 def _on(comparison: Comparison, part: OneMachine) -> list[Claim]:
     rows = comparison.rows_of(part)
-    good = tuple(row for row in rows if row.variant.records)
-    failed = tuple(row for row in rows if not row.variant.records)
-    ends = [Claim(Kind.failed, part, failed)] if failed else []
+    good = [row for row in rows if row.variant.records]
+    ends = _some(part, {Kind.failed: [row for row in rows if row not in good]}, part.speed)
     if len(good) < 2:
-        return [Claim(Kind.only_one if good else Kind.none_well, part, good), *ends]
+        return [Claim(Kind.only_one if good else Kind.none_well, part, tuple(good)), *ends]
     if part.baseline is None:
         return [Claim(Kind.no_baseline, part), *ends]
     others = [row for row in good if not row.is_baseline]
@@ -111,29 +101,28 @@ def _on(comparison: Comparison, part: OneMachine) -> list[Claim]:
     if part.focus is Affects.learning:
         return [*losses, *ends]
     speed, memory = _best(part, others, part.speed), _best(part, others, PEAK)
+    finds = [found for found in (speed, memory) if found and found[0].kind is Kind.best]
     if repeat_spread(part.baseline) > SPREAD:
         unquiet = Claim(Kind.unquiet, part, tuple(row for row in good if row.is_baseline))
         is_open = speed[0].kind in (Kind.not_better, Kind.same)
         speed = [unquiet] if is_open else [*speed, unquiet]
-    ordered = [*speed, *memory]
-    if comparison.metric or (part.focus is Affects.both and _is_lower(losses)):
-        ordered = [*losses, *ordered]
-    elif Kind.best not in {c.kind for c in speed} and memory and memory[0].kind is Kind.best:
-        ordered = [*memory, *speed] if speed[0].kind is not Kind.unquiet else ordered
-    lone = [row for row in comparison.rows if not row.variant.machine]
-    never = [row for row in lone if row.variant.work == part.work]
+    is_memory = finds == [memory] and speed[0].kind is not Kind.unquiet
+    ordered = [*memory, *speed] if is_memory else [*speed, *memory]
+    is_lower = part.focus is Affects.both and losses[0].kind is Kind.best
+    if comparison.metric or is_lower:
+        lower = losses[0].rows[0].quality if is_lower else None
+        is_later = lower and finds and abs(lower.estimate or 0.0) <= lower.margin
+        speed = [*speed, *memory]
+        ordered = [*ordered, *losses] if is_later and not comparison.metric else [*losses, *speed]
     few = [row for row in others if not _is_tested(row, part.speed)]
-    if len(few) < len(others) and (few or never):
-        ends = [Claim(Kind.missing, part, (*few, *never), part.speed), *ends]
-    return [*ordered, *ends]
+    never = [r for r in comparison.rows if (r.variant.machine, r.variant.work) == ("", part.work)]
+    missing = [*few, *never] if len(few) < len(others) else []
+    return [*ordered, *_some(part, {Kind.missing: missing}, part.speed), *ends]
 
 
-def _is_lower(losses: Sequence[Claim]) -> bool:
-    """Whether the best loss is better by more than the margin."""
-    if not losses or losses[0].kind is not Kind.best:
-        return False
-    found = losses[0].rows[0].quality
-    return abs(found.estimate or 0.0) > found.margin
+def _some(part: OneMachine, rows: dict[Kind, list[ComparisonRow]], measure: Measure) -> list[Claim]:
+    """Claims of the kinds that have rows."""
+    return [Claim(kind, part, tuple(found), measure) for kind, found in rows.items() if found]
 
 
 def _is_tested(row: ComparisonRow, measure: Measure) -> bool:
@@ -144,111 +133,77 @@ def _is_tested(row: ComparisonRow, measure: Measure) -> bool:
 def _best(part: OneMachine, rows: Sequence[ComparisonRow], measure: Measure) -> list[Claim]:
     """Claims about the best in one measure: highest speed, or lowest memory."""
     better, sign = (Significance.lower, 1) if measure is PEAK else (Significance.higher, -1)
-    every = {row: row.ratios[measure.key] for row in rows if measure.key in row.ratios}
-    ratios = {row: each for row, each in every.items() if _is_tested(row, measure)}
-    ordered = sorted(ratios, key=lambda row: sign * ratios[row].value)
-    shown = [row for row in ordered if ratios[row].decision is better]
+    found = {row: row.ratios[measure.key] for row in rows if measure.key in row.ratios}
+    every = sorted(found, key=lambda row: sign * found[row].value)
+    ordered = [row for row in every if _is_tested(row, measure)]
+    shown = [row for row in ordered if found[row].decision is better]
     if not ordered:
-        return _untested(part, every, measure)
+        kind = Kind.few if every else Kind.unmeasured
+        return [] if measure is PEAK else [Claim(kind, part, tuple(every[:1]), measure)]
     if not shown:
-        return _none_better(part, ordered, ratios, measure)
+        decisions = {found[row].decision for row in ordered}
+        is_worse = decisions <= {Significance.higher, Significance.lower}
+        kind = Kind.none_better if is_worse else Kind.not_better
+        kind = Kind.same if decisions == {Significance.same} else kind
+        return [Claim(kind, part, tuple(ordered), measure)]
     sound = [row for row in ordered if not row.quality.excludes]
     top = next((row for row in shown if row in sound), None)
     if top is None:
         return [Claim(Kind.at_worse_loss, part, tuple(shown), measure)]
-    above = [row for row in ordered if sign * ratios[row].value < sign * ratios[top].value]
-    pairs = len(sound) * (len(sound) - 1) / 2  # the best of many may be best by chance
-    noise = part.noise[measure.key]
-
-    def is_peer(row: ComparisonRow) -> bool:
-        found = noise.difference((top.variant, row.variant))
-        return found is None or found.p is None or found.p > ALPHA / pairs
-
+    above = [row for row in ordered if sign * found[row].value < sign * found[top].value]
+    samples = part.noise[measure.key]
+    best = Claim(Kind.best, part, (top,), measure, any(row not in sound for row in above))
     more = {
         Kind.at_worse_loss: [row for row in above if row in shown and row not in sound],
         Kind.ahead: [row for row in above if row in sound],
-        Kind.peers: [row for row in sound if row is not top and is_peer(row)],
+        Kind.peers: _peers_of(part, top, {row: row for row in sound}, samples),
     }
-    limited = any(row not in sound for row in above)
-    found = [Claim(kind, part, tuple(those), measure) for kind, those in more.items() if those]
-    return [Claim(Kind.best, part, (top,), measure, limited), *found]
-
-
-def _untested(
-    part: OneMachine, ratios: Mapping[ComparisonRow, Ratio], measure: Measure
-) -> list[Claim]:
-    """Claims about values of too few repeats."""
-    if not ratios:
-        return [] if measure is PEAK else [Claim(Kind.unmeasured, part, (), measure)]
-    sign = 1 if measure is PEAK else -1
-    top = min(ratios, key=lambda row: sign * ratios[row].value)
-    if measure is PEAK and ratios[top].value > 1 - SAME:
-        return []
-    return [Claim(Kind.few, part, (top,), measure)]
-
-
-def _none_better(
-    part: OneMachine,
-    ordered: Sequence[ComparisonRow],
-    ratios: Mapping[ComparisonRow, Ratio],
-    measure: Measure,
-) -> list[Claim]:
-    """Claims where nothing is shown to be better."""
-    decisions = {ratios[row].decision for row in ordered}
-    kind = Kind.not_better
-    if decisions == {Significance.same}:
-        kind = Kind.same
-    elif decisions <= {Significance.higher, Significance.lower}:
-        kind = Kind.none_better
-    return [Claim(kind, part, tuple(ordered), measure)]
+    return [best, *_some(part, more, measure)]
 
 
 def _losses(part: OneMachine, rows: Sequence[ComparisonRow]) -> list[Claim]:
     """Claims about the best loss, or the best value of the metric of `--by`."""
-    keys = [row.quality.measure for row in rows if row.quality.estimate is not None]
-    if not keys:
-        return [Claim(Kind.unmeasured, part, (), metric_of("loss.eval_final"))]
-    key, measure = keys[0], metric_of(keys[0])
-    sign = 1 if is_better_lower(key) else -1
-    every = [row for row in rows if row.quality.measure == key]
-    every = [row for row in every if row.quality.estimate is not None]
+    every = [row for row in rows if row.quality.estimate is not None]
+    if not every:
+        return [Claim(Kind.unmeasured, part)]
+    key = every[0].quality.measure
+    sign, measure = 1 if is_better_lower(key) else -1, metric_of(key)
+    every = [row for row in every if row.quality.measure == key]
     every.sort(key=lambda row: sign * (row.quality.estimate or 0.0))
     tested = [row for row in every if row.quality.parity is not Parity.few]
-    shown = [row for row in tested if row.quality.parity is Parity.better]
-    if not tested:
-        return [Claim(Kind.few, part, tuple(every), measure)]
-    if not shown:
-        parities = {row.quality.parity for row in tested}
+    parities = {row.quality.parity for row in tested}
+    if Parity.better not in parities:
         kinds = {Parity.worse: Kind.none_better, Parity.equal: Kind.same}
-        kind = kinds.get(next(iter(parities)), Kind.not_better)
-        kind = kind if len(parities) == 1 else Kind.not_better
-        return [Claim(kind, part, tuple(tested), measure)]
-    top = shown[0]
-    more = {
-        Kind.ahead: tested[: tested.index(top)],
-        Kind.peers: _peers_of(top, [row for row in tested if row is not top], key),
-    }
-    found = [Claim(kind, part, tuple(those), measure) for kind, those in more.items() if those]
-    return [Claim(Kind.best, part, (top,), measure), *found]
-
-
-def _peers_of(top: ComparisonRow, rows: Sequence[ComparisonRow], key: str) -> list[ComparisonRow]:
-    """Rows whose loss is not distinguishable from the best one; one row for each training."""
-    trainings = {training_key(row.variant): row for row in reversed([top, *rows])}
+        kind = kinds.get(next(iter(parities), Parity.few), Kind.not_better)
+        kind = Kind.not_better if len(parities) > 1 else kind
+        return [Claim(kind if tested else Kind.few, part, tuple(tested or every), measure)]
+    top = next(row for row in tested if row.quality.parity is Parity.better)
+    trainings = {training_key(row.variant): row for row in reversed(tested)}
     samples = {row.variant: row.variant.sample(key) for row in trainings.values()}
     is_log = all(value > 0 for sample in samples.values() for value in sample.values())
-    compared, pairs = Compared(samples, is_log), len(samples) * (len(samples) - 1) / 2
-    found = []
-    for row in rows:
-        same = trainings[training_key(row.variant)]
-        each = compared.difference((top.variant, same.variant)) if same is not top else None
-        if each is None or each.p is None or each.p > ALPHA / max(1.0, pairs):
-            found.append(row)
-    return found
+    same = {row: trainings[training_key(row.variant)] for row in tested}
+    more = {
+        Kind.ahead: tested[: tested.index(top)],
+        Kind.peers: _peers_of(part, top, same, Compared(samples, is_log)),
+    }
+    return [Claim(Kind.best, part, (top,), measure), *_some(part, more, measure)]
 
 
-def beyond(ratio: Ratio) -> float:
-    """Half of a ratio's interval, as a fraction; 0 without one."""
-    if ratio.low is None or ratio.high is None:
-        return 0.0
-    return math.sqrt(ratio.high / ratio.low) - 1
+def _peers_of(
+    part: OneMachine,
+    top: ComparisonRow,
+    tested: dict[ComparisonRow, ComparisonRow],
+    noise: Compared,
+) -> list[ComparisonRow]:
+    """Rows that are not distinguishable from the best one.
+
+    `tested`: each row -> the one of its training that stands for it.
+    """
+    count = len(set(tested.values()))
+    level = part.level / max(1.0, count * (count - 1) / 2)  # best of many may be best by chance
+    peers = []
+    for row, other in tested.items():
+        found = noise.difference((tested[top].variant, other.variant)) if row is not top else None
+        if row is not top and (found is None or found.p is None or found.p > level):
+            peers.append(row)
+    return peers

@@ -12,14 +12,15 @@ from eke.common.text import closest, format_number
 from eke.config.schema.fields import Affects
 from eke.results.report.compare.curves import Curve, curve_of, quiet_notes
 from eke.results.report.compare.effects import (
+    SAME_BYTES,
     Effect,
     PublishedMatch,
     alone,
     ladder,
     main_effects,
     match_published,
+    pareto,
 )
-from eke.results.report.compare.front import pareto
 from eke.results.report.compare.keys import affects
 from eke.results.report.compare.load_records import Entry, Gathered, gather, key_of
 from eke.results.report.compare.losses import LossComparison, Parity, compare_losses
@@ -43,6 +44,8 @@ from eke.results.report.compare.measures import (
 )
 from eke.results.report.compare.outliers import outlier_notes, without_outliers
 from eke.results.report.compare.statistics import (
+    ALPHA,
+    SAME,
     Compared,
     Difference,
     Estimate,
@@ -227,6 +230,8 @@ class OneMachine:
     """Training time at which losses are compared: that of the shortest run with a curve."""
     notes: tuple[str, ...] = ()
     """On the quiet of the machine."""
+    level: float = ALPHA
+    """Chance of a false claim among the comparisons with the baseline."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -350,7 +355,7 @@ def _on(
     front = pareto(good, speed, noise[speed.key]) if has_speeds else []
     corrected = correct_all([_differences(v, baseline, noise) for v in here], gathered.level)
     for v, ratios in zip(here, corrected, strict=True):
-        ratios |= _kept(v, baseline, ratios, speed.key, gathered)
+        ratios |= _kept(v, baseline, ratios, speed.key, gathered) | _of_bytes(v, baseline, ratios)
     notes = [] if has_speeds else _unequal(corrected)
     losses = {}
     if baseline is not None:
@@ -386,6 +391,7 @@ def _on(
         noise=noise,
         equal_time_s=moment,
         notes=tuple(notes),
+        level=gathered.level,
     )
     if baseline is None or not has_speeds:
         return part, rows
@@ -402,6 +408,20 @@ def _on(
         published=tuple(match_published(gathered.sweeps, good, both, gathered.level)),
     )
     return part, rows
+
+
+def _of_bytes(
+    variant: Variant, base: Variant | None, ratios: Mapping[str, Ratio]
+) -> dict[str, Ratio]:
+    """The ratio of peak memory, which needs no test where bytes never vary."""
+    found, sides = ratios.get(PEAK.key), [v.sample(PEAK.key) for v in (base, variant) if v]
+    if found is None or found.decision is not Significance.single:
+        return {}
+    if any(max(each.values()) > min(each.values()) * (1 + SAME_BYTES) for each in sides):
+        return {}
+    far = Significance.higher if found.value > 1 else Significance.lower
+    is_same = abs(found.value - 1) <= SAME
+    return {PEAK.key: replace(found, decision=Significance.same if is_same else far)}
 
 
 def _kept(
