@@ -1,5 +1,6 @@
 """Rounds of `sweep.repeats=auto`: which runs are next, what is decided, and what is still open."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +18,7 @@ from eke.config.schema.resources import Seeds
 from eke.estimate.time import StepTime, Unknown, sum_line
 from eke.launch.processes.sweep import Cell, Job, SweepFile
 from eke.plan.record import EXIT_RESUMABLE, Outcome
-from eke.results.report.compare.comparison import Family, find_families
+from eke.results.report.compare.comparison import find_families
 from eke.results.report.compare.keys import affects
 from eke.results.report.compare.load_records import (
     ABSENT,
@@ -148,7 +149,7 @@ class Rounds:
         """Whether a configuration runs in this round; a baseline does while a row of it does."""
         row = self._rows.get(key)
         base = self._rows.get(row.baseline) if row else None
-        if any(each and each.is_over(number) for each in (row, base)):
+        if any(each.stopped <= number for each in (row, base) if each and each.stopped):
             return False
         rows = [each for each, other in self._rows.items() if other.baseline == key]
         return not rows or any(self._is_due(each, number) for each in rows)
@@ -177,7 +178,8 @@ class Rounds:
         self._rows = {self._keys[job]: Decision(name=_name(job)) for job in self.jobs} | stopped
         families = find_families([*keys])
         # Of a cluster with several kinds of nodes, the kind with most of the runs.
-        main = max(families, key=Family.num_runs).baseline.machine if families else ""
+        kinds = Counter(f.baseline.machine for f in families for v in f.members for _ in v.records)
+        main = kinds.most_common(1)[0][0] if kinds else ""
         for family in (each for each in families if each.baseline.machine == main):
             own = {v: min(keys[each] for each in v.entries) for v in family.members}
             base = own[family.baseline]

@@ -106,10 +106,6 @@ class Family:
     measures: Sequence[str]
     """Keys of the loss, or of the speed, that is compared: the first that was measured."""
 
-    def num_runs(self) -> int:
-        """Number of successful runs."""
-        return sum(len(each.records) for each in self.members)
-
 
 def find_families(entries: Sequence[Entry]) -> list[Family]:
     """Group entries as a report does: by machine and group, without excluded runs."""
