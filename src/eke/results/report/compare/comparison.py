@@ -14,6 +14,7 @@ from eke.results.report.compare.curves import Curve, curve_of, quiet_notes
 from eke.results.report.compare.effects import (
     SAME_BYTES,
     Effect,
+    PairTests,
     PublishedMatch,
     alone,
     ladder,
@@ -392,8 +393,9 @@ def _on(
     if baseline is None or not has_speeds:
         return part, rows
     # Pairs agree in all factors, including those not shown.
-    both = {m.key: noise[m.key] for m in (speed, PEAK)}
-    effects = main_effects(baseline, good, keys, both, gathered.level)
+    both, tested = {m.key: noise[m.key] for m in (speed, PEAK)}, {r.variant: r.ratios for r in rows}
+    tests = PairTests(both, baseline, tested, gathered.level)
+    effects = main_effects(good, keys, tests)
     others = [v for v in good if v is not baseline]
     by_variant = {row.variant: row for row in rows}
     part = replace(
@@ -401,7 +403,7 @@ def _on(
         effects=tuple(e for e in effects if shown in ("", e.factor)),
         alone=tuple((by_variant[v], change) for v, change in alone(baseline, others)),
         ladder=tuple((by_variant[v], added) for v, added in ladder(baseline, others)),
-        published=tuple(match_published(gathered.sweeps, good, both, gathered.level)),
+        published=tuple(match_published(gathered.sweeps, good, tests)),
     )
     return part, rows
 
