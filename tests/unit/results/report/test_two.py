@@ -295,6 +295,11 @@ def test_a_wrong_number_of_sides_is_refused(arguments):
     assert ended.value.code == 2
 
 
+def typed(optimizer, rate):
+    """Overrides of one configuration, with a rate as a user or a sweep's row spells it."""
+    return f"optimizer={optimizer}", f"optimizer.lr={rate}"
+
+
 @pytest.fixture
 def machine(monkeypatch):
     """A machine that measures at once, as `--again` asks it to; the words of each sweep."""
@@ -335,7 +340,8 @@ def machine(monkeypatch):
 
 def test_again_measures_both_in_turns_and_goes_on_with_the_same_sweep(tmp_path, capsys, machine):
     folder = tmp_path / "runs"
-    sweep(folder, runs(rounds=1, rows=ROWS[:2]), identity="sweep-old")
+    once = [replace(r, overrides=typed(r.choices["optimizer"], "1e-3")) for r in runs(rounds=1)[:2]]
+    sweep(folder, once, identity="sweep-old")
     words = [f"{folder}@optimizer=adamw", f"{folder}@optimizer=lion"]
     assert told(capsys, *words)[1]["problem"]["remark"].endswith("--again")
     code, content = told(capsys, *words, "--again")
@@ -343,7 +349,9 @@ def test_again_measures_both_in_turns_and_goes_on_with_the_same_sweep(tmp_path, 
     assert content["in_turns"]
     assert content["rows"][0]["repeats"] == [5, 5]
     assert content["rows"][0]["configuration"] == "optimizer=lion"
-    rows = "sweep.rows={A0:{optimizer:adamw},B0:{optimizer:lion}}"
+    rows = (
+        "sweep.rows={A0:{optimizer:adamw,optimizer.lr:1e-3},B0:{optimizer:lion,optimizer.lr:1e-3}}"
+    )
     assert machine[0][:4] == ["-m", "rerun=true", rows, "sweep.repeats=5"]
     told(capsys, *words, "--again")
     assert machine[1] == machine[0]
