@@ -14,14 +14,16 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 from arguments import at_least, writable
 from provenance import machine, provenance
+from report_power_auto import auto_alike, auto_forecasts, auto_found, outliers_found
+from report_power_lines import Array, Line, Random, percent
 
-from eke.results.report.compare.losses import Family, LossComparison, Parity
+from eke.results.report.compare.losses import LossComparison, Parity, compare_samples
 from eke.results.report.compare.measures import EVAL_LOSS, METRIC
 from eke.results.report.compare.statistics import (
     ALPHA,
@@ -29,7 +31,6 @@ from eke.results.report.compare.statistics import (
     Ratio,
     Significance,
     correct,
-    holm_levels,
 )
 
 BEGIN, END = "<!-- report_power.py -->\n", "<!-- report_power.py ends -->\n"
@@ -37,32 +38,6 @@ BEGIN, END = "<!-- report_power.py -->\n", "<!-- report_power.py ends -->\n"
 
 DIRECTIONS = (Parity.better, Parity.worse)
 ONE = math.log1p(0.01)
-
-
-@dataclass(frozen=True)
-class Line:
-    """One simulated share and its bound."""
-
-    row: str
-    """Name of the function."""
-    what: str
-    """The share, in words: a row of the page's table."""
-    setting: str
-    value: float
-    bound: float
-    is_least: bool = False
-    """Whether the bound is a lower one."""
-    unit: str = "%"
-    """Of value and bound; empty for a number."""
-
-    @property
-    def is_right(self) -> bool:
-        """Whether the bound holds."""
-        return self.value >= self.bound if self.is_least else self.value <= self.bound
-
-
-Random = np.random.Generator
-Array = np.ndarray
 
 
 def noise_of(kind: str, shape: tuple[int, int, int], noise: float, random: Random) -> Array:
@@ -83,11 +58,6 @@ def half_of(rows: int, difference: float) -> Array:
     return effects
 
 
-def percent(count: float, of: float) -> float:
-    """A share in per cent."""
-    return 100 * count / of if of else math.nan
-
-
 # --- losses and metrics ---------------------------------------------------------------------------
 
 
@@ -98,8 +68,7 @@ def judged(
     rows = range(values.shape[1])
     samples = {row: dict(enumerate(values[:, row].tolist())) for row in rows}
     same = dict(enumerate(trainings if trainings is not None else rows))
-    family = Family(key or EVAL_LOSS.key, samples, same, ALPHA, evaluated)
-    return family.results(holm_levels(family.tests()))
+    return compare_samples(key or EVAL_LOSS.key, samples, same, ALPHA, evaluated)
 
 
 def signs(found: dict[int, LossComparison]) -> Array:
@@ -270,7 +239,7 @@ def speeds_found(sweeps: int, random: Random) -> Iterator[Line]:
 
 ROWS: tuple[Callable[[int, Random], Iterable[Line]], ...] = (
     losses_alike, trainings_alike, one_apart, losses_within, losses_found, accuracies_alike,
-    speeds_found,
+    speeds_found, auto_alike, auto_found, outliers_found, auto_forecasts,
 )  # fmt: skip
 """One function for each row of the table; each has random numbers of its own."""
 

@@ -31,6 +31,7 @@ from eke.results.report.compare.load_records import (
 from eke.results.report.compare.measures import num_devices
 from eke.results.report.compare.statistics import MIN_REPEATS
 from eke.results.report.compare.until_decided import (
+    FUTILE,
     Decision,
     Rule,
     State,
@@ -55,32 +56,36 @@ def is_about_loss(runs: Sequence[Composed]) -> bool:
 
 def find_problems(runs: Sequence[Composed], settings: Sweep) -> list[Problem]:
     """Return why the results of these runs, a first round, cannot decide their repeats."""
-    problems: list[Problem] = []
     if not settings.is_auto:
-        return problems
-    fixed = Fix(f"sweep.repeats={MIN_REPEATS}")
+        return []
     if len({key_of(each.overrides) for each in runs}) < 2:
         why = "there is one configuration, and nothing to compare it with"
-        return [Problem("sweep.repeats", settings.repeats, why, fixed)]
+        fix = Fix(f"sweep.repeats={MIN_REPEATS}")
+        return [Problem("sweep.repeats", settings.repeats, why, fix)]
     if is_about_loss(runs):
-        if settings.seeds is Seeds.same:
-            why = "only the loss can differ here, and repeats with one seed have one loss"
-            fix = Fix("sweep.seeds=per_repeat")
-            problems.append(Problem("sweep.seeds", settings.seeds.name, why, fix))
-        return problems
-    for key in ("cpu_slots", "runs_per_device"):
-        if (value := getattr(runs[0].config.launcher, key)) > 1:
-            why = "runs that share a device have no speed to compare"
-            problems.append(Problem(f"launcher.{key}", str(value), why, Fix(f"launcher.{key}=1")))
-    return problems
+        why = "only the loss can differ here, and repeats with one seed have one loss"
+        problem = Problem("sweep.seeds", "same", why, Fix("sweep.seeds=per_repeat"))
+        return [problem] if settings.seeds is Seeds.same else []
+    why, launcher = "runs that share a device have no speed to compare", runs[0].config.launcher
+    several = {key: getattr(launcher, key) for key in ("cpu_slots", "runs_per_device")}
+    return [
+        Problem(f"launcher.{key}", str(number), why, Fix(f"launcher.{key}=1"))
+        for key, number in several.items() if number > 1
+    ]  # fmt: skip
+
+
+def planned_repeats(settings: Sweep) -> dict[str, int]:
+    """Return the least, expected and largest number of repeats; empty if it is fixed."""
+    most = settings.max_repeats
+    numbers = {"least": MIN_REPEATS, "expected": min(EXPECTED, most), "most": most}
+    return numbers if settings.is_auto else {}
 
 
 def planned_lines(settings: Sweep, times: Sequence[StepTime | Unknown], kind: str) -> list[str]:
-    """Return runs and device-hours: least, expected and most; `times` are those of one round."""
-    most, known = settings.max_repeats, [each for each in times if isinstance(each, StepTime)]
-    lines = []
-    for name, n in (("least", MIN_REPEATS), ("expected", min(EXPECTED, most)), ("most", most)):
-        hours = f"; {sum_line(known * n, kind).splitlines()[0]}" if known else ""
+    """Return runs and device-hours of `planned_repeats`; `times` are those of one round."""
+    known, lines = [each for each in times if isinstance(each, StepTime)], []
+    for name, n in planned_repeats(settings).items():
+        hours = f"; {sum_line(known * n, kind).partition(' for ')[0]}" if known else ""
         lines.append(f"{name}: {n} repeats, {format_number(n * len(times), 'run')}{hours}")
     return lines
 
@@ -107,7 +112,7 @@ class Rounds:
 
     def _read(self, before: Mapping[str, Any]) -> None:
         """Take over what an earlier command decided."""
-        rows = {key: each for key, each in map(decision_of, before["rows"])}
+        rows = dict(map(decision_of, before["rows"]))
         most, self._looked = int(before["max_repeats"]), int(before["rounds"])
         if most < self._rule.max_repeats:
             again = [key for key, row in rows.items() if row.state is State.futile]
@@ -152,8 +157,8 @@ class Rounds:
         """Stop what failed, and decide what can be decided after so many rounds."""
         anew = {self._keys[job] for job in jobs if not job.reused}
         if rounds <= self._looked:  # decisions about runs that have been replaced
-            kept = {k: row for k, row in self._rows.items() if not anew & {k, row.baseline}}
-            self._rows = kept
+            for key in [k for k, row in self._rows.items() if anew & {k, row.baseline}]:
+                del self._rows[key]
         for job in jobs:
             if job.outcome is not Outcome.ok:
                 key = self._keys[job]
@@ -223,10 +228,8 @@ class Rounds:
         if row.value is None or row.low is None or row.high is None:
             return f"{row.name}: too few repeats"
         value, low, high = (100 * (each - 1) for each in (row.value, row.low, row.high))
-        text, most = (
-            f"{row.name} {value:+.1f} % ({low:+.1f} to {high:+.1f} %)",
-            2 * self._rule.max_repeats,
-        )
+        text = f"{row.name} {value:+.1f} % ({low:+.1f} to {high:+.1f} %)"
+        most = round(FUTILE * self._rule.max_repeats)
         if row.forecast is None or row.forecast > most:
             return f"{text}: more than {most} repeats"
         more = row.forecast - row.repeats

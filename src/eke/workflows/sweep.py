@@ -45,7 +45,7 @@ from eke.workflows.planning import (
     switched_off_tracker,
     weighed,
 )
-from eke.workflows.rounds import Rounds, find_problems, planned_lines
+from eke.workflows.rounds import Rounds, find_problems, planned_lines, planned_repeats
 from eke.workflows.running import plan_unless_answered
 
 HEADER = ("verdict", "memory", "step", "samples/s", "what differs")
@@ -128,7 +128,10 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     jobs = make_jobs(labels, plans, duplicates)
     if as_json and planning:
         found, known = outlooks(jobs), records_of(jobs, launcher.place_of)
-        content = [_plain(cell, found.get(n)) | known.get(n, {}) for n, cell in enumerate(cells)]
+        repeats = {"repeats": numbers} if (numbers := planned_repeats(settings)) else {}
+        content = [
+            _plain(cell, found.get(n)) | known.get(n, {}) | repeats for n, cell in enumerate(cells)
+        ]
         return print_once(json.dumps(content, indent=2))
     shown = cells[: len(first_round.cells)]
     num_same = sum(number < len(shown) for number in duplicates)
@@ -170,7 +173,7 @@ def _show_plan(
     say_finished(jobs, launcher.place_of)
     if jobs:  # each counted once
         kind, times = jobs[0].plan.device.kind, [forecast_time(job.plan) for job in jobs]
-        lines = planned_lines(settings, times, kind) if settings.is_auto else []
+        lines = planned_lines(settings, times, kind)
         print_once("\n" + "\n".join([*lines, sum_line(times, kind)]))
 
 

@@ -91,9 +91,12 @@ class Affects(Enum):
     none = "none"
 
 
-LEARNING, ROUNDING, BOTH, BUDGET, GROUP, NONE = ({"affects": each} for each in Affects)
-SWITCHED = LEARNING | {"is_off_at_zero": True}
-"""Learning between two values above 0; 0 also saves time or memory."""
+class Key:
+    """Metadata of fields: the classes of their keys."""
+
+    LEARNING, ROUNDING, BOTH, BUDGET, GROUP, NONE = ({"affects": each} for each in Affects)
+    SWITCHED = LEARNING | {"is_off_at_zero": True}
+    """Learning between two values above 0; 0 also saves time or memory."""
 
 
 @dataclass

@@ -4,15 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from eke.config.schema.fields import (
-    BOTH,
-    NONE,
-    ROUNDING,
-    OptionGroup,
-    above,
-    at_least,
-    between,
-)
+from eke.config.schema.fields import Key, OptionGroup, above, at_least, between
 
 
 @dataclass
@@ -101,16 +93,16 @@ class Exchange(Enum):
 class Distributed(OptionGroup):
     """How many processes train one model, and how they share it."""
 
-    num_processes: int = field(default=1, metadata=ROUNDING | at_least(1))
+    num_processes: int = field(default=1, metadata=Key.ROUNDING | at_least(1))
     """Processes, one per device: the only place that says how many GPUs a run takes (dp: devices
     of one process)."""
-    num_nodes: int = field(default=1, metadata=ROUNDING | at_least(1))
+    num_nodes: int = field(default=1, metadata=Key.ROUNDING | at_least(1))
     """Machines that share the processes evenly, each with its own devices."""
-    timeout_s: float = field(default=1800.0, metadata=NONE | between(1, 86400))
+    timeout_s: float = field(default=1800.0, metadata=Key.NONE | between(1, 86400))
     """Seconds after which a process that waits for another one gives the run up."""
-    p2p: PeerToPeer = field(default=PeerToPeer.auto, metadata=ROUNDING)
+    p2p: PeerToPeer = field(default=PeerToPeer.auto, metadata=Key.ROUNDING)
     """off sends what GPUs exchange through host memory, as if no NVLink were there; for NCCL."""
-    deepspeed_config: str | None = field(default=None, metadata=BOTH)
+    deepspeed_config: str | None = field(default=None, metadata=Key.BOTH)
     """A ds_config.json of one's own for zero1, zero2 and zero3: its keys are added to eke's."""
 
     @property
@@ -123,12 +115,12 @@ class Distributed(OptionGroup):
 class FSDP(Distributed):
     """Weights, gradients and optimizer state shared out between the processes."""
 
-    reshard_after_forward: bool = field(default=True, metadata=ROUNDING)
+    reshard_after_forward: bool = field(default=True, metadata=Key.ROUNDING)
     """Gather each layer's weights once more in the backward pass; false keeps them in between."""
-    exchange: Exchange = field(default=Exchange.auto, metadata=ROUNDING)
+    exchange: Exchange = field(default=Exchange.auto, metadata=Key.ROUNDING)
     """last adds a step's gradients up whole in each process, every only each one's share; auto goes
     by their size."""
-    replicas: int = field(default=1, metadata=ROUNDING | at_least(1))
+    replicas: int = field(default=1, metadata=Key.ROUNDING | at_least(1))
     """Copies of the model, each sharded over num_processes / replicas neighbouring processes."""
 
     @property
@@ -281,5 +273,5 @@ class Engine(OptionGroup):
 class Trainer:
     """What only Hugging Face Trainer has; read with engine=trainer."""
 
-    extra: dict[str, Any] = field(default_factory=dict, metadata=BOTH)
+    extra: dict[str, Any] = field(default_factory=dict, metadata=Key.BOTH)
     """Further arguments of TrainingArguments, each set by `trainer.extra.ARGUMENT=VALUE`."""

@@ -444,7 +444,7 @@ def test_the_parts_of_a_step_are_shown_per_sample(tmp_path):
     runs = [Run({"precision": p}, speed=s) for p, s in (("fp32", 100.0), ("bf16", 400.0))]
     bars = phases(compared(tmp_path, runs).rows)[0]["data"]["values"]
     for name, speed in (("fp32", 100.0), ("bf16", 400.0)):
-        mine = [bar["ms"] / 1000 for bar in bars if bar["name"] == name]
+        mine = [bar["time"] / 1000 for bar in bars if bar["name"] == name]
         assert mine == pytest.approx([1 / 3 / speed, 2 / 3 / speed])
 
 

@@ -12,9 +12,8 @@ from eke.common.errors import ConfigError
 from eke.common.paths import RunPaths
 from eke.plan.record import Best, write_record
 from eke.results.report.compare import compare_runs
-from eke.results.report.compare.losses import Family, LossComparison, Parity
+from eke.results.report.compare.losses import LossComparison, Parity, compare_samples
 from eke.results.report.compare.measures import keys_by
-from eke.results.report.compare.statistics import holm_levels
 
 EVAL, ACCURACY = "loss.eval_final", "metrics.accuracy"
 
@@ -25,8 +24,7 @@ def judged(samples, trainings=None, key=EVAL, level=0.05, **options):
         row: values if isinstance(values, dict) else dict(enumerate(values))
         for row, values in samples.items()
     }
-    found = Family(key, rows, trainings or {row: row for row in rows}, level, **options)
-    return found.results(holm_levels(found.tests(), level))
+    return compare_samples(key, rows, trainings or {row: row for row in rows}, level, **options)
 
 
 def of_changes(*changes):

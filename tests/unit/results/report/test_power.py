@@ -7,12 +7,11 @@ The shares are those of seeded random numbers; docs/how-to/report.md quotes them
 import numpy as np
 import pytest
 
-from eke.results.report.compare.losses import Family, Parity
+from eke.results.report.compare.losses import Parity, compare_samples
 from eke.results.report.compare.statistics import (
     Compared,
     Significance,
     correct,
-    holm_levels,
     ratio_of,
 )
 
@@ -107,8 +106,8 @@ DIRECTIONS = (Parity.better, Parity.worse)
 def judged(values, trainings=None, key="loss.eval_final", evaluated=0):
     """Comparisons of the rows of one sweep, (seeds, rows), with the first one."""
     samples = {row: dict(enumerate(column.tolist())) for row, column in enumerate(values.T)}
-    family = Family(key, samples, trainings or {row: row for row in samples}, 0.05, evaluated)
-    return family.results(holm_levels(family.tests()))
+    trainings = trainings or {row: row for row in samples}
+    return compare_samples(key, samples, trainings, 0.05, evaluated)
 
 
 def losses(truth, noise, seed, own=None, size=1):

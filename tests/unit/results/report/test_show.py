@@ -226,14 +226,16 @@ def test_losses_are_drawn_over_steps_with_every_seed_and_their_mean(tmp_path):
     points = chart.spec["data"]["values"]
     lines = {}
     for p in points:
-        lines.setdefault((p["c"], p["s"]), []).append((p["steps"], p["samples"], p["loss"]))
+        lines.setdefault((p["c"], p["s"]), []).append((p["steps"], p["loss"]))
     assert lines == {
-        (0, 0): [(1, 8, 3.5), (2, 16, 2.0), (3, 24, 1.5)],
-        (0, 1): [(1, 8, 3.0), (2, 16, 2.0), (3, 24, 1.0)],
-        (0, 2): [(1, 8, 4.0), (2, 16, 2.0), (3, 24, 2.0)],
-        (1, 0): [(1, 8, 3.0), (2, 16, 2.5)],
+        (0, 0): [(1, 3.5), (2, 2.0), (3, 1.5)],
+        (0, 1): [(1, 3.0), (2, 2.0), (3, 1.0)],
+        (0, 2): [(1, 4.0), (2, 2.0), (3, 2.0)],
+        (1, 0): [(1, 3.0), (2, 2.5)],
     }
     assert [label for label, _ in chart.legend] == ["fp32", "bf16"]
+    lookup = chart.spec["transform"][0]["from"]["data"]["values"]
+    assert [line["each"] for line in lookup] == [8, 8], "samples of a step"
 
 
 def test_labels_at_line_ends_keep_their_distance(tmp_path):

@@ -181,9 +181,10 @@ def test_a_run_that_was_measured_again_counts_twice_but_for_what_neighbours_dist
 
 def test_numbers_that_are_none_are_absent(tmp_path):
     odd = [float("nan"), float("inf"), 0.0, -1.0]
-    runs = [Run(repeat=n, speed=50.0, loss=value) for n, value in enumerate(odd)]
+    runs = [Run(repeat=n, seed=n, speed=value or -1, loss=value) for n, value in enumerate(odd)]
     variants, _, _ = grouped(tmp_path, runs)
-    assert not variants[0].sample("loss.eval_final")
+    assert not variants[0].sample("throughput.samples_per_s")
+    assert variants[0].sample("loss.eval_final") == {2: 0.0, 3: -1.0}, "of a regression"
 
 
 def test_order_is_that_in_which_it_was_typed(tmp_path):

@@ -118,8 +118,8 @@ SETS = {
     "9 learning rates, open, one diverged": (
         lrs(5.0, 4.94, 5.01, spread=OPEN, failed=[0.1]),
         [("not_better", LOSS, "lr=0.002", -0.5), ("failed", SPEED, "lr=0.1", None)],
-        r"No configuration is shown to be best; lowest eval loss: lr=0\.002, -0\.\d+ % \(.*\) with 3 seeds"
-        r"; \d+ seeds would show \d+ %(.|\n)*lr=0\.1 diverged in 3 of 3",
+        r"No configuration is shown to be best; lowest eval loss: lr=0\.002, -0\.\d+ % "
+        r"\(.*\) with 3 seeds; \d+ seeds would show \d+ %(.|\n)*lr=0\.1 diverged in 3 of 3",
     ),
     "10 both kinds": (
         rows(base=PLAIN, optimizer_muon=(93.0, 100, 1.88), optimizer_sgd=(108.0, 70, 2.24),

@@ -12,14 +12,15 @@ from eke.common.text import closest, format_number
 from eke.config.schema.fields import Affects
 from eke.results.report.compare.curves import Curve, curve_of, quiet_notes
 from eke.results.report.compare.effects import (
+    SAME_BYTES,
     Effect,
     PublishedMatch,
     alone,
     ladder,
     main_effects,
     match_published,
+    pareto,
 )
-from eke.results.report.compare.front import SAME_BYTES, pareto
 from eke.results.report.compare.keys import affects
 from eke.results.report.compare.load_records import Entry, Gathered, gather, key_of
 from eke.results.report.compare.losses import LossComparison, Parity, compare_losses

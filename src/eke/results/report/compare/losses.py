@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import fmean
-from typing import Generic
 
 import numpy as np
 
@@ -28,11 +27,11 @@ from eke.results.report.compare.measures import (
 from eke.results.report.compare.statistics import (
     ALPHA,
     MIN_REPEATS,
-    Array,
     Compared,
     Difference,
     K,
     Sample,
+    difference_of,
     holm_levels,
     mean_difference,
     repeats_to_show,
@@ -184,9 +183,6 @@ def compare_losses(
 ) -> dict[Variant, LossComparison]:
     """Compare losses, or a metric, of one machine's variants with the baseline's.
 
-    All are one family of Holm's: each other training once, and each unequal row of the baseline's
-    own training once.
-
     Args:
         base: the baseline, which may be among `variants`.
         variants: rows to compare, in any order.
@@ -195,23 +191,16 @@ def compare_losses(
         level: chance of a false claim among all comparisons, as of `holm_levels`.
     """
     found: dict[Variant, LossComparison] = {base: LossComparison(Parity.baseline)}
-    families: list[Family[Variant]] = []
     for key in keys_by(by):
-        measured = [v for v in variants if v not in found and base.sample(key) and v.sample(key)]
-        for each in measured:
-            if why := _difference_of_trainings(key, base, each):
-                found[each] = LossComparison(Parity.other, key, why=why)
-        rows = [base, *(each for each in measured if each not in found)]
-        if len(rows) > 1:
-            samples = {each: each.sample(key) for each in rows}
-            keys = {each: training_key(each) for each in rows}
-            families.append(Family(key, samples, keys, level, _evaluated(key, rows)))
-            found |= dict.fromkeys(rows[1:], LossComparison())
-    levels = holm_levels({k: d for each in families for k, d in each.tests().items()}, level)
-    for family in families:
-        for each, result in family.results(levels).items():
-            best = max(best_of(result.measure, record)[1] for record in base.records)
-            found[each] = replace(result, best_of=best)
+        rows = [v for v in variants if v not in found and base.sample(key) and v.sample(key)]
+        whys = {each: _difference_of_trainings(key, base, each) for each in rows}
+        found |= {v: LossComparison(Parity.other, key, why=why) for v, why in whys.items() if why}
+        rows = [base, *(each for each in rows if not whys[each])]
+        samples = {each: each.sample(key) for each in rows}
+        trainings = {each: training_key(each) for each in rows}
+        results = compare_samples(key, samples, trainings, level, _evaluated(key, rows))
+        best = max((best_of(key, record)[1] for record in base.records), default=1)
+        found |= {each: replace(result, best_of=best) for each, result in results.items()}
     why = f"no {by or 'loss'} was measured"
     return {each: found.get(each) or LossComparison(why=why) for each in variants}
 
@@ -275,17 +264,41 @@ class _Scale:
             return cls(key, "%", math.log1p(MARGIN), EQUAL)
         return cls(key, "", MARGIN * size, EQUAL * (size or 1.0))
 
-    def convert(self, value: float) -> float:
-        """A value on the scale of comparison."""
+    def convert(self, sample: Sample) -> Sample:
+        """Values on the scale of comparison."""
         if self.unit == "%":
-            return math.log(value)
-        return 100 * value if self.unit == "points" else value
+            return {seed: math.log(value) for seed, value in sample.items()}
+        factor = 100 if self.unit == "points" else 1
+        return {seed: factor * value for seed, value in sample.items()}
 
-    def shown(self, difference: float) -> float:
-        """A difference in `unit`."""
+    def is_equal(self, base: Sample, other: Sample) -> bool:
+        """Whether all common seeds agree."""
+        changes = [abs(other[seed] - base[seed]) for seed in base if seed in other]
+        return bool(changes) and max(changes) <= self.equal
+
+    def result(self, found: Difference, level: float, strictest: float) -> LossComparison:
+        """A difference as tested at this level, of a family with this strictest one."""
+        ends, one = found.interval(level), 100 if self.unit == "%" else 1
+        low, high = map(self._shown, ends) if ends else (None, None)
+        return LossComparison(
+            self._parity(*ends) if ends else Parity.few,
+            self.key,
+            self._shown(found.mean),
+            low,
+            high,
+            self.unit,
+            found.n,
+            level,
+            one * found.error.spread if found.error else None,
+            strictest,
+            margin=100 * MARGIN if self.unit == "%" else self.margin,
+            why="" if ends else "one seed" if found.n == 1 else format_number(found.n, "seed"),
+        )
+
+    def _shown(self, difference: float) -> float:
         return 100 * math.expm1(difference) if self.unit == "%" else difference
 
-    def parity(self, low: float, high: float) -> Parity:
+    def _parity(self, low: float, high: float) -> Parity:
         """What an interval shows."""
         if not is_better_lower(self.key):
             low, high = -high, -low
@@ -298,146 +311,92 @@ class _Scale:
         return Parity.no_worse if high <= self.margin else Parity.undecided
 
 
-class Family(Generic[K]):
-    """Comparisons with one baseline in one measure: its trainings, and their tests.
+def compare_samples(
+    key: str,
+    samples: Mapping[K, Sample],
+    trainings: Mapping[K, Hashable],
+    level: float = ALPHA,
+    evaluated: int = 0,
+) -> dict[K, LossComparison]:
+    """Compare rows in one measure with the first one, as one family of Holm's.
+
+    Each other training is tested once, and each unequal row of the baseline's own training.
 
     Args:
         key: of the measure.
-        samples: row -> seed -> value, none empty; the first row is the baseline.
+        samples: row -> seed -> value; the first row is the baseline. All are empty, or none.
         trainings: row -> the same value for rows of one training.
         level: chance of a false claim, as of `holm_levels`.
         evaluated: samples of an evaluation; 0 if unknown.
     """
-
-    def __init__(
-        self,
-        key: str,
-        samples: Mapping[K, Sample],
-        trainings: Mapping[K, Hashable],
-        level: float = ALPHA,
-        evaluated: int = 0,
-    ) -> None:
-        self._scale = scale = _Scale.of(key, list(samples.values()), evaluated)
-        self._level, self._keys = level, trainings
-        self._samples = {
-            row: {seed: scale.convert(value) for seed, value in sample.items()}
-            for row, sample in samples.items()
-        }
-        self._base, *rows = samples
-        self._untested: dict[K, LossComparison] = {}
-        groups: dict[Hashable, list[K]] = {trainings[self._base]: [self._base]}
-        for row in rows:
-            if not self._leaves(row):
-                groups.setdefault(trainings[row], []).append(row)
-        own, *others = self._split(list(groups.values()))
-        means = dict(enumerate(map(self._mean, (own, *others))))
-        compared = Compared(means, is_log=False, floor=scale.floor)
-        self._tests: list[tuple[list[K], Difference]] = [
-            *(([row], self._between(row)) for row in own if row != self._base),
-            *((rows, compared.difference((0, n)) or UNKNOWN) for n, rows in enumerate(others, 1)),
-        ]
-
-    def tests(self) -> dict[tuple[str, int], Difference]:
-        """What Holm's method tests, numbered."""
-        return {(self._scale.key, n): found for n, (_, found) in enumerate(self._tests)}
-
-    def results(self, levels: Mapping[tuple[str, int], float]) -> dict[K, LossComparison]:
-        """The comparison of each row but the baseline, with the levels at which all were tested."""
-        strictest = min(levels.values(), default=self._level)
-        tested = {
-            row: self._result(found, levels[self._scale.key, n], strictest)
-            for n, (rows, found) in enumerate(self._tests)
-            for row in rows
-        }
-        return tested | self._untested
-
-    def _leaves(self, row: K) -> bool:
-        """Note what is said of a row without a test; whether it leaves the family for it."""
-        base, other, found = self._samples[self._base], self._samples[row], self._between(row)
-        changes = [abs(other[seed] - base[seed]) for seed in base if seed in other]
-        if changes and max(changes) <= self._scale.equal:
-            told = self._result(found, self._level, self._level)
-            self._untested[row] = replace(told, parity=Parity.equal, low=None, high=None)
-            # Rounded values are equal by chance as well: such a row counts among those tested.
-            is_copy = not self._scale.floor or self._keys[row] == self._keys[self._base]
-            return is_copy or found.error is None
-        if found.error is None:
-            why = "one seed" if found.n == 1 else format_number(found.n, "seed")
-            self._untested[row] = replace(self._result(found, self._level, self._level), why=why)
-        return found.error is None
-
-    def _split(self, groups: Sequence[list[K]]) -> list[list[K]]:
-        """Trainings, the baseline's first: rows that stand apart alone, copies as one."""
-        number = sum(len(rows) for rows in groups if len(rows) > 1)
-        split: list[list[K]] = []
-        for rows in groups:
-            apart = self._apart(rows, number) if len(rows) > 1 else set()
-            rest = [row for row in rows if row not in apart]
-            split += [*([row] for row in rows if row in apart), *([rest] if rest else [])]
-        split.sort(key=lambda rows: self._base not in rows)
-        if self._scale.floor:
-            return split
-        copies: dict[Hashable, list[K]] = {}
-        for rows in split:
-            rounded = {s: round(v / self._scale.equal) for s, v in self._mean(rows).items()}
-            copies.setdefault(frozenset(rounded.items()), []).extend(rows)
-        return list(copies.values())
-
-    def _apart(self, rows: Sequence[K], number: int) -> set[K]:
-        """Rows of a training that differ from its others, among `number` such rows in all."""
-        shared = [s for s in self._samples[rows[0]] if all(s in self._samples[r] for r in rows)]
-        if len(shared) < MIN_REPEATS:
-            return set(rows)
-        values = np.array([[self._samples[row][seed] for row in rows] for seed in shared])
-        apart = set()
-        for row, changes in zip(rows, (values - _medians_of_others(values)).T, strict=True):
-            found = mean_difference(changes.tolist(), 2 * self._scale.floor)
-            is_unequal = found.p is not None and found.p <= self._level / number
-            if is_unequal and abs(found.mean) > self._scale.margin:
-                apart.add(row)
-        return apart
-
-    def _mean(self, rows: Sequence[K]) -> Sample:
-        """Mean over a training's rows by seed."""
-        samples = [self._samples[row] for row in rows]
-        shared = [seed for seed in samples[0] if all(seed in each for each in samples)]
-        return {seed: fmean([each[seed] for each in samples]) for seed in shared}
-
-    def _between(self, row: K) -> Difference:
-        """The difference of one row from the baseline, by the noise of these two."""
-        samples = {0: self._samples[self._base], 1: self._samples[row]}
-        compared = Compared(samples, is_log=False, floor=self._scale.floor)
-        return compared.difference((0, 1)) or UNKNOWN
-
-    def _result(self, found: Difference, level: float, strictest: float) -> LossComparison:
-        ends, scale = found.interval(level), self._scale
-        is_relative = scale.unit == "%"
-        return LossComparison(
-            scale.parity(*ends) if ends else Parity.few,
-            scale.key,
-            scale.shown(found.mean),
-            low=scale.shown(ends[0]) if ends else None,
-            high=scale.shown(ends[1]) if ends else None,
-            unit=scale.unit,
-            seeds=found.n,
-            level=level,
-            spread=(100 if is_relative else 1) * found.error.spread if found.error else None,
-            first_level=strictest,
-            margin=100 * MARGIN if is_relative else scale.margin,
-        )
+    base, *rows = samples
+    if not rows:
+        return {}
+    scale = _Scale.of(key, list(samples.values()), evaluated)
+    values = {row: scale.convert(sample) for row, sample in samples.items()}
+    alone = {row: difference_of(values[base], values[row], 2 * scale.floor) for row in rows}
+    equal = {row for row in rows if scale.is_equal(values[base], values[row])}
+    groups: dict[Hashable, list[K]] = {trainings[base]: [base]}
+    for row in rows:
+        # Rounded values are equal by chance as well: such a row counts among those tested.
+        is_copy = row in equal and (not scale.floor or trainings[row] == trainings[base])
+        if alone[row].error and not is_copy:
+            groups.setdefault(trainings[row], []).append(row)
+    own, *others = _split(list(groups.values()), values, scale, level)
+    means = dict(enumerate(_mean(members, values) for members in (own, *others)))
+    compared = Compared(means, is_log=False, floor=scale.floor)
+    tested = {row: alone[row] for row in own[1:]}
+    for n, members in enumerate(others, 1):
+        tested |= dict.fromkeys(members, compared.difference((0, n)) or alone[members[0]])
+    # One test for each training: its rows share one difference.
+    levels = holm_levels({id(each): each for each in tested.values()}, level)
+    strictest = min(levels.values(), default=level)
+    found = {}
+    for row in rows:
+        each = tested.get(row, alone[row])
+        found[row] = scale.result(each, levels.get(id(each), level), strictest)
+        if row in equal:
+            found[row] = replace(found[row], parity=Parity.equal, low=None, high=None)
+    return found
 
 
-def _medians_of_others(values: Array) -> Array:
-    """Of each value, the median of the others in its row; two or more columns."""
-    ordered, rank = np.sort(values), values.argsort().argsort()
-    others = values.shape[-1] - 1
-    middle = [
+def _split(
+    groups: Sequence[list[K]], values: Mapping[K, Sample], scale: _Scale, level: float
+) -> list[list[K]]:
+    """Trainings, the baseline's first: rows that stand apart alone, copies as one."""
+    base, number = groups[0][0], sum(len(rows) for rows in groups if len(rows) > 1)
+    split: list[list[K]] = []
+    for rows in groups:
+        apart = _apart(rows, values, scale, level / number) if len(rows) > 1 else set()
+        rest = [row for row in rows if row not in apart]
+        split += [*([row] for row in rows if row in apart), *([rest] if rest else [])]
+    split.sort(key=lambda rows: base not in rows)
+    if scale.floor:
+        return split
+    copies: dict[Hashable, list[K]] = {}
+    for rows in split:
+        rounded = {s: round(v / scale.equal) for s, v in _mean(rows, values).items()}
+        copies.setdefault(frozenset(rounded.items()), []).extend(rows)
+    return list(copies.values())
+
+
+def _apart(rows: Sequence[K], samples: Mapping[K, Sample], scale: _Scale, level: float) -> set[K]:
+    """Rows of a training that differ from the median of its others."""
+    shared = [seed for seed in samples[rows[0]] if all(seed in samples[row] for row in rows)]
+    if len(shared) < MIN_REPEATS:
+        return set(rows)
+    values = np.array([[samples[row][seed] for row in rows] for seed in shared])
+    ordered, rank, others = np.sort(values), values.argsort().argsort(), len(rows) - 1
+    low, high = (
         np.take_along_axis(ordered, place + (rank <= place), -1)
         for place in ((others - 1) // 2, others // 2)
-    ]
-    medians: Array = (middle[0] + middle[1]) / 2
-    return medians
+    )
+    found = [mean_difference(c, 2 * scale.floor) for c in (values - (low + high) / 2).T.tolist()]
+    is_apart = [(d.p or 0.0) <= level and abs(d.mean) > scale.margin for d in found]
+    return {row for row, is_one in zip(rows, is_apart, strict=True) if is_one}
 
 
-UNKNOWN = Difference(0.0, 0)
-"""Of samples that have nothing in common."""
+def _mean(rows: Sequence[K], samples: Mapping[K, Sample]) -> Sample:
+    """Mean over a training's rows by seed."""
+    shared = [seed for seed in samples[rows[0]] if all(seed in samples[row] for row in rows)]
+    return {seed: fmean([samples[row][seed] for row in rows]) for seed in shared}

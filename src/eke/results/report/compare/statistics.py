@@ -284,13 +284,23 @@ class _Student(Error):
         return float(stdtrit(self.freedom, 1 - level / 2)) * self.spread / math.sqrt(self.n)
 
 
-def _unpaired(first: Sequence[float], second: Sequence[float], floor: float) -> Difference:
-    """Difference of two means by Welch's t, with Welch-Satterthwaite's degrees of freedom."""
-    mean, n = fmean(second) - fmean(first), min(len(first), len(second))
+def difference_of(base: Sample, other: Sample, floor: float = 0.0) -> Difference:
+    """The second sample's mean less the first's, by their own noise; neither is empty.
+
+    Paired, or by Welch's t with Welch-Satterthwaite's degrees of freedom where fewer than three
+    repeats are common. `floor` is as of `mean_difference`.
+    """
+    shared = [key for key in base if key in other]
+    if len(shared) >= MIN_REPEATS:
+        return mean_difference([other[key] - base[key] for key in shared], floor)
+    if shared and min(len(base), len(other)) < MIN_REPEATS:  # no drift between other repeats
+        base, other = ({key: each[key] for key in shared} for each in (base, other))
+    sides = [list(sample.values()) for sample in (base, other)]
+    mean, n = fmean(sides[1]) - fmean(sides[0]), min(map(len, sides))
     if n < MIN_REPEATS:
         return Difference(mean, n)
-    parts = [max(variance(each), floor / 2) / len(each) for each in (first, second)]
-    weights = [part**2 / (len(each) - 1) for part, each in zip(parts, (first, second), strict=True)]
+    parts = [max(variance(each), floor / 2) / len(each) for each in sides]
+    weights = [part**2 / (len(each) - 1) for part, each in zip(parts, sides, strict=True)]
     total = sum(parts)
     freedom = total**2 / sum(weights) if total else n - 1
     return Difference(mean, n, _Student(total * n, n, freedom))
@@ -488,20 +498,12 @@ class Compared:
     def _alone(self, sides: Sequence[tuple[Sample, Sample]]) -> Difference | None:
         """The mean over pairs of samples by their own noise."""
         if len(sides) < 2:
-            return self._pair(*sides[0]) if sides else None
+            return difference_of(*sides[0], 2 * self._floor) if sides else None
         both = [r for r in sides[0][0] if all(r in each for side in sides for each in side)]
         if len(both) < MIN_REPEATS:
-            return mean_difference([self._pair(a, b).mean for a, b in sides])
+            return mean_difference([difference_of(a, b).mean for a, b in sides])
         floor = 2 * self._floor / len(sides)
         return mean_difference([fmean([b[r] - a[r] for a, b in sides]) for r in both], floor)
-
-    def _pair(self, base: Sample, other: Sample) -> Difference:
-        shared = [key for key in base if key in other]
-        if len(shared) >= MIN_REPEATS:
-            return mean_difference([other[key] - base[key] for key in shared], 2 * self._floor)
-        if shared and min(len(base), len(other)) < MIN_REPEATS:  # no drift between other repeats
-            base, other = ({key: each[key] for key in shared} for each in (base, other))
-        return _unpaired(list(base.values()), list(other.values()), 2 * self._floor)
 
 
 def _residual(rest: Array, weight: Array) -> tuple[Array, Array, Array]:

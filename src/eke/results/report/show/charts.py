@@ -7,6 +7,7 @@ tooltip. Widths follow the page, and so do the colours, which are variables of i
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from statistics import fmean
 from typing import Any
 
@@ -17,7 +18,7 @@ from eke.results.report.compare.comparison import times
 from eke.results.report.compare.curves import Curve, curves_of
 from eke.results.report.compare.measures import PEAK, SAMPLES, samples_seen
 from eke.results.report.compare.statistics import Ratio
-from eke.results.report.show.table import shortened
+from eke.results.report.show.table import ranked, shortened
 
 Spec = dict[str, Any]
 Values = list[dict[str, Any]]
@@ -27,7 +28,7 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 CHARS_FOR_LABELS = 44
 """Characters of a label: the width of a chart on a phone."""
 
-MAX_POINTS, MAX_LABELS, MAX_BARS = 1000, 12, 24
+MAX_POINTS, MAX_LABELS, MAX_BARS = 1000, 12, 12
 """Points of a scatter plot and labels of it, and rows of a chart, about a screen."""
 
 MAX_LINES, MAX_SEEDS = 8, 10
@@ -65,7 +66,7 @@ class Chart:
 
 def charts(comparison: Comparison, part: OneMachine) -> list[Chart]:
     """The charts of one machine and group that have data, the most important ones first."""
-    rows = comparison.rows_of(part)
+    rows = ranked(comparison, comparison.rows_of(part))
     losses, lines = loss_curves(rows, f"{comparison.machines.index(part)}")
     phased, names = phases(_fastest(rows))
     quality = next((row.quality for row in rows if row.quality.measure), rows[0].quality)
@@ -84,7 +85,7 @@ def charts(comparison: Comparison, part: OneMachine) -> list[Chart]:
     if part.focus is Affects.learning or comparison.metric:
         title = f"{quality.name.capitalize()} against the baseline"
         first = Chart(title, intervals, _losses(rows, quality.unit), is_wide=True)
-        found = [first, *found[1:], found[0]]
+        found = [first, *found[1:], *([] if part.focus is Affects.learning else found[:1])]
     return [chart for chart in found if chart.spec]
 
 
@@ -96,7 +97,7 @@ def scatter(rows: Sequence[ComparisonRow]) -> Spec:
          **_ends(row.ratios.get(row.speed.key), speed.value), "front": row.on_front,
          "kind": _color("ink" if row.is_baseline else "front" if row.on_front else "other"),
          "text": f"{format_bytes(memory.value)}, {speed.value:.4g} {row.speed.title}"}
-        for row in _first(rows)[:MAX_POINTS]
+        for row in rows[:MAX_POINTS]
         if (memory := row.estimates.get(PEAK.key)) and (speed := row.estimates.get(row.speed.key))
     ]  # fmt: skip
     if len(points) < 2:
@@ -113,7 +114,7 @@ def scatter(rows: Sequence[ComparisonRow]) -> Spec:
             "encoding": {"x": x, "y": y, "order": {"field": "memory"}}}]
           if any(point["front"] for point in points) else []),
         *_whiskers(points, {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"},
-                            "color": color}),
+                            "color": color}, name="whiskers"),
         {"name": "points", "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
          "encoding": {"x": x, "y": y, "color": color, "shape": shape,
                       "tooltip": _tips("name", "text")}},
@@ -149,36 +150,31 @@ def _scale(points: Values, key: str, *ends: str) -> Spec:
 
 def loss_curves(rows: Sequence[ComparisonRow], number: str) -> tuple[Spec, list[tuple[str, str]]]:
     """Training loss over steps, samples or seconds, and the legend; `number` is of the part."""
-    drawn = [
-        (row, c)
-        for row in _first(rows)[: 4 * MAX_LINES]
-        if (c := curves_of(row.variant, MAX_SEEDS))
-    ]
+    read = ((row, curves_of(row.variant, MAX_SEEDS)) for row in rows[: 4 * MAX_LINES])
+    drawn = list(islice(((row, curves) for row, curves in read if curves), MAX_LINES))
+    if not drawn:
+        return {}, []
+    short = shortened([row.variant.label for row, _ in drawn], CHARS_FOR_LABELS)
     points: Values = []
-    ends: list[tuple[float, int]] = []
+    known: Values = []
     for n, (row, curves) in enumerate(drawn):
         record, mean = row.variant.records[0], _mean(curves)
-        step = (samples_seen(record) or 0) / max(1, record.steps_done)
-        thin = curves if len(curves) > 1 else []
-        for seed, curve in enumerate([mean, *thin]):
+        known.append(
+            {"c": n, "name": row.variant.label, "label": short[n], "color": _color(f"c{n}"),
+             "each": (samples_seen(record) or 0) / max(1, record.steps_done),
+             "end": mean.losses[-1]}
+        )  # fmt: skip
+        for seed, curve in enumerate([mean, *(curves if len(curves) > 1 else [])]):
             every = math.ceil(len(curve.steps) / (50 if seed else 100))
+            columns = zip(curve.steps, curve.losses, curve.seconds, strict=True)
             points += [
                 {"c": n, "s": seed, "steps": done, "loss": float(f"{loss:.5g}"),
-                 "samples": round(step * done), "seconds": float(f"{seconds:.4g}")}
-                for place, (done, loss, seconds) in enumerate(
-                    zip(curve.steps, curve.losses, curve.seconds, strict=True))
+                 "seconds": float(f"{seconds:.4g}")}
+                for place, (done, loss, seconds) in enumerate(columns)
                 if place % every == 0 or done == curve.steps[-1]
             ]  # fmt: skip
-        ends.append((mean.losses[-1], n))
-    names = [row.variant.label for row, _ in drawn]
-    if not points:
-        return {}, []
-    short = shortened(names, CHARS_FOR_LABELS)
-    known: Values = [{"c": n, "name": name, "label": short[n], "color": _color(f"c{n}")}
-                     for n, name in enumerate(names)]  # fmt: skip
-    return _lines(points, ends, known, f"over_{number}"), [
-        (s, f"c{n}") for n, s in enumerate(short)
-    ]
+    legend = [(label, f"c{n}") for n, label in enumerate(short)]
+    return _lines(points, known, f"over_{number}"), legend
 
 
 def _mean(curves: Sequence[Curve]) -> Curve:
@@ -191,14 +187,14 @@ def _mean(curves: Sequence[Curve]) -> Curve:
     return Curve(seconds, losses, curves[0].steps)
 
 
-def _lines(points: Values, ends: list[tuple[float, int]], known: Values, over: str) -> Spec:
+def _lines(points: Values, known: Values, over: str) -> Spec:
     first = CLIPPED_FRAC * max(point["steps"] for point in points)
     scale = _scale([point for point in points if point["steps"] > first], "loss")
     low, high = scale["domain"]
     apart, above, marks = (high - low) * LABEL_HEIGHT / LINES_HEIGHT, math.inf, []
-    for place, (end, number) in enumerate(sorted(ends, reverse=True), 1):
-        above = max(min(end, above - apart), low + (len(ends) - place) * apart)
-        marks.append({**known[number], "loss": above})
+    for place, line in enumerate(sorted(known, key=lambda line: -line["end"]), 1):
+        above = max(min(line["end"], above - apart), low + (len(known) - place) * apart)
+        marks.append({**line, "loss": above})
     x = _axis("x", "", scale={"nice": False, "zero": False})
     y = _axis("loss", "training loss", scale=scale)
     color = {"field": "color", "type": "nominal", "scale": None}
@@ -216,12 +212,16 @@ def _lines(points: Values, ends: list[tuple[float, int]], known: Values, over: s
          "encoding": {"x": {"value": "width"}, "y": y, "text": {"field": "label"}, "color": color}},
     ]  # fmt: skip
     bind = {"input": "radio", "options": ["steps", "samples", "seconds"], "name": "over"}
-    names = {"data": {"values": known}, "key": "c", "fields": ["name", "color"]}
+    names = {"data": {"values": known}, "key": "c", "fields": ["name", "color", "each"]}
     return {
         **_frame(LINES_HEIGHT),
         "params": [{"name": over, "value": "steps", "bind": bind}],
         "data": {"values": points},
-        "transform": [{"lookup": "c", "from": names}, {"calculate": f"datum[{over}]", "as": "x"}],
+        "transform": [
+            {"lookup": "c", "from": names},
+            {"calculate": "round(datum.steps * datum.each)", "as": "samples"},
+            {"calculate": f"datum[{over}]", "as": "x"},
+        ],
         "layer": layers,
     }
 
@@ -229,10 +229,11 @@ def _lines(points: Values, ends: list[tuple[float, int]], known: Values, over: s
 def phases(rows: Sequence[ComparisonRow]) -> tuple[Spec, list[tuple[str, str]]]:
     """Time of one sample or token by phase, and the legend: between steps, data, forward, ..."""
     names = list(dict.fromkeys(name for row in rows for name in row.phases))
+    colors = {name: f"p{n * 4 // max(1, len(names) - 1)}" for n, name in enumerate(names)}
     found: Values = [
         {"name": row.variant.label, "phase": name, "order": names.index(name),
          "time": share / speed.value * (1e3 if row.speed is SAMPLES else 1e6),
-         "color": _color(f"p{names.index(name) % 5}"),
+         "color": _color(colors[name]),
          "text": f"{format_seconds(share / speed.value)}, {share:.0%}"}
         for row in rows
         if (speed := row.estimates.get(row.speed.key))
@@ -250,7 +251,7 @@ def phases(rows: Sequence[ComparisonRow]) -> tuple[Spec, list[tuple[str, str]]]:
     }
     mark = {"type": "bar", "height": {"band": 0.4}, "yOffset": 7}
     spec = _spec(found, 0, mark=mark, encoding=encoding)
-    return spec, [(name, f"p{n % 5}") for n, name in enumerate(names)]
+    return spec, list(colors.items())
 
 
 def _ratios(rows: Sequence[ComparisonRow]) -> Spec:
@@ -267,7 +268,8 @@ def _ratios(rows: Sequence[ComparisonRow]) -> Spec:
         return {}
     low, high = _scale(values, "value", "low", "high")["domain"]
     low = max(low, 0.9 * min(value["value"] for value in values) / FAR)
-    axis = {"values": [tick for tick in TICKS if low <= tick <= high], "format": "~g"}
+    ticks = [tick for tick in TICKS if low <= tick <= high]
+    axis = {"format": "~g", **({"values": ticks} if len(ticks) > 2 else {})}
     scale = {"type": "log", "domain": [low, high], "nice": False}
     x = _axis("value", "times the baseline", axis=axis, scale=scale)
     return _dots(values, {"speed": 2, "memory": 12}, x, 1)
@@ -279,7 +281,7 @@ def _losses(rows: Sequence[ComparisonRow], unit: str) -> Spec:
         {"name": row.variant.label, "color": _color("c0"), "what": "loss",
          "value": found.estimate or 0.0, "low": found.low, "high": found.high,
          "text": found.change or "the baseline"}
-        for row in _first(rows)[:MAX_BARS]
+        for row in rows[:MAX_BARS]
         if ((found := row.quality).estimate is not None and found.unit == unit) or row.is_baseline
     ]  # fmt: skip
     x = _axis("value", f"difference, {unit}".rstrip(", "))
@@ -304,14 +306,15 @@ def _dots(values: Values, down: Mapping[str, int], x: Spec, at: int) -> Spec:
 
 
 def _whiskers(
-    values: Values, encoding: Spec, transform: Sequence[Spec] = (), **more: Any
+    values: Values, encoding: Spec, transform: Sequence[Spec] = (), name: str = "", **more: Any
 ) -> list[Spec]:
     """Layer of intervals; none if no value has one."""
     if not any(value["low"] is not None for value in values):
         return []
     mark = {"type": "rule", "clip": True, **more}
     filled = [*transform, {"filter": "isValid(datum.low)"}]
-    return [{"transform": filled, "mark": mark, "encoding": encoding}]
+    layer = {"transform": filled, "mark": mark, "encoding": encoding}
+    return [{"name": name, **layer} if name else layer]
 
 
 def _color(name: str) -> str:
@@ -360,17 +363,7 @@ def _unit(rows: Sequence[ComparisonRow]) -> tuple[int, str]:
     return (GIB, "GiB") if max(peaks, default=0) >= GIB else (MIB, "MiB")
 
 
-def _first(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
-    """Rows by importance: baseline, front, then the fastest others."""
-
-    def rank(row: ComparisonRow) -> tuple[bool, bool, float]:
-        speed = row.estimates.get(row.speed.key)
-        return not row.is_baseline, not row.on_front, -(speed.value if speed else 0.0)
-
-    return sorted(rows, key=rank)
-
-
 def _fastest(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
-    """Rows by decreasing speed; of many, the baseline, the front and the fastest."""
-    kept = [row for row in _first(rows)[:MAX_BARS] if row.estimates]
+    """The first rows by decreasing speed."""
+    kept = [row for row in rows[:MAX_BARS] if row.estimates]
     return sorted(kept, key=lambda r: -(s.value if (s := r.estimates.get(r.speed.key)) else 0.0))

@@ -10,7 +10,7 @@ const element = (name, text, className) => {
 };
 
 // Tables. Everything is set as text: no name can become markup.
-const FEW = narrow.matches ? 5 : 10;              // rows above the charts, at first
+const FEW = narrow.matches ? 4 : 8;              // rows above the charts, at first
 const PAGE = 200;
 
 function build(place) {
@@ -116,8 +116,8 @@ function patch(spec) {
   const labels = spec.marks.find(mark => mark.name === "labels_marks");
   if (!labels) return spec;
   labels.from = { data: "points_marks" };
-  labels.encode = { update: { text: { field: narrow.matches ? "datum.number" : "datum.label" }, fill: { value: "var(--ink)" }, fontSize: { value: 12 } } };
-  const avoidMarks = spec.marks.map(mark => mark.name).filter(name => name === "front_marks");
+  labels.encode = { update: { text: { signal: narrow.matches ? "datum.number <= 12 ? datum.number : ''" : "datum.label" }, fill: { value: "var(--ink)" }, fontSize: { value: 12 } } };
+  const avoidMarks = spec.marks.map(mark => mark.name).filter(name => /^(front|whiskers)_marks$/.test(name));
   labels.transform = [{ type: "label", size: { signal: "[max(1, width), height]" }, offset: [7], avoidMarks, padding: 2,
     anchor: ["top", "right", "left", "bottom", "top-right", "top-left", "bottom-right", "bottom-left"] }];
   return spec;

@@ -73,17 +73,36 @@ class Group:
     """None for configurations that never ran."""
 
 
+MANY_ROWS = 8
+"""Rows above which those that matter come first: the page shows as many above its charts."""
+
+
+def ranked(comparison: Comparison, rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
+    """Rows in their order; of MANY_ROWS the baseline, those that are best, and the front first."""
+    best = {claim.rows[0] for claim in find_claims(comparison) if claim.kind is Kind.best}
+    if len(rows) <= MANY_ROWS:
+        return list(rows)
+
+    def rank(row: ComparisonRow) -> tuple[bool, bool, bool, float]:
+        speed = row.ratios.get(row.speed.key)
+        value = -speed.value if speed else 0.0
+        return not row.is_baseline, row not in best, not row.on_front, value
+
+    return sorted(rows, key=rank)
+
+
 def groups(comparison: Comparison) -> list[Group]:
     """One table for each machine and group; with several also one for what never ran."""
     parts = comparison.machines
     if len(parts) < 2:
-        return [Group("", comparison.rows, next(iter(parts), None))]
+        return [Group("", ranked(comparison, comparison.rows), next(iter(parts), None))]
     letters = {part.machine.letter for part in parts}
     found = []
     for part in parts:
         device = f"machine {part.machine.letter}: {part.machine.facts.get('device', '?')}"
         heading = ", ".join(filter(None, [part.work, device if len(letters) > 1 else ""]))
-        found.append(Group(heading, comparison.rows_of(part), part))
+        rows = ranked(comparison, comparison.rows_of(part))
+        found.append(Group(heading, rows, part))
     rest = [row for row in comparison.rows if not row.variant.machine]
     return [*found, Group("never started", rest, None)] if rest else found
 
@@ -227,9 +246,13 @@ WORDS = {
 """Decision -> word about a speed, and about a memory."""
 
 
+ROUNDING = 1e-9
+"""Of a geometric mean of equal bytes."""
+
+
 def ratio_cell(ratio: Ratio, measure: Measure, value: str = "") -> Cell:
     """A ratio with its word and interval."""
-    if ratio.value == ratio.low == ratio.high == 1:
+    if measure is PEAK and abs(ratio.value - 1) < ROUNDING:
         return Cell("equal", value=value)
     number, _, interval = times(ratio).partition(" (")
     word = WORDS[ratio.decision][measure is PEAK]

@@ -96,7 +96,7 @@ def _text(text: str, style: str = "") -> Text:
 
 
 def _main(comparison: Comparison, every: Sequence[ComparisonRow], width: int) -> Table:
-    rows = _chosen(every)
+    rows = every[:MAX_ROWS]
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
     shown = _fitting(comparison, rows, width)
     for column, _ in shown:
@@ -139,15 +139,6 @@ def _fitting(
         if needs(label, 0) - GAP > left:
             label = main_columns(comparison, rows, min(most, CHARS_FOR_NAMES))[0]
     return [(label, 0), *((c, levels[c.key]) for c in others if c.key in sizes)]
-
-
-def _chosen(rows: Sequence[ComparisonRow]) -> Sequence[ComparisonRow]:
-    """All rows; of many, the baseline, the front and the first."""
-    if len(rows) <= MAX_ROWS:
-        return rows
-    ranked = sorted(rows, key=lambda row: not (row.is_baseline or row.on_front))
-    kept = set(ranked[:MAX_ROWS])
-    return [row for row in rows if row in kept]
 
 
 def _section(section: Section, width: int) -> Group:
