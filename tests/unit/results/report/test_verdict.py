@@ -216,6 +216,22 @@ def test_every_format_has_the_same_sentences(one):
         assert json.dumps(escape(line))[1:-1] in published
 
 
+def test_a_sweep_until_decided_that_ended_open_says_so(tmp_path):
+    """Its level stands in sweep.json: the row of 3 % is decided at 5 %, and not at 1.5 %."""
+    noisy = (0.99, 1.025, 1.04, 1.05, 1.06)
+    runs = [*repeated({"precision": "fp32"}, rounds=5), *repeated({"precision": "bf16"}, 200.0, 5),
+            *[Run({"optimizer": "lion"}, repeat=n, speed=100 * e) for n, e in enumerate(noisy)],
+            ]  # fmt: skip
+    sweep = make_sweep(tmp_path, runs)
+    paths = SweepPaths(sweep)
+    content = json.loads(paths.sweep.read_text()) | {"repeats": {"level": 0.015, "rows": []}}
+    paths.sweep.write_text(json.dumps(content))
+    found = compare_runs([sweep])
+    assert found.machines[0].level == 0.015
+    (line,) = [line for line in verdict_lines(found) if "decided after" in line]
+    assert re.match(r"1 of 2 decided after 5\.0 repeats; open: lion 1\.03x \(.*\), \d+ more", line)
+
+
 def said(tmp_path, *variants, **options):
     return verdict_lines(compared(tmp_path, [run for v in variants for run in v], **options))
 

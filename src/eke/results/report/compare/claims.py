@@ -10,7 +10,7 @@ from eke.results.report.compare.comparison import Comparison, ComparisonRow, One
 from eke.results.report.compare.curves import SPREAD, repeat_spread
 from eke.results.report.compare.losses import Parity
 from eke.results.report.compare.measures import PEAK, SAMPLES, Measure, is_better_lower, metric_of
-from eke.results.report.compare.statistics import Compared, Significance
+from eke.results.report.compare.statistics import ALPHA, Compared, Significance
 from eke.results.report.compare.variants import training_key
 
 
@@ -32,6 +32,7 @@ class Kind(Enum):
     ahead = "a better value than the best, but not shown to be better than the baseline"
     peers = "not distinguishable from the best"
     beside = "another measure of the configuration before"
+    open = "not decided by repeats until decided"
     missing = "too few repeats to compare, unlike others"
     failed = "no repeat ended well"
 
@@ -116,13 +117,23 @@ def _on(comparison: Comparison, part: OneMachine) -> list[Claim]:
         ordered = [*ordered, *losses] if is_later and not comparison.metric else [*losses, *speed]
     few = [row for row in others if not _is_tested(row, part.speed)]
     never = [r for r in comparison.rows if (r.variant.machine, r.variant.work) == ("", part.work)]
-    missing = [*few, *never] if len(few) < len(others) else []
-    return [*ordered, *_some(part, {Kind.missing: missing}, part.speed), *ends]
+    more = {
+        Kind.open: [row for row in others if _is_open(row, part)],
+        Kind.missing: [*few, *never] if len(few) < len(others) else [],
+    }
+    return [*ordered, *_some(part, more, part.speed), *ends]
 
 
 def _some(part: OneMachine, rows: dict[Kind, list[ComparisonRow]], measure: Measure) -> list[Claim]:
     """Claims of the kinds that have rows."""
     return [Claim(kind, part, tuple(found), measure) for kind, found in rows.items() if found]
+
+
+def _is_open(row: ComparisonRow, part: OneMachine) -> bool:
+    """Whether a sweep with `sweep.repeats=auto`, whose level is smaller, left it undecided."""
+    ratio = row.ratios.get(part.speed.key)
+    is_open = ratio is not None and ratio.decision is Significance.unresolved
+    return part.level < ALPHA and is_open
 
 
 def _is_tested(row: ComparisonRow, measure: Measure) -> bool:

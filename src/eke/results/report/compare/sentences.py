@@ -31,6 +31,9 @@ MOST = 200
 LONG = 40
 """Characters of a baseline's name above which it is called the baseline."""
 
+RESOLVE = 0.05
+"""Difference that is forecast to be excluded: the default of `sweep.resolve`."""
+
 DIFFERENCES = (0.02, 0.05, 0.1, 0.2, 0.5)
 """Differences of speed of which the report says how many repeats would show them."""
 
@@ -95,8 +98,8 @@ class _Words:
         claim = self.claim
         common = {
             Kind.only_one: self._only_one, Kind.unquiet: self._unquiet, Kind.failed: self._failed,
-            Kind.missing: self._missing, Kind.ahead: self._ahead, Kind.peers: self._peers,
-            Kind.at_worse_loss: self._at_worse_loss,
+            Kind.missing: self._missing, Kind.open: self._open, Kind.ahead: self._ahead,
+            Kind.peers: self._peers, Kind.at_worse_loss: self._at_worse_loss,
         }  # fmt: skip
         if claim.kind in PLAIN:
             return PLAIN[claim.kind]
@@ -127,6 +130,21 @@ class _Words:
             word = "ran out of memory" if outcome == Outcome.oom.name else outcome
             texts.append(f"{_name(row)} {word} in {count} of {len(row.variant.entries)}")
         return _first_of(texts)
+
+    def _open(self) -> str:
+        part, rows = self.claim.part, [row for row in self.rows if self.key in row.ratios]
+        told = []
+        for row in self.claim.rows:
+            pair = self.base and (self.base.variant, row.variant)
+            found = part.noise[self.key].difference(pair) if part and pair else None
+            level = row.ratios[self.key].level
+            needed = found.repeats_needed(level, math.log1p(RESOLVE)) if found else None
+            more = math.ceil(needed - found.n) if found and needed else 0
+            end = f", {format_number(more, 'more repeat')}" if 0 < more <= MANY_SEEDS else ""
+            told.append(f"{_name(row)} {self._number(row)}{end}")
+        mean = fmean(len(row.variant.records) for row in rows)
+        start = f"{len(rows) - len(told)} of {len(rows)} decided after {mean:.1f} repeats"
+        return f"{start}; open: {_first_of(told)}"
 
     def _missing(self) -> str:
         rows = self.claim.rows

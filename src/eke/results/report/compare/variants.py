@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
@@ -249,13 +249,19 @@ def _place_names(
     keys: Sequence[str], places: Sequence[tuple[str, ...]]
 ) -> dict[tuple[str, ...], str]:
     """Names of groups: as few values as tell them apart."""
-    parts: list[tuple[str, ...]] = [()] * len(places)
-    for key, values in zip_longest(keys, zip_longest(*places, fillvalue=""), fillvalue=""):
-        longer = [
-            (*p, _value(key, value)) if value else p for p, value in zip(parts, values, strict=True)
-        ]
+    columns = zip_longest(keys, zip_longest(*places, fillvalue=""), fillvalue="")
+    texts = ([_value(key, v) if v else "" for v in column] for key, column in columns)
+    parts = _apart(len(places), texts)
+    return {place: ", ".join(filter(None, p)) for place, p in zip(places, parts, strict=True)}
+
+
+def _apart(number: int, columns: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Texts of each row, of as few columns as tell all rows apart."""
+    parts: list[tuple[str, ...]] = [()] * number
+    for column in columns:
+        longer = [(*part, text) for part, text in zip(parts, column, strict=True)]
         parts = longer if len(set(longer)) > len(set(parts)) else parts
-    return dict(zip(places, map(", ".join, parts), strict=True))
+    return parts
 
 
 def named(variants: Sequence[Variant], baselines: Collection[Variant] = ()) -> list[Variant]:
@@ -294,17 +300,14 @@ def _rows_apart(labels: Mapping[Variant, str]) -> dict[Variant, str]:
     """Extend names of rows shared by several variants with the settings in which they differ."""
     by_name: dict[str, list[Variant]] = {}
     for variant, label in labels.items():
-        by_name.setdefault(label if variant.rows else "", []).append(variant)
+        if variant.rows:
+            by_name.setdefault(label, []).append(variant)
     apart: dict[Variant, str] = {}
     for name, same in by_name.items():
-        parts: list[tuple[str, ...]] = [()] * len(same if name else ())
-        for key in dict.fromkeys(key for each in same for key in each.factors):
-            values = [v.factors.get(key, v.settings.get(key, "")) for v in same]
-            longer = [(*p, f"{key}={v}") for p, v in zip(parts, values, strict=False)]
-            # Skip keys that distinguish no further variants.
-            parts = longer if len(set(longer)) > len(set(parts)) else parts
-        ends = zip(same, parts, strict=False)
-        apart |= {v: f"{labels[v]}, {' '.join(part)}" for v, part in ends if part}
+        keys = dict.fromkeys(key for each in same for key in each.factors)
+        texts = ([f"{k}={v.factors.get(k, v.settings.get(k, ''))}" for v in same] for k in keys)
+        ends = zip(same, _apart(len(same), texts), strict=True)
+        apart |= {v: f"{name}, {' '.join(part)}" for v, part in ends if part}
     return apart
 
 
