@@ -251,7 +251,7 @@ def test_paper_shows_everything_within_its_width(browser, plain_page):
     assert script(browser, ink).strip() == "#1d2330"
 
 
-@pytest.mark.parametrize(("width", "dark"), WIDTHS)
+@pytest.mark.parametrize(("width", "dark"), [(1400, False), (400, True)])
 def test_page_has_no_accessibility_violation(browser, plain_page, page, width, dark):
     axe = axe_script()
     for each in (plain_page, page):

@@ -201,7 +201,7 @@ def _lines(points: Values, known: Values, over: str) -> Spec:
     both: Spec = {"x": x, "y": y, "color": color, "detail": [{"field": "c"}, {"field": "s"}]}
     tips = _tips("name", "steps", "samples", "seconds", "loss")
     thin = {"type": "line", "clip": True, "strokeWidth": 1, "opacity": 0.35}
-    layers = [
+    layers: list[Spec] = [
         *([{"transform": [{"filter": "datum.s > 0"}], "encoding": both, "mark": thin}]
           if any(point["s"] for point in points) else []),
         {"transform": [{"filter": "datum.s === 0"}], "encoding": {**both, "tooltip": tips},
