@@ -93,6 +93,17 @@ def test_no_name_and_no_error_moves_a_terminals_cursor(hostile):
     assert "\N{REPLACEMENT CHARACTER}[31m" in text
 
 
+def test_a_baseline_has_the_metric_that_rows_are_judged_by(tmp_path):
+    runs = [Run({"optimizer": o}, seed=n, repeat=n, metrics={"accuracy": a + n / 100}, loss=0.5)
+            for n in range(3) for o, a in (("adamw", 0.8), ("lion", 0.9))]  # fmt: skip
+    found = compare_runs([make_sweep(tmp_path, runs)], by="accuracy")
+    rows = table_data(found, found.rows)
+    at = [column["title"] for column in rows["columns"]].index("accuracy")
+    cells = {row["class"]: row["cells"][at] for row in rows["rows"]}
+    assert cells["baseline"] == "0.81"
+    assert cells[""][1].endswith("0.91")
+
+
 def test_techniques_are_one_table_unless_the_rows_say_it_all(tmp_path):
     runs = [
         Run({"precision": p, "optimizer": o, "memory": m}, repeat=r, speed=s * (1 + r / 100))
