@@ -203,6 +203,12 @@ class MLflowRun(AccelerateRun):
         known = read_json(file) if file.exists() else {}
         store = hashlib.sha256(uri.encode()).hexdigest()[:16]  # the URI may hold a password
         run_id = known.get("run_id") if known.get("store") == store else None
+        try:
+            run_id = run_id and mlflow.get_run(run_id).info.run_id
+        except mlflow.MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            run_id = None  # its store was deleted
         own = (self._folder / "artifacts").absolute().as_uri()
         artifacts = None if uri.startswith(REMOTE) else own
         name = run.name or run.run_id

@@ -111,6 +111,7 @@ def test_each_machine_has_its_own(tmp_path):
                             ("bf16", other, 300))]  # fmt: skip
     found = compared(tmp_path, runs)
     ratios = {label: row.ratios.get(SPEED) for label, row in by_label(found).items()}
+    assert list(ratios) == ["fp32 [A]", "bf16 [A]", "fp32 [B]", "bf16 [B]"]
     assert ratios["bf16 [A]"].value == pytest.approx(2)
     assert ratios["bf16 [B]"].value == pytest.approx(3)
     assert "compared separately" in found.notes[0]

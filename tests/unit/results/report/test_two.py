@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from support import REPO
 from unit.results.report.made import MACHINE, NOISE, SWEEP, Run, make_sweep
 
 from eke.cli import main
@@ -295,6 +296,11 @@ def test_a_wrong_number_of_sides_is_refused(arguments):
     assert ended.value.code == 2
 
 
+def typed(optimizer, rate):
+    """Overrides of one configuration, with a rate as a user or a sweep's row spells it."""
+    return f"optimizer={optimizer}", f"optimizer.lr={rate}"
+
+
 @pytest.fixture
 def machine(monkeypatch):
     """A machine that measures at once, as `--again` asks it to; the words of each sweep."""
@@ -335,7 +341,8 @@ def machine(monkeypatch):
 
 def test_again_measures_both_in_turns_and_goes_on_with_the_same_sweep(tmp_path, capsys, machine):
     folder = tmp_path / "runs"
-    sweep(folder, runs(rounds=1, rows=ROWS[:2]), identity="sweep-old")
+    once = [replace(r, overrides=typed(r.choices["optimizer"], "1e-3")) for r in runs(rounds=1)[:2]]
+    sweep(folder, once, identity="sweep-old")
     words = [f"{folder}@optimizer=adamw", f"{folder}@optimizer=lion"]
     assert told(capsys, *words)[1]["problem"]["remark"].endswith("--again")
     code, content = told(capsys, *words, "--again")
@@ -343,7 +350,9 @@ def test_again_measures_both_in_turns_and_goes_on_with_the_same_sweep(tmp_path, 
     assert content["in_turns"]
     assert content["rows"][0]["repeats"] == [5, 5]
     assert content["rows"][0]["configuration"] == "optimizer=lion"
-    rows = "sweep.rows={A0:{optimizer:adamw},B0:{optimizer:lion}}"
+    rows = (
+        "sweep.rows={A0:{optimizer:adamw,optimizer.lr:1e-3},B0:{optimizer:lion,optimizer.lr:1e-3}}"
+    )
     assert machine[0][:4] == ["-m", "rerun=true", rows, "sweep.repeats=5"]
     told(capsys, *words, "--again")
     assert machine[1] == machine[0]
@@ -394,3 +403,51 @@ def test_a_folder_without_a_record_has_nothing_to_split(tmp_path):
     (tmp_path / SWEEP / "sweep.json").write_text(json.dumps({"cells": [{"overrides": ["a=1"]}]}))
     with pytest.raises(ConfigError, match="none"):
         compared(str(tmp_path), by="torch")
+
+
+ROUNDS = REPO / "results" / "compare_rounds_cpu.json"
+
+
+@pytest.fixture
+def rounds(tmp_path, monkeypatch):
+    """Writes the rounds of the committed sweep into a folder, each record changed by a function."""
+    monkeypatch.syspath_prepend(REPO / "benchmarks")
+    from compare_rounds import restored
+
+    content = json.loads(ROUNDS.read_text())
+    first = content["first"]
+    records = [first, *(restored(first, each) for each in content["changes"])]
+
+    def write(name, numbers, change=lambda record: None):
+        for record in records:
+            if record["config"]["repeat"] in numbers:
+                made = json.loads(json.dumps(record))
+                change(made)
+                (tmp_path / name / made["run_id"]).mkdir(parents=True)
+                file = tmp_path / name / made["run_id"] / "record.json"
+                file.write_text(json.dumps(made))
+        return str(tmp_path / name)
+
+    return write
+
+
+def slower(record):
+    record["throughput"]["samples_per_s"] *= 0.9
+
+
+def of_another_model(record):
+    record["choices"]["model"] = record["config"]["model"]["option"] = "small"
+
+
+@pytest.mark.skipif(not ROUNDS.exists(), reason="python benchmarks/compare_rounds.py records them")
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        pytest.param(lambda record: None, 0, id="odd against even rounds"),
+        pytest.param(slower, 1, id="speeds lowered by a tenth"),
+        pytest.param(of_another_model, 2, id="another model"),
+    ],
+)
+def test_real_rounds_of_one_sweep(rounds, capsys, change, code):
+    a, b = rounds("even", (0, 2, 4)), rounds("odd", (1, 3, 5), change)
+    assert told(capsys, a, b)[0] == code
