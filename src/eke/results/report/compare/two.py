@@ -176,7 +176,8 @@ def open_sides(words: Sequence[str], by: str = "") -> list[Side]:
 
 
 def _open(word: str, words: Sequence[str], place: int) -> Side:
-    path, _, which = (word, "", "") if user_path(word).exists() else word.partition("@")
+    places = (word, "", ""), word.rpartition("@"), word.partition("@")  # names may have an @
+    path, _, which = next((each for each in places if user_path(each[0]).exists()), places[2])
     folder = user_path(path)
     if not folder.exists() and (own := user_path(Config().paths.runs) / folder).exists():
         folder = own
@@ -253,8 +254,10 @@ class Pair:
 
     @property
     def repeats(self) -> str:
-        """Numbers of runs with a speed."""
-        return " and ".join(str(len(side)) for side in self.runs)
+        """Numbers of runs with a speed, and how others ended."""
+        ends = dict.fromkeys(end for each in self.variants for end in each.outcomes)
+        others = [end for end in ends if end != Outcome.ok.name]
+        return ", ".join([AND.join(str(len(side)) for side in self.runs), *others])
 
     @property
     def memory(self) -> float | None:
