@@ -12,13 +12,15 @@ that of sweeps with at least one false claim. `--only` keeps the other lines of 
 import argparse
 import json
 import math
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 from arguments import at_least, writable
+from compare_power import alarms
 from provenance import machine, provenance
 from report_power_auto import auto_alike, auto_forecasts, auto_found, outliers_found
 from report_power_lines import Array, Line, Random, percent
@@ -237,9 +239,20 @@ def speeds_found(sweeps: int, random: Random) -> Iterator[Line]:
                        percent(hold, sweeps), 92.0 if unequal else 94.0, True)  # fmt: skip
 
 
+def compare_alarms(sweeps: int, random: Random) -> Iterator[Line]:
+    """`eke compare` of two sides measured in turns, 2 % noise: alarms."""
+    for repeats, least in ((3, 60.0), (5, 90.0)):
+        for slower, bound in ((0.0, 2.0), (0.1, 99.0), (0.05, least)):
+            value = 100 * alarms(repeats, slower, sweeps=sweeps, seed=int(random.integers(2**31)))
+            what = f"{slower:.0%} slower found, {repeats} repeats" if slower else "false alarms"
+            told, setting = f"`eke compare`, 2 % noise: {what}", f"{repeats} repeats"
+            yield Line("compare_alarms", told, setting, value, bound, is_least=slower > 0)
+
+
 ROWS: tuple[Callable[[int, Random], Iterable[Line]], ...] = (
     losses_alike, trainings_alike, one_apart, losses_within, losses_found, accuracies_alike,
     speeds_found, auto_alike, auto_found, outliers_found, auto_forecasts,
+    compare_alarms,
 )  # fmt: skip
 """One function for each row of the table; each has random numbers of its own."""
 
@@ -249,13 +262,15 @@ def table(lines: Sequence[Line]) -> str:
     groups: dict[tuple[str, float], list[Line]] = {}
     for line in lines:
         groups.setdefault((line.what, line.bound), []).append(line)
-    text = "| simulated | settings | result | bound |\n| --- | --- | --- | --- |\n"
+    text = "| simulated | settings x sweeps | result | bound |\n| --- | --- | --- | --- |\n"
     for (what, bound), group in groups.items():
         is_least, unit = group[0].is_least, f" {group[0].unit}".rstrip()
         worst = (min if is_least else max)(line.value for line in group)
         sign, most = (">=", "least") if is_least else ("<=", "most")
         shown = f"{worst:.1f}{unit}" if len(group) == 1 else f"at {most} {worst:.1f}{unit}"
-        text += f"| {what} | {len(group)} | {shown} | {sign} {bound:g}{unit} |\n"
+        what = re.sub(r"(?<=\d)%", " %", what)
+        size = f"{len(group)} x {min(line.sweeps for line in group):,}"
+        text += f"| {what} | {size} | {shown} | {sign} {bound:g}{unit} |\n"
     return text
 
 
@@ -269,7 +284,7 @@ def simulate(names: Sequence[str], sweeps: int, seed: int) -> Iterator[Line]:
             verdict, sign = "right" if line.is_right else "WRONG", ">=" if line.is_least else "<="
             told = f"{verdict}  {line.value:6.1f} {sign} {line.bound:g}"
             print(f"{told}  {line.what}: {line.setting}", flush=True)
-            yield line
+            yield replace(line, sweeps=sweeps)
 
 
 def write_table(page: Path, lines: Sequence[Line]) -> None:
@@ -297,7 +312,7 @@ def main() -> None:
         order = [row.__name__ for row in ROWS]
         lines = sorted([*kept, *lines], key=lambda line: order.index(line.row))
     if asked.out:
-        record = {"sweeps": asked.sweeps, "seed": asked.seed, "lines": list(map(asdict, lines)),
+        record = {"seed": asked.seed, "lines": list(map(asdict, lines)),
                   "machine": machine(), "environment": provenance()}  # fmt: skip
         asked.out.write_text(json.dumps(record, indent=2) + "\n")
     if asked.docs:

@@ -21,6 +21,8 @@ class Line:
     """Whether the bound is a lower one."""
     unit: str = "%"
     """Of value and bound; empty for a number."""
+    sweeps: int = 0
+    """Simulated sweeps (pairs of sides for `eke compare`)."""
 
     @property
     def is_right(self) -> bool:

@@ -228,6 +228,10 @@ def test_first_screens_have_verdict_table_and_chart(browser, plain_page, width, 
     assert found["verdict"] <= 320
     assert found["chart"] <= (900 if width > 1000 else 1700)
     assert found["cut"] == found["broken"] == found["legends"] == []
+    texts = "[...document.querySelectorAll('figure')].map(e => e.textContent)"
+    charts = script(browser, texts)
+    for name in ("adamw", "checkpointing", "adafactor", "adafactor + checkpointing"):
+        assert all(name in chart for chart in charts), "each point and line has its name"
     first = script(browser, "document.querySelector('header').innerText")
     for text in ("tiny", "python_source", "1 x GPU", "4 configurations x 3", "0.39x", "(0."):
         assert text in first

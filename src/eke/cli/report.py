@@ -85,7 +85,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--by", default="", metavar="KEY",
         help="effects of this technique alone (--by precision), or rows judged and sorted by this "
-        "metric (--by accuracy)",
+        "metric (--by accuracy, --by loss)",
     )  # fmt: skip
     parser.add_argument("--repeats", action="store_true", help="also list every run")
     parser.add_argument(

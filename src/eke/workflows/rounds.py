@@ -1,5 +1,6 @@
 """Rounds of `sweep.repeats=auto`: which runs are next, what is decided, and what is still open."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -148,7 +149,7 @@ class Rounds:
         """Whether a configuration runs in this round; a baseline does while a row of it does."""
         row = self._rows.get(key)
         base = self._rows.get(row.baseline) if row else None
-        if any(each and each.is_over(number) for each in (row, base)):
+        if any(each.stopped <= number for each in (row, base) if each and each.stopped):
             return False
         rows = [each for each, other in self._rows.items() if other.baseline == key]
         return not rows or any(self._is_due(each, number) for each in rows)
@@ -161,8 +162,8 @@ class Rounds:
                 del self._rows[key]
         for job in jobs:
             if job.outcome is not Outcome.ok:
-                key = self._keys[job]
-                self._rows[key] = Decision(State.failed, name=job.label, stopped=rounds)
+                failed = Decision(State.failed, name=_name(job), stopped=rounds)
+                self._rows[self._keys[job]] = failed
         if rounds >= MIN_REPEATS and (rounds > self._looked or anew):
             self._decide(rounds)
         self._looked = max(self._looked, rounds)
@@ -173,21 +174,27 @@ class Rounds:
     def _decide(self, rounds: int) -> None:
         """Look at all configurations as the report does: in families with one baseline each."""
         keys = {self._entry(job): self._keys[job] for job in self.jobs}
-        for family in find_families([*keys]):
+        stopped = {key: row for key, row in self._rows.items() if row.stopped is not None}
+        self._rows = {self._keys[job]: Decision(name=_name(job)) for job in self.jobs} | stopped
+        families = find_families([*keys])
+        # Of a cluster with several kinds of nodes, the kind with most of the runs.
+        kinds = Counter(f.baseline.machine for f in families for v in f.members for _ in v.records)
+        main = kinds.most_common(1)[0][0] if kinds else ""
+        for family in (each for each in families if each.baseline.machine == main):
             own = {v: min(keys[each] for each in v.entries) for v in family.members}
             base = own[family.baseline]
             measure = next((m for m in family.measures if family.baseline.sample(m)), "")
-            names = {key: v.label for v, key in own.items()}
+            names = {key: f"{v.label}{f' of {v.work}' if v.work else ''}" for v, key in own.items()}
             samples = {key: v.sample(measure) for v, key in own.items()}
-            found = decide(samples, base, self._rule, self._rows)
-            if not found and base not in self._rows:  # a group of one is not compared
+            found = decide(samples, base, self._rule, stopped)
+            if not found:  # a group of one is not compared
                 found = {base: Decision(State.failed)}
-            for key, each in found.items():
-                known = self._rows.get(key, each)
-                if known.stopped is None and known.repeats <= each.repeats:
-                    stopped = None if each.state is State.open else rounds
-                    row = replace(each, name=names[key], baseline=base, stopped=stopped)
-                    self._rows[key] = row
+            elif base not in stopped:
+                del self._rows[base]
+            for key in found.keys() - stopped:
+                over = None if found[key].state is State.open else rounds
+                row = replace(found[key], name=names[key], baseline=base, stopped=over)
+                self._rows[key] = row
 
     def _entry(self, job: Job) -> Entry:
         cell = self._file.cells[job.number]
@@ -226,7 +233,7 @@ class Rounds:
         if row.state is State.failed:
             return f"{row.name}: failed"
         if row.value is None or row.low is None or row.high is None:
-            return f"{row.name}: too few repeats"
+            return f"{row.name}: too few measured repeats"
         value, low, high = (100 * (each - 1) for each in (row.value, row.low, row.high))
         text = f"{row.name} {value:+.1f} % ({low:+.1f} to {high:+.1f} %)"
         most = round(FUTILE * self._rule.max_repeats)
@@ -236,6 +243,11 @@ class Rounds:
         each_s = [_seconds(j) for j in self.jobs if self._keys[j] in (key, row.baseline)]
         about = format_seconds(2 * more * fmean(each_s))
         return f"{text}: about {format_number(more, 'more repeat')}, {about}"
+
+
+def _name(job: Job) -> str:
+    """Overrides of a run that differ in its sweep, without seed and repeat."""
+    return " ".join(key_of(job.label.split()))
 
 
 def _seconds(job: Job, of_devices: bool = False) -> float:

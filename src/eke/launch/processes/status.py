@@ -137,11 +137,11 @@ def open_rows(folder: Path) -> str:
     """Return how far `sweep.repeats=auto` is, with its open configurations; empty elsewhere."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         found = read_json(SweepPaths(folder).sweep)["repeats"]
-        states = {str(row["name"]): row["state"] for row in found["rows"]}
-        decided = sum(each in ("higher", "lower", "same") for each in states.values())
-        left = ", ".join(name for name, each in states.items() if each in ("open", "futile"))
+        rows = [row for row in found["rows"] if row["overrides"] != row["baseline"]]
+        decided = sum(row["state"] in ("higher", "lower", "same") for row in rows)
+        left = ", ".join(row["name"] for row in rows if row["state"] in ("open", "futile"))
         text = f"rounds: {found['rounds']} of at most {found['max_repeats']}"
-        text += f", {decided} of {len(states)} configurations decided" if states else ""
+        text += f", {decided} of {len(rows)} configurations decided" if rows else ""
         return f"{text}; open: {left}" if left else text
     return ""
 

@@ -175,7 +175,7 @@ def make_record(identity: str, run: Run) -> Record:
 
 
 def _timing(run: Run) -> Timing:
-    if run.speed is None:
+    if not run.speed:
         return Timing(clock=run.clock)
     step = PER_STEP / run.speed
     return Timing(

@@ -4,6 +4,7 @@ import json
 import shlex
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from unit.results.report.made import (
     MACHINE,
@@ -110,6 +111,7 @@ def test_each_machine_has_its_own(tmp_path):
                             ("bf16", other, 300))]  # fmt: skip
     found = compared(tmp_path, runs)
     ratios = {label: row.ratios.get(SPEED) for label, row in by_label(found).items()}
+    assert list(ratios) == ["fp32 [A]", "bf16 [A]", "fp32 [B]", "bf16 [B]"]
     assert ratios["bf16 [A]"].value == pytest.approx(2)
     assert ratios["bf16 [B]"].value == pytest.approx(3)
     assert "compared separately" in found.notes[0]
@@ -253,6 +255,23 @@ def test_main_effects_are_over_pairs_that_differ_in_nothing_else(tmp_path):
     assert effects["precision"].pairs == 2
     assert effects["precision"].ratios[SPEED].value == pytest.approx((2 * 3) ** 0.5)
     assert effects["optimizer"].ratios[SPEED].value == pytest.approx((0.9 * 1.35) ** 0.5)
+
+
+def test_a_comparison_has_one_interval_wherever_it_is_shown(tmp_path):
+    random = np.random.default_rng(3)
+    rows = [{}, {"precision": "bf16"}, {"precision": "fp16"}, {"optimizer": "lion"},
+            {"optimizer": "sgd", "memory": "checkpointing"}]  # fmt: skip
+    runs = [Run(choices, speed=100 * np.exp(0.02 * random.normal()), repeat=r)
+            for r in range(3) for choices in rows]  # fmt: skip
+    found = compared(tmp_path, runs)
+    table = {(k, v): row.ratios[SPEED] for row in found.rows if not row.is_baseline
+             for k, v in row.variant.factors.items()}  # fmt: skip
+    effects = found.machines[0].effects
+    assert {(e.factor, e.value) for e in effects} >= {
+        ("precision", "bf16"), ("precision", "fp16"), ("optimizer", "lion"),
+    }  # fmt: skip
+    for effect in effects:
+        assert effect.ratios[SPEED] == table[effect.factor, effect.value]
 
 
 def guide_rows(refused):

@@ -282,6 +282,13 @@ def test_of_one_run_there_is_a_report_too(tmp_path):
     assert title(found) == "tiny, python_source (256 tokens), 1 x GPU: 1 configuration x 1"
 
 
+def test_a_title_without_runs_has_no_facts(tmp_path):
+    runs = [Run({"precision": "fp16"}, outcome="refused", reason="no"), Run(outcome="not run")]
+    found = compare_runs([make_sweep(tmp_path, runs)])
+    assert title(found) == "2 configurations"
+    assert "refused" in render_page(found)
+
+
 LONG = "model=pretrained task=causal_lm train.steps=2 data=jsonl data.path=a.jsonl "
 
 

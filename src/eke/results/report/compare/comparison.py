@@ -14,6 +14,7 @@ from eke.results.report.compare.curves import Curve, curve_of, quiet_notes
 from eke.results.report.compare.effects import (
     SAME_BYTES,
     Effect,
+    PairTests,
     PublishedMatch,
     alone,
     ladder,
@@ -389,21 +390,30 @@ def _on(
         notes=tuple(notes),
         level=gathered.level,
     )
-    if baseline is None or not has_speeds:
-        return part, rows
+    return (_with_effects(part, rows, shown, gathered) if has_speeds else part), rows
+
+
+def _with_effects(
+    part: OneMachine, rows: Sequence[ComparisonRow], shown: str, gathered: Gathered
+) -> OneMachine:
+    """Add the effects of single techniques and of their combinations, and published ones."""
+    if part.baseline is None:
+        return part
+    good = [row.variant for row in rows if row.variant.records]
     # Pairs agree in all factors, including those not shown.
-    both = {m.key: noise[m.key] for m in (speed, PEAK)}
-    effects = main_effects(baseline, good, keys, both, gathered.level)
-    others = [v for v in good if v is not baseline]
+    both = {m.key: part.noise[m.key] for m in (part.speed, PEAK)}
+    tested = {row.variant: row.ratios for row in rows}
+    tests = PairTests(both, part.baseline, tested, gathered.level)
+    effects = main_effects(good, part.keys, tests)
+    others = [v for v in good if v is not part.baseline]
     by_variant = {row.variant: row for row in rows}
-    part = replace(
+    return replace(
         part,
         effects=tuple(e for e in effects if shown in ("", e.factor)),
-        alone=tuple((by_variant[v], change) for v, change in alone(baseline, others)),
-        ladder=tuple((by_variant[v], added) for v, added in ladder(baseline, others)),
-        published=tuple(match_published(gathered.sweeps, good, both, gathered.level)),
+        alone=tuple((by_variant[v], change) for v, change in alone(part.baseline, others)),
+        ladder=tuple((by_variant[v], added) for v, added in ladder(part.baseline, others)),
+        published=tuple(match_published(gathered.sweeps, good, tests)),
     )
-    return part, rows
 
 
 def _of_bytes(

@@ -90,9 +90,8 @@ def read_curve(paths: RunPaths) -> Curve | None:
     losses = [fmean(loss for _, loss in steps[max(0, end - window) : end]) for end in ends]
     every = math.ceil(len(seconds) / MAX_POINTS)
     kept = sorted({*range(0, len(seconds), every), len(seconds) - 1})
-    done = [int(row[metrics.STEP]) for row in timed]
-    columns = (tuple(each[n] for n in kept) for each in (seconds, losses))
-    return Curve(*columns, tuple(done[n] for n in kept))
+    done = tuple(int(timed[n][metrics.STEP]) for n in kept)
+    return Curve(tuple(seconds[n] for n in kept), tuple(losses[n] for n in kept), done)
 
 
 def _is_finite(value: object) -> bool:

@@ -38,32 +38,57 @@ class Effect:
     of their repeats and does not generalize to other pairs."""
 
 
-def main_effects(
-    base: Variant,
-    variants: Sequence[Variant],
-    keys: Sequence[str],
-    noise: Mapping[str, Compared],
-    level: float = ALPHA,
-) -> list[Effect]:
-    """Effects of every factor's values among one machine's successful variants, in `noise`.
+@dataclass(frozen=True)
+class PairTests:
+    """How pairs of one machine's variants are tested: with the baseline, as the report's table."""
 
-    All effects are one family of Holm's in each measure, with `level` as of `holm_levels`.
-    """
-    effects, differences = [], []
+    noise: Mapping[str, Compared]
+    """By measure."""
+    base: Variant
+    rows: Mapping[Variant, Mapping[str, Ratio]]
+    """Tested ratios of variants to the baseline."""
+    level: float = ALPHA
+    """As of `holm_levels`."""
+
+    def ratios(self, groups: Sequence[Sequence[tuple[Variant, Variant]]]) -> list[dict[str, Ratio]]:
+        """The ratio over each group's pairs in each measure; those not in the table are a family.
+
+        A comparison has one interval wherever it is shown.
+        """
+        known = [
+            self.rows.get(pairs[0][1]) if len(pairs) == 1 and pairs[0][0] is self.base else None
+            for pairs in groups
+        ]
+        rest = [
+            _over(pairs, self.noise) if row is None else {}
+            for pairs, row in zip(groups, known, strict=True)
+        ]
+        tested = zip(known, correct_all(rest, self.level), strict=True)
+        return [
+            each if row is None else {key: row[key] for key in self.noise if key in row}
+            for row, each in tested
+        ]
+
+
+def main_effects(
+    variants: Sequence[Variant], keys: Sequence[str], tests: PairTests
+) -> list[Effect]:
+    """Effects of every factor's values among one machine's successful variants."""
+    effects, groups = [], []
     for key in keys:
         others: dict[tuple[tuple[str, str], ...], dict[str, Variant]] = {}
         for each in variants:
             for rest in _rests(each, key):
                 others.setdefault(rest, {})[each.factors.get(key, "")] = each
-        reference = base.factors.get(key, "")
+        reference = tests.base.factors.get(key, "")
         values = dict.fromkeys(each.factors.get(key, "") for each in variants)
         for value in values:
             both = [g for g in others.values() if {reference, value} <= set(g)]
             pairs = list(dict.fromkeys((g[reference], g[value]) for g in both))
             if value != reference and pairs:
                 effects.append(Effect(key, value, reference, len(pairs), {}))
-                differences.append(_over(pairs, noise))
-    ratios = correct_all(differences, level)
+                groups.append(pairs)
+    ratios = tests.ratios(groups)
     return [replace(effect, ratios=each) for effect, each in zip(effects, ratios, strict=True)]
 
 
@@ -198,10 +223,7 @@ class PublishedMatch:
 
 
 def match_published(
-    sweeps: Sequence[str],
-    variants: Sequence[Variant],
-    noise: Mapping[str, Compared],
-    level: float = ALPHA,
+    sweeps: Sequence[str], variants: Sequence[Variant], tests: PairTests
 ) -> list[PublishedMatch]:
     """Published tables whose baseline and at least one other row one machine measured."""
     by_row = {row: v for v in variants if v.records for row in v.rows}
@@ -210,8 +232,7 @@ def match_published(
         base = by_row.get(table.baseline)
         others = [row for row in table.rows if row != table.baseline and row in by_row]
         if base is not None and others:
-            pairs = [(base, by_row[row]) for row in others]
-            measured = correct_all([_over([pair], noise) for pair in pairs], level)
+            measured = tests.ratios([[(base, by_row[row])] for row in others])
             rows = []
             for row, own in zip(others, measured, strict=True):
                 told = _published_ratios(table.rows[row], table.rows[table.baseline])

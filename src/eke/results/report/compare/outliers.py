@@ -55,14 +55,7 @@ def outlier_notes(variants: Sequence[Variant]) -> list[str]:
     """Return a note on each excluded run."""
     number = format_number(sum(len(v.records) for v in variants), "run")
     return [
-        f"1 of {number} excluded from the tests of speed: {v.label}, {_which(v)}, whose other "
-        "repeats are faster and agree"
+        f"1 of {number} excluded from the tests of speed: {v.label} with seed={v.excluded[0]} "
+        f"repeat={v.excluded[1]}, whose other repeats are faster and agree"
         for v in variants if v.excluded
     ]  # fmt: skip
-
-
-def _which(variant: Variant) -> str:
-    """The excluded run of a variant by its repeat, or its seed where that tells it."""
-    repeats = {repeat[1] for repeat, _ in variant.by_repeat()}
-    seed, repeat, _ = variant.excluded or (0, 0, 0)
-    return f"repeat={repeat}" if len(repeats) > 1 else f"seed={seed}"

@@ -334,7 +334,8 @@ class _Words:
 
 def _name(row: ComparisonRow) -> str:
     """Name of a configuration, quoted if it is that of a sweep's row."""
-    return f'"{row.variant.label}"' if row.variant.rows else row.variant.label
+    label = row.variant.label.removesuffix(f" [{row.variant.machine}]")  # the sentence's place
+    return f'"{label}"' if row.variant.rows else label
 
 
 def _first_of(labels: Sequence[str]) -> str:

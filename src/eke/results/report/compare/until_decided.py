@@ -81,16 +81,11 @@ class Decision:
     """At which Holm's method tested it, and 1 - coverage of the interval."""
     forecast: int | None = None
     """Repeats in all that would decide it, of an open one."""
-
     name: str = ""
     baseline: tuple[str, ...] = ()
     """The configuration with which it is compared."""
     stopped: int | None = None
     """Rounds after which it stopped; None while it goes on."""
-
-    def is_over(self, rounds: int) -> bool:
-        """Whether it stopped after so many rounds, or before."""
-        return self.stopped is not None and self.stopped <= rounds
 
     def plain(self, key: tuple[str, ...]) -> dict[str, Any]:
         """Return it for sweep.json, with the overrides of its configuration."""
@@ -122,11 +117,8 @@ def decide(
         undecided = Decision(State.futile)  # a loss that has no ratios
         return {key: known.get(key, undecided) for key in samples if key != baseline}
     compared, margin = Compared(samples), math.log1p(rule.resolve)
-    found: dict[K, Difference] = {}
-    for key in samples:
-        each = compared.difference((baseline, key)) if key != baseline else None
-        if each is not None:
-            found[key] = each
+    pairs = {key: compared.difference((baseline, key)) for key in samples if key != baseline}
+    found = {key: each for key, each in pairs.items() if each}
     stopped = {key for key, each in known.items() if each.state is not State.open}
     resolved = {key for key in stopped if known[key].state in (State.higher, State.lower)}
     # One that stopped as the same still counts, and is not tested again.
@@ -135,9 +127,11 @@ def decide(
         for key, each in found.items() if key not in resolved
     }  # fmt: skip
     levels = holm_levels(tested, rule.level)
-    looked = {key for key in found if key not in stopped}
-    decided = {key: _decide(found[key], levels[key], margin, rule, len(found)) for key in looked}
-    return {key: decided.get(key, known.get(key, Decision())) for key in samples if key != baseline}
+    decided = {
+        key: _decide(found[key], levels[key], margin, rule, len(found))
+        for key in found.keys() - stopped
+    }
+    return {key: Decision() for key in pairs} | {k: known[k] for k in pairs if k in known} | decided
 
 
 def _decide(each: Difference, level: float, margin: float, rule: Rule, number: int) -> Decision:

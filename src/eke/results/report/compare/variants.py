@@ -270,11 +270,12 @@ def named(variants: Sequence[Variant], baselines: Collection[Variant] = ()) -> l
     Without a baseline they differ from those of the group's first. The order stays.
     """
     labels: dict[Variant, str] = {}
-    groups: dict[str, list[Variant]] = {}
+    groups: dict[tuple[str, str], list[Variant]] = {}
     for each in variants:
-        groups.setdefault(each.work, []).append(each)
-    for members in groups.values():
-        labels |= _labels(members, next((v for v in members if v in baselines), members[0]))
+        groups.setdefault((each.work, each.machine), []).append(each)
+    for (work, _), members in groups.items():
+        near = [*members, *(each for each in variants if each.work == work)]
+        labels |= _labels(members, next((v for v in near if v in baselines), near[0]))
     several = len({each.machine for each in variants if each.machine}) > 1
     ends = {v: f" [{v.machine}]" if several and v.machine else "" for v in variants}
     return [replace(each, label=f"{labels[each]}{ends[each]}") for each in variants]
@@ -283,14 +284,14 @@ def named(variants: Sequence[Variant], baselines: Collection[Variant] = ()) -> l
 def _labels(members: Sequence[Variant], base: Variant) -> dict[Variant, str]:
     """Labels of one group: names of rows, else values; with keys where values are the same."""
     labels: dict[Variant, str] = {}
-    if base.work and len(members) == 1 and not base.rows:
+    if members == [base] and base.work and not base.rows:
         return {base: base.work}
     for each in members:
         told = {k: x for k, x in each.told.items() if x and x != base.told.get(k)}
         labels[each] = _label(each, each.told if each is base else told)
-    counts = Counter((label, each.machine) for each, label in labels.items())
+    counts = Counter(labels.values())
     for each, label in labels.items():
-        if counts[label, each.machine] > 1 and not each.rows:
+        if counts[label] > 1 and not each.rows:
             pairs = [f"{key}={value}" for key, value in each.told.items() if value]
             labels[each] = " ".join(pairs) or label
     return labels | _rows_apart(labels)

@@ -114,7 +114,7 @@ def scatter(rows: Sequence[ComparisonRow]) -> Spec:
             "encoding": {"x": x, "y": y, "order": {"field": "memory"}}}]
           if any(point["front"] for point in points) else []),
         *_whiskers(points, {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"},
-                            "color": color}, name="whiskers"),
+                            "color": color}),
         {"name": "points", "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
          "encoding": {"x": x, "y": y, "color": color, "shape": shape,
                       "tooltip": _tips("name", "text")}},
@@ -198,7 +198,7 @@ def _lines(points: Values, known: Values, over: str) -> Spec:
     x = _axis("x", "", scale={"nice": False, "zero": False})
     y = _axis("loss", "training loss", scale=scale)
     color = {"field": "color", "type": "nominal", "scale": None}
-    both = {"x": x, "y": y, "color": color, "detail": [{"field": "c"}, {"field": "s"}]}
+    both: Spec = {"x": x, "y": y, "color": color, "detail": [{"field": "c"}, {"field": "s"}]}
     tips = _tips("name", "steps", "samples", "seconds", "loss")
     thin = {"type": "line", "clip": True, "strokeWidth": 1, "opacity": 0.35}
     layers = [
@@ -306,15 +306,14 @@ def _dots(values: Values, down: Mapping[str, int], x: Spec, at: int) -> Spec:
 
 
 def _whiskers(
-    values: Values, encoding: Spec, transform: Sequence[Spec] = (), name: str = "", **more: Any
+    values: Values, encoding: Spec, transform: Sequence[Spec] = (), **more: Any
 ) -> list[Spec]:
     """Layer of intervals; none if no value has one."""
     if not any(value["low"] is not None for value in values):
         return []
     mark = {"type": "rule", "clip": True, **more}
     filled = [*transform, {"filter": "isValid(datum.low)"}]
-    layer = {"transform": filled, "mark": mark, "encoding": encoding}
-    return [{"name": name, **layer} if name else layer]
+    return [{"transform": filled, "mark": mark, "encoding": encoding}]
 
 
 def _color(name: str) -> str:

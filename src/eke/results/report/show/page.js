@@ -116,10 +116,10 @@ function patch(spec) {
   const labels = spec.marks.find(mark => mark.name === "labels_marks");
   if (!labels) return spec;
   labels.from = { data: "points_marks" };
-  labels.encode = { update: { text: { signal: narrow.matches ? "datum.number <= 12 ? datum.number : ''" : "datum.label" }, fill: { value: "var(--ink)" }, fontSize: { value: 12 } } };
-  const avoidMarks = spec.marks.map(mark => mark.name).filter(name => /^(front|whiskers)_marks$/.test(name));
+  labels.encode = { update: { text: { signal: narrow.matches ? "datum.datum.number <= 12 ? datum.datum.number : ''" : "datum.datum.label" }, fill: { value: "var(--ink)" }, fontSize: { value: 12 } } };
+  const avoidMarks = spec.marks.map(mark => mark.name).filter(name => name === "front_marks");
   labels.transform = [{ type: "label", size: { signal: "[max(1, width), height]" }, offset: [7], avoidMarks, padding: 2,
-    anchor: ["top", "right", "left", "bottom", "top-right", "top-left", "bottom-right", "bottom-left"] }];
+    anchor: ["right", "left", "top-right", "top-left", "bottom-right", "bottom-left", "top", "bottom"] }];
   return spec;
 }
 async function paint() {

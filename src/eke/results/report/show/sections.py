@@ -31,9 +31,11 @@ def title(comparison: Comparison) -> str:
         _joined(_name(each, "data", "seq_len", "tokens") for each in records),
         _joined(f"{m.get('device_count', 1)} x {m.get('device', '?')}" for m in machines),
     ]
-    counts = [len(row.variant.records) for row in comparison.rows if row.variant.records] or [0]
-    repeats = " to ".join(dict.fromkeys(map(str, (min(counts), max(counts)))))
+    counts = [len(row.variant.records) for row in comparison.rows if row.variant.records]
     rows = format_number(len(comparison.rows), "configuration")
+    if not counts:
+        return rows
+    repeats = " to ".join(dict.fromkeys(map(str, (min(counts), max(counts)))))
     return f"{', '.join(filter(None, facts))}: {rows} x {repeats}"
 
 

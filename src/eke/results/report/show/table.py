@@ -241,10 +241,9 @@ def _compared(title: str, measure_of: Callable[[ComparisonRow], Measure]) -> Col
 WORDS = {
     Significance.higher: ("faster", "more"), Significance.lower: ("slower", "less"),
     Significance.same: ("same within 2 %",) * 2,
-    Significance.unresolved: ("not decided",) * 2, Significance.single: ("", ""),
+    Significance.unresolved: ("not decided",) * 2, Significance.single: ("too few repeats",) * 2,
 }  # fmt: skip
 """Decision -> word about a speed, and about a memory."""
-
 
 ROUNDING = 1e-9
 """Of a geometric mean of equal bytes."""
@@ -275,8 +274,7 @@ def _loss(row: ComparisonRow) -> Cell:
     if quality.parity in (Parity.unknown, Parity.baseline):
         return Cell(value)
     tone = {Parity.worse: "bad", Parity.better: "good"}.get(quality.parity, "")
-    is_shown = quality.parity in (Parity.better, Parity.worse) and quality.estimate is not None
-    change = [f"{abs(quality.estimate):.2g} {quality.unit}".rstrip()] if is_shown else []
+    change = [f"{abs(quality.estimate or 0.0):.2g} {quality.unit}".rstrip()] if tone else []
     return Cell(" ".join([*change, quality.word]), quality.interval, value, tone)
 
 
