@@ -3,7 +3,7 @@
 Speeds are tested by Student's t with one variance for both sides, unpaired: runs measured in turns
 (A B B A) cancel a steady drift, and pairs would halve the degrees of freedom. From four rows on the
 variance is moderated (`statistics.Noise`), and what all rows of a round share is added to it, since
-the rounds of A are not those of B. benchmarks/report_power_compare.py measures errors and power.
+the rounds of A are not those of B. benchmarks/compare_power.py measures errors and power.
 """
 
 import math
