@@ -348,9 +348,9 @@ def test_a_faster_row_at_a_worse_loss_limits_what_is_fastest(tmp_path, kind):
 
 def test_rows_of_one_least_memory_are_all_named(tmp_path):
     small = [repeated({"precision": p}, 80.0, peak=50 * MIB) for p in ("fp16", "bf16")]
-    assert "Not distinguishable from it: bf16." in said(
-        tmp_path, repeated({"precision": "fp32"}), *small
-    )
+    few = repeated({"precision": "tf32"}, 80.0, 2, peak=50 * MIB)
+    lines = said(tmp_path, repeated({"precision": "fp32"}), *small, few)
+    assert "Not distinguishable from it: bf16." in lines, "tf32 was not tested"
 
 
 @pytest.mark.parametrize(

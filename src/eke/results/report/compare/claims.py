@@ -215,6 +215,6 @@ def _peers_of(
     peers = []
     for row, other in tested.items():
         found = noise.difference((tested[top].variant, other.variant)) if row is not top else None
-        if row is not top and (found is None or found.p is None or found.p > level):
+        if row is not top and not (found and (found.p is None or found.p <= level)):
             peers.append(row)
     return peers
