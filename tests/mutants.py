@@ -474,18 +474,18 @@ FAULTS = (
     fault(
         "no_correction",
         "results/report/compare/statistics.py",
-        "/ (len(tested) - rank)",
-        "/ len(tested[:1])",
+        "levels[key] = level / left",
+        "levels[key] = level",
         "one of many comparisons is significant by chance",
         "unit/results/report/test_statistics.py::test_many_comparisons_ask_for_more_each",
     ),
     fault(
         "error_of_one_repeat",
         "results/report/compare/statistics.py",
-        "math.sqrt(variance(values) / n)",
-        "math.sqrt(variance(values))",
+        "* self.spread / math.sqrt(self.n)",
+        "* self.spread",
         "intervals do not shrink with repeats",
-        "unit/results/report/test_statistics.py::test_a_value_is_the_geometric_mean_with_students_interval",
+        "unit/results/report/test_statistics.py::test_repeats_that_belong_together_are_compared_in_pairs",
     ),
     fault(
         "default_clipping",
