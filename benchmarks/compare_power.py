@@ -1,7 +1,7 @@
 """Alarms of `eke compare` in simulated pairs of sides, for benchmarks/report_power.py.
 
-An alarm is exit code 1. Noise is the standard deviation of one run's logarithm; `shared` that of
-what all rows of a round of one side share.
+An alarm is exit code 1. Noise is the standard deviation of one run's logarithm; `shared` that of a
+round of one side, in all of its rows.
 """
 
 import math

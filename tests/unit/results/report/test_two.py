@@ -1,4 +1,4 @@
-"""`eke compare`: which rows are compared, what is said of them, and when a slowdown is an alarm."""
+"""`eke compare`: which rows are compared, their claims, and when a slowdown is an alarm."""
 
 import json
 import shutil
