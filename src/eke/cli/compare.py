@@ -30,7 +30,8 @@ from eke.results.report.compare.two import (
 
 DESCRIPTION = """\
 Says whether B is slower than A: their differences, then speed, memory and loss of every
-configuration that both have, and the mean over them. A and B are runs, sweeps, folders of runs, or parts of one:
+configuration that both have, and the mean over them. A and B are runs, sweeps, folders of runs, or
+parts of one:
 
   eke compare runs/sweep-1a2b runs/sweep-3c4d
   eke compare runs@4e5de70a runs@changed              two commits of eke; uncommitted changes
