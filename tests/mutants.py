@@ -490,8 +490,8 @@ FAULTS = (
     fault(
         "default_clipping",
         "config/schema/data.py",
-        "max_grad_norm: float | None = field(default=1.0",
-        "max_grad_norm: float | None = field(default=10.0",
+        "default=1.0, metadata=Key.LEARNING | above(0, null",
+        "default=10.0, metadata=Key.LEARNING | above(0, null",
         "gradients are clipped ten times later than documented",
         "unit/plan/test_identity.py::test_golden",
     ),

@@ -25,7 +25,7 @@ from eke.results.report.show.export import (
     table_data,
     vega_script,
 )
-from eke.results.report.show.sections import title
+from eke.results.report.show.sections import sections, title
 from eke.results.report.show.table import CHARS_FOR_NAMES, shortened
 from eke.results.report.show.terminal import MAX_ROWS, render_terminal
 
@@ -91,6 +91,40 @@ def test_no_name_and_no_error_moves_a_terminals_cursor(hostile):
     text = render_terminal(hostile, width=150)
     assert "\x1b" not in text
     assert "\N{REPLACEMENT CHARACTER}[31m" in text
+
+
+def test_a_baseline_has_the_metric_that_rows_are_judged_by(tmp_path):
+    runs = [Run({"optimizer": o}, seed=n, repeat=n, metrics={"accuracy": a + n / 100}, loss=0.5)
+            for n in range(3) for o, a in (("adamw", 0.8), ("lion", 0.9))]  # fmt: skip
+    found = compare_runs([make_sweep(tmp_path, runs)], by="accuracy")
+    rows = table_data(found, found.rows)
+    at = [column["title"] for column in rows["columns"]].index("accuracy")
+    cells = {row["class"]: row["cells"][at] for row in rows["rows"]}
+    assert cells["baseline"] == "0.81"
+    assert cells[""][1].endswith("0.91")
+
+
+def test_techniques_are_one_table_unless_the_rows_say_it_all(tmp_path):
+    runs = [
+        Run({"precision": p, "optimizer": o, "memory": m}, repeat=r, speed=s * (1 + r / 100))
+        for r in range(3)
+        for n, (p, o, m) in enumerate(itertools.product(("fp32", "bf16"), ("adamw", "lion"),
+                                                        ("none", "checkpointing")))
+        for s in [100.0 + 10 * n]
+    ]  # fmt: skip
+    (found,) = sections(compare_runs([make_sweep(tmp_path / "8", runs)]))
+    assert found.head == (
+        "technique", "alone: speed", "memory", "over pairs: speed", "memory", "pairs",
+        "after those above: speed", "memory",
+    )  # fmt: skip
+    assert [row[0].split()[0] for row in found.rows] == [
+        "precision=bf16", "optimizer=lion", "memory=checkpointing"
+    ]  # fmt: skip
+    assert {row[5] for row in found.rows} == {"4"}
+    four = [run for run in runs if run.choices["memory"] == "none"]
+    assert sections(compare_runs([make_sweep(tmp_path / "4", four)])) == []
+    (asked,) = sections(compare_runs([tmp_path / "4"], by="optimizer"))
+    assert any("over pairs" in title for title in asked.head)
 
 
 def test_many_rows_are_cut_and_that_is_said(tmp_path):

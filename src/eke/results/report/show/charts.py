@@ -165,7 +165,7 @@ def loss_curves(rows: Sequence[ComparisonRow], number: str) -> tuple[Spec, list[
              "end": mean.losses[-1]}
         )  # fmt: skip
         for seed, curve in enumerate([mean, *(curves if len(curves) > 1 else [])]):
-            every = math.ceil(len(curve.steps) / (50 if seed else 100))
+            every = math.ceil(len(curve.steps) / (40 if seed else 100))
             columns = zip(curve.steps, curve.losses, curve.seconds, strict=True)
             points += [
                 {"c": n, "s": seed, "steps": done, "loss": float(f"{loss:.5g}"),
@@ -201,7 +201,7 @@ def _lines(points: Values, known: Values, over: str) -> Spec:
     both: Spec = {"x": x, "y": y, "color": color, "detail": [{"field": "c"}, {"field": "s"}]}
     tips = _tips("name", "steps", "samples", "seconds", "loss")
     thin = {"type": "line", "clip": True, "strokeWidth": 1, "opacity": 0.35}
-    layers = [
+    layers: list[Spec] = [
         *([{"transform": [{"filter": "datum.s > 0"}], "encoding": both, "mark": thin}]
           if any(point["s"] for point in points) else []),
         {"transform": [{"filter": "datum.s === 0"}], "encoding": {**both, "tooltip": tips},

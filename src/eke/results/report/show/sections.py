@@ -205,8 +205,9 @@ def _techniques(comparison: Comparison, part: OneMachine) -> Section:
         told = [*ratio_cells(over.ratios), str(over.pairs)] if over else [""] * 3
         instead = f" for {over.reference}" if over and over.reference else ""
         rows.append((f"{name}{instead}", *alone.get(name, _NO), *told, *rungs.get(name, _NO)))
+    is_one = len({each.factor for each in part.effects}) < len(part.keys)  # of --by
     few = len(comparison.rows_of(part)) <= FEW_ROWS or not any(e.pairs > 1 for e in part.effects)
-    if few and len(part.ladder) < FEW_ROWS - 1:
+    if few and not is_one and len(part.ladder) < FEW_ROWS - 1:
         rows = []
     head = ("technique", "alone: speed", "memory", "over pairs: speed", "memory", "pairs",
             "after those above: speed", "memory")  # fmt: skip

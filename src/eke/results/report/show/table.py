@@ -130,7 +130,7 @@ def _main(comparison: Comparison, rows: Sequence[ComparisonRow], most: int) -> l
     whole = list(dict.fromkeys(row.variant.label for row in rows))
     short = dict(zip(whole, shortened(whole, most), strict=True))
     decided = _decisions(comparison)
-    names = [row.quality.name for row in rows if row.quality.measure]
+    judged = next((row.quality for row in rows if row.quality.measure), None)
 
     def label(row: ComparisonRow) -> Cell:
         cut = short[row.variant.label]
@@ -140,8 +140,10 @@ def _main(comparison: Comparison, rows: Sequence[ComparisonRow], most: int) -> l
         found = decided.get(row, "")
         return Cell(found, tone="good" if found and row.quality.parity is not Parity.worse else "")
 
-    loss = Column("loss", names[0] if names else "loss", _loss, lambda r: r.quality.estimate, True,
-                  True, "against the baseline, at equal samples")  # fmt: skip
+    keys = [judged.measure] if judged else [EVAL_LOSS.key, TRAIN_LOSS.key]
+    loss = Column("loss", judged.name if judged else "loss", partial(_loss, keys),
+                  lambda r: r.quality.estimate, True, True,
+                  "against the baseline, at equal samples")  # fmt: skip
     speed = [_compared("speed", lambda r: r.speed), _compared("memory", lambda _: PEAK)]
     is_ratio = any(row.ratios for row in rows)
     return [
@@ -228,7 +230,8 @@ def _compared(title: str, measure_of: Callable[[ComparisonRow], Measure]) -> Col
         value = ""
         if found:
             is_size = measure is PEAK
-            value = format_bytes(found.value) if is_size else f"{found.value:.4g} {measure.title}"
+            rate = f"{found.value:,.0f}" if found.value >= 1000 else f"{found.value:.4g}"
+            value = format_bytes(found.value) if is_size else f"{rate} {measure.title}"
         return ratio_cell(ratio, measure, value) if ratio else Cell(value)
 
     def value(row: ComparisonRow) -> float | None:
@@ -266,9 +269,9 @@ def ratio_cells(ratios: Mapping[str, Ratio]) -> list[str]:
     return [ratio_cell(ratio, measure).line() if ratio else "" for ratio, measure in both]
 
 
-def _loss(row: ComparisonRow) -> Cell:
+def _loss(keys: Sequence[str], row: ComparisonRow) -> Cell:
+    """The first of some losses or metrics, with its difference."""
     quality = row.quality
-    keys = [quality.measure] if quality.measure else [EVAL_LOSS.key, TRAIN_LOSS.key]
     found = next((row.estimates[key] for key in keys if key in row.estimates), None)
     value = f"{found.value:.4g}" if found else ""
     if quality.parity in (Parity.unknown, Parity.baseline):
