@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 from arguments import at_least, writable
+from compare_power import alarms
 from provenance import machine, provenance
 from report_power_auto import auto_alike, auto_forecasts, auto_found, outliers_found
-from report_power_compare import compare_alarms
 from report_power_lines import Array, Line, Random, percent
 
 from eke.results.report.compare.losses import LossComparison, Parity, compare_samples
@@ -237,6 +237,16 @@ def speeds_found(sweeps: int, random: Random) -> Iterator[Line]:
                        5.0 if kind != "one noisy" else 7.5)  # fmt: skip
             yield Line("speeds_found", f"{what}{unequal}: all intervals of a sweep hold", setting,
                        percent(hold, sweeps), 92.0 if unequal else 94.0, True)  # fmt: skip
+
+
+def compare_alarms(sweeps: int, random: Random) -> Iterator[Line]:
+    """`eke compare` of two sides measured in turns, 2 % noise: alarms."""
+    for repeats, least in ((3, 60.0), (5, 90.0)):
+        for slower, bound in ((0.0, 2.0), (0.1, 99.0), (0.05, least)):
+            value = 100 * alarms(repeats, slower, sweeps=sweeps, seed=int(random.integers(2**31)))
+            what = f"{slower:.0%} slower found, {repeats} repeats" if slower else "false alarms"
+            told, setting = f"`eke compare`, 2 % noise: {what}", f"{repeats} repeats"
+            yield Line("compare_alarms", told, setting, value, bound, is_least=slower > 0)
 
 
 ROWS: tuple[Callable[[int, Random], Iterable[Line]], ...] = (
