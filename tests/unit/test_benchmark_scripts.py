@@ -310,5 +310,6 @@ def test_the_page_has_the_table_of_the_simulated_errors() -> None:
     page = (root / "docs" / "how-to" / "report.md").read_text()
     before, _, rest = page.partition(report_power.BEGIN)
     table, _, after = rest.partition(report_power.END)
-    assert before and after
+    assert before
+    assert after
     assert table.strip() == report_power.table(lines).strip()
