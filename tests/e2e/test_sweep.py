@@ -10,6 +10,11 @@ import pytest
 from live import SHORT, attempts, record_of, rows_of, run_folders, single_runs
 from support import DIVERGES, PATIENCE_S, last_wins
 
+from eke.results.report.compare.comparison import find_families
+from eke.results.report.compare.load_records import gather, key_of
+from eke.results.report.compare.measures import SAMPLES
+from eke.results.report.compare.until_decided import Decision, Rule, decide
+
 SWEEP = last_wins(*SHORT, *DIVERGES, "precision=fp32,tf32", "optimizer.lr=100,1e-3")
 """Of four cells one diverges and two are refused."""
 
@@ -81,12 +86,54 @@ def test_however_it_is_ended_typing_it_again_finishes_it(start, tmp_path) -> Non
     assert [record_of(f)["attempt"] for f in single_runs(tmp_path)] == [4, 0]
 
 
-def wait_for(happened) -> None:
+def wait_for(happened, patience_s: float = PATIENCE_S) -> None:
     """Until something is so."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not happened():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+MANY_RUNS_S = 4 * PATIENCE_S
+
+AUTO = (
+    *SHORT, "train.steps=10", "optimizer=adamw,adafactor", "memory=none,checkpointing",
+    "sweep.repeats=auto", "sweep.max_repeats=4", "sweep.seeds=per_repeat",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_repeats_until_decided_go_on_after_a_kill_in_the_third_round(start, tmp_path) -> None:
+    live = start("-m", *last_wins(*AUTO))
+    wait_for(lambda: len(list(tmp_path.glob("runs/*/record.json"))) > 8, MANY_RUNS_S)
+    live.process.kill()
+    live.finish()
+    (sweep,) = tmp_path.glob("runs/sweep-*")
+    before = sweep_of(tmp_path)["repeats"]
+    assert before["rounds"] == 2
+    ended = [run for run in single_runs(tmp_path) if record_of(run)["outcome"] == "ok"]
+    live = start("-m", *last_wins(*AUTO))
+    out = live.finish(MANY_RUNS_S)
+    assert live.process.returncode == 0, out
+    found = sweep_of(tmp_path)["repeats"]
+    assert (found["rounds"], found["level"]) in ((3, 0.033), (4, 0.033))
+    assert [len(attempts(run)) for run in ended] == [1] * len(ended)
+    assert len(single_runs(tmp_path)) == len(sweep_of(tmp_path)["cells"]) <= 16
+    assert " of 3 decided after " in out
+    told = {tuple(row["overrides"]): (row["state"], row["value"]) for row in found["rows"]}
+    assert told == replayed(sweep, found["rounds"])
+
+
+def replayed(sweep, rounds: int) -> dict[tuple[str, ...], tuple[str, float | None]]:
+    """What the rule says of the records after each round."""
+    known: dict[tuple[str, ...], Decision] = {}
+    entries = gather([sweep]).entries
+    for number in range(3, rounds + 1):
+        (family,) = find_families([entry for entry in entries if entry.repeat[1] < number])
+        keys = {v: key_of(v.first.overrides) for v in family.members if v.first}
+        samples = {key: v.sample(SAMPLES.key) for v, key in keys.items()}
+        known = decide(samples, keys[family.baseline], Rule(4), known)
+    return {key: (each.state.name, each.value) for key, each in known.items()}
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ import fitting  # noqa: E402  # after the path is there
 import memory_on_gpu  # noqa: E402  # after the path is there
 import on_gpu  # noqa: E402  # after the path is there
 import recipes  # noqa: E402  # after the path is there
+import report_power  # noqa: E402  # after the path is there
 import scaling_loops  # noqa: E402  # after the path is there
 import techniques  # noqa: E402  # after the path is there
 
@@ -298,3 +299,17 @@ def test_ranks_are_watched_in_each_phase(tmp_path, monkeypatch) -> None:
     assert sum(size for kind, (_, size) in ways["former"]["sent"].items() if "gath" in kind) > (
         4 * numbers
     )
+
+
+def test_the_page_has_the_table_of_the_simulated_errors() -> None:
+    root = BENCHMARKS.parent
+    record = json.loads((root / "results" / "report_power.json").read_text())
+    lines = [report_power.Line(**each) for each in record["lines"]]
+    assert {line.row for line in lines} == {row.__name__ for row in report_power.ROWS}
+    assert not [line for line in lines if not line.is_right]
+    page = (root / "docs" / "how-to" / "report.md").read_text()
+    before, _, rest = page.partition(report_power.BEGIN)
+    table, _, after = rest.partition(report_power.END)
+    assert before
+    assert after
+    assert table.strip() == report_power.table(lines).strip()

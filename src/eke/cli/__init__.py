@@ -36,6 +36,8 @@ eke: find, run and compare the training recipes that get the most out of your GP
   eke retry DIR            runs again what crashed, diverged or ran out of memory
   eke report DIR...        which techniques pay, by how much, and how sure that is
                            (eke report --help; --publish: at Weights & Biases)
+  eke compare A B          whether B is slower: two runs, sweeps, commits or versions
+                           (exit code 1: it is; --again measures both; eke compare --help)
   eke export RUN DIR       the model of a finished run, for transformers, PEFT or the hub
                            (--merge: adapters in the weights; eke export --help)
   eke generate RUN PROMPT  what a trained model writes, or a conversation with it
@@ -49,7 +51,7 @@ eke: find, run and compare the training recipes that get the most out of your GP
 Overrides and options: eke train --help   (of one group: eke train --help GROUP)
 """
 
-_OWN_MODULE = ("plan", "report", "fit", "schema", "doctor", "sync")
+_OWN_MODULE = ("plan", "report", "compare", "fit", "schema", "doctor", "sync")
 """Commands with a module of the same name, imported only when needed."""
 
 _SHARED_MODULE = {

@@ -28,13 +28,13 @@ def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -
     from eke.results.report.wandb_report import dump, find_project, publish, specification
 
     place = find_project(found, options.project, options.entity)
-    text = dump(specification(found, place, options.repeats))
+    text = dump(specification(found, place))
     write_atomic(folder / FILE, text, shared=bool(options.output))
     hint = "" if options.publish else "; --publish saves it at W&B"
     sys.stdout.write(f"written to {folder}: {FILE}{hint}\n")
     if not options.publish:
         return
-    url, is_new, missing = publish(found, place, folder / PUBLISHED_FILE, options.repeats)
+    url, is_new, missing = publish(found, place, folder / PUBLISHED_FILE)
     if missing:
         runs = format_number(missing, "run")
         places = [short_path(Path(folder)) for folder in found.folders]
@@ -66,7 +66,9 @@ def main(arguments: Sequence[str]) -> int:
     if not options.quiet:
         from eke.results.report.show.terminal import render_terminal
 
-        sys.stdout.write(render_terminal(found, options.repeats, sys.stdout.isatty()))
+        everything = options.provenance or bool(options.by)
+        shown = render_terminal(found, options.repeats, sys.stdout.isatty(), everything=everything)
+        sys.stdout.write(shown)
     return _write(found, options)
 
 
@@ -82,9 +84,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add(
         "--by", default="", metavar="KEY",
         help="effects of this technique alone (--by precision), or rows judged and sorted by this "
-        "metric (--by accuracy)",
+        "metric (--by accuracy, --by loss)",
     )  # fmt: skip
-    add("--repeats", action="store_true", help="every run by itself, too")
+    add("--repeats", action="store_true", help="also list every run")
+    add(
+        "--provenance", action="store_true",
+        help="also print techniques, classes, and all machines, versions and commands",
+    )  # fmt: skip
     add("--output", default="", metavar="FOLDER", help="where files go (default: the first DIR)")
     add(
         "--formats", type=_formats, default=FORMATS, metavar="LIST",

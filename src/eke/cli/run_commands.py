@@ -52,6 +52,7 @@ from eke.launch.processes.status import (
     RunStatus,
     find_standings,
     goes_on,
+    open_rows,
 )
 from eke.plan.record import EXIT_FAILED, EXIT_OK, Outcome, no_runs, read_attempts, read_record
 from eke.results.report.summary import distinct_overrides
@@ -200,7 +201,8 @@ def status(options: argparse.Namespace) -> int:
         ]
         sys.stdout.write(json.dumps(plain, indent=2) + "\n")
     else:
-        sys.stdout.write(status_table(standings) + "\n")
+        rounds = open_rows(user_path(options.folder))
+        sys.stdout.write("\n".join([status_table(standings), *([rounds] if rounds else [])]) + "\n")
     return EXIT_FAILED if any(each.silent for each in standings) else EXIT_OK
 
 

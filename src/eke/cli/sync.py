@@ -1,4 +1,4 @@
-"""`eke sync RUNS...`: parse the command line and print the result table."""
+"""`eke sync RUNS...`: parse the command line and print the result of each run."""
 
 import argparse
 import sys
@@ -15,7 +15,6 @@ Sends runs to Weights & Biases: offline ones, and what is missing of online ones
 rebuilt from its metrics.jsonl and record.json, sent as one piece under its own id, and compared
 afterwards with what the server has. The same command again sends only what is not there yet.
 """
-HEADER = ("run", "rows", "verdict", "where")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -28,14 +27,14 @@ def main(arguments: Sequence[str]) -> int:
     try:
         for report in sync(find_runs(options.runs), wanted):
             reports.append(report)
-            if sys.stderr.isatty():
-                sys.stderr.write(f"{report.verdict.value}: {short_path(report.folder)}\n")
+            sys.stdout.write(f"{run_line(report)}\n")
+            sys.stdout.flush()
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted; the same command sends the rest\n")
         raise
     finally:
         if reports:
-            sys.stdout.write(result_table(reports) + "\n")
+            sys.stdout.write(ending(reports) + "\n")
     return EXIT_FAILED if any(report.verdict in FAILURES for report in reports) else EXIT_OK
 
 
@@ -54,13 +53,16 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def result_table(reports: Sequence[Report]) -> str:
-    """One line per run, then each distinct failure reason once, then the counts."""
-    counted = ["" if each.num_rows is None else str(each.num_rows) for each in reports]
-    rows = [
-        (r.folder.name, n, r.verdict.value, r.url) for r, n in zip(reports, counted, strict=True)
-    ]
-    lines = align([HEADER, *rows])
+def run_line(report: Report) -> str:
+    """The outcome for a run, with its rows and address."""
+    rows = "" if report.num_rows is None else format_number(report.num_rows, "row")
+    words = (f"{report.verdict.value:<13}", report.folder.name, rows, report.url)
+    return "  ".join(filter(None, words))
+
+
+def ending(reports: Sequence[Report]) -> str:
+    """Each distinct failure reason once, then the counts."""
+    lines: list[str] = []
     reasons: dict[tuple[SyncOutcome, str], list[str]] = {}
     for report in reports:
         if report.note:

@@ -66,6 +66,8 @@ def _value_schema(field: Field) -> Schema:
     kind, is_list = field.kind, get_origin(field.kind) is list
     name = "array" if is_list else "object" if kind is dict else _TYPES.get(kind, "string")
     schema: Schema = {"type": [name, "null"] if field.optional else name}
+    if kind is str and str(field.default).isdecimal():  # a number or a word: sweep.repeats
+        schema["type"] = [name, "integer"]
     if is_list:
         return schema | {"items": {"type": _TYPES.get(get_args(kind)[0], "object")}}
     null = [None] if field.optional else []

@@ -8,17 +8,18 @@ from functools import partial
 from typing import Any
 
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
+from eke.common.paths import short_path
 from eke.common.plugins import LAUNCHERS, plugin_names
 from eke.common.process_env import leave_tracked_run
 from eke.common.text import align, format_bytes, format_number, format_seconds
 from eke.config.compose import Arguments, launcher_of
-from eke.config.schema import Config
+from eke.config.schema import Config, Sweep
 from eke.config.sweep import Expanded, SweepCell, expand
 from eke.data.sources import looking_once
 from eke.estimate.memory import Forecast, Method, Verdict, as_json, known_forecast, stop_tracing
 from eke.estimate.time import StepTime, Unknown, forecast_time, num_runs, speed_cell, sum_line
 from eke.estimate.time import step_time_json as time_as_json
-from eke.launch.interface import Launcher, find_launcher
+from eke.launch.interface import Launcher, StartedSweep, find_launcher
 from eke.launch.processes.board import open_board
 from eke.launch.processes.follow import watching
 from eke.launch.processes.run_dir import Place
@@ -44,6 +45,7 @@ from eke.workflows.planning import (
     switched_off_tracker,
     weighed,
 )
+from eke.workflows.rounds import Rounds, find_problems, planned_lines, planned_repeats
 from eke.workflows.running import plan_unless_answered
 
 HEADER = ("verdict", "memory", "step", "samples/s", "what differs")
@@ -105,17 +107,19 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     """
     line = PlanningLine()
     expanded = expand(arguments.overrides, arguments.config_dir, line.counter("composed"))
-    composed = [cell.composed for cell in expanded.cells]
+    settings, first_round = expanded.settings, expanded.first_round()
+    composed = [cell.composed for cell in first_round.cells]
     launcher = find_launcher(launcher_of(arguments.overrides))
-    if problem := cannot_detach(composed[0].config, launcher):
+    problems = cannot_detach(composed[0].config, launcher) + find_problems(composed, settings)
+    if problems:
         line.close()
-        raise ConfigError(problem)
+        raise ConfigError(problems)
     own = [each.config for each in composed if each.config_dir]
-    identity = sweep_id([cell.overrides for cell in expanded.cells], own)
+    identity = sweep_id([each.overrides for each in composed], own, settings.rule)
     group = f"sweep-{identity}"
-    count = line.counter("checked and planned")
-    cells, plans = plan_cells(expanded.cells, group, count, launcher)
-    planning = composed[0].config.plan_only
+    planning, count = composed[0].config.plan_only, line.counter("checked and planned")
+    wanted = first_round.cells if planning else expanded.cells
+    cells, plans = plan_cells(wanted, group, count, launcher)
     if trace or not planning:
         weigh_open_cells(cells, plans, line.counter("traced the memory of"))
     line.close()
@@ -124,9 +128,14 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     jobs = make_jobs(labels, plans, duplicates)
     if as_json and planning:
         found, known = outlooks(jobs), records_of(jobs, launcher.place_of)
-        content = [_plain(cell, found.get(n)) | known.get(n, {}) for n, cell in enumerate(cells)]
+        repeats = {"repeats": numbers} if (numbers := planned_repeats(settings)) else {}
+        content = [
+            _plain(cell, found.get(n)) | known.get(n, {}) | repeats for n, cell in enumerate(cells)
+        ]
         return print_once(json.dumps(content, indent=2))
-    print_once(f"sweep {identity}: {describe_sweep(cells, len(duplicates), expanded)}")
+    shown = cells[: len(first_round.cells)]
+    num_same = sum(number < len(shown) for number in duplicates)
+    print_once(f"sweep {identity}: {describe_sweep(shown, num_same, first_round)}")
     unused = launcher.unused(arguments.overrides)
     unused += sorted(filter(None, {switched_off_tracker(each) for each in composed}))
     said = {text for plan in plans if plan for text in plan.warnings}
@@ -135,20 +144,16 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     first = composed[0].config
     paths = sweep_paths(first.paths.runs, identity)
     if planning:
-        print_once("\n" + render_outlooks(cells, outlooks(jobs)))
-        say_finished(jobs, launcher.place_of)
-        if jobs:  # each counted once
-            kind = jobs[0].plan.device.kind
-            print_once("\n" + sum_line([forecast_time(job.plan) for job in jobs], kind))
+        _show_plan(cells, jobs, launcher, settings)
         if preview := launcher.preview(jobs, paths, identity):
             print_once("\n" + preview)
         return EXIT_OK
-    refuse_if_strict(cells, expanded)
+    refuse_if_strict(shown, first_round)
     options = arguments.config_dir  # the command is valid from any working directory
     words = ("--config-dir", str(options.absolute())) if options else ()
     command = ("-m", *words, *arguments.overrides)
     name = composed[0].choices.get("sweep", "none")
-    file = SweepFile(paths, command, cells, "" if name == "none" else name)
+    file = SweepFile(paths, command, shown, "" if name == "none" else name)
 
     def bytes_at_risk(plan: Plan) -> int | None:
         found = known_forecast(plan)
@@ -156,18 +161,31 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
         return found.peak.expected if may_fail else None
 
     ordered = smallest_first(jobs, bytes_at_risk)
-    return run_planned_sweep(file, ordered, identity, launcher, first.launcher.detach)
+    auto = Rounds(file, cells, ordered, settings) if settings.is_auto else None
+    return run_planned_sweep(file, ordered, identity, launcher, first.launcher.detach, auto)
 
 
-def cannot_detach(config: Config, launcher: Launcher) -> Problem | None:
-    """Why `launcher.detach` is invalid; None if it is valid or off."""
+def _show_plan(
+    cells: Sequence[Cell], jobs: Sequence[Job], launcher: Launcher, settings: Sweep
+) -> None:
+    """Print the forecasts of all runs; with `sweep.repeats=auto` those of the first round."""
+    print_once("\n" + render_outlooks(cells, outlooks(jobs)))
+    say_finished(jobs, launcher.place_of)
+    if jobs:  # each counted once
+        kind, times = jobs[0].plan.device.kind, [forecast_time(job.plan) for job in jobs]
+        lines = planned_lines(settings, times, kind)
+        print_once("\n" + "\n".join([*lines, sum_line(times, kind)]))
+
+
+def cannot_detach(config: Config, launcher: Launcher) -> list[Problem]:
+    """Why `launcher.detach` is invalid; empty if it is valid or off."""
     if not config.launcher.detach or launcher.can_detach:
-        return None
+        return []
     others = (find_launcher(name) for name in plugin_names(LAUNCHERS))
     other = next(each.name for each in others if each.can_detach)
     why = "this launcher's runs end with the process that watches over them"
     fix = Fix(f"hydra/launcher={other}", remark="or start it under tmux or nohup")
-    return Problem("launcher.detach", "true", why, fix)
+    return [Problem("launcher.detach", "true", why, fix)]
 
 
 def say_finished(jobs: Sequence[Job], where: Callable[[Plan], Place]) -> None:
@@ -202,9 +220,17 @@ def records_of(jobs: Sequence[Job], where: Callable[[Plan], Place]) -> dict[int,
 
 
 def run_planned_sweep(
-    file: SweepFile, jobs: Sequence[Job], identity: str, launcher: Launcher, detach: bool
+    file: SweepFile,
+    jobs: Sequence[Job],
+    identity: str,
+    launcher: Launcher,
+    detach: bool,
+    auto: Rounds | None = None,
 ) -> int:
-    """Start a sweep and, unless it is to be left alone, wait for it; returns its exit code."""
+    """Start a sweep and, unless it is to be left alone, wait for it; returns its exit code.
+
+    With `auto` its rounds one after another, else all jobs at once.
+    """
     stop_tracing()
     if len(jobs) > 1:
         leave_tracked_run()
@@ -213,28 +239,45 @@ def run_planned_sweep(
         if rerun.goes_on:
             anew = f"rm {shlex.quote(str(file.paths.rerun))} begins it anew"
             board.note(f"rerun=true goes on where it was interrupted; {anew}")
-        books = Books(jobs, board, file, partial(launcher.place_of, old=rerun.old))
-        started = launcher.start(books, file.paths, identity)
-        try:
-            if not detach:
-                started.wait()
-        except KeyboardInterrupt:
-            if not launcher.can_detach:
-                raise
-            print_once("")
+        place_of = partial(launcher.place_of, old=rerun.old)
+        for batch in auto or [jobs]:
+            board.total = len(file.cells)
+            started = launcher.start(Books(batch, board, file, place_of), file.paths, identity)
+            if _is_interrupted(started, launcher, detach):
+                break
+        if auto and auto.is_over:
+            rerun.jobs = [job for job in rerun.jobs if job in auto.jobs]
         rerun.end()
     if not started.goes_on():
-        return show_outcome(file, jobs)
+        code = show_outcome(file, auto.jobs if auto else jobs)
+        code = auto.show_outcome(code) if auto else code
+        print_once(f"\nnext: eke report {shlex.quote(short_path(file.paths.folder))}")
+        return code
     folder, left = shlex.quote(str(file.paths.folder)), started.not_started()
     if left:
         why = left[0].waiting_for or "the command was interrupted"
         missing = format_number(len(left), "run")
         print_once(f"not submitted, and the same command submits them: {missing} ({why})")
     print_once(f"the runs continue: eke status {folder}   (eke cancel {folder} stops them)")
+    if auto:
+        print_once("the same command decides what this round shows, and submits the next one")
     if left or not detach:
         return EXIT_RESUMABLE
     failed = any(job.outcome is Outcome.crashed for job in jobs)
     return EXIT_FAILED if failed else EXIT_OK
+
+
+def _is_interrupted(started: StartedSweep, launcher: Launcher, detach: bool) -> bool:
+    """Wait for some runs, unless they are to be left alone; return whether to start no others."""
+    try:
+        if not detach and started.wait():
+            return True
+    except KeyboardInterrupt:
+        if not launcher.can_detach:
+            raise
+        print_once("")
+        return True
+    return started.goes_on()
 
 
 def show_outcome(file: SweepFile, jobs: Sequence[Job]) -> int:
@@ -322,7 +365,7 @@ def refuse_if_strict(cells: Sequence[Cell], expanded: Expanded) -> None:
         for cell, planned in zip(cells, expanded.cells, strict=True)
         if cell.outcome == Outcome.refused.name
     ]
-    if refused and expanded.strict:
+    if refused and expanded.settings.strict:
         fix = Fix("sweep.strict=false", remark="runs the others")
         raise ConfigError([*refused[:-1], replace(refused[-1], fix=fix)])
 

@@ -21,7 +21,19 @@ def shown(command: str, flag: str, capsys) -> str:
 
 @pytest.mark.parametrize(
     "command",
-    ["fit", "data", "schema", "doctor", "status", "logs", "cancel", "retry", "report", "sync"],
+    [
+        "fit",
+        "data",
+        "schema",
+        "doctor",
+        "status",
+        "logs",
+        "cancel",
+        "retry",
+        "report",
+        "compare",
+        "sync",
+    ],
 )
 def test_every_command_has_a_help_of_its_own(command: str, capsys) -> None:
     assert shown(command, "--help", capsys).startswith(f"usage: eke {command} ")

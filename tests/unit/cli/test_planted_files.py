@@ -82,7 +82,7 @@ MEMORY = 400 << 20
 def test_a_planted_file_stops_no_command(make_run, runs, tmp_path) -> None:
     commands = []
     every = (["status"], ["report", "--formats", "none"], ["sync", "--dry-run"], ["cancel"],
-             ["logs"])  # fmt: skip
+             ["logs"], ["compare", "--by", "torch"])  # fmt: skip
     for plant, name in product(PLANTED, FILES):
         folder = runs.with_name(f"runs-{plant.__name__}-{name}")
         for run, outcome in ((GOOD, "ok"), (BAD, "")):

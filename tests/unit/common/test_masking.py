@@ -6,13 +6,16 @@ import stat
 import time
 
 import pytest
+from unit.plan.record.samples import bare_record
 
 from eke import workflows
 from eke.common.errors import ConfigError, EkeError, Problem
 from eke.common.masking import is_secret, mask, masked
+from eke.common.paths import RunPaths
 from eke.config.compose import compose, split_arguments
+from eke.config.schema import Tracker
 from eke.launch.processes.sweep import Cell, SweepFile, sweep_paths
-from eke.results.trackers.tracker import shown_of
+from eke.results.trackers.tracker import tracked_run
 
 SECRETS = [
     "export WANDB_API_KEY=Zq9", 'export HF_TOKEN="Zq9 x"', "a=1 HF_TOKEN=Zq9", "apiKey=Zq9",
@@ -124,26 +127,25 @@ def test_none_is_in_a_sweeps_file_or_an_error(tmp_path) -> None:
         assert "Zq9" not in text
 
 
-def test_trackers_see_nothing_of_the_cluster() -> None:
+def test_trackers_see_nothing_of_the_cluster(tmp_path) -> None:
     setup = "slurm.setup=[module load cuda/private]"
     prefix = "launcher.prefix=['sshpass -p private ssh a']"
-    told = shown_of(
-        ["seed=1", setup, prefix],
-        ["python", "train.py", "seed=1", setup, prefix],
-        {"slurm": "ours", "data": "text"},
-        {
+    record = bare_record(
+        overrides=["seed=1", setup, prefix],
+        command=["python", "train.py", "seed=1", setup, prefix],
+        choices={"slurm": "ours", "data": "text"},
+        config={
             "slurm": {"setup": ["x"]},
             "launcher": {"prefix": ["x"]},
             "seed": 1,
             "trainer": {"hub_token": "Zq9"},
         },
     )
-    assert told == {
-        "name": "seed=1",
-        "notes": "python train.py seed=1",
-        "factors": {"data": "text"},
-        "config": {"seed": 1, "trainer": {"hub_token": "***"}},
-    }
+    told = tracked_run(record, RunPaths(tmp_path), 0, Tracker())
+    assert told.name == "seed=1"
+    assert told.notes == "python train.py seed=1"
+    assert told.factors == {"data": "text", "seed": 1}
+    assert told.config == {"seed": 1, "trainer": {"hub_token": "***"}}
 
 
 def test_files_follow_the_umask(tmp_path) -> None:

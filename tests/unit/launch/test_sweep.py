@@ -30,7 +30,8 @@ def test_the_same_command_is_the_same_sweep() -> None:
     assert sweep_id(CELLS) == sweep_id(list(CELLS))
     others = [CELLS[::-1], CELLS[:1], [("precision=bf16", "precision=fp16"), ("seed=1",)]]
     assert len({sweep_id(cells) for cells in (CELLS, *others)}) == 4
-    assert len(sweep_id(CELLS)) == 12
+    assert sweep_id(CELLS) == sweep_id(CELLS, rule=()) == "f3e3859c34a2", "as of all versions"
+    assert len({sweep_id(CELLS, rule=r) for r in ((), ("auto", "0.05"), ("auto", "0.02"))}) == 3
 
 
 @pytest.mark.slow

@@ -50,7 +50,8 @@ PRESENTATION = {
     *(f"resources.{f.name}" for f in dataclasses.fields(Resources)),
     *(f"slurm.{f.name}" for f in dataclasses.fields(Slurm)),
     "sweep.product", "sweep.rows", "sweep.zip", "sweep.exclude", "sweep.repeats", "sweep.strict",
-    "sweep.seeds", "recipe.horizon", "rerun", "plan_only", "ignore_forecast", "train.log_every",
+    "sweep.seeds", "sweep.max_repeats", "sweep.resolve", "sweep.budget",
+    "recipe.horizon", "rerun", "plan_only", "ignore_forecast", "train.log_every",
     "train.checkpoint_every", "train.checkpoint_async", "train.resume", "train.keep_checkpoints",
     "train.save_final", "train.save_on_signal", "distributed.timeout_s",
 }  # fmt: skip
@@ -87,6 +88,7 @@ def leaves(config: Config) -> dict[str, Any]:
 
 
 OTHER = {
+    "sweep.budget": 2.0,
     "train.checkpoint_async": True,
     "train.resume": "a run",
     "batch.accumulation": 2,

@@ -1,6 +1,7 @@
 """A full disk or memory that others hold keeps no finished run from answering."""
 
 import json
+import re
 
 import pytest
 
@@ -90,4 +91,6 @@ def test_a_sweep_has_what_is_finished_and_starts_no_more(
         ("crashed", False),
     ]
     assert "need up to" in cells[1]["reason"]
-    assert "2 cells, 1 that cannot start now" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "2 cells, 1 that cannot start now" in told
+    assert re.search(rf"eke report \S*{file.parent.name}$", told.rstrip()), "the last line"

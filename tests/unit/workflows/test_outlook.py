@@ -68,6 +68,21 @@ def test_each_cell_has_its_memory_and_its_time(capsys) -> None:
     assert "step, samples/s: estimates, 0 of 2 calibrated" in out
 
 
+def test_repeats_until_decided_have_least_expected_and_most_runs_and_hours(capsys) -> None:
+    typed = ["plan", "--quick", "-m", *WORK, ON_GPU[0], "precision=bf16,fp32", "sweep.repeats=auto"]
+    assert cli(typed) == 0
+    out = capsys.readouterr().out
+    assert len(table_of(out)) == 3, "the first round"
+    pattern = r"(\w+): (\d+) repeats, (\d+) runs; GPU-hours \(estimate\): about (\S+) "
+    found = [(name, int(n), int(runs)) for name, n, runs, _ in re.findall(pattern, out)]
+    assert found == [("least", 3, 6), ("expected", 5, 10), ("most", 10, 20)]
+    hours = [float(each[-1]) for each in re.findall(pattern, out)]
+    assert hours[2] == pytest.approx(2 * hours[1], rel=0.1)
+    assert cli([*typed, "sweep.max_repeats=4", "--json"]) == 0
+    cells = json.loads(capsys.readouterr().out)
+    assert [each["repeats"] for each in cells] == [{"least": 3, "expected": 4, "most": 4}] * 2
+
+
 def test_a_processor_without_runs_has_no_step_time(capsys) -> None:
     assert workflows.main(["-m", *WORK, "seed=1,2", "plan_only=true"]) == 0
     out = capsys.readouterr().out

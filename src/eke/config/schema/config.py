@@ -8,7 +8,7 @@ from eke.config.schema import data as work
 from eke.config.schema import model as models
 from eke.config.schema import resources as surroundings
 from eke.config.schema.data import DataLoader
-from eke.config.schema.fields import at_least, between
+from eke.config.schema.fields import Key, at_least, between
 from eke.config.schema.model import AUTO_ATTENTION, Attention, Compile, Kernels
 from eke.config.schema.resources import (
     DISTRIBUTEDS,
@@ -49,41 +49,47 @@ PRIVATE_GROUPS = ("slurm", "launcher")
 class Config:
     """What the user wants; every key that can be set."""
 
-    model: models.Model = field(default_factory=models.Model)
-    task: work.Task = field(default_factory=work.Task)
-    data: work.Data = field(default_factory=work.Data)
-    batch: work.Batch = field(default_factory=work.Batch)
-    precision: Precision = field(default_factory=Precision)
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    schedule: Schedule = field(default_factory=Schedule)
-    memory: Memory = field(default_factory=Memory)
-    attention: Attention = field(default_factory=Attention)
-    compile: Compile = field(default_factory=Compile)
-    kernels: Kernels = field(default_factory=Kernels)
-    distributed: Distributed = field(default_factory=Distributed)
-    offload: Offload = field(default_factory=Offload)
-    dataloader: DataLoader = field(default_factory=DataLoader)
-    peft: Peft = field(default_factory=Peft)
-    engine: Engine = field(default_factory=Engine)
-    trainer: Trainer = field(default_factory=Trainer)
-    tracker: surroundings.Tracker = field(default_factory=surroundings.Tracker)
-    hardware: surroundings.Hardware = field(default_factory=surroundings.Hardware)
-    train: work.Train = field(default_factory=work.Train)
-    paths: surroundings.Paths = field(default_factory=surroundings.Paths)
-    launcher: surroundings.LaunchKeys = field(default_factory=surroundings.LaunchKeys)
-    resources: Resources = field(default_factory=Resources)
-    slurm: Slurm = field(default_factory=Slurm)
-    sweep: Sweep = field(default_factory=Sweep)
-    recipe: surroundings.RecipeGoal = field(default_factory=surroundings.RecipeGoal)
-    seed: int = field(default=0, metadata=between(0, 2**32 - 1))  # what NumPy takes
+    model: models.Model = field(default_factory=models.Model, metadata=Key.GROUP)
+    task: work.Task = field(default_factory=work.Task, metadata=Key.GROUP)
+    data: work.Data = field(default_factory=work.Data, metadata=Key.GROUP)
+    batch: work.Batch = field(default_factory=work.Batch, metadata=Key.ROUNDING)
+    precision: Precision = field(default_factory=Precision, metadata=Key.ROUNDING)
+    optimizer: Optimizer = field(default_factory=Optimizer, metadata=Key.BOTH)
+    schedule: Schedule = field(default_factory=Schedule, metadata=Key.LEARNING)
+    memory: Memory = field(default_factory=Memory, metadata=Key.ROUNDING)
+    attention: Attention = field(default_factory=Attention, metadata=Key.ROUNDING)
+    compile: Compile = field(default_factory=Compile, metadata=Key.ROUNDING)
+    kernels: Kernels = field(default_factory=Kernels, metadata=Key.ROUNDING)
+    distributed: Distributed = field(default_factory=Distributed, metadata=Key.ROUNDING)
+    offload: Offload = field(default_factory=Offload, metadata=Key.ROUNDING)
+    dataloader: DataLoader = field(default_factory=DataLoader, metadata=Key.ROUNDING)
+    peft: Peft = field(default_factory=Peft, metadata=Key.BOTH)
+    engine: Engine = field(default_factory=Engine, metadata=Key.ROUNDING)
+    trainer: Trainer = field(default_factory=Trainer, metadata=Key.BOTH)
+    tracker: surroundings.Tracker = field(default_factory=surroundings.Tracker, metadata=Key.NONE)
+    hardware: surroundings.Hardware = field(
+        default_factory=surroundings.Hardware, metadata=Key.NONE
+    )
+    train: work.Train = field(default_factory=work.Train, metadata=Key.NONE)
+    paths: surroundings.Paths = field(default_factory=surroundings.Paths, metadata=Key.NONE)
+    launcher: surroundings.LaunchKeys = field(
+        default_factory=surroundings.LaunchKeys, metadata=Key.NONE
+    )
+    resources: Resources = field(default_factory=Resources, metadata=Key.NONE)
+    slurm: Slurm = field(default_factory=Slurm, metadata=Key.NONE)
+    sweep: Sweep = field(default_factory=Sweep, metadata=Key.NONE)
+    recipe: surroundings.RecipeGoal = field(
+        default_factory=surroundings.RecipeGoal, metadata=Key.NONE
+    )
+    seed: int = field(default=0, metadata=Key.NONE | between(0, 2**32 - 1))  # what NumPy takes
     """Seed of initial weights, sample order, masking and dropout."""
-    repeat: int = field(default=0, metadata=at_least(0))
+    repeat: int = field(default=0, metadata=Key.NONE | at_least(0))
     """Number of a repetition: another run of the same configuration, never a factor in reports."""
-    rerun: bool = False
+    rerun: bool = field(default=False, metadata=Key.NONE)
     """Run again alongside a finished run instead of answering from its record."""
-    plan_only: bool = False
+    plan_only: bool = field(default=False, metadata=Key.NONE)
     """Print the plan and stop."""
-    ignore_forecast: bool = False
+    ignore_forecast: bool = field(default=False, metadata=Key.NONE)
     """Start even what cannot fit into memory by the lowest forecast."""
 
 

@@ -76,6 +76,29 @@ def below(low: float, high: float) -> dict[str, Limit]:
     return {"limit": Limit(low=low, high=high, high_open=True)}
 
 
+class Affects(Enum):
+    """Class of a key: the part of a result that another value may change."""
+
+    learning = "learning"
+    """The loss, and not the time of a sample."""
+    rounding = "rounding"
+    """Time and memory, by the same mathematics."""
+    both = "both"
+    budget = "budget"
+    """The number of samples."""
+    group = "group"
+    """The work: losses and speeds of two values are not comparable."""
+    none = "none"
+
+
+class Key:
+    """Metadata of fields: the classes of their keys."""
+
+    LEARNING, ROUNDING, BOTH, BUDGET, GROUP, NONE = ({"affects": each} for each in Affects)
+    SWITCHED = LEARNING | {"is_off_at_zero": True}
+    """Learning between two values above 0; 0 also saves time or memory."""
+
+
 @dataclass
 class OptionGroup:
     """A group with options."""

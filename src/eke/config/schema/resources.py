@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from eke.config.schema.fields import OptionGroup, at_least, between
+from eke.config.schema.fields import Key, OptionGroup, above, at_least, between
 
 
 @dataclass
@@ -93,16 +93,16 @@ class Exchange(Enum):
 class Distributed(OptionGroup):
     """How many processes train one model, and how they share it."""
 
-    num_processes: int = field(default=1, metadata=at_least(1))
+    num_processes: int = field(default=1, metadata=Key.ROUNDING | at_least(1))
     """Processes, one per device: the only place that says how many GPUs a run takes (dp: devices
     of one process)."""
-    num_nodes: int = field(default=1, metadata=at_least(1))
+    num_nodes: int = field(default=1, metadata=Key.ROUNDING | at_least(1))
     """Machines that share the processes evenly, each with its own devices."""
-    timeout_s: float = field(default=1800.0, metadata=between(1, 86400))
+    timeout_s: float = field(default=1800.0, metadata=Key.NONE | between(1, 86400))
     """Seconds after which a process that waits for another one gives the run up."""
-    p2p: PeerToPeer = PeerToPeer.auto
+    p2p: PeerToPeer = field(default=PeerToPeer.auto, metadata=Key.ROUNDING)
     """off sends what GPUs exchange through host memory, as if no NVLink were there; for NCCL."""
-    deepspeed_config: str | None = None
+    deepspeed_config: str | None = field(default=None, metadata=Key.BOTH)
     """A ds_config.json of one's own for zero1, zero2 and zero3: its keys are added to eke's."""
 
     @property
@@ -115,12 +115,12 @@ class Distributed(OptionGroup):
 class FSDP(Distributed):
     """Weights, gradients and optimizer state shared out between the processes."""
 
-    reshard_after_forward: bool = True
+    reshard_after_forward: bool = field(default=True, metadata=Key.ROUNDING)
     """Gather each layer's weights once more in the backward pass; false keeps them in between."""
-    exchange: Exchange = Exchange.auto
+    exchange: Exchange = field(default=Exchange.auto, metadata=Key.ROUNDING)
     """last adds a step's gradients up whole in each process, every only each one's share; auto goes
     by their size."""
-    replicas: int = field(default=1, metadata=at_least(1))
+    replicas: int = field(default=1, metadata=Key.ROUNDING | at_least(1))
     """Copies of the model, each sharded over num_processes / replicas neighbouring processes."""
 
     @property
@@ -197,6 +197,10 @@ class Seeds(Enum):
     per_repeat = "per_repeat"
 
 
+AUTO_REPEATS = "auto"
+"""`sweep.repeats` that the results decide."""
+
+
 @dataclass
 class Sweep:
     """Which runs `-m` makes: rows x zip x product, less what is excluded, in rounds of repeats."""
@@ -210,13 +214,36 @@ class Sweep:
     exclude: list[str] = field(default_factory=list)
     """Expressions such as `precision=fp16 and model=tiny_t5`; a run that one is true of is left
     out."""
-    repeats: int = field(default=1, metadata=at_least(1))
-    """Runs of each configuration, one of every configuration per round: repeat=0, 1, ..."""
+    repeats: str = "1"
+    """Runs of each configuration, one of every configuration per round: repeat=0, 1, ... auto:
+    rounds until each difference from the baseline is decided."""
+    max_repeats: int = field(default=10, metadata=between(3, 100))
+    """With repeats=auto: most runs of a configuration; more of them mean a stricter level."""
+    resolve: float = field(default=0.05, metadata=between(0.005, 1))
+    """With repeats=auto: a configuration whose difference is shown to be smaller stops as the
+    same."""
+    budget: float | None = field(default=None, metadata=above(0))
+    """With repeats=auto: device-hours of the sweep, after which no round begins; null: no limit."""
     seeds: Seeds = Seeds.same
     """`per_repeat`: repeat=0, 1, ... have seed=0, 1, ..., so that three repeats resolve differences
     of the loss; `same`: the repeats of a configuration are one training, timed again."""
     strict: bool = False
     """Start nothing when a rule refuses any of the runs."""
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the results decide the number of repeats."""
+        return self.repeats == AUTO_REPEATS
+
+    @property
+    def rule(self) -> tuple[str, ...]:
+        """What decides the number of repeats, and identifies the sweep; empty if it is fixed."""
+        return (self.repeats, f"{self.resolve:g}") if self.is_auto else ()
+
+    @property
+    def rounds(self) -> int:
+        """Most repeats of a configuration."""
+        return self.max_repeats if self.is_auto else int(self.repeats)
 
 
 class Horizon(Enum):
@@ -246,5 +273,5 @@ class Engine(OptionGroup):
 class Trainer:
     """What only Hugging Face Trainer has; read with engine=trainer."""
 
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict, metadata=Key.BOTH)
     """Further arguments of TrainingArguments, each set by `trainer.extra.ARGUMENT=VALUE`."""

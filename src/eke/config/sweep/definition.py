@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -84,7 +84,7 @@ class Definition:
 
     def repeat(self, number: int) -> Overrides:
         """Overrides shared by the cells of one repeat."""
-        repeat = (f"repeat={number}",) if self.settings.repeats > 1 else ()
+        repeat = (f"repeat={number}",) if self.settings.rounds > 1 else ()
         has_seed = self.settings.seeds is Seeds.per_repeat
         return (*repeat, f"seed={number}") if has_seed else repeat
 
@@ -132,9 +132,15 @@ def _settings(
     raw_parts: Any = OmegaConf.to_container(tree.config.sweep, resolve=False)
     for part in ("product", "rows", "zip"):
         setattr(settings, part, raw_parts[part])
-    if settings.repeats < 1:
-        why, fix = "every configuration runs at least once", Fix("sweep.repeats=1")
-        problems.append(Problem("sweep.repeats", str(settings.repeats), why, fix))
+    if not settings.is_auto and not re.fullmatch(r"0*[1-9]\d{0,8}", settings.repeats):
+        why, fix = "a whole number from 1, or auto, is wanted", Fix("sweep.repeats=auto")
+        problems.append(Problem("sweep.repeats", shown(settings.repeats), why, fix))
+    for item in fields(Sweep):
+        value, limit = getattr(settings, item.name), item.metadata.get("limit")
+        if limit and value is not None and not limit.admits(value):
+            fix = Fix(f"sweep.{item.name}={value_text(limit.in_place_of(value, item.default))}")
+            why = f"must be {limit.describe(value)}"
+            problems.append(Problem(f"sweep.{item.name}", str(value), why, fix))
     return settings, problems
 
 
@@ -231,8 +237,14 @@ class Expanded:
     cells: tuple[SweepCell, ...]
     excluded: Mapping[str, int] = field(default_factory=dict)
     """Clause of `sweep.exclude` -> cells that it excludes."""
-    strict: bool = False
+    settings: Sweep = field(default_factory=Sweep)
     warnings: tuple[str, ...] = ()
+
+    def first_round(self) -> "Expanded":
+        """Return it without the later rounds of `sweep.repeats=auto`, which may not be needed."""
+        if not self.settings.is_auto:
+            return self
+        return replace(self, cells=tuple(c for c in self.cells if not c.composed.config.repeat))
 
 
 def expand(
@@ -258,15 +270,20 @@ def expand(
     composed = compose_cells(texts, trees, progress)
     cells = [SweepCell(c, row) for c, (_, row) in zip(composed, points, strict=True)]
     kept, excluded = _exclude(cells, clauses)
-    warnings = tuple(f"{KEY}: {clause} excludes nothing" for clause, n in excluded.items() if not n)
-    return Expanded(tuple(kept), excluded, settings.strict, warnings)
+    warnings = [f"{KEY}: {clause} excludes nothing" for clause, n in excluded.items() if not n]
+    warnings += [
+        f"sweep.{name} has no effect without sweep.repeats=auto"
+        for name in ("max_repeats", "resolve", "budget")
+        if not settings.is_auto and getattr(settings, name) != getattr(Sweep(), name)
+    ]
+    return Expanded(tuple(kept), excluded, settings, tuple(warnings))
 
 
 def _points(definition: Definition) -> list[tuple[Overrides, str]]:
     """List the overrides and the row of every cell; raises ConfigError for none or too many."""
     rows = list(definition.rows.items()) or [("", ())]
     steps = definition.steps or ((),)
-    repeats = definition.settings.repeats
+    repeats = definition.settings.rounds
     number = math.prod(map(len, definition.axes)) * len(rows) * len(steps) * repeats
     if number > MAX_CELLS:
         longest = max(definition.axes, key=len, default=("sweep.repeats",))

@@ -132,6 +132,19 @@ def stand(
     return replace(known, state=state, step=step, loss=loss, note=note or gone)
 
 
+def open_rows(folder: Path) -> str:
+    """Return how far `sweep.repeats=auto` is, with its open configurations; empty elsewhere."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        found = read_json(SweepPaths(folder).sweep)["repeats"]
+        rows = [row for row in found["rows"] if row["overrides"] != row["baseline"]]
+        decided = sum(row["state"] in ("higher", "lower", "same") for row in rows)
+        left = ", ".join(row["name"] for row in rows if row["state"] in ("open", "futile"))
+        text = f"rounds: {found['rounds']} of at most {found['max_repeats']}"
+        text += f", {decided} of {len(rows)} configurations decided" if rows else ""
+        return f"{text}; open: {left}" if left else text
+    return ""
+
+
 def goes_on(folder: Path, standings: Sequence[RunStatus]) -> bool:
     """Whether something runs or waits, or may, or a sweep's own process has still to see to it."""
     return any(s.is_active or s.silent for s in standings) or bool(watchers_in(folder))

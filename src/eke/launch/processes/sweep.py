@@ -188,14 +188,17 @@ _HOW = (*(f"{group}{end}" for group in LAUNCH_GROUPS for end in ".="), "plan_onl
 """Starts of overrides that say how runs are started, not which runs."""
 
 
-def sweep_id(cells: Sequence[tuple[str, ...]], own: Sequence[Config] = ()) -> str:
+def sweep_id(
+    cells: Sequence[tuple[str, ...]], own: Sequence[Config] = (), rule: Sequence[str] = ()
+) -> str:
     """12 hex digits: the same command is the same sweep, wherever it is sent.
 
     `cells`: overrides of each job; `own`: what they compose to, if that depends on the user's files
-    (`--config-dir`).
+    (`--config-dir`); `rule`: of `sweep.repeats=auto`, whose cells are those of the first round.
     """
     texts: list[Any] = [[t for t in cell if not t.startswith(_HOW)] for cell in cells]
     texts += [meaningful(make_converter().unstructure(config)) for config in own]
+    texts += [list(rule)] if rule else []
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:12]
 
 
@@ -212,6 +215,8 @@ class SweepFile:
     ) -> None:
         self.paths, self.command, self.cells, self.name = paths, command, cells, name
         self.problem = ""
+        self.repeats: dict[str, Any] = {}
+        """Rule and decisions of `sweep.repeats=auto`; empty for a fixed number."""
         self._is_current, self._written = False, 0.0
 
     def note(self, job: Job) -> None:
@@ -219,6 +224,11 @@ class SweepFile:
         for number in job.cells:
             self.cells[number].take(job)
         self._is_current = False
+
+    def note_rounds(self, found: dict[str, Any]) -> None:
+        """Write what a round of `sweep.repeats=auto` has decided."""
+        self.repeats, self._is_current = found, False
+        self.flush(at_once=True)
 
     def flush(self, at_once: bool = False) -> None:
         """Write it if anything has changed, now and then; `problem`: why that failed."""
@@ -240,6 +250,7 @@ class SweepFile:
             "directory": os.getcwd(),
             "command": list(self.command),
             "cells": [asdict(cell) for cell in self.cells],
+            **({"repeats": self.repeats} if self.repeats else {}),
         }
         write_json(self.paths.sweep, masked(content))
 

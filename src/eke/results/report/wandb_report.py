@@ -21,11 +21,11 @@ from eke.config import schema
 from eke.config.schema import TrackerMode
 from eke.plan.record import Record, metrics, table
 from eke.results.report.compare import Comparison
-from eke.results.report.compare.claims import verdict_lines
 from eke.results.report.compare.load_records import Entry
-from eke.results.report.show.export import cut, main_table, section_lines
-from eke.results.report.show.sections import count_outcomes, provenance, sections
-from eke.results.trackers.async_tracker import TIME
+from eke.results.report.compare.sentences import verdict_lines
+from eke.results.report.show.export import cut, main_table
+from eke.results.report.show.sections import count_outcomes
+from eke.results.trackers.async_tracker import TIME, TOTAL_TOKENS
 from eke.results.trackers.sync import account
 from eke.results.trackers.sync.account import read_receipts
 from eke.results.trackers.tracker import tracker_id
@@ -112,7 +112,7 @@ def _only(what: str, settings: list[dict[str, Any]]) -> str:
     return found[0] if found else ""
 
 
-SAMPLES_PER_S, PEAK_BYTES = "samples_per_s", "peak_allocated_bytes"
+SAMPLES_PER_S, PEAK_GIB = "samples_per_s", "peak_allocated_gib"
 """Of a run's summary (eke.results.trackers.tracker)."""
 
 MAX_FACTORS = 6
@@ -144,7 +144,7 @@ def _run_set(
 
     A `place` is looked up at the server; None is the report's own, which needs no server.
     """
-    measured = [f"summary:{SAMPLES_PER_S}", f"summary:{PEAK_BYTES}"]
+    measured = [f"summary:{SAMPLES_PER_S}", f"summary:{PEAK_GIB}"]
     key, names = found  # plain: see PLAIN
     chosen = f"== {names[0]!r}" if len(names) == 1 else f"in {names!r}"
     groups = factors if len(factors) <= MAX_FACTORS else []
@@ -166,70 +166,52 @@ def _panels(library: ModuleType) -> list[Any]:
     def at(row: int, column: int = 0, width: int = half) -> Any:
         return library.Layout(x=column * half, y=row * HEIGHT, w=width, h=HEIGHT)
 
-    def bars(title: str, key: str, column: int) -> Any:
-        return library.BarPlot(
-            title=title, metrics=[key], max_bars_to_show=MAX_RUNS, layout=at(1, column), **over
-        )
-
-    def lines(title: str, key: str, unit: str, column: int) -> Any:
-        return library.LinePlot(
-            title=title, x=key, y=[metrics.LOSS], title_x=unit, title_y="train loss",
-            layout=at(2, column), **over,
-        )  # fmt: skip
+    def lines(title: str, x: str, y: str, row: int, column: int) -> Any:
+        return library.LinePlot(title=title, x=x, y=[y], layout=at(row, column), **over)
 
     return [
         library.ScatterPlot(
-            title="samples/s over peak memory, bytes",
-            x=library.SummaryMetric(PEAK_BYTES),
+            title="samples/s over peak memory, GiB",
+            x=library.SummaryMetric(PEAK_GIB),
             y=library.SummaryMetric(SAMPLES_PER_S),
             layout=at(0, width=WIDTH),
         ),
-        bars("samples/s", SAMPLES_PER_S, 0),
-        bars("peak memory, bytes", PEAK_BYTES, 1),
-        lines("train loss over steps", metrics.STEP, "step", 0),
-        lines("train loss over training time", TIME, "s of training steps", 1),
-        library.RunComparer(diff_only="split", layout=at(3, width=WIDTH)),
+        lines("eval loss over steps", metrics.STEP, metrics.EVAL_LOSS, 1, 0),
+        lines("train loss over steps", metrics.STEP, metrics.LOSS, 1, 1),
+        lines("train loss over tokens", TOTAL_TOKENS, metrics.LOSS, 2, 0),
+        lines("train loss over seconds of training", TIME, metrics.LOSS, 2, 1),
     ]
 
 
-MAX_ROWS, MAX_SECTION_ROWS = 100, 50
-"""Maximum rows of each table: W&B renders the whole report in the browser. report.csv has all."""
+MAX_ROWS = 100
+"""Maximum rows of the table: W&B renders the whole report in the browser. report.csv has all."""
 MAX_CHARS = 300
 """Maximum characters of a table cell, for long exception messages."""
 MAX_TITLE_CHARS = 128
 """Maximum length of a title in wandb-workspaces 0.4."""
 
 
-def specification(
-    comparison: Comparison, place: WandbProject, repeats: bool = False, is_online: bool = False
-) -> Any:
+def specification(comparison: Comparison, place: WandbProject, is_online: bool = False) -> Any:
     """Build the report for wandb-workspaces; raises ConfigError if that is not installed.
 
     It has the contents of the other formats, and is filed under `place`. With `is_online` the run
     set names the project, too, which asks the server for its number.
     """
     library = workspaces()
-    first, *others = map(escape, verdict_lines(comparison))
-    opening = [f"**{first}**", *others, escape(count_outcomes(comparison))]
-    blocks = [library.MarkdownBlock("\n\n".join(opening))]
-
-    def add(title: str, text: str) -> None:
-        blocks.extend([library.H2(title), library.MarkdownBlock(text)])
-
-    if comparison.rows:
-        add("Configurations", "\n".join(main_table(comparison, MAX_ROWS, MAX_CHARS)))
+    blocks = []
     if found := find_filter(comparison):
         key, names = found
         which = f"group {', '.join(names)}" if key == "Group" else f"{len(names)} runs by their ids"
-        live = f"These panels are live: {escape(which)} in project {escape(place.project)}, "
-        live += "with the server's current data. Tables and text are from the time of writing."
-        add("Charts", live)
+        live = f"Live: {escape(which)} in project {escape(place.project)}. "
+        live += "The text below is of the time of writing."
         run_set = _run_set(library, found, place if is_online else None, factor_paths(comparison))
-        blocks.append(library.PanelGrid(runsets=[run_set], panels=_panels(library)))
-    for section in (*sections(comparison, repeats), provenance(comparison)):
-        add(section.title, "\n".join(section_lines(section, MAX_SECTION_ROWS, MAX_CHARS)))
-    if comparison.notes:
-        add("Notes", "\n".join(f"- {escape(note)}" for note in comparison.notes))
+        grid = library.PanelGrid(runsets=[run_set], panels=_panels(library))
+        blocks += [grid, library.MarkdownBlock(live)]
+    first, *others = map(escape, verdict_lines(comparison))
+    table_lines = main_table(comparison, MAX_ROWS, MAX_CHARS) if comparison.rows else []
+    notes = "\n".join(f"- {escape(note)}" for note in comparison.notes)
+    texts = [f"**{first}**", *others, escape(count_outcomes(comparison)), "\n".join(table_lines)]
+    blocks.append(library.MarkdownBlock("\n\n".join(filter(None, [*texts, notes]))))
     titles = comparison.sweeps or tuple(Path(folder).name for folder in comparison.folders)
     return library.Report(
         # None would cause a request to the server.
@@ -272,9 +254,7 @@ class PublishedReport(NamedTuple):
     url: str
 
 
-def publish(
-    comparison: Comparison, place: WandbProject, file: Path, repeats: bool = False
-) -> tuple[str, bool, int]:
+def publish(comparison: Comparison, place: WandbProject, file: Path) -> tuple[str, bool, int]:
     """Save the report, and store its id in `file`, which remembers earlier ones.
 
     An empty entity of `place` is the account's default. Returns the URL, whether it is new, and the
@@ -295,7 +275,7 @@ def publish(
             raise ConfigError("W&B's server names no default entity -> --entity NAME")
         where = (user.server, place.entity, place.project)
         known_id = next((p.id for p in others if p[:3] == where), "")
-        answer = account.bounded(lambda: _save(comparison, place, repeats, known_id), SAVE_S)
+        answer = account.bounded(lambda: _save(comparison, place, known_id), SAVE_S)
     if answer is None:
         raise ConfigError(
             f"project {place}: the server knows none of this name, or not for this account\n"
@@ -321,9 +301,7 @@ def count_missing(comparison: Comparison, where: tuple[str, str, str]) -> int:
     return count
 
 
-def _save(
-    comparison: Comparison, place: WandbProject, repeats: bool, known_id: str
-) -> tuple[str, str] | None:
+def _save(comparison: Comparison, place: WandbProject, known_id: str) -> tuple[str, str] | None:
     """Id and address of the saved report; None when there is no such project."""
     import wandb
     from wandb_workspaces._graphql import execute_graphql
@@ -334,7 +312,7 @@ def _save(
     # `Report.save` would create the project, also for a misspelled name.
     if not execute_graphql(api, gql.projectInternalId, names).get("project"):
         return None
-    report = specification(comparison, place, repeats, is_online=True)
+    report = specification(comparison, place, is_online=True)
     if known_id:
         try:
             view = execute_graphql(api, gql.view_report, {"reportId": known_id}).get("view")

@@ -5,20 +5,22 @@ ranks. So nothing of theirs is touched before the worker has made it: the run is
 first row, when training is under way.
 """
 
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from eke.common.files import own_folder, read_json, write_json
+from eke.common.files import open_file, own_folder, read_json, write_json
 from eke.common.paths import RunPaths
 from eke.plan.record import EXIT_OK, EXIT_RESUMABLE, metrics
-from eke.results.trackers.async_tracker import EVAL, TRAIN, CatchUp, Mirror, MirrorError
+from eke.results.trackers.async_tracker import EVAL, TRAIN, CatchUp, Mirror, MirrorError, drawn
 from eke.results.trackers.tracker import Row, TrackedRun, Value
 
 LIBRARIES = ("mlflow", "alembic", "trackio", "tensorboard")
@@ -73,7 +75,7 @@ class AccelerateRun(Mirror):
     def send(self, rows: Sequence[Row]) -> None:
         """Log each row at its step, which is the x axis and no value."""
         for row in rows:
-            values = {key: value for key, value in row.items() if key != metrics.STEP}
+            values = {key: value for key, value in drawn(row).items() if key != metrics.STEP}
             self._tracker.log(values, step=int(row[metrics.STEP]))
 
     def summary(self, values: Row) -> None:
@@ -122,11 +124,19 @@ class TensorBoardRun(AccelerateRun):
         resumed = {"purge_step": first_step} if run.attempt else {}
         self._tracker = TensorBoardTracker(run.run_id, logging_dir=self._folder, **resumed)
         self._tracker.start()
-        if not list(Path(self._tracker.logging_dir).glob("*/hparams.yml")):
-            self._tracker.store_init_configuration(self._config())
-            self._tracker.writer.add_text("notes", run.notes, global_step=0)
+        self._tracker.writer.add_text("notes", run.notes, global_step=0)
         # Reading event files is slow; all rows before this attempt are on disk.
         return {TRAIN: first_step - 1, EVAL: first_step - 1}
+
+    def summary(self, values: Row) -> None:
+        """Texts, and numbers as metrics of the tab HParams, whose parameters are `told`."""
+        self._ensure()
+        numbers = {f"summary/{k}": v for k, v in values.items() if not isinstance(v, str)}
+        super().summary({k: v for k, v in values.items() if isinstance(v, str)})
+        told = dict(self._run.told) or {"name": self._run.name}
+        self._tracker.writer.add_hparams(
+            told, numbers, run_name=".", global_step=self._last_step  # this run, and no new one
+        )  # fmt: skip
 
     def close(self, exit_code: int) -> None:
         """Flush and close."""
@@ -151,10 +161,21 @@ BATCH = 1000
 """Metrics that MLflow takes in one call: MAX_METRICS_PER_BATCH of mlflow/utils/validation.py."""
 
 
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Hold a lock, where there are any: two runs that make one database disturb each other."""
+    with ExitStack() as held:
+        with suppress(OSError):
+            descriptor = open_file(lock, os.O_RDWR | os.O_CREAT)
+            held.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+
+
 class MLflowRun(AccelerateRun):
     """A run of the experiment `tracker.project`; MLflow makes its id, a file keeps it.
 
-    The store is SQLite below the run folder, or a server. Tested with mlflow 3.17.
+    The store is SQLite next to the run folders, or a server. Tested with mlflow 3.17.
     """
 
     package = "mlflow"
@@ -169,8 +190,8 @@ class MLflowRun(AccelerateRun):
         mlflow.set_tracking_uri(self._uri())
 
     def _uri(self) -> str:
-        """`tracker.uri`, else MLflow's own variable, else a file of this run's."""
-        local = f"sqlite:///{(self._folder / 'mlflow.db').absolute()}"
+        """`tracker.uri`, else MLflow's own variable, else a file next to the runs."""
+        local = f"sqlite:///{(self._run.directory.parent / 'mlflow.db').absolute()}"
         return self._run.settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or local
 
     def start(self, first_step: int) -> dict[str, int]:
@@ -182,11 +203,19 @@ class MLflowRun(AccelerateRun):
         known = read_json(file) if file.exists() else {}
         store = hashlib.sha256(uri.encode()).hexdigest()[:16]  # the URI may hold a password
         run_id = known.get("run_id") if known.get("store") == store else None
+        try:
+            run_id = run_id and mlflow.get_run(run_id).info.run_id
+        except mlflow.MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            run_id = None  # its store was deleted
         own = (self._folder / "artifacts").absolute().as_uri()
         artifacts = None if uri.startswith(REMOTE) else own
         name = run.name or run.run_id
-        self._tracker = MLflowTracker(run.settings.project, artifacts, run_id=run_id, run_name=name)
-        self._tracker.start()
+        tracker = MLflowTracker(run.settings.project, artifacts, run_id=run_id, run_name=name)
+        with _alone(run.directory.parent / ".mlflow.lock"):
+            tracker.start()
+        self._tracker = tracker
         if run_id is not None:
             client, keys = mlflow.MlflowClient(), {TRAIN: metrics.LOSS, EVAL: metrics.EVAL_LOSS}
             logged = {kind: client.get_metric_history(run_id, key) for kind, key in keys.items()}
@@ -206,7 +235,7 @@ class MLflowRun(AccelerateRun):
         points = [
             Metric(key, value, now, int(row[metrics.STEP]))
             for row in rows
-            for key, value in row.items()
+            for key, value in drawn(row).items()
             if key != metrics.STEP and not isinstance(value, str)
         ]
         client, run_id = MlflowClient(), self._tracker.active_run.info.run_id
@@ -237,12 +266,16 @@ TRACKIO_OUTSIDE = (
 
 
 class TrackioRun(AccelerateRun):
-    """The run `<run_id>` of the project `tracker.project`, in `trackio` below the run folder.
+    """The run `<run_id>` of the project `tracker.project`, in `trackio` next to the run folders.
 
     Tested with trackio 0.43. Its store, SQLite with a write-ahead log, is for a local disk.
     """
 
     package = "trackio"
+
+    def __init__(self, run: TrackedRun) -> None:
+        super().__init__(run)
+        self._folder = run.directory.parent / self.package
 
     def load(self) -> None:
         """Set the folder, which trackio reads on import, and import it."""

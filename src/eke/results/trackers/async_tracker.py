@@ -5,7 +5,7 @@ every process of a job, wandb-core dies of it, and the next `log` raises.
 
 A resumed run repeats the steps since its checkpoint, bit for bit, and rows of the previous attempt
 may be lost. So the mirror's last step is read, older rows are sent again, repeated ones skipped.
-Rows get the cumulative training time, since W&B's clock also runs between attempts.
+Rows get the cumulative training time and tokens, since W&B's clock also runs between attempts.
 """
 
 import logging
@@ -23,7 +23,7 @@ from typing import Protocol
 from eke.common.masking import mask
 from eke.common.text import format_number
 from eke.plan.record import metrics
-from eke.results.trackers.tracker import Row
+from eke.results.trackers.tracker import Row, Value
 
 _log = logging.getLogger(__name__)
 
@@ -271,12 +271,23 @@ def earlier_rows(metrics_file: Path, attempt: int) -> list[metrics.Row]:
     return deduplicate(row for row in rows if row.get(metrics.ATTEMPT, 0) < attempt)
 
 
-TIME = "train/time_s"
-"""Cumulative `train/step_time_s` over all attempts."""
+TIME, TOTAL_TOKENS = "train/time_s", "train/total_tokens"
+TOTALS = {TIME: metrics.STEP_TIME, TOTAL_TOKENS: metrics.TOKENS}
+"""Cumulative value over all attempts -> key of a row."""
+
+CONSTANT = (
+    metrics.ATTEMPT, metrics.SAMPLES, metrics.TOKENS, metrics.WARMUP, metrics.SHARED, metrics.CUT,
+)  # fmt: skip
+"""Keys of metrics.jsonl that trackers would each draw as a flat line."""
 
 
-class TrainTime:
-    """Cumulative training time, added to the rows of an attempt (by its number) in order.
+def drawn(row: Row) -> dict[str, Value]:
+    """The values of a row that a tracker draws."""
+    return {key: value for key, value in row.items() if key not in CONSTANT}
+
+
+class Totals:
+    """Cumulative training time and tokens, added to the rows of an attempt (its number) in order.
 
     `metrics_file` holds the rows of earlier ones.
     """
@@ -284,22 +295,28 @@ class TrainTime:
     def __init__(self, metrics_file: Path, attempt: int) -> None:
         self._metrics_file = metrics_file
         self._attempt = attempt
-        self._total: float | None = None
+        self._totals: dict[str, float] = {}
 
     def add(self, rows: Sequence[Row]) -> list[Row]:
-        """Add the time to rows of training steps; an evaluation joins the row of its step."""
-        if rows and self._total is None:
+        """Add them to rows of training steps; an evaluation joins the row of its step."""
+        if rows and not self._totals:
             # The step of an evaluation may belong to an earlier attempt.
             first_step = int(rows[0][metrics.STEP]) + (metrics.STEP_TIME not in rows[0])
             earlier = earlier_rows(self._metrics_file, self._attempt)
-            self._total = sum(_seconds(row) for row in earlier if row[metrics.STEP] < first_step)
-        timed: list[Row] = []
+            self._count([row for row in earlier if row[metrics.STEP] < first_step])
+        found: list[Row] = []
         for row in rows:
-            self._total = (self._total or 0.0) + _seconds(row)
-            timed.append({**row, TIME: self._total} if metrics.STEP_TIME in row else row)
-        return timed
+            self._count([row])
+            known = {key: total for key, total in self._totals.items() if total}
+            found.append({**row, **known} if metrics.STEP_TIME in row else row)
+        return found
+
+    def _count(self, rows: Sequence[Row]) -> None:
+        for total, key in TOTALS.items():
+            self._totals[total] = sum(
+                (_number(r.get(key)) for r in rows), self._totals.get(total, 0.0)
+            )
 
 
-def _seconds(row: Mapping[str, object]) -> float:
-    value = row.get(metrics.STEP_TIME)
+def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0

@@ -2,15 +2,19 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from eke.common.files import read_json
 from eke.common.masking import masked
+from eke.common.paths import RunPaths, SweepPaths
+from eke.common.text import GIB
 from eke.config import schema
 from eke.config.schema import PRIVATE_GROUPS
-from eke.plan.record import Record
+from eke.plan.record import Record, metrics, table
 
 Value = float | int | str
 Row = Mapping[str, Value]
@@ -24,12 +28,13 @@ class TrackedRun:
     run_id: str
     """16 hex digits; also the tracker's id, so that attempts continue one run."""
     name: str
-    """The overrides: `precision=bf16 optimizer=adafactor`."""
+    """Row and overrides in which it differs in its sweep: `precision=bf16 optimizer=adafactor`."""
     tags: tuple[str, ...]
     notes: str
     """The exact command line."""
-    factors: Mapping[str, str]
-    """Option of each group: top-level scalars of the tracker's config, for grouping."""
+    factors: Mapping[str, Value]
+    """Top-level scalars of the tracker's config, for grouping: the option of each group, `told`,
+    commit and device."""
     config: Mapping[str, Any]
     """The resolved configuration, stored under `cfg` to avoid name collisions."""
     directory: Path
@@ -37,6 +42,8 @@ class TrackedRun:
     attempt: int
     """Number of this attempt, from 0; later ones continue the run."""
     settings: schema.Tracker
+    told: Mapping[str, Value] = field(default_factory=dict)
+    """Keys in which it differs in its sweep, row, seed and repeat."""
 
 
 @dataclass(frozen=True)
@@ -60,23 +67,55 @@ PRIVATE = re.compile(rf"\+*({'|'.join(PRIVATE_GROUPS)})[.=]")
 SPEEDS = ("samples_per_s", "tokens_per_s", "mfu_frac", "steady_step_s")
 
 
-def shown_of(
-    overrides: Iterable[str],
-    command: Iterable[str],
-    factors: Mapping[str, str],
-    config: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Overrides, command and configuration for trackers, as fields of a TrackedRun.
+def tracked_run(
+    record: Record, paths: RunPaths, attempt: int, settings: schema.Tracker
+) -> TrackedRun:
+    """The run data for trackers, of a record or of the outline of one.
 
     Secrets are masked, and groups with private shell lines are omitted.
     """
-    typed, whole = ([w for w in words if not PRIVATE.match(w)] for words in (overrides, command))
-    return {
-        "name": " ".join(masked(typed)) or "defaults",
-        "notes": shlex.join(masked(whole)),
-        "factors": {key: option for key, option in factors.items() if key not in PRIVATE_GROUPS},
-        "config": masked({k: value for k, value in config.items() if k not in PRIVATE_GROUPS}),
-    }
+    typed, whole = (
+        masked([word for word in words if not PRIVATE.match(word)])
+        for words in (record.overrides, record.command)
+    )
+    shared, row = _in_sweep(paths.folder, str(settings.group), record.run_id)
+    own = [text for text in typed if text not in shared]
+    pairs = (text.lstrip("+").partition("=")[::2] for text in own)
+    told: dict[str, Value] = {key: _value(record.config, key, text) for key, text in pairs}
+    told |= {key: record.config[key] for key in ("seed", "repeat") if key in record.config}
+    told |= {"row": row} if row else {}
+    device = str(table(record.plan, "device").get("name", ""))
+    facts = {"commit": table(record.environment, "git").get("commit"), "device": device}
+    options = {key: each for key, each in record.choices.items() if key not in PRIVATE_GROUPS}
+    return TrackedRun(
+        run_id=tracker_id(paths.folder.name, record.run_id),
+        name=": ".join(filter(None, (row, " ".join(own)))) or "defaults",
+        tags=(device,),
+        notes=shlex.join(whole),
+        factors={**options, **told, **{key: str(fact) for key, fact in facts.items() if fact}},
+        told=told,
+        config=masked({k: v for k, v in record.config.items() if k not in PRIVATE_GROUPS}),
+        directory=paths.folder,
+        attempt=attempt,
+        settings=settings,
+    )
+
+
+def _value(config: Mapping[str, Any], key: str, text: str) -> Value:
+    """A number of the configuration as one; the text of an option, and of a list."""
+    node: Any = config
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node if isinstance(node, int | float) else text
+
+
+def _in_sweep(folder: Path, group: str, run_id: str) -> tuple[set[str], str]:
+    """Overrides that all runs of a run's sweep share, and its row, by the sweep's file."""
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration):
+        cells = read_json(SweepPaths(folder.parent / group).sweep)["cells"]
+        row = next(str(cell["row"]) for cell in cells if cell["run_id"] == run_id)
+        return set.intersection(*(set(c["overrides"]) for c in cells)) if cells[1:] else set(), row
+    return set(), ""
 
 
 def tracker_id(folder: str, run_id: str) -> str:
@@ -84,23 +123,28 @@ def tracker_id(folder: str, run_id: str) -> str:
     return folder if re.fullmatch(rf"{re.escape(run_id)}(-\d+)?", folder) else run_id
 
 
-def summary_values(record: Record) -> Mapping[str, Value]:
-    """Main numbers of a record as flat values; those not measured are absent.
+def summary_values(record: Record, rows: Sequence[metrics.Row] = ()) -> Mapping[str, Value]:
+    """Main numbers of a record, and of its rows, as flat values; those not measured are absent.
 
     Speeds of a run on a shared device are absent, as in reports.
     """
     memory = record.memory.measured
     step = record.timing.steady_step_s
+    peak = memory.peak_allocated_bytes if memory else None
+    evaluations = [row[metrics.EVAL_LOSS] for row in metrics.latest(rows, metrics.EVAL_LOSS)]
     values: dict[str, Value | None] = {
         "outcome": record.outcome,
         "samples_per_s": record.throughput.samples_per_s,
         "tokens_per_s": record.throughput.tokens_per_s,
         "mfu_frac": record.throughput.mfu_frac,
         "steady_step_s": step.median if step else None,
-        "peak_allocated_bytes": memory.peak_allocated_bytes if memory else None,
+        "peak_allocated_bytes": peak,
+        "peak_allocated_gib": None if peak is None else peak / GIB,
         "peak_reserved_bytes": memory.peak_reserved_bytes if memory else None,
         "eval_start": record.loss.eval_start,
         "eval_final": record.loss.eval_final,
+        "eval_best": min(evaluations, default=None),
+        "tokens": sum(row[metrics.TOKENS] for row in metrics.latest(rows, metrics.TOKENS)) or None,
         **{f"eval_{name}": value for name, value in record.metrics.items()},
         "python": record.environment.get("python"),
     }

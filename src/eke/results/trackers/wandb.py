@@ -19,8 +19,16 @@ from eke.common.files import own_folder
 from eke.common.paths import RunPaths
 from eke.config.schema import TrackerMode
 from eke.plan.record import metrics
-from eke.results.trackers.async_tracker import EVAL, TRAIN, CatchUp, Mirror, MirrorError, TrainTime
-from eke.results.trackers.tracker import Row, TrackedRun
+from eke.results.trackers.async_tracker import (
+    EVAL,
+    TRAIN,
+    CatchUp,
+    Mirror,
+    MirrorError,
+    Totals,
+    drawn,
+)
+from eke.results.trackers.tracker import Row, TrackedRun, Value
 
 if TYPE_CHECKING:
     import wandb
@@ -91,7 +99,7 @@ class WandbRun(Mirror):
         self._num_steps = 0
         self._last_step = -1
         self._catch_up = CatchUp(RunPaths(run.directory).metrics, run.attempt)
-        self._train_time = TrainTime(RunPaths(run.directory).metrics, run.attempt)
+        self._totals = Totals(RunPaths(run.directory).metrics, run.attempt)
 
     def prepare(self) -> None:
         """Import wandb and start its helper process, wandb-core; no connection is made.
@@ -155,9 +163,9 @@ class WandbRun(Mirror):
         assert self._wandb_run is not None, "open comes first"
         is_online = self._run.settings.mode is TrackerMode.online
         wanted = self._catch_up.missing(rows) if is_online else rows
-        for row in self._train_time.add(wanted):
+        for row in self._totals.add(wanted):
             step = int(row[STEP])
-            self._wandb_run.log(dict(row), step=step)
+            self._wandb_run.log(drawn(row), step=step)
             self._num_steps += step > self._last_step
             self._last_step = max(step, self._last_step)
 
@@ -256,7 +264,7 @@ def find_fatal_error(log: Path) -> str:
     return ""
 
 
-def make_config(factors: Mapping[str, str], config: Mapping[str, Any]) -> dict[str, Any]:
+def make_config(factors: Mapping[str, Value], config: Mapping[str, Any]) -> dict[str, Any]:
     """W&B's config: one scalar per factor, to group by, and the whole configuration under `cfg`.
 
     A period in a name would be read as nesting, so it becomes an underscore.

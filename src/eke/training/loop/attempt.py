@@ -98,7 +98,7 @@ def work(attempt: Attempt) -> int:
     with contextlib.suppress(OSError):  # the summary is optional
         write_card(attempt.paths, record)
     note_pace(plan, record)
-    tracker.summary(summary_values(record))
+    tracker.summary(summary_values(record, metrics.read_rows(attempt.paths.metrics)[0]))
     tracker.finish(outcome.exit_code)
     if tracker.problem:
         record.warnings.append(f"tracker: {tracker.problem}")

@@ -11,9 +11,9 @@ import torch
 from eke.common.files import write_atomic
 from eke.common.paths import RunPaths
 from eke.common.runtime import lacking
-from eke.config.schema.codec import make_converter
 from eke.estimate.memory import note_measured_batch
 from eke.hardware import environment
+from eke.hardware.fingerprint import git_state, package_folder
 from eke.plan.identity import changed_fingerprint
 from eke.plan.planner import Plan, outline_record, remarks_on_cuts, software_changes
 from eke.plan.record import (
@@ -26,9 +26,9 @@ from eke.plan.record import (
     read_attempts,
 )
 from eke.results.card import CARD, render_card
-from eke.results.trackers import TrackedRun, Tracker, build_tracker, tracker_id
+from eke.results.trackers import Tracker, build_tracker
 from eke.results.trackers import summary_values as summary_values  # the worker's end
-from eke.results.trackers.tracker import shown_of
+from eke.results.trackers.tracker import tracked_run
 from eke.training.loop.environment import process_peak
 from eke.training.loop.training_state import TrainingState
 from eke.training.model.number_formats import compile_report
@@ -147,17 +147,9 @@ def _note_skipped(record: Record, rows: Sequence[metrics.Row]) -> None:
 
 def open_tracker(plan: Plan, paths: RunPaths, attempt: int) -> Tracker:
     """The tracker of the configuration; its problems are never the run's."""
-    choices = {**plan.choices, "device": plan.device.name}
-    config = make_converter().unstructure(plan.config)
-    run = TrackedRun(
-        run_id=tracker_id(paths.folder.name, plan.run_id),
-        tags=(plan.device.name,),
-        directory=paths.folder,
-        attempt=attempt,
-        settings=plan.config.tracker,
-        **shown_of(plan.overrides, plan.command, choices, config),
-    )
-    return build_tracker(run)
+    record = outline_record(plan, (), attempt, Outcome.crashed, None)
+    record.environment = {"git": git_state(package_folder())}
+    return build_tracker(tracked_run(record, paths, attempt, plan.config.tracker))
 
 
 def write_card(paths: RunPaths, record: Record) -> None:

@@ -93,6 +93,25 @@ def test_each_repeat_has_its_own_seed_where_asked() -> None:
     assert problem.value == "seed"
 
 
+def test_auto_repeats_are_rounds_of_which_the_first_identifies_the_sweep() -> None:
+    expanded = expand(["seed=1,2", "sweep.repeats=auto", "sweep.max_repeats=4"])
+    assert [c.composed.config.repeat for c in expanded.cells] == [0, 0, 1, 1, 2, 2, 3, 3]
+    first = expanded.first_round()
+    assert varied(first, "seed", "repeat") == [("1", "0"), ("2", "0")]
+    assert expand(["seed=1,2"]).settings.rule == ()
+    rules = [
+        expand(["seed=1,2", "sweep.repeats=auto", *more]).settings.rule
+        for more in ([], ["sweep.max_repeats=20"], ["sweep.budget=3"], ["sweep.resolve=0.02"])
+    ]
+    assert rules[0] == rules[1] == rules[2] != rules[3], "more repeats go on with the same sweep"
+
+
+def test_keys_of_auto_repeats_need_auto() -> None:
+    typed = ["seed=1,2", "sweep.max_repeats=20", "sweep.budget=2"]
+    assert len(expand([*typed, "sweep.repeats=2"]).warnings) == 2
+    assert not expand([*typed, "sweep.repeats=auto"]).warnings
+
+
 @pytest.mark.slow
 def test_excluded_by_composed_values() -> None:
     clauses = "sweep.exclude=[precision=fp16 and seed=2, optimizer.lr<=1e-9]"
@@ -103,7 +122,7 @@ def test_excluded_by_composed_values() -> None:
         ("optimizer.lr<=1e-9", 0),
     ]
     assert expanded.warnings == ("sweep.exclude: optimizer.lr<=1e-9 excludes nothing",)
-    assert expanded.strict
+    assert expanded.settings.strict
 
 
 def test_a_clause_may_have_large_numbers() -> None:
@@ -165,6 +184,11 @@ def test_one_key_from_two_places(own) -> None:
         pytest.param("sweep=guide_tabel", "sweep", id="sweep"),
         pytest.param("sweep=none,guide_table", "sweep", id="two sweeps"),
         pytest.param("sweep.repeats=0", "sweep.repeats", id="no repeat"),
+        pytest.param("sweep.repeats=many", "sweep.repeats", id="neither a number nor auto"),
+        pytest.param("sweep.repeats=2.5", "sweep.repeats", id="a part of a repeat"),
+        pytest.param("sweep.max_repeats=2", "sweep.max_repeats", id="too few for a look"),
+        pytest.param("sweep.resolve=0", "sweep.resolve", id="resolve nothing"),
+        pytest.param("sweep.budget=0", "sweep.budget", id="no time"),
         pytest.param("sweep.seeds=mine", "sweep.seeds", id="seeds"),
         pytest.param("sweep.rounds=2", "sweep.rounds", id="key"),
         pytest.param("optimizer.lr=interval(0,1)", "optimizer.lr", id="interval"),

@@ -56,6 +56,14 @@ class Run:
     predicted_step: float | None = None
     """Expected over measured seconds of a step; None where the time model said nothing."""
     overrides: tuple[str, ...] | None = None
+    per_device: int = PER_STEP
+    accumulation: int = 1
+    tokens: float = 256.0
+    """Of a sample."""
+    data: str = "d"
+    """Fingerprint of the data."""
+    train_s: float | None = None
+    """None: of all steps."""
 
     @property
     def typed(self) -> tuple[str, ...]:
@@ -142,15 +150,22 @@ def make_record(identity: str, run: Run) -> Record:
         choices=choices,
         overrides=list(run.typed),
         plan={
-            "batch": {"per_device": PER_STEP, "accumulation": 1, "world_size": 1, "devices": 1},
+            "batch": {
+                "per_device": run.per_device,
+                "accumulation": run.accumulation,
+                "world_size": 1,
+                "devices": 1,
+            },
             "steps": {"total": STEPS},
-            "data_fingerprint": "d",
+            "data_fingerprint": run.data,
         },
         machine=dict(run.machine),
         environment={"time": "2026-11-01T00:00:00+00:00", "host": "h", "git": {"commit": "c" * 40}},
         command=["python", "train.py", *run.typed],
         timing=_timing(run),
-        throughput=Throughput(samples_per_s=run.speed, tokens_per_s=run.speed and 256 * run.speed),
+        throughput=Throughput(
+            samples_per_s=run.speed, tokens_per_s=run.speed and run.tokens * run.speed
+        ),
         memory=_memory(run),
         loss=Loss(eval_final=run.loss, train_final=run.loss),
         metrics=dict(run.metrics),
@@ -160,13 +175,13 @@ def make_record(identity: str, run: Run) -> Record:
 
 
 def _timing(run: Run) -> Timing:
-    if run.speed is None:
+    if not run.speed:
         return Timing(clock=run.clock)
     step = PER_STEP / run.speed
     return Timing(
         clock=run.clock,
         startup_s=3.0,
-        train_s=run.steps * step,
+        train_s=run.steps * step if run.train_s is None else run.train_s,
         steady_step_s=Spread(step, step, step, run.steps),
         predicted_step_s=_predicted_step(run, step),
         phases={"forward": Spread(step / 3, 0, 0, 1), "backward": Spread(2 * step / 3, 0, 0, 1)},

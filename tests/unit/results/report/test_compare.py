@@ -4,6 +4,7 @@ import json
 import shlex
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from unit.results.report.made import (
     MACHINE,
@@ -19,12 +20,14 @@ from unit.results.report.made import (
 from eke.common.errors import ConfigError
 from eke.common.paths import RunPaths
 from eke.results.report.compare import compare_runs
-from eke.results.report.compare.claims import verdict_lines
 from eke.results.report.compare.comparison import loss_words
-from eke.results.report.compare.curves import Parity, read_curve
+from eke.results.report.compare.curves import read_curve
+from eke.results.report.compare.losses import Parity
+from eke.results.report.compare.sentences import verdict_lines
 from eke.results.report.show.charts import phases
 
 SPEED, PEAK = "throughput.samples_per_s", "memory.measured.peak_allocated_bytes"
+TOKENS, RESERVED = "throughput.tokens_per_s", "memory.measured.peak_reserved_bytes"
 PRODUCT = [
     ("fp32", "adamw", 100),
     ("bf16", "adamw", 200),
@@ -61,6 +64,23 @@ def test_what_is_no_baseline_or_several_is_refused(tmp_path, asked, why):
     with pytest.raises(ConfigError, match=why) as caught:
         compared(tmp_path, runs, baseline=asked)
     assert "--baseline precision=" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen"),
+    [("precision=bf16", ["bf16", "bf16"]), ("precision=tf32", ["tf32", "fp32"])],
+    ids=["in both", "in one"],
+)
+def test_each_group_has_its_own_baseline(tmp_path, asked, chosen):
+    """A group that lacks the one that is asked for has its first; the largest group comes first."""
+    runs = [Run({"model": m, "precision": p}) for m, p in
+            (("gpt2", "fp32"), ("gpt2", "bf16"), ("tiny", "fp32"), ("tiny", "bf16"),
+             ("tiny", "tf32"))]  # fmt: skip
+    found = compared(tmp_path, runs, baseline=asked)
+    assert [part.work for part in found.machines] == ["tiny", "gpt2"]
+    settings = [part.baseline.settings["precision"] for part in found.machines]
+    assert settings == chosen
+    assert [row.variant.work for row in found.rows] == ["tiny"] * 3 + ["gpt2"] * 2
 
 
 TWICE = ["as typed", "other", "as typed"]
@@ -108,12 +128,11 @@ def test_each_machine_has_its_own(tmp_path):
                             ("bf16", other, 300))]  # fmt: skip
     found = compared(tmp_path, runs)
     ratios = {label: row.ratios.get(SPEED) for label, row in by_label(found).items()}
-    assert ratios["precision=bf16 [A]"].value == pytest.approx(2)
-    assert ratios["precision=bf16 [B]"].value == pytest.approx(3)
+    assert list(ratios) == ["fp32 [A]", "bf16 [A]", "fp32 [B]", "bf16 [B]"]
+    assert ratios["bf16 [A]"].value == pytest.approx(2)
+    assert ratios["bf16 [B]"].value == pytest.approx(3)
     assert "compared separately" in found.notes[0]
-    assert [line.split(":")[0] for line in verdict_lines(found)] == ["Machine A"] * 2 + [
-        "Machine B"
-    ] * 2
+    assert [line.split(":")[0] for line in verdict_lines(found)] == ["Machine A", "Machine B"]
 
 
 def test_steps_of_two_clocks_are_never_compared(tmp_path):
@@ -145,9 +164,9 @@ def test_a_loss_beside_the_baselines(tmp_path, loss, parity, seeds):
     """Three repeats of a seed are one observation of the loss: of two seeds nothing is claimed."""
     runs = [Run({"precision": p}, repeat=r, loss=value, seed=r % seeds) for r in range(3)
             for p, value in (("fp32", 2.0), ("bf16", loss))]  # fmt: skip
-    quality = by_label(compared(tmp_path, runs))["precision=bf16"].quality
+    quality = by_label(compared(tmp_path, runs))["bf16"].quality
     if seeds < 3 and parity not in (Parity.equal, Parity.unknown):
-        parity = Parity.unresolved
+        parity = Parity.few
         assert quality.why == {1: "one seed", 2: "2 seeds"}[seeds]
     assert quality.parity is parity
 
@@ -155,8 +174,8 @@ def test_a_loss_beside_the_baselines(tmp_path, loss, parity, seeds):
 def test_a_seeds_loss_is_one_observation_in_its_own_column(tmp_path):
     runs = [Run(repeat=r, seed=r % 2, loss=2.0 + r % 2) for r in range(4)]
     estimate = compared(tmp_path, runs).rows[0].estimates["loss.eval_final"]
-    assert (estimate.n, estimate.low) == (2, None)
-    assert estimate.value == pytest.approx(6**0.5)
+    assert estimate.n == 2
+    assert estimate.value == pytest.approx(2.5)
 
 
 def judged_by(tmp_path, metric, values):
@@ -172,30 +191,28 @@ def judged_by(tmp_path, metric, values):
 @pytest.mark.parametrize(
     ("metric", "values", "parity", "words"),
     [
-        ("accuracy", (0.8, 0.81, 0.79), Parity.worse, "accuracy lower (-11 %)"),
-        ("accuracy", (0.95, 0.96, 0.94), Parity.better, "accuracy higher (+5.6 %)"),
+        ("accuracy", (0.8, 0.81, 0.79), Parity.worse, "accuracy lower: -10 points"),
+        ("accuracy", (0.95, 0.96, 0.94), Parity.better, "accuracy higher: +5.0 points"),
         ("accuracy", (0.9, 0.91, 0.89), Parity.equal, "accuracy equal"),
         (
             "accuracy",
             (0.7, 1.1, 0.89),
-            Parity.unresolved,
-            "accuracy not resolved within 1 % (-0.37 %)",
+            Parity.undecided,
+            "accuracy not decided: -49 to +48 points with 3 seeds",
         ),
-        ("perplexity", (0.8, 0.81, 0.79), Parity.better, "perplexity lower (-11 %)"),
-        ("perplexity", (0.95, 0.96, 0.94), Parity.worse, "perplexity higher (+5.6 %)"),
-        ("pearson", (0.0, -0.1, -0.2), Parity.worse, "pearson lower (-1.1e+02 %)"),
+        ("perplexity", (0.8, 0.81, 0.79), Parity.better, "perplexity lower: -11 %"),
+        ("perplexity", (0.95, 0.96, 0.94), Parity.worse, "perplexity higher: +5.6 %"),
+        ("pearson", (0.0, -0.1, -0.2), Parity.worse, "pearson lower: -1.0 ("),
     ],
 )
 def test_a_metric_judges_in_place_of_the_loss(tmp_path, metric, values, parity, words):
     rows = judged_by(tmp_path, metric, {"fp32": (0.9, 0.91, 0.89), "bf16": values})
-    best = "precision=bf16" if parity is Parity.better else "precision=fp32"
+    best = "bf16" if parity is Parity.better else "fp32"
     assert next(iter(rows)) == best, "sorted by the metric"
-    quality = rows["precision=bf16"].quality
+    quality = rows["bf16"].quality
     assert quality.parity is parity
-    assert loss_words(quality) == words
-    assert rows["precision=bf16"].estimates[f"metrics.{metric}"].value == pytest.approx(
-        sum(values) / 3
-    )
+    assert loss_words(quality).startswith(words)
+    assert rows["bf16"].estimates[f"metrics.{metric}"].value == pytest.approx(sum(values) / 3)
 
 
 def test_a_faster_row_of_a_worse_metric_is_not_the_best(tmp_path):
@@ -203,20 +220,35 @@ def test_a_faster_row_of_a_worse_metric_is_not_the_best(tmp_path):
         Run({"precision": p}, repeat=n, seed=n, speed=speed + n, metrics={"accuracy": accuracy})
         for p, speed, accuracy in (("fp32", 100, 0.9), ("bf16", 200, 0.5)) for n in range(3)
     ]  # fmt: skip
-    first = verdict_lines(compared(tmp_path, runs, by="accuracy"))[0]
-    assert "without a worse accuracy" in first
-    assert "is fastest" in verdict_lines(compared(tmp_path / "loss", runs))[0]
+    first, second = verdict_lines(compared(tmp_path, runs, by="accuracy"))
+    assert first.startswith("fp32 has the highest accuracy: the next is bf16, -40 points")
+    assert "but its accuracy is lower: -40 points" in second
+    assert "is fastest: 1.99x" in verdict_lines(compared(tmp_path / "loss", runs))[0]
 
 
-@pytest.mark.parametrize(
-    "other", [{"steps": 50}, {"keys": {"data.seq_len": 128}}, {"choices": {"model": "gpt2"}}]
-)
-def test_losses_of_other_trainings_are_not_compared(tmp_path, other):
-    choices = {"precision": "bf16", **other.pop("choices", {})}
-    runs = [Run({"precision": "fp32"}), Run(choices, **other)]
+def test_losses_of_other_numbers_of_samples_are_not_compared(tmp_path):
+    runs = [Run({"precision": "fp32"}), Run({"precision": "bf16"}, steps=50)]
     rows = compared(tmp_path, runs).rows
     assert rows[1].quality.parity is Parity.other
     assert rows[1].quality.why
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"keys": {"data.seq_len": 128}}, {"choices": {"model": "gpt2"}}, {"data": "e"},
+     {"keys": {"task.mask_frac": 0.3}}],
+    ids=["length", "model", "content", "task"],
+)  # fmt: skip
+def test_other_work_is_a_group_of_its_own(tmp_path, other):
+    """It has no ratio to another group's baseline, no loss and no place on its front."""
+    fast = [replace(run, **other) for run in repeated(other.get("choices", {}), 900.0, peak=MIB)]
+    rows = compared(tmp_path, [*repeated({}), *fast, *repeated({"precision": "bf16"}, 200.0)]).rows
+    alone = rows[-1]
+    assert len({row.variant.work for row in rows}) == 2
+    assert not alone.ratios
+    assert not alone.on_front
+    assert alone.quality.estimate is None
+    assert [row.on_front for row in rows] == [False, True, False]
 
 
 def test_losses_at_equal_time_are_those_when_the_shortest_ended(tmp_path):
@@ -240,6 +272,23 @@ def test_main_effects_are_over_pairs_that_differ_in_nothing_else(tmp_path):
     assert effects["precision"].pairs == 2
     assert effects["precision"].ratios[SPEED].value == pytest.approx((2 * 3) ** 0.5)
     assert effects["optimizer"].ratios[SPEED].value == pytest.approx((0.9 * 1.35) ** 0.5)
+
+
+def test_a_comparison_has_one_interval_wherever_it_is_shown(tmp_path):
+    random = np.random.default_rng(3)
+    rows = [{}, {"precision": "bf16"}, {"precision": "fp16"}, {"optimizer": "lion"},
+            {"optimizer": "sgd", "memory": "checkpointing"}]  # fmt: skip
+    runs = [Run(choices, speed=100 * np.exp(0.02 * random.normal()), repeat=r)
+            for r in range(3) for choices in rows]  # fmt: skip
+    found = compared(tmp_path, runs)
+    table = {(k, v): row.ratios[SPEED] for row in found.rows if not row.is_baseline
+             for k, v in row.variant.factors.items()}  # fmt: skip
+    effects = found.machines[0].effects
+    assert {(e.factor, e.value) for e in effects} >= {
+        ("precision", "bf16"), ("precision", "fp16"), ("optimizer", "lion"),
+    }  # fmt: skip
+    for effect in effects:
+        assert effect.ratios[SPEED] == table[effect.factor, effect.value]
 
 
 def guide_rows(refused):
@@ -332,10 +381,49 @@ def test_alone_and_one_upon_another(tmp_path):
 def test_the_front_is_what_nothing_beats_in_both(tmp_path):
     points = {"small": (50, 10), "middle": (80, 20), "beaten": (90, 15), "large": (100, 30),
               "same": (100, 30)}  # fmt: skip
-    runs = [Run({"precision": "fp32"}, peak=peak * MIB, speed=speed, keys={"optimizer.lr": n / 100})
+    runs = [Run({"precision": "fp32"}, peak=peak * MIB, speed=speed, keys={"memory.every_n": n})
             for n, (peak, speed) in enumerate(points.values(), 1)]  # fmt: skip
     rows = compared(tmp_path, runs, list(points)).rows
-    assert [row.variant.row for row in rows if row.on_front] == ["small", "middle", "large"]
+    assert [row.variant.row for row in rows if row.on_front] == ["small", "middle", "large", "same"]
+
+
+@pytest.mark.parametrize(
+    ("points", "front"),
+    [
+        ({"a": (4016764, 100, 1), "b": (4016764, 130, 1), "c": (4016763, 110, 1)}, "b"),
+        ({"a": (1000000, 100, 1), "b": (1000500, 101, 1)}, "ab"),
+        ({"a": (1000000, 100, 1), "b": (1500000, 101, 1)}, "a"),
+        ({"a": (1000000, 100, 1), "b": (1500000, 120, 30)}, "a"),
+        ({"a": (1000000, 100, 1), "b": (1500000, 120, 1)}, "ab"),
+        ({"a": (1000000, 100, 1), "b": (990000, 100, 1)}, "b"),
+    ],
+    ids=["a byte", "both equal", "same speed", "not resolved", "resolved", "less memory"],
+)
+def test_a_difference_that_is_not_shown_has_no_place_on_the_front(tmp_path, points, front):
+    """In (bytes, speed, noise in per cent) of three repeats."""
+    runs = [Run({"precision": "fp32"}, repeat=n, peak=peak, speed=speed * (1 + noise * e / 100),
+                keys={"memory.every_n": place})
+            for place, (peak, speed, noise) in enumerate(points.values(), 1)
+            for n, e in enumerate((-1, 0.3, 0.7))]  # fmt: skip
+    rows = compared(tmp_path, runs, [name for name in points for _ in range(3)]).rows
+    assert "".join(row.variant.row for row in rows if row.on_front) == front
+
+
+def test_packed_rows_are_compared_by_tokens(tmp_path):
+    """A packed row counts as one sample: 0.34x the samples are 1.36x the tokens."""
+    runs = [
+        Run(keys={"data.packing": packing}, repeat=n, speed=speed * (1 + n / 200), tokens=tokens)
+        for packing, speed, tokens in (("off", 100.0, 50.0), ("on", 34.0, 200.0)) for n in range(3)
+    ]  # fmt: skip
+    found = compared(tmp_path, runs)
+    part, row = found.machines[0], found.rows[1]
+    assert part.speed.key == TOKENS
+    assert set(row.ratios) == {TOKENS, PEAK, RESERVED} & set(row.ratios)
+    assert row.ratios[TOKENS].value == pytest.approx(1.36)
+    assert [row.on_front for row in found.rows] == [False, True]
+    assert part.effects[0].ratios[TOKENS].value == pytest.approx(1.36)
+    assert row.quality.parity is Parity.other, "of other numbers of samples"
+    assert verdict_lines(found)[0].startswith("packing=on is fastest: 1.36x")
 
 
 def test_without_both_no_step_time_is_compared(tmp_path):
@@ -390,9 +478,9 @@ def test_a_curve_holds_no_compiling(tmp_path):
 def test_the_parts_of_a_step_are_shown_per_sample(tmp_path):
     """Whatever a step's number of samples: together they are the inverse of samples/s."""
     runs = [Run({"precision": p}, speed=s) for p, s in (("fp32", 100.0), ("bf16", 400.0))]
-    bars = phases(compared(tmp_path, runs).rows)["data"]["values"]
-    for name, speed in (("precision=fp32", 100.0), ("precision=bf16", 400.0)):
-        mine = [bar["seconds"] for bar in bars if bar["name"] == name]
+    bars = phases(compared(tmp_path, runs).rows)[0]["data"]["values"]
+    for name, speed in (("fp32", 100.0), ("bf16", 400.0)):
+        mine = [bar["time"] / 1000 for bar in bars if bar["name"] == name]
         assert mine == pytest.approx([1 / 3 / speed, 2 / 3 / speed])
 
 
@@ -410,11 +498,10 @@ def test_a_pair_that_was_measured_far_apart_is_named(tmp_path, monkeypatch, minu
     told = [n for n in compare_runs([folder]).notes if "before or after the baseline's" in n]
     assert bool(told) == bool(apart)
     if told:
-        assert f"a repeat of precision=bf16 was measured {apart} min before" in told[0]
+        assert f"a repeat of bf16 was measured {apart} min before" in told[0]
 
 
 def test_a_baseline_that_spreads_is_the_first_sentence(tmp_path):
     wild = [Run({"precision": "fp32"}, repeat=n, speed=s) for n, s in enumerate((264, 1432, 1825))]
     first = verdict_lines(compared(tmp_path, [*wild, *repeated({"precision": "bf16"}, 900.0)]))[0]
-    assert first.startswith("Measurements are noisy")
-    assert "6.91x" in first
+    assert first.startswith("The machine was not quiet: fp32's own repeats differ by 6.9x")

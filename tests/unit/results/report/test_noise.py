@@ -10,7 +10,7 @@ from eke.results.report.compare.statistics import (
     Noise,
     Significance,
     chance_beyond,
-    ratio,
+    ratio_of,
 )
 
 TRIALS = 400
@@ -69,11 +69,16 @@ def compared(logs):
     )
 
 
+def ratio(each, *pairs):
+    """Of a comparison by itself."""
+    return ratio_of(each.difference(*pairs))
+
+
 def test_a_shared_drift_between_repeats_is_no_noise():
     logs = sweeps(np.zeros(6), 0.02, trials=1)[0]
     plain, moved = compared(logs), compared(logs + np.array([[0.0], [0.4], [0.8]]))
     for n in range(1, 6):
-        one, other = plain.ratio((0, n)), moved.ratio((0, n))
+        one, other = ratio(plain, (0, n)), ratio(moved, (0, n))
         assert (one.low, one.p) == pytest.approx((other.low, other.p))
 
 
@@ -81,9 +86,9 @@ def test_an_interval_leaves_out_one_where_its_chance_is_below_the_level():
     logs = sweeps(np.array([0.0, 0.01, 0.03, 0.04, 0.06, 0.1]), 0.02, trials=20)
     for each in map(compared, logs):
         for n in range(1, 6):
-            found = each.ratio((0, n))
+            found = ratio(each, (0, n))
             assert (found.low > 1 or found.high < 1) == (found.p < 0.05)
-            back = each.ratio((n, 0))
+            back = ratio(each, (n, 0))
             assert (back.low, back.high) == pytest.approx((1 / found.high, 1 / found.low))
 
 
@@ -91,11 +96,15 @@ def test_two_pairs_have_half_the_variance_of_one():
     """With the same noise everywhere, by Student's t of many degrees of freedom."""
     logs = sweeps(np.zeros(40), 0.02, trials=1, seed=7)[0]
     each = compared(logs)
-    one, two = each.ratio((0, 1)), each.ratio((0, 1), (2, 3))
-    assert two.value == pytest.approx(math.sqrt(one.value * each.ratio((2, 3)).value))
+    one, two = ratio(each, (0, 1)), ratio(each, (0, 1), (2, 3))
+    assert two.value == pytest.approx(math.sqrt(one.value * ratio(each, (2, 3)).value))
     widths = [math.log(found.high / found.low) for found in (one, two)]
     assert widths[0] / widths[1] == pytest.approx(math.sqrt(2), rel=0.1)
     assert widths[0] == pytest.approx(2 * 1.99 * 0.02 * math.sqrt(2 / 3), rel=0.25)
+
+
+def alone(base, other):
+    return ratio(Compared({0: base, 1: other}), (0, 1))
 
 
 def test_few_rows_and_rows_without_noise_are_compared_by_themselves():
@@ -104,7 +113,7 @@ def test_few_rows_and_rows_without_noise_are_compared_by_themselves():
     for samples in (three, exact):
         each = Compared(dict(enumerate(samples)))
         for n in range(1, len(samples)):
-            assert each.ratio((0, n)) == ratio(samples[0], samples[n])
+            assert ratio(each, (0, n)) == alone(samples[0], samples[n])
 
 
 def test_missing_repeats_and_rows_of_other_repeats_have_their_ratio():
@@ -113,14 +122,14 @@ def test_missing_repeats_and_rows_of_other_repeats_have_their_ratio():
     del samples[1][0]
     samples[2] = {n + 10: value for n, value in samples[2].items()}
     each = Compared(samples)
-    assert each.ratio((0, 1)) == ratio(samples[0], samples[1])
+    assert ratio(each, (0, 1)) == alone(samples[0], samples[1])
     by_hand = math.prod(samples[1][n] / samples[0][n] for n in (1, 2)) ** 0.5
-    assert each.ratio((0, 1)).value == pytest.approx(by_hand)
-    assert each.ratio((0, 2)) == ratio(samples[0], samples[2])
-    assert each.ratio((0, 3)).low is not None
+    assert ratio(each, (0, 1)).value == pytest.approx(by_hand)
+    assert ratio(each, (0, 2)) == alone(samples[0], samples[2])
+    assert ratio(each, (0, 3)).low is not None
 
 
 def test_shared_repeats_are_compared_where_one_side_has_few():
     """A sweep that was stopped: the machine drifted, the configurations are the same."""
-    found = ratio({0: 100.0, 1: 500.0, 2: 600.0}, {0: 100.0, 1: 500.0})
+    found = alone({0: 100.0, 1: 500.0, 2: 600.0}, {0: 100.0, 1: 500.0})
     assert (found.value, found.n, found.decision) == (pytest.approx(1.0), 2, Significance.single)

@@ -7,11 +7,12 @@ from scipy import stats
 
 from eke.results.report.compare.statistics import (
     MIN_REPEATS,
+    Compared,
     Significance,
     correct,
     estimate,
-    of_logs,
-    ratio,
+    mean_difference,
+    ratio_of,
 )
 
 BASE = {0: 100.0, 1: 103.0, 2: 98.0, 3: 101.0}
@@ -22,20 +23,25 @@ def logs(sample):
     return [math.log(value) for value in sample.values()]
 
 
-def test_a_value_is_the_geometric_mean_with_students_interval():
-    found = estimate(BASE)
-    low, high = stats.t.interval(0.95, 3, loc=sum(logs(BASE)) / 4, scale=stats.sem(logs(BASE)))
-    assert found.value == pytest.approx(stats.gmean(list(BASE.values())))
-    assert (found.low, found.high) == (
-        pytest.approx(math.exp(low)),
-        pytest.approx(math.exp(high)),
-    )
+def ratio(base, other):
+    """Of a comparison by itself."""
+    found = Compared({"base": base, "other": other}).difference(("base", "other"))
+    return found and ratio_of(found)
+
+
+def of_logs(values):
+    return ratio_of(mean_difference(values))
+
+
+def test_a_value_is_the_geometric_mean():
+    assert estimate(BASE).value == pytest.approx(stats.gmean(list(BASE.values())))
+    assert estimate(BASE).n == 4
 
 
 @pytest.mark.parametrize("count", range(1, MIN_REPEATS))
 def test_with_few_repeats_there_is_a_value_and_no_interval(count):
     few = dict(list(BASE.items())[:count])
-    assert estimate(few).low is None
+    assert estimate(few).n == count
     found = ratio(few, OTHER)
     assert (found.low, found.p, found.decision) == (None, None, Significance.single)
     assert found.value > 1
@@ -89,26 +95,78 @@ def test_decisions(values, decision):
     assert of_logs(values).decision is decision
 
 
+NEAR = [0.05, 0.06, 0.085]
+"""p = 0.026: enough alone, not among twelve."""
+
+
+def noise(count):
+    return {n: mean_difference([0.3 * (-1) ** n, -0.2 * (-1) ** n, 0.01 * n]) for n in range(count)}
+
+
 def test_many_comparisons_ask_for_more_each():
-    near = [0.05, 0.06, 0.085]  # p = 0.026: enough alone, not among twelve
-    alone = correct({"only": of_logs(near)})
-    assert alone["only"].decision is Significance.higher
-    many = {n: of_logs([0.3 * (-1) ** n, -0.2 * (-1) ** n, 0.01 * n]) for n in range(11)}
-    among = correct({"near": of_logs(near), **many})
-    assert among["near"].decision is Significance.hint
-    assert among["near"].low == of_logs(near).low, "the interval is of the comparison by itself"
-    sure = correct({"sure": of_logs([0.5, 0.5001, 0.4999]), "near": of_logs(near), **many})
-    assert (sure["sure"].decision, sure["near"].decision) == (
-        Significance.higher,
-        Significance.hint,
-    )
+    alone = correct({"only": mean_difference(NEAR)})["only"]
+    assert alone == ratio_of(mean_difference(NEAR))
+    assert alone.decision is Significance.higher
+    among = correct({"near": mean_difference(NEAR), **noise(11)})["near"]
+    assert (among.decision, among.level) == (Significance.unresolved, 0.05 / 12)
+    sure = mean_difference([0.5, 0.5001, 0.4999])
+    found = correct({"sure": sure, "near": mean_difference(NEAR), **noise(11)})
+    assert found["sure"].decision is Significance.higher
+    assert found["near"].decision is Significance.unresolved
 
 
-def test_holm_asks_less_of_the_second_than_of_the_first():
-    """p = 0.0001 and 0.015 of four: 0.05 / 4 and 0.05 / 3; Bonferroni would refuse the second."""
-    first, second = of_logs([0.1, 0.11, 0.09, 0.1]), of_logs([0.05, 0.06, 0.09, 0.03, 0.02])
-    assert 0.05 / 4 < second.p < 0.05 / 3
-    assert first.p < 0.05 / 4
-    noise = {n: of_logs([0.3, -0.2, 0.01 * n]) for n in range(2)}
-    decided = correct({"first": first, "second": second, **noise})
-    assert decided["second"].decision is Significance.higher
+@pytest.mark.parametrize("level", [0.05, 0.015])
+def test_an_interval_is_the_one_at_which_holm_tested(level):
+    """Of four with p = 0.0001, 0.015, and two of noise: at 1/4, 1/3, and twice 1/2 of the level."""
+    first, second = [0.1, 0.11, 0.09, 0.1], [0.05, 0.06, 0.09, 0.03, 0.02]
+    differences = {"first": mean_difference(first), "second": mean_difference(second), **noise(2)}
+    found = correct(differences, level)
+    shares = [4, 3, 2, 2] if level == 0.05 else [4, 3, 3, 3]  # the second holds at 5 % alone
+    assert [each.level for each in found.values()] == [level / share for share in shares]
+    for key, each in found.items():
+        values = {"first": first, "second": second}.get(key)
+        if values:
+            ends = stats.ttest_1samp(values, 0.0).confidence_interval(1 - each.level)
+            assert (math.log(each.low), math.log(each.high)) == pytest.approx(tuple(ends))
+        is_shown = each.decision in (Significance.higher, Significance.lower)
+        assert is_shown == (each.low > 1 or each.high < 1) == (each.p <= each.level)
+
+
+def test_what_is_not_tested_asks_nothing_of_the_others():
+    """Bytes that never vary, and a row of one repeat."""
+    exact, once = mean_difference([0.1] * 3), mean_difference([0.1])
+    found = correct({"exact": exact, "same": mean_difference([0.0] * 3), "once": once,
+                     "near": mean_difference(NEAR)})  # fmt: skip
+    assert found["near"] == ratio_of(mean_difference(NEAR))
+    assert found["exact"].decision is Significance.higher
+    assert found["exact"].low == pytest.approx(found["exact"].high)
+    assert (found["once"].decision, found["once"].low) == (Significance.single, None)
+
+
+def test_rounding_is_the_least_noise():
+    """Three equal accuracies of 20 samples: 5 points between them are no certainty."""
+    floor = 2 * 5.0**2 / 12
+    found = mean_difference([5.0] * 3, floor)
+    by_hand = 2 * stats.t.sf(5.0 / math.sqrt(floor / 3), 2)
+    assert found.p == pytest.approx(by_hand)
+    assert mean_difference([5.0] * 3).p == 0.0
+
+
+@pytest.mark.parametrize(("mean", "margin"), [(0.01, 0.05), (-0.01, 0.05), (0.06, 0.05)])
+def test_sameness_is_two_one_sided_tests(mean, margin):
+    values = [mean - 0.01, mean, mean + 0.02]
+    below = stats.ttest_1samp(values, margin, alternative="less").pvalue
+    above = stats.ttest_1samp(values, -margin, alternative="greater").pvalue
+    assert mean_difference(values).p_same(margin) == pytest.approx(max(below, above))
+    assert mean_difference([0.1]).p_same(margin) is None
+
+
+def test_repeats_needed_are_those_of_the_normal_rule():
+    found = mean_difference([0.03, 0.05, 0.07])
+    z = stats.norm.isf(0.005 / 2) + stats.norm.isf(0.2)
+    assert found.repeats_needed(0.005) == pytest.approx(max(3, (z * 0.02 / 0.05) ** 2))
+    near = mean_difference([-0.03, 0.05, 0.01])
+    direction, same = ((z * 0.04 / far) ** 2 for far in (0.01, 0.04))
+    assert near.repeats_needed(0.005) == pytest.approx(direction)
+    assert near.repeats_needed(0.005, same=0.05) == pytest.approx(same)
+    assert mean_difference([0.1]).repeats_needed(0.05) is None

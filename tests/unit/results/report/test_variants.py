@@ -18,8 +18,8 @@ def test_seed_and_repeat_make_no_other_configuration(tmp_path):
     variants, _, keys = grouped(tmp_path, runs)
     assert keys == ["precision"]
     assert [(v.label, len(v.records)) for v in variants] == [
-        ("precision=fp32", 4),
-        ("precision=bf16", 4),
+        ("fp32", 4),
+        ("bf16", 4),
     ]
     assert len(variants[0].sample("throughput.samples_per_s")) == 4
 
@@ -43,6 +43,25 @@ def test_a_key_beyond_the_option_is_a_factor_of_its_own(tmp_path):
     assert keys == ["optimizer", "optimizer.lr"]
 
 
+def test_names_hold_only_values_that_differ_from_the_baselines(tmp_path):
+    """Numbers keep the last part of their key, and so do values that say little without it."""
+    grid = [Run({"optimizer": o, "memory": m}) for o in ("adamw", "adafactor")
+            for m in ("none", "checkpointing")]  # fmt: skip
+    more = [Run(keys={"data.packing": "on"}), Run(keys={"batch.per_device": 2})]
+    assert [variant.label for variant in grouped(tmp_path, [*grid, *more])[0]] == [
+        "adamw + packing=off + per_device=8", "checkpointing", "adafactor",
+        "adafactor + checkpointing", "packing=on", "per_device=2",
+    ]  # fmt: skip
+
+
+def test_names_that_would_be_the_same_have_their_keys(tmp_path):
+    runs = [Run({"attention": "sdpa", "compile": "none"}),
+            Run({"attention": "eager", "compile": "none"}),
+            Run({"attention": "sdpa", "compile": "eager"})]  # fmt: skip
+    labels = [variant.label for variant in grouped(tmp_path, runs)[0]]
+    assert ["attention=eager" in labels[1], "compile=eager" in labels[2]] == [True, True]
+
+
 def names_of(tmp_path, *runs):
     """Of runs that each has its model, the model's keys, and those of these that were typed."""
     made = [
@@ -56,20 +75,18 @@ def names_of(tmp_path, *runs):
     return [variant.label for variant in grouped(tmp_path, made)[0]]
 
 
-@pytest.mark.parametrize(
-    ("typed", "last"), [([], ""), (["hidden_size"], " model.hidden_size=32")], ids=["no", "typed"]
-)
-def test_a_name_has_what_was_typed_and_no_key_that_its_option_says(tmp_path, typed, last):
-    """One size of GPT-2 beside two of Llama: only these are told apart by it."""
+@pytest.mark.parametrize("typed", [[], ["hidden_size"]], ids=["no", "typed"])
+def test_a_groups_name_has_as_few_values_as_tell_it_apart(tmp_path, typed):
+    """One size of GPT-2 beside two of Llama, each a group."""
     runs = [
         ("tiny", {"hidden_size": 128}, []),
         ("tiny", {"hidden_size": 64}, ["hidden_size"]),
         ("tiny_gpt2", {"hidden_size": 32}, typed),
     ]
     assert names_of(tmp_path, *runs) == [
-        "model=tiny model.hidden_size=128",
-        "model=tiny model.hidden_size=64",
-        f"model=tiny_gpt2{last}",
+        "tiny, hidden_size=128",
+        "tiny, hidden_size=64",
+        "tiny_gpt2, hidden_size=32",
     ]
 
 
@@ -78,13 +95,13 @@ def test_a_name_has_nothing_that_follows_from_what_was_typed(tmp_path):
     a, b, b_later = ({"name_or_path": name, "content": c} for name, c in ("a1", "b2", "b3"))
     typed = ["name_or_path"]
     assert names_of(tmp_path / "1", ("pretrained", a, typed), ("pretrained", b, typed)) == [
-        "model.name_or_path=a",
-        "model.name_or_path=b",
+        "a",
+        "b",
     ]
     runs = [("pretrained", each, typed) for each in (a, b, b_later)]
     assert names_of(tmp_path / "2", *runs)[1:] == [
-        "model.name_or_path=b model.content=2",
-        "model.name_or_path=b model.content=3",
+        "b, content=2",
+        "b, content=3",
     ]
 
 
@@ -132,7 +149,7 @@ def test_a_refused_cell_is_named_by_what_was_typed(tmp_path):
     ]
     variants, _, keys = grouped(tmp_path, runs)
     assert keys == ["precision"]
-    assert variants[2].label == "precision=fp8 attention=flash3"
+    assert variants[2].label == "fp8 + flash3"
     assert variants[0].factors == {"precision": "fp32"}
 
 
@@ -150,17 +167,17 @@ def test_rows_of_one_name_that_are_several_configurations_are_told_apart(tmp_pat
         (
             "as typed",
             Run({"model": "tiny", "attention": "eager", "precision": "fp32"}),
-            "as typed, model=tiny attention=eager",
+            "as typed, attention=eager",
         ),
         (
             "as typed",
             Run({"model": "tiny", "attention": "sdpa", "precision": "fp32"}),
-            "as typed, model=tiny attention=sdpa",
+            "as typed, attention=sdpa",
         ),
         (
             "as typed",
             Run({"model": "gpt2", "attention": "sdpa", "precision": "bf16"}, outcome="not run"),
-            "as typed, model=gpt2 attention=sdpa",
+            "as typed",
         ),
         ("half", Run({"model": "tiny", "attention": "sdpa", "precision": "bf16"}), "half"),
     ]
@@ -183,9 +200,10 @@ def test_a_run_that_was_measured_again_counts_twice_but_for_what_neighbours_dist
 
 def test_numbers_that_are_none_are_absent(tmp_path):
     odd = [float("nan"), float("inf"), 0.0, -1.0]
-    runs = [Run(repeat=n, speed=50.0, loss=value) for n, value in enumerate(odd)]
+    runs = [Run(repeat=n, seed=n, speed=value or -1, loss=value) for n, value in enumerate(odd)]
     variants, _, _ = grouped(tmp_path, runs)
-    assert not variants[0].sample("loss.eval_final")
+    assert not variants[0].sample("throughput.samples_per_s")
+    assert variants[0].sample("loss.eval_final") == {2: 0.0, 3: -1.0}, "of a regression"
 
 
 def test_order_is_that_in_which_it_was_typed(tmp_path):

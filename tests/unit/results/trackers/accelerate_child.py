@@ -26,6 +26,8 @@ from eke.results.trackers import TrackedRun, build_tracker
 from eke.results.trackers.tracker import Row
 
 RUN_ID = "0123456789abcdef"
+OTHERS = ("f" * 16,)
+"""Names of folders of runs with another id."""
 LIBRARIES = {
     "mlflow": (
         "alembic.command", "click", "fastapi", "opentelemetry.sdk.trace", "pandas", "requests",
@@ -46,7 +48,7 @@ def attempt(option: str, folder: str, attempt: int, exit_code: int, *steps: int)
     """An attempt in small."""
     logging.basicConfig(level=logging.INFO)  # as the worker does
     run = TrackedRun(
-        run_id=RUN_ID,
+        run_id=Path(folder).name if Path(folder).name in OTHERS else RUN_ID,
         name="precision=bf16",
         tags=("cpu",),
         notes="python train.py precision=bf16",
@@ -55,6 +57,7 @@ def attempt(option: str, folder: str, attempt: int, exit_code: int, *steps: int)
         directory=Path(folder),
         attempt=attempt,
         settings=schema.Tracker(option=option, group="sweep-1"),
+        told={"precision": "bf16", "optimizer.lr": 1e-3},
     )
     tracker = build_tracker(run)
     Accelerator(cpu=True)
@@ -84,10 +87,11 @@ def read_tensorboard(folder: Path) -> dict[str, Any]:
         return events
 
     runs = load(folder / "tensorboard" / RUN_ID)
-    (hparams,) = {p.parent for p in (folder / "tensorboard" / RUN_ID).glob("*/events*")}
-    raw = load(hparams).SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    raw = runs.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     data = HParamsPluginData.FromString(raw).session_start_info.hparams
     config = {k: v.string_value or v.number_value for k, v in data.items()}
+    raw = runs.SummaryMetadata("_hparams_/experiment").plugin_data.content
+    metrics = [m.name.tag for m in HParamsPluginData.FromString(raw).experiment.metric_infos]
     scalars = {
         tag: [(e.step, e.value) for e in runs.Scalars(tag)] for tag in runs.Tags()["scalars"]
     }
@@ -95,13 +99,14 @@ def read_tensorboard(folder: Path) -> dict[str, Any]:
         tag.removesuffix("/text_summary"): runs.Tensors(tag)[-1].tensor_proto.string_val[0].decode()
         for tag in runs.Tags()["tensors"]
     }
-    return {"scalars": scalars, "config": config, "words": texts, "runs": 1}
+    found = {"scalars": scalars, "config": config, "words": texts, "runs": 1}
+    return {**found, "metrics": metrics}
 
 
 def read_mlflow(folder: Path) -> dict[str, Any]:
     import mlflow
 
-    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow' / 'mlflow.db'}")
+    mlflow.set_tracking_uri(f"sqlite:///{folder.parent / 'mlflow.db'}")
     experiment = mlflow.get_experiment_by_name("eke")
     runs = mlflow.search_runs([experiment.experiment_id], output_format="list")
     client = mlflow.MlflowClient()
@@ -115,7 +120,7 @@ def read_mlflow(folder: Path) -> dict[str, Any]:
 
 
 def read_trackio(folder: Path) -> dict[str, Any]:
-    os.environ["TRACKIO_DIR"] = str(folder / "trackio")
+    os.environ["TRACKIO_DIR"] = str(folder.parent / "trackio")
     import trackio
     from trackio.sqlite_storage import SQLiteStorage
 

@@ -69,8 +69,7 @@ def empty_store(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def place_store(option: str, folder: Path, request: pytest.FixtureRequest) -> None:
     """MLflow finds a database; tests/e2e/test_tracker_online.py has it make its own."""
     if option == "mlflow":
-        (folder / option).mkdir(exist_ok=True, parents=True)
-        shutil.copy(request.getfixturevalue("empty_store"), folder / option)
+        shutil.copy(request.getfixturevalue("empty_store"), folder.parent)
 
 
 @pytest.mark.parametrize(
@@ -101,28 +100,51 @@ def test_two_attempts_are_one_run_that_comes_back_whole(option, forks, tmp_path,
     assert scalars["train/loss"] == [[step, pytest.approx(1 / step)] for step in range(1, 7)]
     assert scalars["eval/loss"] == [[3, 0.25], [6, 0.25]]
     assert config["precision"] == "bf16"
-    assert float(config["cfg.optimizer.lr"]) == 1e-3
-    assert (config["cfg.path"], config["cfg.list"]) == ("null", "[1, 2]")
+    if option == "tensorboard":
+        assert config == {"precision": "bf16", "optimizer.lr": 1e-3}
+        assert found["metrics"] == ["summary/tokens_per_s"]
+    else:
+        assert float(config["cfg.optimizer.lr"]) == 1e-3
+        assert (config["cfg.path"], config["cfg.list"]) == ("null", "[1, 2]")
+    assert "attempt" not in scalars
     assert scalars["summary/tokens_per_s"][-1] == [6, 12.5]
     assert "ok" in (words.get("summary/outcome"), words.get("eke.outcome"))
     assert found.get("status", "FINISHED") == "FINISHED"
-    assert {path.name for path in folder.iterdir()} == {option, "metrics.jsonl"}
-    assert [p.name for p in tmp_path.iterdir() if not p.name.startswith(".")] == ["run"]
+    shared = {"mlflow": {"mlflow.db"}, "trackio": {"trackio"}}.get(option, set())
+    own = set() if option == "trackio" else {option}
+    assert {path.name for path in folder.iterdir()} == {*own, "metrics.jsonl"}
+    assert {p.name for p in tmp_path.iterdir() if p.name[0] != "."} == {"run", *shared}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["mlflow", "trackio"])
 def test_rows_that_were_lost_are_sent_by_the_next_attempt(option, forks, tmp_path, request):
-    place_store(option, tmp_path, request)
-    forks.attempt(option, tmp_path, 0, 1, 1, 2, 3, -3, 4)
-    for file in (tmp_path / option).iterdir():
+    folder = tmp_path / "run"
+    folder.mkdir()
+    place_store(option, folder, request)
+    forks.attempt(option, folder, 0, 1, 1, 2, 3, -3, 4)
+    for file in (
+        (tmp_path / "trackio").iterdir() if option == "trackio" else [*tmp_path.glob("mlflow*")]
+    ):
         file.unlink()
-    place_store(option, tmp_path, request)
-    forks.attempt(option, tmp_path, 1, 1, 4, 5)
-    found = forks.read(option, tmp_path)
+    place_store(option, folder, request)
+    forks.attempt(option, folder, 1, 1, 4, 5)
+    found = forks.read(option, folder)
     assert [step for step, _ in found["scalars"]["train/loss"]] == [1, 2, 3, 4, 5]
     assert found["scalars"]["eval/loss"] == [[3, 0.25]]
     assert found.get("status", "FAILED") == "FAILED"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["mlflow", "trackio"])
+def test_the_runs_of_a_folder_stand_side_by_side(option, forks, tmp_path, request):
+    names = ("0" * 16, "f" * 16)
+    for name in names:
+        (tmp_path / name).mkdir()
+    place_store(option, tmp_path / names[0], request)
+    for name in names:
+        forks.attempt(option, tmp_path / name, 0, 0, 1, 2)
+    assert forks.read(option, tmp_path / names[0])["runs"] == 2
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -138,13 +160,14 @@ def test_a_missing_package_is_named(option, make_run, monkeypatch):
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_store_that_cannot_be_written(option, forks, tmp_path):
     # A folder where a file belongs, or the other way round.
-    name = {"tensorboard": "0123456789abcdef", "mlflow": "mlflow.db", "trackio": "eke.db"}[option]
-    (tmp_path / option).mkdir()
+    folder = tmp_path / "run"
+    (folder / "tensorboard").mkdir(parents=True)
     if option == "tensorboard":
-        (tmp_path / option / name).write_text("in the way")
+        (folder / option / "0123456789abcdef").write_text("in the way")
     else:
-        (tmp_path / option / name).mkdir()
-    said = forks.attempt(option, tmp_path, 0, 0, 1, 2, 3)
+        place = {"mlflow": "mlflow.db", "trackio": "trackio/eke.db"}[option]
+        (tmp_path / place).mkdir(parents=True)
+    said = forks.attempt(option, folder, 0, 0, 1, 2, 3)
     assert "rows not mirrored (metrics.jsonl has every row)" in said
     assert said.count("training goes on") == 1
 
@@ -152,9 +175,11 @@ def test_a_store_that_cannot_be_written(option, forks, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_full_disk_is_noticed(option, forks, tmp_path, request):
-    place_store(option, tmp_path, request)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    place_store(option, folder, request)
     limit = {"tensorboard": 20_000, "mlflow": 1_000_000, "trackio": 100_000}[option]
-    said = forks.attempt(option, tmp_path, 0, 0, *range(1, 2000), limit=limit)
+    said = forks.attempt(option, folder, 0, 0, *range(1, 2000), limit=limit)
     assert "problem: " in said
     assert "problem: \n" not in said
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from eke.cli import main
-from eke.cli.sync import result_table
+from eke.cli.sync import ending
 from eke.common.files import read_json
 from eke.common.paths import RunPaths
 from eke.launch.processes.run_dir import claim
@@ -67,7 +67,8 @@ def test_again_a_run_arrives_whole_though_it_is_there(online, tmp_path, capsys):
     assert online.summaries[RUN_ID]["eval_final"] == 0.1 + 0.2
     assert online.exit_codes == {RUN_ID: 0}
     out = capsys.readouterr().out
-    assert f"{RUN_ID}  3     sent" in out
+    assert f"{RUN_ID}  3 rows" in out
+    assert out.count(RUN_ID) == 3  # its line, and its address there and in the reason
     assert f"/me/eke/runs/{RUN_ID}" in out
     assert "4 unreadable lines skipped" in out
     assert find_wandb_files(paths.folder) == []
@@ -93,7 +94,7 @@ def test_what_is_there_is_sent_only_after_it_went_on(online, tmp_path, capsys):
     metrics.append_rows(paths.metrics, rows(3, 4, attempt=1))
     assert main(["sync", str(paths.folder)]) == 0
     assert steps_of(online) == [1, 2, 3, 4]
-    assert [row["attempt"] for row in online.rows[RUN_ID]] == [0, 0, 1, 1]
+    assert not any("attempt" in row for row in online.rows[RUN_ID])
 
 
 def test_a_folder_that_cannot_be_written(online, tmp_path, capsys, monkeypatch):
@@ -203,7 +204,8 @@ class TestManyFolders:
     )
     def test_which_one_is_sent(self, names, found, told):
         code, out = told(*names)
-        assert (code, out.splitlines()[1].split()[0]) == (0, found)
+        assert code == 0
+        assert [line for line in out.splitlines() if found in line] == out.splitlines()[:1]
         assert out.rstrip().endswith("\n1 would be sent")
 
     def test_a_copy_of_a_run_is_not_sent_over_it(self, told, tmp_path):
@@ -378,6 +380,6 @@ def test_a_reason_of_many_runs_is_told_once(tmp_path):
     reports = [
         Report(tmp_path / str(n), SyncOutcome.skipped, note="tracker=none") for n in range(3)
     ]
-    text = result_table(reports)
+    text = ending(reports)
     assert text.count("tracker=none") == 1
     assert f"skipped: {tmp_path / '0'} and 2 others" in text

@@ -1,46 +1,40 @@
-"""Claims of a report's opening, as values, and their sentences (`verdict_lines`)."""
+"""Claims of a report's verdict, as values; `sentences` words them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
-from eke.common.paths import program
-from eke.common.text import format_number
-from eke.results.report.compare.comparison import (
-    Comparison,
-    ComparisonRow,
-    OneMachine,
-    in_words,
-    loss_words,
-    times,
-)
-from eke.results.report.compare.curves import (
-    ANOTHER_TRAINING,
-    SPREAD,
-    Parity,
-    is_another_training,
-    repeat_spread,
-)
-from eke.results.report.compare.measures import METRIC, PEAK, SAMPLES, Measure
-from eke.results.report.compare.statistics import LEVEL, MIN_REPEATS, Ratio, Significance
+from eke.config.schema.fields import Affects
+from eke.results.report.compare.comparison import Comparison, ComparisonRow, OneMachine
+from eke.results.report.compare.curves import SPREAD, repeat_spread
+from eke.results.report.compare.losses import Parity
+from eke.results.report.compare.measures import PEAK, SAMPLES, Measure, is_better_lower, metric_of
+from eke.results.report.compare.statistics import ALPHA, Compared, Significance
+from eke.results.report.compare.variants import training_key
 
 
 class Kind(Enum):
-    """Kind of claim about its rows."""
+    """Kind of claim about its rows, in its measure."""
 
     nothing = "no run has succeeded yet"
     none_well = "no run succeeded"
     only_one = "one configuration succeeded"
     no_baseline = "nothing to compare with"
-    no_speed = "no speed was measured"
     unquiet = "the baseline's repeats spread"
+    unmeasured = "no comparable speed was measured"
     few = "best value, of too few repeats"
     not_better = "best value, not shown to be better than the baseline"
-    at_worse_loss = "better than the baseline, as are only rows of a higher loss"
+    same = "shown to be the same as the baseline"
+    none_better = "shown to be worse than the baseline"
     best = "shown to be better than the baseline, best value of those at no higher loss"
+    at_worse_loss = "shown to be better than the baseline, at a higher loss"
     ahead = "a better value than the best, but not shown to be better than the baseline"
     peers = "not distinguishable from the best"
-    other = "another model, task or data: not compared"
+    beside = "another measure of the configuration before"
+    open = "not decided by repeats until decided"
+    missing = "too few repeats to compare, unlike others"
+    failed = "no repeat ended well"
 
 
 @dataclass(frozen=True)
@@ -53,177 +47,174 @@ class Claim:
     measure: Measure = SAMPLES
     is_limited: bool = False
     """Whether rows with a better value were skipped for their higher loss."""
-    is_first: bool = True
-    """Whether no other row without a higher loss has a better value."""
 
     @property
-    def ratios(self) -> list[Ratio]:
-        """Ratios of the rows to the baseline."""
-        return [row.ratios[self.measure.key] for row in self.rows]
+    def is_loss(self) -> bool:
+        """Whether it is about a loss or a metric."""
+        return self.measure is not PEAK and not self.measure.is_speed
+
+    def numbers(self, row: ComparisonRow) -> dict[str, float | str | None]:
+        """Value relative to the baseline's, unit, interval, and level of its test; empty if none.
+
+        Ratios have the unit `x`; a loss has the unit of its comparison.
+        """
+        found, ratio = row.quality, row.ratios.get(self.measure.key)
+        if self.is_loss and found.estimate is not None:
+            numbers = found.estimate, found.unit, found.low, found.high, found.level
+        elif ratio is not None:
+            numbers = ratio.value, "x", ratio.low, ratio.high, ratio.level
+        else:
+            return {}
+        told = dict(zip(("value", "unit", "low", "high", "level"), numbers, strict=True))
+        return told if told["low"] is not None else {**told, "level": None}
 
 
-def find_claims(comparison: Comparison) -> list[Claim]:
-    """All claims by machine, in reading order."""
-    found = [claim for part in comparison.machines for claim in _on(part, comparison.rows_of(part))]
-    return found or [Claim(Kind.nothing)]
+@lru_cache(maxsize=4)  # every format asks, and tests of peers take time
+def find_claims(comparison: Comparison) -> tuple[Claim, ...]:
+    """All claims, by group and machine, in reading order."""
+    found = [claim for part in comparison.machines for claim in _on(comparison, part)]
+    return tuple(found) or (Claim(Kind.nothing),)
 
 
-def _on(part: OneMachine, rows: Sequence[ComparisonRow]) -> list[Claim]:
-    good = tuple(row for row in rows if row.variant.records)
-    if not good or len(good) == 1:
-        return [Claim(Kind.only_one if good else Kind.none_well, part, good)]
+def with_beside(claims: Sequence[Claim]) -> Iterator[Claim]:
+    """Claims, each followed by those about the other measures of its first configuration."""
+    for claim in claims:
+        yield claim
+        if claim.kind in (Kind.best, Kind.at_worse_loss, Kind.not_better, Kind.few) and claim.part:
+            row = claim.rows[0]
+            loss = [metric_of(row.quality.measure)] if row.quality.measure else []
+            for measure in (claim.part.speed, PEAK, *loss):
+                beside = Claim(Kind.beside, claim.part, (row,), measure)
+                if measure != claim.measure and beside.numbers(row):
+                    yield beside
+
+
+def _on(comparison: Comparison, part: OneMachine) -> list[Claim]:
+    rows = comparison.rows_of(part)
+    good = [row for row in rows if row.variant.records]
+    ends = _some(part, {Kind.failed: [row for row in rows if row not in good]}, part.speed)
+    if len(good) < 2:
+        return [Claim(Kind.only_one if good else Kind.none_well, part, tuple(good)), *ends]
     if part.baseline is None:
-        return [Claim(Kind.no_baseline, part)]
-    found = []
-    if repeat_spread(part.baseline) > SPREAD:
-        found.append(Claim(Kind.unquiet, part, tuple(row for row in good if row.is_baseline)))
+        return [Claim(Kind.no_baseline, part), *ends]
     others = [row for row in good if not row.is_baseline]
-    apart = [row for row in others if is_another_training(part.baseline, row.variant)]
-    alike = [row for row in others if row not in apart]
-    if alike:
-        found += _best(part, alike, SAMPLES) or [Claim(Kind.no_speed, part)]
-        found += _best(part, alike, PEAK)
-    return [*found, Claim(Kind.other, part, tuple(apart))] if apart else found
+    losses = _losses(part, others)
+    if part.focus is Affects.learning:
+        return [*losses, *ends]
+    speed, memory = _best(part, others, part.speed), _best(part, others, PEAK)
+    finds = [found for found in (speed, memory) if found and found[0].kind is Kind.best]
+    if repeat_spread(part.baseline) > SPREAD:
+        unquiet = Claim(Kind.unquiet, part, tuple(row for row in good if row.is_baseline))
+        is_open = speed[0].kind in (Kind.not_better, Kind.same)
+        speed = [unquiet] if is_open else [*speed, unquiet]
+    is_memory = finds == [memory] and speed[0].kind is not Kind.unquiet
+    ordered = [*memory, *speed] if is_memory else [*speed, *memory]
+    is_lower = part.focus is Affects.both and losses[0].kind is Kind.best
+    if comparison.metric or is_lower:
+        lower = losses[0].rows[0].quality if is_lower else None
+        is_later = lower and finds and abs(lower.estimate or 0.0) <= lower.margin
+        speed = [*speed, *memory]
+        ordered = [*ordered, *losses] if is_later and not comparison.metric else [*losses, *speed]
+    few = [row for row in others if not _is_tested(row, part.speed)]
+    never = [r for r in comparison.rows if (r.variant.machine, r.variant.work) == ("", part.work)]
+    more = {
+        Kind.open: [row for row in others if _is_open(row, part)],
+        Kind.missing: [*few, *never] if len(few) < len(others) else [],
+    }
+    return [*ordered, *_some(part, more, part.speed), *ends]
+
+
+def _some(part: OneMachine, rows: dict[Kind, list[ComparisonRow]], measure: Measure) -> list[Claim]:
+    """Claims of the kinds that have rows."""
+    return [Claim(kind, part, tuple(found), measure) for kind, found in rows.items() if found]
+
+
+def _is_open(row: ComparisonRow, part: OneMachine) -> bool:
+    """Whether a sweep with `sweep.repeats=auto`, whose level is smaller, left it undecided."""
+    ratio = row.ratios.get(part.speed.key)
+    is_open = ratio is not None and ratio.decision is Significance.unresolved
+    return part.level < ALPHA and is_open
+
+
+def _is_tested(row: ComparisonRow, measure: Measure) -> bool:
+    ratio = row.ratios.get(measure.key)
+    return ratio is not None and ratio.decision is not Significance.single
 
 
 def _best(part: OneMachine, rows: Sequence[ComparisonRow], measure: Measure) -> list[Claim]:
     """Claims about the best in one measure: highest speed, or lowest memory."""
     better, sign = (Significance.lower, 1) if measure is PEAK else (Significance.higher, -1)
-    ratios = {row: row.ratios[measure.key] for row in rows if measure.key in row.ratios}
-    ordered = sorted(ratios, key=lambda row: sign * ratios[row].value)
-    sound = [row for row in ordered if row.quality.parity is not Parity.worse]
-    shown = [row for row in ordered if ratios[row].decision is better]
+    found = {row: row.ratios[measure.key] for row in rows if measure.key in row.ratios}
+    every = sorted(found, key=lambda row: sign * found[row].value)
+    ordered = [row for row in every if _is_tested(row, measure)]
+    shown = [row for row in ordered if found[row].decision is better]
     if not ordered:
-        return []
+        kind = Kind.few if every else Kind.unmeasured
+        return [] if measure is PEAK else [Claim(kind, part, tuple(every[:1]), measure)]
     if not shown:
-        few = all(each.decision is Significance.single for each in ratios.values())
-        return [Claim(Kind.few if few else Kind.not_better, part, (ordered[0],), measure)]
+        decisions = {found[row].decision for row in ordered}
+        is_worse = decisions <= {Significance.higher, Significance.lower}
+        kind = Kind.none_better if is_worse else Kind.not_better
+        kind = Kind.same if decisions == {Significance.same} else kind
+        return [Claim(kind, part, tuple(ordered), measure)]
+    sound = [row for row in ordered if not row.quality.excludes]
     top = next((row for row in shown if row in sound), None)
     if top is None:
-        return [Claim(Kind.at_worse_loss, part, (shown[0],), measure)]
-    above = [row for row in ordered if sign * ratios[row].value < sign * ratios[top].value]
-    limited = any(row not in sound for row in above)
-    ahead = tuple(row for row in above if row in sound)
-    pairs = len(sound) * (len(sound) - 1) / 2  # the best of many may be best by chance
-
-    def is_peer(row: ComparisonRow) -> bool:
-        found = part.noise[measure.key].ratio((top.variant, row.variant))
-        return found is None or found.p is None or found.p > (1 - LEVEL) / pairs
-
-    peers = tuple(row for row in sound if row is not top and is_peer(row))
-    best = Claim(Kind.best, part, (top,), measure, is_limited=limited, is_first=not ahead)
-    more = ((Kind.ahead, ahead), (Kind.peers, peers))
-    return [best, *(Claim(kind, part, rows, measure) for kind, rows in more if rows)]
-
-
-NAMED = 3
-"""Configurations named in a sentence."""
-
-
-def verdict_lines(comparison: Comparison) -> list[str]:
-    """Sentences of all claims, one line each; additions follow in the same line."""
-    # Single runs and `eke fit` reject `sweep.repeats`.
-    more_repeats = f"{program()} -m with sweep.repeats={MIN_REPEATS} runs each {MIN_REPEATS} times"
-    if any(command[0] != "fit" for command in comparison.commands):
-        more_repeats = f"sweep.repeats={MIN_REPEATS} and the same command measures the missing ones"
-    lines: list[str] = []
-    for claim in find_claims(comparison):
-        text = claim_sentence(claim, more_repeats)
-        if claim.kind in (Kind.ahead, Kind.peers):
-            lines[-1] += f" {text}"
-        elif claim.part is not None and len(comparison.machines) > 1:
-            lines.append(f"Machine {claim.part.machine.letter}: {text}")
-        else:
-            lines.append(text)
-    return lines
-
-
-def claim_sentence(claim: Claim, more_repeats: str) -> str:
-    """Sentence for a claim; `more_repeats` is advice on getting more of them."""
-    names = [row.variant.label for row in claim.rows]
-    baseline = claim.part.baseline if claim.part else None
-    base, spread = (baseline.label, repeat_spread(baseline)) if baseline else ("", 1.0)
-    first = _first_of(names)
-    texts = {
-        Kind.nothing: "No run has succeeded yet: there is nothing to compare.",
-        Kind.none_well: "No run succeeded: there is nothing to compare.",
-        Kind.only_one: f"Only one configuration succeeded ({first}): nothing to compare.",
-        Kind.no_baseline: "There is no baseline to compare with; choose one with --baseline.",
-        Kind.no_speed: "No comparable speed was measured.",
-        Kind.unquiet: f"Measurements are noisy: speeds of {base}'s repeats differ by "
-        f"{spread:.2f}x; use more repeats on an idle machine.",
-        Kind.other: f"Not compared with {base}: {first} ({ANOTHER_TRAINING}); eke report SWEEP "
-        "reads a single sweep, --baseline chooses another baseline.",
-        Kind.peers: f"Not distinguishable from it: {first}.",
+        return [Claim(Kind.at_worse_loss, part, tuple(shown), measure)]
+    above = [row for row in ordered if sign * found[row].value < sign * found[top].value]
+    samples = part.noise[measure.key]
+    best = Claim(Kind.best, part, (top,), measure, any(row not in sound for row in above))
+    more = {
+        Kind.at_worse_loss: [row for row in above if row in shown and row not in sound],
+        Kind.ahead: [row for row in above if row in sound],
+        Kind.peers: _peers_of(part, top, {row: row for row in sound}, samples),
     }
-    if text := texts.get(claim.kind):
-        return text
-    if claim.measure is PEAK:
-        return _of_memory(claim, base)
-    return _of_speed(claim, base, more_repeats)
+    return [best, *_some(part, more, measure)]
 
 
-def _of_speed(claim: Claim, base: str, more_repeats: str) -> str:
-    row, ratio = claim.rows[0], claim.ratios[0]
-    name = row.variant.label
-    if claim.kind is Kind.few:
-        what = f"none was faster than {base}"
-        if ratio.value > 1:
-            what = f"highest: {name} with {times(ratio)} the speed of {base}"
-            what += f", {loss_words(row.quality)}" if row.quality.parity is Parity.other else ""
-        return f"Too few repeats to separate differences from chance ({what}); {more_repeats}."
-    if claim.kind is Kind.not_better:
-        other = f"the fastest other is {name}, {in_words(ratio)}"
-        return f"Nothing is significantly faster than {base}; {other}."
-    if claim.kind is Kind.at_worse_loss:
-        speed = f"{name} has {times(ratio)} its speed, and {loss_words(row.quality)}"
-        return f"Nothing is significantly faster than {base} without a {_cost(claim)}: {speed}."
-    if claim.kind is Kind.ahead:
-        return f"Higher, but not significantly faster than {base}: {_with_values(claim)}."
-    which = "fastest" if claim.is_first else "the fastest with a significant difference"
-    text = f"{name} is {which}{_among(claim)}: {times(ratio)} the samples/s of {base}"
-    if PEAK.key in row.ratios:
-        text += f" at {times(row.ratios[PEAK.key])} its peak memory"
-    return f"{text}; {loss_words(row.quality)}."
+def _losses(part: OneMachine, rows: Sequence[ComparisonRow]) -> list[Claim]:
+    """Claims about the best loss, or the best value of the metric of `--by`."""
+    every = [row for row in rows if row.quality.estimate is not None]
+    if not every:
+        return [Claim(Kind.unmeasured, part)]
+    key = every[0].quality.measure
+    sign, measure = 1 if is_better_lower(key) else -1, metric_of(key)
+    every = [row for row in every if row.quality.measure == key]
+    every.sort(key=lambda row: sign * (row.quality.estimate or 0.0))
+    tested = [row for row in every if row.quality.parity is not Parity.few]
+    parities = {row.quality.parity for row in tested}
+    if Parity.better not in parities:
+        kinds = {Parity.worse: Kind.none_better, Parity.equal: Kind.same}
+        kind = kinds.get(next(iter(parities), Parity.few), Kind.not_better)
+        kind = Kind.not_better if len(parities) > 1 else kind
+        return [Claim(kind if tested else Kind.few, part, tuple(tested or every), measure)]
+    top = next(row for row in tested if row.quality.parity is Parity.better)
+    trainings = {training_key(row.variant): row for row in reversed(tested)}
+    samples = {row.variant: row.variant.sample(key) for row in trainings.values()}
+    is_log = all(value > 0 for sample in samples.values() for value in sample.values())
+    same = {row: trainings[training_key(row.variant)] for row in tested}
+    more = {
+        Kind.ahead: tested[: tested.index(top)],
+        Kind.peers: _peers_of(part, top, same, Compared(samples, is_log)),
+    }
+    return [Claim(Kind.best, part, (top,), measure), *_some(part, more, measure)]
 
 
-def _of_memory(claim: Claim, base: str) -> str:
-    row, ratio = claim.rows[0], claim.ratios[0]
-    name = row.variant.label
-    if claim.kind is Kind.ahead:
-        return f"Lower, but not significantly less than {base}: {_with_values(claim)}."
-    if claim.kind is Kind.not_better:
-        other = f"the lowest other peak is that of {name}, {in_words(ratio)}"
-        return f"Nothing takes significantly less memory than {base}; {other}."
-    if claim.kind is Kind.few and ratio.value >= 1:
-        return f"No configuration has a lower peak memory than {base}."
-    which = {
-        Kind.few: "has the lowest measured peak memory",
-        Kind.at_worse_loss: f"takes less memory, but has a {_cost(claim)}, as all that do",
-        Kind.best: f"takes the least memory{_among(claim)}"
-        + ("" if claim.is_first else " with a significant difference"),
-    }[claim.kind]
-    text = f"{name} {which}: {times(ratio)} the peak of the baseline"
-    if SAMPLES.key in row.ratios:
-        text += f", at {times(row.ratios[SAMPLES.key])} its speed"
-    return f"{text} ({format_number(ratio.n, 'repeat')}; {loss_words(row.quality)})."
+def _peers_of(
+    part: OneMachine,
+    top: ComparisonRow,
+    tested: dict[ComparisonRow, ComparisonRow],
+    noise: Compared,
+) -> list[ComparisonRow]:
+    """Rows that are not distinguishable from the best one.
 
-
-def _cost(claim: Claim) -> str:
-    """What is compared, if it is worse."""
-    found = claim.rows[0].quality
-    return f"worse {found.name}" if found.measure.startswith(METRIC) else "higher loss"
-
-
-def _among(claim: Claim) -> str:
-    return f" among those without a significantly {_cost(claim)}" if claim.is_limited else ""
-
-
-def _with_values(claim: Claim) -> str:
-    named = zip(claim.rows, claim.ratios, strict=True)
-    return _first_of([f"{row.variant.label} with {times(ratio)}" for row, ratio in named])
-
-
-def _first_of(labels: Sequence[str]) -> str:
-    more = f" and {len(labels) - NAMED} more" if len(labels) > NAMED else ""
-    return f"{', '.join(labels[:NAMED])}{more}"
+    `tested`: each row -> the one of its training that stands for it.
+    """
+    count = len(set(tested.values()))
+    level = part.level / max(1.0, count * (count - 1) / 2)  # best of many may be best by chance
+    peers = []
+    for row, other in tested.items():
+        found = noise.difference((tested[top].variant, other.variant)) if row is not top else None
+        if row is not top and not (found and (found.p is None or found.p <= level)):
+            peers.append(row)
+    return peers

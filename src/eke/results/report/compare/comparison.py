@@ -3,17 +3,18 @@
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import closest, format_number
-from eke.plan.record.metrics import is_lower_better
-from eke.results.report.compare.curves import Curve, Parity, Quality, curve_of, quality, quiet_notes
+from eke.config.schema.fields import Affects
+from eke.results.report.compare.curves import Curve, curve_of, quiet_notes
 from eke.results.report.compare.effects import (
-    BOTH,
+    SAME_BYTES,
     Effect,
+    PairTests,
     PublishedMatch,
     alone,
     ladder,
@@ -21,8 +22,13 @@ from eke.results.report.compare.effects import (
     match_published,
     pareto,
 )
-from eke.results.report.compare.load_records import Gathered, gather
+from eke.results.report.compare.keys import affects
+from eke.results.report.compare.load_records import Entry, Gathered, gather, key_of
+from eke.results.report.compare.losses import LossComparison, Parity, compare_losses
 from eke.results.report.compare.measures import (
+    BY_SEED,
+    LOSS_NAMES,
+    LOSSES,
     MEASURES,
     METRIC,
     PEAK,
@@ -33,10 +39,16 @@ from eke.results.report.compare.measures import (
     STEP,
     TOKENS,
     Measure,
+    is_better_lower,
+    keys_by,
+    samples_per_step,
 )
+from eke.results.report.compare.outliers import outlier_notes, without_outliers
 from eke.results.report.compare.statistics import (
+    ALPHA,
     SAME,
     Compared,
+    Difference,
     Estimate,
     Ratio,
     Significance,
@@ -44,16 +56,16 @@ from eke.results.report.compare.statistics import (
     estimate,
     mean_of,
 )
-from eke.results.report.compare.variants import CLOCK, Machine, Variant, group
+from eke.results.report.compare.variants import CLOCK, Machine, Variant, group, named, training_key
 
 
 def choose_baselines(
     variants: Sequence[Variant], machines: Sequence[Machine], wanted: str, keys: Sequence[str]
-) -> tuple[dict[str, Variant], list[str]]:
-    """Choose the baseline of each machine; returns it with notes.
+) -> tuple[list[Variant], list[str]]:
+    """Choose the baselines, one for each group and machine at most; returns them with notes.
 
     `wanted` is `key=value,...`, or the name of a row; empty for the row `baseline`, or the first.
-    ConfigError: it matches no configuration, or several on one machine.
+    ConfigError: it matches no configuration, or several of one group.
     """
     meant = [v for v in variants if _is_meant(v, wanted or "baseline")]
     if wanted and not meant:
@@ -62,25 +74,64 @@ def choose_baselines(
         example = spelled if spelled != shlex.quote("") else "KEY=VALUE"
         why = f"no run has it; differing: {', '.join(keys) or 'nothing'}"
         raise ConfigError(Problem("--baseline", wanted, why, Fix(remark=f"--baseline {example}")))
-    chosen: dict[str, Variant] = {}
+    chosen: list[Variant] = []
     notes: list[str] = []
     for machine in machines:
         here = [v for v in meant if v.machine == machine.letter]
-        good = [v for v in here if v.records]
+        where = f" on machine {machine.letter}" if len(machines) > 1 else ""
+        if here and not any(v.records for v in here):
+            notes.append(f"the baseline failed{where}: nothing is compared with it")
+        elif wanted and not here:
+            notes.append(f"the baseline did not run{where}: nothing is compared there")
+    for part in _parts(variants, machines):
+        here = [v for v in meant if v in part]
         if wanted and len(here) > 1:
             why = f"{len(here)} configurations have it: {'; '.join(v.label for v in here[:4])}"
             fix = Fix(remark=f"--baseline {_spelled(here[0], keys, variants)}")
             raise ConfigError(Problem("--baseline", wanted, why, fix))
-        where = f" on machine {machine.letter}" if len(machines) > 1 else ""
-        if here and not good:
-            notes.append(f"the baseline failed{where}: nothing is compared with it")
-        elif wanted and not here:
-            notes.append(f"the baseline did not run{where}: nothing is compared there")
-        if not good and not wanted:
-            good = [v for v in variants if v.machine == machine.letter and v.records]
-        if good:
-            chosen[machine.letter] = good[0]
+        there = any(v.machine == part[0].machine for v in meant)
+        good = [v for v in here if v.records]
+        if not good and not (wanted and (here or not there)):
+            good = [v for v in part if v.records]
+        chosen += good[:1]
     return chosen, notes
+
+
+@dataclass(frozen=True)
+class Family:
+    """Configurations that are compared with one baseline, and in what."""
+
+    baseline: Variant
+    members: Sequence[Variant]
+    """With the baseline."""
+    measures: Sequence[str]
+    """Keys of the loss, or of the speed, that is compared: the first that was measured."""
+
+
+def find_families(entries: Sequence[Entry]) -> list[Family]:
+    """Group entries as a report does: by machine and group, without excluded runs."""
+    variants, machines, keys = group(entries)
+    variants = without_outliers(variants)
+    chosen, _ = choose_baselines(variants, machines, "", keys)
+    labelled = dict(zip(variants, named(variants, chosen), strict=True))
+    found = []
+    for part in _parts(variants, machines):
+        differing, focus = _focus(part)
+        speed = TOKENS if "data.packing" in differing else SAMPLES
+        measures = LOSSES if focus is Affects.learning else (speed.key,)
+        good = [labelled[v] for v in part if v.records]
+        found += [Family(labelled[v], good, measures) for v in chosen if v in part]
+    return found
+
+
+def _parts(variants: Sequence[Variant], machines: Sequence[Machine]) -> list[list[Variant]]:
+    """Variants by machine and group; groups with the most configurations first."""
+    found: dict[tuple[str, str], list[Variant]] = {}
+    for each in variants:
+        found.setdefault((each.machine, each.work), []).append(each)
+    letters = [machine.letter for machine in machines]
+    kept = [members for (letter, _), members in found.items() if letter in letters]
+    return sorted(kept, key=lambda part: (letters.index(part[0].machine), -len(part)))
 
 
 def _is_meant(variant: Variant, wanted: str) -> bool:
@@ -99,7 +150,7 @@ def _spelled(variant: Variant, keys: Sequence[str], variants: Sequence[Variant])
     return shlex.quote(",".join(told))
 
 
-COMPARED = (SAMPLES.key, TOKENS.key, STEP.key, PEAK.key, RESERVED.key)
+COMPARED = (SAMPLES, TOKENS, STEP, PEAK, RESERVED)
 """Measures with a ratio to the baseline."""
 
 MAX_CURVES = 200
@@ -115,13 +166,16 @@ class ComparisonRow:
     """Measure -> value over the repeats."""
     ratios: Mapping[str, Ratio] = field(default_factory=dict)
     """Measure -> ratio to the baseline; decisions corrected for multiple comparisons."""
-    quality: Quality = field(default_factory=Quality)
+    quality: LossComparison = field(default_factory=LossComparison)
+    """Its loss, or what `--by` names."""
     is_baseline: bool = False
     on_front: bool = False
     phases: Mapping[str, float] = field(default_factory=dict)
     """Phase of a step -> fraction of its time."""
     curve: Curve | None = None
     equal_time_s: float | None = None
+    """As of `OneMachine`."""
+    speed: Measure = SAMPLES
     """As of `OneMachine`."""
 
     @property
@@ -148,10 +202,18 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class OneMachine:
-    """Comparison on one kind of machine; numbers of several are never combined."""
+    """Comparison of one group on one kind of machine; numbers of several are never combined."""
 
     machine: Machine
     baseline: Variant | None
+    work: str = ""
+    """Name of the group: one model, task and data; empty for a single one."""
+    keys: tuple[str, ...] = ()
+    """Keys in which its configurations differ."""
+    focus: Affects = Affects.both
+    """What these keys change: *learning*, *rounding* or *both*."""
+    speed: Measure = SAMPLES
+    """Tokens without padding where a sample is not the same thing in all configurations."""
     effects: tuple[Effect, ...] = ()
     alone: tuple[tuple[ComparisonRow, str], ...] = ()
     """Rows that differ from the baseline in one factor, and this factor."""
@@ -163,9 +225,13 @@ class OneMachine:
     """Measure of COMPARED -> comparisons of variants."""
     equal_time_s: float | None = None
     """Training time at which losses are compared: that of the shortest run with a curve."""
+    notes: tuple[str, ...] = ()
+    """On the quiet of the machine."""
+    level: float = ALPHA
+    """Chance of a false claim among the comparisons with the baseline."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Comparison:
     """Contents of a report."""
 
@@ -183,12 +249,15 @@ class Comparison:
     """What configurations are judged and sorted by; empty for the loss."""
 
     def rows_of(self, part: OneMachine) -> list[ComparisonRow]:
-        """Rows of one machine."""
-        return [row for row in self.rows if row.variant.machine == part.machine.letter]
+        """Rows of one group and machine."""
+        own = part.machine.letter, part.work
+        return [row for row in self.rows if (row.variant.machine, row.variant.work) == own]
 
     def suffix(self, part: OneMachine) -> str:
-        """The machine in a title: ` [A]`; empty where there is one."""
-        return f" [{part.machine.letter}]" if len(self.machines) > 1 else ""
+        """Group and machine in a title: `: tiny [A]`; empty where there is one."""
+        letters = {each.machine.letter for each in self.machines}
+        work = f": {part.work}" if part.work else ""
+        return f"{work} [{part.machine.letter}]" if len(letters) > 1 else work
 
 
 def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> Comparison:
@@ -205,21 +274,22 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
     """
     gathered = gather(folders)
     variants, machines, keys = group(gathered.entries)
+    variants = without_outliers(variants)
     chosen, notes = choose_baselines(variants, machines, baseline, keys)
-    metrics = _metrics(variants)
+    labelled = dict(zip(variants, named(variants, chosen), strict=True))
+    variants, chosen = list(labelled.values()), [labelled[each] for each in chosen]
+    metrics = [*_losses(variants), *_metrics(variants)]
     if by and by not in (*keys, *metrics):
         raise _unknown_factor(by, keys, metrics)
     metric = "" if by in keys else by
-    shown = [by] if by in keys else keys
-    parts = [
-        _on(m, chosen.get(m.letter), variants, shown, keys, gathered.sweeps, metric)
-        for m in machines
-    ]
-    rows = {row.variant: row for _, found in parts for row in found}
-    bare = [rows.get(v) or ComparisonRow(v) for v in variants]
-    if metric:
-        bare.sort(key=partial(_rank, metric))
-    noisy = [t for part, _ in parts for t in quiet_notes(part.baseline, variants, part.noise)]
+    parts = []
+    for here in _parts(variants, machines):
+        machine = next(m for m in machines if m.letter == here[0].machine)
+        base = next((each for each in chosen if each in here), None)
+        parts.append(_on(machine, base, here, by if by in keys else "", gathered, metric))
+    found = [row for _, rows in parts for row in rows]
+    bare = [ComparisonRow(v) for v in variants if not v.machine]
+    noisy = [note for part, _ in parts for note in part.notes]
     return Comparison(
         folders=tuple(map(str, folders)),
         sweeps=gathered.sweeps,
@@ -227,7 +297,7 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
         factors=tuple(keys),
         shared=_shared(variants, keys),
         machines=tuple(part for part, _ in parts),
-        rows=tuple(bare),
+        rows=(*found, *bare),
         notes=(*gathered.notes, *notes, *_notes(gathered, machines), *noisy),
         metric=metric,
     )
@@ -237,27 +307,56 @@ def _metrics(variants: Sequence[Variant]) -> list[str]:
     return list(dict.fromkeys(name for v in variants for r in v.records for name in r.metrics))
 
 
-def _rank(metric: str, row: ComparisonRow) -> tuple[str, float]:
-    """Machine, and place by a metric, the best first; those without it last."""
-    found = row.estimates.get(f"{METRIC}{metric}")
-    sign = 1 if is_lower_better(metric) else -1
-    return row.variant.machine, math.inf if found is None else sign * found.value
+def _losses(variants: Sequence[Variant]) -> list[str]:
+    """Names of the measured losses."""
+    return [n for n in LOSS_NAMES if any(v.sample(key) for v in variants for key in keys_by(n))]
+
+
+def _rank(metric: str, row: ComparisonRow) -> float:
+    """Place by a loss or metric, the best first; those without it last."""
+    for key in keys_by(metric):
+        if found := row.estimates.get(key):
+            return found.value if is_better_lower(key) else -found.value
+    return math.inf
+
+
+def _focus(variants: Sequence[Variant]) -> tuple[list[str], Affects]:
+    """Keys in which variants of one group differ, and what they change in all."""
+    values: dict[str, set[str]] = {}
+    for key in dict.fromkeys(key for each in variants for key in each.told):
+        found = {each.factors.get(key, each.settings.get(key, "")) for each in variants}
+        values |= {key: found} if len(found) > 1 else {}
+    classes = {affects(key, found) for key, found in values.items()}
+    if len({samples_per_step(record) for each in variants for record in each.records}) > 1:
+        classes.add(Affects.both)
+    classes &= {Affects.learning, Affects.rounding, Affects.both}
+    focus = Affects.both if len(classes) > 1 else next(iter(classes), Affects.rounding)
+    return list(values), focus
 
 
 def _on(
     machine: Machine,
     baseline: Variant | None,
-    variants: Sequence[Variant],
-    shown: Sequence[str],
-    keys: Sequence[str],
-    sweeps: Sequence[str],
+    here: Sequence[Variant],
+    shown: str,
+    gathered: Gathered,
     metric: str,
 ) -> tuple[OneMachine, list[ComparisonRow]]:
-    here = [v for v in variants if v.machine == machine.letter]
+    """Compare one group's variants on one machine; effects of the factor `shown`, or of all."""
     good = [v for v in here if v.records]
-    front = pareto(good)
-    noise = {key: Compared({v: v.sample(key) for v in here}) for key in COMPARED}
-    corrected = correct_all([_ratios(v, baseline, noise) for v in here])
+    keys, focus = _focus(here)
+    is_packed = "data.packing" in keys  # a packed row holds several samples
+    speed, compared = (TOKENS, (TOKENS, PEAK, RESERVED)) if is_packed else (SAMPLES, COMPARED)
+    noise = {m.key: Compared({v: v.sample(m.key) for v in here}) for m in compared}
+    has_speeds = focus is not Affects.learning and len(good) > 1
+    front = pareto(good, speed, noise[speed.key]) if has_speeds else []
+    corrected = correct_all([_differences(v, baseline, noise) for v in here], gathered.level)
+    for v, ratios in zip(here, corrected, strict=True):
+        ratios |= _kept(v, baseline, ratios, speed.key, gathered) | _of_bytes(v, baseline, ratios)
+    notes = [] if has_speeds else _unequal(corrected)
+    losses = {}
+    if baseline is not None:
+        losses = compare_losses(baseline, here, training_key, metric, gathered.level)
     drawn = list(dict.fromkeys(v for v in (baseline, *front, *good) if v))[:MAX_CURVES]
     curves = {v: curve for v in drawn if (curve := curve_of(v))}
     moment = min((curve.seconds[-1] for curve in curves.values()), default=None)
@@ -265,33 +364,95 @@ def _on(
         ComparisonRow(
             variant,
             _estimates(variant),
-            ratios,
-            Quality() if baseline is None else quality(baseline, variant, metric),
+            ratios if has_speeds else {},
+            losses.get(variant, LossComparison()),
             is_baseline=variant is baseline,
             on_front=variant in front,
             phases=_phases(variant),
             curve=curves.get(variant),
             equal_time_s=moment,
+            speed=speed,
         )
         for variant, ratios in zip(here, corrected, strict=True)
     ]
-    if baseline is None:
-        return OneMachine(machine, None, noise=noise, equal_time_s=moment), rows
-    # Pairs agree in all factors, including those not shown.
-    effects = main_effects(baseline, good, keys, {m.key: noise[m.key] for m in BOTH})
-    others = [v for v in good if v is not baseline]
-    by_variant = {row.variant: row for row in rows}
+    if metric or focus is Affects.learning:
+        rows.sort(key=partial(_rank, metric))
+    notes += outlier_notes(here) + quiet_notes(baseline, here, noise)
     part = OneMachine(
         machine,
         baseline,
-        tuple(e for e in effects if e.factor in shown),
-        tuple((by_variant[v], change) for v, change in alone(baseline, others)),
-        tuple((by_variant[v], added) for v, added in ladder(baseline, others)),
-        tuple(match_published(sweeps, good)),
-        noise,
-        moment,
+        here[0].work,
+        tuple(keys),
+        focus,
+        speed,
+        noise=noise,
+        equal_time_s=moment,
+        notes=tuple(notes),
+        level=gathered.level,
     )
-    return part, rows
+    return (_with_effects(part, rows, shown, gathered) if has_speeds else part), rows
+
+
+def _with_effects(
+    part: OneMachine, rows: Sequence[ComparisonRow], shown: str, gathered: Gathered
+) -> OneMachine:
+    """Add the effects of single techniques and of their combinations, and published ones."""
+    if part.baseline is None:
+        return part
+    good = [row.variant for row in rows if row.variant.records]
+    # Pairs agree in all factors, including those not shown.
+    both = {m.key: part.noise[m.key] for m in (part.speed, PEAK)}
+    tested = {row.variant: row.ratios for row in rows}
+    tests = PairTests(both, part.baseline, tested, gathered.level)
+    effects = main_effects(good, part.keys, tests)
+    others = [v for v in good if v is not part.baseline]
+    by_variant = {row.variant: row for row in rows}
+    return replace(
+        part,
+        effects=tuple(e for e in effects if shown in ("", e.factor)),
+        alone=tuple((by_variant[v], change) for v, change in alone(part.baseline, others)),
+        ladder=tuple((by_variant[v], added) for v, added in ladder(part.baseline, others)),
+        published=tuple(match_published(gathered.sweeps, good, tests)),
+    )
+
+
+def _of_bytes(
+    variant: Variant, base: Variant | None, ratios: Mapping[str, Ratio]
+) -> dict[str, Ratio]:
+    """The ratio of peak memory, which needs no test where bytes never vary."""
+    found, sides = ratios.get(PEAK.key), [v.sample(PEAK.key) for v in (base, variant) if v]
+    if found is None or found.decision is not Significance.single:
+        return {}
+    if any(max(each.values()) > min(each.values()) * (1 + SAME_BYTES) for each in sides):
+        return {}
+    far = Significance.higher if found.value > 1 else Significance.lower
+    is_same = abs(found.value - 1) <= SAME
+    return {PEAK.key: replace(found, decision=Significance.same if is_same else far)}
+
+
+def _kept(
+    variant: Variant, base: Variant | None, ratios: Mapping[str, Ratio], speed: str, all_: Gathered
+) -> dict[str, Ratio]:
+    """The ratio that a look of `sweep.repeats=auto` resolved, and all repeats do not resolve."""
+    keys = [key_of(each.first.overrides) for each in (variant, base) if each and each.first]
+    found = all_.decided.get((keys[0], keys[-1])) if keys else None
+    is_open = speed in ratios and ratios[speed].decision is Significance.unresolved
+    if not found or not is_open or found.state.name not in ("higher", "lower"):
+        return {}
+    ends, decision = (found.low, found.high), Significance[found.state.name]
+    value, level = found.value or ratios[speed].value, found.level or all_.level
+    return {speed: Ratio(value, *ends, found.repeats, decision, level, level)}
+
+
+def _unequal(ratios: Sequence[Mapping[str, Ratio]]) -> list[str]:
+    """A note on resolved differences of speed where none is possible."""
+    speeds = [each[SAMPLES.key] for each in ratios if SAMPLES.key in each]
+    resolved = (Significance.higher, Significance.lower)
+    far = [each.value for each in speeds if each.decision in resolved]
+    if not far:
+        return []
+    value = max(far, key=lambda value: abs(math.log(value)))
+    return [f"speeds of equal work differ by {_digits(value)}x: the machine was not quiet"]
 
 
 def _estimates(variant: Variant) -> dict[str, Estimate]:
@@ -299,16 +460,16 @@ def _estimates(variant: Variant) -> dict[str, Estimate]:
     found = {}
     for key in keys:
         sample = variant.sample(key)
-        found[key] = mean_of(sample.values()) if key.startswith(METRIC) else estimate(sample)
+        found[key] = mean_of(sample.values()) if key.startswith(BY_SEED) else estimate(sample)
     return {key: each for key, each in found.items() if each}
 
 
-def _ratios(
+def _differences(
     variant: Variant, baseline: Variant | None, noise: Mapping[str, Compared]
-) -> dict[str, Ratio]:
+) -> dict[str, Difference]:
     if baseline is None or variant is baseline:
         return {}
-    found = {key: each.ratio((baseline, variant)) for key, each in noise.items()}
+    found = {key: each.difference((baseline, variant)) for key, each in noise.items()}
     return {key: each for key, each in found.items() if each}
 
 
@@ -373,46 +534,27 @@ def times(ratio: Ratio) -> str:
     return text if low == high else f"{text} ({low} to {high})"
 
 
-def in_words(ratio: Ratio) -> str:
-    """Format a ratio with its decision: `not resolved: 1.03x (0.99 to 1.07)`."""
-    if ratio.decision in (Significance.higher, Significance.lower):
-        return times(ratio)
-    words = {
-        Significance.same: f"the same within {100 * SAME:.0f} %",
-        Significance.hint: "a hint, not significant among this many comparisons",
-    }
-    return f"{words.get(ratio.decision, ratio.decision.value)}: {times(ratio)}"
-
-
-SIGNS = {
-    Significance.higher: "+", Significance.lower: "-", Significance.same: "=",
-    Significance.hint: "?", Significance.unresolved: "~", Significance.single: "",
-}  # fmt: skip
-"""Sign for a decision, shown after a number."""
-
-MARKS = (
-    "+ higher, - lower, = the same within 2 %, ~ not resolved, "
-    "? a hint, not significant among this many comparisons, no sign: too few repeats"
-)
-
-
-def loss_words(quality: Quality) -> str:
+def loss_words(quality: LossComparison) -> str:
     """Compare the loss with the baseline's, as the end of a sentence."""
-    which = quality.name
-    if quality.parity is Parity.unknown:
-        return "no loss to compare"
-    if quality.parity is Parity.other:
-        return f"losses not comparable ({quality.why})"
-    if quality.parity is Parity.baseline:
+    which, parity = quality.name, quality.parity
+    if parity is Parity.baseline:
         return "the baseline"
-    change = f"{100 * (quality.difference or 0.0):+.2g} %"
-    if quality.parity is Parity.equal:
-        return f"{which} equal"
-    words = quality.word
-    if quality.parity is Parity.unresolved:
-        why = f"not compared: {quality.why}" if quality.why else ""
-        words = why or f"not resolved {Parity.within.value}"
-    return f"{which} {words} ({change})"
+    plain = {
+        Parity.unknown: "no loss to compare",
+        Parity.other: f"losses not comparable ({quality.why})",
+        Parity.equal: f"{which} equal",
+        Parity.few: f"losses not compared: {quality.why} (sweep.seeds=per_repeat)",
+        Parity.better: f"{which} {quality.word}: {quality.change}",
+        Parity.worse: f"{which} {quality.word}: {quality.change}",
+    }
+    if parity in plain:
+        return plain[parity]
+    if parity is not Parity.undecided:
+        return f"{which} {quality.word} ({quality.interval})"
+    text = f"{which} not decided: {quality.interval} with {format_number(quality.seeds, 'seed')}"
+    if more := quality.more_seeds:
+        text += f" ({more[0]} seeds would show {more[1]:g} {quality.unit}".rstrip() + ")"
+    return text
 
 
 def _digits(value: float) -> str:

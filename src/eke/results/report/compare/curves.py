@@ -1,4 +1,4 @@
-"""Loss curves, comparison of losses with the baseline, and noise of repeats.
+"""Loss curves, and noise of repeats.
 
 Curves are over training time alone, without start-up, evaluation and compiling.
 """
@@ -10,25 +10,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from enum import Enum
 from statistics import fmean, median
 
-from eke.common.files import plain
 from eke.common.paths import RunPaths
-from eke.common.text import format_number
-from eke.plan.identity import canonical
 from eke.plan.record import Outcome, Record, metrics
-from eke.plan.record.metrics import is_lower_better
-from eke.results.report.compare.measures import (
-    LARGEST,
-    LOSSES,
-    METRIC,
-    SAMPLES,
-    TRAIN_LOSS,
-    metric_of,
-    samples_seen,
-)
-from eke.results.report.compare.statistics import Compared, Sample, mean_of, ratio
+from eke.results.report.compare.measures import LARGEST, SAMPLES, TOKENS
+from eke.results.report.compare.statistics import Compared
 from eke.results.report.compare.variants import Variant
 
 MAX_POINTS = 200
@@ -47,6 +34,8 @@ class Curve:
     if there are any."""
     losses: tuple[float, ...]
     """Moving average over WINDOW_FRAC of the steps."""
+    steps: tuple[int, ...] = ()
+    """Optimizer steps done."""
 
     def at(self, seconds: float) -> float | None:
         """Loss at a time; None before the first step."""
@@ -62,6 +51,18 @@ def curve_of(variant: Variant) -> Curve | None:
         if not entry.record.shared_device and (curve := read_curve(RunPaths(entry.folder))):
             return curve
     return None
+
+
+def curves_of(variant: Variant, most: int) -> list[Curve]:
+    """Curves of different seeds, at most this many; times of a shared device count, too."""
+    found: dict[int, Curve] = {}
+    for entry in variant.entries:
+        seed, _ = entry.repeat
+        ended = entry.folder is not None and entry.outcome == Outcome.ok.name
+        if ended and entry.folder and seed not in found and len(found) < most:
+            curve = read_curve(RunPaths(entry.folder))
+            found |= {seed: curve} if curve else {}
+    return list(found.values())
 
 
 def read_curve(paths: RunPaths) -> Curve | None:
@@ -89,130 +90,12 @@ def read_curve(paths: RunPaths) -> Curve | None:
     losses = [fmean(loss for _, loss in steps[max(0, end - window) : end]) for end in ends]
     every = math.ceil(len(seconds) / MAX_POINTS)
     kept = sorted({*range(0, len(seconds), every), len(seconds) - 1})
-    return Curve(tuple(seconds[n] for n in kept), tuple(losses[n] for n in kept))
+    done = tuple(int(timed[n][metrics.STEP]) for n in kept)
+    return Curve(tuple(seconds[n] for n in kept), tuple(losses[n] for n in kept), done)
 
 
 def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and abs(value) < LARGEST
-
-
-MARGIN = 0.01
-"""Relative increase up to which a loss counts as no worse: a choice, stated in the report."""
-
-EQUAL = 1e-5
-"""Relative difference up to which losses count as numerically equivalent: the bound of
-tests/equivalence for float32 over 20 steps."""
-
-
-ANOTHER_TRAINING = "another model, task or data"
-"""Reason that losses and speeds of two configurations are not comparable."""
-
-
-class Parity(Enum):
-    """Loss relative to the baseline's."""
-
-    baseline = "baseline"
-    equal = "equal"
-    within = "within 1 %"
-    better = "lower"
-    worse = "higher"
-    unresolved = "not resolved"
-    other = "not comparable"
-    unknown = ""
-
-
-@dataclass(frozen=True)
-class Quality:
-    """Comparison of a configuration's loss with the baseline's."""
-
-    parity: Parity = Parity.unknown
-    measure: str = ""
-    """Key of the loss that was compared."""
-    difference: float | None = None
-    """Relative to the baseline's; positive is higher."""
-    why: str = ""
-
-    @property
-    def word(self) -> str:
-        """The parity; of a difference that is shown, its direction."""
-        if self.difference is None or self.parity not in (Parity.better, Parity.worse):
-            return self.parity.value
-        return "lower" if self.difference < 0 else "higher"
-
-    @property
-    def name(self) -> str:
-        """Name of what was compared."""
-        if self.measure.startswith(METRIC):
-            return metric_of(self.measure).title
-        return "train loss" if self.measure == TRAIN_LOSS.key else "eval loss"
-
-
-def quality(base: Variant, other: Variant, metric: str = "") -> Quality:
-    """Compare losses, or a metric, of one machine's variants.
-
-    Fewer than three seeds resolve no difference: with dropout or other numerics, two trainings
-    with one seed differ by chance.
-    """
-    if other is base:
-        return Quality(Parity.baseline)
-    for key in [f"{METRIC}{metric}"] if metric else LOSSES:
-        before, after = base.sample(key), other.sample(key)
-        if not before or not after:
-            continue
-        if not _learn_alike(base.records, other.records):
-            return Quality(Parity.other, key, why=ANOTHER_TRAINING)
-        own, its = (fmean([samples_seen(r) or 0 for r in v.records]) for v in (other, base))
-        if own != its:
-            why = f"{own:.0f} samples seen, the baseline {its:.0f}"
-            return Quality(Parity.other, key, why=why)
-        return _judged(key, before, after)
-    return Quality(Parity.unknown, why=f"no {metric or 'loss'} was measured")
-
-
-def _judged(key: str, before: Sample, after: Sample) -> Quality:
-    """Compare two losses or metrics by seed; fewer than three seeds can only show equality."""
-    is_metric = key.startswith(METRIC)
-    shared = [seed for seed in before if seed in after]
-    if is_metric:  # it may be 0
-        scale = abs(fmean(before.values())) or 1.0
-        changes = [(after[seed] - before[seed]) / scale for seed in shared]
-    else:
-        changes = [math.log(after[seed] / before[seed]) for seed in shared]
-    if changes and max(map(abs, changes)) <= EQUAL:
-        return Quality(Parity.equal, key, fmean(changes))
-    found = mean_of(changes) if is_metric else ratio(before, after)
-    if found is None:
-        return Quality(Parity.unresolved, key, why="no common seed")
-    one = 0.0 if is_metric else 1.0
-    difference = found.value - one
-    if found.low is None or found.high is None:
-        why = "one seed" if found.n == 1 else format_number(found.n, "seed")
-        return Quality(Parity.unresolved, key, difference, why)
-    low, high = found.low - one, found.high - one
-    if is_metric and not is_lower_better(key.removeprefix(METRIC)):
-        low, high = -high, -low
-    if high <= MARGIN:
-        parity = Parity.better if high < -MARGIN else Parity.within
-    else:
-        parity = Parity.worse if low > MARGIN else Parity.unresolved
-    return Quality(parity, key, difference)
-
-
-def is_another_training(base: Variant, other: Variant) -> bool:
-    """Whether model, task or data differ, so that speeds are not comparable."""
-    return bool(base.records and other.records) and not _learn_alike(base.records, other.records)
-
-
-def _learn_alike(base: Sequence[Record], other: Sequence[Record]) -> bool:
-    """Whether two configurations have the same model, task and data."""
-
-    def learned(record: Record) -> str:
-        config = record.config
-        model, task, data = (config.get(group) for group in ("model", "task", "data"))
-        length = data.get("seq_len") if isinstance(data, dict) else None
-        return canonical(plain([model, task, length, record.plan.get("data_fingerprint")]))
-
-    return set(map(learned, base)) == set(map(learned, other))
 
 
 SPREAD = 1.3
@@ -235,9 +118,10 @@ def quiet_notes(
     if base is None:
         return []
     here = [each for each in variants if each.machine == base.machine]
+    speeds = noise.get(SAMPLES.key) or noise[TOKENS.key]
     notes = [
         f"{each.label}: noisier than the others, repeats differ by {repeat_spread(each):.2f}x"
-        for each in here if noise[SAMPLES.key].is_noisy(each)
+        for each in here if speeds.is_noisy(each)
     ]  # fmt: skip
     if apart := sorted(_apart(base, here), reverse=True):
         seconds, label = apart[0]

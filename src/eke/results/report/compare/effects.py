@@ -1,24 +1,22 @@
 """Effects of techniques: over matched pairs, alone, cumulative, Pareto front, published tables."""
 
-import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from eke.results.report.compare.measures import PEAK, SAMPLES
+from eke.results.report.compare.measures import PEAK, SAMPLES, Measure
 from eke.results.report.compare.statistics import (
+    ALPHA,
     MIN_REPEATS,
+    SAME,
     Compared,
+    Difference,
     Ratio,
     correct_all,
     estimate,
-    of_logs,
-    ratio,
+    mean_difference,
 )
 from eke.results.report.compare.variants import Variant
 from eke.results.report.published import Figures, PublishedTable, all_published
-
-BOTH = (SAMPLES, PEAK)
 
 MAX_VARIANTS = 1000
 """Limit for ladders: finding the longest one takes quadratic time."""
@@ -38,24 +36,57 @@ class Effect:
     of their repeats and does not generalize to other pairs."""
 
 
+@dataclass(frozen=True)
+class PairTests:
+    """How pairs of one machine's variants are tested: with the baseline, as the report's table."""
+
+    noise: Mapping[str, Compared]
+    """By measure."""
+    base: Variant
+    rows: Mapping[Variant, Mapping[str, Ratio]]
+    """Tested ratios of variants to the baseline."""
+    level: float = ALPHA
+    """As of `holm_levels`."""
+
+    def ratios(self, groups: Sequence[Sequence[tuple[Variant, Variant]]]) -> list[dict[str, Ratio]]:
+        """The ratio over each group's pairs in each measure; those not in the table are a family.
+
+        A comparison has one interval wherever it is shown.
+        """
+        known = [
+            self.rows.get(pairs[0][1]) if len(pairs) == 1 and pairs[0][0] is self.base else None
+            for pairs in groups
+        ]
+        rest = [
+            _over(pairs, self.noise) if row is None else {}
+            for pairs, row in zip(groups, known, strict=True)
+        ]
+        tested = zip(known, correct_all(rest, self.level), strict=True)
+        return [
+            each if row is None else {key: row[key] for key in self.noise if key in row}
+            for row, each in tested
+        ]
+
+
 def main_effects(
-    base: Variant, variants: Sequence[Variant], keys: Sequence[str], noise: Mapping[str, Compared]
+    variants: Sequence[Variant], keys: Sequence[str], tests: PairTests
 ) -> list[Effect]:
-    """Effects of every factor's values among one machine's successful variants, in `noise`."""
-    effects = []
+    """Effects of every factor's values among one machine's successful variants."""
+    effects, groups = [], []
     for key in keys:
         others: dict[tuple[tuple[str, str], ...], dict[str, Variant]] = {}
         for each in variants:
             for rest in _rests(each, key):
                 others.setdefault(rest, {})[each.factors.get(key, "")] = each
-        reference = base.factors.get(key, "")
+        reference = tests.base.factors.get(key, "")
         values = dict.fromkeys(each.factors.get(key, "") for each in variants)
         for value in values:
             both = [g for g in others.values() if {reference, value} <= set(g)]
             pairs = list(dict.fromkeys((g[reference], g[value]) for g in both))
             if value != reference and pairs:
-                effects.append(Effect(key, value, reference, len(pairs), _over(pairs, noise)))
-    ratios = correct_all([effect.ratios for effect in effects])
+                effects.append(Effect(key, value, reference, len(pairs), {}))
+                groups.append(pairs)
+    ratios = tests.ratios(groups)
     return [replace(effect, ratios=each) for effect, each in zip(effects, ratios, strict=True)]
 
 
@@ -113,28 +144,63 @@ def _tell(change: Mapping[str, str]) -> str:
 
 def _over(
     pairs: Sequence[tuple[Variant, Variant]], noise: Mapping[str, Compared]
-) -> dict[str, Ratio]:
-    effects: dict[str, Ratio | None] = {}
+) -> dict[str, Difference]:
+    effects: dict[str, Difference | None] = {}
     for key, compared in noise.items():
         named = [(a, b) for a, b in pairs if a.sample(key) and b.sample(key)]
         if len(named) < MIN_REPEATS:
-            effects[key] = compared.ratio(*named)
+            effects[key] = compared.difference(*named)
         else:  # the interval includes the variation between pairs
-            found = [compared.ratio(pair) for pair in named]
-            effects[key] = of_logs([math.log(each.value) for each in found if each])
+            found = [compared.difference(pair) for pair in named]
+            effects[key] = mean_difference([each.mean for each in found if each])
     return {key: each for key, each in effects.items() if each}
 
 
-def pareto(variants: Sequence[Variant]) -> list[Variant]:
-    """Pareto front of memory and samples per second, by increasing memory."""
+SAME_BYTES = 0.001
+"""Memories count as equal within it: means of logarithms and allocators round."""
+
+
+def pareto(variants: Sequence[Variant], measure: Measure, noise: Compared) -> list[Variant]:
+    """Variants that no other beats in memory or speed without being worse in the other.
+
+    By increasing memory. Speeds are equal within SAME, or if the repeats do not resolve the
+    difference. Those with too few repeats are compared by their values.
+
+    Args:
+        variants: of one group and machine.
+        measure: the speed.
+        noise: comparisons in that speed.
+    """
     points = []
     for each in variants:
-        memory, speed = (estimate(each.sample(m.key)) for m in (PEAK, SAMPLES))
+        memory, speed = (estimate(each.sample(m.key)) for m in (PEAK, measure))
         if memory and speed:
-            points.append((memory.value, -speed.value, each))
-    points.sort(key=lambda point: point[:2])
-    slowness = itertools.accumulate((point[1] for point in points), min, initial=math.inf)
-    return [point[2] for point, least in zip(points, slowness, strict=False) if point[1] < least]
+            points.append(_Point(each, memory.value, speed.value, noise, ALPHA / len(variants)))
+    front: list[_Point] = []
+    for point in sorted(points, key=lambda point: (point.memory, -point.speed)):
+        if not any(other.beats(point) for other in reversed(front)):
+            front = [other for other in front if not point.beats(other)] + [point]
+    return [point.variant for point in front]
+
+
+@dataclass(frozen=True, eq=False)
+class _Point:
+    variant: Variant
+    memory: float
+    speed: float
+    noise: Compared
+    level: float
+
+    def beats(self, other: "_Point") -> bool:
+        if self.memory > other.memory * (1 + SAME_BYTES) or other._is_faster(self):
+            return False
+        return other.memory > self.memory * (1 + SAME_BYTES) or self._is_faster(other)
+
+    def _is_faster(self, other: "_Point") -> bool:
+        if self.speed <= other.speed * (1 + SAME):
+            return False
+        found = self.noise.difference((other.variant, self.variant))
+        return found is None or found.p is None or found.p <= self.level
 
 
 @dataclass(frozen=True)
@@ -142,7 +208,7 @@ class PublishedRow:
     """One row of a sweep relative to the baseline: ratios of SAMPLES and PEAK."""
 
     row: str
-    measured: Mapping[str, Ratio | None]
+    measured: Mapping[str, Ratio]
     published: Mapping[str, float | None]
 
 
@@ -154,7 +220,9 @@ class PublishedMatch:
     rows: tuple[PublishedRow, ...]
 
 
-def match_published(sweeps: Sequence[str], variants: Sequence[Variant]) -> list[PublishedMatch]:
+def match_published(
+    sweeps: Sequence[str], variants: Sequence[Variant], tests: PairTests
+) -> list[PublishedMatch]:
     """Published tables whose baseline and at least one other row one machine measured."""
     by_row = {row: v for v in variants if v.records for row in v.rows}
     found = []
@@ -162,9 +230,9 @@ def match_published(sweeps: Sequence[str], variants: Sequence[Variant]) -> list[
         base = by_row.get(table.baseline)
         others = [row for row in table.rows if row != table.baseline and row in by_row]
         if base is not None and others:
+            measured = tests.ratios([[(base, by_row[row])] for row in others])
             rows = []
-            for row in others:
-                own = {m.key: ratio(base.sample(m.key), by_row[row].sample(m.key)) for m in BOTH}
+            for row, own in zip(others, measured, strict=True):
                 told = _published_ratios(table.rows[row], table.rows[table.baseline])
                 rows.append(PublishedRow(row, own, told))
             found.append(PublishedMatch(table, tuple(rows)))

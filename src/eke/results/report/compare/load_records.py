@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,18 @@ from eke.plan.record import (
     read_record,
 )
 from eke.results.report.compare.measures import measured_values
+from eke.results.report.compare.statistics import ALPHA
+from eke.results.report.compare.until_decided import Decision, decision_of
 
 NOT_RUN = "not run"
 """Outcome shown for a cell without one."""
 
 UNREADABLE = "unreadable"
 """Outcome shown for a run whose record is unreadable."""
+
+
+Key = tuple[str, ...]
+"""A configuration of a sweep: its overrides without seed and repeat."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +86,11 @@ class Gathered:
     """Command-line arguments of each sweep."""
     notes: tuple[str, ...]
     """Files that could not be read, and why."""
+    level: float = ALPHA
+    """Chance of a false claim among the comparisons with one baseline: of a sweep with
+    `sweep.repeats=auto` that of each look, finished or not; of several sweeps the smallest."""
+    decided: Mapping[tuple[Key, Key], Decision] = field(default_factory=dict)
+    """Configuration and its baseline -> decision of such a sweep, which stays."""
 
 
 def gather(folders: Sequence[Path]) -> Gathered:
@@ -88,12 +99,17 @@ def gather(folders: Sequence[Path]) -> Gathered:
     names: list[str] = []
     commands: list[tuple[str, ...]] = []
     notes: list[str] = []
+    level, decided = ALPHA, dict[tuple[Key, Key], Decision]()
     seen: set[Path] = set()
     # Sweeps first: a run that belongs to one has a name and an order there.
     for sweep in _unique(found for folder in folders for found in _sweeps_of(folder)):
         try:
             content = read_json(SweepPaths(sweep).sweep)
             name, command = content.get("name"), tuple(map(str, content.get("command") or ()))
+            repeats = content.get("repeats") or {"level": ALPHA, "rows": []}
+            level = min(level, float(repeats["level"]))
+            rows = dict(map(decision_of, repeats["rows"]))
+            decided |= {(key, row.baseline): row for key, row in rows.items()}
             entries += _cells(sweep, content["cells"], seen)
         except Exception as error:  # a file of others may hold anything
             why = f"not a readable sweep ({first_line(error)}); its runs are listed individually"
@@ -115,7 +131,8 @@ def gather(folders: Sequence[Path]) -> Gathered:
             entries.remove(entry)
             notes.append(f"{entry.folder}: a copy of {original}, counted once")
     notes += [f"{e.folder}: {e.reason}" for e in entries if e.outcome == UNREADABLE]
-    return Gathered(tuple(entries), tuple(_unique(names)), tuple(_unique(commands)), tuple(notes))
+    definitions = tuple(_unique(names)), tuple(_unique(commands))
+    return Gathered(tuple(entries), *definitions, tuple(notes), level, decided)
 
 
 def _sweeps_of(folder: Path) -> Iterator[Path]:
@@ -228,23 +245,33 @@ ABSENT = ""
 """Value of a key that a configuration lacks."""
 
 
-def configuration(record: Record) -> dict[str, Any]:
+def key_of(overrides: Sequence[str]) -> Key:
+    """Return the configuration of a run."""
+    return tuple(text for text in overrides if not text.startswith(("repeat=", "seed=")))
+
+
+def configuration(config: dict[str, Any]) -> dict[str, Any]:
     """Configuration of a record, without names and keys of repeats."""
     try:
-        kept = meaningful(record.config)
+        kept = meaningful(config)
     except (AttributeError, KeyError, TypeError):  # written with another version of the schema
-        kept = {key: value for key, value in record.config.items() if key not in PRESENTATION}
+        kept = {key: value for key, value in config.items() if key not in PRESENTATION}
     return {key: value for key, value in kept.items() if key not in REPEATED}
 
 
 def settings(record: Record) -> dict[str, str]:
     """Option of every group and value of every key of a record, as text."""
+    return settings_of(record.config, record.choices)
+
+
+def settings_of(config: dict[str, Any], choices: Mapping[str, Any]) -> dict[str, str]:
+    """Option of every group and value of every key of a configuration, as text."""
     chosen = {
         group: str(option)
-        for group, option in record.choices.items()
+        for group, option in choices.items()
         if group not in PRESENTATION and group not in SUMMARIES
     }
-    return {**chosen, **dict(_leaves(configuration(record)))}
+    return {**chosen, **dict(_leaves(configuration(config)))}
 
 
 def typed_settings(overrides: Sequence[str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eke.plan.record import Record, table
+from eke.plan.record.metrics import is_lower_better
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,14 @@ PREDICTED_STEP = Measure("timing.predicted_step_s.expected", "predicted step", "
 EVAL_LOSS = Measure("loss.eval_final", "eval loss", "nats per target", False)
 TRAIN_LOSS = Measure("loss.train_final", "train loss", "nats per target", False)
 LOSSES = (EVAL_LOSS.key, TRAIN_LOSS.key)
+LOSS_NAMES = {"loss": LOSSES, "eval_loss": LOSSES[:1], "train_loss": LOSSES[1:]}
+"""Name for `--by` -> keys, in order of preference."""
 METRIC = "metrics."
 """Prefix of the keys of an evaluation's metrics."""
+BY_STEP = (SAMPLES.key, TOKENS.key, STEP.key, MFU.key)
+"""Keys of what follows from the time of a step."""
 BY_SEED = (*LOSSES, METRIC)
 """Beginnings of the keys of what the seed determines: its repeats are one observation."""
-SHOWN_METRICS = ("accuracy", "f1_macro")
-"""Metrics that the terminal shows where there is room."""
 
 STARTUP = Measure("timing.startup_s", "start-up", "s", True)
 COMPILE = Measure("timing.compile_s", "compiling", "s", True)
@@ -53,7 +56,7 @@ LARGEST = 1e60
 
 
 def measured_values(record: Record) -> dict[str, float]:
-    """Key of a measure -> value; within LARGEST, and positive but for metrics.
+    """Key of a measure -> value; within LARGEST, and positive but for losses and metrics.
 
     Speeds of a run on a shared device are absent, since other processes affect them.
     """
@@ -64,15 +67,19 @@ def measured_values(record: Record) -> dict[str, float]:
         measure.key: float(value)
         for measure, value in values.items()
         if isinstance(value, int | float)
-        and _is_usual(value)
+        and (_is_usual(value) or (measure.key in LOSSES and _is_finite(value)))
         and not (measure.is_speed and record.shared_device)
     }
-    metrics = {name: v for name, v in record.metrics.items() if v == 0 or _is_usual(abs(v))}
-    return found | {f"{METRIC}{name}": value for name, value in metrics.items()}
+    metrics = {f"{METRIC}{name}": value for name, value in record.metrics.items()}
+    return found | {key: value for key, value in metrics.items() if _is_finite(value)}
 
 
 def _is_usual(value: float) -> bool:
     return 1 / LARGEST < value < LARGEST
+
+
+def _is_finite(value: float) -> bool:
+    return value == 0 or _is_usual(abs(value))
 
 
 def _value(record: Record, path: str) -> Any:
@@ -84,10 +91,34 @@ def _value(record: Record, path: str) -> Any:
 
 
 def metric_of(key: str) -> Measure:
-    """The measure of an evaluation's metric, by its key."""
+    """The measure of a loss or of an evaluation's metric, by its key."""
+    if key in LOSSES:
+        return EVAL_LOSS if key == EVAL_LOSS.key else TRAIN_LOSS
     name = key.removeprefix(METRIC)
     title = {"f1_macro": "macro F1"}.get(name, name)
     return Measure(key, title, "of the last evaluation, or the best", False)
+
+
+def keys_by(by: str) -> tuple[str, ...]:
+    """Keys of what `--by` names, in order of preference: a loss, either loss, or a metric."""
+    return LOSS_NAMES.get(by or "loss", (f"{METRIC}{by}",))
+
+
+def is_better_lower(key: str) -> bool:
+    """Whether a lower value of a loss or a metric is better."""
+    return key in LOSSES or is_lower_better(key.removeprefix(METRIC))
+
+
+def best_of(key: str, record: Record) -> tuple[str, int]:
+    """Metric by which a record's evaluation was chosen as the best, and of how many.
+
+    Empty and 1 for the last one, and for the training loss.
+    """
+    every = table(record.config, "train").get("eval_every")
+    if record.best is None or key == TRAIN_LOSS.key or not isinstance(every, int):
+        return "", 1
+    count = math.ceil(record.steps_done / every)
+    return (record.best.metric, count) if count > 1 else ("", 1)
 
 
 def num_devices(record: Record) -> int:
@@ -98,10 +129,14 @@ def num_devices(record: Record) -> int:
 
 def samples_seen(record: Record) -> float | None:
     """Training samples of the whole run; None if the plan lacks them."""
+    samples = samples_per_step(record)
+    return None if samples is None else float(samples) * record.steps_done
+
+
+def samples_per_step(record: Record) -> int | None:
+    """Training samples of an optimizer step on all devices; None if the plan lacks them."""
     size, times = (_count(record, key) for key in ("per_device", "accumulation"))
-    if size is None or times is None:
-        return None
-    return float(size) * times * num_devices(record) * record.steps_done
+    return None if size is None or times is None else size * times * num_devices(record)
 
 
 def _count(record: Record, key: str) -> int | None:

@@ -2,23 +2,27 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import zip_longest
 from statistics import fmean
 
 from eke.common.files import plain
+from eke.config.schema.fields import Affects
 from eke.plan.identity import canonical
 from eke.plan.record import Outcome, Record
+from eke.results.report.compare.keys import affects
 from eke.results.report.compare.load_records import (
     Entry,
     Factors,
     Settings,
     configuration,
+    key_of,
     settings,
     typed_settings,
 )
-from eke.results.report.compare.measures import BY_SEED, measured_values
+from eke.results.report.compare.measures import BY_SEED, BY_STEP, measured_values, samples_per_step
 from eke.results.report.compare.statistics import Sample
 
 NO_MACHINE = ""
@@ -40,11 +44,23 @@ class Variant:
     """A letter; empty for cells that never ran."""
     settings: Factors
     """All settings; without a record, only the overrides."""
-    factors: Factors
+    factors: Factors = field(default_factory=dict)
     """The settings in which variants differ."""
-    label: str
+    told: Factors = field(default_factory=dict)
+    """Of `factors`, those that tell it from others of its group."""
+    label: str = ""
+    """The values of `told` that differ from the baseline's, or a row's name."""
     implied: frozenset[str] = frozenset()
     """Keys of `factors` with their option's default."""
+    work: str = ""
+    """Name of its group: the configurations of one model, task and data; empty for a single one."""
+    excluded: tuple[int, int, int] | None = None
+    """Seed, repeat and duplicate number of the run without a speed: see `outliers`."""
+
+    @property
+    def first(self) -> Entry | None:
+        """The first repeat with a record."""
+        return next((entry for entry in self.entries if entry.record), None)
 
     @property
     def row(self) -> str:
@@ -91,9 +107,19 @@ class Variant:
         found: dict[Hashable, list[float]] = {}
         by_seed = key.startswith(BY_SEED)
         for repeat, values in self._measured.items():
-            if key in values:
+            if key in values and not (key in BY_STEP and repeat == self.excluded):
                 found.setdefault(repeat[0] if by_seed else repeat, []).append(values[key])
         return {each: fmean(values) for each, values in found.items()}
+
+
+def training_key(variant: Variant) -> Hashable:
+    """Equal for variants of one training: they differ only in keys of class *rounding*.
+
+    Batches may be divided in other ways if a step has the same number of samples.
+    """
+    same = (Affects.rounding, Affects.none)
+    learned = [pair for pair in variant.factors.items() if affects(pair[0], pair[1:]) not in same]
+    return *learned, frozenset(map(samples_per_step, variant.records))
 
 
 @dataclass(frozen=True)
@@ -118,21 +144,31 @@ def group(entries: Sequence[Entry]) -> tuple[list[Variant], list[Machine], list[
     for entry in sorted(entries, key=lambda entry: entry.record is None):
         if entry.record is not None:
             data = entry.record.plan.get("data_fingerprint", "")
-            content = canonical(plain([configuration(entry.record), data]))
+            content = canonical(plain([configuration(entry.record.config), data]))
             content = hashlib.sha256(content.encode()).hexdigest()
             key = (letters[_machine_key(_facts(entry.record))], content)
-            homes.setdefault(_typed(entry), key)
+            homes.setdefault(key_of(entry.overrides), key)
         elif entry.is_known:
-            key = homes.setdefault(_typed(entry), (NO_MACHINE, canonical(_typed(entry))))
+            key = homes.setdefault(
+                key_of(entry.overrides), (NO_MACHINE, canonical(key_of(entry.overrides)))
+            )
         else:  # its configuration may equal another one
             key = NO_MACHINE, str(entry.folder)
         groups.setdefault(key, []).append(entry)
     order = {entry: number for number, entry in enumerate(entries)}
     for members in groups.values():
         members.sort(key=order.__getitem__)
-    keys, variants = _describe(groups)
+    found = []
+    for (machine, _), members in groups.items():
+        record = next((entry.record for entry in members if entry.record), None)
+        known = settings(record) if record else typed_settings(members[0].overrides)
+        is_known = record or members[0].is_known
+        found.append(Variant(tuple(members), machine, known if is_known else {}))
+    found.sort(key=lambda variant: order[variant.entries[0]])
+    keys, variants = _described(found)
+    variants = _grouped(variants)
     variants.sort(key=lambda variant: order[variant.entries[0]])
-    return variants, machines, keys
+    return named(variants), machines, keys
 
 
 def find_machines(entries: Sequence[Entry]) -> list[Machine]:
@@ -150,71 +186,150 @@ def find_machines(entries: Sequence[Entry]) -> list[Machine]:
     return machines
 
 
-def _describe(groups: dict[tuple[str, str], list[Entry]]) -> tuple[list[str], list[Variant]]:
-    firsts = {
-        key: (entry.record, entry.overrides)
-        for key, members in groups.items()
-        for entry in reversed(members)
-        if entry.record
-    }
-    found = {key: settings(record) for key, (record, _) in firsts.items()}
-    known = Settings(list(found.values()), [overrides for _, overrides in firsts.values()])
-    typed = {key: typed_settings(members[0].overrides) for key, members in groups.items()}
-    lone = {k: typed[k] for k, es in groups.items() if k not in found and es[0].is_known}
+def _described(variants: Sequence[Variant]) -> tuple[list[str], list[Variant]]:
+    """Keys in which variants differ, and the variants with their values of these keys."""
+    recorded = [each for each in variants if each.first]
+    overrides = [each.first.overrides for each in recorded if each.first]
+    known = Settings([each.settings for each in recorded], overrides)
+    typed = [typed_settings(each.entries[0].overrides) for each in variants]
+    lone = [each for each in variants if not each.first and each.entries[0].is_known]
     # In the order of the overrides; those never overridden last.
-    order = list(dict.fromkeys(key for each in typed.values() for key in each))
+    order = list(dict.fromkeys(key for each in typed for key in each))
     different = known.differing()
     named_keys = sorted(
-        known.complete(different, list(lone.values())),
+        known.complete(different, [each.settings for each in lone]),
         key=lambda key: order.index(key) if key in order else len(order),
     )
-    keys = [key for key in named_keys if key in different] if found else named_keys
+    keys = [key for key in named_keys if key in different] if recorded else named_keys
     defaults = {key: known.usual(key) for key in named_keys}
-    brought = dict(zip(found, known.implied(keys), strict=True))
-    told = dict(zip(found, known.telling(keys), strict=True))
-    variants = []
-    for key, members in groups.items():
-        all_settings = found.get(key, lone.get(key, {}))
-        factors = {k: all_settings.get(k, "") for k in keys}
-        if key in lone:
-            factors = {k: all_settings.get(k, defaults[k]) for k in named_keys}
-        label, own = _label(members, told.get(key, factors)), brought.get(key, frozenset())
-        variants.append(Variant(tuple(members), key[0], all_settings, factors, label, own))
-    variants = _rows_apart(variants, named_keys)
-    several = len({machine for machine, _ in groups if machine}) > 1
-    ends = {v.machine: f" [{v.machine}]" if several and v.machine else "" for v in variants}
-    return keys, [replace(v, label=f"{v.label}{ends[v.machine]}") for v in variants]
+    implied = dict(zip(recorded, known.implied(keys), strict=True))
+    told = dict(zip(recorded, known.telling(keys), strict=True))
+    found = []
+    for each in variants:
+        factors = {key: each.settings.get(key, "") for key in keys}
+        if each in lone:
+            factors = {key: each.settings.get(key, defaults[key]) for key in named_keys}
+        own = implied.get(each, frozenset())
+        found.append(replace(each, factors=factors, implied=own, told=told.get(each, factors)))
+    return keys, found
 
 
-def _rows_apart(variants: Sequence[Variant], keys: Sequence[str]) -> list[Variant]:
-    """Extend labels shared by several variants with the settings in which they differ."""
-    by_name: dict[str, list[Variant]] = {}
-    for variant in variants:
-        by_name.setdefault(variant.label if variant.rows else "", []).append(variant)
+def _grouped(variants: Sequence[Variant]) -> list[Variant]:
+    """The variants with the names of their groups, and what tells them from others of these."""
+    keys = dict.fromkeys(key for each in variants for key in each.factors)
+    own = [key for key in keys if affects(key, ()) is Affects.group]
+    drawn = [key for key in keys if key.startswith("data.") and key not in own]
+    places = {v: tuple(v.factors.get(k, v.settings.get(k, "")) for k in own) for v in variants}
+    for place in dict.fromkeys(places.values()):
+        members = [each for each in variants if places[each] == place and each.first]
+        data = {v: str(v.records[0].plan.get("data_fingerprint", "")) for v in members if v.records}
+        pairs = {(tuple(v.factors.get(key, "") for key in drawn), data[v]) for v in data}
+        if len(pairs) > len({values for values, _ in pairs}):  # other content under these keys
+            places |= {each: (*place, f"data {data[each][:6]}") for each in data}
+    known = {each: place for each, place in places.items() if each.first}
+    for each in variants:  # one that never ran joins those that agree with its overrides
+        typed = [(n, each.settings[key]) for n, key in enumerate(own) if key in each.settings]
+        if not each.first:
+            alike = (p for p in known.values() if all(p[n] == value for n, value in typed))
+            places[each] = next(alike, places[each])
+    names = _place_names(own, list(dict.fromkeys(places.values())))
+    if len(names) < 2:
+        return list(variants)
+    members_of: dict[str, list[Variant]] = {}
+    for each in variants:
+        members_of.setdefault(names[places[each]], []).append(
+            replace(each, work=names[places[each]])
+        )
+    factors = {each.entries: (each.factors, each.implied) for each in variants}
+    found = [each for members in members_of.values() for each in _described(members)[1]]
+    return [replace(v, factors=factors[v.entries][0], implied=factors[v.entries][1]) for v in found]
+
+
+def _place_names(
+    keys: Sequence[str], places: Sequence[tuple[str, ...]]
+) -> dict[tuple[str, ...], str]:
+    """Names of groups: as few values as tell them apart."""
+    columns = zip_longest(keys, zip_longest(*places, fillvalue=""), fillvalue="")
+    texts = ([_value(key, v) if v else "" for v in column] for key, column in columns)
+    parts = _apart(len(places), texts)
+    return {place: ", ".join(filter(None, p)) for place, p in zip(places, parts, strict=True)}
+
+
+def _apart(number: int, columns: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Texts of each row, of as few columns as tell all rows apart."""
+    parts: list[tuple[str, ...]] = [()] * number
+    for column in columns:
+        longer = [(*part, text) for part, text in zip(parts, column, strict=True)]
+        parts = longer if len(set(longer)) > len(set(parts)) else parts
+    return parts
+
+
+def named(variants: Sequence[Variant], baselines: Collection[Variant] = ()) -> list[Variant]:
+    """The variants with labels: values that differ from the baseline's within the group.
+
+    Without a baseline they differ from those of the group's first. The order stays.
+    """
     labels: dict[Variant, str] = {}
+    groups: dict[tuple[str, str], list[Variant]] = {}
+    for each in variants:
+        groups.setdefault((each.work, each.machine), []).append(each)
+    for (work, _), members in groups.items():
+        near = [*members, *(each for each in variants if each.work == work)]
+        labels |= _labels(members, next((v for v in near if v in baselines), near[0]))
+    several = len({each.machine for each in variants if each.machine}) > 1
+    ends = {v: f" [{v.machine}]" if several and v.machine else "" for v in variants}
+    return [replace(each, label=f"{labels[each]}{ends[each]}") for each in variants]
+
+
+def _labels(members: Sequence[Variant], base: Variant) -> dict[Variant, str]:
+    """Labels of one group: names of rows, else values; with keys where values are the same."""
+    labels: dict[Variant, str] = {}
+    if members == [base] and base.work and not base.rows:
+        return {base: base.work}
+    for each in members:
+        told = {k: x for k, x in each.told.items() if x and x != base.told.get(k)}
+        labels[each] = _label(each, each.told if each is base else told)
+    counts = Counter(labels.values())
+    for each, label in labels.items():
+        if counts[label] > 1 and not each.rows:
+            pairs = [f"{key}={value}" for key, value in each.told.items() if value]
+            labels[each] = " ".join(pairs) or label
+    return labels | _rows_apart(labels)
+
+
+def _rows_apart(labels: Mapping[Variant, str]) -> dict[Variant, str]:
+    """Extend names of rows shared by several variants with the settings in which they differ."""
+    by_name: dict[str, list[Variant]] = {}
+    for variant, label in labels.items():
+        if variant.rows:
+            by_name.setdefault(label, []).append(variant)
+    apart: dict[Variant, str] = {}
     for name, same in by_name.items():
-        parts: list[tuple[str, ...]] = [()] * len(same if name else ())
-        for key in keys:
-            values = [v.factors.get(key, v.settings.get(key, "")) for v in same]
-            longer = [(*p, f"{key}={v}") for p, v in zip(parts, values, strict=False)]
-            # Skip keys that distinguish no further variants.
-            parts = longer if len(set(longer)) > len(set(parts)) else parts
-        labels |= {v: f", {' '.join(p)}" for v, p in zip(same, parts, strict=False) if p}
-    return [replace(v, label=f"{v.label}{labels.get(v, '')}") for v in variants]
+        keys = dict.fromkeys(key for each in same for key in each.factors)
+        texts = ([f"{k}={v.factors.get(k, v.settings.get(k, ''))}" for v in same] for k in keys)
+        ends = zip(same, _apart(len(same), texts), strict=True)
+        apart |= {v: f"{name}, {' '.join(part)}" for v, part in ends if part}
+    return apart
 
 
-def _label(members: Sequence[Entry], telling_factors: Factors) -> str:
-    if rows := dict.fromkeys(name for entry in members for name in entry.rows):
-        return " = ".join(rows)
-    first = members[0]
-    factors = [f"{k}={value}" for k, value in telling_factors.items() if value and first.is_known]
+PLAIN = ("none", "auto", "on", "off", "true", "false", "null", "same", "default", "full", "fixed")
+"""Values that say little without their key."""
+
+
+def _label(variant: Variant, told: Factors) -> str:
+    if variant.rows:
+        return " = ".join(variant.rows)
+    first = variant.entries[0]
+    texts = [_value(key, value) for key, value in told.items() if value and first.is_known]
+    telling = [text for text in texts if not text.endswith("=none")] or texts
     folder = first.folder.name if first.folder else "run"
-    return " ".join(factors) or " ".join(_typed(first)) or folder
+    return " + ".join(telling) or " ".join(key_of(first.overrides)) or folder
 
 
-def _typed(entry: Entry) -> tuple[str, ...]:
-    """Overrides without the keys of repeats."""
-    return tuple(text for text in entry.overrides if not text.startswith(("repeat=", "seed=")))
+def _value(key: str, value: str) -> str:
+    """A value, with the last part of its key unless it is a name."""
+    is_name = value not in PLAIN and (value[:1].isalpha() or not key)
+    return value if is_name else f"{key.rpartition('.')[2]}={value}"
 
 
 def _facts(record: Record) -> dict[str, str]:

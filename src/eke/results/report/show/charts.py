@@ -1,249 +1,359 @@
 """Charts of a report as Vega-Lite specifications (https://vega.github.io/vega-lite/docs/).
 
 Plain dictionaries: what a page draws, and what `vl_convert` checks in the tests. Every mark has a
-tooltip; sizes follow the page.
+tooltip. Widths follow the page, and so do the colours, which are variables of its style sheet.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from statistics import fmean
 from typing import Any
 
 from eke.common.text import GIB, MIB, format_bytes, format_seconds
+from eke.config.schema.fields import Affects
 from eke.results.report.compare import Comparison, ComparisonRow, OneMachine
 from eke.results.report.compare.comparison import times
-from eke.results.report.compare.measures import (
-    PEAK,
-    PREDICTED,
-    PREDICTED_STEP,
-    SAMPLES,
-    STEP,
-    Measure,
-)
+from eke.results.report.compare.curves import Curve, curves_of
+from eke.results.report.compare.measures import PEAK, SAMPLES, samples_seen
 from eke.results.report.compare.statistics import Ratio
-from eke.results.report.show.sections import shortened
+from eke.results.report.show.table import ranked, shortened
 
 Spec = dict[str, Any]
+Values = list[dict[str, Any]]
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 
-COLORS = ["#1f77b4", "#ff7f0e"]
-"""Colours of speed and memory; readable on light and dark pages and by the colour-blind."""
-
 CHARS_FOR_LABELS = 44
-"""Characters of a bar's label: half of the chart's width."""
+"""Characters of a label: the width of a chart on a phone."""
 
-MAX_POINTS = 1000
-"""Points of a scatter plot, front and baseline first."""
+MAX_POINTS, MAX_LABELS, MAX_BARS = 1000, 12, 12
+"""Points of a scatter plot and labels of it, and rows of a chart, about a screen."""
 
-MAX_BARS = 40
-"""Bars of a chart, about a screen."""
+MAX_LINES, MAX_SEEDS = 8, 10
+"""Configurations of a chart of losses, one for each colour, and thin lines of each."""
 
-MAX_LINES = 12
-"""Lines of a chart; more cannot be distinguished."""
+CLIPPED_FRAC = 0.02
+"""Fraction of a run's first steps whose losses do not widen the axis."""
 
+NARROW, FAR = 0.05, 2.0
+"""Least width of an axis, relative to its values: noise is not a cliff. An interval widens an axis
+by this factor at most."""
 
-def charts(comparison: Comparison) -> list[tuple[str, str, Spec]]:
-    """Title, note and specification of every chart with data."""
-    found: list[tuple[str, str, Spec | None]] = []
-    for part in comparison.machines:
-        rows, where = comparison.rows_of(part), comparison.suffix(part)
-        baseline = part.baseline.label if part.baseline else "none"
-        found += [
-            (f"{title}{where}", note, spec)
-            for title, note, spec in (
-                ("Speed and memory", "Up and to the left is better. The line joins what nothing "
-                 "else beats in both.", scatter(rows)),
-                ("Against the baseline", f"The baseline is {baseline}. Lines are 95 % intervals "
-                 "over repeats.", _dots((r.variant.label, r.ratios) for r in _fastest(rows))),
-                ("What each technique does", "All pairs that differ in nothing else.",
-                 effects(part)),
-                ("One upon another", "Each bar adds one technique.",
-                 _dots((f"+ {added}", row.ratios) for row, added in part.ladder)),
-                ("Loss over time", "Training loss over the time of the steps alone, one run each.",
-                 loss_curves(rows)),
-                ("Where a step's time goes", "Per sample, by the medians of a step's parts.",
-                 phases(rows)),
-                ("Predicted and measured memory", "On the line, the forecast was right.",
-                 _predicted(rows, PREDICTED, PEAK, *_unit(rows), format_bytes)),
-                ("Predicted and measured step time", "On the line, the estimate was right.",
-                 _predicted(rows, PREDICTED_STEP, STEP, 1, "s", format_seconds)),
-            )
-        ]  # fmt: skip
-    return [(title, note, spec) for title, note, spec in found if spec]
+LINES_HEIGHT, LABEL_HEIGHT, ROW_HEIGHT = 300, 15, 44
+"""Pixels."""
+
+TICKS = (0.02, 0.05, 0.1, 0.25, 0.5, 0.71, 1, 1.41, 2, 4, 10, 20, 50)
+"""Ratios at an axis; between a half and 2, halves of a doubling."""
 
 
-def scatter(rows: Sequence[ComparisonRow]) -> Spec | None:
-    """Peak memory against samples per second, with the Pareto front."""
+FRONT = (("baseline", "ink"), ("on the front", "front"), ("behind it", "other"))
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart of a page."""
+
+    title: str
+    note: str
+    spec: Spec
+    """Empty without data."""
+    legend: Sequence[tuple[str, str]] = ()
+    """Texts, and the names of their colours: outside of the chart it wraps."""
+    is_wide: bool = False
+
+
+def charts(comparison: Comparison, part: OneMachine) -> list[Chart]:
+    """The charts of one machine and group that have data, the most important ones first."""
+    rows = ranked(comparison, comparison.rows_of(part))
+    losses, lines = loss_curves(rows, f"{comparison.machines.index(part)}")
+    phased, names = phases(_fastest(rows))
+    quality = next((row.quality for row in rows if row.quality.measure), rows[0].quality)
+    intervals = "Lines are the table's intervals."
+    intervals += f" Baseline: {part.baseline.label}." if part.baseline else ""
+    found = [
+        Chart("Speed and memory", "Up and to the left is better. The steps join what nothing else "
+              "beats in both. Vertical lines are the table's intervals.", scatter(rows),
+              FRONT if any(row.on_front for row in rows) else FRONT[:1], True),
+        Chart("Loss over training", "Training loss, mean of the last 5 % of steps. Thick: mean "
+              "over seeds. Thin: each seed. Equal losses lie on each other.", losses, lines, True),
+        Chart("Against the baseline", intervals, _ratios(_fastest(rows)),
+              (("speed", "c0"), ("memory", "c1"))),
+        Chart("Time of a step", "By the medians of its parts.", phased, names),
+    ]  # fmt: skip
+    if part.focus is Affects.learning or comparison.metric:
+        title = f"{quality.name.capitalize()} against the baseline"
+        first = Chart(title, intervals, _losses(rows, quality.unit), is_wide=True)
+        found = [first, *found[1:], *([] if part.focus is Affects.learning else found[:1])]
+    return [chart for chart in found if chart.spec]
+
+
+def scatter(rows: Sequence[ComparisonRow]) -> Spec:
+    """Peak memory against speed, with the Pareto front."""
     size, unit = _unit(rows)
-    points = [
+    points: Values = [
         {"name": row.variant.label, "memory": memory.value / size, "speed": speed.value,
-         "low": speed.low, "high": speed.high, "front": row.on_front,
-         "kind": "baseline" if row.is_baseline else "front" if row.on_front else "other",
-         "text": f"{format_bytes(memory.value)}, {speed.value:.4g} samples/s"}
-        for row in _first(rows, MAX_POINTS)
-        if (memory := row.estimates.get(PEAK.key)) and (speed := row.estimates.get(SAMPLES.key))
+         **_ends(row.ratios.get(row.speed.key), speed.value), "front": row.on_front,
+         "kind": _color("ink" if row.is_baseline else "front" if row.on_front else "other"),
+         "text": f"{format_bytes(memory.value)}, {speed.value:.4g} {row.speed.title}"}
+        for row in rows[:MAX_POINTS]
+        if (memory := row.estimates.get(PEAK.key)) and (speed := row.estimates.get(row.speed.key))
     ]  # fmt: skip
     if len(points) < 2:
-        return None
-    scale = {"zero": False, "padding": 12}
-    x = _axis("memory", f"peak memory, {unit}", scale=scale)
-    y = _axis("speed", "samples/s", scale=scale)
-    kinds = {"domain": ["baseline", "front", "other"], "range": ["#d62728", "#2ca02c", "#7f9fbf"]}
-    front = {"filter": "datum.front"}
-    color = {"field": "kind", "scale": kinds, "title": None}
+        return {}
+    x = _axis("memory", f"peak memory, {unit}", scale=_scale(points, "memory"))
+    y = _axis("speed", rows[0].speed.title, scale=_scale(points, "speed", "low", "high"))
+    color = {"field": "kind", "type": "nominal", "scale": None}
+    shape = {"condition": {"test": f"datum.kind === '{_color('ink')}'", "value": "diamond"},
+             "value": "circle"}  # fmt: skip
+    marked = [point["name"] for point in points[:MAX_LABELS]]
+    front = {"type": "line", "interpolate": "step-after", "color": _color("front")}
     layers = [
-        {"transform": [front], "mark": {"type": "line", "color": "#2ca02c", "opacity": 0.5},
-         "encoding": {"x": x, "y": y, "order": {"field": "memory"}}},
+        *([{"name": "front", "transform": [{"filter": "datum.front"}], "mark": front,
+            "encoding": {"x": x, "y": y, "order": {"field": "memory"}}}]
+          if any(point["front"] for point in points) else []),
         *_whiskers(points, {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"},
                             "color": color}),
-        {"mark": {"type": "point", "filled": True, "size": 80},
-         "encoding": {"x": x, "y": y, "color": color, "tooltip": _tips("name", "text")}},
+        {"name": "points", "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
+         "encoding": {"x": x, "y": y, "color": color, "shape": shape,
+                      "tooltip": _tips("name", "text")}},
+        # The page moves them to where no other mark is.
+        {"name": "labels", "mark": {"type": "text", "dy": -12},
+         "transform": [{"filter": {"field": "name", "oneOf": marked}}],
+         "encoding": {"x": x, "y": y, "text": {"field": "label"}}},
     ]  # fmt: skip
-    return _spec(points, 280, layer=layers)
+    return _spec(points, 320, layer=layers)
 
 
-def effects(part: OneMachine) -> Spec | None:
-    """Main effects of every factor's values; None for a single factor."""
-    if len({effect.factor for effect in part.effects}) < 2:
-        return None
-    return _dots((f"{e.factor}={e.value}", e.ratios) for e in part.effects[:MAX_BARS])
+def _ends(ratio: Ratio | None, value: float) -> dict[str, float | None]:
+    """Ends of a value's whisker: those of the interval of its ratio to the baseline."""
+    if ratio is None or ratio.low is None or ratio.high is None:
+        return {"low": None, "high": None}
+    scale = value / ratio.value
+    return {"low": scale * ratio.low, "high": scale * ratio.high}
 
 
-def loss_curves(rows: Sequence[ComparisonRow]) -> Spec | None:
-    """Training loss over seconds of steps."""
-    drawn = [row for row in _first(rows, len(rows)) if row.curve][:MAX_LINES]
-    points = [
-        {"name": row.variant.label, "seconds": second, "loss": loss}
-        for row in drawn
-        if row.curve
-        for second, loss in zip(row.curve.seconds, row.curve.losses, strict=True)
-    ]
-    if not points:
-        return None
-    x = _axis("seconds", "seconds of training")
-    y = _axis("loss", "training loss", scale={"zero": False})
-    color = {"field": "label", "type": "nominal", "title": None, "sort": None,
-             "legend": {"orient": "bottom", "columns": 1, "labelLimit": 500, "symbolOpacity": 1,
-                        "symbolType": "stroke"}}  # fmt: skip
-    mark = {"type": "line", "strokeWidth": 1.6, "point": {"size": 12, "opacity": 0.01}}
-    tips = _tips("name", "seconds", "loss")
-    return _spec(points, 300, mark=mark, encoding={"x": x, "y": y, "color": color, "tooltip": tips})
+def _scale(points: Values, key: str, *ends: str) -> Spec:
+    """An axis around the values: of noise at least NARROW wide, of intervals not FAR away."""
+    values = [p[key] for p in points]
+    least, most = min(values), max(values)
+    reached = [p[end] for p in points for end in ends if p[end] is not None]
+    least, most = (
+        min([least, *(max(each, least / FAR) for each in reached)]),
+        max([most, *(min(each, most * FAR) for each in reached)]),
+    )
+    missing = max(0.0, NARROW * most - (most - least)) / 2
+    around = missing + 0.06 * (most - least + 2 * missing)
+    return {"zero": False, "nice": False, "domain": [max(0.0, least - around), most + around]}
 
 
-def phases(rows: Sequence[ComparisonRow]) -> Spec | None:
-    """Time of one sample spent between steps, waiting for data, in forward, backward, optimizer."""
-    found = [
-        {"name": row.variant.label, "phase": name, "order": order, "seconds": share / speed.value,
+def loss_curves(rows: Sequence[ComparisonRow], number: str) -> tuple[Spec, list[tuple[str, str]]]:
+    """Training loss over steps, samples or seconds, and the legend; `number` is of the part."""
+    read = ((row, curves_of(row.variant, MAX_SEEDS)) for row in rows[: 4 * MAX_LINES])
+    drawn = list(islice(((row, curves) for row, curves in read if curves), MAX_LINES))
+    if not drawn:
+        return {}, []
+    short = shortened([row.variant.label for row, _ in drawn], CHARS_FOR_LABELS)
+    points: Values = []
+    known: Values = []
+    for n, (row, curves) in enumerate(drawn):
+        record, mean = row.variant.records[0], _mean(curves)
+        known.append(
+            {"c": n, "name": row.variant.label, "label": short[n], "color": _color(f"c{n}"),
+             "each": (samples_seen(record) or 0) / max(1, record.steps_done),
+             "end": mean.losses[-1]}
+        )  # fmt: skip
+        for seed, curve in enumerate([mean, *(curves if len(curves) > 1 else [])]):
+            every = math.ceil(len(curve.steps) / (40 if seed else 100))
+            columns = zip(curve.steps, curve.losses, curve.seconds, strict=True)
+            points += [
+                {"c": n, "s": seed, "steps": done, "loss": float(f"{loss:.5g}"),
+                 "seconds": float(f"{seconds:.4g}")}
+                for place, (done, loss, seconds) in enumerate(columns)
+                if place % every == 0 or done == curve.steps[-1]
+            ]  # fmt: skip
+    legend = [(label, f"c{n}") for n, label in enumerate(short)]
+    return _lines(points, known, f"over_{number}"), legend
+
+
+def _mean(curves: Sequence[Curve]) -> Curve:
+    """Mean over those with the steps of the first."""
+    alike = [each for each in curves if each.steps == curves[0].steps]
+    losses, seconds = (
+        tuple(map(fmean, zip(*each, strict=True)))
+        for each in ([c.losses for c in alike], [c.seconds for c in alike])
+    )
+    return Curve(seconds, losses, curves[0].steps)
+
+
+def _lines(points: Values, known: Values, over: str) -> Spec:
+    first = CLIPPED_FRAC * max(point["steps"] for point in points)
+    scale = _scale([point for point in points if point["steps"] > first], "loss")
+    low, high = scale["domain"]
+    apart, above, marks = (high - low) * LABEL_HEIGHT / LINES_HEIGHT, math.inf, []
+    for place, line in enumerate(sorted(known, key=lambda line: -line["end"]), 1):
+        above = max(min(line["end"], above - apart), low + (len(known) - place) * apart)
+        marks.append({**line, "loss": above})
+    x = _axis("x", "", scale={"nice": False, "zero": False})
+    y = _axis("loss", "training loss", scale=scale)
+    color = {"field": "color", "type": "nominal", "scale": None}
+    both: Spec = {"x": x, "y": y, "color": color, "detail": [{"field": "c"}, {"field": "s"}]}
+    tips = _tips("name", "steps", "samples", "seconds", "loss")
+    thin = {"type": "line", "clip": True, "strokeWidth": 1, "opacity": 0.35}
+    layers: list[Spec] = [
+        *([{"transform": [{"filter": "datum.s > 0"}], "encoding": both, "mark": thin}]
+          if any(point["s"] for point in points) else []),
+        {"transform": [{"filter": "datum.s === 0"}], "encoding": {**both, "tooltip": tips},
+         "mark": {"type": "line", "clip": True, "strokeWidth": 2.4,
+                  "point": {"size": 30, "opacity": 0.01}}},
+        {"name": "ends", "data": {"values": marks},
+         "mark": {"type": "text", "align": "left", "dx": 6},
+         "encoding": {"x": {"value": "width"}, "y": y, "text": {"field": "label"}, "color": color}},
+    ]  # fmt: skip
+    bind = {"input": "radio", "options": ["steps", "samples", "seconds"], "name": "over"}
+    names = {"data": {"values": known}, "key": "c", "fields": ["name", "color", "each"]}
+    return {
+        **_frame(LINES_HEIGHT),
+        "params": [{"name": over, "value": "steps", "bind": bind}],
+        "data": {"values": points},
+        "transform": [
+            {"lookup": "c", "from": names},
+            {"calculate": "round(datum.steps * datum.each)", "as": "samples"},
+            {"calculate": f"datum[{over}]", "as": "x"},
+        ],
+        "layer": layers,
+    }
+
+
+def phases(rows: Sequence[ComparisonRow]) -> tuple[Spec, list[tuple[str, str]]]:
+    """Time of one sample or token by phase, and the legend: between steps, data, forward, ..."""
+    names = list(dict.fromkeys(name for row in rows for name in row.phases))
+    colors = {name: f"p{n * 4 // max(1, len(names) - 1)}" for n, name in enumerate(names)}
+    found: Values = [
+        {"name": row.variant.label, "phase": name, "order": names.index(name),
+         "time": share / speed.value * (1e3 if row.speed is SAMPLES else 1e6),
+         "color": _color(colors[name]),
          "text": f"{format_seconds(share / speed.value)}, {share:.0%}"}
-        for row in _fastest(rows, baseline=True)
-        if (speed := row.estimates.get(SAMPLES.key))
-        for order, (name, share) in enumerate(row.phases.items())
+        for row in rows
+        if (speed := row.estimates.get(row.speed.key))
+        for name, share in row.phases.items()
     ]  # fmt: skip
     if not found:
-        return None
+        return {}, []
+    unit = "ms per sample" if rows[0].speed is SAMPLES else "µs per token"
     encoding = {
-        "y": _names(),
-        "x": _axis("seconds", "seconds per sample", stack=True),
-        "color": {"field": "phase", "type": "nominal", "title": None, "sort": None,
-                  "legend": {"orient": "top"}},
+        "y": NAMES,
+        "x": _axis("time", unit, stack=True),
+        "color": {"field": "color", "type": "nominal", "scale": None},
         "order": {"field": "order"},
         "tooltip": _tips("name", "phase", "text"),
-    }  # fmt: skip
-    return _spec(found, _height(found), mark={"type": "bar"}, encoding=encoding)
+    }
+    mark = {"type": "bar", "height": {"band": 0.4}, "yOffset": 7}
+    spec = _spec(found, 0, mark=mark, encoding=encoding)
+    return spec, list(colors.items())
 
 
-def _predicted(
-    rows: Sequence[ComparisonRow],
-    expected: Measure,
-    measure: Measure,
-    size: int,
-    unit: str,
-    text: Callable[[float], str],
-) -> Spec | None:
-    points = [
-        {"name": row.variant.label, "measured": found.value / size, "predicted": told.value / size,
-         "text": f"{text(told.value)} predicted, {text(found.value)} measured"}
-        for row in _first(rows, MAX_POINTS)
-        if (found := row.estimates.get(measure.key)) and (told := row.estimates.get(expected.key))
+def _ratios(rows: Sequence[ComparisonRow]) -> Spec:
+    """Speed and memory relative to the baseline, with intervals."""
+    values: Values = [
+        {"name": row.variant.label, "color": _color(color), "what": what,
+         "value": found.value if found else 1.0, "low": found and found.low,
+         "high": found and found.high, "text": times(found) if found else "the baseline"}
+        for row in rows
+        for what, color, key in (("speed", "c0", row.speed.key), ("memory", "c1", PEAK.key))
+        if (found := row.ratios.get(key)) or row.is_baseline
     ]  # fmt: skip
-    if len(points) < 2:
-        return None
-    end = 1.05 * max(float(str(p[key])) for p in points for key in ("measured", "predicted"))
-    x, y = (_axis(name, f"{name}, {unit}") for name in ("measured", "predicted"))
-    diagonal = {"values": [{"measured": 0, "predicted": 0}, {"measured": end, "predicted": end}]}
-    layers = [
-        {"data": diagonal, "mark": {"type": "line", "strokeDash": [4, 4], "opacity": 0.5},
-         "encoding": {"x": x, "y": y}},
-        {"mark": {"type": "point", "filled": True, "size": 60},
-         "encoding": {"x": x, "y": y, "tooltip": _tips("name", "text")}},
-    ]  # fmt: skip
-    return _spec(points, 260, layer=layers)
+    if not any(row.ratios for row in rows):
+        return {}
+    low, high = _scale(values, "value", "low", "high")["domain"]
+    low = max(low, 0.9 * min(value["value"] for value in values) / FAR)
+    ticks = [tick for tick in TICKS if low <= tick <= high]
+    axis = {"format": "~g", **({"values": ticks} if len(ticks) > 2 else {})}
+    scale = {"type": "log", "domain": [low, high], "nice": False}
+    x = _axis("value", "times the baseline", axis=axis, scale=scale)
+    return _dots(values, {"speed": 2, "memory": 12}, x, 1)
 
 
-def _dots(named: Iterable[tuple[str, Mapping[str, Ratio]]]) -> Spec | None:
-    """Speed and memory relative to the baseline, with intervals; None without ratios."""
-    values = [
-        {"name": name, "what": what, "ratio": found.value, "low": found.low, "high": found.high,
-         "text": f"{times(found)}, {found.decision.value}"}
-        for name, ratios in named
-        for what, key in (("x speed", SAMPLES.key), ("x memory", PEAK.key))
-        if (found := ratios.get(key))
+def _losses(rows: Sequence[ComparisonRow], unit: str) -> Spec:
+    """Difference of a loss or metric from the baseline's, with intervals."""
+    values: Values = [
+        {"name": row.variant.label, "color": _color("c0"), "what": "loss",
+         "value": found.estimate or 0.0, "low": found.low, "high": found.high,
+         "text": found.change or "the baseline"}
+        for row in rows[:MAX_BARS]
+        if ((found := row.quality).estimate is not None and found.unit == unit) or row.is_baseline
     ]  # fmt: skip
-    if not values:
-        return None
-    x = _axis("ratio", "times the baseline", scale={"type": "log"})
-    color = {"field": "what", "type": "nominal", "title": None, "legend": {"orient": "top"},
-             "scale": {"domain": ["x speed", "x memory"], "range": COLORS}}  # fmt: skip
-    offset = {"field": "what", "sort": ["x speed", "x memory"]}
-    layers = [
-        {"data": {"values": [{"ratio": 1}]}, "mark": {"type": "rule", "strokeDash": [4, 4]},
+    x = _axis("value", f"difference, {unit}".rstrip(", "))
+    return _dots(values, {"loss": 7}, x, 0) if len(values) > 1 else {}
+
+
+def _dots(values: Values, down: Mapping[str, int], x: Spec, at: int) -> Spec:
+    """Points with intervals, some pixels below the names of their rows, and a line at a value."""
+    color = {"field": "color", "type": "nominal", "scale": None}
+    layers: list[Spec] = [
+        {"data": {"values": [{"value": at}]}, "mark": {"type": "rule", "strokeDash": [4, 4]},
          "encoding": {"x": x}},
-        *_whiskers(values, {"y": _names(), "yOffset": offset, "x": {**x, "field": "low"},
-                            "x2": {"field": "high"}, "color": color}),
-        {"mark": {"type": "point", "filled": True, "size": 70},
-         "encoding": {"y": _names(), "yOffset": offset, "x": x, "color": color,
-                      "tooltip": _tips("name", "what", "text")}},
     ]  # fmt: skip
-    return _spec(values, _height(values), layer=layers)
+    for what, pixels in down.items():
+        only = [{"filter": f"datum.what === '{what}'"}]
+        mark = {"type": "point", "filled": True, "size": 70, "opacity": 1, "yOffset": pixels}
+        encoding = {"y": NAMES, "x": x, "color": color, "tooltip": _tips("name", "what", "text")}
+        layers.append({"transform": only, "mark": mark, "encoding": encoding})
+        ends = {"y": NAMES, "x": {**x, "field": "low"}, "x2": {"field": "high"}, "color": color}
+        layers += _whiskers(values, ends, only, yOffset=pixels)
+    return _spec(values, 0, layer=layers)
 
 
-def _whiskers(values: Sequence[Mapping[str, Any]], encoding: Spec) -> list[Spec]:
+def _whiskers(
+    values: Values, encoding: Spec, transform: Sequence[Spec] = (), **more: Any
+) -> list[Spec]:
     """Layer of intervals; none if no value has one."""
     if not any(value["low"] is not None for value in values):
         return []
-    filled = {"filter": "isValid(datum.low)"}
-    return [{"transform": [filled], "mark": {"type": "rule"}, "encoding": encoding}]
+    mark = {"type": "rule", "clip": True, **more}
+    filled = [*transform, {"filter": "isValid(datum.low)"}]
+    return [{"transform": filled, "mark": mark, "encoding": encoding}]
+
+
+def _color(name: str) -> str:
+    return f"var(--{name})"
 
 
 def _axis(field: str, title: str, **more: Any) -> Spec:
-    return {"field": field, "type": "quantitative", "title": title, **more}
+    return {"field": field, "type": "quantitative", "title": title or None, **more}
 
 
-def _names() -> dict[str, Any]:
-    return {"field": "label", "type": "nominal", "title": None, "sort": None,
-            "axis": {"labelLimit": 300}}  # fmt: skip
+NAMES = {
+    "field": "label", "type": "nominal", "title": None, "sort": None,
+    "axis": {"labelAlign": "left", "labelBaseline": "bottom", "labelOffset": -8, "labelPadding": -3,
+             "labelLimit": 0, "ticks": False, "domain": False, "labelColor": _color("ink"),
+             "zindex": 1},
+}  # fmt: skip
+"""Names above their bars: they need no room to the left, and are never cut."""
 
 
 def _tips(*fields: str) -> list[dict[str, str]]:
     return [{"field": field, "title": field} for field in fields]
 
 
-def _spec(values: Sequence[Mapping[str, Any]], height: Any, **rest: Any) -> Spec:
-    """A chart of values, with shortened labels; tooltips have the full name."""
-    names = list(dict.fromkeys(value["name"] for value in values))
-    short = shortened(names, CHARS_FOR_LABELS)
-    labels = dict(zip(names, short if len(set(short)) == len(names) else names, strict=True))
+def _frame(height: int) -> Spec:
     return {
         "$schema": SCHEMA,
         "width": "container",
         "height": height,
         "autosize": {"type": "fit-x", "contains": "padding"},
-        "data": {"values": [{**value, "label": labels[value["name"]]} for value in values]},
-        **rest,
     }
 
 
-def _height(values: Sequence[Mapping[str, Any]]) -> int:
-    return 30 * len({value["name"] for value in values})
+def _spec(values: Values, height: int, **rest: Any) -> Spec:
+    """A chart with shortened labels; tooltips have the full name. Height 0: of the rows."""
+    names = list(dict.fromkeys(value["name"] for value in values))
+    labels = dict(zip(names, shortened(names, CHARS_FOR_LABELS), strict=True))
+    labelled = [{**v, "label": labels[v["name"]], "number": f"{names.index(v['name']) + 1}"}
+                for v in values]  # fmt: skip
+    frame = _frame(height or ROW_HEIGHT * len(names))
+    return {**frame, "data": {"values": labelled}, **rest}
 
 
 def _unit(rows: Sequence[ComparisonRow]) -> tuple[int, str]:
@@ -252,17 +362,7 @@ def _unit(rows: Sequence[ComparisonRow]) -> tuple[int, str]:
     return (GIB, "GiB") if max(peaks, default=0) >= GIB else (MIB, "MiB")
 
 
-def _first(rows: Sequence[ComparisonRow], count: int) -> list[ComparisonRow]:
-    """The first rows: baseline, front, then the fastest others."""
-
-    def rank(row: ComparisonRow) -> tuple[bool, bool, float]:
-        speed = row.estimates.get(SAMPLES.key)
-        return not row.is_baseline, not row.on_front, -(speed.value if speed else 0.0)
-
-    return sorted(rows, key=rank)[:count]
-
-
-def _fastest(rows: Sequence[ComparisonRow], baseline: bool = False) -> list[ComparisonRow]:
-    """Rows by decreasing speed, of many the front and the fastest; without or with `baseline`."""
-    kept = [r for r in _first(rows, MAX_BARS) if r.estimates and (baseline or not r.is_baseline)]
-    return sorted(kept, key=lambda r: -(s.value if (s := r.estimates.get(SAMPLES.key)) else 0.0))
+def _fastest(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
+    """The first rows by decreasing speed."""
+    kept = [row for row in rows[:MAX_BARS] if row.estimates]
+    return sorted(kept, key=lambda r: -(s.value if (s := r.estimates.get(r.speed.key)) else 0.0))

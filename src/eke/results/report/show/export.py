@@ -20,12 +20,22 @@ from eke.common.process_env import SAFE_PATH
 from eke.common.streams import escape, printable
 from eke.data.sources import cache_folder
 from eke.results.report.compare import Comparison, ComparisonRow, OneMachine
-from eke.results.report.compare.claims import verdict_lines
-from eke.results.report.compare.comparison import MARKS
+from eke.results.report.compare.claims import Claim, find_claims, with_beside
 from eke.results.report.compare.measures import MEASURES
+from eke.results.report.compare.sentences import verdict_lines
 from eke.results.report.compare.statistics import Ratio
 from eke.results.report.show.charts import charts
-from eke.results.report.show.sections import Section, columns, count_outcomes, provenance, sections
+from eke.results.report.show.sections import (
+    METHOD,
+    Section,
+    measured,
+    problems,
+    provenance,
+    sections,
+    title,
+    winner_command,
+)
+from eke.results.report.show.table import Cell, columns, groups, main_columns
 
 REPORT_VERSION = 1
 """Increase it when a field of report.json changes its meaning or disappears."""
@@ -36,6 +46,7 @@ def as_plain(comparison: Comparison) -> dict[str, Any]:
     return {
         "schema_version": REPORT_VERSION,
         "verdict": verdict_lines(comparison),
+        "claims": [_claim(claim) for claim in with_beside(find_claims(comparison))],
         "folders": list(comparison.folders),
         "sweeps": list(comparison.sweeps),
         "commands": [list(command) for command in comparison.commands],
@@ -46,6 +57,23 @@ def as_plain(comparison: Comparison) -> dict[str, Any]:
         "configurations": [_row(row) for row in comparison.rows],
         "notes": list(comparison.notes),
     }
+
+
+def _claim(claim: Claim) -> dict[str, Any]:
+    """A claim: the numbers are relative to the baseline, as of `Claim.numbers`."""
+    part, rows = claim.part, claim.rows
+    return {
+        "kind": claim.kind.name,
+        "about": claim.kind.value,
+        "group": part.work if part else "",
+        "machine": part.machine.letter if part else "",
+        "measure": claim.measure.key,
+        "rows": [
+            {"configuration": row.variant.label, "factors": dict(row.variant.factors),
+             **claim.numbers(row)}
+            for row in rows
+        ],
+    }  # fmt: skip
 
 
 def as_csv(comparison: Comparison) -> str:
@@ -79,6 +107,10 @@ def _inert(cell: object) -> object:
 def _machine(part: OneMachine) -> dict[str, Any]:
     return {
         "letter": part.machine.letter,
+        "group": part.work,
+        "differing": list(part.keys),
+        "compared_by": part.focus.value,
+        "speed": part.speed.key,
         "facts": part.machine.facts,
         "hosts": list(part.machine.hosts),
         "baseline": part.baseline.label if part.baseline else None,
@@ -108,6 +140,7 @@ def _row(row: ComparisonRow) -> dict[str, Any]:
         "configuration": variant.label,
         "row": variant.row,
         "machine": variant.machine,
+        "group": variant.work,
         "factors": dict(variant.factors),
         "outcomes": variant.outcomes,
         "is_baseline": row.is_baseline,
@@ -155,43 +188,62 @@ def render_page(comparison: Comparison, repeats: bool = False) -> str:
     environment.policies["json.dumps_kwargs"] = {
         "separators": (",", ":"), "ensure_ascii": False, "allow_nan": False
     }  # fmt: skip
-    pictures, notes = charts(comparison), list(comparison.notes)
-    vega = vega_script() if pictures else ""
-    if pictures and not vega:
-        pictures, notes = [], [*notes, "no pictures: vl_convert failed"]
+    parts, notes = groups(comparison), list(comparison.notes)
+    drawn = [charts(comparison, each.part) if each.part else [] for each in parts]
+    vega = vega_script() if any(drawn) else ""
+    if any(drawn) and not vega:
+        drawn, notes = [[] for _ in parts], [*notes, "no charts: vl_convert failed"]
+    specs = [chart.spec for each in drawn for chart in each]
+    tables = [table_data(comparison, each.rows) for each in parts]
+    number = iter(range(len(specs)))
     page = environment.from_string(_page_part("page.html")).render(
-        title=", ".join(comparison.sweeps) or "comparison",
+        title=title(comparison),
         verdict=verdict_lines(comparison),
-        counts=count_outcomes(comparison),
-        marks=MARKS,
+        command=winner_command(comparison),
+        measured=measured(comparison),
+        method=METHOD,
         style=_page_part("page.css"),
         script=_page_part("page.js"),
         vega=vega,
-        pictures=[(title, note) for title, note, _ in pictures],
-        data=plain({"specs": [spec for _, _, spec in pictures], "table": table_data(comparison)}),
-        sections=[*sections(comparison, repeats), provenance(comparison)],
+        groups=[
+            {"heading": part.heading,
+             "charts": [{**vars(chart), "number": next(number)} for chart in each]}
+            for part, each in zip(parts, drawn, strict=True)
+        ],
+        data=plain({"specs": specs, "tables": tables}),
+        problems=problems(comparison),
+        sections=sections(comparison, repeats),
+        provenance=provenance(comparison),
         notes=notes,
-    )
+    )  # fmt: skip
     return printable(page, colours=False)
 
 
-def table_data(comparison: Comparison) -> dict[str, Any]:
-    """The main table: texts and sort keys of each row."""
-    shown = columns(comparison)
+def table_data(comparison: Comparison, rows: Sequence[ComparisonRow]) -> dict[str, Any]:
+    """Rows of the table with all columns: cells and sort keys."""
+    shown = columns(comparison, rows)
     return {
-        "columns": [{"title": c.title, "number": c.is_number, "help": c.help} for c in shown],
+        "columns": [
+            {"title": c.title, "number": c.is_number, "help": c.help, "main": c.is_main}
+            for c in shown
+        ],
         "rows": [
             {
-                "texts": [column.text(row) for column in shown],
+                "cells": [_cell(column.cell(row)) for column in shown],
                 # Six digits shorten the page.
                 "values": [v and float(f"{v:.6g}") for v in (c.value(row) for c in shown)],
                 "full": row.variant.label,
-                "class": "baseline" if row.is_baseline else "front" if row.on_front else
-                "" if row.variant.records else "bad",
+                "class": "baseline" if row.is_baseline else "" if row.variant.records else "bad",
             }
-            for row in comparison.rows
+            for row in rows
         ],
-    }  # fmt: skip
+    }
+
+
+def _cell(cell: Cell) -> str | list[str]:
+    """A cell's text, or text, second line and tone."""
+    note = " · ".join(filter(None, [cell.interval, cell.value]))
+    return [cell.text, note, cell.tone] if note or cell.tone else cell.text
 
 
 def _page_part(name: str) -> str:
@@ -228,23 +280,26 @@ MAX_ROWS = 200
 def render_markdown(comparison: Comparison, repeats: bool = False) -> str:
     """Render the report as Markdown, with names and errors escaped."""
     first, *others = verdict_lines(comparison)
-    lines = [f"**{escape(first)}**", ""]
+    lines = [escape(title(comparison)), "", f"**{escape(first)}**", ""]
     for line in others:
         lines += [escape(line), ""]
-    lines += [*main_table(comparison, MAX_ROWS), "", escape(count_outcomes(comparison)), ""]
-    for section in [*sections(comparison, repeats), provenance(comparison)]:
+    lines += [*main_table(comparison, MAX_ROWS), "", escape(measured(comparison)), ""]
+    shown = [*problems(comparison), *sections(comparison, repeats), provenance(comparison)]
+    for section in shown:
         lines += [f"### {escape(section.title)}", "", *section_lines(section), ""]
     lines += [f"- {escape(note)}" for note in comparison.notes]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def main_table(comparison: Comparison, max_rows: int, max_chars: int | None = None) -> list[str]:
-    """Lines of one table row per configuration, and the legend of its marks."""
-    shown = columns(comparison, wide=False)
-    cells = [[column.text(row) for column in shown] for row in comparison.rows]
-    lines = _table([c.title for c in shown], cells, "report.csv", max_rows, max_chars)
-    lines[1] = f"| {' | '.join('---:' if c.is_number else '---' for c in shown)} |"
-    return [*lines, "", MARKS]
+    """Lines of one table row per configuration."""
+    lines: list[str] = []
+    for each in groups(comparison):
+        shown = main_columns(comparison, each.rows)
+        cells = [[column.cell(row).line() for column in shown] for row in each.rows]
+        lines += [f"#### {escape(each.heading)}", ""] if each.heading else []
+        lines += [*_table([c.title for c in shown], cells, "report.csv", max_rows, max_chars), ""]
+    return lines[:-1]
 
 
 def section_lines(

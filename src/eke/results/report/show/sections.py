@@ -1,164 +1,80 @@
-"""Tables of a report as plain text, shared by all formats.
-
-The columns of the main table, once for terminal, page and Markdown: numbers cannot disagree.
-"""
+"""Text of a report that all formats share: title, smaller tables and provenance."""
 
 import math
-import re
+import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import zip_longest
 from typing import Any
 
 from eke.common.paths import program
-from eke.common.text import format_bytes, format_count, format_number, format_seconds
+from eke.common.text import format_bytes, format_count, format_number
 from eke.plan.record import Outcome, Record, table
 from eke.results.report.compare import Comparison, ComparisonRow, OneMachine
-from eke.results.report.compare.comparison import SIGNS, times
-from eke.results.report.compare.curves import Parity
+from eke.results.report.compare.claims import Kind, find_claims
+from eke.results.report.compare.comparison import times
 from eke.results.report.compare.effects import PublishedMatch
 from eke.results.report.compare.load_records import NOT_RUN
-from eke.results.report.compare.measures import (
-    DEVICE_HOURS,
-    EVAL_LOSS,
-    METRIC,
-    MFU,
-    PEAK,
-    RESERVED,
-    SAMPLES,
-    SHOWN_METRICS,
-    STEP,
-    TOKENS,
-    TRAIN_LOSS,
-    Measure,
-    metric_of,
-)
-from eke.results.report.compare.statistics import Ratio
-
-CHARS_FOR_NAMES = 60
-"""Maximum length of a label in tables; tooltips and files have the full label."""
-
-FACTORS_IN_LABEL = 3
-"""Limit above which a label is cut and columns show the rest."""
+from eke.results.report.compare.measures import PEAK, SAMPLES
+from eke.results.report.show.table import ratio_cells
 
 MAX_LISTED = 6
 """Configurations listed per reason; the others are counted."""
 
 
-@dataclass(frozen=True)
-class Column:
-    """One column: text and sort key of every row."""
-
-    key: str
-    title: str
-    text: Callable[[ComparisonRow], str]
-    value: Callable[[ComparisonRow], float | None] = lambda _: None
-    """None for columns sorted by text."""
-    is_number: bool = False
-    is_wide: bool = False
-    """Whether narrow formats (terminal, Markdown) omit it."""
-    help: str = ""
-
-
-def columns(comparison: Comparison, wide: bool = True, most: int = CHARS_FOR_NAMES) -> list[Column]:
-    """Columns with a value in at least one row; a label has at most `most` characters."""
-    rows = comparison.rows
-    found = [*_names(comparison, most), *_numbers(comparison), *_factors(comparison)]
-    kept = [c for c in found if wide or not c.is_wide]
-    return [c for c in kept if c.key in ("label", "outcome") or any(c.text(r) for r in rows)]
-
-
-def _names(comparison: Comparison, most: int) -> list[Column]:
-    whole = list(dict.fromkeys(row.variant.label for row in comparison.rows))
-    title, values = _keys_apart(whole, most)
-    short = dict(zip(whole, shortened(values, most), strict=True))
-
-    def label(row: ComparisonRow) -> str:
-        cut = short[row.variant.label]
-        return f"{cut} (baseline)" if row.is_baseline else cut
-
-    names = [Column("label", title, label)]
-    if len(comparison.machines) > 1:
-        names.append(Column("machine", "machine", lambda r: r.variant.machine))
-    return names
-
-
-def _keys_apart(labels: Sequence[str], most: int) -> tuple[str, Sequence[str]]:
-    """Replace long labels by their values, with the keys as title, if that is short enough."""
-    words = [[word.partition("=") for word in label.split(" ")] for label in labels]
-    keys = list(dict.fromkeys(key for each in words for key, _, _ in each))
-    found = [{key: value for key, _, value in each} for each in words]
-    values = [" ".join(each.get(key) or "-" for key in keys) for each in found]
-    title = ", ".join(key.rpartition(".")[2] for key in keys)
-    is_typed = all(equals for each in words for _, equals, _ in each)
-    if max(map(len, labels)) <= most or not is_typed or max(map(len, [title, *values])) > most:
-        return "configuration", labels
-    return title, values
-
-
-def _factors(comparison: Comparison) -> list[Column]:
-    """Columns of factors, after the numbers, which matter most.
-
-    A label that is made of the factors says them; a row's name does not.
-    """
-    has_rows = any(row.variant.row for row in comparison.rows)
-    if not has_rows and len(comparison.factors) <= FACTORS_IN_LABEL:
-        return []
-    return [
-        Column(f"factor {key}", key, partial(_factor, key), is_wide=True)
-        for key in comparison.factors
+def title(comparison: Comparison) -> str:
+    """What was compared: `tiny (845 k parameters), python_source (64 tokens), GPU: 4 ... x 3`."""
+    records = [row.variant.records[0] for row in comparison.rows if row.variant.records]
+    machines = [part.machine.facts for part in comparison.machines]
+    facts = [
+        _joined(_name(each, "model", "num_parameters", "parameters") for each in records),
+        _joined(_name(each, "data", "seq_len", "tokens") for each in records),
+        _joined(f"{m.get('device_count', 1)} x {m.get('device', '?')}" for m in machines),
     ]
+    counts = [len(row.variant.records) for row in comparison.rows if row.variant.records]
+    rows = format_number(len(comparison.rows), "configuration")
+    if not counts:
+        return rows
+    repeats = " to ".join(dict.fromkeys(map(str, (min(counts), max(counts)))))
+    return f"{', '.join(filter(None, facts))}: {rows} x {repeats}"
 
 
-def _factor(key: str, row: ComparisonRow) -> str:
-    return row.variant.factors.get(key, "")
+def _joined(texts: Iterable[str]) -> str:
+    """Different texts, two of many."""
+    found = list(dict.fromkeys(texts))
+    return " / ".join(found if len(found) < 4 else [*found[:2], "..."])
 
 
-def _numbers(comparison: Comparison) -> list[Column]:
-    has_eval = any(EVAL_LOSS.key in row.estimates for row in comparison.rows)
-    return [
-        _number("n", "n", lambda r: len(r.variant.records), str, help="repeats that ended well"),
-        Column("outcome", "outcome", outcome_text),
-        _measure(SAMPLES, lambda v: f"{v:.4g}", help="over steady steps"),
-        _ratio(SAMPLES, "x speed", "samples/s over the baseline's, with its 95 % interval"),
-        _measure(PEAK, format_bytes, help="highest sum of tensors"),
-        _ratio(PEAK, "x memory", "peak memory over the baseline's"),
-        _measure(RESERVED, format_bytes, wide=True, help="what PyTorch holds of the device"),
-        _measure(STEP, format_seconds, wide=True, help="median of an optimizer step after warm-up"),
-        _measure(TOKENS, format_count, wide=True, help="tokens that are not padding"),
-        _measure(MFU, lambda v: f"{v:.1%}", help="model FLOP/s over the device's datasheet peak"),
-        _measure(EVAL_LOSS, lambda v: f"{v:.4f}"),
-        *_metrics(comparison),
-        *([] if has_eval else [_measure(TRAIN_LOSS, lambda v: f"{v:.4f}")]),
-        Column("parity", comparison.metric or "loss", _parity, lambda r: r.quality.difference,
-               help="relative to the baseline, at equal samples"),
-        _number("equal_time", "loss at equal time", lambda r: r.loss_at_equal_time,
-                lambda v: f"{v:.4f}", True, "training loss when the shortest run ended"),
-        _number("prediction", "predicted memory", lambda r: r.prediction_error, _signed, True,
-                "predicted over measured peak of tensors, less one"),
-        _number("step_prediction", "predicted step", lambda r: r.step_prediction_error, _signed,
-                True, "predicted over measured median of an optimizer step, less one"),
-        _measure(DEVICE_HOURS, lambda v: f"{v:.3g}", wide=True, help="training steps only"),
-        Column("front", "front", lambda r: "*" if r.on_front else "", lambda r: float(r.on_front),
-               help="nothing else is both smaller and faster"),
-    ]  # fmt: skip
+def _name(record: Record, group: str, size: str, unit: str) -> str:
+    """Model or data, the end of its path, with its size."""
+    keys = table(record.config, group)
+    named = next((keys[k] for k in ("name_or_path", "path", "name", "option") if keys.get(k)), "?")
+    count = keys.get(size) or table(record.plan, "size").get(size)
+    end = str(named).rstrip("/").rpartition("/")[2] or str(named)
+    return f"{end} ({format_count(count)} {unit})" if isinstance(count, int) else end
 
 
-def _metrics(comparison: Comparison) -> list[Column]:
-    """Of every metric that a run has; narrow terminals have room for few."""
-    keys = dict.fromkeys(k for row in comparison.rows for k in row.estimates if METRIC in k)
-    shown = {f"{METRIC}{name}" for name in (*SHOWN_METRICS, comparison.metric)}
-    text = "{:.4f}".format
-    return [_measure(metric_of(key), text, wide=key not in shown) for key in keys]
+def measured(comparison: Comparison) -> str:
+    """When, with which versions, how often: `2026-11-28, torch 2.13.0, commit 1a2b, 12 runs`."""
+    facts = [part.machine.facts for part in comparison.machines]
+    versions = [_joined(f"{k} {each[k]}" for each in facts if k in each) for k in VERSIONS]
+    found = [_environment(comparison, part) for part in comparison.machines]
+    commit = _joined(f"commit {each['commit']}" for each in found if "commit" in each)
+    days = _joined(each["measured"][:10] for each in found if "measured" in each)
+    return ", ".join(filter(None, [days, *versions, commit, count_outcomes(comparison)]))
 
 
-def outcome_text(row: ComparisonRow) -> str:
-    """Outcomes of the repeats: `ok`, or `2 ok, 1 oom`."""
-    outcomes = row.variant.outcomes
-    counted = [f"{count} {name}" for name, count in outcomes.items()]
-    return ", ".join(outcomes if len(outcomes) == 1 else counted)
+VERSIONS = ("torch", "transformers")
+
+
+def winner_command(comparison: Comparison) -> str:
+    """Command of the configuration that the verdict names first; empty without one."""
+    best = (claim.rows[0] for claim in find_claims(comparison) if claim.kind is Kind.best)
+    if (row := next(best, None)) is None:
+        return ""
+    typed = row.variant.records[0].overrides
+    kept = [each for each in typed if not each.startswith(("seed=", "repeat="))]
+    return f"{program()} {shlex.join(kept)}".rstrip()
 
 
 def _by_reason(found: Iterable[tuple[tuple[str, ...], str]]) -> dict[tuple[str, ...], str]:
@@ -170,95 +86,6 @@ def _by_reason(found: Iterable[tuple[tuple[str, ...], str]]) -> dict[tuple[str, 
         more = [f"and {len(each) - MAX_LISTED} more"] if len(each) > MAX_LISTED else []
         named[reason] = "; ".join([*list(each)[:MAX_LISTED], *more])
     return named
-
-
-def shortened(labels: Sequence[str], most: int = CHARS_FOR_NAMES) -> list[str]:
-    """Shorten different labels; those that begin alike start at the first differing word."""
-    groups: dict[str, list[str]] = {}
-    for label in labels:
-        groups.setdefault(label[: most - 1], []).append(label)
-    short: dict[str, str] = {}
-    for alike in groups.values():
-        short.update(zip(alike, _cut(alike, most), strict=True))
-    counts = Counter(short.values())
-    for number, label in enumerate(labels, 1):
-        if counts[short[label]] > 1:  # the difference was cut
-            short[label] = f"{number}: {label}"[: most - 1] + "…"
-    return [short[label] for label in labels]
-
-
-def _cut(alike: Sequence[str], most: int) -> list[str]:
-    """Shorten labels with a common beginning."""
-    if len(alike) == 1:
-        (label,) = alike
-        return [label if len(label) <= most else label[: most - 1] + "…"]
-    common = next(n for n, seen in enumerate(zip_longest(*alike)) if len(set(seen)) > 1)
-    start = alike[0][:common].rfind(" ") + 1
-    if not start:  # one long word
-        return [label if len(label) <= most else "…" + label[1 - most :] for label in alike]
-    rests = shortened([label[start:] for label in alike], most)
-    return ["… " + rest.removeprefix("… ") for rest in rests]
-
-
-def _number(
-    key: str,
-    title: str,
-    value: Callable[[ComparisonRow], float | None],
-    text: Callable[[float], str],
-    wide: bool = False,
-    help: str = "",
-) -> Column:
-    def show(row: ComparisonRow) -> str:
-        found = value(row)
-        return "" if found is None else text(found)
-
-    return Column(key, title, show, value, True, wide, help)
-
-
-def _measure(
-    measure: Measure, text: Callable[[float], str], wide: bool = False, help: str = ""
-) -> Column:
-    def value(row: ComparisonRow) -> float | None:
-        found = row.estimates.get(measure.key)
-        return found.value if found else None
-
-    return _number(measure.key, measure.title, value, text, wide, help or measure.unit)
-
-
-def _ratio(measure: Measure, title: str, help: str) -> Column:
-    def show(row: ComparisonRow) -> str:
-        is_base = row.is_baseline and measure.key in row.estimates
-        return "1x" if is_base else ratio_text(row.ratios.get(measure.key))
-
-    def value(row: ComparisonRow) -> float | None:
-        found = row.ratios.get(measure.key)
-        return found.value if found else 1.0 if row.is_baseline else None
-
-    return Column(f"ratio {measure.key}", title, show, value, True, False, help)
-
-
-def ratio_text(ratio: Ratio | None) -> str:
-    """Ratio with its interval and sign."""
-    return f"{times(ratio)} {SIGNS[ratio.decision]}".rstrip() if ratio else ""
-
-
-def shorter(text: str) -> str:
-    """A number without its interval or difference, which is in parentheses."""
-    return re.sub(r" \(.*?\)", "", text)
-
-
-def _parity(row: ComparisonRow) -> str:
-    quality = row.quality
-    if quality.parity in (Parity.unknown, Parity.baseline):
-        return ""
-    if quality.difference is None or quality.parity is Parity.equal:
-        return str(quality.word)
-    shown = f"not compared: {quality.why}" if quality.why else quality.word
-    return f"{shown} ({100 * quality.difference:+.2g} %)"
-
-
-def _signed(error: float) -> str:
-    return f"{100 * error:+.1f} %"
 
 
 @dataclass(frozen=True)
@@ -275,23 +102,22 @@ MAX_REASONS = 100
 """Maximum runs listed individually."""
 
 
-def sections(comparison: Comparison, repeats: bool = False, brief: bool = False) -> list[Section]:
-    """All sections with content; `brief`: ratios without intervals."""
-    found = [_outcomes(comparison), _unmeasured(comparison)]
+def sections(comparison: Comparison, repeats: bool = False) -> list[Section]:
+    """All sections with content but `problems`; `repeats` lists every run."""
+    found = []
     for part in comparison.machines:
+        own = [_techniques(comparison, part), *map(_published, part.published)]
         where = comparison.suffix(part)
-        own = [_effects(part), _alone(comparison, part), _ladder(part)]
-        if brief:  # the last two are the ratios
-            own = [
-                replace(s, rows=tuple((*r[:-2], *map(shorter, r[-2:])) for r in s.rows))
-                for s in own
-            ]
-        own += map(_published, part.published)
         found += [replace(section, title=f"{section.title}{where}") for section in own]
     found += [_classes(row) for row in comparison.rows if row.variant.records][:MOST_MATRICES]
     found += [_sources(row) for row in comparison.rows if row.variant.records][:MOST_MATRICES]
     found += [_runs(comparison)] if repeats else []
     return [section for section in found if section.rows]
+
+
+def problems(comparison: Comparison) -> list[Section]:
+    """Runs that failed, and those without a speed, with reasons."""
+    return [each for each in (_outcomes(comparison), _unmeasured(comparison)) if each.rows]
 
 
 def provenance(comparison: Comparison) -> Section:
@@ -319,13 +145,13 @@ def provenance(comparison: Comparison) -> Section:
 def _environment(comparison: Comparison, part: OneMachine) -> dict[str, str]:
     entries = [entry for row in comparison.rows_of(part) for entry in row.variant.entries]
     records = [entry.record for entry in entries if entry.record]
-    times_run = sorted(str(r.environment.get("time", "")) for r in records)
+    stamps = sorted(str(r.environment.get("time", "")) for r in records)
     states = [table(r.environment, "git") for r in records]
     commits = {str(state.get("commit", ""))[:12] for state in states} - {""}
     dirty = " (changed)" if any(state.get("dirty") for state in states) else ""
     drivers = {str(r.environment.get("driver", "")) for r in records} - {""}
     facts = {
-        "measured": f"{times_run[0]} to {times_run[-1]}" if times_run else "",
+        "measured": f"{stamps[0]} to {stamps[-1]}" if stamps else "",
         "commit": ", ".join(sorted(commits)) + dirty,
         "driver": ", ".join(sorted(drivers)),
     }
@@ -368,45 +194,34 @@ def _no_speed(record: Record) -> str:
     return f"none of {record.steps_done} steps was timed: {why}"
 
 
-def _speed_and_memory(ratios: Mapping[str, Ratio]) -> tuple[str, str]:
-    return ratio_text(ratios.get(SAMPLES.key)), ratio_text(ratios.get(PEAK.key))
+def _techniques(comparison: Comparison, part: OneMachine) -> Section:
+    """Each technique alone, over all pairs, and on top of others; empty if the rows say it all."""
+    alone = {change: ratio_cells(row.ratios) for row, change in part.alone}
+    pairs = {f"{each.factor}={each.value}": each for each in part.effects}
+    rungs = {added: ratio_cells(row.ratios) for row, added in part.ladder}
+    rows = []
+    for name in dict.fromkeys((*pairs, *alone, *rungs)):
+        over = pairs.get(name)
+        told = [*ratio_cells(over.ratios), str(over.pairs)] if over else [""] * 3
+        instead = f" for {over.reference}" if over and over.reference else ""
+        rows.append((f"{name}{instead}", *alone.get(name, _NO), *told, *rungs.get(name, _NO)))
+    is_one = len({each.factor for each in part.effects}) < len(part.keys)  # of --by
+    few = len(comparison.rows_of(part)) <= FEW_ROWS or not any(e.pairs > 1 for e in part.effects)
+    if few and not is_one and len(part.ladder) < FEW_ROWS - 1:
+        rows = []
+    head = ("technique", "alone: speed", "memory", "over pairs: speed", "memory", "pairs",
+            "after those above: speed", "memory")  # fmt: skip
+    kept = [n for n in range(len(head)) if n == 0 or any(row[n] for row in rows)]
+    note = "Times the baseline. Pairs differ in nothing else (geometric mean). The interval of "
+    note += "three pairs and more holds how much the effect varies between them."
+    shown = tuple(tuple(row[n] for n in kept) for row in rows)
+    return Section("What each technique does", note, tuple(head[n] for n in kept), shown)
 
 
-def _effects(part: OneMachine) -> Section:
-    rows = tuple(
-        (
-            f"{each.factor}={each.value}",
-            f"{each.factor}={each.reference}" if each.reference else "without",
-            str(each.pairs),
-            *_speed_and_memory(each.ratios),
-        )
-        for each in part.effects
-    )
-    note = "Geometric mean over all pairs that differ in nothing else. The interval of three "
-    note += "pairs and more holds how much the effect varies between them."
-    head = ("technique", "instead of", "pairs", "x speed", "x memory")
-    return Section("What each technique does", note, head, rows)
+_NO = ("", "")
 
-
-def _alone(comparison: Comparison, part: OneMachine) -> Section:
-    rows: list[tuple[str, ...]] = [
-        (row.variant.row or change, change, *_speed_and_memory(row.ratios))
-        for row, change in part.alone
-    ]
-    head: tuple[str, ...] = ("alone", "changes", "x speed", "x memory")
-    if all(name == change for name, change, *_ in rows):
-        head, rows = (head[0], *head[2:]), [(name, *rest) for name, _, *rest in rows]
-    # With a single factor, the main table shows the same.
-    shown = tuple(rows) if len(comparison.factors) > 1 else ()
-    return Section("Each technique alone", "", head, shown)
-
-
-def _ladder(part: OneMachine) -> Section:
-    rows = tuple(
-        (row.variant.label, f"+ {added}", *_speed_and_memory(row.ratios))
-        for row, added in part.ladder
-    )
-    return Section("One upon another", "", ("cumulative", "adds", "x speed", "x memory"), rows)
+FEW_ROWS = 4
+"""The main table of up to two techniques says the same as theirs."""
 
 
 def _published(each: PublishedMatch) -> Section:
@@ -483,3 +298,17 @@ def count_outcomes(comparison: Comparison) -> str:
     parts = ", ".join(f"{count} {name}" for name, count in totals.items())
     runs = format_number(totals.total(), "run")
     return f"{runs} of {format_number(len(comparison.rows), 'configuration')}: {parts}"
+
+
+METHOD = (
+    "Speeds leave out warm-up, compiling, evaluation and checkpoints. A value is the geometric "
+    "mean over repeats, and is compared on logarithms. Runs of one repeat and seed are compared in "
+    "pairs, so that a drift of the machine cancels. Up to three rows, an interval is Student's t "
+    "of the compared rows' repeats. From four rows on, the variance of each row has a prior from "
+    "the other rows of the machine (moderated noise, Smyth 2004). With fewer than three repeats "
+    "there is no interval and no claim. An interval is the one at the level at which Holm's "
+    "method, over all comparisons with one baseline, tested the row. Losses are compared by seed "
+    "at equal samples, with a margin of 1 %. Rows that differ in rounding only are one training. "
+    "What was not measured is absent."
+)
+"""The method, in the words of docs/how-to/report.md."""

@@ -3,7 +3,6 @@
 import io
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -12,130 +11,134 @@ from rich.table import Table
 from rich.text import Text
 
 from eke.common.streams import printable
-from eke.plan.record import Outcome
 from eke.results.report.compare import Comparison, ComparisonRow
-from eke.results.report.compare.claims import verdict_lines
-from eke.results.report.compare.comparison import MARKS
-from eke.results.report.compare.measures import EVAL_LOSS, PEAK, SAMPLES, TRAIN_LOSS
+from eke.results.report.compare.sentences import verdict_lines
 from eke.results.report.show.sections import (
-    CHARS_FOR_NAMES,
-    Column,
     Section,
-    columns,
-    count_outcomes,
-    outcome_text,
+    measured,
+    problems,
     provenance,
     sections,
-    shorter,
+    title,
 )
+from eke.results.report.show.table import CHARS_FOR_NAMES, Column, groups, main_columns
 
 PIPED_WIDTH = 160
 """Width for output that is not a terminal."""
 
-RANKS = (
-    "machine", "outcome", f"ratio {SAMPLES.key}", f"ratio {PEAK.key}", "parity", EVAL_LOSS.key,
-    TRAIN_LOSS.key, "n", SAMPLES.key, PEAK.key,
-)  # fmt: skip
-"""Columns of the main table by priority."""
-
-LEAST_FOR_NAMES = 36
-"""Minimum width of a configuration's name."""
-
-ROOM_FOR_INTERVALS = 110
-"""Minimum terminal width for intervals in the smaller tables."""
+LAST = ("n", "decision")
+"""Columns that go first where there is no room: the title has the repeats, the verdict the best."""
 
 GAP = 2
 """Space between columns."""
 
+LEAST_FOR_NAMES = 36
+"""Minimum width of a configuration's name."""
+
 MAX_ROWS = 60
 """Maximum rows of the main table; the page has all."""
 
+STYLES = {"good": "green", "bad": "red"}
+"""Tone of a cell -> style: colours repeat what a word says."""
+
+MAX_NOTES = 3
+"""Notes shown without `everything`."""
+
 
 def render_terminal(
-    comparison: Comparison, repeats: bool = False, terminal: bool = False, width: int = 0
+    comparison: Comparison,
+    repeats: bool = False,
+    terminal: bool = False,
+    width: int = 0,
+    everything: bool = False,
 ) -> str:
-    """Render the report as text, with colours for a terminal; `width` 0 is its width."""
+    """Render the report as text: verdict, table, failures and one line of provenance.
+
+    Args:
+        comparison: what is rendered.
+        repeats: list every run, with `everything`.
+        terminal: use colours and the terminal's width.
+        width: columns; 0 is the terminal's width, PIPED_WIDTH for other outputs.
+        everything: add techniques, classes, sources and the full provenance.
+    """
     wide = width or (shutil.get_terminal_size().columns if terminal else PIPED_WIDTH)
     stream = io.StringIO()
     console = Console(
         file=stream, width=wide, force_terminal=terminal, highlight=False, markup=False, emoji=False
     )
-    console.print(Group(*_parts(comparison, repeats, wide)))
+    console.print(Group(*_parts(comparison, repeats, wide, everything)))
     return "\n".join(line.rstrip() for line in stream.getvalue().split("\n"))
 
 
-def _parts(comparison: Comparison, repeats: bool, width: int) -> list[RenderableType]:
-    lines = verdict_lines(comparison)
-    parts: list[RenderableType] = [_text(lines[0], "bold"), *map(_text, lines[1:]), Text()]
-    parts += [*_main(comparison, width), Text(MARKS, style="dim")]
-    parts += [Text(count_outcomes(comparison)), Text()]
-    for section in sections(comparison, repeats, brief=width < ROOM_FOR_INTERVALS):
+def _parts(
+    comparison: Comparison, repeats: bool, width: int, everything: bool
+) -> list[RenderableType]:
+    lines, notes = verdict_lines(comparison), comparison.notes
+    parts: list[RenderableType] = [_text(title(comparison), "dim"), _text(lines[0], "bold")]
+    parts += [*map(_text, lines[1:]), Text()]
+    for group in groups(comparison):
+        parts += [_text(group.heading, "bold")] if group.heading else []
+        parts += [_main(comparison, group.rows, width), Text()]
+    shown = problems(comparison)
+    if everything or repeats:
+        shown += [*sections(comparison, repeats), provenance(comparison)]
+    for section in shown:
         parts += [_section(section, width), Text()]
-    parts += [_section(provenance(comparison), width)]
-    parts += [_text(f"note: {note}") for note in comparison.notes]
-    return parts
+    most = len(notes) if everything else MAX_NOTES
+    parts += [_text(f"note: {note}") for note in notes[:most]]
+    more = [f"{len(notes) - most} more notes"] if len(notes) > most else []
+    told = [measured(comparison), *more, *([] if everything else ["all: --provenance"])]
+    return [*parts, _text("; ".join(told), "dim")]
 
 
 def _text(text: str, style: str = "") -> Text:
     return Text(printable(text, colours=False), style=style)
 
 
-def _main(comparison: Comparison, width: int) -> list[RenderableType]:
-    rows = _chosen(comparison.rows)
-    shown, left_out = _fitting(comparison, rows, width)
+def _main(comparison: Comparison, every: Sequence[ComparisonRow], width: int) -> Table:
+    rows = every[:MAX_ROWS]
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
-    for each in shown:
-        table.add_column(each.title, justify="right" if each.is_number else "left", no_wrap=True)
+    shown = _fitting(comparison, rows, width)
+    for column, _ in shown:
+        table.add_column(column.title, no_wrap=True)
     for row in rows:
-        ended = "green" if row.on_front else "" if row.variant.records else "dim"
-        style = "bold" if row.is_baseline else ended
-        table.add_row(*(_text(c.text(row)) for c in shown), style=style)
-    if len(rows) < len(comparison.rows):
-        table.add_row(Text(f"... and {len(comparison.rows) - len(rows)} more: in the files"))
-    note = f"Omitted at {width} columns: {', '.join(left_out)} (widen the terminal to see them)"
-    return [table, Text(note, style="dim")] if left_out else [table]
+        style = "bold" if row.is_baseline else "" if row.variant.records else "dim"
+        cells = [(column.cell(row), level) for column, level in shown]
+        texts = [_text(cell.line(level), STYLES.get(cell.tone, "")) for cell, level in cells]
+        table.add_row(*texts, style=style)
+    if len(rows) < len(every):
+        table.add_row(Text(f"... and {len(every) - len(rows)} more: in the files"))
+    return table
 
 
 def _fitting(
     comparison: Comparison, rows: Sequence[ComparisonRow], width: int
-) -> tuple[list[Column], list[str]]:
-    """Columns that fit the width, and titles of the others."""
+) -> list[tuple[Column, int]]:
+    """Columns that fit the width, each with the level of detail of its cells (`Cell.line`)."""
 
-    def needs(column: Column) -> int:
-        texts = [column.title, *map(column.text, rows)]
+    def needs(column: Column, level: int) -> int:
+        texts = [column.title, *(column.cell(row).line(level) for row in rows)]
         return GAP + max(cell_len(printable(text, colours=False)) for text in texts)
 
-    label, *others = columns(comparison, wide=False)
-    if all(outcome_text(row) == Outcome.ok.name for row in rows):
-        others = [c for c in others if c.key != "outcome"]
-    least = min(LEAST_FOR_NAMES, width // 2)
-    room = width + GAP - min(needs(label), least + GAP)
-    if sum(map(needs, others)) > room:
-        others = list(map(_short, others))
-    kept: dict[str, int] = {}
-    ranked = sorted(others, key=lambda c: RANKS.index(c.key) if c.key in RANKS else len(RANKS))
-    for column in ranked:
-        if needs(column) <= room - sum(kept.values()):
-            kept[column.key] = needs(column)
-    left = width - sum(kept.values())
+    label, *others = main_columns(comparison, rows)
+    ranked = sorted(others, key=lambda c: LAST.index(c.key) if c.key in LAST else -1)
+    levels = {column.key: 0 for column in others}
+    sizes: dict[str, int] = {}
+    room = width + GAP - min(needs(label, 0), LEAST_FOR_NAMES, width // 2 - GAP)
+    for column in ranked:  # all columns first, then names, then details
+        if needs(column, 0) <= room - sum(sizes.values()):
+            sizes[column.key] = needs(column, 0)
+    room = width + GAP - min(needs(label, 0), width + GAP - sum(sizes.values()))
+    for level in (1, 2):
+        for column in ranked:
+            more = needs(column, level) - sizes.get(column.key, width)
+            if column.key in sizes and more <= room - sum(sizes.values()):
+                sizes[column.key], levels[column.key] = needs(column, level), level
+    left = width - sum(sizes.values())
     for most in (left, left - len(" (baseline)")):
-        if needs(label) - GAP > left:
-            label = columns(comparison, wide=False, most=min(most, CHARS_FOR_NAMES))[0]
-    left_out = [c.title for c in others if c.key not in kept]
-    return [label, *(c for c in others if c.key in kept)], left_out
-
-
-def _short(column: Column) -> Column:
-    return replace(column, text=lambda row: shorter(column.text(row)))
-
-
-def _chosen(rows: Sequence[ComparisonRow]) -> Sequence[ComparisonRow]:
-    """All rows; of many, the baseline, the front and the first."""
-    if len(rows) <= MAX_ROWS:
-        return rows
-    ranked = sorted(rows, key=lambda row: not (row.is_baseline or row.on_front))
-    kept = set(ranked[:MAX_ROWS])
-    return [row for row in rows if row in kept]
+        if needs(label, 0) - GAP > left:
+            label = main_columns(comparison, rows, min(most, CHARS_FOR_NAMES))[0]
+    return [(label, 0), *((c, levels[c.key]) for c in others if c.key in sizes)]
 
 
 def _section(section: Section, width: int) -> Group:

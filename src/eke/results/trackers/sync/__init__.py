@@ -18,6 +18,7 @@ from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import is_locked, read_json
 from eke.common.paths import RunPaths, SweepPaths, user_path
 from eke.plan.record import no_runs
+from eke.results.trackers.accelerate import TrackioRun
 from eke.results.trackers.async_tracker import EVERY_ROW, Guard
 from eke.results.trackers.sync import account
 from eke.results.trackers.sync.account import (
@@ -87,7 +88,7 @@ def _find(path: Path) -> Iterator[FoundRun]:
         yield FoundRun(paths, is_named=True)
         return
     for child in sorted(path.iterdir()):
-        if not child.is_dir() or child.name.startswith("."):
+        if not child.is_dir() or child.name.startswith(".") or child.name == TrackioRun.package:
             continue
         paths = RunPaths(child.absolute())
         if paths.is_run:
@@ -203,7 +204,7 @@ def _report(
         if (other := ids.setdefault(content.run.run_id, folder)) != folder:
             return report(SyncOutcome.failed, note=f"the same run as {other}")
         if user is None:
-            return report(SyncOutcome.would, len(content.steps), note=_target(content, ""))
+            return report(SyncOutcome.would, len(content.steps), _target(content, ""))
         with sole_sender(found.paths) as is_sole:
             if not is_sole:
                 return report(SyncOutcome.busy, note="another eke sync is sending it")

@@ -19,7 +19,7 @@ from eke.config import schema
 from eke.plan.planner import outline_record, read_plan
 from eke.plan.record import RECORD_LIMIT, Outcome, metrics, read_attempts, read_record, table
 from eke.results.trackers.async_tracker import deduplicate, one_line
-from eke.results.trackers.tracker import TrackedRun, Value, shown_of, summary_values, tracker_id
+from eke.results.trackers.tracker import TrackedRun, Value, summary_values, tracked_run
 from eke.results.trackers.wandb import ignore_folder_settings, kill_core
 from eke.rules.tracker import has_wandb_key
 
@@ -197,26 +197,19 @@ def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Co
     if record is None:  # worker and supervisor were killed before writing one
         attempt: Any = max(len(read_attempts(paths)) - 1, 0)
         record = outline_record(read_plan(paths), rows, attempt, Outcome.crashed, None)
-    settings = table(record.config, "tracker")
-    device = str(table(record.plan, "device").get("name", ""))
-    factors = record.choices | ({"device": device} if device else {})
-    run = TrackedRun(
-        run_id=tracker_id(paths.folder.name, record.run_id),
-        tags=(device,),
-        directory=paths.folder,
-        attempt=0,  # sent as one attempt, so that sending again is idempotent
-        settings=schema.Tracker(
-            option=str(settings.get("option", "wandb")),
-            mode=schema.TrackerMode.online,
-            project=project or str(settings.get("project") or "eke"),
-            entity=entity or settings.get("entity"),
-            group=settings.get("group"),
-        ),
-        **shown_of(record.overrides, record.command, factors, record.config),
+    known = table(record.config, "tracker")
+    settings = schema.Tracker(
+        option=str(known.get("option", "wandb")),
+        mode=schema.TrackerMode.online,
+        project=project or str(known.get("project") or "eke"),
+        entity=entity or known.get("entity"),
+        group=known.get("group"),
     )
+    # Sent as one attempt, so that sending again is idempotent.
+    run = tracked_run(record, paths, 0, settings)
     note = f"{unreadable} unreadable lines skipped" if unreadable else ""
     kept = deduplicate(rows)
-    return Content(run, kept, summary_values(record), record.exit_code, digest, note)
+    return Content(run, kept, summary_values(record, rows), record.exit_code, digest, note)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def test_it_arrives_as_the_file_says(online, sweep, capsys):
     assert view["displayName"] == f"eke: {SWEEP}"
     spec = json.loads(view["spec"])
     (grid,) = [block["metadata"] for block in spec["blocks"] if block["type"] == "panel-grid"]
-    assert len(grid["panelBankSectionConfig"]["panels"]) == 6
+    assert len(grid["panelBankSectionConfig"]["panels"]) == 5
     (run_set,) = grid["runSets"]
     assert run_set.pop("project") == {"id": "I", "name": "eke", "entityName": "me"}
     (only,) = run_set["filters"]["filters"]

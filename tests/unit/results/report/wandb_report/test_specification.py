@@ -16,6 +16,8 @@ from eke.common.streams import escape
 from eke.plan.record import metrics, read_record
 from eke.results.report import wandb_report as module
 from eke.results.report.compare import Comparison, compare_runs
+from eke.results.report.compare.sentences import verdict_lines
+from eke.results.report.show.export import main_table
 from eke.results.report.wandb_report import (
     MAX_FACTORS,
     WandbProject,
@@ -25,22 +27,22 @@ from eke.results.report.wandb_report import (
     specification,
 )
 from eke.results.trackers import summary_values
-from eke.results.trackers.async_tracker import TrainTime
+from eke.results.trackers.async_tracker import Totals
 from eke.results.trackers.wandb import make_config
 
 PLACE = WandbProject("me", "eke")
 
 
-def sent(comparison: Comparison, repeats: bool = False) -> dict[str, Any]:
-    return json.loads(dump(specification(comparison, PLACE, repeats)))
+def sent(comparison: Comparison) -> dict[str, Any]:
+    return json.loads(dump(specification(comparison, PLACE)))
 
 
-def blocks(comparison: Comparison, kind: str, repeats: bool = False) -> list[dict[str, Any]]:
-    return [b for b in sent(comparison, repeats)["spec"]["blocks"] if b["type"] == kind]
+def blocks(comparison: Comparison, kind: str) -> list[dict[str, Any]]:
+    return [b for b in sent(comparison)["spec"]["blocks"] if b["type"] == kind]
 
 
-def text_of(comparison: Comparison, repeats: bool = False) -> str:
-    return "\n".join(block["content"] for block in blocks(comparison, "markdown-block", repeats))
+def text_of(comparison: Comparison) -> str:
+    return "\n".join(block["content"] for block in blocks(comparison, "markdown-block"))
 
 
 def grid(comparison: Comparison) -> dict[str, Any]:
@@ -53,28 +55,31 @@ def run_set(comparison: Comparison) -> dict[str, Any]:
     return found
 
 
-def headings(comparison: Comparison, repeats: bool = False) -> list[str]:
-    return [b["children"][0]["text"] for b in blocks(comparison, "heading", repeats)]
-
-
 def test_its_panels(sweep):
     panels = grid(compare_runs([sweep]))["panelBankSectionConfig"]["panels"]
-    assert [panel["viewType"] for panel in panels] == [
-        "Scatter Plot", "Bar Chart", "Bar Chart", "Run History Line Plot", "Run History Line Plot",
-        "Run Comparer",
-    ]  # fmt: skip
-    scatter, speed, memory, over_steps, over_time, _ = (panel["config"] for panel in panels)
-    assert scatter["xAxis"] == "summary:peak_allocated_bytes"
+    kinds = [panel["viewType"] for panel in panels]
+    assert kinds == ["Scatter Plot", *["Run History Line Plot"] * 4]
+    scatter, *lines = (panel["config"] for panel in panels)
+    assert scatter["xAxis"] == "summary:peak_allocated_gib"
     assert scatter["yAxis"] == "summary:samples_per_s"
-    assert (speed["metrics"], memory["metrics"]) == (["samples_per_s"], ["peak_allocated_bytes"])
-    assert [over_steps["xAxis"], over_time["xAxis"]] == ["train/global_step", "train/time_s"]
-    assert over_steps["metrics"] == over_time["metrics"] == ["train/loss"]
+    assert [(*each["metrics"], each["xAxis"]) for each in lines] == [
+        ("eval/loss", "train/global_step"), ("train/loss", "train/global_step"),
+        ("train/loss", "train/total_tokens"), ("train/loss", "train/time_s"),
+    ]  # fmt: skip
+
+
+def test_charts_come_first_then_the_verdict_and_one_table(sweep):
+    found = sent(compare_runs([sweep]))["spec"]["blocks"]
+    kinds = [each["type"] for each in found if each["type"] != "paragraph"]
+    assert kinds == ["panel-grid", "markdown-block", "markdown-block"]
+    lines = text_of(compare_runs([sweep])).splitlines()
+    assert sum(line.startswith("| --") for line in lines) == 1
 
 
 def test_panels_lie_side_by_side_and_not_on_each_other(sweep):
     panels = grid(compare_runs([sweep]))["panelBankSectionConfig"]["panels"]
     cells = [cell for panel in panels for cell in _cells(panel["layout"])]
-    assert len(cells) == len(set(cells)) == 4 * 24 * 8
+    assert len(cells) == len(set(cells)) == 3 * 24 * 8
     assert max(x for x, _ in cells) == 23
 
 
@@ -88,8 +93,9 @@ def test_what_panels_name_is_what_a_run_logs(sweep):
     paths = RunPaths(sweep.parent / f"{0:016x}")
     record = read_record(paths)
     assert record is not None
-    rows, _ = metrics.read_rows(paths.metrics)
-    logged = {key for row in TrainTime(paths.metrics, 0).add(rows) for key in row}
+    rows = [{**row, metrics.TOKENS: 9} for row in metrics.read_rows(paths.metrics)[0]]
+    rows.append({metrics.STEP: rows[-1][metrics.STEP], metrics.EVAL_LOSS: 2.0})
+    logged = {key for row in Totals(paths.metrics, 0).add(rows) for key in row}
     logged |= set(summary_values(record))
     for panel in grid(compare_runs([sweep]))["panelBankSectionConfig"]["panels"]:
         config = panel["config"]
@@ -175,28 +181,20 @@ def test_without_a_run_there_are_no_panels(tmp_path):
     found = compare_runs([sweep])
     assert find_filter(found) is None
     assert blocks(found, "panel-grid") == []
-    assert "no fp8" in text_of(found)
+    assert "refused" in text_of(found)
 
 
 def test_the_words_are_those_of_the_other_formats(sweep):
-    found, text = compare_runs([sweep]), text_of(compare_runs([sweep]))
-    assert text.startswith("**precision=bf16 is fastest: 2.19x")
+    found = compare_runs([sweep])
+    text = text_of(found)
+    assert all(escape(line) in text for line in verdict_lines(found))
     assert "6 runs of 2 configurations: 6 ok" in text
-    assert "| precision=fp32 (baseline) | 3 | ok | 101 |" in text
-    assert "| precision=bf16 | precision=fp32 | 1 | 2.19x" in text
-    assert headings(found) == [
-        "Configurations", "Charts", "What each technique does", "Where this comes from"
-    ]  # fmt: skip
+    assert "\n".join(main_table(found, 100)) in text
 
 
-def test_every_run_is_listed_when_asked_and_long_tables_are_cut(sweep, monkeypatch):
-    assert "Every run" in headings(compare_runs([sweep]), repeats=True)
-    assert f"{5:016x}" in text_of(compare_runs([sweep]), repeats=True)
+def test_a_long_table_is_cut(sweep, monkeypatch):
     monkeypatch.setattr(module, "MAX_ROWS", 1)
-    monkeypatch.setattr(module, "MAX_SECTION_ROWS", 2)
-    text = text_of(compare_runs([sweep]), repeats=True)
-    assert "... and 1 more rows: in report.csv" in text
-    assert "... and 4 more rows: in report.md" in text
+    assert "... and 1 more rows: in report.csv" in text_of(compare_runs([sweep]))
 
 
 HOSTILE = "<script>x</script> [a](javascript:b) | `c` $d$ ~e~ *f* \\ \x00 \ud800"
@@ -206,7 +204,8 @@ def test_hostile_names_stay_text(tmp_path):
     runs = [tracked("fp32"), tracked("bf16")]
     found = compare_runs([make_sweep(tmp_path, runs, rows=["first", "#" + HOSTILE])])
     text = text_of(found)
-    assert "&lt;script&gt;x&lt;/script&gt; \\[a\\](javascript:b) \\| \\`c\\`" in text
+    assert "&lt;script&gt;x&lt;/script&gt; \\[a\\](" in text
+    assert "\\| \\`c\\`" in text
     assert "\\$d\\$ \\~e\\~ \\*f\\* \\\\" in text
     assert not [part for part in ("<script", "\x00", "\ud800") if part in text]
     assert json.dumps(sent(found)).encode()

@@ -1,0 +1,431 @@
+"""Two sides, A and B, compared row by row: differences, speed, memory, loss, and any slowdown.
+
+Speeds are tested by Student's t with one variance for both sides, unpaired: runs measured in turns
+(A B B A) cancel a steady drift, and pairs would halve the degrees of freedom. From four rows on the
+variance is moderated (`statistics.Noise`), and that of the rounds themselves is added to it, since
+the rounds of A are not those of B. benchmarks/compare_power.py measures errors and power.
+"""
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import pairwise
+from statistics import fmean, median
+
+import numpy as np
+
+from eke.common.errors import ConfigError, Fix, Problem
+from eke.common.paths import program, user_path
+from eke.common.text import closest, format_number, format_seconds, format_value
+from eke.config.schema import Config
+from eke.config.schema.fields import Affects
+from eke.plan.identity import FORMER_VALUES, canonical
+from eke.plan.record import Outcome, Record, table
+from eke.results.report.compare import statistics
+from eke.results.report.compare.keys import affects
+from eke.results.report.compare.load_records import ABSENT, Entry, Settings, gather, settings
+from eke.results.report.compare.losses import LossComparison, compare_losses
+from eke.results.report.compare.measures import PEAK, SAMPLES, TOKENS, Measure
+from eke.results.report.compare.outliers import find_outliers
+from eke.results.report.compare.statistics import GRID, MIN_REPEATS, Array, Difference, Ratio
+from eke.results.report.compare.variants import CLOCK, Variant, group, training_key
+
+TURNS, APART = 0.03, 0.05
+"""Default tolerance of sides measured in turns, and of others: if two occasions differ by 2 %, 5 %
+of comparisons are false alarms, however many repeats there are (Kalibera & Jones 2013,
+https://doi.org/10.1145/2464157.2464160; simulated)."""
+
+MEAN, AND = "mean", " and "
+
+
+@dataclass(frozen=True, eq=False)
+class _Mixed(statistics.Error):
+    """Student's t of a mean difference, averaged over the variances that it may have."""
+
+    variances: Array
+    chances: Array
+    freedom: Array | float
+    n: float
+
+    @property
+    def spread(self) -> float:
+        return math.sqrt(float(self.chances @ self.variances) * self.n)
+
+    def beyond(self, distance: float) -> float:
+        from scipy.special import stdtr
+
+        if not self.spread:
+            return float(distance == 0.0)
+        return float(2 * self.chances @ stdtr(self.freedom, -abs(distance) / self.variances**0.5))
+
+    def half(self, level: float) -> float:
+        from scipy.optimize import brentq
+
+        ends = 0.0, 1e6 * self.spread  # a t of few degrees of freedom reaches far
+        return float(brentq(lambda x: self.beyond(x) - level, *ends)) if self.spread else 0.0
+
+
+def differences(
+    a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]
+) -> dict[int | str, Difference]:
+    """B less A, in logarithms: of each row, and of several rows their mean (MEAN).
+
+    `a` and `b` have the speeds of each row's runs, three or more, in the order of measurement: runs
+    with one number are a round.
+    """
+    rows, shapes = len(a), [max(map(len, side)) for side in (a, b)]
+    logs = np.full((sum(shapes), 2 * rows), np.nan)  # a round of A has no value of B
+    for column, speeds in enumerate([*a, *b]):
+        start = shapes[0] if column >= rows else 0
+        logs[start : start + len(speeds), column] = np.log(speeds)
+    rest, counts = logs - np.nanmean(logs, axis=0), (~np.isnan(logs)).sum(0)
+    apart = np.nanmean(logs, axis=0)[rows:] - np.nanmean(logs, axis=0)[:rows]
+    inverse, num_rounds = 1 / counts[:rows] + 1 / counts[rows:], sum(1 / each for each in shapes)
+    freedom, one = sum(shapes) - 2, np.ones(1)
+    together = float((np.nanmean(rest, axis=1) ** 2).sum()) / freedom * num_rounds
+    noise = statistics.Noise(logs) if rows >= statistics.MIN_ROWS else None
+    sums = [noise.sums([n, rows + n]) if noise else one for n in range(rows)]
+    own = [np.exp(GRID) * noise.scale * each / 2 for each in inverse] if noise else []
+    known = fmean(float(s @ o) for s, o in zip(sums, own, strict=True)) if noise else 0.0
+    shared = max(0.0, together - known / rows)  # of the variance of a row's difference
+    found: dict[int | str, Difference] = {}
+    for n in range(rows):
+        runs = counts[n] + counts[rows + n] - 2
+        total = one * float(np.nansum(rest[:, [n, rows + n]] ** 2)) / runs * inverse[n]
+        if noise:
+            total = own[n] + shared  # Satterthwaite's: the moderated part has many degrees
+            runs = total**2 * freedom / shared**2 if shared else np.inf
+        least = int(min(counts[n], counts[rows + n]))
+        error = _Mixed(total, sums[n], runs, 2 / inverse[n])
+        found[n] = Difference(float(apart[n]), least, error)
+    error = _Mixed(one * together, one, freedom, 2 / num_rounds)
+    return found | ({MEAN: Difference(float(apart.mean()), min(shapes), error)} if rows > 1 else {})
+
+
+def is_slowdown(speed: Ratio, tolerance: float) -> bool:
+    """Whether a speed is shown to be lower, by an estimate beyond the tolerance."""
+    is_lower = speed.decision is statistics.Significance.lower
+    return is_lower and speed.value < 1 - tolerance
+
+
+ELSEWHERE = ("driver", "cuda_driver", "host")
+"""Facts of a machine, and not of an installation."""
+HARDWARE, CONTENT = ("device", "device_count", CLOCK), "content of the data"
+
+
+@dataclass(frozen=True)
+class Side:
+    """The runs that one word of the command names."""
+
+    name: str
+    entries: Sequence[Entry]
+    command: Sequence[str] = ()
+    """Of their sweep; empty for runs of none, or of several."""
+
+    @property
+    def measuring(self) -> str:
+        """Command that measures these runs, each three times."""
+        is_whole = len(self.entries) > 1 and "@" not in self.name
+        words = (is_whole and self.command) or ("-m", *overrides_of(self.entries[0]))
+        kept = [word for word in words if not word.startswith("sweep.repeats=")]
+        return f"{program()} {shlex.join([*kept, f'sweep.repeats={MIN_REPEATS}'])}"
+
+
+def overrides_of(entry: Entry) -> list[str]:
+    """Overrides of a run, without those of its repeat."""
+    return [t.lstrip("+") for t in entry.overrides if not t.startswith(("repeat=", "seed="))]
+
+
+def facts_of(record: Record) -> dict[str, str]:
+    """Facts of a record about its surroundings: eke's commit, versions, driver, host."""
+    git, source = table(record.environment, "git"), record.machine.get("eke_source", "")[:8]
+    commit = str(git.get("commit", ""))[:8]
+    changed = f"{commit} changed ({source})" if commit else f"source {source}"
+    return {
+        "commit": changed if git.get("dirty") or not commit else commit,
+        **{k: v for k, v in record.machine.items() if k not in (*HARDWARE, "eke_source")},
+        **{k: str(v) for k, v in table(record.environment, "versions").items()},
+        **{k: str(record.environment[k]) for k in ELSEWHERE if record.environment.get(k)},
+    }
+
+
+def open_sides(words: Sequence[str], by: str = "") -> list[Side]:
+    """A and B; with `by`, `torch` or `torch=OLD,NEW`, the runs of one word with these values.
+
+    A word is a run, a sweep, a folder of them, or `FOLDER@WHICH`: a row's name, or one or more of
+    `key=value`, `changed`, a commit of eke's and the hash of its source, from four digits on.
+    ConfigError: no such runs, or other than two values.
+    """
+    if not by:
+        return [_open(word, words, n) for n, word in enumerate(words)]
+    key, _, wanted = by.partition("=")
+    entries = sorted(_open(words[0], words, 0).entries, key=_end)
+    known = [_values(entry.record) for entry in entries if entry.record]
+    values = dict.fromkeys(each[key] for each in known if key in each)
+    chosen = wanted.split(",") if wanted else [*values]
+    if len(chosen) != 2 or not set(chosen) <= set(values):
+        every = dict.fromkeys(name for each in known for name in each)
+        names = [name for name in every if len({each.get(name) for each in known}) > 1]
+        fix = f"{key}={','.join([*values][-2:])}" if len(values) > 1 else ""
+        fix = fix or closest(key, names) or next(iter(names), "NAME")
+        why = f"the runs have {', '.join(values) or 'none'} of it; two are compared"
+        raise ConfigError(Problem("--by", by, why, Fix(remark=f"--by {shlex.quote(fix)}")))
+    return [_open(f"{words[0]}@{key}={each}", words, 0) for each in chosen]
+
+
+def _open(word: str, words: Sequence[str], place: int) -> Side:
+    places = (word, "", ""), word.rpartition("@"), word.partition("@")  # names may have an @
+    path, _, which = next((each for each in places if user_path(each[0]).exists()), places[2])
+    folder = user_path(path)
+    if not folder.exists() and (own := user_path(Config().paths.runs) / folder).exists():
+        folder = own
+
+    def instead(meant: str) -> Fix:
+        return Fix(
+            remark=shlex.join(["eke", "compare", *words[:place], meant, *words[place + 1 :]])
+        )
+
+    try:
+        found = gather([folder])
+    except ConfigError as error:
+        fixes = [each.fix.remark.removeprefix("eke report ") for each in error.problems]
+        problems = zip(error.problems, fixes, strict=True)
+        raise ConfigError([replace(each, fix=instead(fix)) for each, fix in problems]) from error
+    entries = [e for e in found.entries if not which or which in e.rows]
+    if not entries:
+        parts, known = which.split(","), [e for e in found.entries if e.record]
+        entries = [e for e in known if e.record and all(_is_of(e.record, p) for p in parts)]
+    if not entries:
+        rows = dict.fromkeys(name for entry in found.entries for name in entry.rows)
+        commits = dict.fromkeys(facts_of(e.record)["commit"] for e in found.entries if e.record)
+        why = f"no run there has it; rows: {', '.join(rows) or 'none'}; eke: {', '.join(commits)}"
+        names = [name.split()[0] for name in (*rows, *commits)]
+        example = closest(which, names) or next(iter(names), "KEY=VALUE")
+        raise ConfigError(Problem("FOLDER@WHICH", word, why, instead(f"{path}@{example}")))
+    return Side(word, entries, found.commands[0] if len(found.commands) == 1 else ())
+
+
+def _is_of(record: Record, which: str) -> bool:
+    """Whether a record is of this commit, source or state, or has this setting or fact."""
+    key, is_pair, value = which.partition("=")
+    if is_pair:
+        return _values(record).get(key.strip()) == value.strip()
+    git = table(record.environment, "git")
+    hashes = str(git.get("commit", "")), record.machine.get("eke_source", "")
+    is_hash = len(which) >= 4 and any(each.startswith(which) for each in hashes)
+    return is_hash or (which == "changed" and bool(git.get("dirty")))
+
+
+def _values(record: Record) -> dict[str, str]:
+    return {**settings(record), **facts_of(record)}
+
+
+def _end(entry: Entry) -> float:
+    """When a run ended, in seconds; 0 if that is unknown."""
+    environment = entry.record.environment if entry.record else {}
+    try:
+        return datetime.fromisoformat(str(environment.get("time"))).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A configuration, or one of each side, as measured on A and on B; ratios are B's over A's."""
+
+    variants: tuple[Variant, Variant]
+    runs: Sequence[list[Entry]]
+    """Those with a speed, in the order of measurement."""
+    loss: LossComparison
+    speed: Ratio | None = None
+    """None with fewer than three repeats."""
+
+    @property
+    def oldest(self) -> list[Entry]:
+        """The first run of each side; later measurements do not change it."""
+        return [min((e for e in v.entries if e.record), key=_end) for v in self.variants]
+
+    @property
+    def label(self) -> str:
+        """Name of the configuration, as B has it."""
+        return self.variants[1].label
+
+    @property
+    def repeats(self) -> str:
+        """Numbers of runs with a speed, and how others ended."""
+        ends = dict.fromkeys(end for each in self.variants for end in each.outcomes)
+        others = [end for end in ends if end != Outcome.ok.name]
+        return ", ".join([AND.join(str(len(side)) for side in self.runs), *others])
+
+    @property
+    def memory(self) -> float | None:
+        """Ratio of the peaks."""
+        a, b = ([x for e in side if (x := e.measures.get(PEAK.key))] for side in self.runs)
+        return fmean(b) / fmean(a) if a and b else None
+
+
+@dataclass(frozen=True)
+class TwoSides:
+    """B compared with A."""
+
+    sides: Sequence[Side]
+    keys: dict[str, tuple[str, str]]
+    """Key in which all configurations of the sides differ -> value of A and of B."""
+    facts: dict[str, tuple[str, str]]
+    """The same of `facts_of`."""
+    rows: Sequence[Pair]
+    mean: Ratio | None
+    """Of the speeds of several rows."""
+    measure: Measure
+    tolerance: float
+    in_turns: bool
+    notes: Sequence[str]
+
+    @property
+    def is_measurable(self) -> bool:
+        """Whether one installation can measure both: configurations differ, and no version."""
+        pairs = self._installed.values()
+        return bool(self.keys) and all({*a.split(AND)} & {*b.split(AND)} for a, b in pairs)
+
+    @property
+    def _installed(self) -> dict[str, tuple[str, str]]:
+        return {name: v for name, v in self.facts.items() if name not in ELSEWHERE}
+
+    @property
+    def measuring(self) -> str:
+        """Commands that measure both sides, with the versions of each."""
+        if self.is_measurable:
+            return f"{shlex.join(['eke', 'compare', *(s.name for s in self.sides)])} --again"
+        commands = []
+        for n, side in enumerate(self.sides):
+            own = [f"{name} {v[n]}" for name, v in self._installed.items()]
+            commands.append(f"with {', '.join(own)}: {side.measuring}" if own else side.measuring)
+        return "; ".join(dict.fromkeys(commands))
+
+    @property
+    def problem(self) -> Problem | None:
+        """Rows with too few repeats."""
+        lacking = [f"{row.label} ({row.repeats})" for row in self.rows if not row.speed]
+        why = f"fewer than {MIN_REPEATS} repeats with a speed: {', '.join(lacking)}"
+        return Problem("A B", "", why, Fix(remark=self.measuring)) if lacking else None
+
+
+def compare_sides(sides: Sequence[Side], tolerance: float | None = None) -> TwoSides:
+    """Compare the rows of A and B by configuration, without the runs that are in both.
+
+    Keys with one value in all of A and another one in all of B are compared, and need not match.
+    ConfigError: the same runs, other work, or no row that is in both.
+    """
+    names = " ".join(side.name for side in sides)
+    known = [{repr(entry.record) for entry in side.entries if entry.record} for side in sides]
+    both = known[0] & known[1]
+    sides = [
+        replace(s, entries=[e for e in s.entries if repr(e.record) not in both]) for s in sides
+    ]
+    found = [_described(side.entries) for side in sides]
+    if not all(found):
+        why = "all runs of one side are in the other, too" if both else "a side has no record"
+        fix = Fix(remark="eke compare FOLDER --by NAME, or FOLDER@ROW FOLDER@ROW")
+        raise ConfigError(Problem("A B", names, why, fix))
+    fixed = _fixed([[own for own, _ in side] for side in found])
+    parts = [{key: values[n] for key, values in fixed.items()} for n in (0, 1)]
+    keys = {key: fixed[key] for key in Settings(parts, [(), ()]).differing()}
+    work = (*HARDWARE, CONTENT)
+    other = [k for k, v in keys.items() if k in work or affects(k, v) is Affects.group]
+    rows = [
+        {canonical({k: own[k] for k in own if k not in fixed}): each for own, each in side}
+        for side in found
+    ]
+    shared = [key for key in rows[0] if key in rows[1]]
+    if other or not shared or any(len(r) < len(f) for r, f in zip(rows, found, strict=True)):
+        why = "no configuration is in both"
+        if other:
+            changes = (f"{key} {' -> '.join(keys[key])}" for key in other)
+            why = f"the work is not the same: {', '.join(changes)}"
+        elif shared:
+            why = "a configuration has runs of several versions; --by NAME=OLD,NEW takes two"
+        fix = Fix(remark=f"{sides[0].measuring}   (A's, where B was measured)")
+        raise ConfigError(Problem("A B", names, why, fix))
+    notes = [f"{format_number(len(both), 'run')} of both sides are not compared"] if both else []
+    for side, each in zip(sides, rows, strict=True):
+        alone = len(each) - len(shared)
+        notes += [f"{format_number(alone, 'configuration')} of {side.name} alone"] if alone else []
+    measure = TOKENS if "data.packing" in keys else SAMPLES  # a packed row holds several samples
+    pairs, mean = _tested([(rows[0][key], rows[1][key]) for key in shared], measure, notes)
+    full = [pair for pair in pairs if pair.speed]
+    in_turns = all(_is_in_turns(*pair.runs) for pair in full)
+    if full and not in_turns:
+        ends = [median(_end(e) for pair in full for e in pair.runs[n]) for n in (0, 1)]
+        apart = format_seconds(abs(ends[1] - ends[0]))
+        notes += [f"measured {apart} apart: differences of the occasion are not in the interval"]
+    limit = tolerance if tolerance is not None else TURNS if in_turns else APART
+    return TwoSides(sides, keys, _facts(sides), pairs, mean, measure, limit, in_turns, notes)
+
+
+def _described(entries: Sequence[Entry]) -> list[tuple[dict[str, str], Variant]]:
+    """Each configuration that has a record, with its settings, hardware and data."""
+    variants, machines, _ = group(entries)
+    facts = {m.letter: {key: m.facts.get(key, ABSENT) for key in HARDWARE} for m in machines}
+    former = {key: format_value(value) for key, value in FORMER_VALUES.items()}
+    found = []
+    for each in variants:
+        if each.first and each.first.record:
+            data = {CONTENT: str(each.first.record.plan.get("data_fingerprint", ABSENT))}
+            own = {k: v for k, v in each.settings.items() if former.get(k) != v}
+            found.append((own | facts[each.machine] | data, each))
+    return found
+
+
+def _fixed(found: Sequence[Sequence[Mapping[str, str]]]) -> dict[str, tuple[str, str]]:
+    """Keys with one value in all of A, and another one in all of B."""
+    fixed = {}
+    for key in dict.fromkeys(key for side in found for own in side for key in own):
+        one, other = ({own.get(key, ABSENT) for own in side} for side in found)
+        if len(one) == len(other) == 1 and one != other:
+            fixed[key] = (one.pop(), other.pop())
+    return fixed
+
+
+def _facts(sides: Sequence[Side]) -> dict[str, tuple[str, str]]:
+    """Facts in which the runs of two sides differ."""
+    facts = [[facts_of(e.record) for e in side.entries if e.record] for side in sides]
+    names = dict.fromkeys(name for side in facts for each in side for name in each)
+    told = [{k: AND.join({f.get(k, "none"): 0 for f in side}) for k in names} for side in facts]
+    return {k: (told[0][k], told[1][k]) for k in names if told[0][k] != told[1][k]}
+
+
+def _tested(
+    variants: Sequence[tuple[Variant, Variant]], measure: Measure, notes: list[str]
+) -> tuple[list[Pair], Ratio | None]:
+    """The pairs, with speeds where there are three repeats on each side; and their mean.
+
+    Excluded runs are added to `notes`.
+    """
+    key, level, pairs = measure.key, statistics.ALPHA / len(variants), []
+    for a, b in variants:
+        good = [[e for e in v.entries if e.outcome == Outcome.ok.name] for v in (a, b)]
+        runs = [sorted((e for e in each if key in e.measures), key=_end) for each in good]
+        pairs.append(Pair((a, b), runs, compare_losses(a, [b], training_key, level=level)[b]))
+    samples: dict[tuple[int, int], statistics.Sample] = {
+        (n, side): {(side, number): e.measures[key] for number, e in enumerate(runs)}
+        for n, pair in enumerate(pairs) for side, runs in enumerate(pair.runs)
+    }  # fmt: skip
+    for (n, side), (_, number) in find_outliers(samples).items():
+        run = pairs[n].runs[side].pop(number)
+        why = "whose other repeats are faster and agree"
+        notes.append(f"excluded from the tests: {run.folder and run.folder.name}, {why}")
+    full = [n for n, pair in enumerate(pairs) if min(map(len, pair.runs)) >= MIN_REPEATS]
+    speeds = [[[e.measures[key] for e in pairs[n].runs[side]] for n in full] for side in (0, 1)]
+    ratios = statistics.correct(differences(*speeds)) if full else {}
+    for place, n in enumerate(full):
+        pairs[n] = replace(pairs[n], speed=ratios[place])
+    return pairs, ratios.get(MEAN)
+
+
+def _is_in_turns(a: Sequence[Entry], b: Sequence[Entry]) -> bool:
+    """Whether the runs alternate about as often as there are rounds (A B B A: twice)."""
+    order = sorted([*((_end(each), "A") for each in a), *((_end(each), "B") for each in b)])
+    changes = sum(one != other for (_, one), (_, other) in pairwise(order))
+    return changes >= max(2, min(len(a), len(b)) - 1)

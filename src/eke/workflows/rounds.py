@@ -1,0 +1,257 @@
+"""Rounds of `sweep.repeats=auto`: which runs are next, what is decided, and what is still open."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from eke.common.errors import Fix, Problem
+from eke.common.files import read_json
+from eke.common.text import format_number, format_seconds
+from eke.config.compose import Composed
+from eke.config.schema import Sweep
+from eke.config.schema.codec import make_converter
+from eke.config.schema.fields import Affects
+from eke.config.schema.resources import Seeds
+from eke.estimate.time import StepTime, Unknown, sum_line
+from eke.launch.processes.sweep import Cell, Job, SweepFile
+from eke.plan.record import EXIT_RESUMABLE, Outcome
+from eke.results.report.compare.comparison import find_families
+from eke.results.report.compare.keys import affects
+from eke.results.report.compare.load_records import (
+    ABSENT,
+    NOT_RUN,
+    Entry,
+    Key,
+    Settings,
+    key_of,
+    settings_of,
+)
+from eke.results.report.compare.measures import num_devices
+from eke.results.report.compare.statistics import MIN_REPEATS
+from eke.results.report.compare.until_decided import (
+    FUTILE,
+    Decision,
+    Rule,
+    State,
+    decide,
+    decision_of,
+)
+from eke.workflows import print_once
+
+EXPECTED = 5
+"""Repeats that `plan_only=true` expects: the mean of twelve configurations with differences of 0 to
+30 % at 2 % noise (benchmarks/report_power_auto.py)."""
+
+
+def is_about_loss(runs: Sequence[Composed]) -> bool:
+    """Return whether keys of class *learning* differ, and none that may change the speed."""
+    plain = [make_converter().unstructure(each.config) for each in runs]
+    found = [settings_of(c, each.choices) for c, each in zip(plain, runs, strict=True)]
+    keys = Settings(found, [each.overrides for each in runs]).differing()
+    classes = {affects(key, {each.get(key, ABSENT) for each in found}) for key in keys}
+    return classes - {Affects.none, Affects.group} == {Affects.learning}
+
+
+def find_problems(runs: Sequence[Composed], settings: Sweep) -> list[Problem]:
+    """Return why the results of these runs, a first round, cannot decide their repeats."""
+    if not settings.is_auto:
+        return []
+    if len({key_of(each.overrides) for each in runs}) < 2:
+        why = "there is one configuration, and nothing to compare it with"
+        fix = Fix(f"sweep.repeats={MIN_REPEATS}")
+        return [Problem("sweep.repeats", settings.repeats, why, fix)]
+    if is_about_loss(runs):
+        why = "only the loss can differ here, and repeats with one seed have one loss"
+        problem = Problem("sweep.seeds", "same", why, Fix("sweep.seeds=per_repeat"))
+        return [problem] if settings.seeds is Seeds.same else []
+    why, launcher = "runs that share a device have no speed to compare", runs[0].config.launcher
+    several = {key: getattr(launcher, key) for key in ("cpu_slots", "runs_per_device")}
+    return [
+        Problem(f"launcher.{key}", str(number), why, Fix(f"launcher.{key}=1"))
+        for key, number in several.items() if number > 1
+    ]  # fmt: skip
+
+
+def planned_repeats(settings: Sweep) -> dict[str, int]:
+    """Return the least, expected and largest number of repeats; empty if it is fixed."""
+    most = settings.max_repeats
+    numbers = {"least": MIN_REPEATS, "expected": min(EXPECTED, most), "most": most}
+    return numbers if settings.is_auto else {}
+
+
+def planned_lines(settings: Sweep, times: Sequence[StepTime | Unknown], kind: str) -> list[str]:
+    """Return runs and device-hours of `planned_repeats`; `times` are those of one round."""
+    known, lines = [each for each in times if isinstance(each, StepTime)], []
+    for name, n in planned_repeats(settings).items():
+        hours = f"; {sum_line(known * n, kind).partition(' for ')[0]}" if known else ""
+        lines.append(f"{name}: {n} repeats, {format_number(n * len(times), 'run')}{hours}")
+    return lines
+
+
+class Rounds:
+    """Runs of a sweep, one round after another; `file` gets those of the rounds that begin."""
+
+    def __init__(
+        self, file: SweepFile, cells: Sequence[Cell], jobs: Sequence[Job], settings: Sweep
+    ) -> None:
+        self._file, self._cells, self._settings = file, cells, settings
+        self._rule = Rule(settings.max_repeats, settings.resolve)
+        # Equal configurations are one, and which of them is its first may differ by round.
+        self._keys = {job: min(key_of(cells[n].overrides) for n in job.cells) for job in jobs}
+        self.jobs: list[Job] = []
+        """Runs of the rounds so far, in order."""
+        self.is_over = False
+        """Whether there is no further round."""
+        self._rows: dict[Key, Decision] = {}
+        """All but baselines."""
+        self._looked, self._ended_by = 0, list[str]()
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # no, or no sweep
+            self._read(read_json(file.paths.sweep)["repeats"])
+
+    def _read(self, before: Mapping[str, Any]) -> None:
+        """Take over what an earlier command decided."""
+        rows = dict(map(decision_of, before["rows"]))
+        most, self._looked = int(before["max_repeats"]), int(before["rounds"])
+        if most < self._rule.max_repeats:
+            again = [key for key, row in rows.items() if row.state is State.futile]
+            rows |= {k: replace(rows[k], state=State.open, stopped=None) for k in again}
+        self._rows = rows
+        if most != self._rule.max_repeats:
+            was, now = (f"{100 * Rule(n).level:.2g} %" for n in (most, self._rule.max_repeats))
+            text = f"further looks are at {now} instead of {was}; decisions stay"
+            print_once(f"  sweep.max_repeats was {most}: {text}")
+
+    def __iter__(self) -> Iterator[list[Job]]:
+        for number in range(self._settings.max_repeats):
+            jobs = [job for job in self._keys if job.plan.config.repeat == number]
+            jobs = [job for job in jobs if self._is_due(self._keys[job], number)]
+            if number:  # the first round is whole
+                others = {self._keys[job] for job in jobs} - self._baselines
+                if not others or self._costs_too_much(jobs):
+                    break
+                for job in jobs:
+                    first = len(self._file.cells)
+                    self._file.cells = [*self._file.cells, *(self._cells[n] for n in job.cells)]
+                    job.number, job.cells = first, list(range(first, len(self._file.cells)))
+            self.jobs += jobs
+            yield jobs
+            self._look(jobs, number + 1)
+        self.is_over = True
+
+    @property
+    def _baselines(self) -> set[Key]:
+        return {row.baseline for row in self._rows.values()}
+
+    def _is_due(self, key: Key, number: int) -> bool:
+        """Whether a configuration runs in this round; a baseline does while a row of it does."""
+        row = self._rows.get(key)
+        base = self._rows.get(row.baseline) if row else None
+        if any(each.stopped <= number for each in (row, base) if each and each.stopped):
+            return False
+        rows = [each for each, other in self._rows.items() if other.baseline == key]
+        return not rows or any(self._is_due(each, number) for each in rows)
+
+    def _look(self, jobs: Sequence[Job], rounds: int) -> None:
+        """Stop what failed, and decide what can be decided after so many rounds."""
+        anew = {self._keys[job] for job in jobs if not job.reused}
+        if rounds <= self._looked:  # decisions about runs that have been replaced
+            for key in [k for k, row in self._rows.items() if anew & {k, row.baseline}]:
+                del self._rows[key]
+        for job in jobs:
+            if job.outcome is not Outcome.ok:
+                failed = Decision(State.failed, name=_name(job), stopped=rounds)
+                self._rows[self._keys[job]] = failed
+        if rounds >= MIN_REPEATS and (rounds > self._looked or anew):
+            self._decide(rounds)
+        self._looked = max(self._looked, rounds)
+        rule = {"rule": "auto", **vars(self._rule), "level": self._rule.level}
+        rows = [row.plain(key) for key, row in self._rows.items()]
+        self._file.note_rounds({**rule, "rounds": self._looked, "rows": rows})
+
+    def _decide(self, rounds: int) -> None:
+        """Look at all configurations as the report does: in families with one baseline each."""
+        keys = {self._entry(job): self._keys[job] for job in self.jobs}
+        stopped = {key: row for key, row in self._rows.items() if row.stopped is not None}
+        self._rows = {self._keys[job]: Decision(name=_name(job)) for job in self.jobs} | stopped
+        families = find_families([*keys])
+        # Of a cluster with several kinds of nodes, the kind with most of the runs.
+        kinds = Counter(f.baseline.machine for f in families for v in f.members for _ in v.records)
+        main = kinds.most_common(1)[0][0] if kinds else ""
+        for family in (each for each in families if each.baseline.machine == main):
+            own = {v: min(keys[each] for each in v.entries) for v in family.members}
+            base = own[family.baseline]
+            measure = next((m for m in family.measures if family.baseline.sample(m)), "")
+            names = {key: f"{v.label}{f' of {v.work}' if v.work else ''}" for v, key in own.items()}
+            samples = {key: v.sample(measure) for v, key in own.items()}
+            found = decide(samples, base, self._rule, stopped)
+            if not found:  # a group of one is not compared
+                found = {base: Decision(State.failed)}
+            elif base not in stopped:
+                del self._rows[base]
+            for key in found.keys() - stopped:
+                over = None if found[key].state is State.open else rounds
+                row = replace(found[key], name=names[key], baseline=base, stopped=over)
+                self._rows[key] = row
+
+    def _entry(self, job: Job) -> Entry:
+        cell = self._file.cells[job.number]
+        rows, outcome = (cell.row,) if cell.row else (), job.outcome
+        return Entry(cell.overrides, outcome.name if outcome else NOT_RUN, "", rows, "", job.record)
+
+    def _costs_too_much(self, jobs: Sequence[Job]) -> bool:
+        """Whether this round would exceed `sweep.budget`, if its runs last as those before."""
+        budget, spent = self._settings.budget, sum(_seconds(job, True) for job in self.jobs) / 3600
+        if budget is None or spent * (1 + len(jobs) / len(self.jobs)) <= budget:
+            return False
+        self._ended_by = [f"sweep.budget={budget:g} leaves no time for another round"]
+        return True
+
+    def show_outcome(self, code: int) -> int:
+        """Print what is decided and open; returns the sweep's exit code, `code` if it is over."""
+        rows = {key: row for key, row in self._rows.items() if key not in self._baselines}
+        if not rows:
+            return code if self.is_over else EXIT_RESUMABLE
+        decided = sum(row.state.is_decided for row in rows.values())
+        number, runs, most = len({*self._keys.values()}), len(self.jobs), self._rule.max_repeats
+        took = sum(map(_seconds, self.jobs))
+        print_once(
+            f"  {decided} of {len(rows)} decided after {runs / number:.1f} repeats on average "
+            f"({format_number(runs, 'run')}, {format_seconds(took)}; {most} repeats of all: "
+            f"{most * number} runs, about {format_seconds(took / runs * most * number)})."
+        )
+        left = [self._open(k, r) for k, r in rows.items() if r.state in (State.open, State.futile)]
+        failed = [row.name for row in rows.values() if row.state is State.failed]
+        for name, found in (("Open", left), ("Failed", failed), ("Ended", self._ended_by)):
+            if found:
+                print_once(f"  {name}: {'; '.join(found)}.")
+        return code if self.is_over else EXIT_RESUMABLE
+
+    def _open(self, key: Key, row: Decision) -> str:
+        """Return an open configuration with its interval, and what would decide it."""
+        if row.value is None or row.low is None or row.high is None:
+            return f"{row.name}: too few measured repeats"
+        value, low, high = (100 * (each - 1) for each in (row.value, row.low, row.high))
+        text = f"{row.name} {value:+.1f} % ({low:+.1f} to {high:+.1f} %)"
+        most = round(FUTILE * self._rule.max_repeats)
+        if row.forecast is None or row.forecast > most:
+            return f"{text}: more than {most} repeats"
+        more = row.forecast - row.repeats
+        each_s = [_seconds(j) for j in self.jobs if self._keys[j] in (key, row.baseline)]
+        about = format_seconds(2 * more * fmean(each_s))
+        return f"{text}: about {format_number(more, 'more repeat')}, {about}"
+
+
+def _name(job: Job) -> str:
+    """Overrides of a run that differ in its sweep, without seed and repeat."""
+    return " ".join(key_of(job.label.split()))
+
+
+def _seconds(job: Job, of_devices: bool = False) -> float:
+    """Seconds of a run by its record, or the sum over its devices."""
+    times = job.record.timing if job.record else None
+    parts = (times.startup_s, times.train_s, times.eval_s, times.checkpoint_s) if times else ()
+    whole = sum(each or 0.0 for each in parts)
+    return whole * num_devices(job.record) if of_devices and job.record else whole
