@@ -66,6 +66,23 @@ def test_what_is_no_baseline_or_several_is_refused(tmp_path, asked, why):
     assert "--baseline precision=" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("asked", "chosen"),
+    [("precision=bf16", ["bf16", "bf16"]), ("precision=tf32", ["tf32", "fp32"])],
+    ids=["in both", "in one"],
+)
+def test_each_group_has_its_own_baseline(tmp_path, asked, chosen):
+    """A group that lacks the one that is asked for has its first; the largest group comes first."""
+    runs = [Run({"model": m, "precision": p}) for m, p in
+            (("gpt2", "fp32"), ("gpt2", "bf16"), ("tiny", "fp32"), ("tiny", "bf16"),
+             ("tiny", "tf32"))]  # fmt: skip
+    found = compared(tmp_path, runs, baseline=asked)
+    assert [part.work for part in found.machines] == ["tiny", "gpt2"]
+    settings = [part.baseline.settings["precision"] for part in found.machines]
+    assert settings == chosen
+    assert [row.variant.work for row in found.rows] == ["tiny"] * 3 + ["gpt2"] * 2
+
+
 TWICE = ["as typed", "other", "as typed"]
 
 
