@@ -2,7 +2,7 @@
 
 python benchmarks/compare_rounds.py results/compare_rounds_cpu.json
 
-The first record is written whole, of the others what differs from it (`restored`). Needs a quiet
+The first record is written whole, the others as differences from it (`restored`). Needs a quiet
 machine: the test compares odd with even rounds, and with 10 % less speed.
 """
 
@@ -48,7 +48,7 @@ def restored(first: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain_record(record: dict[str, Any]) -> dict[str, Any]:
-    """Without names of this machine, and what no comparison reads."""
+    """Without names of this machine, and without parts that no comparison reads."""
     plan = record["plan"]
     kept = {key: plan[key] for key in ("batch", "steps", "size", "data_fingerprint")}
     typed = [text for text in record["overrides"] if not text.startswith("paths.runs=")]

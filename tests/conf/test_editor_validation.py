@@ -58,6 +58,7 @@ RIGHT = [
     pytest.param("sweep", "sweep: {zip: {optimizer: [sgd], optimizer.lr: [1]}}\n", id="zip"),
     pytest.param("sweep", "sweep: {product: {optimizer: glob(adamw*), seed: '1,2'}}\n", id="texts"),
     pytest.param("experiment", "sweep: {product: {seed: [1, 2]}, repeats: 2}\n", id="loose sweep"),
+    pytest.param("sweep", "sweep: {product: {optimizer: [sgd]}, repeats: auto}\n", id="auto"),
 ]
 
 

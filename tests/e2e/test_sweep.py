@@ -86,13 +86,15 @@ def test_however_it_is_ended_typing_it_again_finishes_it(start, tmp_path) -> Non
     assert [record_of(f)["attempt"] for f in single_runs(tmp_path)] == [4, 0]
 
 
-def wait_for(happened) -> None:
+def wait_for(happened, patience_s: float = PATIENCE_S) -> None:
     """Until something is so."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not happened():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
+
+MANY_RUNS_S = 4 * PATIENCE_S
 
 AUTO = (
     *SHORT, "train.steps=10", "optimizer=adamw,adafactor", "memory=none,checkpointing",
@@ -103,7 +105,7 @@ AUTO = (
 @pytest.mark.slow
 def test_repeats_until_decided_go_on_after_a_kill_in_the_third_round(start, tmp_path) -> None:
     live = start("-m", *last_wins(*AUTO))
-    wait_for(lambda: len(list(tmp_path.glob("runs/*/record.json"))) > 8)
+    wait_for(lambda: len(list(tmp_path.glob("runs/*/record.json"))) > 8, MANY_RUNS_S)
     live.process.kill()
     live.finish()
     (sweep,) = tmp_path.glob("runs/sweep-*")
@@ -111,7 +113,7 @@ def test_repeats_until_decided_go_on_after_a_kill_in_the_third_round(start, tmp_
     assert before["rounds"] == 2
     ended = [run for run in single_runs(tmp_path) if record_of(run)["outcome"] == "ok"]
     live = start("-m", *last_wins(*AUTO))
-    out = live.finish()
+    out = live.finish(MANY_RUNS_S)
     assert live.process.returncode == 0, out
     found = sweep_of(tmp_path)["repeats"]
     assert (found["rounds"], found["level"]) in ((3, 0.033), (4, 0.033))

@@ -29,8 +29,9 @@ from eke.results.report.compare.two import (
 )
 
 DESCRIPTION = """\
-Says whether B is slower than A: what differs, then speed, memory and loss of every configuration
-that both have, and the mean over them. A and B are runs, sweeps, folders of runs, or parts of one:
+Says whether B is slower than A: their differences, then speed, memory and loss of every
+configuration that both have, and the mean over them. A and B are runs, sweeps, folders of runs, or
+parts of one:
 
   eke compare runs/sweep-1a2b runs/sweep-3c4d
   eke compare runs@4e5de70a runs@changed              two commits of eke; uncommitted changes
@@ -102,7 +103,7 @@ def _measure(found: TwoSides) -> list[Side]:
     from eke import workflows  # here: it composes configurations, with Hydra
 
     if not found.is_measurable:
-        why = "A and B differ in what an installation has one of, or in nothing"
+        why = "this installation cannot measure both: their versions differ, or nothing does"
         raise ConfigError(Problem("--again", "", why, Fix(remark=found.measuring)))
     # Sorted, and of the oldest runs: the same sweep while it goes on.
     texts = sorted([_as_row(each) for each in row.oldest] for row in found.rows)

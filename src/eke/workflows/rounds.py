@@ -107,7 +107,7 @@ class Rounds:
         """Whether there is no further round."""
         self._rows: dict[Key, Decision] = {}
         """All but baselines."""
-        self._looked, self._ended_by = 0, ""
+        self._looked, self._ended_by = 0, list[str]()
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # no, or no sweep
             self._read(read_json(file.paths.sweep)["repeats"])
 
@@ -206,7 +206,7 @@ class Rounds:
         budget, spent = self._settings.budget, sum(_seconds(job, True) for job in self.jobs) / 3600
         if budget is None or spent * (1 + len(jobs) / len(self.jobs)) <= budget:
             return False
-        self._ended_by = f"sweep.budget={budget:g} leaves no time for another round"
+        self._ended_by = [f"sweep.budget={budget:g} leaves no time for another round"]
         return True
 
     def show_outcome(self, code: int) -> int:
@@ -222,16 +222,15 @@ class Rounds:
             f"({format_number(runs, 'run')}, {format_seconds(took)}; {most} repeats of all: "
             f"{most * number} runs, about {format_seconds(took / runs * most * number)})."
         )
-        left = [self._open(k, row) for k, row in rows.items() if not row.state.is_decided]
-        texts = [f"Open: {'; '.join(left)}"] if left else []
-        for text in [*texts, *filter(None, [self._ended_by])]:
-            print_once(f"  {text}.")
+        left = [self._open(k, r) for k, r in rows.items() if r.state in (State.open, State.futile)]
+        failed = [row.name for row in rows.values() if row.state is State.failed]
+        for name, found in (("Open", left), ("Failed", failed), ("Ended", self._ended_by)):
+            if found:
+                print_once(f"  {name}: {'; '.join(found)}.")
         return code if self.is_over else EXIT_RESUMABLE
 
     def _open(self, key: Key, row: Decision) -> str:
         """Return an open configuration with its interval, and what would decide it."""
-        if row.state is State.failed:
-            return f"{row.name}: failed"
         if row.value is None or row.low is None or row.high is None:
             return f"{row.name}: too few measured repeats"
         value, low, high = (100 * (each - 1) for each in (row.value, row.low, row.high))

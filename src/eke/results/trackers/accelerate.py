@@ -129,7 +129,7 @@ class TensorBoardRun(AccelerateRun):
         return {TRAIN: first_step - 1, EVAL: first_step - 1}
 
     def summary(self, values: Row) -> None:
-        """Texts, and numbers as metrics of the tab HParams, whose parameters are what differs."""
+        """Texts, and numbers as metrics of the tab HParams, whose parameters are `told`."""
         self._ensure()
         numbers = {f"summary/{k}": v for k, v in values.items() if not isinstance(v, str)}
         super().summary({k: v for k, v in values.items() if isinstance(v, str)})

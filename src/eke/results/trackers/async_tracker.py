@@ -282,7 +282,7 @@ CONSTANT = (
 
 
 def drawn(row: Row) -> dict[str, Value]:
-    """What a tracker draws of a row."""
+    """The values of a row that a tracker draws."""
     return {key: value for key, value in row.items() if key not in CONSTANT}
 
 

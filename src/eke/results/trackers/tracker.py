@@ -70,7 +70,7 @@ SPEEDS = ("samples_per_s", "tokens_per_s", "mfu_frac", "steady_step_s")
 def tracked_run(
     record: Record, paths: RunPaths, attempt: int, settings: schema.Tracker
 ) -> TrackedRun:
-    """What trackers show of a run: of its record, or of the outline of one.
+    """The run data for trackers, of a record or of the outline of one.
 
     Secrets are masked, and groups with private shell lines are omitted.
     """

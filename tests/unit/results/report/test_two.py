@@ -1,4 +1,4 @@
-"""`eke compare`: which rows are compared, what is said of them, and when a slowdown is an alarm."""
+"""`eke compare`: which rows are compared, their claims, and when a slowdown is an alarm."""
 
 import json
 import shutil
@@ -225,7 +225,7 @@ def test_a_row_that_failed_in_b_is_no_answer_but_a_slower_one_is(tmp_path, capsy
     sweep(tmp_path / "b", failed, 60)
     code, content = told(capsys, str(tmp_path / "a"), str(tmp_path / "b"))
     assert code == 2
-    assert "sgd" in content["problem"]["why"]
+    assert "sgd (3 and 0, oom)" in content["problem"]["why"]
     slower = [replace(r, speed=r.speed and r.speed * 0.8) for r in failed]
     sweep(tmp_path / "c", slower, 60)
     assert told(capsys, str(tmp_path / "a"), str(tmp_path / "c"))[0] == 1
@@ -396,6 +396,14 @@ def test_one_slow_run_of_repeats_that_agree_is_excluded_and_named(tmp_path):
     assert {row.label: row.repeats for row in found.rows}["adamw"] == "5 and 4"
     assert any(f"{4:016x}" in note for note in found.notes)
     assert all(row.speed.low > 0.9 for row in found.rows)
+
+
+def test_a_folder_may_have_the_sign_in_its_name(tmp_path):
+    sweep(tmp_path / "a@home", runs())
+    sweep(tmp_path / "b", runs(), 60)
+    found = compared(f"{tmp_path}/a@home@optimizer=lion", f"{tmp_path}/b")
+    assert [row.label for row in found.rows] == ["lion"]
+    assert len(compared(f"{tmp_path}/a@home", f"{tmp_path}/b").rows) == 4
 
 
 def test_a_folder_without_a_record_has_nothing_to_split(tmp_path):

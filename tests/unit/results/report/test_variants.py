@@ -43,6 +43,25 @@ def test_a_key_beyond_the_option_is_a_factor_of_its_own(tmp_path):
     assert keys == ["optimizer", "optimizer.lr"]
 
 
+def test_names_hold_only_values_that_differ_from_the_baselines(tmp_path):
+    """Numbers keep the last part of their key, and so do values that say little without it."""
+    grid = [Run({"optimizer": o, "memory": m}) for o in ("adamw", "adafactor")
+            for m in ("none", "checkpointing")]  # fmt: skip
+    more = [Run(keys={"data.packing": "on"}), Run(keys={"batch.per_device": 2})]
+    assert [variant.label for variant in grouped(tmp_path, [*grid, *more])[0]] == [
+        "adamw + packing=off + per_device=8", "checkpointing", "adafactor",
+        "adafactor + checkpointing", "packing=on", "per_device=2",
+    ]  # fmt: skip
+
+
+def test_names_that_would_be_the_same_have_their_keys(tmp_path):
+    runs = [Run({"attention": "sdpa", "compile": "none"}),
+            Run({"attention": "eager", "compile": "none"}),
+            Run({"attention": "sdpa", "compile": "eager"})]  # fmt: skip
+    labels = [variant.label for variant in grouped(tmp_path, runs)[0]]
+    assert ["attention=eager" in labels[1], "compile=eager" in labels[2]] == [True, True]
+
+
 def names_of(tmp_path, *runs):
     """Of runs that each has its model, the model's keys, and those of these that were typed."""
     made = [

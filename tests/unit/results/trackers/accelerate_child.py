@@ -26,6 +26,8 @@ from eke.results.trackers import TrackedRun, build_tracker
 from eke.results.trackers.tracker import Row
 
 RUN_ID = "0123456789abcdef"
+OTHERS = ("f" * 16,)
+"""Names of folders of runs with another id."""
 LIBRARIES = {
     "mlflow": (
         "alembic.command", "click", "fastapi", "opentelemetry.sdk.trace", "pandas", "requests",
@@ -46,7 +48,7 @@ def attempt(option: str, folder: str, attempt: int, exit_code: int, *steps: int)
     """An attempt in small."""
     logging.basicConfig(level=logging.INFO)  # as the worker does
     run = TrackedRun(
-        run_id=RUN_ID,
+        run_id=Path(folder).name if Path(folder).name in OTHERS else RUN_ID,
         name="precision=bf16",
         tags=("cpu",),
         notes="python train.py precision=bf16",

@@ -90,7 +90,12 @@ class Error(ABC):
     @property
     @abstractmethod
     def spread(self) -> float:
-        """Standard deviation of the difference in one repeat."""
+        """Standard deviation of the difference in one repeat, as is typical."""
+
+    @property
+    def rms(self) -> float:
+        """The same by the mean variance: larger where the configuration may be a noisy one."""
+        return self.spread
 
     @abstractmethod
     def beyond(self, distance: float) -> float:
@@ -153,7 +158,7 @@ class Difference:
         if self.error is None:
             return None
         far = abs(self.mean) if same is None else max(abs(self.mean), same - abs(self.mean))
-        return repeats_to_show(far, self.error.spread, level, power=0.8)
+        return repeats_to_show(far, self.error.rms, level, power=0.8)
 
 
 def repeats_to_show(distance: float, spread: float, level: float, power: float = 0.9) -> float:
@@ -419,8 +424,14 @@ class _Moderated(Error):
 
     @property
     def spread(self) -> float:
-        expected = float((self.sums * VARIANCES).sum() * self.scale.item())
-        return math.sqrt(expected) / self.pairs
+        # By the mean of the logarithms: a small chance of much noise is not typical.
+        found = math.exp(float((self.sums * GRID).sum())) * self.scale.item()
+        return math.sqrt(found) / self.pairs
+
+    @property
+    def rms(self) -> float:
+        found = float((self.sums * VARIANCES).sum() * self.scale.item())
+        return math.sqrt(found) / self.pairs
 
     def beyond(self, distance: float) -> float:
         n = self.n * self.pairs**2

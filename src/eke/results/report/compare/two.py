@@ -1,9 +1,9 @@
-"""Two sides, A and B, compared row by row: what differs, speed, memory, loss, and any slowdown.
+"""Two sides, A and B, compared row by row: differences, speed, memory, loss, and any slowdown.
 
 Speeds are tested by Student's t with one variance for both sides, unpaired: runs measured in turns
 (A B B A) cancel a steady drift, and pairs would halve the degrees of freedom. From four rows on the
-variance is moderated (`statistics.Noise`), and what all rows of a round share is added to it, since
-the rounds of A are not those of B. benchmarks/report_power_compare.py measures errors and power.
+variance is moderated (`statistics.Noise`), and that of the rounds themselves is added to it, since
+the rounds of A are not those of B. benchmarks/compare_power.py measures errors and power.
 """
 
 import math
@@ -139,7 +139,7 @@ def overrides_of(entry: Entry) -> list[str]:
 
 
 def facts_of(record: Record) -> dict[str, str]:
-    """What a record says of its surroundings: eke's commit, versions, driver, host."""
+    """Facts of a record about its surroundings: eke's commit, versions, driver, host."""
     git, source = table(record.environment, "git"), record.machine.get("eke_source", "")[:8]
     commit = str(git.get("commit", ""))[:8]
     changed = f"{commit} changed ({source})" if commit else f"source {source}"
@@ -176,7 +176,8 @@ def open_sides(words: Sequence[str], by: str = "") -> list[Side]:
 
 
 def _open(word: str, words: Sequence[str], place: int) -> Side:
-    path, _, which = (word, "", "") if user_path(word).exists() else word.partition("@")
+    places = (word, "", ""), word.rpartition("@"), word.partition("@")  # names may have an @
+    path, _, which = next((each for each in places if user_path(each[0]).exists()), places[2])
     folder = user_path(path)
     if not folder.exists() and (own := user_path(Config().paths.runs) / folder).exists():
         folder = own
@@ -253,8 +254,10 @@ class Pair:
 
     @property
     def repeats(self) -> str:
-        """Numbers of runs with a speed."""
-        return " and ".join(str(len(side)) for side in self.runs)
+        """Numbers of runs with a speed, and how others ended."""
+        ends = dict.fromkeys(end for each in self.variants for end in each.outcomes)
+        others = [end for end in ends if end != Outcome.ok.name]
+        return ", ".join([AND.join(str(len(side)) for side in self.runs), *others])
 
     @property
     def memory(self) -> float | None:
@@ -292,7 +295,7 @@ class TwoSides:
 
     @property
     def measuring(self) -> str:
-        """What measures both sides, and with which versions."""
+        """Commands that measure both sides, with the versions of each."""
         if self.is_measurable:
             return f"{shlex.join(['eke', 'compare', *(s.name for s in self.sides)])} --again"
         commands = []
@@ -312,8 +315,8 @@ class TwoSides:
 def compare_sides(sides: Sequence[Side], tolerance: float | None = None) -> TwoSides:
     """Compare the rows of A and B by configuration, without the runs that are in both.
 
-    Keys with one value in all of A and another one in all of B are what is compared, and need not
-    match. ConfigError: the same runs, other work, or no row that is in both.
+    Keys with one value in all of A and another one in all of B are compared, and need not match.
+    ConfigError: the same runs, other work, or no row that is in both.
     """
     names = " ".join(side.name for side in sides)
     known = [{repr(entry.record) for entry in side.entries if entry.record} for side in sides]
