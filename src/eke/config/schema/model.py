@@ -125,7 +125,7 @@ class PretrainedModel(Model):
     """Filled in: transformers' name of the architecture."""
     num_parameters: int | None = field(default=None, metadata=Key.GROUP | at_least(0))
     """Filled in for architectures without a closed form: numbers in the checkpoint's tensors."""
-    num_frozen_parameters: int | None = field(default=None, metadata=Key.GROUP | at_least(0))
+    num_frozen_parameters: int | None = field(default=None, metadata=Key.BOTH | at_least(0))
     """Filled in, likewise: of these, numbers in the tensors that `freeze` names."""
     hidden_size: int = field(default=0, metadata=Key.GROUP | at_least(0))
     """Filled in."""

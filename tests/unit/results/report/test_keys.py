@@ -62,6 +62,7 @@ def test_class_of_an_option_follows_its_numerics(name):
         ("precision", ("bf16_pure", "bf16"), "both"),
         ("batch.per_device", ("4", "8"), "rounding"),
         ("data.packing", ("off", "on"), "both"),
+        ("model.num_frozen_parameters", ("0", "100"), "both"),
         ("train.steps", ("100", "200"), "budget"),
         ("task.mask_frac", ("0.15", "0.3"), "group"),
         ("data.seq_len", ("16", "32"), "group"),

@@ -18,8 +18,6 @@ from eke.results.report.compare.statistics import (
 from eke.results.report.compare.variants import Variant
 from eke.results.report.published import Figures, PublishedTable, all_published
 
-BOTH = (SAMPLES, PEAK)
-
 MAX_VARIANTS = 1000
 """Limit for ladders: finding the longest one takes quadratic time."""
 

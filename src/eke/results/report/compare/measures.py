@@ -40,8 +40,6 @@ BY_STEP = (SAMPLES.key, TOKENS.key, STEP.key, MFU.key)
 """Keys of what follows from the time of a step."""
 BY_SEED = (*LOSSES, METRIC)
 """Beginnings of the keys of what the seed determines: its repeats are one observation."""
-SHOWN_METRICS = ("accuracy", "f1_macro")
-"""Metrics that the terminal shows where there is room."""
 
 STARTUP = Measure("timing.startup_s", "start-up", "s", True)
 COMPILE = Measure("timing.compile_s", "compiling", "s", True)
