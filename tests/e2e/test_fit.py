@@ -93,7 +93,9 @@ def test_it_tries_confirms_and_writes_the_best_also_after_ctrl_c(fit, train_py, 
         if key == "batch.per_device":
             assert f"{value} per device" in plan.out
 
-    reported = run_in(tmp_path, [sys.executable, "-m", "eke", "report", str(folder)])
+    reported = run_in(
+        tmp_path, [sys.executable, "-m", "eke", "report", str(folder), "--provenance"]
+    )
     assert reported.code == 0, reported.err
     assert "eke fit --config-dir mine" in reported.out
     assert (folder / "fit.md").read_text().startswith("# eke fit --config-dir mine")

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     if not options.quiet:
         from eke.results.report.show.terminal import render_terminal
 
-        everything = options.provenance or bool(options.by)
+        everything = options.provenance or options.by in found.factors
         shown = render_terminal(found, options.repeats, sys.stdout.isatty(), everything=everything)
         sys.stdout.write(shown)
     return _write(found, options)

@@ -23,7 +23,7 @@ def sweep(tmp_path):
 def test_prints_and_writes_beside_the_sweep(sweep, capsys):
     assert main(["report", str(sweep)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("precision=bf16 is fastest")
+    assert out.splitlines()[1].startswith("bf16 is fastest")
     assert out.endswith("report.html, report.md, report.json, report.csv\n")
     names = {path.name for path in sweep.iterdir()}
     assert names == {"sweep.json", "report.html", "report.md", "report.json", "report.csv"}
@@ -47,14 +47,23 @@ def test_only_what_is_asked_for_is_written(sweep, tmp_path, options, names, caps
     target = tmp_path / "out" / "deep"
     assert main(["report", str(sweep), "--output", str(target), *options]) == 0
     assert {path.name for path in target.iterdir()} == names
-    assert capsys.readouterr().out.startswith("precision=bf16 is fastest")
+    assert capsys.readouterr().out.splitlines()[1].startswith("bf16 is fastest")
+
+
+def test_all_of_the_provenance_on_request(sweep, capsys):
+    assert main(["report", str(sweep), "--formats", "none"]) == 0
+    short = capsys.readouterr().out
+    assert main(["report", str(sweep), "--formats", "none", "--provenance"]) == 0
+    text = capsys.readouterr().out
+    assert "step clock" in text
+    assert "step clock" not in short
 
 
 def test_options_reach_the_comparison(sweep, capsys):
     options = ["--baseline", "precision=bf16", "--by", "precision", "--formats", "json", "--quiet"]
     assert main(["report", str(sweep), *options]) == 0
     found = json.loads((sweep / "report.json").read_text())
-    assert found["machines"][0]["baseline"] == "precision=bf16"
+    assert found["machines"][0]["baseline"] == "bf16"
     assert [e["value"] for e in found["machines"][0]["effects"]] == ["fp32"]
     assert "fastest" not in capsys.readouterr().out
 
@@ -98,7 +107,7 @@ def test_where_nothing_can_be_written_the_table_is_printed_all_the_same(
         monkeypatch.setattr(report, "write_atomic", write)
     assert main(["report", str(sweep), "--output", str(place)]) == 1
     captured = capsys.readouterr()
-    assert captured.out.startswith("precision=bf16 is fastest")
+    assert captured.out.splitlines()[1].startswith("bf16 is fastest")
     assert f"--output = {place}" in captured.err
     assert "-> --output FOLDER" in captured.err
     assert ("Read-only file system" in captured.err) is (kind == "read-only")

@@ -77,7 +77,7 @@ class Variant:
         """Outcome -> number of repeats."""
         return dict(Counter(entry.outcome for entry in self.entries))
 
-    @property
+    @cached_property
     def records(self) -> list[Record]:
         """Records of the successful repeats."""
         return [record for _, record in self.by_repeat()]

@@ -27,7 +27,6 @@ from eke.results.report.compare.statistics import Ratio
 from eke.results.report.show.charts import charts
 from eke.results.report.show.sections import (
     METHOD,
-    Section,
     measured,
     problems,
     provenance,
@@ -286,7 +285,8 @@ def render_markdown(comparison: Comparison, repeats: bool = False) -> str:
     lines += [*main_table(comparison, MAX_ROWS), "", escape(measured(comparison)), ""]
     shown = [*problems(comparison), *sections(comparison, repeats), provenance(comparison)]
     for section in shown:
-        lines += [f"### {escape(section.title)}", "", *section_lines(section), ""]
+        lines += [f"### {escape(section.title)}", "", *_table(section.head, section.rows), ""]
+        lines += [escape(section.note), ""] if section.note else []
     lines += [f"- {escape(note)}" for note in comparison.notes]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -298,30 +298,21 @@ def main_table(comparison: Comparison, max_rows: int, max_chars: int | None = No
         shown = main_columns(comparison, each.rows)
         cells = [[column.cell(row).line() for column in shown] for row in each.rows]
         lines += [f"#### {escape(each.heading)}", ""] if each.heading else []
-        lines += [*_table([c.title for c in shown], cells, "report.csv", max_rows, max_chars), ""]
+        lines += [*_table([c.title for c in shown], cells, max_rows, max_chars), ""]
     return lines[:-1]
-
-
-def section_lines(
-    section: Section, max_rows: int | None = None, max_chars: int | None = None
-) -> list[str]:
-    """Lines of a section without its title."""
-    note = ["", escape(section.note)] if section.note else []
-    return [*_table(section.head, section.rows, "report.md", max_rows, max_chars), *note]
 
 
 def _table(
     head: Sequence[str],
     rows: Sequence[Sequence[str]],
-    file: str,
-    max_rows: int | None,
-    max_chars: int | None,
+    max_rows: int | None = None,
+    max_chars: int | None = None,
 ) -> list[str]:
-    """Lines of a Markdown table with escaped cells; `file` has the rows above `max_rows`."""
+    """Lines of a Markdown table with escaped cells."""
     cells = [[escape(cut(cell, max_chars)) for cell in row] for row in rows[:max_rows]]
     lines = [list(map(escape, head)), ["---"] * len(head), *cells]
     more = len(rows) - len(cells)
-    rest = ["", f"... and {more} more rows: in {file}"] if more else []
+    rest = ["", f"... and {more} more rows: in report.csv"] if more else []
     return [*(f"| {' | '.join(line)} |" for line in lines), *rest]
 
 

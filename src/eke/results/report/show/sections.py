@@ -16,6 +16,7 @@ from eke.results.report.compare.comparison import times
 from eke.results.report.compare.effects import PublishedMatch
 from eke.results.report.compare.load_records import NOT_RUN
 from eke.results.report.compare.measures import PEAK, SAMPLES
+from eke.results.report.compare.variants import Machine
 from eke.results.report.show.table import ratio_cells
 
 MAX_LISTED = 6
@@ -25,7 +26,7 @@ MAX_LISTED = 6
 def title(comparison: Comparison) -> str:
     """What was compared: `tiny (845 k parameters), python_source (64 tokens), GPU: 4 ... x 3`."""
     records = [row.variant.records[0] for row in comparison.rows if row.variant.records]
-    machines = [part.machine.facts for part in comparison.machines]
+    machines = [machine.facts for machine in _machines(comparison)]
     facts = [
         _joined(_name(each, "model", "num_parameters", "parameters") for each in records),
         _joined(_name(each, "data", "seq_len", "tokens") for each in records),
@@ -56,9 +57,10 @@ def _name(record: Record, group: str, size: str, unit: str) -> str:
 
 def measured(comparison: Comparison) -> str:
     """When, with which versions, how often: `2026-11-28, torch 2.13.0, commit 1a2b, 12 runs`."""
-    facts = [part.machine.facts for part in comparison.machines]
+    machines = _machines(comparison)
+    facts = [machine.facts for machine in machines]
     versions = [_joined(f"{k} {each[k]}" for each in facts if k in each) for k in VERSIONS]
-    found = [_environment(comparison, part) for part in comparison.machines]
+    found = [_environment(comparison, machine) for machine in machines]
     commit = _joined(f"commit {each['commit']}" for each in found if "commit" in each)
     days = _joined(each["measured"][:10] for each in found if "measured" in each)
     return ", ".join(filter(None, [days, *versions, commit, count_outcomes(comparison)]))
@@ -128,22 +130,28 @@ def provenance(comparison: Comparison) -> Section:
         ("command", " ".join([name, *command]))
         for name, command in zip(programs, comparison.commands, strict=True)
     ]
-    for part in comparison.machines:
-        facts = dict(part.machine.facts)
-        where = f"machine {part.machine.letter}"
+    for machine in _machines(comparison):
+        facts = dict(machine.facts)
+        where = f"machine {machine.letter}"
         device = f"{facts.pop('device_count', '1')} x {facts.pop('device', '?')}"
-        rows.append((where, f"{device}; {', '.join(part.machine.hosts)}"))
+        rows.append((where, f"{device}; {', '.join(machine.hosts)}"))
         facts.pop("eke_source", None)
         rows.append((f"{where}: software", ", ".join(f"{k} {v}" for k, v in facts.items())))
-        rows += [(f"{where}: {k}", v) for k, v in _environment(comparison, part).items()]
+        rows += [(f"{where}: {k}", v) for k, v in _environment(comparison, machine).items()]
     shared = " ".join(f"{key}={value}" for key, value in comparison.shared.items())
     rows += [("all have", shared)] if shared else []
     rows.append(("records", ", ".join(comparison.folders)))
     return Section("Where this comes from", "", ("what", "which"), tuple(rows))
 
 
-def _environment(comparison: Comparison, part: OneMachine) -> dict[str, str]:
-    entries = [entry for row in comparison.rows_of(part) for entry in row.variant.entries]
+def _machines(comparison: Comparison) -> list[Machine]:
+    """Kinds of machines, each once, also with several groups."""
+    return list({part.machine.letter: part.machine for part in comparison.machines}.values())
+
+
+def _environment(comparison: Comparison, machine: Machine) -> dict[str, str]:
+    rows = [row for row in comparison.rows if row.variant.machine == machine.letter]
+    entries = [entry for row in rows for entry in row.variant.entries]
     records = [entry.record for entry in entries if entry.record]
     stamps = sorted(str(r.environment.get("time", "")) for r in records)
     states = [table(r.environment, "git") for r in records]

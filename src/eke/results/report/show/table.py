@@ -116,6 +116,10 @@ def columns(
     """
     found = [*_main(comparison, rows, most), *_numbers(rows)]
     found += [Column(key, key, partial(_factor, key)) for key in comparison.factors]
+    return _filled(found, rows)
+
+
+def _filled(found: Sequence[Column], rows: Sequence[ComparisonRow]) -> list[Column]:
     return [c for c in found if c.key == "label" or any(c.cell(row).line() for row in rows)]
 
 
@@ -123,7 +127,7 @@ def main_columns(
     comparison: Comparison, rows: Sequence[ComparisonRow], most: int = CHARS_FOR_NAMES
 ) -> list[Column]:
     """Those of `columns` that every format shows."""
-    return [column for column in columns(comparison, rows, most) if column.is_main]
+    return _filled(_main(comparison, rows, most), rows)
 
 
 def _main(comparison: Comparison, rows: Sequence[ComparisonRow], most: int) -> list[Column]:

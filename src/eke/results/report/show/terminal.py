@@ -87,7 +87,7 @@ def _parts(
     most = len(notes) if everything else MAX_NOTES
     parts += [_text(f"note: {note}") for note in notes[:most]]
     more = [f"{len(notes) - most} more notes"] if len(notes) > most else []
-    told = [measured(comparison), *more, *([] if everything else ["all: --provenance"])]
+    told = [measured(comparison), *more, *([] if everything else ["more: --provenance"])]
     return [*parts, _text("; ".join(told), "dim")]
 
 
