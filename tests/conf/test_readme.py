@@ -120,7 +120,10 @@ def test_architecture_names_what_exists() -> None:
     stops = re.findall(r"`(src/eke/[\w/.]+\.py)`,\s+`(\w+)`", text)
     assert len(stops) >= 12
     for path, function in stops:
-        assert re.search(rf"^def {function}\(", (REPO / path).read_text(), re.M), (path, function)
+        assert re.search(rf"^(def|class) {function}\b", (REPO / path).read_text(), re.M), (
+            path,
+            function,
+        )
     assert len(re.findall(r"^\d+\. ", text, re.M)) <= 12
 
 
