@@ -8,6 +8,7 @@ machine: the test compares odd with even rounds, and with 10 % less speed.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -67,7 +68,8 @@ def main() -> None:
     writable(parser, asked.out)
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "train.py", "-m", *SWEEP, f"paths.runs={folder}"]
-        subprocess.run(words, cwd=ROOT, check=True)
+        # One thread, so that what else runs on the machine finds another core.
+        subprocess.run(words, cwd=ROOT, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         (file,) = Path(folder).glob("sweep-*/sweep.json")
         cells = json.loads(file.read_text())["cells"]
         files = [Path(folder) / Path(cell["folder"]).name / "record.json" for cell in cells]

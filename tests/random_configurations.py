@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from eke.config.compose.catalogue import FIXED_FIELDS, Catalogue, Field, make_catalogue
-from eke.config.schema import VARIANTS, Resources
+from eke.config.schema import VARIANTS, Resources, Sweep
 from eke.config.schema.resources import LaunchKeys, Slurm
 from eke.models.families import FAMILIES
 
@@ -162,10 +162,7 @@ LEFT_OUT = {
     **{f"launcher.{each.name}": "of a sweep" for each in fields(LaunchKeys)},
     **{f"resources.{each.name}": "of a cluster" for each in fields(Resources)},
     **{f"slurm.{each.name}": "of a cluster" for each in fields(Slurm)},
-    **{
-        f"sweep.{name}": "of a sweep"
-        for name in ("product", "rows", "zip", "exclude", "repeats", "seeds", "strict")
-    },
+    **{f"sweep.{each.name}": "of a sweep" for each in fields(Sweep)},
     "recipe.horizon": "of what a recipe chooses: tests/unit/tuning/recipes",
     "distributed.num_nodes": "of a cluster",
     "distributed.replicas": "tests/equivalence/test_ranks.py: two processes have one copy",

@@ -56,7 +56,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def run_line(report: Report) -> str:
     """The outcome for a run, with its rows and address."""
     rows = "" if report.num_rows is None else format_number(report.num_rows, "row")
-    words = (f"{report.verdict.value:<13}", report.folder.name, rows, report.url)
+    name = " ".join(report.folder.name.split())  # on one line, whatever it is
+    words = (f"{report.verdict.value:<13}", name, rows, report.url)
     return "  ".join(filter(None, words))
 
 
