@@ -127,12 +127,7 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     labels = label_cells([cell.overrides for cell in cells], [cell.row for cell in cells])
     jobs = make_jobs(labels, plans, duplicates)
     if as_json and planning:
-        found, known = outlooks(jobs), records_of(jobs, launcher.place_of)
-        repeats = {"repeats": numbers} if (numbers := planned_repeats(settings)) else {}
-        content = [
-            _plain(cell, found.get(n)) | known.get(n, {}) | repeats for n, cell in enumerate(cells)
-        ]
-        return print_once(json.dumps(content, indent=2))
+        return print_once(json.dumps(_plain_plan(cells, jobs, launcher, settings), indent=2))
     shown = cells[: len(first_round.cells)]
     num_same = sum(number < len(shown) for number in duplicates)
     print_once(f"sweep {identity}: {describe_sweep(shown, num_same, first_round)}")
@@ -154,15 +149,25 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     command = ("-m", *words, *arguments.overrides)
     name = composed[0].choices.get("sweep", "none")
     file = SweepFile(paths, command, shown, "" if name == "none" else name)
-
-    def bytes_at_risk(plan: Plan) -> int | None:
-        found = known_forecast(plan)
-        may_fail = found.verdict in (Verdict.tight, Verdict.does_not_fit)
-        return found.peak.expected if may_fail else None
-
-    ordered = smallest_first(jobs, bytes_at_risk)
+    ordered = smallest_first(jobs, _bytes_at_risk)
     auto = Rounds(file, cells, ordered, settings) if settings.is_auto else None
     return run_planned_sweep(file, ordered, identity, launcher, first.launcher.detach, auto)
+
+
+def _bytes_at_risk(plan: Plan) -> int | None:
+    """Expected peak memory of a run that may not fit."""
+    found = known_forecast(plan)
+    may_fail = found.verdict in (Verdict.tight, Verdict.does_not_fit)
+    return found.peak.expected if may_fail else None
+
+
+def _plain_plan(
+    cells: Sequence[Cell], jobs: Sequence[Job], launcher: Launcher, settings: Sweep
+) -> list[dict[str, Any]]:
+    """Each cell with its forecast, record and numbers of repeats, as JSON values."""
+    found, known = outlooks(jobs), records_of(jobs, launcher.place_of)
+    repeats = {"repeats": numbers} if (numbers := planned_repeats(settings)) else {}
+    return [_plain(cell, found.get(n)) | known.get(n, {}) | repeats for n, cell in enumerate(cells)]
 
 
 def _show_plan(

@@ -143,6 +143,13 @@ def test_sides_of_one_sweep_are_measured_in_turns(tmp_path):
     assert found.is_measurable
 
 
+def test_a_row_has_the_name_that_the_report_gives_it(tmp_path):
+    sweep(tmp_path, runs())
+    found = compared(f"{tmp_path}@adamw", f"{tmp_path}@lion")
+    assert found.keys == {"optimizer": ("adamw", "lion")}
+    assert [row.label for row in found.rows] == ["optimizer=lion"]
+
+
 def test_the_time_between_two_occasions_is_told(both, tmp_path):
     found = compared(*both)
     assert (found.in_turns, found.tolerance) == (False, 0.05)

@@ -24,6 +24,7 @@ from eke.config.schema.fields import Affects
 from eke.plan.identity import FORMER_VALUES, canonical
 from eke.plan.record import Outcome, Record, table
 from eke.results.report.compare import statistics
+from eke.results.report.compare.comparison import compare_runs
 from eke.results.report.compare.keys import affects
 from eke.results.report.compare.load_records import ABSENT, Entry, Settings, gather, settings
 from eke.results.report.compare.losses import LossComparison, compare_losses
@@ -177,7 +178,8 @@ def open_sides(words: Sequence[str], by: str = "") -> list[Side]:
 
 def _open(word: str, words: Sequence[str], place: int) -> Side:
     places = (word, "", ""), word.rpartition("@"), word.partition("@")  # names may have an @
-    path, _, which = next((each for each in places if user_path(each[0]).exists()), places[2])
+    known_places = (each for each in places if each[0] and user_path(each[0]).exists())
+    path, _, which = next(known_places, places[2])
     folder = user_path(path)
     if not folder.exists() and (own := user_path(Config().paths.runs) / folder).exists():
         folder = own
@@ -197,11 +199,14 @@ def _open(word: str, words: Sequence[str], place: int) -> Side:
     if not entries:
         parts, known = which.split(","), [e for e in found.entries if e.record]
         entries = [e for e in known if e.record and all(_is_of(e.record, p) for p in parts)]
+    if not entries:  # names as `eke report` shows them
+        shown = {row.variant.label: row.variant.entries for row in compare_runs([folder]).rows}
+        entries = list(shown.get(which, ()))
     if not entries:
-        rows = dict.fromkeys(name for entry in found.entries for name in entry.rows)
+        rows = {name: 0 for entry in found.entries for name in entry.rows} or shown
         commits = dict.fromkeys(facts_of(e.record)["commit"] for e in found.entries if e.record)
         why = f"no run there has it; rows: {', '.join(rows) or 'none'}; eke: {', '.join(commits)}"
-        names = [name.split()[0] for name in (*rows, *commits)]
+        names = [*(commit.split()[0] for commit in commits), *rows]
         example = closest(which, names) or next(iter(names), "KEY=VALUE")
         raise ConfigError(Problem("FOLDER@WHICH", word, why, instead(f"{path}@{example}")))
     return Side(word, entries, found.commands[0] if len(found.commands) == 1 else ())
@@ -353,7 +358,12 @@ def compare_sides(sides: Sequence[Side], tolerance: float | None = None) -> TwoS
         alone = len(each) - len(shared)
         notes += [f"{format_number(alone, 'configuration')} of {side.name} alone"] if alone else []
     measure = TOKENS if "data.packing" in keys else SAMPLES  # a packed row holds several samples
-    pairs, mean = _tested([(rows[0][key], rows[1][key]) for key in shared], measure, notes)
+    variants = [(rows[0][key], rows[1][key]) for key in shared]
+    if len(variants) == 1:  # alone it has no other name than its overrides
+        words = variants[0][1].label.split(" ")
+        kept = [w for w in words if affects(w.partition("=")[0], ()) is not Affects.none]
+        variants = [(variants[0][0], replace(variants[0][1], label=" ".join(kept or words)))]
+    pairs, mean = _tested(variants, measure, notes)
     full = [pair for pair in pairs if pair.speed]
     in_turns = all(_is_in_turns(*pair.runs) for pair in full)
     if full and not in_turns:
