@@ -143,9 +143,13 @@ class CommandLauncher(Launcher):
     not_probed = "the command prefix leads to another machine"
     unused_keys = ("cpu_slots", "runs_per_device")
 
+    def prefixes(self, config: Config) -> list[str]:
+        """Commands to put before that of a run; launchers of other packages have their own."""
+        return config.launcher.prefix
+
     def target(self, config: Config) -> Target:
         """The device behind the prefixes, as `hardware` declares it; ConfigError without any."""
-        prefixes, runs = config.launcher.prefix, str(user_path(config.paths.runs).absolute())
+        prefixes, runs = self.prefixes(config), str(user_path(config.paths.runs).absolute())
         key, fix, problems = "launcher.prefix", Fix("launcher.prefix=[ssh HOST]"), []
         if not prefixes:
             why = f"hydra/launcher={self.name} runs each job behind one of these: there is none"
@@ -166,7 +170,7 @@ class CommandLauncher(Launcher):
 
     def start(self, books: Books, paths: SweepPaths, sweep: str) -> Pool:
         """Make a pool of the prefixes; its runs start in `wait`."""
-        prefixes = [text for job in books.jobs for text in job.plan.config.launcher.prefix]
+        prefixes = [text for job in books.jobs for text in self.prefixes(job.plan.config)]
         slots = []
         for text in dict.fromkeys(prefixes):  # leased, so that two sweeps do not use one at once
             lease = f"command-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -463,7 +463,7 @@ HUGE_PARQUET = {
     "one page of distinct texts": ([f"{n} {MIB}" for n in range(200)], "200 rows"),
     "shared, in one row": ([[MIB] * 1000], "too much memory"),
     "one text": (["a", "a" * (100 << 20)], "data.max_row_bytes"),
-    "numbers": ([[0] * (3 << 20)] * 10, "data.max_row_bytes"),
+    "numbers": ([[0] * (3 << 20)] * 4, "data.max_row_bytes"),
 }
 """Rows of a column, small as a file, and what is said of them."""
 
