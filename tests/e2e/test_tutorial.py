@@ -123,8 +123,9 @@ def compare(afternoon: Path) -> None:
     compared = typed(afternoon, report)
     assert compared.code == 0, compared.text
     assert "3 runs of 3 configurations: 3 ok" in compared.out
-    for setting in ("lora", "qlora", "none"):
-        assert re.search(rf"^peft={setting}\b.*MiB", compared.out, re.M), compared.out
+    for setting in ("lora", "qlora"):
+        assert re.search(rf"^{setting}\b.*MiB", compared.out, re.M), compared.out
+    assert len(re.findall(r"^.* samples/s.* MiB", compared.out, re.M)) == 3
     assert (afternoon / "runs" / "report.html").is_file()
 
 
@@ -226,7 +227,7 @@ def test_texts_are_sorted_into_classes(tickets: Path) -> None:
     sweep, report = commands("Compare", CLASSIFY)
     # A rate at which this encoder, whose weights are random, learns.
     assert typed(tickets, sweep.replace("5e-4", "5e-3")).code == 0
-    compared = typed(tickets, report)
+    compared = typed(tickets, f"{report} --provenance")
     assert compared.code == 0, compared.text
     assert re.search(
         r"right class +as broken +as fine +as late +precision +recall +f1", compared.text
