@@ -54,6 +54,14 @@ def test_names_hold_only_values_that_differ_from_the_baselines(tmp_path):
     ]  # fmt: skip
 
 
+def test_none_is_named_where_the_baseline_has_something(tmp_path):
+    """A key that follows from the adapters, as the norm does here, is not the only name."""
+    runs = [Run({"peft": peft}, keys={"train.max_grad_norm": norm})
+            for peft, norm in (("lora", 0.3), ("none", 1.0))]  # fmt: skip
+    labels = [variant.label for variant in grouped(tmp_path, runs)[0]]
+    assert labels[1].split(" + ")[0] == "peft=none"
+
+
 def test_names_that_would_be_the_same_have_their_keys(tmp_path):
     runs = [Run({"attention": "sdpa", "compile": "none"}),
             Run({"attention": "eager", "compile": "none"}),

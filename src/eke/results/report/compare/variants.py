@@ -287,8 +287,8 @@ def _labels(members: Sequence[Variant], base: Variant) -> dict[Variant, str]:
     if members == [base] and base.work and not base.rows:
         return {base: base.work}
     for each in members:
-        told = {k: x for k, x in each.told.items() if x and x != base.told.get(k)}
-        labels[each] = _label(each, each.told if each is base else told)
+        told = {k: x for k, x in each.told.items() if x and (each is base or x != base.told.get(k))}
+        labels[each] = _label(each, told, each is base)
     counts = Counter(labels.values())
     for each, label in labels.items():
         if counts[label] > 1 and not each.rows:
@@ -316,12 +316,13 @@ PLAIN = ("none", "auto", "on", "off", "true", "false", "null", "same", "default"
 """Values that say little without their key."""
 
 
-def _label(variant: Variant, told: Factors) -> str:
+def _label(variant: Variant, told: Factors, is_base: bool) -> str:
     if variant.rows:
         return " = ".join(variant.rows)
     first = variant.entries[0]
     texts = [_value(key, value) for key, value in told.items() if value and first.is_known]
-    telling = [text for text in texts if not text.endswith("=none")] or texts
+    # Of another row each value is a difference, also `peft=none` where the baseline has adapters.
+    telling = [t for t in texts if not (is_base and t.endswith("=none"))] or texts
     folder = first.folder.name if first.folder else "run"
     return " + ".join(telling) or " ".join(key_of(first.overrides)) or folder
 
