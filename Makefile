@@ -33,7 +33,7 @@ SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
 .PHONY: help run demo setup test test-all test-again test-random test-fuzz test-pairs test-hydra test-faults test-gpu bench check docs format clean
-.PHONY: check-style check-format check-types check-layers check-spelling check-yaml
+.PHONY: check-style check-format check-types check-layers check-spelling check-yaml check-words
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
@@ -65,6 +65,8 @@ $(CORE): pyproject.toml constraints.txt
 
 $(STAMP): $(CORE)
 	$(PIP) install -c constraints.txt -e ".[test,check]"
+	@hooks=$$(git rev-parse --git-path hooks 2>/dev/null) && mkdir -p "$$hooks" && \
+	  { [ -e "$$hooks/commit-msg" ] || cp tools/commit-msg "$$hooks/"; } || true
 	@touch $@
 
 test: $(STAMP)
@@ -121,7 +123,7 @@ bench: $(STAMP)
 # All of them, also after one has failed: one look shows everything.
 check: $(STAMP)
 	@$(MAKE) --no-print-directory --keep-going \
-	  check-style check-format check-types check-layers check-spelling check-yaml docs
+	  check-style check-format check-types check-layers check-spelling check-yaml check-words docs
 
 check-style: $(STAMP)
 	$(BIN)/ruff check
@@ -140,6 +142,21 @@ check-spelling: $(STAMP)
 
 check-yaml: $(STAMP)
 	$(BIN)/yamllint --strict .
+
+# Plain English, few public names: limits per 1,000 words and per 1,000 lines, in percent for docstrings
+# and commits. `tools/words.py --hits KIND` and `--list MEASURE` show the places.
+SINCE := b636b273
+WORDS := docs=8 docs.phrases=4 help=8 help.phrases=4 docstrings=10 docstrings.phrases=5 messages=10 \
+  messages.phrases=4 strings=10 strings.phrases=5 tests=20 public_per_1000=40 shared=25 \
+  verb_docstrings=65 clause_docstrings=2
+COMMITS := commits=3 commits.phrases=2 commit_long=5 commit_two_things=2
+check-words: $(STAMP)
+	$(BIN)/python tools/words.py --fail-over $(WORDS)
+	$(BIN)/python tools/wording.py --fail-over 12
+	@if git cat-file -e $(SINCE) 2>/dev/null; then \
+	  $(BIN)/python tools/words.py --since $(SINCE) --fail-over $(COMMITS); \
+	else echo "commits: not checked, $(SINCE) is not in this clone"; fi
+	tools/commit-msg --since $(SINCE)
 
 # Warnings are errors: a page without a place in the navigation, a link or an anchor that leads nowhere.
 docs: $(STAMP)

@@ -19,7 +19,7 @@ from arguments import writable
 from provenance import machine
 
 SWEEP = (
-    "experiment=smoke", "train.steps=100", "train.timing_warmup_steps=5", "train.save_final=false",
+    "experiment=smoke", "train.steps=400", "train.timing_warmup_steps=5", "train.save_final=false",
     "tracker=none", "optimizer=adamw,adafactor", "memory=none,checkpointing", "sweep.repeats=6",
     "sweep.seeds=per_repeat",
 )  # fmt: skip
