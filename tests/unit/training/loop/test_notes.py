@@ -149,7 +149,7 @@ def test_loaders_that_were_built_otherwise_are_noticed(trained, monkeypatch) -> 
     job = trained("dataloader.workers=1", "dataloader.persistent=true")
     assert job.effective["loader_workers"] == 0
     assert job.warnings == [
-        "dataloader.workers = 1: 0 loader processes live",
+        "dataloader.workers = 1: 0 loader processes are running",
         "dataloader.persistent had no effect: evaluation's loader processes have ended",
     ]
 

@@ -61,7 +61,7 @@ def test_the_plan_in_trainers_words(make_plan, tmp_path) -> None:
 
 def test_what_trainer_itself_refuses_is_told(make_plan, tmp_path) -> None:
     plan = make_plan(*BASE, "trainer.extra.debug=nonsense")
-    with pytest.raises(RunError, match=r"transformers refuses its arguments: .*nonsense"):
+    with pytest.raises(RunError, match=r"engine = trainer: .*nonsense"):
         build_arguments(plan, RunPaths(tmp_path))
 
 

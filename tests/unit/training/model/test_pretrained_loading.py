@@ -64,7 +64,7 @@ def test_a_new_head_is_named_and_seeded(saved, family):
     three = (CLASSIFY, "task.num_labels=3")
     model, report = load(saved[family], *three)
     assert set(report.new_weights) == HEAD.get(family, {"score.weight"})
-    assert "random at the start" in report.warnings[0]
+    assert "initialized at random" in report.warnings[0]
     techniques = ("attention=eager", "precision=bf16", "compile=aot_eager")
     assert same_weights(model, load(saved[family], *three, *techniques)[0])
     other = load(saved[family], *three, "seed=1")[0]
