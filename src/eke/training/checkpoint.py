@@ -1,12 +1,10 @@
 """Bit-exact checkpoints: weights, optimizer, loss scale and all random states.
 
 A checkpoint folder is written under a temporary name, fsynced, listed with sizes and checksums, and
-renamed. The order of samples and the learning rate are functions of the step and are not saved.
-Weights are safetensors and other state is loaded with `weights_only`, so that a checkpoint cannot
-run code.
-
-With sharded state (FSDP2, ZeRO) each rank writes its part (part_files.py), and rank 0 renames the
-folder after all have written. A killed rank does not change the checkpoint before.
+renamed. A killed process does not change the checkpoint before. The order of samples and the
+learning rate are functions of the step. Weights are safetensors and other state is loaded with
+`weights_only`: a checkpoint cannot run code. With sharded state (FSDP2, ZeRO) each rank writes its
+part.
 """
 
 import logging
@@ -145,7 +143,7 @@ def finish_checkpoint(
     world_size: int = 1,
     files: Files | None = None,
 ) -> Path:
-    """Sync all files except `files`, which are durable, list all, and rename the folder.
+    """Sync all files except durable `files`, list all, and rename the folder.
 
     Removes older checkpoints except the newest `keep` and the checkpoint of step `spare`.
     """
@@ -168,11 +166,7 @@ def has_parts(path: Path) -> bool:
 
 
 def load_model(path: Path, model: nn.Module, ranks: Ranks = ALONE) -> None:
-    """Load a checkpoint's weights into a model, sharded or not.
-
-    Raises:
-        RunError: They are damaged, of another model, or different on other ranks.
-    """
+    """Load a checkpoint's weights into a model, sharded or not. RunError: They do not match."""
     if not has_parts(path):
         load_weights(model, path / EXPORT)
         return
@@ -193,10 +187,8 @@ def load_checkpoint(
     """Restore the state other than weights, which `load_model` loads, and return its step.
 
     With DeepSpeed, `update` has made flat shards of the parameters. A rank without a saved random
-    state is seeded by `seed`, the step and its number.
-
-    Raises:
-        RunError: Only the number of ranks that wrote the checkpoint can read it.
+    state is seeded by `seed`, the step and its number. Raises RunError: It needs its number of
+    ranks.
     """
     is_whole = update is None and place_in(model)[1] == 1
     if is_whole and not has_parts(path) and (path / OPTIMIZER).is_file():
@@ -337,13 +329,11 @@ def _checksum(path: Path) -> int:
 
 
 def _prune(newest: Path, keep: int, spare: int | None) -> None:
-    """Remove checkpoints older than the newest `keep` up to the one just written, except `spare`.
-
-    Checkpoints of later steps were damaged when this attempt began. They are not counted, since
-    they would displace the only usable one.
-    """
+    """Remove all but the newest `keep` checkpoints up to the one just written, and `spare`."""
     folder = newest.parent
     mine = [path for path in checkpoints_in(folder) if (path / CHECKPOINT_FILES).is_file()]
+    # Later ones were damaged when this attempt began. Counting them would remove the only usable
+    # one.
     written = [path for path in mine if path.name <= newest.name]
     for path in sorted(written, reverse=True)[keep:]:
         if spare is None or path.name != checkpoint_name(spare):
@@ -354,10 +344,7 @@ def _prune(newest: Path, keep: int, spare: int | None) -> None:
 
 
 def together(ranks: Ranks, final: Path, action: Callable[[], Any] | None) -> list[Any]:
-    """Return the results of each rank's action, if any. An error of one is raised on all.
-
-    An error of the operating system is raised unchanged.
-    """
+    """Return each rank's result of its action, if any. An error of one rank is raised on all."""
     result: Any = None
     failed: Exception | None = None
     try:

@@ -1,9 +1,8 @@
 """Training state in parts: one safetensors file per rank, read by any number of ranks.
 
-A tensor in a file is a range of elements of a larger tensor (rows under FSDP2) or belongs only to
-the rank. The header contains the range, so that a reader takes elements from any file. A file
-cannot run code. Weights have their names in the model's `state_dict`, and `NAME@KEY` is optimizer
-state.
+A tensor in a file is a range of elements of a larger tensor (rows under FSDP2), given in the
+header, or belongs only to the rank. Weights have their names in the model's `state_dict`, and
+`NAME@KEY` is optimizer state.
 """
 
 import json
@@ -65,10 +64,7 @@ def why_incomplete(names: Iterable[str]) -> str:
 
 
 def write_part(path: Path, held: Held, origin: str) -> tuple[int, int]:
-    """Write a new file, tensor by tensor, sync it, and return its size and its CRC-32.
-
-    `origin` is equal on all ranks and unique to the checkpoint.
-    """
+    """Write and sync a new file, and return its size and CRC-32. `origin` names the checkpoint."""
     # Wide formats first, so that each tensor is aligned.
     pieces = sorted(held.pieces.items(), key=lambda item: (-item[1].tensor.itemsize, item[0]))
     formats = {dtype: name for name, dtype in _TYPES.items()}
@@ -145,11 +141,7 @@ class SavedTensors:
         return self.read_flat(name, 0, prod(shape)).reshape(shape)
 
     def read_flat(self, name: str, first: int, last: int) -> Tensor:
-        """Return the elements `first` to `last` (exclusive) of a tensor, which must not be changed.
-
-        Raises:
-            RunError: There is no such tensor.
-        """
+        """Return elements `first` to `last` (exclusive) of a tensor, which must not be changed."""
         ranges = self._ranges[self._known(name)]
         found = [
             numbers[max(first, start) - start : last - start]
@@ -167,11 +159,7 @@ class SavedTensors:
 
 
 class PartFiles(SavedTensors):
-    """All parts of a checkpoint as one, in mapped files that take memory on use.
-
-    Raises:
-        RunError: A part is missing, damaged or of another checkpoint, or elements are missing.
-    """
+    """All parts of a checkpoint as one, in mapped files. RunError: Parts or ranges are missing."""
 
     def __init__(self, folder: Path) -> None:
         from safetensors import SafetensorError, safe_open
@@ -198,7 +186,7 @@ class PartFiles(SavedTensors):
             ranges.sort(key=lambda each: (each[0], len(each[1])))
             ends = [0, *(first + len(numbers) for first, numbers in ranges)]
             if [*(first for first, _ in ranges), prod(self._shapes[name])] != ends:
-                raise RunError(f"{folder}: the parts of {name} are incomplete")
+                raise RunError(f"{folder}: the parts of {name} have gaps or overlap")
 
     def note(self, key: str, rank: int = 0) -> Any:
         """Return a JSON value that this rank wrote, None if it did not."""

@@ -1,7 +1,7 @@
 """Conversion between a rank's training state and the pieces of a checkpoint.
 
-Schedule-Free's average weights have the weights' names, its training weights `NAME@training`.
-`NAME@master` is the float32 copy of a 16-bit weight.
+`NAME` is Schedule-Free's average weight, `NAME@training` its training weight, and `NAME@master` the
+float32 copy of a 16-bit weight.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,10 +26,9 @@ TRAINING = "training"
 
 
 def named_weights(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the saved weights of a model by name, and their other names. Collective.
+    """Return the saved weights of a model (only trained ones with adapters), and their other names.
 
-    For adapters only trained weights are saved. FSDP2 first shards weights that an evaluation has
-    gathered.
+    Collective: FSDP2 first shards weights that an evaluation has gathered.
     """
     found: dict[str, Tensor] = {}
     first: dict[int, str] = {}
@@ -73,8 +72,7 @@ class Stepped:
 
     parameter: Tensor
     cut: Callable[[Tensor], dict[str, Piece]]
-    """Function from a tensor of the parameter's size to views of this rank's elements, by
-    weight."""
+    """Function from a tensor of the parameter's size to this rank's elements, by weight."""
     is_copy: bool = False
     """Whether the parameter is a float32 copy of weights in another format."""
     held: Callable[[bool], AbstractContextManager[bool]] = lambda write: nullcontext(False)
@@ -82,10 +80,7 @@ class Stepped:
 
 
 def stepped_by(model: nn.Module, optimizer: Optimizer, *place: int) -> list[Stepped]:
-    """Return the parameters of an optimizer over full or FSDP2-sharded weights.
-
-    `place` is this rank and the number of ranks among which full tensors are divided.
-    """
+    """Return an optimizer's parameters over weights, of which `place` (rank, ranks) has a share."""
     names = {id(tensor): name for name, tensor in named_weights(model)[0].items()}
     copied = copied_from(optimizer)
 
@@ -147,11 +142,7 @@ def hold_state(
 
 @torch.no_grad()
 def load_held(model: nn.Module, saved: SavedTensors) -> None:
-    """Load the saved weights into a model, sharded by FSDP2 or not, in place.
-
-    Raises:
-        RunError: A tensor is missing, unknown, or of another size or format.
-    """
+    """Load the saved weights into a model, sharded or not. RunError: They do not match."""
     places, tied = named_weights(model)
     for name in saved.names:
         if "@" not in name and name not in places and name not in tied:
@@ -200,11 +191,7 @@ def load_state(
 
 
 def of_one_file(content: dict[str, Any], names: list[str], copied: list[str]) -> SavedTensors:
-    """Return the optimizer state written by one process, by the names of the weights.
-
-    `names` are in the order of the optimizer's parameters, `copied` in the order of its float32
-    copies, if it differs.
-    """
+    """Return the optimizer state of one process, by names of the parameters and of their copies."""
     states = content["optimizer"]
     values = {f"{names[n]}@{k}": v for n, s in states["state"].items() for k, v in s.items()}
     copies = zip(copied or names, states.get(MASTER, []), strict=False)

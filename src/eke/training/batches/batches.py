@@ -35,8 +35,8 @@ class MicroBatch:
     num_tokens: int
     """Input and target tokens without padding."""
     places: Tensor | None = None
-    """Indices of labels with loss in the flattened labels, int64 `[num_targets]`. None if all
-    logits are needed."""
+    """Indices of labels with loss in the flattened labels, int64 `[num_targets]`. None: all
+    logits."""
     sources: Tensor | None = None
     """Whether each label belongs to each source of a mix, `[..., sources]`."""
     samples_of: tuple[int, ...] = ()
@@ -196,10 +196,9 @@ SAMPLES_AT_ONCE = 2**16
 
 @dataclass(frozen=True)
 class Order:
-    """Samples of each optimizer step, a function of the seed and the step.
+    """Samples of each step, a function of seed and step, for any division of the global batch.
 
-    All divisions of the global batch into micro-batches and ranks train on the same samples. Each
-    epoch is a new permutation.
+    Each epoch is a new permutation.
     """
 
     num_samples: int
@@ -229,10 +228,7 @@ class Order:
         return order if self.lengths is None else self._grouped(order, generator)
 
     def _grouped(self, order: Tensor, generator: torch.Generator) -> Tensor:
-        """Sort the order by length within large chunks and shuffle the steps.
-
-        An epoch's smaller last step stays last.
-        """
+        """Sort the order by length within large chunks, and shuffle all full steps."""
         lengths = torch.from_numpy(np.asarray(self.lengths))[order]
         size = self.samples_per_step
         parts = []
@@ -342,8 +338,7 @@ class Transfer:
 class CacheRelease:
     """Hook that empties the caching allocator every n steps, between forward and backward.
 
-    As in HF Trainer's `torch_empty_cache_steps`: the temporaries of the forward pass are free, and
-    the backward pass needs blocks of other sizes.
+    HF Trainer does it at the same point, where temporaries are free and block sizes change.
     """
 
     def __init__(self, every: int | None, device: torch.device) -> None:
@@ -395,10 +390,7 @@ class LongestSamples:
 
 
 def probe_sample(plan: Plan, length: int, of_target: int, together: int) -> Sample:
-    """Return a sample of one ordinary token with the most labels per sample that a batch can have.
-
-    The batch has `together` samples, and `of_target` is the decoder's length.
-    """
+    """Return a sample of one ordinary token, with the most labels of `together` samples."""
     config, vocabulary = plan.config, plan.vocabulary
     special = {vocabulary.pad, vocabulary.eos, vocabulary.mask, *vocabulary.special}
     ordinary = next(token for token in range(len(special) + 1) if token not in special)

@@ -120,10 +120,7 @@ class TrainingData:
     def train_steps(
         self, start: int, rank: int = 0, even: bool = False
     ) -> Iterator[list[MicroBatch]]:
-        """Yield the micro-batches of each optimizer step from `start` on.
-
-        With `even`, placeholders give all ranks the same number.
-        """
+        """Yield the micro-batches of each step from `start` on, equally many per rank if `even`."""
         batch, total, order = self.plan.batch, self.plan.steps.total, self._order()
         size, world_size = batch.per_device * batch.devices, batch.world_size
         every = (cut_step(keys, size, rank, world_size) for keys in order.steps(start, total))
@@ -178,10 +175,7 @@ class TrainingData:
         return [self.collate([samples[0, 0]]).without_targets()] * count
 
     def eval_batches(self, rank: int = 0, even: bool = False) -> Iterator[MicroBatch]:
-        """Yield evaluation micro-batches in a fixed order, with placeholders as in `train_steps`.
-
-        Samples of a micro-batch belong to the same source.
-        """
+        """Yield evaluation micro-batches of one source each, equally many per rank if `even`."""
         batch, samples = self.plan.batch, self.evaluation
         size, world_size = batch.eval_per_device * batch.devices, batch.world_size
         groups: list[list[Key]] = []

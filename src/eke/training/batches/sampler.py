@@ -16,8 +16,7 @@ from eke.config.schema import ProblemType, SequenceClassification, Synthetic
 from eke.data.sources import Piece, Store, mix_seed, read_piece, stamp, synthetic_length
 
 IN_MEMORY_BYTES = 256 * 2**20
-"""Largest text kept in memory, as tokens of two bytes. Larger texts are read on demand. The
-standard library's source, thousands of small files, has a tenth of it."""
+"""Largest text kept in memory, as tokens of two bytes. Larger texts are read on demand."""
 
 OPEN_FILES = 64
 """Most files kept open at a time. The usual limit of a process is 1024."""
@@ -31,10 +30,7 @@ def unchecked() -> None:
 
 
 def byte_stream(pieces: tuple[Piece, ...], check: Check = unchecked) -> "TokenSource":
-    """Return a stream of the bytes of several ranges, each followed by BOS.
-
-    `check` is called if a file has changed between this call and a later read.
-    """
+    """Return the bytes of several ranges, each followed by BOS. `check` runs after file changes."""
     if sum(piece.size for piece in pieces) > IN_MEMORY_BYTES:
         return InPlace(pieces, check)
     parts = [np.zeros(0, np.uint16)]

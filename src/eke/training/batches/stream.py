@@ -1,7 +1,6 @@
 """Streams of rows, read during training in order, through a shuffle buffer.
 
-The order of rows depends only on the seed, the buffer's size and the rows' order. Each process
-makes the same draws among unparsed rows, and parses and tokenizes only its own.
+Each process makes the same draws among unparsed rows, and parses and tokenizes only its own.
 """
 
 import os
@@ -50,11 +49,7 @@ class StreamedRows:
         return self.taken(index)[1]
 
     def taken(self, index: int) -> Taken:
-        """Return a row, or if it is unusable another row of the buffer, which is also used later.
-
-        Raises:
-            RunError: A file has changed or is unreadable, or too many rows are bad.
-        """
+        """Return a row, or another one of the buffer. RunError: changed file, too many bad rows."""
         try:
             if self._process != os.getpid():  # a fork must not share positions in files
                 self._open()

@@ -52,10 +52,8 @@ from eke.training.batches.sampler import (
 from eke.training.batches.stream import StreamedRows
 
 Source = Windows | StoredRows | StreamedRows | RandomTokens
-"""Sequences by number, with `row`, `label`, and `lengths` of all.
-
-`framed` sequences have special tokens and a boundary between source and target. Other sequences are
-slices of one long text."""
+"""Sequences by number, with `row`, `label`, and `lengths` of all. `framed` ones have special tokens
+and a boundary between source and target. Others are slices of one long text."""
 
 Sample = dict[str, np.ndarray]
 """Arrays of a sample, int64: `input_ids` `[length]`, `labels` `[length]`, `[target]`, `[]` or
@@ -172,10 +170,7 @@ def causal_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
 
 
 def masked_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
-    """Return a sample of BERT's objective: 80 % of the chosen tokens masked, 10 % replaced.
-
-    Source: Devlin et al. 2018, arXiv:1810.04805, appendix A.1.
-    """
+    """Return a sample of BERT's objective (Devlin et al. 2018, arXiv:1810.04805, appendix A.1)."""
     config, vocabulary = samples.config, samples.vocabulary
     assert isinstance(config.task, MaskedLM)
     assert vocabulary.mask is not None, "a tokenizer without mask token is rejected when loaded"

@@ -47,9 +47,8 @@ def build_engine(
 ) -> Engine:
     """Build the engine with the plan's sharding. `swap` is the folder for state in files.
 
-    Ranks must have built equal models on `device`. For ZeRO-3 the model is on the host or, with
-    several ranks, in `parts`: weights are moved and sharded one by one. The optimizer receives
-    DeepSpeed's flat shards as its parameters.
+    Ranks must have built equal models on `device`, for ZeRO-3 on the host or, with several ranks,
+    in `parts`. The optimizer receives DeepSpeed's flat shards as its parameters.
     """
     deepspeed = import_deepspeed(device)
     settings = plan.deepspeed
@@ -179,11 +178,7 @@ class DeepSpeedUpdate(Update):
         return torch.as_tensor(norm, dtype=torch.float32, device=self.device).detach()
 
     def held(self) -> list[Tensor]:
-        """Return flat shards, gradients, sharded weights and other tensors of the engine.
-
-        The others include ZeRO-3's partition of gradients and its bucket, and staging buffers of
-        offloading (deepspeed 0.19.8, stage3.py and stage_1_and_2.py).
-        """
+        """Return flat shards, gradients, sharded weights and buffers of the engine."""
         engine = self.engine
         pieces = flat_weight_shards(engine)
         weights = [p.ds_tensor for p in engine.module.parameters() if hasattr(p, "ds_tensor")]

@@ -1,7 +1,6 @@
-"""FSDP2: sharded training state.
+"""FSDP2: training state in DTensors, sharded along their first dimension.
 
-`fully_shard` turns parameters into DTensors, sharded along their first dimension. Source:
-https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
 from collections import Counter
@@ -34,8 +33,7 @@ def build_mesh(plan: Plan, device: torch.device) -> DeviceMesh:
 def shard_model(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> None:
     """Shard the parameters of `model`, without data or equal on all ranks, in place.
 
-    Each Transformer layer is a unit, gathered separately, and so are embedding and head unless
-    another module shares their weights. The other parameters are one more unit.
+    Units are each Transformer layer, embedding and head unless they share weights, and the rest.
     """
     from eke.training.model.number_formats import kept_wide
 

@@ -46,8 +46,8 @@ SAY_AFTER_S = 3.0
 class Turn:
     """Build lock of the kernel, released on exit, instead of torch's `FileBaton`.
 
-    torch 2.13 locks a build with a file that only its creator removes: after a killed build, later
-    builds wait forever (https://github.com/pytorch/pytorch/issues/189245).
+    After a killed build, torch 2.13's waits forever
+    (https://github.com/pytorch/pytorch/issues/189245).
     """
 
     def __init__(self, lock_file_path: str, *_: object, **__: object) -> None:
@@ -148,10 +148,7 @@ def in_files(engine: Engine, piece: int) -> bool:
 
 @contextmanager
 def in_memory(engine: Engine, piece: int, write: bool = False) -> Iterator[bool]:
-    """Load a shard and its moments into memory, and yield whether they were in a file.
-
-    With `write` they are written back to the files afterwards.
-    """
+    """Load a shard and its moments, yield whether they were in a file, and `write` them back."""
     if not in_files(engine, piece):
         yield False
         return

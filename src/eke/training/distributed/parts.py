@@ -1,8 +1,7 @@
 """Models on the meta device with this rank's rows of each parameter.
 
-Weights are drawn or read one tensor at a time, with the values of one process, and sharded. Only
-this file uses private names of torch 2.13 and transformers 5.23 for it.
-tests/equivalence/test_parts.py detects versions without them.
+Weights are drawn or read one tensor at a time, with the values of one process. Only this file uses
+private names of torch 2.13 and transformers 5.23 for it (tests/equivalence/test_parts.py).
 """
 
 import hashlib
@@ -36,8 +35,8 @@ def rows(num_rows: int, rank: int, world: int) -> slice:
 class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
     """This rank's rows of parameters on the meta device. All ranks must do the same.
 
-    Inside its context, operations on a parameter (drawing, rounding, copying) are also applied to
-    its rows. Tensors are sharded along the dimension "shard" of the mesh.
+    Inside its context, operations on a parameter (drawing, rounding, copying) also change its rows,
+    along the dimension "shard" of the mesh.
     """
 
     def __init__(self, mesh: Any) -> None:
@@ -106,10 +105,7 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
 
     @contextmanager
     def drawn(self) -> Iterator[None]:
-        """Shard each parameter of a random model when the next one is drawn.
-
-        Full tensors are drawn, so that the generator advances as in one process.
-        """
+        """Shard each parameter of a random model when the next one is drawn, as in one process."""
         register, truncated = nn.Module.register_parameter, nn.init._no_grad_trunc_normal_
 
         def cut(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -163,8 +159,7 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
     def computing(self, model: nn.Module) -> Iterator[None]:
         """Let `model` compute inside the block, on all ranks alike, without a backward pass.
 
-        A Transformer layer has its weights while it runs, other modules all the time. The leaves of
-        autograd's graph are the parameters, and saved tensors are dropped.
+        A Transformer layer has its weights while it runs, other modules all the time.
         """
         layers = find_layers(model)
         inner = {m for layer in layers for m in layer.modules()}
@@ -184,11 +179,9 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
             yield
 
     def put(self, model: nn.Module, cut: Callable[[], None]) -> None:
-        """Let `cut` apply FSDP2 to the model, and load the rows into it, on this rank's device.
-
-        FSDP2 reads replaced parameters at its first forward pass (torch 2.13). `to_empty` would
-        untie them, and hold each shard twice.
-        """
+        """Let `cut` apply FSDP2 to the model, and load the rows into it, on this rank's device."""
+        # FSDP2 reads replaced parameters at its first forward pass (torch 2.13). `to_empty` would
+        # untie them, and hold each shard twice.
         held = [(owner, name, self.part(p)) for owner, name, p in _places(model.modules())]
         cut()
         of = {owner[name]: part.to(self.shard.device_type) for owner, name, part in held}
@@ -196,10 +189,7 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
 
     @contextmanager
     def sharded_flat(self, init: Any) -> Iterator[None]:
-        """Make each parameter full when DeepSpeed's `zero.Init` shards it.
-
-        Parameters keep their identities, because the optimizer already refers to them.
-        """
+        """Make each parameter full when DeepSpeed's `zero.Init` shards it, with its identity."""
         plain, swap = init._convert_to_zero_parameters, cast(Any, torch.utils.swap_tensors)
 
         def convert(zero: Any, parameters: Iterable[nn.Parameter]) -> None:
@@ -212,17 +202,12 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
 
     @contextmanager
     def read(self) -> Iterator[None]:
-        """Make `from_pretrained` read only rows, of all tensors that allow it.
-
-        Transformers 5.23 reads slices for DTensors, but compares sizes of shards, and draws
-        DTensors. So tensors are read in full if their size may differ, or if they are drawn or
-        converted across rows.
-
-        Raises:
-            RunError: The files of other ranks differ.
-        """
+        """Make `from_pretrained` read only rows, if possible. RunError: Ranks have other files."""
         from transformers import PreTrainedModel, modeling_utils
 
+        # Transformers 5.23 reads slices for DTensors, but compares sizes of shards, and draws
+        # DTensors. Tensors that may differ in size, are drawn or are converted across rows are read
+        # in full.
         plain: Any = PreTrainedModel._load_pretrained_model
 
         def cut_and_read(model: Any, state: Any, files: Any, config: Any, *more: Any) -> Any:
@@ -240,12 +225,11 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
 
 
 def _storage(tensor: Any) -> Any:
-    """Return the storage of a meta tensor that holds rows in `part`, None if there are none.
-
-    Torch keeps attributes of a storage while any tensor uses it, also after `parameter.data = ...`.
-    """
+    """Return the storage of a meta tensor that holds rows in `part`, None if there are none."""
     if type(tensor) not in (Tensor, nn.Parameter) or not tensor.is_meta:
         return None
+    # Torch keeps attributes of a storage while any tensor uses it, also after `parameter.data =
+    # ...`.
     storage = tensor.untyped_storage()
     return storage if hasattr(storage, "part") else None
 

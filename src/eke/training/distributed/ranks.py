@@ -1,7 +1,6 @@
 """Ranks of a run: collectives on the host, Accelerate settings, and nn.DataParallel.
 
-Collectives on the host use gloo, also on machines with GPUs, to agree without waiting for the
-device.
+Collectives on the host use gloo, also with GPUs, to agree without waiting for the device.
 """
 
 import os
@@ -104,8 +103,7 @@ https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-p2p-disa
 def join_ranks(plan: Plan) -> Ranks:
     """Join the other processes of the run, by a file if eke started all, else as in torchrun.
 
-    Raises:
-        RuntimeError: Other processes did not join, or there are fewer GPUs than processes.
+    Raises RuntimeError: Other processes did not join, or there are fewer GPUs than processes.
     """
     config, kind = plan.config.distributed, plan.device.kind
     if config.p2p is PeerToPeer.off:
@@ -152,8 +150,8 @@ def build_handlers(plan: Plan) -> list[Any]:
 def expect_unreached(plan: Plan, model: nn.Module, accelerator: Any) -> None:
     """Let ranks train experts that some micro-batches do not reach. Call it before wrapping.
 
-    DDP detects unreached experts after each forward pass. FSDP and ZeRO exchange only gradients
-    that all ranks have, so every expert gets one, zero if unreached.
+    DDP detects them after each forward pass. FSDP and ZeRO exchange only gradients that all ranks
+    have, so every expert gets one, zero if unreached.
     """
     routed, option = routed_parents(model), plan.config.distributed.option
     if not routed:
@@ -172,9 +170,8 @@ def expect_unreached(plan: Plan, model: nn.Module, accelerator: Any) -> None:
 class LossOnDevice(nn.Module):
     """Model and loss as one module, so that only the loss leaves a device.
 
-    nn.DataParallel runs replicas in threads, which do not inherit autocast, and gathers their
-    outputs on the first device. So replicas enter autocast themselves and return only losses.
-    Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
+    nn.DataParallel's threads do not inherit autocast. Source:
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
     """
 
     def __init__(self, model: nn.Module, loss: LossFunction, formats: Formats) -> None:

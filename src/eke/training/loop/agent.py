@@ -1,12 +1,9 @@
 """Start the ranks: `python -m eke.training.loop.agent RUN_DIR PROCESSES [NODE NODES HOST:PORT]`.
 
-Works as `torchrun --standalone` (several nodes: `torchrun --node-rank`), and records the rank that
-failed first. Signals are forwarded to the ranks, which agree on the step to stop after. If a rank
-fails, torch's agent ends the other ranks of its node.
-
-On one node, agent and ranks meet in files of a folder that only this user can read and communicate
-through the loopback interface: torch's store would unpickle data from any connection. Several nodes
-must listen on the network (docs/how-to/security.md).
+Works as torchrun, and records the rank that failed first. Signals are forwarded to the ranks, which
+agree on the step to stop after. If a rank fails, torch's agent ends the other ranks of its node. On
+one node, agent and ranks meet in files that only this user can read, since torch's store unpickles
+data from any connection. Several nodes must listen on the network (docs/how-to/security.md).
 """
 
 import logging
@@ -102,9 +99,8 @@ def launch_config(
 def culprit(ends: Mapping[int, tuple[int, int]]) -> int:
     """Return the rank that failed first, from each rank's failure time (seconds) and exit code.
 
-    If several failed in the same second, a rank killed by a signal is preferred, then any rank
-    except 0: ranks that lose a peer fail with an ordinary exit code, and rank 0 writes its own
-    record.
+    Of failures in one second a signal's is preferred, then any rank but 0: ranks that lose a peer
+    fail with an ordinary exit code, and rank 0 writes its own record.
     """
     return min(ends, key=lambda rank: (ends[rank][0], ends[rank][1] >= 0, rank == 0, rank))
 

@@ -176,16 +176,12 @@ def _train(attempt: Attempt, job: TrainingState) -> None:
 
 @contextmanager
 def verify_inputs(plan: Plan) -> Iterator[None]:
-    """Check before and after the block that inputs and software match the plan.
-
-    Raises:
-        ChangedError: They do not match. It replaces an error of the block, which it explains.
-    """
+    """Raise ChangedError before or after the block if inputs or software differ from the plan."""
     check_software(plan)
     check_inputs(plan)
     try:
         yield
-    finally:
+    finally:  # a change also explains an error of the block
         check_software(plan)
         check_inputs(plan)
 

@@ -51,11 +51,7 @@ class Predictions:
 
 
 def regression_metrics(found: np.ndarray, right: np.ndarray) -> metrics.Row:
-    """Return errors and correlations.
-
-    A correlation of constant values is not defined and is omitted. Predictions that are not finite
-    give no metrics.
-    """
+    """Return errors and correlations, without undefined values (constant or not finite)."""
     from scipy import stats
     from sklearn import metrics as sk
 
@@ -76,8 +72,7 @@ def classification_metrics(
 ) -> tuple[metrics.Row, dict[str, Any]]:
     """Return values for a row of metrics.jsonl, and values per class for the record.
 
-    Averages include predicted and labelled classes, as in scikit-learn. `found` and `right` are
-    class indices, multi-hot vectors `[samples, classes]`, or numbers.
+    `found` and `right` are class indices, multi-hot vectors `[samples, classes]`, or numbers.
     """
     from sklearn import metrics as sk
 

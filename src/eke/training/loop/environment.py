@@ -68,11 +68,7 @@ def configure_allocator(plan: Plan) -> None:
 
 
 def choose_compiled_code_folders() -> None:
-    """Set PyTorch's and Triton's folder variables, and check folders that are already set.
-
-    Raises:
-        ConfigError: A configured folder belongs to another user.
-    """
+    """Set unset folder variables of PyTorch and Triton. ConfigError: Another user owns a folder."""
     # PyTorch would use /tmp/torchinductor_USER even if another user created it, and compiled code
     # runs as this user. The folder is local: machines with different CPUs often share home folders.
     local = Path(tempfile.gettempdir()) / f"eke-{os.geteuid()}"

@@ -52,10 +52,7 @@ def measure(
 ) -> tuple[metrics.Row, dict[str, Any]]:
     """Return loss and metrics of the evaluation samples, and values per class, on all ranks.
 
-    Args:
-        job: State of the run.
-        even: Give each rank the same number of micro-batches.
-        look: Context of each micro-batch.
+    With `even` all ranks have as many micro-batches. `look` is the context of each.
     """
     copies = job.plan.config.distributed.option == "dp"
     model = job.bare_model if copies else job.model

@@ -47,8 +47,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def classify(error: BaseException, phase: str, plan: Plan | None = None) -> tuple[Outcome, Failure]:
     """Return outcome and explanation of an exception that reached the worker in a phase.
 
-    Pass `plan` only if no step has ended in this attempt: an error of a library is then a problem
-    of the configuration.
+    Before the first step, pass `plan`: a library's error is then a problem of the configuration.
     """
     if isinstance(error, Stopped):
         return error.outcome, Failure(phase, str(error))

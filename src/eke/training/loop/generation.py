@@ -24,18 +24,11 @@ def generation_metrics(
     pad: int,
     max_new_tokens: int,
 ) -> metrics.Row:
-    """Generate greedily after each prompt and compare the texts with the answers.
+    """Generate greedily after each prompt and return exact match and ROUGE-L of the answers.
 
-    Exact match ignores surrounding white space. ROUGE-L is the F-measure of the longest common
-    subsequence of lower-case words (torchmetrics). If a row has several answers, the last one is
-    used.
-
-    Args:
-        model: Model of transformers.
-        batches: Micro-batches of the evaluation samples.
-        decode: Function from token ids, int64 `[tokens]`, to text.
-        pad: Padding token id.
-        max_new_tokens: Limit of generated tokens per prompt.
+    ROUGE-L is the F-measure of the longest common subsequence of lower-case words (torchmetrics).
+    The last answer of a row is used. `decode` takes token ids, int64 `[tokens]`, and `pad` is an
+    id.
     """
     from torchmetrics.text import ROUGEScore
 

@@ -1,7 +1,7 @@
 """The training loop.
 
-It does not wait for the device between two writes of metrics.jsonl: losses, norms and times stay on
-the device and are read every `train.log_every` steps (tests/unit/training/loop/test_no_sync.py).
+It reads losses, norms and times from the device only every `train.log_every` steps, and does not
+wait for the device otherwise (tests/unit/training/loop/test_no_sync.py).
 """
 
 import logging

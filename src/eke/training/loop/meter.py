@@ -15,10 +15,7 @@ from eke.training.distributed.ranks import ALONE, Ranks, StepTotals
 
 
 class Clock:
-    """Marks on the device's time line, whose differences are read later.
-
-    A GPU is timed by events in its stream, which does not stop it.
-    """
+    """Marks on the device's time line (a GPU's events), whose differences are read later."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.has_stream = device is not None and device.type == "cuda"

@@ -1,9 +1,8 @@
 """Saving of checkpoints between two steps, or in the background of the next steps.
 
 A background save copies each rank's part to the host during the next step's passes, which only read
-it, and a thread writes the copy. The thread does not communicate: each rank reports in a step's
-totals whether its thread has finished. When all have finished, the ranks gather file names or
-errors, and rank 0 renames the folder.
+it, and a thread writes the copy. Each rank reports in a step's totals whether its thread has
+finished. After all have, the ranks gather file names or errors, and rank 0 renames the folder.
 """
 
 import contextlib
@@ -34,8 +33,7 @@ from eke.training.part_files import PartFiles
 def save(job: TrainingState, step: int, exports: bool = False) -> None:
     """Write a checkpoint, or begin to: rank 0 if it has the entire state, else each rank its part.
 
-    Raises:
-        OSError: This or the previous checkpoint could not be written. Raised on all ranks.
+    Raises OSError on all ranks: This or the previous checkpoint could not be written.
     """
     finish_saving(job)
     start = time.perf_counter()
@@ -102,8 +100,7 @@ def progress(job: TrainingState) -> int:
 def finish_saving(job: TrainingState) -> None:
     """Wait until all ranks have written the current checkpoint, if any, and rename it.
 
-    Raises:
-        OSError: A rank could not write, raised on all ranks. Earlier checkpoints are untouched.
+    Raises OSError on all ranks: A rank could not write. Earlier checkpoints are untouched.
     """
     saving, job.saving = job.saving, None
     if saving is None:

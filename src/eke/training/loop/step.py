@@ -45,14 +45,13 @@ def take_step(
     Args:
         job: Objects of the step.
         cut: This rank's micro-batches.
-        num_targets: Targets of the global batch. The gradient is the gradient of their mean loss,
-            for any division into micro-batches.
+        num_targets: Targets of the global batch, by which the summed gradient is divided.
         step: Number of the step, counted from 0.
         enter: Function called with the name of each phase when it begins.
 
     Returns:
-        Loss summed over this rank's targets (and per source of a mix), and norm of the entire
-            gradient, both on the device. The norm is None if not needed.
+        Loss summed over this rank's targets (and per source of a mix), and norm of the full
+            gradient (None if not needed), both on the device.
     """
     total: Tensor | None = None
     with job.formats.copies:

@@ -1,9 +1,8 @@
 """Hugging Face Trainer engine with eke's data, loss, number formats and clipping as hooks.
 
 Trainer provides the loop over micro-batches, Accelerate's data parallelism and backward pass, the
-optimizer and schedule steps, callbacks, and all arguments of `trainer.extra`. Its hooks take model,
-optimizer, data order, number formats, loss, clipping, evaluation, checkpoints and records from eke,
-so that a comparison of the two engines compares only loops.
+optimizer and schedule steps, callbacks, and `trainer.extra`. Everything else comes from eke, so
+that a comparison of the two engines compares only loops.
 """
 
 from collections.abc import Iterator
@@ -88,11 +87,7 @@ MICRO_BATCH = "micro_batch"
 
 
 class Steps:
-    """State of the current optimizer step.
-
-    Trainer expects the same number of micro-batches in every step of its single epoch. A shorter
-    last step of eke's epochs is filled with micro-batches without targets.
-    """
+    """State of the current optimizer step, filled with empty micro-batches up to `accumulation`."""
 
     def __init__(self, job: TrainingState, update: PlainUpdate, look: ExitStack) -> None:
         self.job = job
@@ -107,8 +102,7 @@ class Steps:
         """Loss of the current step so far, summed over this rank's targets."""
         self.grad_norm: Tensor | None = None
         self.copies = ExitStack()
-        """Contexts of the compute copies of weights, from the first micro-batch of a step to its
-        last."""
+        """Contexts of the compute copies of weights, open during all micro-batches of a step."""
         self.learning_rate = 0.0
         """Learning rate of the optimizer in this step."""
         self.stopped: Stopped | None = None
@@ -174,8 +168,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
     """Trainer for the steps of one run."""
 
     loss_is_scaled_for_ga = True
-    """Whether the loss is already divided by accumulation steps, for transformers 5.23. Earlier
-    versions read `model_accepts_loss_kwargs`."""
+    """Whether the loss is divided by accumulation steps (transformers 5.23)."""
 
     def __init__(self, steps: Steps, arguments: TrainingArguments) -> None:
         job = steps.job

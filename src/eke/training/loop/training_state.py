@@ -92,8 +92,7 @@ class TrainingState:
     parameters: list[nn.Parameter] = field(init=False)
     """Trainable parameters."""
     evaluations: list[metrics.Row] = field(default_factory=list)
-    """Evaluations so far, with earlier attempts if early stopping or `train.keep_best` needs
-    them."""
+    """Evaluations so far, with earlier attempts for early stopping or `train.keep_best`."""
     classes: dict[str, Any] = field(default_factory=dict)
     """Values per class of the last or best evaluation, if this attempt made it."""
     effective: dict[str, Any] = field(default_factory=dict)

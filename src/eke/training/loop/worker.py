@@ -1,7 +1,6 @@
 """Worker process, one per rank: `python -m eke.training.loop.worker RUN_DIR`.
 
-It reads plan.json, trains, writes record.json, and exits by `os._exit`: interpreter teardown of
-communication libraries can abort and change the exit code of a finished run.
+It exits by `os._exit`: interpreter teardown of communication libraries can abort a finished run.
 """
 
 import logging

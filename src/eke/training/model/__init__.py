@@ -1,6 +1,6 @@
 """Model: construction, attention, adapters, loss, precision, compilation.
 
-This file imports transformers without its optional dependencies.
+Functions import transformers, so that importing a module stays cheap.
 """
 
 import importlib
@@ -15,9 +15,8 @@ NEEDLESS = {
     "torchao": "is_torchao_available",  # for torchao checkpoints, which eke rejects
     "trio": None,  # for asynchronous requests of httpcore2, in huggingface_hub
 }
-"""Package -> function of transformers that caches whether the package is installed. transformers
-5.23 and huggingface_hub 2.4 import these packages with every model and have no option against it:
-an eighth of a start, in the median (docs/lab/startup.md)."""
+"""Package -> function of transformers that caches whether it is installed. transformers 5.23 and
+huggingface_hub 2.4 import these with every model: an eighth of a start (docs/lab/startup.md)."""
 
 
 def import_transformers() -> None:

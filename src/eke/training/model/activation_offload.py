@@ -14,8 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from eke.plan.planner import Plan
 
 MIN_BYTES = 1024
-"""Smallest tensor that is moved: copying a smaller one costs more than it saves. As in torchtune
-(https://docs.pytorch.org/torchtune/stable/generated/, OffloadActivations)."""
+"""Smallest tensor that is moved, as in torchtune's OffloadActivations. Copying less costs more."""
 
 IN_FLIGHT = 4
 """Tensors being copied to the host, and tensors fetched ahead. Both take device memory."""
@@ -59,9 +58,8 @@ class ActivationOffload(saved_tensors_hooks):
     """Context of a forward pass that keeps saved tensors in host memory until backward.
 
     Unlike torch.autograd.graph.save_on_cpu, it leaves weights on the device, copies in a separate
-    stream alongside the passes, and moves a tensor once for consecutive operations. A trained
-    weight that autocast has cast to 16 bits is cast again instead. The computing stream allocates
-    all device memory and waits for a copy before it releases the source.
+    stream, and moves a tensor once for consecutive operations. A trained weight that autocast has
+    cast is cast again instead. The computing stream waits for a copy before it releases the source.
     """
 
     def __init__(self, model: nn.Module, copies: Sequence[Tensor] = ()) -> None:

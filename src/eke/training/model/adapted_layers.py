@@ -28,13 +28,10 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def choose_layers(plan: Plan, model: nn.Module) -> tuple[dict[str, str], Targets, dict[str, str]]:
-    """Return layers to adapt, the targets, and layers that cannot be adapted with the reason.
+    """Return names of layers to adapt, the targets, and why other layers cannot be adapted.
 
-    The first value maps module names to names within a Transformer layer. Routed experts are
-    included only if requested.
-
-    Raises:
-        ConfigError: A requested layer is missing or cannot have an adapter, or none is left.
+    Routed experts are included only if requested. Raises ConfigError: A requested layer is missing
+    or cannot have an adapter, or none is left.
     """
     peft, layers = cast(Adapters, plan.config.peft), set(find_layers(model))
     typed = peft.target_modules is not None
@@ -94,7 +91,6 @@ _READ = re.compile(
     r"(?<!isinstance\()(?<!_\()self\.(\w+)\.weight(?=[,)\]]| @|\.T\b|\.(?:t|to|type|float)\()"
 )
 """Pattern of a weight passed on unchanged, except to `isinstance` or initialisation (`normal_`).
-
 Slices of weights are in branches that training does not use."""
 
 
@@ -108,10 +104,9 @@ def _read_by(kind: type) -> frozenset[str]:
 
 
 _CONVERSION = "peft.utils.transformers_weight_conversion"
-"""PEFT's code for names of transformers 4, missing from older versions.
-
-For model types registered as mixtures, PEFT 0.21 applies `mlp.gate_proj` of a dense or shared layer
-to the routed experts, which had that name in transformers 4."""
+"""PEFT's code for names of transformers 4, missing from older versions. PEFT 0.21 applies
+`mlp.gate_proj` of a dense or shared layer of mixtures to the routed experts, which had that name.
+"""
 
 
 def as_named() -> AbstractContextManager[Any]:

@@ -1,7 +1,6 @@
 """Adapters (peft), float8 linear layers (torchao) and 4-bit weights (bitsandbytes).
 
-Functions import the libraries, which are slow to import or optional. 4-bit weights: Dettmers et al.
-2023, arXiv:2305.14314.
+4-bit weights: Dettmers et al. 2023, arXiv:2305.14314.
 """
 
 import copy
@@ -55,8 +54,7 @@ class _Norm(nn.LayerNorm):
 def freeze_named(plan: Plan, model: nn.Module) -> None:
     """Freeze the parameters of `model.freeze` and cast them to the planned format. Repeatable.
 
-    Raises:
-        RunError: An entry has no match in this class, or no trainable parameter is left.
+    Raises RunError: An entry has no match in this class, or no trainable parameter is left.
     """
     entries, narrow = plan.config.model.freeze, frozen_dtype(plan)
     if not entries:
@@ -122,11 +120,10 @@ def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def convert_linear_layers(plan: Plan, model: nn.Module, device: torch.device) -> None:
-    """Make the model's linear layers multiply in float8, in place, with unchanged weights.
+    """Make linear layers multiply in float8, in place, with unchanged weights.
 
-    Excludes the first and last layer (Accelerate's recipe), and layers with a side that is not a
-    multiple of 16 (`torch._scaled_mm`). A CPU rounds operands to float8 and multiplies in a wider
-    format.
+    Excludes the first and last layer, as in Accelerate, and sides that are not multiples of 16
+    (`torch._scaled_mm`). A CPU rounds operands to float8 and multiplies in a wider format.
     """
     if plan.compute.float8 == "off":
         return
@@ -155,10 +152,9 @@ def quantise(
 ) -> nn.Module:
     """Replace linear layers inside Transformer layers by 4-bit layers, in place, on `device`.
 
-    Layers are moved one by one, so that a GPU holds at most one of these weights in float32.
-    Modules that transformers keeps in float32 are excluded. Stacked experts are dequantised
-    whenever the layer runs. With `parts` each weight is gathered, this rank keeps its rows of the
-    codes, and all ranks keep all scales.
+    Layers are moved one by one: a GPU holds at most one of these weights in float32. Stacked
+    experts are dequantised whenever the layer runs. With `parts` this rank keeps its rows of the
+    codes, and all scales.
     """
     config = cast(QLora, plan.config.peft)
     compute = getattr(torch, plan.compute.autocast or "float32")
@@ -281,8 +277,7 @@ CLASSIFIERS = ("score", "classifier", "classification_head", "pooler")
 def apply_peft(plan: Plan, model: nn.Module, parts: Parts | None = None) -> nn.Module:
     """Return the model with the planned adapters, drawn in float32 with the run's seed.
 
-    Raises:
-        ConfigError: A requested layer is missing or cannot have an adapter.
+    Raises ConfigError: A requested layer is missing or cannot have an adapter.
     """
     make = BUILDERS[plan.config.peft.option]
     if make is None:
@@ -425,8 +420,8 @@ def _ia3(plan: Plan, names: Mapping[str, str], targets: Targets) -> Any:
 def merge_adapters(plan: Plan, model: nn.Module) -> nn.Module:
     """Return the plain model equal to the adapted model, which is consumed.
 
-    4-bit weights are cast to the planned format of frozen weights. (peft 0.21 would round them to 4
-    bits again when merging, and fails on a classifier's head with IA3.)
+    4-bit weights get the format of frozen weights. (peft 0.21 would round them to 4 bits again, and
+    fails on a classifier's head with IA3.)
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper

@@ -1,7 +1,4 @@
-"""Attention implementations, and detection of the kernels that ran in a step.
-
-PyTorch selects the kernel of an implementation by mask, format and device.
-"""
+"""Attention implementations, and detection of the kernels that ran in a step."""
 
 import contextlib
 import functools
@@ -40,9 +37,8 @@ KERNELS: dict[str, str] = {
     "_scaled_dot_product_cudnn_attention": "cudnn",
     "_scaled_dot_product_fused_attention_overrideable": "overrideable",
 }
-"""Operation -> name of the attention kernel that it reveals: PyTorch's sdpa backends, and `eager`
-for a separate softmax (sdpa's plain path uses `_safe_softmax`, losses `_log_softmax`). Source:
-torch's aten/src/ATen/native/native_functions.yaml."""
+"""Operation -> attention kernel that it reveals: PyTorch's sdpa backends, and `eager` for a
+separate softmax (sdpa's plain path uses `_safe_softmax`, losses `_log_softmax`)."""
 
 PACKAGES: dict[str, str] = {"flash_attn": "flash2", "flash_attn_3": "flash3"}
 """Namespace of a package's operations -> kernel. Source: the `torch.library` calls of
@@ -97,10 +93,9 @@ class ObservedKernels:
 
 
 class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
-    """Observer of the operations of one training step, forward and backward.
+    """Observer of the operations of one training step, also in compiled code.
 
-    It observes compiled code, but does not recognise composite operations under
-    `torch.inference_mode`. It costs a Python call per operation, so exclude the step from timings.
+    Composite operations under `torch.inference_mode` are not recognised. Do not time the step.
     """
 
     supports_higher_order_operators = True
@@ -219,10 +214,7 @@ EXPECTED: dict[Backend, frozenset[str]] = {
 
 @contextmanager
 def pinned_backend(plan: Plan) -> Iterator[None]:
-    """Allow only the planned kernel inside the block, in all threads of the process.
-
-    Recomputation must also be inside. Raises RunError: The kernel does not support these inputs.
-    """
+    """Allow only the planned kernel inside the block, in all threads. RunError: invalid inputs."""
     attention = plan.config.attention
     pinned = BACKENDS.get(attention.backend) if attention.option == "sdpa" else None
     if pinned is None:
@@ -250,12 +242,9 @@ _ASKED = "use_gqa_in_sdpa"
 
 
 def repeat_heads(plan: Plan) -> None:
-    """Repeat heads where kernels cannot share them. Call it before the first forward pass.
-
-    Tested with transformers 5.23. tests/unit/training/model/test_grouped_heads.py detects others.
-    """
-    # Without a mask, transformers leaves grouped-query attention to PyTorch, also on a GPU without
-    # a fused kernel that can share heads (`eke.plan.planner.shares_heads`).
+    """Repeat heads where kernels cannot share them. Call it before the first forward pass."""
+    # Without a mask, transformers 5.23 leaves grouped-query attention to PyTorch, also on a GPU
+    # without a fused kernel that can share heads (`shares_heads`; model/test_grouped_heads.py).
     from transformers.integrations import sdpa_attention
 
     if not hasattr(sdpa_attention, _ASKED):
@@ -279,10 +268,7 @@ def _own(module: Any, name: str) -> Any:
 
 
 def spare_mask_checks(model: torch.nn.Module, packed: bool = False) -> None:
-    """Replace transformers' mask checks in this process. Call it before the first forward pass.
-
-    Tested with transformers 5.17 and 5.23. tests/unit/training/loop/test_no_sync.py detects others.
-    """
+    """Replace transformers' mask checks in this process. Call it before the first forward pass."""
     # Each forward pass would wait for the GPU twice, to detect packed sequences and trailing
     # padding. torch.compile would build a full mask, which PyTorch's flash kernel does not support.
     # Both answers are known from the configuration.

@@ -1,7 +1,4 @@
-"""Construction of models of transformers with random weights or from a checkpoint.
-
-Functions import transformers, so that importing this module stays cheap.
-"""
+"""Construction of models of transformers with random weights or from a checkpoint."""
 
 from contextlib import nullcontext
 from typing import Any, cast
@@ -44,12 +41,9 @@ def build_model_and_report(
     """Build the planned model on `device`, in training mode, with a report.
 
     Random weights depend only on sizes, task, seed and device type, except for rounding. The
-    caller's random state is kept. Parameters without effect on any output are frozen, and
-    parameters of `model.freeze`. With peft=qlora weights become 4-bit on their way to the device.
-    With `parts` the model is on the meta device, and `parts` hold this rank's rows.
-
-    Raises:
-        RunError: A checkpoint does not match the plan.
+    caller's random state is kept. Unused parameters and those of `model.freeze` are frozen. With
+    peft=qlora weights become 4-bit. With `parts` the model is on the meta device, and `parts` hold
+    this rank's rows. Raises RunError: A checkpoint does not match the plan.
     """
     four_bit = is_four_bit(plan) and device.type != "meta"
     place = torch.device("cpu") if four_bit else device

@@ -1,8 +1,7 @@
 """Activation checkpointing and its detection.
 
-Full: keep each layer's input and repeat its forward pass in backward (Chen et al. 2016,
-arXiv:1604.06174). Selective: also keep expensive results (Korthikanti et al. 2022,
-arXiv:2205.05198, section 5).
+Full: repeat each layer's forward pass in backward (Chen et al. 2016, arXiv:1604.06174). Selective:
+keep expensive results (Korthikanti et al. 2022, arXiv:2205.05198, section 5).
 """
 
 from collections.abc import Callable, Iterator
@@ -44,8 +43,7 @@ KEPT = frozenset(
     }
 )
 """Operations whose results selective checkpointing keeps: linear layers and fused attention, which
-take most of the time. `bmm` is absent: the score matrix of unfused attention grows with the square
-of the length, and checkpointing must not keep it."""
+take most of the time. Not `bmm`: scores of unfused attention grow with the length's square."""
 
 
 _MARKED: ContextVar[bool] = ContextVar("marked", default=False)
@@ -99,8 +97,7 @@ class _Marked(AbstractContextManager[None]):
 class _Dear(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13: no annotations
     """Mode of torch's selective checkpointing that receives only operations of `KEPT`.
 
-    torch's modes require the same operations in both passes (2.13: "not found in storage"). ZeRO-3
-    gathers a layer's weights inside the layer, and not the same weights in both passes.
+    torch's modes require equal passes (2.13: "not found in storage"). ZeRO-3's gathers differ.
     """
 
     def __init__(self, mode: Any) -> None:
@@ -201,10 +198,7 @@ def find_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 @contextmanager
 def count_layer_calls(model: torch.nn.Module) -> Iterator[list[int]]:
-    """Count the forward calls of each Transformer layer, in the order of `find_layers`.
-
-    Works only in eager code: torch.compile ignores hooks added later.
-    """
+    """Count the forward calls of each layer in order of `find_layers`, in eager code only."""
     layers = find_layers(model)
     calls = [0] * len(layers)
 

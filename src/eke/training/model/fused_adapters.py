@@ -1,8 +1,7 @@
 """LoRA's forward and backward passes with fewer passes over memory than PEFT's.
 
-PEFT's modules, names and files stay. Layers that read the same tensor share one product with their
-matrices A, and updates are added inside the products. The input and the thin product are kept for
-the backward pass. SiLU(gate) x up and norms are recomputed there, as in Unsloth's fast_lora.py.
+Layers that read the same tensor share one product with their matrices A, and updates are added
+inside the products. Backward recomputes SiLU(gate) x up and norms, as in Unsloth's fast_lora.py.
 """
 
 import copy
@@ -101,10 +100,9 @@ class _Norm(torch.autograd.Function):
 
 
 class SharedInput:
-    """Adapted layers of one parent that read the same tensor and are computed together.
+    """Adapted layers of one parent with the same input: the first call computes all outputs.
 
-    The first call computes all outputs. `in_place` must be false under selective checkpointing,
-    which keeps intermediate results.
+    `in_place` must be false under selective checkpointing, which keeps intermediate results.
     """
 
     def __init__(self, layers: Sequence[Any], in_place: bool) -> None:

@@ -1,8 +1,7 @@
 """Projection onto the vocabulary and cross-entropy as one operation, one chunk of rows at a time.
 
-It never holds all logits. A chunk's logits become their gradient in place, and the forward pass
-computes the gradients of hidden states and projection from it, so that rows are projected once.
-Liger-Kernel does the same (arXiv:2410.10989, section 3.2).
+A chunk's logits become their gradient in place, from which the forward pass computes the gradients
+of hidden states and projection. Liger-Kernel does the same (arXiv:2410.10989, section 3.2).
 """
 
 import functools
@@ -102,9 +101,8 @@ def linear_cross_entropy(
 ) -> Fused:
     """Return summed loss, loss per row, and gradients of hidden states, weight and bias.
 
-    Losses are float32. Gradients that are not `needed` are empty. In float16 they are multiplied by
-    FLOAT16_SCALE. `dtype` is the format of products. Other arguments: see `fused_loss_sum`, with
-    hidden `[rows, width]` and labels `[rows]`. A custom operator, which compilers do not change.
+    Losses are float32. Gradients that are not `needed` are empty, in float16 times FLOAT16_SCALE.
+    `dtype` is the format of products. A custom operator, which compilers do not change.
     """
     results = _outputs(hidden, weight, needed)
     loss, losses, of_hidden, of_weight, of_bias = (result.zero_() for result in results)
@@ -168,10 +166,7 @@ linear_cross_entropy.register_autograd(_backward, setup_context=_keep)
 def to_gradient(
     logits: Tensor, labels: Tensor, smoothing: float, change: Sequence[float]
 ) -> Tensor:
-    """Turn logits `[rows, vocabulary]` into their gradient, in place, and return losses per row.
-
-    The gradient of a row without label is not zero, but the gradient without a target.
-    """
+    """Turn logits `[rows, vocabulary]` into their gradient, in place, and return losses per row."""
     rows = max(1, BLOCK_BYTES // (FLOAT32_BYTES * logits.shape[-1]))
     found = []
     spread = smoothing / logits.shape[-1]

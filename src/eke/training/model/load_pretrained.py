@@ -1,7 +1,4 @@
-"""Loading of a checkpoint into the class of the task, with a report of mismatches.
-
-Functions import transformers, so that importing this module stays cheap.
-"""
+"""Loading of a checkpoint into the class of the task, with a report of mismatches."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -90,13 +87,10 @@ def load_pretrained(
 ) -> tuple[nn.Module, LoadReport]:
     """Load the planned checkpoint in the planned format on `device`, with the head of the task.
 
-    Missing tensors of the head are drawn from the run's seed. A model of an unknown family is
-    checked by forward passes over a few tokens. On the meta device only sizes are read. With
-    `parts` this rank's rows are read, and the model is on the meta device.
-
-    Raises:
-        RunError: The checkpoint has no such head, does not match its config.json, or differs
-            between ranks, or the model does not support the task.
+    Missing tensors of the head are drawn from the run's seed. On the meta device only sizes are
+    read. With `parts` this rank's rows are read, and the model is on the meta device. Raises
+    RunError: The checkpoint has no such head, does not match its config.json, differs between
+    ranks, or the model does not support the task.
     """
     import transformers
 
@@ -186,13 +180,11 @@ def _alone() -> Iterator[None]:
 
 @contextmanager
 def _own_formats(plan: Plan) -> Iterator[None]:
-    """Load or draw trained and frozen weights in their own formats inside the block.
-
-    Transformers 5.23 reads each tensor in its format in the model without data. Other versions use
-    one format for all, which tests/equivalence/test_frozen_weights.py detects.
-    """
+    """Load or draw trained and frozen weights in their own formats inside the block."""
     from transformers import PreTrainedModel
 
+    # transformers 5.23 reads each tensor in its format in the model without data. Other versions
+    # use one format for all (tests/equivalence/test_frozen_weights.py).
     ask: Any = getattr(PreTrainedModel, "_get_dtype_plan", None)
     if ask is None or frozen_dtype(plan) is trained_dtype(plan):
         yield
@@ -301,10 +293,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def set_special_ids(model_config: Any, plan: Plan) -> None:
-    """Set transformers' ids of padding, begin and end of text, except for bytes.
-
-    Decoders search for a sequence's last token by the padding id.
-    """
+    """Set ids of padding (read by decoders), begin and end of text, except for bytes."""
     vocabulary = plan.vocabulary
     if vocabulary.is_bytes:
         return
@@ -325,14 +314,11 @@ def is_padding_alone(vocabulary: Vocabulary, token: int) -> bool:
 
 
 def learn_padding(plan: Plan, model: Any) -> tuple[str, ...]:
-    """Make embeddings train the row of a padding id that rows also contain, and return their names.
-
-    `nn.Embedding` gives the row of its `padding_idx` no gradient, even if that id is an end of text
-    or an ordinary token of another tokenizer.
-    """
+    """Make embeddings train the row of a padding id that rows contain, and return their names."""
     if plan.vocabulary.is_bytes:
         return ()
     table = getattr(model.get_input_embeddings(), "weight", None)  # None for Perceiver
+    # `nn.Embedding` gives the row of its `padding_idx` no gradient.
     learnt = []
     for name, module in model.named_modules():
         index = getattr(module, "padding_idx", None)

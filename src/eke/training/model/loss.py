@@ -1,8 +1,7 @@
 """Loss of a micro-batch for all tasks, inputs of the decoder in seq2seq, and fused kernels.
 
-Cross-entropy is summed in float32 over the labels with a loss. Divided by the targets of the global
-batch, it is the batch's mean for any division into micro-batches. transformers' own losses are not
-used, since some ignore `num_items_in_batch` (docs/explanation/loss.md).
+Cross-entropy is summed in float32 and divided by the targets of the global batch. transformers' own
+losses are not used, since some ignore `num_items_in_batch` (docs/explanation/loss.md).
 """
 
 import functools
@@ -34,13 +33,9 @@ def loss_sum(
 ) -> Tensor:
     """Return the loss summed over the labels, from all logits `[..., classes]`.
 
-    Args:
-        logits: `[..., classes]`.
-        labels: Class indices `[...]`, IGNORED without a target. Or float32, NaN without a target: 0
-            and 1 `[samples, classes]` for binary cross-entropy, numbers `[samples]` for squared
-            error.
-        smoothing: Share of each target that is spread over all classes.
-        sources: Sources of the labels, see `with_parts`.
+    Labels are class indices `[...]` or IGNORED. As float32 (NaN: ignored) they are 0 and 1
+    `[samples, classes]` for binary cross-entropy, or numbers `[samples]` for squared error. The
+    share `smoothing` of each target is spread over all classes. `sources`: see `with_parts`.
     """
     if labels.is_floating_point():
         take = F.mse_loss if labels.dim() == 1 else F.binary_cross_entropy_with_logits
@@ -66,9 +61,8 @@ def total_loss(loss: Tensor) -> Tensor:
 class LossHead(nn.Module):
     """Vocabulary projection that returns the summed loss if it has received labels.
 
-    Wrappers of the model see an ordinary forward pass. Positions without a label can be skipped, as
-    in transformers' ModernBERT. If `fused`, projection and loss are one operation that never holds
-    all logits. `change` is the model's change of logits, see `change_logits`.
+    Positions without a label can be skipped, as in transformers' ModernBERT. If `fused`, projection
+    and loss are one operation that never holds all logits. `change`: see `change_logits`.
     """
 
     def __init__(self, linear: nn.Linear, fused: bool, change: tuple[float, float]) -> None:
@@ -113,8 +107,8 @@ class LossHead(nn.Module):
 def put_loss_head(model: nn.Module, fused: bool, change: str = "") -> None:
     """Make `model(labels=..., places=...)` return the summed loss instead of logits.
 
-    `change` is the model's change of its logits, see `logits_change`. Raises RunError: The model
-    has no plain vocabulary projection.
+    `change` is as in `logits_change`. Raises RunError: The model has no plain vocabulary
+    projection.
     """
     linear = cast(Any, getattr(model, "get_output_embeddings", lambda: None))()
     if type(linear) is not nn.Linear:
@@ -224,7 +218,6 @@ def with_router(
     """Return the loss of `take`, in training with the micro-batch's router loss.
 
     Shape `[2 + sources]`: the trained sum, the sum of each source, and, detached, the router loss.
-    A micro-batch has the weight of its targets, as in the cross-entropy.
     """
     trains = coefficient != 0 and torch.is_grad_enabled()  # not in evaluations
     answers: list[Any] = []
@@ -247,11 +240,7 @@ Shift = Callable[[Tensor], Tensor]
 
 
 def build_shift(plan: Plan) -> Shift | None:
-    """Return the label shift of the planned model's class, without weights. None for other tasks.
-
-    Raises:
-        RunError: The class has no such function, or config.json lacks an id that it needs.
-    """
+    """Return the label shift of the model's class, None for other tasks. RunError: no shift."""
     if plan.config.task.option != "seq2seq_lm":
         return None
     import transformers
@@ -283,16 +272,13 @@ def build_shift(plan: Plan) -> Shift | None:
 
 
 def apply_kernels(plan: Plan, model: nn.Module) -> None:
-    """Replace normalisation, rotary positions and gated feed-forward by Liger's, if planned.
-
-    Experts are not replaced: Liger's kernel supports neither autocast nor `precision.tf32=off`
-    (liger-kernel 0.8.5). Raises RunError: No module was replaced.
-    """
+    """Replace norms, rotary positions and feed-forward by Liger's. RunError: none replaced."""
     if plan.config.kernels.option != "liger":
         return
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
 
-    # Liger would search for layers in the wrapper of the adapters.
+    # Liger would search for layers in the adapters' wrapper. Its kernel for experts supports
+    # neither autocast nor `precision.tf32=off` (liger-kernel 0.8.5).
     plain = cast(Any, model).get_base_model() if is_adapted(model) else model
     _apply_liger_kernel_to_instance(
         model=plain,

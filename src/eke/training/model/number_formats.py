@@ -1,7 +1,6 @@
 """Number formats, float32 copies of 16-bit weights, and torch.compile.
 
-Only this file sets torch's global flags. All runs of a user on a machine share compiled code
-(`eke.training.loop.environment`).
+Only this file sets torch's global flags.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -94,9 +93,8 @@ def kept_in_float32(model: torch.nn.Module, dtype: torch.dtype) -> tuple[str, ..
 class NarrowCopies:
     """Context of a step's forward and backward passes with 16-bit copies of the weights.
 
-    Replaces autocast: float32 weights are rounded on entry, and gradients are added in float32 to
-    the gradients of the weights. Like FSDP2's MixedPrecisionPolicy(param_dtype,
-    reduce_dtype=float32). The copies keep their memory for compiled code.
+    Instead of autocast, float32 weights are rounded on entry, and gradients are added in float32,
+    as in FSDP2's MixedPrecisionPolicy. The copies keep their memory for compiled code.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
@@ -121,11 +119,7 @@ class NarrowCopies:
 def _narrow(
     model: nn.Module, dtype: torch.dtype, kind: str, tables: bool = False
 ) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """Yield the weights that a step computes with in 16 bits, and prepare the other modules.
-
-    The other modules take and return 16 bits afterwards. `kind` is the type of the device, since
-    the weights may still be without data.
-    """
+    """Yield the weights that a step computes with in 16 bits, and make other modules cast."""
     kept = kept_in_float32(model, dtype)
     for prefix, module in model.named_modules():
         if tables and isinstance(module, nn.Embedding):
@@ -140,17 +134,15 @@ def _narrow(
 
 
 def kept_wide(plan: Plan, model: nn.Module) -> set[Tensor]:
-    """Return the weights that FSDP2 gathers in their own format instead of `compute.gathered`.
-
-    With casts per use, these are all weights except operands of products, which autocast casts. A
-    tied weight is included if one of its uses is.
-    """
+    """Return the weights that FSDP2 gathers in their own format instead of `compute.gathered`."""
     every = [(m, n, p) for m in model.modules() for n, p in m.named_parameters(recurse=False)]
     if plan.compute.copies:
         dtype = getattr(torch, plan.compute.gathered)
         found = _narrow(model, dtype, plan.device.kind, tables=True)
         narrow = {(module, name) for module, name, _ in found}
     else:
+        # With casts per use, autocast casts only operands of products. One wide use makes a weight
+        # wide.
         experts = {*expert_weights(model).values()}
         # Switch's router casts its matrix in each forward pass.
         routers = [m for m in model.modules() if isinstance(vars(m).get("dtype"), torch.dtype)]
@@ -247,8 +239,8 @@ MASTER = "master"
 """Key of the copies in the optimizer's state dict."""
 
 AT_ONCE_BYTES = 64 * 2**20
-"""Bytes of float32 gradients allocated before their sources are released: larger groups need more
-memory, smaller ones more kernel launches. An arbitrary choice."""
+"""Bytes of gradients per copy: larger groups need more memory, smaller ones more kernel
+launches."""
 
 
 def build_with_master(
@@ -256,10 +248,9 @@ def build_with_master(
 ) -> torch.optim.Optimizer:
     """Return an optimizer of float32 copies of these weights, which updates the weights.
 
-    bfloat16 has 8 significant bits, so smaller updates are lost and do not add up. In float32 they
-    do (Micikevicius et al. 2017, arXiv:1710.03740, section 3.1). Gradients are moved to the copies
-    before each step, and the copies are rounded into the weights after it. The state dict holds the
-    copies.
+    Updates below bfloat16's 8 significant bits would be lost (Micikevicius et al. 2017,
+    arXiv:1710.03740, section 3.1). Gradients are moved to the copies before each step, and the
+    copies are rounded into the weights after it. The state dict holds the copies.
     """
     pairs: Pairs = []
     copied = []
@@ -348,18 +339,15 @@ def master_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
 
 
 VARIANTS_OF_LAYERS = 32
-"""Versions of one layer's code that regional compilation may keep. T5 has four kinds of layer
-(encoder's and decoder's, the first of each with position biases), each is trained and evaluated,
-and lengths become dynamic with the second length. PyTorch's limit is 8, beyond which it runs layers
-eagerly without a warning."""
+"""Limit of versions of a layer's code. T5 has four kinds of layer, each trained and evaluated, with
+static and dynamic lengths. Beyond PyTorch's default of 8 layers run eagerly without a warning."""
 
 
 def compile_model(plan: Plan, model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model, wrapped for compilation at its first call, or itself without compilation.
+    """Return the model wrapped for compilation, or itself. RunError: no layers to compile.
 
     With `compile.regional` layers are compiled at their first call, and layers of one class share
-    code. Resets earlier graphs of this process and the counters of `compile_report`. Raises
-    RunError: Layers are to be compiled and the model has none.
+    code. Resets earlier graphs of this process and the counters of `compile_report`.
     """
     config = plan.config.compile
     if not is_compiled(plan):
@@ -405,10 +393,8 @@ def num_graphs(plan: Plan) -> int:
 def compile_report() -> dict[str, Any]:
     """Return the compiler's counters in this process since `compile_model`.
 
-    `graphs` include recompiled ones (`recompiles`, after a failed guard), `operations` are their
-    sum, `graph_breaks` ended one early. Cache hits and misses count passes, forward or backward,
-    bypasses passes that PyTorch does not cache for other runs. `compile_s` is wall time with the
-    backend.
+    `graphs` include recompiled ones, `operations` are their sum. Cache counts are passes, forward
+    or backward, bypasses passes that PyTorch does not cache. `compile_s` is wall time.
     """
     from torch._dynamo.utils import counters, get_compilation_metrics
 

@@ -1,7 +1,4 @@
-"""Models on disk in the Hub's layout, for transformers and for eke.
-
-Functions import transformers, so that importing this module stays cheap.
-"""
+"""Models on disk in the Hub's layout, for transformers and for eke."""
 
 import contextlib
 import json
@@ -58,9 +55,8 @@ def save_pretrained(
 ) -> None:
     """Write configurations, weights and tokenizer files (if given) into `folder`.
 
-    `transformers.AutoModelFor....from_pretrained(folder)` loads a model with equal logits. For a
-    model with adapters, the adapters are written in peft's layout instead of weights and
-    config.json.
+    transformers loads a model with equal logits. Adapters are written in peft's layout instead of
+    weights and config.json.
 
     Args:
         model: Model of transformers or peft, without wrappers of torch.compile or DDP.
@@ -116,8 +112,7 @@ def _as_it_is() -> Iterator[None]:
 def load_weights(model: nn.Module, folder: Path) -> None:
     """Load the weights that `save_pretrained` wrote for an equal model, sharded or not.
 
-    Shared tensors stay shared. Raises RunError: Tensors are missing, unknown, or of another size or
-    format. OSError: A file cannot be read.
+    Raises RunError: Tensors do not match. OSError: A file cannot be read.
     """
     places = adapter_tensors(model) if is_adapted(model) else model.state_dict()
     left = {_memory(tensor): name for name, tensor in places.items()}
@@ -236,8 +231,7 @@ def build_trainable(
 def save_merged_adapter(plan: Plan, adapter: Path, folder: Path) -> str:
     """Merge a saved adapter into the plan's base model on the host, write it, and return a warning.
 
-    The warning, if any, names a missing setting. Raises RunError: The base model cannot be loaded,
-    or trained weights were not saved. OSError: The disk is full.
+    Raises RunError: The base model or trained weights are missing. OSError: The disk is full.
     """
     # The run's kernels may need its GPU.
     config = replace(plan.config, attention=replace(plan.config.attention, option="eager"))
@@ -273,8 +267,7 @@ def stop_at_turns(plan: Plan, model: nn.Module) -> None:
 def name_classes(plan: Plan, model: nn.Module, report: LoadReport) -> list[str]:
     """Write the data's class names into the model's configuration, and return warnings.
 
-    A class without a name is called `LABEL_number`, as in transformers. A warning reports a trained
-    head that begins with other classes.
+    A class without a name is called `LABEL_number`. A warning reports a head with other classes.
     """
     task = plan.config.task
     names = class_names(plan)

@@ -20,26 +20,20 @@ _FILE_BYTES = 50 * 10**9
 def save_settings(
     model: nn.Module, parts: SavedTensors, folder: Path, tokenizer: Any = None
 ) -> None:
-    """Write the files of `save_pretrained` except weights, and all files of an adapter.
-
-    Call it before any rank writes weights, since transformers removes other files of weights.
-    """
+    """Write files other than weights, and adapters. Call it before any rank writes weights."""
     trained = [name for name in parts.names if "@" not in name] if is_adapted(model) else []
     weights = {name: parts.read(name) for name in trained}
+    # transformers removes other files of weights.
     save_pretrained(model, folder, tokenizer, weights=weights)
 
 
 def save_weights(
     model: nn.Module, parts: SavedTensors, folder: Path, rank: int, world_size: int
 ) -> None:
-    """Write this rank's files of the model's weights. All ranks together write the model.
+    """Write this rank's files of the model's weights, without a collective.
 
-    There is no collective. A rank holds the tensors of one file at a time: the model divided by
-    `world_size`, or the largest unit that transformers converts. `model`, on any device, provides
-    only names, sizes and configuration.
-
-    Raises:
-        OSError: The disk is full or the folder is not writable. Its files are incomplete.
+    A rank holds the tensors of one file: the model divided by `world_size`, or the largest unit of
+    a conversion. `model`, on any device, provides names, sizes and configuration. Raises OSError.
     """
     from huggingface_hub import split_torch_state_dict_into_shards
 

@@ -1,7 +1,6 @@
 """Checks and corrections of a built model: unused parameters, experts, padding, dropout.
 
-Parameters without a gradient are frozen: data parallelism would wait for their gradients, and an
-optimizer would decay them.
+Parameters without a gradient are frozen: data parallelism would wait, and optimizers decay them.
 """
 
 import functools
@@ -180,11 +179,7 @@ def _leaves(output: Tensor) -> set[int]:
 
 @torch.no_grad()
 def padding_side(model: nn.Module, task: str, pad: int) -> str:
-    """Return the side where padding changes no output: "right", "left", or "" for neither.
-
-    Raises:
-        RunError: The model does not support padded rows.
-    """
+    """Return the side where padding changes no output, or "". RunError: Padding is impossible."""
     # XLNet classifies by the last position, even if padded, and FNet mixes padding into every
     # token.
     whole = probe_inputs(model, 0)["input_ids"][:2]
@@ -297,13 +292,11 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 
 def drawn_in_float32(dtype: torch.dtype) -> AbstractContextManager[Any]:
-    """Return a context in which weights of this format are drawn in float32, then rounded.
-
-    For bfloat16 PyTorch's CPU generator draws other numbers (torch 2.11: always, 2.13: the last
-    ones of a size not divisible by 16), and runs in two formats would start differently.
-    """
+    """Return a context in which weights of this format are drawn in float32, then rounded."""
     if dtype is torch.float32:
         return nullcontext()
+    # PyTorch's CPU generator draws other numbers for bfloat16 (2.11: always, 2.13: the last numbers
+    # of a size not divisible by 16): runs in two formats would start differently.
     return _InFloat32()  # type: ignore[no-untyped-call]  # torch 2.13
 
 

@@ -1,7 +1,6 @@
-"""Effective options, read from the running objects into the record.
+"""Effective options, read from the running objects into `job.effective`.
 
-Each note writes its findings into `job.effective` and warns once if a requested option had no
-effect. It reads objects instead of the configuration wherever possible.
+Each note warns once if a requested option had no effect.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -281,8 +280,7 @@ AT_THE_END: tuple[Callable[[TrainingState], None], ...] = (note_cache_release, n
 def closer_look(job: TrainingState, nth: int) -> AbstractContextManager[None]:
     """Return the context of the nth step: observes kernels in the first, CPU memory in one later.
 
-    The profiled step is the step with the longest rows, or the second. Observed steps and steps
-    with compilation are excluded from timings. For the cost see docs/lab/memory.md.
+    Observed steps are excluded from timings. For their cost see docs/lab/memory.md.
     """
     # One profile per run: PyTorch's profiler miscounts addresses from an earlier profile.
     if nth > 1 and nth != job.longest and not is_compiled(job.plan):
@@ -319,11 +317,9 @@ def _closer_look(job: TrainingState, nth: int) -> Iterator[None]:
 
 @contextmanager
 def _cut_by_micro_batch(job: TrainingState, profile: AllocationProfile) -> Iterator[None]:
-    """Profile each micro-batch separately, with accumulation.
-
-    Excludes several processes if only this thread is counted: their exchanges free memory in other
-    threads, also between two parts (20 % too high for FSDP2 on two ranks).
-    """
+    """Profile each micro-batch separately, with accumulation."""
+    # Exchanges free memory in other threads, also between two parts: for FSDP2 on two ranks the
+    # result was 20 % too high.
     if job.plan.batch.world_size > 1 and not profile.is_complete:
         yield
         return

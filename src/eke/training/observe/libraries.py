@@ -171,10 +171,7 @@ def _note_sparse(job: TrainingState) -> None:
 
 
 def note_trainer(job: TrainingState, trainer: Any) -> None:
-    """Record the running Trainer's class in transformers and its arguments other than defaults.
-
-    Warns about arguments of `trainer.extra` that equal Trainer's default.
-    """
+    """Record the class and the changed arguments of Trainer, and warn of `extra` without effect."""
     base = next(cls for cls in type(trainer).__mro__ if cls.__module__.startswith("transformers."))
     defaults = {f.name: f.default for f in dataclasses.fields(trainer.args)}
     in_force = {name: getattr(trainer.args, name) for name in defaults}

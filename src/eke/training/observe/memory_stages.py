@@ -39,10 +39,7 @@ def device_peak(device: torch.device) -> int | None:
 def live_bytes(
     model: nn.Module, optimizer: torch.optim.Optimizer, others: Sequence[Tensor] = ()
 ) -> int:
-    """Return the bytes of weights, buffers, gradients, optimizer state and other tensors.
-
-    The optimizer's scalar step counters are excluded, as in `eke.models.sizes.StateBytes`.
-    """
+    """Return the bytes of weights, buffers, gradients, non-scalar optimizer state and others."""
     weights: list[Tensor] = [*model.parameters()]
     weights += [p for group in optimizer.param_groups for p in group["params"]]  # or their copies
     tensors = [*weights, *model.buffers(), *quant_tensors(model), *others]
@@ -58,13 +55,11 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 class AllocationProfile:
-    """Profile of one CPU step that measures the peak of tensor memory.
+    """Profile of one CPU step that measures the peak of tensor memory, unknown to PyTorch.
 
-    PyTorch does not count a peak on a CPU. The profiler reports each allocation and release of this
-    thread with the bytes then allocated in the process. Peak = bytes alive before + highest
-    increase since the first report. Releases of earlier blocks are not reported, but a training
-    step has none. The profiler keeps 75 MB per micro-batch of four layers until it is read
-    (docs/lab/memory.md), so a long step is profiled in parts.
+    The profiler reports each allocation and release of this thread with the bytes then allocated.
+    Peak = bytes alive before + highest increase since the first report. A long step is profiled in
+    parts: the profiler keeps 75 MB per micro-batch of four layers (docs/lab/memory.md).
     """
 
     def __init__(self, alive_before: int) -> None:
@@ -125,9 +120,8 @@ class AllocationProfile:
 def counted_in_every_thread() -> Iterator[bool]:
     """Make PyTorch's CPU allocator count blocks of all threads, and yield whether it does.
 
-    By default it counts in threads that profile memory. A gloo thread often releases buffers that
-    FSDP2 has gathered: without the flag the same run was measured at 24 and 32 MB
-    (docs/lab/memory.md).
+    A gloo thread often releases buffers that FSDP2 has gathered: without the flag the same run was
+    measured at 24 and 32 MB (docs/lab/memory.md).
     """
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))

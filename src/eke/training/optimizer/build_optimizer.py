@@ -32,11 +32,7 @@ def build_optimizer(plan: Plan, model: nn.Module) -> Optimizer:
 
 @contextmanager
 def evaluation_weights(optimizer: Optimizer) -> Iterator[list[Tensor]]:
-    """Give the model the weights to evaluate and export, and yield the training weights.
-
-    They are in host memory, in the order of the parameter groups, or [] if the weights are the
-    same.
-    """
+    """Give the model the weights to evaluate, and yield the training weights, [] if equal."""
     # Schedule-Free evaluates the average of its weights, but takes gradients between it and its
     # fast weights. Converting back by formula rounds.
     switch = getattr(optimizer, "eval", None)

@@ -1,7 +1,7 @@
 """Builders of the optimizers: plan and parameter groups -> torch optimizer.
 
-Libraries are imported by the builders. Tested: schedulefree 1.4, torchao 0.18 (both compile the
-step at first use), galore-torch 1.0, apollo-torch 1.0.3, bitsandbytes 0.50.
+Tested: schedulefree 1.4, torchao 0.18 (both compile the step at first use), galore-torch 1.0,
+apollo-torch 1.0.3, bitsandbytes 0.50.
 """
 
 import warnings
@@ -118,10 +118,7 @@ def adafactor(plan: Plan, groups: Groups) -> Optimizer:
 
 
 def sgd(plan: Plan, groups: Groups) -> Optimizer:
-    """Return SGD with decoupled weight decay, which torch's own adds to gradient and momentum.
-
-    Source: Loshchilov and Hutter 2017, arXiv:1711.05101, algorithm 1.
-    """
+    """Return SGD with decoupled weight decay (arXiv:1711.05101, algorithm 1), unlike torch's."""
     config = cast(SGD, plan.config.optimizer)
     apart = [{**g, "weight_decay": 0.0, DECAY: g["weight_decay"]} for g in groups]
     made = torch.optim.SGD(apart, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
@@ -174,10 +171,7 @@ def muon(plan: Plan, groups: Groups) -> Optimizer:
 
 
 class Composite(Optimizer):
-    """Several optimizers over different parameters of one model, stepped together.
-
-    They use the learning rates set here. `state_dict` has torch's ordinary form.
-    """
+    """Optimizers over different parameters of one model, with one learning rate and state_dict."""
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         self.parts = tuple(parts)
@@ -205,10 +199,7 @@ class Composite(Optimizer):
 
 
 def round_alike(optimizer: Optimizer, seed: int) -> None:
-    """Seed the random numbers of each step by `seed` and the step.
-
-    Ranks then round alike, and so does a resumed run. The random state of dropout is unchanged.
-    """
+    """Seed each step's rounding by `seed` and the step: equal on all ranks and after resuming."""
     # A stack: PyTorch calls the hooks again if a step calls the step of its base class.
     entered: list[AbstractContextManager[None]] = []
 
@@ -263,11 +254,9 @@ def _projected(plan: Plan, groups: Groups, **more: str) -> Groups:
 
 
 def save_projectors_as_data(optimizer: Optimizer, projector: str) -> None:
-    """Store objects of the class `projector` (`module:attribute`) as attributes in `state_dict`.
+    """Store objects of the class `projector` (`module:attribute`) as attributes in `state_dict`."""
 
-    A checkpoint is loaded with `weights_only`, which rejects objects.
-    """
-
+    # Objects cannot be loaded with `weights_only`.
     def to_data(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         return _with_projectors(saved, lambda found: dict(vars(found)))
 
@@ -329,14 +318,12 @@ def lion(plan: Plan, groups: Groups) -> Optimizer:
 
 
 def spare_waiting(paged: bool) -> None:
-    """Skip bitsandbytes' wait for the GPU after each parameter, in this process.
-
-    bitsandbytes 0.50 waits hundreds of times per step (optim/optimizer.py, step). Only paged states
-    need it, since moving pages is asynchronous.
-    """
+    """Skip bitsandbytes' wait for the GPU after each parameter, in this process."""
     from bitsandbytes import utils
     from bitsandbytes.optim import optimizer
 
+    # bitsandbytes 0.50 (optim/optimizer.py, step) waits hundreds of times per step. Only paged
+    # states need it: moving pages is asynchronous.
     if hasattr(optimizer, "sync_gpu"):  # the stream keeps the order of kernels
         vars(optimizer)["sync_gpu"] = utils.sync_gpu if paged else lambda tensor: None
 

@@ -1,7 +1,4 @@
-"""Updates of an optimizer step, parameter groups, and the learning rate of a step.
-
-Sharding and offloading provide their own `Update`. The loop uses only this interface.
-"""
+"""Updates of an optimizer step, parameter groups, and the learning rate of a step."""
 
 import re
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +16,7 @@ from eke.training.part_files import Held
 
 
 class Update(Protocol):
-    """Interface of an optimizer step, with defaults for a process that holds all tensors."""
+    """Interface of an optimizer step. Sharding and offloading have their own."""
 
     even: bool = False
     """Whether all ranks need the same number of forward passes, because each communicates."""
@@ -34,8 +31,7 @@ class Update(Protocol):
     def apply(self) -> Tensor | None:
         """Clip, step and clear the gradients, and return their norm before clipping, on the device.
 
-        The norm covers the full model on all ranks. None if not requested. The groups' learning
-        rate must be set before the first micro-batch.
+        The norm covers the full model on all ranks. None if not requested.
         """
 
     def hold(self, model: nn.Module) -> Held | None:
@@ -120,11 +116,8 @@ CLIP_EPS = 1e-6
 
 
 def norm_in_float32(gradients: list[Tensor]) -> Tensor:
-    """Return the norm of all gradients as one vector, a float32 scalar.
-
-    torch 2.13's `get_total_norm` returns the gradients' format (two to three digits in bfloat16),
-    and sorts them by device and format in every step.
-    """
+    """Return the norm of all gradients as one vector, a float32 scalar."""
+    # torch 2.13's `get_total_norm` returns the gradients' format (two to three digits in bfloat16).
     # A few kernels on a GPU, instead of one launch per gradient.
     norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
@@ -135,8 +128,7 @@ class InBackwardUpdate(Update):
     """Update of each weight in the backward pass, as soon as its gradient is complete.
 
     The gradient is freed immediately (LOMO: Lv et al. 2023, arXiv:2306.09782, section 3.1). A hook
-    narrows the optimizer's groups to one weight, and the state is equal to an ordinary run's.
-    Gradients must be complete after one backward pass (rules/memory.py).
+    steps the optimizer on one weight. Gradients need a single backward pass (rules/memory.py).
     """
 
     def __init__(
@@ -183,18 +175,14 @@ class InBackwardUpdate(Update):
 
 
 Groups = list[dict[str, Any]]
-"""Parameter groups of torch's optimizers, each with `role`, the value of a `Role` as a plain string
-for checkpoints."""
+"""Parameter groups of torch's optimizers, each with `role`: the value of a `Role`, as a string."""
 
 
 _SHIFT_OR_SCALE = re.compile(r"(^|_)(bias(es)?|beta|gamma|gain|norm|scales?)(_|$)")
 
 
 def _shifts_or_scales(own: str, module: nn.Module, name: str) -> bool:
-    """Return whether a module's parameter is a bias, gain or normalisation weight of any shape.
-
-    gpt_oss has a bias per expert and Cohere a gain per head. `own` names the module.
-    """
+    """Return whether a module's parameter is a bias, gain or normalisation weight of any shape."""
     # A projection or table inside a normalisation keeps its own role.
     kind = "" if isinstance(module, nn.Linear | nn.Embedding) else f"{own} {type(module).__name__}"
     return bool(_SHIFT_OR_SCALE.search(name) or re.search("norm(?!al)|^ia3_l ", kind.lower()))

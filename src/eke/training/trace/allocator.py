@@ -75,10 +75,10 @@ class _Block:
 class CachingAllocator:
     """One stream of PyTorch's CUDA caching allocator with its default settings.
 
-    Requests are rounded to 512 bytes. Requests up to 1 MiB share segments of 2 MiB, requests up to
-    10 MiB segments of 20 MiB, and larger ones have their own, rounded to 2 MiB. The smallest
-    sufficient free block is used (of equal ones the lowest address), and split if enough remains.
-    Free neighbours are merged. Source: c10/cuda/CUDACachingAllocator.cpp.
+    Requests are rounded to 512 bytes. Up to 1 MiB they share segments of 2 MiB, up to 10 MiB
+    segments of 20 MiB, and larger ones have their own, rounded to 2 MiB. The smallest sufficient
+    free block is used and split, and free neighbours are merged. Source:
+    c10/cuda/CUDACachingAllocator.cpp.
     """
 
     def __init__(self) -> None:

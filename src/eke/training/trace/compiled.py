@@ -1,8 +1,7 @@
 """torch.compile in a memory trace: inductor's own code, with empty kernels.
 
-All stages up to the generated Python code work as in a run. The code allocates, overwrites and
-frees memory around its kernels, calls PyTorch's kernels, and runs on fake tensors. Its own kernels
-are generated but not compiled, so neither a C++ compiler nor Triton is needed.
+The generated Python code allocates and frees memory around its kernels, and runs on fake tensors.
+Its own kernels are not compiled, so neither a C++ compiler nor Triton is needed.
 """
 
 import functools
@@ -131,10 +130,7 @@ STAND_INS = {
 
 @functools.cache
 def _register_gpu() -> None:
-    """Register Triton's kernels and an H100's processors for the trace's GPU.
-
-    The number of processors determines how reductions are split, whose partial results are stored.
-    """
+    """Register Triton and an H100's processors, which determine how reductions are split."""
     from torch._dynamo.device_interface import CpuInterface, register_interface_for_device
     from torch._inductor.codegen import common
     from torch._inductor.codegen.cpu_device_op_overrides import CpuDeviceOpOverrides

@@ -1,8 +1,7 @@
 """Fake tensor cache, CUDA autocast rules, and patches of libraries for memory traces.
 
-FakeTensorMode's cache spends most of a trace's time on arguments. Here new tensors and views are
-cached by operator and the shapes, strides and formats of arguments, for the life of the process:
-without the cache a trace takes twice as long.
+New tensors and views are cached for the process by operator, shapes, strides and formats:
+FakeTensorMode's own cache takes twice as long.
 
 Source of the autocast rules: aten/src/ATen/autocast_mode.h, torch 2.13
 (AT_FORALL_LOWER_PRECISION_FP and related macros).
@@ -185,11 +184,7 @@ def known_operators() -> frozenset[str]:
 
 
 def drift() -> list[str]:
-    """Return names in the lists above without a rule in this torch, from another version.
-
-    New operators of lower precision would be missing here, so a test also checks the number of
-    rules.
-    """
+    """Return names in the lists above without a rule in this torch, from another version."""
     return sorted((LOWER_PRECISION | PROMOTED | FLOAT32_RESULT) - known_operators())
 
 
@@ -211,10 +206,7 @@ def register_autocast(device: str) -> object:
 
 
 def autocast_kernel(operator: Any, policy: str, device: str) -> Callable[..., Any]:
-    """Return an overload of aten's under autocast, which casts tensors of this device type.
-
-    `policy` is `lower`, `promote`, `result` or `float32`.
-    """
+    """Return an operator under autocast. `policy` is `lower`, `promote`, `result` or `float32`."""
     keys: Any = torch._C.DispatchKey
     autocast_key = torch._C.DispatchKeySet(keys.AutocastPrivateUse1)
     names = [argument.name for argument in operator._schema.arguments]
@@ -355,10 +347,7 @@ def _fake_pages(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.
 
 
 def to_fake(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> nn.Module:
-    """Replace the tensors of a model on the meta device, in place. Ties are kept.
-
-    `Module.to` fails on fake parameters.
-    """
+    """Replace a model's meta tensors in place, with ties. `Module.to` fails on fake parameters."""
     made: dict[int, torch.Tensor] = {}
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:

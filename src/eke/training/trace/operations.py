@@ -1,13 +1,11 @@
 """Operations of a memory trace: data-dependent results, CPU scratch memory, CUDA attention.
 
-Some CPU kernels size their scratch memory at run time, by the processor's instructions or the
-number of threads. So each distinct call runs once on real zeros under the profiler, and the result
-is cached for the process. No value is fitted to a measurement.
+Some CPU kernels size their scratch memory at run time. So each distinct call runs once on real
+zeros under the profiler, and the result is cached for the process.
 
-Source of the attention kernel selection: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
-(use_flash_attention, use_mem_efficient_attention) and attention.cpp (scaled_dot_product_attention),
-torch 2.13. cuDNN's kernel, preferred by some versions on Hopper, keeps the same tensors as the
-flash kernel: output and logsumexp.
+Source of the attention kernel selection: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and
+attention.cpp (scaled_dot_product_attention), torch 2.13. cuDNN's kernel keeps the same tensors as
+the flash kernel.
 """
 
 from collections.abc import Callable
@@ -256,10 +254,10 @@ class Workspaces:
 
 
 def _mixed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return the bytes of operands that a CPU copies into the common format.
+    """Return the bytes of operands that a CPU copies into the common format (CUDA casts inside).
 
-    Source: aten/src/ATen/TensorIterator.cpp, compute_types: inputs are promoted, and an output in
-    another format (of an in-place operation) is computed in a temporary. CUDA kernels cast inside.
+    Source: aten/src/ATen/TensorIterator.cpp, compute_types, also for outputs of in-place
+    operations.
     """
     common = _common_dtype(args)
     others = [t for t in args if isinstance(t, torch.Tensor) and t.dtype != common]
@@ -295,7 +293,7 @@ def _reduced_wider(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 def flash_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return float32 sums of query gradients, and gradients per query head of shared keys.
+    """Return the bytes of float32 query gradients, and of gradients per query head of shared keys.
 
     Source: aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd.
     """

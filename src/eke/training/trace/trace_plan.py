@@ -1,7 +1,4 @@
-"""Prediction of a plan's peak memory: evaluation, two steps and evaluation on fake tensors.
-
-Parts that cannot be traced are replaced and noted.
-"""
+"""Prediction of a plan's peak memory: evaluation, two steps and evaluation on fake tensors."""
 
 import functools
 import importlib
@@ -221,10 +218,7 @@ class TracedRelease(CacheRelease):
 
 
 class Training:
-    """State of a traced training, stepped by `take_step` like a run.
-
-    The trace must be on. It records the weights from now on.
-    """
+    """State of a traced training, stepped by `take_step` like a run, while the trace is on."""
 
     def __init__(
         self, plan: Plan, model: nn.Module, trace: StorageTrace, device: torch.device

@@ -1,8 +1,7 @@
 """Trace worker (`python -m eke.training.trace.trace_worker`): plans in, results out, by line.
 
-The fake device is registered for an entire process, so tracing has a process of its own. An answer
-is `{"traced": ...}` or `{"reason": ...}`. The process ends with its input. If a library aborts,
-only this process ends, and the client detects it.
+The fake device is registered for an entire process. An answer is `{"traced": ...}` or `{"reason":
+...}`. If a library aborts, only this process ends, and the client detects it.
 """
 
 import importlib
@@ -48,10 +47,7 @@ def serve(lines: Iterable[str], answers: TextIO) -> None:
 
 @cache
 def import_libraries() -> None:
-    """Import the libraries of a trace, at the first request.
-
-    Cached: a second call would also freeze the remains of earlier traces.
-    """
+    """Import the libraries of a trace once: again would also freeze remains of earlier traces."""
     with importing():
         from eke.training.model import import_transformers
 
