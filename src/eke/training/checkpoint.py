@@ -79,11 +79,9 @@ class Saving:
     exports: bool
     """Whether parts are also exported as a model that transformers can load."""
     held: Held | None = None
-    """This rank's part."""
     copied: Event = field(default_factory=Event)
     """Event set when the next update may change the saved state."""
     written: Future[Files] = field(default_factory=Future)
-    """This rank's files."""
 
     def write(self) -> None:
         """Write this rank's part. An error is raised by `written.result()`."""
@@ -143,10 +141,7 @@ def finish_checkpoint(
     world_size: int = 1,
     files: Files | None = None,
 ) -> Path:
-    """Sync all files except durable `files`, list all, and rename the folder.
-
-    Removes older checkpoints except the newest `keep` and the checkpoint of step `spare`.
-    """
+    """Sync and list files, rename the folder, and remove older ones but `keep` and `spare`."""
     final = unfinished.parent / checkpoint_name(step)
     write_json(unfinished / STATE, {"step": step, "world_size": world_size})
     write_json(unfinished / CHECKPOINT_FILES, _manifest(unfinished, files or {}))
@@ -187,8 +182,7 @@ def load_checkpoint(
     """Restore the state other than weights, which `load_model` loads, and return its step.
 
     With DeepSpeed, `update` has made flat shards of the parameters. A rank without a saved random
-    state is seeded by `seed`, the step and its number. Raises RunError: It needs its number of
-    ranks.
+    state uses `seed`. Raises RunError: Only the number of ranks that wrote it can read it.
     """
     is_whole = update is None and place_in(model)[1] == 1
     if is_whole and not has_parts(path) and (path / OPTIMIZER).is_file():

@@ -35,8 +35,7 @@ class MicroBatch:
     num_tokens: int
     """Input and target tokens without padding."""
     places: Tensor | None = None
-    """Indices of labels with loss in the flattened labels, int64 `[num_targets]`. None: all
-    logits."""
+    """Indices of labels with loss in the flattened labels, int64. None if all logits are needed."""
     sources: Tensor | None = None
     """Whether each label belongs to each source of a mix, `[..., sources]`."""
     samples_of: tuple[int, ...] = ()
@@ -112,7 +111,6 @@ class Collator:
     needs_mask: bool
     """Whether the model needs an attention mask for padding."""
     pad: int = PAD
-    """Padding id."""
     multiple: int = 1
     """Multiple of tokens to which rows are padded."""
     left: bool = False
@@ -196,10 +194,7 @@ SAMPLES_AT_ONCE = 2**16
 
 @dataclass(frozen=True)
 class Order:
-    """Samples of each step, a function of seed and step, for any division of the global batch.
-
-    Each epoch is a new permutation.
-    """
+    """Samples of each step, a function of seed and step, with a new permutation per epoch."""
 
     num_samples: int
     samples_per_step: int
@@ -307,11 +302,7 @@ def in_bursts(items: Iterator[T], clock: Callable[[], float] = time.perf_counter
 
 
 class Transfer:
-    """Copy of micro-batches to a device, on a GPU in a separate stream.
-
-    In the computing stream a copy would wait for all queued work (CUDA C++ Programming Guide,
-    "Overlap of Data Transfer and Kernel Execution").
-    """
+    """Copy of micro-batches to a device, on a GPU in a stream that does not wait for computing."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -336,10 +327,7 @@ class Transfer:
 
 
 class CacheRelease:
-    """Hook that empties the caching allocator every n steps, between forward and backward.
-
-    HF Trainer does it at the same point, where temporaries are free and block sizes change.
-    """
+    """Hook that empties the allocator's cache every n steps, between forward and backward."""
 
     def __init__(self, every: int | None, device: torch.device) -> None:
         self.every = every
@@ -367,7 +355,6 @@ class LongestSamples:
         return steps.num_eval_samples if self.evaluation else steps.num_train_samples
 
     def __getitem__(self, key: Key) -> Sample:
-        """Return the same sample for every number and epoch."""
         config, micro, batch = self.plan.config, self._micro, self.plan.batch
         size = batch.eval_per_device if self.evaluation else batch.per_device
         length, together = micro.source, size * batch.devices

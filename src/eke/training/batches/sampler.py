@@ -221,7 +221,6 @@ class StoredRows:
         self.trained = store.array("trained") if store.has("trained") else None
         rows = store.array(split)
         self.chosen = rows[evenly_spaced(len(rows), keep)]
-        """Row of the store for each sample."""
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -251,7 +250,6 @@ class RandomTokens:
 
     data: Synthetic
     length: int
-    """Tokens of the longest sequence."""
     vocab_size: int
     num_labels: int
     count: int

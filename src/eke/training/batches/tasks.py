@@ -108,7 +108,6 @@ class PackedSamples:
         return len(self.chosen)
 
     def __getitem__(self, key: Key) -> Sample:
-        """Return the concatenated samples of a row."""
         epoch, index = key
         members = self.packs.row(int(self.chosen[index]))
         return lay_end_to_end([self.samples[epoch, int(member)] for member in members])
@@ -131,7 +130,6 @@ class MixSamples:
         return sum(map(len, self.parts))
 
     def __getitem__(self, key: Key) -> Sample:
-        """Return the sample with this number in this epoch of its source."""
         (epoch, index), source = key, 0
         while index >= len(self.parts[source]):
             index -= len(self.parts[source])
@@ -258,7 +256,6 @@ def open_split(plan: Plan, evaluation: bool) -> TaskSamples | PackedSamples | Mi
 
 
 def _open_part(plan: Plan, evaluation: bool) -> TaskSamples | PackedSamples:
-    """Open the samples of a split of one source."""
     config = plan.config
     wanted = plan.steps.num_eval_samples if evaluation else plan.steps.num_train_samples
     packing = config.data.packing is Packing.on and is_ragged(config)

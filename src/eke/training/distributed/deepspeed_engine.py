@@ -1,8 +1,4 @@
-"""DeepSpeed engine, its optimizer step and checkpoint parts, and the choice of model sharding.
-
-Autocast is applied inside the engine, around the model's forward pass, since the engine disables an
-outer context (deepspeed 0.19.8, `autocast_if_enabled`).
-"""
+"""DeepSpeed engine, its optimizer step and checkpoint parts, and the choice of model sharding."""
 
 import functools
 import importlib
@@ -99,7 +95,7 @@ def import_deepspeed(device: torch.device) -> Any:
 
 
 def compute_under_autocast(model: nn.Module, formats: Formats) -> None:
-    """Run all forward passes of `model` in the plan's format for training or evaluation."""
+    """Run all forward passes in the plan's format: the engine disables an outer autocast."""
     plain = model.forward
 
     @functools.wraps(plain)

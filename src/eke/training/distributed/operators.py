@@ -1,8 +1,4 @@
-"""DeepSpeed's C++ operators, compiled at first use, and training state in files.
-
-The tensors of state in files are empty between steps. DeepSpeed fills them shard by shard
-(deepspeed 0.19.8, `runtime/zero/stage3.py` and `runtime/swap_tensor`).
-"""
+"""DeepSpeed's C++ operators, compiled at first use, and training state in files."""
 
 import contextlib
 import fcntl
@@ -44,11 +40,7 @@ SAY_AFTER_S = 3.0
 
 
 class Turn:
-    """Build lock of the kernel, released on exit, instead of torch's `FileBaton`.
-
-    After a killed build, torch 2.13's waits forever
-    (https://github.com/pytorch/pytorch/issues/189245).
-    """
+    """Build lock, released on exit. torch's `FileBaton` may wait forever (pytorch#189245)."""
 
     def __init__(self, lock_file_path: str, *_: object, **__: object) -> None:
         self.path = f"{lock_file_path}.turn"  # torch itself does not wait for this file
@@ -141,7 +133,7 @@ def prepare_swap(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def in_files(engine: Engine, piece: int) -> bool:
-    """Return whether this shard and its moments are in files between steps."""
+    """Return whether this shard and its moments are in files, and empty, between steps."""
     swappable = getattr(engine.optimizer, "_swappable_optimizer_subgroup", None)  # only in stage 3
     return swappable is not None and bool(swappable(piece))
 

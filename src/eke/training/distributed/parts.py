@@ -157,10 +157,7 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
 
     @contextmanager
     def computing(self, model: nn.Module) -> Iterator[None]:
-        """Let `model` compute inside the block, on all ranks alike, without a backward pass.
-
-        A Transformer layer has its weights while it runs, other modules all the time.
-        """
+        """Let `model` compute on all ranks, without backward, with one layer's weights at a time."""
         layers = find_layers(model)
         inner = {m for layer in layers for m in layer.modules()}
         forget: Any = lambda _: None  # noqa: E731  # only used here

@@ -1,7 +1,4 @@
-"""Ranks of a run: collectives on the host, Accelerate settings, and nn.DataParallel.
-
-Collectives on the host use gloo, also with GPUs, to agree without waiting for the device.
-"""
+"""Ranks of a run: gloo collectives on the host, Accelerate settings, and nn.DataParallel."""
 
 import os
 from collections.abc import Iterable
@@ -38,9 +35,7 @@ class StepTotals:
     stop: Outcome | None = None
     """Stop request that a rank received before this step, if any."""
     samples_of: tuple[int, ...] = ()
-    """Samples of each source of a mix."""
     targets_of: tuple[int, ...] = ()
-    """Labels with loss of each source of a mix."""
     saved: int = 0
     """Ranks that have written their files of a background save. More than all if one failed."""
 
@@ -101,10 +96,7 @@ https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-p2p-disa
 
 
 def join_ranks(plan: Plan) -> Ranks:
-    """Join the other processes of the run, by a file if eke started all, else as in torchrun.
-
-    Raises RuntimeError: Other processes did not join, or there are fewer GPUs than processes.
-    """
+    """Join the run's processes by a file or as in torchrun. RuntimeError: Some are missing."""
     config, kind = plan.config.distributed, plan.device.kind
     if config.p2p is PeerToPeer.off:
         os.environ[P2P_VARIABLE] = "1"
@@ -168,11 +160,7 @@ def expect_unreached(plan: Plan, model: nn.Module, accelerator: Any) -> None:
 
 
 class LossOnDevice(nn.Module):
-    """Model and loss as one module, so that only the loss leaves a device.
-
-    nn.DataParallel's threads do not inherit autocast. Source:
-    https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
-    """
+    """Model and loss as one module, so that only the loss leaves a device of nn.DataParallel."""
 
     def __init__(self, model: nn.Module, loss: LossFunction, formats: Formats) -> None:
         super().__init__()

@@ -99,8 +99,7 @@ def launch_config(
 def culprit(ends: Mapping[int, tuple[int, int]]) -> int:
     """Return the rank that failed first, from each rank's failure time (seconds) and exit code.
 
-    Of failures in one second a signal's is preferred, then any rank but 0: ranks that lose a peer
-    fail with an ordinary exit code, and rank 0 writes its own record.
+    In one second a rank killed by a signal is preferred, then any rank but 0, which reports itself.
     """
     return min(ends, key=lambda rank: (ends[rank][0], ends[rank][1] >= 0, rank == 0, rank))
 

@@ -30,13 +30,13 @@ from eke.plan.record import (
     write_end,
     write_record,
 )
-from eke.results.trackers import Tracker
+from eke.results.trackers import Tracker, summary_values
 from eke.results.trackers.tracker import Untracked
 from eke.training.distributed.ranks import ALONE, Ranks
 from eke.training.loop.environment import configure_allocator, quiet_libraries, seconds_since_start
 from eke.training.loop.failure import Diverged, classify
 from eke.training.loop.meter import Clock, Meter
-from eke.training.loop.results import make_record, open_tracker, summary_values, write_card
+from eke.training.loop.results import make_record, open_tracker, write_card
 from eke.training.loop.saving import finish_saving
 from eke.training.loop.stop import StopFlag
 from eke.training.loop.training_state import TrainingState, torch_device

@@ -70,10 +70,7 @@ def regression_metrics(found: np.ndarray, right: np.ndarray) -> metrics.Row:
 def classification_metrics(
     found: Sequence[int] | np.ndarray, right: Sequence[int] | np.ndarray, names: Sequence[str]
 ) -> tuple[metrics.Row, dict[str, Any]]:
-    """Return values for a row of metrics.jsonl, and values per class for the record.
-
-    `found` and `right` are class indices, multi-hot vectors `[samples, classes]`, or numbers.
-    """
+    """Return a row of averages, and values per class. Class indices, multi-hot, or numbers."""
     from sklearn import metrics as sk
 
     if np.ndim(right) == 1 and np.asarray(right).dtype.kind == "f":

@@ -104,11 +104,6 @@ def end_first() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def process_peak() -> int:
-    """Return the highest resident bytes so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux reports KiB
-
-
 def seconds_since_start() -> float | None:
     """Return the seconds since this process was started, None without /proc."""
     try:

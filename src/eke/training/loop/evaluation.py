@@ -50,10 +50,7 @@ def measure(
     even: bool = False,
     look: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[metrics.Row, dict[str, Any]]:
-    """Return loss and metrics of the evaluation samples, and values per class, on all ranks.
-
-    With `even` all ranks have as many micro-batches. `look` is the context of each.
-    """
+    """Return metrics of the evaluation samples and of each class. `look` surrounds each batch."""
     copies = job.plan.config.distributed.option == "dp"
     model = job.bare_model if copies else job.model
     is_classifier = is_classification(job.plan.config)

@@ -27,8 +27,7 @@ def generation_metrics(
     """Generate greedily after each prompt and return exact match and ROUGE-L of the answers.
 
     ROUGE-L is the F-measure of the longest common subsequence of lower-case words (torchmetrics).
-    The last answer of a row is used. `decode` takes token ids, int64 `[tokens]`, and `pad` is an
-    id.
+    `decode` takes int64 ids `[tokens]`. If a row has several answers, the last one is used.
     """
     from torchmetrics.text import ROUGEScore
 
@@ -64,7 +63,6 @@ def prompt_and_answer(batch: MicroBatch, row: int) -> tuple[np.ndarray, np.ndarr
 def _generate(
     model: Any, prompts: list[np.ndarray], pad: int, max_new_tokens: int
 ) -> list[np.ndarray]:
-    """Return the tokens generated after each prompt, without the prompt."""
     longest = max(map(len, prompts))
     ids = torch.full((len(prompts), longest), pad)
     mask = torch.zeros_like(ids)

@@ -1,8 +1,4 @@
-"""The training loop.
-
-It reads losses, norms and times from the device only every `train.log_every` steps, and does not
-wait for the device otherwise (tests/unit/training/loop/test_no_sync.py).
-"""
+"""The training loop, which reads losses from the device only every `train.log_every` steps."""
 
 import logging
 import math
@@ -38,10 +34,7 @@ UNSAVED = "no checkpoint saved (train.save_on_signal=false)"
 def train(job: TrainingState) -> None:
     """Train to the last step, with evaluations, checkpoints and metrics.
 
-    Raises:
-        Stopped: A signal arrived. The checkpoint, if configured, is complete.
-        Diverged: A loss is not finite.
-        RunError: The requested attention kernel does not support this model's inputs.
+    Raises Stopped: A signal arrived. Diverged: A loss is not finite. RunError: unsupported kernel.
     """
     between = BetweenSteps(job)
     if job.start_step == 0:

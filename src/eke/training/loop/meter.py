@@ -71,7 +71,6 @@ class Meter:
     """Current phase of the run, reported with an out-of-memory error."""
     notes: list[StepNote] = field(default_factory=list)
     sources: tuple[str, ...] = ()
-    """Names of the sources of a mix of data sets."""
     watcher: Callable[[str], None] | None = None
     """Function called with the name of each phase before it begins."""
     is_shared: Callable[[], bool | None] = lambda: None
@@ -79,7 +78,6 @@ class Meter:
     is_saving: bool = False
     """Whether a thread is writing a checkpoint. Such steps are excluded from timings."""
     steps_ended: int = 0
-    """Steps that ended in this attempt."""
     _stamps: list[tuple[str, Any]] = field(default_factory=list)
 
     def leave(self, phase: str) -> None:
@@ -164,8 +162,7 @@ class Meter:
 
 
 RandomState = dict[str, Any]
-"""States by generator: tensors for `torch` and `cuda`, numbers for `python` and `numpy`, so that
-`weights_only` can load them."""
+"""States by generator, as tensors or numbers that `weights_only` can load."""
 
 
 def capture_random_state() -> RandomState:

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import resource
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -27,9 +28,7 @@ from eke.plan.record import (
 )
 from eke.results.card import CARD, render_card
 from eke.results.trackers import Tracker, build_tracker
-from eke.results.trackers import summary_values as summary_values  # the worker's end
 from eke.results.trackers.tracker import tracked_run
-from eke.training.loop.environment import process_peak
 from eke.training.loop.training_state import TrainingState
 from eke.training.model.number_formats import compile_report
 from eke.training.observe.effective import AT_THE_END
@@ -104,7 +103,8 @@ def measured_memory(job: TrainingState) -> MeasuredMemory:
         basis=basis,
         peak_allocated_bytes=max((peak for peak in peaks if peak is not None), default=None),
         peak_reserved_bytes=torch.cuda.max_memory_reserved(job.device) if on_gpu else None,
-        process_peak_bytes=process_peak(),
+        # Linux reports KiB.
+        process_peak_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         peak_per_rank_bytes=job.peaks,
         stages=dict(job.stages),
     )
@@ -134,7 +134,6 @@ def other_software(plan: Plan, attempts: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _note_skipped(record: Record, rows: Sequence[metrics.Row]) -> None:
-    """Record the number of steps that the loss scaler skipped in the entire run."""
     norms = [row[metrics.GRAD_NORM] for row in metrics.latest(rows, metrics.LOSS)]
     skipped = sum(not math.isfinite(norm) for norm in norms)
     record.effective["skipped_steps"] = skipped

@@ -31,10 +31,7 @@ from eke.training.part_files import PartFiles
 
 
 def save(job: TrainingState, step: int, exports: bool = False) -> None:
-    """Write a checkpoint, or begin to: rank 0 if it has the entire state, else each rank its part.
-
-    Raises OSError on all ranks: This or the previous checkpoint could not be written.
-    """
+    """Write a checkpoint, or begin to. Raises OSError on all ranks if it or the last one failed."""
     finish_saving(job)
     start = time.perf_counter()
     job.meter.leave("checkpoint")
@@ -98,10 +95,7 @@ def progress(job: TrainingState) -> int:
 
 
 def finish_saving(job: TrainingState) -> None:
-    """Wait until all ranks have written the current checkpoint, if any, and rename it.
-
-    Raises OSError on all ranks: A rank could not write. Earlier checkpoints are untouched.
-    """
+    """Wait until all ranks have written the checkpoint, if any, and rename it. Raises OSError."""
     saving, job.saving = job.saving, None
     if saving is None:
         return

@@ -40,14 +40,10 @@ def take_step(
     step: int,
     enter: Callable[[str], None],
 ) -> tuple[Tensor, Tensor | None]:
-    """Take one optimizer step without waiting for the device.
+    """Take one optimizer step over the micro-batches of `cut`, without waiting for the device.
 
-    Args:
-        job: Objects of the step.
-        cut: This rank's micro-batches.
-        num_targets: Targets of the global batch, by which the summed gradient is divided.
-        step: Number of the step, counted from 0.
-        enter: Function called with the name of each phase when it begins.
+    The summed gradient is divided by `num_targets`, the targets of the global batch. `enter` is
+    called with the name of each phase.
 
     Returns:
         Loss summed over this rank's targets (and per source of a mix), and norm of the full

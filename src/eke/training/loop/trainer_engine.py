@@ -1,8 +1,7 @@
 """Hugging Face Trainer engine with eke's data, loss, number formats and clipping as hooks.
 
-Trainer provides the loop over micro-batches, Accelerate's data parallelism and backward pass, the
-optimizer and schedule steps, callbacks, and `trainer.extra`. Everything else comes from eke, so
-that a comparison of the two engines compares only loops.
+Trainer provides the loop over micro-batches, Accelerate, the optimizer and schedule steps,
+callbacks, and `trainer.extra`. The rest comes from eke, so that comparisons only compare loops.
 """
 
 from collections.abc import Iterator

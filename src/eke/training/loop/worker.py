@@ -1,7 +1,4 @@
-"""Worker process, one per rank: `python -m eke.training.loop.worker RUN_DIR`.
-
-It exits by `os._exit`: interpreter teardown of communication libraries can abort a finished run.
-"""
+"""Worker process, one per rank: `python -m eke.training.loop.worker RUN_DIR`."""
 
 import logging
 import os
@@ -150,4 +147,4 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(code)  # teardown of communication libraries can abort a finished run

@@ -30,8 +30,7 @@ def is_linear(module: nn.Module) -> bool:
 def choose_layers(plan: Plan, model: nn.Module) -> tuple[dict[str, str], Targets, dict[str, str]]:
     """Return names of layers to adapt, the targets, and why other layers cannot be adapted.
 
-    Routed experts are included only if requested. Raises ConfigError: A requested layer is missing
-    or cannot have an adapter, or none is left.
+    Includes routed experts on request. ConfigError: A layer is missing or unsuitable, or none left.
     """
     peft, layers = cast(Adapters, plan.config.peft), set(find_layers(model))
     typed = peft.target_modules is not None
@@ -104,9 +103,8 @@ def _read_by(kind: type) -> frozenset[str]:
 
 
 _CONVERSION = "peft.utils.transformers_weight_conversion"
-"""PEFT's code for names of transformers 4, missing from older versions. PEFT 0.21 applies
-`mlp.gate_proj` of a dense or shared layer of mixtures to the routed experts, which had that name.
-"""
+"""PEFT's code for names of transformers 4, in newer versions. PEFT 0.21 applies `mlp.gate_proj` of
+a mixture's other layers to its routed experts, which had that name."""
 
 
 def as_named() -> AbstractContextManager[Any]:

@@ -1,7 +1,4 @@
-"""Adapters (peft), float8 linear layers (torchao) and 4-bit weights (bitsandbytes).
-
-4-bit weights: Dettmers et al. 2023, arXiv:2305.14314.
-"""
+"""Adapters (peft), float8 linear layers (torchao) and 4-bit weights (bitsandbytes)."""
 
 import copy
 import dataclasses
@@ -52,10 +49,7 @@ class _Norm(nn.LayerNorm):
 
 
 def freeze_named(plan: Plan, model: nn.Module) -> None:
-    """Freeze the parameters of `model.freeze` and cast them to the planned format. Repeatable.
-
-    Raises RunError: An entry has no match in this class, or no trainable parameter is left.
-    """
+    """Freeze `model.freeze` and cast it to the planned format. RunError: no match, or none left."""
     entries, narrow = plan.config.model.freeze, frozen_dtype(plan)
     if not entries:
         return
@@ -152,9 +146,9 @@ def quantise(
 ) -> nn.Module:
     """Replace linear layers inside Transformer layers by 4-bit layers, in place, on `device`.
 
-    Layers are moved one by one: a GPU holds at most one of these weights in float32. Stacked
-    experts are dequantised whenever the layer runs. With `parts` this rank keeps its rows of the
-    codes, and all scales.
+    Source: Dettmers et al. 2023, arXiv:2305.14314. Layers are moved one by one: a GPU holds at most
+    one of these weights in float32. Stacked experts are dequantised whenever the layer runs. With
+    `parts` this rank keeps its rows of the codes, and all scales.
     """
     config = cast(QLora, plan.config.peft)
     compute = getattr(torch, plan.compute.autocast or "float32")
@@ -275,10 +269,7 @@ CLASSIFIERS = ("score", "classifier", "classification_head", "pooler")
 
 
 def apply_peft(plan: Plan, model: nn.Module, parts: Parts | None = None) -> nn.Module:
-    """Return the model with the planned adapters, drawn in float32 with the run's seed.
-
-    Raises ConfigError: A requested layer is missing or cannot have an adapter.
-    """
+    """Return the model with the planned adapters in float32. ConfigError: a layer is unsuitable."""
     make = BUILDERS[plan.config.peft.option]
     if make is None:
         return model

@@ -93,10 +93,7 @@ class ObservedKernels:
 
 
 class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
-    """Observer of the operations of one training step, also in compiled code.
-
-    Composite operations under `torch.inference_mode` are not recognised. Do not time the step.
-    """
+    """Observer of a step's operations (not in `torch.inference_mode`). Do not time the step."""
 
     supports_higher_order_operators = True
     """Compiled code recomputes random operations inside a higher-order operator."""
@@ -126,7 +123,6 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Record the operation, of a tensor subclass its inner operations, and run it."""
         if any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented
         self._note(*_innermost(func, args))
@@ -198,10 +194,6 @@ BACKENDS: dict[Backend, SDPBackend] = {
 }
 """`attention.backend` -> PyTorch's backend. auto: PyTorch chooses."""
 
-ALL_BUT_CUDNN: list[SDPBackend] = [
-    b for b in BACKENDS.values() if b is not SDPBackend.CUDNN_ATTENTION
-]
-
 EXPECTED: dict[Backend, frozenset[str]] = {
     Backend.auto: frozenset({"flash", "flash_cpu", "mem_efficient", "cudnn", "math"}),
     Backend.flash: frozenset({"flash", "flash_cpu"}),
@@ -219,7 +211,8 @@ def pinned_backend(plan: Plan) -> Iterator[None]:
     pinned = BACKENDS.get(attention.backend) if attention.option == "sdpa" else None
     if pinned is None:
         without_cudnn = avoids_cudnn(plan.config, plan.device)
-        with sdpa_kernel(ALL_BUT_CUDNN) if without_cudnn else nullcontext():
+        others = [b for b in BACKENDS.values() if b is not SDPBackend.CUDNN_ATTENTION]
+        with sdpa_kernel(others) if without_cudnn else nullcontext():
             yield
         return
     with sdpa_kernel(pinned):

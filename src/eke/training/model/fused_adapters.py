@@ -100,10 +100,7 @@ class _Norm(torch.autograd.Function):
 
 
 class SharedInput:
-    """Adapted layers of one parent with the same input: the first call computes all outputs.
-
-    `in_place` must be false under selective checkpointing, which keeps intermediate results.
-    """
+    """Adapted layers of one parent with the same input: the first call computes all outputs."""
 
     def __init__(self, layers: Sequence[Any], in_place: bool) -> None:
         self.layers = layers
@@ -241,6 +238,7 @@ def fuse_adapters(plan: Plan, model: nn.Module) -> None:
     for layer in layers:
         place: object = (parent_of[layer], id(read[layer])) if layer in read else layer
         groups.setdefault(place, []).append(layer)
+    # Selective checkpointing keeps intermediate results.
     in_place = plan.config.memory.checkpointing is not Checkpointing.selective
     made = [SharedInput(group, in_place) for group in groups.values()]
     group_of = {layer: group for group in made for layer in group.layers}

@@ -50,16 +50,10 @@ def fused_loss_sum(
     """Return the value of `loss_sum` without computing all logits. Differentiable once.
 
     Products use autocast's format. Probabilities, loss and the projection's gradient are float32.
-
-    Args:
-        hidden: `[..., width]`.
-        weight: `[vocabulary, width]`.
-        bias: `[vocabulary]` or None.
-        labels: `[...]`, IGNORED where there is no target.
-        smoothing: Share of each target that is spread over the vocabulary.
-        compiled: Whether inductor compiles the operations on logits.
-        sources: Sources of flattened labels, see `with_parts`.
-        change: Scale and cap of logits, see `change_logits`.
+    Shapes: `hidden` `[..., width]`, `weight` `[vocabulary, width]`, `bias` `[vocabulary]`, `labels`
+    `[...]`. The share `smoothing` of each target is spread over the vocabulary. `compiled`:
+    inductor compiles the operations on logits. `sources`, `change`: see `with_parts`,
+    `change_logits`.
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
@@ -128,7 +122,6 @@ def linear_cross_entropy(
 
 
 def _outputs(hidden: Tensor, weight: Tensor, needed: list[bool]) -> Fused:
-    """Return empty results of the operator."""
     return (
         hidden.new_empty((), dtype=torch.float32),
         hidden.new_empty(len(hidden), dtype=torch.float32),
@@ -201,7 +194,6 @@ def to_gradient_compiled(
 
 @functools.cache
 def _compiled(change: tuple[float, ...]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the compiled operations on logits."""
     return torch.compile(functools.partial(_overwrite, change=change))
 
 

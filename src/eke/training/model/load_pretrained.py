@@ -54,7 +54,6 @@ class LoadReport:
     unreached: tuple[str, ...] = ()
     """Parameters without effect on any output, which are frozen."""
     notes: tuple[str, ...] = ()
-    """Further warnings."""
     padding: str = "right"
     """Side on which rows can be padded. Empty if padding changes the other tokens."""
 
@@ -287,7 +286,6 @@ def _refusal(pretrained: PretrainedModel, why: str, instead: str) -> RunError:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return the first three names, and the number of further names."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 

@@ -107,8 +107,7 @@ class LossHead(nn.Module):
 def put_loss_head(model: nn.Module, fused: bool, change: str = "") -> None:
     """Make `model(labels=..., places=...)` return the summed loss instead of logits.
 
-    `change` is as in `logits_change`. Raises RunError: The model has no plain vocabulary
-    projection.
+    `change` is as in `logits_change`. Raises RunError: The model has no linear projection.
     """
     linear = cast(Any, getattr(model, "get_output_embeddings", lambda: None))()
     if type(linear) is not nn.Linear:

@@ -1,7 +1,4 @@
-"""Number formats, float32 copies of 16-bit weights, and torch.compile.
-
-Only this file sets torch's global flags.
-"""
+"""Number formats, torch.compile, and all uses of torch's global flags."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -239,8 +236,7 @@ MASTER = "master"
 """Key of the copies in the optimizer's state dict."""
 
 AT_ONCE_BYTES = 64 * 2**20
-"""Bytes of gradients per copy: larger groups need more memory, smaller ones more kernel
-launches."""
+"""Bytes per copy: more need more memory, fewer more kernel launches. An arbitrary choice."""
 
 
 def build_with_master(

@@ -56,17 +56,8 @@ def save_pretrained(
     """Write configurations, weights and tokenizer files (if given) into `folder`.
 
     transformers loads a model with equal logits. Adapters are written in peft's layout instead of
-    weights and config.json.
-
-    Args:
-        model: Model of transformers or peft, without wrappers of torch.compile or DDP.
-        folder: Folder, created if missing.
-        tokenizer: Tokenizer of transformers.
-        shard_bytes: Largest size of a weights file. The default is transformers 5's.
-        weights: Weights to write, if the model holds only shards.
-
-    Raises:
-        OSError: The disk is full or the folder is not writable. Its files are incomplete.
+    weights and config.json. `model` has no wrappers of torch.compile or DDP. If it holds only
+    shards, `weights` are written instead. Raises OSError: The folder is incomplete.
     """
     mine: Any = model
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,22 +89,16 @@ def _as_it_is() -> Iterator[None]:
     # Published generation configs contradict themselves (Llama 2: a temperature without sampling),
     # and transformers rejects them: before 5.23 always, since then if they were changed. accelerate
     # 1.15 imports DeepSpeed only to check for its wrapper: 1.3 s and a line on standard output.
-    def is_imported() -> bool:
-        return "deepspeed" in sys.modules
-
     with (
         patch.object(GenerationConfig, "validate", lambda *_, **__: None),
-        patch.object(other, "is_deepspeed_available", is_imported),
+        patch.object(other, "is_deepspeed_available", lambda: "deepspeed" in sys.modules),
     ):
         yield
 
 
 @torch.no_grad()
 def load_weights(model: nn.Module, folder: Path) -> None:
-    """Load the weights that `save_pretrained` wrote for an equal model, sharded or not.
-
-    Raises RunError: Tensors do not match. OSError: A file cannot be read.
-    """
+    """Load weights written by `save_pretrained`, sharded or not. RunError: They do not match."""
     places = adapter_tensors(model) if is_adapted(model) else model.state_dict()
     left = {_memory(tensor): name for name, tensor in places.items()}
 
@@ -158,7 +143,6 @@ def system_error(error: BaseException) -> OSError | None:
 
 
 def _is_converted(model: nn.Module) -> bool:
-    """Return whether transformers 5 saves the model with other names and shapes (experts)."""
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     mapping: Any = get_model_conversion_mapping
@@ -265,10 +249,7 @@ def stop_at_turns(plan: Plan, model: nn.Module) -> None:
 
 
 def name_classes(plan: Plan, model: nn.Module, report: LoadReport) -> list[str]:
-    """Write the data's class names into the model's configuration, and return warnings.
-
-    A class without a name is called `LABEL_number`. A warning reports a head with other classes.
-    """
+    """Write the data's class names into the configuration, and warn of a head with others."""
     task = plan.config.task
     names = class_names(plan)
     if not names or not isinstance(task, SequenceClassification):

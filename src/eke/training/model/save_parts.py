@@ -72,7 +72,6 @@ def _units(model: nn.Module, parts: SavedTensors) -> dict[str, list[str]]:
 
 
 def _written(model: nn.Module, parts: SavedTensors, names: list[str]) -> set[str]:
-    """Return the names of these weights in a file."""
     return set(_converted(model, {name: _empty(parts, name) for name in names}))
 
 

@@ -1,7 +1,4 @@
-"""Checks and corrections of a built model: unused parameters, experts, padding, dropout.
-
-Parameters without a gradient are frozen: data parallelism would wait, and optimizers decay them.
-"""
+"""Checks and corrections of a built model: unused parameters, experts, padding, dropout."""
 
 import functools
 import re
@@ -101,8 +98,7 @@ UNUSED: dict[str, tuple[str, ...]] = {
     # A second output bias, in addition to the decoder's, if embeddings are not tied.
     "BertForMaskedLM": ("cls.predictions.bias",),
 }
-"""Class of transformers 5 -> parameters that no module reads, unless they are shared. Complete for
-the families of `eke.models.sizes` (tested)."""
+"""Class of transformers 5 -> parameters without effect, complete for known families (tested)."""
 
 
 def freeze_unused(model: nn.Module) -> None:
@@ -115,7 +111,7 @@ def freeze_unused(model: nn.Module) -> None:
 
 
 def freeze_unreached(model: nn.Module) -> tuple[str, ...]:
-    """Freeze parameters outside the graph of the logits, and return their names."""
+    """Freeze parameters without gradient, which DDP would wait for, and return their names."""
     reached: set[int] = set()
     with own_random_numbers(next(model.parameters()).device):
         for seed in range(3):  # a parameter must be missing for all of these tokens
@@ -284,7 +280,6 @@ def _logits(model: Any, task: str, ids: Tensor, target: Tensor, **more: Tensor) 
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
-    """Return whether outputs are equal except for rounding."""
     # Rounding of float32 on a CPU, of TF32 on a GPU, or of several bfloat16 operations.
     tolerance = 1e-4 if one.device.type == "cpu" else 2e-2
     tolerance = tolerance if one.dtype is torch.float32 else 4e-2

@@ -1,7 +1,4 @@
-"""Effective options, read from the running objects into `job.effective`.
-
-Each note warns once if a requested option had no effect.
-"""
+"""Effective options, read from running objects, with a warning if one had no effect."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -92,7 +89,6 @@ def adapter_sizes(model: nn.Module) -> dict[str, Any]:
 
 
 def _method(found: dict[str, Any]) -> str:
-    """Return the `peft` option of such a model."""
     if not found or not found["adapted_modules"]:
         return "none"
     if found["magnitude_vectors"]:

@@ -104,8 +104,6 @@ def _bytes(tensors: list[torch.Tensor]) -> int:
     return sum(different.values())
 
 
-FUSED_LOSS = "linear_cross_entropy"
-
 MANY = 0.9
 """Fraction of labelled positions above which selecting them saves too little."""
 
@@ -122,7 +120,7 @@ def note_kernels(job: TrainingState, seen: ObservedKernels) -> None:
     _note_attention(job, seen)
     job.effective["loss_kernels"] = list(seen.loss_kernels)
     _note_sparse(job)
-    if has_fused_loss(plan) and FUSED_LOSS not in seen.loss_kernels:
+    if has_fused_loss(plan) and "linear_cross_entropy" not in seen.loss_kernels:
         job.warn("kernels.fused_linear_cross_entropy=true had no effect: the loss used all logits")
     if plan.config.kernels.option == "liger":
         count = job.effective["liger_modules"] = replaced_modules(job.bare_model)
@@ -131,7 +129,6 @@ def note_kernels(job: TrainingState, seen: ObservedKernels) -> None:
 
 
 def _note_attention(job: TrainingState, seen: ObservedKernels) -> None:
-    """Record the attention implementation of the model and the kernels that ran."""
     attention = job.plan.config.attention
     config: Any = job.bare_model.config
     implementation = str(getattr(config, "_attn_implementation", ""))
@@ -159,7 +156,6 @@ def expected_kernels(attention: Attention) -> frozenset[str]:
 
 
 def _note_sparse(job: TrainingState) -> None:
-    """Record how many positions of a micro-batch were projected onto the vocabulary."""
     head = loss_head(job.bare_model) if is_sparse(job.plan) else None
     if head is None or head.projected is None:
         return  # compiled code does not count positions
@@ -189,7 +185,6 @@ def note_trainer(job: TrainingState, trainer: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a JSON-ready value, with other objects as text."""
     text = json.dumps(
         value, default=lambda each: each.value if isinstance(each, Enum) else str(each)
     )

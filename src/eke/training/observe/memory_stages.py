@@ -55,7 +55,7 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 class AllocationProfile:
-    """Profile of one CPU step that measures the peak of tensor memory, unknown to PyTorch.
+    """Profile of one CPU step for the peak of tensor memory, which PyTorch does not count.
 
     The profiler reports each allocation and release of this thread with the bytes then allocated.
     Peak = bytes alive before + highest increase since the first report. A long step is profiled in
@@ -118,11 +118,7 @@ class AllocationProfile:
 
 @contextmanager
 def counted_in_every_thread() -> Iterator[bool]:
-    """Make PyTorch's CPU allocator count blocks of all threads, and yield whether it does.
-
-    A gloo thread often releases buffers that FSDP2 has gathered: without the flag the same run was
-    measured at 24 and 32 MB (docs/lab/memory.md).
-    """
+    """Make the CPU allocator count all threads' blocks (docs/lab/memory.md). Yields success."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
         flag = ctypes.c_bool.in_dll(library, "FLAGS_caffe2_report_cpu_memory_usage")

@@ -38,7 +38,6 @@ from eke.training.optimizer.update import RATIO, Groups, split
 
 
 def _make(name: str, groups: Groups, config: AdamW | Lion, **more: Any) -> Optimizer:
-    """Return an optimizer of the class `module:attribute`, with the common arguments."""
     if isinstance(config, AdamW):
         more["eps"] = config.eps
     made: Optimizer = resolve_name(name)(
@@ -189,7 +188,6 @@ class Composite(Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Make the optimizers use the states and groups of this one."""
         start = 0
         for part in self.parts:
             end = start + len(part.param_groups)

@@ -29,10 +29,7 @@ class Update(Protocol):
         """Add the gradients of the scalar `loss`, divided by the targets of the entire step."""
 
     def apply(self) -> Tensor | None:
-        """Clip, step and clear the gradients, and return their norm before clipping, on the device.
-
-        The norm covers the full model on all ranks. None if not requested.
-        """
+        """Clip, step and clear gradients, and return their global norm, None if not needed."""
 
     def hold(self, model: nn.Module) -> Held | None:
         """Return this rank's part of a sharded checkpoint, None if it has all. Collective."""

@@ -60,8 +60,6 @@ class PlainSum:
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """Range of a segment, with its neighbours."""
-
     address: int
     size: int
     small: bool
@@ -83,14 +81,11 @@ class CachingAllocator:
 
     def __init__(self) -> None:
         self.allocated = 0
-        """Bytes of blocks in use."""
         self.reserved = 0
-        """Bytes of all segments."""
         self._top = 0
         self._pools: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
         """Free blocks of small and of large segments: (size, address), sorted."""
         self._blocks: dict[int, _Block] = {}
-        """Blocks by address."""
         self._used: dict[int, _Block] = {}
 
     def malloc(self, key: int, num_bytes: int) -> None:
@@ -162,7 +157,6 @@ class CachingAllocator:
 
 
 NAME = "fakegpu"
-"""Name of the device in torch."""
 
 DEVICE_MODULE = SimpleNamespace(
     # If it were available, torch would copy constants to it, without a kernel for that.

@@ -33,7 +33,6 @@ def compile_for_trace(function: Any = None, backend: str = "inductor", **_: Any)
 
 
 def _without_kernels(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Run inductor without its kernels."""
     from torch._functorch.config import patch as patch_autograd
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.config import patch as patch_inductor
@@ -51,7 +50,6 @@ SETTINGS = {
     "cpp.simdlen": 1,  # vector instructions only change kernels
     "cpp.vec_isa_ok": True,  # otherwise a test program is compiled
 }
-"""Settings of inductor."""
 
 
 def _compile_graph(graph: GraphModule, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:

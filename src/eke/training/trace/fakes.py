@@ -1,10 +1,8 @@
 """Fake tensor cache, CUDA autocast rules, and patches of libraries for memory traces.
 
 New tensors and views are cached for the process by operator, shapes, strides and formats:
-FakeTensorMode's own cache takes twice as long.
-
-Source of the autocast rules: aten/src/ATen/autocast_mode.h, torch 2.13
-(AT_FORALL_LOWER_PRECISION_FP and related macros).
+FakeTensorMode's own cache takes twice as long. Source of the autocast rules: torch 2.13,
+aten/src/ATen/autocast_mode.h (AT_FORALL_LOWER_PRECISION_FP and related macros).
 """
 
 import contextlib
@@ -169,8 +167,7 @@ _FUSED_CAST = {
     aten.softmax.int: aten._softmax.default,
     aten.log_softmax.int: aten._log_softmax.default,
 }
-"""Operators that cast float16 to float32 inside the kernel, only on CUDA
-(aten/src/ATen/native/SoftMax.cpp)."""
+"""Operators that cast float16 inside the kernel, only on CUDA (native/SoftMax.cpp)."""
 
 weight_copies: dict[int, torch.Tensor] = {}
 """16-bit copies of weights by `id`: real memory until the outermost autocast region ends."""
@@ -335,7 +332,6 @@ def _random_state() -> torch.Tensor:
 
 
 def _fake_tables(optimizer: Any) -> None:
-    """Replace two tables of 256 numbers that are computed from data."""
     optimizer.name2qmap = {name: torch.empty(256) for name in ("dynamic", "udynamic")}
 
 

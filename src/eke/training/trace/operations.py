@@ -1,11 +1,9 @@
 """Operations of a memory trace: data-dependent results, CPU scratch memory, CUDA attention.
 
 Some CPU kernels size their scratch memory at run time. So each distinct call runs once on real
-zeros under the profiler, and the result is cached for the process.
-
-Source of the attention kernel selection: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and
-attention.cpp (scaled_dot_product_attention), torch 2.13. cuDNN's kernel keeps the same tensors as
-the flash kernel.
+zeros under the profiler, and the result is cached for the process. Source of the attention kernels:
+torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and attention.cpp. cuDNN's kernel
+keeps the same tensors as the flash kernel.
 """
 
 from collections.abc import Callable
@@ -57,10 +55,7 @@ class Questions:
         return NotImplemented
 
     def _grouped(self, one: Any, other: Any, offsets: Any) -> Any:
-        """Return products of groups of rows, also in float32, where fake tensors reject them.
-
-        Shapes and strides: torch/_meta_registrations.py, _create_grouped_mm_output_tensor.
-        """
+        """Return products of groups of rows as torch/_meta_registrations.py, also in float32."""
         if one.dim() == 2 and other.dim() == 2:
             shape: tuple[int, ...] = (offsets.shape[0], one.shape[0], other.shape[1])
         elif one.dim() == 2:
@@ -104,7 +99,6 @@ MAX_BYTES = 2**31
 """Largest arguments of a call that is run: larger calls would take too long."""
 
 _answers: dict[Any, int] = {}
-"""Call -> measured bytes."""
 
 
 def _takes_scratch(func: Any, args: tuple[Any, ...]) -> bool:
@@ -254,11 +248,7 @@ class Workspaces:
 
 
 def _mixed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return the bytes of operands that a CPU copies into the common format (CUDA casts inside).
-
-    Source: aten/src/ATen/TensorIterator.cpp, compute_types, also for outputs of in-place
-    operations.
-    """
+    """Return the bytes of operands that a CPU copies (TensorIterator.cpp, compute_types)."""
     common = _common_dtype(args)
     others = [t for t in args if isinstance(t, torch.Tensor) and t.dtype != common]
     return sum(tensor.numel() * common.itemsize for tensor in others)
@@ -283,20 +273,14 @@ def _common_dtype(args: tuple[Any, ...]) -> torch.dtype:
 
 
 def _reduced_wider(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return the bytes of the input of a reduction converted to another format, on a CPU.
-
-    Source: aten/src/ATen/native/ReduceOpsUtils.h, make_reduction.
-    """
+    """Return the bytes of a reduction's converted input (ReduceOpsUtils.h, make_reduction)."""
     dtype = kwargs.get("dtype")
     tensor = args[0]
     return 0 if dtype in (None, tensor.dtype) else int(tensor.numel() * dtype.itemsize)
 
 
 def flash_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return the bytes of float32 query gradients, and of gradients per query head of shared keys.
-
-    Source: aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd.
-    """
+    """Return the bytes of query sums and shared keys' gradients (flash_api.cpp, mha_bwd)."""
     (rows, heads, length, width), keys = args[1].shape, args[2]
     sums = torch.float32.itemsize * rows * heads * (length + -length % 128) * (width + -width % 32)
     shared = keys.shape[1] != heads

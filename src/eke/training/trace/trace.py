@@ -166,7 +166,6 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Record the results of an operator."""
         if func is _DEVICE_OF:
             return args[0].fake_device if type(args[0]) is FakeTensor else args[0].device
         if func is _ADDITION and self._is_in_place(args):
@@ -278,8 +277,7 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     def _is_in_place(self, args: tuple[Any, ...]) -> bool:
         """Return whether torch would add real tensors in place, but not subclasses of Tensor.
 
-        Autograd sums gradients this way (torch/csrc/autograd/input_buffer.cpp, accumulate), and
-        plain attention adds its mask (aten/src/ATen/native/transformers/attention.cpp).
+        Autograd (input_buffer.cpp, accumulate) and plain attention (attention.cpp) do it.
         """
         first = args[0]
         if type(first) is not FakeTensor:
@@ -298,8 +296,7 @@ def _with_random_state(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 WRITTEN_IN_PYTHON = ("eke", "transformers")
-"""Namespaces of operators that are Python functions and traced as such: the fused loss, and
-transformers' grouped products."""
+"""Namespaces of operators that are Python functions: fused loss, grouped products."""
 
 
 @functools.cache
