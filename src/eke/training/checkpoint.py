@@ -326,8 +326,7 @@ def _prune(newest: Path, keep: int, spare: int | None) -> None:
     """Remove all but the newest `keep` checkpoints up to the one just written, and `spare`."""
     folder = newest.parent
     mine = [path for path in checkpoints_in(folder) if (path / CHECKPOINT_FILES).is_file()]
-    # Later ones were damaged when this attempt began. Counting them would remove the only usable
-    # one.
+    # Later ones were damaged when this attempt began. Do not count them as usable.
     written = [path for path in mine if path.name <= newest.name]
     for path in sorted(written, reverse=True)[keep:]:
         if spare is None or path.name != checkpoint_name(spare):

@@ -157,7 +157,7 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
 
     @contextmanager
     def computing(self, model: nn.Module) -> Iterator[None]:
-        """Let `model` compute on all ranks, without backward, with one layer's weights at a time."""
+        """Let `model` compute on all ranks without backward, with one layer's weights at a time."""
         layers = find_layers(model)
         inner = {m for layer in layers for m in layer.modules()}
         forget: Any = lambda _: None  # noqa: E731  # only used here
@@ -225,8 +225,7 @@ def _storage(tensor: Any) -> Any:
     """Return the storage of a meta tensor that holds rows in `part`, None if there are none."""
     if type(tensor) not in (Tensor, nn.Parameter) or not tensor.is_meta:
         return None
-    # Torch keeps attributes of a storage while any tensor uses it, also after `parameter.data =
-    # ...`.
+    # torch keeps attributes of a storage while a tensor uses it, also after `x.data = ...`.
     storage = tensor.untyped_storage()
     return storage if hasattr(storage, "part") else None
 

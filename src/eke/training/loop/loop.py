@@ -163,7 +163,7 @@ def evaluate_at(job: TrainingState, step: int) -> None:
         row, classes = measure(job, job.update.even, partial(look_at_evaluation, job))
     note_evaluation(job, step, row, classes)
     job.eval_s += time.perf_counter() - start
-    # Check the last loss: a loss in another number format may have overflowed before.
+    # Check only the last loss: an earlier one may have overflowed in its own number format.
     is_last, loss = step == job.plan.steps.total, row[metrics.EVAL_LOSS]
     if is_last and job.plan.config.train.stop_on_nonfinite and not math.isfinite(loss):
         raise Diverged(f"the evaluation loss is {loss} at the last step, {step}")

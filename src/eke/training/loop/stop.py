@@ -48,8 +48,7 @@ class Stopped(Exception):
 
 def stop_with_supervisor() -> None:
     """End this worker when its parent process ends (Linux): save first if it is the only rank."""
-    # Several ranks are killed with their agent, which outlives its supervisor to stop them in
-    # order.
+    # The ranks of an agent are killed with it: it outlives its supervisor to stop them in order.
     if agent := os.environ.get(AGENT, ""):
         end_with_parent(signal.SIGKILL, agent)
     elif (supervisor := os.environ.get(SUPERVISOR, "")) != str(os.getpid()):

@@ -238,7 +238,7 @@ def fuse_adapters(plan: Plan, model: nn.Module) -> None:
     for layer in layers:
         place: object = (parent_of[layer], id(read[layer])) if layer in read else layer
         groups.setdefault(place, []).append(layer)
-    # Selective checkpointing keeps intermediate results.
+    # Selective checkpointing keeps intermediate results, which must not change.
     in_place = plan.config.memory.checkpointing is not Checkpointing.selective
     made = [SharedInput(group, in_place) for group in groups.values()]
     group_of = {layer: group for group in made for layer in group.layers}

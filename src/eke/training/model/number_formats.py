@@ -138,8 +138,7 @@ def kept_wide(plan: Plan, model: nn.Module) -> set[Tensor]:
         found = _narrow(model, dtype, plan.device.kind, tables=True)
         narrow = {(module, name) for module, name, _ in found}
     else:
-        # With casts per use, autocast casts only operands of products. One wide use makes a weight
-        # wide.
+        # Autocast casts only operands of products. One use in float32 makes a weight wide.
         experts = {*expert_weights(model).values()}
         # Switch's router casts its matrix in each forward pass.
         routers = [m for m in model.modules() if isinstance(vars(m).get("dtype"), torch.dtype)]

@@ -253,7 +253,7 @@ def check_head(model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]) ->
         found = model(**inputs, labels=labels).logits
     if found.dim() or not _alike(expected, found):
         why = f"{type(model).__name__} changes its logits after the projection"
-        raise RunError(f"kernels: {why}, so the head cannot take the loss -> kernels=none")
+        raise RunError(f"kernels: {why}, so its head cannot compute the loss -> kernels=none")
 
 
 @torch.no_grad()
@@ -267,7 +267,7 @@ def check_copies(model: nn.Module, copies: AbstractContextManager[Any]) -> None:
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        why = f"{type(model).__name__} mixes 16-bit weights with others"
+        why = f"{type(model).__name__} mixes 16-bit weights with other formats"
         raise RunError(f"precision.casts: {why} -> precision.casts=per_use") from error
 
 

@@ -113,7 +113,7 @@ def note_formats(job: TrainingState) -> None:
     dtypes = _dtypes(job.bare_model.parameters())
     if compute.frozen not in dtypes:
         key = "peft.base_weights" if is_adapted(job.bare_model) else "precision.weights"
-        job.warn(f"{key}={compute.frozen} had no effect: they are {', '.join(dtypes)}")
+        job.warn(f"{key}={compute.frozen} had no effect: weights are {', '.join(dtypes)}")
     if job.plan.config.model.freeze:
         frozen = [p for p in job.bare_model.parameters() if not p.requires_grad]
         job.effective["frozen_parameters"] = sum(map(_numbers, frozen))
@@ -154,10 +154,14 @@ def note_states(job: TrainingState) -> None:
     elif known.implementation not in ("", AUTO, loop):
         job.warn(f"optimizer={option} had no effect: the implementation is {loop or 'its own'}")
     for wanted, key, what in (
-        (known.quantises is not None, "optimizer_quantised_frac", "no state is quantised"),
-        (known.projects, "optimizer_projected_frac", "no state is projected"),
-        (known.pages, "optimizer_paged_bytes", "no state is paged"),
-        (known.rounds_at_random, "optimizer_stochastic_rounding", "no weight is rounded at random"),
+        (known.quantises is not None, "optimizer_quantised_frac", "the state is not quantised"),
+        (known.projects, "optimizer_projected_frac", "the state is not projected"),
+        (known.pages, "optimizer_paged_bytes", "the state is not paged"),
+        (
+            known.rounds_at_random,
+            "optimizer_stochastic_rounding",
+            "weights are not rounded at random",
+        ),
     ):
         if wanted and not found[key]:
             job.warn(f"optimizer={option} had no effect: {what}")

@@ -160,7 +160,7 @@ class InBackwardUpdate(Update):
         if self.knows_norm:
             # float32 also for bfloat16 gradients: rounded norms would give a wrong total.
             self._norms[parameter] = torch.linalg.vector_norm(parameter.grad, dtype=torch.float32)
-        # The optimizer sees only this weight. Searching all weights for each would take n^2 steps.
+        # Give the optimizer only this weight. Searching all for each weight would take n^2 steps.
         groups = self.optimizer.param_groups
         group = groups[self._group_of[parameter]]
         self.optimizer.param_groups = [{**group, "params": [parameter]}]
