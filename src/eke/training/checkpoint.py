@@ -323,7 +323,7 @@ def _checksum(path: Path) -> int:
 
 
 def _prune(newest: Path, keep: int, spare: int | None) -> None:
-    """Remove all but the newest `keep` checkpoints up to the one just written, and `spare`."""
+    """Remove checkpoints before `newest`, except the last `keep` and the one of step `spare`."""
     folder = newest.parent
     mine = [path for path in checkpoints_in(folder) if (path / CHECKPOINT_FILES).is_file()]
     # Later ones were damaged when this attempt began. Do not count them as usable.
