@@ -245,7 +245,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
 def train_with_trainer(job: TrainingState) -> None:
     """Train like `eke.training.loop.loop.train`. RunError: Trainer rejects arguments or update."""
     if type(job.update) is not PlainUpdate:
-        why = f"{type(job.update).__name__} shards the training state, Trainer cannot step it"
+        why = f"does not support {type(job.update).__name__}, which shards the training state"
         raise RunError(f"engine = trainer: {why}\n  -> engine=loop")
     with ExitStack() as look:  # cleans up when a step fails
         steps = Steps(job, job.update, look)

@@ -211,7 +211,7 @@ def pinned_backend(plan: Plan) -> Iterator[None]:
     pinned = BACKENDS.get(attention.backend) if attention.option == "sdpa" else None
     if pinned is None:
         without_cudnn = avoids_cudnn(plan.config, plan.device)
-        others = [b for b in BACKENDS.values() if b is not SDPBackend.CUDNN_ATTENTION]
+        others = list({*BACKENDS.values()} - {SDPBackend.CUDNN_ATTENTION})
         with sdpa_kernel(others) if without_cudnn else nullcontext():
             yield
         return

@@ -95,7 +95,7 @@ def linear_cross_entropy(
 ) -> Fused:
     """Return summed loss, loss per row, and gradients of hidden states, weight and bias.
 
-    Losses are float32. Gradients that are not `needed` are empty, in float16 times FLOAT16_SCALE.
+    Losses are float32. Gradients are empty if not `needed`, times FLOAT16_SCALE in float16.
     `dtype` is the format of products. A custom operator, which compilers do not change.
     """
     results = _outputs(hidden, weight, needed)
