@@ -84,7 +84,7 @@ def test_however_it_ends_the_same_command_continues_the_same_curve(
     steps = record_of(folder)["steps_done"]
     first = curve(folder)[:steps]
     (folder / "metrics.jsonl").unlink()
-    said = f"metrics.jsonl lacks {steps} of the {steps} steps"
+    said = f"metrics.jsonl lacks {steps} of the checkpoint's {steps} steps"
     assert said in ask_to_stop(*going(), signal.SIGTERM, "preempted")
     assert any(said in warning for warning in record_of(folder)["warnings"])
     kill_supervisor(*going())

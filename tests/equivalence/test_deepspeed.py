@@ -253,7 +253,7 @@ def test_two_ranks_continue_bit_for_bit(train_py, train_ranks, tmp_path) -> None
     both, _ = metrics.read_rows(folder / "metrics.jsonl")
     losses = [[r[metrics.LOSS] for r in metrics.latest(x, metrics.LOSS)] for x in (first, both)]
     assert losses[0] == losses[1]
-    assert "continuing after step 2" in (folder / "train.log").read_text()
+    assert "resuming after step 2" in (folder / "train.log").read_text()
 
 
 @pytest.mark.slow

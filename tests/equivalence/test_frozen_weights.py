@@ -132,7 +132,7 @@ def test_a_head_keeps_the_checkpoints_float32_values(saved, tmp_path):
     model, report = build_model_and_report(plan, CPU)
     (rounded,) = report.notes
     assert rounded in report.warnings
-    assert "float32 weights are rounded to bfloat16" in rounded
+    assert "from float32 to bfloat16" in rounded
     assert "base_weights=float32" in rounded
     assert torch.equal(model.classifier.weight, whole.classifier.weight)
     frozen = model.bert.embeddings.word_embeddings.weight

@@ -237,7 +237,7 @@ def test_parts_continue_bit_for_bit(state, train_ranks) -> None:
     os.remove(folder / "record.json")
     assert train_ranks(*case) == folder
     assert logged(folder) == first
-    assert "continuing after step 2" in (folder / "train.log").read_text()
+    assert "resuming after step 2" in (folder / "train.log").read_text()
 
 
 @pytest.mark.slow

@@ -1,1 +1,1 @@
-"""Training: model, optimizer, batches, distribution, loop, checkpoints, trace of memory."""
+"""Training: model, optimizer, batches, distribution, loop, checkpoints, memory traces."""

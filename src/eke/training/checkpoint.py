@@ -1,12 +1,10 @@
-"""Bit-exact checkpoints: weights, optimizer, loss scale and every random state.
+"""Bit-exact checkpoints: weights, optimizer, loss scale and all random states.
 
-A checkpoint folder is written under a temporary name, fsynced, listed with sizes and checksums,
-and renamed. The order of samples and the learning rate are functions of the step's number and need
-no saving. Weights are safetensors; the rest is loaded with `weights_only`, so that no checkpoint
-can run code.
-
-Where each rank holds a part (FSDP2, ZeRO), each writes its own (part_files.py), and rank 0 gives
-the folder its name once all have written. A killed rank leaves the checkpoint before as it was.
+A checkpoint folder is written under a temporary name, fsynced, listed with sizes and checksums, and
+renamed. A killed process does not change the checkpoint before. The order of samples and the
+learning rate are functions of the step. Weights are safetensors and other state is loaded with
+`weights_only`: a checkpoint cannot run code. With sharded state (FSDP2, ZeRO) each rank writes its
+part.
 """
 
 import logging
@@ -62,7 +60,7 @@ log = logging.getLogger(__name__)
 
 OPTIMIZER, STATE = "optimizer.pt", "state.json"
 _NAME = r"step-\d{8}"
-"""What `checkpoint_name` makes."""
+"""Pattern of the names from `checkpoint_name`."""
 
 
 Files = dict[str, tuple[int, int]]
@@ -71,24 +69,22 @@ Files = dict[str, tuple[int, int]]
 
 @dataclass
 class Saving:
-    """A checkpoint that is being written, by each rank in parts or by rank 0 alone."""
+    """Checkpoint that is being written, by each rank in parts or only by rank 0."""
 
     step: int
     spare: int | None
-    """Step of another checkpoint that stays."""
+    """Step of another checkpoint that is kept."""
     run: str
     unfinished: Path
     exports: bool
-    """Whether parts are also put together as a model that transformers loads."""
+    """Whether parts are also exported as a model that transformers can load."""
     held: Held | None = None
-    """This rank's part."""
     copied: Event = field(default_factory=Event)
-    """Set once the next update may change what is being saved."""
+    """Event set when the next update may change the saved state."""
     written: Future[Files] = field(default_factory=Future)
-    """This rank's files."""
 
     def write(self) -> None:
-        """Write this rank's part; an error is kept for those who ask for the result."""
+        """Write this rank's part. An error is raised by `written.result()`."""
         (held, self.held), files = (self.held, None), Files()
         try:
             if held is not None and held.writes:
@@ -113,7 +109,7 @@ def write_whole(
     random_states: Sequence[RandomState],
     tokenizer: Any = None,
 ) -> None:
-    """Write the state of a process that has it all; `random_states` has one of each rank."""
+    """Write the state of a process that holds it all. `random_states` are in order of ranks."""
     tensors = {
         "optimizer": optimizer.state_dict(),
         "scaler": scaler.state_dict() if scaler else {},
@@ -121,12 +117,12 @@ def write_whole(
     }
     with evaluation_weights(optimizer) as tensors["training_weights"]:
         save_pretrained(model, unfinished / EXPORT, tokenizer)
-    with open(unfinished / OPTIMIZER, "wb") as file:  # a file that torch opens loses the error
+    with open(unfinished / OPTIMIZER, "wb") as file:  # torch would hide the error of its own file
         torch.save(tensors, file)
 
 
 def unfinished_folder(folder: Path, step: int, pid: int) -> Path:
-    """Temporary folder of a checkpoint."""
+    """Return the temporary folder of a checkpoint."""
     return folder / f".{checkpoint_name(step)}.{pid}.tmp"
 
 
@@ -145,16 +141,13 @@ def finish_checkpoint(
     world_size: int = 1,
     files: Files | None = None,
 ) -> Path:
-    """Make all files but the durable `files` so, list them, then rename the folder.
-
-    Drops all but the newest `keep` complete checkpoints and that of the step `spare`.
-    """
+    """Sync and list files, rename the folder, and remove older ones but `keep` and `spare`."""
     final = unfinished.parent / checkpoint_name(step)
     write_json(unfinished / STATE, {"step": step, "world_size": world_size})
     write_json(unfinished / CHECKPOINT_FILES, _manifest(unfinished, files or {}))
     if final.is_dir() and not final.is_symlink():
         remove_tree(final)
-    else:  # what a damaged file system may leave, and no folder can be named over
+    else:  # a damaged file system may leave something that a folder cannot replace
         final.unlink(missing_ok=True)
     os.replace(unfinished, final)
     fsync_directory(final.parent)
@@ -163,20 +156,17 @@ def finish_checkpoint(
 
 
 def has_parts(path: Path) -> bool:
-    """Whether each rank has written its part."""
+    """Return whether each rank has written its part."""
     return next(path.glob("part-*"), None) is not None
 
 
 def load_model(path: Path, model: nn.Module, ranks: Ranks = ALONE) -> None:
-    """Put a checkpoint's weights into a model, whole or cut.
-
-    Raises RunError: they are of another model, or damaged, or ranks see other files.
-    """
+    """Load a checkpoint's weights into a model, sharded or not. RunError: They do not match."""
     if not has_parts(path):
         load_weights(model, path / EXPORT)
         return
     if len(set(together(ranks, path, lambda: PartFiles(path).note("origin")))) > 1:
-        raise RunError(f"{path}: the processes of this run see other files")
+        raise RunError(f"{path}: the processes of this run read different files")
     load_held(model, PartFiles(path))
 
 
@@ -189,11 +179,10 @@ def load_checkpoint(
     seed: int = 0,
     update: DeepSpeedUpdate | None = None,
 ) -> int:
-    """Restore what a checkpoint holds besides weights, which `load_model` has brought; its step.
+    """Restore the state other than weights, which `load_model` loads, and return its step.
 
-    Of DeepSpeed, `update` has made flat shards of the parameters. A rank that the checkpoint does
-    not know draws from `seed`, the step and its number. Raises RunError: only as many ranks as
-    wrote it can read it.
+    With DeepSpeed, `update` has made flat shards of the parameters. A rank without a saved random
+    state uses `seed`. Raises RunError: Only the number of ranks that wrote it can read it.
     """
     is_whole = update is None and place_in(model)[1] == 1
     if is_whole and not has_parts(path) and (path / OPTIMIZER).is_file():
@@ -210,10 +199,10 @@ def load_checkpoint(
         load_state(stepped, optimizer.state, saved, own)
         if update is None:
             for group, before in zip(optimizer.param_groups, saved.groups or (), strict=False):
-                for key, value in before.items():  # a rate that is a tensor is set before a step
+                for key, value in before.items():  # a rate in a tensor is set before each step
                     if isinstance(value, int | float) and not torch.is_tensor(group.get(key)):
                         group[key] = value
-            load_optimizer(optimizer, optimizer.state_dict())  # to where each state belongs
+            load_optimizer(optimizer, optimizer.state_dict())  # moves states to their devices
     if scaler is not None and scales:
         scaler.load_state_dict(scales)
     step = int(read_json(path / STATE)["step"])
@@ -225,11 +214,11 @@ def load_checkpoint(
 
 
 Found = tuple[SavedTensors, dict[str, Any], dict[str, Any], dict[int, RandomState]]
-"""What an optimizer keeps, a rank's own values, the loss scale, random states by rank."""
+"""Optimizer state, a rank's own values, the loss scale, and random states by rank."""
 
 
 def _read_former(path: Path) -> Found:
-    """One rank's flat shards, as ZeRO saved them up to eke 0.10."""
+    """Read a rank's flat shards in the format of ZeRO up to eke 0.10."""
     content = _load_tensors(path)
     own = {f"{n}@{k}": v for n, s in enumerate(content["optimizer"]) for k, v in s.items()}
     own |= {f"{n}@{MASTER}": tensor for n, tensor in enumerate(content["master"])}
@@ -253,7 +242,7 @@ def _read(path: Path, stepped: list[Stepped], optimizer: Any, rank: int, world_s
         saved = of_one_file(content, [*chain(*names.values())], copied)
         return saved, {}, content["scaler"], dict(enumerate(content["random"]))
     raise RunError(
-        f"{path}: holds optimizer state that only the {wrote} processes that wrote it can read\n"
+        f"{path}: its optimizer state needs the number of processes that wrote it, {wrote}\n"
         f"  -> distributed.num_processes={wrote}"
     )
 
@@ -264,11 +253,9 @@ def _load_tensors(path: Path, mmap: bool = False) -> dict[str, Any]:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Restore an optimizer in the formats it was saved in.
-
-    torch 2.13 casts states to the format of their weight, which may be narrower: transformers'
-    Adafactor keeps float32 state for bfloat16 weights.
-    """
+    """Restore an optimizer in the formats in which it was saved."""
+    # torch 2.13 casts states to the format of their weight, which may be narrower: transformers'
+    # Adafactor keeps float32 state for bfloat16 weights.
     optimizer.load_state_dict(saved)
     weights = [p for group in optimizer.param_groups for p in group["params"]]
     for number, state in saved["state"].items():
@@ -279,13 +266,13 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Folders and files with a checkpoint's name; links do not count."""
+    """Return folders and files with a checkpoint's name, without links."""
     found = [p for p in folder.glob("step-*") if re.fullmatch(_NAME, p.name)]
     return [path for path in found if not path.is_symlink()]
 
 
 def newest_complete(folder: Path) -> Path | None:
-    """Find the newest intact checkpoint; damaged ones are skipped with a warning."""
+    """Find the newest intact checkpoint. Damaged ones are skipped with a warning."""
     for path in sorted(checkpoints_in(folder), reverse=True):
         problem = find_damage(path)
         if not problem:
@@ -295,7 +282,7 @@ def newest_complete(folder: Path) -> Path | None:
 
 
 def find_damage(path: Path) -> str:
-    """Reason that a checkpoint is unusable; empty if it is intact."""
+    """Return why a checkpoint is unusable, "" if it is intact."""
     try:
         with hold_folder(path, own=True):
             manifest = read_json(path / CHECKPOINT_FILES)
@@ -314,7 +301,7 @@ def find_damage(path: Path) -> str:
 
 
 def _manifest(folder: Path, known: Files) -> Files:
-    """Size and checksum of each file, after making it durable, unless they are `known`."""
+    """Sync files other than `known`, and return size and checksum of all."""
     content = dict(known)
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         if (name := file.relative_to(folder).as_posix()) not in known:
@@ -327,7 +314,7 @@ def _manifest(folder: Path, known: Files) -> Files:
 
 
 def _checksum(path: Path) -> int:
-    """CRC-32, against truncation and corruption, not against an adversary."""
+    """Return a CRC-32, which detects truncation and corruption, but not manipulation."""
     value = 0
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -336,13 +323,10 @@ def _checksum(path: Path) -> int:
 
 
 def _prune(newest: Path, keep: int, spare: int | None) -> None:
-    """Drop what is older than the newest `keep`, counted from the one just written; but `spare`.
-
-    One of a later step was skipped as damaged when this attempt began: it counts for nothing, or
-    it would push out the only checkpoint that can be used.
-    """
+    """Remove checkpoints before `newest`, except the last `keep` and the one of step `spare`."""
     folder = newest.parent
     mine = [path for path in checkpoints_in(folder) if (path / CHECKPOINT_FILES).is_file()]
+    # Later ones were damaged when this attempt began. Do not count them as usable.
     written = [path for path in mine if path.name <= newest.name]
     for path in sorted(written, reverse=True)[keep:]:
         if spare is None or path.name != checkpoint_name(spare):
@@ -353,16 +337,13 @@ def _prune(newest: Path, keep: int, spare: int | None) -> None:
 
 
 def together(ranks: Ranks, final: Path, action: Callable[[], Any] | None) -> list[Any]:
-    """Results of each rank's action, if it has one; an error of one is raised on all.
-
-    That of the system is raised as it is.
-    """
+    """Return each rank's result of its action, if any. An error of one rank is raised on all."""
     result: Any = None
     failed: Exception | None = None
     try:
         result = action() if action else None
     except Exception as error:
-        system = system_error(error)  # libraries hide it
+        system = system_error(error)  # hidden by libraries
         failed = OSError(system.errno, system.strerror, str(final)) if system else error
     said: Any = failed and repr(failed)
     if isinstance(failed, OSError):

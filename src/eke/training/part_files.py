@@ -1,9 +1,8 @@
-"""Training state in parts: one safetensors file for each rank, read by any number of ranks.
+"""Training state in parts: one safetensors file per rank, read by any number of ranks.
 
-A tensor in a file is a range of the numbers of a larger one (rows of it under FSDP2), or the rank's
-own; the header says which, so that a reader takes what it needs from any of the files. Nothing in
-a file can run code. Weights have the names of the model's `state_dict`; `NAME@KEY` is what an
-optimizer keeps for one.
+A tensor in a file is a range of elements of a larger tensor (rows under FSDP2), given in the
+header, or belongs only to the rank. Weights have their names in the model's `state_dict`, and
+`NAME@KEY` is optimizer state.
 """
 
 import json
@@ -23,40 +22,40 @@ from torch import Tensor
 from eke.common.errors import RunError
 
 _BLOCK = 16 << 20
-"""Bytes that are checked and written at once."""
+"""Bytes that are checked and written at a time."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What one rank has of a tensor."""
+    """Elements of a tensor on one rank."""
 
     tensor: Tensor
     first: int = 0
-    """Its first number's place in the whole tensor."""
+    """Index of the first element in the full tensor."""
     shape: tuple[int, ...] | None = None
-    """Of the whole tensor; None if this is the rank's own."""
+    """Shape of the full tensor. None if the tensor belongs only to this rank."""
 
 
 @dataclass
 class Held:
-    """What one rank writes of a checkpoint in parts."""
+    """Part of a checkpoint that a rank writes."""
 
     pieces: dict[str, Piece]
     notes: dict[str, Any] = field(default_factory=dict)
     """JSON values, which may contain tensors."""
     rank: int = 0
     world_size: int = 1
-    """Of those that write: with replicas, those of one."""
+    """Number of ranks that write: the ranks of one replica."""
     writes: bool = True
 
 
 def part_name(rank: int, world_size: int) -> str:
-    """File of one rank's part."""
+    """Return the file name of a rank's part."""
     return f"part-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
 def why_incomplete(names: Iterable[str]) -> str:
-    """Which part the names of a checkpoint's files lack, or have too many; empty if none."""
+    """Return which part is missing from or foreign to the names of a checkpoint, "" if none."""
     parts = {name for name in names if name.startswith("part-")}
     found = re.fullmatch(r"part-\d{5}-of-(\d{5})\.safetensors", max(parts, default=""))
     expected = {part_name(rank, int(found[1])) for rank in range(int(found[1]))} if found else set()
@@ -65,10 +64,7 @@ def why_incomplete(names: Iterable[str]) -> str:
 
 
 def write_part(path: Path, held: Held, origin: str) -> tuple[int, int]:
-    """Write a new file, tensor by tensor, and make it durable; returns its size and its CRC-32.
-
-    `origin` is the same on every rank, and other in every other checkpoint.
-    """
+    """Write and sync a new file, and return its size and CRC-32. `origin` names the checkpoint."""
     # Wide formats first, so that each tensor is aligned.
     pieces = sorted(held.pieces.items(), key=lambda item: (-item[1].tensor.itemsize, item[0]))
     formats = {dtype: name for name, dtype in _TYPES.items()}
@@ -99,17 +95,17 @@ def write_part(path: Path, held: Held, origin: str) -> tuple[int, int]:
 
 
 class SavedTensors:
-    """Tensors by name, of which ranges can be read, and what else an optimizer keeps."""
+    """Tensors by name, readable in ranges, and other optimizer state."""
 
     def __init__(self, values: Mapping[str, Any], groups: list[dict[str, Any]] | None) -> None:
-        """Hold tensors, and by `NAME@KEY` other values; `groups` are the optimizer's."""
+        """Hold tensors, other values by `NAME@KEY`, and the optimizer's groups."""
         self.numbers = {n: value for n, value in values.items() if not isinstance(value, Tensor)}
         self.groups = groups
         self.tied: dict[str, str] = {}
-        """Other names of a tensor -> the name that it was written under."""
+        """Other names of a tensor -> name under which it was written."""
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._ranges: dict[str, list[tuple[int, Tensor]]] = {}
-        """First number, and those that follow in one file."""
+        """Index of the first element and flat elements of each range."""
         for name in values.keys() - self.numbers:
             self._add(name, values[name], 0, values[name].shape)
 
@@ -119,11 +115,11 @@ class SavedTensors:
 
     @property
     def names(self) -> list[str]:
-        """Of all tensors, in alphabetical order; each under one name."""
+        """Names of all tensors, in alphabetical order, without other names of the same tensor."""
         return sorted(self._shapes)
 
     def keys(self) -> dict[str, list[str]]:
-        """Name of a weight -> keys of what the optimizer keeps for it."""
+        """Return the keys of optimizer state by name of the weight."""
         found: dict[str, list[str]] = {}
         for name in (*self.names, *self.numbers):
             weight, of_state, key = name.rpartition("@")
@@ -132,23 +128,20 @@ class SavedTensors:
         return found
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """Return the shape of the full tensor."""
         return self._shapes[self._known(name)]
 
     def dtype(self, name: str) -> torch.dtype:
-        """Format it was written in."""
+        """Return the format in which the tensor was written."""
         return self._ranges[self._known(name)][0][1].dtype
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor; not to be changed, it may be a file's."""
+        """Return a full tensor, which may be a mapped file and must not be changed."""
         shape = self.shape(name)
         return self.read_flat(name, 0, prod(shape)).reshape(shape)
 
     def read_flat(self, name: str, first: int, last: int) -> Tensor:
-        """Numbers `first` to `last` (exclusive) of a tensor; not to be changed.
-
-        Raises RunError: there is no such tensor.
-        """
+        """Return elements `first` to `last` (exclusive) of a tensor, which must not be changed."""
         ranges = self._ranges[self._known(name)]
         found = [
             numbers[max(first, start) - start : last - start]
@@ -166,12 +159,7 @@ class SavedTensors:
 
 
 class PartFiles(SavedTensors):
-    """All parts of a checkpoint as one.
-
-    Files are mapped: a tensor takes memory once its numbers are used.
-
-    Raises RunError: a part is missing, damaged or of another checkpoint, or numbers are in no part.
-    """
+    """All parts of a checkpoint as one, in mapped files. RunError: Parts or ranges are missing."""
 
     def __init__(self, folder: Path) -> None:
         from safetensors import SafetensorError, safe_open
@@ -187,7 +175,7 @@ class PartFiles(SavedTensors):
             if self.note("origin", len(self._files) - 1) != self.note("origin"):
                 raise RunError(f"{path}: is of another checkpoint")
         self.world_size = len(self._files)
-        """Of the ranks that wrote."""
+        """Number of ranks that wrote the checkpoint."""
         super().__init__({}, self.note("groups"))
         self.tied = self.note("tied") or {}
         for rank, file in enumerate(self._files):
@@ -198,13 +186,13 @@ class PartFiles(SavedTensors):
             ranges.sort(key=lambda each: (each[0], len(each[1])))
             ends = [0, *(first + len(numbers) for first, numbers in ranges)]
             if [*(first for first, _ in ranges), prod(self._shapes[name])] != ends:
-                raise RunError(f"{folder}: the parts do not make up {name}")
+                raise RunError(f"{folder}: the parts of {name} have gaps or overlap")
 
     def note(self, key: str, rank: int = 0) -> Any:
-        """A JSON value that this rank wrote; None if it did not."""
+        """Return a JSON value that this rank wrote, None if it did not."""
         return json.loads(self._files[rank].metadata().get(key, "null"))
 
     def own(self, rank: int) -> dict[str, Tensor]:
-        """Tensors of one rank of those that wrote, which no other can use."""
+        """Return the tensors of a writing rank that other ranks cannot use."""
         names = self._files[rank].keys() - self.note("places", rank).keys()
         return {name: self._files[rank].get_tensor(name) for name in sorted(names)}

@@ -1,7 +1,7 @@
-"""What a rank holds of a training state, as pieces of a checkpoint, and back from any checkpoint.
+"""Conversion between a rank's training state and the pieces of a checkpoint.
 
-Schedule-Free's weights are its average under their own names, and `NAME@training` are those that
-it trains. `NAME@master` is the float32 copy of a narrower weight.
+`NAME` is Schedule-Free's average weight, `NAME@training` its training weight, and `NAME@master` the
+float32 copy of a 16-bit weight.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,9 +26,9 @@ TRAINING = "training"
 
 
 def named_weights(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What a checkpoint has of a model, and other names of it; of adapters what is trained alone.
+    """Return the saved weights of a model (only trained ones with adapters), and their other names.
 
-    Every rank must call it: a hook of FSDP2 first cuts again what an evaluation has left whole.
+    Collective: FSDP2 first shards weights that an evaluation has gathered.
     """
     found: dict[str, Tensor] = {}
     first: dict[int, str] = {}
@@ -42,22 +42,22 @@ def named_weights(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def place_of(tensor: Tensor) -> tuple[int, int, bool]:
-    """This rank's number among those with other rows, their count, and whether it is to write."""
+    """Return rank and number of the ranks that share a tensor, and whether this rank writes it."""
     from torch.distributed.tensor import DTensor
 
     if not isinstance(tensor, DTensor):
         return 0, 1, True
-    *copy, rank = tensor.device_mesh.get_coordinate() or [0]  # `build_mesh`: "shard" is the last
+    *copy, rank = tensor.device_mesh.get_coordinate() or [0]  # "shard" is last (`build_mesh`)
     return rank, tensor.device_mesh.size(len(copy)), not any(copy)
 
 
 def place_in(model: nn.Module) -> tuple[int, int, bool]:
-    """The same for the tensors of a model that are cut."""
+    """Return `place_of` for the sharded tensors of a model."""
     return max(map(place_of, model.parameters()), key=lambda place: place[1])
 
 
 def row_piece(tensor: Tensor, rank: int = 0, world_size: int = 1) -> Piece:
-    """View of the rows that this rank has of a cut tensor, or is to write of a whole one."""
+    """Return a view of this rank's rows of a sharded tensor, or of its share of a full tensor."""
     cut = place_of(tensor)[1] > 1
     rank, world_size = place_of(tensor)[:2] if cut else (rank, world_size)
     shape = tuple(tensor.shape)
@@ -68,22 +68,19 @@ def row_piece(tensor: Tensor, rank: int = 0, world_size: int = 1) -> Piece:
 
 @dataclass(frozen=True)
 class Stepped:
-    """One parameter of an optimizer, and which weights it has numbers of."""
+    """Parameter of an optimizer, and the weights whose elements it contains."""
 
     parameter: Tensor
     cut: Callable[[Tensor], dict[str, Piece]]
-    """A tensor of the parameter's size -> views of this rank's numbers, by the weight's name."""
+    """Function from a tensor of the parameter's size to this rank's elements, by weight."""
     is_copy: bool = False
-    """In float32, of weights in another format."""
+    """Whether the parameter is a float32 copy of weights in another format."""
     held: Callable[[bool], AbstractContextManager[bool]] = lambda write: nullcontext(False)
-    """Brings it into memory, to `write` it perhaps; yields whether it goes again."""
+    """Context that loads the parameter, to be written if true, and yields whether it was loaded."""
 
 
 def stepped_by(model: nn.Module, optimizer: Optimizer, *place: int) -> list[Stepped]:
-    """The parameters of an optimizer over whole weights or FSDP2's parts of them.
-
-    `place` is this rank and the number of ranks, where they share out what is not cut.
-    """
+    """Return an optimizer's parameters over weights, of which `place` (rank, ranks) has a share."""
     names = {id(tensor): name for name, tensor in named_weights(model)[0].items()}
     copied = copied_from(optimizer)
 
@@ -95,7 +92,7 @@ def stepped_by(model: nn.Module, optimizer: Optimizer, *place: int) -> list[Step
 
 
 def hold(model: nn.Module, optimizer: Optimizer) -> Held:
-    """Weights and optimizer state of a model that FSDP2 has cut."""
+    """Return weights and optimizer state of a model sharded by FSDP2."""
     rank, world_size, writes = place_in(model)
     with evaluation_weights(optimizer) as training:
         found, tied = named_weights(model)
@@ -117,7 +114,7 @@ def hold(model: nn.Module, optimizer: Optimizer) -> Held:
 def hold_state(
     held: Held, stepped: list[Stepped], states: Mapping[Any, Any], groups: Any = None
 ) -> Held:
-    """Add what an optimizer keeps to the weights that a rank holds."""
+    """Add optimizer state to a rank's weights."""
     held.notes |= {"numbers": {}, "groups": groups}
     for number, each in enumerate(stepped):
         with each.held(False) as borrowed:
@@ -125,7 +122,7 @@ def hold_state(
             if each.is_copy:
                 state[MASTER] = each.parameter
             sized = {k: v for k, v in state.items() if isinstance(v, Tensor) and v.dim()}
-            own = any(v.shape != each.parameter.shape for v in sized.values())  # scales of blocks
+            own = any(v.shape != each.parameter.shape for v in sized.values())  # block scales
             for key, value in sized.items():
                 found = {str(number): Piece(value)} if own else each.cut(value)
                 for name, piece in found.items():
@@ -134,7 +131,7 @@ def hold_state(
                         held.pieces[f"{name}@{key}"] = replace(piece, tensor=kept)
             for name, piece in each.cut(each.parameter).items():
                 if piece.first or not piece.tensor.numel():
-                    continue  # the rank with a weight's first number writes what it has one of
+                    continue  # the rank with the first element writes scalars
                 for key in state.keys() - sized:
                     if isinstance(value := state[key], Tensor):
                         held.pieces[f"{name}@{key}"] = Piece(value, 0, ())
@@ -145,14 +142,11 @@ def hold_state(
 
 @torch.no_grad()
 def load_held(model: nn.Module, saved: SavedTensors) -> None:
-    """Put the saved weights into a model, whole or cut by FSDP2, in place.
-
-    Raises RunError: a tensor is missing, unknown, or of another size or format.
-    """
+    """Load the saved weights into a model, sharded or not. RunError: They do not match."""
     places, tied = named_weights(model)
     for name in saved.names:
         if "@" not in name and name not in places and name not in tied:
-            raise RunError(f"{name} has no place in {type(model).__name__}")
+            raise RunError(f"{name} is not a tensor of {type(model).__name__}")
     for name, place in places.items():
         there, here = (saved.shape(name), saved.dtype(name)), (tuple(place.shape), place.dtype)
         if there != here:
@@ -170,7 +164,7 @@ def _fill(views: dict[str, Piece], saved: SavedTensors, key: str = "") -> None:
 def load_state(
     stepped: list[Stepped], states: Any, saved: SavedTensors, own: Mapping[str, Any]
 ) -> None:
-    """Put what an optimizer keeps into its `states`; `own` are values that no other rank needs."""
+    """Load optimizer state into `states`. `own` contains values of this rank only."""
     keys = saved.keys()
     for number, each in enumerate(stepped):
         with each.held(True):
@@ -197,11 +191,7 @@ def load_state(
 
 
 def of_one_file(content: dict[str, Any], names: list[str], copied: list[str]) -> SavedTensors:
-    """What one process has written of its optimizer, by the names of the weights.
-
-    `names` are in the order of the optimizer's parameters, `copied` in that of its float32 copies,
-    if it is another.
-    """
+    """Return the optimizer state of one process, by names of the parameters and of their copies."""
     states = content["optimizer"]
     values = {f"{names[n]}@{k}": v for n, s in states["state"].items() for k, v in s.items()}
     copies = zip(copied or names, states.get(MASTER, []), strict=False)

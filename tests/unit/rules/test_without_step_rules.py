@@ -217,5 +217,5 @@ def test_a_backward_pass_that_is_compiled_whole_returns_all_gradients_together()
 def test_a_declared_gpu_is_not_this_machine(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     plan = SimpleNamespace(device=H200)
-    with pytest.raises(RuntimeError, match="sees no GPU"):
+    with pytest.raises(RuntimeError, match="has no GPU"):
         torch_device(plan)

@@ -171,7 +171,7 @@ def test_names_that_are_gone_are_told(trained, export, tmp_path, monkeypatch) ->
     finally:
         shutil.move("elsewhere.jsonl", "rows.jsonl")
     assert code == 0
-    assert "warning: the configuration does not name the classes: " in out
+    assert "warning: the configuration lacks class names: " in out
 
 
 def test_merging_without_adapters_is_told(export, tmp_path) -> None:
@@ -283,7 +283,7 @@ def test_what_was_left_random_is_not_merged(export, tmp_path, monkeypatch) -> No
     )
     code, _, err = export("lora", tmp_path / "out", "--merge")
     assert code == 1
-    assert err == "cannot merge: 1 tensor left random: x; the run did not save them\n"
+    assert err == "cannot merge: 1 tensor left random: x. The run did not save them\n"
     assert not any(tmp_path.iterdir())
 
 

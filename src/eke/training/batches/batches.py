@@ -22,33 +22,32 @@ from eke.training.batches.tasks import Key, Sample, lay_end_to_end
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Input of one forward pass, with counts known on the host."""
+    """Input of one forward pass, with counts on the host."""
 
     inputs: dict[str, Tensor]
-    """Arguments of the model's forward pass; `input_ids` has shape (samples, longest)."""
+    """Arguments of the model's forward pass. `input_ids` has shape `[samples, longest]`."""
     labels: Tensor
-    """Aligned with the logits: (samples, longest), or (samples,) in classification; of several
-    classes (samples, classes), float32. NaN is IGNORED among numbers."""
+    """Labels aligned with the logits: `[samples, longest]`, in classification `[samples]`, with
+    multiple labels float32 `[samples, classes]`. NaN is IGNORED among numbers."""
     num_samples: int
     num_targets: int
-    """Labels with loss; the loss of a step is the mean over them."""
+    """Labels with loss. The loss of a step is the mean over them."""
     num_tokens: int
-    """Input and target tokens that are not padding."""
+    """Input and target tokens without padding."""
     places: Tensor | None = None
-    """Of the labels that count, in the flattened labels: (num_targets,), int64; None where logits
-    are wanted everywhere."""
+    """Indices of labels with loss in the flattened labels, int64. None if all logits are needed."""
     sources: Tensor | None = None
-    """Whether each label is of each source of a mix, (..., sources)."""
+    """Whether each label belongs to each source of a mix, `[..., sources]`."""
     samples_of: tuple[int, ...] = ()
     """Samples of each source of a mix."""
     targets_of: tuple[int, ...] = ()
     """Labels with loss of each source of a mix."""
     num_skipped: int = 0
-    """Rows of a stream that were skipped before."""
+    """Rows of a stream that were skipped before these."""
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Targets, samples and tokens; samples of each source, then targets of each."""
+        """Targets, samples, tokens, samples per source and targets per source."""
         sizes = self.num_targets, self.num_samples, self.num_tokens
         return sizes + self.samples_of + self.targets_of
 
@@ -73,11 +72,11 @@ class MicroBatch:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of two tokens or more in rows that they may share; 0 where they may not."""
+        """Sequences of at least two tokens in rows that sequences can share, else 0."""
         positions = self.inputs.get("position_ids")
         if positions is None:
             return 0
-        # Padding stays at position 0.
+        # All padding is at position 0.
         return int(((positions[:, :-1] == 0) & (positions[:, 1:] == 1)).sum())
 
     def to(self, device: torch.device) -> "MicroBatch":
@@ -85,7 +84,7 @@ class MicroBatch:
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def without_targets(self) -> "MicroBatch":
-        """A placeholder with the same inputs that contributes no gradient, samples or tokens."""
+        """Return a placeholder with the same inputs that adds no gradient, samples or tokens."""
         blank = math.nan if self.labels.is_floating_point() else IGNORED
         labels = torch.full_like(self.labels, blank)
         places = None if self.places is None else self.places[:0]
@@ -94,11 +93,11 @@ class MicroBatch:
         return replace(made, num_samples=0, num_targets=0, num_tokens=0)
 
     def pin_memory(self) -> "MicroBatch":
-        """In page-locked memory; the DataLoader calls this."""
+        """Return a copy in page-locked memory, for the DataLoader."""
         return self.map(Tensor.pin_memory)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "MicroBatch":
-        """With each of its tensors changed."""
+        """Return a copy with a function applied to each tensor."""
         inputs = {name: change(tensor) for name, tensor in self.inputs.items()}
         places, sources = (x if x is None else change(x) for x in (self.places, self.sources))
         labels = change(self.labels)
@@ -107,33 +106,32 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Collator:
-    """Collator of a micro-batch: padded to the longest, or concatenated."""
+    """Collator of a micro-batch, which pads samples to the longest or concatenates them."""
 
     needs_mask: bool
     """Whether the model needs an attention mask for padding."""
     pad: int = PAD
-    """Padding id."""
     multiple: int = 1
-    """Rows are padded to a multiple of this many tokens."""
+    """Multiple of tokens to which rows are padded."""
     left: bool = False
-    """Left padding, for models that use the last position."""
+    """Whether to pad on the left, for models that use the last position."""
     padding_free: bool = False
-    """Concatenate all samples into one row with restarting positions."""
+    """Whether to concatenate all samples into one row with restarting positions."""
     sparse: bool = False
-    """Add the positions of labels with loss."""
+    """Whether to add the indices of labels with loss."""
     shift: Callable[[Tensor], Tensor] | None = None
-    """From labels to the decoder's inputs, in seq2seq; it leaves labels as they are."""
+    """Function from labels to the decoder's inputs, in seq2seq. It does not change the labels."""
     types: bool = False
-    """Add token_type_ids; zeros where samples have none."""
+    """Whether to add token_type_ids, zeros for samples without them."""
     num_sources: int = 0
-    """Sources of a mix, of which each sample names one."""
+    """Number of sources of a mix. Each sample names its source."""
     shorten: bool = False
-    """Shorten the last of several samples, so that memory probes have padding."""
+    """Whether to shorten the last of several samples, so that memory probes have padding."""
 
     def __call__(self, samples: list[Sample]) -> MicroBatch:
-        """One micro-batch from at least one sample."""
+        """Build a micro-batch from at least one sample."""
         if self.shorten and len(samples) > 1:
-            # Without the first token of each sequence: a model may pool at the last.
+            # Drop the first token of each sequence, since a model may pool at the last.
             shorter = {
                 name: row[1:] if row.ndim and row.dtype.kind != "f" and len(row) > 1 else row
                 for name, row in samples[-1].items()
@@ -144,7 +142,8 @@ class Collator:
         inputs = {"input_ids": self._pad(ids, self.pad)}
         num_tokens = sum(map(len, ids))
         if "position_ids" in rows[0]:
-            # Each padding token at position 0 is a separate sequence, invisible to others.
+            # Each padding token at position 0 is a sequence of its own, without attention to
+            # others.
             inputs["position_ids"] = self._pad([row["position_ids"] for row in rows], 0)
         if self.needs_mask:
             inputs["attention_mask"] = self._pad([np.ones_like(row) for row in ids], 0)
@@ -155,7 +154,7 @@ class Collator:
         whole = each[0].ndim == 0 or each[0].dtype.kind == "f"
         labels = np.stack(each) if whole else self._pad(each, IGNORED)
         counts = is_label(labels)
-        sources, first = None, [0] * len(samples)  # a probe's samples name no source
+        sources, first = None, [0] * len(samples)  # samples of probes have no source
         if self.num_sources:
             of = np.zeros(labels.shape, int)
             if "source" in rows[0]:
@@ -181,7 +180,7 @@ class Collator:
         )
 
     def _pad(self, rows: list[np.ndarray], value: int) -> np.ndarray:
-        """Rows of shape (length,) as one array (rows, longest)."""
+        """Return rows of shape `[length]` as one array `[rows, longest]`."""
         longest = max(map(len, rows))
         padded = np.full((len(rows), longest + -longest % self.multiple), value)
         for into, row in zip(padded, rows, strict=True):
@@ -190,27 +189,22 @@ class Collator:
 
 
 SAMPLES_AT_ONCE = 2**16
-"""Of a stream, of which the order is made at a time."""
+"""Samples of a stream whose order is computed at a time."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """Samples of optimizer step k, a function of the seed and k.
-
-    Micro-batches and ranks only cut a step's samples: any split of the same global batch trains
-    on the same ones. Each epoch is a new permutation.
-    """
+    """Samples of each step, a function of seed and step, with a new permutation per epoch."""
 
     num_samples: int
     samples_per_step: int
     seed: int
     lengths: np.ndarray | None = None
-    """Tokens of each sample, where those of similar length shall share a step."""
+    """Tokens of each sample, if samples of similar length are to share a step."""
     mix: Draws | None = None
-    """The samples of an epoch are the next `num_samples` draws from the sources of a mix."""
+    """Draws from the sources of a mix, `num_samples` per epoch."""
     is_stream: bool = False
-    """Samples are numbered as they come, those of later epochs behind those before; of a mix, those
-    of at least one source."""
+    """Whether samples are numbered across epochs. In a mix, at least one source is a stream."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -218,21 +212,18 @@ class Order:
         return -(-self.num_samples // self.samples_per_step)
 
     def size_of(self, step: int) -> int:
-        """Samples of one step: fewer in the last one of an epoch."""
+        """Return the number of samples of a step, smaller for the last step of an epoch."""
         done = step % self.steps_per_epoch * self.samples_per_step
         return min(self.samples_per_step, self.num_samples - done)
 
     def permutation(self, epoch: int) -> Tensor:
-        """Sample numbers of one epoch, int64, shape (num_samples,)."""
+        """Return the sample numbers of an epoch, int64 `[num_samples]`."""
         generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch))
         order = torch.randperm(self.num_samples, generator=generator)
         return order if self.lengths is None else self._grouped(order, generator)
 
     def _grouped(self, order: Tensor, generator: torch.Generator) -> Tensor:
-        """Order sorted by length within large chunks, with steps shuffled.
-
-        An epoch's last, smaller step stays the last.
-        """
+        """Sort the order by length within large chunks, and shuffle all full steps."""
         lengths = torch.from_numpy(np.asarray(self.lengths))[order]
         size = self.samples_per_step
         parts = []
@@ -247,9 +238,9 @@ class Order:
         return torch.cat([shuffled.reshape(-1), grouped[num_whole * size :]])
 
     def steps(self, start: int, stop: int) -> Iterator[list[Key]]:
-        """Keys of the samples of steps `start` to `stop` - 1."""
+        """Yield the keys of the samples of each step from `start` to `stop` - 1."""
         size, held, at_once = self.samples_per_step, (-1, -1), self.steps_per_epoch
-        if self.is_stream:  # an epoch may be a long training; that of a source is drawn whole
+        if self.is_stream:  # an epoch can be very long. An epoch of a source is drawn at a time.
             rows = max(SAMPLES_AT_ONCE, *self.mix.sizes) if self.mix else SAMPLES_AT_ONCE
             at_once = -(-rows // size)
         epochs, numbers = np.zeros(0, int), np.zeros(0, int)
@@ -265,7 +256,7 @@ class Order:
     def keys(
         self, epoch: int, first: int = 0, most: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Both parts of the keys of an epoch, int64; of a stream `most` of them from `first` on."""
+        """Return epochs and numbers, int64, of an epoch, or of `most` samples from `first` on."""
         count = min(self.num_samples - first, most or self.num_samples)
         begin = epoch * self.num_samples + first
         if self.mix is None:
@@ -282,7 +273,7 @@ class Order:
 def cut_step(
     keys: list[Key], per_device: int, rank: int = 0, world_size: int = 1
 ) -> list[list[Key]]:
-    """The micro-batches of one rank: every `world_size`-th group of `per_device` samples."""
+    """Return the micro-batches of a rank: every `world_size`-th group of `per_device` samples."""
     groups = [keys[at : at + per_device] for at in range(0, len(keys), per_device)]
     return groups[rank::world_size]
 
@@ -290,17 +281,15 @@ def cut_step(
 T = TypeVar("T")
 
 AT_MOST = 8
-"""Items of a burst."""
+"""Largest number of items in a burst."""
 LONG_ENOUGH_S = 1e-3
-"""Time limit of a burst in seconds: too short to affect step times, enough to warm up."""
+"""Time limit of a burst in seconds: too short to affect step times, enough to warm up caches."""
 
 
 def in_bursts(items: Iterator[T], clock: Callable[[], float] = time.perf_counter) -> Iterator[T]:
-    """Iterate with several items prepared at a time.
-
-    After each step of a model, what makes a batch is out of the processor's caches: 0.36 ms a step
-    one by one, 0.05 eight at a time, for four short samples (docs/lab/loop.md, 2026-11-23).
-    """
+    """Yield items, prepared several at a time."""
+    # A model's step evicts the batching code from the processor's caches: 0.36 ms per step one by
+    # one, 0.05 ms in groups of eight, for four short samples (docs/lab/loop.md, 2026-11-23).
     while True:
         made, start = [], clock()
         for item in items:
@@ -313,11 +302,7 @@ def in_bursts(items: Iterator[T], clock: Callable[[], float] = time.perf_counter
 
 
 class Transfer:
-    """Copier of micro-batches to a device; for a GPU, on a separate stream.
-
-    In the stream that computes, a copy would wait for all that the host has queued there (CUDA C++
-    Programming Guide, "Overlap of Data Transfer and Kernel Execution").
-    """
+    """Copy of micro-batches to a device, on a GPU in a stream that does not wait for computing."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -326,9 +311,9 @@ class Transfer:
             self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch 2.13
 
     def __call__(self, batch: MicroBatch) -> MicroBatch:
-        """The micro-batch on the device, for what is queued after this in the current stream."""
+        """Return the micro-batch on the device, for work queued later in the current stream."""
         if self.device.type == "cpu":
-            return batch  # already there
+            return batch
         if self.stream is None:
             return batch.to(self.device)
         with torch.cuda.stream(self.stream):
@@ -336,35 +321,31 @@ class Transfer:
         computing = torch.cuda.current_stream(self.device)
         computing.wait_stream(self.stream)
         for tensor in moved.tensors:
-            # The other stream must not reuse this memory before this stream has read it.
+            # The copying stream must not reuse this memory before the computing stream has read it.
             tensor.record_stream(computing)
         return moved
 
 
 class CacheRelease:
-    """Hook that empties the caching allocator every n steps, between forward and backward.
-
-    HF Trainer's `torch_empty_cache_steps` does it there, too: the forward pass's temporaries are
-    free, and the backward pass asks for blocks of other sizes.
-    """
+    """Hook that empties the allocator's cache every n steps, between forward and backward."""
 
     def __init__(self, every: int | None, device: torch.device) -> None:
         self.every = every
         self.device = device
         self.calls = 0
-        """Times the allocator was emptied."""
+        """Number of times the allocator was emptied."""
 
     def after_forward(self, step: int) -> None:
-        """The forward pass of a micro-batch of this step (counted from 0) is over."""
+        """Empty the cache after a forward pass of this step (counted from 0), if it is due."""
         if self.every is None or (step + 1) % self.every or self.device.type != "cuda":
-            return  # PyTorch caches no blocks on a CPU: there is nothing to give back
+            return  # PyTorch does not cache blocks on a CPU
         torch.cuda.empty_cache()
         self.calls += 1
 
 
 @dataclass(frozen=True)
 class LongestSamples:
-    """Samples of maximum length, all of one ordinary token, for memory probes."""
+    """Samples of maximum length for memory probes, made of one ordinary token."""
 
     plan: Plan
     evaluation: bool
@@ -374,21 +355,20 @@ class LongestSamples:
         return steps.num_eval_samples if self.evaluation else steps.num_train_samples
 
     def __getitem__(self, key: Key) -> Sample:
-        """The same sample for every number and epoch."""
         config, micro, batch = self.plan.config, self._micro, self.plan.batch
         size = batch.eval_per_device if self.evaluation else batch.per_device
         length, together = micro.source, size * batch.devices
-        if config.data.packing is Packing.padding_free:  # they share its one row
+        if config.data.packing is Packing.padding_free:  # all samples share its only row
             return probe_sample(self.plan, -(-length // together), micro.target, together)
         if config.data.packing is Packing.on and is_ragged(config):
-            # Two in a row: of one alone, libraries see no need to keep it from others.
+            # Two samples per row: libraries skip the separation of a single sample.
             cut = length // 2
             parts = [probe_sample(self.plan, n, n, together) for n in (cut, length - cut)]
             return lay_end_to_end(parts)
         return probe_sample(self.plan, length, micro.target, together)
 
     def lengths(self) -> np.ndarray:
-        """Tokens of each sample, shape (samples,)."""
+        """Return the tokens of each sample, `[samples]`."""
         return np.full(len(self), self._micro.source)
 
     @property
@@ -397,10 +377,7 @@ class LongestSamples:
 
 
 def probe_sample(plan: Plan, length: int, of_target: int, together: int) -> Sample:
-    """A sample of one ordinary token; labels are its share of the most that so many together have.
-
-    `of_target` is the decoder's length.
-    """
+    """Return a sample of one ordinary token, with the most labels of `together` samples."""
     config, vocabulary = plan.config, plan.vocabulary
     special = {vocabulary.pad, vocabulary.eos, vocabulary.mask, *vocabulary.special}
     ordinary = next(token for token in range(len(special) + 1) if token not in special)
@@ -408,7 +385,7 @@ def probe_sample(plan: Plan, length: int, of_target: int, together: int) -> Samp
     if isinstance(config.task, Seq2SeqLM):
         return {"input_ids": ids, "labels": np.full(of_target, ordinary)}
     if isinstance(config.task, SequenceClassification):
-        # T5 pools at the end of text, of which each row has one (eke.training.batches.tasks).
+        # T5 pools at the end of text, which each row contains once (eke.training.batches.tasks).
         ids[-1] = vocabulary.pad if vocabulary.eos is None else vocabulary.eos
         return {"input_ids": ids, "labels": as_label(config.task, 0)}
     most = -(-most_predicted(config, together, length) // together)
@@ -416,5 +393,5 @@ def probe_sample(plan: Plan, length: int, of_target: int, together: int) -> Samp
 
 
 def is_label(labels: np.ndarray) -> np.ndarray:
-    """Which labels count."""
+    """Return which labels have a loss."""
     return np.asarray(~np.isnan(labels) if labels.dtype.kind == "f" else labels != IGNORED)

@@ -1,4 +1,4 @@
-"""Data loaders for training and evaluation, from a plan."""
+"""Data loaders of training and evaluation samples."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -37,12 +37,12 @@ from eke.training.model.loss import build_shift, is_sparse
 
 
 def build_collator(plan: Plan, left: bool = False) -> Collator:
-    """Collator of a plan; `left` selects left padding."""
+    """Return the plan's collator, with left padding if `left`."""
     config = plan.config
     multiple = config.data.pad_to_multiple_of or 1
     padded = is_ragged(config) or multiple > 1
     return Collator(
-        # A causal model never sees what comes after a token; its router loss counts padding.
+        # Causal attention ignores trailing padding, but the router loss counts it.
         needs_mask=padded
         and not is_packed(config)
         and (not family_of(config).is_decoder or router_loss(config) is not None),
@@ -69,13 +69,13 @@ class Padding:
     num_tokens: int = 0
     num_positions: int = 0
     num_sequences: int = 0
-    """In rows that they may share; 0 where they may not."""
+    """Sequences in rows that sequences can share, else 0."""
     num_rows: int = 0
     num_skipped: int = 0
-    """Rows of a stream that cannot be used."""
+    """Unusable rows of a stream."""
 
     def add(self, batch: MicroBatch) -> None:
-        """One more."""
+        """Add the counts of a micro-batch."""
         self.num_tokens += batch.num_tokens
         self.num_positions += batch.num_positions
         self.num_sequences += batch.num_sequences
@@ -84,35 +84,35 @@ class Padding:
 
     @property
     def sequences_per_row(self) -> float | None:
-        """Sequences per row; None without packing."""
+        """Mean number of sequences per row. None without packing."""
         return self.num_sequences / self.num_rows if self.num_sequences else None
 
     @property
     def frac(self) -> float | None:
-        """Fraction of padding; None before the first batch."""
+        """Fraction of padding. None before the first batch."""
         return 1 - self.num_tokens / self.num_positions if self.num_positions else None
 
 
 @dataclass
 class TrainingData:
-    """Samples of one run and how to load them."""
+    """Samples of a run and their loaders."""
 
     train: Samples
     evaluation: Samples
     collate: Collator
     plan: Plan
     padding: Padding = field(default_factory=Padding)
-    """Measured while training, of this rank."""
+    """Counts of this rank during training."""
     loading: Any = None
-    """The iterator over the micro-batches of training; it owns the loader processes."""
+    """Iterator over training micro-batches, which owns the loader processes."""
     eval_loading: "DataLoader[Any] | None" = None
-    """Reused by each evaluation if its processes persist."""
+    """Loader that evaluations reuse if its processes persist."""
     pinned: bool | None = None
-    """Whether the first micro-batch came in page-locked memory; None before it came."""
+    """Whether the first micro-batch was in page-locked memory. None before it."""
 
     @property
     def bytes_are_tokens(self) -> bool:
-        """A loss per token is a loss per byte (document separators counted as one byte)."""
+        """Whether a loss per token is a loss per byte. A document separator counts as a byte."""
         config = self.plan.config
         text = self.plan.vocabulary.is_bytes and not isinstance(config.data, Synthetic)
         return text and config.task.option in ("causal_lm", "seq2seq_lm")
@@ -120,10 +120,7 @@ class TrainingData:
     def train_steps(
         self, start: int, rank: int = 0, even: bool = False
     ) -> Iterator[list[MicroBatch]]:
-        """The micro-batches of each optimizer step from `start` on, one list per step.
-
-        With `even`, placeholders fill up to as many as the rank with most of them has.
-        """
+        """Yield the micro-batches of each step from `start` on, equally many per rank if `even`."""
         batch, total, order = self.plan.batch, self.plan.steps.total, self._order()
         size, world_size = batch.per_device * batch.devices, batch.world_size
         every = (cut_step(keys, size, rank, world_size) for keys in order.steps(start, total))
@@ -156,7 +153,7 @@ class TrainingData:
         return Order(plan.steps.num_train_samples, *how, draws, is_stream)
 
     def longest_step(self, start: int) -> int:
-        """The first step from `start` on that no other one's longest micro-batch is longer than."""
+        """Return the first step from `start` on whose longest micro-batch is the longest of all."""
         if not is_ragged(self.plan.config) or self.plan.config.data.is_stream:
             return start
         order, lengths, batch = self._order(), self.train.lengths(), self.plan.batch
@@ -171,17 +168,14 @@ class TrainingData:
         return best
 
     def placeholders(self, count: int) -> list[MicroBatch]:
-        """Placeholders without gradient, samples or tokens."""
-        if not count:  # as in nearly every step
+        """Return placeholders without gradient, samples or tokens."""
+        if not count:
             return []
         samples = self.evaluation if self.plan.config.data.is_stream else self.train
         return [self.collate([samples[0, 0]]).without_targets()] * count
 
     def eval_batches(self, rank: int = 0, even: bool = False) -> Iterator[MicroBatch]:
-        """Evaluation micro-batches, always the same, and placeholders as in `train_steps`.
-
-        Samples of one micro-batch are of one source.
-        """
+        """Yield evaluation micro-batches of one source each, equally many per rank if `even`."""
         batch, samples = self.plan.batch, self.evaluation
         size, world_size = batch.eval_per_device * batch.devices, batch.world_size
         groups: list[list[Key]] = []
@@ -194,7 +188,7 @@ class TrainingData:
         if loader is None:
             persistent = self.plan.config.dataloader.persistent
             loader = self._loader(self.evaluation, mine, persistent)
-            if persistent:  # processes end with their loader
+            if persistent:  # processes end with the loader
                 self.eval_loading = loader
         yield from loader
         missing = -(-len(groups) // world_size) - len(mine)
@@ -212,21 +206,21 @@ class TrainingData:
             pin_memory=self.plan.compute.pin_memory,
             prefetch_factor=config.prefetch,
             persistent_workers=persistent,
-            # A loader draws a seed for its workers; from the global generator that would shift
-            # dropout after a resume. Samples never use it: they are functions of their numbers.
+            # A loader draws a seed for its workers. From the global generator it would change
+            # dropout after resuming. Samples do not use it: they are functions of their numbers.
             generator=torch.Generator(),
         )
 
 
 def build_data(plan: Plan, left: bool = False) -> TrainingData:
-    """Samples of both splits; ConfigError or RunError if they are no longer what was planned."""
+    """Return samples of both splits. ConfigError or RunError: They do not match the plan."""
     open_samples = LongestSamples if plan.probe else open_split
     train, evaluation = (open_samples(plan, evaluation) for evaluation in (False, True))
     return TrainingData(train, evaluation, build_collator(plan, left), plan)
 
 
 def load_plan_tokenizer(plan: Plan) -> Any:
-    """Load the plan's tokenizer, as it trained, to be saved with a model; None for bytes."""
+    """Load the tokenizer with the settings of training, to save it with a model. None for bytes."""
     if plan.vocabulary.is_bytes:
         return None
     from transformers import AutoTokenizer
@@ -235,7 +229,7 @@ def load_plan_tokenizer(plan: Plan) -> Any:
     if plan.vocabulary.pad_is_eos:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(plan.vocabulary.pad)
     if chat := chat_manifest(plan):
-        own = tokenizer.chat_template  # by name, where there are several
+        own = tokenizer.chat_template  # a dict by name if there are several
         if chat.chat_template != (own.get("default") if isinstance(own, dict) else own):
             tokenizer.chat_template = chat.chat_template
     return tokenizer

@@ -16,25 +16,21 @@ from eke.config.schema import ProblemType, SequenceClassification, Synthetic
 from eke.data.sources import Piece, Store, mix_seed, read_piece, stamp, synthetic_length
 
 IN_MEMORY_BYTES = 256 * 2**20
-"""Texts up to this size are kept in memory, as tokens of two bytes; larger ones are read on demand.
-The standard library's source, with its thousands of small files, has a tenth of it."""
+"""Largest text kept in memory, as tokens of two bytes. Larger texts are read on demand."""
 
 OPEN_FILES = 64
-"""Files kept open at a time; the usual limit of a process is 1024."""
+"""Most files kept open at a time. The usual limit of a process is 1024."""
 
 Check = Callable[[], None]
-"""Raises ChangedError if the text differs from the plan."""
+"""Function that raises ChangedError if the text differs from the plan."""
 
 
 def unchecked() -> None:
-    """No check, for text without a plan."""
+    """Accept any text, if there is no plan."""
 
 
 def byte_stream(pieces: tuple[Piece, ...], check: Check = unchecked) -> "TokenSource":
-    """Stream of the bytes of several ranges, each followed by BOS.
-
-    `check` is called if a file that is read later has changed since this call.
-    """
+    """Return the bytes of several ranges, each followed by BOS. `check` runs after file changes."""
     if sum(piece.size for piece in pieces) > IN_MEMORY_BYTES:
         return InPlace(pieces, check)
     parts = [np.zeros(0, np.uint16)]
@@ -44,7 +40,7 @@ def byte_stream(pieces: tuple[Piece, ...], check: Check = unchecked) -> "TokenSo
 
 
 class InPlace:
-    """Stream that reads from the files on demand, relying on the page cache."""
+    """Stream that reads files on demand and relies on the page cache."""
 
     def __init__(
         self,
@@ -61,7 +57,7 @@ class InPlace:
         return int(self.ends[-1])
 
     def __getitem__(self, window: slice) -> np.ndarray:
-        """Tokens of a slice, uint16; ChangedError if a file has changed or was deleted."""
+        """Return the tokens of a slice, uint16. ChangedError: A file was changed or deleted."""
         start, stop, _ = window.indices(len(self))
         found = np.full(max(0, stop - start), BOS, np.uint16)
         number = int(np.searchsorted(self.ends, start, side="right"))
@@ -69,7 +65,7 @@ class InPlace:
         while at < stop:
             piece, end = self.pieces[number], int(self.ends[number])
             begin = end - piece.size - 1
-            last = min(stop, end - 1)  # BOS is there already
+            last = min(stop, end - 1)  # `found` already contains BOS
             if at < last:
                 found[at - start : last - start] = self._read(piece, at - begin, last - at)
             at, number = end, number + 1
@@ -80,14 +76,14 @@ class InPlace:
         content = os.pread(descriptor, count, piece.start + offset)
         if (found := stamp(descriptor)) != self.stamps[piece.path]:
             if os.fstat(descriptor).st_nlink:  # a deleted file cannot change
-                self.check()  # raises unless it was only touched
+                self.check()  # does not raise if only the modification time changed
             self.stamps[piece.path] = found
         if len(content) < count:
             raise ChangedError(f"{piece.path} is shorter than when the run was planned")
         return _tokens(content)
 
     def _descriptor(self, path: Path) -> int:
-        """Of a file that stays open, so that it is read to its end if it is replaced or deleted."""
+        """Return the descriptor of a file, which stays readable if it is replaced or deleted."""
         if path not in self._open:
             if len(self._open) >= OPEN_FILES:
                 os.close(self._open.popitem(last=False)[1])
@@ -119,15 +115,15 @@ class TokenRow:
     """One sequence of tokens."""
 
     tokens: np.ndarray
-    """int64 token ids, shape (length,); owned by the caller, may be modified."""
+    """Token ids, int64 `[length]`. The caller owns them and may modify them."""
     cut: int = 0
-    """Leading tokens without loss: a prompt, or a source; or those of the first text of two."""
+    """Leading tokens without loss (prompt or source), or tokens of the first text of a pair."""
     trained: np.ndarray | None = None
-    """bool, shape (length,): tokens with loss, of a conversation; None: all behind the cut."""
+    """Tokens with loss of a conversation, bool `[length]`. None: all tokens after the cut."""
 
 
 def as_label(task: SequenceClassification, value: Any) -> np.ndarray:
-    """Class, int64 (); number, float32 (); or 1 for each class it has, float32 (classes,)."""
+    """Return a class (int64 `[]`), a number (float32 `[]`) or classes (multi-hot `[classes]`)."""
     if task.problem is not ProblemType.multi_label:
         return np.asarray(value, np.int64 if task.problem is ProblemType.single else np.float32)
     has = np.zeros(task.num_labels, np.float32)
@@ -136,18 +132,18 @@ def as_label(task: SequenceClassification, value: Any) -> np.ndarray:
 
 
 def seeded(*parts: int) -> torch.Generator:
-    """Generator seeded by several numbers."""
+    """Return a generator seeded by several numbers."""
     return torch.Generator().manual_seed(mix_seed(*parts))
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Equal windows over text, packed by class."""
+    """Equal windows of text, by class."""
 
     streams: tuple[TokenSource, ...]
-    """Tokens of each class, unsigned."""
+    """Tokens of each class, unsigned integers."""
     starts: np.ndarray
-    """Class and offset of each window, shape (windows, 2)."""
+    """Class and offset of each window, `[windows, 2]`."""
     length: int
     framed: bool = False
 
@@ -155,22 +151,22 @@ class Windows:
         return len(self.starts)
 
     def row(self, index: int) -> TokenRow:
-        """One window."""
+        """Return a window."""
         stream, start = self.starts[index]
         window = self.streams[stream][start : start + self.length]
         return TokenRow(window.astype(np.int64))
 
     def label(self, index: int) -> int:
-        """Class of the text."""
+        """Return the class of a window."""
         return int(self.starts[index][0])
 
     def lengths(self) -> np.ndarray:
-        """Equal lengths, shape (windows,)."""
+        """Return equal lengths, `[windows]`."""
         return np.full(len(self), self.length)
 
 
 def cut_windows(streams: Sequence[TokenSource], length: int, keep: int | None = None) -> Windows:
-    """Windows of `length` tokens out of one stream per class: `keep`, evenly spaced, or all."""
+    """Cut one stream per class into windows of `length` tokens: all, or `keep` evenly spaced."""
     starts = []
     for number, stream in enumerate(streams):
         offsets = np.arange(len(stream) // length) * length
@@ -180,7 +176,7 @@ def cut_windows(streams: Sequence[TokenSource], length: int, keep: int | None = 
 
 
 def evenly_spaced(count: int, keep: int | None) -> np.ndarray:
-    """`keep` evenly spaced indices below `count`, at most all."""
+    """Return `keep` evenly spaced indices below `count`, at most all."""
     if keep is None or keep >= count:
         return np.arange(count)
     return np.arange(keep) * count // keep
@@ -193,14 +189,14 @@ def pack_windows(
     keep: int | None = None,
     check: Check = unchecked,
 ) -> Windows:
-    """Pack byte ranges by class, each followed by BOS; then as `byte_stream` and `cut_windows`."""
+    """Concatenate byte ranges by class, each followed by BOS, and cut them into windows."""
     parts = [tuple(p for p in pieces if p.label == label) for label in labels]
     streams = [byte_stream(part, check) for part in parts]
     return cut_windows(streams, length, keep)
 
 
 def stored_windows(store: Store, evaluation: bool, length: int, keep: int) -> Windows:
-    """Windows over the documents of a store, memory-mapped."""
+    """Return windows over the documents of a store, memory-mapped."""
     tokens = store.array("tokens")
     streams = [
         tokens[s.start : s.start + s.size]
@@ -211,7 +207,7 @@ def stored_windows(store: Store, evaluation: bool, length: int, keep: int) -> Wi
 
 
 class StoredRows:
-    """Prepared rows of one split (`train` or `evaluation`), memory-mapped."""
+    """Prepared rows of a split (`train` or `evaluation`), memory-mapped."""
 
     framed = True
 
@@ -225,27 +221,26 @@ class StoredRows:
         self.trained = store.array("trained") if store.has("trained") else None
         rows = store.array(split)
         self.chosen = rows[evenly_spaced(len(rows), keep)]
-        """Row of the store for each sample."""
 
     def __len__(self) -> int:
         return len(self.chosen)
 
     def row(self, index: int) -> TokenRow:
-        """One row."""
+        """Return a row."""
         number = self.chosen[index]
         held = slice(self.offsets[number], self.offsets[number + 1])
         trained = None if self.trained is None else self.trained[held].astype(bool)
         return TokenRow(self.tokens[held].astype(np.int64), int(self.cuts[number]), trained)
 
     def label(self, index: int) -> Any:
-        """Class of the row, 0 without classes; or its classes, or its number."""
+        """Return the class of the row (0 without classes), its classes, or its number."""
         number = self.chosen[index]
         if self.labels is not None and self.label_offsets is not None:
             return self.labels[slice(*self.label_offsets[number : number + 2])]
         return 0 if self.labels is None else self.labels[number]
 
     def lengths(self) -> np.ndarray:
-        """Tokens of each row."""
+        """Return the tokens of each row."""
         return np.asarray(self.offsets[self.chosen + 1] - self.offsets[self.chosen])
 
 
@@ -255,12 +250,11 @@ class RandomTokens:
 
     data: Synthetic
     length: int
-    """Tokens of the longest sequence."""
     vocab_size: int
     num_labels: int
     count: int
     split: int
-    """0 training, 1 evaluation: different samples."""
+    """0 for training, 1 for evaluation, which have different samples."""
     problem: ProblemType = ProblemType.single
     framed: bool = False
 
@@ -271,7 +265,7 @@ class RandomTokens:
         return seeded(self.data.data_seed, self.split, index, purpose)
 
     def row(self, index: int) -> TokenRow:
-        """Random ids, fewer when lengths are ragged."""
+        """Return random ids, fewer if lengths are ragged."""
         length = synthetic_length(self.data, self.length, self.split, index)
         high = min(self.data.max_token, self.vocab_size)
         generator = self._generator(index, 0)
@@ -279,7 +273,7 @@ class RandomTokens:
         return TokenRow(tokens.numpy())
 
     def label(self, index: int) -> Any:
-        """Uniform over the classes (the guides' `randint(0, 1)` gives class 0 only), or sets."""
+        """Return a uniform class, a set of classes, or a number."""
         if self.problem is ProblemType.regression:
             return float(torch.randn(1, generator=self._generator(index, 1)))
         if self.problem is ProblemType.multi_label:
@@ -287,6 +281,6 @@ class RandomTokens:
         return int(torch.randint(self.num_labels, (1,), generator=self._generator(index, 1)))
 
     def lengths(self) -> np.ndarray:
-        """Tokens of each sample."""
+        """Return the tokens of each sample."""
         found = (synthetic_length(self.data, self.length, self.split, i) for i in range(self.count))
         return np.fromiter(found, np.int64, self.count)

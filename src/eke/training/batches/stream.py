@@ -1,7 +1,6 @@
-"""Streams of rows, read while training in their own order through a shuffle buffer.
+"""Streams of rows, read during training in order, through a shuffle buffer.
 
-Which row comes when depends on the seed, the buffer's size and the rows' order alone. Each process
-makes the same draws among rows that are not parsed, and parses and tokenizes its own alone.
+Each process makes the same draws among unparsed rows, and parses and tokenizes only its own.
 """
 
 import os
@@ -24,11 +23,11 @@ from eke.plan.planner.samples import too_many_bad
 from eke.training.batches.sampler import StoredRows, TokenRow
 
 Taken = tuple[TokenRow, Any, int]
-"""Tokens and label of a row, and how many rows that cannot be used came before it."""
+"""Tokens and label of a row, and the number of unusable rows before it."""
 
 
 class StreamedRows:
-    """Rows to train on, by their numbers, which ascend."""
+    """Training rows by ascending number."""
 
     framed = True
 
@@ -42,20 +41,17 @@ class StreamedRows:
         return self.plan.steps.num_train_samples
 
     def row(self, index: int) -> TokenRow:
-        """One row."""
+        """Return a row."""
         return self.taken(index)[0]
 
     def label(self, index: int) -> Any:
-        """As of `StoredRows`."""
+        """Return the label of a row, as `StoredRows` does."""
         return self.taken(index)[1]
 
     def taken(self, index: int) -> Taken:
-        """A row; where it cannot be used, another one of the buffer, which comes again later.
-
-        Raises RunError: a file has changed or cannot be read, or too many rows are bad.
-        """
+        """Return a row, or another one of the buffer. RunError: changed file, too many bad rows."""
         try:
-            if self._process != os.getpid():  # a fork would share the positions in files
+            if self._process != os.getpid():  # a fork must not share positions in files
                 self._open()
             if self._last is None or index != self._last[0]:
                 self._last = index, self._take(index)
@@ -65,13 +61,13 @@ class StreamedRows:
 
     def _open(self) -> None:
         request, manifest = request_of(self.plan.config), self.store.manifest
-        assert request is not None, "rows have one"
+        assert request is not None, "rows have a request"
         tokenizer = load_request_tokenizer(request)
         names = {name: number for number, name in enumerate(manifest.label_names)}
         self._columns = Columns(request, manifest.label_kind, names, are_all=True)
         self._sequences = Sequences(request, tokenizer)
         self._chat = ChatRows(request, tokenizer) if request.train_on else None
-        self._seen = manifest  # of the first rows, and counted on
+        self._seen = manifest  # counts of the first rows, continued below
         self._process, self._last = os.getpid(), None
         self._begin(0)
 
@@ -82,7 +78,7 @@ class StreamedRows:
         while self._next < index:
             self._draw()
         row, place = self._draw()
-        # In its place is now another one; nothing moves.
+        # Another row has replaced it in the buffer, whose other rows have not moved.
         others = (self._buffer[n - len(self._buffer) + place] for n in range(len(self._buffer)))
         self._seen = replace(self._seen, num_rows=self._seen.num_rows + 1)
         for skipped, each in enumerate(chain([row], others)):
@@ -90,7 +86,7 @@ class StreamedRows:
                 if (used := self._used(each)) is not None:
                     return *used, skipped
             except BadRowError as bad:
-                if not skipped:  # others are counted at their own turns
+                if not skipped:  # other rows are counted when they are drawn
                     bad_rows, count = (f"{row[0]} {bad}",), self._seen.num_bad + 1
                     self._seen = replace(self._seen, num_bad=count, bad_rows=bad_rows)
                     if problems := too_many_bad(self.plan.config, self._seen):
@@ -100,7 +96,7 @@ class StreamedRows:
 
     def _begin(self, epoch: int) -> None:
         data, request = self.plan.config.data, request_of(self.plan.config)
-        assert isinstance(data, Rows), "only these are read while training"
+        assert isinstance(data, Rows), "only rows are read during training"
         if request is None or request.key != self.store.manifest.key:
             raise ChangedError("the files of the stream have changed -> the same command again")
         self._epoch, self._next = epoch, epoch * self._length
@@ -110,7 +106,7 @@ class StreamedRows:
         self._buffer = list(islice(self._rows, max(1, data.shuffle_buffer)))
 
     def _draw(self) -> tuple[Row, int]:
-        """The next row, and where in the buffer it was."""
+        """Return the next row and its former index in the buffer."""
         if not self._buffer:
             self._length = self._length or self._next
             self._begin(self._epoch + 1)
@@ -123,7 +119,7 @@ class StreamedRows:
         return row, place
 
     def _used(self, row: Row) -> tuple[TokenRow, Any] | None:
-        """Tokens and label of a row; None if it has nothing to learn."""
+        """Return tokens and label of a row, None if it has no target."""
         fields = (self._chat or self._columns).take(values_of(row))
         if self._chat:
             return TokenRow(fields.ids, 0, fields.trained), 0

@@ -1,4 +1,4 @@
-"""Training samples of each task from token sequences; labels are aligned with the logits."""
+"""Training samples of each task from token sequences, with labels aligned with the logits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -52,16 +52,14 @@ from eke.training.batches.sampler import (
 from eke.training.batches.stream import StreamedRows
 
 Source = Windows | StoredRows | StreamedRows | RandomTokens
-"""Sequences by number: `row`, `label`, and `lengths` of all.
-
-`framed` sequences have special tokens and a source/target boundary; the others are slices of one
-long text."""
+"""Sequences by number, with `row`, `label`, and `lengths` of all. `framed` ones have special tokens
+and a boundary between source and target. Others are slices of one long text."""
 
 Sample = dict[str, np.ndarray]
-"""`input_ids` (length,), `labels` (length,), (target,), () or (classes,), `position_ids` (length,)
-where several sequences lie end to end, and `token_type_ids` (length,) of pairs; int64, and float32
-labels that are no single class. `skipped` () is the number of a stream's rows skipped before.
-Arrays: NumPy is faster than torch for small samples (docs/lab/loop.md, 2026-11-23)."""
+"""Arrays of a sample, int64: `input_ids` `[length]`, `labels` `[length]`, `[target]`, `[]` or
+`[classes]` (float32 if they are not a single class), `position_ids` `[length]` of concatenated
+sequences, `token_type_ids` `[length]` of pairs. `skipped` `[]` is the number of rows of a stream
+skipped before. NumPy is faster than torch for small samples (docs/lab/loop.md, 2026-11-23)."""
 
 Key = tuple[int, int]
 """Epoch and index of a sample."""
@@ -69,7 +67,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class TaskSamples:
-    """Dataset of one task over one source."""
+    """Dataset of one task and one source."""
 
     source: Source
     config: Config
@@ -80,25 +78,25 @@ class TaskSamples:
 
     @property
     def is_stream(self) -> bool:
-        """Whether samples come in their own order, numbered on and on."""
+        """Whether samples come in their own order, numbered across epochs."""
         return isinstance(self.source, StreamedRows)
 
     def __getitem__(self, key: Key) -> Sample:
-        """The sample with this number in this epoch (masking differs between epochs)."""
+        """Return the sample with this number in this epoch (masking differs between epochs)."""
         sample = TASKS[self.config.task.option](self, *key)
         if isinstance(self.source, StreamedRows):
             sample["skipped"] = np.asarray(self.source.taken(key[1])[2])
         return sample
 
     def lengths(self) -> np.ndarray:
-        """Tokens of each sample, source and target together, shape (samples,)."""
-        assert not isinstance(self.source, StreamedRows), "these are not read in advance"
+        """Return the tokens of each sample, source and target together, `[samples]`."""
+        assert not isinstance(self.source, StreamedRows), "streams are not read in advance"
         return self.source.lengths()
 
 
 @dataclass(frozen=True)
 class PackedSamples:
-    """Dataset of packed rows; samples do not attend to each other."""
+    """Dataset of packed rows, whose samples do not attend to each other."""
 
     samples: TaskSamples
     packs: Packs
@@ -110,13 +108,12 @@ class PackedSamples:
         return len(self.chosen)
 
     def __getitem__(self, key: Key) -> Sample:
-        """The concatenated samples of one row."""
         epoch, index = key
         members = self.packs.row(int(self.chosen[index]))
         return lay_end_to_end([self.samples[epoch, int(member)] for member in members])
 
     def lengths(self) -> np.ndarray:
-        """Tokens of each row."""
+        """Return the tokens of each row."""
         lengths = self.samples.lengths()[self.packs.members]
         sums = np.concatenate([[0], np.cumsum(lengths)])
         of_rows = sums[self.packs.offsets[1:]] - sums[self.packs.offsets[:-1]]
@@ -125,7 +122,7 @@ class PackedSamples:
 
 @dataclass(frozen=True)
 class MixSamples:
-    """Dataset of a mix: the samples of all sources in a row; each names its labels' `source`."""
+    """Dataset of the samples of all sources of a mix, each with the `source` of its labels."""
 
     parts: tuple[TaskSamples | PackedSamples, ...]
 
@@ -133,13 +130,12 @@ class MixSamples:
         return sum(map(len, self.parts))
 
     def __getitem__(self, key: Key) -> Sample:
-        """The sample with this number in this epoch of its source."""
         (epoch, index), source = key, 0
         while index >= len(self.parts[source]):
             index -= len(self.parts[source])
             source += 1
         part = self.parts[source]
-        # A separate epoch for each source: rows with one number are not masked alike.
+        # Sources have separate epochs, so that rows with equal numbers are masked differently.
         own = (epoch * len(self.parts) + source, index)
         sample = part[(source, epoch * len(part) + index) if part.is_stream else own]
         if any(isinstance(part, PackedSamples) for part in self.parts):
@@ -147,12 +143,12 @@ class MixSamples:
         return {**sample, "source": np.full(sample["labels"].shape, source)}
 
     def lengths(self) -> np.ndarray:
-        """Tokens of each sample."""
+        """Return the tokens of each sample."""
         return np.concatenate([part.lengths() for part in self.parts])
 
 
 def lay_end_to_end(samples: list[Sample]) -> Sample:
-    """Concatenate samples; positions restart at each, which separates them."""
+    """Concatenate samples, separated by positions that restart at 0."""
     names = [name for name in ("input_ids", "labels", "source") if name in samples[0]]
     joined: Sample = {name: np.concatenate([each[name] for each in samples]) for name in names}
     places = [np.arange(len(sample["input_ids"])) for sample in samples]
@@ -160,7 +156,7 @@ def lay_end_to_end(samples: list[Sample]) -> Sample:
 
 
 def causal_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
-    """Each position predicts the next token; the last one and a prompt predict nothing."""
+    """Return a sample whose positions predict the next token, except prompt and last position."""
     row = samples.source.row(index)
     labels = np.empty_like(row.tokens)
     labels[:-1] = row.tokens[1:]
@@ -172,13 +168,10 @@ def causal_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
 
 
 def masked_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
-    """BERT's objective: of the chosen tokens 80 % are masked, 10 % replaced, 10 % kept.
-
-    Source: Devlin et al. 2018, arXiv:1810.04805, appendix A.1.
-    """
+    """Return a sample of BERT's objective (Devlin et al. 2018, arXiv:1810.04805, appendix A.1)."""
     config, vocabulary = samples.config, samples.vocabulary
     assert isinstance(config.task, MaskedLM)
-    assert vocabulary.mask is not None, "a tokenizer without one is refused when it is loaded"
+    assert vocabulary.mask is not None, "a tokenizer without mask token is rejected when loaded"
     tokens = samples.source.row(index).tokens
     if not samples.source.framed and not vocabulary.is_bytes:
         put_into_frame(tokens, vocabulary, vocabulary.frame)
@@ -187,7 +180,7 @@ def masked_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
     at_least = int(torch.randint(len(tokens), (1,), generator=generator))
     ordinary = ~np.isin(tokens, vocabulary.special)
     chosen &= ordinary
-    if not chosen.any():  # a row without a target would be read for nothing
+    if not chosen.any():  # a row without a target would have no effect
         places = np.flatnonzero(ordinary)
         chosen[places[at_least % len(places)] if len(places) else at_least] = True
     what = torch.rand(len(tokens), generator=generator).numpy()
@@ -201,7 +194,7 @@ def masked_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
 
 
 def sequence_classification(samples: TaskSamples, epoch: int, index: int) -> Sample:
-    """One label per sequence; of a pair of texts with their token types."""
+    """Return a sample with one label per sequence, and token types of a pair of texts."""
     source, task = samples.source, samples.config.task
     assert isinstance(task, SequenceClassification)
     row = source.row(index)
@@ -215,17 +208,17 @@ def sequence_classification(samples: TaskSamples, epoch: int, index: int) -> Sam
 
 
 def put_into_frame(tokens: np.ndarray, vocabulary: Vocabulary, frame: Frame) -> None:
-    """Put special tokens around a slice of text, in place; bytes end in the end of text."""
+    """Write special tokens around a slice of text, in place. Bytes end in the end of text."""
     prefix, suffix = frame.prefix, frame.suffix
     if vocabulary.is_bytes:
-        assert vocabulary.eos is not None, "byte tokens have one"
+        assert vocabulary.eos is not None, "byte tokens have an end of text"
         suffix = (vocabulary.eos,)
     tokens[: len(prefix)] = prefix[: len(tokens)]
     tokens[max(0, len(tokens) - len(suffix)) :] = suffix[: len(tokens)]
 
 
 def seq2seq_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
-    """Source and target of a row; of a stretch of text the second part is the target."""
+    """Return source and target of a row. The second part of a slice of text is the target."""
     config, vocabulary = samples.config, samples.vocabulary
     assert isinstance(config.task, Seq2SeqLM)
     row = samples.source.row(index)
@@ -245,17 +238,17 @@ TASKS: dict[str, Callable[[TaskSamples, int, int], Sample]] = {
     "sequence_classification": sequence_classification,
     "seq2seq_lm": seq2seq_lm,
 }
-"""`task` option -> function that makes a sample."""
+"""`task` option -> function that returns a sample."""
 
 
 def is_packed(config: Config) -> bool:
-    """Whether several samples may share a row."""
+    """Return whether several samples can share a row."""
     packing = config.data.packing
     return packing is Packing.padding_free or (packing is Packing.on and is_ragged(config))
 
 
 def open_split(plan: Plan, evaluation: bool) -> TaskSamples | PackedSamples | MixSamples:
-    """The samples of one split, as many as planned."""
+    """Open the samples of a split, as many as planned."""
     if plan.sources:
         parts = (_open_part(part, evaluation) for part in plans_of_sources(plan))
         return MixSamples(tuple(parts))
@@ -263,7 +256,6 @@ def open_split(plan: Plan, evaluation: bool) -> TaskSamples | PackedSamples | Mi
 
 
 def _open_part(plan: Plan, evaluation: bool) -> TaskSamples | PackedSamples:
-    """Those of one source."""
     config = plan.config
     wanted = plan.steps.num_eval_samples if evaluation else plan.steps.num_train_samples
     packing = config.data.packing is Packing.on and is_ragged(config)
@@ -274,7 +266,7 @@ def _open_part(plan: Plan, evaluation: bool) -> TaskSamples | PackedSamples:
         source, packs = _stored(plan, keep, evaluation)
     else:
         corpus, packs = open_corpus(config), None
-        assert corpus is not None, "all that is neither synthetic nor prepared is text"
+        assert corpus is not None, "data that is neither synthetic nor prepared is text"
         pieces = corpus.evaluation if evaluation else corpus.train
         how = labels_of(config, corpus), wanted, partial(check_inputs, plan)
         source = pack_windows(pieces, window_length(config), *how)
@@ -285,7 +277,7 @@ def _open_part(plan: Plan, evaluation: bool) -> TaskSamples | PackedSamples:
 
 
 def class_names(plan: Plan) -> tuple[str, ...]:
-    """Class names by number; empty if there are none."""
+    """Return class names by number, () if there are none."""
     if plan.sources:
         return class_names(plans_of_sources(plan)[0])
     config = plan.config
@@ -294,12 +286,12 @@ def class_names(plan: Plan) -> tuple[str, ...]:
     if isinstance(config.data, Rows):
         return _open(plan).manifest.label_names
     corpus = open_corpus(config)
-    assert corpus is not None, "all that is neither synthetic nor rows is text"
+    assert corpus is not None, "data that is neither synthetic nor rows is text"
     return tuple(labels_of(config, corpus))
 
 
 def chat_manifest(plan: Plan) -> Manifest | None:
-    """What is known of all conversations of a plan, which have one template; None without any."""
+    """Return the manifest of a plan's conversations, which share a template. None without any."""
     parts = plans_of_sources(plan) or [plan]
     found = [_open(p).manifest for p in parts if isinstance(p.config.data, Conversations)]
     ends = dict.fromkeys(end for manifest in found for end in manifest.ends_of_turn)
@@ -335,7 +327,7 @@ def _stored(plan: Plan, keep: int | None, evaluation: bool) -> tuple[Source, Pac
 
 
 def _open(plan: Plan) -> Store:
-    """Open the plan's store; prepare it again if the cache was deleted."""
+    """Open the plan's store, and prepare it again if the cache was deleted."""
     folder = store_folder(plan.store)
     manifest = read_manifest(folder)
     if manifest is None:
@@ -345,7 +337,5 @@ def _open(plan: Plan) -> Store:
     else:
         store = Store(folder, manifest)
     if store.manifest.digest != plan.data_fingerprint:
-        raise ChangedError(
-            "the data is no longer what was planned: its content changed -> the same command again"
-        )
+        raise ChangedError("the data changed since the plan was made -> the same command again")
     return store

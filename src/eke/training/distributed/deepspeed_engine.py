@@ -1,8 +1,4 @@
-"""DeepSpeed engine, its optimizer step and checkpoint parts, and the choice of model sharding.
-
-Autocast is applied inside the engine, around the model's forward pass, since the engine disables an
-outer one (deepspeed 0.19.8, `autocast_if_enabled`).
-"""
+"""DeepSpeed engine, its optimizer step and checkpoint parts, and the choice of model sharding."""
 
 import functools
 import importlib
@@ -45,38 +41,38 @@ def build_engine(
     swap: Path | None = None,
     parts: Parts | None = None,
 ) -> Engine:
-    """Build the engine with the plan's sharding; `swap` is the folder for state kept in files.
+    """Build the engine with the plan's sharding. `swap` is the folder for state in files.
 
-    Ranks must have built equal models on `device`. For ZeRO-3 it is on the host or, of several
-    ranks, in `parts`: one weight at a time goes to the device and is sharded. The optimizer gets
-    DeepSpeed's flat shards as its parameters.
+    Ranks must have built equal models on `device`, for ZeRO-3 on the host or, with several ranks,
+    in `parts`. The optimizer receives DeepSpeed's flat shards as its parameters.
     """
     deepspeed = import_deepspeed(device)
     settings = plan.deepspeed
     assert settings is not None, "no plan for DeepSpeed"
     if swap is not None:
         settings = prepare_swap(settings, swap)
-    if not dist.is_initialized():  # several ranks have a group already
+    if not dist.is_initialized():  # several ranks already have a group
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         store: Any = dist.HashStore()  # type: ignore[attr-defined]  # torch 2.13: not exported
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
     # deepspeed 0.19.8 would compile C++ for a minute at the first start on a machine (its
-    # ShareMemComm), for exchanges through shared memory in inference on CPUs.
+    # ShareMemComm), for communication through shared memory in inference on CPUs.
     communication: Any = importlib.import_module("deepspeed.comm.torch")
     communication.build_shm_op = lambda: None
-    deepspeed.init_distributed(auto_mpi_discovery=False)  # takes the group that is there
+    deepspeed.init_distributed(auto_mpi_discovery=False)  # uses the existing group
     compute_under_autocast(model, formats)
     if is_zero3(plan):
         with parts.sharded_flat(deepspeed.zero.Init) if parts else nullcontext():
             deepspeed.zero.Init(module=model, config_dict_or_path=settings)
-        for buffer in model.buffers():  # Init moves parameters only
+        for buffer in model.buffers():  # Init moves only parameters
             buffer.data = buffer.data.to(device)
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, config=settings, dist_init_required=False
     )
     if is_zero3(plan) and plan.config.offload.option == "none":
-        # It means to step on float32 weights themselves. deepspeed 0.19.8 copies them: stage3.py,
-        # `_create_fp32_partitions`, compares their device with its name, which is never equal.
+        # It should step on the float32 weights themselves, but deepspeed 0.19.8 copies them:
+        # stage3.py, `_create_fp32_partitions`, compares their device with its name, which is never
+        # equal.
         weights = engine.optimizer.fp16_partitioned_groups_flat
         for mine, stepped in zip(weights, flat_weight_shards(engine), strict=True):
             if mine.dtype is stepped.dtype:
@@ -87,7 +83,7 @@ def build_engine(
 def import_deepspeed(device: torch.device) -> Any:
     """Import deepspeed for this kind of device, with its warnings in eke's log."""
     os.environ["DS_ACCELERATOR"] = device.type
-    # Read in every step; Accelerate, which would misread it, has run already.
+    # DeepSpeed reads it in every step. Accelerate, which would misread it, has already run.
     os.environ.setdefault(LOCAL_RANK, "0")
     import deepspeed
 
@@ -99,7 +95,7 @@ def import_deepspeed(device: torch.device) -> Any:
 
 
 def compute_under_autocast(model: nn.Module, formats: Formats) -> None:
-    """Run every forward pass of `model` in the plan's format: for training, or for evaluation."""
+    """Run all forward passes in the plan's format: the engine disables an outer autocast."""
     plain = model.forward
 
     @functools.wraps(plain)
@@ -111,28 +107,28 @@ def compute_under_autocast(model: nn.Module, formats: Formats) -> None:
 
 
 def flat_weight_shards(engine: Engine) -> list[Tensor]:
-    """This rank's float32 weights for the optimizer: flat shards, one per group but with ZeRO-3."""
+    """Return this rank's float32 weights of the optimizer as flat shards."""
     if engine.zero_optimization_stage() == 3:
         return list(engine.optimizer.fp32_partitioned_groups_flat)
     return list(engine.optimizer.single_partition_of_fp32_groups)
 
 
 def shard_lengths(engine: Engine) -> list[int]:
-    """Number of elements of each flat shard, in memory or in a file."""
+    """Return the number of elements of each flat shard, in memory or in a file."""
     if engine.zero_optimization_stage() == 3:
         return [int(length) for length in engine.optimizer.fp16_partitioned_groups_flat_numel]
     return [piece.numel() for piece in flat_weight_shards(engine)]
 
 
 def engine_weights(engine: Engine) -> list[nn.Parameter]:
-    """Weights of the model that the flat shards of the ranks contain."""
+    """Return the model's weights that the flat shards contain."""
     zero = engine.optimizer
     groups = zero.fp16_groups if engine.zero_optimization_stage() == 3 else zero.bit16_groups
     return [weight for group in groups for weight in group]
 
 
 def tensors_within(value: Any, depth: int = 3) -> list[Tensor]:
-    """Tensors in containers nested this deep at most, and in the buckets that ZeRO keeps."""
+    """Return tensors in containers nested up to `depth`, and in ZeRO's buckets."""
     if isinstance(value, Tensor):
         return [value]
     if depth < 0:
@@ -151,7 +147,7 @@ class DeepSpeedUpdate(Update):
 
     def __init__(self, plan: Plan, engine: Engine, device: torch.device) -> None:
         self.engine = engine
-        # These two communicate in every pass: all ranks need the same number of passes.
+        # These two communicate in every pass, so all ranks need the same number of passes.
         self.even = plan.config.distributed.option in ("zero2", "zero3")
         self.device = device
         self.world_size = plan.batch.world_size
@@ -159,18 +155,18 @@ class DeepSpeedUpdate(Update):
 
     @contextmanager
     def exchange(self, last: bool) -> Iterator[None]:
-        """ZeRO-1 exchanges in the last micro-batch, ZeRO-2 and 3 in each."""
+        """Exchange gradients in the last micro-batch with ZeRO-1, in each with ZeRO-2 and 3."""
         self.engine.set_gradient_accumulation_boundary(last)
         yield
 
     def backward(self, loss: Tensor, num_targets: int) -> None:
-        """Multiply the loss by the ranks: DeepSpeed averages over them instead of summing."""
+        """Add gradients of the loss times the ranks: DeepSpeed averages instead of summing."""
         if self.scale:
             self.engine.optimizer.override_loss_scale(self.scale.value)
         self.engine.backward(loss * (self.world_size / num_targets), scale_wrt_gas=False)
 
     def apply(self) -> Tensor:
-        """One step of the engine; with float16, a step whose gradients overflowed is skipped."""
+        """Take one step of the engine. With float16, a step with overflow is skipped."""
         self.engine.step()
         if self.scale:
             self.scale.update(overflowed=bool(self.engine.optimizer.overflow))
@@ -178,11 +174,7 @@ class DeepSpeedUpdate(Update):
         return torch.as_tensor(norm, dtype=torch.float32, device=self.device).detach()
 
     def held(self) -> list[Tensor]:
-        """The engine's flat shards, gradients and sharded weights, and the rest of its optimizer's.
-
-        That is ZeRO-3's partition of gradients and its bucket, and staging areas of offloading
-        (deepspeed 0.19.8, stage3.py and stage_1_and_2.py).
-        """
+        """Return flat shards, gradients, sharded weights and buffers of the engine."""
         engine = self.engine
         pieces = flat_weight_shards(engine)
         weights = [p.ds_tensor for p in engine.module.parameters() if hasattr(p, "ds_tensor")]
@@ -191,13 +183,13 @@ class DeepSpeedUpdate(Update):
         return [*pieces, *weights, *gradients, *buffers, *tensors_within(vars(engine.optimizer))]
 
     def hold(self, model: nn.Module) -> Held:
-        """Weights, and names and ranges of what this rank's flat shards hold; a collective."""
+        """Return weights, and names and ranges of this rank's flat shards. Collective."""
         import deepspeed
 
         found, tied = named_weights(model)
         pieces: dict[str, Piece] = {}
         for name, tensor in found.items():
-            mine = getattr(tensor, "ds_tensor", None)  # of ZeRO-3
+            mine = getattr(tensor, "ds_tensor", None)  # with ZeRO-3
             in_file = mine is not None and mine.status.name != "AVAILABLE"
             with deepspeed.zero.GatheredParameters([tensor] if in_file else []):
                 if mine is None or in_file:
@@ -209,7 +201,7 @@ class DeepSpeedUpdate(Update):
         return hold_state(held, self.stepped(model), self.engine.basic_optimizer.state)
 
     def stepped(self, model: nn.Module) -> list[Stepped]:
-        """The flat shards, by what they hold of each weight."""
+        """Return the flat shards with their elements of each weight."""
         names = {id(tensor): name for name, tensor in named_weights(model)[0].items()}
         copies = bool(self.engine.bfloat16_enabled())
         return [
@@ -223,7 +215,7 @@ class DeepSpeedUpdate(Update):
         ]
 
     def _cut(self, names: Mapping[int, str], number: int, shard: Tensor) -> dict[str, Piece]:
-        """Views of this rank's numbers of each weight in one shard, or in a tensor of its size."""
+        """Return views of this rank's elements of each weight in a shard or an equal tensor."""
         zero, rank, at = self.engine.optimizer, dist.get_rank(), 0
         found: dict[str, Piece] = {}
         if self.engine.zero_optimization_stage() == 3:
@@ -241,7 +233,7 @@ class DeepSpeedUpdate(Update):
 
 
 def _range_of(weight: Any, shard: Tensor, at: int) -> Piece:
-    """View of the numbers of a ZeRO-3 weight that this rank's `shard` has from a place on."""
+    """Return a view of a ZeRO-3 weight's elements in this rank's `shard`, which begin at `at`."""
     size = weight.partition_numel()
     first = min(dist.get_rank() * size, weight.ds_numel)
     view = shard.detach()[at : at + min(size, weight.ds_numel - first)]
@@ -249,12 +241,12 @@ def _range_of(weight: Any, shard: Tensor, at: int) -> Piece:
 
 
 def is_zero3(plan: Plan) -> bool:
-    """Whether DeepSpeed shards the weights."""
+    """Return whether DeepSpeed shards the weights."""
     return plan.deepspeed is not None and plan.deepspeed["zero_optimization"]["stage"] == 3
 
 
 def parts_of(plan: Plan, device: torch.device, ranks: Ranks) -> Parts | None:
-    """What is to hold this rank's rows of the weights, where several ranks share them."""
+    """Return a holder of this rank's rows of the weights, None without sharding."""
     if ranks.world_size > 1 and isinstance(plan.config.distributed, FSDP):
         return Parts(build_mesh(plan, device))
     if ranks.world_size > 1 and is_zero3(plan):
@@ -278,7 +270,7 @@ def share_model(
 
 
 class ShardedUpdate(PlainUpdate):
-    """Gradients are exchanged in backward, and each rank updates its part of every tensor."""
+    """Update with gradient exchange in backward, of this rank's shard of each tensor."""
 
     even = True
 
@@ -286,16 +278,16 @@ class ShardedUpdate(PlainUpdate):
         super().__init__(plan, *objects)
         self.every = exchange_of(plan.config) is Exchange.every
         self.gradient_bytes = 0
-        """Of this rank's part, as the first step found it."""
+        """Bytes of this rank's gradients, measured in the first step."""
 
     def exchange(self, last: bool) -> AbstractContextManager[None]:
         """Set whether the next backward pass exchanges gradients."""
         sharded: Any = self.model
-        sharded.set_requires_gradient_sync(last or self.every)  # else they add up here, whole
+        sharded.set_requires_gradient_sync(last or self.every)  # else full gradients accumulate
         return nullcontext()
 
     def apply(self) -> Tensor | None:
-        """One step on the parts; the norm is that of the whole gradient."""
+        """Take one step on the shards, and return the norm of the full gradient."""
         if not self.gradient_bytes:
             gradients = [p.grad for p in self.parameters]
             self.gradient_bytes = part_bytes(g for g in gradients if g is not None)
@@ -303,5 +295,5 @@ class ShardedUpdate(PlainUpdate):
         return None if norm is None else whole(norm)
 
     def hold(self, model: nn.Module) -> Held:
-        """This rank's rows of weights and optimizer state."""
+        """Return this rank's rows of weights and optimizer state."""
         return hold(model, self.optimizer)

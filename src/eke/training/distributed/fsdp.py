@@ -1,6 +1,5 @@
-"""FSDP2: sharded training state.
+"""FSDP2: training state in DTensors, sharded along their first dimension.
 
-`fully_shard` turns parameters into DTensors, cut along their first dimension.
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
@@ -24,18 +23,17 @@ from eke.training.model.checkpointing import find_layers
 
 
 def build_mesh(plan: Plan, device: torch.device) -> DeviceMesh:
-    """The ranks: along "shard" they hold the parts of a tensor, along "replicate" the same part."""
+    """Return the mesh of ranks: "shard" divides a tensor, "replicate" copies its shards."""
     replicas = cast(FSDP, plan.config.distributed).replicas
-    skipped = replicas == 1  # a dimension of one rank would have groups of its own
+    skipped = replicas == 1  # a dimension of one rank would have process groups of its own
     shape = (replicas, plan.batch.world_size // replicas)[skipped:]
     return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")[skipped:])
 
 
 def shard_model(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> None:
-    """Cut the parameters of `model`, which has no numbers yet or equal ones on all ranks, in place.
+    """Shard the parameters of `model`, without data or equal on all ranks, in place.
 
-    Each Transformer layer is a unit, which is gathered alone; embedding and head are, too, where no
-    other module has their weights. The rest is one more unit.
+    Units are each Transformer layer, embedding and head unless they share weights, and the rest.
     """
     from eke.training.model.number_formats import kept_wide
 
@@ -46,24 +44,24 @@ def shard_model(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> None:
     layers, table, head = find_layers(model), _alone(model, "input"), _alone(model, "output")
     units: list[Any] = [unit for unit in (table, *layers, head) if unit is not None]
     for unit in [*units, model]:
-        # A head's weights are needed first in the backward pass: nothing is saved in between.
+        # The backward pass needs the head's weights first: resharding them would save no memory.
         back = again if unit in layers else unit is table
         fully_shard(unit, mesh=mesh, reshard_after_forward=back, mp_policy=policy)
     wide = kept_wide(plan, model) if sent else set()
     for group in groups_of(model.modules()) if sent else ():
         _set_formats(group.fsdp_params, wide)
     if isinstance(table, nn.Embedding):
-        units[0].set_unshard_in_backward(False)  # its backward pass reads no weight
+        units[0].set_unshard_in_backward(False)  # its backward pass does not read the weight
     for unit, following in pairwise(units):
         if plan.device.kind != "cpu":
             unit.set_modules_to_forward_prefetch([following])
-        else:  # an empty list would be FSDP2's default
+        else:  # FSDP2 reads an empty list as its default
             following.set_modules_to_backward_prefetch([following])
 
 
 def _alone(model: Any, side: str) -> nn.Module | None:
-    """The module with the input or output embeddings, if no other module has one of its weights."""
-    with suppress(AttributeError, NotImplementedError):  # of classes without them
+    """Return the module of input or output embeddings if no other module shares its weights."""
+    with suppress(AttributeError, NotImplementedError):  # classes without embeddings
         found: Any = getattr(model, f"get_{side}_embeddings")()
         owners = Counter(id(p) for m in model.modules() for p in m._parameters.values())
         return found if all(owners[id(p)] == 1 for p in found.parameters()) else None
@@ -71,14 +69,14 @@ def _alone(model: Any, side: str) -> nn.Module | None:
 
 
 class _Wide(FSDPParam):
-    """A weight that is sent in its own format, whatever that of its unit is; torch 2.13."""
+    """Weight that is gathered in its own format instead of the unit's (torch 2.13)."""
 
     def init_dtype_attrs(self, mp_policy: Any) -> None:
         super().init_dtype_attrs(replace(mp_policy, param_dtype=None))
 
 
 class _Exact(FSDPParam):
-    """A weight that is sent in 16 bits and has a float32 gradient, as a wide one."""
+    """Weight that is gathered in 16 bits and has a float32 gradient."""
 
     def init_unsharded_param(self) -> None:
         super().init_unsharded_param()  # type: ignore[no-untyped-call]  # torch 2.13
@@ -87,7 +85,7 @@ class _Exact(FSDPParam):
 
 
 def _set_formats(weights: Sequence[FSDPParam], wide: Set[Tensor]) -> None:
-    """Keep formats that differ from the unit's, whose gradients FSDP2 adds up as one tensor."""
+    """Keep formats that differ from the unit's, whose gradients FSDP2 reduces as one tensor."""
     trained = {w.sharded_param in wide for w in weights if w.sharded_param.requires_grad}
     for weight in weights:
         fused = getattr(weight._module_info.module, "fused", False)  # has a float32 gradient
@@ -98,26 +96,26 @@ def _set_formats(weights: Sequence[FSDPParam], wide: Set[Tensor]) -> None:
 
 
 def groups_of(modules: Iterable[nn.Module]) -> list[Any]:
-    """What FSDP2 sends together, of those modules that are units with weights around inner ones."""
+    """Return FSDP2's communication groups of those modules that are units with own weights."""
     found = (m._get_fsdp_state()._fsdp_param_group for m in modules if isinstance(m, FSDPModule))
     return [group for group in found if group is not None]
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor put together from its parts, or itself where it has none; all ranks must ask."""
+    """Gather a sharded tensor. Collective: every rank must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def part(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor: all of it, where it is not cut."""
+    """Return the local shard of a tensor, or the tensor if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def part_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of what this process holds of them."""
+    """Return the bytes of the local shards of tensors."""
     return sum(part(tensor).nbytes for tensor in tensors)
 
 
 def is_cut(tensor: Tensor) -> bool:
-    """Whether this process holds less than all of it."""
+    """Return whether this process holds only a shard of a tensor."""
     return part(tensor).numel() < tensor.numel()

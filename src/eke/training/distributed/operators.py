@@ -1,11 +1,4 @@
-"""DeepSpeed's C++ operators, compiled at first use, and training state that it keeps in files.
-
-torch 2.13 locks a build with a file that only its creator removes: after a killed build, later ones
-wait forever (https://github.com/pytorch/pytorch/issues/189245). Here the kernel holds the lock.
-
-Between steps the tensors of state in files are empty; DeepSpeed fills them shard by shard
-(deepspeed 0.19.8, `runtime/zero/stage3.py` and `runtime/swap_tensor`).
-"""
+"""DeepSpeed's C++ operators, compiled at first use, and training state in files."""
 
 import contextlib
 import fcntl
@@ -40,27 +33,27 @@ Engine = Any
 """`deepspeed.DeepSpeedEngine`, which has no type annotations."""
 
 LEFT_OUT = "-g"
-"""DeepSpeed's flag for debugging symbols, which take a third of the compiler's time."""
+"""DeepSpeed's flag for debugging symbols, which take a third of the compile time."""
 
 SAY_AFTER_S = 3.0
-"""Seconds to load a compiled operator; a longer wait is logged."""
+"""Seconds to load a compiled operator. A longer wait is logged."""
 
 
 class Turn:
-    """Build lock replacing torch's `FileBaton` (torch.utils.file_baton); freed on exit."""
+    """Build lock, released on exit. torch's `FileBaton` may wait forever (pytorch#189245)."""
 
     def __init__(self, lock_file_path: str, *_: object, **__: object) -> None:
-        self.path = f"{lock_file_path}.turn"  # never a file that torch itself would wait for
+        self.path = f"{lock_file_path}.turn"  # torch itself does not wait for this file
 
     def try_acquire(self) -> bool:
-        """Wait for the lock; afterwards only missing operators are built."""
+        """Wait for the lock. Then only missing operators are built."""
         self._descriptor = open_file(Path(self.path), os.O_RDWR | os.O_CREAT)
-        with contextlib.suppress(OSError):  # a file system without locks
+        with contextlib.suppress(OSError):  # the file system has no locks
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         return True
 
     def wait(self) -> None:
-        """Unused: torch calls it only if `try_acquire` fails, which it never does."""
+        """Do nothing: torch calls it only after `try_acquire` fails, which does not happen."""
 
     def release(self) -> None:
         """Release the lock."""
@@ -68,15 +61,15 @@ class Turn:
 
 
 def load_files() -> None:
-    """Load what reads and writes a disk; RuntimeError if libaio or a compiler is missing."""
+    """Load the file operator. RuntimeError: libaio or a compiler is missing."""
     from deepspeed.ops.op_builder import AsyncIOBuilder, PinMemoryBuilder
 
-    # The second loads the first by itself, with all of DeepSpeed's flags.
+    # The second would load the first without these flags, with all of DeepSpeed's.
     _load(FILES, PinMemoryBuilder(), AsyncIOBuilder())
 
 
 def load_adam() -> None:
-    """Load AdamW on the host; RuntimeError if a compiler is missing."""
+    """Load AdamW for the host. RuntimeError: a compiler is missing."""
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
     _load(ADAM, CPUAdamBuilder())
@@ -95,7 +88,7 @@ def _load(what: str, *builders: Any) -> None:
 
 @contextmanager
 def compiling(what: str) -> Iterator[None]:
-    """Context of a build of `what`, with eke's folder and lock, and a log message."""
+    """Set eke's build folder and lock, and log a message if the build takes long."""
     cpp_extension: Any = importlib.import_module("torch.utils.cpp_extension")
     folder = build_folder()
     own_folder(folder)
@@ -117,9 +110,9 @@ def compiling(what: str) -> Iterator[None]:
 
 
 def build_folder() -> Path:
-    """Where operators are built: under TORCH_EXTENSIONS_DIR, or in eke's cache."""
+    """Return the build folder, under TORCH_EXTENSIONS_DIR or in eke's cache."""
     versions = installed_versions(("torch", "deepspeed"))
-    # The headers' folder is in ninja's rules: two environments would build over each other.
+    # ninja's rules contain the folder of the headers: two environments would overwrite each other.
     what = f"{cpu_name()} {versions} {LEFT_OUT} {sys.prefix}"
     key = hashlib.sha256(what.encode()).hexdigest()[:12]
     given = os.environ.get(FOLDER)
@@ -127,7 +120,7 @@ def build_folder() -> Path:
 
 
 def prepare_swap(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """DeepSpeed's settings with this run's folder, and the operator that writes into it built."""
+    """Build the file operator, and return DeepSpeed's settings with this run's folder."""
     own_folder(folder)
     load_files()
     zero = {
@@ -140,17 +133,14 @@ def prepare_swap(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def in_files(engine: Engine, piece: int) -> bool:
-    """Whether this shard and its moments are in files between steps."""
-    swappable = getattr(engine.optimizer, "_swappable_optimizer_subgroup", None)  # stage 3 has it
+    """Return whether this shard and its moments are in files, and empty, between steps."""
+    swappable = getattr(engine.optimizer, "_swappable_optimizer_subgroup", None)  # only in stage 3
     return swappable is not None and bool(swappable(piece))
 
 
 @contextmanager
 def in_memory(engine: Engine, piece: int, write: bool = False) -> Iterator[bool]:
-    """Load a shard and its moments into memory; yields whether it was in a file.
-
-    With `write` they are put back into the files afterwards.
-    """
+    """Load a shard and its moments, yield whether they were in a file, and `write` them back."""
     if not in_files(engine, piece):
         yield False
         return
@@ -165,7 +155,7 @@ def in_memory(engine: Engine, piece: int, write: bool = False) -> Iterator[bool]
 
 
 def swap_buffers(engine: Engine) -> tuple[list[Any], list[Any]]:
-    """Tensors in host memory that optimizer state and weights pass through."""
+    """Return the host buffers of optimizer state and of weights in files."""
     swapper = getattr(engine.optimizer, "optimizer_swapper", None)
     mine = list(swapper.swap_buffer_manager.all_buffers) if swapper is not None else []
     weights = (getattr(p, "nvme_swapper", None) for p in engine.module.parameters())
@@ -177,7 +167,7 @@ def swap_buffers(engine: Engine) -> tuple[list[Any], list[Any]]:
 
 
 def main() -> int:
-    """`python -m eke.training.distributed.operators`: compile what runs would compile."""
+    """Compile all operators: `python -m eke.training.distributed.operators`."""
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")

@@ -1,8 +1,7 @@
-"""Parts from the start: a model on the meta device, and this rank's rows of each of its parameters.
+"""Models on the meta device with this rank's rows of each parameter.
 
-Weights are drawn or read one tensor at a time, with the numbers of one process, and cut. Private
-names of torch 2.13 and transformers 5.23 for that are in this file alone;
-tests/equivalence/test_parts.py tells of a version without them.
+Weights are drawn or read one tensor at a time, with the values of one process. Only this file uses
+private names of torch 2.13 and transformers 5.23 for it (tests/equivalence/test_parts.py).
 """
 
 import hashlib
@@ -24,27 +23,27 @@ from eke.training.distributed.fsdp import whole
 from eke.training.model.checkpointing import find_layers
 
 _FILLS = {"normal_", "uniform_", "random_", "bernoulli_", "exponential_", "zero_", "fill_", "copy_"}
-"""Operations that set a whole tensor, whatever was in it."""
+"""Operations that overwrite an entire tensor."""
 
 
 def rows(num_rows: int, rank: int, world: int) -> slice:
-    """A rank's rows of a tensor, as torch's `Shard(0)` has them: the last are short or empty."""
+    """Return a rank's rows of a tensor as in torch's `Shard(0)`: the last are short or empty."""
     size = -(-num_rows // world)
     return slice(min(rank * size, num_rows), min((rank + 1) * size, num_rows))
 
 
 class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
-    """This rank's rows of parameters on the meta device; all ranks do the same with theirs.
+    """This rank's rows of parameters on the meta device. All ranks must do the same.
 
-    While it is entered, what building does to a parameter (drawing, rounding, copying) is done to
-    its rows, too. They are cut along the dimension "shard" of the mesh.
+    Inside its context, operations on a parameter (drawing, rounding, copying) also change its rows,
+    along the dimension "shard" of the mesh.
     """
 
     def __init__(self, mesh: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch 2.13
         self.mesh, self.shard = mesh, mesh["shard"]
         self._filling: tuple[Any, Tensor] | None = None
-        """Storage of what was set last, and its whole: operations on views of it follow."""
+        """Storage that was overwritten last, and its full tensor, for operations on views of it."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, func.overloadpacket.__name__
@@ -55,7 +54,7 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
             if name == "_to_copy" and found.is_meta and not first.is_meta:
                 self._begin(found, first.to(found.dtype, copy=True))
             return found
-        # Transformers pads a tied output bias, by nothing where it is as long as the table.
+        # transformers pads a tied output bias, by 0 if it is as long as the table.
         padded = name == "constant_pad_nd" and not any(args[1])
         if padded or name in ("_to_copy", "clone"):
             return self._copy(first, **kwargs)
@@ -69,23 +68,23 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
         return first
 
     def _copy(self, source: Tensor, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
-        """Copy rows along; a copy stays on the meta device, wherever its rows go."""
+        """Copy the rows. The copy stays on the meta device, wherever its rows are moved."""
         part, found = self.part(source), torch.empty_like(source, dtype=dtype)
         to = part.device if device is None or device.type == "meta" else device
         _keep(found, part.to(to, found.dtype, copy=True))
         return found
 
     def _begin(self, meta: Tensor, whole: Tensor) -> None:
-        """Drop the rows of a tensor for what it is to be, whole until another one begins."""
+        """Replace the rows of a tensor by the full tensor, until another tensor begins."""
         self._cut()
         self._filling = _keep(meta, whole.new_empty(0)), whole
 
     def _real(self, view: Tensor) -> Tensor:
-        assert self._filling is not None, "it was begun"
+        assert self._filling is not None, "_begin was called"
         return self._filling[1].as_strided(view.shape, view.stride(), view.storage_offset())
 
     def _cut(self) -> None:
-        """Keep the rows of what was filled last."""
+        """Keep only the rows of the tensor filled last."""
         if self._filling is not None:
             (storage, whole), self._filling = self._filling, None
             storage.part = self._rows(whole)
@@ -95,7 +94,7 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
         return (whole[rows(len(whole), *place)] if whole.dim() else whole).clone()
 
     def part(self, parameter: Tensor) -> Tensor:
-        """This rank's rows of a parameter; all of one without dimensions."""
+        """Return this rank's rows of a parameter, or a scalar parameter."""
         self._cut()
         storage = _storage(parameter)
         if storage is None and not parameter.is_meta:
@@ -106,10 +105,7 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
 
     @contextmanager
     def drawn(self) -> Iterator[None]:
-        """Context of a random model's construction: each parameter is cut when the next one is set.
-
-        Draws are of whole tensors, so that the generator moves as in one process.
-        """
+        """Shard each parameter of a random model when the next one is drawn, as in one process."""
         register, truncated = nn.Module.register_parameter, nn.init._no_grad_trunc_normal_
 
         def cut(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -119,7 +115,7 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
         def fill(tensor: Tensor, *how: Any, **more: Any) -> Tensor:
             if _storage(tensor) is None:
                 return truncated(tensor, *how, **more)
-            tensor.detach().zero_()  # begins it: without data the function does nothing
+            tensor.detach().zero_()  # makes the full tensor, required by the function
             truncated(self._real(tensor), *how, **more)
             return tensor
 
@@ -128,7 +124,7 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
             yield
 
     def _moved(self, parameter: nn.Parameter) -> nn.Parameter:
-        """The parameter without data, rows of which are kept."""
+        """Return the parameter without data, after keeping its rows."""
         empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
         data: Any = parameter.detach()
         if hasattr(data, "to_local"):  # a DTensor
@@ -138,37 +134,33 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
         return nn.Parameter(empty, parameter.requires_grad)
 
     def adopt(self, model: nn.Module) -> None:
-        """Keep the rows of all parameters that have data, whole or cut, in place."""
+        """Keep the rows of all parameters that have data, sharded or not, in place."""
         _replace([p for p in _places(model.modules()) if not p[2].is_meta], self._moved)
         self._cut()
 
     def gathered(self, parameter: Tensor) -> Tensor:
-        """The whole of a parameter on this rank's device; a collective."""
+        """Return the full parameter on this rank's device. Collective."""
         return whole(_placed(self.part(parameter), parameter, self.shard).detach())
 
     @contextmanager
     def whole(self, modules: Iterable[nn.Module], make: Any = None) -> Iterator[None]:
-        """Context in which the modules' own parameters have all their data; a collective."""
+        """Give the modules' own parameters all their data inside the block. Collective."""
         places = [place for place in _places(modules) if place[2].is_meta]
         made = _replace(places, make or (lambda p: nn.Parameter(self.gathered(p), p.requires_grad)))
         try:
             yield
         finally:
             for owner, name, old in places:
-                if owner.get(name) is made[old]:  # else it was quantised
+                if owner.get(name) is made[old]:  # otherwise it was quantised
                     owner[name] = old
                     old.requires_grad_(old.requires_grad if make else made[old].requires_grad)
 
     @contextmanager
     def computing(self, model: nn.Module) -> Iterator[None]:
-        """Context in which `model` computes, on all ranks alike, without a backward pass.
-
-        A Transformer layer has its weights while it runs, what lies around all the time. Leaves of
-        autograd's graph are the parameters; what it would save is dropped.
-        """
+        """Let `model` compute on all ranks without backward, with one layer's weights at a time."""
         layers = find_layers(model)
         inner = {m for layer in layers for m in layer.modules()}
-        forget: Any = lambda _: None  # noqa: E731  # used here alone
+        forget: Any = lambda _: None  # noqa: E731  # only used here
         drop = saved_tensors_hooks(forget, forget)
 
         make = partial(cast(Any, _Gathered).apply, self)
@@ -184,11 +176,9 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
             yield
 
     def put(self, model: nn.Module, cut: Callable[[], None]) -> None:
-        """Have `cut` apply FSDP2 to the model, and put the rows into it, on this rank's device.
-
-        FSDP2 takes replaced parameters at its first forward pass (torch 2.13). `to_empty` would
-        untie them, and hold each part twice.
-        """
+        """Let `cut` apply FSDP2 to the model, and load the rows into it, on this rank's device."""
+        # FSDP2 reads replaced parameters at its first forward pass (torch 2.13). `to_empty` would
+        # untie them, and hold each shard twice.
         held = [(owner, name, self.part(p)) for owner, name, p in _places(model.modules())]
         cut()
         of = {owner[name]: part.to(self.shard.device_type) for owner, name, part in held}
@@ -196,10 +186,7 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
 
     @contextmanager
     def sharded_flat(self, init: Any) -> Iterator[None]:
-        """Context in which DeepSpeed's `zero.Init` finds each parameter whole when it shards it.
-
-        Their identities stay: the optimizer has them already.
-        """
+        """Make each parameter full when DeepSpeed's `zero.Init` shards it, with its identity."""
         plain, swap = init._convert_to_zero_parameters, cast(Any, torch.utils.swap_tensors)
 
         def convert(zero: Any, parameters: Iterable[nn.Parameter]) -> None:
@@ -212,14 +199,12 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
 
     @contextmanager
     def read(self) -> Iterator[None]:
-        """Context in which `from_pretrained` reads rows alone, of what it need not convert whole.
-
-        Transformers 5.23 reads slices for DTensors, but compares sizes of parts, and lets DTensors
-        draw. So what may differ in size, is drawn, or is converted across rows is read whole.
-        Raises RunError: other ranks have other files.
-        """
+        """Make `from_pretrained` read only rows, if possible. RunError: Ranks have other files."""
         from transformers import PreTrainedModel, modeling_utils
 
+        # Transformers 5.23 reads slices for DTensors, but compares sizes of shards, and draws
+        # DTensors. Tensors that may differ in size, are drawn or are converted across rows are read
+        # in full.
         plain: Any = PreTrainedModel._load_pretrained_model
 
         def cut_and_read(model: Any, state: Any, files: Any, config: Any, *more: Any) -> Any:
@@ -230,20 +215,17 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
                 owner[leaf] = _placed(self._rows(owner[leaf]), owner[leaf], self.shard)
             return plain(model, state, files, config, *more)
 
-        # The second would allocate the whole model on a GPU, to free it at once.
+        # The second patch prevents an allocation of the full model on a GPU, freed immediately.
         read = patch.object(PreTrainedModel, "_load_pretrained_model", staticmethod(cut_and_read))
         with read, patch.object(modeling_utils, "caching_allocator_warmup", lambda *_: None):
             yield
 
 
 def _storage(tensor: Any) -> Any:
-    """What holds the rows of a tensor on the meta device, in `part`; None if there are none.
-
-    Torch keeps attributes of a storage as long as any tensor uses it: `parameter.data = ...` takes
-    them along.
-    """
+    """Return the storage of a meta tensor that holds rows in `part`, None if there are none."""
     if type(tensor) not in (Tensor, nn.Parameter) or not tensor.is_meta:
         return None
+    # torch keeps attributes of a storage while a tensor uses it, also after `x.data = ...`.
     storage = tensor.untyped_storage()
     return storage if hasattr(storage, "part") else None
 
@@ -255,12 +237,12 @@ def _keep(meta: Tensor, part: Tensor) -> Any:
 
 
 def _is_all(tensor: Tensor) -> bool:
-    """Whether it is no view of some of a tensor, or in another order."""
+    """Return whether a tensor is its entire storage in order, not a view of a part."""
     return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
 def _places(modules: Iterable[nn.Module]) -> list[Any]:
-    """Owner, name and parameter wherever one is: a tied one is in several places."""
+    """Return owner, name and parameter of each occurrence. A tied parameter has several."""
     every = ((module._parameters, name) for module in modules for name in module._parameters)
     return [(owner, name, owner[name]) for owner, name in every if owner[name] is not None]
 
@@ -273,7 +255,7 @@ def _replace(places: list[Any], make: Callable[[Any], Any]) -> dict[Any, Any]:
 
 
 def _placed(part: Tensor, like: Any, mesh: Any = None) -> nn.Parameter:
-    """A parameter of the size of `like`, of which this rank has `part`, cut as `like` or `mesh`."""
+    """Return a parameter shaped like `like`, of which this rank has `part`, sharded likewise."""
     from torch.distributed.tensor import DTensor, Shard
 
     if not like.dim():
@@ -286,7 +268,7 @@ def _placed(part: Tensor, like: Any, mesh: Any = None) -> nn.Parameter:
 
 
 class _Gathered(torch.autograd.Function):
-    """The whole of a parameter, which stays the leaf of autograd's graph."""
+    """Full tensor of a parameter, which stays the leaf of autograd's graph."""
 
     @staticmethod
     def forward(ctx: Any, parts: Parts, parameter: Tensor) -> Tensor:
@@ -294,7 +276,7 @@ class _Gathered(torch.autograd.Function):
 
 
 def _sizes(files: Sequence[str]) -> dict[str, list[int]]:
-    """Sizes of the tensors in the files, from their headers, which all ranks compare."""
+    """Return the sizes of the files' tensors from the headers, which all ranks compare."""
     found: dict[str, tuple[list[int], str]] = {}
     error = None
     try:
@@ -317,7 +299,7 @@ def _sizes(files: Sequence[str]) -> dict[str, list[int]]:
 
 
 def _cuttable(model: Any, sizes: dict[str, list[int]], mapping: Any, world: int) -> set[str]:
-    """Parameters of which rows can be read: with the model's size in the files, or stacked ones."""
+    """Return parameters whose rows can be read: of equal size in the files, or stacked."""
     from transformers import core_model_loading as loading
 
     renamings = [entry for entry in mapping if isinstance(entry, loading.WeightRenaming)]
@@ -333,7 +315,7 @@ def _cuttable(model: Any, sizes: dict[str, list[int]], mapping: Any, world: int)
 
 
 def _stacks(converter: Any, size: Sequence[int], world: int) -> bool:
-    """Whether a conversion stacks tensors, some for each rank, and changes nothing across rows."""
+    """Return whether a conversion stacks tensors, some per rank, without changes across rows."""
     kinds = [(type(o).__name__, getattr(o, "dim", 0) > 0) for o in converter.operations]
     stacks = kinds[0] == ("MergeModulelist", False) and {*kinds[1:]} <= {("Concatenate", True)}
     return stacks and rows(size[0], world - 1, world).start < size[0]

@@ -1,11 +1,4 @@
-"""Ranks of a run: collectives on the host, Accelerate settings, and nn.DataParallel.
-
-Host collectives use gloo, also on GPU machines: agreeing on counts must not wait for the device.
-
-nn.DataParallel runs replicas in threads, which inherit no autocast, and gathers their outputs on
-the first device. So replicas enter autocast themselves and return one number, no logits.
-Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
-"""
+"""Ranks of a run: gloo collectives on the host, Accelerate settings, and nn.DataParallel."""
 
 import os
 from collections.abc import Iterable
@@ -28,7 +21,7 @@ from eke.training.model.number_formats import Formats
 from eke.training.model.unused import depend_on_all, routed_parents
 
 STOPS = (Outcome.cancelled, Outcome.timeout, Outcome.preempted)
-"""Stop requests of a rank; the first one of any rank counts."""
+"""Stop requests of a rank, in order of priority."""
 
 
 @dataclass(frozen=True)
@@ -36,33 +29,31 @@ class StepTotals:
     """Totals of one optimizer step over all ranks."""
 
     num_targets: int
-    """At least 1: losses are divided by it."""
+    """Targets of the step, at least 1, since losses are divided by the number."""
     num_samples: int
     num_tokens: int
     stop: Outcome | None = None
-    """Whether some rank received a stop request before this step."""
+    """Stop request that a rank received before this step, if any."""
     samples_of: tuple[int, ...] = ()
-    """Samples of each source of a mix."""
     targets_of: tuple[int, ...] = ()
-    """Labels with loss of each source of a mix."""
     saved: int = 0
-    """Ranks that have written their files of a background save; more if one could not."""
+    """Ranks that have written their files of a background save. More than all if one failed."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among the ranks of its run; a single one communicates nothing."""
+    """This process among the ranks of its run. A single process does not communicate."""
 
     rank: int = 0
     world_size: int = 1
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes: record, metrics, checkpoints, tracker, log."""
+        """Whether this process writes record, metrics, checkpoints, tracker and log."""
         return self.rank == 0
 
     def totals(self, counts: Iterable[int], stop: Outcome | None, saved: int = 0) -> StepTotals:
-        """Sums of `MicroBatch.counts` over all ranks, a stop request, and `saved`; a collective."""
+        """Return sums of `MicroBatch.counts` and `saved`, and a stop request. Collective."""
         if self.world_size > 1:
             numbers = torch.tensor([*(int(stop is each) for each in STOPS), saved, *counts])
             dist.all_reduce(numbers)
@@ -74,13 +65,13 @@ class Ranks:
         return StepTotals(max(1, targets), samples, tokens, stop, *of_sources, saved)
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum over all ranks, element by element, where `values` lives; every rank must call it."""
+        """Sum a tensor over all ranks, element by element, on its device. Collective."""
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
 
     def tell(self, value: Any) -> Any:
-        """What rank 0 says, on every rank."""
+        """Return the value of rank 0 on every rank. Collective."""
         if self.world_size == 1:
             return value
         box = [value]
@@ -88,7 +79,7 @@ class Ranks:
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """One value per rank, on every rank, in the order of ranks."""
+        """Return the values of all ranks on every rank, in order. Collective."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -100,15 +91,12 @@ ALONE = Ranks()
 
 
 P2P_VARIABLE = "NCCL_P2P_DISABLE"
-"""NCCL reads it when the first collective of a process begins.
-Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-p2p-disable"""
+"""Variable that NCCL reads at the first collective of a process. Source:
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-p2p-disable"""
 
 
 def join_ranks(plan: Plan) -> Ranks:
-    """Meet the other processes of the run: in a file if eke started all, else as torchrun says.
-
-    Raises RuntimeError: the others did not come, or there are fewer GPUs than processes.
-    """
+    """Join the run's processes by a file or as in torchrun. RuntimeError: Some are missing."""
     config, kind = plan.config.distributed, plan.device.kind
     if config.p2p is PeerToPeer.off:
         os.environ[P2P_VARIABLE] = "1"
@@ -123,7 +111,7 @@ def join_ranks(plan: Plan) -> Ranks:
         torch.cuda.set_device(local)
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
     rank, meeting = int(os.environ[RANK]), os.environ.get(MEETING)
-    limit = timedelta(seconds=config.timeout_s)  # how long a collective waits for a rank
+    limit = timedelta(seconds=config.timeout_s)  # of each collective
     if meeting:
         dist.init_process_group(backend, f"file://{meeting}", limit, world_size, rank)
     else:
@@ -132,7 +120,7 @@ def join_ranks(plan: Plan) -> Ranks:
 
 
 def is_lost_contact(error: BaseException) -> bool:
-    """Whether an exception is only a consequence of another process's failure."""
+    """Return whether an exception is only a consequence of another process's failure."""
     # Messages of gloo (RuntimeErrors in torch 2.13) and nccl about a lost peer.
     signs = ("Connection closed by peer", "gloo", "NCCL", "Timed out waiting")
     lost = isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
@@ -140,22 +128,22 @@ def is_lost_contact(error: BaseException) -> bool:
 
 
 def build_handlers(plan: Plan) -> list[Any]:
-    """Accelerate's `kwargs_handlers` of ddp; for the other options it wraps nothing."""
+    """Return Accelerate's `kwargs_handlers` for ddp, [] for other options."""
     if plan.config.distributed.option != "ddp":
         return []
     from accelerate import DistributedDataParallelKwargs
 
-    # Buffers of Transformers are constants; sending them with each forward pass would make ranks
-    # with different numbers of micro-batches wait for each other. Gradients live in the buckets
-    # that are sent: no second copy of them.
+    # Buffers of Transformers are constants. Sending them in each forward pass would make ranks with
+    # different numbers of micro-batches wait for each other. Gradients are views of the
+    # communication buckets, without a second copy.
     return [DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)]
 
 
 def expect_unreached(plan: Plan, model: nn.Module, accelerator: Any) -> None:
-    """Let ranks train experts that the micro-batch of some does not reach; before wrapping.
+    """Let ranks train experts that some micro-batches do not reach. Call it before wrapping.
 
-    DDP looks for them after each forward pass. FSDP and ZeRO exchange what all ranks have a
-    gradient of: there every expert has one, of zero if need be.
+    DDP detects them after each forward pass. FSDP and ZeRO exchange only gradients that all ranks
+    have, so every expert gets one, zero if unreached.
     """
     routed, option = routed_parents(model), plan.config.distributed.option
     if not routed:
@@ -165,14 +153,14 @@ def expect_unreached(plan: Plan, model: nn.Module, accelerator: Any) -> None:
     elif option in ("fsdp", *STAGE):
         for parent in routed:
             depend_on_all(parent, late=option == "zero3")
-    if option == "zero3":  # gathers such a module as a whole
+    if option == "zero3":  # gathers such a module at once, with all experts
         from deepspeed.utils import set_z3_leaf_modules
 
         set_z3_leaf_modules(model, list({type(parent) for parent in routed}))
 
 
 class LossOnDevice(nn.Module):
-    """A model and its loss as one module, so that only the loss leaves a device."""
+    """Model and loss as one module, so that only the loss leaves a device of nn.DataParallel."""
 
     def __init__(self, model: nn.Module, loss: LossFunction, formats: Formats) -> None:
         super().__init__()
@@ -180,13 +168,13 @@ class LossOnDevice(nn.Module):
         self.loss = loss
         self.formats = formats
         self.devices: set[str] = set()
-        """Where forward passes ran; the copies share this set."""
+        """Devices of forward passes. The copies share this set."""
 
     def forward(self, labels: Tensor, sources: Tensor | None = None, **inputs: Tensor) -> Tensor:
-        """The loss summed over this device's rows and its parts, shape (1, parts)."""
+        """Return the loss of this device's rows, summed, and its parts, `[1, parts]`."""
         self.devices.add(str(labels.device))
         with self.formats.autocast():
-            # The counts are those of all rows, and the caller has them.
+            # The caller has the counts, which are counts of all rows.
             batch = MicroBatch(inputs, labels, 0, 0, 0, sources=sources)
             return self.loss(self.model, batch).reshape(1, -1)
 
@@ -194,7 +182,7 @@ class LossOnDevice(nn.Module):
 def build_data_parallel(
     plan: Plan, model: nn.Module, loss: LossFunction, formats: Formats
 ) -> tuple[nn.Module, LossFunction]:
-    """The module that feeds all devices, and how to get the loss of a micro-batch out of it."""
+    """Return the module for all devices, and the function from a micro-batch to its loss."""
     module = LossOnDevice(model, loss, formats)
     devices = list(range(plan.batch.devices)) if torch.cuda.is_available() else None
     parallel = nn.DataParallel(module, device_ids=devices)

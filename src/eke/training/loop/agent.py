@@ -1,14 +1,9 @@
-"""`python -m eke.training.loop.agent RUN_DIR PROCESSES [NODE NODES HOST:PORT]`: start ranks.
+"""Start the ranks: `python -m eke.training.loop.agent RUN_DIR PROCESSES [NODE NODES HOST:PORT]`.
 
-This is what `torchrun --standalone` does (with several machines: `torchrun --node-rank`), through
-the same interface of torch, so that the first rank to die can be named in the record. Signals go on
-to the ranks, which agree on a step to stop after; when one of them fails, torch's agent ends the
-others on its machine.
-
-On one machine nothing listens on the network: torch's own store accepts anybody's connection and
-unpickles what it is given. The agent and the ranks meet in files of a folder that is this user's
-alone, and send through the loopback interface. Several machines have to listen
-(docs/how-to/security.md).
+Works as torchrun, and records the rank that failed first. Signals are forwarded to the ranks, which
+agree on the step to stop after. If a rank fails, torch's agent ends the other ranks of its node. On
+one node, agent and ranks meet in files that only this user can read, since torch's store unpickles
+data from any connection. Several nodes must listen on the network (docs/how-to/security.md).
 """
 
 import logging
@@ -36,21 +31,20 @@ FORWARDED = "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"
 """Signals that request a stop."""
 
 STOP_TIMEOUT_S = 24 * 3600
-"""Time for ranks to save after a stop request; a second signal can still kill the agent, and the
-kernel then kills them."""
+"""Seconds for the ranks to save after a stop request. A second signal kills agent and ranks."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run all ranks to the end; returns the exit code."""
+    """Run all ranks to the end and return the exit code."""
     paths, num_processes = RunPaths(Path(arguments[0]).absolute()), int(arguments[1])
     node, num_nodes, endpoint = arguments[2:] or ("0", "1", "")
     end_with_parent(signal.SIGTERM, os.environ.get(SUPERVISOR, ""))
     os.environ[AGENT] = str(os.getpid())
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(STOP_TIMEOUT_S)
-    # Ranks that each take all of this machine's cores stand in their own way.
+    # If each rank used all cores, the ranks would slow each other down.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // num_processes)))
     for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):  # the record says what its notes mean
+        if name.startswith("torch.distributed.elastic"):  # the record explains the failure
             logging.getLogger(name).setLevel(logging.CRITICAL)
     meeting = "" if endpoint else tempfile.mkdtemp(prefix="eke-ranks-")  # mode 0700
     config = launch_config(num_processes, int(node), int(num_nodes), endpoint, meeting)
@@ -59,7 +53,7 @@ def main(arguments: list[str]) -> int:
         elastic_launch(config, worker[0])(*worker[1:])
         return 0
     except SignalException:
-        return EXIT_FAILED  # rank 0 has written how it ended
+        return EXIT_FAILED  # rank 0 has written the record
     except ChildFailedError as error:
         rank = culprit({r: (f.timestamp, f.exitcode) for r, f in error.failures.items()})
         attempt = max(0, len(read_attempts(paths)) - 1)
@@ -73,11 +67,9 @@ def main(arguments: list[str]) -> int:
 def launch_config(
     num_processes: int, node: int, num_nodes: int, endpoint: str, meeting: str
 ) -> LaunchConfig:
-    """How torch's agent finds the others, and its ranks each other.
-
-    On several machines by fixed numbers: rank 0 has to be where the run's folder is held, and
-    torch's elastic rendezvous numbers machines as it likes.
-    """
+    """Return the rendezvous settings of torch's agent and of its ranks."""
+    # Several nodes have fixed numbers: the run folder's lease belongs to the node of rank 0, while
+    # torch's elastic rendezvous numbers nodes in any order.
     backend, found_at = "static", endpoint
     settings: dict[str, Any] = {"rank": node}
     if meeting:
@@ -86,7 +78,7 @@ def launch_config(
         loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
         os.environ |= {
             MEETING: f"{meeting}/ranks",
-            # Else the agent makes a store for its ranks, which listens on all addresses.
+            # Otherwise the agent makes a store for its ranks that listens on all addresses.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "GLOO_SOCKET_IFNAME": loopback,
             "NCCL_SOCKET_IFNAME": loopback,
@@ -96,7 +88,7 @@ def launch_config(
         max_nodes=num_nodes,
         nproc_per_node=num_processes,
         run_id=endpoint or str(os.getpid()),
-        max_restarts=0,  # a restart continues from the checkpoint instead
+        max_restarts=0,  # instead, a later attempt resumes from the checkpoint
         signals_to_handle=FORWARDED,
         rdzv_backend=backend,
         rdzv_endpoint=found_at,
@@ -105,11 +97,9 @@ def launch_config(
 
 
 def culprit(ends: Mapping[int, tuple[int, int]]) -> int:
-    """Find the rank whose failure ended the others, from (seconds at its end, exit code) of each.
+    """Return the rank that failed first, from each rank's failure time (seconds) and exit code.
 
-    The first one; of those that ended in the same second one that a signal killed, else one that is
-    not rank 0: ranks that lose a peer fail with an ordinary exit code, and rank 0 writes a record
-    that says so itself.
+    In one second a rank killed by a signal is preferred, then any rank but 0, which reports itself.
     """
     return min(ends, key=lambda rank: (ends[rank][0], ends[rank][1] >= 0, rank == 0, rank))
 

@@ -1,4 +1,4 @@
-"""Attempt at a run: build, train, and write a record in any case."""
+"""One attempt at a run: build, train, and write a record in any case."""
 
 import contextlib
 import logging
@@ -30,13 +30,13 @@ from eke.plan.record import (
     write_end,
     write_record,
 )
-from eke.results.trackers import Tracker
+from eke.results.trackers import Tracker, summary_values
 from eke.results.trackers.tracker import Untracked
 from eke.training.distributed.ranks import ALONE, Ranks
 from eke.training.loop.environment import configure_allocator, quiet_libraries, seconds_since_start
 from eke.training.loop.failure import Diverged, classify
 from eke.training.loop.meter import Clock, Meter
-from eke.training.loop.results import make_record, open_tracker, summary_values, write_card
+from eke.training.loop.results import make_record, open_tracker, write_card
 from eke.training.loop.saving import finish_saving
 from eke.training.loop.stop import StopFlag
 from eke.training.loop.training_state import TrainingState, torch_device
@@ -45,12 +45,12 @@ from eke.training.observe.memory_stages import device_peak, memory_in_use
 
 
 def run_engine(job: TrainingState) -> None:
-    """Train to the last step with the planned engine and attention kernel; raises as `train`."""
+    """Train to the last step with the planned engine and attention kernel. Raises like `train`."""
     train = resolve_name(ENGINES[job.plan.config.engine.option])
     with pinned_backend(job.plan):
         try:
             train(job)
-        except Diverged:  # on all ranks
+        except Diverged:  # raised on all ranks
             finish_saving(job)
             raise
 
@@ -59,7 +59,7 @@ ENGINES = {
     "loop": "eke.training.loop.loop:train",
     "trainer": "eke.training.loop.trainer_engine:train_with_trainer",
 }
-"""`engine` option -> training function; Hugging Face Trainer takes a second to import."""
+"""Training function of each `engine` option, by name: importing Trainer takes a second."""
 
 
 log = logging.getLogger(__name__)
@@ -74,17 +74,17 @@ class Attempt:
     number: int
     stop: StopFlag
     empty: int | None
-    """Resident memory before torch was imported."""
+    """Resident bytes before torch was imported."""
     ranks: Ranks = ALONE
     stages: dict[str, int] = field(default_factory=dict)
     startup_s: float | None = None
     job: TrainingState | None = None
     shared: bool | None = None
-    """Whether another process used the device; None if unknown."""
+    """Whether another process used the device. None if unknown."""
 
 
 def work(attempt: Attempt) -> int:
-    """Train, and write the record in any case; returns the exit code."""
+    """Train, write the record in any case, and return the exit code."""
     plan = attempt.plan
     shared = os.environ.get(SHARED_DEVICE)
     attempt.shared = True if shared else has_foreign_processes(plan.device)
@@ -107,10 +107,10 @@ def work(attempt: Attempt) -> int:
 
 
 def run_follower(attempt: Attempt) -> int:
-    """Train on a rank other than 0, which writes the record; only failures are logged here."""
+    """Train on a rank other than 0, log failures, and return the exit code."""
     outcome, failure = attempt_training(attempt, Untracked())
     if failure is None or outcome not in (Outcome.oom, Outcome.crashed, Outcome.refused):
-        return EXIT_OK  # all ranks ended together; rank 0 records it
+        return EXIT_OK  # all ranks ended together, and rank 0 records it
     if not failure.lost_contact:
         end = RankFailure(attempt.number, attempt.ranks.rank, outcome, failure)
         write_end(attempt.paths, end)
@@ -118,7 +118,7 @@ def run_follower(attempt: Attempt) -> int:
 
 
 def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failure | None]:
-    """Build and train; returns the outcome in any case."""
+    """Build and train. Returns the outcome in any case."""
     plan, paths, number, ranks = attempt.plan, attempt.paths, attempt.number, attempt.ranks
     quiet_libraries(plan)
     configure_allocator(plan)
@@ -128,7 +128,7 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
         device, empty = torch_device(plan), attempt.empty
         if device.type == "cuda":
             empty = memory_in_use(device)
-            torch.ones(1, device=device)  # loads the kernels, as the guides do
+            torch.ones(1, device=device)  # loads the kernels
         found = {"empty": empty, "kernels_loaded": memory_in_use(device)}
         attempt.stages |= {stage: used for stage, used in found.items() if used is not None}
         with verify_inputs(plan):
@@ -145,24 +145,24 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
             if any(shared for *_, shared in gathered):
                 attempt.shared = True
         return Outcome.ok, None
-    except BaseException as error:  # an out-of-memory, a bug and a signal all end in a record
+    except BaseException as error:  # also bugs, signals and lack of memory end in a record
         begun = bool(meter.steps_ended)
         outcome, failure = classify(error, meter.phase, None if begun else plan)
         log.error("%s: %s", outcome.value, failure.message)
-        if failure.traceback and outcome is Outcome.crashed:  # others have it in the record
+        if failure.traceback and outcome is Outcome.crashed:  # other tracebacks are in the record
             log.error(failure.traceback)
         elif failure.traceback and outcome is Outcome.refused:
-            log.error("its traceback is in %s\n%s", paths.log, indent(failure.traceback, IN_LOG))
+            log.error("traceback in %s\n%s", paths.log, indent(failure.traceback, IN_LOG))
         return outcome, failure
     finally:
         remove_swap(swap_folder(plan, paths), ranks.rank)
 
 
 def _train(attempt: Attempt, job: TrainingState) -> None:
-    """Run the engine and note whether another run used these devices; raises as `train`."""
+    """Run the engine and note whether another run used the devices. Raises like `train`."""
     devices = cpu_cores()
     if job.device.type == "cuda":
-        first = job.device.index or 0  # nn.DataParallel also uses the ones after it
+        first = job.device.index or 0  # nn.DataParallel also uses the following devices
         numbers = range(first, first + attempt.plan.batch.devices)
         devices = [str(torch.cuda.get_device_properties(n).uuid) for n in numbers]
     run = attempt.ranks.tell(secrets.token_hex(8))
@@ -176,26 +176,20 @@ def _train(attempt: Attempt, job: TrainingState) -> None:
 
 @contextmanager
 def verify_inputs(plan: Plan) -> Iterator[None]:
-    """Context that checks before and after that inputs and software match the plan.
-
-    Raises ChangedError: one of them is not, which also explains whatever went wrong in here.
-    """
+    """Raise ChangedError before or after the block if inputs or software differ from the plan."""
     check_software(plan)
     check_inputs(plan)
     try:
         yield
-    finally:
+    finally:  # a change also explains an error of the block
         check_software(plan)
         check_inputs(plan)
 
 
 def write_last_rows(attempt: Attempt) -> None:
-    """Write the steps since the last write, if the device still answers and the disk takes them.
-
-    Not for several ranks: each knows its own part of those losses, and another may be gone.
-    """
+    """Write the rows of the last steps, if the device still answers and the disk has space."""
     if attempt.job is None or attempt.ranks.world_size > 1:
-        return
+        return  # each of several ranks has only its part of the losses, and a rank may be gone
     try:
         rows = attempt.job.meter.flush()
         metrics.append_rows(attempt.paths.metrics, rows)

@@ -1,4 +1,4 @@
-"""Evaluation of a classifier: its loss, and metrics of its predictions by scikit-learn."""
+"""Evaluation of a classifier: loss, and metrics of its predictions by scikit-learn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,34 +15,34 @@ from eke.training.loop.step import Answering
 from eke.training.model.loss import loss_sum
 
 MOST_IN_MATRIX = 100
-"""Classes up to which the record holds a confusion matrix: 10,000 numbers."""
+"""Most classes for which the record holds a confusion matrix (10,000 numbers)."""
 
 Pairs = tuple[np.ndarray, np.ndarray]
-"""Predictions and labels, (samples,) or (samples, classes)."""
+"""Predictions and labels, each `[samples]` or `[samples, classes]`."""
 
 
 @dataclass
 class Predictions:
-    """Predictions and labels of this rank's samples; on the device until they are gathered."""
+    """Predictions and labels of this rank's samples, kept on the device until they are gathered."""
 
     model: nn.Module
-    """Answers with logits, which the copies of `distributed=dp` do not."""
+    """Module that returns logits. The copies of `distributed=dp` do not."""
     pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """Of each micro-batch, both of the labels' shape."""
+    """Predictions and labels of each micro-batch, both with the labels' shape."""
 
     @torch.no_grad()
     def add_evaluation(self, job: Answering, batch: MicroBatch, total: Tensor) -> None:
-        """Note one micro-batch, and add its loss, summed over its labels, to `total`."""
+        """Keep a micro-batch's predictions and add its loss, summed over labels, to `total`."""
         with job.formats.eval_autocast():
             logits = self.model(**batch.inputs).logits
             total += loss_sum(logits, batch.labels, sources=batch.sources)
         found = logits.argmax(-1)
-        if batch.labels.is_floating_point():  # a class of several is there where it is likelier so
+        if batch.labels.is_floating_point():  # multi-hot classes (probability over 0.5) or numbers
             found = logits > 0 if batch.labels.dim() == 2 else logits.float().reshape(-1)
         self.pairs.append((found, batch.labels))
 
     def gather(self, ranks: Ranks) -> Pairs:
-        """Predictions and labels of all ranks; a placeholder of a rank is no sample."""
+        """Return predictions and labels of all ranks without placeholder samples."""
         each = ranks.gather([tuple(x.cpu().numpy() for x in pair) for pair in self.pairs])
         pairs = [pair for mine in each for pair in mine]
         found, right = (np.concatenate(x) for x in zip(*pairs, strict=True))
@@ -51,7 +51,7 @@ class Predictions:
 
 
 def regression_metrics(found: np.ndarray, right: np.ndarray) -> metrics.Row:
-    """Errors and correlations; absent where they are not defined: all equal, or not finite."""
+    """Return errors and correlations, without undefined values (constant or not finite)."""
     from scipy import stats
     from sklearn import metrics as sk
 
@@ -70,11 +70,7 @@ def regression_metrics(found: np.ndarray, right: np.ndarray) -> metrics.Row:
 def classification_metrics(
     found: Sequence[int] | np.ndarray, right: Sequence[int] | np.ndarray, names: Sequence[str]
 ) -> tuple[metrics.Row, dict[str, Any]]:
-    """Values for a row of metrics.jsonl, and those of each class for the record.
-
-    Averages are over the classes that were predicted or are right, as scikit-learn's are. `found`
-    and `right`: classes; whether each is there, (samples, classes); or numbers.
-    """
+    """Return a row of averages, and values per class. Class indices, multi-hot, or numbers."""
     from sklearn import metrics as sk
 
     if np.ndim(right) == 1 and np.asarray(right).dtype.kind == "f":

@@ -1,8 +1,4 @@
-"""Process environment: log levels of libraries, folders of compiled code, resident memory.
-
-PyTorch would use `/tmp/torchinductor_USER` even if another user created it, and compiled code runs
-as this user. The folder is local, since home folders are often shared by different processors.
-"""
+"""Process environment: log levels of libraries, folders of compiled code, resident memory."""
 
 import contextlib
 import logging
@@ -26,20 +22,19 @@ QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TQDM_DISABLE": "1",
 }
-"""torch's native code, its profiler above all, writes notes that mean nothing to users; bars
-fill a log."""
+"""Variables that silence progress bars and notes of torch's native code, mainly its profiler."""
 
 TALKERS = (
     "torchao",  # 0.18: kernels built for other devices, triton, on every import
     "torch.utils._pytree",  # 2.13: how torchao 0.18 registers its enums
-    "bitsandbytes",  # 0.50: that faster CPU kernels are in another package
-    "DeepSpeed",  # 0.19: that it runs on the CPU
+    "bitsandbytes",  # 0.50: faster CPU kernels in another package
+    "DeepSpeed",  # 0.19: use of the CPU
 )
-"""Loggers of which only errors are shown."""
+"""Loggers limited to errors, with the version and the suppressed warning."""
 
 
 def quiet_imports() -> None:
-    """Set levels of loggers, before torch is imported, and with it whatever else is installed."""
+    """Limit loggers to errors. Call it before importing torch, which imports other packages."""
     for name in TALKERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     be_verbose()
@@ -55,7 +50,7 @@ def quiet_libraries(plan: Plan) -> None:
 
 
 def quiet_transformers() -> None:
-    """Import it, and show no advice and no bars of it."""
+    """Import transformers and disable its warnings and progress bars."""
     import_transformers()
     from transformers.utils import logging as transformers_logging
 
@@ -65,7 +60,7 @@ def quiet_transformers() -> None:
 
 
 def configure_allocator(plan: Plan) -> None:
-    """Set what the plan says of CUDA's allocator, before its first use."""
+    """Apply the plan's settings of the CUDA allocator. Call it before the first allocation."""
     if maps_memory(plan.config, plan.device):
         import torch
 
@@ -73,10 +68,9 @@ def configure_allocator(plan: Plan) -> None:
 
 
 def choose_compiled_code_folders() -> None:
-    """Set PyTorch's and Triton's variables that are not set, and check the folders of the others.
-
-    Raises ConfigError: a configured folder belongs to another user.
-    """
+    """Set unset folder variables of PyTorch and Triton. ConfigError: Another user owns a folder."""
+    # PyTorch would use /tmp/torchinductor_USER even if another user created it, and compiled code
+    # runs as this user. The folder is local: machines with different CPUs often share home folders.
     local = Path(tempfile.gettempdir()) / f"eke-{os.geteuid()}"
     names = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
     for variable, name in names.items():
@@ -84,19 +78,19 @@ def choose_compiled_code_folders() -> None:
             try:
                 own_folder(Path(given), private=True)
             except OSError as error:
-                why = f"{error.strerror}; compiled code in it would run as you"
+                why = f"{error.strerror}. Compiled code in it would run as this user."
                 fix = Fix(remark=f"export {variable}=FOLDER_OF_YOURS")
                 raise ConfigError(Problem(variable, given, why, fix)) from error
             continue
         try:
             folder = own_folder(own_folder(local, private=True) / name, private=True)
-        except OSError:  # another user made something of that name first
+        except OSError:  # another user has already created a file of this name
             folder = own_folder(cache_folder() / name, private=True)
         os.environ[variable] = str(folder)
 
 
 def own_resident_bytes() -> int | None:
-    """Resident memory now; None where /proc does not tell."""
+    """Return the current resident bytes, None without /proc."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except OSError:
@@ -104,21 +98,14 @@ def own_resident_bytes() -> int | None:
 
 
 def end_first() -> None:
-    """Have the kernel end this process before any other when the machine's memory is short (Linux).
-
-    See proc(5), oom_score_adj: 1000 is the most, and raising it needs no privilege.
-    """
-    with contextlib.suppress(OSError):  # not Linux, or not allowed: it is ended in its turn
+    """Make the kernel kill this process first when the machine runs out of memory (Linux)."""
+    with contextlib.suppress(OSError):  # not Linux, or not permitted: no priority
+        # The largest value of oom_score_adj, see proc(5). Raising it needs no privilege.
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def process_peak() -> int:
-    """Highest resident memory so far, in bytes (Linux counts it in KiB)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
 def seconds_since_start() -> float | None:
-    """Seconds since this process was started; None where /proc does not tell."""
+    """Return the seconds since this process was started, None without /proc."""
     try:
         fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
         started = float(fields[19]) / os.sysconf("SC_CLK_TCK")

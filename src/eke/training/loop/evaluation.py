@@ -1,4 +1,4 @@
-"""Evaluation: loss and metrics of the evaluation samples, the best one, and when to end early."""
+"""Evaluation: loss and metrics of the evaluation samples, best evaluation, early stopping."""
 
 import logging
 import math
@@ -24,15 +24,15 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class TokenAccuracy:
-    """Counts targets that the model thinks most probable, where it answers with all logits."""
+    """Count of correctly predicted targets, for models that return all logits."""
 
     model: nn.Module
     correct: Tensor
-    """Up to now, int64 on the device."""
+    """Correct targets so far, int64 on the device."""
 
     @torch.no_grad()
     def add_evaluation(self, job: Answering, batch: MicroBatch, total: Tensor) -> None:
-        """Note one micro-batch, and add its loss, summed over its labels, to `total`."""
+        """Count correct targets of a micro-batch and add its loss, summed over them, to `total`."""
         answers: list[Any] = []
 
         def kept(**inputs: Tensor) -> Any:
@@ -50,10 +50,7 @@ def measure(
     even: bool = False,
     look: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[metrics.Row, dict[str, Any]]:
-    """Loss and metrics of the evaluation samples, and those of each class; the same on all ranks.
-
-    With `even`, each rank takes as many micro-batches; `look` is the context of each.
-    """
+    """Return metrics of the evaluation samples and of each class. `look` surrounds each batch."""
     copies = job.plan.config.distributed.option == "dp"
     model = job.bare_model if copies else job.model
     is_classifier = is_classification(job.plan.config)
@@ -90,7 +87,7 @@ def measure(
 
 
 def row_of_loss(job: TrainingState, loss: float) -> metrics.Row:
-    """The loss, and what follows from it."""
+    """Return a row with the loss, and with perplexity and bits per byte if they are defined."""
     row: metrics.Row = {metrics.EVAL_LOSS: loss}
     if job.data.bytes_are_tokens:
         row[metrics.BITS_PER_BYTE] = loss / math.log(2)
@@ -102,7 +99,7 @@ def row_of_loss(job: TrainingState, loss: float) -> metrics.Row:
 def note_evaluation(
     job: TrainingState, step: int, row: metrics.Row, classes: dict[str, Any]
 ) -> None:
-    """Keep an evaluation for what is decided by them, and write it as a row."""
+    """Keep an evaluation for later decisions and write it as a row."""
     row = {metrics.STEP: step, metrics.ATTEMPT: job.attempt, **row}
     job.evaluations.append(row)
     best = best_so_far(job)
@@ -121,12 +118,12 @@ def note_evaluation(
 
 
 def best_so_far(job: TrainingState) -> Best | None:
-    """The evaluation whose weights are the run's model, where the best ones are kept."""
+    """Return the evaluation whose weights become the model, None without `train.keep_best`."""
     return metrics.best_evaluation(job.evaluations, job.plan.config.train.keep_best)
 
 
 def is_exhausted(job: TrainingState) -> bool:
-    """Whether the last evaluations, `train.early_stop_patience` of them, brought no better one."""
+    """Return whether the last `train.early_stop_patience` evaluations brought no improvement."""
     patience = job.plan.config.train.early_stop_patience
     metric, first = job.plan.config.train.keep_best or "loss", job.evaluations[0]
     none = Best(metric, first[metrics.STEP], first.get(f"eval/{metric}", math.nan))
@@ -135,5 +132,5 @@ def is_exhausted(job: TrainingState) -> bool:
     if patience is None or later < patience:
         return False
     job.effective["early_stop"] = {**asdict(best), "patience": patience}
-    log.info(f"ends early: the best {metric} was {best.value:.4f} at step {best.step}")
+    log.info(f"early stop: best {metric} {best.value:.4f} at step {best.step}")
     return True

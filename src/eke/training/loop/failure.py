@@ -26,8 +26,8 @@ OUT_OF_MEMORY = (
     "_status_alloc_failed",
     "_allocation_failed",
 )
-"""How others than PyTorch's allocator for CUDA say it, all as a RuntimeError: its CPU allocator;
-cuBLAS, cuSOLVER, cuSPARSE and cuDNN, by the names of their errors; NCCL, which quotes CUDA."""
+"""Messages of RuntimeErrors for lack of memory: PyTorch's CPU allocator, error names of cuBLAS,
+cuSOLVER, cuSPARSE and cuDNN, and NCCL, which quotes CUDA."""
 
 
 class Diverged(Exception):
@@ -35,7 +35,7 @@ class Diverged(Exception):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory, of the device or the host, ran out."""
+    """Return whether the device or the host ran out of memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
@@ -45,30 +45,29 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def classify(error: BaseException, phase: str, plan: Plan | None = None) -> tuple[Outcome, Failure]:
-    """Outcome and explanation for an exception that reached the worker in a phase.
+    """Return outcome and explanation of an exception that reached the worker in a phase.
 
-    With a `plan` no step of the attempt has ended yet: what a library refuses then is a problem of
-    the configuration.
+    Before the first step, pass `plan`: a library's error is then a problem of the configuration.
     """
     if isinstance(error, Stopped):
         return error.outcome, Failure(phase, str(error))
     if isinstance(error, Diverged):
         return Outcome.diverged, Failure(phase, str(error))
     if isinstance(error, ChangedError):
-        last = str(error).rstrip().splitlines()[-1]  # a loader's process puts a traceback before it
+        last = str(error).rstrip().splitlines()[-1]  # after the traceback of a loader process
         return Outcome.refused, Failure(phase, last.rpartition("ChangedError: ")[2])
     trace = "".join(traceback.format_exception(error))
     if isinstance(error, ConfigError):
         return Outcome.refused, Failure(phase, error.short(), trace)
     if isinstance(error, EkeError):
         said = str(error)
-        if said.startswith("Caught "):  # in a loader's process, as above
+        if said.startswith("Caught "):  # in a loader process
             said = said.rstrip().splitlines()[-1].partition("Error: ")[2]
         return Outcome.crashed, Failure(phase, said)
-    if is_out_of_memory(error):  # first: NCCL says so in the same words as that others are gone
+    if is_out_of_memory(error):  # first: NCCL reports lost ranks in the same words
         return Outcome.oom, Failure(phase, f"out of memory in {phase}: {first_line(error)}", trace)
     if is_lost_contact(error):
-        message = f"another process of this run is gone, or hangs: {first_line(error)}"
+        message = f"another process of this run has ended or hangs: {first_line(error)}"
         return Outcome.crashed, Failure(phase, message, trace, lost_contact=True)
     if isinstance(error, OSError) and no_room(error):
         return Outcome.crashed, Failure(phase, of_system(error))
@@ -78,21 +77,21 @@ def classify(error: BaseException, phase: str, plan: Plan | None = None) -> tupl
 def _of_code(
     error: BaseException, phase: str, plan: Plan | None, trace: str
 ) -> tuple[Outcome, Failure]:
-    """The same for an error in code: of eke, or of a library."""
+    """Return outcome and explanation of an error in code of eke or of a library."""
     name, said = type(error).__name__, first_line(error)
     message = lacking(error) or (name if said == repr(error) else f"{name}: {said}")
     if type(error).__module__.startswith("torch._inductor"):
-        # A file that a crash or a full disk left empty ends every later run.
+        # A file left empty by a crash or a full disk ends every later run.
         folder = os.environ["TORCHINDUCTOR_CACHE_DIR"]
         fix = "export TORCHINDUCTOR_CACHE_DIR=NEW_FOLDER   (or compile=none)"
-        message += f"; if what the compiler keeps in {folder} is damaged: {fix}"
+        message += f". If the compiler's files in {folder} are damaged: {fix}"
     elif plan is not None and not lacking(error) and _is_of_library(error):
         return Outcome.refused, Failure(phase, _problem(error, message, plan).short(), trace)
     return Outcome.crashed, Failure(phase, message, trace)
 
 
 _FILES = ("eke.training.checkpoint", "eke.training.batches", "eke.data", "eke.results")
-"""Parts of eke whose errors are of files or of other programs, not of a model."""
+"""Parts of eke whose errors come from files or other programs instead of a model."""
 
 _TECHNIQUES = {
     "torch.utils.checkpoint": "memory",
@@ -102,18 +101,18 @@ _TECHNIQUES = {
     "bitsandbytes": "peft",
     "liger_kernel": "kernels",
 }
-"""Module -> group whose option brought it in, and can be `none`."""
+"""Module -> group whose option uses the module and can be set to `none`."""
 
 
 def _modules(error: BaseException) -> list[str]:
-    """The module of each frame outside Python's own library, the innermost last."""
+    """Return the module of each frame outside the standard library, innermost last."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     names = [str(frame.f_globals.get("__name__", "")) for frame in frames]
     return [name for name in names if name.partition(".")[0] not in sys.stdlib_module_names]
 
 
 def _is_of_library(error: BaseException) -> bool:
-    """Whether a library raised it, called by eke, while it made or ran a model."""
+    """Return whether a library called by eke raised the error while building or running a model."""
     of_machine = OSError, torch.AcceleratorError, torch.distributed.DistError
     if isinstance(error, of_machine) or not isinstance(error, Exception):
         return False
@@ -123,18 +122,18 @@ def _is_of_library(error: BaseException) -> bool:
 
 
 def _problem(error: BaseException, message: str, plan: Plan) -> ConfigError:
-    """A library's error in the user's words; with an override where its cause is one technique."""
+    """Return a library's error as a problem, with an override if one technique caused it."""
     config, modules = plan.config, _modules(error)
     options = {group: getattr(config, group).option for group in sorted({*_TECHNIQUES.values()})}
     used = " ".join(f"{group}={option}" for group, option in options.items() if option != "none")
     kind = getattr(config.model, "model_type", "") or next(iter(family_of(config).checkpoints), "")
     model = class_of(kind, config.task.option) or kind
     library = modules[-1].partition(".")[0]
-    why = f"{library} refuses {model}{f' with {used}' if used else ''}: {message}"
+    why = f"{library} rejects {model}{f' with {used}' if used else ''}: {message}"
     for module in reversed(modules):
         group = next((g for m, g in _TECHNIQUES.items() if f"{module}.".startswith(f"{m}.")), "")
         if group and options[group] != "none":
             return ConfigError(Problem(group, options[group], why, Fix(f"{group}=none")))
         if module.startswith("transformers."):
-            break  # the model's own code, whatever called it
+            break  # code of the model, whichever library called it
     return ConfigError(Problem("model", config.model.option, why))

@@ -1,4 +1,4 @@
-"""Exact match and ROUGE-L of what a model writes after the prompts of evaluation samples."""
+"""Exact match and ROUGE-L of texts generated from the prompts of evaluation samples."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ from eke.plan.record import metrics
 from eke.training.batches.batches import MicroBatch
 
 WORDS = re.compile(r"[^\W_]+")
-"""Words of ROUGE: for English those of google-research's rouge_score; other scripts have some."""
+"""Words of ROUGE: equal to google-research's rouge_score for English, defined for other scripts."""
 
 
 @torch.no_grad()
@@ -24,11 +24,10 @@ def generation_metrics(
     pad: int,
     max_new_tokens: int,
 ) -> metrics.Row:
-    """Write after each prompt, the most probable token each time, and compare with the answers.
+    """Generate greedily after each prompt and return exact match and ROUGE-L of the answers.
 
-    Exact match is over texts without white space around them. ROUGE-L is the F-measure of the
-    longest common subsequence of words, in lower case, by torchmetrics. Of several answers in a row
-    the last one counts. `decode` takes ids, int64 of shape (tokens,); `pad` is an id.
+    ROUGE-L is the F-measure of the longest common subsequence of lower-case words (torchmetrics).
+    `decode` takes int64 ids `[tokens]`. If a row has several answers, the last one is used.
     """
     from torchmetrics.text import ROUGEScore
 
@@ -49,14 +48,14 @@ def generation_metrics(
 
 
 def prompt_and_answer(batch: MicroBatch, row: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of the prompt, and those that the model was to predict."""
+    """Return the token ids of a row's prompt and of its answer."""
     ids, labels = (x[row].cpu().numpy() for x in (batch.inputs["input_ids"], batch.labels))
     counted = np.flatnonzero(labels != IGNORED)
     if "decoder_input_ids" in batch.inputs:
         mask = batch.inputs.get("attention_mask")
         kept = slice(None) if mask is None else mask[row].cpu().numpy() == 1
         return ids[kept], labels[counted]
-    # Label n is the token after n: the last stretch of them is the last answer.
+    # Label n is the token after n, and the last run of labels is the last answer.
     first = counted[np.flatnonzero(np.diff(counted, prepend=-2) > 1)[-1]]
     return ids[: first + 1], labels[first : counted[-1] + 1]
 
@@ -64,14 +63,13 @@ def prompt_and_answer(batch: MicroBatch, row: int) -> tuple[np.ndarray, np.ndarr
 def _generate(
     model: Any, prompts: list[np.ndarray], pad: int, max_new_tokens: int
 ) -> list[np.ndarray]:
-    """What the model writes after each prompt, without it."""
     longest = max(map(len, prompts))
     ids = torch.full((len(prompts), longest), pad)
     mask = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):
         ids[row, longest - len(prompt) :] = torch.from_numpy(prompt)
         mask[row, longest - len(prompt) :] = 1
-    # A table of positions ends somewhere; the samples' own answers fit into it.
+    # A table of positions is limited. The samples' own answers fit into it.
     room = (getattr(model.config, "max_position_embeddings", None) or 2**31) - longest
     one_stack = not model.config.is_encoder_decoder
     device = next(model.parameters()).device

@@ -1,9 +1,4 @@
-"""The training loop, to be read from top to bottom.
-
-Nothing here waits for the device between two writes of metrics.jsonl: losses, norms and times are
-kept on the device and read `train.log_every` steps at a time
-(tests/unit/training/loop/test_no_sync.py).
-"""
+"""The training loop, which reads losses from the device only every `train.log_every` steps."""
 
 import logging
 import math
@@ -37,12 +32,9 @@ UNSAVED = "no checkpoint saved (train.save_on_signal=false)"
 
 
 def train(job: TrainingState) -> None:
-    """Train to the last step, evaluating, saving and writing on the way.
+    """Train to the last step, with evaluations, checkpoints and metrics.
 
-    Raises:
-        Stopped: after a signal; the checkpoint, if there is to be one, is complete.
-        Diverged: a loss is not finite.
-        RunError: the requested attention kernel does not support this model's inputs.
+    Raises Stopped: A signal arrived. Diverged: A loss is not finite. RunError: unsupported kernel.
     """
     between = BetweenSteps(job)
     if job.start_step == 0:
@@ -68,24 +60,25 @@ class BetweenSteps:
         job.meter.sources = tuple(source.name for source in job.plan.sources)
         self.said = time.monotonic()
         self.is_over = False
-        """No evaluation was better for as long as the plan has patience."""
+        """Whether early stopping has ended training."""
         settings = job.plan.config.train
         if job.start_step and (settings.early_stop_patience or settings.keep_best):
             rows, _ = metrics.read_rows(job.paths.metrics) if job.ranks.is_main else ([], 0)
             found = metrics.latest(rows, metrics.EVAL_LOSS)
             before = [row for row in found if row[metrics.STEP] <= job.start_step]
-            job.evaluations = job.ranks.tell(before)  # all ranks decide alike
+            job.evaluations = job.ranks.tell(before)  # all ranks must decide alike
 
     def finish(self, step: int, totals: StepTotals) -> None:
-        """Do what is due after this step, counted from 0; raises as `train`."""
+        """Do the actions that are due after this step, counted from 0. Raises like `train`."""
         job, settings = self.job, self.job.plan.config.train
         done = step + 1
         is_last = done == job.plan.steps.total
         if totals.saved >= job.ranks.world_size:
             finish_saving(job)
-        # Alone, stop after this step; ranks stop after the step before which they knew of it.
+        # A single process stops after this step. Ranks stop after the step in whose totals they
+        # agreed.
         requested = job.stop.outcome if job.ranks.world_size == 1 else totals.stop
-        stop = None if is_last else requested  # what is done is not interrupted
+        stop = None if is_last else requested  # finished training is not interrupted
         eval_due = is_last or (settings.eval_every and done % settings.eval_every == 0)
         save_due = settings.checkpoint_every and done % settings.checkpoint_every == 0
         if is_last or stop or eval_due or save_due or done % settings.log_every == 0:
@@ -110,27 +103,27 @@ class BetweenSteps:
             raise Stopped(stop, f"{who} after step {done}; {SAVED if saves else UNSAVED}")
 
     def give_up(self, step: int) -> NoReturn:
-        """Discard an unfinished step, counted from 0; save what was done before, if configured."""
+        """Discard an unfinished step, counted from 0, and save the earlier ones if configured."""
         job = self.job
         write_metrics(job)
-        saved = "nothing new to save" if job.plan.config.train.save_on_signal else UNSAVED
+        saved = "no new steps to save" if job.plan.config.train.save_on_signal else UNSAVED
         if job.plan.config.train.save_on_signal and step > job.start_step:
-            assert job.before_step is not None, "only such a step is interrupted"
+            assert job.before_step is not None, "only a step that can be abandoned is interrupted"
             restore_random_state(job.before_step)
-            save(job, step)  # at once: such a process is alone
+            save(job, step)  # complete on return, because there is one process
             saved = SAVED
         assert job.stop.outcome is not None
         raise Stopped(job.stop.outcome, f"{job.stop.signal} after step {step}; {saved}")
 
 
 def stops_within(job: TrainingState) -> bool:
-    """Whether a step may be given up: several processes would have to agree on it in each part."""
+    """Return whether a step can be abandoned: several processes would have to agree each time."""
     alone = job.ranks.world_size == 1 and job.plan.deepspeed is None
     return alone and job.plan.batch.accumulation > 1
 
 
 def enter(job: TrainingState, phase: str) -> None:
-    """A phase of the step begins, or a signal arrived between micro-batches (Interrupted)."""
+    """Begin a phase of the step. Raises Interrupted if a signal arrived between micro-batches."""
     if phase == "forward" and job.stop.outcome is not None and stops_within(job):
         raise Interrupted
     if phase == "optimizer":
@@ -139,10 +132,10 @@ def enter(job: TrainingState, phase: str) -> None:
 
 
 def train_step(job: TrainingState, batches: Iterator[list[MicroBatch]], step: int) -> StepTotals:
-    """One optimizer step over all micro-batches of the global batch; returns what it held."""
+    """Take one optimizer step over the global batch and return its totals."""
     cut, totals = next_step(job, batches)
     rate = job.plan.config.optimizer.lr * job.multiplier(step)
-    set_learning_rate(job.optimizer, rate)  # before the backward pass: an update may step within it
+    set_learning_rate(job.optimizer, rate)  # an update may already step in the backward pass
     total, grad_norm = take_step(job, cut, totals.num_targets, step, partial(enter, job))
     job.meter.end_step(step, total, grad_norm, rate, totals)
     return totals
@@ -151,10 +144,10 @@ def train_step(job: TrainingState, batches: Iterator[list[MicroBatch]], step: in
 def next_step(
     job: TrainingState, batches: Iterator[list[MicroBatch]]
 ) -> tuple[list[MicroBatch], StepTotals]:
-    """This rank's micro-batches of the next step, on the device, and what all ranks hold."""
+    """Return this rank's next micro-batches, on the device, and the totals of all ranks."""
     job.before_step = capture_random_state() if stops_within(job) else None
     job.meter.enter("data")
-    # A rank without samples in an epoch's last, short step still takes part in the exchange.
+    # A rank without samples in an epoch's short last step still joins the gradient exchange.
     made = next(batches) or job.data.placeholders(1)
     job.largest = max((batch.size for batch in made), key=lambda size: size.tokens)
     cut = [job.transfer(batch) for batch in made]
@@ -163,21 +156,21 @@ def next_step(
 
 
 def evaluate_at(job: TrainingState, step: int) -> None:
-    """Compute loss and metrics over the evaluation samples, and write them as a row."""
+    """Evaluate the model and write loss and metrics as a row."""
     start = time.perf_counter()
     job.meter.leave("eval")
     with evaluation_weights(job.optimizer):
         row, classes = measure(job, job.update.even, partial(look_at_evaluation, job))
     note_evaluation(job, step, row, classes)
     job.eval_s += time.perf_counter() - start
-    # An earlier loss may have overflowed in its own format.
+    # Check only the last loss: an earlier one may have overflowed in its own number format.
     is_last, loss = step == job.plan.steps.total, row[metrics.EVAL_LOSS]
     if is_last and job.plan.config.train.stop_on_nonfinite and not math.isfinite(loss):
-        raise Diverged(f"the evaluation loss is {loss} at step {step}, the last one")
+        raise Diverged(f"the evaluation loss is {loss} at the last step, {step}")
 
 
 def write_metrics(job: TrainingState) -> list[metrics.Row]:
-    """Write the rows of the steps since the last write; all ranks take part, rank 0 writes."""
+    """Write the rows of the steps since the last write from rank 0. Collective."""
     rows = job.meter.flush(job.ranks)
     if job.ranks.is_main:
         metrics.append_rows(job.paths.metrics, rows)

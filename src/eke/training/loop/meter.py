@@ -15,15 +15,12 @@ from eke.training.distributed.ranks import ALONE, Ranks, StepTotals
 
 
 class Clock:
-    """Marks moments on the device's time line; durations are read later.
-
-    Of a GPU by events in its stream, so that asking the time does not stop it.
-    """
+    """Marks on the device's time line (a GPU's events), whose differences are read later."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.has_stream = device is not None and device.type == "cuda"
         self.stamp: Callable[[], Any] = self._record if self.has_stream else time.perf_counter
-        """This moment, in the current stream if there is one."""
+        """Mark of this moment, in the current stream if there is one."""
 
     def _record(self) -> Any:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch 2.13
@@ -31,7 +28,7 @@ class Clock:
         return event
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Seconds between two moments; waits for the second."""
+        """Return the seconds between two marks. Waits for the second mark."""
         if not self.has_stream:
             return float(end - start)
         end.synchronize()
@@ -40,58 +37,56 @@ class Clock:
 
 @dataclass
 class StepNote:
-    """Values of one step until the next write; tensors stay on the device."""
+    """Values of one step until the next write. Tensors stay on the device."""
 
     step: int
     stamps: list[tuple[str, Any]]
-    """Phase that starts, and when; the last one is the end."""
+    """Phases and the marks of their start. The last mark is the end of the step."""
     loss: Tensor
-    """Summed over this rank's targets, as of `with_parts` or `with_router`."""
+    """Loss summed over this rank's targets, with the parts of `with_parts` or `with_router`."""
     grad_norm: Tensor | None
-    """None if not needed."""
+    """Gradient norm on the device. None if not needed."""
     learning_rate: float
     totals: StepTotals
     unsteady: bool = False
-    """The compiler ran in this step, its memory was measured, or a checkpoint was written."""
+    """Whether the compiler ran, memory was measured, or a checkpoint was written in this step."""
 
 
 def _stack(values: list[Tensor]) -> Tensor:
-    """Float32, shape (tensors, elements), from tensors of equal size."""
+    """Return float32 `[tensors, elements]` from tensors of equal size."""
     return torch.stack(values).float().reshape(len(values), -1)
 
 
 @dataclass
 class Meter:
-    """Notes steps and turns them into rows."""
+    """Measurements of steps, written as rows."""
 
     clock: Clock
     attempt: int
     timed_from: int
-    """Steps before this one are warm-up."""
+    """First step that is not warm-up."""
     cut: int = 0
-    """Number of the cut of its steps among those of the run."""
+    """Number of this attempt's batch division among the divisions of the run."""
     phase: str = "build"
-    """What the run is doing now; an out-of-memory error is reported with it."""
+    """Current phase of the run, reported with an out-of-memory error."""
     notes: list[StepNote] = field(default_factory=list)
     sources: tuple[str, ...] = ()
-    """Names of the sources of a mix."""
     watcher: Callable[[str], None] | None = None
-    """Called with each phase before it begins."""
+    """Function called with the name of each phase before it begins."""
     is_shared: Callable[[], bool | None] = lambda: None
-    """Whether another run has used the device so far."""
+    """Return whether another run has used the device so far."""
     is_saving: bool = False
-    """A thread writes a checkpoint meanwhile: no step is timed."""
+    """Whether a thread is writing a checkpoint. Such steps are excluded from timings."""
     steps_ended: int = 0
-    """In this attempt."""
     _stamps: list[tuple[str, Any]] = field(default_factory=list)
 
     def leave(self, phase: str) -> None:
-        """What is no part of a step begins; the next step starts where its first phase does."""
+        """Begin work outside a step. The next step starts with its first phase."""
         self.phase = phase
         self._stamps = []
 
     def enter(self, phase: str) -> None:
-        """A phase of the step begins; the one before ends."""
+        """Begin a phase of the step and end the phase before."""
         if self.watcher is not None:
             self.watcher(phase)
         self.phase = phase
@@ -105,7 +100,7 @@ class Meter:
         learning_rate: float,
         totals: StepTotals,
     ) -> None:
-        """The step is over (on the host; the device may lag behind), and the next one begins."""
+        """Record a step that is over on the host. The device may not have finished it."""
         end = self.clock.stamp()
         self._stamps.append(("end", end))
         noted = self._stamps, loss, grad_norm, learning_rate, totals, self.is_saving
@@ -115,14 +110,12 @@ class Meter:
         self._stamps = [("between", end)]
 
     def flush(self, ranks: Ranks = ALONE) -> list[metrics.Row]:
-        """Rows of the steps noted since the last call: the one place that waits for the device.
-
-        Each rank has noted its own part of the loss, and the norm of the gradient all share.
-        """
+        """Return rows of the steps since the last call. Only here the host waits for the device."""
         if not self.notes:
             return []
         measured = [note.grad_norm for note in self.notes if note.grad_norm is not None]
-        # Both are queued before the first wait.
+        # Each rank has its part of the loss, and all have the same norm. Queue both before the
+        # first wait.
         losses = ranks.sum(_stack([note.loss for note in self.notes]))
         norms = iter((_stack(measured) if measured else torch.empty(0, 1)).tolist())
         notes, self.notes = self.notes, []
@@ -169,15 +162,13 @@ class Meter:
 
 
 RandomState = dict[str, Any]
-"""`torch` and `cuda` hold tensors, `python` and `numpy` numbers: loadable with `weights_only`."""
+"""States by generator, as tensors or numbers that `weights_only` can load."""
 
 
 def capture_random_state() -> RandomState:
-    """The state of this process's generators now.
-
-    Those of GPUs only once CUDA is in use: asking would start it, in a run on the CPU too.
-    """
+    """Return the state of this process's random generators."""
     name, keys, *rest = np.random.get_state(legacy=True)
+    # Reading the state of a GPU would initialize CUDA, also in a run on the CPU.
     cuda_in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch 2.13
     return {
         "torch": torch.get_rng_state(),
@@ -188,8 +179,8 @@ def capture_random_state() -> RandomState:
 
 
 def restore_random_state(state: RandomState) -> None:
-    """Continue where the generators stood; of GPUs, as many of the first as there are here."""
-    torch.set_rng_state(torch.as_tensor(state["torch"], dtype=torch.uint8))  # or read from JSON
+    """Restore the random generators, of GPUs as many as this machine has."""
+    torch.set_rng_state(torch.as_tensor(state["torch"], dtype=torch.uint8))  # a list, from JSON
     of_gpus = [torch.as_tensor(each, dtype=torch.uint8) for each in state["cuda"]]
     torch.cuda.set_rng_state_all(of_gpus[: torch.cuda.device_count()])
     version, internal, gauss = state["python"]
@@ -199,19 +190,19 @@ def restore_random_state(state: RandomState) -> None:
 
 
 GROWTH_INTERVAL = 2000
-"""Steps without an overflow before the scale is doubled: torch.amp.GradScaler's default."""
+"""Steps without overflow before the scale is doubled. torch.amp.GradScaler's default."""
 
 
 @dataclass
 class LossScale:
-    """Halved after an overflow, doubled after long without one, as torch's GradScaler."""
+    """Loss scale: halved on overflow, doubled after 2,000 steps without one, as in GradScaler."""
 
     value: float = 2.0**16
     good_steps: int = 0
-    """Since the last change."""
+    """Steps since the last change."""
 
     def update(self, overflowed: bool) -> None:
-        """After a step that was taken, or skipped because its gradients were not finite."""
+        """Adjust the scale after a step, which an overflow has skipped."""
         if overflowed:
             self.value, self.good_steps = self.value / 2, 0
             return
@@ -220,9 +211,9 @@ class LossScale:
             self.value, self.good_steps = self.value * 2, 0
 
     def state_dict(self) -> dict[str, float]:
-        """Plain numbers, for a checkpoint."""
+        """Return plain numbers for a checkpoint."""
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Continue with what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         self.value, self.good_steps = state["value"], int(state["good_steps"])

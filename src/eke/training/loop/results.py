@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import resource
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -27,9 +28,7 @@ from eke.plan.record import (
 )
 from eke.results.card import CARD, render_card
 from eke.results.trackers import Tracker, build_tracker
-from eke.results.trackers import summary_values as summary_values  # the worker's end
 from eke.results.trackers.tracker import tracked_run
-from eke.training.loop.environment import process_peak
 from eke.training.loop.training_state import TrainingState
 from eke.training.model.number_formats import compile_report
 from eke.training.observe.effective import AT_THE_END
@@ -45,13 +44,13 @@ def make_record(
     failure: Failure | None,
     job: TrainingState | None,
 ) -> Record:
-    """What this attempt and the ones before it left; absent where nothing was measured."""
+    """Return the record of this attempt and the attempts before. Unmeasured values are absent."""
     rows, unreadable = metrics.read_rows(paths.metrics)
     record = outline_record(plan, rows, attempt, outcome, failure)
     record.environment = environment()
     note_predictions(record, plan)
     if unreadable:
-        record.warnings.append(f"{unreadable} torn lines in {paths.metrics.name}, from a kill")
+        record.warnings.append(f"{unreadable} torn lines in {paths.metrics.name} (killed process)")
     if job:
         for note in AT_THE_END:
             note(job)
@@ -59,8 +58,8 @@ def make_record(
             try:
                 job.effective["compile"] = compile_report()
             except (ImportError, AttributeError, LookupError, TypeError) as error:
-                # The compiler's own counters are PyTorch's: no run fails without them.
-                job.warn(f"what was compiled is not known: {lacking(error) or error}")
+                # A run does not depend on PyTorch's private compiler counters.
+                job.warn(f"compiler report not available: {lacking(error) or error}")
         record.warnings += job.warnings
         record.timing.eval_s, record.timing.checkpoint_s = job.eval_s, job.checkpoint_s
         measured, attempts = measured_memory(job), read_attempts(paths)
@@ -82,7 +81,7 @@ def make_record(
 def _by_cut(
     rows: Sequence[metrics.Row], attempts: Sequence[dict[str, Any]], last: MeasuredMemory
 ) -> list[dict[str, Any]]:
-    """Steps and step times of each cut of a run that went on with others; the last one's memory."""
+    """Return steps and step times of each batch division, and the peak memory of the last."""
     steps, found = metrics.latest(rows, metrics.LOSS), []
     for number, cut in enumerate(cuts_of(attempts)):
         mine = [row for row in steps if row.get(metrics.CUT, 0) == number]
@@ -94,7 +93,7 @@ def _by_cut(
 
 
 def measured_memory(job: TrainingState) -> MeasuredMemory:
-    """Peak memory and the guides' stages."""
+    """Return peak memory and the memory in use at each stage."""
     on_gpu = job.device.type == "cuda"
     basis = "CPU tensor allocator, one profiled step; stages: resident memory of the process"
     if on_gpu:
@@ -104,27 +103,28 @@ def measured_memory(job: TrainingState) -> MeasuredMemory:
         basis=basis,
         peak_allocated_bytes=max((peak for peak in peaks if peak is not None), default=None),
         peak_reserved_bytes=torch.cuda.max_memory_reserved(job.device) if on_gpu else None,
-        process_peak_bytes=process_peak(),
+        # Linux reports KiB.
+        process_peak_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         peak_per_rank_bytes=job.peaks,
         stages=dict(job.stages),
     )
 
 
 def effective(job: TrainingState) -> dict[str, Any]:
-    """What was read from the running objects."""
+    """Return settings and values read from the running objects."""
     found = {**job.effective, "device": str(next(job.bare_model.parameters()).device)}
     if job.data.padding.frac is not None:
         found["padding_frac"] = job.data.padding.frac
     if job.plan.config.data.is_stream:
         found["rows_skipped"] = job.data.padding.num_skipped
     if job.formats.scaler:
-        with contextlib.suppress(RuntimeError):  # after some errors CUDA answers nothing any more
+        with contextlib.suppress(RuntimeError):  # after some errors CUDA does not answer
             found["loss_scale"] = job.formats.scaler.get_scale()
     return found
 
 
 def other_software(plan: Plan, attempts: Sequence[dict[str, Any]]) -> list[str]:
-    """Warnings about software that changed between or during attempts."""
+    """Return warnings about software that changed between or during attempts."""
     found = [f"changed since training began: {c}" for c in software_changes(plan)]
     for each in attempts:
         changes = changed_fingerprint(each.get("machine") or plan.machine, plan.machine)
@@ -134,7 +134,6 @@ def other_software(plan: Plan, attempts: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _note_skipped(record: Record, rows: Sequence[metrics.Row]) -> None:
-    """Note how many steps of the whole run the loss scaler skipped: their gradients overflowed."""
     norms = [row[metrics.GRAD_NORM] for row in metrics.latest(rows, metrics.LOSS)]
     skipped = sum(not math.isfinite(norm) for norm in norms)
     record.effective["skipped_steps"] = skipped
@@ -146,14 +145,14 @@ def _note_skipped(record: Record, rows: Sequence[metrics.Row]) -> None:
 
 
 def open_tracker(plan: Plan, paths: RunPaths, attempt: int) -> Tracker:
-    """The tracker of the configuration; its problems are never the run's."""
+    """Return the configured tracker. A tracker that fails does not fail the run."""
     record = outline_record(plan, (), attempt, Outcome.crashed, None)
     record.environment = {"git": git_state(package_folder())}
     return build_tracker(tracked_run(record, paths, attempt, plan.config.tracker))
 
 
 def write_card(paths: RunPaths, record: Record) -> None:
-    """Put the card into the newest export of the run, if it has one."""
+    """Write the model card into the newest export of the run, if there is one."""
     real = paths.model.resolve()  # a link to a checkpoint of this run
     if real.is_dir() and real.is_relative_to(paths.folder.resolve()):
         write_atomic(real / CARD, render_card(record))

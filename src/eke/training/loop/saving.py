@@ -1,9 +1,8 @@
-"""Saving a checkpoint between two steps, or during the next ones.
+"""Saving of checkpoints between two steps, or in the background of the next steps.
 
-A background save copies parts to the host during the next step's passes, which only read them, and
-writes them from a thread. The thread talks to no other rank: each rank adds to a step's totals
-whether its thread is done, and once all are, they together gather what was written or what failed,
-and rank 0 names the folder.
+A background save copies each rank's part to the host during the next step's passes, which only read
+it, and a thread writes the copy. Each rank reports in a step's totals whether its thread has
+finished. After all have, the ranks gather file names or errors, and rank 0 renames the folder.
 """
 
 import contextlib
@@ -32,10 +31,7 @@ from eke.training.part_files import PartFiles
 
 
 def save(job: TrainingState, step: int, exports: bool = False) -> None:
-    """Write a checkpoint, or begin to: rank 0 if it has all, else each rank its part.
-
-    Raises OSError, on all ranks alike: one could not write this checkpoint or the one before.
-    """
+    """Write a checkpoint, or begin to. Raises OSError on all ranks if it or the last one failed."""
     finish_saving(job)
     start = time.perf_counter()
     job.meter.leave("checkpoint")
@@ -73,7 +69,7 @@ def save(job: TrainingState, step: int, exports: bool = False) -> None:
 
 
 def _together(job: TrainingState, saving: Saving, action: Callable[[], Any] | None) -> list[Any]:
-    """Results of all ranks; if one fails, rank 0 removes the files and all raise its error."""
+    """Return results of all ranks. If one fails, rank 0 removes the files and all raise."""
     try:
         final = job.paths.checkpoints / checkpoint_name(saving.step)
         return together(job.ranks, final, action)
@@ -84,7 +80,7 @@ def _together(job: TrainingState, saving: Saving, action: Callable[[], Any] | No
 
 
 def await_copy(job: TrainingState) -> None:
-    """Wait until the optimizer may change the state: a step's passes only read it."""
+    """Wait until the state has been copied, so that the optimizer may change it."""
     if job.saving is not None and not job.saving.copied.is_set():
         start = time.perf_counter()
         job.saving.copied.wait()
@@ -92,17 +88,14 @@ def await_copy(job: TrainingState) -> None:
 
 
 def progress(job: TrainingState) -> int:
-    """1 once this rank has written; if that failed, enough for all to look at it."""
+    """Return 1 when this rank has written its part, the number of ranks if that failed, else 0."""
     if job.saving is None or not job.saving.written.done():
         return 0
     return job.ranks.world_size if job.saving.written.exception() else 1
 
 
 def finish_saving(job: TrainingState) -> None:
-    """Wait until all ranks have written what is being saved, if anything is, and give it its name.
-
-    Raises OSError, on all ranks alike: one could not write; earlier checkpoints are untouched.
-    """
+    """Wait until all ranks have written the checkpoint, if any, and rename it. Raises OSError."""
     saving, job.saving = job.saving, None
     if saving is None:
         return
@@ -129,8 +122,8 @@ def finish_saving(job: TrainingState) -> None:
 
 
 def link_model(paths: RunPaths, step: int) -> None:
-    """`model` in the run folder is a name to load that stays: of the newest export, or the best."""
+    """Link `model` in the run folder to the newest or best export."""
     target = paths.exported(step)
-    with contextlib.suppress(OSError):  # a file system without links: the folder has a name, too
+    with contextlib.suppress(OSError):  # the file system may not support links
         if target.is_dir() and (not paths.model.exists() or paths.model.is_symlink()):
             replace_link(paths.model, str(target.relative_to(paths.folder)))

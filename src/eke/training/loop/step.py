@@ -14,7 +14,7 @@ from eke.training.optimizer.update import Update
 
 
 class Answering(Protocol):
-    """What takes part in an evaluation."""
+    """Objects of an evaluation."""
 
     model: nn.Module
     formats: Formats
@@ -25,11 +25,11 @@ class Answering(Protocol):
 
 
 class Stepped(Answering, Protocol):
-    """What takes part in a step: the state of a run, or of a trace."""
+    """Objects of a step, in a run or a memory trace."""
 
     update: Update
     offload: AbstractContextManager[Any]
-    """Context of each forward pass: where what it saves for backward is kept."""
+    """Context of each forward pass that selects where saved activations are kept."""
     cache_release: CacheRelease
 
 
@@ -40,15 +40,14 @@ def take_step(
     step: int,
     enter: Callable[[str], None],
 ) -> tuple[Tensor, Tensor | None]:
-    """One optimizer step; nothing in it waits for the device.
+    """Take one optimizer step over the micro-batches of `cut`, without waiting for the device.
 
-    The gradient is that of the mean over all `num_targets` of the global batch, so that it is the
-    same however the batch is `cut` into this rank's micro-batches. `enter` is called when a phase
-    begins.
+    The summed gradient is divided by `num_targets`, the targets of the global batch. `enter` is
+    called with the name of each phase.
 
     Returns:
-        The loss summed over this rank's targets, of a mix with that of each source behind it, and
-        the norm of the whole gradient, on the device; None if the norm is not needed.
+        Loss summed over this rank's targets (and per source of a mix), and norm of the full
+            gradient (None if not needed), both on the device.
     """
     total: Tensor | None = None
     with job.formats.copies:
@@ -69,6 +68,6 @@ def take_step(
 
 @torch.no_grad()
 def add_evaluation(job: Answering, batch: MicroBatch, total: Tensor) -> None:
-    """Add the loss of one micro-batch of evaluation, summed over its targets, to `total`."""
+    """Add the evaluation loss of a micro-batch, summed over its targets, to `total`."""
     with job.formats.eval_autocast():
         total += job.loss(job.model, batch)

@@ -17,14 +17,14 @@ _MEANING = {
 
 
 class StopFlag:
-    """Reason to stop at the next step boundary; None to continue."""
+    """Reason to stop at the next step boundary. None to continue."""
 
     def __init__(self) -> None:
         self.outcome: Outcome | None = None
         self.signal: str = ""
 
     def listen(self) -> None:
-        """Turn SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 into a request to stop."""
+        """Handle SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 as stop requests."""
         for number in _MEANING:
             signal.signal(number, self._on_signal)
 
@@ -35,11 +35,11 @@ class StopFlag:
 
 
 class Interrupted(Exception):
-    """Raised between two micro-batches: the step is given up, and taken again after resumption."""
+    """Raised between two micro-batches. The step is abandoned and repeated after resuming."""
 
 
 class Stopped(Exception):
-    """Raised at a step boundary, once a checkpoint, if there is to be one, is complete."""
+    """Raised at a step boundary, after the checkpoint, if configured, is complete."""
 
     def __init__(self, outcome: Outcome, reason: str) -> None:
         super().__init__(reason)
@@ -47,12 +47,8 @@ class Stopped(Exception):
 
 
 def stop_with_supervisor() -> None:
-    """End this worker when its parent dies (Linux).
-
-    Without its supervisor it saves a checkpoint and ends as preempted. One of several ranks is
-    killed with the agent that started them: the agent outlives its supervisor to stop them in
-    order, so when it is gone, all of them should end.
-    """
+    """End this worker when its parent process ends (Linux): save first if it is the only rank."""
+    # The ranks of an agent are killed with it: it outlives its supervisor to stop them in order.
     if agent := os.environ.get(AGENT, ""):
         end_with_parent(signal.SIGKILL, agent)
     elif (supervisor := os.environ.get(SUPERVISOR, "")) != str(os.getpid()):

@@ -1,13 +1,7 @@
-"""Hugging Face Trainer engine: eke's data, loss, number formats and clipping through hooks.
+"""Hugging Face Trainer engine with eke's data, loss, number formats and clipping as hooks.
 
-`Trainer.compute_loss` is replaced since it depends on how a batch is cut: if the model's forward
-pass takes `**kwargs` and its loss ignores `num_items_in_batch`, four accumulation steps report four
-times the loss and two ranks twice (transformers 5.23; tests/equivalence/test_engines.py).
-
-Trainer's own: the loop over micro-batches, Accelerate's data parallelism and backward pass, the
-optimizer's step, the schedule's steps, callbacks, and every argument given as `trainer.extra`.
-eke's, through Trainer's hooks: model, optimizer, data order, number formats, loss, clipping,
-evaluation, checkpoints, records. A comparison of the two engines compares loops and nothing else.
+Trainer provides the loop over micro-batches, Accelerate, the optimizer and schedule steps,
+callbacks, and `trainer.extra`. The rest comes from eke, so that comparisons only compare loops.
 """
 
 from collections.abc import Iterator
@@ -42,12 +36,10 @@ from eke.training.optimizer.update import PlainUpdate, set_learning_rate
 
 
 def render_arguments(plan: Plan, paths: RunPaths, routed: bool = False) -> dict[str, Any]:
-    """What the plan and `trainer.extra` say to Trainer, by argument.
-
-    What eke does itself is switched off: saving, evaluating, logging, reporting, and reading every
-    loss to see whether it is a number, which waits for the device in each micro-batch.
-    """
+    """Return Trainer's arguments from the plan and `trainer.extra`."""
     config = plan.config
+    # Disable Trainer's own saving, evaluation, logging and reporting. logging_nan_inf_filter would
+    # wait for the device in each micro-batch.
     return {
         "output_dir": str(paths.folder),
         "max_steps": plan.steps.total,
@@ -56,7 +48,7 @@ def render_arguments(plan: Plan, paths: RunPaths, routed: bool = False) -> dict[
         "gradient_accumulation_steps": plan.batch.accumulation,
         "learning_rate": config.optimizer.lr,
         "weight_decay": config.optimizer.weight_decay,
-        "max_grad_norm": config.train.max_grad_norm or 0.0,  # Trainer's way to say: do not clip
+        "max_grad_norm": config.train.max_grad_norm or 0.0,  # 0: no clipping
         "seed": config.seed,
         "use_cpu": plan.device.kind == "cpu",
         "dataloader_num_workers": config.dataloader.workers,
@@ -76,29 +68,25 @@ def render_arguments(plan: Plan, paths: RunPaths, routed: bool = False) -> dict[
 
 
 def build_arguments(plan: Plan, paths: RunPaths, routed: bool = False) -> TrainingArguments:
-    """Trainer's arguments, checked by its own code; RunError: it refuses them."""
+    """Return Trainer's validated arguments. Raises RunError if Trainer rejects them."""
     try:
         arguments = TrainingArguments(**render_arguments(plan, paths, routed))
     except (ValueError, TypeError, KeyError, ImportError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise RunError(f"engine = trainer: transformers refuses its arguments: {reason}") from error
-    # One process has one GPU: Trainer would wrap all visible ones in DataParallel.
+        raise RunError(f"engine = trainer: transformers rejects its arguments: {reason}") from error
+    # Each process has one GPU. Trainer would wrap all visible GPUs in DataParallel.
     arguments._n_gpu = min(arguments.n_gpu, 1)
     return arguments
 
 
 Inputs = dict[str, Any]
-"""A micro-batch in Trainer: the model's arguments by name, and the `MicroBatch` itself."""
+"""Micro-batch in Trainer: the model's arguments by name, and the `MicroBatch`."""
 
 MICRO_BATCH = "micro_batch"
 
 
 class Steps:
-    """The optimizer step in progress, and what is kept of it.
-
-    Trainer counts micro-batches, and expects the same number of them in every step of its one long
-    epoch. A last, shorter step of eke's epochs is filled up with micro-batches without targets.
-    """
+    """State of the current optimizer step, filled with empty micro-batches up to `accumulation`."""
 
     def __init__(self, job: TrainingState, update: PlainUpdate, look: ExitStack) -> None:
         self.job = job
@@ -107,20 +95,20 @@ class Steps:
         self.between = BetweenSteps(job)
         self.batches = job.data.train_steps(job.start_step, job.ranks.rank)
         self.step = job.start_step
-        """Optimizer step in progress, counted from 0."""
+        """Current optimizer step, counted from 0."""
         self.totals = StepTotals(1, 0, 0)
         self.loss = torch.zeros((), device=job.device)
-        """Of the step so far, summed over this rank's targets."""
+        """Loss of the current step so far, summed over this rank's targets."""
         self.grad_norm: Tensor | None = None
         self.copies = ExitStack()
-        """Holds the weights to compute with, from the first micro-batch of a step to its last."""
+        """Contexts of the compute copies of weights, open during all micro-batches of a step."""
         self.learning_rate = 0.0
-        """As the optimizer had it in this step."""
+        """Learning rate of the optimizer in this step."""
         self.stopped: Stopped | None = None
-        """Why training is to end before its last step."""
+        """Reason to end training before its last step."""
 
     def take(self) -> list[Inputs]:
-        """Begin a step: this rank's micro-batches of it, always `accumulation` of them."""
+        """Begin a step and return this rank's `accumulation` micro-batches."""
         job = self.job
         self.look.enter_context(closer_look(job, self.step - job.start_step))
         cut, self.totals = next_step(job, self.batches)
@@ -131,12 +119,12 @@ class Steps:
         return [{**batch.inputs, MICRO_BATCH: batch} for batch in cut]
 
     def clip(self) -> Tensor | None:
-        """Clip as planned; the norm before, on the device."""
+        """Clip gradients as planned and return their norm before, on the device."""
         self.grad_norm = self.update.clip()
         return self.grad_norm
 
     def finish(self) -> None:
-        """The optimizer has taken its step: note it, and do what is due between steps."""
+        """Record the step and do the actions that are due between steps."""
         noted = self.loss, self.grad_norm, self.learning_rate, self.totals
         self.job.meter.end_step(self.step, *noted)
         self.look.close()
@@ -148,14 +136,14 @@ class Steps:
 
 
 class StepCallback(TrainerCallback):  # type: ignore[misc]  # transformers 5.23 has no types for mypy
-    """Evaluates, notes, writes, saves and stops where eke's own loop does."""
+    """Callback that evaluates, writes, saves and stops as eke's own loop does."""
 
     def __init__(self, steps: Steps, trainer: Trainer) -> None:
         self.steps = steps
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        """Continue counting where the checkpoint stands; evaluate before the first step."""
+        """Set the step count of the checkpoint, and evaluate before the first step."""
         job = self.steps.job
         job.model = self.trainer.model_wrapped
         state.global_step = job.start_step
@@ -164,22 +152,22 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]  # transformers 5.23 
             evaluate_at(job, 0)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The weights of the optimizer, and the learning rate of this step as it has it."""
+        """Restore the optimizer's weights and record the learning rate of this step."""
         self.steps.copies.close()
         self.steps.learning_rate = float(self.steps.job.optimizer.param_groups[0]["lr"])
 
     def on_step_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        """Finish a step; on a stop request Trainer ends its loop in order."""
+        """Finish a step. After a stop request Trainer leaves its loop."""
         self.steps.finish()
         if self.steps.stopped or self.steps.between.is_over:
             control.should_training_stop = True
 
 
 class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no types for mypy
-    """Trainer over the steps of one job."""
+    """Trainer for the steps of one run."""
 
     loss_is_scaled_for_ga = True
-    """Read by transformers 5.23; earlier ones look at `model_accepts_loss_kwargs`."""
+    """Whether the loss is divided by accumulation steps (transformers 5.23)."""
 
     def __init__(self, steps: Steps, arguments: TrainingArguments) -> None:
         job = steps.job
@@ -193,25 +181,26 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
             callbacks=[StepCallback(steps, self)],
             optimizers=(job.optimizer, schedule),
         )
-        self.remove_callback(PrinterCallback)  # prints into the log what the record has
-        # Accelerate scales losses on a GPU only; given a scaler, it does so on a CPU as well.
+        self.remove_callback(PrinterCallback)  # the record has the values that it prints
+        # Accelerate scales losses only on a GPU, unless it is given a scaler.
         self.accelerator.scaler = job.formats.scaler
         self.model_accepts_loss_kwargs = True
 
     def get_train_dataloader(self) -> Iterator[Any]:
-        """The order of the plan; without a length, so that all steps are one epoch to Trainer."""
+        """Return steps in the order of the plan, without a length, as one epoch for Trainer."""
         return self.steps.batches
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Inputs], int]:
-        """The micro-batches of one optimizer step, and the targets of the global batch."""
+        """Return micro-batches of one optimizer step, and the targets of the global batch."""
         return self.steps.take(), self.steps.totals.num_targets
 
     def autocast_smart_context_manager(
         self, cache_enabled: bool | None = True
     ) -> AbstractContextManager[object]:
-        """The planned number format: Accelerate's fp16 is silently float32 on a CPU."""
+        """Return the planned autocast context."""
+        # Accelerate's fp16 on a CPU is float32 without a warning.
         return self.steps.job.formats.autocast()
 
     def compute_loss(
@@ -221,7 +210,10 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
         return_outputs: bool = False,
         num_items_in_batch: int | None = None,
     ) -> Tensor:
-        """This micro-batch's share of the global batch's mean loss, ready for the backward pass."""
+        """Return this micro-batch's share of the global batch's mean loss, for backward."""
+        # Trainer's own depends on the division of a batch: if the model's forward pass takes
+        # `**kwargs` and its loss ignores `num_items_in_batch`, four accumulation steps report four
+        # times the loss and two ranks twice (transformers 5.23; tests/equivalence/test_engines.py).
         job = self.steps.job
         enter(job, "forward")
         with job.offload:
@@ -230,7 +222,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
         job.cache_release.after_forward(self.steps.step)
         job.meter.enter("backward")
         self.steps.loss = self.steps.loss + loss.detach()
-        # Ranks average their gradients where they should sum them.
+        # Compensate for ranks that average their gradients instead of summing them.
         return total_loss(loss) * (job.ranks.world_size / self.steps.totals.num_targets)
 
     def training_step(
@@ -246,19 +238,18 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
         return self.steps.clip()
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | None = None) -> Tensor | None:
-        """Return the gradient norm; called in every step after (or instead of) clipping."""
+        """Return the gradient norm. Called in every step, after or instead of clipping."""
         return self.steps.clip() if grad_norm is None else grad_norm
 
 
 def train_with_trainer(job: TrainingState) -> None:
-    """As `eke.training.loop.loop.train`; RunError: Trainer refuses arguments or the update."""
+    """Train like `eke.training.loop.loop.train`. RunError: Trainer rejects arguments or update."""
     if type(job.update) is not PlainUpdate:
-        why = f"it cannot take the steps of {type(job.update).__name__}"
-        fix = "which shares out the training state\n  -> engine=loop"
-        raise RunError(f"engine = trainer: {why}, {fix}")
+        why = f"does not support {type(job.update).__name__}, which shards the training state"
+        raise RunError(f"engine = trainer: {why}\n  -> engine=loop")
     with ExitStack() as look:  # cleans up when a step fails
         steps = Steps(job, job.update, look)
-        random = capture_random_state()  # Trainer seeds anew; a checkpoint has brought its own
+        random = capture_random_state()  # Trainer seeds again, after a checkpoint was restored
         routed = bool(routed_parents(job.bare_model))
         trainer = PlanTrainer(steps, build_arguments(job.plan, job.paths, routed))
         restore_random_state(random)

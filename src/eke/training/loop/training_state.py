@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class TrainingState:
-    """The objects of one attempt at one run, which goes on from its newest complete checkpoint."""
+    """Objects of one attempt at a run, restored from its newest complete checkpoint."""
 
     plan: Plan
     paths: RunPaths
@@ -69,57 +69,57 @@ class TrainingState:
     tracker: Tracker
     meter: Meter
     stages: dict[str, int]
-    """Memory in use after each of the guides' stages."""
+    """Bytes of memory in use after each stage."""
     ranks: Ranks = ALONE
     device: torch.device = field(init=False)
     model: nn.Module = field(init=False)
-    """The model to call: wrapped for ranks, and compiled if configured."""
+    """Module to call: wrapped for ranks, and compiled if configured."""
     bare_model: nn.Module = field(init=False)
-    """The same weights without wrappers: for checkpoints and for looking inside."""
+    """Module with the same weights without wrappers, for checkpoints and inspection."""
     optimizer: torch.optim.Optimizer = field(init=False)
     update: Update = field(init=False)
     formats: Formats = field(init=False)
     loss: LossFunction = field(init=False)
     offload: AbstractContextManager[Any] = field(init=False)
-    """Context of each training forward pass: where what it saves for backward is kept."""
+    """Context of each training forward pass that selects where saved activations are kept."""
     cache_release: CacheRelease = field(init=False)
     multiplier: Multiplier = field(init=False)
     data: TrainingData = field(init=False)
     transfer: Transfer = field(init=False)
     start_step: int = 0
     tokenizer: Any = None
-    """Tokenizer of transformers, saved with the weights; None for bytes."""
+    """Tokenizer of transformers, saved with the weights. None for bytes."""
     parameters: list[nn.Parameter] = field(init=False)
-    """The trainable ones."""
+    """Trainable parameters."""
     evaluations: list[metrics.Row] = field(default_factory=list)
-    """All up to now; those of earlier attempts where something is decided by them."""
+    """Evaluations so far, with earlier attempts for early stopping or `train.keep_best`."""
     classes: dict[str, Any] = field(default_factory=dict)
-    """Of the last or best evaluation of a classifier, unless that was in an earlier attempt."""
+    """Values per class of the last or best evaluation, if this attempt made it."""
     effective: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     eval_s: float = 0.0
     checkpoint_s: float = 0.0
-    """In which saving has kept the next step waiting."""
+    """Seconds that steps have waited for saving."""
     saving: Saving | None = None
-    """A checkpoint that is being written beside the steps."""
+    """Checkpoint that is being written in the background."""
     profiled_peak: int | None = None
-    """Peak of the CPU's tensor allocator in the profiled step."""
+    """Peak bytes of the CPU's tensor allocator in the profiled step."""
     longest: int | None = None
-    """Which step of this attempt has the longest micro-batch, on a CPU; None until it is known."""
+    """Step of this attempt with the longest micro-batch, on a CPU. None until it is known."""
     largest: Micro | None = None
-    """The largest micro-batch of the step in progress."""
+    """Largest micro-batch of the current step."""
     profiled: Micro | None = None
-    """The same of the profiled step."""
+    """Largest micro-batch of the profiled step."""
     before_step: RandomState | None = None
-    """Of the step in progress, where it may be given up."""
+    """Random state before the current step, if the step can be abandoned."""
     peaks: list[int | None] | None = None
-    """Peak of each rank's tensor allocator, where there are several."""
+    """Peak bytes of each rank's tensor allocator, if there are several ranks."""
 
     def __post_init__(self) -> None:
         plan, ranks = self.plan, self.ranks
         self.device = device = torch_device(plan)
         self.meter.clock = Clock(device)
-        # Joins the processes, before all else; `accelerate launch` may not change the precision.
+        # Joins the processes, so it comes first. `accelerate launch` must not change the precision.
         accelerator = Accelerator(
             cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=build_handlers(plan)
         )
@@ -130,11 +130,11 @@ class TrainingState:
         shared = share_model(plan, accelerator, self.bare_model, parts)
         self.parameters = [p for p in self.bare_model.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(plan, self.bare_model)
-        # All ranks continue from the same checkpoint.
+        # All ranks must resume from the same checkpoint.
         checkpoint = ranks.tell(newest_complete(self.paths.checkpoints) if ranks.is_main else None)
         self._start(shared, parts, checkpoint)
         if checkpoint is not None:
-            log.info("continuing after step %d (%s)", self.start_step, checkpoint.name)
+            log.info("resuming after step %d (%s)", self.start_step, checkpoint.name)
         self.meter.timed_from = self.start_step + plan.config.train.timing_warmup_steps
         self.offload = build_activation_offload(plan, self.bare_model, self.formats.held)
         self.cache_release = CacheRelease(plan.config.memory.empty_cache_every, device)
@@ -145,18 +145,18 @@ class TrainingState:
         self.note_stage("weights")
 
     def _start(self, shared: nn.Module, parts: Parts | None, checkpoint: Path | None) -> None:
-        """Load the checkpoint, if any, compile the model or build its engine."""
+        """Load the checkpoint, if any, and compile the model or build its engine."""
         plan, model, ranks = self.plan, self.bare_model, self.ranks
         if plan.compute.copies and not family_of(plan.config).is_known:
             check_copies(model, self.formats.copies)
         if checkpoint is not None:
-            with parts or nullcontext():  # of DeepSpeed weights are not shared out yet
+            with parts or nullcontext():  # DeepSpeed has not sharded its weights yet
                 load_model(checkpoint, model, ranks)
         engine: DeepSpeedUpdate | None = None
         scaler: Any = self.formats.scaler
         if plan.deepspeed is None:
             self.model, self.loss = compile_model(plan, shared), build_compiled_loss(plan)
-            if plan.config.distributed.option == "dp":  # one module, on each device of this rank
+            if plan.config.distributed.option == "dp":  # one module per device of this rank
                 made = build_data_parallel(plan, self.model, self.loss, self.formats)
                 self.model, self.loss = made
             if plan.config.memory.optimizer_in_backward:
@@ -167,15 +167,15 @@ class TrainingState:
                 self.update = kind(plan, self.model, self.optimizer, scaler, self.parameters)
         else:
             swap = swap_folder(plan, self.paths)
-            remove_swap(swap, ranks.rank)  # of an attempt that was killed
-            ranks.gather(None)  # or a late one would remove the folder that another has just made
+            remove_swap(swap, ranks.rank)  # files of an attempt that was killed
+            ranks.gather(None)  # a late rank must not remove the folder of another
             how = self.formats, self.device, swap, parts
             self.model = build_engine(plan, model, self.optimizer, *how)
             self.update = engine = DeepSpeedUpdate(plan, self.model, self.device)
             # The engine has its own autocast and loss scale.
             self.loss, scaler = build_loss(plan), engine.scale
             self.formats = Formats(nullcontext, nullcontext, None)
-        # Other masks on other ranks; a checkpoint brings its own states.
+        # Dropout masks differ between ranks. A checkpoint restores its own states.
         accelerate.utils.set_seed((plan.config.seed + ranks.rank) % 2**32)
         if checkpoint is not None:
             rest = self.optimizer, scaler, ranks, plan.config.seed, engine
@@ -193,36 +193,36 @@ class TrainingState:
         rows, done = self.paths.metrics, self.start_step
         missing = metrics.num_missing(rows, done) if self.ranks.is_main else 0
         if missing:
-            known = "checkpoint has done: curve and timings are those of the others"
-            self.warn(f"{rows.name} lacks {missing} of the {done} steps that the {known}")
+            lost = f"{missing} of the checkpoint's {done} steps"
+            self.warn(f"{rows.name} lacks {lost}: curve and timings omit them")
 
     def warn(self, message: str) -> None:
-        """Say something once, in the log of this rank and, on rank 0, in the record."""
+        """Add a warning once, to the log of this rank and, on rank 0, to the record."""
         if message not in self.warnings:
             self.warnings.append(message)
             log.warning(message)
 
     def note_stage(self, stage: str) -> None:
-        """Remember how much memory is in use at this stage."""
+        """Record the bytes of memory in use at this stage."""
         if (used := memory_in_use(self.device)) is not None:
             self.stages[stage] = used
 
 
 def torch_device(plan: Plan) -> torch.device:
-    """Torch's device for the plan, or a RuntimeError where torch does not see the planned GPU."""
+    """Return the torch device of the plan, or raise RuntimeError if torch has no GPU."""
     if plan.device.kind == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
         mine = f"this torch ({torch.__version__})"
-        raise RuntimeError(f"the plan is for {plan.device.name}, but {mine} sees no GPU")
+        raise RuntimeError(f"the plan is for {plan.device.name}, but {mine} has no GPU")
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def build_checked(
     plan: Plan, device: torch.device, parts: Parts | None = None
 ) -> tuple[nn.Module, LoadReport]:
-    """The model; eight tokens show what was only read in the source of its class."""
-    # ZeRO-3's weights are made on the host, and go to the device one at a time.
+    """Build the model. A model of an unknown family is checked with eight tokens."""
+    # ZeRO-3 builds weights on the host and moves them to the device one by one.
     bare, report = build_trainable(plan, torch.device("cpu") if is_zero3(plan) else device, parts)
     if not family_of(plan.config).is_known:
         training = bare.training

@@ -1,8 +1,4 @@
-"""Worker process (`python -m eke.training.loop.worker RUN_DIR`), one per rank.
-
-It reads plan.json, trains, writes record.json, and leaves by `os._exit`: interpreter teardown of
-communication libraries can abort a perfectly good run, so no exit code may come after the record.
-"""
+"""Worker process, one per rank: `python -m eke.training.loop.worker RUN_DIR`."""
 
 import logging
 import os
@@ -43,12 +39,12 @@ PLAN_POLL_S = 0.1
 
 
 def main(arguments: list[str]) -> int:
-    """Run the plan of one folder; returns the exit code that stands in the record."""
+    """Run the plan of a folder and return the exit code in the record."""
     paths = RunPaths(Path(arguments[0]).absolute())
     stop = StopFlag()
     stop.listen()
     stop_with_supervisor()
-    # `accelerate launch` hands its own configuration on; what counts is eke's.
+    # Ignore the configuration of `accelerate launch`.
     for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
         del os.environ[name]
     empty = own_resident_bytes()
@@ -68,7 +64,7 @@ def main(arguments: list[str]) -> int:
 
 
 def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
-    """Train alone, or as the rank that writes."""
+    """Train as the only rank, or as the rank that writes."""
     plan = read_plan(paths)
     own = with_own_software(plan)
     number = start_attempt(paths, own.machine, cut_of(plan))
@@ -78,7 +74,7 @@ def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     except ChangedError as error:
         failure = Failure("software", str(error))
         return _record_end(own, paths, number, Outcome.refused, failure)
-    # Imports torch: only now, so that signals are heard and the attempt is on disk before that.
+    # Import torch only now: signals are handled and the attempt is on disk by then.
     try:
         with importing():
             from eke.training.loop.attempt import Attempt, work
@@ -95,7 +91,7 @@ def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
 def _record_end(
     plan: Plan, paths: RunPaths, attempt: int, outcome: Outcome, failure: Failure
 ) -> int:
-    """The record of a run that could not begin, without torch; returns its exit code."""
+    """Write the record of a run that could not begin, without torch, and return its exit code."""
     rows, _ = metrics.read_rows(paths.metrics)
     record = outline_record(plan, rows, attempt, outcome, failure)
     record.environment = environment()
@@ -105,11 +101,11 @@ def _record_end(
 
 
 def follow_rank0(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
-    """Train as one of the other ranks, once rank 0 is there and the plan lies in the folder."""
+    """Train as a rank other than 0, when the plan is in the folder and rank 0 has joined."""
     with importing():
         from eke.training.loop.attempt import Attempt, run_follower
 
-    # Under a user's torchrun, rank 0's supervisor may still have to write it.
+    # Under torchrun, rank 0's supervisor may still have to write the plan.
     deadline = time.monotonic() + PLAN_TIMEOUT_S
     while not paths.plan.exists() and time.monotonic() < deadline:
         time.sleep(PLAN_POLL_S)
@@ -119,7 +115,7 @@ def follow_rank0(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
 
 
 def join(plan: Plan) -> "Ranks":
-    """Meet the run's other processes, if it has any; a probe ends first where memory is short."""
+    """Join the run's other processes, if any. A probe is killed first if memory runs out."""
     from eke.training.distributed.ranks import join_ranks
 
     if plan.probe:
@@ -137,7 +133,7 @@ def redirect_output(paths: RunPaths, rank: int) -> None:
 
 
 def set_up_output() -> None:
-    """Times in the log, and no chatter of libraries."""
+    """Configure the log with times, and silence libraries."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
     )
@@ -151,4 +147,4 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(code)  # teardown of communication libraries can abort a finished run

@@ -1,6 +1,6 @@
 """Model: construction, attention, adapters, loss, precision, compilation.
 
-Here: the import of transformers without its optional dependencies.
+Functions import transformers, so that importing a module stays cheap.
 """
 
 import importlib
@@ -11,17 +11,16 @@ from contextlib import contextmanager
 from eke.common.runtime import importing
 
 NEEDLESS = {
-    "scipy": "is_scipy_available",  # losses of object detection, which are no task here
-    "torchao": "is_torchao_available",  # weights quantized by it, which no checkpoint may have
-    "trio": None,  # httpcore2's asynchronous half, in huggingface_hub
+    "scipy": "is_scipy_available",  # for losses of object detection, which eke does not train
+    "torchao": "is_torchao_available",  # for torchao checkpoints, which eke rejects
+    "trio": None,  # for asynchronous requests of httpcore2, in huggingface_hub
 }
-"""Package -> the function of transformers that remembers whether it is there. What transformers
-5.23 and huggingface_hub 2.4 import with every model, where these happen to be installed: an eighth
-of a start, in the median (docs/lab/startup.md). Neither has a switch for it."""
+"""Package -> function of transformers that caches whether it is installed. transformers 5.23 and
+huggingface_hub 2.4 import these with every model: an eighth of a start (docs/lab/startup.md)."""
 
 
 def import_transformers() -> None:
-    """Import what every model of transformers needs; other packages can be imported later."""
+    """Import the modules that every model of transformers needs."""
     if "transformers.modeling_utils" in sys.modules:
         return
     with importing(), hidden(list(NEEDLESS)):
@@ -34,9 +33,9 @@ def import_transformers() -> None:
 
 @contextmanager
 def hidden(packages: Sequence[str]) -> Iterator[None]:
-    """Have Python find none of these packages, but for those that are imported already."""
+    """Hide these packages from Python inside the block, unless they are imported already."""
     names = [name for name in packages if name not in sys.modules]
-    # The import system's own way to say that there is no such module (Python's reference, 5.3.1).
+    # None in sys.modules means that a module does not exist (Python's reference, 5.3.1).
     sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]  # typeshed: no None there
     try:
         yield

@@ -1,4 +1,4 @@
-"""Offloading of activations: what the backward pass needs waits in host memory."""
+"""Offloading of activations to host memory between the forward and the backward pass."""
 
 import weakref
 from collections import deque
@@ -14,16 +14,15 @@ from torch.autograd.graph import saved_tensors_hooks
 from eke.plan.planner import Plan
 
 MIN_BYTES = 1024
-"""Smaller tensors stay: the copy would cost more than they take (torchtune's OffloadActivations
-has the same limit, https://docs.pytorch.org/torchtune/stable/generated/)."""
+"""Smallest tensor that is moved, as in torchtune's OffloadActivations. Copying less costs more."""
 
 IN_FLIGHT = 4
-"""Tensors on their way to the host, and fetched ahead of their use; both take device memory."""
+"""Tensors being copied to the host, and tensors fetched ahead. Both take device memory."""
 
 
 @dataclass(eq=False)
 class Away:
-    """A tensor in host memory, or on its way there (`source`) or back (`fetched`)."""
+    """Tensor in host memory, with `source` on its way there, with `fetched` on its way back."""
 
     owner: "ActivationOffload"
     host: Tensor
@@ -31,49 +30,48 @@ class Away:
     place: tuple[Any, ...]
     device: torch.device
     before: "Callable[[], Away | None]"
-    """What left before it, while that is needed."""
+    """Return the tensor moved before this one, while it is needed."""
     event: Any
-    """The end of its last copy."""
+    """End of the last copy."""
     uses: int = 1
-    """Operations of the backward pass that have not used it yet."""
+    """Operations of the backward pass that still need the tensor."""
     fetched: Any = None
 
     def __del__(self) -> None:
-        if self.fetched is not None:  # a copy that nothing reads any more may be queued
+        if self.fetched is not None:  # a copy that is not needed any more may be queued
             self.owner.protect(self.fetched)
 
     def original(self) -> Tensor | None:
-        """The source, while it is there; a RuntimeError if it was changed, as autograd's."""
+        """Return the source if it still exists. RuntimeError: It was changed in place."""
         if self.source is not None and _place_of(self.source) != self.place:
             raise RuntimeError("a tensor needed for the backward pass was changed in place")
         return self.source
 
 
 def _place_of(tensor: Tensor) -> tuple[Any, ...]:
-    """The same for the same numbers in the same memory."""
+    """Return a key that is equal for equal values in the same memory."""
     storage, offset = tensor.untyped_storage()._cdata, tensor.storage_offset()
     return storage, offset, tensor.size(), tensor.stride(), tensor.dtype, tensor._version
 
 
 class ActivationOffload(saved_tensors_hooks):
-    """Context of a forward pass: what it saves for backward goes to host memory until then.
+    """Context of a forward pass that keeps saved tensors in host memory until backward.
 
-    As torch.autograd.graph.save_on_cpu, but weights stay, copies run in their own stream alongside
-    the passes, and what several operations save in a row is moved once. A trained weight that
-    autocast has copied into 16 bits is copied once more instead. All memory of the device is
-    allocated by the stream that computes, which waits for a copy before letting its source go.
+    Unlike torch.autograd.graph.save_on_cpu, it leaves weights on the device, copies in a separate
+    stream, and moves a tensor once for consecutive operations. A trained weight that autocast has
+    cast is cast again instead. The computing stream waits for a copy before it releases the source.
     """
 
     def __init__(self, model: nn.Module, copies: Sequence[Tensor] = ()) -> None:
         super().__init__(self._pack, self._unpack)
         self._weights = {p.untyped_storage()._cdata for p in (*model.parameters(), *copies)}
-        cuda: Any = torch.cuda  # torch 2.13 annotates neither of the two
+        cuda: Any = torch.cuda  # torch 2.13 does not annotate these functions
         self.stream: torch.cuda.Stream | None = cuda.Stream() if cuda.is_initialized() else None
-        """Of the copies; without CUDA they are made at once."""
+        """Stream of the copies. Without CUDA, copies are synchronous."""
         self._leaving: deque[Away] = deque()
         self._last: Callable[[], Away | None] = lambda: None
         self.bytes_moved = 0
-        """To the host, in all forward passes so far."""
+        """Bytes moved to the host in all forward passes so far."""
 
     def _pack(self, tensor: Tensor) -> Any:
         is_weight = tensor.untyped_storage()._cdata in self._weights
@@ -92,7 +90,7 @@ class ActivationOffload(saved_tensors_hooks):
             if oldest.original() is not None:
                 self.wait(oldest.event)
                 oldest.source = None
-        pinned = tensor.device.type == "cuda"  # torch keeps page-locked memory for the next step
+        pinned = tensor.device.type == "cuda"  # torch reuses page-locked memory in the next step
         host, source = torch.empty_like(tensor, device="cpu", pin_memory=pinned), tensor.detach()
         self.bytes_moved += tensor.nbytes
         event = self.copy(host, source)
@@ -107,7 +105,7 @@ class ActivationOffload(saved_tensors_hooks):
         packed.uses -= 1
         found = packed.original()
         each: Away | None = packed
-        for _ in range(1 + IN_FLIGHT):  # this one, and those that the pass will ask for next
+        for _ in range(1 + IN_FLIGHT):  # this tensor, and those the pass needs next
             if each and each.source is each.fetched is None and (each is packed or each.uses > 0):
                 each.fetched = torch.empty_like(each.host, device=each.device)
                 each.event = self.copy(each.fetched, each.host)
@@ -115,14 +113,14 @@ class ActivationOffload(saved_tensors_hooks):
         if found is None:
             found = packed.fetched
             self.wait(packed.event)
-        else:  # the end of the forward pass: its copy need not be waited for
+        else:  # the end of the forward pass, without a wait for its copy
             self.protect(found)
         if packed.uses <= 0:
             packed.source = packed.fetched = None
         return found
 
     def copy(self, target: Tensor, source: Tensor) -> Any:
-        """Copy once all is done that has been queued up to now; what to `wait` for."""
+        """Copy after all work queued so far, and return the event to `wait` for."""
         if self.stream is None:
             target.copy_(source)
             return None
@@ -132,18 +130,18 @@ class ActivationOffload(saved_tensors_hooks):
         return self.stream.record_event()
 
     def wait(self, event: Any) -> None:
-        """What is queued from now on comes after this copy."""
+        """Make work queued from now on wait for this copy."""
         if event is not None:
             torch.cuda.current_stream().wait_event(event)
 
     def protect(self, tensor: Tensor) -> None:
-        """Its memory is not used again before the copies that are queued now are done."""
+        """Keep the tensor's memory until the copies queued so far have finished."""
         if self.stream is not None:
             tensor.record_stream(self.stream)
 
 
 def made_again(tensor: Tensor, weight: Tensor) -> Callable[[], Tensor]:
-    """Makes a view of a copy of all of `weight` once more; RuntimeError if that has changed."""
+    """Return a function that repeats a view of a copy of all of `weight`, if it has not changed."""
     version, dtype = weight._version, tensor.dtype
     view = tensor.size(), tensor.stride(), tensor.storage_offset()
 
@@ -157,11 +155,11 @@ def made_again(tensor: Tensor, weight: Tensor) -> Callable[[], Tensor]:
 
 _NAMES = ("T", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "Unsqueeze")
 REARRANGED = frozenset(f"{name}Backward0" for name in _NAMES)
-"""Operations of autograd whose result lies in the memory of its argument, number for number."""
+"""Autograd operations whose result shares its argument's memory, element for element."""
 
 
 def copied_leaf(tensor: Tensor) -> Tensor | None:
-    """What a tensor is a copy of, in another format and perhaps rearranged; None: of no leaf."""
+    """Return the leaf that a tensor copies in another format or layout, None without a leaf."""
     node: Any = tensor.grad_fn
     copies = 0
     while node is not None and not hasattr(node, "variable"):
@@ -175,13 +173,13 @@ def copied_leaf(tensor: Tensor) -> Tensor | None:
 
 
 def is_away(tensor: Tensor) -> bool:
-    """Whether a tensor lies elsewhere than in host memory."""
+    """Return whether a tensor is outside host memory."""
     return tensor.device.type != "cpu"
 
 
 def build_activation_offload(
     plan: Plan, model: nn.Module, copies: Sequence[Tensor] = ()
 ) -> AbstractContextManager[Any]:
-    """Context of each training forward pass; may be entered again and again."""
+    """Build the context of training forward passes, which can be entered repeatedly."""
     offloads = plan.config.memory.activation_offload
     return ActivationOffload(model, copies) if offloads else nullcontext()

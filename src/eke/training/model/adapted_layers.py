@@ -1,4 +1,4 @@
-"""Layers that adapters are put on: those that are asked for, those that can, and what PEFT made."""
+"""Selection of layers for adapters, and the layers that PEFT has adapted."""
 
 import inspect
 import re
@@ -21,17 +21,16 @@ from eke.training.model.checkpointing import find_layers
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module is a matrix product that adapters are made for: GPT-2's class, too."""
+    """Return whether a module is a matrix product that PEFT can adapt, including GPT-2's Conv1D."""
     from transformers.pytorch_utils import Conv1D
 
     return isinstance(module, nn.Linear | Conv1D)
 
 
 def choose_layers(plan: Plan, model: nn.Module) -> tuple[dict[str, str], Targets, dict[str, str]]:
-    """Map the names of adapted layers to their names in a Transformer layer, and others to why not.
+    """Return names of layers to adapt, the targets, and why other layers cannot be adapted.
 
-    Routed experts are among them only if they are asked for. Raises ConfigError: a layer that is
-    typed is not there or cannot have an adapter, or none is left.
+    Includes routed experts on request. ConfigError: A layer is missing or unsuitable, or none left.
     """
     peft, layers = cast(Adapters, plan.config.peft), set(find_layers(model))
     typed = peft.target_modules is not None
@@ -49,15 +48,15 @@ def choose_layers(plan: Plan, model: nn.Module) -> tuple[dict[str, str], Targets
     left_out = {chosen[name]: why for name, why in unfit.items()}
     why, fix = "", "peft.target_modules=null" if typed else "peft=none"
     if not names:
-        why, fix = "it has no linear layer in a Transformer layer", "peft=none"
+        why, fix = "no linear layers in its Transformer layers", "peft=none"
     elif typed and (targets.unmatched or not chosen):
         leaves = sorted({name.rpartition(".")[2] for name in names})
-        why = f"{', '.join(targets.unmatched) or '[]'} names no linear layer among {leaves}"
+        why = f"{', '.join(targets.unmatched) or '[]'} is not a linear layer. Layers: {leaves}"
     elif targets.unmatched or not chosen:
-        why, fix = "which layers it scales is not known", "peft=lora"
+        why, fix = "the layers to scale are unknown", "peft=lora"
     elif unfit and (typed or len(unfit) == len(chosen)):
         name, reason = next(iter(left_out.items()))
-        why = f"no place for an adapter on {name}: {reason}"
+        why = f"{name} cannot have an adapter: {reason}"
     if why:
         key, value = "peft", peft.option
         if typed:
@@ -67,22 +66,22 @@ def choose_layers(plan: Plan, model: nn.Module) -> tuple[dict[str, str], Targets
 
 
 def why_unfit(model: nn.Module, name: str) -> str:
-    """Why a linear layer can be neither adapted nor replaced; empty if it can."""
+    """Return why a linear layer can be neither adapted nor replaced, "" if it can."""
     prefix, _, leaf = name.rpartition(".")
     parent, module = type(model.get_submodule(prefix)), model.get_submodule(name)
     if any(leaf in _read_by(base) for base in parent.__mro__):
         return f"{parent.__name__} reads its weight without calling it"
-    return "" if is_product(module) else f"{type(module).__name__} answers with more than a product"
+    return "" if is_product(module) else f"{type(module).__name__} returns more than a product"
 
 
 def is_product(module: nn.Module) -> bool:
-    """Whether a module is a matrix product that answers as nn.Linear does: no router."""
+    """Return whether a module is a matrix product with the output of nn.Linear (not a router)."""
     if not is_linear(module) or not type(module).__module__.startswith("transformers.models."):
         return is_linear(module)
     linear = cast(nn.Linear, module)
     try:
         answer = linear(linear.weight.new_zeros(2, 3, linear.in_features))
-    except Exception:  # of a class that takes other inputs
+    except Exception:  # raised by classes with other inputs
         return False
     return isinstance(answer, Tensor) and answer.shape == (2, 3, linear.out_features)
 
@@ -90,40 +89,33 @@ def is_product(module: nn.Module) -> bool:
 _READ = re.compile(
     r"(?<!isinstance\()(?<!_\()self\.(\w+)\.weight(?=[,)\]]| @|\.T\b|\.(?:t|to|type|float)\()"
 )
-"""A weight that is handed on as it is, but not to `isinstance` or an initialisation (`normal_`).
-
-Slices are branches that training does not take.
-"""
+"""Pattern of a weight passed on unchanged, except to `isinstance` or initialisation (`normal_`).
+Slices of weights are in branches that training does not use."""
 
 
 @cache
 def _read_by(kind: type) -> frozenset[str]:
-    """Modules of a class whose weights its source hands on.
-
-    Kernels of Mamba's kind and fused attention take weights, and call no module: an adapter there
-    would change nothing.
-    """
+    """Return the modules of a class whose weights its source passes to a function."""
+    # Mamba kernels and fused attention take weights and do not call modules: an adapter has no
+    # effect.
     known = kind.__module__.partition(".")[0] in ("transformers", "torch")
     return frozenset(_READ.findall(inspect.getsource(kind))) if known else frozenset()
 
 
 _CONVERSION = "peft.utils.transformers_weight_conversion"
-"""PEFT's code for names of transformers 4, which older versions lack.
-
-PEFT 0.21 takes `mlp.gate_proj` of a dense or shared layer for the routed experts, which had that
-name then, wherever it knows the model type as a mixture.
-"""
+"""PEFT's code for names of transformers 4, in newer versions. PEFT 0.21 applies `mlp.gate_proj` of
+a mixture's other layers to its routed experts, which had that name."""
 
 
 def as_named() -> AbstractContextManager[Any]:
-    """Context in which PEFT adapts the layers that are named."""
+    """Return a context in which PEFT adapts exactly the named layers."""
     if find_spec(_CONVERSION) is None:
         return nullcontext()
     return patch(f"{_CONVERSION}.convert_peft_config_for_transformers", lambda *_, **__: None)
 
 
 def taken_by_peft(adapted: Any) -> set[str]:
-    """Names of adapted layers that plain PEFT would take for routed experts when it loads them."""
+    """Return names of adapted layers that unmodified PEFT would load as routed experts."""
     config = adapted.peft_config["default"]
     if find_spec(_CONVERSION) is None or not hasattr(config, "target_parameters"):
         return set()
@@ -134,7 +126,7 @@ def taken_by_peft(adapted: Any) -> set[str]:
 
 
 def adapted_modules(model: nn.Module) -> set[str]:
-    """Names of the base model's modules that have adapters."""
+    """Return names of the base model's modules that have adapters."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     base: nn.Module = cast(Any, model).get_base_model()
@@ -143,7 +135,7 @@ def adapted_modules(model: nn.Module) -> set[str]:
 
 
 def expert_weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Matrices of routed experts, one each or all in one parameter."""
+    """Return matrices of routed experts by name, one per expert or stacked."""
     return {
         f"{prefix}.{name}": parameter
         for prefix, module in model.named_modules()
@@ -154,16 +146,16 @@ def expert_weights(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def stacked_experts(plan: Plan, model: nn.Module) -> list[str]:
-    """The stacked experts, for PEFT; ConfigError where `peft.experts` cannot be followed."""
+    """Return names of stacked experts. ConfigError if `peft.experts` is not possible."""
     peft, experts = cast(Any, plan.config.peft), expert_weights(model)
     stacks = [n for n in experts if not is_linear(model.get_submodule(n.rpartition(".")[0]))]
     why, fix = "", "peft.experts=false"
     if not experts:
         why = f"{type(model).__name__} has no routed experts"
     elif stacks and peft.option != "lora":
-        why, fix = f"peft={peft.option} has no form for experts that are one tensor", "peft=lora"
+        why, fix = f"peft={peft.option} does not support stacked experts", "peft=lora"
     elif stacks and peft.dropout:
-        why, fix = "the update of stacked experts has no input to drop", "peft.dropout=0"
+        why, fix = "stacked experts do not support dropout", "peft.dropout=0"
     if why:
         raise ConfigError(Problem("peft.experts", "true", why, Fix(fix)))
     return sorted(stacks)
@@ -172,7 +164,7 @@ def stacked_experts(plan: Plan, model: nn.Module) -> list[str]:
 def without_adapters(
     model: nn.Module, adapted: Collection[str], left_out: dict[str, str]
 ) -> list[str]:
-    """Warnings: layers without an adapter that could be thought to have one."""
+    """Return warnings about layers that lack an adapter contrary to expectation."""
     found = [f"no adapter on {name}: {why}" for name, why in left_out.items()]
     left = {n: p for n, p in expert_weights(model).items() if n.rpartition(".")[0] not in adapted}
     if left:
@@ -181,6 +173,6 @@ def without_adapters(
         share = sum(sizes[p] for p in left.values()) / sum(sizes.values())
         found.append(
             f"the experts have no adapters: {next(iter(left))} and {len(left) - 1} more, "
-            f"{share:.0%} of the parameters, stay as they are (peft=lora peft.experts=true)"
+            f"{share:.0%} of the parameters, are not trained (peft=lora peft.experts=true)"
         )
     return found

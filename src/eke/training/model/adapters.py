@@ -1,8 +1,4 @@
-"""Adapters (peft), float8 linear layers (torchao) and 4-bit weights (bitsandbytes).
-
-The libraries are imported inside the functions, since they are slow to import or optional.
-4-bit weights: Dettmers et al. 2023, arXiv:2305.14314.
-"""
+"""Adapters (peft), float8 linear layers (torchao) and 4-bit weights (bitsandbytes)."""
 
 import copy
 import dataclasses
@@ -44,7 +40,7 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 
 
 class _Norm(nn.LayerNorm):
-    """Frozen in 16 bits: PyTorch's CPU kernel takes no weights that are narrower than its input."""
+    """Layer norm with frozen 16-bit weights: PyTorch's CPU kernel needs the input's format."""
 
     def forward(self, input: Tensor) -> Tensor:
         weight, bias = (p if p is None else p.to(torch.promote_types(p.dtype, input.dtype))
@@ -53,10 +49,7 @@ class _Norm(nn.LayerNorm):
 
 
 def freeze_named(plan: Plan, model: nn.Module) -> None:
-    """Stop training what `model.freeze` names, and give it the planned format; any number of times.
-
-    Raises RunError: an entry names nothing of this class, or nothing is left to train.
-    """
+    """Freeze `model.freeze` and cast it to the planned format. RunError: no match, or none left."""
     entries, narrow = plan.config.model.freeze, frozen_dtype(plan)
     if not entries:
         return
@@ -77,17 +70,17 @@ def freeze_named(plan: Plan, model: nn.Module) -> None:
 
 
 def is_adapted(model: nn.Module) -> bool:
-    """Whether the model is peft's; does not import peft for one that is not."""
+    """Return whether the model is a PEFT model, without importing peft."""
     return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
 
 
 def adapter_tensors(
     model: nn.Module, weights: dict[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """The trained tensors under their names in the file: the model's own, or those of `weights`."""
+    """Return the trained tensors, of the model or `weights`, under their names in the file."""
     from peft import get_peft_model_state_dict
 
-    # Without a look at the hub for the base model's vocabulary, which is unchanged.
+    # The vocabulary is unchanged: do not query the hub for the base model's.
     tensors: dict[str, Tensor] = get_peft_model_state_dict(
         model, state_dict=weights, save_embedding_layers=False
     )
@@ -95,17 +88,18 @@ def adapter_tensors(
 
 
 def save_adapter(model: nn.Module, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
-    """Write peft's configuration and the trained tensors; no model card: it would be empty."""
+    """Write peft's configuration and the trained tensors, without an empty model card."""
     mine: Any = model
     config = copy.copy(mine.peft_config["default"])
     config.inference_mode = True
     if taken := taken_by_peft(mine):
-        # By parameter plain PEFT loads the same update of the same layer; it asks for no dropout.
+        # As parameters, unmodified PEFT loads the same update of the same layer, but without
+        # dropout.
         config.target_modules = set(config.target_modules) - taken
         parameters = {*(config.target_parameters or ()), *(f"{name}.weight" for name in taken)}
         config.target_parameters, config.lora_dropout = sorted(parameters), 0.0
     for field in ("target_modules", "feedforward_modules"):
-        if isinstance(getattr(config, field, None), set):  # in another order in every process
+        if isinstance(getattr(config, field, None), set):  # unordered
             setattr(config, field, sorted(getattr(config, field)))
     tensors = {n: t.detach().contiguous() for n, t in adapter_tensors(model, weights).items()}
     save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
@@ -113,17 +107,17 @@ def save_adapter(model: nn.Module, folder: Path, weights: dict[str, Tensor] | No
 
 
 def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a file, one at a time."""
+    """Yield the name and value of each tensor of a file, one at a time."""
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118  # safetensors 0.8: not iterable itself
             yield name, file.get_tensor(name)
 
 
 def convert_linear_layers(plan: Plan, model: nn.Module, device: torch.device) -> None:
-    """Let the model's linear layers multiply in float8, in place; their weights stay as they are.
+    """Make linear layers multiply in float8, in place, with unchanged weights.
 
-    Accelerate's recipe: neither the first nor the last one, nor one with a side that is no multiple
-    of 16 (`torch._scaled_mm`). On a CPU operands are rounded to float8 and multiplied wider.
+    Excludes the first and last layer, as in Accelerate, and sides that are not multiples of 16
+    (`torch._scaled_mm`). A CPU rounds operands to float8 and multiplies in a wider format.
     """
     if plan.compute.float8 == "off":
         return
@@ -136,26 +130,25 @@ def convert_linear_layers(plan: Plan, model: nn.Module, device: torch.device) ->
 
 
 def float8_layers(model: nn.Module) -> list[Any]:
-    """The layers that multiply in float8; `config.emulate` of one that rounds alone."""
+    """Return the layers that multiply in float8, or only round if `config.emulate` is true."""
     from torchao.float8.float8_linear import Float8Linear
 
     return [module for module in model.modules() if isinstance(module, Float8Linear)]
 
 
 def is_four_bit(plan: Plan) -> bool:
-    """Whether the plan keeps weights in 4 bits."""
+    """Return whether the plan stores weights in 4 bits."""
     return isinstance(plan.config.peft, QLora)
 
 
 def quantise(
     plan: Plan, model: nn.Module, device: torch.device, parts: Parts | None = None
 ) -> nn.Module:
-    """Replace the linear layers inside Transformer layers by 4-bit ones, and move to `device`.
+    """Replace linear layers inside Transformer layers by 4-bit layers, in place, on `device`.
 
-    In place, one layer at a time: a GPU never holds more than one float32 weight of them. What
-    transformers keeps in float32 stays. Experts, which are one parameter, are dequantised whenever
-    the layer runs. Of `parts` each weight is put together, and the rows of its codes are kept: the
-    scales are whole on each rank.
+    Source: Dettmers et al. 2023, arXiv:2305.14314. Layers are moved one by one: a GPU holds at most
+    one of these weights in float32. Stacked experts are dequantised whenever the layer runs. With
+    `parts` this rank keeps its rows of the codes, and all scales.
     """
     config = cast(QLora, plan.config.peft)
     compute = getattr(torch, plan.compute.autocast or "float32")
@@ -178,7 +171,7 @@ def quantise(
 def _linear(
     linear: nn.Module, config: QLora, compute: torch.dtype, device: torch.device
 ) -> nn.Module:
-    """The 4-bit layer of the same product; GPT-2's Conv1D stores its weight the other way round."""
+    """Return the 4-bit layer of the same product. Conv1D (GPT-2) stores its weight transposed."""
     from bitsandbytes.nn import modules
 
     bnb: Any = modules  # bitsandbytes 0.50 annotates none of its classes
@@ -197,14 +190,14 @@ def _linear(
     )
     found.bias = linear.bias
     found.stores_transposed = not isinstance(linear, nn.Linear)  # read by `dequantise`
-    # bitsandbytes 0.50 would repack the weight for evaluation on a CPU, for good and with scales
-    # rounded to bfloat16: training would go on with another model.
+    # For evaluation on a CPU, bitsandbytes 0.50 would repack the weight permanently, with scales
+    # rounded to bfloat16, and change the model in training.
     found.support_avx512bf16_for_cpu = False
     return cast(nn.Module, found.to(device))  # quantised on arrival
 
 
 def _quantise_parameters(experts: nn.Module, config: QLora, device: torch.device) -> None:
-    """Matrices of several experts in one parameter: dequantised to float32 at each access."""
+    """Store matrices of stacked experts in 4 bits, dequantised to float32 at each access."""
     from bitsandbytes.nn.parametrize import replace_parameter_4bit
 
     for name, parameter in list(experts.named_parameters(recurse=False)):
@@ -214,13 +207,13 @@ def _quantise_parameters(experts: nn.Module, config: QLora, device: torch.device
 
 
 def dequantised(layer: nn.Module, dtype: torch.dtype, delta: Tensor | None = None) -> nn.Module:
-    """The layer that a 4-bit one stands for plus `delta` (out, in), on the host, rounded once."""
+    """Return the 16- or 32-bit layer of a 4-bit layer plus `delta` [out, in], on the host."""
     from bitsandbytes.functional import dequantize_4bit
     from transformers.pytorch_utils import Conv1D
 
     mine: Any = layer
     state = getattr(mine.weight, "quant_state", None)
-    state = state or mine.quant_state  # FSDP2, which has cut the weight, leaves the layer's
+    state = state or mine.quant_state  # kept by the layer where FSDP2 has sharded the weight
     weight = dequantize_4bit(mine.weight.data.to(state.absmax.device), state).to(torch.float32)
     weight = (weight if delta is None else weight + delta).to(dtype).cpu()
     out, inp = weight.shape
@@ -232,7 +225,7 @@ def dequantised(layer: nn.Module, dtype: torch.dtype, delta: Tensor | None = Non
 
 
 def dequantise_rest(model: nn.Module, dtype: torch.dtype) -> None:
-    """Undo `quantise` wherever 4-bit weights are left, in place and on the host."""
+    """Undo `quantise` for all remaining 4-bit weights, in place and on the host."""
     from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
     for name, module in list(model.named_modules()):
@@ -247,7 +240,7 @@ def dequantise_rest(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def quant_states(model: nn.Module) -> list[Any]:
-    """Bitsandbytes' account of each 4-bit tensor, once: scales and their scales."""
+    """Return bitsandbytes' state of each 4-bit tensor, without duplicates."""
     found: dict[int, Any] = {}
     for module in model.modules():
         state = getattr(getattr(module, "weight", None), "quant_state", None)
@@ -258,7 +251,7 @@ def quant_states(model: nn.Module) -> list[Any]:
 
 
 def quant_tensors(model: nn.Module) -> list[Tensor]:
-    """Additional tensors of 4-bit weights, which are no parameters or buffers of the model."""
+    """Return scales and codes of 4-bit weights, which are not parameters or buffers."""
     parts = [part for state in quant_states(model) for part in (state, state.state2) if part]
     return [tensor for part in parts for tensor in (part.absmax, part.code)]
 
@@ -269,17 +262,14 @@ TASK_TYPES: dict[str, str] = {
     "sequence_classification": "SEQ_CLS",
     "seq2seq_lm": "SEQ_2_SEQ_LM",
 }
-"""`task.option` -> peft's name, which chooses the class that loads an adapter."""
+"""`task.option` -> peft's name, which selects the class that loads an adapter."""
 
 CLASSIFIERS = ("score", "classifier", "classification_head", "pooler")
-"""Modules of classifiers outside the shared model; poolers start at random, too."""
+"""Modules of classifiers outside the shared model. Poolers are also initialized at random."""
 
 
 def apply_peft(plan: Plan, model: nn.Module, parts: Parts | None = None) -> nn.Module:
-    """The model with the planned adapters, drawn in float32 by the run's seed; or itself.
-
-    Raises ConfigError: a layer that is asked for is not there, or can have no adapter.
-    """
+    """Return the model with the planned adapters in float32. ConfigError: a layer is unsuitable."""
     make = BUILDERS[plan.config.peft.option]
     if make is None:
         return model
@@ -287,7 +277,7 @@ def apply_peft(plan: Plan, model: nn.Module, parts: Parts | None = None) -> nn.M
 
     names, targets, left_out = choose_layers(plan, model)
     config = make(plan, names, targets)
-    # GPT-2's Conv1D stores its weight the other way round.
+    # GPT-2's Conv1D stores its weight transposed.
     config.fan_in_fan_out = any(
         not isinstance(model.get_submodule(name), nn.Linear) for name in names
     )
@@ -299,12 +289,12 @@ def apply_peft(plan: Plan, model: nn.Module, parts: Parts | None = None) -> nn.M
     heads = {name.rpartition(".")[2] for name in trained_modules(plan, model)}
     config.modules_to_save = sorted(heads) or None
     config.task_type = TASK_TYPES[plan.config.task.option]
-    # For loading; random weights have no name.
+    # Needed to load the adapter. A model with random weights has no name.
     config.base_model_name_or_path = getattr(plan.config.model, "name_or_path", None)
     device = next(model.parameters()).device
     cut = _norms_of_parts(parts) if parts else nullcontext()
     with own_random_numbers(device, plan.config.seed), warnings.catch_warnings(), as_named(), cut:
-        # peft 0.21 asks by a name that transformers 5.23 has renamed.
+        # peft 0.21 uses a name that transformers 5.23 has renamed.
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
         adapted: Any = get_peft_model(cast(Any, model), config)
     if other := sorted(wanted ^ adapted_modules(adapted)):
@@ -313,9 +303,9 @@ def apply_peft(plan: Plan, model: nn.Module, parts: Parts | None = None) -> nn.M
         raise ConfigError(Problem("peft", plan.config.peft.option, why, Fix("peft=none")))
     if plan.config.peft.option == "dora" and taken_by_peft(adapted):
         why = f"PEFT {version('peft')} cannot load DoRA of MLPs of {type(model).__name__}"
-        warned.append(f"{why}: eke export --merge gives a whole model")
-    adapted.without_adapters = warned  # told when training starts
-    # peft adds names, repeated or of no module.
+        warned.append(f"{why}. Use eke export --merge")
+    adapted.without_adapters = warned  # reported when training starts
+    # peft adds names that are repeated or of no module.
     config.modules_to_save = sorted(heads) or None
     _set_formats(plan, adapted)
     return cast(nn.Module, adapted).train()
@@ -323,7 +313,7 @@ def apply_peft(plan: Plan, model: nn.Module, parts: Parts | None = None) -> nn.M
 
 @contextmanager
 def _norms_of_parts(parts: Parts) -> Iterator[None]:
-    """Context in which DoRA measures whole weights, one at a time."""
+    """Make DoRA compute norms of full tensors, one at a time."""
     from peft.tuners.lora.dora import DoraLinearLayer
 
     measure: Any = DoraLinearLayer.update_layer
@@ -338,7 +328,7 @@ def _norms_of_parts(parts: Parts) -> Iterator[None]:
 
 
 class _Product(torch.autograd.Function):
-    """Product with a float32 matrix as under autocast, but keeps no copy of it for backward."""
+    """Product with a float32 matrix as under autocast that keeps no cast copy for backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -354,7 +344,7 @@ class _Product(torch.autograd.Function):
 
 
 class _Factor(nn.Linear):
-    """One of an adapter's two matrices."""
+    """One of the two matrices of an adapter."""
 
     def forward(self, input: Tensor) -> Tensor:
         kind = input.device.type
@@ -368,10 +358,7 @@ class _Factor(nn.Linear):
 
 
 def _set_formats(plan: Plan, adapted: nn.Module) -> None:
-    """Give the model's own trained tensors their format, and leave the adapters' input as it is.
-
-    peft's float32 copy of what autocast rounds anyway would be kept for backward; DoRA needs it.
-    """
+    """Cast the base model's trained tensors, and keep the input format of adapters."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
 
@@ -380,6 +367,7 @@ def _set_formats(plan: Plan, adapted: nn.Module) -> None:
         if isinstance(module, ModulesToSaveWrapper):
             cast(nn.Module, module.original_module).to(frozen)
         elif isinstance(module, BaseTunerLayer) and plan.compute.autocast:
+            # PEFT would keep a float32 copy of the input for backward, which only DoRA needs.
             cast(Any, module).cast_input_dtype_enabled = plan.config.peft.option == "dora"
             for factors in (getattr(module, name, {}) for name in ("lora_A", "lora_B")):
                 for factor in factors.values():
@@ -390,7 +378,7 @@ def _set_formats(plan: Plan, adapted: nn.Module) -> None:
 
 
 def trained_modules(plan: Plan, model: nn.Module) -> list[str]:
-    """Names of modules trained whole: the head of a classifier, which a checkpoint seldom has."""
+    """Return names of fully trained modules: a classifier's head, usually not in a checkpoint."""
     if plan.config.task.option != "sequence_classification":
         return []
     return [n for n, _ in model.named_modules() if n.rpartition(".")[2] in CLASSIFIERS]
@@ -421,10 +409,10 @@ def _ia3(plan: Plan, names: Mapping[str, str], targets: Targets) -> Any:
 
 
 def merge_adapters(plan: Plan, model: nn.Module) -> nn.Module:
-    """The plain model that computes what the adapted one does; the adapted one is used up.
+    """Return the plain model equal to the adapted model, which is consumed.
 
-    4-bit weights get the planned format of frozen ones. (peft 0.21's own merging rounds them to 4
-    bits again, and fails on a classifier's head with IA3.)
+    4-bit weights get the format of frozen weights. (peft 0.21 would round them to 4 bits again, and
+    fails on a classifier's head with IA3.)
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
@@ -436,7 +424,7 @@ def merge_adapters(plan: Plan, model: nn.Module) -> nn.Module:
     seen: set[nn.Parameter] = set()
     for name, module in wrapped:
         parent, leaf = plain.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
-        if leaf == "base_layer":  # merged with the one around it: experts have one per parameter
+        if leaf == "base_layer":  # merged with its wrapper: stacked experts have several wrappers
             continue
         merged: Any = module
         if isinstance(module, ModulesToSaveWrapper):
@@ -450,7 +438,7 @@ def merge_adapters(plan: Plan, model: nn.Module) -> nn.Module:
             else:
                 layer.merge()
         if any(p in seen for p in merged.parameters(recurse=False) if p.dim() > 1):
-            raise RunError(f"{name} shares its weight with another adapted layer")  # Zamba 2's
+            raise RunError(f"{name} shares its weight with another adapted layer")  # in Zamba 2
         seen |= set(merged.parameters(recurse=False))
         setattr(parent, leaf, merged)
     dequantise_rest(plain, frozen_dtype(plan))
@@ -459,7 +447,7 @@ def merge_adapters(plan: Plan, model: nn.Module) -> nn.Module:
 
 
 def frozen_at_random(model: nn.Module, new_weights: Sequence[str]) -> list[str]:
-    """A warning where tensors stay as they were drawn: neither loaded nor trained."""
+    """Return a warning about random tensors that are neither loaded nor trained."""
     every = model.named_parameters(remove_duplicate=False)
     trained = {name for name, p in every if p.requires_grad}
     mine: Any = model
@@ -480,4 +468,4 @@ BUILDERS: dict[str, Callable[[Plan, Mapping[str, str], Targets], Any] | None] = 
     "qlora": _lora,
     "ia3": _ia3,
 }
-"""`peft` option -> peft's configuration; None trains every weight."""
+"""`peft` option -> function that builds peft's configuration. None trains all weights."""

@@ -1,14 +1,4 @@
-"""Attention implementations, and detection of the kernels that a step ran.
-
-An implementation is a request: PyTorch picks the kernel for the mask, format and device at hand.
-
-transformers leaves grouped-query attention to PyTorch if there is no mask. On a GPU whose fused
-kernels cannot share (`eke.plan.planner.shares_heads`) it must repeat the heads, as under a mask.
-
-transformers decides from values on the device whether a row holds several packed sequences, and
-whether it ends in padding: a wait for the GPU each, in every forward pass; under torch.compile it
-builds a full mask, which PyTorch's flash kernel does not take. eke knows from its configuration.
-"""
+"""Attention implementations, and detection of the kernels that ran in a step."""
 
 import contextlib
 import functools
@@ -47,9 +37,8 @@ KERNELS: dict[str, str] = {
     "_scaled_dot_product_cudnn_attention": "cudnn",
     "_scaled_dot_product_fused_attention_overrideable": "overrideable",
 }
-"""Operation that gives a kernel away -> its name: PyTorch's sdpa backends, and `eager` for a
-separate softmax (sdpa's plain path has `_safe_softmax`, losses have `_log_softmax`).
-Source: torch's aten/src/ATen/native/native_functions.yaml."""
+"""Operation -> attention kernel that it reveals: PyTorch's sdpa backends, and `eager` for a
+separate softmax (sdpa's plain path uses `_safe_softmax`, losses `_log_softmax`)."""
 
 PACKAGES: dict[str, str] = {"flash_attn": "flash2", "flash_attn_3": "flash3"}
 """Namespace of a package's operations -> kernel. Source: the `torch.library` calls of
@@ -59,7 +48,7 @@ LOSSES: dict[str, str] = {
     "nll_loss_forward": "cross_entropy",
     "linear_cross_entropy": "linear_cross_entropy",
 }
-"""Operation that gives away how the loss is computed -> its name."""
+"""Operation -> name of the loss computation that it reveals."""
 
 MATMULS = frozenset(
     {
@@ -75,43 +64,39 @@ MATMULS = frozenset(
         "_linear_pointwise",
     }
 )
-"""Matrix multiplications: aten's (grouped: of experts), transformers' of experts where PyTorch's
-does not run, and the oneDNN one inductor calls on a CPU in 16 bits."""
+"""Matrix multiplications of aten (grouped: of experts), of transformers for experts where PyTorch's
+is not available, and of oneDNN, which inductor uses on a CPU in 16 bits."""
 
 
 FACTORS_FIRST = frozenset(
     {"_scaled_mm", "_grouped_mm", "grouped_mm_fallback", "grouped_mm_fallback_backward"}
 )
-"""Products with something else behind their factors: scales in float32, offsets in int32."""
+"""Products with arguments after their factors: scales in float32, offsets in int32."""
 
 
 @dataclass(frozen=True)
 class ObservedKernels:
-    """What ran between entering and leaving a probe."""
+    """Operations that ran inside the block of a probe."""
 
     attention_kernels: tuple[str, ...]
-    """Values of `KERNELS`, sorted; empty if a compiler fused the softmax into generated code."""
+    """Sorted values of `KERNELS`. Empty if a compiler fused the softmax into generated code."""
     matmul_dtypes: tuple[str, ...]
-    """Formats of the operands, most frequent first: `bfloat16`."""
+    """Formats of the operands (`bfloat16`), most frequent first."""
     num_matmuls: int
-    """Matrix multiplications, forward and backward; not those inside attention and loss kernels."""
+    """Matrix multiplications, forward and backward, outside attention and loss kernels."""
     loss_kernels: tuple[str, ...] = ()
-    """Values of `LOSSES`, sorted."""
+    """Sorted values of `LOSSES`."""
     num_repeated: int = 0
     """Operations of forward passes that were repeated inside a backward pass."""
     num_repeated_dear: int = 0
-    """Those of them that selective checkpointing is to keep (`checkpointing.KEPT`)."""
+    """Repeated operations that selective checkpointing should keep (`checkpointing.KEPT`)."""
 
 
 class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
-    """Watches the operations of one training step, forward and backward.
-
-    Compiled code is looked into as it runs. Under `torch.inference_mode` composite operations
-    arrive whole and are not recognised. Costs one Python call per operation; do not time it.
-    """
+    """Observer of a step's operations (not in `torch.inference_mode`). Do not time the step."""
 
     supports_higher_order_operators = True
-    """Compiled code that recomputes what draws random numbers runs it inside an operator."""
+    """Compiled code recomputes random operations inside a higher-order operator."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch 2.13: no annotations
@@ -132,13 +117,12 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Lets torch.compile's code run under this mode; the default silently runs it eagerly."""
+        """Return True to run compiled code. By default, it would run eagerly without a warning."""
         return True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Notes the operation, then runs it; of a subclass's, those that it is made of."""
         if any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented
         self._note(*_innermost(func, args))
@@ -154,16 +138,16 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             self._kernels.add(kernel)
         if name in LOSSES:
             self._losses.add(LOSSES[name])
-        # What sums nothing up is none: rotary angles in transformers 5.17, by float32's bmm.
+        # An outer product is not counted: bmm in float32 for rotary angles in transformers 5.17.
         outer = name == "bmm" and args[1].shape[-2] == 1
         if name in MATMULS and not outer:
             factors = args[:2] if name in FACTORS_FIRST else args
-            # The last tensor is a factor, where addmm's first is the addend.
+            # Use the last tensor, a factor. addmm's first tensor is the addend.
             dtypes = [arg.dtype for arg in factors if isinstance(arg, Tensor)]
             self._dtypes[str(dtypes[-1]).removeprefix("torch.") if dtypes else "unknown"] += 1
 
     def seen(self) -> ObservedKernels:
-        """Operations so far; available inside the block and after it."""
+        """Return the operations so far, inside or after the block."""
         return ObservedKernels(
             attention_kernels=tuple(sorted(self._kernels)),
             matmul_dtypes=tuple(name for name, _ in self._dtypes.most_common()),
@@ -175,7 +159,7 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
 
 def _innermost(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """The operation that one of a higher order runs (with the random state kept, say)."""
+    """Return the operation inside a higher-order operation (one that keeps a random state)."""
     if isinstance(func, torch._ops.HigherOrderOperator):
         for at, arg in enumerate(args):
             if isinstance(arg, torch._ops.OpOverload):
@@ -185,7 +169,7 @@ def _innermost(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
 
 @contextlib.contextmanager
 def _watch_flex(kernels: set[str]) -> Iterator[None]:
-    """Notes calls of FlexAttention, whose generated kernel no mode sees; unseen once compiled."""
+    """Record calls of FlexAttention outside compiled code. Modes do not detect its kernel."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     name = ATTENTION["flex"]
@@ -208,11 +192,7 @@ BACKENDS: dict[Backend, SDPBackend] = {
     Backend.cudnn: SDPBackend.CUDNN_ATTENTION,
     Backend.math: SDPBackend.MATH,
 }
-"""`attention.backend` -> PyTorch's name for it; auto leaves the choice to PyTorch."""
-
-ALL_BUT_CUDNN: list[SDPBackend] = [
-    b for b in BACKENDS.values() if b is not SDPBackend.CUDNN_ATTENTION
-]
+"""`attention.backend` -> PyTorch's backend. auto: PyTorch chooses."""
 
 EXPECTED: dict[Backend, frozenset[str]] = {
     Backend.auto: frozenset({"flash", "flash_cpu", "mem_efficient", "cudnn", "math"}),
@@ -221,46 +201,43 @@ EXPECTED: dict[Backend, frozenset[str]] = {
     Backend.cudnn: frozenset({"cudnn"}),
     Backend.math: frozenset({"math"}),
 }
-"""`attention.backend` -> the kernels of `KernelProbe` that may then run."""
+"""`attention.backend` -> kernels of `KernelProbe` that are valid for it."""
 
 
 @contextmanager
 def pinned_backend(plan: Plan) -> Iterator[None]:
-    """Everything inside may use only the planned kernel, in all threads of the process.
-
-    Recomputation has to lie inside, too. Raises RunError: the kernel does not take these inputs.
-    """
+    """Allow only the planned kernel inside the block, in all threads. RunError: invalid inputs."""
     attention = plan.config.attention
     pinned = BACKENDS.get(attention.backend) if attention.option == "sdpa" else None
     if pinned is None:
         without_cudnn = avoids_cudnn(plan.config, plan.device)
-        with sdpa_kernel(ALL_BUT_CUDNN) if without_cudnn else nullcontext():
+        others = list({*BACKENDS.values()} - {SDPBackend.CUDNN_ATTENTION})
+        with sdpa_kernel(others) if without_cudnn else nullcontext():
             yield
         return
     with sdpa_kernel(pinned):
         try:
             yield
         except RuntimeError as error:
-            # How torch 2.11 to 2.13 says that no allowed kernel takes these inputs.
+            # Messages of torch 2.11 to 2.13 when no allowed kernel supports the inputs.
             if not any(s in str(error) for s in ("No available kernel", "No viable backend")):
                 raise
-            why = "PyTorch's kernel does not take this model's inputs; its reasons are in the log"
+            why = "PyTorch's kernel does not support this model's inputs. Reasons are in the log."
             raise RunError(
                 f"attention.backend = {attention.backend.value}: {why} -> attention.backend=auto"
             ) from error
 
 
 FORMATS = (torch.float32, torch.float16, torch.bfloat16)
-"""Attention computes in one of these."""
+"""Possible number formats of attention."""
 
 _ASKED = "use_gqa_in_sdpa"
 
 
 def repeat_heads(plan: Plan) -> None:
-    """Repeat the heads where kernels cannot share; before the first forward pass, for this process.
-
-    Seen with transformers 5.23; tests/unit/training/model/test_grouped_heads.py tells of others.
-    """
+    """Repeat heads where kernels cannot share them. Call it before the first forward pass."""
+    # Without a mask, transformers 5.23 leaves grouped-query attention to PyTorch, also on a GPU
+    # without a fused kernel that can share heads (`shares_heads`; model/test_grouped_heads.py).
     from transformers.integrations import sdpa_attention
 
     if not hasattr(sdpa_attention, _ASKED):
@@ -270,7 +247,7 @@ def repeat_heads(plan: Plan) -> None:
 
     def ask(mask: Tensor | None, key: Tensor, value: Tensor) -> bool:
         kind = key.device.type
-        cast = torch.is_autocast_enabled(kind)  # which casts the operands of attention
+        cast = torch.is_autocast_enabled(kind)  # also casts the operands of attention
         dtype = torch.get_autocast_dtype(kind) if cast else key.dtype
         return dtype in shared and bool(own(mask, key, value))
 
@@ -279,16 +256,15 @@ def repeat_heads(plan: Plan) -> None:
 
 @functools.cache
 def _own(module: Any, name: str) -> Any:
-    """A function of transformers as it was before this process replaced it."""
+    """Return a function of transformers as it was before its replacement."""
     return getattr(module, name)
 
 
 def spare_mask_checks(model: torch.nn.Module, packed: bool = False) -> None:
-    """Answer both questions beforehand, for this process; call before the first forward pass.
-
-    Seen with transformers 5.17 and 5.23; the count of reads in
-    tests/unit/training/loop/test_no_sync.py tells of others.
-    """
+    """Replace transformers' mask checks in this process. Call it before the first forward pass."""
+    # Each forward pass would wait for the GPU twice, to detect packed sequences and trailing
+    # padding. torch.compile would build a full mask, which PyTorch's flash kernel does not support.
+    # Both answers are known from the configuration.
     from transformers import masking_utils
     from transformers import modeling_flash_attention_utils as flash
 
@@ -301,11 +277,11 @@ def spare_mask_checks(model: torch.nn.Module, packed: bool = False) -> None:
         vars(flash)["_is_packed_sequence"] = look if packed else lambda *_: False
     for module in model.modules():
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):
-            # Past nn.Module's own __setattr__, which is for parameters and submodules.
-            # Padding is masked wherever it could be attended to.
+            # Bypass nn.Module.__setattr__, which is for parameters and submodules. Padding is
+            # masked wherever attention could read it.
             vars(module)["warn_if_padding_and_no_attention_mask"] = lambda *_, **__: None
 
 
 def sequence_numbers(position_ids: torch.Tensor) -> torch.Tensor:
-    """Number of the sequence of each token, (rows, length), rising where a position is 0."""
+    """Return each token's sequence number `[rows, length]`, which rises where a position is 0."""
     return (position_ids == 0).cumsum(-1)

@@ -1,7 +1,4 @@
-"""Model construction with transformers' classes, with random weights or from a checkpoint.
-
-transformers is imported inside the functions: naming a builder must not cost its import.
-"""
+"""Construction of models of transformers with random weights or from a checkpoint."""
 
 from contextlib import nullcontext
 from typing import Any, cast
@@ -34,22 +31,19 @@ from eke.training.model.unused import (
 
 
 def build_model(plan: Plan, device: torch.device) -> torch.nn.Module:
-    """The model of `build_model_and_report` alone."""
+    """Return only the model of `build_model_and_report`."""
     return build_model_and_report(plan, device)[0]
 
 
 def build_model_and_report(
     plan: Plan, device: torch.device, parts: Parts | None = None
 ) -> tuple[torch.nn.Module, LoadReport]:
-    """Build the model of the plan on `device`, in training mode, with a report.
+    """Build the planned model on `device`, in training mode, with a report.
 
-    Random weights depend on sizes, task and seed alone, not on precision (but for rounding),
-    attention or compilation (and on the device type, whose generator draws them). The caller's
-    random state is left as it was. Parameters that no output depends on are frozen, and those that
-    `model.freeze` names. With peft=qlora weights become 4-bit on their way to the device. With
-    `parts` the model is on the meta device, and they hold this rank's rows of what it would be.
-
-    Raises RunError: a checkpoint does not hold what the plan was made for.
+    Random weights depend only on sizes, task, seed and device type, except for rounding. The
+    caller's random state is kept. Unused parameters and those of `model.freeze` are frozen. With
+    peft=qlora weights become 4-bit. With `parts` the model is on the meta device, and `parts` hold
+    this rank's rows. Raises RunError: A checkpoint does not match the plan.
     """
     four_bit = is_four_bit(plan) and device.type != "meta"
     place = torch.device("cpu") if four_bit else device
@@ -69,14 +63,14 @@ def build_model_and_report(
 
 
 def _random_model(plan: Plan, device: torch.device, parts: Parts | None) -> torch.nn.Module:
-    """Transformers' own initialisation, run on the device: its classes allocate where they draw."""
+    """Build the model with transformers' own initialisation, on the device."""
     import transformers
 
     config = plan.config
     model_config = model_configuration(plan)
     pad = model_config.pad_token_id
     if pad is not None and not is_padding_alone(plan.vocabulary, pad):
-        model_config.pad_token_id = None  # drawn as any other token; classifiers need it below
+        model_config.pad_token_id = None  # draws its row too, and is restored for classifiers
     head = getattr(transformers, HEADS[config.task.option])
     dtype = base_dtype(plan)
     random, cut = own_random_numbers(device, config.seed), parts.drawn() if parts else nullcontext()
@@ -89,7 +83,7 @@ def _random_model(plan: Plan, device: torch.device, parts: Parts | None) -> torc
 
 
 def model_configuration(plan: Plan) -> Any:
-    """Transformers' configuration of the planned model; RunError if a checkpoint's is unusable."""
+    """Return transformers' configuration of the planned model. RunError: unusable checkpoint."""
     if isinstance(plan.config.model, PretrainedModel):
         return checkpoint_configuration(plan)
     config = make_model_config(plan.config)
@@ -99,7 +93,7 @@ def model_configuration(plan: Plan) -> Any:
 
 
 def make_model_config(config: Config) -> Any:
-    """Transformers' configuration of a model with random weights, without the vocabulary's ids."""
+    """Return transformers' configuration of a model with random weights, without special ids."""
     import transformers
 
     family = family_of(config)

@@ -1,8 +1,7 @@
-"""Activation checkpointing, and the sign that it happened.
+"""Activation checkpointing and its detection.
 
-Full: keep each layer's input, run its forward pass again in backward (Chen et al. 2016,
-arXiv:1604.06174). Selective: keep what is dear to compute, too (Korthikanti et al. 2022,
-arXiv:2205.05198, section 5).
+Full: repeat each layer's forward pass in backward (Chen et al. 2016, arXiv:1604.06174). Selective:
+keep expensive results (Korthikanti et al. 2022, arXiv:2205.05198, section 5).
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from eke.config.schema import Checkpointing
 from eke.plan.planner import Plan
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
-"""Of the first forward pass and of the second."""
+"""Contexts of the first and of the second forward pass."""
 
 MakeContexts = Callable[[], Contexts]
 
@@ -43,34 +42,30 @@ KEPT = frozenset(
         "flex_attention",
     }
 )
-"""Operations whose results selective checkpointing keeps: linear layers and fused attention, where
-the time goes. Not `bmm`: the score matrix of unfused attention grows with the square of the
-length, and is what checkpointing is there to save."""
+"""Operations whose results selective checkpointing keeps: linear layers and fused attention, which
+take most of the time. Not `bmm`: scores of unfused attention grow with the length's square."""
 
 
 _MARKED: ContextVar[bool] = ContextVar("marked", default=False)
 
 
 def is_repeating() -> bool:
-    """Whether what runs now is a forward pass that is repeated inside a backward pass.
-
-    There autograd runs its own operations with gradients switched off; a repeated forward pass has
-    them on. Not so within an autograd function, into which ZeRO-3 puts every linear layer: there
-    the pass is `marked`.
-    """
-    # The id of the backward pass that runs, -1 outside; torch's own checkpointing asks it, too.
+    """Return whether the current operation repeats a forward pass inside a backward pass."""
+    # The id of the current backward pass, -1 outside. torch's checkpointing also reads it.
     if torch._C._current_graph_task_id() == -1:
         return False
+    # Autograd's own operations run without gradients, a repeated forward pass with them. Inside an
+    # autograd function, such as ZeRO-3's linear layers, gradients are off and the pass is marked.
     return torch.is_grad_enabled() or _MARKED.get()
 
 
 def marked() -> Contexts:
-    """Keep nothing; the second pass is marked."""
+    """Return contexts that keep no results and mark the second pass."""
     return nullcontext(), _Marked(nullcontext())
 
 
 def selective() -> Contexts:
-    """Keep what `KEPT` names; every operation must happen in both passes."""
+    """Return contexts that keep results of `KEPT`. Both passes must run the same operations."""
     make: Callable[..., Contexts] = create_selective_checkpoint_contexts
     first, again = make(_keep_dear)
     first.__class__ = _Keeping
@@ -78,13 +73,13 @@ def selective() -> Contexts:
 
 
 def selective_among_others() -> Contexts:
-    """Keep what `KEPT` names; other operations may differ; the second pass is marked."""
+    """Return contexts that keep only results of `KEPT` and mark the second pass."""
     first, again = selective()
     return _Dear(first), _Marked(_Dear(again))
 
 
 class _Marked(AbstractContextManager[None]):
-    """A context in which `is_repeating`; entered again where a graph is kept for a second pass."""
+    """Context in which `is_repeating` is true. Entered repeatedly if a graph is kept."""
 
     def __init__(self, context: AbstractContextManager[Any]) -> None:
         self.context = context
@@ -94,16 +89,15 @@ class _Marked(AbstractContextManager[None]):
         self.context.__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        # Recomputation stops early by an exception, which goes on from here.
+        # Recomputation stops early by an exception, which continues from here.
         self.context.__exit__(*error)
         _MARKED.set(False)
 
 
 class _Dear(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13: no annotations
-    """One of torch's two modes of selective checkpointing, shown the operations in `KEPT` alone.
+    """Mode of torch's selective checkpointing that receives only operations of `KEPT`.
 
-    torch's want the same operations both times (2.13: "not found in storage"). ZeRO-3 gathers a
-    layer's weights inside it, and which ones it has already fetched differs.
+    torch's modes require equal passes (2.13: "not found in storage"). ZeRO-3's gathers differ.
     """
 
     def __init__(self, mode: Any) -> None:
@@ -120,7 +114,7 @@ class _Dear(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13: 
 
 
 class _Keeping(_CachingTorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13: no annotations
-    """torch's mode of the first pass, which keeps what nothing changes."""
+    """torch's mode of the first pass, with copies of results that change in place."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -131,14 +125,12 @@ class _Keeping(_CachingTorchDispatchMode):  # type: ignore[no-untyped-call]  # t
 
 
 def _copy_changed(storage: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Keep a copy of what an operation is about to change in place.
-
-    Experts add biases to their products so; torch 2.13 refuses to read such a result again.
-    """
+    """Keep a copy of results that an operation is about to change in place."""
+    # Experts add biases to their products in place, and torch 2.13 rejects a changed result.
     schema = getattr(func, "_schema", None)
     if schema is None or not schema.is_mutable or get_proxy_mode() is not None:
         return  # a compiled graph has no operation in place
-    is_alias: Any = vars(torch._C)["_is_alias_of"]  # of the memory; in no stub of torch 2.13
+    is_alias: Any = vars(torch._C)["_is_alias_of"]  # compares memory, missing from torch's stubs
     given = {**dict(zip((a.name for a in schema.arguments), args, strict=False)), **kwargs}
     changed = [given.get(a.name) for a in schema.arguments if a.is_write]
     changed = [each for each in changed if isinstance(each, torch.Tensor)]
@@ -158,7 +150,7 @@ def _keep_dear(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPo
 
 
 def apply_checkpointing(plan: Plan, model: torch.nn.Module) -> None:
-    """Apply `memory.checkpointing`, before compilation; RunError if no layer supports it."""
+    """Apply `memory.checkpointing`, before compilation. RunError: No layer supports it."""
     memory, layers = plan.config.memory, find_layers(model)
     arguments = checkpoint_arguments(plan)
     if arguments is None:
@@ -166,24 +158,24 @@ def apply_checkpointing(plan: Plan, model: torch.nn.Module) -> None:
     key = f"memory.checkpointing = {memory.checkpointing.value}"
     if not layers:
         raise RunError(
-            f"{key}: {type(model).__name__} has no layer that transformers can checkpoint"
+            f"{key}: {type(model).__name__} has no layers that transformers can checkpoint"
             "\n  -> memory=none"
         )
-    # transformers renamed it and warns about the old name; earlier 5.x have only that one.
+    # transformers has renamed the method. Early 5.x versions have only the old name.
     renamed = hasattr(model, "activation_checkpointing_enable")
     enable: Any = getattr(model, f"{'activation' if renamed else 'gradient'}_checkpointing_enable")
     enable(arguments)
     off = [type(layer).__name__ for layer in layers if not layer.gradient_checkpointing]
     if off:
         raise RunError(
-            f"{key}: {len(off)} of {len(layers)} layers stayed off ({off[0]})\n  -> memory=none"
+            f"{key}: {len(off)} of {len(layers)} layers ignore it ({off[0]})\n  -> memory=none"
         )
     for layer in set(layers) - set(layers[:: memory.every_n]):
         layer.gradient_checkpointing = False  # type: ignore[assignment]  # torch 2.13: a Module
 
 
 def checkpoint_arguments(plan: Plan) -> dict[str, Any] | None:
-    """Arguments of torch's checkpoint; None without checkpointing."""
+    """Return the arguments of torch's checkpoint, None without checkpointing."""
     ways = CHECKPOINTING[plan.config.memory.checkpointing]
     if ways is None:
         return None
@@ -191,14 +183,14 @@ def checkpoint_arguments(plan: Plan) -> dict[str, Any] | None:
     arguments: dict[str, Any] = {"use_reentrant": False}
     # ZeRO-3 gathers a layer's weights by operations of the layer's own forward pass.
     if make := ways[plan.config.distributed.option == "zero3"]:
-        # What it does; without a name for it torch 2.13 keeps no compiled graph for later runs.
+        # Without a name of the policy, torch 2.13 does not cache compiled graphs across runs.
         vars(make)["cache_hash"] = f"eke {make.__name__}: {sorted(KEPT)}"
         arguments["context_fn"] = make
     return arguments
 
 
 def find_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The Transformer layers: what transformers recomputes as a unit; T5's encoder comes first."""
+    """Return the Transformer layers, the units of checkpointing (T5: encoder first)."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
@@ -206,13 +198,7 @@ def find_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 @contextmanager
 def count_layer_calls(model: torch.nn.Module) -> Iterator[list[int]]:
-    """Count the forward calls of every Transformer layer, in the order of `find_layers`.
-
-    Only in eager code: torch.compile ignores hooks that come after it. transformers checkpoints a
-    layer's `forward` inside its `__call__`, where hooks of the layer do not see the second run, so
-    its first leaf is hooked: in every family a norm or a query projection, called once per forward
-    pass. Fused adapters do not call the leaves below them.
-    """
+    """Count the forward calls of each layer in order of `find_layers`, in eager code only."""
     layers = find_layers(model)
     calls = [0] * len(layers)
 
@@ -222,6 +208,9 @@ def count_layer_calls(model: torch.nn.Module) -> Iterator[list[int]]:
     handles = []
     for index, layer in enumerate(layers):
         inner = (m for m in layer.modules() if m is not layer)
+        # transformers checkpoints a layer's `forward` inside its `__call__`, so hooks of the layer
+        # miss the second run. Hook its first leaf, a norm or a query projection, called once per
+        # forward pass. Fused adapters do not call the leaves below them.
         leaf = next(m for m in inner if "forward" in vars(m) or not any(True for _ in m.children()))
         handles.append(leaf.register_forward_pre_hook(partial(count, index)))
     try:
@@ -236,4 +225,4 @@ CHECKPOINTING: dict[Checkpointing, tuple[MakeContexts | None, MakeContexts] | No
     Checkpointing.full: (None, marked),
     Checkpointing.selective: (selective, selective_among_others),
 }
-"""`memory.checkpointing` -> what torch's checkpoint keeps, and under ZeRO-3."""
+"""`memory.checkpointing` -> contexts of torch's checkpoint, in general and under ZeRO-3."""

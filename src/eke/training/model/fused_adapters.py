@@ -1,8 +1,7 @@
-"""LoRA's forward and backward passes with fewer passes over memory, in place of PEFT's.
+"""LoRA's forward and backward passes with fewer passes over memory than PEFT's.
 
-PEFT's modules, names and files stay. Layers that read the same tensor share one product with their
-matrices A, and updates are added inside the products. The input and the thin product are kept for
-the backward pass; SiLU(gate) x up and norms are made again there, as in Unsloth's fast_lora.py.
+Layers that read the same tensor share one product with their matrices A, and updates are added
+inside the products. Backward recomputes SiLU(gate) x up and norms, as in Unsloth's fast_lora.py.
 """
 
 import copy
@@ -28,9 +27,9 @@ log = logging.getLogger(__name__)
 
 
 class _Products(torch.autograd.Function):
-    """For each layer `F.linear(x, weight, bias) + scale x B A` of one input, x or SiLU(x) up.
+    """`F.linear(x, weight, bias) + scale x B A` for each layer of one input, x or SiLU(x) up.
 
-    `parts` are weight (out, in), bias or None, A (r, in) and B (out, r) of each.
+    `parts` are weight [out, in], bias or None, A [r, in] and B [out, r] of each layer.
     """
 
     @staticmethod
@@ -48,7 +47,7 @@ class _Products(torch.autograd.Function):
             result.addmm_(inner, b.to(x.dtype).T, beta=float(bias is not None), alpha=scale)
             add = result.addmm_ if in_place else result.addmm
             result = add(rows, weight.to(x.dtype).T)
-            # No view: Llama 4 adds to a result in place, which autograd forbids for a view.
+            # Not a view: Llama 4 adds to a result in place, which autograd rejects for views.
             results.append(torch.ops.aten._unsafe_view(result, [*x.shape[:-1], len(b)]))
         ctx.save_for_backward(x, up, thin, *parts)
         return tuple(results)
@@ -82,7 +81,7 @@ def _input(x: Tensor, up: Tensor | None) -> Tensor:
 
 
 class _Norm(torch.autograd.Function):
-    """Root mean square norm with a frozen weight; keeps its input as it comes."""
+    """Root mean square norm with a frozen weight that keeps its input in the given format."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -101,10 +100,7 @@ class _Norm(torch.autograd.Function):
 
 
 class SharedInput:
-    """Adapted layers of one parent that read the same tensor; the first one called computes all.
-
-    Selective checkpointing keeps results as they are: not `in_place`.
-    """
+    """Adapted layers of one parent with the same input: the first call computes all outputs."""
 
     def __init__(self, layers: Sequence[Any], in_place: bool) -> None:
         self.layers = layers
@@ -114,17 +110,17 @@ class SharedInput:
             layer.forward = partial(self.one, number)
 
     def forget(self, *_: Any) -> None:
-        """Drop results that were not read: a forward pass that failed must not hold memory."""
+        """Drop unread results, so that a failed forward pass does not hold memory."""
         self.input: Tensor | None = None
         self.results: dict[int, Tensor] = {}
 
     @property
     def applies(self) -> bool:
-        """Whether the layers add their adapter now: not merged, nor switched off."""
+        """Whether the layers add their adapter now, not merged and not disabled."""
         return not any(layer.disable_adapters or layer.merged for layer in self.layers)
 
     def one(self, number: int, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """The forward pass of one of the layers."""
+        """Return the output of one layer."""
         layer = self.layers[number]
         if args or kwargs or not self.applies:
             return cast(Tensor, type(layer).forward(layer, x, *args, **kwargs))
@@ -136,7 +132,7 @@ class SharedInput:
         return result
 
     def all(self, x: Tensor, up: Tensor | None = None) -> tuple[Tensor, ...]:
-        """The outputs of all layers for `x`, or for SiLU(x) up."""
+        """Return the outputs of all layers for `x`, or for SiLU(x) up."""
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         scales, parts = [], []
@@ -160,10 +156,8 @@ def _feed_forward(
 
 
 def _watch(model: Any) -> tuple[dict[nn.Module, Tensor], dict[nn.Module, Tensor]]:
-    """What modules with one argument read and gave, with autograd's graph; nothing if it fails.
-
-    Weights are one zero, and matrices and experts are stood in for: quick, and without data.
-    """
+    """Return input and output, with autograd's graph, of modules with one argument."""
+    # Weights are an expanded zero, and matrices and experts are replaced: fast, and without data.
     read, gave = {}, {}
 
     def product(size: int, x: Tensor) -> Tensor:
@@ -177,11 +171,11 @@ def _watch(model: Any) -> tuple[dict[nn.Module, Tensor], dict[nn.Module, Tensor]
     with ExitStack() as stack:
         stack.enter_context(torch.device("cpu"))
         stack.enter_context(own_random_numbers(torch.device("cpu")))
-        for config in configs.values():  # packages' kernels want a GPU
+        for config in configs.values():  # kernels of packages require a GPU
             stack.enter_context(patch.object(config, "_attn_implementation_internal", "eager"))
         for name, module in model.named_modules():
             size = getattr(module, "out_features", getattr(module, "nf", 0))
-            # Routers answer with more than a product, and PEFT's wrapper of experts is none.
+            # Routers return more than a product, and PEFT's wrapper of experts is not a product.
             if is_product(getattr(module, "base_layer", module)):
                 stack.enter_context(patch.object(module, "forward", partial(product, size)))
             elif name.rpartition(".")[2] == "experts":
@@ -193,20 +187,20 @@ def _watch(model: Any) -> tuple[dict[nn.Module, Tensor], dict[nn.Module, Tensor]
             zeros[name] = torch.zeros((), dtype=dtype).expand(tensor.shape)
         try:
             functional_call(model, zeros, (), probe_inputs(model, 0, torch.device("cpu")))
-        except Exception as error:  # any, of any class: it may look at what is stood in for
-            log.warning("peft.fused: layers share nothing, since %s", error)
+        except Exception as error:  # any class: the model may read the replaced tensors
+            log.warning("peft.fused: no layers are fused: %s", error)
             return {}, {}
     return read, gave
 
 
 def _matches(layer: Any, autocast: bool) -> bool:
-    """Whether PEFT's module computes what `_Products` does."""
+    """Return whether PEFT's module computes the same as `_Products`."""
     from peft.tuners.lora.layer import Linear
 
     if type(layer) is not Linear or len(layer.active_adapters) != 1:
         return False
     name, base = layer.active_adapters[0], layer.base_layer
-    # Exactly: float8's and 4-bit layers are linear, too.
+    # Compare exact types: float8 and 4-bit layers are subclasses of nn.Linear.
     plain = type(base) is nn.Linear or (is_linear(base) and not isinstance(base, nn.Linear))
     dropout = not isinstance(layer.lora_dropout[name], nn.Identity)
     other = dropout or name in layer.lora_variant or layer.lora_bias[name]
@@ -216,7 +210,7 @@ def _matches(layer: Any, autocast: bool) -> bool:
 
 
 def _shorten_norm(module: Any) -> None:
-    """Replace the forward pass of a norm that computes as `_Norm`."""
+    """Replace the forward pass of a norm that computes the same as `_Norm`."""
     eps = next((value for value in vars(module).values() if type(value) is float), None)
     weight = getattr(module, "weight", None)
     if eps is None or weight is None or weight.requires_grad or isinstance(module, nn.LayerNorm):
@@ -234,7 +228,7 @@ def _norm(module: nn.Module, eps: float, x: Tensor) -> Tensor:
 
 
 def fuse_adapters(plan: Plan, model: nn.Module) -> None:
-    """Replace the forward passes of PEFT's modules wherever `peft.fused` asks for it and can."""
+    """Replace the forward passes of PEFT's modules if `peft.fused` is set, where possible."""
     if not fuses_adapters(plan.config):
         return
     layers = [m for m in model.modules() if _matches(m, plan.compute.autocast is not None)]
@@ -244,6 +238,7 @@ def fuse_adapters(plan: Plan, model: nn.Module) -> None:
     for layer in layers:
         place: object = (parent_of[layer], id(read[layer])) if layer in read else layer
         groups.setdefault(place, []).append(layer)
+    # Selective checkpointing keeps intermediate results, which must not change.
     in_place = plan.config.memory.checkpointing is not Checkpointing.selective
     made = [SharedInput(group, in_place) for group in groups.values()]
     group_of = {layer: group for group in made for layer in group.layers}
@@ -264,7 +259,7 @@ def fuse_adapters(plan: Plan, model: nn.Module) -> None:
 
 
 def _gate_and_up(node: Any, by_node: dict[Any, nn.Module]) -> tuple[nn.Module, ...]:
-    """The layers whose results are multiplied as SiLU(gate) x up, seen in autograd's graph."""
+    """Return the layers multiplied as SiLU(gate) x up in autograd's graph, () if there are none."""
     if node is None or node.name() != "MulBackward0":
         return ()
     factors = [factor for factor, _ in node.next_functions]

@@ -1,8 +1,7 @@
-"""Projection onto the vocabulary and cross-entropy as one operation that never has all logits.
+"""Projection onto the vocabulary and cross-entropy as one operation, one chunk of rows at a time.
 
-Rows are projected a chunk at a time. A chunk's logits become their own gradient in place, and the
-gradients of hidden states and projection are made of it in the forward pass, so that nothing is
-projected twice. Liger-Kernel does the same (arXiv:2410.10989, section 3.2).
+A chunk's logits become their gradient in place, from which the forward pass computes the gradients
+of hidden states and projection. Liger-Kernel does the same (arXiv:2410.10989, section 3.2).
 """
 
 import functools
@@ -18,19 +17,19 @@ from eke.models.families import FLOAT32_BYTES
 from eke.models.sizes import BLOCK_BYTES, chunk_rows
 
 FLOAT16_SCALE = 1024.0
-"""Factor of gradients in float16, whose smallest normal number is 6e-5: a probability of 1e-5 or
-less would lose digits, and one below 6e-8 would be zero. Ends at 65504."""
+"""Factor of float16 gradients. float16's smallest normal number is 6e-5: unscaled, a probability
+below 1e-5 would lose digits and below 6e-8 be zero. The largest number is 65504."""
 
 UNCHANGED = (1.0, 0.0)
-"""Of logits: scale and cap."""
+"""Scale and cap of unchanged logits."""
 
 Fused = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def with_parts(loss: Tensor, losses: Tensor, sources: Tensor | None) -> Tensor:
-    """The loss; of a mix (1 + sources,), behind it without gradient the sum of each source.
+    """Return the loss, or with sources `[1 + sources]`: the loss and detached sums per source.
 
-    `loss` is the sum of `losses` (...); `sources` (..., sources) says whether each is of each.
+    `loss` is the sum of `losses` `[...]`. `sources` `[..., sources]` assigns losses to sources.
     """
     if sources is None:
         return loss
@@ -48,20 +47,13 @@ def fused_loss_sum(
     sources: Tensor | None = None,
     change: Sequence[float] = UNCHANGED,
 ) -> Tensor:
-    """What `loss_sum` makes of the logits, without the logits; differentiable once.
+    """Return the value of `loss_sum` without computing all logits. Differentiable once.
 
-    Products take autocast's format; probabilities, the loss and the projection's gradient are
-    float32.
-
-    Args:
-        hidden: (..., width).
-        weight: (vocabulary, width).
-        bias: (vocabulary,) or None.
-        labels: (...), IGNORED where nothing is to be predicted.
-        smoothing: share of each target that is spread over the vocabulary.
-        compiled: inductor compiles what is done to the logits.
-        sources: as of `with_parts`, of flattened labels.
-        change: as of `change_logits`.
+    Products use autocast's format. Probabilities, loss and the projection's gradient are float32.
+    Shapes: `hidden` `[..., width]`, `weight` `[vocabulary, width]`, `bias` `[vocabulary]`, `labels`
+    `[...]`. The share `smoothing` of each target is spread over the vocabulary. `compiled`:
+    inductor compiles the operations on logits. `sources`, `change`: see `with_parts`,
+    `change_logits`.
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
@@ -74,14 +66,14 @@ def fused_loss_sum(
 
 
 def change_logits(logits: Tensor, change: Sequence[float]) -> Tensor:
-    """Logits times a scale, float32, and capped with tanh where the second number is not 0."""
+    """Return float32 logits times a scale, capped with tanh if the cap is not 0."""
     scale, cap = change
     wide = logits.float() if scale == 1 else logits.float() * scale
     return cap * torch.tanh(wide / cap) if cap else wide
 
 
 def _through_change(gradient: Tensor, changed: Tensor, change: Sequence[float]) -> None:
-    """Turn the gradient by what `change_logits` made of logits into that by them, in place."""
+    """Turn the gradient of changed logits into the gradient of the logits, in place."""
     scale, cap = change
     if cap:
         gradient.mul_(1 - (changed / cap).square_())
@@ -101,11 +93,10 @@ def linear_cross_entropy(
     dtype: torch.dtype,
     needed: list[bool],
 ) -> Fused:
-    """The loss summed and of each row, float32, and gradients by hidden states, weight and bias.
+    """Return summed loss, loss per row, and gradients of hidden states, weight and bias.
 
-    A separate operator, so that a compiler takes it as it is. Gradients that are not `needed`
-    are empty; in float16 they are FLOAT16_SCALE times as large. `dtype` is that of the products,
-    the others are `fused_loss_sum`'s, for hidden (rows, width) and labels (rows,).
+    Losses are float32. Gradients are empty if not `needed`, times FLOAT16_SCALE in float16.
+    `dtype` is the format of products. A custom operator, which compilers do not change.
     """
     results = _outputs(hidden, weight, needed)
     loss, losses, of_hidden, of_weight, of_bias = (result.zero_() for result in results)
@@ -115,7 +106,7 @@ def linear_cross_entropy(
     for first in range(0, len(hidden), size):
         chunk = slice(first, first + size)
         ignored = (labels[chunk] == IGNORED)[:, None]
-        # Rows without a label are zero in each product with the gradient of the logits.
+        # Zero the rows without label in each product with the gradient of the logits.
         vectors = hidden[chunk].to(dtype).masked_fill(ignored, 0)
         logits = F.linear(vectors, matrix, offset)
         losses[chunk] = derive(logits, labels[chunk], smoothing, change)
@@ -126,12 +117,11 @@ def linear_cross_entropy(
             _add_product(of_weight, logits.t(), vectors)
         if needed[2]:
             of_bias += logits.masked_fill_(ignored, 0).sum(0, dtype=torch.float32)
-        del logits  # before the next chunk's
+        del logits  # before the logits of the next chunk are allocated
     return results
 
 
 def _outputs(hidden: Tensor, weight: Tensor, needed: list[bool]) -> Fused:
-    """The operator's results, without values."""
     return (
         hidden.new_empty((), dtype=torch.float32),
         hidden.new_empty(len(hidden), dtype=torch.float32),
@@ -147,14 +137,14 @@ linear_cross_entropy.register_fake(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Fused) -> None:
-    """Keep the gradients; not as saved tensors, which `memory=activation_offload` would move."""
+    """Keep the gradients outside saved tensors, which `memory=activation_offload` would move."""
     ctx.gradients = output[2:]
     ctx.dtype, ctx.needed = inputs[-2:]
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _backward(ctx: Any, of_loss: Tensor, *_: Any) -> tuple[Any, ...]:
-    """Gradients times that of the loss, in place: the projection's is the largest of the model."""
+    """Return the gradients times the loss gradient, in place: the projection's is very large."""
     if ctx.gradients is None:
         raise RuntimeError("the fused loss has no second backward pass")
     gradients, ctx.gradients = ctx.gradients, None
@@ -169,10 +159,7 @@ linear_cross_entropy.register_autograd(_backward, setup_context=_keep)
 def to_gradient(
     logits: Tensor, labels: Tensor, smoothing: float, change: Sequence[float]
 ) -> Tensor:
-    """Turn logits (rows, vocabulary) into their gradient, in place; returns the loss of each row.
-
-    The gradient of a row without a label is not zero, but as if it had no target.
-    """
+    """Turn logits `[rows, vocabulary]` into their gradient, in place, and return losses per row."""
     rows = max(1, BLOCK_BYTES // (FLOAT32_BYTES * logits.shape[-1]))
     found = []
     spread = smoothing / logits.shape[-1]
@@ -195,11 +182,11 @@ def to_gradient(
 def to_gradient_compiled(
     logits: Tensor, labels: Tensor, smoothing: float, change: Sequence[float]
 ) -> Tensor:
-    """The same, in one pass that reads logits twice and writes them once."""
-    if smoothing:  # of HF Trainer alone
+    """Do the same in one pass that reads logits twice and writes them once."""
+    if smoothing:  # only used with HF Trainer
         return to_gradient(logits, labels, smoothing, change)
     targets = labels.clamp(min=0)
-    # Not compiled: torch 2.11 would take it from the gradient that overwrites the logits.
+    # Not compiled: torch 2.11 would read it from the gradient that overwrites the logits.
     chosen = change_logits(logits.gather(1, targets[:, None])[:, 0], change)
     losses = _compiled(tuple(change))(logits, targets) - chosen
     return losses.masked_fill_(labels == IGNORED, 0)
@@ -207,12 +194,11 @@ def to_gradient_compiled(
 
 @functools.cache
 def _compiled(change: tuple[float, ...]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Compiled code of what is done to each logit."""
     return torch.compile(functools.partial(_overwrite, change=change))
 
 
 def _overwrite(logits: Tensor, targets: Tensor, change: Sequence[float]) -> Tensor:
-    """Turn logits into their gradient; returns the logarithm of each row's sum, (rows,)."""
+    """Turn logits into their gradient and return each row's log sum of exponentials `[rows]`."""
     wide = change_logits(logits, change)
     normaliser = torch.logsumexp(wide, -1)
     is_target = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
@@ -223,10 +209,10 @@ def _overwrite(logits: Tensor, targets: Tensor, change: Sequence[float]) -> Tens
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left @ right to a float32 total, not rounded to 16 bits where PyTorch has that."""
+    """Add left @ right to a float32 total, without rounding to 16 bits if PyTorch supports it."""
     if left.dtype is torch.float32:
         total.addmm_(left, right)
-    elif left.device.type != "cpu":  # a memory trace's GPU, too
+    elif left.device.type != "cpu":  # also the GPU of a memory trace
         torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
     elif left.dtype is torch.float16:  # a sum over rows may exceed 65504
         total.addmm_(left.float(), right.float())

@@ -1,7 +1,4 @@
-"""Loading of a checkpoint into the class of the task, with a report of mismatches.
-
-transformers is imported inside the functions: naming a builder must not cost its import.
-"""
+"""Loading of a checkpoint into the class of the task, with a report of mismatches."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -38,10 +35,10 @@ from eke.training.model.unused import (
 )
 
 _BUFFERS = re.compile(r"(rotary_emb\.inv_freq|position_ids|masked_bias|attn\.bias)$")
-# Old checkpoints hold what newer classes compute; GPT-2's attn.bias was its causal mask.
+# Old checkpoints store buffers that newer classes compute. GPT-2's attn.bias was its causal mask.
 
 _HEADS = ("classification_head", "classifier", "cls", "lm_head", "qa_outputs", "score")
-# T5's classes have encoder and decoder at the level of the head, not in a submodel.
+# T5's classes have encoder and decoder beside the head, without a submodel.
 
 
 @dataclass(frozen=True)
@@ -49,25 +46,24 @@ class LoadReport:
     """Mismatches between a checkpoint and the model."""
 
     new_weights: tuple[str, ...] = ()
-    """Initialised at random from the run's seed: the task's head."""
+    """Tensors missing from the checkpoint, drawn from the run's seed: the task's head."""
     resized_weights: tuple[str, ...] = ()
-    """Also initialised at random: the checkpoint's head has another number of classes."""
+    """Tensors drawn from the seed because the checkpoint's head has another number of classes."""
     unused_weights: tuple[str, ...] = ()
-    """Only in the checkpoint: another task's head."""
+    """Tensors only in the checkpoint: another task's head."""
     unreached: tuple[str, ...] = ()
-    """Frozen, since no output depends on them."""
+    """Parameters without effect on any output, which are frozen."""
     notes: tuple[str, ...] = ()
-    """Further warnings."""
     padding: str = "right"
-    """Side on which rows can be padded; empty where padding changes the other tokens."""
+    """Side on which rows can be padded. Empty if padding changes the other tokens."""
 
     @property
     def warnings(self) -> list[str]:
         """Sentences for log and record."""
         named = {
-            "random at the start, since the checkpoint lacks them": self.new_weights,
-            "random at the start, since the checkpoint's have another size": self.resized_weights,
-            "skipped, since they belong to another head of the checkpoint": self.unused_weights,
+            "initialized at random, missing from the checkpoint": self.new_weights,
+            "initialized at random, other size in the checkpoint": self.resized_weights,
+            "skipped, part of another head of the checkpoint": self.unused_weights,
         }
         found = [
             f"{why}: {format_number(len(names), 'tensor')}, {_listed(names)}"
@@ -75,11 +71,11 @@ class LoadReport:
             if names
         ]
         if self.unreached:
-            found.append(f"no output depends on {_listed(self.unreached)}: not trained")
+            found.append(f"not trained, no effect on any output: {_listed(self.unreached)}")
         found += self.notes
         if not self.padding:
             found.append(
-                "padding changes what this model computes for other tokens: losses depend "
+                "padding changes the outputs of other tokens: losses depend "
                 "on which rows share a micro-batch (batch.per_device=1 batch.eval_per_device=1)"
             )
         return found
@@ -88,13 +84,12 @@ class LoadReport:
 def load_pretrained(
     plan: Plan, device: torch.device, parts: Parts | None = None
 ) -> tuple[nn.Module, LoadReport]:
-    """The planned checkpoint in the planned format on `device`, with the head of the task.
+    """Load the planned checkpoint in the planned format on `device`, with the head of the task.
 
-    What it lacks of the head is drawn from the run's seed. On the meta device only sizes are read.
-    With `parts` this rank's rows are read, and the model itself is on the meta device.
-    Forward passes over a few tokens show what of another family's model is of use.
-    Raises RunError: it has no such head, does not do what the task asks for, or its tensors are not
-    those of its config.json, or ranks have other files.
+    Missing tensors of the head are drawn from the run's seed. On the meta device only sizes are
+    read. With `parts` this rank's rows are read, and the model is on the meta device. Raises
+    RunError: The checkpoint has no such head, does not match its config.json, differs between
+    ranks, or the model does not support the task.
     """
     import transformers
 
@@ -123,7 +118,7 @@ def load_pretrained(
                 device_map={"": device} if device.type == "cuda" else None,
                 **settings,
             )
-    except LoadError as raised:  # a config.json's odd value may end in any error of any class
+    except LoadError as raised:  # an invalid config.json may raise any class of error
         error = raised.__cause__
         found = _explained(pretrained, error)
         raise found from (None if found is error else error)
@@ -131,7 +126,7 @@ def load_pretrained(
     if parts:
         parts.adopt(model)
     with parts or nullcontext():
-        freeze_named(plan, model)  # so that both formats meet where modules expect it
+        freeze_named(plan, model)  # before the checks, which run modules in both formats
     if not family_of(config).is_known:
         computing = parts.computing(model) if parts else nullcontext()
         frozen = frozen_dtype(plan)
@@ -146,27 +141,26 @@ def load_pretrained(
 
 
 def _notes(plan: Plan, pretrained: PretrainedModel, stored: torch.dtype | None) -> tuple[str, ...]:
-    """What of a checkpoint, whose weights are stored as `stored`, is not used as it is."""
+    """Return warnings about files or weights of a checkpoint that are not used unchanged."""
     notes, frozen = [], frozen_dtype(plan)
     if (Path(pretrained.name_or_path) / ADAPTER_CONFIG).is_file():
-        whole = "is not used: its weights are a whole model's"
-        notes.append(f"the checkpoint's {ADAPTER_CONFIG} {whole}")
+        notes.append(f"the checkpoint's {ADAPTER_CONFIG} is ignored: its weights are a full model")
     if frozen is not trained_dtype(plan) and stored not in (None, frozen):
         before, after = (str(dtype).removeprefix("torch.") for dtype in (stored, frozen))
-        why = f"the checkpoint's {before} weights are rounded to {after} where they are frozen"
+        why = f"frozen weights of the checkpoint are rounded from {before} to {after}"
         instead = "precision=fp32" if plan.config.model.freeze else "peft.base_weights=float32"
         notes.append(f"{why} ({instead} keeps them)")
     return tuple(notes)
 
 
 def _explained(pretrained: PretrainedModel, error: BaseException | None) -> BaseException:
-    """What to raise for an error of transformers: its own, or one that names the checkpoint."""
-    assert error is not None, "a LoadError has one"
+    """Return a library's error itself, or an error that names the checkpoint."""
+    assert error is not None, "a LoadError has a cause"
     if isinstance(error, RunError):
         return RunError(f"model.name_or_path = {pretrained.name_or_path}: {error}")
     of_disk = isinstance(error, OSError) and error.errno
     if of_disk or isinstance(error, RuntimeError | MemoryError):
-        return error  # out of memory, a bug, or the disk's, not transformers'
+        return error  # lack of memory, a bug or a disk error, not caused by transformers
     known = isinstance(error, OSError | ValueError | ImportError | SafetensorError)
     why = first_line(error).rstrip(".:") if known else f"{type(error).__name__}: {error}"
     return _refusal(pretrained, why, "another checkpoint, or another task")
@@ -174,7 +168,7 @@ def _explained(pretrained: PretrainedModel, error: BaseException | None) -> Base
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Context in which transformers looks for no adapter: it would load that one's base model."""
+    """Prevent transformers from loading the base model of an adapter."""
     from transformers.integrations import peft
     from transformers.models.auto import auto_factory
 
@@ -185,13 +179,11 @@ def _alone() -> Iterator[None]:
 
 @contextmanager
 def _own_formats(plan: Plan) -> Iterator[None]:
-    """Context in which trained and frozen weights are loaded, or drawn, each in their own format.
-
-    Transformers 5.23 reads each tensor in the format that the model without data has. In another
-    version all have the same format: tests/equivalence/test_frozen_weights.py tells.
-    """
+    """Load or draw trained and frozen weights in their own formats inside the block."""
     from transformers import PreTrainedModel
 
+    # transformers 5.23 reads each tensor in its format in the model without data. Other versions
+    # use one format for all (tests/equivalence/test_frozen_weights.py).
     ask: Any = getattr(PreTrainedModel, "_get_dtype_plan", None)
     if ask is None or frozen_dtype(plan) is trained_dtype(plan):
         yield
@@ -209,12 +201,12 @@ def _own_formats(plan: Plan) -> Iterator[None]:
 
 
 def commit_of(model: PretrainedModel) -> str:
-    """The commit the plan was made for; transformers' default for a local folder."""
+    """Return the commit of the plan, or transformers' default for a local folder."""
     return model.content.partition("@")[2] or "main"
 
 
 def checkpoint_configuration(plan: Plan) -> Any:
-    """The checkpoint's configuration, with what training and the task ask for; or RunError."""
+    """Return the checkpoint's configuration, adjusted for training and task, or raise RunError."""
     from transformers import AutoConfig
 
     config = plan.config
@@ -222,16 +214,16 @@ def checkpoint_configuration(plan: Plan) -> Any:
     try:
         loaded = load(AutoConfig, model.name_or_path, revision=commit_of(model))
     except LoadError as error:
-        why = f"its config.json cannot be used: {error.why}"
+        why = f"unusable config.json: {error.why}"
         raise _refusal(model, why, "another checkpoint") from error
     loaded.use_cache = False
     if config.task.option in ("causal_lm", "masked_lm"):
-        loaded.tie_word_embeddings = model.tie_word_embeddings  # as the tensors say
+        loaded.tie_word_embeddings = model.tie_word_embeddings  # as in the tensors
     if isinstance(config.task, SequenceClassification):
         if loaded.num_labels != config.task.num_labels:
             loaded.num_labels = config.task.num_labels
         loaded.problem_type = config.task.problem.full_name
-        # Decoders' classes look for padding, T5's for the end of text: as the rows have them.
+        # Decoders locate the padding, T5 the end of text, by the ids used in the rows.
         loaded.pad_token_id, loaded.eos_token_id = plan.vocabulary.pad, plan.vocabulary.eos
     if model.dropout is not None:
         set_dropout(loaded, model.dropout)
@@ -239,7 +231,7 @@ def checkpoint_configuration(plan: Plan) -> Any:
 
 
 def _judge(plan: Plan, model: Any, info: Any) -> LoadReport:
-    """Which differences are a head's; RunError if some are not, or the model's size is another."""
+    """Return the differences in the head. RunError: other tensors or the size differ."""
     pretrained = cast(PretrainedModel, plan.config.model)
     needed = "a config.json that belongs to the weights"
     mismatched = {name: sizes for name, *sizes in sorted(info["mismatched_keys"])}
@@ -252,24 +244,24 @@ def _judge(plan: Plan, model: Any, info: Any) -> LoadReport:
     if strange:
         found, wanted = mismatched[strange[0]]
         why = (
-            f"its config.json does not describe its tensors: {len(strange)} have other sizes, "
-            f"{strange[0]} is {list(found)} and should be {list(wanted)}"
+            f"its config.json does not match its tensors: {len(strange)} have other sizes, "
+            f"{strange[0]} is {list(found)} instead of {list(wanted)}"
         )
     elif missing:
         needed = "a complete checkpoint"
         why = (
             f"it lacks {format_number(len(missing), 'tensor')} of {kind}: "
-            f"{_listed(missing)}; it is of another architecture or incomplete"
+            f"{_listed(missing)}. The checkpoint is incomplete or of another architecture"
         )
     elif extra:
         why = (
-            f"{len(extra)} of its tensors have no place in {kind} as its "
-            f"config.json describes it: {_listed(extra)}"
+            f"{len(extra)} of its tensors do not belong to {kind} with its "
+            f"config.json: {_listed(extra)}"
         )
     elif family_of(plan.config).is_known and count != plan.size.num_parameters:
         why = (
-            f"has {count} parameters where its config.json makes {plan.size.num_parameters}: a "
-            "setting of it (tie_word_embeddings?) does not describe its tensors"
+            f"has {count} parameters, its config.json gives {plan.size.num_parameters}: a "
+            "setting (tie_word_embeddings?) does not match its tensors"
         )
     if why:
         raise _refusal(pretrained, why, needed)
@@ -278,7 +270,7 @@ def _judge(plan: Plan, model: Any, info: Any) -> LoadReport:
 
 
 def _is_head(model: Any, name: str) -> bool:
-    """Whether a tensor's name is outside the model that all tasks share; poolers are, too."""
+    """Return whether a tensor is outside the model shared by all tasks. Poolers are outside."""
     prefix = model.base_model_prefix
     base = getattr(model, prefix, model)
     parts = name.removeprefix(f"{prefix}.").split(".")
@@ -294,20 +286,16 @@ def _refusal(pretrained: PretrainedModel, why: str, instead: str) -> RunError:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """The first three, and how many there are more."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 
 
 def set_special_ids(model_config: Any, plan: Plan) -> None:
-    """Tell transformers' configuration which ids pad, begin and end a text; bytes have eke's.
-
-    The padding id is where decoders stop looking for a sequence's last token.
-    """
+    """Set ids of padding (read by decoders), begin and end of text, except for bytes."""
     vocabulary = plan.vocabulary
     if vocabulary.is_bytes:
         return
-    # Only a classifier has to know an end of text that pads.
+    # Only a classifier needs a padding id that is also the end of text.
     classifies = plan.config.task.option == "sequence_classification"
     model_config.pad_token_id = None if vocabulary.pad_is_eos and not classifies else vocabulary.pad
     model_config.bos_token_id = vocabulary.bos
@@ -317,21 +305,18 @@ def set_special_ids(model_config: Any, plan: Plan) -> None:
 
 
 def is_padding_alone(vocabulary: Vocabulary, token: int) -> bool:
-    """Whether a token stands nowhere but where a row is filled up."""
+    """Return whether a token is used only for padding."""
     frames = (vocabulary.frame, vocabulary.target_frame)
     written = {t for frame in frames for t in (*frame.prefix, *frame.suffix)}
     return token == vocabulary.pad and token not in {vocabulary.bos, vocabulary.eos, *written}
 
 
 def learn_padding(plan: Plan, model: Any) -> tuple[str, ...]:
-    """Have embeddings learn the rows of all tokens that rows are made of; returns their names.
-
-    `nn.Embedding` gives the row of its `padding_idx` no gradient, also where that id is an end of
-    text, or an ordinary token of another tokenizer.
-    """
+    """Make embeddings train the row of a padding id that rows contain, and return their names."""
     if plan.vocabulary.is_bytes:
         return ()
-    table = getattr(model.get_input_embeddings(), "weight", None)  # Perceiver's has none
+    table = getattr(model.get_input_embeddings(), "weight", None)  # None for Perceiver
+    # `nn.Embedding` gives the row of its `padding_idx` no gradient.
     learnt = []
     for name, module in model.named_modules():
         index = getattr(module, "padding_idx", None)

@@ -1,8 +1,7 @@
-"""Loss of a micro-batch for all tasks, the decoder's inputs in seq2seq, and fused kernels.
+"""Loss of a micro-batch for all tasks, inputs of the decoder in seq2seq, and fused kernels.
 
-Cross-entropy is summed over the labels that count, in float32; divided by the targets of the whole
-global batch it is that batch's mean, however it was cut. transformers' own losses are not used:
-some ignore `num_items_in_batch` (docs/explanation/loss.md).
+Cross-entropy is summed in float32 and divided by the targets of the global batch. transformers' own
+losses are not used, since some ignore `num_items_in_batch` (docs/explanation/loss.md).
 """
 
 import functools
@@ -32,11 +31,11 @@ from eke.training.model.unused import HEADS, has_experts
 def loss_sum(
     logits: Tensor, labels: Tensor, smoothing: float = 0.0, sources: Tensor | None = None
 ) -> Tensor:
-    """Of all logits (..., classes) at once.
+    """Return the loss summed over the labels, from all logits `[..., classes]`.
 
-    Labels (...) are IGNORED where nothing is to be predicted; or float32, NaN there: (samples,
-    classes) of 0 and 1 with binary cross-entropy, or (samples,) with the squared error. Of each
-    target the share `smoothing` is spread over all classes; `sources` are as of `with_parts`.
+    Labels are class indices `[...]` or IGNORED. As float32 (NaN: ignored) they are 0 and 1
+    `[samples, classes]` for binary cross-entropy, or numbers `[samples]` for squared error. The
+    share `smoothing` of each target is spread over all classes. `sources`: see `with_parts`.
     """
     if labels.is_floating_point():
         take = F.mse_loss if labels.dim() == 1 else F.binary_cross_entropy_with_logits
@@ -55,16 +54,15 @@ def loss_sum(
 
 
 def total_loss(loss: Tensor) -> Tensor:
-    """The sum alone, a scalar."""
+    """Return only the sum, a scalar."""
     return loss[0] if loss.dim() else loss
 
 
 class LossHead(nn.Module):
-    """A vocabulary projection that answers with the summed loss once it was handed labels.
+    """Vocabulary projection that returns the summed loss if it has received labels.
 
-    Whatever wraps the model sees one forward pass as ever. Positions without a label may be
-    skipped, as in transformers' ModernBERT; if `fused`, projection and loss are one operation,
-    which never has all logits. `change` is what is done to the logits, as of `change_logits`.
+    Positions without a label can be skipped, as in transformers' ModernBERT. If `fused`, projection
+    and loss are one operation that never holds all logits. `change`: see `change_logits`.
     """
 
     def __init__(self, linear: nn.Linear, fused: bool, change: tuple[float, float]) -> None:
@@ -73,15 +71,15 @@ class LossHead(nn.Module):
         self.bias = linear.bias
         self.fused, self.change = fused, change
         self.expected: tuple[Tensor, Tensor | None, float, bool, Tensor | None] | None = None
-        """Of the forward pass under way: labels (...); places of those that count in the flattened
-        labels, None for all; `smoothing`, `compiled` and `sources` as of `fused_loss_sum`."""
+        """Inputs of the current forward pass: labels `[...]`, indices of targets in the flattened
+        labels (None for all), and `smoothing`, `compiled` and `sources` of `fused_loss_sum`."""
         self.answer: Tensor | None = None
-        """The loss, until the model has made its output, whatever it did to its logits."""
+        """Loss, kept until the model has returned, in case the model changes its logits."""
         self.projected: tuple[int, int] | None = None
-        """Positions that the last pass with labels projected, and all there were; not compiled."""
+        """Projected and total positions of the last pass with labels, in eager mode."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """The loss as of `with_parts` of `hidden` (..., width); without labels, the logits."""
+        """Return the loss (`with_parts`) of `hidden` `[..., width]`, or logits without labels."""
         if self.expected is None:
             return F.linear(hidden, self.weight, self.bias)
         labels, places, smoothing, compiled, sources = self.expected
@@ -107,10 +105,9 @@ class LossHead(nn.Module):
 
 
 def put_loss_head(model: nn.Module, fused: bool, change: str = "") -> None:
-    """Let `model(labels=..., places=...)` answer with the summed loss in place of the logits.
+    """Make `model(labels=..., places=...)` return the summed loss instead of logits.
 
-    `change` is what the model does to its logits, as of `logits_change`. Raises RunError: the
-    model has no plain vocabulary projection.
+    `change` is as in `logits_change`. Raises RunError: The model has no linear projection.
     """
     linear = cast(Any, getattr(model, "get_output_embeddings", lambda: None))()
     if type(linear) is not nn.Linear:
@@ -126,12 +123,12 @@ def put_loss_head(model: nn.Module, fused: bool, change: str = "") -> None:
     how, _, attribute = change.partition(" ")
     value = attrgetter(attribute)(owner) if attribute else None
     known = UNCHANGED
-    if value is not None:  # a cap may be off
+    if value is not None:  # a cap can be disabled
         known = {"cap": (1.0, value), "*": (value, 0.0), "/": (1 / value, 0.0)}[how]
     setattr(owner, child, LossHead(linear, fused, known))
 
     def hand_over(called: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        head = cast(LossHead, called.get_submodule(name))  # of nn.DataParallel's copy its own
+        head = cast(LossHead, called.get_submodule(name))  # one per DataParallel copy
         labels, places = kwargs.pop("labels", None), kwargs.pop("places", None)
         how = kwargs.pop("smoothing", 0.0), kwargs.pop("compiled", False)
         sources = kwargs.pop("sources", None)
@@ -148,17 +145,17 @@ def put_loss_head(model: nn.Module, fused: bool, change: str = "") -> None:
 
 
 def loss_head(model: nn.Module) -> LossHead | None:
-    """The one that was put into a model."""
+    """Return the LossHead of a model, None without one."""
     return next((module for module in model.modules() if isinstance(module, LossHead)), None)
 
 
 LossFunction = Callable[..., Tensor]
-"""Model and micro-batch -> the loss summed over the micro-batch's targets, float32, as of
-`with_parts`; and as `smoothing` the share of each target that is spread over all classes."""
+"""Function from model and micro-batch to the loss summed over targets, float32, as in `with_parts`.
+`smoothing` is the share of each target spread over all classes."""
 
 
 def build_loss(plan: Plan) -> LossFunction:
-    """How the plan gets from a micro-batch to its loss."""
+    """Return the function from a micro-batch to its loss."""
     loss = from_loss_head if has_fused_loss(plan) or is_sparse(plan) else from_logits
     coefficient = router_loss(plan.config)
     asks = coefficient is not None or getattr(plan.config.model, "router_loss", None) is not None
@@ -166,12 +163,10 @@ def build_loss(plan: Plan) -> LossFunction:
 
 
 def build_compiled_loss(plan: Plan) -> LossFunction:
-    """The same, compiled on a GPU if the model is, with its layers or as a whole.
-
-    Eager cross-entropy moves 44 bytes per logit, compiled 12 (16-bit logits; 17.8 and 2.9 ms for
-    8,192 x 128,256 on an H100). On a CPU compiling it takes longer than most runs gain.
-    """
+    """Return the loss function, compiled on a GPU if the model or its layers are compiled."""
     loss = build_loss(plan)
+    # Eager cross-entropy moves 44 bytes per logit, compiled 12 (16-bit logits; 17.8 and 2.9 ms for
+    # 8,192 x 128,256 on an H100). On a CPU most runs would lose more time by compilation.
     if plan.config.compile.option != "inductor" or plan.device.kind != "cuda":
         return loss
     return partial(loss, compiled=True)
@@ -179,22 +174,22 @@ def build_compiled_loss(plan: Plan) -> LossFunction:
 
 @functools.cache
 def compiled_loss_sum() -> Callable[..., Tensor]:
-    """`loss_sum` as compiled code."""
+    """Return `loss_sum` as compiled code."""
     return torch.compile(loss_sum)
 
 
 def has_fused_loss(plan: Plan) -> bool:
-    """Whether the vocabulary projection and the loss are one operation."""
+    """Return whether the vocabulary projection and the loss are one operation."""
     return plan.config.kernels.fused_linear_cross_entropy and not is_classification(plan.config)
 
 
 def is_sparse(plan: Plan) -> bool:
-    """Whether positions without a label skip the vocabulary projection."""
+    """Return whether positions without a label skip the vocabulary projection."""
     return plan.config.kernels.sparse_prediction and not is_classification(plan.config)
 
 
 def apply_loss(plan: Plan, model: nn.Module) -> None:
-    """Prepare the model for what `build_loss` gives; RunError if its head cannot be replaced."""
+    """Prepare the model for `build_loss`. RunError: Its head cannot be replaced."""
     if has_fused_loss(plan) or is_sparse(plan):
         put_loss_head(model, has_fused_loss(plan), logits_change(plan.config) or "")
 
@@ -202,7 +197,7 @@ def apply_loss(plan: Plan, model: nn.Module) -> None:
 def from_loss_head(
     model: nn.Module, batch: MicroBatch, smoothing: float = 0.0, compiled: bool = False
 ) -> Tensor:
-    """The model's head answers with the loss itself."""
+    """Return the loss computed by the model's head."""
     how = {"smoothing": smoothing, "compiled": compiled, "sources": batch.sources}
     loss: Tensor = model(**batch.inputs, labels=batch.labels, places=batch.places, **how).logits
     return loss
@@ -211,7 +206,7 @@ def from_loss_head(
 def from_logits(
     model: nn.Module, batch: MicroBatch, smoothing: float = 0.0, compiled: bool = False
 ) -> Tensor:
-    """Cross-entropy of all logits at once."""
+    """Return the loss of all logits."""
     take = compiled_loss_sum() if compiled else loss_sum
     return take(model(**batch.inputs).logits, batch.labels, smoothing, batch.sources)
 
@@ -219,16 +214,15 @@ def from_logits(
 def with_router(
     take: LossFunction, coefficient: float, model: nn.Module, batch: MicroBatch, **how: Any
 ) -> Tensor:
-    """Return the loss that `take` gives, in training with the micro-batch's router loss.
+    """Return the loss of `take`, in training with the micro-batch's router loss.
 
-    Shape (2 + sources,): the trained sum, that of each source, and without gradient the router
-    loss in the sum. A micro-batch counts by its targets, as in the cross-entropy.
+    Shape `[2 + sources]`: the trained sum, the sum of each source, and, detached, the router loss.
     """
-    trains = coefficient != 0 and torch.is_grad_enabled()  # evaluations need none
+    trains = coefficient != 0 and torch.is_grad_enabled()  # not in evaluations
     answers: list[Any] = []
 
     def kept(**inputs: Any) -> Any:
-        # The model's configuration, which is saved, may ask for it in every pass.
+        # The model's configuration, which is saved, may request router logits in every pass.
         answers.append(model(**inputs, output_router_logits=trains))
         return answers[0]
 
@@ -241,19 +235,16 @@ def with_router(
 
 
 Shift = Callable[[Tensor], Tensor]
-"""Labels (rows, longest), padded with IGNORED, to the decoder's inputs of the same shape."""
+"""Function from labels `[rows, longest]`, padded with IGNORED, to the decoder's inputs."""
 
 
 def build_shift(plan: Plan) -> Shift | None:
-    """The shift of the planned model's class, used without weights; None for other tasks.
-
-    No formula serves all families: T5 starts with a token of its config, mBART with the last one of
-    the target. Raises RunError: it has no such function, or its config.json lacks what that reads.
-    """
+    """Return the label shift of the model's class, None for other tasks. RunError: no shift."""
     if plan.config.task.option != "seq2seq_lm":
         return None
     import transformers
 
+    # Families differ: T5 starts with a token of its config, mBART with the last one of the target.
     config = model_configuration(plan)
     head = getattr(transformers, HEADS["seq2seq_lm"])
     kind = head._model_mapping[type(config)]
@@ -264,14 +255,14 @@ def build_shift(plan: Plan) -> Shift | None:
     methods = [getattr(model, name) for name in names if hasattr(kind, name)]
     alone: Any = getattr(sys.modules[kind.__module__], "shift_tokens_right", None)
     if not methods and alone is None:
-        raise RunError(f"{kind.__name__} does not say how it shifts labels -> another checkpoint")
-    # input_ids, pad_token_id and, where the family has one, decoder_start_token_id
+        raise RunError(f"{kind.__name__} has no shift of labels -> another checkpoint")
+    # input_ids, pad_token_id and, in some families, decoder_start_token_id
     inputs = [] if methods else list(inspect.signature(alone).parameters)[1:]
     read = " ".join([*inputs, *map(inspect.getsource, methods)])
     for name in ("decoder_start_token_id", "pad_token_id"):
         if name in read and getattr(config, name, None) not in range(config.vocab_size):
             raise RunError(
-                f"config.json has no valid {name}, which {kind.__name__} needs -> add it there"
+                f"config.json has no valid {name}, required by {kind.__name__} -> add it there"
             )
     if methods:
         return cast(Shift, methods[0])
@@ -280,16 +271,13 @@ def build_shift(plan: Plan) -> Shift | None:
 
 
 def apply_kernels(plan: Plan, model: nn.Module) -> None:
-    """Liger's normalisation, rotary positions and gated feed-forward, if planned.
-
-    Of an adapted model Liger would look for the layers where the adapters' wrapper has none.
-    Experts stay transformers': Liger's kernel for them knows neither autocast nor
-    `precision.tf32=off` (liger-kernel 0.8.5). Raises RunError: nothing was replaced.
-    """
+    """Replace norms, rotary positions and feed-forward by Liger's. RunError: none replaced."""
     if plan.config.kernels.option != "liger":
         return
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
 
+    # Liger would search for layers in the adapters' wrapper. Its kernel for experts supports
+    # neither autocast nor `precision.tf32=off` (liger-kernel 0.8.5).
     plain = cast(Any, model).get_base_model() if is_adapted(model) else model
     _apply_liger_kernel_to_instance(
         model=plain,
@@ -299,12 +287,12 @@ def apply_kernels(plan: Plan, model: nn.Module) -> None:
     )
     if not replaced_modules(model):
         raise RunError(
-            f"kernels = liger: this version of liger-kernel replaces nothing in "
+            f"kernels = liger: this version of liger-kernel does not support "
             f"{type(model).__name__}\n  -> kernels=none"
         )
 
 
 def replaced_modules(model: nn.Module) -> int:
-    """Modules whose forward pass is Liger's own."""
+    """Return the number of modules with a forward pass of Liger."""
     forwards = (getattr(m.forward, "__func__", m.forward) for m in model.modules())
     return sum(forward.__module__.startswith("liger_kernel") for forward in forwards)

@@ -1,8 +1,4 @@
-"""Number formats, float32 copies of narrower weights, and torch.compile.
-
-The only file that sets torch's global flags. All runs of a user on a machine share what is compiled
-(`eke.training.loop.environment`).
-"""
+"""Number formats, torch.compile, and all uses of torch's global flags."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -28,28 +24,25 @@ Context = Callable[[], AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class Formats:
-    """How a forward pass computes, and how its loss is scaled."""
+    """Number formats of forward passes, and loss scaling."""
 
     autocast: Context
-    """A fresh context for each forward pass of training."""
+    """Function that returns a new context for each forward pass of training."""
     eval_autocast: Context
-    """The same for evaluation."""
+    """Function that returns a new context for each forward pass of evaluation."""
     scaler: torch.amp.GradScaler | None
-    """Loss scaling for float16, on CPUs too; None for the other formats."""
+    """Loss scaling for float16, also on CPUs. None for other formats."""
     copies: AbstractContextManager[Any] = field(default_factory=nullcontext)
     """Context of all forward and backward passes of a step."""
 
     @property
     def held(self) -> list[nn.Parameter]:
-        """16-bit copies of the model's weights, which are there between steps, too."""
+        """16-bit copies of the model's weights, which also exist between steps."""
         return [*self.copies.made.values()] if isinstance(self.copies, NarrowCopies) else []
 
 
 def build_formats(plan: Plan, device: torch.device, model: nn.Module | None = None) -> Formats:
-    """Torch's own autocast and loss scaler: Accelerate's fp16 is a silent no-op on a CPU.
-
-    Without a model to train, it only evaluates.
-    """
+    """Build torch's autocast contexts and loss scaler. `model` is only needed for training."""
     if device.type == "cuda":
         set_tf32(plan.compute.tf32)
     compute, copies = plan.compute, plan.compute.copies
@@ -64,7 +57,7 @@ def build_formats(plan: Plan, device: torch.device, model: nn.Module | None = No
 
 
 def _context(autocast: str | None, device: torch.device, keep: bool) -> Context:
-    """Without `keep` a copy goes once it was used; backward passes need those of training."""
+    """Return a function for autocast contexts. `keep` caches cast weights for backward."""
     if autocast is None:
         return nullcontext
     dtype = getattr(torch, autocast)
@@ -72,22 +65,22 @@ def _context(autocast: str | None, device: torch.device, keep: bool) -> Context:
 
 
 def trained_dtype(plan: Plan) -> torch.dtype:
-    """Format of trained weights and gradients; adapters are float32."""
+    """Return the format of trained weights and gradients. Adapters are float32."""
     return cast(torch.dtype, getattr(torch, plan.compute.weights))
 
 
 def frozen_dtype(plan: Plan) -> torch.dtype:
-    """Format of frozen weights; where none are that of all weights."""
+    """Return the format of frozen weights, or of all weights if none are frozen."""
     return cast(torch.dtype, getattr(torch, plan.compute.frozen))
 
 
 def base_dtype(plan: Plan) -> torch.dtype:
-    """Format that a model is built in; `model.freeze` narrows what it names."""
+    """Return the format that a model is built in, before `model.freeze` casts its entries."""
     return trained_dtype(plan) if plan.config.model.freeze else frozen_dtype(plan)
 
 
 def kept_in_float32(model: torch.nn.Module, dtype: torch.dtype) -> tuple[str, ...]:
-    """Parts of names of weights that transformers 5.23 keeps in float32 (`_get_dtype_plan`)."""
+    """Return parts of names of weights that transformers 5.23 keeps in float32."""
     names = list(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
     if dtype is torch.float16:
         names += getattr(model, "_keep_in_fp32_modules", None) or ()
@@ -95,18 +88,17 @@ def kept_in_float32(model: torch.nn.Module, dtype: torch.dtype) -> tuple[str, ..
 
 
 class NarrowCopies:
-    """Context of a step's forward and backward passes: the model computes with 16-bit weights.
+    """Context of a step's forward and backward passes with 16-bit copies of the weights.
 
-    Float32 weights are rounded when it is entered, in place of autocast; gradients are added in
-    float32 to those of the weights. As FSDP2's MixedPrecisionPolicy(param_dtype,
-    reduce_dtype=float32). The copies stay, so that compiled code finds them where they were.
+    Instead of autocast, float32 weights are rounded on entry, and gradients are added in float32,
+    as in FSDP2's MixedPrecisionPolicy. The copies keep their memory for compiled code.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         kind = next(model.parameters()).device.type
         found = _narrow(model, dtype, kind)
         self._places = [(m._parameters, name, weight) for m, name, weight in found]
-        """Of each weight in its modules: a tied one has several."""
+        """Modules and names of each weight. A tied weight has several."""
         self.made = {weight: _narrow_copy(weight, dtype) for *_, weight in self._places}
         """Float32 weight -> its copy."""
 
@@ -124,10 +116,7 @@ class NarrowCopies:
 def _narrow(
     model: nn.Module, dtype: torch.dtype, kind: str, tables: bool = False
 ) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """What a step computes with in 16 bits; the other modules take and give them from now on.
-
-    `kind` is the device's, where the weights may have no numbers yet.
-    """
+    """Yield the weights that a step computes with in 16 bits, and make other modules cast."""
     kept = kept_in_float32(model, dtype)
     for prefix, module in model.named_modules():
         if tables and isinstance(module, nn.Embedding):
@@ -142,19 +131,16 @@ def _narrow(
 
 
 def kept_wide(plan: Plan, model: nn.Module) -> set[Tensor]:
-    """Weights that FSDP2 sends in their own format, not in `plan.compute.gathered`.
-
-    Per use, those are what autocast does not cast: all but operands of products. A tied weight is
-    wide if it is so anywhere.
-    """
+    """Return the weights that FSDP2 gathers in their own format instead of `compute.gathered`."""
     every = [(m, n, p) for m in model.modules() for n, p in m.named_parameters(recurse=False)]
     if plan.compute.copies:
         dtype = getattr(torch, plan.compute.gathered)
         found = _narrow(model, dtype, plan.device.kind, tables=True)
         narrow = {(module, name) for module, name, _ in found}
     else:
+        # Autocast casts only operands of products. One use in float32 makes a weight wide.
         experts = {*expert_weights(model).values()}
-        # Switch's router gives its matrix another format in each forward pass.
+        # Switch's router casts its matrix in each forward pass.
         routers = [m for m in model.modules() if isinstance(vars(m).get("dtype"), torch.dtype)]
         own = {child for module in routers for child in module.children()}
         narrow = {(m, n) for m, n, p in every if p in experts or (is_linear(m) and m not in own)}
@@ -162,7 +148,7 @@ def kept_wide(plan: Plan, model: nn.Module) -> set[Tensor]:
 
 
 class _Rows(torch.autograd.Function):
-    """Rows of a 16-bit table, whose gradients are summed in float32 and rounded once."""
+    """Rows of a 16-bit table, with gradients summed in float32 and rounded once."""
 
     @staticmethod
     def forward(ctx: Any, ids: Tensor, table: Tensor, padding: int | None) -> Tensor:
@@ -189,7 +175,7 @@ def _look_up(forward: Callable[..., Tensor], *args: Any) -> Tensor:
 
 
 def _narrow_copy(weight: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
-    """A copy whose gradient moves over to the weight, as if autograd had added it there."""
+    """Return a copy whose gradient is moved to the weight, as if autograd had added it there."""
     copy = nn.Parameter(weight.detach().to(dtype), weight.requires_grad)
 
     def move(_: Tensor) -> None:
@@ -206,11 +192,10 @@ def _narrow_copy(weight: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
 
 
 def _sums_over_tokens(module: nn.Module, kind: str) -> bool:
-    """Whether a kernel would round the gradient of its weights with each token that it adds.
-
-    In bfloat16 such a sum stops growing: of 12,000 tokens a LayerNorm's was wrong by half on a CPU
-    (docs/lab/numerics.md); a GPU's LayerNorm adds in float32. Tables spare their copy, too.
-    """
+    """Return whether a kernel would round the gradient of the module's weights per token."""
+    # Such a bfloat16 sum stops growing: of 12,000 tokens a LayerNorm's gradient was wrong by half
+    # on a CPU (docs/lab/numerics.md). A GPU's LayerNorm adds in float32. Tables also save their
+    # copy.
     mine = [p for p in module.parameters(recurse=False) if p.requires_grad]
     is_norm = isinstance(module, nn.LayerNorm) and kind == "cpu"
     sums = is_norm or isinstance(module, nn.Embedding)
@@ -218,7 +203,7 @@ def _sums_over_tokens(module: nn.Module, kind: str) -> bool:
 
 
 def _compute_in_float32(module: nn.Module, dtype: torch.dtype) -> None:
-    """Let a module take and give 16 bits in training, with its weights in float32, in place."""
+    """Make a module take and return 16 bits in training, with float32 weights."""
 
     def widen(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         narrow = module.training and inputs[0].dtype is dtype
@@ -232,11 +217,9 @@ def _compute_in_float32(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def set_tf32(on: bool) -> None:
-    """TF32 in the float32 products and convolutions of every GPU, or full float32.
-
-    The newer `fp32_precision` (torch 2.9) sets one of torch's two records of it; torch 2.13 raises
-    if the other is read, as inductor does for its cache.
-    """
+    """Enable TF32 in float32 products and convolutions on all GPUs, or require full float32."""
+    # `fp32_precision` (torch 2.9) sets only one of torch's two flags. torch 2.13 raises if the
+    # other flag is read, and inductor reads it for its cache.
     torch.set_float32_matmul_precision("high" if on else "highest")
     torch.backends.cudnn.allow_tf32 = on
 
@@ -244,7 +227,7 @@ def set_tf32(on: bool) -> None:
 Groups = list[dict[str, Any]]
 
 Pairs = list[tuple[nn.Parameter, nn.Parameter]]
-"""A weight of the model, and its copy."""
+"""Weights of the model and their copies."""
 
 _PAIRS: WeakKeyDictionary[torch.optim.Optimizer, Pairs] = WeakKeyDictionary()
 
@@ -252,19 +235,17 @@ MASTER = "master"
 """Key of the copies in the optimizer's state dict."""
 
 AT_ONCE_BYTES = 64 * 2**20
-"""Of float32 gradients that come into being before those they are copied from go: a choice. A GPU
-copies all of them by a few kernels; tensor by tensor each would be a launch."""
+"""Bytes per copy: more need more memory, fewer more kernel launches. An arbitrary choice."""
 
 
 def build_with_master(
     groups: Groups, build: Callable[[Groups], torch.optim.Optimizer]
 ) -> torch.optim.Optimizer:
-    """The optimizer of float32 copies of these weights, which writes back what it has done.
+    """Return an optimizer of float32 copies of these weights, which updates the weights.
 
-    bfloat16 keeps 8 bits of a number: what an update changes below the ninth is lost, and never
-    adds up. Kept in float32 it does (Micikevicius et al. 2017, arXiv:1710.03740, section 3.1).
-    Gradients move over to the copies before each step, which are rounded into the weights after
-    it. The optimizer's state dict holds the copies.
+    Updates below bfloat16's 8 significant bits would be lost (Micikevicius et al. 2017,
+    arXiv:1710.03740, section 3.1). Gradients are moved to the copies before each step, and the
+    copies are rounded into the weights after it. The state dict holds the copies.
     """
     pairs: Pairs = []
     copied = []
@@ -279,14 +260,14 @@ def build_with_master(
 
 
 def stepped_weights(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """The model's weights that an optimizer steps, be it on copies of them."""
+    """Return the model's weights that an optimizer steps, directly or on copies."""
     if optimizer in _PAIRS:
         return [weight for weight, _ in _PAIRS[optimizer]]
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def copied_from(optimizer: torch.optim.Optimizer) -> dict[Tensor, Tensor]:
-    """Copy -> the weight of the model that it is a copy of; empty without copies."""
+    """Return copy -> weight of the model, {} without copies."""
     return {copy: weight for weight, copy in _PAIRS.get(optimizer, [])}
 
 
@@ -325,7 +306,7 @@ def _connect(optimizer: torch.optim.Optimizer, pairs: Pairs) -> None:
 
 
 def _stretches(pairs: Pairs) -> Iterator[Pairs]:
-    """The pairs in order, AT_ONCE_BYTES of copies at a time; a larger one alone."""
+    """Yield the pairs in order, in groups of AT_ONCE_BYTES of copies. Larger pairs are separate."""
     stretch: Pairs = []
     num_bytes = 0
     for weight, copy in pairs:
@@ -340,31 +321,28 @@ def _stretches(pairs: Pairs) -> Iterator[Pairs]:
 
 
 def _copy_all(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Copy tensors into others, of another format perhaps; cut ones are cut alike."""
+    """Copy tensors into others with equal sharding, with a cast if their formats differ."""
     if into:
         torch._foreach_copy_([part(tensor) for tensor in into], [part(value) for value in values])
 
 
 def master_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of what the optimizer steps on without its being a weight of the model."""
+    """Return the bytes of tensors that the optimizer steps and that are not in the model."""
     weights = {id(p) for p in model.parameters()}
     stepped = [p for group in optimizer.param_groups for p in group["params"]]
     return sum(p.numel() * p.element_size() for p in stepped if id(p) not in weights)
 
 
 VARIANTS_OF_LAYERS = 32
-"""Versions of one layer's code that regional compilation may keep: T5 has four kinds of layer
-(encoder's and decoder's, the first of each with position biases), each is trained and evaluated,
-and lengths become dynamic with the second that is met. At PyTorch's 8 it would silently run the
-rest operation by operation."""
+"""Limit of versions of a layer's code. T5 has four kinds of layer, each trained and evaluated, with
+static and dynamic lengths. Beyond PyTorch's default of 8 layers run eagerly without a warning."""
 
 
 def compile_model(plan: Plan, model: torch.nn.Module) -> torch.nn.Module:
-    """The model, wrapped for compilation at its first call, or itself when nothing is compiled.
+    """Return the model wrapped for compilation, or itself. RunError: no layers to compile.
 
-    With `compile.regional` its layers compile when first called; layers of one class share their
-    code. Drops earlier graphs of this process and the counters of `compile_report`. Raises
-    RunError: layers are to be compiled, and the model has none.
+    With `compile.regional` layers are compiled at their first call, and layers of one class share
+    code. Resets earlier graphs of this process and the counters of `compile_report`.
     """
     config = plan.config.compile
     if not is_compiled(plan):
@@ -376,16 +354,16 @@ def compile_model(plan: Plan, model: torch.nn.Module) -> torch.nn.Module:
         arguments["mode"] = config.mode.value.replace("_", "-")
     torch._dynamo.reset()
     utils.counters.clear()
-    # Dynamo keeps the last 64 by default; a run with many graph breaks would lose its first ones.
-    utils.set_compilation_metrics_limit(4096)  # far above what a usable run has
+    # Dynamo keeps the last 64 by default. A run with many graph breaks would lose the first ones.
+    utils.set_compilation_metrics_limit(4096)  # more than any usable run has
     utils.clear_compilation_metrics()
     if not config.regional:
         return cast(torch.nn.Module, torch.compile(model, **arguments))
     layers = find_layers(model)
     if not layers:
         raise RunError(
-            f"compile.regional = true: {type(model).__name__} has no layers that transformers "
-            "marks as repeated\n  -> compile.regional=false"
+            f"compile.regional = true: {type(model).__name__} has no layers marked as repeated "
+            "by transformers\n  -> compile.regional=false"
         )
     torch._dynamo.config.recompile_limit = VARIANTS_OF_LAYERS
     for layer in layers:
@@ -394,12 +372,12 @@ def compile_model(plan: Plan, model: torch.nn.Module) -> torch.nn.Module:
 
 
 def is_compiled(plan: Plan) -> bool:
-    """Whether torch.compile has anything to do; the other options are names of its backends."""
+    """Return whether torch.compile is used. The other options are names of its backends."""
     return plan.config.compile.option != "none"
 
 
 def num_graphs(plan: Plan) -> int:
-    """Graphs captured so far: more after a step in which the compiler ran."""
+    """Return the number of captured graphs, which grows in a step with compilation."""
     if not is_compiled(plan):
         return 0
     from torch._dynamo.utils import counters
@@ -408,11 +386,10 @@ def num_graphs(plan: Plan) -> int:
 
 
 def compile_report() -> dict[str, Any]:
-    """What the compiler has done in this process since `compile_model`.
+    """Return the compiler's counters in this process since `compile_model`.
 
-    `graphs` include those of `recompiles`, for which a guard failed; `operations` are in them;
-    `graph_breaks` ended one early. Cache hits and misses are passes, forward or backward; bypasses
-    those that PyTorch keeps for no other run. `compile_s` are wall seconds, backend included.
+    `graphs` include recompiled ones, `operations` are their sum. Cache counts are passes, forward
+    or backward, bypasses passes that PyTorch does not cache. `compile_s` is wall time.
     """
     from torch._dynamo.utils import counters, get_compilation_metrics
 

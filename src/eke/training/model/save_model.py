@@ -1,7 +1,4 @@
-"""Models on disk in the Hub's layout, for transformers and for eke.
-
-transformers is imported inside the functions: naming a builder must not cost its import.
-"""
+"""Models on disk in the Hub's layout, for transformers and for eke."""
 
 import contextlib
 import json
@@ -56,20 +53,11 @@ def save_pretrained(
     shard_bytes: int = 50 * 10**9,
     weights: dict[str, Tensor] | None = None,
 ) -> None:
-    """Write configurations, weights, and the tokenizer's files if given, into `folder`.
+    """Write configurations, weights and tokenizer files (if given) into `folder`.
 
-    `transformers.AutoModelFor....from_pretrained(folder)` loads the result with equal logits. Of a
-    model with adapters these are written, in peft's layout, in place of weights and config.json.
-
-    Args:
-        model: transformers' own class or peft's, without wrappers of torch.compile or DDP.
-        folder: is made; nothing outside of it is written.
-        tokenizer: a tokenizer of transformers.
-        shard_bytes: largest file of weights; the default is transformers 5's own.
-        weights: instead of the model's own, where it holds only parts of them.
-
-    Raises:
-        OSError: the disk is full or the folder cannot be written; what is there is incomplete.
+    transformers loads a model with equal logits. Adapters are written in peft's layout instead of
+    weights and config.json. `model` has no wrappers of torch.compile or DDP. If it holds only
+    shards, `weights` are written instead. Raises OSError: The folder is incomplete.
     """
     mine: Any = model
     folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +66,7 @@ def save_pretrained(
             if is_adapted(model):
                 save_adapter(model, folder, weights)
                 if generation := getattr(mine.get_base_model(), "generation_config", None):
-                    generation.save_pretrained(folder)  # ends of turn, which the base has not
+                    generation.save_pretrained(folder)  # ends of turn, which the base lacks
             else:
                 mine.save_pretrained(folder, max_shard_size=shard_bytes, state_dict=weights)
         if tokenizer is not None:
@@ -94,40 +82,29 @@ def save_pretrained(
 
 @contextlib.contextmanager
 def _as_it_is() -> Iterator[None]:
-    """Save without a second look at what is saved.
-
-    Published generation configs contradict themselves (Llama 2's: a temperature, and no sampling);
-    transformers before 5.23 refuses to write them, later ones where anything in them was changed.
-
-    accelerate 1.15 imports DeepSpeed only to ask whether it wraps the model: 1.3 s and a line on
-    standard output. What has not been imported has wrapped nothing.
-    """
+    """Save without validation of configurations and without an import of DeepSpeed."""
     from accelerate.utils import other
     from transformers import GenerationConfig
 
-    def is_imported() -> bool:
-        return "deepspeed" in sys.modules
-
+    # Published generation configs contradict themselves (Llama 2: a temperature without sampling),
+    # and transformers rejects them: before 5.23 always, since then if they were changed. accelerate
+    # 1.15 imports DeepSpeed only to check for its wrapper: 1.3 s and a line on standard output.
     with (
         patch.object(GenerationConfig, "validate", lambda *_, **__: None),
-        patch.object(other, "is_deepspeed_available", is_imported),
+        patch.object(other, "is_deepspeed_available", lambda: "deepspeed" in sys.modules),
     ):
         yield
 
 
 @torch.no_grad()
 def load_weights(model: nn.Module, folder: Path) -> None:
-    """Put the weights that `save_pretrained` wrote of an equal model into one, whole or cut.
-
-    Shared tensors stay shared. Raises RunError: tensors are missing, unknown, or of another size or
-    format; OSError: a file cannot be read.
-    """
+    """Load weights written by `save_pretrained`, sharded or not. RunError: They do not match."""
     places = adapter_tensors(model) if is_adapted(model) else model.state_dict()
     left = {_memory(tensor): name for name, tensor in places.items()}
 
     def put(name: str, tensor: Tensor) -> None:
         if name not in places:
-            raise RunError(f"{folder}: {name} has no place in {type(model).__name__}")
+            raise RunError(f"{folder}: {name} is not a tensor of {type(model).__name__}")
         place, mine = places[name], row_piece(places[name])
         if tensor.shape == place.shape:
             tensor = tensor.reshape(-1)[mine.first :][: mine.tensor.numel()].view_as(mine.tensor)
@@ -137,7 +114,7 @@ def load_weights(model: nn.Module, folder: Path) -> None:
                 f"{place.dtype} {list(place.shape)}"
             )
         mine.tensor.copy_(tensor)
-        left.pop(_memory(place), None)  # once under any of its names
+        left.pop(_memory(place), None)  # one of its names is enough
 
     if not is_adapted(model) and _is_converted(model):
         _convert(model, folder, put)
@@ -154,10 +131,8 @@ def load_weights(model: nn.Module, folder: Path) -> None:
 
 
 def system_error(error: BaseException) -> OSError | None:
-    """Find the OSError that caused a library's error, if any.
-
-    torch 2.13 raises a RuntimeError while handling it; safetensors 0.8 names the number.
-    """
+    """Find the OSError that caused a library's error, if any."""
+    # torch 2.13 raises a RuntimeError while handling it. safetensors 0.8 prints its number.
     link: BaseException | None = error
     while link is not None:
         if isinstance(link, OSError):
@@ -168,7 +143,6 @@ def system_error(error: BaseException) -> OSError | None:
 
 
 def _is_converted(model: nn.Module) -> bool:
-    """Whether transformers 5 saves the model under other names and shapes, as of experts."""
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     mapping: Any = get_model_conversion_mapping
@@ -176,7 +150,7 @@ def _is_converted(model: nn.Module) -> bool:
 
 
 def _convert(model: nn.Module, folder: Path, put: Callable[[str, Tensor], None]) -> None:
-    """Give `put` the saved tensors under the model's names, or this rank's rows of them."""
+    """Pass saved tensors, or this rank's rows, to `put` under the model's names."""
     from transformers import core_model_loading
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.modeling_utils import LoadStateDictConfig
@@ -193,16 +167,16 @@ def _convert(model: nn.Module, folder: Path, put: Callable[[str, Tensor], None])
         info, _ = core_model_loading.convert_and_load_state_dict_in_model(mine, slices, config)
     mine._weight_conversions = kept
     for name in info.unexpected_keys:
-        raise RunError(f"{folder}: {name} has no place in {type(model).__name__}")
+        raise RunError(f"{folder}: {name} is not a tensor of {type(model).__name__}")
 
 
 def _memory(tensor: Tensor) -> tuple[int, int]:
-    """Where a tensor is, and how long: equal for the names of one shared tensor."""
+    """Return address and length of a tensor, equal for all names of a shared tensor."""
     return part(tensor).data_ptr(), tensor.numel()
 
 
 def _widest(model: nn.Module) -> torch.dtype:
-    """The format that holds all values, but for those that transformers keeps in float32 itself."""
+    """Return the widest format, except of weights that transformers keeps in float32."""
     narrow = min((p.dtype for p in model.parameters()), key=lambda dtype: dtype.itemsize)
     kept = kept_in_float32(model, narrow)
     formats = [p.dtype for name, p in model.named_parameters() if not any(k in name for k in kept)]
@@ -210,14 +184,12 @@ def _widest(model: nn.Module) -> torch.dtype:
 
 
 def _drop_training_settings(path: Path, dtype: torch.dtype) -> None:
-    """Drop `use_cache=false`, which is right for training alone, and write the widest format.
-
-    transformers 5.23 writes that of the first tensor, and would load all others in it, too.
-    """
+    """Drop `use_cache=false`, which is only right for training, and write the widest format."""
     if not path.is_file():
         return
     content = json.loads(path.read_text())
     after = {key: value for key, value in content.items() if (key, value) != ("use_cache", False)}
+    # transformers 5.23 writes the format of the first tensor and would load all tensors in it.
     if "dtype" in content:
         after["dtype"] = str(dtype).removeprefix("torch.")
     if after != content:
@@ -227,7 +199,7 @@ def _drop_training_settings(path: Path, dtype: torch.dtype) -> None:
 def build_trainable(
     plan: Plan, device: torch.device, parts: Parts | None = None
 ) -> tuple[nn.Module, LoadReport]:
-    """Model, adapters, kernels, loss and checkpointing, in the order that they need."""
+    """Build model, adapters, kernels, loss and checkpointing, in the required order."""
     model, report = build_model_and_report(plan, device, parts)
     with parts or contextlib.nullcontext():
         model = apply_peft(plan, model, parts)
@@ -241,32 +213,31 @@ def build_trainable(
 
 
 def save_merged_adapter(plan: Plan, adapter: Path, folder: Path) -> str:
-    """Write the base model of a plan with a saved adapter merged into it, on the host.
+    """Merge a saved adapter into the plan's base model on the host, write it, and return a warning.
 
-    Returns a sentence on what is missing, if anything is. Raises RunError: the base model cannot
-    be loaded, or the adapter is not all that was trained; OSError: the disk is full.
+    Raises RunError: The base model or trained weights are missing. OSError: The disk is full.
     """
-    # What the run computed with may need its GPU.
+    # The run's kernels may need its GPU.
     config = replace(plan.config, attention=replace(plan.config.attention, option="eager"))
     plan = replace(plan, config=config, compute=replace(plan.compute, float8="off"))
     base, report = build_model_and_report(plan, torch.device("cpu"))
     model = apply_peft(plan, base)
     if drawn := frozen_at_random(model, (*report.new_weights, *report.resized_weights)):
-        raise RunError(f"{drawn[0]}; the run did not save them")
+        raise RunError(f"{drawn[0]}. The run did not save them")
     load_weights(model, adapter)
     missing = ""
     try:
         name_classes(plan, base, report)
         stop_at_turns(plan, base)
     except (EkeError, OSError) as error:
-        what = "name the classes" if is_classification(plan.config) else "stop at ends of turn"
-        missing = f"the configuration does not {what}: {error}"
+        what = "class names" if is_classification(plan.config) else "ends of turn"
+        missing = f"the configuration lacks {what}: {error}"
     save_pretrained(merge_adapters(plan, model), folder)
     return missing
 
 
 def stop_at_turns(plan: Plan, model: nn.Module) -> None:
-    """Let generation stop at the ends of turn that a base model was trained with, too."""
+    """Make generation also stop at the ends of turn that a base model was trained with."""
     mine: Any = model
     chat, generation = chat_manifest(plan), getattr(mine, "generation_config", None)
     if chat is None or generation is None:
@@ -278,11 +249,7 @@ def stop_at_turns(plan: Plan, model: nn.Module) -> None:
 
 
 def name_classes(plan: Plan, model: nn.Module, report: LoadReport) -> list[str]:
-    """Put the data's names into the model's configuration, where plain transformers reads them.
-
-    A class without a name is called `LABEL_number`, as in transformers. Returns sentences for log
-    and record: a trained head that begins with other classes.
-    """
+    """Write the data's class names into the configuration, and warn of a head with others."""
     task = plan.config.task
     names = class_names(plan)
     if not names or not isinstance(task, SequenceClassification):
@@ -292,7 +259,7 @@ def name_classes(plan: Plan, model: nn.Module, report: LoadReport) -> list[str]:
     after = dict(enumerate(names))
     for number in range(len(names), task.num_labels):
         name = f"LABEL_{number}"
-        after[number] = name if name not in names else f"CLASS_{number}"  # the data's, of another
+        after[number] = name if name not in names else f"CLASS_{number}"  # another class has it
     config.id2label = after
     config.label2id = {name: number for number, name in after.items()}
     trained = isinstance(plan.config.model, PretrainedModel) and not (
@@ -302,8 +269,8 @@ def name_classes(plan: Plan, model: nn.Module, report: LoadReport) -> list[str]:
     if not trained or not named or before == after:
         return []
     return [
-        f"the checkpoint's head was trained on the classes {_listed(before)}, and goes on with "
-        f"{_listed(after)}"
+        f"the checkpoint's head was trained on the classes {_listed(before)}, and is now "
+        f"trained on {_listed(after)}"
     ]
 
 

@@ -1,7 +1,4 @@
-"""A model in the Hub's layout out of a checkpoint in parts: no process holds more than one file.
-
-transformers is imported inside the functions: naming a builder must not cost its import.
-"""
+"""Export of a sharded checkpoint to the Hub's layout, one file per process at a time."""
 
 from pathlib import Path
 from typing import Any
@@ -17,31 +14,26 @@ from eke.training.model.save_model import INDEX, save_pretrained
 from eke.training.part_files import SavedTensors
 
 _FILE_BYTES = 50 * 10**9
-"""Largest file of weights: transformers 5's own."""
+"""Largest size of a weights file. The default of transformers 5."""
 
 
 def save_settings(
     model: nn.Module, parts: SavedTensors, folder: Path, tokenizer: Any = None
 ) -> None:
-    """Write what `save_pretrained` writes besides weights, and those of adapters, which are small.
-
-    Before any rank writes weights: transformers removes files of weights that it has not written.
-    """
+    """Write files other than weights, and adapters. Call it before any rank writes weights."""
     trained = [name for name in parts.names if "@" not in name] if is_adapted(model) else []
     weights = {name: parts.read(name) for name in trained}
+    # transformers removes other files of weights.
     save_pretrained(model, folder, tokenizer, weights=weights)
 
 
 def save_weights(
     model: nn.Module, parts: SavedTensors, folder: Path, rank: int, world_size: int
 ) -> None:
-    """Write this rank's files of the weights that `save_pretrained` writes of a whole model.
+    """Write this rank's files of the model's weights, without a collective.
 
-    All ranks together write everything, without a collective. A rank holds one file's tensors at a
-    time: those of the model over `world_size`, or the largest unit that transformers converts.
-    Of `model`, on any device, only names, sizes and configuration are read.
-
-    Raises OSError: the disk is full or the folder cannot be written; what is there is incomplete.
+    A rank holds the tensors of one file: the model divided by `world_size`, or the largest unit of
+    a conversion. `model`, on any device, provides names, sizes and configuration. Raises OSError.
     """
     from huggingface_hub import split_torch_state_dict_into_shards
 
@@ -68,7 +60,7 @@ def save_weights(
 
 
 def _units(model: nn.Module, parts: SavedTensors) -> dict[str, list[str]]:
-    """Names of weights that are converted together: those of a layer, or one outside of them."""
+    """Return names of weights that are converted together: of a layer, or single ones outside."""
     layers = {id(layer) for layer in find_layers(model)}
     prefixes = [f"{name}." for name, module in model.named_modules() if id(module) in layers]
     names = _saved_names(model)
@@ -80,17 +72,16 @@ def _units(model: nn.Module, parts: SavedTensors) -> dict[str, list[str]]:
 
 
 def _written(model: nn.Module, parts: SavedTensors, names: list[str]) -> set[str]:
-    """Names in a file of these weights."""
     return set(_converted(model, {name: _empty(parts, name) for name in names}))
 
 
 def _saved_names(model: nn.Module) -> list[str]:
-    """Names of weights that transformers saves: of tied ones the one that it loads."""
+    """Return the weights that transformers saves, of tied weights the name that it loads."""
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
     mine: Any = model
     ignored = set(mine._keys_to_ignore_on_save or ())
-    places: dict[int, Tensor] = {}  # one small tensor for each weight: it compares their memory
+    places: dict[int, Tensor] = {}  # one small tensor per weight, since it compares memory
     found = {
         name: places.setdefault(id(tensor), torch.empty(1))
         for name, tensor in model.state_dict(keep_vars=True).items()
@@ -104,7 +95,7 @@ def _empty(parts: SavedTensors, name: str) -> Tensor:
 
 
 def _converted(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors under the names and in the shapes that transformers saves, such as of experts."""
+    """Return tensors with the names and shapes that transformers saves (experts differ)."""
     from transformers.core_model_loading import revert_weight_conversion
 
     mine: Any = model

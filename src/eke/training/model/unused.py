@@ -1,12 +1,4 @@
-"""Model probes and corrections: unused parameters, experts, padding, initialisation, dropout.
-
-Parameters without a gradient are frozen: data parallelism would wait for one, and an optimizer
-decay them.
-
-Tiny batches show whether padding and later tokens change a row's output: XLNet classifies by the
-last position, padding or not; FNet mixes padding into every token; BERT's class for causal_lm sees
-the tokens that it predicts.
-"""
+"""Checks and corrections of a built model: unused parameters, experts, padding, dropout."""
 
 import functools
 import re
@@ -23,19 +15,19 @@ from eke.training.model.checkpointing import find_layers
 
 
 def has_experts(model: nn.Module) -> bool:
-    """Whether a feed-forward layer of the model is a choice of several."""
+    """Return whether a feed-forward layer of the model routes tokens to experts."""
     return any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules())
 
 
 def routed_parents(model: nn.Module) -> list[nn.Module]:
-    """Modules that send each token to some of several modules of one class and equal shapes."""
+    """Return modules that route tokens to some of several modules of equal class and shapes."""
     layers = find_layers(model)
     inner = {id(m): m for layer in layers for m in layer.modules() if m is not layer}
     return [m for m in inner.values() if any(map(_is_routed, m.children()))]
 
 
 def routed_siblings(model: nn.Module) -> list[list[nn.Module]]:
-    """The equal modules of each place in `routed_parents`."""
+    """Return the equal modules in each container of `routed_parents`."""
     containers = (c for parent in routed_parents(model) for c in parent.children())
     return [_with_parameters(container) for container in containers if _is_routed(container)]
 
@@ -49,18 +41,16 @@ def _is_routed(module: nn.Module) -> bool:
 
 
 def _with_parameters(module: nn.Module) -> list[nn.Module]:
-    """Children that learn: NLLB-MoE keeps a dropout among its experts."""
+    """Return children with parameters: NLLB-MoE keeps a dropout among its experts."""
     return [m for m in module.children() if any(True for _ in m.parameters())]
 
 
 def depend_on_all(module: nn.Module, late: bool) -> None:
-    """Give each parameter of the module a gradient in every backward pass, of zero if need be.
+    """Give each parameter of the module a gradient in every backward pass, zero if unused."""
 
-    ZeRO-2 exchanges gradients in the order in which they are complete, which has to be that of the
-    other ranks: with the zeros added to the input, all are complete after the module's own backward
-    pass. ZeRO-3 has weights only within the module: there, `late`, to the output.
-    """
-
+    # ZeRO-2 exchanges gradients in the order of their completion, which must be equal on all ranks.
+    # With zeros added to the input, all gradients are complete after the module's backward pass.
+    # ZeRO-3 has the weights only inside the module, so `late` adds the zeros to the output.
     def nothing() -> Any:
         return sum(p.reshape(-1)[:1].sum() * 0.0 for p in module.parameters() if p.requires_grad)
 
@@ -82,11 +72,9 @@ def depend_on_all(module: nn.Module, late: bool) -> None:
 
 
 def cast_experts(model: nn.Module) -> None:
-    """Let autocast cast the operands of the experts' product, in this process and once for all.
-
-    It does not know `grouped_mm`. Seen with transformers 5.23;
-    tests/unit/training/model/test_experts.py tells of a version without it.
-    """
+    """Make autocast cast the operands of the experts' product, in this process, once."""
+    # Autocast does not support `grouped_mm`. Tested with transformers 5.23.
+    # tests/unit/training/model/test_experts.py detects a version without it.
     if not has_experts(model):
         return
     from transformers.integrations import moe
@@ -110,12 +98,11 @@ UNUSED: dict[str, tuple[str, ...]] = {
     # A second output bias, in addition to the decoder's, if embeddings are not tied.
     "BertForMaskedLM": ("cls.predictions.bias",),
 }
-"""Class of transformers 5 -> parameters that nothing reads, unless they are shared with one that
-is read. Complete for the families of `eke.models.sizes` (tested)."""
+"""Class of transformers 5 -> parameters without effect, complete for known families (tested)."""
 
 
 def freeze_unused(model: nn.Module) -> None:
-    """Stop training what the table names."""
+    """Freeze the parameters of the table `UNUSED`."""
     for name in UNUSED.get(type(model).__name__, ()):
         parameter = model.get_parameter(name)
         everything = model.named_parameters(remove_duplicate=False)
@@ -124,14 +111,12 @@ def freeze_unused(model: nn.Module) -> None:
 
 
 def freeze_unreached(model: nn.Module) -> tuple[str, ...]:
-    """Stop training what no forward pass reaches, by the graph of the logits; returns the names.
-
-    An expert is reached where one of its siblings is: other tokens are sent to it.
-    """
+    """Freeze parameters without gradient, which DDP would wait for, and return their names."""
     reached: set[int] = set()
     with own_random_numbers(next(model.parameters()).device):
-        for seed in range(3):  # a parameter has to be missing for all of these tokens
+        for seed in range(3):  # a parameter must be missing for all of these tokens
             reached |= _leaves(model(**probe_inputs(model, seed)).logits)
+    # An expert is reached if one of its siblings is, because other tokens are routed to it.
     for siblings in routed_siblings(model):
         for alike in zip(*(module.parameters() for module in siblings), strict=True):
             if any(id(p) in reached for p in alike):
@@ -147,7 +132,7 @@ def freeze_unreached(model: nn.Module) -> tuple[str, ...]:
 def probe_inputs(
     model: nn.Module, seed: int, device: torch.device | None = None
 ) -> dict[str, Tensor]:
-    """Four rows of eight varied tokens, with the model's own end of text last and only there."""
+    """Return four rows of eight varied tokens that end in the model's end of text."""
     config: Any = model.config
     device = device or next(model.parameters()).device
     table = getattr(model, "get_input_embeddings", lambda: None)()
@@ -168,8 +153,8 @@ def probe_inputs(
 
 @contextmanager
 def own_random_numbers(device: torch.device, seed: int | None = None) -> Iterator[None]:
-    """Context that leaves the caller's random state as it was; it begins at a seed, if given."""
-    on_gpu = device.type == "cuda" and torch.cuda.is_available()  # not so in a memory trace
+    """Keep the caller's random state unchanged, and start from a seed if given."""
+    on_gpu = device.type == "cuda" and torch.cuda.is_available()  # false in a memory trace
     with torch.random.fork_rng(devices=[device] if on_gpu else []):
         if seed is not None:
             torch.manual_seed(seed)
@@ -177,7 +162,7 @@ def own_random_numbers(device: torch.device, seed: int | None = None) -> Iterato
 
 
 def _leaves(output: Tensor) -> set[int]:
-    """Identities of the tensors that gradients of `output` would be accumulated into."""
+    """Return ids of the tensors that gradients of `output` are accumulated into."""
     seen: set[Any] = set()
     waiting: list[Any] = [output.grad_fn]
     while waiting:
@@ -190,15 +175,14 @@ def _leaves(output: Tensor) -> set[int]:
 
 @torch.no_grad()
 def padding_side(model: nn.Module, task: str, pad: int) -> str:
-    """`right` or `left`: where padding changes no output; empty where it does on both sides.
-
-    Raises RunError: it takes no padded rows at all.
-    """
+    """Return the side where padding changes no output, or "". RunError: Padding is impossible."""
+    # XLNet classifies by the last position, even if padded, and FNet mixes padding into every
+    # token.
     whole = probe_inputs(model, 0)["input_ids"][:2]
     ids = whole[:, -5:]  # with the end of text that some classifiers pool at
     alone = _logits(model, task, ids, ids)
     if not _alike(alone, _logits(model, task, ids, ids)):
-        return "right"  # hashing at random: nothing can be said
+        return "right"  # random hashing, which cannot be checked
     filler = torch.full_like(whole[:, 5:], pad)
     sides = {"right": [ids, filler], "left": [filler, ids]}
     if task == "seq2seq_lm":
@@ -211,7 +195,7 @@ def padding_side(model: nn.Module, task: str, pad: int) -> str:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # XLNet with attn_type=uni adds masks of different shapes
-            why = f"{type(model).__name__} takes no padded rows"
+            why = f"{type(model).__name__} does not support padded rows"
             raise RunError(f"{why} -> batch.per_device=1 batch.eval_per_device=1") from error
         if found.dim() == 3 and found.shape[1] == whole.shape[1]:
             found = found[mask.bool()].view(*ids.shape, -1)
@@ -222,31 +206,32 @@ def padding_side(model: nn.Module, task: str, pad: int) -> str:
 
 @torch.no_grad()
 def check_places(model: nn.Module, task: str) -> None:
-    """RunError unless each token has an output, which in causal_lm does not know the next one."""
+    """Raise RunError unless each token has an output, in causal_lm independent of later tokens."""
     if task not in ("causal_lm", "masked_lm"):
         return
     ids = probe_inputs(model, 0)["input_ids"][:1]
     found = _logits(model, task, ids, ids)
     name = type(model).__name__
     if found.shape[1] != ids.shape[1]:
-        why = f"{name} answers {ids.shape[1]} tokens with {found.shape[1]} places"
+        why = f"{name} returns {found.shape[1]} outputs for {ids.shape[1]} tokens"
         raise RunError(f"task = {task}: {why} -> another checkpoint")
+    # BERT's class for causal_lm attends to the tokens that it predicts.
     other = ids.clone()
     other[:, -1] = ids[0, (ids[0] != ids[0, -1]).int().argmax()]
     if task == "causal_lm" and not _alike(found[:, :-1], _logits(model, task, other, ids)[:, :-1]):
-        why = f"{name} sees the tokens that it has to predict"
+        why = f"{name} attends to the tokens that it predicts"
         fix = "is_decoder = true in its config.json, or task=masked_lm"
         raise RunError(f"task = causal_lm: {why} -> {fix}")
 
 
 @torch.no_grad()
 def check_packing(model: nn.Module) -> None:
-    """RunError unless samples that share a row answer as they do in separate rows."""
+    """Raise RunError unless samples that share a row have the outputs of separate rows."""
     ids = probe_inputs(model, 0)["input_ids"][:2]
     places = torch.arange(ids.shape[1], device=ids.device).repeat(len(ids))[None]
     apart = _logits(model, "causal_lm", ids, ids)
     try:
-        # With a cache transformers 5 takes the row for one sample; training has none.
+        # With a cache transformers 5 treats the row as one sample. Training has no cache.
         packed = model(ids.reshape(1, -1), position_ids=places, use_cache=False).logits
         kept = _alike(apart, packed.view_as(apart))
     except (TypeError, RuntimeError) as error:
@@ -254,13 +239,13 @@ def check_packing(model: nn.Module) -> None:
             raise
         kept = False
     if not kept:
-        why = f"{type(model).__name__} does not keep samples apart by their positions"
+        why = f"{type(model).__name__} does not separate samples by their positions"
         raise RunError(f"data.packing: {why} -> data.packing=off")
 
 
 @torch.no_grad()
 def check_head(model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """RunError unless a model with a `LossHead` has the loss that `loss_of` makes of its logits."""
+    """Raise RunError unless a model with a `LossHead` has the loss that its logits give."""
     inputs = probe_inputs(model, 0)
     labels = inputs["input_ids"]
     with own_random_numbers(labels.device):
@@ -268,12 +253,12 @@ def check_head(model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]) ->
         found = model(**inputs, labels=labels).logits
     if found.dim() or not _alike(expected, found):
         why = f"{type(model).__name__} changes its logits after the projection"
-        raise RunError(f"kernels: {why}, so the head cannot take the loss -> kernels=none")
+        raise RunError(f"kernels: {why}, so its head cannot compute the loss -> kernels=none")
 
 
 @torch.no_grad()
 def check_copies(model: nn.Module, copies: AbstractContextManager[Any]) -> None:
-    """RunError unless a model computes with 16-bit copies: DebertaV2 mixes them with float32."""
+    """Raise RunError unless a model computes with 16-bit copies. DebertaV2 mixes formats."""
     inputs = probe_inputs(model, 0)
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     try:
@@ -282,7 +267,7 @@ def check_copies(model: nn.Module, copies: AbstractContextManager[Any]) -> None:
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        why = f"{type(model).__name__} mixes 16-bit weights with others"
+        why = f"{type(model).__name__} mixes 16-bit weights with other formats"
         raise RunError(f"precision.casts: {why} -> precision.casts=per_use") from error
 
 
@@ -295,26 +280,24 @@ def _logits(model: Any, task: str, ids: Tensor, target: Tensor, **more: Tensor) 
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
-    """But for rounding: of float32 on a CPU, of TF32 on a GPU, of several bfloat16 operations."""
+    # Rounding of float32 on a CPU, of TF32 on a GPU, or of several bfloat16 operations.
     tolerance = 1e-4 if one.device.type == "cpu" else 2e-2
     tolerance = tolerance if one.dtype is torch.float32 else 4e-2
     return bool((one - other).abs().max() <= tolerance * one.abs().max().clamp(min=1e-3))
 
 
 def drawn_in_float32(dtype: torch.dtype) -> AbstractContextManager[Any]:
-    """Context in which weights of this format are initialised: drawn in float32, then rounded.
-
-    For bfloat16 PyTorch's generators draw other numbers on a CPU (torch 2.11: always; 2.13: the
-    last ones of a size that is no multiple of 16): runs in two formats would start differently.
-    """
+    """Return a context in which weights of this format are drawn in float32, then rounded."""
     if dtype is torch.float32:
         return nullcontext()
+    # PyTorch's CPU generator draws other numbers for bfloat16 (2.11: always, 2.13: the last numbers
+    # of a size not divisible by 16): runs in two formats would start differently.
     return _InFloat32()  # type: ignore[no-untyped-call]  # torch 2.13
 
 
 class _InFloat32(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # What transformers' and PyTorch's initialisations draw with, in place.
+        # The in-place draws in the initialisations of transformers and PyTorch.
         draws = (torch.ops.aten.normal_, torch.ops.aten.uniform_)
         if func.overloadpacket not in draws or args[0].dtype is torch.float32:
             return func(*args, **(kwargs or {}))
@@ -334,20 +317,20 @@ HEADS: dict[str, str] = {
 
 
 _OTHER = re.compile(r"layer_?drop|drop_?path|drop_?layer|token_?drop|router|mask")
-"""Rates of dropped layers, paths and tokens: similar names, but no dropout of activations."""
+"""Names of rates of dropped layers, paths and tokens, which are not dropout of activations."""
 
 
 def set_dropout(config: Any, value: float) -> None:
-    """Set every dropout's probability, nested ones too; RunError if a class refuses the value."""
+    """Set the probability of every dropout, also nested ones. RunError: A class rejects it."""
     for part in _parts(config):
         for name, found in list(vars(part).items()):
-            # None stands for another field's value (`classifier_dropout`).
+            # None means the value of another field (`classifier_dropout`).
             number = type(found) in (float, int, type(None))
             if number and "drop" in name and not _OTHER.search(name):
                 try:
                     setattr(part, name, value)
-                except Exception as error:  # huggingface_hub's; MPT declares a whole number
-                    why = f"{type(part).__name__} does not take it as {name}"
+                except Exception as error:  # of huggingface_hub. MPT declares an integer
+                    why = f"{type(part).__name__} rejects it as {name}"
                     fix = "model.dropout=null"
                     raise RunError(f"model.dropout = {value:g}: {why}\n  -> {fix}") from error
 

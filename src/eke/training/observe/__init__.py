@@ -1,1 +1,1 @@
-"""Observation: what is read from the running objects into the record."""
+"""Observation: settings and measurements read from the running objects into the record."""

@@ -1,8 +1,4 @@
-"""Effective options, read from the running objects into the record.
-
-Each note writes its findings into `job.effective` and warns once if a requested option had no
-effect. None copies from the configuration what can be read from the objects.
-"""
+"""Effective options, read from running objects, with a warning if one had no effect."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -40,7 +36,7 @@ from eke.training.optimizer.builders import projected_parameters
 
 
 def note_adapters(job: TrainingState) -> None:
-    """Note trained and frozen weights, if any are frozen."""
+    """Record trained and frozen weights, if any are frozen."""
     wanted = job.plan.config.peft.option
     found = adapter_sizes(job.bare_model)
     if wanted == "none" and not found:
@@ -52,18 +48,18 @@ def note_adapters(job: TrainingState) -> None:
         job.warn(f"peft={wanted} did not take effect: {has}")
     left = modules - found.get("fused_modules", 0)
     if left and fuses_adapters(job.plan.config):
-        job.warn(f"peft.fused=true: {left} adapted modules keep PEFT's own forward pass")
+        job.warn(f"peft.fused=true: {left} adapted modules use PEFT's own forward pass")
     weights = stepped_weights(job.optimizer)
-    if isinstance(job.update, DeepSpeedUpdate):  # its optimizer has flat shards of them
+    if isinstance(job.update, DeepSpeedUpdate):  # its optimizer has flat shards of the weights
         weights = deepspeed_engine.engine_weights(job.update.engine)
     held = {id(p) for p in weights}
     still = [name for name, p in _trained(job.bare_model) if id(p) not in held]
     if still:
-        job.warn(f"peft={wanted}: the optimizer knows nothing of {len(still)} adapters: {still[0]}")
+        job.warn(f"peft={wanted}: {len(still)} adapters are not in the optimizer: {still[0]}")
 
 
 def adapter_sizes(model: nn.Module) -> dict[str, Any]:
-    """Counts and bytes, read from the modules; empty for a model without adapters."""
+    """Return counts and bytes of adapters read from the modules, {} without adapters."""
     if not is_adapted(model):
         return {}
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -72,7 +68,7 @@ def adapter_sizes(model: nn.Module) -> dict[str, Any]:
     states = quant_states(model)
     trained = sum(_numbers(p) for _, p in _trained(model))
     frozen = [p for p in model.parameters() if not p.requires_grad]
-    # 4-bit weights lie in bytes; their states know how many numbers they are.
+    # 4-bit weights are stored in bytes. Their states contain the number of elements.
     numbers = trained + sum(_numbers(p) for p in frozen if p.is_floating_point())
     numbers += sum(state.shape.numel() for state in states)
     mine: Any = model
@@ -93,7 +89,6 @@ def adapter_sizes(model: nn.Module) -> dict[str, Any]:
 
 
 def _method(found: dict[str, Any]) -> str:
-    """The `peft` option of such a model."""
     if not found or not found["adapted_modules"]:
         return "none"
     if found["magnitude_vectors"]:
@@ -103,7 +98,7 @@ def _method(found: dict[str, Any]) -> str:
 
 
 def _numbers(weight: nn.Parameter) -> int:
-    """All of them, wherever they are: DeepSpeed's ZeRO-3 leaves empty weights behind."""
+    """Return the size of the full weight. DeepSpeed's ZeRO-3 leaves empty weights."""
     return int(getattr(weight, "ds_numel", weight.numel()))
 
 
@@ -112,24 +107,24 @@ def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def note_formats(job: TrainingState) -> None:
-    """Weights, float32 copies and float8 layers, after the first full steps."""
+    """Record weights, float32 copies and float8 layers, after the first full steps."""
     compute = job.plan.compute
-    # The model's own weights: adapters may have a wider format.
+    # The base model's weights. Adapters can have a wider format.
     dtypes = _dtypes(job.bare_model.parameters())
     if compute.frozen not in dtypes:
         key = "peft.base_weights" if is_adapted(job.bare_model) else "precision.weights"
-        job.warn(f"{key}={compute.frozen} had no effect: they are {', '.join(dtypes)}")
+        job.warn(f"{key}={compute.frozen} had no effect: weights are {', '.join(dtypes)}")
     if job.plan.config.model.freeze:
         frozen = [p for p in job.bare_model.parameters() if not p.requires_grad]
         job.effective["frozen_parameters"] = sum(map(_numbers, frozen))
         job.effective["frozen_dtypes"] = _dtypes(frozen)
     copies = master_bytes(job.bare_model, job.optimizer)
-    if isinstance(job.update, DeepSpeedUpdate):  # ZeRO-3 shows its optimizer none of them
+    if isinstance(job.update, DeepSpeedUpdate):  # ZeRO-3 hides the copies from its optimizer
         copies = torch.float32.itemsize * sum(shard_lengths(job.update.engine))
     if copies or compute.master:
         job.effective["master_bytes"] = copies
     if compute.master and not copies:
-        job.warn("precision.master=on had no effect: the optimizer steps on the weights themselves")
+        job.warn("precision.master=on had no effect: the optimizer has no float32 copies")
     if compute.float8 == "off":
         return
     layers = float8_layers(job.bare_model)
@@ -138,7 +133,7 @@ def note_formats(job: TrainingState) -> None:
     job.effective["linear_layers"] = total
     job.effective["float8_emulated"] = any(layer.config.emulate for layer in layers)
     if not layers:
-        none = f"none of {total} linear layers could be converted"
+        none = f"0 of {total} linear layers could be converted"
         job.warn(f"precision.float8={compute.float8} had no effect: {none}")
 
 
@@ -147,7 +142,7 @@ def _dtypes(weights: Iterable[nn.Parameter]) -> list[str]:
 
 
 def note_states(job: TrainingState) -> None:
-    """Formats of weights and what the optimizer's state is, after the first full steps."""
+    """Record formats of weights and the optimizer's state, after the first full steps."""
     job.effective["weight_dtypes"] = _dtypes(job.parameters)
     found = describe_states(job.optimizer, job.parameters)
     job.effective |= found
@@ -159,22 +154,22 @@ def note_states(job: TrainingState) -> None:
     elif known.implementation not in ("", AUTO, loop):
         job.warn(f"optimizer={option} had no effect: the implementation is {loop or 'its own'}")
     for wanted, key, what in (
-        (known.quantises is not None, "optimizer_quantised_frac", "no state is quantised"),
-        (known.projects, "optimizer_projected_frac", "no state is projected"),
-        (known.pages, "optimizer_paged_bytes", "no state is paged"),
-        (known.rounds_at_random, "optimizer_stochastic_rounding", "no weight is rounded at random"),
+        (known.quantises is not None, "optimizer_quantised_frac", "the state is not quantised"),
+        (known.projects, "optimizer_projected_frac", "the state is not projected"),
+        (known.pages, "optimizer_paged_bytes", "the state is not paged"),
+        (known.rounds_at_random, "optimizer_stochastic_rounding", "rounding is not random"),
     ):
         if wanted and not found[key]:
             job.warn(f"optimizer={option} had no effect: {what}")
 
 
 def describe_states(optimizer: Optimizer, parameters: list[torch.nn.Parameter]) -> dict[str, Any]:
-    """Class, state bytes and fractions of `parameters`, read from the optimizer."""
+    """Return class, state bytes and fractions of `parameters`, read from the optimizer."""
     count = sum(map(_numbers, parameters))
     num_bytes = sum(t.numel() * t.element_size() for t in state_tensors(optimizer))
     quantised = [p for p, state in optimizer.state.items() if is_quantised(state)]
     parts: Sequence[Optimizer] = getattr(optimizer, "parts", (optimizer,))
-    # Torchao's optimizers round bfloat16 weights at random, and no others.
+    # torchao's optimizers round only bfloat16 weights at random.
     rounds = bool(getattr(optimizer, "bf16_stochastic_round", False))
     return {
         "optimizer": "+".join(type(each).__name__ for each in parts),
@@ -205,7 +200,7 @@ def _implementation(optimizer: torch.optim.Optimizer) -> str:
 def note_recomputation(
     job: TrainingState, calls: list[int], seen: ObservedKernels, num: int
 ) -> None:
-    """What the first step computed twice; `num` is its number of micro-batches."""
+    """Record the operations that the first step, of `num` micro-batches, repeated."""
     memory = job.plan.config.memory
     recomputed, wanted = sum(count > num for count in calls), 0
     if memory.checkpointing is not Checkpointing.off:
@@ -236,26 +231,27 @@ def count_optimizer_calls(job: TrainingState) -> Iterator[None]:
         handle.remove()
     job.effective["optimizer_steps_in_backward"] = phases.count("backward")
     if job.plan.config.memory.optimizer_in_backward and "backward" not in phases:
-        job.warn("memory.optimizer_in_backward had no effect: no weight was updated in backward")
+        none = "all weights were updated after the backward pass"
+        job.warn(f"memory.optimizer_in_backward had no effect: {none}")
 
 
 def note_offload(job: TrainingState) -> None:
-    """Bytes that have left the device by the end of the second step."""
+    """Record the bytes that have left the device by the end of the second step."""
     if not job.plan.config.memory.activation_offload:
         return
     moved = job.offload.bytes_moved if isinstance(job.offload, ActivationOffload) else 0
     job.effective["activation_bytes_offloaded"] = moved
     if not moved and job.device.type != "cpu":
-        job.warn("memory.activation_offload had no effect: nothing was moved to the host")
+        job.warn("memory.activation_offload had no effect: 0 bytes were moved to the host")
 
 
 def note_cache_release(job: TrainingState) -> None:
-    """Times the allocator was emptied in the whole attempt."""
+    """Record how often the allocator was emptied in the entire attempt."""
     if job.plan.config.memory.empty_cache_every is None:
         return
     calls = job.effective["empty_cache_calls"] = job.cache_release.calls
     if not calls and job.device.type != "cpu":
-        job.warn("memory.empty_cache_every had no effect: the allocator was never emptied")
+        job.warn("memory.empty_cache_every had no effect: the allocator was not emptied")
 
 
 AFTER_WARM_UP: tuple[Callable[[TrainingState], None], ...] = (
@@ -271,21 +267,20 @@ AFTER_WARM_UP: tuple[Callable[[TrainingState], None], ...] = (
     note_compiler,
     note_transport,
 )
-"""Called once, after the second step, when gradients and optimizer state exist."""
+"""Notes taken once, after the second step, when gradients and optimizer state exist."""
 
 AT_THE_END: tuple[Callable[[TrainingState], None], ...] = (note_cache_release, note_packing)
-"""Called once after training, also after a failure."""
+"""Notes taken once after training, also after a failure."""
 
 
 def closer_look(job: TrainingState, nth: int) -> AbstractContextManager[None]:
-    """Context of the nth step of this attempt: kernels in the first, a CPU's memory in one later.
+    """Return the context of the nth step: observes kernels in the first, CPU memory in one later.
 
-    That is the one with the longest rows, the second where all are as long; once alone, since
-    PyTorch's profiler counts addresses wrong that it knows from an earlier profile. Its cost is in
-    docs/lab/memory.md. A step in which the compiler ran or memory was measured is no steady step.
+    Observed steps are excluded from timings. For their cost see docs/lab/memory.md.
     """
+    # One profile per run: PyTorch's profiler miscounts addresses from an earlier profile.
     if nth > 1 and nth != job.longest and not is_compiled(job.plan):
-        return nullcontext()  # as nearly every step
+        return nullcontext()
     return _closer_look(job, nth)
 
 
@@ -312,17 +307,15 @@ def _closer_look(job: TrainingState, nth: int) -> Iterator[None]:
     if nth == 1:
         for note in AFTER_WARM_UP:
             note(job)
-    if nth < 2 or profiled:  # what was looked at afterwards is no time of the next step
+    if nth < 2 or profiled:  # exclude the time of these notes from the next step
         job.meter.leave(job.meter.phase)
 
 
 @contextmanager
 def _cut_by_micro_batch(job: TrainingState, profile: AllocationProfile) -> Iterator[None]:
-    """With accumulation, each micro-batch is profiled separately.
-
-    Not of several processes where this thread alone counts: their exchanges free memory in others,
-    also between two parts (FSDP2 on two ranks came out 20 % too high).
-    """
+    """Profile each micro-batch separately, with accumulation."""
+    # Exchanges free memory in other threads, also between two parts: for FSDP2 on two ranks the
+    # result was 20 % too high.
     if job.plan.batch.world_size > 1 and not profile.is_complete:
         yield
         return
@@ -343,7 +336,7 @@ def _cut_by_micro_batch(job: TrainingState, profile: AllocationProfile) -> Itera
 
 @contextmanager
 def look_at_evaluation(job: TrainingState) -> Iterator[None]:
-    """Context of an evaluation batch; the first of an attempt is observed."""
+    """Observe the first evaluation batch of an attempt."""
     watchable = job.plan.config.compile.option == "none" and job.plan.batch.devices == 1
     if not watchable or "eval_matmul_dtypes" in job.effective:
         yield
@@ -354,13 +347,13 @@ def look_at_evaluation(job: TrainingState) -> Iterator[None]:
     job.effective["eval_matmul_dtypes"] = list(dtypes)
     wanted = compute.eval_autocast or compute.weights
     if wanted not in dtypes:
-        ran = f"matrix multiplications ran in {', '.join(dtypes) or 'nothing'}"
+        ran = f"matrix multiplications ran in {', '.join(dtypes) or 'no format'}"
         job.warn(f"precision.evaluation={wanted} had no effect: {ran}")
 
 
 @contextmanager
 def _look_at_operations(job: TrainingState) -> Iterator[None]:
-    """Probes for formats and kernels; for recomputation, too, where no hook would be compiled."""
+    """Observe formats and kernels, and recomputation without a compiler, which ignores hooks."""
     compiler = job.plan.config.compile.option
     if job.plan.batch.devices > 1:
         job.effective["not_looked_into"] = "formats, kernels: DataParallel runs in other threads"
@@ -371,7 +364,7 @@ def _look_at_operations(job: TrainingState) -> Iterator[None]:
         yield
     note_kernels(job, kernels.seen())
     if calls is None:
-        # Kernel calls are visible in compiled code; fused or recomputed operations are not.
+        # Probes detect kernel calls in compiled code, but not fused or recomputed operations.
         job.effective["not_looked_into"] = f"recomputation, fused kernels: compile={compiler}"
         return
     num_micro_batches = sum(phase == "forward" for phase, _ in job.meter.notes[-1].stamps)

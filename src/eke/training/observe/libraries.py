@@ -32,17 +32,17 @@ from eke.training.optimizer.build_optimizer import state_tensors
 
 
 def note_compiler(job: TrainingState) -> None:
-    """Warn where the compiler has captured nothing by the end of the second step."""
+    """Warn if the compiler has not captured a graph by the end of the second step."""
     option = job.plan.config.compile.option
     if option != "none" and not num_graphs(job.plan):
-        job.warn(f"compile={option} had no effect: no graph was captured")
+        job.warn(f"compile={option} had no effect: 0 graphs were captured")
 
 
 def note_deepspeed(job: TrainingState) -> None:
-    """Note stage and placement of the state; warn if they differ from the plan."""
+    """Record stage and placement of the state, and warn if they differ from the plan."""
     if not isinstance(job.update, DeepSpeedUpdate):
         return
-    assert job.plan.deepspeed is not None, "an engine without a plan for it"
+    assert job.plan.deepspeed is not None, "a plan for the engine"
     found = look_at(job.update.engine)
     job.effective["deepspeed"] = found
     if (swap := swap_folder(job.plan, job.paths)) is not None:
@@ -52,9 +52,9 @@ def note_deepspeed(job: TrainingState) -> None:
     if found["stage"] != stage:
         job.warn(f"distributed=zero{stage} had no effect: the engine is at {found['stage']}")
     if found["processes"] != processes:
-        job.warn(f"DeepSpeed shares out between {found['processes']} processes, not {processes}")
+        job.warn(f"DeepSpeed shards between {found['processes']} processes, not {processes}")
     if stage == 3 and found["cut_weights"] == 0:
-        job.warn("distributed=zero3 had no effect on weights: each is small enough to stay whole")
+        job.warn("distributed=zero3 had no effect on weights: all are below the sharding threshold")
     wanted = {"offload_optimizer": "optimizer_device", "offload_param": "weights_device"}
     for key, where in wanted.items():
         planned = zero.get(key, {}).get("device")
@@ -64,12 +64,12 @@ def note_deepspeed(job: TrainingState) -> None:
 
 
 def look_at(engine: Engine) -> dict[str, Any]:
-    """Properties of the engine as plain values; bytes and counts of this rank."""
+    """Return properties of the engine as plain values, with bytes and counts of this rank."""
     shards = flat_weight_shards(engine)
     weights = list(engine.module.parameters())
     cut = [p for p in weights if hasattr(p, "ds_tensor") and p.ds_numel != p.numel()]
     stores = [p.ds_tensor if hasattr(p, "ds_tensor") else p for p in weights]
-    # DeepSpeed reads the others from files when their layers run.
+    # DeepSpeed reads other weights from files when their layers run.
     loaded = [store for store in stores if getattr(store, "final_location", None) != "nvme"]
     states = state_tensors(engine.basic_optimizer)
     filed = [in_files(engine, number) for number in range(len(shards))]
@@ -93,45 +93,42 @@ def look_at(engine: Engine) -> dict[str, Any]:
 
 
 def _places(tensors: list[Tensor], files: bool) -> str:
-    """Kinds of devices that hold them, and DeepSpeed's word for files."""
+    """Return kinds of devices that hold the tensors, and "nvme" for files."""
     kinds = {tensor.device.type for tensor in tensors}
     return "+".join(sorted(kinds | {"nvme"} if files else kinds))
 
 
 def _bytes(tensors: list[torch.Tensor]) -> int:
-    """Bytes of distinct tensors: bitsandbytes shares one table among all shards."""
+    """Return the bytes of distinct tensors. bitsandbytes shares one table among all shards."""
     different = {(t.data_ptr(), t.numel()): t.numel() * t.element_size() for t in tensors}
     return sum(different.values())
 
 
-FUSED_LOSS = "linear_cross_entropy"
-
 MANY = 0.9
-"""Fraction of labelled positions above which selecting them gains nothing."""
+"""Fraction of labelled positions above which selecting them saves too little."""
 
 
 def note_kernels(job: TrainingState, seen: ObservedKernels) -> None:
-    """Note formats and kernels of one step, and warn if they differ from the configuration."""
+    """Record formats and kernels of one step, and warn if they differ from the configuration."""
     plan = job.plan
     job.effective["matmul_dtypes"] = list(seen.matmul_dtypes)
     wanted = plan.compute.matmul
     compiled = plan.config.compile.option != "none"
     if wanted not in seen.matmul_dtypes and (seen.matmul_dtypes or not compiled):
-        ran = f"matrix multiplications ran in {', '.join(seen.matmul_dtypes) or 'nothing'}"
+        ran = f"matrix multiplications ran in {', '.join(seen.matmul_dtypes) or 'no format'}"
         job.warn(f"precision.compute={wanted} had no effect: {ran}")
     _note_attention(job, seen)
     job.effective["loss_kernels"] = list(seen.loss_kernels)
     _note_sparse(job)
-    if has_fused_loss(plan) and FUSED_LOSS not in seen.loss_kernels:
-        job.warn("kernels.fused_linear_cross_entropy=true had no effect: the loss took all logits")
+    if has_fused_loss(plan) and "linear_cross_entropy" not in seen.loss_kernels:
+        job.warn("kernels.fused_linear_cross_entropy=true had no effect: the loss used all logits")
     if plan.config.kernels.option == "liger":
         count = job.effective["liger_modules"] = replaced_modules(job.bare_model)
         if not count:
-            job.warn("kernels=liger had no effect: no module's forward pass is Liger's")
+            job.warn("kernels=liger had no effect: no module uses Liger's forward pass")
 
 
 def _note_attention(job: TrainingState, seen: ObservedKernels) -> None:
-    """Implementation of the model and kernels that ran; a compiler may fuse a kernel away."""
     attention = job.plan.config.attention
     config: Any = job.bare_model.config
     implementation = str(getattr(config, "_attn_implementation", ""))
@@ -141,10 +138,10 @@ def _note_attention(job: TrainingState, seen: ObservedKernels) -> None:
     ran = set(seen.attention_kernels)
     job.effective["attention_kernels"] = sorted(ran)
     if implementation != ATTENTION[attention.option]:
-        job.warn(f"attention={attention.option} had no effect: the model runs {implementation}")
+        job.warn(f"attention={attention.option} had no effect: the model uses {implementation}")
         return
     if not ran and job.plan.config.compile.option != "none":
-        return  # eager and math are ordinary operations, which the compiler fuses with others
+        return  # the compiler fuses eager and math attention with other operations
     if not ran or ran - expected_kernels(attention):
         pinned = attention.backend is not Backend.auto
         requested = f".backend={attention.backend.value}" if pinned else f"={attention.option}"
@@ -153,28 +150,24 @@ def _note_attention(job: TrainingState, seen: ObservedKernels) -> None:
 
 
 def expected_kernels(attention: Attention) -> frozenset[str]:
-    """The kernels of `KernelProbe` of which one or several are then to run."""
+    """Return the kernels of `KernelProbe` of which at least one should run."""
     is_sdpa = attention.option == "sdpa"
     return EXPECTED[attention.backend] if is_sdpa else frozenset({attention.option})
 
 
 def _note_sparse(job: TrainingState) -> None:
-    """How many of a micro-batch's positions were projected onto the vocabulary."""
     head = loss_head(job.bare_model) if is_sparse(job.plan) else None
     if head is None or head.projected is None:
-        return  # compiled code does not count
+        return  # compiled code does not count positions
     projected, of = head.projected
     job.effective["projected_positions"] = f"{projected} of {of}"
     if projected > MANY * of:
         few = f"{projected} of {of} positions have a label"
-        job.warn(f"kernels.sparse_prediction=true saves next to nothing: {few}")
+        job.warn(f"kernels.sparse_prediction=true saves little: {few}")
 
 
 def note_trainer(job: TrainingState, trainer: Any) -> None:
-    """Read from the running Trainer: its class in transformers, and what differs from its defaults.
-
-    Warns about an argument of `trainer.extra` that is what Trainer does anyway.
-    """
+    """Record the class and the changed arguments of Trainer, and warn of `extra` without effect."""
     base = next(cls for cls in type(trainer).__mro__ if cls.__module__.startswith("transformers."))
     defaults = {f.name: f.default for f in dataclasses.fields(trainer.args)}
     in_force = {name: getattr(trainer.args, name) for name in defaults}
@@ -188,11 +181,10 @@ def note_trainer(job: TrainingState, trainer: Any) -> None:
     }
     for name, requested in job.plan.config.trainer.extra.items():
         if requested == defaults.get(name):
-            job.warn(f"trainer.extra.{name}={requested} had no effect: it is Trainer's default")
+            job.warn(f"trainer.extra.{name}={requested} had no effect: equal to Trainer's default")
 
 
 def _plain(value: Any) -> Any:
-    """JSON-ready value; other objects as text."""
     text = json.dumps(
         value, default=lambda each: each.value if isinstance(each, Enum) else str(each)
     )
@@ -200,52 +192,52 @@ def _plain(value: Any) -> Any:
 
 
 def note_loading(job: TrainingState) -> None:
-    """Loader processes that live, batches they work ahead, and the memory batches came in."""
+    """Record running loader processes, batches prepared ahead, and the memory of batches."""
     data, config = job.data, job.plan.config.dataloader
     workers = _living(data.loading)
     kept = _living(getattr(data.eval_loading, "_iterator", None))
-    ahead = getattr(data.loading, "_prefetch_factor", None) or 0  # of each process
+    ahead = getattr(data.loading, "_prefetch_factor", None) or 0  # per process
     job.effective["loader_workers"] = workers
     job.effective["loader_batches_ahead"] = workers * int(ahead)
     job.effective["loader_workers_kept"] = kept
     job.effective["loader_pinned"] = bool(data.pinned)
     if workers < config.workers:
-        job.warn(f"dataloader.workers = {config.workers}: {workers} loader processes live")
+        job.warn(f"dataloader.workers = {config.workers}: {workers} loader processes are running")
     if config.persistent and not kept:
         job.warn("dataloader.persistent had no effect: evaluation's loader processes have ended")
     if job.plan.compute.pin_memory and not data.pinned:
-        job.warn("dataloader.pin_memory had no effect: batches came in pageable memory")
+        job.warn("dataloader.pin_memory had no effect: batches were in pageable memory")
 
 
 def note_packing(job: TrainingState) -> None:
-    """How many sequences shared a row, in all steps of this attempt."""
+    """Record the mean number of sequences per row in this attempt."""
     packing, shared = job.plan.config.data.packing, job.data.padding.sequences_per_row
     if shared is not None:
         job.effective["sequences_per_row"] = shared
     if packing is Packing.off or not is_ragged(job.plan.config):
-        return  # of samples that are all as long, a rule has warned before the start
+        return  # for samples of equal length, a rule has warned before the start
     if shared is None or shared <= 1:
         job.warn(f"data.packing={packing.value} had no effect: no row held two sequences")
 
 
 def _living(iterator: Any) -> int:
-    """Processes behind a DataLoader's iterator (torch 2.13 names them `_workers`)."""
+    """Return the number of running processes of a DataLoader's iterator (torch: `_workers`)."""
     return sum(process.is_alive() for process in getattr(iterator, "_workers", ()))
 
 
 def note_devices(job: TrainingState) -> None:
-    """Where DataParallel's copies really ran."""
+    """Record the devices on which DataParallel's copies ran."""
     module = getattr(job.model, "module", None)
     if not isinstance(module, LossOnDevice):
         return
     job.effective["data_parallel_devices"] = sorted(module.devices)
     used, devices = len(module.devices), job.plan.batch.devices
     if used < devices:
-        job.warn(f"distributed=dp used {used} of {devices} devices: each takes a row at least")
+        job.warn(f"distributed=dp used {used} of {devices} devices: each needs at least one row")
 
 
 def note_copies(job: TrainingState) -> None:
-    """How many processes exchange their copies' gradients; Trainer's wrapper is its own."""
+    """Record how many processes exchange gradients, except with Trainer's own wrapper."""
     config = job.plan.config
     if config.distributed.option != "ddp" or config.engine.option != "loop":
         return
@@ -258,12 +250,12 @@ def note_copies(job: TrainingState) -> None:
 
 
 def note_sharding(job: TrainingState) -> None:
-    """Sharded bytes of weights, gradients and optimizer state by rank; a collective."""
+    """Record sharded bytes of weights, gradients and optimizer state by rank. Collective."""
     plan = job.plan
     if not isinstance(plan.config.distributed, FSDP) or plan.batch.world_size == 1:
         return
     parameters = list(job.bare_model.parameters())
-    cut: list[Any] = [p for p in parameters if is_cut(p)]  # of FSDP2: DTensors
+    cut: list[Any] = [p for p in parameters if is_cut(p)]  # DTensors of FSDP2
     gradients = job.update.gradient_bytes if isinstance(job.update, ShardedUpdate) else None
     mine = {
         "weights": part_bytes(parameters),
@@ -277,7 +269,7 @@ def note_sharding(job: TrainingState) -> None:
         "state_bytes_per_rank": job.ranks.gather(mine),
     }
     groups = groups_of(job.bare_model.modules())
-    # The very buffers in which weights arrived, whatever a policy asked for.
+    # Formats of the actual buffers, whatever the policy requested.
     sent = Counter[str]()
     for buffer in (b for g in groups for w in g.fsdp_params for b in w.all_gather_outputs):
         sent[str(buffer.dtype).removeprefix("torch.")] += buffer.numel()
@@ -285,15 +277,15 @@ def note_sharding(job: TrainingState) -> None:
     if groups and plan.compute.gathered and plan.compute.gathered not in sent:
         job.warn(f"distributed=fsdp sent no weight in {plan.compute.gathered}")
     if not cut:
-        job.warn("distributed=fsdp had no effect: every process holds all of every tensor")
+        job.warn("distributed=fsdp had no effect: every process holds full tensors")
 
 
 def note_transport(job: TrainingState) -> None:
-    """Whether NCCL may use peer-to-peer copies, by rank; a collective."""
+    """Record whether NCCL may use peer-to-peer copies, by rank. Collective."""
     if job.ranks.world_size == 1 or job.device.type != "cuda":
         return
     values = job.ranks.gather(os.environ.get(P2P_VARIABLE, ""))
-    # For NCCL any number but 0 means yes.
+    # NCCL reads any number except 0 as yes.
     switched_off = [value not in ("", "0") for value in values]
     job.effective["nccl_p2p"] = ["off" if off else "auto" for off in switched_off]
     wanted = job.plan.config.distributed.p2p

@@ -17,10 +17,7 @@ from eke.training.optimizer.build_optimizer import state_tensors
 
 
 def memory_in_use(device: torch.device) -> int | None:
-    """Bytes in use: of the whole GPU, as in the guides; of this process on a CPU.
-
-    None when the driver does not tell.
-    """
+    """Return the bytes in use on the GPU, or by this process on a CPU. None if unknown."""
     if device.type == "cpu":
         return own_resident_bytes()
     try:
@@ -30,22 +27,19 @@ def memory_in_use(device: torch.device) -> int | None:
         uuid = str(torch.cuda.get_device_properties(device).uuid)
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
-    except Exception:  # any trouble with the driver: the number is absent, the run goes on
+    except Exception:  # a driver error: the value is absent and the run continues
         return None
 
 
 def device_peak(device: torch.device) -> int | None:
-    """Highest sum of tensors so far on a GPU; PyTorch does not count it on a CPU."""
+    """Return the highest sum of tensors so far on a GPU, None on a CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def live_bytes(
     model: nn.Module, optimizer: torch.optim.Optimizer, others: Sequence[Tensor] = ()
 ) -> int:
-    """Bytes of weights, buffers, gradients and optimizer state, and of others.
-
-    As in `eke.models.sizes.StateBytes`, the optimizer's scalar step counters are excluded.
-    """
+    """Return the bytes of weights, buffers, gradients, non-scalar optimizer state and others."""
     weights: list[Tensor] = [*model.parameters()]
     weights += [p for group in optimizer.param_groups for p in group["params"]]  # or their copies
     tensors = [*weights, *model.buffers(), *quant_tensors(model), *others]
@@ -55,32 +49,30 @@ def live_bytes(
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes that this process holds of tensors, shared storages counted once."""
+    """Return the bytes of tensors in this process, with shared storages counted once."""
     storages = [part(tensor).untyped_storage() for tensor in tensors]
     return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
 
 class AllocationProfile:
-    """Context around one CPU step: the highest sum of tensor memory while it ran.
+    """Profile of one CPU step for the peak of tensor memory, which PyTorch does not count.
 
-    PyTorch counts no peak on a CPU; the profiler reports each allocation and release of this
-    thread, and what is allocated in the process then. Peak = what was alive before + by how much
-    that was higher than at the first report. Releases of blocks from before are not reported; a
-    training step has none. The profiler keeps 75 MB for each micro-batch of four layers until it is
-    read (docs/lab/memory.md), so a long step is profiled in parts, of which it holds one.
+    The profiler reports each allocation and release of this thread with the bytes then allocated.
+    Peak = bytes alive before + highest increase since the first report. A long step is profiled in
+    parts: the profiler keeps 75 MB per micro-batch of four layers (docs/lab/memory.md).
     """
 
     def __init__(self, alive_before: int) -> None:
         self.alive_before = alive_before
         self.peak: int | None = None
         self.problem = ""
-        """Reason that a successful step has no peak."""
+        """Reason why a successful step has no peak."""
         self._first: int | None = None
         self._highest = 0
         self._profile: Any = None
         self._counting = counted_in_every_thread()
         self.is_complete = False
-        """Whether other threads' blocks count, also between parts."""
+        """Whether blocks of other threads are counted, also between parts."""
 
     def __enter__(self) -> "AllocationProfile":
         self.is_complete = self._counting.__enter__()
@@ -90,7 +82,7 @@ class AllocationProfile:
     def __exit__(self, *error: Any) -> None:
         self._stop(counts=error[0] is None)
         self._counting.__exit__(None, None, None)
-        with suppress(OSError, AttributeError):  # glibc would keep what the profiler has freed
+        with suppress(OSError, AttributeError):  # glibc would keep memory of the profiler
             ctypes.CDLL(None).malloc_trim(0)
         if error[0] is None and self._first is None and not self.problem:
             self.problem = "the profiler reported no allocations"
@@ -98,13 +90,13 @@ class AllocationProfile:
             self.peak = self.alive_before + self._highest
 
     def cut(self) -> None:
-        """End a part of the step, and release the profiler's data."""
+        """End a part of the step and release the profiler's data."""
         self._stop(counts=True)
         self._start()
 
     def _start(self) -> None:
-        # Not torch.profiler's: it refers to itself, and what it has kept would wait for the
-        # garbage collector.
+        # torch.profiler's own class has a reference cycle: its data would wait for the garbage
+        # collector.
         self._profile = profile(use_cpu=True, use_kineto=True, profile_memory=True)
         self._profile.__enter__()
 
@@ -116,7 +108,7 @@ class AllocationProfile:
         try:
             found = allocations(ended.kineto_results.experimental_event_tree())
         except AttributeError as error:
-            self.problem = f"torch {torch.__version__}'s profiler is not read as before ({error})"
+            self.problem = f"unknown profiler format of torch {torch.__version__} ({error})"
             return
         for change, total in found:
             if self._first is None:
@@ -126,16 +118,11 @@ class AllocationProfile:
 
 @contextmanager
 def counted_in_every_thread() -> Iterator[bool]:
-    """Have PyTorch's CPU allocator count the blocks of all threads; yields whether it does.
-
-    It does so in threads that profile memory, and else only if this flag is set. A thread of gloo
-    often is the last to hold what FSDP2 gathered: without it, the same run was measured at 24 and
-    32 MB (docs/lab/memory.md).
-    """
+    """Make the CPU allocator count all threads' blocks (docs/lab/memory.md). Yields success."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
         flag = ctypes.c_bool.in_dll(library, "FLAGS_caffe2_report_cpu_memory_usage")
-    except (OSError, ValueError):  # another system's name, or a PyTorch without: this thread counts
+    except (OSError, ValueError):  # another library name, or no flag: only this thread counts
         yield False
         return
     flag.value = True
@@ -146,7 +133,7 @@ def counted_in_every_thread() -> Iterator[bool]:
 
 
 def allocations(tree: Sequence[Any]) -> list[tuple[int, int]]:
-    """Bytes by which each event of a profile changes what is allocated, and what that is then."""
+    """Return each event's change of the allocated bytes, and the bytes allocated after it."""
     found, left = [], list(tree)
     allocation = type(left[0].tag).Allocation if left else None
     while left:

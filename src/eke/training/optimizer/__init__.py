@@ -1,1 +1,1 @@
-"""Optimizers: builders, learning-rate schedules, parameter groups and the update of a step."""
+"""Optimizers: builders, learning-rate schedules, parameter groups and optimizer steps."""

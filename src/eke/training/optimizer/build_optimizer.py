@@ -1,7 +1,4 @@
-"""The planned optimizer and learning-rate schedule, and what an optimizer holds.
-
-Schedule-Free takes gradients between its average and its fast weights; the average is what counts.
-"""
+"""Construction of the planned optimizer and learning-rate schedule, and tensors of optimizers."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,23 +20,21 @@ from eke.training.optimizer.update import Groups, parameter_groups
 
 
 def build_optimizer(plan: Plan, model: nn.Module) -> Optimizer:
-    """The planned optimizer over the trainable parameters of `model`, which is not wrapped yet."""
+    """Build the planned optimizer of the trainable parameters of an unwrapped model."""
     groups = parameter_groups(model, plan.config.optimizer.weight_decay)
     build: Callable[[Plan, Groups], Optimizer] = resolve_name(
         optimizer_entry(plan.config.optimizer).builder
     )
-    if plan.compute.master and plan.deepspeed is None:  # which keeps its own copies
+    if plan.compute.master and plan.deepspeed is None:  # DeepSpeed keeps its own copies
         return build_with_master(groups, partial(build, plan))
     return build(plan, groups)
 
 
 @contextmanager
 def evaluation_weights(optimizer: Optimizer) -> Iterator[list[Tensor]]:
-    """Context in which the model has the weights to evaluate and to export.
-
-    Going there and back by formula rounds, so the training weights wait in host memory: yields them
-    in the order of the parameter groups; nothing when they are the same.
-    """
+    """Give the model the weights to evaluate, and yield the training weights, [] if equal."""
+    # Schedule-Free evaluates the average of its weights, but takes gradients between it and its
+    # fast weights. Converting back by formula rounds.
     switch = getattr(optimizer, "eval", None)
     if switch is None:
         yield []
@@ -55,7 +50,7 @@ def evaluation_weights(optimizer: Optimizer) -> Iterator[list[Tensor]]:
 
 @torch.no_grad()
 def restore_training_weights(optimizer: Optimizer, kept: Sequence[Tensor]) -> None:
-    """Put back what `evaluation_weights` yielded."""
+    """Restore the weights that `evaluation_weights` yielded."""
     if kept:
         for parameter, value in zip(_parameters(optimizer), kept, strict=True):
             part(parameter).copy_(part(value))
@@ -66,19 +61,19 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 def state_tensors(optimizer: Optimizer) -> list[Tensor]:
-    """Every plain tensor of the state but scalars, shared ones once."""
+    """Return all plain tensors of the state except scalars, without shared duplicates."""
     found = [t for state in optimizer.state.values() for t in plain_tensors(state)]
     return list({t.untyped_storage().data_ptr(): t for t in found if t.dim()}.values())
 
 
 def plain_tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors inside a value: of dicts, of objects' attributes, of quantised tensors."""
+    """Yield the tensors inside dicts, lists, attributes of objects and quantised tensors."""
     if isinstance(value, Tensor):
-        mine = part(value)  # FSDP2's are cut
+        mine = part(value)  # sharded by FSDP2
         if not hasattr(mine, "__tensor_flatten__"):
             yield mine
             return
-        names, _ = mine.__tensor_flatten__()  # torchao's quantised ones say what they wrap
+        names, _ = mine.__tensor_flatten__()  # torchao's quantised tensors list their inner ones
         yield from plain_tensors([getattr(mine, name) for name in names])
     elif isinstance(value, Mapping | list | tuple):
         for each in value.values() if isinstance(value, Mapping) else value:
@@ -88,12 +83,12 @@ def plain_tensors(value: Any) -> Iterator[Tensor]:
 
 
 def is_quantised(state: Mapping[str, Any]) -> bool:
-    """Whether a parameter's state holds codes instead of numbers."""
+    """Return whether a parameter's state holds codes instead of numbers."""
     return any(not t.is_floating_point() and t.dim() for t in plain_tensors(state))
 
 
 def num_paged_bytes(optimizer: Optimizer) -> int:
-    """Bytes of state that bitsandbytes keeps in unified memory, to be moved out when it is full."""
+    """Return the bytes of state that bitsandbytes keeps in unified memory, which can be evicted."""
     return sum(
         t.numel() * t.element_size()
         for state in optimizer.state.values()
@@ -107,7 +102,7 @@ Multiplier = Callable[[int], float]
 
 
 def build_schedule(plan: Plan) -> Multiplier:
-    """Warm-up from peak / warm-up steps, then the option's shape; there is no state to restore."""
+    """Return the schedule: linear warm-up from peak / warm-up steps, then the option's shape."""
     warmup, total = plan.steps.warmup, plan.steps.total
     shape = SHAPES[plan.config.schedule.option]
 
@@ -132,7 +127,7 @@ def _cosine(plan: Plan, progress: float) -> float:
 def _wsd(plan: Plan, progress: float) -> float:
     schedule = cast(WSDSchedule, plan.config.schedule)
     total, warmup = plan.steps.total, plan.steps.warmup
-    # A decay longer than what is left after warm-up starts right there, at the peak.
+    # A decay longer than the steps after warm-up starts at the end of warm-up.
     decay = min(1.0, max(1e-9, schedule.decay_frac * total / max(1, total - warmup)))
     return 1.0 + (schedule.final_frac - 1.0) * max(0.0, (progress - 1.0 + decay) / decay)
 

@@ -1,7 +1,7 @@
 """Builders of the optimizers: plan and parameter groups -> torch optimizer.
 
-Libraries are imported when one of their optimizers is built. Tested: schedulefree 1.4, torchao 0.18
-(each compiles its step at first use), galore-torch 1.0, apollo-torch 1.0.3, bitsandbytes 0.50.
+Tested: schedulefree 1.4, torchao 0.18 (both compile the step at first use), galore-torch 1.0,
+apollo-torch 1.0.3, bitsandbytes 0.50.
 """
 
 import warnings
@@ -38,7 +38,6 @@ from eke.training.optimizer.update import RATIO, Groups, split
 
 
 def _make(name: str, groups: Groups, config: AdamW | Lion, **more: Any) -> Optimizer:
-    """An optimizer of the class `module:attribute`, with the arguments that all of them share."""
     if isinstance(config, AdamW):
         more["eps"] = config.eps
     made: Optimizer = resolve_name(name)(
@@ -48,10 +47,10 @@ def _make(name: str, groups: Groups, config: AdamW | Lion, **more: Any) -> Optim
 
 
 def adamw(plan: Plan, groups: Groups) -> Optimizer:
-    """AdamW in the implementation that was planned."""
+    """Return AdamW in the planned implementation."""
     config = cast(AdamW, plan.config.optimizer)
     implementation = plan.compute.optimizer_implementation
-    if implementation == "deepspeed_cpu":  # in vector instructions of the host
+    if implementation == "deepspeed_cpu":  # uses vector instructions of the host
         load_adam()
         return _make("deepspeed.ops.adam:DeepSpeedCPUAdam", groups, config, adamw_mode=True)
     foreach, fused = implementation == "foreach", implementation == "fused"
@@ -59,13 +58,13 @@ def adamw(plan: Plan, groups: Groups) -> Optimizer:
 
 
 def adamw_apex_fused(plan: Plan, groups: Groups) -> Optimizer:
-    """NVIDIA apex's AdamW: one kernel per list of tensors, for CUDA only."""
+    """Return NVIDIA apex's AdamW: one kernel per list of tensors, only for CUDA."""
     config = cast(AdamW, plan.config.optimizer)
     return _make("apex.optimizers:FusedAdam", groups, config, adam_w_mode=True)
 
 
 def schedule_free(plan: Plan, groups: Groups) -> Optimizer:
-    """Schedule-Free AdamW, in training mode; the plan's warm-up replaces the library's."""
+    """Return Schedule-Free AdamW, in training mode, with the plan's warm-up."""
     config = cast(ScheduleFree, plan.config.optimizer)
     optimizer = _make(
         "schedulefree:AdamWScheduleFree",
@@ -80,7 +79,7 @@ def schedule_free(plan: Plan, groups: Groups) -> Optimizer:
 
 
 def adamw_torchao(plan: Plan, groups: Groups) -> Optimizer:
-    """AdamW with moments of 8 or 4 bits."""
+    """Return AdamW with moments of 8 or 4 bits."""
     config = cast(AdamWTorchAO8bit | AdamWTorchAO4bit, plan.config.optimizer)
     bits = 8 if isinstance(config, AdamWTorchAO8bit) else 4
     _spare_warning()
@@ -88,7 +87,7 @@ def adamw_torchao(plan: Plan, groups: Groups) -> Optimizer:
 
 
 def adamw_bf16_sr(plan: Plan, groups: Groups) -> Optimizer:
-    """AdamW that rounds bfloat16 weights up or down at random, right on average."""
+    """Return AdamW with stochastic rounding of bfloat16 weights."""
     config = cast(AdamW, plan.config.optimizer)
     _spare_warning()
     optimizer = _make("torchao.optim:_AdamW", groups, config, bf16_stochastic_round=True)
@@ -97,17 +96,17 @@ def adamw_bf16_sr(plan: Plan, groups: Groups) -> Optimizer:
 
 
 def _spare_warning() -> None:
-    # torch 2.13 says once that torchao 0.18's tensors name no hash for its cache of compiled code.
+    # torch 2.13 warns once that torchao 0.18's tensors have no hash for its compile cache.
     warnings.filterwarnings("ignore", message=".*_stable_hash_for_caching", category=UserWarning)
 
 
 def adafactor(plan: Plan, groups: Groups) -> Optimizer:
-    """Transformers' Adafactor with a fixed learning rate."""
+    """Return transformers' Adafactor with a fixed learning rate."""
     config = cast(Adafactor, plan.config.optimizer)
     optimizer: Optimizer = resolve_name("transformers.optimization:Adafactor")(
         groups,
         lr=config.lr,
-        eps=(config.eps1, 1e-3),  # the second is read only with scale_parameter, which is off
+        eps=(config.eps1, 1e-3),  # the second is only read with scale_parameter
         clip_threshold=config.clip_threshold,
         decay_rate=config.decay_rate,
         scale_parameter=False,
@@ -118,10 +117,7 @@ def adafactor(plan: Plan, groups: Groups) -> Optimizer:
 
 
 def sgd(plan: Plan, groups: Groups) -> Optimizer:
-    """SGD with decoupled weight decay: torch's own adds it to the gradient, and so to the momentum.
-
-    Loshchilov and Hutter 2017, arXiv:1711.05101, algorithm 1.
-    """
+    """Return SGD with decoupled weight decay (arXiv:1711.05101, algorithm 1), unlike torch's."""
     config = cast(SGD, plan.config.optimizer)
     apart = [{**g, "weight_decay": 0.0, DECAY: g["weight_decay"]} for g in groups]
     made = torch.optim.SGD(apart, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
@@ -130,7 +126,7 @@ def sgd(plan: Plan, groups: Groups) -> Optimizer:
 
 
 DECAY = "decoupled_weight_decay"
-"""Key of a group: what of a weight goes in a step, times the learning rate."""
+"""Key of a group: the share of a weight that is removed per step, times the learning rate."""
 
 
 @torch.no_grad()
@@ -142,15 +138,15 @@ def _decay(optimizer: Optimizer, *_: object) -> None:
 
 
 def muon(plan: Plan, groups: Groups) -> Optimizer:
-    """Muon for matrices inside Transformer layers, AdamW for others; RunError without matrices."""
+    """Return Muon for matrices of Transformer layers, AdamW for others. RunError: no matrices."""
     config = cast(Muon, plan.config.optimizer)
     hidden, rest = split(groups, Role.hidden)
     if not hidden:
         raise RunError(
-            "optimizer = muon: no matrix inside a Transformer layer is trained, and Muon is for "
-            "those alone\n  -> optimizer=adamw"
+            "optimizer = muon: no trained matrix inside a Transformer layer. Muon needs one"
+            "\n  -> optimizer=adamw"
         )
-    # torch's own default of ns_coefficients; None is `original`.
+    # torch's default of ns_coefficients. None means `original`.
     adjust = None if config.adjust_lr is AdjustLR.original else config.adjust_lr.value
     optimizer = torch.optim.Muon(
         hidden,
@@ -174,10 +170,7 @@ def muon(plan: Plan, groups: Groups) -> Optimizer:
 
 
 class Composite(Optimizer):
-    """Optimizers over different parameters of one model, stepped together.
-
-    A learning rate that is set here is the part's; `state_dict` has torch's ordinary form.
-    """
+    """Optimizers over different parameters of one model, with one learning rate and state_dict."""
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         self.parts = tuple(parts)
@@ -185,17 +178,16 @@ class Composite(Optimizer):
         self._share()
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # none is ever passed
-        """One step of each part."""
+        """Step each optimizer."""
         for part in self.parts:
             part.step()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         super().load_state_dict(state_dict)
         self._share()
 
     def _share(self) -> None:
-        """Let the parts work on this optimizer's states and groups."""
         start = 0
         for part in self.parts:
             end = start + len(part.param_groups)
@@ -205,17 +197,14 @@ class Composite(Optimizer):
 
 
 def round_alike(optimizer: Optimizer, seed: int) -> None:
-    """Draw the random numbers of each step from generators seeded by `seed` and the step.
-
-    So ranks round alike, and a continued run as an undisturbed one; dropout draws as ever.
-    """
+    """Seed each step's rounding by `seed` and the step: equal on all ranks and after resuming."""
+    # A stack: PyTorch calls the hooks again if a step calls the step of its base class.
     entered: list[AbstractContextManager[None]] = []
-    """A stack: PyTorch calls the hooks once more where a step calls that of a class it extends."""
 
     def before(*_: Any) -> None:
-        # A checkpoint brings the number of steps back.
+        # A checkpoint restores the number of steps.
         done = max((int(state["step"]) for state in optimizer.state.values() if state), default=0)
-        drawn_from = hash((seed, done)) % 2**63  # of integers: the same anywhere
+        drawn_from = hash((seed, done)) % 2**63  # hashes of integers are equal everywhere
         device = optimizer.param_groups[0]["params"][0].device
         entered.append(own_random_numbers(device, drawn_from))
         entered[-1].__enter__()
@@ -228,11 +217,11 @@ def round_alike(optimizer: Optimizer, seed: int) -> None:
 
 
 PROJECTOR = "projector"
-"""Key of a parameter's state under which both libraries keep an object with a matrix in it."""
+"""Key of a parameter's state for an object with a matrix, in both libraries."""
 
 
 def galore(plan: Plan, groups: Groups) -> Optimizer:
-    """AdamW in a subspace found by singular value decomposition, for matrices inside layers."""
+    """Return AdamW in a subspace of a singular value decomposition, for matrices of layers."""
     config, projected = cast(GaLore, plan.config.optimizer), _projected(plan, groups)
     optimizer = _make("galore_torch:GaLoreAdamW", projected, config, no_deprecation_warning=True)
     save_projectors_as_data(optimizer, "galore_torch.galore_projector:GaLoreProjector")
@@ -240,7 +229,7 @@ def galore(plan: Plan, groups: Groups) -> Optimizer:
 
 
 def apollo(plan: Plan, groups: Groups) -> Optimizer:
-    """SGD with the scaling of a randomly projected AdamW, for matrices inside layers."""
+    """Return SGD scaled like a randomly projected AdamW, for matrices of layers."""
     config = cast(Apollo, plan.config.optimizer)
     more = {"scale_type": config.scale_type.value, "proj": "random"}
     optimizer = _make("apollo_torch:APOLLOAdamW", _projected(plan, groups, **more), config)
@@ -249,7 +238,7 @@ def apollo(plan: Plan, groups: Groups) -> Optimizer:
 
 
 def _projected(plan: Plan, groups: Groups, **more: str) -> Groups:
-    """The libraries project every group that has a rank."""
+    """Return groups with the projection's arguments. The libraries project groups with a rank."""
     config = cast(GaLore | Apollo, plan.config.optimizer)
     projection = {
         "rank": projection_rank(plan.config),
@@ -263,11 +252,9 @@ def _projected(plan: Plan, groups: Groups, **more: str) -> Groups:
 
 
 def save_projectors_as_data(optimizer: Optimizer, projector: str) -> None:
-    """Keep objects of the class `projector` (`module:attribute`) out of `state_dict`.
+    """Store objects of the class `projector` (`module:attribute`) as attributes in `state_dict`."""
 
-    A checkpoint is loaded with `weights_only`; all that such an object needs are its attributes.
-    """
-
+    # Objects cannot be loaded with `weights_only`.
     def to_data(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         return _with_projectors(saved, lambda found: dict(vars(found)))
 
@@ -277,7 +264,7 @@ def save_projectors_as_data(optimizer: Optimizer, projector: str) -> None:
         return made
 
     def to_objects(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
-        # Before torch sees it, which would iterate over the strings inside.
+        # Before torch reads the state: it would iterate over the strings inside.
         return _with_projectors(loaded, make)
 
     def to_device(restored: Optimizer) -> None:
@@ -292,7 +279,7 @@ def save_projectors_as_data(optimizer: Optimizer, projector: str) -> None:
 
 
 def _with_projectors(saved: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """A state dict with its projectors changed; the one given stays as it is."""
+    """Return a copy of a state dict with changed projectors."""
     states = {
         key: {name: change(value) if name == PROJECTOR else value for name, value in state.items()}
         for key, state in saved["state"].items()
@@ -301,12 +288,12 @@ def _with_projectors(saved: dict[str, Any], change: Callable[[Any], Any]) -> dic
 
 
 def projected_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
-    """Parameters whose states are in a subspace."""
+    """Return parameters whose states are in a subspace."""
     return [p for p, state in optimizer.state.items() if PROJECTOR in state]
 
 
 def eight_bit(plan: Plan, groups: Groups) -> Optimizer:
-    """AdamW or Lion with 8-bit moments, in paged memory of a GPU with `paged_adamw_8bit`."""
+    """Return AdamW or Lion with 8-bit moments, paged on a GPU with `paged_adamw_8bit`."""
     config = cast(AdamW8bit | Lion8bit, plan.config.optimizer)
     paged = optimizer_entry(config).pages and plan.device.kind == "cuda"
     spare_waiting(paged)
@@ -323,26 +310,24 @@ def eight_bit(plan: Plan, groups: Groups) -> Optimizer:
 
 
 def lion(plan: Plan, groups: Groups) -> Optimizer:
-    """Lion with a float32 momentum."""
+    """Return Lion with a float32 momentum."""
     spare_waiting(paged=False)
     return _make("bitsandbytes.optim:Lion", groups, cast(Lion, plan.config.optimizer))
 
 
 def spare_waiting(paged: bool) -> None:
-    """Let a step go on to the next parameter without waiting for the GPU; for this process.
-
-    bitsandbytes 0.50 waits after each parameter (optim/optimizer.py, step): hundreds of waits in a
-    step. Only pages need it, since moving them is asynchronous.
-    """
+    """Skip bitsandbytes' wait for the GPU after each parameter, in this process."""
     from bitsandbytes import utils
     from bitsandbytes.optim import optimizer
 
+    # bitsandbytes 0.50 (optim/optimizer.py, step) waits hundreds of times per step. Only paged
+    # states need it: moving pages is asynchronous.
     if hasattr(optimizer, "sync_gpu"):  # the stream keeps the order of kernels
         vars(optimizer)["sync_gpu"] = utils.sync_gpu if paged else lambda tensor: None
 
 
 def page_again(optimizer: Any, *_: Any) -> None:
-    """Put states back into paged memory: loading a checkpoint leaves them in the GPU's own."""
+    """Move states back into paged memory, which loading a checkpoint does not use."""
     for parameter, state in optimizer.state.items():
         if parameter.numel() < PAGED_MIN_SIZE:
             continue
@@ -354,13 +339,11 @@ def page_again(optimizer: Any, *_: Any) -> None:
 
 
 def keep_embeddings_in_32_bits(optimizer: Any, groups: Groups) -> None:
-    """Give embeddings 32-bit states (transformers#14819).
-
-    bitsandbytes keeps such exceptions in one manager for the process, by `id`: of another model's
-    parameters, too, once theirs are freed. So this optimizer gets a separate manager.
-    """
+    """Give embeddings 32-bit states (transformers#14819)."""
     from bitsandbytes.optim import GlobalOptimManager
 
+    # bitsandbytes keeps such exceptions by `id` in one manager per process, where they would also
+    # apply to parameters of a later model with the same id. Use a separate manager.
     manager = GlobalOptimManager.__new__(GlobalOptimManager)  # its __init__ always raises
     manager.initialize()
     tables, _ = split(groups, Role.embedding)

@@ -1,7 +1,4 @@
-"""The second half of an optimizer step, parameter groups, and the learning rate of a step.
-
-Sharding and offloading bring their own `Update`; the loop knows only this interface.
-"""
+"""Updates of an optimizer step, parameter groups, and the learning rate of a step."""
 
 import re
 from contextlib import AbstractContextManager, nullcontext
@@ -19,36 +16,32 @@ from eke.training.part_files import Held
 
 
 class Update(Protocol):
-    """How one optimizer step is taken; by default of a process that has it all."""
+    """Interface of an optimizer step. Sharding and offloading have their own."""
 
     even: bool = False
-    """Every forward pass talks to the other ranks, so that all need the same number of them."""
+    """Whether all ranks need the same number of forward passes, because each communicates."""
 
     def exchange(self, last: bool) -> AbstractContextManager[None]:
-        """Context of one micro-batch: ranks exchange gradients in the last one of a step."""
+        """Return the context of a micro-batch. Ranks exchange gradients in the last of a step."""
         return nullcontext()
 
     def backward(self, loss: Tensor, num_targets: int) -> None:
-        """Add the gradients of the scalar `loss`, divided by the targets of the whole step."""
+        """Add the gradients of the scalar `loss`, divided by the targets of the entire step."""
 
     def apply(self) -> Tensor | None:
-        """Clip, step and forget the gradients; returns their norm before clipping, on the device.
-
-        The norm is that of the whole model over all ranks; None if not requested. The optimizer's
-        groups have had their learning rate since before the first micro-batch.
-        """
+        """Clip, step and clear gradients, and return their global norm, None if not needed."""
 
     def hold(self, model: nn.Module) -> Held | None:
-        """What this rank writes of a checkpoint in parts; None if it has all. A collective."""
+        """Return this rank's part of a sharded checkpoint, None if it has all. Collective."""
         return None
 
     def held(self) -> list[Tensor]:
-        """Tensors of this rank that belong neither to the model nor to the optimizer's state."""
+        """Return tensors of this rank outside the model and the optimizer's state."""
         return []
 
 
 class PlainUpdate(Update):
-    """Every rank has all weights, and a torch optimizer over them: one process, or ddp."""
+    """Update with all weights and a torch optimizer on each rank: one process, or ddp."""
 
     def __init__(
         self,
@@ -66,28 +59,29 @@ class PlainUpdate(Update):
         self.max_grad_norm = plan.config.train.max_grad_norm
         needed = self.max_grad_norm is not None or scaler is not None
         self.knows_norm = needed or plan.config.train.record_grad_norm
-        # torch's fused kernels divide by `grad_scale` as they read gradients, for GradScaler:
-        # clipping so spares a pass. None accepts FSDP2's DTensors with a plain scale.
+        # torch's fused kernels divide gradients by `grad_scale`, made for GradScaler. Clipping by
+        # it saves a pass. The kernels do not accept FSDP2's DTensors with a plain scale.
         cut = plan.batch.world_size > 1 and isinstance(plan.config.distributed, FSDP)
         divides = getattr(optimizer, "_step_supports_amp_scaling", False)
         self.clips_in_step = scaler is None and divides and not cut
 
     def exchange(self, last: bool) -> AbstractContextManager[None]:
-        """Gradients of the earlier micro-batches only add up."""
+        """Return a context that only accumulates gradients before the last micro-batch."""
         if last or self.world_size == 1:
             return nullcontext()
-        # A forecast traces one of several processes, whose model nothing wraps.
+        # A memory forecast traces one of several processes, without a wrapped model.
         apart: AbstractContextManager[None] = getattr(self.model, "no_sync", nullcontext)()
         return apart
 
     def backward(self, loss: Tensor, num_targets: int) -> None:
-        """Ranks average their gradients where they should sum them, hence the factor."""
-        # Not Accelerate's: it divides by its accumulation steps, also where there is one.
+        """Add the gradients of the loss."""
+        # Not Accelerate's backward, which divides by its accumulation steps. The factor compensates
+        # for ranks that average gradients instead of summing them.
         scaled = self.scaler.scale(loss) if self.scaler else loss
         scaled.backward(torch.full_like(scaled, self.world_size / num_targets))  # type: ignore[no-untyped-call]  # torch 2.13
 
     def apply(self) -> Tensor | None:
-        """One step of the optimizer."""
+        """Clip, step the optimizer, clear gradients and return the norm."""
         norm = self.clip()
         if self.scaler:
             self.scaler.step(self.optimizer)
@@ -98,7 +92,7 @@ class PlainUpdate(Update):
         return norm
 
     def clip(self) -> Tensor | None:
-        """Global gradient norm before clipping; clips if requested."""
+        """Return the global gradient norm before clipping, and clip if requested."""
         if not self.knows_norm:
             return None
         if self.scaler:
@@ -115,27 +109,23 @@ class PlainUpdate(Update):
 
 
 CLIP_EPS = 1e-6
-"""Added to the norm before it divides: torch.nn.utils.clip_grads_with_norm_'s."""
+"""Term added to the norm before division, as in torch.nn.utils.clip_grads_with_norm_."""
 
 
 def norm_in_float32(gradients: list[Tensor]) -> Tensor:
-    """Norm of gradients of any format as one vector; a scalar.
-
-    torch 2.13's `get_total_norm` answers in the gradients' format (two to three digits in
-    bfloat16), and sorts them by device and format in every step.
-    """
-    # On a GPU a few kernels for all of them, where a norm for each is a launch for each.
+    """Return the norm of all gradients as one vector, a float32 scalar."""
+    # torch 2.13's `get_total_norm` returns the gradients' format (two to three digits in bfloat16).
+    # A few kernels on a GPU, instead of one launch per gradient.
     norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return total
 
 
 class InBackwardUpdate(Update):
-    """Each weight is updated as soon as its gradient is whole, and the gradient freed.
+    """Update of each weight in the backward pass, as soon as its gradient is complete.
 
-    Lv et al. 2023 (LOMO), arXiv:2306.09782, section 3.1. A hook steps the one optimizer with its
-    groups narrowed to a single weight: its state is that of an ordinary run. A gradient is whole
-    after one backward pass, hence the rules in rules/memory.py.
+    The gradient is freed immediately (LOMO: Lv et al. 2023, arXiv:2306.09782, section 3.1). A hook
+    steps the optimizer on one weight. Gradients need a single backward pass (rules/memory.py).
     """
 
     def __init__(
@@ -152,11 +142,11 @@ class InBackwardUpdate(Update):
             hook(self._step)
 
     def backward(self, loss: Tensor, num_targets: int) -> None:
-        """Gradients come into being, update their weights and go."""
+        """Compute gradients, which update their weights and are freed."""
         loss.backward(torch.full_like(loss, 1 / num_targets))  # type: ignore[no-untyped-call]  # torch 2.13
 
     def apply(self) -> Tensor | None:
-        """Only the norm is left: of the gradients there were, in the order of the weights."""
+        """Return the norm of the gradients of this step, in the order of the weights."""
         if not self.knows_norm:
             return None
         norms = [self._norms[p] for p in self.parameters if p in self._norms]
@@ -168,9 +158,9 @@ class InBackwardUpdate(Update):
         if parameter.grad is None:
             return
         if self.knows_norm:
-            # Of bfloat16 gradients, too, in float32: rounded norms are no norm of the whole.
+            # float32 also for bfloat16 gradients: rounded norms would give a wrong total.
             self._norms[parameter] = torch.linalg.vector_norm(parameter.grad, dtype=torch.float32)
-        # The optimizer knows this weight alone: searching all for each would take n^2 looks.
+        # Give the optimizer only this weight. Searching all for each weight would take n^2 steps.
         groups = self.optimizer.param_groups
         group = groups[self._group_of[parameter]]
         self.optimizer.param_groups = [{**group, "params": [parameter]}]
@@ -182,25 +172,21 @@ class InBackwardUpdate(Update):
 
 
 Groups = list[dict[str, Any]]
-"""As torch's optimizers take them, each with `role`: the value of a `Role`, a plain string so that
-it can lie in a checkpoint."""
+"""Parameter groups of torch's optimizers, each with `role`: the value of a `Role`, as a string."""
 
 
 _SHIFT_OR_SCALE = re.compile(r"(^|_)(bias(es)?|beta|gamma|gain|norm|scales?)(_|$)")
 
 
 def _shifts_or_scales(own: str, module: nn.Module, name: str) -> bool:
-    """Return whether a module's parameter is a bias, gain or normalisation weight of any shape.
-
-    gpt_oss has a bias for each expert and Cohere a gain for each head. `own` names the module.
-    """
-    # A projection or a table inside a normalisation is one all the same.
+    """Return whether a module's parameter is a bias, gain or normalisation weight of any shape."""
+    # A projection or table inside a normalisation keeps its own role.
     kind = "" if isinstance(module, nn.Linear | nn.Embedding) else f"{own} {type(module).__name__}"
     return bool(_SHIFT_OR_SCALE.search(name) or re.search("norm(?!al)|^ia3_l ", kind.lower()))
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
-    """A group per role that occurs of the trained parameters; vectors are not decayed."""
+    """Return a group of trained parameters per role. Vectors have no weight decay."""
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     vectors = {
         id(p)
@@ -231,7 +217,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
 
 
 def split(groups: Groups, role: Role) -> tuple[Groups, Groups]:
-    """Groups of this role, and the others."""
+    """Return the groups of this role, and the other groups."""
     inside = [group for group in groups if group.get("role") == role.value]
     return inside, [group for group in groups if group.get("role") != role.value]
 
@@ -241,7 +227,7 @@ RATIO = "lr_ratio"
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
-    """Give each group its rate: in place where it is a tensor, which compiled steps have read."""
+    """Set each group's learning rate, in place if it is a tensor that compiled steps read."""
     for group in optimizer.param_groups:
         rate = learning_rate * group.get(RATIO, 1.0)
         if isinstance(group["lr"], Tensor):

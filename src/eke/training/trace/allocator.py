@@ -1,8 +1,8 @@
 """Allocator models, the fake GPU device, and fake micro-batches.
 
-The fake GPU is a device registered from Python (PrivateUse1), once per process, with
-CUDA's autocast rules and attention kernels. A fake `cuda` device would abort the process where
-torch was built without CUDA; fake `cpu` tensors take the CPU's operators, which differ.
+The fake GPU is a device registered from Python (PrivateUse1), once per process, with CUDA's
+autocast rules and attention kernels. A fake `cuda` device would abort the process if torch was
+built without CUDA, and fake `cpu` tensors use the CPU's operators, which differ.
 """
 
 import bisect
@@ -24,7 +24,7 @@ from eke.training.batches.tasks import is_packed, lay_end_to_end
 from eke.training.trace.fakes import register_autocast
 from eke.training.trace.operations import register_attention
 
-# Source of these: c10/cuda/CUDACachingAllocator.h and .cpp, torch 2.13 (kMinBlockSize and on).
+# Source: c10/cuda/CUDACachingAllocator.h and .cpp, torch 2.13 (kMinBlockSize and following).
 BLOCK_BYTES = 512
 SMALL_BYTES = MIB
 SMALL_SEGMENT_BYTES = 2 * MIB
@@ -34,7 +34,7 @@ ROUND_LARGE_BYTES = 2 * MIB
 
 
 class PlainSum:
-    """The CPU's: each tensor has its own memory, and nothing is kept."""
+    """CPU allocator without a cache: each tensor has its own memory."""
 
     def __init__(self) -> None:
         self.allocated = 0
@@ -42,31 +42,29 @@ class PlainSum:
 
     @property
     def reserved(self) -> int:
-        """The same as allocated."""
+        """Reserved bytes, equal to the allocated bytes."""
         return self.allocated
 
     def malloc(self, key: int, num_bytes: int) -> None:
-        """Count a tensor."""
+        """Add a tensor."""
         self._sizes[key] = num_bytes
         self.allocated += num_bytes
 
     def free(self, key: int) -> None:
-        """Count it no more."""
+        """Remove a tensor."""
         self.allocated -= self._sizes.pop(key)
 
     def empty_cache(self) -> None:
-        """Nothing is kept that could be given back."""
+        """Do nothing, since there is no cache."""
 
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """A stretch of a segment, between two neighbours."""
-
     address: int
     size: int
     small: bool
     segment: int
-    """Bytes of the segment it lies in."""
+    """Bytes of its segment."""
     free: bool = True
     before: "_Block | None" = None
     after: "_Block | None" = None
@@ -75,27 +73,23 @@ class _Block:
 class CachingAllocator:
     """One stream of PyTorch's CUDA caching allocator with its default settings.
 
-    Requests are rounded to 512 bytes. Up to 1 MiB they come out of segments of 2 MiB, up to 10 MiB
-    out of segments of 20 MiB, larger ones have segments of their own, rounded to 2 MiB. The
-    smallest free block that is large enough is taken (best fit; of equals the lowest address), and
-    split where enough is left; free neighbours are merged.
-    Source: c10/cuda/CUDACachingAllocator.cpp.
+    Requests are rounded to 512 bytes. Up to 1 MiB they share segments of 2 MiB, up to 10 MiB
+    segments of 20 MiB, and larger ones have their own, rounded to 2 MiB. The smallest sufficient
+    free block is used and split, and free neighbours are merged. Source:
+    c10/cuda/CUDACachingAllocator.cpp.
     """
 
     def __init__(self) -> None:
         self.allocated = 0
-        """Sum of blocks in use."""
         self.reserved = 0
-        """Sum of segments."""
         self._top = 0
         self._pools: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
         """Free blocks of small and of large segments: (size, address), sorted."""
         self._blocks: dict[int, _Block] = {}
-        """By address."""
         self._used: dict[int, _Block] = {}
 
     def malloc(self, key: int, num_bytes: int) -> None:
-        """Take a cached block, or a new segment."""
+        """Use a cached block or a new segment."""
         size = max(-(-num_bytes // BLOCK_BYTES), 1) * BLOCK_BYTES
         small = size <= SMALL_BYTES
         pool = self._pools[small]
@@ -112,7 +106,7 @@ class CachingAllocator:
         self.allocated += block.size
 
     def free(self, key: int) -> None:
-        """Back into the cache, merged with free neighbours."""
+        """Return a block to the cache, merged with free neighbours."""
         block = self._used.pop(key)
         self.allocated -= block.size
         block.free = True
@@ -123,7 +117,7 @@ class CachingAllocator:
         bisect.insort(self._pools[block.small], (block.size, block.address))
 
     def empty_cache(self) -> None:
-        """Segments that nothing lives in go back to the driver."""
+        """Return unused segments to the driver."""
         for pool in self._pools.values():
             for size, address in list(pool):
                 block = self._blocks[address]
@@ -163,10 +157,9 @@ class CachingAllocator:
 
 
 NAME = "fakegpu"
-"""What torch calls the device."""
 
 DEVICE_MODULE = SimpleNamespace(
-    # Never "available": torch would then copy constants to it, and there is no kernel for that.
+    # If it were available, torch would copy constants to it, without a kernel for that.
     is_available=lambda: False,
     is_initialized=lambda: False,
     _is_in_bad_fork=lambda: False,
@@ -174,15 +167,15 @@ DEVICE_MODULE = SimpleNamespace(
     current_device=lambda: 0,
     manual_seed_all=lambda seed: None,
     get_amp_supported_dtype=lambda: [torch.float16, torch.bfloat16],  # CUDA's
-    # As long as CUDA's: seed and offset.
+    # As long as CUDA's state: seed and offset.
     get_rng_state=lambda device=None: torch.empty(16, dtype=torch.uint8, device="cpu"),
     set_rng_state=lambda state, device=None: None,
 )
-"""What torch asks of the module of a device."""
+"""Functions that torch requires in the module of a device."""
 
 
 def fake_gpu() -> torch.device:
-    """The device, registered at the first call."""
+    """Return the device, registered at the first call."""
     _register()
     return torch.device(NAME, 0)
 
@@ -191,11 +184,11 @@ def fake_gpu() -> torch.device:
 def _register() -> object:
     register: Any = backend_registration._setup_privateuseone_for_python_backend
     register(NAME, backend_module=DEVICE_MODULE)
-    return register_autocast(NAME), register_attention()  # registrations end with these objects
+    return register_autocast(NAME), register_attention()  # objects that keep the registrations
 
 
 def make_batch(plan: Plan, micro: Micro) -> MicroBatch:
-    """A micro-batch of these lengths, on the host."""
+    """Return a micro-batch of these lengths, on the host."""
     sample = probe_sample(plan, micro.source, micro.target, micro.rows)
     if plan.config.data.packing is Packing.on and is_ragged(plan.config):
         sample = lay_end_to_end([sample])
@@ -203,7 +196,7 @@ def make_batch(plan: Plan, micro: Micro) -> MicroBatch:
 
 
 def is_padded(plan: Plan) -> bool:
-    """Whether some row of a batch has padding at its end."""
+    """Return whether a row of a batch can have padding at its end."""
     data = plan.config.data
     ragged = is_ragged(plan.config) and not is_packed(plan.config)
     return ragged or data.seq_len % (data.pad_to_multiple_of or 1) != 0

@@ -1,8 +1,7 @@
-"""torch.compile in a memory trace: inductor's own code, around kernels that do nothing.
+"""torch.compile in a memory trace: inductor's own code, with empty kernels.
 
-All up to the generated Python code works as in a run. It allocates, overwrites and frees memory
-around its kernels, and calls those of PyTorch; it runs on fake tensors. Its own kernels are written
-and not compiled, so that neither a C++ compiler nor Triton is needed.
+The generated Python code allocates and frees memory around its kernels, and runs on fake tensors.
+Its own kernels are not compiled, so neither a C++ compiler nor Triton is needed.
 """
 
 import functools
@@ -19,14 +18,14 @@ from torch.fx import GraphModule
 from eke.training.trace.allocator import NAME
 
 TRACED = ("eager", "aot_eager", "inductor")
-"""Options of `compile` that `compile_for_trace` can stand in for."""
+"""Options of `compile` that `compile_for_trace` supports."""
 
 _TRUE_COMPILE: Any = torch.compile
 _TRUE_GENERATOR = torch.Generator
 
 
 def compile_for_trace(function: Any = None, backend: str = "inductor", **_: Any) -> Any:
-    """In place of `torch.compile`. Every length is compiled by itself."""
+    """Replace `torch.compile`. Every length is compiled separately."""
     if function is None:
         return functools.partial(compile_for_trace, backend=backend)
     chosen = _without_kernels if backend == "inductor" else backend
@@ -34,35 +33,33 @@ def compile_for_trace(function: Any = None, backend: str = "inductor", **_: Any)
 
 
 def _without_kernels(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Inductor, without its kernels."""
     from torch._functorch.config import patch as patch_autograd
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.config import patch as patch_inductor
 
-    whole: Any = compile_fx  # torch 2.13: annotated for inductor's own inner function
-    # Autograd's cache has code of true runs.
+    whole: Any = compile_fx  # torch 2.13 has the annotations of inductor's inner function
+    # Autograd's cache contains code of real runs.
     with patch_autograd(enable_autograd_cache=False), patch_inductor(SETTINGS):
         return cast(Callable[..., Any], whole(graph, inputs, inner_compile=_compile_graph))
 
 
 SETTINGS = {
-    "compile_threads": 1,  # others would wait in processes of their own for kernels to compile
+    "compile_threads": 1,  # more threads would wait in other processes for kernels
     "joint_graph_constant_folding": False,  # computes on the device
-    "fx_graph_cache": False,  # has code of true runs
-    "cpp.simdlen": 1,  # vector instructions change kernels, and nothing around them
-    "cpp.vec_isa_ok": True,  # else something is compiled to find out
+    "fx_graph_cache": False,  # contains code of real runs
+    "cpp.simdlen": 1,  # vector instructions only change kernels
+    "cpp.vec_isa_ok": True,  # otherwise a test program is compiled
 }
-"""Of inductor."""
 
 
 def _compile_graph(graph: GraphModule, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-    """Inductor's own function for the graph of one pass."""
+    """Run inductor's own function for the graph of one pass."""
     from torch._inductor import compile_fx, utils
     from torch._inductor.config import patch as patch_inductor
 
     patches: dict[str, Any] = {
         "torch._inductor.graph.GraphLowering.compile_to_module": _load,
-        "torch.Generator": _TRUE_GENERATOR,  # inductor asks for its instances
+        "torch.Generator": _TRUE_GENERATOR,  # inductor tests for its instances
     }
     if any(isinstance(x, Tensor) and x.device.type == NAME for x in inputs):
         _register_gpu()
@@ -72,7 +69,7 @@ def _compile_graph(graph: GraphModule, inputs: Sequence[Any], *args: Any, **kwar
             "torch._inductor.fx_passes.post_grad.get_gpu_type": lambda: NAME,
             "torch._inductor.compile_fx.get_input_idxs_to_check": lambda *_: (),  # their addresses
             "torch._prims.rng_prims.get_device": lambda *_: "cpu",  # a generator's state
-            # Triton is asked for its version, and imported.
+            # Inductor would import Triton and query its version.
             "torch._inductor.scheduler.has_triton": lambda: True,
             "torch.utils._triton.triton_hash_with_backend": lambda: "",
             f"{wrapper}.write_triton_header_once": _nothing,
@@ -85,7 +82,7 @@ def _compile_graph(graph: GraphModule, inputs: Sequence[Any], *args: Any, **kwar
 
 
 class _NoKernel:
-    """In place of a compiled kernel, which writes into memory that is there."""
+    """Replacement of a compiled kernel, which only writes into existing memory."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -95,7 +92,7 @@ class _NoKernel:
 
 
 def _load(graph: Any) -> SimpleNamespace:
-    """The code of a `GraphLowering` as a module."""
+    """Return the code of a `GraphLowering` as a module."""
     text, _ = graph.codegen()
     scope: dict[str, Any] = dict(graph.constants)
     compiler = "torch._inductor.async_compile.AsyncCompile"
@@ -117,7 +114,7 @@ def _reinterpret(tensor: Tensor, shape: Any, strides: Any, offset: int = 0) -> T
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """In place of checks of addresses and strides, and of Triton's imports."""
+    """Replace checks of addresses and strides, and imports of Triton."""
 
 
 STAND_INS = {
@@ -126,15 +123,12 @@ STAND_INS = {
     "assert_size_stride": _nothing,
     "assert_alignment": _nothing,
 }
-"""In place of functions in C++ that pass the trace by."""
+"""Replacements of C++ functions that bypass the trace."""
 
 
 @functools.cache
 def _register_gpu() -> None:
-    """Tells inductor that the trace's GPU has Triton's kernels, and an H100's processors.
-
-    Their number decides how reductions are split, of which only partial results are stored.
-    """
+    """Register Triton and an H100's processors, which determine how reductions are split."""
     from torch._dynamo.device_interface import CpuInterface, register_interface_for_device
     from torch._inductor.codegen import common
     from torch._inductor.codegen.cpu_device_op_overrides import CpuDeviceOpOverrides

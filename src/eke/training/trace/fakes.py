@@ -1,11 +1,8 @@
 """Fake tensor cache, CUDA autocast rules, and patches of libraries for memory traces.
 
-FakeTensorMode's cache takes most of a trace's time to look at its arguments. Here a new tensor or a
-view is remembered by the operator and the shapes, strides and formats of its arguments, for the
-life of the process: without it a trace takes twice as long.
-
-Source of the autocast rules: aten/src/ATen/autocast_mode.h, torch 2.13
-(AT_FORALL_LOWER_PRECISION_FP and related macros).
+New tensors and views are cached for the process by operator, shapes, strides and formats:
+FakeTensorMode's own cache takes twice as long. Source of the autocast rules: torch 2.13,
+aten/src/ATen/autocast_mode.h (AT_FORALL_LOWER_PRECISION_FP and related macros).
 """
 
 import contextlib
@@ -32,15 +29,15 @@ Made = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 """Shape, strides, format and device of a new tensor."""
 
 UNMARKED_VIEWS = frozenset({aten._unsafe_view.default, aten._reshape_alias.default})
-"""Their schemas do not say that they return a view."""
+"""Operators that return a view, contrary to their schemas."""
 
 _SLOW = object()
-"""Marks an operator or a call that FakeTensorMode must run each time."""
+"""Marker of an operator or a call that FakeTensorMode must run each time."""
 
 
 @functools.cache
 def _kind(operator: Any) -> str:
-    """`new`, `view` or `slow`: how an operator's results relate to its arguments."""
+    """Return `new`, `view` or `slow`: the relation of an operator's results to its arguments."""
     tags, schema = operator.tags, operator._schema
     results = [result.alias_info for result in schema.returns]
     by_data = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
@@ -52,15 +49,15 @@ def _kind(operator: Any) -> str:
 
 
 class Ghosts:
-    """Answers operators on fake tensors of one device."""
+    """Cache of operators' results on fake tensors of one device."""
 
-    _made: dict[Key, Any] = {}  # noqa: RUF012  # shared on purpose: the same in all traces
+    _made: dict[Key, Any] = {}  # noqa: RUF012  # shared by all traces
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
 
     def answer(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the operator gives."""
+        """Return the operator's result."""
         kind = _kind(operator)
         if kind == "slow" or (kind == "view" and type(args[0]) is not FakeTensor):
             return self._slowly(operator, args, kwargs)
@@ -69,7 +66,7 @@ class Ghosts:
         key = (offset, call_key(operator, args, kwargs))
         try:
             made = self._made.get(key)
-        except TypeError:  # an argument that has no hash
+        except TypeError:  # an argument is not hashable
             return self._slowly(operator, args, kwargs)
         if made is None:
             found = self._slowly(operator, args, kwargs)
@@ -98,12 +95,12 @@ class Ghosts:
 
 
 def call_key(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
-    """What tells a call from others: the operator, shapes, strides, formats and plain arguments."""
+    """Return a key of a call: the operator, shapes, strides, formats and plain arguments."""
     return operator, _look(args), _look(kwargs) if kwargs else None
 
 
 def _look(value: Any) -> Any:
-    """All that the result can depend on, hashable where its parts are."""
+    """Return the properties that the result can depend on, hashable if their parts are."""
     kind = type(value)
     if kind is FakeTensor:
         return value.shape, value.stride(), value.dtype, value.fake_device
@@ -117,7 +114,7 @@ def _look(value: Any) -> Any:
 
 
 def _describe(found: Any) -> Any:
-    """How to make a result again; `_SLOW` where that cannot be said."""
+    """Return a description to make a result again, or `_SLOW` if there is none."""
     if type(found) is FakeTensor:
         return _made_of(found)
     if isinstance(found, tuple | list):
@@ -170,29 +167,26 @@ _FUSED_CAST = {
     aten.softmax.int: aten._softmax.default,
     aten.log_softmax.int: aten._log_softmax.default,
 }
-"""From float16 to float32 inside the kernel, on CUDA alone (aten/src/ATen/native/SoftMax.cpp)."""
+"""Operators that cast float16 inside the kernel, only on CUDA (native/SoftMax.cpp)."""
 
 weight_copies: dict[int, torch.Tensor] = {}
 """16-bit copies of weights by `id`: real memory until the outermost autocast region ends."""
 
 
 def known_operators() -> frozenset[str]:
-    """Operators that this torch has a rule for on CUDA."""
+    """Return the operators with an autocast rule for CUDA in this torch."""
     names: list[str] = torch._C._dispatch_get_all_op_names()
     has_rule: Any = torch._C._dispatch_has_kernel_for_dispatch_key
     return frozenset(n.removeprefix("aten::") for n in names if has_rule(n, "AutocastCUDA"))
 
 
 def drift() -> list[str]:
-    """Names in the lists above that this torch has no rule for: the lists are of another version.
-
-    A new one of lower precision would be unknown here; the count of rules is tested, too.
-    """
+    """Return names in the lists above without a rule in this torch, from another version."""
     return sorted((LOWER_PRECISION | PROMOTED | FLOAT32_RESULT) - known_operators())
 
 
 def register_autocast(device: str) -> object:
-    """Give the fake device CUDA's rules; they hold as long as the object that is returned."""
+    """Give the fake device CUDA's rules for the life of the returned object."""
     if unknown := drift():
         raise RuntimeError(f"torch {torch.__version__} has other autocast rules: {unknown}")
     library: Any = torch.library  # torch 2.13 annotates neither the class nor its methods
@@ -209,10 +203,7 @@ def register_autocast(device: str) -> object:
 
 
 def autocast_kernel(operator: Any, policy: str, device: str) -> Callable[..., Any]:
-    """An overload of aten's under autocast, which casts tensors of this device type.
-
-    `policy` is `lower`, `promote`, `result` or `float32`.
-    """
+    """Return an operator under autocast. `policy` is `lower`, `promote`, `result` or `float32`."""
     keys: Any = torch._C.DispatchKey
     autocast_key = torch._C.DispatchKeySet(keys.AutocastPrivateUse1)
     names = [argument.name for argument in operator._schema.arguments]
@@ -237,7 +228,7 @@ def autocast_kernel(operator: Any, policy: str, device: str) -> Callable[..., An
 
 
 def _is_cast(value: Any, device: str) -> bool:
-    """Whether autocast looks at a value: a floating tensor of the device, but for double."""
+    """Return whether autocast casts a value: a floating tensor of the device, except double."""
     return (
         isinstance(value, torch.Tensor)
         and value.is_floating_point()
@@ -247,7 +238,7 @@ def _is_cast(value: Any, device: str) -> bool:
 
 
 def _cast(value: Any, dtype: torch.dtype, device: str) -> Any:
-    """The value in another format; a weight's copy is kept until autocast ends."""
+    """Return the value in another format. A weight's copy is kept until autocast ends."""
     if not _is_cast(value, device) or value.dtype == dtype:
         return value
     is_weight = value.dtype == torch.float32 and value.requires_grad and value.is_leaf
@@ -259,13 +250,13 @@ def _cast(value: Any, dtype: torch.dtype, device: str) -> Any:
 
 
 def not_compiled(function: Any = None, **_: Any) -> Any:
-    """In place of `torch.compile`: nothing is."""
+    """Replace `torch.compile` by the uncompiled function."""
     return function if function is not None else not_compiled
 
 
 @contextlib.contextmanager
 def fake_surroundings(compiler: Callable[..., Any] = not_compiled) -> Iterator[None]:
-    """Patches with which libraries accept fake tensors; `compiler` is their `torch.compile`."""
+    """Patch libraries so that they accept fake tensors. `compiler` replaces `torch.compile`."""
     clear, generator = torch.clear_autocast_cache, torch.Generator
     only_from_host = torch._C._only_lift_cpu_tensors()
 
@@ -278,45 +269,45 @@ def fake_surroundings(compiler: Callable[..., Any] = not_compiled) -> Iterator[N
 
     patches: dict[str, Any] = {
         "torch.clear_autocast_cache": clear_autocast_cache,
-        # A machine with GPUs traces as one without: PyTorch would ask the driver in between, and
-        # compute constants on a device that has no kernels (FakeTensorMode.avoid_device_init).
+        # A machine with GPUs traces as one without: PyTorch would query the driver, and compute
+        # constants on a device without kernels (FakeTensorMode.avoid_device_init).
         "torch.cuda.is_available": lambda: False,
-        # No gradient overflows: the loss scaler steps, without asking the device.
+        # No gradient overflows: the loss scaler steps without reading the device.
         "torch.amp.GradScaler._maybe_opt_step": _step,
         "torch.compile": compiler,
-        # Code that is kept for the next call: a run in this process must not get a trace's.
+        # Separate caches of compiled code: a run in this process must not receive a trace's.
         "eke.training.model.fused_loss._compiled": functools.cache(
             fused_loss._compiled.__wrapped__
         ),
         "eke.training.model.loss.compiled_loss_sum": functools.cache(compiled_loss_sum.__wrapped__),
-        # The fake device has no generator, and nothing is drawn from one.
+        # The fake device has no generator, and no values are drawn.
         "torch.Generator": lambda device=None: generator(),
         **dict.fromkeys(("torch.get_rng_state", "torch.random.get_rng_state"), _random_state),
         **dict.fromkeys(("torch.set_rng_state", "torch.random.set_rng_state"), _nothing),
-        # Transformers 5 takes fake tensors for a graph being captured, in which it builds masks
-        # that a run does not have unless it is compiled.
+        # transformers 5 would mistake fake tensors for a captured graph, for which it builds masks
+        # that an uncompiled run does not have.
         "transformers.masking_utils.is_tracing": is_compiling,
         "transformers.modeling_attn_mask_utils.is_tracing": is_compiling,
     }
     if "bitsandbytes" in sys.modules:
         patches |= {
             "bitsandbytes.optim.optimizer.Optimizer8bit.fill_qmap": _fake_tables,
-            # What needs its CUDA build.
+            # Functions of its CUDA build.
             "bitsandbytes.functional.get_paged": _fake_pages,
             "bitsandbytes.functional.fill": _nothing,
             "bitsandbytes.functional.prefetch_tensor": _nothing,
         }
     with contextlib.ExitStack() as stack:
-        # Backward passes in this thread: in the device's own, the trace would not see them.
+        # Run backward passes in this thread: the trace does not observe the device's thread.
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-        # `torch.tensor(value, device=...)` makes a tensor of the host, which is then moved as
-        # others. FakeTensorMode says so, but a trace enters it for one operator at a time.
+        # `torch.tensor(value, device=...)` makes a tensor on the host, which is then moved as
+        # others. FakeTensorMode sets this, but a trace enters it for one operator at a time.
         torch._C._set_only_lift_cpu_tensors(True)
         stack.callback(torch._C._set_only_lift_cpu_tensors, only_from_host)
         for name, stand_in in patches.items():
             stack.enter_context(mock.patch(name, stand_in))
         listed: Any = (optimizers._foreach_supported_types, _foreach_utils._foreach_supported_types)
-        for types in listed:  # else foreach silently becomes a loop
+        for types in listed:  # otherwise foreach becomes a loop without a warning
             types.append(FakeTensor)
             stack.callback(types.remove, FakeTensor)
         stack.callback(weight_copies.clear)
@@ -328,35 +319,31 @@ def _step(_: Any, optimizer: Any, __: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _nothing(*_: Any) -> None:
-    """Do nothing: there is no state to restore, no memory to fill."""
+    """Do nothing: there is no state to restore and no memory to fill."""
 
 
 RANDOM_STATE_BYTES = torch.get_rng_state().numel()
-"""Of the host's generator; checkpointing keeps one for each layer."""
+"""Bytes of the state of the host's generator. Checkpointing keeps one for each layer."""
 
 
 def _random_state() -> torch.Tensor:
-    """A tensor as any other, where the true one is made behind the trace's back."""
+    """Return an ordinary tensor, since the trace does not observe the real one."""
     return torch.empty(RANDOM_STATE_BYTES, dtype=torch.uint8, device="cpu")
 
 
 def _fake_tables(optimizer: Any) -> None:
-    """In place of two tables of 256 numbers that are computed from data."""
     optimizer.name2qmap = {name: torch.empty(256) for name in ("dynamic", "udynamic")}
 
 
 def _fake_pages(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Paged memory is the driver's, and counted as the host's: PyTorch reserves none for it."""
+    """Return paged memory as the host's: the driver owns it, PyTorch does not reserve it."""
     pages: Any = torch.empty(shape, dtype=dtype, device="cpu")
     pages.is_paged, pages.page_deviceid = True, device.index
     return pages  # type: ignore[no-any-return]  # tensor with bitsandbytes' attributes
 
 
 def to_fake(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> nn.Module:
-    """Replace the tensors of a model on the meta device, in place; ties stay.
-
-    `Module.to` fails on fake parameters.
-    """
+    """Replace a model's meta tensors in place, with ties. `Module.to` fails on fake parameters."""
     made: dict[int, torch.Tensor] = {}
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,13 +1,9 @@
 """Operations of a memory trace: data-dependent results, CPU scratch memory, CUDA attention.
 
-Some CPU kernels size their scratch memory at run time, by the processor's instructions or the
-number of threads. So each distinct call runs once on real zeros under the profiler, and the result
-is cached for the process. Nothing here is fitted to a measurement.
-
-Source of the attention kernel selection:
-aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (use_flash_attention,
-use_mem_efficient_attention) and attention.cpp (scaled_dot_product_attention), torch 2.13. cuDNN's
-kernel, which some torch prefer on Hopper, keeps what the flash kernel keeps: output and logsumexp.
+Some CPU kernels size their scratch memory at run time. So each distinct call runs once on real
+zeros under the profiler, and the result is cached for the process. Source of the attention kernels:
+torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and attention.cpp. cuDNN's kernel
+keeps the same tensors as the flash kernel.
 """
 
 from collections.abc import Callable
@@ -27,29 +23,30 @@ from eke.training.trace.fakes import call_key
 aten: Any = torch.ops.aten
 
 _ROW_BYTES = 16
-"""Rows of a grouped product begin at multiples of this many bytes."""
+"""Alignment in bytes of the rows of a grouped product."""
 
 
 class Questions:
-    """Answers of a batch whose rows are alike."""
+    """Data-dependent results for a batch with equal rows."""
 
     def __init__(self, padded: bool, mode: FakeTensorMode) -> None:
         self.padded = padded
-        """Some row is padded, so that the batch's mask is not all ones."""
+        """Whether a row is padded, so that the batch's mask is not all ones."""
         self._mode = mode
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result, or NotImplemented if it follows from shapes."""
+        """Return the result, or NotImplemented if it follows from shapes."""
         if func is aten._local_scalar_dense.default:
             if args[0].dtype == torch.bool:
                 return not self.padded
             return 1.0 if args[0].is_floating_point() else 1
         if func is aten.unique_consecutive.default:
-            # T5's classifier asks whether all rows have as many ends of text: they have.
+            # T5's classifier checks that all rows have the same number of ends of text, which is
+            # true.
             device = args[0].device
             return tuple(self._make_empty((n,), torch.int64, device) for n in (1, 0, 0))
         if func is aten.index.Tensor and _picks_by_truth(args[1]):
-            # T5's classifier takes each row's end of text: (rows, length, width) -> (rows, width).
+            # T5's classifier reads each row's end of text: [rows, length, width] -> [rows, width].
             shape = (args[0].shape[0], *args[0].shape[2:])
             return self._make_empty(shape, args[0].dtype, args[0].device)
         if func is aten._grouped_mm.default:
@@ -58,10 +55,7 @@ class Questions:
         return NotImplemented
 
     def _grouped(self, one: Any, other: Any, offsets: Any) -> Any:
-        """Products of groups of rows: fake ones are refused in float32, which PyTorch computes.
-
-        Shapes and strides: torch/_meta_registrations.py, _create_grouped_mm_output_tensor.
-        """
+        """Return products of groups of rows as torch/_meta_registrations.py, also in float32."""
         if one.dim() == 2 and other.dim() == 2:
             shape: tuple[int, ...] = (offsets.shape[0], one.shape[0], other.shape[1])
         elif one.dim() == 2:
@@ -90,7 +84,7 @@ PRODUCTS = {
     *(getattr(aten, name).default for name in ("mm", "addmm", "addmm_", "bmm", "baddbmm")),
     *(getattr(aten, name).out for name in ("mm", "addmm", "bmm", "baddbmm")),
 }
-"""In 16 bits they are oneDNN's; in float32 the BLAS library takes nothing from PyTorch."""
+"""Products, in 16 bits of oneDNN. In float32 the BLAS library does not allocate from PyTorch."""
 
 OTHERS = {
     aten._scaled_dot_product_flash_attention_for_cpu.default,
@@ -99,13 +93,12 @@ OTHERS = {
     aten.embedding_dense_backward.default,
     aten.sort.default,
 }
-"""Kernels that take scratch memory in every format."""
+"""Kernels that use scratch memory in all formats."""
 
 MAX_BYTES = 2**31
-"""Calls with larger arguments are not run: the answer would cost more than it is worth."""
+"""Largest arguments of a call that is run: larger calls would take too long."""
 
 _answers: dict[Any, int] = {}
-"""Call -> bytes measured."""
 
 
 def _takes_scratch(func: Any, args: tuple[Any, ...]) -> bool:
@@ -115,7 +108,7 @@ def _takes_scratch(func: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _measure(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Peak memory inside a kernel, without results."""
+    """Return the peak bytes inside a kernel, without its results."""
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     if sum(t.numel() * t.itemsize for t in tensors) > MAX_BYTES:
         return 0
@@ -124,7 +117,7 @@ def _measure(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         try:
             results = func(*args, **kwargs)
         except RuntimeError:
-            # Fake statistics of a mixed layer norm have a format that the true kernel refuses.
+            # Fake statistics of a mixed layer norm have a format that the real kernel rejects.
             return 0
     profiler: Any = seen.profiler
     events = profiler.kineto_results.events()
@@ -141,18 +134,18 @@ def _zeros(value: Any) -> Any:
 
 
 FLASH_HEAD_DIM = 256
-"""Its widest head (check_head_dim_size_flash)."""
+"""Largest head dimension of the flash kernel (check_head_dim_size_flash)."""
 
 MASK_ALIGNMENT = 16
-"""Numbers to a multiple of which the memory-efficient kernel wants a mask's rows padded."""
+"""Multiple of elements to which the memory-efficient kernel pads a mask's rows."""
 
 
 capability: tuple[int, int] = FLASH_CAPABILITY
-"""Of the GPU that is traced; set before each trace."""
+"""Compute capability of the traced GPU, set before each trace."""
 
 
 def register_attention() -> object:
-    """Give the fake device CUDA's choice; it holds as long as the object that is returned."""
+    """Give the fake device CUDA's attention kernels for the life of the returned object."""
     library: Any = torch.library  # torch 2.13 annotates neither the class nor its methods
     rules = library.Library("aten", "IMPL")
     rules.impl("scaled_dot_product_attention", traced_attention, "AutogradPrivateUse1")
@@ -160,7 +153,7 @@ def register_attention() -> object:
 
 
 def choose_kernel(query: Tensor, key: Tensor, mask: Tensor | None) -> str:
-    """`flash`, `efficient` or `math`, of those that are switched on."""
+    """Return `flash`, `efficient` or `math`, among the enabled kernels."""
     switches: Any = torch.backends.cuda
     same_heads = query.shape[1] == key.shape[1]
     flash = switches.flash_sdp_enabled() or switches.cudnn_sdp_enabled()
@@ -189,7 +182,7 @@ def traced_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention` as decomposed on CUDA."""
+    """Compute `torch.nn.functional.scaled_dot_product_attention` as decomposed on CUDA."""
     kind = choose_kernel(query, key, attn_mask)
     if kind == "flash":
         return _flash(query, key, value, dropout_p, is_causal, scale)
@@ -229,20 +222,20 @@ def _flash(
 
 
 Rule = Callable[[tuple[Any, ...], dict[str, Any]], int]
-"""Arguments of an operator -> peak bytes inside its kernel, without results."""
+"""Function from arguments of an operator to peak bytes inside its kernel, without results."""
 
 
 class Workspaces:
-    """What the kernels of one kind of device take."""
+    """Memory inside the kernels of one kind of device."""
 
     def __init__(self, kind: str, capability: tuple[int, int] | None = None) -> None:
         self._measures = kind == "cpu"
         self._rules = CPU_RULES if kind == "cpu" else GPU_RULES
         self.handle_bytes = workspace_bytes(capability) if kind == "cuda" else 0
-        """What each thread's first product allocates, for good."""
+        """Bytes that each thread's first product allocates permanently."""
 
     def bytes_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Bytes inside the kernel of an operator."""
+        """Return the bytes inside the kernel of an operator."""
         rule = self._rules.get(func)
         if rule is not None:
             return rule(args, kwargs)
@@ -255,25 +248,21 @@ class Workspaces:
 
 
 def _mixed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Operands of mixed formats: on a CPU each is copied into the common one.
-
-    Source: aten/src/ATen/TensorIterator.cpp, compute_types: inputs are promoted, and an output in
-    another format (of an operation in place) is computed in a temporary. CUDA's kernels do it.
-    """
+    """Return the bytes of operands that a CPU copies (TensorIterator.cpp, compute_types)."""
     common = _common_dtype(args)
     others = [t for t in args if isinstance(t, torch.Tensor) and t.dtype != common]
     return sum(tensor.numel() * common.itemsize for tensor in others)
 
 
 def _mixed_in_place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """As `_mixed`, and the first operand a second time, as the output."""
+    """Return the bytes of `_mixed`, plus a copy of the first operand as the output."""
     common = _common_dtype(args)
     output = 0 if args[0].dtype == common else args[0].numel() * common.itemsize
     return _mixed(args, kwargs) + int(output)
 
 
 def _common_dtype(args: tuple[Any, ...]) -> torch.dtype:
-    """The format that operands are promoted to: tensors of no dimension count for less."""
+    """Return the format to which operands are promoted. Scalar tensors have lower priority."""
     tensors = [value for value in args if isinstance(value, torch.Tensor)]
     common = tensors[0]
     for tensor in tensors[1:]:
@@ -284,20 +273,14 @@ def _common_dtype(args: tuple[Any, ...]) -> torch.dtype:
 
 
 def _reduced_wider(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """A reduction that answers in another format converts its whole input first, on a CPU.
-
-    Source: aten/src/ATen/native/ReduceOpsUtils.h, make_reduction.
-    """
+    """Return the bytes of a reduction's converted input (ReduceOpsUtils.h, make_reduction)."""
     dtype = kwargs.get("dtype")
     tensor = args[0]
     return 0 if dtype in (None, tensor.dtype) else int(tensor.numel() * dtype.itemsize)
 
 
 def flash_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Float32 sums for the queries' gradient; of shared keys and values, a gradient per query head.
-
-    Source: aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd.
-    """
+    """Return the bytes of query sums and shared keys' gradients (flash_api.cpp, mha_bwd)."""
     (rows, heads, length, width), keys = args[1].shape, args[2]
     sums = torch.float32.itemsize * rows * heads * (length + -length % 128) * (width + -width % 32)
     shared = keys.shape[1] != heads
@@ -308,7 +291,7 @@ _POINTWISE = ("add", "sub", "mul", "div")
 
 GPU_RULES: dict[Any, Rule] = {
     aten._scaled_dot_product_flash_attention_backward.default: flash_backward,
-    # grad * output is made before the kernel runs: https://github.com/pytorch/pytorch/issues/145866
+    # grad * output is computed before the kernel: https://github.com/pytorch/pytorch/issues/145866
     aten._softmax_backward_data.default: lambda args, _: int(args[0].nbytes),
 }
 

@@ -25,15 +25,15 @@ WEIGHTS, GRADIENTS, OPTIMIZER, MASTER = "weights", "gradients", "optimizer", "ma
 STATES = (WEIGHTS, GRADIENTS, OPTIMIZER, MASTER)
 ACTIVATIONS, LOGITS, AUTOCAST = "activations", "logits_and_loss", "autocast_cache"
 BATCH, TEMPORARIES, WORKSPACES = "batch", "temporaries", "workspaces"
-"""What a storage can be; `master`: float32 copies of narrower weights, `temporaries`: what is born
-in a backward pass or an optimizer's step and does not outlive it, memory inside kernels too;
-`workspaces`: what PyTorch keeps for cuBLAS."""
+"""Kinds of storages. `master`: float32 copies of 16-bit weights. `temporaries`: storages of a
+backward pass or an optimizer step that end with it, and memory inside kernels. `workspaces`: memory
+that PyTorch keeps for cuBLAS."""
 
 Event = tuple[int, int]
-"""Number of a storage and its bytes, negative where it dies."""
+"""Number of a storage and its bytes, negative when it is freed."""
 
 EMPTY_CACHE: Event = (-1, 0)
-"""The allocator gives unused memory back."""
+"""Event of a cache release of the allocator."""
 
 
 @dataclass
@@ -42,27 +42,27 @@ class History:
 
     events: list[Event] = field(default_factory=list)
     phases: list[tuple[int, str]] = field(default_factory=list)
-    """Position of the first event, and the phase that begins there."""
+    """Position of the first event, and name of each phase."""
     components: list[str] = field(default_factory=list)
-    """What each storage is, by its number."""
+    """Kind of each storage, by its number."""
 
     def begin(self, phase: str) -> None:
-        """A phase begins; the peak of one without a name is not counted."""
+        """Begin a phase. The peak of a phase without name is not recorded."""
         self.phases.append((len(self.events), phase))
 
     def born(self, num_bytes: int, component: str) -> int:
-        """A storage comes into being; returns its number."""
+        """Record a new storage and return its number."""
         number = len(self.components)
         self.components.append(component)
         self.events.append((number, num_bytes))
         return number
 
     def died(self, number: int, num_bytes: int) -> None:
-        """It is gone."""
+        """Record that a storage is freed."""
         self.events.append((number, -num_bytes))
 
     def repeat(self, start: int, end: int) -> None:
-        """What happened between two events happens again, but for what outlived the second one."""
+        """Repeat the events between two positions, except for storages that outlive the second."""
         numbers: dict[int, int] = {}
         window = self.events[start:end]
         passing = {number for number, num_bytes in window if num_bytes < 0}
@@ -73,7 +73,7 @@ class History:
                 self.died(numbers[number], -num_bytes)
 
     def spans(self) -> Iterator[tuple[str, list[Event]]]:
-        """Each phase with its events, in order; a phase may come several times."""
+        """Yield each phase with its events, in order. A phase can occur several times."""
         ends = [position for position, _ in self.phases[1:]] + [len(self.events)]
         for (start, phase), end in zip(self.phases, ends, strict=True):
             yield phase, self.events[start:end]
@@ -82,7 +82,7 @@ class History:
 def replay(
     history: History, allocator: CachingAllocator | PlainSum, apart: tuple[str, ...] = STATES
 ) -> Traced:
-    """Let an allocator, with nothing allocated yet, live through a history; `apart` is shared."""
+    """Replay a history with an empty allocator. `apart` are kinds shared between processes."""
     allocated: dict[str, int] = {}
     reserved: dict[str, int] = {}
     beside: dict[str, int] = {}
@@ -112,7 +112,7 @@ def replay(
 
 
 def _components(history: History, end: int) -> dict[str, int]:
-    """Bytes of what is alive after so many events, by what it is."""
+    """Return the bytes in use after the first `end` events, by kind of storage."""
     sums: Counter[str] = Counter()
     for number, num_bytes in history.events[:end]:
         if number >= 0:
@@ -127,10 +127,10 @@ _DEVICE_OF = torch.ops.prim.device.default
 
 
 class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
-    """Runs every operator on fake tensors, and records births and deaths of a device's storages."""
+    """Mode that runs operators on fake tensors and records a device's storages."""
 
     supports_higher_order_operators = True
-    """Compiled code that computes attention again runs it inside such an operator."""
+    """Compiled code recomputes attention inside a higher-order operator."""
 
     def __init__(
         self,
@@ -143,30 +143,29 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self.history = History()
         self.kind = device.type
         self.inside_attention = False
-        """Between entering and leaving scaled dot-product attention."""
+        """Whether scaled dot-product attention is running."""
         self._ghosts = Ghosts(mode)
         self._questions = questions
         self._workspaces = workspaces
         self._alive: dict[int, tuple[int, Any]] = {}
-        """Storage -> its number, and the reference that tells of its death."""
+        """Storage -> its number, and the reference whose callback records the release."""
         self._forgotten: set[int] = set()
-        """Numbers of storages that live on and are not counted."""
+        """Numbers of storages that still exist and are not counted."""
         self._handles: set[bool] = set()
         self._phase = ""
         self._logits: tuple[int, int] | None = None
-        """Elements and width of the logits, once there are any."""
+        """Elements and width of the logits, if there are any."""
         self._inside = False
-        """In a function that is an operator, where composite operators come whole."""
+        """Whether an operator's Python function is running, which receives composite operators."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Lets torch.compile's graphs run under this mode; compiling them is not recorded."""
+        """Return True to run torch.compile's graphs under this mode, without its own work."""
         return True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Notes what the operator makes."""
         if func is _DEVICE_OF:
             return args[0].fake_device if type(args[0]) is FakeTensor else args[0].device
         if func is _ADDITION and self._is_in_place(args):
@@ -177,7 +176,7 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
                 return _with_random_state(func, args, kwargs)
         if func.namespace in WRITTEN_IN_PYTHON and (body := _body(func)) is not None:
             before = self._logits, self._inside
-            # The fused loss makes nothing but logits and what follows from them.
+            # The fused loss makes only logits and tensors derived from them.
             any_shape = (1, 1) if func.namespace == "eke" else None
             self._logits, self._inside = self._logits or any_shape, True
             with self:
@@ -202,31 +201,31 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         return out
 
     def begin(self, phase: str, counted: bool = True) -> None:
-        """A phase begins; `data` counts as `forward`. Its peak is recorded if it is `counted`."""
+        """Begin a phase (`data` is recorded as `forward`), whose peak is recorded if `counted`."""
         self._phase = phase
         self._logits = self._logits if phase == "backward" else None
         self.history.begin(("forward" if phase == "data" else phase) if counted else "")
 
     def add(self, tensors: Iterable[Tensor], component: str) -> None:
-        """Record tensors that are there already."""
+        """Record existing tensors."""
         for tensor in tensors:
             if self._is_new(tensor, tensor.device):
                 self._record(tensor, component)
 
     def call(self, tensors: Iterable[Tensor], component: str) -> None:
-        """Say what storages are that were recorded before."""
+        """Set the kind of recorded storages."""
         for tensor in tensors:
             found = self._alive.get(tensor.untyped_storage()._cdata)
             if found:
                 self.history.components[found[0]] = component
 
     def saw_logits(self, logits: Tensor) -> None:
-        """The model has answered: what follows is the loss."""
+        """Record the model's logits. The following operations belong to the loss."""
         self.call([logits], LOGITS)
         self._logits = (logits.numel(), logits.shape[-1] if logits.dim() else 1)
 
     def forget(self, tensor: Tensor) -> None:
-        """Count a storage no more, and none of its views, though it lives on."""
+        """Stop counting a storage and its views, although it still exists."""
         storage = tensor.untyped_storage()
         found = self._alive.get(storage._cdata)
         if found is not None and found[0] not in self._forgotten:
@@ -234,7 +233,7 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             self.history.died(found[0], storage.nbytes())
 
     def _use_handle(self) -> None:
-        """The first product of a thread; on a GPU backward passes have one of their own."""
+        """Record the first product of a thread. Backward passes on a GPU have their own thread."""
         in_backward = torch._C._current_graph_task_id() != -1
         if in_backward not in self._handles:
             self._handles.add(in_backward)
@@ -276,10 +275,9 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         return BATCH if phase == "data" else TEMPORARIES
 
     def _is_in_place(self, args: tuple[Any, ...]) -> bool:
-        """Whether real tensors would be added to in place, where subclasses of Tensor are not.
+        """Return whether torch would add real tensors in place, but not subclasses of Tensor.
 
-        Autograd sums gradients so (torch/csrc/autograd/input_buffer.cpp, accumulate), and plain
-        attention adds its mask so (aten/src/ATen/native/transformers/attention.cpp).
+        Autograd (input_buffer.cpp, accumulate) and plain attention (attention.cpp) do it.
         """
         first = args[0]
         if type(first) is not FakeTensor:
@@ -290,7 +288,7 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
 
 
 def _with_random_state(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operation whose random state is saved, or set (torch 2.13, _prims/rng_prims.py)."""
+    """Run an operation whose random state is saved or set (torch 2.13, _prims/rng_prims.py)."""
     at = next(at for at, arg in enumerate(args) if isinstance(arg, OpOverload))
     kwargs.pop("rng_state", None)
     out = args[at](*args[at + 1 :], **kwargs)
@@ -298,20 +296,19 @@ def _with_random_state(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 WRITTEN_IN_PYTHON = ("eke", "transformers")
-"""Namespaces of operators that are Python functions over other operators, which are traced in their
-place: the fused loss, and transformers' grouped products."""
+"""Namespaces of operators that are Python functions: fused loss, grouped products."""
 
 
 @functools.cache
 def _is_composite(func: Any) -> bool:
-    """Whether an operator is only a C++ function over other operators."""
+    """Return whether an operator is only a C++ function of other operators."""
     has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
     return bool(has_kernel(func.name(), "CompositeImplicitAutograd"))
 
 
 @functools.cache
 def _body(func: Any) -> Callable[..., Any] | None:
-    """The function behind an operator of `torch.library.custom_op`."""
+    """Return the function of an operator of `torch.library.custom_op`."""
     from torch._library.custom_ops import OPDEFS
 
     found = OPDEFS.get(func._schema.name)
@@ -319,13 +316,13 @@ def _body(func: Any) -> Callable[..., Any] | None:
 
 
 ENGINE_TENSOR_USES, ENGINE_STORAGE_USES = 4, 2
-"""References to a gradient that only autograd holds, as `engine_owns` sees them: the engine's own,
-the argument's and Python's (tests/unit/training/trace/test_traps.py). In a graph's or a function's
-own addition the engine's is missing."""
+"""References to a gradient held only by autograd, in `engine_owns`: the engine's, the argument's
+and Python's (tests/unit/training/trace/test_traps.py). Additions of a graph or a function lack the
+engine's."""
 
 
 def engine_owns(gradient: Tensor) -> bool:
-    """Whether only autograd holds a gradient, so that it would add the next one to it in place."""
+    """Return whether only autograd holds a gradient, so that it adds the next one in place."""
     if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
         return False
     storage: Any = gradient.untyped_storage()
@@ -339,14 +336,14 @@ def engine_owns(gradient: Tensor) -> bool:
 
 
 def _is_weight(value: Any) -> bool:
-    """A weight, or a view of one: experts' are transposed before they are cast."""
+    """Return whether a value is a weight or a view of one (experts' are transposed first)."""
     viewed = value._base if value._is_view() else value
     return isinstance(viewed, torch.nn.Parameter)
 
 
 @contextlib.contextmanager
 def watched_attention(trace: StorageTrace) -> Any:
-    """Tells the trace while scaled dot-product attention runs."""
+    """Set the trace's flag while scaled dot-product attention runs."""
     true_call = torch.nn.functional.scaled_dot_product_attention
 
     def watched(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,4 @@
-"""Predict a plan's peak memory: evaluation, two steps and evaluation on fake tensors, as in a run.
-
-What cannot be traced is replaced, and noted.
-"""
+"""Prediction of a plan's peak memory: evaluation, two steps and evaluation on fake tensors."""
 
 import functools
 import importlib
@@ -58,19 +55,19 @@ from eke.training.trace.trace import (
 
 
 class Untraceable(Exception):
-    """A step that does not run on fake tensors; says why in one line."""
+    """Raised for a step that does not run on fake tensors, with a reason in one line."""
 
 
 @dataclass
 class TraceablePlan:
-    """A plan whose step runs on fake tensors, and how that differs from the requested plan."""
+    """Plan whose step runs on fake tensors, and its differences from the requested plan."""
 
     plan: Plan
     method: Method = Method.trace
     notes: list[str] = field(default_factory=list)
 
     def bound(self, note: str) -> None:
-        """Note a difference that makes the trace an upper bound."""
+        """Add a note on a difference that makes the trace an upper bound."""
         self.notes.append(note)
         self.method = Method.upper_bound
 
@@ -92,7 +89,7 @@ class TraceablePlan:
 
 
 def adapt_for_trace(plan: Plan) -> TraceablePlan:
-    """The plan with what no trace can see replaced by what needs as much memory, or more."""
+    """Replace parts of the plan that cannot be traced by parts that need as much memory or more."""
     if is_four_bit(plan):
         raise Untraceable("peft=qlora: weights become 4-bit where bitsandbytes reads their values")
     found, config = TraceablePlan(plan), plan.config
@@ -107,7 +104,7 @@ def adapt_for_trace(plan: Plan) -> TraceablePlan:
             f"distributed={processes}: one process with all weights is traced; activations, logits "
             "and temporaries of the passes hold, what processes share and exchange is not in it"
         )
-    if processes == "fsdp":  # or nothing would be cast where 16 bits are not gathered
+    if processes == "fsdp":  # otherwise weights that are not gathered in 16 bits stay uncast
         found.change(distributed=Distributed("none"))
     _adapt_kernels(found)
     _adapt_optimizer(found)
@@ -149,7 +146,7 @@ def _adapt_optimizer(found: TraceablePlan) -> None:
 
 
 def trace(plan: Plan) -> Traced:
-    """Predicted peaks of a plan's first process, if its step runs on fake tensors (Untraceable)."""
+    """Return the predicted peaks of a plan's first process. Raises Untraceable."""
     adapted = adapt_for_trace(plan)
     try:
         history = _traced(adapted)
@@ -170,8 +167,8 @@ def _traced(adapted: TraceablePlan) -> History:
         return trace_history(adapted.plan)
     except RunError as error:
         raise Untraceable(str(error)) from error
-    except Exception as error:  # private parts of torch are in this; any of them may change
-        # Where it failed: a library's own text advises about something else.
+    except Exception as error:  # private functions of torch may change in any way
+        # Report the place: a library's own message would be misleading.
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         where = f"{type(error).__name__} in {frame.f_globals.get('__name__', '?')}"
         why = lacking(error) or f"the step does not run on tensors without data ({where})"
@@ -179,7 +176,7 @@ def _traced(adapted: TraceablePlan) -> History:
 
 
 def trace_history(plan: Plan) -> History:
-    """Births and deaths of storages from loading the model to the second evaluation."""
+    """Return events of storages from loading the model to the second evaluation."""
     device = fake_gpu() if plan.device.kind == "cuda" else torch.device("cpu")
     operations.capability = plan.device.capability or FLASH_CAPABILITY
     with torch.device("meta"):
@@ -190,9 +187,9 @@ def trace_history(plan: Plan) -> History:
     workspaces = Workspaces(plan.device.kind, plan.device.capability)
     watch = StorageTrace(mode, device, Questions(is_padded(plan), mode), workspaces)
     if package := optimizer_entry(plan.config.optimizer).package:
-        importlib.import_module(package)  # before its functions are replaced
+        importlib.import_module(package)  # before its functions are patched
     if is_compiled(plan):
-        importlib.import_module("torch._inductor.compile_fx")  # likewise
+        importlib.import_module("torch._inductor.compile_fx")  # before it is patched
     with fake_surroundings(compile_for_trace if is_compiled(plan) else not_compiled):
         model = to_fake(model, mode, device)
         with watched_attention(watch), watch:
@@ -201,30 +198,27 @@ def trace_history(plan: Plan) -> History:
 
 
 NUM_STEPS = 2
-"""The second step is like all later ones; the first makes the optimizer's state."""
+"""Number of traced steps. The first creates the optimizer's state. Later ones equal the second."""
 
 NUM_MICRO_BATCHES = 2
-"""From the second micro-batch on, gradients are added to what is there: all are alike."""
+"""Number of traced micro-batches. From the second on, gradients are added to existing ones."""
 
 
 class TracedRelease(CacheRelease):
-    """Tells the trace when the allocator's cache is emptied."""
+    """Cache release that is recorded in the trace."""
 
     def __init__(self, every: int | None, trace: StorageTrace) -> None:
         super().__init__(every, torch.device("cpu"))
         self._trace = trace
 
     def after_forward(self, step: int) -> None:
-        """Each time where every step empties it; else never: the peak lies between."""
+        """Record a release only if every step has one. Otherwise the peak is between releases."""
         if self.every == 1 and self._trace.kind != "cpu":
             self._trace.history.events.append(EMPTY_CACHE)
 
 
 class Training:
-    """State of a traced training; `take_step` takes its steps as it does a run's.
-
-    The trace is on, and knows the weights from now on.
-    """
+    """State of a traced training, stepped by `take_step` like a run, while the trace is on."""
 
     def __init__(
         self, plan: Plan, model: nn.Module, trace: StorageTrace, device: torch.device
@@ -242,7 +236,7 @@ class Training:
         parameters = [p for p in model.parameters() if p.requires_grad]
         scaler, record = self.formats.scaler, plan.config.train.record_grad_norm
         self.update: Update = PlainUpdate(plan, model, self.optimizer, scaler, parameters)
-        if plan.config.memory.optimizer_in_backward:  # as `TrainingState` does
+        if plan.config.memory.optimizer_in_backward:  # as in `TrainingState`
             self.update = InBackwardUpdate(self.optimizer, parameters, record)
         self.model, self.loss = compile_model(plan, model), build_compiled_loss(plan)
         self.offload = build_activation_offload(plan, model, self.formats.held)
@@ -250,7 +244,7 @@ class Training:
         self.cache_release: CacheRelease = TracedRelease(every, trace)
 
     def run(self, train: MicroBatch, evaluation: MicroBatch) -> None:
-        """Evaluate, take two steps, and evaluate as before; values in the batches do not count."""
+        """Evaluate, take two steps and evaluate again. Values in the batches have no effect."""
         history, trace = self.trace.history, self.trace
         self.model.register_forward_hook(lambda _, __, out: trace.saw_logits(out.logits))
         for parameter in self.model.parameters():
@@ -273,7 +267,7 @@ class Training:
 
     def _step(self, batch: MicroBatch, step: int) -> None:
         trace, plan = self.trace, self.plan
-        # On a CPU a run measures no step before its second.
+        # On a CPU a run does not measure its first step.
         counted = step > 0 or trace.kind != "cpu"
         trace.begin("data", counted)
         every = [self._moved(batch) for _ in range(plan.batch.accumulation)]
@@ -284,7 +278,7 @@ class Training:
         del every, cut
         states = [t for state in self.optimizer.state.values() for t in plain_tensors(state)]
         trace.call(states, OPTIMIZER)
-        if trace.kind == "cpu":  # a record leaves the optimizer's counters out
+        if trace.kind == "cpu":  # records exclude the optimizer's counters
             for tensor in states:
                 if not tensor.dim():
                     trace.forget(tensor)
@@ -300,7 +294,7 @@ class Training:
     def _moved(self, batch: MicroBatch) -> MicroBatch:
         moved = batch.map(lambda x: torch.empty(x.shape, dtype=x.dtype, device=self.device))
         self.trace.call(moved.tensors, BATCH)
-        if self.trace.kind == "cpu":  # the very tensors of the loader, made by NumPy
+        if self.trace.kind == "cpu":  # tensors of the loader, allocated by NumPy
             for tensor in moved.tensors:
                 self.trace.forget(tensor)
         return moved

@@ -1,8 +1,7 @@
 """Trace worker (`python -m eke.training.trace.trace_worker`): plans in, results out, by line.
 
-The fake device is registered for a whole process, so this one does nothing else. An answer is
-`{"traced": ...}` or `{"reason": ...}`; it ends with its input. If a library aborts, only this
-process ends, and the client detects it.
+The fake device is registered for an entire process. An answer is `{"traced": ...}` or `{"reason":
+...}`. If a library aborts, only this process ends, and the client detects it.
 """
 
 import importlib
@@ -21,16 +20,16 @@ from eke.plan.planner import Plan
 from eke.training.loop.environment import QUIET
 
 SETTINGS = QUIET | {
-    "HF_HUB_OFFLINE": "1",  # sizes of models come from their configuration alone
+    "HF_HUB_OFFLINE": "1",  # a model's configuration is enough for its size
     "TRANSFORMERS_VERBOSITY": "error",
     "BITSANDBYTES_NOWELCOME": "1",
 }
 
 
 def main() -> int:
-    """Answer until there is nothing more to read."""
+    """Answer requests until the end of the input."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever prints, prints elsewhere
+    os.dup2(2, 1)  # output of libraries goes to stderr
     os.environ.update({name: os.environ.get(name, value) for name, value in SETTINGS.items()})
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -48,10 +47,7 @@ def serve(lines: Iterable[str], answers: TextIO) -> None:
 
 @cache
 def import_libraries() -> None:
-    """Those of a trace, once there is one to make.
-
-    Only once: what earlier traces have left behind would be frozen with them.
-    """
+    """Import the libraries of a trace once: again would also freeze remains of earlier traces."""
     with importing():
         from eke.training.model import import_transformers
 
@@ -60,11 +56,11 @@ def import_libraries() -> None:
 
 
 def answer_line(line: str) -> dict[str, Any]:
-    """The answer to one plan, as JSON values."""
+    """Return the answer to one plan, as JSON values."""
     converter = make_converter()
     try:
         plan = converter.structure(json.loads(line), Plan)
-    except Exception as error:  # cattrs raises groups of whatever went wrong
+    except Exception as error:  # cattrs raises groups of any errors
         return {"reason": f"not a readable plan ({type(error).__name__})"}
     try:
         import_libraries()

@@ -288,7 +288,7 @@ def test_an_emptied_cache_is_filled_again_by_the_worker_unless_the_data_changed(
     shutil.rmtree(own_cache)
     with open(rows_file, "a") as file:
         file.write('{"text": "one more"}\n')
-    with pytest.raises(RunError, match="no longer what was planned"):
+    with pytest.raises(RunError, match="the same command again"):
         build_data(plan)
 
 

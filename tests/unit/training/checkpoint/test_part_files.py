@@ -129,7 +129,7 @@ def without_rows(folder):
         (empty, part_name(1, 3)),
         (of_another, part_name(1, 3)),
         (of_fewer, "part-0000"),
-        (without_rows, "do not make up"),
+        (without_rows, "gaps or overlap"),
     ],
     ids=lambda value: getattr(value, "__name__", "named"),
 )

@@ -267,4 +267,4 @@ def test_a_model_that_nobody_cut_is_warned_about() -> None:
     plan = sharded_plan(2, *SMALL)
     sharding, warnings = noted(plan, build_model(plan, CPU))
     assert (sharding["mesh"], sharding["sharded_parameters"]) == ([], 0)
-    assert warnings == ["distributed=fsdp had no effect: every process holds all of every tensor"]
+    assert warnings == ["distributed=fsdp had no effect: every process holds full tensors"]

@@ -138,7 +138,7 @@ def test_where_compiled_code_is_kept_is_said_when_the_compiler_fails(monkeypatch
     outcome, failure = classify(error, "forward")
     assert outcome is Outcome.crashed
     assert failure.message.startswith("InductorError: AttributeError: module 'x' has no")
-    assert "what the compiler keeps in /kept/here is damaged" in failure.message
+    assert "/kept/here" in failure.message
     assert "export TORCHINDUCTOR_CACHE_DIR=NEW_FOLDER" in failure.message
     _, other = classify(AttributeError("another"), "forward")
     assert "TORCHINDUCTOR" not in other.message

@@ -149,7 +149,7 @@ def test_loaders_that_were_built_otherwise_are_noticed(trained, monkeypatch) -> 
     job = trained("dataloader.workers=1", "dataloader.persistent=true")
     assert job.effective["loader_workers"] == 0
     assert job.warnings == [
-        "dataloader.workers = 1: 0 loader processes live",
+        "dataloader.workers = 1: 0 loader processes are running",
         "dataloader.persistent had no effect: evaluation's loader processes have ended",
     ]
 
@@ -188,7 +188,7 @@ def test_a_model_that_is_not_compiled_is_noticed(compiled, trained, monkeypatch)
         torch._dynamo.utils.counters.clear()
     job = trained("compile=eager", "model.num_hidden_layers=1")
     said = [warning for warning in job.warnings if "compile" in warning]
-    assert said == ([] if compiled else ["compile=eager had no effect: no graph was captured"])
+    assert said == ([] if compiled else ["compile=eager had no effect: 0 graphs were captured"])
 
 
 @pytest.mark.slow

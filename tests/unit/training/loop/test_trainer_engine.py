@@ -61,7 +61,7 @@ def test_the_plan_in_trainers_words(make_plan, tmp_path) -> None:
 
 def test_what_trainer_itself_refuses_is_told(make_plan, tmp_path) -> None:
     plan = make_plan(*BASE, "trainer.extra.debug=nonsense")
-    with pytest.raises(RunError, match=r"transformers refuses its arguments: .*nonsense"):
+    with pytest.raises(RunError, match=r"engine = trainer: .*nonsense"):
         build_arguments(plan, RunPaths(tmp_path))
 
 
@@ -195,7 +195,7 @@ def test_label_smoothing_is_torchs_through_each_loss_head(job_of, kernels) -> No
 def test_an_extra_that_is_the_default_is_warned_about(job_of) -> None:
     job = run(job_of("train.steps=2", "trainer.extra.full_determinism=false"))
     assert job.warnings == [
-        "trainer.extra.full_determinism=False had no effect: it is Trainer's default"
+        "trainer.extra.full_determinism=False had no effect: equal to Trainer's default"
     ]
 
 

@@ -98,7 +98,7 @@ def test_a_model_without_layers_is_refused():
 def test_a_layer_that_stays_off_is_refused():
     model = build_model(hand_plan("model=tiny"), CPU)
     model.activation_checkpointing_enable = lambda arguments: None
-    with pytest.raises(RunError, match=r"4 of 4 layers stayed off \(LlamaDecoderLayer\)"):
+    with pytest.raises(RunError, match=r"4 of 4 layers .*\(LlamaDecoderLayer\)"):
         apply_checkpointing(hand_plan("memory=checkpointing"), model)
 
 

@@ -137,7 +137,7 @@ def test_another_number_that_is_typed_makes_a_new_head(tmp_path, three) -> None:
     assert labels_of(plan)["row 0"] == 1, "sorted: neutral, positive"
     assert model.config.id2label == {0: "neutral", 1: "positive"}
     assert model.classifier.weight.shape == (2, 32)
-    assert any("random at the start" in warning for warning in told)
+    assert any("initialized at random" in warning for warning in told)
     assert not any("was trained on the classes" in warning for warning in told)
 
 
@@ -227,4 +227,4 @@ def test_a_checkpoint_without_a_head_has_as_many_classes_as_the_task(tmp_path) -
     plan, model, told = built(*rows_of(tmp_path, "b", "a"), *pretrained(folder))
     assert plan.config.task.num_labels == model.config.num_labels == 2
     assert [labels_of(plan)[f"row {n}"] for n in range(2)] == [1, 0]
-    assert any("the checkpoint lacks them" in warning for warning in told)
+    assert any("missing from the checkpoint" in warning for warning in told)

@@ -114,7 +114,7 @@ def change(folder, edit):
 
 WRONG = {
     "missing": (lambda t: t.pop("model.norm.weight"), "lacks 1 tensor: model.norm.weight"),
-    "unknown": (lambda t: t.update(x=torch.ones(1)), "x has no place in LlamaForCausalLM"),
+    "unknown": (lambda t: t.update(x=torch.ones(1)), "x is not a tensor of LlamaForCausalLM"),
     "of experts": (lambda t: t.pop("model.norm.weight"), r"model\.norm\.weight"),
     "shape": (lambda t: t.update({"model.norm.weight": torch.ones(3)}), r"\[3\], the model's is"),
     "format": (

@@ -87,7 +87,7 @@ def test_layers_are_found_below_adapters(liger, peft) -> None:
 def test_liger_that_replaces_nothing_is_an_error(liger) -> None:
     liger(lambda model, **kwargs: None)
     plan = hand_plan("kernels=liger")
-    with pytest.raises(RunError, match="replaces nothing in LlamaForCausalLM"):
+    with pytest.raises(RunError, match=r"LlamaForCausalLM\n  -> kernels=none"):
         apply_kernels(plan, build_model(plan, CPU))
 
 

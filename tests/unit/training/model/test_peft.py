@@ -215,9 +215,9 @@ def test_the_seed_draws_the_adapters_and_nothing_else_is_drawn():
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("peft.target_modules=[q_proj,c_attn]",), "c_attn names no linear layer"),
-        (("peft.target_modules=[]",), r"\[\] names no linear layer"),
-        (("peft.target_modules=[lm_head]",), "lm_head names no linear layer"),
+        (("peft.target_modules=[q_proj,c_attn]",), "c_attn is not"),
+        (("peft.target_modules=[]",), r"\[\] is not"),
+        (("peft.target_modules=[lm_head]",), "lm_head is not"),
     ],
     ids=["another family's", "none", "the output projection"],
 )
