@@ -36,19 +36,14 @@ def _variant_hook(
     converter: cattrs.Converter, group: str, classes: list[Any]
 ) -> Callable[[Any, Any], Any]:
     def structure(value: Any, _: Any) -> Any:
-        cls = _class_of(value, classes, VARIANTS[group])
-        if cls is None:
+        keys = frozenset(value)
+        fitting = [c for c in classes if {f.name for f in dataclasses.fields(c)} == keys]
+        if not fitting:
             raise ValueError(f"no variant of {group} has the keys {sorted(value)}")
+        named = VARIANTS[group].get(value.get("option", ""))
+        cls = named if named in fitting else fitting[0]
         # `Field.type` is text only with postponed annotations, which eke does not use here.
         kinds = {field.name: cast(Any, field.type) for field in dataclasses.fields(cls)}
         return cls(**{name: converter.structure(value[name], kinds[name]) for name in kinds})
 
     return structure
-
-
-def _class_of(value: Any, classes: list[Any], variants: dict[str, type]) -> Any:
-    """Return the class with exactly these keys, preferably the class named by the option."""
-    keys = frozenset(value)
-    fitting = [cls for cls in classes if {f.name for f in dataclasses.fields(cls)} == keys]
-    named = variants.get(value.get("option", ""))
-    return named if named in fitting else next(iter(fitting), None)
