@@ -66,7 +66,14 @@ class Config:
 
 
 VARIANTS: dict[str, dict[str, type]] = {
-    "model": models.MODELS,
+    "model": {
+        "llama": models.LlamaModel,
+        "mixtral": models.MixtralModel,
+        "bert": models.BertModel,
+        "gpt2": models.GPT2Model,
+        "t5": models.T5Model,
+        "pretrained": models.PretrainedModel,
+    },
     "task": {
         "causal_lm": work.Task,
         "masked_lm": work.MaskedLM,
@@ -84,10 +91,14 @@ VARIANTS: dict[str, dict[str, type]] = {
         "mix": work.Mix,
     },
     "optimizer": tech.OPTIMIZERS,
-    "schedule": tech.SCHEDULES,
-    "distributed": res.DISTRIBUTEDS,
-    "offload": tech.OFFLOADS,
-    "peft": tech.PEFTS,
+    "schedule": {
+        "constant": tech.Schedule,
+        "decaying": tech.DecayingSchedule,
+        "wsd": tech.WSDSchedule,
+    },
+    "distributed": {"copies": res.Distributed, "fsdp": res.FSDP},
+    "offload": {"memory": tech.Offload, "nvme": tech.NvmeOffload},
+    "peft": {"none": tech.Peft, "lora": tech.Lora, "qlora": tech.QLora, "ia3": tech.Adapters},
 }
 """Groups whose fields depend on the option: schema name -> class, named by the option file."""
 

@@ -5,9 +5,6 @@ from enum import Enum
 
 from eke.config.schema.fields import Key, OptionGroup, at_least, below, between
 
-MISSING = "???"
-"""Value of a required key. Equals `omegaconf.MISSING`, without the import."""
-
 MAX_LAYERS = 10_000
 """10 times the layers of the deepest published Transformer (arXiv:2203.00555)."""
 
@@ -34,8 +31,8 @@ class Model(OptionGroup):
     tie_word_embeddings: bool = field(default=True, metadata=Key.GROUP)
     """Share the input embedding with the output projection."""
     freeze: list[str] = field(default_factory=list, metadata=Key.BOTH)
-    """Names of modules and weights that are not trained. Names are those of transformers' class, in
-    whole parts: [embeddings,encoder.layer.0-5]. Frozen weights use the compute format."""
+    """Modules and weights that are not trained. Named as in transformers' class, by whole parts:
+    [embeddings,encoder.layer.0-5]. Frozen weights use the compute format."""
 
 
 @dataclass
@@ -110,7 +107,7 @@ class PretrainedModel(Model):
     it checks and plans the run, so they are part of the run's identity.
     """
 
-    name_or_path: str = field(default=MISSING, metadata=Key.GROUP)
+    name_or_path: str = field(default="???", metadata=Key.GROUP)
     """Local folder in the hub's layout, or a name on the hub."""
     revision: str | None = field(default=None, metadata=Key.GROUP)
     """Branch, tag or commit on the hub. null: the main branch."""
@@ -160,17 +157,6 @@ class PretrainedModel(Model):
     """Filled in for a mixture of experts."""
     num_experts_per_tok: int = field(default=0, metadata=Key.GROUP | at_least(0))
     """Filled in for a mixture of experts."""
-
-
-MODELS: dict[str, type[Model]] = {
-    "llama": LlamaModel,
-    "mixtral": MixtralModel,
-    "bert": BertModel,
-    "gpt2": GPT2Model,
-    "t5": T5Model,
-    "pretrained": PretrainedModel,
-}
-"""Schema name -> class. Each option file names one schema, and several families may share it."""
 
 
 class Backend(Enum):

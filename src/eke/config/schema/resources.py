@@ -116,9 +116,8 @@ class FSDP(Distributed):
     reshard_after_forward: bool = field(default=True, metadata=Key.ROUNDING)
     """Free gathered weights after a layer's forward pass. false: keep them until backward."""
     exchange: Exchange = field(default=Exchange.auto, metadata=Key.ROUNDING)
-    """When gradients are synchronized. last: after the last micro-batch, so each process
-    accumulates full gradients. every: after each micro-batch, so each process accumulates its
-    shard. auto: by the size of the gradients."""
+    """Micro-batches after which gradients are synchronized. last: processes accumulate full
+    gradients. every: processes accumulate shards. auto: by the size of the gradients."""
     replicas: int = field(default=1, metadata=Key.ROUNDING | at_least(1))
     """Model copies. Each is sharded over num_processes / replicas neighbouring processes."""
 
@@ -126,10 +125,6 @@ class FSDP(Distributed):
     def shards(self) -> int:
         """Number of shards of each tensor. Also valid before limits are checked."""
         return max(1, self.num_processes // max(1, self.replicas))
-
-
-DISTRIBUTEDS: dict[str, type] = {"copies": Distributed, "fsdp": FSDP}
-"""Schema name -> class."""
 
 
 class TrackerMode(Enum):
@@ -196,10 +191,6 @@ class Seeds(Enum):
     per_repeat = "per_repeat"
 
 
-AUTO_REPEATS = "auto"
-"""Value of `sweep.repeats`: the results determine the number of repeats."""
-
-
 @dataclass
 class Sweep:
     """Runs of `-m`: rows x zip x product without excluded runs, in rounds of repeats."""
@@ -230,7 +221,7 @@ class Sweep:
     @property
     def is_auto(self) -> bool:
         """Whether the results determine the number of repeats."""
-        return self.repeats == AUTO_REPEATS
+        return self.repeats == "auto"
 
     @property
     def rule(self) -> tuple[str, ...]:

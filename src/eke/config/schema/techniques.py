@@ -71,9 +71,8 @@ class Precision(OptionGroup):
     master: Switch = field(default=Switch.auto, metadata=Key.BOTH)
     """Keep float32 copies of bfloat16 weights for the optimizer. auto: off."""
     casts: Casts = field(default=Casts.per_use, metadata=Key.BOTH)
-    """When float32 weights are cast to 16 bits. per_use: in each forward pass, by autocast.
-    per_step: once per optimizer step, for all micro-batches. With per_step, norms and the residual
-    stream also use 16 bits."""
+    """Casts of float32 weights to 16 bits. per_use: in each forward pass, by autocast. per_step:
+    once per optimizer step. Norms and the residual stream are then also 16 bits wide."""
     float8: Float8 = field(default=Float8.off, metadata=Key.BOTH)
     """Use float8 products in linear layers (torchao). The first and the last layer are excluded."""
     tf32: Switch = field(default=Switch.auto, metadata=Key.ROUNDING)
@@ -177,10 +176,6 @@ class QLora(Lora):
     """Keep the scales of the blocks in 8 bits."""
 
 
-PEFTS: dict[str, type] = {"none": Peft, "lora": Lora, "qlora": QLora, "ia3": Adapters}
-"""Schema name -> class."""
-
-
 class WeightsPlace(Enum):
     """Place of the weights between two uses."""
 
@@ -212,9 +207,6 @@ class NvmeOffload(Offload):
     threads: int = field(default=1, metadata=Key.ROUNDING | between(1, 64))
     """Threads that transfer a tensor. DeepSpeed's aio.intra_op_parallelism and its default."""
 
-
-OFFLOADS: dict[str, type] = {"memory": Offload, "nvme": NvmeOffload}
-"""Schema name -> class."""
 
 MAX_LR = 100
 """Exceeds the largest learning rate in use, 30 (SGD of an LSTM, arXiv:1708.02182)."""
@@ -450,11 +442,3 @@ class WSDSchedule(DecayingSchedule):
 
     decay_frac: float = field(default=0.2, metadata=Key.LEARNING | between(0, 1))
     """Share of the run spent on the final linear decay."""
-
-
-SCHEDULES: dict[str, type] = {
-    "constant": Schedule,
-    "decaying": DecayingSchedule,
-    "wsd": WSDSchedule,
-}
-"""Schema name -> class."""
