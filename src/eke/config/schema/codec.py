@@ -40,7 +40,7 @@ def _variant_hook(
         fitting = [c for c in classes if {f.name for f in dataclasses.fields(c)} == keys]
         if not fitting:
             raise ValueError(f"no variant of {group} has the keys {sorted(value)}")
-        named = VARIANTS[group].get(value.get("option", ""))
+        named: Any = VARIANTS[group].get(value.get("option", ""))
         cls = named if named in fitting else fitting[0]
         # `Field.type` is text only with postponed annotations, which eke does not use here.
         kinds = {field.name: cast(Any, field.type) for field in dataclasses.fields(cls)}
