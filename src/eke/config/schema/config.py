@@ -142,11 +142,11 @@ def register() -> None:
             store.store(group=f"schema/{group}", name=name, node=variant, provider="eke")
 
 
-def unused_cluster_overrides(overrides: Sequence[str]) -> list[str]:
-    """Return a warning per override that requires the launcher of a cluster."""
+def unused_cluster_overrides(overrides: Sequence[str], launcher: str = "local") -> list[str]:
+    """Return a warning per override that requires the launcher of a cluster, not `launcher`."""
     starts = tuple(f"{group}{end}" for group in CLUSTER_GROUPS for end in ".=")
     return [
-        f"{text} has no effect with hydra/launcher=local, which does not use a cluster"
+        f"{text} has no effect with hydra/launcher={launcher}, which does not use a cluster"
         for text in overrides
         if text.lstrip("+").startswith(starts)
     ]

@@ -20,13 +20,13 @@ class Resources:
     gpus: int | None = field(default=None, metadata=between(0, 1024))
     """GPUs per process. null: 1 if the run is planned for GPUs, else 0."""
     partition: str | None = None
-    """Partition of the job. null: from the slurm profile."""
+    """Partition of the job. null: from the cluster profile."""
     account: str | None = None
-    """Account that is charged. null: from the slurm profile."""
+    """Account that is charged. null: from the cluster profile."""
     qos: str | None = None
-    """Quality of service. null: from the slurm profile."""
+    """Quality of service. null: from the cluster profile."""
     constraint: str | None = None
-    """Features required of a node, for example a100&nvlink. null: from the slurm profile."""
+    """Features required of a node, for example a100&nvlink. null: from the cluster profile."""
 
 
 class GpuRequest(Enum):
