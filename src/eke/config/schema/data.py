@@ -396,7 +396,8 @@ class Train:
     """Folder or id of an unfinished run to resume. `distributed.*` and `batch.*` may differ if the
     samples per step are the same. null: the run of this configuration."""
     stop_on_nonfinite: bool = field(default=True, metadata=Key.NONE)
-    """End the run if a loss is not finite. Checks logged losses and the last evaluation."""
+    """End the run as diverged if a loss is not finite. Checks logged losses and the last
+    evaluation."""
 
 
 @dataclass
