@@ -1,12 +1,12 @@
-"""Optuna chooses learning rate, warm-up and schedule; what learns badly is ended early.
+"""Search learning rate, warm-up and schedule with Optuna, and prune bad trials.
 
     pip install optuna
     python sweeps/optuna/search.py --trials 20 model=tiny train.steps=300 train.eval_every=50
 
-Everything but the flags is handed to train.py. A trial is an ordinary run under `runs/`: its losses
-are read from `metrics.jsonl` while it trains, and a median pruner ends the worse half. The study is
-in `runs/optuna.db`: the same command goes on with it, and tries an interrupted trial's point again.
-Search spaces are Python: change `suggest`.
+All other arguments are passed to train.py. A trial is an ordinary run under `runs/`. The search
+reads its losses from `metrics.jsonl` during training, and a median pruner stops bad trials. The
+study is stored in `runs/optuna.db`. Repeat the command to continue it and to retry interrupted
+trials. Edit `suggest` to change the search space.
 
 Source: https://optuna.readthedocs.io/en/stable/tutorial/20_recipes/009_ask_and_tell.html
 """
@@ -35,20 +35,20 @@ from eke.plan.record.metrics import EVAL_LOSS, STEP, parse_row
 
 TRAIN = Path(__file__).resolve().parents[2] / "train.py"
 POLL_S = 0.2
-"""Between two looks at a run's metrics."""
+"""Seconds between two reads of a run's metrics."""
 
 BUSY_S = 2.0
-"""Pause before a run that another process works on is started again."""
+"""Seconds before the restart of a run that another process is running."""
 
 FINISHED, RESUMABLE, BUSY = 0, 75, BusyError.exit_code
-"""train.py's exit codes: the run is done, was asked to stop, or another process works on it."""
+"""Exit codes of train.py: run finished, run stopped by a signal, run active in another process."""
 
 AGAIN = "again"
-"""User attribute of a trial: number of the interrupted trial whose point it has."""
+"""User attribute of a trial: number of the interrupted trial that it repeats."""
 
 
 def suggest(trial: optuna.Trial) -> list[str]:
-    """One point of the search space, as overrides."""
+    """Return a point of the search space as overrides."""
     return [
         f"optimizer.lr={trial.suggest_float('optimizer.lr', 1e-4, 1e-2, log=True):.3g}",
         f"schedule.warmup_frac={trial.suggest_float('schedule.warmup_frac', 0.0, 0.2):.2f}",
@@ -57,28 +57,28 @@ def suggest(trial: optuna.Trial) -> list[str]:
 
 
 def folder_of(overrides: Sequence[str]) -> Path:
-    """Return where a run's files are, or will be; a rejected command ends this program."""
+    """Return the folder of a run. Exit if train.py rejects the overrides."""
     command = [sys.executable, str(TRAIN), *overrides, "plan_only=true"]
     eke = [sys.executable, "-m", "eke", "plan", "--json", "--quick", *overrides]
     plan = subprocess.run(eke, capture_output=True, text=True, check=False)
     if plan.returncode:
-        sys.exit(plan.stderr or f"{' '.join(command)} is refused")
+        sys.exit(plan.stderr or f"{' '.join(command)} is rejected")
     content = json.loads(plan.stdout)
     fields = {field.name: content[field.name] for field in dataclasses.fields(Plan)}
     try:
         return find_place(make_converter().structure(fields, Plan)).paths.folder
-    except EkeError:  # an unreadable record, which train.py reports
+    except EkeError:  # train.py reports the unreadable record
         return Path(content["config"]["paths"]["runs"]) / content["run_id"]
 
 
 class Curve:
-    """A run's evaluation losses, read as they are written."""
+    """Evaluation losses of a running run."""
 
     def __init__(self, metrics: Path) -> None:
         self.metrics, self.position, self.last = metrics, 0, math.nan
 
     def new(self) -> Iterator[tuple[int, float]]:
-        """Step and loss of each evaluation since the last call."""
+        """Yield step and loss of each evaluation since the last call."""
         if not self.metrics.exists():
             return
         with self.metrics.open("rb") as file:
@@ -94,9 +94,9 @@ class Curve:
 
 
 def run(trial: optuna.Trial, overrides: Sequence[str]) -> tuple[optuna.trial.TrialState, float]:
-    """Train one point and follow it; returns how it ended, and its last evaluation loss.
+    """Train one point and return its final state and last evaluation loss.
 
-    A run that an interrupted search has left behind goes on without it: its end is waited for.
+    If the run is still active after an interrupted search, wait for its end.
     """
     curve = Curve(folder_of(overrides) / "metrics.jsonl")
     while (ended := run_once(trial, overrides, curve)) is None:
@@ -107,7 +107,7 @@ def run(trial: optuna.Trial, overrides: Sequence[str]) -> tuple[optuna.trial.Tri
 def run_once(
     trial: optuna.Trial, overrides: Sequence[str], curve: Curve
 ) -> optuna.trial.TrialState | None:
-    """Return how one start of the run ended; None if another process works on it."""
+    """Start the run once and return its final state, or None if another process is running it."""
     process = subprocess.Popen([sys.executable, str(TRAIN), *overrides])
     pruned = False
     try:
@@ -117,7 +117,7 @@ def run_once(
             for step, loss in curve.new():
                 trial.report(loss, step)
             if not (ended or pruned) and trial.should_prune():
-                process.send_signal(signal.SIGTERM)  # it saves a checkpoint and ends
+                process.send_signal(signal.SIGTERM)  # saves a checkpoint and exits
                 pruned = True
             time.sleep(POLL_S)
     finally:
@@ -135,9 +135,10 @@ def run_once(
 
 
 def take_up(study: optuna.Study, lock: TextIO) -> None:
-    """Enqueue the points of interrupted trials again; searches of a study share its lock.
+    """Enqueue the points of interrupted trials again.
 
-    Only a search that is alone can tell that a RUNNING trial has no search any more.
+    Searches of a study share a lock. A trial in state RUNNING is only known to be interrupted if no
+    other search holds the lock.
     """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -151,31 +152,31 @@ def take_up(study: optuna.Study, lock: TextIO) -> None:
 
 
 def num_tried(study: optuna.Study) -> int:
-    """Return the number of ended trials, without those that were interrupted."""
+    """Return the number of finished trials without interrupted trials."""
     repeats = sum(AGAIN in trial.user_attrs for trial in study.trials)
     return sum(trial.state.is_finished() for trial in study.trials) - repeats
 
 
 def refuse_other_runs(study: optuna.Study, overrides: Sequence[str]) -> None:
-    """Losses of other models or other data say nothing here: a study has one command."""
+    """Exit if the study has other overrides: losses of other models or data are not comparable."""
     typed = sorted(overrides)
     earlier = study.user_attrs.get("overrides", typed)
     if earlier != typed:
         sys.exit(
-            f"study {study.study_name} is of other runs: {' '.join(earlier)}\n"
-            "  -> --study NAME for one of these"
+            f"study {study.study_name} has other overrides: {' '.join(earlier)}\n"
+            "  -> --study NAME for a new study"
         )
     study.set_user_attr("overrides", typed)
 
 
 def main() -> None:
-    """Ask, run, tell, until there are as many trials as asked for."""
+    """Run trials until the study has the requested number."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--trials", type=int, default=20, help="of the study, earlier ones included"
+        "--trials", type=int, default=20, help="trials of the study, including earlier ones"
     )
     parser.add_argument("--study", default="eke", help="name of the study")
-    parser.add_argument("--seed", type=int, default=0, help="of the sampler")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampler")
     options, overrides = parser.parse_known_args()
     Path("runs").mkdir(exist_ok=True)
     study = optuna.create_study(
@@ -186,7 +187,7 @@ def main() -> None:
         pruner=optuna.pruners.MedianPruner(n_startup_trials=3),
     )
     refuse_other_runs(study, overrides)
-    # The storage does not keep the sampler's state: with the same seed it would begin anew.
+    # The storage does not keep the sampler's state. The same seed would repeat its points.
     study.sampler = optuna.samplers.TPESampler(seed=options.seed + len(study.trials))
     with open(f"runs/.optuna-{quote(options.study, safe='')}.lock", "w") as lock:
         take_up(study, lock)
@@ -201,8 +202,8 @@ def main() -> None:
             take_up(study, lock)
     done = [t for t in study.trials if t.state is optuna.trial.TrialState.COMPLETE]
     if not done:
-        sys.exit("no trial came to its end; their logs say why")
-    best = study.best_trial.user_attrs.get("overrides", [])  # as that run had them, rounded
+        sys.exit("no trial finished. See the logs of the runs")
+    best = study.best_trial.user_attrs.get("overrides", [])  # rounded as in the run
     print(f"best: loss {study.best_value:.4f}: python train.py {' '.join([*overrides, *best])}")
 
 
@@ -210,4 +211,4 @@ if __name__ == "__main__":
     try:
         main()
     except KeyboardInterrupt:
-        sys.exit("\ninterrupted; the same command goes on with the study")
+        sys.exit("\nInterrupted. Repeat the command to continue the study.")

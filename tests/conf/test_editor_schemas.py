@@ -76,7 +76,7 @@ def test_every_key_is_explained() -> None:
 def test_text_under_a_field_is_found_where_it_is_inherited() -> None:
     docs = field_docs(WSDSchedule)
     assert docs["decay_frac"] == "Share of the run spent on the final linear decay."
-    assert docs["final_frac"].startswith("Learning rate at the end")
+    assert docs["final_frac"].startswith("Final learning rate")
     assert docs["warmup_frac"] == "Linear warm-up as a share of the run."
     assert summary(SequenceClassification) == "Predict one label per sequence."
 

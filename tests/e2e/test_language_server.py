@@ -213,4 +213,4 @@ def test_a_variant_is_one_completion_away(server) -> None:
 def test_hovering_shows_what_a_key_is(server) -> None:
     shown = server.at("optimizer", ADAMW + "bet|a1: 0.5\n", "hover")["contents"]["value"]
     assert "Decay of the first moment." in shown
-    assert "at least 0 and below 1; default 0.9" in shown
+    assert "at least 0 and below 1. Default: 0.9" in shown

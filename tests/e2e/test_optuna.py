@@ -105,7 +105,7 @@ def test_trials_are_runs_and_the_same_command_goes_on(search, tmp_path) -> None:
     assert sorted(command) in [sorted(overrides) for overrides in ran]
     other = search("--trials", "3", *last_wins(*WORK, "train.steps=16"))
     assert other.code == 1
-    assert "study eke is of other runs: " in other.err
+    assert "study eke has other overrides: " in other.err
     assert "-> --study NAME" in other.err
     assert len(study_of(tmp_path).trials) == 2
 

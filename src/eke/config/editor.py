@@ -1,4 +1,4 @@
-"""JSON schemas (draft-07) of the files in `conf/`, and the editor settings that refer to them."""
+"""JSON schemas (draft-07) of the files in `conf/`, and editor settings that refer to them."""
 
 import json
 import os
@@ -25,11 +25,11 @@ from eke.config.schema import VARIANTS, Config
 from eke.config.schema.fields import LARGEST, field_docs, summary
 
 Schema = dict[str, Any]
-"""A JSON Schema."""
+"""JSON Schema."""
 
-# YAML 1.1 (which Hydra reads) parses `on` as true, so a file must quote "on".
+# Hydra reads YAML 1.1, which parses `on` as true. Files must quote "on".
 _YAML_BOOLEANS = ("on", "off", "yes", "no", "y", "n", "true", "false")
-# Interpolations, which are resolved by composition and valid for any key.
+# Interpolations are valid for any key. Composition resolves them.
 _MARK = r"\$\{"
 _INTERPOLATION: Schema = {"$ref": "#/definitions/interpolation"}
 DEFINITIONS: dict[str, Schema] = {"interpolation": {"type": "string", "pattern": _MARK}}
@@ -37,18 +37,18 @@ DEFINITIONS: dict[str, Schema] = {"interpolation": {"type": "string", "pattern":
 
 _TYPES: dict[type, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}
 _DRAFT = "http://json-schema.org/draft-07/schema#"  # the best supported draft
-_OWN_VALUES = {"_self_": "This file's own values; last, so that they win."}
+_OWN_VALUES = {"_self_": "Values of this file. The last entry, so that they take precedence."}
 
 CONFIG = "config"
 """Name of the schema of config.yaml."""
 
 
 def field_schema(field: Field, doc: str) -> Schema:
-    """Schema of one key: type, limits, enum values and description."""
+    """Return the schema of one key: type, limits, enum values and description."""
     limit = f", {field.limit.describe(0)}" if field.limit else ""
     words = field.words()
-    default = f"; default {default_text(field)}" if field.default != "???" else "; no default"
-    about = f"{doc}\n\n{words[0].upper()}{words[1:]}{limit}{default}.".strip()
+    default = f" Default: {default_text(field)}." if field.default != "???" else " Required."
+    about = f"{doc}\n\n{words[0].upper()}{words[1:]}{limit}.{default}".strip()
     described: Schema = {"description": about}
     value = field.default.name if isinstance(field.default, Enum) else field.default
     if value not in ("???", *_YAML_BOOLEANS):  # an editor would insert it without quotes
@@ -66,7 +66,7 @@ def _value_schema(field: Field) -> Schema:
     kind, is_list = field.kind, get_origin(field.kind) is list
     name = "array" if is_list else "object" if kind is dict else _TYPES.get(kind, "string")
     schema: Schema = {"type": [name, "null"] if field.optional else name}
-    if kind is str and str(field.default).isdecimal():  # a number or a word: sweep.repeats
+    if kind is str and str(field.default).isdecimal():  # a number or a word, as for sweep.repeats
         schema["type"] = [name, "integer"]
     if is_list:
         return schema | {"items": {"type": _TYPES.get(get_args(kind)[0], "object")}}
@@ -77,7 +77,7 @@ def _value_schema(field: Field) -> Schema:
         members = list(kind.__members__)
         if not set(members) & set(_YAML_BOOLEANS):
             return {"enum": [*members, *null]}
-        # Editors complete an enum without the required quotes, but insert a snippet unchanged.
+        # Editors complete enums without the required quotes, but insert snippets unchanged.
         as_written = [f'"{m}"' if m in _YAML_BOOLEANS else m for m in members]
         snippets = [{"label": text, "body": text} for text in as_written]
         pattern = f"^({'|'.join(members)})$|{_MARK}"
@@ -94,20 +94,20 @@ def _value_schema(field: Field) -> Schema:
 
 
 def _keys(cls: type) -> dict[str, Schema]:
-    """Schema of each key of a schema class, but not of its sections."""
+    """Return the schema of each key of a schema class, without its sections."""
     docs = field_docs(cls)
     single = [(n, field) for n, field in class_fields(cls) if not is_dataclass(field.annotation)]
     return {name: field_schema(field, docs.get(name, "")) for name, field in single}
 
 
 def _closed(properties: Mapping[str, Any]) -> Schema:
-    """Schema of an object with these keys and no others."""
+    """Return the schema of an object with these keys and no others."""
     return {"type": "object", "properties": dict(properties), "additionalProperties": False}
 
 
 def make_schemas(catalogue: Catalogue) -> dict[str, Schema]:
-    """Group -> schema of its option files, and `config` -> schema of config.yaml."""
-    entries = {"schema": "The types of all keys.", **_OWN_VALUES}
+    """Return group -> schema of its option files, and `config` -> schema of config.yaml."""
+    entries = {"schema": "Types of all keys.", **_OWN_VALUES}
     whole = _whole(entries, list(catalogue.options), "", catalogue)
     schemas = {CONFIG: {"title": "config.yaml", **whole}}
     for group in catalogue.options:
@@ -119,7 +119,7 @@ def make_schemas(catalogue: Catalogue) -> dict[str, Schema]:
 
 
 def _option_file(group: str, catalogue: Catalogue) -> Schema:
-    """Schema of one section's values; the file's defaults list determines its fields."""
+    """Return the schema of an option file. Its defaults list determines its fields."""
     variants = VARIANTS.get(group, {})
     base: type = get_type_hints(Config)[group]
     body: Schema = {"$ref": f"#/definitions/{base.__name__}"}
@@ -144,7 +144,7 @@ def _option_file(group: str, catalogue: Catalogue) -> Schema:
 
 
 def _options_of(cls: type, group: str, catalogue: Catalogue) -> list[str]:
-    """Options of a group that have the fields of a schema class."""
+    """Return the options of a group that have the fields of a schema class."""
     return [o for o in catalogue.options[group] if catalogue.schema_class(group, o) is cls]
 
 
@@ -162,14 +162,14 @@ def _option_defaults(group: str, catalogue: Catalogue) -> Schema:
         {"label": f"fields of {name}", "body": [_schema_entry(group, name), "_self_"]}
         for name in variants
     ]
-    about = "Whose fields the file has, and an option to start from."
+    about = "Schema of the fields, and an option to start from."
     schema: Schema = {"description": about, "type": "array", "items": _choice(entries)}
     return schema | ({"defaultSnippets": snippets} if snippets else {})
 
 
 def _preset_file(group: str, catalogue: Catalogue) -> Schema:
     entries = _OWN_VALUES | about_options(group, catalogue)
-    for other in PRESETS[: PRESETS.index(group)]:  # the preceding entries in config.yaml
+    for other in PRESETS[: PRESETS.index(group)]:  # preceding entries in config.yaml
         options = about_options(other, catalogue)
         entries |= {f"/{other}/{option}": about for option, about in options.items()}
     groups = [name for name in catalogue.options if name not in (group, "sweep")]
@@ -179,14 +179,15 @@ def _preset_file(group: str, catalogue: Catalogue) -> Schema:
 def _whole(
     entries: dict[str, str], groups: Sequence[str], prefix: str, catalogue: Catalogue
 ) -> Schema:
-    """Schema of sections, single keys and Hydra's keys; a chosen group has its option's keys.
+    """Return the schema of sections, single keys and Hydra's keys.
 
-    The defaults list has `entries`, and choices of `groups`, each with `prefix` before its name.
+    The defaults list contains `entries` and choices of `groups` with `prefix` before the name. A
+    chosen group has the keys of its option.
     """
     hints, single = get_type_hints(Config), _keys(Config)
     sections = {name: {"description": summary(hints[name])} for name in catalogue.sections}
     defaults = _defaults(entries, groups, prefix)
-    hydra: Schema = {"type": "object", "description": "Hydra's own settings."}
+    hydra: Schema = {"type": "object", "description": "Settings of Hydra."}
     return {
         "$schema": _DRAFT,
         **_closed({"defaults": defaults, **sections, **single, "hydra": hydra}),
@@ -198,7 +199,7 @@ def _whole(
 def _definitions(
     groups: Sequence[str], single: dict[str, Schema], catalogue: Catalogue
 ) -> dict[str, Schema]:
-    """Shared definitions: the options of `groups`, the keys of every section and of a sweep."""
+    """Return the shared definitions: options of `groups`, and keys of all sections and sweeps."""
     definitions = dict(DEFINITIONS)
     about = {group: title(group) for group in groups}
     for group in groups:
@@ -226,7 +227,7 @@ def _definitions(
 
 
 def _section(group: str, prefix: str, catalogue: Catalogue) -> Schema:
-    """Section with the fields of the option chosen in the file, else of any option."""
+    """Return the schema of a section: fields of the chosen option, else of all options."""
     body: Schema = {"properties": {group: {"$ref": f"#/definitions/{group}"}}}
     entry = f"{prefix}{group}"
     for cls in VARIANTS.get(group, {}).values():
@@ -251,7 +252,7 @@ def _defaults(entries: dict[str, str], groups: Sequence[str], prefix: str) -> Sc
         "then": _choice(entries),
         "else": _closed(choices | hydra) | {"minProperties": 1, "maxProperties": 1},
     }
-    about = "The option of each group, and files to start from."
+    about = "Option of each group, and files to start from."
     return {"description": about, "type": "array", "items": items}
 
 
@@ -260,7 +261,7 @@ def _choice(entries: dict[str, str]) -> Schema:
 
 
 def write_schemas(folder: Path, config_dir: Path | None = None) -> dict[str, Any]:
-    """Write one JSON schema per kind of file into `folder`; returns the settings of an editor."""
+    """Write one JSON schema per kind of file into `folder` and return the editor settings."""
     catalogue = open_catalogue(config_dir)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(Problem("eke schema", str(folder), "is a file, not a folder"))
@@ -274,22 +275,22 @@ def write_schemas(folder: Path, config_dir: Path | None = None) -> dict[str, Any
     folders = ["conf"]
     if config_dir:
         own = os.path.relpath(config_dir)
-        # Editors resolve globs inside their workspace only.
+        # Editors only resolve globs inside their workspace.
         folders.append(f"**/{config_dir.resolve().name}" if own.startswith("..") else own)
     return editor_settings(schemas, place, folders)
 
 
 def editor_settings(schemas: Iterable[str], place: str, folders: Sequence[str]) -> dict[str, Any]:
-    """Settings of the YAML language server that map schemas to files.
+    """Return settings of the YAML language server that map schemas to files.
 
-    `place` of the schemas is `./` and a folder of the workspace, or a URL; `folders` have options,
-    relative to the folder open in the editor.
+    `place` is the location of the schemas: `./` and a folder of the workspace, or a URL. `folders`
+    contain options. They are relative to the folder that is open in the editor.
     """
     patterns = {name: [f"{folder}/{name}/*.yaml" for folder in folders] for name in schemas}
     patterns["sweep"].insert(0, "sweeps/*.yaml")
     patterns[CONFIG] = [f"{folders[0]}/config.yaml"]  # only eke's folder has one
     return {
         "yaml.schemas": {f"{place}/{name}.json": globs for name, globs in patterns.items()},
-        # As in Hydra: `on` is true, "on" a string.
+        # As in Hydra, `on` is true and "on" is a string.
         "yaml.yamlVersion": "1.1",
     }

@@ -1,4 +1,4 @@
-"""Names from other tools (`foreign_names.yaml`), each with eke's equivalent, for error messages."""
+"""Names from other tools (`foreign_names.yaml`) with eke's equivalents, for error messages."""
 
 import functools
 import re
@@ -18,21 +18,22 @@ _BOOLEANS = {"1": "true", "yes": "true", "on": "true", "0": "false", "no": "fals
 
 @dataclass(frozen=True)
 class Retired:
-    """A name from another tool, the reason for rejecting it, and its fix."""
+    """Name from another tool, with the reason for rejecting it and the fix."""
 
     name: str
     """Key path or `group=option` in other tools."""
     reason: str
-    """Follows the name in messages; empty if eke has the same under another name."""
+    """Text after the name in messages. Empty if eke has the same under another name."""
     fix: str
-    """The overrides to use instead, with placeholders (see the YAML file); empty without any."""
+    """Overrides to use instead, with the YAML file's placeholders. Empty if there are none."""
     by_value: Mapping[str, str] = field(default_factory=dict)
-    """Overrides for particular values, in lower case (`true`, `false`: also for 1, 0, yes, no)."""
+    """Overrides for particular values in lower case. `true` and `false` also match 1, 0, yes and
+    no."""
     owner: str = ""
-    """The tool that uses this name; empty if several do."""
+    """Tool that uses this name. Empty if several tools do."""
 
     def overrides(self, value: str) -> tuple[str, ...]:
-        """Overrides equivalent to `value` in the other tool; empty if there are none."""
+        """Return the overrides equivalent to `value` in the other tool, or none."""
         plain = value.strip("\"'").lower()
         boolean = _BOOLEANS.get(plain, plain)
         fix = self.by_value.get(plain, self.by_value.get(boolean, self.fix))
@@ -50,25 +51,26 @@ class Retired:
         )
 
     def why(self, value: str) -> str:
-        """The reason, with the other tool and eke's own name."""
+        """Return the reason, with the other tool and eke's name."""
         typed = self.overrides(value)
         if self.reason:
-            why = self.reason if typed else f"{self.reason}; remove it"
-            return f"{why} ({self.owner}'s name)" if self.owner else why
+            why = f"{self.reason} ({self.owner}'s name)" if self.owner else self.reason
+            return why if typed else f"{why}. Remove it"
         if "=" in self.name:
-            return f"is called {self.fix.partition('=')[2]} here"
+            return f"unknown option. In eke it is {self.fix.partition('=')[2]}"
         fix = _FILE_KEYS.get(self.fix, self.fix).split()
         keys = [override.partition("=")[0] for override in typed or fix]
         own = next((key for key in reversed(keys) if "." in key), keys[-1])
-        why = f"is {self.owner or 'another tool'}'s name; eke's is {own}"
-        return why if typed else f"{why}, which takes no {value}"
+        origin = f"is a key of {self.owner}" if self.owner else "unknown key"
+        why = f"{origin}. In eke it is {own}"
+        return why if typed else f"{why}, which does not accept {value}"
 
 
 @functools.cache
 def retired_names() -> Mapping[str, Retired]:
-    """All rows by name."""
+    """Read all rows, by name."""
     text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-    # The C loader takes 3 ms, Python's 60; some builds of PyYAML lack it.
+    # The C loader takes 3 ms, Python's 60 ms. Some builds of PyYAML do not have it.
     tables = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     found = {}
     for row in (*tables["keys"], *tables["options"]):
@@ -82,7 +84,7 @@ def retired_names() -> Mapping[str, Retired]:
 
 
 def find_retired(name: str) -> Retired | None:
-    """The row of a key path or `group=option`, ignoring case and dashes."""
+    """Return the row of a key path or `group=option`. Case and dashes are ignored."""
     rows = retired_names()
     if name in rows:
         return rows[name]

@@ -1,4 +1,4 @@
-"""The sources of data=mix: each as the data of a configuration, with its name and its share."""
+"""Sources of data=mix: configuration, name and share of each source."""
 
 import re
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from eke.config.schema import MIXED, Config, HubRows, Mix
 from eke.config.schema.codec import make_converter
 
 SHARED = {each.name for each in fields(Mix)} - {"option", "num_samples", "sources"}
-"""Keys that the sources have of the mix."""
+"""Keys that the sources take from the mix."""
 
 
 def source_configs(config: Config) -> list[Config]:
-    """The configuration with each source of its mix as the data; none for other data."""
+    """Return one configuration per source of a mix, with the source as its data, else none."""
     mix, converter, found = config.data, make_converter(), []
     for source in mix.sources if isinstance(mix, Mix) else ():
         kind = MIXED[source["option"]]
@@ -27,7 +27,7 @@ def source_configs(config: Config) -> list[Config]:
 
 
 def source_names(mix: Mix) -> list[str]:
-    """Names of the sources as metrics have them: letters, digits, `_`, `.` and `-`."""
+    """Return the names of the sources in metrics: letters, digits, `_`, `.` and `-`."""
     return [re.sub(r"[^\w.-]", "_", _name_of(source)) for source in mix.sources]
 
 
@@ -40,14 +40,14 @@ def _name_of(source: dict[str, Any]) -> str:
 
 
 def source_shares(mix: Mix, sizes: Sequence[int]) -> list[float]:
-    """Expected fraction of the samples drawn from each source, of so many samples each."""
+    """Return the expected share of samples from each source, whose sizes are in samples."""
     pairs = zip(mix.sources, sizes, strict=True)
     weights = [size if source.get("weight") is None else source["weight"] for source, size in pairs]
     return [weight / sum(weights) for weight in weights]
 
 
 def in_source(problem: Problem, number: int) -> Problem:
-    """A problem of a configuration of one source, with key and fix in the mix."""
+    """Move key and fix of a source's problem to the keys of the mix."""
 
     def moved(text: str, place: str) -> str:
         key = re.sub("^data=", "data.option=", text).removeprefix("data.")

@@ -133,7 +133,7 @@ def _key_rows(section: str, catalogue: Catalogue) -> list[str]:
         about = _doc(key, catalogue)
         if not about.startswith("Filled in"):  # not set by users
             having = tuple(option for option in options if name in fields[option])
-            row = (key, f"{_first_sentence(about)} ({catalogue.keys[key].words()})")
+            row = (key, f"{about} ({catalogue.keys[key].words()})")
             blocks.setdefault(having, []).append(row)
     width = max((len(key) for rows in blocks.values() for key, _ in rows), default=0) + 2
     found = []

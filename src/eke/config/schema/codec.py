@@ -1,4 +1,4 @@
-"""Dataclasses to plain JSON values and back; a group with variants finds its class by fields."""
+"""Conversion of dataclasses to plain JSON values and back."""
 
 import dataclasses
 import functools
@@ -11,13 +11,13 @@ import cattrs
 from eke.config.schema.config import VARIANTS, Config
 
 
-@functools.cache  # 25 ms, and a sweep writes a thousand plans; immutable
+@functools.cache  # takes 25 ms, and a sweep writes up to a thousand plans
 def make_converter() -> cattrs.Converter:
-    """A strict converter: unknown keys are errors, enums are written by value."""
+    """Return a strict converter. It rejects unknown keys and writes enums by value."""
     converter = cattrs.Converter(forbid_extra_keys=True)
 
     def unstructure(value: Any) -> dict[str, Any]:
-        # By the value's own class, not by the class that the field is annotated with.
+        # The value may have a subclass of the annotated class.
         fields = dataclasses.fields(value)
         return {each.name: converter.unstructure(getattr(value, each.name)) for each in fields}
 
@@ -36,19 +36,14 @@ def _variant_hook(
     converter: cattrs.Converter, group: str, classes: list[Any]
 ) -> Callable[[Any, Any], Any]:
     def structure(value: Any, _: Any) -> Any:
-        cls = _class_of(value, classes, VARIANTS[group])
-        if cls is None:
-            raise ValueError(f"no variant of {group} has exactly the keys {sorted(value)}")
-        # typeshed: `Field.type` may be text; without postponed annotations it is a type.
+        keys = frozenset(value)
+        fitting = [c for c in classes if {f.name for f in dataclasses.fields(c)} == keys]
+        if not fitting:
+            raise ValueError(f"no variant of {group} has the keys {sorted(value)}")
+        named: Any = VARIANTS[group].get(value.get("option", ""))
+        cls = named if named in fitting else fitting[0]
+        # `Field.type` is text only with postponed annotations, which eke does not use here.
         kinds = {field.name: cast(Any, field.type) for field in dataclasses.fields(cls)}
         return cls(**{name: converter.structure(value[name], kinds[name]) for name in kinds})
 
     return structure
-
-
-def _class_of(value: Any, classes: list[Any], variants: dict[str, type]) -> Any:
-    """The class with exactly these keys; of several the one that is named as the option is."""
-    keys = frozenset(value)
-    fitting = [cls for cls in classes if {f.name for f in dataclasses.fields(cls)} == keys]
-    named = variants.get(value.get("option", ""))
-    return named if named in fitting else next(iter(fitting), None)

@@ -1,4 +1,4 @@
-"""Limits and descriptions of configuration fields."""
+"""Limits, classes and descriptions of configuration keys."""
 
 import ast
 import functools
@@ -10,22 +10,22 @@ from dataclasses import dataclass, is_dataclass
 from enum import Enum
 
 LARGEST = 2**53
-"""Above any quantity there is, and the last whole number up to which a float counts every one."""
+"""Upper limit of all numbers. A float represents every whole number up to this value."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """An interval of finite numbers; a bound that is None is open."""
+    """Interval of finite numbers. A bound of None is open."""
 
     low: float | None = None
     high: float | None = None
     low_open: bool = False
     high_open: bool = False
     null_is_off: bool = False
-    """Null turns off what a number turns on: 0 was meant so."""
+    """Whether null turns the feature off. It is then suggested for 0 or less."""
 
     def admits(self, value: float) -> bool:
-        """Whether `value` lies inside; infinity and not-a-number never do."""
+        """Return whether `value` is finite and inside the interval."""
         if abs(value) > LARGEST or not math.isfinite(value):
             return False
         if self.low is not None and (value <= self.low if self.low_open else value < self.low):
@@ -35,7 +35,7 @@ class Limit:
         return value < self.high if self.high_open else value <= self.high
 
     def describe(self, value: float) -> str:
-        """What is wanted instead of `value`, for an error message."""
+        """Return the valid range as text for the error message about `value`."""
         if isinstance(value, float) and not math.isfinite(value):
             return f"a finite number, {self.describe(0)}"
         low = f"{'above' if self.low_open else 'at least'} {_number(self.low or 0)}"
@@ -46,7 +46,7 @@ class Limit:
         return f"{low} and {'below' if self.high_open else 'at most'} {_number(self.high)}"
 
     def in_place_of(self, value: float, default: object) -> object:
-        """What to type for a `value` that is not admitted."""
+        """Return the value to suggest for a `value` outside the interval."""
         return None if self.null_is_off and value <= 0 else default
 
 
@@ -57,58 +57,58 @@ def _number(value: float) -> str:
 def above(
     low: float, at_most: float | None = None, *, null_is_off: bool = False
 ) -> dict[str, Limit]:
-    """The value must be greater than `low`, and `at_most` or less."""
+    """Return metadata of a value above `low`, and at most `at_most` if given."""
     return {"limit": Limit(low, at_most, low_open=True, null_is_off=null_is_off)}
 
 
 def at_least(low: float, *, null_is_off: bool = False) -> dict[str, Limit]:
-    """The value must be `low` or more."""
+    """Return metadata of a value of at least `low`."""
     return {"limit": Limit(low=low, null_is_off=null_is_off)}
 
 
 def between(low: float, high: float) -> dict[str, Limit]:
-    """The value must lie in the closed interval."""
+    """Return metadata of a value in the closed interval."""
     return {"limit": Limit(low=low, high=high)}
 
 
 def below(low: float, high: float) -> dict[str, Limit]:
-    """The value must be `low` or more, and less than `high`."""
+    """Return metadata of a value of at least `low` and below `high`."""
     return {"limit": Limit(low=low, high=high, high_open=True)}
 
 
 class Affects(Enum):
-    """Class of a key: the part of a result that another value may change."""
+    """Class of a key: the part of a result that the key may change."""
 
     learning = "learning"
-    """The loss, and not the time of a sample."""
+    """Changes the loss but not the time per sample."""
     rounding = "rounding"
-    """Time and memory, by the same mathematics."""
+    """Changes time and memory but not the mathematics."""
     both = "both"
     budget = "budget"
-    """The number of samples."""
+    """Changes the number of samples."""
     group = "group"
-    """The work: losses and speeds of two values are not comparable."""
+    """Changes the work. Losses and speeds of two values cannot be compared."""
     none = "none"
 
 
 class Key:
-    """Metadata of fields: the classes of their keys."""
+    """Metadata of fields with the class of their key."""
 
     LEARNING, ROUNDING, BOTH, BUDGET, GROUP, NONE = ({"affects": each} for each in Affects)
     SWITCHED = LEARNING | {"is_off_at_zero": True}
-    """Learning between two values above 0; 0 also saves time or memory."""
+    """Learning between two values above 0. The value 0 also saves time or memory."""
 
 
 @dataclass
 class OptionGroup:
-    """A group with options."""
+    """Group with options."""
 
     option: str = "none"
-    """The option chosen; set by the option's file."""
+    """Selected option, set by the option file."""
 
 
 class Switch(Enum):
-    """Leave it to the plan, or force it."""
+    """Switch of a feature. auto: the plan decides."""
 
     auto = "auto"
     on = "on"
@@ -116,13 +116,13 @@ class Switch(Enum):
 
 
 def summary(cls: type) -> str:
-    """The first paragraph of a class's docstring, on one line."""
+    """Return the first paragraph of a class's docstring on one line."""
     return _one_line((inspect.getdoc(cls) or "").partition("\n\n")[0])
 
 
 @functools.cache
 def field_docs(cls: type) -> dict[str, str]:
-    """Field -> the text under it, inherited fields included; a field without one is absent."""
+    """Return field -> docstring, with inherited fields. Fields without docstring are absent."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if is_dataclass(base):
@@ -133,7 +133,7 @@ def field_docs(cls: type) -> dict[str, str]:
 def _own_docs(cls: type) -> dict[str, str]:
     try:
         source = textwrap.dedent(inspect.getsource(cls))
-    except OSError:  # an installation without sources has the keys, and no texts
+    except OSError:  # an installation without sources has no descriptions
         return {}
     [node] = ast.parse(source).body
     body = node.body if isinstance(node, ast.ClassDef) else []

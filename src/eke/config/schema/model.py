@@ -1,75 +1,70 @@
-"""Schemas of the model: sizes under transformers' names, attention, kernels, compilation."""
+"""Schemas of the model, attention, fused kernels and compilation."""
 
 from dataclasses import dataclass, field
 from enum import Enum
 
 from eke.config.schema.fields import Key, OptionGroup, at_least, below, between
 
-MISSING = "???"
-"""What OmegaConf takes for a value that must be given: its own `MISSING`, without its import."""
-
 MAX_LAYERS = 10_000
-"""Ten times the deepest published Transformer (Wang et al. 2022, arXiv:2203.00555); sizes are
-summed layer by layer."""
+"""10 times the layers of the deepest published Transformer (arXiv:2203.00555)."""
 
 
 @dataclass
 class Model(OptionGroup):
-    """What every family has. Weights are random, but for `PretrainedModel`; no network needed."""
+    """Keys of all model families. Weights are random except for `PretrainedModel`."""
 
     option: str = "tiny"
     family: str = field(default="llama", metadata=Key.GROUP)
-    """Model class: llama, qwen3, mixtral, bert, gpt2 or t5; set by the option's file."""
+    """Model class, set by the option file. One of llama, qwen3, mixtral, bert, gpt2, t5."""
     hidden_size: int = field(default=128, metadata=Key.GROUP | at_least(1))
     """Width of the residual stream."""
     num_hidden_layers: int = field(default=4, metadata=Key.GROUP | between(1, MAX_LAYERS))
-    """Transformer blocks (of the encoder, in T5)."""
+    """Number of Transformer blocks (T5: of encoder blocks)."""
     num_attention_heads: int = field(default=4, metadata=Key.GROUP | at_least(1))
-    """Query heads."""
+    """Number of query heads."""
     intermediate_size: int = field(default=512, metadata=Key.GROUP | at_least(1))
     """Width of the feed-forward layer."""
     vocab_size: int = field(default=320, metadata=Key.GROUP | at_least(1))
-    """Rows of the embedding; at least the tokenizer's size."""
+    """Rows of the embedding. At least the size of the tokenizer."""
     dropout: float | None = field(default=0.0, metadata=Key.SWITCHED | below(0, 1))
-    """Every dropout of the family (llama has only the one inside attention); null is what the
-    checkpoint has (model=pretrained only)."""
+    """Dropout probability (Llama: only in attention). null: as in the checkpoint (pretrained)."""
     tie_word_embeddings: bool = field(default=True, metadata=Key.GROUP)
     """Share the input embedding with the output projection."""
     freeze: list[str] = field(default_factory=list, metadata=Key.BOTH)
-    """Modules or weights that are not trained, by whole parts of their names in transformers'
-    class: [embeddings,encoder.layer.0-5]. They have the format that is computed in."""
+    """Modules and weights that are not trained. Named as in transformers' class, by whole parts:
+    [embeddings,encoder.layer.0-5]. Frozen weights use the compute format."""
 
 
 @dataclass
 class LlamaModel(Model):
-    """Llama-style decoder: RMSNorm, rotary positions, gated feed-forward, grouped queries.
+    """Llama-style decoder: RMSNorm, rotary positions, gated feed-forward, grouped-query attention.
 
-    Qwen3 has the same keys; it also normalises queries and keys, head by head.
+    Qwen3 has the same keys and also normalises the queries and keys of each head.
     """
 
     num_key_value_heads: int | None = field(default=None, metadata=Key.GROUP | at_least(1))
-    """Key and value heads; null is as many as query heads."""
+    """Number of key and value heads. null: num_attention_heads."""
     head_dim: int | None = field(default=None, metadata=Key.GROUP | at_least(1))
-    """Width of one head; null is hidden_size / num_attention_heads."""
+    """Width of one head. null: hidden_size / num_attention_heads."""
     max_position_embeddings: int = field(default=2048, metadata=Key.GROUP | at_least(1))
-    """Longest sequence."""
+    """Longest sequence in tokens."""
     rope_theta: float = field(default=10000.0, metadata=Key.GROUP | at_least(1))
     """Base of the rotary frequencies."""
     rope_scaling_factor: float | None = field(default=None, metadata=Key.GROUP | at_least(1))
-    """Llama 3.1's stretching of the slow rotary frequencies for long contexts (transformers'
-    rope_type llama3, original length 8192); null leaves them alone."""
+    """Factor of Llama 3's rotary scaling for long contexts. Sets transformers' rope_type llama3
+    with original length 8192. null: no scaling."""
     rms_norm_eps: float = field(default=1e-5, metadata=Key.GROUP | at_least(0))
-    """Added to the variance."""
+    """Epsilon added to the variance in RMSNorm."""
 
 
 @dataclass
 class MixtralModel(LlamaModel):
-    """Llama-style decoder whose feed-forward is a mixture of experts."""
+    """Llama-style decoder with a mixture of experts as feed-forward."""
 
     num_local_experts: int = field(default=4, metadata=Key.GROUP | at_least(1))
-    """Feed-forward networks per layer."""
+    """Number of experts per layer."""
     num_experts_per_tok: int = field(default=2, metadata=Key.GROUP | at_least(1))
-    """How many of them a token passes through."""
+    """Number of experts that process each token."""
 
 
 @dataclass
@@ -77,9 +72,9 @@ class BertModel(Model):
     """BERT encoder: learned positions, post-norm, bidirectional."""
 
     max_position_embeddings: int = field(default=512, metadata=Key.GROUP | at_least(1))
-    """Longest sequence: rows of the position embedding."""
+    """Longest sequence in tokens (rows of the position embedding)."""
     type_vocab_size: int = field(default=2, metadata=Key.GROUP | at_least(1))
-    """Segment types."""
+    """Number of segment types."""
 
 
 @dataclass
@@ -87,7 +82,7 @@ class GPT2Model(Model):
     """GPT-2 decoder: learned positions, pre-norm."""
 
     max_position_embeddings: int = field(default=1024, metadata=Key.GROUP | at_least(1))
-    """Longest sequence: rows of the position embedding."""
+    """Longest sequence in tokens (rows of the position embedding)."""
 
 
 @dataclass
@@ -95,38 +90,37 @@ class T5Model(Model):
     """T5 encoder-decoder: relative positions, no biases."""
 
     head_dim: int | None = field(default=None, metadata=Key.GROUP | at_least(1))
-    """Width of one head (transformers' d_kv); null is hidden_size / num_attention_heads."""
+    """Width of one head (transformers' d_kv). null: hidden_size / num_attention_heads."""
     num_decoder_layers: int | None = field(
         default=None, metadata=Key.GROUP | between(1, MAX_LAYERS)
     )
-    """Decoder blocks; null is as many as encoder blocks."""
+    """Number of decoder blocks. null: as many as encoder blocks."""
     gated: bool = field(default=False, metadata=Key.GROUP)
-    """Gated feed-forward (T5 v1.1) instead of ReLU."""
+    """Use the gated feed-forward of T5 v1.1 instead of ReLU."""
 
 
 @dataclass
 class PretrainedModel(Model):
-    """A checkpoint: a local folder or a name on the Hugging Face hub.
+    """Checkpoint in a local folder or on the Hugging Face hub.
 
-    Only the first three keys and `freeze` are set by users. The others say what was found in the
-    checkpoint: eke fills them in before it checks and plans, so that rules, sizes and the run's
-    identity see them.
+    Users set the first three keys and `freeze`. eke reads the other keys from the checkpoint before
+    it checks and plans the run, so they are part of the run's identity.
     """
 
-    name_or_path: str = field(default=MISSING, metadata=Key.GROUP)
-    """Local folder in the hub's layout, else a name on the hub."""
+    name_or_path: str = field(default="???", metadata=Key.GROUP)
+    """Local folder in the hub's layout, or a name on the hub."""
     revision: str | None = field(default=None, metadata=Key.GROUP)
-    """Branch, tag or commit on the hub; null is its main branch."""
+    """Branch, tag or commit on the hub. null: the main branch."""
     dropout: float | None = field(default=None, metadata=Key.SWITCHED | below(0, 1))
-    """Every dropout of the model; null is what the checkpoint has."""
+    """Probability of every dropout. null: the checkpoint's value."""
     content: str = field(default="", metadata=Key.GROUP)
     """Filled in: hash of a local folder's config.json and weights, or `name@commit` of the hub."""
     model_type: str = field(default="", metadata=Key.GROUP)
     """Filled in: transformers' name of the architecture."""
     num_parameters: int | None = field(default=None, metadata=Key.GROUP | at_least(0))
-    """Filled in for architectures without a closed form: numbers in the checkpoint's tensors."""
+    """Filled in for architectures without a formula: number of elements in the checkpoint."""
     num_frozen_parameters: int | None = field(default=None, metadata=Key.BOTH | at_least(0))
-    """Filled in, likewise: of these, numbers in the tensors that `freeze` names."""
+    """Filled in, as num_parameters: number of elements in tensors that `freeze` names."""
     hidden_size: int = field(default=0, metadata=Key.GROUP | at_least(0))
     """Filled in."""
     num_hidden_layers: int = field(default=0, metadata=Key.GROUP | at_least(0))
@@ -142,17 +136,17 @@ class PretrainedModel(Model):
     head_dim: int | None = field(default=None, metadata=Key.GROUP | at_least(0))
     """Filled in."""
     max_position_embeddings: int | None = field(default=None, metadata=Key.GROUP | at_least(0))
-    """Filled in; null where positions have no table."""
+    """Filled in. null: positions have no table."""
     label_names: list[str] = field(default_factory=list, metadata=Key.GROUP)
-    """Filled in for classifiers: names of the classes of the head, by number."""
+    """Filled in for classifiers: class names of the head, by number."""
     supports_sdpa: bool | None = field(default=None, metadata=Key.GROUP)
-    """Filled in: the class of the task has PyTorch's attention; null where that is unknown."""
+    """Filled in: whether transformers' class for the task supports SDPA. null: unknown."""
     supports_flash_attn: bool | None = field(default=None, metadata=Key.GROUP)
-    """Filled in, likewise."""
+    """Filled in: whether transformers' class supports FlashAttention. null: unknown."""
     supports_flex_attn: bool | None = field(default=None, metadata=Key.GROUP)
-    """Filled in, likewise."""
+    """Filled in: whether transformers' class supports FlexAttention. null: unknown."""
     router_loss: float | None = field(default=None, metadata=Key.GROUP)
-    """Filled in: coefficient of the router loss that config.json asks for."""
+    """Filled in: coefficient of the router loss in config.json."""
     type_vocab_size: int = field(default=0, metadata=Key.GROUP | at_least(0))
     """Filled in for BERT."""
     num_decoder_layers: int | None = field(default=None, metadata=Key.GROUP | at_least(0))
@@ -163,17 +157,6 @@ class PretrainedModel(Model):
     """Filled in for a mixture of experts."""
     num_experts_per_tok: int = field(default=0, metadata=Key.GROUP | at_least(0))
     """Filled in for a mixture of experts."""
-
-
-MODELS: dict[str, type[Model]] = {
-    "llama": LlamaModel,
-    "mixtral": MixtralModel,
-    "bert": BertModel,
-    "gpt2": GPT2Model,
-    "t5": T5Model,
-    "pretrained": PretrainedModel,
-}
-"""Schema name -> class; the file of an option names one, and families may share it."""
 
 
 class Backend(Enum):
@@ -187,7 +170,7 @@ class Backend(Enum):
 
 
 AUTO_ATTENTION = "auto"
-"""Option that stands for sdpa, or eager where the model's class has no other."""
+"""Option that selects sdpa, or eager if the model's class does not support sdpa."""
 
 
 @dataclass
@@ -196,21 +179,21 @@ class Attention(OptionGroup):
 
     option: str = "sdpa"
     backend: Backend = field(default=Backend.auto, metadata=Key.ROUNDING)
-    """The one kernel sdpa may use (mem_efficient is xFormers'); auto leaves it to PyTorch."""
+    """Kernel of sdpa. auto: PyTorch chooses. mem_efficient comes from xFormers."""
 
 
 @dataclass
 class Kernels(OptionGroup):
-    """Fused kernels in place of a model's own operations."""
+    """Fused kernels that replace operations of the model."""
 
     fused_linear_cross_entropy: bool = field(default=False, metadata=Key.ROUNDING)
-    """Projects onto the vocabulary and takes the loss piece by piece: never all logits at once."""
+    """Fuse the vocabulary projection with the loss, in chunks. Full logits are never stored."""
     sparse_prediction: bool = field(default=False, metadata=Key.ROUNDING)
-    """Leaves positions without a label, which add nothing to the loss, out of the projection."""
+    """Skip the projection of positions without a label. The loss does not depend on them."""
 
 
 class CompileMode(Enum):
-    """What inductor takes its time for."""
+    """Mode of inductor: trades compile time for speed."""
 
     default = "default"
     reduce_overhead = "reduce_overhead"
@@ -227,11 +210,11 @@ class Compile(OptionGroup):
     """torch.compile."""
 
     mode: CompileMode = field(default=CompileMode.default, metadata=Key.ROUNDING)
-    """Of inductor: reduce_overhead replays CUDA graphs; max_autotune does, too, and times several
-    kernels for each matrix multiplication."""
+    """Mode of inductor. reduce_overhead: replay CUDA graphs. max_autotune: also time several
+    kernels for each matrix multiplication. max_autotune_no_cudagraphs: time kernels without CUDA
+    graphs."""
     regional: bool = field(default=False, metadata=Key.ROUNDING)
-    """Compile one Transformer layer, for all layers alike, instead of the whole model: a fraction
-    of the compile time, and nothing is fused across layers."""
+    """Compile one Transformer layer for all layers. Compiles faster and fuses less."""
 
     @property
     def replays_graphs(self) -> bool:

@@ -1,4 +1,4 @@
-"""Schemas of what surrounds a run: cluster, processes, tracker, paths, sweep, training loop."""
+"""Schemas of the surroundings of a run: cluster, processes, tracker, paths and sweep."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -9,28 +9,28 @@ from eke.config.schema.fields import Key, OptionGroup, above, at_least, between
 
 @dataclass
 class Resources:
-    """What one run asks a cluster for. Its processes: distributed.num_processes, one per GPU."""
+    """Resources of a run on a cluster. See distributed.num_processes for its processes."""
 
     time: str = "1:00:00"
-    """Time limit as sbatch has it: minutes, H:MM:SS or D-HH:MM:SS."""
+    """Time limit in sbatch's format. Minutes, H:MM:SS or D-HH:MM:SS."""
     memory: str | None = None
-    """Host memory per node, as 64G; null is the cluster's default."""
+    """Host memory per node, for example 64G. null: the cluster's default."""
     cpus: int = field(default=1, metadata=between(1, 4096))
-    """Cores for each process."""
+    """CPU cores per process."""
     gpus: int | None = field(default=None, metadata=between(0, 1024))
-    """GPUs for each process; null is one for a run that is planned for GPUs, else none."""
+    """GPUs per process. null: 1 if the run is planned for GPUs, else 0."""
     partition: str | None = None
-    """Where it waits; null is the profile's."""
+    """Partition of the job. null: from the cluster profile."""
     account: str | None = None
-    """Who pays; null is the profile's."""
+    """Account that is charged. null: from the cluster profile."""
     qos: str | None = None
-    """Quality of service; null is the profile's."""
+    """Quality of service. null: from the cluster profile."""
     constraint: str | None = None
-    """Features that a node must have, as a100&nvlink; null is the profile's."""
+    """Features required of a node, for example a100&nvlink. null: from the cluster profile."""
 
 
 class GpuRequest(Enum):
-    """How a cluster takes requests for GPUs."""
+    """Form of GPU requests."""
 
     gpus_per_node = "gpus_per_node"
     gres = "gres"
@@ -38,51 +38,50 @@ class GpuRequest(Enum):
 
 @dataclass
 class Slurm(OptionGroup):
-    """A cluster: what its users always type, and how its jobs are started."""
+    """Profile of a cluster: default sbatch options and the way its jobs start."""
 
     option: str = "default"
     partition: str | None = None
-    """sbatch --partition, unless resources.partition says another; null is SLURM's default."""
+    """Default of resources.partition (sbatch --partition). null: SLURM's default."""
     account: str | None = None
-    """sbatch --account, unless resources.account says another."""
+    """Default of resources.account (sbatch --account). null: SLURM's default."""
     qos: str | None = None
-    """sbatch --qos, unless resources.qos says another."""
+    """Default of resources.qos (sbatch --qos). null: SLURM's default."""
     constraint: str | None = None
-    """sbatch --constraint, unless resources.constraint says another."""
+    """Default of resources.constraint (sbatch --constraint). null: none."""
     gpu_request: GpuRequest = GpuRequest.gpus_per_node
-    """gpus_per_node asks with --gpus-per-node=N, gres with --gres=gpu:N."""
+    """Form of GPU requests. gpus_per_node: --gpus-per-node=N. gres: --gres=gpu:N."""
     gpu_type: str | None = None
-    """GPU model as the cluster names it: --gpus-per-node=TYPE:N."""
+    """GPU model in the cluster's spelling. Requested as --gpus-per-node=TYPE:N. null: any model."""
     options: dict[str, str] = field(default_factory=dict)
-    """Any other option of sbatch, by its long name without dashes; one without a value is empty."""
+    """Other sbatch options: long name without dashes -> value. The value of a flag is empty."""
     setup: list[str] = field(default_factory=list)
-    """Lines of shell that run before Python starts: module load, export, ulimit."""
+    """Shell lines that run before Python starts. Examples: module load, export, ulimit."""
     command_prefix: str = ""
-    """Before the Python command, as `apptainer exec --nv image.sif`; read by a shell."""
+    """Shell command in front of Python. Example: `apptainer exec --nv image.sif`."""
     python: str | None = None
-    """Python on the nodes; null is the one that submits."""
+    """Python on the nodes. null: the Python that submits the job."""
     srun: list[str] = field(default_factory=list)
-    """Further arguments of srun."""
+    """Additional arguments of srun."""
     grace_s: int = field(default=120, metadata=between(5, 65535))
-    """Seconds before the time limit at which a run saves and ends: one step and one
-    checkpoint must fit."""
+    """Seconds before the time limit to save and end. One step and one checkpoint must fit."""
     max_parallel: int = field(default=256, metadata=at_least(1))
-    """Runs of one array at the same time."""
+    """Maximum number of jobs of an array that run in parallel."""
     max_restarts: int = field(default=5, metadata=at_least(0))
-    """Times a run may be put back into the queue without a step more than before."""
+    """Maximum number of requeues without a new training step."""
     poll_s: float = field(default=10.0, metadata=between(0.1, 3600))
-    """Seconds between two questions to the scheduler."""
+    """Seconds between two queries of the scheduler."""
 
 
 class PeerToPeer(Enum):
-    """How data travels between the GPUs of one machine."""
+    """Path of data between the GPUs of one node."""
 
     auto = "auto"
     off = "off"
 
 
 class Exchange(Enum):
-    """Which micro-batches of an optimizer step end with an exchange of gradients."""
+    """Micro-batches of an optimizer step after which gradients are synchronized."""
 
     auto = "auto"
     last = "last"
@@ -91,50 +90,45 @@ class Exchange(Enum):
 
 @dataclass
 class Distributed(OptionGroup):
-    """How many processes train one model, and how they share it."""
+    """Number of processes that train one model, and their connections."""
 
     num_processes: int = field(default=1, metadata=Key.ROUNDING | at_least(1))
-    """Processes, one per device: the only place that says how many GPUs a run takes (dp: devices
-    of one process)."""
+    """Number of processes, one per device. dp: number of devices of its only process."""
     num_nodes: int = field(default=1, metadata=Key.ROUNDING | at_least(1))
-    """Machines that share the processes evenly, each with its own devices."""
+    """Number of nodes. The processes are divided evenly among them."""
     timeout_s: float = field(default=1800.0, metadata=Key.NONE | between(1, 86400))
-    """Seconds after which a process that waits for another one gives the run up."""
+    """Seconds that a process waits for another one. The run fails afterwards."""
     p2p: PeerToPeer = field(default=PeerToPeer.auto, metadata=Key.ROUNDING)
-    """off sends what GPUs exchange through host memory, as if no NVLink were there; for NCCL."""
+    """NCCL peer-to-peer transfers. off: send data through host memory, as without NVLink."""
     deepspeed_config: str | None = field(default=None, metadata=Key.BOTH)
-    """A ds_config.json of one's own for zero1, zero2 and zero3: its keys are added to eke's."""
+    """DeepSpeed configuration file for zero1, zero2 and zero3. Added to eke's. null: none."""
 
     @property
     def processes_per_node(self) -> int:
-        """Processes of the machine with the most; usable before any limit is checked."""
+        """Largest number of processes on a node. Also valid before limits are checked."""
         return -(-self.num_processes // max(1, self.num_nodes))
 
 
 @dataclass
 class FSDP(Distributed):
-    """Weights, gradients and optimizer state shared out between the processes."""
+    """Weights, gradients and optimizer state sharded among processes."""
 
     reshard_after_forward: bool = field(default=True, metadata=Key.ROUNDING)
-    """Gather each layer's weights once more in the backward pass; false keeps them in between."""
+    """Free gathered weights after a layer's forward pass. false: keep them until backward."""
     exchange: Exchange = field(default=Exchange.auto, metadata=Key.ROUNDING)
-    """last adds a step's gradients up whole in each process, every only each one's share; auto goes
-    by their size."""
+    """Micro-batches after which gradients are synchronized. last: processes accumulate full
+    gradients. every: processes accumulate shards. auto: by the size of the gradients."""
     replicas: int = field(default=1, metadata=Key.ROUNDING | at_least(1))
-    """Copies of the model, each sharded over num_processes / replicas neighbouring processes."""
+    """Model copies. Each is sharded over num_processes / replicas neighbouring processes."""
 
     @property
     def shards(self) -> int:
-        """Parts of each tensor; usable before any limit is checked."""
+        """Number of shards of each tensor. Also valid before limits are checked."""
         return max(1, self.num_processes // max(1, self.replicas))
 
 
-DISTRIBUTEDS: dict[str, type] = {"copies": Distributed, "fsdp": FSDP}
-"""Schema name -> class."""
-
-
 class TrackerMode(Enum):
-    """Whether the tracker talks to a server."""
+    """Connection of the tracker to its server."""
 
     offline = "offline"
     online = "online"
@@ -142,30 +136,30 @@ class TrackerMode(Enum):
 
 @dataclass
 class Tracker(OptionGroup):
-    """Where results are mirrored; metrics.jsonl and record.json are written in any case."""
+    """Tracker that receives the results. metrics.jsonl and record.json are always written."""
 
     option: str = "wandb"
     mode: TrackerMode = TrackerMode.offline
-    """offline makes no connection at all. W&B only."""
+    """Connection to the W&B server. offline: no connection. Other trackers ignore it."""
     project: str = "eke"
-    """Project the runs are filed under; MLflow's experiment."""
+    """Project of the runs (MLflow: experiment)."""
     entity: str | None = None
-    """Team or user at W&B; null is the account's default."""
+    """W&B team or user. null: the default of the account."""
     group: str | None = None
-    """Groups the runs of a sweep; null is the sweep's id, if there is one."""
+    """Group of the runs. null: the id of the sweep, if there is one."""
     uri: str | None = None
-    """MLflow's tracking URI: a server, or `sqlite:////path`; null is a file in the run folder."""
+    """MLflow's tracking URI: a server or `sqlite:////path`. null: mlflow.db in the runs folder."""
 
 
 @dataclass
 class Hardware:
-    """The machine a run is planned for."""
+    """Machine for which a run is planned."""
 
     option: str = "auto"
-    """auto looks at this machine; a device name plans for that device."""
+    """Device name to plan for. auto: this machine."""
     network_gbit_per_s: float | None = field(default=None, metadata=between(0.1, 100_000))
-    """Between machines, all adapters of one machine together; null is what machines with this
-    device usually have. For forecasts of time."""
+    """Network bandwidth per node in Gbit/s, all adapters together. Used to estimate time. null: the
+    usual value for this device."""
 
 
 @dataclass
@@ -173,81 +167,75 @@ class Paths:
     """Folders."""
 
     runs: str = "runs"
-    """Every run gets a folder in here, named by its identity."""
+    """Folder of all runs. Each run has a subfolder named by its identity."""
 
 
 @dataclass
 class LaunchKeys:
-    """How the runs of a sweep (-m) are started."""
+    """Settings of the launcher that starts the runs of a sweep (-m)."""
 
     cpu_slots: int = field(default=1, metadata=between(1, 1024))
-    """Runs at once on a CPU. Two at once slow each other down and claim no speed."""
+    """Number of runs at a time on a CPU. With more than one, speeds are not reported."""
     runs_per_device: int = field(default=1, metadata=between(1, 64))
-    """Runs that share a GPU. More than one claim no speed."""
+    """Number of runs per GPU. With more than one, speeds are not reported."""
     prefix: list[str] = field(default_factory=list)
-    """Commands of `hydra/launcher=command`, as 'ssh HOST'; each takes one run at a time."""
+    """Prefixes of `hydra/launcher=command`, as 'ssh HOST'. Each starts one run at a time."""
     detach: bool = False
-    """Leave once the runs are submitted; eke status says how far they are. Needs a cluster."""
+    """Exit after submitting the runs. eke status shows their progress. Requires a cluster."""
 
 
 class Seeds(Enum):
-    """Whether the repeats of a configuration share their seed."""
+    """Seeds of the repeats of a configuration."""
 
     same = "same"
     per_repeat = "per_repeat"
 
 
-AUTO_REPEATS = "auto"
-"""`sweep.repeats` that the results decide."""
-
-
 @dataclass
 class Sweep:
-    """Which runs `-m` makes: rows x zip x product, less what is excluded, in rounds of repeats."""
+    """Runs of `-m`: rows x zip x product without excluded runs, in rounds of repeats."""
 
     product: dict[str, Any] = field(default_factory=dict)
-    """Key -> its values, as a list or as written after -m; every combination is a run."""
+    """Key -> values, as a list or in the syntax of -m. Every combination is a run."""
     rows: dict[str, Any] = field(default_factory=dict)
-    """Name -> the overrides of that row, a mapping; the name is shown with the run."""
+    """Name -> overrides of a run, as a mapping. Reports show the name."""
     zip: dict[str, Any] = field(default_factory=dict)
-    """Key -> its values, advanced together: all lists are of one length."""
+    """Key -> values that advance together. All lists have one length."""
     exclude: list[str] = field(default_factory=list)
-    """Expressions such as `precision=fp16 and model=tiny_t5`; a run that one is true of is left
-    out."""
+    """Expressions that exclude runs. Example: `precision=fp16 and model=tiny_t5`."""
     repeats: str = "1"
-    """Runs of each configuration, one of every configuration per round: repeat=0, 1, ... auto:
-    rounds until each difference from the baseline is decided."""
+    """Number of runs of each configuration. Each round runs every configuration once: repeat=0, 1,
+    ... auto: run rounds until each difference from the baseline is significant or ruled out."""
     max_repeats: int = field(default=10, metadata=between(3, 100))
-    """With repeats=auto: most runs of a configuration; more of them mean a stricter level."""
+    """Maximum number of repeats with repeats=auto. More looks require stronger evidence."""
     resolve: float = field(default=0.05, metadata=between(0.005, 1))
-    """With repeats=auto: a configuration whose difference is shown to be smaller stops as the
-    same."""
+    """Smallest relevant difference with repeats=auto. Configurations below it stop early."""
     budget: float | None = field(default=None, metadata=above(0))
-    """With repeats=auto: device-hours of the sweep, after which no round begins; null: no limit."""
+    """Device-hours after which no round starts (repeats=auto). null: no limit."""
     seeds: Seeds = Seeds.same
-    """`per_repeat`: repeat=0, 1, ... have seed=0, 1, ..., so that three repeats resolve differences
-    of the loss; `same`: the repeats of a configuration are one training, timed again."""
+    """Seeds of the repeats. same: repeats time the same training again. per_repeat: repeat=0, 1,
+    ... use seed=0, 1, ..., so three repeats can show differences of the loss."""
     strict: bool = False
-    """Start nothing when a rule refuses any of the runs."""
+    """Start no run if any run of the sweep is rejected."""
 
     @property
     def is_auto(self) -> bool:
-        """Whether the results decide the number of repeats."""
-        return self.repeats == AUTO_REPEATS
+        """Whether the results determine the number of repeats."""
+        return self.repeats == "auto"
 
     @property
     def rule(self) -> tuple[str, ...]:
-        """What decides the number of repeats, and identifies the sweep; empty if it is fixed."""
+        """Rule for the number of repeats, part of the sweep's identity. Empty if it is fixed."""
         return (self.repeats, f"{self.resolve:g}") if self.is_auto else ()
 
     @property
     def rounds(self) -> int:
-        """Most repeats of a configuration."""
+        """Maximum number of repeats of a configuration."""
         return self.max_repeats if self.is_auto else int(self.repeats)
 
 
 class Horizon(Enum):
-    """For how long what is chosen should be the fastest."""
+    """Training time for which a recipe optimizes."""
 
     steps = "steps"
     steady = "steady"
@@ -255,23 +243,22 @@ class Horizon(Enum):
 
 @dataclass
 class RecipeGoal:
-    """What an adaptive recipe, and `eke fit`, choose for."""
+    """Goal of adaptive recipes and `eke fit`."""
 
     horizon: Horizon = Horizon.steps
-    """`steps`: for this run, in which compilation has to pay; `steady`: for steps after
-    compilation, as benchmarks time them."""
+    """Time to minimise. steps: this run, with compilation. steady: steps after compilation."""
 
 
 @dataclass
 class Engine(OptionGroup):
-    """Which training loop runs the plan."""
+    """Training loop that runs the plan."""
 
     option: str = "loop"
 
 
 @dataclass
 class Trainer:
-    """What only Hugging Face Trainer has; read with engine=trainer."""
+    """Settings that only Hugging Face Trainer has. Used with engine=trainer."""
 
     extra: dict[str, Any] = field(default_factory=dict, metadata=Key.BOTH)
-    """Further arguments of TrainingArguments, each set by `trainer.extra.ARGUMENT=VALUE`."""
+    """Additional TrainingArguments. Set each with `trainer.extra.ARGUMENT=VALUE`."""
