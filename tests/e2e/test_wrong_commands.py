@@ -36,17 +36,17 @@ WRONG: dict[str, tuple[str, str, str]] = {
     ),
     "missing file": (
         "data=text data.path={tmp}/nowhere.txt",
-        "there is no such file or folder",
+        "no such file or folder",
         "data.path=FILE_OR_FOLDER",
     ),
     "file name too long": (
         "data=text data.path=" + "x" * 300,
-        "there is no such file or folder",
+        "no such file or folder",
         "data.path=FILE_OR_FOLDER",
     ),
     "nobody's home": (
         """data=text 'data.path="~nobody_at_all/x"'""",
-        "there is no such file or folder",
+        "no such file or folder",
         "data.path=FILE_OR_FOLDER",
     ),
     "unreadable file": ("data=text data.path={tmp}/locked.txt", "it cannot be read", "data.path="),

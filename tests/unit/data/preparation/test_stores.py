@@ -445,12 +445,12 @@ def test_hub_data_without_an_evaluation_split(hub_folder, hub_cache) -> None:
 @pytest.mark.parametrize(
     ("typed", "path", "words", "fix"),
     [
-        ((), "data.config_name", "one must be chosen: small, large", "data.config_name=small"),
-        (("data.config_name=smalls",), "data.config_name", "there are: small, large",
+        ((), "data.config_name", "small, large", "data.config_name=small"),
+        (("data.config_name=smalls",), "data.config_name", "small, large",
          "data.config_name=small"),
         (("data.config_name=small", "data.split=trains"), "data.split",
-         "there is no such split; there are: train, test", "data.split=train"),
-        (("data.config_name=small", "data.text=txt"), "data.text", "there are: text",
+         "train, test", "data.split=train"),
+        (("data.config_name=small", "data.text=txt"), "data.text", "Columns: text",
          "data.text=text"),
     ],
     ids=["no configuration", "wrong configuration", "wrong split", "wrong column"],
