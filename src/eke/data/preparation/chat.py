@@ -392,9 +392,6 @@ def encode_conversation(
     return ids[:limit], mask[:limit]
 
 
-_ENOUGH_ROWS = 100
-"""Number of rows with a key in which its effect on the rendering is tested."""
-
 _SETTINGS = "chat_template_kwargs"
 
 
@@ -464,7 +461,7 @@ class ChatRows:
         keys |= {f"{_SETTINGS}.{key}" for key in given.settings}
         keys |= {"tools"} if given.tools else set()
         keys -= self._read
-        if tried := [key for key in keys if self._tried[key] < _ENOUGH_ROWS]:
+        if tried := [key for key in keys if self._tried[key] < 100]:  # enough rows per key
             text = self.template.text(given)
             self._read |= {key for key in tried if self.template.text(_without(given, key)) != text}
             self._tried.update(tried)

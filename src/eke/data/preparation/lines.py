@@ -27,7 +27,7 @@ MAX_NAMES = 10_000
 
 PROMPTS = ("prompt", "instruction", "question", "query", "input", "source")
 ANSWERS = ("completion", "response", "answer", "output", "target", "chosen")
-"""Common column names of responses; PROMPTS has those for prompts."""
+"""Common column names of prompts and of responses."""
 
 
 class BadRowError(Exception):
@@ -280,19 +280,6 @@ def _listed(names: list[str]) -> str:
 BATCH_ROWS = 1000
 """Rows per tokenizer call. The tokenizer uses several threads."""
 
-PARQUET_ROWS = 100
-"""Rows per read of parquet. More rows are hardly faster, and take more memory."""
-
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-
-BOM = "\xef\xbb\xbf"
-"""UTF-8's byte order mark, read as latin-1."""
-
-UTF_16 = ("\xff\xfe", "\xfe\xff")
-"""UTF-16's byte order marks; invalid at the start of UTF-8."""
-
-SEPARATORS = ";\t|"
-"""Common column separators other than the comma."""
 
 Row = tuple[str, dict[str, Any] | BadRowError | Callable[[], dict[str, Any]]]
 """Location of a row (`name:line`), and its values, its error or a function that parses it."""
@@ -309,13 +296,13 @@ def lines(file: str, limit: int) -> Iterator[tuple[int, str]]:
     """Yield number and bytes (latin-1) of each line; ConfigError: damaged, UTF-16, too long."""
     try:
         for number, text in enumerate(_texts(file, limit + 1), 1):
-            if number == 1 and text.startswith(UTF_16):
+            if number == 1 and text.startswith(("\xff\xfe", "\xfe\xff")):  # byte order marks
                 made = f"made by: iconv -f UTF-16 -t UTF-8 {shlex.quote(file)} > NEW_FILE"
                 fix = Fix("data.path=NEW_FILE", remark=made)
                 raise ConfigError(Problem("data.path", file, "is UTF-16, not UTF-8", fix))
             if len(text) > limit:
                 raise _too_long(f"the row in line {number} of {file}", limit)
-            yield number, text.removeprefix(BOM) if number == 1 else text
+            yield number, text.removeprefix("\xef\xbb\xbf") if number == 1 else text  # UTF-8's mark
     except ConfigError:
         raise
     except Exception as error:  # raised by a decompressor or the system
@@ -324,7 +311,7 @@ def lines(file: str, limit: int) -> Iterator[tuple[int, str]]:
 
 def _too_long(place: str, limit: int) -> ConfigError:
     why = f"{place} is longer"
-    fix = Fix(f"data.max_row_bytes={2 * limit}", remark="or more; a longer row takes memory")
+    fix = Fix(f"data.max_row_bytes={2 * limit}", remark="or more, which takes memory")
     return ConfigError(Problem("data.max_row_bytes", str(limit), why, fix))
 
 
@@ -332,7 +319,7 @@ def _texts(file: str, most: int) -> Iterator[str]:
     """Yield lines, cut after `most` characters."""
     import fsspec
 
-    is_compressed = file.endswith(COMPRESSED)
+    is_compressed = file.endswith((".gz", ".bz2", ".xz", ".zst"))
     # latin-1 has one character per byte, so a line with invalid UTF-8 is one bad row and not the
     # end of the file. Line ends are chosen as in the datasets library.
     ends = "\n" if is_compressed else None
@@ -406,7 +393,7 @@ def csv_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]:
 def _header(file: str, record: list[str], columns: Columns) -> list[str]:
     names = [name.strip() for name in record]
     wanted = columns.names_wanted
-    separator = next((c for c in SEPARATORS if len(names) == 1 and c in names[0]), None)
+    separator = next((c for c in ";\t|" if len(names) == 1 and c in names[0]), None)
     if separator and names[0] not in wanted:
         why = f"separates columns by {separator!r}, not by commas: {names[0][:60]!r}"
         turn = f"csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter={separator!r}))"
@@ -415,7 +402,7 @@ def _header(file: str, record: list[str], columns: Columns) -> list[str]:
         raise ConfigError(Problem("data.path", file, why, fix))
     # This is plain text in most cases.
     if not set(wanted) & set(names) and (other := other_format("csv", [file])):
-        why = f"has none of the columns {_listed(wanted)}, and its name does not end in .csv"
+        why = f"has no column {_listed(wanted)}, and its name does not end in .csv"
         raise ConfigError(Problem("data.path", file, why, Fix(other)))
     columns.require_in(names, file)
     if twice := [column for column in wanted if names.count(column) > 1]:
@@ -470,7 +457,8 @@ def _batches(table: Any, file: str, columns: Columns) -> Iterator[Any]:
         group, done = table.metadata.row_group(number), 0
         fitting = group.num_rows * limit // max(1, group.total_byte_size)
         # Many rows may share one text of the file. If they exceed the memory, read single rows.
-        for rows in (max(2, min(PARQUET_ROWS, fitting)), 1):
+        # More than 100 rows are hardly faster.
+        for rows in (max(2, min(100, fitting)), 1):
             batches = table.iter_batches(rows, [number], names)
             try:
                 for batch in islice(_limited(batches, memory), done // rows, None):
@@ -561,7 +549,7 @@ def _unavailable(source: HubSource, error: Exception) -> ConfigError:
                 "LocalEntryNotFoundError", "RepositoryNotFoundError"}:  # fmt: skip
         why = f"is neither in the local cache nor available from the Hub ({line})"
         download = f"hf download --repo-type dataset {source.name}"
-        other = f"or with a connection: {download}; or data.name=FOLDER"
+        other = f"or data.name=FOLDER, or with a connection: {download}"
         fix = Fix("data=jsonl", "data.path=FILE", remark=other)
         return ConfigError(Problem("data.name", source.name, why, fix))
     why = f"cannot be loaded by the datasets library: {line}"

@@ -105,6 +105,7 @@ def fill_documents(request: PrepareRequest, tokenizer: Tokenizer, writer: Writer
 
 def _texts(piece: Piece) -> Iterator[tuple[str, int]]:
     """Yield a document in chunks of complete lines, and the number of replaced characters."""
+    continuation = bytes(range(0x80, 0xC0))  # of a character in UTF-8, at most three bytes
     try:
         with open(piece.path, "rb") as file:
             file.seek(piece.start)
@@ -113,31 +114,18 @@ def _texts(piece: Piece) -> Iterator[tuple[str, int]]:
                 if not (data := file.read(min(CHUNK_BYTES, end - place))):
                     return
                 data += file.readline(min(CHUNK_BYTES, end - file.tell()))
-                data += _continuation(file)  # do not end a chunk inside a character
+                ahead = file.read(3)  # do not end a chunk inside a character
+                data += ahead[: len(ahead) - len(ahead.lstrip(continuation))]
+                file.seek(-len(ahead.lstrip(continuation)), 1)
                 # A character that crosses two pieces of a file belongs to the first.
                 if 0 < place == piece.start:
-                    data = data.lstrip(_CONTINUATION)
+                    data = data.lstrip(continuation)
                 text = data.decode(errors="replace")
                 before = data.count(REPLACEMENT.encode())
                 yield text, text.count(REPLACEMENT) - before
     except OSError as error:
         raise unreadable(error, value=str(piece.path)) from error
 
-
-_CONTINUATION = bytes(range(0x80, 0xC0))
-"""Continuation bytes of UTF-8."""
-
-
-def _continuation(file: Any) -> bytes:
-    """Read the remaining bytes of a character, at most three."""
-    ahead = file.read(3)
-    size = len(ahead) - len(ahead.lstrip(_CONTINUATION))
-    file.seek(size - len(ahead), 1)
-    return bytes(ahead[:size])
-
-
-NUM_NAMED = 5
-"""Bad rows listed in the manifest."""
 
 Sequence = tuple[np.ndarray, int]
 """Tokens, and the number of tokens of the first text, the prompt or the source."""
@@ -249,12 +237,6 @@ def _border(both: Encoded, first: Encoded, place: int) -> int:
     differs = both.ids[:size] != first.ids[:size]
     return int(differs.argmax()) if differs.any() else size
 
-
-BATCH_CHARACTERS = 1 << 22
-"""Largest number of characters per tokenizer call, to bound memory for long texts."""
-
-HOPELESS_ROWS = 1000
-"""Number of rows after which preparation fails if all rows are unusable."""
 
 READERS = {"jsonl": jsonl_rows, "csv": csv_rows, "parquet": parquet_rows}
 """`data` option -> reader."""
@@ -372,7 +354,7 @@ class RowStore:
                 continue
             batch.append(fields)
             characters += sum(map(len, fields.texts))
-            if len(batch) >= most or characters >= BATCH_CHARACTERS:
+            if len(batch) >= most or characters >= 1 << 22:  # bounds memory for long texts
                 self._write(batch, evaluation)
                 batch, characters = [], 0
         self._write(batch, evaluation)
@@ -380,12 +362,12 @@ class RowStore:
     def _count_bad(self, place: str, bad: BadRowError) -> None:
         counts = self.counts
         counts["num_bad"] += 1
-        if len(self.bad_rows) < NUM_NAMED:
+        if len(self.bad_rows) < 5:  # listed in the manifest
             self.bad_rows.append(f"{place} {bad}")
         if isinstance(bad, TooLongError):
             self.too_long.append(bad.num_tokens)
         is_hopeless = counts["num_bad"] + counts["num_empty"] == counts["num_rows"]
-        if counts["num_bad"] >= HOPELESS_ROWS and is_hopeless:
+        if counts["num_bad"] >= 1000 and is_hopeless:
             self._check_usable()
 
     def _check_usable(self) -> None:

@@ -14,8 +14,6 @@ from eke.data.sources import BYTE_TOKENS, BYTES, Frame, PrepareRequest, Vocabula
 
 T = TypeVar("T", bound=Sized)
 
-CHARACTERS_PER_TOKEN = 16
-"""First estimate of the text that fills a row. If it is too short, more is tokenized."""
 
 MARGIN_TOKENS = 32
 """Number of last tokens of a partial text that may differ from the entire text's tokens."""
@@ -28,7 +26,7 @@ class Encoded:
     ids: np.ndarray
     """int64, shape (tokens,)."""
     ends: np.ndarray | None
-    """End of each token in characters, shape (tokens,); None without offsets."""
+    """End of each token in characters, shape (tokens,), None without offsets."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -109,9 +107,6 @@ class Tokenizer:
         return found
 
 
-OVERLAPS = (1 << 12, 1 << 17)
-"""Characters of the previous chunk that are tokenized again; the second if the first fails."""
-
 RUN = 8
 """Number of tokens on each side of a joint that must match."""
 
@@ -125,7 +120,7 @@ def encode_stream(tokenizer: Tokenizer, chunks: Iterable[str]) -> Iterator[np.nd
     text = "" if tokenizer.knows_ends else "".join(chunks)
     pending = tokenizer.encode([text])[0]
     for chunk in chunks:
-        for overlap in OVERLAPS:
+        for overlap in (1 << 12, 1 << 17):  # characters that are tokenized again
             kept = text[-overlap:]
             found = tokenizer.encode([kept + chunk])[0]
             place = _agreement(pending, found, len(text) - len(kept), len(kept))
@@ -179,7 +174,7 @@ def is_doubled(ids: np.ndarray, special: Sequence[int]) -> bool:
 
 def part_of(text: str, limit: int, keep_end: bool = False) -> str:
     """Return a part of a text that fills `limit` tokens in nearly all cases."""
-    most = CHARACTERS_PER_TOKEN * (limit + MARGIN_TOKENS)
+    most = 16 * (limit + MARGIN_TOKENS)  # characters; more are tokenized if needed
     return text[-most:] if keep_end else text[:most]
 
 
@@ -313,7 +308,7 @@ def _auto_tokenizer(name: str) -> Any:
         return load(AutoTokenizer, name)
     except LoadError as error:
         why = f"cannot be loaded by AutoTokenizer: {error.why[:200]}"
-        remark = "not a file; a Hub name needs a connection once; or data.tokenizer=bytes"
+        remark = "not a file; or a Hub name with a connection, or data.tokenizer=bytes"
         fix = Fix("data.tokenizer=FOLDER", remark=remark)
         raise ConfigError(Problem("data.tokenizer", name, why, fix)) from error
 

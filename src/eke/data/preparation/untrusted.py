@@ -24,7 +24,7 @@ RENDER_S = 5.0
 """Limit of processor time per rendering, s. Most renderings take less than 1 ms."""
 
 RENDER_CHARACTERS = 1 << 24
-"""Limit of a rendered text, characters; equal to the default of `data.max_row_bytes`."""
+"""Limit of a rendered text in characters, equal to the default of `data.max_row_bytes`."""
 
 
 class LoadError(EkeError):

@@ -68,10 +68,6 @@ def first_fit(lengths: "np.ndarray", capacity: int) -> Packs:
     return Packs(np.concatenate(members), offsets)
 
 
-_LENGTH = 2
-"""Random stream of lengths. Tokens use 0, labels 1."""
-
-
 def mix_seed(*parts: int) -> int:
     """Combine several numbers into a 63-bit seed."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
@@ -82,7 +78,8 @@ def synthetic_length(data: Synthetic, longest: int, split: int, index: int) -> i
     """Return the tokens of a training (0) or evaluation (1) sample, at most `longest`."""
     if data.lengths is Lengths.fixed:
         return longest
-    share = (mix_seed(data.data_seed, split, index, _LENGTH) + 0.5) / 2**63
+    # Random stream 2 is for lengths, 0 for tokens, 1 for labels.
+    share = (mix_seed(data.data_seed, split, index, 2) + 0.5) / 2**63
     is_uniform = data.lengths is Lengths.uniform
     low = data.min_len or (max(2, data.seq_len // 2) if is_uniform else 2)
     assert low <= longest, "a rule rejects it"

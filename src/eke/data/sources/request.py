@@ -63,16 +63,16 @@ class PrepareRequest:
     """Inputs of one preparation."""
 
     option: str
-    """jsonl, csv, parquet, hub or chat; text for documents cut into windows."""
+    """jsonl, csv, parquet, hub, chat, or text (documents cut into windows)."""
     path: str
     """`data.path` or `data.name`, shown in messages."""
     content: str
     """Hash of the source's content."""
     train: Named = ()
     evaluation: Named = ()
-    """Evaluation files; empty: `eval_frac` of the training rows is held out."""
+    """Evaluation files, empty: `eval_frac` of the training rows is held out."""
     corpus: Corpus | None = None
-    """Documents; None for rows."""
+    """Documents, None for rows."""
     labels: tuple[str, ...] = ()
     """Class names of documents by number."""
     hub: HubSource | None = None
@@ -86,18 +86,18 @@ class PrepareRequest:
     num_labels: int = 0
     problem: str = "single"
     head_labels: tuple[str, ...] = ()
-    """Class names of the checkpoint's head by number; empty without names."""
+    """Class names of the checkpoint's head by number, empty without names."""
     class_names: tuple[str, ...] = ()
     multi_hot: bool | None = None
-    """`data.multi_hot`; `class_names` is `task.labels`."""
+    """`data.multi_hot`. `class_names` is `task.labels`."""
     separator: str | None = None
-    """Text between prompt and response; None: a newline unless white space separates them."""
+    """Text between prompt and response, None: a newline unless white space separates them."""
     messages: str | None = None
-    """Column of conversations; None: the only candidate."""
+    """Column of conversations, None: the only candidate."""
     chat_template: str = ""
-    """Jinja source or name; empty: the tokenizer's default template."""
+    """Jinja source or name, empty: the tokenizer's default template."""
     train_on: str = ""
-    """`data.train_on`: the trained messages; empty for other rows than conversations."""
+    """`data.train_on`: the trained messages, empty for other rows than conversations."""
     tokenizer: str = BYTES
     tokenizer_content: str = ""
     seq_len: int = 0
@@ -107,7 +107,7 @@ class PrepareRequest:
     max_row_bytes: int = 0
     """Largest row of local files, bytes."""
     streamed: int = 0
-    """Evaluation samples of a source streamed during training; 0: all rows are prepared."""
+    """Evaluation samples of a source streamed during training, 0: all rows are prepared."""
 
     @property
     def only_evaluates(self) -> bool:

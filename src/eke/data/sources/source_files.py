@@ -47,7 +47,7 @@ def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[t
     # The CSV reader accepts JSON as a header. The other readers detect a wrong format.
     other = other_format(option, [file.name for file in found]) if option == "csv" else ""
     if other not in ("", "data=text"):
-        why = "has the ending of another format; data=csv would read its lines as a table"
+        why = "has the ending of another format, which data=csv would read as a table"
         raise ConfigError(Problem(key, typed, why, Fix(other)))
     named = [(file.relative_to(root).as_posix(), file.absolute()) for file in found]
     return sorted(named, key=lambda pair: pair[0])
@@ -133,7 +133,7 @@ class Piece:
     size: int
     """Bytes."""
     label: str = ""
-    """Class of the text: the name of its top-level folder; empty without one."""
+    """Class of the text: the name of its top-level folder, empty without one."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ BYTES = "bytes"
 """`data.tokenizer` value of eke's byte tokenizer."""
 
 AUTO = "auto"
-"""`data.tokenizer` value replaced by the checkpoint's tokenizer; bytes for other models."""
+"""`data.tokenizer` value for the checkpoint's tokenizer, or bytes for other models."""
 
 
 def tokenizer_of(data: Data) -> str:
@@ -53,7 +53,7 @@ class Vocabulary:
     size: int = BYTE_VOCABULARY
     """Smallest number above all ids."""
     pad: int = PAD
-    """Padding id; EOS if the tokenizer has no padding token."""
+    """Padding id, or EOS if the tokenizer has no padding token."""
     pad_is_eos: bool = False
     """Whether padding is EOS: the tokenizer has no padding token, or the same for both."""
     bos: int | None = BOS
@@ -61,11 +61,11 @@ class Vocabulary:
     mask: int | None = MASK
     """Id that replaces masked tokens in masked_lm."""
     special: tuple[int, ...] = ()
-    """Ids that are not masked; empty for byte tokens, where BOS is a separator."""
+    """Ids that are not masked, empty for byte tokens, where BOS is a separator."""
     first_random: int = NUM_SPECIAL_TOKENS
     """Smallest id of a random replacement in masking."""
     frame: Frame = Frame()
-    """Special tokens around a text; empty for windows of byte tokens."""
+    """Special tokens around a text, empty for windows of byte tokens."""
     target_frame: Frame = Frame()
     """Special tokens around a seq2seq target."""
     has_types: bool = field(default=False, repr=False)  # repr is hashed and must not change
@@ -154,9 +154,9 @@ class Manifest:
     bad_rows: tuple[str, ...] = ()
     """First bad rows with location and reason: `data.jsonl:17 is not JSON`."""
     bad_fix: str = ""
-    """Override that makes most bad rows usable; empty without one."""
+    """Override that makes most bad rows usable, empty without one."""
     label_names: tuple[str, ...] = ()
-    """Text labels by class; empty if labels are numbers."""
+    """Text labels by class, empty if labels are numbers."""
     label_kind: str = ""
     """Reading of labels: `number`, `name`, ... (`eke.data.preparation.labels`)."""
     given_names: tuple[str, ...] = ()
@@ -164,7 +164,7 @@ class Manifest:
     num_replaced: int = 0
     """Invalid UTF-8 characters replaced by U+FFFD."""
     streams: tuple[TokenStream, ...] = ()
-    """Token streams of documents; empty for rows."""
+    """Token streams of documents, empty for rows."""
 
 
 def store_folder(key: str) -> Path:

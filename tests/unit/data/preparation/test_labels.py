@@ -106,7 +106,7 @@ def test_numbers_in_csv(tmp_path) -> None:
         (SEVERAL, ["a", "b"], "label is the text a, not a list of classes", "task.problem=single"),
         (SEVERAL, [0, 1], "label is the number 0, not a list", "task.problem=single"),
         (SEVERAL, [[0], [1], None], "label is null, not a list", "data.max_bad_frac="),
-        (SEVERAL, [[0], [1], ["a"]], "label is a, earlier rows have a number", "data.max_bad_frac="),
+        (SEVERAL, [[0], [1], ["a"]], "label is a, earlier rows have a num", "data.max_bad_frac="),
         (SEVERAL, [[0], [1], [0.5]], "label is the number 0.5, neither", "data.max_bad_frac="),
         (SEVERAL, [[0], [1], [4]], "label is 4, outside 0 to 1", "task.num_labels=5"),
         (SEVERAL, [[0, 1], [0, 0], [1]], "has a class twice: [0, 0]", "data.max_bad_frac="),
