@@ -95,7 +95,6 @@ def _used(place: Path, limit: str) -> int | None:
 
 
 def _physical() -> int | None:
-    """Return the bytes of memory in the machine, None if unknown."""
     with suppress(AttributeError, OSError, ValueError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return None

@@ -34,12 +34,10 @@ class Device:
     name: str
     """Name from the vendor's driver or the operating system."""
     count: int = 1
-    """Number of usable devices of this kind."""
     memory_bytes: int | None = None
     """Memory of one device, or for a CPU the limit of this process including cgroups."""
     available_bytes: int | None = None
-    """Memory not used by other processes when detected; None for GPUs and for runs that start
-    later."""
+    """Memory available when detected, None for GPUs and for runs that start later."""
     host_memory_bytes: int | None = None
     """Memory of a GPU's machine (declared GPUs: a machine with eight), None if unknown."""
     capability: tuple[int, int] | None = None
@@ -55,7 +53,6 @@ class Device:
     network_bytes_per_s: float | None = None
     """Network bandwidth per device in a common machine."""
     source: str = ""
-    """Source of the peaks, empty without peaks."""
     present: bool = True
     """Whether this machine has the device, which may be only declared."""
     note: str = ""
@@ -100,7 +97,7 @@ _MI300X = (
 )
 _L4 = "https://www.nvidia.com/en-us/data-center/l4/"
 _L40S = "https://www.nvidia.com/en-us/data-center/l40s/"
-# Amazon's variant of the A10, faster in float32 and half as fast on the tensor cores.
+# Amazon's variant of the A10, faster in float32 and about half as fast on the tensor cores.
 _A10G = (
     "https://d1.awsstatic.com/product-marketing/ec2/NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf"
 )

@@ -56,7 +56,6 @@ def _stat(process: Path) -> tuple[int, int]:
 
 
 def _visible_processes(nvml: Any) -> set[int]:
-    """Return the processes with a context on a visible GPU."""
     running, handles = nvml.nvmlDeviceGetComputeRunningProcesses, nvidia.visible_handles(nvml)
     return {int(process.pid) for handle in handles for process in running(handle)}
 
@@ -92,7 +91,6 @@ class DeviceSlot:
     device: str
     """Identity of the device: UUID of a GPU, or `cpu-0`."""
     lease: str
-    """Name of the lease on this machine."""
     cores: tuple[int, ...] = ()
     """Cores of the run, empty: all cores."""
 

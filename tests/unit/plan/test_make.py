@@ -318,7 +318,7 @@ def test_the_folders_that_are_classes_are_named(tmp_path) -> None:
     typed = ("data=text", f"data.path={tmp_path}", "data.seq_len=16", "data.eval_frac=0.4")
     value, reason = decision(plan_of(*typed, "task=sequence_classification"), "data.label")
     assert value == "b=0 c=1"
-    assert reason == "the largest folders, other text is excluded: b, c"
+    assert reason == "the largest folders (other text is excluded): b, c"
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,6 @@ class ChatTemplate:
     variables: Mapping[str, Any]
     """Special tokens by name (`eos_token`), for use in the template."""
     special: frozenset[str]
-    """Texts of all special tokens."""
     name: str = ""
     """Name of the template in messages."""
 
@@ -246,8 +245,8 @@ def _places(
     for number, text in texts.items():
         spans = found.get(number, [])
         if text.is_answer and len(spans) != 1:
-            why = f"is {len(spans)} times in the text of the chat template, not once"
-            raise BadRowError(f"messages[{text.path[0]}]: the answer {why}")
+            why = f"the answer occurs {len(spans)} times in the rendered text, not once"
+            raise BadRowError(f"messages[{text.path[0]}]: {why}")
         places.setdefault(text.path[0], []).extend(spans[:1])
     return {message: sorted(spans) for message, spans in places.items() if spans}
 
@@ -278,13 +277,12 @@ def _aligned(
 
 
 def _answers(given: Conversation, train_on: str) -> list[int]:
-    """Return the numbers of the trained answers."""
     said = [n for n, message in enumerate(given.messages) if message["role"] == "assistant"]
     on = {n for n, flag in enumerate(given.flags) if flag}
     off = {n for n, flag in enumerate(given.flags) if flag is False}
     if wrong := off if train_on == "all" else on.difference(said):
         kind = "context" if train_on == "all" else "trained"
-        raise BadRowError(f"messages[{min(wrong)}] is flagged {kind}, unlike train_on={train_on}")
+        raise BadRowError(f"messages[{min(wrong)}] is flagged as {kind}, but train_on={train_on}")
     found = [n for n in said if n in on or n >= given.first_trained]
     found = found[-1:] if train_on == "last_assistant" else found
     found = [n for n in found if n not in off]
@@ -304,7 +302,7 @@ def generated_spans(
         return text, [(0, len(text))]
     places = _places(template, conversation, text)
     if missing := [n for n in answers if n not in places]:
-        raise BadRowError(f"messages[{missing[0]}] is not in the text of the chat template")
+        raise BadRowError(f"messages[{missing[0]}] is not in the rendered text")
     if not template.is_marked:
         return text, [_turn(template, text, places, n, conversation) for n in answers]
     said = {n for n, message in enumerate(messages) if message["role"] == "assistant"}

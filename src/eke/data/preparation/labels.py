@@ -29,7 +29,7 @@ def is_decimal(item: Any) -> bool:
 
 
 def reading_of(request: PrepareRequest, labels: Iterable[Any]) -> str:
-    """Return the reading of a column: VECTORS, number, name, "" (by type); or ConfigError."""
+    """Return the reading of a column: VECTORS, number, name or ""; ConfigError if ambiguous."""
     kinds, sizes = Counter[type](), Counter[int]()
     decimals = twice = 0
     for label in labels:

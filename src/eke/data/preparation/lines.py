@@ -226,7 +226,6 @@ class Columns:
         return Problem(key, column, why, fix)
 
     def _pair(self, there: list[str]) -> tuple[str, ...]:
-        """Find a prompt and a response column by their common names."""
         known = {name.lower(): name for name in there}
         pair = [next((known[n] for n in names if n in known), "") for names in (PROMPTS, ANSWERS)]
         return tuple(pair) if all(pair) and self.request.task == "causal_lm" else ()
@@ -297,9 +296,8 @@ def lines(file: str, limit: int) -> Iterator[tuple[int, str]]:
     try:
         for number, text in enumerate(_texts(file, limit + 1), 1):
             if number == 1 and text.startswith(("\xff\xfe", "\xfe\xff")):  # byte order marks
-                made = f"made by: iconv -f UTF-16 -t UTF-8 {shlex.quote(file)} > NEW_FILE"
-                fix = Fix("data.path=NEW_FILE", remark=made)
-                raise ConfigError(Problem("data.path", file, "is UTF-16, not UTF-8", fix))
+                made = f"iconv -f UTF-16 -t UTF-8 {shlex.quote(file)} > NEW_FILE"
+                raise _needs_conversion(file, "is UTF-16, not UTF-8", made)
             if len(text) > limit:
                 raise _too_long(f"the row in line {number} of {file}", limit)
             yield number, text.removeprefix("\xef\xbb\xbf") if number == 1 else text  # UTF-8's mark
@@ -307,6 +305,11 @@ def lines(file: str, limit: int) -> Iterator[tuple[int, str]]:
         raise
     except Exception as error:  # raised by a decompressor or the system
         raise unreadable(error, value=file) from error
+
+
+def _needs_conversion(file: str, why: str, command: str) -> ConfigError:
+    fix = Fix("data.path=NEW_FILE", remark=f"made by: {command}")
+    return ConfigError(Problem("data.path", file, why, fix))
 
 
 def _too_long(place: str, limit: int) -> ConfigError:
@@ -337,8 +340,7 @@ def jsonl_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]:
         if number == 1 and line.startswith("["):
             turn = "import json, sys; [print(json.dumps(row)) for row in json.load(sys.stdin)]"
             made = f'python -c "{turn}" < {shlex.quote(file)} > NEW_FILE'
-            fix = Fix("data.path=NEW_FILE", remark=f"made by: {made}")
-            raise ConfigError(Problem("data.path", file, "is a list, not one object per line", fix))
+            raise _needs_conversion(file, "is a list, not one object per line", made)
         yield (f"{name}:{number}", partial(_parse, line)) if line.strip() else None
 
 
@@ -398,8 +400,7 @@ def _header(file: str, record: list[str], columns: Columns) -> list[str]:
         why = f"separates columns by {separator!r}, not by commas: {names[0][:60]!r}"
         turn = f"csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter={separator!r}))"
         made = f'python -c "import csv, sys; {turn}" < {shlex.quote(file)} > NEW_FILE'
-        fix = Fix("data.path=NEW_FILE", remark=f"made by: {made}")
-        raise ConfigError(Problem("data.path", file, why, fix))
+        raise _needs_conversion(file, why, made)
     # This is plain text in most cases.
     if not set(wanted) & set(names) and (other := other_format("csv", [file])):
         why = f"has no column {_listed(wanted)}, and its name does not end in .csv"
@@ -503,7 +504,6 @@ def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[
 
 
 def _loaded(source: HubSource) -> Any:
-    """Load all splits from the Hub, its cache or a folder."""
     import datasets
 
     datasets.disable_progress_bars()

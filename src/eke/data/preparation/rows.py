@@ -258,7 +258,6 @@ def all_rows(request: PrepareRequest, evaluation: bool, columns: Columns) -> Ite
 
 
 def _of_arrow(request: PrepareRequest, rows: Iterator[Row | None]) -> Iterator[Row | None]:
-    """Remove from conversations the nulls that Arrow adds."""
     return ((row[0], without_nulls(row[1])) if row and request.train_on else row for row in rows)
 
 
@@ -321,7 +320,6 @@ class RowStore:
                     yield columns.items(values_of(row)[str(self.request.label)])
 
     def _read_beginning(self, rows: Iterator[Row | None], held: Iterator[Row | None]) -> None:
-        """Read the evaluation rows and the first training rows of a stream."""
         self.writer.note(self.request.content)  # represents the rows that are not read here
         self._read(self._until(held, "evaluation", self.request.streamed), True)
         self.counts["num_held"] = self.counts["num_rows"] if held is rows else 0

@@ -56,7 +56,6 @@ class Tokenizer:
     decode: Callable[[Sequence[int]], list[str]]
     """Text of each token, for display."""
     join: Callable[[Sequence[int]], str]
-    """Text of consecutive tokens."""
     pair: Callable[[Sequence[tuple[str, ...]], int], list[FramedText]]
     """Tokenize pairs of texts with truncation="longest_first" and max_length=limit."""
     special_texts: tuple[str, ...] = ()
@@ -347,7 +346,6 @@ def _has_types(request: PrepareRequest, loaded: Any) -> bool:
 
 
 def _frame_of(loaded: Any, target: bool) -> Frame:
-    """Return the special tokens that a tokenizer adds around a text."""
     key = "text_target" if target else "text"
     whole = list(loaded(**{key: "a"})["input_ids"])
     plain = list(loaded(**{key: "a"}, add_special_tokens=False)["input_ids"])

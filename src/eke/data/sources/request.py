@@ -67,12 +67,10 @@ class PrepareRequest:
     path: str
     """`data.path` or `data.name`, shown in messages."""
     content: str
-    """Hash of the source's content."""
     train: Named = ()
     evaluation: Named = ()
     """Evaluation files, empty: `eval_frac` of the training rows is held out."""
     corpus: Corpus | None = None
-    """Documents, None for rows."""
     labels: tuple[str, ...] = ()
     """Class names of documents by number."""
     hub: HubSource | None = None

@@ -126,12 +126,11 @@ SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tes
 
 @dataclass(frozen=True)
 class Piece:
-    """A byte range of one file."""
+    """Byte range of one file."""
 
     path: Path
     start: int
     size: int
-    """Bytes."""
     label: str = ""
     """Class of the text: the name of its top-level folder, empty without one."""
 

@@ -67,7 +67,6 @@ class Vocabulary:
     frame: Frame = Frame()
     """Special tokens around a text, empty for windows of byte tokens."""
     target_frame: Frame = Frame()
-    """Special tokens around a seq2seq target."""
     has_types: bool = field(default=False, repr=False)  # repr is hashed and must not change
     """Whether the tokenizer makes token_type_ids for pairs of texts."""
 
@@ -106,12 +105,11 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TokenStream:
-    """Tokens of the concatenated documents of one class and split."""
+    """Range of tokens with the concatenated documents of one class and split."""
 
     evaluation: bool
     label: int
     start: int
-    """Index of the first token."""
     size: int
     """Number of tokens."""
 
@@ -135,7 +133,6 @@ class Manifest:
     num_other_prompts: int = 0
     """Rows that begin with other tokens than the separately tokenized prompt (as in generation)."""
     num_trained: int = 0
-    """Trained tokens of conversations."""
     chat_template: str = ""
     """Jinja source of the template that rendered conversations."""
     ends_of_turn: tuple[int, ...] = ()
@@ -164,7 +161,6 @@ class Manifest:
     num_replaced: int = 0
     """Invalid UTF-8 characters replaced by U+FFFD."""
     streams: tuple[TokenStream, ...] = ()
-    """Token streams of documents, empty for rows."""
 
 
 def store_folder(key: str) -> Path:

@@ -228,7 +228,6 @@ def router_loss(config: Config) -> float | None:
 
 
 def _assigned(statement: ast.AST) -> set[str]:
-    """Return the names assigned by a statement."""
     named = [part for part in ast.walk(statement) if isinstance(part, ast.Name)]
     return {part.id for part in named if isinstance(part.ctx, ast.Store)}
 

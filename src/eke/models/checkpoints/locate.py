@@ -188,7 +188,6 @@ def _has_tokenizer(folder: Path) -> bool:
 
 
 def _fetch_tokenizer(found: Located) -> None:
-    """Download the tokenizer of a Hub model."""
     from huggingface_hub import constants, snapshot_download
 
     if constants.HF_HUB_OFFLINE:

@@ -42,7 +42,6 @@ from eke.models.families.family_record import (
 
 
 def _bert_structure(config: Config) -> Structure:
-    """Return the structure of BertForMaskedLM or BertForSequenceClassification."""
     model = cast(BertModel, config.model)
     hidden = model.hidden_size
     around, lm_head = "bert.embeddings", "cls.predictions"
@@ -144,7 +143,6 @@ BERT = Family(
 
 
 def _gpt2_structure(config: Config) -> Structure:
-    """Return the structure of GPT2LMHeadModel or GPT2ForSequenceClassification."""
     model = cast(GPT2Model, config.model)
     hidden = model.hidden_size
     first, last = embedding_and_lm_head(config, "transformer.wte", "lm_head")
@@ -217,7 +215,6 @@ GPT2 = Family(
 
 
 def _t5_structure(config: Config) -> Structure:
-    """Return the structure of T5ForConditionalGeneration or T5ForSequenceClassification."""
     model = cast(T5Model, config.model)
     hidden, heads = model.hidden_size, model.num_attention_heads
     encoders = model.num_hidden_layers
@@ -226,8 +223,7 @@ def _t5_structure(config: Config) -> Structure:
     base = "transformer." if classify else ""
     names = [f"{base}{name}" for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")]
     # transformers 5 ties embedding and projection unless a checkpoint has both (T5 v1.1, Flan-T5).
-    # Otherwise `tie_word_embeddings=false` only disables scaling of the logits
-    # (T5Config.scale_decoder_outputs).
+    # Otherwise `tie_word_embeddings=false` only disables T5Config.scale_decoder_outputs.
     untied = isinstance(model, PretrainedModel) and not model.tie_word_embeddings and not classify
     weights = [table(model.vocab_size, hidden, *names)]
     if not classify and not untied:

@@ -43,7 +43,6 @@ class Role(Enum):
     """Kind of a parameter, for optimizers that treat kinds differently."""
 
     hidden = "hidden"
-    """Matrix inside a Transformer layer."""
     embedding = "embedding"
     """Table of vectors, including tied output projections."""
     outer = "outer"
@@ -74,7 +73,6 @@ class Weight:
     is_head: bool = False
     """Whether the weight belongs to the head of a classification task."""
     is_adapter: bool = False
-    """Whether parameter-efficient fine-tuning added the weight."""
     is_scale: bool = False
     """Whether the weight is a scale of IA3, which has two dimensions."""
     four_bits: bool = False
@@ -292,7 +290,6 @@ class Shape:
     architecture: "Family"
     layers: int
     decoder_layers: int
-    """Decoder layers of an encoder-decoder, else 0."""
     rows: int
     """Sequences per micro-batch."""
     source: int
@@ -353,10 +350,9 @@ class Shape:
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """One architecture. Attention kernels are read from transformers' class instead."""
+    """One architecture. Supported attention kernels are read from transformers' class."""
 
     name: str
-    """Value of `model.family`."""
     tasks: tuple[str, ...]
     """Options of `task` with a head, the pre-training task first."""
     structure: Callable[[Config], Structure]
@@ -364,8 +360,7 @@ class Family:
     stacks: Callable[[Shape, Kernel], tuple[Stack, ...]]
     """Bytes of activations by layer."""
     outside: Callable[[Shape, str], int]
-    """Bytes of activations outside of layers for a `task.option`, without ids, embedding norm and
-    logits, which are the same for every family."""
+    """Bytes of other activations for a `task.option`, without ids, embedding norm and logits."""
     counted_as: str = ""
     """Family whose counts in estimate/time/counted.json apply, "": this family."""
     widths: tuple[str, ...] = ("queries", "keys")
@@ -383,7 +378,6 @@ class Family:
     has_biases: bool = True
     """Whether some linear layers inside Transformer layers have biases."""
     has_score_bias: bool = False
-    """Whether attention scores have a learned bias."""
     stores_transposed: bool = False
     """Whether linear layers are transformers' Conv1D, which stores [in, out]."""
     has_liger: bool = False

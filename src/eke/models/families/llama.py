@@ -86,7 +86,7 @@ def _other(config: Config) -> Structure:
     count = model.num_parameters or 0
     embedding = model.vocab_size * model.hidden_size
     counted = not is_classification(config) and model.tie_word_embeddings
-    frozen = model.num_frozen_parameters or 0  # which ones is not known
+    frozen = model.num_frozen_parameters or 0
     looked_up = 0 if counted else min(embedding, count - frozen)
     rows, rest = divmod(count - looked_up - frozen, model.hidden_size)
     weights = [Weight((rows, model.hidden_size), Tokens.source)] if rows else []
@@ -138,11 +138,6 @@ def _stacks(shape: Shape, kernel: Kernel) -> tuple[Stack, ...]:
     return (Stack(layer, shape.layers),)
 
 
-def _outside(shape: Shape, task: str) -> int:
-    """Return the bytes of rotary positions."""
-    return 2 * shape.source * (shape.queries // shape.heads) * FLOAT32_BYTES
-
-
 def _arguments(config: Config) -> dict[str, Any]:
     """Return the arguments of the configuration class. Dropout is only inside attention."""
     model = cast(LlamaModel, config.model)
@@ -190,7 +185,8 @@ LLAMA = Family(
     tasks=("causal_lm", "sequence_classification"),
     structure=_decoder,
     stacks=_stacks,
-    outside=_outside,
+    # Rotary positions.
+    outside=lambda shape, task: 2 * shape.source * (shape.queries // shape.heads) * FLOAT32_BYTES,
     is_decoder=True,
     is_gated=True,
     has_biases=False,

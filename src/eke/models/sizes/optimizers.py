@@ -146,21 +146,19 @@ def _project(config: Config, rows: int, columns: int, *, times: int) -> float:
 
 @dataclass(frozen=True)
 class Step:
-    """Tensors of one optimizer step on one process, in bytes."""
+    """Bytes of trained tensors in one optimizer step.
+
+    `largest` is for one tensor, `group` for one role, `hidden` for a matrix inside a layer,
+    `in_8_bits` for a tensor with quantized states, `total` for all, `number_bytes` for one number.
+    """
 
     optimizer: Optimizer
     largest: int
-    """Largest trained tensor."""
     group: int
-    """Largest group of tensors of one role."""
     total: int
-    """All trained tensors."""
     hidden: int
-    """Largest matrix inside a layer."""
     in_8_bits: int
-    """Largest tensor with quantized states."""
     number_bytes: int
-    """Bytes of one number of a tensor."""
     on_cpu: bool
 
     @property
@@ -186,7 +184,6 @@ def one_kernel(step: Step) -> tuple[int, int]:
 LOOPS: dict[str, Temporaries] = {
     # _multi_tensor_adamw of torch computes the square roots of a group's second moments together.
     "foreach": lambda step: (step.group, step.group + step.largest),
-    # Temporaries of one tensor at a time.
     "forloop": lambda step: (2 * step.largest, 3 * step.largest),
     "fused": one_kernel,
     "deepspeed_cpu": one_kernel,
@@ -210,9 +207,8 @@ def sgd_step(step: Step) -> tuple[int, int]:
 
 def bitsandbytes(step: Step) -> tuple[int, int]:
     """Return the range of bitsandbytes 0.50: one kernel on a GPU, plain PyTorch on a CPU."""
-    # Source: backends/cpu/ops.py. With 32 bits: the gradient, a denominator and the update. With 8
-    # bits also two moments (Lion: a moment and a product). All are float32. Narrow weights have a
-    # copy.
+    # Source: backends/cpu/ops.py. In float32: gradient, denominator and update, with 8 bits also two
+    # moments (Lion: a moment and a product), and a copy of narrow weights.
     if not step.on_cpu:
         return 0, step.largest
     copy = 0 if step.wide == 1 else 1
@@ -242,7 +238,6 @@ class OptimizerEntry:
     package: str = ""
     """Required package in addition to PyTorch and transformers."""
     install: str = ""
-    """Command that installs the package."""
     built: tuple[str, ...] = ()
     """Accepted classes and libraries of the built optimizer, empty: its states are checked."""
     implementation: str = ""
@@ -268,7 +263,6 @@ class OptimizerEntry:
     keeps_singular_vectors: bool = False
     """Whether all singular vectors of a matrix stay allocated, since a slice of them is used."""
     cuda_only: bool = False
-    """Whether the library has no CPU kernels."""
     compiles: bool = False
     """Whether the first step is compiled, with a C++ compiler or, on a GPU, Triton."""
     pages: bool = False

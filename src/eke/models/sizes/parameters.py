@@ -50,12 +50,10 @@ class ModelSize:
     num_active_parameters: int
     """Parameters without the inactive experts of a token."""
     num_matmul_parameters: int
-    """Parameters in matrix products with every token: active experts and a tied output projection,
-    but no embeddings, norms, biases or heads after pooling."""
+    """Parameters in matrix products with every token, without heads after pooling."""
     flops_per_sample: float | None
     """Model FLOPs of a training step per sample, forward and backward, None if unknown."""
     flops_formula: str
-    """Formula of `flops_per_sample` in one line."""
     tokens_per_sample: float = 0.0
     """Mean tokens of source and target, without padding."""
 
@@ -68,7 +66,7 @@ class ModelSize:
 
 
 def predicted_frac(config: Config, length: float | None = None) -> float:
-    """Return the mean fraction of positions with a label, 1 if unknown. Every row has a label."""
+    """Return the mean fraction of positions with a label (at least one per row), 1 if unknown."""
     if not config.kernels.sparse_prediction or not isinstance(config.task, MaskedLM):
         return 1.0
     share, tokens = config.task.mask_frac, length or config.data.seq_len
@@ -76,7 +74,7 @@ def predicted_frac(config: Config, length: float | None = None) -> float:
 
 
 def most_predicted(config: Config, rows: int, length: int) -> int:
-    """Return the likely maximum of randomly chosen positions in a micro-batch."""
+    """Return the likely maximum of positions with a label in a micro-batch."""
     positions, share = rows * length, predicted_frac(config, length)
     deviation = math.sqrt(positions * share * (1 - share))
     # Three standard deviations above the mean: one micro-batch in 740 has more.
@@ -235,7 +233,6 @@ _kept: dict[str, Structure] = {}
 
 
 def _once(content: str, make: Callable[[], Structure]) -> Structure:
-    """Return the cached structure of a content, or make and cache it."""
     found = _kept.pop(content) if content in _kept else make()
     _kept[content] = found  # last is newest
     if len(_kept) > MAX_KEPT:
@@ -407,7 +404,6 @@ def freeze(config: Config, structure: Structure) -> Structure:
 
 
 def _adapted_tensors(config: Config, weight: Weight, targets: Targets) -> Iterator[Weight]:
-    """Yield a tensor of the model and its adapter tensors."""
     if weight.is_head:
         # peft trains a copy and keeps the original.
         yield replace(weight, trained=False, tokens=Tokens.none)
@@ -427,7 +423,6 @@ def _adapted_tensors(config: Config, weight: Weight, targets: Targets) -> Iterat
 
 
 def _added(config: Config, weight: Weight, feed_forward: bool) -> Iterator[Weight]:
-    """Yield the adapter tensors of a linear layer or of stacked experts."""
     *experts, out, inp = weight.shape
     if family_of(config).stores_transposed:
         out, inp = inp, out

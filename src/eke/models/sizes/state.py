@@ -79,7 +79,6 @@ class WeightFormats:
     master: bool
     """Whether the optimizer updates float32 copies of 16-bit weights."""
     frozen: str
-    """torch dtype name of frozen weights."""
     copies: str = ""
     """torch dtype name of the copies of float32 weights used in a step, "" without copies."""
     gathered: str = ""
@@ -102,7 +101,6 @@ class WeightFormats:
 
 
 def _width(dtype: str) -> int:
-    """Return the bytes of one number of a torch dtype name."""
     return FLOAT32_BYTES if dtype == "float32" else BFLOAT16_BYTES
 
 
@@ -145,7 +143,10 @@ def state_bytes(config: Config, formats: WeightFormats | None = None) -> StateBy
     whole = training_structure(config).weights
     weights, cut = whole, config.distributed.option in IN_PARTS
     if isinstance(config.distributed, FSDP):
-        weights = tuple(replace(weight, shape=_part(config, weight.shape)) for weight in whole)
+        shards = config.distributed.shards
+        # FSDP2's first shard: the first dimension divided and rounded up.
+        parts = [(*(-(-n // shards) for n in w.shape[:1]), *w.shape[1:]) for w in whole]
+        weights = tuple(replace(w, shape=part) for w, part in zip(whole, parts, strict=True))
     trained = [weight for weight in weights if weight.trained]
     gradients = [w for w in whole if w.trained] if adds_up_whole(config) else trained
     formats = formats or decide_formats(config)
@@ -173,13 +174,6 @@ def sent_bytes(config: Config, formats: WeightFormats, weight: Weight) -> int:
     width = _number_bytes(formats, weight)
     narrow = formats.gathered and not is_wide
     return prod(weight.shape) * (min(width, BFLOAT16_BYTES) if narrow else width)
-
-
-def _part(config: Config, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of FSDP2's first shard: the first dimension divided, rounded up."""
-    if not shape:
-        return shape
-    return (-(-shape[0] // cast(FSDP, config.distributed).shards), *shape[1:])
 
 
 WHOLE_GRADIENTS_BYTES = 8 * 2**30

@@ -58,7 +58,6 @@ def deepspeed_settings(config: Config, batch: BatchPlan, device_kind: str) -> Se
 
 
 def _zero(config: Config, device_kind: str) -> Settings:
-    """Return the section `zero_optimization`."""
     stage, width = STAGE[config.distributed.option], config.model.hidden_size
     zero: Settings = {
         "stage": stage,
@@ -76,7 +75,6 @@ def _zero(config: Config, device_kind: str) -> Settings:
 
 
 def _offload_settings(config: Config, device_kind: str) -> Settings:
-    """Return the configured sections of `offload_optimizer` and `offload_param`."""
     offload = config.offload
     pinned = {"pin_memory": device_kind == "cuda"}
     if not isinstance(offload, NvmeOffload):
@@ -133,6 +131,7 @@ SCHEDULES = {"warmuplr": "constant", "warmupdecaylr": "linear", "warmupcosinelr"
 SAME = ("lr", "eps", "weight_decay", "momentum")
 PARAMS: dict[str, tuple[str, ...]] = {"betas": ("beta1", "beta2")} | {key: (key,) for key in SAME}
 """Key of `optimizer.params` -> fields of the group `optimizer`."""
+
 
 KNOWN = {
     "activation_checkpointing", "aio", "amp", "autotuning", "bf16", "bfloat16", "checkpoint",
@@ -246,7 +245,6 @@ def _offload(device: str, cpu_option: str) -> str:
 
 
 def _other_optimizer(config: Config, section: Any) -> list[Problem]:
-    """Return problems of a section `optimizer` that differs from the group `optimizer`."""
     if not isinstance(section, dict):
         return []
     name, problems = str(config.distributed.deepspeed_config), []
@@ -268,7 +266,6 @@ def _other_optimizer(config: Config, section: Any) -> list[Problem]:
 
 
 def _other_schedule(config: Config, section: Any) -> list[Problem]:
-    """Return the problem of a schedule that differs from the group `schedule`."""
     if not isinstance(section, dict):
         return []
     name = str(config.distributed.deepspeed_config)

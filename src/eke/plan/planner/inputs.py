@@ -65,12 +65,11 @@ def _read(config: Config, key: str) -> str:
 
 
 def _changed(config: Config, key: str, why: str) -> str:
-    """Return the message for a changed input."""
     group, _, name = key.partition(".")
     if value := getattr(getattr(config, group), name, ""):
         return f"{key} = {value}: {why} since the run was planned -> repeat the command"
     return (
-        f"data = {config.data.option}: the standard library differs from the planned Python's "
+        f"data = {config.data.option}: the standard library differs from the plan "
         "-> repeat the command with the Python that trains, or data=text"
     )
 

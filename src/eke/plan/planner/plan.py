@@ -31,7 +31,6 @@ class Decision:
     value: str
     """Chosen value as in an override."""
     reason: str
-    """Reason in one clause with numbers."""
 
 
 class RecipeDecision(Decision):
@@ -47,7 +46,6 @@ class BatchPlan:
     accumulation: int
     """Forward passes per device and optimizer step."""
     world_size: int
-    """Number of processes."""
     eval_per_device: int
     """Samples per device and forward pass in evaluation."""
     devices: int = 1
@@ -64,7 +62,6 @@ class StepPlan:
     """Length of training."""
 
     total: int
-    """Optimizer steps."""
     per_epoch: int
     """Optimizer steps per epoch. The last step may have fewer samples."""
     warmup: int
@@ -84,7 +81,6 @@ class ComputePlan:
     loss_scaling: bool
     """Whether the loss is scaled to prevent underflow of float16 gradients."""
     tf32: bool
-    """Whether float32 matrix multiplications use TF32."""
     optimizer_implementation: str
     """`forloop`, `foreach` or `fused`, empty for optimizers with one implementation."""
     pin_memory: bool
@@ -98,7 +94,6 @@ class ComputePlan:
     float8: str = "off"
     """Scaling of float8 products in linear layers: `off`, `tensorwise`, `rowwise`."""
     eval_autocast: str | None = None
-    """`autocast` in evaluation."""
     copies: str = ""
     """Format of the copies of float32 weights used in a step, "" without copies."""
     gathered: str = ""
@@ -124,7 +119,6 @@ class DataPlan:
     evaluation: int
     """Samples of one evaluation."""
     fingerprint: str
-    """Hash of the content."""
     vocabulary: Vocabulary = BYTE_TOKENS
     store: str = ""
     """Key of the prepared tokens, empty without prepared tokens."""
@@ -152,7 +146,6 @@ class Plan:
     choices: dict[str, str]
     """Option chosen in each group, including recipe and experiment."""
     overrides: tuple[str, ...]
-    """Overrides of the command line."""
     device: Device
     batch: BatchPlan
     steps: StepPlan
@@ -166,7 +159,6 @@ class Plan:
     machine: dict[str, str]
     """Fingerprint of device and software for reuse of the record."""
     data_fingerprint: str
-    """Hash of the data's content."""
     inputs: dict[str, str] = field(default_factory=dict)
     """Key path of the user's files that the worker reads -> hash of the content."""
     vocabulary: Vocabulary = BYTE_TOKENS
@@ -267,7 +259,6 @@ def render_plan(plan: Plan) -> str:
 
 
 def _which_model(plan: Plan) -> str:
-    """Return the chosen model, its checkpoint and the active parameters per token."""
     words = f"model={plan.config.model.option}"
     if isinstance(plan.config.model, PretrainedModel):
         words += f" {plan.config.model.name_or_path}"
@@ -289,7 +280,7 @@ def _size_rows(plan: Plan) -> list[tuple[str, str, str]]:
     by = "model.freeze" if plan.config.model.freeze else f"peft={peft}"
     share = f"{by}, known after building the model"
     if trained is not None:
-        share = f"{trained / size.num_parameters:.2%} relative to the model, by {by}"
+        share = f"{trained / size.num_parameters:.2%} of the model's parameter count, by {by}"
     count = "unknown" if trained is None else format_count(trained)
     # The last step of an epoch has the remaining samples.
     epochs, more = divmod(steps.total, steps.per_epoch)

@@ -259,7 +259,6 @@ def _plan_deepspeed(
     theirs: Settings | None,
     decisions: list[Decision],
 ) -> tuple[Settings | None, list[str]]:
-    """Return DeepSpeed's configuration and warnings about the user's file."""
     if config.distributed.option not in STAGE:
         return None, []
     mine = deepspeed_settings(config, batch, device.kind)
@@ -361,7 +360,6 @@ def _autocast(compute: str, weights: Weights) -> str | None:
 
 
 def _plan_rank(config: Config, decisions: list[Decision]) -> dict[str, object]:
-    """Return the rank of a low-rank optimizer, {} for other optimizers."""
     if not optimizer_entry(config.optimizer).projects:
         return {}
     rank = projection_rank(config)
@@ -449,7 +447,6 @@ def maps_memory(config: Config, device: Device) -> bool:
 
 
 def _has_many_lengths(config: Config) -> bool:
-    """Return whether micro-batches have more than a few lengths."""
     data = config.data
     lengths = data.seq_len / (data.pad_to_multiple_of or 1)
     # cuDNN prepares 16 lengths in the time of a few steps.
@@ -457,8 +454,7 @@ def _has_many_lengths(config: Config) -> bool:
 
 
 WORTH_SAYING_FRAC = 0.1
-"""Smallest reported fraction of waiting. Without waiting a step would be at most 1 / (1 - 0.1) =
-1.11 times as fast, and smaller gains are within the spread of step times."""
+"""Smallest reported fraction of waiting. Smaller gains are within the spread of step times."""
 
 MIN_STEPS = 10
 """Smallest number of steady steps for a report of waiting, so that one slow step is not enough."""

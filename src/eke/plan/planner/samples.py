@@ -60,10 +60,9 @@ def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
 
 
 def _note_folders(config: Config, source: sources.Corpus, decisions: list[Decision]) -> None:
-    """Record the folders of a text that are the classes."""
     if isinstance(config.task, SequenceClassification):
         names = sources.largest_labels(source, config.task.num_labels)
-        decisions.append(_numbered(names, "the largest folders, other text is excluded"))
+        decisions.append(_numbered(names, "the largest folders (other text is excluded)"))
 
 
 def _numbered(names: Sequence[str], reason: str) -> Decision:
@@ -167,7 +166,6 @@ def _mixed(config: Config, mix: Mix, decisions: list[Decision]) -> DataPlan:
 def _other_classes(
     configs: Sequence[Config], manifests: Sequence[Manifest | None]
 ) -> list[Problem]:
-    """Return problems for sources with other classes than the first source."""
     found: list[Sequence[str]] = []
     for config, manifest in zip(configs, manifests, strict=True):
         corpus = sources.open_corpus(config)
@@ -185,7 +183,6 @@ def _other_classes(
 
 
 def _other_templates(mix: Mix, manifests: Sequence[Manifest | None]) -> list[Problem]:
-    """Return problems for sources with another chat template than the first source."""
     chats = {n: m.chat_template for n, m in enumerate(manifests) if m and m.chat_template}
     first = next(iter(chats), 0)
     typed = [source.get("chat_template") for source in mix.sources]
@@ -230,7 +227,6 @@ def _without_end(config: Config, vocabulary: Vocabulary) -> list[Problem]:
 
 
 def _note_tokens(manifest: Manifest, decisions: list[Decision]) -> None:
-    """Record the first and last tokens of a row."""
     first, last = (" ".join(repr(token)[1:-1] or "''" for token in e) for e in manifest.first_row)
     reason = f"{first} .. {last}" if last else first
     if not reason:
@@ -242,14 +238,13 @@ def _note_tokens(manifest: Manifest, decisions: list[Decision]) -> None:
 
 
 def _token_warnings(config: Config, manifest: Manifest) -> tuple[str, ...]:
-    """Return warnings about repeated, missing and split special tokens."""
     found = []
     if manifest.plain_markers:
         markers = ", ".join(manifest.plain_markers)
-        found.append(f"{markers} of the chat template are ordinary tokens for the tokenizer")
+        found.append(f"the tokenizer splits {markers} of the chat template into ordinary tokens")
     if manifest.num_doubled:
         count = format_number(manifest.num_doubled, "row")
-        found.append(f"{count} with a repeated special token at an end, in text and tokenizer")
+        found.append(f"{count} with a special token twice at an end, from text and tokenizer")
     if manifest.vocabulary.eos is None and config.task.option == "causal_lm":
         found.append("the tokenizer has no EOS token, so the model does not learn to stop")
     return tuple(found)

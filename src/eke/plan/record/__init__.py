@@ -101,7 +101,6 @@ class PredictedStep:
     limit: str = ""
     """Name of the largest part."""
     basis: str = ""
-    """Source of the device's rates."""
     notes: list[str] = field(default_factory=list)
     """Effects that are not modelled or only roughly."""
     calibrated: CalibratedStep | None = None
@@ -139,7 +138,6 @@ class Throughput:
 
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
-    """Tokens per second without padding."""
     model_flops_per_s: float | None = None
     mfu_frac: float | None = None
     """Fraction of the device's datasheet peak for the compute format, None if unknown."""
@@ -151,12 +149,10 @@ class MeasuredMemory:
     """Measured bytes. On a CPU `peak_allocated_bytes` is from one profiled step."""
 
     basis: str = ""
-    """Description of the measurement."""
     peak_allocated_bytes: int | None = None
     """Peak of allocated tensors, of the process with the largest one."""
     peak_reserved_bytes: int | None = None
     process_peak_bytes: int | None = None
-    """Peak resident memory of the process."""
     peak_per_rank_bytes: list[int | None] | None = None
     """`peak_allocated_bytes` by rank of a run with several. Other fields are from rank 0."""
     stages: dict[str, int] = field(default_factory=dict)
@@ -175,7 +171,6 @@ class PredictedMemory:
     method: str = ""
     """`trace`, `upper_bound` or `closed_form`."""
     basis: str = ""
-    """Description of the count."""
     allocated_bytes: int | None = None
     """Expected peak of allocated tensors (on a CPU for the measured micro-batch), comparable with
     `measured.peak_allocated_bytes`."""
@@ -242,7 +237,6 @@ class Record:
     run_id: str
     name: str
     outcome: str
-    """Name of a member of Outcome."""
     exit_code: int
     attempt: int
     """Number of the attempt that wrote the record, from 0."""
@@ -263,7 +257,7 @@ class Record:
     best: Best | None = None
     """Evaluation of loss, metrics and classes with `train.keep_best`."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Metrics of the last evaluation, as in `metrics.evaluation_metrics`, for a mix `loss/NAME`."""
+    """Metrics of the last evaluation (`metrics.evaluation_metrics`), for a mix also `loss/NAME`."""
     classes: dict[str, Any] = field(default_factory=dict)
     """Metrics by class of a classifier: `names`, `precision`, `recall`, `f1`, `support`, and
     `confusion` (true class by predicted class) if samples have one class."""
@@ -306,7 +300,6 @@ class DeadRank:
     exit_code: int
     """Exit code, negative for a signal as in Python's subprocess."""
     node: int = 0
-    """Number of the node."""
 
 
 End = TypeVar("End", RankFailure, DeadRank)
@@ -358,7 +351,6 @@ def no_runs(
 
 
 def _leads_to_runs(folder: Path) -> bool:
-    """Return whether a folder is a sweep or a run, or contains one."""
     marks = ("sweep.json", "plan.json", "record.json")
     return any(any(folder.glob(f"{depth}{mark}")) for depth in ("", "*/") for mark in marks)
 

@@ -298,7 +298,7 @@ def test_one_class_is_nothing_to_tell_apart(labels, words, tmp_path) -> None:
     [
         (BERT, (), "is smaller than the 286 tokens of data.tokenizer="),
         (GPT, ("model=tiny_bert", "task=masked_lm"), "has no mask token"),
-        ({"unk_token": "?"}, ("model=tiny_t5", "task=sequence_classification"), "no end-of-text"),
+        ({"unk_token": "?"}, ("model=tiny_t5", "task=sequence_classification"), "writes no EOS"),
     ],
     ids=["too large", "no mask", "no end"],
 )
@@ -413,7 +413,7 @@ def test_one_gigantic_line_is_truncated_like_any_other(tmp_path) -> None:
         plan_of(*typed, "data.max_row_bytes=100000")
     (problem,) = why.value.problems
     plan = plan_of(*typed, str(problem.fix).split()[0])
-    assert "0 bad, 0 empty (left out), 1 truncated" in decision(plan, "data rows")[1]
+    assert "0 bad, 0 empty (excluded), 1 truncated" in decision(plan, "data rows")[1]
 
 
 PEAK = """

@@ -149,9 +149,9 @@ def with_template(template: str, messages: list[Message], special: tuple[str, ..
     ("template", "reason"),
     [
         ("{% for m in messages %}{{ m.role + ':' + m.content }}{% endfor %}", "no special token"),
-        ("{% for m in messages %}{{ m.content * 2 + '<e>' }}{% endfor %}", "is 2 times"),
-        ("{{ messages[0].content + '<e>' }}", "is 0 times"),
-        ("{% for m in messages %}{{ m.content|upper + '<e>' }}{% endfor %}", "is 0 times"),
+        ("{% for m in messages %}{{ m.content * 2 + '<e>' }}{% endfor %}", "occurs 2 times"),
+        ("{{ messages[0].content + '<e>' }}", "occurs 0 times"),
+        ("{% for m in messages %}{{ m.content|upper + '<e>' }}{% endfor %}", "occurs 0 times"),
         ("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
          "without end-of-turn"),
         ("{% for m in messages %}{{ m.content + '<e>' }}{% endfor %}{% generation %}"
@@ -368,8 +368,8 @@ def test_what_a_row_says_is_read(row: dict[str, Any], text: str) -> None:
         ({"messages": [ASK, say([{"text": "so", "train": False}])]}, {}, "flags for training"),
         ({"messages": [ASK, say(weight=0)]}, {}, "no answer of the assistant to train on"),
         ({"messages": [*FOUR[:3], say(loss=False)]}, {"train_on": "last_assistant"}, "no answer"),
-        ({"messages": [{**ASK, "train": True}, say()]}, {}, r"messages\[0\] is flagged trained"),
-        ({"messages": [ASK, say(weight=0)]}, {"train_on": "all"}, "is flagged context"),
+        ({"messages": [{**ASK, "train": True}, say()]}, {}, r"messages\[0\] is flagged as trained"),
+        ({"messages": [ASK, say(weight=0)]}, {"train_on": "all"}, "is flagged as context"),
         ({"system": "be", "messages": [{"role": "system", "content": "x"}, ASK, say()]}, {},
          "system column"),
         ({"system": "be", "system_prompt": "so", "messages": [ASK, say()]}, {}, "only one"),

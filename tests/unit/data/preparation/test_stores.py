@@ -182,7 +182,7 @@ def test_text_labels_are_numbered_in_sorted_order(rows_file) -> None:
     typed = ("data=jsonl", f"data.path={rows_file}", "model=tiny_bert",
              "task=sequence_classification", "train.steps=1")  # fmt: skip
     plan = plan_of(*typed)
-    assert decision(plan, "data.label") == ("a=0 b=1", "as the rows name them: a, b")
+    assert decision(plan, "data.label") == ("a=0 b=1", "as named in the rows: a, b")
     data = build_data(plan)
     for number in range(len(data.train)):
         sample = data.train[0, number]
