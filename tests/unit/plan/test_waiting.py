@@ -57,7 +57,7 @@ def test_the_override_that_helps_is_named(typed, fix, eight_cores) -> None:
 def test_no_override_where_the_cores_are_used_up(eight_cores) -> None:
     plan = plan_of(*SYNTHETIC, "dataloader=workers", "dataloader.workers=5")
     (hint,) = hints(plan, data_s=1.0)
-    assert hint.endswith("8 cores are too few for more than 5 loader processes")
+    assert hint.endswith("8 cores are too few for more than 5 loader processes)")
 
 
 def test_a_small_share_and_few_steps_are_not_worth_a_word() -> None:

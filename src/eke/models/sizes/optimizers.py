@@ -207,8 +207,8 @@ def sgd_step(step: Step) -> tuple[int, int]:
 
 def bitsandbytes(step: Step) -> tuple[int, int]:
     """Return the range of bitsandbytes 0.50: one kernel on a GPU, plain PyTorch on a CPU."""
-    # Source: backends/cpu/ops.py. In float32: gradient, denominator and update, with 8 bits also two
-    # moments (Lion: a moment and a product), and a copy of narrow weights.
+    # Source: backends/cpu/ops.py. In float32: gradient, denominator and update, with 8 bits also
+    # two moments (Lion: a moment and a product), and a copy of narrow weights.
     if not step.on_cpu:
         return 0, step.largest
     copy = 0 if step.wide == 1 else 1
