@@ -71,7 +71,7 @@ def memory_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
 
 
 def memory_available(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
-    """Return the available bytes: MemAvailable of proc(5), or in cgroups; None if unknown."""
+    """Return the smallest of MemAvailable (proc(5)) and free bytes in cgroups, None if unknown."""
     free = [
         limit - used
         for limit, place, file in _limits_above(proc, cgroups)
