@@ -70,7 +70,7 @@ def test_what_others_leave_no_memory_for_is_refused(more, typed, full_memory, ca
     told = capsys.readouterr().err
     assert told.startswith("1 problem on this machine at the moment:")
     assert "needs at least" in told
-    assert "0 B free now" in told
+    assert "0 B of it free now" in told
     assert "ignore_forecast=true starts it all the same" in told
 
 
