@@ -83,8 +83,7 @@ class Weight:
         """Role for optimizers, equal to the role determined from a built module."""
         if len(self.shape) < 2 or self.is_scale:
             return Role.vector
-        stacked = len(self.shape) > 2
-        return Role.outer if stacked and self.place is Role.hidden else self.place
+        return Role.outer if len(self.shape) > 2 and self.place is Role.hidden else self.place
 
     @cached_property
     def num_active(self) -> int:
@@ -250,8 +249,7 @@ class Reader:
             found = f"in its config.json {name} is {value!r}"
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InvalidSize(f"{found}, not a positive whole number")
-            is_depth = key in ("num_hidden_layers", "num_decoder_layers")
-            limit = MAX_LAYERS if is_depth else LARGEST
+            limit = MAX_LAYERS if key in ("num_hidden_layers", "num_decoder_layers") else LARGEST
             if value > limit:
                 raise InvalidSize(f"{found}, above the limit of {limit}")
             return value

@@ -135,8 +135,7 @@ def _low_rank_state(config: Config, weight: Weight, weight_bytes: int, *, by_vec
 def _newton_schulz(config: Config, rows: int, columns: int) -> float:
     """Count X X^T, its square, and their sum times X, in each iteration."""
     # Source: torch.optim.Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
-    iterations = cast(Muon, config.optimizer).ns_steps
-    return iterations * (4.0 * rows * rows * columns + 2.0 * rows**3)
+    return cast(Muon, config.optimizer).ns_steps * (4.0 * rows * rows * columns + 2.0 * rows**3)
 
 
 def _project(config: Config, rows: int, columns: int, *, times: int) -> float:

@@ -251,8 +251,7 @@ def structure(config: Config) -> Structure:
 
 def training_structure(config: Config) -> Structure:
     """Return the structure with adapters and frozen weights; errors of `structure` and `freeze`."""
-    sparse = config.kernels.sparse_prediction
-    content = repr((config.model, config.task, config.peft, sparse))
+    content = repr((config.model, config.task, config.peft, config.kernels.sparse_prediction))
     return _once(content, lambda: with_sparse_head(config, adapt(config, structure(config))))
 
 

@@ -116,8 +116,7 @@ def decide_formats(config: Config) -> WeightFormats:
     sent = isinstance(config.distributed, FSDP) and narrow and len(computed_formats(config)) == 1
     sent = sent and precision.float8 is Float8.off and config.peft.option != "dora"
     gathered = precision.compute.value if sent else ""
-    frozen = _frozen_format(config)
-    return WeightFormats(precision.weights.value, master, frozen, copies, gathered)
+    return WeightFormats(precision.weights.value, master, _frozen_format(config), copies, gathered)
 
 
 def computed_formats(config: Config) -> set[str]:

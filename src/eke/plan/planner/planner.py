@@ -129,8 +129,7 @@ def make_plan(
 def replan(plan: Plan, config: Config) -> Plan:
     """Return the plan with other techniques for a forecast; data, length and identity stay."""
     batch = plan_batch(config, [])
-    theirs = read_user_settings(config)
-    deepspeed, _ = _plan_deepspeed(config, batch, plan.device, theirs, [])
+    deepspeed, _ = _plan_deepspeed(config, batch, plan.device, read_user_settings(config), [])
     means = sample_means(config, plan.store, plan.steps.num_train_samples, plan.sources)
     compute = _plan_compute(config, plan.device, plan.steps.warmup, [])
     size = model_size(config, means)
