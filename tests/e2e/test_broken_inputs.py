@@ -60,7 +60,7 @@ JSONL = ("data=jsonl", "data.path={tmp}/my.jsonl")
 CHECKPOINT = ("model=pretrained", "model.name_or_path={tmp}/model")
 
 BROKEN = {
-    "empty file": (jsonl(b""), JSONL, "the file is empty", "data.path="),
+    "empty file": (jsonl(b""), JSONL, "is empty", "data.path="),
     "wrong column": (jsonl(ROWS), (*JSONL, "data.text=txt"), "data.text = txt", "data.text=text"),
     "mixed types": (mixed, JSONL, "is the number 0, not text", "data.max_bad_frac=0.5"),
     "invalid UTF-8": (

@@ -63,7 +63,7 @@ def test_the_record_says_what_was_read(train_py, tmp_path) -> None:
              f"data.path={file}", "data.max_bad_frac=0.1")  # fmt: skip
     done = train_py(*typed)
     assert done.code == 0, done.text
-    assert "1 bad, 0 empty (left out)" in done.out
+    assert "1 bad, 0 empty (excluded)" in done.out
     assert "first: a.jsonl:81 text is the number 5, not text" in done.out
     (folder,) = run_folders(tmp_path)
     record = record_of(folder)

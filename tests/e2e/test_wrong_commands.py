@@ -24,7 +24,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     ),
     "step larger than the data": (
         "data=synthetic data.num_samples=100 batch.accumulation=16",
-        "makes steps of 128 samples; there are 100 to train on",
+        "needs 128 samples per step, only 100",
         "batch.accumulation=12",
     ),
     "negative rate": ("optimizer.lr=-1e-3", "must be above 0", "optimizer.lr=0.001"),
@@ -36,17 +36,17 @@ WRONG: dict[str, tuple[str, str, str]] = {
     ),
     "missing file": (
         "data=text data.path={tmp}/nowhere.txt",
-        "there is no such file or folder",
+        "no such file or folder",
         "data.path=FILE_OR_FOLDER",
     ),
     "file name too long": (
         "data=text data.path=" + "x" * 300,
-        "there is no such file or folder",
+        "no such file or folder",
         "data.path=FILE_OR_FOLDER",
     ),
     "nobody's home": (
         """data=text 'data.path="~nobody_at_all/x"'""",
-        "there is no such file or folder",
+        "no such file or folder",
         "data.path=FILE_OR_FOLDER",
     ),
     "unreadable file": ("data=text data.path={tmp}/locked.txt", "it cannot be read", "data.path="),
@@ -80,7 +80,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "detached single run": ("launcher.detach=true", "this is a single run", "python train.py -m"),
     "not a number": ("optimizer.lr=nan", "a finite number, above 0", "optimizer.lr=0.001"),
     "huge width": ("model.hidden_size=100000000", "alone", "model=tiny"),
-    "huge epochs": ("train.epochs=1e12", "is the most a run may have", "train.epochs=1"),
+    "huge epochs": ("train.epochs=1e12", "the limit is", "train.epochs=1"),
     "huge batch": ("batch.per_device=1000000000", "embeddings alone", "batch.per_device="),
     "huge sequence": (
         "model=tiny_t5 task=seq2seq_lm data=synthetic data.seq_len=100000000000",

@@ -119,7 +119,7 @@ def test_formats_and_bytes_are_the_planned_ones(saved, family, freeze, precision
     computed = "float32" if precision == "fp32" else plan.compute.matmul
     assert plan.compute.frozen == computed
     (reason,) = (d.reason for d in plan.decisions if d.key == "frozen weights")
-    assert ("frozen with it" in reason) is (family in ("bert", "gpt2", "t5"))
+    assert ("frozen with the embedding" in reason) is (family in ("bert", "gpt2", "t5"))
     trained = [p for p in model.parameters() if p.requires_grad]
     assert {str(p.dtype) for p in trained} == {f"torch.{plan.compute.weights}"}
     state = state_bytes(plan.config, plan.compute.formats)
@@ -149,8 +149,8 @@ def test_behind_trained_weights_a_frozen_norm_takes_float32(saved):
 
 def test_what_is_named_must_exist_and_leave_something(saved):
     cases = {
-        "encoder.layers.0-1": r"names no weight.*-> model.freeze=\[encoder.layer.0-1\]",
-        "bert,cls": r"nothing is left to train.*-> model.freeze=\[\]",
+        "encoder.layers.0-1": r"matches no weight.*-> model.freeze=\[encoder.layer.0-1\]",
+        "bert,cls": r"freezes every trained weight.*-> model.freeze=\[\]",
     }
     for freeze, words in cases.items():
         with pytest.raises(ConfigError) as caught:
@@ -159,7 +159,7 @@ def test_what_is_named_must_exist_and_leave_something(saved):
         assert re.search(words, text), text
     with pytest.raises(ConfigError, match="freeze trains none"):
         checkpoint_plan(saved("bert"), STILL, CLASSIFY, "model.freeze=[encoder]", "optimizer=muon")
-    with pytest.raises(ConfigError, match="names no weight of the checkpoint"):
+    with pytest.raises(ConfigError, match="matches no weight of the checkpoint"):
         checkpoint_plan(saved("other"), STILL, "model.freeze=[embeddings]")
 
 

@@ -1,1 +1,1 @@
-"""Data: sources and prepared tokens; no torch."""
+"""Data sources and prepared tokens, without torch."""

@@ -1,4 +1,4 @@
-"""Hardware: detected devices and datasheets; importable without torch."""
+"""Detected devices and datasheets, without torch."""
 
 from eke.hardware.cpu import bfloat16_units, choose_device, detect, file_system, usable_cores
 from eke.hardware.datasheets import DEVICES, Device, device_option

@@ -1,4 +1,4 @@
-"""Device detection: CPU, memory limits, file systems, torch build, and the device of a plan."""
+"""Detection of CPU, memory limits, file systems, torch build and the device of a plan."""
 
 import difflib
 import importlib.util
@@ -25,40 +25,37 @@ _USE = {
     LIMIT_V1: ("memory.usage_in_bytes", "total_inactive_file"),
     LIMIT_V2: ("memory.current", "inactive_file"),
 }
-"""Limit file -> file with the current use, and line of `memory.stat` with reclaimable bytes."""
+"""Limit file -> file with current use, and line of `memory.stat` with reclaimable bytes."""
 
 AVAILABLE_STEP = 256 * MIB
-"""Rounded down to this, so that a plan does not change with small changes of other processes."""
-
-BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16", "bf16")
-"""As /proc/cpuinfo calls them: Linux' arch/x86/include/asm/cpufeatures.h and
-arch/arm64/kernel/cpuinfo.c."""
+"""Granularity of available memory, so that small changes do not change a plan."""
 
 
 def cpu_device(note: str = "") -> Device:
-    """This machine's CPU as one device; the note says why not a GPU."""
+    """Return the CPU as one device. `note` is the reason for not using a GPU."""
     limit, available = memory_limit(), memory_available()
     return Device("cpu", cpu_name(), 1, limit, available, note=note)
 
 
 def usable_cores() -> int:
-    """Cores this process may use (a container or a job scheduler may leave it few)."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def bfloat16_units(proc: Path = _PROC) -> tuple[str, ...]:
-    """This CPU's instructions that multiply bfloat16; without any, float32 is faster."""
+    """Return the CPU's bfloat16 instruction sets. Without them float32 is faster."""
     flags = _cpuinfo(proc, "flags", "Features").split()
-    return tuple(name for name in BFLOAT16_UNITS if name in flags)
+    # Names in Linux: arch/x86/include/asm/cpufeatures.h and arch/arm64/kernel/cpuinfo.c.
+    return tuple(name for name in ("amx_bf16", "avx512_bf16", "bf16") if name in flags)
 
 
 def cpu_name(proc: Path = _PROC) -> str:
-    """Model name from /proc/cpuinfo; where there is none (ARM, macOS) the architecture."""
+    """Return the model name from /proc/cpuinfo, else the architecture (ARM, macOS)."""
     return _cpuinfo(proc, "model name") or platform.machine() or "cpu"
 
 
 def _cpuinfo(proc: Path, *names: str) -> str:
-    """The first value in /proc/cpuinfo under one of these names; empty if there is none."""
+    """Return the first value in /proc/cpuinfo under one of the names, "" without one."""
     with suppress(OSError), open(proc / "cpuinfo", encoding="utf-8", errors="replace") as lines:
         for line in lines:
             key, _, value = line.partition(":")
@@ -68,13 +65,13 @@ def _cpuinfo(proc: Path, *names: str) -> str:
 
 
 def memory_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
-    """Bytes this process may use: the machine's, or the tightest cgroup limit, which kills it."""
+    """Return the bytes this process may use: the machine's memory or the lowest cgroup limit."""
     limits = [_physical(), *(limit for limit, _, _ in _limits_above(proc, cgroups))]
     return min(filter(None, limits), default=None)
 
 
 def memory_available(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
-    """Bytes available to the machine (proc(5), MemAvailable) and in cgroups; None if unknown."""
+    """Return the smallest of MemAvailable (proc(5)) and free bytes in cgroups, None if unknown."""
     free = [
         limit - used
         for limit, place, file in _limits_above(proc, cgroups)
@@ -88,7 +85,7 @@ def memory_available(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None
 
 
 def _used(place: Path, limit: str) -> int | None:
-    """Bytes a cgroup holds; the kernel takes back inactive pages of files that were read."""
+    """Return the bytes used by a cgroup without inactive file pages, which are reclaimable."""
     current, inactive = _USE[limit]
     try:
         stat = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
@@ -98,25 +95,24 @@ def _used(place: Path, limit: str) -> int | None:
 
 
 def _physical() -> int | None:
-    """Bytes of memory in the machine; None where POSIX's names for it are unknown."""
     with suppress(AttributeError, OSError, ValueError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return None
 
 
 def _limits_above(proc: Path, cgroups: Path) -> list[tuple[int, Path, str]]:
-    """Limits of this process's cgroup and its ancestors, version 2 and 1, with folder and file."""
+    """Return the limits of this process's cgroups and their ancestors, with folder and file."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
         return []
     found = []
     for line in lines:
-        # hierarchy:controllers:path; version 2 has an empty list of controllers
+        # hierarchy:controllers:path; cgroup version 2 has no controllers
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if not controllers:
             found += _limits(cgroups, path, LIMIT_V2)
-            # both versions mounted at once: systemd's hybrid layout
+            # both versions mounted: systemd's hybrid layout
             found += _limits(cgroups / "unified", path, LIMIT_V2)
         elif "memory" in controllers.split(","):
             found += _limits(cgroups / "memory", path, LIMIT_V1)
@@ -124,43 +120,40 @@ def _limits_above(proc: Path, cgroups: Path) -> list[tuple[int, Path, str]]:
 
 
 def _limits(root: Path, path: str, file: str) -> list[tuple[int, Path, str]]:
-    """Limits in `file` from the cgroup at `path`, which a container may not have, up to `root`."""
+    """Return the limits in `file` from the cgroup at `path` (may be missing) up to `root`."""
     folder = root / path.strip().lstrip("/")
     found = []
     for place in (folder, *folder.parents):
-        with suppress(OSError, ValueError):  # not here, or "max"
+        with suppress(OSError, ValueError):  # missing, or "max"
             found.append((int((place / file).read_text()), place, file))
         if place == root:
             break
     return found
 
 
-_MOUNTS = Path("/proc/self/mounts")
-
-
-def file_system(path: Path, mounts: Path = _MOUNTS) -> str:
-    """File system type of a path (`ext4`, `nfs4`, `tmpfs`); empty if unknown."""
+def file_system(path: Path, mounts: Path = _PROC / "self/mounts") -> str:
+    """Return the file system type of a path (`ext4`, `nfs4`, `tmpfs`), "" if unknown."""
     try:
         rows = [line.split() for line in mounts.read_text(errors="replace").splitlines()]
     except OSError:
         return ""
     place = path.resolve()
-    # Of several mounts on one folder the last one is seen; a space in its name is \\040.
+    # The last of several mounts on one folder is active. A space in a name is \\040.
     known = {row[1].encode().decode("unicode_escape"): row[2] for row in rows if len(row) > 2}
     return next((known[str(p)] for p in (place, *place.parents) if str(p) in known), "")
 
 
 class TorchBuild(NamedTuple):
-    """One installed build of torch."""
+    """Installed build of torch."""
 
     version: str
-    """`2.13.0+cpu`"""
+    """Version with build: `2.13.0+cpu`."""
     cuda: str | None
-    """CUDA version it was built with; None for a build without CUDA."""
+    """CUDA version of the build, None without CUDA."""
 
 
 def torch_build() -> TorchBuild | None:
-    """The installed torch's build, from its `version.py` alone: importing torch takes seconds."""
+    """Read the build of torch from its `version.py`, since importing torch takes seconds."""
     with suppress(ImportError, ValueError, OSError, SyntaxError, KeyError):
         spec = importlib.util.find_spec("torch")
         if spec is not None and spec.origin:
@@ -170,7 +163,7 @@ def torch_build() -> TorchBuild | None:
 
 
 def detect() -> Device:
-    """The device torch would train on here: the visible GPUs, else the CPU; `note` says why."""
+    """Return the device for training here: the visible GPUs, else the CPU, with the reason."""
     gpus, reason = nvidia.ask_driver(nvidia.visible_gpus)
     if not gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -178,27 +171,27 @@ def detect() -> Device:
         return cpu_device(f"CPU: {reason or (nvidia.NO_GPU if visible is None else hidden)}")
     build = torch_build()
     if build is not None and build.cuda is None:
-        unused = f"{len(gpus)} x {gpus[0].name} cannot be used; install a CUDA build of torch"
+        unused = f"{len(gpus)} x {gpus[0].name} cannot be used (install a CUDA build of torch)"
         return cpu_device(f"CPU: torch {build.version} is built without CUDA, so {unused}")
     return _gpu_device(gpus)
 
 
 def _gpu_device(gpus: list[Gpu]) -> Device:
-    """The visible GPUs as one device; of mixed models the first counts (see its note)."""
+    """Return the visible GPUs as one device; if models differ, the first one is used for all."""
     first = gpus[0]
     note = f"{len(gpus)} x {first.name}, found through the NVIDIA driver"
     if len(models := list(dict.fromkeys(gpu.name for gpu in gpus))) > 1:
-        taken = f"planned as if all were {first.name}; CUDA_VISIBLE_DEVICES chooses among them"
+        taken = f"planned as {first.name} (select with CUDA_VISIBLE_DEVICES)"
         note = f"{len(gpus)} GPUs of different models ({', '.join(models)}), {taken}"
     found = Device("cuda", first.name, len(gpus), first.memory_bytes, capability=first.capability)
     device = with_datasheet(found)
     if not device.peak_flops:
-        note += "; its peak FLOP/s are unknown, so MFU is not reported"
+        note += ", peak FLOP/s unknown, so MFU is not reported"
     return replace(device, note=note, host_memory_bytes=memory_limit())
 
 
 def choose_device(option: str) -> tuple[Device, str]:
-    """The device that `hardware=<option>` plans for, and why; ConfigError: no such option."""
+    """Return the device for `hardware=<option>` and the reason; ConfigError: unknown option."""
     if option == "cpu":
         device = cpu_device("CPU: hardware=cpu")
         return device, device.note
@@ -208,7 +201,7 @@ def choose_device(option: str) -> tuple[Device, str]:
         why = f"not one of the {len(known)} known devices: {', '.join(known)}"
         raise ConfigError(Problem("hardware", option, why, Fix(f"hardware={nearest[0]}")))
     found = detect()
-    if option == "auto" or device_option(found.name) == option:  # that very model is here
+    if option == "auto" or device_option(found.name) == option:  # this machine has the model
         return found, found.note
     declared = DEVICES[option]
     reason = f"declared by hardware={option}, for planning only: this machine has {found.name}"

@@ -1,24 +1,23 @@
-"""Datasheet values of devices; a run can be planned for a device without having it.
+"""Datasheet values of devices, for plans without the device.
 
-Peaks are dense (a datasheet's "with sparsity" is halved), of matrix multiplications that accumulate
-in float32, which is what training does: a GeForce runs float16 with float32 accumulation at half of
-its headline number. `float32` is the ordinary cores, `tf32` the tensor cores on float32 operands. A
-format that the device's matrix units lack has no entry.
+Peaks are dense (half of a datasheet's value with sparsity), for matrix multiplications with float32
+accumulation, as in training: on a GeForce that halves the advertised float16 peak. `float32` uses
+the regular cores, `tf32` the tensor cores with float32 operands. Formats without matrix units have
+no entry.
 
-Bandwidth of the memory and of NVLink (both directions together, as NVIDIA prints it) is of the same
-datasheets. A GeForce's or TITAN's NVLink is a bridge that may not be there. PCI Express with 16
-lanes carries 15.75, 31.5 and 63 GB/s a direction in generations 3, 4 and 5: 8, 16 and 32 GT/s, 128
-of 130 bits (PCI-SIG). Two GPUs of a GB200 or GB300 share 450 GB/s a direction to their host.
+Bandwidths of memory and of NVLink (both directions together) are from the same datasheets. GeForce
+and TITAN need a bridge for NVLink. PCI Express with 16 lanes has 15.75, 31.5 and 63 GB/s per
+direction in generations 3, 4 and 5: 8, 16 and 32 GT/s, 128 of 130 bits (PCI-SIG). Two GPUs of a
+GB200 or GB300 share 450 GB/s per direction to their host.
 
-Network is that of the machine which the device is sold in, for each device of it: DGX-1 (four
-adapters of 100 Gbit/s, eight V100), DGX A100 (eight of 200), DGX H100, H200 and B200 (eight of
-400), GB200 and GB300 NVL72 (one of 400 or 800 for each GPU) by their data sheets, and Amazon's
-g4dn.metal, g5.48xlarge, g6.48xlarge (100 Gbit/s for eight T4, A10G, L4) and g6e.48xlarge (400 for
-eight L40S), and Azure's `ND_MI300X_v5` (one of 400 for each). An MI300X has seven links of 128 GB/s
-(Infinity Fabric).
+Network is the bandwidth per device of common machines. From data sheets: DGX-1 (four adapters of
+100 Gbit/s, eight V100), DGX A100 (eight of 200), DGX H100, H200 and B200 (eight of 400), GB200 and
+GB300 NVL72 (one of 400 or 800 per GPU). Amazon: g4dn.metal, g5.48xlarge, g6.48xlarge (100 Gbit/s
+for eight T4, A10G, L4), g6e.48xlarge (400 for eight L40S). Azure: `ND_MI300X_v5` (one of 400 per
+device). An MI300X has seven links of 128 GB/s (Infinity Fabric).
 
-Memory is `memory.total` as nvidia-smi prints it with drivers from R510 on; it is less than the name
-says where error correction takes its share (T4, A10G, L4) or the vendor counts in powers of ten.
+Memory is `memory.total` of nvidia-smi with drivers from R510 on. It is below the advertised size if
+error correction uses a part (T4, A10G, L4) or the vendor counts in powers of ten.
 """
 
 from dataclasses import dataclass, replace
@@ -28,47 +27,44 @@ from eke.common.text import GIB, MIB
 
 @dataclass(frozen=True)
 class Device:
-    """One kind of device a run can be planned for, and how many of it there are."""
+    """Kind of device that a run can be planned for, and its number."""
 
     kind: str
     """`cuda` or `cpu`: torch's device type."""
     name: str
-    """As the vendor's driver, or the operating system, calls it."""
+    """Name from the vendor's driver or the operating system."""
     count: int = 1
-    """Devices of this kind that may be used."""
     memory_bytes: int | None = None
-    """Memory of one device; for a CPU what this process may use (cgroup limit included)."""
+    """Memory of one device, or for a CPU the limit of this process including cgroups."""
     available_bytes: int | None = None
-    """Memory not used by other processes when detected; None where it does not matter: for a run
-    that starts later, and for a GPU, which a run has exclusively."""
+    """Memory available when detected, None for GPUs and for runs that start later."""
     host_memory_bytes: int | None = None
-    """Of a GPU's machine; as sold with eight of them where it is declared, None where unknown."""
+    """Memory of a GPU's machine (declared GPUs: a machine with eight), None if unknown."""
     capability: tuple[int, int] | None = None
-    """CUDA compute capability, or what torch calls so for AMD's (gfx942: 9.4); None for a CPU."""
+    """CUDA compute capability, for AMD the equivalent in torch (gfx942: 9.4), None for a CPU."""
     peak_flops: tuple[tuple[str, float], ...] = ()
     """Dense datasheet peak in FLOP/s by format: `float32`, `tf32`, `float16`, `bfloat16`."""
     memory_bytes_per_s: float | None = None
-    """Datasheet memory bandwidth; None if none is published, as for a CPU."""
+    """Datasheet memory bandwidth, None if unknown, as for a CPU."""
     link_bytes_per_s: float | None = None
-    """Datasheet bandwidth of its NVLinks, both directions together; None where it has none."""
+    """Datasheet bandwidth of all NVLinks, both directions together, None without NVLink."""
     host_bytes_per_s: float | None = None
-    """Of its PCI Express slot with 16 lanes, in one direction."""
+    """Bandwidth of PCI Express with 16 lanes in one direction."""
     network_bytes_per_s: float | None = None
-    """Of the network adapters in the machine that it is usually sold in, for one device."""
+    """Network bandwidth per device in a common machine."""
     source: str = ""
-    """Where the peaks come from; empty when there are none."""
     present: bool = True
-    """False for a declared device that this machine does not have."""
+    """Whether this machine has the device, which may be only declared."""
     note: str = ""
-    """How it was found and what to know about it, in one sentence for the plan."""
+    """Origin and limitations of the device, printed in the plan."""
 
     @property
     def is_nvidia(self) -> bool:
-        """Whether CUDA's libraries run on it; torch calls AMD's devices `cuda`, too."""
+        """Whether CUDA's libraries support the device. In torch AMD's devices are also `cuda`."""
         return self.kind == "cuda" and not self.name.startswith("AMD ")
 
     def peak(self, dtype: str) -> float | None:
-        """Dense peak in FLOP/s for one format, None when unknown."""
+        """Return the dense peak in FLOP/s for a format, None if unknown."""
         return dict(self.peak_flops).get(dtype)
 
 
@@ -77,8 +73,8 @@ _GEFORCE, _EN_ZZ = f"{_IMAGES}/aem-dam/Solutions/geforce", f"{_IMAGES}/aem-dam/e
 _DATA_CENTER = "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center"
 
 _VOLTA = f"{_IMAGES}/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf"
-# Full TU102 at 1770 MHz, the Titan RTX's shape and clock, is the whitepaper's Quadro RTX 6000:
-# unlike a GeForce it accumulates in float32 at the full rate.
+# The Titan RTX equals the whitepaper's Quadro RTX 6000 (full TU102 at 1770 MHz). Unlike a GeForce
+# it accumulates in float32 at the full rate.
 _TURING = (
     f"{_EN_ZZ}/design-visualization/technologies/turing-architecture/"
     "NVIDIA-Turing-Architecture-Whitepaper.pdf"
@@ -88,11 +84,11 @@ _GA102 = f"{_EN_ZZ}/geforce/ampere/pdf/NVIDIA-ampere-GA102-GPU-Architecture-Whit
 _ADA = f"{_GEFORCE}/ada/nvidia-ada-gpu-architecture.pdf"
 _A100 = f"{_DATA_CENTER}/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf"
 _H100 = "https://resources.nvidia.com/en-us-tensor-core/gtc22-whitepaper-hopper"
-# Same chip and clocks as the H100 SXM, says its page: 1979 TFLOP/s sparse in bfloat16.
+# Same chip and clocks as the H100 SXM: 1979 TFLOP/s with sparsity in bfloat16.
 _H200 = "https://www.nvidia.com/en-us/data-center/h200/"
 # Per board of eight, with sparsity: 36 PFLOP/s in 16 bits, 18 in tf32; 600 TFLOP/s float32.
 _HGX = "https://www.nvidia.com/en-us/data-center/hgx/"
-# Of 72 GPUs, with sparsity: 360 PFLOP/s in 16 bits, 180 in tf32; 5,760 TFLOP/s float32.
+# Per 72 GPUs, with sparsity: 360 PFLOP/s in 16 bits, 180 in tf32; 5,760 TFLOP/s float32.
 _GB200 = "https://www.nvidia.com/en-us/data-center/gb200-nvl72/"
 _GB300 = "https://www.nvidia.com/en-us/data-center/gb300-nvl72/"
 _MI300X = (
@@ -101,7 +97,7 @@ _MI300X = (
 )
 _L4 = "https://www.nvidia.com/en-us/data-center/l4/"
 _L40S = "https://www.nvidia.com/en-us/data-center/l40s/"
-# Amazon's variant of the A10: more in float32, half of it on the tensor cores.
+# Amazon's variant of the A10, faster in float32 and about half as fast on the tensor cores.
 _A10G = (
     "https://d1.awsstatic.com/product-marketing/ec2/NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf"
 )
@@ -113,11 +109,10 @@ _PRO_BLACKWELL = (
 
 
 GRACE = 0
-"""In place of PCI Express: NVLink-C2C to a Grace processor."""
+"""NVLink-C2C to a Grace processor instead of PCI Express."""
 
 _HOST_GIB = {"V100": 488, "A100": 1152, "H100": 2048, "H200": 2048, "B200": 2048}
-"""GiB of Amazon's p3.16xlarge, p4d and p4de, p5, p5en, p6-b200: aws.amazon.com/ec2/instance-types.
-"""
+"""GiB of Amazon's p3.16xlarge, p4d, p4de, p5, p5en, p6-b200 (aws.amazon.com/ec2/instance-types)."""
 
 HOST_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0, GRACE: 225.0}
 """Generation of PCI Express with 16 lanes -> GB/s to the host in one direction."""
@@ -131,10 +126,10 @@ def _gpu(
     speeds: tuple[float, float | None, int, float | None],
     tflops: tuple[float, float | None, float],
 ) -> Device:
-    """One row.
+    """Return a declared device.
 
-    `speeds` are memory's and NVLink's GB/s, PCI Express' generation, and the network's Gbit/s;
-    `tflops` those of float32, tf32 and 16 bits. Without tf32 there is no bfloat16 either.
+    `speeds` are GB/s of memory and NVLink, the generation of PCI Express and Gbit/s of the network.
+    `tflops` are TFLOP/s of float32, tf32 and 16 bits. Without tf32 there is no bfloat16.
     """
     memory, link, generation, network = speeds
     float32, tf32, float16 = tflops
@@ -167,7 +162,7 @@ DEVICES: dict[str, Device] = {
         "TITAN RTX", 24576, (7, 5), _TURING, (672, 100, 3, None), (16.3, None, 130.5)
     ),
     "t4": _gpu("Tesla T4", 15360, (7, 5), _T4, (320, None, 3, 12.5), (8.1, None, 65.0)),
-    # With float16 accumulation 142, the 4090 330.3, the 5090 419.
+    # 16-bit peaks with float16 accumulation: 3090 142, 4090 330.3, 5090 419.
     "rtx3090": _gpu(
         "NVIDIA GeForce RTX 3090", 24576, (8, 6), _GA102, (936, 112.5, 4, None), (35.6, 35.6, 71.0)
     ),
@@ -201,37 +196,37 @@ DEVICES: dict[str, Device] = {
         "AMD Instinct MI300X", 196592, (9, 4), _MI300X, (5300, 896, 5, 400), (163.4, 653.7, 1307.4)
     ),
 }  # fmt: skip
-"""Option of `hardware=` -> the device; `cpu` and `auto` are looked at, not looked up."""
+"""Option of `hardware=` -> device. `cpu` and `auto` are detected instead."""
 
-# Other models with the same datasheet peaks; bandwidths where they differ. H100 PCIe and NVL, V100
-# PCIe and laptop GPUs have other clocks: they stay without peaks.
+# Models with the same datasheet peaks. H100 PCIe and NVL, V100 PCIe and laptop GPUs have other
+# clocks, and no peaks here.
 _SAME_PEAKS = {
     "V100-SXM2-32GB": "v100_16",
     "A100-PCIE-40GB": "a100_40",
     "A100 80GB PCIe": "a100_80",
     "RTX PRO 6000 Blackwell Server Edition": "rtx_pro_6000",
 }
-_OTHER_MEMORY = {  # of their own datasheets
+_OTHER_MEMORY = {  # bandwidths that differ, from datasheets
     "A100 80GB PCIe": 1935e9,
     "RTX PRO 6000 Blackwell Server Edition": 1597e9,
 }
 
 
 def _model(name: str) -> str:
-    """The driver's name without the brand, which drivers add and drop: `A100-SXM4-40GB`."""
+    """Return a name without the brand, which only some drivers include: `A100-SXM4-40GB`."""
     for brand in ("NVIDIA ", "Tesla ", "GeForce "):
         name = name.removeprefix(brand)
     return name.strip()
 
 
 def device_option(name: str) -> str | None:
-    """The option that describes exactly the model the driver calls `name`; None for any other."""
+    """Return the option for exactly the model with this driver name, None without one."""
     wanted = _model(name)
     return next((o for o, device in DEVICES.items() if _model(device.name) == wanted), None)
 
 
 def with_datasheet(device: Device) -> Device:
-    """A device that was found, with the peaks and bandwidths of its datasheet where it is known."""
+    """Add the peaks and bandwidths of the datasheet, if known, to a detected device."""
     option = device_option(device.name) or _SAME_PEAKS.get(_model(device.name))
     if option is None:
         return device

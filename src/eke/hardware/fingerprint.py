@@ -1,4 +1,4 @@
-"""Software and machine fingerprint of a measurement, and the environment in its record."""
+"""Software and machine fingerprint of a measurement, and environment of its record."""
 
 import contextlib
 import hashlib
@@ -22,19 +22,19 @@ LIBRARIES = (
     "galore-torch", "apollo-torch", "schedulefree", "liger-kernel", "flash-attn", "flash-attn-3",
     "apex",
 )  # fmt: skip
-"""Distributions whose code a step may run: another version may change results, time or memory."""
+"""Distributions used in a step. Another version may change results, time or memory."""
 
 OF_DATA = ("numpy", "tokenizers")
-"""Distributions that affect the input of a step, not its time."""
+"""Distributions that affect the input of a step, but not its time."""
 
 
 def machine_fingerprint(device: Device) -> dict[str, str]:
-    """Facts that must match before a record of another run is reused; never raises."""
+    """Return the facts that must be equal before a record of another run is reused."""
     return {"device": device.name, "device_count": str(device.count), **_software()}
 
 
 def software_now() -> dict[str, str]:
-    """The software part of a fingerprint, as on disk now."""
+    """Return the software part of a fingerprint from the files on disk."""
     return {
         "python": platform.python_version(),
         "eke_source": source_hash(package_folder()),
@@ -43,7 +43,7 @@ def software_now() -> dict[str, str]:
 
 
 def software_places() -> dict[str, tuple[str, int]]:
-    """Folder and inode of each part of `software_now`; an upgrade leaves both unchanged."""
+    """Return folder and inode of each part of `software_now`, which upgrades do not change."""
     folders = {"eke_source": str(package_folder().parent), "python": sys.prefix}
     for name in (*LIBRARIES, *OF_DATA):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -52,34 +52,34 @@ def software_places() -> dict[str, tuple[str, int]]:
 
 
 _software = cache(software_now)
-"""Imported code does not change; reading it again costs a tenth of a second per run."""
+"""Cached `software_now`: imported code does not change, and reading takes a tenth of a second."""
 
 
 def package_folder() -> Path:
-    """The folder eke's own modules are imported from."""
+    """Return the folder of the imported package eke."""
     return Path(__file__).resolve().parents[1]
 
 
 def installed_versions(names: Iterable[str]) -> dict[str, str]:
-    """Version by distribution name; those not installed are absent."""
+    """Return the versions of installed distributions by name."""
     versions = {}
     for name in names:
-        # not installed, or broken metadata
+        # Suppressed: not installed, or broken metadata.
         with contextlib.suppress(metadata.PackageNotFoundError, KeyError, OSError, ValueError):
             versions[name] = str(metadata.version(name) or "")
     return {name: version for name, version in versions.items() if version}
 
 
 def source_hash(package: Path) -> str:
-    """First 16 hex digits of SHA-256 over the sorted relative paths and contents of `**/*.py`."""
+    """Hash the sorted relative paths and contents of `**/*.py` to 16 hex digits."""
     digest = hashlib.sha256()
     files = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
     for name, path in sorted(files.items()):
         try:
             content = path.read_bytes()
-        except OSError as error:  # a dangling editor link must not stop a run
+        except OSError as error:  # for example a dangling link of an editor
             content = type(error).__name__.encode()
-        # lengths delimit path and content: moving a byte between them changes the hash
+        # Lengths delimit path and content.
         digest.update(f"{len(name)}:{name}:{len(content)}:".encode())
         digest.update(content)
     return digest.hexdigest()[:16]
@@ -92,7 +92,7 @@ PACKAGES = (
 
 
 def environment() -> dict[str, Any]:
-    """Time (UTC, ISO 8601), host, software and scheduler of this process; absent if unknown."""
+    """Return time (UTC, ISO 8601), host, software and scheduler; unknown values are absent."""
     drivers, _ = nvidia.ask_driver(nvidia.driver_versions)
     driver, cuda_driver = drivers or (None, None)
     known: dict[str, Any] = {
@@ -111,25 +111,25 @@ def environment() -> dict[str, Any]:
 
 
 def slurm_job_id(variables: Mapping[str, str]) -> str | None:
-    """The job as sacct names it: `4711`, or `4711_3` for an element of an array; None outside."""
+    """Return the SLURM job as in sacct: `4711`, `4711_3` in an array, None without a job."""
     array, task = variables.get("SLURM_ARRAY_JOB_ID"), variables.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else variables.get("SLURM_JOB_ID")
 
 
 def git_state(package: Path) -> dict[str, Any] | None:
-    """Commit and dirty flag of the checkout whose `src/eke` is `package`; None if there is none."""
-    # A virtual environment may be inside another project's checkout, whose commit would be wrong.
+    """Return commit and dirty flag of the checkout of `package`, None without a checkout."""
+    # A virtual environment may be inside the checkout of another project.
     checkout = package.parents[1]
     if package.parent.name != "src" or not (checkout / ".git").exists():
         return None
-    # In a git hook, GIT_DIR names another repository; locks would disturb the user.
+    # In a git hook GIT_DIR is another repository. Optional locks would block the user's git.
     variables = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     try:
         done = subprocess.run(
             ["git", "-C", str(checkout), "status", "--porcelain=v2", "--branch"],
             env={**variables, "GIT_OPTIONAL_LOCKS": "0"}, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, errors="replace", check=True,
-            timeout=5.0,  # it takes milliseconds; a hung shared file system must not block a run
+            timeout=5.0,  # a hung shared file system must not block a run
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None

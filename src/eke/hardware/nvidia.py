@@ -1,7 +1,7 @@
 """NVML queries: visible GPUs and their state.
 
-NVML instead of torch: it answers in milliseconds, creates no CUDA context (hundreds of MiB on the
-GPU) and does not fix the choice of devices before the worker starts.
+Unlike torch, NVML takes milliseconds, creates no CUDA context (hundreds of MiB on the GPU) and does
+not fix the visible devices before the worker starts.
 """
 
 import os
@@ -26,7 +26,7 @@ class Gpu:
 
 
 def ask_driver(question: Callable[[Any], T]) -> tuple[T | None, str]:
-    """The result of a function of the `pynvml` module; None, and why, without an answer."""
+    """Return the result of a function of the `pynvml` module, or None and the reason."""
     try:
         import pynvml
     except ImportError:
@@ -38,17 +38,17 @@ def ask_driver(question: Callable[[Any], T]) -> tuple[T | None, str]:
     try:
         return question(pynvml), ""
     except (pynvml.NVMLError, AttributeError) as error:
-        return None, f"the NVIDIA driver does not answer: {error}"
+        return None, f"the NVIDIA driver returned an error: {error}"
     finally:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
 
 
 def visible_handles(nvml: Any) -> list[Any]:
-    """Handles of the GPUs, or their slices, visible to CUDA, in CUDA_VISIBLE_DEVICES' order."""
+    """Return handles of GPUs and MIG slices visible to CUDA, in order of CUDA_VISIBLE_DEVICES."""
     handles = {}
     for index in range(nvml.nvmlDeviceGetCount()):
-        with suppress(nvml.NVMLError):  # a GPU that has fallen off the bus
+        with suppress(nvml.NVMLError):  # a GPU may be off the bus
             handles[index] = nvml.nvmlDeviceGetHandleByIndex(index)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     chosen = list(handles.values()) if visible is None else _listed(nvml, visible, handles)
@@ -56,7 +56,7 @@ def visible_handles(nvml: Any) -> list[Any]:
 
 
 def _listed(nvml: Any, visible: str, handles: dict[int, Any]) -> list[Any]:
-    """Handles of the entries of CUDA_VISIBLE_DEVICES, up to the first unknown one."""
+    """Return the handles of CUDA_VISIBLE_DEVICES up to the first unknown entry."""
     uuids = {index: nvml.nvmlDeviceGetUUID(handle) for index, handle in handles.items()}
     chosen: list[Any] = []
     seen = set()
@@ -67,9 +67,9 @@ def _listed(nvml: Any, visible: str, handles: dict[int, Any]) -> list[Any]:
         else:
             key = _index_of(entry, uuids)
             handle = handles.get(key)
-        if handle is None:  # CUDA stops there: -1 is the usual way to hide all
+        if handle is None:  # CUDA stops at an unknown entry, for example -1
             break
-        if key in seen:  # an empty list to torch.cuda._parse_visible_devices
+        if key in seen:  # as in torch.cuda._parse_visible_devices
             return []
         seen.add(key)
         chosen.append(handle)
@@ -77,14 +77,14 @@ def _listed(nvml: Any, visible: str, handles: dict[int, Any]) -> list[Any]:
 
 
 def visible_gpus(nvml: Any) -> list[Gpu]:
-    """What one CUDA process enumerates: one slice, or all whole GPUs (NVIDIA's MIG User Guide)."""
+    """Return the GPUs of a CUDA process: one MIG slice or all GPUs (NVIDIA MIG User Guide)."""
     handles = visible_handles(nvml)
     slices = [handle for handle in handles if _is_slice(nvml, handle)]
     return [query_gpu(nvml, handle) for handle in slices[:1] or handles]
 
 
 def _slices(nvml: Any, handle: Any) -> list[Any]:
-    """The slices of a GPU in MIG mode (maybe none); otherwise the GPU or slice itself."""
+    """Return the slices of a GPU in MIG mode, otherwise the GPU or slice itself."""
     try:
         if _is_slice(nvml, handle) or not nvml.nvmlDeviceGetMigMode(handle)[0]:
             return [handle]
@@ -92,7 +92,7 @@ def _slices(nvml: Any, handle: Any) -> list[Any]:
         return [handle]
     found = []
     for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        with suppress(nvml.NVMLError):  # not every slot has a slice
+        with suppress(nvml.NVMLError):  # some slots have no slice
             found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))
     return found
 
@@ -104,7 +104,7 @@ def _is_slice(nvml: Any, handle: Any) -> bool:
 
 
 def _index_of(entry: str, uuids: dict[int, str]) -> Any:
-    """Index of the GPU of one entry: a number or an unambiguous UUID prefix."""
+    """Return the GPU index of an entry: a number or an unambiguous UUID prefix."""
     if entry.isdecimal():
         return int(entry)
     matches = [index for index, uuid in uuids.items() if uuid.startswith(entry)]
@@ -112,16 +112,16 @@ def _index_of(entry: str, uuids: dict[int, str]) -> Any:
 
 
 def query_gpu(nvml: Any, handle: Any) -> Gpu:
-    """Name, memory and capability; None for values the driver does not report."""
+    """Return name, memory and capability, None for values that the driver does not report."""
     info = nvml.nvmlDeviceGetMemoryInfo
-    # What the driver keeps, CUDA does not offer.
+    # CUDA cannot allocate the memory reserved by the driver.
     found = _ask(nvml, lambda: info(handle, version=nvml.nvmlMemory_v2))
     memory = int(found.total - found.reserved) if found else None
     memory = memory or _ask(nvml, lambda: int(info(handle).total))
     pair = _ask(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
     capability = (int(pair[0]), int(pair[1])) if pair else None
     name = str(nvml.nvmlDeviceGetName(handle))
-    # A slice must not match the whole GPU's datasheet; not all drivers add MIG to the name.
+    # A slice must not match the GPU's datasheet, and not all drivers add MIG to the name.
     if _is_slice(nvml, handle) and "MIG" not in name:
         name += " MIG"
     return Gpu(name, memory, capability)
@@ -136,13 +136,13 @@ THROTTLES = {
     0x40: "hardware thermal",
     0x80: "power brake",
 }
-"""Bit of nvmlClocksEventReasons -> name; an idle GPU's low clocks (0x1) are normal.
+"""Bit -> name, without low clocks of an idle GPU (0x1).
 Source: https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"""
 
 
 @dataclass(frozen=True)
 class GpuState(Gpu):
-    """Current state of one GPU; None for values the driver does not report."""
+    """Current state of a GPU; None for values that the driver does not report."""
 
     index: int
     used_bytes: int | None
@@ -161,15 +161,15 @@ class GpuReport:
     """All GPUs of this machine, including those hidden by CUDA_VISIBLE_DEVICES."""
 
     absent: str
-    """Reason if there is no GPU; else empty."""
+    """Reason for the absence of GPUs, empty if there are GPUs."""
     driver: str | None = None
     cuda_driver: str | None = None
-    """Newest CUDA the driver supports: `13.0`."""
+    """Newest CUDA version supported by the driver: `13.0`."""
     gpus: tuple[GpuState, ...] = ()
 
 
 def report_gpus() -> GpuReport:
-    """Query the driver; never raises."""
+    """Query the driver without raising errors."""
 
     def report(nvml: Any) -> GpuReport:
         states = tuple(_state(nvml, number) for number in range(nvml.nvmlDeviceGetCount()))
@@ -180,14 +180,14 @@ def report_gpus() -> GpuReport:
 
 
 def driver_versions(library: Any) -> tuple[str | None, str | None]:
-    """Versions of the driver and of the newest CUDA it supports; None if it does not tell."""
+    """Return the versions of the driver and of the newest supported CUDA, None if unknown."""
     number = _ask(library, lambda: int(library.nvmlSystemGetCudaDriverVersion_v2()))
     cuda = f"{number // 1000}.{number % 1000 // 10}" if number else None  # 13010 is CUDA 13.1
     return _ask(library, lambda: str(library.nvmlSystemGetDriverVersion())), cuda
 
 
 def _ask(library: Any, question: Callable[[], T]) -> T | None:
-    """Result of a query; None if driver, GPU or nvidia-ml-py does not support it."""
+    """Return the result of a query, None if driver, GPU or nvidia-ml-py does not support it."""
     try:
         return question()
     except (library.NVMLError, AttributeError):

@@ -1,4 +1,4 @@
-"""Processes on a device (a run that shares it has no valid speed), and device slots for runs."""
+"""Processes on a device, since sharing makes timings invalid, and device slots for runs."""
 
 import os
 import sys
@@ -15,10 +15,10 @@ _PROC = Path("/proc")
 
 
 def has_foreign_processes(device: Device, proc: Path = _PROC) -> bool | None:
-    """Whether processes of others have a CUDA context on the visible GPUs.
+    """Return whether other processes have a CUDA context on the visible GPUs, None if unknown.
 
-    None if unknown: on a CPU, without a driver, or in a container whose process ids the driver does
-    not know (before this process has a context, all are foreign).
+    It is unknown on a CPU, without a driver, and in a container with other process ids than the
+    driver's. There every process is foreign before this process has a context.
     """
     if device.kind != "cuda":
         return None
@@ -35,7 +35,7 @@ def has_foreign_processes(device: Device, proc: Path = _PROC) -> bool | None:
 
 
 def resident_bytes(pid: int, proc: Path = _PROC) -> int:
-    """Resident bytes of a process (0 if it has ended) and its descendants, with shared pages."""
+    """Sum the resident bytes of a process and its descendants, including shared pages."""
     found = {int(entry.name): _stat(entry) for entry in proc.iterdir() if entry.name.isdecimal()}
     family, young = set[int](), {pid}
     while young:
@@ -45,9 +45,9 @@ def resident_bytes(pid: int, proc: Path = _PROC) -> int:
 
 
 def _stat(process: Path) -> tuple[int, int]:
-    """Parent and resident bytes of a process; zeros if it has ended."""
+    """Return the parent and resident bytes of a process, zeros if it has ended."""
     try:
-        # pid (command) state ppid ...; proc(5): rss is the 24th, in pages. The command may hold
+        # proc(5): pid (command) state ppid ...; rss is number 24, in pages. The command may contain
         # blanks and parentheses.
         fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
         return int(fields[1]), int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
@@ -56,7 +56,6 @@ def _stat(process: Path) -> tuple[int, int]:
 
 
 def _visible_processes(nvml: Any) -> set[int]:
-    """Processes with a context on any visible GPU."""
     running, handles = nvml.nvmlDeviceGetComputeRunningProcesses, nvidia.visible_handles(nvml)
     return {int(process.pid) for handle in handles for process in running(handle)}
 
@@ -64,10 +63,10 @@ def _visible_processes(nvml: Any) -> set[int]:
 def _own_processes(proc: Path, candidates: set[int]) -> set[int]:
     me = os.getpid()
     ancestors = set(_ancestors(me, proc))
-    # torchrun starts each rank as a child in a new session: only the parent is shared
+    # torchrun starts each rank in a new session, so ranks share only the parent.
     launcher = os.getppid() if int(os.environ.get("LOCAL_WORLD_SIZE") or 1) > 1 else None
     if launcher and os.environ.get(SUPERVISOR) == str(launcher):
-        launcher, _ = _stat(proc / str(launcher))  # rank 0 under a torchrun started by the user
+        launcher, _ = _stat(proc / str(launcher))  # rank 0 of a torchrun started by the user
     return {
         pid
         for pid in candidates
@@ -76,7 +75,7 @@ def _own_processes(proc: Path, candidates: set[int]) -> set[int]:
 
 
 def _ancestors(pid: int, proc: Path) -> list[int]:
-    """Parent, grandparent and so on up to, not including, process 1."""
+    """Return the ancestors of a process without process 1, parent first."""
     chain: list[int] = []
     while (pid := _stat(proc / str(pid))[0]) > 1 and pid not in chain:
         chain.append(pid)
@@ -85,25 +84,24 @@ def _ancestors(pid: int, proc: Path) -> list[int]:
 
 @dataclass(frozen=True)
 class DeviceSlot:
-    """A place for one process of a run: a GPU, or a share of the CPU's cores."""
+    """Device for one process of a run: a GPU or a part of the CPU's cores."""
 
     name: str
     """Display name: `GPU 0`, `CPU 1`."""
     device: str
-    """Identity of the device: a GPU's UUID, or `cpu-0`."""
+    """Identity of the device: UUID of a GPU, or `cpu-0`."""
     lease: str
-    """Name of its lock on this machine."""
     cores: tuple[int, ...] = ()
-    """Cores of a run; empty: all."""
+    """Cores of the run, empty: all cores."""
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is a GPU or a MIG slice, by the UUID prefix."""
+        """Whether the device is a GPU or a MIG slice."""
         return self.device.startswith(("GPU-", "MIG-"))
 
 
 def gpu_slots(runs_per_device: int) -> list[DeviceSlot]:
-    """Slots of the visible GPUs and MIG slices, by UUID; several runs may share one."""
+    """Return slots of the visible GPUs and MIG slices, `runs_per_device` for each."""
     uuids, _ = nvidia.ask_driver(
         lambda nvml: [str(nvml.nvmlDeviceGetUUID(each)) for each in nvidia.visible_handles(nvml)]
     )
@@ -115,7 +113,7 @@ def gpu_slots(runs_per_device: int) -> list[DeviceSlot]:
 
 
 def cpu_slots(count: int) -> list[DeviceSlot]:
-    """Slots of this machine's CPU for `count` runs at once; several divide its cores equally."""
+    """Return slots of the CPU for `count` simultaneous runs, which divide the cores equally."""
     if count == 1:
         return [DeviceSlot("CPU", "cpu-0", "cpu-0")]
     cores = sorted(os.sched_getaffinity(0))
@@ -128,7 +126,7 @@ def cpu_slots(count: int) -> list[DeviceSlot]:
 
 
 def processes_on(uuid: str) -> list[int] | None:
-    """Processes with a CUDA context on a GPU or MIG slice; None if NVML fails."""
+    """Return the processes with a CUDA context on a GPU or MIG slice, None if NVML fails."""
 
     def processes(nvml: Any) -> list[int]:
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -138,7 +136,7 @@ def processes_on(uuid: str) -> list[int] | None:
 
 
 def free_bytes(slot: DeviceSlot) -> int | None:
-    """Free bytes of a slot's memory; None if unknown."""
+    """Return the free bytes of a slot's memory, None if unknown."""
     if not slot.is_gpu:
         return memory_available()
 

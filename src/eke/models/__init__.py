@@ -1,1 +1,1 @@
-"""Models: families, sizes, checkpoints; no torch."""
+"""Model families, sizes and checkpoints, without torch."""

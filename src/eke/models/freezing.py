@@ -1,7 +1,7 @@
-"""`model.freeze`: which weights its entries name, and what else there is to name.
+"""Weights selected by the entries of `model.freeze`, and suggestions for unknown entries.
 
-An entry is dotted, and names every weight in whose name its parts follow each other, each a whole
-part: `embeddings`, `encoder.layer.0-5.attention`. `0-5` stands for the numbers from 0 to 5.
+An entry selects every weight whose dotted name contains the entry's parts in succession:
+`embeddings`, `encoder.layer.0-5.attention`. `0-5` matches the numbers 0 to 5.
 """
 
 import re
@@ -12,16 +12,16 @@ from eke.common.errors import Fix, Problem
 from eke.common.text import format_value, override
 
 SHOWN = 4
-"""Names listed in an error."""
+"""Number of names listed in an error."""
 
 Weights = Mapping[tuple[str, ...], bool]
-"""Names of a weight, several of a shared tensor -> whether it is trained where it is not frozen."""
+"""Names of a weight (several for a shared tensor) -> whether it is trained if not frozen."""
 
 _NUMBER = re.compile(r"\b\d+(?:-\d+)?\b")
 
 
 def is_frozen(entries: Iterable[str], names: Sequence[str]) -> bool:
-    """Whether any entry names a weight by any of its names."""
+    """Return whether an entry matches one of the names of a weight."""
     return any(_is_named(entry.split("."), n.split(".")) for n in names for entry in entries)
 
 
@@ -38,26 +38,26 @@ def _is_part(wanted: str, part: str) -> bool:
 
 
 def find_problem(entries: Sequence[str], weights: Weights, what: str) -> Problem | None:
-    """An entry that names nothing of the model `what`, or all that is left to train; else None."""
+    """Return the problem of entries that match no weight or every trained weight, else None."""
     wrong = [e for e in entries if not any(is_frozen([e], names) for names in weights)]
     if wrong:
         near = {entry: _nearest(entry, weights) for entry in wrong}
         instead = [name for e in entries for name in near.get(e, [e])[:1]]
         shown = ", ".join(near[wrong[0]]) or "no known names"
-        why = f"names no weight of {what}, which has {shown}, ..."
+        why = f"matches no weight of {what}. Names: {shown}, ..."
         value = ",".join(map(format_value, wrong))
         return Problem("model.freeze", value, why, Fix(override("model.freeze", instead)))
     if entries and all(is_frozen(entries, n) for n, trained in weights.items() if trained):
-        why, fix = f"names every weight of {what}: nothing is left to train", Fix("model.freeze=[]")
+        why, fix = f"freezes every trained weight of {what}", Fix("model.freeze=[]")
         return Problem("model.freeze", format_value(list(entries)), why, fix)
     return None
 
 
 def _nearest(entry: str, weights: Weights) -> list[str]:
-    """Similar names of modules and weights, the nearest first, with the numbers that were typed."""
+    """Return similar names of modules and weights, most similar first, with the entry's numbers."""
     known: dict[str, str] = {}
     for parts in (name.split(".") for names in weights for name in names):
-        for start in range(2 if len(parts) > 2 else 1):  # without what all begin with, too
+        for start in range(2 if len(parts) > 2 else 1):  # with and without the common first part
             for stop in range(start + 1, len(parts) + 1):
                 path = ".".join(parts[start:stop])
                 known.setdefault(_NUMBER.sub("#", path), path)

@@ -1,1 +1,1 @@
-"""Plan: every derived decision, the identity of a run, and its record."""
+"""Plans with every derived decision, identities of runs, and records."""

@@ -1,4 +1,4 @@
-"""Usual values for fine-tuning a checkpoint, by what is trained, each with its source."""
+"""Common values for fine-tuning a checkpoint by method, each with its source."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from eke.models.sizes import is_ia3, optimizer_entry
 
 @dataclass(frozen=True)
 class Usual:
-    """The value where none is set, and the least (0: none is too small) and largest in use."""
+    """Default value, and smallest (0: no limit) and largest common values."""
 
     value: float
     low: float
@@ -65,21 +65,21 @@ USUAL: Mapping[str, Mapping[str, Usual]] = {
         SAMPLES: Usual(8, 8, 8, IA3),
     },
 }
-"""What is trained -> quantity -> its usual value."""
+"""Method -> quantity -> common value."""
 
 
 def usual_values(config: Config) -> Mapping[str, Usual]:
-    """Quantity -> its usual value for what is trained; none for random weights."""
+    """Return the common values by quantity for the method, {} for random weights."""
     if not isinstance(config.model, PretrainedModel):
         return {}
     family, task, kind = family_of(config), config.task.option, "full fine-tuning of encoders"
-    if isinstance(config.peft, Adapters):  # DoRA and QLoRA are LoRA
+    if isinstance(config.peft, Adapters):  # DoRA and QLoRA count as LoRA
         kind = "IA3" if is_ia3(config) else "LoRA"
     elif family.is_encoder_decoder or task == "seq2seq_lm":
         kind = "full fine-tuning of encoder-decoders"
     elif family.is_decoder or task == "causal_lm":
         kind = "full fine-tuning of decoders"
-    # The sources' rates, decay and clipping are for steps of AdamW's size.
+    # Learning rates, decay and clipping of the sources are for updates of AdamW's size.
     alike = optimizer_entry(config.optimizer).steps_like_adamw(config.optimizer)
     row = {key: each for key, each in USUAL[kind].items() if alike or key not in (LR, DECAY, CLIP)}
     return {key: replace(each, source=f"{kind} ({each.source})") for key, each in row.items()}

@@ -1,7 +1,7 @@
-"""Identity: which runs are the same run, and which machines the same machine.
+"""Identity of runs and machines.
 
-`run_id` names the run folder, its checkpoints and its W&B run. It covers everything that can change
-the result or its speed, as resolved, and nothing that only changes where it is shown.
+`run_id` names the run folder, its checkpoints and its W&B run. It covers all resolved settings that
+can change the result or its speed, but no settings of presentation.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ PRESENTATION = (
     *LAUNCH_GROUPS, "tracker", "paths", "hardware", "sweep", "recipe", "rerun",
     "plan_only", "ignore_forecast",
 )  # fmt: skip
-"""Groups and root keys that change neither the result nor what is measured."""
+"""Groups and root keys without effect on result and measurements."""
 
 PRESENTATION_KEYS = {
     "data": ("max_row_bytes",),
@@ -31,8 +31,7 @@ PRESENTATION_KEYS = {
     "distributed": ("timeout_s",),
     "offload": ("path",),
 }  # fmt: skip
-"""The same for keys of other groups: no timing includes checkpoints,
-and a limit of rows changes none that is read."""
+"""Keys of other groups without effect on result and measurements (timings exclude checkpoints)."""
 
 FORMER_VALUES: dict[str, Any] = {
     "peft.base_weights": None, "model.freeze": [], "model.num_frozen_parameters": None,
@@ -42,22 +41,21 @@ FORMER_VALUES: dict[str, Any] = {
     "task.router_loss": None, "model.router_loss": None, "peft.experts": False,
     "distributed.replicas": 1,
 }  # fmt: skip
-"""Key path -> value at which a key that was added later changes nothing. At that value the key is
-not part of the identity, so that runs and sweeps from before it keep their names. Frozen weights
-had the format of all weights: None in the plan's answers."""
+"""Key path of a key added later -> value without effect, with which the key is not in the identity.
+Older runs and sweeps keep their names. `peft.base_weights` None is the format of all weights."""
 
 NUMERICS_VERSION = 3
-"""Raise it when the same configuration and data would be trained by other mathematics: no run is
-then continued from a checkpoint of the old ones, nor answered from their records."""
+"""Version of the training mathematics. After an increase, older checkpoints are not resumed and
+older records not reused."""
 
 
 def canonical(value: Any) -> str:
-    """JSON with sorted keys and no spaces: one text for one meaning."""
+    """Serialize to JSON with sorted keys and without spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def meaningful(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The resolved configuration without presentation keys."""
+    """Return the configuration without presentation keys."""
     kept = {key: value for key, value in config.items() if key not in PRESENTATION}
     for group, keys in PRESENTATION_KEYS.items():
         kept[group] = {key: value for key, value in kept[group].items() if key not in keys}
@@ -65,10 +63,10 @@ def meaningful(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_id(config: Mapping[str, Any], resolved: Mapping[str, Any], data_fingerprint: str) -> str:
-    """16 hex digits of SHA-256 of the configuration as plain values, and the data's content.
+    """Hash the configuration as plain values and the data's content to 16 hex digits.
 
-    `resolved` has the plan's answers to what the configuration leaves open, by key path; they
-    replace the open values, so that an override with the answer makes no other run.
+    `resolved` has the plan's values of open settings by key path, so that an override with the same
+    value has the same identity.
     """
     kept = meaningful(config)
     for path, value in resolved.items():
@@ -88,7 +86,7 @@ def run_id(config: Mapping[str, Any], resolved: Mapping[str, Any], data_fingerpr
 
 
 def changed_fingerprint(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Differences between two machine fingerprints, formatted; empty when they are the same."""
+    """Format the differences between two machine fingerprints, [] if they are equal."""
     return [
         f"{key}: {before.get(key, 'absent')} -> {now.get(key, 'absent')}"
         for key in sorted({*before, *now})

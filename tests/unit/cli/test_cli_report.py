@@ -71,7 +71,7 @@ def test_options_reach_the_comparison(sweep, capsys):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["nowhere"], "there is no such folder"),
+        (["nowhere"], "no such folder"),
         (["{sweep}", "--baseline", "precision=fp8"], "--baseline"),
         (["{sweep}", "--by", "optimizer"], "differing: precision"),
         (["{sweep}", "--by", "precison"], "-> --by precision"),

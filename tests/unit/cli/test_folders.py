@@ -45,7 +45,7 @@ def test_what_is_refused_has_no_run_and_is_named_by_what_was_typed(runs, capsys)
 @pytest.mark.parametrize("command", ["status", "logs", "cancel"])
 def test_nothing_there(command, tmp_path, capsys) -> None:
     assert cli.main([command, str(tmp_path)]) == 2
-    assert "holds no run and no sweep" in capsys.readouterr().err
+    assert "contains no readable run" in capsys.readouterr().err
 
 
 # --- logs -----------------------------------------------------------------------------------------

@@ -376,7 +376,7 @@ def test_what_is_no_sweep_is_refused(kind, make_run, runs, typed, capsys) -> Non
     paths = make_run("1", "crashed")
     folder = {"run": paths.folder, "runs": runs, "nowhere": runs / "nowhere"}[kind]
     assert cli.main(["retry", str(folder)]) == 2
-    why = "there is no such folder" if kind == "nowhere" else "is not the folder of a sweep"
+    why = "no such folder" if kind == "nowhere" else "is not the folder of a sweep"
     told = capsys.readouterr().err
     assert why in told
     fix = "rerun=true\n" if kind == "run" else "-> eke retry runs/sweep-ID"

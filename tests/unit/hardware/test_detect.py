@@ -104,7 +104,7 @@ def test_an_unknown_model_has_no_peaks_and_what_the_driver_does_not_answer_is_ab
     ("broken", "names", "reason"),
     [
         pytest.param("init", [H200], "Driver/library version mismatch", id="driver-mismatch"),
-        pytest.param("count", [H200], "the NVIDIA driver does not answer", id="driver-fails"),
+        pytest.param("count", [H200], "the NVIDIA driver returned an error", id="driver-fails"),
         pytest.param("", [], "the NVIDIA driver lists no GPU", id="no-gpu"),
     ],
 )

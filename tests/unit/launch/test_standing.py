@@ -244,7 +244,7 @@ def test_a_sweep_that_was_copied_without_its_runs_says_so(run, tmp_path) -> None
     found = find_standings(sweep.folder)
     assert [s.state for s in found] == ["not started"] * 3
     gone = tmp_path / "runs" / "x"
-    said = f"ok by its sweep's file, but {gone} is not there: moved, or not copied along?"
+    said = f"ok according to its sweep, but {gone} is missing (moved or not copied?)"
     assert [s.note for s in found] == [said, "", ""]
 
 
@@ -274,7 +274,7 @@ def test_all_runs_of_a_folder_are_one_question(run, tmp_path, queue) -> None:
 
 
 def test_nothing_there(tmp_path) -> None:
-    for folder, why in ((tmp_path, "holds no run"), (tmp_path / "none", "no such folder")):
+    for folder, why in ((tmp_path, "no readable run"), (tmp_path / "none", "no such folder")):
         with pytest.raises(ConfigError, match=why):
             find_standings(folder)
 

@@ -79,7 +79,7 @@ def test_a_text_that_is_not_what_was_planned_is_refused(text, change) -> None:
     plan = plan_of("data=text", f"data.path={text}", *SHORT)
     check_inputs(plan)
     change(text)
-    with pytest.raises(ChangedError, match=f"^data.path = {text}.*the same command again$") as told:
+    with pytest.raises(ChangedError, match=f"^data.path = {text}.*repeat the command$") as told:
         check_inputs(plan)
     assert told.value.exit_code == 2
     assert "\n" not in str(told.value)

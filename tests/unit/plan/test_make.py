@@ -74,10 +74,10 @@ def test_typed_steps_need_no_decision() -> None:
 def test_open_length_is_the_default_and_says_so() -> None:
     plan = plan_of("data=synthetic")
     assert plan.steps.total == 300
-    told = "300", "neither train.steps nor train.epochs was given"
+    told = "300", "default without train.steps and train.epochs"
     assert decision(plan, "train.steps") == told
     assert plan.steps.num_train_samples == 512, "the guides' data set size"
-    assert decision(plan, "data.num_samples") == ("512", "the guides' data set size")
+    assert decision(plan, "data.num_samples") == ("512", "dataset size of the guides")
 
 
 @pytest.mark.parametrize(
@@ -103,13 +103,13 @@ IMPOSSIBLE = {
         "schedule.warmup_steps", "4 steps"),
     "step larger than the data": (
         ("batch.per_device=40", "batch.accumulation=2"),
-        "batch.per_device", "80 samples; there are 64"),
+        "batch.per_device", "80 samples per step, only 64"),
     "micro-batch larger than the data": (("batch.per_device=65",), "batch.per_device", "65 sam"),
     "target larger than the data": (("batch.target=72",), "batch.target", "72 samples"),
     "more processes than samples": (
         ("distributed=ddp", "distributed.num_processes=65"), "batch.per_device",
-        "there are 64"),
-    "too many steps": (("train.epochs=1e300", "train.steps=null"), "train.epochs", "is the most"),
+        "only 64"),
+    "too many steps": (("train.epochs=1e300", "train.steps=null"), "train.epochs", "the limit is"),
 }  # fmt: skip
 """What only the size of the data makes impossible: overrides, key path of the problem, reason."""
 
@@ -147,14 +147,14 @@ def test_samples_of_a_text_are_counted(text) -> None:
 def test_more_samples_than_there_are_is_said(text) -> None:
     plan = plan_of("data=text", text, "data.seq_len=50", "data.num_samples=1000")
     assert plan.steps.num_train_samples == 18
-    assert "1000 were asked for" in decision(plan, "data.num_samples")[1]
+    assert "1000 were requested" in decision(plan, "data.num_samples")[1]
 
 
 @pytest.mark.parametrize(
     ("seq_len", "part"), [(102, "evaluation"), (2000, "training")], ids=["tail", "all"]
 )
 def test_a_text_shorter_than_a_sample_is_refused(seq_len, part, text) -> None:
-    with pytest.raises(ConfigError, match=f"the {part} part of the text is shorter") as caught:
+    with pytest.raises(ConfigError, match=f"the {part} text is shorter") as caught:
         plan_of("data=text", text, f"data.seq_len={seq_len}")
     (problem,) = caught.value.problems
     assert (problem.key, problem.value) == ("data.seq_len", str(seq_len))
@@ -318,7 +318,7 @@ def test_the_folders_that_are_classes_are_named(tmp_path) -> None:
     typed = ("data=text", f"data.path={tmp_path}", "data.seq_len=16", "data.eval_frac=0.4")
     value, reason = decision(plan_of(*typed, "task=sequence_classification"), "data.label")
     assert value == "b=0 c=1"
-    assert reason == "the largest folders; all other text is left out: b, c"
+    assert reason == "the largest folders (other text is excluded): b, c"
 
 
 @pytest.mark.parametrize(

@@ -51,13 +51,13 @@ def test_the_share_is_of_steady_steps() -> None:
 )
 def test_the_override_that_helps_is_named(typed, fix, eight_cores) -> None:
     (hint,) = hints(plan_of(*SYNTHETIC, *typed), data_s=1.0, other_s=3.0)
-    assert hint == f"25% of the time of a step went by waiting for data {fix}"
+    assert hint == f"25% of the step time was spent waiting for data {fix}"
 
 
 def test_no_override_where_the_cores_are_used_up(eight_cores) -> None:
     plan = plan_of(*SYNTHETIC, "dataloader=workers", "dataloader.workers=5")
     (hint,) = hints(plan, data_s=1.0)
-    assert hint.endswith("5 loader processes are all that 8 cores can feed")
+    assert hint.endswith("8 cores are too few for more than 5 loader processes)")
 
 
 def test_a_small_share_and_few_steps_are_not_worth_a_word() -> None:

@@ -183,7 +183,7 @@ def test_an_answer_is_not_cut_by_a_table_of_positions(trained) -> None:
         (["evaluate.generate=true", "evaluate.max_new_tokens=0"], "a whole number from 1 on"),
         (["evaluate.generate=true"], "compares answers to prompts, and the data has none"),
         (["data.path=new.jsonl"], "classes that the model was not trained on: never"),
-        (["data.path=absent.jsonl"], "there is no such file"),
+        (["data.path=absent.jsonl"], "no such file"),
         (["optimizer.lr=1"], "optimizer.lr = 1"),
         (["model=tiny"], "would make another model"),
         (["batch.per_device=2"], "has no effect on an evaluation"),

@@ -135,7 +135,7 @@ def test_bytes_need_no_tokenizer_and_a_prompt_may_be_piped(trained, monkeypatch,
     ("run", "why"),
     [
         ("classes", "is a model for task=sequence_classification, which writes no text"),
-        ("absent", "there is no such folder"),
+        ("absent", "no such folder"),
     ],
 )
 def test_what_writes_no_text_is_refused(run, why, trained, capsys) -> None:

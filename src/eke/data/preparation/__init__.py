@@ -1,1 +1,1 @@
-"""Tokenization in a separate process; the only package that imports `datasets`."""
+"""Tokenization in a separate process. Only this package imports `datasets`."""

@@ -1,6 +1,6 @@
 """`python -m eke.data.preparation`: prepare the tokens of the request on standard input.
 
-Standard output is one line of JSON: `{"folder": ...}`, or `{"problems": [...]}` with code 2.
+Prints one line of JSON: `{"folder": ...}`, or `{"problems": [...]}` with exit code 2.
 """
 
 import dataclasses
@@ -18,13 +18,13 @@ from eke.data.sources import PrepareRequest
 
 
 def main() -> int:
-    """Prepare the data; returns the exit code: 0, or 2 for invalid input."""
+    """Prepare the data and return the exit code: 0, or 2 for invalid input."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints, it prints elsewhere
+    os.dup2(2, 1)  # the output of libraries goes to standard error
     signal.signal(signal.SIGTERM, _leave)
     end_with_parent(signal.SIGTERM, str(os.getppid()))
     request = cattrs.structure(json.load(sys.stdin), PrepareRequest)
-    from eke.data.preparation.rows import prepare_store  # slow: after the signal handler is set
+    from eke.data.preparation.rows import prepare_store  # slow, so after the signal handler
 
     answer: dict[str, object]
     try:
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def _leave(number: int, _: FrameType | None) -> None:
-    """Exit through every `finally` on SIGTERM, so that no partial files remain."""
+    """Exit on SIGTERM by an exception, so that partial files are removed."""
     raise SystemExit(128 + number)
 
 
@@ -48,5 +48,5 @@ if __name__ == "__main__":
         code = 75
     sys.stdout.flush()
     sys.stderr.flush()
-    # Libraries' threads (Arrow's, the tokenizer's) have been seen to abort at interpreter exit.
+    # Threads of Arrow and of tokenizers can abort at interpreter exit.
     os._exit(code)

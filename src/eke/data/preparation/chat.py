@@ -1,9 +1,8 @@
-"""Chat rows: conversations, their rendering by a chat template, and the tokens that are trained.
+"""Chat rows: rendering of conversations by a chat template, and their trained tokens.
 
-A template that marks what the assistant generates (`{% generation %}`) is followed. Otherwise the
-texts of the messages are replaced by unique sentinels in the whole rendering, which shows where
-each text stands. Rendering the first messages alone would not: the templates of Phi-3, Qwen3 and
-gpt-oss change earlier text when messages are added.
+Templates may mark generated text (`{% generation %}`). Otherwise unique sentinels replace the texts
+of the messages, and are located in the entire rendering. Rendering only the first messages is not
+enough: the templates of Phi-3, Qwen3 and gpt-oss change earlier text when messages are added.
 """
 
 import copy
@@ -34,12 +33,12 @@ from eke.data.preparation.untrusted import RENDER_CHARACTERS, limited
 from eke.data.sources import PrepareRequest
 
 Span = tuple[int, int]
-"""Start and end, in characters."""
+"""Start and end of a text, in characters."""
 Places = Mapping[int, list[Span]]
-"""Number of a message -> where its texts stand, in order."""
+"""Number of a message -> spans of its texts in order."""
 
 THINKING = ("reasoning_content", "thinking", "reasoning")
-"""Names of an assistant's thinking in a separate field."""
+"""Names of separate fields for an assistant's thinking."""
 
 _TAGGED = re.compile(r"<think>(.*?)</think>(.*)", re.DOTALL)
 _EMPTY_TAGS = re.compile(r"<(\w+)>\s*</\1>\s*")
@@ -49,53 +48,52 @@ _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A chat template together with the special tokens of its tokenizer."""
+    """Chat template with the special tokens of its tokenizer."""
 
     source: str
-    """Jinja."""
+    """Jinja source."""
     variables: Mapping[str, Any]
-    """Special tokens by name (`eos_token`), as the template may use them."""
+    """Special tokens by name (`eos_token`), for use in the template."""
     special: frozenset[str]
-    """Texts of all special tokens."""
     name: str = ""
-    """For messages."""
+    """Name of the template in messages."""
 
     @cached_property
     def is_marked(self) -> bool:
-        """Whether it marks what the assistant generates."""
+        """Whether the template marks generated text."""
         return bool(_GENERATION.search(self.source))
 
     @property
     def bos(self) -> str:
-        """Text of the token that begins a row; empty if there is none."""
+        """Text of the BOS token; empty without one."""
         return str(self.variables.get("bos_token") or "")
 
     @cached_property
     def parses_calls(self) -> bool:
-        """Whether arguments of a tool call may be an object; to DeepSeek-R1's they are text."""
+        """Whether arguments of a tool call may be an object. DeepSeek-R1's must be text."""
         texts, user = [], {"role": "user", "content": "?"}
-        # R1's first version writes calls only where the content is null.
+        # R1's first version writes calls only if the content is null.
         for content, given in product(("", None), ({"k": 1}, '{"k": 1}')):
             function = {"name": "f", "arguments": given}
             call = {"id": "123456789", "type": "function", "function": function}
             said = {"role": "assistant", "content": content, "tool_calls": [call]}
             texts.append(self.text(Conversation([user, said])))
-        # Without a filter, jinja writes an object as Python does.
+        # Without a filter, jinja writes an object as Python code.
         pairs = zip(texts[::2], texts[1::2], strict=True)
         return not any(b and (not a or "{'k'" in a) for a, b in pairs)
 
     @cached_property
     def generation_prompt(self) -> str:
-        """Text that asks for an answer; empty where the template has none."""
+        """Generation prompt of the template; empty without one."""
         _, end, due = self._probed
         same = _common_length(end, due)
-        # Phi-3's rendering ends with a special token unless an answer is due.
+        # Phi-3's rendering ends with a special token unless a generation prompt follows.
         inside = [at for at, word in self.specials(due) if at <= same < at + len(word)]
         return due[inside[0] if inside else same :]
 
     @cached_property
     def turn_starts(self) -> frozenset[str]:
-        """Special tokens that begin a message, or the next exchange (Llama 2)."""
+        """Special tokens that begin a message or, in Llama 2, the next exchange."""
         before, end, _ = self._probed
         header = before.rpartition(end)[2] if end.strip() else before
         found = {self.bos} - {"", self.variables.get("eos_token")}
@@ -106,7 +104,7 @@ class ChatTemplate:
 
     @cached_property
     def _probed(self) -> tuple[str, str, str]:
-        """Text before a question, after it, and after it where an answer is due."""
+        """Text before a question, after it, and after it with a generation prompt."""
         user = {"role": "user", "content": _SENTINEL.format(0)}
         for messages in ([user], [{"role": "system", "content": "instruction"}, user]):
             try:
@@ -123,13 +121,13 @@ class ChatTemplate:
         return re.compile("|".join(map(re.escape, words)) or r"(?!)")
 
     def specials(self, text: str) -> list[tuple[int, str]]:
-        """Places and texts of the special tokens in a text."""
+        """Return positions and texts of the special tokens in a text."""
         return [(m.start(), m.group()) for m in self._special_pattern.finditer(text)]
 
     def render(self, conversation: Conversation, prompt: bool = False) -> tuple[str, list[Span]]:
-        """The text of a conversation, and what the template marks as generated by the assistant.
+        """Return the text of a conversation and its spans marked as generated.
 
-        With `prompt` it ends with the generation prompt. BadRowError if the template rejects it.
+        `prompt` adds the generation prompt. BadRowError if the template rejects the conversation.
         """
         from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -145,7 +143,7 @@ class ChatTemplate:
                 )
             )
         except MemoryError as error:
-            why = "rendering one conversation takes more than 1 GiB of memory"
+            why = "rendering one conversation needs more than 1 GiB of memory"
             fix = Fix("data.chat_template=FILE")
             raise ConfigError(Problem("data.chat_template", self.name, why, fix)) from error
         except Exception as error:  # a template may fail in any way
@@ -153,24 +151,24 @@ class ChatTemplate:
             raise BadRowError(why) from error
         (text,), spans = rendered
         if len(text) > RENDER_CHARACTERS:
-            raise BadRowError(f"becomes a text of {len(text)} characters by the chat template")
+            raise BadRowError(f"is rendered as {len(text)} characters, limit {RENDER_CHARACTERS}")
         return text, [(a, b) for a, b in spans[0]] if self.is_marked else []
 
     def text(self, conversation: Conversation) -> str:
-        """The text of a conversation; empty if the template rejects it."""
+        """Return the text of a conversation, "" if the template rejects it."""
         with suppress(BadRowError):
             return self.render(conversation)[0]
         return ""
 
     def shared(self, given: Conversation, count: int, text: str, span: Span) -> int:
-        """Characters behind a text that stay where only the first messages are rendered."""
+        """Count the characters after a span that stay if only the first messages are rendered."""
         less = self.text(replace(given, messages=given.messages[:count]))
         places = re.finditer(re.escape(text[slice(*span)]), less)
         return max((_common_length(less[m.end() :], text[span[1] :]) for m in places), default=0)
 
 
 _SENTINEL = "Qz{}zQ"
-"""Stands for a text; letters and digits alone, which no template changes."""
+"""Replacement of a text. Templates do not change letters and digits."""
 
 _SENTINELS = re.compile(r"Qz(\d+)zQ")
 _END = "\0"
@@ -179,23 +177,23 @@ _TRIMS: tuple[Callable[[str], str], ...] = (
     str, str.strip, str.lstrip, str.rstrip, lambda t: t.strip("\n"), lambda t: t.lstrip("\n"),
     lambda t: t.rstrip("\n"), lambda t: json.dumps(t, ensure_ascii=False)[1:-1],
 )  # fmt: skip
-"""What templates do to a text; others are found by replacing one text at a time."""
+"""Changes of texts by templates. Other changes are found by replacing single texts."""
 
 
 @dataclass(frozen=True)
 class _Text:
-    """A replaceable text: a part of a message's field, or the name of a tool call."""
+    """Replaceable text: a part of a field of a message, or the name of a tool call."""
 
     path: tuple[Any, ...]
-    """Number of its message, and keys from there to its field."""
+    """Number of the message and keys to the field."""
     value: str
     start: int = 0
-    """Of the text in its field."""
+    """Position of the text in the field."""
     is_answer: bool = False
 
 
 def _texts_of(messages: Sequence[Message]) -> list[_Text]:
-    """Every text of a conversation, in the order in which templates write them."""
+    """Return all texts of a conversation, in the order in which templates write them."""
     found = []
     for number, message in enumerate(messages):
         for name in [name for name in THINKING if message.get(name)][:1]:
@@ -213,8 +211,8 @@ def _texts_of(messages: Sequence[Message]) -> list[_Text]:
 
 
 def _replaced(messages: Sequence[Message], texts: Mapping[int, _Text]) -> list[Message]:
-    """The messages with a sentinel for each of these texts, numbered as they are."""
-    copies = [dict(message) for message in messages]  # deep copies of texts take a tenth of a row
+    """Return the messages with numbered sentinels in place of texts."""
+    copies = [dict(message) for message in messages]  # deep copies of the texts are slow
     for each in copies:
         if "tool_calls" in each:
             each["tool_calls"] = copy.deepcopy(each["tool_calls"])
@@ -231,7 +229,7 @@ def _replaced(messages: Sequence[Message], texts: Mapping[int, _Text]) -> list[M
 def _places(
     template: ChatTemplate, conversation: Conversation, rendered: str
 ) -> dict[int, list[Span]]:
-    """Places of each message's texts in the rendering, in order; texts that it lacks have none."""
+    """Return the spans of each message's texts in the rendering, omitting missing texts."""
     messages = conversation.messages
     texts = dict(enumerate(_texts_of(messages)))
 
@@ -247,8 +245,8 @@ def _places(
     for number, text in texts.items():
         spans = found.get(number, [])
         if text.is_answer and len(spans) != 1:
-            why = f"stands {len(spans)} times in the text that the chat template makes, not once"
-            raise BadRowError(f"messages[{text.path[0]}]: its answer {why}")
+            why = f"the answer occurs {len(spans)} times in the rendered text, not once"
+            raise BadRowError(f"messages[{text.path[0]}]: {why}")
         places.setdefault(text.path[0], []).extend(spans[:1])
     return {message: sorted(spans) for message, spans in places.items() if spans}
 
@@ -256,10 +254,10 @@ def _places(
 def _aligned(
     skeleton: str, rendered: str, texts: Mapping[int, _Text], trims: Sequence[Any] = _TRIMS
 ) -> dict[int, list[Span]] | None:
-    """Places of texts, by the numbers of their sentinels; None where both renderings do not match.
+    """Return the spans of texts by sentinel number, None if the renderings do not match.
 
-    `skeleton` is the rendering with sentinels. `trims` is what templates may do to texts; empty
-    for a single text whose length follows.
+    `skeleton` is the rendering with sentinels. `trims` are possible changes of texts by templates,
+    empty for a single text with any change.
     """
     pieces, rendered = _SENTINELS.split(skeleton + _END), rendered + _END
     if not rendered.startswith(pieces[0]):
@@ -279,13 +277,12 @@ def _aligned(
 
 
 def _answers(given: Conversation, train_on: str) -> list[int]:
-    """Numbers of the answers that are trained."""
     said = [n for n, message in enumerate(given.messages) if message["role"] == "assistant"]
     on = {n for n, flag in enumerate(given.flags) if flag}
     off = {n for n, flag in enumerate(given.flags) if flag is False}
     if wrong := off if train_on == "all" else on.difference(said):
-        what = "context" if train_on == "all" else "trained"
-        raise BadRowError(f"messages[{min(wrong)}] is to be {what}, unlike train_on={train_on}")
+        kind = "context" if train_on == "all" else "trained"
+        raise BadRowError(f"messages[{min(wrong)}] is flagged as {kind}, but train_on={train_on}")
     found = [n for n in said if n in on or n >= given.first_trained]
     found = found[-1:] if train_on == "last_assistant" else found
     found = [n for n in found if n not in off]
@@ -297,7 +294,7 @@ def _answers(given: Conversation, train_on: str) -> list[int]:
 def generated_spans(
     template: ChatTemplate, conversation: Conversation, train_on: str
 ) -> tuple[str, list[Span]]:
-    """The rendered conversation, and the spans that are trained; BadRowError if uncertain."""
+    """Return the rendered conversation and its trained spans; BadRowError if ambiguous."""
     text, marked = template.render(conversation)
     messages = conversation.messages
     answers = _answers(conversation, train_on)
@@ -305,7 +302,7 @@ def generated_spans(
         return text, [(0, len(text))]
     places = _places(template, conversation, text)
     if missing := [n for n in answers if n not in places]:
-        raise BadRowError(f"messages[{missing[0]}] is not in the text that the chat template makes")
+        raise BadRowError(f"messages[{missing[0]}] is not in the rendered text")
     if not template.is_marked:
         return text, [_turn(template, text, places, n, conversation) for n in answers]
     said = {n for n, message in enumerate(messages) if message["role"] == "assistant"}
@@ -314,47 +311,47 @@ def generated_spans(
         if any(start <= places[number][0][0] < end for start, end in spans):
             raise BadRowError(f"messages[{number}] is marked together with an answer to train on")
     if not spans:
-        raise BadRowError("has no text that the chat template marks as generated")
+        raise BadRowError("has no text marked as generated by the chat template")
     starts = {start for start, _ in spans}  # an answer may be marked in parts
     for answer in [text[:end].rstrip() for _, end in spans if end not in starts]:
         if not answer.endswith(tuple(template.special)):
-            raise BadRowError(f"ends an answer without its end-of-turn token: {answer[-30:]!r}")
+            raise BadRowError(f"has an answer without end-of-turn token: {answer[-30:]!r}")
     return text, spans
 
 
 def _owner(places: Places, span: Span, said: Container[int]) -> int | None:
-    """The message of a marked text: the last one before its end, or the answer that is due."""
+    """Return the message of a marked span: the last before its end if an answer, else the next."""
     before = max((n for n, spans in places.items() if spans[0][0] < span[1]), default=-1)
     return before if before in said else min((n for n in places if n > before), default=None)
 
 
 def _turn(template: ChatTemplate, text: str, places: Places, number: int, of: Conversation) -> Span:
-    """What the assistant generates of one message, from its header's end to the end of turn."""
+    """Return the generated span of a message, from the end of its header to the end of turn."""
     first, last = places[number][0][0], places[number][-1][1]
     spans = sorted(s[-1] for n, s in places.items() if n < number and s[-1][1] <= first)
     before = spans[-1][1] if spans else 0
     after = min((spans[0][0] for n, spans in places.items() if n > number), default=len(text))
     start = _header_end(template, text, before, first)
     calls = bool(of.messages[number].get("tool_calls"))
-    if calls:  # it may have special tokens inside, and the next header may begin with others
+    if calls:  # may contain special tokens, and the next header may begin with another token
         if not start and spans and (shared := template.shared(of, number, text, spans[-1])):
-            start = before + shared  # no header, as in Mistral's
+            start = before + shared  # there is no header, as in Mistral's template
         own = last + template.shared(of, number + 1, text, (first, last))
         after = min(after, own) if template.specials(text[last:own]) else after
-    # Empty thinking is context, wherever the header ends.
+    # Empty thinking is context, also after the header.
     empty = (m.end() for m in _EMPTY_TAGS.finditer(text, before, first))
     start = max([start or first, *empty])
     found = template.specials(text[last:after])
     ends = [*takewhile(lambda each: each[1] not in template.turn_starts, found)]
     if not ends:
-        why = "no special token ends the answer, so nothing would stop the trained model"
+        why = "no special token ends the answer, so the model would not learn to stop"
         raise BadRowError(f"messages[{number}]: {why}")
     at, word = ends[-1 if calls else 0]
     return start, last + at + len(word)
 
 
 def _header_end(template: ChatTemplate, text: str, before: int, first: int) -> int:
-    """Where the header of the assistant's turn ends; 0 where it has none."""
+    """Return the end of the header of the assistant's turn, 0 without a header."""
     prompt = template.generation_prompt
     words = [word for _, word in template.specials(prompt) if word != template.bos]
     at = text.rfind(words[0] if words else prompt, before, first)
@@ -369,10 +366,10 @@ def _common_length(one: str, other: str) -> int:
 def encode_conversation(
     template: ChatTemplate, tokenizer: Tokenizer, given: Conversation, train_on: str, limit: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids of a conversation, and a boolean mask of those that are trained, (tokens,) each.
+    """Return the token ids of a conversation and the mask of trained tokens, (tokens,) each.
 
-    The ids are those of `apply_chat_template(tokenize=True)`. BadRowError if it is not certain
-    what would be trained, or an answer would be cut off.
+    The ids equal `apply_chat_template(tokenize=True)`. BadRowError if the trained tokens are
+    ambiguous or an answer exceeds `limit`.
     """
     text, spans = generated_spans(template, given, train_on)
     encoded = tokenizer.encode([text])[0]
@@ -385,22 +382,19 @@ def encode_conversation(
     if not mask.any():
         raise BadRowError("has no token to train on")
     if mask.all() and train_on != "all":
-        raise BadRowError("would be trained on as a whole, questions included")
+        raise BadRowError("would be trained completely, including the questions")
     if len(ids) > 1 and ids[0] == ids[1] == tokenizer.vocabulary.bos:
-        raise BadRowError("begins with two tokens that begin a text: the template writes both")
+        raise BadRowError("begins with two BOS tokens, both from the template")
     if mask[limit:].any():
         raise TooLongError(len(ids), limit)
     return ids[:limit], mask[:limit]
 
 
-_ENOUGH_ROWS = 100
-"""Rows with a key after which it is not tried again whether the template reads it."""
-
 _SETTINGS = "chat_template_kwargs"
 
 
 def _without(given: Conversation, name: str) -> Conversation:
-    """A conversation without its tools, one of its settings, or a key of one role's messages."""
+    """Return a conversation without its tools, a setting, or a key of one role's messages."""
     owner, _, left = name.partition(".")
     if owner == "tools":
         return replace(given, tools=None)
@@ -413,16 +407,16 @@ def _without(given: Conversation, name: str) -> Conversation:
 
 
 class ChatRows:
-    """The reader of conversations from rows."""
+    """Reader of conversations from rows."""
 
     def __init__(self, request: PrepareRequest, tokenizer: Tokenizer) -> None:
         self.request, self.tokenizer = request, tokenizer
         self.column = request.messages
         self.num_trained, self.ends, self.ignored = 0, set[int](), Counter[str]()
-        # Keys that the template reads, and the number of rows where that was tried.
+        # Keys that the template reads, and the number of rows in which each key was tested.
         self._read, self._tried = set[str](), Counter[str]()
         if not tokenizer.knows_ends:
-            why = "does not say which characters its tokens stand for, so answers are not found"
+            why = "has no character offsets of tokens, which are needed to find answers"
             fix = Fix("data.tokenizer=FOLDER", remark="one with a tokenizer.json")
             raise ConfigError(Problem("data.tokenizer", request.tokenizer, why, fix))
         chosen = request.chat_template
@@ -452,12 +446,12 @@ class ChatRows:
             self.template, self.tokenizer, given, self.request.train_on, self.request.seq_len
         )
         self._count_ignored(given)
-        self.num_trained += int(trained[1:].sum())  # the first token is no target
+        self.num_trained += int(trained[1:].sum())  # the first token is not a target
         self.ends.add(int(ids[trained][-1]))
         return Fields((given.identity,), ids=ids, trained=trained)
 
     def _count_ignored(self, given: Conversation) -> None:
-        """Count the keys of a row without which its text is the same."""
+        """Count the keys of a row that do not change its text."""
         keys = {
             f"{message['role']}.{key}" for message in given.messages
             for key, value in message.items() if key != "role" and value not in EMPTY
@@ -465,7 +459,7 @@ class ChatRows:
         keys |= {f"{_SETTINGS}.{key}" for key in given.settings}
         keys |= {"tools"} if given.tools else set()
         keys -= self._read
-        if tried := [key for key in keys if self._tried[key] < _ENOUGH_ROWS]:
+        if tried := [key for key in keys if self._tried[key] < 100]:  # enough rows per key
             text = self.template.text(given)
             self._read |= {key for key in tried if self.template.text(_without(given, key)) != text}
             self._tried.update(tried)
@@ -476,15 +470,15 @@ class ChatRows:
         if len(found) == 1:
             return found[0]
         names = ", ".join(map(str, row)) or "none"
-        why = f"no column of {self.request.path} holds a conversation; it has: {names}"
+        why = f"no column of {self.request.path} has conversations. Columns: {names}"
         fixes = Fix("data.messages=COLUMN", remark="or data=jsonl or hub for texts")
         if found:
-            why = f"{' and '.join(found)} hold conversations: say which one is trained on"
+            why = f"several columns have conversations: {', '.join(found)}"
             fixes = Fix(override("data.messages", found[0]))
         raise ConfigError(Problem("data.messages", "null", why, fixes))
 
     def found(self) -> dict[str, Any]:
-        """The manifest's statistics of conversations."""
+        """Return the manifest's statistics of conversations."""
         template, ends = self.template, sorted(self.ends)
         words = zip(ends, self.tokenizer.decode(ends), strict=True)
         ignored = [each for each in self.ignored.most_common() if each[0] not in self._read]

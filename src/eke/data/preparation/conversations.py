@@ -1,4 +1,4 @@
-"""Conversations of rows, as OpenAI, ShareGPT, Alpaca, axolotl, ms-swift and TRL write them."""
+"""Conversations in rows of OpenAI, ShareGPT, Alpaca, axolotl, ms-swift and TRL formats."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,48 +17,48 @@ _ROLES = {
     "function": "tool", "ipython": "tool", "observation": "tool", "function_response": "tool",
     "tool_response": "tool",
 }  # fmt: skip
-"""Names of roles in OpenAI's, ShareGPT's and ms-swift's formats -> role of a template."""
+"""Role in OpenAI's, ShareGPT's and ms-swift's formats -> role in a template."""
 
 _INSTRUCTIONS = ("system", "developer")
 
 _PROMPT_OF = {"completion": "prompt", "output": "instruction", "response": "query"}
-"""Usual columns of an answer -> of its question."""
+"""Common column of answers -> column of the questions."""
 
 _BESIDE = {"system", "system_prompt", "tools", "functions", "history", "chat_template_kwargs"}
-"""Columns that are read with those of the messages."""
+"""Columns that are read in addition to the messages."""
 
 _FLAGS = frozenset(("weight", "train", "train_on", "training", "trainable", "loss", "loss_scale",
                     "train_detail", "training_detail"))  # fmt: skip
-"""Keys of a message that say whether it is trained: OpenAI's, axolotl's and ms-swift's."""
+"""Keys of a message for whether it is trained, in OpenAI's, axolotl's and ms-swift's formats."""
 
 _CALLS = ("tool_calls", "function_call")
 
 _KINDS: dict[type, str] = {str: "a text", list: "a list", dict: "an object"}
 
 EMPTY: tuple[Any, ...] = (None, "", [], {})
-"""Values that say nothing."""
+"""Values that count as missing."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages as templates read them."""
+    """Messages in the form that templates read."""
 
     messages: list[Message]
     tools: list[Any] | None = None
     first_trained: int = 0
-    """Messages before this one are a prompt."""
+    """Number of the first message after the prompt."""
     flags: Sequence[bool | None] = ()
-    """Whether each message is to be trained; None where the row does not say."""
+    """Whether each message is trained, None without a flag in the row."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Variables of the template."""
+    """Variables for the template (`chat_template_kwargs`)."""
     identity: str = ""
-    """Conversations with the same one are in the same split."""
+    """Key of the split: equal conversations are in the same split."""
     ignored: frozenset[str] = frozenset()
-    """Columns of the row that are not read."""
+    """Non-empty columns of the row that are not read."""
 
 
 def is_conversation(value: Any) -> bool:
-    """Whether a value is a list of messages."""
+    """Return whether a value is a list of messages."""
     return (
         isinstance(value, list)
         and bool(value)
@@ -67,7 +67,7 @@ def is_conversation(value: Any) -> bool:
 
 
 def columns_of(row: Mapping[str, Any]) -> list[str]:
-    """Candidates for `data.messages` in a row: columns of messages, or of question and answer."""
+    """Return the candidates for `data.messages` in a row: columns of messages or of answers."""
     names = [name for name in row if name not in _BESIDE]
     found = [name for name in names if is_conversation(parse_list(row[name]))]
     pairs = [a for a, q in _PROMPT_OF.items() if None not in (row.get(q), row.get(a))]
@@ -76,7 +76,7 @@ def columns_of(row: Mapping[str, Any]) -> list[str]:
 
 
 def without_nulls(value: Any) -> Any:
-    """A row without the nulls of Arrow, which gives each object the keys of all of them."""
+    """Remove nulls from a row: Arrow gives every object the keys of all objects."""
     if isinstance(value, dict):
         return {key: without_nulls(each) for key, each in value.items() if each is not None}
     return [without_nulls(each) for each in value] if isinstance(value, list) else value
@@ -85,14 +85,14 @@ def without_nulls(value: Any) -> Any:
 def read_conversation(
     row: Mapping[str, Any], column: str, parses_calls: bool = True
 ) -> Conversation:
-    """The conversation of a row; `column` has messages, or answers (`completion`, `output`)."""
+    """Return the conversation of a row; `column` has messages or answers (`completion`)."""
     if row.get(column) is None:
         raise BadRowError(f"has no {column}")
     question, asked = _PROMPT_OF.get(column, ""), None
     if question not in row and is_conversation(parse_list(row[column])):
         question = ""
     if question and (asked := row.get(question)) is None:
-        raise BadRowError(f"has {column} and no {question}")
+        raise BadRowError(f"has {column} but no {question}")
     used = {column, question, *_BESIDE}
     if column == "output" and isinstance(asked, str):
         used.add("input")
@@ -104,7 +104,7 @@ def read_conversation(
     turns[at:at] = _earlier(row)
     if system := _column(row, (str,), "system", "system_prompt"):
         if any(message["role"] in _INSTRUCTIONS for message in turns):
-            raise BadRowError("has a system message, and another one in a column")
+            raise BadRowError("has a system message and also a system column")
         turns.insert(0, {"role": "system", "content": system})
     tools = _tools(row)
     return Conversation(
@@ -119,15 +119,15 @@ def read_conversation(
 
 
 def _column(row: Mapping[str, Any], kinds: tuple[type, ...], *names: str) -> Any:
-    """What one of these columns has; None where all are empty."""
+    """Return the value of the only non-empty column of `names`, None if all are empty."""
     found = [name for name in names if row.get(name) not in EMPTY]
     if len(found) > 1:
-        raise BadRowError(f"has {' and '.join(found)}, of which one is read")
+        raise BadRowError(f"has {' and '.join(found)}, only one is allowed")
     return _parsed(row[found[0]], found[0], *kinds) if found else None
 
 
 def _parsed(value: Any, place: str, *kinds: type) -> Any:
-    """A value of one of these kinds, or what a text in JSON stands for; None where it is empty."""
+    """Return a value of one of `kinds`, decoded from JSON if it is text, or None if it is empty."""
     found = value
     if isinstance(value, str) and str not in kinds:
         with suppress(ValueError, RecursionError):
@@ -139,7 +139,7 @@ def _parsed(value: Any, place: str, *kinds: type) -> Any:
 
 
 def _earlier(row: Mapping[str, Any]) -> list[Message]:
-    """The turns of `history`: pairs of a question and its answer (LLaMA-Factory, ms-swift)."""
+    """Return the messages of `history`, pairs of question and answer (LLaMA-Factory, ms-swift)."""
     history = _column(row, (list,), "history") or []
     if any(not isinstance(pair, list) or [*map(type, pair)] != [str, str] for pair in history):
         raise BadRowError("history is not a list of pairs of texts")
@@ -157,7 +157,7 @@ def _tools(row: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _messages(value: Any, column: str, role: str = "") -> list[Message]:
-    """A list of messages; a text is one message of `role`."""
+    """Return a list of messages, a text as one message of `role`."""
     value = parse_list(value)
     if isinstance(value, str) and role:
         return [{"role": role, "content": value}]
@@ -171,19 +171,19 @@ def _message(given: Mapping[str, Any], place: str) -> Message:
     role = _ROLES.get(str(name).lower())
     if role is None:
         raise BadRowError(f"{place} has the unknown role {name!r}")
-    # Data sets with one type a column fill missing fields with null.
+    # Datasets with one type per column fill missing fields with null.
     message = {k: v for k, v in given.items() if v is not None and k not in ("from", "value")}
     content = given.get("content", given.get("value"))
     if isinstance(content, list):
         if any(not isinstance(c, dict) or not isinstance(c.get("text"), str) for c in content):
             raise BadRowError(f"{place} has content other than text")
         if any(key in _FLAGS for part in content for key in part):
-            raise BadRowError(f"{place} has parts that say whether they are trained")
+            raise BadRowError(f"{place} has flags for training in parts of its content")
         others = {k: v for part in content for k, v in part.items() if k not in ("type", "text")}
         message |= {f"content.{key}": value for key, value in others.items()}
         content = "".join(c["text"] for c in content)
     if content is not None and not isinstance(content, str):
-        raise BadRowError(f"{place} has no text as its content")
+        raise BadRowError(f"{place} has content other than text")
     if name in ("function_call", "tool_call"):
         found = _parsed(content, place, dict, list)
         each = found if isinstance(found, list) else [found]
@@ -197,18 +197,18 @@ def _message(given: Mapping[str, Any], place: str) -> Message:
 
 
 def _with_calls(message: Message, number: int, parses: bool) -> Message:
-    """A message with its tool calls as templates read them; `parses` arguments that are JSON."""
+    """Return a message with tool calls for templates; `parses` decodes arguments from JSON."""
     others = {k: v for k, v in message.items() if k not in _FLAGS and k not in _CALLS}
     place = f"messages[{number}]"
-    older = _parsed(message.get("function_call"), f"{place}.function_call", dict)  # of OpenAI
+    older = _parsed(message.get("function_call"), f"{place}.function_call", dict)  # OpenAI's
     calls = _parsed(message.get("tool_calls"), f"{place}.tool_calls", list)
     if older and calls:
-        raise BadRowError(f"{place} has tool_calls and function_call, of which one is read")
+        raise BadRowError(f"{place} has tool_calls and function_call, only one is allowed")
     made = []
     for call in [{"type": "function", "function": older}] if older else calls or ():
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise BadRowError(f"{place} has a tool call without the name of a function")
+            raise BadRowError(f"{place} has a tool call without a function name")
         given = function.get("arguments")
         if parses:
             given = _parsed(given, f"{place}.tool_calls: arguments", dict) or {}
@@ -220,9 +220,9 @@ def _with_calls(message: Message, number: int, parses: bool) -> Message:
 
 
 def _flag(message: Message, number: int) -> bool | None:
-    """Whether a message is to be trained; None if it does not say."""
+    """Return whether a message is flagged as trained, None without a flag."""
     found = {k: v for k, v in message.items() if k in _FLAGS and v not in EMPTY}
     if any(value not in (0, 1) for value in found.values()) or len({*found.values()}) > 1:
         said = ", ".join(f"{key} = {str(value)[:30]}" for key, value in found.items())
-        raise BadRowError(f"messages[{number}] is neither trained nor context: {said}")
+        raise BadRowError(f"messages[{number}] has invalid or contradictory flags: {said}")
     return bool(next(iter(found.values()))) if found else None

@@ -1,4 +1,4 @@
-"""Labels of a column: how all of them are read, and which class has which number."""
+"""Reading of a label column, and numbering of its classes."""
 
 import json
 import re
@@ -12,13 +12,13 @@ from eke.config.schema import TextColumns
 from eke.data.sources import PrepareRequest
 
 VECTORS = "0 or 1 for each class"
-"""Reading of a column of multi-hot lists."""
+"""`Columns.kind` of a column of multi-hot lists."""
 
 _WHOLE = re.compile(r"(-?(?:0|[1-9][0-9]{0,17}))(?:\.0*)?")  # 01 and 1 are two texts
 
 
 def whole(value: Any) -> Any:
-    """Return the whole number that a text stands for (`1`, pandas' `1.0`), else the value."""
+    """Return the whole number that a text represents (`1`, pandas' `1.0`), else the value."""
     found = _WHOLE.fullmatch(value.strip()) if isinstance(value, str) else None
     return int(found[1]) if found else value
 
@@ -29,7 +29,7 @@ def is_decimal(item: Any) -> bool:
 
 
 def reading_of(request: PrepareRequest, labels: Iterable[Any]) -> str:
-    """How to read a column: VECTORS, `number`, `name`, "" (by type); ConfigError: two meanings."""
+    """Return the reading of a column: VECTORS, number, name or ""; ConfigError if ambiguous."""
     kinds, sizes = Counter[type](), Counter[int]()
     decimals = twice = 0
     for label in labels:
@@ -44,12 +44,12 @@ def reading_of(request: PrepareRequest, labels: Iterable[Any]) -> str:
             twice += is_binary and len(set(bits)) < len(bits)
     if sizes and request.multi_hot is not False:
         (size, count), total = sizes.most_common(1)[0], sizes.total()
-        # As few as may be bad rows do not count.
+        # Exceptions are allowed up to the limit for bad rows.
         are_alike = size > 1 and total - count <= TextColumns.max_bad_frac * total
         if request.multi_hot or (are_alike and (decimals or twice)) or 2 * decimals > total:
             return VECTORS
         if are_alike:
-            why = "has only the lists [0, 1] and [1, 0]: class numbers, or a value for each class"
+            why = "has only the lists [0, 1] and [1, 0]: class numbers or multi-hot vectors"
             fix = Fix("data.multi_hot=true", remark="for class numbers data.multi_hot=false")
             raise ConfigError(Problem("data.label", str(request.label), why, fix))
     if request.option != "csv" or not kinds:
@@ -60,9 +60,10 @@ def reading_of(request: PrepareRequest, labels: Iterable[Any]) -> str:
 def naming(
     request: PrepareRequest, schema: Mapping[bytes, bytes] | None, given: dict[str, None]
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return what puts the names of classes into a row, by an Arrow schema's metadata.
+    """Return a function that replaces class numbers in a row by the names in an Arrow schema.
 
-    The datasets library writes it. Names are added to `given`; numbers (`0`, `LABEL_0`) are none.
+    The datasets library writes these names. They are added to `given` unless they are numbers
+    (`0`, `LABEL_0`).
     """
     names: tuple[str, ...] = ()
     column, typed = str(request.label), request.class_names
@@ -88,7 +89,7 @@ def naming(
 
 
 def matched(names: Iterable[str], known: Sequence[str]) -> dict[str, int]:
-    """Return the numbers of names among the known ones, also of one that differs in case only."""
+    """Return the index of each name in `known`, also for names that differ only in case."""
     exact = {name: number for number, name in enumerate(known)}
     folded = {name.casefold(): number for name, number in exact.items()}
     if len(folded) < len(exact):
@@ -100,12 +101,11 @@ def matched(names: Iterable[str], known: Sequence[str]) -> dict[str, int]:
 def numbered(
     request: PrepareRequest, given: Collection[str], used: set[str]
 ) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Return the names of the classes by number, and the numbers of the names that rows use.
+    """Return the class names by number, and the numbers of the names that rows use.
 
-    The numbers are the head's by name, else those of `task.labels`, of transformers' default names
-    (`LABEL_0`), of the data's own (`given`), or of the sorted texts.
-
-    Raises ConfigError: the head or `task.labels` lacks a name, or there are too many.
+    The first source of numbers with all names counts: the checkpoint's head, `task.labels` or
+    transformers' default names (`LABEL_0`), the data's own (`given`), the sorted texts. ConfigError
+    if the head or `task.labels` lacks a name, or there are too many names.
     """
     head, typed, count = request.head_labels, request.class_names, request.num_labels
     plain = tuple(f"LABEL_{number}" for number in range(count))
@@ -121,14 +121,14 @@ def numbered(
     listed, sized = ", ".join(name[:30] for name in classes[:10]), f"task.num_labels={size}"
     if (known := typed or head) and not request.only_evaluates:
         whose = "task.labels" if typed else "the checkpoint's head"
-        why = f"has the classes {listed}, and {whose} has {', '.join(known[:10])}"
+        why = f"has the classes {listed}, but {whose} has {', '.join(known[:10])}"
         fix = Fix(override("task.labels", list(classes)), *[sized][: size != count])
         raise ConfigError(Problem("data.label", column, why, fix))
     if size > count:
         why = f"column {column} has {size} different labels: {listed}"
         raise ConfigError(Problem("task.num_labels", str(count), why, Fix(sized)))
     if request.streamed and not given and size < count:
-        why = f"is a name; the first rows have {size} of {count} classes"
+        why = f"has names, and the first rows have only {size} of {count} classes"
         fix = Fix("data.streaming=false", remark="or task.labels=[NAME,NAME]")
         raise ConfigError(Problem("data.label", column, why, fix))
     return classes, matched(used, classes)

@@ -1,4 +1,4 @@
-"""Readers of rows: jsonl, csv and parquet files, and Hugging Face Hub datasets."""
+"""Readers of rows: jsonl, csv and parquet files, and datasets of the Hugging Face Hub."""
 
 import contextlib
 import csv
@@ -23,19 +23,19 @@ from eke.data.preparation.untrusted import limited_memory
 from eke.data.sources import HubSource, PrepareRequest, other_format, unreadable
 
 MAX_NAMES = 10_000
-"""Limit on distinct text labels; a column with more is not a class label."""
+"""Limit of distinct text labels of a class column."""
 
 PROMPTS = ("prompt", "instruction", "question", "query", "input", "source")
 ANSWERS = ("completion", "response", "answer", "output", "target", "chosen")
-"""Usual column names of prompts and of responses."""
+"""Common column names of prompts and of responses."""
 
 
 class BadRowError(Exception):
-    """A row that cannot be used; the message is the reason."""
+    """A row that cannot be used. The message is the reason."""
 
 
 class TooLongError(BadRowError):
-    """A conversation of which an answer would be cut off."""
+    """A conversation with an answer beyond the length limit."""
 
     def __init__(self, num_tokens: int, limit: int) -> None:
         super().__init__(f"has {num_tokens} tokens: an answer would be cut off at {limit}")
@@ -47,49 +47,49 @@ class Fields:
     """Texts and label of one row."""
 
     texts: tuple[str, ...]
-    """One text, two, or prompt and response."""
+    """One text, two texts, or prompt and response."""
     label: int | float | tuple[int, ...] = 0
-    """Class, or index of a text label in order of appearance; several, or the number."""
+    """Class number, index of a text label by first appearance, several of them, or a number."""
     ids: np.ndarray = field(default_factory=partial(np.zeros, 0, np.int64))
     """Tokens of a conversation, int64, shape (tokens,)."""
     trained: np.ndarray = field(default_factory=partial(np.zeros, 0, np.int64))
-    """Which of them are trained, bool, shape (tokens,)."""
+    """Mask of the trained tokens, bool, shape (tokens,)."""
 
 
 @dataclass
 class Columns:
-    """The columns a request reads, and the labels seen so far."""
+    """Columns that a request reads, and the labels read so far."""
 
     request: PrepareRequest
     kind: str = ""
-    """Of labels: as `reading_of` says, else set by the first row with a label."""
+    """Reading of labels, from `reading_of`, else from the first row with a label."""
     names: dict[str, int] = field(default_factory=dict)
-    """Text label -> index, in order of appearance."""
+    """Text label -> index by first appearance."""
     given: dict[str, None] = field(default_factory=dict)
-    """Names that the data gives its class numbers, in their order."""
+    """Names that the data gives its class numbers, by number."""
     are_all: bool = False
-    """Whether these are all the text labels there may be."""
+    """Whether `names` is complete, so that other text labels are rejected."""
     largest: int = 0
     """Largest label out of range."""
     too_large: int = 0
-    """Number of rows with such a label."""
+    """Number of positive labels out of range."""
     suited: Counter[str] = field(default_factory=Counter)
-    """Overrides that unusable labels suit."""
+    """Overrides that would make unusable labels usable, and number of such labels."""
     seen: dict[str, None] = field(default_factory=dict)
-    """Columns of the rows read, in their order, until all wanted ones were found."""
+    """Columns of the rows read, in order, until all wanted columns are found."""
     first_table: str = ""
-    """First file whose header has all wanted columns."""
+    """First file with all wanted columns in its header."""
 
     @cached_property
     def wanted(self) -> list[tuple[str, str]]:
-        """Key path and column, texts first."""
+        """Key path and column, text columns first."""
         keys = ("text", "text_pair", "prompt", "response", "label")
         pairs = [(f"data.{key}", getattr(self.request, key)) for key in keys]
         return [(key, column) for key, column in pairs if column is not None]
 
     @cached_property
     def names_wanted(self) -> list[str]:
-        """Each wanted column once."""
+        """Wanted columns without duplicates."""
         return list(dict.fromkeys(column for _, column in self.wanted))
 
     def take(self, row: Mapping[str, Any]) -> Fields:
@@ -123,7 +123,7 @@ class Columns:
         return tuple(sorted(map(self._class, each)))
 
     def items(self, value: Any) -> Any:
-        """The list of classes that a text in csv stands for; any other value as it is."""
+        """Return the list of classes in a text of csv, any other value unchanged."""
         several = self.request.problem == "multi_label" and self.request.option == "csv"
         if not several or not isinstance(value, str):
             return value
@@ -135,7 +135,7 @@ class Columns:
         return [part.strip() for part in re.split("[,;]", value) if part.strip()]
 
     def _positions(self, found: list[Any]) -> list[Any]:
-        """The class numbers of a multi-hot list; any other list as it is."""
+        """Return the class numbers of a multi-hot list, any other list unchanged."""
         if self.kind != VECTORS:
             return found
         size, values = self.request.num_labels, list(map(whole, found))
@@ -162,7 +162,7 @@ class Columns:
         return BadRowError(f"{self.request.label} is {_kind(value)}, {wanted}")
 
     def _checked(self, value: Any) -> int | str:
-        """A class's number or name, in range and of the kind of those before it."""
+        """Return a class number or name; BadRowError if out of range or of another kind."""
         column, single = self.request.label, self.request.problem == "single"
         if isinstance(value, str) and self.request.option == "csv" and self.kind != "name":
             value = whole(value) if single or not is_decimal(value) else value
@@ -175,8 +175,7 @@ class Columns:
         kind = {str: "name", bool: "truth value"}.get(type(value), "number")
         self.kind = self.kind or kind
         if self.kind not in (kind, VECTORS):
-            before = f"where rows before it had a {self.kind}"
-            raise BadRowError(f"{column} is {_shown(value)}, {before}")
+            raise BadRowError(f"{column} is {_shown(value)}, earlier rows have a {self.kind}")
         last = (len(self.request.class_names) or self.request.num_labels) - 1
         if isinstance(value, int) and not 0 <= value <= last:
             self.largest = max(self.largest, value)
@@ -192,16 +191,16 @@ class Columns:
             return self.names[name]
         if self.are_all:
             if not (found := matched([name], tuple(self.names))):
-                raise BadRowError(f"{self.request.label} is {_shown(name)}: no row before had this")
+                raise BadRowError(f"{self.request.label} is {_shown(name)}, an unknown class")
             return found[name]
         if len(self.names) >= MAX_NAMES:
-            why = f"has more than {MAX_NAMES} different texts: these are no classes"
+            why = f"has more than {MAX_NAMES} different texts, which is the limit for classes"
             fix = Fix("data.label=COLUMN")
             raise ConfigError(Problem("data.label", str(self.request.label), why, fix))
         return self.names.setdefault(name, len(self.names))
 
     def require_in(self, names: list[str], file: str = "") -> None:
-        """Raise ConfigError unless a table, or without `file` all rows, has every wanted column."""
+        """Raise ConfigError if a column is missing in a table, or in all rows without `file`."""
         missing = [(key, column) for key, column in self.wanted if column not in names]
         if not missing:
             self.first_table = self.first_table or file
@@ -213,29 +212,27 @@ class Columns:
     def _unlike_the_first(self, file: str, column: str, names: list[str]) -> Problem:
         is_evaluation = any(file == path for _, path in self.request.evaluation)
         key = "data.eval_path" if is_evaluation else "data.path"
-        why = f"{self.first_table} has a column {_shown(column)}, and this file has none"
-        why += f"; it has: {_listed(names)}"
+        why = f"lacks column {_shown(column)} of {self.first_table}. Columns: {_listed(names)}"
         fix = Fix("data.eval_path=FILE") if is_evaluation else Fix(override(key, self.first_table))
         return Problem(key, file, why, fix)
 
     def _absent(self, key: str, column: str, there: list[str]) -> Problem:
         free = [name for name in there if name not in self.names_wanted]
         near = closest(column, free) or (free[0] if len(free) == 1 else None)
-        why = f"there is no such column; there are: {_listed(there)}"
+        why = f"no such column. Columns: {_listed(there)}"
         fix = Fix(override(key, near)) if near else Fix(f"{key}=COLUMN")
         if key == "data.text" and (pair := self._pair(there)):
             fix = Fix(*map(override, ("data.prompt", "data.response"), pair))
         return Problem(key, column, why, fix)
 
     def _pair(self, there: list[str]) -> tuple[str, ...]:
-        """Find a prompt and a response column by their usual names."""
         known = {name.lower(): name for name in there}
         pair = [next((known[n] for n in names if n in known), "") for names in (PROMPTS, ANSWERS)]
         return tuple(pair) if all(pair) and self.request.task == "causal_lm" else ()
 
 
 def check_unicode(text: str, place: str) -> None:
-    """Raise BadRowError for halves of characters, which are no text."""
+    """Raise BadRowError for unpaired surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -244,12 +241,12 @@ def check_unicode(text: str, place: str) -> None:
 
 def _value(row: Mapping[str, Any], column: str) -> Any:
     if column not in row:
-        raise BadRowError(f"there is no {column}")
+        raise BadRowError(f"has no {column}")
     return row[column]
 
 
 def parse_list(value: Any) -> Any:
-    """The list that a text in JSON stands for; any other value as it is."""
+    """Return the list in a JSON text, any other value unchanged."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         with contextlib.suppress(ValueError, RecursionError):
             return json.loads(value)
@@ -280,53 +277,44 @@ def _listed(names: list[str]) -> str:
 
 
 BATCH_ROWS = 1000
-"""Rows per tokenizer call, which runs them on several threads."""
+"""Rows per tokenizer call. The tokenizer uses several threads."""
 
-PARQUET_ROWS = 100
-"""Rows of parquet per read; 1000 are hardly faster, and take more memory if they share a text."""
-
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-
-BOM = "\xef\xbb\xbf"
-"""UTF-8's byte order mark, read as latin-1."""
-
-UTF_16 = ("\xff\xfe", "\xfe\xff")
-"""UTF-16's byte order marks; invalid at the start of UTF-8."""
-
-SEPARATORS = ";\t|"
-"""Separators that some programs write instead of commas."""
 
 Row = tuple[str, dict[str, Any] | BadRowError | Callable[[], dict[str, Any]]]
-"""Location of a row (`name:line`), and its values, the reason it has none, or what reads them."""
+"""Location of a row (`name:line`), and its values, its error or a function that parses it."""
 
 
 def values_of(row: Row) -> dict[str, Any]:
-    """The values of a row, or the BadRowError that it is."""
+    """Return the values of a row, or raise its BadRowError."""
     if isinstance(row[1], BadRowError):
         raise row[1]
     return row[1]() if callable(row[1]) else row[1]
 
 
 def lines(file: str, limit: int) -> Iterator[tuple[int, str]]:
-    """Yield number and bytes (latin-1) of each line; ConfigError: damaged, UTF-16, over `limit`."""
+    """Yield number and bytes (latin-1) of each line; ConfigError: damaged, UTF-16, too long."""
     try:
         for number, text in enumerate(_texts(file, limit + 1), 1):
-            if number == 1 and text.startswith(UTF_16):
-                made = f"made by: iconv -f UTF-16 -t UTF-8 {shlex.quote(file)} > NEW_FILE"
-                fix = Fix("data.path=NEW_FILE", remark=made)
-                raise ConfigError(Problem("data.path", file, "is UTF-16, not UTF-8", fix))
+            if number == 1 and text.startswith(("\xff\xfe", "\xfe\xff")):  # byte order marks
+                made = f"iconv -f UTF-16 -t UTF-8 {shlex.quote(file)} > NEW_FILE"
+                raise _needs_conversion(file, "is UTF-16, not UTF-8", made)
             if len(text) > limit:
                 raise _too_long(f"the row in line {number} of {file}", limit)
-            yield number, text.removeprefix(BOM) if number == 1 else text
+            yield number, text.removeprefix("\xef\xbb\xbf") if number == 1 else text  # UTF-8's mark
     except ConfigError:
         raise
     except Exception as error:  # raised by a decompressor or the system
         raise unreadable(error, value=file) from error
 
 
+def _needs_conversion(file: str, why: str, command: str) -> ConfigError:
+    fix = Fix("data.path=NEW_FILE", remark=f"made by: {command}")
+    return ConfigError(Problem("data.path", file, why, fix))
+
+
 def _too_long(place: str, limit: int) -> ConfigError:
     why = f"{place} is longer"
-    fix = Fix(f"data.max_row_bytes={2 * limit}", remark="or more; a longer row takes memory")
+    fix = Fix(f"data.max_row_bytes={2 * limit}", remark="or more, which takes memory")
     return ConfigError(Problem("data.max_row_bytes", str(limit), why, fix))
 
 
@@ -334,10 +322,9 @@ def _texts(file: str, most: int) -> Iterator[str]:
     """Yield lines, cut after `most` characters."""
     import fsspec
 
-    is_compressed = file.endswith(COMPRESSED)
-    # latin-1 has one character per byte: a line with invalid UTF-8 is one bad row with its number,
-    # and not the end of the file. Line ends are those of the datasets library, so that prepared
-    # tokens stay the same.
+    is_compressed = file.endswith((".gz", ".bz2", ".xz", ".zst"))
+    # latin-1 has one character per byte, so a line with invalid UTF-8 is one bad row and not the
+    # end of the file. Line ends are chosen as in the datasets library.
     ends = "\n" if is_compressed else None
     with (
         fsspec.open(file, "rb", compression="infer") if is_compressed else open(file, "rb") as raw,
@@ -348,13 +335,12 @@ def _texts(file: str, most: int) -> Iterator[str]:
 
 
 def jsonl_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]:
-    """Yield each line as an object, parsed when it is called; None for a blank line."""
+    """Yield a parser of each line, None for a blank line."""
     for number, line in lines(file, columns.request.max_row_bytes):
         if number == 1 and line.startswith("["):
             turn = "import json, sys; [print(json.dumps(row)) for row in json.load(sys.stdin)]"
             made = f'python -c "{turn}" < {shlex.quote(file)} > NEW_FILE'
-            fix = Fix("data.path=NEW_FILE", remark=f"made by: {made}")
-            raise ConfigError(Problem("data.path", file, "is a list, not an object a line", fix))
+            raise _needs_conversion(file, "is a list, not one object per line", made)
         yield (f"{name}:{number}", partial(_parse, line)) if line.strip() else None
 
 
@@ -375,9 +361,9 @@ def _parse(line: str) -> dict[str, Any]:
 
 
 def csv_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]:
-    """Yield each record by the names in the header; None for a blank line."""
+    """Yield the values of each record by column, None for a blank line."""
     limit = columns.request.max_row_bytes
-    csv.field_size_limit(limit)  # a value may have many lines
+    csv.field_size_limit(limit)  # a value may span many lines
     # Invalid UTF-8 becomes surrogates, which are reported with their column.
     texts = (
         line.encode("latin-1").decode(errors="surrogateescape") for _, line in lines(file, limit)
@@ -400,8 +386,8 @@ def csv_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]:
         elif header is None:
             header = _header(file, record, columns)
         elif len(record) != len(header):
-            counts = f"{len(record)} values, and the first line names {len(header)} columns"
-            yield f"{name}:{start}", BadRowError(f"has {counts}")
+            why = f"has {len(record)} values for {len(header)} columns"
+            yield f"{name}:{start}", BadRowError(why)
         else:
             yield f"{name}:{start}", dict(zip(header, record, strict=True))
 
@@ -409,16 +395,15 @@ def csv_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]:
 def _header(file: str, record: list[str], columns: Columns) -> list[str]:
     names = [name.strip() for name in record]
     wanted = columns.names_wanted
-    separator = next((c for c in SEPARATORS if len(names) == 1 and c in names[0]), None)
+    separator = next((c for c in ";\t|" if len(names) == 1 and c in names[0]), None)
     if separator and names[0] not in wanted:
-        why = f"has {separator!r} between its columns, not a comma: {names[0][:60]!r}"
+        why = f"separates columns by {separator!r}, not by commas: {names[0][:60]!r}"
         turn = f"csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter={separator!r}))"
         made = f'python -c "import csv, sys; {turn}" < {shlex.quote(file)} > NEW_FILE'
-        fix = Fix("data.path=NEW_FILE", remark=f"made by: {made}")
-        raise ConfigError(Problem("data.path", file, why, fix))
-    # Plain text, mostly.
+        raise _needs_conversion(file, why, made)
+    # This is plain text in most cases.
     if not set(wanted) & set(names) and (other := other_format("csv", [file])):
-        why = f"has none of the columns {_listed(wanted)}, and its name is not that of a csv file"
+        why = f"has no column {_listed(wanted)}, and its name does not end in .csv"
         raise ConfigError(Problem("data.path", file, why, Fix(other)))
     columns.require_in(names, file)
     if twice := [column for column in wanted if names.count(column) > 1]:
@@ -428,7 +413,7 @@ def _header(file: str, record: list[str], columns: Columns) -> list[str]:
 
 
 def parquet_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]:
-    """Yield each row of a parquet file, restricted to the wanted columns."""
+    """Yield the wanted columns of each row of a parquet file."""
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -437,7 +422,7 @@ def parquet_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]
     try:
         table = pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=MIB)
     except Exception as error:  # Arrow has several error classes
-        why = f"is no parquet file: {first_line(error)[:150]}"
+        why = f"is not a parquet file: {first_line(error)[:150]}"
         fix = Fix(other_format("parquet", [file]) or "data.path=FILE_OR_FOLDER")
         raise ConfigError(Problem("data.path", file, why, fix)) from error
     columns.require_in(list(table.schema_arrow.names), file)
@@ -450,14 +435,14 @@ def parquet_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]
                 number += 1
                 if is_long and batch.slice(place, 1).nbytes > limit:
                     raise _too_long(f"row {number} of {file}", limit)
-                # One by one: in Arrow many rows may share one text.
+                # Convert single rows: in Arrow many rows may share one text.
                 values = (value.as_py() for value in row)
                 found = dict(zip(batch.schema.names, values, strict=True))
                 yield f"{name} row {number}", named(found)
     except (ConfigError, GeneratorExit):
         raise
     except MemoryError as error:
-        why = f"row {number + 1} takes too much memory for a file of this size"
+        why = f"row {number + 1} needs too much memory for a file of this size"
         fix = Fix("data=jsonl", "data.path=FILE", remark="or a file with smaller pages")
         raise ConfigError(Problem("data.path", file, why, fix)) from error
     except Exception as error:  # a page that does not decompress
@@ -465,15 +450,16 @@ def parquet_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]
 
 
 def _batches(table: Any, file: str, columns: Columns) -> Iterator[Any]:
-    """Batches of a parquet file; MemoryError: one row takes much more memory than the file."""
+    """Yield batches of a parquet file; MemoryError: a row needs much more memory than the file."""
     limit, names = columns.request.max_row_bytes, columns.names_wanted or None
-    # A page is decompressed as a whole, and few texts become eight times smaller in a file.
+    # Entire pages are decompressed, and compression rarely exceeds a factor of eight.
     memory = 128 * MIB + 8 * Path(file).stat().st_size
     for number in range(table.num_row_groups):
         group, done = table.metadata.row_group(number), 0
         fitting = group.num_rows * limit // max(1, group.total_byte_size)
-        # One text that the file has once may be in all of these rows: then one by one.
-        for rows in (max(2, min(PARQUET_ROWS, fitting)), 1):
+        # Many rows may share one text of the file. If they exceed the memory, read single rows.
+        # More than 100 rows are hardly faster.
+        for rows in (max(2, min(100, fitting)), 1):
             batches = table.iter_batches(rows, [number], names)
             try:
                 for batch in islice(_limited(batches, memory), done // rows, None):
@@ -486,7 +472,7 @@ def _batches(table: Any, file: str, columns: Columns) -> Iterator[Any]:
 
 
 def _limited(rows: Iterator[Any], memory: int = 2 * GIB) -> Iterator[Any]:
-    """The same, each read with limited memory: a library may decode thousands at once."""
+    """Yield rows, each read with limited memory, since libraries may decode thousands of rows."""
     while True:
         with limited_memory(memory):
             if (row := next(rows, None)) is None:
@@ -495,14 +481,14 @@ def _limited(rows: Iterator[Any], memory: int = 2 * GIB) -> Iterator[Any]:
 
 
 def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[Row | None]:
-    """Yield each row of one split; ConfigError if it, the dataset or a column does not exist."""
+    """Yield the rows of a split; ConfigError if the dataset, the split or a column is missing."""
     split = source.eval_split if evaluation else source.split
     assert split is not None
     loaded = _loaded(source)
     if split not in loaded:
         key, there = "data.eval_split" if evaluation else "data.split", list(map(str, loaded))
         close = closest(split, there) or there[0]
-        why = f"there is no such split; there are: {', '.join(there)}"
+        why = f"no such split. Splits: {', '.join(there)}"
         raise ConfigError(Problem(key, split, why, Fix(override(key, close))))
     rows = loaded[split]
     if rows.column_names is not None:
@@ -513,12 +499,11 @@ def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[
     try:
         for number, row in enumerate(_limited(iter(rows)) if source.streaming else rows, 1):
             yield f"{split} row {number}", named(row)
-    except Exception as error:  # the connection, or a damaged file
+    except Exception as error:  # a lost connection or a damaged file
         raise _unavailable(source, error) from error
 
 
 def _loaded(source: HubSource) -> Any:
-    """Load all splits from the Hub or its cache."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -526,21 +511,21 @@ def _loaded(source: HubSource) -> Any:
     options = {"name": source.config_name, "streaming": source.streaming}
     try:
         try:
-            if Path(source.name, "state.json").is_file():  # of Dataset.save_to_disk
+            if Path(source.name, "state.json").is_file():  # written by Dataset.save_to_disk
                 rows = datasets.load_from_disk(source.name)
                 return {"train": rows.to_iterable_dataset() if source.streaming else rows}
             with limited_memory():
                 return datasets.load_dataset(source.name, revision=source.revision, **options)
-        except Exception:  # huggingface_hub's, the connection's, datasets'
+        except Exception:  # from huggingface_hub, the connection or datasets
             if (folder := _cached_copy(source)) is None:
                 raise
             return datasets.load_dataset(folder, **options)
-    except Exception as error:  # of a copy: without the files of a split
+    except Exception as error:  # for example a copy without the files of a split
         raise _unavailable(source, error) from error
 
 
 def _cached_copy(source: HubSource) -> str | None:
-    """Folder of an `hf download` copy; offline, datasets itself does not use it."""
+    """Return the folder of an `hf download` copy, which datasets does not use offline."""
     from huggingface_hub import snapshot_download
 
     if Path(source.name).is_dir():
@@ -548,7 +533,7 @@ def _cached_copy(source: HubSource) -> str | None:
     options: dict[str, Any] = {"repo_type": "dataset", "revision": source.revision}
     try:
         return str(snapshot_download(source.name, local_files_only=True, **options))
-    except Exception:  # not cached, or not a name at all
+    except Exception:  # not cached, or not a valid name
         return None
 
 
@@ -556,19 +541,16 @@ def _unavailable(source: HubSource, error: Exception) -> ConfigError:
     text, line = str(error), first_line(error.__cause__ or error)[:200]
     if "onfig name is missing" in text or "BuilderConfig" in text:
         names = text.partition("[")[2].partition("]")[0].replace("'", "").split(", ")
-        what = "there are" if source.config_name else "one must be chosen"
-        why = f"{what}: {', '.join(names)[:200]}"
+        why = f"must be one of: {', '.join(names)[:200]}"
         fix = Fix(override("data.config_name", names[0]))
         return ConfigError(Problem("data.config_name", source.config_name or "null", why, fix))
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if kinds & {"DatasetNotFoundError", "OfflineModeIsEnabled", "ConnectionError",
                 "LocalEntryNotFoundError", "RepositoryNotFoundError"}:  # fmt: skip
-        why = (
-            f"is neither in the local cache nor available from the Hub ({line}); with a "
-            f"connection, download it: hf download --repo-type dataset {source.name}"
-        )
-        other = "or the folder it was fetched into: data.name=FOLDER"
+        why = f"is neither in the local cache nor available from the Hub ({line})"
+        download = f"hf download --repo-type dataset {source.name}"
+        other = f"or data.name=FOLDER, or with a connection: {download}"
         fix = Fix("data=jsonl", "data.path=FILE", remark=other)
         return ConfigError(Problem("data.name", source.name, why, fix))
-    why = f"the datasets library cannot load it: {line}"
+    why = f"cannot be loaded by the datasets library: {line}"
     return ConfigError(Problem("data.name", source.name, why, Fix("data=jsonl", "data.path=FILE")))

@@ -1,4 +1,4 @@
-"""Prepare a store of rows or documents: truncation, counts, training and evaluation splits."""
+"""Preparation of a store of rows or documents: truncation, counts, splits."""
 
 import contextlib
 from collections import Counter
@@ -61,7 +61,7 @@ REPLACEMENT = "\ufffd"
 
 
 def fill_documents(request: PrepareRequest, tokenizer: Tokenizer, writer: Writer) -> dict[str, Any]:
-    """Tokenize every document; returns the manifest's counts."""
+    """Tokenize every document and return the manifest's counts."""
     assert request.corpus is not None
     is_causal = request.task == "causal_lm"  # other tasks add special tokens to each window
     streams, replaced, doubled, last = [], 0, 0, ""
@@ -104,7 +104,8 @@ def fill_documents(request: PrepareRequest, tokenizer: Tokenizer, writer: Writer
 
 
 def _texts(piece: Piece) -> Iterator[tuple[str, int]]:
-    """Yield a document by chunks, to the next line end, with the number of replaced characters."""
+    """Yield a document in chunks of complete lines, and the number of replaced characters."""
+    continuation = bytes(range(0x80, 0xC0))  # of a character in UTF-8, at most three bytes
     try:
         with open(piece.path, "rb") as file:
             file.seek(piece.start)
@@ -113,10 +114,12 @@ def _texts(piece: Piece) -> Iterator[tuple[str, int]]:
                 if not (data := file.read(min(CHUNK_BYTES, end - place))):
                     return
                 data += file.readline(min(CHUNK_BYTES, end - file.tell()))
-                data += _continuation(file)  # a chunk must not end inside a character
-                # A character that straddles two spans of a file belongs to the first.
+                ahead = file.read(3)  # do not end a chunk inside a character
+                data += ahead[: len(ahead) - len(ahead.lstrip(continuation))]
+                file.seek(-len(ahead.lstrip(continuation)), 1)
+                # A character that crosses two pieces of a file belongs to the first.
                 if 0 < place == piece.start:
-                    data = data.lstrip(_CONTINUATION)
+                    data = data.lstrip(continuation)
                 text = data.decode(errors="replace")
                 before = data.count(REPLACEMENT.encode())
                 yield text, text.count(REPLACEMENT) - before
@@ -124,36 +127,21 @@ def _texts(piece: Piece) -> Iterator[tuple[str, int]]:
         raise unreadable(error, value=str(piece.path)) from error
 
 
-_CONTINUATION = bytes(range(0x80, 0xC0))
-"""Continuation bytes of UTF-8."""
-
-
-def _continuation(file: Any) -> bytes:
-    """Read the rest of a cut character, at most three bytes."""
-    ahead = file.read(3)
-    size = len(ahead) - len(ahead.lstrip(_CONTINUATION))
-    file.seek(size - len(ahead), 1)
-    return bytes(ahead[:size])
-
-
-NUM_NAMED = 5
-"""Bad rows listed in the manifest."""
-
 Sequence = tuple[np.ndarray, int]
-"""Tokens, and how many of them are the first text's, or have no loss: the prompt, the source."""
+"""Tokens, and the number of tokens of the first text, the prompt or the source."""
 
 
 @dataclass
 class Sequences:
-    """Tokenizer of rows; counts the truncated ones."""
+    """Tokenizer of rows, with counts of truncated rows."""
 
     request: PrepareRequest
     tokenizer: Tokenizer
     counts: Counter[str] = field(default_factory=Counter)
-    """By their names in the manifest."""
+    """Counts by name in the manifest."""
 
     def of(self, batch: list[Fields]) -> list[Sequence | None]:
-        """The sequence of each row; None if it has no token to learn."""
+        """Return the sequence of each row, None without a token to train on."""
         if self.request.task != "causal_lm":
             return self._framed(batch)
         if self.request.response is None:
@@ -161,7 +149,7 @@ class Sequences:
         return self._answers(batch)
 
     def _framed(self, batch: list[Fields]) -> list[Sequence | None]:
-        """Sequences with the tokenizer's special tokens; in seq2seq, source then target."""
+        """Return sequences with the tokenizer's special tokens; in seq2seq, source then target."""
         request, rows = self.request, self.tokenizer.rows
         made = [rows([row.texts[0] for row in batch], request.seq_len)]
         if request.text_pair is not None:
@@ -178,7 +166,7 @@ class Sequences:
         return found
 
     def _texts(self, texts: list[str]) -> list[Sequence | None]:
-        """Texts with the tokenizer's prefix; EOS follows those that are not truncated."""
+        """Return texts with the tokenizer's prefix, and with EOS if they are not truncated."""
         limit = self.request.seq_len
         found: list[Sequence | None] = []
         parts = beginnings(texts, limit, self.tokenizer.encode)
@@ -187,12 +175,12 @@ class Sequences:
             useful = len(encoded.ids) > 0
             self.counts["num_truncated"] += useful and len(tokens) > limit
             tokens = tokens[:limit]
-            # A single token has no target.
+            # One token has no target.
             found.append((tokens, 0) if useful and len(tokens) > 1 else None)
         return found
 
     def _separator(self, prompt: str, response: str) -> str:
-        """The separator: empty if white space or a special token is at the boundary."""
+        """Return the separator, "" if white space or a special token is at the boundary."""
         if self.request.separator is not None:
             return self.request.separator
         special = self.tokenizer.special_texts
@@ -201,10 +189,10 @@ class Sequences:
         return "" if rendered or spaced else "\n"
 
     def _answers(self, batch: list[Fields]) -> list[Sequence | None]:
-        """Join prompt and response; only the response's tokens are learnt.
+        """Join prompt and response; only the response's tokens are trained.
 
-        A token that crosses the boundary belongs to the response. If both together are too long,
-        each may keep half: the prompt loses its beginning, the response its end and its EOS.
+        A token across the boundary belongs to the response. If both together are too long, each may
+        keep half: the beginning of the prompt and the end of the response (with EOS) are cut.
         """
         pairs = [(p + self._separator(p, r), r) for p, r in (row.texts for row in batch)]
         limit, encode = self.request.seq_len, self.tokenizer.encode
@@ -241,7 +229,7 @@ class Sequences:
 
 
 def _border(both: Encoded, first: Encoded, place: int) -> int:
-    """Index of the first token that ends after a position of the text."""
+    """Return the index of the first token that ends after a position of the text."""
     if both.ends is not None:
         behind = both.ends > place
         return int(behind.argmax()) if behind.any() else len(both.ids)
@@ -250,21 +238,15 @@ def _border(both: Encoded, first: Encoded, place: int) -> int:
     return int(differs.argmax()) if differs.any() else size
 
 
-BATCH_CHARACTERS = 1 << 22
-"""Characters per tokenizer call, which bounds memory for long texts."""
-
-HOPELESS_ROWS = 1000
-"""Give up if none of the first rows is usable."""
-
 READERS = {"jsonl": jsonl_rows, "csv": csv_rows, "parquet": parquet_rows}
 """`data` option -> reader."""
 
 SEEN_ROWS = 1000
-"""Rows of a stream to train on that are looked at before training."""
+"""Training rows of a stream that are read before training."""
 
 
 def all_rows(request: PrepareRequest, evaluation: bool, columns: Columns) -> Iterator[Row | None]:
-    """Yield the rows of local files, or of a data set of the hub."""
+    """Yield the rows of local files or of a dataset of the Hub."""
     if request.hub is not None:
         yield from _of_arrow(request, hub_rows(request.hub, evaluation, columns))
     endings = ENDINGS if request.option == "chat" else {}
@@ -276,12 +258,11 @@ def all_rows(request: PrepareRequest, evaluation: bool, columns: Columns) -> Ite
 
 
 def _of_arrow(request: PrepareRequest, rows: Iterator[Row | None]) -> Iterator[Row | None]:
-    """Rows; conversations without the nulls that Arrow adds."""
     return ((row[0], without_nulls(row[1])) if row and request.train_on else row for row in rows)
 
 
 class RowStore:
-    """Store under construction from rows."""
+    """Builder of a store from rows."""
 
     def __init__(self, request: PrepareRequest, tokenizer: Tokenizer, writer: Writer) -> None:
         self.request, self.tokenizer, self.writer = request, tokenizer, writer
@@ -294,7 +275,7 @@ class RowStore:
         self.too_long: list[int] = []  # tokens of conversations that were too long
 
     def fill(self) -> dict[str, object]:
-        """Read all rows; returns the manifest's counts."""
+        """Read all rows and return the manifest's counts."""
         for name in ("tokens", "offsets", "cuts", "train", "evaluation"):
             self.writer.append(name, [0] if name == "offsets" else [])
         if several := self.request.problem == "multi_label":
@@ -330,7 +311,7 @@ class RowStore:
         }
 
     def _labels(self) -> Iterator[Any]:
-        """Yield the labels of all rows that have one, of the first rows of a stream."""
+        """Yield the labels of all rows; of a stream, only from the first rows."""
         columns, streamed = Columns(self.request), self.request.streamed
         for held in (False, True)[: 1 + self._has_eval_source()]:
             rows = all_rows(self.request, held, columns)
@@ -339,8 +320,7 @@ class RowStore:
                     yield columns.items(values_of(row)[str(self.request.label)])
 
     def _read_beginning(self, rows: Iterator[Row | None], held: Iterator[Row | None]) -> None:
-        """Read the evaluation of a stream, and first rows to train on: what it is like."""
-        self.writer.note(self.request.content)  # for all that is not read here
+        self.writer.note(self.request.content)  # represents the rows that are not read here
         self._read(self._until(held, "evaluation", self.request.streamed), True)
         self.counts["num_held"] = self.counts["num_rows"] if held is rows else 0
         self._read(self._until(rows, "train", SEEN_ROWS), False)
@@ -356,7 +336,7 @@ class RowStore:
         return bool(self.request.evaluation) or (hub is not None and hub.eval_split is not None)
 
     def _read(self, rows: Iterator[Row | None], evaluation: bool | None) -> None:
-        """Store the rows of one source; with `evaluation` None they are split by hash."""
+        """Store the rows of one source; `evaluation` None: split them by hash."""
         most = 1 if self.request.streamed else BATCH_ROWS  # a stream must not read ahead
         counts, characters = self.counts, 0
         batch: list[Fields] = []
@@ -372,7 +352,7 @@ class RowStore:
                 continue
             batch.append(fields)
             characters += sum(map(len, fields.texts))
-            if len(batch) >= most or characters >= BATCH_CHARACTERS:
+            if len(batch) >= most or characters >= 1 << 22:  # bounds memory for long texts
                 self._write(batch, evaluation)
                 batch, characters = [], 0
         self._write(batch, evaluation)
@@ -380,16 +360,16 @@ class RowStore:
     def _count_bad(self, place: str, bad: BadRowError) -> None:
         counts = self.counts
         counts["num_bad"] += 1
-        if len(self.bad_rows) < NUM_NAMED:
+        if len(self.bad_rows) < 5:  # listed in the manifest
             self.bad_rows.append(f"{place} {bad}")
         if isinstance(bad, TooLongError):
             self.too_long.append(bad.num_tokens)
         is_hopeless = counts["num_bad"] + counts["num_empty"] == counts["num_rows"]
-        if counts["num_bad"] >= HOPELESS_ROWS and is_hopeless:
+        if counts["num_bad"] >= 1000 and is_hopeless:
             self._check_usable()
 
     def _check_usable(self) -> None:
-        """Raise ConfigError if no row is usable, about a missing column if there is one."""
+        """Raise ConfigError if no row is usable, for the missing column if there is one."""
         if self.writer.counts["train"] + self.writer.counts["evaluation"]:
             return
         if self.columns.seen:
@@ -397,7 +377,7 @@ class RowStore:
         num_rows = self.counts["num_rows"]
         why = f"all of {num_rows} rows are empty" if num_rows else "has no rows"
         if self.bad_rows:
-            why = f"none of {num_rows} rows can be used: {'; '.join(self.bad_rows)}"
+            why = f"all of {num_rows} rows are unusable: {'; '.join(self.bad_rows)}"
         files = [name for name, _ in self.request.train]
         other = other_format(self.request.option, files)  # empty for the Hub
         fix = Fix(self._bad_fix() or other or "data.path=FILE_OR_FOLDER")
@@ -406,7 +386,7 @@ class RowStore:
         raise ConfigError(Problem("data.path", self.request.path, why, fix))
 
     def _bad_fix(self) -> str:
-        """Fix for too few labels or tokens; empty if most bad rows have another reason."""
+        """Return the override that makes most bad rows usable, "" without one."""
         num_bad = self.counts["num_bad"]
         if self.too_long and len(self.too_long) * 2 >= num_bad:
             return f"data.seq_len={max(self.too_long)}"
@@ -449,7 +429,7 @@ class RowStore:
         self.writer.append("values" if self.request.problem == "regression" else "labels", labels)
 
     def _ensure_both_splits(self) -> None:
-        """Raise ConfigError unless both splits have rows; moves one if all are of one source."""
+        """Move a row to an empty split if both have one source; ConfigError if it stays empty."""
         counts = self.writer.counts
         if counts["train"] and counts["evaluation"]:
             return
@@ -458,7 +438,7 @@ class RowStore:
             self.splits.fill_empty_side()
             return
         part = "evaluate" if counts["train"] else "train"
-        why = f"no usable row is left to {part} on: there are {counts['cuts']} in all"
+        why = f"no usable row to {part} on ({counts['cuts']} in total)"
         key = "data.eval_path" if self.request.evaluation and part == "evaluate" else "data.path"
         raise ConfigError(Problem(key, self.request.path, why, Fix(f"{key}=FILE_WITH_MORE_ROWS")))
 
@@ -473,7 +453,7 @@ class RowStore:
         return names
 
     def _check_classes(self, names: tuple[str, ...]) -> None:
-        """Raise ConfigError unless training has two classes, or numbers that differ."""
+        """Raise ConfigError if all training rows have the same label."""
         train = self.writer.read("train")
         if self.request.label is None or len(train) < 2 or self.request.only_evaluates:
             return
@@ -484,11 +464,10 @@ class RowStore:
         if len(seen) > 1 or (several and seen):
             return
         name = next((str(names[n] if names else n) for n in seen), "none")
-        what = "of one class only" if self.request.problem == "single" else "all with the label"
-        why = f"{format_number(len(train), 'row')} to train on, {what}: {name}"
+        why = f"all {format_number(len(train), 'training row')} have the label {name}"
         if self.bad_rows:
-            why += f"; rows that cannot be used: {'; '.join(self.bad_rows)}"
-        # Files are often sorted by class, and a stream reads only their beginning.
+            why += f". Unusable rows: {'; '.join(self.bad_rows)}"
+        # Files are often sorted by class, and of a stream only the beginning is read here.
         other = "data.streaming=false" if self.request.streamed else "data.label=COLUMN"
         fix = Fix(self._bad_fix() or other)
         raise ConfigError(Problem("data.label", self.request.label, why, fix))
@@ -502,7 +481,7 @@ class RowStore:
 
 
 def prepare_store(request: PrepareRequest) -> Path:
-    """Prepare the store of a request unless it exists; returns its folder."""
+    """Prepare the store of a request unless it exists, and return its folder."""
     folder = store_folder(request.key)
     with locked(folder):
         if read_manifest(folder) is not None:

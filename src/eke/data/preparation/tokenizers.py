@@ -1,4 +1,4 @@
-"""Tokenizers: eke's bytes, or any that AutoTokenizer loads."""
+"""Tokenizers: eke's byte tokenizer and all tokenizers of AutoTokenizer."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
@@ -14,11 +14,9 @@ from eke.data.sources import BYTE_TOKENS, BYTES, Frame, PrepareRequest, Vocabula
 
 T = TypeVar("T", bound=Sized)
 
-CHARACTERS_PER_TOKEN = 16
-"""First estimate of the text that fills a row; more is tokenized if it is too short."""
 
 MARGIN_TOKENS = 32
-"""Last tokens of a partial text that may differ from those of the whole text."""
+"""Number of last tokens of a partial text that may differ from the entire text's tokens."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class Encoded:
     ids: np.ndarray
     """int64, shape (tokens,)."""
     ends: np.ndarray | None
-    """End of each token in characters, shape (tokens,); None for tokenizers without offsets."""
+    """End of each token in characters, shape (tokens,), None without offsets."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -36,43 +34,40 @@ class Encoded:
 
 @dataclass(frozen=True)
 class FramedText:
-    """Tokens of a text with its special tokens."""
+    """Tokens of a text including special tokens."""
 
     ids: np.ndarray
     is_cut: bool
     is_useful: bool
-    """Whether it has more than special tokens."""
+    """Whether there are other than special tokens."""
     cut: int = 0
-    """Tokens of a pair with token type 0, of the first text."""
+    """Number of tokens of the first text of a pair (token type 0)."""
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Interface of a loaded tokenizer."""
+    """Functions and properties of a loaded tokenizer."""
 
     vocabulary: Vocabulary
     encode: Callable[[Sequence[str]], list[Encoded]]
     """Tokenize without special tokens."""
     frame: Callable[[Sequence[str], bool, int | None], list[np.ndarray]]
-    """Tokenize with special tokens; True for seq2seq targets, truncated to a number of tokens."""
+    """Tokenize with special tokens. Arguments: texts, whether seq2seq targets, limit of tokens."""
     decode: Callable[[Sequence[int]], list[str]]
     """Text of each token, for display."""
     join: Callable[[Sequence[int]], str]
-    """Text of consecutive tokens."""
     pair: Callable[[Sequence[tuple[str, ...]], int], list[FramedText]]
-    """`tokenizer(text, other, truncation="longest_first", max_length=limit)` of each two texts."""
+    """Tokenize pairs of texts with truncation="longest_first" and max_length=limit."""
     special_texts: tuple[str, ...] = ()
-    """Special tokens as text."""
     eos_text: str = ""
-    """EOS as text."""
     knows_ends: bool = True
     """Whether `encode` returns offsets."""
     keeps_end: bool = False
     """Whether truncation removes the beginning."""
     chat_templates: Mapping[str, str] = field(default_factory=dict)
-    """Templates of conversations by name, in jinja; `default` is used if none is chosen."""
+    """Jinja source of chat templates by name, including `default`."""
     special_names: Mapping[str, str] = field(default_factory=dict)
-    """Special tokens by name (`eos_token`), as templates use them."""
+    """Special tokens by name (`eos_token`), for use in templates."""
 
     @property
     def beginning(self) -> np.ndarray:
@@ -80,20 +75,20 @@ class Tokenizer:
         return np.array(self.vocabulary.frame.prefix, np.int64)
 
     def begun(self, ids: np.ndarray) -> np.ndarray:
-        """Prepend the tokenizer's prefix unless a rendered chat template has it."""
+        """Prepend the tokenizer's prefix unless a chat template has already written it."""
         beginning = self.beginning
         has_it = np.array_equal(ids[: len(beginning)], beginning)
         return ids if has_it else np.concatenate([beginning, ids])
 
     def ended(self, ids: np.ndarray, text: str) -> np.ndarray:
-        """Append EOS unless the text ends in it, as a rendered chat template does."""
+        """Append EOS unless the text already ends with it."""
         end, eos = self.eos_text, self.vocabulary.eos
         if eos is None or (end and text.rstrip().endswith(end)):
             return ids
         return np.append(ids, eos)
 
     def rows(self, texts: Sequence[str], limit: int, target: bool = False) -> list[FramedText]:
-        """`tokenizer(text, truncation=True, max_length=limit)` of each text."""
+        """Return `tokenizer(text, truncation=True, max_length=limit)` for each text."""
         frame = self.vocabulary.target_frame if target else self.vocabulary.frame
         if limit <= frame.size:
             return [FramedText(np.zeros(0, np.int64), True, False) for _ in texts]
@@ -102,7 +97,7 @@ class Tokenizer:
             return self.frame(parts, target, None)
 
         found = []
-        # Only as much of a long text as needed is tokenized: a line of a gigabyte costs no more.
+        # Long texts are tokenized only as far as needed.
         for part, ids in beginnings(texts, limit, framed, self.keeps_end):
             useful = len(ids) > frame.size
             if is_cut := len(ids) > limit:
@@ -111,29 +106,26 @@ class Tokenizer:
         return found
 
 
-OVERLAPS = (1 << 12, 1 << 17)
-"""Characters of the previous chunk tokenized again; the second where the first has no match."""
-
 RUN = 8
-"""Tokens on each side of a joint that must match."""
+"""Number of tokens on each side of a joint that must match."""
 
 
 def encode_stream(tokenizer: Tokenizer, chunks: Iterable[str]) -> Iterator[np.ndarray]:
-    """Tokenize a text given in chunks: the ids of the whole text, in the memory of two chunks.
+    """Tokenize a text in chunks and yield the ids of the entire text, in the memory of two chunks.
 
-    Each chunk is tokenized together with the end of the previous one, and the two are joined where
-    their tokens match. Tokenizers without offsets get the whole text at once.
+    Each chunk is tokenized together with the end of the previous chunk, and joined where the tokens
+    of both match. Tokenizers without offsets receive the entire text.
     """
     text = "" if tokenizer.knows_ends else "".join(chunks)
     pending = tokenizer.encode([text])[0]
     for chunk in chunks:
-        for overlap in OVERLAPS:
+        for overlap in (1 << 12, 1 << 17):  # characters that are tokenized again
             kept = text[-overlap:]
             found = tokenizer.encode([kept + chunk])[0]
             place = _agreement(pending, found, len(text) - len(kept), len(kept))
             if place is not None:
                 break
-        else:  # no match within a hundred thousand characters
+        else:  # no match in a hundred thousand characters
             place, kept, found = (len(pending.ids), 0), "", tokenizer.encode([chunk])[0]
         yield pending.ids[: place[0]]
         assert found.ends is not None, "this tokenizer returns offsets"
@@ -142,10 +134,10 @@ def encode_stream(tokenizer: Tokenizer, chunks: Iterable[str]) -> Iterator[np.nd
 
 
 def _agreement(before: Encoded, after: Encoded, shift: int, size: int) -> tuple[int, int] | None:
-    """Find a joint: the number of tokens before it in each; None without a match."""
+    """Find a joint and return the number of tokens before it in each text, None without a match."""
     assert before.ends is not None
     assert after.ends is not None
-    # The last `size` characters of the text of `before`, from `shift` on, begin that of `after`.
+    # The text of `after` begins with the last `size` characters of `before`, from `shift` on.
     ends = before.ends - shift
     common, mine, others = np.intersect1d(ends, after.ends, return_indices=True)
     for number in np.argsort(abs(common - size // 2)):
@@ -162,31 +154,31 @@ def _agreement(before: Encoded, after: Encoded, shift: int, size: int) -> tuple[
 
 
 Ends = tuple[tuple[str, ...], tuple[str, ...]]
-"""The first and the last tokens of a row, decoded."""
+"""First and last tokens of a row, decoded."""
 
 NUM_SHOWN = 5
-"""First and last tokens shown."""
+"""Number of first and of last tokens in Ends."""
 
 
 def ends_of(tokenizer: Tokenizer, ids: np.ndarray) -> Ends:
-    """First and last tokens of a row as text; they do not overlap."""
+    """Decode the first and last tokens of a row, without overlap."""
     first, last = ids[:NUM_SHOWN], ids[max(NUM_SHOWN, len(ids) - NUM_SHOWN) :]
     return tuple(tokenizer.decode(first.tolist())), tuple(tokenizer.decode(last.tolist()))
 
 
 def is_doubled(ids: np.ndarray, special: Sequence[int]) -> bool:
-    """Whether a special token is repeated at the beginning or the end."""
+    """Return whether a special token is repeated at the beginning or the end."""
     return any(len(p) == 2 and p[0] == p[1] and int(p[0]) in special for p in (ids[:2], ids[-2:]))
 
 
 def part_of(text: str, limit: int, keep_end: bool = False) -> str:
-    """The part of a text that fills `limit` tokens in nearly all cases."""
-    most = CHARACTERS_PER_TOKEN * (limit + MARGIN_TOKENS)
+    """Return a part of a text that fills `limit` tokens in nearly all cases."""
+    most = 16 * (limit + MARGIN_TOKENS)  # characters; more are tokenized if needed
     return text[-most:] if keep_end else text[:most]
 
 
 def is_too_short(text: str, part: str, num_tokens: int, limit: int) -> bool:
-    """Whether more of the text must be tokenized to fill the row."""
+    """Return whether more of the text must be tokenized to fill the row."""
     return len(part) < len(text) and num_tokens <= limit + MARGIN_TOKENS
 
 
@@ -196,7 +188,7 @@ def beginnings(
     tokenize: Callable[[list[str]], list[T]],
     keep_end: bool = False,
 ) -> Iterator[tuple[str, T]]:
-    """Tokenize as much of each text as fills a row: that part, and what `tokenize` makes of it."""
+    """Yield the part of each text that fills a row, and its tokens from `tokenize`."""
     parts = [part_of(text, limit, keep_end) for text in texts]
     for text, part, found in zip(texts, parts, tokenize(parts), strict=True):
         while is_too_short(text, part, len(found), limit):
@@ -206,7 +198,7 @@ def beginnings(
 
 
 def load_request_tokenizer(request: PrepareRequest) -> Tokenizer:
-    """Load the tokenizer of a request; ConfigError if it lacks a token the task needs."""
+    """Load the tokenizer of a request; ConfigError if it lacks a token of the task."""
     if request.tokenizer == BYTES:
         return _byte_tokenizer(request)
     loaded = _auto_tokenizer(request.tokenizer)
@@ -256,7 +248,7 @@ def load_request_tokenizer(request: PrepareRequest) -> Tokenizer:
 
 def _pairs(loaded: Any, pairs: Sequence[tuple[str, ...]], limit: int) -> list[FramedText]:
     found, is_room = [], limit > loaded.num_special_tokens_to_add(pair=True)
-    # Whole texts, since which of two is the longer one decides what is cut.
+    # Entire texts are tokenized, since truncation cuts the longer one.
     made = loaded(*map(list, zip(*pairs, strict=True)))
     for number, both in enumerate(pairs):
         row = {name: values[number] for name, values in made.items()}
@@ -269,14 +261,14 @@ def _pairs(loaded: Any, pairs: Sequence[tuple[str, ...]], limit: int) -> list[Fr
 
 
 def _byte_tokenizer(request: PrepareRequest) -> Tokenizer:
-    """Byte tokenizer with the special tokens that models of the task are pre-trained with."""
+    """Return the byte tokenizer with the special tokens of models for the task."""
     prefix = () if request.task == "seq2seq_lm" else (BOS,)
     end = SEP if request.task == "masked_lm" else EOS
     own = Frame(prefix, (end,))
 
     def encode(texts: Sequence[str]) -> list[Encoded]:
         rows = [np.frombuffer(text.encode(), np.uint8).astype(np.int64) for text in texts]
-        starts = [(row & 0xC0) != 0x80 for row in rows]  # of characters
+        starts = [(row & 0xC0) != 0x80 for row in rows]  # first bytes of characters
         return [
             Encoded(r + NUM_SPECIAL_TOKENS, s.cumsum()) for r, s in zip(rows, starts, strict=True)
         ]
@@ -314,8 +306,8 @@ def _auto_tokenizer(name: str) -> Any:
     try:
         return load(AutoTokenizer, name)
     except LoadError as error:
-        why = f"AutoTokenizer cannot load it: {error.why[:200]}"
-        remark = "not a file; a Hub name needs a connection once; or data.tokenizer=bytes"
+        why = f"cannot be loaded by AutoTokenizer: {error.why[:200]}"
+        remark = "not a file; or a Hub name with a connection, or data.tokenizer=bytes"
         fix = Fix("data.tokenizer=FOLDER", remark=remark)
         raise ConfigError(Problem("data.tokenizer", name, why, fix)) from error
 
@@ -324,7 +316,7 @@ def _vocabulary(request: PrepareRequest, loaded: Any) -> Vocabulary:
     pad, eos = loaded.pad_token_id, loaded.eos_token_id
     fallback = next(t for t in (eos, loaded.sep_token_id, loaded.unk_token_id, 0) if t is not None)
     if request.task == "masked_lm" and loaded.mask_token_id is None:
-        why, fix = "has no mask token, which task=masked_lm needs", Fix("data.tokenizer=bytes")
+        why, fix = "has no mask token for task=masked_lm", Fix("data.tokenizer=bytes")
         raise ConfigError(Problem("data.tokenizer", request.tokenizer, why, fix))
     # A padding token added later may have an id above the vocabulary size.
     size = max(len(loaded), 1 + max(loaded.get_vocab().values(), default=0))
@@ -346,15 +338,14 @@ def _vocabulary(request: PrepareRequest, loaded: Any) -> Vocabulary:
 
 def _has_types(request: PrepareRequest, loaded: Any) -> bool:
     types = list(loaded("a", "b").get("token_type_ids", []))
-    if types != sorted(types) or not set(types) <= {0, 1}:  # XLNet's
-        why = f"token types of two texts are 0 and 1; this tokenizer's are {types}"
+    if types != sorted(types) or not set(types) <= {0, 1}:  # XLNet has other types
+        why = f"the tokenizer has token types {types}. A pair of texts needs types 0 and 1"
         fix = Fix("data.text_pair=null")
         raise ConfigError(Problem("data.text_pair", str(request.text_pair), why, fix))
     return bool(types)
 
 
 def _frame_of(loaded: Any, target: bool) -> Frame:
-    """Special tokens that a tokenizer adds around a text."""
     key = "text_target" if target else "text"
     whole = list(loaded(**{key: "a"})["input_ids"])
     plain = list(loaded(**{key: "a"}, add_special_tokens=False)["input_ids"])

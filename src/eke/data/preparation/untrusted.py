@@ -1,6 +1,7 @@
-"""Files of others: the only loader of their tokenizers, configurations and models, and limits.
+"""Loader of untrusted tokenizers, configurations and models, and limits of their use.
 
-None of their code runs, except chat templates in jinja's sandbox, which sets no limits.
+Code in these files is not executed, except chat templates. Jinja's sandbox does not limit their
+time and memory.
 """
 
 import io
@@ -20,36 +21,36 @@ from eke.common.errors import EkeError
 from eke.common.text import GIB, first_line
 
 RENDER_S = 5.0
-"""Processor time of one rendering, s; a usual one takes less than 1 ms."""
+"""Limit of processor time per rendering, s. Most renderings take less than 1 ms."""
 
 RENDER_CHARACTERS = 1 << 24
-"""Length of a rendered text: as many as a row has bytes (`data.max_row_bytes`)."""
+"""Limit of a rendered text in characters, equal to the default of `data.max_row_bytes`."""
 
 
 class LoadError(EkeError):
-    """Files of others that a library cannot use; its exception is the cause."""
+    """Files that a library cannot use. The library's exception is the cause."""
 
     exit_code = 2
 
     def __init__(self, source: object, error: BaseException) -> None:
         self.why = first_line(error).rstrip(".:")[:300]
-        """The library's reason, in one line."""
+        """Reason of the library in one line."""
         if "trust_remote_code" in str(error):
-            self.why = "needs Python code from its own folder (auto_map), which eke never runs"
+            self.why = "needs Python code from its own folder (auto_map), which eke does not run"
         super().__init__(f"{source}: cannot be used: {self.why}")
 
 
 @contextmanager
 def reading(source: object) -> Iterator[None]:
-    """Raise LoadError for whatever a library raises about the files of `source`."""
-    # Libraries that ask a question on standard input read its end.
+    """Raise LoadError for every exception of a library that reads the files of `source`."""
+    # An empty standard input ends questions of libraries.
     given, sys.stdin = sys.stdin, io.StringIO()
     try:
         yield
     except EkeError:
         raise
     except BaseException as error:
-        # A panic of Rust (safetensors, tokenizers) is no Exception; Ctrl-C is none either.
+        # Panics of Rust (safetensors, tokenizers) are no subclass of Exception.
         if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
             raise
         raise LoadError(source, error) from error
@@ -58,22 +59,22 @@ def reading(source: object) -> Iterator[None]:
 
 
 def load(kind: Any, source: object, **options: Any) -> Any:
-    """`kind.from_pretrained(source)` of a class of transformers or PEFT; LoadError if unusable."""
+    """Return `kind.from_pretrained(source)`, for classes of transformers and PEFT."""
     with reading(source):
-        # Without the option, transformers 5.23 asks whether to run the code of a checkpoint.
+        # By default transformers 5.23 asks on the terminal whether to run a checkpoint's code.
         return kind.from_pretrained(source, trust_remote_code=False, **options)
 
 
 @cache
 def _used_memory(process: int) -> int:
-    """Bytes of this process that RLIMIT_DATA limits; OSError where there is no /proc."""
+    """Return the bytes of a process that RLIMIT_DATA limits; OSError without /proc."""
     with open(f"/proc/{process}/statm", "rb", buffering=0) as file:
         return int(file.read(99).split()[5]) * resource.getpagesize()
 
 
 @contextmanager
 def limited_memory(more: int = 2 * GIB, fresh: bool = True) -> Iterator[None]:
-    """Limit the bytes that a body adds to this process, except mapped files, by MemoryError."""
+    """Raise MemoryError if the body adds more than `more` bytes to this process (RLIMIT_DATA)."""
     before = resource.getrlimit(resource.RLIMIT_DATA)
     try:
         if before[0] == resource.RLIM_INFINITY:
@@ -88,12 +89,12 @@ def limited_memory(more: int = 2 * GIB, fresh: bool = True) -> Iterator[None]:
 
 
 def limited(render: Callable[[], Any]) -> Any:
-    """One rendering: the kernel ends the process after RENDER_S; MemoryError above 1 GiB more."""
+    """Render with limits: the kernel ends the process after RENDER_S; MemoryError above 1 GiB."""
     for last in (False, True):
-        # No handler: a single call of C code, as of a large power, would never get to it.
+        # There is no handler: one long call of C code (a large power) would not let it run.
         signal.setitimer(signal.ITIMER_VIRTUAL, RENDER_S)
         try:
-            # Reading what is used takes a tenth of a rendering: again where that was too little.
+            # Reading the used memory takes a tenth of a rendering, so it is reread only on failure.
             with limited_memory(GIB, fresh=last):
                 return render()
         except MemoryError:
@@ -104,7 +105,7 @@ def limited(render: Callable[[], Any]) -> Any:
 
 
 def render_apart(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> str:
-    """Render a conversation in a process that limits may end: ValueError, or the template's."""
+    """Render a conversation in a limited child process; ValueError if it exceeds a limit."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     given = {"chat_template": tokenizer.get_chat_template(), **tokenizer.special_tokens_map}
@@ -117,5 +118,5 @@ def render_apart(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> str:
         except MemoryError:
             raise ValueError("takes more than 1 GiB of memory") from None
     if len(text) > RENDER_CHARACTERS:
-        raise ValueError(f"makes a text of {len(text)} characters")
+        raise ValueError(f"makes a text of {len(text)} characters, limit {RENDER_CHARACTERS}")
     return str(text)

@@ -1,4 +1,4 @@
-"""Write a store atomically, and split its rows into training and evaluation."""
+"""Atomic writing of a store, and its split into training and evaluation rows."""
 
 import contextlib
 import errno
@@ -21,10 +21,10 @@ from eke.data.sources import MANIFEST, Manifest, Vocabulary, array_dtype, cache_
 
 
 def disk_error(error: OSError) -> ConfigError:
-    """Error for a cache folder that cannot be written."""
+    """Return the error for a cache folder that cannot be written."""
     folder = cache_folder()
     why = f"the cache folder cannot be written: {error.strerror or error}"
-    too_large = error.errno == errno.EFBIG  # the same in any other folder
+    too_large = error.errno == errno.EFBIG  # another folder does not help
     other_folder = "export XDG_CACHE_HOME=FOLDER_WITH_SPACE"
     fix = Fix(remark="ulimit -f unlimited" if too_large else other_folder)
     return ConfigError(Problem("XDG_CACHE_HOME", str(folder), why, fix))
@@ -32,7 +32,7 @@ def disk_error(error: OSError) -> ConfigError:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of one store; the system frees it when the process ends."""
+    """Hold the lock of a store. The system releases it when the process ends."""
     try:
         own_folder(folder.parent)
         place = folder.parent / f".{folder.name}.lock"
@@ -46,8 +46,8 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def temporary(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces the store at the end and is removed on errors."""
-    # The caller holds the store's lock, so folders of killed preparations can be removed.
+    """Yield a temporary folder that finally replaces the store, or is removed on errors."""
+    # The caller holds the store's lock, so all older temporary folders are unused.
     for left in folder.parent.glob(f".{folder.name}.*.tmp"):
         remove_tree(left)
     unfinished = folder.parent / f".{folder.name}.{os.getpid()}.tmp"
@@ -65,7 +65,7 @@ def temporary(folder: Path) -> Iterator[Path]:
 
 
 class Writer:
-    """Writer of a store's arrays, one file each, and of the hash over all of them."""
+    """Writer of a store's arrays, one file each, with a hash of all arrays."""
 
     def __init__(self, folder: Path, vocabulary: Vocabulary) -> None:
         self.folder = folder
@@ -74,11 +74,11 @@ class Writer:
         self.counts: dict[str, int] = {}
         self._files: dict[str, BinaryIO] = {}
         self._digest = hashlib.sha256()
-        # The tokenizer's path does not matter, only the meaning of its ids.
+        # The meaning of the ids matters, but not the tokenizer's path.
         self.note(repr(replace(vocabulary, tokenizer="")))
 
     def dtype(self, name: str) -> "np.dtype[Any]":
-        """Data type of an array."""
+        """Return the data type of an array."""
         return np.dtype(array_dtype(name, self.token_bytes))
 
     def note(self, text: str) -> None:
@@ -96,7 +96,7 @@ class Writer:
         self._digest.update(name.encode() + data)
 
     def replace(self, name: str, parts: Iterator[np.ndarray]) -> None:
-        """Rewrite an array; `parts` may read the old one."""
+        """Rewrite an array. `parts` may read the old array."""
         self._files.pop(name).close()
         count = 0
         with open(self.folder / f"{name}.new", "wb") as file:
@@ -111,7 +111,7 @@ class Writer:
         self.counts[name] = count
 
     def read(self, name: str) -> np.ndarray:
-        """Elements written so far, memory-mapped."""
+        """Map the elements written so far."""
         if name in self._files:
             self._files[name].flush()
         if not self.counts.get(name):
@@ -143,15 +143,15 @@ class Writer:
 
 @dataclass
 class Splits:
-    """Training and evaluation split by a hash of the texts; duplicates stay on one side."""
+    """Training and evaluation split by a hash of the texts, so that duplicates share a split."""
 
     writer: Writer
     eval_frac: float
     _hashes: "array[int]" = field(default_factory=lambda: array("Q"))
-    """Of all rows by their numbers, until both splits have one."""
+    """Hashes of all rows by number, until both splits have a row."""
 
     def add(self, rows: list[Fields], first: int, evaluation: bool | None) -> None:
-        """Assign consecutive rows, from `first` on; with `evaluation` None by their hashes."""
+        """Assign rows numbered from `first` to a split; `evaluation` None: by hash."""
         if evaluation is not None:
             numbers = list(range(first, first + len(rows)))
             self.writer.append("evaluation" if evaluation else "train", numbers)
@@ -170,7 +170,7 @@ class Splits:
         self.writer.append("evaluation", kept[1])
 
     def fill_empty_side(self) -> None:
-        """Move one row to the empty split, with its duplicates unless these are (nearly) all."""
+        """Move one row to the empty split, with its duplicates unless these are all rows."""
         counts = self.writer.counts
         full, empty = ("train", "evaluation") if counts["train"] else ("evaluation", "train")
         hashes = np.asarray(self._hashes)
@@ -183,6 +183,6 @@ class Splits:
 
 
 def parts_of(array: np.ndarray) -> Iterator[np.ndarray]:
-    """Iterate over an array that may exceed memory, a million elements at a time."""
+    """Yield parts of a million elements of an array that may exceed memory."""
     for start in range(0, len(array), 1 << 20):
         yield np.asarray(array[start : start + (1 << 20)])

@@ -1,4 +1,4 @@
-"""Cache folder, cached file hashes, and memoized file access."""
+"""Cache folder, cached file hashes and memoized file access."""
 
 import functools
 import hashlib
@@ -20,34 +20,34 @@ CHUNK_BYTES = 1 << 20
 
 
 def cache_folder() -> Path:
-    """The folder for reproducible files: `$XDG_CACHE_HOME/eke`, else `~/.cache/eke`."""
+    """Return the folder for reproducible files: `$XDG_CACHE_HOME/eke`, else `~/.cache/eke`."""
     return _checked(Path(os.environ.get("XDG_CACHE_HOME") or home_folder() / ".cache") / "eke")
 
 
 @functools.cache
 def _checked(folder: Path) -> Path:
-    """Check that no other user made the folder, from which tokens and reports' scripts come."""
+    """Raise ConfigError if another user owns the cache folder."""
     try:
         with hold_folder(folder), hold_folder(folder.resolve(), own=True):
             return folder
     except Refused as error:
-        why = f"{error.strerror}; what lies there would be trained on"
+        why = f"{error.strerror}. Prepared tokens are read from this folder"
         fix = Fix(remark="export XDG_CACHE_HOME=FOLDER_OF_YOURS")
         raise ConfigError(Problem("XDG_CACHE_HOME", str(folder), why, fix)) from error
-    except OSError:  # it is not there yet, or nothing can be read in it
+    except OSError:  # missing or unreadable
         return folder
 
 
 def stamp(path: Path | int) -> tuple[int, ...]:
-    """Size, mtime, ctime and inode of a file: values that change with its content."""
-    # Size and mtime are not enough: `cp -p` and archives preserve them, and files of one size made
-    # in the same clock tick differ only in their inode.
+    """Return size, mtime, ctime and inode of a file, which change with its content."""
+    # Size and mtime do not suffice: `cp -p` and archives preserve them. Two files of the same size
+    # from the same clock tick differ only in their inode.
     found = os.stat(path)
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
 def digest_once(listing: object, digits: int, compute: Callable[[], str]) -> str:
-    """Return a cached hash of files, or compute it: `listing` has the files and their stamps."""
+    """Return the hash cached for `listing` (files and their stamps), or compute and cache it."""
     name = hashlib.sha256(json.dumps(listing).encode()).hexdigest()[:32]
     cached = cache_folder() / "fingerprints" / name
     try:
@@ -64,7 +64,7 @@ def digest_once(listing: object, digits: int, compute: Callable[[], str]) -> str
 
 
 def files_digest(files: Iterable[tuple[str, Path]]) -> str:
-    """Hash names (not locations) and contents of files in their order: 32 hex digits."""
+    """Hash the names (not locations) and contents of files, in order, to 32 hex digits."""
     stamps = [(name, path, stamp(path)) for name, path in files]
     listing = [[name, str(path.absolute()), *found] for name, path, found in stamps]
     parts = [(f"{name}\0{size}\0", path, 0, size) for name, path, (size, *_) in stamps]
@@ -72,7 +72,7 @@ def files_digest(files: Iterable[tuple[str, Path]]) -> str:
 
 
 def content_hash(parts: Iterable[tuple[str, Path, int, int]]) -> str:
-    """SHA-256 of byte ranges (heading, file, first byte, bytes), each after its heading."""
+    """Return the SHA-256 of byte ranges (heading, file, first byte, bytes) and their headings."""
     digest = hashlib.sha256()
     for heading, path, start, size in parts:
         digest.update(os.fsencode(heading))
@@ -92,7 +92,7 @@ _found: ContextVar[dict[Hashable, Any] | None] = ContextVar("found", default=Non
 
 @contextmanager
 def looking_once() -> Iterator[None]:
-    """Cache `once` functions in this context: a sweep's plans read the size of each file once."""
+    """Cache the results of `once` functions while the context is open."""
     token = _found.set({})
     try:
         yield
@@ -101,7 +101,7 @@ def looking_once() -> Iterator[None]:
 
 
 def once(look: Callable[P, T]) -> Callable[P, T]:
-    """Memoize a function of hashable arguments within `looking_once`."""
+    """Memoize a function of hashable arguments inside `looking_once`."""
 
     @functools.wraps(look)
     def answer(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,4 +1,4 @@
-"""Draws from the sources of a mix, by weight."""
+"""Weighted draws from the sources of a mix."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,26 +11,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Draws:
-    """Draws from several sources, a function of the seed and their number.
+    """Draws from several sources, determined by the seed and the draw number.
 
-    Draw n of a source with share p is due at (n + u) / p, where the seed and n give u in [0, 1). In
-    this order any m draws in a row have m p of the source, give or take the number of sources. Each
-    source's draws run through all of its samples, in a new order each time.
+    Draw n of a source with share p is due at (n + u) / p, where the seed and n give u in [0, 1).
+    Any m consecutive draws contain m p of the source, plus or minus the number of sources. A source
+    repeats after all its samples are drawn, in a new order.
     """
 
     sizes: tuple[int, ...]
     """Samples of each source."""
     shares: tuple[float, ...]
-    """Expected fraction of the draws from each; their sum is 1."""
+    """Expected fraction of draws from each source, the sum is 1."""
     seed: int
     streams: tuple[bool, ...] = ()
-    """Whether the samples of each source come in their own order; False for all where empty."""
+    """Whether each source keeps the order of its samples, empty: False for all."""
 
     def take(self, first: int, count: int) -> "tuple[np.ndarray, np.ndarray]":
-        """Epoch and sample number (going on from source to source) of draws from `first` on."""
+        """Return epochs and sample numbers (sources concatenated) of `count` draws from `first`."""
         import numpy as np  # slow import, needed by few plans
 
-        # Before a time t, t draws are due, give or take the number of sources.
+        # The draws due before a time t number t, plus or minus the number of sources.
         begin, end = max(0, first - len(self.sizes)), first + count + len(self.sizes)
         each = [self._due(source, begin, end) for source in range(len(self.sizes))]
         times, epochs, numbers = (np.concatenate([e[part] for e in each]) for part in range(3))
@@ -39,7 +39,7 @@ class Draws:
         return epochs[chosen], numbers[chosen]
 
     def _due(self, source: int, begin: int, end: int) -> "tuple[Any, Any, Any, int]":
-        """Time, epoch and sample of what a source gives in a time, and the draws before it."""
+        """Return times, epochs and samples of a source's draws in a range, and the draws before."""
         import numpy as np
 
         share, size = self.shares[source], self.sizes[source]
@@ -58,7 +58,7 @@ class Draws:
         return times[due], epochs, numbers, passed
 
     def _random(self, source: int, purpose: int, numbers: Any) -> Any:
-        """64 bits for each number, by splitmix64 (Steele et al. 2014)."""
+        """Return 64 random bits per number, by splitmix64 (Steele et al. 2014)."""
         z = numbers.astype("uint64") * 0x9E3779B97F4A7C15 + mix_seed(self.seed, source, purpose)
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
         z = (z ^ (z >> 27)) * 0x94D049BB133111EB

@@ -1,4 +1,4 @@
-"""First-fit packing of samples into rows, and lengths of synthetic samples."""
+"""First-fit packing of samples into rows; lengths of synthetic samples."""
 
 import hashlib
 import math
@@ -20,18 +20,18 @@ class Packs:
     members: "np.ndarray"
     """Sample numbers, grouped by row, int64."""
     offsets: "np.ndarray"
-    """Row r holds members offsets[r] to offsets[r + 1], int64."""
+    """Bounds of the rows in `members`: row r is offsets[r] to offsets[r + 1], int64."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def row(self, number: int) -> "np.ndarray":
-        """Sample numbers of one row, in their order."""
+        """Return the sample numbers of one row in order."""
         return self.members[self.offsets[number] : self.offsets[number + 1]]
 
 
 def _rows_of(lengths: list[int], capacity: int) -> Iterator[int]:
-    """Yield the first row with room for each sample, by a segment tree of rows' free tokens."""
+    """Yield the first row with room for each sample, by a segment tree of free tokens."""
     width = 1 << (len(lengths) - 1).bit_length()
     tree = [capacity] * (2 * width)
     for length in lengths:
@@ -48,13 +48,13 @@ def _rows_of(lengths: list[int], capacity: int) -> Iterator[int]:
 
 
 WINDOW = 1 << 16
-"""Samples packed at a time, to bound memory; a row never spans two windows."""
+"""Samples packed at a time, to bound memory. A row does not span two windows."""
 
 
 def first_fit(lengths: "np.ndarray", capacity: int) -> Packs:
-    """Pack samples of at most `capacity` tokens, each into the first row with room for it.
+    """Pack samples of at most `capacity` tokens, each into the first row with room.
 
-    Source: Johnson 1973, Near-Optimal Bin Packing Algorithms: at most 1.7 times the fewest rows.
+    Makes at most 1.7 times the fewest rows (Johnson 1973, Near-Optimal Bin Packing Algorithms).
     """
     import numpy as np  # slow import, needed by few plans
 
@@ -68,10 +68,6 @@ def first_fit(lengths: "np.ndarray", capacity: int) -> Packs:
     return Packs(np.concatenate(members), offsets)
 
 
-_LENGTH = 2
-"""Stream of the random number; 0 is for tokens, 1 for labels."""
-
-
 def mix_seed(*parts: int) -> int:
     """Combine several numbers into a 63-bit seed."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
@@ -79,16 +75,17 @@ def mix_seed(*parts: int) -> int:
 
 
 def synthetic_length(data: Synthetic, longest: int, split: int, index: int) -> int:
-    """Tokens of a sample of the training (0) or evaluation split (1); `longest` is the maximum."""
+    """Return the tokens of a training (0) or evaluation (1) sample, at most `longest`."""
     if data.lengths is Lengths.fixed:
         return longest
-    share = (mix_seed(data.data_seed, split, index, _LENGTH) + 0.5) / 2**63
+    # Random stream 2 is for lengths, 0 for tokens, 1 for labels.
+    share = (mix_seed(data.data_seed, split, index, 2) + 0.5) / 2**63
     is_uniform = data.lengths is Lengths.uniform
     low = data.min_len or (max(2, data.seq_len // 2) if is_uniform else 2)
     assert low <= longest, "a rule rejects it"
     if is_uniform:
         return min(longest, low + int(share * (longest - low + 1)))
-    # 2**63 shares leave room for +-9 standard deviations; rounding may make the last one 1.0.
+    # 2**63 shares cover +-9 standard deviations. Rounding may turn the last share into 1.0.
     share = min(max(share, 2**-53), 1 - 2**-53)
     median = data.median_len or max(2, data.seq_len // 4)  # before clipping
     drawn = median * math.exp(data.sigma * NormalDist().inv_cdf(share))
@@ -96,7 +93,7 @@ def synthetic_length(data: Synthetic, longest: int, split: int, index: int) -> i
 
 
 def synthetic_lengths(data: Synthetic, longest: int, split: int, count: int) -> "np.ndarray":
-    """Tokens of the first `count` samples, int64."""
+    """Return the tokens of the first `count` samples, int64."""
     import numpy as np  # slow import, needed by few plans
 
     lengths = (synthetic_length(data, longest, split, index) for index in range(count))

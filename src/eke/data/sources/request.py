@@ -1,4 +1,4 @@
-"""Inputs that determine prepared tokens, and the client of the process that prepares these."""
+"""Inputs of a preparation, and the client of the process that prepares the tokens."""
 
 import dataclasses
 import hashlib
@@ -40,10 +40,10 @@ from eke.data.sources.source_files import (
 from eke.data.sources.store import BYTES, Store, read_manifest, store_folder, tokenizer_of
 
 STORE_VERSION = 5
-"""Increase it when preparation changes its result."""
+"""Version of prepared tokens. Increase it when the result of preparation changes."""
 
 Named = tuple[tuple[str, str], ...]
-"""Files: name relative to `data.path`, absolute path."""
+"""Files as pairs: name relative to `data.path`, absolute path."""
 
 
 @dataclass(frozen=True)
@@ -63,41 +63,39 @@ class PrepareRequest:
     """Inputs of one preparation."""
 
     option: str
-    """jsonl, csv, parquet, hub, chat; text for documents cut into windows."""
+    """jsonl, csv, parquet, hub, chat, or text (documents cut into windows)."""
     path: str
-    """`data.path` or `data.name`, for messages."""
+    """`data.path` or `data.name`, shown in messages."""
     content: str
-    """Hash of the source's content."""
     train: Named = ()
     evaluation: Named = ()
-    """Empty: `eval_frac` of the rows."""
+    """Evaluation files, empty: `eval_frac` of the training rows is held out."""
     corpus: Corpus | None = None
-    """Documents, instead of rows."""
     labels: tuple[str, ...] = ()
-    """Classes of documents in the order of their numbers."""
+    """Class names of documents by number."""
     hub: HubSource | None = None
     text: str | None = None
     text_pair: str | None = None
     prompt: str | None = None
     response: str | None = None
     label: str | None = None
-    """Columns; None where the task does not read one."""
+    """Name of the label column. Columns that the task does not read are None."""
     task: str = "causal_lm"
     num_labels: int = 0
     problem: str = "single"
     head_labels: tuple[str, ...] = ()
-    """Class names of the checkpoint's head, by number; empty if it has none."""
+    """Class names of the checkpoint's head by number, empty without names."""
     class_names: tuple[str, ...] = ()
     multi_hot: bool | None = None
-    """`task.labels` and `data.multi_hot`."""
+    """`data.multi_hot`. `class_names` is `task.labels`."""
     separator: str | None = None
-    """Between prompt and response; None: a newline unless white space is there."""
+    """Text between prompt and response, None: a newline unless white space separates them."""
     messages: str | None = None
-    """Column of conversations; None: the one candidate."""
+    """Column of conversations, None: the only candidate."""
     chat_template: str = ""
-    """Jinja, or a name; empty: the tokenizer's default."""
+    """Jinja source or name, empty: the tokenizer's default template."""
     train_on: str = ""
-    """Trained messages of conversations; empty for other rows."""
+    """`data.train_on`: the trained messages, empty for other rows than conversations."""
     tokenizer: str = BYTES
     tokenizer_content: str = ""
     seq_len: int = 0
@@ -105,9 +103,9 @@ class PrepareRequest:
     eval_frac: float = 0.1
     packing: bool = False
     max_row_bytes: int = 0
-    """Limit for local files."""
+    """Largest row of local files, bytes."""
     streamed: int = 0
-    """Evaluation samples of rows that are read while training; 0: they are prepared."""
+    """Evaluation samples of a source streamed during training, 0: all rows are prepared."""
 
     @property
     def only_evaluates(self) -> bool:
@@ -117,7 +115,7 @@ class PrepareRequest:
 
     @property
     def key(self) -> str:
-        """Cache key, 32 hex digits; independent of the location of the files."""
+        """Cache key, 32 hex digits, independent of the location of the files."""
         content = dataclasses.asdict(self)
         for place in ("path", "train", "evaluation", "corpus", "max_row_bytes"):
             del content[place]
@@ -129,12 +127,12 @@ class PrepareRequest:
         return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]
 
     def to_json(self) -> str:
-        """Serialize to one line."""
+        """Serialize the request to one line of JSON."""
         return json.dumps(dataclasses.asdict(self), default=str)  # paths
 
 
 def request_of(config: Config) -> PrepareRequest | None:
-    """The request of a configuration; None for synthetic data and for text as bytes."""
+    """Return the request of a configuration, None for synthetic data and for text as bytes."""
     data = config.data
     if isinstance(data, PythonSource | Text):
         return None if tokenizer_of(data) == BYTES else _documents(config, data)
@@ -204,7 +202,7 @@ def _rows(config: Config, data: Hub | Files) -> PrepareRequest:
 
 
 def _head_labels(config: Config) -> tuple[str, ...]:
-    """Class names of the checkpoint; empty for transformers' default `LABEL_0` names."""
+    """Return the checkpoint's class names, () if they are transformers' default `LABEL_0`."""
     names = getattr(config.model, "label_names", [])
     task = config.task
     is_kept = isinstance(task, SequenceClassification) and task.num_labels == len(names)
@@ -268,12 +266,11 @@ TOKENIZER_FILES = (
     "chat_template", "config.json", "bpe.codes", "byte_maps", "dict.txt", "emoji", "entity_vocab",
     "normalizer", "prophetnet", "source.spm", "target.spm", "target_vocab", "tekken", "word_",
 )  # fmt: skip
-"""Prefixes of tokenizer file names, from `vocab_files_names` of transformers' classes; config.json
-names the class."""
+"""Prefixes of tokenizer files: `vocab_files_names` of transformers' classes, and config.json."""
 
 
 def tokenizer_content(tokenizer: str) -> str:
-    """Hash of a tokenizer's folder; empty for a Hub name and for bytes."""
+    """Return the hash of a tokenizer's folder, "" for a Hub name and for bytes."""
     folder = user_path(tokenizer)
     if tokenizer in ("", BYTES) or not folder.is_dir():
         return ""
@@ -291,17 +288,17 @@ def tokenizer_content(tokenizer: str) -> str:
 
 
 MOMENT_S = 1.0
-"""Seconds before the user sees a progress message."""
+"""Seconds of preparation before a progress message is printed."""
 
 
 def open_store(request: PrepareRequest) -> Store:
-    """Open the prepared tokens of a request; prepare them first if needed."""
+    """Open the prepared tokens of a request. Prepare them first if they are missing."""
     folder = store_folder(request.key)
     if (manifest := read_manifest(folder)) is None:
         _prepare(request)
         manifest = read_manifest(folder)
     if manifest is None:
-        raise ConfigError(_unforeseen(request, 0, f"there are no tokens in {folder}"))
+        raise ConfigError(_unforeseen(request, 0, f"no tokens in {folder}"))
     return Store(folder, manifest)
 
 
@@ -320,9 +317,9 @@ def _prepare(request: PrepareRequest) -> None:
     words = f"preparing data={request.option} {path} (once) ..."
     notice = threading.Timer(MOMENT_S, speak, (words, sys.stderr))
     notice.start()
-    try:  # without a timeout: Python 3.11 drops unsent input after one
+    try:  # no timeout: after one, Python 3.11 drops unsent input
         out, err = child.communicate(request.to_json())
-    except BaseException:  # Ctrl-C: let the child clean up, too
+    except BaseException:  # Ctrl-C: let the child clean up
         child.terminate()
         child.wait()
         raise
@@ -340,12 +337,13 @@ def _prepare(request: PrepareRequest) -> None:
 
 
 def _unforeseen(request: PrepareRequest, code: int, err: str) -> Problem:
-    if code == -signal.SIGVTALRM:  # eke.data.preparation.untrusted's
-        why, fix = "rendering one conversation does not end", Fix("data.chat_template=FILE")
+    if code == -signal.SIGVTALRM:  # set in eke.data.preparation.untrusted
+        why = "rendering one conversation exceeds the time limit"
+        fix = Fix("data.chat_template=FILE")
         name = f"{request.chat_template[:60] or 'default'} of {request.tokenizer}"
         return Problem("data.chat_template", name, why, fix)
     lines = [line.strip() for line in err.splitlines() if line.strip()]
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-    why = f"the process that prepares the data {how}: {(lines or ['no output'])[-1][:300]}"
-    fix = Fix(remark="free memory, then the same command") if code == -9 else Fix("data=synthetic")
+    how = f"killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
+    why = f"data preparation {how}: {(lines or ['no output'])[-1][:300]}"
+    fix = Fix(remark="free memory, repeat the command") if code == -9 else Fix("data=synthetic")
     return Problem("data", request.option, why, fix)

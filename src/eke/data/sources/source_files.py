@@ -1,7 +1,6 @@
 """Files of a data source: discovery, evaluation split, number of samples, content hash.
 
-Only names and sizes are read here (and the content once, for the hash), so that a plan knows the
-number of samples without torch; `eke.training.batches.dataset` reads the text.
+Plans need only names, sizes and the content hash. `eke.training.batches.dataset` reads the text.
 """
 
 import glob
@@ -23,13 +22,13 @@ from eke.data.sources.cache import content_hash, digest_once, once, stamp
 
 
 def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[tuple[str, Path]]:
-    """Find the files of a path: name relative to it and absolute path, sorted by name.
+    """Return the files of a path as pairs of relative name and absolute path, sorted by name.
 
-    `typed` is the value of `key`: a file, folder or glob. `pattern` is of names in a folder; None:
-    the format's suffixes. ConfigError if nothing matches, or a file is empty or unreadable.
+    `typed` is the value of `key`: a file, folder or glob. `pattern` selects files in a folder by
+    name; None: the format's suffixes. ConfigError if no file matches, or a file is unusable.
     """
     path = user_path(typed)
-    if not typed or not os.path.exists(path):  # False also for what is no path: a null character
+    if not typed or not os.path.exists(path):  # also False for a null character
         matches = glob.glob(str(path), recursive=True) if typed else []
         found = [Path(p) for p in matches if os.path.isfile(p)]
         root = Path(os.path.commonpath([p.parent for p in found])) if found else path
@@ -43,19 +42,19 @@ def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[t
         _check(file, key)
     strange = [f for f in found if f.suffix and not f.name.lower().endswith(ENDINGS[option])]
     if pattern is not None and 0 < len(strange) < len(found):
-        why = f"also matches files that do not end in {ENDINGS[option][0]}: {strange[0].name}"
+        why = f"also matches files without the ending {ENDINGS[option][0]}: {strange[0].name}"
         raise ConfigError(Problem("data.pattern", pattern, why, Fix("data.pattern=null")))
-    # A CSV reader accepts JSON as a header; the other readers detect a wrong format.
+    # The CSV reader accepts JSON as a header. The other readers detect a wrong format.
     other = other_format(option, [file.name for file in found]) if option == "csv" else ""
     if other not in ("", "data=text"):
-        why = "ends like a file of another format, and data=csv would read its lines as a table"
+        why = "has the ending of another format, which data=csv would read as a table"
         raise ConfigError(Problem(key, typed, why, Fix(other)))
     named = [(file.relative_to(root).as_posix(), file.absolute()) for file in found]
     return sorted(named, key=lambda pair: pair[0])
 
 
 def other_format(option: str, files: Iterable[str]) -> str:
-    """Override for files with another format's suffix; empty if some have this format's."""
+    """Return the override for files with another format's suffix, "" if one has this format's."""
     names = [name.lower() for name in files]
     if not names or any(name.endswith(ENDINGS.get(option, ())) for name in names):
         return ""
@@ -65,11 +64,11 @@ def other_format(option: str, files: Iterable[str]) -> str:
 
 
 def files_below(folder: Path, pattern: str, ending: str) -> list[Path]:
-    """Find files below a folder by a pattern of their names, unsorted."""
+    """Return the files below a folder whose names match a pattern, unsorted."""
     try:
         return [path for path in folder.rglob(pattern) if path.is_file()]
-    except (ValueError, NotImplementedError) as error:  # pathlib's, for "" and for "/etc/*"
-        why = f"is not a valid file name pattern: {error}"
+    except (ValueError, NotImplementedError) as error:  # raised by pathlib for "" and "/etc/*"
+        why = f"invalid file name pattern: {error}"
         fix = Fix(f"data.pattern=*{ending}")
         raise ConfigError(Problem("data.pattern", pattern, why, fix)) from error
 
@@ -86,15 +85,15 @@ def _nothing(option: str, key: str, typed: str, path: Path, pattern: str | None)
     if typed and os.path.isdir(path):
         wanted = pattern or " or ".join(f"*{ending}" for ending in ENDINGS[option][:2])
         others = sorted({p.suffix for p in path.rglob("*") if p.is_file() and p.suffix})
-        there = f"; there are files that end in {', '.join(others[:5])}" if others else ""
-        why = f"no file of the folder matches {wanted}{there}"
+        there = f". Endings in the folder: {', '.join(others[:5])}" if others else ""
+        why = f"no file in the folder matches {wanted}{there}"
         return Problem(key, typed, why, Fix(override("data.pattern", f"*{[*others, '.txt'][0]}")))
     meant = closest_path(path) if typed else None
-    why = "there is no such file or folder"
+    why = "no such file or folder"
     is_name = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", typed) and not path.parent.exists()
     if key == "data.path" and is_name and option != "text":
         hub = "chat_hub" if option == "chat" else "hub"
-        why += f"; data={hub} reads data sets of the hub"
+        why += f". data={hub} reads datasets of the Hub"
         return Problem(key, typed, why, Fix(f"data={hub}", override("data.name", typed)))
     return Problem(key, typed, why, Fix(override(key, str(meant or "FILE_OR_FOLDER"))))
 
@@ -102,12 +101,12 @@ def _nothing(option: str, key: str, typed: str, path: Path, pattern: str | None)
 def _check(file: Path, key: str) -> None:
     """Raise ConfigError unless a file is readable and not empty."""
     fix = Fix(f"{key}=FILE_OR_FOLDER")
-    if not file.is_file():  # a FIFO would block, and can be read only once
+    if not file.is_file():  # a FIFO would block and can be read only once
         raise ConfigError(Problem(key, str(file), "is not a regular file", fix))
     try:
         with open(file, "rb") as opened:
             if not opened.read(1):
-                raise ConfigError(Problem(key, str(file), "the file is empty", fix))
+                raise ConfigError(Problem(key, str(file), "is empty", fix))
     except OSError as error:
         raise unreadable(error, key, str(file)) from error
 
@@ -115,42 +114,41 @@ def _check(file: Path, key: str) -> None:
 def unreadable(
     error: Exception, key: str = "data.path", value: str = "", instead: str = "FILE_OR_FOLDER"
 ) -> ConfigError:
-    """For files that the system, a decompressor or a library cannot read."""
+    """Return the error for a file that the system, a decompressor or a library cannot read."""
     why = f"cannot be read: {getattr(error, 'strerror', None) or first_line(error)}"
     value = value or str(getattr(error, "filename", ""))
     return ConfigError(Problem(key, value, why, Fix(f"{key}={instead}")))
 
 
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
-"""Third-party packages, and tests (a third of the bytes, much of it data)."""
+"""Folders of third-party packages and of tests (a third of the bytes, much of it data)."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A byte range of one file."""
+    """Byte range of one file."""
 
     path: Path
     start: int
     size: int
-    """Bytes."""
     label: str = ""
-    """Class of the text: the standard-library package it belongs to."""
+    """Class of the text: the name of its top-level folder, empty without one."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text source with its training and evaluation split."""
+    """Text source with its training and evaluation split."""
 
     train: tuple[Piece, ...]
     evaluation: tuple[Piece, ...]
 
     def pieces(self) -> tuple[Piece, ...]:
-        """All byte ranges."""
+        """Return the byte ranges of both splits."""
         return self.train + self.evaluation
 
 
 def open_corpus(config: Config) -> Corpus | None:
-    """The text source of `config.data`, None if it is not text; ConfigError if it has none."""
+    """Return the text source of `config.data`, None if it is not text; ConfigError if empty."""
     if isinstance(config.data, PythonSource):
         corpus = standard_library()
     elif isinstance(config.data, Text):
@@ -163,13 +161,10 @@ def open_corpus(config: Config) -> Corpus | None:
 
 
 def _classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) -> Corpus:
-    """The largest classes; ConfigError if there are fewer: more files for evaluation may help."""
+    """Restrict a corpus to its `num_labels` largest classes; ConfigError if there are fewer."""
     labels = largest_labels(corpus, num_labels)
     if (count := len(labels)) < num_labels:
-        why = (
-            f"a text's classes are its folders, and only {count} have files for both "
-            "training and evaluation"
-        )
+        why = f"only {count} folders (classes) have files for both training and evaluation"
         fewer = f"task.num_labels={count}" if count > 1 else "data.path=FOLDER_OF_FOLDERS"
         fix = _more_classes(corpus, data, num_labels) or Fix(fewer)
         raise ConfigError(Problem("task.num_labels", str(num_labels), why, fix))
@@ -178,7 +173,7 @@ def _classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) -> Corp
 
 
 def _more_classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) -> Fix:
-    """Overrides that yield as many of the requested classes as exist; empty if none does."""
+    """Return overrides that yield as many of the requested classes as exist."""
     wanted = min(num_labels, len({piece.label for piece in corpus.pieces()} - {""}))
     fewer = [f"task.num_labels={wanted}"] if wanted < num_labels else []
     if not isinstance(data, Text) or wanted < 2:
@@ -190,9 +185,9 @@ def _more_classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) ->
     return Fix()
 
 
-@cache  # two thousand files, which do not change while Python runs
+@cache  # two thousand files that do not change while Python runs
 def standard_library() -> Corpus:
-    """The installed standard library's source, split by a hash of the file names."""
+    """Return the source of the standard library, split by a hash of the file names."""
     root = Path(sysconfig.get_path("stdlib"))
     paths = []
     for folder, folders, names in os.walk(root):
@@ -203,17 +198,17 @@ def standard_library() -> Corpus:
 
 @once
 def text_files(path: Path, pattern: str, eval_frac: float) -> Corpus:
-    """One file, evaluated on its end, or a folder, on some of its files; ConfigError: no text."""
+    """Split a file (its end is held out) or a folder (some files are); ConfigError: no text."""
     if path.is_file() and (rows := other_format("text", [path.name])):
-        why = "has rows, but data=text trains on the raw file, including markup and column names"
-        why += f"; if intended: data.path={path.parent} data.pattern='{path.name}'"
+        why = "has rows, but data=text trains on the raw file, including markup and column names."
+        why += f" If intended: data.path={path.parent} data.pattern='{path.name}'"
         raise ConfigError(Problem("data.path", str(path), why, Fix(rows)))
     paths = sorted(files_below(path, pattern, ".txt")) if path.is_dir() else [path]
     paths = [p for p in paths if p.is_file() and p.stat().st_size > 0]
     if not paths:
-        why = f"no file that matches {pattern!r} has text in it" if path.is_dir() else "no text"
+        why = f"no file that matches {pattern!r} contains text" if path.is_dir() else "no text"
         raise ConfigError(Problem("data.path", str(path), why, Fix("data.path=FILE_OR_FOLDER")))
-    if eval_frac == 1:  # all of it is both
+    if eval_frac == 1:  # both splits are the entire source
         root = path if path.is_dir() else path.parent
         names = [_label(p.relative_to(root).as_posix()) for p in paths]
         every = tuple(Piece(p, 0, p.stat().st_size, n) for p, n in zip(paths, names, strict=True))
@@ -226,7 +221,7 @@ def text_files(path: Path, pattern: str, eval_frac: float) -> Corpus:
 
 
 def _split(root: Path, paths: list[Path], eval_frac: float) -> Corpus:
-    """Evaluate on the files with the lowest name hashes: stable when files are added."""
+    """Hold out the files with the lowest name hashes, so that added files move no other file."""
     names = {path: path.relative_to(root).as_posix() for path in paths}
     ranked = sorted(paths, key=lambda path: hashlib.sha256(os.fsencode(names[path])).digest())
     num_kept = min(max(1, round(len(paths) * eval_frac)), len(paths) - 1)
@@ -243,13 +238,13 @@ def _split(root: Path, paths: list[Path], eval_frac: float) -> Corpus:
 
 
 def _label(name: str) -> str:
-    """Top-level folder of a file, empty without one; invalid UTF-8 is escaped."""
+    """Return the top-level folder of a file, "" without one. Invalid UTF-8 is escaped."""
     top = name.split("/", 1)[0] if "/" in name else ""
     return os.fsencode(top).decode(errors="backslashreplace")
 
 
 def largest_labels(corpus: Corpus, num_labels: int) -> list[str]:
-    """The classes with the most training bytes that also occur in evaluation, largest first."""
+    """Return the classes in both splits with the most training bytes, largest first."""
     seen = {piece.label for piece in corpus.evaluation if piece.label}
     sizes: Counter[str] = Counter()
     for piece in corpus.train:
@@ -259,31 +254,31 @@ def largest_labels(corpus: Corpus, num_labels: int) -> list[str]:
 
 
 def labels_of(config: Config, corpus: Corpus) -> list[str]:
-    """Labels of a corpus in the order of their numbers: the classes, else all folders."""
+    """Return the labels of a corpus by number: the classes, else all folders."""
     if isinstance(config.task, SequenceClassification):
         return largest_labels(corpus, config.task.num_labels)
     return sorted({piece.label for piece in corpus.pieces()})
 
 
 def window_length(config: Config) -> int:
-    """Tokens of text per sample; in seq2seq, source and target together."""
+    """Return the tokens of text per sample; in seq2seq, source and target together."""
     if isinstance(config.task, Seq2SeqLM):
         return config.data.seq_len + (config.task.target_len or config.data.seq_len)
     return config.data.seq_len
 
 
 def count_windows(pieces: Iterable[Piece], length: int) -> int:
-    """Number of samples of `length` tokens; classes are packed separately, with separators."""
+    """Count the samples of `length` tokens. Classes are cut separately, with separators."""
     return sum(count // length for count in _tokens(pieces).values())
 
 
 def longest_window(pieces: Iterable[Piece]) -> int:
-    """Largest `length` for which `count_windows` is not zero."""
+    """Return the largest `length` for which `count_windows` is not zero."""
     return max(_tokens(pieces).values(), default=0)
 
 
 def _tokens(pieces: Iterable[Piece]) -> Counter[str]:
-    """Tokens by class: bytes, and one separator per byte range."""
+    """Count the tokens of each class: bytes, and one separator per byte range."""
     tokens: Counter[str] = Counter()
     for piece in pieces:
         tokens[piece.label] += piece.size + 1
@@ -292,14 +287,14 @@ def _tokens(pieces: Iterable[Piece]) -> Counter[str]:
 
 @once
 def fingerprint(corpus: Corpus) -> str:
-    """Hash names, bounds and contents: 16 hex digits of SHA-256."""
+    """Hash the names, bounds and contents of a corpus to 16 hex digits."""
     pieces = corpus.pieces()
     parts = [
         (f"{p.path.name}\0{p.start}\0{p.size}\0{p.label}\0", p.path, p.start, p.size)
         for p in pieces
     ]
     try:
-        # Cached by path and stamp, since hashing the standard library takes about a second.
+        # Cached by path and stamp: hashing the standard library takes about a second.
         listing = [[str(p.path), p.start, p.size, *stamp(p.path)] for p in pieces]
         return digest_once(listing, 16, lambda: content_hash(parts))
     except OSError as error:
@@ -307,7 +302,7 @@ def fingerprint(corpus: Corpus) -> str:
 
 
 def read_piece(piece: Piece) -> bytes:
-    """Read a byte range."""
+    """Read the bytes of a piece."""
     with open(piece.path, "rb") as file:
         file.seek(piece.start)
         return file.read(piece.size)

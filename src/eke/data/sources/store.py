@@ -1,7 +1,7 @@
-"""Store of prepared tokens: a folder of memory-mapped arrays, renamed into place when complete.
+"""Store of prepared tokens: a folder of memory-mapped arrays, written by `eke.data.preparation`.
 
-`tokens.bin` has all tokens, `offsets.bin` the start of each row, and `manifest.json` the counts and
-the tokenizer's vocabulary. `eke.data.preparation` writes them.
+`tokens.bin` contains all tokens, `offsets.bin` the start of each row, and `manifest.json` the
+counts and the tokenizer's vocabulary.
 """
 
 import json
@@ -22,11 +22,11 @@ BYTES = "bytes"
 """`data.tokenizer` value of eke's byte tokenizer."""
 
 AUTO = "auto"
-"""The checkpoint's tokenizer, filled in when the model is resolved; bytes for other models."""
+"""`data.tokenizer` value for the checkpoint's tokenizer, or bytes for other models."""
 
 
 def tokenizer_of(data: Data) -> str:
-    """Resolved `data.tokenizer`; empty for data without one."""
+    """Return the resolved `data.tokenizer`, "" for data without a tokenizer."""
     typed = getattr(data, "tokenizer", "")
     return BYTES if typed == AUTO else typed
 
@@ -46,30 +46,29 @@ class Frame:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Size and special ids of one tokenizer; the defaults are the byte tokenizer's."""
+    """Size and special ids of a tokenizer. The defaults describe the byte tokenizer."""
 
     tokenizer: str = BYTES
     """`bytes`, a folder, or a Hub name."""
     size: int = BYTE_VOCABULARY
-    """All ids are smaller."""
+    """Smallest number above all ids."""
     pad: int = PAD
-    """Padding id; EOS if the tokenizer has no padding token."""
+    """Padding id, or EOS if the tokenizer has no padding token."""
     pad_is_eos: bool = False
     """Whether padding is EOS: the tokenizer has no padding token, or the same for both."""
     bos: int | None = BOS
     eos: int | None = EOS
     mask: int | None = MASK
-    """Replaces a token in masked_lm."""
+    """Id that replaces masked tokens in masked_lm."""
     special: tuple[int, ...] = ()
-    """Ids never masked; none for byte tokens (BOS is a separator there)."""
+    """Ids that are not masked, empty for byte tokens, where BOS is a separator."""
     first_random: int = NUM_SPECIAL_TOKENS
     """Smallest id of a random replacement in masking."""
     frame: Frame = Frame()
-    """Special tokens around a text; none for windows of byte tokens."""
+    """Special tokens around a text, empty for windows of byte tokens."""
     target_frame: Frame = Frame()
-    """Special tokens around a seq2seq target."""
-    has_types: bool = field(default=False, repr=False)  # the text is hashed, and older than this
-    """Whether the tokenizer makes token_type_ids, in pairs of texts."""
+    has_types: bool = field(default=False, repr=False)  # repr is hashed and must not change
+    """Whether the tokenizer makes token_type_ids for pairs of texts."""
 
     @property
     def is_bytes(self) -> bool:
@@ -77,15 +76,15 @@ class Vocabulary:
         return self.tokenizer == BYTES
 
     def random_below(self, model_vocab_size: int) -> int:
-        """Upper bound of random replacements in masking."""
+        """Return the exclusive upper bound of random replacements in masking."""
         return model_vocab_size if self.is_bytes else self.size
 
 
 BYTE_TOKENS = Vocabulary()
-"""eke's byte tokens; synthetic data avoids their special ids, too."""
+"""Vocabulary of eke's byte tokens. Synthetic data also avoids its special ids."""
 
 MANIFEST = "manifest.json"
-"""Written last; a folder without it is incomplete."""
+"""File written last. A store without it is incomplete."""
 
 DTYPES = {
     "offsets": "<i8",  # first token of each row, and the end
@@ -106,14 +105,13 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TokenStream:
-    """Concatenated documents of one class and split."""
+    """Range of tokens with the concatenated documents of one class and split."""
 
     evaluation: bool
     label: int
     start: int
-    """First token."""
     size: int
-    """Tokens."""
+    """Number of tokens."""
 
 
 @dataclass(frozen=True)
@@ -129,51 +127,49 @@ class Manifest:
     counts: dict[str, int]
     """Elements of each array."""
     num_rows: int = 0
-    """Rows read, bad and empty ones included."""
+    """Rows read, including bad and empty rows."""
     num_bad: int = 0
     num_truncated: int = 0
     num_other_prompts: int = 0
-    """Rows that do not begin with the tokens of the prompt tokenized alone, as in generation."""
+    """Rows that begin with other tokens than the separately tokenized prompt (as in generation)."""
     num_trained: int = 0
-    """Tokens that are trained, of conversations."""
     chat_template: str = ""
-    """The template that rendered conversations, in jinja."""
+    """Jinja source of the template that rendered conversations."""
     ends_of_turn: tuple[int, ...] = ()
     """Special tokens that end the last trained answer of a conversation."""
     plain_markers: tuple[str, ...] = ()
     """Markers of the chat template that are ordinary tokens."""
     ignored: tuple[str, ...] = ()
-    """Keys of rows that change nothing of a conversation: `id (12 rows)`."""
+    """Keys of rows without effect on the text of a conversation: `id (12 rows)`."""
     num_doubled: int = 0
     """Rows with a repeated special token at the beginning or the end."""
     first_row: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     """First and last tokens of the first row, decoded."""
     num_empty: int = 0
     num_held: int = 0
-    """Rows of a stream's files, bad and empty ones included, before those to train on."""
+    """Rows of a stream before the first training row, including bad and empty rows."""
     bad_rows: tuple[str, ...] = ()
-    """The first ones with location and reason: `data.jsonl:17 is not JSON`."""
+    """First bad rows with location and reason: `data.jsonl:17 is not JSON`."""
     bad_fix: str = ""
-    """Override that makes most bad rows usable; empty if there is none."""
+    """Override that makes most bad rows usable, empty without one."""
     label_names: tuple[str, ...] = ()
-    """Text labels by class; empty if labels are numbers."""
+    """Text labels by class, empty if labels are numbers."""
     label_kind: str = ""
-    """How labels are read: `number`, `name`, ... (`eke.data.preparation.labels`)."""
+    """Reading of labels: `number`, `name`, ... (`eke.data.preparation.labels`)."""
     given_names: tuple[str, ...] = ()
-    """Names of the rows' class numbers, by number."""
+    """Names that the data gives its class numbers, by number."""
     num_replaced: int = 0
-    """Invalid UTF-8 characters, replaced by U+FFFD."""
+    """Invalid UTF-8 characters replaced by U+FFFD."""
     streams: tuple[TokenStream, ...] = ()
-    """Streams of documents; empty for rows."""
 
 
 def store_folder(key: str) -> Path:
-    """Folder of the store with this key."""
+    """Return the folder of the store with this key."""
     return cache_folder() / "data" / key
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Read the manifest; None if it is missing or a file has the wrong size."""
+    """Read the manifest of a store; None if it is missing or a file has the wrong size."""
     try:
         manifest = cattrs.structure(json.loads((folder / MANIFEST).read_bytes()), Manifest)
         size = manifest.token_bytes
@@ -187,7 +183,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def array_dtype(name: str, token_bytes: int) -> str:
-    """Numpy dtype of an array of a store."""
+    """Return the numpy dtype of an array of a store."""
     return f"<u{token_bytes}" if name == "tokens" else DTYPES[name]
 
 
@@ -199,7 +195,7 @@ class Store:
     manifest: Manifest
 
     def array(self, name: str) -> "np.ndarray":
-        """One array, memory-mapped and read-only."""
+        """Map an array read-only."""
         import numpy as np  # slow import, needed by few plans
 
         dtype = array_dtype(name, self.manifest.token_bytes)
@@ -208,5 +204,5 @@ class Store:
         return np.memmap(self.folder / f"{name}.bin", dtype, mode="r", shape=(count,))
 
     def has(self, name: str) -> bool:
-        """Whether the store has this array."""
+        """Return whether the store has this array."""
         return name in self.manifest.counts

@@ -1,10 +1,8 @@
-"""Sizes of a checkpoint, read from its config.json.
+"""Sizes in a checkpoint's config.json, and facts in the source of transformers' model classes.
 
-The record of a family reads its checkpoints, with that architecture's names and defaults; for other
-architectures the usual names are tried, and sizes that are not found stay unknown.
-
-Facts of transformers' model classes, read from their source: an import would import torch. A run
-looks at the built model before it trains (`eke.training.model.unused`): source may mislead.
+Known families have readers with the names and defaults of their architecture. For others the common
+names are read, and missing sizes stay unknown. Classes are read as source, since their import would
+import torch. A run also checks the built model (`eke.training.model.unused`).
 """
 
 import ast
@@ -26,7 +24,7 @@ Raw = Mapping[str, Any]
 
 
 def read_sizes(raw: Raw, typed: str) -> tuple[str, Sizes]:
-    """Key of `FAMILIES` and fields of `PretrainedModel`; ConfigError: a size is no number."""
+    """Return the key of `FAMILIES` and fields of `PretrainedModel`; ConfigError: invalid size."""
     kind, family = str(raw.get("model_type")), "other"
     read: Callable[[Reader], Sizes] = _other
     if is_known(kind) and not any(raw.get(key) is True for key in _UNUSUAL):
@@ -39,22 +37,22 @@ def read_sizes(raw: Raw, typed: str) -> tuple[str, Sizes]:
 
 
 def is_known(model_type: str) -> bool:
-    """Whether a family reads checkpoints of this type."""
+    """Return whether a family reads checkpoints of this type."""
     return any(model_type in family.checkpoints for family in FAMILIES.values())
 
 
-# Switches that add or remove tensors which the closed forms of eke.models.families do not have.
+# Switches for tensors that the closed forms of eke.models.families do not include.
 _UNUSUAL = ("attention_bias", "mlp_bias", "add_cross_attention", "is_decoder")
 
 
 def _other(reader: Reader) -> Sizes:
-    """What the usual names give; attention stays unknown where it would be guessed."""
-    # So does a size that a list gives layer by layer (Gemma 3n's `intermediate_size`).
+    """Read sizes by their common names. Ambiguous sizes of attention stay unknown."""
+    # Sizes that are lists by layer also stay unknown (Gemma 3n's `intermediate_size`).
     needed = SYNONYMS["hidden_size"]
     raw = {k: v for k, v in reader.raw.items() if k in needed or not isinstance(v, list)}
     reader = Reader(raw)
     sizes: Sizes = {key: reader.needed(key) for key in ("hidden_size", "vocab_size")}
-    # Experts that a token may not pass through, and two stacks, have no usual names.
+    # Inactive experts and two stacks have no common names.
     unusual = reader.raw.get("is_encoder_decoder") is True or any("expert" in k for k in reader.raw)
     if not unusual:
         sizes["num_hidden_layers"] = reader.count("num_hidden_layers", 0)
@@ -74,12 +72,12 @@ MAPPINGS = {
     "sequence_classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
     "seq2seq_lm": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
 }
-"""`task.option` -> table of `models/auto/modeling_auto.py`: model type -> class."""
+"""`task.option` -> table in `models/auto/modeling_auto.py` of model type -> class."""
 
 
 @cache
 def models_folder() -> Path:
-    """Transformers' folder `models`."""
+    """Return transformers' folder `models`."""
     spec = find_spec("transformers")
     assert spec is not None, "transformers is a dependency of eke"
     assert spec.origin is not None, "it is a package of files"
@@ -88,13 +86,13 @@ def models_folder() -> Path:
 
 @cache
 def _tree(path: Path) -> ast.Module:
-    """Raises OSError: there is no such file."""
+    """Parse a Python file; OSError if it is missing."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
 @cache
 def _table(path: Path, name: str) -> dict[str, str]:
-    """A literal `NAME = OrderedDict([(key, value), ...])`; of several values the first."""
+    """Read a literal `NAME = OrderedDict([(key, value), ...])`, of a tuple the first value."""
     for node in _tree(path).body:
         match node:
             case ast.Assign([ast.Name(id=found)], ast.Call(args=[literal])) if found == name:
@@ -104,12 +102,12 @@ def _table(path: Path, name: str) -> dict[str, str]:
 
 
 def class_of(model_type: str, task: str) -> str:
-    """Transformers' class of a model type with the head of a task; empty if it has none."""
+    """Return transformers' class of a model type with a task's head, "" without one."""
     return _table(models_folder() / "auto/modeling_auto.py", MAPPINGS[task]).get(model_type, "")
 
 
 def source_of(model_type: str) -> Path | None:
-    """The file with the classes of a model type; None where transformers has none of its name."""
+    """Return the file with the classes of a model type, None if there is no file of its name."""
     folder = models_folder()
     try:
         special = _table(folder / "auto/auto_mappings.py", "SPECIAL_MODEL_TYPE_TO_MODULE_NAME")
@@ -122,27 +120,27 @@ def source_of(model_type: str) -> Path | None:
 
 
 def _of_class(model_type: str, task: str, name: str, root: ast.AST | None = None) -> ast.AST | None:
-    """A member of the class of a task, as of `_member`; None where no source tells."""
+    """Return `_member` of the class of a task, None without source."""
     folder = models_folder()
     try:
         heads = _table(folder / "auto/modeling_auto.py", MAPPINGS[task])
         head = heads.get(model_type)
-        # gpt-sw3 and internlm3 have no source: their class is that of GPT-2 and of Llama.
+        # gpt-sw3 and internlm3 have no source: they use the classes of GPT-2 and Llama.
         kinds = [model_type, *(kind for kind in heads if heads[kind] == head)]
         source = next(filter(None, map(source_of, kinds)), None)
         return _member(source, head, name, root) if head and source else None
-    except (OSError, SyntaxError):  # not there, or not Python of this version
+    except (OSError, SyntaxError):  # missing, or not Python of this version
         return None
 
 
 def class_attribute(model_type: str, task: str, name: str) -> bool | None:
-    """A flag of the class of a task: `_supports_sdpa`; None where its source does not tell."""
+    """Return a flag of the class of a task (`_supports_sdpa`), None if the source has none."""
     value = _of_class(model_type, task, name, ast.Constant(False))
     return bool(value.value) if isinstance(value, ast.Constant) else None
 
 
 def can_pack(config: Config) -> bool:
-    """Whether positions that begin anew keep the samples of a row apart."""
+    """Return whether restarted positions separate the samples of a row."""
     model, family = config.model, family_of(config)
     if family.is_known or not isinstance(model, PretrainedModel):
         return family.is_decoder
@@ -150,7 +148,7 @@ def can_pack(config: Config) -> bool:
 
 
 def logits_change(config: Config) -> str | None:
-    """What is done to the logits after the projection, as of `change_of_logits`."""
+    """Return `change_of_logits` of the configuration's model."""
     model = config.model
     if family_of(config).is_known or not isinstance(model, PretrainedModel):
         return ""
@@ -159,10 +157,10 @@ def logits_change(config: Config) -> str | None:
 
 @cache
 def change_of_logits(model_type: str, task: str) -> str | None:
-    """What a class does to its logits after the projection; None where its source does not show it.
+    """Return the change of a class's logits after the projection, None if the source is unclear.
 
-    Empty where nothing is done; else "/ NAME" or "* NAME" for a scale, "cap NAME" where they are
-    capped with tanh (Gemma 2), by an attribute of the model.
+    "" is no change, "/ NAME" or "* NAME" a scale, "cap NAME" a cap with tanh (Gemma 2). NAME is an
+    attribute of the model.
     """
     forward = _of_class(model_type, task, "forward")
     if forward is None:
@@ -185,23 +183,23 @@ def change_of_logits(model_type: str, task: str) -> str | None:
 
 @cache
 def _source(model_type: str, task: str, method: str) -> str:
-    """Return the source of a method of a class; empty where it is not found."""
+    """Return the source of a method of a class, "" without one."""
     found = _of_class(model_type, task, method)
     return "" if found is None else ast.unparse(found)
 
 
 def adds_router_loss(model_type: str, task: str) -> bool:
-    """Return whether a class answers with an `aux_loss`, and adds its share to a loss."""
+    """Return whether a class computes an `aux_loss` and adds it to the loss."""
     return "_coef * aux_loss" in _source(model_type, task, "forward")
 
 
 def asked_router_loss(config: Config, raw: Raw) -> float | None:
-    """Return the coefficient of the router loss that a config.json has plain transformers add.
+    """Return the coefficient of the router loss that transformers adds with a config.json.
 
-    ConfigError: it has no coefficient, or the class does not answer with the loss (NLLB-MoE).
+    ConfigError if it has no coefficient, or the class does not return the loss (NLLB-MoE).
     """
     kind, task = str(raw["model_type"]), config.task.option
-    # Switch Transformers' class has an argument for it, and does not read the configuration.
+    # The class of Switch Transformers has an argument instead of a key in the configuration.
     reads = "config.output_router_logits" in _source(kind, task, "forward")
     if raw.get("output_router_logits") is not True or not reads:
         return None
@@ -218,7 +216,7 @@ def asked_router_loss(config: Config, raw: Raw) -> float | None:
 
 
 def router_loss(config: Config) -> float | None:
-    """Return the coefficient of the router loss that is trained; None without one."""
+    """Return the coefficient of the trained router loss, None without one."""
     typed = config.task.router_loss
     if typed == "auto":
         return getattr(config.model, "router_loss", None) or None
@@ -230,13 +228,12 @@ def router_loss(config: Config) -> float | None:
 
 
 def _assigned(statement: ast.AST) -> set[str]:
-    """Names that get a value."""
     named = [part for part in ast.walk(statement) if isinstance(part, ast.Name)]
     return {part.id for part in named if isinstance(part.ctx, ast.Store)}
 
 
 def _is_call_of_self(value: ast.AST | None) -> bool:
-    """`self.lm_head(...)`, or a method without arguments of it: `.float()`."""
+    """Return whether a value is `self.lm_head(...)`, possibly with `.float()` or similar."""
     if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
         return False
     inner = value.func.value
@@ -247,7 +244,7 @@ def _is_call_of_self(value: ast.AST | None) -> bool:
 
 @cache
 def keeps_samples_apart(model_type: str) -> bool:
-    """Whether a decoder's mask follows from positions that begin anew, by its source."""
+    """Return whether a decoder's source makes its mask from restarted positions."""
     source = source_of(model_type)
     try:
         functions = ast.walk(_tree(source)) if source else []
@@ -257,19 +254,19 @@ def keeps_samples_apart(model_type: str) -> bool:
 
 
 def _masks_by_position(function: ast.FunctionDef) -> bool:
-    """It hands `position_ids` to transformers' functions that make causal masks."""
+    """Return whether a function passes `position_ids` to transformers' causal masks."""
     nodes = list(ast.walk(function))
     named = {node.id for node in nodes if isinstance(node, ast.Name)}
     given: list[set[Any]] = [{k.arg for k in n.keywords} for n in nodes if isinstance(n, ast.Call)]
     given += [{k.value for k in n.keys if isinstance(k, ast.Constant)}
               for n in nodes if isinstance(n, ast.Dict)]  # fmt: skip
-    # Layers take no `config`, masks do.
+    # Functions for masks have an argument `config`, layers do not.
     mask = {"config", "attention_mask", "position_ids"}
     return "create_causal_mask" in named and any(mask <= each for each in given)
 
 
 def _member(path: Path, class_name: str, name: str, root: ast.AST | None = None) -> ast.AST | None:
-    """A method, or an attribute's value, by the order of bases; `root` is that of the last one."""
+    """Return a method or an attribute's value by base order, `root` if no base has it."""
     if class_name == "PreTrainedModel":
         return root
     classes = (node for node in _tree(path).body if isinstance(node, ast.ClassDef))
@@ -288,7 +285,7 @@ def _member(path: Path, class_name: str, name: str, root: ast.AST | None = None)
 
 
 def _imported_from(path: Path, class_name: str) -> Iterator[Path]:
-    """Files of transformers' models that a name was imported from."""
+    """Yield the files of transformers' models from which a file imports a class."""
     for node in _tree(path).body:
         if isinstance(node, ast.ImportFrom) and any(n.name == class_name for n in node.names):
             parts = (node.module or "").split(".")
@@ -304,9 +301,9 @@ _PADDED_TABLE = re.compile(
 
 
 def first_position(model_type: str, pad: int) -> int:
-    """Row of the table of positions that a sequence begins with."""
-    # RoBERTa's relatives keep the rows up to the padding token's id for padding, which shows in
-    # their table's `padding_idx`; all others begin with the first.
+    """Return the first row of the position table that a sequence uses."""
+    # RoBERTa and derived models reserve the rows up to the padding token's id (`padding_idx` of the
+    # table). All others begin with row 0.
     source = source_of(model_type)
     try:
         text = source.read_text(encoding="utf-8") if source else ""
@@ -316,7 +313,7 @@ def first_position(model_type: str, pad: int) -> int:
 
 
 def supports(raw: Mapping[str, Any], task: str, name: str) -> bool | None:
-    """Whether the class of a config.json has `name`, an attention: of two parts, both."""
+    """Return whether the class of a config.json, and both its parts, support an attention."""
     flag = f"_supports_{name}"
     found = [class_attribute(str(raw["model_type"]), task, flag)]
     for part in (raw.get("encoder"), raw.get("decoder")):

@@ -1,4 +1,4 @@
-"""Location of a checkpoint, a local folder or the hub's cache, and of its own tokenizer."""
+"""Location of a checkpoint (a local folder or the Hub's cache) and of its tokenizer."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ def _named(folder: object) -> Fix:
 
 
 def refuse(typed: str, why: str, fix: Fix = ANOTHER, key: str = KEY) -> ConfigError:
-    """The error to raise for a checkpoint, as the user named it, that cannot be used."""
+    """Return the error for a checkpoint that cannot be used."""
     return ConfigError(Problem(key, typed, why, fix, "pretrained"))
 
 
@@ -36,7 +36,7 @@ CONFIG = "config.json"
 ADAPTER = "adapter_config.json"
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-# huggingface_hub.utils.validate_repo_id: an owner and a name, or a name alone
+# huggingface_hub.utils.validate_repo_id: owner and name, or only a name
 
 
 @dataclass(frozen=True)
@@ -44,22 +44,22 @@ class Located:
     """A checkpoint on this machine."""
 
     typed: str
-    """As the user typed it."""
+    """Value of `model.name_or_path`."""
     folder: Path
-    """With config.json in it; of a hub model perhaps without weights yet."""
+    """Folder with config.json; for a Hub model possibly without weights."""
     commit: str = ""
-    """Of a hub model, 40 hex digits; empty for a local folder."""
+    """Commit of a Hub model, 40 hex digits, empty for a local folder."""
 
     @property
     def is_local(self) -> bool:
-        """Whether it is the user's own folder."""
+        """Whether the checkpoint is a folder of the user."""
         return not self.commit
 
 
 def locate(typed: str, revision: str | None) -> Located:
-    """Find the folder with the checkpoint's config.json; of a hub model fetch that file at most."""
+    """Find the folder with a checkpoint's config.json, downloading this file from the Hub."""
     path = user_path(typed)
-    if os.path.exists(path):  # wins over a hub model of that name, as in transformers
+    if os.path.exists(path):  # has precedence over a Hub model, as in transformers
         if revision is not None:
             why = f"is a revision of a hub model, and {typed} is a folder of this machine"
             raise refuse(revision, why, Fix("model.revision=null"), "model.revision")
@@ -71,7 +71,7 @@ def locate(typed: str, revision: str | None) -> Located:
 
 
 def _near_folder(typed: str, otherwise: str = "ANOTHER_FOLDER_OR_HUB_NAME") -> Path | str:
-    """A checkpoint with a similar name near the missing folder; the likely intention."""
+    """Return a checkpoint with a similar path to a missing folder, else `otherwise`."""
     found = closest_path(user_path(typed))
     return found if found is not None and (found / CONFIG).is_file() else otherwise
 
@@ -101,7 +101,7 @@ def _local(typed: str, path: Path) -> Path:
 
 
 def _checkpoint_inside(path: Path) -> Path | None:
-    """The last folder below that has a config.json: of a run or a Trainer's, the newest."""
+    """Return the newest checkpoint in a run folder or a Trainer's output folder."""
 
     def number(path: Path) -> tuple[int, str]:  # `checkpoint-1000` after `checkpoint-200`
         digits = re.findall(r"\d+", f"{path.parent.name}/{path.name}")
@@ -114,24 +114,24 @@ def _checkpoint_inside(path: Path) -> Path | None:
 
 
 def _on_hub(name: str, revision: str | None) -> Located:
-    """From the cache, else by downloading config.json alone."""
+    """Locate a Hub model in the cache, or download only its config.json."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     found = try_to_load_from_cache(name, CONFIG, revision=revision)
     if not isinstance(found, str):
         speak(f"asking the Hugging Face hub for {name} ...", sys.stderr)
         try:
-            # Two lines for each of five attempts; the error below reports the result.
+            # The logger prints two lines for each of five attempts. The error below suffices.
             logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
             found = hf_hub_download(name, CONFIG, revision=revision)
-        except Exception as error:  # huggingface_hub's, httpx's, the file system's
+        except Exception as error:  # from huggingface_hub, httpx or the file system
             raise _unreachable(name, revision, error) from error
     folder = Path(found).parent
     return Located(name, folder, commit=folder.name)
 
 
 def _unreachable(name: str, revision: str | None, error: Exception) -> ConfigError:
-    """Translate an error of huggingface_hub, which has paragraphs of HTTP."""
+    """Translate an error of huggingface_hub to a short one."""
     from huggingface_hub import constants, errors
 
     if isinstance(error, errors.GatedRepoError):
@@ -156,15 +156,15 @@ def _unreachable(name: str, revision: str | None, error: Exception) -> ConfigErr
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model",
          "tokenizer.model")  # fmt: skip
-"""One of these lies in a folder that AutoTokenizer loads
+"""Files of which a folder for AutoTokenizer has at least one
 (https://huggingface.co/docs/transformers/main_classes/tokenizer)."""
 
 OF_EKE = ("manifest.json", "state.json")
-"""Files of eke's checkpoints other than weights (eke.training.checkpoint)."""
+"""Files of eke's checkpoints in addition to weights (eke.training.checkpoint)."""
 
 
 def resolve_tokenizer(config: Config) -> Config:
-    """The configuration with the tokenizer that `auto` stands for: the checkpoint's, if any."""
+    """Replace the tokenizer `auto` by the checkpoint's tokenizer if it has one."""
     model = config.model
     if not isinstance(model, PretrainedModel) or getattr(config.data, "tokenizer", "") != AUTO:
         return config
@@ -172,12 +172,12 @@ def resolve_tokenizer(config: Config) -> Config:
     if not (found.is_local or _has_tokenizer(found.folder)):
         _fetch_tokenizer(found)
     tokenizer = str(found.folder) if _has_tokenizer(found.folder) else AUTO
-    data: Any = config.data  # some sources have no tokenizer; this one does
+    data: Any = config.data  # some sources have no tokenizer, but this one has
     return dataclasses.replace(config, data=dataclasses.replace(data, tokenizer=tokenizer))
 
 
 def is_of_eke_without_tokenizer(name_or_path: str) -> bool:
-    """Whether a folder is a checkpoint of eke's, which saves any tokenizer in it but bytes."""
+    """Return whether a folder is a checkpoint of eke with the byte tokenizer."""
     folder = user_path(name_or_path)
     is_of_eke = all((folder / name).is_file() for name in OF_EKE)
     return is_of_eke and not _has_tokenizer(folder)
@@ -188,14 +188,13 @@ def _has_tokenizer(folder: Path) -> bool:
 
 
 def _fetch_tokenizer(found: Located) -> None:
-    """Fetch the tokenizer of a hub model of which perhaps config.json alone was fetched so far."""
     from huggingface_hub import constants, snapshot_download
 
     if constants.HF_HUB_OFFLINE:
         return
     patterns = [*(f"{name}*" for name in TOKENIZER_FILES), "*.model", "*.tiktoken"]
-    try:  # of the commit that the weights are of: a name would mean the newest
+    try:  # the commit of the weights, since a branch may have a newer one
         snapshot_download(found.typed, revision=found.commit, allow_patterns=patterns)
-    except Exception as error:  # huggingface_hub's, httpx's, the file system's
+    except Exception as error:  # from huggingface_hub, httpx or the file system
         why = f"its tokenizer cannot be fetched ({type(error).__name__})"
         raise refuse(found.typed, why, Fix(remark=f"hf download {found.typed}")) from error

@@ -1,7 +1,7 @@
-"""`model=pretrained` with everything that its checkpoint says filled in.
+"""Resolution of `model=pretrained` from its checkpoint.
 
-Widths and depth of the tensors are compared with config.json here, before anything is queued; every
-single tensor is compared when the model is loaded.
+Widths and depth of the tensors are compared with config.json before a job is queued. Every tensor
+is compared when the model is loaded.
 """
 
 import dataclasses
@@ -39,18 +39,18 @@ INDEX = "model.safetensors.index.json"
 Shapes = dict[str, tuple[int, ...]]
 
 TYPED = ("option", "family", "name_or_path", "revision", "dropout", "freeze")
-"""Fields of `PretrainedModel` that are not the checkpoint's to say."""
+"""Fields of `PretrainedModel` that are not read from the checkpoint."""
 
 _OTHER = re.compile(r"position|\bwpe\b|\btransform\b|dense|(?<!\.weight)$").search
-"""Names of tensors that may be as large as a table of the vocabulary, and are none; a quantizer's
-buffers (I-BERT's `weight_integer`) among them."""
+"""Names of tensors that are not embeddings but may have the same shape, including a quantizer's
+buffers (I-BERT's `weight_integer`)."""
 
 
 def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool = False) -> Config:
-    """The configuration with the sizes of its checkpoint; any other model is left as it is.
+    """Fill in the sizes of a checkpoint. Other models stay unchanged.
 
-    A size among the command line's `overrides` is rejected. For `planning` alone the weights need
-    not be on this machine. ConfigError without a checkpoint that is whole and eke can train.
+    `planning` allows weights that are not on this machine. ConfigError if the checkpoint is
+    unusable, or `overrides` set a size.
     """
     model = config.model
     if not isinstance(model, PretrainedModel):
@@ -81,7 +81,7 @@ def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool 
 
 
 def _counts(model: PretrainedModel, shapes: Shapes) -> dict[str, Any]:
-    """Sizes of an architecture whose tensors the checkpoint alone names."""
+    """Return the sizes of an architecture without closed forms."""
     if problem := find_problem(model.freeze, {(n,): True for n in shapes}, "the checkpoint"):
         raise ConfigError(problem)
     sizes = {name: prod(shape) for name, shape in shapes.items()}
@@ -90,7 +90,7 @@ def _counts(model: PretrainedModel, shapes: Shapes) -> dict[str, Any]:
 
 
 def _of_the_class(config: Config, raw: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
-    """What the class of the model says: attention that it has, and positions that it can use."""
+    """Return the supported attention kernels, router loss, labels and usable positions."""
     kind, task = str(raw["model_type"]), config.task.option
     found: dict[str, Any] = {
         f"supports_{name}": supports(raw, task, name)
@@ -101,7 +101,7 @@ def _of_the_class(config: Config, raw: dict[str, Any], sizes: dict[str, Any]) ->
         found["label_names"] = _label_names(raw)
     if positions := sizes.get("max_position_embeddings"):
         pad = raw.get("pad_token_id")
-        # The default of all configuration classes whose table of positions begins behind it.
+        # All configuration classes with reserved rows of positions have this default.
         absolute = raw.get("position_embedding_type", "absolute") == "absolute"
         first = first_position(kind, pad if isinstance(pad, int) else 1) if absolute else 0
         found["max_position_embeddings"] = max(1, positions - first)
@@ -109,13 +109,13 @@ def _of_the_class(config: Config, raw: dict[str, Any], sizes: dict[str, Any]) ->
 
 
 def _saved_by(raw: dict[str, Any]) -> str:
-    """The class that wrote a config.json; empty where it does not say."""
+    """Return the class that wrote a config.json, "" if it is not named."""
     names = raw.get("architectures")
     return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def _label_names(raw: dict[str, Any]) -> list[str]:
-    """Of the classes of a trained head, by number; two where config.json names none."""
+    """Return the class names of a trained head by number, by default two."""
     named = raw.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}  # transformers' default
     if not isinstance(named, dict):
         return []
@@ -125,7 +125,7 @@ def _label_names(raw: dict[str, Any]) -> list[str]:
 
 
 def follow_head(config: Config) -> Config:
-    """The configuration with as many classes as the checkpoint's head, or `task.labels`, has."""
+    """Set the number of classes from the checkpoint's head or from `task.labels`."""
     count = len(getattr(config.model, "label_names", []))
     count = count if count > 1 else len(getattr(config.task, "labels", []))
     if config.task.problem.value == "regression":
@@ -138,7 +138,7 @@ def follow_head(config: Config) -> Config:
 
 
 def read_config(found: Located) -> dict[str, Any]:
-    """The content of config.json; ConfigError if it is no object, or names no architecture."""
+    """Read config.json; ConfigError if it is not an object or has no model_type."""
     try:
         raw = json.loads((found.folder / CONFIG).read_text(encoding="utf-8"))
     except OSError as error:
@@ -151,7 +151,7 @@ def read_config(found: Located) -> dict[str, Any]:
 
 
 def _typed_sizes(model: PretrainedModel, overrides: Sequence[str]) -> list[Problem]:
-    """Sizes set by overrides or by the user's option file."""
+    """Return problems for sizes set by overrides or by the user's option file."""
     typed = {text.lstrip("+").partition("=")[0] for text in overrides}
     untouched, problems = PretrainedModel(name_or_path=model.name_or_path), []
     for name in (f.name for f in dataclasses.fields(model) if f.name not in TYPED):
@@ -165,7 +165,7 @@ def _typed_sizes(model: PretrainedModel, overrides: Sequence[str]) -> list[Probl
 
 
 def _refuse_foreign(found: Located, raw: dict[str, Any]) -> None:
-    """What is no plain model of transformers."""
+    """Raise ConfigError for checkpoints without a class for text in transformers."""
     if quantized := raw.get("quantization_config"):
         method = quantized.get("quant_method", "") if isinstance(quantized, dict) else ""
         why = f"its weights are quantized ({method or 'see config.json'}), and eke trains float32"
@@ -183,11 +183,11 @@ def _refuse_foreign(found: Located, raw: dict[str, Any]) -> None:
 
 
 _PARTS = re.compile(r"(text|vision|image|audio|speech|thinker|language|llm)_config")
-"""Keys of a config.json for the parts of a multimodal model."""
+"""Keys of the parts of a multimodal model in config.json."""
 
 
 def _refuse_multimodal(found: Located, raw: dict[str, Any]) -> None:
-    """A model of text and of something else; its text part alone may be a model, too."""
+    """Raise ConfigError for a multimodal model, with code that saves its text part."""
     parts = {k: v for k, v in sorted(raw.items()) if _PARTS.fullmatch(k) and isinstance(v, dict)}
     if not parts:
         return
@@ -217,11 +217,11 @@ _BY_ENDING = {
     "ForMaskedLM": "masked_lm",
     "ForConditionalGeneration": "seq2seq_lm",
 }
-"""End of an architecture's name -> the task it was saved for."""
+"""Suffix of an architecture's name -> task it was saved for."""
 
 
 def _refuse_task(config: Config, raw: dict[str, Any], family: str, found: Located) -> None:
-    """A task that the saved class shows to be another one's; known families have a rule for it."""
+    """Raise ConfigError if the saved class is for another task. Known families have a rule."""
     if FAMILIES[family].is_known or isinstance(config.task, SequenceClassification):
         return
     name = _saved_by(raw)
@@ -236,7 +236,7 @@ def _refuse_task(config: Config, raw: dict[str, Any], family: str, found: Locate
 
 
 def _refuse_absent(found: Located, family: str, planning: bool) -> None:
-    """A hub model of which only config.json is here."""
+    """Raise ConfigError if a Hub model needs weights that are not on this machine."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE and not planning:
@@ -249,8 +249,8 @@ def _refuse_absent(found: Located, family: str, planning: bool) -> None:
 
 
 def _tied(found: Located, raw: dict[str, Any], family: str, sizes: Sizes, shapes: Shapes) -> Sizes:
-    """Whether the output shares the embedding's tensor: the file tells, its flag may be untrue."""
-    # transformers 5 ties T5's, unless the checkpoint has a projection; several tables tell nothing.
+    """Return sizes with `tie_word_embeddings` by the tensors, since the flag may be wrong."""
+    # transformers 5 ties T5 unless the checkpoint has a projection.
     two_stacks = FAMILIES[family].is_encoder_decoder
     if two_stacks and shapes and "lm_head.weight" not in shapes:
         return {**sizes, "tie_word_embeddings": True}
@@ -266,9 +266,9 @@ def _tied(found: Located, raw: dict[str, Any], family: str, sizes: Sizes, shapes
 
 
 def weight_files(found: Located) -> list[Path]:
-    """The files with the weights; none where a hub model's are not on this machine yet.
+    """Return the files with the weights, [] for a Hub model without them on this machine.
 
-    ConfigError: a local folder has none, lacks one of several, or has another format's.
+    ConfigError if a local folder lacks one or has another format.
     """
     folder = found.folder
     if (folder / WEIGHTS).is_file():
@@ -302,7 +302,7 @@ def _shards(found: Located) -> list[Path]:
         raise refuse(found.typed, f"its {INDEX} cannot be read: {error}") from error
     absent = [path.name for path in paths if not path.is_file()]
     if absent and not found.is_local:
-        return []  # the worker downloads the rest
+        return []  # the worker downloads the missing files
     if absent:
         why = f"{len(absent)} of its {len(paths)} files of weights are missing: {absent[0]}"
         raise refuse(found.typed, why)
@@ -310,7 +310,7 @@ def _shards(found: Located) -> list[Path]:
 
 
 def read_shapes(found: Located) -> Shapes:
-    """Name -> shape of every tensor, none before the download; ConfigError: a file is damaged."""
+    """Return the shape of every tensor by name, {} without weights; ConfigError: damaged file."""
     from safetensors import SafetensorError, safe_open
 
     shapes: Shapes = {}
@@ -335,8 +335,8 @@ def read_shapes(found: Located) -> Shapes:
 
 
 def same_numbers(found: Located, one: str, other: str) -> bool:
-    """Whether two tensors of a checkpoint hold the same bytes."""
-    tensors = {}  # read as in https://huggingface.co/docs/safetensors/index#format
+    """Return whether two tensors of a checkpoint have the same bytes."""
+    tensors = {}  # format: https://huggingface.co/docs/safetensors/index#format
     for path in weight_files(found):
         with open(path, "rb") as file:
             content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -349,13 +349,13 @@ def same_numbers(found: Located, one: str, other: str) -> bool:
 
 
 def compare(family: str, sizes: Sizes, shapes: Shapes, typed: str) -> None:
-    """Refuse a config.json that is not of these tensors: the first size on which they disagree."""
+    """Raise ConfigError for the first size in config.json that differs from the tensors."""
     if not FAMILIES[family].is_known:
         return
-    # What transformers refuses, or fails at, when it builds the model.
+    # transformers fails to build these models.
     heads, width = sizes["num_attention_heads"], sizes["hidden_size"]
     groups = sizes.get("num_key_value_heads") or heads
-    if width % heads and "gated" not in sizes:  # T5 alone has heads of any width
+    if width % heads and "gated" not in sizes:  # only T5 has heads of any width
         why = f"its config.json has num_attention_heads = {heads}, no divisor of hidden_size"
         raise refuse(typed, f"{why} = {width}")
     if heads % groups:
@@ -393,7 +393,7 @@ def _ending(shapes: Shapes, ending: str) -> tuple[int, ...] | None:
 
 
 def content_of(found: Located) -> str:
-    """`NAME@COMMIT` of a hub model; of a folder 16 hex digits over config.json and weights."""
+    """Return `NAME@COMMIT` of a Hub model, or 16 hex digits over a folder's files."""
     if not found.is_local:
         return f"{found.typed}@{found.commit}"
     files = [found.folder / CONFIG, *weight_files(found)]

@@ -1,4 +1,4 @@
-"""Model families: one record each, with closed forms for sizes, FLOPs and activations."""
+"""Model families, with closed forms for sizes, FLOPs and activations."""
 
 from eke.config.schema import Config
 from eke.models.families.bert_gpt2_t5 import BERT, GPT2, T5
@@ -23,5 +23,5 @@ FAMILIES = {each.name: each for each in (LLAMA, QWEN2, QWEN3, MIXTRAL, BERT, GPT
 
 
 def family_of(config: Config) -> Family:
-    """The record of the configuration's model."""
+    """Return the record of the configuration's model."""
     return FAMILIES[config.model.family]

@@ -1,7 +1,7 @@
-"""BERT, GPT-2 and T5: the families with dropout outside of attention.
+"""BERT, GPT-2 and T5: families with dropout outside of attention.
 
-BERT is an encoder that normalizes after each sublayer, GPT-2 a decoder that normalizes before it;
-both learn positions. T5 is an encoder-decoder with relative positions, RMSNorm and no biases.
+BERT is an encoder with norms after each sublayer, GPT-2 a decoder with norms before. Both have
+learned positions. T5 is an encoder-decoder with relative positions, RMSNorm and no biases.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,6 @@ from eke.models.families.family_record import (
 
 
 def _bert_structure(config: Config) -> Structure:
-    """BertForMaskedLM and BertForSequenceClassification."""
     model = cast(BertModel, config.model)
     hidden = model.hidden_size
     around, lm_head = "bert.embeddings", "cls.predictions"
@@ -63,7 +62,7 @@ def _bert_structure(config: Config) -> Structure:
         weights += [*layer_norm(hidden, f"{lm_head}.transform.LayerNorm"), *last]
         biases = [f"{lm_head}.decoder.bias", f"{lm_head}.bias"]
         if not model.tie_word_embeddings:
-            # transformers 5 then keeps a second bias, `cls.predictions.bias`, that nothing reads.
+            # transformers 5 then has a second, unused bias `cls.predictions.bias`.
             weights.append(Weight((model.vocab_size,), trained=False, names=(biases.pop(),)))
         weights.append(Weight((model.vocab_size,), names=tuple(biases)))
     attention = AttentionLayers(model.num_hidden_layers, hidden, causal=False)
@@ -84,7 +83,7 @@ def _bert_weights(model: BertModel) -> Iterator[Weight]:
 def _norm_stacks(
     shape: Shape, kernel: Kernel, readers: tuple[int, int], inner: int
 ) -> tuple[Stack, ...]:
-    """BERT and GPT-2: two LayerNorms, which keep their input, and a plain feed-forward."""
+    """Return activations of BERT and GPT-2: two LayerNorms, which save their input, no gates."""
     tokens, hidden = shape.tokens, shape.hidden
     per_norm = hidden * shape.weights + 2 * FLOAT32_BYTES
     stream = tokens * (2 * per_norm + hidden * sum(shape.read(n) for n in readers))
@@ -106,7 +105,7 @@ def _norm_stacks(
 
 
 def _bert_outside(shape: Shape, task: str) -> int:
-    """The transformation before the projection onto the vocabulary, and the embedding's dropout."""
+    """Return bytes of the transformation before the output projection, and of the dropout."""
     head = 3 if task == "masked_lm" else 0
     return shape.tokens * shape.hidden * head * (shape.compute + shape.weights) + shape.dropped
 
@@ -122,7 +121,7 @@ BERT = Family(
     name="bert",
     tasks=("masked_lm", "sequence_classification"),
     structure=_bert_structure,
-    # Query, key and value cast their input; GELU keeps its input, the next layer its result.
+    # Query, key and value cast their input. GELU saves its input, the next layer the result.
     stacks=partial(_norm_stacks, readers=(3, 1), inner=2),
     outside=_bert_outside,
     widths=(),
@@ -144,7 +143,6 @@ BERT = Family(
 
 
 def _gpt2_structure(config: Config) -> Structure:
-    """GPT2LMHeadModel and GPT2ForSequenceClassification."""
     model = cast(GPT2Model, config.model)
     hidden = model.hidden_size
     first, last = embedding_and_lm_head(config, "transformer.wte", "lm_head")
@@ -164,7 +162,7 @@ def _gpt2_structure(config: Config) -> Structure:
 
 def _gpt2_weights(model: GPT2Model) -> Iterator[Weight]:
     hidden, inner = model.hidden_size, model.intermediate_size
-    # GPT-2's Conv1D stores [in, out]: the order matters to Adafactor's rows and columns.
+    # GPT-2's Conv1D stores [in, out], which matters for Adafactor's rows and columns.
     shapes = {
         "attn.c_attn": (hidden, 3 * hidden),
         "attn.c_proj": (hidden, hidden),
@@ -197,7 +195,7 @@ GPT2 = Family(
     name="gpt2",
     tasks=("causal_lm", "sequence_classification"),
     structure=_gpt2_structure,
-    # One projection for query, key and value; GELU by its formula keeps five tensors.
+    # Query, key and value share one projection. GELU as a formula saves five tensors.
     stacks=partial(_norm_stacks, readers=(1, 1), inner=5),
     outside=lambda shape, task: shape.dropped,  # the embedding's dropout
     widths=(),
@@ -216,12 +214,7 @@ GPT2 = Family(
 )
 
 
-RELATIVE_BUCKETS = 32
-"""Rows of the relative position bias: transformers' T5Config.relative_attention_num_buckets."""
-
-
 def _t5_structure(config: Config) -> Structure:
-    """T5ForConditionalGeneration and T5ForSequenceClassification (which has a decoder too)."""
     model = cast(T5Model, config.model)
     hidden, heads = model.hidden_size, model.num_attention_heads
     encoders = model.num_hidden_layers
@@ -229,17 +222,17 @@ def _t5_structure(config: Config) -> Structure:
     classify = is_classification(config)
     base = "transformer." if classify else ""
     names = [f"{base}{name}" for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")]
-    # transformers 5 ties them: `tie_word_embeddings=false` only stops it from scaling the logits
-    # (T5Config.scale_decoder_outputs). Of a checkpoint with both it keeps both: T5 v1.1, Flan-T5.
+    # transformers 5 ties embedding and projection unless a checkpoint has both (T5 v1.1, Flan-T5).
+    # Otherwise `tie_word_embeddings=false` only disables T5Config.scale_decoder_outputs.
     untied = isinstance(model, PretrainedModel) and not model.tie_word_embeddings and not classify
     weights = [table(model.vocab_size, hidden, *names)]
     if not classify and not untied:
         weights = [table(model.vocab_size, hidden, *names, "lm_head", tokens=Tokens.target)]
     stacks = (("encoder", encoders, Tokens.source), ("decoder", decoders, Tokens.target))
     for part, count, tokens in stacks:
-        # Relative positions live in the first layer of each stack; a norm ends each stack.
+        # The first layer of each stack has the relative positions. A norm ends each stack.
         relative = f"{base}{part}.block.0.layer.0.SelfAttention.relative_attention_bias"
-        weights.append(table(RELATIVE_BUCKETS, heads, relative))
+        weights.append(table(32, heads, relative))  # T5Config.relative_attention_num_buckets
         weights += layers(f"{base}{part}.block", count, _t5_weights(model, tokens))
         weights.append(norm(hidden, f"{base}{part}.final_layer_norm"))
     if untied:
@@ -257,7 +250,7 @@ def _t5_structure(config: Config) -> Structure:
 
 
 def _t5_weights(model: T5Model, tokens: Tokens) -> Iterator[Weight]:
-    """One block of the stack that reads `tokens`; the decoder's has cross-attention."""
+    """Yield one block of the stack for `tokens`. Decoder blocks have cross-attention."""
     hidden, inner = model.hidden_size, model.intermediate_size
     yield from _t5_attention(model, "layer.0.SelfAttention", queries=tokens, keys=tokens)
     last = 1
@@ -283,18 +276,18 @@ def _t5_attention(model: T5Model, name: str, queries: Tokens, keys: Tokens) -> I
 def _t5_stacks(shape: Shape, kernel: Kernel) -> tuple[Stack, ...]:
     own: Kernel = kernel
     if kernel == "fused" and shape.on_cpu:
-        own = "math"  # a learned bias has a gradient: PyTorch's CPU kernel takes none
+        own = "math"  # PyTorch's CPU kernel does not support a bias with gradient
     encoder = _t5_layer(shape, own, kernel, decodes=False)
     decoder = _t5_layer(shape, own, kernel, decodes=True)
     return Stack(encoder, shape.layers), Stack(decoder, shape.decoder_layers)
 
 
 def _t5_layer(shape: Shape, own: Kernel, crossing: Kernel, *, decodes: bool) -> Layer:
-    """A T5 block: RMSNorms, ReLU or a gated GELU; the decoder's also attends to the encoder."""
+    """Return activations of a T5 block: RMSNorms, ReLU or gated GELU, cross-attention."""
     length = shape.target if decodes else shape.source
     tokens, hidden = shape.rows * length, shape.hidden
     norms = 3 if decodes else 2
-    wide = FLOAT32_BYTES if shape.weights < FLOAT32_BYTES else 0  # the input once more
+    wide = FLOAT32_BYTES if shape.weights < FLOAT32_BYTES else 0  # float32 copy of the input
     per_norm = hidden * (2 * shape.weights + wide) + FLOAT32_BYTES
     readers = [3, 2 if shape.gated else 1] + [1] * decodes
     stream = tokens * (norms * per_norm + hidden * sum(shape.read(n) for n in readers))
@@ -325,7 +318,7 @@ def _t5_layer(shape: Shape, own: Kernel, crossing: Kernel, *, decodes: bool) -> 
 
 
 def _t5_outside(shape: Shape, task: str) -> int:
-    """The decoder's norm, the relative positions of both stacks, and the embedding's dropout."""
+    """Return bytes of the decoder's norm, relative positions and the embedding's dropout."""
     hidden = shape.hidden
     norm = hidden * (FLOAT32_BYTES + 2 * shape.weights + (shape.compute if shape.cast else 0))
     found = shape.rows * shape.target * norm
@@ -334,7 +327,7 @@ def _t5_outside(shape: Shape, task: str) -> int:
 
 
 def _t5_arguments(config: Config) -> dict[str, Any]:
-    """Of T5Config, which has one dropout for the whole model and one for its classifier."""
+    """Return arguments of T5Config, which has one dropout for the model and one for the head."""
     model = cast(T5Model, config.model)
     return {
         "d_model": model.hidden_size,

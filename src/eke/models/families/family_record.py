@@ -1,11 +1,10 @@
-"""Record of a model family, and the types of its closed forms: tensors, layers, shapes.
+"""Record of a model family, and types of its closed forms: tensors, layers, shapes.
 
-The method of the activation formulas is that of Korthikanti et al. 2022, arXiv:2205.05198, section
-4.1 (whose 34 s b h holds for one GPT layer in half precision with dropout). The tensors are read
-from each family's modelling_*.py of transformers 5.23, and their sums agree with what saved-tensor
-hooks count on a CPU (tests/unit/estimate/memory). An operation that casts keeps nothing; a matrix
-multiplication keeps its operands; a product keeps both factors where both need gradients. Under
-autocast each linear layer casts its input.
+Activation formulas follow the method of Korthikanti et al. 2022, arXiv:2205.05198, section 4.1
+(34 s b h for a GPT layer in half precision with dropout). Tensors are taken from modelling_*.py of
+transformers 5.23. Sums agree with saved-tensor hooks on a CPU (tests/unit/estimate/memory). A cast
+saves no tensor, a matrix multiplication its operands, and a product both factors if both need
+gradients. Under autocast each linear layer casts its input.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,35 +21,34 @@ from eke.config.schema.model import MAX_LAYERS
 FLOAT32_BYTES = 4
 
 INDEX_BYTES = 8
-"""Of a token's id, and of a label."""
+"""Bytes of a token id or a label."""
 
 
 class Tokens(Enum):
-    """Which positions of a sample a weight is multiplied with."""
+    """Positions of a sample that a weight is multiplied with."""
 
     none = "none"
-    """No matrix multiplication: embeddings that are only looked up, norms, biases."""
+    """No matrix multiplication: embeddings without output projection, norms, biases."""
     source = "source"
-    """Every token of the input (the encoder's, in T5)."""
+    """Every token of the input (in T5 of the encoder)."""
     target = "target"
     """Every token of T5's decoder."""
     predicted = "predicted"
-    """Positions with a label, where the projection onto the vocabulary leaves out the others."""
+    """Positions with a label, if the output projection skips the others."""
     sample = "sample"
-    """One vector per sample: heads that run behind pooling."""
+    """One vector per sample: heads after pooling."""
 
 
 class Role(Enum):
-    """What a parameter is to an optimizer that does not treat all of them alike."""
+    """Kind of a parameter, for optimizers that treat kinds differently."""
 
     hidden = "hidden"
-    """A matrix inside a Transformer layer."""
     embedding = "embedding"
-    """A table of vectors, tied output projections included."""
+    """Table of vectors, including tied output projections."""
     outer = "outer"
     """Any other tensor of two or more dimensions: heads, poolers, stacked experts."""
     vector = "vector"
-    """Biases, normalisation weights, and what else has one row or one column: IA3's scales."""
+    """Biases, normalization weights and IA3's scales, which have one row or one column."""
 
 
 @dataclass(frozen=True)
@@ -59,83 +57,81 @@ class Weight:
 
     shape: tuple[int, ...]
     tokens: Tokens = Tokens.none
-    """A tied output projection is one weight, multiplied with the tokens it is applied to."""
+    """Tokens that the weight is multiplied with, for a tied embedding by the output projection."""
     trained: bool = True
-    """False for a frozen tensor, or one that no output depends on: no gradient, no state."""
+    """Whether the tensor has a gradient: False if frozen or without effect on the output."""
     names: tuple[str, ...] = ()
-    """In transformers' class with its head, several of a shared tensor; () where unknown."""
+    """Names in transformers' class with the head, several for a shared tensor, () if unknown."""
     backward: bool = True
-    """False where no gradient passes: neither it nor anything before it is trained."""
+    """Whether a gradient passes: False if neither the weight nor any weight before is trained."""
     active: tuple[int, int] = (1, 1)
-    """Of a mixture of experts: how many of how many experts a token passes through."""
+    """Active experts per token, and all experts."""
     place: Role = Role.hidden
-    """Its place in the model, where the shape does not determine it."""
+    """Role in the model if the shape does not determine it."""
     module: str = ""
-    """Of a linear layer inside a Transformer layer, weight or bias: its name from that layer on."""
+    """Name of the linear layer inside the Transformer layer, for its weight and bias."""
     is_head: bool = False
-    """Of the head that a classification task adds."""
+    """Whether the weight belongs to the head of a classification task."""
     is_adapter: bool = False
-    """Added by parameter-efficient fine-tuning."""
     is_scale: bool = False
-    """IA3's: of two dimensions, but a factor of each activation."""
+    """Whether the weight is a scale of IA3, which has two dimensions."""
     four_bits: bool = False
-    """Kept as 4-bit numbers, a scale to each block of them."""
+    """Whether the weight is stored as 4-bit numbers with a scale per block."""
 
     @cached_property
     def role(self) -> Role:
-        """What it is to an optimizer; the build side reads the same from a module."""
+        """Role for optimizers, equal to the role determined from a built module."""
         if len(self.shape) < 2 or self.is_scale:
             return Role.vector
-        stacked = len(self.shape) > 2
-        return Role.outer if stacked and self.place is Role.hidden else self.place
+        return Role.outer if len(self.shape) > 2 and self.place is Role.hidden else self.place
 
     @cached_property
     def num_active(self) -> int:
-        """Numbers that one token is multiplied with, where it is multiplied at all."""
+        """Numbers of the weight that one token is multiplied with."""
         chosen, of = self.active
         return prod(self.shape) * chosen // of
 
 
 @dataclass(frozen=True)
 class AttentionLayers:
-    """The attention of one stack of layers."""
+    """Attention of one stack of layers."""
 
     num_layers: int
     width: int
-    """Query heads x width of one head; the hidden size in most models."""
+    """Query heads x width of a head, in most models the hidden size."""
     queries: Tokens = Tokens.source
     keys: Tokens = Tokens.source
     causal: bool = field(kw_only=True)
     idle: int = 0
-    """Of these layers, the first ones that no gradient passes."""
+    """Number of first layers without gradient."""
 
 
 @dataclass(frozen=True)
 class Structure:
-    """One model with its task head."""
+    """Tensors and attention of a model with its task head."""
 
     weights: tuple[Weight, ...]
-    """Every trainable tensor, shared ones once; what is computed first comes first."""
+    """Every trainable tensor once, in order of computation."""
     attention: tuple[AttentionLayers, ...]
 
 
 def linear(out: int, inp: int, tokens: Tokens, *, bias: bool, module: str) -> Iterator[Weight]:
-    """A linear layer in a Transformer layer, weight as torch stores it: [out, in]."""
+    """Yield a linear layer in a Transformer layer, with a weight of shape [out, in] as in torch."""
     yield Weight((out, inp), tokens, module=module)
     if bias:
         yield Weight((out,), module=module)
 
 
 def table(rows: int, width: int, *names: str, tokens: Tokens = Tokens.none) -> Weight:
-    """An embedding; it is multiplied with `tokens` where it is the output projection, too."""
-    whole = tuple(f"{name}.weight" for name in names)
-    return Weight((rows, width), tokens, place=Role.embedding, names=whole)
+    """Return an embedding; `tokens` if it is also the output projection."""
+    full = tuple(f"{name}.weight" for name in names)
+    return Weight((rows, width), tokens, place=Role.embedding, names=full)
 
 
 def head(
     out: int, inp: int, tokens: Tokens, name: str, *, bias: bool, is_head: bool = False
 ) -> Iterator[Weight]:
-    """A linear layer behind the last Transformer layer."""
+    """Yield a linear layer after the last Transformer layer."""
     names = (f"{name}.weight",)
     yield Weight((out, inp), tokens, place=Role.outer, is_head=is_head, names=names)
     if bias:
@@ -143,79 +139,76 @@ def head(
 
 
 def norm(width: int, name: str) -> Weight:
-    """Of an RMSNorm."""
+    """Return the weight of an RMSNorm."""
     return Weight((width,), names=(f"{name}.weight",))
 
 
 def layer_norm(width: int, name: str) -> Iterator[Weight]:
-    """Scale and shift."""
+    """Yield scale and shift of a LayerNorm."""
     yield norm(width, name)
     yield Weight((width,), names=(f"{name}.bias",))
 
 
-_ENDS = {1: ".bias", 2: ".weight", 3: ""}
-"""Number of dimensions of what has a module's name -> end of its own; experts are one parameter."""
-
-
 def layers(stack: str, count: int, each: Iterable[Weight]) -> Iterator[Weight]:
-    """The tensors of a stack of equal layers, of which `each` has names from the layer on."""
-    named = [(w, w.names[0] if w.names else w.module + _ENDS[len(w.shape)]) for w in each]
+    """Yield the tensors of a stack of equal layers, from the tensors of one layer."""
+    ends = {1: ".bias", 2: ".weight", 3: ""}  # by dimensions; 3: stacked experts
+    named = [(w, w.names[0] if w.names else w.module + ends[len(w.shape)]) for w in each]
     for number in range(count):
         for weight, name in named:
             yield replace(weight, names=(f"{stack}.{number}.{name}",))
 
 
 Kernel = Literal["fused", "math", "eager"]
-"""Attention that never has the scores; PyTorch's plain path, in float32; a model's own."""
+"""Attention without stored scores, PyTorch's math path (float32), or the model's own code."""
 
 
 class Softmax(Enum):
-    """Number format of the probabilities in a model's own (eager) attention."""
+    """Number format of the probabilities in eager attention."""
 
     float32 = "float32"
     """Computed in float32 and cast back after the dropout."""
     autocast = "autocast"
-    """torch's own: float32 only where autocast widens it."""
+    """torch's default: float32 only if autocast widens it."""
     cast_back = "cast_back"
-    """As `autocast`, and cast back before the dropout."""
+    """As `autocast`, but cast back before the dropout."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Bytes that one layer keeps for the backward pass, per micro-batch."""
+    """Bytes that one layer saves for the backward pass, per micro-batch."""
 
     stream: int
-    """Residual stream, norms, and the inputs of linear layers."""
+    """Residual stream, norms and inputs of linear layers."""
     attention: int
-    """Queries, keys, values, results, and the extra tensors that the kernel keeps."""
+    """Queries, keys, values, results and extra tensors saved by the kernel."""
     scores: int
-    """Of these, matrices of queries x keys: unfused attention's."""
+    """Part of `attention`: matrices of queries x keys in unfused attention."""
     feed_forward: int
     dropout: int
-    """Masks outside of attention."""
+    """Dropout masks outside of attention."""
     needed: int
-    """Lower bound without recomputation: operands of the matrix multiplications, once each."""
+    """Lower bound without recomputation: operands of matrix multiplications, once each."""
     dear: int
-    """Results of linear layers and fused attention: what selective checkpointing keeps."""
+    """Results of linear layers and fused attention, which selective checkpointing keeps."""
     working: int
-    """Gradients of activations alive at once in this layer's backward pass."""
+    """Gradients of activations allocated together in the layer's backward pass."""
 
     @property
     def kept(self) -> int:
-        """All of it."""
+        """All bytes saved for the backward pass."""
         return self.stream + self.attention + self.feed_forward + self.dropout
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Equal layers, and how many of them."""
+    """Equal layers and their number."""
 
     layer: Layer
     count: int
 
 
 Sizes = dict[str, Any]
-"""Fields of `PretrainedModel`, as read from a checkpoint's config.json."""
+"""Fields of `PretrainedModel` read from a checkpoint's config.json."""
 
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "d_model", "n_embd", "dim"),
@@ -230,48 +223,48 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
         "max_encoder_position_embeddings",  # LED
     ),
 }
-"""Key of eke -> its names in transformers' configurations, the usual one first."""
+"""Key in eke -> names in transformers' configurations, the most common first."""
 
-_DEPTHS = ("num_hidden_layers", "num_decoder_layers")
 
 MAIN = tuple(SYNONYMS)[:5]
-"""Without these a model of a known family has no size."""
+"""Keys that every known family requires."""
 
 
 class InvalidSize(ValueError):
-    """A value of config.json is missing or invalid; the message is a clause on that file."""
+    """A value of config.json is missing or invalid. The message is a clause about that file."""
 
 
 class Reader:
-    """Values of one config.json, each checked as it is read: InvalidSize says what is wrong."""
+    """Values of one config.json, checked when read; InvalidSize if one is invalid."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.raw = raw
 
     def count(self, key: str, default: int | None = None) -> int | None:
-        """A positive whole number under any of the key's names; the default where there is none."""
+        """Return the positive whole number under any name of the key, else the default."""
         for name in SYNONYMS.get(key, (key,)):
             value = self.raw.get(name)
             if value is None:
                 continue
-            told = f"in its config.json {name} is {value!r}"
+            found = f"in its config.json {name} is {value!r}"
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InvalidSize(f"{told}, which is no positive whole number")
-            if value > (MAX_LAYERS if key in _DEPTHS else LARGEST):
-                raise InvalidSize(f"{told}, beyond any model")
+                raise InvalidSize(f"{found}, not a positive whole number")
+            limit = MAX_LAYERS if key in ("num_hidden_layers", "num_decoder_layers") else LARGEST
+            if value > limit:
+                raise InvalidSize(f"{found}, above the limit of {limit}")
             return value
         return default
 
     def needed(self, key: str) -> int:
-        """A number without which nothing can be computed."""
+        """Return a required number; InvalidSize if it is missing."""
         found = self.count(key)
         if found is None:
             names = " or ".join(SYNONYMS.get(key, (key,)))
-            raise InvalidSize(f"its config.json has no {names}, which eke's plans are made from")
+            raise InvalidSize(f"its config.json has no {names}, which plans need")
         return found
 
     def flag(self, key: str, default: bool) -> bool:
-        """A truth value."""
+        """Return a boolean, or the default if it is missing."""
         value = self.raw.get(key)
         if value is None:
             return default
@@ -280,7 +273,7 @@ class Reader:
         return value
 
     def main(self, **defaults: int | bool | None) -> Sizes:
-        """The five sizes that every architecture has, and others with their defaults."""
+        """Return the five sizes of every architecture, and other sizes with their defaults."""
         sizes: Sizes = {key: self.needed(key) for key in MAIN if key not in defaults}
         for key, value in defaults.items():
             read: Callable[..., Any] = self.flag if isinstance(value, bool) else self.count
@@ -290,44 +283,43 @@ class Reader:
 
 @dataclass(frozen=True)
 class Shape:
-    """Lengths, widths and number formats of one forward pass on one device."""
+    """Lengths, widths and number formats of a forward pass on one device."""
 
     architecture: "Family"
     layers: int
     decoder_layers: int
-    """Of an encoder-decoder; 0 elsewhere."""
     rows: int
-    """Sequences of a micro-batch."""
+    """Sequences per micro-batch."""
     source: int
-    """Tokens of each, at most."""
+    """Largest tokens per sequence."""
     target: int
-    """Tokens of the decoder's sequences in an encoder-decoder; else as `source`."""
+    """Tokens per decoder sequence in an encoder-decoder, else as `source`."""
     hidden: int
     inner: int
     """Width of the feed-forward layer."""
     heads: int
     queries: int
-    """Query heads x width of one."""
+    """Query heads x width of a head."""
     keys: int
-    """Key and value heads x width of one."""
+    """Key-value heads x width of a head."""
     repeated: int
-    """The same as passed to attention: repeated where its kernel cannot share them."""
+    """`keys` after repetition for attention kernels that cannot share key-value heads."""
     vocabulary: int
     predicted: float
-    """Share of `target` that is projected onto it."""
+    """Fraction of `target` that is projected onto the vocabulary."""
     experts: int
     chosen: int
-    """Experts that a token passes through."""
+    """Active experts per token."""
     gated: bool
-    """The feed-forward layer has three matrices instead of two."""
+    """Whether the feed-forward layer has three matrices instead of two."""
     dropout: float
     weights: int
-    """Bytes of a weight, and of the residual stream."""
+    """Bytes per number of weights and of the residual stream."""
     compute: int
-    """Bytes of an operand of matrix multiplications."""
+    """Bytes per number of operands of matrix multiplications."""
     on_cpu: bool
     masked: bool
-    """Attention is given a mask: rows are padded or packed."""
+    """Whether attention receives a mask: rows are padded or packed."""
 
     @property
     def cast(self) -> bool:
@@ -336,105 +328,100 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """Of a micro-batch, padding included."""
+        """Tokens per micro-batch including padding."""
         return self.rows * self.source
 
     @property
     def mask_bytes(self) -> int:
-        """Of one dropped number: CPUs keep the noise in the format of what is dropped."""
+        """Bytes per number of a dropout mask. CPUs store it in the format of the activations."""
         return self.compute if self.on_cpu else 1
 
     @property
     def dropped(self) -> int:
-        """Bytes of the mask of one dropout of the residual stream."""
+        """Bytes of one dropout mask of the residual stream."""
         return self.tokens * self.hidden * self.mask_bytes if self.dropout else 0
 
     def read(self, readers: int) -> int:
-        """Bytes per number of the input of `readers` linear layers."""
+        """Return the bytes per number of the input of `readers` linear layers."""
         return readers * self.compute if self.cast else self.weights
 
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """One architecture. Support of attention kernels is not here: transformers' class tells it."""
+    """One architecture. Supported attention kernels are read from transformers' class."""
 
     name: str
-    """Value of `model.family`."""
     tasks: tuple[str, ...]
-    """Options of `task` that it has a head for, its pre-training task first."""
+    """Options of `task` with a head, the pre-training task first."""
     structure: Callable[[Config], Structure]
-    """Every tensor and the attention of the model with its task head: parameters and FLOPs."""
+    """Tensors and attention of the model with its task head, for parameters and FLOPs."""
     stacks: Callable[[Shape, Kernel], tuple[Stack, ...]]
-    """Bytes of activations, layer by layer."""
+    """Bytes of activations by layer."""
     outside: Callable[[Shape, str], int]
-    """Bytes of activations outside of layers, for a `task.option`; ids, the embedding's norm and
-    logits are counted for every family."""
+    """Bytes of other activations for a `task.option`, without ids, embedding norm and logits."""
     counted_as: str = ""
-    """Family whose counts in estimate/time/counted.json apply; "" is its own name."""
+    """Family whose counts in estimate/time/counted.json apply, "": this family."""
     widths: tuple[str, ...] = ("queries", "keys")
-    """Projections with a width other than the hidden size; `counted.json` has terms of these."""
+    """Widths other than the hidden size, which are terms in `counted.json`."""
     is_known: bool = True
-    """False for the stand-in of architectures without closed forms."""
+    """Whether there are closed forms for the architecture."""
     is_decoder: bool = False
-    """A token sees only earlier tokens of its sequence."""
+    """Whether tokens attend only to earlier tokens."""
     is_encoder_decoder: bool = False
     is_moe: bool = False
     is_gated: bool = False
-    """The feed-forward layer is gated in every model; else `model.gated` decides."""
+    """Whether the feed-forward layer is always gated. Otherwise `model.gated` decides."""
     norms_heads: bool = False
-    """Normalizes each head's query and key before the rotation."""
+    """Whether query and key of each head are normalized before the rotation."""
     has_biases: bool = True
-    """Linear layers inside Transformer layers have biases (of some, at least)."""
+    """Whether some linear layers inside Transformer layers have biases."""
     has_score_bias: bool = False
-    """Adds a learned bias to attention scores."""
     stores_transposed: bool = False
-    """Linear layers are transformers' Conv1D, which stores [in, out] and is no nn.Linear."""
+    """Whether linear layers are transformers' Conv1D, which stores [in, out]."""
     has_liger: bool = False
-    """liger-kernel 0.8.5 has kernels for it."""
+    """Whether liger-kernel 0.8.5 has kernels for the architecture."""
     softmax: Softmax = Softmax.float32
     probable_dropout: float = 0.1
-    """Dropout assumed for a checkpoint, whose own is not read; transformers' default."""
+    """Dropout assumed for checkpoints: transformers' default."""
     ia3_targets: tuple[str, ...] = ()
     """Layers that IA3 scales: arXiv:2205.05638, section 3.3."""
     scaled_inputs: tuple[str, ...] = ()
-    """Of these IA3 scales the input, the feed-forward's inner activations."""
+    """Part of `ia3_targets` with a scaled input: the feed-forward's inner activations."""
     float32_layers: tuple[str, ...] = ()
-    """Layers never quantized to 4 bits: `_keep_in_fp32_modules` of transformers' class, whose code
-    reads the number format of their weights."""
+    """Layers without 4-bit quantization: `_keep_in_fp32_modules` of transformers' class."""
     smallest: str = ""
-    """Option of `model` for its smallest size; "" where only checkpoints have the family."""
+    """Option of `model` with the smallest size, "" for families with checkpoints only."""
     config_class: str = ""
-    """transformers' configuration class; "" where only checkpoints have the family."""
+    """transformers' configuration class, "" for families with checkpoints only."""
     config_arguments: Callable[[Config], dict[str, Any]] | None = None
-    """Arguments of that class, without those that all families share."""
+    """Arguments of `config_class`, without arguments common to all families."""
     checkpoints: Mapping[str, Callable[[Reader], Sizes]] = field(default_factory=dict)
-    """`model_type` of config.json -> its reader. Defaults are those of the configuration classes of
-    transformers 5 (tested)."""
+    """`model_type` of config.json -> reader, with the defaults of transformers 5 (tested)."""
     layer_tensor: str = ""
-    """Regular expression for the number of a layer in the name of a checkpoint's tensor."""
+    """Regular expression for the layer number in the name of a checkpoint's tensor."""
     embedding_tensor: str = "embed_tokens.weight"
-    """End of the name of the embedding."""
+    """Suffix of the name of the embedding."""
     inner_tensor: str = ""
-    """End of the name of a matrix [intermediate_size, hidden_size]."""
+    """Suffix of the name of a matrix [intermediate_size, hidden_size]."""
 
 
 def is_classification(config: Config) -> bool:
-    """Whether the head predicts one label per sample."""
+    """Return whether the head predicts one label per sample."""
     return config.task.option == "sequence_classification"
 
 
 def num_labels(config: Config) -> int:
-    """Classes of a classification task."""
+    """Return the number of classes of a classification task."""
     return cast(SequenceClassification, config.task).num_labels
 
 
 def head_width(model: LlamaModel | T5Model) -> int:
-    """Width of one attention head: `head_dim`, else hidden size / heads, rounded down."""
+    """Return the width of an attention head: `head_dim`, else hidden size // heads."""
     return model.head_dim or model.hidden_size // model.num_attention_heads
 
 
 def embedding_and_lm_head(config: Config, embedding: str, lm_head: str) -> tuple[list[Weight], ...]:
-    """The input embedding; and what comes last: the output projection, unless it is tied."""
+    """Return the input embedding, and the output projection unless it is tied."""
     model = config.model
     rows, width = model.vocab_size, model.hidden_size
     if is_classification(config):
@@ -448,9 +435,9 @@ def embedding_and_lm_head(config: Config, embedding: str, lm_head: str) -> tuple
 def kept_by_attention(
     shape: Shape, kernel: Kernel, source: int, target: int, biased: bool = False
 ) -> tuple[int, int]:
-    """Bytes of one attention, of `source` keys and `target` queries, and of these the scores.
+    """Return the bytes saved by an attention of `source` keys and `target` queries, and its scores.
 
-    `biased` where a learned float32 bias is added to the scores.
+    `biased`: a learned float32 bias is added to the scores.
     """
     here, there = shape.rows * target, shape.rows * source
     compute, result = shape.compute, here * shape.queries * shape.compute
@@ -458,11 +445,11 @@ def kept_by_attention(
         sums = here * shape.heads * FLOAT32_BYTES
         masks = 0
         if shape.masked and shape.on_cpu:
-            masks = here * source * compute  # a boolean mask becomes one of numbers
+            masks = here * source * compute  # a boolean mask is converted to numbers
         operands = (here * shape.queries + 2 * there * shape.repeated) * compute
         return operands + result + sums + masks, 0
     scores = here * shape.heads * source
-    operands = (here + 2 * there) * shape.queries  # keys and values repeated for each query head
+    operands = (here + 2 * there) * shape.queries  # keys and values are repeated per query head
     if kernel == "math":
         matrices = FLOAT32_BYTES * scores * (3 if shape.dropout else 1)
         if shape.dropout and not shape.on_cpu:
@@ -473,13 +460,13 @@ def kept_by_attention(
 
 
 def _eager_scores_bytes(shape: Shape, biased: bool) -> int:
-    """Bytes per score: the softmax, its mask, and the operand of the product with the values."""
+    """Return the bytes per score: softmax, dropout mask, operand of the product with values."""
     softmax = shape.architecture.softmax
     wide = FLOAT32_BYTES
     if softmax is not Softmax.float32 and not shape.cast:
         wide = shape.compute
     elif softmax is Softmax.autocast and shape.on_cpu and not shape.masked and not biased:
-        wide = shape.compute  # CPU autocast leaves a softmax in 16 bits; a float32 bias widens it
+        wide = shape.compute  # CPU autocast keeps a softmax in 16 bits unless a bias is float32
     if not shape.dropout:
         return wide + (shape.compute if shape.compute < wide else 0)
     narrowed = softmax is Softmax.cast_back or not shape.cast  # before the dropout, not after it
@@ -488,19 +475,19 @@ def _eager_scores_bytes(shape: Shape, biased: bool) -> int:
 
 
 def working_bytes(shape: Shape, length: int, kernel: Kernel, freed: int) -> int:
-    """Gradients alive at once: of the feed-forward, of attention's operands, or of scores.
+    """Return the largest gradients allocated together: feed-forward, attention operands or scores.
 
-    `length` is that of the layer's sequences; `freed` are bytes that the layer has freed when its
-    attention's turn comes.
+    `length` is the layer's sequence length, `freed` the bytes freed before the attention's backward
+    pass.
     """
     tokens = shape.rows * length
     narrow = 2 * shape.hidden + 3 * shape.queries
     sums = 0
-    if kernel == "fused" and not shape.on_cpu:  # as `training.trace.operations.flash_backward`
+    if kernel == "fused" and not shape.on_cpu:  # see training.trace.operations.flash_backward
         sums = FLOAT32_BYTES * shape.queries
         narrow += 2 * shape.queries if shape.repeated < shape.queries else 0
     wide = max(3 * shape.inner * shape.compute, narrow * shape.compute + sums) * tokens
     scores = 0
-    if kernel != "fused":  # of the probabilities and of the scores
+    if kernel != "fused":  # gradients of probabilities and scores
         scores = 2 * FLOAT32_BYTES * tokens * shape.heads * max(length, shape.source) - freed
     return max(wide, scores) + tokens * shape.hidden * shape.weights

@@ -34,7 +34,7 @@ from eke.models.families.family_record import (
 def _decoder(
     config: Config, *, has_biases: bool = False, norms_heads: bool = False, is_moe: bool = False
 ) -> Structure:
-    """ForCausalLM and ForSequenceClassification: equal layers, each with two RMSNorms."""
+    """Return the structure of equal layers with two RMSNorms each, and a head."""
     model = cast(LlamaModel, config.model)
     hidden, inner, dim = model.hidden_size, model.intermediate_size, head_width(model)
     queries = model.num_attention_heads * dim
@@ -65,7 +65,7 @@ def _decoder(
 
 
 def _experts(model: MixtralModel) -> list[Weight]:
-    """The router, which sees every token, and a layer's experts, which transformers 5 stacks."""
+    """Return the router and the experts of a layer, which transformers 5 stacks."""
     hidden, inner, count = model.hidden_size, model.intermediate_size, model.num_local_experts
     stacked = partial(Weight, tokens=Tokens.source, active=(model.num_experts_per_tok, count))
     return [
@@ -76,18 +76,17 @@ def _experts(model: MixtralModel) -> list[Weight]:
 
 
 def _other(config: Config) -> Structure:
-    """A checkpoint without a closed form here: as many numbers as its tensors hold.
+    """Return the structure of a checkpoint without closed form, from its number of parameters.
 
-    They are counted as square-ish matrices, of which Adafactor keeps less than of the true ones:
-    sums of bytes are lower bounds, and with other optimizers the truth. Every number is multiplied
-    with every token but the embedding's, where it is not the output projection, too. FLOPs stay
-    unknown where the attention's size is, or where experts may be skipped.
+    The numbers form matrices with the hidden size as width, so Adafactor's state is a lower bound,
+    and other optimizers' states are exact. Every number except an untied embedding is multiplied
+    with every token. Without sizes of attention FLOPs are unknown.
     """
     model = cast(PretrainedModel, config.model)
     count = model.num_parameters or 0
     embedding = model.vocab_size * model.hidden_size
     counted = not is_classification(config) and model.tie_word_embeddings
-    frozen = model.num_frozen_parameters or 0  # which ones is not known
+    frozen = model.num_frozen_parameters or 0
     looked_up = 0 if counted else min(embedding, count - frozen)
     rows, rest = divmod(count - looked_up - frozen, model.hidden_size)
     weights = [Weight((rows, model.hidden_size), Tokens.source)] if rows else []
@@ -106,10 +105,10 @@ def _other(config: Config) -> Structure:
 
 
 def _stacks(shape: Shape, kernel: Kernel) -> tuple[Stack, ...]:
-    """RMSNorm in float32, rotary positions, gated feed-forward or experts."""
+    """Return activations: RMSNorm in float32, rotary positions, gated feed-forward or experts."""
     tokens, hidden = shape.tokens, shape.hidden
     readers = (3, 1 if shape.experts else 2)
-    # Each RMSNorm keeps its input in float32, the normalised one and 1 / root; then its readers.
+    # Each RMSNorm saves its input in float32, the normalized input and 1 / root.
     per_norm = hidden * (FLOAT32_BYTES + shape.weights) + FLOAT32_BYTES
     stream = tokens * (2 * per_norm + hidden * sum(shape.read(n) for n in readers))
     attention, scores = kept_by_attention(shape, kernel, shape.source, shape.source)
@@ -122,7 +121,7 @@ def _stacks(shape: Shape, kernel: Kernel) -> tuple[Stack, ...]:
     if shape.experts:
         inner = shape.chosen * (2 * hidden + 4 * shape.inner) * shape.compute
         linear = shape.chosen * (hidden + 2 * shape.inner) * shape.compute
-        inner += shape.chosen * 44 + shape.experts * FLOAT32_BYTES  # places, and who goes where
+        inner += shape.chosen * 44 + shape.experts * FLOAT32_BYTES  # routing tables
     operands = 2 * (shape.queries + shape.keys) + 2 * hidden
     gates = 2 * shape.inner if not shape.experts else shape.chosen * 2 * shape.inner
     layer = Layer(
@@ -139,17 +138,12 @@ def _stacks(shape: Shape, kernel: Kernel) -> tuple[Stack, ...]:
     return (Stack(layer, shape.layers),)
 
 
-def _outside(shape: Shape, task: str) -> int:
-    """Rotary positions."""
-    return 2 * shape.source * (shape.queries // shape.heads) * FLOAT32_BYTES
-
-
 def _arguments(config: Config) -> dict[str, Any]:
-    """Arguments of the configuration class; the only dropout is inside attention."""
+    """Return the arguments of the configuration class. Dropout is only inside attention."""
     model = cast(LlamaModel, config.model)
     return {
         **{key: getattr(model, key) for key in (*MAIN, "max_position_embeddings", "rms_norm_eps")},
-        # Qwen3 and Mixtral have defaults of their own for what is None here.
+        # Qwen3 and Mixtral have other defaults, so null is replaced here.
         "num_key_value_heads": model.num_key_value_heads or model.num_attention_heads,
         "head_dim": head_width(model),
         "rope_parameters": _rope(model),
@@ -158,7 +152,7 @@ def _arguments(config: Config) -> dict[str, Any]:
 
 
 def _mixtral_arguments(config: Config) -> dict[str, Any]:
-    """Router logits are not returned: their loss is not trained."""
+    """Return the arguments of MixtralConfig, without router logits, whose loss is not trained."""
     model = cast(MixtralModel, config.model)
     return {
         **_arguments(config),
@@ -169,10 +163,10 @@ def _mixtral_arguments(config: Config) -> dict[str, Any]:
 
 
 def _rope(model: LlamaModel) -> dict[str, Any]:
-    """Rotary positions, plain or stretched as in Llama 3.1 and 3.2."""
+    """Return the rotary positions, plain or scaled as in Llama 3.1 and 3.2."""
     if model.rope_scaling_factor is None:
         return {"rope_type": "default", "rope_theta": model.rope_theta}
-    # transformers' modeling_rope_utils, with the constants of meta-llama/Llama-3.2-1B's config.json
+    # Constants of config.json in meta-llama/Llama-3.2-1B, for transformers' modeling_rope_utils.
     return {
         "rope_type": "llama3",
         "rope_theta": model.rope_theta,
@@ -191,7 +185,8 @@ LLAMA = Family(
     tasks=("causal_lm", "sequence_classification"),
     structure=_decoder,
     stacks=_stacks,
-    outside=_outside,
+    # Rotary positions.
+    outside=lambda shape, task: 2 * shape.source * (shape.queries // shape.heads) * FLOAT32_BYTES,
     is_decoder=True,
     is_gated=True,
     has_biases=False,
@@ -239,7 +234,7 @@ MIXTRAL = replace(
     name="mixtral",
     structure=partial(_decoder, is_moe=True),
     is_moe=True,
-    ia3_targets=("k_proj", "v_proj"),  # its feed-forward is no linear layer
+    ia3_targets=("k_proj", "v_proj"),  # the feed-forward is not a linear layer
     scaled_inputs=(),
     smallest="tiny_moe",
     config_class="MixtralConfig",
@@ -260,4 +255,4 @@ OTHER = Family(
     is_known=False,
     is_gated=True,
 )
-"""Of checkpoints only. A Llama of the same sizes stands in; transformers knows the tasks."""
+"""Checkpoints of all other architectures, with the activations of a Llama of the same sizes."""

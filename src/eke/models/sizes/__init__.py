@@ -1,4 +1,4 @@
-"""Closed-form sizes of models and their training state; no torch, no transformers."""
+"""Closed-form sizes of models and their training state, without torch and transformers."""
 
 from eke.models.sizes.optimizers import (
     OPTIMIZER_REGISTRY,

@@ -1,8 +1,8 @@
-"""Optimizer registry: one entry for each option of the group `optimizer`; no torch.
+"""Optimizer registry: one entry per option of the group `optimizer`, without torch.
 
-Bytes are those of the libraries' own code; scalar step counters are not counted. Temporaries are
-multiples of the largest tensor, or of all, as profiled on a CPU (docs/lab/memory.md) and read from
-each library; where a GPU's kernels need none, the low end is 0.
+Bytes follow the libraries' code, without scalar step counters. Temporary bytes are multiples of the
+largest tensor or of all tensors, as profiled on a CPU (docs/lab/memory.md) and read from the code.
+If a GPU kernel needs none, the low end is 0.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,9 +30,9 @@ from eke.models.families import FLOAT32_BYTES, Role, Weight
 
 
 def projection_rank(config: Config) -> int:
-    """Rank of GaLore's and APOLLO's projections: the configured one, or a quarter of the width."""
+    """Return the rank of GaLore and APOLLO: the configured one, or a quarter of the hidden size."""
     rank = cast(GaLore | Apollo, config.optimizer).rank
-    # A quarter is APOLLO's own default: arXiv:2412.05270, section 5.1.
+    # A quarter is the default of APOLLO: arXiv:2412.05270, section 5.1.
     return rank or max(1, config.model.hidden_size // 4)
 
 
@@ -41,27 +41,27 @@ def optimizer_bytes(
     weights: Iterable[Weight],
     bytes_of: Callable[[Weight], int] = lambda weight: FLOAT32_BYTES,
 ) -> int:
-    """Bytes of an optimizer's state for these trained weights, of so many bytes per number."""
+    """Return the bytes of an optimizer's state for trained weights of `bytes_of` per number."""
     kept, trained = optimizer_entry(config.optimizer), list(weights)
     own = sum(kept.state_bytes(config, weight, bytes_of(weight)) for weight in trained)
     shared = any(quantises_state(config.optimizer, weight) for weight in trained)
-    return own + shared * kept.num_tables * 256 * FLOAT32_BYTES  # what codes of 8 bits stand for
+    return own + shared * kept.num_tables * 256 * FLOAT32_BYTES  # values of 8-bit codes
 
 
 def paged_bytes(config: Config, weights: Iterable[Weight]) -> int:
-    """Bytes of the state in paged memory, for an optimizer that pages: moments, without scales."""
-    # The driver moves pages between a GPU's memory and the host's; PyTorch reserves none for them.
+    """Return the bytes of paged state of a paging optimizer: moments, without scales."""
+    # The driver moves pages between GPU and host memory. PyTorch does not reserve memory for them.
     paged = [weight for weight in weights if prod(weight.shape) >= PAGED_MIN_SIZE]
     widths = (1 if quantises_state(config.optimizer, w) else FLOAT32_BYTES for w in paged)
     return sum(2 * width * prod(w.shape) for width, w in zip(widths, paged, strict=True))
 
 
 PAGED_MIN_SIZE = 100_000
-"""Numbers of a parameter from which on its states are paged (bitsandbytes, get_state_buffer)."""
+"""Smallest parameter with paged states, in numbers (bitsandbytes, get_state_buffer)."""
 
 
 def quantises_state(optimizer: Optimizer, weight: Weight) -> bool:
-    """Whether an optimizer that quantises does so for this weight."""
+    """Return whether an optimizer quantizes its states of this weight."""
     quantises = optimizer_entry(optimizer).quantises
     return quantises is not None and quantises(optimizer, weight)
 
@@ -77,25 +77,22 @@ def _quantised_by_torchao(optimizer: Optimizer, weight: Weight) -> bool:
     return num >= 4096 and num % block == 0  # torchao 0.18, optim/adam.py, _new_buffer
 
 
-BITSANDBYTES_BLOCK = 256
-"""bitsandbytes 0.50, optim/optimizer.py, init_state."""
-
-
 def _adamw(config: Config, weight: Weight, weight_bytes: int) -> int:
-    """Two moments as large as the parameter; Schedule-Free has one, and fast weights."""
+    """Count two moments as large as the parameter (Schedule-Free: a moment and fast weights)."""
     return 2 * weight_bytes * prod(weight.shape)
 
 
 def _bitsandbytes_state(config: Config, weight: Weight, weight_bytes: int, *, moments: int) -> int:
-    """A byte per number and a scale per block, or float32."""
+    """Count a byte per number and a scale per block, or float32 numbers."""
     num = prod(weight.shape)
     if not quantises_state(config.optimizer, weight):
         return moments * FLOAT32_BYTES * num
-    return moments * (num + FLOAT32_BYTES * -(-num // BITSANDBYTES_BLOCK))
+    # 256 numbers per scale: bitsandbytes 0.50, optim/optimizer.py, init_state.
+    return moments * (num + FLOAT32_BYTES * -(-num // 256))
 
 
 def _torchao_state(config: Config, weight: Weight, weight_bytes: int, *, bits: int) -> int:
-    """Codes, a scale per block, and a table of values for each moment of each tensor."""
+    """Count codes, a scale per block and a table of values, for each moment of each tensor."""
     if not quantises_state(config.optimizer, weight):
         return _adamw(config, weight, weight_bytes)
     num = prod(weight.shape)
@@ -105,8 +102,8 @@ def _torchao_state(config: Config, weight: Weight, weight_bytes: int, *, bits: i
 
 
 def _adafactor(config: Config, weight: Weight, weight_bytes: int) -> int:
-    """Rows and columns of a matrix, all of a vector, no first moment; float32 for any weights."""
-    # transformers.optimization.Adafactor (beta1=None); arXiv:1804.04235, section 4
+    """Count sums of rows and columns of a matrix, or an entire vector, in float32."""
+    # Source: transformers.optimization.Adafactor (beta1=None); arXiv:1804.04235, section 4.
     shape = weight.shape
     if len(shape) < 2:
         return FLOAT32_BYTES * prod(shape)
@@ -114,20 +111,20 @@ def _adafactor(config: Config, weight: Weight, weight_bytes: int) -> int:
 
 
 def _sgd(config: Config, weight: Weight, weight_bytes: int) -> int:
-    """The momentum buffer; torch makes none at momentum 0."""
+    """Count the momentum buffer, which torch does not create for momentum 0."""
     return weight_bytes * prod(weight.shape) if cast(SGD, config.optimizer).momentum else 0
 
 
 def _muon(config: Config, weight: Weight, weight_bytes: int) -> int:
-    """One momentum for a matrix inside a layer, AdamW's two moments elsewhere."""
+    """Count one momentum for matrices inside layers, two moments for other weights."""
     return (1 if weight.role is Role.hidden else 2) * weight_bytes * prod(weight.shape)
 
 
 def _low_rank_state(config: Config, weight: Weight, weight_bytes: int, *, by_vectors: bool) -> int:
-    """Two moments of long side x rank, and a projection of rank x short side.
+    """Count two moments of long side x rank, and a projection of rank x short side.
 
-    A matrix has at most as many singular vectors as its shorter side is long (`by_vectors`,
-    GaLore); a random projection has its rank even where the matrix has less (APOLLO).
+    The short side limits the rank of singular vectors (`by_vectors`, GaLore), but not the rank of a
+    random projection (APOLLO).
     """
     if weight.role is not Role.hidden:
         return _adamw(config, weight, weight_bytes)
@@ -136,88 +133,81 @@ def _low_rank_state(config: Config, weight: Weight, weight_bytes: int, *, by_vec
 
 
 def _newton_schulz(config: Config, rows: int, columns: int) -> float:
-    """In each iteration X X^T, its square, and their sum times X."""
-    # torch.optim.Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon)
-    iterations = cast(Muon, config.optimizer).ns_steps
-    return iterations * (4.0 * rows * rows * columns + 2.0 * rows**3)
+    """Count X X^T, its square, and their sum times X, in each iteration."""
+    # Source: torch.optim.Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
+    return cast(Muon, config.optimizer).ns_steps * (4.0 * rows * rows * columns + 2.0 * rows**3)
 
 
 def _project(config: Config, rows: int, columns: int, *, times: int) -> float:
-    """Into the subspace, and back from it where it is done twice."""
+    """Count the projection into the subspace and, with `times` 2, back from it."""
     return 2.0 * times * projection_rank(config) * rows * columns
 
 
 @dataclass(frozen=True)
 class Step:
-    """What an optimizer steps on, in bytes, as it sees the tensors."""
+    """Bytes of trained tensors in one optimizer step.
+
+    `largest` is for one tensor, `group` for one role, `hidden` for a matrix inside a layer,
+    `in_8_bits` for a tensor with quantized states, `total` for all, `number_bytes` for one number.
+    """
 
     optimizer: Optimizer
     largest: int
-    """The largest trained tensor."""
     group: int
-    """The largest group of one role."""
     total: int
-    """All of them."""
     hidden: int
-    """The largest matrix of a layer."""
     in_8_bits: int
-    """The largest tensor whose states are quantised."""
     number_bytes: int
-    """Of one number of a tensor."""
     on_cpu: bool
-    """It runs on a CPU."""
 
     @property
     def wide(self) -> int:
-        """How much larger a float32 copy is."""
+        """Size of a float32 copy relative to the tensor."""
         return FLOAT32_BYTES // self.number_bytes
 
 
 Temporaries = Callable[[Step], tuple[int, int]]
-"""A step -> the expected bytes, and the most; the least are none."""
+"""Function of a step to its expected and largest temporary bytes. The smallest are 0."""
 
 
 def unknown(step: Step) -> tuple[int, int]:
-    """Nothing up to everything twice."""
+    """Return the range for optimizers without a formula: 0 to twice all tensors."""
     return step.largest, 2 * step.total
 
 
 def one_kernel(step: Step) -> tuple[int, int]:
-    """None that is known of."""
+    """Return the range for kernels without known temporaries."""
     return 0, step.largest
 
 
 LOOPS: dict[str, Temporaries] = {
-    # Torch's _multi_tensor_adamw has the square roots of a group's second moments at once.
+    # _multi_tensor_adamw of torch computes the square roots of a group's second moments together.
     "foreach": lambda step: (step.group, step.group + step.largest),
-    # Of one tensor after the other.
     "forloop": lambda step: (2 * step.largest, 3 * step.largest),
     "fused": one_kernel,
     "deepspeed_cpu": one_kernel,
 }
-"""Implementation of torch's AdamW, as planned -> temporaries of one step."""
+"""Planned implementation of torch's AdamW -> temporaries of one step."""
 
 
 def adafactor_step(step: Step) -> tuple[int, int]:
-    """The squared gradient, the update and, of narrow weights, two copies (transformers')."""
+    """Count the squared gradient, the update and, for 16-bit weights, two copies."""
     copies = 2 if step.wide == 1 else 4
     expected = (copies * step.largest + step.hidden) * step.wide
     return expected, (copies + 2) * step.largest * step.wide
 
 
 def sgd_step(step: Step) -> tuple[int, int]:
-    """Decayed gradients: of one tensor on a CPU, of a group at once (foreach) on a GPU."""
+    """Count decayed gradients: of one tensor on a CPU, of a group (foreach) on a GPU."""
     fields = cast(SGD, step.optimizer)
     size = step.largest if step.on_cpu else step.group
     return size if fields.weight_decay or fields.nesterov else 0, step.group + step.largest
 
 
 def bitsandbytes(step: Step) -> tuple[int, int]:
-    """One kernel on a GPU; bitsandbytes 0.50 computes in plain PyTorch on a CPU.
-
-    Source: backends/cpu/ops.py. In 32 bits the gradient, a denominator and the update; in 8 bits
-    two moments besides (Lion: one, and a product), all float32; of narrow weights a copy, too.
-    """
+    """Return the range of bitsandbytes 0.50: one kernel on a GPU, plain PyTorch on a CPU."""
+    # Source: backends/cpu/ops.py. In float32: gradient, denominator and update, with 8 bits also
+    # two moments (Lion: a moment and a product), and a copy of narrow weights.
     if not step.on_cpu:
         return 0, step.largest
     copy = 0 if step.wide == 1 else 1
@@ -226,94 +216,82 @@ def bitsandbytes(step: Step) -> tuple[int, int]:
 
 
 def muon_step(step: Step) -> tuple[int, int]:
-    """Newton-Schulz iterations of one matrix in bfloat16; AdamW's kernel has no temporaries."""
+    """Count Newton-Schulz iterations of one matrix in bfloat16."""
     narrowed = 1 if step.number_bytes > 2 else 2
     return 3 * step.hidden * narrowed, 6 * step.hidden * step.wide + step.largest
 
 
 AUTO = "auto"
-"""Of `implementation`: the plan chooses."""
+"""Value of `implementation` that leaves the choice to the plan."""
 
 
 @dataclass(frozen=True)
 class OptimizerEntry:
-    """Facts about one option; a default is the assumption for what an entry does not say."""
+    """Facts about one option. Defaults are assumptions for entries that omit a fact."""
 
     builder: str
-    """`module:attribute` of the function (plan, parameter groups) -> torch optimizer."""
+    """`module:attribute` of a function (plan, parameter groups) -> torch optimizer."""
     state_bytes: Callable[[Config, Weight, int], int]
-    """Bytes of state of one weight, of so many bytes per number."""
+    """Bytes of state of one weight. The last argument is the weight's bytes per number."""
 
     package: str = ""
-    """Required packages, in addition to PyTorch and transformers."""
+    """Required package in addition to PyTorch and transformers."""
     install: str = ""
-    """The line that installs it."""
     built: tuple[str, ...] = ()
-    """Class and library of what may be built; empty where an effect shows in its states."""
+    """Accepted classes and libraries of the built optimizer, empty: its states are checked."""
     implementation: str = ""
-    """Loop over the weights that the option names, of torch's AdamW; `AUTO` leaves it to the plan,
-    and none is another optimizer's own."""
-
+    """Loop over the weights in torch's AdamW (`AUTO`: planned), "" for other optimizers."""
     temporaries: Temporaries = unknown
-    """Temporary bytes of one step; for torch's AdamW they depend on its implementation."""
+    """Temporary bytes of one step. For torch's AdamW they depend on the implementation."""
     update_flops: Callable[[Config, int, int], float] | None = None
     """FLOPs of the products in an update of a matrix inside a layer, rows <= columns."""
     counted_as: str = ""
-    """Option whose bytes and launches stand in for its own, which no trace shows: it compiles
-    itself, or is another library's kernel."""
+    """Option with about the same bytes and launches, for options that a trace does not show."""
     not_timed: str = ""
-    """What an estimate of a step's time leaves out, in one clause."""
-
+    """Part of a step that an estimate of its time excludes, in one clause."""
     twin: str = ""
-    """Option of PyTorch's own that computes the same and is traced in its place."""
+    """PyTorch option with the same computation, which is traced instead."""
     quantises: Callable[[Optimizer, Weight], bool] | None = None
-    """Whether the states of a weight are quantised; None where none ever is."""
+    """Whether the states of a weight are quantized, None for optimizers without quantization."""
     num_tables: int = 0
-    """Tables of the values of 8 bits that all weights share."""
+    """Tables of the values of 8-bit codes that all weights share."""
     unquantised: str = "adamw"
-    """Option that keeps the same states in float32, where its own are quantised."""
+    """Option with the same states in float32, for an option with quantized states."""
     projects: bool = False
-    """The states of a matrix inside a layer lie in a subspace, of `projection_rank`."""
+    """Whether states of a matrix inside a layer are in a subspace of `projection_rank`."""
     keeps_singular_vectors: bool = False
-    """All of a projected matrix, of which its projection is a slice."""
+    """Whether all singular vectors of a matrix stay allocated, since a slice of them is used."""
     cuda_only: bool = False
-    """Its library has no kernels for a CPU."""
     compiles: bool = False
-    """It compiles its step at first use: with a C++ compiler, or Triton on a GPU."""
+    """Whether the first step is compiled, with a C++ compiler or, on a GPU, Triton."""
     pages: bool = False
-    """States may wait in the host's memory when a GPU's is short."""
+    """Whether states move to host memory if GPU memory is full."""
     rounds_at_random: bool = False
-    """Of bfloat16 weights, so that small updates add up."""
+    """Whether bfloat16 weights are rounded stochastically, so that small updates accumulate."""
     averages: bool = False
-    """Trains an average of weights in place of a schedule."""
+    """Whether an average of weights replaces a learning rate schedule."""
     steps_like_adamw: Callable[[Optimizer], bool] = lambda optimizer: False
-    """Whether AdamW's learning rates make updates about as large as AdamW's."""
+    """Whether updates are about as large as those by AdamW with the same learning rate."""
     needs_matrices: bool = False
-    """There is nothing to do for it where no matrix inside a layer is trained."""
-
+    """Whether the optimizer requires a trained matrix inside a layer."""
     fails_on_parts: str = ""
-    """What goes wrong on FSDP2's parts of tensors; empty where nothing does
-    (tests/equivalence/test_ranks.py)."""
+    """Failure on FSDP2's shards, "" if it works (tests/equivalence/test_ranks.py)."""
     fails_on_pieces: str = ""
-    """What goes wrong on ZeRO's flat pieces; empty where it gave the same curve as without ZeRO.
-    Apex's needs a GPU and was not tried: it is on DeepSpeed's own list (runtime/zero/utils.py)."""
+    """Failure on ZeRO's flat shards, "" if the loss curve equals the curve without ZeRO."""
+    # Apex's FusedAdam was not tested (it needs a GPU). DeepSpeed lists it in runtime/zero/utils.py.
     fails_in_backward: str = ""
-    """What goes wrong when it steps weight by weight (tests/equivalence/test_in_backward.py)."""
+    """Failure of steps weight by weight, "" if it works (tests/equivalence/test_in_backward.py)."""
     returns_from_files: bool = False
-    """Its moments were seen to come back from files as they went. States of 8 bits do not:
-    DeepSpeed reads what it takes for moments, and not the scales of their blocks."""
+    """Whether moments return unchanged from NVMe files (8-bit states do not: scales are lost)."""
 
 
 MIXED = "(torch: got mixed torch.Tensor and DTensor)"
 WHOLE = (
-    "bitsandbytes' kernels take whole tensors (torch: Operator "
+    "bitsandbytes' kernels need full tensors (torch: Operator "
     "bitsandbytes.optimizer_update_32bit.default does not have a sharding strategy registered)"
 )
-
-PIECES = "ZeRO hands it flat pieces"
-
-COUNTS = "counts the steps of a group of weights, which is stepped once for each of them then"
-
+PIECES = "ZeRO gives it flat shards"
+COUNTS = "counts steps per group of weights, and would count one step for each weight"
 BUILDERS = "eke.training.optimizer.builders:"
 
 _adamw_sized = partial(OptimizerEntry, steps_like_adamw=lambda optimizer: True)
@@ -347,7 +325,7 @@ _torchao = partial(
     _adamw_sized,
     package="torchao",
     install='pip install "eke[torchao]"',
-    # Compiled, one tensor at a time: moments in float32 at worst.
+    # The step is compiled for one tensor at a time, at worst with moments in float32.
     temporaries=lambda step: (step.largest * step.wide, 6 * step.largest * step.wide),
     compiles=True,
 )
@@ -357,19 +335,18 @@ _adamw_torchao = partial(
     builder=f"{BUILDERS}adamw_torchao",
     quantises=_quantised_by_torchao,
     counted_as="adamw_8bit",
-    fails_on_pieces=f"{PIECES} of no whole number of blocks, whose states it silently keeps in "
-    "float32",
+    fails_on_pieces=f"{PIECES}, and it silently keeps float32 states for incomplete blocks",
 )
 
 _low_rank = partial(
     OptimizerEntry,
     projects=True,
-    # AdamW by tensor, projections, and singular vectors of one matrix in float32.
+    # AdamW for one tensor, projections, and singular vectors of one matrix in float32.
     temporaries=lambda step: (
         2 * step.largest + step.hidden,
         4 * step.largest + 8 * step.hidden * step.wide,
     ),
-    fails_on_parts=f"it projects whole matrices {MIXED}",
+    fails_on_parts=f"it projects full matrices {MIXED}",
     fails_on_pieces=f"projects matrices, and {PIECES} (IndexError: tuple index out of range)",
 )
 
@@ -383,20 +360,19 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         builder=f"{BUILDERS}adamw_apex_fused",
         state_bytes=_adamw,
         package="apex.optimizers",
-        install="build it from github.com/NVIDIA/apex; the package index has another project of "
-        "that name",
+        install="build it from github.com/NVIDIA/apex (apex on PyPI is another project)",
         built=("FusedAdam apex",),
         temporaries=one_kernel,
         counted_as="adamw_fused",
         twin="adamw_fused",
         cuda_only=True,
-        fails_on_parts="apex's kernels take whole tensors",
+        fails_on_parts="apex's kernels need full tensors",
         fails_in_backward=COUNTS,
     ),
     "adamw_8bit": _adamw_bitsandbytes(),
     "paged_adamw_8bit": _adamw_bitsandbytes(
         counted_as="adamw_8bit",
-        not_timed="paged states: as if nothing had to be paged in",
+        not_timed="paged states: time for paging is not included",
         pages=True,
     ),
     "lion": _bitsandbytes(
@@ -414,12 +390,12 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
     ),
     "adamw_torchao_8bit": _adamw_torchao(
         state_bytes=partial(_torchao_state, bits=8),
-        fails_on_parts="it trains, and its quantised parts cannot be read back from a checkpoint "
+        fails_on_parts="its quantized shards cannot be loaded from a checkpoint "
         "(torch: Weights only load failed)",
     ),
     "adamw_torchao_4bit": _adamw_torchao(
         state_bytes=partial(_torchao_state, bits=4),
-        fails_on_parts="its 4-bit states are flat, and its compiled step takes them for matrices "
+        fails_on_parts="its 4-bit states are flat, but its compiled step needs matrices "
         "(torch: wrong number of dimensions)",
     ),
     "adamw_bf16_sr": _torchao(
@@ -427,24 +403,19 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         state_bytes=_adamw,
         counted_as="adamw_fused",
         rounds_at_random=True,
-        fails_on_parts="each process would draw the same random numbers for another part: on two "
-        "it strayed from float32 copies as far as one does, and parts of uneven sizes have not "
-        "been seen",
-        fails_on_pieces="rounds bfloat16 weights at random; ZeRO steps on float32 copies",
-        fails_in_backward=(
-            "draws the random numbers of a step once, and the same for each weight then"
-        ),
+        # Two processes deviated from float32 copies as far as one. Uneven shards were not tested.
+        fails_on_parts="every process would use the same random numbers for its shard",
+        fails_on_pieces="rounds bfloat16 weights stochastically, but ZeRO updates float32 copies",
+        fails_in_backward="would use the same random numbers for every weight of a step",
     ),
     "adafactor": _adamw_sized(
         builder=f"{BUILDERS}adafactor",
         state_bytes=_adafactor,
         built=("Adafactor transformers",),
         temporaries=adafactor_step,
-        fails_on_parts=(
-            f"it keeps sums over rows and columns, which a part of a matrix has not {MIXED}"
-        ),
-        fails_on_pieces=f"keeps a row and a column of statistics for each matrix; {PIECES}, and it "
-        "silently becomes another algorithm with 4 bytes a parameter",
+        fails_on_parts=f"it needs sums over the rows and columns of full matrices {MIXED}",
+        fails_on_pieces=f"needs rows and columns of matrices. {PIECES}, and it silently becomes "
+        "another algorithm with 4 bytes per parameter",
     ),
     "sgd": OptimizerEntry(
         builder=f"{BUILDERS}sgd",
@@ -461,9 +432,8 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         temporaries=muon_step,
         steps_like_adamw=lambda o: cast(Muon, o).adjust_lr.value == "match_rms_adamw",
         needs_matrices=True,
-        fails_on_pieces=(
-            f"orthogonalizes matrices; {PIECES} (torch: Param gradient must be a 2D matrix)"
-        ),
+        fails_on_pieces=f"orthogonalizes matrices, but {PIECES} "
+        "(torch: Param gradient must be a 2D matrix)",
     ),
     "schedule_free": OptimizerEntry(
         builder=f"{BUILDERS}schedule_free",
@@ -471,11 +441,11 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         package="schedulefree",
         install='pip install "eke[schedulefree]"',
         built=("AdamWScheduleFree schedulefree",),
-        # A normalised gradient of everything: the library's foreach.
+        # The library's foreach loop normalizes all gradients together.
         temporaries=lambda step: (step.total, 2 * step.total),
         averages=True,
-        fails_on_pieces="evaluates and saves an average, which it would put into ZeRO's pieces, "
-        "where the model does not see it",
+        fails_on_pieces="evaluates and saves an average, which does not reach the model from "
+        "ZeRO's shards",
         fails_in_backward=COUNTS,
     ),
     "galore": _low_rank(
@@ -485,7 +455,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         update_flops=partial(_project, times=2),
         package="galore_torch",
         install='pip install "eke[galore]"',
-        not_timed="galore: its decompositions, every few hundred steps, are left out",
+        not_timed="galore: its decompositions every few hundred steps are not included",
     ),
     "apollo": _low_rank(
         builder=f"{BUILDERS}apollo",
@@ -496,11 +466,11 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         counted_as="galore",
     ),
 }
-"""Option -> its entry. Other packages add entries by the entry point group `eke.optimizers`."""
+"""Option -> entry. Other packages add entries by the entry point group `eke.optimizers`."""
 
 
 def option_of(optimizer: Optimizer) -> str:
-    """The option that does the same without `optimizer.implementation`: `adamw_fused`."""
+    """Return the option with the same effect without `optimizer.implementation`: `adamw_fused`."""
     if optimizer.option != "adamw" or not isinstance(optimizer, TorchAdamW):
         return optimizer.option
     name = optimizer.implementation.value
@@ -508,11 +478,11 @@ def option_of(optimizer: Optimizer) -> str:
 
 
 def optimizer_entry(optimizer: Optimizer) -> OptimizerEntry:
-    """The registry entry of a configured optimizer; ConfigError: no installed package has one."""
+    """Return the entry of an optimizer; ConfigError if no installed package has one."""
     option = option_of(optimizer)
     entry = OPTIMIZER_REGISTRY.get(option) or load_plugin("eke.optimizers", option)
     if entry is None:
-        why = "no installed package registers it (entry point group eke.optimizers)"
+        why = "is not registered by any package (entry point group eke.optimizers)"
         raise ConfigError([Problem("optimizer", option, why, Fix("optimizer=adamw"))])
-    assert isinstance(entry, OptimizerEntry), f"eke.optimizers: {option} is no OptimizerEntry"
+    assert isinstance(entry, OptimizerEntry), f"eke.optimizers: {option} is not an OptimizerEntry"
     return entry

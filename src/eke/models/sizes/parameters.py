@@ -1,16 +1,15 @@
-"""The size of a model: what follows from its configuration without building it.
+"""Size of a model, computed from its configuration without building it.
 
-Model FLOPs of one training step: what the mathematics needs, whatever the implementation does.
-6 per matrix-multiplied parameter and token (2 forward, 4 backward) and 12 L S h per token for the
-two products of attention: Chowdhery et al. 2022, arXiv:2204.02311, appendix B. Causal attention
-counts half, because half of the score matrix is masked: Dao 2023, arXiv:2307.08691, section 4.1.
-A frozen weight needs no gradient, only that of its input: 4 instead of 6 (Hu et al. 2021,
-arXiv:2106.09685, section 4.2); where nothing before a layer is trained not even that: 2, and a
-third of attention's. Not counted: norms, activations, softmax, dropout, rotary positions, the loss,
-the optimizer's own arithmetic, experts that a token does not pass through, positions that the
-projection onto the vocabulary skips, and recomputation, which is no model FLOPs.
+Model FLOPs of a training step do not depend on the implementation. Each matrix-multiplied parameter
+counts 6 per token (2 forward, 4 backward), and the two products of attention 12 L S h per token:
+Chowdhery et al. 2022, arXiv:2204.02311, appendix B. Causal attention counts half, because half of
+the score matrix is masked: Dao 2023, arXiv:2307.08691, section 4.1. A frozen weight counts 4, since
+only its input needs a gradient (Hu et al. 2021, arXiv:2106.09685, section 4.2). Weights and
+attention before the first trained layer count a third. Not counted: norms, activations, softmax,
+dropout, rotary positions, the loss, the optimizer's arithmetic, inactive experts, positions without
+label in sparse prediction, and recomputation.
 
-Adapters: the tensors added, frozen and quantized, equal to those of peft (tested for every family).
+Added, frozen and quantized tensors of adapters equal peft's (tested for every family).
 """
 
 import math
@@ -42,36 +41,32 @@ from eke.models.freezing import find_problem, is_frozen
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Counts for one model and one task head."""
+    """Counts for one model with one task head."""
 
     num_parameters: int
-    """Of the model itself, shared ones counted once; adapters are none of it."""
+    """Parameters without adapters, with shared parameters counted once."""
     num_trained_parameters: int | None
-    """That an optimizer changes: adapters, or all that an output depends on; None where only the
-    built model can tell."""
+    """Parameters that an optimizer updates, None if only the built model has their number."""
     num_active_parameters: int
-    """Without the experts that a token does not pass through; else as `num_parameters`."""
+    """Parameters without the inactive experts of a token."""
     num_matmul_parameters: int
-    """Parameters that are multiplied with every token: no embeddings, norms or biases, no heads
-    behind pooling; a tied output projection counts, and of experts those a token passes through."""
+    """Parameters in matrix products with every token, without heads after pooling."""
     flops_per_sample: float | None
-    """Floating-point operations of one training step per sample, forward and backward,
-    recomputation not counted (model FLOPs); None where they cannot be known."""
+    """Model FLOPs of a training step per sample, forward and backward, None if unknown."""
     flops_formula: str
-    """How `flops_per_sample` was computed, in one line."""
     tokens_per_sample: float = 0.0
-    """Of source and target, without padding: a mean where samples differ."""
+    """Mean tokens of source and target, without padding."""
 
     @property
     def flops_per_token(self) -> float | None:
-        """`flops_per_sample` over the sample's tokens."""
+        """Model FLOPs of a training step per token; None if unknown."""
         if self.flops_per_sample is None or not self.tokens_per_sample:
             return None
         return self.flops_per_sample / self.tokens_per_sample
 
 
 def predicted_frac(config: Config, length: float | None = None) -> float:
-    """Share of a row's positions, on average; where only data can tell, all. A row has a target."""
+    """Return the mean fraction of positions with a label (at least one per row), 1 if unknown."""
     if not config.kernels.sparse_prediction or not isinstance(config.task, MaskedLM):
         return 1.0
     share, tokens = config.task.mask_frac, length or config.data.seq_len
@@ -79,34 +74,31 @@ def predicted_frac(config: Config, length: float | None = None) -> float:
 
 
 def most_predicted(config: Config, rows: int, length: int) -> int:
-    """The most of so many rows' tokens that a run is likely to meet: each is chosen by chance."""
+    """Return the likely maximum of positions with a label in a micro-batch."""
     positions, share = rows * length, predicted_frac(config, length)
     deviation = math.sqrt(positions * share * (1 - share))
-    # Three deviations above the mean: one micro-batch in 740.
+    # Three standard deviations above the mean: one micro-batch in 740 has more.
     return min(positions, math.ceil(positions * share + 3 * deviation))
 
 
-CHUNKS = 4
-"""Of a large batch in the fused loss. Each one reads and writes the projection's gradient, 8 bytes
-at 3 TB/s: with 2,048 rows a sixth of what the products take, 6 x 2,048 operations at 750 TFLOP/s
-(H100)."""
-
 CHUNK_ROWS, CHUNK_BYTES = 1024, 512 << 20
-"""A chunk has so many rows or more, unless its logits would be larger than this."""
+"""Smallest number of rows per chunk, unless the logits exceed CHUNK_BYTES."""
 
 BLOCK_BYTES = 32 << 20
-"""Of float32 probabilities that exist at once, where no compiler fuses what is done to them: a part
-of an H100's 50 MB of cache."""
+"""Float32 probabilities allocated at a time without a compiler that fuses operations: a part of the
+50 MB cache of an H100."""
 
 
 def chunk_rows(rows: int, vocabulary: int, logit_bytes: int) -> int:
-    """Rows that the fused loss projects at a time."""
+    """Return the rows that the fused loss projects at a time."""
     most = max(1, CHUNK_BYTES // (vocabulary * logit_bytes))
-    return min(most, max(CHUNK_ROWS, -(-rows // CHUNKS)))
+    # Four chunks of a large batch: each reads and writes the projection's gradient, 8 bytes per
+    # number at 3 TB/s. With 2,048 rows that takes a sixth of the time of the products (H100).
+    return min(most, max(CHUNK_ROWS, -(-rows // 4)))
 
 
 def with_sparse_head(config: Config, structure: Structure) -> Structure:
-    """The same tensors, of which the vocabulary's projection may see fewer positions."""
+    """Return a structure in which the output projection has only the predicted positions."""
     if predicted_frac(config) == 1:
         return structure
     rows = config.model.vocab_size
@@ -119,33 +111,33 @@ def with_sparse_head(config: Config, structure: Structure) -> Structure:
 
 
 PER_PARAMETER = 6
-"""Forward multiply and add, and twice that backward: arXiv:2204.02311, appendix B."""
+"""Forward multiplication and addition, twice that backward: arXiv:2204.02311, appendix B."""
 PER_FROZEN_PARAMETER = 4
-"""Without the gradient of the weight itself."""
+"""FLOPs of a frozen weight, which has no gradient."""
 PER_SCORE = 12
-"""Two products of attention, 2 FLOPs each, three times (forward, two gradients): same source."""
+"""Two products of attention, 2 FLOPs each, three times (forward, two gradients): see above."""
 PER_IDLE_PARAMETER, PER_IDLE_SCORE = 2, 4
-"""Forward alone: neither it nor anything before it is trained."""
+"""FLOPs of weights and scores before the first trained layer: forward only."""
 
 
 Counts = dict[Tokens | tuple[Tokens, Tokens], float]
-"""Of one sample, the vectors of each kind, and the products of two kinds."""
+"""Vectors of each kind in one sample, and products of two kinds."""
 
 
 @dataclass(frozen=True)
 class SampleMeans:
-    """Means over the samples of a training: tokens, and products of them that attention needs."""
+    """Mean tokens of training samples, and mean products of tokens for attention."""
 
     source: float
     target: float
-    """The same as `source` but in seq2seq_lm: T5 gives a classifier's input to its decoder, too."""
+    """Tokens of the decoder. Equal to `source` except in seq2seq_lm, also for T5 classifiers."""
     source_by_source: float
     target_by_target: float
     target_by_source: float
 
 
 def full_samples(config: Config) -> SampleMeans:
-    """All samples have `data.seq_len` tokens."""
+    """Return the means of samples that all have `data.seq_len` tokens."""
     source = target = config.data.seq_len
     if config.task.option == "seq2seq_lm":
         target = cast(Seq2SeqLM, config.task).target_len or source
@@ -153,7 +145,7 @@ def full_samples(config: Config) -> SampleMeans:
 
 
 def tokens_per_sample(config: Config, means: SampleMeans | None = None) -> Counts:
-    """How many vectors of one sample each kind of weight, or of attention, is multiplied with."""
+    """Count the vectors of a sample that each kind of weight or attention is multiplied with."""
     known = means or full_samples(config)
     return {
         Tokens.none: 0,
@@ -170,7 +162,7 @@ def tokens_per_sample(config: Config, means: SampleMeans | None = None) -> Count
 def training_flops(
     config: Config, structure: Structure, means: SampleMeans | None = None
 ) -> tuple[float, str]:
-    """Model FLOPs of a training step over one sample (`means` as in `model_size`), and formula."""
+    """Return the model FLOPs of a training step per sample, and their formula."""
     tokens = tokens_per_sample(config, means)
     matmul = sum(_per_parameter(w) * w.num_active * tokens[w.tokens] for w in structure.weights)
     attention = sum(attention_flops(a, tokens) for a in structure.attention)
@@ -184,14 +176,14 @@ def _per_parameter(weight: Weight) -> int:
 
 
 def attention_flops(attention: AttentionLayers, tokens: Counts) -> float:
-    """Training FLOPs per sample of one stack's attention."""
+    """Return the training FLOPs per sample of one stack's attention."""
     scores = tokens[attention.queries, attention.keys] * (0.5 if attention.causal else 1)
     passed = attention.num_layers - attention.idle
     return attention.width * scores * (PER_SCORE * passed + PER_IDLE_SCORE * attention.idle)
 
 
 def _formula(structure: Structure, tokens: Counts) -> str:
-    """The sum in numbers: `6 x 803840 x 256 tokens + 12 x 4 layers x 128 x 256 x 256 / 2`."""
+    """Format the sum: `6 x 803840 x 256 tokens + 12 x 4 layers x 128 x 256 x 256 / 2`."""
     units = {
         Tokens.source: "tokens",
         Tokens.target: "decoder tokens",
@@ -228,54 +220,52 @@ def _scores(attention: AttentionLayers, tokens: Counts) -> str:
 
 
 def _short(mean: float) -> str:
-    """Whole numbers as they are, means to four digits or one decimal."""
+    """Format a whole number completely, a mean with four digits or one decimal."""
     if mean == int(mean):
         return str(int(mean))
     return f"{mean:.4g}" if mean < 1000 else f"{mean:.1f}"
 
 
 MAX_KEPT = 16
-"""Models whose tensors are kept: a sweep or a search asks for few, each some thousand times."""
+"""Number of cached structures. A sweep or a search uses few models, each thousands of times."""
 
 _kept: dict[str, Structure] = {}
 
 
 def _once(content: str, make: Callable[[], Structure]) -> Structure:
-    """What was made of the same content before, or is made now."""
     found = _kept.pop(content) if content in _kept else make()
-    _kept[content] = found  # the newest is the last
+    _kept[content] = found  # last is newest
     if len(_kept) > MAX_KEPT:
         del _kept[next(iter(_kept))]
     return found
 
 
 def structure(config: Config) -> Structure:
-    """Tensors and attention of the model with its task head; ConfigError: the family has none."""
+    """Return the structure of the model with its task head; ConfigError if there is no head."""
     family, task, tasks = family_of(config), config.task.option, family_of(config).tasks
     if task not in tasks:
-        why = f"{family.name} models have a head for {' and '.join(tasks)} only"
+        why = f"{family.name} models have heads only for {' and '.join(tasks)}"
         raise ConfigError(Problem(key="task", value=task, why=why, fix=Fix(f"task={tasks[0]}")))
     return _once(repr((config.model, config.task)), lambda: family.structure(config))
 
 
 def training_structure(config: Config) -> Structure:
-    """The tensors as trained, with adapters and frozen ones; errors of `structure` and `freeze`."""
-    sparse = config.kernels.sparse_prediction
-    content = repr((config.model, config.task, config.peft, sparse))
+    """Return the structure with adapters and frozen weights; errors of `structure` and `freeze`."""
+    content = repr((config.model, config.task, config.peft, config.kernels.sparse_prediction))
     return _once(content, lambda: with_sparse_head(config, adapt(config, structure(config))))
 
 
 def passed_layers(config: Config, counts: Sequence[int]) -> list[int]:
-    """Of so many layers in each stack, those that a gradient passes."""
+    """Count the layers of each stack that a gradient passes through."""
     idle = [part.idle for part in training_structure(config).attention]
     return [n - (idle[stack] if idle else 0) for stack, n in enumerate(counts)]
 
 
 def model_size(config: Config, means: SampleMeans | None = None) -> ModelSize:
-    """Parameters and training FLOPs; without `means` each sample has `data.seq_len` tokens."""
+    """Return parameters and training FLOPs. Without `means` samples have `data.seq_len` tokens."""
     parts, trained = structure(config), training_structure(config)
-    told = family_of(config).is_known or not config.model.freeze  # which are frozen, if any
-    known = parts.attention and _is_known(config) and told
+    knows_frozen = family_of(config).is_known or not config.model.freeze
+    known = parts.attention and _is_known(config) and knows_frozen
     flops, formula = training_flops(config, trained, means) if known else (None, "")
     samples = means or full_samples(config)
     tokens = samples.source + (samples.target if config.task.option == "seq2seq_lm" else 0)
@@ -295,19 +285,19 @@ def model_size(config: Config, means: SampleMeans | None = None) -> ModelSize:
 
 
 def adapted_layers(config: Config) -> tuple[str, ...]:
-    """Names of the adapted layers, from the Transformer layer on, sorted; none where unknown."""
+    """Return the sorted names of adapted layers inside the Transformer layer, () if unknown."""
     if not isinstance(config.peft, Adapters):
         return ()
     return tuple(sorted(choose_targets(config, linear_layers(structure(config))).modules))
 
 
 def _is_known(config: Config) -> bool:
-    """Whether it is known what is trained: adapters go by the names of layers."""
+    """Return whether the trained weights are known. Adapters require names of layers."""
     return family_of(config).is_known or not isinstance(config.peft, Adapters)
 
 
 def is_ragged(config: Config) -> bool:
-    """Samples may have different lengths."""
+    """Return whether samples may have different lengths."""
     if isinstance(config.data, Synthetic):
         return config.data.lengths is not Lengths.fixed
     return isinstance(config.data, Rows | Mix)
@@ -315,17 +305,17 @@ def is_ragged(config: Config) -> bool:
 
 @dataclass(frozen=True)
 class Targets:
-    """The adapted layers, by their names from the Transformer layer on."""
+    """Adapted layers by name inside the Transformer layer."""
 
     modules: frozenset[str]
     feed_forward: frozenset[str]
-    """Those of which IA3 scales the input."""
+    """Adapted layers whose input is scaled by IA3."""
     unmatched: tuple[str, ...]
-    """Typed names that name nothing."""
+    """Names in `peft.target_modules` that match no layer."""
 
 
 def choose_targets(config: Config, names: Iterable[str]) -> Targets:
-    """Which of the linear layers, of these names from their Transformer layer on, are adapted."""
+    """Select the adapted layers from the names of linear layers inside the Transformer layer."""
     peft, paths = cast(Adapters, config.peft), frozenset(names)
     wanted: Sequence[str] | None = peft.target_modules
     if wanted is None:
@@ -338,17 +328,17 @@ def choose_targets(config: Config, names: Iterable[str]) -> Targets:
 
 
 def is_ia3(config: Config) -> bool:
-    """Whether the adapters are scales rather than matrices."""
+    """Return whether the adapters are scales instead of matrices."""
     return isinstance(config.peft, Adapters) and not isinstance(config.peft, Lora)
 
 
 def fuses_adapters(config: Config) -> bool:
-    """Whether `peft.fused` takes effect."""
+    """Return whether `peft.fused` is set and possible."""
     return bool(getattr(config.peft, "fused", False)) and not why_not_fused(config)
 
 
 def why_not_fused(config: Config) -> str:
-    """What needs PEFT's own forward passes; empty where `peft.fused` would take effect."""
+    """Return the setting that requires PEFT's forward passes, "" if `peft.fused` is possible."""
     peft, shared = config.peft, config.distributed.option
     if not isinstance(peft, Lora) or peft.option != "lora":
         return f"peft={peft.option}"
@@ -358,24 +348,24 @@ def why_not_fused(config: Config) -> str:
         return f"peft.bias={peft.bias.value}"
     if config.precision.weights is not Weights.float32 or config.precision.float8 is not Float8.off:
         return f"precision={config.precision.option}"
-    # The others gather, cut or copy a layer's weights when its own module is called.
+    # Other strategies gather, shard or copy a layer's weights when its module is called.
     return "" if shared in ("none", "ddp") else f"distributed={shared}"
 
 
 def _named(name: str, paths: frozenset[str]) -> frozenset[str]:
-    """The layer with this whole name; else those whose names end in it, dot by dot."""
+    """Return the layer with this full name, else all layers whose names end in it."""
     if name in paths:
         return frozenset({name})
     return frozenset(path for path in paths if path.endswith(f".{name}"))
 
 
 def linear_layers(structure: Structure) -> tuple[str, ...]:
-    """Names of the linear layers in Transformer layers, each once; none where they are unknown."""
+    """Return the unique names of the linear layers in Transformer layers, () if unknown."""
     return tuple({w.module: None for w in structure.weights if w.module and len(w.shape) == 2})
 
 
 def adapt(config: Config, structure: Structure) -> Structure:
-    """The model as trained: what adapters add, what is frozen, what is kept in 4 bits."""
+    """Return the structure with adapters, frozen weights and 4-bit weights."""
     if not isinstance(config.peft, Adapters):
         return freeze(config, structure)
     targets = choose_targets(config, linear_layers(structure))
@@ -386,15 +376,11 @@ def adapt(config: Config, structure: Structure) -> Structure:
 
 
 _LAYER = re.compile(r"^.*?\.\d+\.")
-"""Of a tensor's name, up to the number of its Transformer layer; heads and tables have none."""
+"""Part of a tensor's name up to the layer number. Heads and embeddings do not match."""
 
 
 def freeze(config: Config, structure: Structure) -> Structure:
-    """The model without training of what `model.freeze` names; a tied projection comes last.
-
-    Raises:
-        ConfigError: an entry names nothing, or nothing is left to train.
-    """
+    """Mark the weights of `model.freeze` as not trained; ConfigError: no match, or all frozen."""
     entries, family = config.model.freeze, family_of(config)
     if not entries or not family.is_known:
         return structure
@@ -417,7 +403,6 @@ def freeze(config: Config, structure: Structure) -> Structure:
 
 
 def _adapted_tensors(config: Config, weight: Weight, targets: Targets) -> Iterator[Weight]:
-    """One tensor of the model, and adapter tensors trained with it or instead of it."""
     if weight.is_head:
         # peft trains a copy and keeps the original.
         yield replace(weight, trained=False, tokens=Tokens.none)
@@ -437,7 +422,6 @@ def _adapted_tensors(config: Config, weight: Weight, targets: Targets) -> Iterat
 
 
 def _added(config: Config, weight: Weight, feed_forward: bool) -> Iterator[Weight]:
-    """The adapter of one linear layer, or of stacked experts."""
     *experts, out, inp = weight.shape
     if family_of(config).stores_transposed:
         out, inp = inp, out
@@ -453,11 +437,11 @@ def _added(config: Config, weight: Weight, feed_forward: bool) -> Iterator[Weigh
 
 
 def in_four_bits(config: Config, weight: Weight) -> bool:
-    """Whether a tensor of the model is kept as 4-bit numbers."""
+    """Return whether a tensor of the model is stored as 4-bit numbers."""
     if not isinstance(config.peft, QLora):
         return False
     family = family_of(config)
-    if not family.is_known:  # no names are known: all that is multiplied, a lower bound
+    if not family.is_known:  # without names: all multiplied weights, a lower bound of bytes
         return weight.tokens is not Tokens.none
     name = weight.module.rpartition(".")[2]
     return len(weight.shape) > 1 and bool(name) and name not in family.float32_layers

@@ -1,8 +1,8 @@
-"""Memory of the training state: what stays allocated between steps, and what lies on a disk.
+"""Bytes of the training state that stay allocated between steps, in memory and on a disk.
 
-Formulas follow deepspeed 0.19.8: the optimizer works on flat float32 pieces, copies of the weights
-cut evenly between processes (arXiv:1910.02054). A piece, its moments and the gradients of its
-larger weights are one file each (`runtime/swap_tensor`, `runtime/zero/stage3.py`).
+Formulas follow deepspeed 0.19.8. Its optimizer works on flat float32 shards: copies of the weights,
+divided evenly between processes (arXiv:1910.02054). With NVMe offload a shard, its moments and the
+gradients of its larger weights are one file each (`runtime/swap_tensor`, `runtime/zero/stage3.py`).
 """
 
 from dataclasses import dataclass, replace
@@ -32,104 +32,101 @@ from eke.models.sizes.parameters import ModelSize, training_structure
 BFLOAT16_BYTES = 2
 
 STAGE = {"zero1": 1, "zero2": 2, "zero3": 3}
-"""Options of the group `distributed` by which DeepSpeed shares out the state."""
+"""Option of the group `distributed` -> ZeRO stage."""
 
 IN_PARTS = ("fsdp", "zero3")
-"""Those whose weights are drawn or read in parts."""
+"""Options of `distributed` that initialize or load weights in shards."""
 
 BLOCK, SCALES_PER_BLOCK = 64, 256
-"""Weights per scale, and scales per scale of scales: arXiv:2305.14314, section 3."""
+"""Weights per scale, and scales per second-level scale: arXiv:2305.14314, section 3."""
 
 CODE_BYTES, SCALE_CODE_BYTES = 16 * FLOAT32_BYTES, 256 * FLOAT32_BYTES
-"""The values that 4 and 8 bits stand for, kept with each tensor."""
+"""Bytes of the tables of 4-bit and 8-bit values, kept with each tensor."""
 
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes of one process, without activations; of the first one, which has the largest parts."""
+    """Bytes of the first process, which has the largest shards, without activations."""
 
     weights: int
-    """With their 16-bit copies."""
+    """Weights and their 16-bit copies."""
     gradients: int
-    """All of them; the largest one where the optimizer steps in the backward pass."""
+    """All gradients, or the largest if the optimizer steps in the backward pass."""
     optimizer: int
-    """Moments, without scalar step counters."""
+    """Moments without scalar step counters."""
     master: int = 0
-    """Float32 copies of narrower weights, for the optimizer to step on."""
+    """Float32 copies of 16-bit weights, which the optimizer updates."""
     start: int = 0
-    """While weights are made or read: all of them, or a part and the largest tensor whole."""
+    """Bytes during initialization or loading of weights: all, or a shard and the largest tensor."""
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Bytes of weights, gradients, optimizer state and float32 copies."""
         return self.weights + self.gradients + self.optimizer + self.master
 
     @property
     def peak(self) -> int:
-        """The most of them at any time."""
+        """Largest bytes of state at any time."""
         return max(self.start, self.total)
 
 
 @dataclass(frozen=True)
 class WeightFormats:
-    """Number formats of the training state; a plan decides them once."""
+    """Number formats of the training state, decided once per plan."""
 
     weights: str
-    """torch dtype name of trained weights and gradients; adapters are float32."""
+    """torch dtype name of trained weights and gradients. Adapters are float32."""
     master: bool
-    """The optimizer updates float32 copies of narrower weights."""
+    """Whether the optimizer updates float32 copies of 16-bit weights."""
     frozen: str
-    """torch dtype name of frozen weights."""
     copies: str = ""
-    """torch dtype name of the copies of float32 weights that a step computes with; "" without."""
+    """torch dtype name of the copies of float32 weights used in a step, "" without copies."""
     gathered: str = ""
-    """torch dtype name that FSDP2 sends float32 matrices in; "" where each weight has its own."""
+    """torch dtype name in which FSDP2 gathers float32 matrices, "": the format of each weight."""
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of a trained weight's number, and of its gradient."""
+        """Bytes of one number of trained weights and gradients."""
         return _width(self.weights)
 
     @property
     def frozen_bytes(self) -> int:
-        """Bytes of a frozen weight's number."""
+        """Bytes of one number of frozen weights."""
         return _width(self.frozen)
 
     @property
     def stream_bytes(self) -> int:
-        """Bytes of a number of the residual stream where embeddings are frozen, or nothing is."""
+        """Bytes of one number of the residual stream if embeddings or no weights are frozen."""
         return _width(self.copies or self.frozen)
 
 
 def _width(dtype: str) -> int:
-    """Bytes of one number, by torch's name of its format."""
     return FLOAT32_BYTES if dtype == "float32" else BFLOAT16_BYTES
 
 
 def decide_formats(config: Config) -> WeightFormats:
-    """Decide the formats: float32 copies where configured and useful, and in ZeRO."""
+    """Decide the number formats. ZeRO always has float32 copies of 16-bit weights."""
     precision = config.precision
     wanted = precision.master is Switch.on or config.distributed.option in STAGE
     master = precision.weights is Weights.bfloat16 and wanted
     narrow = precision.weights is Weights.float32 and precision.compute is not Compute.float32
     copies = precision.compute.value if narrow and precision.casts is Casts.per_step else ""
-    # What is sent once is computed with in training and evaluation; float8 scales, and DoRA's norms
-    # are, of float32 weights.
+    # Gathered weights are used in training and evaluation, so both must compute in one format.
+    # Scales of float8 and norms of DoRA need float32 weights.
     sent = isinstance(config.distributed, FSDP) and narrow and len(computed_formats(config)) == 1
     sent = sent and precision.float8 is Float8.off and config.peft.option != "dora"
     gathered = precision.compute.value if sent else ""
-    frozen = _frozen_format(config)
-    return WeightFormats(precision.weights.value, master, frozen, copies, gathered)
+    return WeightFormats(precision.weights.value, master, _frozen_format(config), copies, gathered)
 
 
 def computed_formats(config: Config) -> set[str]:
-    """Number formats that training and evaluation compute in."""
+    """Return the number formats of computation in training and evaluation."""
     precision = config.precision
     return {precision.compute.value, precision.evaluation.value} - {Evaluation.same.value}
 
 
 def _frozen_format(config: Config) -> str:
-    """Format of frozen weights: the one typed, or of what training and evaluation compute in."""
+    """Return the format of frozen weights: as configured, else the only format of computation."""
     precision, peft = config.precision, config.peft
     trained: str = precision.weights.value
     if isinstance(peft, Adapters) and peft.base_weights is not BaseWeights.auto:
@@ -141,11 +138,14 @@ def _frozen_format(config: Config) -> str:
 
 
 def state_bytes(config: Config, formats: WeightFormats | None = None) -> StateBytes:
-    """Exact bytes of the state after a step; without `formats`, which a plan has, decided here."""
+    """Return the exact bytes of the state after a step; `formats` None: decided here."""
     whole = training_structure(config).weights
     weights, cut = whole, config.distributed.option in IN_PARTS
     if isinstance(config.distributed, FSDP):
-        weights = tuple(replace(weight, shape=_part(config, weight.shape)) for weight in whole)
+        shards = config.distributed.shards
+        # FSDP2's first shard: the first dimension divided and rounded up.
+        parts = [(*(-(-n // shards) for n in w.shape[:1]), *w.shape[1:]) for w in whole]
+        weights = tuple(replace(w, shape=part) for w, part in zip(whole, parts, strict=True))
     trained = [weight for weight in weights if weight.trained]
     gradients = [w for w in whole if w.trained] if adds_up_whole(config) else trained
     formats = formats or decide_formats(config)
@@ -166,7 +166,7 @@ def state_bytes(config: Config, formats: WeightFormats | None = None) -> StateBy
 
 
 def sent_bytes(config: Config, formats: WeightFormats, weight: Weight) -> int:
-    """A whole tensor in the format in which FSDP2 gathers it: not all are sent in 16 bits."""
+    """Return the bytes of a full tensor in the format in which FSDP2 gathers it."""
     if weight.four_bits:
         return _stored_bytes(config, formats, weight)
     is_wide = weight.role is Role.vector or (weight.role is Role.embedding and not formats.copies)
@@ -175,19 +175,12 @@ def sent_bytes(config: Config, formats: WeightFormats, weight: Weight) -> int:
     return prod(weight.shape) * (min(width, BFLOAT16_BYTES) if narrow else width)
 
 
-def _part(config: Config, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """FSDP2's first part of a tensor: torch's Shard cuts the first dimension, rounding up."""
-    if not shape:
-        return shape
-    return (-(-shape[0] // cast(FSDP, config.distributed).shards), *shape[1:])
-
-
 WHOLE_GRADIENTS_BYTES = 8 * 2**30
-"""Larger gradients add up in parts: a choice, a tenth of an 80 GiB device."""
+"""Limit for accumulating full gradients: a tenth of an 80 GiB device (a choice)."""
 
 
 def exchange_of(config: Config) -> Exchange:
-    """After which micro-batches of a step FSDP2 shares gradients out; `auto` goes by their size."""
+    """Return when FSDP2 synchronizes gradients; `auto` is decided by their size."""
     typed = cast(FSDP, config.distributed).exchange
     trained = (prod(w.shape) for w in training_structure(config).weights if w.trained)
     is_large = FLOAT32_BYTES * sum(trained) > WHOLE_GRADIENTS_BYTES and _accumulation(config) > 1
@@ -196,20 +189,20 @@ def exchange_of(config: Config) -> Exchange:
 
 
 def _accumulation(config: Config) -> int:
-    """Micro-batches of a step, as far as they are known before there is a plan."""
+    """Return the micro-batches per step that are known before there is a plan."""
     batch = config.batch
     per_round = batch.micro_batch * config.distributed.num_processes
     return batch.target // per_round if batch.target else batch.accumulation or 1
 
 
 def adds_up_whole(config: Config) -> bool:
-    """Whether gradients of several micro-batches add up before they are shared out."""
+    """Return whether full gradients of several micro-batches accumulate before synchronization."""
     several = isinstance(config.distributed, FSDP) and _accumulation(config) > 1
     return several and exchange_of(config) is Exchange.last
 
 
 def _number_bytes(formats: WeightFormats, weight: Weight) -> int:
-    """Adapters stay in float32 with narrower weights: PEFT's default."""
+    """Return the bytes of one number of a weight. Adapters are float32 (PEFT's default)."""
     if weight.is_adapter:
         return FLOAT32_BYTES
     return formats.weight_bytes if weight.trained else formats.frozen_bytes
@@ -231,10 +224,8 @@ def _stored_bytes(config: Config, formats: WeightFormats, weight: Weight) -> int
 
 
 def four_bit_bytes(numbers: int, double_quant: bool) -> int:
-    """Bytes of one tensor as bitsandbytes 0.50 keeps it: two numbers in a byte, and the scales.
-
-    Source: bitsandbytes.functional.quantize_4bit and QuantState; arXiv:2305.14314, section 3.
-    """
+    """Return the bytes of a 4-bit tensor: half a byte per number, and scales."""
+    # Source: quantize_4bit and QuantState of bitsandbytes 0.50; arXiv:2305.14314, section 3.
     blocks = -(-numbers // BLOCK)
     packed = -(-numbers // 2) + CODE_BYTES
     if not double_quant:
@@ -243,46 +234,46 @@ def four_bit_bytes(numbers: int, double_quant: bool) -> int:
 
 
 PIECE_BUFFERS = 4
-"""Pinned buffers of a piece's size: weights, gradient and AdamW's two moments (`buffer_count`)."""
+"""Pinned buffers of a shard's size: weights, gradient, AdamW's two moments (`buffer_count`)."""
 
 
 @dataclass(frozen=True)
 class SwapBytes:
-    """Bytes of one process."""
+    """Bytes of one process with NVMe offload."""
 
     files: int
-    """On the disk: pieces, their moments and gradients."""
+    """Files: shards, their moments and gradients."""
     memory: int
-    """Host memory: buffers, and the pieces and moments that are too small for a file."""
+    """Host memory: buffers, and shards and moments that are too small for a file."""
     pinned: int
-    """Of the host memory, buffers that must be locked (`ulimit -l`)."""
+    """Part of `memory` that must be locked (`ulimit -l`): the buffers."""
 
 
 def state_files(config: Config) -> SwapBytes | None:
-    """What one process has on the disk; None where nothing is to be there.
+    """Return the bytes of one process with NVMe offload of the state, None without it.
 
-    Exact while no role has more numbers than a piece may. A role with more is cut in the model's
-    order, which sizes do not know: its pieces are taken to be full, and the last one to be large
-    enough for a file. Weights on the disk, which a rule refuses, are not counted.
+    Exact if every role fits into one shard. Otherwise the division depends on the model's order, so
+    shards are assumed to be full, and the last one large enough for a file. Weights on the disk are
+    not counted: a rule rejects them.
     """
     offload, processes = config.offload, config.distributed.num_processes
     if not isinstance(offload, NvmeOffload) or config.distributed.option != "zero3":
         return None
     state, trained = state_bytes(config), trained_weights(config)
-    copies = 1 + state.optimizer // (state.gradients or 1)  # the weights and their moments
-    unit = 1024 * offload.threads // FLOAT32_BYTES  # files are multiples: `AIO_ALIGNED_BYTES`
+    copies = 1 + state.optimizer // (state.gradients or 1)  # weights and their moments
+    unit = 1024 * offload.threads // FLOAT32_BYTES  # granularity of files: `AIO_ALIGNED_BYTES`
     numbers, buffer, kept = 0, 0, 0
     for role in Role:
         parts = [-(-prod(w.shape) // processes) for w in trained if w.role is role]
         whole = sum(parts)
-        # At most: a piece is closed by the weight that fills it.
+        # Upper bound: the weight that fills a shard is its last.
         piece = min(whole, offload.piece_numbers + max(parts, default=0) - 1)
         buffer = max(buffer, -(-piece // unit) * unit)
         if not _is_written(offload, whole):
             kept += whole
             continue
         numbers += copies * -(-whole // unit) * unit
-        # The rest of a gradient stays in host memory.
+        # The remainder of a gradient stays in host memory.
         numbers += sum(part // unit * unit for part in parts if _is_written(offload, part))
     buffers = PIECE_BUFFERS * buffer
     return SwapBytes(
@@ -293,27 +284,27 @@ def state_files(config: Config) -> SwapBytes | None:
 
 
 def _is_written(offload: NvmeOffload, numbers: int) -> bool:
-    """Whether a float32 tensor of so many numbers is written to the disk at all."""
+    """Return whether a float32 tensor is large enough for a file."""
     return numbers * FLOAT32_BYTES >= max(2**20, offload.block_bytes)  # `MIN_AIO_BYTES`
 
 
 ALIGNMENT = 2
-"""Numbers a flat piece is a multiple of in ZeRO-1 and 2: `nccl_start_alignment_factor`."""
+"""Granularity of flat shards in ZeRO-1 and 2, in numbers: `nccl_start_alignment_factor`."""
 
 
 def trained_weights(config: Config) -> list[Weight]:
-    """Tensors that get a gradient."""
+    """Return the tensors with a gradient."""
     return [weight for weight in training_structure(config).weights if weight.trained]
 
 
 def pieces(config: Config) -> dict[Role, int]:
-    """Numbers in each of one process's flat pieces: its share of a parameter group, and padding."""
+    """Return the numbers in each flat shard of a process (one per parameter group) with padding."""
     processes = config.distributed.num_processes
     trained = trained_weights(config)
     found = {}
     for role in Role:
         mine = [prod(weight.shape) for weight in trained if weight.role is role]
-        # ZeRO-1 and 2 pad each parameter group, one per role, ZeRO-3 each weight.
+        # ZeRO-1 and 2 pad each parameter group (one per role), ZeRO-3 each weight.
         if STAGE[config.distributed.option] == 3:
             numbers = sum(-(-number // processes) for number in mine)
         else:
@@ -324,12 +315,12 @@ def pieces(config: Config) -> dict[Role, int]:
 
 
 def flat_pieces(config: Config) -> list[Weight]:
-    """The pieces as the optimizer sees them: flat, and float32."""
-    # `optimizer.embeddings_32bit` finds those of embeddings under ZeRO-3 alone, which puts a piece
-    # in the place that the group's first weight had: bitsandbytes 0.50 goes by that place.
-    knows = STAGE[config.distributed.option] == 3
+    """Return the flat float32 shards as weights of the optimizer."""
+    # bitsandbytes 0.50 finds embeddings by their position in the parameter groups. Only ZeRO-3 puts
+    # a shard at the position of the group's first weight.
+    has_roles = STAGE[config.distributed.option] == 3
     return [
-        Weight((numbers,), place=role if knows else Role.hidden)
+        Weight((numbers,), place=role if has_roles else Role.hidden)
         for role, numbers in pieces(config).items()
     ]
 
@@ -337,15 +328,14 @@ def flat_pieces(config: Config) -> list[Weight]:
 def shared_state_bytes(
     config: Config, size: ModelSize, host: bool = False, formats: WeightFormats | None = None
 ) -> StateBytes:
-    """Bytes of one process on its device; everything where nothing is shared or moved.
+    """Return the bytes of one process on its device after sharding and offload.
 
-    ZeRO-3's small weights, not sharded, are not counted: a lower bound, by 10 x hidden size
-    numbers a weight at most. `host` counts what waits in host memory, too: a CPU's device memory is
-    just that.
+    `host` includes offloaded bytes in host memory, for CPUs. The result is a lower bound: weights
+    that ZeRO-3 does not shard (at most 10 x hidden size numbers each) are not counted.
     """
     formats = formats or decide_formats(config)
     whole = state_bytes(config, formats)
-    if host and config.distributed.option not in IN_PARTS:  # built before it is moved or rounded
+    if host and config.distributed.option not in IN_PARTS:  # built before moved or rounded
         whole = replace(whole, start=max(whole.start, formats.frozen_bytes * size.num_parameters))
     pages = optimizer_entry(config.optimizer).pages and not host
     if config.distributed.option not in STAGE:
@@ -356,13 +346,13 @@ def shared_state_bytes(
     numbers = sum(pieces(config).values())
     trained = sum(prod(w.shape) for w in trained_weights(config)) or 1
     optimizer = optimizer_bytes(config, flat_pieces(config))
-    # ZeRO-3 steps on float32 weights themselves where it keeps them on the device.
+    # ZeRO-3 updates float32 weights directly if they are on the device.
     if stage < 3 or offload != "none" or formats.weight_bytes < FLOAT32_BYTES:
         optimizer += FLOAT32_BYTES * numbers
     optimizer -= paged_bytes(config, flat_pieces(config)) if pages else 0
     gradients = whole.gradients if stage == 1 else whole.gradients * numbers // trained
     weights = whole.weights if stage < 3 else -(-whole.weights // processes)
-    leave = config.offload.option == "params_cpu"  # or wait outside of the device's memory by nvme
+    leave = config.offload.option == "params_cpu"
     if isinstance(config.offload, NvmeOffload):
         leave = config.offload.weights is not WeightsPlace.device
     if host and (files := state_files(config)):

@@ -1,4 +1,4 @@
-"""The plan: what will be run, decided and explained before anything heavy is imported."""
+"""Plan of a run: every decision with its reason, made without slow imports."""
 
 from eke.plan.planner.inputs import (
     MODEL,

@@ -1,9 +1,8 @@
-"""DeepSpeed's configuration, from eke's: a pure function, so that it can be read and tested.
+"""DeepSpeed's configuration, derived from the configuration of a run and from a user's file.
 
-Precision and the loss stay eke's own (autocast around the model, a loss that is summed over ranks);
-DeepSpeed shares out, clips and steps. Its `bf16` is what eke calls bfloat16 weights. Sizes that
-Hugging Face's `auto` stands for are computed as transformers does (`HfTrainerDeepSpeedConfig`,
-transformers 5.23).
+eke keeps precision and loss (autocast around the model, a loss summed over ranks). DeepSpeed
+shards, clips and updates. Its `bf16` means bfloat16 weights. Default sizes equal `auto` in
+transformers 5.23 (`HfTrainerDeepSpeedConfig`).
 """
 
 import json
@@ -26,13 +25,13 @@ OFFLOADED: dict[str, dict[str, str]] = {
     "optimizer_cpu": {"offload_optimizer": "cpu"},
     "params_cpu": {"offload_optimizer": "cpu", "offload_param": "cpu"},
 }
-"""Option of the group `offload` -> what DeepSpeed keeps where."""
+"""Option of the group `offload` -> DeepSpeed's section and device."""
 
 
 def deepspeed_settings(config: Config, batch: BatchPlan, device_kind: str) -> Settings:
-    """DeepSpeed's configuration; every default that changes memory or mathematics is set.
+    """Return DeepSpeed's configuration with every key that changes memory or mathematics.
 
-    `distributed` is one of STAGE; `device_kind` is `cpu` or `cuda`, which page-locked memory needs.
+    `distributed` is one of STAGE, `device_kind` `cpu` or `cuda` (with page-locked memory).
     """
     settings = {
         "train_batch_size": batch.samples_per_step,
@@ -42,12 +41,12 @@ def deepspeed_settings(config: Config, batch: BatchPlan, device_kind: str) -> Se
         "zero_optimization": _zero(config, device_kind),
         "fp16": {"enabled": False},
         "bf16": {"enabled": config.precision.weights is Weights.bfloat16},
-        # eke's rules say which optimizers work; DeepSpeed's own list is shorter.
+        # eke's rules reject optimizers that fail. DeepSpeed's list is shorter.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
     if isinstance(config.offload, NvmeOffload):
-        settings["aio"] = {  # in full, since its defaults are the disk's speed
+        settings["aio"] = {  # complete, since DeepSpeed's defaults limit the disk's speed
             "block_size": config.offload.block_bytes,
             "queue_depth": config.offload.queue_depth,
             "intra_op_parallelism": config.offload.threads,
@@ -59,11 +58,10 @@ def deepspeed_settings(config: Config, batch: BatchPlan, device_kind: str) -> Se
 
 
 def _zero(config: Config, device_kind: str) -> Settings:
-    """The section `zero_optimization`."""
     stage, width = STAGE[config.distributed.option], config.model.hidden_size
     zero: Settings = {
         "stage": stage,
-        "overlap_comm": device_kind == "cuda",  # a second CUDA stream; a CPU has none
+        "overlap_comm": device_kind == "cuda",  # uses a second CUDA stream
         "reduce_bucket_size": width * width,
     }
     if stage == STAGE["zero3"]:
@@ -77,24 +75,23 @@ def _zero(config: Config, device_kind: str) -> Settings:
 
 
 def _offload_settings(config: Config, device_kind: str) -> Settings:
-    """The sections `offload_optimizer` and `offload_param`, where configured."""
     offload = config.offload
     pinned = {"pin_memory": device_kind == "cuda"}
     if not isinstance(offload, NvmeOffload):
         places = OFFLOADED[offload.option]
-        return {what: {"device": where, **pinned} for what, where in places.items()}
+        return {key: {"device": device, **pinned} for key, device in places.items()}
     disk = {"device": "nvme", "nvme_path": str(user_path(offload.path)), **pinned}
-    # `pipeline_read` and `pipeline_write` are left off: they need twice the buffers.
+    # `pipeline_read` and `pipeline_write` stay off: they need twice the buffers.
     sections: Settings = {"offload_optimizer": {**disk, "buffer_count": PIECE_BUFFERS}}
     if offload.weights is WeightsPlace.host:
         sections["offload_param"] = {"device": "cpu", **pinned}
-    if offload.weights is WeightsPlace.disk:  # which a rule refuses
+    if offload.weights is WeightsPlace.disk:  # rejected by a rule
         weights, processes = training_structure(config).weights, config.distributed.num_processes
         sections["offload_param"] = {
             **disk,
             "buffer_count": 5,  # DeepSpeed's default
             "buffer_size": max(-(-prod(w.shape) // processes) for w in weights),
-            "max_in_cpu": 0,  # DeepSpeed's default keeps the first 1e9 weights in host memory
+            "max_in_cpu": 0,  # by default the first 1e9 weights stay in host memory
         }
     return sections
 
@@ -113,7 +110,7 @@ OWNED: dict[str, Callable[[Any], str]] = {
     "fp16.enabled": lambda value: f"precision={'fp16' if value else 'fp32'}",
     "bf16.enabled": lambda value: f"precision={'bf16_pure' if value else 'fp32'}",
 }
-"""What the plan decides -> the override that says the same as the file."""
+"""Key of DeepSpeed set by the plan -> override equivalent to a value in the user's file."""
 
 OWNED_ON_DISK: dict[str, Callable[[Any], str]] = {
     "zero_optimization.offload_optimizer.nvme_path": lambda value: f"offload.path={value}",
@@ -123,17 +120,18 @@ OWNED_ON_DISK: dict[str, Callable[[Any], str]] = {
     "aio.queue_depth": lambda value: f"offload.queue_depth={value}",
     "aio.intra_op_parallelism": lambda value: f"offload.threads={value}",
 }
-"""The same keys with `offload=nvme`; unused without it."""
+"""Further keys as in OWNED, only with `offload=nvme`."""
 
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "lion": "lion", "muon": "muon"}
-"""DeepSpeed's name of an optimizer -> eke's options begin with."""
+"""DeepSpeed's name of an optimizer -> prefix of eke's options."""
 
 SCHEDULES = {"warmuplr": "constant", "warmupdecaylr": "linear", "warmupcosinelr": "cosine"}
-"""DeepSpeed's name of a schedule -> eke's."""
+"""DeepSpeed's name of a schedule -> eke's option."""
 
 SAME = ("lr", "eps", "weight_decay", "momentum")
 PARAMS: dict[str, tuple[str, ...]] = {"betas": ("beta1", "beta2")} | {key: (key,) for key in SAME}
 """Key of `optimizer.params` -> fields of the group `optimizer`."""
+
 
 KNOWN = {
     "activation_checkpointing", "aio", "amp", "autotuning", "bf16", "bfloat16", "checkpoint",
@@ -144,30 +142,30 @@ KNOWN = {
     "sparse_attention", "sparse_gradients", "steps_per_print", "tensorboard", "timers",
     "torch_autocast", "wall_clock_breakdown", "wandb", "zero_optimization",
 }  # fmt: skip
-"""Further keys that DeepSpeed 0.19 reads (https://www.deepspeed.ai/docs/config-json)."""
+"""Keys read by DeepSpeed 0.19 (https://www.deepspeed.ai/docs/config-json)."""
 
 FORBIDDEN = {
-    "torch_autocast": "eke's own autocast surrounds the model",
-    "amp": "apex's mixed precision would come on top of eke's",
-    "data_types": "formats of gradients are eke's to choose",
-    "bfloat16": "is bf16's old name",
-    "sparse_gradients": "the gradient norm would be another one",
-    "compression_training": "it changes the model while it trains",
-    "curriculum_learning": "the order of samples is eke's",
-    "data_efficiency": "the order of samples is eke's",
-    "elasticity": "the number of samples in a step is eke's",
-    "prescale_gradients": "the loss is divided already",
-    "gradient_predivide_factor": "the loss is divided already",
+    "torch_autocast": "eke already uses autocast",
+    "amp": "eke already uses mixed precision",
+    "data_types": "eke chooses the formats of gradients",
+    "bfloat16": "this is the old name of bf16",
+    "sparse_gradients": "the gradient norm would differ",
+    "compression_training": "it changes the model during training",
+    "curriculum_learning": "eke determines the order of samples",
+    "data_efficiency": "eke determines the order of samples",
+    "elasticity": "eke determines the number of samples in a step",
+    "prescale_gradients": "the loss is already divided",
+    "gradient_predivide_factor": "the loss is already divided",
 }
-"""Sections that would change the mathematics behind the plan's back -> why."""
+"""Sections that would change the planned mathematics -> reason for rejecting them."""
 
 
 def read_user_settings(config: Config) -> Settings | None:
-    """The content of the user's file, if any, or a ConfigError: it is no readable JSON object."""
+    """Read the user's file, None without one; ConfigError if it is not a JSON object."""
     name = config.distributed.deepspeed_config
     if name is None:
         return None
-    why = "holds no JSON object"
+    why = "is not a JSON object"
     try:
         content = json.loads(user_path(name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -180,16 +178,14 @@ def read_user_settings(config: Config) -> Settings | None:
 def merge_user_settings(
     config: Config, mine: Settings, theirs: Settings
 ) -> tuple[Settings, list[str]]:
-    """Settings of eke with the user's laid over them, and what the user should know.
+    """Return eke's settings updated by the user's, and warnings.
 
-    `auto` takes eke's value. The sections `optimizer` and `scheduler` are compared with the plan
-    and skipped: eke sets both.
-
-    Raises ConfigError: every contradiction, with both values and the override that ends it.
+    `auto` means eke's value. The sections `optimizer` and `scheduler` are only compared with the
+    plan. ConfigError with every contradiction, both values and an override.
     """
     name = str(config.distributed.deepspeed_config)
     problems = [
-        Problem(KEY, name, f"has {key}, and {why}", Fix(remark=f"remove {key} from {name}"))
+        Problem(KEY, name, f"has {key}, but {why}", Fix(remark=f"remove {key} from {name}"))
         for key, why in FORBIDDEN.items()
         if key in theirs and not _is_off(theirs[key])
     ]
@@ -200,13 +196,13 @@ def merge_user_settings(
     if problems:
         raise ConfigError(problems)
     unknown = sorted(set(rest) - KNOWN - set(mine))
-    return merged, [f"{KEY} = {name}: DeepSpeed knows no key {key}" for key in unknown]
+    return merged, [f"{KEY} = {name}: {key} is unknown to DeepSpeed" for key in unknown]
 
 
 def _lay_over(
     mine: Settings, theirs: Settings, prefix: str, name: str, problems: list[Problem]
 ) -> Settings:
-    """Nested dictionaries merged; their values win where the plan does not own the key."""
+    """Merge nested dictionaries; `theirs` replaces keys that the plan does not set."""
     merged = dict(mine)
     for key, value in theirs.items():
         path = f"{prefix}{key}"
@@ -216,12 +212,12 @@ def _lay_over(
             merged[key] = _lay_over(base, value, f"{path}.", name, problems)
         elif value == AUTO:
             if path not in OWNED and key not in mine:
-                why = f"has {path}=auto, for which eke has no value"
+                why = f"has {path}=auto, but eke does not set {path}"
                 problems.append(Problem(KEY, name, why, Fix(remark=f"remove {path} from {name}")))
         elif (
             (path in OWNED or (path in OWNED_ON_DISK and ours is not None))
             and value != ours
-            # Off in other words: no offload is device `none`, or no section at all.
+            # Equivalent values of off: without offload the device is `none` or the section missing.
             and not (_is_off(value) and _is_off(ours))
         ):
             problems.append(_contradiction(path, value, ours, name))
@@ -237,10 +233,9 @@ def _is_off(value: Any) -> bool:
 
 
 def _contradiction(path: str, theirs: Any, ours: Any, name: str) -> Problem:
-    why = f"says {path}={format_value(theirs)}, the configuration {format_value(ours)}"
+    why = f"has {path}={format_value(theirs)}, but the configuration {format_value(ours)}"
     if path in ("fp16.enabled", "bf16.enabled"):
-        why += ": it is the format of the weights themselves, not the one that autocast computes in"
-        why += f" ({path}=auto leaves it to eke)"
+        why += f": it sets the format of weights, not of autocast ({path}=auto: eke chooses)"
     fix = (OWNED | OWNED_ON_DISK)[path]
     return Problem(KEY, name, why, Fix(fix(theirs), remark=f"or: remove {path} from {name}"))
 
@@ -250,29 +245,27 @@ def _offload(device: str, cpu_option: str) -> str:
 
 
 def _other_optimizer(config: Config, section: Any) -> list[Problem]:
-    """What the section `optimizer` says otherwise than the group `optimizer`."""
     if not isinstance(section, dict):
         return []
     name, problems = str(config.distributed.deepspeed_config), []
     theirs = str(section.get("type", AUTO)).lower()
     wanted = OPTIMIZERS.get(theirs, theirs)
     if theirs != AUTO and not config.optimizer.option.startswith(wanted):
-        why = f"says optimizer.type={section['type']}, the configuration {config.optimizer.option}"
+        why = f"has optimizer.type={section['type']}, but optimizer={config.optimizer.option}"
         fix = Fix(f"optimizer={wanted}", remark=f"or: remove optimizer from {name}")
         problems.append(Problem(KEY, name, why, fix))
     for key, value in dict(section.get("params") or {}).items():
-        # A pair of betas, or one value; `auto` stands for both betas.
+        # A pair of betas or one value; `auto` may replace both betas.
         each = value if isinstance(value, list) else [value, value]
         for field, one in zip(PARAMS.get(key, ()), each, strict=False):
             ours = getattr(config.optimizer, field, None)
             if one != AUTO and ours is not None and one != ours:
-                why = f"says optimizer.params.{key}={format_value(value)}, the configuration {ours}"
+                why = f"has optimizer.params.{key}={format_value(value)}, but {field} is {ours}"
                 problems.append(Problem(KEY, name, why, Fix(override(f"optimizer.{field}", one))))
     return problems
 
 
 def _other_schedule(config: Config, section: Any) -> list[Problem]:
-    """A schedule of another shape than the group `schedule` has."""
     if not isinstance(section, dict):
         return []
     name = str(config.distributed.deepspeed_config)
@@ -280,6 +273,6 @@ def _other_schedule(config: Config, section: Any) -> list[Problem]:
     wanted = SCHEDULES.get(theirs.lower())
     if theirs == AUTO or wanted == config.schedule.option:
         return []
-    why = f"says scheduler.type={theirs}, the configuration {config.schedule.option}"
+    why = f"has scheduler.type={theirs}, but schedule={config.schedule.option}"
     fix = Fix(f"schedule={wanted}") if wanted else Fix(remark=f"remove scheduler from {name}")
     return [Problem(KEY, name, why, fix)]

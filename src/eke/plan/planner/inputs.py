@@ -1,7 +1,7 @@
-"""Files that a worker reads, and its software, held against the plan; the record names both.
+"""Comparison of a worker's input files and software with the plan.
 
-All other inputs are in the plan: option files, DeepSpeed's JSON. Rows and tokens
-are read from the store, whose digest is checked when it is opened (`eke.training.batches.tasks`).
+All other inputs are in the plan (option files, DeepSpeed's JSON) or in the store of prepared
+tokens, whose digest is checked when it is opened (`eke.training.batches.tasks`).
 """
 
 from dataclasses import replace
@@ -18,23 +18,23 @@ DATA, TOKENIZER, MODEL = "data.path", "data.tokenizer", "model.name_or_path"
 
 
 def inputs_of(config: Config, data_fingerprint: str) -> dict[str, str]:
-    """Key path of what a worker will read from the user's files -> hash of the content."""
+    """Return the hash of each of the user's files that a worker reads, by key path."""
     found: dict[str, str] = {}
     if isinstance(config.data, PythonSource | Text):
         if tokenizer_of(config.data) == BYTES:
             found[DATA] = data_fingerprint
-        elif isinstance(config.task, SequenceClassification):  # sizes of folders number classes
+        elif isinstance(config.task, SequenceClassification):  # folder sizes order the classes
             found[DATA] = _read(config, DATA)
     if content := _read(config, TOKENIZER):
         found[TOKENIZER] = content
-    # Hub models are named by their commit.
+    # The content of Hub models is their commit.
     if isinstance(config.model, PretrainedModel) and "@" not in config.model.content:
         found[MODEL] = config.model.content
     return found
 
 
 def check_inputs(plan: Plan) -> None:
-    """Raise ChangedError where an input is gone or has another content than planned."""
+    """Raise ChangedError if an input is missing or its content has changed."""
     for key in plan.inputs:
         if why := change_of(plan, key):
             raise ChangedError(_changed(plan.config, key, why))
@@ -43,7 +43,7 @@ def check_inputs(plan: Plan) -> None:
 
 
 def change_of(plan: Plan, key: str) -> str:
-    """Why an input is not what was planned; empty if it is, or if the plan has no such input."""
+    """Return the change of an input since planning, "" without a change or input."""
     if key not in plan.inputs:
         return ""
     try:
@@ -55,7 +55,7 @@ def change_of(plan: Plan, key: str) -> str:
 
 
 def _read(config: Config, key: str) -> str:
-    """The hash of an input as it is now; empty where there is none."""
+    """Return the current hash of an input, "" without one."""
     if key == TOKENIZER:
         return tokenizer_content(tokenizer_of(config.data))
     if key == MODEL and isinstance(config.model, PretrainedModel):
@@ -65,29 +65,28 @@ def _read(config: Config, key: str) -> str:
 
 
 def _changed(config: Config, key: str, why: str) -> str:
-    """One sentence, with what helps: planned again, it is another run."""
     group, _, name = key.partition(".")
     if value := getattr(getattr(config, group), name, ""):
-        return f"{key} = {value}: {why} since the run was planned -> the same command again"
+        return f"{key} = {value}: {why} since the run was planned -> repeat the command"
     return (
-        f"data = {config.data.option}: the standard library of this Python is not the one that was "
-        "planned -> the same command again with the Python that trains, or data=text"
+        f"data = {config.data.option}: the standard library differs from the plan "
+        "-> repeat the command with the Python that trains, or data=text"
     )
 
 
 def with_own_software(plan: Plan) -> Plan:
-    """The plan with the software of this process, as it is on disk now."""
+    """Return the plan with the software that is on disk now."""
     device = {key: plan.machine[key] for key in plan.machine if key.startswith("device")}
     return replace(plan, machine={**device, **software_now()})
 
 
 def software_changes(plan: Plan) -> list[str]:
-    """Differences of eke's source and the library versions on disk from the plan, formatted."""
+    """Format the differences between the software on disk and in the plan."""
     return changed_fingerprint(plan.machine, with_own_software(plan).machine)
 
 
 def check_software(plan: Plan) -> None:
-    """Raise ChangedError where the software on disk is not the plan's."""
+    """Raise ChangedError if the software on disk differs from the plan."""
     if changes := "; ".join(software_changes(plan)):
         why = f"the software has changed since the run was planned ({changes})"
-        raise ChangedError(f"{why} -> the same command again")
+        raise ChangedError(f"{why} -> repeat the command")

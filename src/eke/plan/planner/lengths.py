@@ -1,4 +1,4 @@
-"""Lengths of rows, read from the prepared tokens, and the micro-batches that they form."""
+"""Lengths of rows in the prepared tokens, and resulting micro-batches."""
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
@@ -15,73 +15,73 @@ if TYPE_CHECKING:
     import numpy as np
 
 GROUPED_STEPS = 50
-"""Steps whose samples are sorted by length together: transformers' LengthGroupedSampler has 50."""
+"""Steps whose samples are sorted by length together, as in transformers' LengthGroupedSampler."""
 
 DRAWS, MOST_DRAWN = 5, 200_000
-"""Trainings that are drawn to see how long micro-batches become, and samples of each at most."""
+"""Simulated trainings for the lengths of micro-batches, and largest samples of each."""
 
 
 @dataclass(frozen=True)
 class Micro:
-    """A micro-batch on one device."""
+    """Shape of a micro-batch on one device."""
 
     rows: int
     source: int
-    """Tokens of each row, padding included."""
+    """Tokens per row including padding."""
     target: int
-    """The same of the decoder's rows in seq2seq_lm; else as `source`."""
+    """Tokens per decoder row in seq2seq_lm, else as `source`."""
 
     @property
     def tokens(self) -> int:
-        """By which micro-batches of one training are larger or smaller."""
+        """Total tokens of source and target, for comparison of micro-batches."""
         return self.rows * (self.source + self.target)
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """The micro-batches of a training: of the shortest samples, on average, and of the longest."""
+    """Shortest, mean, expected longest and longest micro-batches of a training."""
 
     shortest: Micro
     mean: Micro
     expected: Micro
-    """The longest one that a training meets: the median of some that are drawn."""
+    """Median of the longest micro-batches of simulated trainings."""
     longest: Micro
 
     @property
     def differ(self) -> bool:
-        """Whether memory depends on which samples meet."""
+        """Whether memory depends on the samples of a micro-batch."""
         return self.shortest != self.longest
 
 
 def sample_means(
     config: Config, store: str, count: int, mixed: Sequence[DataPlan] = ()
 ) -> SampleMeans | None:
-    """Mean lengths of `count` training samples; None where all have `data.seq_len` tokens."""
+    """Return mean lengths of `count` training samples, None if all have `data.seq_len` tokens."""
     found = _mixed(config, mixed) or _samples(config, store, count, False)
     if found is None:
         return None
     import numpy as np
 
-    weights = found[2] if mixed else None  # by the shares of the sources
+    weights = found[2] if mixed else None  # shares of the sources
     means = [np.average(each, axis=0, weights=weights).tolist() for each in found[:2]]
     return SampleMeans(*means[0], *means[1])
 
 
 def drawn(plan: Plan) -> Drawn:
-    """The micro-batches that the sampler of a plan makes: with grouping, packing and padding."""
+    """Simulate the micro-batches of a plan with grouping, packing and padding."""
     config, size = plan.config, plan.steps.num_train_samples
     found = _mixed(config, plan.sources) or _samples(config, plan.store, size, False)
     if found is None:
         whole = _full(config, plan.batch.per_device)
-        gone = isinstance(config.data, Rows | Mix)  # the prepared tokens are no longer there
-        return Drawn(Micro(whole.rows, 1, 1) if gone else whole, whole, whole, whole)
+        lost = isinstance(config.data, Rows | Mix)  # the prepared tokens were deleted
+        return Drawn(Micro(whole.rows, 1, 1) if lost else whole, whole, whole, whole)
     import numpy as np
 
     batch, data, tokens = plan.batch, plan.config.data, found[0]
     group = batch.per_device * batch.devices  # samples that are padded together
     count = min(plan.steps.total * batch.samples_per_step, MOST_DRAWN)
     each = np.sort(tokens, axis=0)
-    if plan.sources:  # a small one repeats
+    if plan.sources:  # a small source repeats
         each = each[[0, -1]].repeat(group, axis=0)
     ends = [_joined(data, part, group)[0] for part in (each, each[-group:])]
     means, tops = [], []
@@ -99,20 +99,20 @@ def drawn(plan: Plan) -> Drawn:
     rows = 1 if data.packing is Packing.padding_free else batch.per_device
     lengths = (row.astype(int).tolist() for row in (ends[0], *middle, ends[1]))
     micros = Drawn(*(Micro(rows, *each) for each in lengths))
-    # Of a stream only the first rows have been seen.
+    # Only the first rows of a stream have been read.
     return replace(micros, longest=_full(config, batch.per_device)) if data.is_stream else micros
 
 
 def evaluated(plan: Plan) -> Micro:
-    """The largest micro-batch of evaluation, whose order never changes."""
-    if plan.sources:  # each micro-batch is of one source
+    """Return the largest micro-batch of evaluation, which has a fixed order."""
+    if plan.sources:  # each micro-batch has one source
         return max(map(evaluated, plans_of_sources(plan)), key=lambda micro: micro.tokens)
     batch, config, count = plan.batch, plan.config, plan.steps.num_eval_samples
     group = batch.eval_per_device * batch.devices
     found = _samples(config, plan.store, count, True)
     if found is None:
         return _full(config, min(batch.eval_per_device, -(-count // batch.devices)))
-    import numpy as np  # a tenth of a plan's time, and equal rows need no more
+    import numpy as np  # slow import, not needed for equal rows
 
     made = _joined(config.data, found[0], group)
     rows_of = np.minimum(batch.eval_per_device, count - group * np.arange(len(made)))
@@ -123,7 +123,7 @@ def evaluated(plan: Plan) -> Micro:
 
 
 def _full(config: Config, rows: int) -> Micro:
-    """So many rows of `data.seq_len` tokens."""
+    """Return a micro-batch of rows with `data.seq_len` tokens."""
     multiple = config.data.pad_to_multiple_of or 1
     target = getattr(config.task, "target_len", None) or config.data.seq_len
     together = rows if config.data.packing is Packing.padding_free else 1
@@ -134,7 +134,7 @@ def _full(config: Config, rows: int) -> Micro:
 
 
 def _mixed(config: Config, mixed: Sequence[DataPlan]) -> "tuple[np.ndarray, ...] | None":
-    """As `_samples` of all sources, and the chance of each; None where some tokens are gone."""
+    """Return `_samples` of all sources with their probabilities, None if tokens are missing."""
     if not mixed:
         return None
     import numpy as np
@@ -153,7 +153,7 @@ def _mixed(config: Config, mixed: Sequence[DataPlan]) -> "tuple[np.ndarray, ...]
 def _order(
     data: Data, lengths: "np.ndarray", samples_per_step: int, count: int, seed: int
 ) -> "np.ndarray":
-    """Numbers of the samples of one training, as `eke.training.batches.batches` draws them."""
+    """Return the sample numbers of one training, as drawn by `eke.training.batches.batches`."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
@@ -171,7 +171,7 @@ def _order(
 
 
 def _joined(data: Data, tokens: "np.ndarray", group: int) -> "np.ndarray":
-    """Lengths of micro-batches of consecutive samples: padded to the longest, or end to end."""
+    """Return the lengths of micro-batches of consecutive samples: padded or concatenated."""
     import numpy as np
 
     join = np.add if data.packing is Packing.padding_free else np.maximum
@@ -181,16 +181,16 @@ def _joined(data: Data, tokens: "np.ndarray", group: int) -> "np.ndarray":
 
 
 Found = tuple["np.ndarray", "np.ndarray"]
-"""Of each sample the tokens of source and target, (samples, 2), and the products of attention that
-they need, source x source, target x target and target x source, (samples, 3)."""
+"""Tokens of source and target, (samples, 2), and products for attention: source x source,
+target x target and target x source, (samples, 3)."""
 
 MAX_KEPT = 8
 _kept: dict[str, Found | None] = {}
-"""Request -> samples: a sweep, or batch=auto, needs the same ones many times."""
+"""Cache of request -> samples, for sweeps and batch=auto."""
 
 
 def _samples(config: Config, store: str, count: int, evaluation: bool) -> Found | None:
-    """The samples of one split; None where all have `data.seq_len` tokens, or none are there."""
+    """Return the samples of a split, None if all have `data.seq_len` tokens or are missing."""
     if not is_ragged(config) or not count:
         return None
     request = repr((config.data, config.task, store, count, evaluation))
@@ -232,7 +232,7 @@ def _read(data: Data, task: Task, store: str, count: int, evaluation: bool) -> F
     if packs is not None:
         first = packs.offsets[:-1]
         tokens, pairs = (np.add.reduceat(x[packs.members], first, axis=0) for x in (tokens, pairs))
-    if count < len(tokens):  # as eke.training.batches.sampler takes them
+    if count < len(tokens):  # as in eke.training.batches.sampler
         kept = np.arange(count) * len(tokens) // count
         tokens, pairs = tokens[kept], pairs[kept]
     return tokens, pairs

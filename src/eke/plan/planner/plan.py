@@ -1,4 +1,4 @@
-"""The plan: every derived decision of a run with its reason; frozen, as text and on disk."""
+"""Plan of a run: every derived decision with its reason, as text and on disk."""
 
 import textwrap
 from collections.abc import Iterator
@@ -24,34 +24,32 @@ from eke.plan.identity import meaningful
 
 @dataclass(frozen=True)
 class Decision:
-    """One thing the user left open, what was chosen, and why."""
+    """Value chosen for a setting that the configuration leaves open, and the reason."""
 
     key: str
-    """Key path it answers: `batch.accumulation`."""
+    """Key path of the setting: `batch.accumulation`."""
     value: str
-    """What was chosen, as the user would type it."""
+    """Chosen value as in an override."""
     reason: str
-    """Why, in one clause with its numbers."""
 
 
 class RecipeDecision(Decision):
-    """A decision of an adaptive recipe: its key is one that the user could have set."""
+    """Decision of an adaptive recipe about a key of the configuration."""
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How one optimizer step is cut into forward passes."""
+    """Division of an optimizer step into forward passes."""
 
     per_device: int
     """Samples per device and forward pass."""
     accumulation: int
     """Forward passes per device and optimizer step."""
     world_size: int
-    """Processes."""
     eval_per_device: int
     """Samples per device and forward pass in evaluation."""
     devices: int = 1
-    """Devices that one process feeds: several with DataParallel."""
+    """Devices per process: several with DataParallel."""
 
     @property
     def samples_per_step(self) -> int:
@@ -61,12 +59,11 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """How long training lasts."""
+    """Length of training."""
 
     total: int
-    """Optimizer steps."""
     per_epoch: int
-    """Optimizer steps per pass over the training samples; the last one may hold fewer samples."""
+    """Optimizer steps per epoch. The last step may have fewer samples."""
     warmup: int
     """Steps of linear learning-rate warm-up."""
     num_train_samples: int
@@ -77,36 +74,34 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class ComputePlan:
-    """Number formats (torch dtype names) and implementations; `precision` is not read later."""
+    """Number formats (torch dtype names) and implementations, resolved from `precision`."""
 
     autocast: str | None
-    """That of autocast, or of `copies` in its place; None computes in the weights' format."""
+    """Format of autocast or of `copies`, None: computation in the weights' format."""
     loss_scaling: bool
-    """Scale the loss so that float16 gradients do not underflow."""
+    """Whether the loss is scaled to prevent underflow of float16 gradients."""
     tf32: bool
-    """TF32 for float32 matrix multiplications."""
     optimizer_implementation: str
-    """`forloop`, `foreach` or `fused`; empty for an optimizer that has only one."""
+    """`forloop`, `foreach` or `fused`, empty for optimizers with one implementation."""
     pin_memory: bool
-    """Page-locked host memory for batches."""
+    """Whether batches are in page-locked host memory."""
     weights: str = "float32"
-    """Of trained weights and gradients; adapters are float32."""
+    """Format of trained weights and gradients. Adapters are float32."""
     frozen: str = "float32"
-    """Of frozen weights; that of `weights` where none are."""
+    """Format of frozen weights, equal to `weights` without frozen weights."""
     master: bool = False
-    """The optimizer steps on float32 copies of narrower weights."""
+    """Whether the optimizer updates float32 copies of 16-bit weights."""
     float8: str = "off"
     """Scaling of float8 products in linear layers: `off`, `tensorwise`, `rowwise`."""
     eval_autocast: str | None = None
-    """As `autocast`, in evaluation."""
     copies: str = ""
-    """Of the copies of float32 weights that a step computes with; "" without."""
+    """Format of the copies of float32 weights used in a step, "" without copies."""
     gathered: str = ""
-    """That FSDP2 sends float32 matrices in; "" where each weight has its own."""
+    """Format in which FSDP2 gathers float32 matrices, "": the format of each weight."""
 
     @property
     def formats(self) -> WeightFormats:
-        """Formats of the training state."""
+        """Number formats of the training state."""
         return WeightFormats(self.weights, self.master, self.frozen, self.copies, self.gathered)
 
     @property
@@ -117,42 +112,40 @@ class ComputePlan:
 
 @dataclass(frozen=True)
 class DataPlan:
-    """What the plan knows of its data."""
+    """Number of samples and identity of the data."""
 
     train: int
     """Training samples in one epoch."""
     evaluation: int
     """Samples of one evaluation."""
     fingerprint: str
-    """Hash of the content."""
     vocabulary: Vocabulary = BYTE_TOKENS
     store: str = ""
-    """Key of the prepared tokens; empty where nothing is prepared."""
+    """Key of the prepared tokens, empty without prepared tokens."""
     warnings: tuple[str, ...] = ()
     name: str = ""
-    """Of a source of a mix, as metrics have it."""
+    """Name of a source of a mix, as in metrics."""
     share: float = 1.0
-    """Of a source of a mix: the expected fraction of all samples drawn."""
+    """Expected fraction of all drawn samples, for a source of a mix."""
     inputs: dict[str, str] = field(default_factory=dict)
-    """Of a source of a mix: those of the plan's inputs that it adds."""
+    """Inputs that a source of a mix adds to the plan."""
     sources: "tuple[DataPlan, ...]" = ()
-    """Of a mix, in the order of `data.sources`."""
+    """Sources of a mix in the order of `data.sources`."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run, decided. The worker reads nothing else."""
+    """Plan of one run, the only input of the worker."""
 
     run_id: str
-    """16 hex digits: the identity of the resolved configuration."""
+    """Identity of the resolved configuration, 16 hex digits."""
     name: str
-    """Short form of the overrides: the name shown in W&B and reports."""
+    """Overrides, shown as name in W&B and reports."""
     config: Config
-    """The configuration; what it leaves open is answered by the fields below."""
+    """Configuration. Open settings are resolved by the fields below."""
     choices: dict[str, str]
-    """Option chosen in each group, recipe and experiment included."""
+    """Option chosen in each group, including recipe and experiment."""
     overrides: tuple[str, ...]
-    """The overrides of the command line."""
     device: Device
     batch: BatchPlan
     steps: StepPlan
@@ -160,31 +153,30 @@ class Plan:
     size: ModelSize
     decisions: tuple[Decision, ...]
     warnings: tuple[str, ...]
-    """Settings without effect and the like, shown once."""
+    """Warnings, for example about settings without effect."""
     data_warnings: tuple[str, ...]
-    """Those of them that the data gives rise to."""
+    """Part of `warnings` about the data."""
     machine: dict[str, str]
-    """Fingerprint of device and software, for reuse of the record."""
+    """Fingerprint of device and software for reuse of the record."""
     data_fingerprint: str
-    """Hash of the data's content."""
     inputs: dict[str, str] = field(default_factory=dict)
-    """Key path of what the worker reads from the user's files -> hash of its content."""
+    """Key path of the user's files that the worker reads -> hash of the content."""
     vocabulary: Vocabulary = BYTE_TOKENS
-    """Special ids of the tokens; eke's byte tokens for synthetic data."""
+    """Special ids of the tokens, for synthetic data the byte tokens'."""
     store: str = ""
-    """Key of the prepared tokens in the cache folder; empty where there are none."""
+    """Key of the prepared tokens in the cache folder, empty without prepared tokens."""
     sources: tuple[DataPlan, ...] = ()
-    """Of a mix, in the order of `data.sources`; other data has none."""
+    """Sources of a mix in the order of `data.sources`, empty for other data."""
     deepspeed: dict[str, Any] | None = None
-    """DeepSpeed's configuration, the user's keys included; None where DeepSpeed has no part."""
+    """DeepSpeed's configuration including the user's keys, None without DeepSpeed."""
     probe: bool = False
-    """Not the run but a trial of its memory: two steps of the longest samples, from no data."""
+    """Whether this is a memory trial of the run: two steps of the longest samples, without data."""
     config_dir: str = ""
-    """Absolute path of the folder with the user's own options; empty where there is none."""
+    """Absolute path of the folder with the user's options, empty without one."""
 
     @property
     def command(self) -> list[str]:
-        """What starts this run alone, to be pasted into a shell."""
+        """Command that starts only this run."""
         own = ["--config-dir", self.config_dir] if self.config_dir else []
         cell = ["--cell"] if self.choices.get("sweep", "none") != "none" else []
         given = [text for text in self.overrides if not text.startswith("launcher.")]
@@ -192,12 +184,12 @@ class Plan:
 
     @property
     def processes_per_node(self) -> int:
-        """Processes on each machine."""
+        """Number of processes per node."""
         return self.batch.world_size // self.config.distributed.num_nodes
 
 
 def plans_of_sources(plan: Plan) -> list[Plan]:
-    """The plan with each source of a mix as its data; none for other data."""
+    """Return a plan for each source of a mix, [] for other data."""
     found = []
     for each, config in zip(plan.sources, source_configs(plan.config), strict=True):
         steps = replace(plan.steps, num_train_samples=each.train, num_eval_samples=each.evaluation)
@@ -208,7 +200,7 @@ def plans_of_sources(plan: Plan) -> list[Plan]:
 
 
 def source_sizes(plan: Plan) -> dict[str, int | None]:
-    """Samples in an epoch of each source of a mix, by name; None of a stream that has no number."""
+    """Return the samples per epoch of each source of a mix by name, None for unlimited streams."""
     return {
         source.name: config.data.num_samples if config.data.is_stream else source.train
         for source, config in zip(plan.sources, source_configs(plan.config), strict=True)
@@ -216,35 +208,35 @@ def source_sizes(plan: Plan) -> dict[str, int | None]:
 
 
 def plan_to_plain(plan: Plan) -> dict[str, Any]:
-    """The plan as JSON values."""
+    """Convert the plan to JSON values."""
     return dict(make_converter().unstructure(plan))
 
 
 def cut_of(plan: Plan) -> dict[str, Any]:
-    """How a plan cuts the samples of a step: its groups `distributed` and `batch`."""
+    """Return the groups `distributed` and `batch`, which divide the samples of a step."""
     plain = meaningful(make_converter().unstructure(plan.config))
     return {group: plain[group] for group in ("distributed", "batch")}
 
 
 def remarks_on_cuts(plan: Plan) -> Iterator[str]:
-    """Warnings of a run that goes on with another `cut_of` its plan, if that changes training."""
+    """Yield warnings for a run that resumes with another `cut_of` its plan."""
     config = plan.config
     dropout = config.model.dropout
     if dropout is None:
         dropout = family_of(config).probable_dropout
     if dropout or getattr(config.peft, "dropout", 0.0):
-        yield "other ranks or micro-batches drew other random numbers for dropout from some step on"
+        yield "dropout uses other random numbers since ranks or micro-batches changed"
     if router_loss(config) is not None:
-        yield "the router loss is a mean over each micro-batch, and their size changed at some step"
+        yield "the router loss is a mean over a micro-batch, and the micro-batch size changed"
 
 
 def write_plan(paths: RunPaths, plan: Plan) -> None:
-    """Freeze the plan into its run folder."""
+    """Write the plan into its run folder."""
     write_json(paths.plan, plan_to_plain(plan))
 
 
 def read_plan(paths: RunPaths) -> Plan:
-    """The plan of a run folder, or a RunError: there is none, or it cannot be read."""
+    """Read the plan of a run folder; RunError if it is missing or unreadable."""
     try:
         return make_converter().structure(read_json(paths.plan), Plan)
     except (OSError, ValueError, TypeError, AttributeError, cattrs.BaseValidationError) as error:
@@ -252,7 +244,7 @@ def read_plan(paths: RunPaths) -> Plan:
 
 
 def render_plan(plan: Plan) -> str:
-    """Every decision with its reason, then the size of the job, then warnings."""
+    """Render every decision with its reason, the size of the run, and warnings."""
     rows = [(d.key, d.value, d.reason) for d in plan.decisions]
     rows += _size_rows(plan)
     chosen = "  ".join(
@@ -267,7 +259,6 @@ def render_plan(plan: Plan) -> str:
 
 
 def _which_model(plan: Plan) -> str:
-    """What was chosen, the checkpoint behind it, and how much of it a token sees."""
     words = f"model={plan.config.model.option}"
     if isinstance(plan.config.model, PretrainedModel):
         words += f" {plan.config.model.name_or_path}"
@@ -284,25 +275,25 @@ def _size_rows(plan: Plan) -> list[tuple[str, str, str]]:
     if not plan.device.present:
         free = "declared, not present: for planning only"
     elif plan.device.available_bytes is not None:
-        free = f"{format_bytes(plan.device.available_bytes)} of it free now"
+        free = f"{format_bytes(plan.device.available_bytes)} free now"
     trained, peft = size.num_trained_parameters, plan.config.peft.option
     by = "model.freeze" if plan.config.model.freeze else f"peft={peft}"
-    share = f"{by}; the built model tells"
+    share = f"{by}, known after building the model"
     if trained is not None:
-        share = f"{trained / size.num_parameters:.2%} as many as the model has, by {by}"
+        share = f"{trained / size.num_parameters:.2%} of the model's parameter count, by {by}"
     count = "unknown" if trained is None else format_count(trained)
-    # The last step of an epoch has what is left of it.
+    # The last step of an epoch has the remaining samples.
     epochs, more = divmod(steps.total, steps.per_epoch)
     once = steps.num_train_samples
     num_samples = epochs * once + min(more * plan.batch.samples_per_step, once)
     length = f"{num_samples / once:.2f} epochs of {once} samples"
     if plan.config.data.is_stream and plan.config.data.num_samples is None:
-        length = "of a stream, begun again at its end"
+        length = "of a stream, repeated at its end"
     return [
         ("parameters", format_count(size.num_parameters), _which_model(plan)),
         *([("trained parameters", count, share)] if by != "peft=none" else []),
         ("model FLOPs per step", step, size.flops_formula),
-        ("samples in all", format_count(num_samples), length),
+        ("total samples", format_count(num_samples), length),
         *(
             (f"source {s.name}", f"{s.share:.1%}", _times(s, num_samples, source_sizes(plan)))
             for s in plan.sources
@@ -314,4 +305,4 @@ def _size_rows(plan: Plan) -> list[tuple[str, str, str]]:
 def _times(source: DataPlan, num_samples: int, sizes: dict[str, int | None]) -> str:
     size, drawn = sizes[source.name], num_samples * source.share
     times = f"{drawn / size:.2f} epochs of {size} samples" if size else f"{drawn:.0f} of a stream"
-    return f"{times}; {source.evaluation} to evaluate"
+    return f"{times}; {source.evaluation} for evaluation"

@@ -1,4 +1,4 @@
-"""From a checked configuration to a plan: every derived decision, each with its reason."""
+"""Planning of a checked configuration: every derived decision with its reason."""
 
 import hashlib
 import math
@@ -72,7 +72,7 @@ from eke.plan.record import Failure, Outcome, Record, Timing, metrics
 
 PLACES = ("path", "pattern", "eval_path", "tokenizer", "name", "revision", "streaming",
           "max_bad_frac", "bad_rows", "messages", "chat_template", "train_on")  # fmt: skip
-"""Keys of `data` that only say where samples come from: their content counts, which is hashed."""
+"""Keys of `data` for the origin of samples. Only the hash of their content is in the identity."""
 
 
 def make_plan(
@@ -83,11 +83,11 @@ def make_plan(
     device_reason: str,
     warnings: Sequence[str] = (),
 ) -> Plan:
-    """Decide everything that a checked configuration leaves open.
+    """Resolve all open settings of a checked configuration.
 
     Raises:
-        ConfigError: the data holds too little for one sample or one step, or the user's DeepSpeed
-            configuration contradicts `config`; the latter also from `replan` and `with_batch`.
+        ConfigError: the data is too small for one sample or one step, or the user's DeepSpeed file
+            contradicts `config` (also in `replan` and `with_batch`).
     """
     decisions = [Decision("hardware", device.name, device_reason)]
     batch = plan_batch(config, decisions)
@@ -96,7 +96,7 @@ def make_plan(
     compute = _plan_compute(config, device, steps.warmup, decisions)
     _plan_peft(config, decisions)
     if (coefficient := router_loss(config)) is not None:
-        reason = "a mean over each micro-batch: another batch.per_device is another training"
+        reason = "a mean over a micro-batch, so it depends on batch.per_device"
         decisions.append(Decision("task.router_loss", f"{coefficient:g}", reason))
     theirs = read_user_settings(config)
     deepspeed, hints = _plan_deepspeed(config, batch, device, theirs, decisions)
@@ -127,10 +127,9 @@ def make_plan(
 
 
 def replan(plan: Plan, config: Config) -> Plan:
-    """The same run with other techniques, for a forecast: data, length and identity stay."""
+    """Return the plan with other techniques for a forecast; data, length and identity stay."""
     batch = plan_batch(config, [])
-    theirs = read_user_settings(config)
-    deepspeed, _ = _plan_deepspeed(config, batch, plan.device, theirs, [])
+    deepspeed, _ = _plan_deepspeed(config, batch, plan.device, read_user_settings(config), [])
     means = sample_means(config, plan.store, plan.steps.num_train_samples, plan.sources)
     compute = _plan_compute(config, plan.device, plan.steps.warmup, [])
     size = model_size(config, means)
@@ -142,7 +141,7 @@ def replan(plan: Plan, config: Config) -> Plan:
 def with_batch(
     plan: Plan, config: Config, reasons: Sequence[Decision], warnings: Sequence[str]
 ) -> Plan:
-    """The same run cut into other micro-batches: what `make_plan` makes of that configuration."""
+    """Return the plan with other micro-batches, equal to `make_plan` of the configuration."""
     own: list[Decision] = []
     batch = plan_batch(config, own)
     theirs = read_user_settings(config)
@@ -166,7 +165,7 @@ def with_batch(
 def _resolved(
     config: Config, batch: BatchPlan, steps: StepPlan, compute: ComputePlan, theirs: Settings | None
 ) -> dict[str, object]:
-    """Values for what the configuration leaves open; the fields that requested them become None."""
+    """Return values for all open settings; keys that requested them become None."""
     answers: dict[str, object] = {
         "train.steps": steps.total,
         "train.epochs": None,
@@ -187,22 +186,22 @@ def _resolved(
         "task.router_loss": router_loss(config),
     }
     if isinstance(config.model, PretrainedModel):
-        # model.content says what they name; nor does it matter which branch led to a commit.
+        # model.content identifies the checkpoint and the commit.
         answers |= {"model.name_or_path": None, "model.revision": None}
     if isinstance(config.peft, Adapters):
         answers["peft.base_weights"] = None if compute.frozen == compute.weights else compute.frozen
     if adapted := adapted_layers(config):
         answers["peft.target_modules"] = list(adapted)
     if theirs is not None:
-        answers["distributed.deepspeed_config"] = theirs  # its content counts, not its place
-    if isinstance(config.data, Mix):  # the fingerprint has their content, weights and names
+        answers["distributed.deepspeed_config"] = theirs  # content instead of path
+    if isinstance(config.data, Mix):  # the fingerprint includes content, weights and names
         answers["data.sources"] = None
     answers |= {f"data.{place}": None for place in PLACES if hasattr(config.data, place)}
     if isinstance(config.data, LocalRows):
         answers["data.streaming"] = False
     if isinstance(config.distributed, FSDP):
         answers["distributed.exchange"] = exchange_of(config).value
-    if config.data.is_stream:  # which samples come when, and where it begins again
+    if config.data.is_stream:  # these keys determine the order and the end of the stream
         answers |= {"data.streaming": True, "data.num_samples": config.data.num_samples}
     return answers
 
@@ -219,7 +218,7 @@ def _plan_steps(
     elif config.train.steps is not None:
         total, reason = config.train.steps, ""
     else:
-        total, reason = DEFAULT_STEPS, "neither train.steps nor train.epochs was given"
+        total, reason = DEFAULT_STEPS, "default without train.steps and train.epochs"
     if reason:
         decisions.append(Decision("train.steps", str(total), reason))
     warmup = config.schedule.warmup_steps
@@ -235,21 +234,18 @@ def _plan_steps(
 def _impossible_lengths(
     config: Config, batch: BatchPlan, total: int, warmup: int, num_samples: int
 ) -> list[Problem]:
-    """What rules cannot know, since it depends on how much data there is."""
+    """Return problems that depend on the amount of data, which rules do not have."""
     problems = []
     if batch.samples_per_step > num_samples:
-        why = (
-            f"makes steps of {batch.samples_per_step} samples; there are {num_samples} to train "
-            "on, and no step has a sample twice"
-        )
+        why = f"needs {batch.samples_per_step} samples per step, only {num_samples} for training"
         fix = batch_of(config, batch, num_samples)
         key = "per_device" if config.batch.target is None else "target"
         problems.append(Problem(f"batch.{key}", str(getattr(config.batch, key)), why, fix))
     if total > MAX_STEPS:
-        why, epochs = f"makes {total} steps; {MAX_STEPS} is the most a run may have", "train.epochs"
+        why, epochs = f"means {total} steps, the limit is {MAX_STEPS}", "train.epochs"
         problems.append(Problem(epochs, f"{config.train.epochs:g}", why, Fix(f"{epochs}=1")))
     if warmup > total:
-        why = f"is longer than the run, {format_number(total, 'step')}"
+        why = f"is longer than the run ({format_number(total, 'step')})"
         fix = Fix(f"schedule.warmup_steps={total // 10}")
         problems.append(Problem("schedule.warmup_steps", str(warmup), why, fix))
     return problems
@@ -262,34 +258,33 @@ def _plan_deepspeed(
     theirs: Settings | None,
     decisions: list[Decision],
 ) -> tuple[Settings | None, list[str]]:
-    """DeepSpeed's configuration, and what the user should know about a file of their own."""
     if config.distributed.option not in STAGE:
         return None, []
     mine = deepspeed_settings(config, batch, device.kind)
     zero = mine["zero_optimization"]
-    reason = "hidden_size squared, as transformers' auto"
+    reason = "hidden_size squared, as auto in transformers"
     decisions.append(Decision("DeepSpeed bucket", str(zero["reduce_bucket_size"]), reason))
     is_random = not isinstance(config.model, PretrainedModel)
     if zero["stage"] == 3 and device.kind == "cuda" and is_random:
-        reason = "not the numbers that a GPU draws: losses start elsewhere than without ZeRO-3"
+        reason = "the random numbers differ from a GPU's, so losses differ from runs without ZeRO-3"
         decisions.append(Decision("random weights", "drawn on the host", reason))
     if theirs is None:
         return mine, []
-    reason = f"laid over eke's settings: {', '.join(sorted(theirs)) or 'nothing'}"
+    reason = f"added to eke's settings: {', '.join(sorted(theirs)) or 'no keys'}"
     name = str(config.distributed.deepspeed_config)
     decisions.append(Decision("distributed.deepspeed_config", name, reason))
     return merge_user_settings(config, mine, theirs)
 
 
 def _plan_sharding(config: Config, device: Device, decisions: list[Decision]) -> None:
-    """What FSDP2 does that no key says, and when it shares gradients out."""
+    """Record FSDP2's prefetching and the time of gradient synchronization."""
     if not isinstance(config.distributed, FSDP):
         return
     if config.distributed.exchange is Exchange.auto:
-        reason = f"whole up to {format_bytes(WHOLE_GRADIENTS_BYTES)}, in parts above"
+        reason = f"full gradients up to {format_bytes(WHOLE_GRADIENTS_BYTES)}, shards above"
         decisions.append(Decision("distributed.exchange", exchange_of(config).value, reason))
     ahead = device.kind != "cpu"
-    reason = "sent while one computes" if ahead else "the same cores send and compute"
+    reason = "sent during computation" if ahead else "the same cores send and compute"
     decisions.append(Decision("prefetched layers", str(int(ahead)), reason))
 
 
@@ -307,15 +302,15 @@ def _plan_compute(
     if precision.tf32 is Switch.auto:
         decisions.append(Decision("precision.tf32", "off", "PyTorch's default"))
     if precision.weights is Weights.bfloat16 and precision.master is Switch.auto:
-        reason = f"{FLOAT32_BYTES} bytes per parameter more than bfloat16 alone"
+        reason = f"{FLOAT32_BYTES} bytes per parameter in addition to bfloat16"
         if formats.master:
-            reason = "DeepSpeed's ZeRO steps on float32 copies of its share of the weights"
+            reason = "DeepSpeed's ZeRO updates float32 copies of its shard of the weights"
         decisions.append(Decision("precision.master", "on" if formats.master else "off", reason))
     base = getattr(config.peft, "base_weights", BaseWeights.auto if config.model.freeze else None)
     if base is BaseWeights.auto:
-        other = "precision.evaluation is another format than precision.compute"
+        other = "precision.evaluation differs from precision.compute"
         alike = formats.frozen == precision.compute.value
-        reason = "what is computed in" if alike else other
+        reason = "the format of computation" if alike else other
         key = "frozen weights" if config.model.freeze else "peft.base_weights"
         decisions.append(Decision(key, formats.frozen, reason + _tied_head(config)))
     pin = config.dataloader.pin_memory
@@ -323,20 +318,20 @@ def _plan_compute(
     implementation = _implementation(config, device, decisions)
     clipped = config.train.max_grad_norm
     decay = config.optimizer.weight_decay
-    rises = f" after a warm-up from 1/{warmup} of it (transformers': from 0)" if warmup else ""
-    reason = f"schedule={config.schedule.option}{rises}; weight decay {decay:g}; gradients " + (
+    rises = f" after a warm-up from 1/{warmup} of it (transformers: from 0)" if warmup else ""
+    reason = f"schedule={config.schedule.option}{rises}, weight decay {decay:g}, gradients " + (
         "not clipped" if clipped is None else f"clipped to norm {clipped:g}"
     )
     decisions.append(Decision("learning rate", f"{config.optimizer.lr:g}", reason))
     model = config.model
     if isinstance(model, PretrainedModel) and model.supports_sdpa is False:
-        reason = f"transformers' class for {model.model_type} has no sdpa"
+        reason = f"the class for {model.model_type} in transformers has no sdpa"
         decisions.append(Decision("attention", config.attention.option, reason))
     if avoids_cudnn(config, device):
-        reason = "lengths differ, and cuDNN prepares 0.3 s or more for each (seen: H100, 9.19)"
+        reason = "lengths differ, and cuDNN needs 0.3 s or more for each (H100, cuDNN 9.19)"
         decisions.append(Decision("attention.backend", "auto, without cudnn", reason))
     if maps_memory(config, device):
-        reason = "lengths differ: without it 57 GiB were reserved for 30 in use (seen: H100, 1B)"
+        reason = "lengths differ: without it 57 GiB were reserved for 30 GiB in use (H100, 1B)"
         decisions.append(Decision("CUDA memory", "expandable segments", reason))
     return ComputePlan(
         autocast=autocast,
@@ -351,20 +346,19 @@ def _plan_compute(
 
 
 def _tied_head(config: Config) -> str:
-    """A clause where a frozen embedding is the output projection, too."""
+    """Return a clause for a frozen embedding that is also the output projection."""
     weights = training_structure(config).weights if config.model.freeze else ()
     frozen = [w.place is Role.embedding and w.tokens for w in weights if not w.trained]
     tied = any(tokens and tokens is not Tokens.none for tokens in frozen)
-    return "; the output projection is the embedding's tensor, and frozen with it" if tied else ""
+    return ", and the tied output projection is frozen with the embedding" if tied else ""
 
 
 def _autocast(compute: str, weights: Weights) -> str | None:
-    """Nothing is to be cast where the weights have the format already."""
+    """Return the format of autocast, None if the weights already have it."""
     return None if compute == weights.value else compute
 
 
 def _plan_rank(config: Config, decisions: list[Decision]) -> dict[str, object]:
-    """The rank of a low-rank optimizer; nothing for the others."""
     if not optimizer_entry(config.optimizer).projects:
         return {}
     rank = projection_rank(config)
@@ -379,10 +373,10 @@ def _implementation(config: Config, device: Device, decisions: list[Decision]) -
     if named != AUTO:
         return named
     chosen = "fused"
-    reason = f"torch has a fused AdamW for {device.kind}: one kernel, no temporaries"
+    reason = f"torch has a fused AdamW for {device.kind}: one kernel without temporaries"
     if config.offload.option != "none":
         chosen = "deepspeed_cpu"
-        reason = "the update runs on the host, where DeepSpeedCPUAdam uses its vector units"
+        reason = "the update runs on the host CPU with vector instructions"
     decisions.append(Decision("optimizer implementation", chosen, reason))
     return chosen
 
@@ -390,30 +384,29 @@ def _implementation(config: Config, device: Device, decisions: list[Decision]) -
 def _plan_peft(config: Config, decisions: list[Decision]) -> None:
     adapted = adapted_layers(config)
     if isinstance(config.peft, Adapters) and config.peft.target_modules is None:
-        reason = f"every linear layer of a {family_of(config).name} model's Transformer layers"
+        reason = f"all linear layers in Transformer layers of {family_of(config).name} models"
         if is_ia3(config):
             reason = "keys, values and the feed-forward's inner activations: arXiv:2205.05638"
         if family_of(config).is_moe:
-            adapted_too = getattr(config.peft, "experts", False)
-            reason += "; its experts, one tensor each and no linear layer, "
-            reason += "are adapted, too" if adapted_too else "stay as they are"
+            has_experts = getattr(config.peft, "experts", False)
+            reason += f", {'also' if has_experts else 'not the'} stacked experts"
         value = ",".join(sorted({name.rpartition(".")[2] for name in adapted})) or "all"
         decisions.append(Decision("peft.target_modules", f"[{value}]", reason))
 
 
 FLASH_CAPABILITY = (8, 0)
-"""PyTorch's flash kernel and cuDNN's, the two that share them, need Ampere (sdp_utils.cpp)."""
+"""Capability for kernels that share key-value heads: flash and cuDNN (sdp_utils.cpp)."""
 
 HALF = ("float16", "bfloat16")
-"""Formats that these two take."""
+"""Formats for kernels that share key-value heads."""
 
 
 def shares_heads(plan: Plan, dtype: str | None = None) -> bool:
-    """Whether a kernel can run that takes fewer key and value heads than query heads.
+    """Return whether an attention kernel supports fewer key-value heads than query heads.
 
-    Where none can, PyTorch (2.13) falls back to its plain path without a word, whose scores grow
-    with the square of the length: its memory-efficient kernel wants as many heads of each. `dtype`
-    is the torch name of what attention computes in, by default the plan's training format.
+    Otherwise PyTorch (2.13) silently uses its math path, whose scores grow with the square of the
+    length: the memory-efficient kernel requires equal numbers. `dtype` is the torch name of
+    attention's format, by default the plan's training format.
     """
     attention, device = plan.config.attention, plan.device
     if device.kind != "cuda" or attention.option != "sdpa":
@@ -421,28 +414,24 @@ def shares_heads(plan: Plan, dtype: str | None = None) -> bool:
     if attention.backend is Backend.mem_efficient:
         return False
     if attention.backend is not Backend.auto:
-        return True  # the one kernel that may run is another
+        return True  # the configured kernel supports it
     new_enough = (device.capability or FLASH_CAPABILITY) >= FLASH_CAPABILITY
     return new_enough and (dtype or plan.compute.matmul) in HALF
 
 
 def workspace_bytes(capability: tuple[int, int] | None) -> int:
-    """CuBLAS' workspace per handle and stream: a thread computes forward, another backward passes.
-
-    Source: torch's `parseChosenWorkspaceSize` (aten/src/ATen/cuda/CublasHandlePool.cpp).
-    """
+    """Return the bytes of cuBLAS' workspace per handle and stream."""
+    # Source: torch's parseChosenWorkspaceSize (aten/src/ATen/cuda/CublasHandlePool.cpp).
+    # The threads of forward and backward pass have one handle each.
     return (32 * 2**10 if (capability or (0, 0)) >= (9, 0) else 2 * 4096 + 8 * 16) * 2**10
 
 
 CUDNN_FIRST = (9, 0)
-"""Where PyTorch prefers cuDNN's attention to its own (sdp_utils.cpp, torch 2.11)."""
-
-FEW_LENGTHS = 16
-"""So many are prepared in the time of a few steps."""
+"""Capability from which PyTorch prefers cuDNN's attention (sdp_utils.cpp, torch 2.11)."""
 
 
 def avoids_cudnn(config: Config, device: Device) -> bool:
-    """Whether PyTorch may choose any kernel but cuDNN's, which is fast, but not in a new shape."""
+    """Return whether to disable cuDNN's attention, which is slow for every new length."""
     attention = config.attention
     is_open = attention.option == "sdpa" and attention.backend is Backend.auto
     is_first = device.is_nvidia and (device.capability or CUDNN_FIRST) >= CUDNN_FIRST
@@ -450,47 +439,46 @@ def avoids_cudnn(config: Config, device: Device) -> bool:
 
 
 def maps_memory(config: Config, device: Device) -> bool:
-    """Whether CUDA's allocator maps memory in parts that it joins, and not block by block."""
-    # A user's own setting of the allocator wins.
+    """Return whether to use expandable segments in CUDA's allocator."""
+    # A setting of the user has precedence.
     is_set = any(os.environ.get(f"PYTORCH_{kind}ALLOC_CONF") for kind in ("", "CUDA_"))
     return device.is_nvidia and not is_set and _has_many_lengths(config)
 
 
 def _has_many_lengths(config: Config) -> bool:
-    """Whether micro-batches come in more than a few shapes."""
     data = config.data
     lengths = data.seq_len / (data.pad_to_multiple_of or 1)
-    return is_ragged(config) and data.packing is not Packing.on and lengths > FEW_LENGTHS
+    # cuDNN prepares 16 lengths in the time of a few steps.
+    return is_ragged(config) and data.packing is not Packing.on and lengths > 16
 
 
 WORTH_SAYING_FRAC = 0.1
-"""Without any waiting a step would then be 1 / (1 - 0.1) = 1.11 times as fast at the most; less
-than that drowns in the spread of step times."""
+"""Smallest reported fraction of waiting. Smaller gains are within the spread of step times."""
 
 MIN_STEPS = 10
-"""Steady steps below which a share says nothing: one slow step would make it."""
+"""Smallest number of steady steps for a report of waiting, so that one slow step is not enough."""
 
 
 def waiting_hints(plan: Plan, timing: Timing) -> list[str]:
-    """A warning with the override to type, where waiting for data cost a good part of the time."""
+    """Return a warning with an override if waiting for data took a large part of the time."""
     waited, steps = timing.data_frac, timing.steady_step_s
     if waited is None or steps is None or steps.n < MIN_STEPS or waited < WORTH_SAYING_FRAC:
         return []
     workers, cores = plan.config.dataloader.workers, usable_cores() // plan.processes_per_node
-    fix = f"; {workers} loader processes are all that {cores} cores can feed"
+    fix = f" ({cores} cores are too few for more than {workers} loader processes)"
     if 2 * workers <= cores:
         fix = f" (dataloader.workers={2 * workers})"
     if workers == 0:
         fix = " (dataloader=workers)"
-    return [f"{waited:.0%} of the time of a step went by waiting for data{fix}"]
+    return [f"{waited:.0%} of the step time was spent waiting for data{fix}"]
 
 
 SWAPPED = "zero_stage_3"
-"""DeepSpeed's own folder inside the configured one."""
+"""Name of DeepSpeed's folder inside the configured folder."""
 
 
 def swap_folder(plan: Plan, paths: RunPaths) -> Path | None:
-    """Where this run's files are: no other run's, wherever its folder is. None without files."""
+    """Return the folder of offloaded files, unique to the run folder; None without files."""
     offload = plan.config.offload
     if plan.deepspeed is None or not isinstance(offload, NvmeOffload):
         return None
@@ -499,18 +487,18 @@ def swap_folder(plan: Plan, paths: RunPaths) -> Path | None:
 
 
 def remove_swap(folder: Path | None, rank: int | None = None) -> None:
-    """Remove one rank's files, or all, and the folder itself once no rank has any."""
+    """Remove the offloaded files of a rank, or of all ranks, and empty folders."""
     if folder is None:
         return
     for mine in folder.glob(f"{SWAPPED}/*/rank{'*' if rank is None else rank}"):
         remove_tree(mine)
     for empty in (*folder.glob(f"{SWAPPED}/*"), folder / SWAPPED, folder):
-        with suppress(OSError):  # another rank's files are there, or it was first
+        with suppress(OSError):  # not empty, or already removed by another rank
             empty.rmdir()
 
 
 def swap_files(folder: Path, rank: int) -> dict[str, int]:
-    """Bytes of one rank's files: `optimizer` and `weights`, as the file system has them."""
+    """Return the bytes of a rank's offloaded files for `optimizer` and `weights`."""
     found = {"optimizer": 0, "weights": 0}
     for file in folder.glob(f"{SWAPPED}/*/rank{rank}/*.swp"):
         kind = "optimizer" if file.parents[1].name == "optimizer" else "weights"
@@ -522,7 +510,7 @@ def swap_files(folder: Path, rank: int) -> dict[str, int]:
 def outline_record(
     plan: Plan, rows: Sequence[metrics.Row], attempt: int, outcome: Outcome, failure: Failure | None
 ) -> Record:
-    """A record of plan and metrics.jsonl, by worker or supervisor; memory and such are absent."""
+    """Return a record from plan and metrics.jsonl, without memory and other measurements."""
     content = plan_to_plain(plan)
     steps, timing = metrics.latest(rows, metrics.LOSS), metrics.timing(rows)
     best = metrics.best_evaluation(rows, plan.config.train.keep_best)
@@ -562,7 +550,7 @@ def outline_record(
 
 
 def _format(plan: Plan) -> str:
-    """The format whose peak the run is measured against."""
+    """Return the format whose datasheet peak is the reference for MFU."""
     if plan.compute.float8 != "off":
         return "float8"
     tf32 = plan.compute.tf32 and plan.compute.matmul == "float32"

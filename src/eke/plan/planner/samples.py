@@ -1,4 +1,4 @@
-"""Number of samples, counted, chosen or read from a store; micro-batches of a step's samples."""
+"""Number of samples in the data, and division of a step's samples into micro-batches."""
 
 import hashlib
 import math
@@ -30,18 +30,18 @@ from eke.plan.planner.inputs import DATA, inputs_of
 from eke.plan.planner.plan import BatchPlan, DataPlan, Decision
 
 DEFAULT_SYNTHETIC_SAMPLES = 512
-"""The guides' data set size (https://huggingface.co/docs/transformers/model_memory_anatomy)."""
+"""Dataset size in https://huggingface.co/docs/transformers/model_memory_anatomy."""
 
 ROW_NUMBERS = "data.label of the rows"
-"""Decision of a plan whose rows number their classes otherwise than the model."""
+"""Key of the decision for rows with other class numbers than the model."""
 
 DEFAULT_STEPS = 300
-"""Steps when neither `train.steps` nor `train.epochs` says how long: the default run falls clearly
-in loss within about a minute on two cores."""
+"""Steps without `train.steps` and `train.epochs`: on two cores the loss of the default run falls
+clearly within about a minute."""
 
 
 def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
-    """Count the samples, preparing tokens first where needed; ConfigError: it cannot be used."""
+    """Count the samples after preparing tokens if needed; ConfigError if the data is unusable."""
     if isinstance(config.data, Synthetic):
         return _synthetic(config, config.data, decisions)
     if isinstance(config.data, Mix):
@@ -60,10 +60,9 @@ def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
 
 
 def _note_folders(config: Config, source: sources.Corpus, decisions: list[Decision]) -> None:
-    """Which folders of a text are the classes: there may be more of them."""
     if isinstance(config.task, SequenceClassification):
         names = sources.largest_labels(source, config.task.num_labels)
-        decisions.append(_numbered(names, "the largest folders; all other text is left out"))
+        decisions.append(_numbered(names, "the largest folders (other text is excluded)"))
 
 
 def _numbered(names: Sequence[str], reason: str) -> Decision:
@@ -75,8 +74,8 @@ def _numbered(names: Sequence[str], reason: str) -> Decision:
 def _synthetic(config: Config, data: Synthetic, decisions: list[Decision]) -> DataPlan:
     drawn = data.num_samples or DEFAULT_SYNTHETIC_SAMPLES
     if data.num_samples is None:
-        decisions.append(Decision("data.num_samples", str(drawn), "the guides' data set size"))
-    # Names the random samples: all that they are drawn from, but their number and length.
+        decisions.append(Decision("data.num_samples", str(drawn), "dataset size of the guides"))
+    # The fingerprint covers all settings of the random samples except number and length.
     shared = {field.name for field in fields(Data)}
     own = [field.name for field in fields(data) if field.name not in shared]
     text = repr([(name, getattr(data, name)) for name in own])
@@ -111,7 +110,7 @@ def _prepared(config: Config, request: PrepareRequest, decisions: list[Decision]
         train, evaluation = _rows(config, store, decisions)
     _note_tokens(manifest, decisions)
     if not vocabulary.is_bytes:
-        pads = "; its end of text pads" if vocabulary.pad_is_eos else ""
+        pads = ", EOS is the padding token" if vocabulary.pad_is_eos else ""
         reason, path = f"{vocabulary.size} tokens{pads}", request.tokenizer
         shown = path if len(path) <= 40 else f"...{path[-37:]}"
         decisions.append(Decision("data.tokenizer", shown, reason))
@@ -120,7 +119,7 @@ def _prepared(config: Config, request: PrepareRequest, decisions: list[Decision]
 
 
 def _mixed(config: Config, mix: Mix, decisions: list[Decision]) -> DataPlan:
-    """Each source on its own, and the samples of an epoch and of an evaluation by weight."""
+    """Plan each source, and the samples of an epoch and of an evaluation by weight."""
     configs, names = source_configs(config), source_names(mix)
     parts, problems = [], []
     for number, (each, name) in enumerate(zip(configs, names, strict=True)):
@@ -137,7 +136,7 @@ def _mixed(config: Config, mix: Mix, decisions: list[Decision]) -> DataPlan:
     made = tuple(
         replace(
             part,
-            # Of a stream, the first rows, which were prepared for the plan.
+            # For a stream, the number of first rows, which are prepared for the plan.
             train=manifest.counts["train"] if manifest and each.data.is_stream else part.train,
             name=name,
             share=share,
@@ -167,7 +166,6 @@ def _mixed(config: Config, mix: Mix, decisions: list[Decision]) -> DataPlan:
 def _other_classes(
     configs: Sequence[Config], manifests: Sequence[Manifest | None]
 ) -> list[Problem]:
-    """Sources whose classes are not those of the first one."""
     found: list[Sequence[str]] = []
     for config, manifest in zip(configs, manifests, strict=True):
         corpus = sources.open_corpus(config)
@@ -176,8 +174,8 @@ def _other_classes(
         else:
             found.append(manifest.label_names if manifest else ())
     shown = [", ".join(names) or "numbers" for names in found]
-    why = f"are its classes, and those of the first source are {shown[0]}"
-    fix = Fix(remark="name or number the classes alike in all sources")
+    why = f"classes differ from the first source: {shown[0]}"
+    fix = Fix(remark="use the same class names or numbers in all sources")
     if all(set(names) == set(found[0]) for names in found):
         fix = Fix(override("task.labels", list(found[0])))
     numbered = [each for each in enumerate(shown) if each[1] != shown[0]]
@@ -185,11 +183,10 @@ def _other_classes(
 
 
 def _other_templates(mix: Mix, manifests: Sequence[Manifest | None]) -> list[Problem]:
-    """Sources with another chat template than the first one's: a model is saved with one."""
     chats = {n: m.chat_template for n, m in enumerate(manifests) if m and m.chat_template}
     first = next(iter(chats), 0)
     typed = [source.get("chat_template") for source in mix.sources]
-    why = f"is not the template of data.sources[{first}], and a model is saved with one"
+    why = f"differs from data.sources[{first}], but a model is saved with one template"
     return [
         Problem(
             f"data.sources[{n}].chat_template",
@@ -203,13 +200,14 @@ def _other_templates(mix: Mix, manifests: Sequence[Manifest | None]) -> list[Pro
 
 
 def _too_small_a_vocabulary(config: Config, vocabulary: Vocabulary) -> list[Problem]:
-    """A tokenizer whose ids the model has no embedding for."""
+    """Return the problem of a tokenizer with more ids than the model's embedding."""
     size = getattr(config.model, "vocab_size", None)
     if size is None or vocabulary.size <= size:
         return []
     if isinstance(config.model, PretrainedModel):
-        why = f"has {vocabulary.size} tokens, and the checkpoint's embedding {size} rows"
-        tokenizer, fix = vocabulary.tokenizer, Fix("data.tokenizer=auto", remark="its own")
+        why = f"has {vocabulary.size} tokens, but the checkpoint's embedding has {size} rows"
+        fix = Fix("data.tokenizer=auto", remark="the checkpoint's tokenizer")
+        tokenizer = vocabulary.tokenizer
         if tokenizer == config.model.name_or_path:
             fix = Fix("data.tokenizer=THE_ONE_IT_WAS_TRAINED_WITH")
         return [Problem("data.tokenizer", tokenizer, why, fix, "vocabulary_holds_tokens")]
@@ -219,47 +217,41 @@ def _too_small_a_vocabulary(config: Config, vocabulary: Vocabulary) -> list[Prob
 
 
 def _without_end(config: Config, vocabulary: Vocabulary) -> list[Problem]:
-    """T5 classifies at the end of text, which the tokenizer has to write."""
+    """Return the problem of a tokenizer without EOS, which T5's classifier needs."""
     is_written = vocabulary.is_bytes or vocabulary.eos in vocabulary.frame.suffix
     classifies = isinstance(config.task, SequenceClassification)
     if is_written or not classifies or not family_of(config).is_encoder_decoder:
         return []
-    why = "writes no end-of-text token, at which T5 classifies"
+    why = "writes no EOS token, which T5 needs for classification"
     return [Problem("data.tokenizer", vocabulary.tokenizer, why, Fix("data.tokenizer=bytes"))]
 
 
 def _note_tokens(manifest: Manifest, decisions: list[Decision]) -> None:
-    """What a row begins and ends with, and what is unusual about it."""
     first, last = (" ".join(repr(token)[1:-1] or "''" for token in e) for e in manifest.first_row)
     reason = f"{first} .. {last}" if last else first
     if not reason:
         return
     if manifest.num_other_prompts:
         count = format_number(manifest.num_other_prompts, "row")
-        reason += f"; {count} begin with other tokens than the prompt alone has"
+        reason += f", {count} with other first tokens than the separate prompt"
     decisions.append(Decision("data tokens", "first row", reason))
 
 
 def _token_warnings(config: Config, manifest: Manifest) -> tuple[str, ...]:
-    """What is doubled or missing around rows."""
     found = []
     if manifest.plain_markers:
-        written = ", ".join(manifest.plain_markers)
-        split = "which the tokenizer splits into ordinary tokens"
-        found.append(f"the chat template writes {written}, {split}")
+        markers = ", ".join(manifest.plain_markers)
+        found.append(f"the tokenizer splits {markers} of the chat template into ordinary tokens")
     if manifest.num_doubled:
         count = format_number(manifest.num_doubled, "row")
-        found.append(
-            f"{count} with the same special token twice at an end: the text has what the tokenizer "
-            "writes itself"
-        )
+        found.append(f"{count} with a special token twice at an end, from text and tokenizer")
     if manifest.vocabulary.eos is None and config.task.option == "causal_lm":
-        found.append("the tokenizer has no end of text: the model does not learn to stop")
+        found.append("the tokenizer has no EOS token, so the model does not learn to stop")
     return tuple(found)
 
 
 def too_many_bad(config: Config, manifest: Manifest) -> list[Problem]:
-    """Rows that cannot be used, where they are more than may be."""
+    """Return the problem of more unusable rows than allowed."""
     data = config.data
     if not isinstance(data, TextColumns | Conversations) or not manifest.num_bad:
         return []
@@ -285,7 +277,7 @@ def _windows(config: Config, manifest: Manifest, decisions: list[Decision]) -> t
     parts = [[s.size for s in manifest.streams if s.evaluation is e] for e in (False, True)]
     available = [sum(size // length for size in part) for part in parts]
     if manifest.num_replaced:
-        reason = "bytes of the text that are no UTF-8 became U+FFFD"
+        reason = "bytes of the text that are not UTF-8 became U+FFFD"
         decisions.append(Decision("data.path", f"{manifest.num_replaced} replaced", reason))
     source = sources.open_corpus(config)
     assert source is not None, "windows are cut from text"
@@ -298,20 +290,20 @@ def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int,
     usable = manifest.counts["cuts"]
     bad = f"; first: {manifest.bad_rows[0]}" if manifest.bad_rows else ""
     reason = (
-        f"of {manifest.num_rows} read; {manifest.num_bad} bad, {manifest.num_empty} empty (left "
-        f"out), {manifest.num_truncated} truncated{bad}"
+        f"of {manifest.num_rows} read; {manifest.num_bad} bad, {manifest.num_empty} empty "
+        f"(excluded), {manifest.num_truncated} truncated{bad}"
     )
     decisions.append(Decision("data rows", format_count(usable), reason))
     if manifest.num_trained:
         tokens = manifest.counts["tokens"]
-        reason = f"{manifest.num_trained} of {tokens} tokens; the others are read as context"
+        reason = f"{manifest.num_trained} of {tokens} tokens, the others are context"
         decisions.append(Decision("data trained", f"{manifest.num_trained / tokens:.1%}", reason))
     if manifest.ignored:
         keys = format_number(len(manifest.ignored), "key")
         decisions.append(Decision("data ignored", keys, f"ignored: {', '.join(manifest.ignored)}"))
     if manifest.label_names:
         own = list(manifest.label_names) == getattr(config.model, "label_names", [])
-        order = "the checkpoint's own numbers" if own else "as the rows name them"
+        order = "the checkpoint's numbers" if own else "as named in the rows"
         decisions.append(_numbered(manifest.label_names, order))
         if (given := manifest.given_names) != manifest.label_names[: len(given)]:
             decisions.append(replace(_numbered(given, "matched by name"), key=ROW_NUMBERS))
@@ -328,13 +320,13 @@ def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int,
 
 
 def _streamed(config: Config) -> int:
-    """Samples of an epoch of a stream: all that the run takes if no number is given."""
+    """Return the samples of an epoch of a stream, by default all samples of the run."""
     taken = (config.train.steps or DEFAULT_STEPS) * plan_batch(config, []).samples_per_step
     return config.data.num_samples or taken
 
 
 def _order_of(data: Data) -> tuple[int | None, ...]:
-    """What decides the order of a stream besides its rows and the seed."""
+    """Return the settings that determine the order of a stream, in addition to rows and seed."""
     if not isinstance(data, Rows) or not data.streaming:
         return ()
     return data.shuffle_buffer, data.num_samples
@@ -343,40 +335,40 @@ def _order_of(data: Data) -> tuple[int | None, ...]:
 def _take(
     config: Config, available: list[int], decisions: list[Decision], longest: int = 0
 ) -> tuple[int, int]:
-    """Samples for training and evaluation, at most all; both parts have one of `longest` tokens."""
+    """Return the samples for training and evaluation; each part has one of `longest` tokens."""
     data, length = config.data, sources.window_length(config)
     if not all(available):
         part = "evaluation" if available[0] else "training"
-        why = f"the {part} part of the text is shorter than one sample of {length} tokens"
-        # In seq2seq a sample takes source and target.
+        why = f"the {part} text is shorter than one sample of {length} tokens"
+        # In seq2seq a sample has source and target.
         room = longest * data.seq_len // length
         fix = Fix(f"data.seq_len={room}") if room >= 4 else Fix("data.path=LONGER_TEXT")
         raise ConfigError(Problem("data.seq_len", str(data.seq_len), why, fix))
     train, reason = min(data.num_samples or available[0], available[0]), ""
     if data.num_samples is None:
-        reason = f"all the training text holds, in samples of {length} tokens"
+        reason = f"all training text in samples of {length} tokens"
         if isinstance(data, Rows):
-            reason = "all the training rows"
+            reason = "all training rows"
     elif train < data.num_samples:
         source = "file" if isinstance(data, Rows) else "text"
-        reason = f"the training {source} holds no more; {data.num_samples} were asked for"
+        reason = f"all of the training {source}, {data.num_samples} were requested"
     if reason:
         decisions.append(Decision("data.num_samples", str(train), reason))
     return train, min(data.num_eval_samples, available[1])
 
 
 def samples_to_keep(config: Config) -> int:
-    """Samples per step that batch=auto keeps: `batch.target`, else those of batch=fixed."""
+    """Return the samples per step that batch=auto keeps: `batch.target`, else as batch=fixed."""
     return config.batch.target or DEFAULT_PER_DEVICE * config.distributed.num_processes
 
 
 def possible_batches(config: Config) -> list[Config]:
-    """The configuration with each micro-batch that keeps its samples per step, smallest first."""
+    """Return configurations with every micro-batch for the same samples per step, ascending."""
     target = samples_to_keep(config)
-    each = target // config.distributed.num_processes  # a rule checks that it is whole
+    each = target // config.distributed.num_processes  # a rule checks divisibility
     small = [size for size in range(1, int(each**0.5) + 1) if each % size == 0]
     sizes = sorted({*small, *(each // size for size in small)})
-    if router_loss(config) is not None:  # which is a mean over the micro-batch
+    if router_loss(config) is not None:  # depends on the micro-batch, as a mean over it
         kept = config.batch.per_device or DEFAULT_PER_DEVICE
         sizes = [max(size for size in sizes if size <= kept)]
     batch = replace(config.batch, option="fixed", target=target)
@@ -384,9 +376,9 @@ def possible_batches(config: Config) -> list[Config]:
 
 
 def plan_batch(config: Config, decisions: list[Decision]) -> BatchPlan:
-    """Micro-batches of the configuration; of one sample as long as batch=auto has not chosen."""
+    """Plan the micro-batches, with one sample each before batch=auto has chosen."""
     batch, count = config.batch, config.distributed.num_processes
-    alone = config.distributed.option == "dp"  # one process, and all devices are its own
+    alone = config.distributed.option == "dp"  # one process with all devices
     unit = "devices" if alone else "processes"
     accumulation = batch.accumulation or 1
     if batch.target is not None or batch.per_device is None:
@@ -407,7 +399,7 @@ def plan_batch(config: Config, decisions: list[Decision]) -> BatchPlan:
 
 
 def batch_of(config: Config, batch: BatchPlan, num_samples: int) -> Fix:
-    """The largest batch of which there is a whole one."""
+    """Return overrides for the largest batch that the samples can fill."""
     count = batch.world_size * batch.devices
     if whole := num_samples // (batch.per_device * count):
         if config.batch.target is None:

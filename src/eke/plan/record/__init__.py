@@ -1,4 +1,4 @@
-"""Outcomes, attempts, ends of processes, and a run's record, in which None is not measured."""
+"""Outcomes, attempts, failed processes and records of runs. None means not measured."""
 
 import contextlib
 import functools
@@ -26,14 +26,14 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USER = 2
 EXIT_RESUMABLE = 75
-"""`EX_TEMPFAIL` of sysexits.h: interrupted, the same command continues it."""
+"""Exit code of an interrupted run, which the same command resumes (`EX_TEMPFAIL`)."""
 
 USUAL_NAME = re.compile(r"([0-9a-f]{16})(-\d+)?")
-"""Name of a run's folder: its run id, and a number from 2."""
+"""Default name of a run's folder: the run id, for repeats with a number from 2."""
 
 
 class Outcome(Enum):
-    """How a run ended."""
+    """Outcome of a run."""
 
     ok = "ok"
     oom = "oom"
@@ -47,12 +47,12 @@ class Outcome(Enum):
 
     @property
     def is_final(self) -> bool:
-        """Whether running the same thing again would only repeat it."""
+        """Whether another attempt would have the same outcome."""
         return self in (Outcome.ok, Outcome.oom, Outcome.diverged)
 
     @property
     def exit_code(self) -> int:
-        """What the process that reports this outcome exits with."""
+        """Exit code of a process with this outcome."""
         if self is Outcome.ok:
             return EXIT_OK
         if self in (Outcome.timeout, Outcome.preempted, Outcome.cancelled):
@@ -61,12 +61,12 @@ class Outcome(Enum):
 
 
 RECORD_VERSION = 1
-"""Raise it when a field changes its meaning or disappears; a reader of an older version refuses."""
+"""Version of records. Increase it when a field changes its meaning or disappears."""
 
 
 @dataclass
 class Spread:
-    """A sample of one quantity."""
+    """Median, percentiles and number of measurements of a quantity."""
 
     median: float
     p10: float
@@ -76,62 +76,60 @@ class Spread:
 
 @dataclass
 class CalibratedStep:
-    """What finished runs made of a predicted step time."""
+    """Correction of a predicted step time by finished runs."""
 
     runs: int
-    """Different configurations that ran on this device, with these libraries."""
+    """Number of configurations that ran on this device with these libraries."""
     needed: int
-    """Of them before anything is corrected: with fewer, the rest is absent."""
+    """Number of configurations needed. With fewer, the fields below are absent."""
     factor: float | None = None
-    """Corrected over predicted."""
+    """Corrected / predicted step time."""
     within_frac: float | None = None
-    """Relative error of the expected value that 95 % of runs stay below."""
+    """95th percentile of the relative error of the expected value."""
     versions: str = ""
 
 
 @dataclass
 class PredictedStep:
-    """The time model's estimate (eke.estimate.time.StepTime): seconds of one optimizer step."""
+    """Estimated seconds of one optimizer step (eke.estimate.time.StepTime)."""
 
     low: float
     expected: float
     high: float
     parts: dict[str, float] = field(default_factory=dict)
-    """Expected seconds of each: `compute`, `memory`, `optimizer`, `host`, `transfers`, ..."""
+    """Expected seconds by part: `compute`, `memory`, `optimizer`, `host`, `transfers`, ..."""
     limit: str = ""
     """Name of the largest part."""
     basis: str = ""
-    """What the device's rates are known from."""
     notes: list[str] = field(default_factory=list)
-    """What is not modelled, or only widely."""
+    """Effects that are not modelled or only roughly."""
     calibrated: CalibratedStep | None = None
 
 
 @dataclass
 class Timing:
-    """Seconds. Steps of the warm-up are in `warmup_steps_s`, never in `steady_step_s`."""
+    """Durations in seconds. `steady_step_s` excludes the warm-up steps of `warmup_steps_s`."""
 
     clock: str | None = None
-    """What a step's time is. `wall`: a step begins where the one before ended, unless an evaluation
-    or a checkpoint lay between; None, in older records: where it asks for data; `mixed`: both."""
+    """Begin of a step's time: `wall` is the end of the previous step (or of an evaluation or
+    checkpoint after it), None (older records) the request for data, `mixed` both."""
     startup_s: float | None = None
     """From the start of the worker to the first training step: imports, model, data."""
     compile_s: float | None = None
-    """Share of the first steps spent in torch.compile's own phases."""
+    """Part of the first steps in torch.compile."""
     train_s: float | None = None
-    """All training steps, each as it was done last; without evaluation and checkpoints."""
+    """All training steps in their last attempt, without evaluation and checkpoints."""
     eval_s: float | None = None
     checkpoint_s: float | None = None
     steady_step_s: Spread | None = None
     """One optimizer step after warm-up."""
     predicted_step_s: PredictedStep | None = None
-    """What was expected of `steady_step_s.median`; None where nothing is known of the device."""
+    """Estimate of `steady_step_s.median`, None for an unknown device."""
     warmup_steps_s: list[float] = field(default_factory=list)
     data_frac: float | None = None
-    """Share of the steady steps' time that was spent waiting for data."""
+    """Fraction of the steady steps' time spent waiting for data."""
     phases: dict[str, Spread] = field(default_factory=dict)
-    """Seconds per step spent `between` it and the one before (writing metrics), in `data`,
-    `forward`, `backward` and `optimizer`."""
+    """Seconds per step by phase: `between` (after the previous step), `data`, `forward`, ..."""
 
 
 @dataclass
@@ -140,96 +138,92 @@ class Throughput:
 
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
-    """Tokens that are not padding."""
     model_flops_per_s: float | None = None
     mfu_frac: float | None = None
-    """Share of the device's datasheet peak for the compute format; None when that is unknown."""
+    """Fraction of the device's datasheet peak for the compute format, None if unknown."""
     flops_formula: str = ""
 
 
 @dataclass
 class MeasuredMemory:
-    """Bytes. On a CPU, `peak_allocated_bytes` is the tensor allocator's in one profiled step."""
+    """Measured bytes. On a CPU `peak_allocated_bytes` is from one profiled step."""
 
     basis: str = ""
-    """Description of the measurement."""
     peak_allocated_bytes: int | None = None
-    """Of several processes, the largest one's."""
+    """Peak of allocated tensors, of the process with the largest one."""
     peak_reserved_bytes: int | None = None
     process_peak_bytes: int | None = None
-    """Resident memory of the process at its highest."""
     peak_per_rank_bytes: list[int | None] | None = None
-    """`peak_allocated_bytes` of each process of a run that has several; the rest is rank 0's."""
+    """`peak_allocated_bytes` by rank of a run with several. Other fields are from rank 0."""
     stages: dict[str, int] = field(default_factory=dict)
-    """Memory after each of the guides' stages: `empty`, `kernels_loaded`, `weights`, `training`."""
+    """Memory after the stages `empty`, `kernels_loaded`, `weights` and `training`."""
 
 
 @dataclass
 class PredictedMemory:
-    """The forecast (eke.estimate.memory.Forecast): bytes that one device must have room for."""
+    """Forecast of bytes on one device (eke.estimate.memory.Forecast)."""
 
     low: int
     expected: int
     high: int
     components: dict[str, int] = field(default_factory=dict)
-    """Of the expected peak; they add up to it."""
+    """Parts of the expected peak, which add up to it."""
     method: str = ""
     """`trace`, `upper_bound` or `closed_form`."""
     basis: str = ""
-    """Description of the count."""
     allocated_bytes: int | None = None
-    """Expected highest sum of tensors: comparable with `measured.peak_allocated_bytes`, so on a CPU
-    of the micro-batch that was measured."""
+    """Expected peak of allocated tensors (on a CPU for the measured micro-batch), comparable with
+    `measured.peak_allocated_bytes`."""
     verdict: str = ""
     notes: list[str] = field(default_factory=list)
-    """Why the range is as wide as it is."""
+    """Reasons for the width of the range."""
     calibrated: dict[str, Any] | None = None
-    """Only in records from before finished runs stopped correcting this forecast."""
+    """Correction by finished runs, only in old records."""
 
 
 @dataclass
 class MemoryRecord:
-    """Predicted against measured."""
+    """Predicted and measured memory."""
 
     predicted: PredictedMemory | None = None
     measured: MeasuredMemory | None = None
     advice: list[str] = field(default_factory=list)
-    """After running out of memory: overrides with which it should fit, the cheapest first."""
+    """Overrides with which an out-of-memory run should fit, cheapest first."""
 
 
 @dataclass
 class Loss:
-    """Nats per target (token or label)."""
+    """Losses in nats per target (token or label)."""
 
     train_first: float | None = None
     train_final: float | None = None
     eval_start: float | None = None
     eval_final: float | None = None
     bits_per_byte_start: float | None = None
-    """Evaluation loss in bits per byte of text; only where tokens are bytes."""
+    """Evaluation loss in bits per byte of text, only for byte tokens."""
     bits_per_byte_final: float | None = None
 
 
 IN_LOG = "  | "
-"""Beginning of lines in a run's log that the command which started it does not repeat."""
+"""Prefix of lines in a run's log that the starting command does not print."""
 
 
 @dataclass
 class Failure:
-    """Why a run did not end well."""
+    """Cause of a failed run."""
 
     phase: str
-    """`build`, `data`, `forward`, `backward`, `optimizer`, `eval`, `checkpoint` or `worker`; in a
-    cluster also `node` (not what was planned for) or `job` (over without a word)."""
+    """`build`, `data`, `forward`, `backward`, `optimizer`, `eval`, `checkpoint` or `worker`, in a
+    cluster also `node` (differs from the plan) or `job` (ended without a record)."""
     message: str
     traceback: str = ""
     lost_contact: bool = False
-    """Only the symptom in this process: another one of the run ended or stopped answering."""
+    """Whether the cause is another process of the run, which ended or does not respond."""
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best of a run's evaluations."""
+    """Best evaluation of a run."""
 
     metric: str
     step: int
@@ -238,21 +232,20 @@ class Best:
 
 @dataclass
 class Record:
-    """Self-contained: the report reads nothing else."""
+    """Record of a finished run, the only input of the report."""
 
     run_id: str
     name: str
     outcome: str
-    """A member name of Outcome."""
     exit_code: int
     attempt: int
-    """Number of the attempt that wrote this, from 0."""
+    """Number of the attempt that wrote the record, from 0."""
     steps_done: int
     config: dict[str, Any]
     choices: dict[str, str]
     overrides: list[str]
     plan: dict[str, Any]
-    """The derived part of the plan: device, batch, steps, compute, size, decisions, warnings."""
+    """Derived part of the plan: device, batch, steps, compute, size, decisions, warnings."""
     machine: dict[str, str]
     environment: dict[str, Any]
     """Time, host, versions, git commit."""
@@ -262,37 +255,35 @@ class Record:
     memory: MemoryRecord = field(default_factory=MemoryRecord)
     loss: Loss = field(default_factory=Loss)
     best: Best | None = None
-    """With `train.keep_best`: the evaluation that loss, metrics and classes are those of."""
+    """Evaluation of loss, metrics and classes with `train.keep_best`."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of the last evaluation: `perplexity` and `token_accuracy`; `accuracy`, `f1_macro` and
-    `f1_micro`; or `mae`, `mse`, `r2`, `pearson` and `spearman`; of a mix `loss/NAME`, too."""
+    """Metrics of the last evaluation (`metrics.evaluation_metrics`), for a mix also `loss/NAME`."""
     classes: dict[str, Any] = field(default_factory=dict)
-    """Likewise, of each class of a classifier: `names`, `precision`, `recall`, `f1`, `support`, and
-    `confusion`: right classes by predicted ones, where a sample has one."""
+    """Metrics by class of a classifier: `names`, `precision`, `recall`, `f1`, `support`, and
+    `confusion` (true class by predicted class) if samples have one class."""
     sources: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Of each source of a mix, by name: `samples` trained, `epochs` of it, and the last
-    `train_loss` and `eval_loss`."""
+    """Trained `samples`, `epochs`, last `train_loss` and `eval_loss` by source of a mix."""
     effective: dict[str, Any] = field(default_factory=dict)
-    """Read from the running objects, never copied from the request."""
+    """Settings read from the running objects instead of the plan."""
     warnings: list[str] = field(default_factory=list)
     failure: Failure | None = None
     shared_device: bool | None = None
-    """Another process used the device: no speed claim can be made. None: not looked at."""
+    """Whether another process used the device, so that timings are invalid, None if unknown."""
     schema_version: int = RECORD_VERSION
 
     @property
     def model_step(self) -> int:
-        """Step of the weights that the run leaves as its model."""
+        """Step of the final model's weights."""
         return self.best.step if self.best else self.steps_done
 
 
 RECORD_LIMIT = 1 << 20
-"""Largest file that is read as a record, bytes; a record has some 20,000."""
+"""Largest file that is read as a record, bytes. A record has about 20,000."""
 
 
 @dataclass(frozen=True)
 class RankFailure:
-    """How a process other than rank 0 failed, in its own words."""
+    """Failure reported by a process other than rank 0."""
 
     attempt: int
     rank: int
@@ -302,28 +293,27 @@ class RankFailure:
 
 @dataclass(frozen=True)
 class DeadRank:
-    """The process that ended first, as its parent saw it: it could not say anything itself."""
+    """First process that ended, as observed by its parent."""
 
     attempt: int
     rank: int
     exit_code: int
-    """Negative for a signal, as in Python's subprocess."""
+    """Exit code, negative for a signal as in Python's subprocess."""
     node: int = 0
-    """Number of its machine."""
 
 
 End = TypeVar("End", RankFailure, DeadRank)
 
 
 def write_end(paths: RunPaths, end: RankFailure | DeadRank) -> None:
-    """Write it atomically; a disk that takes nothing any more takes nothing here either."""
+    """Write the end of a process atomically. Errors of a full disk are ignored."""
     path = paths.dead_rank(end.node) if isinstance(end, DeadRank) else paths.rank_failure(end.rank)
     with contextlib.suppress(OSError):
         write_json(path, cattrs.unstructure(end))
 
 
 def _read_ends(paths: RunPaths, names: str, kind: type[End], attempt: int) -> list[End]:
-    """Those of this attempt, lowest rank first; unreadable ones are skipped."""
+    """Read the readable files of this attempt, lowest rank first."""
     found = []
     for path in paths.folder.glob(names):
         with contextlib.suppress(OSError, ValueError, cattrs.BaseValidationError):
@@ -332,16 +322,14 @@ def _read_ends(paths: RunPaths, names: str, kind: type[End], attempt: int) -> li
 
 
 def read_rank_failures(paths: RunPaths, attempt: int) -> list[RankFailure]:
-    """What the processes of this attempt left, lowest rank first."""
+    """Return the failures of processes in this attempt, lowest rank first."""
     return _read_ends(paths, "rank_*.json", RankFailure, attempt)
 
 
 def read_dead_rank(paths: RunPaths, attempt: int) -> DeadRank | None:
-    """The first process of this attempt to end, where it was observed.
-
-    Of several machines, each of which has seen one, the one that a signal killed, else one that is
-    not rank 0: those who are left behind fail with an ordinary exit code.
-    """
+    """Return the first process of this attempt that ended, None if unknown."""
+    # Every node reports one process. The cause was killed by a signal or is not rank 0, since the
+    # remaining processes fail with an ordinary exit code.
     found = _read_ends(paths, "dead_rank*.json", DeadRank, attempt)
     return min(found, key=lambda dead: (dead.exit_code >= 0, dead.rank == 0), default=None)
 
@@ -349,13 +337,13 @@ def read_dead_rank(paths: RunPaths, attempt: int) -> DeadRank | None:
 def no_runs(
     folders: Sequence[Path], command: str, notes: Sequence[str] = (), usual: str = "runs"
 ) -> Problem:
-    """What is said of `folders` without a run, some of which may be unreadable (`notes`).
+    """Return the problem of folders without runs; `notes` are about unreadable runs.
 
-    The fix is `eke COMMAND` with a folder of a similar name that leads to runs, or the `usual` one.
+    The fix is `eke COMMAND` with a similar folder that has runs, or with the folder `usual`.
     """
-    why, meant = "holds no run and no sweep that can be read", None
+    why, meant = "contains no readable run or sweep", None
     if not any(folder.exists() for folder in folders):
-        why = "there is no such folder"
+        why = "no such folder"
         near = closest_path(folders[0]) if len(folders) == 1 else None
         meant = near if near is not None and _leads_to_runs(near) else None
     fix = Fix(remark=f"eke {command} {shlex.quote(str(meant)) if meant else usual}")
@@ -363,43 +351,38 @@ def no_runs(
 
 
 def _leads_to_runs(folder: Path) -> bool:
-    """Whether it is a sweep or a run, or holds one: a name that is near may be anything's."""
     marks = ("sweep.json", "plan.json", "record.json")
     return any(any(folder.glob(f"{depth}{mark}")) for depth in ("", "*/") for mark in marks)
 
 
 class UnreadableRecord(EkeError):
-    """A record cannot be read now, or by this version: reported, never dropped."""
+    """A record cannot be read now or by this version."""
 
 
 class NoRecord(UnreadableRecord):
-    """The file holds no record, or another run's: it never answers for this run."""
+    """The file is not a record, or the record of another run."""
 
 
-@functools.cache  # 20 ms, and a sweep reads and writes a thousand records; immutable
+@functools.cache  # takes 20 ms, and sweeps read and write a thousand records
 def _converter() -> cattrs.Converter:
     return cattrs.Converter(forbid_extra_keys=True)
 
 
-_DEPTH = 100
-"""Levels of a record; eke writes about ten, and every use of deeper ones needs more frames."""
-
-
 def _check(value: Any, depth: int = 0) -> None:
-    """Raise ValueError for what `write_record` never writes, and what any later use may fail at."""
-    if depth > _DEPTH:
+    """Raise ValueError for values that `write_record` does not write."""
+    if depth > 100:  # eke writes about ten levels
         raise ValueError("nested too deeply")
     if isinstance(value, dict | list):
         for each in value.values() if isinstance(value, dict) else value:
             _check(each, depth + 1)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is no number of a record")
+        raise ValueError(f"{value} is not a finite number")
     elif isinstance(value, int) and abs(value) >= 1 << 63:
         raise ValueError("an integer of more than 64 bits")
 
 
 def table(data: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """A table inside a record's untyped data; empty where there is another value, or none."""
+    """Return a table in a record's untyped data, {} if it is missing or not a table."""
     found = data.get(key)
     return found if isinstance(found, dict) else {}
 
@@ -410,11 +393,11 @@ def write_record(paths: RunPaths, record: Record) -> None:
 
 
 def read_record(paths: RunPaths) -> Record | None:
-    """Return the record of this run, None without one; the only reader of `record.json`.
+    """Return the record of this run, None without one. This is the only reader of `record.json`.
 
     Raises:
-        NoRecord: the file holds no record (empty, torn, a list), or the record of another run; or
-            there is none, and the plan is another run's, as its checkpoints then are.
+        NoRecord: the file is not a record (empty, incomplete, a list), or it or the plan belongs to
+            another run.
         UnreadableRecord: the file cannot be read now, or is of a newer version.
     """
     named, planned = _ids(paths)
@@ -429,7 +412,7 @@ def read_record(paths: RunPaths) -> Record | None:
     except ValueError as error:
         raise NoRecord(f"{paths.record}: not a readable record ({first_line(error)})") from error
     if not isinstance(content, dict):
-        raise NoRecord(f"{paths.record}: not a readable record (no object)")
+        raise NoRecord(f"{paths.record}: not a readable record (not an object)")
     version = content.get("schema_version")
     if version != RECORD_VERSION:
         is_newer = isinstance(version, int) and version > RECORD_VERSION
@@ -439,8 +422,8 @@ def read_record(paths: RunPaths) -> Record | None:
     try:
         _check(content)
         record = _converter().structure(content, Record)
-        Outcome(record.outcome)  # a ValueError for a word that is none
-    except Exception as error:  # a file of others may hold any value in any place
+        Outcome(record.outcome)  # ValueError for an unknown outcome
+    except Exception as error:  # an untrusted file may contain any value
         why = first_line(error)
         if isinstance(error, cattrs.BaseValidationError):
             why = "; ".join(cattrs.transform_error(error))[:300]
@@ -451,7 +434,7 @@ def read_record(paths: RunPaths) -> Record | None:
 
 
 def _ids(paths: RunPaths) -> tuple[str, str]:
-    """Return a folder's run id by its name and by its plan, which a renamed folder has."""
+    """Return a folder's run id from its name, and from its plan if it was renamed."""
     named, planned = USUAL_NAME.fullmatch(paths.folder.name), ""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         if named is None or not paths.record.exists():
@@ -460,19 +443,16 @@ def _ids(paths: RunPaths) -> tuple[str, str]:
 
 
 def missing_run(outcome: str, folder: Path) -> str:
-    """What is said of a missing run that its sweep's file has an outcome of; else empty."""
+    """Return the message for a missing folder of a run with an outcome in the sweep's file."""
     if not outcome or folder.exists():
         return ""
-    return f"{outcome} by its sweep's file, but {folder} is not there: moved, or not copied along?"
+    return f"{outcome} according to its sweep, but {folder} is missing (moved or not copied?)"
 
 
 def start_attempt(
     paths: RunPaths, machine: dict[str, str], cut: dict[str, Any] | None = None
 ) -> int:
-    """Note that a worker starts on this run, with `cut_of` its plan.
-
-    Returns the attempt's number, from 0.
-    """
+    """Record the start of a worker with `cut_of` its plan, and return the attempt's number."""
     attempt = len(read_attempts(paths))
     entry = {
         "attempt": attempt,
@@ -488,7 +468,7 @@ def start_attempt(
 
 
 def cuts_of(attempts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The different cuts of the attempts, in the order in which they were first used."""
+    """Return the different cuts of the attempts in order of first use."""
     found: list[dict[str, Any]] = []
     for each in attempts:
         if (cut := each.get("cut")) and cut not in found:
@@ -497,7 +477,7 @@ def cuts_of(attempts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def read_attempts(paths: RunPaths) -> list[dict[str, Any]]:
-    """All attempts so far, oldest first; a torn line, and one that is no object, is skipped."""
+    """Read all attempts, oldest first. Incomplete lines and lines without object are skipped."""
     try:
         lines = read_text(paths.attempts, 4 * RECORD_LIMIT).splitlines()
     except OSError:

@@ -1,8 +1,8 @@
-"""metrics.jsonl, the truth about the training curve, and what follows: timing, rates, losses.
+"""Rows of metrics.jsonl, and timing, rates and losses computed from them.
 
-Appended, never rewritten: one row per optimizer step (`train/...`) and per evaluation (`eval/...`),
-with `train/global_step` (steps done) and `attempt`. After a resume the steps since the checkpoint
-are done again: readers keep the highest attempt of each step. What was not measured is absent.
+Rows are only appended: one per optimizer step (`train/...`) and per evaluation (`eval/...`), with
+`train/global_step` (steps done) and `attempt`. A resumed run repeats the steps since the
+checkpoint, so readers keep the highest attempt of each step. Unmeasured values are absent.
 """
 
 import json
@@ -23,60 +23,55 @@ Row = dict[str, Any]
 METRICS_LIMIT = 1 << 30
 """Largest file that is read, bytes: three million steps."""
 
-LINE_LIMIT = 1 << 20
-"""Longest line that is read as a row, bytes; a row has some 350."""
 
 STEP = "train/global_step"
 ATTEMPT = "attempt"
 LOSS = "train/loss"
 ROUTER_LOSS = "train/router_loss"
-"""With its coefficient: of the step's micro-batches the mean, each weighted by its targets."""
+"""Router loss times its coefficient: mean over micro-batches, weighted by targets."""
 GRAD_NORM = "train/grad_norm"
 EVAL_LOSS = "eval/loss"
 BITS_PER_BYTE = "eval/bits_per_byte"
 PERPLEXITY = "eval/perplexity"
-"""Exponential of the evaluation loss of a language model; absent where that is infinite."""
+"""Exponential of the evaluation loss of a language model, absent if infinite."""
 TOKEN_ACCURACY = "eval/token_accuracy"
-"""Share of the targets that the model thinks most probable, where all logits are there."""
-LOWER_IS_BETTER = ("loss", "perplexity", "mae", "mse")
-"""Metrics of which the lowest value is the best; `loss/NAME` is one of a mix's source."""
+"""Fraction of targets with the highest probability, if all logits are computed."""
 STEP_TIME = "train/step_time_s"
 WARMUP = "train/warmup"
-"""Present and 1 on steps excluded from every timing: the first ones, and those that compiled."""
+"""1 on steps excluded from timings (the first steps and steps that compiled), else absent."""
 SHARED = "train/shared_device"
-"""Present and 1 on steps after another run was seen on the device."""
+"""1 on steps after another run was detected on the device, else absent."""
 CUT = "train/cut"
-"""Number of the cut into ranks and micro-batches, from 1; absent on steps of the run's first."""
+"""Number of the division into ranks and micro-batches, absent for the first (0)."""
 SAMPLES = "train/samples"
 TOKENS = "train/tokens"
-"""Of this step, padding not counted."""
+"""Tokens of this step without padding."""
 PHASES = ("between", "data", "forward", "backward", "optimizer")
-"""`between`: since the end of the step before, unless an evaluation or checkpoint lay there."""
+"""Phases of a step. `between` starts at the end of the previous step, if nothing came between."""
 WALL = "wall"
-"""Clock of steps that each begin where the one before ended, as a clock on the wall counts them."""
+"""Clock of steps that each begin at the end of the previous step."""
 
 PHASE_KEYS = {phase: f"train/{phase}_time_s" for phase in PHASES}
-"""Phase -> row key of the seconds a step spent in it."""
+"""Phase -> key of its seconds in a row."""
 
 _ENCODE = json.JSONEncoder(allow_nan=False).encode
 
 
 def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Append rows with one unbuffered write; OSError: the disk is full."""
+    """Append rows with one unbuffered write; OSError if the disk is full."""
     try:
         lines = [_ENCODE(dict(row)) for row in rows]
-    except ValueError:  # some number is not finite
+    except ValueError:  # a number is not finite
         lines = [_ENCODE(plain(dict(row))) for row in rows]
     if lines:
         append_line(path, "\n".join(lines))
 
 
 def read_rows(path: Path) -> tuple[list[Row], int]:
-    """All rows in file order, and how many lines could not be read (a torn last line after a kill).
+    """Read all rows in file order, and count unreadable lines (incomplete after a kill).
 
-    Text that stands for a non-finite number (`"nan"`, `"inf"`) is turned back into it.
-
-    Raises OSError: the file cannot be read, or has more than `METRICS_LIMIT` bytes.
+    Texts of non-finite numbers (`"nan"`, `"inf"`) become numbers. OSError if the file is unreadable
+    or larger than `METRICS_LIMIT`.
     """
     rows: list[Row] = []
     unreadable = 0
@@ -87,7 +82,7 @@ def read_rows(path: Path) -> tuple[list[Row], int]:
     with open(descriptor, "rb") as file:
         if os.fstat(descriptor).st_size > METRICS_LIMIT:
             raise Refused(f"has more than {METRICS_LIMIT >> 20} MiB", path)
-        while line := file.readline(LINE_LIMIT):
+        while line := file.readline(1 << 20):  # a row has about 350 bytes
             row = parse_row(line.decode(errors="replace"))
             if row is None:
                 unreadable += bool(line.strip())
@@ -97,7 +92,7 @@ def read_rows(path: Path) -> tuple[list[Row], int]:
 
 
 def parse_row(line: str) -> Row | None:
-    """One line as a row; None when it is torn, or holds anything but numbers: no row of ours."""
+    """Parse a line as a row, None if it is incomplete or has values other than numbers."""
     try:
         row = {key: _number(value) for key, value in json.loads(line).items()}
         return row if math.isfinite(row.get(STEP, 0)) else None
@@ -110,11 +105,11 @@ def _number(value: Any) -> int | float:
         return value
     if value in ("nan", "inf", "-inf"):
         return float(value)
-    raise ValueError(f"{value!r:.30} is no number of a row")
+    raise ValueError(f"{value!r:.30} is not a number")
 
 
 def latest(rows: Iterable[Row], key: str) -> list[Row]:
-    """Rows that have `key`, one per step: the highest attempt's, in step order."""
+    """Return the rows with `key`, in step order, from the highest attempt of each step."""
     best: dict[int, Row] = {}
     for row in rows:
         if key in row and STEP in row:
@@ -125,14 +120,14 @@ def latest(rows: Iterable[Row], key: str) -> list[Row]:
 
 
 def num_missing(path: Path, until: int) -> int:
-    """How many of the first `until` steps have no row with a loss."""
+    """Count the steps up to `until` without a loss."""
     rows, _ = read_rows(path)
     there = {int(row[STEP]) for row in latest(rows, LOSS)}
     return until - len(there & set(range(1, until + 1)))
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """Median and the 10th and 90th percentile; None of nothing."""
+    """Return median, 10th and 90th percentile, None without values."""
     if not values:
         return None
     if len(values) == 1:
@@ -142,18 +137,18 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def num_cuts(rows: Sequence[Row]) -> int:
-    """In how many ways the run's steps were cut into ranks and micro-batches."""
+    """Count the different divisions of the run's steps into ranks and micro-batches."""
     return len({row.get(CUT, 0) for row in latest(rows, STEP_TIME)})
 
 
 def _steady(rows: Sequence[Row]) -> list[Row]:
-    """Steps that a speed can be made of: none of a run with several cuts."""
+    """Return the steps for timings, [] for a run with several cuts."""
     steady = [row for row in latest(rows, STEP_TIME) if WARMUP not in row]
     return steady if num_cuts(rows) <= 1 else []
 
 
 def timing(rows: Sequence[Row]) -> Timing:
-    """Seconds of steady steps, warm-up steps and phases."""
+    """Compute the seconds of steady steps, warm-up steps and phases."""
     steps, steady = latest(rows, STEP_TIME), _steady(rows)
     phases = {
         p: spread([row[key] for row in steady if key in row]) for p, key in PHASE_KEYS.items()
@@ -178,7 +173,7 @@ def throughput(
     num_devices: int,
     peak_flops: float | None,  # one device's datasheet peak in FLOP/s
 ) -> Throughput:
-    """Samples and tokens of the steady steps over their time; tokens do not include padding."""
+    """Compute samples, tokens (without padding) and FLOPs per second of the steady steps."""
     steady = _steady(rows)
     seconds = sum(row[STEP_TIME] for row in steady)
     if not seconds:
@@ -195,7 +190,7 @@ def throughput(
 
 
 def evaluation_metrics(config: Config) -> tuple[str, ...]:
-    """Names of the metrics of an evaluation, without `eval/`."""
+    """Return the names of an evaluation's metrics without `eval/`."""
     if config.task.problem is ProblemType.regression:
         return "loss", "mae", "mse", "r2", "pearson", "spearman"
     if is_classification(config):
@@ -208,13 +203,14 @@ def evaluation_metrics(config: Config) -> tuple[str, ...]:
 
 
 def is_lower_better(metric: str) -> bool:
-    """Whether the lowest value of a metric is the best."""
-    return metric.partition("/")[0] in LOWER_IS_BETTER
+    """Return whether the lowest value of a metric is the best."""
+    name = metric.partition("/")[0]  # `loss/NAME` is the loss of a source
+    return name in ("loss", "perplexity", "mae", "mse")
 
 
 def best_evaluation(rows: Sequence[Row], metric: str | None, first: int = 1) -> Best | None:
-    """The best evaluation by a metric (None has none), the first of equal ones, from `first` on."""
-    # Weights before training are no result.
+    """Return the first best evaluation by a metric from step `first`, None without one."""
+    # The initial weights are excluded.
     key, sign = f"eval/{metric}", 1 if is_lower_better(str(metric)) else -1
     counted = [r for r in latest(rows, key) if r[STEP] >= first and math.isfinite(float(r[key]))]
     best = min(counted, key=lambda row: sign * float(row[key]), default=None)
@@ -222,7 +218,7 @@ def best_evaluation(rows: Sequence[Row], metric: str | None, first: int = 1) -> 
 
 
 def losses(rows: Sequence[Row]) -> Loss:
-    """First and last losses; a value that is not finite stands in metrics.jsonl only."""
+    """Return the first and last losses, None for values that are not finite."""
     steps = latest(rows, LOSS)
     evals = latest(rows, EVAL_LOSS)
     last = evals if len(evals) > 1 else []
@@ -237,7 +233,7 @@ def losses(rows: Sequence[Row]) -> Loss:
 
 
 def last_evaluation(rows: Sequence[Row]) -> dict[str, float]:
-    """Metrics of the last evaluation without its loss, by name: `accuracy`."""
+    """Return the metrics of the last evaluation by name (`accuracy`), without loss."""
     last = latest(rows, EVAL_LOSS)[-1:]
     names = [key for row in last for key in row if key not in (EVAL_LOSS, BITS_PER_BYTE)]
     found = {key: _finite(last, key) for key in names if key.startswith("eval/")}
@@ -245,7 +241,7 @@ def last_evaluation(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def of_sources(rows: Sequence[Row], sizes: Mapping[str, int | None]) -> dict[str, dict[str, float]]:
-    """Samples, epochs and last losses of each source of a mix, of so many samples if known."""
+    """Return samples, epochs and last losses of each source of a mix; `sizes` are its samples."""
     steps, last, found = latest(rows, LOSS), last_evaluation(rows), {}
     for name, size in sizes.items():
         samples = sum(row.get(f"{SAMPLES}/{name}", 0) for row in steps)

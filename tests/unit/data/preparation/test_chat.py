@@ -149,15 +149,15 @@ def with_template(template: str, messages: list[Message], special: tuple[str, ..
     ("template", "reason"),
     [
         ("{% for m in messages %}{{ m.role + ':' + m.content }}{% endfor %}", "no special token"),
-        ("{% for m in messages %}{{ m.content * 2 + '<e>' }}{% endfor %}", "stands 2 times"),
-        ("{{ messages[0].content + '<e>' }}", "stands 0 times"),
-        ("{% for m in messages %}{{ m.content|upper + '<e>' }}{% endfor %}", "stands 0 times"),
+        ("{% for m in messages %}{{ m.content * 2 + '<e>' }}{% endfor %}", "occurs 2 times"),
+        ("{{ messages[0].content + '<e>' }}", "occurs 0 times"),
+        ("{% for m in messages %}{{ m.content|upper + '<e>' }}{% endfor %}", "occurs 0 times"),
         ("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
-         "without its end-of-turn"),
+         "without end-of-turn"),
         ("{% for m in messages %}{{ m.content + '<e>' }}{% endfor %}{% generation %}"
          "{% endgeneration %}", "no token to train on"),
         ("{% generation %}{% for m in messages %}{{ m.content + '<e>' }}{% endfor %}"
-         "{% endgeneration %}", "as a whole"),
+         "{% endgeneration %}", "including the questions"),
         ("{{ 1 / 0 }}", "rejected by the chat template"),
         ("{% if %}", "rejected by the chat template"),
     ],
@@ -194,7 +194,7 @@ def test_two_beginnings_of_a_text_are_refused() -> None:
     tokenizer = Characters(family.specials)
     tokenizer.vocabulary = type("Vocabulary", (), {"bos": tokenizer.encode([family.bos])[0].ids[0]})
     given = read_conversation({"messages": [ASK, SAY]}, "messages")
-    with pytest.raises(BadRowError, match="two tokens that begin"):
+    with pytest.raises(BadRowError, match="two BOS tokens"):
         encode_conversation(template, tokenizer, given, "assistant", 10**6)
 
 
@@ -365,26 +365,26 @@ def test_what_a_row_says_is_read(row: dict[str, Any], text: str) -> None:
         ({"messages": [ASK, say(weight="0")]}, {}, "weight = 0"),
         ({"messages": [ASK, say(weight=0, train=True)]}, {}, "weight = 0, train = True"),
         ({"messages": [ASK, say(train_detail=[{"train": False}])]}, {}, "train_detail"),
-        ({"messages": [ASK, say([{"text": "so", "train": False}])]}, {}, "parts that say"),
+        ({"messages": [ASK, say([{"text": "so", "train": False}])]}, {}, "flags for training"),
         ({"messages": [ASK, say(weight=0)]}, {}, "no answer of the assistant to train on"),
         ({"messages": [*FOUR[:3], say(loss=False)]}, {"train_on": "last_assistant"}, "no answer"),
-        ({"messages": [{**ASK, "train": True}, say()]}, {}, r"messages\[0\] is to be trained"),
-        ({"messages": [ASK, say(weight=0)]}, {"train_on": "all"}, "is to be context"),
+        ({"messages": [{**ASK, "train": True}, say()]}, {}, r"messages\[0\] is flagged as trained"),
+        ({"messages": [ASK, say(weight=0)]}, {"train_on": "all"}, "is flagged as context"),
         ({"system": "be", "messages": [{"role": "system", "content": "x"}, ASK, say()]}, {},
-         "another one in a column"),
-        ({"system": "be", "system_prompt": "so", "messages": [ASK, say()]}, {}, "of which one"),
+         "system column"),
+        ({"system": "be", "system_prompt": "so", "messages": [ASK, say()]}, {}, "only one"),
         ({"system": ["be"], "messages": [ASK, say()]}, {}, "system is .* not a text"),
         ({"tools": "find(x)", "messages": [ASK, say()]}, {}, "tools is .* not a list or an object"),
         ({"tools": ["find"], "messages": [ASK, say()]}, {}, "a tool is .* not an object"),
-        ({"tools": [TOOL], "functions": [TOOL], "messages": [ASK, say()]}, {}, "of which one"),
+        ({"tools": [TOOL], "functions": [TOOL], "messages": [ASK, say()]}, {}, "only one"),
         ({"chat_template_kwargs": ["low"], "messages": [ASK, say()]}, {}, "is .* not an object"),
         ({"chat_template_kwargs": {"tools": []}, "messages": [ASK, say()]}, {}, "rejected"),
         ({"history": [["why?"]], "messages": [ASK, say()]}, {}, "not a list of pairs"),
         ({"history": [ASK, say()], "query": "so?", "response": "x"}, {}, "not a list of pairs"),
         ({"messages": [ASK, call([["n", 1]])]}, {}, "arguments is .* not an object"),
         ({"messages": [ASK, call("find it")]}, {}, "arguments is .* not an object"),
-        ({"messages": [ASK, say(None, tool_calls=["find"])]}, {}, "without the name"),
-        ({"messages": [ASK, call({}, function_call={"name": "find"})]}, {}, "of which one"),
+        ({"messages": [ASK, say(None, tool_calls=["find"])]}, {}, "without a function name"),
+        ({"messages": [ASK, call({}, function_call={"name": "find"})]}, {}, "only one"),
     ],
 )  # fmt: skip
 def test_what_a_row_says_is_refused_where_it_is_unclear(row, how, reason) -> None:

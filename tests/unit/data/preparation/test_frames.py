@@ -231,7 +231,7 @@ def test_token_types_that_are_not_0_and_1_are_refused(tmp_path) -> None:
     made_by = json.loads(file.read_text())
     made_by["post_processor"]["pair"][-1]["SpecialToken"]["type_id"] = 2  # as XLNet's last token
     file.write_text(json.dumps(made_by))
-    with pytest.raises(ConfigError, match="token types of two texts are 0 and 1") as caught:
+    with pytest.raises(ConfigError, match="needs types 0 and 1") as caught:
         sequences(str(folder), "sequence_classification", seq_len=9, text_pair="b")
     assert str(caught.value.problems[0].fix) == "data.text_pair=null"
 

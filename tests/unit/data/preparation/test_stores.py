@@ -182,7 +182,7 @@ def test_text_labels_are_numbered_in_sorted_order(rows_file) -> None:
     typed = ("data=jsonl", f"data.path={rows_file}", "model=tiny_bert",
              "task=sequence_classification", "train.steps=1")  # fmt: skip
     plan = plan_of(*typed)
-    assert decision(plan, "data.label") == ("a=0 b=1", "as the rows name them: a, b")
+    assert decision(plan, "data.label") == ("a=0 b=1", "as named in the rows: a, b")
     data = build_data(plan)
     for number in range(len(data.train)):
         sample = data.train[0, number]
@@ -445,12 +445,12 @@ def test_hub_data_without_an_evaluation_split(hub_folder, hub_cache) -> None:
 @pytest.mark.parametrize(
     ("typed", "path", "words", "fix"),
     [
-        ((), "data.config_name", "one must be chosen: small, large", "data.config_name=small"),
-        (("data.config_name=smalls",), "data.config_name", "there are: small, large",
+        ((), "data.config_name", "small, large", "data.config_name=small"),
+        (("data.config_name=smalls",), "data.config_name", "small, large",
          "data.config_name=small"),
         (("data.config_name=small", "data.split=trains"), "data.split",
-         "there is no such split; there are: train, test", "data.split=train"),
-        (("data.config_name=small", "data.text=txt"), "data.text", "there are: text",
+         "train, test", "data.split=train"),
+        (("data.config_name=small", "data.text=txt"), "data.text", "Columns: text",
          "data.text=text"),
     ],
     ids=["no configuration", "wrong configuration", "wrong split", "wrong column"],

@@ -295,8 +295,8 @@ BROKEN = {
     "no object": (write("config.json", b"[]"), "no model_type", "ANOTHER"),
     "no type": (lambda f: edit(f, model_type=None), "no model_type", "ANOTHER"),
     "no width": (lambda f: edit(f, hidden_size=None), "has no hidden_size", "ANOTHER"),
-    "width of text": (lambda f: edit(f, hidden_size="32"), "'32', which is no positive", "ANOTHER"),
-    "negative": (lambda f: edit(f, num_hidden_layers=-2), "is -2, which is no pos", "ANOTHER"),
+    "width of text": (lambda f: edit(f, hidden_size="32"), "'32', not a positive", "ANOTHER"),
+    "negative": (lambda f: edit(f, num_hidden_layers=-2), "is -2, not a pos", "ANOTHER"),
     "tie of text": (lambda f: edit(f, tie_word_embeddings="no"), "not true or false", "ANOTHER"),
     "heads": (lambda f: edit(f, num_attention_heads=3), "no divisor of hidden_size", "ANOTHER"),
     "groups": (
@@ -573,7 +573,7 @@ def test_widths_by_layer_leave_a_size_unknown(tmp_path):
     raw = {"model_type": "gemma3n_text", "hidden_size": 32, "vocab_size": 64, "num_layers": 2}
     _, sizes = read_sizes({**raw, "intermediate_size": [48, 96]}, "folder")
     assert (sizes["intermediate_size"], sizes["num_hidden_layers"]) == (0, 2)
-    with pytest.raises(ConfigError, match="no positive whole number"):
+    with pytest.raises(ConfigError, match="not a positive whole number"):
         read_sizes({**raw, "hidden_size": [32, 32]}, "folder")
 
 

@@ -131,7 +131,7 @@ def test_matmul_parameters_are_those_multiplied_with_every_token():
 
 def test_task_without_a_head_is_refused_with_its_fix():
     config = make_config("model=tiny_bert", "task=causal_lm")
-    with pytest.raises(ConfigError, match="bert models have a head for masked_lm and") as caught:
+    with pytest.raises(ConfigError, match="have heads only for masked_lm and") as caught:
         model_size(config)
     (problem,) = caught.value.problems
     assert (problem.key, problem.value, str(problem.fix)) == ("task", "causal_lm", "task=masked_lm")

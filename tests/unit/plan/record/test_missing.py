@@ -8,9 +8,9 @@ from eke.plan.record import no_runs
 @pytest.mark.parametrize(
     ("typed", "why", "fix"),
     [
-        pytest.param("run", "there is no such folder", "eke sync {}/runs", id="misspelt"),
-        pytest.param("nowhere", "there is no such folder", "eke sync runs", id="nothing like it"),
-        pytest.param("runs", "holds no run and no sweep", "eke sync runs", id="empty"),
+        pytest.param("run", "no such folder", "eke sync {}/runs", id="misspelt"),
+        pytest.param("nowhere", "no such folder", "eke sync runs", id="nothing like it"),
+        pytest.param("runs", "contains no readable run", "eke sync runs", id="empty"),
     ],
 )
 def test_what_can_be_typed_is_said(typed, why, fix, tmp_path) -> None:
@@ -27,4 +27,4 @@ def test_what_can_be_typed_is_said(typed, why, fix, tmp_path) -> None:
 def test_several_folders_are_one_problem(tmp_path) -> None:
     problem = no_runs([tmp_path, tmp_path / "b"], "report", ["x: unreadable"])
     assert problem.value == f"{tmp_path}, {tmp_path / 'b'}"
-    assert problem.why == "holds no run and no sweep that can be read; x: unreadable"
+    assert problem.why == "contains no readable run or sweep; x: unreadable"

@@ -53,7 +53,7 @@ def test_a_sweep_that_was_copied_without_its_runs_says_so(tmp_path):
     copy = shutil.copytree(sweep, tmp_path / "here" / sweep.name)
     found = outcomes(gather([copy]))
     gone = tmp_path / "here" / f"{0:016x}"
-    said = f"ok by its sweep's file, but {gone} is not there: moved, or not copied along?"
+    said = f"ok according to its sweep, but {gone} is missing (moved or not copied?)"
     assert [outcome for outcome, _ in found] == [NOT_RUN, NOT_RUN, "refused", NOT_RUN]
     assert (found[0][1], found[3][1]) == (said, "")
 
@@ -121,7 +121,7 @@ def test_a_run_alone_and_one_that_has_begun(tmp_path):
 
 @pytest.mark.parametrize(
     ("make", "why"),
-    [(lambda path: None, "no such folder"), (lambda path: path.mkdir(), "holds no run")],
+    [(lambda path: None, "no such folder"), (lambda path: path.mkdir(), "no readable run")],
 )
 def test_where_there_is_nothing_that_is_said(tmp_path, make, why):
     make(tmp_path / "none")

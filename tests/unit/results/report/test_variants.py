@@ -234,4 +234,4 @@ def test_runs_of_which_nothing_can_be_read_are_nobodys_repeats(tmp_path):
     assert sorted(len(v.entries) for v in variants) == [1, 1, 1]
     assert [v.label for v in variants if not v.records] == ["cut", "torn"]
     reasons = {e.reason.partition(": ")[2] for v in variants for e in v.entries if not e.record}
-    assert reasons == {"not a readable record (no object)"}
+    assert reasons == {"not a readable record (not an object)"}

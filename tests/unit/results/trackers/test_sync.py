@@ -222,10 +222,10 @@ def change_record(paths: RunPaths, **changes: object) -> None:
 @pytest.mark.parametrize(
     ("argument", "why"),
     [
-        pytest.param("nowhere", "there is no such folder", id="missing"),
-        pytest.param("empty", "holds no run", id="empty"),
+        pytest.param("nowhere", "no such folder", id="missing"),
+        pytest.param("empty", "no readable run", id="empty"),
         pytest.param("sweep", "is not a sweep's", id="broken sweep"),
-        pytest.param("file.txt", "holds no run", id="file"),
+        pytest.param("file.txt", "no readable run", id="file"),
     ],
 )
 def test_arguments_that_lead_to_no_run(argument, why, online, tmp_path, capsys):

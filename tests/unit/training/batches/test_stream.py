@@ -273,7 +273,7 @@ def test_names_of_classes_are_those_of_the_first_rows(tmp_path, monkeypatch) -> 
 
 @pytest.mark.parametrize(
     ("names", "words"),
-    [(["a", "b"] * 20, "2 of 3 classes"), (["a"] * 40, "of one class only|1 of 3 classes")],
+    [(["a", "b"] * 20, "2 of 3 classes"), (["a"] * 40, "have the label a|1 of 3 classes")],
 )
 def test_classes_that_are_not_all_seen_cannot_be_numbered(names, words, tmp_path) -> None:
     path = named(tmp_path / "rows.jsonl", names)
@@ -300,7 +300,7 @@ def test_labels_of_each_problem(problem, labels, expected, tmp_path) -> None:
 
 def test_too_few_rows_are_refused(tmp_path) -> None:
     path = write(tmp_path / "rows.jsonl", 5)
-    with pytest.raises(ConfigError, match="no usable row is left to train on"):
+    with pytest.raises(ConfigError, match="no usable row to train on"):
         source_of(f"data.path={path}")
 
 

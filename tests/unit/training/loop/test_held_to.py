@@ -65,7 +65,7 @@ def test_a_library_that_was_upgraded_after_planning_is_an_outcome(paths, package
     assert record.machine == {**plan.machine, "transformers": "99.1"}, "the worker's own"
     assert record.machine["torch"] == old
     assert f"transformers: {plan.machine['transformers']} -> 99.1" in record.failure.message
-    assert record.failure.message.endswith("-> the same command again")
+    assert record.failure.message.endswith("-> repeat the command")
     assert read_attempts(paths)[0]["machine"] == record.machine
 
 
