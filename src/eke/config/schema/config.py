@@ -8,6 +8,7 @@ from eke.config.schema import data as work
 from eke.config.schema import model as models
 from eke.config.schema import resources as res
 from eke.config.schema import techniques as tech
+from eke.config.schema.facts import Ranks, Targets, ranks_of, targets_of
 from eke.config.schema.fields import Key, at_least, between
 
 SCHEMA_VERSION = 1
@@ -63,6 +64,16 @@ class Config:
     """Print the plan and exit."""
     ignore_forecast: bool = field(default=False, metadata=Key.NONE)
     """Start runs even if the lowest memory forecast does not fit."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """Facts about the processes of the run."""
+        return ranks_of(self.distributed)
+
+    @property
+    def targets(self) -> Targets:
+        """Facts about the targets of the task."""
+        return targets_of(self.task, self.data)
 
 
 VARIANTS: dict[str, dict[str, type]] = {

@@ -133,6 +133,11 @@ class FourBits(Enum):
 class Peft(OptionGroup):
     """Parameters that are trained: all, or a few added parameters."""
 
+    @property
+    def is_dora(self) -> bool:
+        """Whether adapters also train the norm of each row of a weight (DoRA)."""
+        return self.option == "dora"
+
 
 @dataclass
 class Adapters(Peft):
@@ -187,6 +192,12 @@ class WeightsPlace(Enum):
 @dataclass
 class Offload(OptionGroup):
     """Parts of the training state that are kept in host memory or on a disk."""
+
+    @property
+    def moves_weights(self) -> bool:
+        """Whether the weights leave the device between two uses."""
+        place = getattr(self, "weights", WeightsPlace.device)
+        return self.option == "params_cpu" or place is not WeightsPlace.device
 
 
 @dataclass
