@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from math import prod
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from eke.config.schema import Config, LlamaModel, SequenceClassification, T5Model
+from eke.config.schema import Config, LlamaModel, T5Model
 from eke.config.schema.fields import LARGEST
 from eke.config.schema.model import MAX_LAYERS
 
@@ -407,12 +407,12 @@ class Family:
 
 def is_classification(config: Config) -> bool:
     """Return whether the head predicts one label per sample."""
-    return config.task.option == "sequence_classification"
+    return not config.targets.per_token
 
 
 def num_labels(config: Config) -> int:
     """Return the number of classes of a classification task."""
-    return cast(SequenceClassification, config.task).num_labels
+    return config.targets.num_labels
 
 
 def head_width(model: LlamaModel | T5Model) -> int:
