@@ -51,7 +51,7 @@ def measure(
     look: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[metrics.Row, dict[str, Any]]:
     """Return metrics of the evaluation samples and of each class. `look` surrounds each batch."""
-    copies = job.plan.config.distributed.option == "dp"
+    copies = job.plan.ranks.is_dp
     model = job.bare_model if copies else job.model
     is_classifier = is_classification(job.plan.config)
     predictions = Predictions(model) if is_classifier else None

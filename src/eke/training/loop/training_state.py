@@ -156,7 +156,7 @@ class TrainingState:
         scaler: Any = self.formats.scaler
         if plan.deepspeed is None:
             self.model, self.loss = compile_model(plan, shared), build_compiled_loss(plan)
-            if plan.config.distributed.option == "dp":  # one module per device of this rank
+            if plan.ranks.is_dp:  # one module per device of this rank
                 made = build_data_parallel(plan, self.model, self.loss, self.formats)
                 self.model, self.loss = made
             if plan.config.memory.optimizer_in_backward:

@@ -167,7 +167,7 @@ def build_compiled_loss(plan: Plan) -> LossFunction:
     loss = build_loss(plan)
     # Eager cross-entropy moves 44 bytes per logit, compiled 12 (16-bit logits; 17.8 and 2.9 ms for
     # 8,192 x 128,256 on an H100). On a CPU most runs would lose more time by compilation.
-    if plan.config.compile.option != "inductor" or plan.device.kind != "cuda":
+    if not plan.config.compile.is_inductor or plan.device.kind != "cuda":
         return loss
     return partial(loss, compiled=True)
 
@@ -240,13 +240,13 @@ Shift = Callable[[Tensor], Tensor]
 
 def build_shift(plan: Plan) -> Shift | None:
     """Return the label shift of the model's class, None for other tasks. RunError: no shift."""
-    if plan.config.task.option != "seq2seq_lm":
+    if not plan.targets.length:
         return None
     import transformers
 
     # Families differ: T5 starts with a token of its config, mBART with the last one of the target.
     config = model_configuration(plan)
-    head = getattr(transformers, HEADS["seq2seq_lm"])
+    head = getattr(transformers, HEADS[plan.targets.option])
     kind = head._model_mapping[type(config)]
     model: Any = kind.__new__(kind)
     nn.Module.__init__(model)
@@ -272,7 +272,7 @@ def build_shift(plan: Plan) -> Shift | None:
 
 def apply_kernels(plan: Plan, model: nn.Module) -> None:
     """Replace norms, rotary positions and feed-forward by Liger's. RunError: none replaced."""
-    if plan.config.kernels.option != "liger":
+    if not plan.config.kernels.is_liger:
         return
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
 

@@ -350,7 +350,7 @@ def compile_model(plan: Plan, model: torch.nn.Module) -> torch.nn.Module:
     from torch._dynamo import utils
 
     arguments: dict[str, Any] = {"backend": config.option}
-    if config.option == "inductor" and config.mode is not CompileMode.default:
+    if config.is_inductor and config.mode is not CompileMode.default:
         arguments["mode"] = config.mode.value.replace("_", "-")
     torch._dynamo.reset()
     utils.counters.clear()
@@ -373,7 +373,7 @@ def compile_model(plan: Plan, model: torch.nn.Module) -> torch.nn.Module:
 
 def is_compiled(plan: Plan) -> bool:
     """Return whether torch.compile is used. The other options are names of its backends."""
-    return plan.config.compile.option != "none"
+    return plan.config.compile.is_on
 
 
 def num_graphs(plan: Plan) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from eke.common.errors import EkeError, RunError
 from eke.common.text import format_number
-from eke.config.schema import PretrainedModel, SequenceClassification
+from eke.config.schema import PretrainedModel
 from eke.models.families import is_classification
 from eke.plan.planner import Plan
 from eke.training.batches.tasks import chat_manifest, class_names, is_packed
@@ -250,14 +250,13 @@ def stop_at_turns(plan: Plan, model: nn.Module) -> None:
 
 def name_classes(plan: Plan, model: nn.Module, report: LoadReport) -> list[str]:
     """Write the data's class names into the configuration, and warn of a head with others."""
-    task = plan.config.task
     names = class_names(plan)
-    if not names or not isinstance(task, SequenceClassification):
+    if not names:
         return []
     config: Any = model.config
     before = config.id2label
     after = dict(enumerate(names))
-    for number in range(len(names), task.num_labels):
+    for number in range(len(names), plan.targets.num_labels):
         name = f"LABEL_{number}"
         after[number] = name if name not in names else f"CLASS_{number}"  # another class has it
     config.id2label = after

@@ -337,7 +337,7 @@ def _cut_by_micro_batch(job: TrainingState, profile: AllocationProfile) -> Itera
 @contextmanager
 def look_at_evaluation(job: TrainingState) -> Iterator[None]:
     """Observe the first evaluation batch of an attempt."""
-    watchable = job.plan.config.compile.option == "none" and job.plan.batch.devices == 1
+    watchable = not job.plan.config.compile.is_on and job.plan.batch.devices == 1
     if not watchable or "eval_matmul_dtypes" in job.effective:
         yield
         return

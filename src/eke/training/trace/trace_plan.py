@@ -93,7 +93,7 @@ def adapt_for_trace(plan: Plan) -> TraceablePlan:
     if is_four_bit(plan):
         raise Untraceable("peft=qlora: weights become 4-bit where bitsandbytes reads their values")
     found, config = TraceablePlan(plan), plan.config
-    processes, compiler = config.distributed.option, config.compile.option
+    processes, compiler = plan.ranks.option, config.compile.option
     replays = plan.device.kind == "cuda" and config.compile.replays_graphs
     if is_compiled(plan) and (compiler not in TRACED or replays):
         found.leave_uncompiled()
@@ -104,13 +104,13 @@ def adapt_for_trace(plan: Plan) -> TraceablePlan:
             f"distributed={processes}: one process with all weights is traced; activations, logits "
             "and temporaries of the passes hold, what processes share and exchange is not in it"
         )
-    if processes == "fsdp":  # otherwise weights that are not gathered in 16 bits stay uncast
+    if plan.ranks.is_fsdp:  # otherwise weights that are not gathered in 16 bits stay uncast
         found.change(distributed=Distributed("none"))
     _adapt_kernels(found)
     _adapt_optimizer(found)
     if not family_of(config).is_known:
         found.notes.append("parameters that no output depends on are taken for trained")
-    if config.engine.option == "trainer":
+    if config.engine.is_trainer:
         found.notes.append("engine=trainer: traced as eke's own loop")
     return found
 
@@ -123,7 +123,7 @@ def _adapt_kernels(found: TraceablePlan) -> None:
     if attention.option == "flex":
         found.change(attention=replace(attention, option="sdpa", backend=Backend.auto))
         found.notes.append("attention=flex: traced as sdpa, without flex's block mask")
-    if kernels.option == "liger":
+    if kernels.is_liger:
         found.change(kernels=replace(kernels, option="none"))
         found.bound("kernels=liger: the plain operations are traced, which keep no less")
     if found.plan.compute.float8 != "off":
@@ -155,7 +155,7 @@ def trace(plan: Plan) -> Traced:
             raise
         adapted.leave_uncompiled()
         history = _traced(adapted)
-    apart = (*STATES, AUTOCAST) if plan.config.distributed.option == "fsdp" else STATES
+    apart = (*STATES, AUTOCAST) if plan.ranks.is_fsdp else STATES
     allocator = CachingAllocator() if plan.device.kind == "cuda" else PlainSum()
     peaks = replay(history, allocator, apart)
     notes = tuple(adapted.notes)
