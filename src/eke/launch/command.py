@@ -102,7 +102,6 @@ class PrefixedWorker(Worker):
         self.process = start_process(far, paths.log, descriptors)
 
     def _call(self, action: str, *rest: str) -> None:
-        """Start an action on the worker through the prefix."""
         with contextlib.suppress(OSError):
             far = far_command(self.prefix, action, self.paths.folder, *rest)
             self._calls.append(start_process(far, self.paths.log))
@@ -134,7 +133,7 @@ class PrefixedWorker(Worker):
 
 
 class CommandLauncher(Launcher):
-    """Runs each run behind one of the prefixes of `launcher.prefix`, one at a time per prefix.
+    """Starts runs behind the prefixes of `launcher.prefix`, one at a time per prefix.
 
     Run folders, eke and its Python must have the same paths behind the prefix.
     """

@@ -45,8 +45,7 @@ def holder_of(name: str) -> str:
 
 
 GATHERING = "gathering"
-"""Name of a machine-wide lock: only one pool may hold devices before it has enough of them. Two
-such pools could wait for each other forever."""
+"""Name of a machine-wide lock: two pools that each hold part of their devices would deadlock."""
 
 Suits = Callable[[DeviceSlot], str]
 """Check of a slot: the reason why a run cannot use it now, empty if it can."""

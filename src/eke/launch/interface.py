@@ -23,9 +23,7 @@ class Target(NamedTuple):
 
     device: Device
     reason: str
-    """Reason for this device."""
     num_nodes: int
-    """Nodes available to the run."""
 
 
 class JobStatus(NamedTuple):
@@ -45,7 +43,7 @@ class StartedSweep(Protocol):
     """Runs of a sweep that a launcher has started."""
 
     def wait(self) -> bool:
-        """Show the runs until all have ended. Return whether a stop signal arrived.
+        """Show the runs until all end. Return whether a stop signal arrived.
 
         Raises KeyboardInterrupt on Ctrl-C if the runs continue without this process.
         """
@@ -71,7 +69,7 @@ class Launcher(Protocol):
     can_detach: bool = False
     """Whether runs continue without the process that started them."""
     not_probed: str = ""
-    """Why batch=auto cannot probe a micro-batch on this machine; empty if it can."""
+    """Why batch=auto cannot probe a micro-batch on this machine. Empty if it can."""
     trials_at_once: int = 1
     """Trials on GPUs that `eke fit` starts together."""
     reads_resources: bool = False

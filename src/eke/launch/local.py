@@ -1,7 +1,4 @@
-"""Launcher `local`: runs of a sweep on this machine, started and supervised by one process.
-
-Runs start in order. Small runs fill gaps, and free devices are kept for a large run that waits.
-"""
+"""Launcher `local`: runs on this machine. Small runs fill gaps, large ones get devices kept."""
 
 import os
 import time
@@ -26,8 +23,7 @@ from eke.plan.record import Outcome
 from eke.tuning.refuse_oom import cannot_fit, refuse_what_cannot_fit
 
 MAX_OVERTAKEN = 8
-"""Runs that may start before one that waits for more devices. After them, free devices are kept
-for the waiting run."""
+"""Runs that may start before one that waits for more devices. Then free devices are kept for it."""
 
 
 @dataclass
@@ -36,7 +32,6 @@ class FreeMemory:
 
     plan: Plan
     running: Sequence[Job]
-    """Runs of the same sweep."""
     free: Callable[[DeviceSlot], int | None] = free_bytes
     resident: Callable[[int], int] = resident_bytes
     by_others: dict[str, Plan] = field(default_factory=dict)
@@ -68,7 +63,7 @@ class FreeMemory:
         return None
 
     def left(self, slot: DeviceSlot) -> int | None:
-        """Return the total memory minus that of other processes and the needs of other runs."""
+        """Return the total memory minus other processes' memory and other runs' needs."""
         whole, free = self.plan.device.memory_bytes, self.free(slot)
         if whole is None or free is None:
             return None
@@ -259,7 +254,7 @@ def probe_in_pool(plan: Plan) -> Probed:
 
 
 class LocalLauncher(Launcher):
-    """Runs each run on the devices of this machine."""
+    """Starts runs on the devices of this machine."""
 
     name = "local"
     unused_keys = ("prefix",)

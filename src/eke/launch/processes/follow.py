@@ -58,7 +58,6 @@ class NewestStep(NamedTuple):
     loss: float | None = None
     """None if it is not a number."""
     step_s: float | None = None
-    """Duration of the step in seconds."""
 
     def left_s(self, total: int) -> float | None:
         """Return the seconds to the last step, at the newest step's speed."""

@@ -30,7 +30,6 @@ ANY_ADDRESS = "0.0.0.0"  # only compared, if `listen` found no other
 """Address of a socket that listens on all interfaces."""
 
 MAX_LINE = 65536
-"""Longest message in bytes."""
 
 
 class Invitation(NamedTuple):
@@ -104,7 +103,6 @@ class Line:
 
 
 POLL_S = 0.05
-"""Poll interval for messages of the other nodes, in seconds."""
 
 COME_S = 60.0
 """Longest wait at the end for nodes that have not connected, in seconds."""
@@ -155,7 +153,8 @@ class Head:
                 return
             if time.monotonic() > deadline:
                 late = f"did not reach {host_name()} within {timeout_s:.0f} s"
-                raise EkeError(f"nodes {missing} of {self.count} {late} (other name: MASTER_ADDR)")
+                fix = "To use another name: export MASTER_ADDR=NAME"
+                raise EkeError(f"nodes {missing} of {self.count} {late}. {fix}")
             time.sleep(POLL_S)
 
     def begin(self, folder: Path, num_processes: int) -> str:
@@ -252,14 +251,14 @@ def _in_order(by_node: dict[int, str]) -> str:
 
 
 LEFT_BEHIND_S = 30.0
-"""Seconds that processes outlive those of another node. NCCL waits `distributed.timeout_s`."""
+"""Seconds that processes outlive another node. NCCL waits `distributed.timeout_s`."""
 
 
 class LedRun(LiveRun):
     """One attempt at a run on several nodes, in a locked folder.
 
     After a signal, the processes of all nodes agree on the last step. `kill` ends the local
-    processes immediately, and those of the other nodes follow.
+    processes immediately, and other nodes' processes follow.
     """
 
     def __init__(self, plan: Plan, paths: RunPaths, head: Head) -> None:
@@ -316,10 +315,8 @@ def launch_attempt(
 
 
 WORKER_POLL_S = 0.1
-"""Poll interval for the processes, in seconds."""
 
 LOOK_S = 0.5
-"""Poll interval for the invitation, in seconds."""
 
 GONE_S = 15.0
 """Seconds of refused connections after which the coordinator counts as dead."""
@@ -394,7 +391,7 @@ class Follower:
             self._line.send({"idle": True, "problem": why})
 
     def _look(self) -> None:
-        """Report the end of the processes if they have ended by themselves."""
+        """Report processes that have ended without a command."""
         if self._worker is None or not self._worker.is_over():
             return
         code, self._worker = self._worker.finish(), None

@@ -19,7 +19,6 @@ from eke.plan.record import USUAL_NAME, NoRecord, Outcome, Record, UnreadableRec
 
 LOCK_TRIES = 4
 LOCK_PAUSE_S = 0.02
-"""Seconds between two tries."""
 
 
 class Place(NamedTuple):
@@ -130,8 +129,7 @@ def untracked(record: Record, plan: Plan, folder: str = "RUN") -> str:
 def claim(paths: RunPaths) -> Iterator[int]:
     """Create and lock the run folder. Raise BusyError if it is locked, ConfigError if unusable.
 
-    Yields the lock's descriptor. The folder stays locked until this process and the worker, which
-    inherits the descriptor, have ended.
+    Yields the lock's descriptor, which the worker inherits to keep the folder locked.
     """
     try:
         own_folder(paths.folder)

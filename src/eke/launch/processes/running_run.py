@@ -251,7 +251,6 @@ LIMIT_S = 900.0
 """Time limit of a probe in seconds. Compiling a large model takes minutes."""
 
 POLL_S = 0.05
-"""Poll interval for the processes, in seconds."""
 
 STEPS = 2
 """Steps of a probe: the first creates the optimizer's states, the second also needs them."""
@@ -267,10 +266,7 @@ class Probed(NamedTuple):
 
 
 def probe(plan: Plan, start: Callable[[Plan, RunPaths], LiveRun] | None = None) -> Probed:
-    """Run the trial of a plan, by default on all visible devices.
-
-    Raises KeyboardInterrupt if stopped.
-    """
+    """Run a plan's trial, by default on all visible devices. KeyboardInterrupt if stopped."""
     running: list[LiveRun] = []
 
     def kill(_: int = 0) -> None:
@@ -297,7 +293,7 @@ def probe(plan: Plan, start: Callable[[Plan, RunPaths], LiveRun] | None = None) 
 
 
 def trial_of(plan: Plan) -> Plan:
-    """Return the plan of the trial, without evaluation, checkpoints and trackers."""
+    """Return the plan of the trial, which writes no checkpoint, model or tracker run."""
     config = plan.config
     batch = Batch(
         per_device=plan.batch.per_device,

@@ -48,7 +48,6 @@ class RunStatus:
 
     paths: RunPaths
     label: str
-    """Overrides of the run."""
     state: str
     """Name of an outcome, or one of the states above."""
     step: int = 0
@@ -181,7 +180,6 @@ def _runs_of(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any], str]]:
 
 
 def _overrides(paths: RunPaths) -> str:
-    """Return the overrides from the first line of config.yaml."""
     with suppress(OSError):
         first, _, _ = read_text(paths.config, RECORD_LIMIT).partition("\n")
         return first.removeprefix("#").strip() or "defaults"
@@ -213,7 +211,6 @@ def _planned_steps(paths: RunPaths) -> int:
 
 
 def _steps_of(plan: Any) -> int:
-    """Return the number of steps of a plan, 0 if it is malformed."""
     with suppress(LookupError, TypeError, ValueError, OverflowError):
         return int(plan["steps"]["total"])
     return 0

@@ -89,7 +89,6 @@ class Job:
     started: float = 0.0
     """time.monotonic() at the start of the current attempt."""
     lasted_s: float = 0.0
-    """Seconds that its attempts took."""
     not_before: float = 0.0
     """time.monotonic() of the earliest next attempt."""
     overtaken: int = 0
@@ -100,7 +99,6 @@ class Job:
     """Number of attempts without progress, by outcome."""
     steps_before: int = 0
     worths: list[tuple[float, float]] = field(default_factory=list)
-    """`worth_of` of each attempt in this command."""
 
     def __post_init__(self) -> None:
         self.cells = self.cells or [self.number]
@@ -276,7 +274,6 @@ def sweep_exit_code(cells: Sequence[Cell]) -> int:
 
 
 POLL_S = 0.1
-"""Poll interval for the worker, in seconds."""
 
 
 def show_until_over(live: LiveRun, view: RunView) -> None:

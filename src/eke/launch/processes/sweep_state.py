@@ -63,19 +63,15 @@ def needs_at_least(plan: Plan, failed: Plan) -> str:
     for key in sorted(differing):
         if key in FREE or (widened and key.startswith("precision.")):
             continue
-        if not _grows(key, there.get(key), here.get(key)):
+        old, new = there.get(key), here.get(key)
+        grows = (key, old, new) == ("memory.checkpointing", Checkpointing.full, Checkpointing.off)
+        if key in GROWING:
+            grows = isinstance(new, int) and isinstance(old, int) and new > old
+        if not grows:
             return ""
-        more.append(f"{key}={here[key]} needs no less than {there[key]}")
+        more.append(f"{key}={new} needs no less than {old}")
     more += [f"float32 needs no less than {failed.compute.weights}"] if widened else []
     return "; ".join(more) or "all settings that affect memory are equal"
-
-
-def _grows(key: str, failed: Any, here: Any) -> bool:
-    if key in GROWING:
-        return isinstance(here, int) and isinstance(failed, int) and here > failed
-    if key == "memory.checkpointing":
-        return bool(here is Checkpointing.off and failed is Checkpointing.full)
-    return False
 
 
 def _is_wider(plan: Plan, failed: Plan) -> bool:
@@ -203,10 +199,7 @@ def done_again(places: Sequence[Place]) -> list[str]:
 
 
 class Rerun:
-    """One request to rerun a sweep. Commands before its completion share it.
-
-    Its file lists, for each run, the folders that were finished before.
-    """
+    """One request to rerun a sweep, shared by commands before its completion."""
 
     def __init__(self, paths: SweepPaths, jobs: Sequence[Job]) -> None:
         self.paths, self.jobs = paths, [job for job in jobs if job.plan.config.rerun]

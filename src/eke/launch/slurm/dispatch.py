@@ -1,7 +1,4 @@
-"""Launcher `slurm`: runs of a sweep as jobs of a cluster, each submitted at most once.
-
-The jobs continue without the process that submitted them. The same command finds them again.
-"""
+"""Launcher `slurm`: runs as jobs, each submitted at most once and found again by its command."""
 
 import contextlib
 import sys
@@ -44,8 +41,7 @@ from eke.plan.planner import Plan
 from eke.plan.record import Outcome
 
 MISSED = 3
-"""Number of polls in a row without a job after which it counts as over. Files written by a node
-appear here with a delay (attribute caches of NFS)."""
+"""Polls in a row without a job after which it is over: NFS shows a node's files with a delay."""
 
 
 @dataclass
@@ -55,7 +51,6 @@ class Cluster(StartedSweep):
     books: Books
     paths: SweepPaths
     sweep: str
-    """Identity of the sweep."""
     sleep: Callable[[float], None] = time.sleep
     elements: dict[int, str] = field(default_factory=dict)
     """Name and index of the job in SLURM, `NAME_4`, by number of the run."""
@@ -268,7 +263,7 @@ def paths_of(job: Job) -> RunPaths:
 
 
 class SlurmLauncher(Launcher):
-    """Runs each run as a job of a SLURM cluster."""
+    """Starts runs as jobs of a SLURM cluster."""
 
     name = NAME
     can_detach = True
@@ -276,8 +271,7 @@ class SlurmLauncher(Launcher):
     reads_resources = True
     unused_keys = ("cpu_slots", "runs_per_device", "prefix")
     trials_at_once = 3
-    """Each wave of trials waits in the queue once. Trials on CPUs run one at a time, since they
-    would share a node's memory bandwidth."""
+    """Trials wait in the queue in waves. Trials on CPUs share a node's bandwidth and run singly."""
 
     def target(self, config: Config) -> Target:
         """Return the device of the nodes that `hardware` declares."""

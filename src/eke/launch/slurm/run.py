@@ -112,8 +112,8 @@ def where_it_printed(paths: RunPaths, outcome: Outcome) -> str:
         return ""
     if ticket.log.exists():
         return f" (output: {ticket.log})"
-        missing = f" (no output in {ticket.log}: is that folder shared with the nodes?)"
-        return missing if outcome is Outcome.crashed else ""
+    missing = f" (no output in {ticket.log}: is that folder shared with the nodes?)"
+    return missing if outcome is Outcome.crashed else ""
 
 
 def stamp_of(paths: RunPaths) -> int:

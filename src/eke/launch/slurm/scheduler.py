@@ -1,7 +1,4 @@
-"""SLURM commands and job states. An unanswered query changes no state.
-
-States: slurm.h (22.05 to 25.05), https://slurm.schedmd.com/job_state_codes.html.
-"""
+"""SLURM commands and job states (slurm.h, 22.05 to 25.05). An unanswered query changes no state."""
 
 import contextlib
 import os
@@ -21,7 +18,7 @@ _RUNS = (
     "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING",
     "UPDATE_DB",
 )  # fmt: skip
-"""States of a job that has its nodes. In other states that are not over, a job waits."""
+"""States with nodes (https://slurm.schedmd.com/job_state_codes.html). In others, a job waits."""
 
 OUT_OF_MEMORY = "OUT_OF_MEMORY"
 """State of a job that ran out of host memory, unrelated to GPU memory."""
@@ -72,8 +69,7 @@ DEFAULT_ARRAY_SIZE = 1001
 """MaxArraySize if SLURM does not report it (slurm.conf's manual)."""
 
 _DEFAULTS = r"SBATCH_(ACCOUNT|CONSTRAINT|PARTITION|QOS|RESERVATION|WCKEY|MEM_PER_(CPU|GPU|NODE))$"
-"""Names of the user's defaults for values that a run leaves open. sbatch's arguments override
-them."""
+"""Names of the user's defaults for values that a run leaves open. Arguments override them."""
 
 _FOREIGN = re.compile(
     rf"SLURMD?_(?!(CONF|JWT)$)|SQUEUE_|SACCT_|SCONTROL_|SCANCEL_|SRUN_|(?!{_DEFAULTS})SBATCH_"
@@ -202,26 +198,24 @@ def queue() -> dict[str, Element]:
     return _joined(_listed())
 
 
+def _joined(listed: Iterable[Element]) -> dict[str, Element]:
+    alive = [each for each in listed if not is_over(each.state)]
+    # Of several arrays with one name, show the running element, else the first, with all ids.
+    alive.sort(key=lambda e: (not is_running(e.state), len(e.ids[0]), e.ids[0]))
+    found: dict[str, Element] = {}
+    for each in alive:
+        first = found.get(each.key)
+        found[each.key] = replace(first, ids=first.ids + each.ids) if first else each
+    return found
+
+
 def _listed(*options: str) -> list[Element]:
-    """Return this user's jobs from squeue."""
     form = "--format=%F|%K|%T|%N|%j|%r"
     user = f"--user={os.getuid()}"  # LOGNAME may be wrong, and a container may have no user names
     found = []
     for line in ask(["squeue", "--noheader", "--array", user, form, *options]).splitlines():
         job, index, state, node, name, reason = (line.split("|", 5) + [""] * 5)[:6]
         found.append(Element(state, node, name, reason, (f"{job}_{index}",)))
-    return found
-
-
-def _joined(listed: Iterable[Element]) -> dict[str, Element]:
-    """Merge the jobs that are not over by name and index, with all of their ids."""
-    alive = [each for each in listed if not is_over(each.state)]
-    # Of several arrays with one name, show the running element, else the first.
-    alive.sort(key=lambda e: (not is_running(e.state), len(e.ids[0]), e.ids[0]))
-    found: dict[str, Element] = {}
-    for each in alive:
-        first = found.get(each.key)
-        found[each.key] = replace(first, ids=first.ids + each.ids) if first else each
     return found
 
 

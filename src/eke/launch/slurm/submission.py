@@ -1,7 +1,7 @@
 """Resource requests, batch scripts and the ledger of submissions.
 
 A submission is written before sbatch is called, and completed with the job id. If the process is
-killed in between, an intent is left. The next command first asks SLURM for a job of its name.
+killed in between, an intent is left. The next command first queries SLURM for a job of its name.
 """
 
 import contextlib
@@ -258,8 +258,7 @@ REQUEUE_CODE = 99
 """Exit code of a run's watcher with which its job is requeued."""
 
 STRAGGLERS_S = int(ALONE_S) + 300
-"""Seconds that a step's tasks may outlive the first one to end: ALONE_S, and more for a task that
-ended before the others could notice."""
+"""Seconds that a step's tasks may outlive the first one, even one that ended unnoticed."""
 
 _AFTER = f"""\
 code=$?

@@ -32,8 +32,7 @@ from eke.launch.slurm.submission import (
 )
 
 GIVEN_UP_S = 30.0
-"""Seconds after which an intent unknown to SLURM will not become a job: its sbatch, which holds
-the ledger's lock, has ended."""
+"""Seconds after which an intent unknown to SLURM has failed: its sbatch, with the lock, ended."""
 
 LOOK_S = 1.0
 """Interval between two queries for an intent, or two tries of a lock, in seconds."""
@@ -119,7 +118,7 @@ def submit_array(
 ) -> Submission:
     """Submit runs with frozen plans as one array. SubmissionRefused leaves no files behind.
 
-    Raises EkeError if it is unknown whether sbatch accepted the array. The intent stays.
+    Raises EkeError if sbatch may have accepted the array. Then the intent stays.
     """
     profile = jobs[0].plan.config.slurm
     runs = [str(Path(job.folder).absolute()) for job in jobs]

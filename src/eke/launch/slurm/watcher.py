@@ -189,9 +189,8 @@ def reason_of(
         return Outcome.timeout
     if number == signal.SIGINT:
         return Outcome.cancelled
-    # Preemption, the time limit itself and scancel all send SIGTERM. In the controller's data
-    # (22.05), a preempted job is still running or has one restart more than in its environment. A
-    # cancelled job is completing.
+    # Preemption, the time limit itself and scancel all send SIGTERM. By the controller (22.05), a
+    # preempted job is running or has one restart more, and a cancelled job is completing.
     array, index = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
     job = show(f"{array}_{index}") if array else {}
     if job.get("Reason") == "TimeLimit" or job.get("JobState") == "TIMEOUT":
