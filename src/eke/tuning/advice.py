@@ -1,8 +1,4 @@
-"""Advice for runs that run out of memory: overrides whose forecast fits, mildest first.
-
-Proposals are techniques of the table (eke.rules.techniques) and smaller micro-batches. Each is
-checked by the rules and forecast.
-"""
+"""Advice after out-of-memory: techniques and micro-batches whose forecast fits, mildest first."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -152,10 +148,7 @@ class Advice:
 
     @property
     def rank(self) -> tuple[bool, bool, bool, float, int]:
-        """Sort key: equivalent training first, then free memory, low cost and few overrides.
-
-        Adapters of random weights train poorly, so they rank behind other changes.
-        """
+        """Sort key: same training, no adapters of random weights, free memory, cost, brevity."""
         config = self.plan.config
         is_loaded = isinstance(config.model, PretrainedModel)
         learns_little = config.peft.option != "none" and not is_loaded
@@ -167,8 +160,7 @@ class Advice:
 def advise(plan: Plan, count: int = 5, other_devices: bool = True) -> list[Advice]:
     """Return at most `count` sets of overrides with which the expected peak fits, ranked.
 
-    Tries single changes and pairs of insufficient ones. If none suffices, it tries pairs with the
-    smallest micro-batch. `other_devices` adds FSDP2 on more devices.
+    Tries single changes, pairs of insufficient ones, and pairs with the smallest micro-batch.
     """
     if (device := plan.device).present is False:
         plan = replace(plan, device=replace(device, count=max(OF_A_MACHINE, device.count)))
@@ -245,7 +237,7 @@ def render_advice(found: Forecast, advice: list[Advice]) -> str:
         ]
         return "\n".join(lines)
     head = "make it fit" if found.verdict is not Verdict.fits else "need less memory"
-    for keeps, whose in ((True, "the same training"), (False, "another training")):
+    for keeps, whose in ((True, "with the same training"), (False, "with another training")):
         group = [each for each in advice if each.keeps is keeps]
         if group:
             lines += [] if lines[-1] == "" else [""]
@@ -267,7 +259,6 @@ def _proposal(advice: Advice) -> list[str]:
 
 
 def _cost(advice: Advice) -> str:
-    """Return the expected change of the step time as text."""
     changes = "" if advice.keeps else ". Another training: compare its loss"
     if advice.slowdown is None:
         return f"speed depends on the machine{changes}"
@@ -279,8 +270,7 @@ def _cost(advice: Advice) -> str:
 
 
 SAVED = 0.85
-"""Share of the expected peak that advice must reach after running out of memory. A run that should
-have fitted needs more memory than a forecast's error."""
+"""Share of the expected peak that advice after out-of-memory must reach, below forecast errors."""
 
 PROPOSALS = 3
 """Number of proposals in a record."""
@@ -301,10 +291,7 @@ def advice_for(plan: Plan, seen: int | None = None) -> list[str]:
 
 
 def note_predictions(record: Record, plan: Plan, may_lack: bool = False) -> None:
-    """Add the predicted memory and time to a record and, after an out-of-memory, advice.
-
-    `may_lack`: host memory may have run out although the outcome is another one.
-    """
+    """Add predictions to a record and, after an out-of-memory or with `may_lack`, advice."""
     record.memory.predicted = as_record(known_forecast(plan))
     ran_short = may_lack and plan.device.kind == "cpu"
     if ran_short or record.outcome == Outcome.oom.value:
@@ -315,11 +302,7 @@ def note_predictions(record: Record, plan: Plan, may_lack: bool = False) -> None
 
 
 def memory_seen(plan: Plan, record: Record) -> int | None:
-    """Return the bytes, of those forecast, that a run had at out-of-memory, None if not measured.
-
-    GPU: PyTorch's reserved memory and the forecast driver context. CPU: growth of the process
-    since its libraries were loaded.
-    """
+    """Return the forecast-comparable bytes that a run had at out-of-memory, None if unknown."""
     measured, expected = record.memory.measured, record.memory.predicted
     if measured is None:
         return None

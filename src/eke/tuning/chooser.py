@@ -166,10 +166,7 @@ def combine(options: Sequence[Sequence[Chosen]]) -> list[tuple[Chosen, ...]]:
 
 
 def mildest(options: Iterable[T], forecast_of: Callable[[T], Forecast]) -> T | None:
-    """Return the first option that fits, else the first that may fit, else None.
-
-    `options` start with the mildest. Options after one that fits are not evaluated.
-    """
+    """Return the first option (mildest first) that fits, else the first that may fit, else None."""
     tight = None
     for option in options:
         verdict = forecast_of(option).verdict
@@ -212,8 +209,7 @@ def cost_of(techniques: Sequence[Technique]) -> tuple[int, float, int, int]:
 
 
 AS_GOOD = 1.01
-"""Peaks up to this factor above the least are equal, and the mildest is chosen. Formulas are off by
-a few per cent (docs/how-to/forecast.md)."""
+"""Peaks within this factor are equal, given the error of formulas (docs/how-to/forecast.md)."""
 
 WORTH_IT = 1.05
 """Least ratio of the peaks without and with techniques that change the training."""

@@ -19,11 +19,7 @@ _found: dict[Any, Advice | None] = {}
 
 
 def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
-    """Reject a plan whose lowest forecast exceeds the memory of its device or host.
-
-    Returns a warning if the expected or the high peak does not fit, else "". The ConfigError has
-    the override that reduces memory.
-    """
+    """Return a warning if the plan may not fit, else "". Raise ConfigError if it cannot fit."""
     _refuse_host(plan, found)
     if found.capacity is None or found.verdict is Verdict.fits:
         return ""
@@ -74,7 +70,6 @@ def _problem(plan: Plan, found: Forecast, why: str, passing: bool) -> Problem:
 
 
 def _has(plan: Plan, found: Forecast) -> str:
-    """Return the available memory as text."""
     capacity, left = format_bytes(found.capacity or 0), plan.device.available_bytes
     whole = format_bytes(plan.device.memory_bytes or 0)
     taken = "" if left is None else f", {format_bytes(left)} of it free now"

@@ -205,15 +205,12 @@ def least(situation: Situation, claims: frozenset[str], change: Change) -> list[
     if is_better_cut(best, claims, change):
         size = format_bytes(best.forecast.peak.expected)
         why = f"{size} needed at batch.per_device={best.situation.config.batch.per_device}"
-        found.append(RecipeOption(BATCH_AUTO, f"{why}. auto: as many samples as fit"))
+        found.append(RecipeOption(BATCH_AUTO, f"{why}, so batch=auto takes as many as fit"))
     return found
 
 
 def is_better_cut(best: Combination, claims: frozenset[str], change: Change) -> bool:
-    """Return whether a step's samples do not fit at once, and smaller micro-batches save memory.
-
-    They may need more memory, since gradients are kept between micro-batches.
-    """
+    """Return whether a step's samples do not fit at once, and smaller micro-batches save memory."""
     whole = best.forecast
     if whole.verdict is not Verdict.does_not_fit or not claims.isdisjoint(BATCH):
         return False

@@ -1,7 +1,4 @@
-"""Resolution of an adaptive recipe: its questions in order, each answer checked by the rules.
-
-Only uses the configuration and the device: no torch, no files.
-"""
+"""Resolution of an adaptive recipe: questions in order, answers checked by rules, without torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

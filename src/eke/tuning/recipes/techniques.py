@@ -102,7 +102,6 @@ def _has(device: Device, dtype: str, since: tuple[int, int]) -> bool:
 
 
 def _gain(situation: Situation, dtype: str) -> str:
-    """Return the reason for a format, with its speed relative to float32 if known."""
     device = situation.device
     narrow, wide = device.peak(dtype), device.peak("float32")
     if narrow is None or wide is None:
@@ -129,8 +128,7 @@ COMPILE_GAIN = 1 / COMPILED.slowdown
 """Speed of compiled layers relative to eager layers."""
 
 LAUNCHES_PER_LAYER = 116
-"""Kernel launches of a BERT layer, forward and backward, under autocast: 2789 for 24 layers
-(docs/lab/recipes.md)."""
+"""Kernel launches of a BERT layer under autocast: 2789 for 24 layers (docs/lab/recipes.md)."""
 LAUNCH_S = 5e-6
 """Host time of one launch in seconds: an estimate, the lower end for PyTorch on current hosts."""
 
@@ -158,9 +156,9 @@ def compiler(situation: Situation) -> Question | None:
     if not whole and host_s - device_s > spent(situation, regional=False) and _at_once(situation):
         steps = situation.plan.steps.total
         why = (
-            f"launching a step's kernels takes {host_s / steps * 1e3:.1f} ms (an estimate, "
+            f"a step's kernels take the host {host_s / steps * 1e3:.1f} ms to launch (estimate, "
             f"{LAUNCH_S * 1e6:g} us each), the device {device_s / steps * 1e3:.1f} ms at its peak. "
-            "CUDA graphs launch all of them at once"
+            "CUDA graphs launch them at once"
         )
         options.insert(0, RecipeOption(("compile=inductor", "compile.mode=reduce_overhead"), why))
     return Question(("compile",), tuple(options), otherwise=STAYS)

@@ -84,8 +84,7 @@ def _sharing(device: Device) -> SearchAxis:
 
 
 MAX_SIZES = 6
-"""Micro-batches per set of techniques, the largest that fit. A step has few micro-batches unless
-memory is the objective or smaller ones stay in a cache."""
+"""Largest micro-batches tried per set of techniques: smaller ones may save memory or fit caches."""
 
 
 def room_of(forecast: Forecast) -> Verdict:
@@ -182,7 +181,6 @@ def enumerate_candidates(
 
 
 def _sections(composed: Composed, value: Value, config_dir: Path | None) -> dict[str, Any]:
-    """Return the sections of the configuration that a value changes."""
     if not value.overrides:
         return {}
     config = _composed(composed, value, config_dir)

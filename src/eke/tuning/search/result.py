@@ -40,8 +40,7 @@ class CandidateResult:
     tried: tuple[Measured, ...]
     """Trials with a step time, in their order."""
     between: float
-    """Standard deviation of the logarithmic step time between trials of one configuration, from
-    repeated trials."""
+    """Standard deviation of the logarithmic step time between trials of one configuration."""
 
     @property
     def step_s(self) -> float:
@@ -181,9 +180,7 @@ def write_experiment(
 ) -> Path:
     """Write the configuration as `experiment/NAME.yaml` into a folder of options. Return its path.
 
-    Raises:
-        ConfigError: a file of that name was not written by eke fit.
-        OSError: the folder is not writable.
+    Raises ConfigError if eke fit did not write a file of that name, OSError if it cannot write.
     """
     path = free_path(folder, name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -194,9 +191,7 @@ def write_experiment(
 def free_path(folder: Path, name: str, planning: bool = False) -> Path:
     """Return the path of the option's file. With `planning`, the folder may be read-only.
 
-    Raises:
-        ConfigError: the name is invalid or belongs to a file not written by eke fit, or the folder
-            is not writable.
+    Raises ConfigError for an invalid name, a file not written by eke fit or a read-only folder.
     """
     if not re.fullmatch(r"[A-Za-z]\w*", name):
         why = "must be letters, digits and underscores"

@@ -86,11 +86,7 @@ class Search:
         return chosen
 
     def to_confirm(self) -> list[int]:
-        """Return the points to try again: the best, a rival as good as it, and the baseline.
-
-        Points with several consistent trials are excluded. If trials of a point disagree, one was
-        disturbed, and a further trial decides.
-        """
+        """Return the points to try again: the best, a rival, the baseline, inconsistent ones."""
         ranked = self.ranking()
         if not ranked or self.left < 1:
             return []
@@ -120,10 +116,7 @@ class Search:
         return [float(seconds) for seconds in np.exp(mean)]
 
     def further_gain(self) -> float:
-        """Return the expected gain of one more trial, regardless of the budget, or 0 if too low.
-
-        In units of the score: 0.02 is a step shorter by 2 %.
-        """
+        """Return the expected gain in score of one more trial (0.02: 2 % faster), 0 if too low."""
         found = self._most_promising(())
         return found[1] if found and found[1] > ENOUGH else 0.0
 
@@ -174,7 +167,6 @@ class Search:
         return self.objective.score(float(log_step_s), peak, point.devices)
 
     def _found(self, number: int) -> float:
-        """Return the score by measurements only."""
         return self._score(number, statistics.median(self._logarithms(number)))
 
     def _logarithms(self, number: int, steady: bool = False) -> list[float]:
@@ -194,8 +186,7 @@ class Search:
 
 
 WARMUP_STEPS, MEASURED_STEPS = 5, 15
-"""Steps of a trial. DeepSpeed's autotuner profiles 3 to 5. The standard error of 15 is recorded and
-used by the search."""
+"""Steps of a trial. DeepSpeed's autotuner profiles 3 to 5. The error of 15 is recorded."""
 
 HIGHER = 0.01
 """Largest share by which a candidate's loss may exceed the baseline's after the same samples."""
@@ -252,7 +243,7 @@ def trial_overrides(typed: Sequence[str], candidate: Sequence[str], repeat: int)
 
 
 def without(typed: Sequence[str], changed: Sequence[str]) -> list[str]:
-    """Return the user's overrides without replaced ones and those without an effect on speed."""
+    """Return the user's overrides without replaced ones and those outside a configuration."""
     gone = {*map(_key, changed), *NOT_OF_A_RUN}
     return [text for text in typed if _key(text) not in gone and text != "batch=auto"]
 

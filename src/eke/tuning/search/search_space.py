@@ -47,8 +47,7 @@ class Point:
     compiling_s: float = 0.0
     """Expected seconds of compiling per optimizer step, spread over all of a run's steps."""
     needless_beside: tuple[tuple[str, ...], ...] = ()
-    """Values of points that compute the same with less work. If one of them fits with the same
-    micro-batch, this point can only be slower."""
+    """Values of points that compute the same faster, if they fit with the same micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,7 @@ class Trial:
     """Result of one trial of a point."""
 
     step_s: float | None
-    """Median seconds per optimizer step after warm-up, with its share of compiling. None without
-    measured steps."""
+    """Median seconds per optimizer step with its share of compiling. None if not measured."""
     spread: float = 0.0
     """Standard error of the logarithm of `step_s`."""
     compiling_s: float = 0.0
@@ -65,12 +63,10 @@ class Trial:
     peak_bytes: int | None = None
     """Measured peak, comparable with the points' expected peak."""
     ran_out: bool = False
-    """Whether the trial ran out of memory."""
 
 
 SPEED_IN_MEMORY = 0.05
-"""Weight of time relative to memory: a step twice as long must save 3.5 % of the peak. With 0, the
-search would trade any time for the last megabyte."""
+"""Weight of time relative to memory: a step twice as long must save 3.5 % of the peak."""
 
 
 class Objective(Enum):
@@ -84,10 +80,7 @@ class Objective(Enum):
     """Device-seconds per sample."""
 
     def score(self, log_step_s: float, peak_bytes: float | None, devices: int) -> float:
-        """Return the logarithm of the quantity to be minimized, given a step's logarithmic seconds.
-
-        All configurations have the same samples per step. Only `memory` uses the peak.
-        """
+        """Return the logarithm of the quantity to be minimized. Only `memory` uses the peak."""
         if self is Objective.memory:
             assert peak_bytes, "no search for memory without its forecast"
             return math.log(peak_bytes) + SPEED_IN_MEMORY * log_step_s
@@ -173,11 +166,7 @@ class Surrogate:
 
 
 def prior_s(points: Sequence[Point]) -> list[float]:
-    """Return the seconds per step before any trial, or relative times without the time model.
-
-    A point without an estimate takes that of the most similar point, times the usual factor of
-    their differences.
-    """
+    """Return the seconds per step before any trial, or relative times without the time model."""
     known: dict[tuple[int, int], list[Point]] = {}
     for point in points:
         if point.expected_s:
@@ -222,10 +211,7 @@ RISK = 0.5
 def chances(
     points: Sequence[Point], trials: Sequence[tuple[int, Trial]], objective: Objective
 ) -> Array:
-    """Return the chance of each point that its trial is informative.
-
-    A point that only saves memory has none if a faster one fits, unless memory is the objective.
-    """
+    """Return each point's chance of an informative trial, 0 if a faster equivalent fits."""
     failed = {number for number, trial in trials if trial.step_s is None}
     ran_out = any(trial.ran_out for _, trial in trials)
     standing = {
@@ -254,10 +240,7 @@ def chances(
 def _suspects(
     points: Sequence[Point], trials: Sequence[tuple[int, Trial]]
 ) -> list[set[tuple[int, str]]]:
-    """Return, for each failed trial, its values that worked in no trial: one of them is the cause.
-
-    A failure without such values is attributed to its combination only.
-    """
+    """Return, per failed trial, its values that worked in no trial: one of them is the cause."""
     values = [(set(enumerate(points[number].values)), trial) for number, trial in trials]
     worked = {each for own, trial in values if trial.step_s is not None for each in own}
     failures = [own for own, trial in values if trial.step_s is None and not trial.ran_out]
@@ -270,10 +253,7 @@ factor of two, and half as much again (an assumption, since caches and cores dif
 
 
 def shares(points: Sequence[Point], trials: Sequence[tuple[int, Trial]]) -> tuple[Array, Array]:
-    """Return the compile seconds per step of each point, and the deviation of their logarithm.
-
-    The mean error of the tried points' estimates is applied to the other points.
-    """
+    """Return the compile seconds per step, corrected by trials, and their log deviation."""
     ended = [(number, trial) for number, trial in trials if trial.step_s is not None]
     off = [
         math.log(trial.compiling_s / points[number].compiling_s)
@@ -305,10 +285,7 @@ highly robust estimators of scale"). Simulations agree to 1 %."""
 
 
 def deviation(logarithms: Sequence[float]) -> float:
-    """Return the standard deviation between trials, robust to an outlier from three trials on.
-
-    Returns 0 for a single trial.
-    """
+    """Return the standard deviation between trials, robust from three trials on, 0 for one."""
     if len(logarithms) < 3:
         return statistics.stdev(logarithms) if len(logarithms) == 2 else 0.0
     middle = statistics.median(logarithms)

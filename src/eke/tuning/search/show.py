@@ -119,7 +119,6 @@ def _verdict(fit: Fit, gain: Gain | None, baseline: Plan) -> str:
 
 
 def _price(fit: Fit, gain: Gain) -> str:
-    """Return the cost in time or memory as text, if any."""
     assert fit.best is not None
     assert fit.typed is not None
     if gain.of is Objective.memory:
@@ -183,7 +182,6 @@ def _doubt(fit: Fit) -> str:
 
 
 def _about_loss(fit: Fit) -> list[str]:
-    """Return whether the best configuration has the same loss after the few steps of a trial."""
     assert fit.best is not None
     best, typed = fit.best.tried[0].loss, fit.typed.tried[0].loss if fit.typed else None
     if best is None or typed is None or fit.best is fit.typed:
