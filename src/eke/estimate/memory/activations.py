@@ -1,7 +1,4 @@
-"""Activations of one micro-batch, and temporary memory of an optimizer step.
-
-Formulas of layers are in the model families: `eke.models.families`.
-"""
+"""Activations of one micro-batch, by eke.models.families, and an optimizer step's temporaries."""
 
 from dataclasses import replace
 from math import prod
@@ -80,11 +77,8 @@ def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
 
 
 def singular_vectors(plan: Plan, parts: tuple[Weight, ...]) -> int:
-    """Return the bytes of GaLore's singular vectors beyond its projections.
-
-    A projection is a slice, which keeps all singular vectors alive. Source: galore-torch 1.0,
-    galore_projector.py, get_orthogonal_matrix.
-    """
+    """Return the bytes of GaLore's singular vectors beyond its projections."""
+    # A projection is a slice: galore-torch 1.0, galore_projector.py, get_orthogonal_matrix.
     if not optimizer_entry(plan.config.optimizer).keeps_singular_vectors:
         return 0
     rank, number = projection_rank(plan.config), plan.compute.formats.weight_bytes
@@ -194,11 +188,7 @@ def _cast_bytes(plan: Plan, parts: tuple[Weight, ...]) -> list[int]:
 
 
 def _logits(plan: Plan, shape: Shape) -> tuple[int, int, int]:
-    """Return the bytes of logits at the end of the forward pass, in the backward pass, at least.
-
-    Forward: logits, a float32 copy if they are narrower, and log-probabilities. Backward: these
-    and two gradients. Compiled: the logits and their gradient.
-    """
+    """Return the bytes of logits at the end of the forward pass, in the backward pass, at least."""
     config = plan.config
     if is_classification(config):
         return 0, 0, 0
@@ -225,9 +215,8 @@ def _adapted(
 ) -> tuple[Stack, ...]:
     """Return stacks with frozen weights: fewer kept operands, plus the adapters' operands.
 
-    A frozen linear layer keeps no input, a frozen norm no normalized input. Each adapter keeps its
-    input and its inner result. Without autocast it keeps a float32 copy of the input (peft's
-    `_cast_input_dtype`), with autocast a 16-bit copy of a float32 input.
+    Frozen layers keep no input. Each adapter keeps its input (without autocast in float32, by
+    peft's `_cast_input_dtype`) and its inner result.
     """
     config = plan.config
     if not trains_adapters(config):

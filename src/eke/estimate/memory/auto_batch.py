@@ -77,12 +77,10 @@ def note_choice(key: str, target: int, size: int) -> None:
 
 
 HOST_BYTES = GIB // 2
-"""Bytes of free CPU memory that a micro-batch leaves to others, per process and in addition to
-Python's: a choice."""
+"""Bytes of free CPU memory left to other processes, per process besides Python's: a choice."""
 
 MAX_PROBES = 3
-"""Most probes in one search. Possible micro-batches often differ by a factor of two, and traces
-leave one or two of them undecided."""
+"""Most probes in one search. Traces leave one or two micro-batches undecided."""
 
 
 Probe = Callable[[Plan], bool | None]
@@ -114,8 +112,7 @@ class BatchSearch:
     probe: Probe | None = None
     """Runs a plan as a test. None if that is not possible."""
     whole: int | None = None
-    """Bytes without other processes on the device. Choices are stored by them, and so do not depend
-    on the free memory of a CPU. A probe only holds for the memory that was free."""
+    """Bytes without other processes, by which choices are stored. Probes hold for `capacity`."""
 
     def __post_init__(self) -> None:
         self.key = probe_key(self.plans[0], self.whole or self.capacity)

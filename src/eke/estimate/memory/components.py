@@ -67,8 +67,7 @@ class Traced:
     allocated: dict[str, int]
     """Highest sum of tensors in each phase."""
     reserved: dict[str, int]
-    """Highest sum of the allocator's segments up to the end of each phase. On a CPU, which has no
-    segments, the same as `allocated`."""
+    """Highest sum of the allocator's segments by the end of each phase, on a CPU `allocated`."""
     components: dict[str, int]
     """Live memory at the highest sum of tensors: weights, gradients, optimizer, ..."""
     method: Method = Method.trace
@@ -77,8 +76,7 @@ class Traced:
     is_exact: bool = True
     """Whether all traced operations are the plan's own."""
     beside: dict[str, int] = field(default_factory=dict)
-    """Highest sum in each phase without weights, gradients and optimizer states: the memory of
-    each process if these are sharded."""
+    """Highest sum in each phase without weights, gradients and optimizer states."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +85,7 @@ class Forecast:
 
     method: Method
     basis: str
-    """Measurement comparable with `peak`: `reserved by PyTorch on the GPU, and the driver's
-    context`."""
+    """Measurement comparable with `peak`, such as memory reserved by PyTorch and the context."""
     peak: Range
     """Memory that the device must provide."""
     allocated: Range
@@ -216,7 +213,7 @@ DOUBTS = {
     ),
     "experts": Reason(
         lambda plan, shape: shape.experts,
-        "the tokens of each expert depend on the router",
+        "experts process as many tokens as the router sends",
     ),
     "unpacking": Reason(
         lambda plan, shape: plan.config.peft.option == "qlora",

@@ -42,16 +42,14 @@ COMPONENTS = {
 """Label by component, in the order of display."""
 
 SLACK_HIGH = 1.12
-"""Highest activations relative to their formula, since libraries change between versions. The
-largest excess in benchmarks/forecast_bounds.py is 7 %."""
+"""Highest activations relative to their formula. benchmarks/forecast_bounds.py finds 7 % more."""
 
 SMALL_BYTES = MIB // 4
 """Small buffers (rotary tables, masks, counters) that are not modelled."""
 
 COMPILED_SHARE, COMPILED_AUTOCAST_SHARE = 0.76, 0.62
-"""Share of activations kept by torch.compile, which recomputes cheap operations. A fifth to a
-quarter less by torchtitan's notes. On an H100 in bf16: 0.76 with LoRA, 0.62 without
-(docs/lab/gpu.md)."""
+"""Share of activations kept by torch.compile, which recomputes cheap operations: three quarters or
+more by torchtitan's notes; 0.76 with LoRA, 0.62 without, in bf16 on an H100 (docs/lab/gpu.md)."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""Memory forecast of a plan: phases, components, device overhead, and fit.
-
-Uses formulas, and a cached or new trace if that is more accurate.
-"""
+"""Memory forecast of a plan: phases, components, overhead and fit, by formulas and traces."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -31,9 +28,8 @@ from eke.plan.planner import Micro, Plan, drawn
 from eke.plan.planner.planner import workspace_bytes
 
 ERROR = {"cpu": 0.02, "cuda": 0.06}
-"""Error of a trace as a share of the peak: a choice. On a CPU, 0.085 % was the most
-(results/memory_truth_cpu.json) with as many threads as the run. On GPUs it is a goal, not yet
-measured (docs/how-to/forecast.md)."""
+"""Largest error of a trace relative to the peak: a choice. On a CPU, 0.085 % was the most
+(results/memory_truth_cpu.json). On GPUs it is not yet measured (docs/how-to/forecast.md)."""
 
 NAMES = {"logits_and_loss": "logits", "autocast_cache": "autocast", "workspaces": "temporaries"}
 """Names in the closed form of a trace's components."""
@@ -45,18 +41,13 @@ PARTLY = ("last_layer", "middle")
 """Moments at which at most a part of it is alive."""
 
 DOUBT_PERCENT = 10
-"""Percent that sharding may add to the memory of a process without it: a choice. Hooks keep inputs
-of layers alive, or copies of gathered tensors."""
+"""Percent that sharding may add to a process's other memory, such as kept inputs: a choice."""
 
 STATES = ("weights", "gradients", "optimizer", "master")
 
 
 def narrowed(plan: Plan, found: list[Moment], traced: Traced) -> list[Moment]:
-    """Return the moments of the closed form with a trace's numbers.
-
-    With sharding, states, gradients and buffers are from the closed form. Only the rest is from the
-    trace, at moments when all of it is alive.
-    """
+    """Return the closed form's moments with a trace's numbers. With sharding, only of the rest."""
     option = plan.config.distributed.option
     copies = option == "ddp" and plan.batch.world_size > 1
     if copies or is_fsdp(plan.config) or option in STAGE:
@@ -70,8 +61,7 @@ def narrowed(plan: Plan, found: list[Moment], traced: Traced) -> list[Moment]:
 def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
     """Return one phase as traced: live components and, at the peak, the allocator's reserve.
 
-    If a trace is of something else (another kernel), the ends of the closed form apply. If
-    micro-batches differ in length, its low end applies, and its high end if there are longer ones.
+    Ends of the closed form apply if the trace is not exact or micro-batches differ in length.
     """
     allocated, config = traced.allocated[closed.phase], plan.config
     # A compiled model or liger's kernels change every pass, a compiled optimizer only its step.
@@ -211,10 +201,7 @@ def verdict(peak: Range, capacity: int | None) -> Verdict:
 
 
 def room(plan: Plan) -> int | None:
-    """Return the bytes of the device for one process's forecast, None if unknown.
-
-    A CPU's memory is shared by all processes, each with its own Python, and other programs.
-    """
+    """Return the bytes of the device for one process, on a CPU without Python, None if unknown."""
     memory, left = plan.device.memory_bytes, plan.device.available_bytes
     if memory is None:
         return None

@@ -85,7 +85,6 @@ def _available(plan: Plan, found: Forecast) -> str:
 
 
 def _table(found: Forecast) -> list[str]:
-    """Return one row per component, with a bar for its share."""
     phase = PHASES[highest_phase(found)]
     rows = [(COMPONENTS.get(name, name), size) for name, size in found.components.items()]
     whole = sum(size for _, size in rows) or 1
@@ -161,7 +160,6 @@ class OnDevice:
     batch: int = 0
     """Largest micro-batch whose high forecast fits. 0 if none."""
     reason: str = ""
-    """Reason for the rejection."""
     speed: str = ""
     """Expected samples per second as a range. Empty if unknown."""
     speed_runs: int = 0
@@ -171,10 +169,7 @@ class OnDevice:
 
 
 def largest_batch(plan: Plan, found: Forecast) -> int:
-    """Return the largest micro-batch whose high forecast fits, 0 if none.
-
-    A trace in `found` may show that the plan's own micro-batch fits where formulas do not.
-    """
+    """Return the largest micro-batch whose high forecast, or trace in `found`, fits, 0 if none."""
 
     def is_too_large(size: int) -> bool:
         batch = replace(plan.batch, per_device=size, eval_per_device=size)
@@ -187,10 +182,7 @@ def largest_batch(plan: Plan, found: Forecast) -> int:
 def render_devices(
     rows: Sequence[OnDevice], per_device: int | None, target: int, count: int = 1
 ) -> str:
-    """Return one line per device of at most 80 columns.
-
-    `per_device` is None if batch=auto has chosen it and kept `target` samples per step.
-    """
+    """Return one line per device. `per_device` is None if batch=auto kept `target` samples."""
     last = "micro-batch"
     head = ("hardware", "GiB", "verdict", "expected", "of it", "samples/s", last)
     numbers = (1, 3, 4, 5, 6)  # right-aligned columns
@@ -244,10 +236,7 @@ def as_record(found: Forecast) -> PredictedMemory:
 
 
 def note_measured_batch(record: Record, plan: Plan, micro: Micro | None) -> None:
-    """Change a record's forecast from the longest micro-batch to the measured one.
-
-    `micro`: the largest micro-batch of the profiled step on a CPU, None elsewhere.
-    """
+    """Adapt a record's forecast to `micro`, the largest micro-batch of a CPU's profiled step."""
     found, made = record.memory.predicted, drawn(plan)
     if micro is None or found is None or not found.allocated_bytes or micro == made.expected:
         return

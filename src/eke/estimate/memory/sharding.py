@@ -34,9 +34,7 @@ class _Sizes:
         mine, stage = pieces(plan.config), STAGE[plan.config.distributed.option]
         trained = [w for w in parts if w.trained]
         number = self.number = plan.compute.formats.weight_bytes
-        """Bytes per weight."""
         self.whole = number * sum(prod(w.shape) for w in trained)
-        """Bytes of all gradients."""
         self.largest = number * max((prod(w.shape) for w in trained), default=0)
         """Bytes of the largest trained tensor."""
         self.mine = number * sum(_touched(trained, role, size) for role, size in mine.items())
@@ -66,17 +64,15 @@ def _touched(trained: list[Weight], role: Role, size: int) -> int:
 
 
 def _setting(plan: Plan, key: str) -> int:
-    """Return a size from ZeRO's settings, 0 if missing."""
     value = (plan.deepspeed or {}).get("zero_optimization", {}).get(key, 0)
     return int(value) if isinstance(value, int | float) else 0
 
 
 def _step_bytes(plan: Plan, sizes: _Sizes) -> int:
-    """Return the bytes of float32 gradients that the optimizer's step creates.
+    """Return the bytes of float32 gradients that the step creates (with offloading, none).
 
     ZeRO-1 and 2 flatten one group at a time, and copy narrow gradients to float32 (`step`:
-    `flatten`, `.to`). So does ZeRO-3 (`_prepare_fp32_grad_for_sub_group`). With offloading, the
-    gradients are already in float32.
+    `flatten`, `.to`). So does ZeRO-3 (`_prepare_fp32_grad_for_sub_group`).
     """
     if plan.config.offload.option != "none":
         return 0
@@ -85,12 +81,10 @@ def _step_bytes(plan: Plan, sizes: _Sizes) -> int:
 
 
 def _zero_gradients(plan: Plan, sizes: _Sizes, moment: str, plain: Range) -> Range:
-    """Return the bytes of gradients.
+    """Return the bytes of gradients: ZeRO-1 keeps all until the backward pass ends.
 
-    ZeRO-1 keeps full gradients until the backward pass ends. ZeRO-2 keeps full gradients of the
-    tensors of which it has a shard, in one buffer (`copy_grads_in_partition`:
-    `grads_in_partition`). ZeRO-3 keeps its shard in a permanent buffer
-    (`grad_partitions_flat_buffer`).
+    ZeRO-2 keeps full gradients of tensors with a shard here (`copy_grads_in_partition`:
+    `grads_in_partition`), ZeRO-3 its shard, permanently (`grad_partitions_flat_buffer`).
     """
     stage = STAGE[plan.config.distributed.option]
     offload, on_host = plan.config.offload.option != "none", plan.device.kind == "cpu"
@@ -143,10 +137,9 @@ def _zero_buffers(plan: Plan, parts: Parts, sizes: _Sizes, moment: str) -> Range
 def _staging(plan: Plan, sizes: _Sizes) -> int:
     """Return the bytes that offloading keeps across steps: float32 gradients, and tensor buffers.
 
-    Sources: stage_1_and_2.py, `initialize_optimizer_states`,
-    `param_buffer_of_bit16_for_cpu_offload_groups`, `temp_grad_buffer_for_cpu_offload` and
-    `temp_grad_buffer_for_gpu_offload`; stage3.py, `subgroup_gradient_buffer`. A GPU only has the
-    last buffer.
+    Sources: stage_1_and_2.py, `initialize_optimizer_states`, `temp_grad_buffer_for_cpu_offload`,
+    `param_buffer_of_bit16_for_cpu_offload_groups` and, the only one on a GPU,
+    `temp_grad_buffer_for_gpu_offload`; stage3.py, `subgroup_gradient_buffer`.
     """
     if plan.config.offload.option == "none":
         return 0
@@ -161,9 +154,8 @@ def _staging(plan: Plan, sizes: _Sizes) -> int:
 def regather_bytes(plan: Plan, parts: Parts) -> int:
     """Return the bytes to exchange new weights on a CPU: a full copy of the largest group.
 
-    `all_gather_into_tensor_dp_groups` (runtime/utils.py) gathers a group at once, and gloo's
-    all-gather allocates its output separately (torch 2.13, ProcessGroupGloo.cpp,
-    `_allgather_base`).
+    DeepSpeed gathers a group at once (runtime/utils.py, `all_gather_into_tensor_dp_groups`), gloo
+    into its own output (torch 2.13, ProcessGroupGloo.cpp, `_allgather_base`).
     """
     if plan.device.kind != "cpu" or STAGE[plan.config.distributed.option] == 3:
         return 0
@@ -176,10 +168,9 @@ def regather_bytes(plan: Plan, parts: Parts) -> int:
 def _gathered_weights(plan: Plan, parts: Parts) -> Range:
     """Return the full weights in ZeRO-3: small ones, the current module's, and prefetched ones.
 
-    partitioned_param_coordinator.py fetches one module at a time, and prefetches up to
-    `stage3_prefetch_bucket_size`. Weights used again soon (`stage3_max_reuse_distance`) may stay.
-    Tensors fetched together, such as experts, arrive in one buffer and are copied out of it
-    (partition_parameters.py, `AllGatherCoalescedHandle.wait`).
+    partitioned_param_coordinator.py prefetches up to `stage3_prefetch_bucket_size` and may keep
+    weights used again soon (`stage3_max_reuse_distance`). Tensors fetched together are copied out
+    of one buffer (partition_parameters.py, `AllGatherCoalescedHandle.wait`).
     """
     number, each = plan.compute.formats.weight_bytes, [prod(w.shape) for w in parts]
     limit = _setting(plan, "stage3_param_persistence_threshold")
@@ -232,8 +223,7 @@ def _ddp(plan: Plan, parts: Parts, whole: int, moment: str) -> Range:
     """Return the gradients outside of DDP's buckets, which are permanent from the first step on.
 
     Each gradient is computed in a separate tensor and copied into a bucket. Gradients of earlier
-    micro-batches stay outside until the last one's are ready. A tied table's gradient waits for
-    both of its uses. Source: torch 2.13, torch/csrc/distributed/c10d/reducer.cpp,
+    micro-batches, and of a tied table's first use, wait outside. Source: torch 2.13, reducer.cpp,
     `initialize_buckets` and `mark_variable_ready_dense` with `gradient_as_bucket_view`.
     """
     config = plan.config
@@ -293,10 +283,9 @@ def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
     """Return the bytes of gathered weights, and of full gradients before they are scattered.
 
     A unit is gathered into one buffer and copied out of it, on a GPU while the previous unit
-    computes. The buffer of the previous gradients is freed when the next one is filled. The head
-    stays gathered until it has a gradient, a tied table to the end. On a CPU, gloo copies the data
-    that it gathers and reduces. Source: torch 2.13, _fully_shard, `wait_for_unshard` and
-    `post_backward`; ProcessGroupGloo.cpp, `_allgather_base` and `_reduce_scatter_base`.
+    computes. A buffer of gradients is freed when the next one is filled. The head stays gathered
+    until it has a gradient, a tied table to the end. On a CPU, gloo copies its data. Source: torch
+    2.13, _fully_shard, `wait_for_unshard` and `post_backward`; ProcessGroupGloo.cpp.
     """
     sharing, on_cpu = plan.config.distributed, plan.device.kind == "cpu"
     assert isinstance(sharing, FSDP)

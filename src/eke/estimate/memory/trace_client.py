@@ -151,11 +151,9 @@ def _path(folder: str, key: str) -> Path:
 
 
 LIMIT_S = 120.0
-"""CPU seconds for one plan, including imports: many times the time of large models. A process that
-hangs uses none, so there is also a limit of ten times as many elapsed seconds."""
+"""CPU seconds for one plan, including imports. The limit of elapsed time is ten times as long."""
 
 MODULE = "eke.training.trace.trace_worker"
-"""Program of a tracing process."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +236,6 @@ class TraceProcess:
         return process
 
     def _stop(self) -> str:
-        """End the process and return how it ended."""
         process, self._process = self._process, None
         if process is None:
             return "was not running"
@@ -293,10 +290,7 @@ def trace_all(
     progress: Callable[[int, int], Any] = lambda done, total: None,
     processes: int = 1,
 ) -> list[Answer]:
-    """Return the trace of each plan. Plans with equal keys share a trace.
-
-    `progress` receives the number of plans done and the total, from any thread.
-    """
+    """Return the trace of each plan. `progress` receives plans done and total, from any thread."""
     keys = [trace_key(plan) for plan in plans]
     answers: dict[str, Answer] = {}
     for key in dict.fromkeys(keys):

@@ -92,8 +92,7 @@ def correction_of(ratios: Sequence[float]) -> Correction:
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return order statistics that enclose the median with about `CONFIDENCE`.
 
-    Signs about the true median are fair coins (Conover 1999, Practical Nonparametric Statistics,
-    section 3.2). For five values, the range encloses it with 94 %.
+    By the sign test (Conover 1999, Practical Nonparametric Statistics, section 3.2).
     """
     ordered, count = sorted(values), len(values)
     tail = (1 - CONFIDENCE) / 2

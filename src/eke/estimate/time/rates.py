@@ -65,14 +65,12 @@ class StepTime:
     """Estimated time of one plan."""
 
     step_s: Span
-    """Seconds of one optimizer step."""
     samples_per_s: Span
     """Samples per second over all devices."""
     tokens_per_s: Span
     """Tokens per second over all devices, padding included."""
     parts: dict[str, float]
-    """Expected seconds of each part of a step (`PARTS`), without hidden time. Their sum is
-    `step_s.expected`, except for a calibration's correction."""
+    """Expected seconds of each part of a step (`PARTS`) before calibration, without hidden time."""
     limit: str
     """Limit of the largest part, as text."""
     mfu: Span | None
@@ -94,7 +92,7 @@ class Unknown:
     """A missing estimate."""
 
     reason: str
-    """Reason, and what an estimate needs, in one line."""
+    """Reason and remedy in one line."""
 
 
 PARTS = {
@@ -124,8 +122,7 @@ NVIDIA's loop (NVIDIA/DeepLearningExamples, PyTorch/LanguageModeling/BERT, 2020:
 
 FUSED_ATTENTION = span_between(0.28, 0.72)
 """Share of the peak in fused attention: FlashAttention-2's forward and backward pass on an A100, 88
-to 225 of 312 TFLOP/s for short and long causal sequences (Dao 2023, arXiv:2307.08691, figures 4 to
-7)."""
+to 225 of 312 TFLOP/s for causal sequences (Dao 2023, arXiv:2307.08691, figures 4 to 7)."""
 
 CLASSES = {
     (8, 0): (Span(0.571, 0.717, 0.9), Span(0.24, 0.319, 0.72)),
@@ -163,13 +160,11 @@ DISK = Span(0.5e9, 3e9, 7.9e9)
 """Bytes per second of a local NVMe disk. High: PCI Express 4 with four lanes. An assumption."""
 
 HOST_UPDATE_S = Span(0.1e-9, 0.25e-9, 1.39e-9)
-"""Seconds per parameter of AdamW on the host: 0.22 s for 1e9 parameters to 2.6 s for 1e10 by
-DeepSpeed's CPU-Adam, 1.39 s for 1e9 by PyTorch's (Ren et al. 2021, arXiv:2101.06840, table 4). The
-low end, for newer CPUs, is an assumption."""
+"""Seconds per parameter of AdamW on the host: 0.22 to 0.26 ns by DeepSpeed's CPU-Adam, 1.39 ns by
+PyTorch's (Ren et al. 2021, arXiv:2101.06840, table 4). Low, for newer CPUs: an assumption."""
 
-TRAINER_S = Span(0.0, 2.2e-3, 5e-3)
-"""Host seconds per micro-batch that HF Trainer's loop adds: 2.2 ms were measured for BERT-large
-(docs/lab/time.md). Twice that is an assumption."""
+TRAINER_S = Span(0.0, 2.2e-3, 5e-3)  # the high end is an assumption
+"""Host seconds per micro-batch of HF Trainer's loop: 2.2 ms for BERT-large (docs/lab/time.md)."""
 
 COLLECTIVE_S = Span(10e-6, 30e-6, 100e-6)
 """Seconds to start one collective: an assumption."""

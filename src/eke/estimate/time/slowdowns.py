@@ -12,14 +12,12 @@ from eke.models.sizes import optimizer_entry
 from eke.plan.planner import Plan
 
 COMPILED_MOVED = Span(0.33, 0.6, 1.0)
-"""Bytes of compiled passes relative to eager ones: element-wise operations are fused. An assumption
-consistent with the gain of entire steps: 1.16 for Llama-8B (torchtitan,
-benchmarks/llama3_h100_202412_torchtitan.md), 1.85 for nanoGPT (karpathy/nanoGPT README)."""
+"""Bytes of compiled passes relative to eager ones: an assumption consistent with the gain of steps,
+1.16 for Llama-8B (torchtitan, benchmarks/llama3_h100_202412_torchtitan.md), 1.85 for nanoGPT."""
 
 COMPILED_LAUNCHES = Span(0.25, 0.34, 0.54)
-"""Launches of compiled passes relative to eager ones: Llama-1B's launch-bound forward pass took 6.3
-instead of 18.3 ms (Accelerate, benchmarks/torch.compile/README.md). High: nanoGPT's step, 135
-instead of 250 ms. Low: a quarter, an assumption."""
+"""Launches of compiled passes relative to eager ones: 6.3 of 18.3 ms for Llama-1B (Accelerate,
+benchmarks/torch.compile/README.md), 135 of 250 ms for nanoGPT. Low: a quarter, an assumption."""
 
 GRAPH_LAUNCHES = Span(0.01, 0.1, 0.34)
 """Host time with CUDA graphs relative to eager launches: an assumption, at most as compiled."""

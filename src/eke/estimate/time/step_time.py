@@ -1,7 +1,4 @@
-"""Best estimate of a step's time: datasheets corrected by runs, or rates fitted to runs.
-
-The text always says that it is an estimate, and has at most 80 columns.
-"""
+"""Best estimate of a step's time: datasheets corrected by runs, or rates fitted to runs."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -226,7 +223,7 @@ def _beyond(amounts: Mapping[str, float], runs: Sequence[Observation]) -> str:
     if ratios[kind] <= BEYOND:
         return ""
     name = {"moved": "bytes moved", "launches": "kernel launches"}.get(kind, "FLOPs")
-    return f"its {name} are {ratios[kind]:,.0f} times the most of {len(runs)} finished runs here"
+    return f"its {name} are {ratios[kind]:,.0f} times the most in {len(runs)} finished runs here"
 
 
 def _calibrated(num_runs: int, by: "Correction", versions: str) -> CalibratedStep:
@@ -270,8 +267,7 @@ def _by_runs(
 def slowdown(now: Plan, changed: Plan) -> tuple[float, str] | None:
     """Return the expected time per sample relative to now and its source, None if unknown.
 
-    Finished runs correct both times or neither. They may not apply to another way of sharding,
-    and a correction of one side only would look like a difference in speed.
+    Runs correct both times or neither: correcting one side would look like a speedup.
     """
     before, after = forecast_time(now), forecast_time(changed)
     runs = min(num_runs(before), num_runs(after))

@@ -68,7 +68,7 @@ def prior_time(
 
 
 def why_unknown(plan: Plan) -> str:
-    """Return why there is no estimate, and what it needs, in one line."""
+    """Return why there is no estimate, and the remedy, in one line."""
     if plan.device.kind == "cpu":
         return "a CPU has no datasheet rates, so 5 finished runs here are needed"
     what = "compute format" if plan.device.peak_flops else "device"
@@ -150,15 +150,13 @@ def describe_step(
 
 
 SOURCES = ("estimate", "models", "training")
-"""Packages of eke that predict or run the timed step. Old observations do not count after a change
-of their source."""
+"""Packages of eke that predict or run the timed step. Their changes invalidate observations."""
 
 FEWEST_STEPS = 3
 """Least number of timed steps of an observation."""
 
 LARGEST_RATIO = 1000.0
-"""Largest ratio of measured to predicted time. Beyond it, a step was interrupted or a file is
-broken."""
+"""Largest ratio of measured to predicted time of a step that was not interrupted."""
 
 FOLDER = "EKE_CALIBRATION"
 """Environment variable with the folder of the files, by default in the cache folder."""

@@ -94,7 +94,6 @@ class Contents:
 
 
 def _group(weights: Sequence[Weight]) -> Group:
-    """Return the group of weights of one kind."""
     numbers = sum(w.num_active for w in weights)
     gradients = sum(w.num_active * (w.trained + w.backward) for w in weights)
     # Only experts that a token uses.
@@ -165,8 +164,7 @@ class Moves:
         self.exchanged, self.collectives = _exchanged(plan, contents)
         """Bytes sent to other devices, and number of collectives."""
         self.to_host, self.on_host, self.to_disk = _offloaded(plan, contents)
-        """Bytes over PCI Express in both directions, number of parameters updated by the host, and
-        bytes read from and written to a disk."""
+        """Bytes over PCI Express both ways, parameters updated by the host, and bytes of a disk."""
         if plan.config.memory.activation_offload and plan.device.kind != "cpu":
             kept = Activations(plan, shape, training_structure(plan.config).weights).offloaded
             self.to_host += 2.0 * kept * plan.batch.accumulation
@@ -181,7 +179,6 @@ def _shares(plan: Plan) -> int:
 
 
 def _offloaded(plan: Plan, contents: Contents) -> tuple[float, float, float]:
-    """Return bytes to and from the host, parameters updated there, bytes of a disk."""
     config = plan.config
     if config.offload.option == "none" or plan.device.kind == "cpu":
         return 0.0, 0.0, 0.0
@@ -200,7 +197,6 @@ def _offloaded(plan: Plan, contents: Contents) -> tuple[float, float, float]:
 
 
 def _exchanged(plan: Plan, contents: Contents) -> tuple[float, int]:
-    """Return the bytes sent, and the number of collectives."""
     config, rounds = plan.config, plan.batch.accumulation
     option = config.distributed.option
     count = max(plan.batch.world_size, plan.batch.devices)
@@ -279,7 +275,6 @@ class Updates:
         self.flops = sum(flops)
         """FLOPs of matrix multiplications, in the narrower format that the optimizer has."""
         self.moved, self.launches = exactly(moved), launches
-        """Bytes and kernels."""
 
 
 def _entry(plan: Plan) -> tuple[Mapping[str, Any], tuple[str, ...]]:

@@ -112,7 +112,6 @@ def _bytes(entry: Mapping[str, float], units: Mapping[str, float]) -> float:
 
 
 def _entries(plan: Plan, shape: Shape) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the counts of the layers, and of the parts outside of them."""
     counted_as = shape.architecture.counted_as or shape.architecture.name
     table = counts("counted")[counted_as]
     width = "cast" if shape.cast else ("wide" if shape.weights == 4 else "narrow")
@@ -148,7 +147,6 @@ class Work:
         self.moved = moved_factor * (moved * rounds)
         """Other bytes that the passes read and write."""
         self.launches = (exactly(launches) + launched_again).by(launches_factor) * rounds
-        """Kernel launches of the passes."""
         self.updates, self.moves = Updates(plan, contents), Moves(plan, contents, shape)
         self.tokens = float(rounds * shape.rows * max(shape.source, shape.target))
         """Tokens of all micro-batches, including padding."""
@@ -156,8 +154,7 @@ class Work:
 
 
 SELECTIVE_HOST = 3.0
-"""Highest host time of a launch through the Python policy of selective checkpointing, relative to a
-plain launch: an assumption."""
+"""Highest host time of a launch in selective checkpointing's Python policy: an assumption."""
 
 
 def _repeated(
