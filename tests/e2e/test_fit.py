@@ -106,7 +106,7 @@ def test_a_diverging_training_is_tried_once(fit, tmp_path) -> None:
     done = fit(*last_wins(*WORK, *DIVERGES, "train.steps=50"))
     assert done.code == 1, done.text
     assert done.out.count("diverged:") == 1, done.text
-    assert "lower optimizer.lr" in done.out
+    assert "Lower optimizer.lr" in done.out
     assert not list(tmp_path.glob("mine/experiment/*"))
 
 

@@ -175,7 +175,7 @@ def test_devices_that_formulas_are_not_sure_of_are_traced(kept, capsys) -> None:
     assert 0 < len(asked) < len(DEVICES)
     table = out.partition("micro-batch: ")[0]
     rows = {line.split()[0]: line.split() for line in table.splitlines() if line.split()[:1]}
-    named = out.partition("by formulas; traced: ")[2].partition("\n\n")[0].replace("\n", " ")
+    named = out.partition("by formulas, traced: ")[2].partition("\n\n")[0].replace("\n", " ")
     for option in asked:
         assert rows[option][2] == "fits"
         assert int(rows[option][-1]) >= 1024, "what is traced to fit is no smaller than itself"

@@ -263,7 +263,7 @@ def test_graphs_are_not_for_steps_of_several_micro_batches(
 def test_ragged_rows_are_not_compiled() -> None:
     plan = planned(FASTEST, *LLAMA, "data.lengths=uniform", LONG, "hardware=a100_80")
     assert plan.choices["compile"] == "none"
-    assert "each new length" in said(plan, "compile").reason
+    assert "each new sequence length" in said(plan, "compile").reason
 
 
 def test_workers_need_cores(monkeypatch) -> None:
