@@ -130,10 +130,7 @@ class Devices:
         return min(number, self.count) if plan.device.kind == "cpu" else number
 
     def take(self, count: int, *, gather: bool = False, suits: Suits | None = None) -> Grant | None:
-        """Lease `count` different devices that suit, or none.
-
-        With `gather`, keep the free devices for the next call. Only one pool at a time gathers.
-        """
+        """Lease `count` different devices that suit. `gather`: keep free ones for the next call."""
         if not gather:
             self.let_go()
         self.why = ""

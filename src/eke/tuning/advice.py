@@ -158,10 +158,7 @@ class Advice:
 
 
 def advise(plan: Plan, count: int = 5, other_devices: bool = True) -> list[Advice]:
-    """Return at most `count` sets of overrides with which the expected peak fits, ranked.
-
-    Tries single changes, pairs of insufficient ones, and pairs with the smallest micro-batch.
-    """
+    """Return at most `count` sets of one or two changes with which the peak fits, ranked."""
     if (device := plan.device).present is False:
         plan = replace(plan, device=replace(device, count=max(OF_A_MACHINE, device.count)))
     several = more_devices(plan) if other_devices else ()

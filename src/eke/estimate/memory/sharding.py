@@ -199,10 +199,7 @@ def saved_bytes(plan: Plan) -> int:
 def held_at(
     plan: Plan, parts: Parts, whole: int, moment: str, gradients: Range
 ) -> tuple[Range, Range]:
-    """Return gradients, and gathered weights, buckets and staging areas, at one moment in bytes.
-
-    `whole`: bytes of all gradients. `gradients`: bytes that a single process holds then.
-    """
+    """Return gradients, and other buffers, at a moment. `gradients`: those of a single process."""
     option = plan.config.distributed.option
     if isinstance(plan.config.distributed, FSDP):
         return gradients, _fsdp(plan, parts, moment)

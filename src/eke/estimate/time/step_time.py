@@ -265,13 +265,10 @@ def _by_runs(
 
 
 def slowdown(now: Plan, changed: Plan) -> tuple[float, str] | None:
-    """Return the expected time per sample relative to now and its source, None if unknown.
-
-    Runs correct both times or neither: correcting one side would look like a speedup.
-    """
+    """Return the expected time per sample relative to now and its source, None if unknown."""
     before, after = forecast_time(now), forecast_time(changed)
     runs = min(num_runs(before), num_runs(after))
-    if not runs:
+    if not runs:  # correcting one side only would look like a difference in speed
         before, after = prior_time(now), prior_time(changed)
     if not (isinstance(before, StepTime) and isinstance(after, StepTime)):
         return None

@@ -262,10 +262,7 @@ class LedRun(LiveRun):
     """
 
     def __init__(self, plan: Plan, paths: RunPaths, head: Head) -> None:
-        """Wait for the followers, lock the folder and start the processes of all nodes.
-
-        Raises BusyError if another process holds this run, EkeError without nodes or permissions.
-        """
+        """Wait for the followers, lock the folder and start. Raise BusyError or EkeError."""
         self._head = head
         self._left_behind: float | None = None
         self._killed_for = ""

@@ -60,10 +60,7 @@ TOO_EARLY = "stopped before training began"
 def settle(
     paths: RunPaths, plan: Plan, exit_code: int, attempts_before: int, cancelled: str = ""
 ) -> Record:
-    """Return the record of the ended attempt. Write it here if the worker could not.
-
-    `exit_code` is negative for a signal. `cancelled`: the reason, if a stop request ended it.
-    """
+    """Return the ended attempt's record. Write it if the worker could not. `cancelled`: reason."""
     attempts = read_attempts(paths)
     attempt = len(attempts) - 1 if len(attempts) > attempts_before else attempts_before
     record = read_record(paths)

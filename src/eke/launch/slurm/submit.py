@@ -61,10 +61,7 @@ def arrays(jobs: Sequence[Job], limit: int) -> list[tuple[Request, list[Job]]]:
 def submitting(
     folder: Path, patience_s: float = 0.0, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[int]:
-    """Lock the ledgers of all sweeps in a runs folder. Yield the lock, which sbatch also holds.
-
-    Raises BusyError if another process or its sbatch submits, ConfigError without file locks.
-    """
+    """Lock the ledgers of a runs folder. Raise BusyError, or ConfigError without file locks."""
     own_folder(folder)
     runs = folder.parents[1]
     descriptor = open_shared_lock(runs / LOCK)

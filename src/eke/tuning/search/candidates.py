@@ -275,9 +275,8 @@ def spelt_out(
 ) -> SearchAxis:
     """Return the axis with explicit values, without the value that equals the baseline.
 
-    If an experiment or a recipe sets keys of the same group, an option does not change these keys.
-    `memory=checkpointing` with `memory.every_n: 2` recomputes every second layer, as
-    `memory=checkpointing memory.every_n=2` does.
+    An option does not change keys that an experiment or a recipe sets: `memory=checkpointing` with
+    `memory.every_n: 2` recomputes every second layer.
     """
     mine = {group_of(text) for value in axis for text in (value.name, *value.overrides)}
     open_groups = composed.choices.get("experiment", "none") == "none"
