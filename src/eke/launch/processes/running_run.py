@@ -133,7 +133,7 @@ def end_of_ranks(paths: RunPaths, attempt: int) -> tuple[Outcome, Failure] | Non
 def describe_exit(code: int, tail: str = "") -> str:
     """Return the meaning of an exit without a record, with the last exception in the log."""
     soft, hard = resource.getrlimit(resource.RLIMIT_CPU)  # inherited by the worker
-    limit = "the limit of CPU time is {} s (ulimit -t)"
+    limit = "the limit of CPU time is {} s: ulimit -t unlimited"
     if code == -signal.SIGKILL:
         memory = "by hand, or by the kernel because the host ran out of memory"
         return f"killed by SIGKILL: {memory}" + (f"; {limit.format(hard)}" if hard >= 0 else "")
