@@ -1,16 +1,13 @@
 """Matrix multiplications of a micro-batch, and transfers and updates of an optimizer step.
 
 A weight of n elements and T tokens costs 2 n T FLOPs forward, and as many each for the gradient of
-its input and its own (arXiv:2204.02311, appendix B). A frozen weight has no own gradient. Unlike
-`eke.models.sizes.parameters`, which counts mathematical FLOPs, this module counts executed ones: a
-model's own attention also computes the masked half, and a fused kernel recomputes the scores in the
-backward pass (five products instead of four: arXiv:2205.14135, section 3.2).
+its input and its own (arXiv:2204.02311, appendix B). Executed FLOPs are counted, not mathematical
+ones: a model's own attention also computes the masked half, and a fused kernel recomputes scores in
+the backward pass (five products instead of four: arXiv:2205.14135, section 3.2).
 
-Exchanged bytes follow ring algorithms (Rajbhandari et al. 2019, arXiv:1910.02054, section 7): each
-of n processes sends (n - 1) / n of the bytes in an all-gather or a reduce-scatter, and twice that
-in an all-reduce.
-
-Operations of each optimizer per element and per tensor were counted by benchmarks/update_work.py.
+Exchanges follow ring algorithms (arXiv:1910.02054, section 7): each of n processes sends (n - 1) /
+n of the bytes in an all-gather or a reduce-scatter, and twice that in an all-reduce. Operations of
+optimizers were counted by benchmarks/update_work.py.
 """
 
 import json
