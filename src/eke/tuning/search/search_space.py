@@ -1,15 +1,14 @@
 """Search space: points, trials, objectives, and the expected results of untried points.
 
-The model is a Gaussian process over the logarithm of the step time. Its prior mean is the time
-model's estimate if there is one, else the usual time. Its error is a sum of independent parts: one
-for all points (the machine), one for each value of each axis (a technique has more or less effect
-here than expected), a smooth one in the micro-batch, and one for each point (techniques whose
-effects do not multiply). Since most effects multiply, few trials suffice (Rasmussen and Williams,
-Gaussian Processes for Machine Learning, 2006, chapter 2). Compiling adds seconds to a step and is
-modelled separately.
+The model is a Gaussian process over the logarithm of the step time (Rasmussen and Williams,
+Gaussian Processes for Machine Learning, 2006, chapter 2). Its prior mean is the time model's
+estimate if there is one, else the usual time. Its error is a sum of independent parts: one for all
+points (the machine), one for each value of each axis, a smooth one in the micro-batch, and one for
+each point (techniques whose effects do not multiply). Compiling adds seconds and is modelled
+separately.
 
-Disturbances of a trial (another process, a cold page cache) are not normally distributed: a few
-trials are off by any factor. Therefore medians are used, as for the steps within a trial.
+Disturbances (another process, a cold page cache) make some trials off by any factor. Therefore
+medians are used.
 """
 
 import math
