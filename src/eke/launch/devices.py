@@ -28,7 +28,7 @@ def try_lease(name: str) -> int | None:
         except OSError as error:
             why = f"{error.filename or lease_folder()}: {error.strerror or error}"
             fix = f"Another folder: export {LEASES}=FOLDER"
-            raise EkeError(f"no device can be leased: {why}. {fix}") from error
+            raise EkeError(f"cannot lease a device: {why}. {fix}") from error
         opened.pop_all()
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
