@@ -114,7 +114,7 @@ def test_jobs_need_nobody_and_the_same_command_finds_them(
     shown = eke("status", "runs")
     assert shown.code == 1
     assert "2 runs: 2 unknown" in shown.out
-    assert "slurm does not answer: squeue reaches no SLURM controller" in shown.out
+    assert "slurm does not answer: squeue cannot reach a SLURM controller" in shown.out
     ended = eke("cancel", "runs")
     assert ended.code == 1
     assert ended.out.startswith("not asked: 2 runs with a job that may wait or run: squeue")

@@ -71,7 +71,7 @@ def test_what_others_leave_no_memory_for_is_refused(more, typed, full_memory, ca
     assert told.startswith("1 problem on this machine at the moment:")
     assert "needs at least" in told
     assert "0 B of it free now" in told
-    assert "ignore_forecast=true starts it all the same" in told
+    assert "ignore_forecast=true starts it anyway" in told
 
 
 def test_the_cells_of_a_sweep_wait_for_what_others_hold_now(typed, full_memory, capsys) -> None:

@@ -52,7 +52,7 @@ def test_a_run_that_somebody_else_holds_is_waited_for(submitted, cluster) -> Non
     with claim(paths_of(job)):
         look(made, 2 * MISSED)
         assert job.outcome is None
-        assert "being worked on" in job.waiting_for
+        assert "is in use" in job.waiting_for
     leave(job, "ok", 20)
     look(made)
     assert job.outcome is Outcome.ok
