@@ -143,7 +143,7 @@ def pages() -> list[Path]:
 
 
 PAGES = pages()
-LAB = REPO / "docs" / "lab"
+LAB = REPO / "notes" / "lab"
 
 
 def undated(page: Path) -> str:

@@ -42,7 +42,7 @@ def collect_seldom() -> None:
 def importing() -> Iterator[None]:
     """Disable collection inside, then freeze all objects, garbage too: for the process's start."""
     # Imported modules are never garbage. Scanning them takes a seventh of the import time of torch
-    # and transformers, and of a plan's time (docs/lab/startup.md).
+    # and transformers, and of a plan's time (notes/lab/startup.md).
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -148,7 +148,7 @@ RULES = (
         when=lambda f: is_zero(f) and f.optimizer.fails_on_pieces,
         why=lambda f: f"under distributed={f.distributed.option}: {f.optimizer.fails_on_pieces}",
         fix=Fix("optimizer=adamw"),
-        source="arXiv:1910.02054, section 5; docs/explanation/deepspeed.md",
+        source="arXiv:1910.02054, section 5; notes/deepspeed.md",
         versions=VERSION,
     ),
     Rule(
@@ -160,7 +160,7 @@ RULES = (
             "bfloat16 weights"
         ),
         fix=Fix("precision.master=auto"),
-        source="docs/explanation/deepspeed.md",
+        source="notes/deepspeed.md",
         versions=VERSION,
     ),
     Rule(
@@ -192,7 +192,7 @@ RULES = (
         when=lambda f: is_zero(f) and f.config.compile.option != "none",
         why="DeepSpeed's engine would run the model as it is, uncompiled",
         fix=Fix("compile=none"),
-        source="docs/explanation/deepspeed.md",
+        source="notes/deepspeed.md",
         versions=VERSION,
     ),
     without_benefit(

@@ -99,7 +99,7 @@ RULES = (
         fix=lambda f: Fix(
             "distributed=ddp", remark=f"with num_processes={f.distributed.num_processes}"
         ),
-        source="docs/explanation/ranks.md",
+        source="notes/ranks.md",
     ),
     _of_one("ddp", "a single process has no other to share work with", "arXiv:2006.15704"),
     _of_one("fsdp", "one process keeps all of every tensor", FSDP_DOCS),
@@ -189,7 +189,7 @@ RULES = (
         when=lambda f: f.distributed.num_nodes > 1 and f.distributed.option in ("none", "dp"),
         why=lambda f: f"distributed={f.distributed.option} trains in one process",
         fix=lambda f: Fix("distributed=ddp", f"distributed.num_processes={_shared_evenly(f)}"),
-        source="docs/explanation/ranks.md",
+        source="notes/ranks.md",
     ),
     Rule(
         id="nodes_share_unevenly",

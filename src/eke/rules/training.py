@@ -259,7 +259,7 @@ RULES = (
             f"{f.config.train.timing_warmup_steps}: no speed will be reported"
         ),
         fix=lambda f: Fix(f"train.steps={f.config.train.timing_warmup_steps + 20}"),
-        source="docs/explanation/measuring.md: no timing includes warm-up steps",
+        source="notes/measuring.md: no timing includes warm-up steps",
     ),
     Rule(
         id="persistent_needs_workers",

@@ -351,7 +351,7 @@ def problems_by_cell(found: Counter[Problem], total: int) -> list[Problem]:
 
 def claims(composed: Composed) -> frozenset[str]:
     """Groups and key paths set by overrides or by the experiment: `precision`, `seed`."""
-    # Of a named sweep, which precedes the recipe, only rows are (docs/explanation/composing.md).
+    # Of a named sweep, which precedes the recipe, only rows are (notes/composing.md).
     typed = {text.lstrip("+~").partition("=")[0] for text in composed.overrides}
     experiment = composed.choices.get("experiment", "none")
     return frozenset(typed | set(set_by_preset("experiment", experiment, composed.catalogue)))

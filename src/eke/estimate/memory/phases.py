@@ -49,7 +49,7 @@ SMALL_BYTES = MIB // 4
 
 COMPILED_SHARE, COMPILED_AUTOCAST_SHARE = 0.76, 0.62
 """Share of activations kept by torch.compile, which recomputes cheap operations: three quarters or
-more by torchtitan's notes; 0.76 with LoRA, 0.62 without, in bf16 on an H100 (docs/lab/gpu.md)."""
+more by torchtitan's notes; 0.76 with LoRA, 0.62 without, in bf16 on an H100 (notes/lab/gpu.md)."""
 
 
 @dataclass(frozen=True)

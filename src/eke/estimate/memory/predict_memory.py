@@ -137,7 +137,7 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
     method, doubts = Method.closed_form, doubts_of(plan)
     substitutions: tuple[str, ...] = ()
     # ZeRO-3's linear layers keep other tensors than the traced ones (see moments.kept). On two
-    # ranks, formulas were right to 5 %, the trace to 16 % (docs/lab/memory.md).
+    # ranks, formulas were right to 5 %, the trace to 16 % (notes/lab/memory.md).
     if traced is not None and plan.config.distributed.option != "zero3":
         found = narrowed(plan, found, traced)
         method, substitutions = traced.method, traced.notes

@@ -2,7 +2,7 @@
 
 Expected efficiencies of A100, H100 and H200 are fitted to half of the rows in
 benchmarks/llm_foundry.tsv and tested on the other half. No other number is fitted to rows that
-`benchmarks/step_time.py` compares with (sources: docs/explanation/step_time.md).
+`benchmarks/step_time.py` compares with (sources: notes/step_time.md).
 """
 
 from dataclasses import dataclass
@@ -164,7 +164,7 @@ HOST_UPDATE_S = Span(0.1e-9, 0.25e-9, 1.39e-9)
 PyTorch's (Ren et al. 2021, arXiv:2101.06840, table 4). Low, for newer CPUs: an assumption."""
 
 TRAINER_S = Span(0.0, 2.2e-3, 5e-3)  # the high end is an assumption
-"""Host seconds per micro-batch of HF Trainer's loop: 2.2 ms for BERT-large (docs/lab/time.md)."""
+"""Host seconds per micro-batch of HF Trainer's loop: 2.2 ms for BERT-large (notes/lab/time.md)."""
 
 COLLECTIVE_S = Span(10e-6, 30e-6, 100e-6)
 """Seconds to start one collective: an assumption."""

@@ -98,11 +98,11 @@ GPU = _Compiler(whole=10.0, layer=1.2, regional=13.0)
 """Per layer of entire models: twice the forward passes in Accelerate's
 benchmarks/torch.compile/README.md (10.7 s for the 16 layers of a Llama 1B, 20.4 s for the 32 of
 8B), since backward passes are also compiled. By regions, 13 s for a Llama 1B, 22 s for 8B with LoRA
-(H100, no cache: docs/lab/gpu.md). The base of entire models is an assumption."""
+(H100, no cache: notes/lab/gpu.md). The base of entire models is an assumption."""
 
 CPU = _Compiler(whole=2.0, layer=6.5, regional=28.0)
 """Two cores and g++: BERT with six layers 42.8 s, by regions 24.5 s. `model=tiny`, with four,
-22.9 s and 35.8 s (docs/lab/recipes.md)."""
+22.9 s and 35.8 s (notes/lab/recipes.md)."""
 
 
 def steps_to_pay(plan: Plan) -> float:

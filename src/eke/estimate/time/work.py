@@ -190,7 +190,7 @@ def _adapters(plan: Plan, contents: Contents, shape: Shape) -> float:
     """Return the bytes moved for adapters and for unpacking 4-bit weights."""
     if not trains_adapters(plan.config):
         return 0.0
-    # By count, `peft.fused` saves 12 to 14 (docs/lab/techniques.md).
+    # By count, `peft.fused` saves 12 to 14 (notes/lab/techniques.md).
     reads = 0 if fuses_adapters(plan.config) else ADAPTER_READS
     per = reads * shape.compute * shape.tokens * shape.hidden
     # Read in 4 bits and written in 16, once forward and once backward (arXiv:2305.14314).

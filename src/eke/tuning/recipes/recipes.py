@@ -38,7 +38,7 @@ LOGITS_BYTES = 2 * 4
 """Bytes per token and vocabulary entry: a float32 logit and its gradient."""
 HEAVY_SHARE = 0.25
 """Share of the logits in a step's memory from which the fused loss is chosen: a choice. They were
-11.7 of 44.5 GiB for a Llama with 1B parameters (docs/lab/recipes.md)."""
+11.7 of 44.5 GiB for a Llama with 1B parameters (notes/lab/recipes.md)."""
 
 WORKERS = 2
 
@@ -114,7 +114,7 @@ def adapters(situation: Situation) -> Question | None:
     """Choose fused adapters, with fewer passes over memory."""
     if why_not_fused(situation.config):
         return None
-    why = "a LoRA layer moves a fifth fewer bytes without compilation (docs/lab/techniques.md)"
+    why = "a LoRA layer moves a fifth fewer bytes without compilation (notes/lab/techniques.md)"
     return Question(("peft.fused",), (RecipeOption(("peft.fused=true",), why),))
 
 

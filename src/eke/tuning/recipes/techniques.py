@@ -60,7 +60,7 @@ STAYS = "unchanged"
 
 CPU_WIDTH = 256
 """Least hidden size for bfloat16 on a CPU with units for it: a choice. At 64, autocast's copies
-cost more than the products save. At 128, the effect was not significant (docs/lab/recipes.md). At
+cost more than the products save. At 128, the effect was not significant (notes/lab/recipes.md). At
 512, it was 2.3 times as fast."""
 
 
@@ -89,7 +89,7 @@ def _on_cpu(situation: Situation) -> Question:
     flags = ", ".join(units)
     if width < CPU_WIDTH:
         why = f"{name} has {flags}, but a model {width} wide is too narrow to gain"
-        return Question(DECIDES, (), otherwise=f"{why} (below {CPU_WIDTH}, docs/lab/recipes.md)")
+        return Question(DECIDES, (), otherwise=f"{why} (below {CPU_WIDTH}, notes/lab/recipes.md)")
     why = f"{name} has units for bfloat16 ({flags})"
     return Question(DECIDES, (RecipeOption(("precision=bf16",), why),), otherwise=STAYS)
 
@@ -128,7 +128,7 @@ COMPILE_GAIN = 1 / COMPILED.slowdown
 """Speed of compiled layers relative to eager layers."""
 
 LAUNCHES_PER_LAYER = 116
-"""Kernel launches of a BERT layer under autocast: 2789 for 24 layers (docs/lab/recipes.md)."""
+"""Kernel launches of a BERT layer under autocast: 2789 for 24 layers (notes/lab/recipes.md)."""
 LAUNCH_S = 5e-6
 """Host time of one launch in seconds: an estimate, the lower end for PyTorch on current hosts."""
 

@@ -48,7 +48,7 @@ def test_the_order_of_techniques(failed, here, needs_more) -> None:
 
 
 def test_gradients_that_waited_for_another_micro_batch_are_not_there_in_one() -> None:
-    """The same samples at once may need less: a Llama of 1B by 2.3 GiB (docs/lab/recipes.md)."""
+    """The same samples at once may need less: a Llama of 1B by 2.3 GiB (notes/lab/recipes.md)."""
     twice = plan_of(*BASE, "batch.accumulation=2")
     assert not needs_at_least(plan_of(*SYNTHETIC, "batch.per_device=8"), twice)
     more = plan_of(*SYNTHETIC, "batch.per_device=8", "batch.accumulation=2")
