@@ -51,7 +51,7 @@ def check_started_tasks(what: str, num_nodes: int) -> None:
     count = this_task().count
     if count in (1, num_nodes):
         return
-    why = f"srun started {count} tasks. {what} needs one task per node"
+    why = f"srun started {count} tasks, and {what} needs one task per node"
     fix = Fix(remark=f"srun --ntasks={num_nodes} --ntasks-per-node=1 {program()} ...")
     number = str(num_nodes)
     raise ConfigError(Problem("distributed.num_nodes", number, why, fix, "started_processes"))

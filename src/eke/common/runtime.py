@@ -23,7 +23,7 @@ def lacking(error: BaseException) -> str:
         installed = version("torch")
     except PackageNotFoundError:  # a local build
         installed = "of this machine"
-    return f"torch {installed} lacks {what}, which eke needs. Tested: pip install torch=={TESTED}"
+    return f"torch {installed} is not supported ({what}). Tested: pip install torch=={TESTED}"
 
 
 MANY = 50_000

@@ -87,7 +87,7 @@ class Field:
     def words(self) -> str:
         """Return a description of valid values: `a whole number or null`."""
         if get_origin(self.kind) is list:
-            wanted = "a list, [a,b]"
+            wanted = "a list [a,b]"
         elif issubclass(self.kind, Enum):
             wanted = "one of " + ", ".join(self.kind.__members__)
         else:
