@@ -76,15 +76,15 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("sides", nargs="+", metavar="A B", help="FOLDER or FOLDER@WHICH")
     parser.add_argument(
         "--by", default="", metavar="NAME",
-        help="split one folder by a library, commit, driver, host or key (NAME=OLD,NEW if several)",
+        help="split one folder by a library, commit, driver, host or key; NAME=OLD,NEW of several",
     )  # fmt: skip
     parser.add_argument(
         "--tolerance", type=_per_cent, metavar="PERCENT",
-        help="accepted slowdown (default: 3 if measured in turns, else 5)",
+        help="slowdown that is no failure (default: 3 if measured in turns, else 5)",
     )  # fmt: skip
     about = f"measure both now, in turns, {REPEATS} times; interrupted, the same command goes on"
     parser.add_argument("--again", action="store_true", help=about)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args(arguments)
     if len(options.sides) != (1 if options.by else 2):
         parser.error("two sides are compared: A B, or FOLDER --by NAME")
