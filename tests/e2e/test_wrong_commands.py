@@ -76,7 +76,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "bare value": ("=3", "no key before the equals sign", ""),
     "flag": ("--precision bf16", "key=value without dashes", "precision=bf16"),
     "flag with a number": ("--batch-size 4", "without dashes", "batch.per_device=4"),
-    "sweep": ("precision=fp32,bf16", "several values need -m", "python train.py -m precision=fp32,bf16"),
+    "sweep": ("precision=fp32,bf16", "values need -m", "python train.py -m precision=fp32,bf16"),
     "detached single run": ("launcher.detach=true", "this is a single run", "python train.py -m"),
     "not a number": ("optimizer.lr=nan", "a finite number, above 0", "optimizer.lr=0.001"),
     "huge width": ("model.hidden_size=100000000", "optimizer state", "model=tiny"),

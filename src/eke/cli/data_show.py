@@ -49,7 +49,6 @@ def main(command: str, arguments: list[str]) -> int:
 
 
 def _shown(config: Config, options: Namespace) -> str:
-    """Return the first rows and a summary as text."""
     request = request_of(config)
     if request is None or request.corpus:
         what = f"text is cut into samples of {config.data.seq_len} tokens, all of them trained"
@@ -126,7 +125,6 @@ def _marked(join: Join, ids: list[int], trained: list[bool]) -> str:
 
 
 def _summary(config: Config, store: Store) -> str:
-    """Summarize the lengths of the rows and the counts of their preparation."""
     import numpy as np
 
     found, total = store.manifest, store.manifest.counts["tokens"]

@@ -310,7 +310,7 @@ def _options(findings: tuple[OptionFinding, ...]) -> Iterator[tuple[str, str]]:
 
 DESCRIPTION = """\
 Reports GPUs, cores, memory and packages of this machine, and for every group the options that
-can run on it. It changes nothing and trains nothing.
+can run on it. It does not train or change anything.
 """
 
 

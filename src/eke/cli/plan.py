@@ -7,8 +7,8 @@ HELP = """\
 usage: eke plan [-m] [--why] [--quick] [--json] [--config-dir FOLDER] [overrides]
 
 Shows every decision that a configuration leaves open, with its reason, the memory use, whether it
-fits, and the estimated time of a step. Nothing is trained and no GPU is needed: hardware=h100 plans
-for another device.
+fits, and the estimated time of a step. It does not train and needs no GPU: hardware=h100 plans for
+another device.
 
 Takes the overrides of eke train. Groups, options and keys: eke train --help
 

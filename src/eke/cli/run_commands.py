@@ -219,11 +219,8 @@ def status_table(standings: Sequence[RunStatus]) -> str:
     return "\n".join([*lines, "", counts_by_state(standings) + silence(standings)])
 
 
-LOOK_S = 1.0
-"""Poll interval of the files in seconds."""
-
-POLL_CLUSTER_S = 15.0
-"""Poll interval in seconds if polls query a cluster's scheduler, which serves other users."""
+LOOK_S, POLL_CLUSTER_S = 1.0, 15.0
+"""Poll intervals of the files, and of a cluster's scheduler, in seconds."""
 
 SLOW_FACTOR = 10.0
 """Minimum ratio of a pause to the duration of the poll before it, for slow disks."""

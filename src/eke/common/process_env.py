@@ -64,14 +64,18 @@ SPEECH_S = 30.0
 """Seconds for rank 0 to report an error before torchrun ends all ranks."""
 
 
-def started_ranks() -> int:
-    """Return the number of processes started by torchrun or `accelerate launch`, else 1."""
-    if any(name not in os.environ for name in RENDEZVOUS):  # left from another job
-        return 1
+def _number_of(name: str) -> int:
+    """Return the number in an environment variable, 1 if it has none."""
     try:
-        return max(1, int(os.environ[WORLD_SIZE]))
+        return max(1, int(os.environ.get(name, "1")))
     except ValueError:
         return 1
+
+
+def started_ranks() -> int:
+    """Return the number of processes started by torchrun or `accelerate launch`, else 1."""
+    # Incomplete variables are left from another job.
+    return _number_of(WORLD_SIZE) if all(name in os.environ for name in RENDEZVOUS) else 1
 
 
 def ranks_are_started() -> bool:
@@ -91,11 +95,7 @@ def is_first() -> bool:
 
 def machines_at_hand() -> int:
     """Return the number of nodes on which srun or torchrun started this command."""
-    try:
-        here = int(os.environ.get(LOCAL_WORLD_SIZE, "1"))
-    except ValueError:
-        here = 1
-    return max(this_task().count, started_ranks() // max(1, here) if ranks_are_started() else 1)
+    return max(1, this_task().count, started_ranks() // _number_of(LOCAL_WORLD_SIZE))
 
 
 def check_started_ranks(option: str, num_processes: int) -> None:

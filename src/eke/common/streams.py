@@ -1,10 +1,8 @@
 """Standard output and error that do not end the process if writing fails.
 
-A reader may exit (`| head`), a disk fill up, the shell close a stream (`>&-`), or the terminal's
-encoding lack a character. Entry points call `open_streams` first.
-
-Names, logs and records of other users are printed without control characters: an escape sequence
-could move the cursor, write to the clipboard or hide text.
+A reader may exit (`| head`), a disk may fill up, the shell may close a stream (`>&-`), or the
+terminal's encoding may lack a character. Entry points call `open_streams` first. Control characters
+of other users' texts are replaced: they could move the cursor or write to the clipboard.
 """
 
 import contextlib

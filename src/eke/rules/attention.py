@@ -1,5 +1,6 @@
 """Rules about attention. Limits of kernels are from PyTorch's sdp_utils.cpp unless noted."""
 
+import functools
 from collections.abc import Callable
 
 from eke.common.errors import Fix
@@ -120,6 +121,8 @@ def _class_rule(rule: str, what: str, name: str, is_chosen: Callable[[Facts], bo
     )
 
 
+_backend_rule = functools.partial(Rule, key="attention.backend", source=SDP)
+
 RULES = (
     without_effect(
         id="backend_is_sdpas",
@@ -131,13 +134,11 @@ RULES = (
         fix=ANY_BACKEND,
         source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html",
     ),
-    Rule(
+    _backend_rule(
         id="backend_needs_cuda",
-        key="attention.backend",
         when=lambda f: _pinned(f, Backend.mem_efficient, Backend.cudnn) and f.on_cpu,
         why=lambda f: f"needs CUDA. {f.device.name} is a CPU, which supports flash and math",
         fix=ANY_BACKEND,
-        source=SDP,
     ),
     Rule(
         id="cpu_flash_has_no_dropout",
@@ -147,9 +148,8 @@ RULES = (
         fix=Fix("model.dropout=0"),
         source=SDP.replace("cuda/sdp_utils.cpp", "sdp_utils_cpp.cpp"),
     ),
-    Rule(
+    _backend_rule(
         id="learnt_bias_needs_gradient",
-        key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.flash, Backend.cudnn)
             and f.model_family.has_score_bias
@@ -157,11 +157,9 @@ RULES = (
         ),
         why="this kernel has no gradient for T5's learned attention bias",
         fix=ANY_BACKEND,
-        source=SDP,
     ),
-    Rule(
+    _backend_rule(
         id="flash_takes_no_mask",
-        key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.flash)
             and f.on_cuda
@@ -170,43 +168,34 @@ RULES = (
         ),
         why="the CUDA flash kernel takes no mask. Padding and packed samples need one",
         fix=MEM_EFFICIENT,
-        source=SDP,
     ),
-    Rule(
+    _backend_rule(
         id="kernel_needs_ampere",
-        key="attention.backend",
         when=lambda f: _pinned(f, Backend.flash, Backend.cudnn) and older_than(f, AMPERE),
         why=needs_capability("needs", AMPERE),
         fix=MEM_EFFICIENT,
-        source=SDP,
     ),
-    Rule(
+    _backend_rule(
         id="kernel_needs_16_bits",
-        key="attention.backend",
         when=lambda f: _pinned(f, Backend.flash, Backend.cudnn) and f.on_cuda and _in_float32(f),
         why="this kernel needs 16-bit inputs. precision.compute is float32",
         fix=MEM_EFFICIENT,
-        source=SDP,
     ),
-    Rule(
+    _backend_rule(
         id="kernel_head_is_narrow",
-        key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.flash, Backend.cudnn) and f.on_cuda and _head_width(f) > _widest(f)
         ),
         why=lambda f: f"supports head widths up to {_widest(f)}. This model's is {_head_width(f)}",
         fix=ANY_BACKEND,
-        source=SDP,
     ),
-    Rule(
+    _backend_rule(
         id="kernel_head_is_aligned",
-        key="attention.backend",
         when=lambda f: f.on_cuda and _head_width(f) % _head_multiple(f) != 0,
         why=lambda f: (
             f"the head width must be a multiple of {_head_multiple(f)}. It is {_head_width(f)}"
         ),
         fix=ANY_BACKEND,
-        source=SDP,
     ),
     Rule(
         id="cudnn_dropout_in_sixteenths",

@@ -1,5 +1,6 @@
 """Rules about columns, packing, padding and synthetic samples."""
 
+import functools
 from importlib.util import find_spec
 
 from eke.common.errors import Fix
@@ -80,6 +81,8 @@ def _names_no_classes(facts: Facts) -> bool:
     has_rows = isinstance(facts.data, TextColumns | Mix)
     return not are_classes or not has_rows or task.problem is ProblemType.regression
 
+
+_documented_rule = functools.partial(Rule, source="docs/how-to/data.md")
 
 RULES = (
     unsafe(
@@ -169,7 +172,7 @@ RULES = (
         source="transformers' LlamaRMSNorm, and torch's Embedding(padding_idx)",
         versions="transformers 5",
     ),
-    Rule(
+    _documented_rule(
         id="prompt_needs_response",
         key="data.prompt",
         when=lambda f: (rows := _rows(f)) and (rows.prompt is None) is not (rows.response is None),
@@ -179,9 +182,8 @@ RULES = (
             if getattr(f.data, "response", None) is None
             else "data.prompt=prompt"
         ),
-        source="docs/how-to/data.md",
     ),
-    Rule(
+    _documented_rule(
         id="seq2seq_needs_pairs",
         key="data.prompt",
         when=lambda f: (
@@ -192,7 +194,6 @@ RULES = (
         ),
         why="task=seq2seq_lm needs a source column and a target column",
         fix=Fix("data.prompt=prompt", "data.response=response"),
-        source="docs/how-to/data.md",
     ),
     without_effect(
         id="pairs_need_a_task",
@@ -206,7 +207,7 @@ RULES = (
         fix=Fix("data.prompt=null", "data.response=null"),
         source="docs/how-to/data.md",
     ),
-    Rule(
+    _documented_rule(
         id="pair_needs_classifier",
         key="data.text_pair",
         when=lambda f: (
@@ -215,7 +216,6 @@ RULES = (
         ),
         why=lambda f: f"task={f.config.task.option} reads one text per sample",
         fix=Fix("data.text_pair=null", remark="or task=sequence_classification"),
-        source="docs/how-to/data.md",
     ),
     Rule(
         id="outputs_suit_problem",
@@ -230,16 +230,15 @@ RULES = (
         ),
         source="transformers' loss for num_labels = 1",
     ),
-    Rule(
+    _documented_rule(
         id="labels_name_classes",
         key="task.labels",
         when=_names_no_classes,
         value=lambda f: format_value(getattr(f.config.task, "labels", [])),
         why="needs unique class names (at most task.num_labels) and data with rows",
         fix=Fix("task.labels=[]", remark="or task.num_labels=NUMBER_OF_NAMES"),
-        source="docs/how-to/data.md",
     ),
-    Rule(
+    _documented_rule(
         id="problem_needs_labels",
         key="task.problem",
         when=lambda f: (
@@ -248,16 +247,14 @@ RULES = (
         ),
         why="the label of a text is its folder. Each text has one",
         fix=Fix("task.problem=single", remark="or data=jsonl with a column of labels"),
-        source="docs/how-to/data.md",
     ),
-    Rule(
+    _documented_rule(
         id="chat_is_causal",
         key="task",
         when=lambda f: isinstance(f.data, Conversations) and f.config.task.option != "causal_lm",
         value=lambda f: f.config.task.option,
         why="conversations need task=causal_lm",
         fix=Fix("task=causal_lm", remark="with a decoder as the model"),
-        source="docs/how-to/data.md",
     ),
     Rule(
         id="chat_needs_a_tokenizer",

@@ -141,33 +141,32 @@ def _stage(facts: Facts) -> Fix:
     return Fix(f"distributed={zero}", f"distributed.num_processes={processes}")
 
 
+_deepspeed_rule = functools.partial(Rule, versions=VERSION)
+
 RULES = (
-    Rule(
+    _deepspeed_rule(
         id="zero_needs_elementwise_optimizer",
         key="optimizer",
         when=lambda f: is_zero(f) and f.optimizer.fails_on_pieces,
         why=lambda f: f"under distributed={f.distributed.option}: {f.optimizer.fails_on_pieces}",
         fix=Fix("optimizer=adamw"),
         source="arXiv:1910.02054, section 5, and docs/explanation/deepspeed.md",
-        versions=VERSION,
     ),
-    Rule(
+    _deepspeed_rule(
         id="zero_keeps_masters",
         key="precision.master",
         when=lambda f: is_zero(f) and is_narrow(f) and f.config.precision.master is Switch.off,
         why=lambda f: f"distributed={f.distributed.option} always keeps float32 copies of weights",
         fix=Fix("precision.master=auto"),
         source="docs/explanation/deepspeed.md",
-        versions=VERSION,
     ),
-    Rule(
+    _deepspeed_rule(
         id="zero_rounds_adapters",
         key="precision.weights",
         when=lambda f: is_zero(f) and is_narrow(f) and f.config.peft.option != "none",
         why="DeepSpeed would round adapters to bfloat16. All other strategies keep float32",
         fix=instead_of(("bf16_pure",), "precision=bf16", "precision.weights=float32"),
         source="deepspeed.runtime.engine, _cast_module_mixed_precision",
-        versions=VERSION,
     ),
     Rule(
         id="zero3_recomputes_frozen_weights",
@@ -183,14 +182,13 @@ RULES = (
         source="https://github.com/huggingface/transformers/issues/47254",
         versions="deepspeed before 0.19.3",
     ),
-    Rule(
+    _deepspeed_rule(
         id="zero_with_compile",
         key="compile",
         when=lambda f: is_zero(f) and f.config.compile.option != "none",
         why="DeepSpeed's engine would run the uncompiled model",
         fix=Fix("compile=none"),
         source="docs/explanation/deepspeed.md",
-        versions=VERSION,
     ),
     without_benefit(
         id="zero_of_one",
@@ -239,7 +237,7 @@ RULES = (
         fix=Fix("distributed.deepspeed_config=null", remark="or: distributed=zero2"),
         source="https://www.deepspeed.ai/docs/config-json",
     ),
-    Rule(
+    _deepspeed_rule(
         id="cpu_adam_needs_compiler",
         key="optimizer",
         # In a plan the implementation is DeepSpeed's AdamW for the host.
@@ -253,7 +251,6 @@ RULES = (
         why="DeepSpeed compiles its host Adam at first use. g++ is not installed",
         fix=Fix("optimizer.implementation=fused", remark="torch's own, or install g++"),
         source="https://www.deepspeed.ai/tutorials/advanced-install",
-        versions=VERSION,
     ),
     Rule(
         id="offload_needs_zero",
@@ -263,7 +260,7 @@ RULES = (
         fix=_stage,
         source=OFFLOAD_DOCS,
     ),
-    Rule(
+    _deepspeed_rule(
         id="offload_needs_zero3",
         key="offload",
         when=lambda f: (
@@ -276,7 +273,6 @@ RULES = (
         ),
         fix=Fix("distributed=zero3"),
         source=OFFLOAD_DOCS,
-        versions=VERSION,
     ),
     without_effect(
         id="offload_on_cpu",
@@ -288,7 +284,7 @@ RULES = (
         fix=Fix("offload=none"),
         source="arXiv:2101.06840",
     ),
-    Rule(
+    _deepspeed_rule(
         id="nvme_holds_plain_state",
         key="offload",
         when=lambda f: (
@@ -302,9 +298,8 @@ RULES = (
         "float32 copies",
         fix=_instead,
         source="tests/equivalence/test_nvme.py",
-        versions=VERSION,
     ),
-    Rule(
+    _deepspeed_rule(
         id="nvme_weights_stay_in_memory",
         key="offload.weights",
         when=lambda f: (offload := _offload(f)) and offload.weights is WeightsPlace.disk,
@@ -312,7 +307,6 @@ RULES = (
         "(param already assigned swap buffer id)",
         fix=Fix("offload.weights=host"),
         source="tests/equivalence/test_nvme.py",
-        versions=VERSION,
     ),
     Rule(
         id="nvme_folder_writable",
@@ -344,7 +338,7 @@ RULES = (
         source="arXiv:2104.07857, section 5.2",
         sized=True,
     ),
-    Rule(
+    _deepspeed_rule(
         id="nvme_has_space",
         key="offload.path",
         when=lambda f: _is_here(f) and _needed(f) > shutil.disk_usage(_folder(f)).free,
@@ -354,7 +348,6 @@ RULES = (
         ),
         fix=Fix("offload.path=FOLDER", remark="on a larger disk"),
         source="models/sizes/state.py",
-        versions=VERSION,
         sized=True,
     ),
     without_effect(
@@ -367,7 +360,7 @@ RULES = (
         versions=VERSION,
         sized=True,
     ),
-    Rule(
+    _deepspeed_rule(
         id="nvme_buffers_are_locked",
         key="offload.piece_numbers",
         when=lambda f: (
@@ -380,16 +373,14 @@ RULES = (
         ),
         fix=Fix(remark="ulimit -l unlimited   (in the shell, or by the machine's administrator)"),
         source="deepspeed csrc/pin_memory/page_alloc.cpp: mlock",
-        versions=VERSION,
         sized=True,
     ),
-    Rule(
+    _deepspeed_rule(
         id="nvme_needs_libaio",
         key="offload",
         when=lambda f: _is_here(f) and not has_libaio_header(os.environ.get("CFLAGS", "")),
         why="DeepSpeed compiles async_io at first use. libaio.h or a C++ compiler is missing",
         fix=lambda f: Fix(*_instead(f).words, remark="or: apt-get install libaio-dev g++"),
         source="https://www.deepspeed.ai/tutorials/advanced-install",
-        versions=VERSION,
     ),
 )

@@ -152,7 +152,6 @@ def _missing(facts: Facts, group: str) -> tuple[str, str]:
 
 
 def _without(facts: Facts, group: str) -> str:
-    """Return the override that needs no package."""
     if getattr(facts.config, group).option == _INSTEAD[group]:  # the implementation needs it
         return f"{group}.implementation=auto"
     return f"{group}={_INSTEAD[group]}"

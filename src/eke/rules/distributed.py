@@ -103,7 +103,7 @@ RULES = (
         id="replicas_share_evenly",
         key="distributed.replicas",
         when=lambda f: getattr(f.distributed, "replicas", 1) != _replicas(f),
-        why="must divide the processes into equal shards of two or more",
+        why="must divide the processes into equal groups of two or more",
         fix=lambda f: Fix(f"distributed.replicas={_replicas(f)}"),
         source=FSDP_DOCS,
     ),

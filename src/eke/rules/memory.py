@@ -1,5 +1,6 @@
 """Rules about memory techniques, and a search for changes that make the state fit."""
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -65,6 +66,8 @@ def _one_process(facts: Facts) -> Fix:
     return Fix("distributed=none", *several)
 
 
+_in_backward_rule = functools.partial(Rule, key="memory.optimizer_in_backward")
+
 RULES = (
     without_effect(
         id="every_n_needs_checkpointing",
@@ -110,25 +113,22 @@ RULES = (
         fix=Fix("train.max_grad_norm=null"),
         source=LOMO,
     ),
-    Rule(
+    _in_backward_rule(
         id="in_backward_cannot_accumulate",
-        key="memory.optimizer_in_backward",
         when=lambda f: _in_backward(f) and accumulates(f),
         why="each gradient is used and freed immediately and cannot be accumulated",
         fix=_one_micro_batch,
         source=LOMO,
     ),
-    Rule(
+    _in_backward_rule(
         id="in_backward_cannot_scale",
-        key="memory.optimizer_in_backward",
         when=lambda f: _in_backward(f) and f.config.precision.compute is Compute.float16,
         why="float16 loss scaling skips a step on overflow, which needs all gradients",
         fix=_without_scaling,
         source="https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling",
     ),
-    Rule(
+    _in_backward_rule(
         id="in_backward_without_copies",
-        key="memory.optimizer_in_backward",
         when=lambda f: (
             _in_backward(f) and ((found := decide_formats(f.config)).master or found.copies)
         ),
@@ -142,9 +142,8 @@ RULES = (
         ),
         source=LOMO,
     ),
-    Rule(
+    _in_backward_rule(
         id="in_backward_is_one_process",
-        key="memory.optimizer_in_backward",
         when=lambda f: (
             _in_backward(f)
             and (f.distributed.num_processes > 1 or f.distributed.option not in ("none", "ddp"))
@@ -153,9 +152,8 @@ RULES = (
         fix=_one_process,
         source="arXiv:2006.15704, section 3.2",
     ),
-    Rule(
+    _in_backward_rule(
         id="in_backward_needs_other_optimizer",
-        key="memory.optimizer_in_backward",
         when=lambda f: _in_backward(f) and f.optimizer.fails_in_backward,
         why=lambda f: f"optimizer={f.config.optimizer.option} {f.optimizer.fails_in_backward}",
         fix=Fix("optimizer=adamw"),

@@ -28,12 +28,6 @@ _OPTION_FOR_TASK = {
 }
 
 
-def _task_fix(facts: Facts) -> Fix:
-    task = facts.model_family.tasks[0]
-    remark = f"or keep the task: {_OPTION_FOR_TASK[facts.config.task.option]}"
-    return Fix(f"task={task}", remark=remark)
-
-
 def _heads(facts: Facts) -> int:
     return facts.config.model.num_attention_heads
 
@@ -142,7 +136,10 @@ RULES = (
             f"model={f.config.model.option} ({f.model_family.name}) supports only "
             + " and ".join(f.model_family.tasks)
         ),
-        fix=_task_fix,
+        fix=lambda f: Fix(
+            f"task={f.model_family.tasks[0]}",
+            remark=f"or keep the task: {_OPTION_FOR_TASK[f.config.task.option]}",
+        ),
         source=HF_MODELS,
     ),
     Rule(

@@ -32,7 +32,6 @@ def has_wandb_key() -> bool:
 
 
 def _netrc_has(host: str) -> bool:
-    """Return whether the netrc file has a password for the host."""
     named = os.environ.get("NETRC")
     for path in [named] if named else ["~/.netrc", "~/_netrc"]:
         with contextlib.suppress(OSError, netrc.NetrcParseError):
@@ -53,10 +52,6 @@ def _read_settings() -> dict[str, str]:
 
 def _tracker(facts: Facts) -> str:
     return facts.config.tracker.option
-
-
-def _is_folder(uri: str) -> bool:
-    return uri.startswith("file:") or ("://" not in uri and uri != "databricks")
 
 
 def _store(uri: str) -> str:
@@ -101,8 +96,8 @@ RULES = (
         key="tracker.uri",
         when=lambda f: (
             _tracker(f) == "mlflow"
-            and f.config.tracker.uri is not None
-            and _is_folder(f.config.tracker.uri)
+            and (uri := f.config.tracker.uri) is not None
+            and (uri.startswith("file:") or ("://" not in uri and uri != "databricks"))
         ),
         why="needs a URI. MLflow 3.17 does not accept a folder",
         fix=lambda f: Fix(override("tracker.uri", _store(f.config.tracker.uri or ""))),

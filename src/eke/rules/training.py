@@ -118,7 +118,7 @@ def _usual_rule(key: str) -> Rule:
     def why(facts: Facts) -> str:
         usual = usual_values(facts.config)[key]
         span = f"{usual.low:g} to {usual.high:g}"
-        return f"is over {FAR_OFF} times outside the usual range {span} of {usual.source}"
+        return f"is more than {FAR_OFF} times off the usual range {span} of {usual.source}"
 
     def fix(facts: Facts) -> Fix:
         instead = usual_values(facts.config)[key].value
@@ -293,10 +293,7 @@ RULES = (
         id="more_workers_than_cores",
         key="dataloader.workers",
         when=lambda f: f.config.dataloader.workers > _cores_per_process(f),
-        why=lambda f: (
-            f"more loader processes than {_cores_per_process(f)} of {usable_cores()} cores per "
-            "training process"
-        ),
+        why=lambda f: f"exceeds the {_cores_per_process(f)} cores of each training process",
         fix=lambda f: Fix(f"dataloader.workers={_cores_per_process(f)}"),
         source=LOADER,
     ),

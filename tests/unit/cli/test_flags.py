@@ -125,7 +125,11 @@ def problems_in_json(typed: list[str], capsys) -> list[dict[str, Any]]:
             ],
             id="rules",
         ),
-        pytest.param(["model=a,gpt2"], [("unknown_option", "model", [])] * 2, id="no override"),
+        pytest.param(
+            ["model=a,gpt2"],
+            [("unknown_option", "model", []), ("several_values", "model", [])],
+            id="no override",
+        ),
         pytest.param(
             ["seed=1,2"],
             [("several_values", "seed", ["-m", "seed=1,2", "plan_only=true"])],

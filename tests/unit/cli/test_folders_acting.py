@@ -175,7 +175,7 @@ def test_jobs_that_slurm_does_not_tell_about_are_not_asked(world, capsys) -> Non
     world.found.append(dataclasses.replace(world.found[0], label="the same run"))
     assert cli.main(["cancel", "runs"]) == 1
     assert world.cancelled == []
-    told = "not asked: 1 run with a job that may wait or run: squeue: no controller\n"
+    told = "not stopped: 1 run with a job that may wait or run: squeue: no controller\n"
     assert capsys.readouterr().out == told
     world.run("b", pid="4711", silent="squeue: no controller")  # on this machine, by its lock
     assert cli.main(["cancel", "runs"]) == 1

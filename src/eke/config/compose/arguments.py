@@ -176,7 +176,6 @@ def _no_utf8(token: str) -> Problem:
 
 
 def _read_flag(token: str, found: Arguments, reader: _Reader, also: Mapping[str, int]) -> Arguments:
-    """Add a flag to the arguments. Its values are taken from the reader."""
     flag, equals, rest = token.partition("=")
     inline = rest if equals else None
     if flag in _SWITCHES and inline is None:

@@ -59,7 +59,6 @@ def candidates(words: Sequence[str], word: str) -> list[str]:
 
 
 def _config_dir(words: Sequence[str]) -> Path | None:
-    """Return the user's config folder of the command line, if it exists."""
     folder = ""
     for before, word in itertools.pairwise(["", *words]):
         flag, equals, inline = word.partition("=")
@@ -150,6 +149,5 @@ def answer_shell(request: Sequence[str], commands: Sequence[str] = ()) -> str:
 
 
 def _without_program(words: Sequence[str]) -> list[str]:
-    """Return the words after `eke`, `python train.py` or `python -m eke`."""
     named = [PurePath(w).name == "eke" or w.endswith(".py") for w in words[:3]]
     return list(words[named.index(True) + 1 if True in named else 1 :])

@@ -1,8 +1,7 @@
 """Cache of composed trees. Hydra needs 0.1 to 0.3 s per tree. Most can be derived faster.
 
-- Values (`optimizer.lr=0.1`) are set on a copy of a tree with the same options, which Hydra does
-  last.
-- Sections of options that write into no other section are joined from cached trees with the same
+- Values (`optimizer.lr=0.1`) are set last, as in Hydra, on a copy of a tree with the same options.
+- Sections whose options write into no other section are joined from cached trees with the same
   presets. Hydra composes a missing section separately if no preset writes into it.
 """
 

@@ -158,7 +158,6 @@ def read_clauses(
 def _check(
     comparison: Expression, text: str, catalogue: Catalogue, rows: Sequence[str]
 ) -> list[Problem]:
-    """Return the problems of a key and its values, as in overrides."""
     key, values = comparison.key, comparison.values
     if key == ROW:
         named = f"unknown row. Rows: {', '.join(rows) or 'none'}"
@@ -177,7 +176,6 @@ def _check(
 
 
 def _corrected(text: str, problem: Problem) -> Fix:
-    """Return the clause with the fix of a problem."""
     if len(problem.fix.words) != 1:
         return Fix()
     key, _, value = problem.fix.words[0].partition("=")
