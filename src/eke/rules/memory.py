@@ -28,7 +28,7 @@ def _in_backward(facts: Facts) -> bool:
 
 def _rotates_what_is_kept(facts: Facts) -> bool:
     """Return whether Liger overwrites the projections that selective checkpointing keeps."""
-    # Normalised heads are copied. Unknown architectures count as affected.
+    # Normalised heads are new tensors. Unknown architectures count as affected.
     family = facts.model_family
     return (
         facts.config.kernels.option == "liger"

@@ -36,11 +36,11 @@ GROUPS: dict[str, tuple[str, str]] = {
     "dataloader": ("loading of batches", ""),
     "peft": ("trained weights", "none lora qlora"),
     "engine": ("training loop", ""),
-    "tracker": ("where results are shown", "wandb mlflow tensorboard none"),
+    "tracker": ("experiment tracker", "wandb mlflow tensorboard none"),
     "hardware": ("device to plan for", "auto cpu rtx4090 a100_80 h100 h200"),
     "slurm": ("cluster for sweeps (-m)", ""),
     "recipe": ("named set of techniques", "none fastest low_memory"),
-    "experiment": ("named, complete setting", "none smoke debug"),
+    "experiment": ("named configuration", "none smoke debug"),
     "sweep": ("named set of runs (-m)", "none demo guide_table precision_ladder"),
 }
 """Group -> its description, and its options on the help page (empty: all). Others come last."""
