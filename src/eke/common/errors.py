@@ -202,7 +202,7 @@ def no_room(error: OSError) -> str:
     if limit != resource.RLIM_INFINITY:
         too_large = f"Files are limited to {limit // 1024} KiB: ulimit -f unlimited"
     return {
-        errno.ENOSPC: "Free some disk space and run again",
-        errno.EDQUOT: "Free some space of the disk quota and run again",
+        errno.ENOSPC: "The disk is full: free some space and run again",
+        errno.EDQUOT: "The disk quota is used up: free some space and run again",
         errno.EFBIG: too_large,
     }.get(error.errno or 0, "")

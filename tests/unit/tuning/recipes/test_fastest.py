@@ -237,7 +237,7 @@ def test_graphs_are_for_steps_that_the_host_limits() -> None:
     [
         pytest.param(
             ("batch.per_device=2", "batch.accumulation=2"), "inductor",
-            "CUDA graphs, which the next micro-batch", id="typed",
+            "overwrites the gradients", id="typed",
         ),
         pytest.param(("batch.target=4",), "inductor", "", id="all at once may not fit"),
         pytest.param(
