@@ -67,7 +67,7 @@ def test_every_option_is_put_to_the_rules_with_what_it_needs_beside_it() -> None
         (CPU, ("precision", "tf32"), "is a CPU"),
         (CPU, ("offload", "nvme"), ""),  # with a folder
         (V100, ("precision", "bf16"), "has compute capability 7.0"),
-        (V100, ("distributed", "ddp"), "there are 1"),
+        (V100, ("distributed", "ddp"), "Available: 1"),
         (CPU, ("model", "llama3_8b"), "8.03 B parameters need"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",

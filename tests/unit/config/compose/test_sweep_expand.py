@@ -121,7 +121,7 @@ def test_excluded_by_composed_values() -> None:
         ("precision=fp16 and seed=2", 1),
         ("optimizer.lr<=1e-9", 0),
     ]
-    assert expanded.warnings == ("sweep.exclude: optimizer.lr<=1e-9 excludes nothing",)
+    assert expanded.warnings == ("sweep.exclude: optimizer.lr<=1e-9 excludes no run",)
     assert expanded.settings.strict
 
 
