@@ -71,7 +71,7 @@ PAIRS = (
     ("trainer", "hand"),
     ("trainer", "eke"),
 )
-"""Which loop is compared with which; docs/reference/claims names rows by their number."""
+"""Which loop is compared with which; notes/claims names rows by their number."""
 
 Steps = NDArray[np.float64]
 """Milliseconds of a loop's timed steps, shape (blocks, BLOCK)."""

@@ -57,7 +57,7 @@ class Section:
     question: str
     sources: tuple[Source, ...]
     lab: str | None = None
-    """Page of docs/lab and the anchor of its entry; None before there is one."""
+    """Page of notes/lab and the anchor of its entry; None before there is one."""
 
 
 _STARTUP = "python benchmarks/startup.py --out results/startup_cpu.json"

@@ -205,7 +205,7 @@ def test_a_pytorch_that_lacks_what_traces_are_made_with_is_told(monkeypatch) -> 
     serve([json.dumps(plan_to_plain(plan_of()))] * 2, answers)
     said = [json.loads(line)["reason"] for line in answers.getvalue().splitlines()]
     assert len(said) == 2
-    assert "lacks what eke uses (cannot import name 'X' from 'torch._subclasses')" in said[0]
+    assert "is not supported (cannot import name 'X' from 'torch._subclasses')" in said[0]
     own = ImportError("cannot import name 'X' from 'eke.training.trace'", name="eke.training.trace")
     monkeypatch.setattr("eke.training.trace.trace_worker.import_libraries", lambda: raise_(own))
     with pytest.raises(ImportError):

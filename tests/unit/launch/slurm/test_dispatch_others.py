@@ -107,7 +107,7 @@ def test_only_jobs_of_the_submissions_name_are_shown_and_cancelled(
     status, cancel, calls = ask("5|0|RUNNING|n1|my_other_work|None", "5|1|PENDING||other|Priority")
     assert "2 not started" in status
     assert f"its job {name}_0 is gone" in status
-    assert cancel == "nothing is queued or running; the jobs of 2 runs are gone\n"
+    assert cancel == "no run is queued or running, the jobs of 2 runs are gone\n"
     assert calls == []
     # Requeued under its number, and submitted once more under another one.
     mine = [f"5|0|PENDING||{name}|BeginTime", f"9|0|RUNNING|n2|{name}|None"]
