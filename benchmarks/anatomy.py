@@ -3,7 +3,7 @@
 python benchmarks/anatomy.py [--size small|full] [--rounds N] [--out FILE]
 
 Profiles steps of a BERT and of a Llama that eke builds, on the GPU where there is one, on one CPU
-thread else. Writes results/anatomy_DEVICE.json; docs/reference/claims.md compares it with the
+thread else. Writes results/anatomy_DEVICE.json; notes/claims.md compares it with the
 guides.
 """
 

@@ -1,6 +1,6 @@
 """Which part of a step an operation belongs to, and what kind of work it is. Needs no torch.
 
-The guides' anatomy of operations (docs/reference/claims.md): tensor contractions, statistical
+The guides' anatomy of operations (notes/claims.md): tensor contractions, statistical
 normalisations, element-wise operators, after Ivanov et al. 2021, "Data Movement Is All You Need",
 arXiv:2007.00072.
 """

@@ -10,7 +10,7 @@ on their own), with an interval over resampled blocks of steps. `bare again` is 
 what it differs by from the first is noise.
 
 A case is LAYERSxWIDTHxBATCH of a BERT. Prints tables, writes a record; what the numbers were:
-docs/lab/loop.md. Some eight minutes on a quiet machine.
+notes/lab/loop.md. Some eight minutes on a quiet machine.
 """
 
 import argparse
@@ -71,7 +71,7 @@ PAIRS = (
     ("trainer", "hand"),
     ("trainer", "eke"),
 )
-"""Which loop is compared with which; docs/reference/claims names rows by their number."""
+"""Which loop is compared with which; notes/claims names rows by their number."""
 
 Steps = NDArray[np.float64]
 """Milliseconds of a loop's timed steps, shape (blocks, BLOCK)."""

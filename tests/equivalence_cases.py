@@ -11,7 +11,7 @@ CASES = {
 
 SMOOTH = {"seq2seq-t5": ("model.gated=true", "optimizer.eps=1e-6")}
 """T5's ReLU has a kink, and Adam divides what is nearly zero by itself: rounding decides about an
-update now and then, in one process cut into other micro-batches, too (docs/lab/sharding.md). On
+update now and then, in one process cut into other micro-batches, too (notes/lab/sharding.md). On
 another CPU it decides otherwise."""
 
 RAGGED = (

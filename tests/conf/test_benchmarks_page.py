@@ -60,7 +60,7 @@ def test_the_commands_exist(command: str) -> None:
 def test_the_lab_book_has_the_entries() -> None:
     for section in SECTIONS:
         page, _, anchor = (section.lab or "").partition("#")
-        assert not anchor or anchor in anchors(REPO / "docs" / "lab" / page)
+        assert not anchor or anchor in anchors(REPO / "notes" / "lab" / page)
 
 
 def recipe_row(name: str, **other) -> dict:

@@ -1,4 +1,4 @@
-"""docs/reference/claims.md matches its data and the records; every claim has evidence."""
+"""notes/claims.md matches its data and the records; every claim has evidence."""
 
 import json
 import os
@@ -34,7 +34,7 @@ ids = [claim.id for claim in CLAIMS]
 
 
 def test_the_page_is_up_to_date() -> None:
-    page, fresh = REPO / "docs" / "reference" / "claims.md", claims_page(REPO / "results")
+    page, fresh = REPO / "notes" / "claims.md", claims_page(REPO / "results")
     if os.environ.get("EKE_UPDATE"):
         page.write_text(fresh)
     else:

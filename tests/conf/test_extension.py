@@ -155,10 +155,10 @@ def test_a_new_option_is_offered_and_told_apart(own_options, plan_with, plugin) 
 @pytest.mark.slow
 def test_a_new_option_has_the_fields_and_limits_of_its_schema(plan_with, plugin) -> None:
     assert plan_with("optimizer=rmsprop", "optimizer.eps=1e-6").config.optimizer.eps == 1e-6
-    with pytest.raises(ConfigError, match="at least 0 and below 1"):
-        plan_with("optimizer=rmsprop", "optimizer.beta2=1")
-    with pytest.raises(ConfigError, match="optimizer=rmsprop has no momentum"):
-        plan_with("optimizer=rmsprop", "optimizer.momentum=0.5")
+    for wrong, kind in (("beta2=1", "limit"), ("momentum=0.5", "other_options_key")):
+        with pytest.raises(ConfigError) as error:
+            plan_with("optimizer=rmsprop", f"optimizer.{wrong}")
+        assert error.value.problems[0].id == kind
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,9 @@ def test_an_entry_says_where_its_optimizer_fails(overrides, why, plan_with, plug
 
 
 def test_an_optimizer_that_no_package_registers_is_rejected(plan_with) -> None:
-    with pytest.raises(ConfigError, match="is no option of optimizer with these keys"):
+    with pytest.raises(ConfigError) as error:
         plan_with("optimizer=rmsprop")
+    assert error.value.problems[0].id == "unknown_option"
 
 
 TABLES = {

@@ -118,7 +118,7 @@ def interrupt_a_probe(tmp_path: Path) -> None:
     os.kill(live.pid, signal.SIGINT)
     out, _ = live.communicate(timeout=PATIENCE_S)
     assert live.returncode == 75, out
-    assert "stopping the probe" in out
+    assert "Stopping the probe" in out
     assert "Traceback" not in out
     with pytest.raises(ProcessLookupError):
         os.kill(int(found[1]), 0)

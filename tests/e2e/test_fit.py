@@ -69,13 +69,13 @@ def test_it_tries_confirms_and_writes_the_best_also_after_ctrl_c(fit, train_py, 
     assert done.code == 0, done.text
     assert "answered from its record" in done.out
     values = values_of(tmp_path)
-    assert values["trials"][0]["configuration"] == "as typed"
+    assert values["trials"][0]["configuration"] == "baseline"
     assert len(values["trials"]) == 3
     assert {trial["outcome"] for trial in values["trials"]} == {"ok"}
     peaks = [trial["trial"]["peak_bytes"] for trial in values["trials"]]
     assert values["gain"]["factor"] == pytest.approx(peaks[0] / min(peaks))
     assert values["gain"]["factor"] > 1.05, "smaller micro-batches and checkpointing need less"
-    assert "less peak memory than your configuration" in done.out
+    assert "less peak memory than the baseline" in done.out
     assert "experiment=found" in done.out
 
     (folder,) = tmp_path.glob("runs/sweep-*")
@@ -106,7 +106,7 @@ def test_a_diverging_training_is_tried_once(fit, tmp_path) -> None:
     done = fit(*last_wins(*WORK, *DIVERGES, "train.steps=50"))
     assert done.code == 1, done.text
     assert done.out.count("diverged:") == 1, done.text
-    assert "lower optimizer.lr" in done.out
+    assert "Lower optimizer.lr" in done.out
     assert not list(tmp_path.glob("mine/experiment/*"))
 
 

@@ -76,7 +76,7 @@ def test_however_it_ends_the_same_command_continues_the_same_curve(
     os.kill(live.worker_pid(), signal.SIGSTOP)
     second = train_py(*LONG)
     assert second.code == 16, second.text
-    assert "is being worked on" in second.text
+    assert "is in use" in second.text
     kill_worker(live, folder)
     shutil.rmtree(folder / "checkpoints")  # then it starts over
     ask_to_stop(*going(), signal.SIGINT, "cancelled")

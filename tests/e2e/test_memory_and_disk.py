@@ -142,7 +142,7 @@ def a_checkpoint_that_cannot_be_written(tmp: Path) -> Path:
     done = train_within(resource.RLIMIT_FSIZE, 60_000, tmp, *SMALL)
     assert done.code == 1, done.text
     assert "Traceback" not in done.text
-    assert "File too large; no file may have more than" in done.out
+    assert "File too large. Files are limited to" in done.out
     (folder,) = run_folders(tmp)
     record = record_of(folder)
     assert (record["outcome"], record["failure"]["phase"]) == ("crashed", "checkpoint")
@@ -155,7 +155,7 @@ def metrics_that_cannot_be_written(tmp: Path, folder: Path) -> None:
     done = train_within(resource.RLIMIT_FSIZE, 120_000, tmp, *SMALL)
     assert done.code == 1, done.text
     assert "Traceback" not in done.text
-    assert "File too large; no file may have more than" in done.out
+    assert "File too large. Files are limited to" in done.out
     record = record_of(folder)
     assert record["outcome"] == "crashed"
     assert "metrics.jsonl" in record["failure"]["message"]

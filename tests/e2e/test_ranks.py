@@ -241,7 +241,7 @@ def test_a_launcher_with_other_processes_than_configured_is_refused(tmp_path) ->
 @pytest.mark.slow
 def test_a_sweep_under_a_launcher_is_refused(tmp_path) -> None:
     done = launched(tmp_path, TORCHRUN, "-m", *SHORT)
-    assert done.err.count("a sweep starts its own") == 1
+    assert done.err.count("A sweep starts its own") == 1
 
 
 @pytest.mark.slow
@@ -252,7 +252,7 @@ def test_a_full_disk_on_rank_0_ends_both(tmp_path) -> None:
     done = run_in(tmp_path, ["bash", str(script), *last_wins(*LONG, "model.hidden_size=64")])
     assert done.code == 1, done.text
     (folder,) = run_folders(tmp_path)
-    assert "no file may have more than" in record_of(folder)["failure"]["message"]
+    assert "Files are limited to" in record_of(folder)["failure"]["message"]
     wait_until_gone(folder)
 
 

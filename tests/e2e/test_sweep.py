@@ -81,7 +81,7 @@ def test_however_it_is_ended_typing_it_again_finishes_it(start, tmp_path) -> Non
     os.kill(live.worker_pid(), signal.SIGKILL)
     out = live.finish()
     assert live.process.returncode == 0, out
-    assert "tried again" in out
+    assert "trying again" in out
     assert [c["outcome"] for c in sweep_of(tmp_path)["cells"]] == ["ok", "ok"]
     assert [record_of(f)["attempt"] for f in single_runs(tmp_path)] == [4, 0]
 
@@ -165,7 +165,7 @@ def test_two_sweeps_at_once_wait_for_a_leased_cpu_and_share_it_and_the_work(
         assert not list(tmp_path.glob("runs/*/attempts.jsonl")), "nothing runs beside it"
     outs = [each.finish() for each in both]
     assert [each.process.returncode for each in both] == [0, 0], outs
-    assert any("waits: CPU is leased by process 4242" in out for out in outs)
+    assert any("waiting: CPU is leased by process 4242" in out for out in outs)
     assert [len(attempts(run)) for run in single_runs(tmp_path)] == [1, 1], "each was done once"
     (_, end), (start_of_other, _) = spans(tmp_path)
     assert end <= start_of_other + 0.5

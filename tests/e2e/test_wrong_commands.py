@@ -16,7 +16,7 @@ from eke import cli, workflows
 # id: (command, a phrase of the message, the fix behind the arrow or "" where no override mends it).
 # `world` and `locked` make what {tmp} holds.
 WRONG: dict[str, tuple[str, str, str]] = {
-    "group": ("precison=bf16", "did you mean precision?", "precision=bf16"),
+    "group": ("precison=bf16", "Did you mean precision?", "precision=bf16"),
     "target is no multiple": (
         "batch.target=12 batch.per_device=8",
         "is not a multiple of batch.per_device x processes = 8 x 1 = 8",
@@ -24,7 +24,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     ),
     "step larger than the data": (
         "data=synthetic data.num_samples=100 batch.accumulation=16",
-        "needs 128 samples per step, only 100",
+        "makes steps of 128 samples; there are 100 to train on",
         "batch.accumulation=12",
     ),
     "negative rate": ("optimizer.lr=-1e-3", "must be above 0", "optimizer.lr=0.001"),
@@ -49,7 +49,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "no such file or folder",
         "data.path=FILE_OR_FOLDER",
     ),
-    "unreadable file": ("data=text data.path={tmp}/locked.txt", "it cannot be read", "data.path="),
+    "unreadable file": ("data=text data.path={tmp}/locked.txt", "is not readable", "data.path="),
     "unreadable file in a folder": (
         "data=text data.path={tmp}/mixed",
         "cannot be read",
@@ -62,29 +62,29 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "is not a valid file name pattern",
         "'data.pattern=*.txt'",
     ),
-    "no path at all": ("data=text", "data=text needs a value for it", "data.path=FILE_OR_FOLDER"),
+    "no path at all": ("data=text", "data=text needs a value", "data.path=FILE_OR_FOLDER"),
     "runs in a file": ("paths.runs={tmp}/a.txt", "is not a folder", "paths.runs=runs"),
-    "runs by a dead link": ("paths.runs={tmp}/lost/a", "link to what is not", "paths.runs=runs"),
-    "runs by a link to itself": ("paths.runs={tmp}/loop", "link to what is not", "paths.runs=runs"),
-    "runs read-only": ("paths.runs={tmp}/kept/runs", "cannot be written", "paths.runs=runs"),
-    "runs too long": ("paths.runs=" + "x" * 300, "longer than the 255 bytes", "paths.runs=runs"),
+    "runs by a dead link": ("paths.runs={tmp}/lost/a", "broken link", "paths.runs=runs"),
+    "runs by a link to itself": ("paths.runs={tmp}/loop", "broken link", "paths.runs=runs"),
+    "runs read-only": ("paths.runs={tmp}/kept/runs", "is not writable", "paths.runs=runs"),
+    "runs too long": ("paths.runs=" + "x" * 300, "longer than 255 bytes", "paths.runs=runs"),
     "server without http": (
         "tracker=mlflow tracker.uri=localhost:5000",
-        "a URI is needed",
+        "needs a URI",
         "tracker.uri=http://localhost:5000",
     ),
     "bare value": ("=3", "no key before the equals sign", ""),
-    "flag": ("--precision bf16", "written as key=value, without dashes", "precision=bf16"),
+    "flag": ("--precision bf16", "key=value without dashes", "precision=bf16"),
     "flag with a number": ("--batch-size 4", "without dashes", "batch.per_device=4"),
-    "sweep": ("precision=fp32,bf16", "a sweep needs -m", "python train.py -m precision=fp32,bf16"),
+    "sweep": ("precision=fp32,bf16", "values need -m", "python train.py -m precision=fp32,bf16"),
     "detached single run": ("launcher.detach=true", "this is a single run", "python train.py -m"),
     "not a number": ("optimizer.lr=nan", "a finite number, above 0", "optimizer.lr=0.001"),
-    "huge width": ("model.hidden_size=100000000", "alone", "model=tiny"),
-    "huge epochs": ("train.epochs=1e12", "the limit is", "train.epochs=1"),
-    "huge batch": ("batch.per_device=1000000000", "embeddings alone", "batch.per_device="),
+    "huge width": ("model.hidden_size=100000000", "optimizer state", "model=tiny"),
+    "huge epochs": ("train.epochs=1e12", "is the most a run may have", "train.epochs=1"),
+    "huge batch": ("batch.per_device=1000000000", "the embeddings of", "batch.per_device="),
     "huge sequence": (
         "model=tiny_t5 task=seq2seq_lm data=synthetic data.seq_len=100000000000",
-        "embeddings alone",
+        "the embeddings of",
         "batch.per_device=1 data.seq_len=",
     ),
     "huge seed": ("seed=1000000000000", "between 0 and 4294967295", "seed=0"),
@@ -219,7 +219,7 @@ def test_version(command, capsys) -> None:
     [
         pytest.param([], 0, "eke train [overrides]", id="nothing"),
         pytest.param(["--help"], 0, "eke train [overrides]", id="help"),
-        pytest.param(["nonsense"], 2, "eke: no command 'nonsense'", id="nonsense"),
+        pytest.param(["nonsense"], 2, "eke: unknown command 'nonsense'", id="nonsense"),
         pytest.param(["plan", "model=tiny_bert"], 2, "-> task=masked_lm", id="plan, refused"),
         pytest.param(["plan", "batch.target=64", "--quick"], 0, "batch.accumulation", id="plan"),
         pytest.param(

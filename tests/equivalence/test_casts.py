@@ -57,7 +57,7 @@ def exact_gradients(job_of, *overrides):
 
 @pytest.mark.parametrize("case", [LLAMA, BERT], ids=["llama", "bert"])
 def test_gradients_are_nearly_as_near_the_truth_as_autocasts(case, job_of) -> None:
-    """Twice: a 16-bit residual stream is rounded in each layer (docs/lab/numerics.md)."""
+    """Twice: a 16-bit residual stream is rounded in each layer (notes/lab/numerics.md)."""
     exact = exact_gradients(job_of, *case)
     cast, copied = (gradients(job_of(*case, *o)) for o in (("precision=bf16",), COPIED))
     assert 2**-12 < distance(copied, exact) < 2 * distance(cast, exact)

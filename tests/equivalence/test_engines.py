@@ -88,7 +88,7 @@ def test_trainers_own_loss_would_be_found(curve_of, monkeypatch) -> None:
 
 @pytest.mark.slow
 def test_stock_trainer_reports_four_times_the_loss() -> None:
-    """Reason for our own loss (transformers 5.23). On failure, note in docs/lab/techniques.md."""
+    """Reason for our own loss (transformers 5.23). On failure, note in notes/lab/techniques.md."""
     whole, cut = stock_curve(8, 1), stock_curve(2, 4)
     for one, four in zip(whole, cut, strict=True):
         assert four == pytest.approx([4 * value for value in one], rel=1e-4)

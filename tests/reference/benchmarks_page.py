@@ -27,7 +27,7 @@ TAIL = """\
 ## Elsewhere
 
 How right forecasts of memory and step time are: [accuracy.md](accuracy.md). The guides' table:
-[techniques.md](techniques.md). Experiments that did not work: [the lab book](../lab/index.md).
+[techniques.md](techniques.md). Experiments that did not work: [the lab book](../../notes/lab/index.md).
 """
 
 
@@ -57,7 +57,7 @@ class Section:
     question: str
     sources: tuple[Source, ...]
     lab: str | None = None
-    """Page of docs/lab and the anchor of its entry; None before there is one."""
+    """Page of notes/lab and the anchor of its entry; None before there is one."""
 
 
 _STARTUP = "python benchmarks/startup.py --out results/startup_cpu.json"
@@ -248,7 +248,7 @@ def _section(letter: str, section: Section, results: Path) -> str:
     for source in section.sources:
         lines += _records(source, results)
     if section.lab:
-        lines.append(f"Method and interpretation: [lab book](../lab/{section.lab}).")
+        lines.append(f"Method and interpretation: [lab book](../../notes/lab/{section.lab}).")
     return "\n\n".join(lines) + "\n"
 
 

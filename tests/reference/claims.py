@@ -1,4 +1,4 @@
-"""The guides' claims with eke's verdicts: reads and checks docs/reference/claims/*.yaml."""
+"""The guides' claims with eke's verdicts: reads and checks notes/claims/*.yaml."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from support import REPO
 
-FOLDER = REPO / "docs" / "reference" / "claims"
+FOLDER = REPO / "notes" / "claims"
 
 KINDS = ("technique", "number", "table", "advice")
 VERDICTS = {

@@ -1,4 +1,4 @@
-"""docs/reference/claims.md: what the five guides say, with a verdict and its evidence."""
+"""notes/claims.md: what the five guides say, with a verdict and its evidence."""
 
 from collections import Counter
 from pathlib import Path
@@ -21,7 +21,7 @@ from reference.gpu import where_seen
 HEAD = """\
 # What the guides say, and what is true of it
 
-Generated from `docs/reference/claims/*.yaml` and the records in `results/`; change those and run
+Generated from `notes/claims/*.yaml` and the records in `results/`; change those and run
 `EKE_UPDATE=1 pytest tests/conf/test_claims.py`. No number of eke's is entered by hand: each is read
 from the record named with it.
 
@@ -92,10 +92,10 @@ def _claim(claim: Claim, results: Path) -> str:
 def _evidence(evidence: Evidence) -> str:
     if evidence.record:
         file = evidence.record.partition("#")[0]
-        return f"{shown(evidence)} ([{Path(file).stem}](../../{file}))"
+        return f"{shown(evidence)} ([{Path(file).stem}](../{file}))"
     if evidence.test:
         file, _, name = evidence.test.partition("::")
-        return f"[{name}](../../{file})"
+        return f"[{name}](../{file})"
     return f"<{evidence.source}>"
 
 
@@ -114,6 +114,6 @@ def _records(sections: list[Section]) -> str:
     ]
     for file in sorted(files):
         made = provenance(file)
-        lines.append(f"| [{Path(file).name}](../../{file}) | {made.machine} | {made.date} "
+        lines.append(f"| [{Path(file).name}](../{file}) | {made.machine} | {made.date} "
                      f"| {made.libraries} |")  # fmt: skip
     return "\n".join(lines) + "\n"

@@ -11,7 +11,7 @@ and torch 1.9 or 1.10. What they did otherwise than today's, each with its sourc
 - Trainer had two groups of parameters, decayed ones first (trainer.py of 4.15, create_optimizer);
 - checkpointing was reentrant; cuBLAS had no workspace from PyTorch (it came with torch 1.11);
 - autocast ran gelu in float32 (pytorch#59639; torch up to 1.9: inferred from one row, see
-  docs/lab/memory.md).
+  notes/lab/memory.md).
 """
 
 import contextlib

@@ -114,10 +114,10 @@ def test_jobs_need_nobody_and_the_same_command_finds_them(
     shown = eke("status", "runs")
     assert shown.code == 1
     assert "2 runs: 2 unknown" in shown.out
-    assert "slurm does not answer: squeue reaches no SLURM controller" in shown.out
+    assert "slurm does not answer: squeue cannot reach a SLURM controller" in shown.out
     ended = eke("cancel", "runs")
     assert ended.code == 1
-    assert ended.out.startswith("not asked: 2 runs with a job that may wait or run: squeue")
+    assert ended.out.startswith("not stopped: 2 runs with a job that may wait or run: squeue")
     monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
     (sweep,) = tmp_path.glob("runs/sweep-*")
     assert eke("cancel", str(sweep)).out == "asked 2 runs to save and end\n"

@@ -156,5 +156,5 @@ def test_srun_with_a_task_too_many_is_refused_once(cluster: Cluster, tmp_path: P
         cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 2, done
-    assert done.stderr.count("srun has started 2 tasks, and a run takes one on each") == 1
+    assert done.stderr.count("srun started 2 tasks, and a run needs one task per node") == 1
     assert not (tmp_path / "runs").exists()

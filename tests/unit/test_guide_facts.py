@@ -1,4 +1,4 @@
-"""Claims of docs/reference/claims.md that arithmetic or an installed library answers."""
+"""Claims of notes/claims.md that arithmetic or an installed library answers."""
 
 import dataclasses
 import inspect

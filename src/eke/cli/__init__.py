@@ -1,4 +1,4 @@
-"""The `eke` command: argument parsing and printing only."""
+"""The `eke` command: parse arguments and print results."""
 
 import argparse
 import shlex
@@ -15,51 +15,51 @@ from eke.common.text import closest
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER
 
 USAGE = """\
-eke: find, run and compare the training recipes that get the most out of your GPUs
+eke: find, run and compare training recipes that use the available GPUs efficiently
 
-  eke train [overrides]    one run, or with -m a sweep (python train.py in a checkout)
-  eke plan [overrides]     every derived decision with its reason, and the memory
-                           it takes; nothing is run (--json: for machines)
-                           (--why: what dominates, and what would make it fit)
-                           (--quick: memory by formulas, if no trace is kept)
-                           (hardware=all: on every known GPU; eke plan --help)
-  eke fit [overrides]      the fastest configuration that fits: rules and forecasts, then
-                           a few short trials; written as an experiment (eke fit --help)
-  eke data show ...        the first rows as text, with what is trained (eke data --help)
-  eke schema [FOLDER]      JSON schemas of the option files, for editors
-  eke doctor               what this machine has, and which options can run on it
-                           (--json: for machines)
-  eke status DIR           how far the runs of a sweep are, here or in a cluster
-                           (--live: as they go on; --json)
-  eke logs DIR             the ends of the logs of what runs or failed (-f: as they grow)
-  eke cancel DIR           asks runs to save and end; the same command continues them
-  eke retry DIR            runs again what crashed, diverged or ran out of memory
-  eke report DIR...        which techniques pay, by how much, and how sure that is
-                           (eke report --help; --publish: at Weights & Biases)
-  eke compare A B          whether B is slower: two runs, sweeps, commits or versions
-                           (exit code 1: it is; --again measures both; eke compare --help)
-  eke export RUN DIR       the model of a finished run, for transformers, PEFT or the hub
-                           (--merge: adapters in the weights; eke export --help)
-  eke generate RUN PROMPT  what a trained model writes, or a conversation with it
+  eke train [overrides]    train one run, or with -m a sweep (python train.py in a checkout)
+  eke plan [overrides]     show all decisions with reasons and the memory, without training
+                           (--json)
+                           (--why: largest memory use, and overrides that reduce it)
+                           (--quick: use formulas if there is no cached trace)
+                           (hardware=all: on every known GPU. Details: eke plan --help)
+  eke fit [overrides]      find the fastest configuration that fits, by rules, forecasts and
+                           a few short trials. Details: eke fit --help
+  eke data show ...        show the first rows and mark the trained tokens (eke data --help)
+  eke schema [FOLDER]      write JSON schemas of the option files for editors
+  eke doctor               show the properties of this machine and its usable options
+                           (--json)
+  eke status DIR           show the progress of runs, on this machine or in a cluster
+                           (--live: update until all end, --json)
+  eke logs DIR             show the last log lines of running and failed runs (-f: follow)
+  eke cancel DIR           stop runs after saving. Repeat the command to resume them
+  eke retry DIR            rerun crashed, diverged and out-of-memory runs
+  eke report DIR...        compare runs: which techniques help, by how much, with what certainty
+                           (--publish: at Weights & Biases. Details: eke report --help)
+  eke compare A B          test whether B is slower: two runs, sweeps, commits or versions
+                           (exit code 1: slower. --again measures both. eke compare --help)
+  eke export RUN DIR       write the model of a finished run for transformers, PEFT or the Hub
+                           (--merge: merge adapters. Details: eke export --help)
+  eke generate RUN PROMPT  generate text with a trained model, or chat with it
                            (eke generate --help)
-  eke evaluate RUN         loss and metrics of a trained model, also on other data
-                           (data.path=test.csv; eke evaluate --help)
-  eke sync RUNS...         send runs to Weights & Biases, and see that they arrived
+  eke evaluate RUN         compute loss and metrics of a trained model, also on other data
+                           (data.path=test.csv. Details: eke evaluate --help)
+  eke sync RUNS...         send runs to Weights & Biases and verify them
                            (eke sync --help)
   eke --version
 
-Overrides and options: eke train --help   (of one group: eke train --help GROUP)
+Overrides and options: eke train --help   (one group: eke train --help GROUP)
 """
 
 _OWN_MODULE = ("plan", "report", "compare", "fit", "schema", "doctor", "sync")
-"""Commands with a module of the same name, imported only when needed."""
+"""Commands with a module of the same name, imported when needed."""
 
 _SHARED_MODULE = {
     "data": "data_show",
     **dict.fromkeys(("export", "generate", "evaluate"), "models"),
     **dict.fromkeys(("status", "logs", "cancel", "retry"), "run_commands"),
 }
-"""Other commands -> the module whose `main` takes the command's name, too."""
+"""Command -> module for several commands, whose `main` also takes the command's name."""
 
 HELP_FLAGS = ("--help", "-h")
 
@@ -67,7 +67,7 @@ _COMMANDS = ("train", *_OWN_MODULE, *_SHARED_MODULE)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point of the console script; returns the exit code."""
+    """Run the console script and return the exit code."""
     if arguments is None:
         use_utf8()
     open_streams()
@@ -81,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
             speak_problems(error)
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-    except OSError as error:  # the disk is full, or a folder is not writable or was deleted
+    except OSError as error:  # e.g. a full disk, or a deleted or read-only folder
         sys.stderr.write(f"{of_system(error)}\n")
         return EXIT_FAILED
     except KeyboardInterrupt:
@@ -96,11 +96,11 @@ def _do(arguments: list[str]) -> int:
         return int(import_module(f"eke.cli.{command}").main(rest))
     if command in _SHARED_MODULE:
         return int(import_module(f"eke.cli.{_SHARED_MODULE[command]}").main(command, rest))
-    # Imported here so that Ctrl-C during the import prints no traceback.
+    # Import here, so that Ctrl-C during the import prints no traceback.
     from eke.config.compose.completion import COMPLETION_FLAGS
 
     if command == "train" and any(word.partition("=")[0] in HELP_FLAGS for word in rest):
-        # Planning and training code is not imported.
+        # Avoid the import of planning and training code.
         from eke.config.compose import help_text, split_arguments
 
         asked = split_arguments(rest)
@@ -121,13 +121,13 @@ def _do(arguments: list[str]) -> int:
 
 
 def _unknown(command: str, rest: list[str]) -> int:
-    """Suggest the intended command, or `train` if overrides follow without one."""
+    """Suggest the intended command, or `train` if the word is an override."""
     typed = ["train", command] if "=" in command else [closest(command, _COMMANDS)]
     if typed[0] is None:
-        sys.stderr.write(f"eke: no command {command!r}\n\n")
+        sys.stderr.write(f"eke: unknown command {command!r}\n\n")
         return _usage(EXIT_USER)
     again = mask(shlex.join(["eke", *filter(None, typed), *rest]))
-    sys.stderr.write(f"eke: no command {mask(command)!r}\n  -> {again}\n")
+    sys.stderr.write(f"eke: unknown command {mask(command)!r}\n  -> {again}\n")
     return EXIT_USER
 
 
@@ -137,7 +137,7 @@ def _usage(code: int) -> int:
 
 
 def make_parser(command: str, description: str) -> argparse.ArgumentParser:
-    """Parser of `eke COMMAND`, with the line breaks of its description."""
+    """Return a parser of `eke COMMAND` that keeps the line breaks of its description."""
     return argparse.ArgumentParser(
         f"eke {command}", description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -145,11 +145,11 @@ def make_parser(command: str, description: str) -> argparse.ArgumentParser:
 
 
 def whole_number(lowest: int) -> Callable[[str], int]:
-    """Type of an option of argparse: a whole number from `lowest` on."""
+    """Return a type for argparse: a whole number from `lowest`."""
 
     def number(text: str) -> int:
         if (value := int(text)) < lowest:
-            raise argparse.ArgumentTypeError(f"{text} is too few: {lowest} or more")
+            raise argparse.ArgumentTypeError(f"{text} is below {lowest}")
         return value
 
     return number

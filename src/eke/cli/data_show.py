@@ -1,4 +1,4 @@
-"""`eke data show`: print the first rows of the data as they are trained, and their lengths."""
+"""`eke data show`: print the first rows of the training data and the row lengths."""
 
 import sys
 from argparse import Namespace
@@ -21,11 +21,11 @@ from eke.plan.planner.samples import plan_data
 from eke.rules import Facts, check
 from eke.workflows import heed, print_once
 
-DESCRIPTION = """Prints the first rows as text, what is trained in green, or between [[ and ]]
-without colours; then how long rows are, and how many are bad, empty and truncated."""
+DESCRIPTION = """Shows the first rows as text, with trained tokens in green, or between [[ and ]]
+without colours. Then shows row lengths and the numbers of bad, empty and truncated rows."""
 
 TOKEN_TASKS = ("causal_lm", "seq2seq_lm")
-"""Tasks that predict the tokens of a row; the loss of others is on a label or masked tokens."""
+"""Tasks that predict the tokens of a row. The loss of others uses a label or masked tokens."""
 
 Join = Callable[[list[int]], str]
 
@@ -36,27 +36,26 @@ def main(command: str, arguments: list[str]) -> int:
     parser.usage = "eke data show [--rows N] [--ids] [--config-dir FOLDER] [overrides]"
     parser.add_argument("show", choices=["show"], help="the only command")
     parser.add_argument("--rows", type=int, default=3, metavar="N", help="rows (default 3)")
-    parser.add_argument("--ids", action="store_true", help="also the ids of the tokens")
+    parser.add_argument("--ids", action="store_true", help="also show the token ids")
     options, typed = parser.parse_known_args(arguments)
     config = _configuration(typed)
     if not isinstance(config.data, Mix):
         return print_once(_shown(config, options))
     texts = []
     for source, part in zip(plan_data(config, []).sources, source_configs(config), strict=True):
-        rows = _shown(part, options) if isinstance(part.data, Rows) else "text, which has no rows"
+        rows = _shown(part, options) if isinstance(part.data, Rows) else "text without rows"
         texts.append(f"source {source.name}: {source.share:.1%} of the samples\n\n{rows}")
     return print_once("\n\n\n".join(texts))
 
 
 def _shown(config: Config, options: Namespace) -> str:
-    """The first rows, and a summary."""
     request = request_of(config)
     if request is None or request.corpus:
-        what = f"its text is cut into samples of {config.data.seq_len} tokens, and none is context"
-        what = "its tokens are drawn" if config.data.option == "synthetic" else what
-        return f"data={config.data.option} has no rows to show: {what}"
+        what = f"text is cut into samples of {config.data.seq_len} tokens, all of them trained"
+        what = "tokens are drawn at random" if config.data.option == "synthetic" else what
+        return f"data={config.data.option} has no rows: {what}"
     store = open_store(request)
-    from eke.data.preparation.tokenizers import load_request_tokenizer  # slow: transformers
+    from eke.data.preparation.tokenizers import load_request_tokenizer  # imports transformers
 
     join = load_request_tokenizer(request).join
     count = min(options.rows, store.manifest.counts["cuts"])
@@ -65,11 +64,11 @@ def _shown(config: Config, options: Namespace) -> str:
 
 
 def _configuration(typed: list[str]) -> Config:
-    """The configuration with its checkpoint's tokenizer; only rules about data are checked."""
+    """Return the configuration with its checkpoint's tokenizer. Check only rules about data."""
     arguments = split_arguments(typed, {"--rows": 1, "--ids": 0})
     if arguments.multirun or arguments.hydra_flags or needs_sweep(arguments.overrides):
-        fix = Fix(remark="eke data show with the overrides of one run")
-        raise ConfigError(Problem("eke data show", "", "shows the data of one configuration", fix))
+        fix, why = Fix(remark="eke data show with the overrides of one run"), "shows a single run"
+        raise ConfigError(Problem("eke data show", "", why, fix, "wrong_argument"))
     heed(arguments)
     composed = compose(arguments.overrides, arguments.config_dir)
     config = resolve_model(composed.config, composed.overrides, planning=True)
@@ -89,7 +88,7 @@ def _row(config: Config, store: Store, join: Join, number: int, with_ids: bool) 
     trained = [place >= cut for place in range(len(ids))]
     if store.has("trained"):
         trained = store.array("trained")[start:end].astype(bool).tolist()
-    trained[0] &= config.task.option != "causal_lm"  # no token predicts the first one
+    trained[0] &= config.task.option != "causal_lm"  # the first token is not predicted
     use = "evaluation" if number in store.array("evaluation") else "training"
     heading = f"row {number + 1} ({use}): {format_number(len(ids), 'token')}"
     heading += f", {sum(trained)} trained" if config.task.option in TOKEN_TASKS else ""
@@ -99,7 +98,7 @@ def _row(config: Config, store: Store, join: Join, number: int, with_ids: bool) 
 
 
 def _label(store: Store, number: int) -> str:
-    """Classes or number of a row; empty if it has no label."""
+    """Return the classes or the number of a row as text, "" without a label."""
     names, start, end = store.manifest.label_names, number, number + 1
     if store.has("label_offsets"):
         start, end = store.array("label_offsets")[number : number + 2]
@@ -111,7 +110,7 @@ def _label(store: Store, number: int) -> str:
 
 
 def _marked(join: Join, ids: list[int], trained: list[bool]) -> str:
-    """A row with its trained parts marked; each begins where the text of what precedes it ends."""
+    """Mark the trained parts of a row. Each part begins after the text of the parts before."""
     console = Console(file=sys.stdout)
     coloured = console.is_terminal and console.color_system and not console.no_color
     before, after = ("\x1b[1;32m", "\x1b[0m") if coloured else ("[[", "]]")
@@ -126,7 +125,6 @@ def _marked(join: Join, ids: list[int], trained: list[bool]) -> str:
 
 
 def _summary(config: Config, store: Store) -> str:
-    """Lengths of the rows, and the counts of their preparation."""
     import numpy as np
 
     found, total = store.manifest, store.manifest.counts["tokens"]
@@ -139,7 +137,7 @@ def _summary(config: Config, store: Store) -> str:
         bar = "#" * round(40 * size / max(sizes))
         lines.append(f"  {first:>7} to {first + step - 1:<7} {size:>9}  {bar}".rstrip())
     if config.task.option in TOKEN_TASKS:
-        first = int(config.task.option == "causal_lm")  # no token predicts it
+        first = int(config.task.option == "causal_lm")  # the first token is not predicted
         trained = found.num_trained or total - int(np.maximum(store.array("cuts"), first).sum())
         lines.append(f"trained: {trained / total:.1%} ({trained} of {total} tokens)")
     counts = f"{found.num_bad} bad, {found.num_empty} empty, {found.num_truncated} truncated"
@@ -147,5 +145,5 @@ def _summary(config: Config, store: Store) -> str:
     lines += [f"ignored: {printable(', '.join(found.ignored))}"] if found.ignored else []
     lines += [f"first bad row: {printable(row)}" for row in found.bad_rows[:1]]
     if found.num_bad > getattr(config.data, "max_bad_frac", 1) * found.num_rows:
-        lines.append("A run refuses so many bad rows; eke plan with these overrides says more.")
+        lines.append("A run rejects data with so many bad rows. Details: eke plan")
     return "\n".join(lines)

@@ -39,29 +39,29 @@ LEFT_OUT = ("data", "task", "batch", "schedule", "hardware", "recipe", "experime
 """Groups that do not depend on the machine, or need a user's path."""
 
 NEEDS_MORE = {("model", "pretrained")}
-"""Options that need a value only the user knows."""
+"""Options without a default for a required value."""
 
 
 @dataclass(frozen=True)
 class OptionFinding:
-    """Report of the rules on one option on this machine, with defaults everywhere else."""
+    """Result of the rules for one option on this machine, with defaults everywhere else."""
 
     group: str
     option: str
     usable: bool
     why: str = ""
-    """The violated limit, or why it is unsafe or has no effect; empty if there is no problem."""
+    """Problem or warning of the option, "" if there is none."""
     fix: str = ""
-    """The fix, as shown."""
+    """Printed fix."""
     overrides: tuple[str, ...] = ()
-    """The fix as overrides; may be empty."""
+    """Fix as overrides, possibly empty."""
 
 
 def find_options(device: Device) -> tuple[OptionFinding, ...]:
-    """Check options that depend on the machine by the rules that check a run; milliseconds each."""
+    """Check the options that depend on the machine with the rules for runs."""
     catalogue = make_catalogue()
-    base = compose(["tracker=none"]).config  # its package may be missing, too
-    # Problems shared by all options, for example a full disk.
+    base = compose(["tracker=none"]).config  # the default tracker's package may be missing
+    # Problems of all options, for example a full disk.
     everywhere = {problem.id for problems in check(Facts(base, device)) for problem in problems}
     findings = []
     pairs = [
@@ -77,7 +77,7 @@ def find_options(device: Device) -> tuple[OptionFinding, ...]:
 
 
 def _with(catalogue: Catalogue, base: Config, group: str, option: str) -> Config:
-    """Default configuration with another option, without Hydra, which needs 0.1 s to compose."""
+    """Return the default configuration with another option. Hydra would take 0.1 s."""
     config = copy.deepcopy(base)
     setattr(config, group, _section(catalogue, group, option))
     tasks = family_of(config).tasks
@@ -87,16 +87,16 @@ def _with(catalogue: Catalogue, base: Config, group: str, option: str) -> Config
 
 
 def _section(catalogue: Catalogue, group: str, option: str) -> Any:
-    """Values of an option, as its schema class."""
+    """Return the values of an option as its schema class."""
     schema = OmegaConf.structured(catalogue.schema_class(group, option))
     merged = OmegaConf.merge(schema, *_values(catalogue, group, option))
     for key in OmegaConf.missing_keys(merged):
-        OmegaConf.update(merged, key, "runs")  # a folder, of offload=nvme
+        OmegaConf.update(merged, key, "runs")  # the folder of offload=nvme
     return OmegaConf.to_object(merged)
 
 
 def _values(catalogue: Catalogue, group: str, option: str) -> list[Any]:
-    """Values set by the file of an option and by the options it extends."""
+    """Return the values in the file of an option and in the options it extends."""
     values: Any = OmegaConf.load(catalogue.options[group][option])
     entries = (str(entry).partition("@")[0] for entry in values.pop("defaults", []))
     names = [entry.removeprefix(f"/{group}/") for entry in entries]
@@ -105,7 +105,7 @@ def _values(catalogue: Catalogue, group: str, option: str) -> list[Any]:
 
 
 TIMEOUT_S = 60.0
-"""Importing torch takes two seconds, and far longer from a cold network file system."""
+"""Time limit in seconds. Importing torch takes 2 s, but far longer from a cold network disk."""
 
 QUESTIONS = """
 import json, torch
@@ -125,7 +125,7 @@ print("\\n" + json.dumps(found))
 
 
 def ask_torch(questions: str = QUESTIONS) -> subprocess.Popen[str]:
-    """Query torch in another process: a slow import or a crashing driver stops no report."""
+    """Query torch in another process, so that a crash or slow import does not stop the report."""
     return subprocess.Popen(
         [sys.executable, SAFE_PATH, "-c", questions],
         stdin=subprocess.DEVNULL,
@@ -137,7 +137,7 @@ def ask_torch(questions: str = QUESTIONS) -> subprocess.Popen[str]:
 
 
 def torch_answer(process: subprocess.Popen[str], timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """The properties reported by torch, or `error` with the reason."""
+    """Return the properties reported by torch, or `error` with the reason."""
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -151,11 +151,11 @@ def torch_answer(process: subprocess.Popen[str], timeout_s: float = TIMEOUT_S) -
 
 
 WANTED = (*PACKAGES, "datasets", "nvidia-ml-py")
-"""Packages to report, by distribution name."""
+"""Reported packages, by distribution name."""
 
 
 def examine() -> dict[str, Any]:
-    """Examine this machine; never raise for missing components. Keys are those of `--json`."""
+    """Examine this machine without raising for missing components. Keys as in `--json`."""
     process = ask_torch()
     device = detect()
     options = find_options(device)
@@ -168,7 +168,7 @@ def examine() -> dict[str, Any]:
         "versions": versions,
         "missing": [name for name in WANTED if name not in versions],
         "cpu": cpu_name(),
-        "num_cores": usable_cores(),  # for this process, as is the memory
+        "num_cores": usable_cores(),  # of this process, like the memory
         "num_machine_cores": os.cpu_count(),
         "memory_bytes": memory_limit(),
         # In the search order of inductor and torch's extensions.
@@ -177,7 +177,7 @@ def examine() -> dict[str, Any]:
         "runs_free_bytes": shutil.disk_usage(folder).free,
         "runs_writable": os.access(folder, os.W_OK),
         "runs_risks": list(find_risks(runs)),
-        "wandb_key": has_wandb_key(),  # the key itself is never shown
+        "wandb_key": has_wandb_key(),  # without the key itself
         "gpus": report_gpus(),
         "device": device,
         "torch": torch_answer(process),
@@ -186,34 +186,34 @@ def examine() -> dict[str, Any]:
 
 
 def find_risks(runs: Path) -> Iterator[str]:
-    """List risks to the runs in a folder from other users, each with its prevention."""
+    """Yield risks to the runs in a folder from other users, each with its prevention."""
     me = os.geteuid()
     if me == 0:
-        yield "you are root: eke then trusts links and folders of every user; train as another user"
+        yield "root trusts links and folders of every user. Train as another user"
     try:
         mode, found = runs.stat().st_mode, list(os.scandir(runs))
     except OSError:
         return
     if mode & 0o022 and not mode & stat.S_ISVTX:
         fix = f"chmod +t {shlex.quote(str(runs))}"
-        yield f"others may rename and delete your runs in {runs}, since it has no sticky bit: {fix}"
+        yield f"other users can rename and delete runs in {runs} (no sticky bit): {fix}"
     owners = set()
     for entry in found:
         with contextlib.suppress(OSError):
             owners.add(entry.stat(follow_symlinks=False).st_uid)
     if others := ", ".join(map(str, sorted(owners - {me}))):
-        yield f"{runs} has folders of other users (uid {others}), which your runs cannot continue"
+        yield f"{runs} has folders of other users (uid {others}). Their runs cannot be resumed"
 
 
 GLUE = "\N{NO-BREAK SPACE}"
-"""Replaced by a space after the lines are wrapped."""
+"""Sign that becomes a space after the lines are wrapped."""
 
 LABEL = 14
 """Width of the label column."""
 
 
 def render_examination(found: dict[str, Any], width: int = 100) -> str:
-    """Format the sections machine, packages, GPUs and options, at most `width` columns wide."""
+    """Format the report, at most `width` columns wide."""
     sections = (
         ("machine", _machine(found)),
         ("software", _software(found)),
@@ -239,12 +239,12 @@ def _machine(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         cores += f" of {found['num_machine_cores']}"
     yield "CPU", f"{found['cpu']}, {cores}"
     memory = format_bytes(found["memory_bytes"]) if found["memory_bytes"] else "unknown"
-    yield "memory", f"{memory} for this process, container limits included"
-    refused = "" if found["runs_writable"] else ", and may not be written"
+    yield "memory", f"{memory} for this process, with container limits"
+    refused = "" if found["runs_writable"] else ", not writable"
     yield "runs folder", f"{found['runs']}: {format_bytes(found['runs_free_bytes'])} free{refused}"
     for risk in found["runs_risks"]:
         yield "warning", risk
-    missing = "none: inductor on a CPU, torchao and offload need one"
+    missing = "none. inductor on a CPU, torchao and offload need one"
     yield "C++ compiler", found["compiler"] or missing
     yield "trains on", found["device"].note
 
@@ -252,18 +252,18 @@ def _machine(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _software(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     torch = found["torch"]
     if "error" in torch:
-        yield "torch", f"does not start: {torch['error']}"
+        yield "torch", f"fails to start: {torch['error']}"
     else:
         cuda = f"CUDA {torch['built_for_cuda']}" if torch["built_for_cuda"] else "CPU only"
         words = [f"{torch['version']} built for {cuda}"]
         if torch["cuda_available"]:
-            words.append(f"sees {torch['num_gpus']} GPUs, cuDNN {torch['cudnn']}")
+            words.append(f"detects {torch['num_gpus']} GPUs, cuDNN {torch['cudnn']}")
             words.append(f"NCCL {torch['nccl']}")
         yield "torch", ", ".join(words)
     rest = {name: version for name, version in found["versions"].items() if name != "torch"}
     yield "installed", "  ".join(f"{name}{GLUE}{version}" for name, version in rest.items())
-    yield "not installed", "  ".join(found["missing"]) or "nothing that eke can use"
-    key = "found" if found["wandb_key"] else "none: tracker.mode=online needs one, offline does not"
+    yield "not installed", "  ".join(found["missing"]) or "none"
+    key = "found" if found["wandb_key"] else "none. Only tracker.mode=online needs one"
     yield "W&B API key", key
 
 
@@ -273,7 +273,7 @@ def _gpus(report: GpuReport) -> Iterator[tuple[str, str]]:
         return
     yield "driver", f"{report.driver or 'unknown'}, up to CUDA {report.cuda_driver or 'unknown'}"
     for gpu in report.gpus:
-        yield f"GPU {gpu.index}", "; ".join(_gpu(gpu))
+        yield f"GPU {gpu.index}", ", ".join(_gpu(gpu))
 
 
 def _gpu(gpu: GpuState) -> Iterator[str]:
@@ -303,27 +303,26 @@ def _options(findings: tuple[OptionFinding, ...]) -> Iterator[tuple[str, str]]:
         yield group, "  ".join(each.option for each in mine if each.usable) or "none"
         for each in mine:
             if each.why:
-                verdict = "mind" if each.usable else "not"
+                verdict = "warning" if each.usable else "invalid"
                 fix = f" -> {each.fix}" if each.fix else ""
                 yield "", f"{verdict} {each.option}: {each.why}{fix}"
 
 
 DESCRIPTION = """\
-Looks at this machine: GPUs, cores, memory, packages, and which options of
-every group could run here, as the rules see it. Changes nothing and trains nothing.
+Reports GPUs, cores, memory and packages of this machine, and for every group the options that
+can run on it. It does not train or change anything.
 """
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the report; return 0, or 2 for invalid arguments."""
+    """Print the report. Return 0, or 2 for invalid arguments."""
     parser = make_parser("doctor", DESCRIPTION)
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     found = examine()
     if options.json:
         text = json.dumps(found, indent=2, default=dataclasses.asdict)
     else:
-        # Longer lines are hard to read.
         text = render_examination(found, min(100, shutil.get_terminal_size().columns))
     sys.stdout.write(text + "\n")
     return EXIT_OK

@@ -11,16 +11,16 @@ from eke.workflows import heed, print_once
 from eke.workflows.autotune import TuneRequest, fit
 
 DESCRIPTION = """\
-Finds the fastest configuration that fits, and writes it as an option of `experiment`.
+Finds the fastest configuration that fits and writes it as an option of `experiment`.
 
-It takes the overrides of eke train. Groups that are set stay as they are; of the
-others (attention, compile, kernels, memory, with --numerics also precision and optimizer) and of
-the micro-batch every combination is refused by rules, forecast, or may be tried. The samples per
-step and the length of samples are kept. Groups, options and keys: eke train --help
+Takes the overrides of eke train. Groups that you set are kept. For the others (attention, compile,
+kernels, memory, with --numerics also precision and optimizer) and the micro-batch, eke rejects
+invalid combinations, forecasts the rest and tries the most promising. Samples per step and sample
+lengths are kept. Groups, options and keys: eke train --help
 
   eke fit model=bert_large task=masked_lm batch.per_device=32 precision=bf16
   eke fit model=llama_1b --numerics mixed --name mine
-  eke fit model=tiny plan_only=true          what would be tried
+  eke fit model=tiny plan_only=true          show the trials
   eke fit model=llama_1b hydra/launcher=command 'launcher.prefix=[ssh gpu1]' hardware=h100
 """
 
@@ -33,22 +33,23 @@ def main(arguments: Sequence[str]) -> int:
     parser = make_parser("fit", DESCRIPTION)
     parser.add_argument(
         "--objective", choices=[each.value for each in Objective], default="speed",
-        help="what the best has least of: seconds, peak memory, or device-seconds per sample",
+        help="minimise time, peak memory, or device time per sample (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--numerics", choices=[each.value for each in Numerics], default="same",
-        help="same: the formats as given (default); mixed: 16-bit or TF32 products over float32 "
-        "weights, too; reduced: bfloat16 weights, float8 and 8-bit states, too",
+        help="same: keep the formats (default). mixed: also 16-bit or TF32 products over float32 "
+        "weights. reduced: also bfloat16 weights, float8 and 8-bit states",
     )  # fmt: skip
     parser.add_argument(
         "--budget-trials", type=whole_number(2), default=8, metavar="N",
-        help="trials of 20 steps at most (default 8), the one that confirms the best included",
+        help="maximum number of trials of 20 steps, with the confirming trial (default: 8)",
     )  # fmt: skip
     parser.add_argument(
-        "--name", default="", help="of the option written (default "
-        "fit_MODEL, with _memory, _mixed ... where one of these is chosen)",
+        "--name", default="", help="name of the new option (default: "
+        "fit_MODEL, with _memory, _mixed, ... for other objectives and numerics)",
     )  # fmt: skip
-    parser.add_argument("--config-dir", metavar="FOLDER", help="your own options; written there")
+    about = "folder with your options, where the new option is written"
+    parser.add_argument("--config-dir", metavar="FOLDER", help=about)
     options, overrides = parser.parse_known_args(list(arguments))
     folder = ["--config-dir", options.config_dir] if options.config_dir else []
     typed = split_arguments([*folder, *overrides], FLAGS)

@@ -1,4 +1,4 @@
-"""`eke export|generate|evaluate RUN`: write, ask or measure the model of a finished run."""
+"""`eke export|generate|evaluate RUN`: export, use or evaluate the model of a finished run."""
 
 import argparse
 import contextlib
@@ -17,30 +17,30 @@ from eke.workflows.export import export
 from eke.workflows.generate import Sampling, TextWriter
 
 EXPORT = """\
-Writes the model of a finished run for other libraries: safetensors, config.json, tokenizer with its
-chat template, generation config, and a model card. No optimizer state. A run with adapters gives
-the adapter, as PEFT loads it, or with --merge a model that plain transformers loads.
+Writes the model of a finished run for other libraries: safetensors, config.json, tokenizer with
+chat template, generation config and a model card, without optimizer state. A run with adapters
+gives an adapter for PEFT, or with --merge a model for plain transformers.
 """
 
 GENERATE = """\
-Writes what a trained model continues a prompt with. With a chat template each PROMPT is a message
-of the user, and the answer is printed. Without PROMPT the standard input is the prompt; on a
-terminal, each line is a prompt of one conversation (/reset begins a new one, Ctrl-D ends).
+Generates text after a prompt with a trained model. With a chat template, each PROMPT is a message
+of the user, and the answer is printed. Without PROMPT, the standard input is the prompt. On a
+terminal, each line is a prompt of a conversation (/reset starts a new one, Ctrl-D ends).
 """
 
 EVALUATE = """\
 Evaluates the model of a finished run: loss, and accuracy, F1 and each class, or perplexity and
-token accuracy. Without overrides on the run's own evaluation samples; data that is named
+token accuracy. Without overrides it uses the evaluation samples of the run. Other data
 (data.path=test.csv, or another option of data) is evaluated to its last row. Overrides of
-precision, attention, hardware, dataloader and batch.eval_per_device say how.
+precision, attention, hardware, dataloader and batch.eval_per_device are also possible.
 
-evaluate.generate=true also lets the model write answers, the most probable token each time, of
-evaluate.max_new_tokens=128 at most: exact match, and ROUGE-L by words.
+evaluate.generate=true also generates answers with the most probable tokens, of at most
+evaluate.max_new_tokens=128, and reports exact match and ROUGE-L by words.
 """
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
-    """Parse and run a command; return the exit code."""
+    """Parse and run a command. Return the exit code."""
     commands: dict[str, Callable[[Sequence[str]], int]] = {
         "export": _export, "generate": _generate, "evaluate": _evaluate,
     }  # fmt: skip
@@ -51,8 +51,8 @@ def _export(arguments: Sequence[str]) -> int:
     parser = make_parser("export", EXPORT)
     parser.add_argument("run", metavar="RUN", help="a run's folder, or its id in runs/")
     parser.add_argument("folder", metavar="DIR", help="a new or empty folder")
-    parser.add_argument("--merge", action="store_true", help="put adapters into the weights")
-    about = "send DIR to this repository of the hub (made private)"
+    parser.add_argument("--merge", action="store_true", help="merge adapters into the weights")
+    about = "send DIR to this repository of the Hub (created as private)"
     parser.add_argument("--push", metavar="NAME", help=about)
     options = parser.parse_args(arguments)
     return print_once(export(options.run, options.folder, options.merge, options.push))
@@ -62,7 +62,7 @@ def _evaluate(arguments: Sequence[str]) -> int:
     parser = make_parser("evaluate", EVALUATE)
     parser.add_argument("run", metavar="RUN", help="a run's folder, or its id in runs/")
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="data.path=test.csv")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     typed = split_arguments(options.overrides)
     heed(typed)
@@ -91,30 +91,30 @@ def _sampling_options(arguments: Sequence[str]) -> argparse.Namespace:
     how = Sampling()
     parser.add_argument(
         "--max-new-tokens", type=whole_number(1), default=how.max_new_tokens, metavar="N",
-        help=f"tokens at most (default: {how.max_new_tokens})",
+        help=f"maximum number of new tokens (default: {how.max_new_tokens})",
     )  # fmt: skip
     parser.add_argument(
         "--temperature", type=float, default=how.temperature, metavar="T",
-        help="draw tokens; 0 takes the most probable one (default)",
+        help="sampling temperature. 0 takes the most probable token (default)",
     )  # fmt: skip
     parser.add_argument(
         "--top-p", type=float, default=how.top_p, metavar="P",
-        help="draw from the most probable tokens that sum to P (default: all)",
+        help="sample from the most probable tokens with sum P (default: all)",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=how.seed, metavar="S", help="of drawn tokens")
-    parser.add_argument("--raw", action="store_true", help="without the chat template")
+    parser.add_argument("--seed", type=int, default=how.seed, metavar="S", help="sampling seed")
+    parser.add_argument("--raw", action="store_true", help="do not use the chat template")
     options = parser.parse_args(arguments)
     if options.temperature < 0 or not 0 < options.top_p <= 1:
-        parser.error("--temperature is 0 or more, and --top-p more than 0 and at most 1")
+        parser.error("--temperature must be at least 0, --top-p above 0 and at most 1")
     if options.top_p < 1 and options.temperature == 0:
         parser.error("--top-p has no effect without --temperature")
     return options
 
 
 def _converse(writer: TextWriter) -> int:
-    """Ask for lines and answer them, until the end of input."""
+    """Read lines and print answers until the end of input."""
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  # lines can be edited
+        import readline  # noqa: F401  # enables line editing
     while True:
         try:
             line = input("> ")

@@ -1,4 +1,4 @@
-"""`eke plan`: show all decisions of a configuration and its estimated cost, without running it."""
+"""`eke plan`: show all decisions of a configuration and its estimated cost."""
 
 from eke import workflows
 from eke.workflows import print_once
@@ -6,19 +6,19 @@ from eke.workflows import print_once
 HELP = """\
 usage: eke plan [-m] [--why] [--quick] [--json] [--config-dir FOLDER] [overrides]
 
-Every decision that a configuration leaves open, with its reason; how much of its device's memory
-it takes, and whether it fits; how long a step takes, as an estimate. Nothing is run, and no GPU is
-needed: hardware=h100 plans for another machine.
+Shows every decision that a configuration leaves open, with its reason, the memory use, whether it
+fits, and the estimated time of a step. It does not train and needs no GPU: hardware=h100 plans for
+another device.
 
-It takes the overrides of eke train. Groups, their options and keys: eke train --help
+Takes the overrides of eke train. Groups, options and keys: eke train --help
 
-  --why            also what dominates memory, and overrides that reduce it
-  --quick          at once: memory by formulas, unless a trace is kept
-  --json           for machines, under the paths of a record
-  -m               every cell of a sweep, and the GPU-hours of all
-  hardware=all     every known GPU: does it fit, its largest micro-batch, its speed
-  --config-dir FOLDER   your own options
-  -h, --help       this
+  --why            also show the largest memory use and overrides that reduce it
+  --quick          use formulas if there is no cached trace (milliseconds)
+  --json           print JSON with the keys of a record
+  -m               plan every run of a sweep, and the total GPU-hours
+  hardware=all     all known GPUs: fit, largest micro-batch, speed
+  --config-dir FOLDER   folder with your options
+  -h, --help       this help
 
   eke plan model=llama_1b precision=bf16 hardware=rtx3090 --why
   eke plan model=llama_1b precision=bf16 hardware=all

@@ -20,7 +20,7 @@ PUBLISHED_FILE = "report.wandb.published.json"
 
 
 def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -> None:
-    """Write the specification; publish it with `--publish`. Raises EkeError or OSError."""
+    """Write the W&B report. Publish it with `--publish`. Raises EkeError or OSError."""
     if not (options.wandb or options.publish):
         if options.project or options.entity:
             sys.stderr.write("--project and --entity have no effect without --wandb or --publish\n")
@@ -30,7 +30,7 @@ def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -
     place = find_project(found, options.project, options.entity)
     text = dump(specification(found, place))
     write_atomic(folder / FILE, text, shared=bool(options.output))
-    hint = "" if options.publish else "; --publish saves it at W&B"
+    hint = "" if options.publish else " (--publish saves it at W&B)"
     sys.stdout.write(f"written to {folder}: {FILE}{hint}\n")
     if not options.publish:
         return
@@ -41,25 +41,23 @@ def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -
         pairs = (("--project", options.project), ("--entity", options.entity))
         named = [word for pair in pairs if pair[1] for word in pair]
         typed = shlex.join([*places, *named])
-        sys.stderr.write(
-            f"{runs} without a sign of being at W&B: panels lack them -> eke sync {typed}\n"
-        )
+        sys.stderr.write(f"{runs} missing at W&B and in its panels -> eke sync {typed}\n")
     sys.stdout.write(f"{'published' if is_new else 'updated'}: {url}\n")
 
 
 DESCRIPTION = """\
-Compares runs: speed, memory and loss of every configuration and the baseline's, with intervals
-over repeats, what did not end well and why, and what each technique does by itself.
+Compares runs: speed, memory and loss of every configuration and the baseline, with intervals over
+repeats, the reasons of failed runs, and the effect of each technique.
 
-Prints a table and writes report.html (one file that opens offline), report.md, report.json and
-report.csv into the first DIR. Works on sweeps that are not finished, and on a single run.
+Prints a table and writes report.html (one file for offline use), report.md, report.json and
+report.csv into the first DIR. Unfinished sweeps and single runs are possible.
 """
 
 FORMATS = ("html", "md", "json", "csv")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parse, compare, print and write; return the exit code."""
+    """Parse, compare, print and write. Return the exit code."""
     options = _parse(arguments)
     folders = [user_path(each) for each in options.folders]
     found = compare_runs(folders, options.baseline, options.by)
@@ -78,29 +76,29 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("folders", nargs="+", metavar="DIR", help="sweeps, runs, or folders of runs")
     add(
         "--baseline", default="", metavar="KEY=VALUE,...",
-        help="what the others are compared with, or the name of a row "
+        help="configuration that others are compared with, or the name of a row "
         "(default: the row `baseline`, else the first that ended well)",
     )  # fmt: skip
     add(
         "--by", default="", metavar="KEY",
-        help="effects of this technique alone (--by precision), or rows judged and sorted by this "
+        help="show only effects of this technique (--by precision), or judge and sort rows by this "
         "metric (--by accuracy, --by loss)",
     )  # fmt: skip
-    add("--repeats", action="store_true", help="also list every run")
+    add("--repeats", action="store_true", help="also list all runs")
     add(
         "--provenance", action="store_true",
-        help="also print techniques, classes, and all machines, versions and commands",
+        help="also print techniques, classes, and all devices, versions and commands",
     )  # fmt: skip
-    add("--output", default="", metavar="FOLDER", help="where files go (default: the first DIR)")
+    add("--output", default="", metavar="FOLDER", help="folder for files (default: the first DIR)")
     add(
         "--formats", type=_formats, default=FORMATS, metavar="LIST",
-        help=f"files to write: any of {','.join(FORMATS)}; none writes nothing (default: all)",
+        help=f"files to write: any of {','.join(FORMATS)}, or none (default: all)",
     )  # fmt: skip
-    add("--quiet", action="store_true", help="write files, print no table")
+    add("--quiet", action="store_true", help="do not print the table")
     group = parser.add_argument_group("Weights & Biases")
-    about = f"write {FILE}, a W&B report; no connection is made"
+    about = f"write {FILE}, a W&B report, without a connection"
     group.add_argument("--wandb", action="store_true", help=about)
-    about = "save it at W&B, the same report when repeated"
+    about = "save the report at W&B, or update it"
     group.add_argument("--publish", action="store_true", help=about)
     for name in ("project", "entity"):
         about = f"default: the runs' tracker.{name}"
@@ -111,7 +109,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _formats(text: str) -> tuple[str, ...]:
     asked = tuple(part.strip() for part in text.split(",")) if text != "none" else ()
     if unknown := [each for each in asked if each not in FORMATS]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(FORMATS)}, none")
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(FORMATS)}, none")
     return asked
 
 
@@ -120,16 +118,17 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
     asked = [*options.formats]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with hold_folder(folder):  # `runs` may be a link made by this user
+        with hold_folder(folder):  # `runs` may be a link of this user
             folder = folder.resolve()
         for name in asked:
             text = _render(name, found, options.repeats)
             write_atomic(folder / f"report.{name}", text, shared=bool(options.output))
     except OSError as error:
-        # It passes: the folder belongs to another user, or is an archive.
-        why = f"the report's files cannot be written there: {error.strerror or error}"
+        # The problem is passing: another user's folder, or an archive.
+        why = f"the report cannot be written: {error.strerror or error}"
         fix = Fix(remark="--output FOLDER   (or --formats none)")
-        raise ConfigError(Problem("--output", str(folder), why, fix, passing=True)) from error
+        where = str(folder)
+        raise ConfigError(Problem("--output", where, why, fix, "not_writable", True)) from error
     if asked:
         names = ", ".join(f"report.{name}" for name in asked)
         sys.stdout.write(f"written to {folder}: {names}\n")

@@ -58,12 +58,12 @@ from eke.plan.record import EXIT_FAILED, EXIT_OK, Outcome, no_runs, read_attempt
 from eke.results.report.summary import distinct_overrides
 
 BAD = (Outcome.oom.name, Outcome.diverged.name, Outcome.crashed.name)
-"""Outcomes that `eke retry` retries."""
+"""Outcomes that `eke retry` reruns."""
 
 
 def retry(options: argparse.Namespace) -> int:
-    """Move the records of failed runs aside and rerun the sweep's command."""
-    folder = user_path(options.folder).resolve()  # the start folder may differ
+    """Rename the records of failed runs and rerun the sweep's command."""
+    folder = user_path(options.folder).resolve()  # before the change to the start folder
     sweep = SweepPaths(folder)
     if not sweep.sweep.exists():
         if not folder.exists():
@@ -71,32 +71,32 @@ def retry(options: argparse.Namespace) -> int:
         run, paths = None, RunPaths(folder)
         with contextlib.suppress(OSError):  # do not suggest another user's command
             run = read_record(paths) if read_bytes(paths.record, own=True) else None
-        why = "is not the folder of a sweep" + ("; a single run has its own command" if run else "")
+        why = "is not a sweep folder" + (". Rerun the run with its command" if run else "")
         again = shlex.join([*run.command, "rerun=true"]) if run else "eke retry runs/sweep-ID"
-        raise ConfigError(Problem("DIR", str(folder), why, Fix(remark=again)))
+        raise ConfigError(Problem("DIR", str(folder), why, Fix(remark=again), "not_a_sweep"))
     directory, command, cells = _recorded(sweep.sweep, options.trust)
     wanted = options.only or [*BAD, UNREADABLE]
     found = {run_name(s) or s.label: s.paths for s in find_standings(folder) if s.state in wanted}
     chosen = list(found.values())  # several cells may be the same run
     refuse_a_copy(folder, directory, cells)
     if not chosen:
-        speak(f"nothing to run again: no run is {' or '.join(wanted)}")
+        speak(f"no run is {' or '.join(wanted)}")
         return EXIT_OK
     is_search = command[0] == "fit"
     words = ["eke", *command] if is_search else [*program().split(), *command]
     speak(f"in {shlex.quote(directory)}: {shlex.join(words)}")
-    speak(f"running again: {format_number(len(chosen), 'run')}")
+    speak(f"rerunning {format_number(len(chosen), 'run')}")
     os.chdir(directory)
     with aside(chosen):
         if not is_search:
             return workflows.main(command)
-        from eke.cli import fit  # imported here: few sweeps are searches
+        from eke.cli import fit  # slow, and few sweeps are searches
 
         return fit.main(command[1:])
 
 
 def _recorded(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, Any]]]:
-    """A sweep's start folder, command (it can run any program) and cells, of this user's file."""
+    """Return a sweep's start folder, command and cells. The command can run any program."""
     try:
         content = read_json(file, own=not trust)
         directory, command, cells = (content[key] for key in ("directory", "command", "cells"))
@@ -107,34 +107,33 @@ def _recorded(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, A
         if trust:
             raise
         again = shlex.join(["eke", "retry", str(file.parent), "--trust"])
-        why = f"{error.strerror}, and the command in it can run any program with your rights"
+        why = f"{error.strerror}. The command in it can run any program with your rights"
         fix = Fix(remark=f"{again}   (after less {shlex.quote(str(file))})")
-        raise ConfigError(Problem("DIR", error.filename, why, fix)) from error
+        raise ConfigError(Problem("DIR", error.filename, why, fix, "untrusted_file")) from error
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        why = "does not hold the sweep's command; start the sweep again"
-        raise EkeError(f"{file}: {why}") from error
+        raise EkeError(f"{file}: has no command of a sweep. Start the sweep again") from error
     return directory, command, cells
 
 
 def refuse_a_copy(folder: Path, directory: str, cells: Sequence[dict[str, Any]]) -> None:
-    """Raise EkeError for a sweep that was moved or copied: its command runs in `directory`."""
+    """Raise EkeError for a moved or copied sweep, whose command runs in `directory`."""
     runs = {Path(directory, cell["folder"]).parent for cell in cells if cell.get("folder")}
     if not runs or any(each.resolve() == folder.parent.resolve() for each in runs):
         return
     raise EkeError(
-        f"{folder} has been moved or copied: its command runs in {runs.pop()}. Start it again "
-        f"with paths.runs={folder.parent}; finished runs there are reused"
+        f"{folder} was moved or copied. Its command runs in {runs.pop()}. Start it again with "
+        f"paths.runs={folder.parent} to reuse the finished runs there"
     )
 
 
 @contextmanager
 def aside(runs: Sequence[RunPaths]) -> Iterator[None]:
-    """Rename final records: their runs count as unfinished. Restore them if no run is started."""
+    """Rename final records, so that the runs are unfinished. Restore them if no run starts."""
     before = {paths.folder: _traces(paths) for paths in runs}
     kept: dict[Path, Path] = {}
     try:
         for paths in runs:
-            with contextlib.suppress(FileNotFoundError):  # a run that could not start has none
+            with contextlib.suppress(FileNotFoundError):  # the run did not start
                 numbered = (paths.record.with_suffix(f".{n}.json") for n in itertools.count(1))
                 name = next(each for each in numbered if not each.exists())
                 paths.record.rename(name)
@@ -145,11 +144,11 @@ def aside(runs: Sequence[RunPaths]) -> Iterator[None]:
             for record, name in kept.items():
                 name.rename(record)
             back = format_number(len(kept), "record")
-            sys.stderr.write(f"nothing was started; {back} restored\n")
+            sys.stderr.write(f"no run was started, {back} restored\n")
 
 
 def _traces(paths: RunPaths) -> list[int]:
-    """Modification times that change when a run starts here or is submitted to a cluster."""
+    """Return modification times that change when a run is started or submitted."""
     tickets = (paths.ticket(launcher) for launcher in launchers_of(paths))
     files = [file for file in (paths.attempts, *tickets) if file.exists()]
     return [file.stat().st_mtime_ns for file in files]
@@ -158,31 +157,31 @@ def _traces(paths: RunPaths) -> list[int]:
 HEADER = ("state", "step", "loss", "where", "run", "overrides")
 
 ASK_S = 10.0
-"""Poll interval for ended runs, in seconds. Each poll is one scheduler query."""
+"""Poll interval for ended runs in seconds. Each poll is one scheduler query."""
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
-    """Parse and run a command; return the exit code."""
+    """Parse and run a command. Return the exit code."""
     run, about = COMMANDS[command]
     parser = make_parser(command, about)
     parser.add_argument("folder", metavar="DIR", help="a run, a sweep, or the folder of all runs")
     add = parser.add_argument
     if command == "status":
         how = parser.add_mutually_exclusive_group()
-        how.add_argument("--json", action="store_true", help="for machines")
-        how.add_argument("--live", action="store_true", help="in a terminal, until all have ended")
+        how.add_argument("--json", action="store_true", help="print JSON")
+        how.add_argument("--live", action="store_true", help="update until all end (terminal)")
     elif command == "logs":
-        add("-f", "--follow", action="store_true", help="as they grow, until all end")
-        add("-n", "--lines", type=int, default=20, help="of each log; 0 for all (20)")
+        add("-f", "--follow", action="store_true", help="print new lines until all runs end")
+        add("-n", "--lines", type=int, default=20, help="lines per log, 0 for all (default: 20)")
     elif command == "retry":
         add(
             "--only", choices=BAD, action="append",
-            help="run only this outcome again (default: all three, and unreadable records); the"
-            " sweep's command, which follows, also runs what has crashed or has not ended",
+            help="rerun only this outcome (default: all three, and unreadable records). The "
+            "sweep's command also runs crashed and unfinished runs",
         )  # fmt: skip
         add(
             "--trust", action="store_true",
-            help="run the command of a sweep.json that another user owns: it can run any program",
+            help="use a sweep.json of another user. Its command can run any program",
         )  # fmt: skip
     return run(parser.parse_args(arguments))
 
@@ -191,7 +190,7 @@ _JSON = ("label", "state", "step", "total", "loss", "where", "note", "silent")
 
 
 def status(options: argparse.Namespace) -> int:
-    """Print the progress of every run; return EXIT_FAILED if a launcher gave no answer."""
+    """Print the progress of all runs. Return EXIT_FAILED if a launcher did not answer."""
     if options.live and sys.stdout.isatty():
         return watch(user_path(options.folder))
     standings = find_standings(user_path(options.folder))
@@ -207,7 +206,7 @@ def status(options: argparse.Namespace) -> int:
 
 
 def status_table(standings: Sequence[RunStatus]) -> str:
-    """One line per run, the reasons for failing or waiting, and the number in each state."""
+    """Format one line per run, reasons for failing or waiting, and the number in each state."""
     rows = [
         (s.state, *s.newest.texts(s.total)[:2], s.where, run_name(s), words)
         for s, words in zip(standings, own_words(standings), strict=True)
@@ -220,24 +219,21 @@ def status_table(standings: Sequence[RunStatus]) -> str:
     return "\n".join([*lines, "", counts_by_state(standings) + silence(standings)])
 
 
-LOOK_S = 1.0
-"""Poll interval of the files."""
-
-POLL_CLUSTER_S = 15.0
-"""Poll interval if each poll queries a cluster's scheduler, which serves other users too."""
+LOOK_S, POLL_CLUSTER_S = 1.0, 15.0
+"""Poll intervals of the files, and of a cluster's scheduler, in seconds."""
 
 SLOW_FACTOR = 10.0
-"""Minimum ratio of a pause to the preceding poll's duration, so that slow disks are read rarely."""
+"""Minimum ratio of a pause to the duration of the poll before it, for slow disks."""
 
 STYLES = {
     RUNNING: "cyan", Outcome.ok.name: "green", Outcome.refused.name: "dim", QUEUED: "",
     Outcome.skipped.name: "dim", NOT_STARTED: "dim", WAITING: "",
 }  # fmt: skip
-"""States without a style are failures."""
+"""State -> style. States without a style are failures."""
 
 
 def watch(folder: Path) -> int:
-    """Show the progress of every run until all have ended; Ctrl-C stops only the display."""
+    """Show the progress of all runs until they end. Ctrl-C only stops the display."""
     console = Console(file=unfiltered(sys.stdout), highlight=False, markup=False, emoji=False)
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
         while True:
@@ -252,7 +248,7 @@ def watch(folder: Path) -> int:
 
 
 def render_runs(standings: Sequence[RunStatus], height: int = 24) -> RenderableType:
-    """Overall progress bar, active runs, then as many others as fit."""
+    """Render a progress bar, active runs, then as many others as fit."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("state", "", "step", "loss", "a step", "left"):
         table.add_column(title, no_wrap=True)
@@ -273,24 +269,24 @@ def render_runs(standings: Sequence[RunStatus], height: int = 24) -> RenderableT
 
 
 def summary_line(standings: Sequence[RunStatus]) -> str:
-    """Number of runs in each state, and the remaining time of active runs."""
-    running = [each for each in standings if each.state == RUNNING]
+    """Format the number of runs in each state and the remaining time of active runs."""
+    running = (each for each in standings if each.state == RUNNING)
     left = [s for each in running if (s := each.newest.left_s(each.total)) is not None]
-    longest = f"; what runs has {format_seconds(max(left))} left" if left else ""
+    longest = f" ({format_seconds(max(left))} left)" if left else ""
     return counts_by_state(standings) + longest + silence(standings)
 
 
 def _whole(standings: Sequence[RunStatus]) -> RenderableType:
-    """Progress bar of finished runs and the finished parts of active ones."""
+    """Render a progress bar of finished runs and the finished parts of active runs."""
     over = sum(not each.is_active and each.state != NOT_STARTED for each in standings)
     parts = sum(each.step / each.total for each in standings if each.is_active and each.total)
-    line = Table.grid()  # a bar by itself prints no newline
+    line = Table.grid()  # a separate bar prints no newline
     line.add_row(ProgressBar(total=len(standings), completed=over + parts, width=60))
     return line
 
 
 def _importance(each: RunStatus) -> tuple[int, bool]:
-    """Sort key: running, failed, finished, waiting."""
+    """Return a sort key: running, failed, finished, waiting."""
     if each.state not in STYLES:
         return 1, False
     rank = {RUNNING: 0, Outcome.ok.name: 2}.get(each.state, 3)
@@ -298,47 +294,46 @@ def _importance(each: RunStatus) -> tuple[int, bool]:
 
 
 def own_words(standings: Sequence[RunStatus]) -> list[str]:
-    """Overrides of each run, without those common to all."""
+    """Return the overrides of each run without those common to all."""
     return [
         " ".join(own) for own in distinct_overrides([tuple(s.label.split()) for s in standings])
     ]
 
 
 def run_name(each: RunStatus) -> str:
-    """Name of its folder; empty for a cell that has no run, or none yet."""
+    """Return the name of a run's folder, "" for a configuration without run."""
     has_none = each.state == Outcome.refused.name or each.paths.folder.name == NO_FOLDER
     return "" if has_none else each.paths.folder.name
 
 
 def counts_by_state(standings: Sequence[RunStatus]) -> str:
-    """Number of runs, in total and in each state: `3 runs: 2 ok, 1 running`."""
+    """Format the total number of runs and the number in each state: `3 runs: 2 ok, 1 running`."""
     counts = Counter(each.state for each in standings)
     total = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     return f"{format_number(len(standings), 'run')}: {total}"
 
 
 def silence(standings: Sequence[RunStatus]) -> str:
-    """Message about launchers that do not answer; empty if all do."""
+    """Return a message about launchers that do not answer, "" if all do."""
     silent = {each.paths.folder: each for each in standings if each.silent}
     if not silent:
         return ""
     first = next(iter(silent.values()))
     return (
         f"\n{first.launcher} does not answer: {first.silent}\n"
-        f"not seen: what it does with the jobs of {format_number(len(silent), 'run')}; all else is"
-        " what the runs' own files say"
+        f"unknown: the jobs of {format_number(len(silent), 'run')}. All else is read from files"
     )
 
 
 def logs(options: argparse.Namespace) -> int:
-    """Print the ends of the logs of one run, or of the running and failed ones."""
+    """Print the last log lines of one run, or of the running and failed runs."""
     folder = user_path(options.folder)
     standings = find_standings(folder)
     several = len(standings) > 1
     shown = [s for s in standings if s.state in (*BAD, RUNNING)] if several else standings
     if not shown:
-        sys.stdout.write("no run is running, and none has failed\n")
-    # Output from now on is new, including that of runs that have not started.
+        sys.stdout.write("no run is running or has failed\n")
+    # Output from now on is new, also of runs that start later.
     tails = {each.paths.folder: Tail(each.paths.log) for each in standings}
     for each in shown:
         _heading(each, len(shown))
@@ -352,7 +347,7 @@ def logs(options: argparse.Namespace) -> int:
 def follow_logs(
     folder: Path, standings: list[RunStatus], shown: Sequence[RunStatus], tails: dict[Path, Tail]
 ) -> None:
-    """Print new log output, by `tails`, of `shown` and starting runs until all have ended."""
+    """Print new log output of `shown` and starting runs until all end. `tails` are positions."""
     followed = {each.paths.folder: each for each in shown}
     known = {each.paths.folder: each.state for each in standings}
     going_on, asked = goes_on(folder, standings), time.monotonic()
@@ -373,7 +368,7 @@ def follow_logs(
 
 
 def log_of(paths: RunPaths) -> Path:
-    """Log of a run; the log of its job if the run has none."""
+    """Return the log of a run, or the log of its job if the run has none."""
     if paths.log.exists():
         return paths.log
     logs = (find_launcher(launcher).log_of(paths) for launcher in launchers_of(paths))
@@ -395,41 +390,41 @@ def _last_lines(log: Path, count: int) -> list[str]:
 
 
 def _cancel(options: argparse.Namespace) -> int:
-    """Ask queued and running runs to save and end, and start no waiting ones."""
+    """Ask queued and running runs to save and end, and keep waiting runs from starting."""
     folder = user_path(options.folder)
-    # Several cells may be the same run.
+    # Several runs of a sweep may share a folder.
     found = {s.paths.folder: s for s in find_standings(folder)}
     active = [s for s in found.values() if s.is_active]
     begun = [s for s in active if s.state != WAITING]
     waiting = len(active) - len(begun)
-    # One process supervises all runs of a local sweep; a second signal would kill them.
+    # One process supervises all runs of a local sweep. A second signal would kill them.
     watchers = {s.paths.folder: _watcher(s.paths) for s in begun if not s.job}
     locks = [*watchers.values()]
-    if waiting or locks or not active:  # other cells may wait for these runs to continue them
+    if waiting or locks or not active:  # other runs may be waiting to continue these
         locks += watchers_in(folder)
     answers = _interrupt(locks)
     refused = [text for text in dict.fromkeys(answers.values()) if text]
     asked = {run for run, watcher in watchers.items() if not answers[watcher]}
-    # Only now: a supervisor would submit other jobs in place of these.
+    # Cancel jobs last: a supervisor would submit other jobs in their place.
     for launcher in dict.fromkeys(s.launcher for s in begun if s.job):
         jobs = {s.paths.folder: s.job for s in begun if s.job and s.launcher == launcher}
         try:
             find_launcher(launcher).cancel(list(jobs.values()))
             asked |= jobs.keys()
         except EkeError as error:
-            refused.append(f"{format_number(len(jobs), 'run')} may not have been asked: {error}")
+            refused.append(f"{format_number(len(jobs), 'run')} may still be running: {error}")
     if unseen := [s.silent for run, s in found.items() if s.silent and run not in asked]:
         runs = format_number(len(unseen), "run")
-        refused.append(f"not asked: {runs} with a job that may wait or run: {unseen[0]}")
+        refused.append(f"not stopped: {runs} with a job that may wait or run: {unseen[0]}")
     said = [f"asked {format_number(len(asked), 'run')} to save and end"] if begun else []
     said += [f"{format_number(waiting, 'run')} will not start"] if waiting and not refused else []
     said += ["asked the sweep to end"] if locks and not active and not refused else []
     if not active and not locks and not unseen:
-        # Their names are no longer in the queue: their numbers may be other jobs' by now.
+        # Their job names left the queue, and their job numbers may belong to other jobs.
         gone = [s for s in found.values() if s.launcher and s.state in (NOT_STARTED, INTERRUPTED)]
-        lost = f"; the jobs of {format_number(len(gone), 'run')} are gone" if gone else ""
-        said = [f"nothing is queued or running{lost}"]
-    speak("\n".join(line for line in ("; ".join(said), *refused) if line))
+        lost = f", the jobs of {format_number(len(gone), 'run')} are gone" if gone else ""
+        said = [f"no run is queued or running{lost}"]
+    speak("\n".join(line for line in (", ".join(said), *refused) if line))
     return EXIT_FAILED if refused else EXIT_OK
 
 
@@ -444,40 +439,38 @@ def _watcher(paths: RunPaths) -> Watcher:
 
 
 def _interrupt(watchers: Sequence[Watcher]) -> dict[Watcher, str]:
-    """Interrupt processes of this machine (Ctrl-C), each once; return why not, empty if done."""
-    # All are found before one is asked: it may release its other locks at once.
+    """Send Ctrl-C to processes of this machine, each once. Return the reason if impossible."""
+    # Find all processes before the first signal, after which locks may be released.
     found = {watcher: _find_process(*watcher) for watcher in watchers}
     for number in sorted({each for each in found.values() if isinstance(each, int)}):
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
+        with contextlib.suppress(ProcessLookupError):  # it has ended
             os.kill(number, signal.SIGINT)
     return {w: each if isinstance(each, str) else "" for w, each in found.items()}
 
 
 def _find_process(host: str, process: str, lock: Path) -> int | str:
-    """Return the number that the holder of a lock has here, or the reason why it has none."""
+    """Return the process id of the holder of a lock on this machine, or why there is none."""
     if host != socket.gethostname():
-        return f"process {process} runs on {host}: cancel it there"
+        return f"process {process} runs on {host}. Cancel it there"
     try:
         found = who_has_open(lock)
     except OSError as error:
-        return f"process {process} cannot be asked: {error}"
-    for number, own_number in found.items():  # a container's process has another number here
+        return f"process {process} cannot be found: {error}"
+    for number, own_number in found.items():  # ids in a container differ
         if process in (str(number), own_number):
             return number
     if found or not is_locked(lock):
-        return f"process {process} has ended, and its worker ends by itself"
+        return f"process {process} has ended, and its worker will end"
     again = shlex.join(["eke", "cancel", str(lock.parent)])
     return (
-        f"process {process} is alive and holds {lock}, but is not visible here: it is "
-        f"another user's, or in another PID namespace (a container). There: {again}"
+        f"process {process} holds {lock}, but is not visible here. It belongs to another user "
+        f"or PID namespace (container). Cancel it there: {again}"
     )
 
 
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
-    "status": (status, "How far runs are, on this machine and in the cluster."),
-    "logs": (logs, "The ends of the logs of what runs or has failed; of one run in any case."),
-    "cancel": (_cancel, "Asks runs to save a checkpoint and end. The same command continues them."),
-    "retry": (
-        retry, "Runs again what ran out of memory, diverged or crashed; old records stay as files."
-    ),
+    "status": (status, "Shows the progress of runs on this machine and in a cluster."),
+    "logs": (logs, "Shows the last log lines of running and failed runs, or of a single run."),
+    "cancel": (_cancel, "Stops runs after saving. Repeat their command to resume them."),
+    "retry": (retry, "Reruns crashed, diverged and out-of-memory runs. Old records are kept."),
 }  # fmt: skip

@@ -9,26 +9,26 @@ from eke.common.paths import user_path
 from eke.config.editor import write_schemas
 
 DEFAULT_FOLDER = ".schemas"
-"""Schema folder referenced by .vscode/settings.json."""
+"""Schema folder that .vscode/settings.json refers to."""
 
 DESCRIPTION = """\
-Writes JSON schemas of the option files, and prints the settings with which an editor's YAML
+Writes JSON schemas of the option files and prints editor settings. With them, an editor's YAML
 language server completes and checks option files (docs/how-to/editor.md).
 """
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the schemas and print the editor settings; return the exit code."""
+    """Write the schemas, print the editor settings and return the exit code."""
     parser = make_parser("schema", DESCRIPTION)
-    about = "created if missing (default: %(default)s)"
+    about = "folder of the schemas, created if missing (default: %(default)s)"
     parser.add_argument("folder", nargs="?", default=DEFAULT_FOLDER, metavar="FOLDER", help=about)
-    about = "folder with your own options, included in the schemas"
+    about = "folder with your options, included in the schemas"
     parser.add_argument("--config-dir", "-cd", metavar="CONF", help=about)
     options = parser.parse_args(arguments)
     folder = user_path(options.folder)
     config_dir = user_path(options.config_dir) if options.config_dir else None
     settings = write_schemas(folder, config_dir)
     number = len(settings["yaml.schemas"])
-    sys.stderr.write(f"{number} schemas in {folder}; settings of the YAML language server:\n")
+    sys.stderr.write(f"{number} schemas in {folder}. Settings of the YAML language server:\n")
     sys.stdout.write(json.dumps(settings, indent=2) + "\n")
     return 0

@@ -1,4 +1,4 @@
-"""`eke sync RUNS...`: parse the command line and print the result of each run."""
+"""`eke sync RUNS...`: send runs to W&B and print the result of each run."""
 
 import argparse
 import sys
@@ -11,14 +11,14 @@ from eke.plan.record import EXIT_FAILED, EXIT_OK
 from eke.results.trackers.sync import FAILURES, Options, Report, SyncOutcome, find_runs, sync
 
 DESCRIPTION = """\
-Sends runs to Weights & Biases: offline ones, and what is missing of online ones. Every run is
-rebuilt from its metrics.jsonl and record.json, sent as one piece under its own id, and compared
-afterwards with what the server has. The same command again sends only what is not there yet.
+Sends offline runs and missing parts of online runs to Weights & Biases. Every run is rebuilt from
+its metrics.jsonl and record.json, sent under its own id, and verified with the server. Repeat the
+command to send only the missing runs.
 """
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parse, send and print; return 0 on success, 1 if runs failed, 2 for invalid arguments."""
+    """Parse, send and print. Return 0, 1 if runs failed, or 2 for invalid arguments."""
     options = _parse(arguments)
     reports: list[Report] = []
     wanted = Options(
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
             sys.stdout.write(f"{run_line(report)}\n")
             sys.stdout.flush()
     except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted; the same command sends the rest\n")
+        sys.stderr.write("\nInterrupted. Repeat the command to send the rest\n")
         raise
     finally:
         if reports:
@@ -42,27 +42,27 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("sync", DESCRIPTION)
     about = "run folders, a folder of runs, or a sweep's folder"
     parser.add_argument("runs", nargs="+", metavar="RUNS", help=about)
-    parser.add_argument("--project", help="instead of each run's own tracker.project")
-    parser.add_argument("--entity", help="instead of each run's own tracker.entity")
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be sent")
-    parser.add_argument("--again", action="store_true", help="send what is there already, too")
+    parser.add_argument("--project", help="default: tracker.project of each run")
+    parser.add_argument("--entity", help="default: tracker.entity of each run")
+    parser.add_argument("--dry-run", action="store_true", help="only print the runs to send")
+    parser.add_argument("--again", action="store_true", help="also send existing runs")
     parser.add_argument(
         "--timeout", type=whole_number(1), default=Options.timeout_s, metavar="SECONDS",
-        help="give up on a run after so long, and a second more per 100 rows (default: 60)",
+        help="time limit of a run, plus 1 s per 100 rows (default: 60)",
     )  # fmt: skip
     return parser.parse_args(arguments)
 
 
 def run_line(report: Report) -> str:
-    """The outcome for a run, with its rows and address."""
+    """Format the outcome of a run with its rows and address."""
     rows = "" if report.num_rows is None else format_number(report.num_rows, "row")
-    name = " ".join(report.folder.name.split())  # on one line, whatever it is
+    name = " ".join(report.folder.name.split())  # always on one line
     words = (f"{report.verdict.value:<13}", name, rows, report.url)
     return "  ".join(filter(None, words))
 
 
 def ending(reports: Sequence[Report]) -> str:
-    """Each distinct failure reason once, then the counts."""
+    """Format each failure reason once, then the counts."""
     lines: list[str] = []
     reasons: dict[tuple[SyncOutcome, str], list[str]] = {}
     for report in reports:

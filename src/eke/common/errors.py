@@ -1,11 +1,11 @@
-"""The exception tree.
+"""Exceptions.
 
-EkeError                    base of every error shown to the user; has an exit code
-|-- ConfigError             the user's input is wrong: a list of problems, all at once (exit 2; 1
-|                           where only the machine's state is the cause, e.g. a full disk)
-|-- BusyError               another process is working on the same run (exit 16)
+EkeError                    base of all errors shown to the user, with an exit code
+|-- ConfigError             invalid input: a list of all problems (exit 2, or 1 if only the state
+|                           of the machine is the cause, e.g. a full disk)
+|-- BusyError               another process works on the same run (exit 16)
 `-- RunError                a run could not be finished (exit 1)
-    `-- ChangedError        its input or software has changed since planning (exit 2)
+    `-- ChangedError        input or software changed since planning (exit 2)
 """
 
 import errno
@@ -22,23 +22,23 @@ _PLACEHOLDER = re.compile(r"COLUMN|FILE|FOLDER|SPLIT|[A-Z]+(_[A-Z]+)+")
 
 
 def is_placeholder(override: str) -> bool:
-    """Whether an override's value is a placeholder: `data.path=FILE_OR_FOLDER`."""
+    """Return whether an override's value is a placeholder: `data.path=FILE_OR_FOLDER`."""
     return bool(_PLACEHOLDER.fullmatch(override.rpartition("=")[2]))
 
 
 def _for_shell(word: str) -> str:
-    """Quote a word for a shell, a quoted value in double quotes if that needs no escape."""
+    """Quote a word for a shell, preferring double quotes around single quotes."""
     return f'"{word}"' if "'" in word and not re.search(r'["$`\\!]', word) else shlex.quote(word)
 
 
 @dataclass(frozen=True, init=False)
 class Fix:
-    """The fix of a problem: command-line words, a remark, or both."""
+    """Fix of a problem: command-line words, a remark, or both."""
 
     words: tuple[str, ...]
-    """Overrides in order, unquoted, possibly with placeholders; `-m` first for a sweep."""
+    """Overrides in order, unquoted, possibly with placeholders. `-m` comes first for a sweep."""
     remark: str
-    """Text that accompanies the words (e.g. an alternative) or replaces them."""
+    """Text after the words (e.g. an alternative), or instead of them."""
 
     def __init__(self, *words: str, remark: str = "") -> None:
         object.__setattr__(self, "words", words)
@@ -46,12 +46,12 @@ class Fix:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """The words if they are executable as they are; empty otherwise."""
+        """The words if they contain no placeholder, else empty."""
         return () if any(map(is_placeholder, self.words)) else self.words
 
     @property
     def is_sweep(self) -> bool:
-        """Whether the overrides describe several runs."""
+        """Whether the overrides describe a sweep."""
         return self.words[:1] == ("-m",)
 
     def __bool__(self) -> bool:
@@ -65,38 +65,38 @@ class Fix:
 
 @dataclass(frozen=True)
 class Problem:
-    """One error in a configuration, and its fix."""
+    """Problem of a configuration or command, and its fix."""
 
     key: str
-    """Key path, as on the command line: `batch.per_device`."""
+    """Key as on the command line: `batch.per_device`."""
     value: str
-    """The offending value, as the user would write it; empty when there is none to show."""
+    """The invalid value, as on the command line. Empty if there is none."""
     why: str
     """The violated limit, with its number."""
     fix: Fix = Fix()
-    """Empty only when no override fixes it."""
+    """Fix, empty if no override or command fixes it."""
     id: str = ""
-    """Identifier of the rule that found it; empty for spelling and type errors."""
+    """Identifier of the rule, or of the kind of mistake: `unknown_key`, `wrong_type`."""
     passing: bool = False
-    """Caused by the machine's current state: the same command may work later."""
+    """Whether the machine's current state is the cause: the command may work later."""
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Overrides that fix it, executable as they are; empty if there are none."""
+        """Overrides that fix it, without placeholders. May be empty."""
         return self.fix.overrides
 
     @property
     def remark(self) -> str:
-        """Text that accompanies the overrides; the whole fix if it has no override."""
+        """Text after the overrides, or the entire fix without overrides."""
         return self.fix.remark if self.overrides else str(self.fix)
 
     @property
     def is_argument(self) -> bool:
-        """Whether it is about an argument of a command, DIR or --by, and not about an override."""
+        """Whether it is about an argument of a command (DIR, --by), not about an override."""
         return bool(re.match(r"[A-Z]|-|eke ", self.key))
 
     def render(self) -> str:
-        """The problem as two indented lines, what and why, then the fix."""
+        """Format the problem as two indented lines and the fix."""
         what = " ".join((f"{self.key} = {self.value}" if self.value else self.key).split("\n"))
         lines = [f"  {what}", f"      {self.why}"]
         if self.fix:
@@ -104,7 +104,7 @@ class Problem:
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, object]:
-        """The problem as plain values, for programs."""
+        """Return the problem as plain values. Problems without id get a general one."""
         return {
             "id": self.id or ("wrong_argument" if self.is_argument else "wrong_override"),
             "key": self.key,
@@ -124,12 +124,12 @@ class EkeError(Exception):
         return mask(super().__str__())
 
     def short(self) -> str:
-        """The error on one line, for tables of runs."""
+        """Return the error on one line, for tables of runs."""
         return str(self)
 
 
 class ConfigError(EkeError):
-    """The configuration cannot be run; holds every problem found, not only the first."""
+    """Error of an invalid configuration, with all its problems."""
 
     exit_code = 2
 
@@ -145,11 +145,11 @@ class ConfigError(EkeError):
 
     @property
     def rule(self) -> str:
-        """Identifier of the first rule among the problems; empty if there is none."""
+        """Identifier of the first problem, "" without one."""
         return next((problem.id for problem in self.problems if problem.id), "")
 
     def short(self) -> str:
-        """All problems on one line."""
+        """Return all problems on one line."""
         lines = (
             f"{p.key} = {p.value} {p.why}" + (f" -> {p.fix}" if p.fix else "")
             for p in self.problems
@@ -157,7 +157,7 @@ class ConfigError(EkeError):
         return mask("; ".join(lines))
 
     def render(self) -> str:
-        """All problems, under one heading that counts them."""
+        """Format all problems under a heading with their number."""
         count = len(self.problems)
         if count == 1 and not self.problems[0].why:
             return self.problems[0].key
@@ -168,41 +168,41 @@ class ConfigError(EkeError):
 
 
 class BusyError(EkeError):
-    """Another process holds the run folder."""
+    """Error of a run folder that another process uses."""
 
     exit_code = errno.EBUSY
-    """16: neither an invalid command nor 75, on which a job script requeues."""
+    """16 is neither of invalid commands nor 75, on which a job script requeues."""
 
 
 class RunError(EkeError):
-    """The run could not be finished, for a reason the user can act on."""
+    """Error of a run that could not be finished, with a reason for the user."""
 
 
 class ChangedError(RunError):
-    """A run's input or the software has changed since planning; the run is rejected."""
+    """Error of a run whose input or software changed since planning."""
 
     exit_code = 2
 
 
 def of_system(error: OSError) -> str:
-    """Format an operating system error and its file, if it names one, on one line."""
+    """Format an error of the operating system and its file, if known, on one line."""
     where = error.filename
-    if not where and isinstance(error, FileNotFoundError):  # of os.getcwd()
+    if not where and isinstance(error, FileNotFoundError):  # from os.getcwd()
         return "the current folder has been deleted: cd FOLDER"
     if not where and (frames := traceback.extract_tb(error.__traceback__)):
         where = f"{frames[-1].name}, {frames[-1].line}"  # the operation, if no file has a name
     line = " ".join(f"{where or 'a file'}: {error.strerror or error}".split("\n"))
-    return f"{line}; {why}" if (why := no_room(error)) else line
+    return f"{line}. {why}" if (why := no_room(error)) else line
 
 
 def no_room(error: OSError) -> str:
-    """Advice for a full disk or quota; empty for any other error."""
+    """Return advice for a full disk or quota, "" for other errors."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    too_large = "its file system takes no larger files: paths.runs=FOLDER_ON_ANOTHER_DISK"
+    too_large = "The file system has a size limit: paths.runs=FOLDER_ON_ANOTHER_DISK"
     if limit != resource.RLIM_INFINITY:
-        too_large = f"no file may have more than {limit // 1024} KiB here: ulimit -f unlimited"
+        too_large = f"Files are limited to {limit // 1024} KiB: ulimit -f unlimited"
     return {
-        errno.ENOSPC: "the disk is full: free some and run again",
-        errno.EDQUOT: "your quota on its disk is used up: free some and run again",
+        errno.ENOSPC: "The disk is full: free some space and run again",
+        errno.EDQUOT: "The disk quota is used up: free some space and run again",
         errno.EFBIG: too_large,
     }.get(error.errno or 0, "")

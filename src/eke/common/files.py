@@ -1,10 +1,9 @@
 """Read and replace files of runs and sweeps safely in folders that other users may write to.
 
-A crash at any moment leaves the old content or the new, never a mix. Other users cannot redirect a
-write: a folder is held by its descriptor while a file in it is opened. Rejected are links in the
-path made by another user, any link as the last component, and anything but a regular file (reading
-a FIFO would block). Files are written only to folders of this user. Locks (flock) of runs, sweeps
-and devices are released when the process that holds them ends.
+A crash leaves the old content or the new, never a mix. Other users cannot redirect a write, as a
+folder is held by a descriptor while a file in it is opened. Only regular files are opened. Links in
+the path made by other users are rejected, and any link as the last component. Files are only
+written to folders of this user. Locks (flock) end with the process that holds them.
 """
 
 import contextlib
@@ -25,26 +24,26 @@ from pathlib import Path, PurePath
 from typing import Any
 
 READ_LIMIT = 16 << 20
-"""Largest file read at once, bytes. The list of ten thousand jobs takes a third of it; parsed JSON
+"""Largest file read at once, bytes. The list of ten thousand jobs takes a third of it. Parsed JSON
 takes thirty times as much memory."""
 
 MAX_LINKS = 40
 """Maximum number of links followed in one path, as in Linux (path_resolution(7))."""
 
 LINK_ITSELF: int = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW
-"""Opens a link instead of its target; without Linux' O_PATH, links in the path are rejected."""
+"""Flags that open a link instead of its target. Without O_PATH (Linux) links are rejected."""
 
 SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Refused(OSError):
-    """A file or folder that another user may have planted; nothing was read or written."""
+    """Error for a file or folder that another user may have planted."""
 
     def __init__(self, why: str, path: object) -> None:
         super().__init__(errno.EPERM, why, str(path))
 
     def __str__(self) -> str:
-        """Omit the number, which is not a system error."""
+        """Omit the error number, which is not of the system."""
         return f"{self.filename}: {self.strerror}"
 
 
@@ -52,8 +51,8 @@ class Refused(OSError):
 def hold_folder(path: Path, own: bool = False) -> Iterator[int]:
     """Hold a folder by a descriptor, for `dir_fd`, so that renaming it has no effect.
 
-    Links in the path are followed if this user or root made them, else Refused is raised; `own`
-    requires a folder of this user that is not a link.
+    Refused for links in the path that are not of this user or root. `own` requires a folder of
+    this user that is not a link.
     """
     opened: list[int] = []
 
@@ -96,13 +95,13 @@ def _steps(path: PurePath) -> tuple[str, ...]:
 
 
 def _is_mine(found: os.stat_result, folder: int) -> bool:
-    """Whether this user or root owns a file; root may use any file."""
+    """Return whether this user or root owns a file. Root may use any file."""
     me = os.geteuid()
     return me == 0 or found.st_uid in (me, 0) or found.st_uid == _my_number(folder)
 
 
 def _my_number(folder: int) -> int | None:
-    """This user's id on a file system with its own ids (CIFS): the owner of a new file."""
+    """Return this user's id on a file system with its own ids (CIFS): the owner of a new file."""
     name = f".{secrets.token_hex(8)}.tmp"
     try:
         made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE, 0o600, dir_fd=folder)
@@ -123,20 +122,19 @@ def _owner(found: os.stat_result) -> str:
 
 
 def own_folder(path: Path, private: bool = False) -> Path:
-    """Create a folder if it is missing; Refused if it is another's, or not as `private`."""
+    """Create a folder if missing. Refused if it belongs to another user or is not `private`."""
     path.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
     with hold_folder(path, own=True) as folder:
         if private and os.fstat(folder).st_mode & 0o022:
-            raise Refused("may be written by others", path)
+            raise Refused("is writable by others", path)
         return path
 
 
 def open_file(path: Path, flags: int, mode: int = 0o666, shared: bool = False) -> int:
-    """Open a regular file in a folder of this user, usually for writing; returns its descriptor.
+    """Open a regular file in a folder of this user and return its descriptor.
 
-    `flags` are without O_TRUNC, since the file is checked after opening: Refused is raised for a
-    link, what is not a regular file, or another user's. With `shared`, several users share the
-    folder, and may share the file.
+    `flags` are without O_TRUNC, as the file is checked after opening. Refused for a link, another
+    user's file, or anything but a regular file. `shared` permits folders and files of other users.
     """
     with hold_folder(path.parent, own=not shared) as folder:
         try:
@@ -156,23 +154,23 @@ def open_file(path: Path, flags: int, mode: int = 0o666, shared: bool = False) -
 
 
 def _named(error: OSError, path: Path) -> OSError:
-    """Convert an error of a call relative to a folder to one with the full path."""
+    """Return an error with the full path for a call relative to a folder."""
     if error.errno == errno.ELOOP:
         return Refused("is a link", path)
     if error.errno == errno.ENXIO:  # a FIFO without a reader, a socket
-        return Refused("is no regular file", path)
+        return Refused("is not a regular file", path)
     return OSError(error.errno, error.strerror, str(path))
 
 
 def _regular(descriptor: int, path: Path) -> os.stat_result:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
-        raise Refused("is no regular file", path)
+        raise Refused("is not a regular file", path)
     return found
 
 
 def open_to_read(path: Path) -> int:
-    """Open any user's regular file for reading; Refused for a link and for anything else."""
+    """Open any user's regular file for reading. Refused for links and other kinds."""
     try:
         descriptor = os.open(path, os.O_RDONLY | SAFE)
     except OSError as error:
@@ -186,15 +184,12 @@ def open_to_read(path: Path) -> int:
 
 
 def read_bytes(path: Path, limit: int = READ_LIMIT, own: bool = False) -> bytes:
-    """Read a file of any user; with `own`, only one that this user made in their own folder.
-
-    Refused is raised for others, for more than `limit` bytes, and for what is not a regular file.
-    """
+    """Read any user's file, or with `own` only this user's. Refused for more than `limit` bytes."""
     with open(open_file(path, os.O_RDONLY) if own else open_to_read(path), "rb") as file:
         found = os.fstat(file.fileno())
         if own and os.geteuid() == 0 != found.st_uid:
             with hold_folder(path.parent) as folder:
-                if found.st_uid != _my_number(folder):  # root's files on NFS are another user's
+                if found.st_uid != _my_number(folder):  # NFS maps root's files to another user
                     raise Refused(f"belongs to {_owner(found)}", path)
         if (size := found.st_size) > limit:
             raise Refused(f"has more than {limit >> 20} MiB", path)
@@ -202,7 +197,7 @@ def read_bytes(path: Path, limit: int = READ_LIMIT, own: bool = False) -> bytes:
 
 
 def is_own(path: Path) -> bool:
-    """Whether this user made this file, in their own folder; root trusts no other user's."""
+    """Return whether this user made the file, in their own folder. Root trusts only root."""
     try:
         return path.exists() and read_bytes(path, own=True) is not None
     except OSError:
@@ -210,19 +205,19 @@ def is_own(path: Path) -> bool:
 
 
 def read_text(path: Path, limit: int = READ_LIMIT) -> str:
-    """Read any user's file as UTF-8, replacing invalid bytes. Raises as `read_bytes`."""
+    """Read any user's file as UTF-8, replacing invalid bytes. Errors as in `read_bytes`."""
     return read_bytes(path, limit).decode(errors="replace")
 
 
 def last_bytes(path: Path, count: int) -> bytes:
-    """Read the end of any user's file. Raises as `open_to_read`."""
+    """Read the end of any user's file. Errors as in `open_to_read`."""
     with open(open_to_read(path), "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - count))
         return file.read(count)
 
 
 def fsync_directory(folder: Path) -> None:
-    """Make renames inside `folder` durable (POSIX: a rename lives in the directory's data)."""
+    """Make renames inside a folder durable (POSIX stores them in the directory's data)."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -231,9 +226,9 @@ def fsync_directory(folder: Path) -> None:
 
 
 def write_atomic(path: Path, content: str | bytes, shared: bool = False, mode: int = 0o666) -> None:
-    """Replace `path` by `content`: temporary name, fsync, rename, fsync of the folder.
+    """Replace a file by a temporary one, with fsync. After an OSError it is unchanged.
 
-    `shared`: the folder may be another user's. After an OSError `path` is unchanged.
+    `shared` permits a folder of another user.
     """
     # A folder name may hold bytes that are not UTF-8.
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
@@ -254,7 +249,7 @@ def write_atomic(path: Path, content: str | bytes, shared: bool = False, mode: i
 
 
 def replace_link(path: Path, target: str) -> None:
-    """Make `path` a symbolic link to `target`, replacing one; OSError where that is impossible."""
+    """Make `path` a symbolic link to `target`, replacing a link. OSError if impossible."""
     temporary = f".{path.name}.{secrets.token_hex(8)}.tmp"
     with hold_folder(path.parent, own=True) as folder:
         os.symlink(target, temporary, dir_fd=folder)
@@ -262,18 +257,18 @@ def replace_link(path: Path, target: str) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a folder of this user and its content, ignoring errors; never follow a link."""
+    """Delete a folder of this user and its content, ignoring errors. Links are not followed."""
     with contextlib.suppress(OSError), hold_folder(path.parent, own=True) as folder:
         shutil.rmtree(path.name, ignore_errors=True, dir_fd=folder)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` atomically as indented, strict JSON (see `plain` for not-a-number)."""
+    """Write a value atomically as indented, strict JSON (see `plain` for not-a-number)."""
     write_atomic(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: Path, limit: int = READ_LIMIT, own: bool = False) -> Any:
-    """Parse a JSON file, read as by `read_bytes`; ValueError if it is not JSON."""
+    """Parse a JSON file read by `read_bytes`. ValueError if it is not JSON."""
     try:
         return json.loads(read_bytes(path, limit, own))
     except RecursionError:
@@ -281,11 +276,11 @@ def read_json(path: Path, limit: int = READ_LIMIT, own: bool = False) -> Any:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append one line with a single `write`: a kill or an error loses at most this line."""
+    """Append one line with a single `write`, so that an error loses at most this line."""
     data = (line + "\n").encode()
     descriptor = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
-        # A disk that fills up accepts a part without an error; writing the rest raises it.
+        # A disk that fills up accepts a part without error. Writing the rest raises it.
         while data:
             data = data[os.write(descriptor, data) :]
     except OSError as error:
@@ -295,13 +290,13 @@ def append_line(path: Path, line: str) -> None:
 
 
 def seal(path: Path) -> None:
-    """End a torn last line, so that the next row starts on a new line."""
+    """End an incomplete last line, so that the next row starts on a new line."""
     if path.exists() and last_bytes(path, 1) not in (b"", b"\n"):
         append_line(path, "")
 
 
 def plain(value: Any) -> Any:
-    """`value` with non-finite floats as text (`"nan"`, `"inf"`), which JSON lacks."""
+    """Return a value with non-finite floats as text (`"nan"`, `"inf"`), which JSON lacks."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -312,7 +307,7 @@ def plain(value: Any) -> Any:
 
 
 def open_shared_lock(path: Path) -> int:
-    """Open a file that all users of a folder may lock, whatever the umask; create it if missing."""
+    """Open, or create, a file that all users of a folder may lock, whatever the umask."""
     # First without O_CREAT, with which Linux refuses to open another user's file in a folder like
     # /tmp (fs.protected_regular).
     try:
@@ -329,7 +324,7 @@ def open_shared_lock(path: Path) -> int:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Take an exclusive lock (flock) on an open file; False if another process holds it."""
+    """Take an exclusive lock (flock) on an open file. Return False if it is locked."""
     try:  # OSError: the file system has no locks, e.g. Lustre mounted without `flock`
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -338,13 +333,13 @@ def try_lock(descriptor: int) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock (flock) of a file; does not block."""
+    """Return whether a process holds the lock (flock) of a file, without blocking."""
     try:
         descriptor = open_to_read(path)
     except OSError:
         return False
     try:
-        # A shared lock, released at once, so that two checks do not disturb each other.
+        # A shared lock, released immediately: concurrent checks do not disturb each other.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -356,12 +351,12 @@ def is_locked(path: Path) -> bool:
 
 
 def who_has_open(path: Path) -> dict[int, str]:
-    """Visible processes with a file open -> number in their PID namespace; OSError: unknown."""
+    """Return visible processes with a file open -> id in their PID namespace. May raise OSError."""
     wanted, found = path.stat(), {}
     for process in [Path("/proc/self").resolve(strict=True), *Path("/proc").glob("[0-9]*")]:
-        with contextlib.suppress(OSError):  # another user's, or over in the meantime
+        with contextlib.suppress(OSError):  # another user's, or ended
             for descriptor in (process / "fd").iterdir():
-                with contextlib.suppress(OSError):  # closed in the meantime
+                with contextlib.suppress(OSError):  # closed
                     if os.path.samestat(descriptor.stat(), wanted):
                         status = (process / "status").read_text()
                         numbers = re.search(r"^NSpid:.*\b(\d+)$", status, re.M)

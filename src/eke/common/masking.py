@@ -1,4 +1,4 @@
-"""Mask secrets, by names and in URLs, in text that other people read: plans, records, logs."""
+"""Mask secrets, by name and in URLs, in text for other people: plans, records, logs."""
 
 import re
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ _WORD = (
     "|(?:api|access|secret|private|auth)key)"
 )
 _NAME = rf"(?:[\w.-]*{_WORD}|[\w.-]*(?<=[_.?&-])key|(?<=[?&])sig)_?\d*"
-"""Matches the last word of a name: HF_TOKEN, trainer.extra.hub_token, apiKey; not `key` alone. URLs
-that Amazon and Azure have signed give access: X-Amz-Signature, sig."""
+"""Pattern of the last word of a name: HF_TOKEN, trainer.extra.hub_token, apiKey, but not `key`.
+URLs signed by Amazon and Azure give access: X-Amz-Signature, sig."""
 
 _VOCABULARY = re.compile(r"(?i)(max|min|num|per|pad|eos|bos|unk|sep|cls|mask)_?token_?\d*\W*$")
-"""Names of text tokens and token counts, which are not secrets."""
+"""Pattern of names of text tokens and token counts, which are not secrets."""
 
 _GIVEN = re.compile(
     rf"""(?i)(?P<name>(?<![\w.-]){_NAME}["']?\s*(?:[+:?]?=|:-)\s*"""  # NAME=VALUE, NAME:-VALUE
@@ -26,22 +26,22 @@ _GIVEN = re.compile(
 _NO_SECRET = re.compile(
     r"""(?i)["']?(|null|none|true|false|\*\*\*|\.\.\.|\$\w+|\$\{(\w+\}|oc\.).*|(\$\(|`).*)["']?"""
 )
-"""Values without a secret: empty, or replaced by a shell or OmegaConf."""
+"""Pattern of values without a secret: empty, or replaced by a shell or OmegaConf."""
 
 _HEADER = re.compile(
     r"""(?i)(?P<name>(?<![\w.])(?:[\w.]*\.|proxy-)?authorization["']?\s*[:=]\s*["']?)"""
     r"""(?P<value>[^\s"'*$][^"'\r\n]*)"""
 )
-"""A header of HTTP: its value has several words (`Bearer TOKEN`)."""
+"""Pattern of an HTTP header, whose value has several words (`Bearer TOKEN`)."""
 
 _USER = re.compile(
     r"(?i)\b(?!([\w.-]{0,30}\+)?ssh://[^\s/:@]+@)([a-z][a-z\d+.-]{0,30}://)(?!\*\*\*@)[^\s/@\"']+@"
 )
-"""User and password of a URL. A user alone is a token for most servers, but not for ssh."""
+"""Pattern of user and password in a URL. A user is a token for most servers, but not for ssh."""
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable or a key of this name holds a secret."""
+    """Return whether a variable or key of this name holds a secret."""
     return bool(re.fullmatch(_NAME, name, re.IGNORECASE)) and not _VOCABULARY.search(name)
 
 
@@ -57,7 +57,7 @@ def mask(text: str) -> str:
 
 
 def masked(value: Any, path: str = "", found: dict[str, str] | None = None) -> Any:
-    """Replace the secrets in plain data; `found` collects the masked text of each by its key."""
+    """Replace the secrets in plain data. `found` collects key -> masked text."""
     if isinstance(value, Mapping):
         keys = {key: f"{path}.{key}".lstrip(".") for key in value}
         return {key: masked(each, keys[key], found) for key, each in value.items()}

@@ -1,4 +1,4 @@
-"""Paths: file names of a run folder and a sweep folder, and eke's own configuration."""
+"""File names of run and sweep folders, and the location of eke's configuration."""
 
 import os
 import tempfile
@@ -12,7 +12,7 @@ AGENT = "EKE_AGENT"
 """Environment variable with the process id of the agent that started a run's ranks."""
 
 MEETING = "EKE_MEETING"
-"""Environment variable with the rendezvous file of the ranks of one machine."""
+"""Environment variable with the rendezvous file of the ranks of one node."""
 
 SHARED_DEVICE = "EKE_SHARED_DEVICE"
 """Environment variable that marks a worker's device as shared with other runs."""
@@ -23,19 +23,19 @@ WORLD_SIZE, LOCAL_WORLD_SIZE = "WORLD_SIZE", "LOCAL_WORLD_SIZE"
 (https://docs.pytorch.org/docs/stable/elastic/run.html)."""
 
 CHECKPOINT_FILES = "manifest.json"
-"""File of a checkpoint with the size and the checksum of each of its files."""
+"""File of a checkpoint with size and checksum of its other files."""
 
 EXPORT = "model"
 """Folder of a checkpoint with the exported model in the Hub's layout."""
 
 
 def checkpoint_name(step: int) -> str:
-    """Folder name of the checkpoint after `step` optimizer steps."""
+    """Return the folder name of the checkpoint after `step` optimizer steps."""
     return f"step-{step:08d}"
 
 
 class _Inside:
-    """A file or folder inside the `folder` of its owner."""
+    """File or folder inside the `folder` of its owner."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class _Inside:
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The files of one run; the only place in eke with these names."""
+    """Files of one run."""
 
     folder: Path
 
@@ -56,39 +56,39 @@ class RunPaths:
         return self.record.exists() or self.plan.exists()
 
     config = _Inside("config.yaml")
-    """The resolved configuration, for people only; no code reads it."""
+    """Resolved configuration for people. No code reads it."""
     plan = _Inside("plan.json")
-    """The plan that the worker executes."""
+    """Plan that the worker executes."""
     record = _Inside("record.json")
-    """The record of the run."""
+    """Record of the run."""
     metrics = _Inside("metrics.jsonl")
-    """The training curve, one JSON object per line."""
+    """Training curve, one JSON object per line."""
     attempts = _Inside("attempts.jsonl")
-    """One JSON object per line for each start of a worker on this run."""
+    """One JSON object per line for each start of a worker."""
     log = _Inside("train.log")
     """Output of the worker."""
 
     def rank_log(self, rank: int) -> Path:
-        """Output of a rank other than 0."""
+        """Return the path of the output of a rank other than 0."""
         return self.folder / f"rank_{rank}.log"
 
     def rank_failure(self, rank: int) -> Path:
-        """Reason for the failure of a rank other than 0."""
+        """Return the path of the failure reason of a rank other than 0."""
         return self.folder / f"rank_{rank}.json"
 
     def dead_rank(self, node: int = 0) -> Path:
-        """First process of a machine to end and its exit status, written by the agent."""
+        """Return the path of a node's first ended process with exit status, by the agent."""
         return self.folder / (f"dead_rank_{node}.json" if node else "dead_rank.json")
 
     def node_log(self, node: int) -> Path:
-        """Output of a machine other than the first; its processes have separate logs."""
+        """Return the path of the output of a node other than 0, without its processes."""
         return self.folder / f"node_{node}.log"
 
     invitation = _Inside("nodes.json")
-    """Address of a run's first machine for the others, valid during one job."""
+    """Address of node 0 for the other nodes, valid during one job."""
 
     def ticket(self, launcher: str) -> Path:
-        """The launcher's current or last job for the run."""
+        """Return the path of the launcher's current or last job."""
         return self.folder / f"{launcher}.json"
 
     planned_with = _Inside("planned_with.json")
@@ -97,17 +97,17 @@ class RunPaths:
     """One folder per checkpoint."""
 
     def exported(self, step: int) -> Path:
-        """The exported model in the checkpoint after `step` optimizer steps."""
+        """Return the path of the exported model of a checkpoint."""
         return self.checkpoints / checkpoint_name(step) / EXPORT
 
     receipt = _Inside("sync.json")
-    """Data that `eke sync` has sent, and its destination."""
+    """Data that `eke sync` has sent, and the destination."""
     sync_lock = _Inside(".sync.lock")
-    """Held (flock) by the `eke sync` that sends the run."""
+    """Lock (flock) of the `eke sync` that sends the run."""
     model = _Inside("model")
-    """Link to the newest checkpoint's export, which plain transformers can load."""
+    """Link to the newest checkpoint's export, for plain transformers."""
     lock = _Inside(".lock")
-    """Held (flock) by the process that works on the run."""
+    """Lock (flock) of the process that works on the run."""
 
 
 _WATCHER = ".watcher-"
@@ -115,23 +115,23 @@ _WATCHER = ".watcher-"
 
 @dataclass(frozen=True)
 class SweepPaths:
-    """The files of one sweep."""
+    """Files of one sweep."""
 
     folder: Path
 
     sweep = _Inside("sweep.json")
-    """Every cell: overrides, run, verdict and reason."""
+    """Overrides, run, outcome and reason of each run of the sweep."""
 
     def watcher(self, host: str, process: int) -> Path:
-        """Held (flock) by a process that supervises the sweep."""
+        """Return the path of the lock (flock) of a process that supervises the sweep."""
         return self.folder / f"{_WATCHER}{host}-{process}"
 
     def watchers(self) -> list[Path]:
-        """The supervisors' lock files, including those of ended processes."""
+        """Return the supervisors' lock files, including those of ended processes."""
         return sorted(self.folder.glob(f"{_WATCHER}*"))
 
     def who_watches(self, lock: Path) -> tuple[str, str]:
-        """Host and process id in the name of a supervisor's lock file."""
+        """Return host and process id in the name of a supervisor's lock file."""
         host, _, process = lock.name.removeprefix(_WATCHER).rpartition("-")
         return host, process
 
@@ -139,40 +139,40 @@ class SweepPaths:
     """Progress of the newest `rerun=true` (eke.launch.processes.sweep_state)."""
 
     def launcher(self, name: str) -> Path:
-        """Folder for the launcher's own files of the sweep."""
+        """Return the folder for the launcher's files of the sweep."""
         return self.folder / name
 
 
 def user_path(text: str) -> Path:
-    """Expand `~` in a user's path where the home folder exists."""
+    """Expand `~` in a user's path if the home folder exists."""
     return Path(os.path.expanduser(text))
 
 
 def home_folder() -> Path:
-    """The home folder; a temporary one for a user id without HOME and without a passwd entry."""
+    """Return the home folder, or a temporary one for a user id without HOME and passwd entry."""
     home = user_path("~")
     return home if home.is_absolute() else Path(tempfile.gettempdir()) / f"eke-{os.geteuid()}"
 
 
 def short_path(path: Path) -> str:
-    """A path, on one line, as in a command in the current folder: in full if it is outside."""
+    """Return a path on one line, relative to the current folder if inside."""
     relative = os.path.relpath(path)
     return " ".join((str(path) if relative.startswith("..") else relative).split("\n"))
 
 
 def conf_folder() -> Path:
-    """The folder with `config.yaml`: in an installed package, else next to `src` in a checkout."""
+    """Return the folder with `config.yaml`: installed, or next to `src` in a checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "conf"
     return installed if installed.is_dir() else package.parents[1] / "conf"
 
 
 def program() -> str:
-    """Command that starts a training: train.py in a checkout, `eke` when installed."""
+    """Return the training command: train.py in a checkout, `eke` when installed."""
     is_checkout = (Path(__file__).resolve().parents[3] / "train.py").is_file()
     return "python train.py" if is_checkout else "eke train"
 
 
 def source_folder() -> str:
-    """The folder that eke is imported from."""
+    """Return the folder from which eke is imported."""
     return str(Path(__file__).resolve().parents[2])

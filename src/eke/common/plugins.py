@@ -1,4 +1,4 @@
-"""Extensions: implementations found by name, eke's own or entry points of installed packages."""
+"""Implementations found by name: eke's own, or entry points of installed packages."""
 
 import sys
 from functools import cache
@@ -9,7 +9,7 @@ from typing import Any
 from eke.common.errors import EkeError
 
 LAUNCHERS = "eke.launchers"
-"""Group: option of `hydra/launcher` -> class that implements `eke.launch.Launcher`."""
+"""Group with option of `hydra/launcher` -> class that implements `eke.launch.Launcher`."""
 
 BUILT_IN: dict[str, dict[str, str]] = {
     LAUNCHERS: {
@@ -18,27 +18,27 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "slurm": "eke.launch.slurm:SlurmLauncher",
     },
 }
-"""Group -> name -> `module:attribute`. All packages' metadata would take tens of milliseconds."""
+"""Group -> name -> `module:attribute`. Reading all packages' metadata would take longer."""
 
 
 def plugin_names(group: str) -> list[str]:
-    """Names in a group, eke's own first."""
+    """Return the names in a group, eke's own first."""
     return list(dict.fromkeys([*BUILT_IN.get(group, {}), *_installed(group, tuple(sys.path))]))
 
 
-@cache  # takes 4 ms, and the status of a thousand runs needs it for each
+@cache  # takes 4 ms, and the status of a thousand runs calls it for each
 def _installed(group: str, _path: tuple[str, ...]) -> list[str]:
     return [found.name for found in entry_points(group=group)]
 
 
 def has_plugin(group: str, name: str) -> bool:
-    """Whether a group has this name."""
+    """Return whether a group has this name."""
     return name in BUILT_IN.get(group, {}) or name in plugin_names(group)
 
 
 @cache
 def load_plugin(group: str, name: str) -> Any:
-    """Import what a name refers to, None if there is no such name; EkeError if impossible."""
+    """Import the implementation of a name, None if unknown. EkeError if the import fails."""
     if reference := BUILT_IN.get(group, {}).get(name):
         module, _, attribute = reference.partition(":")
         return getattr(import_module(module), attribute)

@@ -1,4 +1,4 @@
-"""Command and environment of child processes; detection of externally started ranks."""
+"""Commands and environments of child processes. Detection of externally started ranks."""
 
 import logging
 import os
@@ -26,18 +26,18 @@ from eke.common.streams import speak
 
 @dataclass(frozen=True)
 class SlurmTask:
-    """A task of a SLURM step."""
+    """Task of a SLURM step."""
 
     node: int
-    """Index of the task; 0 is the leader."""
+    """Index of the task. 0 is the leader."""
     count: int
-    """Number of tasks in the step, one per machine."""
+    """Number of tasks in the step, one per node."""
     step: str
-    """Unique identifier of the step, different for each restart of a job: `123.0.1`."""
+    """Identifier of the step, different for each restart of a job: `123.0.1`."""
 
 
 def this_task(environment: Mapping[str, str] = os.environ) -> SlurmTask:
-    """This process's SLURM task; a single task outside SLURM."""
+    """Return this process's SLURM task, a single task outside SLURM."""
     names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID")
     rank, count, job, step = (environment.get(name, "") for name in names)
     if not (rank.isdecimal() and count.isdecimal()):
@@ -47,111 +47,113 @@ def this_task(environment: Mapping[str, str] = os.environ) -> SlurmTask:
 
 
 def check_started_tasks(what: str, num_nodes: int) -> None:
-    """Raise ConfigError if the SLURM step has other machines than a run (1 for a sweep)."""
+    """Raise ConfigError if the SLURM step has not as many tasks as the run has nodes (1: sweep)."""
     count = this_task().count
     if count in (1, num_nodes):
         return
-    why = f"srun has started {count} tasks, and {what} takes one on each of its machines"
+    why = f"srun started {count} tasks, and {what} needs one task per node"
     fix = Fix(remark=f"srun --ntasks={num_nodes} --ntasks-per-node=1 {program()} ...")
-    raise ConfigError(Problem("distributed.num_nodes", str(num_nodes), why, fix))
+    number = str(num_nodes)
+    raise ConfigError(Problem("distributed.num_nodes", number, why, fix, "started_processes"))
 
 
 RENDEZVOUS = (RANK, WORLD_SIZE, LOCAL_RANK, "MASTER_ADDR", "MASTER_PORT")
 """Variables that torchrun sets for each process (https://docs.pytorch.org/docs/stable/elastic/run.html)."""
 
 SPEECH_S = 30.0
-"""Time for rank 0 to report an error: torchrun ends all ranks as soon as the first one exits."""
+"""Seconds for rank 0 to report an error before torchrun ends all ranks."""
 
 
-def started_ranks() -> int:
-    """Number of processes that torchrun or `accelerate launch` started; 1 without them."""
-    if any(name not in os.environ for name in RENDEZVOUS):  # a remnant of another job
-        return 1
+def _number_of(name: str) -> int:
+    """Return the number in an environment variable, 1 if it has none."""
     try:
-        return max(1, int(os.environ[WORLD_SIZE]))
+        return max(1, int(os.environ.get(name, "1")))
     except ValueError:
         return 1
 
 
+def started_ranks() -> int:
+    """Return the number of processes started by torchrun or `accelerate launch`, else 1."""
+    # Incomplete variables are left from another job.
+    return _number_of(WORLD_SIZE) if all(name in os.environ for name in RENDEZVOUS) else 1
+
+
 def ranks_are_started() -> bool:
-    """Whether this process is one of several ranks of the same run."""
+    """Return whether this process is one of several ranks of a run."""
     return started_ranks() > 1
 
 
 def my_rank() -> int:
-    """Rank of this process; rank 0 plans, prints and writes."""
+    """Return the rank of this process. Rank 0 plans, prints and writes."""
     return int(os.environ[RANK]) if ranks_are_started() else 0
 
 
 def is_first() -> bool:
-    """Whether this process reports for all processes of the same command."""
+    """Return whether this process reports for all processes of the command."""
     return my_rank() == 0 and this_task().node == 0
 
 
 def machines_at_hand() -> int:
-    """Number of machines that srun or torchrun started this command on."""
-    try:
-        here = int(os.environ.get(LOCAL_WORLD_SIZE, "1"))
-    except ValueError:
-        here = 1
-    return max(this_task().count, started_ranks() // max(1, here) if ranks_are_started() else 1)
+    """Return the number of nodes on which srun or torchrun started this command."""
+    return max(1, this_task().count, started_ranks() // _number_of(LOCAL_WORLD_SIZE))
 
 
 def check_started_ranks(option: str, num_processes: int) -> None:
-    """Raise ConfigError for other started processes than `distributed=option` (or a sweep) has."""
+    """Raise ConfigError if other processes are started than `distributed=option` or a sweep has."""
     started = started_ranks()
     if started in (1, num_processes):
         return
-    why = f"{started} processes were started for this run, as {WORLD_SIZE} in the environment says"
+    why = f"{started} processes were started ({WORLD_SIZE} in the environment)"
     fix = Fix(f"distributed.num_processes={started}")
     if option == "a sweep":
-        why = f"{why}; a sweep starts its own"
+        why = f"{why}. A sweep starts its own"
         fix = Fix(remark=f"{program()} -m ...   (without torchrun or accelerate launch)")
     elif option == "none":
         fix = Fix(remark=f"distributed=ddp {fix}")
-    raise ConfigError(Problem("distributed.num_processes", str(num_processes), why, fix))
+    number = str(num_processes)
+    raise ConfigError(Problem("distributed.num_processes", number, why, fix, "started_processes"))
 
 
 RANK_VARIABLES = (
     r"((LOCAL|GROUP|ROLE|NODE|CROSS)_)?(RANK|WORLD_SIZE)$|(LOCAL|CROSS)_SIZE$|ROLE_NAME$"
     r"|MASTER_(ADDR|PORT)$|TORCHELASTIC_|ACCELERATE_|OMPI_|PMI|MPI_LOCAL|MV2_COMM_WORLD|SUBMITIT_"
 )
-"""Variables that torchrun, accelerate, MPI or submitit set for one process of one job."""
+"""Pattern of variables that torchrun, accelerate, MPI or submitit set for one process."""
 
 TRACKED_RUN_VARIABLES = (
     r"WANDB_(RUN_(ID|NAME)|NAME|RESUME(_FROM)?|FORK_FROM|SWEEP_ID|SWEEP_PARAM_PATH)$"
     r"|WANDB_(LAUNCH|AGENT)|MLFLOW_(RUN_ID|NESTED_RUN)$"
 )
-"""Variables that a tracker or a search agent sets for a single run."""
+"""Pattern of variables that a tracker or a search agent sets for one run."""
 
 SAFE_PATH = "-P"
-"""Python's option that removes the current folder from the import path."""
+"""Option of Python that removes the current folder from the import path."""
 
 AGENT = ("WANDB_SWEEP_ID", "WANDB_RUN_ID")
-"""Variable that W&B's agent sets for each run it starts."""
+"""Variables that W&B's agent sets for each run it starts."""
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of eke; no `torch.py` in the current folder is imported."""
+    """Return the command for a module of eke, safe from a `torch.py` in the current folder."""
     return [sys.executable, SAFE_PATH, "-m", module, *arguments]
 
 
 VERBOSE = "EKE_VERBOSE"
-"""Environment variable: loggers at level debug, with commas."""
+"""Environment variable with comma-separated loggers at level debug."""
 
 
 def be_verbose() -> None:
-    """Set these loggers to level debug, on standard error; a worker's is train.log."""
+    """Set the loggers of EKE_VERBOSE to level debug, on standard error (train.log of a worker)."""
     for name in filter(None, os.environ.get(VERBOSE, "").split(",")):
         logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         logging.getLogger(name).setLevel(logging.DEBUG)
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment, for a child that imports the same eke."""
+    """Return this process's environment for a child that imports the same eke."""
     kept = dict(os.environ)
-    # Incomplete variables of torchrun, `accelerate launch` or W&B's agent are another process's: a
-    # worker would read them as its rank, rendezvous or tracker run.
+    # Incomplete variables of torchrun, `accelerate launch` or W&B's agent belong to another
+    # process. A worker would use them as its rank, rendezvous or tracker run.
     if not ranks_are_started():
         kept = {name: value for name, value in kept.items() if not re.match(RANK_VARIABLES, name)}
     if any(name not in kept for name in AGENT):
@@ -164,31 +166,31 @@ def child_environment() -> dict[str, str]:
 
 
 def ensure_home() -> None:
-    """Set HOME, for libraries, to a private folder if this user id has no home."""
+    """Set HOME to a private folder, for libraries, if this user id has no home."""
     if not user_path("~").is_absolute():
         with suppress(OSError):
             os.environ["HOME"] = str(own_folder(home_folder(), private=True))
 
 
 def leave_tracked_run() -> None:
-    """Remove variables that mean one tracked run: each of several runs has a separate id."""
+    """Remove variables of one tracked run, since each of several runs has its own id."""
     if all(name in os.environ for name in AGENT):
-        why = "W&B's agent names one run: these runs are outside its sweep"
+        why = "W&B's agent expects one run. These runs are outside its sweep"
         speak(f"  warning: {why}", sys.stderr)
     for name in [each for each in os.environ if re.match(TRACKED_RUN_VARIABLES, each)]:
         del os.environ[name]
 
 
 def end_with_parent(number: signal.Signals, parent: str) -> None:
-    """Have the kernel send a signal to this process when `parent` (its process id) dies."""
+    """Make the kernel send a signal to this process when `parent` (a process id) dies."""
     if not parent.isdigit():
         return
-    import ctypes  # of no use to most commands
+    import ctypes  # most commands do not need it
 
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG, linux/prctl.h
     try:
         ctypes.CDLL(None).prctl(set_parent_death_signal, number)
     except (OSError, AttributeError):  # not Linux
         return
-    if os.getppid() != int(parent):  # it died before the call
+    if os.getppid() != int(parent):  # the parent died before the call
         os.kill(os.getpid(), number)

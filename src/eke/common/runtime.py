@@ -1,4 +1,4 @@
-"""Runtime helpers: messages for an unsupported PyTorch, and garbage collector tuning."""
+"""Messages for an unsupported PyTorch, and settings of the garbage collector."""
 
 import gc
 from collections.abc import Iterator
@@ -6,14 +6,14 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 
 TESTED = "2.13.0"
-"""The release in `constraints.txt`, with which eke is tested."""
+"""Release of torch in `constraints.txt`, used in eke's tests."""
 
 
 def lacking(error: BaseException) -> str:
-    """Describe a name that eke needs and the installed PyTorch lacks; empty for other errors."""
+    """Return a message for a name that the installed PyTorch lacks, "" for other errors."""
     what = str(error).partition(" (")[0]
     owner = ""
-    if isinstance(error, ImportError):  # of torch itself, if that is missing
+    if isinstance(error, ImportError):  # the name of torch itself if it is missing
         owner = error.name or ""
     elif isinstance(error, AttributeError):
         owner = f"{getattr(error.obj, '__name__', '')}."
@@ -21,28 +21,25 @@ def lacking(error: BaseException) -> str:
         return ""
     try:
         installed = version("torch")
-    except PackageNotFoundError:  # a local build that was not installed by pip
+    except PackageNotFoundError:  # a local build
         installed = "of this machine"
-    return (
-        f"torch {installed} lacks what eke uses ({what}); "
-        f"pip install torch=={TESTED} brings the release that eke is tested with"
-    )
+    return f"torch {installed} is not supported ({what}). Tested: pip install torch=={TESTED}"
 
 
 MANY = 50_000
-"""Collection threshold (new objects) of a command that plans; Python 3.11 uses 700."""
+"""Collection threshold (new objects) of planning commands. Python 3.11 uses 700."""
 
 
 def collect_seldom() -> None:
-    """Collect rarely in a process that plans: most of its objects live until it ends."""
+    """Collect rarely, for planning: most objects live until the process ends."""
     gc.set_threshold(MANY)
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Disable collection inside, then freeze all objects, garbage too: for the process's start."""
+    """Disable garbage collection inside, then freeze all objects, for the start of a process."""
     # Imported modules are never garbage. Scanning them takes a seventh of the import time of torch
-    # and transformers, and of a plan's time (docs/lab/startup.md).
+    # and transformers, and of a plan's time (notes/lab/startup.md).
     was_enabled = gc.isenabled()
     gc.disable()
     try:

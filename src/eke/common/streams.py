@@ -1,10 +1,8 @@
-"""Standard output and error that never end the process when writing fails.
+"""Standard output and error that do not end the process if writing fails.
 
-A reader may exit (`| head`), a disk fill up, the shell close a stream (`>&-`), or the terminal's
-encoding lack a character. Entry points call `open_streams` first.
-
-Names, logs and records of other users are printed without control characters: an escape sequence
-could move the cursor, write to the clipboard or hide text.
+A reader may exit (`| head`), a disk may fill up, the shell may close a stream (`>&-`), or the
+terminal's encoding may lack a character. Entry points call `open_streams` first. Control characters
+of other users' texts are replaced: they could move the cursor or write to the clipboard.
 """
 
 import contextlib
@@ -38,14 +36,14 @@ CONTROL = re.compile(
 
 
 def printable(text: str, colours: bool = True) -> str:
-    """Replace control characters by U+FFFD; `colours` keeps the escape sequences of colours."""
+    """Replace control characters by U+FFFD. `colours` keeps the escape sequences of colours."""
     parts = COLOURS.split(text) if colours else [text]
     parts[::2] = [CONTROL.sub("\N{REPLACEMENT CHARACTER}", part) for part in parts[::2]]
     return "".join(parts)
 
 
 MARKUP = re.compile(r"[\\`*\[\]|$~]|^[#+=-]+(?= |$)|(?<!\w)_+|_+(?!\w)")
-"""Signs with a meaning in Markdown, which `_` inside a word is not; `$` begins a formula."""
+"""Pattern of characters with a meaning in Markdown. `$` begins a formula."""
 
 
 def escape(text: str) -> str:
@@ -62,14 +60,14 @@ def printable_line(text: str) -> str:
 
 
 class _Printable(io.TextIOWrapper):
-    """A terminal, or the target of redirected output, with control characters replaced."""
+    """Terminal or redirected output with control characters replaced."""
 
     def write(self, text: str) -> int:
         return super().write(printable(text))
 
 
 class _Unfiltered:
-    """A stream of `_Printable` for code that moves the cursor itself."""
+    """Raw stream of `_Printable` for code that moves the cursor."""
 
     def __init__(self, stream: _Printable) -> None:
         self._stream = stream
@@ -82,44 +80,44 @@ class _Unfiltered:
 
 
 def unfiltered(stream: TextIO) -> TextIO:
-    """The raw stream for redrawn bars and tables, whose texts are already `printable`."""
+    """Return the raw stream for redrawn bars and tables, whose texts are already `printable`."""
     return cast(TextIO, _Unfiltered(stream)) if isinstance(stream, _Printable) else stream
 
 
 class _Output(io.FileIO):
-    """A descriptor that accepts every write; lost output is reported once."""
+    """Descriptor that accepts each write and reports lost output once."""
 
     error: OSError | None = None
-    """The first write error."""
+    """First write error."""
 
     def write(self, data: "ReadableBuffer") -> int:
         size = memoryview(data).nbytes
         try:
-            # None: the pipe is full, and another process has made it non-blocking.
+            # None: the pipe is full, and another process made it non-blocking.
             while (written := super().write(data)) is None:
                 select.select([], [self], [])
             return written
         except OSError as error:
             before, self.error = self.error, self.error or error
-            if error.errno in GONE:  # for native code and children, too
+            if error.errno in GONE:  # also for native code and children
                 with contextlib.suppress(OSError):
                     nowhere = os.open(os.devnull, os.O_WRONLY)
                     os.dup2(nowhere, self.fileno())
                     os.close(nowhere)
             elif before is None and self.fileno() == 1 and sys.stderr:
-                sys.stderr.write(f"standard output: {error.strerror}; the rest of it is lost\n")
+                sys.stderr.write(f"standard output: {error.strerror}. The rest is lost\n")
             return size
 
 
 def open_streams(encoding: str | None = None) -> None:
-    """Replace closed streams by the null device, and report write errors by `lost` and `is_heard`.
+    """Replace closed streams by the null device and record write errors for `lost`, `is_heard`.
 
     Streams replaced by a test or a notebook are kept. `encoding` is for writing to a file of eke.
     """
     for number, mode in enumerate((os.O_RDONLY, os.O_WRONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
-        except OSError:  # the lowest free descriptor is this one
+        except OSError:  # opens this descriptor, the lowest free one
             os.set_inheritable(os.open(os.devnull, mode), True)
     for number, name in [(1, "stdout"), (2, "stderr")]:
         stream = getattr(sys, name)
@@ -137,7 +135,7 @@ def open_streams(encoding: str | None = None) -> None:
 
 
 def use_utf8() -> None:
-    """Restart in UTF-8 mode, but for standard streams, if the locale has another encoding."""
+    """Restart in UTF-8 mode, except for standard streams, if the locale has another encoding."""
     if sys.flags.utf8_mode or locale.getpreferredencoding(False).lower() in ("utf-8", "utf8"):
         return
     shown = next((s.encoding for s in (sys.stdout, sys.stderr) if s), "ascii")
@@ -147,13 +145,13 @@ def use_utf8() -> None:
 
 
 def lost() -> bool:
-    """Whether some standard output was lost although it may have a reader."""
+    """Return whether standard output was lost although it may have a reader."""
     sys.stdout.flush()
     return _errno() is not None and is_heard()
 
 
 def is_heard() -> bool:
-    """Whether standard output still has a reader, judged by past writes."""
+    """Return whether standard output still has a reader, judged by past writes."""
     return _errno() not in GONE
 
 
@@ -163,7 +161,7 @@ def _errno() -> int | None:
 
 
 def speak_problems(error: EkeError) -> None:
-    """Print the problems of an invalid configuration to standard output as JSON."""
+    """Print the problems of an invalid configuration as JSON to standard output."""
     if isinstance(error, ConfigError):
         content = {"problems": [problem.as_json() for problem in error.problems]}
         speak(mask(json.dumps(content, indent=2)))

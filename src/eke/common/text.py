@@ -1,4 +1,4 @@
-"""Text helpers: tables, units and number formats, name suggestions, byte tokenizer constants."""
+"""Tables, number formats, name suggestions and constants of the byte tokenizer."""
 
 import os
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def align(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Format rows of equal length as a table; `right` are indices of right-aligned columns."""
+    """Format rows of equal length as a table. `right` are indices of right-aligned columns."""
     rows = [[" ".join(word.split("\n")) for word in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = [">" if number in right else "<" for number in range(len(widths))]
@@ -22,7 +22,7 @@ def align(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[st
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 ROUNDS_UP = 0.9995
-"""Three significant digits round up to the next unit from here on: 999.5 k is 1 M."""
+"""Threshold from which three significant digits round up to the next unit: 999.5 k is 1 M."""
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -55,7 +55,7 @@ def format_seconds(seconds: float) -> str:
     """Format a duration with suitable units: `12.3 ms`, `4.21 s`, `3 m 12 s`, `2 h 05 m`."""
     if seconds < ROUNDS_UP:
         return f"{seconds * 1e3:.3g} ms"
-    if seconds < 59.95:  # three digits would give 60 s
+    if seconds < 59.95:  # three digits would show 60 s
         return f"{seconds:.3g} s"
     whole = round(seconds)
     if whole < 3600:
@@ -64,7 +64,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_value(value: object, text: Callable[[str], str] = str) -> str:
-    """Format a configuration value as on the command line; `text` formats its texts."""
+    """Format a configuration value as on the command line. `text` formats strings."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -81,11 +81,11 @@ _PLAIN = re.compile(
     r"(?!(?:null|true|false|inf|nan)$)(?:[a-z_/]|\.\.?/|\.[a-z_])[\w./+@%:-]*",
     re.ASCII | re.IGNORECASE,
 )
-"""Texts that Hydra's grammar reads as they are: no number, word with a meaning, or separator."""
+"""Pattern of texts without quotes in Hydra's grammar: no number, keyword or separator."""
 
 
 def override(key: str, value: object) -> str:
-    """Format `key=VALUE` so that Hydra reads this value; every fix with a user's text uses it."""
+    """Format `key=VALUE` for Hydra. Every fix with a user's text must use it."""
     return f"{key}={format_value(value, _quoted_if_needed)}"
 
 
@@ -105,12 +105,12 @@ def quoted(value: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message: libraries explain over many."""
+    """Return the first line of an error's message."""
     return next(filter(None, map(str.strip, str(error).splitlines())), repr(error))
 
 
 MAX_BESIDE = 1000
-"""Maximum number of files in a folder whose names are compared (time limit)."""
+"""Maximum number of files in a folder whose names are compared, a time limit."""
 
 
 def normal(name: str) -> str:
@@ -119,7 +119,7 @@ def normal(name: str) -> str:
 
 
 def closest(name: str, names: Iterable[str]) -> str | None:
-    """Suggest the intended name: the same except for case and dashes, else begun, else mistyped."""
+    """Return the likely name: equal except for case and dashes, or begun, or mistyped."""
     typed = normal(name)
     known = {normal(candidate): candidate for candidate in reversed(list(names))}
     if typed in known:
@@ -128,7 +128,7 @@ def closest(name: str, names: Iterable[str]) -> str | None:
     if len(begun) == 1:
         return known[begun[0]]
     allowed = 1 + (len(typed) >= 8)
-    # The first letter is rarely wrong; a different one is often another word: mt5, albert.
+    # A different first letter often means another word: mt5, albert.
     like = [
         each
         for each in reversed(known)
@@ -139,7 +139,7 @@ def closest(name: str, names: Iterable[str]) -> str | None:
 
 
 def _mistakes(typed: str, meant: str) -> int:
-    """Optimal string alignment distance: letters inserted, missing, wrong or swapped."""
+    """Return the optimal string alignment distance: inserted, missing, wrong, swapped letters."""
     before: list[int] = []
     last = list(range(len(meant) + 1))
     for i, letter in enumerate(typed):
@@ -153,10 +153,10 @@ def _mistakes(typed: str, meant: str) -> int:
 
 
 def closest_path(missing: Path) -> Path | None:
-    """Suggest a similar name in the folder of a missing path."""
+    """Return a similar name in the folder of a missing path, None if there is none."""
     try:
         siblings = os.listdir(missing.parent)
-    except (OSError, ValueError):  # the folder is missing as well; a null character
+    except (OSError, ValueError):  # the folder is also missing, or a null character
         return None
     plain = [name for name in siblings if name.isprintable()]
     found = closest(missing.name, plain) if len(plain) <= MAX_BESIDE else None
@@ -164,13 +164,13 @@ def closest_path(missing: Path) -> Path | None:
 
 
 PAD, BOS, EOS, MASK, SEP = 0, 1, 2, 3, 4
-"""Special tokens; BOS also separates documents in packed text."""
+"""Special tokens. BOS also separates documents in packed text."""
 
 NUM_SPECIAL_TOKENS = 8
-"""Ids below this are special (three are spare); byte b is token b + 8."""
+"""Number of special ids (three are spare). Byte b is token b + 8."""
 
 BYTE_VOCABULARY = NUM_SPECIAL_TOKENS + 256
-"""Number of tokens."""
+"""Number of tokens of the byte tokenizer."""
 
 IGNORED = -100
 """Label of a position excluded from the loss (torch's cross_entropy default)."""

@@ -1,1 +1,1 @@
-"""Estimates: memory and time of a plan."""
+"""Estimates of a plan's memory and time."""

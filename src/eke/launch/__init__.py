@@ -1,1 +1,1 @@
-"""Launchers: from plans to processes, without torch."""
+"""Launchers: start plans as processes, without torch."""

@@ -28,18 +28,18 @@ from eke.launch.processes.worker_process import Spot, Worker, start_process, wor
 from eke.plan.planner import Plan
 
 CALL_S = 60.0
-"""Longest wait for a call through the prefix that only signals or checks."""
+"""Time limit in seconds for a call through the prefix that signals or checks a worker."""
 
 
 def far_command(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> list[str]:
-    """The command that acts on a run's worker through the prefix."""
+    """Return the command that acts on a run's worker through the prefix."""
     runner = str(Path(prefix_runner.__file__).absolute())
-    # -I: no PYTHONPATH, and with it no current folder, is on the runner's import path.
+    # -I keeps PYTHONPATH and the current folder off the runner's import path.
     return [*prefix, sys.executable, "-I", runner, action, str(folder.absolute()), *rest]
 
 
 def call(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> int:
-    """Check, signal or end a run's worker; `ALIVE` or `GONE`, EkeError if that is unknown."""
+    """Check, signal or end a run's worker. Return `ALIVE` or `GONE`, else raise EkeError."""
     command = far_command(prefix, action, folder, *rest)
     try:
         done = subprocess.run(
@@ -55,7 +55,7 @@ def call(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> int:
 
 
 def prefix_of(ticket: Path) -> list[str]:
-    """The prefix behind which a run was started last; raises EkeError if that is unreadable."""
+    """Return the prefix of a run's last start. Raise EkeError if the ticket is unreadable."""
     try:
         return [str(word) for word in read_json(ticket, own=True)["prefix"]]
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -63,7 +63,7 @@ def prefix_of(ticket: Path) -> list[str]:
 
 
 class PrefixedWorker(Worker):
-    """A worker behind a prefix. Signals go through the prefix, once more each."""
+    """A worker behind a prefix. Each signal is sent through a new call of the prefix."""
 
     def __init__(
         self,
@@ -76,15 +76,15 @@ class PrefixedWorker(Worker):
         prefix: Sequence[str],
         ticket: str,
     ) -> None:
-        """Start the worker; BusyError if an earlier one may be alive, OSError if that fails."""
+        """Start the worker. Raise BusyError if an earlier one may be alive, OSError on failure."""
         self.paths, self.prefix, self.ticket = paths, prefix, paths.folder / ticket
         self._calls: list[subprocess.Popen[bytes]] = []
         if self.ticket.exists():
             try:
                 call(prefix_of(self.ticket), "end", paths.folder)
             except EkeError as error:
-                why = f"cannot tell whether its earlier worker has ended ({error})"
-                raise BusyError(f"{why}; delete {self.ticket} if it has") from error
+                why = f"its earlier worker may still be alive ({error})"
+                raise BusyError(f"{why}. If it has ended, delete {self.ticket}") from error
         own = {
             "PYTHONPATH": source_folder(), "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1",
             **(environment or {}),
@@ -102,23 +102,22 @@ class PrefixedWorker(Worker):
         self.process = start_process(far, paths.log, descriptors)
 
     def _call(self, action: str, *rest: str) -> None:
-        """Act on the worker through the prefix, without waiting for it."""
         with contextlib.suppress(OSError):
             far = far_command(self.prefix, action, self.paths.folder, *rest)
             self._calls.append(start_process(far, self.paths.log))
 
     def ask(self, number: int) -> None:
-        """Hand a signal on: it saves a checkpoint and stops."""
+        """Forward a signal. The worker then saves a checkpoint and stops."""
         self._call("signal", str(number))
 
     def kill(self) -> None:
-        """SIGKILL to the worker's process group."""
+        """Send SIGKILL to the worker's process group."""
         self._call("end")
 
     def finish(self) -> int:
-        """Make sure that the worker is gone, else RunError; returns its exit code (-signal)."""
+        """Ensure that the worker has ended, else raise RunError. Return its exit code (-signal)."""
         try:
-            if (self.paths.folder / LOCK).exists():  # else the far side was never reached
+            if (self.paths.folder / LOCK).exists():  # else the prefix never started the runner
                 call(self.prefix, "end", self.paths.folder)
         except EkeError as error:
             raise RunError(f"its worker may still be alive: {error}") from error
@@ -134,9 +133,9 @@ class PrefixedWorker(Worker):
 
 
 class CommandLauncher(Launcher):
-    """Each run behind one of the prefixes of `launcher.prefix`, one at a time behind each.
+    """Starts runs behind the prefixes of `launcher.prefix`, one at a time per prefix.
 
-    The far side sees the run folders, eke and its Python under the same paths.
+    Run folders, eke and its Python must have the same paths behind the prefix.
     """
 
     name = "command"
@@ -144,51 +143,51 @@ class CommandLauncher(Launcher):
     unused_keys = ("cpu_slots", "runs_per_device")
 
     def prefixes(self, config: Config) -> list[str]:
-        """Commands to put before that of a run; launchers of other packages have their own."""
+        """Return the command prefixes. Launchers of other packages override this method."""
         return config.launcher.prefix
 
     def target(self, config: Config) -> Target:
-        """The device behind the prefixes, as `hardware` declares it; ConfigError without any."""
+        """Return the device that `hardware` declares. Raise ConfigError without a valid prefix."""
         prefixes, runs = self.prefixes(config), str(user_path(config.paths.runs).absolute())
         key, fix, problems = "launcher.prefix", Fix("launcher.prefix=[ssh HOST]"), []
         if not prefixes:
-            why = f"hydra/launcher={self.name} runs each job behind one of these: there is none"
+            why = f"hydra/launcher={self.name} needs at least one prefix"
             problems.append(Problem(key, "[]", why, fix))
         for text in prefixes:
             words: list[str] = []
             with contextlib.suppress(ValueError):
                 words = shlex.split(text)
             if not words:
-                why = "is no command as a shell reads it"
+                why = "must be a command that a shell can read"
                 problems.append(Problem(key, repr(text), why, fix))
         if shlex.quote(runs) != runs:
-            why = "is read by a shell behind a prefix such as ssh: letters, digits and @%+=:,./-_"
+            why = "may only have letters, digits and @%+=:,./-_: a shell may read it"
             problems.append(Problem("paths.runs", runs, why, Fix("paths.runs=FOLDER")))
         if problems:
             raise ConfigError(problems)
         return declared_target(config)
 
     def start(self, books: Books, paths: SweepPaths, sweep: str) -> Pool:
-        """Make a pool of the prefixes; its runs start in `wait`."""
+        """Return a pool of the prefixes. Its runs start in `wait`."""
         prefixes = [text for job in books.jobs for text in self.prefixes(job.plan.config)]
         slots = []
-        for text in dict.fromkeys(prefixes):  # leased, so that two sweeps do not use one at once
+        for text in dict.fromkeys(prefixes):  # leased: two sweeps never share a prefix
             lease = f"command-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
             slots.append(DeviceSlot(text, text, lease))
         devices = Devices(slots, slots_per_run=1)
         kinds = {job.kind: devices for job in books.jobs}
-        # This machine cannot see how much memory is free behind the prefix.
+        # Free memory behind the prefix is unknown here.
         room = partial(FreeMemory, free=lambda _: None)
         return Pool(books, kinds, self.start_run, room=room)
 
     def start_run(self, plan: Plan, paths: RunPaths, grant: Grant) -> LiveRun:
-        """Start a run behind the prefix that it was granted."""
+        """Start a run behind its leased prefix."""
         prefix, ticket = shlex.split(grant.slots[0].device), paths.ticket(self.name).name
         worker = partial(PrefixedWorker, prefix=prefix, ticket=ticket)
         return LiveRun(plan, paths, plan.batch.world_size, {}, grant.descriptors, start=worker)
 
     def status(self, runs: Sequence[RunPaths]) -> dict[Path, JobStatus]:
-        """Workers that are alive; those whose starter is gone are looked for behind the prefix."""
+        """Return the workers that are alive. Ask the prefix about workers without a supervisor."""
         found = {}
         for paths in runs:
             try:
@@ -198,13 +197,13 @@ class CommandLauncher(Launcher):
                 if is_locked(paths.lock):
                     found[paths.folder] = JobStatus(name, where)
                 elif call(prefix, "check", paths.folder) == ALIVE:
-                    found[paths.folder] = JobStatus(name, where, f"{where}, and runs unwatched")
+                    found[paths.folder] = JobStatus(name, where, f"{where}, without a supervisor")
             except EkeError as error:
                 found[paths.folder] = JobStatus("", silent=str(error))
         return found
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """Send SIGINT to each worker, through its prefix; EkeError if some were not reached."""
+        """Send SIGINT to each worker through its prefix. Raise EkeError if a call failed."""
         failed = []
         for paths in (RunPaths(Path(name)) for name in jobs):
             try:

@@ -1,7 +1,7 @@
-"""Devices of this machine, and leases of them.
+"""Devices of this machine and their leases.
 
-A lease is a lock (flock) on a file named after the device, shared by all users of the machine; the
-kernel frees it when the pool and the worker that it was handed to are gone.
+A lease is a lock (flock) on a file named after the device, shared by all users of the machine. The
+kernel frees it when the pool and the worker that inherited it have ended.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from eke.plan.planner import Plan
 
 
 def try_lease(name: str) -> int | None:
-    """Lock a lease; returns its descriptor, None if it is held. EkeError without locks."""
+    """Lock a lease. Return its descriptor, None if it is held. Raise EkeError without locks."""
     with contextlib.ExitStack() as opened:
         try:
             descriptor = open_shared_lock(lease_folder() / f"{name}.lock")
@@ -27,8 +27,8 @@ def try_lease(name: str) -> int | None:
                 return None
         except OSError as error:
             why = f"{error.filename or lease_folder()}: {error.strerror or error}"
-            elsewhere = f"export {LEASES}=FOLDER names another one"
-            raise EkeError(f"no device can be leased: {why}; {elsewhere}") from error
+            fix = f"Another folder: export {LEASES}=FOLDER"
+            raise EkeError(f"cannot lease a device: {why}. {fix}") from error
         opened.pop_all()
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
@@ -37,7 +37,7 @@ def try_lease(name: str) -> int | None:
 
 
 def holder_of(name: str) -> str:
-    """Description of the last holder of a lock; for display only."""
+    """Return a description of the last holder of a lock, for display."""
     with contextlib.suppress(OSError):
         if said := re.match(r"process \d+", read_text(lease_folder() / f"{name}.lock", 80)):
             return said[0]
@@ -45,34 +45,33 @@ def holder_of(name: str) -> str:
 
 
 GATHERING = "gathering"
-"""Name of the lock of the one pool on a machine that may hold devices it does not use yet. Two that
-each held half of what they need would wait for each other for ever."""
+"""Name of a machine-wide lock: two pools that each hold part of their devices would deadlock."""
 
 Suits = Callable[[DeviceSlot], str]
-"""Slot that could be had -> why it is of no use to a run now; empty when it is."""
+"""Check of a slot: the reason why a run cannot use it now, empty if it can."""
 
 
 @dataclass
 class Grant:
-    """Devices that a run holds."""
+    """Devices held by a run."""
 
     slots: list[DeviceSlot]
     descriptors: list[int]
-    """Their locks: handed to the worker, freed with it."""
+    """File descriptors of the locks, inherited by the worker and freed with it."""
     shared: bool
     """Whether other runs may use the same device or machine at the same time."""
 
     @property
     def name(self) -> str:
-        """Display form: `GPU 0,1`."""
+        """Display name, such as `GPU 0,1`."""
         kind = self.slots[0].name.split()[0]
         numbers = ",".join(slot.name.removeprefix(kind).strip() for slot in self.slots)
         return f"{kind} {numbers}".strip()
 
     def environment(self, num_processes: int = 1) -> dict[str, str]:
-        """What the run's processes need to see these devices and no others."""
+        """Return the environment that limits the run's processes to these devices."""
         if not self.slots[0].is_gpu:
-            threads = len(self.cores()) // num_processes  # 0 where all cores may be used
+            threads = len(self.cores()) // num_processes  # 0 if all cores may be used
             is_set = "OMP_NUM_THREADS" in os.environ
             return {"OMP_NUM_THREADS": str(threads)} if threads and not is_set else {}
         return {
@@ -81,21 +80,21 @@ class Grant:
         }
 
     def cores(self) -> set[int]:
-        """Cores its processes are held to; empty for all."""
+        """Return the cores of the run's processes, empty for all cores."""
         return {core for slot in self.slots for core in slot.cores}
 
     def uses(self, slot: DeviceSlot) -> bool:
-        """Whether the run uses a slot's memory; every run uses the machine's."""
+        """Return whether the run uses a slot's memory. Every run uses host memory."""
         return not slot.is_gpu or any(own.device == slot.device for own in self.slots)
 
     def release(self) -> None:
-        """Close this process's hold; a worker that still lives keeps its own."""
+        """Close this process's locks. A running worker keeps its own."""
         while self.descriptors:
             os.close(self.descriptors.pop())
 
 
 def occupied(device: str) -> str:
-    """Why a GPU cannot be used now: a process without a lease computes on it, or has just ended."""
+    """Return why a GPU is busy, or "" if it is free."""
     if not device.startswith(("GPU-", "MIG-")):
         return ""
     found = processes_on(device)
@@ -104,37 +103,34 @@ def occupied(device: str) -> str:
 
 @dataclass
 class Devices:
-    """All devices of one kind that this pool may use."""
+    """Devices of one kind that this pool may use."""
 
     slots: Sequence[DeviceSlot]
     busy: Callable[[str], str] = occupied
-    """Device -> why it cannot be used now; empty when it can."""
+    """Check of a device: the reason why it is busy, empty if it is free."""
     shared: bool = False
     """Whether runs share devices."""
     slots_per_run: int | None = None
-    """Slots that each run takes; None takes one for each of its devices."""
+    """Slots per run. None: one for each device of the run."""
     _gathered: dict[DeviceSlot, int] = field(default_factory=dict)
     _gathering: int | None = None
     why: str = ""
-    """Why the last request was not granted, for the user."""
+    """Why the last request was not granted, for display."""
 
     @property
     def count(self) -> int:
-        """Different devices."""
+        """Number of different devices."""
         return len({slot.device for slot in self.slots})
 
     def needed(self, plan: Plan) -> int:
-        """Slots that a run needs at once."""
+        """Return the number of slots that a run needs."""
         if self.slots_per_run is not None:
             return self.slots_per_run
         number = plan.batch.world_size * plan.batch.devices
         return min(number, self.count) if plan.device.kind == "cpu" else number
 
     def take(self, count: int, *, gather: bool = False, suits: Suits | None = None) -> Grant | None:
-        """Lease so many different devices that suit, or none.
-
-        `gather`, by one pool at a time, keeps what is free for the next call.
-        """
+        """Lease `count` different devices that suit. `gather`: keep free ones for the next call."""
         if not gather:
             self.let_go()
         self.why = ""
@@ -158,7 +154,7 @@ class Devices:
         return grant
 
     def let_go(self) -> None:
-        """Free what was gathered for a run."""
+        """Release the devices gathered for a run."""
         _close(self._gathered)
         if self._gathering is not None:
             os.close(self._gathering)
@@ -186,7 +182,7 @@ def _close(taken: dict[DeviceSlot, int]) -> None:
 
 
 def find_devices(plan: Plan) -> Devices:
-    """This machine's devices that a run may use, shared as its configuration says."""
+    """Return this machine's devices for a run, shared if its configuration shares them."""
     launcher = plan.config.launcher
     if plan.device.kind == "cuda":
         return Devices(gpu_slots(launcher.runs_per_device), shared=launcher.runs_per_device > 1)

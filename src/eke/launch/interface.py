@@ -19,51 +19,49 @@ from eke.plan.planner import Plan
 
 
 class Target(NamedTuple):
-    """What a run is planned for."""
+    """Device and nodes for which a run is planned."""
 
     device: Device
     reason: str
-    """Why this device."""
     num_nodes: int
-    """Machines that the run can use."""
 
 
 class JobStatus(NamedTuple):
-    """A run that a launcher has handed over, as the launcher sees it."""
+    """State of a submitted run, as reported by its launcher."""
 
     name: str
-    """The launcher's name of it; what `cancel` takes. Empty if it is not known to be there."""
+    """Name of the job for `cancel`. Empty if the job may not exist."""
     where: str = ""
     """Location, for display."""
     waits_for: str = ""
-    """Reason for waiting, for display; empty if it does not wait."""
+    """Reason for waiting, for display. Empty if the job does not wait."""
     silent: str = ""
-    """Why the launcher could not find out; empty if it could."""
+    """Why the launcher could not read the state. Empty if it could."""
 
 
 class StartedSweep(Protocol):
     """Runs of a sweep that a launcher has started."""
 
     def wait(self) -> bool:
-        """Show the runs until all have ended; returns whether a stop signal arrived.
+        """Show the runs until all end. Return whether a stop signal arrived.
 
-        KeyboardInterrupt: Ctrl-C, where the runs continue without this process.
+        Raises KeyboardInterrupt on Ctrl-C if the runs continue without this process.
         """
 
     def goes_on(self) -> bool:
-        """Whether runs continue, or wait, without this process."""
+        """Return whether runs continue, or wait, without this process."""
         return False
 
     def not_started(self) -> Sequence[Job]:
-        """Runs that have not been handed over; `waiting_for` of each has the reason."""
+        """Return the runs that have no job yet. `waiting_for` of each has the reason."""
         return []
 
 
 class Launcher(Protocol):
-    """Starts the runs of a sweep: on this machine, in a cluster, through another program.
+    """Starts the runs of a sweep on this machine, in a cluster or through another program.
 
     Subclasses implement `target` and `start`. A launcher whose runs can outlive its process also
-    leaves a file `<name>.json` in each run's folder, and implements `status` and `cancel`.
+    leaves a file `<name>.json` in each run's folder and implements `status` and `cancel`.
     """
 
     name: str
@@ -71,7 +69,7 @@ class Launcher(Protocol):
     can_detach: bool = False
     """Whether runs continue without the process that started them."""
     not_probed: str = ""
-    """Why batch=auto cannot probe a micro-batch on this machine; empty if it can."""
+    """Why batch=auto cannot probe a micro-batch on this machine. Empty if it can."""
     trials_at_once: int = 1
     """Trials on GPUs that `eke fit` starts together."""
     reads_resources: bool = False
@@ -80,13 +78,13 @@ class Launcher(Protocol):
     """Keys of `launcher` that have no effect."""
 
     def target(self, config: Config) -> Target:
-        """The device that a run is planned for; ConfigError: nothing says which one."""
+        """Return the device for which a run is planned. Raise ConfigError if it is not declared."""
 
     def start(self, books: Books, paths: SweepPaths, sweep: str) -> StartedSweep:
-        """Start the sweep's runs that have no final record; EkeError: none can be started."""
+        """Start the sweep's runs without a final record. Raise EkeError if none can be started."""
 
     def unused(self, overrides: Sequence[str]) -> list[str]:
-        """Warnings about overrides that have no effect with this launcher."""
+        """Return warnings about overrides that have no effect with this launcher."""
         of_clusters = [] if self.reads_resources else unused_cluster_overrides(overrides, self.name)
         starts = tuple(f"launcher.{key}=" for key in self.unused_keys)
         return of_clusters + [
@@ -96,47 +94,47 @@ class Launcher(Protocol):
         ]
 
     def place_of(self, plan: Plan, old: Container[str] | None = None) -> Place:
-        """The folder of a run, and the final record in it; `old` as in `find_place`."""
+        """Return the folder of a run and the final record in it. `old` as in `find_place`."""
         return find_place(plan, old)
 
     def request(self, plan: Plan) -> Hashable:
-        """The resources a run requests, the same for identical runs; ConfigError: it is invalid."""
+        """Return a run's resources in hashable form. Raise ConfigError if they are invalid."""
         return None
 
     def preview(self, jobs: Sequence[Job], paths: SweepPaths, sweep: str) -> str:
-        """Launch details shown by `plan_only=true`; arguments as of `start`."""
+        """Return the launch details for `plan_only=true`. Arguments as in `start`."""
         return ""
 
     def status(self, runs: Sequence[RunPaths]) -> Mapping[Path, JobStatus]:
-        """Run folder -> its newest job; folders without one may be missing."""
+        """Return the newest job by run folder. Folders without a job may be missing."""
         return {}
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """Have jobs, by their names in `status`, save and end; EkeError: some may not."""
+        """Stop jobs, by their names in `status`, after saving. Raise EkeError if some may go on."""
 
     def log_of(self, paths: RunPaths) -> Path:
-        """Output of a run, or of its job before the run began."""
+        """Return the log of a run, or the log of its job before the run began."""
         return paths.log
 
 
 @cache
 def find_launcher(name: str) -> Launcher:
-    """The launcher of an option of `hydra/launcher`, imported now; ConfigError: there is none."""
+    """Import the launcher of an option of `hydra/launcher`. Raise ConfigError if unknown."""
     found = load_plugin(LAUNCHERS, name)
     if found is None:
-        why = f"there is none of this name: {', '.join(plugin_names(LAUNCHERS))}"
+        why = f"no such launcher. Launchers: {', '.join(plugin_names(LAUNCHERS))}"
         raise ConfigError(Problem("hydra/launcher", name, why))
     return cast(Launcher, found())
 
 
 def launchers_of(paths: RunPaths) -> list[str]:
-    """Names of the launchers that have left a file in a run's folder."""
+    """Return the names of the launchers that have left a file in a run's folder."""
     # Another user's file is ignored: it would name commands to run and jobs to cancel.
     return [name for name in plugin_names(LAUNCHERS) if is_own(paths.ticket(name))]
 
 
 def job_statuses(runs: Iterable[RunPaths]) -> dict[Path, tuple[str, JobStatus]]:
-    """Run folder -> launcher and status of its job; one query per launcher."""
+    """Return launcher and status by run folder, with one query per launcher."""
     handed_over: dict[str, list[RunPaths]] = {}
     for paths in runs:
         for name in launchers_of(paths):
@@ -154,15 +152,15 @@ def job_statuses(runs: Iterable[RunPaths]) -> dict[Path, tuple[str, JobStatus]]:
 
 
 def declared_target(config: Config, num_nodes: int = 1) -> Target:
-    """The device of other machines, as `hardware` declares it; ConfigError: it does not."""
+    """Return the target that `hardware` declares. Raise ConfigError if it declares none."""
     option = config.hardware.option
     found, _ = choose_device(option)
     if option == "auto" and found.kind == "cpu":
-        why = "this machine has no GPU to tell what the nodes have, and a run is planned for that"
+        why = "the devices of the nodes are unknown: this machine has no GPU"
         fix = Fix("hardware=h100", remark="or hardware=cpu")
         raise ConfigError(Problem("hardware", option, why, fix))
     is_gpu = found.kind == "cuda"
-    note = f"{found.name}: what hardware={option} says the nodes have"
+    note = f"{found.name}, declared by hardware={option}"
     count = config.distributed.processes_per_node if is_gpu else 1
     memory = found.memory_bytes if is_gpu else None  # the host memory of other machines is unknown
     device = replace(

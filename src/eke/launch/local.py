@@ -1,7 +1,4 @@
-"""Launcher `local`: runs of a sweep on this machine, which one process starts and supervises.
-
-First come first served: small runs fill gaps; devices are kept for a large one as they get free.
-"""
+"""Launcher `local`: runs on this machine. Small runs fill gaps, large ones get devices kept."""
 
 import os
 import time
@@ -26,24 +23,22 @@ from eke.plan.record import Outcome
 from eke.tuning.refuse_oom import cannot_fit, refuse_what_cannot_fit
 
 MAX_OVERTAKEN = 8
-"""Runs that may be started before one that waits for more devices than are free; then what gets
-free is kept for it."""
+"""Runs that may start before one that waits for more devices. Then free devices are kept for it."""
 
 
 @dataclass
 class FreeMemory:
-    """Free memory of each device for one run; re-read at each attempt to start it."""
+    """Free memory of each device for one run, read again at each attempt to start the run."""
 
     plan: Plan
     running: Sequence[Job]
-    """Runs of the same sweep."""
     free: Callable[[DeviceSlot], int | None] = free_bytes
     resident: Callable[[int], int] = resident_bytes
     by_others: dict[str, Plan] = field(default_factory=dict)
-    """Device without enough memory, used by no run of this sweep -> the plan for what is free."""
+    """Plan with its free memory, for each device on which other processes hold too much."""
 
     def lacks(self, slot: DeviceSlot) -> str:
-        """Why a slot's device has too little memory; empty if it has enough, or if unknown."""
+        """Return why a slot's device has too little memory, "" if it has enough or is unknown."""
         left = self.left(slot)
         if left is None:
             return ""
@@ -53,11 +48,11 @@ class FreeMemory:
             return ""
         if not self._beside(slot):
             self.by_others[slot.device] = plan
-        needed = format_bytes(least_bytes(plan, found))
-        return f"{format_bytes(left)} of memory free now, at least {needed} needed"
+        least = least_bytes(plan, found)
+        return f"{format_bytes(left)} of memory free, at least {format_bytes(least)} needed"
 
     def problem(self, num_spare: int) -> ConfigError | None:
-        """Message for a run that does not fit because others hold memory on too many devices."""
+        """Return the error of a run if other processes hold memory on too many devices."""
         if len(self.by_others) <= num_spare:
             return None
         plan = next(iter(self.by_others.values()))
@@ -68,14 +63,14 @@ class FreeMemory:
         return None
 
     def left(self, slot: DeviceSlot) -> int | None:
-        """Bytes for this run: total minus what others hold and concurrent runs need."""
+        """Return the total memory minus other processes' memory and other runs' needs."""
         whole, free = self.plan.device.memory_bytes, self.free(slot)
         if whole is None or free is None:
             return None
         held = needed = 0
-        for job in self._beside(slot):  # one may not have come to its first step
+        for job in self._beside(slot):  # a run may not have reached its first step
             found = known_forecast(job.plan)
-            of_gpu = slot.is_gpu  # a container does not know the driver's process ids
+            of_gpu = slot.is_gpu  # the driver's process ids are unknown in a container
             least = least_bytes(job.plan, found) if of_gpu else least_host_bytes(job.plan, found)
             own = least if of_gpu else self.resident(job.pid)
             held, needed = held + own, needed + max(own, least)
@@ -86,12 +81,12 @@ class FreeMemory:
 
 
 def start_run(plan: Plan, paths: RunPaths, grant: Grant) -> LiveRun:
-    """Start a run on its devices; errors as of `LiveRun`."""
+    """Start a run on its devices. Errors as in `LiveRun`."""
     size, cores = plan.batch.world_size, grant.cores()
     environment = grant.environment(size) | ({SHARED_DEVICE: "1"} if grant.shared else {})
     before = os.sched_getaffinity(0) if cores else set[int]()
     try:
-        if cores:  # the kernel hands them on, so no code runs between fork and exec
+        if cores:  # inherited by the worker, without code between fork and exec
             os.sched_setaffinity(0, cores)
         return LiveRun(plan, paths, size, environment, grant.descriptors)
     finally:
@@ -100,31 +95,31 @@ def start_run(plan: Plan, paths: RunPaths, grant: Grant) -> LiveRun:
 
 
 POLL_S = 0.02
-"""Between two looks at the workers: what a run that has ended may wait for the next one."""
+"""Poll interval for the workers, in seconds. It delays the start of the next run."""
 
 RETRY_S = 0.5
-"""Between two tries to get devices that others hold."""
+"""Retry interval for devices that other processes hold, in seconds."""
 
 BUSY_S = 2.0
-"""Retry interval for a run that another process works on."""
+"""Retry interval for a run that another process holds, in seconds."""
 
 
 @dataclass
 class Pool(StartedSweep):
-    """Runs of a sweep, and the devices they share; it ends with this process."""
+    """Runs of a sweep and the devices they share. The runs end with this process."""
 
     books: Books
     devices: Mapping[str, Devices]
-    """By kind."""
+    """Devices by kind (`cuda`, `cpu`)."""
     start: Callable[[Plan, RunPaths, Grant], LiveRun] = start_run
     heard: list[int] = field(default_factory=list)
-    """Signals that ask to stop."""
+    """Stop signals received so far."""
     room: Callable[[Plan, Sequence[Job]], FreeMemory] = FreeMemory
-    """Checks a run's memory against what is held when it starts."""
+    """Creates the memory check of a run at its start."""
     _tried: float = 0.0
 
     def wait(self) -> bool:
-        """Run every job to its end, or until a stop signal; no worker is left afterwards."""
+        """Run all jobs to their end, or until a stop signal. No worker is left afterwards."""
         try:
             with forward_signals(self.ask, self.kill) as self.heard:
                 self.books.ledger.flush(at_once=True)
@@ -141,7 +136,7 @@ class Pool(StartedSweep):
         return bool(self.heard)
 
     def step(self) -> None:
-        """Look at every worker, and start what can be started."""
+        """Collect the workers that have ended, and start the jobs that can start."""
         ended = [job for job in self.books.running() if job.live.is_over()]
         for job in ended:
             self.collect(job)
@@ -149,31 +144,31 @@ class Pool(StartedSweep):
         if not self.heard and (ended or now - self._tried >= RETRY_S):
             self._tried = now
             self.start_what_fits([j for j in self.books.jobs if j.is_waiting()], now)
-        if self.heard:  # a job that cannot start does not wait: this process may hold its devices
+        if self.heard:  # waiting jobs are not started any more
             for job in self.books.jobs:
                 job.waiting_for = ""
         self.books.ledger.flush()
         self.books.board.update(self.books.jobs)
 
     def ask(self, number: int) -> None:
-        """Hand a signal on to every worker."""
+        """Forward a signal to every worker."""
         for job in self.books.running():
             job.live.ask(number)
 
     def kill(self) -> None:
-        """End every worker."""
+        """Kill every worker."""
         for job in self.books.running():
             job.live.kill()
 
     def start_what_fits(self, waiting: Sequence[Job], now: float) -> None:
-        """Start every job that can be started, in order."""
+        """Start the jobs that can start, in order."""
         passed_over: list[Job] = []
         too_many: dict[str, int] = {}
         for job in waiting:
             if now < job.not_before:
                 continue
             starves = job.overtaken >= MAX_OVERTAKEN
-            # What one job could not get, no later one gets that wants as much.
+            # A request that failed for one job also fails for later jobs of at least its size.
             fits = job.num_devices < too_many.get(job.kind, job.num_devices + 1)
             if not fits or not self.try_to_start(job, gather=starves):
                 passed_over.append(job)
@@ -184,11 +179,11 @@ class Pool(StartedSweep):
                 other.overtaken += other.kind == job.kind
 
     def try_to_start(self, job: Job, gather: bool) -> bool:
-        """Start a job, or settle it otherwise; False when its devices cannot be had now."""
+        """Start a job or set its outcome. Return False if its devices are not available."""
         devices = self.devices[job.kind]
         count = devices.needed(job.plan)
         if count > devices.count:
-            reason = f"needs {count} devices, and there are {devices.count}"
+            reason = f"needs {count} devices, {devices.count} available"
             self.books.end(job, Outcome.refused, reason)
             return True
         room = self.room(job.plan, self.books.running())
@@ -197,7 +192,7 @@ class Pool(StartedSweep):
         except EkeError as error:
             if not self.books.running():
                 raise
-            job.waiting_for = str(error)  # until running jobs have ended, whatever happens
+            job.waiting_for = str(error)  # tried again until the running jobs have ended
             return False
         if grant is None and (full := room.problem(devices.count - count)):
             self.books.fail(job, full)
@@ -213,7 +208,7 @@ class Pool(StartedSweep):
         return True
 
     def launch(self, job: Job, grant: Grant) -> None:
-        """Start a job on its devices, unless another process has done or does it."""
+        """Start a job on its devices, unless another process has run it or runs it."""
         try:
             place = self.books.place_of(job.plan)
             if self.books.answer(job, place):
@@ -230,15 +225,15 @@ class Pool(StartedSweep):
             self.books.started(job)
 
     def collect(self, job: Job) -> None:
-        """Take the record of a worker that has ended, and free its devices."""
+        """Read the record of a worker that has ended, and release its devices."""
         grant = job.grant
         assert grant is not None
         try:
             self.books.settle(job, job.live.finish(), stopping=bool(self.heard))
         except EkeError as error:
             job.end(Outcome.crashed, error.short())
-        except Exception as error:  # whatever it left: the others continue
-            why = f"what it left cannot be read: {type(error).__name__}: {error}"
+        except Exception as error:  # the other runs continue
+            why = f"the run's files cannot be read: {type(error).__name__}: {error}"
             job.end(Outcome.crashed, why)
         finally:
             job.grant = None
@@ -247,11 +242,11 @@ class Pool(StartedSweep):
 
 
 def probe_in_pool(plan: Plan) -> Probed:
-    """Run the trial of a plan as its run would start, on free devices; errors as of `probe`."""
+    """Run the trial of a plan on free devices. Errors as in `probe`."""
     devices = find_devices(plan)
     grant = devices.take(plan.batch.world_size * plan.batch.devices)
     if grant is None:
-        return Probed(None, devices.why or "there are too few devices")
+        return Probed(None, devices.why or "too few devices")
     try:
         return probe(plan, lambda trial, paths: start_run(trial, paths, grant))
     finally:
@@ -259,16 +254,16 @@ def probe_in_pool(plan: Plan) -> Probed:
 
 
 class LocalLauncher(Launcher):
-    """Runs on the devices of this machine."""
+    """Starts runs on the devices of this machine."""
 
     name = "local"
     unused_keys = ("prefix",)
 
     def target(self, config: Config) -> Target:
-        """The device of this machine, or the one that `hardware` declares."""
+        """Return the device of this machine, or the device that `hardware` declares."""
         return Target(*choose_device(config.hardware.option), machines_at_hand())
 
     def start(self, books: Books, paths: SweepPaths, sweep: str) -> Pool:
-        """Make the pool; its runs start in `wait`."""
+        """Return the pool of this machine's devices. Its runs start in `wait`."""
         plans = {job.kind: job.plan for job in books.jobs}
         return Pool(books, {kind: find_devices(plan) for kind, plan in plans.items()})

@@ -1,4 +1,4 @@
-"""Rules that find invalid or ineffective configurations before anything is loaded; no torch."""
+"""Rules that find invalid or ineffective configurations without importing torch."""
 
 import dataclasses
 
@@ -40,21 +40,21 @@ RULES: tuple[Rule, ...] = (
 )
 
 BY_SIZE = ("states_do_not_fit", "batch_does_not_fit")
-"""Rules about a lower bound of the memory that a forecast predicts in full."""
+"""Rules about a lower bound of memory. A forecast predicts all memory."""
 
 NOT_BY_SIZE = tuple(rule for rule in RULES if rule.id not in BY_SIZE)
-"""For searches that use the forecast to check memory."""
+"""Rules for searches, which check memory with the forecast."""
 
 WITHOUT_EFFECT = frozenset(rule.id for rule in RULES if rule.verdict is Severity.no_effect)
-"""Rules that warn of a setting without effect."""
+"""Rules about settings without effect."""
 
 NO_BENEFIT = frozenset(rule.id for rule in RULES if rule.verdict is Severity.no_benefit)
-"""Rules that warn of a setting that saves nothing. For a chosen technique only those about its own
-section count: a vocabulary that is no multiple of 8 is no reason against bfloat16."""
+"""Rules about settings without benefit. A search rejects a technique only for the rules about its
+own section: a misaligned vocabulary is no reason against bfloat16."""
 
 
 def check(facts: Facts, rules: tuple[Rule, ...] = RULES) -> tuple[list[Problem], list[Problem]]:
-    """All errors and warnings at once; tests omit a rule to see the failure that it prevents."""
+    """Return all errors and all warnings. Tests omit a rule to show the failure it prevents."""
     limits = list(find_limit_problems(facts.config))
     facts = dataclasses.replace(facts, config=with_defaults_for(facts.config, limits))
     plain = [rule for rule in rules if not rule.sized]
@@ -68,7 +68,7 @@ def check(facts: Facts, rules: tuple[Rule, ...] = RULES) -> tuple[list[Problem],
         errors, warnings = ([in_source(problem, number) for problem in each] for each in own)
         known = {(problem.id, problem.key) for problem in refused}
         refused += [problem for problem in errors if (problem.id, problem.key) not in known]
-        # A shared key may have its effect on another source.
+        # A shared key may have an effect on another source.
         warned += [problem for problem in warnings if problem.key.startswith("data.sources")]
     if not refused:
         sized = [rule for rule in rules if rule.sized and rule.when(facts)]

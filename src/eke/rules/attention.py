@@ -1,5 +1,6 @@
-"""Rules about attention. Kernel limits are from PyTorch's sdp_utils.cpp, unless noted."""
+"""Rules about attention. Limits of kernels are from PyTorch's sdp_utils.cpp unless noted."""
 
+import functools
 from collections.abc import Callable
 
 from eke.common.errors import Fix
@@ -25,7 +26,7 @@ SDP = (
 FLASH = "https://github.com/Dao-AILab/flash-attention#installation-and-features"
 
 WIDEST_HEAD = {Backend.flash: 256, Backend.cudnn: 128}
-"""Kernel -> widest head; mem_efficient has no limit."""
+"""Kernel -> largest supported head width. mem_efficient has no limit."""
 
 
 def _pinned(facts: Facts, *backends: Backend) -> bool:
@@ -50,7 +51,7 @@ def _dropout(facts: Facts) -> float:
 
 
 def _head_width(facts: Facts) -> int:
-    """0 where it is not known."""
+    """Return the width of an attention head, 0 if unknown."""
     model = facts.config.model
     heads = model.num_attention_heads
     return getattr(model, "head_dim", None) or (model.hidden_size // heads if heads else 0)
@@ -63,7 +64,7 @@ def _widest(facts: Facts) -> int:
 
 
 def _head_multiple(facts: Facts) -> int:
-    """Required divisor of the head width; flash pads it by itself."""
+    """Return the required divisor of the head width, 1 for flash, which pads."""
     if _pinned(facts, Backend.cudnn):
         return 8
     if not _pinned(facts, Backend.mem_efficient):
@@ -74,7 +75,7 @@ def _head_multiple(facts: Facts) -> int:
 
 
 def _has_mask(facts: Facts) -> bool:
-    """Attention is given a mask: padding that could be attended to, or packed samples."""
+    """Return whether attention needs a mask: for visible padding or packed samples."""
     data, ragged = facts.data, is_ragged(facts.config)
     if facts.model_family.is_decoder or data.packing is not Packing.off:
         return data.packing is not Packing.off and ragged
@@ -95,7 +96,7 @@ SUPPORT = {
     "flash3": "supports_flash_attn",
     "flex": "supports_flex_attn",
 }
-"""Option -> field of `PretrainedModel` that says whether the model's class has it."""
+"""Option -> field of `PretrainedModel`: whether transformers' class supports the option."""
 
 
 def _implemented(facts: Facts, option: str) -> bool:
@@ -103,7 +104,7 @@ def _implemented(facts: Facts, option: str) -> bool:
 
 
 def _class_rule(rule: str, what: str, name: str, is_chosen: Callable[[Facts], bool]) -> Rule:
-    """The class of a known family has no such kernel; see `_implemented` for others."""
+    """Return the rule that a known family has a kernel. Checkpoints: see `_implemented`."""
 
     def lacks_it(facts: Facts) -> bool:
         family, task = facts.model_family, facts.config.task.option
@@ -113,12 +114,14 @@ def _class_rule(rule: str, what: str, name: str, is_chosen: Callable[[Facts], bo
         id=rule,
         key="attention",
         when=lambda f: is_chosen(f) and lacks_it(f),
-        why=lambda f: f"transformers' class of {f.model_family.name} has no {what}",
+        why=lambda f: f"transformers does not support {what} for {f.model_family.name}",
         fix=SDPA,
         source=f"transformers' PreTrainedModel._supports_{name}",
         versions="transformers 5.17 to 5.23",
     )
 
+
+_backend_rule = functools.partial(Rule, key="attention.backend", source=SDP)
 
 RULES = (
     without_effect(
@@ -127,93 +130,72 @@ RULES = (
         when=lambda f: (
             f.config.attention.backend is not Backend.auto and f.config.attention.option != "sdpa"
         ),
-        why=lambda f: f"chooses among the kernels of sdpa; attention={_option(f)} has one",
+        why=lambda f: f"selects a kernel of attention=sdpa. This run uses attention={_option(f)}",
         fix=ANY_BACKEND,
         source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html",
     ),
-    Rule(
+    _backend_rule(
         id="backend_needs_cuda",
-        key="attention.backend",
         when=lambda f: _pinned(f, Backend.mem_efficient, Backend.cudnn) and f.on_cpu,
-        why=lambda f: (
-            f"PyTorch has this kernel for CUDA only, and {f.device.name} is a CPU, where it has "
-            "flash and math"
-        ),
+        why=lambda f: f"needs CUDA. {f.device.name} is a CPU, which supports flash and math",
         fix=ANY_BACKEND,
-        source=SDP,
     ),
     Rule(
         id="cpu_flash_has_no_dropout",
         key="attention.backend",
         when=lambda f: _pinned(f, Backend.flash) and f.on_cpu and _dropout(f) > 0,
-        why=lambda f: (
-            f"the CPU's flash kernel has no dropout, and model.dropout is {_dropout(f):g}"
-        ),
+        why=lambda f: f"the CPU flash kernel has no dropout. model.dropout is {_dropout(f):g}",
         fix=Fix("model.dropout=0"),
         source=SDP.replace("cuda/sdp_utils.cpp", "sdp_utils_cpp.cpp"),
     ),
-    Rule(
+    _backend_rule(
         id="learnt_bias_needs_gradient",
-        key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.flash, Backend.cudnn)
             and f.model_family.has_score_bias
             and not (f.on_cpu and _pinned(f, Backend.cudnn))
         ),
-        why="T5 adds a learnt bias to its attention scores, for which this kernel has no gradient",
+        why="this kernel has no gradient for T5's learned attention bias",
         fix=ANY_BACKEND,
-        source=SDP,
     ),
-    Rule(
+    _backend_rule(
         id="flash_takes_no_mask",
-        key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.flash)
             and f.on_cuda
             and _has_mask(f)
             and not f.model_family.has_score_bias
         ),
-        why="PyTorch's flash kernel for CUDA takes no mask, which padded rows of "
-        "bidirectional models and packed rows need",
+        why="the CUDA flash kernel takes no mask. Padding and packed samples need one",
         fix=MEM_EFFICIENT,
-        source=SDP,
     ),
-    Rule(
+    _backend_rule(
         id="kernel_needs_ampere",
-        key="attention.backend",
         when=lambda f: _pinned(f, Backend.flash, Backend.cudnn) and older_than(f, AMPERE),
         why=needs_capability("needs", AMPERE),
         fix=MEM_EFFICIENT,
-        source=SDP,
     ),
-    Rule(
+    _backend_rule(
         id="kernel_needs_16_bits",
-        key="attention.backend",
         when=lambda f: _pinned(f, Backend.flash, Backend.cudnn) and f.on_cuda and _in_float32(f),
-        why="this kernel computes in 16 bits; precision computes in float32",
+        why="this kernel needs 16-bit inputs. precision.compute is float32",
         fix=MEM_EFFICIENT,
-        source=SDP,
     ),
-    Rule(
+    _backend_rule(
         id="kernel_head_is_narrow",
-        key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.flash, Backend.cudnn) and f.on_cuda and _head_width(f) > _widest(f)
         ),
-        why=lambda f: f"takes heads up to {_widest(f)} wide; these are {_head_width(f)}",
+        why=lambda f: f"supports head widths up to {_widest(f)}. This model's is {_head_width(f)}",
         fix=ANY_BACKEND,
-        source=SDP,
     ),
-    Rule(
+    _backend_rule(
         id="kernel_head_is_aligned",
-        key="attention.backend",
         when=lambda f: f.on_cuda and _head_width(f) % _head_multiple(f) != 0,
         why=lambda f: (
-            f"takes heads whose width is a multiple of {_head_multiple(f)}; "
-            f"these are {_head_width(f)} wide"
+            f"the head width must be a multiple of {_head_multiple(f)}. It is {_head_width(f)}"
         ),
         fix=ANY_BACKEND,
-        source=SDP,
     ),
     Rule(
         id="cudnn_dropout_in_sixteenths",
@@ -221,7 +203,7 @@ RULES = (
         when=lambda f: (
             _pinned(f, Backend.cudnn) and f.on_cuda and not (_dropout(f) * 16).is_integer()
         ),
-        why=lambda f: f"cuDNN's dropout is a multiple of 1/16; model.dropout is {_dropout(f):g}",
+        why=lambda f: f"cuDNN needs a multiple of 1/16. model.dropout is {_dropout(f):g}",
         fix=ANY_BACKEND,
         source="https://github.com/pytorch/pytorch/pull/174245",
         versions="torch 2.13 (2.11 does not check, and some of cuDNN's kernels round)",
@@ -231,8 +213,8 @@ RULES = (
         key="attention",
         when=lambda f: not _implemented(f, _option(f)),
         why=lambda f: (
-            f"transformers' class for {getattr(f.config.model, 'model_type', '')} and "
-            f"task={f.config.task.option} does not have it"
+            f"transformers does not support it for {getattr(f.config.model, 'model_type', '')} "
+            f"and task={f.config.task.option}"
         ),
         fix=lambda f: SDPA if _implemented(f, "sdpa") else Fix("attention=eager"),
         source="transformers' PreTrainedModel._supports_sdpa, _supports_flash_attn, "
@@ -251,7 +233,7 @@ RULES = (
         id="flash_package_needs_16_bits",
         key="attention",
         when=lambda f: _flash_package(f) and _in_float32(f),
-        why="FlashAttention computes in 16 bits; precision computes in float32",
+        why="FlashAttention needs 16-bit inputs. precision.compute is float32",
         fix=instead_of(("fp32", "tf32"), "precision=bf16", "precision.compute=bfloat16"),
         source=FLASH,
     ),
@@ -260,7 +242,7 @@ RULES = (
         id="flash3_has_no_dropout",
         key="attention",
         when=lambda f: _option(f) == "flash3" and _dropout(f) > 0,
-        why=lambda f: f"FlashAttention-3 has no dropout, and model.dropout is {_dropout(f):g}",
+        why=lambda f: f"FlashAttention-3 has no dropout. model.dropout is {_dropout(f):g}",
         fix=Fix("model.dropout=0"),
         source="transformers' PreTrainedModel._flash_attn_can_dispatch",
         versions="transformers 5.23",
@@ -275,8 +257,8 @@ RULES = (
             and max(f.config.batch.micro_batch, f.config.batch.eval_per_device or 0) > 1
         ),
         why=lambda f: (
-            "transformers finds packed samples for FlashAttention in a batch of one row only; in "
-            f"one of {f.config.batch.micro_batch} they would see each other"
+            "transformers separates packed samples for FlashAttention only in batches of one row. "
+            f"This batch has {f.config.batch.micro_batch}"
         ),
         fix=Fix("data.packing=padding_free"),
         source="transformers' modeling_flash_attention_utils._is_packed_sequence",
@@ -286,9 +268,7 @@ RULES = (
         id="flex_needs_volta",
         key="attention",
         when=lambda f: _flex(f) and (not f.on_cuda or older_than(f, VOLTA)),
-        why=needs_capability(
-            "FlexAttention has no backward pass on a CPU, and its Triton kernels need", VOLTA
-        ),
+        why=needs_capability("FlexAttention trains only on GPUs. Its Triton kernels need", VOLTA),
         fix=SDPA,
         source="https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html",
         versions="torch 2.11 to 2.13",
@@ -305,7 +285,7 @@ RULES = (
         id="flex_has_no_dropout",
         key="attention",
         when=lambda f: _flex(f) and _dropout(f) > 0,
-        why=lambda f: f"FlexAttention has no dropout, and model.dropout is {_dropout(f):g}",
+        why=lambda f: f"FlexAttention has no dropout. model.dropout is {_dropout(f):g}",
         fix=Fix("model.dropout=0"),
         source="transformers' integrations/flex_attention.py",
         versions="transformers 5.17 to 5.23",

@@ -29,19 +29,19 @@ def _inductor(facts: Facts) -> bool:
 
 
 def replays_graphs(facts: Facts) -> bool:
-    """Whether the step's kernels are recorded once and then played again."""
+    """Return whether the step runs as recorded CUDA graphs."""
     return facts.on_cuda and facts.config.compile.replays_graphs
 
 
 def _replayer(facts: Facts) -> str:
-    """Source of graph replay: the compiler, or a mode of inductor."""
+    """Return the override that turns on CUDA graphs."""
     compiler = facts.config.compile
     mode = f"compile.mode={compiler.mode.value}"
     return mode if _inductor(facts) else f"compile={compiler.option}"
 
 
 def without_graphs(facts: Facts) -> Fix:
-    """The override that replays no CUDA graphs, and leaves the rest of the compiler's choice."""
+    """Return the override that turns off CUDA graphs and keeps the compiler if possible."""
     if not _inductor(facts):
         return Fix("compile=none")
     if facts.config.compile.mode is CompileMode.max_autotune:
@@ -53,11 +53,11 @@ LIGER_SOURCE = "https://github.com/linkedin/Liger-Kernel#high-level-apis"
 SPARSE_SOURCE = "sparse_prediction of transformers' ModernBertConfig"
 
 FUSED, SPARSE = "fused_linear_cross_entropy", "sparse_prediction"
-"""Keys of `kernels`, and options that set them."""
+"""Keys of `kernels`, and the options that set them."""
 
 
 def _sparse(facts: Facts) -> bool:
-    """Whether it takes effect: only predictions of tokens have positions without a label."""
+    """Return whether sparse prediction has an effect, i.e. the model predicts tokens."""
     return facts.config.kernels.sparse_prediction and _predicts_tokens(facts)
 
 
@@ -71,11 +71,11 @@ def _without(key: str) -> Callable[[Facts], Fix]:
 
 
 def _has_all_labels(facts: Facts) -> bool:
-    """Whether each position has a label but for the last one of a sequence."""
+    """Return whether all positions but the last of a sequence have a label."""
     data = facts.data
     if facts.config.task.option == "masked_lm":
         return False
-    if isinstance(data, Conversations | Mix):  # the sources of a mix are not looked into
+    if isinstance(data, Conversations | Mix):  # the sources of a mix are not inspected
         return False
     if isinstance(data, TextColumns) and data.prompt is not None:
         return facts.config.task.option == "seq2seq_lm" and data.packing is not Packing.off
@@ -87,7 +87,7 @@ def _predicts_tokens(facts: Facts) -> bool:
 
 
 def _known_head(rule: str, key: str) -> Rule:
-    """A head that takes the loss itself does to its logits what the model does."""
+    """Return the rule that a fused head needs a known transformation of the logits."""
     return Rule(
         id=rule,
         key=f"kernels.{key}",
@@ -96,11 +96,10 @@ def _known_head(rule: str, key: str) -> Rule:
             and _predicts_tokens(f)
             and logits_change(f.config) is None
         ),
-        why="the source of the model's class does not show what is done to the logits after the "
-        "projection: that would be skipped",
+        why="the model class may change its logits in a way that this kernel would skip",
         fix=_without(key),
-        source="transformers 5: Gemma 2 caps its logits, Granite and Cohere scale them, which is "
-        "done likewise; RecurrentGemma caps them in other words",
+        source="transformers 5: Gemma 2 caps its logits and Granite scales them: supported. "
+        "RecurrentGemma caps them in another form",
     )
 
 
@@ -109,10 +108,7 @@ RULES = (
         id="cudagraphs_need_cuda",
         key="compile",
         when=lambda f: f.config.compile.option == "cudagraphs" and f.on_cpu,
-        why=lambda f: (
-            "CUDA graphs replay the kernels of an NVIDIA GPU; on a CPU PyTorch skips them and runs "
-            f"operation by operation, and {f.device.name} is one"
-        ),
+        why=lambda f: f"CUDA graphs need an NVIDIA GPU. {f.device.name} is a CPU",
         fix=Fix("compile=none"),
         source="https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html",
     ),
@@ -120,7 +116,7 @@ RULES = (
         id="mode_is_inductors",
         key="compile.mode",
         when=lambda f: f.config.compile.mode is not CompileMode.default and not _inductor(f),
-        why=lambda f: f"modes are inductor's; compile={f.config.compile.option} has none",
+        why=lambda f: f"only inductor has modes. This run uses compile={f.config.compile.option}",
         fix=Fix("compile.mode=default"),
         source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
     ),
@@ -128,18 +124,18 @@ RULES = (
         id="graph_modes_need_cuda",
         key="compile.mode",
         when=lambda f: _inductor(f) and f.config.compile.replays_graphs and f.on_cpu,
-        why=lambda f: f"{f.device.name} is a CPU, and what is replayed are CUDA graphs",
+        why=lambda f: f"uses CUDA graphs, which need an NVIDIA GPU. {f.device.name} is a CPU",
         fix=without_graphs,
         source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
     ),
     Rule(
         id="graphs_take_one_micro_batch",
         key="compile",
-        # An open micro-batch is not judged: batch=auto asks of each it could choose.
+        # Without batch.per_device there is no check: batch=auto checks each candidate.
         when=lambda f: replays_graphs(f) and f.config.batch.per_device and accumulates(f),
         why=lambda f: (
-            f"{_replayer(f)} leaves a micro-batch's gradients in the memory of its CUDA graphs, "
-            "which the next micro-batch of the step uses again before they are added up"
+            f"with {_replayer(f)} a micro-batch overwrites the gradients of the previous one "
+            "in the memory of the CUDA graphs"
         ),
         fix=lambda f: Fix(
             *without_graphs(f).words, remark="or one micro-batch: a larger batch.per_device"
@@ -152,8 +148,8 @@ RULES = (
         key="compile.regional",
         when=lambda f: replays_graphs(f) and f.config.compile.regional,
         why=lambda f: (
-            f"{_replayer(f)} makes CUDA graphs of each layer, and in an evaluation those of one "
-            "layer take the memory of the output of the layer before, which is their input"
+            f"{_replayer(f)} records one CUDA graph per layer. In evaluation a layer overwrites "
+            "its input"
         ),
         fix=Fix("compile.regional=false"),
         source=f"{ISSUES}/152887",
@@ -163,7 +159,7 @@ RULES = (
         id="regional_needs_compiler",
         key="compile.regional",
         when=lambda f: f.config.compile.regional and f.config.compile.option == "none",
-        why="nothing is compiled, compile=none",
+        why="compile=none does not compile the model",
         fix=Fix("compile=inductor"),
         source="https://docs.pytorch.org/tutorials/recipes/regional_compilation.html",
     ),
@@ -180,7 +176,7 @@ RULES = (
         id="fused_loss_needs_vocabulary",
         key="kernels.fused_linear_cross_entropy",
         when=lambda f: f.config.kernels.fused_linear_cross_entropy and not _predicts_tokens(f),
-        why="sequence_classification has no vocabulary projection to fuse with its loss",
+        why="sequence_classification has no vocabulary projection",
         fix=_without(FUSED),
         source="https://arxiv.org/abs/2410.10989, section 3.2",
     ),
@@ -189,7 +185,7 @@ RULES = (
         id="sparse_prediction_needs_vocabulary",
         key="kernels.sparse_prediction",
         when=lambda f: f.config.kernels.sparse_prediction and not _predicts_tokens(f),
-        why="sequence_classification predicts one label per sequence, and no positions",
+        why="sequence_classification predicts one label per sequence",
         fix=_without(SPARSE),
         source=SPARSE_SOURCE,
     ),
@@ -197,10 +193,7 @@ RULES = (
         id="sparse_prediction_needs_missing_labels",
         key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and _has_all_labels(f),
-        why=lambda f: (
-            f"with task={f.config.task.option} on this data every position has a label: there is "
-            "none to leave out"
-        ),
+        why=lambda f: f"task={f.config.task.option} gives every position of this data a label",
         fix=_without(SPARSE),
         source=SPARSE_SOURCE,
     ),
@@ -209,8 +202,7 @@ RULES = (
         id="sparse_prediction_needs_whole_batches",
         key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and f.distributed.option == "dp",
-        why="distributed=dp cuts a batch into equal parts, and the places of its labels with it, "
-        "which belong to the whole batch",
+        why="distributed=dp splits the label positions, which index the entire batch",
         fix=_without(SPARSE),
         source="torch.nn.parallel.DataParallel: tensors are scattered along their first dimension",
     ),
@@ -218,7 +210,7 @@ RULES = (
         id="sparse_prediction_changes_shapes",
         key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and replays_graphs(f),
-        why="each step has another number of labels, and a CUDA graph is recorded for one number",
+        why="the number of labels changes in each step. A CUDA graph needs fixed shapes",
         fix=without_graphs,
         source="https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html",
     ),
@@ -226,7 +218,7 @@ RULES = (
         id="liger_needs_cuda",
         key="kernels",
         when=lambda f: _liger(f) and f.on_cpu,
-        why=lambda f: f"Liger's kernels are written in Triton for GPUs; {capability_of(f)}",
+        why=lambda f: f"Liger's Triton kernels need a GPU. {capability_of(f)}",
         fix=Fix("kernels=none"),
         source=LIGER_SOURCE,
     ),
@@ -235,7 +227,7 @@ RULES = (
         key="kernels",
         when=lambda f: _liger(f) and f.model_family.is_known and not f.model_family.has_liger,
         why=lambda f: (
-            f"Liger has no kernels for {f.model_family.name}; it has them for "
+            f"Liger does not support {f.model_family.name}. Supported: "
             + ", ".join(name for name, family in FAMILIES.items() if family.has_liger)
         ),
         fix=Fix("kernels=none"),

@@ -1,5 +1,6 @@
-"""Rules about columns, packing, padding and what synthetic samples are."""
+"""Rules about columns, packing, padding and synthetic samples."""
 
+import functools
 from importlib.util import find_spec
 
 from eke.common.errors import Fix
@@ -28,7 +29,7 @@ from eke.rules.model import max_positions
 from eke.rules.rule import Facts, Rule, unsafe, without_effect
 
 MAX_COUNTED = 10**6
-"""Synthetic samples whose lengths are drawn one by one for a plan: some seconds."""
+"""Largest number of synthetic samples whose lengths a plan draws, in a few seconds."""
 
 
 def _rows(facts: Facts) -> TextColumns | None:
@@ -81,6 +82,8 @@ def _names_no_classes(facts: Facts) -> bool:
     return not are_classes or not has_rows or task.problem is ProblemType.regression
 
 
+_documented_rule = functools.partial(Rule, source="docs/how-to/data.md")
+
 RULES = (
     unsafe(
         id="bytes_on_checkpoint",
@@ -91,19 +94,19 @@ RULES = (
             and not is_of_eke_without_tokenizer(f.config.model.name_or_path)
         ),
         value=lambda f: tokenizer_of(f.data),
-        why="the checkpoint was trained on other tokens; its embeddings mean nothing here",
+        why="the checkpoint was trained with another tokenizer. Its embeddings do not match",
         fix=Fix("data.tokenizer=FOLDER_OR_HUB_NAME"),
-        source="an embedding belongs to the tokenizer it was trained with",
+        source="embeddings belong to the tokenizer they were trained with",
     ),
     Rule(
         id="datasets_missing",
         key="data",
-        # Also for a plan, which counts the samples.
+        # A plan needs it to count the samples.
         when=lambda f: (
             (isinstance(f.data, HubRows) or f.data.option == "parquet")
             and find_spec("datasets") is None
         ),
-        why="needs the package datasets, which is not installed",
+        why="the package datasets is not installed",
         fix=Fix("data=python_source", remark='or: pip install "eke[data]"'),
         source="pyproject.toml",
     ),
@@ -112,8 +115,8 @@ RULES = (
         key="data.packing",
         when=_cannot_pack,
         why=lambda f: (
-            "samples are separated by their positions, which works for causal_lm on decoders whose "
-            f"mask follows from them; this is {f.config.task.option} on "
+            "needs task=causal_lm and a decoder whose mask follows from positions. "
+            f"This is task={f.config.task.option} with "
             f"{getattr(f.config.model, 'model_type', '') or f.model_family.name}"
         ),
         fix=Fix("data.packing=off"),
@@ -126,7 +129,7 @@ RULES = (
         when=lambda f: (
             f.data.packing is not Packing.off and not _cannot_pack(f) and not is_ragged(f.config)
         ),
-        why=lambda f: f"every sample has {f.data.seq_len} tokens already: none is padded",
+        why=lambda f: f"all samples have {f.data.seq_len} tokens and need no padding",
         fix=Fix("data.packing=off"),
         source="eke.training.batches.tasks",
     ),
@@ -134,7 +137,7 @@ RULES = (
         id="grouping_needs_ragged",
         key="data.length_grouping",
         when=lambda f: f.data.length_grouping and not is_ragged(f.config),
-        why="every sample is as long as every other",
+        why="all samples have the same length",
         fix=Fix("data.length_grouping=false"),
         source="eke.training.batches.batches",
     ),
@@ -142,7 +145,7 @@ RULES = (
         id="multiple_needs_padding",
         key="data.pad_to_multiple_of",
         when=_pads_nothing,
-        why=lambda f: f"every sample has {f.data.seq_len} tokens, a multiple of it already",
+        why=lambda f: f"all samples have {f.data.seq_len} tokens, a multiple of it",
         fix=Fix("data.pad_to_multiple_of=null"),
         source="https://huggingface.co/docs/transformers/main_classes/data_collator",
     ),
@@ -155,7 +158,7 @@ RULES = (
             f"model.max_position_embeddings = {max_positions(f)}"
         ),
         fix=Fix("data.pad_to_multiple_of=null"),
-        source="learned positions have as many rows as the model was made with",
+        source="the table of learned positions has a fixed number of rows",
     ),
     Rule(
         id="padding_needs_eps",
@@ -164,24 +167,23 @@ RULES = (
             getattr(f.config.model, "rms_norm_eps", None) == 0
             and (is_ragged(f.config) or (_multiple(f) > 1 and not _pads_nothing(f)))
         ),
-        why="the embedding of padding is zero, and zero divided by its norm is no number",
+        why="padding embeddings are zero. Normalising them without epsilon gives NaN",
         fix=Fix("model.rms_norm_eps=1e-6"),
         source="transformers' LlamaRMSNorm, and torch's Embedding(padding_idx)",
         versions="transformers 5",
     ),
-    Rule(
+    _documented_rule(
         id="prompt_needs_response",
         key="data.prompt",
         when=lambda f: (rows := _rows(f)) and (rows.prompt is None) is not (rows.response is None),
-        why="data.prompt and data.response belong together, and one of them is null",
+        why="data.prompt and data.response must both be set or both be null",
         fix=lambda f: Fix(
             "data.response=response"
             if getattr(f.data, "response", None) is None
             else "data.prompt=prompt"
         ),
-        source="docs/how-to/data.md",
     ),
-    Rule(
+    _documented_rule(
         id="seq2seq_needs_pairs",
         key="data.prompt",
         when=lambda f: (
@@ -190,9 +192,8 @@ RULES = (
             and rows.prompt is None
             and rows.response is None
         ),
-        why="task=seq2seq_lm needs a column with the source and one with the target",
+        why="task=seq2seq_lm needs a source column and a target column",
         fix=Fix("data.prompt=prompt", "data.response=response"),
-        source="docs/how-to/data.md",
     ),
     without_effect(
         id="pairs_need_a_task",
@@ -206,16 +207,15 @@ RULES = (
         fix=Fix("data.prompt=null", "data.response=null"),
         source="docs/how-to/data.md",
     ),
-    Rule(
+    _documented_rule(
         id="pair_needs_classifier",
         key="data.text_pair",
         when=lambda f: (
             getattr(f.data, "text_pair", None) is not None
             and f.config.task.option != "sequence_classification"
         ),
-        why=lambda f: f"task={f.config.task.option} reads no two texts as one sample",
+        why=lambda f: f"task={f.config.task.option} reads one text per sample",
         fix=Fix("data.text_pair=null", remark="or task=sequence_classification"),
-        source="docs/how-to/data.md",
     ),
     Rule(
         id="outputs_suit_problem",
@@ -224,47 +224,44 @@ RULES = (
             (getattr(f.config.task, "num_labels", 2) == 1)
             is not (f.config.task.problem is ProblemType.regression)
         ),
-        why="a regression has one output, and classes are two or more",
+        why="regression needs 1 output, classification 2 or more",
         fix=lambda f: Fix(
             f"task.num_labels={1 + (f.config.task.problem is not ProblemType.regression)}"
         ),
         source="transformers' loss for num_labels = 1",
     ),
-    Rule(
+    _documented_rule(
         id="labels_name_classes",
         key="task.labels",
         when=_names_no_classes,
         value=lambda f: format_value(getattr(f.config.task, "labels", [])),
-        why="is one name for each class of rows (task.num_labels); a text's are its folders",
+        why="needs unique class names (at most task.num_labels) and data with rows",
         fix=Fix("task.labels=[]", remark="or task.num_labels=NUMBER_OF_NAMES"),
-        source="docs/how-to/data.md",
     ),
-    Rule(
+    _documented_rule(
         id="problem_needs_labels",
         key="task.problem",
         when=lambda f: (
             isinstance(f.data, PythonSource | Text)
             and f.config.task.problem is not ProblemType.single
         ),
-        why="a text's labels are its folders, and each text is in one of them",
+        why="the label of a text is its folder. Each text has one",
         fix=Fix("task.problem=single", remark="or data=jsonl with a column of labels"),
-        source="docs/how-to/data.md",
     ),
-    Rule(
+    _documented_rule(
         id="chat_is_causal",
         key="task",
         when=lambda f: isinstance(f.data, Conversations) and f.config.task.option != "causal_lm",
         value=lambda f: f.config.task.option,
-        why="answers of conversations are what task=causal_lm predicts",
+        why="conversations need task=causal_lm",
         fix=Fix("task=causal_lm", remark="with a decoder as the model"),
-        source="docs/how-to/data.md",
     ),
     Rule(
         id="chat_needs_a_tokenizer",
         key="data.tokenizer",
         when=lambda f: isinstance(f.data, Conversations) and tokenizer_of(f.data) == BYTES,
         value=lambda f: tokenizer_of(f.data),
-        why="bytes have no chat template and no token that ends a turn",
+        why="the byte tokenizer has no chat template and no end-of-turn token",
         fix=Fix("data.tokenizer=FOLDER_OR_HUB_NAME", remark="model=pretrained brings its own"),
         source="https://huggingface.co/docs/transformers/chat_templating",
     ),
@@ -272,7 +269,7 @@ RULES = (
         id="stream_has_no_lengths",
         key="data.streaming",
         when=lambda f: (
-            isinstance(f.data, Rows)  # of a mix each source is asked
+            isinstance(f.data, Rows)  # the sources of a mix are checked one by one
             and f.data.streaming
             and (f.data.packing is Packing.on or f.data.length_grouping)
         ),
@@ -288,7 +285,7 @@ RULES = (
             and not f.data.streaming
             and f.data.shuffle_buffer != Rows.shuffle_buffer
         ),
-        why="is for data.streaming=true; prepared rows come in a random order of all of them",
+        why="needs data.streaming=true. Other data is shuffled completely",
         fix=Fix("data.streaming=true"),
         source="eke.training.batches.stream",
     ),
@@ -296,7 +293,7 @@ RULES = (
         id="stream_needs_steps",
         key="train.epochs",
         when=lambda f: f.data.is_stream and f.config.train.epochs and not f.data.num_samples,
-        why="a stream's rows are not counted, so that an epoch has no length",
+        why="the rows of a stream are not counted. An epoch has no known length",
         fix=Fix("train.epochs=null", "train.steps=1000", remark="or data.num_samples=ROWS"),
         source="eke.training.batches.stream",
     ),
@@ -307,8 +304,7 @@ RULES = (
             (d := _synthetic(f)) and d.min_token >= min(d.max_token, f.config.model.vocab_size)
         ),
         why=lambda f: (
-            "leaves no token below the smaller of data.max_token and model.vocab_size = "
-            f"{f.config.model.vocab_size}"
+            f"must be below data.max_token and model.vocab_size = {f.config.model.vocab_size}"
         ),
         fix=Fix(f"data.min_token={NUM_SPECIAL_TOKENS}", "data.max_token=30000"),
         source="eke.training.batches.sampler",
@@ -317,7 +313,7 @@ RULES = (
         id="synthetic_ids_not_special",
         key="data.min_token",
         when=lambda f: (d := _synthetic(f)) and d.min_token < NUM_SPECIAL_TOKENS,
-        why=f"ids below {NUM_SPECIAL_TOKENS} mean padding, end of text and the like",
+        why=f"ids below {NUM_SPECIAL_TOKENS} are special tokens such as padding",
         fix=Fix("data.min_token=100"),
         source="eke.common.text",
     ),
@@ -335,7 +331,7 @@ RULES = (
         id="min_len_needs_ragged",
         key="data.min_len",
         when=lambda f: (d := _synthetic(f)) and d.min_len and d.lengths is Lengths.fixed,
-        why="every sample has data.seq_len tokens while data.lengths=fixed",
+        why="with data.lengths=fixed all samples have data.seq_len tokens",
         fix=Fix("data.lengths=uniform"),
         source="eke.data.sources.packing",
     ),
@@ -343,7 +339,7 @@ RULES = (
         id="median_needs_lognormal",
         key="data.median_len",
         when=lambda f: (d := _synthetic(f)) and d.median_len and d.lengths is not Lengths.lognormal,
-        why="only lognormal lengths have a median to choose",
+        why="needs data.lengths=lognormal",
         fix=Fix("data.lengths=lognormal"),
         source="eke.data.sources.packing",
     ),
@@ -352,12 +348,11 @@ RULES = (
         key="data.num_samples",
         when=_counts_too_many,
         value=lambda f: f.data.num_samples or f.data.num_eval_samples,
-        why=f"packing and length grouping draw the length of every sample before the run, of at "
-        f"most {MAX_COUNTED}",
+        why=f"packing and length grouping support at most {MAX_COUNTED} synthetic samples",
         fix=lambda f: Fix(
             f"data.num_samples={MAX_COUNTED}",
             f"data.num_eval_samples={min(f.data.num_eval_samples, MAX_COUNTED)}",
         ),
-        source="a limit on waiting for a plan",
+        source="a time limit for making a plan",
     ),
 )

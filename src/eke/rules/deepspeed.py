@@ -1,4 +1,4 @@
-"""Rules about DeepSpeed: ZeRO stages, training state in files, offloading."""
+"""Rules about DeepSpeed: ZeRO stages, state in files, offloading."""
 
 import functools
 import os
@@ -22,32 +22,32 @@ from eke.rules.rule import Facts, Rule, instead_of, without_benefit, without_eff
 from eke.rules.training import existing_parent
 
 RECOMPUTES_FROZEN = (0, 19, 3)
-"""DeepSpeed from which frozen weights can be recomputed under ZeRO-3; 0.19.2 fails.
+"""First DeepSpeed that recomputes frozen weights correctly under ZeRO-3. 0.19.2 fails.
 Source: https://github.com/deepspeedai/DeepSpeed/pull/8148"""
 
 VERSION = "deepspeed 0.19.8"
 
 ROOMY_FRAC = 0.5
-"""Share of the device's memory below which the training state leaves enough for a small batch."""
+"""Share of device memory below which the training state leaves enough for a small batch."""
 
 
 def is_zero(facts: Facts) -> bool:
-    """Whether DeepSpeed shards the model."""
+    """Return whether DeepSpeed shards the model."""
     return facts.distributed.option in STAGE
 
 
 def offloads(facts: Facts) -> bool:
-    """Whether anything is offloaded from the device's memory."""
+    """Return whether any state is offloaded from device memory."""
     return facts.config.offload.option != "none"
 
 
 def _whole(facts: Facts) -> int:
-    """Bytes of the training state in one process without DeepSpeed."""
+    """Return the bytes of training state in one process without DeepSpeed."""
     return state_bytes(facts.config).total
 
 
 def _installed() -> str:
-    """Version of the package; the tested one where there is none."""
+    """Return the installed version, or the tested version if there is none."""
     try:
         return version("deepspeed")
     except PackageNotFoundError:
@@ -65,27 +65,27 @@ def _loses_frozen_weights(facts: Facts) -> bool:
 
 
 IN_MEMORY = ("tmpfs", "ramfs")
-"""File systems whose files are memory."""
+"""File systems that keep files in memory."""
 
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "glusterfs", "9p",
           "fuse.sshfs", "afs", "orangefs", "panfs")  # fmt: skip
-"""File systems behind a network, as /proc/mounts names them."""
+"""Network file systems, as named in /proc/mounts."""
 
 
 def _offload(facts: Facts) -> NvmeOffload | None:
-    """The settings, where state is to lie on a disk and DeepSpeed can put it there."""
+    """Return the settings for offloading to a disk, None if DeepSpeed cannot do it."""
     offload = facts.config.offload
     sharing = facts.distributed.option
     return offload if isinstance(offload, NvmeOffload) and sharing == "zero3" else None
 
 
 def _is_here(facts: Facts) -> bool:
-    """Whether the disk is this machine's: a plan may be for another one."""
+    """Return whether the disk is on this machine. A plan may be for another one."""
     return _offload(facts) is not None and not facts.planning
 
 
 def _folder(facts: Facts) -> Path:
-    """The folder, or the nearest one above it that is there: it is made at the start."""
+    """Return the folder or its nearest existing parent. The run creates the rest."""
     offload = facts.config.offload
     assert isinstance(offload, NvmeOffload), "only called for offload=nvme"
     return existing_parent(user_path(offload.path))
@@ -102,30 +102,30 @@ def _files(facts: Facts) -> SwapBytes:
 
 
 def _needed(facts: Facts) -> int:
-    """Bytes of the files of all processes, which are on this machine."""
+    """Return the bytes of the files of all processes on this machine."""
     return _files(facts).files * facts.distributed.num_processes
 
 
 def lockable_bytes() -> int | None:
-    """Memory that this process may lock; None where there is no limit (root has none)."""
+    """Return the bytes that this process may lock, None if unlimited (root)."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY or os.geteuid() == 0 else soft
 
 
 @functools.cache
 def has_libaio_header(flags: str) -> bool:
-    """Whether the compiler finds libaio.h with these CFLAGS: DeepSpeed compiles against it."""
+    """Return whether the compiler finds libaio.h, which DeepSpeed compiles against."""
     compiler = next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
     if compiler is None:
         return False
     command = [compiler, *shlex.split(flags), "-E", "-x", "c++", "-", "-o", os.devnull]
-    asked = "#include <libaio.h>\n"
-    done = subprocess.run(command, input=asked, text=True, capture_output=True, check=False)
+    code = "#include <libaio.h>\n"
+    done = subprocess.run(command, input=code, text=True, capture_output=True, check=False)
     return done.returncode == 0
 
 
 def _instead(facts: Facts) -> Fix:
-    """The next best place."""
+    """Return the next best place for the state."""
     weights = facts.config.offload
     whole = isinstance(weights, NvmeOffload) and weights.weights is not WeightsPlace.device
     return Fix("offload=params_cpu") if whole else Fix("offload=optimizer_cpu")
@@ -135,72 +135,67 @@ OFFLOAD_DOCS = "https://www.deepspeed.ai/docs/config-json/#parameter-offloading"
 
 
 def _stage(facts: Facts) -> Fix:
-    """The lowest stage that can offload this, in the same number of processes."""
+    """Return the lowest stage that can offload this, with the same number of processes."""
     zero = "zero2" if facts.config.offload.option == "optimizer_cpu" else "zero3"
     processes = facts.distributed.num_processes
     return Fix(f"distributed={zero}", f"distributed.num_processes={processes}")
 
 
+_deepspeed_rule = functools.partial(Rule, versions=VERSION)
+
 RULES = (
-    Rule(
+    _deepspeed_rule(
         id="zero_needs_elementwise_optimizer",
         key="optimizer",
         when=lambda f: is_zero(f) and f.optimizer.fails_on_pieces,
         why=lambda f: f"under distributed={f.distributed.option}: {f.optimizer.fails_on_pieces}",
         fix=Fix("optimizer=adamw"),
-        source="arXiv:1910.02054, section 5; docs/explanation/deepspeed.md",
-        versions=VERSION,
+        source="arXiv:1910.02054, section 5, and notes/deepspeed.md",
     ),
-    Rule(
+    _deepspeed_rule(
         id="zero_keeps_masters",
         key="precision.master",
         when=lambda f: is_zero(f) and is_narrow(f) and f.config.precision.master is Switch.off,
-        why=lambda f: (
-            f"distributed={f.distributed.option} steps on float32 copies of its share of "
-            "bfloat16 weights"
-        ),
+        why=lambda f: f"distributed={f.distributed.option} always keeps float32 copies of weights",
         fix=Fix("precision.master=auto"),
-        source="docs/explanation/deepspeed.md",
-        versions=VERSION,
+        source="notes/deepspeed.md",
     ),
-    Rule(
+    _deepspeed_rule(
         id="zero_rounds_adapters",
         key="precision.weights",
         when=lambda f: is_zero(f) and is_narrow(f) and f.config.peft.option != "none",
-        why="DeepSpeed would make adapters bfloat16, too, which are float32 everywhere else",
+        why="DeepSpeed would round adapters to bfloat16. All other strategies keep float32",
         fix=instead_of(("bf16_pure",), "precision=bf16", "precision.weights=float32"),
         source="deepspeed.runtime.engine, _cast_module_mixed_precision",
-        versions=VERSION,
     ),
     Rule(
         id="zero3_recomputes_frozen_weights",
         key="memory.checkpointing",
         when=_loses_frozen_weights,
         why=lambda f: (
-            f"DeepSpeed {_installed()} empties frozen weights while they are recomputed; "
-            f"{'.'.join(map(str, RECOMPUTES_FROZEN))} does not"
+            f"DeepSpeed {_installed()} empties frozen weights during recomputation. "
+            f"{'.'.join(map(str, RECOMPUTES_FROZEN))} fixes it"
         ),
         fix=Fix(
-            "memory.checkpointing=off", remark="or: pip install -U deepspeed; distributed=zero2"
+            "memory.checkpointing=off", remark="or: pip install -U deepspeed, or distributed=zero2"
         ),
         source="https://github.com/huggingface/transformers/issues/47254",
         versions="deepspeed before 0.19.3",
     ),
-    Rule(
+    _deepspeed_rule(
         id="zero_with_compile",
         key="compile",
         when=lambda f: is_zero(f) and f.config.compile.option != "none",
-        why="DeepSpeed's engine would run the model as it is, uncompiled",
+        why="DeepSpeed's engine would run the uncompiled model",
         fix=Fix("compile=none"),
-        source="docs/explanation/deepspeed.md",
-        versions=VERSION,
+        source="notes/deepspeed.md",
     ),
     without_benefit(
         id="zero_of_one",
         key="distributed",
         when=lambda f: is_zero(f) and f.distributed.num_processes == 1 and not offloads(f),
-        why="one process has nothing to share with, and DeepSpeed keeps a float32 copy of the "
-        "weights, 4 bytes a parameter more than distributed=none",
+        why="one process has nothing to shard. DeepSpeed adds a float32 copy of the weights "
+        "(4 bytes per parameter)",
         fix=Fix("distributed=none", remark="or: offload=optimizer_cpu"),
         source="arXiv:1910.02054, section 5",
     ),
@@ -211,8 +206,8 @@ RULES = (
             is_zero(f) and f.on_cuda and _whole(f) < ROOMY_FRAC * (f.device.memory_bytes or 0)
         ),
         why=lambda f: (
-            f"the whole training state is {format_bytes(_whole(f))}; one {f.device.name} has "
-            f"{format_bytes(f.device.memory_bytes or 0)}: what fits on one GPU only gets slower"
+            f"{format_bytes(_whole(f))} of training state fits on one {f.device.name} "
+            f"({format_bytes(f.device.memory_bytes or 0)}). Sharding only makes it slower"
         ),
         fix=lambda f: Fix(
             "distributed=ddp" if f.distributed.num_processes > 1 else "distributed=none",
@@ -229,8 +224,8 @@ RULES = (
             and f.config.offload.option == "none"
             and getattr(f.config.optimizer, "embeddings_32bit", False)
         ),
-        why=f"{PIECES}, none of which is known as an embedding: all moments have 8 bits",
-        fix=Fix("optimizer.embeddings_32bit=false", remark="says what happens; or distributed=ddp"),
+        why=f"{PIECES}, so embeddings are not recognised: all moments have 8 bits",
+        fix=Fix("optimizer.embeddings_32bit=false", remark="or distributed=ddp"),
         source="https://huggingface.co/docs/bitsandbytes/optimizers",
         versions=VERSION,
     ),
@@ -242,10 +237,10 @@ RULES = (
         fix=Fix("distributed.deepspeed_config=null", remark="or: distributed=zero2"),
         source="https://www.deepspeed.ai/docs/config-json",
     ),
-    Rule(
+    _deepspeed_rule(
         id="cpu_adam_needs_compiler",
         key="optimizer",
-        # The plan's choice is DeepSpeed's AdamW for the host.
+        # In a plan the implementation is DeepSpeed's AdamW for the host.
         when=lambda f: (
             not f.planning
             and is_zero(f)
@@ -253,22 +248,19 @@ RULES = (
             and f.optimizer.implementation == AUTO
             and shutil.which("g++") is None
         ),
-        why="DeepSpeed compiles its Adam for the host at first use; there is no g++ here",
-        fix=Fix("optimizer.implementation=fused", remark="torch's own; or install g++"),
+        why="DeepSpeed compiles its host Adam at first use. g++ is not installed",
+        fix=Fix("optimizer.implementation=fused", remark="torch's own, or install g++"),
         source="https://www.deepspeed.ai/tutorials/advanced-install",
-        versions=VERSION,
     ),
     Rule(
         id="offload_needs_zero",
         key="offload",
         when=lambda f: offloads(f) and not is_zero(f),
-        why=lambda f: (
-            f"it is DeepSpeed's; distributed={f.distributed.option} trains without DeepSpeed"
-        ),
+        why=lambda f: f"needs DeepSpeed. distributed={f.distributed.option} does not use it",
         fix=_stage,
         source=OFFLOAD_DOCS,
     ),
-    Rule(
+    _deepspeed_rule(
         id="offload_needs_zero3",
         key="offload",
         when=lambda f: (
@@ -276,17 +268,11 @@ RULES = (
             and f.config.offload.option in ("params_cpu", "nvme")
         ),
         why=lambda f: (
-            f"needs state that is cut by weight, as stage 3 has it; "
-            f"{f.distributed.option} is stage {STAGE[f.distributed.option]}"
-            + (
-                ", and would silently keep it in host memory"
-                if f.config.offload.option == "nvme"
-                else ""
-            )
+            f"needs ZeRO stage 3. {f.distributed.option} is stage {STAGE[f.distributed.option]}"
+            + " and would keep state in host memory" * (f.config.offload.option == "nvme")
         ),
         fix=Fix("distributed=zero3"),
         source=OFFLOAD_DOCS,
-        versions=VERSION,
     ),
     without_effect(
         id="offload_on_cpu",
@@ -294,11 +280,11 @@ RULES = (
         when=lambda f: (
             is_zero(f) and offloads(f) and f.on_cpu and f.config.offload.option != "nvme"
         ),
-        why="the device is the host: what would leave the device's memory stays in it",
+        why="the device is the CPU. Its memory is host memory",
         fix=Fix("offload=none"),
         source="arXiv:2101.06840",
     ),
-    Rule(
+    _deepspeed_rule(
         id="nvme_holds_plain_state",
         key="offload",
         when=lambda f: (
@@ -308,21 +294,19 @@ RULES = (
                 or not f.optimizer.returns_from_files
             )
         ),
-        why="brings back the moments of float32 weights, by AdamW, Lion or SGD, and not the scales "
-        "of 8-bit states or float32 copies of narrower weights",
+        why="supports float32 weights with AdamW, Lion or SGD, not scales of 8-bit states or "
+        "float32 copies",
         fix=_instead,
         source="tests/equivalence/test_nvme.py",
-        versions=VERSION,
     ),
-    Rule(
+    _deepspeed_rule(
         id="nvme_weights_stay_in_memory",
         key="offload.weights",
         when=lambda f: (offload := _offload(f)) and offload.weights is WeightsPlace.disk,
-        why="with some models DeepSpeed fails in the first training step after an evaluation: a "
-        "weight that was read ahead is read again (param already assigned swap buffer id)",
+        why="with some models DeepSpeed fails in the first step after an evaluation "
+        "(param already assigned swap buffer id)",
         fix=Fix("offload.weights=host"),
         source="tests/equivalence/test_nvme.py",
-        versions=VERSION,
     ),
     Rule(
         id="nvme_folder_writable",
@@ -330,9 +314,7 @@ RULES = (
         when=lambda f: (
             _is_here(f) and not (_folder(f).is_dir() and os.access(_folder(f), os.W_OK | os.X_OK))
         ),
-        why=lambda f: (
-            f"{_folder(f)} cannot be written" if _folder(f).is_dir() else f"{_folder(f)} is a file"
-        ),
+        why=lambda f: f"{_folder(f)} {'is not writable' if _folder(f).is_dir() else 'is a file'}",
         fix=Fix("offload.path=FOLDER", remark="on a local disk"),
         source="https://www.deepspeed.ai/docs/config-json/#asynchronous-io",
     ),
@@ -340,7 +322,7 @@ RULES = (
         id="nvme_folder_is_a_disk",
         key="offload.path",
         when=lambda f: _is_here(f) and _kind(f) in IN_MEMORY,
-        why=lambda f: f"lies in a {_kind(f)}, which is host memory: nothing would leave it",
+        why=lambda f: f"is in a {_kind(f)}, which is host memory",
         fix=_instead,
         source="https://www.kernel.org/doc/html/latest/filesystems/tmpfs.html",
     ),
@@ -349,38 +331,36 @@ RULES = (
         key="offload.path",
         when=lambda f: _is_here(f) and _kind(f) in REMOTE,
         why=lambda f: (
-            f"lies behind a network ({_kind(f)}): every step reads and writes "
-            f"{format_bytes(_files(f).files)} there for each process"
+            f"is on a network file system ({_kind(f)}). Each process transfers "
+            f"{format_bytes(_files(f).files)} per step"
         ),
         fix=_instead,
         source="arXiv:2104.07857, section 5.2",
         sized=True,
     ),
-    Rule(
+    _deepspeed_rule(
         id="nvme_has_space",
         key="offload.path",
         when=lambda f: _is_here(f) and _needed(f) > shutil.disk_usage(_folder(f)).free,
         why=lambda f: (
-            f"needs {format_bytes(_needed(f))} for the training state; the disk has "
+            f"needs {format_bytes(_needed(f))}, "
             f"{format_bytes(shutil.disk_usage(_folder(f)).free)} free"
         ),
         fix=Fix("offload.path=FOLDER", remark="on a larger disk"),
         source="models/sizes/state.py",
-        versions=VERSION,
         sized=True,
     ),
     without_effect(
         id="nvme_state_is_large",
         key="offload",
         when=lambda f: _offload(f) and _files(f).files == 0,
-        why="no part of the state reaches the 1 MiB, or the offload.block_bytes, from which on "
-        "DeepSpeed writes to a disk",
+        why="no tensor reaches the minimum size for disk (1 MiB, or offload.block_bytes)",
         fix=_instead,
         source="deepspeed.runtime.swap_tensor.utils, MIN_AIO_BYTES",
         versions=VERSION,
         sized=True,
     ),
-    Rule(
+    _deepspeed_rule(
         id="nvme_buffers_are_locked",
         key="offload.piece_numbers",
         when=lambda f: (
@@ -388,22 +368,19 @@ RULES = (
         ),
         value=lambda f: getattr(f.config.offload, "piece_numbers", ""),
         why=lambda f: (
-            f"{format_bytes(_files(f).pinned)} of buffers must be locked in memory; this process "
-            f"may lock {format_bytes(lockable_bytes() or 0)} (ulimit -l)"
+            f"needs {format_bytes(_files(f).pinned)} of locked memory. The limit is "
+            f"{format_bytes(lockable_bytes() or 0)} (ulimit -l)"
         ),
         fix=Fix(remark="ulimit -l unlimited   (in the shell, or by the machine's administrator)"),
         source="deepspeed csrc/pin_memory/page_alloc.cpp: mlock",
-        versions=VERSION,
         sized=True,
     ),
-    Rule(
+    _deepspeed_rule(
         id="nvme_needs_libaio",
         key="offload",
         when=lambda f: _is_here(f) and not has_libaio_header(os.environ.get("CFLAGS", "")),
-        why="DeepSpeed's async_io is compiled against libaio, at its first use on a machine; "
-        "libaio.h or a C++ compiler is missing",
+        why="DeepSpeed compiles async_io at first use. libaio.h or a C++ compiler is missing",
         fix=lambda f: Fix(*_instead(f).words, remark="or: apt-get install libaio-dev g++"),
         source="https://www.deepspeed.ai/tutorials/advanced-install",
-        versions=VERSION,
     ),
 )

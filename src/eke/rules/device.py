@@ -1,4 +1,4 @@
-"""Rules about the device a run is planned for, and packages that this environment lacks."""
+"""Rules about the device of the plan and about missing packages."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,31 +12,31 @@ from eke.rules.rule import Facts, Rule, without_effect
 
 
 def _state_reason(facts: Facts) -> str:
-    state, number = in_one(facts), copies(facts)
+    state, number, device = in_one(facts), copies(facts), facts.device
     count = f"{format_count(model_size(facts.config).num_parameters)} parameters"
-    room = f"; {facts.device.name} has {format_bytes(facts.device.memory_bytes or 0)}"
+    memory = f". {device.name} has {format_bytes(device.memory_bytes or 0)}"
     if state.start > state.total:
-        several = f"in each of {number} processes" if number > 1 else "as they are made or read"
-        return f"{count} are {format_bytes(state.start)} {several}{room}"
+        several = f"in each of {number} processes" if number > 1 else "while they are loaded"
+        return f"{count} need {format_bytes(state.start)} {several}{memory}"
     return (
         f"{count} need {format_bytes(state.total)} for "
-        f"weights ({format_bytes(state.weights)}), gradients ({format_bytes(state.gradients)}) and "
-        f"optimizer state ({format_bytes(state.optimizer)}) alone"
-        + (f", {format_bytes(state.master)} more for float32 copies" if state.master else "")
-        + (f", in each of {number} processes" if number > 1 else "")
-        + room
+        f"weights ({format_bytes(state.weights)}), gradients ({format_bytes(state.gradients)})"
+        f"{f', float32 copies ({format_bytes(state.master)})' if state.master else ''} and "
+        f"optimizer state ({format_bytes(state.optimizer)})"
+        + (f" in each of {number} processes" if number > 1 else "")
+        + memory
     )
 
 
 def _embedded(facts: Facts) -> int:
-    """Bytes of the first layer's input in one forward pass: in the embeddings' format."""
+    """Return the bytes of the first layer's input in one forward pass."""
     config = facts.config
     tokens = config.batch.micro_batch * config.data.seq_len
     return tokens * config.model.hidden_size * decide_formats(config).stream_bytes
 
 
 def _batch_fix(facts: Facts) -> Fix:
-    """A smaller micro-batch, or a shorter sample where one is too long."""
+    """Return a smaller micro-batch, or a shorter sample if one sample is too large."""
     config = facts.config
     free = (facts.device.memory_bytes or 0) - held_bytes(facts)
     samples = free * config.batch.micro_batch // _embedded(facts)
@@ -57,7 +57,7 @@ RULES = (
         id="declared_device_is_absent",
         key="hardware",
         when=lambda f: not f.planning and not f.device.present,
-        why=lambda f: f"this machine has no {f.device.name}; a declared device is for planning",
+        why=lambda f: f"this machine has no {f.device.name}. A declared device is for plans",
         fix=Fix("hardware=auto", remark="or add plan_only=true"),
         source="docs/how-to/forecast.md",
     ),
@@ -65,7 +65,7 @@ RULES = (
         id="pinning_needs_cuda",
         key="dataloader.pin_memory",
         when=lambda f: f.config.dataloader.pin_memory is Switch.on and f.on_cpu,
-        why="page-locked memory speeds up copies to a GPU; there is none",
+        why="page-locked memory speeds up copies to a GPU. This run uses a CPU",
         fix=Fix("dataloader.pin_memory=auto"),
         source="https://docs.pytorch.org/docs/stable/data.html#memory-pinning",
     ),
@@ -75,7 +75,7 @@ RULES = (
         when=lambda f: f.device.memory_bytes is not None and held_bytes(f) > f.device.memory_bytes,
         why=_state_reason,
         fix=lambda f: first_that_fits(f) or _small(f),
-        source="a lower bound: activations come on top",
+        source="a lower bound without activations",
         sized=True,
     ),
     Rule(
@@ -87,10 +87,9 @@ RULES = (
         ),
         value=lambda f: f.config.batch.micro_batch,
         why=lambda f: (
-            f"samples of {f.data.seq_len} tokens need {format_bytes(_embedded(f))} for "
-            f"their embeddings alone, on top of {format_bytes(held_bytes(f))} for weights, "
-            f"gradients and optimizer state; {f.device.name} has "
-            f"{format_bytes(f.device.memory_bytes or 0)}"
+            f"the embeddings of {f.data.seq_len}-token samples need {format_bytes(_embedded(f))}, "
+            f"weights, gradients and optimizer state {format_bytes(held_bytes(f))}. "
+            f"{f.device.name} has {format_bytes(f.device.memory_bytes or 0)}"
         ),
         fix=_batch_fix,
         source="a lower bound: one vector per token, kept for the backward pass",
@@ -118,8 +117,7 @@ NEEDS: dict[tuple[str, str], tuple[str, str]] = {
     ("peft", "qlora"): ("peft bitsandbytes", 'pip install "eke[peft,bitsandbytes]"'),
     **{("distributed", zero): ("deepspeed", 'pip install "eke[deepspeed]"') for zero in STAGE},
 }
-"""Group and option -> the packages it imports, and the line that installs it (for an extra,
-`pip install "eke[NAME]"`)."""
+"""Group and option -> the required packages, and the command that installs them."""
 
 _INSTEAD = {
     "tracker": "none",
@@ -129,11 +127,11 @@ _INSTEAD = {
     "distributed": "ddp",
     "peft": "none",
 }
-"""Group -> an option that needs no package."""
+"""Group -> an option without extra packages."""
 
 
 def _is_there(package: str) -> bool:
-    """Whether `a.b` could be imported; `a` is not, which may take seconds and bring torch."""
+    """Return whether `a.b` can be imported, without the slow import of `a`."""
     top, *inner = package.split(".")
     spec = find_spec(top)
     if spec is None or not inner:
@@ -148,14 +146,13 @@ def _option(facts: Facts, group: str) -> str:
 
 
 def _missing(facts: Facts, group: str) -> tuple[str, str]:
-    """The first absent package of the group's option, and the line that installs it; or nothing."""
+    """Return the option's first missing package and its install command, or empty strings."""
     packages, line = NEEDS.get((group, _option(facts, group)), ("", ""))
     return next(((name, line) for name in packages.split() if not _is_there(name)), ("", ""))
 
 
 def _without(facts: Facts, group: str) -> str:
-    """The override that needs no package."""
-    if getattr(facts.config, group).option == _INSTEAD[group]:  # by its implementation
+    if getattr(facts.config, group).option == _INSTEAD[group]:  # the implementation needs it
         return f"{group}.implementation=auto"
     return f"{group}={_INSTEAD[group]}"
 
@@ -166,7 +163,7 @@ def _rule(group: str) -> Rule:
         key=group,
         when=lambda f: not f.planning and _missing(f, group) != ("", ""),
         value=lambda f: _option(f, group),
-        why=lambda f: f"needs the package {_missing(f, group)[0]}, which is not installed",
+        why=lambda f: f"the package {_missing(f, group)[0]} is not installed",
         fix=lambda f: Fix(_without(f, group), remark=f"or: {_missing(f, group)[1]}"),
         source="pyproject.toml",
     )

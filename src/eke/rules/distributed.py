@@ -12,30 +12,30 @@ NCCL_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#
 
 
 def why_not_elastic(config: Config) -> str:
-    """Why no other number of processes can go on from a checkpoint; empty if any can."""
+    """Return why a checkpoint needs the same number of processes, or "" if it does not."""
     if config.distributed.option in STAGE and optimizer_entry(config.optimizer).quantises:
         return (
-            f"optimizer = {config.optimizer.option} keeps states with a scale for each block of a "
-            f"process's part, and another number of processes has other parts"
+            f"optimizer = {config.optimizer.option} has a scale per block of a shard, and shards "
+            "depend on the number of processes"
         )
     return ""
 
 
 def _is_cut(facts: Facts) -> bool:
-    """Whether FSDP2 shards every tensor."""
+    """Return whether FSDP2 shards the tensors."""
     sharing = facts.distributed
     return sharing.option == "fsdp" and sharing.num_processes > 1
 
 
 def _replicas(facts: Facts) -> int:
-    """The most copies, up to those asked for, that have equal parts, two or more."""
+    """Return the largest valid number of replicas up to the configured one."""
     processes = facts.distributed.num_processes
     most = min(getattr(facts.distributed, "replicas", 1), processes // 2)
     return max((n for n in range(1, most + 1) if processes % n == 0), default=1)
 
 
 def _shared_evenly(facts: Facts) -> int:
-    """The next number of processes that machines can share."""
+    """Return the next number of processes that is a multiple of the nodes."""
     sharing = facts.distributed
     return sharing.processes_per_node * sharing.num_nodes
 
@@ -65,12 +65,8 @@ RULES = (
         key="distributed",
         when=lambda f: _is_data_parallel(f) and (not f.on_cuda or _usable_gpus(f) < 2),
         why=lambda f: (
-            "DataParallel splits rows over two GPUs or more; "
-            + (
-                f"this run would have {_usable_gpus(f)}"
-                if f.on_cuda
-                else f"on a CPU, {f.device.name}, PyTorch passes them through"
-            )
+            "DataParallel needs two GPUs or more. "
+            + (f"This run has {_usable_gpus(f)}" if f.on_cuda else f"{f.device.name} is a CPU")
         ),
         fix=lambda f: Fix("distributed=none" if f.on_cuda else "distributed=ddp"),
         source=DP_DOCS,
@@ -79,7 +75,7 @@ RULES = (
         id="dp_splits_rows",
         key="data.packing",
         when=lambda f: _is_data_parallel(f) and f.data.packing is Packing.padding_free,
-        why="DataParallel gives each GPU some rows, and this micro-batch is one row",
+        why="DataParallel splits the rows of a micro-batch. This one has a single row",
         fix=Fix("distributed=ddp"),
         source=DP_DOCS,
     ),
@@ -87,7 +83,7 @@ RULES = (
         id="dp_is_not_compiled",
         key="compile",
         when=lambda f: _is_data_parallel(f) and f.config.compile.option != "none",
-        why="DataParallel copies the module in each forward pass, so compiled code is of no use",
+        why="DataParallel copies the module in each forward pass, which discards compiled code",
         fix=Fix("compile=none", remark="or: distributed=ddp"),
         source=DP_DOCS,
     ),
@@ -99,15 +95,15 @@ RULES = (
         fix=lambda f: Fix(
             "distributed=ddp", remark=f"with num_processes={f.distributed.num_processes}"
         ),
-        source="docs/explanation/ranks.md",
+        source="notes/ranks.md",
     ),
-    _of_one("ddp", "a single process has no other to share work with", "arXiv:2006.15704"),
-    _of_one("fsdp", "one process keeps all of every tensor", FSDP_DOCS),
+    _of_one("ddp", "one process has no gradients to exchange", "arXiv:2006.15704"),
+    _of_one("fsdp", "one process has nothing to shard", FSDP_DOCS),
     Rule(
         id="replicas_share_evenly",
         key="distributed.replicas",
         when=lambda f: getattr(f.distributed, "replicas", 1) != _replicas(f),
-        why="processes hold each copy of the model in equal parts, two or more",
+        why="must divide the processes into equal groups of two or more",
         fix=lambda f: Fix(f"distributed.replicas={_replicas(f)}"),
         source=FSDP_DOCS,
     ),
@@ -115,10 +111,7 @@ RULES = (
         id="fsdp_needs_elementwise_optimizer",
         key="optimizer",
         when=lambda f: _is_cut(f) and f.optimizer.fails_on_parts,
-        why=lambda f: (
-            "distributed=fsdp gives each process a part of every tensor; "
-            + f.optimizer.fails_on_parts
-        ),
+        why=lambda f: f"distributed=fsdp shards every tensor: {f.optimizer.fails_on_parts}",
         fix=Fix("optimizer=adamw", remark="or: distributed=ddp"),
         source="tests/unit/training/distributed/test_sharding.py: steps on sharded parameters",
         versions="torch 2.13, transformers 5.23, bitsandbytes 0.50",
@@ -127,8 +120,7 @@ RULES = (
         id="fsdp_keeps_its_activations",
         key="memory.activation_offload",
         when=lambda f: _is_cut(f) and f.config.memory.activation_offload,
-        why="distributed=fsdp puts each layer's weights together for its forward pass, and they "
-        "would be sent to the host as if they were activations",
+        why="distributed=fsdp would offload each layer's gathered weights as activations",
         fix=Fix("memory.activation_offload=false"),
         source=FSDP_DOCS,
         versions="torch 2.13",
@@ -140,7 +132,7 @@ RULES = (
             f.config.train.checkpoint_async is True
             and (f.distributed.option not in ("fsdp", *STAGE) or f.distributed.num_processes == 1)
         ),
-        why="writes the parts of several processes, and one process writes this run's checkpoints",
+        why="needs sharded training. One process writes the checkpoints of this run",
         fix=Fix("train.checkpoint_async=null"),
         source="src/eke/training/loop/saving.py",
     ),
@@ -152,8 +144,8 @@ RULES = (
             and (not f.on_cuda or f.distributed.processes_per_node < 2)
         ),
         why=lambda f: (
-            "says how several GPUs exchange data; "
-            + ("this run has one process" if f.on_cuda else f"{f.device.name} is a CPU")
+            "is about data exchange between GPUs. "
+            + ("This run has one process" if f.on_cuda else f"{f.device.name} is a CPU")
         ),
         fix=Fix("distributed.p2p=auto"),
         source=NCCL_DOCS,
@@ -162,9 +154,7 @@ RULES = (
         id="more_processes_than_cores",
         key="distributed.num_processes",
         when=lambda f: f.on_cpu and f.distributed.processes_per_node > usable_cores(),
-        why=lambda f: (
-            f"processes would share {usable_cores()} cores, and wait for each other in each step"
-        ),
+        why=lambda f: f"more processes than the {usable_cores()} available cores",
         fix=lambda f: Fix(f"distributed.num_processes={usable_cores() * f.distributed.num_nodes}"),
         source="a process computes on at least one core",
     ),
@@ -177,8 +167,8 @@ RULES = (
             and f.distributed.processes_per_node > f.device.count
         ),
         why=lambda f: (
-            f"one process takes one device; there are {f.device.count}"
-            + (" on each machine" if f.distributed.num_nodes > 1 else "")
+            f"each process needs its own device. Available: {f.device.count}"
+            + (" per node" if f.distributed.num_nodes > 1 else "")
         ),
         fix=lambda f: Fix(f"distributed.num_processes={f.device.count * f.distributed.num_nodes}"),
         source="src/eke/training/distributed/ranks.py",
@@ -189,15 +179,13 @@ RULES = (
         when=lambda f: f.distributed.num_nodes > 1 and f.distributed.option in ("none", "dp"),
         why=lambda f: f"distributed={f.distributed.option} trains in one process",
         fix=lambda f: Fix("distributed=ddp", f"distributed.num_processes={_shared_evenly(f)}"),
-        source="docs/explanation/ranks.md",
+        source="notes/ranks.md",
     ),
     Rule(
         id="nodes_share_unevenly",
         key="distributed.num_nodes",
         when=lambda f: _shared_evenly(f) != f.distributed.num_processes,
-        why=lambda f: (
-            f"machines share the processes evenly, and {f.distributed.num_processes} is no multiple"
-        ),
+        why=lambda f: f"{f.distributed.num_processes} processes are no multiple of the nodes",
         fix=lambda f: Fix(f"distributed.num_processes={_shared_evenly(f)}"),
         source="src/eke/launch/processes/nodes.py",
     ),
@@ -205,7 +193,7 @@ RULES = (
         id="nodes_not_at_hand",
         key="distributed.num_nodes",
         when=lambda f: not f.planning and f.distributed.num_nodes > f.num_nodes,
-        why="this command starts processes on one machine only",
+        why="this command starts processes only on this machine",
         fix=Fix("distributed.num_nodes=1", remark="or: hydra/launcher=slurm"),
         source="docs/how-to/slurm.md",
     ),

@@ -1,4 +1,4 @@
-"""Rules about the training loop, and about arguments in `trainer.extra`."""
+"""Rules about the training loop and about arguments in `trainer.extra`."""
 
 import ast
 import functools
@@ -12,11 +12,11 @@ from eke.models.checkpoints.architecture import models_folder
 from eke.rules.rule import Facts, Rule, without_effect
 
 STRATEGIES = ("none", "ddp")
-"""Options of `distributed` whose ranks have the whole training state, as Trainer expects here."""
+"""Options of `distributed` with the full training state on each rank, as Trainer requires."""
 
 
 def _takes_no_steps(facts: Facts) -> str:
-    """The override whose technique replaces the optimizer step; empty if there is none."""
+    """Return the override that replaces the optimizer step, "" if there is none."""
     config = facts.config
     if config.distributed.option not in STRATEGIES:
         return f"distributed={config.distributed.option}"
@@ -28,7 +28,7 @@ RULES: tuple[Rule, ...] = (
         id="trainer_takes_plain_steps",
         key="engine",
         when=lambda f: f.config.engine.option == "trainer" and _takes_no_steps(f),
-        why=lambda f: f"Trainer takes the optimizer's steps, and {_takes_no_steps(f)} its own",
+        why=lambda f: f"conflicts with {_takes_no_steps(f)}, which replaces Trainer's steps",
         fix=Fix("engine=loop"),
         source="src/eke/training/loop/trainer_engine.py",
     ),
@@ -37,10 +37,7 @@ RULES: tuple[Rule, ...] = (
         key="trainer.extra",
         when=lambda f: f.config.trainer.extra and f.config.engine.option != "trainer",
         value=lambda f: ", ".join(f.config.trainer.extra),
-        why=lambda f: (
-            f"arguments of Hugging Face Trainer, which engine={f.config.engine.option} does not "
-            "read"
-        ),
+        why=lambda f: f"engine={f.config.engine.option} does not read arguments of Trainer",
         fix=Fix("engine=trainer"),
         source="src/eke/training/loop/trainer_engine.py",
     ),
@@ -93,18 +90,18 @@ _OWNED = {
     "distributed.timeout_s": "ddp_timeout",
 }
 OWNED = {argument: key for key, names in _OWNED.items() for argument in names.split()}
-"""Argument -> the key that decides it in eke."""
+"""Argument of Trainer -> the key that sets it in eke."""
 
 _UNREAD = {
-    "eke computes the loss itself, as the mean over all targets of the global batch":
+    "eke computes the loss, a mean over all targets of the global batch":
         "average_tokens_across_devices label_names",
-    "eke decides the order of samples and loads them":
+    "eke loads the samples and decides their order":
         "dataloader_drop_last dataloader_multiprocessing_context dataloader_in_order "
         "remove_unused_columns",
-    "eke evaluates, always the same samples":
+    "eke evaluates the same samples each time":
         "prediction_loss_only eval_do_concat_batches eval_use_gather_object "
         "eval_accumulation_steps include_for_metrics batch_eval_metrics do_eval do_predict",
-    "eke writes the checkpoints, and uploads none":
+    "eke writes the checkpoints and does not upload them":
         "save_only_model save_on_each_node push_to_hub hub_token hub_private_repo hub_model_id "
         "hub_strategy hub_always_push hub_revision load_best_model_at_end metric_for_best_model "
         "greater_is_better",
@@ -114,7 +111,7 @@ _UNREAD = {
     "eke always trains": "do_train",
 }  # fmt: skip
 UNREAD = {argument: why for why, names in _UNREAD.items() for argument in names.split()}
-"""Argument -> why it would change nothing."""
+"""Argument -> why it has no effect."""
 
 _KINDS: dict[str, tuple[type | UnionType, str]] = {
     "bool": (bool, "true or false"),
@@ -125,11 +122,11 @@ _KINDS: dict[str, tuple[type | UnionType, str]] = {
     "dict": (dict, "a mapping"),
     "None": (type(None), "null"),
 }
-"""Type in an annotation -> values of it, and what it is called."""
+"""Type in an annotation -> accepted types and name in messages."""
 
 
 def find_argument_problems(config: Config) -> list[Problem]:
-    """Everything wrong with `trainer.extra`, argument by argument."""
+    """Return a problem for each invalid argument in `trainer.extra`."""
     extra = config.trainer.extra
     found = {name: _reason(config, name, value) for name, value in extra.items()}
     return [
@@ -142,28 +139,29 @@ def find_argument_problems(config: Config) -> list[Problem]:
 def _reason(config: Config, name: str, value: Any) -> tuple[str, Fix] | None:
     arguments = read_arguments()
     if key := OWNED.get(name):
-        return f"is decided by {key}", Fix(override(key, value))
+        return f"is set by {key}", Fix(override(key, value))
     if name in UNREAD:
-        return f"would change nothing: {UNREAD[name]}", REMOVE
+        return f"has no effect: {UNREAD[name]}", REMOVE
     if name not in arguments:
-        why, near = "TrainingArguments has no such argument", closest(name, arguments)
+        near = closest(name, arguments)
         if not near:
-            return why, REMOVE
-        return f"{why}; did you mean {near}?", Fix(override(f"{PREFIX}{near}", value))
+            return "unknown argument of TrainingArguments", REMOVE
+        why = f"unknown argument of TrainingArguments. Did you mean {near}?"
+        return why, Fix(override(f"{PREFIX}{near}", value))
     kinds, default = arguments[name]
     if not _is_one_of(kinds, value):
-        words = " or ".join(_KINDS[kind][1] for kind in kinds) or "no value of an override"
+        words = " or ".join(_KINDS[kind][1] for kind in kinds) or "unset"
         fix = Fix(f"{PREFIX}{name}={default}") if default else REMOVE
-        return f"{words} is wanted", fix
+        return f"must be {words}", fix
     if name == "label_smoothing_factor" and value and config.task.problem.value != "single":
-        return f"task.problem={config.task.problem.value} has no single class to smooth", REMOVE
+        return f"task.problem={config.task.problem.value} does not support smoothing", REMOVE
     if name.startswith("ddp_") and config.distributed.num_processes == 1:
-        return "one process shares nothing", Fix("distributed=ddp")
+        return "needs several processes", Fix("distributed=ddp")
     return None
 
 
 def _is_one_of(kinds: tuple[str, ...], value: Any) -> bool:
-    """Whether a value has one of the types; true and false are no numbers."""
+    """Return whether a value has one of the types. Booleans are not numbers."""
     if isinstance(value, bool):
         return "bool" in kinds
     return any(isinstance(value, _KINDS[kind][0]) for kind in kinds)
@@ -171,8 +169,8 @@ def _is_one_of(kinds: tuple[str, ...], value: Any) -> bool:
 
 @functools.cache
 def read_arguments() -> dict[str, tuple[tuple[str, ...], str]]:
-    """Argument -> its types, as `_KINDS` names them, and its default; empty if it has none."""
-    # From the source of the installed transformers: an import would take seconds, and torch.
+    """Return argument -> its types (keys of `_KINDS`) and default ("" if it has none)."""
+    # Read the source of the installed transformers: an import takes seconds and loads torch.
     source = (models_folder().parent / "training_args.py").read_text(encoding="utf-8")
     [body] = [
         node.body
@@ -197,7 +195,7 @@ def _name(part: ast.AST) -> str:
 
 
 def _default(value: ast.expr | None) -> str:
-    """`field(default=0.0, ...)` or a bare default, where it is a number, a text or null."""
+    """Return the default of a field if it is a number, text or null, else ""."""
     if isinstance(value, ast.Call):
         value = next((k.value for k in value.keywords if k.arg == "default"), None)
     if isinstance(value, ast.Constant) and value.value != "":

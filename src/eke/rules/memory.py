@@ -1,5 +1,6 @@
-"""Rules about memory techniques, and what would make the training state fit: tried in order."""
+"""Rules about memory techniques, and a search for changes that make the state fit."""
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from eke.rules.techniques import TECHNIQUES, applied
 
 LOMO = "arXiv:2306.09782, section 3"
 PARTITIONED = ("inductor", "aot_eager", "cudagraphs")
-"""Compilers whose backward pass is one call, which returns all gradients together."""
+"""Compilers whose backward pass is one call that returns all gradients."""
 
 
 def _in_backward(facts: Facts) -> bool:
@@ -26,8 +27,8 @@ def _in_backward(facts: Facts) -> bool:
 
 
 def _rotates_what_is_kept(facts: Facts) -> bool:
-    """Liger's rotation overwrites the projections that selective checkpointing has kept."""
-    # Not where heads are normalized in between; of an unknown architecture that is not known.
+    """Return whether Liger overwrites the projections that selective checkpointing keeps."""
+    # Normalised heads are new tensors. Unknown architectures count as affected.
     family = facts.model_family
     return (
         facts.config.kernels.option == "liger"
@@ -38,7 +39,7 @@ def _rotates_what_is_kept(facts: Facts) -> bool:
 
 
 def accumulates(facts: Facts) -> bool:
-    """Whether a step has several micro-batches; of an open one, if it were of one sample."""
+    """Return whether a step has several micro-batches. batch=auto counts as one sample."""
     batch = facts.config.batch
     if batch.target is not None:
         return batch.target > batch.micro_batch * facts.distributed.num_processes
@@ -58,12 +59,14 @@ def _without_scaling(facts: Facts) -> Fix:
 
 
 def _one_process(facts: Facts) -> Fix:
-    if facts.config.offload.option != "none":  # which needs the processes
+    if facts.config.offload.option != "none":  # offloading needs the processes
         return Fix("memory.optimizer_in_backward=false")
     distributed = facts.distributed
     several = ("distributed.num_processes=1",) if distributed.num_processes > 1 else ()
     return Fix("distributed=none", *several)
 
+
+_in_backward_rule = functools.partial(Rule, key="memory.optimizer_in_backward")
 
 RULES = (
     without_effect(
@@ -72,7 +75,7 @@ RULES = (
         when=lambda f: (
             f.config.memory.every_n > 1 and f.config.memory.checkpointing is Checkpointing.off
         ),
-        why="no layer is recomputed, memory.checkpointing = off",
+        why="memory.checkpointing = off recomputes no layer",
         fix=Fix("memory.checkpointing=full"),
         source="arXiv:1604.06174",
     ),
@@ -80,17 +83,17 @@ RULES = (
         id="selective_is_written_over",
         key="memory.checkpointing",
         when=_rotates_what_is_kept,
-        why="kernels=liger rotates queries and keys in place, where their projections are kept for "
-        "the backward pass: it would rotate them twice, and gradients would be wrong",
+        why="kernels=liger overwrites the queries and keys that selective checkpointing keeps. "
+        "Gradients would be wrong",
         fix=Fix("memory.checkpointing=full"),
-        source="liger_kernel/ops/rope.py, rope_forward: contiguous() copies nothing here",
+        source="liger_kernel/ops/rope.py, rope_forward: contiguous() returns the same tensor",
         versions="liger-kernel 0.8.5",
     ),
     without_effect(
         id="offload_needs_gpu",
         key="memory.activation_offload",
         when=lambda f: f.config.memory.activation_offload and f.on_cpu,
-        why=lambda f: f"{f.device.name} is a CPU: activations are in host memory already",
+        why=lambda f: f"{f.device.name} is a CPU. Activations are already in host memory",
         fix=Fix("memory.activation_offload=false"),
         source="https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.graph.save_on_cpu",
     ),
@@ -98,7 +101,7 @@ RULES = (
         id="empty_cache_needs_gpu",
         key="memory.empty_cache_every",
         when=lambda f: f.config.memory.empty_cache_every and f.on_cpu,
-        why=lambda f: f"{f.device.name} is a CPU, whose freed blocks PyTorch does not keep",
+        why=lambda f: f"{f.device.name} is a CPU. PyTorch caches no memory for it",
         fix=Fix("memory.empty_cache_every=null"),
         source="https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.empty_cache.html",
     ),
@@ -106,58 +109,51 @@ RULES = (
         id="in_backward_cannot_clip",
         key="train.max_grad_norm",
         when=lambda f: _in_backward(f) and f.config.train.max_grad_norm,
-        why="the norm of all gradients is known when the last one is there; with "
-        "memory.optimizer_in_backward the first ones have been used by then",
+        why="clipping needs all gradients. memory.optimizer_in_backward frees each one at once",
         fix=Fix("train.max_grad_norm=null"),
         source=LOMO,
     ),
-    Rule(
+    _in_backward_rule(
         id="in_backward_cannot_accumulate",
-        key="memory.optimizer_in_backward",
         when=lambda f: _in_backward(f) and accumulates(f),
-        why="a gradient that is used and freed at once cannot be added to the next one's",
+        why="each gradient is used and freed immediately and cannot be accumulated",
         fix=_one_micro_batch,
         source=LOMO,
     ),
-    Rule(
+    _in_backward_rule(
         id="in_backward_cannot_scale",
-        key="memory.optimizer_in_backward",
         when=lambda f: _in_backward(f) and f.config.precision.compute is Compute.float16,
-        why="float16 scales the loss and skips a step whose gradients overflow, which is known "
-        "when the last one is there",
+        why="float16 loss scaling skips a step on overflow, which needs all gradients",
         fix=_without_scaling,
         source="https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling",
     ),
-    Rule(
+    _in_backward_rule(
         id="in_backward_without_copies",
-        key="memory.optimizer_in_backward",
         when=lambda f: (
             _in_backward(f) and ((found := decide_formats(f.config)).master or found.copies)
         ),
-        why="precision.master=on steps on float32 copies of all weights at once, after the "
-        "backward pass; with precision.casts=per_step a tied table's gradient comes in two parts",
+        why=lambda f: (
+            "precision.master=on updates all weights after the backward pass"
+            if decide_formats(f.config).master
+            else "precision.casts=per_step splits the gradient of a tied table"
+        ),
         fix=lambda f: Fix(
             "precision.master=off" if decide_formats(f.config).master else "precision.casts=per_use"
         ),
         source=LOMO,
     ),
-    Rule(
+    _in_backward_rule(
         id="in_backward_is_one_process",
-        key="memory.optimizer_in_backward",
         when=lambda f: (
             _in_backward(f)
             and (f.distributed.num_processes > 1 or f.distributed.option not in ("none", "ddp"))
         ),
-        why=lambda f: (
-            f"distributed={f.distributed.option} exchanges gradients in buckets after the "
-            "weights' own hooks have run"
-        ),
+        why=lambda f: f"distributed={f.distributed.option} reduces gradients after the hooks ran",
         fix=_one_process,
         source="arXiv:2006.15704, section 3.2",
     ),
-    Rule(
+    _in_backward_rule(
         id="in_backward_needs_other_optimizer",
-        key="memory.optimizer_in_backward",
         when=lambda f: _in_backward(f) and f.optimizer.fails_in_backward,
         why=lambda f: f"optimizer={f.config.optimizer.option} {f.optimizer.fails_in_backward}",
         fix=Fix("optimizer=adamw"),
@@ -171,17 +167,14 @@ RULES = (
             and f.config.compile.option in PARTITIONED
             and not f.config.compile.regional
         ),
-        why=lambda f: (
-            f"compile={f.config.compile.option} makes one call of the backward pass, which returns "
-            "all gradients together"
-        ),
+        why=lambda f: f"compile={f.config.compile.option} returns all gradients in one call",
         fix=Fix("compile.regional=true"),
         source="https://docs.pytorch.org/docs/stable/torch.compiler_faq.html",
     ),
 )
 
 ROOM = 1.05
-"""Share of the state that is left for activations, at least: nothing trains on the last byte."""
+"""Smallest ratio of memory to training state that leaves memory for activations."""
 
 SHARE_MORE = (
     ("zero2", "none"),
@@ -190,26 +183,26 @@ SHARE_MORE = (
     ("zero3", "optimizer_cpu"),
     ("zero3", "params_cpu"),
 )
-"""Options of `distributed` and `offload`, mildest first."""
+"""Options of `distributed` and `offload`, cheapest first."""
 
 
 def copies(facts: Facts) -> int:
-    """Processes that share the device's memory, each with a copy: a CPU's."""
+    """Return the number of processes with their own copy in the device's memory (CPU only)."""
     return facts.distributed.num_processes if facts.on_cpu else 1
 
 
 def in_one(facts: Facts) -> StateBytes:
-    """Memory that one process keeps on its device; a CPU's is the host's."""
+    """Return the bytes of state that one process keeps on its device."""
     return shared_state_bytes(facts.config, model_size(facts.config), facts.on_cpu)
 
 
 def held_bytes(facts: Facts) -> int:
-    """The most that weights, gradients and optimizer state take of one device's memory."""
+    """Return the peak bytes of weights, gradients and optimizer state on one device."""
     return in_one(facts).peak * copies(facts)
 
 
 def first_that_fits(facts: Facts) -> Fix | None:
-    """The override with which the state fits into the memory; None where none of them does."""
+    """Return the first override with which the state fits into memory, else None."""
     memory = facts.device.memory_bytes or 0
     for fix, config in _smaller_states(facts):
         if held_bytes(replace(facts, config=config)) * ROOM <= memory:
@@ -218,20 +211,20 @@ def first_that_fits(facts: Facts) -> Fix | None:
 
 
 def _smaller_states(facts: Facts) -> Iterator[tuple[Fix, Config]]:
-    """The same training, then another optimizer, then fewer weights trained."""
+    """Yield smaller configurations: other sharding, another optimizer, fewer trained weights."""
     config, names = facts.config, ["peft=lora", "peft=qlora"]
     yield from _shared_otherwise(facts)
     if config.distributed.option in STAGE and config.precision.weights is Weights.bfloat16:
-        names = []  # DeepSpeed would round the adapters, too
+        names = []  # DeepSpeed would round the adapters
     if not isinstance(config.distributed, FSDP) and config.distributed.option not in STAGE:
-        names = ["optimizer=adafactor", *names]  # whose factors are those of whole matrices
+        names = ["optimizer=adafactor", *names]  # its factors need full matrices
     for technique in map(TECHNIQUES.__getitem__, names):
         if changed := applied(config, [technique]):
             yield Fix(*technique.overrides, remark=technique.does), changed
 
 
 def _shared_otherwise(facts: Facts) -> Iterator[tuple[Fix, Config]]:
-    """Fewer processes with copies of the state, or more that have parts of it."""
+    """Yield configurations with fewer copies of the state or with sharded state."""
     config, sharing, count = facts.config, facts.distributed, facts.device.count
     for fewer in range(copies(facts) - 1, 0, -1):
         override = "distributed=none" if fewer == 1 else f"distributed.num_processes={fewer}"

@@ -28,12 +28,6 @@ _OPTION_FOR_TASK = {
 }
 
 
-def _task_fix(facts: Facts) -> Fix:
-    task = facts.model_family.tasks[0]
-    remark = f"or keep the task: {_OPTION_FOR_TASK[facts.config.task.option]}"
-    return Fix(f"task={task}", remark=remark)
-
-
 def _heads(facts: Facts) -> int:
     return facts.config.model.num_attention_heads
 
@@ -43,7 +37,7 @@ def _head_dim_is_derived(facts: Facts) -> bool:
 
 
 def _next_divisor(key: str, number: int, limit: int) -> Fix:
-    """The largest divisor of a number that is no larger than the value."""
+    """Return the override with the largest divisor of `number` up to `limit`."""
     divisor = next(d for d in range(min(limit, number), 0, -1) if number % d == 0)
     return Fix(f"model.{key}={divisor}")
 
@@ -54,12 +48,12 @@ def _key_value_heads(facts: Facts) -> int | None:
 
 
 def max_positions(facts: Facts) -> int | None:
-    """The longest sequence that the model has positions for; None where any length has."""
+    """Return the largest number of positions of the model, None if unlimited."""
     return getattr(facts.config.model, "max_position_embeddings", None)
 
 
 def _longest(facts: Facts) -> int:
-    """Tokens of the longest row that encoder or decoder may read."""
+    """Return the tokens of the longest row of encoder or decoder."""
     return max(facts.data.seq_len, getattr(facts.config.task, "target_len", None) or 0)
 
 
@@ -76,12 +70,12 @@ def _is_pretrained(facts: Facts) -> bool:
 
 
 ROW_BYTES = 16
-"""torch._grouped_mm, by which transformers 5 computes all experts at once, takes rows whose length
-is a multiple of this (torch 2.13: "strides should be multiple of 16 bytes")."""
+"""Row alignment in bytes of torch._grouped_mm, with which transformers 5 computes experts
+(torch 2.13: "strides should be multiple of 16 bytes")."""
 
 
 def _aligned(key: str) -> Rule:
-    """The widths of experts fill whole rows of operands: eke.training.model.unused casts them."""
+    """Return the rule that a width of the experts is aligned for their matrix product."""
 
     def unit(facts: Facts) -> int:
         narrow = computed_formats(facts.config) != {Compute.float32.value}
@@ -96,15 +90,15 @@ def _aligned(key: str) -> Rule:
         id=f"experts_{key}_is_aligned",
         key=f"model.{key}",
         when=lambda f: f.model_family.is_moe and width(f) % unit(f) != 0,
-        why=lambda f: f"is no multiple of {unit(f)}, which the experts' matrix product needs",
+        why=lambda f: f"must be a multiple of {unit(f)} for the experts' matrix product",
         fix=lambda f: Fix(f"model.{key}={-(-width(f) // unit(f)) * unit(f)}"),
-        source="seen: torch._grouped_mm on a CPU takes multiples only",
+        source="measured: torch._grouped_mm on a CPU rejects other widths",
         versions="torch 2.13",
     )
 
 
 def _experts(facts: Facts) -> tuple[int, int]:
-    """How many a token passes through, and how many there are."""
+    """Return the number of experts per token and of all experts, 0 and 0 without experts."""
     model = facts.config.model
     if not isinstance(model, MixtralModel):
         return 0, 0
@@ -112,13 +106,13 @@ def _experts(facts: Facts) -> tuple[int, int]:
 
 
 def _rotary_width(facts: Facts) -> int:
-    """Width of a head with rotary positions; 0, which is even, where eke does not set them."""
+    """Return the width of a head with rotary positions, 0 for other models."""
     model = facts.config.model
     return head_width(model) if isinstance(model, LlamaModel) else 0
 
 
 STRETCHED_FROM = 8192
-"""Tokens that Llama 3 saw before its positions were stretched: its config.json."""
+"""Tokens of Llama 3's training before its positions were stretched (its config.json)."""
 
 ROTARY = "Su et al. 2021, arXiv:2104.09864"
 HF_MODELS = "https://huggingface.co/docs/transformers/model_doc/auto"
@@ -130,7 +124,7 @@ RULES = (
         when=lambda f: (
             f.config.task.router_loss not in ("auto", "off") and router_loss(f.config) is None
         ),
-        why="must be auto or off, or a number above 0 if transformers' class adds such a loss",
+        why="this model has no router loss. Allowed: auto, off",
         fix=Fix("task.router_loss=auto"),
         source="the forward pass of the class of model and task",
     ),
@@ -139,10 +133,13 @@ RULES = (
         key="task",
         when=lambda f: f.config.task.option not in f.model_family.tasks,
         why=lambda f: (
-            f"model={f.config.model.option} is a {f.model_family.name} model, which is for "
-            + " or ".join(f.model_family.tasks)
+            f"model={f.config.model.option} ({f.model_family.name}) supports only "
+            + " and ".join(f.model_family.tasks)
         ),
-        fix=_task_fix,
+        fix=lambda f: Fix(
+            f"task={f.model_family.tasks[0]}",
+            remark=f"or keep the task: {_OPTION_FOR_TASK[f.config.task.option]}",
+        ),
         source=HF_MODELS,
     ),
     Rule(
@@ -156,7 +153,7 @@ RULES = (
         why=lambda f: f"does not divide model.hidden_size = {f.config.model.hidden_size}",
         fix=lambda f: _next_divisor("num_attention_heads", f.config.model.hidden_size, _heads(f)),
         # LlamaConfig.validate_architecture rejects it even if head_dim sets another width.
-        source="Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; transformers' LlamaConfig",
+        source="Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2, and LlamaConfig",
         versions="transformers >= 5 (with head_dim set)",
     ),
     Rule(
@@ -173,11 +170,10 @@ RULES = (
         when=lambda f: (
             _rotary_width(f) % 2 != 0
             and _head_dim_is_derived(f)
-            and f.config.model.hidden_size % _heads(f) == 0  # otherwise another rule reports that
+            and f.config.model.hidden_size % _heads(f) == 0  # else another rule reports it
         ),
         why=lambda f: (
-            f"gives heads of width {_rotary_width(f)}; rotary positions turn pairs, so it "
-            "must be even"
+            f"gives a head width of {_rotary_width(f)}. Rotary positions need an even width"
         ),
         fix=lambda f: Fix(f"model.hidden_size={_heads(f) * (_rotary_width(f) + 1)}"),
         source=ROTARY,
@@ -186,7 +182,7 @@ RULES = (
         id="rotary_head_dim_is_even",
         key="model.head_dim",
         when=lambda f: _rotary_width(f) % 2 != 0 and not _head_dim_is_derived(f),
-        why="rotary positions turn pairs, so the width of a head must be even",
+        why="rotary positions need an even head width",
         fix=lambda f: Fix(f"model.head_dim={_rotary_width(f) + 1}"),
         source=ROTARY,
     ),
@@ -194,7 +190,7 @@ RULES = (
         id="experts_for_each_token",
         key="model.num_experts_per_tok",
         when=lambda f: _experts(f)[0] > _experts(f)[1],
-        why=lambda f: f"is more than there are: model.num_local_experts = {_experts(f)[1]}",
+        why=lambda f: f"exceeds model.num_local_experts = {_experts(f)[1]}",
         fix=lambda f: Fix(f"model.num_experts_per_tok={_experts(f)[1]}"),
         source="Shazeer et al. 2017, arXiv:1701.06538, section 2.1",
     ),
@@ -209,8 +205,8 @@ RULES = (
             and f.config.model.max_position_embeddings <= STRETCHED_FROM
         ),
         why=lambda f: (
-            f"changes the positions of all sequences for the sake of those beyond {STRETCHED_FROM} "
-            f"tokens; model.max_position_embeddings = {max_positions(f)} has none"
+            f"only helps sequences beyond {STRETCHED_FROM} tokens. "
+            f"model.max_position_embeddings = {max_positions(f)}"
         ),
         fix=Fix("model.rope_scaling_factor=null"),
         source="rope_scaling.original_max_position_embeddings of Llama 3.1's config.json",
@@ -219,9 +215,7 @@ RULES = (
         id="dropout_is_known",
         key="model.dropout",
         when=lambda f: f.config.model.dropout is None and not _is_pretrained(f),
-        why=lambda f: (
-            f"leaves it to the checkpoint, and model={f.config.model.option} has random weights"
-        ),
+        why=lambda f: f"must be a number. model={f.config.model.option} has no checkpoint value",
         fix=Fix("model.dropout=0.1"),
         source="docs/how-to/models.md",
     ),
@@ -233,7 +227,7 @@ RULES = (
             f"{n} task.target_len = {_longest(f)}" if _longest(f) > (n := f.data.seq_len) else n
         ),
         why=lambda f: (
-            f"is longer than the {max_positions(f)} tokens that this checkpoint has positions for"
+            f"is longer than the {max_positions(f)} tokens of this checkpoint's positions"
             if _is_pretrained(f)
             else f"is longer than model.max_position_embeddings = {max_positions(f)} of "
             f"model={f.config.model.option}"
@@ -257,8 +251,8 @@ RULES = (
         when=lambda f: f.config.model.freeze and isinstance(f.config.peft, Adapters),
         value=lambda f: format_value(f.config.model.freeze),
         why=lambda f: (
-            f"peft={f.config.peft.option} freezes all of the model's own weights, but for a "
-            "classifier's head"
+            f"peft={f.config.peft.option} already freezes all weights of the model except a "
+            "classifier head"
         ),
         fix=Fix("model.freeze=[]"),
         source="https://huggingface.co/docs/peft",
@@ -269,8 +263,7 @@ RULES = (
         when=lambda f: (
             isinstance(f.config.model, T5Model) and not f.config.model.tie_word_embeddings
         ),
-        why="transformers always ties T5's embeddings; false would only stop it "
-        "from scaling the logits",
+        why="transformers always ties T5's embeddings. false only removes the scaling of logits",
         fix=Fix("model.tie_word_embeddings=true"),
         source="transformers' T5Config.__post_init__ (scale_decoder_outputs)",
         versions="transformers 5",
@@ -284,8 +277,8 @@ RULES = (
             and not f.config.model.tie_word_embeddings
         ),
         why=lambda f: (
-            "transformers then keeps a second output bias that nothing reads or trains: "
-            f"{f.config.model.vocab_size} numbers in the model's size and its checkpoints"
+            "transformers adds an output bias without use or training: "
+            f"{f.config.model.vocab_size} numbers"
         ),
         fix=Fix("model.tie_word_embeddings=true"),
         source="transformers' BertLMPredictionHead (cls.predictions.bias)",

@@ -45,14 +45,14 @@ def _library(facts: Facts) -> str:
 
 
 def _shortest_side(facts: Facts) -> int:
-    """Of the matrices inside Transformer layers; 0 where there are none."""
+    """Return the shortest side of all matrices in Transformer layers, 0 without matrices."""
     weights = structure(facts.config).weights
     return min((min(w.shape) for w in weights if w.role is Role.hidden), default=0)
 
 
 def _rank_limit(facts: Facts) -> int:
-    """The least rank at which states in the subspace, with its projection, are no smaller."""
-    # AdamW keeps 2 x long x short numbers of a matrix, a projection 2 x long x rank + rank x short.
+    """Return the lowest rank whose states and projection save no memory over AdamW."""
+    # AdamW stores 2 x long x short numbers of a matrix, a projection 2 x long x rank + rank x short
     weights = [w for w in structure(facts.config).weights if w.role is Role.hidden]
     return min(
         (-(-2 * max(w.shape) * min(w.shape) // (2 * max(w.shape) + min(w.shape))) for w in weights),
@@ -61,7 +61,7 @@ def _rank_limit(facts: Facts) -> int:
 
 
 def _trains_no_matrix(facts: Facts) -> bool:
-    """Whether nothing of a known architecture is trained but vectors, tables and heads."""
+    """Return whether a known architecture trains only vectors, tables and heads."""
     weights = training_structure(facts.config).weights
     found = any(w.trained and w.role is Role.hidden for w in weights)
     return facts.model_family.is_known and not found
@@ -75,8 +75,8 @@ RULES: tuple[Rule, ...] = (
             f.optimizer.needs_matrices and (f.config.peft.option == "ia3" or _trains_no_matrix(f))
         ),
         why=lambda f: (
-            "updates matrices inside Transformer layers, of which "
-            f"{'model.freeze' if f.config.model.freeze else 'peft=ia3'} trains none"
+            "needs trained matrices in Transformer layers. "
+            f"{'model.freeze' if f.config.model.freeze else 'peft=ia3'} leaves none"
         ),
         fix=Fix("optimizer=adamw"),
         sized=True,
@@ -99,7 +99,7 @@ RULES: tuple[Rule, ...] = (
         key="optimizer",
         when=lambda f: f.optimizer.cuda_only and f.on_cpu,
         value=lambda f: option_of(f.config.optimizer),
-        why=lambda f: f"{_library(f)} has kernels for CUDA only; {f.device.name} is a CPU",
+        why=lambda f: f"{_library(f)} needs CUDA. {f.device.name} is a CPU",
         fix=lambda f: Fix(
             "optimizer.implementation=fused"
             if option_of(f.config.optimizer) != f.config.optimizer.option
@@ -114,15 +114,15 @@ RULES: tuple[Rule, ...] = (
         Fix("optimizer=adamw_8bit"),
         "https://github.com/pytorch/ao/tree/main/torchao/optim",
         versions="torchao 0.18",
-        use=lambda f: f"{_library(f)} compiles its step; ",
+        use=lambda f: f"{_library(f)} compiles its step. ",
     ),
     Rule(
         id="torchao_needs_volta",
         key="optimizer",
         when=lambda f: f.optimizer.compiles and older_than(f, VOLTA),
         why=lambda f: (
-            f"{_library(f)} compiles its step to Triton, which needs CUDA compute capability 7.0 "
-            f"or newer; {capability_of(f)}"
+            f"{_library(f)} uses Triton, which needs CUDA compute capability 7.0 or newer. "
+            f"{capability_of(f)}"
         ),
         fix=Fix("optimizer=adamw_8bit"),
         source="https://docs.pytorch.org/docs/stable/torch.compiler.html",
@@ -131,7 +131,7 @@ RULES: tuple[Rule, ...] = (
         id="paging_needs_cuda",
         key="optimizer",
         when=lambda f: f.optimizer.pages and f.on_cpu,
-        why="pages are moved between a GPU and its host; on a CPU there is one memory",
+        why="paging moves state between a GPU and its host. This run uses a CPU",
         fix=Fix("optimizer=adamw_8bit"),
         source="bitsandbytes, optim/optimizer.py, get_state_buffer",
         versions="bitsandbytes 0.50",
@@ -142,7 +142,7 @@ RULES: tuple[Rule, ...] = (
         when=lambda f: (
             f.optimizer.rounds_at_random and f.config.precision.weights is not Weights.bfloat16
         ),
-        why="weights are float32, which a step stores as it computes them: unrounded",
+        why="float32 weights are stored without rounding",
         fix=Fix("optimizer=adamw"),
         source="torchao, optim/adam.py: bf16_stochastic_round and p.dtype is torch.bfloat16",
         versions="torchao 0.18",
@@ -152,8 +152,8 @@ RULES: tuple[Rule, ...] = (
         key="schedule",
         when=lambda f: f.optimizer.averages and f.config.schedule.option != "constant",
         why=lambda f: (
-            f"optimizer={f.config.optimizer.option} averages weights instead of lowering its "
-            "learning rate; with both, the last weights hardly move and the average stays behind"
+            f"optimizer={f.config.optimizer.option} averages weights instead of decaying the "
+            "learning rate. With both, the average lags behind"
         ),
         fix=Fix("schedule=constant"),
         source="arXiv:2405.15682",
@@ -166,12 +166,12 @@ RULES: tuple[Rule, ...] = (
             and not any(quantises_state(f.config.optimizer, w) for w in structure(f.config).weights)
         ),
         why=lambda f: (
-            "no tensor of this model is quantised: they have fewer than "
+            "tensors are not quantised: they have fewer than "
             f"{getattr(f.config.optimizer, 'min_8bit_size', 4096)} numbers, are embeddings, or "
-            "are not whole blocks"
+            "have incomplete blocks"
         ),
         fix=lambda f: Fix(f"optimizer={f.optimizer.unquantised}"),
-        source="bitsandbytes, optim/optimizer.py, init_state; torchao, optim/adam.py, _new_buffer",
+        source="bitsandbytes, optim/optimizer.py, init_state, and torchao, optim/adam.py",
         versions="bitsandbytes 0.50, torchao 0.18",
         sized=True,
     ),
@@ -181,10 +181,10 @@ RULES: tuple[Rule, ...] = (
         when=lambda f: f.optimizer.projects and projection_rank(f.config) >= _rank_limit(f),
         value=lambda f: projection_rank(f.config),
         why=lambda f: (
-            "its projections and moments are as large as AdamW's moments, of a matrix whose "
-            f"shorter side is {_shortest_side(f)}; below {_rank_limit(f)} they are smaller"
+            f"needs as much memory as AdamW for a matrix with shorter side {_shortest_side(f)}. "
+            f"Ranks below {_rank_limit(f)} save memory"
         ),
-        # A quarter of the shortest side, where that is a rank at all.
+        # A quarter of the shortest side, if that is a valid rank.
         fix=lambda f: Fix(
             f"optimizer.rank={rank}"
             if 0 < (rank := _shortest_side(f) // 4) < _rank_limit(f)
@@ -205,7 +205,7 @@ def _lora(facts: Facts) -> Lora | None:
 
 
 def _unmatched(facts: Facts) -> str:
-    """Names in the override that no layer has; `[]` without an override."""
+    """Return names in the override that match no layer, `[]` if no layer is adapted, else ""."""
     peft = _adapters(facts)
     if peft is None or peft.target_modules is None or not facts.model_family.is_known:
         return ""
@@ -219,7 +219,7 @@ def _trains_biases(facts: Facts) -> bool:
 
 
 def _expert_bytes(facts: Facts) -> int:
-    """The dequantised experts of all layers, in the format that autocast multiplies them in."""
+    """Return the bytes of all experts' weights, dequantised to the format of their products."""
     model = cast(MixtralModel, facts.config.model)
     one = 3 * model.hidden_size * model.intermediate_size
     narrow = facts.config.precision.compute is not Compute.float32
@@ -234,8 +234,7 @@ PEFT_RULES: tuple[Rule, ...] = (
         when=_unmatched,
         value=_unmatched,
         why=lambda f: (
-            f"names no linear layer in a Transformer layer of model={f.config.model.option}, "
-            "which has "
+            f"matches no linear layer of model={f.config.model.option}. Available: "
             + ", ".join(
                 dict.fromkeys(
                     name.rpartition(".")[2] for name in linear_layers(structure(f.config))
@@ -251,8 +250,8 @@ PEFT_RULES: tuple[Rule, ...] = (
         key="peft",
         when=lambda f: _adapters(f) and not isinstance(f.config.model, PretrainedModel),
         why=lambda f: (
-            f"adapts model={f.config.model.option}, whose weights are random and stay so: it "
-            "measures speed and memory, and learns little"
+            f"model={f.config.model.option} has random weights, which adapters leave frozen. "
+            "The run only measures speed and memory"
         ),
         fix=lambda f: Fix(
             "peft=none",
@@ -266,8 +265,8 @@ PEFT_RULES: tuple[Rule, ...] = (
         key="peft.r",
         when=lambda f: (lora := _lora(f)) and 0 < f.config.model.hidden_size <= 2 * lora.r,
         why=lambda f: (
-            f"makes adapters with no fewer numbers than the matrices of width "
-            f"{f.config.model.hidden_size} they adapt: 2 x r x width against width x width"
+            "adapters have at least as many numbers as the matrices of width "
+            f"{f.config.model.hidden_size} (2 x r x width)"
         ),
         fix=lambda f: Fix(f"peft.r={max(1, f.config.model.hidden_size // 8)}"),
         source="arXiv:2106.09685, section 4.1",
@@ -276,7 +275,7 @@ PEFT_RULES: tuple[Rule, ...] = (
         id="rslora_needs_rank",
         key="peft.use_rslora",
         when=lambda f: (lora := _lora(f)) and lora.use_rslora and lora.r == 1,
-        why="divides by the square root of peft.r, and that of 1 is 1",
+        why="divides by the square root of peft.r, which is 1",
         fix=Fix("peft.use_rslora=false"),
         source="arXiv:2312.03732",
     ),
@@ -284,7 +283,7 @@ PEFT_RULES: tuple[Rule, ...] = (
         id="adapters_are_fused",
         key="peft.fused",
         when=lambda f: getattr(f.config.peft, "fused", False) and bool(why_not_fused(f.config)),
-        why=lambda f: f"uses PEFT's own forward passes with {why_not_fused(f.config)}",
+        why=lambda f: f"PEFT's own forward pass is used with {why_not_fused(f.config)}",
         fix=Fix("peft.fused=false"),
         source="eke.training.model.fused_adapters",
     ),
@@ -292,7 +291,7 @@ PEFT_RULES: tuple[Rule, ...] = (
         id="adapted_layers_have_biases",
         key="peft.bias",
         when=lambda f: _trains_biases(f) and not f.model_family.has_biases,
-        why=lambda f: f"a {f.model_family.name} model's linear layers have no biases to train",
+        why=lambda f: f"the linear layers of {f.model_family.name} have no biases",
         fix=Fix("peft.bias=none"),
         source="eke.models.families",
     ),
@@ -305,11 +304,11 @@ PEFT_RULES: tuple[Rule, ...] = (
             and f.config.precision.compute is not Compute.float32
         ),
         why=lambda f: (
-            f"bitsandbytes rounds the biases of 4-bit layers to {f.config.precision.compute.value} "
-            "in the first forward pass, under the optimizer's hands"
+            "bitsandbytes rounds trained biases of 4-bit layers to "
+            f"{f.config.precision.compute.value} in the first forward pass"
         ),
         fix=Fix("peft.bias=none"),
-        source="seen: Linear4bit.forward assigns bias.data",
+        source="measured: Linear4bit.forward assigns bias.data",
         versions="bitsandbytes 0.50",
     ),
     unsafe(
@@ -321,12 +320,11 @@ PEFT_RULES: tuple[Rule, ...] = (
             and f.config.memory.checkpointing is Checkpointing.off
         ),
         why=lambda f: (
-            f"experts are {'dequantised' if isinstance(f.config.peft, QLora) else 'updated'} when "
-            "their layer runs, and kept for the backward pass: "
-            f"{format_bytes(_expert_bytes(f))} in all; recomputation keeps one layer's"
+            f"{'dequantised' if isinstance(f.config.peft, QLora) else 'updated'} experts of all "
+            f"layers stay in memory until the backward pass: {format_bytes(_expert_bytes(f))}"
         ),
         fix=Fix("memory=checkpointing"),
-        source="seen: bitsandbytes.nn.parametrize dequantises outside of autograd's own function",
+        source="measured: bitsandbytes.nn.parametrize dequantises outside its autograd function",
         versions="bitsandbytes 0.50, torch 2.13",
     ),
 )

@@ -1,4 +1,4 @@
-"""Rules about number formats, float8 products (torchao), and sizes that tensor cores like."""
+"""Rules about number formats, float8 products (torchao) and sizes for tensor cores."""
 
 import math
 from importlib.util import find_spec
@@ -37,9 +37,9 @@ from eke.rules.rule import (
 )
 
 SMALLEST_STEP = 2.0**-9
-"""Of a weight near 1, in bfloat16: half of the distance to the next number below it."""
+"""Half the distance in bfloat16 from 1 to the next smaller number."""
 
-NO_WAY_FROM_BF16 = "autocast does not widen it to float32, and float16 cannot hold its range"
+NO_WAY_FROM_BF16 = "autocast does not widen it, and float16 has a smaller range"
 
 
 def _evaluates_in(facts: Facts, compute: Compute) -> bool:
@@ -51,12 +51,13 @@ def _is_float8(facts: Facts) -> bool:
 
 
 def is_narrow(facts: Facts) -> bool:
-    """Whether the weights themselves have 16 bits."""
+    """Return whether the stored weights have 16 bits."""
     return facts.config.precision.weights is Weights.bfloat16
 
 
 def _trains_adapters_alone(config: Config) -> bool:
-    """Adapters are float32; a classifier's head and biases have the format of the weights."""
+    """Return whether all trained weights are adapters, which are float32."""
+    # A classifier's head and biases have the format of the weights.
     peft = config.peft
     biases = isinstance(peft, Lora) and peft.bias is not TrainedBias.none
     return isinstance(peft, Adapters) and not biases and not is_classification(config)
@@ -74,7 +75,7 @@ def _loses_updates(facts: Facts) -> bool:
 
 
 def _frozen_differ(facts: Facts) -> bool:
-    """Whether frozen weights have a format that something cannot compute with."""
+    """Return whether frozen weights have a format unsuitable for some product."""
     peft = facts.config.peft
     if not isinstance(peft, Adapters) or peft.base_weights is BaseWeights.auto:
         return False
@@ -89,10 +90,10 @@ def _model_type(facts: Facts) -> str:
 
 
 ALIGNMENT = 16
-"""Both sides of a weight: what `torch._scaled_mm` demands; other layers are left as they are."""
+"""Divisor of both sides of a weight required by `torch._scaled_mm`. Other layers are skipped."""
 
 NARROW = 1024
-"""Outputs up to which, at 4096 inputs or fewer, torchao measured no gain on an H100.
+"""Number of outputs up to which torchao measured no gain on an H100 (at 4096 inputs or fewer).
 Source: torchao 0.18, float8_linear_utils._auto_filter_for_tensorwise."""
 
 TORCHAO = "https://github.com/pytorch/ao/tree/main/torchao/float8"
@@ -103,24 +104,24 @@ def _on_gpu(facts: Facts) -> bool:
 
 
 _without = instead_of(("fp8",), "precision=bf16", "precision.float8=off")
-"""The override that takes float8 back."""
+"""The override that turns off float8."""
 
 
 def _misaligned(facts: Facts, key: str) -> bool:
-    """Whether linear layers with this side are not converted; GPT-2 has none."""
+    """Return whether this side prevents the conversion of linear layers. GPT-2 has none."""
     converts = _is_float8(facts) and not facts.model_family.stores_transposed
     return converts and getattr(facts.config.model, key) % ALIGNMENT != 0
 
 
 def _next_size(facts: Facts, key: str, unit: int) -> Fix:
-    """The next multiple; of a width also one that its heads divide, into even widths."""
+    """Return the next multiple of `unit`, for a width also a multiple of 2 x heads."""
     if key == "hidden_size":
         unit = math.lcm(unit, 2 * max(1, facts.config.model.num_attention_heads))
     return Fix(f"model.{key}={_up(getattr(facts.config.model, key), unit)}")
 
 
 def _align(facts: Facts, key: str) -> Fix:
-    """The next aligned size; a checkpoint has the sizes it has."""
+    """Return the next aligned size, or turn off float8 for a checkpoint."""
     if isinstance(facts.config.model, PretrainedModel):
         return _without(facts)
     return _next_size(facts, key, ALIGNMENT)
@@ -133,8 +134,8 @@ NVIDIA = (
 
 
 def _unit(facts: Facts) -> tuple[int, str]:
-    """Best divisor of each side of a product, and the format; 1 where no tensor cores run."""
-    # cuBLAS 11 uses them for any size, at best with multiples of 16 bytes, on an A100 of 128.
+    """Return the best divisor of each side and the format, 1 and "" without tensor cores."""
+    # cuBLAS 11 is fastest with multiples of 16 bytes, on an A100 of 128 bytes.
     if not facts.on_cuda or older_than(facts, VOLTA):
         return 1, ""
     precision, is_a100 = facts.config.precision, facts.device.capability == AMPERE
@@ -150,14 +151,14 @@ def _up(size: int, unit: int) -> int:
 
 
 def _model_rule(key: str, what: str) -> Rule:
-    """A side of the model's weights; a checkpoint has the sides it has."""
+    """Return the rule for a side of the weights. The sides of checkpoints are fixed."""
     return without_benefit(
         id=f"tensor_cores_like_{key}",
         key=f"model.{key}",
         when=lambda f: (
             not isinstance(f.config.model, PretrainedModel)
             and getattr(f.config.model, key) % _unit(f)[0] != 0
-            # Of a classifier the vocabulary is only looked up.
+            # A classifier only looks up the vocabulary.
             and not (key == "vocab_size" and isinstance(f.config.task, SequenceClassification))
         ),
         why=lambda f: f"{_why(f)} {what}",
@@ -168,7 +169,7 @@ def _model_rule(key: str, what: str) -> Rule:
 
 def _why(facts: Facts) -> str:
     divisor, name = _unit(facts)
-    return f"{facts.device.name} is fastest in {name} with multiples of {divisor};"
+    return f"{facts.device.name} is fastest in {name} with multiples of {divisor}."
 
 
 def _tokens(facts: Facts) -> int:
@@ -176,7 +177,7 @@ def _tokens(facts: Facts) -> int:
 
 
 def _batch_fix(facts: Facts) -> Fix:
-    """The nearest smaller batch that is aligned, or the smallest one there is."""
+    """Return the nearest smaller aligned batch, or the smallest aligned batch."""
     config, (divisor, _) = facts.config, _unit(facts)
     step = divisor // math.gcd(divisor, config.data.seq_len)
     good = max(step, config.batch.micro_batch // step * step)
@@ -214,7 +215,7 @@ RULES = (
         id="narrow_weights_need_their_compute",
         key="precision.compute",
         when=lambda f: is_narrow(f) and f.config.precision.compute is not Compute.bfloat16,
-        why=f"precision.weights is bfloat16: {NO_WAY_FROM_BF16}",
+        why=f"precision.weights is bfloat16. {NO_WAY_FROM_BF16}",
         fix=Fix("precision.compute=bfloat16"),
         source="https://docs.pytorch.org/docs/stable/amp.html",
     ),
@@ -223,9 +224,8 @@ RULES = (
         key="peft.base_weights",
         when=_frozen_differ,
         why=lambda f: (
-            f"products are computed in {' and '.join(sorted(computed_formats(f.config)))}, and "
-            f"trained weights are {f.config.precision.weights.value}: autocast narrows weights, "
-            "and does not widen them"
+            f"products use {' and '.join(sorted(computed_formats(f.config)))}, trained weights "
+            f"{f.config.precision.weights.value}. Autocast only narrows weights"
         ),
         fix=Fix("peft.base_weights=auto"),
         source="https://docs.pytorch.org/docs/stable/amp.html",
@@ -234,7 +234,7 @@ RULES = (
         id="master_needs_narrow_weights",
         key="precision.master",
         when=lambda f: f.config.precision.master is Switch.on and not is_narrow(f),
-        why="the weights are float32 themselves",
+        why="the weights are already float32",
         fix=Fix("precision.master=auto"),
         source="training/model/number_formats.py",
     ),
@@ -244,9 +244,7 @@ RULES = (
         when=lambda f: (
             f.config.precision.casts is Casts.per_step and not decide_formats(f.config).copies
         ),
-        why=lambda f: (
-            f"weights are {f.config.precision.weights.value}, as what is computed in: none is cast"
-        ),
+        why=lambda f: f"weights and products both use {f.config.precision.weights.value}",
         fix=Fix("precision.casts=per_use"),
         source="training/model/number_formats.py",
     ),
@@ -259,11 +257,10 @@ RULES = (
             and not decide_formats(f.config).gathered
         ),
         why=lambda f: (
-            "distributed=fsdp would send all weights in 16 bits, and precision.evaluation, "
-            "precision.float8 or peft=dora needs them in float32"
+            "distributed=fsdp would gather 16-bit weights. precision.evaluation, "
+            "precision.float8 or peft=dora needs float32"
             if f.distributed.option == "fsdp"
-            else f"distributed={f.distributed.option} exchanges the weights' own gradients, "
-            "and would not see those of copies"
+            else f"distributed={f.distributed.option} does not exchange gradients of weight copies"
         ),
         fix=Fix("precision.casts=per_use"),
         source="training/model/number_formats.py",
@@ -273,9 +270,9 @@ RULES = (
         key="precision.weights",
         when=_loses_updates,
         why=lambda f: (
-            "bfloat16 rounds away what changes a weight by less than 2^-9 of it: at optimizer.lr = "
-            f"{f.config.optimizer.lr:g}, below {SMALLEST_STEP:.2g}, normalisation weights (near 1) "
-            "stay where they are, and others learn late or never"
+            "bfloat16 rounds away updates below 2^-9 of a weight. optimizer.lr = "
+            f"{f.config.optimizer.lr:g} is below {SMALLEST_STEP:.2g}: normalisation weights "
+            "(near 1) do not change"
         ),
         fix=Fix("precision.master=on"),
         source="Zamirai et al. 2020, arXiv:2010.06192",
@@ -288,12 +285,12 @@ RULES = (
             and (_is_float8(f) or (is_narrow(f) and not _evaluates_in(f, Compute.bfloat16)))
         ),
         why=lambda f: (
-            "float8 layers multiply in float8 in evaluation, too"
+            "float8 layers also use float8 in evaluation"
             if _is_float8(f)
-            else f"precision.weights is bfloat16: {NO_WAY_FROM_BF16}"
+            else f"precision.weights is bfloat16. {NO_WAY_FROM_BF16}"
         ),
         fix=Fix("precision.evaluation=same"),
-        source="training/model/number_formats.py: evaluation has its own autocast, but no weights",
+        source="training/model/number_formats.py: evaluation uses its own autocast, not weights",
     ),
     unsafe(
         id="t5_overflows_float16",
@@ -303,8 +300,8 @@ RULES = (
             and (f.config.precision.compute is Compute.float16 or _evaluates_in(f, Compute.float16))
         ),
         why=lambda f: (
-            f"{_model_type(f)}'s checkpoints were trained in bfloat16: their "
-            "activations exceed 65504, float16's largest number"
+            f"{_model_type(f)} was trained in bfloat16. Its activations exceed 65504, the float16 "
+            "maximum"
         ),
         fix=lambda f: (
             Fix("precision.evaluation=same")
@@ -317,7 +314,7 @@ RULES = (
         id="float8_needs_torchao",
         key="precision.float8",
         when=lambda f: not f.planning and _is_float8(f) and find_spec("torchao") is None,
-        why="needs the package torchao, which is not installed",
+        why="the package torchao is not installed",
         fix=lambda f: Fix(*_without(f).words, remark='or: pip install "eke[torchao]"'),
         source="pyproject.toml",
     ),
@@ -337,8 +334,7 @@ RULES = (
             and f.config.precision.float8 is Float8.rowwise
             and f.config.precision.compute is not Compute.bfloat16
         ),
-        why="torchao rounds the products of factors with a scale per row to bfloat16, whatever the "
-        "kernels could give",
+        why="torchao rounds row-wise scaled products to bfloat16",
         fix=Fix("precision.compute=bfloat16"),
         source=f"{TORCHAO} (float8_ops.addmm_float8_unwrapped)",
         versions="torchao 0.18",
@@ -347,8 +343,7 @@ RULES = (
         id="gpt2_has_no_linear_layers",
         key="precision.float8",
         when=lambda f: _is_float8(f) and f.model_family.stores_transposed,
-        why="torchao converts nn.Linear, and transformers' GPT-2 is made of Conv1D: not one of "
-        "its layers would multiply in float8",
+        why="torchao converts nn.Linear. transformers' GPT-2 uses only Conv1D",
         fix=_without,
         source="transformers 5.23, models/gpt2/modeling_gpt2.py",
     ),
@@ -356,8 +351,7 @@ RULES = (
         id="float8_width_is_aligned",
         key="model.hidden_size",
         when=lambda f: _misaligned(f, "hidden_size"),
-        why=f"must be a multiple of {ALIGNMENT} for float8: every linear layer has this side, and "
-        "none would be converted",
+        why=f"must be a multiple of {ALIGNMENT} for float8. No linear layer would be converted",
         fix=lambda f: _align(f, "hidden_size"),
         source=TORCHAO,
     ),
@@ -365,7 +359,7 @@ RULES = (
         id="float8_feed_forward_is_aligned",
         key="model.intermediate_size",
         when=lambda f: _misaligned(f, "intermediate_size"),
-        why=f"is no multiple of {ALIGNMENT}: the feed-forward layers do not multiply in float8",
+        why=f"is no multiple of {ALIGNMENT}. The feed-forward layers do not use float8",
         fix=lambda f: _align(f, "intermediate_size"),
         source=TORCHAO,
     ),
@@ -373,8 +367,7 @@ RULES = (
         id="float8_is_emulated",
         key="precision.float8",
         when=lambda f: _is_float8(f) and f.on_cpu,
-        why="a CPU has no float8 products: operands are rounded as they would be, and multiplied "
-        "wider; that shows the numerics and takes longer",
+        why="a CPU emulates float8 products, which shows the numerics but takes longer",
         fix=_without,
         source="torchao 0.18, Float8LinearConfig.emulate",
     ),
@@ -382,8 +375,7 @@ RULES = (
         id="float8_needs_compile",
         key="compile",
         when=lambda f: _on_gpu(f) and f.config.compile.option != "inductor",
-        why="float8 saves time only where the compiler fuses scaling and rounding into the layers "
-        "around them",
+        why="float8 saves time only if inductor fuses scaling and rounding",
         fix=Fix("compile=inductor"),
         source=TORCHAO,
     ),
@@ -392,22 +384,22 @@ RULES = (
         key="precision.float8",
         when=lambda f: _on_gpu(f) and f.config.model.hidden_size <= NARROW,
         why=lambda f: (
-            f"layers with {NARROW} outputs or fewer gain nothing by float8 on an H100; "
+            f"layers with up to {NARROW} outputs gain no speed from float8 on an H100. "
             f"model.hidden_size = {f.config.model.hidden_size}"
         ),
         fix=_without,
         source="torchao 0.18, float8_linear_utils._auto_filter_for_tensorwise",
     ),
-    _model_rule("vocab_size", "ids that nothing uses cost less than a crooked output layer"),
-    _model_rule("hidden_size", "it is a side of every layer"),
-    _model_rule("intermediate_size", "it is a side of every feed-forward layer"),
+    _model_rule("vocab_size", "Padding the vocabulary is cheaper than a misaligned output layer"),
+    _model_rule("hidden_size", "It is a side of every layer"),
+    _model_rule("intermediate_size", "It is a side of every feed-forward layer"),
     without_benefit(
         id="tensor_cores_like_token_count",
         key="batch.per_device",
         when=lambda f: _tokens(f) % _unit(f)[0] != 0,
         value=lambda f: f.config.batch.micro_batch,
         why=lambda f: (
-            f"{_why(f)} a micro-batch has {format_value(_tokens(f))} tokens "
+            f"{_why(f)} A micro-batch has {format_value(_tokens(f))} tokens "
             f"({f.config.batch.micro_batch} x data.seq_len {f.data.seq_len})"
         ),
         fix=_batch_fix,

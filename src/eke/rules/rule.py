@@ -1,4 +1,4 @@
-"""Rules as data, so that they can be listed, documented and disabled in a test."""
+"""Rules as data, so that they can be listed, documented and disabled in tests."""
 
 import copy
 import dataclasses
@@ -19,53 +19,53 @@ from eke.models.families import Family, family_of
 from eke.models.sizes import OptimizerEntry, optimizer_entry
 
 VOLTA, AMPERE, ADA = (7, 0), (8, 0), (8, 9)
-"""CUDA compute capabilities: tensor cores and Triton; bfloat16, TF32 and A100; float8."""
+"""CUDA compute capabilities: tensor cores and Triton / bfloat16, TF32 and A100 / float8."""
 
 
 class Severity(Enum):
-    """The consequence when a rule's condition holds."""
+    """Consequence of a rule whose condition holds."""
 
     impossible = "impossible"
-    """Cannot run, or would run as something else: rejected."""
+    """The configuration cannot run, or would run as another one: rejected."""
     unsafe = "unsafe"
-    """Runs, but may fail or diverge: a warning."""
+    """The run may fail or diverge: a warning."""
     no_effect = "no effect"
-    """Runs as if it were not set: a warning."""
+    """The setting is ignored: a warning."""
     no_benefit = "no benefit"
-    """Takes effect, but saves nothing, or less than it could: a warning."""
+    """The setting has little or no benefit: a warning."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """The inputs of all rules."""
+    """Inputs of all rules."""
 
     config: Config
     device: Device
     planning: bool = False
-    """Only a plan is made; nothing runs here."""
+    """Whether the command only makes a plan."""
     num_nodes: int = 1
-    """Number of machines that the run can use."""
+    """Number of nodes available to the run."""
     is_set: Callable[[str], bool] = lambda key: False
-    """Whether the user set a key path; by default nothing counts as set."""
+    """Whether the user set a key. Default: false for all keys."""
 
     @property
     def data(self) -> Data:
-        """What is trained on."""
+        """Configuration of the training data."""
         return self.config.data
 
     @property
     def distributed(self) -> Distributed:
-        """Processes, and how they share the model."""
+        """Configuration of processes and sharding."""
         return self.config.distributed
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the run is for a CPU."""
+        """Whether the run uses a CPU."""
         return self.device.kind == "cpu"
 
     @property
     def on_cuda(self) -> bool:
-        """Whether the run is for GPUs with CUDA."""
+        """Whether the run uses CUDA."""
         return self.device.kind == "cuda"
 
     @property
@@ -81,31 +81,31 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One known incompatibility."""
+    """One rule about a configuration."""
 
     id: str
     verdict: Severity = Severity.impossible
     key: str
-    """Key path the problem is shown under."""
+    """Key of the reported problem."""
     when: Callable[[Facts], object]
-    """Condition, a value that is true or not; evaluated with all numbers within their limits."""
+    """Condition, evaluated with all numbers within their limits."""
     value: Callable[[Facts], object] | None = None
-    """The offending value; None: the key's own."""
+    """The invalid value. None: the value of the key."""
     why: Callable[[Facts], str] | str
     """The violated limit, with its number."""
     fix: Callable[[Facts], Fix] | Fix
-    """The overrides that correct it."""
+    """Overrides that correct the configuration."""
     source: str
-    """Evidence: a URL, or the formula it follows from."""
+    """Evidence: a URL, or the formula the rule follows from."""
     versions: str = ""
-    """Library versions it applies to; empty for all."""
+    """Library versions the rule applies to, empty for all."""
     sized: bool = False
-    """Needs the size of the model: evaluated only if no other rule rejects the configuration."""
+    """Whether the condition needs the model's size. Such rules run only if no other rule fails."""
     passing: bool = False
-    """About the present state of the machine, not about the configuration."""
+    """Whether the cause is the present state of the machine, not the configuration."""
 
     def problem(self, facts: Facts) -> Problem:
-        """The problem that the rule reports."""
+        """Return the problem to report."""
         value = self.value(facts) if self.value else configured(facts.config, self.key)
         why = self.why if isinstance(self.why, str) else self.why(facts)
         fix = self.fix if isinstance(self.fix, Fix) else self.fix(facts)
@@ -118,7 +118,7 @@ without_benefit = functools.partial(Rule, verdict=Severity.no_benefit)
 
 
 def configured(config: Config, key: str) -> Any:
-    """The value of a key, or a group's option, as on the command line."""
+    """Return the value of a key, or the option of a group, as on the command line."""
     value: Any = functools.reduce(getattr, key.split("."), config)
     if isinstance(value, Enum):
         return value.value
@@ -126,8 +126,8 @@ def configured(config: Config, key: str) -> Any:
 
 
 def with_defaults_for(config: Config, problems: list[Problem]) -> Config:
-    """A copy with the default in place of every value that is outside its limits."""
-    # The other rules are then evaluated at once, without failing on a width of -1.
+    """Return a copy with the default for each value outside its limits."""
+    # The other rules can then be evaluated without failing on a width of -1.
     corrected = copy.deepcopy(config)
     for problem in problems:
         *groups, key = problem.key.split(".")
@@ -137,7 +137,7 @@ def with_defaults_for(config: Config, problems: list[Problem]) -> Config:
 
 
 def find_limit_problems(node: Any, prefix: str = "") -> Iterator[Problem]:
-    """Every value outside its limits, of a configuration or of a section under `prefix`."""
+    """Yield a problem for each value outside its limits. `prefix` is the section's key."""
     for field in dataclasses.fields(node):
         value = getattr(node, field.name)
         path = f"{prefix}{field.name}"
@@ -152,12 +152,12 @@ def find_limit_problems(node: Any, prefix: str = "") -> Iterator[Problem]:
 
 
 def instead_of(options: tuple[str, ...], option: str, key: str) -> Callable[[Facts], Fix]:
-    """Another option of `precision` where one of these was chosen, else the override of a key."""
+    """Return a fix: `option` if `precision` has one of these options, else the override `key`."""
     return lambda facts: Fix(option if facts.config.precision.option in options else key)
 
 
 def capability_of(facts: Facts) -> str:
-    """The device's CUDA compute capability, as a clause."""
+    """Return a clause about the device's CUDA compute capability."""
     device = facts.device
     if device.capability is None:
         return f"{device.name} is a CPU"
@@ -165,18 +165,18 @@ def capability_of(facts: Facts) -> str:
 
 
 def needs_capability(what: str, needed: tuple[int, int]) -> Callable[[Facts], str]:
-    """Why a device is too old; `what` is subject and verb."""
+    """Return the reason for a GPU that is too old. `what` is subject and verb."""
     wanted = "{} CUDA compute capability {}.{} or newer".format(what, *needed)
-    return lambda facts: f"{wanted}; {capability_of(facts)}"
+    return lambda facts: f"{wanted}. {capability_of(facts)}"
 
 
 def older_than(facts: Facts, needed: tuple[int, int]) -> bool:
-    """Whether the device is a GPU of an earlier generation."""
+    """Return whether the device is a GPU below this compute capability."""
     return facts.on_cuda and (facts.device.capability or (0, 0)) < needed
 
 
 def lacks_compiler(facts: Facts) -> bool:
-    """Whether code generated for the device cannot be compiled here."""
+    """Return whether the compiler for generated code is missing here."""
     # For a CPU inductor writes C++. For a GPU Triton writes machine code itself, but compiles the C
     # of its driver at first use (3.9, backends/nvidia/driver.py).
     if facts.planning or not facts.device.present:
@@ -189,9 +189,9 @@ def needs_compiler(
     rule: str, key: str, is_on: Callable[[Facts], bool], instead: Fix, source: str,
     versions: str = "", use: Callable[[Facts], str] = lambda facts: "",
 ) -> Rule:  # fmt: skip
-    """What generates code needs a compiler of it; `use` begins the reason."""
-    on_cpu = "no C++ compiler was found, and for a CPU inductor generates C++"
-    on_gpu = "no C compiler was found (CC, gcc, clang), and Triton compiles its driver by one"
+    """Return the rule that a C or C++ compiler is installed. `use` begins the message."""
+    on_cpu = "no C++ compiler found. inductor needs one for a CPU"
+    on_gpu = "no C compiler found (CC, gcc, clang). Triton needs one for its driver"
     return Rule(
         id=rule,
         key=key,

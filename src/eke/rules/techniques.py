@@ -1,4 +1,4 @@
-"""Table of techniques: what each saves, costs and needs, and whether training stays the same."""
+"""Table of techniques: savings, costs, requirements, and effect on the numerics."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -27,18 +27,18 @@ CPU, CUDA = "cpu", "cuda"
 
 
 class Numerics(Enum):
-    """Arithmetic change of a technique."""
+    """Change of the arithmetic by a technique."""
 
     same = "same"
-    """Nothing: equivalent but for the order of sums."""
+    """Same results except for the order of sums."""
     mixed = "mixed"
-    """The rounding of products: 16 bits or TF32 over float32 weights and optimizer states."""
+    """Other rounding of products: 16 bits or TF32 over float32 weights and optimizer states."""
     reduced = "reduced"
-    """The training: narrower weights or states, another optimizer, or fewer trained weights."""
+    """Other training: narrower weights or states, another optimizer, or fewer trained weights."""
 
     @property
     def includes(self) -> tuple["Numerics", ...]:
-        """The classes that are permitted with this one."""
+        """Classes permitted with this one."""
         every = tuple(Numerics)
         return every[: every.index(self) + 1]
 
@@ -52,15 +52,15 @@ TORCHTITAN = (
 
 @dataclass(frozen=True)
 class Published:
-    """The measured time of a step with a technique over that without."""
+    """Measured step time with a technique, divided by the step time without."""
 
     slowdown: float
     source: str
-    """Measurement, setup and source: one clause."""
+    """Measurement, setup and source, as a clause."""
 
 
 def _on_a_v100(speed: float) -> Published:
-    """A row of the guides' table: BERT-large, 512 x 512; its baseline trains 8.86 samples/s."""
+    """Return a row of the guides' table: BERT-large, 512 x 512, baseline 8.86 samples/s."""
     return Published(8.86 / speed, f"8.86 to {speed} samples/s on a V100, {GUIDE}")
 
 
@@ -80,66 +80,66 @@ Edit = Callable[[Config], Config]
 
 @dataclass(frozen=True)
 class Technique:
-    """Overrides that change what a step costs."""
+    """Overrides that change the cost of a step."""
 
     name: str
     """The overrides, separated by spaces."""
     saves: str
-    """Saving or speedup, for the documentation."""
+    """Saved resources, for the documentation."""
     does: str = ""
-    """How, in one clause, with a source where no slowdown is published."""
+    """Mechanism, in one clause, with a source if no slowdown is published."""
     published: Published | None = None
     cautious: Published | None = None
     """A less favourable measurement, for automatic choices."""
     slowdown_cpu: float | None = None
-    """Slowdown on a CPU, where it differs."""
+    """Slowdown on a CPU, if different."""
     numerics: Numerics = Numerics.same
     devices: tuple[str, ...] = (CPU, CUDA)
-    """Kinds of device on which it can pay."""
+    """Kinds of device with a possible benefit."""
     searched: bool = False
-    """Part of the search space of `eke fit`."""
+    """Whether `eke fit` searches it."""
     more_memory: tuple[str, ...] = ()
-    """Names of techniques that compute the same with fewer operations and more memory."""
+    """Names of techniques with the same results, fewer operations and more memory."""
     applies: Condition | None = None
-    """Whether memory advice may propose it over a configuration; None: never."""
+    """Condition for memory advice on a configuration. None: never advised."""
     edit: Edit | None = None
-    """The configuration with it, keeping what the overrides do not mention."""
+    """Function that applies it and keeps all other values."""
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """One by one."""
+        """The separate overrides."""
         return tuple(self.name.split())
 
     @property
     def group(self) -> str:
-        """The group of the first override."""
+        """Group of the first override."""
         return group_of(self.name)
 
     @property
     def keeps_training(self) -> bool:
-        """Trains the same but for rounding."""
+        """Whether training is the same except for rounding."""
         return self.numerics is not Numerics.reduced
 
     @property
     def slowdown(self) -> float | None:
-        """Published slowdown, until runs here or the time model know better; None without one."""
+        """Published slowdown, None if there is none."""
         return self.published.slowdown if self.published else None
 
     @property
     def reason(self) -> str:
-        """Effect, and source of its slowdown."""
+        """Mechanism, and source of the slowdown."""
         source = self.cautious or self.published
         return "; ".join(each for each in (self.does, source.source if source else "") if each)
 
     def slowdown_on(self, kind: str) -> float:
-        """First guess for a kind of device; 1 where nothing is published."""
+        """Return the first estimate for a kind of device, 1 without publication."""
         if kind == CPU and self.slowdown_cpu is not None:
             return self.slowdown_cpu
         return 1.0 if self.slowdown is None else self.slowdown
 
 
 def group_of(override: str) -> str:
-    """The group of an override: `compile` of `compile=inductor` and of `compile.regional=true`."""
+    """Return the group of an override: `compile` for `compile.regional=true`."""
     return override.lstrip("+").partition("=")[0].partition(".")[0]
 
 
@@ -148,7 +148,7 @@ def _set(group: str, **values: Any) -> Edit:
 
 
 def _become(group: str, kind: type, **values: Any) -> Edit:
-    """Give a group another class, keeping the fields that both have."""
+    """Return an edit that changes the class of a group and keeps the common fields."""
 
     def edit(config: Config) -> Config:
         now, names = getattr(config, group), {field.name for field in fields(kind)}
@@ -159,7 +159,7 @@ def _become(group: str, kind: type, **values: Any) -> Edit:
 
 
 def _new(group: str, value: Any) -> Edit:
-    """Give a group these fields, and the defaults of all others."""
+    """Return an edit that replaces a group."""
     return lambda config: replace(config, **{group: value})
 
 
@@ -173,7 +173,7 @@ def _float32_weights(config: Config) -> bool:
 
 
 def _copies_weights(config: Config) -> bool:
-    """Autocast keeps 16-bit copies of float32 weights."""
+    """Return whether autocast keeps 16-bit copies of float32 weights."""
     return _float32_weights(config) and config.precision.compute is not Compute.float32
 
 
@@ -234,7 +234,7 @@ _TABLE = (
         ),
     ),
     Technique(
-        "kernels=sparse_prediction", "logits", "positions without a label are not projected",
+        "kernels=sparse_prediction", "logits", "skips the projection of unlabelled positions",
         searched=True, applies=lambda c: isinstance(c.task, MaskedLM) and _plain_kernels(c),
         edit=_set("kernels", option="sparse_prediction", sparse_prediction=True),
     ),
@@ -242,7 +242,7 @@ _TABLE = (
     Technique(ALL, "nothing", searched=True),
     Technique(
         "memory=checkpointing_selective", "activations",
-        "computes twice what is cheap, 7 % more time", Published(1.07, "arXiv:2205.05198, table 4"),
+        "recomputes cheap operations, 7 % more time", Published(1.07, "arXiv:2205.05198, table 4"),
         searched=True, more_memory=(ALL,),
         applies=lambda c: c.memory.checkpointing is Checkpointing.off,
         edit=_set(
@@ -250,27 +250,26 @@ _TABLE = (
         ),
     ),
     Technique(
-        HALF, "activations", "every second layer's forward pass twice",
+        HALF, "activations", "runs every second layer's forward pass twice",
         Published((1 + CHECKPOINTING.slowdown) / 2, CHECKPOINTING.source), searched=True,
         more_memory=(ALL,),
     ),
     Technique(
-        "memory=checkpointing", "activations", "each layer's forward pass twice", CHECKPOINTING,
-        searched=True, more_memory=(ALL, HALF),
+        "memory=checkpointing", "activations", "runs each layer's forward pass twice",
+        CHECKPOINTING, searched=True, more_memory=(ALL, HALF),
         applies=lambda c: c.memory.checkpointing is not Checkpointing.full,
         edit=_set("memory", option="checkpointing", checkpointing=Checkpointing.full),
     ),
     Technique(
         "memory=optimizer_in_backward", "gradients",
-        "updates each weight as soon as its gradient is there: no others are kept "
-        "(arXiv:2306.09782)",
+        "updates each weight when its gradient is ready and frees the gradient (arXiv:2306.09782)",
     ),
     Technique(
         "memory=checkpointing memory.optimizer_in_backward=true", "activations, gradients",
         "computes layers twice, updates weights in the backward pass (arXiv:2306.09782)",
     ),
     Technique(
-        "precision=tf32", "time; 16-bit copies of weights", "products on tensor cores",
+        "precision=tf32", "time, 16-bit copies of weights", "products on tensor cores",
         Published(1 / 2.25, "T5-base on an A100: huggingface/transformers#15026"),
         numerics=Numerics.mixed, devices=(CUDA,), searched=True, applies=_copies_weights,
         edit=_set("precision", option="tf32", compute=Compute.float32, tf32=Switch.on),
@@ -294,21 +293,21 @@ _TABLE = (
     ),
     Technique(
         "precision=bf16_pure", "weights, gradients, states",
-        "as fast as bf16, and updates are rounded", FP16, slowdown_cpu=1.0,
+        "as fast as bf16, with rounded updates", FP16, slowdown_cpu=1.0,
         numerics=Numerics.reduced, applies=_float32_weights,
         edit=_set(
             "precision", option="bf16_pure", compute=Compute.bfloat16, weights=Weights.bfloat16,
-            tf32=Switch.auto,  # the presets leave it to the plan, where fp32 switches it off
+            tf32=Switch.auto,  # the presets keep it on auto, fp32 turns it off
         ),
     ),
     Technique(
         "precision=bf16_pure optimizer=adamw_bf16_sr", "weights, gradients, states",
-        "weights, gradients and moments in bfloat16, rounded at random, so that small updates are "
-        f"right on average ({TORCHAO})",
+        "weights, gradients and moments in bfloat16, rounded at random: small updates are right on "
+        f"average ({TORCHAO})",
         FP16, slowdown_cpu=1.0, numerics=Numerics.reduced, searched=True,
     ),
     Technique(
-        "precision=bf16_pure precision.master=on", "gradients", "float32 copies are stepped on",
+        "precision=bf16_pure precision.master=on", "gradients", "updates float32 copies of weights",
         FP16, slowdown_cpu=1.0, numerics=Numerics.reduced, searched=True,
     ),
     Technique(
@@ -344,31 +343,31 @@ _TABLE = (
     ),
     Technique(
         "offload=optimizer_cpu", "optimizer states",
-        "cost depends on the host and on the way to it: arXiv:2101.06840, section 6",
+        "cost depends on the host and its link to the device: arXiv:2101.06840, section 6",
         devices=(CUDA,),
         applies=lambda c: c.distributed.option in ("zero2", "zero3") and c.offload.option == "none",
         edit=_set("offload", option="optimizer_cpu"),
     ),
     Technique(
         "distributed=zero2 distributed.num_processes=1 offload=optimizer_cpu", "optimizer states",
-        "states in host memory, updated there",
+        "states in host memory and updates on the host",
         Published(3.13 / 1.27, f"1.27 to 3.13 s a step of ViT-H, untuned ({TORCHAO})"),
         devices=(CUDA,),
     ),
     Technique(
         "distributed=zero3 distributed.num_processes=1 offload=params_cpu", "weights, states",
-        "states and weights in host memory (arXiv:2101.06840); the slowdown depends on the host",
+        "states and weights in host memory (arXiv:2101.06840). The slowdown depends on the host",
         devices=(CUDA,),
     ),
     Technique(
-        "peft=lora", "gradients, states", "trains added matrices alone",
+        "peft=lora", "gradients, states", "trains only added matrices",
         Published(0.8, "a quarter faster: arXiv:2106.09685, section 4.2"),
         numerics=Numerics.reduced, applies=lambda c: c.peft.option == "none" and not c.model.freeze,
         edit=_new("peft", Lora(option="lora")),
     ),
     Technique(
         "peft=qlora", "weights, gradients, states",
-        "each layer is unpacked when it is used: arXiv:2305.14314, section 3",
+        "unpacks each layer for its use: arXiv:2305.14314, section 3",
         numerics=Numerics.reduced,
         applies=lambda c: c.peft.option in ("none", "lora") and not c.model.freeze,
         edit=_become("peft", QLora, option="qlora"),
@@ -376,11 +375,11 @@ _TABLE = (
 )  # fmt: skip
 
 TECHNIQUES: Mapping[str, Technique] = {each.name: each for each in _TABLE}
-"""Name -> technique, those with milder consequences first within a group."""
+"""Name -> technique. Within a group, techniques with the mildest consequences come first."""
 
 
 def applied(config: Config, techniques: Iterable[Technique]) -> Config | None:
-    """The configuration with techniques, one after another; None if one does not apply."""
+    """Apply techniques in order. Return None if one does not apply."""
     for technique in techniques:
         if not (technique.edit and technique.applies and technique.applies(config)):
             return None
@@ -389,6 +388,6 @@ def applied(config: Config, techniques: Iterable[Technique]) -> Config | None:
 
 
 def precision_slowdown(config: Config) -> float:
-    """Published step time of the configured precision over that of float32; 1 where unknown."""
+    """Return the published step time relative to float32 for a precision, 1 if unknown."""
     now = TECHNIQUES.get(f"precision={config.precision.option}")
     return (now.slowdown if now else None) or 1.0

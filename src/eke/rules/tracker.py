@@ -1,4 +1,4 @@
-"""Rules about where results are shown."""
+"""Rules about trackers."""
 
 import contextlib
 import netrc
@@ -16,12 +16,12 @@ from eke.config.schema import TrackerMode
 from eke.rules.rule import Facts, Rule, configured, without_effect
 
 PUBLIC_HOSTS = ("api.forge.coreweave.com", "forge.coreweave.com", "api.wandb.ai")
-"""W&B's own service under its names; keys of each are taken for the others."""
+"""Host names of W&B's own service. A key of one host is valid for all."""
 
 
 def has_wandb_key() -> bool:
-    """Whether an API key, or a token's file, is set for W&B's server."""
-    # Where W&B (0.31) looks, without importing it: where none is found, it finds none either.
+    """Return whether an API key or a token file is set for W&B's server."""
+    # Search the same places as W&B (0.31), without importing it.
     settings = _read_settings()
     for key in ("api_key", "identity_token_file"):
         if os.environ.get(f"WANDB_{key.upper()}") or settings.get(key):
@@ -32,7 +32,6 @@ def has_wandb_key() -> bool:
 
 
 def _netrc_has(host: str) -> bool:
-    """Whether the netrc file, where there is one, has a password for the host."""
     named = os.environ.get("NETRC")
     for path in [named] if named else ["~/.netrc", "~/_netrc"]:
         with contextlib.suppress(OSError, netrc.NetrcParseError):
@@ -43,7 +42,7 @@ def _netrc_has(host: str) -> bool:
 
 
 def _read_settings() -> dict[str, str]:
-    """W&B's settings file of this user. The current folder's, `wandb/settings`, is not his word."""
+    """Return this user's W&B settings. `wandb/settings` of the current folder is not trusted."""
     folder = Path(os.environ.get("WANDB_CONFIG_DIR") or user_path("~/.config/wandb"))
     parser = ConfigParser(interpolation=None)
     with contextlib.suppress(OSError, ConfigParserError, UnicodeDecodeError):
@@ -55,23 +54,19 @@ def _tracker(facts: Facts) -> str:
     return facts.config.tracker.option
 
 
-def _is_folder(uri: str) -> bool:
-    return uri.startswith("file:") or ("://" not in uri and uri != "databricks")
-
-
 def _store(uri: str) -> str:
-    """The probable intent: a server without its scheme, otherwise a file."""
+    """Return the probable URI: a server without its scheme, otherwise a file."""
     server = re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri)
     return f"http://{uri}" if server else "sqlite:///mlflow.db"
 
 
 def _read_by(tracker: str, key: str, what: str, default: str | None) -> Rule:
-    """A key that other trackers do not read."""
+    """Return the rule for a key that only one tracker reads."""
     return without_effect(
         id=f"{key}_is_{tracker}s",
         key=f"tracker.{key}",
         when=lambda f: _tracker(f) != tracker and configured(f.config, f"tracker.{key}") != default,
-        why=lambda f: f"only {tracker} has {what}; tracker={_tracker(f)} does not read it",
+        why=lambda f: f"only {tracker} has {what}. tracker={_tracker(f)} ignores it",
         fix=Fix(f"tracker.{key}={format_value(default)}", remark=f"or: tracker={tracker}"),
         source="src/eke/results/trackers",
     )
@@ -87,24 +82,24 @@ RULES = (
             and f.config.tracker.mode is TrackerMode.online
             and not has_wandb_key()
         ),
-        why="no API key for W&B's server: neither WANDB_API_KEY nor a netrc file has one; "
-        "an offline run can be sent later with eke sync",
+        why="no API key for W&B's server in WANDB_API_KEY or netrc. "
+        "eke sync uploads offline runs later",
         fix=Fix("tracker.mode=offline", remark="or: wandb login"),
         source="wandb/sdk/lib/wbauth/authenticate.py",
         versions="wandb 0.31",
     ),
     _read_by("wandb", "mode", "modes", "offline"),
     _read_by("wandb", "entity", "teams", None),
-    _read_by("mlflow", "uri", "a store elsewhere", None),
+    _read_by("mlflow", "uri", "a store URI", None),
     Rule(
         id="uri_is_no_folder",
         key="tracker.uri",
         when=lambda f: (
             _tracker(f) == "mlflow"
-            and f.config.tracker.uri is not None
-            and _is_folder(f.config.tracker.uri)
+            and (uri := f.config.tracker.uri) is not None
+            and (uri.startswith("file:") or ("://" not in uri and uri != "databricks"))
         ),
-        why="a URI is needed; MLflow 3.17 takes no folder as a store any more",
+        why="needs a URI. MLflow 3.17 does not accept a folder",
         fix=lambda f: Fix(override("tracker.uri", _store(f.config.tracker.uri or ""))),
         source="mlflow/store/tracking/file_store.py",
         versions="mlflow 3.17",

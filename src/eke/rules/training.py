@@ -1,4 +1,4 @@
-"""Rules about batch, length of training, schedule, fine-tuning, loader and files."""
+"""Rules about batch, training length, schedule, fine-tuning, loader and files."""
 
 import os
 import shutil
@@ -18,15 +18,15 @@ from eke.rules.rule import Facts, Rule, configured, unsafe, without_effect
 
 
 def _step_samples(facts: Facts) -> int:
-    """Samples of one forward pass over all devices."""
+    """Return the samples of one forward pass over all devices."""
     return facts.config.batch.micro_batch * facts.distributed.num_processes
 
 
 def _multiple_of(facts: Facts) -> str:
-    """Required divisor of a target."""
+    """Return a clause about the required divisor of a target."""
     batch, processes = facts.config.batch, facts.distributed.num_processes
     if batch.per_device is None:
-        return f"cannot be kept by batch=auto: it is not a multiple of the {processes} processes"
+        return f"batch=auto needs a multiple of the {processes} processes"
     return (
         f"is not a multiple of batch.per_device x processes = {batch.per_device} x {processes} = "
         f"{_step_samples(facts)}"
@@ -34,7 +34,8 @@ def _multiple_of(facts: Facts) -> str:
 
 
 def _meant_metric(config: Config) -> str:
-    """The metric that was meant: HF's names begin with `eval_`, and trackers' with `eval/`."""
+    """Return the metric nearest to the configured name."""
+    # HF's names begin with `eval_`, those of trackers with `eval/`.
     typed = (config.train.keep_best or "").replace("/", "_").removeprefix("eval_")
     return closest(typed, evaluation_metrics(config)) or "loss"
 
@@ -45,31 +46,31 @@ def _text_path(facts: Facts) -> Path | None:
 
 
 def existing_parent(path: Path) -> Path:
-    """The nearest folder, file or link, even one to nothing, at or above `path` that is there."""
+    """Return the nearest existing folder, file or link (even broken) at or above `path`."""
     path = path.absolute()
-    while not os.path.lexists(path):  # unlike Path.exists, False for a name that is too long
+    while not os.path.lexists(path):  # unlike Path.exists, False for an overlong name
         path = path.parent
     return path
 
 
 def _runs_reason(facts: Facts) -> str:
-    """Why runs cannot be written; empty if they can."""
+    """Return why runs cannot be written, "" if they can."""
     runs = user_path(facts.config.paths.runs)
     parent = existing_parent(runs)
     if not os.path.exists(parent):
-        return f"{parent} is a link to what is not there"
+        return f"{parent} is a broken link"
     if not parent.is_dir():
         return f"{parent} is not a folder"
     if overlong := [part for part in runs.parts if len(os.fsencode(part)) > MAX_NAME_BYTES]:
-        return f"{overlong[0][:20]}... is longer than the {MAX_NAME_BYTES} bytes a name may have"
-    return "" if os.access(parent, os.W_OK | os.X_OK) else f"{parent} cannot be written"
+        return f"{overlong[0][:20]}... is longer than {MAX_NAME_BYTES} bytes"
+    return "" if os.access(parent, os.W_OK | os.X_OK) else f"{parent} is not writable"
 
 
 MAX_NAME_BYTES = 255
-"""NAME_MAX of Linux (limits.h) and of every file system in use."""
+"""Maximum length of a file name in bytes: NAME_MAX of Linux (limits.h)."""
 
 MIN_FREE_BYTES = 64 * 2**20
-"""A run's own files without checkpoints: plan, record, metrics and log stay far below this."""
+"""Minimum free disk space: well above a run's plan, record, metrics and log."""
 
 
 def _free_bytes(facts: Facts) -> int:
@@ -84,19 +85,19 @@ def _cores_per_process(facts: Facts) -> int:
 
 
 def _needs_norm(facts: Facts) -> str:
-    """Setting that always computes the norm of all gradients; empty if none."""
+    """Return why the gradient norm is computed anyway, "" if it is not."""
     config = facts.config
     if config.train.max_grad_norm is not None:
-        return f"train.max_grad_norm = {config.train.max_grad_norm} is compared with it"
+        return f"train.max_grad_norm = {config.train.max_grad_norm} needs the gradient norm"
     if config.distributed.option in STAGE:
-        return f"DeepSpeed computes it in any case (distributed = {config.distributed.option})"
+        return f"DeepSpeed always computes the norm (distributed = {config.distributed.option})"
     if config.precision.compute is Compute.float16:
-        return "steps that float16 overflowed are counted by it"
+        return "float16 needs the gradient norm to detect overflow"
     return ""
 
 
 def _same_step(facts: Facts) -> Fix:
-    """The samples per step that the accumulation would have made with the usual micro-batch."""
+    """Return the same number of samples per step, with the default micro-batch."""
     config = facts.config
     times = DEFAULT_PER_DEVICE * (config.batch.accumulation or 1)
     target = config.batch.target or times * config.distributed.num_processes
@@ -117,7 +118,7 @@ def _usual_rule(key: str) -> Rule:
     def why(facts: Facts) -> str:
         usual = usual_values(facts.config)[key]
         span = f"{usual.low:g} to {usual.high:g}"
-        return f"more than {FAR_OFF} times off the usual values, {span}, of {usual.source}"
+        return f"is more than {FAR_OFF} times off the usual range {span} of {usual.source}"
 
     def fix(facts: Facts) -> Fix:
         instead = usual_values(facts.config)[key].value
@@ -137,9 +138,9 @@ def _usual_rule(key: str) -> Rule:
 
 
 BATCH_AUTO = (
-    "docs/how-to/forecast.md: batch=auto chooses the micro-batch, the samples per step stay"
+    "docs/how-to/forecast.md: batch=auto chooses the micro-batch and keeps the samples per step"
 )
-FAR_OFF = 10  # times above or below the usual values: a choice
+FAR_OFF = 10  # allowed factor above or below the usual values
 LOADER = "https://docs.pytorch.org/docs/stable/data.html"
 
 RULES = (
@@ -180,7 +181,7 @@ RULES = (
         id="steps_or_epochs",
         key="train.epochs",
         when=lambda f: f.config.train.epochs and f.config.train.steps,
-        why=lambda f: f"train.steps = {f.config.train.steps} says how long to train, too",
+        why=lambda f: f"conflicts with train.steps = {f.config.train.steps}",
         fix=Fix("train.steps=null", remark="or train.epochs=null"),
         source="one of the two is derived from the other",
     ),
@@ -190,7 +191,7 @@ RULES = (
         when=lambda f: (
             f.config.train.steps and (f.config.schedule.warmup_steps or 0) > f.config.train.steps
         ),
-        why=lambda f: f"is longer than the run, train.steps = {f.config.train.steps}",
+        why=lambda f: f"exceeds train.steps = {f.config.train.steps}",
         fix=lambda f: Fix(f"schedule.warmup_steps={(f.config.train.steps or 10) // 10}"),
         source="the peak learning rate would never be reached",
     ),
@@ -198,7 +199,7 @@ RULES = (
         id="early_stop_needs_evaluations",
         key="train.early_stop_patience",
         when=lambda f: f.config.train.early_stop_patience and not f.config.train.eval_every,
-        why="counts evaluations, and train.eval_every is null: the last one is after the last step",
+        why="train.eval_every is null. The only evaluation follows the last step",
         fix=Fix("train.eval_every=50"),
         source="eke.training.loop.evaluation",
     ),
@@ -210,7 +211,7 @@ RULES = (
             and f.config.train.keep_best not in evaluation_metrics(f.config)
         ),
         why=lambda f: (
-            f"is no metric of task={f.config.task.option}: "
+            f"no metric of task={f.config.task.option}. Metrics: "
             f"{', '.join(evaluation_metrics(f.config))}"
         ),
         fix=lambda f: Fix(f"train.keep_best={_meant_metric(f.config)}"),
@@ -220,7 +221,7 @@ RULES = (
         id="keep_best_needs_evaluations",
         key="train.keep_best",
         when=lambda f: f.config.train.keep_best is not None and not f.config.train.eval_every,
-        why="chooses among evaluations, and train.eval_every is null: there is one, at the end",
+        why="train.eval_every is null. There is only the final evaluation",
         fix=Fix("train.eval_every=50"),
         source="eke.training.loop.evaluation",
     ),
@@ -232,7 +233,7 @@ RULES = (
             and f.config.optimizer.nesterov
             and f.config.optimizer.momentum == 0
         ),
-        why="there is no momentum to look ahead with, optimizer.momentum = 0",
+        why="needs momentum. optimizer.momentum = 0",
         fix=Fix("optimizer.momentum=0.9"),
         source="https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html",
     ),
@@ -255,17 +256,17 @@ RULES = (
             f.config.train.steps and f.config.train.steps <= f.config.train.timing_warmup_steps
         ),
         why=lambda f: (
-            f"every step is within train.timing_warmup_steps = "
-            f"{f.config.train.timing_warmup_steps}: no speed will be reported"
+            f"all steps are warm-up (train.timing_warmup_steps = "
+            f"{f.config.train.timing_warmup_steps})"
         ),
         fix=lambda f: Fix(f"train.steps={f.config.train.timing_warmup_steps + 20}"),
-        source="docs/explanation/measuring.md: no timing includes warm-up steps",
+        source="notes/measuring.md: no timing includes warm-up steps",
     ),
     Rule(
         id="persistent_needs_workers",
         key="dataloader.persistent",
         when=lambda f: f.config.dataloader.persistent and f.config.dataloader.workers == 0,
-        why="there are no loader processes to keep, dataloader.workers = 0",
+        why="needs loader processes. dataloader.workers = 0",
         fix=Fix("dataloader.persistent=false"),
         source=LOADER,
     ),
@@ -276,7 +277,7 @@ RULES = (
             (t := f.config.train).save_final
             and not (t.save_on_signal or t.checkpoint_every or t.keep_best)
         ),
-        why="a stopped or requeued run begins again with step 1: train.checkpoint_every = null",
+        why="a stopped or requeued run restarts at step 1: train.checkpoint_every = null",
         fix=Fix("train.save_on_signal=true"),
         source="src/eke/training/loop/loop.py",
     ),
@@ -284,7 +285,7 @@ RULES = (
         id="prefetch_needs_workers",
         key="dataloader.prefetch",
         when=lambda f: f.config.dataloader.prefetch and f.config.dataloader.workers == 0,
-        why="there are no loader processes to prefetch, dataloader.workers = 0",
+        why="needs loader processes. dataloader.workers = 0",
         fix=Fix("dataloader.workers=2"),
         source=LOADER,
     ),
@@ -292,10 +293,7 @@ RULES = (
         id="more_workers_than_cores",
         key="dataloader.workers",
         when=lambda f: f.config.dataloader.workers > _cores_per_process(f),
-        why=lambda f: (
-            f"loader processes would share {usable_cores()} cores, with the training, too"
-            + (f", and with {n - 1} more of both" if (n := f.distributed.num_processes) > 1 else "")
-        ),
+        why=lambda f: f"exceeds the {_cores_per_process(f)} cores of each training process",
         fix=lambda f: Fix(f"dataloader.workers={_cores_per_process(f)}"),
         source=LOADER,
     ),
@@ -304,7 +302,7 @@ RULES = (
         key="data.path",
         when=lambda f: (p := _text_path(f)) and not os.path.exists(p),
         value=_text_path,
-        why="there is no such file or folder",
+        why="no such file or folder",
         fix=lambda f: Fix(
             override("data.path", str(closest_path(_text_path(f) or Path()) or "FILE_OR_FOLDER"))
         ),
@@ -315,7 +313,7 @@ RULES = (
         key="data.path",
         when=lambda f: (p := _text_path(f)) and os.path.exists(p) and not os.access(p, os.R_OK),
         value=_text_path,
-        why="it cannot be read",
+        why="is not readable",
         fix=Fix("data.path=FILE_OR_FOLDER"),
         source="the file system",
     ),
@@ -332,8 +330,8 @@ RULES = (
         key="paths.runs",
         when=lambda f: not f.planning and not _runs_reason(f) and _free_bytes(f) < MIN_FREE_BYTES,
         why=lambda f: (
-            f"the disk has {_free_bytes(f) // 2**20} MiB left; a run's own files need up to "
-            f"{MIN_FREE_BYTES // 2**20} MiB"
+            f"the disk has {_free_bytes(f) // 2**20} MiB free. A run needs up to "
+            f"{MIN_FREE_BYTES // 2**20} MiB without checkpoints"
         ),
         fix=Fix("paths.runs=FOLDER_ON_ANOTHER_DISK"),
         source="the file system",
@@ -344,7 +342,7 @@ RULES = (
         id="auto_chooses_micro_batch",
         key="batch.per_device",
         when=lambda f: f.config.batch.option == "auto" and f.config.batch.per_device,
-        why="is what batch=auto would choose; only one of the two can hold",
+        why="conflicts with batch=auto, which chooses this value",
         fix=Fix("batch=fixed", remark="or batch.per_device=null, and batch=auto chooses"),
         source=BATCH_AUTO,
     ),
@@ -352,8 +350,7 @@ RULES = (
         id="auto_derives_accumulation",
         key="batch.accumulation",
         when=lambda f: not f.config.batch.per_device and f.config.batch.accumulation,
-        why="depends on the micro-batch that batch=auto chooses; what it keeps is batch.target, "
-        "the samples of an optimizer step",
+        why="conflicts with batch=auto, which keeps batch.target (samples per step)",
         fix=_same_step,
         source=BATCH_AUTO,
     ),

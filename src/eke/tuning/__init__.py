@@ -1,1 +1,1 @@
-"""Tuning: recipes and the search for the fastest configuration that fits."""
+"""Recipes, and the search for the fastest configuration that fits."""

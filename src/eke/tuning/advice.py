@@ -1,8 +1,4 @@
-"""Advice for runs that run out of memory: overrides whose forecast fits, mildest first.
-
-Proposals are techniques of the table (eke.rules.techniques) and smaller micro-batches; each is
-checked by the rules and forecast.
-"""
+"""Advice after out-of-memory: techniques and micro-batches whose forecast fits, mildest first."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -42,7 +38,7 @@ CHEAP = (
     ("kernels=sparse_prediction",),
     ("kernels=fused_linear_cross_entropy",),
 )
-"""Techniques milder than smaller micro-batches; at most one of each group is proposed."""
+"""Techniques milder than smaller micro-batches. At most one of each group is proposed."""
 
 DEAR = (
     ("memory=checkpointing_selective", "memory=checkpointing"),
@@ -53,13 +49,13 @@ DEAR = (
     ("offload=optimizer_cpu",),
     ("peft=lora", "peft=qlora"),
 )
-"""Those that are tried after them."""
+"""Techniques that are tried after smaller micro-batches."""
 
 
 def techniques_for(plan: Plan, groups: Iterable[tuple[str, ...]]) -> list[Techniques]:
-    """Techniques of the table that can pay on the plan's device, with all their overrides."""
+    """Return the techniques of the table for the plan's device, with all their overrides."""
     count = plan.config.distributed.num_processes
-    # An option of `distributed` brings its own number of processes.
+    # An option of `distributed` sets its own number of processes.
     processes = {"distributed": f" distributed.num_processes={count}"}
     return [
         tuple(
@@ -72,10 +68,10 @@ def techniques_for(plan: Plan, groups: Iterable[tuple[str, ...]]) -> list[Techni
 
 
 def smaller_batches(plan: Plan) -> Techniques:
-    """The same samples per step in smaller micro-batches, the largest first."""
+    """Return smaller micro-batches with the same samples per step, the largest first."""
     config, size, found = plan.config, plan.batch.per_device, []
     if router_loss(config) is not None:
-        return ()  # it is a mean over each micro-batch
+        return ()  # the router loss is a mean over each micro-batch
     for part in range(size - 1, 0, -1):
         if size % part:
             continue
@@ -93,7 +89,7 @@ def smaller_batches(plan: Plan) -> Techniques:
 
 
 def slowdown_of(technique: Technique, plan: Plan, changed: Config) -> float | None:
-    """Time of a step over what it is now, by published figures; None where nothing is known."""
+    """Return the step time relative to the current one, by published figures, None if unknown."""
     num_matmul = plan.size.num_matmul_parameters
     if technique.name == "kernels=sparse_prediction":
         projection = changed.model.vocab_size * changed.model.hidden_size
@@ -101,16 +97,16 @@ def slowdown_of(technique: Technique, plan: Plan, changed: Config) -> float | No
     if technique.group != "precision":
         return technique.slowdown
     relative = (technique.slowdown or 1.0) / precision_slowdown(plan.config)
-    # A processor's units for 16 bits may be fast, slow or missing.
+    # A CPU's 16-bit units may be fast, slow or missing.
     return None if plan.device.kind == CPU and relative != 1.0 else relative
 
 
 MOST_GPUS, OF_A_MACHINE = 512, 8
-"""Of a declared device: choices."""
+"""Most GPUs proposed for a declared device, and its GPUs per node: choices."""
 
 
 def more_devices(plan: Plan) -> Techniques:
-    """FSDP2 on more GPUs, the fewest first, with as many samples per step where they share them."""
+    """Return FSDP2 on more GPUs, the fewest first, with the same samples per step if possible."""
     config, device, found = plan.config, plan.device, []
     now, samples = config.distributed, plan.batch.samples_per_step
     most = device.count * now.num_nodes if device.present else MOST_GPUS
@@ -131,7 +127,7 @@ def more_devices(plan: Plan) -> Techniques:
 
 
 UNKNOWN_SLOWDOWN = 2.0
-"""Rank of a change whose cost depends on the machine: behind all that are known."""
+"""Slowdown by which a change of unknown cost is ranked: above all known ones."""
 
 
 @dataclass(frozen=True)
@@ -140,22 +136,19 @@ class Advice:
 
     overrides: tuple[str, ...]
     plan: Plan
-    """With them."""
+    """Plan with the overrides."""
     forecast: Forecast
-    """Of that plan."""
+    """Forecast of that plan."""
     slowdown: float | None
-    """Time of a step over what it is now; None where it is not known."""
+    """Step time relative to the current one. None if unknown."""
     reasons: tuple[str, ...]
     """Source of each change's slowdown."""
     keeps: bool
-    """The training computes the same, but for rounding."""
+    """Whether the training is the same except for rounding."""
 
     @property
     def rank(self) -> tuple[bool, bool, bool, float, int]:
-        """Sort key: equivalent training first, then spare memory, low cost and few overrides.
-
-        Adapters of random weights learn little: only where nothing else helps.
-        """
+        """Sort key: same training, no adapters of random weights, free memory, cost, brevity."""
         config = self.plan.config
         is_loaded = isinstance(config.model, PretrainedModel)
         learns_little = config.peft.option != "none" and not is_loaded
@@ -165,11 +158,7 @@ class Advice:
 
 
 def advise(plan: Plan, count: int = 5, other_devices: bool = True) -> list[Advice]:
-    """At most `count` sets of overrides with which the plan's expected peak fits, ranked.
-
-    Single changes, and pairs whose changes do not suffice alone; if none suffices, pairs with the
-    smallest micro-batch. With `other_devices` also FSDP2 on more of them.
-    """
+    """Return at most `count` sets of one or two changes with which the peak fits, ranked."""
     if (device := plan.device).present is False:
         plan = replace(plan, device=replace(device, count=max(OF_A_MACHINE, device.count)))
     several = more_devices(plan) if other_devices else ()
@@ -191,7 +180,7 @@ def advise(plan: Plan, count: int = 5, other_devices: bool = True) -> list[Advic
 
 
 def _sufficient(plan: Plan, axes: Sequence[Techniques]) -> list[Advice]:
-    """The mildest that suffices of the changes that keep the training, and of the others."""
+    """Return the mildest sufficient changes that keep the training, and that change it."""
     found = []
     every = combine(axes)
     for keeps in (True, False):
@@ -203,7 +192,7 @@ def _sufficient(plan: Plan, axes: Sequence[Techniques]) -> list[Advice]:
 
 
 def _tried(plan: Plan, techniques: Techniques) -> Advice | None:
-    """Advice if the techniques apply, rules but those of size permit them, and the plan fits."""
+    """Return advice if the techniques apply, rules other than size permit them, and it fits."""
     config = applied(plan.config, techniques)
     if config is None or check(Facts(config, plan.device, planning=True), NOT_BY_SIZE)[0]:
         return None
@@ -214,7 +203,7 @@ def _tried(plan: Plan, techniques: Techniques) -> Advice | None:
     found = known_forecast(changed)
     if found.verdict not in ROOM:
         return None
-    # By published figures, if all are known; by the time model, where it knows the device.
+    # The time model's answer, if it has the device. Else published figures, if all are known.
     slower = [slowdown_of(each, plan, changed.config) for each in techniques]
     known = [each for each in slower if each is not None]
     total = prod(known) if len(known) == len(slower) else None
@@ -232,24 +221,24 @@ def _tried(plan: Plan, techniques: Techniques) -> Advice | None:
 
 
 def render_advice(found: Forecast, advice: list[Advice]) -> str:
-    """The largest components, and overrides that reduce memory, numerically equivalent first."""
+    """Return the largest components and the overrides as text, equivalent training first."""
     lines = [dominant(found), ""]
     if found.verdict is Verdict.unknown:
-        lines.append("The device's memory is not known: hardware=NAME declares one.")
+        lines.append("The device's memory is unknown. To declare it: hardware=NAME")
         return "\n".join(lines)
     if not advice:
         lines += [
-            "No single technique, and no two of them, reduce memory enough: a smaller model,",
-            "shorter samples (data.seq_len), more devices (distributed=fsdp) or a larger one",
-            "(hardware=all)",
+            "No technique and no two techniques reduce memory enough. Other means: a smaller",
+            "model, shorter samples (data.seq_len), more devices (distributed=fsdp) or a larger",
+            "device (hardware=all)",
         ]
         return "\n".join(lines)
-    head = "would make it fit" if found.verdict is not Verdict.fits else "would need less"
-    for keeps, whose in ((True, "the same training"), (False, "another training")):
+    head = "make it fit" if found.verdict is not Verdict.fits else "need less memory"
+    for keeps, whose in ((True, "with the same training"), (False, "with another training")):
         group = [each for each in advice if each.keeps is keeps]
         if group:
             lines += [] if lines[-1] == "" else [""]
-            lines.append(f"{head}, {whose}, the cheapest first:")
+            lines.append(f"Overrides that {head}, {whose}, cheapest first:")
             lines += [line for each in group for line in _proposal(each)]
     return "\n".join(lines)
 
@@ -267,27 +256,25 @@ def _proposal(advice: Advice) -> list[str]:
 
 
 def _cost(advice: Advice) -> str:
-    """Expected duration of a step with it, formatted."""
-    changes = "" if advice.keeps else "; another training: compare its loss"
+    changes = "" if advice.keeps else ". Another training: compare its loss"
     if advice.slowdown is None:
         return f"speed depends on the machine{changes}"
     change = advice.slowdown - 1
     if abs(change) < 0.005:
-        return f"as fast{changes}"
+        return f"same speed{changes}"
     words = f"{change:.0%} more time" if change > 0 else f"{-change:.0%} less time"
     return f"about {words} per step{changes}"
 
 
 SAVED = 0.85
-"""Share of the expected peak that advice after running out of memory must come down to: a run that
-should have fitted and did not needs more than what a forecast's error may be."""
+"""Share of the expected peak that advice after out-of-memory must reach, below forecast errors."""
 
 PROPOSALS = 3
-"""In a record."""
+"""Number of proposals in a record."""
 
 
 def advice_for(plan: Plan, seen: int | None = None) -> list[str]:
-    """Overrides for a run that ran out of memory when it had `seen` bytes, if that was measured."""
+    """Return overrides for a run that ran out of memory with `seen` bytes, None if unmeasured."""
     found = known_forecast(plan)
     if found.verdict is Verdict.unknown and seen is None:
         return []
@@ -301,10 +288,7 @@ def advice_for(plan: Plan, seen: int | None = None) -> list[str]:
 
 
 def note_predictions(record: Record, plan: Plan, may_lack: bool = False) -> None:
-    """Put into a record what was expected of memory and time and, after an out-of-memory, advice.
-
-    `may_lack`: the host's memory may have run out, although the outcome does not say so.
-    """
+    """Add predictions to a record and, after an out-of-memory or with `may_lack`, advice."""
     record.memory.predicted = as_record(known_forecast(plan))
     ran_short = may_lack and plan.device.kind == "cpu"
     if ran_short or record.outcome == Outcome.oom.value:
@@ -315,11 +299,7 @@ def note_predictions(record: Record, plan: Plan, may_lack: bool = False) -> None
 
 
 def memory_seen(plan: Plan, record: Record) -> int | None:
-    """Bytes that a run had when it ran out of memory, of what is forecast; None if not measured.
-
-    Of a GPU what PyTorch had reserved, with the driver's context as forecast; of a CPU what
-    the process had grown by since its libraries were loaded.
-    """
+    """Return the forecast-comparable bytes that a run had at out-of-memory, None if unknown."""
     measured, expected = record.memory.measured, record.memory.predicted
     if measured is None:
         return None

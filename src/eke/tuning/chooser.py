@@ -1,7 +1,7 @@
-"""Choose techniques for a configuration: permitted combinations in order of their cost.
+"""Choice of techniques for a configuration: permitted combinations in the order of their cost.
 
-Recipes, memory advice and `eke fit` choose here. Each combination of the permitted techniques is
-shown to the rules and forecast; the objective decides which one is taken.
+Used by recipes, memory advice and `eke fit`. Each combination of the permitted techniques is
+checked by the rules and forecast. The objective selects one of them.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from eke.rules import NO_BENEFIT, NOT_BY_SIZE, WITHOUT_EFFECT, Facts, check
 from eke.rules.techniques import TECHNIQUES, Technique, group_of
 
 Key = tuple[str, str]
-"""Rule and key: one rule may be about several groups."""
+"""Rule and key. A rule may apply to several groups."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Findings:
     def objection(
         self, later: "Findings", sections: Collection[str], permit_unsafe: bool = False
     ) -> Problem | None:
-        """The first finding that a change adds, rejections first; None where there is none.
+        """Return the first finding that a change adds, rejections first, None without one.
 
         Args:
             later: findings with the change.
-            sections: that it changes: that something saves nothing is an objection only to those.
-            permit_unsafe: a warning that a run may go wrong is no objection.
+            sections: sections that it changes. A missing benefit only counts for these.
+            permit_unsafe: whether to ignore a warning that a run may go wrong.
         """
         for key, problem in later.rejected.items():
             if key not in self.rejected:
@@ -54,61 +54,61 @@ class Findings:
 
 
 def findings(config: Config, device: Device, num_nodes: int) -> Findings:
-    """Findings of the rules in this environment, as if the device were present."""
+    """Return the rules' findings in this environment, as if the device were present."""
     facts = Facts(config, replace(device, present=True), planning=False, num_nodes=num_nodes)
-    # A choice may make it fit; and the rules about size are slow.
+    # A choice may make it fit, and the rules about size are slow.
     rejected, warned = check(facts, NOT_BY_SIZE)
     return Findings({(p.id, p.key): p for p in rejected}, {(p.id, p.key): p for p in warned})
 
 
 @dataclass(frozen=True)
 class Situation:
-    """The configuration and environment that a choice is made for."""
+    """Configuration and environment for which choices are made."""
 
     config: Config
-    """With the choices so far."""
+    """Configuration with the choices so far."""
     device: Device
     num_nodes: int
     cores: int
-    """Of this machine, for each process."""
+    """CPU cores of this machine per process."""
     bfloat16_units: tuple[str, ...]
-    """Of this machine's CPU."""
+    """CPU flags of this machine for bfloat16, such as `avx512_bf16`."""
     base: Plan | None = None
-    """Plan of the configuration without the recipe; None before there is one."""
+    """Plan of the configuration without the recipe. None before planning."""
 
     @property
     def plan(self) -> Plan:
-        """The base plan."""
+        """Base plan."""
         assert self.base is not None, "there is no plan yet"
         return self.base
 
     @cached_property
     def found(self) -> Findings:
-        """Findings of the rules about the configuration so far."""
+        """Findings of the rules about the current configuration."""
         return findings(self.config, self.device, self.num_nodes)
 
     @cached_property
     def smallest(self) -> Config:
-        """The configuration; with batch=auto, cut into the smallest micro-batch rules allow."""
+        """Configuration, with the smallest micro-batch that rules allow for batch=auto."""
         return self._first_allowed(reverse=False)
 
     @cached_property
     def whole(self) -> Config:
-        """The configuration; with batch=auto, as few micro-batches as rules allow."""
+        """Configuration, with the fewest micro-batches that rules allow for batch=auto."""
         return self._first_allowed(reverse=True)
 
     @cached_property
     def forecast(self) -> Forecast | None:
-        """Of the smallest micro-batch."""
+        """Forecast for the smallest micro-batch."""
         return self.forecast_of(self.smallest)
 
     @cached_property
     def forecast_whole(self) -> Forecast | None:
-        """Of the largest micro-batch."""
+        """Forecast for the largest micro-batch."""
         return self.forecast_of(self.whole)
 
     def forecast_of(self, config: Config) -> Forecast | None:
-        """By formulas alone, so that the same command always chooses the same; None: no plan."""
+        """Return the forecast by formulas, None without a plan. Traces would vary the choice."""
         try:
             return forecast(replan(self.plan, config))
         except ConfigError:
@@ -125,21 +125,21 @@ class Situation:
 
 
 Change = Callable[[Situation, tuple[str, ...]], Situation | None]
-"""A situation with overrides; None where they cannot be composed with the user's."""
+"""Returns a situation with overrides, None if they conflict with the user's."""
 
 
 @dataclass(frozen=True)
 class RecipeOption:
-    """One choice of a recipe, as overrides."""
+    """One choice of a recipe."""
 
     overrides: tuple[str, ...]
-    """Of one section or several; the first one names what is decided."""
+    """Overrides of one or more sections. The first one names the decision."""
     reason: str
-    """Why, in one clause with its numbers and their source."""
+    """Reason in one clause, with numbers and their source."""
 
 
 def by_section(overrides: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
-    """The overrides of each section, in their order."""
+    """Return the overrides by section, in their order."""
     sections: dict[str, tuple[str, ...]] = {}
     for text in overrides:
         sections[group_of(text)] = (*sections.get(group_of(text), ()), text)
@@ -156,20 +156,17 @@ T = TypeVar("T")
 
 
 def combine(options: Sequence[Sequence[Chosen]]) -> list[tuple[Chosen, ...]]:
-    """One of each, in every combination in which no two decide the same group."""
+    """Return every combination with one option of each in which no group is decided twice."""
     found = []
     for each in product(*options):
         decided = [group for option in each for group in {*map(group_of, option.overrides)}]
-        if len(decided) == len(set(decided)):  # a precision comes with its optimizer, or alone
+        if len(decided) == len(set(decided)):  # a precision may include its optimizer
             found.append(each)
     return found
 
 
 def mildest(options: Iterable[T], forecast_of: Callable[[T], Forecast]) -> T | None:
-    """The first option that fits, else the first that may just fit; None where none does.
-
-    `options` are the mildest first; none is looked at after one that fits.
-    """
+    """Return the first option (mildest first) that fits, else the first that may fit, else None."""
     tight = None
     for option in options:
         verdict = forecast_of(option).verdict
@@ -182,15 +179,15 @@ def mildest(options: Iterable[T], forecast_of: Callable[[T], Forecast]) -> T | N
 
 @dataclass(frozen=True)
 class Axis:
-    """Techniques of which one at most is taken."""
+    """Techniques of which at most one is chosen."""
 
     decides: tuple[str, ...]
-    """Groups and keys: where the user has set one of them, none is taken."""
+    """Groups and keys of the axis. No technique is chosen if the user has set one of them."""
     techniques: tuple[Technique, ...]
 
     @classmethod
     def of(cls, decides: tuple[str, ...], *names: str) -> "Axis":
-        """With techniques of the table."""
+        """Return an axis of techniques of the table."""
         return cls(decides, tuple(TECHNIQUES[name] for name in names))
 
 
@@ -204,7 +201,7 @@ class Combination:
 
 
 def cost_of(techniques: Sequence[Technique]) -> tuple[int, float, int, int]:
-    """Number of unknown slowdowns, time of a step, number that change the training, and of all."""
+    """Return the sort key: unknown slowdowns, step time, changes of the training, techniques."""
     slowdowns = [(each.cautious or each.published) for each in techniques]
     known = [each.slowdown for each in slowdowns if each is not None]
     changing = sum(not each.keeps_training for each in techniques)
@@ -212,18 +209,17 @@ def cost_of(techniques: Sequence[Technique]) -> tuple[int, float, int, int]:
 
 
 AS_GOOD = 1.01
-"""Peaks within this of the least are one: of those the mildest is taken. Formulas are no better
-than a few per cent (docs/how-to/forecast.md)."""
+"""Peaks within this factor are equal, given the error of formulas (docs/how-to/forecast.md)."""
 
 WORTH_IT = 1.05
-"""Peaks without and with what changes the training, at the least: formulas are no better."""
+"""Least ratio of the peaks without and with techniques that change the training."""
 
 ROOM = {Verdict.fits: 0, Verdict.tight: 1}
-"""Of combinations that are as good those with room come first."""
+"""Order of equally good combinations by verdict. The rest comes last."""
 
 
 class Chooser:
-    """Combinations of techniques that rules permit alone, of axes that the user left open."""
+    """Permitted combinations of techniques, on axes that the user has not set."""
 
     def __init__(
         self, situation: Situation, claims: frozenset[str], change: Change, axes: Sequence[Axis]
@@ -236,7 +232,7 @@ class Chooser:
         self.axes = [tuple(filter(self._is_permitted, axis.techniques)) for axis in open_axes]
 
     def combinations(self) -> Iterator[Combination]:
-        """Every combination that rules permit and that saves enough, the least cost first."""
+        """Yield each permitted combination that saves enough memory, the lowest cost first."""
         peaks: dict[tuple[Technique, ...], int] = {}
         none = Technique("", "")
         combined = combine([(none, *techniques) for techniques in self.axes])
@@ -245,12 +241,12 @@ class Chooser:
             situation, _ = self._with(techniques)
             if situation is not None and situation.forecast is not None:
                 peaks[techniques] = peak = situation.forecast.peak.expected
-                kept = tuple(each for each in techniques if each.keeps_training)  # comes before
+                kept = tuple(each for each in techniques if each.keeps_training)  # yielded before
                 if kept == techniques or peaks.get(kept, 2 * peak) >= WORTH_IT * peak:
                     yield Combination(techniques, situation, situation.forecast)
 
     def mildest_that_fits(self) -> Combination | None:
-        """The first that fits, else that may, else that needs least; None if memory is unknown."""
+        """Return the first that fits, may fit, or needs least. None if the memory is unknown."""
         if self.situation.device.memory_bytes is None:
             return None
         tried, every = tee(self.combinations())
@@ -259,14 +255,14 @@ class Chooser:
         )
 
     def least_memory(self) -> Combination | None:
-        """The mildest of those with the lowest forecast; None where nothing can be forecast."""
+        """Return the mildest combination with the lowest forecast, None without forecasts."""
         every = list(self.combinations())
         least = min((each.forecast.peak.expected for each in every), default=0)
         good = [each for each in every if each.forecast.peak.expected <= AS_GOOD * least]
         return min(good, key=lambda each: ROOM.get(each.forecast.verdict, len(ROOM)), default=None)
 
     def explained(self, combination: Combination) -> list[RecipeOption]:
-        """Each technique of a combination with the reason for it and what it saves."""
+        """Return each technique of a combination with its reason and the memory it saves."""
         return [
             RecipeOption(each.overrides, self._reason(combination, each))
             for each in combination.techniques
@@ -288,11 +284,11 @@ class Chooser:
         return "; ".join(clauses)
 
     def _with(self, techniques: Sequence[Technique]) -> tuple[Situation | None, str]:
-        """The situation with techniques; None, and why, where they cannot be together."""
+        """Return the situation with techniques, or None and the reason for their rejection."""
         overrides = tuple(text for each in techniques for text in each.overrides)
         situation = self.change(self.situation, overrides)
         if situation is None:
-            return None, "it contradicts your overrides"
+            return None, "it conflicts with the overrides"
         problem = self.situation.found.objection(situation.found, by_section(overrides))
         return (situation, "") if problem is None else (None, problem.why)
 

@@ -12,19 +12,14 @@ from eke.plan.planner import Plan
 from eke.tuning.advice import Advice, advise
 
 DOES_NOT_FIT = "does_not_fit"
-"""The rule's id. Its condition needs a plan, so it is not among `eke.rules.RULES`."""
+"""Id of the rule. Its condition needs a plan, so it is not in `eke.rules.RULES`."""
 
 _found: dict[Any, Advice | None] = {}
-"""Forecast and options -> what reduces memory: jobs of a sweep that differ in nothing that takes
-memory have one."""
+"""Advice by forecast and options, shared by the jobs of a sweep that need the same memory."""
 
 
 def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
-    """Reject a plan whose lowest forecast exceeds its device's memory.
-
-    Returns a warning if the expected or the high peak does not fit, else nothing. ConfigError: it
-    cannot fit, or its machine's own memory, with the override that reduces memory.
-    """
+    """Return a warning if the plan may not fit, else "". Raise ConfigError if it cannot fit."""
     _refuse_host(plan, found)
     if found.capacity is None or found.verdict is Verdict.fits:
         return ""
@@ -36,46 +31,45 @@ def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
         passing = peak.low <= (room(replace(plan, device=at_rest)) or 0)
         raise ConfigError(_problem(plan, found, why, passing))
     if found.verdict is Verdict.tight and found.method is Method.closed_form:
-        # Formulas are wide: only what is more likely than not is worth a word.
+        # Formulas are wide: only warn if it is more likely not to fit.
         return ""
     expected = f"memory: {format_bytes(found.peak.expected)} expected"
-    return f"{expected}; {_has(plan, found)} ({_fix(plan, found)})"
+    return f"{expected}, {_has(plan, found)} ({_fix(plan, found)})"
 
 
 def _refuse_host(plan: Plan, found: Forecast) -> None:
-    """The same of a machine's own memory, which its ranks share to save, and for what they move."""
+    """Reject a plan that needs more host memory than the node has, also for checkpoint copies."""
     has, alone = plan.device.host_memory_bytes, least_host_bytes(plan, found, copies=False)
     if plan.config.ignore_forecast or not has or least_host_bytes(plan, found) <= has:
         return
     typed = "train.checkpoint_async=false" if alone <= has else "offload=none"
-    why = f"host memory of a machine: {host_budget(plan, found)}, {format_bytes(alone)} without "
-    fix = Fix(typed, remark="ignore_forecast=true starts it all the same")
-    raise ConfigError(Problem(typed.partition("=")[0], "", why + "copies", fix, "host_memory"))
+    why = f"host memory of a node: {host_budget(plan, found)}, {format_bytes(alone)} without copies"
+    fix = Fix(typed, remark="ignore_forecast=true starts it anyway")
+    raise ConfigError(Problem(typed.partition("=")[0], "", why, fix, "host_memory"))
 
 
 def cannot_fit(plan: Plan, found: Forecast) -> bool:
-    """Whether a plan cannot fit by any bound, and the user does not force it."""
+    """Return whether a plan cannot fit by any bound, unless the user forces it."""
     if found.capacity is None or found.verdict is Verdict.fits or plan.config.ignore_forecast:
         return False
     return found.peak.low > found.capacity
 
 
 def refuse_what_ran_out(plan: Plan, found: Forecast) -> None:
-    """Reject a plan that ran out of memory when probed, unless the user forces it."""
+    """Reject a plan that ran out of memory in a probe, unless the user forces it."""
     if plan.config.ignore_forecast:
         return
-    why = f"ran out of memory in a probe; {format_bytes(found.peak.expected)} were expected"
+    why = f"ran out of memory in a probe, {format_bytes(found.peak.expected)} expected"
     raise ConfigError(_problem(plan, found, why, passing=False))
 
 
 def _problem(plan: Plan, found: Forecast, why: str, passing: bool) -> Problem:
-    fix = _fix(plan, found, "ignore_forecast=true starts it all the same")
-    size, why = str(plan.batch.per_device), f"{why}; {_has(plan, found)}"
+    fix = _fix(plan, found, "ignore_forecast=true starts it anyway")
+    size, why = str(plan.batch.per_device), f"{why} ({_has(plan, found)})"
     return Problem("batch.per_device", size, why, fix, DOES_NOT_FIT, passing)
 
 
 def _has(plan: Plan, found: Forecast) -> str:
-    """Available memory, formatted."""
     capacity, left = format_bytes(found.capacity or 0), plan.device.available_bytes
     whole = format_bytes(plan.device.memory_bytes or 0)
     taken = "" if left is None else f", {format_bytes(left)} of it free now"
@@ -87,7 +81,7 @@ def _has(plan: Plan, found: Forecast) -> str:
 
 
 def what_makes_room(plan: Plan, found: Forecast) -> Advice | None:
-    """The first advice for a plan that does not fit; looked for once for all plans like it."""
+    """Return the first advice for a plan that does not fit, cached for similar plans."""
     choices = tuple(sorted(plan.choices.items()))
     key = (found.peak, found.capacity, plan.batch, choices)
     if key not in _found:
@@ -99,5 +93,5 @@ def _fix(plan: Plan, found: Forecast, remark: str = "") -> Fix:
     advice = what_makes_room(plan, found)
     if advice:
         return Fix(*advice.overrides, remark=remark)
-    explain = "eke plan --why says what needs how much"
-    return Fix(remark=f"{explain}; {remark}" if remark else explain)
+    explain = "largest components: eke plan --why"
+    return Fix(remark=f"{explain}, {remark}" if remark else explain)

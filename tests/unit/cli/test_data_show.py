@@ -123,9 +123,7 @@ def test_hostile_and_bad_rows_are_shown_and_what_a_run_says_of_them(here, capsys
     told = capsys.readouterr().out
     assert "\x1b" not in told
     assert "green" in told
-    assert told.endswith(
-        "A run refuses so many bad rows; eke plan with these overrides says more.\n"
-    )
+    assert told.splitlines()[-1].endswith("eke plan")
 
 
 def test_the_counts(here, capsys) -> None:
@@ -210,7 +208,7 @@ def test_data_without_rows_says_so(words: list[str], here, capsys) -> None:
     save_tokenizer(here / "tok")
     assert show(*words) == 0
     told = capsys.readouterr()
-    assert "has no rows to show" in told.out
+    assert "has no rows" in told.out
     assert not told.err
 
 
@@ -220,7 +218,7 @@ def test_data_without_rows_says_so(words: list[str], here, capsys) -> None:
         pytest.param(
             ["data=chat", "data.path=no.jsonl", "data.tokenizer=x"], "no.jsonl", id="no file"
         ),
-        pytest.param(["-m", "seed=1,2"], "shows the data of one configuration", id="a sweep"),
+        pytest.param(["-m", "seed=1,2"], "-> eke data show with the", id="a sweep"),
         pytest.param(["--row", "1", "--idz"], "-> --ids\n", id="no such flag"),
         pytest.param(["data=jsonl", "data.path=x", "data.prompt=q"], "data.response", id="a rule"),
     ],

@@ -64,7 +64,7 @@ def test_of_several_those_that_failed(make_run, runs, capsys) -> None:
     make_run("1", "ok", "fine\n")
     make_run("4", "ok", "fine\n")
     assert cli.main(["logs", str(runs)]) == 0
-    assert capsys.readouterr().out == "no run is running, and none has failed\n"
+    assert capsys.readouterr().out == "no run is running or has failed\n"
     make_run("2", "crashed", "Traceback\n")
     make_run("3", "oom")
     assert cli.main(["logs", str(runs)]) == 0

@@ -43,9 +43,7 @@ def test_what_runs_comes_first_then_what_went_wrong():
 
 
 def test_a_line_counts_them_and_says_how_long():
-    assert summary_line(RUNS) == (
-        "5 runs: 2 running, 1 ok, 1 oom, 1 not started; what runs has 30 s left"
-    )
+    assert summary_line(RUNS) == ("5 runs: 2 running, 1 ok, 1 oom, 1 not started (30 s left)")
 
 
 def test_a_small_window_shows_what_runs_and_counts_the_rest():
@@ -58,7 +56,7 @@ def test_a_narrow_terminal_shortens_what_was_typed_alone():
     long = standing(" ".join("abcdefgh" * 2), "running", 40, loss=2.5, step_s=95.0)
     whole, counted, *_, row = shown([long], width=80).splitlines()
     assert set(whole.strip()) <= set("━╸╺ "), "a bar has its own line"
-    assert counted.startswith("1 run: 1 running; what runs has 1 h 35 m left")
+    assert counted.startswith("1 run: 1 running (1 h 35 m left)")
     assert "40/100  2.5000  1 m 35 s  1 h 35 m" in row
     assert row.count("…") == 1
     assert row.rstrip().endswith("…")

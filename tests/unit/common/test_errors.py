@@ -42,7 +42,7 @@ def test_every_error_carries_its_exit_code_and_plain_words() -> None:
         assert str(error("no such file")) == "no such file"
 
 
-FULL = "No space left on device; the disk is full: free some and run again"
+FULL = "No space left on device. The disk is full: free some space and run again"
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def caught(does) -> BaseException:
 )
 def test_it_is_named_with_the_release_that_has_it(does, what) -> None:
     said = lacking(caught(does))
-    assert said.startswith(f"torch {version('torch')} lacks what eke uses ({what}); pip install ")
+    assert said.startswith(f"torch {version('torch')} is not supported ({what})")
     assert "\n" not in said
 
 

@@ -56,9 +56,7 @@ def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path) -> None:
     code = "print('a' * 9999, flush=True); print('b', flush=True); sys.exit(5 + lost())"
     done = python(code, tmp_path, "> /dev/full")
     assert done.returncode == 6
-    assert done.stderr.decode() == (
-        "standard output: No space left on device; the rest of it is lost\n"
-    )
+    assert done.stderr.decode() == "standard output: No space left on device. The rest is lost\n"
     assert python(code.replace("print(", "sys.stderr.write("), tmp_path, "2> /dev/full").returncode
 
 

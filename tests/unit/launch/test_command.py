@@ -99,7 +99,7 @@ def test_a_worker_whose_prefix_was_killed_is_ended_before_the_next(paths, monkey
     assert call(HERE, "check", paths.folder) == ALIVE, "its worker is still there"
     status = CommandLauncher().status([paths])[paths.folder]
     assert status.name
-    assert "unwatched" in status.waits_for
+    assert "without a supervisor" in status.waits_for
     second = start(paths, monkeypatch, "")
     wait_for(second.is_over)
     assert second.finish() == 0
@@ -107,7 +107,7 @@ def test_a_worker_whose_prefix_was_killed_is_ended_before_the_next(paths, monkey
 
 def test_no_second_worker_where_the_first_cannot_be_looked_for(paths, monkeypatch) -> None:
     paths.ticket("command").write_text(json.dumps({"prefix": ["false"]}))
-    with pytest.raises(BusyError, match=r"cannot tell whether .* delete .*command\.json"):
+    with pytest.raises(BusyError, match=r"may still be alive .* delete .*command\.json"):
         start(paths, monkeypatch, "")
     assert "false" in CommandLauncher().status([paths])[paths.folder].silent
     with pytest.raises(EkeError, match="false"):

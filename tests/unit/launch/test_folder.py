@@ -77,14 +77,14 @@ def test_what_is_not_final_is_continued(outcome, rerun, runs, plan, leave) -> No
     paths = leave(outcome)
     place = find_place(runs, plan, rerun)
     assert (place.paths, place.record) == (paths, None)
-    assert place.note == f"continuing {paths.folder}"
+    assert place.note == f"resuming {paths.folder}"
 
 
 @pytest.mark.parametrize(
     ("had", "asked", "words"),
     [
-        ("none", "wandb", "; it ran with tracker=none: eke sync {folder} sends it"),
-        ("wandb", "mlflow", "; it ran with tracker=wandb: with rerun=true mlflow has one"),
+        ("none", "wandb", " (it ran with tracker=none, to upload: eke sync {folder})"),
+        ("wandb", "mlflow", " (it ran with tracker=wandb, for mlflow: rerun=true)"),
         ("wandb", "wandb", ""),
         ("wandb", "none", ""),
     ],
@@ -97,7 +97,7 @@ def test_an_answer_says_that_another_tracker_has_the_run(
     write_record(paths, dataclasses.replace(read_record(paths), choices={"tracker": had}))
     config = dataclasses.replace(plan.config, tracker=Tracker(option=asked))
     note = find_place(runs, dataclasses.replace(plan, config=config), rerun=False).note
-    assert note.removesuffix(words.format(folder=paths.folder)).endswith("runs it again")
+    assert note.removesuffix(words.format(folder=paths.folder)).endswith("rerun=true")
 
 
 @pytest.mark.parametrize("outcome", FINAL)
@@ -139,7 +139,7 @@ def test_a_renamed_folder_answers_by_what_its_record_says(outcome, runs, plan, l
     place = find_place(runs, plan, rerun=False)
     assert place.paths == paths
     assert place.record.outcome == outcome
-    assert place.note.startswith(f"answered from {paths.record}; rerun=true runs it again")
+    assert place.note.startswith(f"answered from {paths.record}. To repeat it: rerun=true")
     assert find_place(runs, plan, rerun=True).paths.folder == runs / plan.run_id
     other = dataclasses.replace(plan, run_id="0123456789abcdef")
     assert find_place(runs, other, rerun=False).record is None, "it is another run"
@@ -220,7 +220,7 @@ def test_the_checkpoints_of_another_run_are_not_continued(runs, plan, leave) -> 
     """An unfinished run was copied into this run's folder."""
     paths = leave()
     write_plan(paths, plan)
-    assert find_place(runs, plan, rerun=False).note == f"continuing {paths.folder}"
+    assert find_place(runs, plan, rerun=False).note == f"resuming {paths.folder}"
     write_plan(paths, dataclasses.replace(plan, run_id="0123456789abcdef"))
     place = find_place(runs, plan, rerun=False)
     assert place.paths.folder.name == f"{plan.run_id}-2"

@@ -27,7 +27,7 @@ def test_one_step_each_time(outcome, step_s, startup_s, attempts) -> None:
     if attempts < 30:
         assert job.outcome is Outcome[outcome]
         assert "5 attempts in a row trained for 2.5" in job.reason
-        assert "starts took 45" in job.reason
+        assert "took 45 s to start" in job.reason
 
 
 def test_a_long_attempt_among_short_ones_is_worth_them() -> None:

@@ -16,8 +16,8 @@ from eke.plan.record import DeadRank, write_end
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (errno.ENOMEM, "the machine has no room for another process: Cannot allocate memory"),
-        (errno.EAGAIN, "the machine has no room for another process"),
+        (errno.ENOMEM, "the machine cannot start another process: Cannot allocate memory"),
+        (errno.EAGAIN, "the machine cannot start another process"),
         (errno.ENOSPC, "cannot be written: No space left on device"),
     ],
 )

@@ -61,7 +61,7 @@ def test_what_somebody_would_not_wait_for_is_cancelled(paths, plan) -> None:
     number = start_attempt(paths, {})
     record = settle(paths, plan, -signal.SIGKILL, attempts_before=0, cancelled=IMPATIENCE)
     assert (record.outcome, record.exit_code) == ("cancelled", 75)
-    assert record.failure == Failure("worker", "killed by a second signal before it had saved")
+    assert record.failure == Failure("worker", "killed by a second signal before saving")
     write_record(paths, bare_record(attempt=number))
     saved = settle(paths, plan, -signal.SIGKILL, attempts_before=0, cancelled=IMPATIENCE)
     assert saved.outcome == "ok", "it had written how it ended"
@@ -199,5 +199,5 @@ NO_LIMIT = resource.RLIM_INFINITY
 )
 def test_the_limit_of_processor_time_is_named(code, limits, named, monkeypatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: limits)
-    assert ("processor time" in describe_exit(code)) is named
+    assert ("CPU time" in describe_exit(code)) is named
     assert signal.Signals(-code).name in describe_exit(code)

@@ -119,7 +119,7 @@ def test_the_first_signal_is_handed_on(number, run, paths, capsys) -> None:
     thread = when(lambda: heard_by_us(paths.folder / "ready"), lambda: os.kill(os.getpid(), number))
     assert run(code) == 75
     thread.join()
-    assert "once more kills" in capsys.readouterr().err
+    assert "again to kill" in capsys.readouterr().err
     assert signal.getsignal(number) is before, "the handlers are put back"
 
 
@@ -141,7 +141,7 @@ def test_the_second_signal_kills_the_group(run, paths, capsys) -> None:
     assert run(code) == -signal.SIGKILL
     for thread in threads:
         thread.join()
-    assert capsys.readouterr().err.count("once more kills") == 1
+    assert capsys.readouterr().err.count("again to kill") == 1
 
 
 def test_the_worker_is_in_a_group_of_its_own(run, paths) -> None:

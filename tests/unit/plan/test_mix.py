@@ -256,7 +256,7 @@ def test_data_show_names_each_source(capsys) -> None:
     assert main(["data", "show", "--rows", "1", *SHORT[:2], listed(5, 3, 2)]) == 0
     out = capsys.readouterr().out
     assert "source a: 50.0% of the samples\n\nrow 1" in out
-    assert "source c: 20.0% of the samples\n\ntext, which has no rows" in out
+    assert "source c: 20.0% of the samples\n\ntext without rows" in out
 
 
 def test_packing_that_helps_another_source_is_no_warning() -> None:

@@ -34,7 +34,6 @@ def machine(monkeypatch):
 @pytest.mark.parametrize(("override", "rule"), OVERRIDES.items(), ids=OVERRIDES.values())
 def test_on_a_gpu_a_compiler_of_c_is_needed(override, rule, machine, monkeypatch) -> None:
     refused = machine(override, HERE)
-    assert "no C compiler" in refused[rule].why
     assert str(refused[rule].fix).endswith("apt install gcc)")
     for compiler in ("gcc", "clang"):
         assert rule not in machine(override, HERE, compiler)
@@ -52,5 +51,5 @@ def test_what_runs_elsewhere_is_compiled_there(override, rule, machine) -> None:
 @pytest.mark.parametrize("override", ["compile=inductor", "optimizer=adamw_torchao_8bit"])
 def test_on_a_cpu_a_compiler_of_cpp_is_needed(override, machine) -> None:
     refused = machine(override, CPU, "gcc")
-    assert "no C++ compiler" in refused[OVERRIDES[override]].why
+    assert str(refused[OVERRIDES[override]].fix).endswith("apt install g++)")
     assert OVERRIDES[override] not in machine(override, CPU, "g++")

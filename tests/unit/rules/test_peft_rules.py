@@ -80,8 +80,8 @@ def test_packages_of_adapters_are_named(monkeypatch):
     )
     refused, _ = check(Facts(make_config("peft=qlora"), CPU))
     assert [(p.id, p.value) for p in refused] == [("package_missing", "qlora")]
-    assert "needs the package bitsandbytes" in refused[0].why
     assert refused[0].overrides == ("peft=none",)
+    assert 'pip install "eke[peft,bitsandbytes]"' in refused[0].remark
     assert check(Facts(make_config("peft=lora"), CPU))[0] == []
 
 

@@ -55,7 +55,7 @@ def test_rule_is_found_and_named_and_its_fix_mends_it(rule, world) -> None:
 def test_the_version_from_which_frozen_weights_are_recomputed(
     version, refused, tmp_path, monkeypatch
 ) -> None:
-    """0.19.2 and 0.19.3 were run by hand (docs/lab/sharding.md)."""
+    """0.19.2 and 0.19.3 were run by hand (notes/lab/sharding.md)."""
     monkeypatch.setattr("eke.rules.deepspeed.version", lambda _: version)
     rule = "zero3_recomputes_frozen_weights"
     found, _ = check(facts_of(CASES[rule], tmp_path))

@@ -50,7 +50,7 @@ def test_tables_are_read_by_datasets(rows, tmp_path, monkeypatch, own_cache) -> 
     for package in ("datasets", "pyarrow.parquet"):  # the second comes with the first
         monkeypatch.setitem(sys.modules, package, None)
     assert store_of("data=jsonl", rows)
-    with pytest.raises(ConfigError, match="needs the package pyarrow"):
+    with pytest.raises(ConfigError, match="pyarrow"):
         store_of("data=parquet", f"data.path={table}")
 
 
@@ -107,7 +107,7 @@ def conversations(tmp_path) -> tuple[str, ...]:
 
 
 def test_bytes_have_no_chat_template(conversations, own_cache) -> None:
-    with pytest.raises(ConfigError, match="no chat template"):
+    with pytest.raises(ConfigError, match="template"):
         store_of(*conversations, "data.tokenizer=bytes")
 
 

@@ -54,14 +54,14 @@ def test_what_has_still_to_write_does_not_start(more, typed, full_disk, capsys) 
     assert workflows.main([*typed, more]) == 1, "nothing is wrong with the command"
     told = capsys.readouterr().err
     assert told.startswith("1 problem on this machine at the moment:")
-    assert "a run's own files need up to" in told
+    assert "-> paths.runs=" in told
 
 
 def test_other_problems_are_told_together_with_it(typed, full_disk, capsys) -> None:
     assert workflows.main([*typed, "precision=tf32"]) == 2, "that one is"
     told = capsys.readouterr().err
     assert "tf32" in told
-    assert "a run's own files need up to" in told
+    assert "-> paths.runs=" in told
 
 
 @pytest.mark.parametrize("more", ["rerun=true", "batch=auto"])
@@ -71,7 +71,7 @@ def test_what_others_leave_no_memory_for_is_refused(more, typed, full_memory, ca
     assert told.startswith("1 problem on this machine at the moment:")
     assert "needs at least" in told
     assert "0 B of it free now" in told
-    assert "ignore_forecast=true starts it all the same" in told
+    assert "ignore_forecast=true starts it anyway" in told
 
 
 def test_the_cells_of_a_sweep_wait_for_what_others_hold_now(typed, full_memory, capsys) -> None:
@@ -90,7 +90,7 @@ def test_a_sweep_has_what_is_finished_and_starts_no_more(
         ("ok", True),
         ("crashed", False),
     ]
-    assert "need up to" in cells[1]["reason"]
+    assert "paths.runs=" in cells[1]["reason"]
     told = capsys.readouterr().out
     assert "2 cells, 1 that cannot start now" in told
     assert re.search(rf"eke report \S*{file.parent.name}$", told.rstrip()), "the last line"

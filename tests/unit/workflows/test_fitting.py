@@ -256,11 +256,11 @@ def test_a_search_on_paper_needs_no_folder_to_write(tmp_path, monkeypatch) -> No
     taken.write_text("my own")
     monkeypatch.setattr("eke.workflows.autotune.conf_folder", lambda: tmp_path)
     named = replace(wish(*FEW), name="mine")
-    with pytest.raises(ConfigError, match="did not write it"):
+    with pytest.raises(ConfigError, match="not written by eke fit"):
         prepare(named)
     monkeypatch.setattr("eke.tuning.search.result.os.access", lambda *_: False)
     assert prepare(replace(wish(*FEW, "plan_only=true"), name="free")).option == "free"
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(ConfigError, match="is not writable"):
         prepare(replace(wish(*FEW), name="free"))
     with pytest.raises(ConfigError, match="letters, digits"):
         prepare(replace(wish(*FEW, "plan_only=true"), name="no name"))

@@ -133,7 +133,7 @@ def test_a_plan_says_what_has_finished_and_what_of_it_would_be_done_again(
     assert workflows.main(typed) == 0
     told = capsys.readouterr().out
     assert ("answered from its record: 1 finished run" in told) is (not torch)
-    again = f"done again, next to the record: 1 run (torch: older -> {now}); eke report"
+    again = f"repeated in a new folder: 1 run (torch: older -> {now}). eke report"
     assert (again in told) is bool(torch)
     assert cli(["plan", "--quick", "--json", *typed]) == 0
     first, second, _ = json.loads(capsys.readouterr().out)

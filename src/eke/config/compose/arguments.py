@@ -1,4 +1,4 @@
-"""Split the command line into overrides and flags; find secrets, and errors in user files."""
+"""Split the command line into overrides and flags. Find secrets and errors in user files."""
 
 import itertools
 import os
@@ -40,18 +40,18 @@ from eke.config.schema import MIXED, VARIANTS, Config, Data, Mix, Weighted
 
 
 def secrets_in(config: Mapping[str, object]) -> list[Problem]:
-    """List a problem for each key, top-level or nested, whose text holds a secret."""
+    """Return a problem for each key, top-level or nested, whose value holds a secret."""
     found: dict[str, str] = {}
     masked(config, found=found)
-    why = "holds a secret, which files that others read would hold, and trackers"
+    why = "holds a secret that records and trackers would store"
     fixes = {"tracker.uri": Fix("tracker.uri=null", remark="and: export MLFLOW_TRACKING_URI=...")}
     return [
-        Problem(key, text, why, fixes.get(key, Fix(remark=SECRET_FIX)))
+        Problem(key, text, why, fixes.get(key, Fix(remark=SECRET_FIX)), "secret")
         for key, text in found.items()
     ]
 
 
-# Hydra 1.3.8's own flags (hydra/_internal/utils.py, get_args_parser) -> number of values.
+# Flags of Hydra 1.3.8 (hydra/_internal/utils.py, get_args_parser) -> number of values.
 _HYDRA_FLAGS = {
     **dict.fromkeys(("--hydra-help", "--resolve", "--shell-completion", "-sc"), 0),
     **dict.fromkeys(("--cfg", "-c", "--package", "-p", "--config-path", "-cp"), 1),
@@ -59,26 +59,26 @@ _HYDRA_FLAGS = {
 }
 _INFO_FLAGS = ("--info", "-i")
 LONG = {"-c": "--cfg", "-p": "--package", "-i": "--info"}
-"""Short flag of Hydra -> the long one."""
+"""Short flag of Hydra -> long flag."""
 FLAG_VALUES = {
     "--cfg": ("job", "hydra", "all"),
     "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
 }
-"""Flag of Hydra -> the values that it can have."""
+"""Flag of Hydra -> allowed values."""
 _HELP = ("--help", "-h")
 _RUN = ("--run", "-r")
-"""Hydra's flags of a single run, which needs none."""
+"""Flags of Hydra for a single run, the default."""
 _SWITCHES = {
     "--multirun": "multirun", "-m": "multirun", "--version": "version", "--cell": "cell",
 }  # fmt: skip
 CONFIG_DIR = ("--config-dir", "-cd")
-"""Flags of the user's folder of options."""
-# An example value of a flag, for error messages about a missing one.
+"""Flags for the folder with the user's options."""
+# Example values of flags for error messages.
 _EXAMPLES = {"--cfg": "job", "-c": "job", "--package": "optimizer", "-p": "optimizer"}
-# Flags of `eke plan`, which removes them before this parser.
+# Flags of `eke plan`, which removes them before calling this parser.
 _OF_PLAN = ("--why", "--quick", "--json")
 _BYTE = re.compile("[\udc80-\udcff]")
-"""Characters by which Python replaces bytes that are not UTF-8 (PEP 383)."""
+"""Characters with which Python replaces bytes that are not UTF-8 (PEP 383)."""
 # Every flag -> number of values.
 _FLAGS = {
     **_HYDRA_FLAGS,
@@ -90,48 +90,48 @@ _FLAGS = {
 
 @dataclass(frozen=True)
 class Arguments:
-    """A parsed command line."""
+    """Parsed command line."""
 
     overrides: tuple[str, ...] = ()
-    """`key=value`, in command-line order, each key once."""
+    """`key=value` in command-line order, each key once."""
     verbose: str = ""
-    """Loggers of `hydra.verbose`, with commas; `root` is all."""
+    """Comma-separated loggers of `hydra.verbose`. `root` is all."""
     warnings: tuple[str, ...] = ()
-    """Overrides that a later one of the same key has replaced."""
+    """Warnings about overrides that a later override of the same key replaces."""
     help: str | None = None
-    """--help, -h: the group to describe, empty for the first page; None without the flag."""
+    """Group of --help or -h, empty for the first page. None: without the flag."""
     version: bool = False
-    """--version."""
+    """Whether --version is given."""
     multirun: bool = False
-    """--multirun, -m: the overrides span a sweep."""
+    """Whether --multirun or -m is given: the overrides span a sweep."""
     cell: bool = False
-    """--cell: the overrides are those of one run of the sweep that they name."""
+    """Whether --cell is given: the overrides are one run of the sweep they name."""
     config_dir: Path | None = None
-    """--config-dir, -cd: a folder with the user's own options."""
+    """Folder with the user's options (--config-dir, -cd)."""
     hydra_flags: tuple[str, ...] = ()
-    """Hydra's flags with their values, unchanged."""
+    """Hydra's flags and their values, unchanged."""
 
 
 @dataclass
 class _Reader:
-    """The remaining tokens, and the problems so far."""
+    """Remaining words of the command line, and the problems so far."""
 
     tokens: list[str]
     problems: list[Problem] = field(default_factory=list)
 
     def value(self, flag: str, inline: str | None) -> str:
-        """The value of a flag: the text after `=`, else the next token."""
+        """Return the value of a flag: the text after `=`, else the next word."""
         if inline is not None:
             return inline
         if self.tokens and not self.tokens[0].startswith("-"):
             return self.tokens.pop(0)
         example = Fix(remark=f"{flag} {_EXAMPLES.get(flag, 'FOLDER')}")
-        self.problems.append(Problem(flag, "", f"{flag} needs a value", example))
+        self.problems.append(Problem(flag, "", f"{flag} needs a value", example, "missing_value"))
         return ""
 
 
 def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) -> Arguments:
-    """Split a command line; `also` are the command's own flags with their numbers of values."""
+    """Split a command line. `also` maps the command's own flags to their number of values."""
     if unreadable := [_no_utf8(token) for token in argv if _BYTE.search(token)]:
         raise ConfigError(unreadable)
     typed = [dict([token.lstrip("+").partition("=")[::2]]) for token in argv]
@@ -141,9 +141,9 @@ def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) 
     if any(word.startswith("cfg={") for word in words):
         # https://github.com/wandb/wandb/issues/9143
         valid = [word for word in words if not find_problems(word, make_catalogue())]
-        why = "is a logged configuration, with which W&B's agent restarts a run; type its overrides"
+        why = "is a logged configuration (W&B agents restart a run with it). Use its overrides"
         command = Fix(remark=shlex.join([*program().split(), *valid]))
-        raise ConfigError(Problem("cfg", "{...}", why, command))
+        raise ConfigError(Problem("cfg", "{...}", why, command, "logged_configuration"))
     found, reader = Arguments(), _Reader(list(argv))
     while reader.tokens:
         token = reader.tokens.pop(0)
@@ -160,24 +160,22 @@ def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) 
 
 
 def _loggers(text: str) -> str:
-    """Names of the loggers of `hydra.verbose=...`, as Hydra reads it (hydra/core/utils.py)."""
+    """Return the loggers of `hydra.verbose=...`, parsed as in hydra/core/utils.py."""
     raw = text.partition("=")[2]
     if not re.fullmatch(r"\[[\w., ]*\]|[A-Za-z_][\w.]*", raw):
-        why = "true, false, a logger or a list of loggers is wanted"
-        raise ConfigError(Problem("hydra.verbose", raw, why, Fix("hydra.verbose=true")))
+        why, fix = "must be true, false, a logger or a list of loggers", Fix("hydra.verbose=true")
+        raise ConfigError(Problem("hydra.verbose", raw, why, fix, "wrong_type"))
     names = raw.strip("[]").replace(" ", "")
     return {"true": "root", "false": ""}.get(names.lower(), names)
 
 
 def _no_utf8(token: str) -> Problem:
-    """Problem for a token that is not UTF-8, since plans, records and trackers hold text."""
+    """Return the problem of a word that is not UTF-8. Plans, records and trackers store text."""
     typed = _BYTE.sub(lambda sign: f"\\x{os.fsencode(sign[0]).hex()}", token)
-    why = "is no UTF-8 text, which eke's files hold; rename a file of this name"
-    return Problem("a word", typed, why, Fix(_BYTE.sub("_", token)))
+    return Problem("a word", typed, "is not UTF-8", Fix(_BYTE.sub("_", token)), "not_utf8")
 
 
 def _read_flag(token: str, found: Arguments, reader: _Reader, also: Mapping[str, int]) -> Arguments:
-    """What is found with this flag, whose values are taken from the reader."""
     flag, equals, rest = token.partition("=")
     inline = rest if equals else None
     if flag in _SWITCHES and inline is None:
@@ -205,7 +203,7 @@ def _read_flag(token: str, found: Arguments, reader: _Reader, also: Mapping[str,
 def _unknown_flag(
     flag: str, inline: str | None, found: Arguments, reader: _Reader, also: Mapping[str, int]
 ) -> Problem:
-    """Explain `--precision bf16`, `--lr=0.1`, `--fp16` with the override as the fix."""
+    """Return the problem of `--precision bf16`, `--lr=0.1` or `--fp16`, with the override."""
     value, catalogue = inline, make_catalogue()
     takes_next = reader.tokens and "=" not in reader.tokens[0]
     if value is None and takes_next and not reader.tokens[0].startswith("--"):
@@ -216,18 +214,18 @@ def _unknown_flag(
     is_a_setting = find_retired(name) or completed(name, catalogue)
     if long_flag and (of_command or not is_a_setting):
         follows = f" {value}" if value and {**_FLAGS, **also}[long_flag] else ""
-        why = "takes no value" if flag == long_flag else "there is no such flag"
-        return Problem(flag, value or "", why, Fix(remark=f"{long_flag}{follows}"))
+        why = "takes no value" if flag == long_flag else "unknown flag"
+        return Problem(flag, value or "", why, Fix(remark=f"{long_flag}{follows}"), "unknown_flag")
     if flag in _OF_PLAN:
         rest = [t for t in (*found.overrides, *reader.tokens) if t != "plan_only=true"]
         command = shlex.join(["eke", "plan", flag, *rest])
-        return Problem(flag, "", "is a flag of eke plan", Fix(remark=command))
+        return Problem(flag, "", "is a flag of eke plan", Fix(remark=command), "unknown_flag")
     fix = suggest_fix(override, catalogue)
-    why = "there is no such flag; settings are written as key=value, without dashes"
+    why = "unknown flag. Settings are key=value without dashes"
     if not fix:
         flags = ", ".join([*also, "-m", "--config-dir FOLDER", "--cfg job", "--help", "--version"])
-        why = f"there is no such flag or setting; flags are {flags}"
-    return Problem(flag, value or "", why, fix)
+        why = f"unknown flag or setting. Flags: {flags}"
+    return Problem(flag, value or "", why, fix, "unknown_flag")
 
 
 def _near_flag(flag: str, known: Mapping[str, int]) -> str | None:
@@ -238,16 +236,16 @@ _FLAG = "--config-dir"
 CORRECT_FILE = Fix(remark="correct this file")
 
 GLOBAL = ("experiment", "recipe")
-"""Groups whose files contain keys of the whole configuration."""
+"""Groups whose files may contain any key of the configuration."""
 
 _PACKAGE = re.compile(r"#\s*@package\s+_global_\s*$")
 
 
 def check_folder(folder: Path) -> list[Problem]:
-    """Check a config folder for existence, unknown groups, and files without effect."""
+    """Return the problems of a config folder: missing, unknown groups, files without effect."""
     if not folder.is_dir():
-        kind = "is a file, not a folder" if folder.exists() else "there is no such folder"
-        return [Problem(_FLAG, str(folder), kind, Fix(remark=f"{_FLAG} FOLDER"))]
+        kind = "is not a folder" if folder.exists() else "no such folder"
+        return [Problem(_FLAG, str(folder), kind, Fix(remark=f"{_FLAG} FOLDER"), "missing_folder")]
     groups = sorted(p.name for p in conf_folder().iterdir() if p.is_dir())
     # Deeper than options only in groups, and not in folders such as `runs`.
     deeper = [path for group in groups for path in folder.glob(f"{group}/*/**/*")]
@@ -261,19 +259,19 @@ def _check_path(path: Path, place: Path, groups: Sequence[str]) -> Problem | Non
         return None
     if path.suffix == ".yml":
         fix = _move(path.name, f"{path.stem}.yaml")
-        return Problem(str(path), "", "Hydra reads *.yaml only", fix)
+        return Problem(str(path), "", "Hydra only reads *.yaml files", fix, "wrong_file")
     if path.suffix != ".yaml" or place.parts[0] == "hydra":
         return None
     if len(place.parts) == 1:
-        why = "has no effect: options lie in a folder named by their group"
-        return Problem(str(path), "", why, _move(place, f"experiment/{place}"))
+        why = "has no effect. Options are in a folder with the name of their group"
+        return Problem(str(path), "", why, _move(place, f"experiment/{place}"), "wrong_file")
     if place.parts[0] not in groups:
         near = closest(place.parts[0], groups) or "experiment"
-        why = f"{place.parts[0]} is not a group: {', '.join(groups)}"
-        return Problem(str(path), "", why, _move(place.parts[0], near))
+        why = f"{place.parts[0]} is not a group. Groups: {', '.join(groups)}"
+        return Problem(str(path), "", why, _move(place.parts[0], near), "wrong_file")
     if (conf_folder() / place).exists():  # Hydra uses the first on its search path
-        why = "has no effect: eke has an option of this name, and that one is taken"
-        return Problem(str(path), "", why, _move(place, place.with_stem(f"my_{place.stem}")))
+        why, new = "eke's option of the same name takes precedence", f"my_{place.stem}"
+        return Problem(str(path), "", why, _move(place, place.with_stem(new)), "wrong_file")
     return None
 
 
@@ -282,12 +280,12 @@ def _move(old: object, new: object) -> Fix:
 
 
 def explain_file(error: BaseException, catalogue: Catalogue) -> Problem:
-    """Explain an error inside a file: name, line, reason and replacement."""
+    """Return the problem of an error inside a file: name, line, reason and replacement."""
     cause: BaseException | None = error
     while cause:
         if isinstance(cause, yaml.MarkedYAMLError) and (mark := cause.problem_mark):
-            fix = Fix(remark="correct this line")
-            return Problem(f"{mark.name}:{mark.line + 1}", "", f"not YAML: {cause.problem}", fix)
+            where, why = f"{mark.name}:{mark.line + 1}", f"invalid YAML: {cause.problem}"
+            return Problem(where, "", why, Fix(remark="correct this line"), "wrong_file")
         cause = cause.__cause__ or cause.__context__
     text = str(error)
     if absent := re.search(r"Could not find '([\w/]+)/([\w.-]+)'", text):
@@ -301,21 +299,21 @@ def explain_file(error: BaseException, catalogue: Catalogue) -> Problem:
     key = named[1] if named else str(getattr(cause, "full_key", "") or "")
     name = key.rpartition(".")[2]
     where = f"{file}:{_line_of(name, file)}" if file else "the composed configuration"
-    return Problem(where, key, *_explain_key(key, error, catalogue))
+    return Problem(where, key, *_explain_key(key, error, catalogue), "wrong_file")
 
 
 def explain_untyped(group: str, option: str, catalogue: Catalogue) -> Problem:
-    """Explain an option without a schema in a group whose options have different keys."""
+    """Return the problem of an option without schema in a group with several schemas."""
     file = _find_file(f"{group}/{option}", catalogue)
     begun = _beginning(file) if file else None
-    why = f"names no /schema/{group}/NAME@_here_ in its defaults: {', '.join(VARIANTS[group])}"
-    return begun or Problem(group, option, why, CORRECT_FILE)
+    why = f"its defaults need /schema/{group}/NAME@_here_. NAME: {', '.join(VARIANTS[group])}"
+    return begun or Problem(group, option, why, CORRECT_FILE, "wrong_file")
 
 
 def check_options(
     config: Config, choices: Mapping[str, str], catalogue: Catalogue
 ) -> list[Problem]:
-    """Check `option:` in files: eke must implement it, with the same keys."""
+    """Check `option:` in files: eke must implement an option with this name and these keys."""
     problems = []
     for group, files in catalogue.options.items():
         section = getattr(config, group, None)
@@ -330,41 +328,43 @@ def check_options(
             chosen = [catalogue.options[g][choices[g]] for g in (group, *PRESETS)]
             setting = rf"\boption\s*:\s*[\"']?{re.escape(option)}\b"
             file = next((f for f in chosen if _find_line(setting, f)), chosen[0])
-            why = f"is no option of {group} with these keys: {', '.join(fits)}"
+            why = f"is not an option of {group} with these keys. Options: {', '.join(fits)}"
             usual = choices[group] if group in LABELS else fits[0]
             fix = Fix(remark=f"write option: {closest(option, fits) or usual}")
-            problems.append(Problem(f"{file}:{_line_of('option', file)}", option, why, fix))
+            where = f"{file}:{_line_of('option', file)}"
+            problems.append(Problem(where, option, why, fix, "unknown_option"))
     return problems
 
 
 def _beginning(file: Path) -> Problem | None:
-    """Problem of a missing package directive or defaults list in a file; None if complete."""
+    """Return the problem of a file without package directive or defaults list, else None."""
     group, text = file.parent.name, file.read_text(errors="replace")
     header = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
     why = fix = ""
     if group in GLOBAL and not any(_PACKAGE.match(line) for line in header):
-        why = f"{group}s are about all groups, which the first line has to say to Hydra"
+        why = f"files of {group} need the first line # @package _global_"
         fix = "write # @package _global_"
     elif group in VARIANTS and not re.search("^defaults:", text, re.MULTILINE):
         first, *others = VARIANTS[group]
-        why = f"does not say which keys it has: those of one of {', '.join([first, *others])}"
+        why = f"needs a schema in its defaults: {', '.join([first, *others])}"
         fix = f"write defaults: [/schema/{group}/{first}@_here_, _self_]"
-    return Problem(f"{file}:1", "", why, Fix(remark=fix)) if fix else None
+    return Problem(f"{file}:1", "", why, Fix(remark=fix), "wrong_file") if fix else None
 
 
 def _absent_option(group: str, option: str, catalogue: Catalogue) -> Problem:
-    """Explain a defaults list entry that does not exist."""
+    """Return the problem of a missing entry of a defaults list."""
     folders = reversed(catalogue.folders)
     files = [file for folder in folders for file in sorted(folder.rglob("*.yaml"))]
     if is_hydras(group):
         return explain_in_file(group, files, option)
     options = catalogue.options.get(group, {})
-    why = f"{option} is not an option of {group}: {', '.join(options)}"
+    why = f"{option} is not an option of {group}. Options: {', '.join(options)}"
     near = closest(option, options)
     fix = Fix(remark=f"write {group}: {near}") if near else CORRECT_FILE
     entry = rf"{group}\s*:\s*{option}\b"
     where = next((f"{f}:{n}" for f in files if (n := _find_line(entry, f))), "")
-    return Problem(where or "the composed configuration", "", why, fix)
+    where = where or "the composed configuration"
+    return Problem(where, "", why, fix, "unknown_option")
 
 
 def _find_file(name: str, catalogue: Catalogue) -> Path | None:
@@ -378,12 +378,12 @@ def _find_line(pattern: str, file: Path) -> int | None:
 
 
 def _line_of(name: str, file: Path) -> int:
-    """Line number that sets `name`; 1 if not found."""
+    """Return the number of the line that sets `name`, 1 if not found."""
     return (name and _find_line(rf"^\s*[\"']?{re.escape(name)}[\"']?\s*:", file)) or 1
 
 
 def _explain_key(key: str, error: BaseException, catalogue: Catalogue) -> tuple[str, Fix]:
-    """Reason of the error, and the replacement for the file."""
+    """Return the reason of an error, and the replacement for the file."""
     said = hydra_reason(error)
     field = catalogue.keys.get(key)
     if field is None:
@@ -396,24 +396,25 @@ def _explain_key(key: str, error: BaseException, catalogue: Catalogue) -> tuple[
     meant = probably_meant(field, value)
     quoted = f'"{meant}"' if meant in ("on", "off") else meant
     fix = Fix(remark=f"write {key.rpartition('.')[2]}: {quoted}")
-    return f"{field.words()} is wanted; {said}", fix
+    return f"must be {field.words()}. {said}", fix
 
 
 def find_source_problems(data: Data) -> list[Problem]:
-    """Everything that is wrong in the sources of a mix; nothing is wrong in other data."""
+    """Return the problems in the sources of a mix. Other data has none."""
     if not isinstance(data, Mix):
         return []
     if not data.sources:
         fix = Fix(remark="data.sources=[{option:jsonl,path:FILE_OR_FOLDER,weight:1},...]")
-        return [Problem("data.sources", "[]", "a mix has at least one source", fix)]
+        return [Problem("data.sources", "[]", "needs at least one source", fix, "wrong_source")]
     found = [problem for each in enumerate(data.sources) for problem in _check_source(*each)]
     return found or list(_check_shares(data))
 
 
 def _of_source(number: int, key: str, value: Any, why: str, fix: Fix | str) -> Problem:
-    """Problem of a key of a source; a text as `fix` is the right value."""
+    """Return the problem of a key of a source. A text as `fix` is the right value."""
     fix = Fix(f"data.sources.{number}.{key}={fix}") if isinstance(fix, str) else fix
-    return Problem(f"data.sources[{number}].{key}", shown(format_value(value)), why, fix)
+    where = f"data.sources[{number}].{key}"
+    return Problem(where, shown(format_value(value)), why, fix, "wrong_source")
 
 
 def _check_source(number: int, source: dict[str, Any]) -> Iterator[Problem]:
@@ -421,27 +422,27 @@ def _check_source(number: int, source: dict[str, Any]) -> Iterator[Problem]:
     if option not in MIXED:
         ending = option_for(str(source.get("path", "")))
         meant = closest(str(option), MIXED) or (ending if ending in MIXED else "jsonl")
-        why = f"is to be one of {', '.join(MIXED)}"
+        why = f"must be one of {', '.join(MIXED)}"
         yield _of_source(number, "option", option, why, str(meant))
         return
     fields = {**dict(class_fields(Weighted)), **dict(class_fields(MIXED[option]))}
     for key, known in fields.items():
         if known.default == "???" and key not in source:
             wanted = default_text(known, f"data.{key}")
-            yield _of_source(number, key, "", f"{option} needs a value for it", wanted)
+            yield _of_source(number, key, "", f"{option} needs a value", wanted)
     for key, value in source.items():
         if key in SHARED:
-            fix = Fix(remark=f"data.{key}={format_value(value)}, and not in the source")
-            yield _of_source(number, key, value, "all sources share it", fix)
+            fix = Fix(remark=f"data.{key}={format_value(value)}, outside the sources")
+            yield _of_source(number, key, value, "is shared by all sources", fix)
             continue
         if key not in fields:
             fix = Fix(remark=f"write {closest(key, fields) or ', '.join({*fields} - SHARED)}")
-            yield _of_source(number, key, value, f"{option} has no such key", fix)
+            yield _of_source(number, key, value, f"unknown key of {option}", fix)
             continue
         known = fields[key]
         is_text = isinstance(value, str) and known.kind in (bool, int, float)
         if is_text or not admits(known, value):
-            why = f"{known.words()} is wanted"
+            why = f"must be {known.words()}"
             yield _of_source(number, key, value, why, probably_meant(known, value))
         elif known.limit and value is not None and not known.limit.admits(value):
             why = f"must be {known.limit.describe(value)}"
@@ -449,17 +450,17 @@ def _check_source(number: int, source: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _check_shares(mix: Mix) -> Iterator[Problem]:
-    """Weights of some sources alone, and names that two have."""
+    """Yield a problem for each missing weight and each duplicate name."""
     weights, names = [source.get("weight") for source in mix.sources], source_names(mix)
     given = [weight for weight in weights if weight is not None]
     for number, (weight, name) in enumerate(zip(weights, names, strict=True)):
         if weight is None and (given or mix.is_stream):
-            why = f"{len(given)} of {len(weights)} sources have a weight: all have one, or none"
+            why = f"needs a weight, as {len(given)} of {len(weights)} sources have one"
             if mix.is_stream:
-                why = "the rows of a stream are not counted: each source has one"
+                why = "each source of a stream needs a weight"
             yield _of_source(number, "weight", None, why, format_value(min(given, default=1)))
         if name in names[:number]:
-            why = f"is the name of data.sources[{names.index(name)}] too; losses are known by it"
+            why = f"is also the name of data.sources[{names.index(name)}]"
             of_hub = "name" in dict(class_fields(MIXED[mix.sources[number]["option"]]))
             fix = Fix(remark="each split once") if of_hub else f"{name}_{number}"
             yield _of_source(number, "name", name, why, fix)

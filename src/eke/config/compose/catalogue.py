@@ -1,4 +1,4 @@
-"""Groups, options and key paths, read from `conf/` and the schema; checks of values by type."""
+"""Groups, options and keys, read from `conf/` and the schema. Check values by type."""
 
 import dataclasses
 import math
@@ -21,35 +21,35 @@ from eke.config.schema import VARIANTS, Config, Limit
 
 GROUPS: dict[str, tuple[str, str]] = {
     "model": ("architecture and size", "tiny bert_base gpt2 t5_base llama_1b pretrained"),
-    "task": ("what it learns to predict", ""),
-    "data": ("what it is trained on", "python_source text jsonl parquet csv hub chat"),
+    "task": ("training objective", ""),
+    "data": ("training data", "python_source text jsonl parquet csv hub chat"),
     "batch": ("samples per step", "fixed auto"),
     "precision": ("number formats", "fp32 tf32 bf16 fp16 fp8"),
     "optimizer": ("update rule and its state", "adamw adafactor adamw_8bit lion muon sgd"),
     "schedule": ("learning rate over steps", ""),
-    "memory": ("activations kept or redone", "none checkpointing activation_offload"),
+    "memory": ("activation memory", "none checkpointing activation_offload"),
     "attention": ("attention implementation", "auto sdpa flash2 flash3 eager"),
     "compile": ("torch.compile", "none inductor"),
     "kernels": ("fused operations", "none liger fused_linear_cross_entropy"),
     "distributed": ("processes and sharding", "none ddp fsdp zero2 zero3"),
     "offload": ("state off the device", "none optimizer_cpu params_cpu"),
-    "dataloader": ("how batches arrive", ""),
-    "peft": ("which weights are trained", "none lora qlora"),
+    "dataloader": ("loading of batches", ""),
+    "peft": ("trained weights", "none lora qlora"),
     "engine": ("training loop", ""),
-    "tracker": ("where results are shown", "wandb mlflow tensorboard none"),
-    "hardware": ("machine to plan for", "auto cpu rtx4090 a100_80 h100 h200"),
-    "slurm": ("cluster that runs (-m)", ""),
+    "tracker": ("experiment tracker", "wandb mlflow tensorboard none"),
+    "hardware": ("device to plan for", "auto cpu rtx4090 a100_80 h100 h200"),
+    "slurm": ("cluster for sweeps (-m)", ""),
     "recipe": ("named set of techniques", "none fastest low_memory"),
-    "experiment": ("named, complete setting", "none smoke debug"),
+    "experiment": ("named configuration", "none smoke debug"),
     "sweep": ("named set of runs (-m)", "none demo guide_table precision_ladder"),
 }
-"""Group (others come last) -> its description, and its options on the help page; empty: all."""
+"""Group -> its description, and its options on the help page (empty: all). Others come last."""
 
 LABELS = ("model", "precision", "memory", "dataloader", "slurm")
-"""Groups whose `option` only names a set of values, so a user's file may use a new name."""
+"""Groups whose `option` is only a name, so a user's file may use a new one."""
 
-SECRET_FIX = "export NAME=...   (in the shell; or a file: slurm.setup=['export NAME=$(cat FILE)'])"
-"""Advice on passing a secret without setting it as a key's value."""
+SECRET_FIX = "export NAME=...   (in the shell, or a file: slurm.setup=['export NAME=$(cat FILE)'])"
+"""How to pass a secret without an override."""
 
 FIXED_FIELDS = ("option", "family")
 """Fields that only option files set."""
@@ -67,7 +67,7 @@ class Field:
     annotation: type
     """Declared type: `int | None`, an Enum class, ..."""
     default: Any
-    """The schema's default; `None` if there is none."""
+    """Default of the schema, `None` if there is none."""
     limit: Limit | None = None
     """Valid range of numbers."""
 
@@ -78,16 +78,16 @@ class Field:
 
     @property
     def kind(self) -> type:
-        """The type without `None`."""
+        """Type without `None`."""
         if get_origin(self.annotation) is dict:
             return dict
         kinds: list[type] = [arg for arg in get_args(self.annotation) if arg is not NoneType]
         return kinds[0] if isinstance(self.annotation, UnionType) else self.annotation
 
     def words(self) -> str:
-        """Description of valid values: `a whole number or null`, `one of auto, on, off`."""
+        """Return a description of valid values: `a whole number or null`."""
         if get_origin(self.kind) is list:
-            wanted = "a list, [a,b]"
+            wanted = "a list [a,b]"
         elif issubclass(self.kind, Enum):
             wanted = "one of " + ", ".join(self.kind.__members__)
         else:
@@ -97,19 +97,19 @@ class Field:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Options found in the config folders, and all key paths of the schema."""
+    """Options found in the config folders, and all keys of the schema."""
 
     folders: tuple[Path, ...]
     """Config folders in order of precedence, as in Hydra's search path."""
 
     @property
     def own_folder(self) -> Path | None:
-        """The user's folder, if there is one."""
+        """Folder with the user's options, None without one."""
         return self.folders[1] if len(self.folders) > 1 else None
 
     @cached_property
     def options(self) -> dict[str, dict[str, Path]]:
-        """Group -> option -> its file; groups in the order of `GROUPS`."""
+        """Group -> option -> file, with groups in the order of `GROUPS`."""
         found: dict[str, dict[str, Path]] = {group: {} for group in GROUPS}
         for folder in self.folders:
             for group in sorted(p for p in folder.iterdir() if p.is_dir()):
@@ -127,7 +127,7 @@ class Catalogue:
         return dict(re.findall(r"^  - (\w+): (\w+)$", text, flags=re.MULTILINE))
 
     def without_effect(self, group: str) -> str:
-        """The option without effect if there is one, else the default."""
+        """Return the option without effect if there is one, else the default."""
         options = self.options[group]
         return "none" if "none" in options else self.defaults.get(group, next(iter(options)))
 
@@ -143,20 +143,20 @@ class Catalogue:
 
     @cached_property
     def keys(self) -> dict[str, Field]:
-        """Every key path of any composition, with its type."""
+        """Key of any composition -> field."""
         keys: dict[str, Field] = {}
         for section, classes in self.sections.items():
             for cls in reversed(classes):
                 for name, found in class_fields(cls):
                     key = f"{section}.{name}"
-                    # Where only some options admit null, composing decides.
+                    # If only some options permit null, composition decides.
                     if found.optional or not (key in keys and keys[key].optional):
                         keys[key] = found
         root = {n: f for n, f in class_fields(Config) if n not in self.sections}
         return {**keys, **root}
 
     def is_entry(self, key: str) -> bool:
-        """Whether `key` is inside a mapping with arbitrary keys: `trainer.extra.debug`."""
+        """Return whether a key is inside a mapping with arbitrary keys: `trainer.extra.debug`."""
         mapping, _, name = key.rpartition(".")
         if match := re.fullmatch(r"(.+)\.\d+", mapping):  # `data.sources.1.weight`
             kinds = get_args(self.keys[match[1]].kind) if match[1] in self.keys else ()
@@ -164,13 +164,13 @@ class Catalogue:
         return bool(name) and mapping in self.keys and self.keys[mapping].kind is dict
 
     def names(self, section: str) -> list[str]:
-        """Keys of a section without its prefix, fixed keys excluded."""
+        """Return the keys of a section without prefix and without fixed keys."""
         prefix = f"{section}."
         names = [key.removeprefix(prefix) for key in self.keys if key.startswith(prefix)]
         return [name for name in names if name not in FIXED_FIELDS]
 
     def schema_class(self, group: str, option: str) -> type:
-        """Schema class named by the defaults list of an option or its base; else the first."""
+        """Return the schema class of an option or its base, else the first of the group."""
         seen: set[str] = set()
         while option in self.options[group] and option not in seen:
             seen.add(option)
@@ -184,7 +184,7 @@ class Catalogue:
         return self.sections[group][0]
 
     def options_with(self, group: str, name: str) -> list[str]:
-        """Options of a group with the key `group.name`."""
+        """Return the options of a group that have the key `group.name`."""
         return [
             option
             for option in self.options.get(group, {})
@@ -193,7 +193,7 @@ class Catalogue:
 
 
 def class_fields(cls: type) -> tuple[tuple[str, Field], ...]:
-    """Name and type of each field of a schema class."""
+    """Return name and type of each field of a schema class."""
     return _class_fields(cls)
 
 
@@ -211,23 +211,23 @@ def _field(item: "dataclasses.Field[Any]", annotation: Any) -> Field:
 
 
 def make_catalogue(config_dir: Path | None = None) -> Catalogue:
-    """Catalogue of eke's `conf/` followed by the user's folder."""
+    """Return the catalogue of eke's `conf/` and the user's folder."""
     return Catalogue((conf_folder(), *([config_dir] if config_dir else [])))
 
 
 def title(group: str) -> str:
-    """Name and description of a group."""
+    """Return name and description of a group."""
     return f"{group}: {GROUPS[group][0] if group in GROUPS else group}"
 
 
 def about_options(group: str, catalogue: Catalogue) -> dict[str, str]:
-    """Option -> its first line without its name, `optimizer=adamw -- what it is.`."""
+    """Return option -> its description, without the name: `optimizer=adamw -- description`."""
     heads = {option: headline(file) for option, file in catalogue.options.get(group, {}).items()}
     return {option: head.partition(" -- ")[2] or head for option, head in heads.items()}
 
 
 def headline(file: Path) -> str:
-    """Description of an option: its first comment line after the package directive."""
+    """Return the first comment line of an option's file after the package directive."""
     for line in file.read_text().splitlines():
         if line.startswith("#") and not line.startswith("# @package"):
             return line.removeprefix("#").strip()
@@ -235,7 +235,7 @@ def headline(file: Path) -> str:
 
 
 def swept(overrides: list[list[str]]) -> list[str]:
-    """Merge the overrides of each value: `data=hub data.name=imdb,squad`; empty if keys differ."""
+    """Merge overrides to a sweep: `data=hub data.name=imdb,squad`. Empty if keys differ."""
     keys = {(*words[:-1], words[-1].partition("=")[0]) for words in overrides if words}
     if len(keys) != 1 or not all(overrides):
         return []
@@ -245,7 +245,7 @@ def swept(overrides: list[list[str]]) -> list[str]:
 
 
 def hydra_reason(error: BaseException) -> str:
-    """Reason of an exception of Hydra or OmegaConf: its first line, without location."""
+    """Return the first line of an exception of Hydra or OmegaConf, without location."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if lines and re.search(r"raised while composing config:$", lines[0]):
         lines = lines[1:]
@@ -256,30 +256,30 @@ def hydra_reason(error: BaseException) -> str:
 
 
 def shown(text: str) -> str:
-    """Format user text for a message: quoted if blank, shortened if long, on one line."""
+    """Format user text for a message: on one line, at most 60 characters."""
     printable = text if text.isprintable() else repr(text)[1:-1]
     return printable if len(printable) <= 60 else printable[:57] + "..."
 
 
-# Placeholder naming the expected value; only mandatory strings have no default.
+# Placeholders for required texts, which have no default.
 _PLACEHOLDER = "FILE_OR_FOLDER"
 _PLACEHOLDERS = {
     "model.name_or_path": "FOLDER_OR_HUB_NAME",
     "data.name": "FOLDER_OR_HUB_NAME",
     "offload.path": "FOLDER",
 }
-# The node types with which OmegaConf validates values.
+# Node types with which OmegaConf validates values.
 _NODES: dict[type, Any] = {bool: BooleanNode, int: IntegerNode, float: FloatNode, str: StringNode}
 
 
 def is_interpolation(value: Any) -> bool:
-    """Whether the value is known only after composition."""
+    """Return whether the value is an interpolation, known after composition."""
     return isinstance(value, str) and "${" in value
 
 
 def admits(field: Field, value: Any) -> bool:
-    """Whether `value` is valid for this key after OmegaConf's conversion."""
-    if field.kind is dict or value == "???":  # OmegaConf's mark of a missing value
+    """Return whether a value is valid for this key after OmegaConf's conversion."""
+    if field.kind is dict or value == "???":  # OmegaConf's sign of a missing value
         return isinstance(value, dict)
     with suppress(OmegaConfBaseException, ValueError, TypeError):
         if get_origin(field.kind) is list:
@@ -293,7 +293,7 @@ def admits(field: Field, value: Any) -> bool:
 
 
 def default_text(field: Field, key: str = "") -> str:
-    """The schema's default as command-line text; a placeholder if there is none."""
+    """Return the schema's default as command-line text, or a placeholder."""
     if field.default == "???":
         return _PLACEHOLDERS.get(key, _PLACEHOLDER)
     default = field.default
@@ -301,7 +301,7 @@ def default_text(field: Field, key: str = "") -> str:
 
 
 def probably_meant(field: Field, value: Any) -> str:
-    """Suggest the closest valid value as command-line text; the default if none is close."""
+    """Return the nearest valid value as command-line text, or the default."""
     near: str | None = None
     if get_origin(field.kind) is list:
         near = f"[{value}]" if isinstance(value, str) else None
@@ -322,7 +322,7 @@ def probably_meant(field: Field, value: Any) -> str:
 
 
 def _leading_number(kind: type, text: str) -> str | None:
-    """`8 samples` -> 8, `1000.0` -> 1000, `4k` -> 4000; None without a leading number."""
+    """Return the number that a text begins with: `4k` -> 4000. None without a number."""
     match = re.match(r"\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*([kKM])?", text)
     number = float(match[1]) * {"k": 1e3, "K": 1e3, "M": 1e6}.get(match[2], 1) if match else None
     if number is None or math.isinf(number):

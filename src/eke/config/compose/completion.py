@@ -1,4 +1,4 @@
-"""Completion for bash, zsh and fish; nothing is composed, so invalid lines can be completed."""
+"""Complete words for bash, zsh and fish, without composition: lines may be invalid."""
 
 import glob
 import itertools
@@ -25,7 +25,7 @@ _FLAGS = ("--multirun", "--config-dir", "--cell", "--help", "--cfg", "--info", "
 
 
 def split_line(line: str) -> tuple[list[str], str]:
-    """Split into the words before the cursor and the current one (empty after a space)."""
+    """Split a line into the words before the cursor and the current one ("" after a space)."""
     try:
         words = shlex.split(line)
     except ValueError:  # an open quote, or a trailing backslash
@@ -36,7 +36,7 @@ def split_line(line: str) -> tuple[list[str], str]:
 
 
 def candidates(words: Sequence[str], word: str) -> list[str]:
-    """Completions of a word behind others; one that ends in `=`, `.` or `/` can continue."""
+    """Return completions of a word. A completion that ends in `=`, `.` or `/` can continue."""
     before = words[-1] if words else ""
     if before in CONFIG_DIR:
         return list(_files("", word, folders=True))
@@ -59,7 +59,6 @@ def candidates(words: Sequence[str], word: str) -> list[str]:
 
 
 def _config_dir(words: Sequence[str]) -> Path | None:
-    """The user's config folder on the command line, if it exists."""
     folder = ""
     for before, word in itertools.pairwise(["", *words]):
         flag, equals, inline = word.partition("=")
@@ -72,10 +71,10 @@ def _config_dir(words: Sequence[str]) -> Path | None:
 
 
 def _keys(section: str, words: Sequence[str], catalogue: Catalogue) -> list[str]:
-    """Keys of a section, for its chosen option."""
+    """Return the keys of a section for its chosen option."""
     pairs = dict(word.split("=", 1) for word in words if "=" in word)
     options = catalogue.options.get(section, {})
-    # A preset may choose an option of any group, so any option's keys are possible.
+    # A preset may choose an option of any group, so the keys of all options are possible.
     preset = any(pairs.get(group, "none") != "none" for group in PRESETS)
     default = None if preset else catalogue.defaults.get(section)
     chosen = [o for o in pairs.get(section, default or "").split(",") if o in options]
@@ -87,12 +86,12 @@ def _keys(section: str, words: Sequence[str], catalogue: Catalogue) -> list[str]
 
 
 def _values(key: str, value: str, multirun: bool, catalogue: Catalogue) -> Iterator[str]:
-    """Values of a key or options of a group; with -m, also after a comma."""
+    """Yield the values of a key or options of a group, with -m also after a comma."""
     field = None if key.rpartition(".")[2] in FIXED_FIELDS else catalogue.keys.get(key)
     if field is not None and field.kind is str:
         yield from _files(f"{key}=", value)
         return
-    # A number has no candidates; shells would insert a single `null` at once.
+    # Numbers have no candidates: a shell would insert a single `null` immediately.
     choices = list(catalogue.options.get(key, ()))
     if field and field.kind is bool:
         choices = ["true", "false"]
@@ -108,7 +107,7 @@ def _values(key: str, value: str, multirun: bool, catalogue: Catalogue) -> Itera
 
 
 def _files(start: str, typed: str, folders: bool = False) -> Iterator[str]:
-    """Files and folders with the given prefix; hidden ones only if it starts with a dot."""
+    """Yield files and folders with a prefix, hidden ones only if it starts with a dot."""
     name = os.path.basename(typed)
     place = typed.removesuffix(name)
     for path in sorted(glob.glob(f"{glob.escape(os.path.expanduser(place) + name)}*")):
@@ -118,21 +117,21 @@ def _files(start: str, typed: str, folders: bool = False) -> Iterator[str]:
 
 
 COMPLETION_FLAGS = ("--shell-completion", "-sc")
-"""Hydra's completion flags, handled by eke."""
+"""Hydra's completion flags, which eke handles."""
 
 _SHELLS = ("bash", "zsh", "fish")
 
 
 def answer_shell(request: Sequence[str], commands: Sequence[str] = ()) -> str:
-    """Output of `-sc install|query=SHELL`; a query is for the line in COMP_LINE."""
+    """Return the output of `-sc install|query=SHELL`. A query is about COMP_LINE."""
     action, _, shell = (request[0] if request else "").partition("=")
     if len(request) != 1 or action not in ("install", "query"):
-        why = "wants install or query, and a shell"
-        raise ConfigError(Problem("-sc", " ".join(request), why, Fix(remark="-sc install=bash")))
+        why, fix = "must be install=SHELL or query=SHELL", Fix(remark="-sc install=bash")
+        raise ConfigError(Problem("-sc", " ".join(request), why, fix, "wrong_argument"))
     if shell not in _SHELLS:
-        near = closest(shell, _SHELLS) or "bash"
-        why = f"completion is there for {', '.join(_SHELLS)}"
-        raise ConfigError(Problem("-sc", request[0], why, Fix(remark=f"-sc {action}={near}")))
+        fix = Fix(remark=f"-sc {action}={closest(shell, _SHELLS) or 'bash'}")
+        why = f"supported shells: {', '.join(_SHELLS)}"
+        raise ConfigError(Problem("-sc", request[0], why, fix, "wrong_argument"))
     if action == "install":
         return Path(__file__).with_suffix(f".{shell}").read_text()
     words, word = split_line(os.environ.get("COMP_LINE", ""))
@@ -143,13 +142,12 @@ def answer_shell(request: Sequence[str], commands: Sequence[str] = ()) -> str:
         found = list(_files("", word))
     else:
         found = candidates(typed[1:] if commands else typed, word)
-    # bash replaces only the text after its last word break.
+    # bash replaces only the text after the last word break.
     breaks = os.environ.get("COMP_WORDBREAKS", "")
     kept = re.match(rf".*[{re.escape(breaks)}]", word) if shell == "bash" and breaks else None
     return "".join(f"{each[len(kept[0]) if kept else 0 :]}\n" for each in found)
 
 
 def _without_program(words: Sequence[str]) -> list[str]:
-    """Words after `eke`, `python train.py` or `python -m eke`."""
     named = [PurePath(w).name == "eke" or w.endswith(".py") for w in words[:3]]
     return list(words[named.index(True) + 1 if True in named else 1 :])

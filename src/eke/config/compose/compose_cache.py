@@ -1,8 +1,8 @@
-"""Cache of composed trees. Hydra needs 0.1 to 0.3 s for one; most can be derived faster.
+"""Cache of composed trees. Hydra needs 0.1 to 0.3 s per tree. Most can be derived faster.
 
-- Values (`optimizer.lr=0.1`) are set on a copy of a tree with the same options, as Hydra does last.
-- Sections of options that stand alone, i.e. write into no other section, are joined from cached
-  trees with the same presets; Hydra composes missing ones alone, if no preset writes into them.
+- Values (`optimizer.lr=0.1`) are set last, as in Hydra, on a copy of a tree with the same options.
+- Sections whose options write into no other section are joined from cached trees with the same
+  presets. Hydra composes a missing section separately if no preset writes into it.
 """
 
 import os
@@ -35,19 +35,19 @@ from eke.config.schema import register
 PRESETS = ("recipe", "experiment", "sweep")
 """Groups whose files may write into any section."""
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one is ten times as fast
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
 _SCHEMA = re.compile(r"/schema/\w+/\w+@_here_")
 _OPTION = re.compile(r"(?:/(?P<group>\w+)/)?(?P<option>[\w.-]+)(?P<here>@_here_)?")
 
 
 def stands_alone(group: str, option: str, catalogue: Catalogue) -> bool:
-    """Whether an option's effect is independent of other groups' options; in doubt it is not."""
+    """Return whether an option only writes into its own section. False if uncertain."""
     file = catalogue.options.get(group, {}).get(option)
     if file is None:
         return False
     text = file.read_text()
     is_preset = group in PRESETS
-    # https://hydra.cc/docs/advanced/overriding_packages/: outside the group's section
+    # https://hydra.cc/docs/advanced/overriding_packages/: writes outside the section
     if not is_preset and re.search(r"^#\s*@package", text, flags=re.MULTILINE):
         return False
     entries = (yaml.load(text, _LOADER) or {}).get("defaults") or []
@@ -55,7 +55,7 @@ def stands_alone(group: str, option: str, catalogue: Catalogue) -> bool:
 
 
 def _is_alone(entry: Any, group: str, is_preset: bool, catalogue: Catalogue) -> bool:
-    """Check one entry of a defaults list: `_self_`, a schema, a base option, or an override."""
+    """Return whether an entry of a defaults list only writes into its own section."""
     if isinstance(entry, dict):
         words = " ".join(map(str, [*entry.keys(), *entry.values()]))
         return is_preset and words.startswith("override /") and "$" not in words
@@ -68,7 +68,7 @@ def _is_alone(entry: Any, group: str, is_preset: bool, catalogue: Catalogue) -> 
 
 
 def set_by_preset(group: str, option: str, catalogue: Catalogue) -> Iterator[str]:
-    """Keys set by a preset's file and its base presets."""
+    """Yield the keys set by a preset's file and its bases."""
     file = catalogue.options.get(group, {}).get(option)
     content: dict[str, Any] = (yaml.load(file.read_text(), _LOADER) or {}) if file else {}
     for entry in content.pop("defaults", None) or []:
@@ -97,7 +97,7 @@ MAX_KEPT = 256
 
 @dataclass(frozen=True)
 class Tree:
-    """A composed configuration without schema types and without Hydra's own part."""
+    """Composed configuration without schema types and without Hydra's section."""
 
     config: DictConfig
     choices: dict[str, str]
@@ -105,13 +105,13 @@ class Tree:
 
 
 def hydra_base() -> dict[str, str]:
-    """`version_base`, without which Hydra 1.3 warns, and with which 1.4 does."""
+    """Return the argument `version_base` if Hydra needs it: 1.3 warns without, 1.4 with it."""
     return {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 
 
 @contextmanager
 def hydra_state() -> Iterator[None]:
-    """Set up Hydra's global state, and restore it; ConfigError without a current folder."""
+    """Set up and restore Hydra's global state. ConfigError without a current folder."""
     try:
         os.getcwd()
     except OSError as error:
@@ -127,7 +127,7 @@ def hydra_state() -> Iterator[None]:
 
 
 class NotSet(Exception):
-    """Values that the tree rejects, each with OmegaConf's error."""
+    """Values that the tree rejects, with OmegaConf's errors."""
 
     def __init__(self, errors: Mapping[str, Exception], choices: Mapping[str, str]) -> None:
         super().__init__(*errors)
@@ -137,18 +137,18 @@ class NotSet(Exception):
 
 @dataclass(frozen=True)
 class _Kept:
-    """A tree without value overrides, composed by Hydra or joined from such trees."""
+    """Tree without value overrides, composed by Hydra or joined from other trees."""
 
     content: bytes
     choices: dict[str, str]
     shared: tuple[str, ...]
-    """Overrides that may change any section: presets and Hydra's settings."""
+    """Overrides that may change any section: presets and settings of Hydra."""
     typed: dict[str, str]
-    """Group -> option, of the other overrides."""
+    """Group -> option, from the other overrides."""
 
 
 class Trees:
-    """Composes similar trees; shared parts are composed once."""
+    """Composes similar trees and reuses their common parts."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
@@ -156,10 +156,10 @@ class Trees:
         self._sections = catalogue.sections.keys() - PRESETS
         self._stands_alone = cache(partial(stands_alone, catalogue=catalogue))
         self.num_composed = 0
-        """Number of whole trees composed by Hydra."""
+        """Number of entire trees composed by Hydra."""
 
     def tree(self, overrides: Sequence[str]) -> Tree:
-        """Compose a tree inside `hydra_state`; NotSet for values that the options reject."""
+        """Compose a tree inside `hydra_state`. NotSet for values that the options reject."""
         options = tuple(filter(self.chooses, overrides))
         kept = self._kept.pop(options, None) or self._joined(options) or self._composed(options)
         self._kept[options] = kept  # the newest is the last
@@ -179,7 +179,7 @@ class Trees:
         return Tree(config, kept.choices)
 
     def chooses(self, text: str) -> bool:
-        """Whether composition depends on this override: an option, or a Hydra setting."""
+        """Return whether composition depends on this override: an option or setting of Hydra."""
         key = self._parsed(text).key_or_group
         return key in self.catalogue.options or key.startswith("hydra")
 
@@ -199,7 +199,7 @@ class Trees:
         return _Kept(pickle.dumps(tree), choices, *self._split(options))
 
     def _split(self, options: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-        """Split into overrides that may change any section, and the rest as group -> option."""
+        """Split overrides into those that may change any section, and group -> option."""
         shared, typed = [], {}
         for text in options:
             override = self._parsed(text)
@@ -209,16 +209,16 @@ class Trees:
             else:
                 shared.append(text)
         if {f"{name}={self.catalogue.defaults[name]}" for name in PRESETS}.issuperset(shared):
-            shared = []  # only `recipe=none` or the like; behind an experiment it may undo a recipe
+            shared = []  # only defaults such as `recipe=none`, which may undo an experiment's
         return tuple(shared), typed
 
     def _joined(self, options: tuple[str, ...]) -> _Kept | None:
-        """Join a tree from sections of cached trees; None if a section is missing."""
+        """Join a tree from sections of cached trees. Return None if a section is missing."""
         shared, typed = self._split(options)
         related = [kept for kept in self._kept.values() if kept.shared == shared]
         missing = typed.items() - {choice for kept in related for choice in kept.choices.items()}
         if missing and not (related and self._composes_alone(missing, related[0].choices)):
-            return None  # without the check below, which reads the options' files
+            return None  # before the slow check below, which reads the options' files
         related = [k for k in related if all(starmap(self._stands_alone, k.choices.items()))]
         sources = {choice: kept for kept in related for choice in kept.choices.items()}
         defaults = {g: o for k in related for g, o in k.choices.items() if g not in k.typed}
@@ -228,7 +228,7 @@ class Trees:
             return None
         base = max(related, key=lambda kept: len(kept.choices.items() & wanted.items()))
         config: DictConfig = pickle.loads(base.content)
-        absent = [f"+{group}={option}" for group, option in missing]  # each in its typed section
+        absent = [f"+{group}={option}" for group, option in missing]
         made = hydra_compose("schema", overrides=absent) if missing else DictConfig({})
         with flag_override(config, ["struct", "readonly"], [False, False]):
             for group, option in wanted.items() - base.choices.items():
@@ -238,7 +238,7 @@ class Trees:
         return _Kept(pickle.dumps(config), base.choices | wanted, shared, typed)
 
     def _composes_alone(self, missing: Set[tuple[str, str]], choices: Mapping[str, str]) -> bool:
-        """Whether nothing but these options writes into their sections."""
+        """Return whether only these options write into their sections."""
         presets = [(group, choices[group]) for group in PRESETS]
         paths = [p for each in presets for p in set_by_preset(*each, self.catalogue) if "." in p]
         free = dict(missing).keys().isdisjoint(path.partition(".")[0] for path in paths)
@@ -246,7 +246,7 @@ class Trees:
 
 
 def make_trees(catalogue: Catalogue) -> Trees:
-    """`Trees` for one composition. User files may change until the next one; eke's do not."""
+    """Return `Trees` for one composition. Only user files may change before the next one."""
     return Trees(catalogue) if catalogue.own_folder else _own_trees(conf_folder())
 
 
@@ -256,7 +256,7 @@ def _own_trees(_conf: Path) -> Trees:
 
 
 def as_hydra_takes_it(text: str, catalogue: Catalogue) -> str:
-    """Convert an override, as `++precision=bf16` of a W&B agent, to a form that Hydra accepts."""
+    """Convert an override to a form that Hydra accepts, e.g. `++precision=bf16`."""
     key, equals, value = text.lstrip("+").partition("=")
     mapping = key in catalogue.keys and catalogue.keys[key].kind is dict
     if mapping or catalogue.is_entry(key):

@@ -51,25 +51,25 @@ from eke.config.schema import VARIANTS, Config, PretrainedModel, Sweep, resolve_
 
 @dataclass(frozen=True)
 class Composed:
-    """A configuration, and the overrides and options it was composed from."""
+    """Composed configuration with its overrides and options."""
 
     config: Config
-    """With all values resolved."""
+    """Configuration with all values resolved."""
     choices: dict[str, str]
     """Group -> option, including recipe, experiment and sweep, without Hydra's own groups."""
     overrides: tuple[str, ...]
-    """The overrides, unchanged."""
+    """Overrides, unchanged."""
     config_dir: Path | None = None
     """Folder with the user's options, in addition to eke's."""
 
     @cached_property
     def catalogue(self) -> Catalogue:
-        """The options that it was composed from."""
+        """Options available for the composition."""
         return make_catalogue(self.config_dir)
 
     @cached_property
     def set_paths(self) -> frozenset[str]:
-        """Groups and key paths set by overrides, experiment, sweep or recipe."""
+        """Groups and keys set by overrides, experiment, sweep or recipe."""
         presets = [(name, self.choices.get(name, "none")) for name in ("sweep", "recipe")]
         paths = {path for preset in presets for path in set_by_preset(*preset, self.catalogue)}
         return claims(self) | paths
@@ -78,11 +78,10 @@ class Composed:
 def compose(
     overrides: Sequence[str], config_dir: Path | None = None, *, in_sweep: bool = False
 ) -> Composed:
-    """Compose one configuration from overrides; ConfigError has all their and the files' errors.
+    """Compose one configuration. ConfigError has all errors of overrides and files.
 
-    `config_dir` is a folder with the user's options, in addition to eke's. With `in_sweep` they are
-    one cell of a sweep, and may name the sweep, its launcher and its sweeper: these are rejected
-    for a single run, where they have no effect.
+    `config_dir` is a folder with the user's options. `in_sweep` permits overrides that name a
+    sweep, its launcher or its sweeper, which have no effect on a single run.
     """
     with _explained(overrides), hydra_state():
         trees = make_trees(open_catalogue(config_dir))
@@ -92,18 +91,18 @@ def compose(
 
 @contextmanager
 def _explained(overrides: Sequence[str]) -> Iterator[None]:
-    """Any exception of Hydra, OmegaConf or YAML is an error of the user: ConfigError."""
+    """Convert any exception of Hydra, OmegaConf or YAML to a ConfigError."""
     try:
         yield
     except ConfigError:
         raise
     except Exception as error:
-        message = f"the configuration cannot be composed: {hydra_reason(error)}"
-        raise ConfigError(Problem("command line", shown(" ".join(overrides)), message)) from error
+        why, words = f"cannot be composed: {hydra_reason(error)}", shown(" ".join(overrides))
+        raise ConfigError(Problem("command line", words, why, id="not_composable")) from error
 
 
 def open_catalogue(config_dir: Path | None) -> Catalogue:
-    """Catalogue with the user's options; raises ConfigError if their folder is invalid."""
+    """Return the catalogue with the user's options. ConfigError if the folder is invalid."""
     config_dir = config_dir.resolve() if config_dir else None
     if config_dir and (problems := check_folder(config_dir)):
         raise ConfigError(problems)
@@ -111,7 +110,7 @@ def open_catalogue(config_dir: Path | None) -> Catalogue:
 
 
 def _checked(typed: Sequence[str], trees: Trees, in_sweep: bool) -> list[str]:
-    """The overrides to compose; raises ConfigError if one is invalid, with all errors."""
+    """Return the overrides to compose. ConfigError has the errors of all overrides."""
     catalogue = trees.catalogue
     spaced, joined = _spaced(list(typed), catalogue)
     texts = [t for t in dict.fromkeys(joined) if not (in_sweep and is_launching(t))]
@@ -125,7 +124,7 @@ def _checked(typed: Sequence[str], trees: Trees, in_sweep: bool) -> list[str]:
 
 
 def _spaced(typed: list[str], catalogue: Catalogue) -> tuple[list[Problem], list[str]]:
-    """`seed = 3`, `seed= 3` and `seed =3`, split by a shell; also return the other words."""
+    """Return problems of `seed = 3`, which a shell splits, and the other words."""
     problems: list[Problem] = []
     rest: list[str] = []
     while typed:
@@ -139,14 +138,15 @@ def _spaced(typed: list[str], catalogue: Catalogue) -> tuple[list[Problem], list
             continue
         text = word + behind
         del typed[: len(pieces)]
-        why = "a shell splits at spaces: there is none around the equals sign"
+        why = "has spaces around the equals sign"
         key, _, value = text.partition("=")
-        problems.append(Problem(key, shown(f"= {value}"), why, suggest_fix(text, catalogue)))
+        fix = suggest_fix(text, catalogue)
+        problems.append(Problem(key, shown(f"= {value}"), why, fix, "spaces"))
     return problems, rest
 
 
 def problems_of(text: str, catalogue: Catalogue, in_sweep: bool) -> list[Problem]:
-    """Problems of one override, for a single run or a cell of a sweep."""
+    """Return the problems of one override, for a single run or a run of a sweep."""
     key, _, value = text.lstrip("+").partition("=")
     named = key == "sweep" and value != "none"
     problems = find_problems(text, catalogue)
@@ -154,13 +154,12 @@ def problems_of(text: str, catalogue: Catalogue, in_sweep: bool) -> list[Problem
         return problems
     if named and problems:  # a misspelt name
         return problems
-    what = "names" if named else "is about"
-    why = f"{what} a set of runs; without -m one run would start here"
-    return [Problem(key, shown(value), why, Fix("-m", text))]
+    why = "is a sweep and needs -m" if named else "is for sweeps and needs -m"
+    return [Problem(key, shown(value), why, Fix("-m", text), "needs_sweep")]
 
 
 def _without_placeholders(problems: list[Problem], good: Sequence[str]) -> list[Problem]:
-    """Drop `data.path=FILE_OR_FOLDER` from fixes if an override or another fix sets it."""
+    """Drop placeholders such as `data.path=FILE` from fixes if another override sets the key."""
     words = [*good, *(word for problem in problems for word in problem.fix.words)]
     given = {word.partition("=")[0] for word in words if not is_placeholder(word)}
 
@@ -174,7 +173,7 @@ def _without_placeholders(problems: list[Problem], good: Sequence[str]) -> list[
 
 
 def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]) -> list[Problem]:
-    """Extend `-m` fixes to the whole command if everything else is valid."""
+    """Extend `-m` fixes to the entire command if all other overrides are valid."""
     if not all(problem.fix.is_sweep for problem in problems):
         return problems
     each = [found[text][-1].fix.words[1:] if found[text] else (text,) for text in found]
@@ -183,7 +182,7 @@ def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]
 
 
 def compose_tree(good: Sequence[str], trees: Trees) -> Tree:
-    """Compose one tree, without schema types, inside `hydra_state`; values may be missing."""
+    """Compose one tree without schema types inside `hydra_state`. Values may be missing."""
     try:
         return trees.tree(good)
     except NotSet as error:
@@ -193,11 +192,11 @@ def compose_tree(good: Sequence[str], trees: Trees) -> Tree:
 
 
 def _composed(good: Sequence[str], typed: tuple[str, ...], trees: Trees) -> Composed:
-    """Compose to schema classes, without sweep settings; ConfigError for invalid values."""
+    """Compose to schema classes, without sweep settings. ConfigError for invalid values."""
     tree, catalogue = compose_tree(good, trees), trees.catalogue
     problems = _unresolved(tree.config, good, catalogue)
     own = catalogue.own_folder
-    if own and not HydraConfig.initialized():  # in a Hydra job, Hydra has read its settings
+    if own and not HydraConfig.initialized():  # a job of Hydra has read its settings
         presets = [(group, tree.choices[group]) for group in PRESETS]
         files = [*(catalogue.options[group][o] for group, o in presets), *own.glob("*/*.yaml")]
         paths = [path for each in presets for path in set_by_preset(*each, catalogue)]
@@ -211,8 +210,9 @@ def _composed(good: Sequence[str], typed: tuple[str, ...], trees: Trees) -> Comp
         with suppress(OmegaConfBaseException):
             for key in sorted(OmegaConf.missing_keys(tree.config)):
                 section = key.partition(".")[0]
-                why = f"{section}={tree.config[section].option} needs a value for it"
-                problems += [Problem(key, "", why, Fix(completed(key, catalogue) or key))]
+                why = f"{section}={tree.config[section].option} needs a value"
+                fix = Fix(completed(key, catalogue) or key)
+                problems.append(Problem(key, "", why, fix, "missing_value"))
         problems = problems or [explain_file(error, catalogue)]
         raise ConfigError(problems) from error
     untyped = [g for g, kinds in VARIANTS.items() if type(getattr(config, g)) not in kinds.values()]
@@ -220,7 +220,7 @@ def _composed(good: Sequence[str], typed: tuple[str, ...], trees: Trees) -> Comp
         raise ConfigError([explain_untyped(g, tree.choices[g], catalogue) for g in untyped])
     problems = check_options(config, tree.choices, catalogue) + find_source_problems(config.data)
     for key in (text.lstrip("+").partition("=")[0] for text in good):
-        section, name = f"{key}.".split(".")[:2]  # an entry is added by force, to any section
+        section, name = f"{key}.".split(".")[:2]  # force_add adds an entry to any section
         if catalogue.is_entry(key) and name not in dict(
             class_fields(type(getattr(config, section)))
         ):
@@ -237,7 +237,7 @@ def _composed(good: Sequence[str], typed: tuple[str, ...], trees: Trees) -> Comp
 
 
 def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) -> list[Problem]:
-    """Problems of interpolations (`seed=${train.steps}`) without a target or with a wrong type."""
+    """Return problems of interpolations (`seed=${train.steps}`) without target or valid type."""
     problems = []
     for text in texts:
         parsed = parse(text)
@@ -247,22 +247,22 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
         field, why = catalogue.keys[key], ""
         try:
             found = OmegaConf.select(tree, key, throw_on_missing=True)
-            # A whole section, ${model}, is an object of its schema class and no mapping.
+            # ${model}, an entire section, is an object of its schema class, not a mapping.
             is_section = str(parsed.value()).strip("${} ") in catalogue.sections
             plain = OmegaConf.is_config(found) and not is_section
             value = OmegaConf.to_container(found) if plain else found
             if value is not None and not admits(field, value):
-                why = f"leads to {shown(str(found))}; {field.words()} is wanted"
+                why = f"must be {field.words()}, not {shown(str(found))}"
         except OmegaConfBaseException as error:
-            why = f"{hydra_reason(error)}; {field.words()} is wanted"
+            why = f"must be {field.words()}. {hydra_reason(error)}"
         if why:
-            fix = Fix(completed(key, catalogue) or key)
-            problems.append(Problem(key, shown(text.partition("=")[2]), why, fix))
+            fix, raw = Fix(completed(key, catalogue) or key), text.partition("=")[2]
+            problems.append(Problem(key, shown(raw), why, fix, "interpolation"))
     return problems
 
 
 def _explain(error: NotSet, good: Sequence[str], trees: Trees) -> list[Problem]:
-    """Explain values that are valid one by one, and that their sections reject."""
+    """Return problems of values that are valid, but rejected by the options."""
     catalogue, problems = trees.catalogue, []
     for text, refused in error.errors.items():
         key, _, value = text.lstrip("+").partition("=")
@@ -273,33 +273,37 @@ def _explain(error: NotSet, good: Sequence[str], trees: Trees) -> list[Problem]:
             problems.append(_elsewhere(text, option, good, catalogue))
         elif option and value == "null":
             fix = Fix(f"{key}={default_text(fields[name], key)}")
-            problems.append(Problem(key, value, f"{fields[name].words()} is wanted", fix))
+            why = f"must be {fields[name].words()}"
+            problems.append(Problem(key, value, why, fix, "wrong_type"))
         else:
-            problems.append(Problem(key, shown(value), hydra_reason(refused)))
+            problems.append(Problem(key, shown(value), hydra_reason(refused), id="wrong_type"))
     if all(problem.key in catalogue.keys for problem in problems):
         problems += _deeper(good, problems, trees)
     return problems
 
 
 def _elsewhere(text: str, option: str, good: Sequence[str], catalogue: Catalogue) -> Problem:
-    """Explain a key that exists only in other options of the group."""
+    """Return the problem of a key that exists only in other options of the group."""
     key, _, value = text.lstrip("+").partition("=")
     section, _, name = key.rpartition(".")
     others = catalogue.options_with(section, name)
-    why = f"{section}={option} has no {name}; {section} options that have it: {', '.join(others)}"
+    why = f"{section}={option} has no {name}. Options with it: {', '.join(others)}"
+    fix = Fix()
     if any(other.startswith(f"{section}=") for other in good):
-        return Problem(key, shown(value), f"{why}; choose one of them, or remove it")
-    wanted = likeliest(section, option, others, catalogue)
-    if name == "eval_path":
-        return Problem(key, shown(value), why, Fix(*as_evaluation(value)))
-    if "jsonl" in others:
-        typed = (each.partition("=")[2] for each in good if each.startswith("data.path="))
-        wanted = option_for(next(typed, ".jsonl")) or wanted
-    return Problem(key, shown(value), why, Fix(f"{section}={wanted}", text))
+        why += ". Choose one of them, or remove the key"
+    elif name == "eval_path":
+        fix = Fix(*as_evaluation(value))
+    else:
+        wanted = likeliest(section, option, others, catalogue)
+        if "jsonl" in others:
+            typed = (each.partition("=")[2] for each in good if each.startswith("data.path="))
+            wanted = option_for(next(typed, ".jsonl")) or wanted
+        fix = Fix(f"{section}={wanted}", text)
+    return Problem(key, shown(value), why, fix, "other_options_key")
 
 
 def _deeper(good: Sequence[str], problems: list[Problem], trees: Trees) -> list[Problem]:
-    """Further problems of the valid overrides, without sections that have one already."""
+    """Return further problems of the valid overrides, except in sections with a problem."""
     words = [word.partition("=")[0] for problem in problems for word in problem.fix.words]
     wrong = {problem.key for problem in problems}
     blocked = {re.split(r"[./@]", key.lstrip("+~"))[0] for key in [*wrong, *words]}
@@ -317,13 +321,13 @@ def _deeper(good: Sequence[str], problems: list[Problem], trees: Trees) -> list[
 
 
 Progress = Callable[[int, int], None]
-"""Called with the number done and the total."""
+"""Callback with the number done and the total."""
 
 
 def compose_cells(
     cells: Sequence[tuple[str, ...]], trees: Trees, progress: Progress | None = None
 ) -> list[Composed]:
-    """Compose every cell, in order, of valid overrides; ConfigError has shared errors once."""
+    """Compose each run of a sweep in order. ConfigError has shared errors once."""
     done: list[Composed] = []
     found: Counter[Problem] = Counter()
     with hydra_state():
@@ -342,23 +346,23 @@ def compose_cells(
 
 
 def problems_by_cell(found: Counter[Problem], total: int) -> list[Problem]:
-    """Each problem once, with its number of cells unless all have it."""
+    """Return each problem once, with its number of runs unless all have it."""
     return [
-        p if n >= total else dataclasses.replace(p, why=f"{p.why} (in {n} of {total} cells)")
+        p if n >= total else dataclasses.replace(p, why=f"{p.why} (in {n} of {total} runs)")
         for p, n in found.items()
     ]
 
 
 def claims(composed: Composed) -> frozenset[str]:
-    """Groups and key paths set by overrides or by the experiment: `precision`, `seed`."""
-    # Of a named sweep, which precedes the recipe, only rows are (docs/explanation/composing.md).
+    """Return the groups and keys set by overrides or by the experiment."""
+    # Only rows of a named sweep, which precedes the recipe, are overrides.
     typed = {text.lstrip("+~").partition("=")[0] for text in composed.overrides}
     experiment = composed.choices.get("experiment", "none")
     return frozenset(typed | set(set_by_preset("experiment", experiment, composed.catalogue)))
 
 
 def is_set(composed: Composed, key: str) -> bool:
-    """Whether the user set `group.key`: by an override, experiment, sweep, recipe or own option."""
+    """Return whether the user set `group.key` by an override, preset or own option."""
     group = key.partition(".")[0]
     file = composed.catalogue.options.get(group, {}).get(composed.choices.get(group, ""))
     own = file is not None and not file.is_relative_to(conf_folder())
@@ -366,6 +370,6 @@ def is_set(composed: Composed, key: str) -> bool:
 
 
 def compose_with(composed: Composed, choices: Sequence[str]) -> Composed:
-    """Recompose with choices (not in the user's `claims`) in place of the recipe's; ConfigError."""
+    """Compose again with choices in place of the recipe's. `claims` must not contain them."""
     typed = [text for text in composed.overrides if not text.startswith("recipe=")]
     return compose([*typed, "recipe=none", *choices], composed.config_dir, in_sweep=True)

@@ -1,4 +1,4 @@
-"""Pages of `python train.py --help` and `--help GROUP`, generated from `conf/` and the schema."""
+"""Generate the pages of `python train.py --help` and `--help GROUP` from `conf/` and schema."""
 
 import re
 import textwrap
@@ -21,15 +21,15 @@ from eke.config.schema import Config
 from eke.config.schema.fields import field_docs, summary
 
 PARTS: Mapping[str, tuple[str, ...]] = {
-    "what is trained": ("model", "task", "data", "batch"),
-    "how": (
+    "training": ("model", "task", "data", "batch"),
+    "techniques": (
         "precision", "optimizer", "schedule", "memory", "attention", "compile", "kernels",
         "distributed", "offload", "dataloader", "peft", "engine",
     ),
-    "where": ("hardware", "tracker"),
-    "named settings": ("recipe", "experiment", "sweep"),
+    "device and tracker": ("hardware", "tracker"),
+    "presets": ("recipe", "experiment", "sweep"),
 }  # fmt: skip
-"""Headings of the first page -> their groups. Other groups belong to a launcher and come last."""
+"""Heading of the first page -> groups. Other groups belong to a launcher and come last."""
 
 COMMON_KEYS = (
     "train.steps", "batch.per_device", "batch.accumulation", "optimizer.lr", "data.seq_len",
@@ -39,15 +39,15 @@ COMMON_KEYS = (
 
 _WIDTH = 100
 _HEAD = """\
-eke finds, runs and compares the training recipes that get the most out of the GPUs you have.
+eke finds, runs and compares training recipes that use the available GPUs efficiently.
 
 usage: PROGRAM [group=option ...] [key=value ...]         one run
        PROGRAM -m [group=option,option] [key=value,...]   a sweep: every combination
        PROGRAM --help GROUP                               all options and keys of a group
 """
 _TAIL = """
-other keys: --help train, --help launcher, --help resources;   --cfg job prints all values
-flags: -m, --config-dir FOLDER (your own options), --cell, --version, --hydra-help
+other keys: --help train, --help launcher, --help resources. All values: --cfg job
+flags: -m, --config-dir FOLDER (folder with own options), --cell, --version, --hydra-help
 
   PROGRAM precision=bf16 optimizer=adafactor
   PROGRAM -m precision=fp32,bf16,fp16 seed=0,1
@@ -56,7 +56,7 @@ flags: -m, --config-dir FOLDER (your own options), --cell, --version, --hydra-he
 
 
 def help_text(config_dir: Path | None = None, topic: str = "") -> str:
-    """Page of a group, section or key, with the user's options; the first page without `topic`."""
+    """Return the help page of a group, section or key, or the first page without `topic`."""
     catalogue = make_catalogue(config_dir)
     page = _topic_page(topic, catalogue) if topic else _first_page(catalogue)
     return page.replace("PROGRAM", program())
@@ -71,7 +71,7 @@ def _first_page(catalogue: Catalogue) -> str:
         found = [_first_page_row(group, catalogue) for group in groups]
         lines += [f"{part}{heading}", *found] if found else []
         heading = ""
-    lines.append("often set keys")
+    lines.append("common keys")
     for key in COMMON_KEYS:
         clause = _first_sentence(_doc(key, catalogue)).partition(";")[0].removesuffix(".")
         lines.append(f"  {key:<24}{clause}.")
@@ -82,7 +82,7 @@ def _first_page_row(group: str, catalogue: Catalogue) -> str:
     options, files = _ordered(group, catalogue), catalogue.options[group]
     about, common = GROUPS.get(group, ("", ""))
     shown = [name for name in common.split() or options if name in options]
-    # The user's own options are always shown.
+    # Always show the user's own options.
     shown += [o for o in options if not files[o].is_relative_to(catalogue.folders[0])]
     shown = list(dict.fromkeys(shown))
     more = [f"(+{len(options) - len(shown)})"] if len(options) > len(shown) else []
@@ -90,20 +90,20 @@ def _first_page_row(group: str, catalogue: Catalogue) -> str:
 
 
 def _ordered(group: str, catalogue: Catalogue) -> list[str]:
-    """Options of a group, the default first."""
+    """Return the options of a group, the default first."""
     default = catalogue.defaults.get(group)
     return sorted(catalogue.options[group], key=lambda name: (name != default, name))
 
 
 def _topic_page(topic: str, catalogue: Catalogue) -> str:
-    """Page with all options and keys of one section; raises ConfigError if there is none."""
+    """Return the page of one section. ConfigError if there is none."""
     names = [*catalogue.options, *(s for s in catalogue.sections if s not in catalogue.options)]
     section = topic.partition(".")[0] if topic in catalogue.keys else topic
     if section not in names:
         near = closest(section, names) or nearest_key(topic, catalogue) or names[0]
-        why = f"is not a group; groups are {', '.join(names)}"
+        why = f"is not a group. Groups: {', '.join(names)}"
         pages = [near] if near.partition(".")[0] in names else []  # `seed` is in no section
-        raise ConfigError(Problem("--help", topic, why, Fix("--help", *pages)))
+        raise ConfigError(Problem("--help", topic, why, Fix("--help", *pages), "unknown_group"))
     classes = catalogue.sections.get(section, ())
     in_table = section in GROUPS or not classes
     blocks = [title(section) if in_table else f"{section}: {summary(classes[0])}"]
@@ -124,7 +124,7 @@ def _option_rows(group: str, catalogue: Catalogue) -> str:
 
 
 def _key_rows(section: str, catalogue: Catalogue) -> list[str]:
-    """Keys of a section: first those of all its options, then those of some."""
+    """Return the rows of a section's keys: first of all options, then of some."""
     options = catalogue.options.get(section, {})
     fields = {o: {n for n, _ in class_fields(catalogue.schema_class(section, o))} for o in options}
     blocks: dict[tuple[str, ...], list[tuple[str, str]]] = {tuple(options): []}
@@ -145,7 +145,7 @@ def _key_rows(section: str, catalogue: Catalogue) -> list[str]:
 
 
 def _doc(key: str, catalogue: Catalogue) -> str:
-    """The schema's description of a key, from the first class that has it."""
+    """Return the schema's description of a key, from the first class that has it."""
     section, _, name = key.rpartition(".")
     classes: Iterable[type] = catalogue.sections[section] if section else (Config,)
     return next((docs[name] for docs in map(field_docs, classes) if name in docs), "")
@@ -156,7 +156,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _wrapped(margin: str, text: str) -> str:
-    """Wrap text with a prefix on its first line and equal indentation on the others."""
+    """Wrap text with a prefix on the first line and equal indentation on the others."""
     return textwrap.fill(
         text, _WIDTH, initial_indent=margin, subsequent_indent=" " * len(margin),
         break_long_words=False, break_on_hyphens=False,

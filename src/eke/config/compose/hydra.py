@@ -1,4 +1,4 @@
-"""Run Hydra's information flags (`--cfg job`, `--info`, `--hydra-help`) and Hydra's own sweeps."""
+"""Run information flags of Hydra (`--cfg job`, `--info`, `--hydra-help`) and sweeps by Hydra."""
 
 import contextlib
 import io
@@ -29,25 +29,25 @@ from eke.config.schema import register
 
 _QUESTIONS = ("--cfg", "--info", "--hydra-help")  # print information
 _COMPANIONS = ("--resolve", "--package")  # modify --cfg
-_OTHER = "would compose another configuration than eke's, which its checks are about"
+_OTHER = "would compose another configuration than eke's"
 _REFUSED = {
     **dict.fromkeys(("--config-path", "-cp"), (_OTHER, "--config-dir FOLDER")),
     **dict.fromkeys(("--config-name", "-cn"), (_OTHER, "experiment=NAME")),
     "--experimental-rerun": ("would start a job pickled by Hydra", "the command in record.json"),
 }
-"""Flag -> what it would do, and what does it here."""
+"""Flag -> its effect, and the replacement in eke."""
 
 
 def check_question(arguments: Arguments) -> None:
-    """Raise ConfigError unless there is one information flag, with a value that Hydra accepts."""
-    # Hydra would print a traceback, its usage or nothing, or change the run.
+    """Raise ConfigError unless there is one information flag with a valid value."""
+    # Hydra would print a traceback or its usage, or change the run.
     pairs = _pairs(arguments.hydra_flags)
     if problems := [*_wrong_flags(pairs)] or [*_wrong_together(pairs, arguments)]:
         raise ConfigError(problems)
 
 
 def _pairs(flags: Sequence[str]) -> list[tuple[str, str]]:
-    """Each flag in its long form, with its value."""
+    """Return each flag in its long form, with its value."""
     pairs: list[tuple[str, str]] = []
     for token in flags:
         if token.startswith("-"):
@@ -62,12 +62,13 @@ def _wrong_flags(pairs: Sequence[tuple[str, str]]) -> Iterator[Problem]:
         known = FLAG_VALUES.get(flag, (value,))
         if flag in _REFUSED:
             why, instead = _REFUSED[flag]
-            yield Problem(flag, value, why, Fix(remark=instead))
+            yield Problem(flag, value, why, Fix(remark=instead), "unsupported_flag")
         elif flag == "--package" and not value:
-            yield Problem(flag, "", "names a part of the configuration", Fix(flag, "optimizer"))
+            fix = Fix(flag, "optimizer")
+            yield Problem(flag, "", "needs a part of the configuration", fix, "missing_value")
         elif value not in known and (value or flag != "--info"):
             fix = Fix(flag, closest(value, known) or known[0], *([value] if "=" in value else []))
-            yield Problem(flag, shown(value), f"can be {', '.join(known)}", fix)
+            yield Problem(flag, shown(value), f"can be {', '.join(known)}", fix, "wrong_argument")
 
 
 def _wrong_together(pairs: list[tuple[str, str]], arguments: Arguments) -> Iterator[Problem]:
@@ -75,19 +76,19 @@ def _wrong_together(pairs: list[tuple[str, str]], arguments: Arguments) -> Itera
     companions = [pair for pair in pairs if pair[0] in _COMPANIONS]
     if companions and "--cfg" not in dict(questions):
         fix = Fix("--cfg", "job", *filter(None, companions[0]))
-        yield Problem(*companions[0], "goes with --cfg", fix)
+        yield Problem(*companions[0], "needs --cfg", fix, "conflicting_flags")
     elif len(questions) > 1:
         first, second = (" ".join(pair).strip() for pair in questions[:2])
         fix = Fix(*filter(None, questions[1]))
-        yield Problem(second, "", f"one question at a time; {first} is one, too", fix)
+        yield Problem(second, "", f"conflicts with {first}", fix, "conflicting_flags")
     elif arguments.multirun and questions[0][0] != "--hydra-help":
-        why = "is about one configuration, and -m spans several; plan_only=true lists those"
+        why = "shows one configuration. plan_only=true lists the runs of a sweep"
         fix = Fix("-m", *dict.fromkeys([*arguments.overrides, "plan_only=true"]))
-        yield Problem(*questions[0], why, fix)
+        yield Problem(*questions[0], why, fix, "conflicting_flags")
 
 
 def run_hydra_flags(arguments: Arguments) -> str:
-    """Hydra's answer to flags that passed `check_question`; ConfigError where it fails."""
+    """Return Hydra's output for flags that passed `check_question`. ConfigError if it fails."""
     # A bare --info would consume the first override.
     pairs = [(f, v or "all") if f == "--info" else (f, v) for f, v in _pairs(arguments.hydra_flags)]
     flags = [word for pair in pairs for word in pair if word]
@@ -95,13 +96,14 @@ def run_hydra_flags(arguments: Arguments) -> str:
     answer, complaint = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(answer), contextlib.redirect_stderr(complaint):
-            # Hydra's help is about no configuration, and overrides would fail.
+            # Hydra's help does not depend on overrides, and would fail with them.
             overrides = () if "--hydra-help" in flags else arguments.overrides
             _run_hydra(flags, overrides, catalogue, lambda _: None)
     except SystemExit as ended:
         if ended.code:
-            said = complaint.getvalue().strip().splitlines() or ["Hydra gives no answer"]
-            raise ConfigError(Problem(" ".join(arguments.hydra_flags), "", said[-1])) from ended
+            said = complaint.getvalue().strip().splitlines() or ["Hydra printed no reason"]
+            flag = " ".join(arguments.hydra_flags)
+            raise ConfigError(Problem(flag, "", said[-1], id="hydra_failed")) from ended
     sys.stderr.write(complaint.getvalue())
     return answer.getvalue().removesuffix("\n")
 
@@ -125,8 +127,8 @@ def _run_hydra(
 
 
 Job = Callable[[tuple[str, ...], Path | None], float | None]
-"""Overrides and the user's folder -> the objective: the loss of one run of eke. Hydra's plugins
-compose, start and count the jobs; Hydra handles their exceptions."""
+"""Function of a run's overrides and the user's folder that returns the objective, the loss.
+Hydra's plugins compose, start and count the jobs. Hydra handles their exceptions."""
 
 LOCAL, SWEEPER = "local", "eke"
 """Default options of these groups."""
@@ -135,23 +137,23 @@ PLUGINS = {
     "hydra/launcher": ("joblib", "ray", "rq", "submitit"),
     "hydra/sweeper": ("ax", "nevergrad", "optuna"),
 }
-"""Options, or their starts up to `_`, of Hydra's plugins: `joblib` is hydra-joblib-launcher
+"""Options, up to `_`, of Hydra's plugins: `joblib` is hydra-joblib-launcher
 (https://hydra.cc/docs/plugins/, Hydra 1.3)."""
 
 
 def is_for_hydra(overrides: Sequence[str]) -> bool:
-    """Whether the overrides choose or configure a launcher or sweeper of Hydra."""
+    """Return whether the overrides choose or configure a launcher or sweeper of Hydra."""
     return any(_is_foreign(text) or _is_setting(text) for text in overrides)
 
 
 def launcher_of(overrides: Sequence[str]) -> str:
-    """Option of `hydra/launcher`; `local` by default."""
+    """Return the option of `hydra/launcher`, `local` by default."""
     typed = [text.partition("=")[2] for text in overrides if text.startswith("hydra/launcher=")]
     return typed[-1] if typed else LOCAL
 
 
 def needs_sweep(overrides: Sequence[str]) -> bool:
-    """Whether the launcher starts a single run as a sweep of one; all except `local` do."""
+    """Return whether the launcher starts a single run as a sweep, as all except `local` do."""
     launcher = launcher_of(overrides)
     return launcher != LOCAL and has_plugin(LAUNCHERS, launcher)
 
@@ -168,39 +170,39 @@ def _is_setting(text: str) -> bool:
 
 
 def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) -> None:
-    """Let Hydra run the sweep; ConfigError for invalid overrides, before anything has started."""
+    """Run a sweep by Hydra. ConfigError for invalid overrides, before any run starts."""
     catalogue = open_catalogue(config_dir)
     problems = [p for text in overrides for p in _wrong(text, catalogue)]
     problems += _without_plugin(overrides)
     sweepers = [t for t in overrides if t.startswith("hydra/sweeper=") and _is_foreign(t)]
     if needs_sweep(overrides) and sweepers:
         launcher = launcher_of(overrides)
-        why = f"takes runs from eke's own sweeper only, and {sweepers[-1]} is one of Hydra's"
-        problems.append(Problem("hydra/launcher", launcher, why, Fix("hydra/sweeper=eke")))
+        why, fix = f"needs eke's sweeper, not {sweepers[-1]}", Fix("hydra/sweeper=eke")
+        problems.append(Problem("hydra/launcher", launcher, why, fix, "conflicting_plugins"))
     if problems:
         raise ConfigError(problems)
-    # Hydra knows neither `local` nor `eke`.
+    # Hydra has no options `local` and `eke`.
     foreign = [t for t in overrides if _is_foreign(t) or t.partition("=")[0] not in LAUNCHING]
 
     def run_job(_: Any) -> float | None:
-        """Eke recomposes it from its overrides, with schema types and checks."""
+        """Run one job of Hydra, composed again with schema types and checks."""
         return job(tuple(HydraConfig.get().overrides.task), catalogue.own_folder)
 
     full = os.environ.get("HYDRA_FULL_ERROR", "0")
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are raised, instead of printing a traceback
-    if sweepers:  # it logs the best values
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing a traceback
+    if sweepers:  # show the best values, which the sweeper logs
         logging.basicConfig(format="%(message)s", stream=sys.stdout)
         logging.getLogger("hydra_plugins").setLevel(logging.INFO)
     try:
         _run_hydra(["-m"], foreign, catalogue, run_job)
     except Exception as error:
         of_a_job = any(frame.name == "run_job" for frame in extract_tb(error.__traceback__))
-        elsewhere = type(error.__cause__).__name__ == "_RemoteTraceback"  # by a process of loky
+        elsewhere = type(error.__cause__).__name__ == "_RemoteTraceback"  # a process of loky
         if isinstance(error, EkeError | OSError) or of_a_job or elsewhere:
             raise
         chosen = " ".join(text for text in overrides if _is_foreign(text))
         fix = Fix("hydra/launcher=local", "hydra/sweeper=eke")
-        raise ConfigError(Problem(chosen, "", first_line(error), fix)) from error
+        raise ConfigError(Problem(chosen, "", first_line(error), fix, "hydra_failed")) from error
     finally:
         os.environ["HYDRA_FULL_ERROR"] = full
 
@@ -208,16 +210,17 @@ def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) 
 def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
     key, _, value = text.lstrip("+").partition("=")
     if key in ("sweep", *(k for k in catalogue.keys if k.startswith("sweep."))):
-        why = "is for eke's own sweeper; Hydra's read the overrides and hydra.sweeper.params"
+        why = "needs eke's sweeper. Sweepers of Hydra read the overrides and hydra.sweeper.params"
         fix = Fix(remark="KEY=VALUE,VALUE")
-        return [] if text == "sweep=none" else [Problem(key, shown(value), why, fix)]
+        problem = Problem(key, shown(value), why, fix, "conflicting_plugins")
+        return [] if text == "sweep=none" else [problem]
     if key.startswith("hydra"):
         return []
     return find_problems(text, catalogue, multirun=True)
 
 
 def _without_plugin(overrides: Sequence[str]) -> Iterator[Problem]:
-    """Problems of missing launcher or sweeper plugins, and of settings without a chosen plugin."""
+    """Yield problems of missing plugins and of settings without a chosen plugin."""
     with hydra_state():
         loader = GlobalHydra.instance().config_loader()
         known = {group: loader.get_group_options(group) for group in LAUNCHING}
@@ -227,18 +230,19 @@ def _without_plugin(overrides: Sequence[str]) -> Iterator[Problem]:
         if _is_foreign(text) and value not in known[key]:
             yield _not_installed(key, value, known[key])
         elif _is_setting(text) and (group := "hydra/" + key.split(".")[1]) not in chosen:
-            why = "is a setting of a plugin of Hydra's, and none is chosen"
-            yield Problem(key, shown(value), why, Fix(f"{group}={PLUGINS[group][0]}", text))
+            why, fix = f"needs an option of {group}", Fix(f"{group}={PLUGINS[group][0]}", text)
+            yield Problem(key, shown(value), why, fix, "missing_plugin")
 
 
 def _not_installed(group: str, option: str, known: Sequence[str]) -> Problem:
     plugin, kind = option.split("_")[0], group.partition("/")[2]
     if plugin in PLUGINS[group]:
-        # hydra-optuna-sweeper 1.3 asks for optuna<3, and works with 4.
+        # hydra-optuna-sweeper 1.3 requires optuna<3, but works with 4.
         first = "optuna && pip install --no-deps " if plugin == "optuna" else ""
         fix = Fix(remark=f"pip install {first}hydra-{plugin}-{kind}")
-        return Problem(group, option, "is not installed", fix)
+        return Problem(group, option, "is not installed", fix, "package_missing")
     own = plugin_names(LAUNCHERS) if group == "hydra/launcher" else [SWEEPER]
     options = [*own, *known, *PLUGINS[group]]
-    why = f"there is none of this name: {', '.join(dict.fromkeys(options))}"
-    return Problem(group, shown(option), why, Fix(f"{group}={closest(option, options) or own[0]}"))
+    why = f"unknown option. Options: {', '.join(dict.fromkeys(options))}"
+    fix = Fix(f"{group}={closest(option, options) or own[0]}")
+    return Problem(group, shown(option), why, fix, "unknown_option")

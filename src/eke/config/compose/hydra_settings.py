@@ -1,4 +1,4 @@
-"""Hydra's own settings, which it reads only in sweeps of its own, and values of its sweeps."""
+"""Hydra's settings, which only Hydra's own sweeps read, and values of its sweeps."""
 
 import math
 import random
@@ -30,48 +30,49 @@ LAUNCHING = ("hydra/launcher", "hydra/sweeper")
 
 _INSTEAD = {
     "hydra.sweeper.params": Fix(remark="sweep.product={KEY:[VALUE,VALUE]}"),
-    "hydra.job.env_set": Fix(remark="export NAME=VALUE   (before the command; runs inherit it)"),
+    "hydra.job.env_set": Fix(remark="export NAME=VALUE   (before the command)"),
 }
-"""Setting or its section -> eke's equivalent."""
+"""Setting or section of Hydra -> equivalent in eke."""
 
 
 def is_launching(text: str) -> bool:
-    """Whether an override configures how runs start, which runs do not need."""
+    """Return whether an override configures the start of runs."""
     by_group = text.startswith(tuple(f"{group}=" for group in LAUNCHING))
     return by_group or text.startswith(("hydra.launcher.", "hydra.sweeper.", "hydra.mode=MULTIRUN"))
 
 
 def is_hydras(key: str) -> bool:
-    """Whether a key or group is Hydra's, not eke's."""
+    """Return whether a key or group belongs to Hydra."""
     return bool(re.match(r"hydra[./]|hydra$", key))
 
 
 def check_setting(parsed: Override, raw: str) -> list[Problem]:
-    """Explain why a Hydra setting is invalid in a run started by eke."""
+    """Return the problem of a Hydra setting in a run started by eke."""
     key, text = parsed.key_or_group, parsed.input_line or ""
     if re.match(r"hydra[./](launcher|sweeper)\b", key) or text == "hydra.mode=MULTIRUN":
-        why = "takes effect in a sweep only; without -m one run would start here"
         typed = [] if key == "hydra.mode" else [text]
-        return [Problem(key, shown(raw), why, Fix("-m", *typed))]
+        why = "is for sweeps and needs -m"
+        return [Problem(key, shown(raw), why, Fix("-m", *typed), "needs_sweep")]
     if key == "hydra.searchpath":
-        why = "your own options are found in a folder named by a flag"
-        return [Problem(key, shown(raw), why, Fix(remark="--config-dir FOLDER"))]
+        why, fix = "own options need --config-dir", Fix(remark="--config-dir FOLDER")
+        return [Problem(key, shown(raw), why, fix, "hydra_setting")]
     fix = _in_place_of(key, raw)
-    return [Problem(key, shown(raw), NO_EFFECT if fix else f"{NO_EFFECT}; remove it", fix)]
+    why = NO_EFFECT if fix else f"{NO_EFFECT}. Remove it"
+    return [Problem(key, shown(raw), why, fix, "hydra_setting")]
 
 
-NO_EFFECT = "is Hydra's own and has no effect: Hydra composes, and eke starts the runs"
+NO_EFFECT = "is a setting of Hydra without effect here: eke starts the runs"
 
 
 def _in_place_of(path: str, raw: str) -> Fix:
-    """Eke's equivalent setting; empty if there is none."""
+    """Return eke's equivalent of a setting, an empty fix if there is none."""
     if path in ("hydra.run.dir", "hydra.sweep.dir"):
         return Fix(f"paths.runs={'FOLDER' if '$' in raw else raw}")
     return next((fix for key, fix in _INSTEAD.items() if f"{path}.".startswith(f"{key}.")), Fix())
 
 
 def explain_in_file(path: str, files: Sequence[Path], raw: str = "") -> Problem:
-    """Explain a Hydra setting, by its key path and its value, if known, with its line in a file."""
+    """Return the problem of a Hydra setting in a file, with its line."""
     name = re.escape(re.split(r"[./]", path)[-1])
     value = re.escape(raw) or ".*?"
     wanted = re.compile(rf"(?:^|[\s/{{,]){name}\s*:\s*[\"']?({value})[\"']?\s*(?:,\s|\}}|#|$)")
@@ -83,12 +84,13 @@ def explain_in_file(path: str, files: Sequence[Path], raw: str = "") -> Problem:
     instead = _in_place_of(path, value)
     remark = "and delete this line" if instead.words else "delete this line"
     if instead.remark:
-        remark += f", and type {instead.remark}"
-    return Problem(where, f"{path}: {shown(value)}", NO_EFFECT, Fix(*instead.words, remark=remark))
+        remark += f", and use {instead.remark}"
+    fix = Fix(*instead.words, remark=remark)
+    return Problem(where, f"{path}: {shown(value)}", NO_EFFECT, fix, "hydra_setting")
 
 
 def sweep_values(parsed: Override, catalogue: Catalogue) -> Iterator[str]:
-    """Texts of a sweep's values, also inside lists; an interval has none until it is sampled."""
+    """Yield the values of a sweep as text, also inside lists. An interval yields none."""
     for part in sweep_parts(parsed.value()):
         if isinstance(part, Glob):
             found = part.filter(list(catalogue.options.get(parsed.key_or_group, {})))
@@ -104,16 +106,16 @@ def sweep_values(parsed: Override, catalogue: Catalogue) -> Iterator[str]:
 
 
 def why_unlisted(parsed: Override, catalogue: Catalogue) -> str:
-    """Why no run can have a value that Hydra's grammar takes; empty if one can."""
+    """Return why a sweep has no values for runs, "" if it has."""
     value = parsed.value()
     if isinstance(value, dict | list) and _holds_sweep(value):
-        return "a sweep inside a list or mapping is a quoted text"
+        return "a sweep inside a list or mapping must be quoted"
     if not parsed.is_sweep_override() or IntervalSweep in map(type, sweep_parts(value)):
         return ""
-    with suppress(Exception):  # Hydra's, ValueError, those of decimal
+    with suppress(Exception):  # of Hydra or decimal, or ValueError
         if list(islice(sweep_values(parsed, catalogue), MAX_CHECKED)):
             return ""
-    return "has no values: a range is finite, with a step other than 0, and a glob matches options"
+    return "has no values. A range needs a finite stop and a step, a glob must match options"
 
 
 def _holds_sweep(value: Any) -> bool:
@@ -122,7 +124,7 @@ def _holds_sweep(value: Any) -> bool:
 
 
 def sweep_parts(value: Any) -> Iterator[Any]:
-    """Parts of a sweep, also inside lists: single values, ranges, globs, intervals."""
+    """Yield the parts of a sweep, also inside lists: values, ranges, globs, intervals."""
     if not isinstance(value, ChoiceSweep):
         yield value
         return
@@ -131,7 +133,7 @@ def sweep_parts(value: Any) -> Iterator[Any]:
 
 
 def _in_order(items: Iterable[Any], shuffled: bool) -> Iterable[Any]:
-    """Shuffle with a fixed order, so that the sweep is reproducible."""
+    """Shuffle with a fixed seed, so that the sweep is reproducible."""
     found = list(items) if shuffled else []
     random.Random(0).shuffle(found)
     return found or items

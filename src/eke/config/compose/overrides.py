@@ -1,4 +1,4 @@
-"""Check single overrides before Hydra composes, so that all errors are reported at once."""
+"""Check single overrides before Hydra composes them, to report all errors together."""
 
 import os
 import re
@@ -47,28 +47,28 @@ _KEY = re.compile(r"[+~]*[A-Za-z_$][\w.$/-]*(?:@[\w.$-]*)?")
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Override:
-    """Parse with Hydra (1 ms, hence cached: do not modify); HydraException for invalid text."""
+    """Parse an override with Hydra (1 ms, cached: do not modify). HydraException if invalid."""
     return OverridesParser.create().parse_override(text)
 
 
 def find_problems(text: str, catalogue: Catalogue, multirun: bool = False) -> list[Problem]:
-    """Problems of one override that need no composition; without `multirun` a sweep is one."""
+    """Return the problems of one override before composition. `multirun` permits sweeps."""
     if malformed := _check_shape(text, catalogue):
         return [malformed]
     try:
         parsed = parse(text)
-    except Exception:  # Hydra's exceptions, ANTLR's, RecursionError on deep nesting
+    except Exception:  # of Hydra or ANTLR, or RecursionError
         return [_unparsable(text, catalogue)]
     return _check_parsed(parsed, catalogue, multirun)
 
 
 def last_wins(texts: Sequence[str], catalogue: Catalogue) -> tuple[list[str], list[str]]:
-    """Drop each override that a later one replaces, and warn; Hydra merges mappings."""
-    last: dict[str, str] = {}
+    """Drop overrides that a later one replaces. Return the rest and the warnings."""
+    last: dict[str, str] = {}  # without mappings, which Hydra merges
     kept, warnings = list[str](), list[str]()
     for text in reversed(texts):
         key, _, value = text.removeprefix("++").partition("=")
-        # +key adds, which Hydra refuses for a key that is there: it stays, to be explained.
+        # Keep +key, which Hydra rejects for an existing key, for an error message.
         key = key.removeprefix("+") if catalogue.is_entry(key.removeprefix("+")) else key
         later = last.get(key) if value else None
         if later is None:
@@ -76,24 +76,24 @@ def last_wins(texts: Sequence[str], catalogue: Catalogue) -> tuple[list[str], li
             if value and not value.startswith("{"):
                 last[key] = text
         elif later.partition("=")[2] != value:
-            warnings.append(f"{text} has no effect: {later}, given after it, replaces it")
+            warnings.append(f"{text} has no effect. A later override replaces it: {later}")
     return kept[::-1], warnings[::-1]
 
 
 def suggest_fix(text: str, catalogue: Catalogue) -> Fix:
-    """The override itself if valid, otherwise the fix of its first problem."""
+    """Return the override as a fix if valid, else the fix of its first problem."""
     problems = _next_problems(text, catalogue)
     return problems[0].fix if problems else Fix(text)
 
 
 def _all_fixes(overrides: Iterable[str], catalogue: Catalogue) -> Fix:
-    """Combine the fixes of all overrides; empty if one of them has none."""
+    """Combine the fixes of all overrides. Return an empty fix if one has none."""
     fixes = [suggest_fix(override, catalogue) for override in overrides]
     return Fix(*(word for fix in fixes for word in fix.words)) if all(fixes) else Fix()
 
 
 def _next_problems(text: str, catalogue: Catalogue) -> list[Problem]:
-    """Problems of a proposed override, including the limits of its number."""
+    """Return the problems of a proposed override, including the limits of its number."""
     problems = find_problems(text, catalogue)
     key, _, value = text.partition("=")
     field = catalogue.keys.get(key)
@@ -103,39 +103,41 @@ def _next_problems(text: str, catalogue: Catalogue) -> list[Problem]:
     if not isinstance(number, int | float) or field.limit.admits(number):
         return []
     fix = Fix(f"{key}={format_value(field.limit.in_place_of(number, field.default))}")
-    return [Problem(key, value, f"must be {field.limit.describe(number)}", fix)]
+    return [Problem(key, value, f"must be {field.limit.describe(number)}", fix, "limit")]
 
 
 def _check_shape(text: str, catalogue: Catalogue) -> Problem | None:
     key, equals, value = text.partition("=")
     if not text.strip():
-        return Problem(repr(text), "", "an override is key=value; this one is empty")
+        return Problem(repr(text), "", "empty override, not key=value", id="missing_key")
     if not equals and not text.startswith("~"):
         return _no_equals(text, catalogue)
     if not key.strip("+~ \t\n"):
         found = completed(value.strip(), catalogue)
         fix = Fix(found) if found else Fix()
-        return Problem(shown(text), "", "there is no key before the equals sign", fix)
+        return Problem(shown(text), "", "no key before the equals sign", fix, "missing_key")
     if value.startswith("="):
         fix = suggest_fix(f"{key}={value.lstrip('=')}", catalogue)
-        return Problem(key, shown(value), "one equals sign sets a value", fix)
+        return Problem(key, shown(value), "has two equals signs", fix, "two_equals")
     if key != key.strip() or value != value.strip():
         fix = suggest_fix(f"{key.strip()}={value.strip()}", catalogue)
-        return Problem(shown(text), "", "there is a space around the key or the value", fix)
+        return Problem(shown(text), "", "has a space around the key or the value", fix, "spaces")
     return None
 
 
 def _no_equals(text: str, catalogue: Catalogue) -> Problem:
     name = text.strip().lstrip("+")
-    why = "an override is key=value; there is no equals sign"
+    why = "no equals sign. An override is key=value"
     group, separator, option = re.sub(r"[/: ]", "=", name, count=1).partition("=")
     if separator and (group in catalogue.options or group in catalogue.keys):
-        return Problem(shown(text), "", why, suggest_fix(f"{group}={option}", catalogue))
-    if row := find_retired(name):
-        fix = _all_fixes(row.overrides("true"), catalogue)
-        return Problem(shown(text), "", row.why("true"), fix)
-    found = completed(name, catalogue) or completed(nearest_key(name, catalogue) or "", catalogue)
-    return Problem(shown(text), "", why, Fix(found) if found else Fix())
+        fix = suggest_fix(f"{group}={option}", catalogue)
+    elif row := find_retired(name):
+        fix, why = _all_fixes(row.overrides("true"), catalogue), row.why("true")
+    else:
+        near = nearest_key(name, catalogue) or ""
+        found = completed(name, catalogue) or completed(near, catalogue)
+        fix = Fix(found) if found else Fix()
+    return Problem(shown(text), "", why, fix, "missing_equals")
 
 
 def _unparsable(text: str, catalogue: Catalogue) -> Problem:
@@ -147,27 +149,28 @@ def _unparsable(text: str, catalogue: Catalogue) -> Problem:
     if not field and plain not in catalogue.options:
         return _unknown(plain, value, catalogue)
     if field and field.kind is str:
-        why = "has characters with a meaning in Hydra's grammar, or unpaired quotes; quote it"
+        why = "unpaired quotes or characters with a meaning in Hydra's grammar. Quote the text"
         begun = value[:1] in ("'", '"') and value.count(value[0]) == 1
-        return Problem(key, shown(value), why, Fix(override(plain, value[1:] if begun else value)))
+        fix = Fix(override(plain, value[1:] if begun else value))
+        return Problem(key, shown(value), why, fix, "needs_quotes")
     if "/" in value and (found := of_elsewhere(plain, value)):
-        why = f"not an option of {plain}; it goes to {found[-1].partition('=')[0]}"
-        return Problem(key, shown(value), why, _all_fixes(found, catalogue))
+        why = f"not an option of {plain}. Set {found[-1].partition('=')[0]}"
+        return Problem(key, shown(value), why, _all_fixes(found, catalogue), "unknown_option")
     bare = re.sub(r"[\[\](){}\"'$\\]", "", value).strip(", ")
     wanted = field.words() if field else f"one of {', '.join(catalogue.options[plain])}"
-    why = f"brackets or quotes do not pair up, or it is no value; {wanted} is wanted"
+    why = f"must be {wanted}. Brackets or quotes do not match"
     if wanted.startswith("a list"):
         bare = f"[{bare}]"
     fix = suggest_fix(f"{plain}={bare}", catalogue) if bare != value and bare.isascii() else Fix()
     if field and not fix:
         fix = Fix(f"{plain}={probably_meant(field, value)}")
-    return Problem(key, shown(value), why, fix)
+    return Problem(key, shown(value), why, fix, "unparsable")
 
 
 def _check_parsed(parsed: Override, catalogue: Catalogue, multirun: bool) -> list[Problem]:
     key, raw = parsed.key_or_group, _raw(parsed)
     plain = f"{key}={raw}"
-    entry = catalogue.is_entry(key)  # `eke.rules` checks the value of `trainer.extra.debug=...`
+    entry = catalogue.is_entry(key)  # `eke.rules` checks the values of `trainer.extra`
     if is_hydras(key):
         return [_deleted(key, catalogue)] if parsed.is_delete() else check_setting(parsed, raw)
     known = (catalogue.options, catalogue.keys, catalogue.sections)
@@ -176,15 +179,17 @@ def _check_parsed(parsed: Override, catalogue: Catalogue, multirun: bool) -> lis
     if parsed.is_delete():
         return [_deleted(key, catalogue)]
     if parsed.package is not None:
-        why = f"what {key} sets has a fixed place, @{parsed.package} cannot move it"
-        return [Problem(f"{key}@{parsed.package}", shown(raw), why, suggest_fix(plain, catalogue))]
+        why = f"{key} has a fixed place. @{parsed.package} cannot move it"
+        path = f"{key}@{parsed.package}"
+        return [Problem(path, shown(raw), why, suggest_fix(plain, catalogue), "fixed_package")]
     if parsed.type is OverrideType.ADD and not entry:
-        why = f"+ adds a new key, and {key} is there already"
-        return [Problem(f"+{key}", shown(raw), why, suggest_fix(plain, catalogue))]
+        why = f"+ adds a new key. {key} already exists"
+        return [Problem(f"+{key}", shown(raw), why, suggest_fix(plain, catalogue), "existing_key")]
     if parsed.is_sweep_override() or why_unlisted(parsed, catalogue):
         return _check_sweep(parsed, catalogue, multirun)
     if entry:
-        return [] if raw else [Problem(key, "(nothing)", "no value; remove it")]
+        missing = Problem(key, "(nothing)", "has no value. Remove it", id="missing_value")
+        return [] if raw else [missing]
     if key in catalogue.options:
         problem = _check_option(key, parsed.value(), raw, catalogue)
     elif key in catalogue.sections:
@@ -204,78 +209,81 @@ def _deleted(key: str, catalogue: Catalogue) -> Problem:
     if default is None and (field := catalogue.keys.get(key)):
         default = default_text(field, key) or "''"
     fix = suggest_fix(f"{key}={default}", catalogue) if default else Fix()
-    return Problem(f"~{key}", "", "nothing can be removed from the configuration", fix)
+    return Problem(f"~{key}", "", "cannot be removed from the configuration", fix, "not_removable")
 
 
 def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
-    # In any section: train.gradient_checkpointing, training_args.fp16.
+    # Other tools' names in any section: train.gradient_checkpointing, training_args.fp16.
     if row := find_retired(key) or find_retired(key.rpartition(".")[2]):
         wrong = [p for o in row.overrides(raw) for p in _next_problems(o, catalogue)]
-        also = f"; {wrong[0].value}: {wrong[0].why}" if wrong else ""
+        also = f". {wrong[0].value}: {wrong[0].why}" if wrong else ""
         fix = _all_fixes(row.overrides(raw), catalogue)
-        return Problem(key, shown(raw), row.why(raw) + also, fix)
+        return Problem(key, shown(raw), row.why(raw) + also, fix, "foreign_name")
     group, _, option = key.partition("/")
     if group in catalogue.options and option:
         fix = suggest_fix(f"{group}={option}", catalogue)
-        return Problem(key, shown(raw), f"an option of {group} is chosen by {group}=OPTION", fix)
+        why = f"options of {group} are set by {group}=OPTION"
+        return Problem(key, shown(raw), why, fix, "option_as_key")
     if raw.lower() == "true" and (chosen := completed(key, catalogue)):
-        return Problem(key, shown(raw), "is an option here", Fix(chosen))
+        return Problem(key, shown(raw), "is an option, not a key", Fix(chosen), "option_as_key")
     found, own = nearest_key(key, catalogue), ""
     if re.search(r"_target_|class|loss|metric|callback", key) or re.search(r"\w[.:][A-Z]", raw):
-        own = "; your own code cannot be named here (docs/how-to/use.md)"
+        own = ". eke does not load classes from overrides (docs/how-to/use.md)"
     if not found:
-        return Problem(shown(key), shown(raw), nothing_near(key, catalogue) + own)
-    why = f"there is no such key; did you mean {found}?"
+        why = nothing_near(key, catalogue) + own
+        return Problem(shown(key), shown(raw), why, id="unknown_key")
+    why = f"unknown key. Did you mean {found}?"
     wrong = _next_problems(f"{found}={raw}", catalogue) if raw else []
     section = key.rpartition(".")[0]
     if wrong and section in catalogue.sections and found.rpartition(".")[0] != section:
-        why = f"there is no such key; {section} has {', '.join(catalogue.names(section))}"
-        return Problem(shown(key), shown(raw), why + own)
+        why = f"unknown key. Keys of {section}: {', '.join(catalogue.names(section))}"
+        return Problem(shown(key), shown(raw), why + own, id="unknown_key")
     why += f" {wrong[0].value}: {wrong[0].why}" if wrong and found in catalogue.keys else ""
     usual = Fix(completed(found, catalogue) or found)
     fix = suggest_fix(f"{found}={raw}", catalogue) if raw else usual
-    return Problem(shown(key), shown(raw), why, fix)
+    return Problem(shown(key), shown(raw), why, fix, "unknown_key")
 
 
 def _check_sweep(parsed: Override, catalogue: Catalogue, multirun: bool) -> list[Problem]:
-    """Problems of single values; without `-m` also one whose fix is the corrected `-m` form."""
+    """Return the problems of a sweep's values, and without `-m` the corrected `-m` command."""
     key, raw = parsed.key_or_group, _raw(parsed)
     why = why_unlisted(parsed, catalogue)
     if why or key.startswith("sweep."):
         right = completed(key, catalogue) or f"{key}={quoted(raw)}"
         if raw.startswith(("{", "[")):  # sweep.product={seed:range(0,3)}
             right = re.sub(r"\w+\([^()]*\)", r"'\g<0>'", f"{key}={raw}")
-        why = why or "is about the whole sweep, and has one value"
+        why = why or "applies to the entire sweep and takes one value"
         fix = Fix(right) if right != f"{key}={raw}" else Fix()
-        return [Problem(key, shown(raw), why, fix)]
+        return [Problem(key, shown(raw), why, fix, "no_sweep_key")]
     values = list(islice(sweep_values(parsed, catalogue), MAX_CHECKED))
     pieces = [each.strip() for each in raw.split(",")]
     if len(pieces) == len(values) and "(" not in raw:
-        values = pieces  # of `1.50`, the parsed value is 1.5
+        values = pieces  # keep `1.50`, whose parsed value is 1.5
     found = [(value, find_problems(f"{key}={value}", catalogue)) for value in values]
     wrong = [problem for _, problems in found for problem in problems]
     if multirun:
         return wrong
     fixed = [list(ps[0].fix.words) if ps else [f"{key}={value}"] for value, ps in found]
     typed = swept(fixed) if wrong else [f"{key}={raw}"]
-    why = "several values make a sweep, and a sweep needs -m"
+    why = "several values need -m"
     if key in catalogue.keys and catalogue.keys[key].kind is str:
-        why += f"; one text with commas is quoted: {Fix(override(key, raw))}"
-    return [*wrong, Problem(key, shown(raw), why, Fix("-m", *typed) if typed else Fix())]
+        why += f". Quote one text with commas: {Fix(override(key, raw))}"
+    fix = Fix("-m", *typed) if typed else Fix()
+    return [*wrong, Problem(key, shown(raw), why, fix, "several_values")]
 
 
 def _check_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Problem | None:
     options = catalogue.options[group]
     if value is None or value == "":
         fix = Fix(f"{group}={catalogue.without_effect(group)}")
-        why = f"{group} always has an option: {', '.join(options)}"
-        return Problem(group, shown(raw) or "(nothing)", why, fix)
+        why = f"needs an option: {', '.join(options)}"
+        return Problem(group, shown(raw) or "(nothing)", why, fix, "missing_value")
     if isinstance(value, list):
         if group == "tracker" and len(value) > 1:
-            return Problem(group, shown(raw), "a run has one tracker")
-        why = f"{group} takes one option; several are compared in a sweep"
+            return Problem(group, shown(raw), "a run has one tracker", id="several_values")
+        why = "takes one option. Compare several in a sweep"
         fix = suggest_fix(f"{group}={','.join(map(str, value))}", catalogue)
-        return Problem(group, shown(raw), why, fix)
+        return Problem(group, shown(raw), why, fix, "several_values")
     if isinstance(value, dict):
         return _section(group, value, raw, catalogue)
     if isinstance(value, str) and value in options:
@@ -285,44 +293,48 @@ def _check_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
 
 def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Problem:
     options = catalogue.options[group]
-    why = f"not an option of {group}: {', '.join(options)}"
+    why, fix = f"not an option of {group}: {', '.join(options)}", Fix()
     text = str(value)
     if row := find_retired(f"{group}={text}"):
-        return Problem(group, shown(raw), row.why(text), _all_fixes(row.overrides(text), catalogue))
+        fix = _all_fixes(row.overrides(text), catalogue)
+        return Problem(group, shown(raw), row.why(text), fix, "foreign_name")
     if isinstance(value, bool):
         on = next((option for option in options if option != "none"), "none")
         chosen = on if value else catalogue.without_effect(group)
-        return Problem(group, shown(raw), why, Fix(f"{group}={chosen}"))
+        return Problem(group, shown(raw), why, Fix(f"{group}={chosen}"), "unknown_option")
     if isinstance(value, int | float) and (key := NUMBER_KEYS.get(group)):
-        why += f"; did you mean {key}?"
-        return Problem(group, shown(raw), why, suggest_fix(f"{key}={raw}", catalogue))
+        why, fix = f"{why}. Did you mean {key}?", suggest_fix(f"{key}={raw}", catalogue)
+        return Problem(group, shown(raw), why, fix, "unknown_option")
     near = closest(text, options)
-    # These groups have sizes in the names of their options.
+    # Option names of these groups contain sizes.
     if near and group in ("model", "hardware") and not shares_numbers(group, text, near):
         near = None
     is_name = near is None or (group == "model" and is_checkpoint(text, near))
     if is_name and (found := of_elsewhere(group, text)):
-        why += f"; it goes to {found[-1].partition('=')[0]}"
+        why += f". Set {found[-1].partition('=')[0]}"
         why += f" ({near} has random weights)" if near else ""
-        return Problem(group, shown(raw), why, _all_fixes(found, catalogue))
-    if near is None and group == "model":
-        why += "; a checkpoint is model=pretrained model.name_or_path=FOLDER_OR_HUB_NAME"
-    if near is None and len(catalogue.folders) == 1:
-        why += "; an option of your own is found by --config-dir FOLDER"
-    return Problem(group, shown(raw), why, Fix(f"{group}={near}") if near else Fix())
+        fix = _all_fixes(found, catalogue)
+    elif near:
+        fix = Fix(f"{group}={near}")
+    else:
+        if group == "model":
+            why += ". Checkpoint: model=pretrained model.name_or_path=FOLDER_OR_HUB_NAME"
+        if len(catalogue.folders) == 1:
+            why += ". Own options need --config-dir FOLDER"
+    return Problem(group, shown(raw), why, fix, "unknown_option")
 
 
 def _section(section: str, value: Any, raw: str, catalogue: Catalogue) -> Problem:
-    """Explain a value for a whole section instead of one of its keys."""
-    why = f"{section} has keys, set one by one: {', '.join(catalogue.names(section))}"
+    """Return the problem of a value for an entire section instead of one of its keys."""
+    why = f"set one key of {section}: {', '.join(catalogue.names(section))}"
     if isinstance(value, dict) and value:
         items = [override(f"{section}.{name}", item) for name, item in value.items()]
-        return Problem(section, shown(raw), why, _all_fixes(items, catalogue))
+        return Problem(section, shown(raw), why, _all_fixes(items, catalogue), "section_value")
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     key = NUMBER_KEYS.get(section) if is_number else {"paths": "paths.runs"}.get(section)
     usual = Fix(completed(section, catalogue) or section)
     fix = suggest_fix(f"{key}={raw}", catalogue) if key and raw else usual
-    return Problem(section, shown(raw) or "(nothing)", why, fix)
+    return Problem(section, shown(raw) or "(nothing)", why, fix, "section_value")
 
 
 def _check_value(key: str, value: Any, raw: str, catalogue: Catalogue) -> Problem | None:
@@ -331,26 +343,27 @@ def _check_value(key: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
     if name in FIXED_FIELDS:
         return _fixed(section, name, raw, catalogue)
     if raw == "":
-        why = f"no value; {field.words()} is wanted"
-        return Problem(key, "(nothing)", why, Fix(f"{key}={default_text(field, key)}"))
+        fix = Fix(f"{key}={default_text(field, key)}")
+        return Problem(key, "(nothing)", f"must be {field.words()}", fix, "missing_value")
     if misread := _misread(field, value, raw):
-        why = f"would become {shown(str(value))}; a text is quoted"
-        return Problem(key, shown(raw), why, Fix(override(key, misread)))
+        why = f"would be read as {shown(str(value))}. Quote the text"
+        return Problem(key, shown(raw), why, Fix(override(key, misread)), "needs_quotes")
     if is_interpolation(value) or admits(field, value):
         return None
-    why = f"{field.words()} is wanted"
     if isinstance(value, list) and value and all(admits(field, item) for item in value):
         several = ",".join(override("", item)[1:] for item in value)
-        return Problem(key, shown(raw), why, suggest_fix(f"{key}={several}", catalogue))
-    if isinstance(value, dict | list):
-        return Problem(key, shown(raw), why, Fix(f"{key}={default_text(field, key)}"))
-    return Problem(key, shown(raw), why, Fix(f"{key}={probably_meant(field, value)}"))
+        fix = suggest_fix(f"{key}={several}", catalogue)
+    elif isinstance(value, dict | list):
+        fix = Fix(f"{key}={default_text(field, key)}")
+    else:
+        fix = Fix(f"{key}={probably_meant(field, value)}")
+    return Problem(key, shown(raw), f"must be {field.words()}", fix, "wrong_type")
 
 
 def _misread(field: Field, value: Any, raw: str) -> Any:
-    """The text, or texts, that Hydra's grammar reads as others: `1_000` as 1000, `true` as True."""
+    """Return texts that Hydra's grammar converts: `1_000` to 1000, `true` to True. Else None."""
     if value is None and field.kind is str and not field.optional and os.path.exists(raw):
-        return raw  # a file of the name null
+        return raw  # a file named null
     if isinstance(value, list) and get_args(field.kind)[:1] == (str,):
         texts = [each.strip("'\" ") for each in raw[1:-1].split(",")]
         return texts if _read_as_numbers(value) - set(texts) else None
@@ -362,8 +375,8 @@ def _read_as_numbers(values: Sequence[Any]) -> set[str]:
 
 
 def _fixed(section: str, name: str, raw: str, catalogue: Catalogue) -> Problem:
-    """Explain overrides of fixed keys: `optimizer.option=sgd`, `model.family=bert`."""
-    why = f"is set by the option of {section}, not by hand"
+    """Return the problem of a fixed key: `optimizer.option=sgd`, `model.family=bert`."""
     usual = Fix(f"{section}={catalogue.defaults[section]}")
     fix = suggest_fix(f"{section}={raw}", catalogue) or usual
-    return Problem(f"{section}.{name}", shown(raw), why, fix)
+    why = f"is set by the option of {section}"
+    return Problem(f"{section}.{name}", shown(raw), why, fix, "fixed_key")

@@ -1,4 +1,4 @@
-"""Suggestions: the key or group closest to an unknown one, and overrides for paths and names."""
+"""Suggest a key or group for an unknown one, and overrides for paths and names."""
 
 import os
 import re
@@ -26,11 +26,11 @@ NUMBER_KEYS = {
     "schedule": "schedule.warmup_steps",
     "train": "train.steps",
 }
-"""Key path for a number given to a whole section: `batch=4` means `batch.per_device=4`."""
+"""Section -> key for a number given to the section: `batch=4` means `batch.per_device=4`."""
 
 
 def nearest_key(key: str, catalogue: Catalogue) -> str | None:
-    """Suggest the key path, section or group for an unknown `key`."""
+    """Return the nearest key, section or group for an unknown key."""
     key = key.strip("./").replace("/", ".")
     section, _, name = key.rpartition(".")
     if section:
@@ -57,7 +57,7 @@ def _nearest_nested(section: str, name: str, catalogue: Catalogue) -> str | None
 
 
 def _by_name(name: str, catalogue: Catalogue) -> str | None:
-    """The key path whose last part is `name`, if there is exactly one."""
+    """Return the key whose last part is `name`, if there is exactly one."""
     paths = _named_so(name, catalogue)
     return paths[0] if len(paths) == 1 else None
 
@@ -67,17 +67,17 @@ def _named_so(name: str, catalogue: Catalogue) -> list[str]:
 
 
 def nothing_near(key: str, catalogue: Catalogue) -> str:
-    """List the existing keys for an unknown key without a close match."""
+    """Return a message for an unknown key without a near match, with the existing keys."""
     section, _, name = key.rpartition(".")
     if several := _named_so(name, catalogue):
-        return f"there is no such key; {' and '.join(several)} are"
+        return f"unknown key. Did you mean {' or '.join(several)}?"
     if section in catalogue.sections:
-        return f"there is no such key; {section} has {', '.join(catalogue.names(section))}"
-    return f"there is no such key or group; `{program()} --help` lists them"
+        return f"unknown key. Keys of {section}: {', '.join(catalogue.names(section))}"
+    return f"unknown key or group. List: {program()} --help"
 
 
 def likeliest(section: str, option: str, others: Sequence[str], catalogue: Catalogue) -> str:
-    """Choose among options with a required key: the default, a similar name, the simplest."""
+    """Return the likeliest option with a key: the default, a similar name or the simplest."""
 
     def rank(other: str) -> tuple[bool, bool, int, bool]:
         num_keys = len(class_fields(catalogue.schema_class(section, other)))
@@ -92,7 +92,7 @@ def _typable(catalogue: Catalogue) -> list[str]:
 
 
 def completed(name: str, catalogue: Catalogue) -> str | None:
-    """Complete override for a name without a value: its default, true for a switch."""
+    """Return the override for a name without a value, with its default or true for a switch."""
     if name in catalogue.options:
         return f"{name}={catalogue.defaults.get(name, next(iter(catalogue.options[name])))}"
     if name in catalogue.keys:
@@ -105,17 +105,17 @@ def completed(name: str, catalogue: Catalogue) -> str | None:
     )
 
 
-# Extensions of non-text files that no option of `data` reads.
+# Extensions of files that no option of `data` can read.
 _UNREAD = (".tsv", ".xlsx", ".arrow", ".zip", ".tar", ".npy", ".npz", ".bin", ".pkl", ".pt", ".h5")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 
 
 def option_for(typed: str) -> str:
-    """The option of `data` that reads a file or the files of a folder; empty if there is none."""
+    """Return the option of `data` that reads a file or folder, "" if there is none."""
     folder = user_path(typed)
     names = [typed]
     if os.path.exists(folder) and folder.is_dir():
-        names = sorted(p.name for p in islice(folder.rglob("*.*"), 1000))  # looks no further
+        names = sorted(p.name for p in islice(folder.rglob("*.*"), 1000))  # a time limit
     for option, endings in ENDINGS.items():
         if any(name.lower().endswith(endings) for name in names):
             return option
@@ -123,7 +123,7 @@ def option_for(typed: str) -> str:
 
 
 def as_data(typed: str) -> tuple[str, ...]:
-    """Overrides that train on a file or folder, or on a hub data set for any other name."""
+    """Return overrides that train on a file or folder, or on a hub data set of this name."""
     bare = typed.strip("\"'")
     if not _is_file(bare):
         return ("data=hub", f"data.name={typed}")
@@ -132,7 +132,7 @@ def as_data(typed: str) -> tuple[str, ...]:
 
 
 def as_evaluation(typed: str) -> tuple[str, ...]:
-    """Overrides that evaluate on a file; only options with rows support a separate file."""
+    """Return overrides that evaluate on a file, if an option supports it."""
     option = option_for(typed.strip("\"'"))
     if option not in ENDINGS:
         return ()
@@ -140,7 +140,7 @@ def as_evaluation(typed: str) -> tuple[str, ...]:
 
 
 def _is_file(typed: str) -> bool:
-    """Whether a text is a path of a file or folder, not `owner/name` or a bare word."""
+    """Return whether a text is a path of a file or folder, not `owner/name` or a word."""
     if os.path.exists(user_path(typed)) or re.match(r"[./~]|[A-Za-z]:\\|.*/$", typed):
         return True
     if re.search(r"\.[A-Za-z]\w{0,7}$|\\|\*|/.*/", typed):
@@ -149,7 +149,7 @@ def _is_file(typed: str) -> bool:
 
 
 def of_elsewhere(group: str, text: str) -> tuple[str, ...]:
-    """Overrides for a checkpoint, file or data set given in place of an option."""
+    """Return overrides for a checkpoint, file or data set given in place of an option."""
     if group == "data":
         return as_data(text)
     bare = text.strip("\"'")
@@ -163,15 +163,15 @@ def of_elsewhere(group: str, text: str) -> tuple[str, ...]:
 
 
 def is_checkpoint(typed: str, near: str) -> bool:
-    """Whether a name similar to an option is a hub name: these have dashes, options do not."""
+    """Return whether a name is of a hub model: such names have dashes, options do not."""
     if "-" not in typed:
         return False
-    # gpt2-xl and t5-small are hub names of the same sizes; tiny-bert exists only in eke.
+    # gpt2-xl and t5-small are hub names of the same sizes. tiny-bert exists only in eke.
     return normal(typed) != normal(near) or near.startswith(("gpt2_", "t5_"))
 
 
 def shares_numbers(group: str, typed: str, option: str) -> bool:
-    """Whether both have the same numbers: qwen3_4b is no misspelt qwen3_8b, an A10 no A10G."""
+    """Return whether both names have the same numbers: qwen3_4b is no misspelt qwen3_8b."""
     number = r"\d+[a-z]*" if group == "hardware" else r"\d+"
     numbers = re.findall(number, normal(option))
     return set(re.findall(number, normal(typed))) <= set(numbers)

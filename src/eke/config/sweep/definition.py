@@ -1,4 +1,4 @@
-"""Expand a sweep, defined by overrides after -m and the file of `sweep=NAME`, to composed cells."""
+"""Expand a sweep, defined by overrides after -m and the file of `sweep=NAME`, to its runs."""
 
 import itertools
 import math
@@ -36,7 +36,7 @@ from eke.config.sweep.exclusion import KEY, Expression, read_clauses, value_of
 
 
 def value_text(value: Any) -> str:
-    """Format a value for an override `key=VALUE`, with texts quoted where Hydra requires it."""
+    """Format a value for an override `key=VALUE`, quoted if Hydra requires it."""
     return format_value(value, _quoted_if_needed)
 
 
@@ -58,14 +58,14 @@ def split_list(raw: str) -> str:
     """Quote each item of `[a=b and c=d, e in (f, g)]`, or a single text, as Hydra requires."""
     text = raw.strip()
     inside = text[1:-1] if text.startswith("[") and text.endswith("]") else text
-    # A comma in parentheses or quotes is part of an item.
+    # A comma in parentheses or quotes belongs to an item.
     items = re.findall(r"""(?:\([^)]*\)|"[^"]*"|'[^']*'|[^,])+""", inside)
     bare = [re.sub(r"""^(['"])([^'"]*)\1$""", r"\2", each.strip()) for each in items]
     return f"[{','.join(quoted(each) for each in bare if each)}]"
 
 
 MAX_CELLS = 100_000
-"""Maximum number of cells: planning takes 10 ms each, i.e. a quarter of an hour in total."""
+"""Maximum number of runs. A plan takes 10 ms per run, about a quarter of an hour in total."""
 
 Overrides = tuple[str, ...]
 
@@ -75,22 +75,22 @@ class Definition:
     """Overrides of a sweep by role, without `sweep.*`."""
 
     axes: tuple[Overrides, ...]
-    """All values, often one, of each key in the overrides and in `product`."""
+    """Values, often one, of each key in the overrides and in `product`."""
     rows: dict[str, Overrides] = field(default_factory=dict)
-    """Name -> overrides."""
+    """Row's name -> overrides."""
     steps: tuple[Overrides, ...] = ()
     """Values of the keys in `zip`, one tuple per step."""
     settings: Sweep = field(default_factory=Sweep)
 
     def repeat(self, number: int) -> Overrides:
-        """Overrides shared by the cells of one repeat."""
+        """Return the overrides shared by all runs of one repeat."""
         repeat = (f"repeat={number}",) if self.settings.rounds > 1 else ()
         has_seed = self.settings.seeds is Seeds.per_repeat
         return (*repeat, f"seed={number}") if has_seed else repeat
 
 
 def read_definition(typed: Sequence[str], trees: Trees) -> Definition:
-    """Combine overrides and the named sweep, whose keys they replace; ConfigError: all errors."""
+    """Combine overrides and the named sweep, whose keys they replace. ConfigError: all errors."""
     catalogue = trees.catalogue
     about = [text for text in typed if _key(text).startswith("sweep.")]
     own = [text for text in typed if text not in about]
@@ -113,7 +113,7 @@ def read_definition(typed: Sequence[str], trees: Trees) -> Definition:
 def _settings(
     own: Sequence[str], about: Sequence[str], trees: Trees
 ) -> tuple[Sweep, list[Problem]]:
-    """`sweep.*` of the file, updated by the overrides."""
+    """Return `sweep.*` of the file, updated by the overrides, and the problems."""
     named = [text for text in own if _key(text) == "sweep"]
     texts: list[str] = []
     problems: list[Problem] = []
@@ -133,14 +133,15 @@ def _settings(
     for part in ("product", "rows", "zip"):
         setattr(settings, part, raw_parts[part])
     if not settings.is_auto and not re.fullmatch(r"0*[1-9]\d{0,8}", settings.repeats):
-        why, fix = "a whole number from 1, or auto, is wanted", Fix("sweep.repeats=auto")
-        problems.append(Problem("sweep.repeats", shown(settings.repeats), why, fix))
+        why, fix = "must be a whole number from 1, or auto", Fix("sweep.repeats=auto")
+        problem = Problem("sweep.repeats", shown(settings.repeats), why, fix, "wrong_type")
+        problems.append(problem)
     for item in fields(Sweep):
         value, limit = getattr(settings, item.name), item.metadata.get("limit")
         if limit and value is not None and not limit.admits(value):
             fix = Fix(f"sweep.{item.name}={value_text(limit.in_place_of(value, item.default))}")
             why = f"must be {limit.describe(value)}"
-            problems.append(Problem(f"sweep.{item.name}", str(value), why, fix))
+            problems.append(Problem(f"sweep.{item.name}", str(value), why, fix, "limit"))
     return settings, problems
 
 
@@ -149,7 +150,7 @@ def _key(text: str) -> str:
 
 
 def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
-    """Problems of an override that may have many values."""
+    """Return the problems of an override that may have several values."""
     if problems := find_problems(text, catalogue, multirun=True):
         return problems
     parsed = parse(text)
@@ -157,16 +158,16 @@ def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
     if not parsed.is_sweep_override() or is_hydras(key):
         return []
     if any(isinstance(part, IntervalSweep) for part in sweep_parts(parsed.value())):
-        why = "an interval has no values to list; it is for sweepers that sample"
-        return [Problem(key, raw, why, Fix("hydra/sweeper=optuna"))]
+        why = "has no list of values. Only sweepers that sample accept an interval"
+        return [Problem(key, raw, why, Fix("hydra/sweeper=optuna"), "interval")]
     if key == "sweep":
         fix = Fix(f"sweep={raw.partition(',')[0]}")
-        return [Problem("sweep", raw, "one named sweep at a time", fix)]
+        return [Problem("sweep", raw, "names several sweeps", fix, "several_values")]
     return []
 
 
 def _values(text: str, catalogue: Catalogue) -> Overrides:
-    """Every `key=value` of an override; raises ConfigError if it is invalid."""
+    """Return each `key=value` of an override. ConfigError if it is invalid."""
     if problems := _wrong(text, catalogue):
         raise ConfigError(problems)
     parsed = parse(text)
@@ -177,38 +178,38 @@ def _values(text: str, catalogue: Catalogue) -> Overrides:
 
 
 def _row(name: str, value: Any, keys: set[str]) -> Overrides:
-    """Overrides of a row, without keys set on the command line."""
+    """Return the overrides of a row, without keys set on the command line."""
     if not isinstance(value, dict | None):
-        why = "a row is a mapping of keys to values, {} for none"
-        raise ConfigError(Problem(f"sweep.rows.{name}", shown(str(value)), why))
+        where, why = f"sweep.rows.{name}", "must be a mapping of keys to values, {} if empty"
+        raise ConfigError(Problem(where, shown(str(value)), why, id="wrong_row"))
     found = (value or {}).items()
     return tuple(f"{key}={value_text(text)}" for key, text in found if str(key) not in keys)
 
 
 def _steps(zipped: dict[str, Any], catalogue: Catalogue) -> tuple[Overrides, ...]:
-    """Combine the values of zipped keys step by step; raises ConfigError for unequal lengths."""
+    """Combine the values of zipped keys step by step. ConfigError for unequal lengths."""
     columns = [_values(sweep_text(key, value), catalogue) for key, value in zipped.items()]
     for key, column in zip(zipped, columns, strict=True):
         if len(column) != len(columns[0]):
             other = f"{next(iter(zipped))} has {len(columns[0])}"
-            why = f"{key} has {format_number(len(column), 'value')} and {other}; zip pairs them"
-            raise ConfigError(Problem("sweep.zip", key, why))
+            why = f"needs equal lengths: {key} has {format_number(len(column), 'value')}, {other}"
+            raise ConfigError(Problem("sweep.zip", key, why, id="unequal_lengths"))
     return tuple(zip(*columns, strict=True))
 
 
 def _refuse_twice(definition: Definition) -> None:
-    """Raise ConfigError for keys that a cell has twice, of its row or of several parts."""
+    """Raise ConfigError for keys that a run has twice, in its row or in several parts."""
     product = [axis[0] for axis in definition.axes if axis]
     shared = [*product, *next(iter(definition.steps), ()), *definition.repeat(0)]
     found: dict[str, str] = {}
     for name, row in definition.rows.items() or [("", ())]:
-        # Hydra merges mappings.
+        # Skip mappings, which Hydra merges.
         keys = Counter(_key(t) for t in (*shared, *row) if not t.partition("=")[2].startswith("{"))
         twice = [key for key, count in keys.items() if count > 1]
         found |= {key: f"sweep.rows.{name}" if name else "sweep" for key in twice}
     if found:
-        why = "the sweep sets it twice; keep one"
-        raise ConfigError([Problem(where, key, why) for key, where in found.items()])
+        why = "is set twice by the sweep"
+        raise ConfigError([Problem(at, key, why, id="set_twice") for key, at in found.items()])
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ class SweepCell:
 
     composed: Composed
     row: str = ""
-    """Name of its row; empty if the sweep has no rows."""
+    """Name of the run's row, empty if the sweep has no rows."""
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -226,22 +227,22 @@ class SweepCell:
 
     @property
     def name(self) -> str:
-        """The row's name, if any, and the overrides."""
+        """Name of the row, if any, and the overrides."""
         return f"{self.row}: {' '.join(self.overrides)}".removeprefix(": ")
 
 
 @dataclass(frozen=True)
 class Expanded:
-    """A sweep: its cells in run order, excluded cells and warnings."""
+    """Sweep with its runs in order, excluded runs and warnings."""
 
     cells: tuple[SweepCell, ...]
     excluded: Mapping[str, int] = field(default_factory=dict)
-    """Clause of `sweep.exclude` -> cells that it excludes."""
+    """Clause of `sweep.exclude` -> number of excluded runs."""
     settings: Sweep = field(default_factory=Sweep)
     warnings: tuple[str, ...] = ()
 
     def first_round(self) -> "Expanded":
-        """Return it without the later rounds of `sweep.repeats=auto`, which may not be needed."""
+        """Return the sweep without later rounds of `sweep.repeats=auto`, which may be needless."""
         if not self.settings.is_auto:
             return self
         return replace(self, cells=tuple(c for c in self.cells if not c.composed.config.repeat))
@@ -250,12 +251,10 @@ class Expanded:
 def expand(
     overrides: Sequence[str], config_dir: Path | None = None, progress: Progress | None = None
 ) -> Expanded:
-    """Expand a sweep to its cells, each composed once.
+    """Expand a sweep to its runs, each composed once. ConfigError has all errors.
 
-    The order is rounds, rows, zip, then the product in command-line order, the last key varying
-    fastest. Every second round is reversed: on a machine that slows down steadily, later cells
-    would otherwise seem slower (simulated by tests/unit/results/report/test_power.py). Equal cells
-    are kept; run identities decide whether two are the same. ConfigError: all errors, each once.
+    The order is rounds, rows, zip, then the product in command-line order. The last key varies
+    fastest. Equal runs are kept. Run identities detect them.
     """
     trees = Trees(open_catalogue(config_dir))
     overrides, _ = last_wins(overrides, trees.catalogue)
@@ -270,7 +269,7 @@ def expand(
     composed = compose_cells(texts, trees, progress)
     cells = [SweepCell(c, row) for c, (_, row) in zip(composed, points, strict=True)]
     kept, excluded = _exclude(cells, clauses)
-    warnings = [f"{KEY}: {clause} excludes nothing" for clause, n in excluded.items() if not n]
+    warnings = [f"{KEY}: {clause} excludes no run" for clause, n in excluded.items() if not n]
     warnings += [
         f"sweep.{name} has no effect without sweep.repeats=auto"
         for name in ("max_repeats", "resolve", "budget")
@@ -280,7 +279,7 @@ def expand(
 
 
 def _points(definition: Definition) -> list[tuple[Overrides, str]]:
-    """List the overrides and the row of every cell; raises ConfigError for none or too many."""
+    """Return overrides and row of each run. ConfigError for none or too many."""
     rows = list(definition.rows.items()) or [("", ())]
     steps = definition.steps or ((),)
     repeats = definition.settings.rounds
@@ -288,14 +287,17 @@ def _points(definition: Definition) -> list[tuple[Overrides, str]]:
     if number > MAX_CELLS:
         longest = max(definition.axes, key=len, default=("sweep.repeats",))
         key = longest[0].partition("=")[0]
-        why = f"the sweep has {number} cells; {MAX_CELLS} are the most that are planned"
-        raise ConfigError(Problem(key, f"{len(longest)} values", why))
+        why = f"the sweep has {number} runs. The maximum is {MAX_CELLS}"
+        raise ConfigError(Problem(key, f"{len(longest)} values", why, id="too_many_runs"))
     if not number:
-        raise ConfigError("the sweep has no cells: a range of its keys is empty")
+        why = "the sweep has no runs: a range of its keys is empty"
+        raise ConfigError(Problem(why, "", "", id="empty_sweep"))
     product = list(itertools.product(*definition.axes))
     cells = [
         ((*fixed, *row, *step), name) for name, row in rows for step in steps for fixed in product
     ]
+    # Reverse every second round: on a machine that slows down steadily, later runs would seem
+    # slower (simulated by tests/unit/results/report/test_power.py).
     return [
         ((*texts, *definition.repeat(k)), name)
         for k in range(repeats)
@@ -304,7 +306,7 @@ def _points(definition: Definition) -> list[tuple[Overrides, str]]:
 
 
 def _check_texts(cells: Sequence[tuple[str, ...]], trees: Trees) -> None:
-    """Raise ConfigError for invalid overrides, with each problem once for all its cells."""
+    """Raise ConfigError for invalid overrides, with each problem once for all its runs."""
     uses = Counter(text for cell in cells for text in set(cell))
     found: Counter[Problem] = Counter()
     for text, number in uses.items():
@@ -318,7 +320,7 @@ def _check_texts(cells: Sequence[tuple[str, ...]], trees: Trees) -> None:
 def _exclude(
     cells: Sequence[SweepCell], clauses: Mapping[str, Expression]
 ) -> tuple[list[SweepCell], dict[str, int]]:
-    """Remaining cells, and the number excluded by each clause; the first true clause counts."""
+    """Return the remaining runs, and the number excluded by each clause (the first that holds)."""
     counts = dict.fromkeys(clauses, 0)
     kept = []
     for cell in cells:
@@ -328,5 +330,6 @@ def _exclude(
         else:
             kept.append(cell)
     if not kept:
-        raise ConfigError(Problem(KEY, " ".join(counts), f"all {len(cells)} cells are excluded"))
+        why = f"all {len(cells)} runs are excluded"
+        raise ConfigError(Problem(KEY, " ".join(counts), why, id="empty_sweep"))
     return kept, counts

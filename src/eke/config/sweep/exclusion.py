@@ -5,8 +5,8 @@ The clauses are boolean expressions over keys and their values.
     precision=fp16 and model=tiny_t5
     not (optimizer in (sgd, lion)) or batch.per_device >= 8
 
-Words: and, or, not, in, parentheses; = (or ==), !=, <, <=, >, >=. Numbers are compared as numbers.
-Python's grammar reads a clause, in which names stand for its keys and values; nothing is evaluated.
+Words: and, or, not, in, parentheses, = (or ==), !=, <, <=, >, >=. Numbers are compared as numbers.
+Python's parser reads a clause, in which names stand for keys and values. No code is evaluated.
 """
 
 import ast
@@ -36,17 +36,17 @@ _SIGNS: dict[type[ast.cmpop], str] = {
 
 @dataclass(frozen=True)
 class Expression:
-    """A comparison of one key with values, or expressions joined by an operator."""
+    """Comparison of one key with values, or expressions joined by an operator."""
 
     sign: str
-    """One of and, or, not; of a comparison one of = != < <= > >= in."""
+    """Operator: and, or, not, or for a comparison = != < <= > >= in."""
     parts: tuple["Expression", ...] = ()
     key: str = ""
     values: tuple[Any, ...] = ()
-    """Strings, numbers, booleans or None; several only for `in`."""
+    """Strings, numbers, booleans or None. Several only for `in`."""
 
     def holds(self, lookup: Callable[[str], Any]) -> bool:
-        """Evaluate for a run by its keys' values; a missing key (KeyError) equals nothing."""
+        """Return whether it holds for a run. Missing keys (KeyError) differ from all values."""
         if self.parts:
             answers = (part.holds(lookup) for part in self.parts)
             if self.sign == "not":
@@ -62,7 +62,7 @@ class Expression:
         return not equal if self.sign == "!=" else equal
 
     def comparisons(self) -> Iterator["Expression"]:
-        """All comparisons in the expression."""
+        """Yield all comparisons of the expression."""
         if not self.parts:
             yield self
         for part in self.parts:
@@ -70,7 +70,7 @@ class Expression:
 
 
 def read_expression(text: str) -> Expression:
-    """Parse an expression; raises ValueError if it is invalid."""
+    """Parse an expression. ValueError if it is invalid."""
     values: dict[str, Any] = {}
 
     def as_python(token: re.Match[str]) -> str:
@@ -125,27 +125,28 @@ def _equal(found: Any, value: Any) -> bool:
         return bool(float(found) == value)
     if found is None or value is None or isinstance(found, bool) or isinstance(value, bool):
         return found is value
-    # A number as text, to compare `1` with the string `1`.
+    # Compare a number as text: `1` equals the string `1`.
     return str(found) == (f"{value:g}" if _is_number(value) else str(value))
 
 
 KEY = "sweep.exclude"
 ROW = "row"
 """Key of the row's name in a clause."""
+CLAUSE = "wrong_clause"
 
 
 def read_clauses(
     texts: Sequence[str], catalogue: Catalogue, rows: Sequence[str]
 ) -> tuple[dict[str, Expression], list[Problem]]:
-    """The valid clauses by their texts, and the problems of the others."""
+    """Return text -> expression of valid clauses, and the problems of the others."""
     clauses: dict[str, Expression] = {}
     problems: list[Problem] = []
     for text in texts:
         try:
             expression = read_expression(text)
         except ValueError:
-            why = "is no expression, as precision=fp16 and model=tiny_t5 is"
-            problems.append(Problem(KEY, text, why))
+            why = "invalid expression. Example: precision=fp16 and model=tiny_t5"
+            problems.append(Problem(KEY, text, why, id=CLAUSE))
             continue
         wrong = [p for c in expression.comparisons() for p in _check(c, text, catalogue, rows)]
         problems += wrong
@@ -157,23 +158,24 @@ def read_clauses(
 def _check(
     comparison: Expression, text: str, catalogue: Catalogue, rows: Sequence[str]
 ) -> list[Problem]:
-    """Problems of a key and its values: those of overrides, since cells are made by these."""
     key, values = comparison.key, comparison.values
     if key == ROW:
-        why = f"no row has this name: {', '.join(rows) or 'there are none'}"
-        return [Problem(KEY, text, f"{value}: {why}") for value in values if str(value) not in rows]
+        named = f"unknown row. Rows: {', '.join(rows) or 'none'}"
+        wrong = [value for value in values if str(value) not in rows]
+        return [Problem(KEY, text, f"{value}: {named}", id=CLAUSE) for value in wrong]
     field = catalogue.keys.get(key)
     if comparison.sign in ORDERS and (not field or field.kind not in (int, float)):
-        return [Problem(KEY, text, f"{key} is no number, and {comparison.sign} compares numbers")]
-    if key.rpartition(".")[2] in FIXED_FIELDS:  # compared, and never set
+        why = f"{comparison.sign} needs a number. {key} is none"
+        return [Problem(KEY, text, why, id=CLAUSE)]
+    if key.rpartition(".")[2] in FIXED_FIELDS:  # may be compared, but not set
         return []
     texts = [int(v) if isinstance(v, float) and v.is_integer() else v for v in values]
     found = [p for value in texts for p in find_problems(f"{key}={format_value(value)}", catalogue)]
-    return [Problem(KEY, text, f"{p.key}={p.value}: {p.why}", _corrected(text, p)) for p in found]
+    wrongs = [(f"{p.key}={p.value}: {p.why}", _corrected(text, p)) for p in found]
+    return [Problem(KEY, text, why, fix, CLAUSE) for why, fix in wrongs]
 
 
 def _corrected(text: str, problem: Problem) -> Fix:
-    """The clause with the override that is the fix of a problem."""
     if len(problem.fix.words) != 1:
         return Fix()
     key, _, value = problem.fix.words[0].partition("=")
@@ -182,7 +184,7 @@ def _corrected(text: str, problem: Problem) -> Fix:
 
 
 def value_of(composed: Composed, row: str, key: str) -> Any:
-    """Value of a key, option of a group or name of the row, in one run; KeyError if it has none."""
+    """Return a key's value, a group's option or the row's name in a run. KeyError if missing."""
     if key == ROW:
         return row
     if key in composed.choices:

@@ -1,4 +1,4 @@
-"""Will it fit? What a plan will take of its device's memory; no torch."""
+"""Memory forecast of a plan on its device, without torch."""
 
 from eke.estimate.memory.auto_batch import (
     BatchSearch,

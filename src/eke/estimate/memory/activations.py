@@ -1,7 +1,4 @@
-"""Activations of one micro-batch, and temporary memory of an optimizer step.
-
-The formulas of layers are those of the model families: `eke.models.families`.
-"""
+"""Activations of one micro-batch, by eke.models.families, and an optimizer step's temporaries."""
 
 from dataclasses import replace
 from math import prod
@@ -42,13 +39,13 @@ from eke.plan.planner import Plan
 
 
 def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
-    """Temporary bytes of an optimizer step, without weights, gradients and states."""
+    """Return the temporary bytes of an optimizer step, without weights, gradients and states."""
     config = plan.config
     trained = [w for w in parts if w.trained]
     if not trained:
         return NOTHING
     number = FLOAT32_BYTES if plan.compute.master else plan.compute.formats.weight_bytes
-    if config.distributed.option in STAGE:  # flat shards, one after the other
+    if config.distributed.option in STAGE:  # flat shards, one after another
         trained, number = flat_pieces(config), FLOAT32_BYTES
     largest = number * max(prod(w.shape) for w in trained)
     groups = [number * sum(prod(w.shape) for w in trained if w.role is role) for role in Role]
@@ -71,7 +68,7 @@ def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
     formula = LOOPS[loop] if loop else optimizer_entry(config.optimizer).temporaries
     found = range_around(0, *formula(step))
     if plan.compute.master and not in_backward and config.distributed.option not in STAGE:
-        # The gradients once more, in float32, while the optimizer steps on the copies.
+        # While the optimizer updates the copies, there are also float32 gradients.
         more = 0 if step.on_cpu else step.total // 4
         found = range_around(
             found.low, found.expected + step.total // 2, found.high + step.total + more
@@ -80,10 +77,8 @@ def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
 
 
 def singular_vectors(plan: Plan, parts: tuple[Weight, ...]) -> int:
-    """Bytes that GaLore holds beyond its projections, which are slices of all singular vectors.
-
-    Source: galore-torch 1.0, galore_projector.py, get_orthogonal_matrix; a slice keeps the whole.
-    """
+    """Return the bytes of GaLore's singular vectors beyond its projections."""
+    # A projection is a slice: galore-torch 1.0, galore_projector.py, get_orthogonal_matrix.
     if not optimizer_entry(plan.config.optimizer).keeps_singular_vectors:
         return 0
     rank, number = projection_rank(plan.config), plan.compute.formats.weight_bytes
@@ -92,17 +87,17 @@ def singular_vectors(plan: Plan, parts: tuple[Weight, ...]) -> int:
 
 
 def attention_kernel(plan: Plan, shape: Shape) -> Kernel:
-    """Kind of attention kernel."""
+    """Return the kind of attention kernel."""
     option, backend = plan.config.attention.option, plan.config.attention.backend
     if option == "eager":
         return "eager"
-    without_dropout = shape.on_cpu and shape.dropout  # PyTorch's CPU kernel has none
+    without_dropout = shape.on_cpu and shape.dropout  # PyTorch's CPU kernel has no dropout
     on_math = option == "sdpa" and (backend is Backend.math or without_dropout)
     return "math" if on_math else "fused"
 
 
 class Activations:
-    """Bytes of one micro-batch on one device, kept and needed by its forward pass."""
+    """Bytes of one micro-batch on one device that the forward pass keeps or needs."""
 
     def __init__(self, plan: Plan, shape: Shape, parts: tuple[Weight, ...]) -> None:
         config = plan.config
@@ -112,37 +107,37 @@ class Activations:
         each = tuple(Stack(stack.layer, n) for stack, n in zip(each, passed, strict=True))
         kept, passing, share = _checkpointed(config, shape, each)
         layer = self.one_layer = max((stack.layer.kept for stack in each), default=0)
-        """What a single layer keeps, for passes without gradients and the last one backward."""
+        """Bytes kept by one layer, for passes without gradients and the last one backward."""
         self.offloaded = 0
-        """Kept bytes offloaded to host memory."""
+        """Kept bytes that are offloaded to host memory."""
         if config.memory.activation_offload and not shape.on_cpu:
             self.offloaded, kept, share = kept, 0, 0.0  # copies of weights are made again
             passing = max(passing, layer)
         needed = sum(s.layer.needed * s.count for s in each)
         if trains_adapters(config) or config.memory.checkpointing is not Checkpointing.off:
             needed = 0
-        if config.model.freeze:  # a frozen layer keeps no operands, and is computed all the same
+        if config.model.freeze:  # a frozen layer keeps no operands, but is computed
             kept, needed = max(kept, layer), 0
         self.kept = kept + _outside(config, shape)
-        """By all layers, embeddings and the head, when the forward pass ends."""
+        """Bytes of all layers, embeddings and the head at the end of the forward pass."""
         self.needed = min(needed, kept)
-        """Of `kept`, the minimum of any implementation."""
+        """Part of `kept` that every implementation needs."""
         self.passing = passing
-        """One layer's, computed once more in the backward pass; 0 without checkpointing."""
+        """Bytes of one layer recomputed in the backward pass. 0 without checkpointing."""
         self.working = max((stack.layer.working for stack in each), default=0)
-        """Gradients of activations that are alive at once."""
+        """Bytes of gradients of activations that are alive at once."""
         casts = _cast_bytes(plan, parts)
         self.casts, self.largest_cast = sum(casts), max(casts, default=0)
-        """Autocast's 16-bit copies of weights, alive through the forward pass; the largest one."""
+        """Autocast's 16-bit copies of weights in the forward pass, and the largest copy."""
         self.casts_kept = int(self.casts * share)
-        """Of these, what the backward pass keeps."""
+        """Part of the copies that the backward pass keeps."""
         self.logits_forward, self.logits_backward, self.logits_needed = _logits(plan, shape)
-        """Logits in every format they have at the end of the forward pass; probabilities and their
-        gradients at the start of the backward pass; of these the minimum of any unfused loss."""
+        """Logits in all their formats at the end of the forward pass, probabilities and their
+        gradients at the start of the backward pass, and the least of these in any unfused loss."""
 
 
 def _checkpointed(config: Config, shape: Shape, each: tuple[Stack, ...]) -> tuple[int, int, float]:
-    """Bytes kept by all layers, by the one that is recomputed, and the share of layers kept."""
+    """Return the bytes kept by all layers, and by the recomputed one, and the share kept."""
     memory = config.memory
     whole = sum(stack.layer.kept * stack.count for stack in each)
     if memory.checkpointing is Checkpointing.off:
@@ -167,7 +162,7 @@ def _checkpointed(config: Config, shape: Shape, each: tuple[Stack, ...]) -> tupl
 
 
 def _outside(config: Config, shape: Shape) -> int:
-    """Ids, embeddings' norms and masks, rotary positions, and what the head reads."""
+    """Return the bytes of ids, embedding norms, masks, rotary positions and the head's input."""
     tokens, hidden = shape.tokens, shape.hidden
     positions = tokens * 3 * INDEX_BYTES + shape.rows * shape.target * 2 * INDEX_BYTES
     norm = hidden * (FLOAT32_BYTES + 2 * shape.weights + (shape.compute if shape.cast else 0))
@@ -176,7 +171,7 @@ def _outside(config: Config, shape: Shape) -> int:
 
 
 def _cast_bytes(plan: Plan, parts: tuple[Weight, ...]) -> list[int]:
-    """16-bit copies of float32 weights that linear layers, and stacks of experts, multiply with."""
+    """Return the 16-bit copies of float32 weights for linear layers and stacks of experts."""
     formats = plan.compute.formats
     if plan.compute.autocast is None or formats.copies or formats.gathered:
         return []  # FSDP2 gathers 16 bits
@@ -187,17 +182,13 @@ def _cast_bytes(plan: Plan, parts: tuple[Weight, ...]) -> list[int]:
         if w.tokens is not Tokens.none
         and len(w.shape) > 1
         and not w.four_bits
-        and not w.is_adapter  # its two products cast it each time
+        and not w.is_adapter  # cast by each of its two products
         and (w.trained or not is_narrow)
     ]
 
 
 def _logits(plan: Plan, shape: Shape) -> tuple[int, int, int]:
-    """Bytes of logits at the end of the forward pass, in the backward pass, and at least.
-
-    First the logits, their float32 copy if they are narrower, and the logarithms of probabilities;
-    then these and two gradients. Compiled, the logits and their gradient.
-    """
+    """Return the bytes of logits at the end of the forward pass, in the backward pass, at least."""
     config = plan.config
     if is_classification(config):
         return 0, 0, 0
@@ -222,21 +213,20 @@ def _logits(plan: Plan, shape: Shape) -> tuple[int, int, int]:
 def _adapted(
     plan: Plan, shape: Shape, each: tuple[Stack, ...], parts: tuple[Weight, ...]
 ) -> tuple[Stack, ...]:
-    """Stacks whose own weights are frozen: fewer operands kept, and those of the adapters.
+    """Return stacks with frozen weights: fewer kept operands, plus the adapters' operands.
 
-    A frozen linear layer keeps no input, a frozen norm no normalised one; each adapter keeps its
-    input and its inner result. Without autocast it keeps a float32 copy (peft's
-    `_cast_input_dtype`), with it a 16-bit copy of a float32 one.
+    Frozen layers keep no input. Each adapter keeps its input (without autocast in float32, by
+    peft's `_cast_input_dtype`) and its inner result.
     """
     config = plan.config
     if not trains_adapters(config):
         return each
     total = sum(stack.count for stack in each) or 1
     rank = config.peft.r if isinstance(config.peft, Lora) else 0
-    # Of matrix A, (r, in): what is read; those of one input are one tensor without casts.
+    # Inputs of matrix A, shape (r, in). Without casts, adapters of one input share it.
     read = [w.shape[1] for w in parts if w.is_adapter and len(w.shape) == 2 and w.shape[0] == rank]
     autocast = plan.compute.autocast is not None
-    widened = not autocast or config.peft.option == "dora"  # as training.model.adapters says
+    widened = not autocast or config.peft.option == "dora"  # as in training.model.adapters
     narrow = shape.cast or (shape.weights < FLOAT32_BYTES and widened)
     width = shape.compute if autocast else FLOAT32_BYTES
     inputs = sum(read) * width // total if narrow else 0
@@ -244,7 +234,7 @@ def _adapted(
     tokens = shape.rows * max(shape.source, shape.target if shape.decoder_layers else 0)
     saved = 0
     if fuses_adapters(config) and shape.architecture.is_gated and not shape.experts:
-        # SiLU(gate), its product with up, and the norms' float32 inputs are made again.
+        # SiLU(gate), its product with up, and the norms' float32 inputs are recomputed.
         saved = tokens * (2 * shape.inner * width + 2 * shape.hidden * (FLOAT32_BYTES - width))
     lost, added = 2 * tokens * shape.hidden * shape.weights, tokens * (inputs + results)
     changed = []

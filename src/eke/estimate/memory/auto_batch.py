@@ -1,8 +1,8 @@
 """batch=auto: the largest micro-batch that fits, by formulas, traces and probes.
 
-A micro-batch is chosen only if the high end of its forecast fits, or if it was seen to run. Memory
-grows with the micro-batch, so halving the list of those that are possible is enough. Results of
-probes are kept on disk, and so are choices, so that the same command stays the same run.
+A micro-batch is only chosen if the high end of its forecast fits, or if a probe of it ran. Memory
+grows with the micro-batch, so a binary search is enough. Results of probes and choices are cached
+on disk, so that the same command remains the same run.
 """
 
 from bisect import bisect_left
@@ -16,30 +16,30 @@ from eke.estimate.memory.predict_memory import PYTHON_BYTES, known_forecast, roo
 from eke.plan.planner import Plan
 
 FORMAT = 1
-"""Raise it when what is kept changes its meaning."""
+"""Version of the cached content, increased when its meaning changes."""
 
 FOLDER = "batches"
-"""Of the cache."""
+"""Folder in the cache."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Micro-batches of one configuration on one device."""
+    """Results of probes and choices for one configuration on one device."""
 
     fits: int = 0
-    """The largest that a probe ran with; 0 where none did."""
+    """Largest micro-batch that ran in a probe. 0 if none did."""
     fails: int | None = None
-    """The smallest that a probe ran out of memory with."""
+    """Smallest micro-batch that ran out of memory in a probe. None if none did."""
     chosen: dict[str, int] = field(default_factory=dict)
-    """Samples per optimizer step -> the micro-batch that runs were started with."""
+    """Micro-batch of started runs by samples per optimizer step."""
 
     def has_failed(self, plan: Plan) -> bool:
-        """Whether such a micro-batch, or a smaller one, ran out of memory."""
+        """Return whether this micro-batch, or a smaller one, ran out of memory."""
         return self.fails is not None and plan.batch.per_device >= self.fails
 
 
 def probe_key(plan: Plan, capacity: int) -> str:
-    """32 hex digits: the same for plans that differ in nothing but how their steps are cut."""
+    """Return 32 hex digits, equal for plans that only differ in their micro-batches."""
     batch, eval_size = plan.batch, plan.config.batch.eval_per_device
     content = trace_client.what_counts(plan) | {
         "seen": FORMAT,
@@ -51,12 +51,12 @@ def probe_key(plan: Plan, capacity: int) -> str:
 
 
 def find_probes(key: str) -> Seen:
-    """Entry of a key; empty if unreadable."""
+    """Return the entry of a key, empty if unreadable."""
     return trace_client.read_kept(FOLDER, key, Seen) or Seen()
 
 
 def note_probe(key: str, size: int, fits: bool) -> Seen:
-    """Keep how a probe ended; what contradicts it is older, and forgotten."""
+    """Store the result of a probe, and drop older results that contradict it."""
     seen = find_probes(key)
     if fits:
         fails = seen.fails if seen.fails is None or seen.fails > size else None
@@ -69,7 +69,7 @@ def note_probe(key: str, size: int, fits: bool) -> Seen:
 
 
 def note_choice(key: str, target: int, size: int) -> None:
-    """Keep what a run is started with."""
+    """Store the micro-batch with which a run is started."""
     seen = find_probes(key)
     if seen.chosen.get(str(target)) != size:
         seen = replace(seen, chosen={**seen.chosen, str(target): size})
@@ -77,45 +77,42 @@ def note_choice(key: str, target: int, size: int) -> None:
 
 
 HOST_BYTES = GIB // 2
-"""Free memory of a CPU that a micro-batch leaves to other processes, per process and in addition to
-Python's. A choice, not a measurement."""
+"""Bytes of free CPU memory left to other processes, per process besides Python's: a choice."""
 
 MAX_PROBES = 3
-"""Trials of one search. Micro-batches that keep the samples per step are often twice the one
-before, and traces leave one or two of them open."""
+"""Most probes in one search. Traces leave one or two micro-batches undecided."""
 
 
 Probe = Callable[[Plan], bool | None]
-"""Whether a plan ran; None where it ended for a reason unrelated to memory."""
+"""Runs a plan and returns whether it fits, None if it failed for another reason."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Search result."""
+    """Result of a search."""
 
     number: int
-    """Of the plan chosen, among those that are possible."""
+    """Index of the chosen plan."""
     fits: bool
-    """It is known to fit, or was taken before; else it is the smallest there is."""
+    """Whether it is known to fit or was chosen before. Otherwise it is the smallest plan."""
     how: str
     """`predicted`, `probed` or `as before`."""
 
 
 @dataclass
 class BatchSearch:
-    """A search among the plans of one configuration that differ in their micro-batch."""
+    """Search among the plans of one configuration that differ in their micro-batch."""
 
     plans: Sequence[Plan]
-    """The smallest micro-batch first."""
+    """Plans in the order of their micro-batch, the smallest first."""
     capacity: int
-    """Bytes that tensors, or the whole of a GPU's process, may have."""
+    """Bytes for tensors, or for the entire process on a GPU."""
     trace: bool
-    """Spend seconds on traces where formulas cannot tell."""
+    """Whether to spend seconds on traces if formulas do not decide."""
     probe: Probe | None = None
-    """Tries a plan out; None where that is not possible."""
+    """Runs a plan as a test. None if that is not possible."""
     whole: int | None = None
-    """Bytes if no other process used the device. Choices are stored by these, independent of what
-    others hold of a CPU's memory; a probe holds for the memory that was free when it was made."""
+    """Bytes without other processes, by which choices are stored. Probes hold for `capacity`."""
 
     def __post_init__(self) -> None:
         self.key = probe_key(self.plans[0], self.whole or self.capacity)
@@ -124,7 +121,7 @@ class BatchSearch:
         self._found: dict[tuple[int, bool], Forecast] = {}
 
     def run(self) -> Chosen:
-        """The largest that fits; the smallest where none is known to."""
+        """Return the largest plan that fits, or the smallest if none is known to fit."""
         before = find_probes(self.key).chosen.get(str(self.plans[0].batch.samples_per_step))
         for number, plan in enumerate(self.plans):
             if plan.batch.per_device == before and not self.known.has_failed(plan):
@@ -137,9 +134,9 @@ class BatchSearch:
         return Chosen(number, best >= 0, "probed" if seen_to_run else "predicted")
 
     def _predicted(self) -> int:
-        """The last whose high end fits; -1 if none."""
+        """Return the index of the last plan whose high end fits, -1 if none."""
         end = len(self.plans)
-        if self.room(end - 1):  # most often, so it is checked first
+        if self.room(end - 1):  # the most frequent case
             return end - 1
         best = _last(lambda n: self.room(n) is True, -1, end)
         if self.trace:
@@ -148,7 +145,7 @@ class BatchSearch:
         return best
 
     def room(self, number: int, traced: bool = False) -> bool | None:
-        """Whether a plan fits, as observed, else as forecast; None where that cannot tell."""
+        """Return whether a plan fits, by probes, else by its forecast, None if undecided."""
         plan = self.plans[number]
         if plan.batch.per_device <= self.known.fits:
             return True
@@ -160,7 +157,7 @@ class BatchSearch:
         return False if peak.low > self.capacity else None
 
     def forecast(self, number: int, traced: bool = False) -> Forecast:
-        """Of one plan; a trace once made is used for all that follows."""
+        """Return the forecast of one plan, by its trace if there is one."""
         if (number, True) in self._found:
             return self._found[number, True]
         if (number, traced) not in self._found:
@@ -169,10 +166,10 @@ class BatchSearch:
         return self._found[number, traced]
 
     def _tried_out(self, best: int, probe: Probe) -> int:
-        """Probe what is open above the best known to fit; returns the best that is known then."""
+        """Probe plans above the best that fits. Return the index of the new best."""
 
         def is_worthwhile(number: int) -> bool:
-            """On a CPU what is expected not to fit is not tried: all processes would suffer."""
+            """Return whether to probe. On a CPU, running out of memory affects all processes."""
             if self.room(number, self.trace) is False:
                 return False
             on_cpu = self.plans[number].device.kind == "cpu"
@@ -192,19 +189,19 @@ class BatchSearch:
 
 
 def _last(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """The last number below `high` for which something holds, found by halving; else `low`."""
+    """Return the last number below `high` for which `holds`, by bisection, else `low`."""
     return low + bisect_left(range(low + 1, high), True, key=lambda number: not holds(number))
 
 
 def room_for_a_batch(plan: Plan, share: int = 1) -> int | None:
-    """Bytes that batch=auto may fill, with `share` runs on the device; None if not known."""
+    """Return the bytes for batch=auto with `share` runs on the device, None if unknown."""
     memory = room(plan)
     if memory is None or plan.device.kind != "cpu":
         return None if memory is None else memory // share
-    each = (memory + PYTHON_BYTES) // share - PYTHON_BYTES  # of a run that shares the machine
+    each = (memory + PYTHON_BYTES) // share - PYTHON_BYTES  # per run that shares the machine
     return max(0, each - reserve_of(plan))
 
 
 def reserve_of(plan: Plan) -> int:
-    """Bytes of what tensors may have that batch=auto leaves to others."""
+    """Return the bytes for tensors that batch=auto leaves to other processes."""
     return HOST_BYTES if plan.device.kind == "cpu" else 0

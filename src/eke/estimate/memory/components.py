@@ -1,4 +1,4 @@
-"""Values of a memory forecast, in bytes of one device, and its shapes; no torch."""
+"""Values of a memory forecast in bytes of one device, and its shapes, without torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,18 +19,18 @@ PHASES = {
     "evaluation": "in evaluation",
     "save": "while a checkpoint is saved",
 }
-"""Parts of a run in which memory can be at its highest, and the words for when that is."""
+"""Phases of a run in which memory may be highest, with their text."""
 
 
 class Method(Enum):
-    """How a forecast was made, the exact one first."""
+    """How a forecast was made, the most exact method first."""
 
     trace = "trace"
-    """The run's own builders, two steps on tensors without data, replayed through an allocator."""
+    """The run's own builders: two steps on tensors without data, replayed through an allocator."""
     upper_bound = "upper_bound"
-    """A trace of what seldom needs less: the eager model in place of the compiled one."""
+    """A trace that rarely needs less: the eager model instead of the compiled one."""
     closed_form = "closed_form"
-    """Formulas over shapes: exact for what stays between steps, wide for activations."""
+    """Formulas over shapes, exact for memory kept between steps, wide for activations."""
 
 
 class Verdict(Enum):
@@ -38,16 +38,16 @@ class Verdict(Enum):
 
     fits = "fits"
     tight = "tight"
-    """The expected peak fits, the high one does not."""
+    """The expected peak fits, the high peak does not."""
     does_not_fit = "does not fit"
-    """Even the expected peak does not fit."""
+    """The expected peak does not fit."""
     unknown = "unknown"
-    """The device's memory is not known."""
+    """The device's memory is unknown."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Bytes: what is likely, and what it lies between."""
+    """Bytes as low, expected and high value."""
 
     low: int
     expected: int
@@ -62,13 +62,12 @@ class Range:
 
 @dataclass(frozen=True)
 class Traced:
-    """Trace result: peaks in bytes, of the first process's device."""
+    """Result of a trace: peaks in bytes on the first process's device."""
 
     allocated: dict[str, int]
     """Highest sum of tensors in each phase."""
     reserved: dict[str, int]
-    """Highest sum of the allocator's segments up to the end of each phase; on a CPU, where there
-    are none, the same as allocated."""
+    """Highest sum of the allocator's segments by the end of each phase, on a CPU `allocated`."""
     components: dict[str, int]
     """Live memory at the highest sum of tensors: weights, gradients, optimizer, ..."""
     method: Method = Method.trace
@@ -77,8 +76,7 @@ class Traced:
     is_exact: bool = True
     """Whether all traced operations are the plan's own."""
     beside: dict[str, int] = field(default_factory=dict)
-    """Highest sum in each phase of what is neither a weight nor a gradient nor the optimizer's:
-    what a process holds itself where all of these are shared out."""
+    """Highest sum in each phase without weights, gradients and optimizer states."""
 
 
 @dataclass(frozen=True)
@@ -87,23 +85,22 @@ class Forecast:
 
     method: Method
     basis: str
-    """Measurement that `peak` is comparable with: `reserved by PyTorch on the GPU, and the
-    context`."""
+    """Measurement comparable with `peak`, such as memory reserved by PyTorch and the context."""
     peak: Range
     """Memory that the device must provide."""
     allocated: Range
-    """Highest sum of tensors: comparable with a record's `peak_allocated_bytes`."""
+    """Highest sum of tensors, comparable with a record's `peak_allocated_bytes`."""
     phases: dict[str, int]
     """Expected highest sum of tensors in each phase."""
     components: dict[str, int]
-    """Expected bytes of each component at the peak; they add up to `peak.expected`."""
+    """Expected bytes of each component at the peak. Their sum is `peak.expected`."""
     capacity: int | None
-    """Bytes of the device that this run can have; None where that is unknown."""
+    """Bytes of the device available to this run. None if unknown."""
     verdict: Verdict
     doubts: tuple[str, ...] = ()
     """Reasons for the width of the range: keys of `DOUBTS`."""
     substitutions: tuple[str, ...] = ()
-    """As `Traced.notes`, of the trace that the forecast uses."""
+    """`Traced.notes` of the trace used by the forecast."""
     not_traced: str = ""
     """Why a requested trace failed."""
 
@@ -118,18 +115,18 @@ NOTHING = Range(0, 0, 0)
 
 
 def exact(number: int) -> Range:
-    """Components known to the byte."""
+    """Return the range of a size known to the byte."""
     return Range(number, number, number)
 
 
 def range_around(low: int, expected: int, high: int) -> Range:
-    """A range around the expected value: ends that formulas put on its wrong side are on it."""
+    """Return a range around the expected value. Ends on its wrong side are moved to it."""
     expected = max(0, expected)
     return Range(max(0, min(low, expected)), expected, max(expected, high))
 
 
 def shape_of(plan: Plan, micro: Micro | None = None) -> Shape:
-    """The shape of a forward pass: of a training's longest micro-batch, unless one is given."""
+    """Return the shape of a forward pass, by default of a training's longest micro-batch."""
     config, model, data = plan.config, plan.config.model, plan.config.data
     heads = model.num_attention_heads or 1
     width = model.hidden_size // heads
@@ -140,7 +137,7 @@ def shape_of(plan: Plan, micro: Micro | None = None) -> Shape:
     decoders = getattr(model, "num_decoder_layers", None) or model.num_hidden_layers
     micro = micro or drawn(plan).expected
     formats = plan.compute.formats
-    # Behind trained weights the residual stream is as wide as these.
+    # After trained weights, the residual stream is as wide as these weights.
     trained = model.freeze and not formats.copies
     weights = formats.weight_bytes if trained else formats.stream_bytes
     return Shape(
@@ -172,18 +169,18 @@ def shape_of(plan: Plan, micro: Micro | None = None) -> Shape:
 
 
 def trains_adapters(config: Config) -> bool:
-    """Whether the model's own weights are frozen."""
+    """Return whether the model's own weights are frozen."""
     return isinstance(config.peft, Adapters)
 
 
 def is_fsdp(config: Config) -> bool:
-    """Whether torch's FSDP2 shards the model."""
+    """Return whether torch's FSDP2 shards the model."""
     return isinstance(config.distributed, FSDP)
 
 
 @dataclass(frozen=True)
 class Reason:
-    """When a doubt applies to a plan, and the clause that is shown."""
+    """Condition under which a doubt applies to a plan, and its text."""
 
     applies: Callable[[Plan, Shape], object]
     text: str
@@ -192,11 +189,11 @@ class Reason:
 DOUBTS = {
     "architecture": Reason(
         lambda plan, shape: not shape.architecture.is_known,
-        "no formulas for this architecture: a Llama of its sizes stands in",
+        "no formulas for this architecture: estimated as a Llama of its size",
     ),
     "compiler": Reason(
         lambda plan, shape: plan.config.compile.option not in ("none", "eager"),
-        "torch.compile decides itself what it keeps for the backward pass",
+        "torch.compile selects the activations kept for the backward pass",
     ),
     "fused_kernels": Reason(
         lambda plan, shape: plan.config.kernels.option == "liger",
@@ -204,19 +201,19 @@ DOUBTS = {
     ),
     "lengths": Reason(
         lambda plan, shape: drawn(plan).differ,
-        "samples differ in length: the longest micro-batch that a training meets is counted",
+        "samples differ in length: the longest micro-batch of a training is counted",
     ),
     "adapters": Reason(
         lambda plan, shape: trains_adapters(plan.config),
-        "adapters change what each layer keeps",
+        "adapters change the tensors kept by each layer",
     ),
     "frozen": Reason(
         lambda plan, shape: plan.config.model.freeze,
-        "frozen layers keep less than trained ones, which are counted",
+        "frozen layers are counted as trained ones, which keep more",
     ),
     "experts": Reason(
         lambda plan, shape: shape.experts,
-        "experts see as many tokens as the router sends them",
+        "experts process as many tokens as the router sends",
     ),
     "unpacking": Reason(
         lambda plan, shape: plan.config.peft.option == "qlora",
@@ -224,15 +221,15 @@ DOUBTS = {
     ),
     "ds_config": Reason(
         lambda plan, shape: plan.config.distributed.deepspeed_config,
-        "a ds_config.json of one's own may move or share anything",
+        "a user's ds_config.json may move or share anything",
     ),
     "gathering": Reason(
         lambda plan, shape: is_fsdp(plan.config) or plan.config.distributed.option in STAGE,
-        "when shared weights are gathered, and how many at once, is the library's",
+        "the library decides when sharded weights are gathered, and how many",
     ),
     "data_parallel": Reason(
         lambda plan, shape: plan.config.distributed.option == "dp",
-        "the first device gathers what the others computed",
+        "the first device gathers the outputs of the others",
     ),
     "float8": Reason(
         lambda plan, shape: plan.compute.float8 != "off",
@@ -240,20 +237,20 @@ DOUBTS = {
     ),
     "dropout": Reason(
         lambda plan, shape: plan.config.model.dropout is None and shape.dropout,
-        "the checkpoint's own dropout is not known here: 0.1 is counted",
+        "the checkpoint's own dropout is unknown: 0.1 is counted",
     ),
     "driver": Reason(
         lambda plan, shape: not shape.on_cpu,
         "the driver's context and the allocator's reserve are known as ranges",
     ),
 }
-"""Why a forecast is a wide range."""
+"""Reasons for a forecast's wide range."""
 
 UNTRACED = ("lengths", "gathering", "driver")
-"""Doubts that a trace does not resolve."""
+"""Doubts that also apply to a trace."""
 
 
 def doubts_of(plan: Plan) -> tuple[str, ...]:
-    """The doubts that apply; none where the formulas know the techniques well."""
+    """Return the doubts that apply, none if the formulas model the techniques well."""
     shape = shape_of(plan)
     return tuple(doubt for doubt, reason in DOUBTS.items() if reason.applies(plan, shape))

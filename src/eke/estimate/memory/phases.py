@@ -1,4 +1,4 @@
-"""Moments of a run at which memory can be at its highest: what is alive then, by component."""
+"""Moments of a run at which memory may be highest: live bytes by component."""
 
 from dataclasses import dataclass, replace
 from math import prod
@@ -19,7 +19,7 @@ from eke.models.sizes import STAGE, shared_state_bytes, training_structure
 from eke.plan.planner import Micro, Plan, drawn, evaluated
 
 Parts = dict[str, Range]
-"""Component -> bytes of it."""
+"""Bytes by component."""
 
 COMPONENTS = {
     "weights": "weights",
@@ -39,18 +39,17 @@ COMPONENTS = {
     "saving": "what is read or saved",
     "others": "all else",
 }
-"""Component -> how it is called, in the order they are shown in."""
+"""Label by component, in the order of display."""
 
 SLACK_HIGH = 1.12
-"""How far activations may lie above their formula: what libraries add between two versions; the
-largest excess of benchmarks/forecast_bounds.py is 7 % of them."""
+"""Highest activations relative to their formula. benchmarks/forecast_bounds.py finds 7 % more."""
 
 SMALL_BYTES = MIB // 4
 """Small buffers (rotary tables, masks, counters) that are not modelled."""
 
 COMPILED_SHARE, COMPILED_AUTOCAST_SHARE = 0.76, 0.62
-"""Of activations that torch.compile keeps: it recomputes what is cheap. A fifth to a quarter less
-by notes of torchtitan; on an H100 0.76 with LoRA, 0.62 without, in bf16 (docs/lab/gpu.md)."""
+"""Share of activations kept by torch.compile, which recomputes cheap operations: three quarters or
+more by torchtitan's notes; 0.76 with LoRA, 0.62 without, in bf16 on an H100 (notes/lab/gpu.md)."""
 
 
 @dataclass(frozen=True)
@@ -60,31 +59,31 @@ class Moment:
     phase: str
     parts: Parts
     name: str = ""
-    """Moment of the phase."""
+    """Name of the moment within the phase."""
 
     @property
     def total(self) -> Range:
-        """All components."""
+        """Bytes of all components."""
         return sum(self.parts.values(), NOTHING)
 
     @property
     def tensors(self) -> Range:
-        """All components without the allocator's reserve."""
+        """Bytes of all components except the allocator's reserve."""
         return sum((part for name, part in self.parts.items() if name != "reserve"), NOTHING)
 
 
 def around(expected: int, low: int = 0, high: int | None = None) -> Range:
-    """A range that begins at nothing, and ends a little above, unless it is known better."""
+    """Return a range from 0 to slightly above the expected value, or with given ends."""
     return range_around(low, expected, int(expected * SLACK_HIGH) if high is None else high)
 
 
 def moments(plan: Plan) -> list[Moment]:
-    """Every moment that can be the highest, in the order of a run."""
+    """Return every moment that may be the highest, in the order of a run."""
     made = drawn(plan)
     found = moments_of(plan, made.expected)
     if not made.differ:
         return found
-    # The ends are those of the micro-batches that can be met.
+    # The ends are from the shortest and the longest possible micro-batch.
     shortest, longest = (moments_of(plan, micro) for micro in (made.shortest, made.longest))
     return [
         replace(each, parts={
@@ -96,7 +95,7 @@ def moments(plan: Plan) -> list[Moment]:
 
 
 def moments_of(plan: Plan, micro: Micro) -> list[Moment]:
-    """The same where every micro-batch is like this one, in the order of a run."""
+    """Return the moments if every micro-batch is like this one, in the order of a run."""
     at = _Moments(plan, micro)
     return [
         Moment("load", {"weights": exact(at.state.start or at.state.weights)}),
@@ -113,7 +112,7 @@ def moments_of(plan: Plan, micro: Micro) -> list[Moment]:
 
 
 class _Moments:
-    """One plan's formulas, each evaluated once."""
+    """Formulas of one plan, each evaluated once."""
 
     def __init__(self, plan: Plan, micro: Micro) -> None:
         self.plan, self.config = plan, plan.config
@@ -124,10 +123,10 @@ class _Moments:
         self.acts = Activations(plan, self.shape, self.parts)
         inside = (prod(w.shape) for w in self.parts if w.role in (Role.hidden, Role.vector))
         self.layer = -(-sum(inside) // sharding.num_layers(self.config))
-        """Numbers of one, without stacked experts."""
+        """Elements of one layer, without stacked experts."""
 
     def of_checkpoints(self) -> list[Moment]:
-        """Reading and saving of a rank's own part, tensor by tensor or as a copy of it."""
+        """Return the moments of reading and saving a rank's shard, by tensor or as a copy."""
         config, on_host = self.config, self.plan.device.kind == "cpu"
         largest = max(prod(w.shape) for w in self.parts) // config.distributed.num_processes
         piece, saved = on_host * FLOAT32_BYTES * largest, sharding.saved_bytes(self.plan)
@@ -138,7 +137,7 @@ class _Moments:
                 for phase, size in sizes.items() if saved]  # fmt: skip
 
     def of_sharing(self) -> list[Moment]:
-        """Moments that only FSDP2 or ZeRO has."""
+        """Return the moments that only FSDP2 or ZeRO has."""
         option = self.config.distributed.option
         if option == "fsdp":  # the head is gathered before there are logits
             parts = self.held("gathered", self.earlier) | self.kept(self.acts.casts)
@@ -149,7 +148,7 @@ class _Moments:
         found = [Moment("backward", self.held("reduced", whole), "reduced")]
         if STAGE[option] == 2:
             parts = self.last_layer().parts
-            # What half of the layers keep, plus or minus a quarter.
+            # Bytes kept by half of the layers, plus or minus a quarter.
             half = {
                 name: Range(part.low // 4, part.expected // 2, part.high * 3 // 4)
                 for name, part in parts.items()
@@ -162,7 +161,7 @@ class _Moments:
         return [*found, Moment("optimizer", new, "regather")]
 
     def held(self, moment: str, gradients: Range) -> Parts:
-        """Weights, states and so much of the gradients; at a moment by its name."""
+        """Return weights, states, gradients and buffers at a moment."""
         state = self.state
         mine, buffers = sharding.held_at(self.plan, self.parts, state.gradients, moment, gradients)
         views = singular_vectors(self.plan, self.parts)
@@ -179,19 +178,19 @@ class _Moments:
 
     @property
     def earlier(self) -> Range:
-        """Gradients of the step's micro-batches before this one."""
+        """Gradients of earlier micro-batches of the step."""
         several = self.plan.batch.accumulation > 1
         return exact(self.state.gradients) if several else NOTHING
 
     def kept(self, casts: int) -> Parts:
-        """Activations of all layers, and 16-bit copies of weights."""
+        """Return activations of all layers, and 16-bit copies of weights."""
         acts, compiled = self.acts, self.config.compile.option not in ("none", "eager")
         casts_all = self.plan.compute.autocast and not trains_adapters(self.config)
         share = COMPILED_AUTOCAST_SHARE if casts_all else COMPILED_SHARE
         share = share if compiled and acts.passing == 0 else 1.0
         low = acts.needed
         if compiled or self.plan.compute.float8 != "off" or self.config.kernels.option == "liger":
-            low //= 4  # what is cheap is recomputed, operands are kept in 8 bits
+            low //= 4  # cheap operations are recomputed, operands are kept in 8 bits
         expected = int(acts.kept * share)
         doubt = self.doubt * acts.kept
         # ZeRO-3's linear layers keep the weight itself, which is gathered again (deepspeed 0.19.8,
@@ -204,7 +203,7 @@ class _Moments:
 
     @property
     def doubt(self) -> float:
-        """How much more than the formula there may be, as a factor."""
+        """Largest ratio of activations to their formula."""
         shape, config = self.shape, self.config
         doubt = SLACK_HIGH
         if not shape.architecture.is_known:
@@ -214,20 +213,20 @@ class _Moments:
         elif config.engine.option == "trainer" or shape.masked or shape.experts:
             doubt = 1.3
         if self.plan.compute.float8 != "off":
-            doubt += 0.3  # operands in 8 bits in addition to those in 16
+            doubt += 0.3  # 8-bit operands in addition to 16-bit ones
         if config.attention.option not in ("sdpa", "eager") or not shape.on_cpu:
-            doubt += 0.05  # what a kernel's own workspace takes
+            doubt += 0.05  # workspace of kernels
         return doubt
 
     def forward(self) -> Moment:
-        """The forward pass has ended: all logits are there."""
+        """Return the end of the forward pass, with all logits."""
         acts = self.acts
         parts = self.held("forward", self.earlier) | self.kept(acts.casts)
         parts["logits"] = around(acts.logits_forward, high=2 * acts.logits_forward)
         return Moment("forward", parts, "forward")
 
     def loss(self) -> Moment:
-        """The backward pass begins: probabilities, and gradients of them and of the logits."""
+        """Return the start of the backward pass: probabilities, their and the logits' gradients."""
         acts = self.acts
         parts = self.held("loss", self.earlier) | self.kept(acts.casts_kept)
         room = acts.logits_backward + acts.logits_forward
@@ -241,7 +240,7 @@ class _Moments:
         return Moment("backward", parts, "loss")
 
     def last_layer(self) -> Moment:
-        """The last layer's turn: nothing of the others is freed; the head has its gradient."""
+        """Return the last layer's backward pass: others are kept, the head has a gradient."""
         acts = self.acts
         number = self.plan.compute.formats.weight_bytes
         trained = not is_classification(self.config) and not trains_adapters(self.config)
@@ -258,12 +257,12 @@ class _Moments:
         unpacked = max((prod(w.shape) for w in self.parts if w.four_bits), default=0)
         working = acts.working + self.shape.compute * unpacked
         parts["temporaries"] = around(working, high=2 * working)
-        if acts.passing:  # casts of the layer that is computed again
+        if acts.passing:  # casts of the recomputed layer
             parts["autocast"] = range_around(0, parts["autocast"].expected, acts.casts)
         return Moment("backward", parts, "last_layer")
 
     def first_layer(self) -> Moment:
-        """The first layer's turn, which is the last one: all gradients but its own are there."""
+        """Return the first layer's backward pass: all gradients but its own exist."""
         acts, own = self.acts, self.plan.compute.formats.weight_bytes * self.layer
         whole = self.state.gradients
         own = 0 if self.config.memory.optimizer_in_backward or trains_adapters(self.config) else own
@@ -275,7 +274,7 @@ class _Moments:
         return Moment("backward", parts, "first_layer")
 
     def embedding(self) -> Moment:
-        """The backward pass ends with the embedding's gradient, which a tied head has, too."""
+        """Return the end of the backward pass, with gradients of the embedding and a tied head."""
         number, model = self.plan.compute.formats.weight_bytes, self.config.model
         table = number * self.shape.vocabulary * self.shape.hidden
         is_tied = model.tie_word_embeddings and not is_classification(self.config)
@@ -291,20 +290,20 @@ class _Moments:
         return Moment("backward", parts, "embedding")
 
     def optimizer(self) -> Moment:
-        """The optimizer steps; with its updates in the backward pass, within that."""
+        """Return the optimizer's step, or its updates within the backward pass."""
         parts = self.held("optimizer", exact(self.state.gradients))
         found = optimizer_temporaries(self.plan, self.parts)
         parts["temporaries"] = found + Range(0, 0, SMALL_BYTES)
         return Moment("optimizer", parts, "optimizer")
 
     def evaluation(self) -> Moment:
-        """A forward pass that keeps nothing; gradients are forgotten by then."""
+        """Return a forward pass that keeps no activations. Gradients are already freed."""
         shape = shape_of(self.plan, evaluated(self.plan))
         acts = Activations(self.plan, shape, self.parts)
         parts = self.held("evaluation", NOTHING)
         parts["activations"] = around(acts.one_layer // 2, high=2 * acts.one_layer + SMALL_BYTES)
         parts["logits"] = around(acts.logits_forward, high=2 * acts.logits_forward)
-        # A copy goes after its product (`cache_enabled=False`); ZeRO-3's product casts a view.
+        # A copy is freed after its product (`cache_enabled=False`). ZeRO-3's product casts a view.
         cast = acts.largest_cast * (self.config.distributed.option != "zero3")
         cast = cast if self.plan.compute.eval_autocast else 0
         parts["autocast"] = range_around(0, cast, acts.casts)

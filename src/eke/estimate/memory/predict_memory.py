@@ -1,7 +1,4 @@
-"""Memory forecast of a plan: phases, components, device overhead, and fit.
-
-By formulas, and by a cached or new trace where that is more accurate.
-"""
+"""Memory forecast of a plan: phases, components, overhead and fit, by formulas and traces."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -31,53 +28,46 @@ from eke.plan.planner import Micro, Plan, drawn
 from eke.plan.planner.planner import workspace_bytes
 
 ERROR = {"cpu": 0.02, "cuda": 0.06}
-"""How far a trace may be from the truth, as a share of the peak. Chosen, not measured: on a CPU
-0.085 % was the most (results/memory_truth_cpu.json), with as many threads as the run; on GPUs it is
-the goal that is still to be measured (docs/how-to/forecast.md)."""
+"""Largest error of a trace relative to the peak: a choice. On a CPU, 0.085 % was the most
+(results/memory_truth_cpu.json). On GPUs it is not yet measured (docs/how-to/forecast.md)."""
 
 NAMES = {"logits_and_loss": "logits", "autocast_cache": "autocast", "workspaces": "temporaries"}
-"""A trace's components that the closed form calls otherwise."""
+"""Names in the closed form of a trace's components."""
 
 WHOLE = ("forward", "loss", "evaluation")
-"""Moments at which all that a phase keeps at once is alive."""
+"""Moments at which all memory kept by a phase is alive."""
 
 PARTLY = ("last_layer", "middle")
-"""Those at which no more of it is."""
+"""Moments at which at most a part of it is alive."""
 
 DOUBT_PERCENT = 10
-"""How much more of it there may be under sharing than a process without others has. Chosen, not
-measured: hooks of sharing keep inputs of layers alive, or copies of what they gather."""
+"""Percent that sharding may add to a process's other memory, such as kept inputs: a choice."""
 
 STATES = ("weights", "gradients", "optimizer", "master")
 
 
 def narrowed(plan: Plan, found: list[Moment], traced: Traced) -> list[Moment]:
-    """The moments of the closed form with a trace's numbers.
-
-    Where processes share, states, gradients and buffers stay those of the closed form, and only the
-    rest is the trace's, at moments when all of it is alive.
-    """
+    """Return the closed form's moments with a trace's numbers. With sharding, only of the rest."""
     option = plan.config.distributed.option
     copies = option == "ddp" and plan.batch.world_size > 1
     if copies or is_fsdp(plan.config) or option in STAGE:
         return [_with_traced_activations(moment, traced) for moment in found]
-    # Of each phase the highest moment, the first of several.
+    # The highest moment of each phase, the first one of equals.
     closed = {m.phase: m for m in sorted(reversed(found), key=lambda m: m.total.expected)}
     traces = [_traced(closed[phase], traced, plan) for phase in traced.allocated if phase in closed]
     return traces or found
 
 
 def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
-    """One phase as traced: what is alive and, at the highest, the allocator's reserve.
+    """Return one phase as traced: live components and, at the peak, the allocator's reserve.
 
-    If a trace is of something else (another kernel), the ends of the closed form hold; where
-    micro-batches differ in length, its low end, and its high end if there are longer ones.
+    Ends of the closed form apply if the trace is not exact or micro-batches differ in length.
     """
     allocated, config = traced.allocated[closed.phase], plan.config
-    # A compiled model or liger's kernels change every pass, a compiled optimizer its step alone.
+    # A compiled model or liger's kernels change every pass, a compiled optimizer only its step.
     changed = config.compile.option != "none" or config.kernels.option == "liger"
     is_bound = traced.method is Method.upper_bound and (changed or closed.phase == "optimizer")
-    if is_bound and allocated > closed.total.expected:  # its formula expects better
+    if is_bound and allocated > closed.total.expected:  # the formula is closer
         more = max(0, allocated - closed.total.high)
         return replace(closed, parts=closed.parts | {"others": range_around(0, 0, more)})
     is_top = allocated == max(traced.allocated.values())
@@ -89,7 +79,7 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
     others = allocated - sum(known.values())
     doubt = int(ERROR[plan.device.kind] * allocated) + MIB // 16
     parts["others"] = range_around(0, others, others + doubt)
-    if "buffers" in closed.parts:  # of DataParallel: a trace has one process
+    if "buffers" in closed.parts:  # of DataParallel, while a trace has one process
         parts["buffers"] = closed.parts["buffers"]
     is_exact = traced.method is Method.trace and traced.is_exact
     made = drawn(plan)
@@ -98,7 +88,7 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
         parts["others"] = range_around(0, others, others + doubt + max(0, missing))
     is_sure = is_exact and not made.differ
     low = max(0, allocated - doubt) if is_sure else closed.total.low
-    for name, part in parts.items():  # low ends add up to it, taken from the components in order
+    for name, part in parts.items():  # distribute the low end over the components in order
         parts[name] = range_around(min(low, part.expected), part.expected, part.high)
         low -= parts[name].low
     if plan.device.kind != "cpu":
@@ -108,7 +98,7 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
 
 
 def _with_traced_activations(moment: Moment, traced: Traced) -> Moment:
-    """States and buffers of the closed form; what else is alive is the trace's."""
+    """Return states and buffers of the closed form with the rest of the trace."""
     beside = traced.beside.get(moment.phase)
     if beside is None or moment.name not in (*WHOLE, *PARTLY):
         return moment
@@ -122,32 +112,32 @@ def _with_traced_activations(moment: Moment, traced: Traced) -> Moment:
 
 
 CONTEXT = Range(0, 500 * MIB, 1400 * MIB)
-"""The driver's own share of a GPU, kernels included. 1343 MB were seen on a V100 of 2022 (the
-guides, huggingface.co/docs/transformers/perf_train_gpu_one), 300 to 500 MB are typical since
-kernels are loaded when first used; no lower bound is known."""
+"""The driver's share of a GPU, including kernels. 1343 MB on a V100 in 2022 (the guides,
+huggingface.co/docs/transformers/perf_train_gpu_one), typically 300 to 500 MB since kernels are
+loaded at first use. No lower bound is known."""
 
 RESERVE_SHARE = (0.03, 0.25)
 """The caching allocator's reserve as a share of allocated memory: 1 to 2 % simulated for BERT, 24 %
-for a 1-billion-parameter Llama with checkpointing."""
+for a Llama with 1B parameters and checkpointing."""
 
 SEGMENT_BYTES = 20 * MIB
-"""Smallest piece the allocator asks for beyond 1 MiB: torch's c10/cuda/CUDACachingAllocator."""
+"""Smallest segment of the allocator beyond 1 MiB: torch's c10/cuda/CUDACachingAllocator."""
 
 PYTHON_BYTES = GIB // 2
-"""Of a CPU's memory, for each process, before its first tensor: Python, torch and its kernels took
-0.4 GB (memory by stage, README.md), and more of them are loaded while a model is built."""
+"""Bytes of CPU memory per process before its first tensor: Python, torch and kernels took 0.4 GB
+(memory by stage, README.md), and more are loaded while a model is built."""
 
 TRAINED = ("forward", "backward", "optimizer")
-"""Phases of a step, which a record's measured peak is of on a CPU."""
+"""Phases of a step, to which a record's measured peak on a CPU refers."""
 
 
 def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
-    """Memory of a plan on its (first) device: in closed form, narrowed by its trace if given."""
+    """Return the memory forecast on the plan's (first) device, narrowed by a trace if given."""
     found = moments(plan)
     method, doubts = Method.closed_form, doubts_of(plan)
     substitutions: tuple[str, ...] = ()
-    # ZeRO-3's linear layers keep other tensors than those that are traced (see moments.kept), and
-    # on two ranks formulas were right to 5 % where the trace was to 16 % (docs/lab/memory.md).
+    # ZeRO-3's linear layers keep other tensors than the traced ones (see moments.kept). On two
+    # ranks, formulas were right to 5 %, the trace to 16 % (notes/lab/memory.md).
     if traced is not None and plan.config.distributed.option != "zero3":
         found = narrowed(plan, found, traced)
         method, substitutions = traced.method, traced.notes
@@ -186,13 +176,13 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
 
 
 def allocated_of(plan: Plan, micro: Micro) -> int:
-    """Highest sum of tensors in a step of such micro-batches, in closed form."""
+    """Return the highest sum of tensors in a step of such micro-batches, by formulas."""
     found = moments_of(plan, micro)
     return max(each.tensors.expected for each in found if each.phase in TRAINED)
 
 
 def highest_range(moments: Iterable[Range]) -> Range:
-    """The most of any moment: of the low ends, of the expected values and of the high ends."""
+    """Return the maxima of all low ends, of all expected values and of all high ends."""
     ranges = list(moments)
     return Range(
         max(each.low for each in ranges),
@@ -202,7 +192,7 @@ def highest_range(moments: Iterable[Range]) -> Range:
 
 
 def verdict(peak: Range, capacity: int | None) -> Verdict:
-    """Whether a peak fits into a number of bytes."""
+    """Return whether a peak fits into a number of bytes."""
     if capacity is None:
         return Verdict.unknown
     if peak.expected > capacity:
@@ -211,10 +201,7 @@ def verdict(peak: Range, capacity: int | None) -> Verdict:
 
 
 def room(plan: Plan) -> int | None:
-    """Bytes of the device that are forecast for one process; None if unknown.
-
-    A CPU's memory is shared by all processes, with their Python and with what others hold of it.
-    """
+    """Return the bytes of the device for one process, on a CPU without Python, None if unknown."""
     memory, left = plan.device.memory_bytes, plan.device.available_bytes
     if memory is None:
         return None
@@ -225,14 +212,14 @@ def room(plan: Plan) -> int | None:
 
 
 def least_bytes(plan: Plan, found: Forecast) -> int:
-    """Bytes that a run takes of its device's memory by the lowest forecast, all its processes."""
+    """Return the least device memory of a run in bytes, on a CPU for all its processes."""
     if plan.device.kind != "cpu":
         return found.peak.low
     return (found.peak.low + PYTHON_BYTES) * max(1, plan.processes_per_node)
 
 
 def least_host_bytes(plan: Plan, found: Forecast, copies: bool = True) -> int:
-    """Bytes that a run takes at least of its machine's own memory; with `copies` while it saves."""
+    """Return the least host memory of a run in bytes, with `copies` also while it saves."""
     if plan.device.kind == "cpu":
         return least_bytes(plan, found)
     there, all_of_it = (
@@ -246,7 +233,7 @@ def least_host_bytes(plan: Plan, found: Forecast, copies: bool = True) -> int:
 
 
 def with_room(plan: Plan, size: int) -> Plan:
-    """The same on a device of which each process has so many bytes for what is forecast."""
+    """Return the plan on a device that has `size` bytes for each process's forecast."""
     memory = size
     if plan.device.kind == "cpu":
         memory = (size + PYTHON_BYTES) * max(1, plan.processes_per_node)
@@ -254,15 +241,15 @@ def with_room(plan: Plan, size: int) -> Plan:
 
 
 def highest_phase(found: Forecast) -> str:
-    """The phase of the expected peak."""
+    """Return the phase of the expected peak."""
     return max(found.phases, key=lambda phase: found.phases[phase])
 
 
 def _on_gpu(plan: Plan, moment: Moment, every: Sequence[Moment]) -> Moment:
-    """With cuBLAS' workspace, the allocator's reserve and the driver's context."""
+    """Return a moment with cuBLAS's workspace, the allocator's reserve and the driver's context."""
     space = 0 if moment.phase == "load" else workspace_bytes(plan.device.capability)
     allocated, held = moment.total, 0
-    if is_fsdp(plan.config):  # makes them on a stream of its own, whose memory no other one has
+    if is_fsdp(plan.config):  # creates gradients on its own stream, whose memory is not shared
         gradients = [m.parts.get("gradients", NOTHING).expected for m in (moment, *every)]
         held = max(gradients) - gradients[0]
     reserve = range_around(
@@ -271,34 +258,34 @@ def _on_gpu(plan: Plan, moment: Moment, every: Sequence[Moment]) -> Moment:
         int(allocated.high * RESERVE_SHARE[1]) + 4 * SEGMENT_BYTES + held,
     )
     parts = {"workspace": range_around(0, space, 3 * space), "reserve": reserve, "context": CONTEXT}
-    # What a trace's replay has found as segments has its reserve already.
+    # A traced moment already has its reserve.
     more = {name: moment.parts.get(name, part) for name, part in parts.items()}
     return replace(moment, parts=moment.parts | more)
 
 
 def known_forecast(plan: Plan) -> Forecast:
-    """By a trace that is kept, else by formulas; nothing is started."""
+    """Return the forecast by a cached trace, else by formulas. No process is started."""
     return forecast(plan, trace_client.find_trace(trace_client.trace_key(plan)))
 
 
 def traced_forecast(plan: Plan) -> Forecast:
-    """By a trace, made now unless it is kept; by formulas, with the reason, where there is none."""
+    """Return the forecast by a trace, made now if needed, else by formulas with the reason."""
     return _with(plan, trace_client.traced(plan))
 
 
 def traced_forecasts(
     plans: Sequence[Plan], progress: Callable[[int, int], Any], processes: int
 ) -> list[Forecast]:
-    """The same for many plans at once, each trace made once; arguments as of `trace_all`."""
+    """Return the forecasts of many plans, each trace made once. Arguments as in `trace_all`."""
     answers = trace_client.trace_all(plans, progress, processes)
     return [_with(plan, answer) for plan, answer in zip(plans, answers, strict=True)]
 
 
 def is_open(found: Forecast) -> bool:
-    """Whether formulas cannot decide the fit, so that a trace is worthwhile."""
+    """Return whether formulas cannot decide the fit, so that a trace is worthwhile."""
     if found.method is not Method.closed_form or found.capacity is None:
         return False
-    # Of an encoder and decoder without formulas not even the layers are known.
+    # Without formulas for an encoder-decoder, not even its layers are known.
     return "architecture" in found.doubts or found.peak.low <= found.capacity < found.peak.high
 
 

@@ -1,4 +1,4 @@
-"""A forecast as text of at most 80 columns, of one device or of all, in records, and as JSON."""
+"""A forecast as text of at most 80 columns, for one or all devices, for records and as JSON."""
 
 import textwrap
 from bisect import bisect_left
@@ -30,7 +30,7 @@ METHODS = {
 
 
 def render_forecast(plan: Plan, found: Forecast) -> str:
-    """Verdict, range, table of components, phases, and why the range is wide."""
+    """Return verdict, range, components, phases, and reasons for the range as text."""
     peak, tight = found.peak, found.verdict is Verdict.tight
     verdict = "tight: may not fit" if tight else found.verdict.value
     between = f"between {format_bytes(peak.low)} and {format_bytes(peak.high)}"
@@ -44,7 +44,7 @@ def render_forecast(plan: Plan, found: Forecast) -> str:
         "",
         wrapped(f"tensors by phase: {', '.join(sizes)}"),
         *_anatomy(plan),
-        *([f"  host memory of a machine: {host_budget(plan, found)}"] if several else []),
+        *([f"  host memory of a node: {host_budget(plan, found)}"] if several else []),
         wrapped(f"counted: {found.basis}"),
         *_rows(plan),
         *(wrapped(f"not exact: {note}") for note in found.notes),
@@ -53,7 +53,7 @@ def render_forecast(plan: Plan, found: Forecast) -> str:
 
 
 def wrapped(text: str, indent: int = 2) -> str:
-    """A paragraph of at most 80 columns; its further lines are indented by two more."""
+    """Return a paragraph of at most 80 columns, with further lines indented by two more."""
     return textwrap.fill(
         text,
         WIDTH,
@@ -64,12 +64,12 @@ def wrapped(text: str, indent: int = 2) -> str:
 
 
 def forecast_line(plan: Plan) -> str:
-    """The forecast of a plan in one line, for a run that is about to start."""
+    """Return the forecast of a plan in one line, for a run that is about to start."""
     found = known_forecast(plan)
     peak = found.peak
     return (
-        f"memory: {found.verdict.value}, {format_bytes(peak.expected)} expected "
-        f"({format_bytes(peak.low)} to {format_bytes(peak.high)}); eke plan says of what"
+        f"memory: {found.verdict.value}, about {format_bytes(peak.expected)} "
+        f"({format_bytes(peak.low)} to {format_bytes(peak.high)}). Details: eke plan"
     )
 
 
@@ -81,11 +81,10 @@ def _available(plan: Plan, found: Forecast) -> str:
     if not on_cpu:
         return f"{plan.device.name}, {capacity}"
     many = plan.processes_per_node
-    return f"this machine has {capacity} for " + (f"each of {many} processes" if many > 1 else "it")
+    return f"this machine has {capacity}" + (f" for each of {many} processes" if many > 1 else "")
 
 
 def _table(found: Forecast) -> list[str]:
-    """One row a component, the largest with the longest bar."""
     phase = PHASES[highest_phase(found)]
     rows = [(COMPONENTS.get(name, name), size) for name, size in found.components.items()]
     whole = sum(size for _, size in rows) or 1
@@ -100,7 +99,7 @@ def _table(found: Forecast) -> list[str]:
 
 
 def _anatomy(plan: Plan) -> list[str]:
-    """Bytes per parameter of what stays between steps, as the guides count them."""
+    """Return the bytes per parameter of memory kept between steps, as in the guides."""
     count = plan.size.num_parameters
     if not count:
         return []
@@ -119,14 +118,14 @@ def _anatomy(plan: Plan) -> list[str]:
 
 
 def host_budget(plan: Plan, found: Forecast) -> str:
-    """The second budget: what ranks on GPUs take of their machine's own memory."""
+    """Return the least host memory for ranks on GPUs as text."""
     needed, has = least_host_bytes(plan, found), plan.device.host_memory_bytes
     room = f" of {format_bytes(has)}" + ": does not fit" * (needed > has) if has else ""
-    return f"{format_bytes(needed)} at least{room}"
+    return f"at least {format_bytes(needed)}{room}"
 
 
 def _rows(plan: Plan) -> list[str]:
-    """Batch lengths behind memory and time, if they differ."""
+    """Return the batch lengths behind memory and time, if they differ."""
     made = drawn(plan)
     if not made.differ:
         return []
@@ -136,13 +135,13 @@ def _rows(plan: Plan) -> list[str]:
         + " tokens"
         for micro in (made.shortest, made.mean, made.expected)
     )
-    text = f"rows: memory of the longest micro-batch expected, {high} (low end: {low}); time of"
+    text = f"rows: memory for the longest expected micro-batch, {high} (low end: {low}), time for"
     tokens = plan.size.tokens_per_sample
-    return [wrapped(f"{text} the mean, {mean}; FLOPs of {tokens:.1f} tokens a sample")]
+    return [wrapped(f"{text} the mean, {mean}, FLOPs for {tokens:.1f} tokens per sample")]
 
 
 def dominant(found: Forecast) -> str:
-    """The largest components at the peak."""
+    """Return the largest components at the peak as text."""
     largest = sorted(found.components.items(), key=lambda item: -item[1])[:3]
     whole = sum(found.components.values()) or 1
     parts = [f"{COMPONENTS.get(name, name)} {size / whole:.0%}" for name, size in largest]
@@ -154,27 +153,23 @@ class OnDevice:
     """One configuration on one device."""
 
     option: str
-    """Of `hardware`."""
+    """Option of `hardware`."""
     memory_bytes: int | None
     forecast: Forecast | None = None
     """None if a rule rejects the configuration there."""
     batch: int = 0
-    """Largest micro-batch whose high forecast fits; 0 if none."""
+    """Largest micro-batch whose high forecast fits. 0 if none."""
     reason: str = ""
-    """Why it is rejected."""
     speed: str = ""
-    """Expected samples per second, as a range; empty where they are not known."""
+    """Expected samples per second as a range. Empty if unknown."""
     speed_runs: int = 0
-    """Finished runs that `speed` is corrected by."""
+    """Number of finished runs that correct `speed`."""
     per_device: int = 0
-    """Micro-batch of the forecast: set by the user, or chosen by batch=auto."""
+    """Micro-batch of the forecast, set by the user or chosen by batch=auto."""
 
 
 def largest_batch(plan: Plan, found: Forecast) -> int:
-    """The largest micro-batch whose high forecast fits; 0 if none.
-
-    A trace, in `found`, may show a fit of the plan's own where formulas do not.
-    """
+    """Return the largest micro-batch whose high forecast, or trace in `found`, fits, 0 if none."""
 
     def is_too_large(size: int) -> bool:
         batch = replace(plan.batch, per_device=size, eval_per_device=size)
@@ -187,31 +182,28 @@ def largest_batch(plan: Plan, found: Forecast) -> int:
 def render_devices(
     rows: Sequence[OnDevice], per_device: int | None, target: int, count: int = 1
 ) -> str:
-    """One line a device, at most 80 columns.
-
-    `per_device` is None if batch=auto has chosen it, and has kept the samples per step, `target`.
-    """
+    """Return one line per device. `per_device` is None if batch=auto kept `target` samples."""
     last = "micro-batch"
     head = ("hardware", "GiB", "verdict", "expected", "of it", "samples/s", last)
-    numbers = (1, 3, 4, 5, 6)  # columns that hold them
+    numbers = (1, 3, 4, 5, 6)  # right-aligned columns
     table = align([head, *(_cells(row, per_device is None) for row in rows)], numbers)
     batch = f"batch.per_device={per_device}" if per_device else f"batch=auto batch.target={target}"
     lines = [f"{format_number(count, 'device')} each, {batch}", ""]
     lines += [f"  {line}" for line in table]
-    what = "the largest with which even the highest forecast has room"
+    what = "the largest whose highest forecast fits"
     if per_device is None:
-        what = "the largest with room that keeps the samples per step"
+        what = "the largest that fits and keeps the samples per step"
     lines += [
         "",
         f"  {last}: {what}",
-        f"  samples/s: of {'all' if count > 1 else 'one'} with batch.per_device, an estimate",
+        f"  samples/s: an estimate for {'all' if count > 1 else 'one'} with batch.per_device",
     ]
     methods = {row.option: row.forecast.method for row in rows if row.forecast is not None}
     traced = [name for name, method in methods.items() if method is not Method.closed_form]
-    words = f"by formulas; traced: {', '.join(traced)}" if traced else "by formulas"
+    words = f"by formulas, traced: {', '.join(traced)}" if traced else "by formulas"
     lines.append(wrapped(f"expected: {words if len(traced) < len(methods) else 'traced'}"))
     corrected = [f"{row.option} ({row.speed_runs} runs)" for row in rows if row.speed_runs]
-    few = "samples/s not calibrated: no device has finished runs enough"
+    few = "samples/s not calibrated: too few finished runs on each device"
     lines.append(wrapped(f"samples/s calibrated: {', '.join(corrected)}" if corrected else few))
     lines += [wrapped(f"{row.option}: {row.reason}") for row in rows if row.reason]
     return "\n".join(lines)
@@ -220,7 +212,7 @@ def render_devices(
 def _cells(row: OnDevice, chosen: bool) -> tuple[str, ...]:
     memory = f"{row.memory_bytes / GIB:.1f}" if row.memory_bytes else "?"
     if row.forecast is None:
-        return row.option, memory, "refused", "", "", "", ""
+        return row.option, memory, "rejected", "", "", "", ""
     peak = row.forecast.peak.expected
     share = f"{peak / row.memory_bytes:.0%}" if row.memory_bytes else ""
     batch = str(row.batch) if row.batch else "none"
@@ -231,7 +223,7 @@ def _cells(row: OnDevice, chosen: bool) -> tuple[str, ...]:
 
 
 def as_record(found: Forecast) -> PredictedMemory:
-    """A forecast as the record has it."""
+    """Return a forecast in the record's form."""
     return PredictedMemory(
         **asdict(found.peak),
         components=dict(found.components),
@@ -244,10 +236,7 @@ def as_record(found: Forecast) -> PredictedMemory:
 
 
 def note_measured_batch(record: Record, plan: Plan, micro: Micro | None) -> None:
-    """Make the record's forecast, of the longest micro-batch, that of the one that was measured.
-
-    `micro` is, on a CPU, the largest one of the profiled step; None elsewhere.
-    """
+    """Adapt a record's forecast to `micro`, the largest micro-batch of a CPU's profiled step."""
     found, made = record.memory.predicted, drawn(plan)
     if micro is None or found is None or not found.allocated_bytes or micro == made.expected:
         return
@@ -255,5 +244,5 @@ def note_measured_batch(record: Record, plan: Plan, micro: Micro | None) -> None
 
 
 def as_json(found: Forecast) -> dict[str, Any]:
-    """A forecast under the record's field paths: `memory.predicted.low`."""
+    """Return a forecast under the record's field paths: `memory.predicted.low`."""
     return {"predicted": asdict(as_record(found)) | {"capacity": found.capacity}}

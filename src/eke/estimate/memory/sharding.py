@@ -1,8 +1,8 @@
 """Buffers of sharded training on one device, in addition to the sharded state.
 
-Those of ZeRO were read from deepspeed 0.19.8, runtime/zero/stage_1_and_2.py and stage3.py; each
-formula names the lines it follows. Bytes of the first process. On a CPU offloading moves nothing
-away: host and device are one memory, and all of it is counted.
+Formulas for ZeRO follow deepspeed 0.19.8, runtime/zero/stage_1_and_2.py and stage3.py, and name the
+functions. Bytes are of the first process. On a CPU, offloaded state is also counted, since host and
+device share one memory.
 """
 
 from math import prod
@@ -21,42 +21,40 @@ from eke.models.sizes import (
 from eke.plan.planner import Plan
 
 Parts = tuple[Weight, ...]
-"""`eke.models.sizes.training_structure` of the plan's configuration."""
+"""Weights of the configuration from `eke.models.sizes.training_structure`."""
 
 BACKWARD = ("last_layer", "middle", "first_layer", "embedding", "reduced")
 """Moments of the backward pass after its first gradient."""
 
 
 class _Sizes:
-    """Bytes of a model that DeepSpeed shares out, in the weights' format."""
+    """Bytes of a model sharded by DeepSpeed, in the weights' format."""
 
     def __init__(self, plan: Plan, parts: Parts) -> None:
         mine, stage = pieces(plan.config), STAGE[plan.config.distributed.option]
         trained = [w for w in parts if w.trained]
         number = self.number = plan.compute.formats.weight_bytes
-        """Of a weight."""
         self.whole = number * sum(prod(w.shape) for w in trained)
-        """All gradients."""
         self.largest = number * max((prod(w.shape) for w in trained), default=0)
-        """Of the largest trained tensor."""
+        """Bytes of the largest trained tensor."""
         self.mine = number * sum(_touched(trained, role, size) for role, size in mine.items())
-        """Gradients of every tensor that this process has some part of, each of them whole."""
+        """Bytes of the full gradients of all tensors of which this process has a shard."""
         self.numbers = sum(mine.values())
         """Elements in all flat shards."""
         self.partition = number * self.numbers
-        """This process's part of all gradients."""
+        """Bytes of this process's shard of all gradients."""
         self.group = max(mine.values(), default=0)
-        """Numbers in the largest flat piece."""
-        # ZeRO-1 and 2 fill one while the other is sent; ZeRO-3 has one (`IPGBucketZ3`).
+        """Elements in the largest flat shard."""
+        # ZeRO-1 and 2 fill one bucket while the other is sent. ZeRO-3 has one (`IPGBucketZ3`).
         copies = 2 if stage < 3 and _setting(plan, "overlap_comm") else 1
         self.bucket = number * copies * _setting(plan, "reduce_bucket_size")
-        """`reduce_bucket_size`, as often as there are buckets."""
+        """Bytes of all buckets of `reduce_bucket_size`."""
         self.early = Role.outer in mine
-        """Whether a tensor that this process has a part of gets its gradient first: a head."""
+        """Whether this process has a shard of a head, whose gradient comes first."""
 
 
 def _touched(trained: list[Weight], role: Role, size: int) -> int:
-    """Numbers of the tensors that begin within the first `size` numbers of a group."""
+    """Return the elements of the tensors that begin within the first `size` of a group."""
     start = found = 0
     for weight in (w for w in trained if w.role is role):
         if start < size:
@@ -66,17 +64,15 @@ def _touched(trained: list[Weight], role: Role, size: int) -> int:
 
 
 def _setting(plan: Plan, key: str) -> int:
-    """A size among ZeRO's settings; 0 where there is none."""
     value = (plan.deepspeed or {}).get("zero_optimization", {}).get(key, 0)
     return int(value) if isinstance(value, int | float) else 0
 
 
 def _step_bytes(plan: Plan, sizes: _Sizes) -> int:
-    """Gradients in float32 that the optimizer's step makes of those that are there.
+    """Return the bytes of float32 gradients that the step creates (with offloading, none).
 
-    ZeRO-1 and 2 put one group at a time into a flat tensor, narrow ones once more in float32
-    (`step`: `flatten`, `.to`); ZeRO-3 likewise (`_prepare_fp32_grad_for_sub_group`). With
-    offloading they lie in float32 already.
+    ZeRO-1 and 2 flatten one group at a time, and copy narrow gradients to float32 (`step`:
+    `flatten`, `.to`). So does ZeRO-3 (`_prepare_fp32_grad_for_sub_group`).
     """
     if plan.config.offload.option != "none":
         return 0
@@ -85,11 +81,10 @@ def _step_bytes(plan: Plan, sizes: _Sizes) -> int:
 
 
 def _zero_gradients(plan: Plan, sizes: _Sizes, moment: str, plain: Range) -> Range:
-    """Bytes of gradients.
+    """Return the bytes of gradients: ZeRO-1 keeps all until the backward pass ends.
 
-    ZeRO-1 keeps them whole until the backward pass ends. ZeRO-2 keeps, whole, those of tensors that
-    it has a part of, in one piece (`copy_grads_in_partition`: `grads_in_partition`); ZeRO-3 its
-    part, in a buffer that is always there (`grad_partitions_flat_buffer`).
+    ZeRO-2 keeps full gradients of tensors with a shard here (`copy_grads_in_partition`:
+    `grads_in_partition`), ZeRO-3 its shard, permanently (`grad_partitions_flat_buffer`).
     """
     stage = STAGE[plan.config.distributed.option]
     offload, on_host = plan.config.offload.option != "none", plan.device.kind == "cpu"
@@ -102,7 +97,7 @@ def _zero_gradients(plan: Plan, sizes: _Sizes, moment: str, plain: Range) -> Ran
     if offload or moment == "evaluation":
         return NOTHING
     several = plan.batch.accumulation > 1
-    earlier = sizes.mine if several else 0  # `all_grad_tensors`: those of earlier micro-batches
+    earlier = sizes.mine if several else 0  # `all_grad_tensors`: of earlier micro-batches
     if moment in ("forward", "loss"):
         return exact(earlier)
     if moment == "last_layer":
@@ -113,25 +108,25 @@ def _zero_gradients(plan: Plan, sizes: _Sizes, moment: str, plain: Range) -> Ran
 
 
 def _zero_buffers(plan: Plan, parts: Parts, sizes: _Sizes, moment: str) -> Range:
-    """Bytes of buckets, staging areas, gradients on their way, and gathered weights."""
+    """Return the bytes of buckets, staging areas, gradients in transfer and gathered weights."""
     stage = STAGE[plan.config.distributed.option]
     always = _staging(plan, sizes)
-    if stage == 3:  # the bucket is made once (`ipg_buckets`), and stays
+    if stage == 3:  # the bucket is permanent (`ipg_buckets`)
         gathered = _gathered_weights(plan, parts)
         always += sizes.bucket + gathered.low
         high = always + gathered.high
         if moment == "optimizer":
             more = _step_bytes(plan, sizes)
             return range_around(0, always + more, high + 2 * more)
-        if moment == "embedding":  # a large gradient is scattered by itself: perhaps one copy of it
+        if moment == "embedding":  # a large gradient is scattered separately, maybe with a copy
             high += 2 * sizes.largest
         return range_around(0, always + gathered.expected, high)
     expected, more = always, 0
     if moment in BACKWARD:  # `setup_buckets`, at the first gradient
         expected, more = always + sizes.bucket, sizes.largest
     if moment == "reduced" and stage == 1 and plan.config.offload.option == "none":
-        # ZeRO-1 copies its gradients into a separate buffer. Those that lie in the bucket by then
-        # are no longer where they were (`reduce_gradients`, `copy_grads_in_partition`).
+        # ZeRO-1 copies its gradients into a separate buffer. Gradients in the bucket have by then
+        # left their first place (`reduce_gradients`, `copy_grads_in_partition`).
         expected, more = always + sizes.mine, sizes.bucket + sizes.largest
     if moment == "optimizer":
         expected, more = always + _step_bytes(plan, sizes), 2 * sizes.group * FLOAT32_BYTES
@@ -140,11 +135,11 @@ def _zero_buffers(plan: Plan, parts: Parts, sizes: _Sizes, moment: str) -> Range
 
 
 def _staging(plan: Plan, sizes: _Sizes) -> int:
-    """Memory that offloading keeps across steps: float32 gradients, and areas for one tensor.
+    """Return the bytes that offloading keeps across steps: float32 gradients, and tensor buffers.
 
-    stage_1_and_2.py, `initialize_optimizer_states`, `param_buffer_of_bit16_for_cpu_offload_groups`,
-    `temp_grad_buffer_for_cpu_offload` and `temp_grad_buffer_for_gpu_offload`; stage3.py,
-    `subgroup_gradient_buffer`. On a GPU's side there is only the last area.
+    Sources: stage_1_and_2.py, `initialize_optimizer_states`, `temp_grad_buffer_for_cpu_offload`,
+    `param_buffer_of_bit16_for_cpu_offload_groups` and, the only one on a GPU,
+    `temp_grad_buffer_for_gpu_offload`; stage3.py, `subgroup_gradient_buffer`.
     """
     if plan.config.offload.option == "none":
         return 0
@@ -157,11 +152,10 @@ def _staging(plan: Plan, sizes: _Sizes) -> int:
 
 
 def regather_bytes(plan: Plan, parts: Parts) -> int:
-    """Memory to exchange the new weights on a CPU: a full copy of the largest group.
+    """Return the bytes to exchange new weights on a CPU: a full copy of the largest group.
 
-    `all_gather_into_tensor_dp_groups` (runtime/utils.py) gathers a group at once, and gloo's
-    all-gather allocates its output separately (torch 2.13, ProcessGroupGloo.cpp,
-    `_allgather_base`).
+    DeepSpeed gathers a group at once (runtime/utils.py, `all_gather_into_tensor_dp_groups`), gloo
+    into its own output (torch 2.13, ProcessGroupGloo.cpp, `_allgather_base`).
     """
     if plan.device.kind != "cpu" or STAGE[plan.config.distributed.option] == 3:
         return 0
@@ -172,12 +166,11 @@ def regather_bytes(plan: Plan, parts: Parts) -> int:
 
 
 def _gathered_weights(plan: Plan, parts: Parts) -> Range:
-    """Whole weights of ZeRO-3: small ones always, those of the module at work, and the next ones.
+    """Return the full weights in ZeRO-3: small ones, the current module's, and prefetched ones.
 
-    partitioned_param_coordinator.py fetches module by module and as many more as
-    `stage3_prefetch_bucket_size` says; what comes again soon (`stage3_max_reuse_distance`) may
-    stay. Tensors that are fetched together, as experts are, arrive in one buffer and are copied out
-    of it (partition_parameters.py, `AllGatherCoalescedHandle.wait`).
+    partitioned_param_coordinator.py prefetches up to `stage3_prefetch_bucket_size` and may keep
+    weights used again soon (`stage3_max_reuse_distance`). Tensors fetched together are copied out
+    of one buffer (partition_parameters.py, `AllGatherCoalescedHandle.wait`).
     """
     number, each = plan.compute.formats.weight_bytes, [prod(w.shape) for w in parts]
     limit = _setting(plan, "stage3_param_persistence_threshold")
@@ -191,7 +184,7 @@ def _gathered_weights(plan: Plan, parts: Parts) -> Range:
 
 
 def saved_bytes(plan: Plan) -> int:
-    """Bytes that a rank saves: its part of states and weights or adapters; 0 where it has none."""
+    """Return the bytes that a rank saves: its shard of states and weights or adapters, else 0."""
     config, sharing = plan.config, plan.config.distributed
     if sharing.num_processes == 1 or sharing.option not in (*STAGE, "fsdp"):
         return 0
@@ -206,10 +199,7 @@ def saved_bytes(plan: Plan) -> int:
 def held_at(
     plan: Plan, parts: Parts, whole: int, moment: str, gradients: Range
 ) -> tuple[Range, Range]:
-    """Gradients, and bytes of gathered weights, buckets and staging areas, at one moment.
-
-    `whole` are the bytes of all gradients, `gradients` those that a single process holds then.
-    """
+    """Return gradients, and other buffers, at a moment. `gradients`: those of a single process."""
     option = plan.config.distributed.option
     if isinstance(plan.config.distributed, FSDP):
         return gradients, _fsdp(plan, parts, moment)
@@ -221,18 +211,17 @@ def held_at(
     if option == "ddp" and plan.batch.world_size > 1:
         return Range(min(gradients.low, whole), whole, whole), _ddp(plan, parts, whole, moment)
     if option == "dp":
-        # The first device also has the gathered results of the others.
+        # The first device also has the gathered outputs of the others.
         return gradients, range_around(0, whole // 10, whole)
     return gradients, NOTHING
 
 
 def _ddp(plan: Plan, parts: Parts, whole: int, moment: str) -> Range:
-    """Gradients outside of the buckets that are sent, which stay from the first step on.
+    """Return the gradients outside of DDP's buckets, which are permanent from the first step on.
 
-    Each is computed into a separate tensor and copied there; those of earlier micro-batches wait
-    outside until the last one's are ready. A tied table's waits for both of its uses. Source: torch
-    2.13, torch/csrc/distributed/c10d/reducer.cpp, `initialize_buckets` and
-    `mark_variable_ready_dense` with `gradient_as_bucket_view`.
+    Each gradient is computed in a separate tensor and copied into a bucket. Gradients of earlier
+    micro-batches, and of a tied table's first use, wait outside. Source: torch 2.13, reducer.cpp,
+    `initialize_buckets` and `mark_variable_ready_dense` with `gradient_as_bucket_view`.
     """
     config = plan.config
     before = whole if plan.batch.accumulation > 1 else 0
@@ -252,7 +241,7 @@ def _ddp(plan: Plan, parts: Parts, whole: int, moment: str) -> Range:
 
 
 def num_layers(config: Config) -> int:
-    """Layers of all stacks."""
+    """Return the number of layers in all stacks."""
     layers = max(1, config.model.num_hidden_layers)
     if family_of(config).is_encoder_decoder:
         layers += getattr(config.model, "num_decoder_layers", None) or layers
@@ -260,14 +249,14 @@ def num_layers(config: Config) -> int:
 
 
 Unit = list[int]
-"""Bytes of what FSDP2 gathers at once: as it is sent, of its gradients, and as they are reduced."""
+"""Bytes that FSDP2 gathers at once: weights as sent, gradients, and gradients as reduced."""
 
 
 def units(plan: Plan, parts: Parts) -> list[Unit]:
-    """One layer, tables that are only looked up, and the head or a tied table.
+    """Return the units: one layer, tables only used for lookups, and the head or a tied table.
 
-    `eke.training.distributed.fsdp.shard_model` cuts a model so. Gradients are as narrow as what is
-    sent, but for those of the fused loss, and where norms among them are not narrow.
+    `eke.training.distributed.fsdp.shard_model` splits a model in the same way. Gradients are as
+    narrow as sent weights, except with the fused loss, and if norms among them are not narrow.
     """
     config, formats, found = plan.config, plan.compute.formats, [[0, 0, 0] for _ in range(3)]
     for weight in parts:
@@ -288,38 +277,37 @@ def _is_tied(weight: Weight) -> bool:
 
 
 def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
-    """Gathered weights, and whole gradients on their way to be scattered.
+    """Return the bytes of gathered weights, and of full gradients before they are scattered.
 
-    A unit is gathered into one buffer and copied out of it, on a GPU while the one before computes.
-    The buffer of the gradients before is freed when the next is filled. The head stays whole until
-    its gradient is there, a tied table to the end. On a CPU gloo copies what it gathers and
-    reduces. Source: torch 2.13, _fully_shard, `wait_for_unshard` and `post_backward`;
-    ProcessGroupGloo.cpp, `_allgather_base` and `_reduce_scatter_base`.
+    A unit is gathered into one buffer and copied out of it, on a GPU while the previous unit
+    computes. A buffer of gradients is freed when the next one is filled. The head stays gathered
+    until it has a gradient, a tied table to the end. On a CPU, gloo copies its data. Source: torch
+    2.13, _fully_shard, `wait_for_unshard` and `post_backward`; ProcessGroupGloo.cpp.
     """
     sharing, on_cpu = plan.config.distributed, plan.device.kind == "cpu"
     assert isinstance(sharing, FSDP)
     every = layer, table, head = units(plan, parts)
-    # A tied table's gradient waits for that of its rows, unless it adds up with earlier ones.
+    # A tied table's gradient waits for its rows' gradient, unless added to earlier gradients.
     tied = (head[0] + head[1] * (not adds_up_whole(plan.config))) * any(map(_is_tied, parts))
     ahead = 0 if on_cpu else layer[0]
 
     def turn(unit: Unit, before: int) -> int:
         whole, gradients, reduced = unit
         computing = whole + gradients
-        if unit is layer:  # its gradients come as its activations go
+        if unit is layer:  # its gradients replace its activations
             computing = max(whole + gradients // 2, on_cpu * 3 * whole)
         return ahead + max(before + computing, gradients + (1 + on_cpu) * reduced)
 
     kept = 0 if sharing.reshard_after_forward else layer[0] * num_layers(plan.config)
     last = max(turn(layer, 0 if tied else head[2]), 0 if tied else turn(head, 0))
     expected = {
-        # The head's buffer goes before the loss; gloo has this rank's part once more.
+        # The head's buffer is freed before the loss. gloo has another copy of this shard.
         "gathered": kept + 2 * head[0] + on_cpu * head[0] // sharing.shards,
         "forward": kept + head[0],
         "loss": kept + head[0],
         "last_layer": kept + tied + last,
         "first_layer": tied + turn(layer, layer[2]),
-        # Of a tied table's two gradients one is added to the other, before it has its shard.
+        # A tied table's two gradients are added before they are sharded.
         "embedding": turn(head, layer[2] + head[1] - head[2] // sharing.shards)
         if tied
         else turn([0, *table[1:]], layer[2]),

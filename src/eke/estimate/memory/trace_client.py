@@ -1,8 +1,7 @@
-"""Asking for traces: kept ones at once, others of processes that import torch.
+"""Client for traces: cached ones, and new ones from processes that import torch.
 
-A tracing process answers many plans. If it dies or takes too long, that is the answer for the plan
-it was at, and another process takes the next one. Traces are kept on disk by all that they depend
-on.
+A tracing process serves many plans. If it ends or takes too long, its current plan has no trace,
+and another process takes the next plan. Traces are cached on disk by all their inputs.
 """
 
 import atexit
@@ -37,10 +36,10 @@ from eke.plan.planner.plan import plan_to_plain
 T = TypeVar("T")
 
 FORMAT = 4
-"""Raise it when what is kept changes its meaning."""
+"""Version of the cached content, increased when its meaning changes."""
 
 SOURCES = ("config/schema", "models", "plan", "training")
-"""Packages of eke that decide what a trace sees."""
+"""Packages of eke that affect a trace."""
 
 NO_MEMORY: Mapping[str, tuple[str, ...] | None] = {
     **dict.fromkeys(PRESENTATION),
@@ -49,7 +48,7 @@ NO_MEMORY: Mapping[str, tuple[str, ...] | None] = {
     "schedule": None,
     "dataloader": None,
     "engine": None,
-    "batch": None,  # as planned: in the plan's own part, and by the rows that there are
+    "batch": None,  # included as planned, and by the rows
     "train": (
         "steps", "epochs", "eval_every", "log_every", "checkpoint_every", "keep_checkpoints",
         "checkpoint_async", "save_final", "save_on_signal", "timing_warmup_steps",
@@ -68,21 +67,21 @@ NO_MEMORY: Mapping[str, tuple[str, ...] | None] = {
     "peft": ("alpha",),
     "precision": ("tf32",),
 }  # fmt: skip
-"""Keys that no trace depends on: None for a whole group. Any other key counts, a new one too."""
+"""Keys without an effect on traces, None for an entire group. New keys count as relevant."""
 
 
 def trace_key(plan: Plan) -> str:
-    """32 hex digits: the same for plans that one trace answers."""
+    """Return 32 hex digits, equal for plans with the same trace."""
     return digest_of(what_counts(plan))
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
-    """32 hex digits."""
+    """Return the hash of JSON values as 32 hex digits."""
     return hashlib.sha256(canonical(content).encode()).hexdigest()[:32]
 
 
 def what_counts(plan: Plan) -> dict[str, Any]:
-    """All of a plan that its memory depends on, as JSON values."""
+    """Return the parts of a plan that affect its memory, as JSON values."""
     plain, config = plan_to_plain(plan), {}
     for group, value in plain["config"].items():
         left_out = NO_MEMORY.get(group, ())
@@ -105,7 +104,7 @@ def what_counts(plan: Plan) -> dict[str, Any]:
 
 
 def _device(plan: Plan) -> list[Any]:
-    """Of a GPU its generation; of a CPU what its kernels size their scratch memory by."""
+    """Return a GPU's generation, or a CPU's properties that affect its kernels' scratch memory."""
     device = plan.device
     if device.kind != "cpu":
         return [device.kind, device.capability]
@@ -115,14 +114,14 @@ def _device(plan: Plan) -> list[Any]:
 
 @cache
 def software(packages: tuple[str, ...]) -> dict[str, str]:
-    """Hashes of some of eke's packages, and versions of libraries."""
+    """Return hashes of packages of eke, and versions of libraries."""
     folder = package_folder()
     hashes = {name: source_hash(folder / name) for name in packages}
     return {**hashes, **installed_versions(LIBRARIES)}
 
 
 def find_trace(key: str) -> Traced | None:
-    """Cached trace of a key; None if missing or unreadable."""
+    """Return the cached trace of a key, None if missing or unreadable."""
     return read_kept("traces", key, Traced)
 
 
@@ -132,7 +131,7 @@ def keep_trace(key: str, traced: Traced) -> None:
 
 
 def read_kept(folder: str, key: str, kind: type[T]) -> T | None:
-    """Value of a key in a folder of the cache; None if missing or unreadable."""
+    """Return the value of a key in a folder of the cache, None if missing or unreadable."""
     try:
         return make_converter().structure(read_json(_path(folder, key)), kind)
     except (OSError, ValueError, TypeError, AttributeError, KeyError, cattrs.BaseValidationError):
@@ -140,7 +139,7 @@ def read_kept(folder: str, key: str, kind: type[T]) -> T | None:
 
 
 def keep(folder: str, key: str, value: Any) -> None:
-    """Store a value; one that cannot be written is found again another time."""
+    """Store a value, if possible. Otherwise it is computed again next time."""
     path = _path(folder, key)
     with contextlib.suppress(OSError):
         own_folder(path.parent)
@@ -152,20 +151,18 @@ def _path(folder: str, key: str) -> Path:
 
 
 LIMIT_S = 120.0
-"""Processor time for one plan, with the imports of a new process: many times what large models
-take. A process that hangs uses none, and has ten times as long by the clock."""
+"""CPU seconds for one plan, including imports. The limit of elapsed time is ten times as long."""
 
 MODULE = "eke.training.trace.trace_worker"
-"""Program of a tracing process."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A trace, or why there is none."""
+    """A trace, or the reason for its absence."""
 
     traced: Traced | None
     reason: str = ""
-    """In one line; empty where there is a trace."""
+    """Reason in one line. Empty with a trace."""
 
 
 class TraceProcess:
@@ -179,7 +176,7 @@ class TraceProcess:
         self._lock = threading.Lock()
 
     def ask(self, plan: Plan, limit_s: float = LIMIT_S) -> Answer:
-        """The process's result, or how it ended."""
+        """Return the trace of a plan, or how the process failed."""
         with self._lock:
             process = self._process or self._start()
             try:
@@ -200,13 +197,13 @@ class TraceProcess:
             return _read(line)
 
     def _next_line(self, pid: int, limit_s: float) -> str:
-        """What the process writes; raises TimeoutError, with the time that it took."""
+        """Return the next line of output. Raise TimeoutError with the exceeded limit."""
         start_s, start_cpu_s = time.monotonic(), _processor_s(pid)
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._lines.get(timeout=min(1.0, limit_s))
             if _processor_s(pid) - start_cpu_s > limit_s:
-                raise TimeoutError(f"{limit_s:.0f} s of processor time")
+                raise TimeoutError(f"{limit_s:.0f} s of CPU time")
             if time.monotonic() - start_s > 10 * limit_s:
                 raise TimeoutError(f"{10 * limit_s:.0f} s")
 
@@ -239,10 +236,9 @@ class TraceProcess:
         return process
 
     def _stop(self) -> str:
-        """End the process; returns how it ended."""
         process, self._process = self._process, None
         if process is None:
-            return "was not there"
+            return "was not running"
         ended = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             ended = process.wait(0.5)
@@ -250,7 +246,7 @@ class TraceProcess:
             process.kill()
         if self._listener is not None:
             self._listener.join()
-        with contextlib.suppress(OSError), process:  # what it did not read any more
+        with contextlib.suppress(OSError), process:  # input that was not read
             pass
         if ended is None:
             return "was stopped"
@@ -258,7 +254,7 @@ class TraceProcess:
 
 
 def _processor_s(pid: int) -> float:
-    """Processor time of a process and its ended children; 0 if the system does not tell it."""
+    """Return the CPU seconds of a process and its ended children, 0 if unknown."""
     with contextlib.suppress(OSError):  # proc(5): utime to cstime, the 14th to 17th after (command)
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
@@ -272,7 +268,7 @@ def _read(line: str) -> Answer:
             return Answer(make_converter().structure(found["traced"], Traced))
         return Answer(None, str(found["reason"]))
     except Exception as error:  # output of a broken process, unreadable in any way
-        return Answer(None, f"the tracing process answered nonsense ({type(error).__name__})")
+        return Answer(None, f"the tracing process's answer is invalid ({type(error).__name__})")
 
 
 _worker = TraceProcess()
@@ -280,12 +276,12 @@ atexit.register(_worker.close)
 
 
 def stop_tracing() -> None:
-    """End the tracing process, if there is one: a run that starts needs its memory."""
+    """End the tracing process, if there is one, to free its memory for a run."""
     _worker.close()
 
 
 def traced(plan: Plan) -> Answer:
-    """The trace of a plan, from the cache or made now."""
+    """Return the trace of a plan, from the cache or made now."""
     return _answer(plan, trace_key(plan), _worker)
 
 
@@ -294,10 +290,7 @@ def trace_all(
     progress: Callable[[int, int], Any] = lambda done, total: None,
     processes: int = 1,
 ) -> list[Answer]:
-    """The trace of each plan; those that one trace answers share it.
-
-    `progress` is called with the number of plans done and the total, from any thread.
-    """
+    """Return the trace of each plan. `progress` receives plans done and total, from any thread."""
     keys = [trace_key(plan) for plan in plans]
     answers: dict[str, Answer] = {}
     for key in dict.fromkeys(keys):

@@ -1,4 +1,4 @@
-"""Step time: the work of a step, the rates of its device, and the time it takes; no torch."""
+"""Step time from the work of a step and the rates of its device, without torch."""
 
 from eke.estimate.time.rates import StepTime, Unknown
 from eke.estimate.time.slowdowns import compile_seconds, steps_to_pay

@@ -1,8 +1,8 @@
 """Regression of measured times on kinds of work, and the bias and spread of predictions.
 
-Of all sets of kinds that leave no rate negative, the one is taken that predicts each run best from
-the others (leave-one-out; Allen 1974, The relationship between variable selection and data
-augmentation, Technometrics 16). Errors are relative: a short step counts as much as a long one.
+The set of kinds with positive rates and the lowest leave-one-out error is used (Allen 1974, The
+relationship between variable selection and data augmentation, Technometrics 16). Errors are
+relative, so short and long steps have equal weight.
 """
 
 import math
@@ -18,28 +18,28 @@ from scipy.special import bdtr, stdtrit
 CONFIDENCE = 0.95
 
 LEVERAGE = 0.99
-"""A run that no other resembles cannot be held out."""
+"""Largest leverage of a run. A run unlike all others cannot be left out."""
 
 
 class Solution(NamedTuple):
-    """Rates by one set of columns."""
+    """Rates for one set of columns."""
 
     error: float
     """Root mean square of the logarithms of `left_out`."""
     seconds: dict[int, float]
-    """Column of the table -> seconds for one unit of it."""
+    """Seconds per unit by column of the table."""
     left_out: list[float]
-    """Predicted over measured of each run, by all others."""
+    """Predicted over measured time of each run, by the other runs."""
 
 
 def solve(table: Sequence[Sequence[float]], measured: Sequence[float]) -> Solution | None:
-    """The set of kinds of work, columns of the table, that predicts best; None where none does."""
+    """Return the kinds of work (columns of the table) that predict best, None if none do."""
     relative = np.array(table) / np.array(measured)[:, None]
     return min(_solutions(relative), key=lambda found: found.error, default=None)
 
 
 def _solutions(relative: np.ndarray) -> Iterator[Solution]:
-    """By least squares, of each set: none where a rate is not positive, or a run decides one."""
+    """Yield the least-squares solution of each set, if rates are positive and no run decides."""
     num_columns = relative.shape[1]
     for count in range(1, min(num_columns, len(relative) - 1) + 1):
         for chosen in combinations(range(num_columns), count):
@@ -61,26 +61,26 @@ def _solutions(relative: np.ndarray) -> Iterator[Solution]:
 
 @dataclass(frozen=True)
 class Correction:
-    """Correction of the next run's prediction by the errors of finished ones."""
+    """Correction of a prediction by the errors of finished runs."""
 
     factor: float
-    """Measured over predicted, as it is to be expected; 1 where no bias is seen."""
+    """Expected ratio of measured to predicted time. 1 without a significant bias."""
     within: float
-    """Half the width of the interval, as a natural logarithm: about a relative error."""
+    """Half the width of the interval as a natural logarithm, about a relative error."""
 
 
 def correction_of(ratios: Sequence[float]) -> Correction:
-    """The bias of predictions, where it differs from zero by more than chance, and their spread.
+    """Return the bias of predictions, if significant, and their spread.
 
     The interval is Student's for one more observation: t(n - 1) * s * sqrt(1 + 1/n), with s about
-    the centre that is used (Hahn & Meeker 1991, Statistical Intervals, section 4.7). Errors of
-    forecasts have heavier tails than the normal distribution, so it is never narrower than the
-    largest deviation that was seen. `ratios` are measured over predicted, at least five.
+    the centre in use (Hahn & Meeker 1991, Statistical Intervals, section 4.7). Forecast errors have
+    heavier tails than the normal distribution, so the interval also covers the largest deviation.
+    `ratios`: measured over predicted, at least five.
     """
     logs = [math.log(ratio) for ratio in ratios]
     count, centre = len(logs), statistics.median(logs)
     low, high = median_interval(logs)
-    if low <= 0 <= high:  # chance would do
+    if low <= 0 <= high:  # not significant
         centre = 0.0
     deviations = [each - centre for each in logs]
     spread = math.sqrt(sum(d * d for d in deviations) / (count - 1))
@@ -90,10 +90,9 @@ def correction_of(ratios: Sequence[float]) -> Correction:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Order statistics between which the median lies with about `CONFIDENCE`, whatever the shape.
+    """Return order statistics that enclose the median with about `CONFIDENCE`.
 
-    Signs about the true median are fair coins (Conover 1999, Practical Nonparametric Statistics,
-    section 3.2). Of five values all of them: 94 %.
+    By the sign test (Conover 1999, Practical Nonparametric Statistics, section 3.2).
     """
     ordered, count = sorted(values), len(values)
     tail = (1 - CONFIDENCE) / 2

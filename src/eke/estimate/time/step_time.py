@@ -1,7 +1,4 @@
-"""The best there is to say of a step's time: a prior that runs have corrected, or their rates.
-
-Its text, always called an estimate, has at most 80 columns.
-"""
+"""Best estimate of a step's time: datasheets corrected by runs, or rates fitted to runs."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +30,7 @@ TITLE = "step time (estimate)"
 
 
 def render_time(found: StepTime | Unknown, kind: str) -> str:
-    """Step, what limits it, rates, the whole run, and how sure all of it is."""
+    """Return the step time, its limit, rates, the entire run and the uncertainty as text."""
     if isinstance(found, Unknown):
         return wrapped(f"{TITLE}: unknown: {found.reason}", 0)
     hours = found.gpu_hours
@@ -43,7 +40,7 @@ def render_time(found: StepTime | Unknown, kind: str) -> str:
         wrapped(_rates(found)),
         wrapped(
             f"this run: {format_seconds(found.total_s.expected)}, about {_hours(hours.expected)} "
-            f"{_unit(kind)} ({_hours(hours.low)} to {_hours(hours.high)}), training steps alone"
+            f"{_unit(kind)} ({_hours(hours.low)} to {_hours(hours.high)}), training steps only"
         ),
         wrapped(f"by {found.basis}{_calibration(found)}"),
     ]
@@ -51,15 +48,15 @@ def render_time(found: StepTime | Unknown, kind: str) -> str:
 
 
 def time_line(found: StepTime | Unknown, kind: str) -> str:
-    """The same in one line, for a run that is about to start."""
+    """Return the estimate in one line, for a run that is about to start."""
     if isinstance(found, Unknown):
-        return f"{TITLE}: unknown; {found.reason}"
+        return f"{TITLE}: unknown: {found.reason}"
     hours = f"about {_hours(found.gpu_hours.expected)} {_unit(kind)}"
     return f"{TITLE}: {_seconds(found.step_s)}; this run: {hours}"
 
 
 def speed_cell(found: StepTime | Unknown) -> str:
-    """Samples per second as a range; empty where nothing is known."""
+    """Return samples per second as a range, "" if unknown."""
     if isinstance(found, Unknown):
         return ""
     rate = found.samples_per_s
@@ -67,7 +64,7 @@ def speed_cell(found: StepTime | Unknown) -> str:
 
 
 def sum_line(found: Sequence[StepTime | Unknown], kind: str) -> str:
-    """Device-hours of many runs, and how many of them have no estimate."""
+    """Return the device-hours of many runs, and the number of runs without an estimate."""
     known = [each.gpu_hours for each in found if isinstance(each, StepTime)]
     unknown = [each.reason for each in found if isinstance(each, Unknown)]
     lines = []
@@ -76,7 +73,7 @@ def sum_line(found: Sequence[StepTime | Unknown], kind: str) -> str:
         text = (
             f"{_unit(kind)} (estimate): about {_hours(whole.expected)} "
             f"({_hours(whole.low)} to {_hours(whole.high)}) for {format_number(len(known), 'run')}"
-            ", training steps alone"
+            ", training steps only"
         )
         lines.append(wrapped(text, 0))
     for reason, count in Counter(unknown).items():
@@ -86,7 +83,7 @@ def sum_line(found: Sequence[StepTime | Unknown], kind: str) -> str:
 
 
 def table_notes(found: Iterable[StepTime | Unknown]) -> list[str]:
-    """What makes step times of a table less sure: each note once, with its number of rows."""
+    """Return each note about uncertainty once, with its number of rows."""
     notes = Counter(note for each in found if isinstance(each, StepTime) for note in each.notes)
     return [
         wrapped(f"not exact: {format_number(n, 'run')}: {note}", 0) for note, n in notes.items()
@@ -146,29 +143,29 @@ def _number(rate: float) -> str:
 
 
 NEEDED = 5
-"""Configurations of a group before a correction is made: all five on one side of the truth happen
-in 6 % of cases (2 * 0.5^5), four in 12 %, and Student's interval widens quickly below."""
+"""Configurations of a group needed for a correction. Five on one side of the truth happen in 6 % of
+cases (2 * 0.5^5), four in 12 %, and Student's interval is much wider below five."""
 
 MOST = 60
-"""Newest configurations that are looked at."""
+"""Number of newest configurations used."""
 
 
 @dataclass(frozen=True)
 class FittedRates:
-    """Of one device, from finished runs."""
+    """Rates of one device, fitted to finished runs."""
 
     seconds: dict[str, float]
-    """Kind of work that the runs did -> seconds for one unit of it; 0 if it makes no difference."""
+    """Seconds per unit by kind of work in the runs. 0 without an effect."""
     correction: "Correction"
 
 
 @lru_cache(maxsize=16)
 def fitted_rates(runs: tuple[Observation, ...]) -> FittedRates | None:
-    """Rates; None where there are too few runs, or none explains them."""
+    """Return the fitted rates, None with too few runs or without a fit."""
     newest = runs[-MOST:]
     if len(newest) < NEEDED:
         return None
-    # Here, and not above: it imports numpy, which a plan without runs does without.
+    # Imported here, since it imports numpy, which a plan without runs does not need.
     from eke.estimate.time.rate_regression import correction_of, solve
 
     kinds = sorted({kind for run in newest for kind, amount in run.amounts.items() if amount > 0})
@@ -181,20 +178,20 @@ def fitted_rates(runs: tuple[Observation, ...]) -> FittedRates | None:
 
 
 BEYOND = 4.0
-"""Times the most FLOPs, bytes or launches of finished runs that they speak for: a choice."""
+"""Largest FLOPs, bytes or launches relative to those of finished runs: a choice."""
 
 WIDEST = 10.0
-"""Factor either way beyond which an interval of fitted rates is no answer: a choice."""
+"""Factor either way beyond which fitted rates give no estimate: a choice."""
 
 PART_OF = {"moved": "memory", "launches": "host"}
-"""Kind of work -> the part of a step it is shown as; any other is compute."""
+"""Part of a step by kind of work. The rest is compute."""
 
 
 def forecast_time(plan: Plan) -> StepTime | Unknown:
-    """Expected time of an optimizer step and of the whole run: an estimate, no torch, milliseconds.
+    """Return the expected time of an optimizer step and of the run, without torch.
 
-    By the device's datasheet where there is one, corrected by finished runs on such a device with
-    these libraries where there are five or more; without a datasheet by those runs alone.
+    Uses the device's datasheet, corrected by finished runs on such a device with these libraries
+    if there are at least five. Without a datasheet, only those runs are used.
     """
     group = time_group(plan)
     runs, work = read_observations(group), Work(plan)
@@ -208,7 +205,7 @@ def forecast_time(plan: Plan) -> StepTime | Unknown:
         return replace(found, calibrated=CalibratedStep(len(runs), NEEDED, versions=versions))
     if beyond := _beyond(amounts_of(plan, work), corrected):
         return replace(found, notes=(*found.notes, f"not corrected: {beyond}"))
-    from eke.estimate.time.rate_regression import correction_of  # as above
+    from eke.estimate.time.rate_regression import correction_of  # late, as above
 
     by = correction_of(ratios)
     found = prior_time(plan, work, _spread(by.within) * by.factor)
@@ -217,7 +214,7 @@ def forecast_time(plan: Plan) -> StepTime | Unknown:
 
 
 def _beyond(amounts: Mapping[str, float], runs: Sequence[Observation]) -> str:
-    """Which amount of a step's work no finished run came near, and by how much; empty if none."""
+    """Return which amount of a step's work is far above all finished runs, "" if none is."""
     ratios = {
         kind: amount / (max(run.amounts.get(kind, 0.0) for run in runs) or inf)
         for kind, amount in amounts.items()
@@ -226,9 +223,7 @@ def _beyond(amounts: Mapping[str, float], runs: Sequence[Observation]) -> str:
     if ratios[kind] <= BEYOND:
         return ""
     name = {"moved": "bytes moved", "launches": "kernel launches"}.get(kind, "FLOPs")
-    return (
-        f"its {name} are {ratios[kind]:,.0f} times what the {len(runs)} finished runs here showed"
-    )
+    return f"its {name} are {ratios[kind]:,.0f} times the most in {len(runs)} finished runs here"
 
 
 def _calibrated(num_runs: int, by: "Correction", versions: str) -> CalibratedStep:
@@ -236,28 +231,28 @@ def _calibrated(num_runs: int, by: "Correction", versions: str) -> CalibratedSte
 
 
 def _spread(within: float) -> Span:
-    """Factors of an interval by its half width, a natural logarithm."""
+    """Return the factors of an interval with this half width, a natural logarithm."""
     return Span(exp(-within), 1.0, exp(within))
 
 
 def _by_runs(
     plan: Plan, work: Work, runs: tuple[Observation, ...], versions: str
 ) -> StepTime | Unknown:
-    """Time by rates that runs have shown; unknown where they have not."""
+    """Return the time by rates of finished runs, Unknown if they do not determine it."""
     rates = fitted_rates(runs)
     if rates is None:
         return Unknown(f"{why_unknown(plan)} ({len(runs)} so far with these libraries)")
     factor, within = rates.correction.factor, rates.correction.within
     measured = [run.measured for run in runs[-MOST:]]
     if within > log(WIDEST):
-        why = f"the {len(measured)} finished runs here contradict each other by more than a factor"
-        return Unknown(f"{why} of {WIDEST:.0f}: more of them would tell, on a quieter machine")
+        why = f"timings of {len(measured)} finished runs here differ by more than {WIDEST:.0f}x"
+        return Unknown(f"{why}. Rerun on an idle machine")
     amounts = amounts_of(plan, work)
     unseen = [kind for kind, amount in amounts.items() if amount and kind not in rates.seconds]
     if unseen:
-        return Unknown(f"no run in {unseen[0]} has finished here yet: one would tell")
+        return Unknown(f"needs a finished run in {unseen[0]} here")
     if beyond := _beyond(amounts, runs[-MOST:]):
-        return Unknown(f"{beyond}: a run of about this size would tell")
+        return Unknown(f"{beyond}. Needs a finished run of about this size")
     seconds = {kind: amount * rates.seconds.get(kind, 0.0) for kind, amount in amounts.items()}
     expected = sum(seconds.values()) * factor
     if expected <= 0:
@@ -270,14 +265,10 @@ def _by_runs(
 
 
 def slowdown(now: Plan, changed: Plan) -> tuple[float, str] | None:
-    """Expected time of a sample over what it is now, and its source; None where it is not known.
-
-    Finished runs correct both times or neither: those of one way to share a model out, for
-    example, say nothing of another, and a correction of one side alone would be taken for speed.
-    """
+    """Return the expected time per sample relative to now and its source, None if unknown."""
     before, after = forecast_time(now), forecast_time(changed)
     runs = min(num_runs(before), num_runs(after))
-    if not runs:
+    if not runs:  # correcting one side only would look like a difference in speed
         before, after = prior_time(now), prior_time(changed)
     if not (isinstance(before, StepTime) and isinstance(after, StepTime)):
         return None
@@ -287,13 +278,13 @@ def slowdown(now: Plan, changed: Plan) -> tuple[float, str] | None:
 
 
 def num_runs(found: StepTime | Unknown) -> int:
-    """Finished runs that an estimate is corrected by, or known from; 0 for datasheets alone."""
+    """Return the number of finished runs behind an estimate, 0 for datasheets only."""
     by = None if isinstance(found, Unknown) else found.calibrated
     return by.runs if by is not None and by.factor is not None else 0
 
 
 def predicted_step(found: StepTime) -> PredictedStep:
-    """An estimate as the record has it."""
+    """Return an estimate in the record's form."""
     return PredictedStep(
         **asdict(found.step_s),
         parts=dict(found.parts),
@@ -305,7 +296,7 @@ def predicted_step(found: StepTime) -> PredictedStep:
 
 
 def step_time_json(found: StepTime | Unknown) -> dict[str, Any]:
-    """An estimate under the record's field paths: `timing.predicted_step_s.low`."""
+    """Return an estimate under the record's field paths: `timing.predicted_step_s.low`."""
     if isinstance(found, Unknown):
         return {"timing": {"predicted_step_s": None, "unknown": found.reason}}
     return {

@@ -1,13 +1,12 @@
-"""Finished runs as observations of the time model, and from work and rates to the time of a step.
+"""Finished runs as observations of the time model, and step times from work and rates.
 
 One file per comparable group, one line per run. Errors never stop a run or a plan. A file twice as
-long as it should be is cut, and may lose what another run adds in that instant.
+long as allowed is cut, and may lose a line that another run adds at that moment.
 
-Kernels of one device run one after the other, so what limits each adds up; the host launches them
-ahead, so that it counts only where it takes longer than the device; what is sent while passes run
-is hidden between fully and not at all. Published models of this kind are off by 5 to 15 % once
-their rates are measured on the very machine (vTrain, arXiv:2312.12391: 8.4 %); this one knows a
-device by its datasheet until runs have calibrated it.
+Kernels of one device run in sequence, so their times add up. The host launches kernels ahead, so it
+only counts if it takes longer than the device. Transfers during the passes are hidden fully, partly
+or not at all. Published models of this kind are off by 5 to 15 % with rates measured on the same
+machine (vTrain, arXiv:2312.12391: 8.4 %). This one uses datasheets until runs have calibrated it.
 """
 
 import json
@@ -48,14 +47,14 @@ from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, metrics
 
 CACHE_RELEASE = Span(0.0, 0.1, 0.2)
-"""Share of a step that giving cached memory back takes: transformers' docstring of
-`torch_empty_cache_steps` says about 10 %; twice that is an assumption."""
+"""Share of a step for releasing cached memory: about 10 % by transformers' docstring of
+`torch_empty_cache_steps`. Twice that is an assumption."""
 
 
 def prior_time(
     plan: Plan, work: Work | None = None, correction: Span | None = None
 ) -> StepTime | Unknown:
-    """Time by datasheets and published efficiencies, times a correction by finished runs."""
+    """Return the time by datasheets and published efficiencies, corrected by finished runs."""
     rates = rates_of(plan)
     if rates is None:
         return Unknown(why_unknown(plan))
@@ -69,15 +68,15 @@ def prior_time(
 
 
 def why_unknown(plan: Plan) -> str:
-    """One line: what there is not, and what would give it."""
+    """Return why there is no estimate, and the remedy, in one line."""
     if plan.device.kind == "cpu":
-        return "processors have no datasheet to go by; five finished runs here would tell"
+        return "a CPU has no datasheet rates, so 5 finished runs here are needed"
     what = "compute format" if plan.device.peak_flops else "device"
-    return f"no datasheet rates for this {what}; five finished runs on it would tell"
+    return f"no datasheet rates for this {what}, so 5 finished runs on it are needed"
 
 
 def _composed(plan: Plan, work: Work, rates: Rates) -> tuple[dict[str, float], Span]:
-    """Expected seconds of each part, and the step's."""
+    """Return the expected seconds of each part, and the step's."""
     products = sum([_product_s(each, rates) for each in work.products], NOTHING)
     traffic = work.moved.over(rates.memory)
     device = products + traffic
@@ -111,14 +110,14 @@ def _composed(plan: Plan, work: Work, rates: Rates) -> tuple[dict[str, float], S
 
 
 def _not_hidden(sent: Span, passes: Span) -> Span:
-    """Time that is seen of what is sent while passes run: hidden fully, half, or not at all."""
+    """Return the visible time of transfers during passes: hidden fully, half, or not at all."""
     hidden = max(0.0, sent.low - passes.low)
     expected = (max(0.0, sent.expected - passes.expected) + sent.expected) / 2
     return Span(min(hidden, expected), expected, max(expected, sent.high))
 
 
 def _product_s(product: Product, rates: Rates) -> Span:
-    """Seconds: as long as its operands take, or its FLOPs."""
+    """Return the seconds of a product: of its operands or of its FLOPs, the longer one."""
     rate = rates.attention if product.fused else rates.tensor
     if product.kind == "linear" and rates.float8 is not None:
         rate = rates.float8
@@ -128,7 +127,7 @@ def _product_s(product: Product, rates: Rates) -> Span:
 def describe_step(
     plan: Plan, work: Work, step: Span, parts: Mapping[str, float], basis: str, peak: float | None
 ) -> StepTime:
-    """All that follows from the seconds of a step; `peak` is the datasheet's, in FLOP/s."""
+    """Return the estimate that follows from the seconds of a step. `peak`: datasheet FLOP/s."""
     devices = plan.batch.world_size * plan.batch.devices
     samples = plan.batch.samples_per_step
     flops, mfu = plan.size.flops_per_sample, None
@@ -151,40 +150,39 @@ def describe_step(
 
 
 SOURCES = ("estimate", "models", "training")
-"""Packages of eke that make a prediction, or the step that is timed: once they change, old
-observations no longer count."""
+"""Packages of eke that predict or run the timed step. Their changes invalidate observations."""
 
 FEWEST_STEPS = 3
-"""Timed steps of a run that is to tell anything."""
+"""Least number of timed steps of an observation."""
 
 LARGEST_RATIO = 1000.0
-"""A step further off its prediction than this was interrupted, or its file is broken."""
+"""Largest ratio of measured to predicted time of a step that was not interrupted."""
 
 FOLDER = "EKE_CALIBRATION"
-"""Environment variable: where the files lie, if not in the cache folder."""
+"""Environment variable with the folder of the files, by default in the cache folder."""
 
 KEPT_LINES = 200
-"""Newest runs of a group."""
+"""Number of newest runs kept in a group."""
 
 LONGEST_FILE = 4 * 2**20
-"""Bytes; a larger file was not written here."""
+"""Largest file that is read, in bytes."""
 
 Group = dict[str, Any]
 
 
-@dataclass(frozen=True, eq=False)  # hashable: `fitted_rates` is remembered for the same runs
+@dataclass(frozen=True, eq=False)  # hashable: `fitted_rates` is cached by its runs
 class Observation:
     """One finished run."""
 
     key: str
-    """Of its plan: one configuration is one observation."""
+    """Key of its plan's work. One configuration is one observation."""
     run_id: str
     amounts: dict[str, float]
     """Work of its step: FLOPs by format, bytes moved, launches."""
     predicted: float
-    """Expected seconds by datasheets, never as corrected; 0 where there were none."""
+    """Expected seconds by datasheets, without correction. 0 without a datasheet."""
     measured: float
-    """Seconds of one optimizer step, the median."""
+    """Median seconds of one optimizer step."""
 
     @property
     def is_sane(self) -> bool:
@@ -200,7 +198,7 @@ class Observation:
 
 
 def amounts_of(plan: Plan, work: Work) -> dict[str, float]:
-    """Work of a step, by kinds proportional to time."""
+    """Return the work of a step, by kinds proportional to time."""
     linear = sum(each.flops for each in work.products)
     operands = sum(each.moved for each in work.products)
     return {
@@ -211,7 +209,7 @@ def amounts_of(plan: Plan, work: Work) -> dict[str, float]:
 
 
 def time_group(plan: Plan) -> Group:
-    """Properties that runs must share for their speeds to be comparable."""
+    """Return the properties that runs must share for comparable speeds."""
     config = plan.config
     return {
         "about": "pace",
@@ -228,7 +226,7 @@ def time_group(plan: Plan) -> Group:
 
 
 def work_key(plan: Plan) -> str:
-    """The same for plans whose steps do the same work."""
+    """Return a key that is equal for plans with the same work per step."""
     data = plan.config.data
     lengths = [getattr(data, name, None) for name in ("lengths", "min_len", "median_len", "sigma")]
     return digest_of({
@@ -239,18 +237,18 @@ def work_key(plan: Plan) -> str:
 
 
 def path_of(group: Group) -> Path:
-    """The file of a group."""
+    """Return the file of a group."""
     own = os.environ.get(FOLDER)
     folder = Path(own) if own else cache_folder() / "calibration"
     return folder / f"{digest_of(group)}.jsonl"
 
 
 def note_pace(plan: Plan, record: Record) -> None:
-    """Store a finished run's step time, if possible and if its speed is meaningful."""
+    """Store a finished run's step time if its speed is meaningful and the file is writable."""
     steps = record.timing.steady_step_s
     if record.outcome != Outcome.ok.value or steps is None or steps.n < FEWEST_STEPS:
         return
-    # One with another clock began with an older eke.
+    # A run with another clock began with an older eke.
     if record.shared_device or plan.probe or record.timing.clock != metrics.WALL:
         return
     work = Work(plan)
@@ -263,7 +261,7 @@ def note_pace(plan: Plan, record: Record) -> None:
 
 
 def add_line(path: Path, line: str) -> None:
-    """Append to a group's file, and keep it within bounds; lost if impossible."""
+    """Append a line to a group's file and keep it within bounds. Ignore failures."""
     try:
         own_folder(path.parent)
         seal(path)
@@ -276,7 +274,7 @@ def add_line(path: Path, line: str) -> None:
 
 
 def read_observations(group: Group) -> tuple[Observation, ...]:
-    """Of a group, the newest last, one for each configuration; empty if unreadable."""
+    """Return a group's observations, newest last, one per configuration, () if unreadable."""
     path = path_of(group)
     try:
         found = path.stat()
@@ -285,7 +283,7 @@ def read_observations(group: Group) -> tuple[Observation, ...]:
         return ()
 
 
-@lru_cache(maxsize=64)  # called for each job of a sweep; until the file changes
+@lru_cache(maxsize=64)  # called for each job of a sweep, cached until the file changes
 def _observations(path: Path, changed_ns: int, size: int) -> tuple[Observation, ...]:
     lines = read_text(path, LONGEST_FILE).splitlines()
     found = [each for line in lines if (each := _parsed(line)) is not None]
@@ -293,7 +291,7 @@ def _observations(path: Path, changed_ns: int, size: int) -> tuple[Observation, 
 
 
 def _parsed(line: str) -> Observation | None:
-    """The observation of a line; None if truncated or implausible."""
+    """Return the observation of a line, None if truncated or implausible."""
     try:
         found = make_converter().structure(json.loads(line), Observation)
     except (ValueError, TypeError, AttributeError, RecursionError, cattrs.BaseValidationError):

@@ -1,16 +1,13 @@
-"""Matrix multiplications of a micro-batch; transfers and updates of an optimizer step.
+"""Matrix multiplications of a micro-batch, and transfers and updates of an optimizer step.
 
-A weight of n numbers and T tokens cost 2 n T FLOPs forward, as many for its input's gradient and
-for its own (arXiv:2204.02311, appendix B); a frozen weight has none of the last. Unlike
-`eke.models.sizes.parameters`, which counts what mathematics needs, here is what is executed: a
-model's own attention computes the masked half, too, a fused kernel computes the scores once more
-backward (five products in place of four: arXiv:2205.14135, section 3.2).
+A weight of n elements and T tokens costs 2 n T FLOPs forward, and as many each for the gradient of
+its input and its own (arXiv:2204.02311, appendix B). Executed FLOPs are counted, not mathematical
+ones: a model's own attention also computes the masked half, and a fused kernel recomputes scores in
+the backward pass (five products instead of four: arXiv:2205.14135, section 3.2).
 
-Exchanged bytes are those of ring algorithms (Rajbhandari et al. 2019, arXiv:1910.02054, section 7):
-of n processes each sends (n - 1) / n of what is gathered or reduced and scattered, and twice that
-where all have the sum in the end.
-
-What each optimizer does to a number and to a tensor was counted by benchmarks/update_work.py.
+Exchanges follow ring algorithms (arXiv:1910.02054, section 7): each of n processes sends (n - 1) /
+n of the bytes in an all-gather or a reduce-scatter, and twice that in an all-reduce. Operations of
+optimizers were counted by benchmarks/update_work.py.
 """
 
 import json
@@ -31,14 +28,14 @@ from eke.models.sizes import STAGE, exchange_of, optimizer_entry, training_struc
 from eke.plan.planner import Plan
 
 FUSED_BACKWARD, PLAIN_BACKWARD = 2.5, 2.0
-"""Attention's backward FLOPs over its forward ones."""
+"""Attention's backward FLOPs relative to its forward FLOPs."""
 
 SCORE_READS = (2, 4)
-"""Times that plain attention's products read or write all scores, forward and backward."""
+"""Reads and writes of all scores by plain attention's products, forward and backward."""
 
 OPERAND_READS = (4, 8)
-"""Tensors as large as the queries that fused attention reads or writes, forward and backward:
-queries, keys, values, results; then these, their gradients and the results' (arXiv:2307.08691)."""
+"""Query-sized tensors that fused attention reads or writes: queries, keys, values and results
+forward, and also the gradients of all of them backward (arXiv:2307.08691)."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +43,16 @@ class Group:
     """Weights that are multiplied with the same tokens."""
 
     kind: str
-    """`head`, of the projection onto the vocabulary or the classes, or `linear`."""
+    """`head` for the projection onto the vocabulary or the classes, else `linear`."""
     tokens: Tokens
     numbers: float
-    """That a token passes through."""
+    """Elements per token."""
     backward: float
-    """FLOPs of the backward pass over those of the forward pass."""
+    """FLOPs of the backward pass relative to the forward pass."""
     stored: float
-    """With the experts a token does not pass through."""
+    """Elements, including experts that a token does not use."""
     widths: float
-    """Sum of inputs and outputs."""
+    """Sum of the widths of inputs and outputs."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +64,11 @@ class Product:
     flops: float
     moved: float
     fused: bool = False
-    """One kernel for all of attention."""
+    """Whether one kernel computes all of attention."""
 
 
 class Contents:
-    """Totals of the parts of a model as it is trained."""
+    """Totals over the parts of a model as trained."""
 
     def __init__(self, config: Config) -> None:
         structure = training_structure(config)
@@ -80,24 +77,23 @@ class Contents:
         alike = [[w for w in weights if (w.tokens, _is_head(w)) == kind] for kind in kinds]
         self.groups = tuple(map(_group, alike))
         self.numbers = float(sum(prod(w.shape) for w in weights))
-        """All."""
+        """Elements of all weights."""
         trained = [w for w in weights if w.trained]
         self.trained = float(sum(prod(w.shape) for w in trained))
         self.trained_tensors = len(trained)
         hidden = [w.shape for w in trained if w.role is Role.hidden and len(w.shape) == 2]
         matrices = Counter((min(shape), max(shape)) for shape in hidden)
         self.matrices = tuple((*sizes, count) for sizes, count in matrices.items())
-        """Trained hidden matrices: rows, columns, how many of that shape."""
+        """Trained hidden matrices: rows, columns, number of matrices with that shape."""
         self.four_bits = float(sum(prod(w.shape) for w in weights if w.four_bits))
         self.adapted = sum(w.is_adapter for w in weights) // 2
         """Linear layers with an adapter."""
 
 
 def _group(weights: Sequence[Weight]) -> Group:
-    """Of weights of one kind."""
     numbers = sum(w.num_active for w in weights)
     gradients = sum(w.num_active * (w.trained + w.backward) for w in weights)
-    # Of a stack of experts, those that a token passes through.
+    # Only experts that a token uses.
     widths = (sum(w.shape[-2:]) * (w.active[0] if len(w.shape) > 2 else 1) for w in weights)
     return Group(
         kind="head" if _is_head(weights[0]) else "linear",
@@ -114,7 +110,7 @@ def _is_head(weight: Weight) -> bool:
 
 
 def products(contents: Contents, shape: Shape, fused: bool, backward: bool) -> list[Product]:
-    """Matrix multiplications of one micro-batch's pass; `fused`: attention is one kernel."""
+    """Return the matrix multiplications of one pass. `fused`: attention is one kernel."""
     found = []
     for group in contents.groups:
         tokens = _count(shape, group.tokens)
@@ -144,7 +140,7 @@ def _attention(one: AttentionLayers, shape: Shape, fused: bool, backward: bool) 
 
 
 def _count(shape: Shape, tokens: Tokens) -> float:
-    """Vectors of one micro-batch."""
+    """Return the number of vectors in one micro-batch."""
     if tokens is Tokens.predicted:
         return shape.predicted * shape.rows * shape.target
     if tokens is Tokens.sample:
@@ -155,25 +151,24 @@ def _count(shape: Shape, tokens: Tokens) -> float:
 
 
 STATE_READS = 2 * 12
-"""Bytes per number that an update from a disk reads and writes: float32 weight and two moments."""
+"""Bytes per parameter that an update from a disk moves: float32 weight and two moments, twice."""
 
 
 class Moves:
-    """Transfers and exchanges of one process in one optimizer step, with rows of a shape."""
+    """Transfers of one process in one optimizer step, for rows of a shape."""
 
     def __init__(self, plan: Plan, contents: Contents, shape: Shape) -> None:
         self.exchanged, self.collectives = _exchanged(plan, contents)
-        """Bytes sent to other devices, and exchanges that are started."""
+        """Bytes sent to other devices, and number of collectives."""
         self.to_host, self.on_host, self.to_disk = _offloaded(plan, contents)
-        """Bytes over PCI Express, both ways together; numbers that the host's processor updates;
-        bytes of a disk, read and written."""
+        """Bytes over PCI Express both ways, parameters updated by the host, and bytes of a disk."""
         if plan.config.memory.activation_offload and plan.device.kind != "cpu":
             kept = Activations(plan, shape, training_structure(plan.config).weights).offloaded
             self.to_host += 2.0 * kept * plan.batch.accumulation
 
 
 def _shares(plan: Plan) -> int:
-    """Processes that the optimizer's work is shared out to."""
+    """Return the number of processes that share the optimizer's work."""
     config = plan.config
     if isinstance(config.distributed, FSDP):
         return config.distributed.shards
@@ -181,26 +176,24 @@ def _shares(plan: Plan) -> int:
 
 
 def _offloaded(plan: Plan, contents: Contents) -> tuple[float, float, float]:
-    """Bytes to and from the host, numbers updated there, bytes to and from a disk."""
     config = plan.config
     if config.offload.option == "none" or plan.device.kind == "cpu":
         return 0.0, 0.0, 0.0
     numbers = contents.trained / _shares(plan)
     width = plan.compute.formats.weight_bytes
-    moved = 2 * width * numbers  # gradients there, weights back
+    moved = 2 * width * numbers  # gradients to the host, weights back
     disk = 0.0
     leaves = config.offload.option == "params_cpu"
     if isinstance(config.offload, NvmeOffload):
         disk = STATE_READS * numbers
         leaves = config.offload.weights is not WeightsPlace.device
-    if leaves:  # each process brings its part in for every pass
+    if leaves:  # each process loads its shard for every pass
         width = plan.compute.formats.frozen_bytes
         moved += 2 * plan.batch.accumulation * width * contents.numbers / _shares(plan)
     return moved, numbers, disk
 
 
 def _exchanged(plan: Plan, contents: Contents) -> tuple[float, int]:
-    """Bytes sent, and exchanges started."""
     config, rounds = plan.config, plan.batch.accumulation
     option = config.distributed.option
     count = max(plan.batch.world_size, plan.batch.devices)
@@ -224,7 +217,7 @@ def _exchanged(plan: Plan, contents: Contents) -> tuple[float, int]:
 
 
 def _exchanged_parts(plan: Plan, sharing: FSDP) -> tuple[float, int]:
-    """Of FSDP2: gathers in the format that is sent, sums in float32; of replicas sums of parts."""
+    """Return FSDP2's traffic: gathers, float32 reductions, and reductions between replicas."""
     rounds, cut, layers = plan.batch.accumulation, sharing.shards, num_layers(plan.config)
     layer, table, head = units(plan, training_structure(plan.config).weights)
     gathers = rounds * (2 if sharing.reshard_after_forward else 1)
@@ -236,26 +229,26 @@ def _exchanged_parts(plan: Plan, sharing: FSDP) -> tuple[float, int]:
 
 
 HOST_LOOPS = {"deepspeed_cpu": "adamw_fused"}
-"""Implementations of AdamW that no trace shows, and their substitutes."""
+"""Implementations of AdamW that were not counted, and their substitutes."""
 
 ADDS = 12
-"""Bytes per number of a gradient that is added to another: two reads and a write of float32."""
+"""Bytes per element of a gradient added to another: two reads and a write of float32."""
 
 
 @cache
 def counts(name: str) -> Mapping[str, Any]:
-    """Content of `NAME.json` beside this file: what was counted operator by operator."""
+    """Return the counts by operator in `NAME.json` next to this file."""
     content: dict[str, Any] = json.loads(Path(__file__).with_name(f"{name}.json").read_text())
     return content
 
 
 class Updates:
-    """Work of one process on its device in an optimizer step, clipping and adding up included."""
+    """Work of one process's update in an optimizer step, with clipping and accumulation."""
 
     def __init__(self, plan: Plan, contents: Contents) -> None:
         entry, self.notes = _entry(plan)
         config, tensors = plan.config, contents.trained_tensors
-        # Trained ones that this process updates on its device; the host does it with offloading.
+        # Parameters that this process updates on its device. With offloading, the host does.
         numbers = 0.0 if config.offload.option != "none" else contents.trained / _shares(plan)
         shared = numbers < contents.trained
         if shared and config.distributed.option in STAGE:
@@ -277,13 +270,12 @@ class Updates:
         count = optimizer_entry(config.optimizer).update_flops
         flops = [num * count(config, *n) for *n, num in contents.matrices] if count else []
         self.flops = sum(flops)
-        """Of matrix multiplications, in the narrower format that the optimizer has for them."""
+        """FLOPs of matrix multiplications, in the narrower format that the optimizer has."""
         self.moved, self.launches = exactly(moved), launches
-        """Bytes, and kernels."""
 
 
 def _entry(plan: Plan) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Counts of the optimizer."""
+    """Return the counts of the optimizer, and a note if they are another one's."""
     option, table = plan.config.optimizer.option, counts("counted_updates")
     known = optimizer_entry(plan.config.optimizer)
     stands_in = known.counted_as

@@ -1,8 +1,8 @@
 """Work of one optimizer step per device, independent of the device.
 
-What each family's layers do beside matrix multiplications was counted operator by operator on
-tensors without data, as a GPU would run them (benchmarks/step_work.py writes counted.json, and
-tests/unit/estimate/time counts again): no number in that file is fitted to a time.
+The operations of each family's layers besides matrix multiplications were counted one by one on
+tensors without data, as for a GPU (benchmarks/step_work.py writes counted.json, and
+tests/unit/estimate/time counts again). No number in that file is fitted to a time.
 """
 
 from collections.abc import Mapping
@@ -20,21 +20,21 @@ from eke.models.sizes import fuses_adapters, passed_layers
 from eke.plan.planner import Plan, drawn
 
 Units = dict[str, float]
-"""Kind of tensor -> numbers in it."""
+"""Number of elements by kind of tensor."""
 
 
 def stacks_of(shape: Shape) -> dict[str, int]:
-    """Stack -> its layers."""
+    """Return the number of layers by stack."""
     if shape.architecture.is_encoder_decoder:
         return {"encoder": shape.layers, "decoder": shape.decoder_layers}
     return {"layer": shape.layers}
 
 
 def layer_units(shape: Shape, stack: str) -> Units:
-    """Numbers of one layer's tensors; `stack` is `layer`, of T5 `encoder` or `decoder`."""
+    """Return the elements of a layer's tensors. `stack`: `layer`, or T5's `encoder`, `decoder`."""
     length = shape.target if stack == "decoder" else shape.source
     tokens = shape.rows * length
-    # Numbers in the matrices of the layer; of experts all.
+    # Elements of the layer's matrices, including all experts.
     weights = 2.0 * shape.hidden * (shape.queries + shape.keys) * (2 if stack == "decoder" else 1)
     feed_forward = (3 if shape.gated else 2) * shape.hidden * shape.inner
     weights += shape.experts * (feed_forward + shape.hidden) if shape.experts else feed_forward
@@ -59,7 +59,7 @@ def layer_units(shape: Shape, stack: str) -> Units:
 
 
 def outer_units(shape: Shape, classifies: bool) -> Units:
-    """Numbers of what is around the layers: embedding, last norm, head and loss."""
+    """Return the elements outside the layers: embedding, last norm, head and loss."""
     tokens = shape.rows * shape.target
     found: dict[str, float] = {
         "stream": tokens * shape.hidden,
@@ -77,16 +77,16 @@ def outer_units(shape: Shape, classifies: bool) -> Units:
 
 @dataclass(frozen=True)
 class Pass:
-    """One micro-batch's forward or backward pass."""
+    """Forward or backward pass of one micro-batch."""
 
     moved: float
-    """Bytes read and written by what is no matrix multiplication."""
+    """Bytes read and written outside matrix multiplications."""
     launches: float
-    """Kernels, matrix multiplications included."""
+    """Kernels, including matrix multiplications."""
 
 
 def passes(plan: Plan, shape: Shape) -> tuple[Pass, Pass, Pass]:
-    """Forward, backward, and the layers' forward alone, which checkpointing repeats."""
+    """Return the forward pass, the backward pass, and the layers' forward pass."""
     layers, outer = _entries(plan, shape)
     classifies = is_classification(plan.config)
     around = outer_units(shape, classifies)
@@ -112,7 +112,6 @@ def _bytes(entry: Mapping[str, float], units: Mapping[str, float]) -> float:
 
 
 def _entries(plan: Plan, shape: Shape) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Counts of the layers, and of the parts around them."""
     counted_as = shape.architecture.counted_as or shape.architecture.name
     table = counts("counted")[counted_as]
     width = "cast" if shape.cast else ("wide" if shape.weights == 4 else "narrow")
@@ -129,7 +128,7 @@ def _entries(plan: Plan, shape: Shape) -> tuple[Mapping[str, Any], Mapping[str, 
 
 
 class Work:
-    """Of one process on its device in one optimizer step, at the expected length of rows."""
+    """Work of one process in one optimizer step, at the expected length of rows."""
 
     def __init__(self, plan: Plan) -> None:
         contents, rounds = Contents(plan.config), plan.batch.accumulation
@@ -144,26 +143,24 @@ class Work:
         if trains_adapters(plan.config):
             launches += ADAPTER_LAUNCHES * contents.adapted
         self.products = tuple(_times(each, rounds) for each in (*there, *back, *again))
-        """Matrix multiplications of all micro-batches, recomputation included."""
+        """Matrix multiplications of all micro-batches, including recomputation."""
         self.moved = moved_factor * (moved * rounds)
-        """Bytes that passes read and write in addition."""
+        """Other bytes that the passes read and write."""
         self.launches = (exactly(launches) + launched_again).by(launches_factor) * rounds
-        """Kernels of the passes."""
         self.updates, self.moves = Updates(plan, contents), Moves(plan, contents, shape)
         self.tokens = float(rounds * shape.rows * max(shape.source, shape.target))
-        """Of all micro-batches, padding included."""
+        """Tokens of all micro-batches, including padding."""
         self.notes = (*notes_of(plan, shape), *self.updates.notes)
 
 
 SELECTIVE_HOST = 3.0
-"""Host time of a launch that goes through the Python policy of selective checkpointing, at most,
-over a plain one: an assumption."""
+"""Highest host time of a launch in selective checkpointing's Python policy: an assumption."""
 
 
 def _repeated(
     plan: Plan, forward: list[Product], shape: Shape, layers: Pass
 ) -> tuple[list[Product], float, Span]:
-    """Products, bytes and launches of the layers' forward passes that checkpointing repeats."""
+    """Return products, bytes and launches of the forward passes that checkpointing repeats."""
     memory = plan.config.memory
     if memory.checkpointing is Checkpointing.off:
         return [], 0.0, NOTHING
@@ -182,18 +179,18 @@ def _times(product: Product, factor: float) -> Product:
 
 
 ADAPTER_LAUNCHES = 14
-"""Kernels of one adapted linear layer beyond its own, forward and backward: dropout or cast, two
-products, scaling and addition; their gradients (peft 0.18, LoraLayer.forward)."""
+"""Additional kernels of an adapted linear layer, forward and backward: dropout or cast, two
+products, scaling, addition, and their gradients (peft 0.18, LoraLayer.forward)."""
 
 ADAPTER_READS = 8
-"""Times that tensors as wide as the layer are read or written for it."""
+"""Reads and writes of layer-wide tensors per adapted layer."""
 
 
 def _adapters(plan: Plan, contents: Contents, shape: Shape) -> float:
-    """Bytes moved for adapters, and for weights that are unpacked from 4 bits."""
+    """Return the bytes moved for adapters and for unpacking 4-bit weights."""
     if not trains_adapters(plan.config):
         return 0.0
-    # Counted, `peft.fused` saves 12 to 14 (docs/lab/techniques.md).
+    # By count, `peft.fused` saves 12 to 14 (notes/lab/techniques.md).
     reads = 0 if fuses_adapters(plan.config) else ADAPTER_READS
     per = reads * shape.compute * shape.tokens * shape.hidden
     # Read in 4 bits and written in 16, once forward and once backward (arXiv:2305.14314).

@@ -1,4 +1,4 @@
-"""Live view of a sweep: a table on a terminal, elsewhere a line for each event."""
+"""Live view of a sweep: a table on a terminal, else a line for each event."""
 
 import time
 from collections import Counter
@@ -17,37 +17,37 @@ from eke.plan.record import Outcome
 
 
 class Board:
-    """Lines about the events of a sweep, above a table of what runs if there is a terminal."""
+    """Lines about the events of a sweep, above a table of the running runs on a terminal."""
 
     def __init__(self, total: int, table: Any = None) -> None:
-        """Jobs of the sweep, and rich's `Live` on a terminal."""
+        """Take the number of the sweep's jobs, and rich's `Live` on a terminal."""
         self.total, self.table = total, table
         self.pause_s = NEWS_S if table is None else REFRESH_S
         self.shown = time.monotonic() if table is None else 0.0
         self.told_wait = ""
 
     def started(self, job: Job) -> None:
-        """Say where a run has been started, unless the table shows it."""
+        """Print the device of a started run, unless the table shows it."""
         if self.table is None:
             self._say(job, f"started on {job.where}: {job.label}   {job.folder}")
 
     def ended(self, job: Job) -> None:
-        """Say how a run ended, for now at least."""
+        """Print how a run or an attempt ended."""
         self._say(job, f"{describe_end(job)}: {job.label}")
 
     def note(self, text: str) -> None:
-        """Say something that concerns all runs."""
+        """Print a line that concerns the entire sweep."""
         if self.table is None:
             speak(text)
         else:
             print_line(text, self.table)
 
     def update(self, jobs: Sequence[Job]) -> None:
-        """Show, now and then, how far the runs are, or what all of them wait for."""
+        """Show the progress of the runs, or the reason for waiting, at intervals of `pause_s`."""
         now, waiting = time.monotonic(), waiting_job(jobs)
         if self.table is None and waiting is not None and waiting.waiting_for != self.told_wait:
             self.told_wait = waiting.waiting_for
-            self._say(waiting, f"waits: {waiting.waiting_for}")
+            self._say(waiting, f"waiting: {waiting.waiting_for}")
         if now - self.shown < self.pause_s:
             return
         self.shown = now
@@ -68,42 +68,44 @@ class Board:
     def _draw(self, jobs: Sequence[Job], now: float) -> Any:
         from rich.table import Table
 
-        left = left_s(jobs, now)
-        caption = counts(jobs) + (f"; about {format_seconds(left)} left" if left else "")
+        caption = counts(jobs, left_s(jobs, now))
         table = Table(caption=caption, caption_justify="left", box=None, pad_edge=False)
-        for name in ("run", "device", "step", "loss", "a step", "left", "what differs"):
-            table.add_column(name, no_wrap=name != "what differs")
+        for name in ("run", "device", "step", "loss", "step time", "left", "overrides"):
+            table.add_column(name, no_wrap=name != "overrides")
         running = [job for job in jobs if job.live is not None]
         rows = [(job, job.where, progress_columns(job), job.label) for job in running]
         if (waiting := waiting_job(jobs)) is not None:
-            rows.append((waiting, "waits", ("",) * 4, waiting.waiting_for))
+            rows.append((waiting, "waiting", ("",) * 4, waiting.waiting_for))
         for job, where, columns, text in rows:
             table.add_row(self._number(job), where, *columns, text)
         return table
 
 
 def waiting_job(jobs: Sequence[Job]) -> Job | None:
-    """The first job that waits for another process, while none runs."""
+    """Return the first job that waits for another process if no job is running."""
     idle = all(job.live is None for job in jobs)
     return next((job for job in jobs if idle and job.waiting_for), None)
 
 
 def progress_columns(job: Job) -> tuple[str, str, str, str]:
-    """Step, loss, time of a step and time left; empty what is not known yet."""
+    """Return step, loss, step time and time left, "" for unknown values."""
     return newest_step(RunPaths(Path(job.folder))).texts(job.plan.steps.total)
 
 
-def counts(jobs: Sequence[Job]) -> str:
-    """How many runs are where: `3 ok, 1 crashed, 2 running, 5 waiting`."""
+def counts(jobs: Sequence[Job], left: float | None = None) -> str:
+    """Return the number of runs by state: `3 ok, 2 running (22 s left), 5 waiting`."""
     ended = Counter(job.outcome.name for job in jobs if job.outcome)
     numbers = {outcome.name: ended[outcome.name] for outcome in Outcome}
     numbers["running"] = sum(job.live is not None for job in jobs)
     numbers["waiting"] = sum(job.is_waiting() for job in jobs)
-    return ", ".join(f"{number} {name}" for name, number in numbers.items() if number)
+    texts = {name: f"{number} {name}" for name, number in numbers.items() if number}
+    if left:
+        texts["running"] += f" ({format_seconds(left)} left)"
+    return ", ".join(texts.values())
 
 
 def left_s(jobs: Sequence[Job], now: float) -> float | None:
-    """Seconds until the whole sweep is done, if all runs last as long as those that ended here."""
+    """Return the seconds until the sweep's end, by the mean duration of its finished runs."""
     lasted = [job.lasted_s for job in jobs if job.outcome and job.lasted_s]
     running = [job for job in jobs if job.live is not None]
     if not lasted or not running:
@@ -114,11 +116,11 @@ def left_s(jobs: Sequence[Job], now: float) -> float | None:
 
 
 def describe_end(job: Job) -> str:
-    """Short description of a run's end."""
+    """Return a short description of a run's end."""
     if job.outcome is None:
         last = job.record.outcome if job.record else "ended"
         steps = f" after {format_number(job.record.steps_done, 'step')}" if job.record else ""
-        return f"{last}{steps}, tried again"
+        return f"{last}{steps}, trying again"
     if job.reused:
         other = untracked(job.record, job.plan, job.folder) if job.record else ""
         return f"{job.outcome.name}, answered from its record{other}"
@@ -128,7 +130,7 @@ def describe_end(job: Job) -> str:
 
 @contextmanager
 def open_board(total: int) -> Iterator[Board]:
-    """A table on a terminal, plain lines elsewhere; `total`: jobs of the sweep."""
+    """Open a table on a terminal, else plain lines. `total`: number of the sweep's jobs."""
     if (console := terminal()) is None:
         yield Board(total)
         return

@@ -1,4 +1,4 @@
-"""Live view of a run (a bar on a terminal, else lines), and the processes that watch a sweep."""
+"""Live view of a run (a bar on a terminal, else lines), and the processes that run a sweep."""
 
 import contextlib
 import os
@@ -24,10 +24,10 @@ from eke.common.text import format_seconds
 from eke.plan.record import IN_LOG, metrics
 
 REFRESH_S = 0.5
-"""Between two looks at the runs' metrics."""
+"""Refresh interval of tables, in seconds."""
 
 NEWS_S = 60.0
-"""Between two lines about running runs where there is no terminal."""
+"""Interval between progress lines without a terminal, in seconds."""
 
 
 class Tail:
@@ -38,7 +38,7 @@ class Tail:
         self.position = path.stat().st_size if path.exists() else 0
 
     def lines(self, last: bool = False) -> list[str]:
-        """Lines since the last call; with `last`, an unfinished one too."""
+        """Return the lines since the last call, with `last` also an incomplete line."""
         try:
             with open(open_to_read(self.path), "rb") as file:
                 file.seek(self.position)
@@ -52,20 +52,19 @@ class Tail:
 
 
 class NewestStep(NamedTuple):
-    """How far a run is, by its newest training step."""
+    """Progress of a run by its newest training step."""
 
     step: int = 0
     loss: float | None = None
-    """None where it is no number."""
+    """None if it is not a number."""
     step_s: float | None = None
-    """Seconds that the step took."""
 
     def left_s(self, total: int) -> float | None:
-        """Seconds to the last step, by the newest step's time."""
+        """Return the seconds to the last step, at the newest step's speed."""
         return None if self.step_s is None else self.step_s * max(0, total - self.step)
 
     def texts(self, total: int) -> tuple[str, str, str, str]:
-        """Step, loss, time of a step and time left, as tables show them; empty where unknown."""
+        """Return step, loss, step time and time left for tables, "" for unknown values."""
         left = self.left_s(total)
         return (
             f"{self.step}/{total}" if total else "",
@@ -76,9 +75,9 @@ class NewestStep(NamedTuple):
 
 
 def newest_step(paths: RunPaths) -> NewestStep:
-    """The newest step in a run's metrics; step 0 while there is none."""
+    """Return the newest step in a run's metrics, step 0 without one."""
     try:
-        content = last_bytes(paths.metrics, 4096)  # more than a row has
+        content = last_bytes(paths.metrics, 4096)  # longer than a row
     except OSError:
         return NewestStep()
     for line in reversed(content.decode(errors="replace").splitlines()):
@@ -90,12 +89,12 @@ def newest_step(paths: RunPaths) -> NewestStep:
 
 
 def as_number(value: Any) -> float | None:
-    """None for what is absent or no number: a loss that is not finite is written as a word."""
+    """Return a number, None for missing values and for words such as "nan"."""
     return value if isinstance(value, int | float) else None
 
 
 class RunView:
-    """The log of a run line by line, above a progress bar if there is one."""
+    """The lines of a run's log, above a progress bar if there is one."""
 
     def __init__(self, paths: RunPaths, bar: Any = None) -> None:
         self.paths, self.bar = paths, bar
@@ -114,7 +113,7 @@ class RunView:
 
 
 def print_line(text: str, above: Any = None) -> None:
-    """Print a line above what rich redraws, else to stderr."""
+    """Print a line above a table or bar of rich, else to stderr."""
     if above is None:
         speak(text, sys.stderr)
         return
@@ -124,7 +123,7 @@ def print_line(text: str, above: Any = None) -> None:
 
 
 def terminal() -> Any:
-    """A console of rich on stderr; None where that is no terminal."""
+    """Return rich's console on stderr, None if stderr is not a terminal."""
     if not sys.stderr.isatty():
         return None
     from rich.console import Console
@@ -134,7 +133,7 @@ def terminal() -> Any:
 
 @contextmanager
 def open_view(paths: RunPaths, total_steps: int) -> Iterator[RunView]:
-    """A progress bar on a terminal, plain lines elsewhere."""
+    """Open a progress bar on a terminal, else plain lines."""
     if (console := terminal()) is None:
         yield RunView(paths)
         return
@@ -150,7 +149,7 @@ def open_view(paths: RunPaths, total_steps: int) -> Iterator[RunView]:
 
 
 class Watcher(NamedTuple):
-    """A process that starts what is left of a sweep, and the lock that it holds."""
+    """A process that starts the remaining runs of a sweep, and its lock."""
 
     host: str
     process: str
@@ -159,19 +158,19 @@ class Watcher(NamedTuple):
 
 @contextmanager
 def watching(paths: SweepPaths) -> Iterator[None]:
-    """Be known as a process that starts what is left of a sweep."""
+    """Register this process as a watcher of a sweep."""
     lock = paths.watcher(socket.gethostname(), os.getpid())
     made = lock.with_name(f".new{lock.name}")
     with contextlib.ExitStack() as held:
-        held.callback(_forget_killed, paths)  # also those killed together with this one
-        with contextlib.suppress(OSError):  # no folder to write to, no locks: that stops no sweep
+        held.callback(_forget_killed, paths)  # also watchers killed together with this one
+        with contextlib.suppress(OSError):  # a sweep also runs without a folder or locks for this
             own_folder(lock.parent)
             descriptor = open_file(made, os.O_RDWR | os.O_CREAT)
             held.callback(os.close, descriptor)
             held.callback(_forget, lock)
             held.callback(_forget, made)
             try_lock(descriptor)
-            os.replace(made, lock)  # it is never seen unlocked and mistaken for a finished one
+            os.replace(made, lock)  # never visible while unlocked
         _forget_killed(paths)
         yield
 
@@ -188,11 +187,11 @@ def _forget(lock: Path) -> None:
 
 
 def watchers_of(paths: SweepPaths) -> list[Watcher]:
-    """Current watchers of a sweep; several may share its runs."""
+    """Return the current watchers of a sweep. Several may share its runs."""
     return [Watcher(*paths.who_watches(lock), lock) for lock in paths.watchers() if is_locked(lock)]
 
 
 def watchers_in(folder: Path) -> list[Watcher]:
-    """Watchers of the sweep in a folder, or of any sweep in its subfolders."""
+    """Return the watchers of the sweep in a folder, or of all sweeps in its subfolders."""
     folders = [folder] if SweepPaths(folder).sweep.exists() else sorted(folder.glob("sweep-*"))
     return [watcher for each in folders for watcher in watchers_of(SweepPaths(each))]

@@ -1,7 +1,7 @@
-"""Runs on several machines: rendezvous, the leading machine and its followers.
+"""Runs on several nodes: rendezvous, the coordinator and its followers.
 
-The first machine listens and writes its address into a file that all machines see; the others
-connect with the secret in it. Messages are lines of JSON; a lost connection is a lost machine.
+The first node, the coordinator, listens and writes its address into a shared file. The followers
+connect with the secret in the file. Messages are lines of JSON. A lost connection is a lost node.
 """
 
 import contextlib
@@ -26,27 +26,26 @@ from eke.launch.processes.worker_process import Spot, Worker
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, write_record
 
-ANY_ADDRESS = "0.0.0.0"  # compared with, where `listen` found no other
+ANY_ADDRESS = "0.0.0.0"  # only compared, if `listen` found no other
 """Address of a socket that listens on all interfaces."""
 
 MAX_LINE = 65536
-"""Bytes; a peer that sends more is not one of ours."""
 
 
 class Invitation(NamedTuple):
-    """Where the first machine listens."""
+    """Address at which the coordinator listens."""
 
     step: str
-    """Machines it waits for."""
+    """SLURM step of the run's nodes."""
     host: str
     port: int
     secret: str
 
 
 def read_invitation(file: Path, step: str) -> Invitation | None:
-    """The invitation to this step; None while there is none."""
+    """Return the invitation to this step, None if there is none yet."""
     try:
-        os.listdir(file.parent)  # makes a network file system look again
+        os.listdir(file.parent)  # refreshes the cache of a network file system
         found = Invitation(**read_json(file, own=True))
     except (OSError, ValueError, TypeError):
         return None
@@ -54,13 +53,13 @@ def read_invitation(file: Path, step: str) -> Invitation | None:
 
 
 def host_name() -> str:
-    """This machine as the others know it; MASTER_ADDR, as for torchrun, where they do not."""
+    """Return this node's name for the others: MASTER_ADDR, as in torchrun, else the host name."""
     return os.environ.get("MASTER_ADDR") or socket.gethostname()
 
 
 def listen(backlog: int) -> socket.socket:
-    """Listen at the address of `host_name`, or at all if that is local; OSError without a port."""
-    with contextlib.suppress(OSError):  # it may be an address of the network's and not its own
+    """Listen at the address of `host_name`, else at all addresses. Raise OSError without a port."""
+    with contextlib.suppress(OSError):  # the address may belong to the network, not to this node
         address = socket.gethostbyname(host_name())
         if "MASTER_ADDR" in os.environ or not address.startswith("127."):
             return socket.create_server((address, 0), backlog=backlog)
@@ -76,7 +75,7 @@ class Line:
         self._lines = connection.makefile("rb")
 
     def send(self, message: Mapping[str, Any]) -> bool:
-        """Send a message; False if the peer is gone."""
+        """Send a message. Return False if the peer is gone."""
         try:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
@@ -84,7 +83,7 @@ class Line:
         return True
 
     def receive(self) -> dict[str, Any] | None:
-        """Wait for a message; None when there will be no more."""
+        """Wait for a message. Return None if there will be no more."""
         try:
             found = json.loads(self._lines.readline(MAX_LINE) or b"null")
         except (OSError, ValueError, RecursionError):
@@ -92,42 +91,41 @@ class Line:
         return found if isinstance(found, dict) else None
 
     def close(self) -> None:
-        """Leave; the other side, and a thread of ours that waits for it, sees so."""
+        """Close the connection for the peer and for a local thread that reads from it."""
         self.end()
         self._lines.close()
         self._connection.close()
 
     def end(self) -> None:
-        """Send and receive nothing any more."""
-        with contextlib.suppress(OSError):  # the other side has left already
+        """Stop sending and receiving."""
+        with contextlib.suppress(OSError):  # the peer has closed it
             self._connection.shutdown(socket.SHUT_RDWR)
 
 
 POLL_S = 0.05
-"""Poll interval for messages of the other machines."""
 
 COME_S = 60.0
-"""Longest wait, where there is nothing to do for them, for machines that have not come yet."""
+"""Longest wait at the end for nodes that have not connected, in seconds."""
 
 HELLO_S = 10.0
-"""Time limit for a connecting peer to send the secret."""
+"""Time limit for a connecting peer to send the secret, in seconds."""
 
 STRANGERS = 16
-"""Connections, besides the machines of the run, that have not shown it yet; more have to wait."""
+"""Connections beyond the run's nodes that may be open without the secret. Others have to wait."""
 
 END_S = 90.0
-"""Longest wait for the others at the end of an attempt; each kills what does not end sooner."""
+"""Longest wait in seconds for the followers to end an attempt. They kill their processes sooner."""
 
 
 class Head:
-    """State of the other machines as known by the first, by node rank."""
+    """The coordinator's view of its followers, by node rank."""
 
     def __init__(self, file: Path, task: SlurmTask) -> None:
-        """Listen, and invite; EkeError without a port, or if the folder cannot be written."""
+        """Listen and write the invitation. Raise EkeError without a port or a writable folder."""
         self.count, self._file = task.count, file
         self._lock = threading.Lock()
         self._lines: dict[int, Line] = {}
-        self._lost: dict[int, str] = {}  # for good
+        self._lost: dict[int, str] = {}  # permanently
         self._failed: dict[int, str] = {}  # in this attempt
         self._busy: set[int] = set()
         self._unknown = threading.BoundedSemaphore(STRANGERS + task.count)
@@ -140,11 +138,11 @@ class Head:
             invitation = Invitation(task.step, host, port, self._secret)
             write_atomic(file, json.dumps(invitation._asdict()), mode=0o600)
         except OSError as error:
-            raise EkeError(f"{file}: cannot invite other machines: {error.strerror}") from error
+            raise EkeError(f"{file}: cannot be written ({error.strerror})") from error
         threading.Thread(target=self._accept, daemon=True).start()
 
     def gather(self, timeout_s: float) -> None:
-        """Wait for the others; raises EkeError if some do not come in time, or cannot take part."""
+        """Wait for the followers. Raise EkeError if a node does not connect or cannot take part."""
         deadline = time.monotonic() + timeout_s
         while True:
             with self._lock:
@@ -155,12 +153,12 @@ class Head:
                 return
             if time.monotonic() > deadline:
                 late = f"did not reach {host_name()} within {timeout_s:.0f} s"
-                where = "(MASTER_ADDR names it in another way)"
-                raise EkeError(f"machines {missing} of {self.count} {late} {where}")
+                fix = "To use another name: export MASTER_ADDR=NAME"
+                raise EkeError(f"nodes {missing} of {self.count} {late}. {fix}")
             time.sleep(POLL_S)
 
     def begin(self, folder: Path, num_processes: int) -> str:
-        """Have each machine start its processes; returns where all of them meet: `host:port`."""
+        """Have each follower start its processes. Return their rendezvous endpoint, `host:port`."""
         with socket.create_server(("", 0)) as server:
             endpoint = f"{host_name()}:{server.getsockname()[1]}"  # a free port
         message = {"begin": str(folder.absolute()), "num_processes": num_processes}
@@ -171,17 +169,17 @@ class Head:
         return endpoint
 
     def trouble(self) -> str:
-        """Failure on another machine; empty if none."""
+        """Return the failure of another node, "" if there is none."""
         with self._lock:
             return _in_order(self._lost | self._failed)
 
     def has_lost_one(self) -> bool:
-        """Whether a machine is gone: nothing can be started again without it."""
+        """Return whether a follower is gone. Without it, no further attempt can start."""
         with self._lock:
             return bool(self._lost)
 
     def end(self) -> None:
-        """Have the others end what they started, and wait until they have."""
+        """Have the followers end their processes, and wait for it."""
         self._tell({"end": True})
         deadline = time.monotonic() + END_S
         while time.monotonic() < deadline:
@@ -191,7 +189,7 @@ class Head:
             time.sleep(POLL_S)
 
     def close(self) -> None:
-        """Release the other machines, including those still connecting."""
+        """Release the followers, including nodes that are still connecting."""
         with contextlib.suppress(EkeError):
             self.gather(COME_S)
         self._tell({"leave": True})
@@ -216,7 +214,7 @@ class Head:
                 connection, _ = self._server.accept()
             except OSError:  # closed
                 return
-            # One thread each: a silent peer delays no other.
+            # One thread each: a silent peer delays no other peer.
             threading.Thread(target=self._listen, args=[Line(connection)], daemon=True).start()
 
     def _listen(self, line: Line) -> None:
@@ -235,16 +233,16 @@ class Head:
                 return line.close()
             self._lines[node] = line
             if problem := hello.get("problem"):
-                self._lost[node] = f"machine {node} of this run: {problem}"
+                self._lost[node] = f"node {node} of this run: {problem}"
         while (said := line.receive()) is not None:
             with self._lock:
                 if said.get("idle"):
                     self._busy.discard(node)
                 if problem := said.get("problem"):
-                    self._failed[node] = f"machine {node} of this run: {problem}"
+                    self._failed[node] = f"node {node} of this run: {problem}"
         with self._lock:
-            if self._lines.pop(node, None):  # else it was let go
-                self._lost.setdefault(node, f"machine {node} of this run is gone")
+            if self._lines.pop(node, None):  # else it was released
+                self._lost.setdefault(node, f"node {node} of this run is gone")
         line.close()
 
 
@@ -253,21 +251,18 @@ def _in_order(by_node: dict[int, str]) -> str:
 
 
 LEFT_BEHIND_S = 30.0
-"""How long processes outlive those of another machine; NCCL waits `distributed.timeout_s`."""
+"""Seconds that processes outlive another node. NCCL waits `distributed.timeout_s`."""
 
 
 class LedRun(LiveRun):
-    """One attempt at a run on several machines, in a claimed folder.
+    """One attempt at a run on several nodes, in a locked folder.
 
-    After a signal the processes of all machines agree on a step to stop after; `kill` ends those
-    here at once, and those of other machines follow.
+    After a signal, the processes of all nodes agree on the last step. `kill` ends the local
+    processes immediately, and other nodes' processes follow.
     """
 
     def __init__(self, plan: Plan, paths: RunPaths, head: Head) -> None:
-        """Wait for the other machines, claim the folder and have all of them start.
-
-        BusyError: another process works on this run. EkeError: machines or rights are missing.
-        """
+        """Wait for the followers, lock the folder and start. Raise BusyError or EkeError."""
         self._head = head
         self._left_behind: float | None = None
         self._killed_for = ""
@@ -281,7 +276,7 @@ class LedRun(LiveRun):
             raise
 
     def is_over(self) -> bool:
-        """Whether its processes here have ended; ends them when others are gone for good."""
+        """Return whether the local processes have ended. End them if a follower has failed."""
         if super().is_over():
             return True
         if trouble := self._head.trouble():
@@ -293,56 +288,51 @@ class LedRun(LiveRun):
         return False
 
     def finish(self) -> Record:
-        """The record of this attempt; ends what still runs. RunError: the folder is unwritable."""
+        """End the attempt and return its record. Raise RunError if the folder is not writable."""
         self.kill()
         trouble = self._killed_for or self._head.trouble()
-        self._head.end()  # first, since they may know which process died
+        self._head.end()  # first: the followers may report which process died
         record = super().finish()
-        failure = record.failure  # of a lost machine, unless a process that failed is known
-        if failure is None or not trouble:
-            return record
+        failure = record.failure
         unexplained = self._killed_for and not end_of_ranks(self.paths, record.attempt)
-        if not failure.lost_contact and not unexplained:
-            return record
-        failure.message = trouble
-        record.outcome, record.exit_code = Outcome.crashed.name, Outcome.crashed.exit_code
-        write_record(self.paths, record)
+        if failure and trouble and (failure.lost_contact or unexplained):
+            failure.message = trouble  # the lost node, since no failed process is known
+            record.outcome, record.exit_code = Outcome.crashed.name, Outcome.crashed.exit_code
+            write_record(self.paths, record)
         return record
 
 
 def launch_attempt(
     plan: Plan, paths: RunPaths, head: Head | None, num_processes: int | None = None
 ) -> LiveRun:
-    """Start one attempt, here and on the machines that this one leads; errors as of LedRun."""
+    """Start one attempt, here and on the followers. Errors as in `LedRun`."""
     if head is not None:
         return LedRun(plan, paths, head)
     return LiveRun(plan, paths, num_processes or plan.batch.world_size)
 
 
 WORKER_POLL_S = 0.1
-"""Between two looks at the processes."""
 
 LOOK_S = 0.5
-"""Between two looks for the invitation."""
 
 GONE_S = 15.0
-"""Time without a listener at the first machine's address, after which it is dead."""
+"""Seconds of refused connections after which the coordinator counts as dead."""
 
 WORKER_END_S = 30.0
-"""Time for processes to end after those of the first machine, which has agreed on the end."""
+"""Seconds for processes to end after the coordinator's, which agreed with them on the end."""
 
 ALONE_S = 600.0
-"""The same where the first machine's watcher is gone: its processes, if they are there, save."""
+"""The same if the coordinator's watcher is gone. Its processes may still be saving."""
 
 
 def follow(file: Path, task: SlurmTask, timeout_s: float, problem: str = "") -> None:
-    """Follow the first machine until it ends, or tell it a `problem`; EkeError if out of reach."""
+    """Follow the coordinator to its end, or report a `problem`. Raise EkeError if out of reach."""
     with contextlib.closing(connect(file, task, timeout_s, problem)) as line:
         Follower(line, task).serve()
 
 
 def connect(file: Path, task: SlurmTask, timeout_s: float, problem: str) -> Line:
-    """Find the first machine, and greet it; raises EkeError if it is not to be found."""
+    """Connect to the coordinator and send the secret. Raise EkeError if it cannot be reached."""
     deadline = time.monotonic() + timeout_s
     why, refused_since = f"{file} has not appeared", float("inf")
     while True:
@@ -358,19 +348,19 @@ def connect(file: Path, task: SlurmTask, timeout_s: float, problem: str) -> Line
                 refused = isinstance(error, ConnectionRefusedError)
                 refused_since = min(refused_since, time.monotonic()) if refused else float("inf")
         if time.monotonic() > min(deadline, refused_since + GONE_S):
-            raise EkeError(f"machine {task.node} cannot reach the first one of this run: {why}")
+            raise EkeError(f"node {task.node} cannot reach the first node of this run: {why}")
         time.sleep(LOOK_S)
 
 
 class Follower:
-    """The processes of this machine, one attempt after the other."""
+    """The processes of one follower, one attempt after the other."""
 
     def __init__(self, line: Line, task: SlurmTask) -> None:
         self._line, self._task = line, task
         self._worker: Worker | None = None
 
     def serve(self) -> None:
-        """Follow the first machine's commands; returns once it releases us, or is gone."""
+        """Follow the coordinator's commands until it releases this node or is gone."""
         said: queue.Queue[dict[str, Any] | None] = queue.Queue()
         threading.Thread(target=self._listen, args=[said], daemon=True).start()
         while True:
@@ -398,14 +388,14 @@ class Follower:
             self._line.send({"idle": True, "problem": why})
 
     def _look(self) -> None:
-        """Say so when the processes have ended by themselves."""
+        """Report processes that have ended without a command."""
         if self._worker is None or not self._worker.is_over():
             return
         code, self._worker = self._worker.finish(), None
         self._line.send({"idle": True, "problem": describe_exit(code) if code else ""})
 
     def _end(self, patience_s: float) -> None:
-        if self._worker is None:  # already reported: once per start
+        if self._worker is None:  # already reported, once per start
             return
         deadline = time.monotonic() + patience_s
         while not self._worker.is_over() and time.monotonic() < deadline:

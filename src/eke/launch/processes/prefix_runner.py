@@ -1,10 +1,10 @@
-"""Run, signal and end a worker on the far side of a command prefix; standard library only.
+"""Run, signal and end a worker behind a command prefix, with only the standard library.
 
     python prefix_runner.py start FOLDER TICKET DIGEST
     python prefix_runner.py signal|end|check FOLDER [SIGNAL]
 
-Run by its path, to avoid shell quoting and an import of eke. A lock
-that the worker inherits tells whether it is alive; its process id is valid on the far side alone.
+Run by its path, to avoid shell quoting and an import of eke. The worker inherits a lock and is
+alive while the lock is held. Its process id is only valid behind the prefix.
 """
 
 import contextlib
@@ -21,28 +21,28 @@ from collections.abc import Callable
 from pathlib import Path
 
 LOCK = ".prefix.lock"
-"""File of the run's folder that is locked while its worker lives; holds the worker's process id."""
+"""File in the run's folder with the worker's process id, locked while the worker lives."""
 
 OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
-"""How the lock is opened: others may have planted a link or a FIFO."""
+"""Flags for opening the lock, safe if another user has planted a link or a FIFO there."""
 
 ALIVE, GONE, BUSY = 0, 3, 4
-"""Exit codes: the worker is alive, it has ended, it could not be ended."""
+"""Exit codes: the worker is alive, has ended, could not be ended."""
 
 END_S = 10.0
-"""Longest wait for a process that was killed."""
+"""Longest wait for a killed process, in seconds."""
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-"""Handed to the worker, by a prefix that forwards signals."""
+"""Signals forwarded to the worker if the prefix forwards them."""
 
 
 def order_digest(order: object) -> str:
-    """Hash of what a ticket holds."""
+    """Return the hash of a ticket's content."""
     return hashlib.sha256(json.dumps(order, sort_keys=True).encode()).hexdigest()
 
 
 def start(folder: Path, ticket: str, digest: str) -> int:
-    """Run the worker of a ticket with this digest; returns its exit code, 128 more for a signal."""
+    """Run the worker of a ticket with this digest. Return its exit code, 128 + N for signal N."""
     order = json.loads((folder / ticket).read_text())
     if order_digest(order) != digest:
         sys.stderr.write(f"{folder / ticket}: another process has changed the command\n")
@@ -53,7 +53,7 @@ def start(folder: Path, ticket: str, digest: str) -> int:
     except BlockingIOError:
         sys.stderr.write(f"{folder}: its earlier worker is still alive\n")
         return BUSY
-    # A container's or a shell's variables of ranks would be read as the worker's own.
+    # Rank variables of a container or a shell must not reach the worker.
     here = {k: value for k, value in os.environ.items() if not re.match(order["foreign"], k)}
     worker = subprocess.Popen(
         order["command"], stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=[lock],
@@ -69,7 +69,7 @@ def start(folder: Path, ticket: str, digest: str) -> int:
 
 
 def worker_of(folder: Path) -> int | None:
-    """Process id of the worker; 0 while it is not known, None if there is none."""
+    """Return the worker's process id, 0 if it is not yet known, None without a worker."""
     try:
         lock = os.open(folder / LOCK, OPEN)
     except FileNotFoundError:
@@ -89,12 +89,12 @@ def _has_open(process: int, lock: int) -> bool:
     try:
         files = Path(f"/proc/{process}/fd").iterdir()
         return any(os.path.samestat(os.fstat(lock), each.stat()) for each in files)
-    except OSError:  # a file was closed meanwhile: callers ask again
+    except OSError:  # a file was closed meanwhile: callers try again
         return False
 
 
 def send(folder: Path, number: str) -> int:
-    """Send the worker a signal."""
+    """Send a signal to the worker."""
     deadline = time.monotonic() + END_S
     while (worker := worker_of(folder)) == 0 and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -105,11 +105,11 @@ def send(folder: Path, number: str) -> int:
 
 
 def end(folder: Path) -> int:
-    """Kill the worker's process group and wait until it is gone."""
+    """Kill the worker's process group and wait for its end."""
     deadline = time.monotonic() + END_S
     while (worker := worker_of(folder)) is not None:
         if worker:
-            with contextlib.suppress(ProcessLookupError):  # only its own children are left
+            with contextlib.suppress(ProcessLookupError):  # only its children are left
                 os.killpg(worker, signal.SIGKILL)
         if time.monotonic() > deadline:
             sys.stderr.write(f"{folder}: process {worker} does not end\n")

@@ -1,4 +1,4 @@
-"""Run folders: return a finished record, continue an attempt, or take a new folder."""
+"""Run folders: reuse a final record, resume an attempt, or take a new folder."""
 
 import itertools
 import os
@@ -19,28 +19,27 @@ from eke.plan.record import USUAL_NAME, NoRecord, Outcome, Record, UnreadableRec
 
 LOCK_TRIES = 4
 LOCK_PAUSE_S = 0.02
-"""Between two tries."""
 
 
 class Place(NamedTuple):
-    """A run's folder, and what is known about it."""
+    """A run's folder and its known state."""
 
     paths: RunPaths
     record: Record | None = None
-    """A final record that answers the request; None when there is work to do."""
+    """Final record that answers the request. None if the run has to be started."""
     note: str = ""
-    """Why this folder, for the user; empty for a new run."""
+    """Reason for this folder, for display. Empty for a new run."""
     outdated: tuple[str, ...] = ()
-    """Why the run it is placed alongside does not answer; empty if there is none."""
+    """Reasons why an earlier run, in a folder next to this one, is not reused."""
 
 
 def changes_since(_: RunPaths, record: Record, plan: Plan) -> list[str]:
-    """Differences between the machine of a finished run and this one, formatted."""
+    """Return the formatted differences between a finished run's machine and this one."""
     return changed_fingerprint(record.machine, plan.machine)
 
 
 def folder_names(run_id: str) -> Iterator[str]:
-    """Names of a run's folders: `<run_id>`, `<run_id>-2`, ..."""
+    """Yield the names of a run's folders: `<run_id>`, `<run_id>-2`, ..."""
     return (f"{run_id}-{n}" if n > 1 else run_id for n in itertools.count(1))
 
 
@@ -49,12 +48,12 @@ def find_place(
     old: Container[str] | None = None,
     changes_since: Callable[[RunPaths, Record, Plan], list[str]] = changes_since,
 ) -> Place:
-    """The folder for a plan. A final record is never written over, nor a file that is no record.
+    """Return the folder for a plan. Final records and unknown files are never overwritten.
 
-    Unfinished runs are continued. A final record, also in a renamed folder, answers when nothing
-    has changed since; otherwise, or with `rerun`, the run goes to a new folder, as it does if the
-    file is no record or another run's. `old` are the folders that existed before `rerun` was
-    requested; None for all. EkeError: a record cannot be read now, or is of a newer version.
+    Unfinished runs are resumed. A final record, also in a renamed folder, is reused if the machine
+    has not changed since. Otherwise, or with `rerun`, the run goes to a new folder, as it does if
+    the record is invalid or another run's. `old`: folders that existed before `rerun` was
+    requested, None for all. Raises EkeError if a record cannot be read or is of a newer version.
     """
     runs, rerun = user_path(plan.config.paths.runs), plan.config.rerun
     passed, outdated = "", tuple[str, ...]()
@@ -70,10 +69,10 @@ def find_place(
                 outdated = (str(error),)
                 passed = f"next to {name}: {error}"
                 continue
-            fix = "Nothing was changed. paths.runs=FOLDER runs it elsewhere."
+            fix = "Nothing was changed. Another folder: paths.runs=FOLDER"
             raise EkeError(f"{error}\n{fix}") from error
         if record is None or not Outcome[record.outcome].is_final:
-            note = f"continuing {paths.folder}" if paths.attempts.exists() else passed
+            note = f"resuming {paths.folder}" if paths.attempts.exists() else passed
             return Place(paths, None, note)
         changes = changes_since(paths, record, plan)
         again = rerun and (old is None or paths.folder.name in old)
@@ -89,14 +88,14 @@ def find_place(
 
 
 def _answer(paths: RunPaths, record: Record, plan: Plan) -> Place:
-    note = f"answered from {paths.record}; rerun=true runs it again"
+    note = f"answered from {paths.record}. To repeat it: rerun=true"
     return Place(paths, record, note + untracked(record, plan, str(paths.folder)))
 
 
 def _renamed(runs: Path, run_id: str) -> list[tuple[RunPaths, Record]]:
-    """Finished runs of an identity whose folders do not have its name any more."""
+    """Return the finished runs of an identity in folders with another name."""
     try:
-        changed = runs.stat().st_mtime_ns  # whenever a folder in it gets another name
+        changed = runs.stat().st_mtime_ns  # changes when a folder in it is renamed
     except OSError:
         return []
     return [(paths, record) for paths, record in _odd(runs, changed) if record.run_id == run_id]
@@ -104,7 +103,7 @@ def _renamed(runs: Path, run_id: str) -> list[tuple[RunPaths, Record]]:
 
 @lru_cache(maxsize=1)
 def _odd(runs: Path, _: int) -> list[tuple[RunPaths, Record]]:
-    """Finished runs in folders that eke would name otherwise."""
+    """Return the finished runs in folders that eke would name otherwise."""
     found = []
     with os.scandir(runs) as entries:
         odd = sorted(entry.name for entry in entries if not USUAL_NAME.fullmatch(entry.name))
@@ -117,28 +116,28 @@ def _odd(runs: Path, _: int) -> list[tuple[RunPaths, Record]]:
 
 
 def untracked(record: Record, plan: Plan, folder: str = "RUN") -> str:
-    """Note that a finished run used a tracker other than the requested one; empty if the same."""
+    """Return a note if a finished run used another tracker than requested, else ""."""
     asked, had = plan.config.tracker.option, record.choices.get("tracker")
     if had is None or asked in ("none", had):
         return ""
-    send = shlex.join(["eke", "sync", str(folder)])
-    fix = f"{send} sends it" if asked == "wandb" else f"with rerun=true {asked} has one"
-    return f"; it ran with tracker={had}: {fix}"
+    if asked == "wandb":
+        return f" (it ran with tracker={had}, to upload: {shlex.join(['eke', 'sync', folder])})"
+    return f" (it ran with tracker={had}, for {asked}: rerun=true)"
 
 
 @contextmanager
 def claim(paths: RunPaths) -> Iterator[int]:
-    """Lock the run folder, made if missing; BusyError, or ConfigError where that is impossible.
+    """Create and lock the run folder. Raise BusyError if it is locked, ConfigError if unusable.
 
-    Yields the lock's descriptor: handed to the worker, it holds the folder until both are gone.
+    Yields the lock's descriptor, which the worker inherits to keep the folder locked.
     """
     try:
         own_folder(paths.folder)
         descriptor = open_file(paths.lock, os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        if is_locked(paths.lock):  # by another user, whose file we may only read
+        if is_locked(paths.lock):  # by another user, whose file is read-only here
             raise _busy(paths) from error
-        # It was usable when the run was planned: a rule checked it.
+        # A rule checked the folder when the run was planned.
         why = f"{error.filename or paths.folder} cannot be written: {error.strerror or error}"
         is_refused = isinstance(error, Refused)
         fix = Fix(f"paths.runs=FOLDER_{'OF_YOURS' if is_refused else 'ON_ANOTHER_DISK'}")
@@ -147,7 +146,7 @@ def claim(paths: RunPaths) -> Iterator[int]:
         raise ConfigError(problem) from error
     try:
         try:
-            tries = 1  # `eke sync` holds it for microseconds, to look
+            tries = 1  # `eke sync` holds the lock for microseconds
             while not (is_ours := try_lock(descriptor)) and tries < LOCK_TRIES:
                 time.sleep(LOCK_PAUSE_S)
                 tries += 1
@@ -166,12 +165,11 @@ def _busy(paths: RunPaths) -> BusyError:
     owner = ""
     with suppress(OSError):
         owner = read_text(paths.lock, 1 << 10).strip()  # a word and a number
-    return BusyError(f"run {paths.folder.name} is being worked on by {owner or 'another process'}")
+    return BusyError(f"run {paths.folder.name} is in use by {owner or 'another process'}")
 
 
 def without_locks(folder: Path, error: OSError) -> ConfigError:
-    """Message for a folder on a file system without locks."""
-    why = f"its file system has no locks ({error.strerror}), and without them two processes "
-    why += "could work on one run; Lustre has them where it is mounted with the option flock"
+    """Return the error for a folder on a file system without locks."""
+    why = f"its file system has no locks ({error.strerror}). Lustre has them if mounted with flock"
     fix = Fix("paths.runs=FOLDER", remark="on another file system")
     return ConfigError(Problem("paths.runs", str(folder), why, fix))

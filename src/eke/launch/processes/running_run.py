@@ -1,4 +1,4 @@
-"""A running run: start, probe, and collect its outcome."""
+"""A running run: start, probe and record."""
 
 import dataclasses
 import errno
@@ -45,25 +45,22 @@ from eke.plan.record import (
 from eke.tuning.advice import note_predictions
 
 LOG_LINES = 40
-"""Lines of train.log in the record of a run that left none: a traceback has thirty."""
+"""Lines of train.log in the record of a run that left none. A traceback has about thirty."""
 
 WORKER_PHASE = "worker"
-"""Failure phase of a worker that ended without writing a record."""
+"""Failure phase of a worker that ended without a record."""
 
-IMPATIENCE = "killed by a second signal before it had saved"
-"""Reason for cancelling a run that was stopped but not waited for."""
+IMPATIENCE = "killed by a second signal before saving"
+"""Reason of a cancelled run that a second signal killed."""
 
-TOO_EARLY = "stopped before training had begun"
-"""Reason for cancelling a run whose worker did not listen to signals yet."""
+TOO_EARLY = "stopped before training began"
+"""Reason of a cancelled run whose worker did not yet handle signals."""
 
 
 def settle(
     paths: RunPaths, plan: Plan, exit_code: int, attempts_before: int, cancelled: str = ""
 ) -> Record:
-    """The record of the attempt that just ended; written here when the worker could not.
-
-    `exit_code` is negative for a signal; `cancelled`: why, if it died of a request to stop.
-    """
+    """Return the ended attempt's record. Write it if the worker could not. `cancelled`: reason."""
     attempts = read_attempts(paths)
     attempt = len(attempts) - 1 if len(attempts) > attempts_before else attempts_before
     record = read_record(paths)
@@ -77,7 +74,7 @@ def settle(
     if cancelled:
         outcome, failure = Outcome.cancelled, Failure(WORKER_PHASE, cancelled)
     elif not begun and exit_code > 0:
-        try:  # it may not even have been imported, to say so itself
+        try:  # the worker may have failed to import eke
             check_software(plan)
         except ChangedError as error:
             outcome, failure = Outcome.refused, Failure(WORKER_PHASE, str(error))
@@ -90,19 +87,19 @@ def settle(
 
 
 def outline(paths: RunPaths, plan: Plan, outcome: Outcome, failure: Failure) -> Record:
-    """The record of a run whose newest attempt has left none, by its metrics."""
+    """Return the record of a run whose newest attempt left none, from its metrics."""
     rows, _ = metrics.read_rows(paths.metrics)
     attempt = max(0, len(read_attempts(paths)) - 1)
     return outline_record(plan, rows, attempt, outcome, failure)
 
 
 def machine_of(attempts: Sequence[Mapping[str, Any]], plan: Plan) -> dict[str, str]:
-    """The fingerprint that the worker of the newest attempt took; the plan's where it took none."""
+    """Return the fingerprint taken by the newest attempt's worker, else the plan's."""
     return dict((attempts[-1].get("machine") if attempts else None) or plan.machine)
 
 
 def was_killed(paths: RunPaths, attempt: int, exit_code: int = 0) -> bool:
-    """Whether a process was ended as the kernel ends one when memory has run out."""
+    """Return whether SIGKILL ended a process, as the kernel does when memory has run out."""
     dead = read_dead_rank(paths, attempt)
     return -signal.SIGKILL in (exit_code, dead.exit_code if dead else 0)
 
@@ -122,7 +119,7 @@ def name_the_culprit(paths: RunPaths, plan: Plan, record: Record) -> Record:
 
 
 def end_of_ranks(paths: RunPaths, attempt: int) -> tuple[Outcome, Failure] | None:
-    """How the first of several processes ended; None if unknown."""
+    """Return the outcome and failure of the first process that ended, None if unknown."""
     for found in read_rank_failures(paths, attempt):
         message = f"process {found.rank} of this run: {found.failure.message}"
         return found.outcome, dataclasses.replace(found.failure, message=message)
@@ -134,11 +131,11 @@ def end_of_ranks(paths: RunPaths, attempt: int) -> tuple[Outcome, Failure] | Non
 
 
 def describe_exit(code: int, tail: str = "") -> str:
-    """What an exit without a record means, with the exception that ended it, if the log has one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)  # the worker has inherited it
-    limit = "the limit of processor time is {} s: ulimit -t unlimited"
+    """Return the meaning of an exit without a record, with the last exception in the log."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)  # inherited by the worker
+    limit = "the limit of CPU time is {} s: ulimit -t unlimited"
     if code == -signal.SIGKILL:
-        memory = "by hand, or by the kernel because the machine ran out of memory"
+        memory = "by hand, or by the kernel because the host ran out of memory"
         return f"killed by SIGKILL: {memory}" + (f"; {limit.format(hard)}" if hard >= 0 else "")
     if code == -signal.SIGXCPU:
         return f"killed by SIGXCPU: {limit.format(soft)}"
@@ -147,11 +144,11 @@ def describe_exit(code: int, tail: str = "") -> str:
         return f"killed by {names.get(-code, f'signal {-code}')}"  # real-time signals have no name
     raised = [line for line in tail.splitlines() if re.match(r"[\w.]+(Error|Exception): ", line)]
     told = f" ({raised[-1]})" if raised else ""
-    return f"the worker ended with exit code {code} and left no record{told}"
+    return f"the worker ended with exit code {code} and without a record{told}"
 
 
 def log_tail(paths: RunPaths) -> str:
-    """The last lines of the worker's log."""
+    """Return the last lines of the worker's log."""
     with suppress(OSError):
         lines = last_bytes(paths.log, 1 << 20).decode(errors="replace").splitlines()
         return "\n".join(lines[-LOG_LINES:])
@@ -159,14 +156,14 @@ def log_tail(paths: RunPaths) -> str:
 
 
 def write_down(paths: RunPaths, plan: Plan) -> None:
-    """Write a plan into its folder, for the worker and for people; OSError if that fails."""
+    """Write a plan into its folder, for the worker and for users. Raise OSError on failure."""
     write_plan(paths, plan)
     text = yaml.safe_dump(plan_to_plain(plan)["config"], sort_keys=False)
     write_atomic(paths.config, f"# {' '.join(plan.overrides)}\n{text}")
 
 
 class LiveRun:
-    """One attempt at a run, in a claimed folder. `finish` must be called once it is over."""
+    """One attempt at a run, in a locked folder. Callers call `finish` once it is over."""
 
     def __init__(
         self,
@@ -178,10 +175,10 @@ class LiveRun:
         spot: Spot | None = None,
         start: Callable[..., Worker] = Worker,
     ) -> None:
-        """Claim the folder, write the plan into it and start the worker.
+        """Lock the folder, write the plan into it and start the worker.
 
-        `descriptors` are further locks, held as long as the worker lives; `start` has Worker's
-        arguments. BusyError: another process works on this run. RunError: it cannot be started.
+        `descriptors`: further locks, held while the worker lives. `start` takes Worker's arguments.
+        Raises BusyError if another process holds this run, RunError if it cannot be started.
         """
         self.plan, self.paths = plan, paths
         self._asked, self._given_up = 0, False
@@ -200,33 +197,33 @@ class LiveRun:
 
     @property
     def pid(self) -> int:
-        """Its worker's process, or the one that has started all others."""
+        """Process id of the worker, or of the process that started all workers."""
         return self.worker.process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """Of its worker, negative for a signal; None while it runs."""
+        """Exit code of the worker, negative for a signal. None while it runs."""
         return self.worker.process.returncode
 
     def is_over(self) -> bool:
-        """Whether its worker has ended."""
+        """Return whether the worker has ended."""
         return self.worker.is_over()
 
     def ask(self, number: int) -> None:
-        """Hand a signal on: it saves a checkpoint and stops."""
+        """Forward a signal. The worker then saves a checkpoint and stops."""
         self._asked = number
         self.worker.ask(number)
 
     def kill(self) -> None:
-        """Kill all its processes; after an earlier stop, the user did not wait."""
+        """Kill all processes of the run. After a stop request this cancels the run."""
         self._given_up = self._asked > 0 and not self.worker.is_over()
         self.worker.kill()
 
     def finish(self) -> Record:
-        """The record of this attempt; ends its worker. RunError: the folder is unwritable."""
+        """End the worker and return the record. Raise RunError if the folder is not writable."""
         try:
             code = self.worker.finish()
-            remove_swap(swap_folder(self.plan, self.paths))  # what a killed worker has left
+            remove_swap(swap_folder(self.plan, self.paths))  # left by a killed worker
             dead = read_dead_rank(self.paths, self._attempts_before)
             cancelled = IMPATIENCE if self._given_up else ""
             if self._asked and -self._asked in (code, dead.exit_code if dead else 0):
@@ -241,33 +238,32 @@ class LiveRun:
 def _unwritable(folder: Path, error: OSError) -> RunError:
     why = error.strerror or error
     if error.errno in (errno.ENOMEM, errno.EAGAIN):
-        return RunError(f"the machine has no room for another process: {why}")
-    if error.filename and not Path(str(error.filename)).is_relative_to(folder):  # a program, say
+        return RunError(f"the machine cannot start another process: {why}")
+    if error.filename and not Path(str(error.filename)).is_relative_to(folder):  # e.g. a program
         return RunError(f"{error.filename} cannot be used: {why}")
     return RunError(f"{folder} cannot be written: {why}")
 
 
 LIMIT_S = 900.0
-"""For one probe, after which it is ended: compiling takes the longest, minutes for large models."""
+"""Time limit of a probe in seconds. Compiling a large model takes minutes."""
 
 POLL_S = 0.05
-"""Between two looks at the processes."""
 
 STEPS = 2
-"""The optimizer's states are made in the first step, and coexist with activations in the second."""
+"""Steps of a probe: the first creates the optimizer's states, the second also needs them."""
 
 
 class Probed(NamedTuple):
-    """How a probe ended."""
+    """Result of a probe."""
 
     fits: bool | None
-    """None where it ended for another reason than memory."""
+    """None if it ended for another reason than memory."""
     reason: str = ""
-    """Why it did not fit, or what else went wrong, in one line."""
+    """Why it did not fit, or which other error occurred, in one line."""
 
 
 def probe(plan: Plan, start: Callable[[Plan, RunPaths], LiveRun] | None = None) -> Probed:
-    """Run the trial of a plan, by default on all visible devices; KeyboardInterrupt if stopped."""
+    """Run a plan's trial, by default on all visible devices. KeyboardInterrupt if stopped."""
     running: list[LiveRun] = []
 
     def kill(_: int = 0) -> None:
@@ -276,7 +272,7 @@ def probe(plan: Plan, start: Callable[[Plan, RunPaths], LiveRun] | None = None) 
 
     with (
         tempfile.TemporaryDirectory(prefix="eke-probe-", ignore_cleanup_errors=True) as folder,
-        forward_signals(kill, kill, "stopping the probe") as heard,
+        forward_signals(kill, kill, "Stopping the probe.") as heard,
     ):
         paths = RunPaths(Path(folder) / "run")
         trial = trial_of(plan)
@@ -294,11 +290,11 @@ def probe(plan: Plan, start: Callable[[Plan, RunPaths], LiveRun] | None = None) 
 
 
 def trial_of(plan: Plan) -> Plan:
-    """The plan of the trial, of which nothing is saved or sent."""
+    """Return the plan of the trial, which writes no checkpoint, model or tracker run."""
     config = plan.config
     batch = Batch(
         per_device=plan.batch.per_device,
-        accumulation=min(plan.batch.accumulation, 2),  # the second meets the first's gradients
+        accumulation=min(plan.batch.accumulation, 2),  # gradients exist from the second on
         eval_per_device=plan.batch.eval_per_device,
     )
     train = dataclasses.replace(
@@ -321,7 +317,7 @@ def trial_of(plan: Plan) -> Plan:
 
 
 def _judged(record: Record, paths: RunPaths, exit_code: int) -> Probed:
-    """Memory outcome of a trial's record: only the kernel, short of memory, ends it by SIGKILL."""
+    """Return the memory outcome of a trial's record. SIGKILL counts as out of host memory."""
     if record.outcome == Outcome.ok.name:
         return Probed(True)
     if record.outcome == Outcome.oom.name:

@@ -1,4 +1,4 @@
-"""Status of runs, read from their folders and from launchers."""
+"""Status of runs, from their folders and launchers."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -24,64 +24,63 @@ from eke.plan.record import (
 )
 
 RUNNING, QUEUED, NOT_STARTED, INTERRUPTED = "running", "queued", "not started", "interrupted"
-"""States of a run without a final outcome, in addition to the non-final outcomes."""
+"""States of a run without an outcome. Outcomes that are not final are further states."""
 
 WAITING = "waiting"
-"""A watcher of its sweep will start it."""
+"""State of a run that its sweep's process will start."""
 
 UNKNOWN = "unknown"
-"""It has a job that may wait or run, and its launcher does not answer."""
+"""State of a run whose job may wait or run while its launcher does not answer."""
 
 ACTIVE = (RUNNING, QUEUED, WAITING)
-"""Such a run is running, or will start without user action."""
+"""States of runs that are running or will start without user action."""
 
 NO_FOLDER = "refused"
-"""Placeholder for the folder name of a job that has none."""
+"""Placeholder for the folder name of a job without a folder."""
 
 UNREADABLE = "unreadable"
-"""The record is unreadable: a sweep does not touch such a run."""
+"""State of a run with an unreadable record. Sweeps skip such a run."""
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One run, now; `launcher`, `job` and `silent` as of its `JobStatus`."""
+    """Current state of one run. `launcher`, `job` and `silent` as in `JobStatus`."""
 
     paths: RunPaths
     label: str
-    """Its overrides."""
     state: str
-    """An outcome's name, or one of the states above."""
+    """Name of an outcome, or one of the states above."""
     step: int = 0
     total: int = 0
-    """Steps done and to do; 0 before planning."""
+    """Completed and planned steps. 0 before planning."""
     loss: float | None = None
-    """Of the newest training step; of a run that has ended as its record has it."""
+    """Loss of the newest training step, or the record's if the run has ended."""
     where: str = ""
-    """Its job or its process."""
+    """Job or process of the run, for display."""
     note: str = ""
-    """Why it failed, or what it waits for."""
+    """Why it failed, or its reason for waiting."""
     launcher: str = ""
     job: str = ""
-    """Empty unless it waits or runs."""
+    """Empty unless the run waits or runs."""
     silent: str = ""
     step_s: float | None = None
-    """Seconds that the newest step took, of a run that is running."""
+    """Seconds of the newest step of a running run."""
 
     @property
     def newest(self) -> NewestStep:
-        """Its newest step."""
+        """Newest training step."""
         return NewestStep(self.step, self.loss, self.step_s)
 
     @property
     def is_active(self) -> bool:
-        """Whether it is running, or will start without user action."""
+        """Whether the run is running or will start without user action."""
         return self.state in ACTIVE
 
 
 def find_standings(folder: Path) -> list[RunStatus]:
-    """The runs of a sweep or folder, or one; one scheduler query. ConfigError without a run."""
+    """Return the states of the runs in a folder. Raise ConfigError if none."""
     if folder.name in ("", "..") or folder.is_symlink():
-        folder = folder.resolve()  # by its name among its sibling runs
+        folder = folder.resolve()  # its siblings may be runs of the sweep
     if not (found := list(_runs_of(folder))):
         raise ConfigError(no_runs([folder], "status"))
     jobs = job_statuses(paths for paths, _, _ in found)
@@ -97,7 +96,7 @@ def find_standings(folder: Path) -> list[RunStatus]:
 def stand(
     paths: RunPaths, cell: dict[str, Any], label: str, job: JobStatus, goes_on: bool = False
 ) -> RunStatus:
-    """One run; `cell` is its entry in the sweep, empty outside of a sweep."""
+    """Return the state of one run. `cell`: its entry in the sweep, else empty."""
     if cell.get("outcome") in (Outcome.refused.name, Outcome.skipped.name):
         return RunStatus(paths, label, cell["outcome"], note=cell.get("reason", ""))
     known, damage = _recorded(paths, label)
@@ -122,9 +121,9 @@ def stand(
     if damage:
         return replace(known, state=UNREADABLE, note=damage)
     if cell.get("outcome") == Outcome.crashed.name:
-        # Its sweep could not start it, or not write down how it ended, and knows why.
+        # The sweep could not start the run or write its record. The cell has the reason.
         return replace(known, state=Outcome.crashed.name, note=cell.get("reason", ""))
-    # Killed before it could say how far it was.
+    # A process killed before it wrote its record.
     state = INTERRUPTED if paths.attempts.exists() else NOT_STARTED
     step, loss, _ = newest_step(paths)
     note = missing_run(cell.get("outcome", ""), paths.folder)
@@ -133,7 +132,7 @@ def stand(
 
 
 def open_rows(folder: Path) -> str:
-    """Return how far `sweep.repeats=auto` is, with its open configurations; empty elsewhere."""
+    """Return the progress and open configurations of `sweep.repeats=auto`, else ""."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         found = read_json(SweepPaths(folder).sweep)["repeats"]
         rows = [row for row in found["rows"] if row["overrides"] != row["baseline"]]
@@ -146,12 +145,12 @@ def open_rows(folder: Path) -> str:
 
 
 def goes_on(folder: Path, standings: Sequence[RunStatus]) -> bool:
-    """Whether something runs or waits, or may, or a sweep's own process has still to see to it."""
+    """Return whether a run is active, may be active, or is watched by a sweep's process."""
     return any(s.is_active or s.silent for s in standings) or bool(watchers_in(folder))
 
 
 def holder(paths: RunPaths) -> str:
-    """Description of the process that works on a run."""
+    """Return a description of the process that holds a run."""
     if not (attempts := read_attempts(paths)):
         return "starting"
     return f"process {attempts[-1].get('pid')} on {attempts[-1].get('host')}"
@@ -181,7 +180,6 @@ def _runs_of(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any], str]]:
 
 
 def _overrides(paths: RunPaths) -> str:
-    """The overrides, from the first line of config.yaml."""
     with suppress(OSError):
         first, _, _ = read_text(paths.config, RECORD_LIMIT).partition("\n")
         return first.removeprefix("#").strip() or "defaults"
@@ -189,12 +187,12 @@ def _overrides(paths: RunPaths) -> str:
 
 
 def _recorded(paths: RunPaths, label: str) -> tuple[RunStatus, str]:
-    """Return a run by its record, without a state if it has none, and why that is unreadable."""
+    """Return a run's state by its record, "" without one, and why a record is unreadable."""
     record, damage = None, ""
     try:
         record = read_record(paths)
     except NoRecord as error:
-        damage = f"{error}. The same command uses a new folder, `eke retry SWEEP` this one."
+        damage = f"{error}. The same command uses a new folder. To use this one: eke retry SWEEP"
     except UnreadableRecord as error:
         damage = str(error)
     if record is None:
@@ -213,7 +211,6 @@ def _planned_steps(paths: RunPaths) -> int:
 
 
 def _steps_of(plan: Any) -> int:
-    """Steps of a plan, which may hold any value in any place."""
     with suppress(LookupError, TypeError, ValueError, OverflowError):
         return int(plan["steps"]["total"])
     return 0

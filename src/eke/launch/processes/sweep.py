@@ -1,4 +1,4 @@
-"""Jobs of a sweep, its file, and a single run in the foreground."""
+"""Jobs of a sweep, its file `sweep.json`, and a single run in the foreground."""
 
 import hashlib
 import json
@@ -27,13 +27,13 @@ from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome, Record
 
 MAX_CRASHES = 2
-"""Times a run may crash in one command without getting any further: the second is no chance."""
+"""Number of crashes in a row without progress after which a run is not started again."""
 
 MAX_INTERRUPTIONS = 5
-"""Maximum external stops without progress within one command."""
+"""Number of external stops in a row without progress after which a run is not started again."""
 
 CHANGED = "as_planned"
-"""Failure of a run rejected by its worker: its input or software changed after planning."""
+"""Rule of a run rejected by its worker because its input or software changed after planning."""
 
 _RETRIED = {
     Outcome.crashed: MAX_CRASHES,
@@ -42,7 +42,7 @@ _RETRIED = {
 
 
 def worth_of(record: Record, before: Record | None, elapsed_s: float) -> tuple[float, float]:
-    """Seconds of training that an attempt has added, and that its start took, where known."""
+    """Return the training and start-up seconds of an attempt."""
     trained_s = (before and before.timing.train_s) or 0.0
     gained = max(0.0, (record.timing.train_s or 0.0) - trained_s)
     started = record.timing.startup_s
@@ -50,12 +50,12 @@ def worth_of(record: Record, before: Record | None, elapsed_s: float) -> tuple[f
 
 
 def are_in_vain(worths: Sequence[Sequence[float]], number: int = MAX_INTERRUPTIONS) -> str:
-    """Why the newest attempts (`worth_of`), if so many, are no use; empty: use, or none at all."""
+    """Return why the newest `number` attempts are not worth another one, "" if they are."""
     gained, started = (sum(w[k] for w in worths[-number:]) for k in (0, 1))
     if not 0 < number <= len(worths) or not 0 < gained < started:
         return ""
-    times = f"{format_seconds(gained)}, and their starts took {format_seconds(started)}"
-    return f"{number} attempts in a row trained for {times}; the same command goes on"
+    times = f"{format_seconds(gained)} and took {format_seconds(started)} to start"
+    return f"{number} attempts in a row trained for {times}. Repeat the command to resume"
 
 
 @dataclass(eq=False)
@@ -63,64 +63,62 @@ class Job:
     """One run of a sweep."""
 
     number: int
-    """Index of its first job, from 0."""
+    """Index of its first job in the sweep, from 0."""
     label: str
-    """Overrides that distinguish it from the others."""
+    """Overrides that distinguish the run from the others."""
     plan: Plan
     cells: list[int] = field(default_factory=list)
-    """Indices of all jobs that are this run, its own first."""
+    """Indices of all of the sweep's jobs that are this run, the first one first."""
     outcome: Outcome | None = None
-    """How it ended; None while there is something to do."""
+    """Final outcome. None while the run waits or runs."""
     reason: str = ""
-    """Why it did not end well, or did not run."""
+    """Why it failed or was not started."""
     rule: str = ""
-    """The rule that kept it from starting; empty when none did, or one without an identifier."""
+    """Rule that kept it from starting. Empty without one, or without its identifier."""
     record: Record | None = None
     folder: str = ""
     reused: bool = False
-    """Answered from the record of an earlier run."""
+    """Whether the record is of an earlier command."""
     live: Any = None
-    """Its attempt while it runs: `LiveRun`, or `ClusterRun` of a job; None while it does not."""
+    """The current attempt, `LiveRun` or `ClusterRun`. None if there is none."""
     grant: Grant | None = None
     pid: int = 0
-    """Of its worker, or of what has started its workers; 0 where that is on another machine."""
+    """Process id of the worker or its agent. 0 if it is on another machine."""
     where: str = ""
-    """Its devices or its node, as a table shows them."""
+    """Devices or node, for display."""
     started: float = 0.0
-    """time.monotonic() of the current attempt."""
+    """time.monotonic() at the start of the current attempt."""
     lasted_s: float = 0.0
-    """Seconds its attempts took."""
     not_before: float = 0.0
-    """time.monotonic() before which there is no use in trying."""
+    """time.monotonic() of the earliest next attempt."""
     overtaken: int = 0
-    """Times a later run was started while this one waited for its devices."""
+    """Number of later runs that started while this one waited for devices."""
     waiting_for: str = ""
-    """Holder of the run or its devices; empty if none."""
+    """Reason for waiting, for display. Empty if none."""
     tries: dict[Outcome, int] = field(default_factory=dict)
-    """Ends without a step more than before."""
+    """Number of attempts without progress, by outcome."""
     steps_before: int = 0
     worths: list[tuple[float, float]] = field(default_factory=list)
-    """Of its attempts in this command: see `worth_of`."""
 
     def __post_init__(self) -> None:
         self.cells = self.cells or [self.number]
 
     @property
     def kind(self) -> str:
-        """Of device it runs on: `cuda` or `cpu`."""
+        """Kind of its devices: `cuda` or `cpu`."""
         return self.plan.device.kind
 
     @property
     def num_devices(self) -> int:
-        """Devices it needs at once."""
+        """Number of devices of the run."""
         return self.plan.batch.world_size * self.plan.batch.devices
 
     def is_waiting(self) -> bool:
-        """Whether it could be started."""
+        """Return whether the job can be started."""
         return self.outcome is None and self.live is None
 
     def settle(self, record: Record) -> bool:
-        """Take note of how an attempt ended; returns whether there should be another one."""
+        """Take the record of an ended attempt. Return whether another attempt should follow."""
         outcome = Outcome[record.outcome]
         if record.steps_done > self.steps_before:
             self.tries.clear()
@@ -133,50 +131,50 @@ class Job:
         if not vain and self.tries[outcome] < _RETRIED.get(outcome, 0):
             return True
         failure = record.failure
-        # A worker that refuses a configuration has a traceback, in its log.
+        # A worker that rejects a configuration leaves a traceback.
         changed = outcome is Outcome.refused and not (failure and failure.traceback)
         self.end(outcome, vain or (failure.message if failure else ""), CHANGED if changed else "")
         return False
 
     def end(self, outcome: Outcome, reason: str = "", rule: str = "") -> None:
-        """Nothing more is to be done."""
+        """Set the final outcome."""
         self.outcome, self.reason, self.rule, self.waiting_for = outcome, reason, rule, ""
 
 
 FOR_WRITING = frozenset({"runs_has_space", "runs_writable"})
-"""Rules that only a run which still has something to write can break; it could run elsewhere."""
+"""Rules that only apply to runs with files to write. Such a run could run elsewhere."""
 
 WRITE_S = 1.0
-"""Between two writes of a sweep's file."""
+"""Shortest interval between two writes of a sweep's file, in seconds."""
 
 
 @dataclass
 class Cell:
-    """One point of a sweep, before and after it ran; fields as of `Job`."""
+    """One job of a sweep in its file. Fields as in `Job`."""
 
     overrides: tuple[str, ...]
     run_id: str = ""
-    """Empty if it was rejected before it had one."""
+    """Empty if the job was rejected before it had one."""
     folder: str = ""
     outcome: str = ""
-    """A member name of Outcome; empty while it has not run."""
+    """Name of an Outcome. Empty until the run has ended."""
     reason: str = ""
     reused: bool = False
     row: str = ""
-    """Name of its row in the sweep's definition; empty where there are none."""
+    """Name of its row in the sweep's definition. Empty without rows."""
     round: int = 0
-    """Repetition of its configuration: the key `repeat`."""
+    """Number of the repeat: the key `repeat`."""
     rule: str = ""
 
     def refuse(self, error: ConfigError) -> None:
-        """Mark it as invalid, or as not possible now, with the first rule that rejects it."""
+        """Mark the job as invalid, or as not possible now, with the first rule that rejects it."""
         self.run_id = ""
         outcome = Outcome.crashed if error.is_passing else Outcome.refused
         self.outcome, self.reason = outcome.name, error.short()
         self.rule = error.rule
 
     def take(self, job: Job) -> None:
-        """Outcome of its run."""
+        """Copy the state of the run."""
         self.folder, self.reused, self.rule = job.folder, job.reused, job.rule
         self.outcome = job.outcome.name if job.outcome else ""
         self.reason, log = job.reason, RunPaths(Path(job.folder)).log
@@ -185,16 +183,16 @@ class Cell:
 
 
 _HOW = (*(f"{group}{end}" for group in LAUNCH_GROUPS for end in ".="), "plan_only=")
-"""Starts of overrides that say how runs are started, not which runs."""
+"""Prefixes of overrides that affect the launch and not the set of runs."""
 
 
 def sweep_id(
     cells: Sequence[tuple[str, ...]], own: Sequence[Config] = (), rule: Sequence[str] = ()
 ) -> str:
-    """12 hex digits: the same command is the same sweep, wherever it is sent.
+    """Return 12 hex digits, the same for the same command with any launcher.
 
-    `cells`: overrides of each job; `own`: what they compose to, if that depends on the user's files
-    (`--config-dir`); `rule`: of `sweep.repeats=auto`, whose cells are those of the first round.
+    `cells`: overrides of each job. `own`: their configurations, if these depend on the user's
+    files (`--config-dir`). `rule`: rule of `sweep.repeats=auto`, with the first round's cells.
     """
     texts: list[Any] = [[t for t in cell if not t.startswith(_HOW)] for cell in cells]
     texts += [meaningful(make_converter().unstructure(config)) for config in own]
@@ -203,12 +201,12 @@ def sweep_id(
 
 
 def sweep_paths(runs: str, identity: str) -> SweepPaths:
-    """Folder of the sweep's file; the run folders are its siblings."""
+    """Return the folder of the sweep's file. The run folders are its siblings."""
     return SweepPaths(user_path(runs) / f"sweep-{identity}")
 
 
 class SweepFile:
-    """sweep.json kept up to date while the sweep runs; the records are the truth."""
+    """The file sweep.json, updated while the sweep runs. Records take precedence over it."""
 
     def __init__(
         self, paths: SweepPaths, command: Sequence[str], cells: Sequence[Cell], name: str = ""
@@ -216,22 +214,22 @@ class SweepFile:
         self.paths, self.command, self.cells, self.name = paths, command, cells, name
         self.problem = ""
         self.repeats: dict[str, Any] = {}
-        """Rule and decisions of `sweep.repeats=auto`; empty for a fixed number."""
+        """Rule and decisions of `sweep.repeats=auto`. Empty for a fixed number of repeats."""
         self._is_current, self._written = False, 0.0
 
     def note(self, job: Job) -> None:
-        """A run has changed."""
+        """Copy the new state of a run."""
         for number in job.cells:
             self.cells[number].take(job)
         self._is_current = False
 
     def note_rounds(self, found: dict[str, Any]) -> None:
-        """Write what a round of `sweep.repeats=auto` has decided."""
+        """Write the decisions of a round of `sweep.repeats=auto`."""
         self.repeats, self._is_current = found, False
         self.flush(at_once=True)
 
     def flush(self, at_once: bool = False) -> None:
-        """Write it if anything has changed, now and then; `problem`: why that failed."""
+        """Write the file if it changed, at most once per WRITE_S. Set `problem` if that failed."""
         now = time.monotonic()
         if self._is_current or (now - self._written < WRITE_S and not at_once):
             return
@@ -256,31 +254,30 @@ class SweepFile:
 
 
 def merge_duplicates(plans: Sequence[Plan | None]) -> dict[int, int]:
-    """Index of a job -> index of an earlier job that is the same run."""
+    """Return the index of the first identical run, by index of each duplicate."""
     first: dict[str, int] = {}
     same = {n: first.setdefault(plan.run_id, n) for n, plan in enumerate(plans) if plan is not None}
     return {number: earlier for number, earlier in same.items() if earlier != number}
 
 
 def sweep_exit_code(cells: Sequence[Cell]) -> int:
-    """0 if every job that could run is ok; 2 if none could run; 1 also for a full disk."""
+    """Return 0 if every job that could run is ok, 2 if none could run, 1 also for a full disk."""
     outcomes = [Outcome[cell.outcome] for cell in cells if cell.outcome]
     ran = [o for o in outcomes if o not in (Outcome.refused, Outcome.skipped)]
     if any(o.exit_code == EXIT_RESUMABLE for o in ran) or len(outcomes) < len(cells):
         return EXIT_RESUMABLE
     if not ran:
         return EXIT_USER
-    # Nothing is wrong with these: the same command runs them, some once memory is free.
+    # These runs are valid: the same command starts them, some only with more free memory.
     is_missing = any(cell.rule in FOR_WRITING | {CHANGED} for cell in cells)
     return EXIT_OK if all(o is Outcome.ok for o in ran) and not is_missing else EXIT_FAILED
 
 
 POLL_S = 0.1
-"""Between two looks at the worker."""
 
 
 def show_until_over(live: LiveRun, view: RunView) -> None:
-    """Show an attempt while it lasts; a signal for this process is passed on to it."""
+    """Show an attempt until it ends. Forward signals of this process to it."""
     with forward_signals(live.ask, live.kill):
         while not live.is_over():
             view.update()
@@ -288,7 +285,7 @@ def show_until_over(live: LiveRun, view: RunView) -> None:
 
 
 def run_single(plan: Plan, paths: RunPaths, head: Head | None = None) -> Record:
-    """Run, or continue, the plan in its folder, and show it; errors as of `launch_attempt`."""
+    """Start or resume the plan in its folder and show it. Errors as in `launch_attempt`."""
     with open_view(paths, plan.steps.total) as view:
         live = launch_attempt(plan, paths, head, 1 if ranks_are_started() else None)
         try:

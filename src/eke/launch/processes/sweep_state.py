@@ -1,8 +1,8 @@
-"""State of a sweep's runs: their outcomes, which need not run, and requests to run all again.
+"""State of a sweep's runs: outcomes, runs that are skipped, and requests to rerun all.
 
-A run that needs at least as much memory as one that ran out of it is skipped: the same run with a
-larger micro-batch, longer samples, more layers, without checkpointing, or with float32 in place of
-16-bit weights. Anything else that differs leaves two runs without an order.
+A run is skipped if it needs at least as much memory as a run that ran out of memory: the same run
+with a larger micro-batch, longer samples, more layers, without checkpointing, or with float32
+instead of 16-bit weights. Runs that differ in anything else cannot be compared.
 """
 
 import contextlib
@@ -30,14 +30,14 @@ from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, read_record
 
 GROWING = ("batch.per_device", "data.seq_len", "model.num_hidden_layers", "model.vocab_size")
-"""Keys with which memory can only grow."""
+"""Keys whose larger values never need less memory."""
 
 FREE = ("seed", "repeat", "optimizer.lr", "optimizer.weight_decay", "train.steps", "train.epochs")
-"""Keys that make no difference to memory."""
+"""Keys without an effect on memory."""
 
 
 def smallest_first(jobs: Sequence[Job], risk: Callable[[Plan], int | None]) -> list[Job]:
-    """Sort the first round's jobs that may run out of memory by it: one that does skips others."""
+    """Sort the first round's jobs by `risk`. Jobs whose risk is None keep their places."""
     first = min((job.plan.config.repeat for job in jobs), default=0)
     found = {
         place: size
@@ -51,11 +51,11 @@ def smallest_first(jobs: Sequence[Job], risk: Callable[[Plan], int | None]) -> l
 
 
 def needs_at_least(plan: Plan, failed: Plan) -> str:
-    """Why a plan needs no less memory than one that ran out of it; empty where that is unknown."""
+    """Return why a plan needs no less memory than one that ran out of it, "" if unknown."""
     if plan.device != failed.device or plan.batch.world_size != failed.batch.world_size:
         return ""
     if plan.batch.accumulation == 1 < failed.batch.accumulation:
-        return ""  # gradients were there while the second micro-batch went through the model
+        return ""  # the failed run's second micro-batch coexists with gradients
     widened = _is_wider(plan, failed)
     here, there = _flat(plan), _flat(failed)
     differing = [key for key in {*here, *there} if here.get(key) != there.get(key)]
@@ -63,30 +63,26 @@ def needs_at_least(plan: Plan, failed: Plan) -> str:
     for key in sorted(differing):
         if key in FREE or (widened and key.startswith("precision.")):
             continue
-        if not _grows(key, there.get(key), here.get(key)):
+        old, new = there.get(key), here.get(key)
+        grows = (key, old, new) == ("memory.checkpointing", Checkpointing.full, Checkpointing.off)
+        if key in GROWING:
+            grows = isinstance(new, int) and isinstance(old, int) and new > old
+        if not grows:
             return ""
-        more.append(f"{key}={here[key]} needs no less than {there[key]}")
+        more.append(f"{key}={new} needs no less than {old}")
     more += [f"float32 needs no less than {failed.compute.weights}"] if widened else []
-    return "; ".join(more) or "this run differs in nothing that changes memory"
-
-
-def _grows(key: str, failed: Any, here: Any) -> bool:
-    if key in GROWING:
-        return isinstance(here, int) and isinstance(failed, int) and here > failed
-    if key == "memory.checkpointing":
-        return bool(here is Checkpointing.off and failed is Checkpointing.full)
-    return False
+    return "; ".join(more) or "all settings that affect memory are equal"
 
 
 def _is_wider(plan: Plan, failed: Plan) -> bool:
-    """Whether all that is 16 bits wide in the run that failed is 32 bits wide in the other."""
+    """Return whether all 16-bit parts of the failed run have 32 bits in the other."""
     narrow, wide = failed.compute, plan.compute
     was_narrow = narrow.weights != "float32" and not narrow.master and narrow.float8 == "off"
     return was_narrow and (wide.weights, wide.autocast, wide.float8) == ("float32", None, "off")
 
 
 def _flat(plan: Plan) -> dict[str, Any]:
-    """Key path -> value, as resolved, without what surrounds the run."""
+    """Return the resolved value by key, without keys of the run's surroundings."""
     pairs = [pair for pair in _walk(plan.config) if not pair[0].startswith(_AROUND)]
     found = {key: value for key, value in pairs if not key.endswith(".option")}
     found["batch.per_device"] = plan.batch.per_device
@@ -98,7 +94,7 @@ _AROUND = (
     "tracker.", "paths.", "hardware.", "rerun", "plan_only", "ignore_forecast", "launcher.",
     "train.log_every", "batch.accumulation", "batch.target", "batch.eval_per_device",
 )  # fmt: skip
-"""Starts of keys of what surrounds a run, or is compared as resolved."""
+"""Prefixes of keys that do not affect memory or are compared as resolved."""
 
 
 def _walk(node: Any, path: str = "") -> list[tuple[str, Any]]:
@@ -110,7 +106,7 @@ def _walk(node: Any, path: str = "") -> list[tuple[str, Any]]:
 
 @dataclass
 class Books:
-    """All runs of a sweep, wherever they run."""
+    """All runs of a sweep, with any launcher."""
 
     jobs: Sequence[Job]
     board: Board
@@ -118,15 +114,15 @@ class Books:
     place_of: Callable[[Plan], Place] = find_place
 
     def running(self) -> list[Job]:
-        """Jobs with a worker."""
+        """Return the jobs with a worker."""
         return [job for job in self.jobs if job.live is not None]
 
     def unfinished(self) -> list[Job]:
-        """Jobs without an outcome."""
+        """Return the jobs without an outcome."""
         return [job for job in self.jobs if job.outcome is None]
 
     def answer_from_records(self) -> None:
-        """Settle the jobs that earlier runs answer, and print once why others no longer count."""
+        """Settle the jobs with a final record. Print once why records are not reused."""
         places: list[Place] = []
         for job in self.jobs:
             try:
@@ -140,7 +136,7 @@ class Books:
             self.board.note(text)
 
     def answer(self, job: Job, place: Place) -> bool:
-        """Settle a job from a final record, if there is one."""
+        """Settle a job from a final record, if there is one. Return whether there is."""
         job.folder = str(place.paths.folder)
         if place.record is None:
             return False
@@ -151,13 +147,13 @@ class Books:
         return True
 
     def started(self, job: Job) -> None:
-        """A worker is at it."""
+        """Mark a job as started."""
         job.started, job.waiting_for = time.monotonic(), ""
         self.board.started(job)
         self.ledger.note(job)
 
     def settle(self, job: Job, record: Record, stopping: bool = False) -> None:
-        """Take note of how an attempt ended; the job is tried again unless it has an outcome."""
+        """Take the record of an ended attempt. The job is tried again unless it has an outcome."""
         again = job.settle(record) and not stopping
         if stopping and job.outcome is None:
             job.end(Outcome[record.outcome], record.failure.message if record.failure else "")
@@ -165,14 +161,14 @@ class Books:
             self.skip_what_needs_more(job)
 
     def left(self, job: Job) -> None:
-        """Its worker is gone, and what it left has been settled."""
+        """Mark a settled job as having no worker."""
         job.live = None
         job.lasted_s += time.monotonic() - job.started
         self.board.ended(job)
         self.ledger.note(job)
 
     def fail(self, job: Job, error: EkeError) -> None:
-        """Settle a job that cannot start: now, at least."""
+        """Settle a job that cannot start now."""
         rule = error.rule if isinstance(error, ConfigError) else ""
         self.end(job, Outcome.crashed, error.short(), rule)
 
@@ -184,35 +180,31 @@ class Books:
         self.ledger.note(job)
 
     def skip_what_needs_more(self, job: Job) -> None:
-        """Skip the jobs that need at least as much memory as one that ran out of it."""
-        # On a shared device, memory may have run out because of other runs.
+        """Skip the jobs that need at least as much memory as a job that ran out of it."""
+        # On a shared device, the other runs may have used the memory.
         if job.outcome is not Outcome.oom or (job.record and job.record.shared_device):
             return
         for other in self.jobs:
             if other.is_waiting() and (why := needs_at_least(other.plan, job.plan)):
-                self.end(other, Outcome.skipped, f"{job.plan.run_id} ran out of memory, and {why}")
+                self.end(other, Outcome.skipped, f"{job.plan.run_id} ran out of memory, {why}")
 
 
 def done_again(places: Sequence[Place]) -> list[str]:
-    """Finished runs that no longer count, and why: one line per reason."""
+    """Return a line for each reason why finished runs are repeated."""
     reasons = Counter("; ".join(place.outdated) for place in places if place.outdated)
     return [
-        f"done again, next to the record: {format_number(count, 'run')} ({what}); "
-        "eke report has both"
+        f"repeated in a new folder: {format_number(count, 'run')} ({what}). eke report shows both"
         for what, count in reasons.items()
     ]
 
 
 class Rerun:
-    """One request to rerun a sweep; commands issued before it is met share it.
-
-    Its file holds, of each run, the folders that were finished before.
-    """
+    """One request to rerun a sweep, shared by commands before its completion."""
 
     def __init__(self, paths: SweepPaths, jobs: Sequence[Job]) -> None:
         self.paths, self.jobs = paths, [job for job in jobs if job.plan.config.rerun]
         self.goes_on = False
-        """Whether it was begun by an earlier command."""
+        """Whether an earlier command began the request."""
         self._state: dict[str, Any] = {}
         if not self.jobs:
             return
@@ -233,11 +225,11 @@ class Rerun:
 
     @property
     def old(self) -> set[str]:
-        """Names of folders whose final records do not meet it."""
+        """Names of folders whose final records precede the request."""
         return {name for names in self._state.get("old", {}).values() for name in names}
 
     def end(self) -> None:
-        """Note that it is met, if it is: the same command begins another one."""
+        """Mark the request as complete once all runs have ended. Later commands begin another."""
         ends = [job.outcome for job in self.jobs if job.rule != CHANGED]
         never = (Outcome.skipped, Outcome.refused)
         if not ends or len(ends) < len(self.jobs):
@@ -256,12 +248,12 @@ class Rerun:
         return {}
 
     def _write(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk: it holds for this command alone
+        with contextlib.suppress(OSError):  # a full disk: it holds for this command only
             write_json(self.paths.rerun, self._state)
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
-        """Exclusive access to the file, where locks are supported."""
+        """Hold exclusive access to the file if the file system has locks."""
         with contextlib.ExitStack() as held:
             with contextlib.suppress(OSError):
                 own_folder(self.paths.folder)
@@ -273,7 +265,7 @@ class Rerun:
 
 
 def has_final_record(folder: Path) -> bool:
-    """Whether a run's folder has a final record that can be read."""
+    """Return whether a run's folder has a readable final record."""
     try:
         record = read_record(RunPaths(folder))
         return record is not None and Outcome[record.outcome].is_final

@@ -1,4 +1,4 @@
-"""Worker process in a separate process group, which prints into train.log and nowhere else."""
+"""Worker process in its own process group, with all output in train.log."""
 
 import os
 import signal
@@ -17,22 +17,22 @@ from eke.common.process_env import child_environment, module_command
 from eke.common.streams import speak
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that stop a supervisor: Ctrl-C, `kill`, a batch system's warning before a limit."""
+"""Signals that stop a supervisor: Ctrl-C, `kill`, or a batch system's warning before a limit."""
 
 
 @dataclass(frozen=True)
 class Spot:
-    """A machine among those of a run."""
+    """A node among the nodes of a run."""
 
     node: int
-    """Its number; 0 is where rank 0 and the run's lock are."""
+    """Index of the node. Node 0 has rank 0 and the run's lock."""
     num_nodes: int
     endpoint: str
-    """Where the processes of all machines meet: `host:port`."""
+    """Rendezvous of the processes of all nodes: `host:port`."""
 
 
 def worker_command(paths: RunPaths, num_processes: int = 1, spot: Spot | None = None) -> list[str]:
-    """The command that trains: the worker, or the agent that starts one for each rank."""
+    """Return the command of the worker, or of the agent that starts a worker per rank."""
     if spot is None and num_processes == 1:
         return module_command("eke.training.loop.worker", str(paths.folder))
     where = [str(spot.node), str(spot.num_nodes), spot.endpoint] if spot else []
@@ -40,7 +40,7 @@ def worker_command(paths: RunPaths, num_processes: int = 1, spot: Spot | None = 
 
 
 def worker_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment, with eke importable and the supervisor named."""
+    """Return this process's environment with eke importable and this process as supervisor."""
     own = {SUPERVISOR: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
     return {**child_environment(), **own, **(extra or {})}
 
@@ -51,7 +51,7 @@ def start_process(
     descriptors: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
 ) -> "subprocess.Popen[bytes]":
-    """Start a process in a new session that prints into a log; OSError if that fails."""
+    """Start a process in a new session, with its output in a log. Raise OSError on failure."""
     with open(open_file(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as output:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
@@ -60,7 +60,7 @@ def start_process(
 
 
 class Worker:
-    """A worker's process group, from its start to its end."""
+    """Process group of a worker."""
 
     def __init__(
         self,
@@ -70,28 +70,28 @@ class Worker:
         descriptors: Sequence[int] = (),
         spot: Spot | None = None,
     ) -> None:
-        """Start it; OSError where that fails."""
-        # Two machines that append to one file of a network file system overwrite each other.
+        """Start the worker. Raise OSError on failure."""
+        # Two nodes that append to one file of a network file system overwrite each other's lines.
         file = paths.node_log(spot.node) if spot and spot.node else paths.log
         command = worker_command(paths, num_processes, spot)
         self.process = start_process(command, file, descriptors, worker_environment(environment))
 
     def is_over(self) -> bool:
-        """Whether it has ended."""
+        """Return whether the worker has ended."""
         return self.process.poll() is not None
 
     def ask(self, number: int) -> None:
-        """Hand a signal on: it saves a checkpoint and stops."""
+        """Forward a signal. The worker then saves a checkpoint and stops."""
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL to all its processes that are still there."""
+        """Send SIGKILL to all remaining processes of the group."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def finish(self) -> int:
-        """Wait for its end; returns subprocess's code (negative: a signal)."""
-        self.kill()  # also its children: loader processes, a tracker's service
+        """End the worker and return subprocess's exit code, negative for a signal."""
+        self.kill()  # also its children: data loaders, a tracker's service
         return self.process.wait()
 
 
@@ -99,9 +99,9 @@ class Worker:
 def forward_signals(
     ask: Callable[[int], None],
     kill: Callable[[], None],
-    say: str = "stopping after this step; once more kills",
+    say: str = "Stopping after this step. Press Ctrl-C again to kill.",
 ) -> Iterator[list[int]]:
-    """The first stop signal asks the workers to save, the second kills them; yields all so far."""
+    """Forward the first stop signal, so that the run saves, and kill on the second. Yield all."""
     heard: list[int] = []
 
     def forward(number: int, _: FrameType | None) -> None:
@@ -121,7 +121,7 @@ def forward_signals(
 
 
 def become_worker(paths: RunPaths) -> NoReturn:
-    """Turn this process into the worker of a rank behind rank 0, under the same launcher."""
+    """Replace this process by the worker of a rank behind rank 0, with the same launcher."""
     command = worker_command(paths)
     sys.stdout.flush()
     sys.stderr.flush()

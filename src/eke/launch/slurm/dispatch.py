@@ -1,7 +1,4 @@
-"""Launcher `slurm`: runs of a sweep as jobs of a cluster, each submitted at most once.
-
-The jobs continue without the process that submitted them; the same command finds them again.
-"""
+"""Launcher `slurm`: runs as jobs, each submitted at most once and found again by its command."""
 
 import contextlib
 import sys
@@ -44,50 +41,48 @@ from eke.plan.planner import Plan
 from eke.plan.record import Outcome
 
 MISSED = 3
-"""Times in a row that a job must be missing from the queue before it counts as over: a file that a
-node has written is seen here after a while (attribute caches of NFS)."""
+"""Polls in a row without a job after which it is over: NFS shows a node's files with a delay."""
 
 
 @dataclass
 class Cluster(StartedSweep):
-    """Runs of a sweep, and the arrays they wait in."""
+    """Runs of a sweep and their job arrays."""
 
     books: Books
     paths: SweepPaths
     sweep: str
-    """The sweep's identity."""
     sleep: Callable[[float], None] = time.sleep
     elements: dict[int, str] = field(default_factory=dict)
-    """Number of a job -> name and index of its job in SLURM: `NAME_4`."""
+    """Name and index of the job in SLURM, `NAME_4`, by number of the run."""
     missed: dict[int, int] = field(default_factory=dict)
     most: int = sys.maxsize
-    """Runs handed in at once; halved while the queue is full, doubled while it is not."""
+    """Largest number of runs per submission, halved while the queue is full and then doubled."""
     stamps: dict[int, int] = field(default_factory=dict)
-    """Index of a job frozen here -> the age of its record then, which predates the job."""
+    """Time of the record (ns) when the run was submitted here, by number of the run."""
 
     @property
     def folder(self) -> Path:
-        """Submissions, batch scripts and the jobs' own logs."""
+        """Folder of submissions, batch scripts and job logs."""
         return self.paths.launcher(NAME)
 
     def submit(self) -> None:
-        """Submit every run neither done nor queued; EkeError if SLURM or other processes forbid."""
+        """Submit the runs that are not done and have no job. Raise EkeError if impossible."""
         self.books.ledger.flush(at_once=True)
         self.books.answer_from_records()
         if self.books.unfinished():
             with submitting(self.folder, PATIENCE_S, self.sleep) as lock:
                 self.submit_missing(lock)
         for job in self.books.jobs:
-            self.books.ledger.note(job)  # where their folders are
+            self.books.ledger.note(job)  # stores the folders
         self.books.ledger.flush(at_once=True)
 
     def submit_missing(self, lock: int) -> None:
-        """Submit the runs without a job that fit into the queue; record what sbatch rejects."""
+        """Submit the runs without a job that fit into the queue. Record rejections of sbatch."""
         settle_intents(self.folder, [*map(paths_of, self.not_started())], self.sleep)
         queue = scheduler.queue()
         for job in self.not_started():
             ticket = read_ticket(paths_of(job))
-            if ticket and ticket.job in queue:  # of an earlier command, or of another sweep
+            if ticket and ticket.job in queue:  # submitted by an earlier command or another sweep
                 self.elements[job.number] = ticket.job
         limit = scheduler.max_array_size()
         new = [job for job in self.not_started() if self.freeze(job)]
@@ -103,12 +98,12 @@ class Cluster(StartedSweep):
                 missed = [job for job in group if job.number not in self.elements]
                 refused += [(job, error) for job in missed]
         for said in dict.fromkeys(str(why) for _, why in refused):
-            self.books.board.note(said)  # no summary when detaching at once
+            self.books.board.note(said)  # there is no summary if the command detaches
         for job, why in refused:
             self.books.end(job, Outcome.crashed, str(why))
 
     def submit_group(self, request: Request, group: list[Job], lock: int) -> None:
-        """Submit runs with the same request; SubmissionRefused: not even one more is taken."""
+        """Submit runs with equal requests. Raise SubmissionRefused if not even one is accepted."""
         while group:
             now, group = group[: self.most], group[self.most :]
             try:
@@ -126,7 +121,7 @@ class Cluster(StartedSweep):
             speak(f"submitted {format_number(len(now), 'run')} as job {submission.job_id}")
 
     def freeze(self, job: Job) -> bool:
-        """Write a run's plan; False if it is done, or another process works on it."""
+        """Write a run's plan. Return False if it is done, or another process holds it."""
         try:
             if self.books.answer(job, self.books.place_of(job.plan)):
                 return False
@@ -143,7 +138,7 @@ class Cluster(StartedSweep):
         return True
 
     def wait(self) -> bool:
-        """Show the runs until all are done; Ctrl-C raises KeyboardInterrupt and ends no job."""
+        """Show the runs until all are done. Ctrl-C raises KeyboardInterrupt and ends no job."""
         asked = 0.0
         while self.books.unfinished():
             poll_s = self.books.jobs[0].plan.config.slurm.poll_s
@@ -152,16 +147,16 @@ class Cluster(StartedSweep):
                 self.look()
             self.books.ledger.flush()
             self.books.board.update(self.books.jobs)
-            self.sleep(0.2)  # the screen's pace
+            self.sleep(0.2)  # refresh interval of the display
         self.books.ledger.flush(at_once=True)
         return False
 
     def goes_on(self) -> bool:
-        """Whether jobs are in the queue, or runs have still to be submitted."""
+        """Return whether jobs are in the queue, or runs are not yet submitted."""
         return bool(self.books.unfinished())
 
     def look(self) -> None:
-        """One question for all jobs, and what follows from the answer; no answer, no verdict."""
+        """Query all jobs at once, and update the runs. Without an answer, change no run."""
         try:
             queue = scheduler.queue()
         except EkeError as error:
@@ -185,7 +180,7 @@ class Cluster(StartedSweep):
                 job.waiting_for = str(error)
 
     def follow(self, job: Job, queue: dict[str, Element]) -> bool:
-        """Process the queue's state of a job; True if it is over."""
+        """Apply the queue's state to a job. Return True if the job is over."""
         element = self.elements.get(job.number)
         if element is None:
             return False
@@ -200,34 +195,34 @@ class Cluster(StartedSweep):
         if job.live is None and seen.state != "COMPLETING":
             job.live, job.where = self.run_of(job), seen.node
             self.books.started(job)
-        # What SLURM has still to do for its job (an epilog, say) is nothing to wait for.
+        # The run does not wait for the end of SLURM's work on the job, such as an epilog.
         return has_final_record(Path(job.folder))
 
     def run_of(self, job: Job, state: str = "") -> ClusterRun:
-        """A run, and the last state of its job."""
+        """Return a run with the last state of its job."""
         stamp = self.stamps.get(job.number, 0)
         return ClusterRun(job.plan, paths_of(job), state, stamp)
 
     def note_waiting(self, job: Job, seen: Element) -> None:
-        """Its job is in the queue, perhaps again."""
+        """Mark a job as waiting in the queue, perhaps again."""
         if job.live is not None:
             job.live, job.lasted_s = None, job.lasted_s + time.monotonic() - job.started
         held = f"; scontrol release {seen.ids[0]}" if seen.state in HELD else ""
         job.waiting_for = _waits_for(seen) + held
 
     def collect(self, job: Job, state: str) -> None:
-        """Take the record of a run whose job is over."""
+        """Read the record of a run whose job is over."""
         self.missed.pop(job.number, None)
         was_seen = job.live is not None
         try:
             record = self.run_of(job, state).finish()
-        except BusyError as error:  # another job is at it
+        except BusyError as error:  # another job holds the run
             job.waiting_for = str(error)
             return
         except EkeError as error:
             job.end(Outcome.crashed, error.short())
         else:
-            # What crashed or was cancelled has been tried again, or was meant to end.
+            # A crashed run has been tried again by its watcher.
             final = Outcome[record.outcome] in (Outcome.crashed, Outcome.cancelled)
             ticket = read_ticket(paths_of(job))
             spent = ticket and ticket.spent(job.plan.config.slurm.max_restarts)
@@ -241,7 +236,7 @@ class Cluster(StartedSweep):
             self.books.ledger.note(job)
 
     def cancel_skipped(self, queue: dict[str, Element]) -> None:
-        """Take runs out of the queue that need not run any more; retried where SLURM is silent."""
+        """Cancel the jobs of skipped runs. They are tried again if SLURM does not answer."""
         skipped = {
             job.number: self.elements[job.number]
             for job in self.books.jobs
@@ -252,53 +247,52 @@ class Cluster(StartedSweep):
             del self.elements[number]
 
     def not_started(self) -> Sequence[Job]:
-        """Jobs that have to go into the queue."""
+        """Return the jobs to be submitted."""
         return [job for job in self.books.unfinished() if job.number not in self.elements]
 
 
 def _waits_for(seen: Element) -> str:
-    """SLURM's reason for waiting, its state if there is none."""
+    """Return SLURM's reason for waiting, else the job's state."""
     reason = seen.reason if seen.reason not in ("", "None") else seen.state.lower()
     return f"job {seen.ids[0]}: {reason}"
 
 
 def paths_of(job: Job) -> RunPaths:
-    """Its run's files."""
+    """Return the files of a job's run."""
     return RunPaths(Path(job.folder))
 
 
 class SlurmLauncher(Launcher):
-    """Runs as jobs of a SLURM cluster."""
+    """Starts runs as jobs of a SLURM cluster."""
 
     name = NAME
     can_detach = True
-    not_probed = "the cluster's nodes are not this machine"
+    not_probed = "the nodes are other machines"
     reads_resources = True
     unused_keys = ("cpu_slots", "runs_per_device", "prefix")
     trials_at_once = 3
-    """Each wave waits in the queue once. Trials on CPUs run one at a time: they would share a
-    node's memory bandwidth."""
+    """Trials wait in the queue in waves. Trials on CPUs share a node's bandwidth and run singly."""
 
     def target(self, config: Config) -> Target:
-        """The device of the nodes, as `hardware` declares it."""
+        """Return the device of the nodes that `hardware` declares."""
         return declared_target(config, config.distributed.num_nodes)
 
     def start(self, books: Books, paths: SweepPaths, sweep: str) -> Cluster:
-        """Submit the runs; errors as of `Cluster.submit`."""
+        """Submit the runs. Errors as in `Cluster.submit`."""
         cluster = Cluster(books, paths, sweep)
         cluster.submit()
         return cluster
 
     def place_of(self, plan: Plan, old: Container[str] | None = None) -> Place:
-        """The folder of a run; nodes may have another CPU or software than where it is planned."""
+        """Return the folder of a run. Nodes may differ from the planning machine."""
         return find_place(plan, old, changes_since_planning)
 
     def request(self, plan: Plan) -> Request:
-        """The resources of a run's job."""
+        """Return the resources of a run's job."""
         return make_request(plan)
 
     def preview(self, jobs: Sequence[Job], paths: SweepPaths, sweep: str) -> str:
-        """Every array with its batch script, and what all take at most; errors as of `arrays`."""
+        """Return every array with its batch script, and their GPU-hours. Errors as in `arrays`."""
         if not jobs:
             return ""
         parts, hours = [], 0.0
@@ -310,14 +304,14 @@ class SlurmLauncher(Launcher):
             text = script_text(request, profile, intent.name, path, len(group))
             parts += [f"array of {describe_request(request, len(group), profile)}\n\n{text}"]
             if objection := scheduler.objection_to(text):
-                parts += [f"whether this array would be taken now: {objection}\n"]
+                parts += [f"sbatch --test-only: {objection}\n"]
             hours += request.gpu_hours * len(group)
         total = f"{format_number(len(jobs), 'run')} in {format_number(len(found), 'array')}"
-        parts += [f"{total}, at most {hours:.1f} GPU-hours; nothing was submitted"]
+        parts += [f"{total}, at most {hours:.1f} GPU-hours. Nothing was submitted"]
         return "\n".join(parts)
 
     def status(self, runs: Sequence[RunPaths]) -> dict[Path, JobStatus]:
-        """The newest job of each run; squeue is called once."""
+        """Return the newest job of each run, with one call of squeue."""
         jobs = {paths.folder: ticket.job for paths in runs if (ticket := read_ticket(paths))}
         queue, problem = dict[str, Element](), ""
         try:
@@ -333,11 +327,11 @@ class SlurmLauncher(Launcher):
         return found
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """Have SLURM end all jobs of these names: runs save first, within the KillWait."""
+        """Cancel all jobs of these names. Their runs save first, within KillWait."""
         queue = scheduler.queue()
         scheduler.cancel([queue[job] for job in jobs if job in queue])
 
     def log_of(self, paths: RunPaths) -> Path:
-        """The log of the run's newest job."""
+        """Return the log of the run's newest job."""
         ticket = read_ticket(paths)
         return ticket.log if ticket else paths.log

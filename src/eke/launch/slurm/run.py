@@ -1,7 +1,7 @@
-"""One run in a cluster: its folder, its record, and the software its jobs find.
+"""One run in a cluster: its folder, its record, and the software of its jobs.
 
-Nodes may have other software than the machine that plans: a change is another version in the same
-place, as the planner or an earlier job saw it.
+Nodes may have other software than the planning machine. Software counts as changed if the same
+place has another version than the planner or an earlier job found there.
 """
 
 import json
@@ -23,11 +23,11 @@ from eke.plan.record import Failure, Outcome, Record, read_attempts, read_record
 from eke.tuning.advice import note_predictions
 
 STOPPED = (Outcome.preempted, Outcome.timeout)
-"""Outcome of a run that continues automatically."""
+"""Outcomes of a run that is resumed automatically."""
 
 
 def changes_since_planning(paths: RunPaths, record: Record, plan: Plan) -> list[str]:
-    """Differences on the planning machine; on the training machine if it was not planned for."""
+    """Return the changes of the planning machine, or of the training machine if it is unknown."""
     try:
         before = read_json(paths.planned_with)
     except (OSError, ValueError):
@@ -40,17 +40,17 @@ def changes_since_planning(paths: RunPaths, record: Record, plan: Plan) -> list[
 
 @dataclass
 class ClusterRun:
-    """One run whose job is on a node."""
+    """One run with a job."""
 
     plan: Plan
     paths: RunPaths
     last_state: str = ""
-    """Of the job, once it is over and if SLURM still knows it."""
+    """Last state of the job if it is over and known to SLURM."""
     stamp: int = 0
-    """Of an earlier job's record (see stamp_of)."""
+    """`stamp_of` an earlier job's record."""
 
     def finish(self) -> Record:
-        """Its record, written here for a job that left none; BusyError: it has not ended."""
+        """Return the run's record, or write it if the job left none. BusyError if it still runs."""
         try:
             record = self.newest()
             if record is None:
@@ -63,14 +63,14 @@ class ClusterRun:
             raise RunError(f"{self.paths.folder} cannot be written: {error.strerror}") from error
 
     def tells_all(self) -> bool:
-        """Whether its record is there and has the cause, which a stopped worker does not know."""
+        """Return whether the record has the cause. A stopped worker may not detect its cause."""
         with suppress(EkeError):
             record = self.newest()
             return record is not None and Outcome[record.outcome] not in STOPPED
         return False
 
     def newest(self) -> Record | None:
-        """The newest attempt's record; unless final, none from before the job. Or EkeError."""
+        """Return the newest attempt's record, None if it precedes the job and is not final."""
         paths = self.paths
         record = read_record(paths)
         if record is None or Outcome[record.outcome].is_final:
@@ -80,24 +80,24 @@ class ClusterRun:
         return record if record.attempt >= len(read_attempts(paths)) - 1 else None
 
     def record_cancelled(self) -> Record:
-        """Record that the job was cancelled, so that it is not submitted again."""
+        """Record the job as cancelled, so that it is not submitted again."""
         with claim(self.paths):
             record = self.newest()
             if record is None or Outcome[record.outcome] not in STOPPED:
-                raise BusyError(f"run {self.paths.folder.name} has just been worked on")
+                raise BusyError(f"run {self.paths.folder.name} has just been in use")
             record.outcome, record.exit_code = Outcome.cancelled.name, Outcome.cancelled.exit_code
             write_record(self.paths, record)
             return record
 
     def record_lost(self) -> Record:
-        """Write the record of a job that wrote none."""
+        """Write the record of a job that left none."""
         paths, state, outcome = self.paths, self.last_state, outcome_of(self.last_state)
         with claim(paths):
             if record := self.newest():
                 return record
-            told = state or "and SLURM remembers no reason"
+            told = state or "SLURM has no reason"
             told += where_it_printed(paths, outcome)
-            failure = Failure("job", f"its job is over and left no record: {told}")
+            failure = Failure("job", f"the job ended without a record: {told}")
             record = outline(paths, self.plan, outcome, failure)
             record.machine = machine_of(read_attempts(paths), self.plan)
             note_predictions(record, self.plan, state == OUT_OF_MEMORY)
@@ -106,27 +106,27 @@ class ClusterRun:
 
 
 def where_it_printed(paths: RunPaths, outcome: Outcome) -> str:
-    """The file with a job's output, appended to its outcome."""
+    """Return the path of a job's output, to be appended to its failure."""
     ticket = read_ticket(paths)
     if ticket is None:
         return ""
     if ticket.log.exists():
-        return f"; what it printed: {ticket.log}"
-    unseen = f"; nothing in {ticket.log}: do the nodes see that folder?"
-    return unseen if outcome is Outcome.crashed else ""
+        return f" (output: {ticket.log})"
+    missing = f" (no output in {ticket.log}: is that folder shared with the nodes?)"
+    return missing if outcome is Outcome.crashed else ""
 
 
 def stamp_of(paths: RunPaths) -> int:
-    """When a run's record was written, in nanoseconds; 0 where there is none."""
+    """Return when a run's record was written, in ns, 0 without one."""
     with suppress(OSError):
         return paths.record.stat().st_mtime_ns
     return 0
 
 
 def note_software(submission: Path, command_prefix: str = "") -> str:
-    """Append the software here to the submission's file; what differs from others', or empty."""
+    """Append this node's software to the submission's file. Return its changes, or ""."""
     file, now = submission.with_suffix(".software"), software_now()
-    places = {  # the prefix may name an image, whose content may have moved
+    places = {  # the prefix may be an image, whose content may have moved
         part: f"{command_prefix} {folder if command_prefix else (folder, number)}"
         for part, (folder, number) in software_places().items()
     }
@@ -146,6 +146,6 @@ def note_software(submission: Path, command_prefix: str = "") -> str:
         shared = {part for part, place in places.items() if seen.get(part) == place}
         old, new = ({part: each[part] for part in shared} for each in (before, now))
         if changes := changed_fingerprint(old, new):
-            told = f"the software has changed since the sweep was started ({'; '.join(changes)})"
-            return f"{told} -> start it again"
+            told = f"the software changed since the sweep was started ({'; '.join(changes)})"
+            return f"{told} -> start the sweep again"
     return ""

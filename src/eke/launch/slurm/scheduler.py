@@ -1,7 +1,4 @@
-"""SLURM commands and job states; an unanswered query decides nothing.
-
-All states of slurm.h (22.05 to 25.05), https://slurm.schedmd.com/job_state_codes.html.
-"""
+"""SLURM commands and job states (slurm.h, 22.05 to 25.05). An unanswered query changes no state."""
 
 import contextlib
 import os
@@ -21,13 +18,13 @@ _RUNS = (
     "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING",
     "UPDATE_DB",
 )  # fmt: skip
-"""On its nodes, or just leaving them. In another state that is not over, a job waits."""
+"""States with nodes (https://slurm.schedmd.com/job_state_codes.html). In others, a job waits."""
 
 OUT_OF_MEMORY = "OUT_OF_MEMORY"
-"""Of the host's memory, which says nothing about a GPU's."""
+"""State of a job that ran out of host memory, unrelated to GPU memory."""
 
 OVER: dict[str, Outcome] = {
-    "COMPLETED": Outcome.crashed,  # but without a record of ours
+    "COMPLETED": Outcome.crashed,  # without a record
     "FAILED": Outcome.crashed,
     "LAUNCH_FAILED": Outcome.crashed,
     OUT_OF_MEMORY: Outcome.crashed,
@@ -42,60 +39,60 @@ OVER: dict[str, Outcome] = {
 """Outcome of a run without a record, by its job's last state."""
 
 HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
-"""Waits for `scontrol release`."""
+"""States that last until `scontrol release`."""
 
 
 def is_running(state: str) -> bool:
-    """Whether a job has its nodes."""
+    """Return whether a job has its nodes."""
     return state in _RUNS
 
 
 def is_over(state: str) -> bool:
-    """Whether a job will not run again by itself."""
+    """Return whether a job will not run again by itself."""
     return _word(state) in OVER
 
 
 def outcome_of(state: str) -> Outcome:
-    """Outcome of a run whose job ended in this state without a record."""
+    """Return the outcome of a run without a record, by the last state of its job."""
     return OVER.get(_word(state), Outcome.crashed)
 
 
 def _word(state: str) -> str:
-    """The state without the `+` and the reason that SLURM adds to some (`CANCELLED by 0`)."""
+    """Return the state without SLURM's `+` or reason, as in `CANCELLED by 0`."""
     return next(iter(state.split()), "").rstrip("+")
 
 
 PATIENCE_S = 60.0
-"""For an answer: a busy controller takes its time, and retries by itself for as long."""
+"""Time limit of a command in seconds. A busy controller is slow, and commands retry as long."""
 
 DEFAULT_ARRAY_SIZE = 1001
-"""MaxArraySize where SLURM does not say (slurm.conf's manual)."""
+"""MaxArraySize if SLURM does not report it (slurm.conf's manual)."""
 
 _DEFAULTS = r"SBATCH_(ACCOUNT|CONSTRAINT|PARTITION|QOS|RESERVATION|WCKEY|MEM_PER_(CPU|GPU|NODE))$"
-"""The user's defaults for what a run may leave open: sbatch's arguments are stronger."""
+"""Names of the user's defaults for values that a run leaves open. Arguments override them."""
 
 _FOREIGN = re.compile(
     rf"SLURMD?_(?!(CONF|JWT)$)|SQUEUE_|SACCT_|SCONTROL_|SCANCEL_|SRUN_|(?!{_DEFAULTS})SBATCH_"
     rf"|{RANK_VARIABLES}"
 )
-"""Input variables of SLURM's commands (their manuals), of a surrounding job or the user's own: they
-would hide jobs, add to what a run asks for (`SBATCH_GRES`, `SLURM_NTASKS`), contradict it
-(`SBATCH_CPUS_PER_GPU`), or take from a job what it needs (`SBATCH_EXPORT`)."""
+"""Input variables of SLURM's commands (see their manuals), set by an enclosing job or the user.
+They would hide jobs, add to a run's resources (`SBATCH_GRES`, `SLURM_NTASKS`), contradict them
+(`SBATCH_CPUS_PER_GPU`), or hide variables from a job (`SBATCH_EXPORT`)."""
 
 _LOST = re.compile(r"timed out|zero bytes|exit code -", re.I)
-"""In sbatch's message when it is unknown whether the job was accepted."""
+"""Messages of sbatch after which it is unknown whether the job was accepted."""
 
 _OUT_OF_REACH = re.compile(
     r"establish a configuration source|fetch_config|contact slurm controller", re.I
 )
-"""In what commands of SLURM 22.05 say without a cluster, or when its controller is down."""
+"""Messages of SLURM 22.05 without a cluster, or with its controller down."""
 
-ELSEWHERE = "Submit from a login node, or leave hydra/launcher=slurm out to run here"
+ELSEWHERE = "Submit from a login node, or run here without hydra/launcher=slurm"
 
 
 @dataclass(frozen=True)
 class Element:
-    """One job of an array, as the queue shows it."""
+    """One job of an array in the queue."""
 
     state: str
     node: str
@@ -103,75 +100,75 @@ class Element:
     reason: str
     """SLURM's reason for waiting."""
     ids: tuple[str, ...]
-    """SLURM's numbers of it, `123_4`, this one first: arrays of one name are one submission."""
+    """Job ids, `123_4`, with this array's first. Arrays of one name are one submission."""
 
     @property
     def key(self) -> str:
-        """Name and index, `NAME_4`: numbers come again on a new cluster, and after MaxJobId."""
+        """Name and index, `NAME_4`. SLURM reuses numbers on a new cluster and after MaxJobId."""
         return f"{self.name}_{self.ids[0].partition('_')[2]}"
 
 
 class SaidNo(EkeError):
-    """A command has answered, and its answer is an error."""
+    """A command has answered with an error."""
 
 
 class SubmissionRefused(EkeError):
-    """sbatch rejected the job; nothing was submitted."""
+    """sbatch has rejected the job. Nothing was submitted."""
 
     @property
     def is_full(self) -> bool:
         """Whether the reason is a limit on jobs in the queue, so that waiting helps."""
         text = str(self)
-        # "job submit limit, user's size and/or time limits" is printed for every limit; a line
-        # before it, if the version has one, names it.
+        # "job submit limit, user's size and/or time limits" is printed for every limit. Some
+        # versions name the limit in a line before it.
         if named := re.search(r"\b(Assoc|QOS)\w+", text, re.I):
             return "submit" in named.group().lower()
         return bool(re.search(r"job submit limit|MaxJobCount|temporarily|try again", text, re.I))
 
     @property
     def is_too_large(self) -> bool:
-        """Whether fewer runs at once may work: a site's array limit that cannot be queried."""
+        """Whether fewer runs per array may work: a site's array limit that cannot be queried."""
         return bool(re.search(r"job array", str(self), re.I))
 
 
 def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
-    """Output of a command that holds `descriptors`; SaidNo if rejected, EkeError if unanswered."""
+    """Return a command's output. Raise SaidNo if it fails, EkeError if it does not answer."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
             timeout=PATIENCE_S, env=clean_environment(os.environ), pass_fds=descriptors,
         )  # fmt: skip
     except FileNotFoundError as error:
-        why = "is not there: this machine knows no SLURM"
-        raise EkeError(f"{command[0]} {why}. {ELSEWHERE}") from error
+        why = "not found: SLURM is not installed on this machine"
+        raise EkeError(f"{command[0]}: {why}. {ELSEWHERE}") from error
     except subprocess.TimeoutExpired as error:
-        raise EkeError(f"{command[0]} gave no answer in {PATIENCE_S:g} s") from error
+        raise EkeError(f"{command[0]} did not answer within {PATIENCE_S:g} s") from error
     except OSError as error:
         raise EkeError(f"{command[0]} cannot be started: {error.strerror or error}") from error
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         if _OUT_OF_REACH.search(said):
             last = said.splitlines()[-1].removeprefix(f"{command[0]}: ")
-            raise SaidNo(f"{command[0]} reaches no SLURM controller ({last}). {ELSEWHERE}")
+            raise SaidNo(f"{command[0]} cannot reach a SLURM controller ({last}). {ELSEWHERE}")
         raise SaidNo(f"{command[0]}: {said}")
     return done.stdout
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Environment without a surrounding job's or torchrun's variables."""
+    """Return an environment without variables of an enclosing job or of torchrun."""
     return {key: value for key, value in environment.items() if not _FOREIGN.match(key)}
 
 
 def options_of(script: Path) -> list[str]:
-    """The options of a batch script, as arguments of sbatch."""
-    # `SBATCH_PARTITION` and the like replace lines of a script, but no arguments (sbatch's manual).
+    """Return the `#SBATCH` options of a batch script as arguments of sbatch."""
+    # Variables such as `SBATCH_PARTITION` override lines of a script, but not arguments.
     lines = script.read_text(encoding="utf-8").splitlines()
     asked = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
     return [word for line in asked for word in shlex.split(line)]
 
 
 def submit(script: Path, descriptors: Sequence[int] = ()) -> str:
-    """Submit a batch script; returns the job id. SubmissionRefused, or EkeError without answer."""
+    """Submit a batch script and return the job id. Raise SubmissionRefused, or EkeError."""
     try:
         said = ask(["sbatch", "--parsable", *options_of(script), str(script)], descriptors)
     except SaidNo as error:
@@ -180,12 +177,12 @@ def submit(script: Path, descriptors: Sequence[int] = ()) -> str:
         raise SubmissionRefused(str(error)) from error
     found = re.match(r"\d+", said.strip().splitlines()[-1] if said.strip() else "")
     if not found:
-        raise EkeError(f"sbatch: {said.strip()!r} is no job id")
+        raise EkeError(f"sbatch: {said.strip()!r} is not a job id")
     return found.group()
 
 
 def objection_to(text: str) -> str:
-    """Objection of sbatch to a batch script (a dry run); empty if it would be accepted."""
+    """Return sbatch's objection to a batch script (a dry run), "" if there is none."""
     with tempfile.NamedTemporaryFile("w", suffix=".sbatch") as file:
         file.write(text)
         file.flush()
@@ -197,25 +194,13 @@ def objection_to(text: str) -> str:
 
 
 def queue() -> dict[str, Element]:
-    """This user's jobs that wait or run, by `NAME_4`; EkeError without an answer."""
+    """Return this user's waiting and running jobs by `NAME_4`, else raise EkeError."""
     return _joined(_listed())
 
 
-def _listed(*options: str) -> list[Element]:
-    """This user's jobs as squeue shows them."""
-    form = "--format=%F|%K|%T|%N|%j|%r"
-    user = f"--user={os.getuid()}"  # not by name: LOGNAME may be anything, and a container has none
-    found = []
-    for line in ask(["squeue", "--noheader", "--array", user, form, *options]).splitlines():
-        job, index, state, node, name, reason = (line.split("|", 5) + [""] * 5)[:6]
-        found.append(Element(state, node, name, reason, (f"{job}_{index}",)))
-    return found
-
-
 def _joined(listed: Iterable[Element]) -> dict[str, Element]:
-    """Elements that are not over, each with the numbers of all of its name and index."""
     alive = [each for each in listed if not is_over(each.state)]
-    # Of several arrays with one name the element that runs is shown, else the first.
+    # Of several arrays with one name, show the running element, else the first, with all ids.
     alive.sort(key=lambda e: (not is_running(e.state), len(e.ids[0]), e.ids[0]))
     found: dict[str, Element] = {}
     for each in alive:
@@ -224,13 +209,23 @@ def _joined(listed: Iterable[Element]) -> dict[str, Element]:
     return found
 
 
+def _listed(*options: str) -> list[Element]:
+    form = "--format=%F|%K|%T|%N|%j|%r"
+    user = f"--user={os.getuid()}"  # LOGNAME may be wrong, and a container may have no user names
+    found = []
+    for line in ask(["squeue", "--noheader", "--array", user, form, *options]).splitlines():
+        job, index, state, node, name, reason = (line.split("|", 5) + [""] * 5)[:6]
+        found.append(Element(state, node, name, reason, (f"{job}_{index}",)))
+    return found
+
+
 def last_states(elements: Sequence[str]) -> dict[str, str]:
-    """The state of jobs that are missing from the queue, by `NAME_4`; unknown ones are absent."""
+    """Return the states of jobs missing from the queue by `NAME_4`, without unknown jobs."""
     if not elements:
         return {}
     names = sorted({element.rpartition("_")[0] for element in elements})
     found: list[tuple[str, str]] = []
-    # The controller remembers a job for some minutes (MinJobAge). Accounting learns late.
+    # The controller keeps a job for some minutes (MinJobAge). Accounting lags behind.
     with contextlib.suppress(EkeError):
         found += [(each.key, each.state) for each in _remembered(names)]
     for job, name, state in _accounted(names):
@@ -241,12 +236,12 @@ def last_states(elements: Sequence[str]) -> dict[str, str]:
 
 
 def _remembered(names: Sequence[str]) -> list[Element]:
-    """Jobs of these names, also those that are over, by the controller; or EkeError."""
+    """Return the controller's jobs of these names, also ended jobs, else raise EkeError."""
     return _listed("--states=all", f"--name={','.join(names)}")
 
 
 def _accounted(names: Sequence[str]) -> list[list[str]]:
-    """Number, name and state of each job of these names in accounting; none without an answer."""
+    """Return number, name and state of each job of these names in accounting, [] on failure."""
     form = ["--noheader", "--parsable2", "--allocations", "--format=JobID,JobName,State"]
     asked = [f"--name={','.join(names)}", "--starttime=now-30days"]
     try:
@@ -257,7 +252,7 @@ def _accounted(names: Sequence[str]) -> list[list[str]]:
 
 
 def show_job(element: str) -> dict[str, str]:
-    """The controller's information on one job; empty if unknown or unreachable."""
+    """Return the controller's data on one job, {} if unknown or unreachable."""
     try:
         shown = ask(["scontrol", "show", "job", "--oneliner", element]).partition("\n")[0]
     except EkeError:
@@ -266,8 +261,8 @@ def show_job(element: str) -> dict[str, str]:
 
 
 def jobs_of_names(names: Sequence[str]) -> dict[str, str]:
-    """Job id of each name that SLURM has ever taken, absent others; EkeError without an answer."""
-    if not names:  # no name at all would mean every job
+    """Return the job id of each name known to SLURM. Raise EkeError without an answer."""
+    if not names:  # an empty list would select every job
         return {}
     numbers = {each.name: each.ids[0] for each in _remembered(names)}
     numbers = {name: job for job, name, _ in _accounted(names)} | numbers
@@ -275,7 +270,7 @@ def jobs_of_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def max_array_size() -> int:
-    """How many elements an array may have."""
+    """Return the largest number of elements of an array."""
     try:
         said = ask(["scontrol", "show", "config"])
     except EkeError:
@@ -286,6 +281,6 @@ def max_array_size() -> int:
 
 
 def cancel(elements: Sequence[Element]) -> None:
-    """Ask SLURM to end jobs, which save first, within KillWait; EkeError without an answer."""
+    """Cancel jobs. They save first, within KillWait. Raise EkeError without an answer."""
     if elements:
         ask(["scancel", *(number for each in elements for number in each.ids)])

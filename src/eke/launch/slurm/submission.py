@@ -1,7 +1,7 @@
 """Resource requests, batch scripts and the ledger of submissions.
 
-The ledger is written before sbatch is called and completed when it has answered. A kill in between
-leaves an intent, named by its runs: the next command first asks SLURM for a job of that name.
+A submission is written before sbatch is called, and completed with the job id. If the process is
+killed in between, an intent is left. The next command first queries SLURM for a job of its name.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ from eke.plan.planner import Plan
 from eke.plan.record import EXIT_RESUMABLE, RECORD_LIMIT
 
 NAME = "slurm"
-"""Of this launcher: option of `hydra/launcher`, its files and folders."""
+"""Name of this launcher: option of `hydra/launcher`, its files and folders."""
 
 PLACES = ("partition", "account", "qos", "constraint")
-"""Fields of a request, which resources and the profile have, too."""
+"""Fields of a request that resources and the profile also have."""
 
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<clock>\d+(?::\d+){0,2})", re.ASCII)
 _MEMORY = re.compile(r"[0-9]+[KMGT]?B?", re.IGNORECASE)
@@ -50,22 +50,22 @@ _OWN = {
     **{name: "" for name in ("array", "error", "job-name", "no-requeue", "open-mode", "output")},
     **{name: "" for name in ("parsable", "requeue", "test-only", "wait", "wrap")},
 }
-"""Options of sbatch that eke sets, and the key that changes them; empty where none does."""
+"""Options of sbatch that eke sets, and the key of their value. Empty without a key."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One job of an array, as SLURM is to see it."""
+    """SLURM resources of one job of an array."""
 
     minutes: int
-    """Time limit."""
+    """Time limit in minutes."""
     gpus: int
-    """On each node."""
+    """GPUs per node."""
     cpus: int
-    """On each node."""
+    """CPU cores per node."""
     nodes: int = 1
     memory: str = ""
-    """Of each node, in sbatch's form; empty for the cluster's default, as are the others."""
+    """Memory per node in sbatch's form. Empty here and below: the cluster's default."""
     partition: str = ""
     account: str = ""
     qos: str = ""
@@ -73,12 +73,12 @@ class Request:
 
     @property
     def gpu_hours(self) -> float:
-        """At most, for one run."""
+        """Most GPU-hours of one run."""
         return self.nodes * self.gpus * self.minutes / 60
 
 
 def make_request(plan: Plan) -> Request:
-    """Resources requested for this run; ConfigError for a value that sbatch would not read."""
+    """Return the resources of a run's job. Raise ConfigError for values that sbatch rejects."""
     config, processes = plan.config, plan.processes_per_node * plan.batch.devices
     wanted, profile = config.resources, config.slurm
     if problems := _problems(config):
@@ -95,7 +95,7 @@ def make_request(plan: Plan) -> Request:
 
 
 def read_minutes(text: str) -> int | None:
-    """A time limit of sbatch's (its manual, --time) in whole minutes, rounded up; else None."""
+    """Return a time limit of sbatch (manual, --time) in minutes, rounded up, None if invalid."""
     if not (found := _TIME.fullmatch(text.strip())):
         return None
     parts = [int(part) for part in found["clock"].split(":")]
@@ -113,23 +113,23 @@ def _problems(config: Config) -> list[Problem]:
     wanted, found = config.resources, []
     minutes = read_minutes(wanted.time)
     if minutes is None:
-        why = "is no time limit of sbatch's: minutes, H:MM:SS or D-HH:MM:SS"
+        why = "must be a time limit of sbatch: minutes, H:MM:SS or D-HH:MM:SS"
         found.append(Problem("resources.time", wanted.time, why, Fix("resources.time=2:00:00")))
     elif minutes * 60 <= config.slurm.grace_s:
-        why = f"leaves no time before the last {config.slurm.grace_s} s, in which a run saves"
+        why = f"must be longer than slurm.grace_s={config.slurm.grace_s}, the seconds for saving"
         fix = Fix(f"resources.time={config.slurm.grace_s // 60 + 5}")
         found.append(Problem("resources.time", wanted.time, why, fix))
     if wanted.memory and not _MEMORY.fullmatch(wanted.memory):
-        why = "is no amount of memory: a number and K, M, G or T"
+        why = "must be a number with K, M, G or T"
         found.append(Problem("resources.memory", wanted.memory, why, Fix("resources.memory=64G")))
     found += [
-        Problem(path, repr(text), "goes into a line of the batch script and must be one line")
+        Problem(path, repr(text), "must be one line: it is written into the batch script")
         for path, text in _lines_of(config)
         if re.search(r"[\x00-\x08\x0a-\x1f]", text)
     ]
     for name, value in config.slurm.options.items():
         if not _OPTION.fullmatch(name):
-            why = "is no long name of an option of sbatch: letters, digits and dashes"
+            why = "must be a long option of sbatch: letters, digits and dashes"
             found.append(Problem("slurm.options", repr(name), why))
         elif (key := _OWN.get(name)) is not None:
             why = "is set by eke" + (f", from {key}" if key else " itself")
@@ -138,7 +138,7 @@ def _problems(config: Config) -> list[Problem]:
 
 
 def _lines_of(config: Config) -> list[tuple[str, str]]:
-    """Values used in `#SBATCH` lines or commands, by key path."""
+    """Return the values used in `#SBATCH` lines or commands, by key."""
     profile = config.slurm
     texts = [(f"resources.{n}", getattr(config.resources, n) or "") for n in PLACES]
     texts += [(f"slurm.{n}", getattr(profile, n) or "") for n in (*PLACES, "gpu_type", "python")]
@@ -153,67 +153,67 @@ SUBMISSION_VERSION = 1
 
 @dataclass(frozen=True)
 class Submission:
-    """One array: which element is which run."""
+    """One array, with its runs in the order of the elements."""
 
     name: str
-    """Of the job: unlike any other."""
+    """Unique name of the job."""
     runs: tuple[str, ...]
-    """Run folders, by element of the array; absolute."""
+    """Absolute paths of the run folders, by element of the array."""
     max_restarts: int
-    """Times a run may be put back into the queue without a step more than before."""
+    """Number of requeues in a row without progress after which a run is not requeued."""
     created: float
-    """time.time() before sbatch was called."""
+    """time.time() before the call of sbatch."""
     job_id: str = ""
-    """SLURM's number; empty while it is unknown whether sbatch accepted it."""
+    """SLURM's job id. Empty while it is unknown whether sbatch accepted the job."""
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """A run folder's entry for its newest job, or for the one being submitted."""
+    """Entry in a run's folder for its newest job, or for the job being submitted."""
 
     submission: str
-    """The submission's file."""
+    """Path of the submission's file."""
     element: int
     stalled: int = 0
-    """Restarts since a step was made that had not been made before."""
+    """Restarts since the last progress."""
     worths: list[Sequence[float]] = field(default_factory=list)
-    """Of its attempts that were interrupted: see `eke.launch.processes.sweep.worth_of`."""
+    """`worth_of` of each interrupted attempt (eke.launch.processes.sweep)."""
 
     @property
     def job(self) -> str:
-        """Name and index of its job, `NAME_4`: its number may be another job's by now."""
+        """Name and index of the job, `NAME_4`. SLURM may have reused its number."""
         return f"{Path(self.submission).stem}_{self.element}"
 
     @property
     def log(self) -> Path:
-        """Output of its job, outside its worker."""
+        """Path of the job's output, apart from its worker's."""
         return Path(self.submission).with_name(f"{self.job}.log")
 
     def spent(self, max_restarts: int) -> str:
-        """Why it is not requeued; empty if it is."""
+        """Return why the job is not requeued, "" if it is."""
         if self.stalled > max_restarts:
-            return f"{self.stalled} times without a step more"
+            return f"{self.stalled} restarts without progress"
         return are_in_vain(self.worths, max_restarts)
 
 
 def new_submission(sweep: str, runs: list[str], max_restarts: int) -> Submission:
-    """A submission with a unique name."""
+    """Return a new submission with a unique name."""
     name = f"eke-{sweep}-{secrets.token_hex(4)}"
     return Submission(name, tuple(runs), max_restarts, time.time())
 
 
 def submission_file(folder: Path, submission: Submission) -> Path:
-    """Its path in the sweep's folder."""
+    """Return the path of a submission in the sweep's folder."""
     return folder / f"{submission.name}.json"
 
 
 def write_submission(path: Path, submission: Submission) -> None:
-    """Write it atomically."""
+    """Write a submission atomically."""
     write_json(path, {"schema_version": SUBMISSION_VERSION, **asdict(submission)})
 
 
 def read_submission(path: Path) -> Submission:
-    """Read one back; raises EkeError if it cannot be read, or is of another version."""
+    """Return a submission from its file. Raise EkeError if unreadable or of another version."""
     try:
         content: dict[str, Any] = dict(read_json(path))
         version = content.pop("schema_version", None)
@@ -225,26 +225,26 @@ def read_submission(path: Path) -> Submission:
 
 
 def with_job(path: Path, submission: Submission, job_id: str) -> Submission:
-    """Note what SLURM calls it."""
+    """Add SLURM's job id to a submission and its file."""
     known = replace(submission, job_id=job_id)
     write_submission(path, known)
     return known
 
 
 def name_in_runs(path: Path, submission: Submission) -> None:
-    """Have each of its runs name an intent as its newest job."""
+    """Write a submission into its runs' folders as their newest job."""
     for number, run in enumerate(submission.runs):
         with contextlib.suppress(FileNotFoundError):  # the run was deleted meanwhile
             write_ticket(RunPaths(Path(run)), Ticket(str(path), number))
 
 
 def write_ticket(paths: RunPaths, ticket: Ticket) -> None:
-    """Note a run's newest job in its folder."""
+    """Write a run's newest job into its folder."""
     write_json(paths.ticket(NAME), {**asdict(ticket), "run": paths.folder.name})
 
 
 def read_ticket(paths: RunPaths) -> Ticket | None:
-    """A run's newest job; None if missing, unreadable or another run's (a copied folder)."""
+    """Return a run's newest job, None if missing, unreadable or another run's (copied folder)."""
     try:
         content = dict(read_json(paths.ticket(NAME), RECORD_LIMIT, own=True))
         run, ticket = content.pop("run", paths.folder.name), Ticket(**content)
@@ -255,18 +255,17 @@ def read_ticket(paths: RunPaths) -> Ticket | None:
 
 
 REQUEUE_CODE = 99
-"""Exit code of a run's watcher that requeues its job."""
+"""Exit code of a run's watcher with which its job is requeued."""
 
 STRAGGLERS_S = int(ALONE_S) + 300
-"""How long the tasks of a step may go on once one has ended: within ALONE_S, unless one died before
-it could be heard of (its node has no such Python, say)."""
+"""Seconds that a step's tasks may outlive the first one, even one that ended unnoticed."""
 
 _AFTER = f"""\
 code=$?
 job="${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
 if [ "$code" -eq {REQUEUE_CODE} ]; then
   code={EXIT_RESUMABLE}
-  # A job that a user cancels, or that SLURM itself puts back, is no longer running by now.
+  # A job that was cancelled, or requeued by SLURM itself, is no longer running here.
   if scontrol show job -o "$job" | grep -Eq 'JobState=(RUNNING|SIGNALING)'; then
     scontrol requeue "$job" && sleep 60
   fi
@@ -275,12 +274,12 @@ exit "$code\""""
 
 
 def script_text(request: Request, profile: Slurm, name: str, submission: Path, count: int) -> str:
-    """The batch script for sbatch, of an array of `count` runs."""
+    """Return the batch script of an array of `count` runs."""
     from submitit.slurm import slurm
 
     python = profile.python or shlex.quote(sys.executable)
     words = f"{python} {SAFE_PATH} -u -m eke.launch.slurm.watcher {shlex.quote(str(submission))}"
-    text: str = slurm._make_sbatch_string(  # submitit's own executors write theirs with it
+    text: str = slurm._make_sbatch_string(  # also used by submitit's executors
         command=f"{profile.command_prefix} {words}".strip(),  # for srun
         folder=submission.parent,
         map_count=count,
@@ -290,8 +289,8 @@ def script_text(request: Request, profile: Slurm, name: str, submission: Path, c
 
 
 def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path) -> dict[str, Any]:
-    """Arguments of submitit's for what a run asks for; what is empty is left to the cluster."""
-    # SLURM replaces %a and the like wherever they are in a path; two are one.
+    """Return submitit's arguments for a request. Empty values are left to the cluster."""
+    # SLURM expands %a and the like in a path. %% is a literal %.
     log = f"{str(folder).replace('%', '%%')}/{name}_%a.log"
     chosen: dict[str, Any] = {name: getattr(request, name) for name in PLACES}
     chosen["mem"] = request.memory
@@ -300,7 +299,7 @@ def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path)
     if request.gpus:
         is_gres = profile.gpu_request is GpuRequest.gres
         chosen |= {"gres": f"gpu:{gpus}"} if is_gres else {"gpus_per_node": gpus}
-    # Into the script's own log, whatever name submitit has for it.
+    # Options of srun, whose output goes into the script's own log.
     srun = ["--output", log, "--open-mode=append", "--export=ALL"]
     srun += [f"--wait={STRAGGLERS_S}"] if request.nodes > 1 else []
     return {
@@ -315,7 +314,7 @@ def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path)
         "setup": _setup(profile),
         "teardown": [_AFTER],
         "srun_args": [*srun, *profile.srun],
-        # submitit would set its own wckey, which clusters that check them reject.
+        # submitit's default wckey is rejected by clusters that check wckeys.
         "wckey": None,
         "additional_parameters": {"requeue": True, "output": log, **options},
         **{key: value for key, value in chosen.items() if value},
@@ -325,15 +324,15 @@ def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path)
 def _setup(profile: Slurm) -> list[str]:
     source = shlex.quote(source_folder())
     return [
-        # scancel reaches this shell, too: it has to stay until the run has saved.
+        # scancel also signals this shell. It must stay until the run has saved.
         "trap : TERM",
         *profile.setup,
-        # Whatever the lines above enabled: the lines after srun must run.
+        # The lines after srun must run, even if the lines above enabled errexit or nounset.
         "set +eu +o pipefail",
-        # What is empty or relative in it stands for the folder where the command was started.
+        # Drop empty and relative entries: they would be resolved in the current folder.
         "elsewhere() { local IFS=: each; set -f; "
         'for each in $PYTHONPATH; do [[ $each != /* ]] || printf :%s "$each"; done; }',
         f'export PYTHONSAFEPATH=1 PYTHONPATH={source}"$(elsewhere)"',
-        # A step gets all of a job's cores only if requested (SLURM 22.05 and later).
+        # SLURM 22.05 and later give a step all of a job's cores only on request.
         'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
     ]

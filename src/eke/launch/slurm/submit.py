@@ -1,4 +1,4 @@
-"""Submit runs as job arrays, each at most once, even across crashes."""
+"""Submission of runs as job arrays, each run at most once, also after crashes."""
 
 import os
 import time
@@ -32,21 +32,20 @@ from eke.launch.slurm.submission import (
 )
 
 GIVEN_UP_S = 30.0
-"""After this time an intent unknown to SLURM will not appear: its caller and sbatch, which holds
-the ledger's lock, are gone."""
+"""Seconds after which an intent unknown to SLURM has failed: its sbatch, with the lock, ended."""
 
 LOOK_S = 1.0
-"""Between two questions about it, or two looks at a lock."""
+"""Interval between two queries for an intent, or two tries of a lock, in seconds."""
 
 LOCK = ".submitting"
 """Name of the lock in the folder of all runs."""
 
 PATIENCE_S = 60.0
-"""Longest wait for other processes that submit, which takes seconds."""
+"""Longest wait in seconds for another process that submits."""
 
 
 def arrays(jobs: Sequence[Job], limit: int) -> list[tuple[Request, list[Job]]]:
-    """Jobs that ask for the same, in arrays of at most `limit`; errors as of `make_request`."""
+    """Group jobs by request into arrays of at most `limit` jobs. Errors as in `make_request`."""
     groups: dict[tuple[Request, str], list[Job]] = {}
     for job in jobs:
         key = make_request(job.plan), repr(job.plan.config.slurm)
@@ -62,10 +61,7 @@ def arrays(jobs: Sequence[Job], limit: int) -> list[tuple[Request, list[Job]]]:
 def submitting(
     folder: Path, patience_s: float = 0.0, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[int]:
-    """Lock the ledgers of all sweeps of a runs folder; yields the lock, for sbatch to hold as well.
-
-    BusyError: another process submits, or its sbatch still runs. ConfigError: there are no locks.
-    """
+    """Lock the ledgers of a runs folder. Raise BusyError, or ConfigError without file locks."""
     own_folder(folder)
     runs = folder.parents[1]
     descriptor = open_shared_lock(runs / LOCK)
@@ -77,7 +73,7 @@ def submitting(
         except OSError as error:
             raise without_locks(runs, error) from error
         if not is_ours:
-            raise BusyError(f"{runs}: another process submits runs of this folder; try again soon")
+            raise BusyError(f"{runs}: another process submits runs. Try again in a few seconds")
         yield descriptor
     finally:
         os.close(descriptor)
@@ -86,7 +82,7 @@ def submitting(
 def settle_intents(
     folder: Path, runs: Sequence[RunPaths], sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Resolve submissions without an answer of sbatch; EkeError if nothing may be submitted."""
+    """Settle submissions without an answer. Raise EkeError if nothing may be submitted."""
     while True:
         own = {path: read_submission(path) for path in folder.absolute().glob("eke-*.json")}
         found = {**_named_by(runs), **own}
@@ -106,7 +102,7 @@ def settle_intents(
 
 
 def _named_by(runs: Sequence[RunPaths]) -> dict[Path, Submission]:
-    """The newest submission of each run, also of another sweep; unreadable ones are skipped."""
+    """Return the newest submission of each run, also of another sweep, if it is readable."""
     found = {}
     for file in {ticket.submission for ticket in map(read_ticket, runs) if ticket}:
         with suppress(EkeError):
@@ -117,9 +113,9 @@ def _named_by(runs: Sequence[RunPaths]) -> dict[Path, Submission]:
 def submit_array(
     folder: Path, sweep: str, request: Request, jobs: Sequence[Job], lock: int
 ) -> Submission:
-    """Submit runs with frozen plans as one array; SubmissionRefused leaves nothing behind.
+    """Submit runs with frozen plans as one array. SubmissionRefused leaves no files behind.
 
-    EkeError: it is unknown whether sbatch accepted it; the intent stays.
+    Raises EkeError if sbatch may have accepted the array. Then the intent stays.
     """
     profile = jobs[0].plan.config.slurm
     runs = [str(Path(job.folder).absolute()) for job in jobs]
@@ -127,7 +123,7 @@ def submit_array(
     path = submission_file(folder, submission).absolute()
     script = path.with_suffix(".sbatch")
     text = script_text(request, profile, submission.name, path, len(jobs))
-    write_atomic(script, text, mode=0o600)  # lines of shell are for this user alone
+    write_atomic(script, text, mode=0o600)  # the profile's shell lines may be private
     write_submission(path, submission)
     note_software(path)
     name_in_runs(path, submission)
@@ -142,14 +138,14 @@ def submit_array(
 
 
 def forget(path: Path) -> None:
-    """Delete a submission that has not become a job, and its other files."""
+    """Delete a submission without a job, and its other files."""
     path.unlink()
     for ending in (".sbatch", ".software"):
         path.with_suffix(ending).unlink(missing_ok=True)
 
 
 def freeze_run(job: Job) -> None:
-    """Write the plan into the run's folder, which then no longer changes; BusyError or EkeError."""
+    """Write the final plan into the run's folder. Raise BusyError or EkeError on failure."""
     paths = RunPaths(Path(job.folder))
     try:
         with claim(paths):
@@ -160,7 +156,7 @@ def freeze_run(job: Job) -> None:
 
 
 def describe_request(request: Request, num_runs: int, profile: Slurm) -> str:
-    """Resources of one array, in one line."""
+    """Return the resources of one array in one line."""
     each = " per node" if request.nodes > 1 else ""
     parts = [format_number(num_runs, "run"), f"at most {request.minutes} min each"]
     parts += [f"{request.nodes} nodes"] if each else []
@@ -169,5 +165,5 @@ def describe_request(request: Request, num_runs: int, profile: Slurm) -> str:
     parts += [f"{request.memory} of memory{each}"] if request.memory else []
     parts += [f"partition {request.partition}"] if request.partition else []
     if num_runs > profile.max_parallel:
-        parts += [f"{profile.max_parallel} at once"]
+        parts += [f"at most {profile.max_parallel} at a time"]
     return ", ".join(parts)

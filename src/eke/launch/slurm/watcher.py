@@ -1,7 +1,7 @@
-"""Entry point of a cluster job: `python -m eke.launch.slurm.watcher SUBMISSION`; no torch.
+"""Entry point of a cluster job: `python -m eke.launch.slurm.watcher SUBMISSION`, without torch.
 
-It starts the usual worker of its element of the array, forwards SLURM's signals, and tells by its
-exit code whether to requeue the job. On several machines the others follow the first one.
+Starts the worker of its array element and forwards SLURM's signals. Its exit code decides whether
+the job is requeued. On several nodes, the watchers of the others follow the first.
 """
 
 import os
@@ -47,17 +47,17 @@ from eke.plan.record import (
 )
 
 MISPLACED = "node"
-"""Phase of a failure that another try on this node would only repeat."""
+"""Failure phase of a run that this node cannot start."""
 
 SAID = {
     Outcome.timeout: signal.SIGUSR2, Outcome.preempted: signal.SIGTERM,
     Outcome.cancelled: signal.SIGINT,
 }  # fmt: skip
-"""Stop reason passed to a worker: the outcome it then writes."""
+"""Signal to the worker, by the outcome that it then writes."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run one element of an array to its end; returns the job's exit code."""
+    """Run one element of an array to its end. Return the job's exit code."""
     if len(arguments) != 1:
         sys.stderr.write("usage: python -m eke.launch.slurm.watcher SUBMISSION\n")
         return EXIT_USER
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
         submission = read_submission(file)
         task = os.environ.get("SLURM_ARRAY_TASK_ID", "0")
         if not task.isdecimal() or int(task) >= len(submission.runs):
-            return log_and_exit(f"{file}: has no element {task}", EXIT_USER)
+            return log_and_exit(f"{file}: no element {task}", EXIT_USER)
         number = int(task)
         paths = RunPaths(Path(submission.runs[number]))
         mine = this_task()
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
         with closing(Head(paths.invitation, mine)) as head:
             return watch_run(paths, submission, ticket, heard, head)
     except BusyError as error:
-        return log_and_exit(f"{error}; this job leaves it alone", error.exit_code)
+        return log_and_exit(f"{error}. This job leaves the run unchanged", error.exit_code)
     except EkeError as error:
         return log_and_exit(str(error), error.exit_code)
     except OSError as error:
@@ -89,7 +89,7 @@ def main(arguments: list[str]) -> int:
 
 
 def help_out(paths: RunPaths, task: SlurmTask) -> int:
-    """Run as a follower machine; the first one decides, also about signals. EkeError without it."""
+    """Follow the first node to its end. It handles the signals. Raise EkeError without it."""
     plan, problem = read_plan(paths), ""
     try:
         for_this_node(plan)
@@ -106,7 +106,7 @@ def watch_run(
     heard: list[int],
     head: Head | None = None,
 ) -> int:
-    """Do one run, again after a crash; returns the job's exit code. `heard`: signals so far."""
+    """Start one run, again after a crash. Return the job's exit code. `heard`: signals so far."""
     known = read_ticket(paths)
     if known and (known.submission, known.element) == (ticket.submission, ticket.element):
         ticket = known
@@ -114,7 +114,7 @@ def watch_run(
     while True:
         before = read_record(paths)
         if before is not None and Outcome[before.outcome].is_final:
-            log(f"{paths.folder}: {before.outcome} already")
+            log(f"{paths.folder}: already {before.outcome}")
             return before.exit_code
         plan = read_plan(paths)
         if why := note_software(Path(ticket.submission), plan.config.slurm.command_prefix):
@@ -142,7 +142,7 @@ def watch_run(
 
 
 def one_attempt(paths: RunPaths, heard: list[int], head: Head | None = None) -> Record:
-    """Start the worker and wait for it; SLURM's stop signal is forwarded once, with its reason."""
+    """Start the worker and wait for it. Forward SLURM's stop signal once, with its reason."""
     plan = read_plan(paths)
     try:
         plan = for_this_node(plan)
@@ -156,7 +156,7 @@ def one_attempt(paths: RunPaths, heard: list[int], head: Head | None = None) -> 
         while not live.is_over():
             if heard and why is None:
                 why = reason_of(heard[0], os.environ)
-                log(f"{signal.Signals(heard[0]).name}: {why.name}; asking the run to save")
+                log(f"{signal.Signals(heard[0]).name}: {why.name}. Saving the run")
                 live.ask(SAID[why])
             time.sleep(POLL_S)
     finally:
@@ -167,10 +167,10 @@ def one_attempt(paths: RunPaths, heard: list[int], head: Head | None = None) -> 
 def with_reason(
     paths: RunPaths, record: Record, why: Outcome | None, exit_code: int | None = None
 ) -> Record:
-    """The record of an interrupted run with the reason that SLURM gives."""
+    """Return the record of an interrupted run with SLURM's reason."""
     if why is None or record.outcome == why.name:
         return record
-    # scancel reaches every process at once, and a worker that has just started dies of it.
+    # scancel signals every process, and a worker that has just started dies of it.
     silent = record.failure is not None and record.failure.phase == WORKER_PHASE
     died = silent and exit_code is not None and -exit_code in STOP_SIGNALS
     if Outcome[record.outcome] not in SAID and not died:
@@ -184,14 +184,13 @@ def with_reason(
 def reason_of(
     number: int, environment: Mapping[str, str], show: Callable[[str], Mapping[str, str]] = show_job
 ) -> Outcome:
-    """Reason for a signal from SLURM."""
+    """Return the reason for a signal from SLURM."""
     if number in (signal.SIGUSR1, signal.SIGUSR2):
         return Outcome.timeout
     if number == signal.SIGINT:
         return Outcome.cancelled
-    # Preemption, the time limit itself and scancel all send SIGTERM. By the controller (seen in
-    # 22.05) a preempted job still runs, or has one restart more than it knows; a cancelled one is
-    # completing.
+    # Preemption, the time limit itself and scancel all send SIGTERM. By the controller (22.05), a
+    # preempted job is running or has one restart more, and a cancelled job is completing.
     array, index = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
     job = show(f"{array}_{index}") if array else {}
     if job.get("Reason") == "TimeLimit" or job.get("JobState") == "TIMEOUT":
@@ -202,24 +201,24 @@ def reason_of(
 
 
 def for_this_node(plan: Plan) -> Plan:
-    """The plan with this node's own facts; EkeError if the run was not planned for such a node."""
+    """Return the plan with this node's facts. Raise EkeError if planned for another device."""
     device, _ = choose_device("auto" if plan.device.kind == "cuda" else "cpu")
     option = device_option(device.name)
     same = device.name == plan.device.name or (option and option == device_option(plan.device.name))
     if plan.device.kind == "cuda" and not same:
-        fix = "choose nodes with resources.constraint or slurm.gpu_type, or plan for what they "
-        fix += f"have with hardware={option or 'NAME'}"
-        raise EkeError(f"planned for {plan.device.name}, and this node has {device.name}: {fix}")
+        fix = "choose nodes with resources.constraint or slurm.gpu_type, or plan for this node "
+        fix += f"with hardware={option or 'NAME'}"
+        raise EkeError(f"planned for {plan.device.name}, this node has {device.name}: {fix}")
     needed = plan.processes_per_node * plan.batch.devices
     if device.kind == "cuda" and device.count < needed:
-        raise EkeError(f"{needed} GPUs are needed, and this job sees {device.count}")
+        raise EkeError(f"needs {needed} GPUs, {device.count} visible in this job")
     return replace(plan, device=device, machine=machine_fingerprint(device))
 
 
 def note_misplaced(
     paths: RunPaths, plan: Plan, why: str, outcome: Outcome = Outcome.crashed
 ) -> Record:
-    """Record why nothing could start here; BusyError: another process works on this run."""
+    """Record why no worker could start here. Raise BusyError if another process holds the run."""
     with claim(paths):
         record = outline(paths, plan, outcome, Failure(MISPLACED, why))
         write_record(paths, record)
@@ -227,13 +226,13 @@ def note_misplaced(
 
 
 def log(text: str) -> None:
-    """A line into the job's log."""
+    """Write a line into the job's log."""
     sys.stderr.write(time.strftime("%F %T ") + text + "\n")
     sys.stderr.flush()
 
 
 def log_and_exit(text: str, code: int) -> int:
-    """Say why it ends; returns the exit code."""
+    """Write a line into the job's log and return the exit code."""
     log(text)
     return code
 

@@ -1,7 +1,7 @@
 """Optimizer registry: one entry per option of the group `optimizer`, without torch.
 
 Bytes follow the libraries' code, without scalar step counters. Temporary bytes are multiples of the
-largest tensor or of all tensors, as profiled on a CPU (docs/lab/memory.md) and read from the code.
+largest tensor or of all tensors, as profiled on a CPU (notes/lab/memory.md) and read from the code.
 If a GPU kernel needs none, the low end is 0.
 """
 

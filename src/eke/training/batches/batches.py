@@ -289,7 +289,7 @@ LONG_ENOUGH_S = 1e-3
 def in_bursts(items: Iterator[T], clock: Callable[[], float] = time.perf_counter) -> Iterator[T]:
     """Yield items, prepared several at a time."""
     # A model's step evicts the batching code from the processor's caches: 0.36 ms per step one by
-    # one, 0.05 ms in groups of eight, for four short samples (docs/lab/loop.md, 2026-11-23).
+    # one, 0.05 ms in groups of eight, for four short samples (notes/lab/loop.md, 2026-11-23).
     while True:
         made, start = [], clock()
         for item in items:

@@ -56,7 +56,7 @@ Sample = dict[str, np.ndarray]
 """Arrays of a sample, int64: `input_ids` `[length]`, `labels` `[length]`, `[target]`, `[]` or
 `[classes]` (float32 if they are not a single class), `position_ids` `[length]` of concatenated
 sequences, `token_type_ids` `[length]` of pairs. `skipped` `[]` is the number of rows of a stream
-skipped before. NumPy is faster than torch for small samples (docs/lab/loop.md, 2026-11-23)."""
+skipped before. NumPy is faster than torch for small samples (notes/lab/loop.md, 2026-11-23)."""
 
 Key = tuple[int, int]
 """Epoch and index of a sample."""

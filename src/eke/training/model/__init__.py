@@ -16,7 +16,7 @@ NEEDLESS = {
     "trio": None,  # for asynchronous requests of httpcore2, in huggingface_hub
 }
 """Package -> function of transformers that caches whether it is installed. transformers 5.23 and
-huggingface_hub 2.4 import these with every model: an eighth of a start (docs/lab/startup.md)."""
+huggingface_hub 2.4 import these with every model: an eighth of a start (notes/lab/startup.md)."""
 
 
 def import_transformers() -> None:

@@ -1,7 +1,7 @@
 """Loss of a micro-batch for all tasks, inputs of the decoder in seq2seq, and fused kernels.
 
 Cross-entropy is summed in float32 and divided by the targets of the global batch. transformers' own
-losses are not used, since some ignore `num_items_in_batch` (docs/explanation/loss.md).
+losses are not used, since some ignore `num_items_in_batch` (notes/loss.md).
 """
 
 import functools

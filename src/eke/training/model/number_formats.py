@@ -194,7 +194,7 @@ def _narrow_copy(weight: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
 def _sums_over_tokens(module: nn.Module, kind: str) -> bool:
     """Return whether a kernel would round the gradient of the module's weights per token."""
     # Such a bfloat16 sum stops growing: of 12,000 tokens a LayerNorm's gradient was wrong by half
-    # on a CPU (docs/lab/numerics.md). A GPU's LayerNorm adds in float32. Tables also save their
+    # on a CPU (notes/lab/numerics.md). A GPU's LayerNorm adds in float32. Tables also save their
     # copy.
     mine = [p for p in module.parameters(recurse=False) if p.requires_grad]
     is_norm = isinstance(module, nn.LayerNorm) and kind == "cpu"

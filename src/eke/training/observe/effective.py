@@ -276,7 +276,7 @@ AT_THE_END: tuple[Callable[[TrainingState], None], ...] = (note_cache_release, n
 def closer_look(job: TrainingState, nth: int) -> AbstractContextManager[None]:
     """Return the context of the nth step: observes kernels in the first, CPU memory in one later.
 
-    Observed steps are excluded from timings. For their cost see docs/lab/memory.md.
+    Observed steps are excluded from timings. For their cost see notes/lab/memory.md.
     """
     # One profile per run: PyTorch's profiler miscounts addresses from an earlier profile.
     if nth > 1 and nth != job.longest and not is_compiled(job.plan):

@@ -59,7 +59,7 @@ class AllocationProfile:
 
     The profiler reports each allocation and release of this thread with the bytes then allocated.
     Peak = bytes alive before + highest increase since the first report. A long step is profiled in
-    parts: the profiler keeps 75 MB per micro-batch of four layers (docs/lab/memory.md).
+    parts: the profiler keeps 75 MB per micro-batch of four layers (notes/lab/memory.md).
     """
 
     def __init__(self, alive_before: int) -> None:
@@ -118,7 +118,7 @@ class AllocationProfile:
 
 @contextmanager
 def counted_in_every_thread() -> Iterator[bool]:
-    """Make the CPU allocator count all threads' blocks (docs/lab/memory.md). Yields success."""
+    """Make the CPU allocator count all threads' blocks (notes/lab/memory.md). Yields success."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
         flag = ctypes.c_bool.in_dll(library, "FLAGS_caffe2_report_cpu_memory_usage")

@@ -1,14 +1,14 @@
-"""Adaptive recipes: the questions and the search of each.
+"""Adaptive recipes and their questions.
 
-fastest makes a step shorter and leaves AdamW's mathematics: products in bfloat16 by autocast
-(float16 with loss scaling where a GPU has no bfloat16), all else in float32.
+fastest shortens a step with AdamW's mathematics: products in bfloat16 by autocast (float16 with
+loss scaling on a GPU without bfloat16), the rest in float32.
 
-large_model_one_gpu takes products in 16 bits, then the mildest combination with which the forecast
-has room, so that a model that fits is trained as by recipe=fastest without its kernels.
+large_model_one_gpu computes products in 16 bits and takes the mildest combination whose forecast
+fits. A model that fits is trained as by recipe=fastest without its kernels.
 
-low_memory takes the least memory that techniques without a large slowdown can reach: products in 16
-bits, float32 trained weights, and where it saves 5 % another optimizer than AdamW (Adafactor, else
-moments of 8 bits). Clipping and the state's location stay, and the micro-batch where it fits.
+low_memory minimizes memory by techniques without a large slowdown: products in 16 bits, float32
+trained weights, and another optimizer than AdamW if it saves 5 % (Adafactor, else 8-bit moments).
+Clipping, the location of the state and, if it fits, the micro-batch do not change.
 """
 
 from dataclasses import replace
@@ -35,10 +35,10 @@ from eke.tuning.recipes.techniques import (
 HOPPER = (9, 0)
 
 LOGITS_BYTES = 2 * 4
-"""Of a token and an entry of the vocabulary: a float32 number, and its gradient."""
+"""Bytes per token and vocabulary entry: a float32 logit and its gradient."""
 HEAVY_SHARE = 0.25
-"""Of a sample's memory, from which the fused loss is worth its launches: a choice. They were 11.7
-of 44.5 GiB of a Llama of 1B parameters in all (docs/lab/recipes.md)."""
+"""Share of the logits in a step's memory from which the fused loss is chosen: a choice. They were
+11.7 of 44.5 GiB for a Llama with 1B parameters (notes/lab/recipes.md)."""
 
 WORKERS = 2
 
@@ -47,15 +47,15 @@ BATCH_AUTO = ("batch=auto",)
 
 
 def batch(situation: Situation) -> Question | None:
-    """The largest micro-batch; the samples of an optimizer step stay."""
+    """Choose the largest micro-batch. The samples of an optimizer step do not change."""
     if situation.device.memory_bytes is None or router_loss(situation.config) is not None:
         return None
-    why = "one pass over all samples of a step, or as many as fit, leaves the fewest launches"
+    why = "the fewest forward passes that fit need the fewest kernel launches"
     return Question(BATCH, (RecipeOption(BATCH_AUTO, why),))
 
 
 def attention(situation: Situation) -> Question | None:
-    """A kernel for the very device, where its package is here; else PyTorch's choice."""
+    """Choose the device's own kernel if its package is installed, else PyTorch's choice."""
     if situation.device.kind != "cuda":
         return None
     wide = situation.config.precision.compute is Compute.float32
@@ -64,15 +64,15 @@ def attention(situation: Situation) -> Question | None:
         why = "1.5 to 2 times as fast as FlashAttention-2 on an H100 (arXiv:2407.08608)"
         candidates.append(RecipeOption(("attention=flash3",), why))
     if is_ragged(situation.config) and not wide:
-        why = "reads the lengths of samples, so that padding costs nothing (arXiv:2307.08691)"
+        why = "reads the lengths of samples and skips padding (arXiv:2307.08691)"
         candidates.append(RecipeOption(("attention=flash2",), why))
-    why = "PyTorch chooses among its fused kernels, and the record says which one ran"
+    why = "PyTorch chooses a fused kernel, and the record names it"
     candidates.append(RecipeOption(("attention=sdpa",), why))
     return Question(("attention",), tuple(candidates))
 
 
 def packing(situation: Situation) -> Question | None:
-    """Samples end to end where the kernel reads their lengths; others would need a large mask."""
+    """Pack samples if the kernel reads their lengths. Other kernels would need a large mask."""
     config = situation.config
     if not is_ragged(situation.config) or config.attention.option not in ("flash2", "flash3"):
         return None
@@ -83,7 +83,7 @@ def packing(situation: Situation) -> Question | None:
 
 
 def fused_loss_question(situation: Situation) -> Question | None:
-    """Never all logits at once, where samples need much of their memory for them."""
+    """Choose the fused loss if the logits take a large share of a step's memory."""
     found = situation.forecast_whole
     if situation.device.kind != "cuda" or found is None:
         return None
@@ -95,33 +95,33 @@ def fused_loss_question(situation: Situation) -> Question | None:
     if share < HEAVY_SHARE:
         return None
     why = f"float32 logits and their gradient would be {format_bytes(logits)}, "
-    why += f"{share:.0%} of what a step's samples need"
+    why += f"{share:.0%} of the memory for a step's samples"
     candidate = RecipeOption(fused_loss(situation), why)
     decides = ("kernels", "kernels.fused_linear_cross_entropy")
     return Question(decides, (candidate,), otherwise=STAYS, shrinks=True)
 
 
 def workers(situation: Situation) -> Question | None:
-    """Batches are prepared in the background if there are cores for it."""
+    """Choose background workers for batches if there are enough cores."""
     if situation.device.kind != "cuda" or situation.cores <= WORKERS:
         return None
-    why = "batches are made beside the training and copied from page-locked memory"
+    why = "batches are prepared in the background and copied from page-locked memory"
     decides = ("dataloader", "dataloader.workers")
     return Question(decides, (RecipeOption(("dataloader=workers",), why),))
 
 
 def adapters(situation: Situation) -> Question | None:
-    """Fewer passes over memory for adapters."""
+    """Choose fused adapters, with fewer passes over memory."""
     if why_not_fused(situation.config):
         return None
-    why = "a layer with LoRA moves a fifth fewer bytes, eager (docs/lab/techniques.md)"
+    why = "a LoRA layer moves a fifth fewer bytes without compilation (notes/lab/techniques.md)"
     return Question(("peft.fused",), (RecipeOption(("peft.fused=true",), why),))
 
 
 FASTEST = AdaptiveRecipe(
     "fastest",
     first=(half_and_hint, batch),
-    # CUDA graphs, where the compiler chooses them, exclude `sparse`.
+    # CUDA graphs, if `compiler` chooses them, exclude `sparse`.
     then=(attention, packing, compiler, sparse, fused_loss_question, adapters, workers),
     menu=(
         ("precision=bf16", "batch=auto", "dataloader=workers",
@@ -132,7 +132,7 @@ FASTEST = AdaptiveRecipe(
 
 LARGE_MODEL_STATES = Axis.of(("optimizer",), "optimizer=adamw_8bit", "optimizer=adamw_torchao_8bit")
 _PURE = TECHNIQUES["precision=bf16_pure optimizer=adamw_bf16_sr"]
-# As fast as the 16-bit products that a recipe has chosen before.
+# No slower than the 16-bit products chosen before.
 WEIGHTS = Axis((*DECIDES, "optimizer"), (replace(_PURE, published=Published(1.0, "")),))
 RECOMPUTED = ("memory=checkpointing_selective", "memory=checkpointing")
 WHERE = Axis.of(
@@ -143,9 +143,9 @@ WHERE = Axis.of(
 
 
 def room_for_it(situation: Situation, claims: frozenset[str], change: Change) -> list[RecipeOption]:
-    """The mildest combination that fits with the smallest micro-batch; else what needs least."""
+    """Return the mildest combination that fits the smallest micro-batch, else the smallest one."""
     names = [*RECOMPUTED]
-    if situation.config.train.max_grad_norm is None:  # else a norm of all gradients is needed
+    if situation.config.train.max_grad_norm is None:  # else the norm needs all gradients
         names += ["memory=optimizer_in_backward"]
         names += ["memory=checkpointing memory.optimizer_in_backward=true"]
     recomputation = Axis.of(("memory", "memory.checkpointing"), *names)
@@ -156,18 +156,18 @@ def room_for_it(situation: Situation, claims: frozenset[str], change: Change) ->
 
 
 def conclusion(situation: Situation) -> str:
-    """Whether there is room now, for the plan's own row."""
+    """Return the memory result for the plan's own row."""
     found = situation.forecast
     if found is None or found.capacity is None:
-        return "the device's memory is not known: nothing was chosen for it"
+        return "the device's memory is unknown: no memory technique was chosen"
     size = f"{format_bytes(found.peak.expected)} expected of {format_bytes(found.capacity)}"
     count = situation.smallest.batch.per_device
     words = {
         Verdict.fits: f"fits: {size} with batch.per_device={count}",
-        Verdict.tight: f"may just fit: {size} with batch.per_device={count}",
+        Verdict.tight: f"tight: {size} with batch.per_device={count}",
     }
-    less = "; peft=qlora trains less of the model" if situation.config.peft.option == "none" else ""
-    lost = f"nothing that is known makes it fit: {size}{less}"
+    less = ". peft=qlora trains less of the model" if situation.config.peft.option == "none" else ""
+    lost = f"no known technique makes it fit: {size}{less}"
     return words.get(found.verdict, lost)
 
 
@@ -195,7 +195,7 @@ RECOMPUTATION = Axis.of(("memory", "memory.checkpointing"), *RECOMPUTED)
 
 
 def least(situation: Situation, claims: frozenset[str], change: Change) -> list[RecipeOption]:
-    """The combination with the lowest forecast."""
+    """Return the combination with the lowest forecast."""
     axes = (LOW_MEMORY_STATES, RECOMPUTATION, loss(situation))
     chooser = Chooser(situation, claims, change, axes)
     best = chooser.least_memory()
@@ -204,16 +204,13 @@ def least(situation: Situation, claims: frozenset[str], change: Change) -> list[
     found = chooser.explained(best)
     if is_better_cut(best, claims, change):
         size = format_bytes(best.forecast.peak.expected)
-        why = f"{size} would be needed at batch.per_device={best.situation.config.batch.per_device}"
-        found.append(RecipeOption(BATCH_AUTO, f"{why}; as many at once as fit"))
+        why = f"{size} needed at batch.per_device={best.situation.config.batch.per_device}"
+        found.append(RecipeOption(BATCH_AUTO, f"{why}, so batch=auto takes as many as fit"))
     return found
 
 
 def is_better_cut(best: Combination, claims: frozenset[str], change: Change) -> bool:
-    """Whether a step's samples do not fit at once, and smaller micro-batches need less memory.
-
-    They may need more: gradients are kept from one to the next.
-    """
+    """Return whether a step's samples do not fit at once, and smaller micro-batches save memory."""
     whole = best.forecast
     if whole.verdict is not Verdict.does_not_fit or not claims.isdisjoint(BATCH):
         return False

@@ -1,7 +1,4 @@
-"""Resolve an adaptive recipe: its questions in order, each answer checked by the rules.
-
-No torch, no files: a recipe sees the configuration and the device.
-"""
+"""Resolution of an adaptive recipe: questions in order, answers checked by rules, without torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,62 +13,62 @@ from eke.tuning.chooser import Change, RecipeOption, Situation, by_section
 
 @dataclass(frozen=True)
 class Question:
-    """A question that a recipe answers."""
+    """A decision that a recipe may make."""
 
     decides: tuple[str, ...]
-    """Groups and key paths: an override of one of them takes precedence."""
+    """Groups and keys of the decision. An override of one of them takes precedence."""
     candidates: tuple[RecipeOption, ...]
-    """The best one first."""
+    """Possible answers, the best first."""
     shrinks: bool = False
-    """An answer is taken only if the forecast's peak is lower with it."""
+    """Whether an answer must lower the forecast's peak."""
     otherwise: str = ""
-    """Why there is no candidate and the current value stays. If empty, nothing is reported."""
+    """Why the current value stays if there is no candidate. Empty: not reported."""
 
 
 Ask = Callable[[Situation], Question | None]
-"""A question; None where it does not arise."""
+"""Returns a question, None if it does not apply."""
 Search = Callable[[Situation, frozenset[str], Change], list[RecipeOption]]
-"""A choice of several techniques at once; the second argument: what the user has decided."""
+"""Chooses several techniques together. Second argument: groups and keys set by the user."""
 
 
 @dataclass(frozen=True)
 class AdaptiveRecipe:
-    """A named selection that adapts to the device, the model and the overrides."""
+    """A recipe that adapts to the device, the model and the overrides."""
 
     name: str
     first: tuple[Ask, ...]
-    """Questions about the device and the packages, resolved before planning."""
+    """Questions about the device and the packages, answered before planning."""
     then: tuple[Ask, ...]
-    """Questions that look at the plan."""
+    """Questions about the plan."""
     search: Search | None = None
-    """Resolved last: changes needed to make it fit."""
+    """Chooses the changes needed to fit, after all questions."""
     conclusion: Callable[[Situation], str] | None = None
-    """Outcome for memory, as a separate row."""
+    """Returns the memory result, shown as a separate row."""
     menu: tuple[tuple[str, ...], ...] = ()
-    """Overrides that may come up: composed together, each section once, to save time."""
+    """Overrides that may be chosen, composed together to save time, each section once."""
 
 
 Sections = Callable[[tuple[str, ...]], Config]
-"""Overrides -> the configuration with them; ConfigError if they contradict the given ones."""
+"""Composes a configuration with overrides. Raises ConfigError if they conflict with others."""
 
 
 @dataclass
 class RecipeResolver:
-    """The decisions of one recipe for one configuration."""
+    """Decisions of one recipe for one configuration."""
 
     recipe: AdaptiveRecipe
     claims: frozenset[str]
-    """Groups and keys that the user has decided about."""
+    """Groups and keys set by the user."""
     compose: Sections
     decisions: list[RecipeDecision] = field(default_factory=list)
     _sections: dict[tuple[str, ...], object] = field(default_factory=dict)
 
     def settle(self, situation: Situation, make_base: Callable[[Config], Plan]) -> Situation:
-        """The situation, without a plan yet, with every choice; ConfigError if it has no plan."""
+        """Return the situation with every choice and a plan. Raise ConfigError without a plan."""
         self._read_menu()
         situation = self._all(self.recipe.first, situation)
         if situation.found.rejected:
-            return situation  # because of the overrides: the rules report it at planning
+            return situation  # rejected because of the overrides: planning reports it
         situation = replace(situation, base=make_base(situation.smallest))
         situation = self._all(self.recipe.then, situation)
         if self.recipe.search is not None:
@@ -83,14 +80,14 @@ class RecipeResolver:
         return situation
 
     def changed(self, situation: Situation, overrides: tuple[str, ...]) -> Situation | None:
-        """The situation with overrides; None if they conflict with the overrides."""
+        """Return the situation with overrides, None if they conflict with the user's."""
         parts: dict[str, Any] = {}
         try:
             for section, texts in by_section(overrides).items():
                 if texts not in self._sections:
                     self._sections[texts] = getattr(self.compose(texts), section)
                 made: Any = self._sections[texts]
-                if section == "data":  # a recipe changes keys of it, and leaves the others
+                if section == "data":  # a recipe only changes some of its keys
                     names = [text.partition("=")[0].partition(".")[2] for text in texts]
                     fields = {name: getattr(made, name) for name in names}
                     made = replace(getattr(situation.config, section), **fields)
@@ -107,20 +104,20 @@ class RecipeResolver:
         return situation
 
     def _answer(self, question: Question, situation: Situation) -> Situation:
-        """The first candidate that the rules let through; the reasons against those before it."""
+        """Apply the first candidate that rules permit, with the reasons against earlier ones."""
         against = []
         for candidate in question.candidates:
             name, reason = " ".join(candidate.overrides), candidate.reason
             changed = self.changed(situation, candidate.overrides)
             if changed is None:
-                against.append(f"{name} contradicts your overrides")
+                against.append(f"{name} conflicts with the overrides")
                 continue
             if changed.config != situation.config:
                 sections = by_section(candidate.overrides)
                 problem = situation.found.objection(changed.found, sections)
                 saved = smaller(situation, changed) if question.shrinks else ""
                 if problem is not None or saved is None:
-                    why = problem.why if problem else "it would need no less memory"
+                    why = problem.why if problem else "it would not save memory"
                     against.append(f"not {name}: {why}")
                     continue
                 reason += f"; {saved}" if saved else ""
@@ -147,20 +144,20 @@ class RecipeResolver:
         self.decisions.append(RecipeDecision(key, value, reason))
 
     def _read_menu(self) -> None:
-        """Compose what may come up, many sections at a time."""
+        """Compose the overrides that may be chosen, many sections at a time."""
         for overrides in self.recipe.menu:
             every = by_section(overrides)
             wanted = {name: texts for name, texts in every.items() if name not in self.claims}
             try:
                 config = self.compose(tuple(text for texts in wanted.values() for text in texts))
             except ConfigError:
-                continue  # one by one, then
+                continue  # they are composed one by one if chosen
             for section, texts in wanted.items():
                 self._sections[texts] = getattr(config, section)
 
 
 def smaller(before: Situation, after: Situation) -> str | None:
-    """How much less a whole step's samples need; None where it is not less, or not known."""
+    """Return the memory that a change saves with a step's samples, None if none or unknown."""
     if before.forecast_whole is None or after.forecast_whole is None:
         return None
     old, new = before.forecast_whole.peak.expected, after.forecast_whole.peak.expected

@@ -1,4 +1,4 @@
-"""Techniques of recipes: what saves memory, which 16-bit format pays, whether a run is compiled."""
+"""Techniques of recipes: memory savings, 16-bit formats and compilation."""
 
 from dataclasses import replace
 
@@ -15,29 +15,29 @@ from eke.tuning.recipes.resolver import Question
 
 
 def sparse(situation: Situation) -> Question | None:
-    """No logits where nothing is to be predicted."""
+    """Skip the logits of positions without a label, if there are any."""
     config = situation.config
     decides = ("kernels", "kernels.sparse_prediction")
     if isinstance(config.task, MaskedLM):
-        why = f"{1 - config.task.mask_frac:.0%} of the positions have no label: no logits for them"
+        why = f"{1 - config.task.mask_frac:.0%} of the positions have no label and need no logits"
     elif config.task.option == "causal_lm" and getattr(config.data, "prompt", None) is not None:
-        why = "a prompt's positions have no label: no logits for them"
+        why = "a prompt's positions have no label and need no logits"
     else:
         return None
     return Question(decides, (RecipeOption(("kernels=sparse_prediction",), why),))
 
 
 def fused_loss(situation: Situation) -> tuple[str, ...]:
-    """Its overrides, given the choice made in the same group."""
+    """Return the overrides of the fused loss, given the option chosen in its group."""
     if situation.config.kernels.sparse_prediction:
         return "kernels=sparse_prediction", "kernels.fused_linear_cross_entropy=true"
     return ("kernels=fused_linear_cross_entropy",)
 
 
 def loss(situation: Situation) -> Axis:
-    """The vocabulary's projection and the loss as one operation."""
+    """Return the axis of the fused loss: projection and loss as one operation."""
     name = " ".join(fused_loss(situation))
-    technique = Technique(name, "logits", "never all logits at once", Published(1.0, ""))
+    technique = Technique(name, "logits", "never holds all logits at once", Published(1.0, ""))
     return Axis(("kernels", "kernels.fused_linear_cross_entropy"), (technique,))
 
 
@@ -45,27 +45,27 @@ DECIDES = ("precision", "precision.compute", "precision.weights", "precision.flo
 
 BFLOAT16_CAPABILITY = (8, 0)
 FLOAT16_CAPABILITY = (7, 0)
-"""First generations with tensor cores for the format: whitepapers in eke.hardware.datasheets."""
+"""Least compute capability with tensor cores for the format (see eke.hardware.datasheets)."""
 
 FLOAT8_CAPABILITY = (8, 9)
 FLOAT8_WIDTH = 2048
-"""Narrower layers lose by float8: 0.80 times as fast for a product of 1024 x 2048 x 1024,
-https://github.com/pytorch/ao/blob/main/torchao/float8/README.md."""
+"""Least hidden size for float8. Narrower layers lose: 0.80 times as fast for a product of
+1024 x 2048 x 1024, https://github.com/pytorch/ao/blob/main/torchao/float8/README.md."""
 FLOAT8_HINT = (
-    "precision=fp8, other numerics, may be faster: 70.3 instead of 52.3 thousand tokens/s for 1B "
-    "parameters on an H100 (llm-foundry, scripts/train/benchmarking)"
+    "precision=fp8 may be faster, with other numerics: 70.3 instead of 52.3 thousand tokens/s for "
+    "1B parameters on an H100 (llm-foundry, scripts/train/benchmarking)"
 )
 
-STAYS = "it stays as it is"
+STAYS = "unchanged"
 
 CPU_WIDTH = 256
-"""Hidden size from which bfloat16 is taken on a CPU with units for it: a choice. At 64 autocast's
-copies cost more than the products save, at 128 it was unsure (docs/lab/recipes.md); at 512 it
-was 2.3 times as fast."""
+"""Least hidden size for bfloat16 on a CPU with units for it: a choice. At 64, autocast's copies
+cost more than the products save. At 128, the effect was not significant (notes/lab/recipes.md). At
+512, it was 2.3 times as fast."""
 
 
 def half(situation: Situation) -> Question:
-    """16-bit operands where the device is faster with them."""
+    """Choose the 16-bit format in which the device is faster than in float32."""
     device = situation.device
     if device.kind == "cpu":
         return _on_cpu(situation)
@@ -75,7 +75,7 @@ def half(situation: Situation) -> Question:
     if _has(device, "float16", FLOAT16_CAPABILITY):
         why = _gain(situation, "float16")
         if not candidates:
-            why += ", and it has no units for bfloat16"
+            why += ", without units for bfloat16"
         candidates.append(RecipeOption(("precision=fp16",), why))
     slow = f"{device.name} has no tensor cores: 16 bits would be no faster"
     return Question(DECIDES, tuple(candidates), otherwise=slow)
@@ -88,77 +88,76 @@ def _on_cpu(situation: Situation) -> Question:
         return Question(DECIDES, (), otherwise=f"{name} has no units for bfloat16 (/proc/cpuinfo)")
     flags = ", ".join(units)
     if width < CPU_WIDTH:
-        why = f"{name} has {flags}, and a model {width} wide is too narrow to gain by them"
-        return Question(DECIDES, (), otherwise=f"{why}, below {CPU_WIDTH} (docs/lab/recipes.md)")
-    why = f"{name} multiplies bfloat16 in units of its own ({flags})"
+        why = f"{name} has {flags}, but a model {width} wide is too narrow to gain"
+        return Question(DECIDES, (), otherwise=f"{why} (below {CPU_WIDTH}, notes/lab/recipes.md)")
+    why = f"{name} has units for bfloat16 ({flags})"
     return Question(DECIDES, (RecipeOption(("precision=bf16",), why),), otherwise=STAYS)
 
 
 def _has(device: Device, dtype: str, since: tuple[int, int]) -> bool:
-    """By the datasheet; of a device without one by its generation."""
+    """Return whether a device is fast in a format, by its datasheet, else by its generation."""
     if device.peak_flops:
         return device.peak(dtype) is not None
     return (device.capability or (0, 0)) >= since
 
 
 def _gain(situation: Situation, dtype: str) -> str:
-    """How much faster, with both numbers."""
     device = situation.device
     narrow, wide = device.peak(dtype), device.peak("float32")
     if narrow is None or wide is None:
-        return f"{device.name} has tensor cores for {dtype}; its peaks are not known"
+        return f"{device.name} has tensor cores for {dtype} (peak rates unknown)"
     peaks = f"{narrow / 1e12:.4g} and {wide / 1e12:.4g} TFLOP/s by the datasheet"
     faster = f"{narrow / wide:.1f} times as fast as float32"
     return f"{device.name} multiplies {dtype} matrices {faster} ({peaks})"
 
 
 def half_and_hint(situation: Situation) -> Question:
-    """The same, and where float8 may be faster still, a word about it: numerics of another kind."""
+    """Return the question of `half`, with a hint at float8 if it may be faster."""
     question, device, config = half(situation), situation.device, situation.config
     is_fast = device.kind == "cuda" and (device.capability or (0, 0)) >= FLOAT8_CAPABILITY
     is_wide = (config.model.hidden_size or 0) >= FLOAT8_WIDTH
-    if not (is_fast and is_wide) or config.peft.option != "none":  # measured where all is trained
+    if not (is_fast and is_wide) or config.peft.option != "none":  # published for full training
         return question
-    hinted = tuple(replace(c, reason=f"{c.reason}; {FLOAT8_HINT}") for c in question.candidates)
+    hinted = tuple(replace(c, reason=f"{c.reason}. {FLOAT8_HINT}") for c in question.candidates)
     return replace(question, candidates=hinted)
 
 
 REGIONAL = ("compile=inductor", "compile.regional=true")
 
 COMPILE_GAIN = 1 / COMPILED.slowdown
-"""The speed of compiled layers over that of the others."""
+"""Speed of compiled layers relative to eager layers."""
 
 LAUNCHES_PER_LAYER = 116
-"""Of BERT, forward and backward, under autocast: 2789 in 24 layers (docs/lab/recipes.md)."""
+"""Kernel launches of a BERT layer under autocast: 2789 for 24 layers (notes/lab/recipes.md)."""
 LAUNCH_S = 5e-6
-"""The host's time for one: an estimate, the lower end of what PyTorch needs on today's hosts."""
+"""Host time of one launch in seconds: an estimate, the lower end for PyTorch on current hosts."""
 
 
 def compiler(situation: Situation) -> Question | None:
-    """Regional compilation where the run is long; CUDA graphs where the host is the limit."""
+    """Choose regional compilation for long runs, or CUDA graphs if the host limits the speed."""
     if situation.device.kind != "cuda":
         return None
     config, least = situation.config, least_seconds(situation)
-    # An explicit mode that replays CUDA graphs, which rules keep from single layers.
+    # An explicit mode with CUDA graphs: rules reject it for single layers.
     whole = replace(config.compile, option="inductor").replays_graphs
     why_not = _why_uncompiled(situation, least, whole)
     if why_not:
         return Question(("compile",), (), otherwise=why_not)
-    earned = f"{COMPILE_GAIN - 1:.0%} faster in torchtitan's Llama of 8B parameters on H100s, and "
+    earned = f"{COMPILE_GAIN - 1:.0%} faster for torchtitan's Llama 8B on H100s. "
     if config.recipe.horizon is Horizon.steady or least is None:
-        earned += "recipe.horizon=steady leaves out what compilation takes"
+        earned += "recipe.horizon=steady ignores the time of compilation"
     else:
-        earned += f"the run, {format_seconds(max(least))} at the least, earns its compilation back"
+        earned += f"Compiling pays off in a run of at least {format_seconds(max(least))}"
     if whole:
-        earned += f"; compile.mode={config.compile.mode.value} takes the whole model"
+        earned += f". compile.mode={config.compile.mode.value} compiles the entire model"
     options = [RecipeOption(("compile=inductor",) if whole else REGIONAL, earned)]
     device_s, host_s = least or (0.0, 0.0)
-    # Graphs save the host's time beyond the device's, and compile the whole model.
+    # CUDA graphs save the host time beyond the device time, and compile the entire model.
     if not whole and host_s - device_s > spent(situation, regional=False) and _at_once(situation):
         steps = situation.plan.steps.total
         why = (
-            f"a step's kernels take the host {host_s / steps * 1e3:.1f} ms to launch (an estimate, "
-            f"{LAUNCH_S * 1e6:g} us each), the device {device_s / steps * 1e3:.1f} ms at its peak: "
+            f"a step's kernels take the host {host_s / steps * 1e3:.1f} ms to launch (estimate, "
+            f"{LAUNCH_S * 1e6:g} us each), the device {device_s / steps * 1e3:.1f} ms at its peak. "
             "CUDA graphs launch them at once"
         )
         options.insert(0, RecipeOption(("compile=inductor", "compile.mode=reduce_overhead"), why))
@@ -166,7 +165,7 @@ def compiler(situation: Situation) -> Question | None:
 
 
 def least_seconds(situation: Situation) -> tuple[float, float] | None:
-    """Seconds of all FLOPs at the device's peak, and of all launches by the host, if known."""
+    """Return the seconds of all FLOPs at the device's peak and of all launches, None if unknown."""
     plan, config = situation.plan, situation.config
     peak = situation.device.peak(config.precision.compute.value)
     layers = config.model.num_hidden_layers
@@ -180,7 +179,7 @@ def least_seconds(situation: Situation) -> tuple[float, float] | None:
 
 
 def spent(situation: Situation, *, regional: bool) -> float:
-    """Seconds of compilation that have to pay: of the whole run, or none."""
+    """Return the seconds of compilation that must pay off, 0 for a steady horizon."""
     if situation.config.recipe.horizon is Horizon.steady:
         return 0.0
     how = replace(situation.config.compile, option="inductor", regional=regional)
@@ -189,29 +188,29 @@ def spent(situation: Situation, *, regional: bool) -> float:
 
 
 def _why_uncompiled(situation: Situation, least: tuple[float, float] | None, whole: bool) -> str:
-    """Why the run is not compiled; empty where it is."""
+    """Return why the run is not compiled, "" if it is."""
     if least is None and situation.config.recipe.horizon is not Horizon.steady:
-        return "how long the run takes is not known"
+        return "the run's duration is unknown"
     if is_ragged(situation.config):
-        return "each new length would be compiled again"
+        return "each new sequence length would be compiled again"
     if not family_of(situation.config).is_known:
-        return "the layers of this architecture are not known"
+        return "the layers of this architecture are unknown"
     seconds, saved = spent(situation, regional=not whole), 1 - 1 / COMPILE_GAIN
     if least is not None and max(least) * saved < seconds:
         return (
-            f"the run takes {format_seconds(max(least))} at the least, and compiling pays from "
+            f"the run takes at least {format_seconds(max(least))}, and compiling pays from "
             f"{format_seconds(seconds / saved)} on ({seconds:.2g} s saved at a gain of "
-            f"{COMPILE_GAIN - 1:.0%}, torchtitan's for a Llama of 8B)"
+            f"{COMPILE_GAIN - 1:.0%}, torchtitan's for Llama 8B)"
         )
     if whole and not _at_once(situation):
         mode = situation.config.compile.mode.value
-        return f"compile.mode={mode} takes all samples of a step at once, which may not fit"
+        return f"compile.mode={mode} needs all samples of a step at once, which may not fit"
     return ""
 
 
 def _at_once(situation: Situation) -> bool:
-    """Whether batch=auto surely takes all samples of a step at once, as CUDA graphs need."""
+    """Return whether all samples of a step surely fit at once, as CUDA graphs need."""
     if situation.config.batch.per_device is not None:
-        return True  # the rules report it
+        return True  # checked by rules
     found = situation.forecast_whole
     return found is not None and found.verdict is Verdict.fits

@@ -1,1 +1,1 @@
-"""Search for the fastest configuration that fits: candidates, search and report; no torch."""
+"""Search for the fastest configuration that fits: candidates, search and report, without torch."""

@@ -1,4 +1,4 @@
-"""Candidate configurations: combinations that rules allow and that may fit; no torch."""
+"""Candidate configurations: combinations that rules allow and that may fit, without torch."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,28 +24,28 @@ from eke.tuning.search.search_space import Point
 
 @dataclass(frozen=True)
 class Value:
-    """One of the things an axis can be."""
+    """One value of an axis."""
 
     name: str
     overrides: tuple[str, ...]
     """Empty for the baseline."""
     usual: float = 1.0
-    """Step time relative to the baseline, as published; no more than a first guess."""
+    """Published step time relative to the baseline, a first guess."""
     needless_beside: tuple[str, ...] = ()
-    """Names of values of its axis that compute the same with fewer operations and more memory."""
+    """Values of the axis that compute the same with fewer operations and more memory."""
 
 
 SearchAxis = tuple[Value, ...]
-"""A technique, or techniques of a group that exclude each other; the baseline is first."""
+"""Techniques of a group that exclude each other. The baseline is first."""
 
 PER_DOUBLING = 1 / math.sqrt(QUARTER_BATCH.slowdown)
-"""Time of a step over that of one with half the micro-batch: the guides' V100, 4 samples and 1."""
+"""Step time relative to half the micro-batch, from the guides' V100 with 4 samples and 1."""
 
 
 def axes_for(
     choices: Mapping[str, str], typed: Sequence[str], device: Device, numerics: Numerics
 ) -> list[SearchAxis]:
-    """What can be varied on a device: every group without an override."""
+    """Return the axes for a device: every group without an override."""
     kept = set(map(group_of, typed))
     names = dict.fromkeys(each.group for each in TECHNIQUES.values() if each.searched)
     axes = [_axis(name, choices, device, numerics, kept) for name in names if name not in kept]
@@ -73,7 +73,7 @@ def _axis(
 
 
 def _sharing(device: Device) -> SearchAxis:
-    """Several GPUs of this machine, in powers of two."""
+    """Return numbers of GPUs of this machine, in powers of two."""
     if device.kind != CUDA:
         return ()
     values = [Value("distributed=none", ())]
@@ -84,12 +84,11 @@ def _sharing(device: Device) -> SearchAxis:
 
 
 MAX_SIZES = 6
-"""Micro-batches of one set of techniques to consider, the largest that fit: a step has as few
-micro-batches as possible, unless memory is the objective or smaller ones stay in a cache."""
+"""Largest micro-batches tried per set of techniques: smaller ones may save memory or fit caches."""
 
 
 def room_of(forecast: Forecast) -> Verdict:
-    """What a forecast's verdict means to a search; an unknown device's memory is no hindrance."""
+    """Return a forecast's verdict for a search, which counts unknown memory as fitting."""
     return Verdict.fits if forecast.verdict is Verdict.unknown else forecast.verdict
 
 
@@ -100,18 +99,18 @@ class Candidate:
     point: Point
     values: tuple[Value, ...]
     plan: Plan
-    """For forecasts; the run itself is planned again from its overrides."""
+    """Plan for forecasts. The run itself is planned again from its overrides."""
     forecast: Forecast
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Overrides that turn the baseline into it, micro-batch included."""
+        """Overrides that turn the baseline into the candidate, with its micro-batch."""
         own = (text for value in self.values for text in value.overrides)
         return (*own, *cut_overrides(self.plan))
 
 
 def cut_overrides(plan: Plan) -> tuple[str, ...]:
-    """A plan's micro-batch settings, as overrides."""
+    """Return a plan's micro-batch settings as overrides."""
     return (
         f"batch.per_device={plan.batch.per_device}",
         f"batch.target={plan.batch.samples_per_step}",
@@ -121,17 +120,17 @@ def cut_overrides(plan: Plan) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Candidates:
-    """All of them, and what became of the others."""
+    """All candidates, and the number of excluded configurations."""
 
     found: list[Candidate]
     first: int | None
-    """Index of the baseline; None if it cannot run."""
+    """Index of the baseline. None if it cannot run."""
     num_sets: int
-    """Sets of techniques that were looked at."""
+    """Sets of techniques considered."""
     refused: dict[str, int]
-    """Rule -> sets of techniques that it rejected."""
+    """Number of rejected sets of techniques by rule."""
     too_large: int
-    """Configurations that rules allow and that cannot fit."""
+    """Configurations that rules allow but that cannot fit."""
 
 
 def enumerate_candidates(
@@ -142,10 +141,10 @@ def enumerate_candidates(
     expected_s: Callable[[Plan], float | None],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Candidates:
-    """All combinations of the axes' values, each with its micro-batches.
+    """Return all combinations of the axes' values, each with its micro-batches.
 
-    `composed` is the baseline before its plan; `expected_s` are seconds per optimizer step by the
-    time model; `progress` is called with the number of sets considered and the total.
+    `composed`: the baseline before planning. `expected_s`: seconds per optimizer step by the time
+    model. `progress` receives the number of sets considered and the total.
     """
     every = [value for axis in axes for value in axis]
     sections = {value: _sections(composed, value, config_dir) for value in every}
@@ -182,7 +181,6 @@ def enumerate_candidates(
 
 
 def _sections(composed: Composed, value: Value, config_dir: Path | None) -> dict[str, Any]:
-    """Sections of the configuration that a value changes."""
     if not value.overrides:
         return {}
     config = _composed(composed, value, config_dir)
@@ -195,7 +193,7 @@ def _composed(composed: Composed, value: Value, config_dir: Path | None) -> Conf
 
 
 def _with_target(config: Config, baseline: Plan, target: int) -> Config | None:
-    """The same samples per step, with an open micro-batch; None where devices cannot share them."""
+    """Return the same samples per step in open micro-batches, None if devices cannot share them."""
     kept = 1 if router_loss(config) is None else baseline.batch.per_device
     if target % (kept * config.distributed.num_processes):
         return None
@@ -207,11 +205,11 @@ def _with_target(config: Config, baseline: Plan, target: int) -> Config | None:
 def _allowed(
     baseline: Plan, config: Config, before: Findings, changed: Collection[str]
 ) -> tuple[list[Config], str]:
-    """The configuration with each micro-batch that rules permit, smallest first; else the rule.
+    """Return the configuration with each allowed micro-batch, smallest first, or the rule.
 
-    Skipped is what a rule rejects, or says to save nothing, unless it says so of the baseline.
-    Rules object to samples that share a micro-batch or to a step of several: what neither the
-    smallest nor the largest breaks, none between does. Forecasts judge what does not fit.
+    A micro-batch is excluded if rules reject it or report no benefit, unless they also do so for
+    the baseline. Rules only object to samples that share a micro-batch or to a step of several, so
+    if the smallest and the largest are allowed, all are. Forecasts exclude what does not fit.
     """
 
     def rule_against(config: Config) -> str:
@@ -234,13 +232,13 @@ def _cut(
     values: tuple[Value, ...],
     expected_s: Callable[[Plan], float | None],
 ) -> list[Candidate]:
-    """One set of techniques with each of its micro-batches, the largest first."""
+    """Return one set of techniques with each of its micro-batches, the largest first."""
     try:
         whole = replan(baseline, batches[0])
-    except ConfigError:  # the user's own DeepSpeed configuration contradicts it
+    except ConfigError:  # it conflicts with the user's own DeepSpeed configuration
         return []
     names = tuple(value.name for value in values)
-    # The same computed with fewer operations.
+    # Values that compute the same with fewer operations.
     beside = tuple(
         (*names[:axis], other, *names[axis + 1 :])
         for axis, value in enumerate(values)
@@ -268,18 +266,17 @@ def _cut(
 
 
 Key = tuple[str, str]
-"""Group and field."""
+"""Group and key."""
 Settings = Mapping[Key, Any]
 
 
 def spelt_out(
     axis: SearchAxis, baseline: Config, composed: Composed, own: Path | None
 ) -> SearchAxis:
-    """The axis with values that mean what their names say, and none equal to the baseline.
+    """Return the axis with explicit values, without the value that equals the baseline.
 
-    Where an experiment or a recipe sets keys of the same group, an option alone leaves them as they
-    are: `memory=checkpointing` over `memory.every_n: 2` recomputes every second layer, and is what
-    `memory=checkpointing memory.every_n=2` is.
+    An option does not change keys that an experiment or a recipe sets: `memory=checkpointing` with
+    `memory.every_n: 2` recomputes every second layer.
     """
     mine = {group_of(text) for value in axis for text in (value.name, *value.overrides)}
     open_groups = composed.choices.get("experiment", "none") == "none"
@@ -298,7 +295,7 @@ def spelt_out(
     keys = {value: telling & meant[value].keys() for value in every}
     typed = next((v for v in every if all(now[k] == meant[v][k] for k in keys[v])), None)
     if typed is None:
-        typed = replace(by_name, name=f"{first.name}, as it is set", needless_beside=())
+        typed = replace(by_name, name=f"{first.name}, as configured", needless_beside=())
     others = [_explicit(v, meant[v], telling, composed, own) for v in every if v is not typed]
     scaled = [replace(value, usual=value.usual / typed.usual) for value in others]
     return (replace(typed, overrides=(), usual=1.0), *scaled)
@@ -311,7 +308,7 @@ def _plain(config: Config) -> Settings:
 
 
 def _telling(meant: list[Settings]) -> set[Key]:
-    """Keys that distinguish values of one axis; the rest, as a learning rate, stays."""
+    """Return the keys that distinguish the values of an axis. Others, as a learning rate, stay."""
     first: dict[Key, Any] = {}
     return {
         key
@@ -324,7 +321,7 @@ def _telling(meant: list[Settings]) -> set[Key]:
 def _explicit(
     value: Value, meant: Settings, telling: set[Key], composed: Composed, own: Path | None
 ) -> Value:
-    """The value with an override for each key that would differ otherwise."""
+    """Return the value with an override for each key that would otherwise differ."""
     found = _plain(_composed(composed, value, own))
     more = tuple(
         f"{group}.{key}={format_value(meant[group, key])}"

@@ -1,4 +1,4 @@
-"""Search result, and its winner as an option of the group `experiment`."""
+"""Search result, and its best configuration as an option of the group `experiment`."""
 
 import math
 import os
@@ -26,7 +26,7 @@ from eke.tuning.search.search import OF_MEDIAN, Measured, Search
 from eke.tuning.search.search_space import NOISE, Objective, deviation_between
 
 LESS = 0.005
-"""Share of the peak below which memory is called the same."""
+"""Share of the peak below which memory differences are ignored."""
 
 Z_95 = 1.96
 """Standard errors on each side of a 95 % interval."""
@@ -34,40 +34,39 @@ Z_95 = 1.96
 
 @dataclass(frozen=True)
 class CandidateResult:
-    """One candidate that was measured."""
+    """Result of one measured candidate."""
 
     candidate: Candidate
     tried: tuple[Measured, ...]
-    """Its trials with a step time, in their order."""
+    """Trials with a step time, in their order."""
     between: float
-    """Standard deviation of the logarithm of a step time from trial to trial of one configuration,
-    as those that were repeated show it."""
+    """Standard deviation of the logarithmic step time between trials of one configuration."""
 
     @property
     def step_s(self) -> float:
-        """Seconds per optimizer step, its share of compiling included: median of trials."""
+        """Seconds per optimizer step with its share of compiling: median of the trials."""
         return math.exp(statistics.median(logarithms_of(self.tried)))
 
     @property
     def error(self) -> float:
-        """Standard error of its logarithm."""
+        """Standard error of the logarithmic step time."""
         count = len(self.tried)
         one = statistics.median(max(each.trial.spread, self.between, NOISE) for each in self.tried)
-        return one * (OF_MEDIAN if count > 2 else 1.0) / math.sqrt(count)  # of two it is the mean
+        return one * (OF_MEDIAN if count > 2 else 1.0) / math.sqrt(count)  # for two, it is the mean
 
     @property
     def samples_per_s(self) -> float:
-        """Over all devices."""
+        """Samples per second over all devices."""
         return self.candidate.plan.batch.samples_per_step / self.step_s
 
     @property
     def peak_bytes(self) -> int | None:
-        """The highest measured peak of one device."""
+        """Highest measured peak of one device."""
         return max((each.trial.peak_bytes or 0 for each in self.tried), default=0) or None
 
 
 def logarithms_of(tried: Sequence[Measured]) -> list[float]:
-    """Of the trials' seconds per optimizer step."""
+    """Return the logarithmic seconds per optimizer step of the trials."""
     return [math.log(each.trial.step_s) for each in tried if each.trial.step_s]
 
 
@@ -76,21 +75,21 @@ class Gain:
     """Gain of the best configuration over the baseline."""
 
     factor: float
-    """Of the objective: 2 is twice as fast, or half the memory, or half the cost."""
+    """Factor in the objective: 2 is twice as fast, half the memory or half the cost."""
     low: float
-    """Of a 95 % interval of `factor`; of memory, which hardly varies, the same."""
+    """Lower end of the 95 % interval. For memory, which hardly varies, equal to `factor`."""
     high: float
     of: Objective
-    """Quantity of the gain: a search for less memory may end at a faster step with as much."""
+    """Quantity of the gain. A search for less memory may end with a faster step."""
 
     @property
     def is_resolved(self) -> bool:
-        """Whether it is more than chance."""
+        """Whether the gain is significant."""
         return self.low > 1
 
 
 class Fit:
-    """The end of a search."""
+    """Result of a search."""
 
     def __init__(
         self, search: Search, candidates: Candidates, trials: Sequence[Measured], numerics: Numerics
@@ -106,43 +105,43 @@ class Fit:
         found = candidates.found
         each = {n: CandidateResult(found[n], those, self.between) for n, those in tried.items()}
         self.standings = tuple(each.values())
-        """The best first."""
+        """Measured candidates, the best first."""
         self.typed = None if candidates.first is None else each.get(candidates.first)
-        """The baseline; None if it could not be measured."""
+        """The baseline. None if it could not be measured."""
         self.further_gain = search.further_gain()
-        """Share of the objective that one more trial was expected to gain; 0: too little."""
+        """Share of the objective that one more trial was expected to gain. 0: too little."""
 
     @property
     def diverges(self) -> bool:
-        """The baseline diverges, and so does every candidate."""
+        """Whether the baseline diverges, and so does every candidate."""
         return all_diverge(self.trials, self.candidates.first, self.numerics)
 
     @property
     def best(self) -> CandidateResult | None:
-        """The best that was measured."""
+        """Best measured candidate."""
         return self.standings[0] if self.standings else None
 
     @property
     def gain(self) -> Gain | None:
-        """Gain over the baseline; None if it or the best was not measured."""
+        """Gain over the baseline. None if it or the best was not measured."""
         return None if self.typed is None else self.gain_over(self.typed)
 
     @property
     def is_found(self) -> bool:
-        """Whether the best is better than the baseline by more than chance, if that could run."""
+        """Whether the best is significantly better than the baseline, if that could run."""
         if self.best is None or self.best is self.typed:
             return False
         return self.gain is None or self.gain.is_resolved
 
     @property
     def rivals(self) -> list[CandidateResult]:
-        """Candidates other than the baseline that trials do not distinguish from the best."""
+        """Candidates other than the baseline that do not differ significantly from the best."""
         others = [each for each in self.standings[1:] if each is not self.typed]
         gains = [(each, self.gain_over(each)) for each in others]
         return [each for each, gain in gains if gain is not None and not gain.is_resolved]
 
     def gain_over(self, before: CandidateResult) -> Gain | None:
-        """Of the best over another configuration; None where that was not measured."""
+        """Return the best candidate's gain over another one, None if it was not measured."""
         after = self.best
         if after is None:
             return None
@@ -164,26 +163,24 @@ class Fit:
 
 
 def all_diverge(trials: Sequence[Measured], typed: int | None, numerics: Numerics) -> bool:
-    """Whether the baseline diverged, and candidates compute the same but for rounding."""
+    """Return whether the baseline diverged and all candidates differ only by rounding."""
     ended = {each.outcome for each in trials if each.number == typed}
     return numerics is Numerics.same and Outcome.diverged.value in ended
 
 
 MADE_BY = "eke fit"
-"""In the first lines of a file that may be written over."""
+"""Text in the first lines of files that may be overwritten."""
 
 OF_THE_PLACE = (*LAUNCH_GROUPS, "hardware", "paths", "sweep", "tracker")
-"""Sections that say where and how a run is started: the next one may be started elsewhere."""
+"""Sections about the place and start of a run, which the next run may change."""
 
 
 def write_experiment(
     composed: Composed, name: str, config_dir: Path | None, folder: Path, evidence: Sequence[str]
 ) -> Path:
-    """Write the configuration as `experiment/NAME.yaml` into a folder of options; returns its path.
+    """Write the configuration as `experiment/NAME.yaml` into a folder of options. Return its path.
 
-    Raises:
-        ConfigError: a file of that name exists that eke fit did not write.
-        OSError: the folder cannot be written.
+    Raises ConfigError if eke fit did not write a file of that name, OSError if it cannot write.
     """
     path = free_path(folder, name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -192,26 +189,24 @@ def write_experiment(
 
 
 def free_path(folder: Path, name: str, planning: bool = False) -> Path:
-    """Where the option will be written; the folder may be read-only while `planning`.
+    """Return the path of the option's file. With `planning`, the folder may be read-only.
 
-    Raises:
-        ConfigError: the name is invalid, or belongs to a file that eke fit did not write, or the
-            folder cannot be written.
+    Raises ConfigError for an invalid name, a file not written by eke fit or a read-only folder.
     """
     if not re.fullmatch(r"[A-Za-z]\w*", name):
-        why = "an option's name is letters, digits and underscores"
+        why = "must be letters, digits and underscores"
         raise ConfigError(Problem("--name", name, why, Fix(remark="--name fastest")))
     path, why = folder / "experiment" / f"{name}.yaml", ""
     if path.exists():
         if MADE_BY not in path.read_text(encoding="utf-8"):
-            why = f"{path} is there, and eke fit did not write it"
+            why = f"{path} exists, and was not written by eke fit"
     elif (conf_folder() / "experiment" / path.name).exists():
-        why = "eke has an experiment of this name, and it would be taken instead"
+        why = "eke has an experiment of this name, which takes precedence"
     if why:
         raise ConfigError(Problem("--name", name, why, Fix(remark=f"--name {name}_fit")))
     place = next(each for each in (path.parent, *path.parents) if each.exists())
     if not planning and not os.access(place, os.W_OK):
-        why = f"{place} cannot be written, and the best is to be kept there as an option"
+        why = f"{place} is not writable, and the best configuration is stored there"
         fix = Fix(remark="--config-dir my_conf")
         raise ConfigError(Problem("--config-dir", str(folder), why, fix))
     return path
@@ -220,7 +215,7 @@ def free_path(folder: Path, name: str, planning: bool = False) -> Path:
 def experiment_text(
     composed: Composed, name: str, config_dir: Path | None, evidence: Sequence[str]
 ) -> str:
-    """The file's content: every choice and value that is not eke's default."""
+    """Return the file's content: every choice and value other than eke's default."""
     usual = make_catalogue(config_dir).defaults
     chosen = {
         group: option
@@ -245,7 +240,7 @@ def experiment_text(
 def _with_defaults(
     chosen: Mapping[str, str], wanted: Mapping[str, Any], config_dir: Path | None
 ) -> tuple[dict[str, Any], set[str]]:
-    """The configuration of the choices alone, and its missing keys."""
+    """Return the configuration of the choices only, and its missing keys."""
     options = [f"{group}={option}" for group, option in chosen.items()]
     filled: dict[str, str] = {}
     while True:
@@ -262,7 +257,7 @@ def _with_defaults(
 
 
 def _changed(wanted: Any, usual: Any, filled: set[str], path: str) -> Any:
-    """Differences from the defaults, as a tree; {} or None if there are none."""
+    """Return the differences from the defaults as a tree, {} or None if there are none."""
     if not isinstance(wanted, dict):
         return None if wanted == usual else wanted
     before = usual if isinstance(usual, dict) else {}

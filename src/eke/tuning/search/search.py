@@ -1,7 +1,7 @@
-"""Search algorithm: choose the next trial and the best configuration; no plans, no processes.
+"""Search algorithm: the next trial and the best configuration, without plans and processes.
 
-Expected improvement chooses (Jones, Schonlau and Welch 1998, doi:10.1023/A:1008306431147): what is
-well known to be slow is never tried, and nor is what is well known to be fast.
+Trials are chosen by expected improvement (Jones, Schonlau and Welch 1998,
+doi:10.1023/A:1008306431147). Configurations known to be slow, or known well, are not tried.
 """
 
 import math
@@ -29,50 +29,50 @@ from eke.tuning.search.search_space import (
 )
 
 ENOUGH = 0.003
-"""Expected improvement below which no more is tried: a third of a percent."""
+"""Expected improvement below which the search stops: a third of a percent."""
 
 CONFIRMING = 1
-"""Trials that are kept for running the best one again."""
+"""Trials reserved for confirming the best configuration."""
 
 CLOSE = 0.03
-"""A second configuration within this of the best is run again as well."""
+"""A second configuration whose score is within this of the best is also confirmed."""
 
 
 @dataclass
 class Search:
-    """The state of a search."""
+    """State of a search."""
 
     points: list[Point]
     objective: Objective
     budget: int
-    """Trials at most, the confirming ones included."""
+    """Most trials, including confirming trials."""
     first: int | None
-    """Index of the baseline; None if it cannot run."""
+    """Index of the baseline. None if it cannot run."""
     trials: list[tuple[int, Trial]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._surrogate = Surrogate(self.points)
 
     def tell(self, number: int, trial: Trial) -> None:
-        """Record a trial; a point may have several."""
+        """Record a trial. A point may have several."""
         self.trials.append((number, trial))
         limit = self.points[number].peak_bytes
         for other, point in enumerate(self.points if trial.ran_out else []):
-            # What is expected to need as much is excluded, too.
+            # Also exclude points whose expected peak is as high.
             as_much = limit is not None and (point.peak_bytes or 0) >= limit
             if other == number or as_much:
                 self.points[other] = replace(point, room=Verdict.does_not_fit)
 
     @property
     def left(self) -> int:
-        """Trials that are still allowed."""
+        """Trials left in the budget."""
         return self.budget - len(self.trials)
 
     def next(self, count: int = 1) -> list[int]:
-        """Numbers of at most `count` points to try now; none where that is not worth it.
+        """Return the indices of at most `count` points to try now, none if not worthwhile.
 
-        A further one is chosen as if the others had turned out as expected (Ginsbourger et al.
-        2010, "kriging believer").
+        Each further point is chosen as if the previous ones had turned out as expected (Ginsbourger
+        et al. 2010, "kriging believer").
         """
         chosen: list[int] = []
         room = self.left - (CONFIRMING if self.budget > CONFIRMING + 1 else 0)
@@ -86,11 +86,7 @@ class Search:
         return chosen
 
     def to_confirm(self) -> list[int]:
-        """Points to be run again: the best, another as good as it, and what it is compared with.
-
-        None where each of them was, and its trials agree; what they are may change with what is
-        found. Where they do not agree, one was disturbed, and a further one tells which.
-        """
+        """Return the points to try again: the best, a rival, the baseline, inconsistent ones."""
         ranked = self.ranking()
         if not ranked or self.left < 1:
             return []
@@ -104,35 +100,32 @@ class Search:
         return [n for n in again if len(self._logarithms(n)) == 1 or self._disagree(n)][: self.left]
 
     def ranking(self) -> list[int]:
-        """Points that were measured, the best first."""
+        """Return the measured points, the best first."""
         tried = {number for number, trial in self.trials if trial.step_s is not None}
         return sorted(tried, key=self._found)
 
     def by_expectation(self) -> list[int]:
-        """Points that may have room, the best by the prior and by what was found so far first."""
+        """Return the points that may fit, by expected score given the trials, the best first."""
         mean, _ = self._times(())
         able = np.flatnonzero(chances(self.points, self.trials, self.objective)).tolist()
         return sorted(able, key=lambda number: self._score(number, float(mean[number])))
 
     def expected_s(self) -> list[float]:
-        """Seconds per step of each point, by the prior and by what was found so far."""
+        """Return the expected seconds per step of each point, given the trials."""
         mean, _ = self._times(())
         return [float(seconds) for seconds in np.exp(mean)]
 
     def further_gain(self) -> float:
-        """Expected gain of one more trial, regardless of the budget; 0 if not worthwhile.
-
-        Of the score: 0.02 is a step shorter by 2 %.
-        """
+        """Return the expected gain in score of one more trial (0.02: 2 % faster), 0 if too low."""
         found = self._most_promising(())
         return found[1] if found and found[1] > ENOUGH else 0.0
 
     def _most_promising(self, chosen: Sequence[int]) -> tuple[int, float] | None:
-        """The point with the highest expected improvement; None where that is not enough."""
+        """Return the point with the highest expected improvement, None if it is too low."""
         mean, deviation = self._times(chosen)
         scores = np.array([self._score(n, value) for n, value in enumerate(mean)])
         tried = {*self.ranking(), *chosen}
-        # Where nothing is measured, what is expected to be best is tried.
+        # Before any measurement, the point with the best expectation is tried.
         best = min(scores[number] for number in tried) if tried else np.max(scores)
         improvement = expected_improvement(scores, self.objective.weight * deviation, float(best))
         improvement *= chances(self.points, self.trials, self.objective)
@@ -143,17 +136,17 @@ class Search:
         return (found, float(improvement[found])) if improvement[found] > enough else None
 
     def _times(self, chosen: Sequence[int]) -> tuple[Array, Array]:
-        """Mean and deviation of the logarithm of what a step takes, its share of compiling too."""
+        """Return mean and deviation of the logarithmic step time, with its share of compiling."""
         mean, deviation = self._posterior(chosen)
         if not (self._surrogate.is_modelled or self.ranking()):
-            return mean, deviation  # in proportion to seconds; only seconds can be added
+            return mean, deviation  # relative times, to which no seconds can be added
         share, doubt = shares(self.points, self.trials)
         steady = np.exp(mean)
         whole = steady + share
         return np.log(whole), np.hypot(steady * deviation, share * doubt) / whole
 
     def _posterior(self, chosen: Sequence[int]) -> tuple[Array, Array]:
-        """The same without compiling."""
+        """Return mean and deviation of the logarithmic step time without compiling."""
         seen, values, spread = self.ranking(), [], []
         for number in seen:
             steady = self._logarithms(number, steady=True)
@@ -174,31 +167,29 @@ class Search:
         return self.objective.score(float(log_step_s), peak, point.devices)
 
     def _found(self, number: int) -> float:
-        """The score by what was measured alone."""
         return self._score(number, statistics.median(self._logarithms(number)))
 
     def _logarithms(self, number: int, steady: bool = False) -> list[float]:
-        """Of a step's seconds in each trial that has some; steady is without compiling."""
+        """Return the logarithmic step time of each finished trial, `steady`: without compiling."""
         ended = [(t, t.step_s) for n, t in self.trials if n == number and t.step_s is not None]
         return [math.log(step_s - (t.compiling_s if steady else 0.0)) for t, step_s in ended]
 
     def _disagree(self, number: int) -> bool:
-        """Whether a point's trials differ so much that one of them was disturbed."""
+        """Return whether a point's trials differ so much that one of them was disturbed."""
         logarithms = self._logarithms(number)
         return len(logarithms) < MOST and deviation(logarithms) > UNSTEADY
 
     def _is_unclear(self, number: int, reach: float) -> bool:
-        """Whether a point whose trials disagree is among the best by the quickest of them."""
+        """Return whether a point's trials disagree and the fastest of them is within `reach`."""
         quickest = self._score(number, min(self._logarithms(number)))
         return self._disagree(number) and quickest < reach
 
 
 WARMUP_STEPS, MEASURED_STEPS = 5, 15
-"""Of a trial. DeepSpeed's autotuner profiles 3 to 5; the spread of 15 is recorded, so that
-the search knows what they do not resolve."""
+"""Steps of a trial. DeepSpeed's autotuner profiles 3 to 5. The error of 15 is recorded."""
 
 HIGHER = 0.01
-"""By how much a candidate's loss may be above the baseline's, after the same samples."""
+"""Largest share by which a candidate's loss may exceed the baseline's after the same samples."""
 
 SHORT = (
     f"train.steps={WARMUP_STEPS + MEASURED_STEPS}",
@@ -209,16 +200,16 @@ SHORT = (
     "train.save_final=false",
     "schedule.warmup_steps=0",
 )
-"""Overrides that make a run a trial; none affects the cost of a step."""
+"""Overrides that make a run a trial, without an effect on the cost of a step."""
 
 NOT_OF_A_RUN = ("rerun", "repeat", "plan_only", "ignore_forecast")
-"""Keys that say nothing of a configuration."""
+"""Keys that are not part of a configuration."""
 
 PER_NORMAL = 2 * 1.2816
 """Standard deviations between the 10th and the 90th percentile of a normal distribution."""
 
 OF_MEDIAN = math.sqrt(math.pi / 2)
-"""A median's standard error over a mean's (normal distribution, many values)."""
+"""Standard error of a median relative to a mean's (normal distribution, many values)."""
 
 
 @dataclass(frozen=True)
@@ -226,33 +217,33 @@ class Measured:
     """Summary of a trial's record."""
 
     number: int
-    """Of the candidate."""
+    """Index of the candidate."""
     repeat: int
-    """0 for its first trial."""
+    """Number of the candidate's trial, from 0."""
     trial: Trial
     outcome: str
     reason: str = ""
-    """Why there is no step time, or why it does not count."""
+    """Why there is no step time, or why it is excluded."""
     steady_s: float | None = None
-    """Seconds per optimizer step, without compiling."""
+    """Seconds per optimizer step without compiling."""
     compile_s: float = 0.0
     loss: float | None = None
-    """Nats per target after the trial."""
+    """Loss after the trial in nats per target."""
     data_frac: float | None = None
-    """Share of a step that waits for data."""
+    """Share of a step spent waiting for data."""
     shared: bool = False
-    """Another process used the device meanwhile."""
+    """Whether another process used the device at the same time."""
     folder: str = ""
 
 
 def trial_overrides(typed: Sequence[str], candidate: Sequence[str], repeat: int) -> tuple[str, ...]:
-    """Overrides of a candidate's trial, given the user's; `repeat` is 0 for its first one."""
+    """Return the overrides of a candidate's trial, given the user's overrides."""
     again = (f"repeat={repeat}",) if repeat else ()
     return (*without(typed, (*candidate, *SHORT)), *candidate, *SHORT, *again)
 
 
 def without(typed: Sequence[str], changed: Sequence[str]) -> list[str]:
-    """The user's overrides without replaced ones and those that do not affect the configuration."""
+    """Return the user's overrides without replaced ones and those outside a configuration."""
     gone = {*map(_key, changed), *NOT_OF_A_RUN}
     return [text for text in typed if _key(text) not in gone and text != "batch=auto"]
 
@@ -270,10 +261,10 @@ def measured(
     on_gpu: bool,
     context_bytes: int = 0,
 ) -> Measured:
-    """Result of a trial, from its record.
+    """Return the result of a trial from its record.
 
-    What compiling costs is spread over the total steps of the run that the search is for. A GPU's
-    peak is its allocator's, and the driver's context, which a forecast counts as well.
+    The cost of compiling is spread over `total_steps` of the run to be tuned. The peak on a GPU
+    is the allocator's plus the driver's context, as in a forecast.
     """
     memory = record.memory.measured
     peak = None
@@ -304,5 +295,5 @@ def measured(
 
 
 def is_higher(loss: float | None, typed: float | None) -> bool:
-    """Whether a loss exceeds the baseline's by more than rounding."""
+    """Return whether a loss exceeds the baseline's by more than rounding."""
     return loss is not None and typed is not None and loss > typed * (1 + HIGHER)

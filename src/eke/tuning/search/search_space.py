@@ -1,15 +1,14 @@
-"""Search space: points, trials, objectives, and what is expected of points not tried yet.
+"""Search space: points, trials, objectives, and the expected results of untried points.
 
-The model is a Gaussian process over the logarithm of the step time. Its prior mean is the time
-model's answer where there is one, else what is usual. Its error is a sum of independent parts: one
-for all points alike (the machine), one for each value of each axis (a technique works better or
-worse here than expected), a smooth one in the micro-batch, and one for each point alone (techniques
-that do not simply multiply). Techniques that do multiply make few trials enough; Rasmussen and
-Williams, Gaussian Processes for Machine Learning, 2006, chapter 2. Seconds of compiling are kept
-separate, since techniques multiply the rest of a step and add this.
+The model is a Gaussian process over the logarithm of the step time (Rasmussen and Williams,
+Gaussian Processes for Machine Learning, 2006, chapter 2). Its prior mean is the time model's
+estimate if there is one, else the usual time. Its error is a sum of independent parts: one for all
+points (the machine), one for each value of each axis, a smooth one in the micro-batch, and one for
+each point (techniques whose effects do not multiply). Compiling adds seconds and is modelled
+separately.
 
-What disturbs a trial (another user's process, a page cache gone cold) is no normal error: one trial
-in a few is off by any factor. So medians, here as for the steps within a trial.
+Disturbances (another process, a cold page cache) make some trials off by any factor. Therefore
+medians are used.
 """
 
 import math
@@ -29,65 +28,58 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Point:
-    """One configuration as the search sees it."""
+    """One configuration in the search."""
 
     values: tuple[str, ...]
-    """Its value on each axis, the same axes for all points."""
+    """Value on each axis. All points have the same axes."""
     micro_batch: int
     """Samples per device and forward pass."""
     devices: int = 1
     room: Verdict = Verdict.fits
-    """Whether it fits into memory, by forecast; never unknown."""
+    """Memory verdict of the forecast, never unknown."""
     peak_bytes: int | None = None
-    """Expected peak on one device; None if unknown."""
+    """Expected peak bytes on one device. None if unknown."""
     expected_s: float | None = None
-    """Seconds per optimizer step by the time model, without compiling; None if unknown."""
+    """Seconds per optimizer step without compiling, by the time model. None if unknown."""
     usual: float = 1.0
-    """Published step time relative to the baseline's; used where the time model has no answer."""
+    """Published step time relative to the baseline's, used without the time model."""
     compiling_s: float = 0.0
-    """Expected seconds of compiling per optimizer step: once, over all of a run's steps."""
+    """Expected seconds of compiling per optimizer step, spread over all of a run's steps."""
     needless_beside: tuple[tuple[str, ...], ...] = ()
-    """Values of points that do the same with less work: where one of them has room with the same
-    micro-batch, this one can only be slower."""
+    """Values of points that compute the same faster, if they fit with the same micro-batch."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Result of one point."""
+    """Result of one trial of a point."""
 
     step_s: float | None
-    """Seconds per optimizer step, the median after warm-up, with its share of compiling; None where
-    it did not get there."""
+    """Median seconds per optimizer step with its share of compiling. None if not measured."""
     spread: float = 0.0
     """Standard error of the logarithm of `step_s`."""
     compiling_s: float = 0.0
-    """Of `step_s`: its share of compiling."""
+    """Share of compiling in `step_s`."""
     peak_bytes: int | None = None
-    """Measured; comparable with the points' own."""
+    """Measured peak, comparable with the points' expected peak."""
     ran_out: bool = False
-    """Of memory."""
 
 
 SPEED_IN_MEMORY = 0.05
-"""Weight of time relative to memory: a step twice as long has to save 3.5 % of the peak. Without it
-the search would give any amount of time for the last megabyte."""
+"""Weight of time relative to memory: a step twice as long must save 3.5 % of the peak."""
 
 
 class Objective(Enum):
-    """Quantity that the best configuration minimises."""
+    """Quantity to be minimized."""
 
     speed = "speed"
     """Seconds per sample."""
     memory = "memory"
-    """Peak memory of a device; among much the same, seconds per sample."""
+    """Peak memory of a device. Seconds per sample decide between similar peaks."""
     cost = "cost"
     """Device-seconds per sample."""
 
     def score(self, log_step_s: float, peak_bytes: float | None, devices: int) -> float:
-        """The logarithm of what is minimised; `log_step_s` is of a step's seconds.
-
-        All configurations have the same samples per step; the peak is needed for `memory` alone.
-        """
+        """Return the logarithm of the quantity to be minimized. Only `memory` uses the peak."""
         if self is Objective.memory:
             assert peak_bytes, "no search for memory without its forecast"
             return math.log(peak_bytes) + SPEED_IN_MEMORY * log_step_s
@@ -97,41 +89,41 @@ class Objective(Enum):
 
     @property
     def weight(self) -> float:
-        """How much of an error of the logarithmic time is one of the score."""
+        """Error of the score per error of the logarithmic time."""
         return SPEED_IN_MEMORY if self is Objective.memory else 1.0
 
 
 MODELLED = (0.6, 0.12)
-"""Standard deviations of the logarithm of the step time (0.1 is about 10 %) with the time model: of
-all points alike, the machine's; of each value of an axis and of the micro-batch. Its published rows
+"""Standard deviations of the logarithmic step time (0.1 is about 10 %) with the time model: of all
+points together, and of each value of an axis and of the micro-batch. Estimates for published rows
 are off by some 10 to 40 % (docs/how-to/forecast.md)."""
 
 BLIND = (3.0, 0.2)
-"""The same without: techniques move a step by factors of 0.5 to 2 (docs/reference/techniques.md),
-and what is usual for them says less than half of that here."""
+"""The same without the time model. Techniques change a step by factors of 0.5 to 2
+(docs/reference/techniques.md), and usual factors explain less than half of it."""
 
 ALONE = 0.05
-"""Standard deviation of a point by itself."""
+"""Standard deviation of the logarithmic step time of each single point."""
 
 REACH = 2.5
-"""Doublings of the micro-batch over which its effect stays much the same."""
+"""Doublings of the micro-batch over which its effect is similar."""
 
 SCALES = (1.0, 1.5, 2.2, 3.3)
-"""Factors on all doubts but the machine's, each counted as the trials make it likely: a time model
-may be worse here than elsewhere, and who trusts a bad one too much stops too early."""
+"""Factors on all deviations except the machine's, weighted by their likelihood. The time model may
+be worse here than elsewhere, and too much trust in it stops a search too early."""
 
 SCALE_DOUBT = 0.6
-"""Standard deviation of the factor's logarithm before any trial: a few of them outvote it."""
+"""Standard deviation of the factor's logarithm before any trial. A few trials outweigh it."""
 
 NOISE = 0.015
-"""Least standard deviation of a trial's logarithmic step time; the same run again differs so."""
+"""Least standard deviation of a trial's logarithmic step time, as in identical runs."""
 
 
 class Surrogate:
-    """A posterior over points, which have the same axes."""
+    """Posterior over points with the same axes."""
 
     def __init__(self, points: Sequence[Point]) -> None:
-        self.is_modelled = any(point.expected_s for point in points)  # so its prior is in seconds
+        self.is_modelled = any(point.expected_s for point in points)  # the prior is in seconds
         self._machine, self._technique = MODELLED if self.is_modelled else BLIND
         self._prior: Array = np.log(prior_s(points))
         self._shapes = self._covariances(points, np.log2([p.micro_batch for p in points]))
@@ -139,7 +131,7 @@ class Surrogate:
     def posterior(
         self, seen: Sequence[int], log_step_s: Sequence[float], spread: Sequence[float]
     ) -> tuple[Array, Array]:
-        """Mean and deviation of each logarithmic step time, given some and their errors."""
+        """Return mean and deviation of each logarithmic step time, given some with their errors."""
         machine = self._machine**2
         variance = np.diag(self._shapes)
         if not seen:
@@ -162,7 +154,7 @@ class Surrogate:
         return mean, np.sqrt(weights @ np.array(variances) + between)
 
     def _covariances(self, points: Sequence[Point], size: Array) -> Array:
-        """Of everything but the machine, at a scale of 1."""
+        """Return the covariance of all parts except the machine, for a scale of 1."""
         doubt, total = self._technique**2, np.zeros((len(points), len(points)))
         for axis in range(len(points[0].values)):
             _, column = np.unique([point.values[axis] for point in points], return_inverse=True)
@@ -173,11 +165,7 @@ class Surrogate:
 
 
 def prior_s(points: Sequence[Point]) -> list[float]:
-    """Seconds per step before any trial, or what is in proportion to them.
-
-    Where the time model says nothing of a point, the one of which it does and that has the most in
-    common with it is used, times the usual factor of their differences.
-    """
+    """Return the seconds per step before any trial, or relative times without the time model."""
     known: dict[tuple[int, int], list[Point]] = {}
     for point in points:
         if point.expected_s:
@@ -200,14 +188,14 @@ def _stand_in_s(point: Point, known: Mapping[tuple[int, int], Sequence[Point]]) 
 
 
 def likelihood(covariance: Array, off: Array, scale: float) -> float:
-    """Logarithm of a scale's probability given what trials were off by, up to a constant."""
+    """Return a scale's log-likelihood given the trials' deviations, up to a constant."""
     _, log_size = np.linalg.slogdet(covariance)
     fit = off @ np.linalg.solve(covariance, off)
     return float(-0.5 * (fit + log_size) - 0.5 * (math.log(scale) / SCALE_DOUBT) ** 2)
 
 
 def expected_improvement(mean: Array, deviation: Array, best: float) -> Array:
-    """By how much each point is expected to be below the best (Mockus 1975), 0 or more."""
+    """Return how far each point is expected to be below the best (Mockus 1975), at least 0."""
     z = (best - mean) / deviation
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
     below = ndtr(z)
@@ -216,16 +204,13 @@ def expected_improvement(mean: Array, deviation: Array, best: float) -> Array:
 
 
 RISK = 0.5
-"""What the improvement of a tight configuration counts: it may run out of memory instead."""
+"""Weight of the improvement of a tight configuration, which may run out of memory."""
 
 
 def chances(
     points: Sequence[Point], trials: Sequence[tuple[int, Trial]], objective: Objective
 ) -> Array:
-    """For each point, the chance that a trial of it tells something.
-
-    Where memory is the objective, nothing that saves it is needless.
-    """
+    """Return each point's chance of an informative trial, 0 if a faster equivalent fits."""
     failed = {number for number, trial in trials if trial.step_s is None}
     ran_out = any(trial.ran_out for _, trial in trials)
     standing = {
@@ -254,10 +239,7 @@ def chances(
 def _suspects(
     points: Sequence[Point], trials: Sequence[tuple[int, Trial]]
 ) -> list[set[tuple[int, str]]]:
-    """For each trial that failed, the values that worked nowhere: one of them is the reason.
-
-    A failure without any is that of its combination, and of that alone.
-    """
+    """Return, per failed trial, its values that worked in no trial: one of them is the cause."""
     values = [(set(enumerate(points[number].values)), trial) for number, trial in trials]
     worked = {each for own, trial in values if trial.step_s is not None for each in own}
     failures = [own for own, trial in values if trial.step_s is None and not trial.ran_out]
@@ -265,15 +247,12 @@ def _suspects(
 
 
 UNSEEN, SEEN = 0.7, 0.4
-"""Standard deviations of the logarithm of what compiling takes, before any trial that compiled and
-after: a factor of two, and half as much again (an assumption; caches and cores differ)."""
+"""Standard deviations of the logarithmic compile time before and after any trial that compiled: a
+factor of two, and half as much again (an assumption, since caches and cores differ)."""
 
 
 def shares(points: Sequence[Point], trials: Sequence[tuple[int, Trial]]) -> tuple[Array, Array]:
-    """Seconds per step that compiling adds to each point, and the deviation of their logarithm.
-
-    What the estimates of tried points were off by, those of the others are taken to be off by, too.
-    """
+    """Return the compile seconds per step, corrected by trials, and their log deviation."""
     ended = [(number, trial) for number, trial in trials if trial.step_s is not None]
     off = [
         math.log(trial.compiling_s / points[number].compiling_s)
@@ -290,25 +269,22 @@ def shares(points: Sequence[Point], trials: Sequence[tuple[int, Trial]]) -> tupl
 
 
 UNSTEADY = 0.1
-"""Standard deviation between trials of one configuration from which on one of them must have been
-disturbed: of two, one took about 15 % longer."""
+"""Standard deviation between trials of one configuration above which one of them must have been
+disturbed. For two trials, one took about 15 % longer."""
 
 MOST = 4
-"""Trials of one configuration at most: on a machine that is never quiet, more tell no more."""
+"""Most trials of one configuration, since more do not help on a busy machine."""
 
 OF_MAD = 1.4826
-"""A normal distribution's standard deviation over the median distance from its median."""
+"""Standard deviation of a normal distribution relative to the median distance from its median."""
 
 OF_FEW = {3: 1.495, 4: 1.363}
-"""Correction of that for few values (Croux and Rousseeuw 1992, "Time-efficient algorithms for two
-highly robust estimators of scale"; by simulation the same to 1 %)."""
+"""Correction of OF_MAD for few values (Croux and Rousseeuw 1992, "Time-efficient algorithms for two
+highly robust estimators of scale"). Simulations agree to 1 %."""
 
 
 def deviation(logarithms: Sequence[float]) -> float:
-    """Standard deviation from trial to trial; of three or more, one that is far off hardly counts.
-
-    0 for a single trial, which gives no estimate.
-    """
+    """Return the standard deviation between trials, robust from three trials on, 0 for one."""
     if len(logarithms) < 3:
         return statistics.stdev(logarithms) if len(logarithms) == 2 else 0.0
     middle = statistics.median(logarithms)
@@ -317,7 +293,7 @@ def deviation(logarithms: Sequence[float]) -> float:
 
 
 def deviation_between(groups: Sequence[Sequence[float]]) -> float:
-    """The same, pooled over configurations; 0 where none was tried twice."""
+    """Return the deviation pooled over configurations, 0 if none was tried twice."""
     repeated = [group for group in groups if len(group) > 1]
     if not repeated:
         return 0.0

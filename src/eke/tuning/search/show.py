@@ -11,49 +11,49 @@ from eke.tuning.search.search import Measured, Search, is_higher
 from eke.tuning.search.search_space import UNSTEADY, Objective
 
 ALLOWS = {
-    Numerics.same: "formats as typed",
+    Numerics.same: "formats unchanged",
     Numerics.mixed: "16-bit or TF32 products over float32 weights allowed",
     Numerics.reduced: "bfloat16 weights, float8 products and 8-bit states allowed",
 }
 
 BETTER = {
-    Objective.speed: "as fast as your configuration",
-    Objective.memory: "less peak memory than your configuration",
-    Objective.cost: "as much for the same device-seconds as your configuration",
+    Objective.speed: "as fast as the baseline",
+    Objective.memory: "less peak memory than the baseline",
+    Objective.cost: "as many samples per device-second as the baseline",
 }
 
 WAITING = 0.05
-"""Share of a step that waits for data from which on it is worth saying."""
-AGAIN = "Again on a quiet one: paths.runs=ANOTHER_FOLDER"
+"""Share of a step spent waiting for data from which a hint is shown."""
+AGAIN = "To repeat it on an idle machine: paths.runs=ANOTHER_FOLDER"
 
 SHOWN = 8
-"""Lines of what would be tried: by default as many as there are trials."""
+"""Number of trials shown in advance, by default all."""
 
 NAMED = 3
-"""Configurations that are named before the others are counted."""
+"""Number of configurations shown by name."""
 
 
 def short_name(candidate: Candidate, baseline: Plan) -> str:
-    """Difference of a candidate from the baseline, without the rest of the batch."""
+    """Return the difference of a candidate from the baseline, without the rest of the batch."""
     own = [text for value in candidate.values for text in value.overrides]
     if candidate.plan.batch.per_device != baseline.batch.per_device:
         own.append(f"batch.per_device={candidate.plan.batch.per_device}")
-    return " ".join(own) or "as typed"
+    return " ".join(own) or "baseline"
 
 
 def describe_candidates(candidates: Candidates, baseline: Plan, numerics: Numerics) -> str:
-    """Number of candidates, and those excluded."""
+    """Return the number of candidates and of excluded configurations as text."""
     refused = sum(candidates.refused.values())
     rules = sorted(candidates.refused.items(), key=lambda item: -item[1])
     lines = [
         f"eke fit: {format_number(len(candidates.found), 'configuration')} of "
         f"{format_number(candidates.num_sets, 'set')} of techniques on {baseline.device.name}",
-        f"  kept: {format_number(baseline.batch.samples_per_step, 'sample')} per step; "
+        f"  kept: {format_number(baseline.batch.samples_per_step, 'sample')} per step, "
         f"{ALLOWS[numerics]}",
     ]
     if refused:
         most = ", ".join(f"{rule} ({count})" for rule, count in rules[:3])
-        lines.append(f"  refused by rules: {format_number(refused, 'set')}: {most}")
+        lines.append(f"  rejected by rules: {format_number(refused, 'set')}: {most}")
     if candidates.too_large:
         lines.append(f"  cannot fit: {format_number(candidates.too_large, 'configuration')}")
     tight = sum(candidate.point.room is Verdict.tight for candidate in candidates.found)
@@ -61,21 +61,21 @@ def describe_candidates(candidates: Candidates, baseline: Plan, numerics: Numeri
         lines.append(f"  may not fit: {format_number(tight, 'configuration')}")
     known = sum(candidate.point.expected_s is not None for candidate in candidates.found)
     if not known:
-        lines.append("  no estimate of their speed: trials alone decide")
+        lines.append("  no estimate of their speed: only trials decide")
     elif known < len(candidates.found):
-        lines.append(f"  their speed: estimated of {known}, the others judged by these")
+        lines.append(f"  speed: estimated for {known}, inferred for the others")
     return "\n".join(lines)
 
 
-BY_MEDIAN = "step is the median, and samples/s by it; eke report divides all samples by all seconds"
-"""A slow step in twenty moves one and not the other."""
+BY_MEDIAN = "step, samples/s: by the median step. eke report divides all samples by all seconds"
+"""Note on a difference to the report: one slow step in twenty changes its mean, not the median."""
 
 
 def describe_trial(trial: Measured, candidate: Candidate) -> str:
-    """One line about a trial that has ended."""
+    """Return one line about a trial that has ended."""
     if trial.trial.step_s is None:
         return f"{trial.outcome}: {trial.reason}" if trial.reason else trial.outcome
-    parts = [f"{format_seconds(trial.steady_s or 0)} a step"]
+    parts = [f"{format_seconds(trial.steady_s or 0)} per step"]
     if candidate.point.expected_s:
         parts.append(f"expected {format_seconds(candidate.point.expected_s)}")
     if trial.trial.peak_bytes:
@@ -83,20 +83,20 @@ def describe_trial(trial: Measured, candidate: Candidate) -> str:
     if trial.compile_s >= 1:
         parts.append(f"compiled for {format_seconds(trial.compile_s)}")
     if trial.shared:
-        parts.append("beside another process, which may have slowed it")
+        parts.append("the device was shared, which may have slowed it")
     return ", ".join(parts)
 
 
 def describe_fit(fit: Fit, baseline: Plan) -> str:
-    """The end: the best configuration, how sure that is, and all that was measured."""
+    """Return the result: the best configuration, its significance, and all measurements."""
     if fit.diverges:
-        fix = "clip by train.max_grad_norm, or let formats change by --numerics mixed"
-        why = "your configuration diverges, and so does every numerically equivalent one"
-        return f"{why}: lower optimizer.lr, {fix}"
+        fix = "set train.max_grad_norm, or allow other formats with --numerics mixed"
+        why = "the baseline diverges, as does every numerically equivalent one"
+        return f"{why}. Lower optimizer.lr, {fix}"
     if {trial.outcome for trial in fit.trials} == {Outcome.diverged.value}:
-        return "all trials diverged: lower optimizer.lr, or clip by train.max_grad_norm"
+        return "all trials diverged. Lower optimizer.lr, or set train.max_grad_norm"
     if fit.best is None:
-        return "nothing could be measured; the trials' logs say why"
+        return "no trial could be measured. The trials' logs have the reasons"
     lines = [_verdict(fit, fit.gain, baseline), ""]
     lines += [f"  {line}" for line in results_table(fit, baseline)]
     lines += [f"  {BY_MEDIAN}"]
@@ -108,28 +108,27 @@ def _verdict(fit: Fit, gain: Gain | None, baseline: Plan) -> str:
     assert fit.best is not None
     name = short_name(fit.best.candidate, baseline)
     if gain is None:
-        return f"best of what could be measured: {name} (your configuration could not)"
+        return f"best measured: {name} (the baseline could not be measured)"
     if fit.best is fit.typed:
-        return "your configuration is the best that was found"
+        return "the baseline is the best configuration found"
     between = f" ({gain.low:.2f} to {gain.high:.2f})" if gain.high > gain.low else ""
     if not gain.is_resolved:
-        return f"not resolved: {name} is {gain.factor:.2f}x{between} {BETTER[gain.of]}"
+        return f"not significant: {name} is {gain.factor:.2f}x{between} {BETTER[gain.of]}"
     price = _price(fit, gain) if fit.objective is Objective.memory else ""
     return f"best: {name}: {gain.factor:.2f}x{between} {BETTER[gain.of]}{price}"
 
 
 def _price(fit: Fit, gain: Gain) -> str:
-    """Time cost of the memory saved, if any."""
     assert fit.best is not None
     assert fit.typed is not None
     if gain.of is Objective.memory:
-        return f"; a step takes {fit.best.step_s / fit.typed.step_s:.2f} times as long"
+        return f", a step takes {fit.best.step_s / fit.typed.step_s:.2f} times as long"
     more = (fit.best.peak_bytes or 1) / (fit.typed.peak_bytes or 1) - 1
-    return f"; its peak is {more:.1%} higher" if more >= LESS else "; the peak is the same"
+    return f", its peak is {more:.1%} higher" if more >= LESS else ", the peak is the same"
 
 
 def results_table(fit: Fit, baseline: Plan) -> list[str]:
-    """A line for each configuration that was measured, the best first."""
+    """Return a line for each measured configuration, the best first."""
     rows = [
         (
             format_seconds(standing.step_s),
@@ -144,7 +143,7 @@ def results_table(fit: Fit, baseline: Plan) -> list[str]:
 
 
 def notes(fit: Fit, baseline: Plan) -> list[str]:
-    """Notes below the table."""
+    """Return the notes below the table."""
     found = []
     total = format_number(baseline.steps.total, "step")
     if any(trial.compile_s >= 1 and trial.trial.compiling_s for trial in fit.trials):
@@ -152,9 +151,9 @@ def notes(fit: Fit, baseline: Plan) -> list[str]:
     if rivals := fit.rivals:
         names = ", ".join(short_name(each.candidate, baseline) for each in rivals[:NAMED])
         more = f" and {format_number(len(rivals) - NAMED, 'other')}" if len(rivals) > NAMED else ""
-        found.append(f"these trials do not tell it from {names}{more}")
+        found.append(f"not significantly better than {names}{more}")
     if fit.best is not None and fit.best is not fit.typed and len(fit.best.tried) == 1:
-        found.append("the best was tried once: --budget-trials leaves no trial that confirms it")
+        found.append("the best was tried once: --budget-trials leaves no trial to confirm it")
     if doubt := _doubt(fit):
         found.append(f"{doubt}: was the machine busy? {AGAIN}")
     failed = [trial for trial in fit.trials if trial.trial.step_s is None]
@@ -164,16 +163,16 @@ def notes(fit: Fit, baseline: Plan) -> list[str]:
     if fit.best is not None:
         waits = max((each.data_frac or 0 for each in fit.best.tried), default=0)
         if waits > WAITING:
-            found.append(f"{waits:.0%} of a step waits for data: dataloader=workers may help")
+            found.append(f"{waits:.0%} of a step is waiting for data: dataloader=workers may help")
         found += _about_loss(fit)
     if fit.further_gain:
-        more = f"the same command with --budget-trials {2 * len(fit.trials)} goes on from these"
+        more = f"to continue from these: --budget-trials {2 * len(fit.trials)}"
         found.append(f"one more trial was expected to gain {fit.further_gain:.1%}: {more}")
     return found
 
 
 def _doubt(fit: Fit) -> str:
-    """By how much what was measured may be off, where that is worth saying."""
+    """Return how far measurements may be off, "" if that is little."""
     if fit.between > UNSTEADY:
         return f"trials of one configuration differ by {fit.between:.0%} (standard deviation)"
     spread = max((trial.trial.spread for trial in fit.trials), default=0)
@@ -183,22 +182,21 @@ def _doubt(fit: Fit) -> str:
 
 
 def _about_loss(fit: Fit) -> list[str]:
-    """Whether the best configuration learns the same in the few steps of a trial."""
     assert fit.best is not None
     best, typed = fit.best.tried[0].loss, fit.typed.tried[0].loss if fit.typed else None
     if best is None or typed is None or fit.best is fit.typed:
         return []
-    higher = "higher, which this class of numerics allows"
+    higher = "higher, which these numerics allow"
     verdict = higher if is_higher(best, typed) else "no higher"
-    return [f"its loss after a trial is {verdict}: {best:.4f}, as typed {typed:.4f}"]
+    return [f"its loss after a trial is {verdict}: {best:.4f}, baseline {typed:.4f}"]
 
 
 def likely(candidates: Candidates, search: Search, baseline: Plan) -> str:
-    """Planned trials, as known before the first one."""
+    """Return the planned trials, before the first one, as text."""
     if not any(candidate.point.expected_s for candidate in candidates.found):
         first = search.next()
         names = [short_name(candidates.found[number], baseline) for number in first]
-        return f"would try first: {', '.join(names)}; without an estimate, trials lead from there"
+        return f"first trial: {', '.join(names)}. Without an estimate, its result decides the next"
     alike: dict[tuple[str, str], list[str]] = {}
     expected_s = search.expected_s()
     for number in search.by_expectation():
@@ -206,10 +204,10 @@ def likely(candidates: Candidates, search: Search, baseline: Plan) -> str:
         seconds = format_seconds(expected_s[number])
         peak = format_bytes(candidate.forecast.peak.expected)
         alike.setdefault((seconds, peak), []).append(short_name(candidate, baseline))
-    lines = ["the best by estimate, of which trials would be made:", ""]
+    lines = ["best configurations by estimate, from which trials are chosen:", ""]
     for (seconds, peak), names in list(alike.items())[:SHOWN]:
         others = format_number(len(names) - 1, "other")
-        alike_too = f"   (or {others}, by estimate alike)" if len(names) > 1 else ""
+        alike_too = f"   (or {others} with this estimate)" if len(names) > 1 else ""
         lines.append(f"  {seconds:>8}  {peak:>10}  {min(names, key=len)}{alike_too}")
     if any(candidate.point.compiling_s for candidate in candidates.found):
         total = format_number(baseline.steps.total, "step")

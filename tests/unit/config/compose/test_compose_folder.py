@@ -38,31 +38,28 @@ def test_own_experiment_composes(folder: Path) -> None:
 
 EXPERIMENT = "# @package _global_\n"
 BROKEN = [
-    pytest.param("train: [1\nseed: 2\n", 3, "not YAML", "", id="bracket"),
-    pytest.param("train:\n  steps: 1\n  steps: 2\n", 4, "duplicate key steps", "", id="twice"),
-    pytest.param("train:\n  stepz: 1\n", 3, "stepz", "write train.steps", id="unknown key"),
-    pytest.param("train:\n  steps: abc\n", 3, "a whole number", "write steps: null", id="type"),
-    pytest.param(
-        "precision:\n  tf32: off\n", 3, "one of auto, on, off", 'write tf32: "off"', id="bare off"
-    ),
+    pytest.param("train: [1\nseed: 2\n", 3, "wrong_file", "", id="bracket"),
+    pytest.param("train:\n  steps: 1\n  steps: 2\n", 4, "wrong_file", "", id="twice"),
+    pytest.param("train:\n  stepz: 1\n", 3, "wrong_file", "write train.steps", id="unknown key"),
+    pytest.param("train:\n  steps: abc\n", 3, "wrong_file", "write steps: null", id="type"),
+    pytest.param("precision:\n  tf32: off\n", 3, "wrong_file", 'write tf32: "off"', id="bare off"),
     pytest.param(
         "defaults:\n  - override /precision: bf17\n",
         3,
-        "bf17",
+        "unknown_option",
         "write precision: bf16",
         id="option",
     ),
-    pytest.param("- a\n", 1, "ListConfig", "", id="a list"),
+    pytest.param("- a\n", 1, "wrong_file", "", id="a list"),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("text", "line", "why", "fix"), BROKEN)
-def test_mistake_in_a_file(tmp_path: Path, text: str, line: int, why: str, fix: str) -> None:
+@pytest.mark.parametrize(("text", "line", "kind", "fix"), BROKEN)
+def test_mistake_in_a_file(tmp_path: Path, text: str, line: int, kind: str, fix: str) -> None:
     path = write(tmp_path, "experiment/mine.yaml", EXPERIMENT + text)
     problem = problem_of(["experiment=mine", "seed=1"], tmp_path)
-    assert problem.key == f"{path}:{line}"
-    assert why in problem.why
+    assert (problem.key, problem.id) == (f"{path}:{line}", kind)
     assert fix in str(problem.fix)
 
 
@@ -90,8 +87,7 @@ def test_an_option_that_does_not_say_which_keys_it_has(tmp_path: Path, text: str
 def test_defaults_without_a_schema(tmp_path: Path) -> None:
     write(tmp_path, "optimizer/mine.yaml", "defaults:\n  - _self_\nlr: 0.1\n")
     problem = problem_of(["optimizer=mine"], tmp_path)
-    assert (problem.key, problem.value) == ("optimizer", "mine")
-    assert "names no /schema/optimizer/NAME@_here_ in its defaults" in problem.why
+    assert (problem.key, problem.value, problem.id) == ("optimizer", "mine", "wrong_file")
 
 
 def test_a_folder_in_which_runs_are_kept_as_well(tmp_path: Path) -> None:
@@ -100,33 +96,31 @@ def test_a_folder_in_which_runs_are_kept_as_well(tmp_path: Path) -> None:
     write(tmp_path, "experiment/mine.yaml", EXPERIMENT)
     compose(["experiment=mine"], tmp_path)
     write(tmp_path, "experiment/papers/yours.yml", EXPERIMENT)
-    assert "*.yaml only" in problem_of([], tmp_path).why
+    assert problem_of([], tmp_path).id == "wrong_file"
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
-    assert "no such folder" in problem_of([], tmp_path / "x").why
-    assert "not a folder" in problem_of([], write(tmp_path, "x", "")).why
+    assert problem_of([], tmp_path / "x").id == "missing_folder"
+    assert problem_of([], write(tmp_path, "x", "")).id == "missing_folder"
 
 
 @pytest.mark.parametrize(
-    ("name", "why", "fix"),
+    ("name", "fix"),
     [
-        pytest.param("experimnt/a.yaml", "not a group", "mv experimnt experiment", id="group"),
+        pytest.param("experimnt/a.yaml", "mv experimnt experiment", id="group"),
         pytest.param(
             "experiment/smoke.yaml",
-            "eke has an option of this name",
             "mv experiment/smoke.yaml experiment/my_smoke.yaml",
             id="shadowed",
         ),
-        pytest.param("a.yaml", "has no effect", "mv a.yaml experiment/a.yaml", id="no group"),
-        pytest.param("experiment/a.yml", "*.yaml only", "mv a.yml a.yaml", id="yml"),
+        pytest.param("a.yaml", "mv a.yaml experiment/a.yaml", id="no group"),
+        pytest.param("experiment/a.yml", "mv a.yml a.yaml", id="yml"),
     ],
 )
-def test_file_without_effect(tmp_path: Path, name: str, why: str, fix: str) -> None:
+def test_file_without_effect(tmp_path: Path, name: str, fix: str) -> None:
     write(tmp_path, name, EXPERIMENT)
     problem = problem_of([], tmp_path)
-    assert why in problem.why
-    assert str(problem.fix) == fix
+    assert (problem.id, str(problem.fix)) == ("wrong_file", fix)
 
 
 OPTIONS = [

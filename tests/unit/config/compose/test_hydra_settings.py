@@ -49,8 +49,7 @@ INSTEAD = [
 def test_what_does_the_same_is_named(typed, fix, sweep) -> None:
     (problem,) = refused([typed], sweep=sweep)
     assert str(problem.fix) == fix
-    assert bool(fix) is ("remove it" not in problem.why)
-    assert "without -m" not in problem.why
+    assert problem.id == "hydra_setting"
     if fix.startswith("paths.runs=e"):
         assert compose([fix]).config.paths.runs == "elsewhere"
 

@@ -121,7 +121,7 @@ def test_excluded_by_composed_values() -> None:
         ("precision=fp16 and seed=2", 1),
         ("optimizer.lr<=1e-9", 0),
     ]
-    assert expanded.warnings == ("sweep.exclude: optimizer.lr<=1e-9 excludes nothing",)
+    assert expanded.warnings == ("sweep.exclude: optimizer.lr<=1e-9 excludes no run",)
     assert expanded.settings.strict
 
 
@@ -130,26 +130,24 @@ def test_a_clause_may_have_large_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("clause", "said"),
+    ("clause", "kind"),
     [
-        pytest.param("precison=fp16", "did you mean precision", id="key"),
-        pytest.param("precision=fp17", "fp17: not an option", id="option"),
-        pytest.param("seed=abc", "abc: a whole number", id="a text for a number"),
-        pytest.param("row=x", "there are none", id="row"),
-        pytest.param("seed=1 seed=2", "is no expression", id="grammar"),
-        pytest.param("seed in (1, 2)", "all 2 cells", id="everything"),
+        pytest.param("precison=fp16", "wrong_clause", id="key"),
+        pytest.param("precision=fp17", "wrong_clause", id="option"),
+        pytest.param("seed=abc", "wrong_clause", id="a text for a number"),
+        pytest.param("row=x", "wrong_clause", id="row"),
+        pytest.param("seed=1 seed=2", "wrong_clause", id="grammar"),
+        pytest.param("seed in (1, 2)", "empty_sweep", id="everything"),
     ],
 )
-def test_a_wrong_clause(clause, said) -> None:
+def test_a_wrong_clause(clause, kind) -> None:
     (problem,) = problems("seed=1,2", f"sweep.exclude=[{clause}]")
-    assert problem.key == "sweep.exclude"
-    assert said in problem.why
+    assert (problem.key, problem.id) == ("sweep.exclude", kind)
 
 
 def test_zip_of_unequal_lengths() -> None:
     (problem,) = problems("sweep.zip={seed:[1,2,3],optimizer.lr:[0.1,0.2]}")
-    assert "2 values" in problem.why
-    assert "seed has 3" in problem.why
+    assert (problem.value, problem.id) == ("optimizer.lr", "unequal_lengths")
 
 
 def test_a_mistake_in_many_cells_is_told_once() -> None:
@@ -162,8 +160,8 @@ def test_a_mistake_in_many_cells_is_told_once() -> None:
 @pytest.mark.slow
 def test_a_value_that_some_cells_cannot_take() -> None:
     (problem,) = problems("optimizer=adamw,sgd", "optimizer.momentum=0.5", "seed=1,2,3")
-    assert "in 3 of 6 cells" in problem.why
-    assert "optimizer=adamw has no momentum" in problem.why
+    assert problem.id == "other_options_key"
+    assert problem.why.endswith("(in 3 of 6 runs)")
 
 
 @pytest.mark.slow

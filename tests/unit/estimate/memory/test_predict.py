@@ -225,7 +225,7 @@ def test_a_large_model_on_a_small_gpu() -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ((), "(this machine has 7.50 GiB for it)"),
+        ((), "(this machine has 7.50 GiB)"),
         (
             ("distributed=ddp", "distributed.num_processes=2"),
             "(this machine has 3.50 GiB for each of 2 processes)",

@@ -63,7 +63,7 @@ def test_too_few_runs_say_nothing_of_a_processor(count) -> None:
     note_runs(count)
     found = forecast_time(small(device=CPU))
     assert isinstance(found, Unknown)
-    assert f"five finished runs here would tell ({count} so far" in found.reason
+    assert f"5 finished runs here are needed ({count} so far" in found.reason
 
 
 def test_runs_give_the_rates_of_a_processor() -> None:
@@ -86,7 +86,7 @@ def test_noisy_runs_give_a_wide_range_that_holds_the_truth() -> None:
 
 @pytest.mark.parametrize(
     ("noise", "typed", "words"),
-    [(2.0, "batch.per_device=5", "contradict each other"), (0.0, "precision=bf16", "bfloat16")],
+    [(2.0, "batch.per_device=5", "differ by more than 10x"), (0.0, "precision=bf16", "bfloat16")],
     ids=["runs that contradict each other", "a format that never ran"],
 )
 def test_what_runs_cannot_tell_is_unknown(noise, typed, words) -> None:
@@ -109,7 +109,7 @@ def test_far_beyond_all_runs_is_unknown(typed) -> None:
     note_runs(12)
     found = forecast_time(small(*typed.split(), device=CPU))
     assert isinstance(found, Unknown)
-    assert "times what the 12 finished runs here showed" in found.reason
+    assert "times the most in 12 finished runs here" in found.reason
     assert isinstance(forecast_time(small("batch.per_device=16", device=CPU)), StepTime)
 
 
@@ -122,7 +122,7 @@ def test_a_datasheet_is_not_corrected_far_beyond_the_runs() -> None:
     found = forecast_time(far)
     assert found.step_s == prior_time(far).step_s
     assert num_runs(found) == 0
-    assert any("5 times what the 6 finished runs" in note for note in found.notes)
+    assert any("5 times the most in 6 finished runs" in note for note in found.notes)
 
 
 def test_tables_say_what_a_plan_says() -> None:

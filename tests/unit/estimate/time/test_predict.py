@@ -66,7 +66,7 @@ def test_offloading_adds_transfers() -> None:
     assert here.parts.get("transfers", 0.0) == 0.0
     assert there.parts["transfers"] > 0
     assert there.step_s.expected > here.step_s.expected
-    assert any("host's processor" in note for note in there.notes)
+    assert any("host's CPU" in note for note in there.notes)
 
 
 @pytest.mark.parametrize("option", ["ddp", "fsdp", "zero1", "zero2", "zero3", "dp"])
@@ -122,7 +122,7 @@ def test_a_device_without_a_datasheet_is_unknown() -> None:
     for device in (CPU, Device(kind="cuda", name="a GPU of tomorrow", memory_bytes=2**35)):
         found = prior_time(small(device=device))
         assert isinstance(found, Unknown)
-        assert "five finished runs" in found.reason
+        assert "5 finished runs" in found.reason
         assert "\n" not in found.reason
 
 

@@ -55,7 +55,7 @@ def test_a_network_is_that_of_the_device_or_the_typed_one(option, gbit) -> None:
     expected = gbit * 1e9 / 8 if gbit else WORKSTATION_BYTES_PER_S
     assert network_of(plan)[0] == pytest.approx(expected)
     found = prior_time(plan)
-    assert any("network of each machine" in note for note in found.notes)
+    assert any("network of each node" in note for note in found.notes)
     typed = large(*TWO, "hardware.network_gbit_per_s=1", device=plan.device)
     slow = prior_time(typed)
     # All but a part of 16 is sent, at three quarters of 1 Gbit/s; half of it is hidden at most.

@@ -33,7 +33,7 @@ def test_it_is_called_an_estimate_and_fits_the_screen(overrides) -> None:
 def test_what_is_unknown_says_what_would_tell() -> None:
     found = forecast_time(small(device=CPU))
     assert isinstance(found, Unknown)
-    assert "five finished runs" in " ".join(render_time(found, "cpu").split())
+    assert "5 finished runs" in " ".join(render_time(found, "cpu").split())
     assert speed_cell(found) == ""
     assert step_time_json(found)["timing"]["predicted_step_s"] is None
 

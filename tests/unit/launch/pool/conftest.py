@@ -94,7 +94,7 @@ class FakeMachine:
         """Start what the script has for this run."""
         if plan.run_id in self.busy:
             self.busy.discard(plan.run_id)
-            raise BusyError(f"run {plan.run_id} is being worked on by process 1")
+            raise BusyError(f"run {plan.run_id} is in use by process 1")
         script = self.ends.get(plan.run_id) or deque([("ok", 20, 1)])
         outcome, steps, looks = script.popleft() if len(script) > 1 else script[0]
         self.started.append((plan.run_id, grant.name))

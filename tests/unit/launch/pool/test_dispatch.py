@@ -55,7 +55,7 @@ def test_what_nobody_thought_of_in_one_runs_files_never_ends_the_others(
     pool.books.settle = settle
     pool.wait()
     assert [job.outcome for job in jobs] == [Outcome.crashed, Outcome.ok, Outcome.ok]
-    assert jobs[0].reason == "what it left cannot be read: TypeError: a number is missing"
+    assert jobs[0].reason == "the run's files cannot be read: TypeError: a number is missing"
     assert not pool.books.running()
 
 
@@ -107,9 +107,9 @@ def test_finished_runs_that_answer_no_more_are_told_once_with_the_reason(
     )
     pool.wait()
     assert pool.books.board.notes == [
-        "done again, next to the record: 2 runs (torch: 1 -> 2; eke_source: x -> y); "
-        "eke report has both",
-        "done again, next to the record: 1 run (eke_source: x -> y); eke report has both",
+        "repeated in a new folder: 2 runs (torch: 1 -> 2; eke_source: x -> y). "
+        "eke report shows both",
+        "repeated in a new folder: 1 run (eke_source: x -> y). eke report shows both",
     ]
 
 

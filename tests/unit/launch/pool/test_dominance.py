@@ -48,7 +48,7 @@ def test_the_order_of_techniques(failed, here, needs_more) -> None:
 
 
 def test_gradients_that_waited_for_another_micro_batch_are_not_there_in_one() -> None:
-    """The same samples at once may need less: a Llama of 1B by 2.3 GiB (docs/lab/recipes.md)."""
+    """The same samples at once may need less: a Llama of 1B by 2.3 GiB (notes/lab/recipes.md)."""
     twice = plan_of(*BASE, "batch.accumulation=2")
     assert not needs_at_least(plan_of(*SYNTHETIC, "batch.per_device=8"), twice)
     more = plan_of(*SYNTHETIC, "batch.per_device=8", "batch.accumulation=2")
@@ -87,7 +87,7 @@ def test_a_pool_skips_what_can_only_need_more(make_jobs, make_pool, machine, gpu
     machine.ends["a"] = deque([("oom", 0, 0)])
     make_pool(jobs, gpus(1)).wait()
     assert [job.outcome for job in jobs] == [Outcome.oom, Outcome.skipped, Outcome.ok]
-    assert jobs[1].reason == "a ran out of memory, and batch.per_device=8 needs no less than 4"
+    assert jobs[1].reason == "a ran out of memory, batch.per_device=8 needs no less than 4"
 
 
 def test_beside_others_on_one_device_running_out_of_memory_says_nothing(

@@ -59,7 +59,7 @@ def test_what_others_leave_no_room_for_is_told_and_stops_no_other(
     assert [run for run, _ in machine.started] == ["b"]
     assert "needs at least" in jobs[0].reason
     assert "free now" in jobs[0].reason
-    assert "ignore_forecast=true starts it all the same" in jobs[0].reason
+    assert "ignore_forecast=true starts it anyway" in jobs[0].reason
     assert [job.rule for job in jobs] == ["does_not_fit", "", "does_not_fit"]
 
 

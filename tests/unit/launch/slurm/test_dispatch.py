@@ -137,10 +137,11 @@ def test_a_job_that_ended_without_a_word(state, outcome, printed, submitted, clu
     assert job.outcome is (Outcome[outcome] if outcome else None)
     if outcome:
         assert read_record(paths_of(job)).outcome == outcome
-        unseen = f"; nothing in {log}: do the nodes see that folder?"  # of the login node's own
-        told = f"; what it printed: {log}" if printed else unseen
-        told = (state or "and SLURM remembers no reason") + told * (outcome == "crashed")
-        assert job.reason.partition("left no record: ")[2] == told
+        # A folder of the login node's own.
+        unseen = f" (no output in {log}: is that folder shared with the nodes?)"
+        told = f" (output: {log})" if printed else unseen
+        told = (state or "SLURM has no reason") + told * (outcome == "crashed")
+        assert job.reason.partition("without a record: ")[2] == told
 
 
 @pytest.mark.parametrize("outcome", ["preempted", "timeout"])
@@ -162,7 +163,7 @@ def test_what_somebody_cancelled_is_not_submitted_again_whatever_its_worker_thou
 def test_a_lost_job_is_submitted_again_and_not_for_ever(state, submitted, cluster) -> None:
     made = submitted()
     (job,) = made.books.jobs
-    said = f"its job is over and left no record: {state}"
+    said = f"the job ended without a record: {state}"
     for number in range(5):
         assert (job.outcome, cluster.numbers(made)) == (None, {0: f"{100 + number}_0"})
         cluster.end(f"{100 + number}_0", state)

@@ -52,7 +52,7 @@ def test_a_run_that_somebody_else_holds_is_waited_for(submitted, cluster) -> Non
     with claim(paths_of(job)):
         look(made, 2 * MISSED)
         assert job.outcome is None
-        assert "being worked on" in job.waiting_for
+        assert "is in use" in job.waiting_for
     leave(job, "ok", 20)
     look(made)
     assert job.outcome is Outcome.ok
@@ -107,7 +107,7 @@ def test_only_jobs_of_the_submissions_name_are_shown_and_cancelled(
     status, cancel, calls = ask("5|0|RUNNING|n1|my_other_work|None", "5|1|PENDING||other|Priority")
     assert "2 not started" in status
     assert f"its job {name}_0 is gone" in status
-    assert cancel == "nothing is queued or running; the jobs of 2 runs are gone\n"
+    assert cancel == "no run is queued or running, the jobs of 2 runs are gone\n"
     assert calls == []
     # Requeued under its number, and submitted once more under another one.
     mine = [f"5|0|PENDING||{name}|BeginTime", f"9|0|RUNNING|n2|{name}|None"]

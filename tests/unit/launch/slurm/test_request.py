@@ -28,7 +28,7 @@ def test_what_is_no_time(plan_with) -> None:
 
 
 def test_a_limit_within_the_grace_leaves_nothing_to_train_in(plan_with) -> None:
-    with pytest.raises(ConfigError, match="last 120 s") as caught:
+    with pytest.raises(ConfigError, match=r"slurm\.grace_s=120") as caught:
         make_request(plan_with({"resources.time": "2"}))
     assert str(caught.value.problems[0].fix) == "resources.time=7"
     assert make_request(plan_with({"resources.time": "7"})).minutes == 7

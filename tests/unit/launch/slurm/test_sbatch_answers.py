@@ -32,7 +32,7 @@ def test_a_job_id(said, stubs, script) -> None:
 @pytest.mark.parametrize("said", ["", "Submitted\n"])
 def test_an_answer_without_sense_is_no_refusal(said, stubs, script) -> None:
     stubs.say("sbatch", said)
-    with pytest.raises(EkeError, match="is no job id") as caught:
+    with pytest.raises(EkeError, match="is not a job id") as caught:
         scheduler.submit(script)
     assert not isinstance(caught.value, SubmissionRefused)
 

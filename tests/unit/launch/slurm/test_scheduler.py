@@ -51,7 +51,7 @@ def test_odd_lines_are_no_error(stubs) -> None:
 def test_a_program_that_is_missing(stubs) -> None:
     (stubs.folder / "squeue").unlink()
     os.environ["PATH"] = str(stubs.folder)
-    with pytest.raises(EkeError, match=r"squeue is not there.*leave hydra/launcher=slurm out"):
+    with pytest.raises(EkeError, match=r"squeue: not found.*without hydra/launcher=slurm"):
         scheduler.queue()
 
 
@@ -100,15 +100,15 @@ def test_a_machine_without_a_controller_is_told_what_to_do(said, reason, stubs) 
     with pytest.raises(EkeError) as error:
         scheduler.queue()
     assert str(error.value) == (
-        f"squeue reaches no SLURM controller ({reason}). Submit from a login node, or leave "
-        "hydra/launcher=slurm out to run here"
+        f"squeue cannot reach a SLURM controller ({reason}). Submit from a login node, or run "
+        "here without hydra/launcher=slurm"
     )
 
 
 def test_a_program_that_does_not_answer(stubs, monkeypatch) -> None:
     monkeypatch.setattr(scheduler, "PATIENCE_S", 0.05)
     stubs.write("squeue", "#!/bin/sh\nexec sleep 30\n")
-    with pytest.raises(EkeError, match=r"squeue gave no answer in 0\.05 s"):
+    with pytest.raises(EkeError, match=r"squeue did not answer within 0\.05 s"):
         scheduler.queue()
 
 

@@ -209,7 +209,10 @@ def test_an_array_that_is_too_large_is_handed_in_by_halves(
 def test_two_submitters_at_once(jobs_here, make_cluster, cluster, sweep) -> None:
     made, waited = make_cluster(jobs_here(2)), []
     made.sleep = waited.append
-    with submitting(sweep.launcher("slurm")), pytest.raises(BusyError, match="try again soon"):
+    with (
+        submitting(sweep.launcher("slurm")),
+        pytest.raises(BusyError, match="Try again"),
+    ):
         made.submit()
     assert cluster.submitted == []
     assert sum(waited) == PATIENCE_S
@@ -252,7 +255,7 @@ def test_a_run_that_somebody_works_on_is_left_out(jobs_here, make_cluster, clust
     with claim(RunPaths(paths_of(jobs[1]).folder)):
         made.submit()
     assert cluster.submitted == [2]
-    assert "being worked on" in jobs[1].waiting_for
+    assert "is in use" in jobs[1].waiting_for
     assert jobs[1].outcome is None
     made.look()
     assert cluster.submitted == [2, 1]
@@ -263,7 +266,7 @@ def test_a_dry_run_shows_scripts_and_asks_for_nothing(jobs_here, plan_with, swee
     with_values(jobs, plan_with, [{}, {}, {"resources.time": "2:00:00"}])
     text = SlurmLauncher().preview(jobs, sweep, "0123456789ab")
     assert text.count("#!/bin/bash") == 2
-    assert text.endswith("3 runs in 2 arrays, at most 4.0 GPU-hours; nothing was submitted")
+    assert text.endswith("3 runs in 2 arrays, at most 4.0 GPU-hours. Nothing was submitted")
     assert "array of 2 runs, at most 60 min each, 1 GPU, 1 core" in text
     assert cluster.asked == []
     assert not sweep.folder.exists()

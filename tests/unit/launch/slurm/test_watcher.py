@@ -210,7 +210,7 @@ def test_a_wrong_node_leaves_a_clear_record(attempts, watch, paths, monkeypatch)
     assert attempts.started == 0
     with claim(paths):
         before = paths.record.stat().st_mtime_ns
-        with pytest.raises(EkeError, match="being worked on"):
+        with pytest.raises(EkeError, match="is in use"):
             watch()
         assert paths.record.stat().st_mtime_ns == before
 
@@ -240,7 +240,7 @@ def test_it_finds_its_run(command, attempts) -> None:
 @pytest.mark.parametrize("task", ["1", "-1", "x", ""])
 def test_no_such_element(task, command, capsys) -> None:
     assert command(task) == 2
-    assert f"has no element {task}" in capsys.readouterr().err
+    assert f"no element {task}" in capsys.readouterr().err
 
 
 def test_a_busy_run_is_left_alone(command, paths, plan, monkeypatch, capsys) -> None:
@@ -248,7 +248,7 @@ def test_a_busy_run_is_left_alone(command, paths, plan, monkeypatch, capsys) -> 
     write_plan(paths, plan)
     with claim(paths):
         assert command() == 16, "not 75: nothing was interrupted"
-    assert "this job leaves it alone" in capsys.readouterr().err
+    assert "This job leaves the run unchanged" in capsys.readouterr().err
     assert not paths.record.exists()
 
 

@@ -115,5 +115,5 @@ def test_another_gpu_is_refused_with_the_fix(planned, here, plan, node) -> None:
 def test_too_few_gpus(plan, node) -> None:
     node(gpu(plan, H100, 1))
     batch = dataclasses.replace(plan.batch, world_size=2)
-    with pytest.raises(EkeError, match="2 GPUs are needed, and this job sees 1"):
+    with pytest.raises(EkeError, match="needs 2 GPUs, 1 visible"):
         for_this_node(dataclasses.replace(plan, device=gpu(plan, H100), batch=batch))

@@ -366,7 +366,7 @@ def test_interrupting_keeps_what_was_sent_and_ends_at_once(online, tmp_path):
     child.send_signal(signal.SIGINT)
     out, error = child.communicate(timeout=120)
     assert child.returncode == 75
-    assert "the same command sends the rest" in error
+    assert "Repeat the command to send the rest" in error
     assert "Traceback" not in error
     assert "1 sent" in out
     assert not second.receipt.exists()

@@ -97,7 +97,7 @@ def test_flash3_where_its_package_is_and_the_reason_where_it_is_not(packages) ->
     packages()
     plan = planned(*asked)
     assert plan.choices["attention"] == "sdpa"
-    assert "flash_attn_interface, which is not installed" in said(plan, "attention").reason
+    assert "flash_attn_interface is not installed" in said(plan, "attention").reason
 
 
 def test_padding_goes_where_the_kernel_knows_lengths(packages) -> None:
@@ -128,7 +128,7 @@ def test_why_a_heavy_loss_stays_as_it_is() -> None:
     short = ("model=llama_1b", "data=synthetic", "data.seq_len=128", "hardware=h100")
     plan = planned(FASTEST, *short)
     assert plan.choices["kernels"] == "none"
-    assert "it would need no less memory" in said(plan, "kernels").reason
+    assert "it would not save memory" in said(plan, "kernels").reason
 
 
 MASKED = ("model=bert_large", "task=masked_lm", "data=synthetic", "data.seq_len=512")
@@ -214,7 +214,7 @@ def test_in_steady_state_compilation_need_not_pay() -> None:
     assert planned(FASTEST, *LLAMA, *few).choices["compile"] == "none"
     assert chosen(steady) == chosen(days)
     assert steady.config.compile.regional
-    assert "recipe.horizon=steady leaves out" in said(steady, "compile").reason
+    assert "recipe.horizon=steady ignores" in said(steady, "compile").reason
     pairs = [f"{key}={value}" for key, value in chosen(steady).items()]
     assert planned(*LLAMA, *few, *pairs).run_id == steady.run_id
     graphs = planned(FASTEST, *BERT, "batch.target=4", *few, "recipe.horizon=steady")
@@ -227,7 +227,7 @@ def test_graphs_are_for_steps_that_the_host_limits() -> None:
     assert small.config.compile.mode.value == "reduce_overhead"
     assert not small.config.compile.regional
     launches = LAUNCH_S * LAUNCHES_PER_LAYER * 24
-    assert f"{launches * 1e3:.1f} ms to launch (an estimate" in said(small, "compile").reason
+    assert f"{launches * 1e3:.1f} ms to launch (estimate" in said(small, "compile").reason
     assert large.config.compile.mode.value == "default"
     assert large.config.compile.regional
 
@@ -237,7 +237,7 @@ def test_graphs_are_for_steps_that_the_host_limits() -> None:
     [
         pytest.param(
             ("batch.per_device=2", "batch.accumulation=2"), "inductor",
-            "CUDA graphs, which the next micro-batch", id="typed",
+            "overwrites the gradients", id="typed",
         ),
         pytest.param(("batch.target=4",), "inductor", "", id="all at once may not fit"),
         pytest.param(
@@ -263,7 +263,7 @@ def test_graphs_are_not_for_steps_of_several_micro_batches(
 def test_ragged_rows_are_not_compiled() -> None:
     plan = planned(FASTEST, *LLAMA, "data.lengths=uniform", LONG, "hardware=a100_80")
     assert plan.choices["compile"] == "none"
-    assert "each new length" in said(plan, "compile").reason
+    assert "each new sequence length" in said(plan, "compile").reason
 
 
 def test_workers_need_cores(monkeypatch) -> None:

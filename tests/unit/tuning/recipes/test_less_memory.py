@@ -161,7 +161,7 @@ def test_what_fits_nowhere_is_said(packages) -> None:
     packages()
     asked = (LARGE, "model=mixtral_8x7b", "data=synthetic", "hardware=t4")
     plan = planned(*asked)
-    lost = "nothing that is known makes it fit"
+    lost = "no known technique makes it fit"
     assert lost in said(plan, "memory forecast").reason
     assert "peft=qlora" in said(plan, "memory forecast").reason
     packages("peft", "bitsandbytes")

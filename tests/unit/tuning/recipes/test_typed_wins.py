@@ -47,7 +47,7 @@ def test_an_optimizer_without_a_key_that_was_typed_is_passed_over(packages) -> N
     assert plan.choices["optimizer"] in ("adamw_8bit", "adamw_torchao_8bit")
     assert plan.config.optimizer.beta1 == 0.5
     reason = said(plan, "optimizer").reason
-    assert "not optimizer=adafactor: it contradicts your overrides" in reason
+    assert "not optimizer=adafactor: it conflicts with the overrides" in reason
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ def test_it_writes_over_its_own_file_and_over_no_other(tmp_path):
     write_experiment(compose(["seed=3"]), "found", tmp_path, tmp_path, [])
     assert "seed: 3" in (tmp_path / "experiment/found.yaml").read_text()
     (tmp_path / "experiment/mine.yaml").write_text("# @package _global_\nseed: 4\n")
-    with pytest.raises(ConfigError, match="did not write it"):
+    with pytest.raises(ConfigError, match="not written by eke fit"):
         free_path(tmp_path, "mine")
 
 
@@ -85,7 +85,7 @@ def test_a_name_that_is_none_is_refused(tmp_path, name):
 def test_a_folder_that_cannot_be_written_is_told_before_any_trial(tmp_path, monkeypatch):
     """root may write anywhere: the system's answer is made up."""
     monkeypatch.setattr("eke.tuning.search.result.os.access", lambda place, _: place != tmp_path)
-    with pytest.raises(ConfigError, match=r"cannot be written[^>]+-> --config-dir my_conf"):
+    with pytest.raises(ConfigError, match=r"is not writable[^>]+-> --config-dir my_conf"):
         free_path(tmp_path, "found")
     (tmp_path / "experiment").mkdir()
     assert free_path(tmp_path, "found").parent == tmp_path / "experiment"

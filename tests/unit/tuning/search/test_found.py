@@ -49,11 +49,11 @@ def test_what_trials_do_not_tell_from_the_best_is_named() -> None:
     typed_is_best = found((0, 1.0), (1, 1.001), (2, 1.2))
     assert [each.candidate for each in typed_is_best.rivals] == [typed_is_best.candidates.found[1]]
     told = describe_fit(typed_is_best, WORK)
-    assert "these trials do not tell it from a=1\n" in told + "\n"
+    assert "not significantly better than a=1\n" in told + "\n"
     assert not found((0, 1.0), (1, 1.1)).rivals
     assert not found((0, 1.001), (1, 1.0)).rivals, "not resolved: the verdict says so"
     alike = found((0, 1.3), *((n, 1.0 + n / 1e4) for n in (1, 2, 3, 4, 5)))
-    assert "do not tell it from b=1, c=1, d=1 and 1 other" in describe_fit(alike, WORK)
+    assert "not significantly better than b=1, c=1, d=1 and 1 other" in describe_fit(alike, WORK)
     memory = found((0, 1.0), (1, 1.001), objective=Objective.memory)
     assert len(memory.rivals) == 1, "as much memory, and as fast"
 
@@ -78,7 +78,7 @@ def test_the_price_of_less_memory_is_in_the_verdict() -> None:
     less = replace(one, tried=(replace(one.tried[0], trial=Trial(3.5, SPREAD, peak_bytes=2**19)),))
     fit.standings = (less, fit.typed)
     told = describe_fit(fit, WORK)
-    assert "2.00x less peak memory than your configuration; a step takes 3.50 times as long" in told
+    assert "2.00x less peak memory than the baseline, a step takes 3.50 times as long" in told
 
 
 def peaks(fit, *, best: float, typed: float):
@@ -98,8 +98,8 @@ def peaks(fit, *, best: float, typed: float):
 @pytest.mark.parametrize(
     ("before", "best", "told"),
     [
-        (2.0, 8, "2.00x (1.92 to 2.08) as fast as your configuration; the peak is the same"),
-        (8.0, 8.2, "8.00x (7.67 to 8.34) as fast as your configuration; its peak is 2.5% higher"),
+        (2.0, 8, "2.00x (1.92 to 2.08) as fast as the baseline, the peak is the same"),
+        (8.0, 8.2, "8.00x (7.67 to 8.34) as fast as the baseline, its peak is 2.5% higher"),
     ],
 )
 def test_of_much_the_same_memory_the_faster_is_found(before, best, told) -> None:
@@ -124,8 +124,7 @@ def test_deviation_of_few_values_is_that_of_the_distribution(count) -> None:
 def test_what_a_larger_budget_may_gain_is_said() -> None:
     (note,) = notes(found((0, 1.1), (1, 1.0), (1, 1.001), further=0.0213), WORK)
     assert note == (
-        "one more trial was expected to gain 2.1%: the same command with --budget-trials 6 goes "
-        "on from these"
+        "one more trial was expected to gain 2.1%: to continue from these: --budget-trials 6"
     )
 
 
@@ -173,6 +172,6 @@ def test_what_was_typed_diverges_and_so_does_whatever_computes_the_same(
     search = SimpleNamespace(objective=Objective.speed, ranking=list, further_gain=lambda: 0.0)
     told = describe_fit(Fit(search, candidates, trials, numerics), SimpleNamespace())
     assert ("numerically equivalent one" in told) is expected
-    assert ("all trials diverged: lower optimizer.lr" in told) is (
+    assert ("all trials diverged. Lower optimizer.lr" in told) is (
         outcome == "diverged" and not expected
     )

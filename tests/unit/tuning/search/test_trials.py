@@ -41,7 +41,7 @@ def test_compiling_is_spread_over_the_run_it_is_for(record):
     assert found.trial.step_s == pytest.approx(0.1 + 0.05)
     assert found.trial.compiling_s == pytest.approx(0.05)
     assert found.steady_s == 0.1
-    assert describe_trial(found, CANDIDATE_POINT).startswith("100 ms a step")
+    assert describe_trial(found, CANDIDATE_POINT).startswith("100 ms per step")
     deviation = 0.02 / (2 * 1.2816) / 0.1
     median = math.sqrt(math.pi / 2) * deviation / math.sqrt(15)
     assert found.trial.spread == pytest.approx(median, rel=1e-3)

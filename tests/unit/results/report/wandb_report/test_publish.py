@@ -52,7 +52,7 @@ def test_it_arrives_as_the_file_says(online, sweep, capsys):
     assert kept["id"] == view_id
     assert kept["url"].endswith(f"/me/eke/reports/eke:-{SWEEP}--{view_id}")
     assert said.out.splitlines()[-1] == f"published: {kept['url']}"
-    told = "5 runs without a sign of being at W&B: panels lack them -> eke sync "
+    told = "5 runs missing at W&B and in its panels -> eke sync "
     assert said.err.splitlines()[1].startswith(told)
     assert said.err.rstrip().endswith(SWEEP)
     written = read_json(sweep / "report.wandb.json")["spec"]
