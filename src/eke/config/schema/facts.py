@@ -20,9 +20,11 @@ class Ranks:
     p2p: PeerToPeer
     zero_stage: int
     """ZeRO stage of DeepSpeed, 0 without DeepSpeed."""
-    is_fsdp: bool
+    fsdp: FSDP | None
+    """Keys of FSDP, None without FSDP."""
     shards: int
-    """Shards of each tensor with FSDP, else 1."""
+    """Shards of the optimizer state, 1 if each process has all of it."""
+    deepspeed_config: str | None
     is_ddp: bool
     """Whether DDP synchronizes the gradients of model copies."""
     is_dp: bool
@@ -31,12 +33,12 @@ class Ranks:
     @property
     def shards_states(self) -> bool:
         """Whether the optimizer state is sharded among the processes."""
-        return self.is_fsdp or self.zero_stage >= 1
+        return self.fsdp is not None or self.zero_stage >= 1
 
     @property
     def shards_weights(self) -> bool:
         """Whether the weights are sharded among the processes, from initialization on."""
-        return self.is_fsdp or self.zero_stage == 3
+        return self.fsdp is not None or self.zero_stage == 3
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,12 @@ class Targets:
 
 def ranks_of(keys: Distributed) -> Ranks:
     """Return the facts about processes."""
-    option, shards = keys.option, getattr(keys, "shards", 1)
+    option, stage = keys.option, STAGE.get(keys.option, 0)
     size = keys.num_processes, keys.num_nodes, keys.timeout_s, keys.p2p
+    fsdp = keys if isinstance(keys, FSDP) else None
+    shards = fsdp.shards if fsdp else keys.num_processes if stage else 1
     wraps = option == "ddp", option == "dp"
-    return Ranks(option, *size, STAGE.get(option, 0), isinstance(keys, FSDP), shards, *wraps)
+    return Ranks(option, *size, stage, fsdp, shards, keys.deepspeed_config, *wraps)
 
 
 def targets_of(task: Task, data: Data) -> Targets:
