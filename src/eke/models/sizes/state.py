@@ -106,7 +106,7 @@ def decide_formats(config: Config) -> WeightFormats:
     copies = precision.compute.value if narrow and precision.casts is Casts.per_step else ""
     # Gathered weights are used in training and evaluation, so both must compute in one format.
     # Scales of float8 and norms of DoRA need float32 weights.
-    sent = config.ranks.is_fsdp and narrow and len(computed_formats(config)) == 1
+    sent = config.ranks.fsdp is not None and narrow and len(computed_formats(config)) == 1
     sent = sent and precision.float8 is Float8.off and not config.peft.is_dora
     gathered = precision.compute.value if sent else ""
     return WeightFormats(precision.weights.value, master, _frozen_format(config), copies, gathered)
@@ -134,7 +134,7 @@ def state_bytes(config: Config, formats: WeightFormats | None = None) -> StateBy
     """Return the exact bytes of the state after a step; `formats` None: decided here."""
     whole = training_structure(config).weights
     weights, ranks = whole, config.ranks
-    if ranks.is_fsdp:
+    if ranks.fsdp:
         # FSDP2's first shard: the first dimension divided and rounded up.
         parts = [(*(-(-n // ranks.shards) for n in w.shape[:1]), *w.shape[1:]) for w in whole]
         weights = tuple(replace(w, shape=part) for w, part in zip(whole, parts, strict=True))
@@ -173,7 +173,7 @@ WHOLE_GRADIENTS_BYTES = 8 * 2**30
 
 def exchange_of(config: Config) -> Exchange:
     """Return when FSDP2 synchronizes gradients; `auto` is decided by their size."""
-    typed = cast(FSDP, config.distributed).exchange
+    typed = cast(FSDP, config.ranks.fsdp).exchange
     trained = (prod(w.shape) for w in training_structure(config).weights if w.trained)
     is_large = FLOAT32_BYTES * sum(trained) > WHOLE_GRADIENTS_BYTES and _accumulation(config) > 1
     chosen = Exchange.every if is_large else Exchange.last
@@ -189,7 +189,7 @@ def _accumulation(config: Config) -> int:
 
 def adds_up_whole(config: Config) -> bool:
     """Return whether full gradients of several micro-batches accumulate before synchronization."""
-    several = config.ranks.is_fsdp and _accumulation(config) > 1
+    several = config.ranks.fsdp is not None and _accumulation(config) > 1
     return several and exchange_of(config) is Exchange.last
 
 

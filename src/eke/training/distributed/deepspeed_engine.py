@@ -61,7 +61,7 @@ def build_engine(
     communication.build_shm_op = lambda: None
     deepspeed.init_distributed(auto_mpi_discovery=False)  # uses the existing group
     compute_under_autocast(model, formats)
-    if is_zero3(plan):
+    if plan.ranks.zero_stage == 3:
         with parts.sharded_flat(deepspeed.zero.Init) if parts else nullcontext():
             deepspeed.zero.Init(module=model, config_dict_or_path=settings)
         for buffer in model.buffers():  # Init moves only parameters
@@ -69,7 +69,7 @@ def build_engine(
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, config=settings, dist_init_required=False
     )
-    if is_zero3(plan) and not plan.config.offload.is_on:
+    if plan.ranks.zero_stage == 3 and not plan.config.offload.is_on:
         # It should step on the float32 weights themselves, but deepspeed 0.19.8 copies them:
         # stage3.py, `_create_fp32_partitions`, compares their device with its name, which is never
         # equal.
@@ -240,16 +240,11 @@ def _range_of(weight: Any, shard: Tensor, at: int) -> Piece:
     return Piece(view, first, tuple(weight.ds_shape))
 
 
-def is_zero3(plan: Plan) -> bool:
-    """Return whether DeepSpeed shards the weights."""
-    return plan.deepspeed is not None and plan.deepspeed["zero_optimization"]["stage"] == 3
-
-
 def parts_of(plan: Plan, device: torch.device, ranks: Ranks) -> Parts | None:
     """Return a holder of this rank's rows of the weights, None without sharding."""
-    if ranks.world_size > 1 and plan.ranks.is_fsdp:
+    if ranks.world_size > 1 and plan.ranks.fsdp:
         return Parts(build_mesh(plan, device))
-    if ranks.world_size > 1 and is_zero3(plan):
+    if ranks.world_size > 1 and plan.ranks.zero_stage == 3:
         return Parts(init_device_mesh(device.type, (ranks.world_size,), mesh_dim_names=("shard",)))
     return None
 

@@ -24,7 +24,6 @@ from eke.training.distributed.deepspeed_engine import (
     DeepSpeedUpdate,
     ShardedUpdate,
     build_engine,
-    is_zero3,
     parts_of,
     share_model,
 )
@@ -223,7 +222,9 @@ def build_checked(
 ) -> tuple[nn.Module, LoadReport]:
     """Build the model. A model of an unknown family is checked with eight tokens."""
     # ZeRO-3 builds weights on the host and moves them to the device one by one.
-    bare, report = build_trainable(plan, torch.device("cpu") if is_zero3(plan) else device, parts)
+    bare, report = build_trainable(
+        plan, torch.device("cpu") if plan.ranks.zero_stage == 3 else device, parts
+    )
     if not family_of(plan.config).is_known:
         training = bare.training
         bare.eval()

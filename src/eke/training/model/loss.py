@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from eke.common.errors import RunError
 from eke.common.text import IGNORED
 from eke.models.checkpoints.architecture import logits_change, router_loss
-from eke.models.families import is_classification
 from eke.plan.planner import Plan
 from eke.training.batches.batches import MicroBatch
 from eke.training.model.adapters import is_adapted
@@ -180,12 +179,12 @@ def compiled_loss_sum() -> Callable[..., Tensor]:
 
 def has_fused_loss(plan: Plan) -> bool:
     """Return whether the vocabulary projection and the loss are one operation."""
-    return plan.config.kernels.fused_linear_cross_entropy and not is_classification(plan.config)
+    return plan.config.kernels.fused_linear_cross_entropy and plan.targets.per_token
 
 
 def is_sparse(plan: Plan) -> bool:
     """Return whether positions without a label skip the vocabulary projection."""
-    return plan.config.kernels.sparse_prediction and not is_classification(plan.config)
+    return plan.config.kernels.sparse_prediction and plan.targets.per_token
 
 
 def apply_loss(plan: Plan, model: nn.Module) -> None:

@@ -345,7 +345,7 @@ def compile_model(plan: Plan, model: torch.nn.Module) -> torch.nn.Module:
     code. Resets earlier graphs of this process and the counters of `compile_report`.
     """
     config = plan.config.compile
-    if not is_compiled(plan):
+    if not plan.config.compile.is_on:
         return model
     from torch._dynamo import utils
 
@@ -371,14 +371,9 @@ def compile_model(plan: Plan, model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def is_compiled(plan: Plan) -> bool:
-    """Return whether torch.compile is used. The other options are names of its backends."""
-    return plan.config.compile.is_on
-
-
 def num_graphs(plan: Plan) -> int:
     """Return the number of captured graphs, which grows in a step with compilation."""
-    if not is_compiled(plan):
+    if not plan.config.compile.is_on:
         return 0
     from torch._dynamo.utils import counters
 

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from eke.common.errors import EkeError, RunError
 from eke.common.text import format_number
 from eke.config.schema import PretrainedModel
-from eke.models.families import is_classification
 from eke.plan.planner import Plan
 from eke.training.batches.tasks import chat_manifest, class_names, is_packed
 from eke.training.distributed.fsdp import part
@@ -230,7 +229,7 @@ def save_merged_adapter(plan: Plan, adapter: Path, folder: Path) -> str:
         name_classes(plan, base, report)
         stop_at_turns(plan, base)
     except (EkeError, OSError) as error:
-        what = "class names" if is_classification(plan.config) else "ends of turn"
+        what = "class names" if not plan.targets.per_token else "ends of turn"
         missing = f"the configuration lacks {what}: {error}"
     save_pretrained(merge_adapters(plan, model), folder)
     return missing

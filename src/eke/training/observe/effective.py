@@ -18,7 +18,7 @@ from eke.training.model.activation_offload import ActivationOffload
 from eke.training.model.adapters import float8_layers, is_adapted, quant_states, quant_tensors
 from eke.training.model.attention_kernels import KernelProbe, ObservedKernels
 from eke.training.model.checkpointing import count_layer_calls
-from eke.training.model.number_formats import is_compiled, master_bytes, num_graphs, stepped_weights
+from eke.training.model.number_formats import master_bytes, num_graphs, stepped_weights
 from eke.training.observe.libraries import (
     note_compiler,
     note_copies,
@@ -279,7 +279,7 @@ def closer_look(job: TrainingState, nth: int) -> AbstractContextManager[None]:
     Observed steps are excluded from timings. For their cost see notes/lab/memory.md.
     """
     # One profile per run: PyTorch's profiler miscounts addresses from an earlier profile.
-    if nth > 1 and nth != job.longest and not is_compiled(job.plan):
+    if nth > 1 and nth != job.longest and not job.plan.config.compile.is_on:
         return nullcontext()
     return _closer_look(job, nth)
 

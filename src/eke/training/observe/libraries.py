@@ -251,7 +251,7 @@ def note_copies(job: TrainingState) -> None:
 def note_sharding(job: TrainingState) -> None:
     """Record sharded bytes of weights, gradients and optimizer state by rank. Collective."""
     plan = job.plan
-    if not plan.ranks.is_fsdp or plan.batch.world_size == 1:
+    if not plan.ranks.fsdp or plan.batch.world_size == 1:
         return
     parameters = list(job.bare_model.parameters())
     cut: list[Any] = [p for p in parameters if is_cut(p)]  # DTensors of FSDP2

@@ -60,7 +60,7 @@ class PlainUpdate(Update):
         self.knows_norm = needed or plan.config.train.record_grad_norm
         # torch's fused kernels divide gradients by `grad_scale`, made for GradScaler. Clipping by
         # it saves a pass. The kernels do not accept FSDP2's DTensors with a plain scale.
-        cut = plan.batch.world_size > 1 and plan.ranks.is_fsdp
+        cut = plan.batch.world_size > 1 and plan.ranks.fsdp is not None
         divides = getattr(optimizer, "_step_supports_amp_scaling", False)
         self.clips_in_step = scaler is None and divides and not cut
 
