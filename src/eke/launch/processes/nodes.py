@@ -266,7 +266,7 @@ class LedRun(LiveRun):
         self._head = head
         self._left_behind: float | None = None
         self._killed_for = ""
-        head.gather(plan.config.distributed.timeout_s)
+        head.gather(plan.ranks.timeout_s)
         own_folder(paths.folder)
         spot = Spot(0, head.count, head.begin(paths.folder, plan.processes_per_node))
         try:

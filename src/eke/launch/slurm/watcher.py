@@ -95,7 +95,7 @@ def help_out(paths: RunPaths, task: SlurmTask) -> int:
         for_this_node(plan)
     except EkeError as error:
         problem = str(error)
-    follow(paths.invitation, task, plan.config.distributed.timeout_s, problem)
+    follow(paths.invitation, task, plan.ranks.timeout_s, problem)
     return EXIT_OK
 
 
@@ -147,7 +147,7 @@ def one_attempt(paths: RunPaths, heard: list[int], head: Head | None = None) -> 
     try:
         plan = for_this_node(plan)
         if head is not None:
-            head.gather(plan.config.distributed.timeout_s)
+            head.gather(plan.ranks.timeout_s)
     except EkeError as error:
         return note_misplaced(paths, plan, str(error))
     live = launch_attempt(plan, paths, head)
