@@ -48,7 +48,7 @@ def plan_unless_answered(planned: Callable[[bool], Plan], where: Callable[[Plan]
 def run_composed(composed: Composed) -> int:
     """Run on this machine, or as one of several tasks; returns the exit code, or ConfigError."""
     task = this_task()
-    check_started_tasks("a run", composed.config.distributed.num_nodes)
+    check_started_tasks("a run", composed.config.ranks.num_nodes)
     means = means_of_a_run(composed.config)
     if task.count == 1:
         planned = partial(plan_for, composed, means=means)
@@ -57,7 +57,7 @@ def run_composed(composed: Composed) -> int:
     if task.node:
         for listened in STOP_SIGNALS:  # the first machine asks its processes, and all agree
             signal.signal(listened, lambda *_: None)
-        follow(invitation, task, composed.config.distributed.timeout_s)
+        follow(invitation, task, composed.config.ranks.timeout_s)
         return EXIT_OK
     with closing(Head(invitation, task)) as head:
         return run_planned(plan_for(composed, planning=False, means=means), head)
@@ -65,7 +65,7 @@ def run_composed(composed: Composed) -> int:
 
 def run_planned(plan: Plan, head: Head | None = None) -> int:
     """Run a plan, or answer from its record; returns the exit code."""
-    check_started_ranks(plan.config.distributed.option, plan.batch.world_size)
+    check_started_ranks(plan.ranks.option, plan.batch.world_size)
     place = find_place(plan)
     if place.record is not None:
         print_once(render_summary(place.record, str(place.paths.folder)))
