@@ -20,8 +20,15 @@ from eke.launch.processes.sweep import Cell, Job, SweepFile
 from eke.plan.record import EXIT_RESUMABLE, Outcome
 from eke.results.report.compare.comparison import find_families
 from eke.results.report.compare.keys import affects
-from eke.results.report.compare.load_records import ABSENT, NOT_RUN, Entry, Key
-from eke.results.report.compare.load_records import Settings, key_of, settings_of
+from eke.results.report.compare.load_records import (
+    ABSENT,
+    NOT_RUN,
+    Entry,
+    Key,
+    Settings,
+    key_of,
+    settings_of,
+)
 from eke.results.report.compare.measures import num_devices
 from eke.results.report.compare.statistics import MIN_REPEATS
 from eke.results.report.compare.until_decided import (
@@ -166,7 +173,11 @@ class Rounds:
 
     def _decide(self, rounds: int) -> None:
         """Test all configurations in families with one baseline each, as the report does."""
-        keys = {self._entry(job): self._keys[job] for job in self.jobs}
+        keys: dict[Entry, Key] = {}
+        for job in self.jobs:
+            cell, how = self._file.cells[job.number], job.outcome.name if job.outcome else NOT_RUN
+            rows = (cell.row,) if cell.row else ()
+            keys[Entry(cell.overrides, how, "", rows, "", job.record)] = self._keys[job]
         stopped = {key: row for key, row in self._rows.items() if row.stopped is not None}
         self._rows = {self._keys[job]: Decision(name=_name(job)) for job in self.jobs} | stopped
         families = find_families([*keys])
@@ -188,11 +199,6 @@ class Rounds:
                     name = f"{variant.label}{f' of {variant.work}' if variant.work else ''}"
                     over = None if found[key].state is State.open else rounds
                     self._rows[key] = replace(found[key], name=name, baseline=base, stopped=over)
-
-    def _entry(self, job: Job) -> Entry:
-        cell = self._file.cells[job.number]
-        rows, outcome = (cell.row,) if cell.row else (), job.outcome
-        return Entry(cell.overrides, outcome.name if outcome else NOT_RUN, "", rows, "", job.record)
 
     def _costs_too_much(self, jobs: Sequence[Job]) -> bool:
         """Return whether this round would exceed `sweep.budget` at the mean time of a run."""

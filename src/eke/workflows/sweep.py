@@ -320,31 +320,24 @@ def plan_cells(
     launcher = launcher or find_launcher("local")
     with looking_once():
         for point in expanded:
-            cell, plan = _plan_cell(point, group, launcher)
-            cells.append(cell)
-            plans.append(plan)
+            config = point.composed.config
+            config.tracker.group = config.tracker.group or group
+            cells.append(Cell(point.composed.overrides, row=point.row, round=config.repeat))
+            try:
+                means = means_of_a_cell(config, launcher)
+                planned = partial(plan_for, point.composed, launcher=launcher, refuse=True,
+                                  trace=False, means=means)  # fmt: skip
+                where = launcher.place_of
+                plan = planned(True) if config.plan_only else plan_unless_answered(planned, where)
+                launcher.request(plan)
+            except ConfigError as error:
+                cells[-1].refuse(error)
+                plans.append(None)
+            else:
+                cells[-1].run_id = plan.run_id
+                plans.append(plan)
             progress(len(cells), len(expanded))
     return cells, plans
-
-
-def _plan_cell(point: SweepCell, group: str, launcher: Launcher) -> tuple[Cell, Plan | None]:
-    composed = point.composed
-    config = composed.config
-    config.tracker.group = config.tracker.group or group
-    cell = Cell(composed.overrides, row=point.row, round=config.repeat)
-    try:
-        plan_it = partial(
-            plan_for, composed, launcher=launcher, refuse=True, trace=False,
-            means=means_of_a_cell(config, launcher),
-        )  # fmt: skip
-        where = launcher.place_of
-        plan = plan_it(True) if config.plan_only else plan_unless_answered(plan_it, where)
-        launcher.request(plan)
-    except ConfigError as error:
-        cell.refuse(error)
-        return cell, None
-    cell.run_id = plan.run_id
-    return cell, plan
 
 
 def weigh_open_cells(

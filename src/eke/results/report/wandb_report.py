@@ -49,9 +49,6 @@ MAX_ROWS = 100
 MAX_TITLE_CHARS = 128
 """Maximum length of a title in wandb-workspaces 0.4."""
 
-Filter = tuple[str, list[str]]
-"""W&B's filter key, `Group` or `ID`, and the names."""
-
 
 @dataclass(frozen=True)
 class WandbProject:
@@ -104,8 +101,8 @@ def _only(key: str, settings: list[dict[str, Any]]) -> str:
     return found[0] if found else ""
 
 
-def find_filter(comparison: Comparison) -> Filter | None:
-    """Return the filter for the runs at W&B, None without runs.
+def find_filter(comparison: Comparison) -> tuple[str, list[str]] | None:
+    """Return W&B's filter key for the runs, `Group` or `ID`, and the names. None without runs.
 
     Groups, if W&B has the runs' sweeps as groups, include later runs of a sweep. Other runs are
     filtered by id: single runs, and cells with the record of an earlier sweep.
@@ -134,27 +131,6 @@ def factor_paths(comparison: Comparison) -> list[str]:
     # Options have the names of eke.results.trackers.wandb.make_config.
     named = {key: f"{key.replace('.', '_')}.value" for key in options}
     return [named.get(key, f"cfg.value.{key}") for key in comparison.factors if key in known]
-
-
-def _run_set(
-    library: ModuleType, found: Filter, place: WandbProject | None, factors: list[str]
-) -> Any:
-    """Return the compared runs, fastest first, grouped and colored by differing factors.
-
-    The library requests a `place` from the server. None is the report's own project.
-    """
-    measured = [f"summary:{SAMPLES_PER_S}", f"summary:{PEAK_GIB}"]
-    key, names = found
-    chosen = f"== {names[0]!r}" if len(names) == 1 else f"in {names!r}"
-    groups = factors if len(factors) <= MAX_FACTORS else []
-    return library.Runset(
-        **(asdict(place) if place else {}),
-        name="compared runs",
-        filters=f"Metric({key!r}) {chosen}",
-        groupby=[f"config.{path}" for path in groups],
-        order=[library.OrderBy(library.SummaryMetric(SAMPLES_PER_S), ascending=False)],
-        pinned_columns=[*(f"config:{path}" for path in factors), *measured],
-    )
 
 
 def _panels(library: ModuleType) -> list[Any]:
@@ -197,7 +173,18 @@ def specification(comparison: Comparison, place: WandbProject, is_online: bool =
         which = f"group {', '.join(names)}" if key == "Group" else f"{len(names)} runs by their ids"
         live = f"Live: {escape(which)} in project {escape(place.project)}. "
         live += "The text below is of the time of writing."
-        run_set = _run_set(library, found, place if is_online else None, factor_paths(comparison))
+        chosen = f"== {names[0]!r}" if len(names) == 1 else f"in {names!r}"
+        factors = factor_paths(comparison)
+        # Compared runs, fastest first, grouped and colored by differing factors.
+        run_set = library.Runset(
+            **(asdict(place) if is_online else {}),
+            name="compared runs",
+            filters=f"Metric({key!r}) {chosen}",
+            groupby=[f"config.{path}" for path in factors if len(factors) <= MAX_FACTORS],
+            order=[library.OrderBy(library.SummaryMetric(SAMPLES_PER_S), ascending=False)],
+            pinned_columns=[*(f"config:{path}" for path in factors),
+                            f"summary:{SAMPLES_PER_S}", f"summary:{PEAK_GIB}"],
+        )  # fmt: skip
         grid = library.PanelGrid(runsets=[run_set], panels=_panels(library))
         blocks += [grid, library.MarkdownBlock(live)]
     first, *others = map(escape, verdict_lines(comparison))

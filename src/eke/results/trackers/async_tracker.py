@@ -29,8 +29,6 @@ _log = logging.getLogger(__name__)
 EVERY_ROW = "(metrics.jsonl has every row)"
 """Text at the end of every problem."""
 
-KILLED_S = 1.0
-"""Seconds to wait for a killed mirror."""
 
 PATIENCE_S = 0.02
 """Seconds that `log` waits for its rows, to keep the work out of the next measured step.
@@ -146,7 +144,7 @@ class Guard:
             # Otherwise the interpreter's exit would wait for it.
             with suppress(Exception):
                 self._mirror.kill()
-            self._ended.wait(KILLED_S)
+            self._ended.wait(1.0)
 
     @property
     def problem(self) -> str:

@@ -73,8 +73,12 @@ def tracked_run(
     )
     shared, row = _in_sweep(paths.folder, str(settings.group), record.run_id)
     own = [text for text in typed if text not in shared]
-    pairs = (text.lstrip("+").partition("=")[::2] for text in own)
-    told: dict[str, Value] = {key: _value(record.config, key, text) for key, text in pairs}
+    told: dict[str, Value] = {}
+    for key, value in (text.lstrip("+").partition("=")[::2] for text in own):
+        node: Any = record.config
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, Mapping) else None
+        told[key] = node if isinstance(node, int | float) else value
     told |= {key: record.config[key] for key in ("seed", "repeat") if key in record.config}
     told |= {"row": row} if row else {}
     device = str(table(record.plan, "device").get("name", ""))
@@ -92,14 +96,6 @@ def tracked_run(
         attempt=attempt,
         settings=settings,
     )
-
-
-def _value(config: Mapping[str, Any], key: str, text: str) -> Value:
-    """Return the configuration's value of a key if it is a number, else its text."""
-    node: Any = config
-    for part in key.split("."):
-        node = node.get(part) if isinstance(node, Mapping) else None
-    return node if isinstance(node, int | float) else text
 
 
 def _in_sweep(folder: Path, group: str, run_id: str) -> tuple[set[str], str]:

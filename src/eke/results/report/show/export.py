@@ -242,7 +242,7 @@ def _short(value: float | None) -> float | None:
 
 
 def _cell(cell: Cell) -> str | list[str]:
-    """Return a cell's text, or text, second line and tone."""
+    """Return a cell's text, or text, second line and tone if it has them."""
     note = " · ".join(filter(None, [cell.interval, cell.value]))
     return [cell.text, note, cell.tone] if note or cell.tone else cell.text
 

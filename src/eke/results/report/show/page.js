@@ -21,10 +21,8 @@ function build(place) {
   const haystacks = rows.map(row => [row.full, ...row.cells.flat()].join(" ").toLowerCase());
   const text = (number, n) => [rows[number].cells[n]].flat()[0];
   const search = element("input"), count = element("span", "", "quiet"), more = element("button", "show more");
-  search.type = "search";
-  search.placeholder = "search";
-  search.setAttribute("aria-label", "search the table");
-  count.setAttribute("aria-live", "polite");
+  Object.assign(search, { type: "search", placeholder: "search", ariaLabel: "search the table" });
+  count.ariaLive = "polite";
   const table = element("table", undefined, all ? "" : "main cards");
   table.append(element("thead"), element("tbody"));
 

@@ -5,7 +5,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from eke.common.paths import program
 from eke.common.text import format_bytes, format_count, format_number
@@ -27,9 +26,9 @@ class Section:
     """A titled table of text."""
 
     title: str
-    note: str
     head: tuple[str, ...]
     rows: Lines
+    note: str = ""
 
 
 def title(comparison: Comparison) -> str:
@@ -116,7 +115,27 @@ def sections(comparison: Comparison, repeats: bool = False) -> list[Section]:
 
 def problems(comparison: Comparison) -> list[Section]:
     """Return the sections about failed runs, and runs without a speed, that have rows."""
-    return [each for each in (_outcomes(comparison), _unmeasured(comparison)) if each.rows]
+    failed = _by_reason(
+        ((entry.outcome, entry.reason), row.variant.label)
+        for row in comparison.rows
+        for entry in row.variant.entries
+        if entry.outcome != Outcome.ok.name
+    )
+    unmeasured = _by_reason(
+        ((_no_speed(row.variant.records[0]),), row.variant.label)
+        for row in comparison.rows
+        if row.variant.records and SAMPLES.key not in row.estimates
+    )
+    missing = {NOT_RUN: "repeat the command to start missing runs"}
+    rows = [(how, who, why or missing.get(how, "")) for (how, why), who in failed.items()]
+    if len(rows) > 100:
+        rows[100:] = [("...", f"{len(rows) - 100} more reasons", "report.json has all")]
+    slow = [(who, *why) for why, who in unmeasured.items()]
+    found = [
+        Section("Unsuccessful runs", ("outcome", "configurations", "reason"), rows),
+        Section("No speed", ("configurations", "reason"), slow),
+    ]
+    return [section for section in found if section.rows]
 
 
 def provenance(comparison: Comparison) -> Section:
@@ -137,7 +156,7 @@ def provenance(comparison: Comparison) -> Section:
     shared = " ".join(f"{key}={value}" for key, value in comparison.shared.items())
     rows += [("shared keys", shared)] if shared else []
     rows.append(("records", ", ".join(comparison.folders)))
-    return Section("Provenance", "", ("fact", "value"), rows)
+    return Section("Provenance", ("fact", "value"), rows)
 
 
 def _machines(comparison: Comparison) -> list[Machine]:
@@ -169,30 +188,6 @@ def _by_reason(found: Iterable[tuple[tuple[str, ...], str]]) -> dict[tuple[str, 
         labels.setdefault(reason, {})[label] = None
     more = {key: [f"and {len(each) - 6} more"] for key, each in labels.items() if len(each) > 6}
     return {key: "; ".join([*list(each)[:6], *more.get(key, [])]) for key, each in labels.items()}
-
-
-def _outcomes(comparison: Comparison) -> Section:
-    found = _by_reason(
-        ((entry.outcome, entry.reason), row.variant.label)
-        for row in comparison.rows
-        for entry in row.variant.entries
-        if entry.outcome != Outcome.ok.name
-    )
-    missing = {NOT_RUN: "repeat the command to start missing runs"}
-    rows = [(how, who, why or missing.get(how, "")) for (how, why), who in found.items()]
-    if len(rows) > 100:
-        rows[100:] = [("...", f"{len(rows) - 100} more reasons", "report.json has all")]
-    return Section("Unsuccessful runs", "", ("outcome", "configurations", "reason"), rows)
-
-
-def _unmeasured(comparison: Comparison) -> Section:
-    found = _by_reason(
-        ((_no_speed(row.variant.records[0]),), row.variant.label)
-        for row in comparison.rows
-        if row.variant.records and SAMPLES.key not in row.estimates
-    )
-    rows = [(who, *why) for why, who in found.items()]
-    return Section("No speed", "", ("configurations", "reason"), rows)
 
 
 def _no_speed(record: Record) -> str:
@@ -231,7 +226,7 @@ def _techniques(comparison: Comparison, part: OneMachine) -> Section:
     note = "Ratios to the baseline. Pairs differ only in the technique (geometric mean). From "
     note += "three pairs on, the interval includes the variation of the effect between pairs."
     shown = [tuple(row[n] for n in kept) for row in rows]
-    return Section("Effect of each technique", note, tuple(head[n] for n in kept), shown)
+    return Section("Effect of each technique", tuple(head[n] for n in kept), shown, note)
 
 
 def _published(each: PublishedMatch) -> Section:
@@ -246,29 +241,24 @@ def _published(each: PublishedMatch) -> Section:
     note = f"Published: {found.hardware}, {found.date}. {found.notes} {found.source}"
     head = (f"row, relative to {found.baseline}", "speed here", "published", "memory here",
             "published")  # fmt: skip
-    return Section(f"Comparison with published results: {found.title}", note, head, rows)
+    return Section(f"Comparison with published results: {found.title}", head, rows, note)
 
 
 def _classes(row: ComparisonRow) -> Section:
     """Return the predictions of a classifier's first run for each class, of at most 12 classes."""
-    title = f"Classes: {row.variant.label}"
-    try:
-        head, rows = _confusion(row.variant.records[0].classes)
-    except (TypeError, ValueError, LookupError):  # none, another version's, or another user's
-        return Section(title, "", (), ())
-    shown = rows if len(rows) <= 12 and all(len(r) == len(head) for r in rows) else ()
-    return Section(title, "samples by predicted class, final evaluation", head, shown)
-
-
-def _confusion(found: dict[str, Any]) -> tuple[tuple[str, ...], Lines]:
-    names, matrix = found["names"], found.get("confusion")  # sets of classes have no matrix
+    title, found = f"Classes: {row.variant.label}", row.variant.records[0].classes
     scores = ("precision", "recall", "f1")
-    head = ("true class", *(f"predicted {name}" for name in names if matrix), *scores)
-    counts = matrix or [()] * len(names)
-    return head, [
-        (str(names[n]), *map(str, each), *(f"{found[score][n]:.4f}" for score in scores))
-        for n, each in enumerate(counts)
-    ]
+    try:
+        names, matrix = found["names"], found.get("confusion")  # sets of classes have no matrix
+        head = ("true class", *(f"predicted {name}" for name in names if matrix), *scores)
+        rows = [
+            (str(names[n]), *map(str, each), *(f"{found[score][n]:.4f}" for score in scores))
+            for n, each in enumerate(matrix or [()] * len(names))
+        ]
+    except (TypeError, ValueError, LookupError):  # none, another version's, or another user's
+        return Section(title, (), ())
+    shown = rows if len(rows) <= 12 and all(len(r) == len(head) for r in rows) else ()
+    return Section(title, head, shown, "samples by predicted class, final evaluation")
 
 
 def _sources(row: ComparisonRow) -> Section:
@@ -280,7 +270,7 @@ def _sources(row: ComparisonRow) -> Section:
     ]
     head = ("source", "samples", "epochs", "training loss", "evaluation loss")
     note = "trained samples, and losses of the last step and evaluation"
-    return Section(f"Sources: {row.variant.label}", note, head, rows)
+    return Section(f"Sources: {row.variant.label}", head, rows, note)
 
 
 def _runs(comparison: Comparison) -> Section:
@@ -291,7 +281,7 @@ def _runs(comparison: Comparison) -> Section:
         folder = entry.folder.name if entry.folder else ""
         rows.append((row.variant.label, *map(str, entry.repeat), entry.outcome, *numbers, folder))
     head = ("configuration", "seed", "repeat", "outcome", "samples/s", "peak memory", "run")
-    return Section("Every run", format_number(len(rows), "run"), head, rows)
+    return Section("Every run", head, rows, format_number(len(rows), "run"))
 
 
 METHOD = (

@@ -29,6 +29,8 @@ from eke.results.report.compare.statistics import Ratio, Significance
 CHARS_FOR_NAMES = 60
 """Maximum length of a label in tables. Tooltips and files have the full label."""
 
+Number = Callable[[ComparisonRow], float | None]
+
 MANY_ROWS = 8
 """Rows above which the most important rows come first, and rows above the page's charts."""
 
@@ -56,7 +58,7 @@ class Column:
     key: str
     title: str
     cell: Callable[[ComparisonRow], Cell]
-    value: Callable[[ComparisonRow], float | None] | None = None
+    value: Number | None = None
     """Sort key, None for columns sorted by text."""
     help: str = ""
     is_main: bool = False
@@ -114,7 +116,10 @@ def columns(
     found = _main(comparison, rows, most)
     if with_all:
         found += _numbers(rows)
-        found += [_factor(key) for key in comparison.factors]
+        found += [
+            Column(key, key, lambda row, key=key: Cell(row.variant.factors.get(key, "")))
+            for key in comparison.factors
+        ]
     return [c for c in found if c.key == "label" or any(c.cell(row).line() for row in rows)]
 
 
@@ -162,10 +167,6 @@ def _decisions(comparison: Comparison) -> dict[ComparisonRow, str]:
     return {row: ", ".join(words) for row, words in found.items()}
 
 
-def _factor(key: str) -> Column:
-    return Column(key, key, lambda row: Cell(row.variant.factors.get(key, "")))
-
-
 def _numbers(rows: Sequence[ComparisonRow]) -> list[Column]:
     metrics = dict.fromkeys(k for row in rows for k in row.estimates if METRIC in k)
     loss = "{:.4f}".format
@@ -187,13 +188,7 @@ def _numbers(rows: Sequence[ComparisonRow]) -> list[Column]:
     ]  # fmt: skip
 
 
-def _number(
-    key: str,
-    title: str,
-    value: Callable[[ComparisonRow], float | None],
-    text: Callable[[float], str],
-    help: str,
-) -> Column:
+def _number(key: str, title: str, value: Number, text: Callable[[float], str], help: str) -> Column:
     def show(row: ComparisonRow) -> Cell:
         found = value(row)
         return Cell() if found is None else Cell(text(found))

@@ -35,9 +35,6 @@ LEAST_FOR_NAMES = 36
 MAX_ROWS = 60
 """Maximum rows of the main table. The page has all."""
 
-MAX_NOTES = 3
-"""Notes shown without `everything`."""
-
 
 def render_terminal(
     comparison: Comparison,
@@ -60,29 +57,23 @@ def render_terminal(
     console = Console(
         file=stream, width=wide, force_terminal=terminal, highlight=False, markup=False, emoji=False
     )
-    console.print(Group(*_parts(comparison, repeats, wide, everything)))
-    return "\n".join(line.rstrip() for line in stream.getvalue().split("\n"))
-
-
-def _parts(
-    comparison: Comparison, repeats: bool, width: int, everything: bool
-) -> list[RenderableType]:
     lines, notes = verdict_lines(comparison), comparison.notes
     parts: list[RenderableType] = [_text(title(comparison), "dim"), _text(lines[0], "bold")]
     parts += [*map(_text, lines[1:]), Text()]
     for group in groups(comparison):
         parts += [_text(group.heading, "bold")] if group.heading else []
-        parts += [_main(comparison, group.rows, width), Text()]
+        parts += [_main(comparison, group.rows, wide), Text()]
     shown = problems(comparison)
     if everything or repeats:
         shown += [*sections(comparison, repeats), provenance(comparison)]
     for section in shown:
-        parts += [_section(section, width), Text()]
-    most = len(notes) if everything else MAX_NOTES
+        parts += [_section(section, wide), Text()]
+    most = len(notes) if everything else 3
     parts += [_text(f"note: {note}") for note in notes[:most]]
     more = [f"{len(notes) - most} more notes"] if len(notes) > most else []
     told = [measured(comparison), *more, *([] if everything else ["more: --provenance"])]
-    return [*parts, _text("; ".join(told), "dim")]
+    console.print(Group(*parts, _text("; ".join(told), "dim")))
+    return "\n".join(line.rstrip() for line in stream.getvalue().split("\n"))
 
 
 def _text(text: str, style: str = "") -> Text:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from eke.common.errors import ConfigError, EkeError
 from eke.common.files import open_file, read_bytes, read_json, try_lock, write_json
@@ -37,8 +37,7 @@ class Refusal(EkeError):
     """The server rejected the request."""
 
 
-@dataclass(frozen=True)
-class ServerState:
+class ServerState(NamedTuple):
     """State of a run on the server."""
 
     num_rows: int
@@ -49,30 +48,12 @@ class ServerState:
     url: str
 
 
-@dataclass(frozen=True)
-class Account:
+class Account(NamedTuple):
     """The user's W&B account."""
 
     server: str
     entity: str
     """Default entity, empty if there is none."""
-
-
-def configure_wandb(scratch: Path) -> None:
-    """Make W&B write to `scratch` without telemetry. Raise ConfigError without an API key."""
-    for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
-        os.environ[name] = str(scratch)
-    os.environ["WANDB_SILENT"] = "true"
-    os.environ["WANDB_ERROR_REPORTING"] = "false"
-    for name in ("WANDB_MODE", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SERVICE"):
-        os.environ.pop(name, None)
-    if not has_wandb_key():
-        other = "export WANDB_API_KEY=...; for a private server also WANDB_BASE_URL"
-        raise ConfigError(f"no API key for W&B -> wandb login   (or: {other})")
-    from wandb.sdk.wandb_setup import singleton
-
-    ignore_folder_settings()
-    speak(f"W&B's server: {singleton().settings.base_url}", sys.stderr)
 
 
 def log_in(answer_s: float = ANSWER_S) -> Account:
@@ -94,9 +75,22 @@ def log_in(answer_s: float = ANSWER_S) -> Account:
 
 @contextmanager
 def session(answer_s: float = ANSWER_S) -> Iterator[tuple[Account, Path]]:
-    """Yield the account and a folder for W&B's files. Raise as `configure_wandb` and `log_in`."""
+    """Yield the account and a folder for W&B's files, without telemetry.
+
+    Raises ConfigError without an API key, and as `log_in`.
+    """
     with tempfile.TemporaryDirectory(prefix="eke-wandb-", ignore_cleanup_errors=True) as scratch:
-        configure_wandb(Path(scratch))
+        os.environ.update(WANDB_SILENT="true", WANDB_ERROR_REPORTING="false")
+        os.environ |= dict.fromkeys(("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"), scratch)
+        for name in ("WANDB_MODE", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SERVICE"):
+            os.environ.pop(name, None)
+        if not has_wandb_key():
+            other = "export WANDB_API_KEY=...; for a private server also WANDB_BASE_URL"
+            raise ConfigError(f"no API key for W&B -> wandb login   (or: {other})")
+        from wandb.sdk.wandb_setup import singleton
+
+        ignore_folder_settings()
+        speak(f"W&B's server: {singleton().settings.base_url}", sys.stderr)
         try:
             yield log_in(answer_s), Path(scratch)
         finally:
