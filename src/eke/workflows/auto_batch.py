@@ -223,10 +223,7 @@ def adapted(
 def fine_tuned(
     config: Config, composed: Composed, count: Callable[[Config], int]
 ) -> tuple[Config, tuple[Decision, ...], str]:
-    """Return the configuration with defaults of fine-tuning, their reasons, and a warning.
-
-    `count` returns the number of samples of an epoch.
-    """
+    """Apply defaults of fine-tuning. Return reasons and a warning. `count`: samples of an epoch."""
     usual = usual_values(config)  # rates, decay and clipping of options are for random weights
     if not usual:
         return config, (), ""

@@ -57,10 +57,7 @@ SIZE = "batch.per_device"
 
 
 def plan_for(composed: Composed, planning: bool, **how: Any) -> Plan:
-    """Check and plan one configuration as `_plan_for`.
-
-    If there are fewer samples than an unset batch.per_device, it is reduced with a warning.
-    """
+    """Plan as `_plan_for`. An unset batch.per_device is reduced if there are fewer samples."""
     try:
         return _plan_for(composed, planning, **how)
     except ConfigError as error:

@@ -26,12 +26,7 @@ _KEY = "train.resume"
 
 
 def reopened(arguments: Arguments) -> Arguments:
-    """Add the overrides of the run that the command names.
-
-    Raises:
-        ConfigError: there is no such run.
-        RunError: its plan cannot be read.
-    """
+    """Add the overrides of the run that the command names. Raise EkeError if it is unreadable."""
     typed = {_key_of(text): text for text in arguments.overrides}
     try:
         named = parse(typed[_KEY]).value()

@@ -26,10 +26,7 @@ from eke.workflows.planning import means_of_a_run, plan_for
 
 
 def plan_unless_answered(planned: Callable[[bool], Plan], where: Callable[[Plan], Place]) -> Plan:
-    """Return the plan of a run that can start now, or that has a final record.
-
-    `planned` receives whether no run starts.
-    """
+    """Return the plan of a run that can start now, or that has a final record."""
     try:
         return planned(False)
     except ConfigError as error:

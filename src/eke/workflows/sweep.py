@@ -226,10 +226,7 @@ def run_planned_sweep(
     detach: bool,
     auto: Rounds | None = None,
 ) -> int:
-    """Start a sweep, wait for it unless it is detached, and return its exit code.
-
-    With `auto`, its rounds start one after another.
-    """
+    """Start a sweep or its rounds, wait unless it is detached, and return its exit code."""
     stop_tracing()
     if len(jobs) > 1:
         leave_tracked_run()
@@ -312,10 +309,7 @@ def plan_cells(
     progress: Callable[[int, int], None],
     launcher: Launcher | None = None,
 ) -> tuple[list[Cell], list[Plan | None]]:
-    """Return every cell, with a reason if it is rejected, and every plan. `group` is the tracker's.
-
-    The default launcher is `local`.
-    """
+    """Return cells, with reasons for rejection, and plans. `group` is the tracker's."""
     cells, plans = list[Cell](), list[Plan | None]()
     launcher = launcher or find_launcher("local")
     with looking_once():

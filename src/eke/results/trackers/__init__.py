@@ -38,10 +38,7 @@ TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
 
 
 def build_tracker(run: TrackedRun) -> Tracker:
-    """Build and start the tracker of `run.settings.option`.
-
-    Errors of the tracker do not raise. They are in the result's `problem`.
-    """
+    """Build and start the tracker of `run.settings.option`. Its errors are in `problem`."""
     option = run.settings.option
     if build := TRACKERS.get(option):
         return build(run)

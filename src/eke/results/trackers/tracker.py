@@ -113,10 +113,7 @@ def tracker_id(folder: str, run_id: str) -> str:
 
 
 def summary_values(record: Record, rows: Sequence[metrics.Row] = ()) -> Mapping[str, Value]:
-    """Return the main numbers of a record and its rows, without values that were not measured.
-
-    Speeds of a run on a shared device are omitted, as in reports.
-    """
+    """Return the measured numbers of a record and its rows. Shared devices have no speeds."""
     memory, step = record.memory.measured, record.timing.steady_step_s
     peak = memory.peak_allocated_bytes if memory else None
     evaluations = [row[metrics.EVAL_LOSS] for row in metrics.latest(rows, metrics.EVAL_LOSS)]

@@ -44,10 +44,7 @@ def count_rows(path: str | Path) -> int:
 
 
 def records(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield (end offset, protobuf message) of the records before the first torn or damaged one.
-
-    Raises ValueError for other files.
-    """
+    """Yield (end offset, message) of each intact record. Raise ValueError for other files."""
     # wandb 0.31 ships this generated module without type stubs.
     from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # wandb 0.31
 
@@ -81,10 +78,7 @@ the step.
 
 
 class WandbRun(Mirror):
-    """One attempt of a run in W&B, with its files in `directory/wandb`.
-
-    The end of an online run may spend `upload_s` on uploading. The rest stays on disk.
-    """
+    """One attempt of a run in W&B, in `directory/wandb`. An upload may take `upload_s` seconds."""
 
     def __init__(self, run: TrackedRun, upload_s: float) -> None:
         self._run = run
@@ -96,10 +90,7 @@ class WandbRun(Mirror):
         self._totals = Totals(RunPaths(run.directory).metrics, run.attempt)
 
     def prepare(self) -> None:
-        """Import wandb and start its helper process, wandb-core, without a connection.
-
-        Raises OSError if the folder cannot be created.
-        """
+        """Import wandb and start its helper process, wandb-core, without a connection."""
         # Changes of the environment and imports are safe only on the caller's thread.
         folder = self._run.directory / "wandb"
         own_folder(folder)
@@ -168,11 +159,7 @@ class WandbRun(Mirror):
         self._wandb_run.summary.update(dict(values))
 
     def close(self, exit_code: int) -> None:
-        """Finish the run, end wandb-core and count the written rows.
-
-        Raises MirrorError for a failed or slow upload and for missing rows. W&B reports neither a
-        rejected upload nor a full disk.
-        """
+        """Finish the run and end wandb-core. Raise MirrorError if data did not arrive."""
         import wandb
 
         assert self._wandb_run is not None, "open comes first"
@@ -183,6 +170,7 @@ class WandbRun(Mirror):
             raise MirrorError(f"the upload did not end within {self._upload_s:g} s") from None
         finally:
             wandb.teardown()  # `finish` returns before the last records are written
+        # W&B reports neither a rejected upload nor a full disk.
         written = count_rows(settings.sync_file)
         if written != self._num_steps:
             why = f"holds {written} of {self._num_steps} rows: is the disk full?"

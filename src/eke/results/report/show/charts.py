@@ -124,10 +124,7 @@ def scatter(rows: Sequence[ComparisonRow]) -> Spec:
 
 
 def _scale(points: Values, key: str, *ends: str) -> Spec:
-    """Return an axis around the values, with a width of at least 5 % of them.
-
-    Otherwise noise would look like a large difference.
-    """
+    """Return an axis around the values, at least 5 % wide: noise must not look like an effect."""
     values = [p[key] for p in points]
     reached = [p[end] for p in points for end in ends if p[end] is not None]
     least = min([*values, *(max(each, min(values) / FAR) for each in reached)])
@@ -138,10 +135,7 @@ def _scale(points: Values, key: str, *ends: str) -> Spec:
 
 
 def loss_curves(rows: Sequence[ComparisonRow], number: str) -> tuple[Spec, list[tuple[str, str]]]:
-    """Return the training loss over steps, samples or seconds, and the legend.
-
-    `number` identifies the part of the report.
-    """
+    """Return the training loss over steps, samples or seconds, and the legend of part `number`."""
     read = ((row, curves_of(row.variant, most=10)) for row in rows[: 4 * MAX_LINES])
     drawn = list(islice(((row, curves) for row, curves in read if curves), MAX_LINES))
     if not drawn:

@@ -248,10 +248,7 @@ def _cell(cell: Cell) -> str | list[str]:
 
 
 def vega_script() -> str:
-    """Return the script that sets `window.vegaEmbed`, from a cache, as bundling takes seconds.
-
-    Empty if `vl_convert` fails: its V8 ends a process that has too little address space.
-    """
+    """Return the script that sets `window.vegaEmbed`, from a cache, or "" if `vl_convert` fails."""
     version = metadata.version("vl-convert-python")
     path = cache_folder() / "report" / f"vega-embed-{version}.js"
     try:
@@ -260,7 +257,7 @@ def vega_script() -> str:
         bundle = "import vl_convert; print(vl_convert.javascript_bundle())"
         command = [sys.executable, SAFE_PATH, "-X", "utf8", "-c", bundle]
         done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)
-        if done.returncode:
+        if done.returncode:  # its V8 ends a process with too little address space
             return ""
         script = done.stdout.decode()
         with suppress(OSError):  # not cached

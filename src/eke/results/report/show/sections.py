@@ -32,10 +32,7 @@ class Section:
 
 
 def title(comparison: Comparison) -> str:
-    """Return the compared models, data and devices, with the number of configurations.
-
-    For example `tiny (845 k parameters), python_source (64 tokens), 1 x GPU: 4 configurations x 3`.
-    """
+    """Return the compared models, data and devices, and the number of configurations."""
     counts = [len(row.variant.records) for row in comparison.rows if row.variant.records]
     rows = format_number(len(comparison.rows), "configuration")
     if not counts:
@@ -201,10 +198,7 @@ def _no_speed(record: Record) -> str:
 
 
 def _techniques(comparison: Comparison, part: OneMachine) -> Section:
-    """Return each technique's effect by itself, over all pairs, and added to others.
-
-    The section has no rows if the main table says the same.
-    """
+    """Return each technique's effect alone, over all pairs, and added to others."""
     alone = {change: ratio_cells(row.ratios) for row, change in part.alone}
     pairs = {f"{each.factor}={each.value}": each for each in part.effects}
     rungs = {added: ratio_cells(row.ratios) for row, added in part.ladder}

@@ -109,10 +109,7 @@ def columns(
     most: int = CHARS_FOR_NAMES,
     with_all: bool = False,
 ) -> list[Column]:
-    """Return the main columns, or all columns, that have a value in at least one row.
-
-    A label has at most `most` characters.
-    """
+    """Return the main or all columns that have a value, with labels up to `most` characters."""
     found = _main(comparison, rows, most)
     if with_all:
         found += _numbers(rows)

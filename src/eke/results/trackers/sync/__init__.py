@@ -250,10 +250,7 @@ def _send(
 
 
 def upload(content: Content, options: Options, scratch: Path) -> str:
-    """Send all rows of a run, and return an error or "".
-
-    Idempotent: each row replaces the same row on the server.
-    """
+    """Send all rows of a run, and return an error or "". Repeated rows replace each other."""
     run = replace(content.run, directory=Path(tempfile.mkdtemp(dir=scratch)))
     # 12,000 rows took 3.6 s on a loopback server. A real server may be 30 times slower.
     seconds, num_rows = options.timeout_s + len(content.rows) / 100.0, len(content.rows)

@@ -75,10 +75,7 @@ def log_in(answer_s: float = ANSWER_S) -> Account:
 
 @contextmanager
 def session(answer_s: float = ANSWER_S) -> Iterator[tuple[Account, Path]]:
-    """Yield the account and a folder for W&B's files, without telemetry.
-
-    Raises ConfigError without an API key, and as `log_in`.
-    """
+    """Yield the account and a folder for W&B's files. Raise ConfigError without a valid API key."""
     with tempfile.TemporaryDirectory(prefix="eke-wandb-", ignore_cleanup_errors=True) as scratch:
         os.environ.update(WANDB_SILENT="true", WANDB_ERROR_REPORTING="false")
         os.environ |= dict.fromkeys(("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"), scratch)
@@ -181,10 +178,7 @@ def content_digest(paths: RunPaths) -> str:
 
 
 def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Content:
-    """Read the content of a run for W&B. `project` and `entity` replace the run's own.
-
-    Raises EkeError or OSError if record, plan or metrics cannot be read.
-    """
+    """Read the content of a run for W&B. `project` and `entity` replace the run's own."""
     digest = content_digest(paths)
     rows, unreadable = metrics.read_rows(paths.metrics)
     record = read_record(paths)
@@ -240,12 +234,9 @@ def add_receipt(paths: RunPaths, receipt: Receipt) -> None:
 
 @contextmanager
 def sole_sender(paths: RunPaths) -> Iterator[bool]:
-    """Lock a run against other `eke sync` processes, and yield whether no other has the lock.
-
-    Without locks (read-only folder), it yields True: sending a run twice is harmless.
-    """
+    """Lock a run against other `eke sync` processes, and yield whether no other has the lock."""
     with ExitStack() as held:
-        is_sole = True
+        is_sole = True  # without locks (read-only folder): sending a run twice is harmless
         with suppress(OSError):
             descriptor = open_file(paths.sync_lock, os.O_RDWR | os.O_CREAT)
             held.callback(os.close, descriptor)
