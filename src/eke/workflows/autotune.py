@@ -55,7 +55,6 @@ class TuneRequest:
     """Request of `eke fit`."""
 
     command: tuple[str, ...]
-    """Arguments of `eke fit`."""
     arguments: Arguments
     objective: Objective
     numerics: Numerics

@@ -46,7 +46,6 @@ class EvaluationResult:
     step: int
     num_samples: int
     metrics: dict[str, float]
-    """Metrics by name, without `eval/`."""
     classes: dict[str, Any]
     """Metrics of each class, as in a record."""
 

@@ -49,11 +49,6 @@ from eke.workflows.planning import (
 from eke.workflows.rounds import Rounds, find_problems, planned_lines, planned_repeats
 from eke.workflows.running import plan_unless_answered
 
-HEADER = ("verdict", "memory", "step", "samples/s", "what differs")
-
-Outlook = tuple[Forecast, StepTime | Unknown]
-"""Forecasts of one run's memory and step time."""
-
 
 def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> int:
     """Plan every run before the first one starts, then run the sweep here or in a cluster.
@@ -109,8 +104,8 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     return run_planned_sweep(file, ordered, identity, launcher, first.launcher.detach, auto)
 
 
-def _outlooks(jobs: Sequence[Job]) -> dict[int, Outlook]:
-    """Return cell number -> forecasts of its run."""
+def _forecasts(jobs: Sequence[Job]) -> dict[int, tuple[Forecast, StepTime | Unknown]]:
+    """Return cell number -> forecasts of memory and step time of its run."""
     found = [(job, (known_forecast(job.plan), forecast_time(job.plan))) for job in jobs]
     return {number: each for job, each in found for number in job.cells}
 
@@ -135,7 +130,7 @@ def _plain_plan(
     cells: Sequence[Cell], jobs: Sequence[Job], launcher: Launcher, settings: Sweep
 ) -> list[dict[str, Any]]:
     """Return each cell with its forecasts, record and numbers of repeats, as JSON values."""
-    forecasts = _outlooks(jobs)
+    forecasts = _forecasts(jobs)
     known: dict[int, dict[str, Any]] = {}
     for job, place in _find_places(jobs, launcher):
         if isinstance(place, EkeError):
@@ -165,7 +160,7 @@ def _show_plan(
     settings: Sweep,
 ) -> None:
     """Print the forecasts of all runs. With `sweep.repeats=auto`, only of the first round."""
-    found, rows = _outlooks(jobs), []
+    found, rows = _forecasts(jobs), []
     for number, (cell, label) in enumerate(zip(cells, labels, strict=True)):
         if number not in found:
             rows.append((cell.outcome, "", "", "", label))
@@ -174,7 +169,7 @@ def _show_plan(
         step = "" if isinstance(time, Unknown) else format_seconds(time.step_s.expected)
         peak = format_bytes(memory.peak.expected)
         rows.append((memory.verdict.value, peak, step, speed_cell(time), label))
-    lines = align([HEADER, *rows])
+    lines = align([("verdict", "memory", "step", "samples/s", "what differs"), *rows])
     if found:
         traced = sum(memory.method is not Method.closed_form for memory, _ in found.values())
         lines += ["", f"memory: expected, {traced} traced, {len(found) - traced} by formulas"]

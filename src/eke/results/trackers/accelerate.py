@@ -134,10 +134,6 @@ class TensorBoardRun(AccelerateRun):
         self._tracker.finish()
 
 
-BATCH = 1000
-"""Metrics of one call to MLflow: MAX_METRICS_PER_BATCH of mlflow/utils/validation.py."""
-
-
 class MLflowRun(AccelerateRun):
     """A run of the experiment `tracker.project`. MLflow creates its id, and a file stores it.
 
@@ -216,8 +212,9 @@ class MLflowRun(AccelerateRun):
             if key != metrics.STEP and not isinstance(value, str)
         ]
         client, run_id = MlflowClient(), self._tracker.active_run.info.run_id
-        for start in range(0, len(points), BATCH):
-            client.log_batch(run_id, metrics=points[start : start + BATCH])
+        most = 1000  # MAX_METRICS_PER_BATCH of mlflow/utils/validation.py
+        for start in range(0, len(points), most):
+            client.log_batch(run_id, metrics=points[start : start + most])
 
     def summary(self, values: Row) -> None:
         """Log numbers as metrics under `summary/`, texts as tags `eke.`."""

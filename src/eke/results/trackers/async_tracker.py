@@ -26,9 +26,6 @@ from eke.results.trackers.tracker import Row, Value
 
 _log = logging.getLogger(__name__)
 
-EVERY_ROW = "(metrics.jsonl has every row)"
-"""Text at the end of every problem."""
-
 
 PATIENCE_S = 0.02
 """Seconds that `log` waits for its rows, to keep the work out of the next measured step.
@@ -77,7 +74,7 @@ class Guard:
 
     One daemon thread opens and feeds the mirror. The first exception switches the mirror off, with
     one logged warning. `problem` counts the missing rows and names the command that sends them
-    (`remedy`). A quiet guard, for use outside training, does not log.
+    (`remedy`).
     """
 
     def __init__(
@@ -87,12 +84,10 @@ class Guard:
         remedy: str = "",
         patience_s: float = PATIENCE_S,
         max_rows: int = MAX_ROWS,
-        is_quiet: bool = False,
     ) -> None:
         self._mirror = mirror
         self._finish_s, self._patience_s, self._max_rows = finish_s, patience_s, max_rows
         self._remedy = f" -> {remedy}" if remedy else ""
-        self._is_quiet = is_quiet
         self._jobs: queue.SimpleQueue[tuple[Callable[[], None], int] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._reason = ""
@@ -152,7 +147,7 @@ class Guard:
         with self._changed:
             lost = f"{format_number(self._lost, 'row')} not mirrored" if self._lost else ""
             cause = "; ".join(filter(None, (self._reason, lost)))
-            return f"{cause} {EVERY_ROW}{self._remedy}" if cause else ""
+            return f"{cause} (metrics.jsonl has every row){self._remedy}" if cause else ""
 
     def _work(self) -> None:
         """Open the mirror and feed it until it is closed or raises."""
@@ -182,8 +177,7 @@ class Guard:
             self._lost += self._pending
             self._pending = 0
             self._changed.notify_all()
-        if not self._is_quiet:
-            _log.warning("tracker: %s; training goes on", self.problem)
+        _log.warning("tracker: %s; training goes on", self.problem)
 
 
 def one_line(error: BaseException) -> str:

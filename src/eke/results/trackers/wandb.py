@@ -69,13 +69,6 @@ def records(data: bytes) -> Iterator[tuple[int, Any]]:
 
 _log = logging.getLogger(__name__)
 
-STEP = metrics.STEP
-"""Key of the x axis and of W&B's `_step`.
-
-The training and the evaluation row of a step become one row of W&B, also if a resumed run repeats
-the step.
-"""
-
 
 class WandbRun(Mirror):
     """One attempt of a run in W&B, in `directory/wandb`. An upload may take `upload_s` seconds."""
@@ -137,7 +130,7 @@ class WandbRun(Mirror):
         expected, folder = (run.directory / "wandb").resolve(), self._wandb_run.settings.sync_dir
         if not os.path.realpath(folder).startswith(f"{expected}{os.sep}"):
             raise MirrorError(f"W&B cannot write to {expected} and would write to {folder}")
-        self._wandb_run.define_metric("*", step_metric=STEP)
+        self._wandb_run.define_metric("*", step_metric=metrics.STEP)
         if settings.mode is TrackerMode.online:  # offline, the arrived rows are unknown
             last = self._wandb_run.starting_step - 1
             self._catch_up.seen = {TRAIN: last, EVAL: last}
@@ -148,7 +141,8 @@ class WandbRun(Mirror):
         is_online = self._run.settings.mode is TrackerMode.online
         wanted = self._catch_up.missing(rows) if is_online else rows
         for row in self._totals.add(wanted):
-            step = int(row[STEP])
+            # The rows of a step become one row of W&B, also if a resumed run repeats the step.
+            step = int(row[metrics.STEP])
             self._wandb_run.log(drawn(row), step=step)
             self._num_steps += step > self._last_step
             self._last_step = max(step, self._last_step)

@@ -27,14 +27,8 @@ CHARS_FOR_LABELS = 44
 MAX_BARS = 12
 """Rows of a chart, about a screen."""
 
-MAX_LINES = 8
-"""Configurations of a chart of losses, one for each color."""
-
 FAR = 2.0
 """Largest factor by which an interval widens an axis."""
-
-LINES_HEIGHT = 300
-"""Height of a chart of losses in pixels."""
 
 FRONT = (("baseline", "ink"), ("Pareto front", "front"), ("other", "other"))
 
@@ -136,8 +130,9 @@ def _scale(points: Values, key: str, *ends: str) -> Spec:
 
 def loss_curves(rows: Sequence[ComparisonRow], number: str) -> tuple[Spec, list[tuple[str, str]]]:
     """Return the training loss over steps, samples or seconds, and the legend of part `number`."""
-    read = ((row, curves_of(row.variant, most=10)) for row in rows[: 4 * MAX_LINES])
-    drawn = list(islice(((row, curves) for row, curves in read if curves), MAX_LINES))
+    most = 8  # one configuration for each color
+    read = ((row, curves_of(row.variant, most=10)) for row in rows[: 4 * most])
+    drawn = list(islice(((row, curves) for row, curves in read if curves), most))
     if not drawn:
         return {}, []
     short = shortened([row.variant.label for row, _ in drawn], CHARS_FOR_LABELS)
@@ -176,7 +171,8 @@ def _lines(points: Values, known: Values, over: str) -> Spec:
     first = 0.02 * max(point["steps"] for point in points)
     scale = _scale([point for point in points if point["steps"] > first], "loss")
     low, high = scale["domain"]
-    apart, above, marks = (high - low) * 15 / LINES_HEIGHT, math.inf, []  # 15 pixels for a label
+    height, label_height = 300, 15  # pixels
+    apart, above, marks = (high - low) * label_height / height, math.inf, []
     for place, line in enumerate(sorted(known, key=lambda line: -line["end"]), 1):
         above = max(min(line["end"], above - apart), low + (len(known) - place) * apart)
         marks.append({**line, "loss": above})
@@ -198,7 +194,7 @@ def _lines(points: Values, known: Values, over: str) -> Spec:
     bind = {"input": "radio", "options": ["steps", "samples", "seconds"], "name": "over"}
     names = {"data": {"values": known}, "key": "c", "fields": ["name", "color", "each"]}
     return {
-        **_frame(LINES_HEIGHT),
+        **_frame(height),
         "params": [{"name": over, "value": "steps", "bind": bind}],
         "data": {"values": points},
         "transform": [

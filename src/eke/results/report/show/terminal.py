@@ -23,9 +23,6 @@ from eke.results.report.show.sections import (
 )
 from eke.results.report.show.table import CHARS_FOR_NAMES, Column, columns, groups
 
-LAST = ("n", "decision")
-"""Columns that narrow terminals omit first: title and verdict have the same facts."""
-
 GAP = 2
 """Space between columns."""
 
@@ -107,7 +104,8 @@ def _fitting(
         return GAP + max(cell_len(printable(text, colours=False)) for text in texts)
 
     label, *others = columns(comparison, rows)
-    by_rank = sorted(others, key=lambda c: LAST.index(c.key) if c.key in LAST else -1)
+    # Title and verdict have the same facts as the last two columns.
+    by_rank = sorted(others, key=lambda column: (column.key == "decision", column.key == "n"))
     levels: dict[str, int] = {}
     sizes: dict[str, int] = {}
     room = width + GAP - min(needs(label, 0), LEAST_FOR_NAMES, width // 2 - GAP)

@@ -19,7 +19,6 @@ from eke.common.files import is_locked, read_json
 from eke.common.paths import RunPaths, SweepPaths, user_path
 from eke.plan.record import no_runs
 from eke.results.trackers.accelerate import TrackioRun
-from eke.results.trackers.async_tracker import EVERY_ROW, Guard
 from eke.results.trackers.sync import account
 from eke.results.trackers.sync.account import (
     Account,
@@ -253,19 +252,25 @@ def upload(content: Content, options: Options, scratch: Path) -> str:
     """Send all rows of a run, and return an error or "". Repeated rows replace each other."""
     run = replace(content.run, directory=Path(tempfile.mkdtemp(dir=scratch)))
     # 12,000 rows took 3.6 s on a loopback server. A real server may be 30 times slower.
-    seconds, num_rows = options.timeout_s + len(content.rows) / 100.0, len(content.rows)
+    seconds = options.timeout_s + len(content.rows) / 100.0
     mirror = WandbRun(run, upload_s=seconds)
-    guard = Guard(mirror, 1.25 * seconds, patience_s=0, max_rows=num_rows + 1, is_quiet=True)
+    mirror.prepare()
+
+    def send() -> None:
+        mirror.open()
+        mirror.log(content.rows)
+        mirror.summary(content.summary)
+        mirror.close(content.exit_code)
+
     try:
-        for start in range(0, num_rows, 1000):
-            guard.log(content.rows[start : start + 1000])
-        guard.summary(content.summary)
-        guard.finish(content.exit_code)
+        account.bounded(send, 1.25 * seconds)
+    except (NoAnswer, Refusal) as error:
+        return str(error)
     except BaseException:  # Ctrl-C: an upload must not delay the exit
         with suppress(Exception):
             mirror.kill()
         raise
-    return guard.problem.removesuffix(f" {EVERY_ROW}")
+    return ""
 
 
 def difference(content: Content, seen: ServerState) -> str:

@@ -157,7 +157,6 @@ class Content:
     summary: Mapping[str, Value]
     exit_code: int
     digest: str
-    """Hash of the source files."""
     note: str = ""
     """Unreadable parts."""
 
