@@ -78,7 +78,7 @@ def continued(plan: Plan, in_sweep: bool = False) -> Plan:
         problems.append(Problem("rerun", "true", why, Fix("rerun=false")))
     first = next(iter(read_attempts(paths)), {}).get("cut")
     if not problems and _as_begun(plan, first or cut_of(before)).run_id != before.run_id:
-        why = "was started with other data, another kind of device or another version of eke"
+        why = "was started with other data, another kind of device or a numerically different eke"
         fix = Fix(f"{_KEY}=null", remark="starts another run")
         problems.append(Problem(_KEY, named, why, fix))
     if problems:

@@ -27,16 +27,6 @@ from eke.results.trackers.tracker import Row, Value
 _log = logging.getLogger(__name__)
 
 
-PATIENCE_S = 0.02
-"""Seconds that `log` waits for its rows, to keep the work out of the next measured step.
-
-A mirror that exceeds the limit is not waited for until it has caught up.
-"""
-
-MAX_ROWS = 10_000
-"""Largest number of waiting rows, 10 MB at 1 kB a row. Further rows are dropped and counted."""
-
-
 class Mirror(Protocol):
     """Tracker client driven by a guard. Methods may raise, and all but `prepare` may hang."""
 
@@ -77,16 +67,16 @@ class Guard:
     (`remedy`).
     """
 
-    def __init__(
-        self,
-        mirror: Mirror,
-        finish_s: float,
-        remedy: str = "",
-        patience_s: float = PATIENCE_S,
-        max_rows: int = MAX_ROWS,
-    ) -> None:
-        self._mirror = mirror
-        self._finish_s, self._patience_s, self._max_rows = finish_s, patience_s, max_rows
+    patience_s = 0.02
+    """Seconds that `log` waits for its rows, to keep the work out of the next measured step.
+
+    A mirror that exceeds the limit is not waited for until it has caught up.
+    """
+    max_rows = 10_000
+    """Largest number of waiting rows, 10 MB at 1 kB a row. Further rows are dropped and counted."""
+
+    def __init__(self, mirror: Mirror, finish_s: float, remedy: str = "") -> None:
+        self._mirror, self._finish_s = mirror, finish_s
         self._remedy = f" -> {remedy}" if remedy else ""
         self._jobs: queue.SimpleQueue[tuple[Callable[[], None], int] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
@@ -106,7 +96,7 @@ class Guard:
         """Queue rows, and give the mirror `patience_s` to take them."""
         batch = tuple(dict(row) for row in rows)
         with self._changed:
-            is_full = self._pending + len(batch) > self._max_rows
+            is_full = self._pending + len(batch) > self.max_rows
             if self._reason or self._finishing or is_full:
                 if is_full and not self._lost:
                     _log.warning("tracker: %d rows are waiting, new rows are dropped. "
@@ -117,7 +107,7 @@ class Guard:
             self._jobs.put((partial(self._mirror.log, batch), len(batch)))
             if not self._late:
                 self._late = not self._changed.wait_for(
-                    lambda: self._pending == 0 or bool(self._reason), self._patience_s
+                    lambda: self._pending == 0 or bool(self._reason), self.patience_s
                 )
 
     def summary(self, values: Row) -> None:
