@@ -99,11 +99,11 @@ class Fitting:
             return []
         while chosen := self.search.next(count):
             unsure = [n for n in chosen if is_open(self.candidates.found[n].forecast)]
-            if not [n for n in unsure if self.look_closely(n)]:
+            if not any([self._trace(n) for n in unsure]):
                 return chosen
         return []
 
-    def look_closely(self, number: int) -> bool:
+    def _trace(self, number: int) -> bool:
         """Trace a candidate's memory, and return whether its fit has changed."""
         found = self.candidates.found[number]
         forecast = traced_forecast(found.plan)
@@ -118,7 +118,8 @@ class Fitting:
         labels, new, repeats = list[str](), list[SweepCell](), list[int]()
         for n in numbers:
             candidate = self.candidates.found[n]
-            name, repeat = short_name(candidate, self.baseline), self._count(n)
+            name = short_name(candidate, self.baseline)
+            repeat = sum(each.number == n for each in self.trials)
             labels.append(f"trial {len(self.trials) + len(labels) + 1}")
             again = ", repeated" if repeat else ""
             print_once(f"{labels[-1]} of at most {self.request.budget}: {name}{again}")
@@ -171,9 +172,6 @@ class Fitting:
             reason = f"its loss is higher: {found.loss:.4f}, not {typed:.4f}"
             found = replace(found, trial=replace(found.trial, step_s=None), reason=reason)
         return found
-
-    def _count(self, number: int) -> int:
-        return sum(each.number == number for each in self.trials)
 
 
 def keep_result(fitting: Fitting, fit: Fit) -> None:
@@ -245,8 +243,8 @@ def prepare(request: TuneRequest) -> Fitting:
     except ConfigError as error:
         why = "a search starts from one value and tries others (of precision with --numerics mixed)"
         fix = Fix(remark="one value, or remove the key")
-        found = [Problem(p.key, p.value, why, fix) if p.fix.is_sweep else p for p in error.problems]
-        raise ConfigError(found) from error
+        swept = [Problem(p.key, p.value, why, fix) if p.fix.is_sweep else p for p in error.problems]
+        raise ConfigError(swept) from error
     _check_keys(composed)
     usual = {request.objective: Objective.speed, request.numerics: Numerics.same}
     unusual = [str(wanted.value) for wanted, each in usual.items() if wanted is not each]

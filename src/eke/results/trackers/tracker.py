@@ -71,7 +71,13 @@ def tracked_run(
         masked([word for word in words if not private.match(word)])
         for words in (record.overrides, record.command)
     )
-    shared, row = _in_sweep(paths.folder, str(settings.group), record.run_id)
+    shared, row = set[str](), ""
+    # The sweep's file may be missing or damaged.
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration):
+        cells = read_json(SweepPaths(paths.folder.parent / str(settings.group)).sweep)["cells"]
+        row = next(str(cell["row"]) for cell in cells if cell["run_id"] == record.run_id)
+        if len(cells) > 1:
+            shared = set.intersection(*(set(cell["overrides"]) for cell in cells))
     own = [text for text in typed if text not in shared]
     told: dict[str, Value] = {}
     for key, value in (text.lstrip("+").partition("=")[::2] for text in own):
@@ -96,15 +102,6 @@ def tracked_run(
         attempt=attempt,
         settings=settings,
     )
-
-
-def _in_sweep(folder: Path, group: str, run_id: str) -> tuple[set[str], str]:
-    """Return the overrides that all runs of the sweep share, and the run's row."""
-    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration):
-        cells = read_json(SweepPaths(folder.parent / group).sweep)["cells"]
-        row = next(str(cell["row"]) for cell in cells if cell["run_id"] == run_id)
-        return set.intersection(*(set(c["overrides"]) for c in cells)) if cells[1:] else set(), row
-    return set(), ""
 
 
 def tracker_id(folder: str, run_id: str) -> str:

@@ -113,10 +113,7 @@ def columns(
     found = _main(comparison, rows, most)
     if with_all:
         found += _numbers(rows)
-        found += [
-            Column(key, key, lambda row, key=key: Cell(row.variant.factors.get(key, "")))
-            for key in comparison.factors
-        ]
+        found += map(_factor, comparison.factors)
     return [c for c in found if c.key == "label" or any(c.cell(row).line() for row in rows)]
 
 
@@ -162,6 +159,10 @@ def _decisions(comparison: Comparison) -> dict[ComparisonRow, str]:
         elif row.on_front and not words:
             words.append("on the front")
     return {row: ", ".join(words) for row, words in found.items()}
+
+
+def _factor(key: str) -> Column:
+    return Column(key, key, lambda row: Cell(row.variant.factors.get(key, "")))
 
 
 def _numbers(rows: Sequence[ComparisonRow]) -> list[Column]:
