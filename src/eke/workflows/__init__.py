@@ -50,12 +50,8 @@ def main(
 ) -> int:
     """Run the command `python train.py` and return its exit code. Errors have no traceback.
 
-    Args:
-        argv: command-line arguments.
-        as_json: print the plan as JSON, with `plan_only=true`.
-        why: add changes that make the plan fit into memory, with `plan_only=true`.
-        trace: spend seconds on a trace of the memory, with `plan_only=true`.
-        also: flag of the calling command -> number of values, for suggestions.
+    With `plan_only=true`, `as_json` prints JSON, `why` adds changes that make the plan fit, and
+    `trace` spends seconds on a trace. `also`: flag of the calling command -> number of its values.
     """
     try:
         arguments = split_arguments(argv, also)

@@ -99,7 +99,7 @@ class Fitting:
             return []
         while chosen := self.search.next(count):
             unsure = [n for n in chosen if is_open(self.candidates.found[n].forecast)]
-            if not any([self._trace(n) for n in unsure]):
+            if not any([self._trace(n) for n in unsure]):  # a list: trace all
                 return chosen
         return []
 

@@ -129,7 +129,8 @@ class Rounds:
             jobs = [job for job in self._keys if job.plan.config.repeat == number]
             jobs = [job for job in jobs if self._is_due(self._keys[job], number)]
             if number:  # the first round is whole
-                others = {self._keys[job] for job in jobs} - self._baselines
+                baselines = {row.baseline for row in self._rows.values()}
+                others = {self._keys[job] for job in jobs} - baselines
                 if not others or self._costs_too_much(jobs):
                     break
                 for job in jobs:
@@ -140,10 +141,6 @@ class Rounds:
             yield jobs
             self._look(jobs, number + 1)
         self.is_over = True
-
-    @property
-    def _baselines(self) -> set[Key]:
-        return {row.baseline for row in self._rows.values()}
 
     def _is_due(self, key: Key, number: int) -> bool:
         """Return whether a configuration, or for a baseline one of its rows, runs in this round."""
@@ -211,7 +208,8 @@ class Rounds:
     def show_outcome(self, code: int) -> int:
         """Print decisions and open configurations. Return `code` if the sweep has ended."""
         code = code if self.is_over else EXIT_RESUMABLE
-        rows = {key: row for key, row in self._rows.items() if key not in self._baselines}
+        baselines = {row.baseline for row in self._rows.values()}
+        rows = {key: row for key, row in self._rows.items() if key not in baselines}
         if not rows:
             return code
         decided = sum(row.state.is_decided for row in rows.values())

@@ -50,7 +50,7 @@ def title(comparison: Comparison) -> str:
 
 
 def _joined(texts: Iterable[str]) -> str:
-    """Join different texts. Of four or more, join two."""
+    """Join the different texts, or the first two of more than three."""
     found = list(dict.fromkeys(texts))
     return " / ".join(found if len(found) < 4 else [*found[:2], "..."])
 

@@ -160,7 +160,7 @@ def sync(found: Sequence[FoundRun], options: Options) -> Iterator[Report]:
     """Send the runs that the server lacks. Failures do not stop the others.
 
     Raises:
-        ConfigError: the API key is missing or rejected. Nothing was sent.
+        ConfigError: the API key is missing, or rejected before the first upload.
         NoAnswer, Refusal: the server does not answer, or rejects requests, at the start or later.
     """
     ids: dict[str, Path] = {}
