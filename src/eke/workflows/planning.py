@@ -112,8 +112,7 @@ def _plan_for(
 
     config, first, _ = fine_tuned(resolve_tokenizer(config), composed, count)
     config, choices, chosen = adapted(composed, config, device, num_nodes)
-    # Repeat it, as a recipe may have chosen another optimizer.
-    config, again, remark = fine_tuned(config, composed, count)
+    config, again, remark = fine_tuned(config, composed, count)  # for the recipe's optimizer
     if off := switched_off_tracker(composed):
         config, choices = replace(config, tracker=Tracker("none")), {**choices, "tracker": "none"}
     usual = {decision.key: decision for decision in (*first, *again)}
