@@ -1,15 +1,15 @@
-"""Runs that are excluded from tests: one slow run of a configuration whose others agree."""
+"""Runs excluded from tests: one slow run of a configuration whose other repeats agree."""
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from eke.common.text import format_number
 from eke.results.report.compare.measures import SAMPLES
-from eke.results.report.compare.statistics import Sample
+from eke.results.report.compare.statistics import K, Sample
 from eke.results.report.compare.variants import Variant
 
 LEAST, FAR, NEAR = 4, 8.0, 4.0
@@ -19,11 +19,9 @@ to 70 % slow hide 42 % of differences of 10 % from ten repeats, and then 9 %."""
 
 SLOWER = math.log(1.15)
 
-K = TypeVar("K", bound=Hashable)
-
 
 def find_outliers(samples: Mapping[K, Sample]) -> dict[K, Any]:
-    """Return the repeat that is excluded, of each configuration with one; samples are speeds."""
+    """Return the excluded repeat of each configuration with one; samples are speeds."""
     rows = [key for key, sample in samples.items() if sample]
     repeats = list(dict.fromkeys(repeat for key in rows for repeat in samples[key]))
     if len(repeats) < LEAST:
@@ -44,7 +42,7 @@ def find_outliers(samples: Mapping[K, Sample]) -> dict[K, Any]:
 
 def without_outliers(variants: Sequence[Variant]) -> list[Variant]:
     """Return the variants with their `excluded` repeats, by machine and group."""
-    samples: dict[tuple[str, str], dict[Variant, Sample]] = {}
+    samples: dict[Hashable, dict[Variant, Sample]] = {}
     for v in variants:
         samples.setdefault((v.machine, v.work), {})[v] = v.sample(SAMPLES.key)
     found = {v: repeat for part in samples.values() for v, repeat in find_outliers(part).items()}
