@@ -1,4 +1,4 @@
-"""Claims of a report's verdict, as values; `sentences` words them."""
+"""Claims of a report's verdict, as values. `sentences` words them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,9 +61,9 @@ class Claim:
         return _is_loss(self.measure)
 
     def numbers(self, row: ComparisonRow) -> dict[str, float | str | None]:
-        """Return value relative to the baseline's, unit, interval, and level; empty if none.
+        """Return value relative to the baseline's, unit, interval, and level, or empty if none.
 
-        Ratios have the unit `x`; a loss has the unit of its comparison.
+        Ratios have the unit `x`. A loss has the unit of its comparison.
         """
         found, ratio = row.quality, row.ratios.get(self.measure.key)
         if self.is_loss and found.estimate is not None:
@@ -150,7 +150,7 @@ _STATES: Mapping[Enum, str] = {
 
 
 def _judged(row: ComparisonRow, measure: Measure) -> tuple[float, str] | None:
-    """Return a value of which less is better, and its decision; None if it was not compared.
+    """Return a value of which less is better, and its decision. None: not compared.
 
     The decision is better, worse, same, open, or few for too few repeats.
     """

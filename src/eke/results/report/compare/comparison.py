@@ -1,4 +1,4 @@
-"""Comparison of runs: baseline, ratios, effects and losses; the data of every report format."""
+"""Comparison of runs: baseline, ratios, effects and losses: the data of every report format."""
 
 import math
 import shlex
@@ -52,7 +52,7 @@ COMPARED = (SAMPLES, TOKENS, STEP, PEAK, RESERVED)
 """Measures with a ratio to the baseline."""
 
 MAX_CURVES = 200
-"""Variants with curves; baseline and Pareto front first."""
+"""Maximum variants with curves: baseline and Pareto front first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class ComparisonRow:
     estimates: Mapping[str, Estimate] = field(default_factory=dict)
     """Measure -> mean over the repeats."""
     ratios: Mapping[str, Ratio] = field(default_factory=dict)
-    """Measure -> ratio to the baseline; decisions corrected for multiple comparisons."""
+    """Measure -> ratio to the baseline, corrected for multiple comparisons."""
     quality: LossComparison = field(default_factory=LossComparison)
     """Comparison of the loss, or of the metric of `--by`."""
     is_baseline: bool = False
@@ -93,14 +93,14 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class OneMachine:
-    """Comparison of one group on one kind of machine; numbers of several are never combined."""
+    """Comparison of one group on one kind of machine. Numbers of several are never combined."""
 
     machine: Machine
     baseline: Variant | None
     members: Sequence[Variant]
     """Configurations of the group, with the baseline."""
     work: str
-    """Name of the group: one model, task and data; empty for a single one."""
+    """Name of the group: one model, task and data, or empty for a single one."""
     keys: tuple[str, ...]
     """Keys in which its configurations differ."""
     focus: Affects
@@ -125,7 +125,7 @@ class OneMachine:
 
     @property
     def measures(self) -> Sequence[str]:
-        """Keys of the loss, or of the speed, that decides; the first that was measured counts."""
+        """Keys of the loss, or of the speed, that decides: the first that was measured."""
         return LOSSES if self.focus is Affects.learning else (self.speed.key,)
 
 
@@ -144,7 +144,7 @@ class Comparison:
     rows: tuple[ComparisonRow, ...]
     notes: tuple[str, ...]
     metric: str = ""
-    """Metric that ranks the configurations; empty for the loss."""
+    """Metric that ranks the configurations, or empty for the loss."""
 
     def rows_of(self, part: OneMachine) -> list[ComparisonRow]:
         """Return the rows of one group and machine."""
@@ -152,7 +152,7 @@ class Comparison:
         return [row for row in self.rows if (row.variant.machine, row.variant.work) == own]
 
     def suffix(self, part: OneMachine) -> str:
-        """Return group and machine for a title: `: tiny [A]`; empty if there is only one."""
+        """Return group and machine for a title: `: tiny [A]`, or empty if there is only one."""
         letters = {each.machine.letter for each in self.machines}
         work = f": {part.work}" if part.work else ""
         return f"{work} [{part.machine.letter}]" if len(letters) > 1 else work
@@ -163,9 +163,8 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
 
     Args:
         folders: runs, sweeps, or folders of runs.
-        baseline: `key=value,...` or a row's name; empty for the row `baseline`, or the first run.
-        by: show only effects of this factor, or rank by this metric; empty for all factors and the
-            loss.
+        baseline: `key=value,...` or a row's name. Default: the row `baseline`, or the first run.
+        by: factor whose effects are shown, or metric that ranks. Default: all factors, the loss.
 
     Raises:
         ConfigError: no runs, unknown baseline, factor or metric.
@@ -202,7 +201,7 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
 
 
 def find_families(entries: Sequence[Entry]) -> list[OneMachine]:
-    """Group entries as a report does, without comparing; members are those with a result."""
+    """Group entries as a report does, without comparing. Only members with a result are kept."""
     parts = _divided(entries, "")[-1]
     return [replace(p, members=[v for v in p.members if v.records]) for p in parts if p.baseline]
 
@@ -256,7 +255,7 @@ def _focus(variants: Sequence[Variant]) -> tuple[list[str], Affects]:
 def _choose_baselines(
     variants: Sequence[Variant], machines: Sequence[Machine], wanted: str, keys: Sequence[str]
 ) -> tuple[list[Variant], list[str]]:
-    """Choose at most one baseline for each group and machine; return them with notes.
+    """Choose at most one baseline for each group and machine, and notes.
 
     Raises:
         ConfigError: `wanted` matches no configuration, or several of one group.
@@ -312,7 +311,7 @@ def _metrics(variants: Sequence[Variant]) -> list[str]:
 
 
 def _rank(metric: str, row: ComparisonRow) -> float:
-    """Return the place by a loss or metric, the best first; rows without it last."""
+    """Return the place by a loss or metric: the best first, rows without it last."""
     for key in keys_by(metric):
         if found := row.estimates.get(key):
             return found.value if is_better_lower(key) else -found.value
@@ -322,7 +321,7 @@ def _rank(metric: str, row: ComparisonRow) -> float:
 def _on(
     part: OneMachine, shown: str, gathered: Gathered, metric: str
 ) -> tuple[OneMachine, list[ComparisonRow]]:
-    """Compare one group's variants on one machine; effects of the factor `shown`, or of all."""
+    """Compare one group's variants on one machine, with effects of `shown`, or of all factors."""
     here, baseline, speed = part.members, part.baseline, part.speed
     good = [v for v in here if v.records]
     compared = COMPARED if speed is SAMPLES else (TOKENS, PEAK, RESERVED)
@@ -479,7 +478,7 @@ def _notes(gathered: Gathered, machines: Sequence[Machine]) -> list[str]:
 
 
 def times(ratio: Ratio) -> str:
-    """Format a ratio: `2.31x (2.27 to 2.35)`; no interval with too few repeats."""
+    """Format a ratio, with its interval if any: `2.31x (2.27 to 2.35)`."""
     text = f"{_digits(ratio.value)}x"
     if ratio.low is None or ratio.high is None:
         return text

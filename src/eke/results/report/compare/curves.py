@@ -14,7 +14,7 @@ from eke.results.report.compare.statistics import Compared
 from eke.results.report.compare.variants import Variant
 
 MAX_POINTS = 200
-"""Points of a curve; a chart of 700 pixels shows no more."""
+"""Maximum points of a curve: a chart of 700 pixels shows no more."""
 
 WINDOW_FRAC = 0.05
 """Fraction of a run's steps in the moving average of the loss."""
@@ -25,7 +25,7 @@ class Curve:
     """One run's loss over time."""
 
     seconds: tuple[float, ...]
-    """Cumulative time of the steps; warm-up and compiling steps count as the median of the others,
+    """Cumulative time of the steps. Warm-up and compiling steps count as the median of the others,
     if there are any."""
     losses: tuple[float, ...]
     """Moving average over WINDOW_FRAC of the steps."""
@@ -33,7 +33,7 @@ class Curve:
     """Optimizer steps done."""
 
     def at(self, seconds: float) -> float | None:
-        """Return the loss at a time; None before the first step."""
+        """Return the loss at a time, or None before the first step."""
         number = bisect_right(self.seconds, seconds)
         return self.losses[number - 1] if number else None
 
@@ -57,7 +57,7 @@ def curves_of(variant: Variant, most: int, with_shared: bool = True) -> list[Cur
 
 
 def read_curve(paths: RunPaths) -> Curve | None:
-    """Read a curve from metrics.jsonl; return None without usable rows."""
+    """Return a curve of metrics.jsonl, or None without usable rows."""
     try:
         rows, _ = metrics.read_rows(paths.metrics)
     except OSError:
@@ -96,7 +96,7 @@ FAR_S = 600.0
 
 
 def repeat_spread(variant: Variant) -> float:
-    """Return the fastest over the slowest repeat; 1 without speeds."""
+    """Return the fastest over the slowest repeat, or 1 without speeds."""
     speeds = variant.sample(SAMPLES.key).values()
     return max(speeds) / min(speeds) if speeds else 1.0
 

@@ -75,9 +75,9 @@ class LossComparison:
     measure: str = ""
     """Key of the loss or metric."""
     estimate: float | None = None
-    """Difference from the baseline in `unit`; positive is higher, also if lower is better."""
+    """Difference from the baseline in `unit`. Positive is higher, also if lower is better."""
     low: float | None = None
-    """Ends of the interval of `1 - level`; None if `few` or `equal`."""
+    """Ends of the interval of `1 - level`, or None if `few` or `equal`."""
     high: float | None = None
     unit: str = "%"
     """`%` of the baseline's, `points` (hundredths of an accuracy), or empty: the metric's own."""
@@ -86,7 +86,7 @@ class LossComparison:
     level: float = ALPHA
     """Level of Holm's test of this row."""
     spread: float | None = None
-    """Standard deviation, in `unit`, of the difference of one seed; None if unknown."""
+    """Standard deviation, in `unit`, of the difference of one seed, or None if unknown."""
     first_level: float = ALPHA
     """Level of the strictest test of the family: Holm's first."""
     best_of: int = 1
@@ -130,7 +130,7 @@ class LossComparison:
 
     @property
     def interval(self) -> str:
-        """Interval, `-0.6 to +0.8 %`; empty if `few` or `equal`."""
+        """Interval, `-0.6 to +0.8 %`, or empty if `few` or `equal`."""
         if self.low is None or self.high is None:
             return ""
         return self._with_unit(self.low, self.high)
@@ -144,7 +144,7 @@ class LossComparison:
         return f"{text} {self.unit}".rstrip()
 
     def seeds_needed(self, difference: float) -> int | None:
-        """Return the seeds that show a difference (in `unit`) in 9 of 10 cases; None if unknown.
+        """Return the seeds that show a difference (in `unit`) in 9 of 10 cases, or None if unknown.
 
         n = 2 (z + 1.28)^2 (noise / difference)^2, with z of Holm's first step.
         """
@@ -154,7 +154,7 @@ class LossComparison:
 
     @property
     def more_seeds(self) -> tuple[int, float] | None:
-        """Seeds to show a difference, more than there are, and this difference; None if unknown.
+        """Seeds to show a difference, more than there are, and this difference, or None if unknown.
 
         The smallest of NAMED that MANY_SEEDS show, else the largest.
         """
@@ -192,7 +192,7 @@ def compare_losses(
 
 
 def _evaluated(key: str, rows: Sequence[Variant]) -> int:
-    """Return the samples, or tokens, of the smallest evaluation; 0 if unknown."""
+    """Return the samples, or tokens, of the smallest evaluation, or 0 if unknown."""
     counts = []
     for record in (record for each in rows for record in each.records):
         count = table(record.plan, "steps").get("num_eval_samples") or 0
@@ -202,7 +202,7 @@ def _evaluated(key: str, rows: Sequence[Variant]) -> int:
 
 
 def _why_not_comparable(key: str, base: Variant, other: Variant) -> str:
-    """Return why two losses are not comparable; empty if they are."""
+    """Return why two losses are not comparable, or empty if they are."""
     if len({each.settings.get("data.packing") == "on" for each in (base, other)}) > 1:
         return "a packed row holds several samples"
 
@@ -304,10 +304,10 @@ def compare_samples(
 
     Args:
         key: key of the measure.
-        samples: row -> seed -> value; all are empty, or none.
+        samples: row -> seed -> value (all are empty, or none).
         trainings: row -> the same value for rows of one training.
         level: as of `holm_levels`.
-        evaluated: samples of an evaluation; 0 if unknown.
+        evaluated: samples of an evaluation, or 0 if unknown.
     """
     base, *rows = samples
     if not rows:
@@ -346,7 +346,7 @@ def compare_samples(
 def _split(
     groups: Sequence[list[K]], values: Mapping[K, Sample], scale: _Scale, level: float
 ) -> list[list[K]]:
-    """Return trainings, the baseline's first; rows that differ are alone, copies are one."""
+    """Return trainings, the baseline's first, with separate rows and merged copies."""
     base, number = groups[0][0], sum(len(rows) for rows in groups if len(rows) > 1)
     split: list[list[K]] = []
     for rows in groups:

@@ -1,4 +1,4 @@
-"""Measures of a record; quantities that were not measured are absent."""
+"""Measures of a record. Quantities that were not measured are absent."""
 
 import math
 from contextlib import suppress
@@ -58,7 +58,7 @@ LARGEST = 1e60
 
 
 def measured_values(record: Record) -> dict[str, float]:
-    """Return the value of each measure by key, within LARGEST; only losses and metrics may be <= 0.
+    """Return the value of each measure by key, within LARGEST. Only losses and metrics may be <= 0.
 
     Speeds of a run on a shared device are absent, since other processes affect them.
     """
@@ -77,7 +77,7 @@ def measured_values(record: Record) -> dict[str, float]:
 
 
 def _value(record: Record, path: str) -> Any:
-    """Return the value of a record at a path; None if a part of it is absent."""
+    """Return the value of a record at a path, or None if a part of it is absent."""
     part: Any = record
     for name in path.split("."):
         part = getattr(part, name, None)
@@ -121,13 +121,13 @@ def num_devices(record: Record) -> int:
 
 
 def samples_seen(record: Record) -> float | None:
-    """Return the training samples of the whole run; None if the plan lacks them."""
+    """Return the training samples of the whole run, or None if the plan lacks them."""
     samples = samples_per_step(record)
     return None if samples is None else float(samples) * record.steps_done
 
 
 def samples_per_step(record: Record) -> int | None:
-    """Return the samples of an optimizer step on all devices; None if the plan lacks them."""
+    """Return the samples of an optimizer step on all devices, or None if the plan lacks them."""
     size, times = (_count(record, key) for key in ("per_device", "accumulation"))
     return None if size is None or times is None else size * times * num_devices(record)
 
@@ -138,7 +138,7 @@ def _count(record: Record, key: str) -> int | None:
 
 
 def ended_s(record: Record) -> float | None:
-    """Return when a run ended, in seconds since 1970; None if unknown."""
+    """Return when a run ended, in seconds since 1970, or None if unknown."""
     with suppress(ValueError, OverflowError):
         return datetime.fromisoformat(str(record.environment.get("time"))).timestamp()
     return None

@@ -13,15 +13,15 @@ from eke.results.report.compare.statistics import K, Sample
 from eke.results.report.compare.variants import Variant
 
 LEAST, FAR, NEAR = 4, 8.0, 4.0
-"""Repeats that a configuration needs; robust standard deviations of all by which a run must be
-slower, and within which the others agree. Chosen by simulation, as SLOWER: 4 % of runs that are 30
-to 70 % slow hide 42 % of differences of 10 % from ten repeats, and then 9 %."""
+"""Repeats that a configuration needs, robust standard deviations of all by which a run must be
+slower, and deviations within which the others agree. Chosen by simulation, as SLOWER: 4 % of runs
+that are 30 to 70 % slow hide 42 % of differences of 10 % from ten repeats, and then 9 %."""
 
 SLOWER = math.log(1.15)
 
 
 def find_outliers(samples: Mapping[K, Sample]) -> dict[K, Any]:
-    """Return the excluded repeat of each configuration with one; samples are speeds."""
+    """Return the excluded repeat of each configuration with one, by samples of speeds."""
     rows = [key for key, sample in samples.items() if sample]
     repeats = list(dict.fromkeys(repeat for key in rows for repeat in samples[key]))
     if len(repeats) < LEAST:

@@ -63,7 +63,7 @@ def verdict_lines(comparison: Comparison) -> list[str]:
 
 
 def _cut(line: str, names: tuple[str, ...]) -> list[str]:
-    """Split a long line into sentences; a configuration's name keeps its case."""
+    """Split a long line into sentences. A configuration's name keeps its case."""
     start, end, rest = line.partition("; ")
     if len(line) <= MOST or not end:
         return [line]
@@ -92,7 +92,7 @@ class _Words:
         self.is_low = claim.measure is PEAK or (claim.is_loss and is_better_lower(self.key))
 
     def sentence(self) -> str:
-        """Return the sentence without its point; empty if another one says the same."""
+        """Return the sentence without its point, or empty if another one says the same."""
         claim = self.claim
         common = {
             Kind.unquiet: self._unquiet, Kind.failed: self._failed, Kind.missing: self._missing,
@@ -305,7 +305,7 @@ class _Words:
         return ""
 
     def _advice(self, keys: str = "") -> str:
-        """Return how to measure missing repeats; single runs and `eke fit` need a new command."""
+        """Return how to measure missing repeats. Single runs and `eke fit` need a new command."""
         lacking = sum(
             max(0, MIN_REPEATS - (row.quality.seeds if keys else len(row.variant.records)))
             for row in self.rows if row.variant.records and not (keys and row.is_baseline)

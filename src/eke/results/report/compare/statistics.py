@@ -68,7 +68,7 @@ class Ratio:
 
     value: float
     low: float | None
-    """Ends of the interval of `1 - level`; None with too few repeats."""
+    """Ends of the interval of `1 - level`, or None with too few repeats."""
     high: float | None
     n: int
     """Runs, or pairs of runs, of the smaller side."""
@@ -89,7 +89,7 @@ class Error:
     chances: Array
     """Their probabilities."""
     freedom: Array | float
-    """Degrees of freedom of each; infinite for a normal distribution."""
+    """Degrees of freedom of each, or infinite for a normal distribution."""
     n: float
     """Repeats in the mean."""
 
@@ -131,7 +131,7 @@ class Error:
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean difference from the baseline: of logarithms, or in a metric's unit; not yet corrected.
+    """Mean difference from the baseline: of logarithms, or in a metric's unit. Not yet corrected.
 
     Levels of tests come from `holm_levels`.
     """
@@ -144,16 +144,16 @@ class Difference:
 
     @cached_property
     def p(self) -> float | None:
-        """Two-sided p-value of no difference; None with too few repeats."""
+        """Two-sided p-value of no difference, or None with too few repeats."""
         return None if self.error is None else float(self.error.beyond(self.mean))
 
     @property
     def is_exact(self) -> bool:
-        """Whether the repeats never vary, as bytes; such a difference needs no test."""
+        """Whether the repeats never vary, as bytes do. Such a difference needs no test."""
         return self.error is not None and self.error.rms == 0.0
 
     def interval(self, level: float = ALPHA) -> tuple[float, float] | None:
-        """Return the ends of the interval of `1 - level`; None with too few repeats."""
+        """Return the ends of the interval of `1 - level`, or None with too few repeats."""
         if self.error is None:
             return None
         half = self.error.half(level)
@@ -175,10 +175,10 @@ class Difference:
 
         Args:
             level: level of this row's test.
-            same: margin as of `p_same`; sameness within it also counts.
+            same: margin as of `p_same`. Sameness within it also counts.
 
         Returns:
-            Repeats for a difference as large as this mean with its noise; infinite for a mean of 0
+            Repeats for a difference as large as this mean, with its noise. Infinite for a mean of 0
             without `same`, None with too few repeats.
         """
         if self.error is None:
@@ -227,7 +227,7 @@ def correct(differences: Mapping[K, Difference], level: float = ALPHA) -> dict[K
 def correct_all(
     differences: Sequence[Mapping[str, Difference]], level: float = ALPHA
 ) -> list[dict[str, Ratio]]:
-    """Return the ratios of several comparisons by measure; each measure is one family."""
+    """Return the ratios of several comparisons by measure. Each measure is one family."""
     decided = {
         key: correct({n: each[key] for n, each in enumerate(differences) if key in each}, level)
         for key in dict.fromkeys(key for each in differences for key in each)
@@ -248,7 +248,7 @@ def ratio_of(difference: Difference, level: float = ALPHA) -> Ratio:
 
 
 def estimate(sample: Sample, is_log: bool = True) -> Estimate | None:
-    """Return the geometric or, without `is_log`, arithmetic mean; None without values."""
+    """Return the geometric or, without `is_log`, arithmetic mean, or None without values."""
     values = sample.values()
     if not values:
         return None
@@ -280,7 +280,7 @@ def _by_student(mean: float, n: int, variance: float, freedom: float) -> Differe
 
 
 def difference_of(base: Sample, other: Sample, floor: float = 0.0) -> Difference:
-    """Return the second sample's mean less the first's, by their own noise; neither is empty.
+    """Return the second sample's mean less the first's, by their own noise.
 
     With fewer than three common repeats by Welch's t, with Welch-Satterthwaite's degrees of
     freedom. `floor` is as of `mean_difference`.
@@ -300,7 +300,7 @@ def difference_of(base: Sample, other: Sample, floor: float = 0.0) -> Difference
 
 
 MIN_ROWS = 4
-"""Configurations needed to fit a prior; fewer are compared by their own noise."""
+"""Configurations needed to fit a prior. Fewer are compared by their own noise."""
 
 STEP = 0.5
 GRID = np.arange(-6.0, 14.1, STEP)
@@ -313,8 +313,8 @@ WIDTHS = (0.0, 0.5, 1.0)
 """Standard deviations of the logarithms of quiet configurations' variances, equally likely."""
 
 ALL_QUIET = 0.8
-"""Chance, over the number of configurations, that none is noisy; else each is noisy with the
-chance of 1 over their number. Chosen by simulation, as WIDTHS and SURE."""
+"""Chance, over the number of configurations, that all are quiet. Else each is noisy with the chance
+of 1 over their number. Chosen by simulation, as WIDTHS and SURE."""
 
 FAR, RARE = 5.0, 0.1
 """A noisy variance is up to e^5 (12 times the standard deviation) above the center, equally likely
@@ -334,7 +334,7 @@ class Noise:
     """Posterior of the noise of several configurations.
 
     Args:
-        logs: logarithms, (..., repeats, configurations), NaN if missing; two or more of each.
+        logs: logarithms, (..., repeats, configurations), NaN if missing. Each has two or more.
         floor: variance of rounding, added to each variance.
     """
 
@@ -393,7 +393,7 @@ class Compared:
     """Comparisons of one machine's configurations in one measure, with the noise of all of them.
 
     Args:
-        samples: sample of each configuration; all values are positive if `is_log`.
+        samples: sample of each configuration, with positive values if `is_log`.
         is_log: compare logarithms, else the values.
         floor: least variance of one value, by rounding.
     """
@@ -425,7 +425,7 @@ class Compared:
         return bool(self._noise and place is not None and self._noise.is_noisy(place))
 
     def difference(self, *pairs: tuple[Hashable, Hashable]) -> Difference | None:
-        """Return the mean over pairs of the second less the first; None without values."""
+        """Return the mean over pairs of the second less the first, or None without values."""
         keys = [each for each in pairs if all(self._samples[key] for key in each)]
         sides = [(self._samples[a], self._samples[b]) for a, b in keys]
         shared = [[r for r in first if r in second] for first, second in sides]

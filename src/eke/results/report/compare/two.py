@@ -2,8 +2,8 @@
 
 Speeds are tested by Student's t with one variance for both sides, unpaired: runs measured in turns
 (A B B A) cancel a steady drift, and pairs would halve the degrees of freedom. From four rows on the
-variance is moderated (`statistics.Noise`), and the variance of the rounds is added to it, since the
-rounds of A are not those of B. benchmarks/compare_power.py measures errors and power.
+variance is moderated (`statistics.Noise`), and the variance of the rounds is added to it, since A
+and B have different rounds. benchmarks/compare_power.py measures errors and power.
 """
 
 import shlex
@@ -41,7 +41,7 @@ from eke.results.report.compare.variants import CLOCK, Variant, group, training_
 TURNS, APART = 0.03, 0.05
 """Default tolerance of sides measured in turns, and of others: if two occasions differ by 2 %, 5 %
 of comparisons are false alarms, however many repeats there are (Kalibera & Jones 2013,
-https://doi.org/10.1145/2464157.2464160; simulated)."""
+https://doi.org/10.1145/2464157.2464160, and simulated)."""
 
 MEAN, AND = "mean", " and "
 
@@ -102,7 +102,7 @@ class Side:
     name: str
     entries: Sequence[Entry]
     command: Sequence[str] = ()
-    """Arguments of their sweep; empty for runs of no sweep, or of several."""
+    """Arguments of their sweep, or empty for runs of no sweep, or of several."""
 
     @property
     def measuring(self) -> str:
@@ -114,12 +114,12 @@ class Side:
 
 
 def overrides_of(entry: Entry) -> list[str]:
-    """Return the overrides of a run, without those of its repeat."""
+    """Return the overrides of a run, without repeat and seed."""
     return [text.lstrip("+") for text in key_of(entry.overrides)]
 
 
 def open_sides(words: Sequence[str], by: str = "") -> list[Side]:
-    """Return A and B; with `by`, `torch` or `torch=OLD,NEW`, the runs of one word by this value.
+    """Return A and B. With `by`, `torch` or `torch=OLD,NEW`, the runs of one word by this value.
 
     A word is a run, a sweep, a folder of runs, or `FOLDER@WHICH`. WHICH is the name of a row, or
     one or more of `key=value`, `changed`, a commit of eke and the hash of its source, each from
@@ -212,7 +212,7 @@ def _facts(record: Record) -> dict[str, str]:
 
 
 def _end(entry: Entry) -> float:
-    """Return when a run ended, in seconds; 0 if unknown."""
+    """Return when a run ended, in seconds, or 0 if unknown."""
     return (entry.record and ended_s(entry.record)) or 0.0
 
 
@@ -225,11 +225,11 @@ class Pair:
     """Runs of each side with a speed, in the order of measurement."""
     loss: LossComparison
     speed: Ratio | None = None
-    """B over A; None with fewer than three repeats."""
+    """B over A, or None with fewer than three repeats."""
 
     @property
     def oldest(self) -> list[Entry]:
-        """First run of each side; later measurements do not change it."""
+        """First run of each side, which later measurements do not change."""
         return [min((e for e in v.entries if e.record), key=_end) for v in self.variants]
 
     @property
@@ -300,7 +300,7 @@ class TwoSides:
 def compare_sides(sides: Sequence[Side], tolerance: float | None = None) -> TwoSides:
     """Compare the rows of A and B by configuration, without the runs that are in both.
 
-    Keys with one value in all of A and another one in all of B are compared and need not match.
+    Keys with one value in A and another one in B are compared and need not match.
 
     Raises:
         ConfigError: the same runs, other work, or no row in both.

@@ -26,7 +26,7 @@ LEVELS = {
     3: 0.05, 4: 0.033, 5: 0.027, 6: 0.022, 8: 0.017, 10: 0.015, 15: 0.011, 20: 0.009, 30: 0.0075,
     50: 0.006, 100: 0.0045,
 }  # fmt: skip
-"""Most repeats -> level of each look after 3, 4, ... rounds for 5 % in all, with normal noise
+"""Most repeats -> level of each look after 3, 4, ... rounds, 5 % together, with normal noise
 (200,000 random walks)."""
 
 FUTILE_FROM, FUTILE = 4, 2.0
@@ -72,7 +72,7 @@ class Decision:
     repeats: int = 0
     """Repeats in pairs with the baseline's."""
     value: float | None = None
-    """Ratio to the baseline; None with too few repeats."""
+    """Ratio to the baseline, or None with too few repeats."""
     low: float | None = None
     high: float | None = None
     level: float | None = None
@@ -83,7 +83,7 @@ class Decision:
     baseline: tuple[str, ...] = ()
     """Configuration with which it is compared."""
     stopped: int | None = None
-    """Rounds after which it stopped; None while it continues."""
+    """Rounds after which it stopped, or None while it continues."""
 
     def plain(self, key: tuple[str, ...]) -> dict[str, Any]:
         """Return the entry of sweep.json, with the overrides of its configuration."""
@@ -91,7 +91,7 @@ class Decision:
 
 
 def decision_of(plain: Mapping[str, Any]) -> tuple[tuple[str, ...], Decision]:
-    """Read an entry of sweep.json; raise KeyError or TypeError if it is none."""
+    """Return an entry of sweep.json. Raise KeyError or TypeError if it is none."""
     known: dict[str, Any] = {name: plain[name] for name in Decision.__dataclass_fields__}
     known |= {"state": State[plain["state"]], "baseline": tuple(plain["baseline"])}
     return tuple(plain["overrides"]), Decision(**known)
