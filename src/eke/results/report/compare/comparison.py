@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import closest, format_number
@@ -123,11 +124,6 @@ class OneMachine:
     level: float = ALPHA
     """Chance of a false claim among the comparisons with the baseline."""
 
-    @property
-    def measures(self) -> Sequence[str]:
-        """Keys of the loss, or of the speed, that decides: the first that was measured."""
-        return LOSSES if self.focus is Affects.learning else (self.speed.key,)
-
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
@@ -200,10 +196,23 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
     )  # fmt: skip
 
 
-def find_families(entries: Sequence[Entry]) -> list[OneMachine]:
-    """Group entries as a report does, without comparing. Only members with a result are kept."""
-    parts = _divided(entries, "")[-1]
-    return [replace(p, members=[v for v in p.members if v.records]) for p in parts if p.baseline]
+class Family(NamedTuple):
+    """Configurations with a result and one baseline, and keys of the loss or speed to compare."""
+
+    baseline: Variant
+    members: list[Variant]
+    measures: Sequence[str]
+
+
+def find_families(entries: Sequence[Entry]) -> list[Family]:
+    """Group entries as a report does, without comparing them."""
+    found = []
+    for part in _divided(entries, "")[-1]:
+        measures = LOSSES if part.focus is Affects.learning else (part.speed.key,)
+        if part.baseline:
+            members = [each for each in part.members if each.records]
+            found.append(Family(part.baseline, members, measures))
+    return found
 
 
 def _divided(
