@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -88,7 +89,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _per_cent(text: str) -> float:
-    value = float(text.removesuffix("%"))
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        value = math.nan
     if not (value == 0 or 0.1 <= value < 100):
         raise argparse.ArgumentTypeError(f"{text}: must be in per cent, 3 for 3 %")
     return value / 100

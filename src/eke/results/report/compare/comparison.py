@@ -458,8 +458,8 @@ def _phases(variant: Variant) -> dict[str, float]:
 
 
 def _unknown_factor(by: str, keys: Sequence[str], metrics: Sequence[str]) -> ConfigError:
-    why = f"does not differ among these runs; differing: {', '.join(keys) or 'nothing'}"
-    why += f"; metrics: {', '.join(metrics)}" if metrics else ""
+    why = f"neither differs nor was measured; differing: {', '.join(keys) or 'nothing'}"
+    why += f"; measured: {', '.join(metrics)}" if metrics else ""
     known = [*keys, *metrics]
     fix = Fix(remark=f"--by {closest(by, known) or known[0]}" if known else "omit --by")
     return ConfigError(Problem("--by", by, why, fix))

@@ -13,7 +13,7 @@ from eke.results.report.compare.comparison import Comparison, ComparisonRow, los
 from eke.results.report.compare.curves import repeat_spread
 from eke.results.report.compare.load_records import NOT_RUN
 from eke.results.report.compare.losses import MANY_SEEDS, Parity
-from eke.results.report.compare.measures import PEAK, is_better_lower
+from eke.results.report.compare.measures import PEAK, is_better_lower, keys_by
 from eke.results.report.compare.statistics import (
     MIN_REPEATS,
     SAME,
@@ -104,7 +104,7 @@ class _Words:
             only = _first_of(map(_name, claim.rows))
             return f"Only one configuration succeeded ({only}): nothing to compare"
         if self.kind is Kind.unmeasured:
-            return f"No comparable {'loss' if claim.is_loss else 'speed'} was measured"
+            return self._unmeasured()
         if self.kind is Kind.ahead:
             named = _first_of(f"{_name(row)} with {self._number(row)}" for row in claim.rows)
             return f"{'Lower' if self.is_low else 'Higher'}, but not decided: {named}"
@@ -120,6 +120,15 @@ class _Words:
             keys = ", ".join(self.part.keys[:NAMED]) if self.part and is_only else ""
             return self._of_loss() + (f"; the speed does not depend on {keys}" if keys else "")
         return self._fastest() if self.kind is Kind.best else self._of_speed()
+
+    def _unmeasured(self) -> str:
+        if not self.claim.is_loss:
+            return "No comparable speed was measured"
+        keys, what = keys_by(self.comparison.metric), self.comparison.metric or "loss"
+        have = {row for row in self.rows if any(row.variant.sample(key) for key in keys)}
+        if have and self.base and self.base not in have:
+            return f"{self.base_name} has no {what} to compare with; choose another --baseline"
+        return f"No comparable {what} was measured"
 
     def _unquiet(self) -> str:
         spread = repeat_spread(self.base.variant) if self.base else 1.0
@@ -173,8 +182,8 @@ class _Words:
         among = " of those decided" if self._of(Kind.ahead) else among
         speeds = [times(self._ratio(row)), *(f"{self._ratio(each).value:.2f}x" for each in tied)]
         if tied:
-            names = " and ".join(map(_name, (row, *tied[: NAMED - 1])))
-            start = f"{names} are fastest{among}, tied: {' and '.join(speeds[:NAMED])}"
+            names = _joined([_name(each) for each in (row, *tied)])
+            start = f"{names} are fastest{among}, tied: {_joined(speeds[:NAMED])}"
         elif self.claim.is_limited:
             start = f"Fastest{among} without a {self._worse()}: {_name(row)}, {speeds[0]}"
         else:
@@ -188,7 +197,7 @@ class _Words:
             start += f" at {times(held[row])} its memory"
         losses = [loss_words(row.quality), *(
             f"{_name(each)}: {loss_words(each.quality)}"
-            for each in tied if each.quality.parity is Parity.undecided
+            for each in tied[: NAMED - 1] if each.quality.parity is Parity.undecided
         )]  # fmt: skip
         return "; ".join([start, *losses])
 
@@ -209,7 +218,10 @@ class _Words:
             memory = [row.ratios.get(PEAK.key) for row in rows]
             equal = all(each and abs(each.value - 1) <= SAME for each in memory)
             every = "Both" if len(rows) == 1 else f"All {len(rows) + 1}"
-            end = " and in the same memory; choose by other reasons" if equal else ""
+            end = " and in the same memory" if equal else ""
+            worse = _first_of(_name(row) for row in rows if row.quality.excludes)
+            if worse or equal:
+                end += f"; {self._worse()}: {worse}" if worse else "; choose by other reasons"
             return f"{every} run at the same speed within {100 * SAME:.0f} %{end}"
         span = f"the others have {values[0]:.2f}x to {values[-1]:.2f}x its speed"
         span = f"{its} its speed" if len(rows) == 1 else span
@@ -250,16 +262,19 @@ class _Words:
             cost = f", at {times(speed)} the speed" if speed else ""
             return f"{name} has the {which}: {found.change} against {base}{cost}"
         if self.kind is Kind.same:
-            return f"All {len(self.claim.rows) + 1} have the same {found.name}"
+            count = len(self.claim.rows) + 1
+            return f"{'Both' if count == 2 else f'All {count}'} have the same {found.name}"
         if self.kind is Kind.none_better:
             return f"{base} has the {which}: the next is {name}, {found.change}"
         is_better = (found.estimate or 0.0) * (1 if self.is_low else -1) < 0
         if self.kind is Kind.few:
-            best = f"{name} with {found.change}" if is_better else base
+            best = f"{name}, {found.change} against {base}" if is_better else base
             start = f"{found.why.capitalize()} each, so no difference in {found.name} is shown"
             return f"{start}; {which}: {best}; {self._advice(' sweep.seeds=per_repeat')}"
-        best = name if is_better else f"{base}, then {name}"
-        text = f"No configuration is shown to be best; {which}: {best}, {found.change}"
+        start = f"No configuration is shown to be best; {which}"
+        if found.parity is Parity.equal:
+            return f"{start}: {base} and {name}, equal"
+        text = f"{start}: {name if is_better else f'{base}, then {name}'}, {found.change}"
         text += f" with {format_number(found.seeds, 'seed')}"
         if more := found.more_seeds:
             text += f"; {more[0]} seeds would show {more[1]:g} {found.unit}".rstrip()
@@ -306,10 +321,9 @@ class _Words:
 
     def _advice(self, keys: str = "") -> str:
         """Return how to measure missing repeats. Single runs and `eke fit` need a new command."""
-        lacking = sum(
-            max(0, MIN_REPEATS - (row.quality.seeds if keys else len(row.variant.records)))
-            for row in self.rows if row.variant.records and not (keys and row.is_baseline)
-        )  # fmt: skip
+        repeats = ([repeat for repeat, _ in row.variant.by_repeat()] for row in self.rows)
+        counts = (len({seed for seed, _ in each}) if keys else len(each) for each in repeats)
+        lacking = sum(max(0, MIN_REPEATS - count) for count in counts if count)
         keys = f"sweep.repeats={MIN_REPEATS}{keys}"
         if any(command[0] != "fit" for command in self.comparison.commands):
             return f"{keys} and the same command measures {self._cost(lacking)}"
@@ -327,6 +341,12 @@ def _name(row: ComparisonRow) -> str:
     """Return the name of a configuration, in quotes if it is a sweep row's name."""
     label = row.variant.label.removesuffix(f" [{row.variant.machine}]")  # the sentence's place
     return f'"{label}"' if row.variant.rows else label
+
+
+def _joined(texts: Sequence[str]) -> str:
+    more = [f"{len(texts) - NAMED} more"] if len(texts) > NAMED else []
+    *rest, last = [*texts[:NAMED], *more]
+    return f"{', '.join(rest)} and {last}"
 
 
 def _first_of(labels: Iterable[str]) -> str:

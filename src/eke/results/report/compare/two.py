@@ -170,9 +170,12 @@ def _open(word: str, words: Sequence[str], place: int) -> Side:
     if not entries:
         parts = which.split(",")
         entries = [e for e, record in records.items() if all(_is_of(record, p) for p in parts)]
-    if not entries:  # names as `eke report` shows them
-        shown = {row.variant.label: row.variant.entries for row in compare_runs([folder]).rows}
-        entries = list(shown.get(which, ()))
+    shown: dict[str, list[Entry]] = {}
+    if not entries:  # names of configurations and groups as `eke report` shows them
+        for variant in (row.variant for row in compare_runs([folder]).rows):
+            for name in dict.fromkeys(filter(None, [variant.label, variant.work])):
+                shown.setdefault(name, []).extend(variant.entries)
+        entries = shown.get(which, [])
     if not entries:
         rows = list(dict.fromkeys(name for entry in found.entries for name in entry.rows) or shown)
         commits = dict.fromkeys(_facts(record)["commit"] for record in records.values())
@@ -234,8 +237,9 @@ class Pair:
 
     @property
     def label(self) -> str:
-        """Name of the configuration of B."""
-        return self.variants[1].label
+        """Name of the configuration of B, with its group if there are several."""
+        label, work = self.variants[1].label, self.variants[1].work
+        return f"{label} of {work}" if work not in ("", label) else label
 
     @property
     def repeats(self) -> str:
@@ -336,9 +340,11 @@ def compare_sides(sides: Sequence[Side], tolerance: float | None = None) -> TwoS
     measure = TOKENS if "data.packing" in keys else SAMPLES  # a packed row holds several samples
     variants = [(rows[0][key], rows[1][key]) for key in shared]
     if len(variants) == 1:  # alone it has no other name than its overrides
-        words = variants[0][1].label.split(" ")
+        one, other = variants[0]
+        words, folder = other.label.split(" "), other.entries[0].folder
         kept = [w for w in words if affects(w.partition("=")[0], ()) is not Affects.none]
-        variants = [(variants[0][0], replace(variants[0][1], label=" ".join(kept or words)))]
+        label = sides[1].name if folder and other.label == folder.name else " ".join(kept or words)
+        variants = [(one, replace(other, label=label))]
     pairs, mean = _tested(variants, measure, notes)
     full = [pair for pair in pairs if pair.speed]
     in_turns = all(_is_in_turns(*pair.runs) for pair in full)
