@@ -35,7 +35,6 @@ from eke.results.report.compare.measures import (
     keys_by,
     samples_per_step,
 )
-from eke.results.report.compare.outliers import outlier_notes, without_outliers
 from eke.results.report.compare.statistics import (
     ALPHA,
     SAME,
@@ -46,6 +45,7 @@ from eke.results.report.compare.statistics import (
     Significance,
     correct_all,
     estimate,
+    find_outliers,
 )
 from eke.results.report.compare.variants import CLOCK, Machine, Variant, group, named, training_key
 
@@ -220,7 +220,10 @@ def _divided(
 ) -> tuple[list[Variant], list[Machine], list[str], list[str], list[OneMachine]]:
     """Return variants, machines, differing keys, notes, and groups that are not yet compared."""
     variants, machines, keys = group(entries)
-    variants = without_outliers(variants)
+    out: dict[Variant, tuple[int, int, int]] = {}
+    for _, members in _parts(variants, machines):
+        out |= find_outliers({v: v.sample(SAMPLES.key) for v in members})
+    variants = [replace(v, excluded=out[v]) if v in out else v for v in variants]
     chosen, notes = _choose_baselines(variants, machines, wanted, keys)
     labelled = dict(zip(variants, named(variants, chosen), strict=True))
     parts = []
@@ -364,7 +367,13 @@ def _on(
     ]
     if metric or part.focus is Affects.learning:
         rows.sort(key=partial(_rank, metric))
-    notes += outlier_notes(here) + quiet_notes(baseline, here, noise)
+    number = format_number(sum(len(v.records) for v in here), "run")
+    notes += [
+        f"1 of {number} excluded from the tests of speed: {v.label} with seed={v.excluded[0]} "
+        f"repeat={v.excluded[1]}, whose other repeats are faster and agree"
+        for v in here if v.excluded
+    ]  # fmt: skip
+    notes += quiet_notes(baseline, here, noise)
     part = replace(part, noise=noise, equal_time_s=moment, notes=tuple(notes), level=gathered.level)
     return (_with_effects(part, rows, shown, gathered) if has_speeds else part), rows
 

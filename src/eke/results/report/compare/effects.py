@@ -130,10 +130,10 @@ def ladder(base: Variant, variants: Sequence[Variant]) -> list[tuple[Variant, st
     chain = [changes[number] for number in max(best, key=len, default=[])]
     if len(chain) < 2:
         return []
-    befores = [{}, *(change for _, change in chain)]
+    earlier = [{}, *(change for _, change in chain)]
     return [
         (variant, _text({k: v for k, v in change.items() if k not in before}))
-        for (variant, change), before in zip(chain, befores, strict=False)
+        for (variant, change), before in zip(chain, earlier, strict=False)
     ]
 
 

@@ -140,6 +140,8 @@ class LossComparison:
         least = 1e-2 if self.unit else 1e-4
         size = math.floor(math.log10(max(least, *map(abs, values))))
         decimals = max(0 if size else 1, -size + (0 if self.unit else 1), 0)
+        if any(value and not round(value, decimals) for value in values):
+            decimals += 1  # an end near 0 keeps its sign: -0.3, not -0
         text = " to ".join(f"{value:+.{decimals}f}" for value in values)
         return f"{text} {self.unit}".rstrip()
 

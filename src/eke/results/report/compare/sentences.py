@@ -47,18 +47,18 @@ def verdict_lines(comparison: Comparison) -> list[str]:
     for part in comparison.machines or [None]:
         claims = [claim for claim in find_claims(comparison) if claim.part is part]
         texts = [text for each in claims if (text := _Words(comparison, claims, each).sentence())]
-        heads = [""] * len(texts)
-        if part and (part.work or len(letters) > 1):
-            word = "machine" if part.work else "Machine"
-            machine = f"{word} {part.machine.letter}" if len(letters) > 1 else ""
-            place = ", ".join(filter(None, [part.work, machine]))
+        place = first = part.work if part else ""
+        if part and part.work:
+            place += f", machine {part.machine.letter}" if len(letters) > 1 else ""
             runs = sum(len(row.variant.entries) for row in comparison.rows_of(part))
-            first = f"{place} ({format_number(runs, 'run')})" if part.work else place
-            if part.work and claims[0].kind is Kind.only_one:
+            first = f"{place} ({format_number(runs, 'run')})"
+            if claims[0].kind is Kind.only_one:
                 singles, texts = [*singles, first], texts[1:]
-            heads = [f"{first}: ", *[f"{place}: "] * len(texts)]
-        for head, text in zip(heads, texts, strict=False):
-            lines += _cut(f"{head}{text}.", names)
+        elif part and len(letters) > 1:
+            place = first = f"Machine {part.machine.letter}"
+        for n, text in enumerate(texts):
+            head = place if n else first
+            lines += _cut(f"{head}{': ' * bool(head)}{text}.", names)
     return [*lines, *([f"{_first_of(singles)}: nothing to compare with."] if singles else [])]
 
 

@@ -34,7 +34,6 @@ from eke.results.report.compare.load_records import (
 )
 from eke.results.report.compare.losses import LossComparison, compare_losses
 from eke.results.report.compare.measures import PEAK, SAMPLES, TOKENS, Measure, ended_s
-from eke.results.report.compare.outliers import find_outliers
 from eke.results.report.compare.statistics import GRID, MIN_REPEATS, Difference, Error, Ratio
 from eke.results.report.compare.variants import CLOCK, Variant, group, training_key
 
@@ -414,7 +413,7 @@ def _tested(
         (n, side): {(side, number): e.measures[key] for number, e in enumerate(runs)}
         for n, pair in enumerate(pairs) for side, runs in enumerate(pair.runs)
     }  # fmt: skip
-    for (n, side), (_, number) in find_outliers(samples).items():
+    for (n, side), (_, number) in statistics.find_outliers(samples).items():
         run = pairs[n].runs[side].pop(number)
         why = "whose other repeats are faster and agree"
         notes.append(f"excluded from the tests: {run.folder and run.folder.name}, {why}")

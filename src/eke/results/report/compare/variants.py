@@ -55,7 +55,7 @@ class Variant:
     work: str = ""
     """Name of its group (one model, task and data), or empty for a single one."""
     excluded: tuple[int, int, int] | None = None
-    """Seed, repeat and duplicate number of the run whose speed is excluded: see `outliers`."""
+    """Seed, repeat and duplicate number of the run whose speed is excluded: see `find_outliers`."""
 
     @property
     def first(self) -> Entry | None:
