@@ -401,6 +401,27 @@ def test_missing_seeds_are_counted_for_all_rows(tmp_path, seeds):
     assert f"measures {3 * (3 - seeds)} runs" in line
 
 
+def test_of_equal_losses_the_faster_row_is_named(tmp_path):
+    """Formats of one training have its loss: the pair that wins in both is the winner."""
+    made = [
+        Run({"attention": a}, keys={"optimizer.lr": lr}, repeat=n, seed=n, speed=speed + n,
+            loss=loss + 0.01 * n)
+        for a, speed in (("sdpa", 100.0), ("eager", 150.0))
+        for lr, loss in ((0.001, 2.0), (0.0001, 1.8)) for n in range(3)
+    ]  # fmt: skip
+    assert said(tmp_path, made)[0].startswith("eager + lr=0.0001 has the lowest eval loss: -10")
+
+
+def test_a_sweep_until_decided_is_continued_by_its_command(tmp_path):
+    sweep = make_sweep(tmp_path, rows(rounds=2, base=PLAIN, precision_bf16=(131.0, 62, 2.0)))
+    paths = SweepPaths(sweep)
+    content = json.loads(paths.sweep.read_text()) | {"command": ["-m", "sweep.repeats=auto"]}
+    paths.sweep.write_text(json.dumps(content))
+    lines = verdict_lines(compare_runs([sweep]))
+    assert any("the same command continues the sweep" in line.lower() for line in lines)
+    assert not any("sweep.repeats=3" in line for line in lines)
+
+
 def test_a_tie_of_many_names_three(tmp_path):
     many = {f"memory_{n}": (131.0, 100, 2.0) for n in range(7)}
     first, *others = said(tmp_path, rows(OPEN, base=PLAIN, **many))

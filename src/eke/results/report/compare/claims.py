@@ -170,7 +170,10 @@ def _judged(row: ComparisonRow, measure: Measure) -> tuple[float, str] | None:
 def _best(part: OneMachine, rows: Sequence[ComparisonRow], measure: Measure) -> list[Claim]:
     """Return claims about the best in one measure: speed, memory, a loss or a metric."""
     judged = {row: found for row in rows if (found := _judged(row, measure))}
-    every = sorted(judged, key=lambda row: judged[row][0])
+    # Equal values, as of one training or of bytes: the faster row first, or with less memory.
+    other = PEAK if measure.is_speed else part.speed
+    also = {row: (_judged(row, other) or (0.0, ""))[0] for row in judged}
+    every = sorted(judged, key=lambda row: (round(judged[row][0], 9), also[row]))
     tested = [row for row in every if judged[row][1] != "few"]
     states = {judged[row][1] for row in tested}
     if not tested:

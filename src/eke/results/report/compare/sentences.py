@@ -325,6 +325,8 @@ class _Words:
         counts = (len({seed for seed, _ in each}) if keys else len(each) for each in repeats)
         lacking = sum(max(0, MIN_REPEATS - count) for count in counts if count)
         keys = f"sweep.repeats={MIN_REPEATS}{keys}"
+        if any("sweep.repeats=auto" in command for command in self.comparison.commands):
+            return "the same command continues the sweep"
         if any(command[0] != "fit" for command in self.comparison.commands):
             return f"{keys} and the same command measures {self._cost(lacking)}"
         return f"{program()} -m with {keys} runs each {MIN_REPEATS} times"
