@@ -80,6 +80,11 @@ class Ratio:
     """Level of Holm's test of this ratio."""
 
 
+REFINEMENTS, PLACES = 5, np.linspace(0.0, 1.0, 9)
+"""Iterations that narrow the half of an interval, and their places, for 1e-7 of it. scipy.optimize
+is slow to import."""
+
+
 @dataclass(frozen=True, eq=False)
 class Error:
     """Error of a mean difference: Student's t, averaged over the variances that it may have."""
@@ -118,15 +123,19 @@ class Error:
 
     def half(self, level: float) -> float:
         """Return half of the interval of `1 - level`."""
-        from scipy.optimize import brentq
         from scipy.special import stdtrit
 
         # If one of the variances were certain, the half would be one of these.
         halves = stdtrit(self.freedom, 1 - level / 2) * np.sqrt(self.variances)
         if halves.size == 1:
             return float(halves.item())
-        ends = 0.99 * halves.min(), 1.01 * halves.max()
-        return float(brentq(lambda x: self.beyond(x) - level, *ends))
+        near, far = 0.99 * halves.min(), 1.01 * halves.max()
+        for _ in range(REFINEMENTS):
+            places = near * (far / near) ** PLACES
+            after = min(max(int((self.beyond(places) > level).sum()), 1), len(PLACES) - 1)
+            near, far = places[after - 1], places[after]
+        above, below = self.beyond(np.array([near, far]))
+        return float(near + (far - near) * (above - level) / (above - below))
 
 
 @dataclass(frozen=True)
