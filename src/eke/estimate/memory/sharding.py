@@ -272,7 +272,7 @@ def units(plan: Plan, parts: Parts) -> list[Unit]:
     config, formats, found = plan.config, plan.compute.formats, [[0, 0, 0] for _ in range(3)]
     for weight in parts:
         is_table, is_matrix = weight.role is Role.embedding, len(weight.shape) == 2
-        is_head = _is_tied(weight) or (weight.role is Role.outer and is_matrix)
+        is_head = is_tied(weight) or (weight.role is Role.outer and is_matrix)
         exact = config.kernels.fused_linear_cross_entropy if is_head else not formats.copies
         sent = sent_bytes(config, formats, weight)
         wide = prod(weight.shape) * (FLOAT32_BYTES if weight.is_adapter else formats.weight_bytes)
@@ -283,7 +283,8 @@ def units(plan: Plan, parts: Parts) -> list[Unit]:
     return found
 
 
-def _is_tied(weight: Weight) -> bool:
+def is_tied(weight: Weight) -> bool:
+    """Return whether a table is the output layer's matrix, too."""
     return weight.role is Role.embedding and weight.tokens is not Tokens.none
 
 
@@ -292,39 +293,48 @@ def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
 
     A unit is gathered into one buffer and copied out of it, on a GPU while the one before computes.
     The buffer of the gradients before is freed when the next is filled. The head stays whole until
-    its gradient is there, a tied table to the end. On a CPU gloo copies what it gathers and
-    reduces. Source: torch 2.13, _fully_shard, `wait_for_unshard` and `post_backward`;
-    ProcessGroupGloo.cpp, `_allgather_base` and `_reduce_scatter_base`.
+    its gradient is there. With a tied table all tables are one unit, whole to the end. On a CPU
+    gloo gathers into a buffer of its own, and this rank's part is rounded before it is sent.
+    Source: torch 2.13, _fully_shard, `wait_for_unshard` and `post_backward`;
+    ProcessGroupGloo.cpp, `_allgather_base`.
     """
     sharing, on_cpu = plan.config.distributed, plan.device.kind == "cpu"
     assert isinstance(sharing, FSDP)
-    every = layer, table, head = units(plan, parts)
+    layer, table, head = units(plan, parts)
+    gradient, is_one = head[1], any(map(is_tied, parts))
+    if is_one:
+        head, table = [sum(pair) for pair in zip(head, table, strict=True)], [0, 0, 0]
+    every = layer, table, head
     # A tied table's gradient waits for that of its rows, unless it adds up with earlier ones.
-    tied = (head[0] + head[1] * (not adds_up_whole(plan.config))) * any(map(_is_tied, parts))
-    ahead = 0 if on_cpu else layer[0]
+    tied = (head[0] + gradient * (not adds_up_whole(plan.config))) * is_one
+    ahead, before = (0, head[0] * is_one) if on_cpu else (layer[0], 0)
+
+    def gathering(unit: Unit) -> int:
+        rounded = unit[0] // sharing.shards if unit[0] < unit[2] else 0
+        return 2 * unit[0] + on_cpu * rounded
 
     def turn(unit: Unit, before: int) -> int:
         whole, gradients, reduced = unit
-        computing = whole + gradients
-        if unit is layer:  # its gradients come as its activations go
-            computing = max(whole + gradients // 2, on_cpu * 3 * whole)
-        return ahead + max(before + computing, gradients + (1 + on_cpu) * reduced)
+        # A layer's gradients come as its activations go.
+        computing = whole + (gradients // 2 if unit is layer else gradients)
+        return ahead + max(before + computing, gradients + reduced)
 
     kept = 0 if sharing.reshard_after_forward else layer[0] * num_layers(plan.config)
     last = max(turn(layer, 0 if tied else head[2]), 0 if tied else turn(head, 0))
     expected = {
-        # The head's buffer goes before the loss; gloo has this rank's part once more.
-        "gathered": kept + 2 * head[0] + on_cpu * head[0] // sharing.shards,
+        "gathered": kept + gathering(head),  # its buffer goes before the loss
         "forward": kept + head[0],
         "loss": kept + head[0],
         "last_layer": kept + tied + last,
+        "next_layer": kept + tied + layer[2] + (0 if kept else gathering(layer)),
         "first_layer": tied + turn(layer, layer[2]),
         # Of a tied table's two gradients one is added to the other, before it has its shard.
-        "embedding": turn(head, layer[2] + head[1] - head[2] // sharing.shards)
+        "embedding": turn(head, layer[2] + gradient - head[2] // sharing.shards)
         if tied
         else turn([0, *table[1:]], layer[2]),
         "optimizer": 0,
-        "evaluation": max((2 + on_cpu) * sent for sent, *_ in every) + ahead,
+        "evaluation": max(head[0], before + layer[0]) + ahead,
+        "evaluation_gathered": max(before + gathering(layer), *map(gathering, every)) + ahead,
     }.get(moment)
     if expected is None or sharing.num_processes == 1:
         return range_around(0, 0, 2 * (expected or 0))
