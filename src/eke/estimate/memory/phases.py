@@ -188,7 +188,7 @@ class _Moments:
         outer = 0 if is_tied else self.last_layer().parts["gradients"].expected
         whole = self.state.gradients
         inner = self.plan.compute.formats.weight_bytes * self.layer * count
-        inner = min(inner // self.config.distributed.shards, whole)
+        inner = min(inner // getattr(self.config.distributed, "shards", 1), whole)
         for done in {1, count - 1} - {0}:  # layers whose backward pass is over
             made = whole if self.plan.batch.accumulation > 1 else outer + inner * done // count
             parts = self.held("next_layer", range_around(0, made, whole))

@@ -304,7 +304,8 @@ def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
     gradient, is_one = head[1], any(map(is_tied, parts))
     if is_one:
         head, table = [sum(pair) for pair in zip(head, table, strict=True)], [0, 0, 0]
-    every = layer, table, head
+    every, rows = (layer, table, head), head if is_one else table
+    wide = rows[2] if plan.compute.copies else 0  # gradients of 16-bit rows add up in float32
     # A tied table's gradient waits for that of its rows, unless it adds up with earlier ones.
     tied = (head[0] + gradient * (not adds_up_whole(plan.config))) * is_one
     ahead, before = (0, head[0] * is_one) if on_cpu else (layer[0], 0)
@@ -329,9 +330,10 @@ def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
         "next_layer": kept + tied + layer[2] + (0 if kept else gathering(layer)),
         "first_layer": tied + turn(layer, layer[2]),
         # Of a tied table's two gradients one is added to the other, before it has its shard.
-        "embedding": turn(head, layer[2] + gradient - head[2] // sharing.shards)
-        if tied
-        else turn([0, *table[1:]], layer[2]),
+        "embedding": turn(
+            [rows[0] * is_one + wide, *rows[1:]],
+            layer[2] + gradient * is_one - rows[2] // sharing.shards,
+        ),
         "optimizer": 0,
         "evaluation": max(head[0], before + layer[0]) + ahead,
         "evaluation_gathered": max(before + gathering(layer), *map(gathering, every)) + ahead,
