@@ -17,7 +17,7 @@ from eke.data.preparation.untrusted import reading
 from eke.plan.planner import Plan, read_plan
 from eke.plan.planner.samples import ROW_NUMBERS
 from eke.plan.record import Record, metrics
-from eke.workflows.export import checked_model, find_run, finished_record
+from eke.workflows.export import checked_model, find_run, finished_record, newest_parts
 from eke.workflows.generate import ByteTokens
 from eke.workflows.planning import plan_for
 
@@ -57,7 +57,7 @@ def evaluate_run(run: str, overrides: Sequence[str]) -> EvaluationResult:
     EkeError if the model is damaged, or does not fit into memory.
     """
     paths = find_run(run, "evaluate", "")
-    record = finished_record(paths)
+    record = finished_record(paths, stopped=True)
     new_tokens, overrides = _generation(overrides)
     if new_tokens:  # each sample in its own row
         overrides = [*overrides, "data.packing=off"]
@@ -86,7 +86,9 @@ def evaluate_run(run: str, overrides: Sequence[str]) -> EvaluationResult:
             why = f"{plan.device.name} has no memory for {format_number(size, 'sample')} at a time"
             raise EkeError(f"{why}\n  -> {fix}") from error
     found = {key.removeprefix("eval/"): value for key, value in row.items()}
-    return EvaluationResult(run, record.model_step, plan.steps.num_eval_samples, found, classes)
+    parts = newest_parts(paths, record)
+    step = int(parts.name.partition("-")[2]) if parts else record.model_step
+    return EvaluationResult(run, step, plan.steps.num_eval_samples, found, classes)
 
 
 def _generation(overrides: Sequence[str]) -> tuple[int, list[str]]:

@@ -85,9 +85,22 @@ def find_run(run: str, command: str = "export", rest: str = "DIR") -> RunPaths:
     return found[0]
 
 
-def finished_record(paths: RunPaths) -> Record:
-    """Return the record of a successful run with saved weights, or raise ConfigError."""
+def newest_parts(paths: RunPaths, record: Record) -> Path | None:
+    """Return the newest checkpoint in parts of a run without an exported model, else None."""
+    if paths.exported(record.model_step).is_dir():
+        return None
+    folders = {path.parent for path in paths.checkpoints.glob("step-*/part-*")}
+    return max(folders, default=None)
+
+
+def finished_record(paths: RunPaths, stopped: bool = False) -> Record:
+    """Return the record of a successful run with saved weights, or raise ConfigError.
+
+    With `stopped`, also accept a run that ended with only a sharded checkpoint.
+    """
     record = read_record(paths)
+    if stopped and record and not is_locked(paths.lock) and newest_parts(paths, record):
+        return record
     again = f"{program()} with the run's overrides"
     if record and is_own(paths.record):  # do not suggest another user's command
         again = shlex.join(record.command)
@@ -108,14 +121,41 @@ def finished_record(paths: RunPaths) -> Record:
 
 @contextmanager
 def checked_model(paths: RunPaths, record: Record) -> Iterator[Path]:
-    """Yield the folder of the run's model, or a copy if another user can change it."""
+    """Yield the folder of the run's model, or a copy if another user can change it.
+
+    A sharded checkpoint is written to a temporary folder, at most 4 GB per file.
+    """
     saved = paths.exported(record.model_step)
+    if parts := newest_parts(paths, record):
+        with tempfile.TemporaryDirectory(prefix="eke-") as made:
+            _put_together(read_plan(paths), record, parts, Path(made))
+            yield Path(made)
+        return
     if is_own(paths.record):
         yield saved
         return
     with tempfile.TemporaryDirectory(prefix="eke-") as copy:
         copy_checked(saved, Path(copy))
         yield Path(copy)
+
+
+def _put_together(plan: Plan, record: Record, parts: Path, folder: Path) -> None:
+    """Write the model of an intact checkpoint in parts."""
+    from eke.training.checkpoint import find_damage
+    from eke.training.loop.environment import quiet_libraries  # slow: torch
+
+    quiet_libraries(plan)
+    from eke.training.model.save_parts import save_model
+
+    if damage := find_damage(parts):
+        again = f"{shlex.join(record.command)}   (continues from the last intact checkpoint)"
+        raise EkeError(f"{parts}: {damage}\n  -> {again}")
+    try:
+        with reading(parts):
+            save_model(plan, parts, folder)
+    except OSError as error:
+        fix = "TMPDIR=FOLDER with space for the model"
+        raise EkeError(f"{folder}: {error.strerror or error}\n  -> {fix}") from error
 
 
 def _mergeable(paths: RunPaths) -> Plan:

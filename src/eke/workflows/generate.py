@@ -69,7 +69,7 @@ class TextWriter:
         if (folder / "config.json").is_file() or (folder / f"{ADAPTER}config.json").is_file():
             return folder, False
         paths = find_run(run, "generate", "PROMPT")
-        record = finished_record(paths)
+        record = finished_record(paths, stopped=True)
         if record.choices.get("task") not in ("causal_lm", "seq2seq_lm"):
             raise self._refuse(f"is a model for task={record.choices.get('task')}")
         saved = self._held.enter_context(checked_model(paths, record))

@@ -32,6 +32,7 @@ from eke.models.sizes.parameters import (
 )
 from eke.models.sizes.state import (
     BFLOAT16_BYTES,
+    IN_PARTS,
     PIECE_BUFFERS,
     STAGE,
     WHOLE_GRADIENTS_BYTES,
