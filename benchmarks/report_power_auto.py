@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from report_power_lines import Array, Line, Random, percent
 
-from eke.results.report.compare.outliers import find_outliers
-from eke.results.report.compare.statistics import ALPHA, Compared, correct
+from eke.results.report.compare.statistics import ALPHA, Compared, correct, find_outliers
 from eke.results.report.compare.until_decided import Decision, Rule, State, decide
 
 CONFIGURATIONS, MOST, FIRST = 12, 10, 3

@@ -112,12 +112,14 @@ class Watch:
                 self, func: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
                 name = func.overloadpacket.__name__ if func.namespace == "c10d" else ""
-                if "allgather" in name or "reduce_scatter" in name:
+                if any(kind in name for kind in ("allgather", "reduce_scatter", "allreduce")):
                     whole = args["reduce_scatter" in name]
                     whole = whole if isinstance(whole, Tensor) else whole[0]
                     kind = "reduced" if "reduce" in name else "gathered"
-                    found = sent.setdefault(f"{kind} {str(whole.dtype)[6:]}", [0, 0])
-                    found[:] = found[0] + 1, found[1] + whole.nbytes
+                    # FSDP2's sums in place are `allreduce_`; counts of samples are integers.
+                    if whole.is_floating_point() or "allreduce" not in name:
+                        found = sent.setdefault(f"{kind} {str(whole.dtype)[6:]}", [0, 0])
+                        found[:] = found[0] + 1, found[1] + whole.nbytes
                 return func(*args, **(kwargs or {}))
 
         with Counted():

@@ -133,7 +133,7 @@ def test_a_probe_is_interrupted_then_fits_and_the_same_command_again(tmp_path) -
     assert done.code == 0, done.text
     assert "probing batch.per_device=31" in done.out
     assert "batch.per_device=31 fits" in done.out
-    assert "tried out" in done.out
+    assert "probed" in done.out
     batch = batch_of(tmp_path)
     assert (batch["per_device"], batch["accumulation"]) == (31, 2)
     (folder,) = run_folders(tmp_path)
@@ -155,7 +155,7 @@ def test_a_probe_that_runs_out_of_memory_lowers_the_batch(tmp_path) -> None:
     assert done.code == 0, done.text
     assert "batch.per_device=31 does not fit: out of memory in" in done.out
     assert batch_of(tmp_path)["per_device"] == 2
-    assert "31 ran out of memory when it was tried out" in done.out
+    assert "31 ran out of memory in a probe" in done.out
 
 
 def test_two_processes_are_tried_out_together(tmp_path) -> None:

@@ -126,14 +126,14 @@ def test_on_declared_hardware_only_the_plan_can_be_asked_for(fit_here) -> None:
         pytest.param(["--objective", "fast"], "speed", id="objective"),
         pytest.param(["--budget-trials", "1"], "too few", id="budget"),
         pytest.param(["precison=bf16"], "precision=bf16", id="key"),
-        pytest.param(["seed=1,2"], "type one, or remove it", id="a sweep"),
+        pytest.param(["seed=1,2"], "one value, or remove the key", id="a sweep"),
         pytest.param(
             ["--name", "a", "-m", "seed=1"],
             "eke fit --config-dir mine --name a seed=1",
             id="multirun",
         ),
         pytest.param(["sweep=demo"], "python train.py -m sweep=demo", id="a named sweep"),
-        pytest.param(["sweep.repeats=2"], "is about a set of runs", id="a sweep's key"),
+        pytest.param(["sweep.repeats=2"], "is for a set of runs", id="a sweep's key"),
         pytest.param(["--cfg", "job"], "python train.py --cfg job", id="a question for Hydra"),
     ],
 )

@@ -230,7 +230,7 @@ def test_texts_are_sorted_into_classes(tickets: Path) -> None:
     compared = typed(tickets, f"{report} --provenance")
     assert compared.code == 0, compared.text
     assert re.search(
-        r"right class +as broken +as fine +as late +precision +recall +f1", compared.text
+        r"true class( +predicted (broken|fine|late)){3} +precision +recall +f1", compared.text
     )
     records = [json.loads(path.read_text()) for path in (tickets / "runs").glob("*/record.json")]
     best = max(records, key=lambda record: record["metrics"]["accuracy"])

@@ -341,7 +341,7 @@ def test_sets_of_classes_by_hand() -> None:
     json.dumps(classes)
     variant = SimpleNamespace(label="x", records=[SimpleNamespace(classes=classes)])
     section = _classes(SimpleNamespace(variant=variant))
-    assert section.head == ("right class", "precision", "recall", "f1")
+    assert section.head == ("true class", "precision", "recall", "f1")
     assert section.rows[1] == ("b", "1.0000", "0.5000", "0.6667")
 
 

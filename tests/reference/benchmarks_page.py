@@ -27,7 +27,8 @@ TAIL = """\
 ## Elsewhere
 
 How right forecasts of memory and step time are: [accuracy.md](accuracy.md). The guides' table:
-[techniques.md](techniques.md). Experiments that did not work: [the lab book](../../notes/lab/index.md).
+[techniques.md](techniques.md). Failed experiments:
+[the lab book](../../notes/lab/index.md).
 """
 
 

@@ -1,8 +1,9 @@
-"""`eke compare A B`: whether B is slower than A, by their records; `--again` measures both."""
+"""`eke compare A B`: report whether B is slower than A. `--again` measures both."""
 
 import argparse
 import contextlib
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from eke.results.report.compare.two import (
 )
 
 DESCRIPTION = """\
-Says whether B is slower than A: their differences, then speed, memory and loss of every
+Report whether B is slower than A: their differences, then speed, memory and loss of every
 configuration that both have, and the mean over them. A and B are runs, sweeps, folders of runs, or
 parts of one:
 
@@ -43,7 +44,7 @@ if there is none), 2 not comparable, or fewer than three repeats.
 """
 
 REPEATS = 5
-"""Of --again: 5 % less speed is found in 92 % of comparisons at 2 % noise (simulated)."""
+"""Repeats of --again: 5 % less speed is found in 92 % of comparisons at 2 % noise (simulated)."""
 
 WORDS = {
     Significance.higher: "faster", Significance.lower: "slower, tolerated",
@@ -56,7 +57,7 @@ HEADER = ("speed", "decision", "memory", "repeats", "configuration", "loss")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parse, compare, print; return the exit code."""
+    """Parse the arguments, print the comparison and return the exit code."""
     options = _parse(arguments)
     found = compare_sides(open_sides(options.sides, options.by), options.tolerance)
     if options.again:
@@ -74,17 +75,13 @@ def main(arguments: Sequence[str]) -> int:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("compare", DESCRIPTION)
     parser.add_argument("sides", nargs="+", metavar="A B", help="FOLDER or FOLDER@WHICH")
-    parser.add_argument(
-        "--by", default="", metavar="NAME",
-        help="split one folder by a library, commit, driver, host or key; NAME=OLD,NEW of several",
-    )  # fmt: skip
-    parser.add_argument(
-        "--tolerance", type=_per_cent, metavar="PERCENT",
-        help="slowdown that is no failure (default: 3 if measured in turns, else 5)",
-    )  # fmt: skip
-    about = f"measure both now, in turns, {REPEATS} times; interrupted, the same command goes on"
+    about = "split one folder by a library, commit, driver, host or key; NAME=OLD,NEW of several"
+    parser.add_argument("--by", default="", metavar="NAME", help=about)
+    about = "tolerated slowdown (default: 3 if measured in turns, else 5)"
+    parser.add_argument("--tolerance", type=_per_cent, metavar="PERCENT", help=about)
+    about = f"measure both now, in turns, {REPEATS} times; repeat the command to resume"
     parser.add_argument("--again", action="store_true", help=about)
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     if len(options.sides) != (1 if options.by else 2):
         parser.error("two sides are compared: A B, or FOLDER --by NAME")
@@ -92,20 +89,23 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _per_cent(text: str) -> float:
-    value = float(text.removesuffix("%"))
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        value = math.nan
     if not (value == 0 or 0.1 <= value < 100):
-        raise argparse.ArgumentTypeError(f"{text}: it is in per cent, 3 for 3 %")
+        raise argparse.ArgumentTypeError(f"{text}: must be in per cent, 3 for 3 %")
     return value / 100
 
 
 def _measure(found: TwoSides) -> list[Side]:
-    """Run all rows of A and B in the rounds of one sweep, next to A's runs; both as measured."""
+    """Run all rows of A and B in the rounds of one sweep, next to A's runs, and return them."""
     from eke import workflows  # here: it composes configurations, with Hydra
 
     if not found.is_measurable:
-        why = "this installation cannot measure both: their versions differ, or nothing does"
+        why = "this installation cannot measure both: versions differ, or no configuration does"
         raise ConfigError(Problem("--again", "", why, Fix(remark=found.measuring)))
-    # Sorted, and of the oldest runs: the same sweep while it goes on.
+    # Sorted, and of the oldest runs: the same sweep until it is finished.
     texts = sorted([_as_row(each) for each in row.oldest] for row in found.rows)
     rows = [f"A{n}:{a},B{n}:{b}" for n, (a, b) in enumerate(texts)]
     seeds = {entry.repeat[0] for row in found.rows for side in row.runs for entry in side}
@@ -127,28 +127,28 @@ def _measure(found: TwoSides) -> list[Side]:
 
 
 def _as_row(entry: Entry) -> str:
-    """Overrides of a run as a row of a sweep."""
+    """Return the overrides of a run as a row of a sweep."""
     pairs = (text.partition("=")[::2] for text in overrides_of(entry))
     return f"{{{','.join(f'{key}:{value}' for key, value in pairs if key not in OWN)}}}"
 
 
 def _render(found: TwoSides) -> str:
-    told = {**found.keys, **found.facts}.items()
-    changes = ", ".join(f"{key} {a or 'none'} -> {b or 'none'}" for key, (a, b) in told)
+    pairs = {**found.keys, **found.facts}.items()
+    changes = ", ".join(f"{key} {a or 'none'} -> {b or 'none'}" for key, (a, b) in pairs)
     sides = [f"{s.name} ({format_number(len(s.entries), 'run')})" for s in found.sides]
     rows = []
     for row in found.rows:
-        speed, memory = row.speed and times(row.speed), row.memory and f"{row.memory:.2f}x"
-        words = (_decision(found, row.speed), memory or "", row.repeats, row.label)
-        rows.append((speed or "", *words, loss_words(row.loss)))
+        memory = f"{row.memory:.2f}x" if row.memory else ""
+        speed, decision = times(row.speed) if row.speed else "", _decision(found, row.speed)
+        rows.append((speed, decision, memory, row.repeats, row.label, loss_words(row.loss)))
     tested = sum(bool(row[0]) for row in rows)
     if found.mean:
         decision = _decision(found, found.mean)
         rows.append((times(found.mean), decision, "", "", f"mean of {tested} rows", ""))
     limit = f"{100 * found.tolerance:g} %"
     slower = ", ".join(row[4] for row in rows if row[1] == "slower")
-    verdict = f"Slower by more than {limit}: {slower}." if slower else ""
-    verdict = verdict or (f"No slowdown beyond {limit} is shown." if tested else "")
+    verdict = f"No slowdown beyond {limit} is shown." if tested else ""
+    verdict = f"Slower by more than {limit}: {slower}." if slower else verdict
     lines = [f"A -> B: {changes or 'nothing differs'}", f"A: {sides[0]}", f"B: {sides[1]}", ""]
     return "\n".join([*lines, *align([HEADER, *rows]), "", verdict, *found.notes]).rstrip()
 
@@ -160,7 +160,7 @@ def _decision(found: TwoSides, speed: Ratio | None) -> str:
 
 
 def _as_plain(found: TwoSides, code: int) -> dict[str, Any]:
-    """For machines: a claim has the fields of those in report.json."""
+    """Return the comparison as JSON values. A claim has the fields of claims in report.json."""
     claims = [([row.label], row.speed) for row in found.rows]
     claims.append(([label for (label,), speed in claims if speed], found.mean))
     return {

@@ -1,4 +1,4 @@
-"""Model card: what the Hugging Face hub shows of a model, from a run's record."""
+"""Model card for the Hugging Face hub, from a run's record."""
 
 import json
 import re
@@ -22,9 +22,9 @@ def _is_of_the_hub(name: str | None) -> bool:
 
 
 def render_card(record: Record, merged: bool = False) -> str:
-    """Markdown below the metadata that is known; the license is for the model's owner to add.
+    """Return the card as Markdown, with all known metadata but the license.
 
-    `merged`: the weights hold the adapters of a run that trained some.
+    `merged`: the weights contain the adapters of the run.
     """
     model, data = record.config.get("model", {}), record.config.get("data", {})
     choices, memory, losses = record.choices, record.memory.measured, record.loss
@@ -58,7 +58,7 @@ def render_card(record: Record, merged: bool = False) -> str:
         "run": f"{record.run_id} of eke {software.get('eke', eke.__version__)}",
         "command": mask(shlex.join(record.command)),
     }
-    told = {k: f"{v:.5g}" if isinstance(v, float) else v for k, v in facts.items() if v}
+    texts = {k: f"{v:.5g}" if isinstance(v, float) else v for k, v in facts.items() if v}
     head = [f"{key}: {json.dumps(value)}" for key, value in metadata.items() if value]
-    body = [f"- {escape(key)}: {escape(str(value))}" for key, value in told.items()]
+    body = [f"- {escape(key)}: {escape(str(value))}" for key, value in texts.items()]
     return "\n".join(["---", *head, "---", "", f"# {escape(record.name)}", "", *body, ""])

@@ -1,4 +1,4 @@
-"""Commands behind `train.py`: help, one plan, one run (running.py) or a sweep (sweep.py)."""
+"""Commands of `train.py`: help, one plan, one run (running.py) or a sweep (sweep.py)."""
 
 import os
 import shlex
@@ -37,7 +37,7 @@ from eke.config.schema import unused_cluster_overrides
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 
 ALL_DEVICES = "hardware=all"
-"""Compares every known device, instead of planning for one."""
+"""Override that compares all known devices."""
 
 
 def main(
@@ -48,11 +48,10 @@ def main(
     trace: bool = False,
     also: Mapping[str, int] | None = None,
 ) -> int:
-    """Everything behind `python train.py`; returns the exit code and shows no user a traceback.
+    """Run the command `python train.py` and return its exit code. Errors have no traceback.
 
-    With `plan_only=true`, `as_json` prints the plan for machines, `why` also what would make it fit
-    into memory, and `trace` spends seconds on a trace of its memory. `also` are flags of the
-    command that calls, for suggestions, each with its number of values.
+    With `plan_only=true`, `as_json` prints JSON, `why` adds changes that make the plan fit, and
+    `trace` spends seconds on a trace. `also`: flag of the calling command -> number of its values.
     """
     try:
         arguments = split_arguments(argv, also)
@@ -62,7 +61,7 @@ def main(
         if arguments.hydra_flags:
             return ask_hydra(arguments)
         if why or ALL_DEVICES in arguments.overrides:
-            # Only here: a quarter of the time of a wrong key.
+            # Lazy: the import takes a quarter of the time of an invalid command.
             from eke.workflows.planning import compare_on_all_devices, refuse_why_of_many
 
             refuse_why_of_many(arguments, why)
@@ -73,18 +72,18 @@ def main(
             check_started_ranks("a sweep", 1)
             check_started_tasks("a sweep", 1)
             if is_for_hydra(arguments.overrides):
-                from eke.workflows.running import run_for_hydra  # only here, as in `run`
+                from eke.workflows.running import run_for_hydra
 
                 leave_tracked_run()
                 sweep_by_hydra(arguments.overrides, arguments.config_dir, run_for_hydra)
                 return EXIT_OK
-            from eke.workflows.sweep import sweep  # only here, too
+            from eke.workflows.sweep import sweep
 
             return sweep(arguments, as_json, trace)
         return run(_composed(arguments), as_json, why, trace)
     except EkeError as error:
         return report_error(error, as_json)
-    except OSError as error:  # the disk is full, or a folder went away, between two runs
+    except OSError as error:  # for example a full disk
         return complain(of_system(error), EXIT_FAILED)
     except KeyboardInterrupt:
         return complain("\ninterrupted; the same command continues", EXIT_RESUMABLE)
@@ -92,18 +91,18 @@ def main(
 
 def _composed(arguments: Arguments) -> Composed:
     if any(text.startswith("train.resume=") for text in arguments.overrides):
-        from eke.workflows.resume import reopened  # only here: it reads a plan
+        from eke.workflows.resume import reopened
 
         arguments = reopened(arguments)
     return compose(arguments.overrides, arguments.config_dir, in_sweep=arguments.cell)
 
 
 def run(composed: Composed, as_json: bool = False, why: bool = False, trace: bool = False) -> int:
-    """Plan, and unless only the plan is wanted, run it or answer from its record."""
+    """Plan a run. Without `plan_only=true`, start it or return its record."""
     for text in unused_cluster_overrides(composed.overrides):
         print_once(f"  warning: {text}")
     if pooled := [o.split("=", 1) for o in composed.overrides if o.startswith("launcher.")]:
-        reason = "is for the runs of a sweep, and this is a single run"
+        reason = "is for the runs of a sweep, but this is a single run"
         command = Fix(remark=f"{program()} -m {shlex.join(composed.overrides)}")
         raise ConfigError([Problem(key, value, reason, command) for key, value in pooled])
     if composed.config.plan_only:
@@ -112,13 +111,13 @@ def run(composed: Composed, as_json: bool = False, why: bool = False, trace: boo
 
         plan = plan_for(composed, planning=True, means=Means(trace=trace))
         return print_once(plan_text(plan, as_json_text=as_json, why=why, trace=trace))
-    from eke.workflows.running import run_composed  # only here: a plan starts nothing
+    from eke.workflows.running import run_composed
 
     return run_composed(composed)
 
 
 def ask_hydra(arguments: Arguments) -> int:
-    """Hydra's own questions (`--cfg job`), answered by Hydra once the rest is known right."""
+    """Print Hydra's answer to its own flags (`--cfg job`) after the overrides are checked."""
     if any(flag in COMPLETION_FLAGS for flag in arguments.hydra_flags):
         return print_once(answer_shell(arguments.overrides).removesuffix("\n"))
     check_question(arguments)
@@ -128,14 +127,14 @@ def ask_hydra(arguments: Arguments) -> int:
 
 
 def print_once(text: str) -> int:
-    """Print for the user, once for all ranks; returns the exit code if nothing else is done."""
+    """Print a text once for all ranks, and return the exit code of a command that only prints."""
     if is_first():
         speak(text)
     return EXIT_FAILED if lost() else EXIT_OK
 
 
 def heed(arguments: Arguments) -> None:
-    """Print the warnings about a command once for all ranks, on standard error, and set loggers."""
+    """Print the warnings about a command once for all ranks on stderr, and set loggers."""
     for text in arguments.warnings if is_first() else ():
         speak(f"warning: {text}", sys.stderr)
     if arguments.verbose:
@@ -144,7 +143,7 @@ def heed(arguments: Arguments) -> None:
 
 
 def complain(text: str, code: int) -> int:
-    """Say what went wrong, once for all ranks; returns the exit code."""
+    """Print an error once for all ranks, and return the exit code."""
     if my_rank() and code != EXIT_RESUMABLE:
         time.sleep(SPEECH_S)
     if is_first():
@@ -152,8 +151,8 @@ def complain(text: str, code: int) -> int:
     return code
 
 
-def report_error(error: EkeError, as_json: bool = False) -> int:
-    """Print an error, and with `as_json` its problems for programs; returns the exit code."""
+def report_error(error: EkeError, as_json: bool) -> int:
+    """Print an error, with `as_json` also as JSON, and return the exit code."""
     if as_json and is_first():
         speak_problems(error)
     return complain(str(error), error.exit_code)

@@ -1,4 +1,4 @@
-"""Choice of the micro-batch, of adaptive recipes, and of fine-tuning defaults."""
+"""Choice of the micro-batch, adaptive recipes and fine-tuning defaults."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -36,15 +36,15 @@ class Means:
     """Budget for the choice."""
 
     trace: bool = False
-    """Seconds on traces where formulas cannot tell."""
+    """Whether to spend seconds on traces if formulas cannot decide."""
     probe: Probe | None = None
-    """Tries a plan out."""
-    not_probed: str = "nothing runs while planning"
-    """Why there is no probe."""
+    """Function that runs two steps of a plan."""
+    not_probed: str = "planning only"
+    """Reason for no probe."""
     in_pool: bool = False
-    """Other runs of a sweep may use the device, or a CPU's memory, at the same time."""
+    """Whether other runs of a sweep may use the device, or a CPU's memory, at the same time."""
     keep: bool = False
-    """The run is to start: its choice is the one for all commands like it."""
+    """Whether the run starts, so that later commands reuse its choice."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ class Permitted:
 
 
 def permitted(facts: Facts, lenient: bool) -> list[Permitted]:
-    """The configuration, or with batch=auto each of its micro-batches, that no rule rejects.
+    """Return the configuration, or with batch=auto each micro-batch, that no rule rejects.
 
-    `lenient` leaves rules about its size to the forecast. ConfigError with every rule it breaks.
+    `lenient` skips rules about memory, for the forecast. Raises ConfigError with all broken rules.
     """
     refused, found = _checked(facts, lenient)
-    if facts.config.batch.per_device is not None:
-        if refused:
-            raise ConfigError(refused)
+    is_fixed = facts.config.batch.per_device is not None
+    # With batch=auto, a rule about `batch` concerns the target, or the smallest micro-batch.
+    if refused and (is_fixed or any(each.key.startswith("batch.") for each in refused)):
+        raise ConfigError(refused)
+    if is_fixed:
         return [found]
-    if any(problem.key.startswith("batch.") for problem in refused):
-        raise ConfigError(refused)  # about what is to be kept, or one sample is too large
     configs = possible_batches(facts.config)
     tried = [_checked(replace(facts, config=each), lenient) for each in configs]
     allowed = [each for refused, each in tried if not refused]
@@ -84,14 +84,14 @@ def _checked(facts: Facts, lenient: bool) -> tuple[list[Problem], Permitted]:
 
 
 def at_rest(plan: Plan) -> Plan:
-    """The same plan with all of a CPU's memory free."""
+    """Return the plan with all of a CPU's memory free."""
     return replace(plan, device=replace(plan.device, available_bytes=None))
 
 
 def memory_asked_for(plan: Plan) -> int | None:
-    """Bytes for tensors of the requested host memory on a cluster; None if not set."""
+    """Return the bytes for tensors in the requested host memory on a cluster, None if not set."""
     device, memory = plan.device, plan.config.resources.memory or ""
-    found = re.fullmatch(r"(\d+)([KMGT]?)B?", memory.upper())  # a wrong one is reported later
+    found = re.fullmatch(r"(\d+)([KMGT]?)B?", memory.upper())  # invalid values are reported later
     if found is None or device.kind != "cpu" or device.memory_bytes is not None:
         return None
     per_node = int(found[1]) * 1024 ** (" KMGT".index(found[2] or "M"))  # sbatch: megabytes
@@ -101,9 +101,9 @@ def memory_asked_for(plan: Plan) -> int | None:
 def choose_batch(
     plan: Plan, allowed: Sequence[Permitted], means: Means, target_given: bool
 ) -> tuple[Plan, bool]:
-    """The plan with the largest micro-batch that fits, and whether it was seen to fit."""
+    """Return the plan with the largest micro-batch that fits, and whether a probe has fit."""
     launcher, share = plan.config.launcher, 1
-    if means.in_pool:  # runs that use the same device, or a CPU's memory, at the same time
+    if means.in_pool:  # number of runs that use the device, or a CPU's memory, at the same time
         at_once = launcher.cpu_slots // plan.batch.world_size
         share = max(1, at_once) if plan.device.kind == "cpu" else launcher.runs_per_device
     if share > 1:
@@ -112,7 +112,7 @@ def choose_batch(
     if capacity is None:
         capacity = memory_asked_for(plan)
     if capacity is None:
-        why = f"needs to know the memory of {plan.device.name}"
+        why = f"requires the memory of {plan.device.name}, which is unknown"
         fix = Fix("batch=fixed", f"batch.per_device={DEFAULT_PER_DEVICE}")
         if plan.device.kind == "cpu":
             fix = Fix("resources.memory=64G", remark=f"or {fix}")
@@ -124,7 +124,7 @@ def choose_batch(
     taken = allowed[chosen.number]
     reasons = _reasons(search, chosen, means)
     if not target_given:
-        why = "as many samples per step as batch=fixed has"
+        why = "samples per step of batch=fixed"
         reasons.insert(0, Decision("batch.target", str(samples_to_keep(plan.config)), why))
     cut = with_batch(plan, taken.config, reasons, taken.warnings)
     if search.known.has_failed(plans[chosen.number]):
@@ -135,7 +135,7 @@ def choose_batch(
 
 
 def _reasons(search: BatchSearch, chosen: Chosen, means: Means) -> list[Decision]:
-    """The micro-batch with its reason."""
+    """Return the decision about the micro-batch with its reason."""
     plan, found = search.plans[chosen.number], search.forecast(chosen.number)
     has_larger = chosen.fits and chosen.number + 1 < len(search.plans)
     target, capacity = samples_to_keep(plan.config), search.capacity
@@ -146,7 +146,7 @@ def _reasons(search: BatchSearch, chosen: Chosen, means: Means) -> list[Decision
         tight = "does not" if found.verdict is Verdict.does_not_fit else "may not"
         what = f"smallest {kept}, and {left if enough else f'{tight} fit'}"
     elif router_loss(plan.config) is not None:
-        what = "kept, since task.router_loss is a mean over each micro-batch"
+        what = "kept, as task.router_loss is a mean over each micro-batch"
     elif has_larger:
         what = f"largest that fits {kept}"
     else:
@@ -157,7 +157,7 @@ def _reasons(search: BatchSearch, chosen: Chosen, means: Means) -> list[Decision
     expected += f" for tensors, {format_bytes(reserve)} of it for others" if reserve else ""
     words = [f"auto: {what}: {expected}"]
     if chosen.how != "predicted":
-        words.append("tried out" if chosen.how == "probed" else "as decided before")
+        words.append("probed" if chosen.how == "probed" else "same choice as before")
     if has_larger:
         words.append(_of_larger(search, chosen, means))
     return [Decision("batch.per_device", str(plan.batch.per_device), "; ".join(words))]
@@ -168,24 +168,23 @@ def _of_larger(search: BatchSearch, chosen: Chosen, means: Means) -> str:
     size, found = search.plans[number].batch.per_device, search.forecast(number)
     peak = found.peak
     if search.known.has_failed(search.plans[number]):
-        return f"{size} ran out of memory when it was tried out"
+        return f"{size} ran out of memory in a probe"
     if search.room(number) is False or chosen.how == "as before":
         return f"{size} would need {format_bytes(peak.expected)}"
     between = f"{format_bytes(peak.low)} to {format_bytes(peak.high)}"
     between += _why_not_traced(found)
     why = "" if means.probe is not None else f": {means.not_probed}"
-    return f"{size} would need {between}, and was not tried out{why}"
+    return f"{size} would need {between}, not probed{why}"
 
 
 def _why_not_traced(found: Forecast) -> str:
-    """Note on a failed trace, which might have decided what formulas cannot."""
     return f" (not traced: {found.not_traced})" if found.not_traced else ""
 
 
 def chosen_overrides(plan: Plan, own: Path | None = None) -> list[str]:
-    """Overrides equivalent to the decisions of a plan's recipe; `own` is the user's folder."""
+    """Return overrides equivalent to the decisions of a plan's recipe. `own`: the user's folder."""
     catalogue = make_catalogue(own)
-    typed = {*catalogue.options, *catalogue.keys}  # other decisions tell what follows from these
+    typed = {*catalogue.options, *catalogue.keys}  # other decisions follow from these keys
     return [
         f"{decision.key}={decision.value}"
         for decision in plan.decisions
@@ -196,9 +195,9 @@ def chosen_overrides(plan: Plan, own: Path | None = None) -> list[str]:
 def adapted(
     composed: Composed, config: Config, device: Device, num_nodes: int
 ) -> tuple[Config, Mapping[str, str], Sequence[Decision]]:
-    """The configuration with its recipe's choices for a device; all choices; those of the recipe.
+    """Return the configuration with its recipe's choices, all choices, and the recipe's decisions.
 
-    Keys set by overrides, a sweep or the experiment stay; so does what a rule rejects changing.
+    Keys set by overrides, a sweep or the experiment are kept, and keys whose change a rule rejects.
     """
     recipe = RECIPES.get(composed.choices.get("recipe", "none"))
     if recipe is None:
@@ -221,19 +220,15 @@ def adapted(
     return chosen, {**composed.choices, **options}, decided
 
 
-EPOCHS = 3.0
-"""transformers' TrainingArguments.num_train_epochs."""
-
-
 def fine_tuned(
     config: Config, composed: Composed, count: Callable[[Config], int]
 ) -> tuple[Config, tuple[Decision, ...], str]:
-    """With the usual values of fine-tuning; their reasons, a warning. Counts an epoch's samples."""
+    """Apply defaults of fine-tuning. Return reasons and a warning. `count`: samples of an epoch."""
     usual = usual_values(config)  # rates, decay and clipping of options are for random weights
     if not usual:
         return config, (), ""
     decisions, warning = [], ""
-    # A file of DeepSpeed's may say the same: what it has to agree with stays.
+    # A DeepSpeed file may have the same keys, whose values must agree.
     own = getattr(config.distributed, "deepspeed_config", None) is not None
     for quantity, each in usual.items():
         if any(is_set(composed, key) for key in SET_BY[quantity]) or (own and quantity != LR):
@@ -254,16 +249,17 @@ def fine_tuned(
         warning += "random weights; fine-tuning usually takes less (optimizer.lr=...)"
     open_end = config.train.epochs is None and config.train.steps is None
     if open_end and isinstance(config.data, Rows | Mix):
-        config = replace(config, train=replace(config.train, epochs=EPOCHS))
+        epochs = 3.0  # transformers' TrainingArguments.num_train_epochs
+        config = replace(config, train=replace(config.train, epochs=epochs))
         reason = "usual for fine-tuning; neither train.steps nor train.epochs was set"
-        decisions.append(Decision("train.epochs", f"{EPOCHS:g}", reason))
+        decisions.append(Decision("train.epochs", f"{epochs:g}", reason))
     return config, tuple(decisions), warning
 
 
 def _accumulated(
     config: Config, wanted: int, count: Callable[[Config], int]
 ) -> dict[str, int | None] | None:
-    """Keys for so many samples in a step; None for a set micro-batch, or where there are less."""
+    """Return keys for this number of samples per step, None if it is set or the data has fewer."""
     batch, unit = config.batch, DEFAULT_PER_DEVICE * config.distributed.num_processes
     if batch.per_device not in (None, DEFAULT_PER_DEVICE) or batch.accumulation or batch.target:
         return None

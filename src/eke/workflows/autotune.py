@@ -1,4 +1,4 @@
-"""Search for the fastest configuration (`eke fit`): setup, trials and the saved result."""
+"""Search for the fastest configuration (`eke fit`): setup, trials and result."""
 
 import operator
 import shlex
@@ -55,18 +55,17 @@ class TuneRequest:
     """Request of `eke fit`."""
 
     command: tuple[str, ...]
-    """Arguments of `eke fit`."""
     arguments: Arguments
     objective: Objective
     numerics: Numerics
     budget: int
     name: str = ""
-    """Name of the option to write; empty: `fit_`, the model, and how the search is unusual."""
+    """Name of the written option. Empty: `fit_`, the model, and unusual goals of the search."""
 
 
 @dataclass
 class Fitting:
-    """A search under way: its candidates, and its trials as jobs of a sweep."""
+    """A search in progress: its candidates, and its trials as jobs of a sweep."""
 
     request: TuneRequest
     typed: tuple[str, ...]
@@ -75,17 +74,17 @@ class Fitting:
     baseline: Plan
     paths: SweepPaths
     option: str
-    """Name under which the best is written."""
+    """Name of the option with the best configuration."""
     cells: list[Cell] = field(default_factory=list)
     trials: list[Measured] = field(default_factory=list)
 
     @property
     def launcher(self) -> Launcher:
-        """Starts the trials."""
+        """Launcher of the trials."""
         return find_launcher(launcher_of(self.request.arguments.overrides))
 
     def run(self) -> Fit:
-        """Try candidates until nothing better is expected, then the best once more."""
+        """Try candidates until no better result is expected, then repeat the best."""
         at_once = self.launcher.trials_at_once if self.baseline.device.kind == "cuda" else 1
         with watching(self.paths):
             while chosen := self.worth_trying(at_once):
@@ -95,17 +94,17 @@ class Fitting:
         return Fit(self.search, self.candidates, self.trials, self.request.numerics)
 
     def worth_trying(self, count: int) -> list[int]:
-        """Numbers of candidates, each of which has been looked at closely."""
+        """Return the numbers of the next candidates, with traced memory if it was unknown."""
         if all_diverge(self.trials, self.candidates.first, self.request.numerics):
             return []
         while chosen := self.search.next(count):
             unsure = [n for n in chosen if is_open(self.candidates.found[n].forecast)]
-            if not [n for n in unsure if self.look_closely(n)]:
+            if not any([self._trace(n) for n in unsure]):  # a list: trace all
                 return chosen
         return []
 
-    def look_closely(self, number: int) -> bool:
-        """Trace a candidate's memory; returns whether it then counts otherwise than before."""
+    def _trace(self, number: int) -> bool:
+        """Trace a candidate's memory, and return whether its fit has changed."""
         found = self.candidates.found[number]
         forecast = traced_forecast(found.plan)
         room = room_of(forecast)
@@ -115,14 +114,20 @@ class Fitting:
         return room is not found.point.room
 
     def try_out(self, numbers: Sequence[int]) -> None:
-        """Run trials of candidates, and tell the search what they found."""
-        repeats = {n: sum(each.number == n for each in self.trials) for n in numbers}
-        labels = [f"trial {len(self.trials) + at}" for at, _ in enumerate(numbers, start=1)]
-        for label, n in zip(labels, numbers, strict=True):
-            again = ", once more" if repeats[n] else ""
-            print_once(f"{label} of at most {self.request.budget}: {self.name(n)}{again}")
+        """Run trials of candidates, and add their results to the search."""
+        labels, new, repeats = list[str](), list[SweepCell](), list[int]()
+        for n in numbers:
+            candidate = self.candidates.found[n]
+            name = short_name(candidate, self.baseline)
+            repeat = sum(each.number == n for each in self.trials)
+            labels.append(f"trial {len(self.trials) + len(labels) + 1}")
+            again = ", repeated" if repeat else ""
+            print_once(f"{labels[-1]} of at most {self.request.budget}: {name}{again}")
+            overrides = trial_overrides(self.typed, candidate.overrides, repeat)
+            composed = compose(overrides, self.request.arguments.config_dir, in_sweep=True)
+            new.append(SweepCell(composed, name))
+            repeats.append(repeat)
         stop_tracing()  # on a CPU its memory is the trials'
-        new = [self._cell(n, repeats[n]) for n in numbers]
         first = len(self.cells)
         group = f"fit-{self.paths.folder.name}"
         cells, plans = plan_cells(new, group, lambda *_: None, self.launcher)
@@ -133,20 +138,10 @@ class Fitting:
         self._run(jobs)
         by_number = {job.number: job for job in jobs}
         for at, n in enumerate(numbers):
-            found = self._measured(n, repeats[n], cells[at], by_number.get(at))
+            found = self._measured(n, repeats[at], cells[at], by_number.get(at))
             self.trials.append(found)
             self.search.tell(found.number, found.trial)
             print_once(f"  {describe_trial(found, self.candidates.found[found.number])}")
-
-    def name(self, number: int) -> str:
-        """Difference of a candidate from the baseline."""
-        return short_name(self.candidates.found[number], self.baseline)
-
-    def _cell(self, number: int, repeat: int) -> SweepCell:
-        candidate = self.candidates.found[number]
-        overrides = trial_overrides(self.typed, candidate.overrides, repeat)
-        composed = compose(overrides, self.request.arguments.config_dir, in_sweep=True)
-        return SweepCell(composed, self.name(number))
 
     def _run(self, jobs: list[Job]) -> None:
         command = ("fit", *self.request.command)
@@ -156,9 +151,9 @@ class Fitting:
             started = self.launcher.start(books, self.paths, self.paths.folder.name)
             refused = [j for j in jobs if j.outcome is Outcome.crashed and j.record is None]
             if len(refused) == len(jobs) and jobs and not any(t.trial.step_s for t in self.trials):
-                raise EkeError(f"no trial was submitted: {refused[0].reason}")  # nor will the next
+                raise EkeError(f"no trial was submitted: {refused[0].reason}")
             stopped = started.wait()
-        # A stop signal ends the search, even if this trial has finished by itself.
+        # A stop signal ends the search, also if this trial has finished.
         cut_short = [j for j in jobs if j.outcome is None or j.outcome.exit_code == EXIT_RESUMABLE]
         if stopped or cut_short:
             raise KeyboardInterrupt
@@ -174,67 +169,53 @@ class Fitting:
         )  # fmt: skip
         typed = next((t.loss for t in self.trials if t.number == self.candidates.first), None)
         if self.request.numerics is Numerics.same and is_higher(found.loss, typed):
-            reason = f"its loss is higher: {found.loss:.4f} and not {typed:.4f}"
+            reason = f"its loss is higher: {found.loss:.4f}, not {typed:.4f}"
             found = replace(found, trial=replace(found.trial, step_s=None), reason=reason)
         return found
 
 
-REPORT, VALUES = "fit.md", "fit.json"
-"""Files in the folder of a search."""
-
-
 def keep_result(fitting: Fitting, fit: Fit) -> None:
     """Write the results, and print their paths."""
-    folder = fitting.paths.folder
-    text = describe_fit(fit, fitting.baseline)
+    file, own = fitting.paths.folder / "fit.md", fitting.request.arguments.config_dir
+    text, when = (
+        describe_fit(fit, fitting.baseline),
+        datetime.now(UTC).isoformat(timespec="seconds"),
+    )
     command = shlex.join(["eke", "fit", *fitting.request.command])
-    write_atomic(folder / REPORT, _report(command, fitting, fit, text))
-    write_json(folder / VALUES, _values(command, fitting, fit))
+    space = describe_candidates(fit.candidates, fitting.baseline, fitting.request.numerics)
+    space += f"\n  tried: {len(fit.standings)}, by {format_number(len(fit.trials), 'trial')}"
+    space += f" of at most {fitting.request.budget}"
+    heading = f"# {command}\n\n{fitting.baseline.device.name}, {when}"
+    write_atomic(file, f"{heading}\n\n```\n{space}\n\n{text}\n```\n")
+    write_json(file.with_suffix(".json"), _values(command, fitting, fit))
     print_once(f"\n{text}")
+    start = [*program().split(), *(["--config-dir", str(own)] if own else [])]
+    winner = fit.best.candidate.overrides if fit.best else ()
+    best = [*without(fitting.typed, winner), *winner]
     if fit.is_found:
-        assert fit.best is not None
-        winner = fit.best.candidate.overrides
-        own, name = fitting.request.arguments.config_dir, fitting.option
-        best = compose([*without(fitting.typed, winner), *winner], own, in_sweep=True)
-        evidence = [*text.splitlines(), f"{folder / REPORT}"]
-        path = write_experiment(best, name, own, own or conf_folder(), evidence)
-        print_once(f"\nwritten to {path}:\n  {_command(fitting, f'experiment={name}')}")
+        evidence = [*text.splitlines(), f"{file}"]
+        composed, name = compose(best, own, in_sweep=True), fitting.option
+        path = write_experiment(composed, name, own, own or conf_folder(), evidence)
+        print_once(f"\nwritten to {path}:\n  {shlex.join([*start, f'experiment={name}'])}")
     else:
         if fit.best is not None and fit.best is not fit.typed:
-            winner = fit.best.candidate.overrides
-            typed = _command(fitting, *without(fitting.typed, winner), *winner)
-            print_once(f"\nnothing is written: your configuration may be as good\n  {typed}")
-        path = free_path(fitting.request.arguments.config_dir or conf_folder(), fitting.option)
+            typed = shlex.join([*start, *best])
+            print_once(f"\nno option is written: your configuration may be as good\n  {typed}")
+        path = free_path(own or conf_folder(), fitting.option)
         if path.exists():
-            print_once(f"\n{path} is what an earlier search found, and stays as it is")
-    print_once(f"\n  {folder / REPORT}   (all trials: eke report {shlex.quote(str(folder))})")
-
-
-def _command(fitting: Fitting, *overrides: str) -> str:
-    """What starts a run, with the given folder of options."""
-    own = fitting.request.arguments.config_dir
-    folder = ["--config-dir", str(own)] if own else []
-    return shlex.join([*program().split(), *folder, *overrides])
-
-
-def _report(command: str, fitting: Fitting, fit: Fit, text: str) -> str:
-    baseline, request = fitting.baseline, fitting.request
-    when = datetime.now(UTC).isoformat(timespec="seconds")
-    space = describe_candidates(fit.candidates, baseline, request.numerics)
-    tried = f"  tried: {len(fit.standings)}, by {format_number(len(fit.trials), 'trial')}"
-    heading = f"# {command}\n\n{baseline.device.name}, {when}"
-    return f"{heading}\n\n```\n{space}\n{tried} of at most {request.budget}\n\n{text}\n```\n"
+            print_once(f"\n{path} is the result of an earlier search, and is kept")
+    print_once(f"\n  {file}   (all trials: eke report {shlex.quote(str(file.parent))})")
 
 
 def _values(command: str, fitting: Fitting, fit: Fit) -> dict[str, object]:
-    gain = fit.gain
+    gain, configurations = fit.gain, fit.candidates.found
     return {
         "schema_version": 1,
         "command": command,
         "objective": fit.objective.value,
         "numerics": fit.numerics.value,
         "device": fitting.baseline.device.name,
-        "num_configurations": len(fit.candidates.found),
+        "num_configurations": len(configurations),
         "refused": fit.candidates.refused,
         "num_too_large": fit.candidates.too_large,
         "best": list(fit.best.candidate.overrides) if fit.best else None,
@@ -242,9 +223,9 @@ def _values(command: str, fitting: Fitting, fit: Fit) -> dict[str, object]:
         "gain": {**asdict(gain), "of": gain.of.value} if gain else None,
         "trials": [
             {
-                "configuration": short_name(fit.candidates.found[t.number], fitting.baseline),
-                "overrides": list(fit.candidates.found[t.number].overrides),
-                "expected_s": fit.candidates.found[t.number].point.expected_s,
+                "configuration": short_name(configurations[t.number], fitting.baseline),
+                "overrides": list(configurations[t.number].overrides),
+                "expected_s": configurations[t.number].point.expected_s,
                 **asdict(t),
             }
             for t in fit.trials
@@ -252,29 +233,24 @@ def _values(command: str, fitting: Fitting, fit: Fit) -> dict[str, object]:
     }
 
 
-ONE_VALUE = (
-    "a search starts from one value and tries others by itself (of precision with --numerics "
-    "mixed): type one, or remove it"
-)
-
-
 def prepare(request: TuneRequest) -> Fitting:
-    """Everything before the first trial, without a process; ConfigError: nothing of it can run."""
+    """Prepare a search up to its first trial. Raise ConfigError if it cannot run."""
     arguments, own = request.arguments, request.arguments.config_dir
-    refuse_what_is_no_start(request)
+    _check_request(request)
     launcher = find_launcher(launcher_of(arguments.overrides))
     try:
         composed = compose(arguments.overrides, own, in_sweep=True)
     except ConfigError as error:
-        swept = [p for p in error.problems if p.fix.is_sweep]
-        rest = [p for p in error.problems if p not in swept]
-        raise ConfigError([*(Problem(p.key, p.value, ONE_VALUE) for p in swept), *rest]) from error
-    refuse_what_is_searched(composed)
+        why = "a search starts from one value and tries others (of precision with --numerics mixed)"
+        fix = Fix(remark="one value, or remove the key")
+        swept = [Problem(p.key, p.value, why, fix) if p.fix.is_sweep else p for p in error.problems]
+        raise ConfigError(swept) from error
+    _check_keys(composed)
     usual = {request.objective: Objective.speed, request.numerics: Numerics.same}
     unusual = [str(wanted.value) for wanted, each in usual.items() if wanted is not each]
-    # Searches for different things do not replace each other.
+    # Searches with different goals have different options.
     option = request.name or "_".join(["fit", composed.choices["model"], *unusual])
-    # Before anything takes time.
+    # Check the name before slow steps.
     free_path(own or conf_folder(), option, composed.config.plan_only)
     baseline = plan_for(composed, planning=True, launcher=launcher, refuse=False)
     if not baseline.device.present and not composed.config.plan_only:
@@ -282,10 +258,14 @@ def prepare(request: TuneRequest) -> Fitting:
         wanted = composed.config.hardware.option
         raise ConfigError(Problem("hardware", wanted, why, Fix("plan_only=true")))
     axes = axes_for(baseline.choices, composed.overrides, baseline.device, request.numerics)
-    composed = pinned(composed, baseline)
+    composed = _without_recipe(composed, baseline)
     axes = [spelt_out(axis, baseline.config, composed, own) for axis in axes]
     if not composed.config.plan_only:
-        refuse_what_cannot_start(composed, baseline, launcher)
+        # Plan the first trial of any size, unless it is cached: a package may be missing.
+        first = trial_overrides(composed.overrides, cut_overrides(baseline), 0)
+        trial = compose(first, own, in_sweep=True)
+        planned = partial(plan_for, trial, launcher=launcher, refuse=False, trace=False)
+        plan_unless_answered(planned, launcher.place_of)
 
     def expected_step_s(plan: Plan) -> float | None:
         found = forecast_time(plan)
@@ -296,7 +276,7 @@ def prepare(request: TuneRequest) -> Fitting:
     found = enumerate_candidates(baseline, composed, axes, own, expected_step_s, count)
     line.close()
     print_once(describe_candidates(found, baseline, request.numerics))
-    refuse_what_leaves_no_choice(found, composed)
+    _check_choice(found, composed)
     points = [candidate.point for candidate in found.found]
     search = Search(points, request.objective, request.budget, found.first)
     which = [text for text in composed.overrides if not text.startswith("hydra")]
@@ -306,82 +286,73 @@ def prepare(request: TuneRequest) -> Fitting:
     return Fitting(request, composed.overrides, found, search, baseline, paths, option)
 
 
-def refuse_what_leaves_no_choice(found: Candidates, composed: Composed) -> None:
-    """Raise ConfigError without two candidates: trials would tell what a run does."""
+def _check_choice(found: Candidates, composed: Composed) -> None:
+    """Raise ConfigError without two candidates, as a run gives the same result."""
     rules = ", ".join(sorted(found.refused))
     if not found.found:
-        why = "nothing that could be tried fits into memory"
+        why = "no candidate fits into memory"
         if not found.too_large:
-            why = f"rules refuse all that could be tried: {rules}"
+            why = f"rules reject all candidates: {rules}"
         fix = Fix(remark=f"eke plan --why {' '.join(composed.overrides)}")
         raise ConfigError(Problem("eke fit", "", why, fix))
     if len(found.found) > 1 or found.first is None:
         return
-    reasons = ["groups that were set stay as they are"]
-    reasons += [f"rules refuse the rest: {rules}"] if found.refused else []
-    reasons += ["larger ones cannot fit"] if found.too_large else []
-    why = f"there is nothing to choose from but your configuration ({'; '.join(reasons)})"
+    reasons = ["groups that were set are kept"]
+    reasons += [f"rules reject the rest: {rules}"] if found.refused else []
+    reasons += ["larger configurations cannot fit"] if found.too_large else []
+    why = f"your configuration is the only candidate ({'; '.join(reasons)})"
     again = shlex.join([*program().split(), *composed.overrides])
     fix = Fix(remark=f"{again}   (or leave a group open)")
     raise ConfigError(Problem("eke fit", "", why, fix))
 
 
-def pinned(composed: Composed, baseline: Plan) -> Composed:
-    """The overrides without an adaptive recipe, which would decide anew for each candidate."""
+def _without_recipe(composed: Composed, baseline: Plan) -> Composed:
+    """Replace an adaptive recipe, which would decide for each candidate, by its decisions."""
     if composed.choices.get("recipe") not in RECIPES:
         return composed
     every = chosen_overrides(baseline, composed.config_dir)
-    chosen = [text for text in every if group_of(text) != "batch"]  # which the search chooses
+    chosen = [text for text in every if group_of(text) != "batch"]  # the search chooses it
     typed = [text for text in composed.overrides if not text.startswith("recipe=")]
     return compose([*typed, *chosen], composed.config_dir, in_sweep=True)
 
 
-def refuse_what_is_no_start(request: TuneRequest) -> None:
-    """Raise ConfigError for anything but the overrides of one configuration."""
+def _check_request(request: TuneRequest) -> None:
+    """Raise ConfigError unless the arguments are overrides of one configuration."""
     arguments = request.arguments
     one = "and a search starts from one configuration"
     problems = []
     if arguments.multirun:
-        without = [word for word in request.command if word not in ("-m", "--multirun")]
-        fix = Fix(remark=shlex.join(["eke", "fit", *without]))
-        problems.append(Problem("-m", "", f"spans a sweep, {one}", fix))
+        single = [word for word in request.command if word not in ("-m", "--multirun")]
+        fix = Fix(remark=shlex.join(["eke", "fit", *single]))
+        problems.append(Problem("-m", "", f"starts a sweep, {one}", fix))
     if arguments.hydra_flags:
         flag, *values = arguments.hydra_flags
         question = shlex.join([*arguments.hydra_flags, *arguments.overrides])
-        why = "is a question about one configuration, and a search has many"
+        why = "shows one configuration, but a search has many"
         problems.append(Problem(flag, " ".join(values), why, Fix(remark=f"{program()} {question}")))
     for text in arguments.overrides:
         key, _, value = text.lstrip("+").partition("=")
         if (key == "sweep" and value != "none") or key.startswith("sweep."):
-            why = f"is about a set of runs, {one}"
+            why = f"is for a set of runs, {one}"
             problems.append(Problem(key, value, why, Fix("-m", *arguments.overrides)))
     if problems:
         raise ConfigError(problems)
 
 
-def refuse_what_cannot_start(composed: Composed, baseline: Plan, launcher: Launcher) -> None:
-    """Raise what would stop the first trial, unless it is cached: a missing package."""
-    first = trial_overrides(composed.overrides, cut_overrides(baseline), 0)
-    trial = compose(first, composed.config_dir, in_sweep=True)
-    # Of any size: an equivalent configuration may fit.
-    planned = partial(plan_for, trial, launcher=launcher, refuse=False, trace=False)
-    plan_unless_answered(planned, launcher.place_of)
-
-
-def refuse_what_is_searched(composed: Composed) -> None:
-    """Raise ConfigError for keys of runs or sweeps, which have no meaning for a search."""
-    config = composed.config
-    why = "is about one run; trials are answered from their records"
-    wait = "has to wait: each trial is chosen by what those before it found"
+def _check_keys(composed: Composed) -> None:
+    """Raise ConfigError for keys of runs or sweeps that have no meaning for a search."""
+    why = "is for one run, and finished trials are not repeated"
+    wait = "has no effect on a search: each trial depends on earlier results"
     reasons = dict.fromkeys(("rerun", "repeat", "ignore_forecast"), why) | {"launcher.detach": wait}
     for key, why in reasons.items():
-        if wanted := operator.attrgetter(key)(config):
-            usual = type(wanted)()  # False of a switch, 0 of a number
-            raise ConfigError(Problem(key, str(wanted).lower(), why, Fix(f"{key}={usual}".lower())))
+        if wanted := operator.attrgetter(key)(composed.config):
+            default = type(wanted)()  # False or 0
+            fix = Fix(f"{key}={default}".lower())
+            raise ConfigError(Problem(key, str(wanted).lower(), why, fix))
 
 
 def fit(request: TuneRequest) -> int:
-    """Search, and write what was found; returns the exit code."""
+    """Search, write the result, and return the exit code."""
     try:
         fitting = prepare(request)
         if fitting.baseline.config.plan_only:

@@ -1,4 +1,4 @@
-"""`eke evaluate`: metrics of a finished run's model, on its evaluation samples or on other data."""
+"""`eke evaluate`: metrics of a finished run's model on its evaluation samples or other data."""
 
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from eke.data.preparation.untrusted import reading
 from eke.plan.planner import Plan, read_plan
 from eke.plan.planner.samples import ROW_NUMBERS
 from eke.plan.record import Record, metrics
-from eke.workflows.export import checked_model, find_run, finished_record
+from eke.workflows.export import checked_model, find_run, finished_record, newest_parts
 from eke.workflows.generate import ByteTokens
 from eke.workflows.planning import plan_for
 
@@ -26,45 +26,38 @@ if TYPE_CHECKING:
 
     from eke.training.batches.batches import MicroBatch
 
-OF_THE_MODEL = ("model", "peft", "task", "seed")
-"""Groups that make the model: always the run's."""
-
 OF_THE_EVALUATION = ("data", "precision", "attention", "hardware", "dataloader")
-"""Groups that overrides may change. All others are about training: their defaults are taken."""
+"""Groups that overrides may change. Other groups have the run's value, or for training defaults."""
 
 EVAL_BATCH, LABELS = "batch.eval_per_device", "task.labels"
-"""May be overridden, too."""
+"""Further keys that overrides may change."""
 
 GENERATE, NEW_TOKENS = "evaluate.generate", "evaluate.max_new_tokens"
-"""Keys of an evaluation alone: answers are written and compared; the most tokens of one."""
+"""Keys of evaluations: whether to generate and compare answers, and maximum tokens of an answer."""
 
 MAX_NEW_TOKENS = 128
-
-ALL_SAMPLES = 10**7
-"""The largest `data.num_eval_samples`."""
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What was found."""
+    """Metrics of an evaluation."""
 
     run: str
     step: int
     num_samples: int
     metrics: dict[str, float]
-    """By name, without `eval/`."""
     classes: dict[str, Any]
-    """As in a record."""
+    """Metrics of each class, as in a record."""
 
 
 def evaluate_run(run: str, overrides: Sequence[str]) -> EvaluationResult:
-    """Evaluate the model of a finished run, given by its folder or id, on data to its last row.
+    """Evaluate the model of a finished run, given by its folder or id, on all rows of the data.
 
-    ConfigError if it has no model, or an override is not of `OF_THE_EVALUATION`; EkeError if the
-    model is damaged, or does not fit into memory.
+    Raises ConfigError if the run has no model, or an override is not of `OF_THE_EVALUATION`, and
+    EkeError if the model is damaged, or does not fit into memory.
     """
     paths = find_run(run, "evaluate", "")
-    record = finished_record(paths)
+    record = finished_record(paths, stopped=True)
     new_tokens, overrides = _generation(overrides)
     if new_tokens:  # each sample in its own row
         overrides = [*overrides, "data.packing=off"]
@@ -93,28 +86,31 @@ def evaluate_run(run: str, overrides: Sequence[str]) -> EvaluationResult:
             why = f"{plan.device.name} has no memory for {format_number(size, 'sample')} at a time"
             raise EkeError(f"{why}\n  -> {fix}") from error
     found = {key.removeprefix("eval/"): value for key, value in row.items()}
-    return EvaluationResult(run, record.model_step, plan.steps.num_eval_samples, found, classes)
+    parts = newest_parts(paths, record)
+    step = int(parts.name.partition("-")[2]) if parts else record.model_step
+    return EvaluationResult(run, step, plan.steps.num_eval_samples, found, classes)
 
 
 def _generation(overrides: Sequence[str]) -> tuple[int, list[str]]:
-    """Most tokens of a written answer, 0 where none is to be written; and the other overrides."""
+    """Return the maximum tokens of an answer, 0 without generation, and the other overrides."""
     own = {k: v for k, _, v in (w.partition("=") for w in overrides) if k in (GENERATE, NEW_TOKENS)}
     rest = [word for word in overrides if word.partition("=")[0] not in own]
     asked, most = own.get(GENERATE, "false"), own.get(NEW_TOKENS, str(MAX_NEW_TOKENS))
     if asked not in ("true", "false"):
-        raise ConfigError(Problem(GENERATE, asked, "is true or false", Fix(f"{GENERATE}=true")))
+        why = "must be true or false"
+        raise ConfigError(Problem(GENERATE, asked, why, Fix(f"{GENERATE}=true")))
     if not most.isdecimal() or not int(most):
         fix = Fix(f"{NEW_TOKENS}={MAX_NEW_TOKENS}")
-        raise ConfigError(Problem(NEW_TOKENS, most, "is a whole number from 1 on", fix))
+        raise ConfigError(Problem(NEW_TOKENS, most, "must be a positive integer", fix))
     return int(most) if asked == "true" else 0, rest
 
 
 def _check_answers(plan: Plan) -> None:
-    """Raise ConfigError unless answers can be written and compared."""
+    """Raise ConfigError unless answers can be generated and compared."""
     config = plan.config
     has_prompt = getattr(config.data, "prompt", None) or isinstance(config.data, Conversations)
     if not config.targets.is_generated or not has_prompt:
-        why = "compares answers to prompts, and the data has none"
+        why = "requires data with prompts and answers"
         fix = Fix("data.prompt=COLUMN", "data.response=COLUMN")
         raise ConfigError(Problem(GENERATE, "true", why, fix))
     if importlib.util.find_spec("torchmetrics") is None:
@@ -123,11 +119,11 @@ def _check_answers(plan: Plan) -> None:
 
 
 def evaluation_plan(plan: Plan, overrides: Sequence[str]) -> Plan:
-    """The plan of an evaluation of a run's model."""
+    """Return the plan of an evaluation of a run's model."""
     typed = {k.lstrip("+~"): v for k, _, v in (word.partition("=") for word in overrides)}
     allowed = (*OF_THE_EVALUATION, EVAL_BATCH, LABELS)
     if wrong := [key for key in typed if not {key, key.split(".")[0]} & {*allowed}]:
-        why = "has no effect on an evaluation, or would make another model"
+        why = "has no effect on an evaluation, or would change the model"
         fix = Fix(remark=f"overrides of {', '.join(allowed)}")
         raise ConfigError([Problem(key, typed[key], why, fix) for key in wrong])
     kept = [word for word in plan.overrides if _is_kept(word, typed)]
@@ -143,23 +139,23 @@ def evaluation_plan(plan: Plan, overrides: Sequence[str]) -> Plan:
 
 
 def _is_kept(word: str, typed: Mapping[str, str]) -> bool:
-    """Whether an override of the run holds for its evaluation."""
+    """Return whether an override of the run applies to its evaluation."""
     key = word.partition("=")[0].lstrip("+~")
     group = key.partition(".")[0]
     if group not in Config.__dataclass_fields__:
         return group not in ("sweep", "recipe")  # an experiment's file may choose the model
-    if group in OF_THE_MODEL:
+    if group in ("model", "peft", "task", "seed"):  # they determine the model
         return key not in typed
-    if group not in OF_THE_EVALUATION or group in ("hardware", "dataloader"):
+    if group not in ("data", "precision", "attention"):
         return False
-    # Another option of a group may have other keys; every one of data has these.
+    # Another option of a group may have other keys. Every option of data has these two.
     return key not in typed and (group not in typed or key in ("data.seq_len", "data.tokenizer"))
 
 
 def _whole(composed: Composed, typed: Mapping[str, str], names_data: bool) -> Composed:
-    """All rows are to be evaluated, and not a share of them."""
+    """Return the configuration that evaluates all rows."""
     data = composed.config.data
-    wanted: dict[str, Any] = {"num_eval_samples": ALL_SAMPLES}
+    wanted: dict[str, Any] = {"num_eval_samples": 10**7}  # the maximum
     if names_data and isinstance(data, LocalRows):
         wanted["eval_path"] = data.path
     elif names_data and isinstance(data, HubRows):
@@ -171,7 +167,7 @@ def _whole(composed: Composed, typed: Mapping[str, str], names_data: bool) -> Co
 
 
 def _build(plan: Plan, folder: Path, record: Record, trained: Plan) -> Any:
-    """What `measure` needs: the model with the run's weights, samples with its classes."""
+    """Return a job for `measure`, with the weights of the run and samples with its classes."""
     from eke.training.batches.batches import Transfer
     from eke.training.batches.dataset import build_data
     from eke.training.distributed.ranks import ALONE
@@ -184,7 +180,10 @@ def _build(plan: Plan, folder: Path, record: Record, trained: Plan) -> Any:
     model, report = build_checked(plan, device)
     with reading(folder):
         load_weights(model, folder)
-        known = _known_classes(folder, record)
+        known = list(record.classes.get("names", []))  # of an adapter
+        if (folder / "config.json").is_file():
+            found = read_json(folder / "config.json").get("id2label", {})
+            known = [str(found[number]) for number in sorted(found, key=int)]
     names, numbers = _classes(plan, known, trained)
     if names:
         config: Any = model.config
@@ -199,7 +198,7 @@ def _build(plan: Plan, folder: Path, record: Record, trained: Plan) -> Any:
 
 
 def _renumbered(batch: "MicroBatch", numbers: "Tensor") -> "MicroBatch":
-    """With the model's number of each class of the data, (classes,)."""
+    """Replace the data's class numbers by the model's, `numbers` [classes]."""
     if batch.labels.dim() == 1:
         return replace(batch, labels=numbers[batch.labels])
     labels = batch.labels.new_zeros(batch.labels.shape)  # a column for each class
@@ -207,16 +206,8 @@ def _renumbered(batch: "MicroBatch", numbers: "Tensor") -> "MicroBatch":
     return replace(batch, labels=labels)
 
 
-def _known_classes(folder: Path, record: Record) -> list[str]:
-    """Names of the model's classes, by number; of an adapter the record alone has them."""
-    if not (folder / "config.json").is_file():
-        return list(record.classes.get("names", []))
-    names = read_json(folder / "config.json").get("id2label", {})
-    return [str(names[number]) for number in sorted(names, key=int)]
-
-
 def _classes(plan: Plan, known: list[str], trained: Plan) -> tuple[list[str], "Tensor | None"]:
-    """Names of the model's classes, and its numbers of the data's."""
+    """Return the names of the model's classes, and their numbers for the data's classes."""
     import torch
 
     from eke.data.preparation.labels import matched
@@ -226,7 +217,7 @@ def _classes(plan: Plan, known: list[str], trained: Plan) -> tuple[list[str], "T
     others = [note.reason for note in trained.decisions if note.key.startswith(ROW_NUMBERS)]
     if others and column and not found:
         rows, mine = others[0].partition(": ")[2], ", ".join(known)
-        why = f"has numbers. In the run's rows 0, 1, ... were {rows}, in its model {mine}"
+        why = f"has numbers. 0, 1, ... were {rows} in the run's rows, {mine} in its model"
         fix = Fix(f"{LABELS}=[NAME,NAME]", remark="names of the numbers 0, 1, ... in these rows")
         raise ConfigError(Problem("data.label", column, why, fix))
     if not known or not found:
@@ -234,13 +225,13 @@ def _classes(plan: Plan, known: list[str], trained: Plan) -> tuple[list[str], "T
     numbers = matched(found, known)
     if unknown := [name for name in found if name not in numbers]:
         why = f"has classes that the model was not trained on: {', '.join(unknown)}"
-        fix = Fix("data.label=COLUMN", remark=f"the model knows {', '.join(known)}")
+        fix = Fix("data.label=COLUMN", remark=f"classes of the model: {', '.join(known)}")
         raise ConfigError(Problem("data.label", column, why, fix))
     return known, torch.tensor([numbers[name] for name in found])
 
 
 def _answers(job: Any, new_tokens: int) -> metrics.Row:
-    """Metrics of written answers."""
+    """Return the metrics of generated answers."""
     from eke.training.batches.dataset import load_plan_tokenizer
     from eke.training.loop.generation import generation_metrics
     from eke.training.model.save_model import stop_at_turns
@@ -255,7 +246,7 @@ def _answers(job: Any, new_tokens: int) -> metrics.Row:
 
 
 def render(found: EvaluationResult) -> str:
-    """The metrics, and those of each class, as text."""
+    """Render the metrics, and the metrics of each class, as text."""
     rows = [(f"  {name}", f"{value:.4f}") for name, value in found.metrics.items()]
     lines = [f"{found.run}, step {found.step}: {found.num_samples} samples", *align(rows)]
     if found.classes:

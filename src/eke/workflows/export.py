@@ -1,7 +1,7 @@
 """`eke export`: the model of a finished run as a folder for other libraries and for the hub.
 
-A run's folder may be another user's. Its files are data: they are copied if no other user can have
-put a link or a special file in their place, checked, and loaded from the copy.
+A run's folder may belong to another user. Its files are copied without links and special files,
+checked, and loaded from the copy.
 """
 
 import os
@@ -29,13 +29,13 @@ ADAPTER = "adapter_"
 
 
 def export(run: str, folder: str, merge: bool = False, push: str | None = None) -> str:
-    """Write the model of a finished run; returns what was written, with warnings, for people.
+    """Write the model of a finished run, and return a message with warnings.
 
     Args:
-        run: its folder, or its id.
-        folder: where to; new or empty, and left so on errors.
-        merge: put trained adapters into the weights of their base model.
-        push: name of a repository on the hub; a new one is private.
+        run: folder or id of the run.
+        folder: target, new or empty. Errors do not change it.
+        merge: merge trained adapters into the weights of their base model.
+        push: name of a repository on the hub. A new repository is private.
     """
     paths, target = find_run(run), user_path(folder).resolve()
     record = finished_record(paths)
@@ -43,12 +43,13 @@ def export(run: str, folder: str, merge: bool = False, push: str | None = None) 
     plan = _mergeable(paths) if merge and adapted else None
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         why = "is a folder with files" if target.is_dir() else "is a file"
-        raise ConfigError(Problem("DIR", folder, why, Fix(remark="another name, or an empty one")))
+        fix = Fix(remark="another name, or an empty folder")
+        raise ConfigError(Problem("DIR", folder, why, fix))
     send = _hub(push) if push else None
     try:
         card = render_card(record, merged=plan is not None)
         notes = [] if plan else _unmerged(record, adapted, merge)
-    except Exception as error:  # a record of others may hold any value
+    except Exception as error:  # another user's record may have any value
         raise EkeError(f"{paths.record}: does not describe a model ({error})") from error
     with _whole(target) as unfinished:
         copy_checked(paths.exported(record.model_step), unfinished)
@@ -62,33 +63,46 @@ def export(run: str, folder: str, merge: bool = False, push: str | None = None) 
 
 
 def _unmerged(record: Record, adapted: bool, merge: bool) -> list[str]:
-    """Warnings about an export as the run saved it."""
+    """Return warnings about an export without merging."""
     base = record.config.get("model", {}).get("name_or_path")
     if merge:
         return ["--merge has no effect: the run has no adapters"]
     if adapted and (base is None or Path(base).is_absolute()):
-        where = f"the folder {base}" if base else "random weights, which no file holds"
-        return [f"the adapter's base model is {where}: --merge gives a model that needs none"]
+        where = f"the folder {base}" if base else "random weights, which are not saved"
+        return [f"the adapter's base model is {where}. --merge exports a complete model"]
     return []
 
 
 def find_run(run: str, command: str = "export", rest: str = "DIR") -> RunPaths:
-    """The run of a folder, or of an id in the folder that runs are written to by default."""
+    """Return the run of a folder, or of an id in the default folder of runs."""
     places = [RunPaths(user_path(run)), RunPaths(user_path(Config().paths.runs) / run)]
     found = [paths for paths in places if paths.is_run]
     if SweepPaths(places[0].folder).sweep.exists():
         fix = Fix(remark=f"eke status {shlex.quote(run)} names its runs")
-        raise ConfigError(Problem("RUN", run, "is a sweep, and one run is meant", fix))
+        raise ConfigError(Problem("RUN", run, "is a sweep, not a run", fix))
     if not found:
         raise ConfigError(no_runs([user_path(run)], command, usual=f"runs/ID {rest}".strip()))
     return found[0]
 
 
-def finished_record(paths: RunPaths) -> Record:
-    """The record of a run that ended well and saved its last weights."""
+def newest_parts(paths: RunPaths, record: Record) -> Path | None:
+    """Return the newest checkpoint in parts of a run without an exported model, else None."""
+    if paths.exported(record.model_step).is_dir():
+        return None
+    folders = {path.parent for path in paths.checkpoints.glob("step-*/part-*")}
+    return max(folders, default=None)
+
+
+def finished_record(paths: RunPaths, stopped: bool = False) -> Record:
+    """Return the record of a successful run with saved weights, or raise ConfigError.
+
+    With `stopped`, also accept a run that ended with only a sharded checkpoint.
+    """
     record = read_record(paths)
+    if stopped and record and not is_locked(paths.lock) and newest_parts(paths, record):
+        return record
     again = f"{program()} with the run's overrides"
-    if record and is_own(paths.record):  # another user's command is not suggested
+    if record and is_own(paths.record):  # do not suggest another user's command
         again = shlex.join(record.command)
     if record is None or not Outcome[record.outcome].is_final:
         running = is_locked(paths.lock)
@@ -107,8 +121,16 @@ def finished_record(paths: RunPaths) -> Record:
 
 @contextmanager
 def checked_model(paths: RunPaths, record: Record) -> Iterator[Path]:
-    """Folder of the run's model: of another user a copy, since its files may change."""
+    """Yield the folder of the run's model, or a copy if another user can change it.
+
+    A sharded checkpoint is written to a temporary folder, at most 4 GB per file.
+    """
     saved = paths.exported(record.model_step)
+    if parts := newest_parts(paths, record):
+        with tempfile.TemporaryDirectory(prefix="eke-") as made:
+            _put_together(read_plan(paths), record, parts, Path(made))
+            yield Path(made)
+        return
     if is_own(paths.record):
         yield saved
         return
@@ -117,23 +139,42 @@ def checked_model(paths: RunPaths, record: Record) -> Iterator[Path]:
         yield Path(copy)
 
 
+def _put_together(plan: Plan, record: Record, parts: Path, folder: Path) -> None:
+    """Write the model of an intact checkpoint in parts."""
+    from eke.training.checkpoint import find_damage
+    from eke.training.loop.environment import quiet_libraries  # slow: torch
+
+    quiet_libraries(plan)
+    from eke.training.model.save_parts import save_model
+
+    if damage := find_damage(parts):
+        again = f"{shlex.join(record.command)}   (continues from the last intact checkpoint)"
+        raise EkeError(f"{parts}: {damage}\n  -> {again}")
+    try:
+        with reading(parts):
+            save_model(plan, parts, folder)
+    except OSError as error:
+        fix = "TMPDIR=FOLDER with space for the model"
+        raise EkeError(f"{folder}: {error.strerror or error}\n  -> {fix}") from error
+
+
 def _mergeable(paths: RunPaths) -> Plan:
-    """The plan of a run, if its base model is as it was."""
+    """Return the plan of a run whose base model is available and unchanged."""
     plan = read_plan(paths)
     if not isinstance(plan.config.model, PretrainedModel) and plan.device.kind != "cpu":
-        why = "has adapters over random weights that a GPU drew, which were not saved"
+        why = "has adapters for random weights of a GPU, which were not saved"
         fix = Fix(remark="model=pretrained, or peft=none")
         raise ConfigError(Problem("RUN", str(paths.folder), why, fix))
     if found := change_of(plan, MODEL):
-        why = f"the adapter's base model is not what it was ({found.partition(' -> ')[0]})"
-        fix = Fix(remark="put it back, or export without --merge: the adapter alone")
+        why = f"the adapter's base model has changed ({found.partition(' -> ')[0]})"
+        fix = Fix(remark="restore it, or export only the adapter without --merge")
         raise ConfigError(Problem("RUN", str(paths.folder), why, fix))
     return plan
 
 
 @contextmanager
 def _whole(target: Path) -> Iterator[Path]:
-    """A folder next to `target` whose files are moved there in the end; removed on errors."""
+    """Yield a temporary folder whose files are moved to `target` at the end."""
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     unfinished.mkdir()
@@ -149,7 +190,7 @@ def _whole(target: Path) -> Iterator[Path]:
 
 
 def copy_checked(source: Path, target: Path) -> None:
-    """Copy the files of a checkpoint's export that its list names; refuse what is damaged."""
+    """Copy the listed files of a checkpoint's export. Raise EkeError for damaged files."""
     try:
         listed = read_json(source.parent / CHECKPOINT_FILES).items()
         inside = f"{EXPORT}/"
@@ -160,7 +201,7 @@ def copy_checked(source: Path, target: Path) -> None:
     there = {path.relative_to(source).as_posix(): path for path in source.rglob("*")}
     for name in wanted:
         if name not in there:
-            raise EkeError(f"{source / name}: is missing, so the checkpoint is not whole")
+            raise EkeError(f"{source / name}: is missing, so the checkpoint is incomplete")
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         size, checksum = 0, 0
         with (
@@ -171,11 +212,11 @@ def copy_checked(source: Path, target: Path) -> None:
                 new.write(block)
                 size, checksum = size + len(block), zlib.crc32(block, checksum)
         if [size, checksum] != wanted[name]:
-            raise EkeError(f"{there[name]}: is damaged: it is not what the run wrote")
+            raise EkeError(f"{there[name]}: is damaged: the run wrote another content")
 
 
 def _merge(plan: Plan, folder: Path) -> list[str]:
-    """Replace an adapter in `folder` by the merged model; returns warnings."""
+    """Replace an adapter in `folder` by the merged model, and return warnings."""
     from eke.training.loop.environment import quiet_libraries  # slow: torch
 
     quiet_libraries(plan)
@@ -195,24 +236,24 @@ def _merge(plan: Plan, folder: Path) -> list[str]:
 
 
 def _hub(name: str) -> Callable[[Path], str]:
-    """What sends a folder to a repository, and returns its address; EkeError without access."""
+    """Return a function that uploads a folder and returns its URL, or raise EkeError."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # 2.4: lazy
 
-    def ask(what: Callable[[], Any], fix: str) -> Any:
+    def request(call: Callable[[], Any], fix: str) -> Any:
         try:
-            return what()
-        except Exception as error:  # OSError, ValueError, or one of its HTTP library
+            return call()
+        except Exception as error:  # OSError, ValueError, or an error of its HTTP library
             raise EkeError(f"--push {name}: {first_line(error)}\n  -> {fix}") from error
 
     api = HfApi()
-    ask(lambda: validate_repo_id(name), "--push OWNER/NAME")
-    ask(api.whoami, "hf auth login, and a connection")
+    request(lambda: validate_repo_id(name), "--push OWNER/NAME")
+    request(api.whoami, "hf auth login, and a connection")
 
     def send(folder: Path) -> str:
-        again = f"hf upload {shlex.quote(name)} {shlex.quote(str(folder))}   (the folder is whole)"
-        ask(lambda: api.create_repo(name, private=True, exist_ok=True), again)
-        found = ask(lambda: api.upload_folder(repo_id=name, folder_path=folder), again)
+        again = f"hf upload {shlex.quote(name)} {shlex.quote(str(folder))}   (it is complete)"
+        request(lambda: api.create_repo(name, private=True, exist_ok=True), again)
+        found = request(lambda: api.upload_folder(repo_id=name, folder_path=folder), again)
         return str(found.repo_url)
 
     return send

@@ -1,4 +1,4 @@
-"""`eke generate`: text that a trained model writes after a prompt, by transformers' `generate`."""
+"""`eke generate`: text of a trained model after a prompt, by transformers' `generate`."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,36 +14,33 @@ from eke.common.text import BYTE_VOCABULARY, EOS, NUM_SPECIAL_TOKENS
 from eke.data.preparation.untrusted import load, reading, render_apart
 from eke.workflows.export import ADAPTER, checked_model, find_run, finished_record
 
-GENERATIVE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-"""Ends of the names of transformers' classes that write text."""
-
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen."""
+    """Parameters that choose the next token."""
 
     max_new_tokens: int = 128
     temperature: float = 0.0
-    """0 takes the most probable token."""
+    """Temperature. 0: the most probable token."""
     top_p: float = 1.0
     seed: int = 0
 
 
 class ByteTokens:
-    """eke's tokens of bytes, with the part of a tokenizer that generation needs."""
+    """eke's byte tokens, with the tokenizer methods that generation needs."""
 
     chat_template = None
     eos_token_id = EOS
 
     def __call__(self, text: str, return_tensors: str) -> dict[str, Any]:
-        """Ids of a text, int64 of shape (1, bytes)."""
+        """Return the ids of a text, int64 [1, bytes]."""
         import torch
 
         ids = [byte + NUM_SPECIAL_TOKENS for byte in text.encode()]
         return {"input_ids": torch.tensor([ids], dtype=torch.int64)}
 
     def decode(self, ids: Any, skip_special_tokens: bool) -> str:
-        """Text of ids; special tokens are skipped, invalid UTF-8 is marked."""
+        """Return the text of ids without special tokens. Invalid UTF-8 is marked."""
         known = range(NUM_SPECIAL_TOKENS, BYTE_VOCABULARY)
         values = [int(i) - NUM_SPECIAL_TOKENS for i in ids if int(i) in known]
         return bytes(values).decode(errors="replace")
@@ -53,9 +50,9 @@ class TextWriter:
     """A trained model that continues prompts, or answers in a conversation.
 
     Args:
-        run: a run's folder or id, or a folder that `eke export` wrote.
-        sampling: how tokens are chosen.
-        raw: prompts are texts as they are, also where there is a chat template.
+        run: folder or id of a run, or a folder of `eke export`.
+        sampling: parameters that choose tokens.
+        raw: continue prompts without the chat template.
     """
 
     def __init__(self, run: str, sampling: Sampling, raw: bool = False) -> None:
@@ -67,25 +64,25 @@ class TextWriter:
         self.messages: list[dict[str, str]] = []
 
     def _find(self, run: str) -> tuple[Path, bool]:
-        """Folder of the model, and whether its tokens are bytes."""
+        """Return the folder of the model, and whether its tokens are bytes."""
         folder = user_path(run)
         if (folder / "config.json").is_file() or (folder / f"{ADAPTER}config.json").is_file():
             return folder, False
         paths = find_run(run, "generate", "PROMPT")
-        record = finished_record(paths)
+        record = finished_record(paths, stopped=True)
         if record.choices.get("task") not in ("causal_lm", "seq2seq_lm"):
             raise self._refuse(f"is a model for task={record.choices.get('task')}")
         saved = self._held.enter_context(checked_model(paths, record))
-        # A tokenizer of one's own is saved with the model; eke's bytes have no files.
+        # Other tokenizers are saved with the model.
         return saved, not any(saved.glob("tokenizer*"))
 
     def _refuse(self, why: str) -> ConfigError:
         fix = Fix(remark="eke export, and transformers' pipeline for its task")
-        return ConfigError(Problem("RUN", self.run, f"{why}, which writes no text", fix))
+        return ConfigError(Problem("RUN", self.run, f"{why}, which generates no text", fix))
 
     @cached_property
     def is_adapter(self) -> bool:
-        """Whether the folder holds an adapter alone."""
+        """Whether the folder has only an adapter."""
         return (self.folder / f"{ADAPTER}config.json").is_file()
 
     def _load(self, name: str, **more: Any) -> Any:
@@ -98,7 +95,7 @@ class TextWriter:
 
     @cached_property
     def model(self) -> Any:
-        """The model for generation: on the device at hand, or on all GPUs."""
+        """The model in evaluation mode, on one device or spread over all GPUs."""
         import torch
 
         spread = {"device_map": "auto"} if self._is_spread() else {}
@@ -110,28 +107,30 @@ class TextWriter:
                 content = read_json(self.folder / "config.json")
                 prefix, is_seq2seq = "Auto", content.get("is_encoder_decoder")
                 names = content.get("architectures") or [""]
-                if not names[0].endswith(GENERATIVE):
+                generative = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+                if not names[0].endswith(generative):
                     raise self._refuse(f"is a {names[0] or 'model without a class'}")
             kind = "ModelForSeq2SeqLM" if is_seq2seq else "ModelForCausalLM"
             found = self._load(f"{prefix}{kind}", dtype="auto", use_safetensors=True, **spread)
             if self.is_adapter and (self.folder / "generation_config.json").is_file():
-                found.generation_config = self._load("GenerationConfig")  # its own ends of turn
+                # It has the end-of-turn tokens of the adapter.
+                found.generation_config = self._load("GenerationConfig")
             if not spread:
                 found.to("cuda" if torch.cuda.is_available() else "cpu")
             return found.eval()
 
     def _is_spread(self) -> bool:
-        """Whether there are several GPUs and the first may have no room for the weights."""
+        """Return whether the weights may not fit on the first of several GPUs."""
         import torch
 
         if torch.cuda.device_count() < 2:
             return False
         size = sum(path.stat().st_size for path in self.folder.glob("*.safetensors"))
-        # The base model of an adapter has its files elsewhere.
+        # The base model of an adapter is in another folder.
         return self.is_adapter or size > torch.cuda.mem_get_info(0)[0]
 
     def answer(self, prompt: str) -> str:
-        """What the model writes after a prompt; in a conversation, after all that was said."""
+        """Return the model's text after a prompt, in a conversation after all messages."""
         with reading(self.folder):
             import torch
 
@@ -158,7 +157,7 @@ class TextWriter:
         return text
 
     def forget(self) -> None:
-        """Begin a new conversation."""
+        """Start a new conversation."""
         self.messages = []
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Plan one composed configuration for a device, and show its forecast, advice or all devices."""
+"""Plan one configuration for a device, and show its forecast, advice or all devices."""
 
 import json
 import os
@@ -55,38 +55,23 @@ if TYPE_CHECKING:
 Key = TypeVar("Key", int, str)
 SIZE = "batch.per_device"
 
-SWITCHED_OFF = {"WANDB_MODE": ("disabled",), "WANDB_DISABLED": ("1", "true", "yes", "on")}
-"""Variable -> its values that switch W&B off; transformers reads the older one, too."""
-
-PLANNING = Means()
-"""Budget of batch=auto if no run starts."""
-
 
 def plan_for(composed: Composed, planning: bool, **how: Any) -> Plan:
-    """As `_plan_for`; an unset batch.per_device is no larger than the samples, with a warning."""
+    """Plan as `_plan_for`. An unset batch.per_device is reduced if there are fewer samples."""
     try:
         return _plan_for(composed, planning, **how)
     except ConfigError as error:
-        size = _smaller_batch(composed, error)
-        if size is None:
+        # The error about the data proposes a smaller value. Problems of rules have an id.
+        words = [p.fix.words for p in error.problems if (p.key, p.id) == (SIZE, "")]
+        key, _, size = words[0][0].partition("=") if list(map(len, words)) == [1] else ("", "", "")
+        is_unset = composed.choices["batch"] == "fixed" and not is_set(composed, SIZE)
+        if key != SIZE or not is_unset:
             raise
-    batch = replace(composed.config.batch, per_device=size)
+    batch = replace(composed.config.batch, per_device=int(size))
     fewer = replace(composed, config=replace(composed.config, batch=batch))
     plan = _plan_for(fewer, planning, **how)
     few = f"{SIZE}={size}: only {plan.steps.num_train_samples} samples to train on"
     return replace(plan, warnings=(*plan.warnings, few))
-
-
-def _smaller_batch(composed: Composed, error: ConfigError) -> int | None:
-    """The batch.per_device that an error about the data proposes, where none is set."""
-    if composed.choices["batch"] != "fixed" or is_set(composed, SIZE):
-        return None
-    # Problems of rules have an id.
-    words = [p.fix.words for p in error.problems if (p.key, p.id) == (SIZE, "")]
-    if len(words) != 1 or len(words[0]) != 1:
-        return None
-    key, _, size = words[0][0].partition("=")
-    return int(size) if key == SIZE else None
 
 
 def _plan_for(
@@ -95,23 +80,26 @@ def _plan_for(
     launcher: "Launcher | None" = None,
     refuse: bool | None = None,
     trace: bool = True,
-    means: Means = PLANNING,
+    means: Means | None = None,
     target: tuple[Device, str, int] | None = None,
 ) -> Plan:
-    """Check and plan one configuration; ConfigError with every rule it breaks.
+    """Check and plan one configuration. Raise ConfigError with all broken rules.
 
     Args:
         composed: the requested configuration.
-        planning: nothing will be run.
-        launcher: starts the run; None for a single run on this machine.
-        refuse: reject what cannot fit into memory; None: only if it will run.
-        trace: spend seconds on a trace where formulas cannot tell whether there is room.
-        means: budget of batch=auto.
-        target: device, why it is that one, and number of machines; None: the launcher's.
+        planning: no run starts.
+        launcher: launcher of the run. None: a single run on this machine.
+        refuse: reject a run that cannot fit into memory. None: only if it starts.
+        trace: spend seconds on a trace if formulas cannot decide whether the run fits.
+        means: budget of batch=auto. None: no run starts.
+        target: device, reason for it, and number of nodes. None: the launcher's.
     """
-    device, reason, num_nodes = target or _target(composed.config, launcher)
-    needed = composed.config.distributed.processes_per_node
-    device, reason = _with_enough(device, reason, needed)
+    means = means or Means()
+    if target is None and launcher is not None:
+        target = launcher.target(composed.config)
+    elif target is None:
+        target = *choose_device(composed.config.hardware.option), machines_at_hand()
+    device, reason, num_nodes = _with_enough(*target, composed.config)
     config = resolve_attention(resolve_model(composed.config, composed.overrides, planning))
     attention = {"attention": config.attention.option}
     composed = replace(composed, choices={**composed.choices, **attention})
@@ -120,18 +108,16 @@ def _plan_for(
 
     def count(config: Config) -> int:
         refused, _ = check(Facts(config, device, planning, num_nodes), NOT_BY_SIZE)
-        return 0 if refused else plan_data(config, []).train  # what is refused is reported later
+        return 0 if refused else plan_data(config, []).train  # rejections are reported later
 
     config, first, _ = fine_tuned(resolve_tokenizer(config), composed, count)
     config, choices, chosen = adapted(composed, config, device, num_nodes)
-    # Once more, since a recipe may have chosen another optimizer.
-    config, again, remark = fine_tuned(config, composed, count)
+    config, again, remark = fine_tuned(config, composed, count)  # for the recipe's optimizer
     if off := switched_off_tracker(composed):
         config, choices = replace(config, tracker=Tracker("none")), {**choices, "tracker": "none"}
     usual = {decision.key: decision for decision in (*first, *again)}
     refuse = not planning if refuse is None else refuse
-    # The forecast shows it, in more detail; or the user knows.
-    lenient = not refuse or config.ignore_forecast
+    lenient = not refuse or config.ignore_forecast  # the forecast shows more details
     facts = Facts(config, device, planning, num_nodes, partial(is_set, composed))
 
     def plan_of(each: Permitted) -> Plan:
@@ -139,44 +125,43 @@ def _plan_for(
         return replace(made, config_dir=str(composed.config_dir or ""))
 
     allowed = _allowed(facts, lenient, plan_of)
-    plan, seen_to_fit = plan_of(allowed[0]), False
+    plan, has_fit = plan_of(allowed[0]), False
     if config.batch.per_device is None:
-        plan, seen_to_fit = choose_batch(plan, allowed, means, config.batch.target is not None)
+        plan, has_fit = choose_batch(plan, allowed, means, config.batch.target is not None)
     plan = _explained(plan, usual, chosen, *filter(None, (remark, off)))
     if config.train.resume is not None:
         plan = continued(plan, in_sweep=launcher is not None)
-    if means.in_pool:  # its turn comes when others have ended
+    if means.in_pool:  # it starts after others have ended
         plan = at_rest(plan)
-    return weighed(plan, trace) if refuse and not seen_to_fit else plan
+    return weighed(plan, trace) if refuse and not has_fit else plan
+
+
+def _with_enough(
+    device: Device, reason: str, num_nodes: int, config: Config
+) -> tuple[Device, str, int]:
+    """Return a declared GPU, whose number is unknown, as often as the run needs it."""
+    needed = config.distributed.processes_per_node
+    if not device.present and device.kind == "cuda" and needed > device.count:
+        device, reason = replace(device, count=needed), f"{needed} of them assumed; {reason}"
+    return device, reason, num_nodes
 
 
 def switched_off_tracker(composed: Composed) -> str:
-    """The warning that the environment has switched W&B off; empty if `tracker.mode` is set."""
+    """Return the warning that the environment disables W&B, "" if `tracker.mode` is set."""
     if composed.config.tracker.option != "wandb" or "tracker.mode" in composed.set_paths:
         return ""
-    for name, values in SWITCHED_OFF.items():
+    # transformers also reads the older variable.
+    disabling = {"WANDB_MODE": ("disabled",), "WANDB_DISABLED": ("1", "true", "yes", "on")}
+    for name, values in disabling.items():
         if (value := os.environ.get(name, "")).lower() in values:
-            return f"tracker=none, as {name}={value} asks for; tracker.mode=offline overrides it"
+            return f"tracker=none, due to {name}={value}. tracker.mode=offline overrides it"
     return ""
-
-
-def _target(config: Config, launcher: "Launcher | None") -> tuple[Device, str, int]:
-    if launcher is not None:
-        return launcher.target(config)
-    return *choose_device(config.hardware.option), machines_at_hand()
-
-
-def _with_enough(device: Device, reason: str, needed: int) -> tuple[Device, str]:
-    """A declared GPU as often as it is needed: its number is unknown, and the plan is of one."""
-    if device.present or device.kind != "cuda" or needed <= device.count:
-        return device, reason
-    return replace(device, count=needed), f"{needed} of them taken for granted; {reason}"
 
 
 def _explained(
     plan: Plan, usual: dict[str, Decision], chosen: Sequence[Decision], *remarks: str
 ) -> Plan:
-    """The plan with decisions of its recipe, what fine-tuning usually takes, and warnings."""
+    """Return the plan with decisions of its recipe, defaults of fine-tuning, and warnings."""
     about_device, *others = plan.decisions
     decisions = tuple(
         replace(each, reason=f"{usual.pop(each.key).reason}; {each.reason}")
@@ -189,7 +174,7 @@ def _explained(
 
 
 def _allowed(facts: Facts, lenient: bool, plan_of: Callable[[Permitted], Plan]) -> list[Permitted]:
-    """As `permitted`; if only its size is rejected, the error proposes a sufficient reduction."""
+    """Return the result of `permitted`. If only the size is rejected, propose a sufficient fix."""
     try:
         return permitted(facts, lenient)
     except ConfigError as error:
@@ -197,13 +182,13 @@ def _allowed(facts: Facts, lenient: bool, plan_of: Callable[[Permitted], Plan]) 
             raise
         try:
             smallest = plan_of(permitted(facts, lenient=True)[0])
-        except ConfigError:  # another problem exists too: report the rule's first
+        except ConfigError:  # there is another problem: report the rule's first
             raise error from None
         raise ConfigError([_with_room(each, smallest) for each in error.problems]) from None
 
 
 def _with_room(problem: Problem, plan: Plan) -> Problem:
-    """A rule's problem about a lower bound, with an override that suffices for the whole run."""
+    """Return a rule's problem about a lower bound with an override that suffices for the run."""
     advice = what_makes_room(plan, known_forecast(plan))
     if advice is None or check(Facts(advice.plan.config, plan.device, planning=True))[0]:
         return problem
@@ -214,7 +199,7 @@ def _with_room(problem: Problem, plan: Plan) -> Problem:
 
 
 def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Plan:
-    """The plan, with a warning where memory is short; raises ConfigError if it cannot fit."""
+    """Return the plan, with a warning if memory is tight. Raise ConfigError if it cannot fit."""
     found = found or known_forecast(plan)
     if trace and is_open(found):
         found = traced_forecast(plan)
@@ -223,17 +208,17 @@ def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Pl
 
 
 def means_of_a_run(config: Config) -> Means:
-    """Budget of a single run here; externally started processes each plan, and must agree."""
-    if ranks_are_started():
-        why = "processes that another launcher has started are not tried out"
+    """Return the budget of a single run on this machine."""
+    if ranks_are_started():  # each process plans, and all plans must be equal
+        why = "processes of another launcher are not probed"
         return Means(not_probed=why, keep=is_first())
     if config.distributed.num_nodes > 1:
-        return Means(trace=True, not_probed="it has several machines", keep=True)
+        return Means(trace=True, not_probed="it has several nodes", keep=True)
     return Means(trace=True, probe=probe_aloud, keep=True)
 
 
 def means_of_a_cell(config: Config, launcher: "Launcher") -> Means:
-    """Budget of a sweep's run, before the first one starts."""
+    """Return the budget of a sweep's run, before the first run starts."""
     if config.plan_only:
         return Means(in_pool=not launcher.not_probed)
     if launcher.not_probed:
@@ -242,16 +227,18 @@ def means_of_a_cell(config: Config, launcher: "Launcher") -> Means:
 
 
 def probe_aloud(plan: Plan, in_pool: bool = False) -> bool | None:
-    """Try a plan out on this machine, and say so; in a pool, if its devices are free."""
+    """Probe a plan on this machine and print the result. In a pool, its devices must be free."""
     from eke.launch.local import probe_in_pool
     from eke.launch.processes.running_run import probe  # a plan starts nothing
 
     size = plan.batch.per_device
     stop_tracing()
-    print_once(f"  probing batch.per_device={size}: two steps, to see whether they fit into memory")
+    print_once(
+        f"  probing batch.per_device={size}: two steps, to test whether they fit into memory"
+    )
     found = probe_in_pool(plan) if in_pool else probe(plan)
     if found.fits is None:
-        print_once(f"  the probe says nothing: {found.reason}")
+        print_once(f"  the probe has no result: {found.reason}")
     else:
         result = "fits" if found.fits else f"does not fit: {found.reason}"
         print_once(f"  batch.per_device={size} {result}")
@@ -261,7 +248,7 @@ def probe_aloud(plan: Plan, in_pool: bool = False) -> bool | None:
 def plan_text(
     plan: Plan, *, as_json_text: bool = False, why: bool = False, trace: bool = False
 ) -> str:
-    """All there is to say of a plan that is not to be run; arguments as of `workflows.main`."""
+    """Return a plan with its forecasts as text or JSON. Arguments as in `workflows.main`."""
     found = traced_forecast(plan) if trace else known_forecast(plan)
     time = forecast_time(plan)
     advice = composed_advice(plan, trace) if why else []
@@ -277,7 +264,7 @@ def plan_text(
 
 
 def composed_advice(plan: Plan, trace: bool = False) -> list[Advice]:
-    """Advice whose overrides compose with the given ones."""
+    """Return the advice whose overrides compose with the plan's own."""
     found = [each for each in advise(plan) if composes(plan.overrides, each.overrides)]
     if not trace:
         return found
@@ -292,7 +279,7 @@ def composed_advice(plan: Plan, trace: bool = False) -> list[Advice]:
 def open_forecasts(
     plans: Mapping[Key, Plan], progress: Callable[[int, int], None]
 ) -> dict[Key, Forecast]:
-    """Traced forecasts of the plans whose fit formulas cannot decide."""
+    """Return traced forecasts of the plans whose fit is unknown by formulas."""
     unsure = {key: plan for key, plan in plans.items() if is_open(known_forecast(plan))}
     if not unsure:
         return {}
@@ -301,7 +288,7 @@ def open_forecasts(
 
 
 def composes(typed: Sequence[str], more: Sequence[str]) -> bool:
-    """Whether overrides can replace, or follow, the given ones."""
+    """Return whether overrides can replace, or follow, the typed ones."""
     keys = {text.partition("=")[0] for text in more}
     kept = [text for text in typed if text.lstrip("+").partition("=")[0] not in keys]
     with suppress(ConfigError):
@@ -314,20 +301,20 @@ def refuse_why_of_many(arguments: Arguments, why: bool) -> None:
     """Raise ConfigError if `--why`, which is about one plan, is given for several."""
     if why and (arguments.multirun or ALL_DEVICES in arguments.overrides):
         many = "-m" if arguments.multirun else ALL_DEVICES
-        text = f"explains one configuration on one device, and {many} names several"
+        text = f"explains one configuration on one device, but {many} has several"
         raise ConfigError(Problem("--why", "", text, Fix(remark="--why with one of them")))
 
 
 def compare_on_all_devices(
     arguments: Arguments, *, as_json_text: bool = False, trace: bool = False
 ) -> str:
-    """One line for each device of the table."""
+    """Return one line per known device, or JSON."""
     typed = [text for text in arguments.overrides if text != ALL_DEVICES]
     if arguments.multirun:
-        why = "compares devices for one configuration, and -m has many"
+        why = "compares devices for one configuration, but -m has several"
         raise ConfigError(Problem("hardware", "all", why, Fix("hardware=h100")))
     if "plan_only=true" not in typed:
-        why = "compares the known devices, which is planning, and nothing can run on all of them"
+        why = "compares the known devices, which requires plan_only=true"
         fix = Fix("plan_only=true", remark="or hardware=auto")
         raise ConfigError(Problem("hardware", "all", why, fix))
     composed = compose(typed, arguments.config_dir)

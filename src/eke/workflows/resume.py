@@ -1,7 +1,7 @@
 """Continue a named run with other ranks: `train.resume=RUN` (a folder, or an id in `runs`).
 
-The run keeps its folder and its id. Only the cut of a step's samples may change: `distributed.*`
-and `batch.*`, with the same samples per step.
+The run keeps its folder and id. Only the distribution of a step's samples may change:
+`distributed.*` and `batch.*`, with the same samples per step.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,21 +23,14 @@ from eke.rules.distributed import why_not_elastic
 from eke.workflows.export import find_run
 
 _KEY = "train.resume"
-_CUT = ("distributed", "batch")
-"""Groups that say how the samples of a step are cut, not which they are."""
 
 
 def reopened(arguments: Arguments) -> Arguments:
-    """Return the command with the overrides of the run that it names, or as it is.
-
-    Raises:
-        ConfigError: there is no such run.
-        RunError: its plan cannot be read.
-    """
+    """Add the overrides of the run that the command names. Raise EkeError if it is unreadable."""
     typed = {_key_of(text): text for text in arguments.overrides}
     try:
         named = parse(typed[_KEY]).value()
-    except Exception:  # Hydra's and ANTLR's: all of the command is checked later
+    except Exception:  # of Hydra and ANTLR: the entire command is checked later
         return arguments
     if not isinstance(named, str | int):  # an id may have digits only
         return arguments
@@ -62,14 +55,15 @@ def _key_of(override: str) -> str:
 
 
 def continued(plan: Plan, in_sweep: bool = False) -> Plan:
-    """Return the plan under the id and in the folder of the run that it names.
+    """Return the plan with the id and folder of the run that it names.
 
-    Raises ConfigError: the run cannot go on under this plan; each key that differs is a problem.
+    Raises ConfigError if the run cannot continue with this plan, with one problem for each
+    different key.
     """
     named = plan.config.train.resume
     assert named is not None, "a run is named"
     if in_sweep:
-        why = "is for a run that this command starts itself, not for a launcher or a sweep"
+        why = "is for a single run, not for a launcher or a sweep"
         raise ConfigError(Problem(_KEY, named, why, Fix(f"{_KEY}=null")))
     paths = _find(named)
     before = read_plan(paths)
@@ -80,11 +74,11 @@ def continued(plan: Plan, in_sweep: bool = False) -> Plan:
     old, new = (meaningful(make_converter().unstructure(p.config)) for p in (before, plan))
     problems = [*_other_values(old, new), *_other_batch(before, plan)]
     if plan.config.rerun:
-        why = f"starts a run again, and {_KEY} goes on with one"
+        why = f"conflicts with {_KEY}, which continues a run"
         problems.append(Problem("rerun", "true", why, Fix("rerun=false")))
     first = next(iter(read_attempts(paths)), {}).get("cut")
     if not problems and _as_begun(plan, first or cut_of(before)).run_id != before.run_id:
-        why = "was started with other data, another kind of device or other mathematics of eke"
+        why = "was started with other data, another kind of device or a numerically different eke"
         fix = Fix(f"{_KEY}=null", remark="starts another run")
         problems.append(Problem(_KEY, named, why, fix))
     if problems:
@@ -108,13 +102,13 @@ def _find(named: str) -> RunPaths:
 
 
 def _other_values(before: Any, now: Any, key: str = "") -> Iterator[Problem]:
-    """One problem for each key, except those of the cut, that has another value."""
+    """Yield one problem for each different key outside of `distributed` and `batch`."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for name in sorted({*before, *now} - {*_CUT}):
+        for name in sorted({*before, *now} - {"distributed", "batch"}):
             path = f"{key}.{name}".lstrip(".")
             yield from _other_values(before.get(name), now.get(name), path)
     elif before != now:
-        why = "the run that goes on has another value: only distributed.* and batch.* may change"
+        why = "differs from the resumed run. Only distributed.* and batch.* may change"
         yield Problem(key, format_value(now), why, Fix(override(key, before)))
 
 
@@ -122,7 +116,7 @@ def _other_batch(before: Plan, plan: Plan) -> list[Problem]:
     wanted, found = before.batch.samples_per_step, plan.batch.samples_per_step
     if wanted == found:
         return []
-    why = f"makes {found} samples per step, and the run that goes on has {wanted}"
+    why = f"gives {found} samples per step, but the resumed run has {wanted}"
     asked = plan.batch.world_size * plan.batch.devices
     count = max(number for number in range(1, asked + 1) if wanted % number == 0)
     each = wanted // count
@@ -138,9 +132,9 @@ def _other_batch(before: Plan, plan: Plan) -> list[Problem]:
 
 
 def _as_begun(plan: Plan, cut: Mapping[str, Any]) -> Plan:
-    """The plan that the run had when it began, by today's code: its id tells whether it is that."""
+    """Return the plan with the `distributed` and `batch` of the run's first attempt."""
     plain = make_converter().unstructure(plan.config)
-    for group, values in cut.items():  # keys that are no part of an id are as they are now
+    for group, values in cut.items():  # keys outside of an id keep their present value
         kept = {key: plain[group][key] for key in PRESENTATION_KEYS.get(group, ())}
         plain[group] = values | kept
     config = make_converter().structure(plain, Config)

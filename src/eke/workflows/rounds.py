@@ -1,4 +1,4 @@
-"""Rounds of `sweep.repeats=auto`: which runs are next, what is decided, and what is still open."""
+"""Rounds of `sweep.repeats=auto`: next runs, decisions and open configurations."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,13 +41,9 @@ from eke.results.report.compare.until_decided import (
 )
 from eke.workflows import print_once
 
-EXPECTED = 5
-"""Repeats that `plan_only=true` expects: the mean of twelve configurations with differences of 0 to
-30 % at 2 % noise (benchmarks/report_power_auto.py)."""
-
 
 def is_about_loss(runs: Sequence[Composed]) -> bool:
-    """Return whether keys of class *learning* differ, and none that may change the speed."""
+    """Return whether keys of class *learning* differ, and no key that may change the speed."""
     plain = [make_converter().unstructure(each.config) for each in runs]
     found = [settings_of(c, each.choices) for c, each in zip(plain, runs, strict=True)]
     keys = Settings(found, [each.overrides for each in runs]).differing()
@@ -56,18 +52,18 @@ def is_about_loss(runs: Sequence[Composed]) -> bool:
 
 
 def find_problems(runs: Sequence[Composed], settings: Sweep) -> list[Problem]:
-    """Return why the results of these runs, a first round, cannot decide their repeats."""
+    """Return the reasons that results of these runs, a first round, cannot decide the repeats."""
     if not settings.is_auto:
         return []
     if len({key_of(each.overrides) for each in runs}) < 2:
-        why = "there is one configuration, and nothing to compare it with"
+        why = "compares configurations, and this sweep has one"
         fix = Fix(f"sweep.repeats={MIN_REPEATS}")
         return [Problem("sweep.repeats", settings.repeats, why, fix)]
     if is_about_loss(runs):
-        why = "only the loss can differ here, and repeats with one seed have one loss"
+        why = "only the loss can differ, and repeats with one seed have one loss"
         problem = Problem("sweep.seeds", "same", why, Fix("sweep.seeds=per_repeat"))
         return [problem] if settings.seeds is Seeds.same else []
-    why, launcher = "runs that share a device have no speed to compare", runs[0].config.launcher
+    why, launcher = "runs that share a device have no comparable speed", runs[0].config.launcher
     several = {key: getattr(launcher, key) for key in ("cpu_slots", "runs_per_device")}
     return [
         Problem(f"launcher.{key}", str(number), why, Fix(f"launcher.{key}=1"))
@@ -76,14 +72,17 @@ def find_problems(runs: Sequence[Composed], settings: Sweep) -> list[Problem]:
 
 
 def planned_repeats(settings: Sweep) -> dict[str, int]:
-    """Return the least, expected and largest number of repeats; empty if it is fixed."""
+    """Return the smallest, expected and largest number of repeats, {} if it is fixed."""
+    if not settings.is_auto:
+        return {}
+    # 5 is the mean of twelve configurations with differences of 0 to 30 % at 2 % noise
+    # (benchmarks/report_power_auto.py).
     most = settings.max_repeats
-    numbers = {"least": MIN_REPEATS, "expected": min(EXPECTED, most), "most": most}
-    return numbers if settings.is_auto else {}
+    return {"least": MIN_REPEATS, "expected": min(5, most), "most": most}
 
 
 def planned_lines(settings: Sweep, times: Sequence[StepTime | Unknown], kind: str) -> list[str]:
-    """Return runs and device-hours of `planned_repeats`; `times` are those of one round."""
+    """Return the runs and device-hours of `planned_repeats` from the step times of one round."""
     known, lines = [each for each in times if isinstance(each, StepTime)], []
     for name, n in planned_repeats(settings).items():
         hours = f"; {sum_line(known * n, kind).partition(' for ')[0]}" if known else ""
@@ -92,27 +91,28 @@ def planned_lines(settings: Sweep, times: Sequence[StepTime | Unknown], kind: st
 
 
 class Rounds:
-    """Runs of a sweep, one round after another; `file` gets those of the rounds that begin."""
+    """Runs of a sweep, one round after another. Each round that starts is added to `file`."""
 
     def __init__(
         self, file: SweepFile, cells: Sequence[Cell], jobs: Sequence[Job], settings: Sweep
     ) -> None:
         self._file, self._cells, self._settings = file, cells, settings
         self._rule = Rule(settings.max_repeats, settings.resolve)
-        # Equal configurations are one, and which of them is its first may differ by round.
+        # Equal configurations share a key. The first of them may differ between rounds.
         self._keys = {job: min(key_of(cells[n].overrides) for n in job.cells) for job in jobs}
         self.jobs: list[Job] = []
         """Runs of the rounds so far, in order."""
         self.is_over = False
         """Whether there is no further round."""
         self._rows: dict[Key, Decision] = {}
-        """All but baselines."""
+        """Decisions about configurations other than baselines."""
         self._looked, self._ended_by = 0, list[str]()
-        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # no, or no sweep
+        # The file may be missing or damaged.
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             self._read(read_json(file.paths.sweep)["repeats"])
 
     def _read(self, before: Mapping[str, Any]) -> None:
-        """Take over what an earlier command decided."""
+        """Restore the decisions of an earlier command."""
         rows = dict(map(decision_of, before["rows"]))
         most, self._looked = int(before["max_repeats"]), int(before["rounds"])
         if most < self._rule.max_repeats:
@@ -121,7 +121,7 @@ class Rounds:
         self._rows = rows
         if most != self._rule.max_repeats:
             was, now = (f"{100 * Rule(n).level:.2g} %" for n in (most, self._rule.max_repeats))
-            text = f"further looks are at {now} instead of {was}; decisions stay"
+            text = f"further tests have the level {now} instead of {was}. Decisions are kept"
             print_once(f"  sweep.max_repeats was {most}: {text}")
 
     def __iter__(self) -> Iterator[list[Job]]:
@@ -129,7 +129,8 @@ class Rounds:
             jobs = [job for job in self._keys if job.plan.config.repeat == number]
             jobs = [job for job in jobs if self._is_due(self._keys[job], number)]
             if number:  # the first round is whole
-                others = {self._keys[job] for job in jobs} - self._baselines
+                baselines = {row.baseline for row in self._rows.values()}
+                others = {self._keys[job] for job in jobs} - baselines
                 if not others or self._costs_too_much(jobs):
                     break
                 for job in jobs:
@@ -141,12 +142,8 @@ class Rounds:
             self._look(jobs, number + 1)
         self.is_over = True
 
-    @property
-    def _baselines(self) -> set[Key]:
-        return {row.baseline for row in self._rows.values()}
-
     def _is_due(self, key: Key, number: int) -> bool:
-        """Whether a configuration runs in this round; a baseline does while a row of it does."""
+        """Return whether a configuration, or for a baseline one of its rows, runs in this round."""
         row = self._rows.get(key)
         base = self._rows.get(row.baseline) if row else None
         if any(each.stopped <= number for each in (row, base) if each and each.stopped):
@@ -155,9 +152,9 @@ class Rounds:
         return not rows or any(self._is_due(each, number) for each in rows)
 
     def _look(self, jobs: Sequence[Job], rounds: int) -> None:
-        """Stop what failed, and decide what can be decided after so many rounds."""
+        """Stop failed configurations, and decide others after this number of rounds."""
         anew = {self._keys[job] for job in jobs if not job.reused}
-        if rounds <= self._looked:  # decisions about runs that have been replaced
+        if rounds <= self._looked:  # remove decisions about replaced runs
             for key in [k for k, row in self._rows.items() if anew & {k, row.baseline}]:
                 del self._rows[key]
         for job in jobs:
@@ -172,48 +169,49 @@ class Rounds:
         self._file.note_rounds({**rule, "rounds": self._looked, "rows": rows})
 
     def _decide(self, rounds: int) -> None:
-        """Look at all configurations as the report does: in families with one baseline each."""
-        keys = {self._entry(job): self._keys[job] for job in self.jobs}
+        """Test all configurations in families with one baseline each, as the report does."""
+        keys: dict[Entry, Key] = {}
+        for job in self.jobs:
+            cell, how = self._file.cells[job.number], job.outcome.name if job.outcome else NOT_RUN
+            rows = (cell.row,) if cell.row else ()
+            keys[Entry(cell.overrides, how, "", rows, "", job.record)] = self._keys[job]
         stopped = {key: row for key, row in self._rows.items() if row.stopped is not None}
         self._rows = {self._keys[job]: Decision(name=_name(job)) for job in self.jobs} | stopped
         families = find_families([*keys])
-        # Of a cluster with several kinds of nodes, the kind with most of the runs.
+        # A cluster may have several kinds of nodes. Use the kind with most runs.
         kinds = Counter(f.baseline.machine for f in families for v in f.members for _ in v.records)
         main = kinds.most_common(1)[0][0] if kinds else ""
         for family in (each for each in families if each.baseline.machine == main):
             own = {v: min(keys[each] for each in v.entries) for v in family.members}
             base = own[family.baseline]
             measure = next((m for m in family.measures if family.baseline.sample(m)), "")
-            names = {key: f"{v.label}{f' of {v.work}' if v.work else ''}" for v, key in own.items()}
             samples = {key: v.sample(measure) for v, key in own.items()}
             found = decide(samples, base, self._rule, stopped)
             if not found:  # a group of one is not compared
                 found = {base: Decision(State.failed)}
             elif base not in stopped:
                 del self._rows[base]
-            for key in found.keys() - stopped:
-                over = None if found[key].state is State.open else rounds
-                row = replace(found[key], name=names[key], baseline=base, stopped=over)
-                self._rows[key] = row
-
-    def _entry(self, job: Job) -> Entry:
-        cell = self._file.cells[job.number]
-        rows, outcome = (cell.row,) if cell.row else (), job.outcome
-        return Entry(cell.overrides, outcome.name if outcome else NOT_RUN, "", rows, "", job.record)
+            for variant, key in own.items():
+                if key in found and key not in stopped:
+                    name = f"{variant.label}{f' of {variant.work}' if variant.work else ''}"
+                    over = None if found[key].state is State.open else rounds
+                    self._rows[key] = replace(found[key], name=name, baseline=base, stopped=over)
 
     def _costs_too_much(self, jobs: Sequence[Job]) -> bool:
-        """Whether this round would exceed `sweep.budget`, if its runs last as those before."""
+        """Return whether this round would exceed `sweep.budget` at the mean time of a run."""
         budget, spent = self._settings.budget, sum(_seconds(job, True) for job in self.jobs) / 3600
         if budget is None or spent * (1 + len(jobs) / len(self.jobs)) <= budget:
             return False
-        self._ended_by = [f"sweep.budget={budget:g} leaves no time for another round"]
+        self._ended_by = [f"sweep.budget={budget:g} is too small for another round"]
         return True
 
     def show_outcome(self, code: int) -> int:
-        """Print what is decided and open; returns the sweep's exit code, `code` if it is over."""
-        rows = {key: row for key, row in self._rows.items() if key not in self._baselines}
+        """Print decisions and open configurations. Return `code` if the sweep has ended."""
+        code = code if self.is_over else EXIT_RESUMABLE
+        baselines = {row.baseline for row in self._rows.values()}
+        rows = {key: row for key, row in self._rows.items() if key not in baselines}
         if not rows:
-            return code if self.is_over else EXIT_RESUMABLE
+            return code
         decided = sum(row.state.is_decided for row in rows.values())
         number, runs, most = len({*self._keys.values()}), len(self.jobs), self._rule.max_repeats
         took = sum(map(_seconds, self.jobs))
@@ -227,10 +225,10 @@ class Rounds:
         for name, found in (("Open", left), ("Failed", failed), ("Ended", self._ended_by)):
             if found:
                 print_once(f"  {name}: {'; '.join(found)}.")
-        return code if self.is_over else EXIT_RESUMABLE
+        return code
 
     def _open(self, key: Key, row: Decision) -> str:
-        """Return an open configuration with its interval, and what would decide it."""
+        """Return an open configuration with its interval, and the repeats that would decide it."""
         if row.value is None or row.low is None or row.high is None:
             return f"{row.name}: too few measured repeats"
         value, low, high = (100 * (each - 1) for each in (row.value, row.low, row.high))
@@ -245,12 +243,12 @@ class Rounds:
 
 
 def _name(job: Job) -> str:
-    """Overrides of a run that differ in its sweep, without seed and repeat."""
+    """Return the overrides of a run that differ in its sweep, without seed and repeat."""
     return " ".join(key_of(job.label.split()))
 
 
 def _seconds(job: Job, of_devices: bool = False) -> float:
-    """Seconds of a run by its record, or the sum over its devices."""
+    """Return the seconds of a run by its record, or the sum over its devices."""
     times = job.record.timing if job.record else None
     parts = (times.startup_s, times.train_s, times.eval_s, times.checkpoint_s) if times else ()
     whole = sum(each or 0.0 for each in parts)

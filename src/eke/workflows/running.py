@@ -24,21 +24,19 @@ from eke.workflows import print_once
 from eke.workflows.auto_batch import Means
 from eke.workflows.planning import means_of_a_run, plan_for
 
-FOR_STARTING = FOR_WRITING | {DOES_NOT_FIT}
-"""Rules about the machine as it is now: free disk space, and free memory on shared devices."""
-
 
 def plan_unless_answered(planned: Callable[[bool], Plan], where: Callable[[Plan], Place]) -> Plan:
-    """The plan of a run that is to start, or that could not start now and its record answers."""
+    """Return the plan of a run that can start now, or that has a final record."""
     try:
         return planned(False)
     except ConfigError as error:
-        if not {problem.id for problem in error.problems} <= FOR_STARTING:
+        # Rules about the present state: free disk space, and free memory of shared devices.
+        if not {problem.id for problem in error.problems} <= FOR_WRITING | {DOES_NOT_FIT}:
             raise
         try:
             plan = planned(True)
             answered = where(plan).record is not None
-        except OSError:  # a folder with such a name, or behind such rights, cannot be read either
+        except OSError:  # the folder's name or permissions are invalid
             raise error from None
         if not answered:
             raise
@@ -46,7 +44,7 @@ def plan_unless_answered(planned: Callable[[bool], Plan], where: Callable[[Plan]
 
 
 def run_composed(composed: Composed) -> int:
-    """Run on this machine, or as one of several tasks; returns the exit code, or ConfigError."""
+    """Run on this machine, or as one of several tasks, and return the exit code."""
     task = this_task()
     check_started_tasks("a run", composed.config.ranks.num_nodes)
     means = means_of_a_run(composed.config)
@@ -55,7 +53,7 @@ def run_composed(composed: Composed) -> int:
         return run_planned(plan_unless_answered(planned, find_place))
     invitation = user_path(composed.config.paths.runs) / f".nodes-{task.step}.json"
     if task.node:
-        for listened in STOP_SIGNALS:  # the first machine asks its processes, and all agree
+        for listened in STOP_SIGNALS:  # the first node stops all processes together
             signal.signal(listened, lambda *_: None)
         follow(invitation, task, composed.config.ranks.timeout_s)
         return EXIT_OK
@@ -64,7 +62,7 @@ def run_composed(composed: Composed) -> int:
 
 
 def run_planned(plan: Plan, head: Head | None = None) -> int:
-    """Run a plan, or answer from its record; returns the exit code."""
+    """Run a plan, or print its final record, and return the exit code."""
     check_started_ranks(plan.ranks.option, plan.batch.world_size)
     place = find_place(plan)
     if place.record is not None:
@@ -85,9 +83,10 @@ def run_planned(plan: Plan, head: Head | None = None) -> int:
 
 
 def run_for_hydra(overrides: tuple[str, ...], config_dir: Path | None) -> float | None:
-    """One job of a sweep that Hydra runs: its objective is the loss at the end.
+    """Run one job of Hydra's sweep, and return its objective, the final evaluation loss.
 
-    RunError if it did not end well; KeyboardInterrupt, which stops the sweep, if it was stopped.
+    Raises RunError for a failed run, and KeyboardInterrupt, which stops the sweep, for a stopped
+    run.
     """
     composed = compose(overrides, config_dir, in_sweep=True)
     if composed.config.plan_only:

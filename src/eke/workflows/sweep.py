@@ -2,7 +2,8 @@
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -48,78 +49,27 @@ from eke.workflows.planning import (
 from eke.workflows.rounds import Rounds, find_problems, planned_lines, planned_repeats
 from eke.workflows.running import plan_unless_answered
 
-HEADER = ("verdict", "memory", "step", "samples/s", "what differs")
-
-Outlook = tuple[Forecast, StepTime | Unknown]
-"""Memory and step time of one run."""
-
-
-def outlooks(jobs: Sequence[Job]) -> dict[int, Outlook]:
-    """Job index -> forecast of its run; identical jobs share it."""
-    found = [(job, (known_forecast(job.plan), forecast_time(job.plan))) for job in jobs]
-    return {number: each for job, each in found for number in job.cells}
-
-
-def render_outlooks(cells: Sequence[Cell], found: Mapping[int, Outlook]) -> str:
-    """One line per job, then the reason of each rejected one; unknown values are blank."""
-    labels = label_cells([cell.overrides for cell in cells], [cell.row for cell in cells])
-    rows = [(*_numbers(cell, found.get(n)), labels[n]) for n, cell in enumerate(cells)]
-    lines = align([HEADER, *rows])
-    lines += ["", *_sources(found)] if found else []
-    for cell, label in zip(cells, labels, strict=True):
-        if cell.reason:
-            lines += ["", f"{cell.outcome}: {label}", f"  {cell.reason}"]
-    return "\n".join(lines)
-
-
-def _sources(found: Mapping[int, Outlook]) -> list[str]:
-    """How many jobs' memory was traced, and how many values finished runs corrected."""
-    traced = sum(memory.method is not Method.closed_form for memory, _ in found.values())
-    lines = [f"memory: expected, {traced} traced, {len(found) - traced} by formulas"]
-    if times := [time for _, time in found.values() if isinstance(time, StepTime)]:
-        corrected = sum(num_runs(each) > 0 for each in times)
-        lines.append(f"step, samples/s: estimates, {corrected} of {len(times)} calibrated")
-    return lines
-
-
-def _numbers(cell: Cell, found: Outlook | None) -> tuple[str, str, str, str]:
-    if found is None:
-        return cell.outcome, "", "", ""
-    memory, time = found
-    step = "" if isinstance(time, Unknown) else format_seconds(time.step_s.expected)
-    return memory.verdict.value, format_bytes(memory.peak.expected), step, speed_cell(time)
-
-
-def _plain(cell: Cell, found: Outlook | None) -> dict[str, Any]:
-    """For machines, under the record's field paths; a rejected job gives the reason."""
-    plain: dict[str, Any] = {"overrides": list(cell.overrides), "run_id": cell.run_id or None}
-    if found is None:
-        return plain | {"outcome": cell.outcome, "rule": cell.rule or None, "reason": cell.reason}
-    memory, time = found
-    return plain | {"memory": as_json(memory)} | time_as_json(time)
-
 
 def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> int:
-    """Plan every job before the first one runs, then run them here or in a cluster.
+    """Plan every run before the first one starts, then run the sweep here or in a cluster.
 
-    Rejected jobs are listed and skipped, equal ones run once, finished ones are cached: the same
-    command again finishes the sweep. `as_json` and `trace` as of `workflows.main`.
+    Rejected runs are listed and skipped, equal runs start once, finished runs are not repeated. So
+    the same command finishes a sweep. `as_json` and `trace` as in `workflows.main`.
     """
     line = PlanningLine()
     expanded = expand(arguments.overrides, arguments.config_dir, line.counter("composed"))
     settings, first_round = expanded.settings, expanded.first_round()
     composed = [cell.composed for cell in first_round.cells]
     launcher = find_launcher(launcher_of(arguments.overrides))
-    problems = cannot_detach(composed[0].config, launcher) + find_problems(composed, settings)
+    problems = _check_detach(composed[0].config, launcher) + find_problems(composed, settings)
     if problems:
         line.close()
         raise ConfigError(problems)
     own = [each.config for each in composed if each.config_dir]
     identity = sweep_id([each.overrides for each in composed], own, settings.rule)
-    group = f"sweep-{identity}"
     planning, count = composed[0].config.plan_only, line.counter("checked and planned")
     wanted = first_round.cells if planning else expanded.cells
-    cells, plans = plan_cells(wanted, group, count, launcher)
+    cells, plans = plan_cells(wanted, f"sweep-{identity}", count, launcher)
     if trace or not planning:
         weigh_open_cells(cells, plans, line.counter("traced the memory of"))
     line.close()
@@ -139,11 +89,11 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     first = composed[0].config
     paths = sweep_paths(first.paths.runs, identity)
     if planning:
-        _show_plan(cells, jobs, launcher, settings)
+        _show_plan(cells, labels, jobs, launcher, settings)
         if preview := launcher.preview(jobs, paths, identity):
             print_once("\n" + preview)
         return EXIT_OK
-    refuse_if_strict(shown, first_round)
+    _check_strict(shown, first_round)
     options = arguments.config_dir  # the command is valid from any working directory
     words = ("--config-dir", str(options.absolute())) if options else ()
     command = ("-m", *words, *arguments.overrides)
@@ -154,74 +104,113 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     return run_planned_sweep(file, ordered, identity, launcher, first.launcher.detach, auto)
 
 
+def _forecasts(jobs: Sequence[Job]) -> dict[int, tuple[Forecast, StepTime | Unknown]]:
+    """Return cell number -> forecasts of memory and step time of its run."""
+    found = [(job, (known_forecast(job.plan), forecast_time(job.plan))) for job in jobs]
+    return {number: each for job, each in found for number in job.cells}
+
+
 def _bytes_at_risk(plan: Plan) -> int | None:
-    """Expected peak memory of a run that may not fit."""
+    """Return the expected peak memory of a run that may not fit, else None."""
     found = known_forecast(plan)
     may_fail = found.verdict in (Verdict.tight, Verdict.does_not_fit)
     return found.peak.expected if may_fail else None
 
 
+def _find_places(jobs: Sequence[Job], launcher: Launcher) -> Iterator[tuple[Job, Place | EkeError]]:
+    """Yield the place of each run, or the error of its unreadable record."""
+    for job in jobs:
+        try:
+            yield job, launcher.place_of(job.plan)
+        except EkeError as error:
+            yield job, error
+
+
 def _plain_plan(
     cells: Sequence[Cell], jobs: Sequence[Job], launcher: Launcher, settings: Sweep
 ) -> list[dict[str, Any]]:
-    """Each cell with its forecast, record and numbers of repeats, as JSON values."""
-    found, known = outlooks(jobs), records_of(jobs, launcher.place_of)
+    """Return each cell with its forecasts, record and numbers of repeats, as JSON values."""
+    forecasts = _forecasts(jobs)
+    known: dict[int, dict[str, Any]] = {}
+    for job, place in _find_places(jobs, launcher):
+        if isinstance(place, EkeError):
+            answer: dict[str, Any] = {"unreadable": str(place)}
+        else:
+            answer = {"answered_by": str(place.paths.folder)} if place.record else {}
+            answer |= {"done_again": list(place.outdated)} if place.outdated else {}
+        known |= dict.fromkeys(job.cells, answer)
     repeats = {"repeats": numbers} if (numbers := planned_repeats(settings)) else {}
-    return [_plain(cell, found.get(n)) | known.get(n, {}) | repeats for n, cell in enumerate(cells)]
+    plain = []
+    for number, cell in enumerate(cells):
+        content: dict[str, Any] = {"overrides": list(cell.overrides), "run_id": cell.run_id or None}
+        if number in forecasts:
+            memory, time = forecasts[number]
+            content |= {"memory": as_json(memory)} | time_as_json(time)
+        else:
+            content |= {"outcome": cell.outcome, "rule": cell.rule or None, "reason": cell.reason}
+        plain.append(content | known.get(number, {}) | repeats)
+    return plain
 
 
 def _show_plan(
-    cells: Sequence[Cell], jobs: Sequence[Job], launcher: Launcher, settings: Sweep
+    cells: Sequence[Cell],
+    labels: Sequence[str],
+    jobs: Sequence[Job],
+    launcher: Launcher,
+    settings: Sweep,
 ) -> None:
-    """Print the forecasts of all runs; with `sweep.repeats=auto` those of the first round."""
-    print_once("\n" + render_outlooks(cells, outlooks(jobs)))
-    say_finished(jobs, launcher.place_of)
+    """Print the forecasts of all runs. With `sweep.repeats=auto`, only of the first round."""
+    found, rows = _forecasts(jobs), []
+    for number, (cell, label) in enumerate(zip(cells, labels, strict=True)):
+        if number not in found:
+            rows.append((cell.outcome, "", "", "", label))
+            continue
+        memory, time = found[number]
+        step = "" if isinstance(time, Unknown) else format_seconds(time.step_s.expected)
+        peak = format_bytes(memory.peak.expected)
+        rows.append((memory.verdict.value, peak, step, speed_cell(time), label))
+    lines = align([("verdict", "memory", "step", "samples/s", "what differs"), *rows])
+    if found:
+        traced = sum(memory.method is not Method.closed_form for memory, _ in found.values())
+        lines += ["", f"memory: expected, {traced} traced, {len(found) - traced} by formulas"]
+    if times := [time for _, time in found.values() if isinstance(time, StepTime)]:
+        corrected = sum(num_runs(each) > 0 for each in times)
+        lines.append(f"step, samples/s: estimates, {corrected} of {len(times)} calibrated")
+    for cell, label in zip(cells, labels, strict=True):
+        if cell.reason:
+            lines += ["", f"{cell.outcome}: {label}", f"  {cell.reason}"]
+    print_once("\n" + "\n".join(lines))
+    _show_finished(jobs, launcher)
     if jobs:  # each counted once
-        kind, times = jobs[0].plan.device.kind, [forecast_time(job.plan) for job in jobs]
-        lines = planned_lines(settings, times, kind)
-        print_once("\n" + "\n".join([*lines, sum_line(times, kind)]))
+        kind, every = jobs[0].plan.device.kind, [forecast_time(job.plan) for job in jobs]
+        sums = [*planned_lines(settings, every, kind), sum_line(every, kind)]
+        print_once("\n" + "\n".join(sums))
 
 
-def cannot_detach(config: Config, launcher: Launcher) -> list[Problem]:
-    """Why `launcher.detach` is invalid; empty if it is valid or off."""
-    if not config.launcher.detach or launcher.can_detach:
-        return []
-    others = (find_launcher(name) for name in plugin_names(LAUNCHERS))
-    other = next(each.name for each in others if each.can_detach)
-    why = "this launcher's runs end with the process that watches over them"
-    fix = Fix(f"hydra/launcher={other}", remark="or start it under tmux or nohup")
-    return [Problem("launcher.detach", "true", why, fix)]
-
-
-def say_finished(jobs: Sequence[Job], where: Callable[[Plan], Place]) -> None:
-    """Which runs have finished already, and which of these would be done again, and why."""
+def _show_finished(jobs: Sequence[Job], launcher: Launcher) -> None:
+    """Print the number of finished runs, and reasons to repeat some of them."""
     places: list[Place] = []
     told: list[str] = []
-    for job in jobs:
-        try:
-            places.append(where(job.plan))
-        except EkeError as error:  # a record that cannot be read
-            told.append(f"{job.label}: {error}")
+    for job, place in _find_places(jobs, launcher):
+        if isinstance(place, EkeError):
+            told.append(f"{job.label}: {place}")
+        else:
+            places.append(place)
     if answered := sum(place.record is not None for place in places):
         told.append(f"answered from its record: {format_number(answered, 'finished run')}")
     if told := told + done_again(places):
         print_once("\n" + "\n".join(told))
 
 
-def records_of(jobs: Sequence[Job], where: Callable[[Plan], Place]) -> dict[int, dict[str, object]]:
-    """Job index -> its finished run, for jobs that have one."""
-    found: dict[int, dict[str, object]] = {}
-    for job in jobs:
-        try:
-            place = where(job.plan)
-        except EkeError as error:
-            known: dict[str, object] = {"unreadable": str(error)}
-        else:
-            folder = str(place.paths.folder)
-            known = {"answered_by": folder} if place.record else {}
-            known |= {"done_again": list(place.outdated)} if place.outdated else {}
-        found |= {number: known for number in job.cells if known}
-    return found
+def _check_detach(config: Config, launcher: Launcher) -> list[Problem]:
+    """Return the problem of `launcher.detach` if the launcher cannot detach."""
+    if not config.launcher.detach or launcher.can_detach:
+        return []
+    others = (find_launcher(name) for name in plugin_names(LAUNCHERS))
+    other = next(each.name for each in others if each.can_detach)
+    why = "this launcher's runs end with the supervising process"
+    fix = Fix(f"hydra/launcher={other}", remark="or start it under tmux or nohup")
+    return [Problem("launcher.detach", "true", why, fix)]
 
 
 def run_planned_sweep(
@@ -232,18 +221,15 @@ def run_planned_sweep(
     detach: bool,
     auto: Rounds | None = None,
 ) -> int:
-    """Start a sweep and, unless it is to be left alone, wait for it; returns its exit code.
-
-    With `auto` its rounds one after another, else all jobs at once.
-    """
+    """Start a sweep or its rounds, wait unless it is detached, and return its exit code."""
     stop_tracing()
     if len(jobs) > 1:
         leave_tracked_run()
     with open_board(len(file.cells)) as board, watching(file.paths):
         rerun = Rerun(file.paths, jobs)
         if rerun.goes_on:
-            anew = f"rm {shlex.quote(str(file.paths.rerun))} begins it anew"
-            board.note(f"rerun=true goes on where it was interrupted; {anew}")
+            anew = f"To start over: rm {shlex.quote(str(file.paths.rerun))}"
+            board.note(f"rerun=true continues after the interruption. {anew}")
         place_of = partial(launcher.place_of, old=rerun.old)
         for batch in auto or [jobs]:
             board.total = len(file.cells)
@@ -254,7 +240,7 @@ def run_planned_sweep(
             rerun.jobs = [job for job in rerun.jobs if job in auto.jobs]
         rerun.end()
     if not started.goes_on():
-        code = show_outcome(file, auto.jobs if auto else jobs)
+        code = _show_outcome(file, auto.jobs if auto else jobs)
         code = auto.show_outcome(code) if auto else code
         print_once(f"\nnext: eke report {shlex.quote(short_path(file.paths.folder))}")
         return code
@@ -262,10 +248,10 @@ def run_planned_sweep(
     if left:
         why = left[0].waiting_for or "the command was interrupted"
         missing = format_number(len(left), "run")
-        print_once(f"not submitted, and the same command submits them: {missing} ({why})")
+        print_once(f"not submitted: {missing} ({why}). Repeat the command to submit them")
     print_once(f"the runs continue: eke status {folder}   (eke cancel {folder} stops them)")
     if auto:
-        print_once("the same command decides what this round shows, and submits the next one")
+        print_once("repeat the command after this round to submit the next one")
     if left or not detach:
         return EXIT_RESUMABLE
     failed = any(job.outcome is Outcome.crashed for job in jobs)
@@ -273,7 +259,7 @@ def run_planned_sweep(
 
 
 def _is_interrupted(started: StartedSweep, launcher: Launcher, detach: bool) -> bool:
-    """Wait for some runs, unless they are to be left alone; return whether to start no others."""
+    """Wait for runs unless they are detached, and return whether to start no further runs."""
     try:
         if not detach and started.wait():
             return True
@@ -285,8 +271,8 @@ def _is_interrupted(started: StartedSweep, launcher: Launcher, detach: bool) -> 
     return started.goes_on()
 
 
-def show_outcome(file: SweepFile, jobs: Sequence[Job]) -> int:
-    """Print how the jobs ended; returns the sweep's exit code."""
+def _show_outcome(file: SweepFile, jobs: Sequence[Job]) -> int:
+    """Print the outcomes of the runs, and return the sweep's exit code."""
     records = {number: job.record for job in jobs for number in job.cells}
     shown = [
         (cell.overrides, cell.outcome, cell.reason, records.get(number))
@@ -301,7 +287,7 @@ def show_outcome(file: SweepFile, jobs: Sequence[Job]) -> int:
 def make_jobs(
     labels: Sequence[str], plans: Sequence[Plan | None], duplicates: Mapping[int, int]
 ) -> list[Job]:
-    """One job per run, with all identical jobs."""
+    """Return one job per run, with the numbers of all its cells."""
     jobs = {
         number: Job(number, labels[number], plan)
         for number, plan in enumerate(plans)
@@ -318,42 +304,35 @@ def plan_cells(
     progress: Callable[[int, int], None],
     launcher: Launcher | None = None,
 ) -> tuple[list[Cell], list[Plan | None]]:
-    """Every job with its plan, or its reason for rejection; the tracker groups them by sweep."""
+    """Return cells, with reasons for rejection, and plans. `group` is the tracker's."""
     cells, plans = list[Cell](), list[Plan | None]()
     launcher = launcher or find_launcher("local")
     with looking_once():
         for point in expanded:
-            cell, plan = _plan_cell(point, group, launcher)
-            cells.append(cell)
-            plans.append(plan)
+            config = point.composed.config
+            config.tracker.group = config.tracker.group or group
+            cells.append(Cell(point.composed.overrides, row=point.row, round=config.repeat))
+            try:
+                means = means_of_a_cell(config, launcher)
+                planned = partial(plan_for, point.composed, launcher=launcher, refuse=True,
+                                  trace=False, means=means)  # fmt: skip
+                where = launcher.place_of
+                plan = planned(True) if config.plan_only else plan_unless_answered(planned, where)
+                launcher.request(plan)
+            except ConfigError as error:
+                cells[-1].refuse(error)
+                plans.append(None)
+            else:
+                cells[-1].run_id = plan.run_id
+                plans.append(plan)
             progress(len(cells), len(expanded))
     return cells, plans
-
-
-def _plan_cell(point: SweepCell, group: str, launcher: Launcher) -> tuple[Cell, Plan | None]:
-    composed = point.composed
-    config = composed.config
-    config.tracker.group = config.tracker.group or group
-    cell = Cell(composed.overrides, row=point.row, round=config.repeat)
-    try:
-        plan_it = partial(
-            plan_for, composed, launcher=launcher, refuse=True, trace=False,
-            means=means_of_a_cell(config, launcher),
-        )  # fmt: skip
-        where = launcher.place_of
-        plan = plan_it(True) if config.plan_only else plan_unless_answered(plan_it, where)
-        launcher.request(plan)
-    except ConfigError as error:
-        cell.refuse(error)
-        return cell, None
-    cell.run_id = plan.run_id
-    return cell, plan
 
 
 def weigh_open_cells(
     cells: Sequence[Cell], plans: list[Plan | None], progress: Callable[[int, int], None]
 ) -> None:
-    """Trace the runs whose fit formulas cannot decide, and reject, in place, what does not fit."""
+    """Trace the runs whose fit is unknown by formulas. Reject in place those that do not fit."""
     allowed = {number: plan for number, plan in enumerate(plans) if plan}
     for number, forecast in open_forecasts(allowed, progress).items():
         try:
@@ -363,25 +342,27 @@ def weigh_open_cells(
             cells[number].refuse(error)
 
 
-def refuse_if_strict(cells: Sequence[Cell], expanded: Expanded) -> None:
-    """With `sweep.strict=true`, raise ConfigError if a job is rejected: none is started."""
+def _check_strict(cells: Sequence[Cell], expanded: Expanded) -> None:
+    """With `sweep.strict=true`, raise ConfigError if a run is rejected."""
     refused = [
         Problem(planned.name, "", cell.reason)
         for cell, planned in zip(cells, expanded.cells, strict=True)
         if cell.outcome == Outcome.refused.name
     ]
     if refused and expanded.settings.strict:
-        fix = Fix("sweep.strict=false", remark="runs the others")
+        fix = Fix("sweep.strict=false", remark="starts the other runs")
         raise ConfigError([*refused[:-1], replace(refused[-1], fix=fix)])
 
 
 def describe_sweep(cells: Sequence[Cell], num_duplicates: int, expanded: Expanded) -> str:
-    """Number of jobs, of those that will not run, and of excluded ones, with reasons."""
-    refused = sum(cell.outcome == Outcome.refused.name for cell in cells)
-    parts = [format_number(len(cells), "cell")]
-    parts += [f"{refused} refused"] if refused else []
-    stuck = sum(cell.outcome == Outcome.crashed.name for cell in cells)
-    parts += [f"{stuck} that cannot start now"] if stuck else []
-    parts += [f"{num_duplicates} the same as others"] if num_duplicates else []
-    parts += [f"{n} excluded by {clause}" for clause, n in expanded.excluded.items() if n]
-    return "\n  ".join([", ".join(parts), *(f"warning: {text}" for text in expanded.warnings)])
+    """Return the numbers of cells, rejected, equal and excluded cells, with reasons."""
+    outcomes = Counter(cell.outcome for cell in cells)
+    numbers = {
+        "refused": outcomes[Outcome.refused.name],
+        "that cannot start now": outcomes[Outcome.crashed.name],
+        "the same as others": num_duplicates,
+        **{f"excluded by {clause}": n for clause, n in expanded.excluded.items()},
+    }
+    parts = [f"{number} {text}" for text, number in numbers.items() if number]
+    first = ", ".join([format_number(len(cells), "cell"), *parts])
+    return "\n  ".join([first, *(f"warning: {text}" for text in expanded.warnings)])

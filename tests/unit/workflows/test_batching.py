@@ -154,7 +154,7 @@ def test_all_devices_have_a_micro_batch_each(plan) -> None:
 def test_another_device_is_not_tried_out_and_that_is_said(plan) -> None:
     _, out, _ = plan("model=llama_1b", "data=synthetic", "batch=auto", "batch.target=256",
                      "hardware=rtx3090", "precision=bf16_pure", "tracker=none")  # fmt: skip
-    assert "was not tried out: nothing runs while planning" in row(out, "batch.per_device")
+    assert "not probed: planning only" in row(out, "batch.per_device")
 
 
 # --- runs that start ----------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def tight(own_machine, monkeypatch):
 def test_a_plan_says_that_formulas_had_to_do(tight, capsys) -> None:
     assert cli(["plan", *AUTO]) == 0
     said = row(capsys.readouterr().out, "batch.per_device")
-    assert "(not traced: not here), and was not tried out" in said
+    assert "(not traced: not here), not probed" in said
 
 
 def test_a_run_tries_out_what_is_open_once(run, probed, tight) -> None:
@@ -233,7 +233,7 @@ def test_a_probe_that_crashes_is_told_and_leaves_the_prediction(run, probed, tig
     probed.end = Probed(None, "the worker ended with exit code 3")
     _, out = run()
     assert len(probed) == 1
-    assert "the probe says nothing: the worker ended with exit code 3" in out
+    assert "the probe has no result: the worker ended with exit code 3" in out
     assert int(out.split()[-1]) < probed[0]
 
 

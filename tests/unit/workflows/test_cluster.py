@@ -95,7 +95,7 @@ def test_without_a_cluster_nothing_is_started(typed, no_gpu, tmp_path) -> None:
 def test_detaching_from_a_sweep_on_this_machine_is_refused(typed, tmp_path) -> None:
     code, out, err = typed("-m", *SMALL, "hardware=cpu", "seed=0,1", "launcher.detach=true")
     assert (code, out) == (2, "")
-    assert "end with the process that watches over them" in err
+    assert "end with the supervising process" in err
     assert "-> hydra/launcher=slurm" in err
     assert not (tmp_path / "runs").exists()
 
@@ -198,7 +198,7 @@ def test_leaving_says_what_goes_on_and_what_does_not(
     found, out, err = typed(*SLURM, "hardware=cpu", *more)
     assert found == code, err
     assert "the runs continue: eke status" in out
-    left = "not submitted, and the same command submits them: 1 run (sbatch: error"
+    left = "not submitted: 1 run (sbatch: error"
     assert (left in out) is (room == 1)
 
 

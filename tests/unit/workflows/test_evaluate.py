@@ -179,9 +179,9 @@ def test_an_answer_is_not_cut_by_a_table_of_positions(trained) -> None:
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (["evaluate.generate=yes"], "is true or false"),
-        (["evaluate.generate=true", "evaluate.max_new_tokens=0"], "a whole number from 1 on"),
-        (["evaluate.generate=true"], "compares answers to prompts, and the data has none"),
+        (["evaluate.generate=yes"], "must be true or false"),
+        (["evaluate.generate=true", "evaluate.max_new_tokens=0"], "must be a positive integer"),
+        (["evaluate.generate=true"], "requires data with prompts and answers"),
         (["data.path=new.jsonl"], "classes that the model was not trained on: never"),
         (["data.path=absent.jsonl"], "no such file"),
         (["optimizer.lr=1"], "optimizer.lr = 1"),

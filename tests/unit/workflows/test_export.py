@@ -207,9 +207,9 @@ def test_merging_without_adapters_is_told(export, tmp_path) -> None:
         pytest.param("lora", lambda run, out: change_plan(run, name="not there"), "--merge",
                      "model.name_or_path = not there there is no", id="no base"),
         pytest.param("lora", lambda run, out: change_plan(run, name="runs"), "--merge",
-                     "base model is not what it was", id="another base"),
+                     "base model has changed", id="another base"),
         pytest.param("random", lambda run, out: change_plan(run, kind="cuda"), "--merge",
-                     "random weights that a GPU drew", id="random base", marks=pytest.mark.slow),
+                     "random weights of a GPU", id="random base", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_what_cannot_be_exported_leaves_nothing(
@@ -271,10 +271,7 @@ def test_a_folder_without_a_run_is_no_run(trained, tmp_path, capsys) -> None:
     assert "eke export runs/ID DIR" in capsys.readouterr().err
     (tmp_path / "sweep.json").touch()
     assert main(["export", str(tmp_path), str(tmp_path / "out")]) == 2
-    assert (
-        f"is a sweep, and one run is meant\n      -> eke status {tmp_path}"
-        in capsys.readouterr().err
-    )
+    assert f"is a sweep, not a run\n      -> eke status {tmp_path}" in capsys.readouterr().err
 
 
 def test_what_was_left_random_is_not_merged(export, tmp_path, monkeypatch) -> None:

@@ -172,7 +172,7 @@ def test_no_trial_is_made_where_there_is_nothing_to_choose_from() -> None:
     with pytest.raises(ConfigError) as refused:
         prepare(wish(*ALL_TYPED, "batch.per_device=1"))
     (problem,) = refused.value.problems
-    assert "nothing to choose from but your configuration" in problem.why
+    assert "your configuration is the only candidate" in problem.why
     assert str(problem.fix).startswith("python train.py model=tiny ")
     assert prepare(wish(*ALL_TYPED, "batch.per_device=2")).candidates.found[1:], "two micro-batches"
 
@@ -283,7 +283,7 @@ def test_only_a_find_becomes_an_option(is_found, tmp_path, monkeypatch, capsys) 
     out = capsys.readouterr().out
     assert (own / "experiment" / "mine.yaml").exists() is is_found
     assert ("experiment=mine" in out) is is_found
-    assert ("nothing is written: your configuration may be as good" in out) is not is_found
+    assert ("no option is written: your configuration may be as good" in out) is not is_found
     # Either way the reader can run it.
     winner = " ".join(fitting.candidates.found[other].overrides)
     assert is_found or winner in out
@@ -299,4 +299,4 @@ def test_an_option_of_an_earlier_search_is_named_where_none_is_written(
     fitting = prepare(replace(wish(*FEW, f"paths.runs={tmp_path}"), name="mine"))
     fitting.paths.folder.mkdir()
     keep_result(fitting, Fit(fitting.search, fitting.candidates, [], Numerics.same))
-    assert f"{older} is what an earlier search found, and stays as it is" in capsys.readouterr().out
+    assert f"{older} is the result of an earlier search, and is kept" in capsys.readouterr().out

@@ -128,7 +128,7 @@ def test_several_devices_can_be_declared(strategy, plan) -> None:
     code, out, err = plan("hardware=a100_40", *typed)
     assert code == 0, err
     assert "memory: fits" in out
-    assert "4 of them taken for granted" in out
+    assert "4 of them assumed" in out
 
 
 def test_several_of_all_devices_can_be_declared(plan) -> None:

@@ -134,7 +134,7 @@ def test_bytes_need_no_tokenizer_and_a_prompt_may_be_piped(trained, monkeypatch,
 @pytest.mark.parametrize(
     ("run", "why"),
     [
-        ("classes", "is a model for task=sequence_classification, which writes no text"),
+        ("classes", "is a model for task=sequence_classification, which generates no text"),
         ("absent", "no such folder"),
     ],
 )

@@ -85,12 +85,7 @@ VARIANTS: dict[str, dict[str, type]] = {
         "t5": models.T5Model,
         "pretrained": models.PretrainedModel,
     },
-    "task": {
-        "causal_lm": work.Task,
-        "masked_lm": work.MaskedLM,
-        "sequence_classification": work.SequenceClassification,
-        "seq2seq_lm": work.Seq2SeqLM,
-    },
+    "task": work.TASKS,
     "data": {
         "python_source": work.PythonSource,
         "synthetic": work.Synthetic,
@@ -109,7 +104,7 @@ VARIANTS: dict[str, dict[str, type]] = {
     },
     "distributed": {"copies": res.Distributed, "fsdp": res.FSDP},
     "offload": {"memory": tech.Offload, "nvme": tech.NvmeOffload},
-    "peft": {"none": tech.Peft, "lora": tech.Lora, "qlora": tech.QLora, "ia3": tech.Adapters},
+    "peft": tech.PEFTS,
 }
 """Groups whose fields depend on the option: schema name -> class, named by the option file."""
 

@@ -104,6 +104,15 @@ class Seq2SeqLM(Task):
     is_causal, has_target = False, True
 
 
+TASKS: dict[str, type] = {
+    "causal_lm": Task,
+    "masked_lm": MaskedLM,
+    "sequence_classification": SequenceClassification,
+    "seq2seq_lm": Seq2SeqLM,
+}
+"""Schema name -> class."""
+
+
 @dataclass
 class Data(OptionGroup):
     """Keys of all data sources."""

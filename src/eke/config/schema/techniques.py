@@ -181,6 +181,10 @@ class QLora(Lora):
     """Keep the scales of the blocks in 8 bits."""
 
 
+PEFTS: dict[str, type] = {"none": Peft, "lora": Lora, "qlora": QLora, "ia3": Adapters}
+"""Schema name -> class."""
+
+
 class WeightsPlace(Enum):
     """Place of the weights between two uses."""
 

@@ -1,9 +1,11 @@
 """Moments of a run at which memory may be highest: live bytes by component."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
 from eke.common.text import MIB
+from eke.config.schema import PretrainedModel
 from eke.estimate.memory import sharding
 from eke.estimate.memory.activations import Activations, optimizer_temporaries, singular_vectors
 from eke.estimate.memory.components import (
@@ -97,7 +99,7 @@ def moments_of(plan: Plan, micro: Micro) -> list[Moment]:
     """Return the moments if every micro-batch is like this one, in the order of a run."""
     at = _Moments(plan, micro)
     return [
-        Moment("load", {"weights": exact(at.state.start or at.state.weights)}),
+        Moment("load", {"weights": exact(at.loading)}),
         *at.of_checkpoints(),
         at.forward(),
         at.loss(),
@@ -124,15 +126,27 @@ class _Moments:
         self.layer = -(-sum(inside) // sharding.num_layers(self.config))
         """Elements of one layer, without stacked experts."""
 
+    @property
+    def loading(self) -> int:
+        """Bytes of weights at most while they are made or read."""
+        config, start = self.config, self.state.start or self.state.weights
+        if not config.ranks.shards_weights or isinstance(config.model, PretrainedModel):
+            return start
+        # A tied head is drawn by itself, and has its part until it is tied.
+        tied = max((prod(w.shape) for w in self.parts if sharding.is_tied(w)), default=0)
+        return start + FLOAT32_BYTES * tied // config.ranks.num_processes
+
     def of_checkpoints(self) -> list[Moment]:
         """Return the moments of reading and saving a rank's shard, by tensor or as a copy."""
         config, on_host = self.config, self.plan.device.kind == "cpu"
         largest = max(prod(w.shape) for w in self.parts) // config.ranks.num_processes
         piece, saved = on_host * FLOAT32_BYTES * largest, sharding.saved_bytes(self.plan)
         behind = config.train.checkpoint_async is not False
-        sizes = {"resume": piece, "save": on_host * saved if behind else piece}
+        copies = around(on_host * saved) if behind else NOTHING
+        # Files are mapped: numbers are copied only for ranks that hold other rows.
+        sizes = {"resume": around(0, high=piece), "save": copies}
         held = self.held("between", NOTHING)
-        return [Moment(phase, held | {"saving": around(size)}, phase)
+        return [Moment(phase, held | {"saving": size}, phase)
                 for phase, size in sizes.items() if saved]  # fmt: skip
 
     def of_sharing(self) -> list[Moment]:
@@ -140,7 +154,7 @@ class _Moments:
         ranks = self.plan.ranks
         if ranks.fsdp:  # the head is gathered before there are logits
             parts = self.held("gathered", self.earlier) | self.kept(self.acts.casts)
-            return [Moment("forward", parts, "gathered")]
+            return [Moment("forward", parts, "gathered"), *self.of_gathering()]
         if not ranks.zero_stage:
             return []
         whole = exact(self.state.gradients)
@@ -158,6 +172,30 @@ class _Moments:
         more = sharding.regather_bytes(self.plan, self.parts)
         new["buffers"] = new["buffers"] + Range(0, more, more)
         return [*found, Moment("optimizer", new, "regather")]
+
+    def of_gathering(self) -> Iterator[Moment]:
+        """Moments at which a CPU has gathered a layer that has not yet computed."""
+        shape, count = shape_of(self.plan, evaluated(self.plan)), sharding.num_layers(self.config)
+        parts = self.held("evaluation_gathered", NOTHING)
+        stream = 2 * FLOAT32_BYTES * shape.tokens * shape.hidden
+        parts["activations"] = around(stream, high=2 * self.acts.one_layer + SMALL_BYTES)
+        yield Moment("evaluation", parts, "evaluation_gathered")
+        if self.plan.device.kind != "cpu":  # a GPU gathers during the layer before
+            return
+        is_tied = self.config.model.tie_word_embeddings
+        outer = 0 if is_tied else self.last_layer().parts["gradients"].expected
+        whole = self.state.gradients
+        inner = self.plan.compute.formats.weight_bytes * self.layer * count
+        inner = min(inner // self.plan.ranks.shards, whole)
+        for done in {1, count - 1} - {0}:  # layers whose backward pass is over
+            made = whole if self.plan.batch.accumulation > 1 else outer + inner * done // count
+            parts = self.held("next_layer", range_around(0, made, whole))
+            kept = self.kept(self.acts.casts_kept).items()
+            left = {
+                name: range_around(0, part.expected * (count - done) // count, part.high)
+                for name, part in kept
+            }
+            yield Moment("backward", parts | left, "next_layer")
 
     def held(self, moment: str, gradients: Range) -> Parts:
         """Return weights, states, gradients and buffers at a moment."""

@@ -260,7 +260,7 @@ def units(plan: Plan, parts: Parts) -> list[Unit]:
     config, formats, found = plan.config, plan.compute.formats, [[0, 0, 0] for _ in range(3)]
     for weight in parts:
         is_table, is_matrix = weight.role is Role.embedding, len(weight.shape) == 2
-        is_head = _is_tied(weight) or (weight.role is Role.outer and is_matrix)
+        is_head = is_tied(weight) or (weight.role is Role.outer and is_matrix)
         exact = config.kernels.fused_linear_cross_entropy if is_head else not formats.copies
         sent = sent_bytes(config, formats, weight)
         wide = prod(weight.shape) * (FLOAT32_BYTES if weight.is_adapter else formats.weight_bytes)
@@ -271,7 +271,8 @@ def units(plan: Plan, parts: Parts) -> list[Unit]:
     return found
 
 
-def _is_tied(weight: Weight) -> bool:
+def is_tied(weight: Weight) -> bool:
+    """Return whether a table is the output layer's matrix, too."""
     return weight.role is Role.embedding and weight.tokens is not Tokens.none
 
 
@@ -280,37 +281,49 @@ def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
 
     A unit is gathered into one buffer and copied out of it, on a GPU while the previous unit
     computes. A buffer of gradients is freed when the next one is filled. The head stays gathered
-    until it has a gradient, a tied table to the end. On a CPU, gloo copies its data. Source: torch
-    2.13, _fully_shard, `wait_for_unshard` and `post_backward`; ProcessGroupGloo.cpp.
+    until it has a gradient. With a tied table all tables are one unit, gathered to the end. On a
+    CPU, gloo gathers into a separate buffer, and this rank's shard is rounded before it is sent.
+    Source: torch 2.13, _fully_shard, `wait_for_unshard` and `post_backward`;
+    ProcessGroupGloo.cpp, `_allgather_base`.
     """
     sharing, on_cpu = cast(FSDP, plan.ranks.fsdp), plan.device.kind == "cpu"
-    every = layer, table, head = units(plan, parts)
+    layer, table, head = units(plan, parts)
+    gradient, is_one = head[1], any(map(is_tied, parts))
+    if is_one:
+        head, table = [sum(pair) for pair in zip(head, table, strict=True)], [0, 0, 0]
+    every, rows = (layer, table, head), head if is_one else table
+    wide = rows[2] if plan.compute.copies else 0  # gradients of 16-bit rows are summed in float32
     # A tied table's gradient waits for its rows' gradient, unless added to earlier gradients.
-    tied = (head[0] + head[1] * (not adds_up_whole(plan.config))) * any(map(_is_tied, parts))
-    ahead = 0 if on_cpu else layer[0]
+    tied = (head[0] + gradient * (not adds_up_whole(plan.config))) * is_one
+    ahead, before = (0, head[0] * is_one) if on_cpu else (layer[0], 0)
+
+    def gathering(unit: Unit) -> int:
+        rounded = unit[0] // sharing.shards if unit[0] < unit[2] else 0
+        return 2 * unit[0] + on_cpu * rounded
 
     def turn(unit: Unit, before: int) -> int:
         whole, gradients, reduced = unit
-        computing = whole + gradients
-        if unit is layer:  # its gradients replace its activations
-            computing = max(whole + gradients // 2, on_cpu * 3 * whole)
-        return ahead + max(before + computing, gradients + (1 + on_cpu) * reduced)
+        # A layer's gradients replace its activations.
+        computing = whole + (gradients // 2 if unit is layer else gradients)
+        return ahead + max(before + computing, gradients + reduced)
 
     kept = 0 if sharing.reshard_after_forward else layer[0] * num_layers(plan.config)
     last = max(turn(layer, 0 if tied else head[2]), 0 if tied else turn(head, 0))
     expected = {
-        # The head's buffer is freed before the loss. gloo has another copy of this shard.
-        "gathered": kept + 2 * head[0] + on_cpu * head[0] // sharing.shards,
+        "gathered": kept + gathering(head),  # the buffer is freed before the loss
         "forward": kept + head[0],
         "loss": kept + head[0],
         "last_layer": kept + tied + last,
+        "next_layer": kept + tied + layer[2] + (0 if kept else gathering(layer)),
         "first_layer": tied + turn(layer, layer[2]),
         # A tied table's two gradients are added before they are sharded.
-        "embedding": turn(head, layer[2] + head[1] - head[2] // sharing.shards)
-        if tied
-        else turn([0, *table[1:]], layer[2]),
+        "embedding": turn(
+            [rows[0] * is_one + wide, *rows[1:]],
+            layer[2] + gradient * is_one - rows[2] // sharing.shards,
+        ),
         "optimizer": 0,
-        "evaluation": max((2 + on_cpu) * sent for sent, *_ in every) + ahead,
+        "evaluation": max(head[0], before + layer[0]) + ahead,
+        "evaluation_gathered": max(before + gathering(layer), *map(gathering, every)) + ahead,
     }.get(moment)
     if expected is None or sharing.num_processes == 1:
         return range_around(0, 0, 2 * (expected or 0))

@@ -1,3 +1,3 @@
-"""From records to what people read; needs neither torch nor Hydra."""
+"""Reports of records; imports neither torch nor Hydra."""
 
 from eke.results.report.summary import PlanningLine, label_cells, render_cells, render_summary

@@ -5,7 +5,7 @@ Lines without a measured number are omitted.
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 from eke.common.streams import unfiltered
@@ -25,13 +25,14 @@ Line = tuple[str, str, str]
 
 
 def render_summary(record: Record, folder: str) -> str:
-    """The record as text, at most a screen."""
+    """Return the record as text, at most a screen."""
     lines = [
         *_outcome_lines(record),
         *_speed_lines(record),
         *_memory_lines(record),
         *_loss_lines(record),
-        *_effective_lines(record),
+        *_effective_lines(record.effective),
+        *_technique_lines(record.effective, record.timing.compile_s),
         ("record", folder, ""),
     ]
     first, second, _ = (max(map(len, column)) for column in zip(*lines, strict=True))
@@ -42,53 +43,47 @@ def render_summary(record: Record, folder: str) -> str:
     return "\n".join([f"{record.outcome}: {record.name}", *text])
 
 
-def _outcome_lines(record: Record) -> list[Line]:
-    lines = [("steps", f"{record.steps_done} of {record.plan['steps']['total']}", "")]
+def _outcome_lines(record: Record) -> Iterator[Line]:
+    yield "steps", f"{record.steps_done} of {record.plan['steps']['total']}", ""
     if record.attempt:
-        lines.append(("attempts", str(record.attempt + 1), "earlier ones were interrupted"))
+        yield "attempts", str(record.attempt + 1), "earlier ones were interrupted"
     if record.failure:
-        lines.append(("why", record.failure.message, ""))
+        yield "why", record.failure.message, ""
     if Outcome[record.outcome] in (Outcome.preempted, Outcome.cancelled, Outcome.timeout):
-        lines.append(("next", "the same command continues", ""))
-    return lines
+        yield "next", "the same command continues", ""
 
 
-def _speed_lines(record: Record) -> list[Line]:
+def _speed_lines(record: Record) -> Iterator[Line]:
     timing, rates = record.timing, record.throughput
-    lines: list[Line] = []
     if timing.train_s is not None:
         names = ("start-up", "evaluation", "checkpoints")
         parts = zip(names, (timing.startup_s, timing.eval_s, timing.checkpoint_s), strict=True)
         rest = ", ".join(f"{format_seconds(seconds)} {what}" for what, seconds in parts if seconds)
-        lines.append(("time", format_seconds(timing.train_s), f"besides {rest}" if rest else ""))
+        yield "time", format_seconds(timing.train_s), f"besides {rest}" if rest else ""
     if rates.samples_per_s is not None and rates.tokens_per_s is not None:
         tokens = f"{format_count(rates.tokens_per_s)} tokens/s"
-        lines.append(("samples/second", f"{rates.samples_per_s:.2f}", tokens))
-    if timing.steady_step_s:
-        step = timing.steady_step_s
+        yield "samples/second", f"{rates.samples_per_s:.2f}", tokens
+    if step := timing.steady_step_s:
         between = f"{format_seconds(step.p10)} to {format_seconds(step.p90)}, n={step.n}"
-        value = f"{format_seconds(step.median)}  ({between})"
         medians = {name: spread.median for name, spread in timing.phases.items()}
         total = sum(medians.values())
         shares = [f"{name} {seconds / total:.0%}" for name, seconds in medians.items() if total]
-        lines.append(("step", value, "  ".join(shares)))
-        lines += _predicted_step_lines(record, step.median)
+        yield "step", f"{format_seconds(step.median)}  ({between})", "  ".join(shares)
+        yield from _predicted_step_lines(record, step.median)
         if warmup := timing.warmup_steps_s:
-            slowest = format_seconds(max(warmup))
-            steps = format_number(len(warmup), "step")
+            slowest, steps = format_seconds(max(warmup)), format_number(len(warmup), "step")
             note = f"{steps}, slowest {slowest}: excluded from all of the above but time"
-            lines.append(("warm-up", format_seconds(sum(warmup)), note))
+            yield "warm-up", format_seconds(sum(warmup)), note
     if rates.model_flops_per_s is not None:
         mfu = f"{rates.mfu_frac:.1%} of the device's peak" if rates.mfu_frac is not None else ""
-        lines.append(("model FLOP/s", format_flops(rates.model_flops_per_s), mfu))
-    return lines
+        yield "model FLOP/s", format_flops(rates.model_flops_per_s), mfu
 
 
-def _predicted_step_lines(record: Record, measured: float) -> list[Line]:
-    """Predicted step time and its error; none for a shared device."""
+def _predicted_step_lines(record: Record, measured: float) -> Iterator[Line]:
+    """Yield the predicted step time and its error, except for a shared device."""
     predicted = record.timing.predicted_step_s
     if predicted is None or record.shared_device or not measured > 0:
-        return []
+        return
     inside = "within" if predicted.low <= measured <= predicted.high else "outside"
     low, high = format_seconds(predicted.low), format_seconds(predicted.high)
     error = predicted.expected / measured - 1
@@ -96,118 +91,103 @@ def _predicted_step_lines(record: Record, measured: float) -> list[Line]:
     by = predicted.calibrated
     if by is not None and by.factor is not None:
         note += f"; calibrated by {by.runs} runs"
-    return [("predicted step", format_seconds(predicted.expected), note)]
+    yield "predicted step", format_seconds(predicted.expected), note
 
 
-def _memory_lines(record: Record) -> list[Line]:
-    memory = record.memory.measured
-    lines: list[Line] = _advice_lines(record)
+def _memory_lines(record: Record) -> Iterator[Line]:
+    memory, predicted = record.memory.measured, record.memory.predicted
+    yield from _advice_lines(record)
     if memory is None:
-        return lines
-    if memory.peak_allocated_bytes is not None:
+        return
+    if (peak := memory.peak_allocated_bytes) is not None:
         reserved = memory.peak_reserved_bytes
-        note = f"{format_bytes(reserved)} reserved" if reserved is not None else ""
-        basis = memory.basis.split(";")[0]
-        note = f"{note}; {basis}" if note else basis
+        note = f"{format_bytes(reserved)} reserved; " if reserved is not None else ""
+        note += memory.basis.split(";")[0]
         if memory.peak_per_rank_bytes:
-            peaks = [peak for peak in memory.peak_per_rank_bytes if peak is not None]
+            peaks = [each for each in memory.peak_per_rank_bytes if each is not None]
             note += f"; the largest of {len(peaks)} processes, {format_bytes(sum(peaks))} in all"
-        lines.append(("peak memory", format_bytes(memory.peak_allocated_bytes), note))
-        predicted, peak = record.memory.predicted, memory.peak_allocated_bytes
+        yield "peak memory", format_bytes(peak), note
         if predicted is not None and predicted.allocated_bytes is not None and peak:
             method = "by formulas" if predicted.method == "closed_form" else "traced"
             note = f"{predicted.allocated_bytes / peak - 1:+.1%} of the measured peak, {method}"
-            lines.append(("predicted", format_bytes(predicted.allocated_bytes), note))
+            yield "predicted", format_bytes(predicted.allocated_bytes), note
     if memory.stages:
         sizes = [f"{format_bytes(n)} {k.replace('_', ' ')}" for k, n in memory.stages.items()]
-        lines.append(("memory by stage", ", ".join(sizes), ""))
-    return lines
+        yield "memory by stage", ", ".join(sizes), ""
 
 
-def _advice_lines(record: Record) -> list[Line]:
-    """Suggested overrides and their predicted memory, after running out of memory."""
-    lines: list[Line] = []
+def _advice_lines(record: Record) -> Iterator[Line]:
+    """Yield suggested overrides and their predicted memory, after running out of memory."""
     predicted, measured = record.memory.predicted, record.memory.measured
     if record.outcome == Outcome.oom.value and measured is not None:
         if measured.peak_reserved_bytes:
-            lines.append(("had", format_bytes(measured.peak_reserved_bytes), "reserved by PyTorch"))
+            yield "had", format_bytes(measured.peak_reserved_bytes), "reserved by PyTorch"
         elif measured.process_peak_bytes:
-            size = format_bytes(measured.process_peak_bytes)
-            lines.append(("had", size, "the process at its largest, Python and libraries included"))
+            note = "peak of the process, including Python and libraries"
+            yield "had", format_bytes(measured.process_peak_bytes), note
     if record.memory.advice and predicted is not None:
         between = f"{format_bytes(predicted.low)} to {format_bytes(predicted.high)}"
-        lines.append(("predicted", format_bytes(predicted.expected), between))
-    lines += [("would need less", text, "") for text in record.memory.advice]
-    return lines
+        yield "predicted", format_bytes(predicted.expected), between
+    for text in record.memory.advice:
+        yield "would need less", text, ""
 
 
-def _loss_lines(record: Record) -> list[Line]:
+def _loss_lines(record: Record) -> Iterator[Line]:
     loss = record.loss
-    lines: list[Line] = []
     if loss.train_first is not None and loss.train_final is not None:
-        lines.append(("train loss", f"{loss.train_first:.4f} -> {loss.train_final:.4f}", ""))
+        yield "train loss", f"{loss.train_first:.4f} -> {loss.train_final:.4f}", ""
     if loss.eval_start is not None:
         end = "" if loss.eval_final is None else f" -> {loss.eval_final:.4f}"
-        bits = ""
-        if loss.bits_per_byte_start is not None and loss.bits_per_byte_final is not None:
-            before, after = loss.bits_per_byte_start, loss.bits_per_byte_final
-            bits = f"{before:.3f} -> {after:.3f} bits per byte"
-        lines.append(("eval loss", f"{loss.eval_start:.4f}{end}", bits))
-    which = "last evaluation"
+        before, after = loss.bits_per_byte_start, loss.bits_per_byte_final
+        is_known = before is not None and after is not None
+        bits = f"{before:.3f} -> {after:.3f} bits per byte" if is_known else ""
+        yield "eval loss", f"{loss.eval_start:.4f}{end}", bits
     if record.best:
-        which, why = "best evaluation", f"by {record.best.metric}; its losses and metrics are shown"
-        lines.append(("best checkpoint", f"step {record.best.step}", why))
+        why = f"by {record.best.metric}; its losses and metrics are shown"
+        yield "best checkpoint", f"step {record.best.step}", why
     if metrics := [f"{name} {value:.4g}" for name, value in record.metrics.items()]:
-        lines.append((which, metrics[0], ", ".join(metrics[1:])))
-    return lines
+        which = "best evaluation" if record.best else "last evaluation"
+        yield which, metrics[0], ", ".join(metrics[1:])
 
 
-def _effective_lines(record: Record) -> list[Line]:
-    seen = record.effective
-    lines: list[Line] = []
+def _effective_lines(seen: dict[str, Any]) -> Iterator[Line]:
     if "matmul_dtypes" in seen:
         kernels = ", ".join(seen.get("attention_kernels", [])) or "plain matrix multiplications"
-        dtypes = " and ".join(seen["matmul_dtypes"])
-        lines.append(("computed in", dtypes, f"attention: {kernels}"))
+        yield "computed in", " and ".join(seen["matmul_dtypes"]), f"attention: {kernels}"
     if "float8_layers" in seen:
         layers = f"in {seen['float8_layers']} of {seen['linear_layers']} linear layers"
-        lines.append(("float8", layers, "emulated" if seen["float8_emulated"] else ""))
+        yield "float8", layers, "emulated" if seen["float8_emulated"] else ""
     if seen.get("skipped_steps"):
         why = f"gradients overflowed; loss scale {seen['loss_scale']:g} at the end"
-        lines.append(("skipped", format_number(seen["skipped_steps"], "step"), why))
+        yield "skipped", format_number(seen["skipped_steps"], "step"), why
     if "optimizer_bytes_per_parameter" in seen:
         name = " ".join(filter(None, [seen["optimizer"], seen["optimizer_implementation"]]))
         per_parameter = f"{seen['optimizer_bytes_per_parameter']:.3g} bytes of state per parameter"
-        lines.append(("optimizer", name, per_parameter))
+        yield "optimizer", name, per_parameter
     if early := seen.get("early_stop"):
         best = f"best {early['metric']} at step {early['step']}: {early['value']:.4f}"
-        lines.append(("ended early", best, f"train.early_stop_patience={early['patience']}"))
+        yield "ended early", best, f"train.early_stop_patience={early['patience']}"
     if not_looked_into := seen.get("not_looked_into"):
-        lines.append(("computed in", "compiled code", f"not looked into: {not_looked_into}"))
-    lines += _memory_technique_lines(seen)
-    if compiler := seen.get("compile"):
-        counts = f"{compiler['graph_breaks']} graph breaks, {compiler['recompiles']} recompilations"
-        if hits := compiler.get("cache_hits"):
-            counts += f", {hits} of {hits + compiler['cache_misses']} passes from the cache"
-        if record.timing.compile_s is not None:
-            counts = f"{format_seconds(record.timing.compile_s)} compiling; {counts}"
-        lines.append(("compiled", f"{compiler['graphs']} graphs", counts))
-    return lines
+        yield "computed in", "compiled code", f"not inspected: {not_looked_into}"
 
 
-def _memory_technique_lines(seen: dict[str, Any]) -> list[Line]:
-    lines: list[Line] = []
+def _technique_lines(seen: dict[str, Any], compile_s: float | None) -> Iterator[Line]:
     if layers := seen.get("layers_recomputed"):
         operations = seen["operations_recomputed_per_micro_batch"]
         matmuls = seen["matmuls_recomputed_per_micro_batch"]
         repeated = f"{operations:g} operations repeated, {matmuls:g} of them matrix multiplications"
-        lines.append(("checkpointing", f"{layers} layers recomputed", repeated))
+        yield "checkpointing", f"{layers} layers recomputed", repeated
     if num_weights := seen.get("optimizer_steps_in_backward"):
-        note = f"{num_weights} weights updated there"
-        lines.append(("gradients", "freed within the backward pass", note))
+        yield "gradients", "freed within the backward pass", f"{num_weights} weights updated there"
     if moved := seen.get("activation_bytes_offloaded"):
-        lines.append(("activations", f"{format_bytes(moved)} offloaded", "in the first two steps"))
-    return lines
+        yield "activations", f"{format_bytes(moved)} offloaded", "in the first two steps"
+    if compiler := seen.get("compile"):
+        counts = f"{compiler['graph_breaks']} graph breaks, {compiler['recompiles']} recompilations"
+        if hits := compiler.get("cache_hits"):
+            counts += f", {hits} of {hits + compiler['cache_misses']} passes from the cache"
+        if compile_s is not None:
+            counts = f"{format_seconds(compile_s)} compiling; {counts}"
+        yield "compiled", f"{compiler['graphs']} graphs", counts
 
 
 HEADER = ("outcome", "samples/s", "step", "peak memory", "eval loss", "what differs")
@@ -217,19 +197,18 @@ CellResult = tuple[tuple[str, ...], str, str, Record | None]
 
 
 def render_cells(cells: Sequence[CellResult], names: Sequence[str] = ()) -> str:
-    """One line per run (`names`: of the cells' rows), then failures; missing numbers are blank."""
+    """Return one line per run, named by `names` of rows, then failures."""
     labels = label_cells([overrides for overrides, *_ in cells], names)
     pairs = list(zip(cells, labels, strict=True))
     rows = [_row(outcome, record, label) for (_, outcome, _, record), label in pairs]
     lines = align([HEADER, *rows])
     for (_, outcome, reason, _), label in pairs:
-        if reason:
-            lines += ["", f"{outcome}: {label}", f"  {reason}"]
+        lines += ["", f"{outcome}: {label}", f"  {reason}"] if reason else []
     return "\n".join(lines)
 
 
 def label_cells(overrides: Sequence[tuple[str, ...]], names: Sequence[str] = ()) -> list[str]:
-    """Short label of each run: its row, if any, and the differing overrides."""
+    """Return a short label of each run: its row, if any, and the differing overrides."""
     labels = [" ".join(label) for label in distinct_overrides(overrides)]
     if not any(names):
         return labels
@@ -238,7 +217,7 @@ def label_cells(overrides: Sequence[tuple[str, ...]], names: Sequence[str] = ())
 
 
 def distinct_overrides(overrides: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Overrides of each run that are not common to all; a single run keeps all."""
+    """Return the overrides of each run that are not common to all. A single run keeps all."""
     if len(overrides) < 2:
         return list(overrides)
     shared = set(overrides[0]).intersection(*overrides[1:])
@@ -268,7 +247,7 @@ PAUSE_S = {True: 0.2, False: 10.0}
 
 
 class PlanningLine:
-    """Progress line on stderr; on a terminal, a single line erased at the end."""
+    """Progress line on stderr. On a terminal, a single line erased at the end."""
 
     def __init__(
         self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
@@ -279,11 +258,11 @@ class PlanningLine:
         self._written = ""
 
     def counter(self, done: str, what: str = "cell") -> Callable[[int, int], None]:
-        """What reports a number and the total: `composed 3 of 8 cells`."""
+        """Return a reporter of a number and the total: `composed 3 of 8 cells`."""
         return lambda count, total: self._show(f"{done} {count} of {format_number(total, what)}")
 
     def close(self) -> None:
-        """On a terminal, erase the line."""
+        """Erase the line on a terminal."""
         if self._written and self._stream.isatty():
             self._stream.write("\r" + " " * len(self._written) + "\r")
             self._stream.flush()

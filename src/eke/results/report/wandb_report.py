@@ -30,14 +30,45 @@ from eke.results.trackers.sync import account
 from eke.results.trackers.sync.account import read_receipts
 from eke.results.trackers.tracker import tracker_id
 
+PLAIN = re.compile(r"[A-Za-z0-9_.\- ]+")
+"""Names that wandb-workspaces 0.4 can filter by.
+
+It parses its own filter expressions, where `=` becomes `==`, `<` becomes `<=` and a quotation mark
+ends the name.
+"""
+
+SAMPLES_PER_S, PEAK_GIB = "samples_per_s", "peak_allocated_gib"
+"""Keys of a run's summary (eke.results.trackers.tracker)."""
+
+MAX_FACTORS = 6
+"""Factors above which runs are not grouped, as W&B nests groups. Not a limit of W&B."""
+
+MAX_ROWS = 100
+"""Maximum rows of the table, as W&B renders the entire report in the browser."""
+
+MAX_TITLE_CHARS = 128
+"""Maximum length of a title in wandb-workspaces 0.4."""
+
+
+@dataclass(frozen=True)
+class WandbProject:
+    """A project at W&B."""
+
+    entity: str
+    """Team or user, empty for the account's default."""
+    project: str
+
+    def __str__(self) -> str:
+        return f"{self.entity}/{self.project}" if self.entity else self.project
+
 
 def workspaces() -> ModuleType:
-    """The module `wandb_workspaces.reports.v2`; raises ConfigError if it is not installed."""
+    """Return the module `wandb_workspaces.reports.v2`, or raise ConfigError if it is missing."""
     # Disables W&B's telemetry, which waits 10 s for an unreachable host.
     os.environ["WANDB_ERROR_REPORTING"] = "false"
     try:
         with warnings.catch_warnings():
-            # wandb-workspaces 0.4: its classes use pydantic's former names.
+            # wandb-workspaces 0.4 uses pydantic's former names.
             warnings.simplefilter("ignore", DeprecationWarning)
             import wandb_workspaces.reports.v2 as reports
     except ModuleNotFoundError:
@@ -46,29 +77,14 @@ def workspaces() -> ModuleType:
     return reports
 
 
-PLAIN = re.compile(r"[A-Za-z0-9_.\- ]+")
-"""Names that wandb-workspaces 0.4 filters by as they are: it writes a filter as an expression and
-reads it back, where `=` becomes `==`, `<` becomes `<=` and a quotation mark ends the name."""
-
-
-@dataclass(frozen=True)
-class WandbProject:
-    """A project at W&B."""
-
-    entity: str
-    """Team or user; empty for the account's default."""
-    project: str
-
-    def __str__(self) -> str:
-        return f"{self.entity}/{self.project}" if self.entity else self.project
-
-
-Filter = tuple[str, list[str]]
-"""What W&B filters runs by, `Group` or `ID`, and the names."""
+def recorded(comparison: Comparison) -> list[tuple[Entry, Record]]:
+    """Return the compared runs with a record, in the report's order."""
+    entries = [entry for row in comparison.rows for entry in row.variant.entries]
+    return [(entry, entry.record) for entry in entries if entry.record is not None]
 
 
 def find_project(comparison: Comparison, project: str = "", entity: str = "") -> WandbProject:
-    """Project of the runs, unless given; raises ConfigError if they are filed under several."""
+    """Return the project of the runs, unless given. Raise ConfigError if there are several."""
     settings = [table(record.config, "tracker") for _, record in recorded(comparison)]
     return WandbProject(
         entity or _only("entity", settings),
@@ -76,11 +92,20 @@ def find_project(comparison: Comparison, project: str = "", entity: str = "") ->
     )
 
 
-def find_filter(comparison: Comparison) -> Filter | None:
-    """Filter for the runs at W&B; None without runs.
+def _only(key: str, settings: list[dict[str, Any]]) -> str:
+    found = list(dict.fromkeys(str(each.get(key) or "") for each in settings))
+    if len(found) > 1:
+        names = ", ".join(name or "the account's default" for name in found)
+        fix = Fix(remark=f"eke report ... --{key} {next(filter(None, found))}")
+        raise ConfigError(Problem(f"tracker.{key}", "", f"differs between runs: {names}", fix))
+    return found[0] if found else ""
 
-    By group, if W&B has their sweeps as groups: later runs of a sweep then show up by themselves.
-    By id otherwise: single runs, and cells with the record of an earlier sweep, in its group.
+
+def find_filter(comparison: Comparison) -> tuple[str, list[str]] | None:
+    """Return W&B's filter key for the runs, `Group` or `ID`, and the names. None without runs.
+
+    Groups, if W&B has the runs' sweeps as groups, include later runs of a sweep. Other runs are
+    filtered by id: single runs, and cells with the record of an earlier sweep.
     """
     found = recorded(comparison)
     if not found:
@@ -96,85 +121,37 @@ def find_filter(comparison: Comparison) -> Filter | None:
     return "ID", [each for each in ids if PLAIN.fullmatch(each)]
 
 
-def recorded(comparison: Comparison) -> list[tuple[Entry, Record]]:
-    """Compared runs with a record, in the report's order."""
-    entries = [entry for row in comparison.rows for entry in row.variant.entries]
-    return [(entry, entry.record) for entry in entries if entry.record is not None]
-
-
-def _only(what: str, settings: list[dict[str, Any]]) -> str:
-    found = list(dict.fromkeys(str(each.get(what) or "") for each in settings))
-    if len(found) > 1:
-        names = ", ".join(name or "the account's default" for name in found)
-        why = f"the runs are filed under {len(found)} of them: {names}"
-        fix = Fix(remark=f"eke report ... --{what} {next(filter(None, found))}")
-        raise ConfigError(Problem(f"tracker.{what}", "", why, fix))
-    return found[0] if found else ""
-
-
-SAMPLES_PER_S, PEAK_GIB = "samples_per_s", "peak_allocated_gib"
-"""Of a run's summary (eke.results.trackers.tracker)."""
-
-MAX_FACTORS = 6
-"""Factors above which runs are not grouped (W&B nests groups); a choice, not a limit of W&B."""
-
-
 def factor_paths(comparison: Comparison) -> list[str]:
-    """Paths in W&B's config of the factors that differ: `precision.value`, `cfg.value.train.steps`.
+    """Return the paths in W&B's config of the factors that differ between runs.
 
-    W&B wraps each top-level key into `value`. Factors of cells without a run alone are omitted.
+    For example `precision.value` and `cfg.value.train.steps`: W&B wraps top-level keys in `value`.
     """
     options = {group for _, record in recorded(comparison) for group in record.choices}
     known = {key for row in comparison.rows if row.variant.machine for key in row.variant.settings}
-    # Options as eke.results.trackers.wandb.make_config names them.
+    # Options have the names of eke.results.trackers.wandb.make_config.
     named = {key: f"{key.replace('.', '_')}.value" for key in options}
     return [named.get(key, f"cfg.value.{key}") for key in comparison.factors if key in known]
 
 
-WIDTH, HEIGHT = 24, 8
-"""Columns of W&B's grid, and rows of one panel of it."""
-MAX_RUNS = 100
-"""Lines and bars that a panel shows; W&B's own default is 10."""
-
-
-def _run_set(
-    library: ModuleType, found: Filter, place: WandbProject | None, factors: list[str]
-) -> Any:
-    """The compared runs, fastest first, grouped and coloured by differing factors.
-
-    A `place` is looked up at the server; None is the report's own, which needs no server.
-    """
-    measured = [f"summary:{SAMPLES_PER_S}", f"summary:{PEAK_GIB}"]
-    key, names = found  # plain: see PLAIN
-    chosen = f"== {names[0]!r}" if len(names) == 1 else f"in {names!r}"
-    groups = factors if len(factors) <= MAX_FACTORS else []
-    return library.Runset(
-        **(asdict(place) if place else {}),
-        name="compared runs",
-        filters=f"Metric({key!r}) {chosen}",
-        groupby=[f"config.{path}" for path in groups],
-        order=[library.OrderBy(library.SummaryMetric(SAMPLES_PER_S), ascending=False)],
-        pinned_columns=[*(f"config:{path}" for path in factors), *measured],
-    )
-
-
 def _panels(library: ModuleType) -> list[Any]:
-    half = WIDTH // 2
-    # Over the runs of a group: their mean, from the lowest to the highest.
-    over = {"groupby_aggfunc": "mean", "groupby_rangefunc": "minmax", "max_runs_to_show": MAX_RUNS}
+    """Return a chart of speed and memory, and charts of losses, in W&B's grid of 24 columns."""
 
-    def at(row: int, column: int = 0, width: int = half) -> Any:
-        return library.Layout(x=column * half, y=row * HEIGHT, w=width, h=HEIGHT)
+    def at(row: int, column: int = 0, width: int = 12) -> Any:
+        return library.Layout(x=column * 12, y=row * 8, w=width, h=8)
 
     def lines(title: str, x: str, y: str, row: int, column: int) -> Any:
-        return library.LinePlot(title=title, x=x, y=[y], layout=at(row, column), **over)
+        return library.LinePlot(
+            title=title, x=x, y=[y], layout=at(row, column),
+            # Mean, minimum and maximum over the runs of a group. W&B's default is 10 runs.
+            groupby_aggfunc="mean", groupby_rangefunc="minmax", max_runs_to_show=100,
+        )  # fmt: skip
 
     return [
         library.ScatterPlot(
             title="samples/s over peak memory, GiB",
             x=library.SummaryMetric(PEAK_GIB),
             y=library.SummaryMetric(SAMPLES_PER_S),
-            layout=at(0, width=WIDTH),
+            layout=at(0, width=24),
         ),
         lines("eval loss over steps", metrics.STEP, metrics.EVAL_LOSS, 1, 0),
         lines("train loss over steps", metrics.STEP, metrics.LOSS, 1, 1),
@@ -183,19 +160,11 @@ def _panels(library: ModuleType) -> list[Any]:
     ]
 
 
-MAX_ROWS = 100
-"""Maximum rows of the table: W&B renders the whole report in the browser. report.csv has all."""
-MAX_CHARS = 300
-"""Maximum characters of a table cell, for long exception messages."""
-MAX_TITLE_CHARS = 128
-"""Maximum length of a title in wandb-workspaces 0.4."""
-
-
 def specification(comparison: Comparison, place: WandbProject, is_online: bool = False) -> Any:
-    """Build the report for wandb-workspaces; raises ConfigError if that is not installed.
+    """Build the report for wandb-workspaces. Raise ConfigError if that is not installed.
 
-    It has the contents of the other formats, and is filed under `place`. With `is_online` the run
-    set names the project, too, which asks the server for its number.
+    It has the contents of the other formats and belongs to the project `place`. With `is_online`
+    the run set also names the project, which requests its id from the server.
     """
     library = workspaces()
     blocks = []
@@ -204,14 +173,25 @@ def specification(comparison: Comparison, place: WandbProject, is_online: bool =
         which = f"group {', '.join(names)}" if key == "Group" else f"{len(names)} runs by their ids"
         live = f"Live: {escape(which)} in project {escape(place.project)}. "
         live += "The text below is of the time of writing."
-        run_set = _run_set(library, found, place if is_online else None, factor_paths(comparison))
+        chosen = f"== {names[0]!r}" if len(names) == 1 else f"in {names!r}"
+        factors = factor_paths(comparison)
+        # Compared runs, fastest first, grouped and colored by differing factors.
+        run_set = library.Runset(
+            **(asdict(place) if is_online else {}),
+            name="compared runs",
+            filters=f"Metric({key!r}) {chosen}",
+            groupby=[f"config.{path}" for path in factors if len(factors) <= MAX_FACTORS],
+            order=[library.OrderBy(library.SummaryMetric(SAMPLES_PER_S), ascending=False)],
+            pinned_columns=[*(f"config:{path}" for path in factors),
+                            f"summary:{SAMPLES_PER_S}", f"summary:{PEAK_GIB}"],
+        )  # fmt: skip
         grid = library.PanelGrid(runsets=[run_set], panels=_panels(library))
         blocks += [grid, library.MarkdownBlock(live)]
     first, *others = map(escape, verdict_lines(comparison))
-    table_lines = main_table(comparison, MAX_ROWS, MAX_CHARS) if comparison.rows else []
+    rows = main_table(comparison, MAX_ROWS, max_chars=300) if comparison.rows else []
     notes = "\n".join(f"- {escape(note)}" for note in comparison.notes)
-    texts = [f"**{first}**", *others, escape(count_outcomes(comparison)), "\n".join(table_lines)]
-    blocks.append(library.MarkdownBlock("\n\n".join(filter(None, [*texts, notes]))))
+    texts = [f"**{first}**", *others, escape(count_outcomes(comparison)), "\n".join(rows), notes]
+    blocks.append(library.MarkdownBlock("\n\n".join(filter(None, texts))))
     titles = comparison.sweeps or tuple(Path(folder).name for folder in comparison.folders)
     return library.Report(
         # None would cause a request to the server.
@@ -225,8 +205,11 @@ def specification(comparison: Comparison, place: WandbProject, is_online: bool =
 
 
 def dump(report: Any) -> str:
-    """JSON that `save` sends; `spec` is the parsed string of its mutation `upsertView`."""
-    model = report._to_model()  # wandb-workspaces 0.4.13 has no public method
+    """Return the JSON that `save` sends. `spec` is the parsed string of its mutation `upsertView`.
+
+    wandb-workspaces 0.4.13 has no public method for it.
+    """
+    model = report._to_model()
     content = {
         "displayName": model.display_name,
         "description": model.description,
@@ -236,12 +219,6 @@ def dump(report: Any) -> str:
         "spec": json.loads(model.spec.model_dump_json(by_alias=True, exclude_none=True)),
     }
     return json.dumps(content, indent=1) + "\n"
-
-
-SAVE_S = 60.0
-"""Time limit without the login: four requests, for which W&B allows 19 s each."""
-
-FILE_VERSION = 1
 
 
 class PublishedReport(NamedTuple):
@@ -255,14 +232,14 @@ class PublishedReport(NamedTuple):
 
 
 def publish(comparison: Comparison, place: WandbProject, file: Path) -> tuple[str, bool, int]:
-    """Save the report, and store its id in `file`, which remembers earlier ones.
+    """Save the report, and add its id to the published reports in `file`.
 
     An empty entity of `place` is the account's default. Returns the URL, whether it is new, and the
     number of runs that the server may lack.
 
     Raises:
-        ConfigError: an API key is missing or refused, or the server knows no such project.
-        NoAnswer, Refusal: as of `account.bounded`.
+        ConfigError: an API key is missing or rejected, or the server has no such project.
+        NoAnswer, Refusal: as `account.bounded`.
         OSError: `file` cannot be written.
     """
     try:
@@ -275,34 +252,33 @@ def publish(comparison: Comparison, place: WandbProject, file: Path) -> tuple[st
             raise ConfigError("W&B's server names no default entity -> --entity NAME")
         where = (user.server, place.entity, place.project)
         known_id = next((p.id for p in others if p[:3] == where), "")
-        answer = account.bounded(lambda: _save(comparison, place, known_id), SAVE_S)
+        # Four requests, for which W&B allows 19 s each.
+        answer = account.bounded(lambda: _save(comparison, place, known_id), 60.0)
     if answer is None:
         raise ConfigError(
-            f"project {place}: the server knows none of this name, or not for this account\n"
+            f"project {place}: does not exist, or this account has no access\n"
             "  -> eke sync RUNS   (sends the runs, and makes it), or --project NAME, --entity NAME"
         )
     report_id, url = answer
-    kept = [p for p in others if p[:3] != where]
-    content = [each._asdict() for each in (*kept, PublishedReport(*where, report_id, url))]
-    write_json(file, {"schema_version": FILE_VERSION, "published": content})
-    return url, report_id != known_id, count_missing(comparison, where)
+    kept = [*(p for p in others if p[:3] != where), PublishedReport(*where, report_id, url)]
+    write_json(file, {"schema_version": 1, "published": [each._asdict() for each in kept]})
+    return url, report_id != known_id, _count_missing(comparison, where)
 
 
-def count_missing(comparison: Comparison, where: tuple[str, str, str]) -> int:
-    """Count runs that the server may lack: no receipt of `eke sync`, and not run online."""
+def _count_missing(comparison: Comparison, where: tuple[str, str, str]) -> int:
+    """Count the runs without a receipt of `eke sync` that did not run online."""
     count = 0
     for entry, record in recorded(comparison):
         settings = table(record.config, "tracker")
-        is_online = settings.get("mode") == TrackerMode.online.value
-        if is_online and settings.get("option") == "wandb" and settings.get("project") == where[2]:
-            continue
-        receipts = read_receipts(RunPaths(entry.folder)) if entry.folder else []
-        count += not any(receipt.place == where for receipt in receipts)
+        found = tuple(settings.get(key) for key in ("mode", "option", "project"))
+        if found != (TrackerMode.online.value, "wandb", where[2]):
+            receipts = read_receipts(RunPaths(entry.folder)) if entry.folder else []
+            count += not any(receipt.place == where for receipt in receipts)
     return count
 
 
 def _save(comparison: Comparison, place: WandbProject, known_id: str) -> tuple[str, str] | None:
-    """Id and address of the saved report; None when there is no such project."""
+    """Save the report, and return its id and URL, None if there is no such project."""
     import wandb
     from wandb_workspaces._graphql import execute_graphql
     from wandb_workspaces.reports.v2 import gql

@@ -12,13 +12,13 @@ from eke.results.trackers.tracker import TrackedRun, Untracked, summary_values, 
 from eke.results.trackers.wandb import WandbRun
 
 Tracker = Guard | Untracked
-"""Receiver of a run's metrics: no method raises, or waits longer than its stated bound."""
+"""Receiver of a run's metrics. No method raises, or waits longer than its stated limit."""
 
 FILE_S = 10.0
-"""Seconds to finish writing a file, which takes milliseconds on a working file system."""
+"""Time limit for closing a file, in seconds. A working file system needs milliseconds."""
 
 SERVER_S = 30.0
-"""Seconds to finish an upload, of which `eke sync` sends the rest, or MLflow's new database."""
+"""Time limit for an upload (`eke sync` sends the rest) or MLflow's new database, in seconds."""
 
 
 def _wandb(run: TrackedRun) -> Tracker:
@@ -38,10 +38,7 @@ TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
 
 
 def build_tracker(run: TrackedRun) -> Tracker:
-    """Build and start the tracker of `run.settings.option`.
-
-    Never raises for errors of the tracker; they are in the result's `problem`.
-    """
+    """Build and start the tracker of `run.settings.option`. Its errors are in `problem`."""
     option = run.settings.option
     if build := TRACKERS.get(option):
         return build(run)

@@ -1,8 +1,7 @@
 """Mirrors through Accelerate's trackers: TensorBoard, MLflow, Trackio. Tested with accelerate 1.15.
 
-Accelerate's classes ask its process state, and making that state starts communication with other
-ranks. So nothing of theirs is touched before the worker has made it: the run is started by its
-first row, when training is under way.
+Accelerate's classes read its process state, and creating that state starts communication with other
+ranks. So the first row starts the tracker, after the worker has created the state.
 """
 
 import fcntl
@@ -12,9 +11,8 @@ import logging
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from eke.common.files import open_file, own_folder, read_json, write_json
@@ -23,19 +21,12 @@ from eke.plan.record import EXIT_OK, EXIT_RESUMABLE, metrics
 from eke.results.trackers.async_tracker import EVAL, TRAIN, CatchUp, Mirror, MirrorError, drawn
 from eke.results.trackers.tracker import Row, TrackedRun, Value
 
-LIBRARIES = ("mlflow", "alembic", "trackio", "tensorboard")
-"""Loggers that report every step; silenced in the run's log."""
-
 
 class AccelerateRun(Mirror):
-    """One attempt of a run in one of Accelerate's trackers.
-
-    A subclass needs `package`, `load`, `start` and `close`; it keeps Accelerate's tracker in
-    `_tracker`.
-    """
+    """One attempt of a run in one of Accelerate's trackers, which `start` stores in `_tracker`."""
 
     package: str
-    """Imported package, and name of its folder in the run folder."""
+    """Name of the imported package and of its folder in the run folder."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._run = run
@@ -46,26 +37,25 @@ class AccelerateRun(Mirror):
 
     @abstractmethod
     def load(self) -> None:
-        """Set the environment and import, on the worker's own thread."""
+        """Set the environment and import the library, on the worker's thread."""
 
     @abstractmethod
     def start(self, first_step: int) -> dict[str, int]:
-        """Start Accelerate's tracker; returns the last steps of earlier attempts."""
+        """Start Accelerate's tracker, and return the last steps of earlier attempts."""
 
     def prepare(self) -> None:
-        """Import the library; raises MirrorError if it is not installed."""
+        """Import the library. Raise MirrorError if it is not installed."""
         own_folder(self._folder)
         try:
             self.load()
         except ModuleNotFoundError as error:
-            raise MirrorError(
-                f'the package {error.name} is not installed -> pip install "eke[{self.package}]"'
-            ) from None
-        for name in LIBRARIES:
+            fix = f'pip install "eke[{self.package}]"'
+            raise MirrorError(f"the package {error.name} is not installed -> {fix}") from None
+        for name in ("mlflow", "alembic", "trackio", "tensorboard"):  # they report every step
             logging.getLogger(name).setLevel(logging.WARNING)
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Every row at its training step, each once even when a step is repeated."""
+        """Send each row once, also if a step is repeated."""
         if rows and self._tracker is None:
             self._catch_up.seen = self.start(int(rows[0][metrics.STEP]))
         if missing := self._catch_up.missing(rows):
@@ -73,29 +63,29 @@ class AccelerateRun(Mirror):
             self.send(missing)
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Log each row at its step, which is the x axis and no value."""
+        """Log each row at its step."""
         for row in rows:
             values = {key: value for key, value in drawn(row).items() if key != metrics.STEP}
             self._tracker.log(values, step=int(row[metrics.STEP]))
 
     def summary(self, values: Row) -> None:
-        """Log values of the whole run under `summary/`, at the last step."""
+        """Log values of the entire run under `summary/`, at the last step."""
         self._ensure()
         named = {f"summary/{key}": value for key, value in values.items()}
         self._tracker.log(named, step=self._last_step)
 
     def _ensure(self) -> None:
-        """Start a run that has no row; only the worker's own state makes that safe."""
+        """Start a run without rows if the worker has created Accelerate's state."""
         if self._tracker is not None:
             return
         from accelerate.state import is_initialized
 
         if not is_initialized():
-            raise MirrorError("the run ended before its first step; there is nothing to show")
+            raise MirrorError("the run ended before its first step")
         self._catch_up.seen = self.start(0)
 
     def _config(self) -> dict[str, Value]:
-        """Factors at the top and the configuration's keys by their path: `cfg.optimizer.lr`."""
+        """Return factors, and the configuration's keys by their path: `cfg.optimizer.lr`."""
         return {**self._run.factors, **_flatten("cfg", self._run.config)}
 
 
@@ -108,7 +98,7 @@ def _flatten(path: str, value: Any) -> dict[str, Value]:
 
 
 class TensorBoardRun(AccelerateRun):
-    """Event files of torch's writer in `tensorboard/<run_id>`; each attempt adds one."""
+    """Event files of torch's writer in `tensorboard/<run_id>`, one for each attempt."""
 
     package = "tensorboard"
 
@@ -117,7 +107,7 @@ class TensorBoardRun(AccelerateRun):
         import torch.utils.tensorboard  # noqa: F401  # torch 2.13: imported for its effect
 
     def start(self, first_step: int) -> dict[str, int]:
-        """Start the writer; readers ignore earlier events from `first_step` on."""
+        """Start the writer. Readers ignore earlier events from `first_step` on."""
         from accelerate.tracking import TensorBoardTracker
 
         run = self._run
@@ -125,55 +115,27 @@ class TensorBoardRun(AccelerateRun):
         self._tracker = TensorBoardTracker(run.run_id, logging_dir=self._folder, **resumed)
         self._tracker.start()
         self._tracker.writer.add_text("notes", run.notes, global_step=0)
-        # Reading event files is slow; all rows before this attempt are on disk.
-        return {TRAIN: first_step - 1, EVAL: first_step - 1}
+        # Reading event files is slow. All rows before this attempt are on disk.
+        return dict.fromkeys((TRAIN, EVAL), first_step - 1)
 
     def summary(self, values: Row) -> None:
-        """Texts, and numbers as metrics of the tab HParams, whose parameters are `told`."""
-        self._ensure()
-        numbers = {f"summary/{k}": v for k, v in values.items() if not isinstance(v, str)}
+        """Log texts, and numbers as metrics of the tab HParams with `told` as parameters."""
         super().summary({k: v for k, v in values.items() if isinstance(v, str)})
+        numbers = {f"summary/{k}": v for k, v in values.items() if not isinstance(v, str)}
         told = dict(self._run.told) or {"name": self._run.name}
-        self._tracker.writer.add_hparams(
-            told, numbers, run_name=".", global_step=self._last_step  # this run, and no new one
-        )  # fmt: skip
+        # The name "." adds the values to this run.
+        writer = self._tracker.writer
+        writer.add_hparams(told, numbers, run_name=".", global_step=self._last_step)
 
     def close(self, exit_code: int) -> None:
-        """Flush and close."""
+        """Log the exit code and close the writer."""
         self._ensure()
         self._tracker.log({"summary/exit_code": exit_code}, step=0)
         self._tracker.finish()
 
 
-MLFLOW_ENVIRONMENT = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "DO_NOT_TRACK": "true",
-    "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "false",  # sampling would disturb what is measured
-    "MLFLOW_LOGGING_LEVEL": "WARNING",
-}
-MLFLOW_OUTSIDE = ("MLFLOW_RUN_ID", "MLFLOW_NESTED_RUN", "MLFLOW_TAGS", "MLFLOW_EXPERIMENT_NAME")
-"""Variables that Accelerate puts above its arguments: they would merge runs of a sweep."""
-
-REMOTE = ("http://", "https://", "databricks")
-"""Beginnings of URIs whose server keeps the artifacts."""
-
-BATCH = 1000
-"""Metrics that MLflow takes in one call: MAX_METRICS_PER_BATCH of mlflow/utils/validation.py."""
-
-
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Hold a lock, where there are any: two runs that make one database disturb each other."""
-    with ExitStack() as held:
-        with suppress(OSError):
-            descriptor = open_file(lock, os.O_RDWR | os.O_CREAT)
-            held.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-
-
 class MLflowRun(AccelerateRun):
-    """A run of the experiment `tracker.project`; MLflow makes its id, a file keeps it.
+    """A run of the experiment `tracker.project`. MLflow creates its id, and a file stores it.
 
     The store is SQLite next to the run folders, or a server. Tested with mlflow 3.17.
     """
@@ -181,21 +143,27 @@ class MLflowRun(AccelerateRun):
     package = "mlflow"
 
     def load(self) -> None:
-        """Disable telemetry and terminal output, then import."""
-        os.environ.update(MLFLOW_ENVIRONMENT)
-        for name in MLFLOW_OUTSIDE:
-            os.environ.pop(name, None)
+        """Disable telemetry and terminal output, then import mlflow."""
+        os.environ.update(
+            MLFLOW_DISABLE_TELEMETRY="true",
+            DO_NOT_TRACK="true",
+            MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING="false",  # sampling would disturb measurements
+            MLFLOW_LOGGING_LEVEL="WARNING",
+        )
+        # Accelerate prefers these variables to its arguments. They would merge runs of a sweep.
+        for name in ("RUN_ID", "NESTED_RUN", "TAGS", "EXPERIMENT_NAME"):
+            os.environ.pop(f"MLFLOW_{name}", None)
         import mlflow
 
         mlflow.set_tracking_uri(self._uri())
 
     def _uri(self) -> str:
-        """`tracker.uri`, else MLflow's own variable, else a file next to the runs."""
+        """Return `tracker.uri`, else MLflow's own variable, else a file next to the runs."""
         local = f"sqlite:///{(self._run.directory.parent / 'mlflow.db').absolute()}"
         return self._run.settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or local
 
     def start(self, first_step: int) -> dict[str, int]:
-        """Start the run, or continue one in the same store."""
+        """Start the run, or continue it in the same store."""
         import mlflow
         from accelerate.tracking import MLflowTracker
 
@@ -210,10 +178,15 @@ class MLflowRun(AccelerateRun):
                 raise
             run_id = None  # its store was deleted
         own = (self._folder / "artifacts").absolute().as_uri()
-        artifacts = None if uri.startswith(REMOTE) else own
-        name = run.name or run.run_id
+        has_server = uri.startswith(("http://", "https://", "databricks"))  # it stores artifacts
+        artifacts, name = None if has_server else own, run.name or run.run_id
         tracker = MLflowTracker(run.settings.project, artifacts, run_id=run_id, run_name=name)
-        with _alone(run.directory.parent / ".mlflow.lock"):
+        with ExitStack() as held:
+            # Two runs that create one database disturb each other.
+            with suppress(OSError):  # a file system without locks
+                lock = open_file(run.directory.parent / ".mlflow.lock", os.O_RDWR | os.O_CREAT)
+                held.callback(os.close, lock)
+                fcntl.flock(lock, fcntl.LOCK_EX)
             tracker.start()
         self._tracker = tracker
         if run_id is not None:
@@ -227,7 +200,7 @@ class MLflowRun(AccelerateRun):
         return {}
 
     def send(self, rows: Sequence[Row]) -> None:
-        """All numbers in one transaction: through `log_metrics` every row would be one."""
+        """Send all numbers in one transaction, instead of one for each row (`log_metrics`)."""
         from mlflow import MlflowClient
         from mlflow.entities import Metric
 
@@ -239,8 +212,9 @@ class MLflowRun(AccelerateRun):
             if key != metrics.STEP and not isinstance(value, str)
         ]
         client, run_id = MlflowClient(), self._tracker.active_run.info.run_id
-        for start in range(0, len(points), BATCH):
-            client.log_batch(run_id, metrics=points[start : start + BATCH])
+        most = 1000  # MAX_METRICS_PER_BATCH of mlflow/utils/validation.py
+        for start in range(0, len(points), most):
+            client.log_batch(run_id, metrics=points[start : start + most])
 
     def summary(self, values: Row) -> None:
         """Log numbers as metrics under `summary/`, texts as tags `eke.`."""
@@ -259,16 +233,10 @@ class MLflowRun(AccelerateRun):
         mlflow.end_run(status)
 
 
-TRACKIO_OUTSIDE = (
-    "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL", "TRACKIO_DATASET_ID",
-)  # fmt: skip
-"""Variables that enable uploads; removed."""
-
-
 class TrackioRun(AccelerateRun):
     """The run `<run_id>` of the project `tracker.project`, in `trackio` next to the run folders.
 
-    Tested with trackio 0.43. Its store, SQLite with a write-ahead log, is for a local disk.
+    Tested with trackio 0.43. Its store, SQLite with a write-ahead log, requires a local disk.
     """
 
     package = "trackio"
@@ -278,15 +246,15 @@ class TrackioRun(AccelerateRun):
         self._folder = run.directory.parent / self.package
 
     def load(self) -> None:
-        """Set the folder, which trackio reads on import, and import it."""
+        """Set the folder, which trackio reads on import, disable uploads, and import trackio."""
         os.environ.setdefault("TRACKIO_DIR", str(self._folder.absolute()))
         os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-        for name in TRACKIO_OUTSIDE:
-            os.environ.pop(name, None)
+        for name in ("SPACE_ID", "SERVER_URL", "WEBHOOK_URL", "DATASET_ID"):
+            os.environ.pop(f"TRACKIO_{name}", None)
         import trackio  # noqa: F401  # trackio 0.43: imported for its effect
 
     def start(self, first_step: int) -> dict[str, int]:
-        """Start the run, or continue an existing one."""
+        """Start or continue the run."""
         from accelerate.tracking import TrackioTracker
 
         run, project = self._run, self._run.settings.project
@@ -297,19 +265,19 @@ class TrackioRun(AccelerateRun):
             config={"name": run.name, "notes": run.notes, **self._config()},
             resume="allow",
             embed=False,
-            auto_log_gpu=False,  # sampling would disturb what is measured
+            auto_log_gpu=False,  # sampling would disturb measurements
             auto_log_cpu=False,
         )
         self._tracker.start()
         return dict.fromkeys((TRAIN, EVAL), self._last_written())
 
     def close(self, exit_code: int) -> None:
-        """Wait for the writer and look at the file: Trackio does not report a full disk."""
+        """Wait for the writer and check the file, as Trackio does not report a full disk."""
         self._ensure()
         self._tracker.finish()
         if (last := self._last_written()) < self._last_step:
-            why = f"Trackio's file ends at step {last} of {self._last_step}: is the disk full?"
-            raise MirrorError(why)
+            why = f"ends at step {last} of {self._last_step}: is the disk full?"
+            raise MirrorError(f"Trackio's file {why}")
 
     def _last_written(self) -> int:
         from trackio.sqlite_storage import SQLiteStorage

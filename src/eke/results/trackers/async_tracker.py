@@ -4,8 +4,7 @@ Training must not stop or wait if a server hangs or a helper process dies: SLURM
 every process of a job, wandb-core dies of it, and the next `log` raises.
 
 A resumed run repeats the steps since its checkpoint, bit for bit, and rows of the previous attempt
-may be lost. So the mirror's last step is read, older rows are sent again, repeated ones skipped.
-Rows get the cumulative training time and tokens, since W&B's clock also runs between attempts.
+may be lost. So the mirror's last step is read, older rows are sent again, repeated rows skipped.
 """
 
 import logging
@@ -27,84 +26,68 @@ from eke.results.trackers.tracker import Row, Value
 
 _log = logging.getLogger(__name__)
 
-SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
-"""Environment variables whose values are masked in messages of libraries."""
-
-EVERY_ROW = "(metrics.jsonl has every row)"
-"""Appended to every problem."""
-
-KILLED_S = 1.0
-"""Seconds to wait for a killed mirror."""
-
-PATIENCE_S = 0.02
-"""Seconds that `log` waits for its rows to be handed over, so that the work does not fall into the
-next measured step; a mirror that overran it once is not waited for until it has caught up."""
-
-MAX_ROWS = 10_000
-"""Rows that may wait; later ones are dropped and counted. 10 MB at 1 kB a row."""
-
 
 class Mirror(Protocol):
-    """Tracker client driven by a guard; methods may raise, and all but `prepare` may hang."""
+    """Tracker client driven by a guard. Methods may raise, and all but `prepare` may hang."""
 
     def prepare(self) -> None:
-        """Local work on the caller's thread: imports, environment, helper processes."""
+        """Do local work on the caller's thread: imports, environment, helper processes."""
 
     def open(self) -> None:
-        """Start the run; by default, the first row does."""
+        """Start the run. By default, the first row starts it."""
         return
 
     def log(self, rows: Sequence[Row]) -> None:
         """Hand over rows."""
 
     def summary(self, values: Row) -> None:
-        """Hand over values of the whole run."""
+        """Hand over values of the entire run."""
 
     def close(self, exit_code: int) -> None:
-        """Finish the run; raises if not everything arrived."""
+        """Finish the run. Raise if data is missing."""
 
     def abandon(self) -> None:
-        """Release resources after another method raised; by default, the worker's exit does."""
+        """Release resources after another method raised. By default, the worker's exit does."""
         return
 
     def kill(self) -> None:
-        """Make a hanging method on another thread raise; by default, nothing can."""
+        """Make a hanging method on another thread raise. By default, it continues to hang."""
         return
 
 
-class Guard:
-    """Tracker around a mirror: no method raises or waits longer than its limit.
+class MirrorError(Exception):
+    """A problem found by a mirror, with a message for the user."""
 
-    The mirror is opened and fed by one daemon thread. Its first exception switches it off for good,
-    with one logged warning; rows that could not be handed over are counted in `problem`, which
-    names the command that sends them (`remedy`). A quiet one logs nothing (outside training).
+
+class Guard:
+    """Tracker around a mirror. No method raises or waits longer than its limit.
+
+    One daemon thread opens and feeds the mirror. The first exception switches the mirror off, with
+    one logged warning. `problem` counts the missing rows and names the command that sends them
+    (`remedy`).
     """
 
-    def __init__(
-        self,
-        mirror: Mirror,
-        finish_s: float,
-        remedy: str = "",
-        patience_s: float = PATIENCE_S,
-        max_rows: int = MAX_ROWS,
-        is_quiet: bool = False,
-    ) -> None:
-        self._mirror = mirror
-        self._finish_s, self._patience_s, self._max_rows = finish_s, patience_s, max_rows
+    patience_s = 0.02
+    """Seconds that `log` waits for its rows, to keep the work out of the next measured step.
+
+    A mirror that exceeds the limit is not waited for until it has caught up.
+    """
+    max_rows = 10_000
+    """Largest number of waiting rows, 10 MB at 1 kB a row. Further rows are dropped and counted."""
+
+    def __init__(self, mirror: Mirror, finish_s: float, remedy: str = "") -> None:
+        self._mirror, self._finish_s = mirror, finish_s
         self._remedy = f" -> {remedy}" if remedy else ""
-        self._is_quiet = is_quiet
         self._jobs: queue.SimpleQueue[tuple[Callable[[], None], int] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._reason = ""
-        self._pending = 0
-        self._lost = 0
-        self._late = False
-        self._finishing = False
+        self._pending = self._lost = 0
+        self._late = self._finishing = False
         self._ended = threading.Event()
         try:
             mirror.prepare()
         except Exception as error:
-            self._stop(describe_error(error))
+            self._stop(error)
             self._ended.set()
         else:
             threading.Thread(target=self._work, name="eke-tracker", daemon=True).start()
@@ -113,32 +96,28 @@ class Guard:
         """Queue rows, and give the mirror `patience_s` to take them."""
         batch = tuple(dict(row) for row in rows)
         with self._changed:
-            if self._reason or self._finishing:
-                self._lost += len(batch)
-                return
-            if self._pending + len(batch) > self._max_rows:
-                if not self._lost:
-                    why = "new ones are dropped, metrics.jsonl has them"
-                    _log.warning(
-                        "tracker: %d rows wait to be mirrored already; %s", self._pending, why
-                    )
+            is_full = self._pending + len(batch) > self.max_rows
+            if self._reason or self._finishing or is_full:
+                if is_full and not self._lost:
+                    _log.warning("tracker: %d rows are waiting, new rows are dropped. "
+                                 "metrics.jsonl has every row.", self._pending)  # fmt: skip
                 self._lost += len(batch)
                 return
             self._pending += len(batch)
             self._jobs.put((partial(self._mirror.log, batch), len(batch)))
             if not self._late:
                 self._late = not self._changed.wait_for(
-                    lambda: self._pending == 0 or bool(self._reason), self._patience_s
+                    lambda: self._pending == 0 or bool(self._reason), self.patience_s
                 )
 
     def summary(self, values: Row) -> None:
-        """Queue values of the whole run."""
+        """Queue values of the entire run."""
         with self._changed:
             if not (self._reason or self._finishing):
                 self._jobs.put((partial(self._mirror.summary, dict(values)), 0))
 
     def finish(self, exit_code: int) -> None:
-        """Close the mirror; waits `finish_s` + 1 seconds at most. A second call does nothing."""
+        """Close the mirror within `finish_s` + 1 seconds. A second call has no effect."""
         with self._changed:
             if self._finishing:
                 return
@@ -146,89 +125,83 @@ class Guard:
         self._jobs.put((partial(self._mirror.close, exit_code), 0))
         self._jobs.put(None)
         if not self._ended.wait(self._finish_s):
-            self._stop(f"did not finish within {self._finish_s:g} s")
+            self._stop(MirrorError(f"did not finish within {self._finish_s:g} s"))
             # Otherwise the interpreter's exit would wait for it.
             with suppress(Exception):
                 self._mirror.kill()
-            self._ended.wait(KILLED_S)
+            self._ended.wait(1.0)
 
     @property
     def problem(self) -> str:
-        """Why the mirror is incomplete; empty while it is whole."""
+        """Reason that the mirror is incomplete, or empty."""
         with self._changed:
             lost = f"{format_number(self._lost, 'row')} not mirrored" if self._lost else ""
-            cause = "; ".join(text for text in (self._reason, lost) if text)
-            return f"{cause} {EVERY_ROW}{self._remedy}" if cause else ""
+            cause = "; ".join(filter(None, (self._reason, lost)))
+            return f"{cause} (metrics.jsonl has every row){self._remedy}" if cause else ""
 
     def _work(self) -> None:
-        """Open the mirror and feed it until it is closed or raises; the thread's body."""
+        """Open the mirror and feed it until it is closed or raises."""
         try:
             self._mirror.open()
             for job, num_rows in iter(self._jobs.get, None):
                 job()
-                self._done(num_rows)
-        except BaseException as error:  # sys.exit, too, would end the thread silently
-            self._stop(describe_error(error))
-            with suppress(BaseException):  # `wandb.teardown` leaves by sys.exit if wandb-core died
+                with self._changed:
+                    if not self._reason:  # otherwise the rows count as lost
+                        self._pending -= num_rows
+                        self._late = self._late and self._pending > 0
+                        self._changed.notify_all()
+        except BaseException as error:  # sys.exit would also end the thread silently
+            self._stop(error)
+            with suppress(BaseException):  # `wandb.teardown` calls sys.exit if wandb-core died
                 self._mirror.abandon()
         finally:
             self._ended.set()
 
-    def _done(self, num_rows: int) -> None:
-        with self._changed:
-            if self._reason:
-                return  # already counted as lost
-            self._pending -= num_rows
-            self._late = self._late and self._pending > 0
-            self._changed.notify_all()
-
-    def _stop(self, reason: str) -> None:
-        """Switch the mirror off for good; only the first reason counts."""
+    def _stop(self, error: BaseException) -> None:
+        """Switch the mirror off. Only the first error counts."""
         with self._changed:
             if self._reason:
                 return
-            self._reason = reason
+            text = one_line(error)
+            self._reason = text if isinstance(error, MirrorError) else f"stopped by {text}"
             self._lost += self._pending
             self._pending = 0
             self._changed.notify_all()
-        if not self._is_quiet:
-            _log.warning("tracker: %s; training goes on", self.problem)
-
-
-def describe_error(error: BaseException) -> str:
-    """What stopped a tracker, as one line, secrets masked."""
-    text = one_line(error)
-    return text if isinstance(error, MirrorError) else f"stopped by {text}"
+        _log.warning("tracker: %s; training goes on", self.problem)
 
 
 def one_line(error: BaseException) -> str:
-    """An exception as one line, secrets masked: `ValueError: text`."""
+    """Return an exception as one line with masked secrets: `ValueError: text`."""
     text = " ".join(str(error).split())
-    for secret in filter(None, map(os.environ.get, SECRETS)):
-        text = text.replace(secret, "***")
+    for name in ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"):
+        if secret := os.environ.get(name):
+            text = text.replace(secret, "***")
     names = [] if isinstance(error, MirrorError) else [type(error).__name__]
     return ": ".join(filter(None, [*names, mask(text)]))
-
-
-class MirrorError(Exception):
-    """A problem found by a mirror, with a message for the user."""
 
 
 TRAIN, EVAL = "train", "eval"
 
 
 def kind_of(row: Mapping[str, object]) -> str:
-    """Kind of a row, TRAIN or EVAL; a step can have both."""
+    """Return the kind of a row, TRAIN or EVAL. A step can have both."""
     return EVAL if metrics.EVAL_LOSS in row else TRAIN
 
 
 def deduplicate(rows: Iterable[metrics.Row]) -> list[metrics.Row]:
-    """One row per step and kind, the highest attempt's; by step, training before evaluation."""
+    """Return one row per step and kind, of the highest attempt, ordered by step, then kind."""
     kinds: dict[str, list[metrics.Row]] = {TRAIN: [], EVAL: []}
     for row in rows:
         kinds[kind_of(row)].append(row)
     latest = [row for each in kinds.values() for row in metrics.latest(each, metrics.STEP)]
     return sorted(latest, key=lambda row: int(row[metrics.STEP]))
+
+
+def _earlier_rows(metrics_file: Path, attempt: int, step: int) -> list[metrics.Row]:
+    """Return the deduplicated rows of the attempts before this one that precede a step."""
+    rows = metrics.read_rows(metrics_file)[0] if attempt else []
+    earlier = deduplicate(row for row in rows if row.get(metrics.ATTEMPT, 0) < attempt)
+    return [row for row in earlier if row[metrics.STEP] < step]
 
 
 @dataclass
@@ -238,58 +211,40 @@ class CatchUp:
     metrics_file: Path
     attempt: int
     seen: dict[str, int] = field(default_factory=dict)
-    """Kind of row -> last step in the mirror; absent: none."""
+    """Kind of row -> last step in the mirror. No entry: no row."""
     _caught_up: bool = False
 
     def missing(self, rows: Sequence[Row]) -> list[Row]:
-        """Rows to send: older ones that did not arrive, then the new ones of `rows`."""
-        found = [row for row in rows if self._is_new(row)]
+        """Return the rows to send: older rows that did not arrive, then the new rows."""
+        wanted = list(rows)
         if rows and not self._caught_up:
             self._caught_up = True
-            found = [*self._older(int(rows[0][metrics.STEP])), *found]
+            first = int(rows[0][metrics.STEP])
+            if self.seen.get(TRAIN, -1) < first - 1:
+                wanted = [*_earlier_rows(self.metrics_file, self.attempt, first), *rows]
+        found = [row for row in wanted if int(row[metrics.STEP]) > self.seen.get(kind_of(row), -1)]
         for row in found:
             self.seen[kind_of(row)] = int(row[metrics.STEP])
         return found
 
-    def _is_new(self, row: Mapping[str, float | int | str]) -> bool:
-        return int(row[metrics.STEP]) > self.seen.get(kind_of(row), -1)
-
-    def _older(self, first_step: int) -> list[metrics.Row]:
-        """Rows of earlier attempts, before the first step of this one, that the mirror lacks."""
-        if self.seen.get(TRAIN, -1) >= first_step - 1:
-            return []
-        return [
-            row
-            for row in earlier_rows(self.metrics_file, self.attempt)
-            if row[metrics.STEP] < first_step and self._is_new(row)
-        ]
-
-
-def earlier_rows(metrics_file: Path, attempt: int) -> list[metrics.Row]:
-    """Deduplicated rows of the attempts before this one."""
-    rows = metrics.read_rows(metrics_file)[0] if attempt else []
-    return deduplicate(row for row in rows if row.get(metrics.ATTEMPT, 0) < attempt)
-
 
 TIME, TOTAL_TOKENS = "train/time_s", "train/total_tokens"
-TOTALS = {TIME: metrics.STEP_TIME, TOTAL_TOKENS: metrics.TOKENS}
-"""Cumulative value over all attempts -> key of a row."""
 
 CONSTANT = (
     metrics.ATTEMPT, metrics.SAMPLES, metrics.TOKENS, metrics.WARMUP, metrics.SHARED, metrics.CUT,
 )  # fmt: skip
-"""Keys of metrics.jsonl that trackers would each draw as a flat line."""
+"""Keys of metrics.jsonl whose charts in a tracker would be flat lines."""
 
 
 def drawn(row: Row) -> dict[str, Value]:
-    """The values of a row that a tracker draws."""
+    """Return the values of a row that a tracker draws."""
     return {key: value for key, value in row.items() if key not in CONSTANT}
 
 
 class Totals:
-    """Cumulative training time and tokens, added to the rows of an attempt (its number) in order.
+    """Cumulative training time and tokens of all attempts, for the rows of one attempt in order.
 
-    `metrics_file` holds the rows of earlier ones.
+    W&B's own clock also runs between attempts. `metrics_file` holds the rows of earlier attempts.
     """
 
     def __init__(self, metrics_file: Path, attempt: int) -> None:
@@ -298,12 +253,11 @@ class Totals:
         self._totals: dict[str, float] = {}
 
     def add(self, rows: Sequence[Row]) -> list[Row]:
-        """Add them to rows of training steps; an evaluation joins the row of its step."""
+        """Add the totals to rows of training steps, but not to rows of evaluations."""
         if rows and not self._totals:
             # The step of an evaluation may belong to an earlier attempt.
-            first_step = int(rows[0][metrics.STEP]) + (metrics.STEP_TIME not in rows[0])
-            earlier = earlier_rows(self._metrics_file, self._attempt)
-            self._count([row for row in earlier if row[metrics.STEP] < first_step])
+            first = int(rows[0][metrics.STEP]) + (metrics.STEP_TIME not in rows[0])
+            self._count(_earlier_rows(self._metrics_file, self._attempt, first))
         found: list[Row] = []
         for row in rows:
             self._count([row])
@@ -312,11 +266,7 @@ class Totals:
         return found
 
     def _count(self, rows: Sequence[Row]) -> None:
-        for total, key in TOTALS.items():
-            self._totals[total] = sum(
-                (_number(r.get(key)) for r in rows), self._totals.get(total, 0.0)
-            )
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
+        for total, key in ((TIME, metrics.STEP_TIME), (TOTAL_TOKENS, metrics.TOKENS)):
+            values = (row.get(key) for row in rows)
+            numbers = [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
+            self._totals[total] = sum(numbers, self._totals.get(total, 0.0))

@@ -1,4 +1,4 @@
-"""Tracker interface, and the run data that trackers receive from the worker or `eke sync`."""
+"""Data of a run that trackers receive from the worker or `eke sync`."""
 
 import re
 import shlex
@@ -23,65 +23,68 @@ Row = Mapping[str, Value]
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """Run data for trackers; built by the worker on rank 0."""
+    """Data of a run for trackers, built by the worker on rank 0."""
 
     run_id: str
-    """16 hex digits; also the tracker's id, so that attempts continue one run."""
+    """16 hex digits. Also the tracker's id, so that attempts continue one run."""
     name: str
-    """Row and overrides in which it differs in its sweep: `precision=bf16 optimizer=adafactor`."""
+    """Row and overrides that differ in the sweep: `precision=bf16 optimizer=adafactor`."""
     tags: tuple[str, ...]
     notes: str
     """The exact command line."""
     factors: Mapping[str, Value]
-    """Top-level scalars of the tracker's config, for grouping: the option of each group, `told`,
-    commit and device."""
+    """Scalars of the tracker's config, for grouping: options, `told`, commit and device."""
     config: Mapping[str, Any]
     """The resolved configuration, stored under `cfg` to avoid name collisions."""
     directory: Path
-    """Run folder; the tracker writes only below it."""
+    """Run folder. The tracker writes only below it."""
     attempt: int
-    """Number of this attempt, from 0; later ones continue the run."""
+    """Number of the attempt, from 0. Later attempts continue the run."""
     settings: schema.Tracker
     told: Mapping[str, Value] = field(default_factory=dict)
-    """Keys in which it differs in its sweep, row, seed and repeat."""
+    """Keys that differ in the sweep, with row, seed and repeat."""
 
 
 @dataclass(frozen=True)
 class Untracked:
-    """Tracker that does nothing."""
+    """Tracker without effect."""
 
     problem: str = ""
     """Reason that a requested tracker is missing."""
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Nothing."""
+        """Ignore rows."""
 
     def summary(self, values: Row) -> None:
-        """Nothing."""
+        """Ignore values."""
 
     def finish(self, exit_code: int) -> None:
-        """Nothing."""
-
-
-PRIVATE = re.compile(rf"\+*({'|'.join(PRIVATE_GROUPS)})[.=]")
-SPEEDS = ("samples_per_s", "tokens_per_s", "mfu_frac", "steady_step_s")
+        """Return immediately."""
 
 
 def tracked_run(
     record: Record, paths: RunPaths, attempt: int, settings: schema.Tracker
 ) -> TrackedRun:
-    """The run data for trackers, of a record or of the outline of one.
-
-    Secrets are masked, and groups with private shell lines are omitted.
-    """
+    """Return the data for trackers of a record, without secrets and private groups."""
+    private = re.compile(rf"\+*({'|'.join(PRIVATE_GROUPS)})[.=]")
     typed, whole = (
-        masked([word for word in words if not PRIVATE.match(word)])
+        masked([word for word in words if not private.match(word)])
         for words in (record.overrides, record.command)
     )
-    shared, row = _in_sweep(paths.folder, str(settings.group), record.run_id)
+    shared, row = set[str](), ""
+    # The sweep's file may be missing or damaged.
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration):
+        cells = read_json(SweepPaths(paths.folder.parent / str(settings.group)).sweep)["cells"]
+        row = next(str(cell["row"]) for cell in cells if cell["run_id"] == record.run_id)
+        if len(cells) > 1:
+            shared = set.intersection(*(set(cell["overrides"]) for cell in cells))
     own = [text for text in typed if text not in shared]
-    pairs = (text.lstrip("+").partition("=")[::2] for text in own)
-    told: dict[str, Value] = {key: _value(record.config, key, text) for key, text in pairs}
+    told: dict[str, Value] = {}
+    for key, value in (text.lstrip("+").partition("=")[::2] for text in own):
+        node: Any = record.config
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, Mapping) else None
+        told[key] = node if isinstance(node, int | float) else value
     told |= {key: record.config[key] for key in ("seed", "repeat") if key in record.config}
     told |= {"row": row} if row else {}
     device = str(table(record.plan, "device").get("name", ""))
@@ -101,43 +104,25 @@ def tracked_run(
     )
 
 
-def _value(config: Mapping[str, Any], key: str, text: str) -> Value:
-    """A number of the configuration as one; the text of an option, and of a list."""
-    node: Any = config
-    for part in key.split("."):
-        node = node.get(part) if isinstance(node, Mapping) else None
-    return node if isinstance(node, int | float) else text
-
-
-def _in_sweep(folder: Path, group: str, run_id: str) -> tuple[set[str], str]:
-    """Overrides that all runs of a run's sweep share, and its row, by the sweep's file."""
-    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration):
-        cells = read_json(SweepPaths(folder.parent / group).sweep)["cells"]
-        row = next(str(cell["row"]) for cell in cells if cell["run_id"] == run_id)
-        return set.intersection(*(set(c["overrides"]) for c in cells)) if cells[1:] else set(), row
-    return set(), ""
-
-
 def tracker_id(folder: str, run_id: str) -> str:
-    """Id in trackers: the folder's name, as duplicates (`-2`) share a run id; if not renamed."""
+    """Return the id in trackers: the folder's name (duplicates: `-2`), `run_id` if renamed."""
     return folder if re.fullmatch(rf"{re.escape(run_id)}(-\d+)?", folder) else run_id
 
 
 def summary_values(record: Record, rows: Sequence[metrics.Row] = ()) -> Mapping[str, Value]:
-    """Main numbers of a record, and of its rows, as flat values; those not measured are absent.
-
-    Speeds of a run on a shared device are absent, as in reports.
-    """
-    memory = record.memory.measured
-    step = record.timing.steady_step_s
+    """Return the measured numbers of a record and its rows. Shared devices have no speeds."""
+    memory, step = record.memory.measured, record.timing.steady_step_s
     peak = memory.peak_allocated_bytes if memory else None
     evaluations = [row[metrics.EVAL_LOSS] for row in metrics.latest(rows, metrics.EVAL_LOSS)]
-    values: dict[str, Value | None] = {
-        "outcome": record.outcome,
+    speeds: dict[str, Value | None] = {
         "samples_per_s": record.throughput.samples_per_s,
         "tokens_per_s": record.throughput.tokens_per_s,
         "mfu_frac": record.throughput.mfu_frac,
         "steady_step_s": step.median if step else None,
+    }
+    values: dict[str, Value | None] = {
+        "outcome": record.outcome,
+        **({} if record.shared_device else speeds),
         "peak_allocated_bytes": peak,
         "peak_allocated_gib": None if peak is None else peak / GIB,
         "peak_reserved_bytes": memory.peak_reserved_bytes if memory else None,
@@ -148,5 +133,4 @@ def summary_values(record: Record, rows: Sequence[metrics.Row] = ()) -> Mapping[
         **{f"eval_{name}": value for name, value in record.metrics.items()},
         "python": record.environment.get("python"),
     }
-    hidden = SPEEDS if record.shared_device else ()
-    return {key: value for key, value in values.items() if value is not None and key not in hidden}
+    return {key: value for key, value in values.items() if value is not None}

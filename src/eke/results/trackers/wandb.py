@@ -1,8 +1,7 @@
 """Weights & Biases mirror, offline by default, and a reader of its file. Tested with wandb 0.31.
 
-W&B's transaction log, `run-<id>.wandb`, is a LevelDB log (blocks of 32 KiB, records cut into
-frames; leveldb's doc/log_format.md) of protobuf messages, with two differences: a header of 7
-bytes, and plain CRC-32 where LevelDB has CRC-32C.
+W&B's transaction log, `run-<id>.wandb`, is a LevelDB log (leveldb's doc/log_format.md) of protobuf
+messages, with a header of 7 bytes and plain CRC-32 instead of CRC-32C.
 """
 
 import json
@@ -35,22 +34,26 @@ if TYPE_CHECKING:
 
 
 HEADER_BYTES, BLOCK_BYTES = 7, 32 * 1024
-MAGIC, VERSION = b":W&B", 0xBEE1
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 def count_rows(path: str | Path) -> int:
-    """Rows of history in W&B's file, up to the first torn or damaged record; else ValueError."""
+    """Return the number of history rows in W&B's file before the first damaged record."""
     found = records(Path(path).read_bytes())
     return sum(record.HasField("history") for _, record in found)
 
 
-def _frames(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """(end offset, content) of every complete record; stops at the first torn or damaged one."""
+def records(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield (end offset, message) of each intact record. Raise ValueError for other files."""
+    # wandb 0.31 ships this generated module without type stubs.
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # wandb 0.31
+
+    if struct.unpack("<4sH", data[:6].ljust(6, b"\0")) != (b":W&B", 0xBEE1):  # and its version
+        raise ValueError("not a .wandb file: it does not begin with W&B's header")
     at, parts = HEADER_BYTES, list[bytes]()
     while at + HEADER_BYTES <= len(data):
         room = BLOCK_BYTES - at % BLOCK_BYTES
-        if room < HEADER_BYTES:  # a frame's header is never split: the rest of the block is padding
+        if room < HEADER_BYTES:  # padding, as the header of a frame is not split
             at += room
             continue
         checksum, size, kind = struct.unpack_from("<IHB", data, at)
@@ -61,36 +64,14 @@ def _frames(data: bytes) -> Iterator[tuple[int, bytes]]:
             return
         parts = [body] if kind in (FULL, FIRST) else [*parts, body]
         if kind in (FULL, LAST):
-            yield at, b"".join(parts)
-
-
-def records(data: bytes) -> Iterator[tuple[int, Any]]:
-    """(end offset, protobuf message) of every complete record; ValueError: no file of W&B's."""
-    # wandb 0.31 ships this generated module without type stubs.
-    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # wandb 0.31
-
-    if struct.unpack("<4sH", data[:6].ljust(6, b"\0")) != (MAGIC, VERSION):
-        raise ValueError("not a .wandb file: it does not begin with W&B's header")
-    for end, content in _frames(data):
-        yield end, Record.FromString(content)
+            yield at, Record.FromString(b"".join(parts))
 
 
 _log = logging.getLogger(__name__)
 
-MAX_TAG_CHARACTERS = 64
-"""Longer tags make `wandb.init` raise."""
-FLUSH_INTERVAL_S = 1.0
-"""Seconds of data a killed run may lose. W&B's default of 15 s loses short runs whole."""
-STEP = metrics.STEP
-"""The x axis, and W&B's own `_step` as well: the training and the evaluation row of a step become
-one row of W&B's, and a step that is repeated after a resume cannot become a second one."""
-
 
 class WandbRun(Mirror):
-    """One attempt of a run in W&B; its files lie in `directory/wandb`.
-
-    The end of an online run may spend `upload_s` on uploading before it is left on disk.
-    """
+    """One attempt of a run in W&B, in `directory/wandb`. An upload may take `upload_s` seconds."""
 
     def __init__(self, run: TrackedRun, upload_s: float) -> None:
         self._run = run
@@ -102,24 +83,20 @@ class WandbRun(Mirror):
         self._totals = Totals(RunPaths(run.directory).metrics, run.attempt)
 
     def prepare(self) -> None:
-        """Import wandb and start its helper process, wandb-core; no connection is made.
-
-        On the caller's thread: nowhere else is it safe to change the environment, or to import
-        while the caller imports too. Raises OSError if the folder cannot be made.
-        """
+        """Import wandb and start its helper process, wandb-core, without a connection."""
+        # Changes of the environment and imports are safe only on the caller's thread.
         folder = self._run.directory / "wandb"
         own_folder(folder)
-        # Otherwise W&B sends telemetry offline too, and waits 10 s for a host that never answers.
+        # Otherwise W&B also sends telemetry offline, and waits 10 s for an unreachable host.
         os.environ["WANDB_ERROR_REPORTING"] = "false"
-        # wandb-core's own log; a home folder has a quota on many clusters.
+        # Folder of wandb-core's log: a home folder has a quota on many clusters.
         os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "cache"))
-        # The address of another process's wandb-core, which may be gone by now; and whether a run
-        # is continued follows from its attempt, never from what is set outside.
+        # The wandb-core of another process may have ended. The attempt decides about resuming.
         for name in ("WANDB_SERVICE", "WANDB_RESUME", "WANDB_RESUME_FROM", "WANDB_FORK_FROM"):
             os.environ.pop(name, None)
         import wandb
 
-        # W&B tells its own log of every step it takes; the run's log is for the user.
+        # W&B logs each internal step. The run's log is for the user.
         logging.getLogger("wandb").propagate = False
         ignore_folder_settings()
         server = wandb.setup(self._make_settings()).settings.base_url
@@ -127,7 +104,7 @@ class WandbRun(Mirror):
             _log.info("tracker: W&B's server is %s", server)
 
     def open(self) -> None:
-        """Start the run (`wandb.init`); raises MirrorError if W&B would write somewhere else."""
+        """Start the run. Raise MirrorError if W&B would write to another folder."""
         import wandb
 
         run, settings = self._run, self._run.settings
@@ -138,48 +115,45 @@ class WandbRun(Mirror):
             name=run.name,
             group=settings.group,
             job_type="train",
-            tags=list(dict.fromkeys(tag[:MAX_TAG_CHARACTERS] for tag in run.tags if tag)),
+            # Tags of more than 64 characters make `wandb.init` raise.
+            tags=list(dict.fromkeys(tag[:64] for tag in run.tags if tag)),
             notes=run.notes,
             config=make_config(run.factors, run.config),
             dir=str(run.directory),
             mode=settings.mode.value,
-            # A first attempt starts the run, later ones append to it. With "allow" from the start,
-            # a repeated `wandb sync` would append the same rows again.
+            # With "allow" for a first attempt, a repeated `wandb sync` would append the same rows.
             resume="allow" if run.attempt else None,
             reinit="finish_previous",
             settings=self._make_settings(),
         )
-        # W&B falls back to the temporary folder, which a cluster wipes, when it may not write.
+        # Without write permission W&B uses the temporary folder, which a cluster deletes.
         expected, folder = (run.directory / "wandb").resolve(), self._wandb_run.settings.sync_dir
         if not os.path.realpath(folder).startswith(f"{expected}{os.sep}"):
             raise MirrorError(f"W&B cannot write to {expected} and would write to {folder}")
-        self._wandb_run.define_metric("*", step_metric=STEP)
+        self._wandb_run.define_metric("*", step_metric=metrics.STEP)
         if settings.mode is TrackerMode.online:  # offline, the arrived rows are unknown
             last = self._wandb_run.starting_step - 1
             self._catch_up.seen = {TRAIN: last, EVAL: last}
 
     def log(self, rows: Sequence[Row]) -> None:
-        """One W&B row for each step; online, only for the steps that the server lacks."""
+        """Log one W&B row for each step that the server lacks. Offline, log all steps."""
         assert self._wandb_run is not None, "open comes first"
         is_online = self._run.settings.mode is TrackerMode.online
         wanted = self._catch_up.missing(rows) if is_online else rows
         for row in self._totals.add(wanted):
-            step = int(row[STEP])
+            # The rows of a step become one row of W&B, also if a resumed run repeats the step.
+            step = int(row[metrics.STEP])
             self._wandb_run.log(drawn(row), step=step)
             self._num_steps += step > self._last_step
             self._last_step = max(step, self._last_step)
 
     def summary(self, values: Row) -> None:
-        """Set values of the run's summary."""
+        """Update the run's summary."""
         assert self._wandb_run is not None, "open comes first"
         self._wandb_run.summary.update(dict(values))
 
     def close(self, exit_code: int) -> None:
-        """Finish the run, end wandb-core and count what it wrote.
-
-        Raises MirrorError for a failed or slow upload and for missing rows: of a refused upload and
-        of a full disk W&B itself says nothing.
-        """
+        """Finish the run and end wandb-core. Raise MirrorError if data did not arrive."""
         import wandb
 
         assert self._wandb_run is not None, "open comes first"
@@ -187,10 +161,10 @@ class WandbRun(Mirror):
         try:
             self._wandb_run.finish(exit_code)
         except TimeoutError:
-            why = f"the upload did not end within {self._upload_s:g} s"
-            raise MirrorError(why) from None
+            raise MirrorError(f"the upload did not end within {self._upload_s:g} s") from None
         finally:
             wandb.teardown()  # `finish` returns before the last records are written
+        # W&B reports neither a rejected upload nor a full disk.
         written = count_rows(settings.sync_file)
         if written != self._num_steps:
             why = f"holds {written} of {self._num_steps} rows: is the disk full?"
@@ -199,7 +173,7 @@ class WandbRun(Mirror):
             raise MirrorError(f"the upload failed: {error}")
 
     def abandon(self) -> None:
-        """End wandb-core; a later `init` in this process would fail otherwise."""
+        """End wandb-core. Otherwise a later `init` in this process would fail."""
         import wandb
 
         wandb.teardown()
@@ -213,15 +187,16 @@ class WandbRun(Mirror):
 
         return wandb.Settings(
             mode=self._run.settings.mode.value,
-            x_transaction_log_flush_interval=FLUSH_INTERVAL_S,
-            # Silent also means that a missing API key raises instead of asking at the terminal.
+            # Seconds of data that a killed run may lose. The default, 15 s, loses short runs.
+            x_transaction_log_flush_interval=1.0,
+            # With silent, a missing API key raises instead of prompting at the terminal.
             silent=True,
             console="off",
             symlink=False,
             finish_timeout=self._upload_s,
             finish_timeout_raises=True,
-            # eke's record has code version, machine and packages, without the secrets that a git
-            # remote may hold. Sampling the machine would disturb what is measured.
+            # eke's record has code version, machine and packages, without the secrets of a git
+            # remote. Sampling the machine would disturb measurements.
             save_code=False,
             disable_code=True,
             disable_git=True,
@@ -234,19 +209,18 @@ class WandbRun(Mirror):
 
 
 def ignore_folder_settings() -> None:
-    """Have W&B read this user's own settings file alone; before its first question.
+    """Make W&B ignore `wandb/settings` of the current folder. Call it before other calls to W&B.
 
-    Who can write `wandb/settings` in the current folder would name the server, or the proxy, that
-    the API key is sent to.
+    The author of that file could choose the server or proxy that receives the API key.
     """
     from wandb.sdk.wandb_settings import Settings
 
-    nothing = property(lambda _: os.devnull)
-    Settings.settings_workspace = nothing  # type: ignore[assignment, method-assign]  # no switch
+    unused = property(lambda _: os.devnull)
+    Settings.settings_workspace = unused  # type: ignore[assignment, method-assign]  # no switch
 
 
 def kill_core() -> None:
-    """Kill this process's wandb-core; waiting calls raise. Linux only."""
+    """Kill this process's wandb-core, so that waiting calls raise. Linux only."""
     for listing in Path("/proc/self/task").glob("*/children"):
         for pid in listing.read_text().split():
             if Path(f"/proc/{pid}/comm").read_text().strip() == "wandb-core":
@@ -254,20 +228,15 @@ def kill_core() -> None:
 
 
 def find_fatal_error(log: Path) -> str:
-    """Upload error in wandb-core's log; empty if there was none.
-
-    One JSON object a line; slog writes a level four above ERROR as `ERROR+4`.
-    """
-    for line in log.read_text(errors="replace").splitlines():
-        if '"level":"ERROR+4"' in line:
+    """Return the upload error in wandb-core's log, "" if there is none."""
+    for line in log.read_text(errors="replace").splitlines():  # one JSON object per line
+        if '"level":"ERROR+4"' in line:  # slog's name of the level four above ERROR
             return " ".join(str(json.loads(line)["msg"]).split())
     return ""
 
 
 def make_config(factors: Mapping[str, Value], config: Mapping[str, Any]) -> dict[str, Any]:
-    """W&B's config: one scalar per factor, to group by, and the whole configuration under `cfg`.
-
-    A period in a name would be read as nesting, so it becomes an underscore.
-    """
+    """Return W&B's config: one scalar per factor, and the entire configuration under `cfg`."""
+    # W&B would read a period in a name as nesting.
     scalars = {name.replace(".", "_"): option for name, option in factors.items()}
     return {**scalars, "cfg": dict(config)}

@@ -11,9 +11,11 @@ from itertools import pairwise
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor
 
@@ -47,6 +49,11 @@ def shard_model(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> None:
         # The backward pass needs the head's weights first: resharding them would save no memory.
         back = again if unit in layers else unit is table
         fully_shard(unit, mesh=mesh, reshard_after_forward=back, mp_policy=policy)
+        if unit in (head, model):
+            unit.register_forward_hook(_cut_again)
+        if plan.device.kind == "cpu":
+            unit.set_custom_reduce_scatter(_InPlace())
+            unit._set_unshard_async_op(True)  # else each buffer is kept until the next is full
     wide = kept_wide(plan, model) if sent else set()
     for group in groups_of(model.modules()) if sent else ():
         _set_formats(group.fsdp_params, wide)
@@ -57,6 +64,27 @@ def shard_model(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> None:
             unit.set_modules_to_forward_prefetch([following])
         else:  # FSDP2 reads an empty list as its default
             following.set_modules_to_backward_prefetch([following])
+
+
+def _cut_again(unit: Any, *_: Any) -> None:
+    """Free the gathered weights of a unit after a forward pass without a backward pass."""
+    if not unit.training:
+        unit.reshard()
+
+
+class _InPlace(DefaultReduceScatter):
+    """Sum gradients over ranks without the copy that gloo's reduce-scatter makes (torch 2.13)."""
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: Any,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        dist.all_reduce(input_tensor, op, group)
+        output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])
 
 
 def _alone(model: Any, side: str) -> nn.Module | None:

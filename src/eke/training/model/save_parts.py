@@ -8,13 +8,41 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from eke.common.files import write_json
+from eke.plan.planner import Plan
+from eke.training.batches.dataset import load_plan_tokenizer
 from eke.training.model.adapters import is_adapted
 from eke.training.model.checkpointing import find_layers
-from eke.training.model.save_model import INDEX, save_pretrained
-from eke.training.part_files import SavedTensors
+from eke.training.model.save_model import (
+    INDEX,
+    build_trainable,
+    name_classes,
+    save_pretrained,
+    stop_at_turns,
+)
+from eke.training.part_files import PartFiles, SavedTensors
 
 _FILE_BYTES = 50 * 10**9
 """Largest size of a weights file. The default of transformers 5."""
+
+_AT_ONCE_BYTES = 4 * 10**9
+"""Largest file that one process makes out of parts: a choice."""
+
+
+def save_model(plan: Plan, checkpoint: Path, folder: Path) -> None:
+    """Write the model of a checkpoint in parts in one process, a file at a time.
+
+    Raises RunError: the parts are of another model; OSError: the disk is full.
+    """
+    parts = PartFiles(checkpoint)
+    with torch.device("meta"):
+        model, report = build_trainable(plan, torch.device("meta"))
+    name_classes(plan, model, report)
+    stop_at_turns(plan, model)
+    save_settings(model, parts, folder, load_plan_tokenizer(plan))
+    size = sum(_empty(parts, name).nbytes for name in parts.names if "@" not in name)
+    number = -(-size // _AT_ONCE_BYTES)
+    for rank in range(number):
+        save_weights(model, parts, folder, rank, number)
 
 
 def save_settings(

@@ -304,11 +304,12 @@ LLAMA_300M = (
     "distributed=fsdp", "distributed.num_processes=4", *SYNTHETIC,
 )  # fmt: skip
 MEASURED = {
-    "per_step": {"load": 410, "step": 1467, "evaluation": 1037},
-    "per_use": {"load": 409, "evaluation": 1246},
+    "per_step": {"load": 410, "step": 1350, "evaluation": 977},
+    "per_use": {"load": 409, "step": 1400, "evaluation": 1118},
 }
 """MiB above start of the worst of four gloo ranks, of which each has units and formats like these
-(benchmarks/sharding.py has the same sizes)."""
+(benchmarks/sharding.py has the same sizes), without the 69 that its allocator and libraries hold
+between two steps in addition to the state."""
 
 
 @pytest.mark.parametrize("casts", MEASURED)
@@ -320,7 +321,7 @@ def test_phases_of_parts_are_as_measured(casts) -> None:
     # Weights and AdamW's moments: 12 bytes of 296.8 M numbers by four; once more as a copy.
     state = 12 * plan_of(*LLAMA_300M).size.num_parameters // 4
     assert found.phases["save"] == pytest.approx(2 * state, rel=0.01)
-    assert state < found.phases["resume"] < 1.05 * state
+    assert found.phases["resume"] == pytest.approx(state, rel=0.01)
 
 
 SMALL_PARTS = (
@@ -336,11 +337,11 @@ TIED = "model.tie_word_embeddings=true"
 @pytest.mark.parametrize(
     ("mib", "overrides"),
     [
-        (41.3, (TIED,)),
-        (38.8, (TIED, "precision.casts=per_step")),
-        (51.1, (TIED, "batch.accumulation=2")),  # 49.8 and 52.4
-        (13.8, ("model.tie_word_embeddings=false", "peft=lora")),
-        (12.1, ("model.tie_word_embeddings=false", "peft=lora", "data.seq_len=16")),
+        (40.6, (TIED,)),
+        (38.5, (TIED, "precision.casts=per_step")),
+        (49.8, (TIED, "batch.accumulation=2")),
+        (13.4, ("model.tie_word_embeddings=false", "peft=lora")),
+        (10.7, ("model.tie_word_embeddings=false", "peft=lora", "data.seq_len=16")),
     ],
     ids=["tied", "tied, per step", "tied, accumulated", "lora", "lora, short"],
 )

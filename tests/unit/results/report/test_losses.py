@@ -66,6 +66,11 @@ def test_only_a_row_shown_higher_beyond_the_margin_is_excluded(changes, excludes
     assert of_changes(*changes).excludes == excludes
 
 
+def test_an_end_near_zero_is_not_shown_as_zero():
+    assert LossComparison(low=-16.2, high=-0.3).interval == "-16.2 to -0.3 %"
+    assert LossComparison(low=-16.2, high=-1.3).interval == "-16 to -1 %"
+
+
 def noisy(rows, noise=0.005, seeds=3, seed=5):
     random = np.random.default_rng(seed)
     logs = noise * random.normal(size=(rows, seeds)) + 0.03 * random.normal(size=seeds)

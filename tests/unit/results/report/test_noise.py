@@ -9,7 +9,6 @@ from eke.results.report.compare.statistics import (
     Compared,
     Noise,
     Significance,
-    chance_beyond,
     ratio_of,
 )
 
@@ -31,7 +30,7 @@ def shares(effects, sigma):
     noise, found = Noise(logs), []
     for n in range(1, len(effects)):
         distance = (logs[..., n] - logs[..., 0]).mean(1)
-        found.append(chance_beyond(distance, noise.sums([0, n]), noise.scale, 3))
+        found.append(noise.error([0, n], 3).beyond(distance))
     claimed = np.stack(found, 1) < 0.05 / (len(effects) - 1)
     differs = effects[1:] != 0
     return claimed[:, ~differs].any(1).mean(), claimed[:, differs | ~differs.any()].mean(), noise

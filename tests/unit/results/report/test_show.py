@@ -115,7 +115,7 @@ def test_techniques_are_one_table_unless_the_rows_say_it_all(tmp_path):
     (found,) = sections(compare_runs([make_sweep(tmp_path / "8", runs)]))
     assert found.head == (
         "technique", "alone: speed", "memory", "over pairs: speed", "memory", "pairs",
-        "after those above: speed", "memory",
+        "cumulative: speed", "memory",
     )  # fmt: skip
     assert [row[0].split()[0] for row in found.rows] == [
         "precision=bf16", "optimizer=lion", "memory=checkpointing"
@@ -221,7 +221,7 @@ def test_pictures_are_valid_and_there_where_there_is_something_to_see(ladder, tm
 
     found = charts(ladder)
     assert list(found) == [
-        "Speed and memory", "Against the baseline", "Time of a step"
+        "Speed and memory", "Relative to the baseline", "Time of a step"
     ]  # fmt: skip
     make_run(tmp_path / "one", Run({"precision": "bf16"}), [3.0, 2.0, 1.0])
     found |= charts(compare_runs([tmp_path / "one"]))

@@ -295,7 +295,13 @@ def test_a_slip_is_answered_with_a_command(tmp_path, monkeypatch, capsys, words,
 
 @pytest.mark.parametrize(
     "arguments",
-    [["a"], ["a", "b", "c"], ["a", "b", "--by", "torch"], ["a", "b", "--tolerance", "0.03"]],
+    [
+        ["a"],
+        ["a", "b", "c"],
+        ["a", "b", "--by", "torch"],
+        ["a", "b", "--tolerance", "0.03"],
+        ["a", "b", "--tolerance", "three"],
+    ],
 )
 def test_a_wrong_number_of_sides_is_refused(arguments):
     with pytest.raises(SystemExit) as ended:
@@ -418,6 +424,24 @@ def test_a_folder_without_a_record_has_nothing_to_split(tmp_path):
     (tmp_path / SWEEP / "sweep.json").write_text(json.dumps({"cells": [{"overrides": ["a=1"]}]}))
     with pytest.raises(ConfigError, match="none"):
         compared(str(tmp_path), by="torch")
+
+
+def test_rows_of_several_groups_have_the_name_of_theirs(tmp_path):
+    made = [*runs(rows=ROWS[:2]), *runs(rows=ROWS[:2])]
+    made[6:] = [replace(r, choices={**r.choices, "model": "small"}) for r in made[6:]]
+    sweep(tmp_path / "a", made)
+    sweep(tmp_path / "b", made, 60)
+    found = compared(f"{tmp_path}/a", f"{tmp_path}/b")
+    assert len({row.label for row in found.rows}) == 4
+    of_one = compared(f"{tmp_path}/a@small", f"{tmp_path}/b@small")
+    assert [row.label for row in of_one.rows] == ["adamw", "lion"]
+
+
+def test_a_configuration_without_overrides_has_the_name_of_its_side(tmp_path):
+    sweep(tmp_path / "a", [Run(repeat=n, seed=n) for n in range(3)])
+    sweep(tmp_path / "b", [Run(repeat=n, seed=n, speed=80.0 + n) for n in range(3)], 60)
+    (row,) = compared(f"{tmp_path}/a", f"{tmp_path}/b").rows
+    assert row.label == f"{tmp_path}/b"
 
 
 ROUNDS = REPO / "results" / "compare_rounds_cpu.json"

@@ -11,8 +11,7 @@ from eke.results.report.compare import compare_runs
 from eke.results.report.compare.comparison import find_families
 from eke.results.report.compare.load_records import gather
 from eke.results.report.compare.measures import SAMPLES, STEP
-from eke.results.report.compare.outliers import find_outliers
-from eke.results.report.compare.statistics import Significance
+from eke.results.report.compare.statistics import Significance, find_outliers
 from eke.results.report.compare.until_decided import Decision, Rule, State, decide
 
 

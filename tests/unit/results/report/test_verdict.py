@@ -1,6 +1,7 @@
 """Verdicts: fifteen record sets, one for each sentence that may begin one, and their parts."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -390,3 +391,58 @@ def test_a_long_sentence_is_two(tmp_path):
     )  # fmt: skip
     assert all(len(line) <= 200 for line in lines)
     assert lines[0].endswith(".")
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_missing_seeds_are_counted_for_all_rows(tmp_path, seeds):
+    """The baseline needs its seeds as well."""
+    runs = [r for r in lrs(5.0, 4.9, 5.1) if r.repeat < seeds]
+    (line,) = [line for line in said(tmp_path, runs) if "measures" in line]
+    assert f"measures {3 * (3 - seeds)} runs" in line
+
+
+def test_of_equal_losses_the_faster_row_is_named(tmp_path):
+    """Formats of one training have its loss: the pair that wins in both is the winner."""
+    made = [
+        Run({"attention": a}, keys={"optimizer.lr": lr}, repeat=n, seed=n, speed=speed + n,
+            loss=loss + 0.01 * n)
+        for a, speed in (("sdpa", 100.0), ("eager", 150.0))
+        for lr, loss in ((0.001, 2.0), (0.0001, 1.8)) for n in range(3)
+    ]  # fmt: skip
+    assert said(tmp_path, made)[0].startswith("eager + lr=0.0001 has the lowest eval loss: -10")
+
+
+def test_a_sweep_until_decided_is_continued_by_its_command(tmp_path):
+    sweep = make_sweep(tmp_path, rows(rounds=2, base=PLAIN, precision_bf16=(131.0, 62, 2.0)))
+    paths = SweepPaths(sweep)
+    content = json.loads(paths.sweep.read_text()) | {"command": ["-m", "sweep.repeats=auto"]}
+    paths.sweep.write_text(json.dumps(content))
+    lines = verdict_lines(compare_runs([sweep]))
+    assert any("the same command continues the sweep" in line.lower() for line in lines)
+    assert not any("sweep.repeats=3" in line for line in lines)
+
+
+def test_a_tie_of_many_names_three(tmp_path):
+    many = {f"memory_{n}": (131.0, 100, 2.0) for n in range(7)}
+    first, *others = said(tmp_path, rows(OPEN, base=PLAIN, **many))
+    assert " and 4 more are fastest, tied: " in first
+    assert sum("not decided" in line for line in [first, *others]) <= 3
+
+
+def test_the_same_speed_is_no_reason_to_choose_a_worse_loss(tmp_path):
+    variants = {"optimizer_lion": (100.1, 100, 2.0), "optimizer_sgd": (100.2, 100, 2.4)}
+    first = said(tmp_path, rows(base=PLAIN, **variants))[0]
+    assert first.endswith("; higher eval loss: sgd.")
+
+
+def test_a_baseline_without_a_loss_is_named(tmp_path):
+    runs = [replace(r, loss=math.nan) if r.keys["optimizer.lr"] == 0.001 else r for r in lrs(1, 2)]
+    assert said(tmp_path, runs) == [
+        "lr=0.001 has no loss to compare with; choose another --baseline."
+    ]
+    none = [replace(r, loss=None) for r in lrs(1, 2)]
+    assert said(tmp_path / "none", none) == ["No comparable loss was measured."]
+    equal = said(tmp_path / "equal", lrs(0.0, 0.0, 0.5), by="loss")
+    assert equal[0].startswith(
+        "No configuration is shown to be best; lowest eval loss: lr=0.001 and lr=0.002, equal"
+    )

@@ -13,7 +13,11 @@ from eke.results.trackers.tracker import Row
 
 from .conftest import rows
 
-PATIENT: dict[str, Any] = {"finish_s": 10, "patience_s": 10}
+
+def make_guard(mirror, finish_s=10.0, patience_s=10.0, max_rows=10_000) -> Guard:
+    """A guard that waits longer for its mirror than while training, or not at all."""
+    limits: dict[str, Any] = {"patience_s": patience_s, "max_rows": max_rows}
+    return type("LimitedGuard", (Guard,), limits)(mirror, finish_s)
 
 
 class Recorder:
@@ -61,7 +65,7 @@ class Recorder:
 
 def test_everything_arrives_once_and_in_order():
     mirror = Recorder()
-    guard = Guard(mirror, **PATIENT)
+    guard = make_guard(mirror)
     guard.log(rows(1, 2))
     guard.summary({"loss": 0.5})
     guard.log(rows(3))
@@ -81,7 +85,7 @@ def test_everything_arrives_once_and_in_order():
 def test_rows_are_copied():
     mirror = Recorder()
     mirror.may_open.clear()
-    guard = Guard(mirror, finish_s=10, patience_s=0)
+    guard = make_guard(mirror, finish_s=10, patience_s=0)
     buffer = rows(1)
     guard.log(buffer)
     buffer[0]["train/global_step"] = 99
@@ -104,7 +108,7 @@ GONE, LEAVE = ConnectionResetError("gone"), SystemExit("gone")
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_the_first_exception_switches_the_mirror_off(breaks, error, caplog):
-    guard = Guard(Recorder(breaks, error), **PATIENT)
+    guard = make_guard(Recorder(breaks, error))
     for step in (1, 2, 3):
         guard.log(rows(step))
         guard.summary({"loss": 1.0})
@@ -119,7 +123,7 @@ def test_the_first_exception_switches_the_mirror_off(breaks, error, caplog):
 def test_a_full_queue_drops_and_counts(caplog):
     mirror = Recorder()
     mirror.may_open.clear()
-    guard = Guard(mirror, finish_s=10, patience_s=0, max_rows=5)
+    guard = make_guard(mirror, finish_s=10, patience_s=0, max_rows=5)
     guard.log(rows(1, 2, 3))
     guard.log(rows(4, 5, 6))
     guard.log(rows(7, 8))
@@ -134,7 +138,7 @@ def test_a_full_queue_drops_and_counts(caplog):
 def test_a_mirror_that_hangs_is_killed_when_its_time_is_over():
     mirror = Recorder()
     mirror.may_open.clear()
-    guard = Guard(mirror, finish_s=0.05, patience_s=0)
+    guard = make_guard(mirror, finish_s=0.05, patience_s=0)
     guard.log(rows(1, 2))
     guard.finish(0)
     assert mirror.was_killed
@@ -144,7 +148,7 @@ def test_a_mirror_that_hangs_is_killed_when_its_time_is_over():
 def test_a_mirror_that_was_late_is_waited_for_again_once_it_caught_up():
     mirror = Recorder()
     mirror.may_open.clear()
-    guard = Guard(mirror, finish_s=10, patience_s=0.2)
+    guard = make_guard(mirror, finish_s=10, patience_s=0.2)
     guard.log(rows(1))  # gives up on it
     mirror.may_open.set()
     mirror.pause_s = 0.01  # a row is seen when `log` returns only if `log` waited for it
@@ -170,7 +174,7 @@ def test_a_mirror_that_was_late_is_waited_for_again_once_it_caught_up():
 )
 def test_a_secret_in_a_message_is_masked(error, shown, monkeypatch, caplog):
     monkeypatch.setenv("WANDB_API_KEY", "s3cret!")
-    guard = Guard(Recorder("open", error), **PATIENT)
+    guard = make_guard(Recorder("open", error))
     guard.finish(0)
     assert shown in guard.problem
     assert "s3cret" not in guard.problem + caplog.text

@@ -224,7 +224,7 @@ def change_record(paths: RunPaths, **changes: object) -> None:
     [
         pytest.param("nowhere", "no such folder", id="missing"),
         pytest.param("empty", "no readable run", id="empty"),
-        pytest.param("sweep", "is not a sweep's", id="broken sweep"),
+        pytest.param("sweep", "is not the file of a sweep", id="broken sweep"),
         pytest.param("file.txt", "no readable run", id="file"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Records -> one comparison: what differs, by how much, and how sure that is."""
+"""Comparison of records: differences, their sizes and their intervals."""
 
 from eke.results.report.compare.comparison import (
     Comparison,

@@ -1,6 +1,6 @@
-"""Claims of a report's verdict, as values; `sentences` words them."""
+"""Claims of a report's verdict, as values. `sentences` words them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -9,7 +9,14 @@ from eke.config.schema.fields import Affects
 from eke.results.report.compare.comparison import Comparison, ComparisonRow, OneMachine
 from eke.results.report.compare.curves import SPREAD, repeat_spread
 from eke.results.report.compare.losses import Parity
-from eke.results.report.compare.measures import PEAK, SAMPLES, Measure, is_better_lower, metric_of
+from eke.results.report.compare.measures import (
+    EVAL_LOSS,
+    PEAK,
+    SAMPLES,
+    Measure,
+    is_better_lower,
+    metric_of,
+)
 from eke.results.report.compare.statistics import ALPHA, Compared, Significance
 from eke.results.report.compare.variants import training_key
 
@@ -22,7 +29,7 @@ class Kind(Enum):
     only_one = "one configuration succeeded"
     no_baseline = "nothing to compare with"
     unquiet = "the baseline's repeats spread"
-    unmeasured = "no comparable speed was measured"
+    unmeasured = "nothing comparable was measured"
     few = "best value, of too few repeats"
     not_better = "best value, not shown to be better than the baseline"
     same = "shown to be the same as the baseline"
@@ -39,7 +46,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim."""
+    """Claim about some rows, the best first."""
 
     kind: Kind
     part: OneMachine | None = None
@@ -50,13 +57,13 @@ class Claim:
 
     @property
     def is_loss(self) -> bool:
-        """Whether it is about a loss or a metric."""
-        return self.measure is not PEAK and not self.measure.is_speed
+        """Whether the claim is about a loss or a metric."""
+        return _is_loss(self.measure)
 
     def numbers(self, row: ComparisonRow) -> dict[str, float | str | None]:
-        """Value relative to the baseline's, unit, interval, and level of its test; empty if none.
+        """Return value relative to the baseline's, unit, interval, and level, or empty if none.
 
-        Ratios have the unit `x`; a loss has the unit of its comparison.
+        Ratios have the unit `x`. A loss has the unit of its comparison.
         """
         found, ratio = row.quality, row.ratios.get(self.measure.key)
         if self.is_loss and found.estimate is not None:
@@ -65,19 +72,19 @@ class Claim:
             numbers = ratio.value, "x", ratio.low, ratio.high, ratio.level
         else:
             return {}
-        told = dict(zip(("value", "unit", "low", "high", "level"), numbers, strict=True))
-        return told if told["low"] is not None else {**told, "level": None}
+        named = dict(zip(("value", "unit", "low", "high", "level"), numbers, strict=True))
+        return named if named["low"] is not None else {**named, "level": None}
 
 
-@lru_cache(maxsize=4)  # every format asks, and tests of peers take time
+@lru_cache(maxsize=4)  # every format needs them, and tests of peers take time
 def find_claims(comparison: Comparison) -> tuple[Claim, ...]:
-    """All claims, by group and machine, in reading order."""
+    """Return all claims, by group and machine, in reading order."""
     found = [claim for part in comparison.machines for claim in _on(comparison, part)]
     return tuple(found) or (Claim(Kind.nothing),)
 
 
 def with_beside(claims: Sequence[Claim]) -> Iterator[Claim]:
-    """Claims, each followed by those about the other measures of its first configuration."""
+    """Yield claims, each followed by the other measures of its first configuration."""
     for claim in claims:
         yield claim
         if claim.kind in (Kind.best, Kind.at_worse_loss, Kind.not_better, Kind.few) and claim.part:
@@ -98,7 +105,8 @@ def _on(comparison: Comparison, part: OneMachine) -> list[Claim]:
     if part.baseline is None:
         return [Claim(Kind.no_baseline, part), *ends]
     others = [row for row in good if not row.is_baseline]
-    losses = _losses(part, others)
+    keys = (row.quality.measure for row in others if row.quality.estimate is not None)
+    losses = _best(part, others, metric_of(next(keys, EVAL_LOSS.key)))
     if part.focus is Affects.learning:
         return [*losses, *ends]
     speed, memory = _best(part, others, part.speed), _best(part, others, PEAK)
@@ -113,108 +121,100 @@ def _on(comparison: Comparison, part: OneMachine) -> list[Claim]:
     if comparison.metric or is_lower:
         lower = losses[0].rows[0].quality if is_lower else None
         is_later = lower and finds and abs(lower.estimate or 0.0) <= lower.margin
-        speed = [*speed, *memory]
-        ordered = [*ordered, *losses] if is_later and not comparison.metric else [*losses, *speed]
-    few = [row for row in others if not _is_tested(row, part.speed)]
+        is_later = is_later and not comparison.metric
+        ordered = [*ordered, *losses] if is_later else [*losses, *speed, *memory]
+    states = {row: (_judged(row, part.speed) or (0.0, "few"))[1] for row in others}
+    few = [row for row in others if states[row] == "few"]
     never = [r for r in comparison.rows if (r.variant.machine, r.variant.work) == ("", part.work)]
+    is_auto = part.level < ALPHA  # of `sweep.repeats=auto`
     more = {
-        Kind.open: [row for row in others if _is_open(row, part)],
+        Kind.open: [row for row in others if is_auto and states[row] == "open"],
         Kind.missing: [*few, *never] if len(few) < len(others) else [],
     }
     return [*ordered, *_some(part, more, part.speed), *ends]
 
 
 def _some(part: OneMachine, rows: dict[Kind, list[ComparisonRow]], measure: Measure) -> list[Claim]:
-    """Claims of the kinds that have rows."""
+    """Return claims of the kinds that have rows."""
     return [Claim(kind, part, tuple(found), measure) for kind, found in rows.items() if found]
 
 
-def _is_open(row: ComparisonRow, part: OneMachine) -> bool:
-    """Whether a sweep with `sweep.repeats=auto`, whose level is smaller, left it undecided."""
-    ratio = row.ratios.get(part.speed.key)
-    is_open = ratio is not None and ratio.decision is Significance.unresolved
-    return part.level < ALPHA and is_open
+def _is_loss(measure: Measure) -> bool:
+    return measure is not PEAK and not measure.is_speed
 
 
-def _is_tested(row: ComparisonRow, measure: Measure) -> bool:
-    ratio = row.ratios.get(measure.key)
-    return ratio is not None and ratio.decision is not Significance.single
+_STATES: Mapping[Enum, str] = {
+    Parity.better: "better", Parity.worse: "worse", Parity.equal: "same", Parity.few: "few",
+    Significance.same: "same", Significance.unresolved: "open", Significance.single: "few",
+}  # fmt: skip
+
+
+def _judged(row: ComparisonRow, measure: Measure) -> tuple[float, str] | None:
+    """Return a value of which less is better, and its decision. None: not compared.
+
+    The decision is better, worse, same, open, or few for too few repeats.
+    """
+    quality, ratio = row.quality, row.ratios.get(measure.key)
+    if _is_loss(measure):
+        if quality.estimate is None or quality.measure != measure.key:
+            return None
+        sign = 1 if is_better_lower(measure.key) else -1
+        return sign * quality.estimate, _STATES.get(quality.parity, "open")
+    if ratio is None:
+        return None
+    better, sign = (Significance.lower, 1) if measure is PEAK else (Significance.higher, -1)
+    state = "better" if ratio.decision is better else _STATES.get(ratio.decision, "worse")
+    return sign * ratio.value, state
 
 
 def _best(part: OneMachine, rows: Sequence[ComparisonRow], measure: Measure) -> list[Claim]:
-    """Claims about the best in one measure: highest speed, or lowest memory."""
-    better, sign = (Significance.lower, 1) if measure is PEAK else (Significance.higher, -1)
-    found = {row: row.ratios[measure.key] for row in rows if measure.key in row.ratios}
-    every = sorted(found, key=lambda row: sign * found[row].value)
-    ordered = [row for row in every if _is_tested(row, measure)]
-    shown = [row for row in ordered if found[row].decision is better]
-    if not ordered:
+    """Return claims about the best in one measure: speed, memory, a loss or a metric."""
+    judged = {row: found for row in rows if (found := _judged(row, measure))}
+    # Equal values, as of one training or of bytes: the faster row first, or with less memory.
+    other = PEAK if measure.is_speed else part.speed
+    also = {row: (_judged(row, other) or (0.0, ""))[0] for row in judged}
+    every = sorted(judged, key=lambda row: (round(judged[row][0], 9), also[row]))
+    tested = [row for row in every if judged[row][1] != "few"]
+    states = {judged[row][1] for row in tested}
+    if not tested:
         kind = Kind.few if every else Kind.unmeasured
         return [] if measure is PEAK else [Claim(kind, part, tuple(every[:1]), measure)]
-    if not shown:
-        decisions = {found[row].decision for row in ordered}
-        is_worse = decisions <= {Significance.higher, Significance.lower}
-        kind = Kind.none_better if is_worse else Kind.not_better
-        kind = Kind.same if decisions == {Significance.same} else kind
-        return [Claim(kind, part, tuple(ordered), measure)]
-    sound = [row for row in ordered if not row.quality.excludes]
+    if "better" not in states:
+        kinds = {"worse": Kind.none_better, "same": Kind.same}
+        kind = kinds.get("".join(states), Kind.not_better)
+        return [Claim(kind, part, tuple(tested), measure)]
+    shown = [row for row in tested if judged[row][1] == "better"]
+    sound = [row for row in tested if _is_loss(measure) or not row.quality.excludes]
     top = next((row for row in shown if row in sound), None)
     if top is None:
         return [Claim(Kind.at_worse_loss, part, tuple(shown), measure)]
-    above = [row for row in ordered if sign * found[row].value < sign * found[top].value]
-    samples = part.noise[measure.key]
+    above = [row for row in tested if judged[row][0] < judged[top][0]]
     best = Claim(Kind.best, part, (top,), measure, any(row not in sound for row in above))
     more = {
         Kind.at_worse_loss: [row for row in above if row in shown and row not in sound],
         Kind.ahead: [row for row in above if row in sound],
-        Kind.peers: _peers_of(part, top, {row: row for row in sound}, samples),
+        Kind.peers: _peers_of(part, top, sound, measure),
     }
     return [best, *_some(part, more, measure)]
 
 
-def _losses(part: OneMachine, rows: Sequence[ComparisonRow]) -> list[Claim]:
-    """Claims about the best loss, or the best value of the metric of `--by`."""
-    every = [row for row in rows if row.quality.estimate is not None]
-    if not every:
-        return [Claim(Kind.unmeasured, part)]
-    key = every[0].quality.measure
-    sign, measure = 1 if is_better_lower(key) else -1, metric_of(key)
-    every = [row for row in every if row.quality.measure == key]
-    every.sort(key=lambda row: sign * (row.quality.estimate or 0.0))
-    tested = [row for row in every if row.quality.parity is not Parity.few]
-    parities = {row.quality.parity for row in tested}
-    if Parity.better not in parities:
-        kinds = {Parity.worse: Kind.none_better, Parity.equal: Kind.same}
-        kind = kinds.get(next(iter(parities), Parity.few), Kind.not_better)
-        kind = Kind.not_better if len(parities) > 1 else kind
-        return [Claim(kind if tested else Kind.few, part, tuple(tested or every), measure)]
-    top = next(row for row in tested if row.quality.parity is Parity.better)
-    trainings = {training_key(row.variant): row for row in reversed(tested)}
-    samples = {row.variant: row.variant.sample(key) for row in trainings.values()}
-    is_log = all(value > 0 for sample in samples.values() for value in sample.values())
-    same = {row: trainings[training_key(row.variant)] for row in tested}
-    more = {
-        Kind.ahead: tested[: tested.index(top)],
-        Kind.peers: _peers_of(part, top, same, Compared(samples, is_log)),
-    }
-    return [Claim(Kind.best, part, (top,), measure), *_some(part, more, measure)]
-
-
 def _peers_of(
-    part: OneMachine,
-    top: ComparisonRow,
-    tested: dict[ComparisonRow, ComparisonRow],
-    noise: Compared,
+    part: OneMachine, top: ComparisonRow, rows: Sequence[ComparisonRow], measure: Measure
 ) -> list[ComparisonRow]:
-    """Rows that are not distinguishable from the best one.
-
-    `tested`: each row -> the one of its training that stands for it.
-    """
+    """Return the rows that are not distinguishable from the best one."""
+    if _is_loss(measure):  # one row stands for its training
+        first = {training_key(row.variant): row.variant for row in reversed(rows)}
+        tested = {row: first[training_key(row.variant)] for row in rows}
+        samples = {variant: variant.sample(measure.key) for variant in first.values()}
+        is_log = all(value > 0 for sample in samples.values() for value in sample.values())
+        noise = Compared(samples, is_log)
+    else:
+        tested, noise = {row: row.variant for row in rows}, part.noise[measure.key]
     count = len(set(tested.values()))
     level = part.level / max(1.0, count * (count - 1) / 2)  # best of many may be best by chance
     peers = []
-    for row, other in tested.items():
-        found = noise.difference((tested[top].variant, other.variant)) if row is not top else None
+    for row, variant in tested.items():
+        found = noise.difference((tested[top], variant)) if row is not top else None
         if row is not top and not (found and (found.p is None or found.p <= level)):
             peers.append(row)
     return peers

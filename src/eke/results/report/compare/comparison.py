@@ -1,4 +1,4 @@
-"""Comparison of runs: baseline, ratios, effects and losses; the data of every report format."""
+"""Comparison of runs: baseline, ratios, effects and losses: the data of every report format."""
 
 import math
 import shlex
@@ -6,22 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import closest, format_number
 from eke.config.schema.fields import Affects
+from eke.results.report.compare import effects as techniques
 from eke.results.report.compare.curves import Curve, curve_of, quiet_notes
-from eke.results.report.compare.effects import (
-    SAME_BYTES,
-    Effect,
-    PairTests,
-    PublishedMatch,
-    alone,
-    ladder,
-    main_effects,
-    match_published,
-    pareto,
-)
+from eke.results.report.compare.effects import SAME_BYTES, Effect, PublishedMatch
 from eke.results.report.compare.keys import affects
 from eke.results.report.compare.load_records import Entry, Gathered, gather, key_of
 from eke.results.report.compare.losses import LossComparison, Parity, compare_losses
@@ -43,7 +35,6 @@ from eke.results.report.compare.measures import (
     keys_by,
     samples_per_step,
 )
-from eke.results.report.compare.outliers import outlier_notes, without_outliers
 from eke.results.report.compare.statistics import (
     ALPHA,
     SAME,
@@ -54,107 +45,15 @@ from eke.results.report.compare.statistics import (
     Significance,
     correct_all,
     estimate,
-    mean_of,
+    find_outliers,
 )
 from eke.results.report.compare.variants import CLOCK, Machine, Variant, group, named, training_key
-
-
-def choose_baselines(
-    variants: Sequence[Variant], machines: Sequence[Machine], wanted: str, keys: Sequence[str]
-) -> tuple[list[Variant], list[str]]:
-    """Choose the baselines, one for each group and machine at most; returns them with notes.
-
-    `wanted` is `key=value,...`, or the name of a row; empty for the row `baseline`, or the first.
-    ConfigError: it matches no configuration, or several of one group.
-    """
-    meant = [v for v in variants if _is_meant(v, wanted or "baseline")]
-    if wanted and not meant:
-        first = next((v for v in variants if v.records), variants[0])
-        spelled = _spelled(first, list(first.factors), variants)
-        example = spelled if spelled != shlex.quote("") else "KEY=VALUE"
-        why = f"no run has it; differing: {', '.join(keys) or 'nothing'}"
-        raise ConfigError(Problem("--baseline", wanted, why, Fix(remark=f"--baseline {example}")))
-    chosen: list[Variant] = []
-    notes: list[str] = []
-    for machine in machines:
-        here = [v for v in meant if v.machine == machine.letter]
-        where = f" on machine {machine.letter}" if len(machines) > 1 else ""
-        if here and not any(v.records for v in here):
-            notes.append(f"the baseline failed{where}: nothing is compared with it")
-        elif wanted and not here:
-            notes.append(f"the baseline did not run{where}: nothing is compared there")
-    for part in _parts(variants, machines):
-        here = [v for v in meant if v in part]
-        if wanted and len(here) > 1:
-            why = f"{len(here)} configurations have it: {'; '.join(v.label for v in here[:4])}"
-            fix = Fix(remark=f"--baseline {_spelled(here[0], keys, variants)}")
-            raise ConfigError(Problem("--baseline", wanted, why, fix))
-        there = any(v.machine == part[0].machine for v in meant)
-        good = [v for v in here if v.records]
-        if not good and not (wanted and (here or not there)):
-            good = [v for v in part if v.records]
-        chosen += good[:1]
-    return chosen, notes
-
-
-@dataclass(frozen=True)
-class Family:
-    """Configurations that are compared with one baseline, and in what."""
-
-    baseline: Variant
-    members: Sequence[Variant]
-    """With the baseline."""
-    measures: Sequence[str]
-    """Keys of the loss, or of the speed, that is compared: the first that was measured."""
-
-
-def find_families(entries: Sequence[Entry]) -> list[Family]:
-    """Group entries as a report does: by machine and group, without excluded runs."""
-    variants, machines, keys = group(entries)
-    variants = without_outliers(variants)
-    chosen, _ = choose_baselines(variants, machines, "", keys)
-    labelled = dict(zip(variants, named(variants, chosen), strict=True))
-    found = []
-    for part in _parts(variants, machines):
-        differing, focus = _focus(part)
-        speed = TOKENS if "data.packing" in differing else SAMPLES
-        measures = LOSSES if focus is Affects.learning else (speed.key,)
-        good = [labelled[v] for v in part if v.records]
-        found += [Family(labelled[v], good, measures) for v in chosen if v in part]
-    return found
-
-
-def _parts(variants: Sequence[Variant], machines: Sequence[Machine]) -> list[list[Variant]]:
-    """Variants by machine and group; groups with the most configurations first."""
-    found: dict[tuple[str, str], list[Variant]] = {}
-    for each in variants:
-        found.setdefault((each.machine, each.work), []).append(each)
-    letters = [machine.letter for machine in machines]
-    kept = [members for (letter, _), members in found.items() if letter in letters]
-    return sorted(kept, key=lambda part: (letters.index(part[0].machine), -len(part)))
-
-
-def _is_meant(variant: Variant, wanted: str) -> bool:
-    # Rows of `eke fit` are named by their overrides, so a row's name may contain `=`.
-    if "=" not in wanted or wanted in (*variant.rows, variant.label):
-        return wanted in (*variant.rows, variant.label)
-    pairs = [part.partition("=")[::2] for part in wanted.split(",")]
-    return all(variant.settings.get(key.strip()) == value.strip() for key, value in pairs)
-
-
-def _spelled(variant: Variant, keys: Sequence[str], variants: Sequence[Variant]) -> str:
-    """Shell-quoted selector that matches only this variant."""
-    if variant.row and sum(variant.row in each.rows for each in variants) == 1:
-        return shlex.quote(variant.row)
-    told = [f"{key}={value}" for key in keys if (value := variant.factors.get(key))]
-    return shlex.quote(",".join(told))
-
 
 COMPARED = (SAMPLES, TOKENS, STEP, PEAK, RESERVED)
 """Measures with a ratio to the baseline."""
 
 MAX_CURVES = 200
-"""Variants with curves; baseline and Pareto front first."""
+"""Maximum variants with curves: baseline and Pareto front first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,27 +62,20 @@ class ComparisonRow:
 
     variant: Variant
     estimates: Mapping[str, Estimate] = field(default_factory=dict)
-    """Measure -> value over the repeats."""
+    """Measure -> mean over the repeats."""
     ratios: Mapping[str, Ratio] = field(default_factory=dict)
-    """Measure -> ratio to the baseline; decisions corrected for multiple comparisons."""
+    """Measure -> ratio to the baseline, corrected for multiple comparisons."""
     quality: LossComparison = field(default_factory=LossComparison)
-    """Its loss, or what `--by` names."""
+    """Comparison of the loss, or of the metric of `--by`."""
     is_baseline: bool = False
     on_front: bool = False
     phases: Mapping[str, float] = field(default_factory=dict)
     """Phase of a step -> fraction of its time."""
     curve: Curve | None = None
-    equal_time_s: float | None = None
-    """As of `OneMachine`."""
+    loss_at_equal_time: float | None = None
+    """Loss of the curve at the `equal_time_s` of `OneMachine`."""
     speed: Measure = SAMPLES
     """As of `OneMachine`."""
-
-    @property
-    def loss_at_equal_time(self) -> float | None:
-        """Loss of the curve at that time."""
-        if self.curve is None or self.equal_time_s is None:
-            return None
-        return self.curve.at(self.equal_time_s)
 
     @property
     def prediction_error(self) -> float | None:
@@ -196,24 +88,26 @@ class ComparisonRow:
         return self._error(PREDICTED_STEP, STEP)
 
     def _error(self, expected: Measure, measure: Measure) -> float | None:
-        told, found = self.estimates.get(expected.key), self.estimates.get(measure.key)
-        return told.value / found.value - 1 if told and found else None
+        before, after = self.estimates.get(expected.key), self.estimates.get(measure.key)
+        return before.value / after.value - 1 if before and after else None
 
 
 @dataclass(frozen=True)
 class OneMachine:
-    """Comparison of one group on one kind of machine; numbers of several are never combined."""
+    """Comparison of one group on one kind of machine. Numbers of several are never combined."""
 
     machine: Machine
     baseline: Variant | None
-    work: str = ""
-    """Name of the group: one model, task and data; empty for a single one."""
-    keys: tuple[str, ...] = ()
+    members: Sequence[Variant]
+    """Configurations of the group, with the baseline."""
+    work: str
+    """Name of the group: one model, task and data, or empty for a single one."""
+    keys: tuple[str, ...]
     """Keys in which its configurations differ."""
-    focus: Affects = Affects.both
-    """What these keys change: *learning*, *rounding* or *both*."""
-    speed: Measure = SAMPLES
-    """Tokens without padding where a sample is not the same thing in all configurations."""
+    focus: Affects
+    """Class of these keys: *learning*, *rounding* or *both*."""
+    speed: Measure
+    """Tokens without padding if the samples of the configurations differ."""
     effects: tuple[Effect, ...] = ()
     alone: tuple[tuple[ComparisonRow, str], ...] = ()
     """Rows that differ from the baseline in one factor, and this factor."""
@@ -224,9 +118,9 @@ class OneMachine:
     noise: Mapping[str, Compared] = field(default_factory=dict)
     """Measure of COMPARED -> comparisons of variants."""
     equal_time_s: float | None = None
-    """Training time at which losses are compared: that of the shortest run with a curve."""
+    """Training time at which losses are compared: the time of the shortest run with a curve."""
     notes: tuple[str, ...] = ()
-    """On the quiet of the machine."""
+    """Notes on noise."""
     level: float = ALPHA
     """Chance of a false claim among the comparisons with the baseline."""
 
@@ -246,15 +140,15 @@ class Comparison:
     rows: tuple[ComparisonRow, ...]
     notes: tuple[str, ...]
     metric: str = ""
-    """What configurations are judged and sorted by; empty for the loss."""
+    """Metric that ranks the configurations, or empty for the loss."""
 
     def rows_of(self, part: OneMachine) -> list[ComparisonRow]:
-        """Rows of one group and machine."""
+        """Return the rows of one group and machine."""
         own = part.machine.letter, part.work
         return [row for row in self.rows if (row.variant.machine, row.variant.work) == own]
 
     def suffix(self, part: OneMachine) -> str:
-        """Group and machine in a title: `: tiny [A]`; empty where there is one."""
+        """Return group and machine for a title: `: tiny [A]`, or empty if there is only one."""
         letters = {each.machine.letter for each in self.machines}
         work = f": {part.work}" if part.work else ""
         return f"{work} [{part.machine.letter}]" if len(letters) > 1 else work
@@ -265,63 +159,99 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
 
     Args:
         folders: runs, sweeps, or folders of runs.
-        baseline: `key=value,...` or a row's name; empty for the row `baseline`, or the first cell.
-        by: show only effects of this factor, or judge and sort by this metric; empty for all
-            factors, and the loss.
+        baseline: `key=value,...` or a row's name. Default: the row `baseline`, or the first run.
+        by: factor whose effects are shown, or metric that ranks. Default: all factors, the loss.
 
     Raises:
         ConfigError: no runs, unknown baseline, factor or metric.
     """
     gathered = gather(folders)
-    variants, machines, keys = group(gathered.entries)
-    variants = without_outliers(variants)
-    chosen, notes = choose_baselines(variants, machines, baseline, keys)
-    labelled = dict(zip(variants, named(variants, chosen), strict=True))
-    variants, chosen = list(labelled.values()), [labelled[each] for each in chosen]
-    metrics = [*_losses(variants), *_metrics(variants)]
+    variants, machines, keys, notes, divided = _divided(gathered.entries, baseline)
+    metrics = [n for n in LOSS_NAMES if any(v.sample(key) for v in variants for key in keys_by(n))]
+    metrics += _metrics(variants)
     if by and by not in (*keys, *metrics):
         raise _unknown_factor(by, keys, metrics)
-    metric = "" if by in keys else by
-    parts = []
-    for here in _parts(variants, machines):
-        machine = next(m for m in machines if m.letter == here[0].machine)
-        base = next((each for each in chosen if each in here), None)
-        parts.append(_on(machine, base, here, by if by in keys else "", gathered, metric))
-    found = [row for _, rows in parts for row in rows]
-    bare = [ComparisonRow(v) for v in variants if not v.machine]
-    noisy = [note for part, _ in parts for note in part.notes]
+    shown, metric = (by, "") if by in keys else ("", by)
+    parts = [_on(each, shown, gathered, metric) for each in divided]
+    recorded = [v.settings for v in variants if v.machine]
     return Comparison(
         folders=tuple(map(str, folders)),
         sweeps=gathered.sweeps,
         commands=gathered.commands,
         factors=tuple(keys),
-        shared=_shared(variants, keys),
+        shared={
+            key: value for key, value in (recorded[0] if recorded else {}).items()
+            if "." not in key and key not in keys and all(s.get(key) == value for s in recorded)
+        },
         machines=tuple(part for part, _ in parts),
-        rows=(*found, *bare),
-        notes=(*gathered.notes, *notes, *_notes(gathered, machines), *noisy),
+        rows=(
+            *(row for _, rows in parts for row in rows),
+            *(ComparisonRow(v) for v in variants if not v.machine),
+        ),
+        notes=(
+            *gathered.notes, *notes, *_notes(gathered, machines),
+            *(note for part, _ in parts for note in part.notes),
+        ),
         metric=metric,
-    )
+    )  # fmt: skip
 
 
-def _metrics(variants: Sequence[Variant]) -> list[str]:
-    return list(dict.fromkeys(name for v in variants for r in v.records for name in r.metrics))
+class Family(NamedTuple):
+    """Configurations with a result and one baseline, and keys of the loss or speed to compare."""
+
+    baseline: Variant
+    members: list[Variant]
+    measures: Sequence[str]
 
 
-def _losses(variants: Sequence[Variant]) -> list[str]:
-    """Names of the measured losses."""
-    return [n for n in LOSS_NAMES if any(v.sample(key) for v in variants for key in keys_by(n))]
+def find_families(entries: Sequence[Entry]) -> list[Family]:
+    """Group entries as a report does, without comparing them."""
+    found = []
+    for part in _divided(entries, "")[-1]:
+        measures = LOSSES if part.focus is Affects.learning else (part.speed.key,)
+        if part.baseline:
+            members = [each for each in part.members if each.records]
+            found.append(Family(part.baseline, members, measures))
+    return found
 
 
-def _rank(metric: str, row: ComparisonRow) -> float:
-    """Place by a loss or metric, the best first; those without it last."""
-    for key in keys_by(metric):
-        if found := row.estimates.get(key):
-            return found.value if is_better_lower(key) else -found.value
-    return math.inf
+def _divided(
+    entries: Sequence[Entry], wanted: str
+) -> tuple[list[Variant], list[Machine], list[str], list[str], list[OneMachine]]:
+    """Return variants, machines, differing keys, notes, and groups that are not yet compared."""
+    variants, machines, keys = group(entries)
+    out: dict[Variant, tuple[int, int, int]] = {}
+    for _, members in _parts(variants, machines):
+        out |= find_outliers({v: v.sample(SAMPLES.key) for v in members})
+    variants = [replace(v, excluded=out[v]) if v in out else v for v in variants]
+    chosen, notes = _choose_baselines(variants, machines, wanted, keys)
+    labelled = dict(zip(variants, named(variants, chosen), strict=True))
+    parts = []
+    for machine, members in _parts(variants, machines):
+        base = next((labelled[each] for each in chosen if each in members), None)
+        own, work = [labelled[each] for each in members], members[0].work
+        differing, focus = _focus(members)
+        speed = TOKENS if "data.packing" in differing else SAMPLES  # a packed row: several samples
+        parts.append(OneMachine(machine, base, own, work, tuple(differing), focus, speed))
+    return list(labelled.values()), machines, keys, notes, parts
+
+
+def _parts(
+    variants: Sequence[Variant], machines: Sequence[Machine]
+) -> list[tuple[Machine, list[Variant]]]:
+    """Return the variants of each machine and group, the largest groups first."""
+    found: list[tuple[Machine, list[Variant]]] = []
+    for machine in machines:
+        groups: dict[str, list[Variant]] = {}
+        for each in variants:
+            if each.machine == machine.letter:
+                groups.setdefault(each.work, []).append(each)
+        found += [(machine, each) for each in sorted(groups.values(), key=len, reverse=True)]
+    return found
 
 
 def _focus(variants: Sequence[Variant]) -> tuple[list[str], Affects]:
-    """Keys in which variants of one group differ, and what they change in all."""
+    """Return the keys in which variants of one group differ, and their class."""
     values: dict[str, set[str]] = {}
     for key in dict.fromkeys(key for each in variants for key in each.told):
         found = {each.factors.get(key, each.settings.get(key, "")) for each in variants}
@@ -334,22 +264,82 @@ def _focus(variants: Sequence[Variant]) -> tuple[list[str], Affects]:
     return list(values), focus
 
 
+def _choose_baselines(
+    variants: Sequence[Variant], machines: Sequence[Machine], wanted: str, keys: Sequence[str]
+) -> tuple[list[Variant], list[str]]:
+    """Choose at most one baseline for each group and machine, and notes.
+
+    Raises:
+        ConfigError: `wanted` matches no configuration, or several of one group.
+    """
+    meant = [v for v in variants if _is_meant(v, wanted or "baseline")]
+    if wanted and not meant:
+        first = next((v for v in variants if v.records), variants[0])
+        spelled = _spelled(first, list(first.factors), variants)
+        example = spelled if spelled != shlex.quote("") else "KEY=VALUE"
+        why = f"no run has it; differing: {', '.join(keys) or 'nothing'}"
+        raise ConfigError(Problem("--baseline", wanted, why, Fix(remark=f"--baseline {example}")))
+    chosen: list[Variant] = []
+    notes: list[str] = []
+    for machine in machines:
+        here = [v for v in meant if v.machine == machine.letter]
+        where = f" on machine {machine.letter}" if len(machines) > 1 else ""
+        if here and not any(v.records for v in here):
+            notes.append(f"the baseline failed{where}: nothing is compared with it")
+        elif wanted and not here:
+            notes.append(f"the baseline did not run{where}: nothing is compared there")
+    for machine, part in _parts(variants, machines):
+        here = [v for v in meant if v in part]
+        if wanted and len(here) > 1:
+            why = f"{len(here)} configurations have it: {'; '.join(v.label for v in here[:4])}"
+            fix = Fix(remark=f"--baseline {_spelled(here[0], keys, variants)}")
+            raise ConfigError(Problem("--baseline", wanted, why, fix))
+        good = [v for v in here if v.records]
+        if not wanted or (not here and any(v.machine == machine.letter for v in meant)):
+            good = good or [v for v in part if v.records]
+        chosen += good[:1]
+    return chosen, notes
+
+
+def _is_meant(variant: Variant, wanted: str) -> bool:
+    # Rows of `eke fit` are named by their overrides, so a row's name may contain `=`.
+    if "=" not in wanted or wanted in (*variant.rows, variant.label):
+        return wanted in (*variant.rows, variant.label)
+    pairs = [part.partition("=")[::2] for part in wanted.split(",")]
+    return all(variant.settings.get(key.strip()) == value.strip() for key, value in pairs)
+
+
+def _spelled(variant: Variant, keys: Sequence[str], variants: Sequence[Variant]) -> str:
+    """Return a shell-quoted selector that matches only this variant."""
+    if variant.row and sum(variant.row in each.rows for each in variants) == 1:
+        return shlex.quote(variant.row)
+    return shlex.quote(
+        ",".join(f"{key}={value}" for key in keys if (value := variant.factors.get(key)))
+    )
+
+
+def _metrics(variants: Sequence[Variant]) -> list[str]:
+    return list(dict.fromkeys(name for v in variants for r in v.records for name in r.metrics))
+
+
+def _rank(metric: str, row: ComparisonRow) -> float:
+    """Return the place by a loss or metric: the best first, rows without it last."""
+    for key in keys_by(metric):
+        if found := row.estimates.get(key):
+            return found.value if is_better_lower(key) else -found.value
+    return math.inf
+
+
 def _on(
-    machine: Machine,
-    baseline: Variant | None,
-    here: Sequence[Variant],
-    shown: str,
-    gathered: Gathered,
-    metric: str,
+    part: OneMachine, shown: str, gathered: Gathered, metric: str
 ) -> tuple[OneMachine, list[ComparisonRow]]:
-    """Compare one group's variants on one machine; effects of the factor `shown`, or of all."""
+    """Compare one group's variants on one machine, with effects of `shown`, or of all factors."""
+    here, baseline, speed = part.members, part.baseline, part.speed
     good = [v for v in here if v.records]
-    keys, focus = _focus(here)
-    is_packed = "data.packing" in keys  # a packed row holds several samples
-    speed, compared = (TOKENS, (TOKENS, PEAK, RESERVED)) if is_packed else (SAMPLES, COMPARED)
+    compared = COMPARED if speed is SAMPLES else (TOKENS, PEAK, RESERVED)
     noise = {m.key: Compared({v: v.sample(m.key) for v in here}) for m in compared}
-    has_speeds = focus is not Affects.learning and len(good) > 1
-    front = pareto(good, speed, noise[speed.key]) if has_speeds else []
+    has_speeds = part.focus is not Affects.learning and len(good) > 1
+    front = techniques.pareto(good, speed, noise[speed.key]) if has_speeds else []
     corrected = correct_all([_differences(v, baseline, noise) for v in here], gathered.level)
     for v, ratios in zip(here, corrected, strict=True):
         ratios |= _kept(v, baseline, ratios, speed.key, gathered) | _of_bytes(v, baseline, ratios)
@@ -370,26 +360,21 @@ def _on(
             on_front=variant in front,
             phases=_phases(variant),
             curve=curves.get(variant),
-            equal_time_s=moment,
+            loss_at_equal_time=curves[variant].at(moment) if moment and variant in curves else None,
             speed=speed,
         )
         for variant, ratios in zip(here, corrected, strict=True)
     ]
-    if metric or focus is Affects.learning:
+    if metric or part.focus is Affects.learning:
         rows.sort(key=partial(_rank, metric))
-    notes += outlier_notes(here) + quiet_notes(baseline, here, noise)
-    part = OneMachine(
-        machine,
-        baseline,
-        here[0].work,
-        tuple(keys),
-        focus,
-        speed,
-        noise=noise,
-        equal_time_s=moment,
-        notes=tuple(notes),
-        level=gathered.level,
-    )
+    number = format_number(sum(len(v.records) for v in here), "run")
+    notes += [
+        f"1 of {number} excluded from the tests of speed: {v.label} with seed={v.excluded[0]} "
+        f"repeat={v.excluded[1]}, whose other repeats are faster and agree"
+        for v in here if v.excluded
+    ]  # fmt: skip
+    notes += quiet_notes(baseline, here, noise)
+    part = replace(part, noise=noise, equal_time_s=moment, notes=tuple(notes), level=gathered.level)
     return (_with_effects(part, rows, shown, gathered) if has_speeds else part), rows
 
 
@@ -397,43 +382,44 @@ def _with_effects(
     part: OneMachine, rows: Sequence[ComparisonRow], shown: str, gathered: Gathered
 ) -> OneMachine:
     """Add the effects of single techniques and of their combinations, and published ones."""
-    if part.baseline is None:
+    base = part.baseline
+    if base is None:
         return part
-    good = [row.variant for row in rows if row.variant.records]
-    # Pairs agree in all factors, including those not shown.
-    both = {m.key: part.noise[m.key] for m in (part.speed, PEAK)}
-    tested = {row.variant: row.ratios for row in rows}
-    tests = PairTests(both, part.baseline, tested, gathered.level)
-    effects = main_effects(good, part.keys, tests)
-    others = [v for v in good if v is not part.baseline]
     by_variant = {row.variant: row for row in rows}
+    good = [v for v in by_variant if v.records]
+    tested = {v: row.ratios for v, row in by_variant.items()}
+    noise = {m.key: part.noise[m.key] for m in (part.speed, PEAK)}
+    tests = techniques.PairTests(noise, base, tested, gathered.level)
+    # Pairs agree in all factors, including those not shown.
+    effects = techniques.main_effects(good, part.keys, tests)
+    others = [v for v in good if v is not base]
     return replace(
         part,
         effects=tuple(e for e in effects if shown in ("", e.factor)),
-        alone=tuple((by_variant[v], change) for v, change in alone(part.baseline, others)),
-        ladder=tuple((by_variant[v], added) for v, added in ladder(part.baseline, others)),
-        published=tuple(match_published(gathered.sweeps, good, tests)),
+        alone=tuple((by_variant[v], text) for v, text in techniques.alone(base, others)),
+        ladder=tuple((by_variant[v], text) for v, text in techniques.ladder(base, others)),
+        published=tuple(techniques.match_published(gathered.sweeps, good, tests)),
     )
 
 
 def _of_bytes(
     variant: Variant, base: Variant | None, ratios: Mapping[str, Ratio]
 ) -> dict[str, Ratio]:
-    """The ratio of peak memory, which needs no test where bytes never vary."""
+    """Return the ratio of peak memory, which needs no test if bytes never vary."""
     found, sides = ratios.get(PEAK.key), [v.sample(PEAK.key) for v in (base, variant) if v]
     if found is None or found.decision is not Significance.single:
         return {}
     if any(max(each.values()) > min(each.values()) * (1 + SAME_BYTES) for each in sides):
         return {}
-    far = Significance.higher if found.value > 1 else Significance.lower
-    is_same = abs(found.value - 1) <= SAME
-    return {PEAK.key: replace(found, decision=Significance.same if is_same else far)}
+    decision = Significance.higher if found.value > 1 else Significance.lower
+    decision = Significance.same if abs(found.value - 1) <= SAME else decision
+    return {PEAK.key: replace(found, decision=decision)}
 
 
 def _kept(
     variant: Variant, base: Variant | None, ratios: Mapping[str, Ratio], speed: str, all_: Gathered
 ) -> dict[str, Ratio]:
-    """The ratio that a look of `sweep.repeats=auto` resolved, and all repeats do not resolve."""
+    """Return the ratio that `sweep.repeats=auto` resolved earlier and all repeats do not."""
     keys = [key_of(each.first.overrides) for each in (variant, base) if each and each.first]
     found = all_.decided.get((keys[0], keys[-1])) if keys else None
     is_open = speed in ratios and ratios[speed].decision is Significance.unresolved
@@ -445,22 +431,19 @@ def _kept(
 
 
 def _unequal(ratios: Sequence[Mapping[str, Ratio]]) -> list[str]:
-    """A note on resolved differences of speed where none is possible."""
+    """Return a note on resolved differences of speed if no key can cause one."""
     speeds = [each[SAMPLES.key] for each in ratios if SAMPLES.key in each]
     resolved = (Significance.higher, Significance.lower)
-    far = [each.value for each in speeds if each.decision in resolved]
-    if not far:
+    values = [each.value for each in speeds if each.decision in resolved]
+    if not values:
         return []
-    value = max(far, key=lambda value: abs(math.log(value)))
+    value = max(values, key=lambda value: abs(math.log(value)))
     return [f"speeds of equal work differ by {_digits(value)}x: the machine was not quiet"]
 
 
 def _estimates(variant: Variant) -> dict[str, Estimate]:
     keys = [*(m.key for m in MEASURES), *(f"{METRIC}{name}" for name in _metrics([variant]))]
-    found = {}
-    for key in keys:
-        sample = variant.sample(key)
-        found[key] = mean_of(sample.values()) if key.startswith(BY_SEED) else estimate(sample)
+    found = {key: estimate(variant.sample(key), not key.startswith(BY_SEED)) for key in keys}
     return {key: each for key, each in found.items() if each}
 
 
@@ -474,11 +457,9 @@ def _differences(
 
 
 def _phases(variant: Variant) -> dict[str, float]:
-    """Fractions of a step, from the medians of each repeat's phases."""
+    """Return fractions of a step, from the medians of each repeat's phases."""
     totals: dict[str, float] = {}
-    for record in variant.records:
-        if record.shared_device:
-            continue
+    for record in (each for each in variant.records if not each.shared_device):
         for name, spread in record.timing.phases.items():
             totals[name] = totals.get(name, 0.0) + spread.median
     whole = sum(totals.values())
@@ -486,22 +467,11 @@ def _phases(variant: Variant) -> dict[str, float]:
 
 
 def _unknown_factor(by: str, keys: Sequence[str], metrics: Sequence[str]) -> ConfigError:
-    why = f"does not differ among these runs; differing: {', '.join(keys) or 'nothing'}"
-    why += f"; metrics: {', '.join(metrics)}" if metrics else ""
+    why = f"neither differs nor was measured; differing: {', '.join(keys) or 'nothing'}"
+    why += f"; measured: {', '.join(metrics)}" if metrics else ""
     known = [*keys, *metrics]
     fix = Fix(remark=f"--by {closest(by, known) or known[0]}" if known else "omit --by")
     return ConfigError(Problem("--by", by, why, fix))
-
-
-def _shared(variants: Sequence[Variant], keys: Sequence[str]) -> dict[str, str]:
-    recorded = [v.settings for v in variants if v.machine]
-    if not recorded:
-        return {}
-    return {
-        key: value
-        for key, value in recorded[0].items()
-        if "." not in key and key not in keys and all(s.get(key) == value for s in recorded)
-    }
 
 
 def _notes(gathered: Gathered, machines: Sequence[Machine]) -> list[str]:
@@ -526,7 +496,7 @@ def _notes(gathered: Gathered, machines: Sequence[Machine]) -> list[str]:
 
 
 def times(ratio: Ratio) -> str:
-    """Format a ratio: `2.31x (2.27 to 2.35)`; no interval with too few repeats."""
+    """Format a ratio, with its interval if any: `2.31x (2.27 to 2.35)`."""
     text = f"{_digits(ratio.value)}x"
     if ratio.low is None or ratio.high is None:
         return text
@@ -535,17 +505,16 @@ def times(ratio: Ratio) -> str:
 
 
 def loss_words(quality: LossComparison) -> str:
-    """Compare the loss with the baseline's, as the end of a sentence."""
+    """Return the comparison of the loss with the baseline's, as the end of a sentence."""
     which, parity = quality.name, quality.parity
-    if parity is Parity.baseline:
-        return "the baseline"
+    if parity in (Parity.better, Parity.worse):
+        return f"{which} {quality.word}: {quality.change}"
     plain = {
+        Parity.baseline: "the baseline",
         Parity.unknown: "no loss to compare",
         Parity.other: f"losses not comparable ({quality.why})",
         Parity.equal: f"{which} equal",
         Parity.few: f"losses not compared: {quality.why} (sweep.seeds=per_repeat)",
-        Parity.better: f"{which} {quality.word}: {quality.change}",
-        Parity.worse: f"{which} {quality.word}: {quality.change}",
     }
     if parity in plain:
         return plain[parity]

@@ -1,25 +1,20 @@
-"""Loss curves, and noise of repeats.
+"""Loss curves over training time (without start-up, evaluation and compiling), and noise notes."""
 
-Curves are over training time alone, without start-up, evaluation and compiling.
-"""
-
-import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from itertools import accumulate
 from statistics import fmean, median
 
 from eke.common.paths import RunPaths
-from eke.plan.record import Outcome, Record, metrics
-from eke.results.report.compare.measures import LARGEST, SAMPLES, TOKENS
+from eke.plan.record import Outcome, metrics
+from eke.results.report.compare.measures import LARGEST, SAMPLES, TOKENS, ended_s
 from eke.results.report.compare.statistics import Compared
 from eke.results.report.compare.variants import Variant
 
 MAX_POINTS = 200
-"""Points of a curve; a chart of 700 pixels shows no more."""
+"""Maximum points of a curve: a chart of 700 pixels shows no more."""
 
 WINDOW_FRAC = 0.05
 """Fraction of a run's steps in the moving average of the loss."""
@@ -30,43 +25,39 @@ class Curve:
     """One run's loss over time."""
 
     seconds: tuple[float, ...]
-    """Cumulative time of the steps; warm-up and compiling steps count as the median of the others,
+    """Cumulative time of the steps. Warm-up and compiling steps count as the median of the others,
     if there are any."""
     losses: tuple[float, ...]
     """Moving average over WINDOW_FRAC of the steps."""
-    steps: tuple[int, ...] = ()
+    steps: tuple[int, ...]
     """Optimizer steps done."""
 
     def at(self, seconds: float) -> float | None:
-        """Loss at a time; None before the first step."""
+        """Return the loss at a time, or None before the first step."""
         number = bisect_right(self.seconds, seconds)
         return self.losses[number - 1] if number else None
 
 
 def curve_of(variant: Variant) -> Curve | None:
-    """Curve of the first successful repeat with metrics."""
-    for entry in variant.entries:
-        if entry.folder is None or entry.record is None or entry.outcome != Outcome.ok.name:
-            continue
-        if not entry.record.shared_device and (curve := read_curve(RunPaths(entry.folder))):
-            return curve
-    return None
+    """Return the curve of the first successful repeat with metrics on an exclusive device."""
+    return next(iter(curves_of(variant, 1, with_shared=False)), None)
 
 
-def curves_of(variant: Variant, most: int) -> list[Curve]:
-    """Curves of different seeds, at most this many; times of a shared device count, too."""
+def curves_of(variant: Variant, most: int, with_shared: bool = True) -> list[Curve]:
+    """Return at most `most` curves of different seeds, with or without shared devices."""
     found: dict[int, Curve] = {}
     for entry in variant.entries:
-        seed, _ = entry.repeat
-        ended = entry.folder is not None and entry.outcome == Outcome.ok.name
-        if ended and entry.folder and seed not in found and len(found) < most:
-            curve = read_curve(RunPaths(entry.folder))
+        seed, record, folder = entry.repeat[0], entry.record, entry.folder
+        if record is None or folder is None or entry.outcome != Outcome.ok.name:
+            continue
+        if seed not in found and len(found) < most and (with_shared or not record.shared_device):
+            curve = read_curve(RunPaths(folder))
             found |= {seed: curve} if curve else {}
     return list(found.values())
 
 
 def read_curve(paths: RunPaths) -> Curve | None:
-    """Read a curve from metrics.jsonl; None without usable rows."""
+    """Return a curve of metrics.jsonl, or None without usable rows."""
     try:
         rows, _ = metrics.read_rows(paths.metrics)
     except OSError:
@@ -79,19 +70,18 @@ def read_curve(paths: RunPaths) -> Curve | None:
         return None
     steady = [float(row[metrics.STEP_TIME]) for row in timed if metrics.WARMUP not in row]
     usual = median(steady) if steady else math.inf
-    steps = [
-        (min(usual, row[metrics.STEP_TIME]) if metrics.WARMUP in row else row[metrics.STEP_TIME],
-         row[metrics.LOSS])
+    seconds = list(accumulate(
+        min(usual if metrics.WARMUP in row else math.inf, float(row[metrics.STEP_TIME]))
         for row in timed
-    ]  # fmt: skip
-    window = max(1, math.ceil(WINDOW_FRAC * len(steps)))
-    seconds = list(itertools.accumulate(float(duration) for duration, _ in steps))
-    ends = range(1, len(steps) + 1)
-    losses = [fmean(loss for _, loss in steps[max(0, end - window) : end]) for end in ends]
+    ))  # fmt: skip
+    window, losses = max(1, math.ceil(WINDOW_FRAC * len(timed))), [r[metrics.LOSS] for r in timed]
     every = math.ceil(len(seconds) / MAX_POINTS)
     kept = sorted({*range(0, len(seconds), every), len(seconds) - 1})
-    done = tuple(int(timed[n][metrics.STEP]) for n in kept)
-    return Curve(tuple(seconds[n] for n in kept), tuple(losses[n] for n in kept), done)
+    return Curve(
+        tuple(seconds[n] for n in kept),
+        tuple(fmean(losses[max(0, n + 1 - window) : n + 1]) for n in kept),
+        tuple(int(timed[n][metrics.STEP]) for n in kept),
+    )
 
 
 def _is_finite(value: object) -> bool:
@@ -106,7 +96,7 @@ FAR_S = 600.0
 
 
 def repeat_spread(variant: Variant) -> float:
-    """Fastest over slowest repeat; 1 without speeds."""
+    """Return the fastest over the slowest repeat, or 1 without speeds."""
     speeds = variant.sample(SAMPLES.key).values()
     return max(speeds) / min(speeds) if speeds else 1.0
 
@@ -114,16 +104,15 @@ def repeat_spread(variant: Variant) -> float:
 def quiet_notes(
     base: Variant | None, variants: Sequence[Variant], noise: Mapping[str, Compared]
 ) -> list[str]:
-    """Notes on noisy configurations of the baseline's machine, and on pairs distant in time."""
+    """Return notes on noisy configurations of one machine, and on pairs distant in time."""
     if base is None:
         return []
-    here = [each for each in variants if each.machine == base.machine]
     speeds = noise.get(SAMPLES.key) or noise[TOKENS.key]
     notes = [
         f"{each.label}: noisier than the others, repeats differ by {repeat_spread(each):.2f}x"
-        for each in here if speeds.is_noisy(each)
+        for each in variants if speeds.is_noisy(each)
     ]  # fmt: skip
-    if apart := sorted(_apart(base, here), reverse=True):
+    if apart := sorted(_apart(base, variants), reverse=True):
         seconds, label = apart[0]
         others = f" (and {len(apart) - 1} more pairs)" if len(apart) > 1 else ""
         when = f"{seconds / 60:.0f} min before or after the baseline's{others}"
@@ -133,11 +122,11 @@ def quiet_notes(
 
 
 def _apart(base: Variant, variants: Sequence[Variant]) -> list[tuple[float, str]]:
-    """Seconds between the ends of distant pairs, with labels, unless their round explains them."""
+    """Return seconds between ends of distant pairs, with labels, unless their round explains it."""
     rounds: dict[tuple[int, int], list[tuple[float, float, Variant]]] = {}
     for each in variants:
         for repeat, record in each.by_repeat():
-            if (end := _end(record)) is not None and record.timing.train_s is not None:
+            if (end := ended_s(record)) is not None and record.timing.train_s is not None:
                 took = record.timing.train_s + (record.timing.startup_s or 0.0)
                 rounds.setdefault(repeat, []).append((end, took, each))
     found = []
@@ -150,9 +139,3 @@ def _apart(base: Variant, variants: Sequence[Variant]) -> list[tuple[float, str]
             if last - first > busy + FAR_S:
                 found.append((last - first, each.label))
     return found
-
-
-def _end(record: Record) -> float | None:
-    with suppress(ValueError, OverflowError):
-        return datetime.fromisoformat(str(record.environment.get("time"))).timestamp()
-    return None

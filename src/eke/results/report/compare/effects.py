@@ -1,7 +1,7 @@
-"""Effects of techniques: over matched pairs, alone, cumulative, Pareto front, published tables."""
+"""Effects of single techniques, of matched pairs and ladders, Pareto front, published tables."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from eke.results.report.compare.measures import PEAK, SAMPLES, Measure
 from eke.results.report.compare.statistics import (
@@ -21,6 +21,8 @@ from eke.results.report.published import Figures, PublishedTable, all_published
 MAX_VARIANTS = 1000
 """Limit for ladders: finding the longest one takes quadratic time."""
 
+Pairs = Sequence[tuple[Variant, Variant]]
+
 
 @dataclass(frozen=True)
 class Effect:
@@ -30,26 +32,26 @@ class Effect:
     value: str
     reference: str
     pairs: int
-    """Number of pairs that differ in nothing else."""
+    """Number of pairs that differ only in this factor."""
     ratios: Mapping[str, Ratio]
-    """Measure -> geometric mean over the pairs. With fewer than three pairs the interval is that
-    of their repeats and does not generalize to other pairs."""
+    """Measure -> geometric mean over the pairs. With fewer than three pairs, the interval is the
+    interval of their repeats and does not generalize to other pairs."""
 
 
 @dataclass(frozen=True)
 class PairTests:
-    """How pairs of one machine's variants are tested: with the baseline, as the report's table."""
+    """Tests of pairs of one machine's variants, as in the report's table."""
 
     noise: Mapping[str, Compared]
-    """By measure."""
+    """Measure -> comparisons."""
     base: Variant
     rows: Mapping[Variant, Mapping[str, Ratio]]
     """Tested ratios of variants to the baseline."""
     level: float = ALPHA
     """As of `holm_levels`."""
 
-    def ratios(self, groups: Sequence[Sequence[tuple[Variant, Variant]]]) -> list[dict[str, Ratio]]:
-        """The ratio over each group's pairs in each measure; those not in the table are a family.
+    def ratios(self, groups: Sequence[Pairs]) -> list[dict[str, Ratio]]:
+        """Return the ratios over each group's pairs. Groups that are not table rows are a family.
 
         A comparison has one interval wherever it is shown.
         """
@@ -57,61 +59,67 @@ class PairTests:
             self.rows.get(pairs[0][1]) if len(pairs) == 1 and pairs[0][0] is self.base else None
             for pairs in groups
         ]
-        rest = [
-            _over(pairs, self.noise) if row is None else {}
-            for pairs, row in zip(groups, known, strict=True)
-        ]
-        tested = zip(known, correct_all(rest, self.level), strict=True)
+        pairs_of = zip(groups, known, strict=True)
+        rest = [self._over(pairs) if row is None else {} for pairs, row in pairs_of]
         return [
             each if row is None else {key: row[key] for key in self.noise if key in row}
-            for row, each in tested
+            for row, each in zip(known, correct_all(rest, self.level), strict=True)
         ]
+
+    def _over(self, pairs: Pairs) -> dict[str, Difference]:
+        """Return the mean difference of some pairs in each measure."""
+        effects: dict[str, Difference | None] = {}
+        for key, compared in self.noise.items():
+            measured = [(a, b) for a, b in pairs if a.sample(key) and b.sample(key)]
+            effects[key] = compared.difference(*measured)
+            if len(measured) >= MIN_REPEATS:  # the interval includes the variation between pairs
+                found = [compared.difference(pair) for pair in measured]
+                effects[key] = mean_difference([each.mean for each in found if each])
+        return {key: each for key, each in effects.items() if each}
 
 
 def main_effects(
     variants: Sequence[Variant], keys: Sequence[str], tests: PairTests
 ) -> list[Effect]:
-    """Effects of every factor's values among one machine's successful variants."""
-    effects, groups = [], []
+    """Return effects of every factor's values among one machine's successful variants."""
+    found: dict[tuple[str, str, str], Pairs] = {}
     for key in keys:
         others: dict[tuple[tuple[str, str], ...], dict[str, Variant]] = {}
         for each in variants:
             for rest in _rests(each, key):
                 others.setdefault(rest, {})[each.factors.get(key, "")] = each
         reference = tests.base.factors.get(key, "")
-        values = dict.fromkeys(each.factors.get(key, "") for each in variants)
-        for value in values:
+        for value in dict.fromkeys(each.factors.get(key, "") for each in variants):
             both = [g for g in others.values() if {reference, value} <= set(g)]
             pairs = list(dict.fromkeys((g[reference], g[value]) for g in both))
             if value != reference and pairs:
-                effects.append(Effect(key, value, reference, len(pairs), {}))
-                groups.append(pairs)
-    ratios = tests.ratios(groups)
-    return [replace(effect, ratios=each) for effect, each in zip(effects, ratios, strict=True)]
+                found[key, value, reference] = pairs
+    tested = zip(found.items(), tests.ratios(list(found.values())), strict=True)
+    return [Effect(*each, len(pairs), ratios) for (each, pairs), ratios in tested]
 
 
 def _rests(each: Variant, key: str) -> list[tuple[tuple[str, str], ...]]:
-    """Settings that a pair must share: all other factors, with or without options' defaults."""
+    """Return settings that a pair must share: other factors, with or without implied ones."""
     others = [(k, v) for k, v in each.factors.items() if k != key]
     typed = [(k, v) for k, v in others if k not in each.implied or not k.startswith(f"{key}.")]
     return list(dict.fromkeys((tuple(others), tuple(typed))))
 
 
 def alone(base: Variant, variants: Sequence[Variant]) -> list[tuple[Variant, str]]:
-    """Variants that differ from the baseline in one factor, with that factor."""
-    found = [(each, changed(base, each)) for each in variants]
-    return [(each, _tell(change)) for each, change in found if len(change) == 1]
+    """Return the variants that differ from the baseline in one factor, with that factor."""
+    found = [(each, _changed(base, each)) for each in variants]
+    return [(each, _text(change)) for each, change in found if len(change) == 1]
 
 
 def ladder(base: Variant, variants: Sequence[Variant]) -> list[tuple[Variant, str]]:
-    """The longest chain from the baseline in which each variant adds settings to the previous one.
+    """Return the longest chain in which each variant adds settings to the previous one.
 
-    With these settings. Empty with fewer than two variants, which `alone` shows already.
+    Each variant has the added settings. Empty with fewer than two variants, which `alone` shows.
     """
     if len(variants) > MAX_VARIANTS:
         return []
-    changes = [(each, changed(base, each)) for each in variants]
-    changes = sorted((c for c in changes if c[1]), key=lambda c: len(c[1]))
+    changes = [(each, change) for each in variants if (change := _changed(base, each))]
+    changes.sort(key=lambda each: len(each[1]))
     best: list[list[int]] = []
     for number, (_, change) in enumerate(changes):
         below = [
@@ -119,88 +127,63 @@ def ladder(base: Variant, variants: Sequence[Variant]) -> list[tuple[Variant, st
             if len(changes[n][1]) < len(change) and changes[n][1].items() <= change.items()
         ]  # fmt: skip
         best.append([*max(below, key=len, default=[]), number])
-    chain = max(best, key=len, default=[])
+    chain = [changes[number] for number in max(best, key=len, default=[])]
     if len(chain) < 2:
         return []
-    rungs, before = [], {}
-    for number in chain:
-        variant, change = changes[number]
-        added = {k: v for k, v in change.items() if k not in before}
-        rungs.append((variant, _tell(added)))
-        before = change
-    return rungs
+    earlier = [{}, *(change for _, change in chain)]
+    return [
+        (variant, _text({k: v for k, v in change.items() if k not in before}))
+        for (variant, change), before in zip(chain, earlier, strict=False)
+    ]
 
 
-def changed(base: Variant, other: Variant) -> dict[str, str]:
-    """Factors that differ from the baseline's, without defaults of another option."""
+def _changed(base: Variant, other: Variant) -> dict[str, str]:
+    """Return factors that differ from the baseline's, without defaults of another option."""
     different = {k: v for k, v in other.factors.items() if v != base.factors.get(k, "")}
     brought = {key for key in base.implied & other.implied if key.split(".")[0] in different}
     return {key: value for key, value in different.items() if key not in brought}
 
 
-def _tell(change: Mapping[str, str]) -> str:
+def _text(change: Mapping[str, str]) -> str:
     return " ".join(f"{key}={value}" for key, value in change.items())
 
 
-def _over(
-    pairs: Sequence[tuple[Variant, Variant]], noise: Mapping[str, Compared]
-) -> dict[str, Difference]:
-    effects: dict[str, Difference | None] = {}
-    for key, compared in noise.items():
-        named = [(a, b) for a, b in pairs if a.sample(key) and b.sample(key)]
-        if len(named) < MIN_REPEATS:
-            effects[key] = compared.difference(*named)
-        else:  # the interval includes the variation between pairs
-            found = [compared.difference(pair) for pair in named]
-            effects[key] = mean_difference([each.mean for each in found if each])
-    return {key: each for key, each in effects.items() if each}
-
-
 SAME_BYTES = 0.001
-"""Memories count as equal within it: means of logarithms and allocators round."""
+"""Relative difference up to which memories count as equal: allocators round."""
 
 
 def pareto(variants: Sequence[Variant], measure: Measure, noise: Compared) -> list[Variant]:
-    """Variants that no other beats in memory or speed without being worse in the other.
+    """Return variants that no other beats in memory or speed without being worse in the other.
 
     By increasing memory. Speeds are equal within SAME, or if the repeats do not resolve the
-    difference. Those with too few repeats are compared by their values.
-
-    Args:
-        variants: of one group and machine.
-        measure: the speed.
-        noise: comparisons in that speed.
+    difference. Variants with too few repeats are compared by their values. `noise` has the
+    comparisons in the speed `measure`.
     """
-    points = []
+    points: dict[Variant, tuple[float, float]] = {}
     for each in variants:
         memory, speed = (estimate(each.sample(m.key)) for m in (PEAK, measure))
         if memory and speed:
-            points.append(_Point(each, memory.value, speed.value, noise, ALPHA / len(variants)))
-    front: list[_Point] = []
-    for point in sorted(points, key=lambda point: (point.memory, -point.speed)):
-        if not any(other.beats(point) for other in reversed(front)):
-            front = [other for other in front if not point.beats(other)] + [point]
-    return [point.variant for point in front]
+            points[each] = memory.value, speed.value
 
+    def needs_more(one: Variant, other: Variant) -> bool:
+        return points[one][0] > points[other][0] * (1 + SAME_BYTES)
 
-@dataclass(frozen=True, eq=False)
-class _Point:
-    variant: Variant
-    memory: float
-    speed: float
-    noise: Compared
-    level: float
-
-    def beats(self, other: "_Point") -> bool:
-        if self.memory > other.memory * (1 + SAME_BYTES) or other._is_faster(self):
+    def is_faster(one: Variant, other: Variant) -> bool:
+        if points[one][1] <= points[other][1] * (1 + SAME):
             return False
-        return other.memory > self.memory * (1 + SAME_BYTES) or self._is_faster(other)
+        found = noise.difference((other, one))
+        return found is None or found.p is None or found.p <= ALPHA / len(variants)
 
-    def _is_faster(self, other: "_Point") -> bool:
-        if self.speed <= other.speed * (1 + SAME):
+    def beats(one: Variant, other: Variant) -> bool:
+        if needs_more(one, other) or is_faster(other, one):
             return False
-        found = self.noise.difference((other.variant, self.variant))
-        return found is None or found.p is None or found.p <= self.level
+        return needs_more(other, one) or is_faster(one, other)
+
+    front: list[Variant] = []
+    for each in sorted(points, key=lambda v: (points[v][0], -points[v][1])):
+        if not any(beats(other, each) for other in reversed(front)):
+            front = [other for other in front if not beats(each, other)] + [each]
+    return front
 
 
 @dataclass(frozen=True)
@@ -214,7 +197,7 @@ class PublishedRow:
 
 @dataclass(frozen=True)
 class PublishedMatch:
-    """A published table with the measured numbers of the same rows."""
+    """Published table with the measured numbers of the same rows."""
 
     table: PublishedTable
     rows: tuple[PublishedRow, ...]
@@ -223,7 +206,7 @@ class PublishedMatch:
 def match_published(
     sweeps: Sequence[str], variants: Sequence[Variant], tests: PairTests
 ) -> list[PublishedMatch]:
-    """Published tables whose baseline and at least one other row one machine measured."""
+    """Return published tables of which one machine measured the baseline and another row."""
     by_row = {row: v for v in variants if v.records for row in v.rows}
     found = []
     for table in (t for sweep in sweeps for t in all_published() if t.sweep == sweep):
@@ -231,16 +214,16 @@ def match_published(
         others = [row for row in table.rows if row != table.baseline and row in by_row]
         if base is not None and others:
             measured = tests.ratios([[(base, by_row[row])] for row in others])
-            rows = []
-            for row, own in zip(others, measured, strict=True):
-                told = _published_ratios(table.rows[row], table.rows[table.baseline])
-                rows.append(PublishedRow(row, own, told))
+            rows = (
+                PublishedRow(row, own, _published(table.rows[row], table.rows[table.baseline]))
+                for row, own in zip(others, measured, strict=True)
+            )
             found.append(PublishedMatch(table, tuple(rows)))
     return found
 
 
-def _published_ratios(there: Figures, before: Figures) -> dict[str, float | None]:
-    """Speed, from the first figure published for both, and memory relative to the baseline."""
+def _published(there: Figures, before: Figures) -> dict[str, float | None]:
+    """Return the published speed and memory over the baseline's, None without both figures."""
     memory = None
     if there.peak_memory_mb and before.peak_memory_mb:
         memory = there.peak_memory_mb / before.peak_memory_mb

@@ -11,7 +11,7 @@ from eke.rules.techniques import TECHNIQUES, Numerics
 
 
 def affects(key: str, values: Collection[str]) -> Affects:
-    """Class of a difference: that of its key, and *both* if one of the values changes more.
+    """Return the class of a key's difference, or *both* if one of the values changes more.
 
     `key` is a path of the configuration or a group. A key of another version counts as *both*.
     """
@@ -30,7 +30,7 @@ def affects(key: str, values: Collection[str]) -> Affects:
 
 @cache
 def _metadata() -> dict[str, Mapping[str, Any]]:
-    """Metadata by group and key; a group's class is that of keys without one."""
+    """Return metadata by group and key. Keys without a class have the class of their group."""
     found: dict[str, Mapping[str, Any]] = {}
     for group in fields(Config):
         found[group.name] = group.metadata

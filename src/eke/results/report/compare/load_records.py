@@ -1,4 +1,4 @@
-"""Load the runs and sweep cells of some folders, and find the keys in which they differ."""
+"""Records of runs and sweeps in some folders, and the keys in which they differ."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,23 +26,22 @@ from eke.results.report.compare.statistics import ALPHA
 from eke.results.report.compare.until_decided import Decision, decision_of
 
 NOT_RUN = "not run"
-"""Outcome shown for a cell without one."""
+"""Outcome shown for a sweep's run without one."""
 
 UNREADABLE = "unreadable"
 """Outcome shown for a run whose record is unreadable."""
 
-
 Key = tuple[str, ...]
-"""A configuration of a sweep: its overrides without seed and repeat."""
+"""Configuration of a sweep: its overrides without seed and repeat."""
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One cell of a sweep, or one run outside of sweeps."""
+    """Run of a sweep, or one outside of sweeps."""
 
     overrides: tuple[str, ...]
     outcome: str
-    """A member name of Outcome, or a constant above."""
+    """Member name of Outcome, NOT_RUN or UNREADABLE."""
     reason: str = ""
     """Reason of the failure."""
     rows: tuple[str, ...] = ()
@@ -51,7 +50,7 @@ class Entry:
     """Id of the rule that rejected it."""
     record: Record | None = None
     folder: Path | None = None
-    """None for a cell that never ran."""
+    """None for a run that never started."""
     sweep: str = ""
     """Folder name of its sweep."""
     is_known: bool = True
@@ -59,14 +58,14 @@ class Entry:
 
     @property
     def repeat(self) -> tuple[int, int]:
-        """Seed and number of the repeat; repeats differ in nothing else."""
+        """Seed and number of the repeat, the only difference between repeats."""
         typed = (text.lstrip("+").partition("=")[::2] for text in self.overrides)
         known: Mapping[str, Any] = self.record.config if self.record else dict(typed)
         return _integer(known.get("seed")), _integer(known.get("repeat"))
 
     @cached_property
     def measures(self) -> dict[str, float]:
-        """Key of a measure -> value; empty without a record."""
+        """Key of a measure -> value, or empty without a record."""
         return measured_values(self.record) if self.record else {}
 
     @property
@@ -81,27 +80,27 @@ class Gathered:
 
     entries: tuple[Entry, ...]
     sweeps: tuple[str, ...]
-    """Names of the sweep definitions, of those that have one (`guide_table`)."""
+    """Names of the sweep definitions (`guide_table`)."""
     commands: tuple[tuple[str, ...], ...]
     """Command-line arguments of each sweep."""
     notes: tuple[str, ...]
     """Files that could not be read, and why."""
     level: float = ALPHA
-    """Chance of a false claim among the comparisons with one baseline: of a sweep with
-    `sweep.repeats=auto` that of each look, finished or not; of several sweeps the smallest."""
+    """Chance of a false claim among the comparisons with one baseline, with `sweep.repeats=auto` at
+    each look: the smallest of several sweeps."""
     decided: Mapping[tuple[Key, Key], Decision] = field(default_factory=dict)
-    """Configuration and its baseline -> decision of such a sweep, which stays."""
+    """Configuration and its baseline -> decision of `sweep.repeats=auto`, which stays."""
 
 
 def gather(folders: Sequence[Path]) -> Gathered:
-    """Read the records of runs, sweeps or folders of runs, each once; ConfigError without runs."""
+    """Read the records of runs, sweeps or folders of runs, each once (ConfigError: no runs)."""
     entries: list[Entry] = []
     names: list[str] = []
     commands: list[tuple[str, ...]] = []
     notes: list[str] = []
     level, decided = ALPHA, dict[tuple[Key, Key], Decision]()
     seen: set[Path] = set()
-    # Sweeps first: a run that belongs to one has a name and an order there.
+    # Sweeps first: a run of a sweep has a name and an order there.
     for sweep in _unique(found for folder in folders for found in _sweeps_of(folder)):
         try:
             content = read_json(SweepPaths(sweep).sweep)
@@ -110,7 +109,7 @@ def gather(folders: Sequence[Path]) -> Gathered:
             level = min(level, float(repeats["level"]))
             rows = dict(map(decision_of, repeats["rows"]))
             decided |= {(key, row.baseline): row for key, row in rows.items()}
-            entries += _cells(sweep, content["cells"], seen)
+            entries += _runs_of(sweep, content["cells"], seen)
         except Exception as error:  # a file of others may hold anything
             why = f"not a readable sweep ({first_line(error)}); its runs are listed individually"
             notes.append(f"{SweepPaths(sweep).sweep}: {why}")
@@ -156,51 +155,51 @@ def _children(folder: Path) -> list[Path]:
         return []
 
 
-def _cells(sweep: Path, cells: Sequence[Any], seen: set[Path]) -> list[Entry]:
-    """Cells in their order, each run once, with the names of all its rows.
+def _runs_of(sweep: Path, cells: Sequence[Any], seen: set[Path]) -> list[Entry]:
+    """Return a sweep's runs in their order, each once, with the names of all its rows.
 
-    Runs lie next to the sweep's folder: both may have been moved. A cell without one is known by
-    its number.
+    Runs are next to the sweep's folder: both may have been moved. A run that never started is known
+    by its number.
     """
     rows: dict[Path | int, list[str]] = {}
     kept: dict[Path | int, dict[str, Any]] = {}
-    for number, cell in enumerate(cells):
-        if not isinstance(cell, dict):
-            continue
+    for number, cell in enumerate(each for each in cells if isinstance(each, dict)):
         name = Path(cell.get("folder") or cell.get("run_id") or "").name
         run = (sweep.parent / name).resolve() if name else number
         rows.setdefault(run, []).extend([str(cell["row"])] if cell.get("row") else [])
         if run not in seen:  # as a run of another sweep
             kept.setdefault(run, cell)
-    found = [
-        _cell(sweep, cell, run if isinstance(run, Path) else None, tuple(rows[run]))
+    seen.update(run for run in kept if isinstance(run, Path))
+    return [
+        _run_of(sweep, cell, run if isinstance(run, Path) else None, tuple(rows[run]))
         for run, cell in kept.items()
     ]
-    seen.update(run for run in kept if isinstance(run, Path))
-    return found
 
 
-def _cell(sweep: Path, cell: dict[str, Any], run: Path | None, rows: tuple[str, ...]) -> Entry:
+def _run_of(sweep: Path, cell: dict[str, Any], run: Path | None, rows: tuple[str, ...]) -> Entry:
     overrides, rule = tuple(map(str, cell.get("overrides") or ())), str(cell.get("rule") or "")
-    outcome, reason = str(cell.get("outcome") or NOT_RUN), str(cell.get("reason") or "")
-    record = None
+    before = str(cell.get("outcome") or NOT_RUN), str(cell.get("reason") or "")
+    (outcome, reason), record = before, None
     if run is not None and outcome not in (Outcome.refused.name, Outcome.skipped.name):
         # The record is authoritative; sweep.json may be older.
-        told, why = outcome, reason
         outcome, reason, record = _read(run)
-        if outcome == NOT_RUN and told == Outcome.crashed.name:  # before it could have one
-            outcome, reason = told, why
+        if outcome == NOT_RUN and before[0] == Outcome.crashed.name:  # before it had a record
+            outcome, reason = before
         elif outcome == NOT_RUN:
-            reason = missing_run("" if told == NOT_RUN else told, run)
+            reason = missing_run("" if before[0] == NOT_RUN else before[0], run)
         rule = "" if record else rule  # it was started later
     return Entry(overrides, outcome, reason, rows, rule, record, run, sweep.name)
 
 
 def _alone(run: Path) -> Entry:
     outcome, reason, record = _read(run)
-    typed = tuple(record.overrides) if record else _typed(run)
-    known = typed is not None
-    return Entry(typed or (), outcome, reason, record=record, folder=run, is_known=known)
+    typed: Sequence[Any] | None = record.overrides if record else None
+    try:
+        typed = typed if record else read_json(RunPaths(run).plan, RECORD_LIMIT)["overrides"]
+        overrides, is_known = tuple(map(str, typed or ())), True
+    except Exception:  # a plan of others may hold anything
+        overrides, is_known = (), False
+    return Entry(overrides, outcome, reason, record=record, folder=run, is_known=is_known)
 
 
 def _read(run: Path) -> tuple[str, str, Record | None]:
@@ -211,14 +210,6 @@ def _read(run: Path) -> tuple[str, str, Record | None]:
     if record is None:
         return NOT_RUN, "", None
     return record.outcome, record.failure.message if record.failure else "", record
-
-
-def _typed(run: Path) -> tuple[str, ...] | None:
-    """Overrides of the plan; None if it is unreadable."""
-    try:
-        return tuple(map(str, read_json(RunPaths(run).plan, RECORD_LIMIT)["overrides"]))
-    except Exception:
-        return None
 
 
 def _integer(value: Any) -> int:
@@ -236,7 +227,7 @@ Factors = Mapping[str, str]
 """Key path or group -> value as text."""
 
 REPEATED = ("seed", "repeat")
-"""Keys of repeats; runs that differ in nothing else share a configuration."""
+"""Keys of repeats: runs that only differ in these share a configuration."""
 
 SUMMARIES = ("recipe", "experiment")
 """Groups that only select options of other groups, which are compared instead."""
@@ -251,7 +242,7 @@ def key_of(overrides: Sequence[str]) -> Key:
 
 
 def configuration(config: dict[str, Any]) -> dict[str, Any]:
-    """Configuration of a record, without names and keys of repeats."""
+    """Return the configuration of a record, without names and keys of repeats."""
     try:
         kept = meaningful(config)
     except (AttributeError, KeyError, TypeError):  # written with another version of the schema
@@ -260,28 +251,24 @@ def configuration(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def settings(record: Record) -> dict[str, str]:
-    """Option of every group and value of every key of a record, as text."""
+    """Return the option of every group and the value of every key of a record, as text."""
     return settings_of(record.config, record.choices)
 
 
 def settings_of(config: dict[str, Any], choices: Mapping[str, Any]) -> dict[str, str]:
-    """Option of every group and value of every key of a configuration, as text."""
-    chosen = {
-        group: str(option)
-        for group, option in choices.items()
-        if group not in PRESENTATION and group not in SUMMARIES
-    }
-    return {**chosen, **dict(_leaves(configuration(config)))}
+    """Return the option of every group and the value of every key of a configuration, as text."""
+    skipped = (*PRESENTATION, *SUMMARIES)
+    chosen = {group: str(option) for group, option in choices.items() if group not in skipped}
+    return {**chosen, **_leaves(configuration(config))}
 
 
 def typed_settings(overrides: Sequence[str]) -> dict[str, str]:
-    """Settings in the overrides, for a cell without a record."""
+    """Return the settings in the overrides, for a run without a record."""
     pairs = (text.lstrip("+").partition("=")[::2] for text in overrides)
     return {
-        key: value
-        for key, value in pairs
+        key: value for key, value in pairs
         if key.split(".")[0] not in PRESENTATION and key not in (*REPEATED, *SUMMARIES)
-    }
+    }  # fmt: skip
 
 
 class Settings:
@@ -292,7 +279,7 @@ class Settings:
         self._typed = [typed_settings(each) for each in overrides]
 
     def differing(self) -> list[str]:
-        """Keys in which configurations differ, groups first.
+        """Return the keys in which configurations differ, groups first.
 
         A key determined by its group's option is omitted: `optimizer=adafactor` is enough.
         """
@@ -302,28 +289,28 @@ class Settings:
         return groups + [key for key in keys if "." in key and not self._follows(key)]
 
     def _follows(self, key: str) -> bool:
-        """Whether the option of its group determines a key."""
+        """Return whether the option of its group determines a key."""
         group = key.split(".")[0]
         chosen = [each for each in self._found if group in each]
         return len({each[group] for each in chosen}) > 1 and _determines(group, key, chosen)
 
     def usual(self, key: str) -> str:
-        """Value of a key where it is not overridden; unknown if it always is."""
+        """Return the value of a key without an override, or ABSENT if it always has one."""
         pairs = zip(self._found, self._typed, strict=True)
         values = {each.get(key, ABSENT) for each, mine in pairs if key not in mine}
         return values.pop() if len(values) == 1 else ABSENT
 
     def complete(self, keys: Sequence[str], lone: Sequence[Factors]) -> list[str]:
-        """`keys` and those in which cells without a record differ; for labels alone."""
+        """Return `keys` and keys in which runs without a record differ, for labels."""
         more = dict.fromkeys(key for each in lone for key in each if key not in keys)
         usuals = {key: self.usual(key) for key in more}
         both = (*lone, *self._found)
         return [*keys, *(k for k in more if len({each.get(k, usuals[k]) for each in both}) > 1)]
 
     def implied(self, keys: Sequence[str]) -> list[frozenset[str]]:
-        """Keys of each configuration whose value is its option's default.
+        """Return the keys of each configuration whose value is its option's default.
 
-        That is the single value of a key in all configurations that do not override it.
+        It is the single value of a key in all configurations that do not override it.
         """
         below = [(key, key.split(".")[0]) for key in keys if "." in key]
         brought: dict[tuple[str, str], set[str]] = {}
@@ -340,14 +327,13 @@ class Settings:
         ]  # fmt: skip
 
     def telling(self, keys: Sequence[str]) -> list[Factors]:
-        """Distinguishing settings of each configuration, without redundant ones.
+        """Return the distinguishing settings of each configuration, without redundant ones.
 
         Overridden keys are always kept. Others are omitted if all configurations with the same
-        option agree on them, and those never overridden (a checkpoint's hash, fine-tuning's
-        learning rate) if an overridden key determines them.
+        option agree on them, or if they are never overridden (a checkpoint's hash, fine-tuning's
+        learning rate) and an overridden key determines them.
         """
-        anybodys = {key for mine in self._typed for key in mine}
-        set_keys = [key for key in keys if key in anybodys]
+        overridden = {key for mine in self._typed for key in mine}
 
         @cache  # there are many configurations and few options
         def is_news(key: str, group: str, option: str) -> bool:
@@ -355,7 +341,8 @@ class Settings:
             agree = len({each.get(key, ABSENT) for each in alike}) == 1
             if len(alike) < len(self._found) and agree:
                 return False
-            return key in anybodys or not any(_determines(k, key, alike) for k in set_keys)
+            set_keys = (each for each in keys if each in overridden)
+            return key in overridden or not any(_determines(k, key, alike) for k in set_keys)
 
         def is_told(key: str, one: Factors) -> bool:
             group = key.split(".")[0]
@@ -368,17 +355,16 @@ class Settings:
 
 
 def _determines(one: str, other: str, found: Sequence[Factors]) -> bool:
-    """Whether configurations that agree on one key agree on the other."""
+    """Return whether configurations that agree on one key agree on the other."""
     pairs = {(each.get(one, ABSENT), each.get(other, ABSENT)) for each in found}
     return len(pairs) == len({value for value, _ in pairs})
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    leaves: list[tuple[str, str]] = []
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    leaves: dict[str, str] = {}
     for key, value in tree.items():
-        path = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            leaves += _leaves(value, f"{path}.")
+            leaves |= _leaves(value, f"{prefix}{key}.")
         elif key != "option":
-            leaves.append((path, format_value(value)))
+            leaves[f"{prefix}{key}"] = format_value(value)
     return leaves

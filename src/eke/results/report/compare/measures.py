@@ -1,7 +1,9 @@
-"""Measures of a record; quantities that were not measured are absent."""
+"""Measures of a record. Quantities that were not measured are absent."""
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from eke.plan.record import Record, table
@@ -10,7 +12,7 @@ from eke.plan.record.metrics import is_lower_better
 
 @dataclass(frozen=True)
 class Measure:
-    """A quantity in which configurations are compared."""
+    """Quantity in which configurations are compared."""
 
     key: str
     """Path in the record, if any."""
@@ -37,9 +39,9 @@ LOSS_NAMES = {"loss": LOSSES, "eval_loss": LOSSES[:1], "train_loss": LOSSES[1:]}
 METRIC = "metrics."
 """Prefix of the keys of an evaluation's metrics."""
 BY_STEP = (SAMPLES.key, TOKENS.key, STEP.key, MFU.key)
-"""Keys of what follows from the time of a step."""
+"""Keys of measures that follow from the time of a step."""
 BY_SEED = (*LOSSES, METRIC)
-"""Beginnings of the keys of what the seed determines: its repeats are one observation."""
+"""Prefixes of measures that the seed determines: repeats of a seed are one observation."""
 
 STARTUP = Measure("timing.startup_s", "start-up", "s", True)
 COMPILE = Measure("timing.compile_s", "compiling", "s", True)
@@ -52,38 +54,30 @@ MEASURES = (
 
 
 LARGEST = 1e60
-"""Values above it, or below its inverse, are no measurements: their squares would overflow."""
+"""Limit of measured values, and of their inverses: larger squares would overflow."""
 
 
 def measured_values(record: Record) -> dict[str, float]:
-    """Key of a measure -> value; within LARGEST, and positive but for losses and metrics.
+    """Return the value of each measure by key, within LARGEST. Only losses and metrics may be <= 0.
 
     Speeds of a run on a shared device are absent, since other processes affect them.
     """
-    values = {measure: _value(record, measure.key) for measure in MEASURES}
+    values = {measure.key: _value(record, measure.key) for measure in MEASURES}
     if (seconds := record.timing.train_s) is not None:
-        values[DEVICE_HOURS] = seconds * num_devices(record) / 3600
-    found = {
-        measure.key: float(value)
-        for measure, value in values.items()
+        values[DEVICE_HOURS.key] = seconds * num_devices(record) / 3600
+    if record.shared_device:
+        values |= dict.fromkeys((measure.key for measure in MEASURES if measure.is_speed), None)
+    values |= {f"{METRIC}{name}": value for name, value in record.metrics.items()}
+    return {
+        key: float(value) for key, value in values.items()
         if isinstance(value, int | float)
-        and (_is_usual(value) or (measure.key in LOSSES and _is_finite(value)))
-        and not (measure.is_speed and record.shared_device)
-    }
-    metrics = {f"{METRIC}{name}": value for name, value in record.metrics.items()}
-    return found | {key: value for key, value in metrics.items() if _is_finite(value)}
-
-
-def _is_usual(value: float) -> bool:
-    return 1 / LARGEST < value < LARGEST
-
-
-def _is_finite(value: float) -> bool:
-    return value == 0 or _is_usual(abs(value))
+        and (1 / LARGEST < abs(value) < LARGEST or value == 0)
+        and (value > 0 or key.startswith(BY_SEED))
+    }  # fmt: skip
 
 
 def _value(record: Record, path: str) -> Any:
-    """What a record has at a path; None where a part of it is absent."""
+    """Return the value of a record at a path, or None if a part of it is absent."""
     part: Any = record
     for name in path.split("."):
         part = getattr(part, name, None)
@@ -91,7 +85,7 @@ def _value(record: Record, path: str) -> Any:
 
 
 def metric_of(key: str) -> Measure:
-    """The measure of a loss or of an evaluation's metric, by its key."""
+    """Return the measure of a loss or of an evaluation's metric, by its key."""
     if key in LOSSES:
         return EVAL_LOSS if key == EVAL_LOSS.key else TRAIN_LOSS
     name = key.removeprefix(METRIC)
@@ -100,19 +94,19 @@ def metric_of(key: str) -> Measure:
 
 
 def keys_by(by: str) -> tuple[str, ...]:
-    """Keys of what `--by` names, in order of preference: a loss, either loss, or a metric."""
+    """Return the keys of a value of `--by`, in order of preference: a loss, or a metric."""
     return LOSS_NAMES.get(by or "loss", (f"{METRIC}{by}",))
 
 
 def is_better_lower(key: str) -> bool:
-    """Whether a lower value of a loss or a metric is better."""
+    """Return whether a lower value of a loss or a metric is better."""
     return key in LOSSES or is_lower_better(key.removeprefix(METRIC))
 
 
 def best_of(key: str, record: Record) -> tuple[str, int]:
-    """Metric by which a record's evaluation was chosen as the best, and of how many.
+    """Return the metric that selected a record's evaluation, and the number of evaluations.
 
-    Empty and 1 for the last one, and for the training loss.
+    Empty and 1 for the last evaluation, and for the training loss.
     """
     every = table(record.config, "train").get("eval_every")
     if record.best is None or key == TRAIN_LOSS.key or not isinstance(every, int):
@@ -122,19 +116,18 @@ def best_of(key: str, record: Record) -> tuple[str, int]:
 
 
 def num_devices(record: Record) -> int:
-    """Devices that a run trained on."""
-    counts = [_count(record, key) for key in ("world_size", "devices")]
-    return math.prod(count for count in counts if count is not None)
+    """Return the number of devices that a run trained on."""
+    return math.prod(_count(record, key) or 1 for key in ("world_size", "devices"))
 
 
 def samples_seen(record: Record) -> float | None:
-    """Training samples of the whole run; None if the plan lacks them."""
+    """Return the training samples of the whole run, or None if the plan lacks them."""
     samples = samples_per_step(record)
     return None if samples is None else float(samples) * record.steps_done
 
 
 def samples_per_step(record: Record) -> int | None:
-    """Training samples of an optimizer step on all devices; None if the plan lacks them."""
+    """Return the samples of an optimizer step on all devices, or None if the plan lacks them."""
     size, times = (_count(record, key) for key in ("per_device", "accumulation"))
     return None if size is None or times is None else size * times * num_devices(record)
 
@@ -142,3 +135,10 @@ def samples_per_step(record: Record) -> int | None:
 def _count(record: Record, key: str) -> int | None:
     found = table(record.plan, "batch").get(key)
     return found if isinstance(found, int) else None
+
+
+def ended_s(record: Record) -> float | None:
+    """Return when a run ended, in seconds since 1970, or None if unknown."""
+    with suppress(ValueError, OverflowError):
+        return datetime.fromisoformat(str(record.environment.get("time"))).timestamp()
+    return None

@@ -1,7 +1,7 @@
-"""The verdict in words: one sentence a claim, the same in every format."""
+"""Verdict in words: one sentence per claim, the same in every format."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 
 from eke.common.paths import program
@@ -13,7 +13,7 @@ from eke.results.report.compare.comparison import Comparison, ComparisonRow, los
 from eke.results.report.compare.curves import repeat_spread
 from eke.results.report.compare.load_records import NOT_RUN
 from eke.results.report.compare.losses import MANY_SEEDS, Parity
-from eke.results.report.compare.measures import PEAK, is_better_lower
+from eke.results.report.compare.measures import PEAK, is_better_lower, keys_by
 from eke.results.report.compare.statistics import (
     MIN_REPEATS,
     SAME,
@@ -26,7 +26,7 @@ NAMED = 3
 """Configurations named in a sentence."""
 
 MOST = 200
-"""Characters of a sentence: two lines of a page."""
+"""Maximum characters of a sentence: two lines of a page."""
 
 LONG = 40
 """Characters of a baseline's name above which it is called the baseline."""
@@ -35,11 +35,11 @@ RESOLVE = 0.05
 """Difference that is forecast to be excluded: the default of `sweep.resolve`."""
 
 DIFFERENCES = (0.02, 0.05, 0.1, 0.2, 0.5)
-"""Differences of speed of which the report says how many repeats would show them."""
+"""Differences of speed for which the report gives the repeats needed."""
 
 
 def verdict_lines(comparison: Comparison) -> list[str]:
-    """Sentences of all claims, one each, with the group and the machine if there are several."""
+    """Return sentences of all claims, with the group and the machine if there are several."""
     lines: list[str] = []
     singles: list[str] = []
     names = (*map(_name, comparison.rows), "sweep.", program())
@@ -47,24 +47,23 @@ def verdict_lines(comparison: Comparison) -> list[str]:
     for part in comparison.machines or [None]:
         claims = [claim for claim in find_claims(comparison) if claim.part is part]
         texts = [text for each in claims if (text := _Words(comparison, claims, each).sentence())]
-        if part is None or (not part.work and len(letters) < 2):
-            heads = [""] * len(texts)
-        else:
-            word = "machine" if part.work else "Machine"
-            machine = f"{word} {part.machine.letter}" if len(letters) > 1 else ""
-            place = ", ".join(filter(None, [part.work, machine]))
+        place = first = part.work if part else ""
+        if part and part.work:
+            place += f", machine {part.machine.letter}" if len(letters) > 1 else ""
             runs = sum(len(row.variant.entries) for row in comparison.rows_of(part))
-            first = f"{place} ({format_number(runs, 'run')})" if part.work else place
-            if part.work and claims[0].kind is Kind.only_one:
+            first = f"{place} ({format_number(runs, 'run')})"
+            if claims[0].kind is Kind.only_one:
                 singles, texts = [*singles, first], texts[1:]
-            heads = [f"{first}: ", *[f"{place}: "] * len(texts)]
-        for head, text in zip(heads, texts, strict=False):
-            lines += _cut(f"{head}{text}.", names)
+        elif part and len(letters) > 1:
+            place = first = f"Machine {part.machine.letter}"
+        for n, text in enumerate(texts):
+            head = place if n else first
+            lines += _cut(f"{head}{': ' * bool(head)}{text}.", names)
     return [*lines, *([f"{_first_of(singles)}: nothing to compare with."] if singles else [])]
 
 
 def _cut(line: str, names: tuple[str, ...]) -> list[str]:
-    """One sentence, or several if it is too long; a configuration's name keeps its case."""
+    """Split a long line into sentences. A configuration's name keeps its case."""
     start, end, rest = line.partition("; ")
     if len(line) <= MOST or not end:
         return [line]
@@ -76,17 +75,16 @@ PLAIN = {
     Kind.nothing: "No run has succeeded yet: there is nothing to compare",
     Kind.none_well: "No run succeeded: there is nothing to compare",
     Kind.no_baseline: "There is no baseline to compare with; choose one with --baseline",
-    Kind.unmeasured: "No comparable speed was measured",
 }
 """Sentences without a configuration."""
 
 
 class _Words:
-    """Sentence of one claim among those of its part."""
+    """Sentence of one claim among the claims of its part."""
 
     def __init__(self, comparison: Comparison, claims: Sequence[Claim], claim: Claim) -> None:
         self.comparison, self.claims, self.claim = comparison, claims, claim
-        self.key = claim.measure.key
+        self.part, self.key, self.kind = claim.part, claim.measure.key, claim.kind
         self.rows = comparison.rows_of(claim.part) if claim.part else []
         self.base = next((row for row in self.rows if row.is_baseline), None)
         name = _name(self.base) if self.base else ""
@@ -94,27 +92,43 @@ class _Words:
         self.is_low = claim.measure is PEAK or (claim.is_loss and is_better_lower(self.key))
 
     def sentence(self) -> str:
-        """The sentence, without its point; empty if another one says the same."""
+        """Return the sentence without its point, or empty if another one says the same."""
         claim = self.claim
         common = {
-            Kind.only_one: self._only_one, Kind.unquiet: self._unquiet, Kind.failed: self._failed,
-            Kind.missing: self._missing, Kind.open: self._open, Kind.ahead: self._ahead,
-            Kind.peers: self._peers, Kind.at_worse_loss: self._at_worse_loss,
+            Kind.unquiet: self._unquiet, Kind.failed: self._failed, Kind.missing: self._missing,
+            Kind.open: self._open, Kind.at_worse_loss: self._at_worse_loss,
         }  # fmt: skip
-        if claim.kind in PLAIN:
-            return PLAIN[claim.kind]
-        if claim.kind in common:
-            return common[claim.kind]()
+        if self.kind in PLAIN:
+            return PLAIN[self.kind]
+        if self.kind is Kind.only_one:
+            only = _first_of(map(_name, claim.rows))
+            return f"Only one configuration succeeded ({only}): nothing to compare"
+        if self.kind is Kind.unmeasured:
+            return self._unmeasured()
+        if self.kind is Kind.ahead:
+            named = _first_of(f"{_name(row)} with {self._number(row)}" for row in claim.rows)
+            return f"{'Lower' if self.is_low else 'Higher'}, but not decided: {named}"
+        if self.kind is Kind.peers:
+            others = [_name(row) for row in claim.rows if row not in self._tied()]
+            return f"Not distinguishable from it: {_first_of(others)}" if others else ""
+        if self.kind in common:
+            return common[self.kind]()
         if claim.measure is PEAK:
             return self._of_memory()
         if claim.is_loss:
-            is_all = claim.part is not None and claim.part.focus is Affects.learning
-            keys = ", ".join(claim.part.keys[:NAMED]) if claim.part and is_all else ""
+            is_only = self.part and self.part.focus is Affects.learning
+            keys = ", ".join(self.part.keys[:NAMED]) if self.part and is_only else ""
             return self._of_loss() + (f"; the speed does not depend on {keys}" if keys else "")
-        return self._fastest() if claim.kind is Kind.best else self._of_speed()
+        return self._fastest() if self.kind is Kind.best else self._of_speed()
 
-    def _only_one(self) -> str:
-        return f"Only one configuration succeeded ({self._names()}): nothing to compare"
+    def _unmeasured(self) -> str:
+        if not self.claim.is_loss:
+            return "No comparable speed was measured"
+        keys, what = keys_by(self.comparison.metric), self.comparison.metric or "loss"
+        have = {row for row in self.rows if any(row.variant.sample(key) for key in keys)}
+        if have and self.base and self.base not in have:
+            return f"{self.base_name} has no {what} to compare with; choose another --baseline"
+        return f"No comparable {what} was measured"
 
     def _unquiet(self) -> str:
         spread = repeat_spread(self.base.variant) if self.base else 1.0
@@ -132,54 +146,44 @@ class _Words:
         return _first_of(texts)
 
     def _open(self) -> str:
-        part, rows = self.claim.part, [row for row in self.rows if self.key in row.ratios]
-        told = []
+        rows, texts = [row for row in self.rows if self.key in row.ratios], []
         for row in self.claim.rows:
             pair = self.base and (self.base.variant, row.variant)
-            found = part.noise[self.key].difference(pair) if part and pair else None
-            level = row.ratios[self.key].level
+            found = self.part.noise[self.key].difference(pair) if self.part and pair else None
+            level = self._ratio(row).level
             needed = found.repeats_needed(level, math.log1p(RESOLVE)) if found else None
             more = math.ceil(needed - found.n) if found and needed else 0
             end = f", {format_number(more, 'more repeat')}" if 0 < more <= MANY_SEEDS else ""
-            told.append(f"{_name(row)} {self._number(row)}{end}")
+            texts.append(f"{_name(row)} {self._number(row)}{end}")
         mean = fmean(len(row.variant.records) for row in rows)
-        start = f"{len(rows) - len(told)} of {len(rows)} decided after {mean:.1f} repeats"
-        return f"{start}; open: {_first_of(told)}"
+        start = f"{len(rows) - len(texts)} of {len(rows)} decided after {mean:.1f} repeats"
+        return f"{start}; open: {_first_of(texts)}"
 
     def _missing(self) -> str:
-        rows = self.claim.rows
-        named = _first_of([f"{_name(row)} ({len(row.variant.records)})" for row in rows])
-        waiting = sum(row.variant.outcomes.get(NOT_RUN, 0) for row in rows)
+        named = _first_of(f"{_name(row)} ({len(row.variant.records)})" for row in self.claim.rows)
+        waiting = sum(row.variant.outcomes.get(NOT_RUN, 0) for row in self.claim.rows)
         advice = f"the same command measures {self._cost(waiting)}" if waiting else self._advice()
         return f"Too few repeats to compare: {named}; {advice}"
 
-    def _ahead(self) -> str:
-        named = [f"{_name(row)} with {self._number(row)}" for row in self.claim.rows]
-        return f"{'Lower' if self.is_low else 'Higher'}, but not decided: {_first_of(named)}"
-
-    def _peers(self) -> str:
-        others = [row for row in self.claim.rows if row not in self._tied()]
-        return f"Not distinguishable from it: {self._names(others)}" if others else ""
-
     def _at_worse_loss(self) -> str:
-        row, is_alone = self.claim.rows[0], not self._of(Kind.best)
+        row, is_first = self.claim.rows[0], not self._of(Kind.best)
         first = next(each for each in self.claims if each.kind is Kind.at_worse_loss)
         if first is not self.claim and first.rows[0] is row:
             return ""
-        what = "is fastest" if is_alone else "is faster"
+        what = "is fastest" if is_first else "is faster"
         if self.claim.measure is PEAK:
-            what = f"needs {'the least' if is_alone else 'less'} memory"
+            what = f"needs {'the least' if is_first else 'less'} memory"
         start = f"{_name(row)} {what}, {self._number(row)}, but its {row.quality.name}"
         return f"{start} is {row.quality.word}: {row.quality.change}"
 
     def _fastest(self) -> str:
         row, tied = self.claim.rows[0], self._tied()
-        among = "" if not self._of(Kind.missing) else f" of those with {self._ratio(row).n} repeats"
+        among = f" of those with {self._ratio(row).n} repeats" if self._of(Kind.missing) else ""
         among = " of those decided" if self._of(Kind.ahead) else among
         speeds = [times(self._ratio(row)), *(f"{self._ratio(each).value:.2f}x" for each in tied)]
         if tied:
-            names = " and ".join(map(_name, (row, *tied[: NAMED - 1])))
-            start = f"{names} are fastest{among}, tied: {' and '.join(speeds[:NAMED])}"
+            names = _joined([_name(each) for each in (row, *tied)])
+            start = f"{names} are fastest{among}, tied: {_joined(speeds[:NAMED])}"
         elif self.claim.is_limited:
             start = f"Fastest{among} without a {self._worse()}: {_name(row)}, {speeds[0]}"
         else:
@@ -193,16 +197,16 @@ class _Words:
             start += f" at {times(held[row])} its memory"
         losses = [loss_words(row.quality), *(
             f"{_name(each)}: {loss_words(each.quality)}"
-            for each in tied if each.quality.parity is Parity.undecided
+            for each in tied[: NAMED - 1] if each.quality.parity is Parity.undecided
         )]  # fmt: skip
         return "; ".join([start, *losses])
 
     def _of_speed(self) -> str:
-        rows, kind, base = self.claim.rows, self.claim.kind, self.base_name
+        rows, base = self.claim.rows, self.base_name
         ratios = [self._ratio(row) for row in rows]
         first, values = ratios[0], sorted(ratio.value for ratio in ratios)
         its = f"{_name(rows[0])} has {times(first)}"
-        if kind is Kind.few:
+        if self.kind is Kind.few:
             runs = {len(row.variant.records) for row in self.rows} - {0}
             each = {1: "One run", 2: "Two runs"}.get(sum(runs), "Too few runs")
             best = base if first.value <= 1 else f"{_name(rows[0])} with {times(first)}"
@@ -210,15 +214,18 @@ class _Words:
             end = f", {loss_words(rows[0].quality)}" if is_other else ""
             start = f"{each} each, so no difference in speed is shown; highest: {best}{end}"
             return f"{start}; {self._advice()}"
-        if kind is Kind.same:
+        if self.kind is Kind.same:
             memory = [row.ratios.get(PEAK.key) for row in rows]
             equal = all(each and abs(each.value - 1) <= SAME for each in memory)
             every = "Both" if len(rows) == 1 else f"All {len(rows) + 1}"
-            end = " and in the same memory; choose by other reasons" if equal else ""
+            end = " and in the same memory" if equal else ""
+            worse = _first_of(_name(row) for row in rows if row.quality.excludes)
+            if worse or equal:
+                end += f"; {self._worse()}: {worse}" if worse else "; choose by other reasons"
             return f"{every} run at the same speed within {100 * SAME:.0f} %{end}"
         span = f"the others have {values[0]:.2f}x to {values[-1]:.2f}x its speed"
         span = f"{its} its speed" if len(rows) == 1 else span
-        if kind is Kind.none_better:
+        if self.kind is Kind.none_better:
             return f"Nothing is faster than {base}: {span}"
         if self.claims[0].measure is PEAK:
             return f"Nothing is shown to be faster than {base}"
@@ -232,9 +239,9 @@ class _Words:
         return "; ".join(filter(None, [start, self._more_repeats()]))
 
     def _of_memory(self) -> str:
-        row, part = self.claim.rows[0], self.claim.part
+        row = self.claim.rows[0]
         best = [c.rows[0] for c in self.claims if c.kind is Kind.best and c.measure.is_speed]
-        if self.claim.kind is not Kind.best or row in best:
+        if self.kind is not Kind.best or row in best:
             return ""
         among = f"Among those without a {self._worse()}, " if self.claim.is_limited else ""
         text = f"{among}{_name(row)} needs {self._number(row)} the memory of {self.base_name}"
@@ -242,40 +249,43 @@ class _Words:
         if own and its:
             (size, unit), (all_, of) = (format_bytes(each.value).split() for each in (own, its))
             text += f" ({float(size):.3g}{f' {unit}' * (unit != of)} of {float(all_):.3g} {of})"
-        if part and (speed := row.ratios.get(part.speed.key)):
+        if speed := row.ratios.get(row.speed.key):
             text += f" at {times(speed)} its speed"
         return f"{text}; {loss_words(row.quality)}"
 
     def _of_loss(self) -> str:
-        kind, part, row = self.claim.kind, self.claim.part, self.claim.rows[0]
+        row = self.claim.rows[0]
         found, name, base = row.quality, _name(row), self.base_name
         which = f"{'lowest' if self.is_low else 'highest'} {found.name}"
-        if kind is Kind.best:
-            speed = row.ratios.get(part.speed.key) if part else None
+        if self.kind is Kind.best:
+            speed = row.ratios.get(row.speed.key)
             cost = f", at {times(speed)} the speed" if speed else ""
             return f"{name} has the {which}: {found.change} against {base}{cost}"
-        if kind is Kind.same:
-            return f"All {len(self.claim.rows) + 1} have the same {found.name}"
-        if kind is Kind.none_better:
+        if self.kind is Kind.same:
+            count = len(self.claim.rows) + 1
+            return f"{'Both' if count == 2 else f'All {count}'} have the same {found.name}"
+        if self.kind is Kind.none_better:
             return f"{base} has the {which}: the next is {name}, {found.change}"
-        is_better = (found.estimate or 0.0) < 0 if self.is_low else (found.estimate or 0.0) > 0
-        if kind is Kind.few:
-            best = f"{name} with {found.change}" if is_better else base
+        is_better = (found.estimate or 0.0) * (1 if self.is_low else -1) < 0
+        if self.kind is Kind.few:
+            best = f"{name}, {found.change} against {base}" if is_better else base
             start = f"{found.why.capitalize()} each, so no difference in {found.name} is shown"
             return f"{start}; {which}: {best}; {self._advice(' sweep.seeds=per_repeat')}"
-        best = name if is_better else f"{base}, then {name}"
-        text = f"No configuration is shown to be best; {which}: {best}, {found.change}"
+        start = f"No configuration is shown to be best; {which}"
+        if found.parity is Parity.equal:
+            return f"{start}: {base} and {name}, equal"
+        text = f"{start}: {name if is_better else f'{base}, then {name}'}, {found.change}"
         text += f" with {format_number(found.seeds, 'seed')}"
         if more := found.more_seeds:
             text += f"; {more[0]} seeds would show {more[1]:g} {found.unit}".rstrip()
         return text
 
     def _of(self, kind: Kind) -> list[Claim]:
-        """Claims of a kind in the same measure."""
+        """Return the claims of a kind in the same measure."""
         return [c for c in self.claims if c.kind is kind and c.measure == self.claim.measure]
 
     def _tied(self) -> list[ComparisonRow]:
-        """Peers of the fastest that are shown to be faster than the baseline as well."""
+        """Return the peers of the fastest that are also shown to be faster than the baseline."""
         if not self.claim.measure.is_speed:
             return []
         peers = [row for each in self._of(Kind.peers) for row in each.rows]
@@ -287,25 +297,21 @@ class _Words:
     def _number(self, row: ComparisonRow) -> str:
         return row.quality.change if self.claim.is_loss else times(self._ratio(row))
 
-    def _names(self, rows: Sequence[ComparisonRow] | None = None) -> str:
-        return _first_of([_name(row) for row in (self.claim.rows if rows is None else rows)])
-
     def _worse(self) -> str:
-        """The loss or metric of a row that was skipped for it: `higher eval loss`."""
+        """Return the loss or metric for which a row was skipped: `higher eval loss`."""
         found = next(row.quality for row in self.rows if row.quality.excludes)
         return f"{found.word} {found.name}"
 
     def _more_repeats(self) -> str:
-        """Repeats that would show a difference of speed, and their time; empty if unknown."""
-        part = self.claim.part
-        if part is None or part.baseline is None:
+        """Return the repeats that would show a difference of speed, and their time, if known."""
+        if self.part is None or self.base is None:
             return ""
-        noise, base = part.noise[self.key], part.baseline
+        noise, base = self.part.noise[self.key], self.base.variant
         found = [noise.difference((base, row.variant)) for row in self.claim.rows]
         spreads = [each.error.spread for each in found if each and each.error]
         have = max((each.n for each in found if each), default=0)
         for size in DIFFERENCES if spreads else ():
-            level = part.level / len(spreads)
+            level = self.part.level / len(spreads)
             needed = math.ceil(repeats_to_show(math.log1p(size), median(spreads), level))
             if have < needed <= MANY_SEEDS:
                 more, good = needed - have, sum(bool(row.variant.records) for row in self.rows)
@@ -314,18 +320,19 @@ class _Words:
         return ""
 
     def _advice(self, keys: str = "") -> str:
-        """What measures the missing repeats. Single runs and `eke fit` reject `sweep.repeats`."""
-        lacking = sum(
-            max(0, MIN_REPEATS - (row.quality.seeds if keys else len(row.variant.records)))
-            for row in self.rows if row.variant.records and not (keys and row.is_baseline)
-        )  # fmt: skip
+        """Return how to measure missing repeats. Single runs and `eke fit` need a new command."""
+        repeats = ([repeat for repeat, _ in row.variant.by_repeat()] for row in self.rows)
+        counts = (len({seed for seed, _ in each}) if keys else len(each) for each in repeats)
+        lacking = sum(max(0, MIN_REPEATS - count) for count in counts if count)
         keys = f"sweep.repeats={MIN_REPEATS}{keys}"
+        if any("sweep.repeats=auto" in command for command in self.comparison.commands):
+            return "the same command continues the sweep"
         if any(command[0] != "fit" for command in self.comparison.commands):
             return f"{keys} and the same command measures {self._cost(lacking)}"
         return f"{program()} -m with {keys} runs each {MIN_REPEATS} times"
 
     def _cost(self, runs: int) -> str:
-        """Number of runs and their time, by those that ended."""
+        """Return a number of runs with their time, by finished runs."""
         timings = [record.timing for row in self.rows for record in row.variant.records]
         took = [(each.train_s or 0.0) + (each.startup_s or 0.0) for each in timings]
         seconds = runs * fmean(took) if took else 0.0
@@ -333,11 +340,18 @@ class _Words:
 
 
 def _name(row: ComparisonRow) -> str:
-    """Name of a configuration, quoted if it is that of a sweep's row."""
+    """Return the name of a configuration, in quotes if it is a sweep row's name."""
     label = row.variant.label.removesuffix(f" [{row.variant.machine}]")  # the sentence's place
     return f'"{label}"' if row.variant.rows else label
 
 
-def _first_of(labels: Sequence[str]) -> str:
-    more = f" and {len(labels) - NAMED} more" if len(labels) > NAMED else ""
-    return f"{', '.join(labels[:NAMED])}{more}"
+def _joined(texts: Sequence[str]) -> str:
+    more = [f"{len(texts) - NAMED} more"] if len(texts) > NAMED else []
+    *rest, last = [*texts[:NAMED], *more]
+    return f"{', '.join(rest)} and {last}"
+
+
+def _first_of(labels: Iterable[str]) -> str:
+    every = list(labels)
+    more = f" and {len(every) - NAMED} more" if len(every) > NAMED else ""
+    return f"{', '.join(every[:NAMED])}{more}"

@@ -1,26 +1,22 @@
-"""Differences between configurations: their intervals, and what is decided about them.
+"""Differences between configurations, with intervals and decisions.
 
-Rates, bytes and losses are compared on a logarithmic scale, so that a ratio and its inverse have
-one answer; metrics in their own unit. A difference is Student's t over the differences of runs that
-belong together (the same repeat and seed, which a sweep measures close to each other, so that drift
-of the machine cancels), or Welch's where too few belong together
-(https://en.wikipedia.org/wiki/Welch%27s_t-test). Several comparisons with one baseline are tested
-by Holm's method (https://en.wikipedia.org/wiki/Holm%E2%80%93Bonferroni_method), and an interval is
-shown at the level at which Holm tested it: a decision never contradicts its interval, and all
-intervals of a table hold together (Strassburger & Bretz 2008, Guilbaud 2008).
+Rates, bytes and losses are compared by logarithms, metrics in their own unit. Runs with the same
+repeat and seed are paired (Student's t), since a sweep measures them close to each other and drift
+of the machine cancels. With fewer than three pairs, Welch's t is used. Comparisons with one
+baseline are tested by Holm's method (https://en.wikipedia.org/wiki/Holm%E2%80%93Bonferroni_method).
+Each interval has the level at which Holm tested it, so that it never contradicts the decision and
+all intervals of a table hold together (Strassburger & Bretz 2008, Guilbaud 2008).
 
-Three repeats leave two degrees of freedom to a configuration alone: too few to find a difference
-of 10 % among twelve. So its noise is estimated with that of the others on the same machine. What
-all configurations of a repeat share is removed first. Then each variance has a prior, as in Smyth
-2004 (https://doi.org/10.2202/1544-6115.1027): around one that all share, or, for one configuration
-in all of them, anywhere above it, so that a noisy one neither hides nor widens the others (Phipson
-et al. 2016, https://doi.org/10.1214/16-AOAS920). How wide the prior is, is averaged over, by its
-chance given all repeats; sums replace integrals. tests/unit/results/report/test_power.py and
-benchmarks/report_power.py measure the errors and the power.
+Three repeats of one configuration do not find a difference of 10 % among twelve. From four
+configurations of a machine on, their noise is estimated together. The part shared by all
+configurations of a repeat is removed. Each variance then has a prior (Smyth 2004,
+https://doi.org/10.2202/1544-6115.1027): around a common one, or, for one configuration on average,
+anywhere above it, so that a noisy configuration does not widen the others (Phipson et al. 2016,
+https://doi.org/10.1214/16-AOAS920). The width of the prior is averaged over, by its chance given
+all repeats. benchmarks/report_power.py measures the errors and the power.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -40,21 +36,27 @@ MIN_REPEATS = 3
 SAME = 0.02
 """Two values count as equal if the interval of their ratio is within this of 1."""
 
+Sample = Mapping[Hashable, float]
+"""Repeat -> measured value. Ratios require positive values."""
+
+Array = NDArray[Any]
+
+K = TypeVar("K", bound=Hashable)
+
 
 class Significance(Enum):
     """Statistical decision about a ratio."""
 
     higher = "higher"
     lower = "lower"
-    same = "same"
-    """The whole interval is within SAME."""
+    same = "same"  # the whole interval is within SAME
     unresolved = "not decided"
     single = "too few repeats"
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean over repeats; what is claimed of it, is claimed of its difference from the baseline."""
+    """Mean of one configuration over `n` repeats."""
 
     value: float
     n: int
@@ -66,51 +68,81 @@ class Ratio:
 
     value: float
     low: float | None
-    """Of the interval of `1 - level`; None with too few repeats."""
+    """Ends of the interval of `1 - level`, or None with too few repeats."""
     high: float | None
     n: int
     """Runs, or pairs of runs, of the smaller side."""
     decision: Significance
-    """What the interval says: `higher` and `lower` exclude 1."""
+    """Decision by the interval: `higher` and `lower` exclude 1."""
     p: float | None = None
     """P-value of equality, uncorrected."""
     level: float = ALPHA
-    """At which Holm's method tested it, and 1 - coverage of the interval."""
+    """Level of Holm's test of this ratio."""
 
 
-Sample = Mapping[Hashable, float]
-"""Repeat -> measured value; positive where ratios are made of it."""
+REFINEMENTS, PLACES = 5, np.linspace(0.0, 1.0, 9)
+"""Iterations that narrow the half of an interval, and their places, for 1e-7 of it. scipy.optimize
+is slow to import."""
 
-K = TypeVar("K", bound=Hashable)
 
+@dataclass(frozen=True, eq=False)
+class Error:
+    """Error of a mean difference: Student's t, averaged over the variances that it may have."""
 
-class Error(ABC):
-    """Distribution of the error of a mean difference."""
+    variances: Array
+    """Possible variances of the mean difference, (..., number)."""
+    chances: Array
+    """Their probabilities."""
+    freedom: Array | float
+    """Degrees of freedom of each, or infinite for a normal distribution."""
+    n: float
+    """Repeats in the mean."""
 
     @property
-    @abstractmethod
     def spread(self) -> float:
-        """Standard deviation of the difference in one repeat, as is typical."""
+        """Typical standard deviation of the difference in one repeat."""
+        if not self.variances.any():
+            return 0.0
+        # The mean of logarithms: a small chance of much noise is not typical.
+        return math.sqrt(math.exp(float(self.chances @ np.log(self.variances))) * self.n)
 
     @property
     def rms(self) -> float:
-        """The same by the mean variance: larger where the configuration may be a noisy one."""
-        return self.spread
+        """The same by the mean variance, which is larger if the configuration may be noisy."""
+        return math.sqrt(float(self.chances @ self.variances) * self.n)
 
-    @abstractmethod
-    def beyond(self, distance: float) -> float:
-        """Chance that the mean differs by this distance or more, to either side, by noise alone."""
+    def beyond(self, distance: float | Array) -> Array:
+        """Return the chance of a mean difference at least this large, to either side, by noise."""
+        from scipy.special import stdtr  # here: 0.1 s that `eke --help` does without
 
-    @abstractmethod
+        if not self.variances.any():
+            return np.asarray(distance == 0.0, float)
+        scores = -np.abs(np.asarray(distance)[..., None]) / np.sqrt(self.variances)
+        chance: Array = 2 * (self.chances * stdtr(self.freedom, scores)).sum(-1)
+        return chance
+
     def half(self, level: float) -> float:
-        """Half of the interval: the distance with `beyond(distance) == level`."""
+        """Return half of the interval of `1 - level`."""
+        from scipy.special import stdtrit
+
+        # If one of the variances were certain, the half would be one of these.
+        halves = stdtrit(self.freedom, 1 - level / 2) * np.sqrt(self.variances)
+        if halves.size == 1:
+            return float(halves.item())
+        near, far = 0.99 * halves.min(), 1.01 * halves.max()
+        for _ in range(REFINEMENTS):
+            places = near * (far / near) ** PLACES
+            after = min(max(int((self.beyond(places) > level).sum()), 1), len(PLACES) - 1)
+            near, far = places[after - 1], places[after]
+        above, below = self.beyond(np.array([near, far]))
+        return float(near + (far - near) * (above - level) / (above - below))
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean difference from the baseline: of logarithms, or in a metric's unit; not yet corrected.
+    """Mean difference from the baseline: of logarithms, or in a metric's unit. Not yet corrected.
 
-    The questions of a single comparison at a level that the caller has from `holm_levels`.
+    Levels of tests come from `holm_levels`.
     """
 
     mean: float
@@ -121,39 +153,42 @@ class Difference:
 
     @cached_property
     def p(self) -> float | None:
-        """Two-sided p-value of no difference; None with too few repeats."""
-        return None if self.error is None else self.error.beyond(self.mean)
+        """Two-sided p-value of no difference, or None with too few repeats."""
+        return None if self.error is None else float(self.error.beyond(self.mean))
 
     @property
     def is_exact(self) -> bool:
-        """Whether the repeats never vary, as bytes: nothing is to be tested."""
-        return self.error is not None and self.error.spread == 0.0
+        """Whether the repeats never vary, as bytes do. Such a difference needs no test."""
+        return self.error is not None and self.error.rms == 0.0
 
     def interval(self, level: float = ALPHA) -> tuple[float, float] | None:
-        """Ends of the interval of `1 - level`; None with too few repeats."""
+        """Return the ends of the interval of `1 - level`, or None with too few repeats."""
         if self.error is None:
             return None
         half = self.error.half(level)
         return self.mean - half, self.mean + half
 
     def p_same(self, margin: float) -> float | None:
-        """P-value of two one-sided tests (Schuirmann 1987) of a difference beyond +-`margin`.
+        """Return the p-value of two one-sided tests of a difference beyond +-`margin`.
 
-        The two are the same within the margin at a level that is not below it. `margin` is in the
-        unit of `mean`: log(1.05) for 5 %.
+        By Schuirmann 1987. `margin` has the unit of `mean`: log(1.05) for 5 %.
         """
         if self.error is None:
             return None
         room = margin - abs(self.mean)
-        half = 0.5 * self.error.beyond(room)
+        half = 0.5 * float(self.error.beyond(room))
         return half if room > 0 else 1 - half
 
     def repeats_needed(self, level: float, same: float | None = None) -> float | None:
-        """Repeats in all after which a direction would be shown in 4 of 5 cases.
+        """Return the total repeats after which a direction is shown in 4 of 5 cases.
 
-        With `same`, a margin as of `p_same`, or after which sameness would be, if that is sooner;
-        for a difference as large as this mean, with its noise. `level` is that of this row's test.
-        Infinite for a mean of 0 without `same`; None with too few repeats.
+        Args:
+            level: level of this row's test.
+            same: margin as of `p_same`. Sameness within it also counts.
+
+        Returns:
+            Repeats for a difference as large as this mean, with its noise. Infinite for a mean of 0
+            without `same`, None with too few repeats.
         """
         if self.error is None:
             return None
@@ -162,11 +197,10 @@ class Difference:
 
 
 def repeats_to_show(distance: float, spread: float, level: float, power: float = 0.9) -> float:
-    """Repeats (or seeds), at least MIN_REPEATS, that show a difference with chance `power`.
+    """Return the repeats, at least MIN_REPEATS, that show a difference with chance `power`.
 
-    The normal rule n = (z(level / 2) + z(power))^2 (spread / distance)^2, where `spread` is the
-    standard deviation of one repeat's difference: sqrt(2) times the noise of one run. `level` is
-    that of one test: of Holm's first step for the smallest number that is sure to suffice.
+    By the normal rule n = (z(level / 2) + z(power))^2 (spread / distance)^2. `spread` is the
+    standard deviation of one repeat's difference: sqrt(2) times the noise of one run.
     """
     if distance <= 0:
         return math.inf
@@ -175,16 +209,11 @@ def repeats_to_show(distance: float, spread: float, level: float, power: float =
 
 
 def holm_levels(differences: Mapping[K, Difference], level: float = ALPHA) -> dict[K, float]:
-    """The level at which Holm's method tests each difference of one family.
+    """Return the level at which Holm's method tests each comparison with one baseline.
 
-    The k-th smallest p-value of m is tested at level / (m - k + 1) while all before were resolved;
-    the others at level / (m - number resolved). A difference is resolved if its p is at most its
-    level. Exact ones and those with too few repeats are not tested and do not count in m.
-
-    Args:
-        differences: all comparisons with one baseline in one measure.
-        level: chance of a false claim among them; 0.05, or less where one looks several times: a
-            sweep with `sweep.repeats=auto` has a level for each look.
+    The k-th smallest p-value of m is tested at level / (m - k + 1) while all before were resolved,
+    the others at level / (m - number resolved). Exact differences and differences with too few
+    repeats are not tested and do not count in m.
     """
     p = {
         key: each.p for key, each in differences.items()
@@ -199,7 +228,7 @@ def holm_levels(differences: Mapping[K, Difference], level: float = ALPHA) -> di
 
 
 def correct(differences: Mapping[K, Difference], level: float = ALPHA) -> dict[K, Ratio]:
-    """Ratios of several comparisons with one baseline, with the intervals at which Holm tested."""
+    """Return the ratios of comparisons with one baseline, tested by Holm's method."""
     levels = holm_levels(differences, level)
     return {key: ratio_of(each, levels[key]) for key, each in differences.items()}
 
@@ -207,7 +236,7 @@ def correct(differences: Mapping[K, Difference], level: float = ALPHA) -> dict[K
 def correct_all(
     differences: Sequence[Mapping[str, Difference]], level: float = ALPHA
 ) -> list[dict[str, Ratio]]:
-    """Correct measure -> difference of several comparisons, each measure by itself."""
+    """Return the ratios of several comparisons by measure. Each measure is one family."""
     decided = {
         key: correct({n: each[key] for n, each in enumerate(differences) if key in each}, level)
         for key in dict.fromkeys(key for each in differences for key in each)
@@ -216,84 +245,54 @@ def correct_all(
 
 
 def ratio_of(difference: Difference, level: float = ALPHA) -> Ratio:
-    """The ratio of a difference of logarithms, as tested at this level."""
+    """Return the ratio of a difference of logarithms, tested at this level."""
     value, n, ends = math.exp(difference.mean), difference.n, difference.interval(level)
     if ends is None:
         return Ratio(value, None, None, n, Significance.single, level=level)
     low, high = map(math.exp, ends)
-    return Ratio(value, low, high, n, _decision(low, high), difference.p, level)
+    decision = Significance.higher if low > 1 else Significance.unresolved
+    decision = Significance.lower if high < 1 else decision
+    decision = Significance.same if low >= 1 - SAME and high <= 1 + SAME else decision
+    return Ratio(value, low, high, n, decision, difference.p, level)
 
 
-def _decision(low: float, high: float) -> Significance:
-    if low >= 1 - SAME and high <= 1 + SAME:
-        return Significance.same
-    if low > 1:
-        return Significance.higher
-    return Significance.lower if high < 1 else Significance.unresolved
-
-
-def estimate(sample: Sample) -> Estimate | None:
-    """Geometric mean; None without values."""
-    if not sample:
+def estimate(sample: Sample, is_log: bool = True) -> Estimate | None:
+    """Return the geometric or, without `is_log`, arithmetic mean, or None without values."""
+    values = sample.values()
+    if not values:
         return None
-    return Estimate(math.exp(fmean(map(math.log, sample.values()))), len(sample))
-
-
-def mean_of(values: Collection[float]) -> Estimate | None:
-    """Arithmetic mean, of what may be 0 or negative; None without values."""
-    return Estimate(fmean(values), len(values)) if values else None
+    mean = math.exp(fmean(map(math.log, values))) if is_log else fmean(values)
+    return Estimate(mean, len(values))
 
 
 def mean_difference(differences: Collection[float], floor: float = 0.0) -> Difference:
-    """Mean of differences of runs that belong together, with Student's t.
+    """Return the mean of differences of paired runs, with Student's t.
 
-    Args:
-        differences: one of each pair.
-        floor: least variance of one difference: that of rounding.
+    `floor` is the least variance of one difference: the variance of rounding.
     """
     mean, n = fmean(differences), len(differences)
     if n < MIN_REPEATS:
         return Difference(mean, n)
-    found = max(variance(differences), floor)
-    return Difference(mean, n, _Student(found if found > TINY else 0.0, n, n - 1))
+    return _by_student(mean, n, max(_variance(differences), floor) / n, n - 1)
 
 
-def variance(values: Collection[float]) -> float:
-    """Unbiased variance in floats, ten times as fast as the standard library's."""
+def _variance(values: Collection[float]) -> float:
+    """Return the unbiased variance in floats, ten times as fast as the standard library's."""
     mean = fmean(values)
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
-@dataclass(frozen=True)
-class _Student(Error):
-    """Student's t, of a mean of `n` differences with this variance."""
-
-    variance: float
-    n: float
-    freedom: float
-
-    @property
-    def spread(self) -> float:
-        return math.sqrt(self.variance)
-
-    def beyond(self, distance: float) -> float:
-        from scipy.special import stdtr  # here: 0.1 s that `eke --help` does without
-
-        if not self.variance:
-            return float(distance == 0.0)
-        return float(2 * stdtr(self.freedom, -abs(distance) / self.spread * math.sqrt(self.n)))
-
-    def half(self, level: float) -> float:
-        from scipy.special import stdtrit
-
-        return float(stdtrit(self.freedom, 1 - level / 2)) * self.spread / math.sqrt(self.n)
+def _by_student(mean: float, n: int, variance: float, freedom: float) -> Difference:
+    """Return a difference whose mean has this variance."""
+    found = variance if variance * n > TINY else 0.0
+    return Difference(mean, n, Error(np.array([found]), np.ones(1), freedom, n))
 
 
 def difference_of(base: Sample, other: Sample, floor: float = 0.0) -> Difference:
-    """The second sample's mean less the first's, by their own noise; neither is empty.
+    """Return the second sample's mean less the first's, by their own noise.
 
-    Paired, or by Welch's t with Welch-Satterthwaite's degrees of freedom where fewer than three
-    repeats are common. `floor` is as of `mean_difference`.
+    With fewer than three common repeats by Welch's t, with Welch-Satterthwaite's degrees of
+    freedom. `floor` is as of `mean_difference`.
     """
     shared = [key for key in base if key in other]
     if len(shared) >= MIN_REPEATS:
@@ -304,17 +303,13 @@ def difference_of(base: Sample, other: Sample, floor: float = 0.0) -> Difference
     mean, n = fmean(sides[1]) - fmean(sides[0]), min(map(len, sides))
     if n < MIN_REPEATS:
         return Difference(mean, n)
-    parts = [max(variance(each), floor / 2) / len(each) for each in sides]
+    parts = [max(_variance(each), floor / 2) / len(each) for each in sides]
     weights = [part**2 / (len(each) - 1) for part, each in zip(parts, sides, strict=True)]
-    total = sum(parts)
-    freedom = total**2 / sum(weights) if total else n - 1
-    return Difference(mean, n, _Student(total * n, n, freedom))
+    return _by_student(mean, n, sum(parts), sum(parts) ** 2 / sum(weights) if any(parts) else n - 1)
 
-
-Array = NDArray[Any]
 
 MIN_ROWS = 4
-"""With fewer there is nothing to fit a prior to: each comparison stands by itself."""
+"""Configurations needed to fit a prior. Fewer are compared by their own noise."""
 
 STEP = 0.5
 GRID = np.arange(-6.0, 14.1, STEP)
@@ -324,34 +319,32 @@ VARIANCES = np.exp(GRID)
 
 CENTERS = np.arange(-3.0, 3.1, STEP)
 WIDTHS = (0.0, 0.5, 1.0)
-"""Standard deviation of the logarithms of quiet configurations' variances: equally likely."""
+"""Standard deviations of the logarithms of quiet configurations' variances, equally likely."""
 
 ALL_QUIET = 0.8
-"""Over the number of configurations: the chance that none is noisy; else each one is with the
-chance of 1 in all. Chosen by simulation, as the widths and SURE."""
+"""Chance, over the number of configurations, that all are quiet. Else each is noisy with the chance
+of 1 over their number. Chosen by simulation, as WIDTHS and SURE."""
 
 FAR, RARE = 5.0, 0.1
-"""A noisy variance lies up to e^5 (12 times the standard deviation) above, equally likely there; a
-tenth as likely further up."""
+"""A noisy variance is up to e^5 (12 times the standard deviation) above the center, equally likely
+there, and RARE times as likely further up."""
 
 NOISY, SURE = math.log(4.0), 0.6
-"""A configuration is named where its noise is twice the others' with this probability."""
+"""A configuration is named noisy if its noise is twice the others' with this probability."""
 
 TINY = 1e-20
-"""A variance of rounding alone."""
-
-NEWTON_STEPS, NEAR_ENOUGH = 20, 1e-5
-"""Of an interval's half: at most so many, until one is this part of it; the last is far smaller."""
+"""Variance that comes from rounding of floats."""
 
 ROUNDS = 4
-"""Of what repeats share and how much each configuration says about it."""
+"""Iterations between the shared part of repeats and the weight of each configuration in it."""
 
 
 class Noise:
-    """Posterior of the noise of some configurations: likelihoods and probabilities of priors.
+    """Posterior of the noise of several configurations.
 
-    From logarithms, (..., repeats, configurations), NaN where one is missing; two or more each.
-    `floor` is added to each variance: that of rounding.
+    Args:
+        logs: logarithms, (..., repeats, configurations), NaN if missing. Each has two or more.
+        floor: variance of rounding, added to each variance.
     """
 
     def __init__(self, logs: Array, floor: float = 0.0) -> None:
@@ -369,22 +362,22 @@ class Noise:
             like = -0.5 * (freedom[..., None] * GRID + relative / VARIANCES)
             self._like = np.exp(like - like.max(-1, keepdims=True))
             evidence = np.maximum(self._like @ self._prior.T, 1e-250)
-            told = np.log(evidence).sum(-2) + np.log(chance)
-            self._chance = np.exp(told - told.max(-1, keepdims=True))
+            total = np.log(evidence).sum(-2) + np.log(chance)
+            self._chance = np.exp(total - total.max(-1, keepdims=True))
             self._chance /= self._chance.sum(-1, keepdims=True)
             self._over = 1 / evidence
             found = self._like * ((self._chance[..., None, :] * self._over) @ self._prior)
             weight = found @ (1 / VARIANCES)
 
-    def variances(self, one: int) -> Array:
-        """Of each prior: chances of GRID's variances for one configuration."""
+    def _variances(self, one: int) -> Array:
+        """Return the chances of GRID's variances for one configuration, by prior."""
         like, over = self._like[..., one, None, :], self._over[..., one, :, None]
         chances: Array = like * self._prior * over
         return chances
 
     def sums(self, configurations: Sequence[int]) -> Array:
-        """Chances of GRID's values for the sum of some configurations' variances."""
-        *others, last = map(self.variances, configurations)
+        """Return the chances of GRID's values for the sum of some configurations' variances."""
+        *others, last = map(self._variances, configurations)
         total = others[0]
         for each in others[1:]:
             pairs = total[..., :, None] * each[..., None, :]
@@ -393,73 +386,25 @@ class Noise:
         chances: Array = joint.reshape(*joint.shape[:-2], -1) @ _addition()
         return chances
 
+    def error(self, configurations: Sequence[int], n: int, pairs: int = 1) -> Error:
+        """Return the error of the mean over `n` repeats and `pairs` pairs of configurations."""
+        variances = VARIANCES * self.scale / (n * pairs**2)
+        return Error(variances, self.sums(configurations), math.inf, n)
+
     def is_noisy(self, one: int) -> Array:
-        """Whether one configuration is noisier than the others, with probability SURE."""
+        """Return whether one configuration is noisier than the others, with probability SURE."""
         above = self._centers[:, None] + NOISY <= GRID
-        sure: Array = (self._chance * (self.variances(one) * above).sum(-1)).sum(-1) > SURE
+        sure: Array = (self._chance * (self._variances(one) * above).sum(-1)).sum(-1) > SURE
         return sure
-
-
-def chance_beyond(distance: Array, sums: Array, scale: Array, n: int) -> Array:
-    """Probability that means of `n` repeats differ by this distance of logarithms by noise alone.
-
-    `sums` of variances and their `scale` are as of `Noise`.
-    """
-    from scipy.special import erfc
-
-    errors = np.sqrt(2 * VARIANCES * scale / n)
-    chance: Array = (sums * erfc(np.abs(distance)[..., None] / errors)).sum(-1)
-    return chance
-
-
-@dataclass(frozen=True, eq=False)
-class _Moderated(Error):
-    """Error of the mean over `n` repeats and `pairs` pairs, by the noise of all configurations."""
-
-    sums: Array
-    """Chances of GRID's values for the sum of the variances, as of `Noise.sums`."""
-    scale: Array
-    n: int
-    pairs: int = 1
-
-    @property
-    def spread(self) -> float:
-        # By the mean of the logarithms: a small chance of much noise is not typical.
-        found = math.exp(float((self.sums * GRID).sum())) * self.scale.item()
-        return math.sqrt(found) / self.pairs
-
-    @property
-    def rms(self) -> float:
-        found = float((self.sums * VARIANCES).sum() * self.scale.item())
-        return math.sqrt(found) / self.pairs
-
-    def beyond(self, distance: float) -> float:
-        n = self.n * self.pairs**2
-        return float(chance_beyond(np.array(distance), self.sums, self.scale, n))
-
-    def half(self, level: float) -> float:
-        errors = np.sqrt(2 * VARIANCES * self.scale / self.n) / self.pairs
-        # One of GRID's variances alone would have one of these; the chance falls and is convex, so
-        # Newton's method from the last one that is too near never goes too far.
-        near = -NormalDist().inv_cdf(level / 2) * errors / math.sqrt(2)
-        beyond = chance_beyond(near, self.sums, self.scale, self.n * self.pairs**2)
-        half = float(near[max(int((beyond > level).sum()) - 1, 0)])
-        for _ in range(NEWTON_STEPS):
-            slope = float((self.sums * np.exp(-((half / errors) ** 2)) / errors).sum())
-            step = (self.beyond(half) - level) * math.sqrt(math.pi) / 2 / slope
-            half += step
-            if step < NEAR_ENOUGH * half:
-                break
-        return half
 
 
 class Compared:
     """Comparisons of one machine's configurations in one measure, with the noise of all of them.
 
     Args:
-        samples: of each configuration; all are positive if `is_log`.
+        samples: sample of each configuration, with positive values if `is_log`.
         is_log: compare logarithms, else the values.
-        floor: least variance of one value, in the square of its unit: that of rounding.
+        floor: least variance of one value, by rounding.
     """
 
     def __init__(
@@ -484,30 +429,26 @@ class Compared:
             self._noise = Noise(np.array(rows), floor)
 
     def is_noisy(self, key: Hashable) -> bool:
-        """Whether a configuration is noisier than the others."""
-        noise, place = self._noise, self._place.get(key)
-        return noise is not None and place is not None and bool(noise.is_noisy(place))
+        """Return whether a configuration is noisier than the others."""
+        place = self._place.get(key)
+        return bool(self._noise and place is not None and self._noise.is_noisy(place))
 
     def difference(self, *pairs: tuple[Hashable, Hashable]) -> Difference | None:
-        """The second less the first, the mean of all pairs; None if nothing is there.
-
-        Of logarithms, where the comparison is of ratios; to be tested by `correct`.
-        """
-        sides = [(self._samples[a], self._samples[b]) for a, b in pairs]
-        sides = [(first, second) for first, second in sides if first and second]
+        """Return the mean over pairs of the second less the first, or None without values."""
+        keys = [each for each in pairs if all(self._samples[key] for key in each)]
+        sides = [(self._samples[a], self._samples[b]) for a, b in keys]
         shared = [[r for r in first if r in second] for first, second in sides]
-        n = min(map(len, shared), default=0)
-        members = [key for pair in pairs for key in pair]
+        n, members = min(map(len, shared), default=0), [key for pair in pairs for key in pair]
         if n < MIN_REPEATS or self._noise is None or not all(k in self._place for k in members):
-            return self._alone(sides)
+            return self._by_own_noise(sides)
         means = [
             fmean([b[r] - a[r] for r in each]) for (a, b), each in zip(sides, shared, strict=True)
         ]
-        sums = self._noise.sums([self._place[k] for k in members])
-        return Difference(fmean(means), n, _Moderated(sums, self._noise.scale, n, len(pairs)))
+        places = [self._place[key] for key in members]
+        return Difference(fmean(means), n, self._noise.error(places, n, len(pairs)))
 
-    def _alone(self, sides: Sequence[tuple[Sample, Sample]]) -> Difference | None:
-        """The mean over pairs of samples by their own noise."""
+    def _by_own_noise(self, sides: Sequence[tuple[Sample, Sample]]) -> Difference | None:
+        """Return the mean over pairs of samples by the noise of these samples."""
         if len(sides) < 2:
             return difference_of(*sides[0], 2 * self._floor) if sides else None
         both = [r for r in sides[0][0] if all(r in each for side in sides for each in side)]
@@ -517,20 +458,48 @@ class Compared:
         return mean_difference([fmean([b[r] - a[r] for a, b in sides]) for r in both], floor)
 
 
+LEAST, SLOW, AGREE = 4, 8.0, 4.0
+"""Repeats that a configuration needs, robust standard deviations of all by which a run must be
+slower, and deviations within which the others agree. Chosen by simulation, as SLOWER: 4 % of runs
+that are 30 to 70 % slow hide 42 % of differences of 10 % from ten repeats, and then 9 %."""
+
+SLOWER = math.log(1.15)
+
+
+def find_outliers(samples: Mapping[K, Sample]) -> dict[K, Any]:
+    """Return the repeat that is excluded of each configuration with one, by samples of speeds."""
+    rows = [key for key, sample in samples.items() if sample]
+    repeats = list(dict.fromkeys(repeat for key in rows for repeat in samples[key]))
+    if len(repeats) < LEAST:
+        return {}
+    logs: Array = np.log([[samples[key].get(each, math.nan) for key in rows] for each in repeats])
+    rest = logs - np.nanmedian(logs, axis=0)
+    rest -= np.nanmedian(rest, axis=1, keepdims=True)  # slow for all: not this run
+    sigma = 1.4826 * np.nanmedian(np.abs(rest)) + 1e-9  # of equal values
+    found = {}
+    for key, own in zip(rows, rest.T, strict=True):
+        if len(samples[key]) >= LEAST:
+            worst = int(np.nanargmin(own))
+            agree = np.nanmax(np.abs(np.delete(own, worst))) <= AGREE * sigma
+            if agree and own[worst] < -max(SLOW * sigma, SLOWER):
+                found[key] = repeats[worst]
+    return found
+
+
 def _residual(rest: Array, weight: Array) -> tuple[Array, Array, Array]:
-    """Residuals of the repeats' weighted means, their squares and degrees of freedom."""
+    """Return residuals of the repeats' weighted means, their squares and degrees of freedom."""
     known = ~np.isnan(rest)
     weights = np.where(known, weight[..., None, :], 0.0)
     share = weights / weights.sum(-1, keepdims=True)
     rest = rest - (share * np.where(known, rest, 0.0)).sum(-1, keepdims=True)
-    rest = rest - np.nanmean(rest, axis=-2, keepdims=True)  # of those with fewer repeats
+    rest = rest - np.nanmean(rest, axis=-2, keepdims=True)  # configurations with fewer repeats
     freedom = (1 - 1 / known.sum(-2)) * np.where(known, 1 - share, 0.0).sum(-2)
     return rest, np.nansum(rest**2, axis=-2), np.maximum(freedom, 1e-9)
 
 
 @cache
 def _priors(rows: int) -> tuple[Array, Array, Array]:
-    """Each prior's probabilities of GRID's variances, its center, and its probability."""
+    """Return each prior's probabilities of GRID's variances, its center, and its probability."""
     priors, centers, chances = [], [], []
     for center in CENTERS:
         above = GRID - center
@@ -548,7 +517,7 @@ def _priors(rows: int) -> tuple[Array, Array, Array]:
 
 @cache
 def _addition() -> Array:
-    """Chances of two of GRID's variances -> of their sum, with the same mean."""
+    """Return chances of GRID's values for sums of two variances, with the same mean."""
     sums = VARIANCES[:, None] + VARIANCES
     low = np.clip(np.searchsorted(GRID, np.log(sums), "right") - 1, 0, len(GRID) - 2)
     below, above = VARIANCES[low], VARIANCES[low + 1]

@@ -1,16 +1,14 @@
-"""Two sides, A and B, compared row by row: differences, speed, memory, loss, and any slowdown.
+"""Comparison of two sides, A and B: differences, speed, memory and loss of each row, slowdowns.
 
 Speeds are tested by Student's t with one variance for both sides, unpaired: runs measured in turns
 (A B B A) cancel a steady drift, and pairs would halve the degrees of freedom. From four rows on the
-variance is moderated (`statistics.Noise`), and that of the rounds themselves is added to it, since
-the rounds of A are not those of B. benchmarks/compare_power.py measures errors and power.
+variance is moderated (`statistics.Noise`), and the variance of the rounds is added to it, since A
+and B have different rounds. benchmarks/compare_power.py measures errors and power.
 """
 
-import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from itertools import pairwise
 from statistics import fmean, median
 
@@ -26,52 +24,31 @@ from eke.plan.record import Outcome, Record, table
 from eke.results.report.compare import statistics
 from eke.results.report.compare.comparison import compare_runs
 from eke.results.report.compare.keys import affects
-from eke.results.report.compare.load_records import ABSENT, Entry, Settings, gather, settings
+from eke.results.report.compare.load_records import (
+    ABSENT,
+    Entry,
+    Settings,
+    gather,
+    key_of,
+    settings,
+)
 from eke.results.report.compare.losses import LossComparison, compare_losses
-from eke.results.report.compare.measures import PEAK, SAMPLES, TOKENS, Measure
-from eke.results.report.compare.outliers import find_outliers
-from eke.results.report.compare.statistics import GRID, MIN_REPEATS, Array, Difference, Ratio
+from eke.results.report.compare.measures import PEAK, SAMPLES, TOKENS, Measure, ended_s
+from eke.results.report.compare.statistics import GRID, MIN_REPEATS, Difference, Error, Ratio
 from eke.results.report.compare.variants import CLOCK, Variant, group, training_key
 
 TURNS, APART = 0.03, 0.05
 """Default tolerance of sides measured in turns, and of others: if two occasions differ by 2 %, 5 %
 of comparisons are false alarms, however many repeats there are (Kalibera & Jones 2013,
-https://doi.org/10.1145/2464157.2464160; simulated)."""
+https://doi.org/10.1145/2464157.2464160, and simulated)."""
 
 MEAN, AND = "mean", " and "
-
-
-@dataclass(frozen=True, eq=False)
-class _Mixed(statistics.Error):
-    """Student's t of a mean difference, averaged over the variances that it may have."""
-
-    variances: Array
-    chances: Array
-    freedom: Array | float
-    n: float
-
-    @property
-    def spread(self) -> float:
-        return math.sqrt(float(self.chances @ self.variances) * self.n)
-
-    def beyond(self, distance: float) -> float:
-        from scipy.special import stdtr
-
-        if not self.spread:
-            return float(distance == 0.0)
-        return float(2 * self.chances @ stdtr(self.freedom, -abs(distance) / self.variances**0.5))
-
-    def half(self, level: float) -> float:
-        from scipy.optimize import brentq
-
-        ends = 0.0, 1e6 * self.spread  # a t of few degrees of freedom reaches far
-        return float(brentq(lambda x: self.beyond(x) - level, *ends)) if self.spread else 0.0
 
 
 def differences(
     a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]
 ) -> dict[int | str, Difference]:
-    """B less A, in logarithms: of each row, and of several rows their mean (MEAN).
+    """Return B less A, in logarithms, of each row, and of several rows their mean (MEAN).
 
     `a` and `b` have the speeds of each row's runs, three or more, in the order of measurement: runs
     with one number are a round.
@@ -81,8 +58,8 @@ def differences(
     for column, speeds in enumerate([*a, *b]):
         start = shapes[0] if column >= rows else 0
         logs[start : start + len(speeds), column] = np.log(speeds)
-    rest, counts = logs - np.nanmean(logs, axis=0), (~np.isnan(logs)).sum(0)
-    apart = np.nanmean(logs, axis=0)[rows:] - np.nanmean(logs, axis=0)[:rows]
+    means, counts = np.nanmean(logs, axis=0), (~np.isnan(logs)).sum(0)
+    rest, changes = logs - means, means[rows:] - means[:rows]
     inverse, num_rounds = 1 / counts[:rows] + 1 / counts[rows:], sum(1 / each for each in shapes)
     freedom, one = sum(shapes) - 2, np.ones(1)
     together = float((np.nanmean(rest, axis=1) ** 2).sum()) / freedom * num_rounds
@@ -99,31 +76,32 @@ def differences(
             total = own[n] + shared  # Satterthwaite's: the moderated part has many degrees
             runs = total**2 * freedom / shared**2 if shared else np.inf
         least = int(min(counts[n], counts[rows + n]))
-        error = _Mixed(total, sums[n], runs, 2 / inverse[n])
-        found[n] = Difference(float(apart[n]), least, error)
-    error = _Mixed(one * together, one, freedom, 2 / num_rounds)
-    return found | ({MEAN: Difference(float(apart.mean()), min(shapes), error)} if rows > 1 else {})
+        found[n] = Difference(float(changes[n]), least, Error(total, sums[n], runs, least))
+    if rows > 1:
+        error = Error(one * together, one, freedom, min(shapes))
+        found[MEAN] = Difference(float(changes.mean()), min(shapes), error)
+    return found
 
 
 def is_slowdown(speed: Ratio, tolerance: float) -> bool:
-    """Whether a speed is shown to be lower, by an estimate beyond the tolerance."""
+    """Return whether a speed is shown to be lower, by an estimate beyond the tolerance."""
     is_lower = speed.decision is statistics.Significance.lower
     return is_lower and speed.value < 1 - tolerance
 
 
 ELSEWHERE = ("driver", "cuda_driver", "host")
-"""Facts of a machine, and not of an installation."""
+"""Facts of a machine that are not facts of an installation."""
 HARDWARE, CONTENT = ("device", "device_count", CLOCK), "content of the data"
 
 
 @dataclass(frozen=True)
 class Side:
-    """The runs that one word of the command names."""
+    """Runs that one argument of the command names."""
 
     name: str
     entries: Sequence[Entry]
     command: Sequence[str] = ()
-    """Of their sweep; empty for runs of none, or of several."""
+    """Arguments of their sweep, or empty for runs of no sweep, or of several."""
 
     @property
     def measuring(self) -> str:
@@ -135,29 +113,19 @@ class Side:
 
 
 def overrides_of(entry: Entry) -> list[str]:
-    """Overrides of a run, without those of its repeat."""
-    return [t.lstrip("+") for t in entry.overrides if not t.startswith(("repeat=", "seed="))]
-
-
-def facts_of(record: Record) -> dict[str, str]:
-    """Facts of a record about its surroundings: eke's commit, versions, driver, host."""
-    git, source = table(record.environment, "git"), record.machine.get("eke_source", "")[:8]
-    commit = str(git.get("commit", ""))[:8]
-    changed = f"{commit} changed ({source})" if commit else f"source {source}"
-    return {
-        "commit": changed if git.get("dirty") or not commit else commit,
-        **{k: v for k, v in record.machine.items() if k not in (*HARDWARE, "eke_source")},
-        **{k: str(v) for k, v in table(record.environment, "versions").items()},
-        **{k: str(record.environment[k]) for k in ELSEWHERE if record.environment.get(k)},
-    }
+    """Return the overrides of a run, without repeat and seed."""
+    return [text.lstrip("+") for text in key_of(entry.overrides)]
 
 
 def open_sides(words: Sequence[str], by: str = "") -> list[Side]:
-    """A and B; with `by`, `torch` or `torch=OLD,NEW`, the runs of one word with these values.
+    """Return A and B. With `by`, `torch` or `torch=OLD,NEW`, the runs of one word by this value.
 
-    A word is a run, a sweep, a folder of them, or `FOLDER@WHICH`: a row's name, or one or more of
-    `key=value`, `changed`, a commit of eke's and the hash of its source, from four digits on.
-    ConfigError: no such runs, or other than two values.
+    A word is a run, a sweep, a folder of runs, or `FOLDER@WHICH`. WHICH is the name of a row, or
+    one or more of `key=value`, `changed`, a commit of eke and the hash of its source, each from
+    four digits on.
+
+    Raises:
+        ConfigError: no such runs, or not two values.
     """
     if not by:
         return [_open(word, words, n) for n, word in enumerate(words)]
@@ -171,12 +139,13 @@ def open_sides(words: Sequence[str], by: str = "") -> list[Side]:
         names = [name for name in every if len({each.get(name) for each in known}) > 1]
         fix = f"{key}={','.join([*values][-2:])}" if len(values) > 1 else ""
         fix = fix or closest(key, names) or next(iter(names), "NAME")
-        why = f"the runs have {', '.join(values) or 'none'} of it; two are compared"
+        why = f"two values are compared, the runs have {', '.join(values) or 'none'}"
         raise ConfigError(Problem("--by", by, why, Fix(remark=f"--by {shlex.quote(fix)}")))
     return [_open(f"{words[0]}@{key}={each}", words, 0) for each in chosen]
 
 
 def _open(word: str, words: Sequence[str], place: int) -> Side:
+    """Return the side of one word, the one at `place`."""
     places = (word, "", ""), word.rpartition("@"), word.partition("@")  # names may have an @
     known_places = (each for each in places if each[0] and user_path(each[0]).exists())
     path, _, which = next(known_places, places[2])
@@ -185,27 +154,31 @@ def _open(word: str, words: Sequence[str], place: int) -> Side:
         folder = own
 
     def instead(meant: str) -> Fix:
-        return Fix(
-            remark=shlex.join(["eke", "compare", *words[:place], meant, *words[place + 1 :]])
-        )
+        command = ["eke", "compare", *words[:place], meant, *words[place + 1 :]]
+        return Fix(remark=shlex.join(command))
 
     try:
         found = gather([folder])
     except ConfigError as error:
-        fixes = [each.fix.remark.removeprefix("eke report ") for each in error.problems]
-        problems = zip(error.problems, fixes, strict=True)
-        raise ConfigError([replace(each, fix=instead(fix)) for each, fix in problems]) from error
+        raise ConfigError([
+            replace(each, fix=instead(each.fix.remark.removeprefix("eke report ")))
+            for each in error.problems
+        ]) from error  # fmt: skip
     entries = [e for e in found.entries if not which or which in e.rows]
+    records = {e: e.record for e in found.entries if e.record}
     if not entries:
-        parts, known = which.split(","), [e for e in found.entries if e.record]
-        entries = [e for e in known if e.record and all(_is_of(e.record, p) for p in parts)]
-    if not entries:  # names as `eke report` shows them
-        shown = {row.variant.label: row.variant.entries for row in compare_runs([folder]).rows}
-        entries = list(shown.get(which, ()))
+        parts = which.split(",")
+        entries = [e for e, record in records.items() if all(_is_of(record, p) for p in parts)]
+    shown: dict[str, list[Entry]] = {}
+    if not entries:  # names of configurations and groups as `eke report` shows them
+        for variant in (row.variant for row in compare_runs([folder]).rows):
+            for name in dict.fromkeys(filter(None, [variant.label, variant.work])):
+                shown.setdefault(name, []).extend(variant.entries)
+        entries = shown.get(which, [])
     if not entries:
-        rows = {name: 0 for entry in found.entries for name in entry.rows} or shown
-        commits = dict.fromkeys(facts_of(e.record)["commit"] for e in found.entries if e.record)
-        why = f"no run there has it; rows: {', '.join(rows) or 'none'}; eke: {', '.join(commits)}"
+        rows = list(dict.fromkeys(name for entry in found.entries for name in entry.rows) or shown)
+        commits = dict.fromkeys(_facts(record)["commit"] for record in records.values())
+        why = f"matches no run. Rows: {', '.join(rows)}. Commits: {', '.join(commits) or 'none'}"
         names = [*(commit.split()[0] for commit in commits), *rows]
         example = closest(which, names) or next(iter(names), "KEY=VALUE")
         raise ConfigError(Problem("FOLDER@WHICH", word, why, instead(f"{path}@{example}")))
@@ -213,7 +186,7 @@ def _open(word: str, words: Sequence[str], place: int) -> Side:
 
 
 def _is_of(record: Record, which: str) -> bool:
-    """Whether a record is of this commit, source or state, or has this setting or fact."""
+    """Return whether a record has this commit, source, state, setting or fact."""
     key, is_pair, value = which.partition("=")
     if is_pair:
         return _values(record).get(key.strip()) == value.strip()
@@ -224,65 +197,75 @@ def _is_of(record: Record, which: str) -> bool:
 
 
 def _values(record: Record) -> dict[str, str]:
-    return {**settings(record), **facts_of(record)}
+    return {**settings(record), **_facts(record)}
+
+
+def _facts(record: Record) -> dict[str, str]:
+    """Return facts of a run's surroundings: commit of eke, versions, driver, host."""
+    git, source = table(record.environment, "git"), record.machine.get("eke_source", "")[:8]
+    commit = str(git.get("commit", ""))[:8]
+    changed = f"{commit} changed ({source})" if commit else f"source {source}"
+    return {
+        "commit": changed if git.get("dirty") or not commit else commit,
+        **{k: v for k, v in record.machine.items() if k not in (*HARDWARE, "eke_source")},
+        **{k: str(v) for k, v in table(record.environment, "versions").items()},
+        **{k: str(record.environment[k]) for k in ELSEWHERE if record.environment.get(k)},
+    }
 
 
 def _end(entry: Entry) -> float:
-    """When a run ended, in seconds; 0 if that is unknown."""
-    environment = entry.record.environment if entry.record else {}
-    try:
-        return datetime.fromisoformat(str(environment.get("time"))).timestamp()
-    except (ValueError, OverflowError):
-        return 0.0
+    """Return when a run ended, in seconds, or 0 if unknown."""
+    return (entry.record and ended_s(entry.record)) or 0.0
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A configuration, or one of each side, as measured on A and on B; ratios are B's over A's."""
+    """Row: a configuration, or one of each side, as measured on A and on B."""
 
     variants: tuple[Variant, Variant]
     runs: Sequence[list[Entry]]
-    """Those with a speed, in the order of measurement."""
+    """Runs of each side with a speed, in the order of measurement."""
     loss: LossComparison
     speed: Ratio | None = None
-    """None with fewer than three repeats."""
+    """B over A, or None with fewer than three repeats."""
 
     @property
     def oldest(self) -> list[Entry]:
-        """The first run of each side; later measurements do not change it."""
+        """First run of each side, which later measurements do not change."""
         return [min((e for e in v.entries if e.record), key=_end) for v in self.variants]
 
     @property
     def label(self) -> str:
-        """Name of the configuration, as B has it."""
-        return self.variants[1].label
+        """Name of the configuration of B, with its group if there are several."""
+        label, work = self.variants[1].label, self.variants[1].work
+        return f"{label} of {work}" if work not in ("", label) else label
 
     @property
     def repeats(self) -> str:
-        """Numbers of runs with a speed, and how others ended."""
+        """Numbers of runs with a speed, and outcomes of the others."""
         ends = dict.fromkeys(end for each in self.variants for end in each.outcomes)
         others = [end for end in ends if end != Outcome.ok.name]
         return ", ".join([AND.join(str(len(side)) for side in self.runs), *others])
 
     @property
     def memory(self) -> float | None:
-        """Ratio of the peaks."""
+        """Ratio of the peaks, B over A."""
         a, b = ([x for e in side if (x := e.measures.get(PEAK.key))] for side in self.runs)
         return fmean(b) / fmean(a) if a and b else None
 
 
 @dataclass(frozen=True)
 class TwoSides:
-    """B compared with A."""
+    """Comparison of B with A."""
 
     sides: Sequence[Side]
     keys: dict[str, tuple[str, str]]
     """Key in which all configurations of the sides differ -> value of A and of B."""
     facts: dict[str, tuple[str, str]]
-    """The same of `facts_of`."""
+    """Fact of the surroundings -> value of A and of B."""
     rows: Sequence[Pair]
     mean: Ratio | None
-    """Of the speeds of several rows."""
+    """Mean ratio of the speeds of several rows."""
     measure: Measure
     tolerance: float
     in_turns: bool
@@ -290,7 +273,7 @@ class TwoSides:
 
     @property
     def is_measurable(self) -> bool:
-        """Whether one installation can measure both: configurations differ, and no version."""
+        """Whether one installation can measure both sides: only configurations differ."""
         pairs = self._installed.values()
         return bool(self.keys) and all({*a.split(AND)} & {*b.split(AND)} for a, b in pairs)
 
@@ -311,7 +294,7 @@ class TwoSides:
 
     @property
     def problem(self) -> Problem | None:
-        """Rows with too few repeats."""
+        """Problem of rows with too few repeats."""
         lacking = [f"{row.label} ({row.repeats})" for row in self.rows if not row.speed]
         why = f"fewer than {MIN_REPEATS} repeats with a speed: {', '.join(lacking)}"
         return Problem("A B", "", why, Fix(remark=self.measuring)) if lacking else None
@@ -320,62 +303,62 @@ class TwoSides:
 def compare_sides(sides: Sequence[Side], tolerance: float | None = None) -> TwoSides:
     """Compare the rows of A and B by configuration, without the runs that are in both.
 
-    Keys with one value in all of A and another one in all of B are compared, and need not match.
-    ConfigError: the same runs, other work, or no row that is in both.
+    Keys with one value in A and another one in B are compared and need not match.
+
+    Raises:
+        ConfigError: the same runs, other work, or no row in both.
     """
     names = " ".join(side.name for side in sides)
-    known = [{repr(entry.record) for entry in side.entries if entry.record} for side in sides]
-    both = known[0] & known[1]
+    a, b = ({repr(entry.record) for entry in side.entries if entry.record} for side in sides)
     sides = [
-        replace(s, entries=[e for e in s.entries if repr(e.record) not in both]) for s in sides
+        replace(s, entries=[e for e in s.entries if repr(e.record) not in a & b]) for s in sides
     ]
     found = [_described(side.entries) for side in sides]
     if not all(found):
-        why = "all runs of one side are in the other, too" if both else "a side has no record"
+        why = "all runs of one side are also in the other" if a & b else "a side has no record"
         fix = Fix(remark="eke compare FOLDER --by NAME, or FOLDER@ROW FOLDER@ROW")
         raise ConfigError(Problem("A B", names, why, fix))
-    fixed = _fixed([[own for own, _ in side] for side in found])
-    parts = [{key: values[n] for key, values in fixed.items()} for n in (0, 1)]
-    keys = {key: fixed[key] for key in Settings(parts, [(), ()]).differing()}
-    work = (*HARDWARE, CONTENT)
-    other = [k for k, v in keys.items() if k in work or affects(k, v) is Affects.group]
-    rows = [
-        {canonical({k: own[k] for k in own if k not in fixed}): each for own, each in side}
-        for side in found
-    ]
+    keys, rows = _matched(found)
     shared = [key for key in rows[0] if key in rows[1]]
-    if other or not shared or any(len(r) < len(f) for r, f in zip(rows, found, strict=True)):
-        why = "no configuration is in both"
-        if other:
-            changes = (f"{key} {' -> '.join(keys[key])}" for key in other)
-            why = f"the work is not the same: {', '.join(changes)}"
-        elif shared:
-            why = "a configuration has runs of several versions; --by NAME=OLD,NEW takes two"
+    work = [
+        k for k, v in keys.items() if k in (*HARDWARE, CONTENT) or affects(k, v) is Affects.group
+    ]
+    why = "" if shared else "no configuration is in both"
+    if any(len(row) < len(each) for row, each in zip(rows, found, strict=True)) and shared:
+        why = "a configuration has runs of several versions; --by NAME=OLD,NEW takes two"
+    if work:
+        changes = ", ".join(f"{key} {' -> '.join(keys[key])}" for key in work)
+        why = f"the work is not the same: {changes}"
+    if why:
         fix = Fix(remark=f"{sides[0].measuring}   (A's, where B was measured)")
         raise ConfigError(Problem("A B", names, why, fix))
-    notes = [f"{format_number(len(both), 'run')} of both sides are not compared"] if both else []
+    notes = [f"{format_number(len(a & b), 'run')} of both sides are not compared"] if a & b else []
     for side, each in zip(sides, rows, strict=True):
-        alone = len(each) - len(shared)
-        notes += [f"{format_number(alone, 'configuration')} of {side.name} alone"] if alone else []
+        if rest := len(each) - len(shared):
+            notes.append(f"{format_number(rest, 'configuration')} only in {side.name}")
     measure = TOKENS if "data.packing" in keys else SAMPLES  # a packed row holds several samples
     variants = [(rows[0][key], rows[1][key]) for key in shared]
     if len(variants) == 1:  # alone it has no other name than its overrides
-        words = variants[0][1].label.split(" ")
+        one, other = variants[0]
+        words, folder = other.label.split(" "), other.entries[0].folder
         kept = [w for w in words if affects(w.partition("=")[0], ()) is not Affects.none]
-        variants = [(variants[0][0], replace(variants[0][1], label=" ".join(kept or words)))]
+        label = sides[1].name if folder and other.label == folder.name else " ".join(kept or words)
+        variants = [(one, replace(other, label=label))]
     pairs, mean = _tested(variants, measure, notes)
     full = [pair for pair in pairs if pair.speed]
     in_turns = all(_is_in_turns(*pair.runs) for pair in full)
     if full and not in_turns:
         ends = [median(_end(e) for pair in full for e in pair.runs[n]) for n in (0, 1)]
         apart = format_seconds(abs(ends[1] - ends[0]))
-        notes += [f"measured {apart} apart: differences of the occasion are not in the interval"]
+        notes += [f"measured {apart} apart: the interval excludes differences of the occasion"]
     limit = tolerance if tolerance is not None else TURNS if in_turns else APART
-    return TwoSides(sides, keys, _facts(sides), pairs, mean, measure, limit, in_turns, notes)
+    return TwoSides(
+        sides, keys, _differing_facts(sides), pairs, mean, measure, limit, in_turns, notes
+    )
 
 
 def _described(entries: Sequence[Entry]) -> list[tuple[dict[str, str], Variant]]:
-    """Each configuration that has a record, with its settings, hardware and data."""
+    """Return each configuration with a record, with its settings, hardware and data."""
     variants, machines, _ = group(entries)
     facts = {m.letter: {key: m.facts.get(key, ABSENT) for key in HARDWARE} for m in machines}
     former = {key: format_value(value) for key, value in FORMER_VALUES.items()}
@@ -388,28 +371,36 @@ def _described(entries: Sequence[Entry]) -> list[tuple[dict[str, str], Variant]]
     return found
 
 
-def _fixed(found: Sequence[Sequence[Mapping[str, str]]]) -> dict[str, tuple[str, str]]:
-    """Keys with one value in all of A, and another one in all of B."""
+def _matched(
+    found: Sequence[Sequence[tuple[dict[str, str], Variant]]],
+) -> tuple[dict[str, tuple[str, str]], list[dict[str, Variant]]]:
+    """Return the keys in which all of A differ from all of B, and rows by their other settings."""
     fixed = {}
-    for key in dict.fromkeys(key for side in found for own in side for key in own):
-        one, other = ({own.get(key, ABSENT) for own in side} for side in found)
+    for key in dict.fromkeys(key for side in found for own, _ in side for key in own):
+        one, other = ({own.get(key, ABSENT) for own, _ in side} for side in found)
         if len(one) == len(other) == 1 and one != other:
             fixed[key] = (one.pop(), other.pop())
-    return fixed
+    parts = [{key: values[n] for key, values in fixed.items()} for n in (0, 1)]
+    keys = {key: fixed[key] for key in Settings(parts, [(), ()]).differing()}
+    rows = [
+        {canonical({k: own[k] for k in own if k not in fixed}): each for own, each in side}
+        for side in found
+    ]
+    return keys, rows
 
 
-def _facts(sides: Sequence[Side]) -> dict[str, tuple[str, str]]:
-    """Facts in which the runs of two sides differ."""
-    facts = [[facts_of(e.record) for e in side.entries if e.record] for side in sides]
+def _differing_facts(sides: Sequence[Side]) -> dict[str, tuple[str, str]]:
+    """Return the facts in which the runs of two sides differ."""
+    facts = [[_facts(e.record) for e in side.entries if e.record] for side in sides]
     names = dict.fromkeys(name for side in facts for each in side for name in each)
-    told = [{k: AND.join({f.get(k, "none"): 0 for f in side}) for k in names} for side in facts]
-    return {k: (told[0][k], told[1][k]) for k in names if told[0][k] != told[1][k]}
+    a, b = ({k: AND.join({f.get(k, "none"): 0 for f in side}) for k in names} for side in facts)
+    return {k: (a[k], b[k]) for k in names if a[k] != b[k]}
 
 
 def _tested(
     variants: Sequence[tuple[Variant, Variant]], measure: Measure, notes: list[str]
 ) -> tuple[list[Pair], Ratio | None]:
-    """The pairs, with speeds where there are three repeats on each side; and their mean.
+    """Return the rows, with speeds from three repeats of each side on, and the mean speed.
 
     Excluded runs are added to `notes`.
     """
@@ -422,7 +413,7 @@ def _tested(
         (n, side): {(side, number): e.measures[key] for number, e in enumerate(runs)}
         for n, pair in enumerate(pairs) for side, runs in enumerate(pair.runs)
     }  # fmt: skip
-    for (n, side), (_, number) in find_outliers(samples).items():
+    for (n, side), (_, number) in statistics.find_outliers(samples).items():
         run = pairs[n].runs[side].pop(number)
         why = "whose other repeats are faster and agree"
         notes.append(f"excluded from the tests: {run.folder and run.folder.name}, {why}")
@@ -435,7 +426,7 @@ def _tested(
 
 
 def _is_in_turns(a: Sequence[Entry], b: Sequence[Entry]) -> bool:
-    """Whether the runs alternate about as often as there are rounds (A B B A: twice)."""
+    """Return whether the runs alternate about as often as there are rounds (A B B A: twice)."""
     order = sorted([*((_end(each), "A") for each in a), *((_end(each), "B") for each in b)])
     changes = sum(one != other for (_, one), (_, other) in pairwise(order))
     return changes >= max(2, min(len(a), len(b)) - 1)

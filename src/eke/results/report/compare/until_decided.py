@@ -1,22 +1,22 @@
-"""Decide after each round of `sweep.repeats=auto` which configurations need more repeats.
+"""Decisions after each round of `sweep.repeats=auto`: which configurations need more repeats.
 
-Looking several times at 5 % claims too much: 4 to 10 % of sweeps with a false claim from 2 % noise
-on. So every look has one level, smaller the more looks there may be (Pocock 1977,
-https://doi.org/10.1093/biomet/64.2.191), and a configuration that was decided stays decided and
-leaves Holm's count (Maurer & Bretz 2013). benchmarks/report_power_auto.py measures the errors, the
-power and the repeats.
+Several looks at 5 % claim too much: 4 to 10 % of sweeps with a false claim from 2 % noise on. All
+looks of a sweep have one level, smaller for more looks (Pocock 1977,
+https://doi.org/10.1093/biomet/64.2.191). A decision stays, and its configuration leaves Holm's
+count (Maurer & Bretz 2013). benchmarks/report_power_auto.py measures errors, power and repeats.
 """
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 from eke.results.report.compare.statistics import (
     MIN_REPEATS,
     Compared,
     Difference,
+    K,
     Sample,
     holm_levels,
     ratio_of,
@@ -26,7 +26,7 @@ LEVELS = {
     3: 0.05, 4: 0.033, 5: 0.027, 6: 0.022, 8: 0.017, 10: 0.015, 15: 0.011, 20: 0.009, 30: 0.0075,
     50: 0.006, 100: 0.0045,
 }  # fmt: skip
-"""Most repeats -> level of each look after 3, 4, ... rounds that is 5 % in all, with normal noise
+"""Most repeats -> level of each look after 3, 4, ... rounds, 5 % together, with normal noise
 (200,000 random walks)."""
 
 FUTILE_FROM, FUTILE = 4, 2.0
@@ -36,14 +36,12 @@ stops. Chosen by simulation: at 5 % noise 85 instead of 95 % of differences of 1
 
 
 class State(Enum):
-    """What is known of one configuration."""
+    """State of one configuration."""
 
     higher = "higher"
     lower = "lower"
-    same = "same"
-    """The difference from the baseline is shown to be smaller than `sweep.resolve`."""
-    futile = "futile"
-    """More than twice `sweep.max_repeats` would be needed."""
+    same = "same"  # the difference is shown to be smaller than `sweep.resolve`
+    futile = "futile"  # needs more than twice `sweep.max_repeats`
     failed = "failed"
     open = "open"
 
@@ -55,63 +53,57 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule of a sweep: the keys `sweep.max_repeats` and `sweep.resolve`."""
+    """Rule of a sweep: the keys `sweep.max_repeats` and `sweep.resolve`."""
 
     max_repeats: int = 10
     resolve: float = 0.05
 
     @property
     def level(self) -> float:
-        """Level of each look: that of the next larger number in LEVELS."""
+        """Level of each look: the level of the next larger number in LEVELS."""
         return next((v for n, v in LEVELS.items() if n >= self.max_repeats), min(LEVELS.values()))
 
 
 @dataclass(frozen=True)
 class Decision:
-    """State of one configuration after a look; ratio and interval are the look's own."""
+    """State of one configuration after a look, with the ratio and interval of this look."""
 
     state: State = State.open
     repeats: int = 0
-    """Of the configuration, in pairs with the baseline's."""
+    """Repeats in pairs with the baseline's."""
     value: float | None = None
-    """Ratio to the baseline; None with too few repeats."""
+    """Ratio to the baseline, or None with too few repeats."""
     low: float | None = None
     high: float | None = None
     level: float | None = None
-    """At which Holm's method tested it, and 1 - coverage of the interval."""
+    """Level of Holm's test, and of the interval."""
     forecast: int | None = None
-    """Repeats in all that would decide it, of an open one."""
+    """Total repeats that would decide an open configuration."""
     name: str = ""
     baseline: tuple[str, ...] = ()
-    """The configuration with which it is compared."""
+    """Configuration with which it is compared."""
     stopped: int | None = None
-    """Rounds after which it stopped; None while it goes on."""
+    """Rounds after which it stopped, or None while it continues."""
 
     def plain(self, key: tuple[str, ...]) -> dict[str, Any]:
-        """Return it for sweep.json, with the overrides of its configuration."""
+        """Return the entry of sweep.json, with the overrides of its configuration."""
         return {"overrides": key, **vars(self), "state": self.state.name}
 
 
 def decision_of(plain: Mapping[str, Any]) -> tuple[tuple[str, ...], Decision]:
-    """Read one back; raises KeyError or TypeError if it is none."""
+    """Return an entry of sweep.json. Raise KeyError or TypeError if it is none."""
     known: dict[str, Any] = {name: plain[name] for name in Decision.__dataclass_fields__}
     known |= {"state": State[plain["state"]], "baseline": tuple(plain["baseline"])}
     return tuple(plain["overrides"]), Decision(**known)
 
 
-K = TypeVar("K", bound=Hashable)
-
-
 def decide(
     samples: Mapping[K, Sample], baseline: K, rule: Rule, known: Mapping[K, Decision]
 ) -> dict[K, Decision]:
-    """Look once at one family: every configuration but the baseline -> its state.
+    """Return the state of every configuration of a family but the baseline, after one look.
 
-    Args:
-        samples: configuration -> repeat or seed -> speed or loss; positive.
-        baseline: the configuration that the others are compared with.
-        rule: the sweep's.
-        known: decisions of earlier looks, which stay, and failures.
+    `samples` are configuration -> repeat or seed -> speed or loss. `known` are failures and
+    decisions of earlier looks, which stay.
     """
     if any(value <= 0 for sample in samples.values() for value in sample.values()):
         undecided = Decision(State.futile)  # a loss that has no ratios
@@ -121,7 +113,7 @@ def decide(
     found = {key: each for key, each in pairs.items() if each}
     stopped = {key for key, each in known.items() if each.state is not State.open}
     resolved = {key for key in stopped if known[key].state in (State.higher, State.lower)}
-    # One that stopped as the same still counts, and is not tested again.
+    # A configuration that stopped as the same still counts, and is not tested again.
     tested = {
         key: replace(each, mean=0.0) if key in stopped else each
         for key, each in found.items() if key not in resolved

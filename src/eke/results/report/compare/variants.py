@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
@@ -26,40 +26,40 @@ from eke.results.report.compare.measures import BY_SEED, BY_STEP, measured_value
 from eke.results.report.compare.statistics import Sample
 
 NO_MACHINE = ""
-"""Machine of a cell that never ran."""
+"""Machine of a run that never started."""
 
 LOOSE = ("eke_source",)
-"""Fingerprint keys in which repeats may differ; a note reports it."""
+"""Fingerprint keys in which repeats may differ, with a note."""
 
 CLOCK = "step clock"
-"""`timing.clock` among a machine's facts: steps of two clocks are not compared."""
+"""Key of `timing.clock` among a machine's facts: steps of two clocks are not compared."""
 
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """One configuration on one kind of machine, with its repeats; equal to itself alone."""
+    """Configuration on one kind of machine, with its repeats. Equal only to itself."""
 
     entries: tuple[Entry, ...]
     machine: str
-    """A letter; empty for cells that never ran."""
+    """Letter of the machine, or NO_MACHINE."""
     settings: Factors
-    """All settings; without a record, only the overrides."""
+    """All settings, or only the overrides without a record."""
     factors: Factors = field(default_factory=dict)
-    """The settings in which variants differ."""
+    """Settings in which variants differ."""
     told: Factors = field(default_factory=dict)
-    """Of `factors`, those that tell it from others of its group."""
+    """Items of `factors` that differ within its group."""
     label: str = ""
-    """The values of `told` that differ from the baseline's, or a row's name."""
+    """Values of `told` that differ from the baseline's, or a row's name."""
     implied: frozenset[str] = frozenset()
     """Keys of `factors` with their option's default."""
     work: str = ""
-    """Name of its group: the configurations of one model, task and data; empty for a single one."""
+    """Name of its group (one model, task and data), or empty for a single one."""
     excluded: tuple[int, int, int] | None = None
-    """Seed, repeat and duplicate number of the run without a speed: see `outliers`."""
+    """Seed, repeat and duplicate number of the run whose speed is excluded: see `find_outliers`."""
 
     @property
     def first(self) -> Entry | None:
-        """The first repeat with a record."""
+        """First repeat with a record."""
         return next((entry for entry in self.entries if entry.record), None)
 
     @property
@@ -92,17 +92,14 @@ class Variant:
         return values
 
     def by_repeat(self) -> list[tuple[tuple[int, int], Record]]:
-        """Seed, repeat and record of the successful repeats."""
-        return [
-            (entry.repeat, entry.record)
-            for entry in self.entries
-            if entry.record is not None and entry.outcome == Outcome.ok.name
-        ]
+        """Return seed and repeat, and record of the successful repeats."""
+        good = [entry for entry in self.entries if entry.outcome == Outcome.ok.name]
+        return [(entry.repeat, entry.record) for entry in good if entry.record is not None]
 
     def sample(self, key: str) -> Sample:
-        """Repeat -> value of a measure, for the successful repeats that have it.
+        """Return the values of a measure by repeat, for the successful repeats that have it.
 
-        For losses: seed -> mean over its repeats, which are copies of one training.
+        Losses are by seed: the mean over its repeats, which are copies of one training.
         """
         found: dict[Hashable, list[float]] = {}
         by_seed = key.startswith(BY_SEED)
@@ -113,7 +110,7 @@ class Variant:
 
 
 def training_key(variant: Variant) -> Hashable:
-    """Equal for variants of one training: they differ only in keys of class *rounding*.
+    """Return a value that is equal for variants of one training, which differ only in rounding.
 
     Batches may be divided in other ways if a step has the same number of samples.
     """
@@ -124,11 +121,11 @@ def training_key(variant: Variant) -> Hashable:
 
 @dataclass(frozen=True)
 class Machine:
-    """One kind of machine."""
+    """Kind of machine."""
 
     letter: str
     facts: dict[str, str]
-    """The fingerprint, and the clock of the steps."""
+    """Fingerprint, and clock of the steps."""
     hosts: tuple[str, ...]
     sources: tuple[str, ...]
     """Hashes of eke's source."""
@@ -136,43 +133,38 @@ class Machine:
 
 def group(entries: Sequence[Entry]) -> tuple[list[Variant], list[Machine], list[str]]:
     """Group entries: variants in order of first entry, machines, and differing keys."""
-    machines = find_machines(entries)
+    machines = _find_machines(entries)
     letters = {_machine_key(m.facts): m.letter for m in machines}
     groups: dict[tuple[str, str], list[Entry]] = {}
     homes: dict[tuple[str, ...], tuple[str, str]] = {}
-    # Those without a record join the repeats with one, if any.
+    # Entries without a record join the repeats with one, if any.
     for entry in sorted(entries, key=lambda entry: entry.record is None):
+        typed = key_of(entry.overrides)
+        key = NO_MACHINE, str(entry.folder)
         if entry.record is not None:
             data = entry.record.plan.get("data_fingerprint", "")
             content = canonical(plain([configuration(entry.record.config), data]))
             content = hashlib.sha256(content.encode()).hexdigest()
             key = (letters[_machine_key(_facts(entry.record))], content)
-            homes.setdefault(key_of(entry.overrides), key)
-        elif entry.is_known:
-            key = homes.setdefault(
-                key_of(entry.overrides), (NO_MACHINE, canonical(key_of(entry.overrides)))
-            )
-        else:  # its configuration may equal another one
-            key = NO_MACHINE, str(entry.folder)
+            homes.setdefault(typed, key)
+        elif entry.is_known:  # else its configuration may equal another one
+            key = homes.setdefault(typed, (NO_MACHINE, canonical(typed)))
         groups.setdefault(key, []).append(entry)
     order = {entry: number for number, entry in enumerate(entries)}
-    for members in groups.values():
-        members.sort(key=order.__getitem__)
     found = []
     for (machine, _), members in groups.items():
+        members.sort(key=order.__getitem__)
         record = next((entry.record for entry in members if entry.record), None)
         known = settings(record) if record else typed_settings(members[0].overrides)
         is_known = record or members[0].is_known
         found.append(Variant(tuple(members), machine, known if is_known else {}))
     found.sort(key=lambda variant: order[variant.entries[0]])
     keys, variants = _described(found)
-    variants = _grouped(variants)
-    variants.sort(key=lambda variant: order[variant.entries[0]])
-    return named(variants), machines, keys
+    return named(_grouped(variants)), machines, keys
 
 
-def find_machines(entries: Sequence[Entry]) -> list[Machine]:
-    """Kinds of machines, in order of appearance: A, B, ..."""
+def _find_machines(entries: Sequence[Entry]) -> list[Machine]:
+    """Return the kinds of machines, in order of appearance: A, B, ..."""
     records: dict[str, list[Record]] = {}
     for entry in entries:
         if entry.record is not None:
@@ -187,35 +179,34 @@ def find_machines(entries: Sequence[Entry]) -> list[Machine]:
 
 
 def _described(variants: Sequence[Variant]) -> tuple[list[str], list[Variant]]:
-    """Keys in which variants differ, and the variants with their values of these keys."""
-    recorded = [each for each in variants if each.first]
-    overrides = [each.first.overrides for each in recorded if each.first]
-    known = Settings([each.settings for each in recorded], overrides)
-    typed = [typed_settings(each.entries[0].overrides) for each in variants]
+    """Return the keys in which variants differ, and the variants with their values."""
+    firsts = {each: each.first for each in variants if each.first}
+    known = Settings(
+        [each.settings for each in firsts], [first.overrides for first in firsts.values() if first]
+    )
     lone = [each for each in variants if not each.first and each.entries[0].is_known]
-    # In the order of the overrides; those never overridden last.
+    # In the order of the overrides; keys that are never overridden last.
+    typed = (typed_settings(each.entries[0].overrides) for each in variants)
     order = list(dict.fromkeys(key for each in typed for key in each))
     different = known.differing()
-    named_keys = sorted(
-        known.complete(different, [each.settings for each in lone]),
-        key=lambda key: order.index(key) if key in order else len(order),
-    )
-    keys = [key for key in named_keys if key in different] if recorded else named_keys
-    defaults = {key: known.usual(key) for key in named_keys}
-    implied = dict(zip(recorded, known.implied(keys), strict=True))
-    told = dict(zip(recorded, known.telling(keys), strict=True))
+    every = known.complete(different, [each.settings for each in lone])
+    every.sort(key=lambda key: order.index(key) if key in order else len(order))
+    keys = [key for key in every if key in different] if firsts else every
+    usual = {key: known.usual(key) for key in every}
+    implied = dict(zip(firsts, known.implied(keys), strict=True))
+    told = dict(zip(firsts, known.telling(keys), strict=True))
     found = []
     for each in variants:
         factors = {key: each.settings.get(key, "") for key in keys}
         if each in lone:
-            factors = {key: each.settings.get(key, defaults[key]) for key in named_keys}
+            factors = {key: each.settings.get(key, usual[key]) for key in every}
         own = implied.get(each, frozenset())
         found.append(replace(each, factors=factors, implied=own, told=told.get(each, factors)))
     return keys, found
 
 
 def _grouped(variants: Sequence[Variant]) -> list[Variant]:
-    """The variants with the names of their groups, and what tells them from others of these."""
+    """Return the variants with the names of their groups, and `told` within each group."""
     keys = dict.fromkeys(key for each in variants for key in each.factors)
     own = [key for key in keys if affects(key, ()) is Affects.group]
     drawn = [key for key in keys if key.startswith("data.") and key not in own]
@@ -232,31 +223,23 @@ def _grouped(variants: Sequence[Variant]) -> list[Variant]:
         if not each.first:
             alike = (p for p in known.values() if all(p[n] == value for n, value in typed))
             places[each] = next(alike, places[each])
-    names = _place_names(own, list(dict.fromkeys(places.values())))
+    every = list(dict.fromkeys(places.values()))
+    columns = zip_longest(own, zip_longest(*every, fillvalue=""), fillvalue="")
+    parts = _apart(
+        len(every), ([_value(k, v) if v else "" for v in column] for k, column in columns)
+    )
+    names = {p: ", ".join(filter(None, part)) for p, part in zip(every, parts, strict=True)}
     if len(names) < 2:
         return list(variants)
-    members_of: dict[str, list[Variant]] = {}
+    groups: dict[str, list[Variant]] = {}
     for each in variants:
-        members_of.setdefault(names[places[each]], []).append(
-            replace(each, work=names[places[each]])
-        )
-    factors = {each.entries: (each.factors, each.implied) for each in variants}
-    found = [each for members in members_of.values() for each in _described(members)[1]]
-    return [replace(v, factors=factors[v.entries][0], implied=factors[v.entries][1]) for v in found]
-
-
-def _place_names(
-    keys: Sequence[str], places: Sequence[tuple[str, ...]]
-) -> dict[tuple[str, ...], str]:
-    """Names of groups: as few values as tell them apart."""
-    columns = zip_longest(keys, zip_longest(*places, fillvalue=""), fillvalue="")
-    texts = ([_value(key, v) if v else "" for v in column] for key, column in columns)
-    parts = _apart(len(places), texts)
-    return {place: ", ".join(filter(None, p)) for place, p in zip(places, parts, strict=True)}
+        groups.setdefault(names[places[each]], []).append(each)
+    told = {v.entries: v.told for members in groups.values() for v in _described(members)[1]}
+    return [replace(v, work=names[places[v]], told=told[v.entries]) for v in variants]
 
 
 def _apart(number: int, columns: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Texts of each row, of as few columns as tell all rows apart."""
+    """Return texts of each row, of as few columns as distinguish all rows."""
     parts: list[tuple[str, ...]] = [()] * number
     for column in columns:
         longer = [(*part, text) for part, text in zip(parts, column, strict=True)]
@@ -265,9 +248,9 @@ def _apart(number: int, columns: Iterable[Sequence[str]]) -> list[tuple[str, ...
 
 
 def named(variants: Sequence[Variant], baselines: Collection[Variant] = ()) -> list[Variant]:
-    """The variants with labels: values that differ from the baseline's within the group.
+    """Return the variants with labels: values that differ from the baseline's within the group.
 
-    Without a baseline they differ from those of the group's first. The order stays.
+    Without a baseline, the group's first variant counts. The order stays.
     """
     labels: dict[Variant, str] = {}
     groups: dict[tuple[str, str], list[Variant]] = {}
@@ -282,10 +265,10 @@ def named(variants: Sequence[Variant], baselines: Collection[Variant] = ()) -> l
 
 
 def _labels(members: Sequence[Variant], base: Variant) -> dict[Variant, str]:
-    """Labels of one group: names of rows, else values; with keys where values are the same."""
-    labels: dict[Variant, str] = {}
+    """Return labels of one group: names of rows, else values, with keys if values are the same."""
     if members == [base] and base.work and not base.rows:
         return {base: base.work}
+    labels: dict[Variant, str] = {}
     for each in members:
         told = {k: x for k, x in each.told.items() if x and (each is base or x != base.told.get(k))}
         labels[each] = _label(each, told, each is base)
@@ -294,26 +277,20 @@ def _labels(members: Sequence[Variant], base: Variant) -> dict[Variant, str]:
         if counts[label] > 1 and not each.rows:
             pairs = [f"{key}={value}" for key, value in each.told.items() if value]
             labels[each] = " ".join(pairs) or label
-    return labels | _rows_apart(labels)
-
-
-def _rows_apart(labels: Mapping[Variant, str]) -> dict[Variant, str]:
-    """Extend names of rows shared by several variants with the settings in which they differ."""
     by_name: dict[str, list[Variant]] = {}
-    for variant, label in labels.items():
-        if variant.rows:
-            by_name.setdefault(label, []).append(variant)
-    apart: dict[Variant, str] = {}
+    for each in (each for each in members if each.rows):
+        by_name.setdefault(labels[each], []).append(each)
+    # Names of rows that several variants share are extended with their differing settings.
     for name, same in by_name.items():
         keys = dict.fromkeys(key for each in same for key in each.factors)
         texts = ([f"{k}={v.factors.get(k, v.settings.get(k, ''))}" for v in same] for k in keys)
         ends = zip(same, _apart(len(same), texts), strict=True)
-        apart |= {v: f"{name}, {' '.join(part)}" for v, part in ends if part}
-    return apart
+        labels |= {v: f"{name}, {' '.join(part)}" for v, part in ends if part}
+    return labels
 
 
 PLAIN = ("none", "auto", "on", "off", "true", "false", "null", "same", "default", "full", "fixed")
-"""Values that say little without their key."""
+"""Values that mean little without their key."""
 
 
 def _label(variant: Variant, told: Factors, is_base: bool) -> str:
@@ -321,14 +298,14 @@ def _label(variant: Variant, told: Factors, is_base: bool) -> str:
         return " = ".join(variant.rows)
     first = variant.entries[0]
     texts = [_value(key, value) for key, value in told.items() if value and first.is_known]
-    # Of another row each value is a difference, also `peft=none` where the baseline has adapters.
+    # Of another row each value is a difference, also `peft=none` if the baseline has adapters.
     telling = [t for t in texts if not (is_base and t.endswith("=none"))] or texts
     folder = first.folder.name if first.folder else "run"
     return " + ".join(telling) or " ".join(key_of(first.overrides)) or folder
 
 
 def _value(key: str, value: str) -> str:
-    """A value, with the last part of its key unless it is a name."""
+    """Return a value, with the last part of its key unless it is a name."""
     is_name = value not in PLAIN and (value[:1].isalpha() or not key)
     return value if is_name else f"{key.rpartition('.')[2]}={value}"
 

@@ -1,7 +1,4 @@
-"""Published results for rows of named sweeps, one YAML file per table.
-
-The files have only figures printed in their source; none was measured by eke.
-"""
+"""Published results for rows of named sweeps: one YAML file per table, not measured by eke."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +10,7 @@ import yaml
 
 @dataclass(frozen=True)
 class Figures:
-    """Published figures of one row; None where the source has none."""
+    """Published figures of one row, or None if the source lacks them."""
 
     samples_per_s: float | None = None
     """Training samples per second."""
@@ -22,16 +19,16 @@ class Figures:
     runtime_s: float | None = None
     """Seconds from the first step to the last."""
     peak_memory_mb: float | None = None
-    """Per GPU, in units of 2^20 bytes; the notes say what is counted."""
+    """Peak per GPU, in units of 2^20 bytes, as the notes define it."""
     diff_frac: float | None = None
     """Relative speed difference from the baseline: 0.27 is 27 % faster."""
     train_loss: float | None = None
-    """Mean over the training."""
+    """Mean loss over the training."""
 
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """One table."""
+    """Published table."""
 
     name: str
     """File name without suffix."""
@@ -48,12 +45,12 @@ class PublishedTable:
     notes: str
     """Method of measurement, and missing figures."""
     rows: Mapping[str, Figures]
-    """Row of the sweep -> figures; rows without figures are absent."""
+    """Row of the sweep -> figures. Rows without figures are absent."""
 
 
 @cache
 def all_published() -> tuple[PublishedTable, ...]:
-    """All tables, sorted by name; tests/unit/results/report/test_published.py checks the files."""
+    """Return all tables, sorted by name."""
     return tuple(_read(file) for file in sorted(Path(__file__).parent.glob("*.yaml")))
 
 

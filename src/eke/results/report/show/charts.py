@@ -1,7 +1,6 @@
 """Charts of a report as Vega-Lite specifications (https://vega.github.io/vega-lite/docs/).
 
-Plain dictionaries: what a page draws, and what `vl_convert` checks in the tests. Every mark has a
-tooltip. Widths follow the page, and so do the colours, which are variables of its style sheet.
+Every mark has a tooltip. Widths follow the page. Colors are variables of its style sheet.
 """
 
 import math
@@ -17,38 +16,21 @@ from eke.results.report.compare import Comparison, ComparisonRow, OneMachine
 from eke.results.report.compare.comparison import times
 from eke.results.report.compare.curves import Curve, curves_of
 from eke.results.report.compare.measures import PEAK, SAMPLES, samples_seen
-from eke.results.report.compare.statistics import Ratio
 from eke.results.report.show.table import ranked, shortened
 
 Spec = dict[str, Any]
 Values = list[dict[str, Any]]
 
-SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-
 CHARS_FOR_LABELS = 44
 """Characters of a label: the width of a chart on a phone."""
 
-MAX_POINTS, MAX_LABELS, MAX_BARS = 1000, 12, 12
-"""Points of a scatter plot and labels of it, and rows of a chart, about a screen."""
+MAX_BARS = 12
+"""Rows of a chart, about a screen."""
 
-MAX_LINES, MAX_SEEDS = 8, 10
-"""Configurations of a chart of losses, one for each colour, and thin lines of each."""
+FAR = 2.0
+"""Largest factor by which an interval widens an axis."""
 
-CLIPPED_FRAC = 0.02
-"""Fraction of a run's first steps whose losses do not widen the axis."""
-
-NARROW, FAR = 0.05, 2.0
-"""Least width of an axis, relative to its values: noise is not a cliff. An interval widens an axis
-by this factor at most."""
-
-LINES_HEIGHT, LABEL_HEIGHT, ROW_HEIGHT = 300, 15, 44
-"""Pixels."""
-
-TICKS = (0.02, 0.05, 0.1, 0.25, 0.5, 0.71, 1, 1.41, 2, 4, 10, 20, 50)
-"""Ratios at an axis; between a half and 2, halves of a doubling."""
-
-
-FRONT = (("baseline", "ink"), ("on the front", "front"), ("behind it", "other"))
+FRONT = (("baseline", "ink"), ("Pareto front", "front"), ("other", "other"))
 
 
 @dataclass(frozen=True)
@@ -58,100 +40,99 @@ class Chart:
     title: str
     note: str
     spec: Spec
-    """Empty without data."""
+    """Specification, empty without data."""
     legend: Sequence[tuple[str, str]] = ()
-    """Texts, and the names of their colours: outside of the chart it wraps."""
+    """Texts and names of colors. The legend is outside of the chart, where it wraps."""
     is_wide: bool = False
 
 
 def charts(comparison: Comparison, part: OneMachine) -> list[Chart]:
-    """The charts of one machine and group that have data, the most important ones first."""
+    """Return the charts with data of one machine and group, the most important first."""
     rows = ranked(comparison, comparison.rows_of(part))
     losses, lines = loss_curves(rows, f"{comparison.machines.index(part)}")
-    phased, names = phases(_fastest(rows))
+    kept = [row for row in rows[:MAX_BARS] if row.estimates]
+    fastest = sorted(kept, key=lambda r: -(s.value if (s := r.estimates.get(r.speed.key)) else 0.0))
+    phased, names = phases(fastest)
     quality = next((row.quality for row in rows if row.quality.measure), rows[0].quality)
-    intervals = "Lines are the table's intervals."
+    intervals = "Lines: intervals of the table."
     intervals += f" Baseline: {part.baseline.label}." if part.baseline else ""
     found = [
-        Chart("Speed and memory", "Up and to the left is better. The steps join what nothing else "
-              "beats in both. Vertical lines are the table's intervals.", scatter(rows),
+        Chart("Speed and memory", "Better: up and to the left. Line: Pareto front. Vertical lines: "
+              "intervals of the table.", scatter(rows),
               FRONT if any(row.on_front for row in rows) else FRONT[:1], True),
-        Chart("Loss over training", "Training loss, mean of the last 5 % of steps. Thick: mean "
-              "over seeds. Thin: each seed. Equal losses lie on each other.", losses, lines, True),
-        Chart("Against the baseline", intervals, _ratios(_fastest(rows)),
+        Chart("Loss over training", "Training loss, mean of the last 5 % of steps. Thick lines: "
+              "mean over seeds. Thin lines: one seed each.", losses, lines, True),
+        Chart("Relative to the baseline", intervals, _ratios(fastest),
               (("speed", "c0"), ("memory", "c1"))),
-        Chart("Time of a step", "By the medians of its parts.", phased, names),
+        Chart("Time of a step", "Medians of its phases.", phased, names),
     ]  # fmt: skip
     if part.focus is Affects.learning or comparison.metric:
-        title = f"{quality.name.capitalize()} against the baseline"
+        title = f"{quality.name.capitalize()} relative to the baseline"
         first = Chart(title, intervals, _losses(rows, quality.unit), is_wide=True)
         found = [first, *found[1:], *([] if part.focus is Affects.learning else found[:1])]
     return [chart for chart in found if chart.spec]
 
 
 def scatter(rows: Sequence[ComparisonRow]) -> Spec:
-    """Peak memory against speed, with the Pareto front."""
-    size, unit = _unit(rows)
-    points: Values = [
-        {"name": row.variant.label, "memory": memory.value / size, "speed": speed.value,
-         **_ends(row.ratios.get(row.speed.key), speed.value), "front": row.on_front,
-         "kind": _color("ink" if row.is_baseline else "front" if row.on_front else "other"),
-         "text": f"{format_bytes(memory.value)}, {speed.value:.4g} {row.speed.title}"}
-        for row in rows[:MAX_POINTS]
-        if (memory := row.estimates.get(PEAK.key)) and (speed := row.estimates.get(row.speed.key))
-    ]  # fmt: skip
+    """Return speed over peak memory, with the Pareto front, of at most 1,000 rows."""
+    peaks = [found.value for row in rows if (found := row.estimates.get(PEAK.key))]
+    size, unit = (GIB, "GiB") if max(peaks, default=0) >= GIB else (MIB, "MiB")
+    points: Values = []
+    for row in rows[:1000]:
+        memory, speed = (row.estimates.get(key) for key in (PEAK.key, row.speed.key))
+        if memory and speed:
+            # The whisker is the interval of the ratio to the baseline.
+            ratio = row.ratios.get(row.speed.key)
+            scale = speed.value / ratio.value if ratio else 1.0
+            ends = (ratio.low, ratio.high) if ratio else (None, None)
+            low, high = (None if end is None else scale * end for end in ends)
+            kind = "ink" if row.is_baseline else "front" if row.on_front else "other"
+            points.append(
+                {"name": row.variant.label, "memory": memory.value / size, "speed": speed.value,
+                 "low": low, "high": high, "front": row.on_front, "color": _color(kind),
+                 "text": f"{format_bytes(memory.value)}, {speed.value:.4g} {row.speed.title}"}
+            )  # fmt: skip
     if len(points) < 2:
         return {}
     x = _axis("memory", f"peak memory, {unit}", scale=_scale(points, "memory"))
     y = _axis("speed", rows[0].speed.title, scale=_scale(points, "speed", "low", "high"))
-    color = {"field": "kind", "type": "nominal", "scale": None}
-    shape = {"condition": {"test": f"datum.kind === '{_color('ink')}'", "value": "diamond"},
+    shape = {"condition": {"test": f"datum.color === '{_color('ink')}'", "value": "diamond"},
              "value": "circle"}  # fmt: skip
-    marked = [point["name"] for point in points[:MAX_LABELS]]
     front = {"type": "line", "interpolate": "step-after", "color": _color("front")}
     layers = [
         *([{"name": "front", "transform": [{"filter": "datum.front"}], "mark": front,
             "encoding": {"x": x, "y": y, "order": {"field": "memory"}}}]
           if any(point["front"] for point in points) else []),
         *_whiskers(points, {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"},
-                            "color": color}),
+                            "color": COLOR}),
         {"name": "points", "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
-         "encoding": {"x": x, "y": y, "color": color, "shape": shape,
+         "encoding": {"x": x, "y": y, "color": COLOR, "shape": shape,
                       "tooltip": _tips("name", "text")}},
-        # The page moves them to where no other mark is.
+        # The page moves the labels to free places.
         {"name": "labels", "mark": {"type": "text", "dy": -12},
-         "transform": [{"filter": {"field": "name", "oneOf": marked}}],
+         "transform": [{"filter": {"field": "name",
+                                   "oneOf": [point["name"] for point in points[:MAX_BARS]]}}],
          "encoding": {"x": x, "y": y, "text": {"field": "label"}}},
     ]  # fmt: skip
     return _spec(points, 320, layer=layers)
 
 
-def _ends(ratio: Ratio | None, value: float) -> dict[str, float | None]:
-    """Ends of a value's whisker: those of the interval of its ratio to the baseline."""
-    if ratio is None or ratio.low is None or ratio.high is None:
-        return {"low": None, "high": None}
-    scale = value / ratio.value
-    return {"low": scale * ratio.low, "high": scale * ratio.high}
-
-
 def _scale(points: Values, key: str, *ends: str) -> Spec:
-    """An axis around the values: of noise at least NARROW wide, of intervals not FAR away."""
+    """Return an axis around the values, at least 5 % wide: noise must not look like an effect."""
     values = [p[key] for p in points]
-    least, most = min(values), max(values)
     reached = [p[end] for p in points for end in ends if p[end] is not None]
-    least, most = (
-        min([least, *(max(each, least / FAR) for each in reached)]),
-        max([most, *(min(each, most * FAR) for each in reached)]),
-    )
-    missing = max(0.0, NARROW * most - (most - least)) / 2
+    least = min([*values, *(max(each, min(values) / FAR) for each in reached)])
+    most = max([*values, *(min(each, max(values) * FAR) for each in reached)])
+    missing = max(0.0, 0.05 * most - (most - least)) / 2
     around = missing + 0.06 * (most - least + 2 * missing)
     return {"zero": False, "nice": False, "domain": [max(0.0, least - around), most + around]}
 
 
 def loss_curves(rows: Sequence[ComparisonRow], number: str) -> tuple[Spec, list[tuple[str, str]]]:
-    """Training loss over steps, samples or seconds, and the legend; `number` is of the part."""
-    read = ((row, curves_of(row.variant, MAX_SEEDS)) for row in rows[: 4 * MAX_LINES])
-    drawn = list(islice(((row, curves) for row, curves in read if curves), MAX_LINES))
+    """Return the training loss over steps, samples or seconds, and the legend of part `number`."""
+    most = 8  # one configuration for each color
+    read = ((row, curves_of(row.variant, most=10)) for row in rows[: 4 * most])
+    drawn = list(islice(((row, curves) for row, curves in read if curves), most))
     if not drawn:
         return {}, []
     short = shortened([row.variant.label for row, _ in drawn], CHARS_FOR_LABELS)
@@ -178,27 +159,26 @@ def loss_curves(rows: Sequence[ComparisonRow], number: str) -> tuple[Spec, list[
 
 
 def _mean(curves: Sequence[Curve]) -> Curve:
-    """Mean over those with the steps of the first."""
+    """Return the mean over the curves with the steps of the first."""
     alike = [each for each in curves if each.steps == curves[0].steps]
-    losses, seconds = (
-        tuple(map(fmean, zip(*each, strict=True)))
-        for each in ([c.losses for c in alike], [c.seconds for c in alike])
-    )
+    losses = tuple(map(fmean, zip(*(each.losses for each in alike), strict=True)))
+    seconds = tuple(map(fmean, zip(*(each.seconds for each in alike), strict=True)))
     return Curve(seconds, losses, curves[0].steps)
 
 
 def _lines(points: Values, known: Values, over: str) -> Spec:
-    first = CLIPPED_FRAC * max(point["steps"] for point in points)
+    # The first 2 % of a run's steps do not widen the axis.
+    first = 0.02 * max(point["steps"] for point in points)
     scale = _scale([point for point in points if point["steps"] > first], "loss")
     low, high = scale["domain"]
-    apart, above, marks = (high - low) * LABEL_HEIGHT / LINES_HEIGHT, math.inf, []
+    height, label_height = 300, 15  # pixels
+    apart, above, marks = (high - low) * label_height / height, math.inf, []
     for place, line in enumerate(sorted(known, key=lambda line: -line["end"]), 1):
         above = max(min(line["end"], above - apart), low + (len(known) - place) * apart)
         marks.append({**line, "loss": above})
     x = _axis("x", "", scale={"nice": False, "zero": False})
     y = _axis("loss", "training loss", scale=scale)
-    color = {"field": "color", "type": "nominal", "scale": None}
-    both: Spec = {"x": x, "y": y, "color": color, "detail": [{"field": "c"}, {"field": "s"}]}
+    both: Spec = {"x": x, "y": y, "color": COLOR, "detail": [{"field": "c"}, {"field": "s"}]}
     tips = _tips("name", "steps", "samples", "seconds", "loss")
     thin = {"type": "line", "clip": True, "strokeWidth": 1, "opacity": 0.35}
     layers: list[Spec] = [
@@ -209,12 +189,12 @@ def _lines(points: Values, known: Values, over: str) -> Spec:
                   "point": {"size": 30, "opacity": 0.01}}},
         {"name": "ends", "data": {"values": marks},
          "mark": {"type": "text", "align": "left", "dx": 6},
-         "encoding": {"x": {"value": "width"}, "y": y, "text": {"field": "label"}, "color": color}},
+         "encoding": {"x": {"value": "width"}, "y": y, "text": {"field": "label"}, "color": COLOR}},
     ]  # fmt: skip
     bind = {"input": "radio", "options": ["steps", "samples", "seconds"], "name": "over"}
     names = {"data": {"values": known}, "key": "c", "fields": ["name", "color", "each"]}
     return {
-        **_frame(LINES_HEIGHT),
+        **_frame(height),
         "params": [{"name": over, "value": "steps", "bind": bind}],
         "data": {"values": points},
         "transform": [
@@ -227,7 +207,7 @@ def _lines(points: Values, known: Values, over: str) -> Spec:
 
 
 def phases(rows: Sequence[ComparisonRow]) -> tuple[Spec, list[tuple[str, str]]]:
-    """Time of one sample or token by phase, and the legend: between steps, data, forward, ..."""
+    """Return the time of one sample or token by phase (data, forward, ...), and the legend."""
     names = list(dict.fromkeys(name for row in rows for name in row.phases))
     colors = {name: f"p{n * 4 // max(1, len(names) - 1)}" for n, name in enumerate(names)}
     found: Values = [
@@ -245,17 +225,16 @@ def phases(rows: Sequence[ComparisonRow]) -> tuple[Spec, list[tuple[str, str]]]:
     encoding = {
         "y": NAMES,
         "x": _axis("time", unit, stack=True),
-        "color": {"field": "color", "type": "nominal", "scale": None},
+        "color": COLOR,
         "order": {"field": "order"},
         "tooltip": _tips("name", "phase", "text"),
     }
     mark = {"type": "bar", "height": {"band": 0.4}, "yOffset": 7}
-    spec = _spec(found, 0, mark=mark, encoding=encoding)
-    return spec, list(colors.items())
+    return _spec(found, 0, mark=mark, encoding=encoding), list(colors.items())
 
 
 def _ratios(rows: Sequence[ComparisonRow]) -> Spec:
-    """Speed and memory relative to the baseline, with intervals."""
+    """Return speed and memory relative to the baseline, with intervals."""
     values: Values = [
         {"name": row.variant.label, "color": _color(color), "what": what,
          "value": found.value if found else 1.0, "low": found and found.low,
@@ -268,15 +247,17 @@ def _ratios(rows: Sequence[ComparisonRow]) -> Spec:
         return {}
     low, high = _scale(values, "value", "low", "high")["domain"]
     low = max(low, 0.9 * min(value["value"] for value in values) / FAR)
-    ticks = [tick for tick in TICKS if low <= tick <= high]
+    # Halves of a doubling between 0.5 and 2.
+    every = (0.02, 0.05, 0.1, 0.25, 0.5, 0.71, 1, 1.41, 2, 4, 10, 20, 50)
+    ticks = [tick for tick in every if low <= tick <= high]
     axis = {"format": "~g", **({"values": ticks} if len(ticks) > 2 else {})}
     scale = {"type": "log", "domain": [low, high], "nice": False}
-    x = _axis("value", "times the baseline", axis=axis, scale=scale)
+    x = _axis("value", "relative to the baseline", axis=axis, scale=scale)
     return _dots(values, {"speed": 2, "memory": 12}, x, 1)
 
 
 def _losses(rows: Sequence[ComparisonRow], unit: str) -> Spec:
-    """Difference of a loss or metric from the baseline's, with intervals."""
+    """Return the difference of a loss or metric from the baseline, with intervals."""
     values: Values = [
         {"name": row.variant.label, "color": _color("c0"), "what": "loss",
          "value": found.estimate or 0.0, "low": found.low, "high": found.high,
@@ -289,8 +270,7 @@ def _losses(rows: Sequence[ComparisonRow], unit: str) -> Spec:
 
 
 def _dots(values: Values, down: Mapping[str, int], x: Spec, at: int) -> Spec:
-    """Points with intervals, some pixels below the names of their rows, and a line at a value."""
-    color = {"field": "color", "type": "nominal", "scale": None}
+    """Return points with intervals some pixels below the rows' names, and a line at a value."""
     layers: list[Spec] = [
         {"data": {"values": [{"value": at}]}, "mark": {"type": "rule", "strokeDash": [4, 4]},
          "encoding": {"x": x}},
@@ -298,9 +278,9 @@ def _dots(values: Values, down: Mapping[str, int], x: Spec, at: int) -> Spec:
     for what, pixels in down.items():
         only = [{"filter": f"datum.what === '{what}'"}]
         mark = {"type": "point", "filled": True, "size": 70, "opacity": 1, "yOffset": pixels}
-        encoding = {"y": NAMES, "x": x, "color": color, "tooltip": _tips("name", "what", "text")}
+        encoding = {"y": NAMES, "x": x, "color": COLOR, "tooltip": _tips("name", "what", "text")}
         layers.append({"transform": only, "mark": mark, "encoding": encoding})
-        ends = {"y": NAMES, "x": {**x, "field": "low"}, "x2": {"field": "high"}, "color": color}
+        ends = {"y": NAMES, "x": {**x, "field": "low"}, "x2": {"field": "high"}, "color": COLOR}
         layers += _whiskers(values, ends, only, yOffset=pixels)
     return _spec(values, 0, layer=layers)
 
@@ -308,7 +288,7 @@ def _dots(values: Values, down: Mapping[str, int], x: Spec, at: int) -> Spec:
 def _whiskers(
     values: Values, encoding: Spec, transform: Sequence[Spec] = (), **more: Any
 ) -> list[Spec]:
-    """Layer of intervals; none if no value has one."""
+    """Return the layer of intervals if a value has one."""
     if not any(value["low"] is not None for value in values):
         return []
     mark = {"type": "rule", "clip": True, **more}
@@ -324,13 +304,15 @@ def _axis(field: str, title: str, **more: Any) -> Spec:
     return {"field": field, "type": "quantitative", "title": title or None, **more}
 
 
+COLOR = {"field": "color", "type": "nominal", "scale": None}
+
 NAMES = {
     "field": "label", "type": "nominal", "title": None, "sort": None,
     "axis": {"labelAlign": "left", "labelBaseline": "bottom", "labelOffset": -8, "labelPadding": -3,
              "labelLimit": 0, "ticks": False, "domain": False, "labelColor": _color("ink"),
              "zindex": 1},
 }  # fmt: skip
-"""Names above their bars: they need no room to the left, and are never cut."""
+"""Names above their bars, where they are not cut."""
 
 
 def _tips(*fields: str) -> list[dict[str, str]]:
@@ -339,7 +321,7 @@ def _tips(*fields: str) -> list[dict[str, str]]:
 
 def _frame(height: int) -> Spec:
     return {
-        "$schema": SCHEMA,
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "width": "container",
         "height": height,
         "autosize": {"type": "fit-x", "contains": "padding"},
@@ -347,22 +329,9 @@ def _frame(height: int) -> Spec:
 
 
 def _spec(values: Values, height: int, **rest: Any) -> Spec:
-    """A chart with shortened labels; tooltips have the full name. Height 0: of the rows."""
+    """Return a chart with shortened labels. Without a height, each row has 44 pixels."""
     names = list(dict.fromkeys(value["name"] for value in values))
     labels = dict(zip(names, shortened(names, CHARS_FOR_LABELS), strict=True))
     labelled = [{**v, "label": labels[v["name"]], "number": f"{names.index(v['name']) + 1}"}
                 for v in values]  # fmt: skip
-    frame = _frame(height or ROW_HEIGHT * len(names))
-    return {**frame, "data": {"values": labelled}, **rest}
-
-
-def _unit(rows: Sequence[ComparisonRow]) -> tuple[int, str]:
-    """Bytes and name of a readable unit for the largest peak."""
-    peaks = [found.value for row in rows if (found := row.estimates.get(PEAK.key))]
-    return (GIB, "GiB") if max(peaks, default=0) >= GIB else (MIB, "MiB")
-
-
-def _fastest(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
-    """The first rows by decreasing speed."""
-    kept = [row for row in rows[:MAX_BARS] if row.estimates]
-    return sorted(kept, key=lambda r: -(s.value if (s := r.estimates.get(r.speed.key)) else 0.0))
+    return {**_frame(height or 44 * len(names)), "data": {"values": labelled}, **rest}

@@ -1,7 +1,7 @@
 """Export of a comparison.
 
-report.json has everything shown, report.csv one line per run, report.html is one file that works
-offline, with charts and a sortable table, and report.md is to be pasted into an issue.
+report.json has all values, report.csv one line per run. report.html is one file that works offline,
+with charts and a sortable table. report.md is for issues.
 """
 
 import csv
@@ -27,6 +27,7 @@ from eke.results.report.compare.statistics import Ratio
 from eke.results.report.show.charts import charts
 from eke.results.report.show.sections import (
     METHOD,
+    Lines,
     measured,
     problems,
     provenance,
@@ -34,16 +35,14 @@ from eke.results.report.show.sections import (
     title,
     winner_command,
 )
-from eke.results.report.show.table import Cell, columns, groups, main_columns
-
-REPORT_VERSION = 1
-"""Increase it when a field of report.json changes its meaning or disappears."""
+from eke.results.report.show.table import Cell, columns, groups
 
 
 def as_plain(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as JSON-ready values; memory in bytes, times in seconds."""
+    """Return the comparison as JSON-ready values, with memory in bytes and times in seconds."""
     return {
-        "schema_version": REPORT_VERSION,
+        # Increase it if a field changes its meaning or disappears.
+        "schema_version": 1,
         "verdict": verdict_lines(comparison),
         "claims": [_claim(claim) for claim in with_beside(find_claims(comparison))],
         "folders": list(comparison.folders),
@@ -59,8 +58,8 @@ def as_plain(comparison: Comparison) -> dict[str, Any]:
 
 
 def _claim(claim: Claim) -> dict[str, Any]:
-    """A claim: the numbers are relative to the baseline, as of `Claim.numbers`."""
-    part, rows = claim.part, claim.rows
+    """Return a claim with the numbers of `Claim.numbers`."""
+    part = claim.part
     return {
         "kind": claim.kind.name,
         "about": claim.kind.value,
@@ -70,13 +69,13 @@ def _claim(claim: Claim) -> dict[str, Any]:
         "rows": [
             {"configuration": row.variant.label, "factors": dict(row.variant.factors),
              **claim.numbers(row)}
-            for row in rows
+            for row in claim.rows
         ],
     }  # fmt: skip
 
 
 def as_csv(comparison: Comparison) -> str:
-    """CSV with one line per run: configuration, factors, outcome and every measure."""
+    """Return CSV with one line per run: configuration, factors, outcome and every measure."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     keys = [measure.key for measure in MEASURES]
@@ -121,13 +120,14 @@ def _machine(part: OneMachine) -> dict[str, Any]:
             for r, added in part.ladder
         ],
         "beside": [
-            {"source": b.table.source, "hardware": b.table.hardware, "date": b.table.date,
-             "baseline": b.table.baseline,
-             "rows": [
-                 {"row": row.row, "ratios": _ratios(row.measured),
-                  "published_ratios": dict(row.published)}
-                 for row in b.rows
-             ]}
+            {
+                **{k: getattr(b.table, k) for k in ("source", "hardware", "date", "baseline")},
+                "rows": [
+                    {"row": row.row, "ratios": _ratios(row.measured),
+                     "published_ratios": dict(row.published)}
+                    for row in b.rows
+                ],
+            }
             for b in part.published
         ],
     }  # fmt: skip
@@ -135,6 +135,8 @@ def _machine(part: OneMachine) -> dict[str, Any]:
 
 def _row(row: ComparisonRow) -> dict[str, Any]:
     variant = row.variant
+    same = ("is_baseline", "on_front", "loss_at_equal_time", "prediction_error",
+            "step_prediction_error")  # fmt: skip
     return {
         "configuration": variant.label,
         "row": variant.row,
@@ -142,25 +144,17 @@ def _row(row: ComparisonRow) -> dict[str, Any]:
         "group": variant.work,
         "factors": dict(variant.factors),
         "outcomes": variant.outcomes,
-        "is_baseline": row.is_baseline,
-        "on_front": row.on_front,
+        **{key: getattr(row, key) for key in same},
         "estimates": {key: asdict(value) for key, value in row.estimates.items()},
         "ratios": _ratios(row.ratios),
         "loss": _fields(row.quality),
-        "loss_at_equal_time": row.loss_at_equal_time,
-        "prediction_error": row.prediction_error,
-        "step_prediction_error": row.step_prediction_error,
         "phases": dict(row.phases),
         "runs": [
             {
-                "seed": entry.repeat[0],
-                "repeat": entry.repeat[1],
-                "outcome": entry.outcome,
-                "reason": entry.reason,
-                "rule": entry.rule,
+                **dict(zip(("seed", "repeat"), entry.repeat, strict=True)),
+                **{key: getattr(entry, key) for key in ("outcome", "reason", "rule", "measures")},
                 "overrides": list(entry.overrides),
                 "folder": str(entry.folder) if entry.folder else None,
-                "measures": entry.measures,
             }
             for entry in variant.entries
         ],
@@ -172,7 +166,7 @@ def _ratios(ratios: Mapping[str, Ratio | None]) -> dict[str, Any]:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Fields of a dataclass, members of enumerations by their value."""
+    """Return the fields of a dataclass, with members of enumerations as their values."""
     return asdict(
         value,
         dict_factory=lambda pairs: {k: v.value if isinstance(v, Enum) else v for k, v in pairs},
@@ -180,13 +174,17 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def render_page(comparison: Comparison, repeats: bool = False) -> str:
-    """Render the page; data are embedded as JSON and shown as text."""
+    """Render the page, with its data embedded as JSON and shown as text."""
     from jinja2 import Environment  # not needed for other formats
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {
         "separators": (",", ":"), "ensure_ascii": False, "allow_nan": False
     }  # fmt: skip
+    files = resources.files("eke.results.report.show")
+    template, style, script = (
+        files.joinpath(f"page.{end}").read_text(encoding="utf-8") for end in ("html", "css", "js")
+    )
     parts, notes = groups(comparison), list(comparison.notes)
     drawn = [charts(comparison, each.part) if each.part else [] for each in parts]
     vega = vega_script() if any(drawn) else ""
@@ -195,14 +193,14 @@ def render_page(comparison: Comparison, repeats: bool = False) -> str:
     specs = [chart.spec for each in drawn for chart in each]
     tables = [table_data(comparison, each.rows) for each in parts]
     number = iter(range(len(specs)))
-    page = environment.from_string(_page_part("page.html")).render(
+    page = environment.from_string(template).render(
         title=title(comparison),
         verdict=verdict_lines(comparison),
         command=winner_command(comparison),
         measured=measured(comparison),
         method=METHOD,
-        style=_page_part("page.css"),
-        script=_page_part("page.js"),
+        style=style,
+        script=script,
         vega=vega,
         groups=[
             {"heading": part.heading,
@@ -219,18 +217,17 @@ def render_page(comparison: Comparison, repeats: bool = False) -> str:
 
 
 def table_data(comparison: Comparison, rows: Sequence[ComparisonRow]) -> dict[str, Any]:
-    """Rows of the table with all columns: cells and sort keys."""
-    shown = columns(comparison, rows)
+    """Return rows with all columns: cells and sort keys."""
+    shown = columns(comparison, rows, with_all=True)
     return {
         "columns": [
-            {"title": c.title, "number": c.is_number, "help": c.help, "main": c.is_main}
+            {"title": c.title, "number": c.value is not None, "help": c.help, "main": c.is_main}
             for c in shown
         ],
         "rows": [
             {
                 "cells": [_cell(column.cell(row)) for column in shown],
-                # Six digits shorten the page.
-                "values": [v and float(f"{v:.6g}") for v in (c.value(row) for c in shown)],
+                "values": [_short(column.value and column.value(row)) for column in shown],
                 "full": row.variant.label,
                 "class": "baseline" if row.is_baseline else "" if row.variant.records else "bad",
             }
@@ -239,21 +236,19 @@ def table_data(comparison: Comparison, rows: Sequence[ComparisonRow]) -> dict[st
     }
 
 
+def _short(value: float | None) -> float | None:
+    """Round to six digits, which shortens the page."""
+    return value and float(f"{value:.6g}")
+
+
 def _cell(cell: Cell) -> str | list[str]:
-    """A cell's text, or text, second line and tone."""
+    """Return a cell's text, or text, second line and tone if it has them."""
     note = " · ".join(filter(None, [cell.interval, cell.value]))
     return [cell.text, note, cell.tone] if note or cell.tone else cell.text
 
 
-def _page_part(name: str) -> str:
-    return resources.files("eke.results.report.show").joinpath(name).read_text(encoding="utf-8")
-
-
 def vega_script() -> str:
-    """The script; it sets `window.vegaEmbed`. Bundling takes seconds, so the result is cached.
-
-    Empty where `vl_convert` fails: its V8 ends a process that has too little address space.
-    """
+    """Return the script that sets `window.vegaEmbed`, from a cache, or "" if `vl_convert` fails."""
     version = metadata.version("vl-convert-python")
     path = cache_folder() / "report" / f"vega-embed-{version}.js"
     try:
@@ -262,18 +257,14 @@ def vega_script() -> str:
         bundle = "import vl_convert; print(vl_convert.javascript_bundle())"
         command = [sys.executable, SAFE_PATH, "-X", "utf8", "-c", bundle]
         done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)
-        if done.returncode:
+        if done.returncode:  # its V8 ends a process with too little address space
             return ""
         script = done.stdout.decode()
         with suppress(OSError):  # not cached
             own_folder(path.parent)
             write_atomic(path, script)
-    # These would end the script element.
+    # These strings would end the script element.
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
-
-
-MAX_ROWS = 200
-"""Rows of the main table; GitHub truncates a comment at 65,536 characters."""
 
 
 def render_markdown(comparison: Comparison, repeats: bool = False) -> str:
@@ -282,7 +273,8 @@ def render_markdown(comparison: Comparison, repeats: bool = False) -> str:
     lines = [escape(title(comparison)), "", f"**{escape(first)}**", ""]
     for line in others:
         lines += [escape(line), ""]
-    lines += [*main_table(comparison, MAX_ROWS), "", escape(measured(comparison)), ""]
+    # GitHub truncates a comment at 65,536 characters.
+    lines += [*main_table(comparison, max_rows=200), "", escape(measured(comparison)), ""]
     shown = [*problems(comparison), *sections(comparison, repeats), provenance(comparison)]
     for section in shown:
         lines += [f"### {escape(section.title)}", "", *_table(section.head, section.rows), ""]
@@ -292,10 +284,10 @@ def render_markdown(comparison: Comparison, repeats: bool = False) -> str:
 
 
 def main_table(comparison: Comparison, max_rows: int, max_chars: int | None = None) -> list[str]:
-    """Lines of one table row per configuration."""
+    """Return the lines of Markdown tables with one row per configuration."""
     lines: list[str] = []
     for each in groups(comparison):
-        shown = main_columns(comparison, each.rows)
+        shown = columns(comparison, each.rows)
         cells = [[column.cell(row).line() for column in shown] for row in each.rows]
         lines += [f"#### {escape(each.heading)}", ""] if each.heading else []
         lines += [*_table([c.title for c in shown], cells, max_rows, max_chars), ""]
@@ -303,12 +295,9 @@ def main_table(comparison: Comparison, max_rows: int, max_chars: int | None = No
 
 
 def _table(
-    head: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    max_rows: int | None = None,
-    max_chars: int | None = None,
+    head: Sequence[str], rows: Lines, max_rows: int | None = None, max_chars: int | None = None
 ) -> list[str]:
-    """Lines of a Markdown table with escaped cells."""
+    """Return the lines of a Markdown table with escaped cells."""
     cells = [[escape(cut(cell, max_chars)) for cell in row] for row in rows[:max_rows]]
     lines = [list(map(escape, head)), ["---"] * len(head), *cells]
     more = len(rows) - len(cells)
@@ -317,5 +306,5 @@ def _table(
 
 
 def cut(text: str, limit: int | None) -> str:
-    """Text of at most `limit` characters."""
+    """Cut a text to at most `limit` characters."""
     return text if limit is None or len(text) <= limit else f"{text[: limit - 1]}…"

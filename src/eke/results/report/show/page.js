@@ -9,8 +9,8 @@ const element = (name, text, className) => {
   return made;
 };
 
-// Tables. Everything is set as text: no name can become markup.
-const FEW = narrow.matches ? 4 : 8;              // rows above the charts, at first
+// Tables. Names are set as text and cannot become markup.
+const FEW = narrow.matches ? 4 : 8;              // rows above the charts before "show more"
 const PAGE = 200;
 
 function build(place) {
@@ -21,10 +21,8 @@ function build(place) {
   const haystacks = rows.map(row => [row.full, ...row.cells.flat()].join(" ").toLowerCase());
   const text = (number, n) => [rows[number].cells[n]].flat()[0];
   const search = element("input"), count = element("span", "", "quiet"), more = element("button", "show more");
-  search.type = "search";
-  search.placeholder = "search";
-  search.setAttribute("aria-label", "search the table");
-  count.setAttribute("aria-live", "polite");
+  Object.assign(search, { type: "search", placeholder: "search", ariaLabel: "search the table" });
+  count.ariaLive = "polite";
   const table = element("table", undefined, all ? "" : "main cards");
   table.append(element("thead"), element("tbody"));
 
@@ -33,7 +31,7 @@ function build(place) {
     const [s, t] = [first, second].map(n => text(n, state.column));
     const numeric = columns[state.column].number;
     const missing = numeric ? (a === null) - (b === null) : (s === "") - (t === "");
-    if (missing) return missing;                   // what is absent comes last, either way
+    if (missing) return missing;                   // missing values come last in both directions
     const found = a !== null && b !== null ? a - b : s.localeCompare(t, undefined, { numeric: true });
     return (state.down ? -found : found) || first - second;
   }
@@ -67,7 +65,7 @@ function build(place) {
     cell.scope = "col";
     if (columns[n].help) button.title = columns[n].help;
     button.addEventListener("click", () => {
-      // The first click shows the highest number first: the fastest, or what takes most.
+      // The first click shows the highest number first.
       state.down = state.column === n ? !state.down : columns[n].number;
       state.column = n;
       for (const other of head.children) other.removeAttribute("aria-sort");
@@ -101,7 +99,7 @@ if (copy && navigator.clipboard) {
   });
 }
 
-// Charts. Colours are variables of the style sheet: they follow the theme, and paper.
+// Charts. Colors are variables of the style sheet, which follow the theme and print.
 const config = {
   background: "transparent",
   font: "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif",
@@ -111,7 +109,7 @@ const config = {
   rule: { color: "var(--quiet)" },
   view: { stroke: "transparent" },
 };
-// Labels of points are laid where they hide no other one; Vega-Lite has no word for it.
+// Labels of points move to free places. Vega-Lite has no property for it.
 function patch(spec) {
   const labels = spec.marks.find(mark => mark.name === "labels_marks");
   if (!labels) return spec;
@@ -126,7 +124,7 @@ async function paint() {
   for (const place of document.querySelectorAll(".picture")) {
     const spec = data.specs[Number(place.dataset.number)], figure = place.closest("figure");
     const names = spec.layer?.find(layer => layer.name === "labels")?.transform[0].filter.oneOf ?? [];
-    if (narrow.matches) {                            // numbers, since names would hide each other
+    if (narrow.matches) {                            // numbers, as names would overlap
       spec.layer = spec.layer?.filter(layer => layer.name !== "ends");
       const known = new Map(spec.data.values.map(each => [each.name, each]));
       for (const name of names) figure.querySelector(".legend").append(element("span", `${known.get(name).number} ${known.get(name).label}`));

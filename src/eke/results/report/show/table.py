@@ -1,9 +1,8 @@
-"""The table of configurations, once for every format: numbers cannot disagree."""
+"""The table of configurations that every format shows."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from eke.common.text import format_bytes, format_count, format_seconds
 from eke.plan.record import Outcome
@@ -28,7 +27,12 @@ from eke.results.report.compare.measures import (
 from eke.results.report.compare.statistics import Ratio, Significance
 
 CHARS_FOR_NAMES = 60
-"""Maximum length of a label in tables; tooltips and files have the full label."""
+"""Maximum length of a label in tables. Tooltips and files have the full label."""
+
+Number = Callable[[ComparisonRow], float | None]
+
+MANY_ROWS = 8
+"""Rows above which the most important rows come first, and rows above the page's charts."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +43,10 @@ class Cell:
     interval: str = ""
     value: str = ""
     tone: str = ""
-    """good, bad or empty: its colour."""
+    """Color: good, bad or empty."""
 
     def line(self, level: int = 2) -> str:
-        """In one line: with interval and value, 1: without the value, 0: without both."""
+        """Return the cell in one line. Level 1 omits the value, level 0 also the interval."""
         text = f"{self.text} ({self.interval})" if level and self.interval else self.text
         return ", ".join(filter(None, [self.value if level > 1 else "", text]))
 
@@ -54,12 +58,11 @@ class Column:
     key: str
     title: str
     cell: Callable[[ComparisonRow], Cell]
-    value: Callable[[ComparisonRow], float | None] = lambda _: None
-    """None for columns sorted by text."""
-    is_number: bool = False
-    is_main: bool = False
-    """Whether it is one of the six that every format shows."""
+    value: Number | None = None
+    """Sort key, None for columns sorted by text."""
     help: str = ""
+    is_main: bool = False
+    """Whether every format shows the column."""
 
 
 @dataclass(frozen=True)
@@ -67,32 +70,26 @@ class Group:
     """The configurations of one table."""
 
     heading: str
-    """Group and machine; empty where there is one."""
+    """Group and machine, empty for a single table."""
     rows: Sequence[ComparisonRow]
     part: OneMachine | None
     """None for configurations that never ran."""
 
 
-MANY_ROWS = 8
-"""Rows above which those that matter come first: the page shows as many above its charts."""
-
-
 def ranked(comparison: Comparison, rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
-    """Rows in their order; of MANY_ROWS the baseline, those that are best, and the front first."""
+    """Return rows in their order, or if there are many: baseline, best, Pareto front, others."""
     best = {claim.rows[0] for claim in find_claims(comparison) if claim.kind is Kind.best}
-    if len(rows) <= MANY_ROWS:
-        return list(rows)
 
     def rank(row: ComparisonRow) -> tuple[bool, bool, bool, float]:
         speed = row.ratios.get(row.speed.key)
         value = -speed.value if speed else 0.0
         return not row.is_baseline, row not in best, not row.on_front, value
 
-    return sorted(rows, key=rank)
+    return sorted(rows, key=rank) if len(rows) > MANY_ROWS else list(rows)
 
 
 def groups(comparison: Comparison) -> list[Group]:
-    """One table for each machine and group; with several also one for what never ran."""
+    """Return one group per machine and task. Several groups have one more for unstarted runs."""
     parts = comparison.machines
     if len(parts) < 2:
         return [Group("", ranked(comparison, comparison.rows), next(iter(parts), None))]
@@ -101,33 +98,23 @@ def groups(comparison: Comparison) -> list[Group]:
     for part in parts:
         device = f"machine {part.machine.letter}: {part.machine.facts.get('device', '?')}"
         heading = ", ".join(filter(None, [part.work, device if len(letters) > 1 else ""]))
-        rows = ranked(comparison, comparison.rows_of(part))
-        found.append(Group(heading, rows, part))
+        found.append(Group(heading, ranked(comparison, comparison.rows_of(part)), part))
     rest = [row for row in comparison.rows if not row.variant.machine]
     return [*found, Group("never started", rest, None)] if rest else found
 
 
 def columns(
-    comparison: Comparison, rows: Sequence[ComparisonRow], most: int = CHARS_FOR_NAMES
+    comparison: Comparison,
+    rows: Sequence[ComparisonRow],
+    most: int = CHARS_FOR_NAMES,
+    with_all: bool = False,
 ) -> list[Column]:
-    """The six main columns, then all others that have a value in at least one of the rows.
-
-    A label has at most `most` characters.
-    """
-    found = [*_main(comparison, rows, most), *_numbers(rows)]
-    found += [Column(key, key, partial(_factor, key)) for key in comparison.factors]
-    return _filled(found, rows)
-
-
-def _filled(found: Sequence[Column], rows: Sequence[ComparisonRow]) -> list[Column]:
+    """Return the main or all columns that have a value, with labels up to `most` characters."""
+    found = _main(comparison, rows, most)
+    if with_all:
+        found += _numbers(rows)
+        found += map(_factor, comparison.factors)
     return [c for c in found if c.key == "label" or any(c.cell(row).line() for row in rows)]
-
-
-def main_columns(
-    comparison: Comparison, rows: Sequence[ComparisonRow], most: int = CHARS_FOR_NAMES
-) -> list[Column]:
-    """Those of `columns` that every format shows."""
-    return _filled(_main(comparison, rows, most), rows)
 
 
 def _main(comparison: Comparison, rows: Sequence[ComparisonRow], most: int) -> list[Column]:
@@ -135,6 +122,7 @@ def _main(comparison: Comparison, rows: Sequence[ComparisonRow], most: int) -> l
     short = dict(zip(whole, shortened(whole, most), strict=True))
     decided = _decisions(comparison)
     judged = next((row.quality for row in rows if row.quality.measure), None)
+    keys = [judged.measure] if judged else [EVAL_LOSS.key, TRAIN_LOSS.key]
 
     def label(row: ComparisonRow) -> Cell:
         cut = short[row.variant.label]
@@ -144,29 +132,26 @@ def _main(comparison: Comparison, rows: Sequence[ComparisonRow], most: int) -> l
         found = decided.get(row, "")
         return Cell(found, tone="good" if found and row.quality.parity is not Parity.worse else "")
 
-    keys = [judged.measure] if judged else [EVAL_LOSS.key, TRAIN_LOSS.key]
-    loss = Column("loss", judged.name if judged else "loss", partial(_loss, keys),
-                  lambda r: r.quality.estimate, True, True,
-                  "against the baseline, at equal samples")  # fmt: skip
-    speed = [_compared("speed", lambda r: r.speed), _compared("memory", lambda _: PEAK)]
+    loss = Column("loss", judged.name if judged else "loss", lambda row: _loss(keys, row),
+                  lambda row: row.quality.estimate, "relative to the baseline, at equal samples",
+                  True)  # fmt: skip
+    speed = [_compared("speed", lambda row: row.speed), _compared("memory", lambda _: PEAK)]
     is_ratio = any(row.ratios for row in rows)
     return [
         Column("label", "configuration", label, is_main=True),
         *([*speed, loss] if is_ratio else [loss, *speed]),
-        Column("decision", "decision", decision, is_main=True,
-               help="front: nothing else is both smaller and faster"),
-        Column("n", "repeats", _repeats, lambda r: len(r.variant.records), True, True,
-               "repeats that ended well"),
+        Column("decision", "decision", decision, None, "front: the Pareto front", True),
+        Column("n", "repeats", _repeats, lambda row: len(row.variant.records),
+               "successful repeats", True),
     ]  # fmt: skip
 
 
 def _decisions(comparison: Comparison) -> dict[ComparisonRow, str]:
-    """What the verdict and the front say about a row, in a word or two."""
+    """Return the verdict's and the Pareto front's words about each row."""
     found: dict[ComparisonRow, list[str]] = {row: [] for row in comparison.rows}
     for claim in find_claims(comparison):
         if claim.kind is Kind.best:
-            loss = f"best {claim.measure.title}"
-            word = "fastest" if claim.measure.is_speed else loss
+            word = "fastest" if claim.measure.is_speed else f"best {claim.measure.title}"
             found[claim.rows[0]].append("least memory" if claim.measure is PEAK else word)
     for row, words in found.items():
         if row.quality.parity is Parity.worse:
@@ -176,45 +161,37 @@ def _decisions(comparison: Comparison) -> dict[ComparisonRow, str]:
     return {row: ", ".join(words) for row, words in found.items()}
 
 
-def _factor(key: str, row: ComparisonRow) -> Cell:
-    return Cell(row.variant.factors.get(key, ""))
+def _factor(key: str) -> Column:
+    return Column(key, key, lambda row: Cell(row.variant.factors.get(key, "")))
 
 
 def _numbers(rows: Sequence[ComparisonRow]) -> list[Column]:
-    keys = dict.fromkeys(k for row in rows for k in row.estimates if METRIC in k)
+    metrics = dict.fromkeys(k for row in rows for k in row.estimates if METRIC in k)
     loss = "{:.4f}".format
     return [
-        _measure(SAMPLES, lambda v: f"{v:.4g}", "over steady steps"),
+        _measure(SAMPLES, "{:.4g}".format, "over steady steps"),
         _measure(STEP, format_seconds, "median of an optimizer step after warm-up"),
-        _measure(TOKENS, format_count, "tokens that are not padding"),
-        _measure(MFU, lambda v: f"{v:.1%}", "model FLOP/s over the device's datasheet peak"),
+        _measure(TOKENS, format_count, "tokens without padding"),
+        _measure(MFU, "{:.1%}".format, "model FLOP/s over the device's datasheet peak"),
         _measure(PEAK, format_bytes, "highest sum of tensors"),
-        _measure(RESERVED, format_bytes, "what PyTorch holds of the device"),
-        _measure(EVAL_LOSS, loss),
-        _measure(TRAIN_LOSS, loss),
-        *(_measure(metric_of(key), loss) for key in keys),
+        _measure(RESERVED, format_bytes, "device memory reserved by PyTorch"),
+        *(_measure(each, loss) for each in (EVAL_LOSS, TRAIN_LOSS, *map(metric_of, metrics))),
         _number("equal_time", "loss at equal time", lambda r: r.loss_at_equal_time, loss,
-                "training loss when the shortest run ended"),
+                "training loss at the end of the shortest run"),
         _number("prediction", "predicted memory", lambda r: r.prediction_error, _signed,
-                "predicted over measured peak of tensors, less one"),
+                "predicted over measured peak of tensors, minus 1"),
         _number("step_prediction", "predicted step", lambda r: r.step_prediction_error, _signed,
-                "predicted over measured median of an optimizer step, less one"),
-        _measure(DEVICE_HOURS, lambda v: f"{v:.3g}", "training steps only"),
+                "predicted over measured median of an optimizer step, minus 1"),
+        _measure(DEVICE_HOURS, "{:.3g}".format, "training steps only"),
     ]  # fmt: skip
 
 
-def _number(
-    key: str,
-    title: str,
-    value: Callable[[ComparisonRow], float | None],
-    text: Callable[[float], str],
-    help: str = "",
-) -> Column:
+def _number(key: str, title: str, value: Number, text: Callable[[float], str], help: str) -> Column:
     def show(row: ComparisonRow) -> Cell:
         found = value(row)
         return Cell() if found is None else Cell(text(found))
 
-    return Column(key, title, show, value, is_number=True, help=help)
+    return Column(key, title, show, value, help)
 
 
 def _measure(measure: Measure, text: Callable[[float], str], help: str = "") -> Column:
@@ -226,23 +203,24 @@ def _measure(measure: Measure, text: Callable[[float], str], help: str = "") -> 
 
 
 def _compared(title: str, measure_of: Callable[[ComparisonRow], Measure]) -> Column:
-    """A measure over the baseline's, sorted by it; of the baseline, the measure."""
+    """Return a column of ratios to the baseline, with the baseline's own value."""
 
     def show(row: ComparisonRow) -> Cell:
         measure = measure_of(row)
         found, ratio = row.estimates.get(measure.key), row.ratios.get(measure.key)
         value = ""
-        if found:
-            is_size = measure is PEAK
+        if found and measure is PEAK:
+            value = format_bytes(found.value)
+        elif found:
             rate = f"{found.value:,.0f}" if found.value >= 1000 else f"{found.value:.4g}"
-            value = format_bytes(found.value) if is_size else f"{rate} {measure.title}"
+            value = f"{rate} {measure.title}"
         return ratio_cell(ratio, measure, value) if ratio else Cell(value)
 
     def value(row: ComparisonRow) -> float | None:
         found = row.ratios.get(measure_of(row).key)
         return found.value if found else 1.0 if row.is_baseline else None
 
-    return Column(f"ratio {title}", title, show, value, True, True, "over the baseline's")
+    return Column(f"ratio {title}", title, show, value, "relative to the baseline", True)
 
 
 WORDS = {
@@ -252,13 +230,10 @@ WORDS = {
 }  # fmt: skip
 """Decision -> word about a speed, and about a memory."""
 
-ROUNDING = 1e-9
-"""Of a geometric mean of equal bytes."""
-
 
 def ratio_cell(ratio: Ratio, measure: Measure, value: str = "") -> Cell:
-    """A ratio with its word and interval."""
-    if measure is PEAK and abs(ratio.value - 1) < ROUNDING:
+    """Return the cell of a ratio with its word and interval."""
+    if measure is PEAK and abs(ratio.value - 1) < 1e-9:  # rounding of the mean of equal bytes
         return Cell("equal", value=value)
     number, _, interval = times(ratio).partition(" (")
     word = WORDS[ratio.decision][measure is PEAK]
@@ -267,14 +242,14 @@ def ratio_cell(ratio: Ratio, measure: Measure, value: str = "") -> Cell:
 
 
 def ratio_cells(ratios: Mapping[str, Ratio]) -> list[str]:
-    """Speed and memory, of a table of techniques."""
+    """Return the cells of speed and memory in a table of techniques."""
     speed = SAMPLES if SAMPLES.key in ratios else TOKENS  # of packed rows
     both = [(ratios.get(measure.key), measure) for measure in (speed, PEAK)]
     return [ratio_cell(ratio, measure).line() if ratio else "" for ratio, measure in both]
 
 
 def _loss(keys: Sequence[str], row: ComparisonRow) -> Cell:
-    """The first of some losses or metrics, with its difference."""
+    """Return the cell of the first measured loss or metric, with its difference."""
     quality = row.quality
     found = next((row.estimates[key] for key in keys if key in row.estimates), None)
     value = f"{found.value:.4g}" if found else ""
@@ -286,7 +261,7 @@ def _loss(keys: Sequence[str], row: ComparisonRow) -> Cell:
 
 
 def _repeats(row: ComparisonRow) -> Cell:
-    """Repeats that ended well, and the outcomes of the others: `3`, or `2, 1 oom`."""
+    """Return the number of successful repeats, and other outcomes: `3`, or `2, 1 oom`."""
     outcomes = row.variant.outcomes
     others = [f"{n} {name}" for name, n in outcomes.items() if name != Outcome.ok.name]
     ok = [str(outcomes[Outcome.ok.name])] if Outcome.ok.name in outcomes else []
@@ -299,7 +274,7 @@ def _signed(error: float) -> str:
 
 
 def shortened(labels: Sequence[str], most: int = CHARS_FOR_NAMES) -> list[str]:
-    """Cut long labels in their middle; those that become alike get a number."""
+    """Cut long labels in their middle, and number labels that become equal."""
     half = most // 2
     cut = [each if len(each) <= most else f"{each[: half - 1]}…{each[-half:]}" for each in labels]
     counts = Counter(cut)

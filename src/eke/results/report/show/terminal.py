@@ -21,13 +21,7 @@ from eke.results.report.show.sections import (
     sections,
     title,
 )
-from eke.results.report.show.table import CHARS_FOR_NAMES, Column, groups, main_columns
-
-PIPED_WIDTH = 160
-"""Width for output that is not a terminal."""
-
-LAST = ("n", "decision")
-"""Columns that go first where there is no room: the title has the repeats, the verdict the best."""
+from eke.results.report.show.table import CHARS_FOR_NAMES, Column, columns, groups
 
 GAP = 2
 """Space between columns."""
@@ -36,13 +30,7 @@ LEAST_FOR_NAMES = 36
 """Minimum width of a configuration's name."""
 
 MAX_ROWS = 60
-"""Maximum rows of the main table; the page has all."""
-
-STYLES = {"good": "green", "bad": "red"}
-"""Tone of a cell -> style: colours repeat what a word says."""
-
-MAX_NOTES = 3
-"""Notes shown without `everything`."""
+"""Maximum rows of the main table. The page has all."""
 
 
 def render_terminal(
@@ -55,40 +43,34 @@ def render_terminal(
     """Render the report as text: verdict, table, failures and one line of provenance.
 
     Args:
-        comparison: what is rendered.
+        comparison: the compared runs.
         repeats: list every run, with `everything`.
-        terminal: use colours and the terminal's width.
-        width: columns; 0 is the terminal's width, PIPED_WIDTH for other outputs.
+        terminal: use colors and the terminal's width.
+        width: number of columns. 0: the terminal's width, or 160 for other outputs.
         everything: add techniques, classes, sources and the full provenance.
     """
-    wide = width or (shutil.get_terminal_size().columns if terminal else PIPED_WIDTH)
+    wide = width or (shutil.get_terminal_size().columns if terminal else 160)
     stream = io.StringIO()
     console = Console(
         file=stream, width=wide, force_terminal=terminal, highlight=False, markup=False, emoji=False
     )
-    console.print(Group(*_parts(comparison, repeats, wide, everything)))
-    return "\n".join(line.rstrip() for line in stream.getvalue().split("\n"))
-
-
-def _parts(
-    comparison: Comparison, repeats: bool, width: int, everything: bool
-) -> list[RenderableType]:
     lines, notes = verdict_lines(comparison), comparison.notes
     parts: list[RenderableType] = [_text(title(comparison), "dim"), _text(lines[0], "bold")]
     parts += [*map(_text, lines[1:]), Text()]
     for group in groups(comparison):
         parts += [_text(group.heading, "bold")] if group.heading else []
-        parts += [_main(comparison, group.rows, width), Text()]
+        parts += [_main(comparison, group.rows, wide), Text()]
     shown = problems(comparison)
     if everything or repeats:
         shown += [*sections(comparison, repeats), provenance(comparison)]
     for section in shown:
-        parts += [_section(section, width), Text()]
-    most = len(notes) if everything else MAX_NOTES
+        parts += [_section(section, wide), Text()]
+    most = len(notes) if everything else 3
     parts += [_text(f"note: {note}") for note in notes[:most]]
     more = [f"{len(notes) - most} more notes"] if len(notes) > most else []
     told = [measured(comparison), *more, *([] if everything else ["more: --provenance"])]
-    return [*parts, _text("; ".join(told), "dim")]
+    console.print(Group(*parts, _text("; ".join(told), "dim")))
+    return "\n".join(line.rstrip() for line in stream.getvalue().split("\n"))
 
 
 def _text(text: str, style: str = "") -> Text:
@@ -99,12 +81,13 @@ def _main(comparison: Comparison, every: Sequence[ComparisonRow], width: int) ->
     rows = every[:MAX_ROWS]
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
     shown = _fitting(comparison, rows, width)
+    styles = {"good": "green", "bad": "red"}  # in addition to a word
     for column, _ in shown:
         table.add_column(column.title, no_wrap=True)
     for row in rows:
         style = "bold" if row.is_baseline else "" if row.variant.records else "dim"
         cells = [(column.cell(row), level) for column, level in shown]
-        texts = [_text(cell.line(level), STYLES.get(cell.tone, "")) for cell, level in cells]
+        texts = [_text(cell.line(level), styles.get(cell.tone, "")) for cell, level in cells]
         table.add_row(*texts, style=style)
     if len(rows) < len(every):
         table.add_row(Text(f"... and {len(every) - len(rows)} more: in the files"))
@@ -114,35 +97,35 @@ def _main(comparison: Comparison, every: Sequence[ComparisonRow], width: int) ->
 def _fitting(
     comparison: Comparison, rows: Sequence[ComparisonRow], width: int
 ) -> list[tuple[Column, int]]:
-    """Columns that fit the width, each with the level of detail of its cells (`Cell.line`)."""
+    """Return the columns that fit the width, each with the level of detail of its cells."""
 
     def needs(column: Column, level: int) -> int:
         texts = [column.title, *(column.cell(row).line(level) for row in rows)]
         return GAP + max(cell_len(printable(text, colours=False)) for text in texts)
 
-    label, *others = main_columns(comparison, rows)
-    ranked = sorted(others, key=lambda c: LAST.index(c.key) if c.key in LAST else -1)
-    levels = {column.key: 0 for column in others}
+    label, *others = columns(comparison, rows)
+    # Title and verdict have the same facts as the last two columns.
+    by_rank = sorted(others, key=lambda column: (column.key == "decision", column.key == "n"))
+    levels: dict[str, int] = {}
     sizes: dict[str, int] = {}
     room = width + GAP - min(needs(label, 0), LEAST_FOR_NAMES, width // 2 - GAP)
-    for column in ranked:  # all columns first, then names, then details
-        if needs(column, 0) <= room - sum(sizes.values()):
-            sizes[column.key] = needs(column, 0)
-    room = width + GAP - min(needs(label, 0), width + GAP - sum(sizes.values()))
-    for level in (1, 2):
-        for column in ranked:
-            more = needs(column, level) - sizes.get(column.key, width)
-            if column.key in sizes and more <= room - sum(sizes.values()):
-                sizes[column.key], levels[column.key] = needs(column, level), level
+    for level in range(3):  # all columns first, then names, then details
+        for column in by_rank:
+            size = needs(column, level)
+            is_candidate = level == 0 or column.key in sizes
+            if is_candidate and size - sizes.get(column.key, 0) <= room - sum(sizes.values()):
+                sizes[column.key], levels[column.key] = size, level
+        if level == 0:
+            room = width + GAP - min(needs(label, 0), width + GAP - sum(sizes.values()))
     left = width - sum(sizes.values())
     for most in (left, left - len(" (baseline)")):
         if needs(label, 0) - GAP > left:
-            label = main_columns(comparison, rows, min(most, CHARS_FOR_NAMES))[0]
+            label = columns(comparison, rows, min(most, CHARS_FOR_NAMES))[0]
     return [(label, 0), *((c, levels[c.key]) for c in others if c.key in sizes)]
 
 
 def _section(section: Section, width: int) -> Group:
-    """A table wrapped between words, or one line per value if it does not fit."""
+    """Return a table wrapped between words, or one line per row if it does not fit."""
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="dim")
     cells = list(zip(section.head, *section.rows, strict=True))
     words = [max(map(cell_len, " ".join(column).split()), default=0) for column in cells]

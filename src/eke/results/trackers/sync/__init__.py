@@ -1,7 +1,7 @@
 """Upload of runs to W&B (`eke sync`), rebuilt from metrics.jsonl and record.json.
 
-W&B's offline files are not used: they can be torn or empty, and `wandb sync` exits with 0 even if
-nothing arrived; see notes/tracking.md.
+W&B's offline files are not used. They can be torn or empty, and `wandb sync` exits with 0 even if
+no row arrived. See notes/tracking.md.
 """
 
 import math
@@ -19,7 +19,6 @@ from eke.common.files import is_locked, read_json
 from eke.common.paths import RunPaths, SweepPaths, user_path
 from eke.plan.record import no_runs
 from eke.results.trackers.accelerate import TrackioRun
-from eke.results.trackers.async_tracker import EVERY_ROW, Guard
 from eke.results.trackers.sync import account
 from eke.results.trackers.sync.account import (
     Account,
@@ -39,19 +38,19 @@ from eke.results.trackers.wandb import WandbRun
 
 @dataclass(frozen=True)
 class FoundRun:
-    """One folder found."""
+    """Folder of a possible run."""
 
     paths: RunPaths
     is_named: bool = False
-    """Given as an argument, not found in a folder of runs."""
+    """Whether the folder is an argument, and not found in a folder of runs."""
     foreign: str = ""
-    """Reason that it is not a run; empty for a run."""
+    """Reason that it is not a run, empty for a run."""
 
 
 def find_runs(arguments: Sequence[str]) -> list[FoundRun]:
-    """Find run folders, without duplicates; ConfigError for arguments that lead to no run.
+    """Return the runs of folders without duplicates. Raise ConfigError for folders without a run.
 
-    Each is a run's folder, a folder of runs, a sweep's folder, or a file in one of them.
+    An argument is a run's folder, a folder of runs, a sweep's folder, or a file in one of them.
     """
     found: dict[Path, FoundRun] = {}
     problems = []
@@ -77,46 +76,37 @@ def find_runs(arguments: Sequence[str]) -> list[FoundRun]:
 
 
 def _find(path: Path) -> Iterator[FoundRun]:
-    """Run at a path, runs of a sweep, or those below a folder; of others there, all but sweeps."""
-    if path.is_file():
-        path = path.parent
+    """Yield the run at a path, the runs of a sweep, or all folders below but sweeps."""
+    path = path.parent if path.is_file() else path
     paths = RunPaths(path.absolute())
     if SweepPaths(path).sweep.exists():
         yield from _cells(path)
-        return
-    if paths.is_run:
+    elif paths.is_run:
         yield FoundRun(paths, is_named=True)
-        return
-    for child in sorted(path.iterdir()):
-        if not child.is_dir() or child.name.startswith(".") or child.name == TrackioRun.package:
-            continue
-        paths = RunPaths(child.absolute())
-        if paths.is_run:
-            yield FoundRun(paths)
-        elif not SweepPaths(child).sweep.exists():
-            yield FoundRun(paths, foreign="no record.json and no plan.json: not a run")
+    else:
+        for child in sorted(path.iterdir()):
+            is_other = child.name.startswith(".") or child.name == TrackioRun.package
+            if is_other or not child.is_dir() or SweepPaths(child).sweep.exists():
+                continue
+            paths = RunPaths(child.absolute())
+            why = "" if paths.is_run else "no record.json and no plan.json: not a run"
+            yield FoundRun(paths, foreign=why)
 
 
 def _cells(folder: Path) -> Iterator[FoundRun]:
-    """Runs of a sweep, next to its folder (both may have been moved); ValueError if it is none."""
+    """Yield the runs of a sweep, next to its folder if both were moved, or raise ValueError."""
     file = SweepPaths(folder).sweep
     content: Any = read_json(file)
     cells = content.get("cells") if isinstance(content, dict) else None
     if not isinstance(cells, list):
-        raise ValueError(f"{file.name} is not a sweep's")
+        raise ValueError(f"{file.name} is not the file of a sweep")
     for cell in cells:
         name = cell.get("folder") if isinstance(cell, dict) else None
         if not isinstance(name, str) or not name:
-            continue  # refused, or not reached yet
-        beside = RunPaths(folder.absolute().parent / Path(name).name)
-        paths = beside if beside.is_run else RunPaths(Path(name).absolute())
+            continue  # rejected, or not started
+        moved = RunPaths(folder.absolute().parent / Path(name).name)
+        paths = moved if moved.is_run else RunPaths(Path(name).absolute())
         yield FoundRun(paths, foreign="" if paths.is_run else "the sweep's run is gone")
-
-
-BATCH_ROWS = 1000
-"""Rows per call."""
-ROWS_PER_S = 100.0
-"""12 000 rows took 3.6 s on a loopback server; a real one may be 30 times slower."""
 
 
 class SyncOutcome(Enum):
@@ -133,7 +123,7 @@ class SyncOutcome(Enum):
 
 
 FAILURES = (SyncOutcome.failed, SyncOutcome.busy)
-"""The command is to be run again."""
+"""Outcomes that require another `eke sync`."""
 
 
 @dataclass(frozen=True)
@@ -152,26 +142,26 @@ class Options:
     """Options of `eke sync`."""
 
     project: str | None = None
-    """Overrides each run's project."""
+    """Project instead of each run's own."""
     entity: str | None = None
     dry_run: bool = False
     again: bool = False
-    """Send runs again that are already there."""
+    """Whether to send runs again that the server has."""
     timeout_s: float = 60.0
-    """Seconds for one upload, in addition to those for its rows."""
+    """Time limit of one upload without its rows, in seconds."""
 
     @property
     def answer_s(self) -> float:
-        """Time limit of a request in seconds."""
+        """Time limit of a request, in seconds."""
         return min(account.ANSWER_S, self.timeout_s)
 
 
 def sync(found: Sequence[FoundRun], options: Options) -> Iterator[Report]:
-    """Send each run that is not there yet; failures do not stop the others.
+    """Send the runs that the server lacks. Failures do not stop the others.
 
     Raises:
-        ConfigError: there is no API key, or the server refuses it; nothing was sent then.
-        NoAnswer, Refusal: the server does not answer, or refuses, from the start or any more.
+        ConfigError: the API key is missing, or rejected before the first upload.
+        NoAnswer, Refusal: the server does not answer, or rejects requests, at the start or later.
     """
     ids: dict[str, Path] = {}
     if options.dry_run:
@@ -182,7 +172,7 @@ def sync(found: Sequence[FoundRun], options: Options) -> Iterator[Report]:
             report = _report(each, user, options, ids, scratch)
             yield report
             if report.verdict is SyncOutcome.failed and report.num_rows is not None:
-                # If the server is down, stop: the next run would wait, too.
+                # If the server is down, stop: the next run would also wait.
                 account.log_in(options.answer_s)
 
 
@@ -194,7 +184,7 @@ def _report(
     if found.foreign:
         return report(SyncOutcome.foreign, note=found.foreign)
     if is_locked(found.paths.lock):
-        return report(SyncOutcome.running, note="left alone; send it when it has ended")
+        return report(SyncOutcome.running, note="not sent. Repeat the command after its end")
     try:
         content = read_content(found.paths, options.project, options.entity)
         tracker = content.run.settings.option
@@ -212,76 +202,79 @@ def _report(
     except EkeError as error:
         return report(SyncOutcome.failed, note=str(error))
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        # For example a manually edited folder; the others continue.
+        # For example a manually edited folder. The others continue.
         return report(SyncOutcome.failed, note=f"{type(error).__name__}: {error}")
 
 
 def _target(content: Content, entity: str) -> str:
-    """`entity/project/id`, as W&B's API wants it."""
+    """Return the path of a run in W&B's API: `entity/project/id`."""
     settings = content.run.settings
     parts = (settings.entity or entity, settings.project, content.run.run_id)
-    return "/".join(part for part in parts if part)
+    return "/".join(filter(None, parts))
 
 
 def _send(
     paths: RunPaths, content: Content, user: Account, options: Options, scratch: Path
 ) -> Report:
-    """Send one run unless it is there, and verify it on the server, else by acknowledgements."""
-    path, count, note = _target(content, user.entity), len(content.steps), ""
-    settings = content.run.settings
+    """Send a run that the server lacks, and verify it on the server, else by acknowledgements."""
+    path, settings, note = _target(content, user.entity), content.run.settings, ""
     receipt = Receipt(user.server, settings.entity or user.entity, settings.project, content.digest)
-    report = partial(Report, paths.folder)
+    report = partial(Report, paths.folder, num_rows=len(content.steps))
+    failed = partial(report, SyncOutcome.failed)
     if not options.again:
         for known in read_receipts(paths):
             if known.place == receipt.place and known.digest == content.digest:
-                return report(SyncOutcome.there, count, known.url, content.note)
+                return report(SyncOutcome.there, url=known.url, note=content.note)
         with suppress(Refusal):  # an account may have write permission only
             seen = account.look(path, options.answer_s)
             if seen is not None and not difference(content, seen):
                 note = _keep_receipt(paths, replace(receipt, url=seen.url), content.note)
-                return report(SyncOutcome.there, count, seen.url, note)
+                return report(SyncOutcome.there, url=seen.url, note=note)
     if problem := upload(content, options, scratch):
-        return report(SyncOutcome.failed, count, note=problem)
+        return failed(note=problem)
     try:
         seen = account.look(path, options.answer_s)
         if seen is None:
-            return report(SyncOutcome.failed, count, note="the server does not know the run")
+            return failed(note="the server has no such run")
         if found := difference(content, seen):
-            return report(SyncOutcome.failed, count, seen.url, found)
+            return failed(url=seen.url, note=found)
         receipt = replace(receipt, url=seen.url)
     except (NoAnswer, Refusal) as error:
         note = f"acknowledged, but could not be read back: {error}"
     if content_digest(paths) != content.digest:
-        note = "the run went on while it was sent; the same command sends the rest"
-        return report(SyncOutcome.failed, count, receipt.url, note)
+        note = "the run continued during the upload. Repeat the command to send the rest"
+        return failed(url=receipt.url, note=note)
     note = _keep_receipt(paths, receipt, content.note, note)
-    return report(SyncOutcome.sent, count, receipt.url, note)
+    return report(SyncOutcome.sent, url=receipt.url, note=note)
 
 
 def upload(content: Content, options: Options, scratch: Path) -> str:
-    """Send all rows of a run; returns an error or an empty string.
-
-    Idempotent: each row replaces the same row on the server.
-    """
+    """Send all rows of a run, and return an error or "". Repeated rows replace each other."""
     run = replace(content.run, directory=Path(tempfile.mkdtemp(dir=scratch)))
-    seconds = options.timeout_s + len(content.rows) / ROWS_PER_S
+    # 12,000 rows took 3.6 s on a loopback server. A real server may be 30 times slower.
+    seconds = options.timeout_s + len(content.rows) / 100.0
     mirror = WandbRun(run, upload_s=seconds)
-    max_rows = len(content.rows) + 1
-    guard = Guard(mirror, 1.25 * seconds, patience_s=0, max_rows=max_rows, is_quiet=True)
+    mirror.prepare()
+
+    def send() -> None:
+        mirror.open()
+        mirror.log(content.rows)
+        mirror.summary(content.summary)
+        mirror.close(content.exit_code)
+
     try:
-        for start in range(0, len(content.rows), BATCH_ROWS):
-            guard.log(content.rows[start : start + BATCH_ROWS])
-        guard.summary(content.summary)
-        guard.finish(content.exit_code)
+        account.bounded(send, 1.25 * seconds)
+    except (NoAnswer, Refusal) as error:
+        return str(error)
     except BaseException:  # Ctrl-C: an upload must not delay the exit
         with suppress(Exception):
             mirror.kill()
         raise
-    return guard.problem.removesuffix(f" {EVERY_ROW}")
+    return ""
 
 
 def difference(content: Content, seen: ServerState) -> str:
-    """Difference between run and server; empty if the server has all of it."""
+    """Return the first difference between run and server, "" if the server has the entire run."""
     steps = content.steps
     if seen.num_rows != len(steps):
         return f"{seen.num_rows} of {len(steps)} rows arrived"
@@ -291,19 +284,17 @@ def difference(content: Content, seen: ServerState) -> str:
     if seen.state == "running":
         return "the server still shows the run as running"
     for key, value in content.summary.items():
-        if not _same(seen.summary.get(key), value):
-            return f"the summary has {key} = {seen.summary.get(key)}, not {value}"
+        there = seen.summary.get(key)
+        is_close = there == value
+        if isinstance(there, int | float) and isinstance(value, int | float):
+            is_close = math.isclose(there, value, rel_tol=1e-9) or str(there) == str(value) == "nan"
+        if not is_close:
+            return f"the summary has {key} = {there}, not {value}"
     return ""
 
 
-def _same(one: object, other: object) -> bool:
-    if isinstance(one, int | float) and isinstance(other, int | float):
-        return math.isclose(one, other, rel_tol=1e-9) or (math.isnan(one) and math.isnan(other))
-    return one == other
-
-
 def _keep_receipt(paths: RunPaths, receipt: Receipt, *notes: str) -> str:
-    """Write the receipt; returns the notes, and why it could not be written."""
+    """Write the receipt, and return the notes with a possible error."""
     try:
         add_receipt(paths, receipt)
     except OSError as error:

@@ -6,10 +6,10 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from eke.common.errors import ConfigError, EkeError
 from eke.common.files import open_file, read_bytes, read_json, try_lock, write_json
@@ -24,7 +24,7 @@ from eke.results.trackers.wandb import ignore_folder_settings, kill_core
 from eke.rules.tracker import has_wandb_key
 
 ANSWER_S = 20.0
-"""Time limit of one request; W&B's default is 19 s."""
+"""Time limit of one request, in seconds. W&B's default is 19 s."""
 
 T = TypeVar("T")
 
@@ -37,55 +37,36 @@ class Refusal(EkeError):
     """The server rejected the request."""
 
 
-@dataclass(frozen=True)
-class ServerState:
+class ServerState(NamedTuple):
     """State of a run on the server."""
 
     num_rows: int
     last_step: int
-    """-1 without rows."""
+    """Last step, -1 without rows."""
     summary: dict[str, Any]
     state: str
     url: str
 
 
-@dataclass(frozen=True)
-class Account:
+class Account(NamedTuple):
     """The user's W&B account."""
 
     server: str
     entity: str
-    """Default entity; empty if there is none."""
-
-
-def configure_wandb(scratch: Path) -> None:
-    """Have W&B write to `scratch` without telemetry; ConfigError without a key."""
-    for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
-        os.environ[name] = str(scratch)
-    os.environ["WANDB_SILENT"] = "true"
-    os.environ["WANDB_ERROR_REPORTING"] = "false"
-    for name in ("WANDB_MODE", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SERVICE"):
-        os.environ.pop(name, None)
-    if not has_wandb_key():
-        other = "export WANDB_API_KEY=...; for a private server also WANDB_BASE_URL"
-        raise ConfigError(f"no API key for W&B -> wandb login   (or: {other})")
-    from wandb.sdk.wandb_setup import singleton
-
-    ignore_folder_settings()
-    speak(f"W&B's server: {singleton().settings.base_url}", sys.stderr)
+    """Default entity, empty if there is none."""
 
 
 def log_in(answer_s: float = ANSWER_S) -> Account:
-    """Check the key with the server: ConfigError if it refuses that; errors as of `bounded`."""
+    """Return the account of the API key. Raise ConfigError if it is rejected, or as `bounded`."""
 
-    def ask() -> Account:
+    def request() -> Account:
         import wandb
 
         api = wandb.Api(timeout=int(ANSWER_S))
         return Account(server=api.settings["base_url"], entity=api.default_entity or "")
 
     try:
-        return bounded(ask, answer_s)
+        return bounded(request, answer_s)
     except Refusal as error:
         if any(word in str(error) for word in ("401", "403", "API key")):
             raise ConfigError(f"{error}\n  -> wandb login") from error
@@ -94,9 +75,19 @@ def log_in(answer_s: float = ANSWER_S) -> Account:
 
 @contextmanager
 def session(answer_s: float = ANSWER_S) -> Iterator[tuple[Account, Path]]:
-    """The account, and a folder for W&B's files; errors as of `configure_wandb` and `log_in`."""
+    """Yield the account and a folder for W&B's files. Raise ConfigError without a valid API key."""
     with tempfile.TemporaryDirectory(prefix="eke-wandb-", ignore_cleanup_errors=True) as scratch:
-        configure_wandb(Path(scratch))
+        os.environ.update(WANDB_SILENT="true", WANDB_ERROR_REPORTING="false")
+        os.environ |= dict.fromkeys(("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"), scratch)
+        for name in ("WANDB_MODE", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SERVICE"):
+            os.environ.pop(name, None)
+        if not has_wandb_key():
+            other = "export WANDB_API_KEY=...; for a private server also WANDB_BASE_URL"
+            raise ConfigError(f"no API key for W&B -> wandb login   (or: {other})")
+        from wandb.sdk.wandb_setup import singleton
+
+        ignore_folder_settings()
+        speak(f"W&B's server: {singleton().settings.base_url}", sys.stderr)
         try:
             yield log_in(answer_s), Path(scratch)
         finally:
@@ -104,14 +95,14 @@ def session(answer_s: float = ANSWER_S) -> Iterator[tuple[Account, Path]]:
 
 
 def look(path: str, answer_s: float = ANSWER_S) -> ServerState | None:
-    """State of the run `entity/project/id`, None if the server lacks it; errors as of `bounded`."""
+    """Return the state of the run `entity/project/id`, None if unknown. Raise as `bounded`."""
 
-    def ask() -> ServerState | None:
+    def request() -> ServerState | None:
         import wandb
 
         try:
             run = wandb.Api(timeout=int(ANSWER_S)).run(path)
-        except Exception as error:  # RunNotFoundError, which wandb 0.31 may wrap in another
+        except Exception as error:  # RunNotFoundError, which wandb 0.31 may wrap
             if "Could not find run" in str(error):
                 return None
             raise
@@ -120,18 +111,18 @@ def look(path: str, answer_s: float = ANSWER_S) -> ServerState | None:
         last = run.lastHistoryStep if num_rows else -1
         return ServerState(num_rows, int(last), summary, run.state, run.url)
 
-    return bounded(ask, answer_s)
+    return bounded(request, answer_s)
 
 
-def bounded(ask: Callable[[], T], answer_s: float) -> T:
-    """Run a call that may hang: NoAnswer if it took longer, Refusal if it raised."""
+def bounded(request: Callable[[], T], answer_s: float) -> T:
+    """Run a call that may hang. Raise NoAnswer after the time limit, Refusal if it raised."""
     results: list[T] = []
     errors: list[BaseException] = []
 
     def work() -> None:
         try:
-            results.append(ask())
-        except BaseException as error:  # wandb leaves by sys.exit, too
+            results.append(request())
+        except BaseException as error:  # wandb also calls sys.exit
             errors.append(error)
 
     thread = threading.Thread(target=work, name="eke-sync-ask", daemon=True)
@@ -152,32 +143,31 @@ def give_up_core() -> None:
     """End wandb-core, also if it hangs."""
     import wandb
 
-    with suppress(BaseException):  # it leaves by sys.exit if wandb-core died
+    with suppress(BaseException):  # it calls sys.exit if wandb-core died
         wandb.teardown()
 
 
 @dataclass(frozen=True)
 class Content:
-    """One run, ready to be sent."""
+    """One run to send."""
 
     run: TrackedRun
     rows: list[metrics.Row]
-    """One per step and kind, the highest attempt's."""
+    """One row per step and kind, of the highest attempt."""
     summary: Mapping[str, Value]
     exit_code: int
     digest: str
-    """Hash of the source files."""
     note: str = ""
     """Unreadable parts."""
 
     @property
     def steps(self) -> list[int]:
-        """Distinct steps, which W&B counts as rows."""
+        """Distinct steps. W&B counts them as rows."""
         return sorted({int(row[metrics.STEP]) for row in self.rows})
 
 
 def content_digest(paths: RunPaths) -> str:
-    """SHA-256 of the files with a run's content; raises OSError if one cannot be read."""
+    """Return the SHA-256 of the files with a run's content. Raise OSError if one is unreadable."""
     state = hashlib.sha256()
     limits = {paths.record: RECORD_LIMIT, paths.metrics: metrics.METRICS_LIMIT}
     for path, limit in limits.items():
@@ -187,10 +177,7 @@ def content_digest(paths: RunPaths) -> str:
 
 
 def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Content:
-    """Read the content of a run to send to W&B; `project` and `entity` replace the run's.
-
-    Raises EkeError or OSError if record, plan or metrics cannot be read.
-    """
+    """Read the content of a run for W&B. `project` and `entity` replace the run's own."""
     digest = content_digest(paths)
     rows, unreadable = metrics.read_rows(paths.metrics)
     record = read_record(paths)
@@ -205,8 +192,7 @@ def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Co
         entity=entity or known.get("entity"),
         group=known.get("group"),
     )
-    # Sent as one attempt, so that sending again is idempotent.
-    run = tracked_run(record, paths, 0, settings)
+    run = tracked_run(record, paths, 0, settings)  # one attempt, so that sending is idempotent
     note = f"{unreadable} unreadable lines skipped" if unreadable else ""
     kept = deduplicate(rows)
     return Content(run, kept, summary_values(record, rows), record.exit_code, digest, note)
@@ -220,17 +206,17 @@ class Receipt:
     entity: str
     project: str
     digest: str
-    """Hash of the sent files; a different one means that the run continued."""
+    """Hash of the sent files. It differs if the run has continued."""
     url: str = ""
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """Destination."""
+        """Server, entity and project."""
         return (self.server, self.entity, self.project)
 
 
 def read_receipts(paths: RunPaths) -> list[Receipt]:
-    """All receipts; none if the file is missing or invalid (the run is then sent again)."""
+    """Return all receipts, or none if the file is missing or invalid (the run is sent again)."""
     try:
         content: Any = read_json(paths.receipt)
         names = [each.name for each in fields(Receipt)]  # older files have more
@@ -240,23 +226,18 @@ def read_receipts(paths: RunPaths) -> list[Receipt]:
 
 
 def add_receipt(paths: RunPaths, receipt: Receipt) -> None:
-    """Write a receipt, replacing an older one for the same destination; raises OSError."""
+    """Write a receipt instead of an older one for the same destination. Raise OSError."""
     others = [other for other in read_receipts(paths) if other.place != receipt.place]
     write_json(paths.receipt, {"sent": [asdict(entry) for entry in (*others, receipt)]})
 
 
 @contextmanager
 def sole_sender(paths: RunPaths) -> Iterator[bool]:
-    """Lock a run against other `eke sync` processes; yields whether no other has it.
-
-    Without a lock (read-only folder) none has: sending a run twice is harmless.
-    """
-    descriptor, is_sole = None, True
-    with suppress(OSError):
-        descriptor = open_file(paths.sync_lock, os.O_RDWR | os.O_CREAT)
-        is_sole = try_lock(descriptor)  # raises on a file system without locks
-    try:
+    """Lock a run against other `eke sync` processes, and yield whether no other has the lock."""
+    with ExitStack() as held:
+        is_sole = True  # without locks (read-only folder): sending a run twice is harmless
+        with suppress(OSError):
+            descriptor = open_file(paths.sync_lock, os.O_RDWR | os.O_CREAT)
+            held.callback(os.close, descriptor)
+            is_sole = try_lock(descriptor)  # raises on a file system without locks
         yield is_sole
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
