@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from eke.config.schema import Checkpointing
-from eke.models.sizes import fuses_adapters, optimizer_entry
+from eke.config.schema import Checkpointing, QLora
+from eke.models.sizes import fuses_adapters, is_ia3, optimizer_entry
 from eke.models.sizes.optimizers import AUTO
+from eke.plan.planner import Plan
 from eke.training.distributed import deepspeed_engine
 from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate, shard_lengths
 from eke.training.loop.training_state import TrainingState
@@ -43,7 +44,7 @@ def note_adapters(job: TrainingState) -> None:
         return
     job.effective["peft"] = found
     method, modules = _method(found), found.get("adapted_modules", 0)
-    if method != wanted:
+    if method != _planned_method(job.plan):
         has = f"the model has {method}, with {modules} adapted modules"
         job.warn(f"peft={wanted} did not take effect: {has}")
     left = modules - found.get("fused_modules", 0)
@@ -95,6 +96,15 @@ def _method(found: dict[str, Any]) -> str:
         return "dora"
     four_bit = found["type"] == "lora" and found["four_bit_tensors"]
     return "qlora" if four_bit else str(found["type"])
+
+
+def _planned_method(plan: Plan) -> str:
+    """Return what `_method` finds if the option of `peft` took effect."""
+    if plan.config.peft.is_dora or not plan.config.peft.is_on:
+        return plan.config.peft.option
+    if is_ia3(plan.config):
+        return "ia3"
+    return "qlora" if isinstance(plan.config.peft, QLora) else "lora"
 
 
 def _numbers(weight: nn.Parameter) -> int:
