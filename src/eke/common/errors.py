@@ -51,7 +51,7 @@ class Fix:
 
     @property
     def is_sweep(self) -> bool:
-        """Whether the overrides describe a sweep."""
+        """True if the overrides describe a sweep."""
         return self.words[:1] == ("-m",)
 
     def __bool__(self) -> bool:
@@ -78,7 +78,7 @@ class Problem:
     id: str = ""
     """Identifier of the rule, or of the kind of mistake: `unknown_key`, `wrong_type`."""
     passing: bool = False
-    """Whether the machine's current state is the cause: the command may work later."""
+    """True if the machine's current state is the cause: the command may work later."""
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ class Problem:
 
     @property
     def is_argument(self) -> bool:
-        """Whether it is about an argument of a command (DIR, --by), not about an override."""
+        """True if it is about an argument of a command (DIR, --by), not about an override."""
         return bool(re.match(r"[A-Z]|-|eke ", self.key))
 
     def render(self) -> str:
@@ -138,7 +138,7 @@ class ConfigError(EkeError):
             problems = Problem(key=problems, value="", why="")
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
         self.is_passing = bool(self.problems) and all(p.passing for p in self.problems)
-        """Whether the machine's current state is the only cause."""
+        """True if the machine's current state is the only cause."""
         if self.is_passing:
             self.exit_code = EkeError.exit_code
         super().__init__(self.render())

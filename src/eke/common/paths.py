@@ -52,7 +52,7 @@ class RunPaths:
 
     @property
     def is_run(self) -> bool:
-        """Whether the folder has a record or a plan."""
+        """True if the folder has a record or a plan."""
         return self.record.exists() or self.plan.exists()
 
     config = _Inside("config.yaml")

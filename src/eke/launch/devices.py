@@ -59,7 +59,7 @@ class Grant:
     descriptors: list[int]
     """File descriptors of the locks, inherited by the worker and freed with it."""
     shared: bool
-    """Whether other runs may use the same device or machine at the same time."""
+    """True if other runs may use the same device or machine at the same time."""
 
     @property
     def name(self) -> str:
@@ -109,7 +109,7 @@ class Devices:
     busy: Callable[[str], str] = occupied
     """Check of a device: the reason why it is busy, empty if it is free."""
     shared: bool = False
-    """Whether runs share devices."""
+    """True if runs share devices."""
     slots_per_run: int | None = None
     """Slots per run. None: one for each device of the run."""
     _gathered: dict[DeviceSlot, int] = field(default_factory=dict)

@@ -67,13 +67,13 @@ class Launcher(Protocol):
     name: str
     """Option of `hydra/launcher`."""
     can_detach: bool = False
-    """Whether runs continue without the process that started them."""
+    """True if runs continue without the process that started them."""
     not_probed: str = ""
     """Why batch=auto cannot probe a micro-batch on this machine. Empty if it can."""
     trials_at_once: int = 1
     """Trials on GPUs that `eke fit` starts together."""
     reads_resources: bool = False
-    """Whether `resources` and a cluster's own group have an effect."""
+    """True if `resources` and a cluster's own group have an effect."""
     unused_keys: tuple[str, ...] = ()
     """Keys of `launcher` that have no effect."""
 

@@ -42,11 +42,11 @@ class Facts:
     config: Config
     device: Device
     planning: bool = False
-    """Whether the command only makes a plan."""
+    """True if the command only makes a plan."""
     num_nodes: int = 1
     """Number of nodes available to the run."""
     is_set: Callable[[str], bool] = lambda key: False
-    """Whether the user set a key. Default: false for all keys."""
+    """True if the user set a key. Default: false for all keys."""
 
     @property
     def data(self) -> Data:
@@ -60,12 +60,12 @@ class Facts:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the run uses a CPU."""
+        """True if the run uses a CPU."""
         return self.device.kind == "cpu"
 
     @property
     def on_cuda(self) -> bool:
-        """Whether the run uses CUDA."""
+        """True if the run uses CUDA."""
         return self.device.kind == "cuda"
 
     @property
@@ -100,9 +100,9 @@ class Rule:
     versions: str = ""
     """Library versions the rule applies to, empty for all."""
     sized: bool = False
-    """Whether the condition needs the model's size. Such rules run only if no other rule fails."""
+    """True if the condition needs the model's size. Such rules run only if no other rule fails."""
     passing: bool = False
-    """Whether the cause is the present state of the machine, not the configuration."""
+    """True if the cause is the present state of the machine, not the configuration."""
 
     def problem(self, facts: Facts) -> Problem:
         """Return the problem to report."""

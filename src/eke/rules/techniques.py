@@ -97,7 +97,7 @@ class Technique:
     devices: tuple[str, ...] = (CPU, CUDA)
     """Kinds of device with a possible benefit."""
     searched: bool = False
-    """Whether `eke fit` searches it."""
+    """True if `eke fit` searches it."""
     more_memory: tuple[str, ...] = ()
     """Names of techniques with the same results, fewer operations and more memory."""
     applies: Condition | None = None
@@ -117,7 +117,7 @@ class Technique:
 
     @property
     def keeps_training(self) -> bool:
-        """Whether training is the same except for rounding."""
+        """True if training is the same except for rounding."""
         return self.numerics is not Numerics.reduced
 
     @property

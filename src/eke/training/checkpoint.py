@@ -77,7 +77,7 @@ class Saving:
     run: str
     unfinished: Path
     exports: bool
-    """Whether parts are also exported as a model that transformers can load."""
+    """True if parts are also exported as a model that transformers can load."""
     held: Held | None = None
     copied: Event = field(default_factory=Event)
     """Event set when the next update may change the saved state."""

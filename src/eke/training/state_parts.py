@@ -74,7 +74,7 @@ class Stepped:
     cut: Callable[[Tensor], dict[str, Piece]]
     """Function from a tensor of the parameter's size to this rank's elements, by weight."""
     is_copy: bool = False
-    """Whether the parameter is a float32 copy of weights in another format."""
+    """True if the parameter is a float32 copy of weights in another format."""
     held: Callable[[bool], AbstractContextManager[bool]] = lambda write: nullcontext(False)
     """Context that loads the parameter, to be written if true, and yields whether it was loaded."""
 

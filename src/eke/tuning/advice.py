@@ -144,7 +144,7 @@ class Advice:
     reasons: tuple[str, ...]
     """Source of each change's slowdown."""
     keeps: bool
-    """Whether the training is the same except for rounding."""
+    """True if the training is the same except for rounding."""
 
     @property
     def rank(self) -> tuple[bool, bool, bool, float, int]:

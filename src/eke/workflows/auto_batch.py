@@ -36,15 +36,15 @@ class Means:
     """Budget for the choice."""
 
     trace: bool = False
-    """Whether to spend seconds on traces if formulas cannot decide."""
+    """True if to spend seconds on traces if formulas cannot decide."""
     probe: Probe | None = None
     """Function that runs two steps of a plan."""
     not_probed: str = "planning only"
     """Reason for no probe."""
     in_pool: bool = False
-    """Whether other runs of a sweep may use the device, or a CPU's memory, at the same time."""
+    """True if other runs of a sweep may use the device, or a CPU's memory, at the same time."""
     keep: bool = False
-    """Whether the run starts, so that later commands reuse its choice."""
+    """True if the run starts, so that later commands reuse its choice."""
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ class Rounds:
         self.jobs: list[Job] = []
         """Runs of the rounds so far, in order."""
         self.is_over = False
-        """Whether there is no further round."""
+        """True if there is no further round."""
         self._rows: dict[Key, Decision] = {}
         """Decisions about configurations other than baselines."""
         self._looked, self._ended_by = 0, list[str]()

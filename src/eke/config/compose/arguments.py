@@ -101,11 +101,11 @@ class Arguments:
     help: str | None = None
     """Group of --help or -h, empty for the first page. None: without the flag."""
     version: bool = False
-    """Whether --version is given."""
+    """True if --version is given."""
     multirun: bool = False
-    """Whether --multirun or -m is given: the overrides span a sweep."""
+    """True if --multirun or -m is given: the overrides span a sweep."""
     cell: bool = False
-    """Whether --cell is given: the overrides are one run of the sweep they name."""
+    """True if --cell is given: the overrides are one run of the sweep they name."""
     config_dir: Path | None = None
     """Folder with the user's options (--config-dir, -cd)."""
     hydra_flags: tuple[str, ...] = ()

@@ -73,7 +73,7 @@ class Field:
 
     @property
     def optional(self) -> bool:
-        """Whether null is a valid value."""
+        """True if null is a valid value."""
         return NoneType in get_args(self.annotation)
 
     @property

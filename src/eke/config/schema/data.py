@@ -121,7 +121,7 @@ class Data(OptionGroup):
 
     @property
     def is_stream(self) -> bool:
-        """Whether training reads its rows as a stream."""
+        """True if training reads its rows as a stream."""
         return isinstance(self, Rows) and self.streaming
 
 
@@ -206,7 +206,7 @@ class TextColumns:
     multi_label: a list of classes, or a list with 0 or 1 per class. In csv the list is JSON, or
     separated by commas or semicolons (empty: no class). regression: a number."""
     multi_hot: bool | None = field(default=None, metadata=Key.GROUP)
-    """Whether label lists have 0 or 1 per class. false: class numbers or names. null: detected."""
+    """True if label lists have 0 or 1 per class. false: class numbers or names. null: detected."""
     max_bad_frac: float = field(default=0.01, metadata=Key.GROUP | between(0, 1))
     """Maximum share of unusable rows, which are skipped. Examples: invalid JSON, wrong type."""
 
@@ -309,7 +309,7 @@ class Mix(Tokenized):
 
     @property
     def is_stream(self) -> bool:
-        """Whether training reads any source as a stream."""
+        """True if training reads any source as a stream."""
         return any(source.get("streaming") is True for source in self.sources)
 
 

@@ -220,7 +220,7 @@ class Sweep:
 
     @property
     def is_auto(self) -> bool:
-        """Whether the results determine the number of repeats."""
+        """True if the results determine the number of repeats."""
         return self.repeats == "auto"
 
     @property

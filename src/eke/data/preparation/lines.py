@@ -68,7 +68,7 @@ class Columns:
     given: dict[str, None] = field(default_factory=dict)
     """Names that the data gives its class numbers, by number."""
     are_all: bool = False
-    """Whether `names` is complete, so that other text labels are rejected."""
+    """True if `names` is complete, so that other text labels are rejected."""
     largest: int = 0
     """Largest label out of range."""
     too_large: int = 0

@@ -39,7 +39,7 @@ class FramedText:
     ids: np.ndarray
     is_cut: bool
     is_useful: bool
-    """Whether there are other than special tokens."""
+    """True if there are other than special tokens."""
     cut: int = 0
     """Number of tokens of the first text of a pair (token type 0)."""
 
@@ -61,9 +61,9 @@ class Tokenizer:
     special_texts: tuple[str, ...] = ()
     eos_text: str = ""
     knows_ends: bool = True
-    """Whether `encode` returns offsets."""
+    """True if `encode` returns offsets."""
     keeps_end: bool = False
-    """Whether truncation removes the beginning."""
+    """True if truncation removes the beginning."""
     chat_templates: Mapping[str, str] = field(default_factory=dict)
     """Jinja source of chat templates by name, including `default`."""
     special_names: Mapping[str, str] = field(default_factory=dict)

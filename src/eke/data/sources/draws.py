@@ -24,7 +24,7 @@ class Draws:
     """Expected fraction of draws from each source, the sum is 1."""
     seed: int
     streams: tuple[bool, ...] = ()
-    """Whether each source keeps the order of its samples, empty: False for all."""
+    """True if each source keeps the order of its samples, empty: False for all."""
 
     def take(self, first: int, count: int) -> "tuple[np.ndarray, np.ndarray]":
         """Return epochs and sample numbers (sources concatenated) of `count` draws from `first`."""

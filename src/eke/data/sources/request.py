@@ -109,7 +109,7 @@ class PrepareRequest:
 
     @property
     def only_evaluates(self) -> bool:
-        """Whether all rows are for evaluation, as in `eke evaluate`."""
+        """True if all rows are for evaluation, as in `eke evaluate`."""
         hub = self.hub
         return self.train == self.evaluation if hub is None else hub.split == hub.eval_split
 

@@ -94,7 +94,7 @@ class Chosen:
     number: int
     """Index of the chosen plan."""
     fits: bool
-    """Whether it is known to fit or was chosen before. Otherwise it is the smallest plan."""
+    """True if it is known to fit or was chosen before. Otherwise it is the smallest plan."""
     how: str
     """`predicted`, `probed` or `as before`."""
 
@@ -108,7 +108,7 @@ class BatchSearch:
     capacity: int
     """Bytes for tensors, or for the entire process on a GPU."""
     trace: bool
-    """Whether to spend seconds on traces if formulas do not decide."""
+    """True if to spend seconds on traces if formulas do not decide."""
     probe: Probe | None = None
     """Runs a plan as a test. None if that is not possible."""
     whole: int | None = None

@@ -34,7 +34,7 @@ class Method(Enum):
 
 
 class Verdict(Enum):
-    """Whether a plan fits on its device."""
+    """True if a plan fits on its device."""
 
     fits = "fits"
     tight = "tight"
@@ -74,7 +74,7 @@ class Traced:
     notes: tuple[str, ...] = ()
     """Substitutions for the plan's operations, one clause each."""
     is_exact: bool = True
-    """Whether all traced operations are the plan's own."""
+    """True if all traced operations are the plan's own."""
     beside: dict[str, int] = field(default_factory=dict)
     """Highest sum in each phase without weights, gradients and optimizer states."""
 

@@ -50,7 +50,7 @@ class _Sizes:
         self.bucket = number * copies * _setting(plan, "reduce_bucket_size")
         """Bytes of all buckets of `reduce_bucket_size`."""
         self.early = Role.outer in mine
-        """Whether this process has a shard of a head, whose gradient comes first."""
+        """True if this process has a shard of a head, whose gradient comes first."""
 
 
 def _touched(trained: list[Weight], role: Role, size: int) -> int:

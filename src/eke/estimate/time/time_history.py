@@ -186,7 +186,7 @@ class Observation:
 
     @property
     def is_sane(self) -> bool:
-        """Whether its values are plausible."""
+        """True if its values are plausible."""
         numbers = (self.predicted, self.measured, *self.amounts.values())
         if not all(math.isfinite(n) and n >= 0 for n in numbers):
             return False

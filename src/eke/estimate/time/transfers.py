@@ -64,7 +64,7 @@ class Product:
     flops: float
     moved: float
     fused: bool = False
-    """Whether one kernel computes all of attention."""
+    """True if one kernel computes all of attention."""
 
 
 class Contents:

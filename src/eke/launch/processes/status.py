@@ -73,7 +73,7 @@ class RunStatus:
 
     @property
     def is_active(self) -> bool:
-        """Whether the run is running or will start without user action."""
+        """True if the run is running or will start without user action."""
         return self.state in ACTIVE
 
 

@@ -78,7 +78,7 @@ class Job:
     record: Record | None = None
     folder: str = ""
     reused: bool = False
-    """Whether the record is of an earlier command."""
+    """True if the record is of an earlier command."""
     live: Any = None
     """The current attempt, `LiveRun` or `ClusterRun`. None if there is none."""
     grant: Grant | None = None

@@ -204,7 +204,7 @@ class Rerun:
     def __init__(self, paths: SweepPaths, jobs: Sequence[Job]) -> None:
         self.paths, self.jobs = paths, [job for job in jobs if job.plan.config.rerun]
         self.goes_on = False
-        """Whether an earlier command began the request."""
+        """True if an earlier command began the request."""
         self._state: dict[str, Any] = {}
         if not self.jobs:
             return

@@ -117,7 +117,7 @@ class SubmissionRefused(EkeError):
 
     @property
     def is_full(self) -> bool:
-        """Whether the reason is a limit on jobs in the queue, so that waiting helps."""
+        """True if the reason is a limit on jobs in the queue, so that waiting helps."""
         text = str(self)
         # "job submit limit, user's size and/or time limits" is printed for every limit. Some
         # versions name the limit in a line before it.
@@ -127,7 +127,7 @@ class SubmissionRefused(EkeError):
 
     @property
     def is_too_large(self) -> bool:
-        """Whether fewer runs per array may work: a site's array limit that cannot be queried."""
+        """True if fewer runs per array may work: a site's array limit that cannot be queried."""
         return bool(re.search(r"job array", str(self), re.I))
 
 

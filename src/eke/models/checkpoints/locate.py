@@ -52,7 +52,7 @@ class Located:
 
     @property
     def is_local(self) -> bool:
-        """Whether the checkpoint is a folder of the user."""
+        """True if the checkpoint is a folder of the user."""
         return not self.commit
 
 

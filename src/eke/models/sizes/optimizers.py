@@ -252,28 +252,28 @@ class OptimizerEntry:
     twin: str = ""
     """PyTorch option with the same computation, which is traced instead."""
     quantises: Callable[[Optimizer, Weight], bool] | None = None
-    """Whether the states of a weight are quantized, None for optimizers without quantization."""
+    """True if the states of a weight are quantized, None for optimizers without quantization."""
     num_tables: int = 0
     """Tables of the values of 8-bit codes that all weights share."""
     unquantised: str = "adamw"
     """Option with the same states in float32, for an option with quantized states."""
     projects: bool = False
-    """Whether states of a matrix inside a layer are in a subspace of `projection_rank`."""
+    """True if states of a matrix inside a layer are in a subspace of `projection_rank`."""
     keeps_singular_vectors: bool = False
-    """Whether all singular vectors of a matrix stay allocated, since a slice of them is used."""
+    """True if all singular vectors of a matrix stay allocated, since a slice of them is used."""
     cuda_only: bool = False
     compiles: bool = False
-    """Whether the first step is compiled, with a C++ compiler or, on a GPU, Triton."""
+    """True if the first step is compiled, with a C++ compiler or, on a GPU, Triton."""
     pages: bool = False
-    """Whether states move to host memory if GPU memory is full."""
+    """True if states move to host memory if GPU memory is full."""
     rounds_at_random: bool = False
-    """Whether bfloat16 weights are rounded stochastically, so that small updates accumulate."""
+    """True if bfloat16 weights are rounded stochastically, so that small updates accumulate."""
     averages: bool = False
-    """Whether an average of weights replaces a learning rate schedule."""
+    """True if an average of weights replaces a learning rate schedule."""
     steps_like_adamw: Callable[[Optimizer], bool] = lambda optimizer: False
-    """Whether updates are about as large as those by AdamW with the same learning rate."""
+    """True if updates are about as large as those by AdamW with the same learning rate."""
     needs_matrices: bool = False
-    """Whether the optimizer requires a trained matrix inside a layer."""
+    """True if the optimizer requires a trained matrix inside a layer."""
     fails_on_parts: str = ""
     """Failure on FSDP2's shards, "" if it works (tests/equivalence/test_ranks.py)."""
     fails_on_pieces: str = ""
@@ -282,7 +282,7 @@ class OptimizerEntry:
     fails_in_backward: str = ""
     """Failure of steps weight by weight, "" if it works (tests/equivalence/test_in_backward.py)."""
     returns_from_files: bool = False
-    """Whether moments return unchanged from NVMe files (8-bit states do not: scales are lost)."""
+    """True if moments return unchanged from NVMe files (8-bit states do not: scales are lost)."""
 
 
 MIXED = "(torch: got mixed torch.Tensor and DTensor)"

@@ -77,7 +77,7 @@ class WeightFormats:
     weights: str
     """torch dtype name of trained weights and gradients. Adapters are float32."""
     master: bool
-    """Whether the optimizer updates float32 copies of 16-bit weights."""
+    """True if the optimizer updates float32 copies of 16-bit weights."""
     frozen: str
     copies: str = ""
     """torch dtype name of the copies of float32 weights used in a step, "" without copies."""

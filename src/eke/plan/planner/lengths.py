@@ -49,7 +49,7 @@ class Drawn:
 
     @property
     def differ(self) -> bool:
-        """Whether memory depends on the samples of a micro-batch."""
+        """True if memory depends on the samples of a micro-batch."""
         return self.shortest != self.longest
 
 

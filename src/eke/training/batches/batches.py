@@ -37,7 +37,7 @@ class MicroBatch:
     places: Tensor | None = None
     """Indices of labels with loss in the flattened labels, int64. None if all logits are needed."""
     sources: Tensor | None = None
-    """Whether each label belongs to each source of a mix, `[..., sources]`."""
+    """True if each label belongs to each source of a mix, `[..., sources]`."""
     samples_of: tuple[int, ...] = ()
     """Samples of each source of a mix."""
     targets_of: tuple[int, ...] = ()
@@ -109,24 +109,24 @@ class Collator:
     """Collator of a micro-batch, which pads samples to the longest or concatenates them."""
 
     needs_mask: bool
-    """Whether the model needs an attention mask for padding."""
+    """True if the model needs an attention mask for padding."""
     pad: int = PAD
     multiple: int = 1
     """Multiple of tokens to which rows are padded."""
     left: bool = False
-    """Whether to pad on the left, for models that use the last position."""
+    """True if to pad on the left, for models that use the last position."""
     padding_free: bool = False
-    """Whether to concatenate all samples into one row with restarting positions."""
+    """True if to concatenate all samples into one row with restarting positions."""
     sparse: bool = False
-    """Whether to add the indices of labels with loss."""
+    """True if to add the indices of labels with loss."""
     shift: Callable[[Tensor], Tensor] | None = None
     """Function from labels to the decoder's inputs, in seq2seq. It does not change the labels."""
     types: bool = False
-    """Whether to add token_type_ids, zeros for samples without them."""
+    """True if to add token_type_ids, zeros for samples without them."""
     num_sources: int = 0
     """Number of sources of a mix. Each sample names its source."""
     shorten: bool = False
-    """Whether to shorten the last of several samples, so that memory probes have padding."""
+    """True if to shorten the last of several samples, so that memory probes have padding."""
 
     def __call__(self, samples: list[Sample]) -> MicroBatch:
         """Build a micro-batch from at least one sample."""
@@ -204,7 +204,7 @@ class Order:
     mix: Draws | None = None
     """Draws from the sources of a mix, `num_samples` per epoch."""
     is_stream: bool = False
-    """Whether samples are numbered across epochs. In a mix, at least one source is a stream."""
+    """True if samples are numbered across epochs. In a mix, at least one source is a stream."""
 
     @property
     def steps_per_epoch(self) -> int:

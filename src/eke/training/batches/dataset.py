@@ -108,11 +108,11 @@ class TrainingData:
     eval_loading: "DataLoader[Any] | None" = None
     """Loader that evaluations reuse if its processes persist."""
     pinned: bool | None = None
-    """Whether the first micro-batch was in page-locked memory. None before it."""
+    """True if the first micro-batch was in page-locked memory. None before it."""
 
     @property
     def bytes_are_tokens(self) -> bool:
-        """Whether a loss per token is a loss per byte. A document separator counts as a byte."""
+        """True if a loss per token is a loss per byte. A document separator counts as a byte."""
         config = self.plan.config
         text = self.plan.vocabulary.is_bytes and not isinstance(config.data, Synthetic)
         return text and config.task.option in ("causal_lm", "seq2seq_lm")

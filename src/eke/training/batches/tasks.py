@@ -78,7 +78,7 @@ class TaskSamples:
 
     @property
     def is_stream(self) -> bool:
-        """Whether samples come in their own order, numbered across epochs."""
+        """True if samples come in their own order, numbered across epochs."""
         return isinstance(self.source, StreamedRows)
 
     def __getitem__(self, key: Key) -> Sample:

@@ -49,7 +49,7 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes record, metrics, checkpoints, tracker and log."""
+        """True if this process writes record, metrics, checkpoints, tracker and log."""
         return self.rank == 0
 
     def totals(self, counts: Iterable[int], stop: Outcome | None, saved: int = 0) -> StepTotals:

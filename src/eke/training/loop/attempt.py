@@ -80,7 +80,7 @@ class Attempt:
     startup_s: float | None = None
     job: TrainingState | None = None
     shared: bool | None = None
-    """Whether another process used the device. None if unknown."""
+    """True if another process used the device. None if unknown."""
 
 
 def work(attempt: Attempt) -> int:

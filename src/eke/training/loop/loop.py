@@ -63,7 +63,7 @@ class BetweenSteps:
         job.meter.sources = tuple(source.name for source in job.plan.sources)
         self.said = time.monotonic()
         self.is_over = False
-        """Whether early stopping has ended training."""
+        """True if early stopping has ended training."""
         settings = job.plan.config.train
         if job.start_step and (settings.early_stop_patience or settings.keep_best):
             rows, _ = metrics.read_rows(job.paths.metrics) if job.ranks.is_main else ([], 0)

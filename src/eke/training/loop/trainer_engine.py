@@ -167,7 +167,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
     """Trainer for the steps of one run."""
 
     loss_is_scaled_for_ga = True
-    """Whether the loss is divided by accumulation steps (transformers 5.23)."""
+    """True if the loss is divided by accumulation steps (transformers 5.23)."""
 
     def __init__(self, steps: Steps, arguments: TrainingArguments) -> None:
         job = steps.job

@@ -116,7 +116,7 @@ class SharedInput:
 
     @property
     def applies(self) -> bool:
-        """Whether the layers add their adapter now, not merged and not disabled."""
+        """True if the layers add their adapter now, not merged and not disabled."""
         return not any(layer.disable_adapters or layer.merged for layer in self.layers)
 
     def one(self, number: int, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -72,7 +72,7 @@ class AllocationProfile:
         self._profile: Any = None
         self._counting = counted_in_every_thread()
         self.is_complete = False
-        """Whether blocks of other threads are counted, also between parts."""
+        """True if blocks of other threads are counted, also between parts."""
 
     def __enter__(self) -> "AllocationProfile":
         self.is_complete = self._counting.__enter__()

@@ -143,7 +143,7 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self.history = History()
         self.kind = device.type
         self.inside_attention = False
-        """Whether scaled dot-product attention is running."""
+        """True if scaled dot-product attention is running."""
         self._ghosts = Ghosts(mode)
         self._questions = questions
         self._workspaces = workspaces
@@ -156,7 +156,7 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self._logits: tuple[int, int] | None = None
         """Elements and width of the logits, if there are any."""
         self._inside = False
-        """Whether an operator's Python function is running, which receives composite operators."""
+        """True if an operator's Python function is running, which receives composite operators."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

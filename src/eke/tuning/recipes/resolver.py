@@ -20,7 +20,7 @@ class Question:
     candidates: tuple[RecipeOption, ...]
     """Possible answers, the best first."""
     shrinks: bool = False
-    """Whether an answer must lower the forecast's peak."""
+    """True if an answer must lower the forecast's peak."""
     otherwise: str = ""
     """Why the current value stays if there is no candidate. Empty: not reported."""
 

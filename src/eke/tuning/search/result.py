@@ -84,7 +84,7 @@ class Gain:
 
     @property
     def is_resolved(self) -> bool:
-        """Whether the gain is significant."""
+        """True if the gain is significant."""
         return self.low > 1
 
 
@@ -113,7 +113,7 @@ class Fit:
 
     @property
     def diverges(self) -> bool:
-        """Whether the baseline diverges, and so does every candidate."""
+        """True if the baseline diverges, and so does every candidate."""
         return all_diverge(self.trials, self.candidates.first, self.numerics)
 
     @property
@@ -128,7 +128,7 @@ class Fit:
 
     @property
     def is_found(self) -> bool:
-        """Whether the best is significantly better than the baseline, if that could run."""
+        """True if the best is significantly better than the baseline, if that could run."""
         if self.best is None or self.best is self.typed:
             return False
         return self.gain is None or self.gain.is_resolved

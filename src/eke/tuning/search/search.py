@@ -232,7 +232,7 @@ class Measured:
     data_frac: float | None = None
     """Share of a step spent waiting for data."""
     shared: bool = False
-    """Whether another process used the device at the same time."""
+    """True if another process used the device at the same time."""
     folder: str = ""
 
 

@@ -53,11 +53,11 @@ class Claim:
     rows: tuple[ComparisonRow, ...] = ()
     measure: Measure = SAMPLES
     is_limited: bool = False
-    """Whether rows with a better value were skipped for their higher loss."""
+    """True if rows with a better value were skipped for their higher loss."""
 
     @property
     def is_loss(self) -> bool:
-        """Whether the claim is about a loss or a metric."""
+        """True if the claim is about a loss or a metric."""
         return _is_loss(self.measure)
 
     def numbers(self, row: ComparisonRow) -> dict[str, float | str | None]:

@@ -273,7 +273,7 @@ class TwoSides:
 
     @property
     def is_measurable(self) -> bool:
-        """Whether one installation can measure both sides: only configurations differ."""
+        """True if one installation can measure both sides: only configurations differ."""
         pairs = self._installed.values()
         return bool(self.keys) and all({*a.split(AND)} & {*b.split(AND)} for a, b in pairs)
 

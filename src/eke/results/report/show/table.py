@@ -62,7 +62,7 @@ class Column:
     """Sort key, None for columns sorted by text."""
     help: str = ""
     is_main: bool = False
-    """Whether every format shows the column."""
+    """True if every format shows the column."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class FoundRun:
 
     paths: RunPaths
     is_named: bool = False
-    """Whether the folder is an argument, and not found in a folder of runs."""
+    """True if the folder is an argument, and not found in a folder of runs."""
     foreign: str = ""
     """Reason that it is not a run, empty for a run."""
 
@@ -146,7 +146,7 @@ class Options:
     entity: str | None = None
     dry_run: bool = False
     again: bool = False
-    """Whether to send runs again that the server has."""
+    """True if to send runs again that the server has."""
     timeout_s: float = 60.0
     """Time limit of one upload without its rows, in seconds."""
 
