@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
-from eke.common.errors import EkeError, of_system
+from eke.common.errors import EkeError, format_os_error
 from eke.common.masking import mask
 from eke.common.process_env import ensure_home
 from eke.common.runtime import collect_seldom
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     except OSError as error:  # e.g. a full disk, or a deleted or read-only folder
-        sys.stderr.write(f"{of_system(error)}\n")
+        sys.stderr.write(f"{format_os_error(error)}\n")
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_RESUMABLE

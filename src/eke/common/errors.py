@@ -184,7 +184,7 @@ class ChangedError(RunError):
     exit_code = 2
 
 
-def of_system(error: OSError) -> str:
+def format_os_error(error: OSError) -> str:
     """Format an error of the operating system and its file, if known, on one line."""
     where = error.filename
     if not where and isinstance(error, FileNotFoundError):  # from os.getcwd()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 import eke
-from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
+from eke.common.errors import ConfigError, EkeError, Fix, Problem, format_os_error
 from eke.common.paths import program
 from eke.common.process_env import (
     SPEECH_S,
@@ -84,7 +84,7 @@ def main(
     except EkeError as error:
         return report_error(error, as_json)
     except OSError as error:  # for example a full disk
-        return complain(of_system(error), EXIT_FAILED)
+        return complain(format_os_error(error), EXIT_FAILED)
     except KeyboardInterrupt:
         return complain("\ninterrupted; the same command continues", EXIT_RESUMABLE)
 

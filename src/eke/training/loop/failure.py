@@ -7,7 +7,7 @@ import traceback
 
 import torch
 
-from eke.common.errors import ChangedError, ConfigError, EkeError, Fix, Problem, no_room, of_system
+from eke.common.errors import ChangedError, ConfigError, EkeError, Fix, Problem, no_room, format_os_error
 from eke.common.runtime import lacking
 from eke.common.text import first_line
 from eke.models.checkpoints.architecture import class_of
@@ -70,7 +70,7 @@ def classify(error: BaseException, phase: str, plan: Plan | None = None) -> tupl
         message = f"another process of this run has ended or hangs: {first_line(error)}"
         return Outcome.crashed, Failure(phase, message, trace, lost_contact=True)
     if isinstance(error, OSError) and no_room(error):
-        return Outcome.crashed, Failure(phase, of_system(error))
+        return Outcome.crashed, Failure(phase, format_os_error(error))
     return _of_code(error, phase, plan, trace)
 
 
