@@ -192,10 +192,10 @@ def format_os_error(error: OSError) -> str:
     if not where and (frames := traceback.extract_tb(error.__traceback__)):
         where = f"{frames[-1].name}, {frames[-1].line}"  # the operation, if no file has a name
     line = " ".join(f"{where or 'a file'}: {error.strerror or error}".split("\n"))
-    return f"{line}. {why}" if (why := no_room(error)) else line
+    return f"{line}. {why}" if (why := disk_full_hint(error)) else line
 
 
-def no_room(error: OSError) -> str:
+def disk_full_hint(error: OSError) -> str:
     """Return advice for a full disk or quota, "" for other errors."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     too_large = "The file system has a size limit: paths.runs=FOLDER_ON_ANOTHER_DISK"

@@ -7,7 +7,7 @@ import traceback
 
 import torch
 
-from eke.common.errors import ChangedError, ConfigError, EkeError, Fix, Problem, no_room, format_os_error
+from eke.common.errors import ChangedError, ConfigError, EkeError, Fix, Problem, disk_full_hint, format_os_error
 from eke.common.runtime import lacking
 from eke.common.text import first_line
 from eke.models.checkpoints.architecture import class_of
@@ -69,7 +69,7 @@ def classify(error: BaseException, phase: str, plan: Plan | None = None) -> tupl
     if is_lost_contact(error):
         message = f"another process of this run has ended or hangs: {first_line(error)}"
         return Outcome.crashed, Failure(phase, message, trace, lost_contact=True)
-    if isinstance(error, OSError) and no_room(error):
+    if isinstance(error, OSError) and disk_full_hint(error):
         return Outcome.crashed, Failure(phase, format_os_error(error))
     return _of_code(error, phase, plan, trace)
 
