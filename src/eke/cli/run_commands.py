@@ -28,7 +28,7 @@ from eke.cli import make_parser
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import (
     READ_LIMIT,
-    Refused,
+    UntrustedPathError,
     is_locked,
     last_bytes,
     read_bytes,
@@ -103,7 +103,7 @@ def _recorded(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, A
         texts = [directory, *command, *(cell.get("folder") or "" for cell in cells)]
         if command[0] not in ("-m", "fit") or not all(isinstance(text, str) for text in texts):
             raise ValueError
-    except Refused as error:
+    except UntrustedPathError as error:
         if trust:
             raise
         again = shlex.join(["eke", "retry", str(file.parent), "--trust"])

@@ -36,7 +36,7 @@ LINK_ITSELF: int = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW
 SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class Refused(OSError):
+class UntrustedPathError(OSError):
     """Error for a file or folder that another user may have planted."""
 
     def __init__(self, why: str, path: object) -> None:
@@ -73,9 +73,9 @@ def hold_folder(path: Path, own: bool = False) -> Iterator[int]:
                 at = step
                 continue
             if own and not rest:
-                raise Refused("is a link", path)
+                raise UntrustedPathError("is a link", path)
             if not _is_mine(found, at):
-                raise Refused(f"{name} is a link that {_owner(found)} made", path)
+                raise UntrustedPathError(f"{name} is a link that {_owner(found)} made", path)
             if (links := links + 1) > MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
             target = PurePath(os.readlink("", dir_fd=step))
@@ -83,7 +83,7 @@ def hold_folder(path: Path, own: bool = False) -> Iterator[int]:
             rest.extendleft(reversed(_steps(target)))
         folder = open_(".", os.O_RDONLY | os.O_DIRECTORY, at)
         if own and not _is_mine(found := os.fstat(folder), folder):
-            raise Refused(f"belongs to {_owner(found)}, and only its owner may write there", path)
+            raise UntrustedPathError(f"belongs to {_owner(found)}, and only its owner may write there", path)
         yield folder
     finally:
         for descriptor in opened:
@@ -126,7 +126,7 @@ def own_folder(path: Path, private: bool = False) -> Path:
     path.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
     with hold_folder(path, own=True) as folder:
         if private and os.fstat(folder).st_mode & 0o022:
-            raise Refused("is writable by others", path)
+            raise UntrustedPathError("is writable by others", path)
         return path
 
 
@@ -144,9 +144,9 @@ def open_file(path: Path, flags: int, mode: int = 0o666, shared: bool = False) -
         try:
             found = _regular(descriptor, path)
             if found.st_nlink > 1:  # a hard link to another file of this user
-                raise Refused("has several names", path)
+                raise UntrustedPathError("has several names", path)
             if not (shared or _is_mine(found, folder)):
-                raise Refused(f"belongs to {_owner(found)}", path)
+                raise UntrustedPathError(f"belongs to {_owner(found)}", path)
         except OSError:
             os.close(descriptor)
             raise
@@ -156,16 +156,16 @@ def open_file(path: Path, flags: int, mode: int = 0o666, shared: bool = False) -
 def _named(error: OSError, path: Path) -> OSError:
     """Return an error with the full path for a call relative to a folder."""
     if error.errno == errno.ELOOP:
-        return Refused("is a link", path)
+        return UntrustedPathError("is a link", path)
     if error.errno == errno.ENXIO:  # a FIFO without a reader, a socket
-        return Refused("is not a regular file", path)
+        return UntrustedPathError("is not a regular file", path)
     return OSError(error.errno, error.strerror, str(path))
 
 
 def _regular(descriptor: int, path: Path) -> os.stat_result:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
-        raise Refused("is not a regular file", path)
+        raise UntrustedPathError("is not a regular file", path)
     return found
 
 
@@ -190,9 +190,9 @@ def read_bytes(path: Path, limit: int = READ_LIMIT, own: bool = False) -> bytes:
         if own and os.geteuid() == 0 != found.st_uid:
             with hold_folder(path.parent) as folder:
                 if found.st_uid != _my_number(folder):  # NFS maps root's files to another user
-                    raise Refused(f"belongs to {_owner(found)}", path)
+                    raise UntrustedPathError(f"belongs to {_owner(found)}", path)
         if (size := found.st_size) > limit:
-            raise Refused(f"has more than {limit >> 20} MiB", path)
+            raise UntrustedPathError(f"has more than {limit >> 20} MiB", path)
         return file.read(size)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.files import Refused, hold_folder, own_folder, read_text, write_atomic
+from eke.common.files import UntrustedPathError, hold_folder, own_folder, read_text, write_atomic
 from eke.common.paths import home_folder
 
 CHUNK_BYTES = 1 << 20
@@ -30,7 +30,7 @@ def _checked(folder: Path) -> Path:
     try:
         with hold_folder(folder), hold_folder(folder.resolve(), own=True):
             return folder
-    except Refused as error:
+    except UntrustedPathError as error:
         why = f"{error.strerror}. Prepared tokens are read from this folder"
         fix = Fix(remark="export XDG_CACHE_HOME=FOLDER_OF_YOURS")
         raise ConfigError(Problem("XDG_CACHE_HOME", str(folder), why, fix)) from error

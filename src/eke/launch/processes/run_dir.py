@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eke.common.errors import BusyError, ConfigError, EkeError, Fix, Problem
-from eke.common.files import Refused, is_locked, open_file, own_folder, read_text, try_lock
+from eke.common.files import UntrustedPathError, is_locked, open_file, own_folder, read_text, try_lock
 from eke.common.paths import RunPaths, user_path
 from eke.plan.identity import changed_fingerprint
 from eke.plan.planner import Plan
@@ -139,7 +139,7 @@ def claim(paths: RunPaths) -> Iterator[int]:
             raise _busy(paths) from error
         # A rule checked the folder when the run was planned.
         why = f"{error.filename or paths.folder} cannot be written: {error.strerror or error}"
-        is_refused = isinstance(error, Refused)
+        is_refused = isinstance(error, UntrustedPathError)
         fix = Fix(f"paths.runs=FOLDER_{'OF_YOURS' if is_refused else 'ON_ANOTHER_DISK'}")
         runs = str(paths.folder.parent)
         problem = Problem("paths.runs", runs, why, fix, passing=not is_refused)
