@@ -196,7 +196,7 @@ def read_bytes(path: Path, limit: int = READ_LIMIT, own: bool = False) -> bytes:
         return file.read(size)
 
 
-def is_own(path: Path) -> bool:
+def is_trusted(path: Path) -> bool:
     """Return whether this user made the file, in their own folder. Root trusts only root."""
     try:
         return path.exists() and read_bytes(path, own=True) is not None

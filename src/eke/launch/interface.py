@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, cast
 
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
-from eke.common.files import is_own
+from eke.common.files import is_trusted
 from eke.common.paths import RunPaths, SweepPaths
 from eke.common.plugins import LAUNCHERS, load_plugin, plugin_names
 from eke.config.schema import Config, unused_cluster_overrides
@@ -130,7 +130,7 @@ def find_launcher(name: str) -> Launcher:
 def launchers_of(paths: RunPaths) -> list[str]:
     """Return the names of the launchers that have left a file in a run's folder."""
     # Another user's file is ignored: it would name commands to run and jobs to cancel.
-    return [name for name in plugin_names(LAUNCHERS) if is_own(paths.ticket(name))]
+    return [name for name in plugin_names(LAUNCHERS) if is_trusted(paths.ticket(name))]
 
 
 def job_statuses(runs: Iterable[RunPaths]) -> dict[Path, tuple[str, JobStatus]]:
