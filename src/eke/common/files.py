@@ -121,7 +121,7 @@ def _owner(found: os.stat_result) -> str:
         return f"another user (uid {found.st_uid})"
 
 
-def own_folder(path: Path, private: bool = False) -> Path:
+def make_private_dir(path: Path, private: bool = False) -> Path:
     """Create a folder if missing. Refused if it belongs to another user or is not `private`."""
     path.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
     with hold_folder(path, own=True) as folder:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.files import own_folder
+from eke.common.files import make_private_dir
 from eke.common.paths import (
     LOCAL_RANK,
     LOCAL_WORLD_SIZE,
@@ -169,7 +169,7 @@ def ensure_home() -> None:
     """Set HOME to a private folder, for libraries, if this user id has no home."""
     if not user_path("~").is_absolute():
         with suppress(OSError):
-            os.environ["HOME"] = str(own_folder(home_folder(), private=True))
+            os.environ["HOME"] = str(make_private_dir(home_folder(), private=True))
 
 
 def leave_tracked_run() -> None:

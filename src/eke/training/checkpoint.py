@@ -27,7 +27,7 @@ from eke.common.errors import RunError
 from eke.common.files import (
     fsync_directory,
     hold_folder,
-    own_folder,
+    make_private_dir,
     read_json,
     remove_tree,
     write_json,
@@ -128,7 +128,7 @@ def unfinished_folder(folder: Path, step: int, pid: int) -> Path:
 
 def begin_checkpoint(unfinished: Path) -> None:
     """Create an empty folder."""
-    own_folder(unfinished.parent)
+    make_private_dir(unfinished.parent)
     remove_tree(unfinished)
     unfinished.mkdir()
 

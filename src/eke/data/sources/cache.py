@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.files import UntrustedPathError, hold_folder, own_folder, read_text, write_atomic
+from eke.common.files import UntrustedPathError, hold_folder, make_private_dir, read_text, write_atomic
 from eke.common.paths import home_folder
 
 CHUNK_BYTES = 1 << 20
@@ -58,7 +58,7 @@ def digest_once(listing: object, digits: int, compute: Callable[[], str]) -> str
         return kept
     result = compute()[:digits]
     with suppress(OSError):
-        own_folder(cached.parent)
+        make_private_dir(cached.parent)
         write_atomic(cached, result)
     return result
 

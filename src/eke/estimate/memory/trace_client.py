@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import cattrs
 
-from eke.common.files import own_folder, read_json, write_atomic
+from eke.common.files import make_private_dir, read_json, write_atomic
 from eke.common.process_env import child_environment, module_command
 from eke.config.schema.codec import make_converter
 from eke.data.sources import cache_folder
@@ -142,7 +142,7 @@ def keep(folder: str, key: str, value: Any) -> None:
     """Store a value, if possible. Otherwise it is computed again next time."""
     path = _path(folder, key)
     with contextlib.suppress(OSError):
-        own_folder(path.parent)
+        make_private_dir(path.parent)
         write_atomic(path, json.dumps(make_converter().unstructure(value)))  # phases in order
 
 

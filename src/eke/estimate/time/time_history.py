@@ -20,7 +20,7 @@ from typing import Any
 
 import cattrs
 
-from eke.common.files import append_line, own_folder, read_text, seal, write_atomic
+from eke.common.files import append_line, make_private_dir, read_text, seal, write_atomic
 from eke.config.schema.codec import make_converter
 from eke.data.sources import cache_folder
 from eke.estimate.memory.trace_client import digest_of, software, what_counts
@@ -263,7 +263,7 @@ def note_pace(plan: Plan, record: Record) -> None:
 def add_line(path: Path, line: str) -> None:
     """Append a line to a group's file and keep it within bounds. Ignore failures."""
     try:
-        own_folder(path.parent)
+        make_private_dir(path.parent)
         seal(path)
         append_line(path, line)
         lines = read_text(path, LONGEST_FILE).splitlines()

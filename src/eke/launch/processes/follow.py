@@ -15,7 +15,7 @@ from eke.common.files import (
     last_bytes,
     open_file,
     open_to_read,
-    own_folder,
+    make_private_dir,
     try_lock,
 )
 from eke.common.paths import RunPaths, SweepPaths
@@ -164,7 +164,7 @@ def watching(paths: SweepPaths) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         held.callback(_forget_killed, paths)  # also watchers killed together with this one
         with contextlib.suppress(OSError):  # a sweep also runs without a folder or locks for this
-            own_folder(lock.parent)
+            make_private_dir(lock.parent)
             descriptor = open_file(made, os.O_RDWR | os.O_CREAT)
             held.callback(os.close, descriptor)
             held.callback(_forget, lock)

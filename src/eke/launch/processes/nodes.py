@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eke.common.errors import EkeError
-from eke.common.files import own_folder, read_json, write_atomic
+from eke.common.files import make_private_dir, read_json, write_atomic
 from eke.common.paths import RunPaths
 from eke.common.process_env import SlurmTask
 from eke.launch.processes.running_run import LiveRun, describe_exit, end_of_ranks
@@ -134,7 +134,7 @@ class Head:
             address, port = self._server.getsockname()
             host = host_name() if address == ANY_ADDRESS else address
             self._secret = secrets.token_hex(16)
-            own_folder(file.parent)
+            make_private_dir(file.parent)
             invitation = Invitation(task.step, host, port, self._secret)
             write_atomic(file, json.dumps(invitation._asdict()), mode=0o600)
         except OSError as error:
@@ -267,7 +267,7 @@ class LedRun(LiveRun):
         self._left_behind: float | None = None
         self._killed_for = ""
         head.gather(plan.config.distributed.timeout_s)
-        own_folder(paths.folder)
+        make_private_dir(paths.folder)
         spot = Spot(0, head.count, head.begin(paths.folder, plan.processes_per_node))
         try:
             super().__init__(plan, paths, plan.processes_per_node, spot=spot)

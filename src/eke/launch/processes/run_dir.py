@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eke.common.errors import BusyError, ConfigError, EkeError, Fix, Problem
-from eke.common.files import UntrustedPathError, is_locked, open_file, own_folder, read_text, try_lock
+from eke.common.files import UntrustedPathError, is_locked, open_file, make_private_dir, read_text, try_lock
 from eke.common.paths import RunPaths, user_path
 from eke.plan.identity import changed_fingerprint
 from eke.plan.planner import Plan
@@ -132,7 +132,7 @@ def claim(paths: RunPaths) -> Iterator[int]:
     Yields the lock's descriptor, which the worker inherits to keep the folder locked.
     """
     try:
-        own_folder(paths.folder)
+        make_private_dir(paths.folder)
         descriptor = open_file(paths.lock, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         if is_locked(paths.lock):  # by another user, whose file is read-only here

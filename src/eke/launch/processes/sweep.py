@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eke.common.errors import ConfigError
-from eke.common.files import own_folder, write_json
+from eke.common.files import make_private_dir, write_json
 from eke.common.masking import masked
 from eke.common.paths import RunPaths, SweepPaths, user_path
 from eke.common.process_env import ranks_are_started
@@ -241,7 +241,7 @@ class SweepFile:
             self.problem = error.strerror or str(error)
 
     def _write(self) -> None:
-        own_folder(self.paths.folder)
+        make_private_dir(self.paths.folder)
         content = {
             "schema_version": 1,
             "name": self.name,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from eke.common.errors import ConfigError, EkeError
-from eke.common.files import open_file, own_folder, read_json, write_json
+from eke.common.files import open_file, make_private_dir, read_json, write_json
 from eke.common.paths import RunPaths, SweepPaths
 from eke.common.text import format_number
 from eke.config.schema import Checkpointing
@@ -256,7 +256,7 @@ class Rerun:
         """Hold exclusive access to the file if the file system has locks."""
         with contextlib.ExitStack() as held:
             with contextlib.suppress(OSError):
-                own_folder(self.paths.folder)
+                make_private_dir(self.paths.folder)
                 lock = self.paths.rerun.with_suffix(".lock")
                 descriptor = open_file(lock, os.O_RDWR | os.O_CREAT)
                 held.callback(os.close, descriptor)

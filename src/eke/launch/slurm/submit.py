@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError
-from eke.common.files import open_shared_lock, own_folder, try_lock, write_atomic, write_json
+from eke.common.files import open_shared_lock, make_private_dir, try_lock, write_atomic, write_json
 from eke.common.paths import RunPaths
 from eke.common.text import format_number
 from eke.config.schema.resources import Slurm
@@ -62,7 +62,7 @@ def submitting(
     folder: Path, patience_s: float = 0.0, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[int]:
     """Lock the ledgers of a runs folder. Raise BusyError, or ConfigError without file locks."""
-    own_folder(folder)
+    make_private_dir(folder)
     runs = folder.parents[1]
     descriptor = open_shared_lock(runs / LOCK)
     try:

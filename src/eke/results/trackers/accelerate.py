@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from eke.common.files import open_file, own_folder, read_json, write_json
+from eke.common.files import open_file, make_private_dir, read_json, write_json
 from eke.common.paths import RunPaths
 from eke.plan.record import EXIT_OK, EXIT_RESUMABLE, metrics
 from eke.results.trackers.async_tracker import EVAL, TRAIN, CatchUp, Mirror, MirrorError, drawn
@@ -45,7 +45,7 @@ class AccelerateRun(Mirror):
 
     def prepare(self) -> None:
         """Import the library. Raise MirrorError if it is not installed."""
-        own_folder(self._folder)
+        make_private_dir(self._folder)
         try:
             self.load()
         except ModuleNotFoundError as error:

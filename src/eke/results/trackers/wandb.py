@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eke.common.files import own_folder
+from eke.common.files import make_private_dir
 from eke.common.paths import RunPaths
 from eke.config.schema import TrackerMode
 from eke.plan.record import metrics
@@ -86,7 +86,7 @@ class WandbRun(Mirror):
         """Import wandb and start its helper process, wandb-core, without a connection."""
         # Changes of the environment and imports are safe only on the caller's thread.
         folder = self._run.directory / "wandb"
-        own_folder(folder)
+        make_private_dir(folder)
         # Otherwise W&B also sends telemetry offline, and waits 10 s for an unreachable host.
         os.environ["WANDB_ERROR_REPORTING"] = "false"
         # Folder of wandb-core's log: a home folder has a quota on many clusters.

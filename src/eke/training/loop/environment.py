@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.files import own_folder
+from eke.common.files import make_private_dir
 from eke.common.process_env import be_verbose
 from eke.data.sources import cache_folder
 from eke.plan.planner import Plan, maps_memory
@@ -76,16 +76,16 @@ def choose_compiled_code_folders() -> None:
     for variable, name in names.items():
         if given := os.environ.get(variable):
             try:
-                own_folder(Path(given), private=True)
+                make_private_dir(Path(given), private=True)
             except OSError as error:
                 why = f"{error.strerror}. Compiled code in it would run as this user."
                 fix = Fix(remark=f"export {variable}=FOLDER_OF_YOURS")
                 raise ConfigError(Problem(variable, given, why, fix)) from error
             continue
         try:
-            folder = own_folder(own_folder(local, private=True) / name, private=True)
+            folder = make_private_dir(make_private_dir(local, private=True) / name, private=True)
         except OSError:  # another user has already created a file of this name
-            folder = own_folder(cache_folder() / name, private=True)
+            folder = make_private_dir(cache_folder() / name, private=True)
         os.environ[variable] = str(folder)
 
 

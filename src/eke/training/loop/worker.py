@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eke.common.errors import ChangedError, EkeError
-from eke.common.files import open_file, own_folder, seal
+from eke.common.files import open_file, make_private_dir, seal
 from eke.common.paths import RANK, RunPaths
 from eke.common.runtime import importing, lacking
 from eke.common.streams import open_streams
@@ -125,7 +125,7 @@ def join(plan: Plan) -> "Ranks":
 
 def redirect_output(paths: RunPaths, rank: int) -> None:
     """Redirect the output of ranks other than 0, including native code, to separate logs."""
-    own_folder(paths.folder)
+    make_private_dir(paths.folder)
     descriptor = open_file(paths.rank_log(rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     for standard in (1, 2):
         os.dup2(descriptor, standard)

@@ -15,7 +15,7 @@ from enum import Enum
 from importlib import metadata, resources
 from typing import Any
 
-from eke.common.files import own_folder, plain, read_text, write_atomic
+from eke.common.files import make_private_dir, plain, read_text, write_atomic
 from eke.common.process_env import SAFE_PATH
 from eke.common.streams import escape, printable
 from eke.data.sources import cache_folder
@@ -261,7 +261,7 @@ def vega_script() -> str:
             return ""
         script = done.stdout.decode()
         with suppress(OSError):  # not cached
-            own_folder(path.parent)
+            make_private_dir(path.parent)
             write_atomic(path, script)
     # These strings would end the script element.
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
