@@ -9,7 +9,7 @@ from pathlib import Path
 
 from eke.cli import make_parser
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.files import hold_folder, plain, write_atomic
+from eke.common.files import open_trusted_dir, plain, write_atomic
 from eke.common.paths import short_path, user_path
 from eke.common.text import format_number
 from eke.plan.record import EXIT_OK
@@ -118,7 +118,7 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
     asked = [*options.formats]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with hold_folder(folder):  # `runs` may be a link of this user
+        with open_trusted_dir(folder):  # `runs` may be a link of this user
             folder = folder.resolve()
         for name in asked:
             text = _render(name, found, options.repeats)

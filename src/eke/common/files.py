@@ -48,7 +48,7 @@ class UntrustedPathError(OSError):
 
 
 @contextmanager
-def hold_folder(path: Path, own: bool = False) -> Iterator[int]:
+def open_trusted_dir(path: Path, own: bool = False) -> Iterator[int]:
     """Hold a folder by a descriptor, for `dir_fd`, so that renaming it has no effect.
 
     Refused for links in the path that are not of this user or root. `own` requires a folder of
@@ -124,7 +124,7 @@ def _owner(found: os.stat_result) -> str:
 def make_private_dir(path: Path, private: bool = False) -> Path:
     """Create a folder if missing. Refused if it belongs to another user or is not `private`."""
     path.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
-    with hold_folder(path, own=True) as folder:
+    with open_trusted_dir(path, own=True) as folder:
         if private and os.fstat(folder).st_mode & 0o022:
             raise UntrustedPathError("is writable by others", path)
         return path
@@ -136,7 +136,7 @@ def open_file(path: Path, flags: int, mode: int = 0o666, shared: bool = False) -
     `flags` are without O_TRUNC, as the file is checked after opening. Refused for a link, another
     user's file, or anything but a regular file. `shared` permits folders and files of other users.
     """
-    with hold_folder(path.parent, own=not shared) as folder:
+    with open_trusted_dir(path.parent, own=not shared) as folder:
         try:
             descriptor = os.open(path.name, flags | SAFE, mode, dir_fd=folder)
         except OSError as error:
@@ -188,7 +188,7 @@ def read_bytes(path: Path, limit: int = READ_LIMIT, own: bool = False) -> bytes:
     with open(open_file(path, os.O_RDONLY) if own else open_to_read(path), "rb") as file:
         found = os.fstat(file.fileno())
         if own and os.geteuid() == 0 != found.st_uid:
-            with hold_folder(path.parent) as folder:
+            with open_trusted_dir(path.parent) as folder:
                 if found.st_uid != _my_number(folder):  # NFS maps root's files to another user
                     raise UntrustedPathError(f"belongs to {_owner(found)}", path)
         if (size := found.st_size) > limit:
@@ -233,7 +233,7 @@ def write_atomic(path: Path, content: str | bytes, shared: bool = False, mode: i
     # A folder name may hold bytes that are not UTF-8.
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     temporary = f".{path.name[:200]}.{secrets.token_hex(8)}.tmp"
-    with hold_folder(path.parent, own=not shared) as folder:
+    with open_trusted_dir(path.parent, own=not shared) as folder:
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE
             with open(os.open(temporary, flags, mode, dir_fd=folder), "wb") as file:
@@ -251,14 +251,14 @@ def write_atomic(path: Path, content: str | bytes, shared: bool = False, mode: i
 def replace_link(path: Path, target: str) -> None:
     """Make `path` a symbolic link to `target`, replacing a link. OSError if impossible."""
     temporary = f".{path.name}.{secrets.token_hex(8)}.tmp"
-    with hold_folder(path.parent, own=True) as folder:
+    with open_trusted_dir(path.parent, own=True) as folder:
         os.symlink(target, temporary, dir_fd=folder)
         os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def remove_tree(path: Path) -> None:
     """Delete a folder of this user and its content, ignoring errors. Links are not followed."""
-    with contextlib.suppress(OSError), hold_folder(path.parent, own=True) as folder:
+    with contextlib.suppress(OSError), open_trusted_dir(path.parent, own=True) as folder:
         shutil.rmtree(path.name, ignore_errors=True, dir_fd=folder)
 
 

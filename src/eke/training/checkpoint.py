@@ -26,7 +26,7 @@ from torch import nn
 from eke.common.errors import RunError
 from eke.common.files import (
     fsync_directory,
-    hold_folder,
+    open_trusted_dir,
     make_private_dir,
     read_json,
     remove_tree,
@@ -284,7 +284,7 @@ def newest_complete(folder: Path) -> Path | None:
 def find_damage(path: Path) -> str:
     """Return why a checkpoint is unusable, "" if it is intact."""
     try:
-        with hold_folder(path, own=True):
+        with open_trusted_dir(path, own=True):
             manifest = read_json(path / CHECKPOINT_FILES)
         for name, (size, checksum) in manifest.items():
             file = path / name

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.files import UntrustedPathError, hold_folder, make_private_dir, read_text, write_atomic
+from eke.common.files import UntrustedPathError, open_trusted_dir, make_private_dir, read_text, write_atomic
 from eke.common.paths import home_folder
 
 CHUNK_BYTES = 1 << 20
@@ -28,7 +28,7 @@ def cache_folder() -> Path:
 def _checked(folder: Path) -> Path:
     """Raise ConfigError if another user owns the cache folder."""
     try:
-        with hold_folder(folder), hold_folder(folder.resolve(), own=True):
+        with open_trusted_dir(folder), open_trusted_dir(folder.resolve(), own=True):
             return folder
     except UntrustedPathError as error:
         why = f"{error.strerror}. Prepared tokens are read from this folder"
