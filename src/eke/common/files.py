@@ -289,7 +289,7 @@ def append_line(path: Path, line: str) -> None:
         os.close(descriptor)
 
 
-def seal(path: Path) -> None:
+def terminate_last_line(path: Path) -> None:
     """End an incomplete last line, so that the next row starts on a new line."""
     if path.exists() and last_bytes(path, 1) not in (b"", b"\n"):
         append_line(path, "")

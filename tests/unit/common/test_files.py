@@ -17,7 +17,7 @@ from eke.common.files import (
     append_line,
     plain,
     read_json,
-    seal,
+    terminate_last_line,
     who_has_open,
     write_atomic,
     write_json,
@@ -175,7 +175,7 @@ def test_who_has_a_file_open_in_another_pid_namespace(tmp_path) -> None:
 def test_only_a_torn_line_is_ended(left, sealed, tmp_path) -> None:
     """A disk that was full before the first row leaves an empty file."""
     (tmp_path / "rows").write_text(left)
-    seal(tmp_path / "rows")
+    terminate_last_line(tmp_path / "rows")
     assert (tmp_path / "rows").read_text() == sealed
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import cattrs
 
-from eke.common.files import append_line, make_private_dir, read_text, seal, write_atomic
+from eke.common.files import append_line, make_private_dir, read_text, terminate_last_line, write_atomic
 from eke.config.schema.codec import make_converter
 from eke.data.sources import cache_folder
 from eke.estimate.memory.trace_client import digest_of, software, what_counts
@@ -264,7 +264,7 @@ def add_line(path: Path, line: str) -> None:
     """Append a line to a group's file and keep it within bounds. Ignore failures."""
     try:
         make_private_dir(path.parent)
-        seal(path)
+        terminate_last_line(path)
         append_line(path, line)
         lines = read_text(path, LONGEST_FILE).splitlines()
         if len(lines) > 2 * KEPT_LINES:

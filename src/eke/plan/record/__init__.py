@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import cattrs
 
 from eke.common.errors import EkeError, Fix, Problem
-from eke.common.files import append_line, read_json, read_text, seal, write_json
+from eke.common.files import append_line, read_json, read_text, terminate_last_line, write_json
 from eke.common.paths import RunPaths
 from eke.common.text import closest_path, first_line
 
@@ -462,7 +462,7 @@ def start_attempt(
         "machine": machine,
         "cut": cut,
     }
-    seal(paths.attempts)
+    terminate_last_line(paths.attempts)
     append_line(paths.attempts, json.dumps(entry))
     return attempt
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eke.common.errors import ChangedError, EkeError
-from eke.common.files import open_file, make_private_dir, seal
+from eke.common.files import open_file, make_private_dir, terminate_last_line
 from eke.common.paths import RANK, RunPaths
 from eke.common.runtime import importing, lacking
 from eke.common.streams import open_streams
@@ -68,7 +68,7 @@ def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     plan = read_plan(paths)
     own = with_own_software(plan)
     number = start_attempt(paths, own.machine, cut_of(plan))
-    seal(paths.metrics)
+    terminate_last_line(paths.metrics)
     try:
         check_software(plan)
     except ChangedError as error:
