@@ -27,7 +27,7 @@ from typing import Any
 from arguments import writable
 
 from eke.common.errors import ConfigError
-from eke.common.files import plain, write_atomic
+from eke.common.files import json_safe, write_atomic
 from eke.config.compose import compose
 from eke.config.compose.catalogue import make_catalogue
 from eke.hardware import Device, detect, device_option, environment
@@ -100,7 +100,7 @@ def main() -> int:
             print(f"the budget of {asked.budget:.0f} s is spent; the same command continues")
             return EXIT_RESUMABLE
         row = run(command, device, content["outcomes"], asked.limit)
-        content["outcomes"][command] = plain(row)
+        content["outcomes"][command] = json_safe(row)
         write(file, content)
         print(f"{command:34} {row['outcome']:8} {row['reason'][:100]}", flush=True)
     print(file)

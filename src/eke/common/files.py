@@ -263,8 +263,8 @@ def remove_tree(path: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value atomically as indented, strict JSON (see `plain` for not-a-number)."""
-    write_atomic(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
+    """Write a value atomically as indented, strict JSON (see `json_safe` for not-a-number)."""
+    write_atomic(path, json.dumps(json_safe(value), indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: Path, limit: int = READ_LIMIT, own: bool = False) -> Any:
@@ -295,14 +295,14 @@ def terminate_last_line(path: Path) -> None:
         append_line(path, "")
 
 
-def plain(value: Any) -> Any:
+def json_safe(value: Any) -> Any:
     """Return a value with non-finite floats as text (`"nan"`, `"inf"`), which JSON lacks."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): json_safe(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [json_safe(item) for item in value]
     return value
 
 

@@ -15,7 +15,7 @@ from support import environment
 
 from eke.common.files import (
     append_line,
-    plain,
+    json_safe,
     read_json,
     terminate_last_line,
     who_has_open,
@@ -130,8 +130,8 @@ def test_plain_values_are_strict_json(value) -> None:
     def unspeakable(constant):
         raise AssertionError(f"{constant} is not JSON")
 
-    text = json.dumps(plain(value), allow_nan=False)
-    assert plain(json.loads(text, parse_constant=unspeakable)) == plain(value)
+    text = json.dumps(json_safe(value), allow_nan=False)
+    assert json_safe(json.loads(text, parse_constant=unspeakable)) == json_safe(value)
 
 
 def test_what_strict_json_cannot_say_is_spelled_out(tmp_path) -> None:

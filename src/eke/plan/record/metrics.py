@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eke.common.files import UntrustedPathError, append_line, open_to_read, plain
+from eke.common.files import UntrustedPathError, append_line, open_to_read, json_safe
 from eke.config.schema import Config, ProblemType
 from eke.models.families import is_classification
 from eke.plan.record import Best, Loss, Spread, Throughput, Timing
@@ -62,7 +62,7 @@ def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     try:
         lines = [_ENCODE(dict(row)) for row in rows]
     except ValueError:  # a number is not finite
-        lines = [_ENCODE(plain(dict(row))) for row in rows]
+        lines = [_ENCODE(json_safe(dict(row))) for row in rows]
     if lines:
         append_line(path, "\n".join(lines))
 

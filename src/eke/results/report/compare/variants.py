@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import zip_longest
 from statistics import fmean
 
-from eke.common.files import plain
+from eke.common.files import json_safe
 from eke.config.schema.fields import Affects
 from eke.plan.identity import canonical
 from eke.plan.record import Outcome, Record
@@ -143,7 +143,7 @@ def group(entries: Sequence[Entry]) -> tuple[list[Variant], list[Machine], list[
         key = NO_MACHINE, str(entry.folder)
         if entry.record is not None:
             data = entry.record.plan.get("data_fingerprint", "")
-            content = canonical(plain([configuration(entry.record.config), data]))
+            content = canonical(json_safe([configuration(entry.record.config), data]))
             content = hashlib.sha256(content.encode()).hexdigest()
             key = (letters[_machine_key(_facts(entry.record))], content)
             homes.setdefault(typed, key)

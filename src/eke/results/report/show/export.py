@@ -15,7 +15,7 @@ from enum import Enum
 from importlib import metadata, resources
 from typing import Any
 
-from eke.common.files import make_private_dir, plain, read_text, write_atomic
+from eke.common.files import make_private_dir, json_safe, read_text, write_atomic
 from eke.common.process_env import SAFE_PATH
 from eke.common.streams import escape, printable
 from eke.data.sources import cache_folder
@@ -207,7 +207,7 @@ def render_page(comparison: Comparison, repeats: bool = False) -> str:
              "charts": [{**vars(chart), "number": next(number)} for chart in each]}
             for part, each in zip(parts, drawn, strict=True)
         ],
-        data=plain({"specs": specs, "tables": tables}),
+        data=json_safe({"specs": specs, "tables": tables}),
         problems=problems(comparison),
         sections=sections(comparison, repeats),
         provenance=provenance(comparison),
