@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from eke.common.paths import LOCAL_RANK, MEETING, RANK, WORLD_SIZE
+from eke.common.paths import LOCAL_RANK, RENDEZVOUS_VARIABLE, RANK, WORLD_SIZE
 from eke.config.schema import PeerToPeer
 from eke.models.sizes import STAGE
 from eke.plan.planner import Plan
@@ -110,7 +110,7 @@ def join_ranks(plan: Plan) -> Ranks:
             raise RuntimeError(f"no GPU for process {local}; torch sees {found}")
         torch.cuda.set_device(local)
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
-    rank, meeting = int(os.environ[RANK]), os.environ.get(MEETING)
+    rank, meeting = int(os.environ[RANK]), os.environ.get(RENDEZVOUS_VARIABLE)
     limit = timedelta(seconds=config.timeout_s)  # of each collective
     if meeting:
         dist.init_process_group(backend, f"file://{meeting}", limit, world_size, rank)

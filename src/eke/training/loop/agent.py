@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from eke.common.paths import AGENT, MEETING, SUPERVISOR, RunPaths
+from eke.common.paths import AGENT, RENDEZVOUS_VARIABLE, SUPERVISOR, RunPaths
 from eke.common.process_env import end_with_parent, module_command
 from eke.common.streams import open_streams
 from eke.hardware import usable_cores
@@ -77,7 +77,7 @@ def launch_config(
         # Keep torch's agent, gloo and NCCL off the network.
         loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
         os.environ |= {
-            MEETING: f"{meeting}/ranks",
+            RENDEZVOUS_VARIABLE: f"{meeting}/ranks",
             # Otherwise the agent makes a store for its ranks that listens on all addresses.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "GLOO_SOCKET_IFNAME": loopback,
