@@ -93,7 +93,7 @@ def is_first() -> bool:
     return my_rank() == 0 and this_task().node == 0
 
 
-def machines_at_hand() -> int:
+def num_allocated_nodes() -> int:
     """Return the number of nodes on which srun or torchrun started this command."""
     return max(1, this_task().count, started_ranks() // _number_of(LOCAL_WORLD_SIZE))
 

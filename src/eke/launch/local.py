@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from eke.common.errors import BusyError, ConfigError, EkeError
 from eke.common.paths import SHARED_DEVICE, RunPaths, SweepPaths
-from eke.common.process_env import machines_at_hand
+from eke.common.process_env import num_allocated_nodes
 from eke.common.text import format_bytes
 from eke.config.schema import Config
 from eke.estimate.memory import known_forecast, least_bytes, least_host_bytes
@@ -261,7 +261,7 @@ class LocalLauncher(Launcher):
 
     def target(self, config: Config) -> Target:
         """Return the device of this machine, or the device that `hardware` declares."""
-        return Target(*choose_device(config.hardware.option), machines_at_hand())
+        return Target(*choose_device(config.hardware.option), num_allocated_nodes())
 
     def start(self, books: Books, paths: SweepPaths, sweep: str) -> Pool:
         """Return the pool of this machine's devices. Its runs start in `wait`."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.process_env import is_first, machines_at_hand, ranks_are_started
+from eke.common.process_env import is_first, num_allocated_nodes, ranks_are_started
 from eke.common.text import format_bytes
 from eke.config.compose import Arguments, Composed, compose, is_set
 from eke.config.schema import Config, Tracker, resolve_attention
@@ -98,7 +98,7 @@ def _plan_for(
     if target is None and launcher is not None:
         target = launcher.target(composed.config)
     elif target is None:
-        target = *choose_device(composed.config.hardware.option), machines_at_hand()
+        target = *choose_device(composed.config.hardware.option), num_allocated_nodes()
     device, reason, num_nodes = _with_enough(*target, composed.config)
     config = resolve_attention(resolve_model(composed.config, composed.overrides, planning))
     attention = {"attention": config.attention.option}

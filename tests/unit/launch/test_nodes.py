@@ -19,7 +19,7 @@ from eke.common.process_env import (
     SlurmTask,
     check_started_tasks,
     is_first,
-    machines_at_hand,
+    num_allocated_nodes,
     this_task,
 )
 from eke.launch.processes import nodes
@@ -328,7 +328,7 @@ BY_TORCHRUN = {"LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"
 def test_machines_at_hand(variables, machines, monkeypatch) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert machines_at_hand() == machines
+    assert num_allocated_nodes() == machines
 
 
 def test_tasks_and_machines_must_agree(monkeypatch) -> None:
