@@ -60,7 +60,7 @@ def check_started_tasks(what: str, num_nodes: int) -> None:
 RENDEZVOUS = (RANK, WORLD_SIZE, LOCAL_RANK, "MASTER_ADDR", "MASTER_PORT")
 """Variables that torchrun sets for each process (https://docs.pytorch.org/docs/stable/elastic/run.html)."""
 
-SPEECH_S = 30.0
+RANK_0_ERROR_TIMEOUT_S = 30.0
 """Seconds for rank 0 to report an error before torchrun ends all ranks."""
 
 

@@ -10,7 +10,7 @@ import eke
 from eke.common.errors import ConfigError, EkeError, Fix, Problem, format_os_error
 from eke.common.paths import program
 from eke.common.process_env import (
-    SPEECH_S,
+    RANK_0_ERROR_TIMEOUT_S,
     VERBOSE,
     be_verbose,
     check_started_ranks,
@@ -145,7 +145,7 @@ def heed(arguments: Arguments) -> None:
 def complain(text: str, code: int) -> int:
     """Print an error once for all ranks, and return the exit code."""
     if my_rank() and code != EXIT_RESUMABLE:
-        time.sleep(SPEECH_S)
+        time.sleep(RANK_0_ERROR_TIMEOUT_S)
     if is_first():
         speak(text, sys.stderr)
     return code
