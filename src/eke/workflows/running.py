@@ -8,7 +8,7 @@ from pathlib import Path
 
 from eke.common.errors import ConfigError, RunError
 from eke.common.paths import user_path
-from eke.common.process_env import check_started_ranks, check_started_tasks, my_rank, this_task
+from eke.common.process_env import check_started_ranks, check_started_tasks, my_rank, current_slurm_task
 from eke.config.compose import Composed, compose
 from eke.estimate.memory import forecast_line, stop_tracing
 from eke.estimate.time import forecast_time, time_line
@@ -45,7 +45,7 @@ def plan_unless_answered(planned: Callable[[bool], Plan], where: Callable[[Plan]
 
 def run_composed(composed: Composed) -> int:
     """Run on this machine, or as one of several tasks, and return the exit code."""
-    task = this_task()
+    task = current_slurm_task()
     check_started_tasks("a run", composed.config.distributed.num_nodes)
     means = means_of_a_run(composed.config)
     if task.count == 1:

@@ -20,7 +20,7 @@ from eke.common.process_env import (
     check_started_tasks,
     is_first,
     num_allocated_nodes,
-    this_task,
+    current_slurm_task,
 )
 from eke.launch.processes import nodes
 from eke.launch.processes.nodes import (
@@ -80,10 +80,10 @@ def started(file, count: int, problem: str = "") -> list[threading.Thread]:
 
 
 def test_a_task_knows_its_step_and_its_restart() -> None:
-    assert this_task({}) == SlurmTask(0, 1, "")
-    assert this_task({**STEP, "SLURM_PROCID": "2"}) == SlurmTask(2, 3, "12.0.0")
+    assert current_slurm_task({}) == SlurmTask(0, 1, "")
+    assert current_slurm_task({**STEP, "SLURM_PROCID": "2"}) == SlurmTask(2, 3, "12.0.0")
     again = {**STEP, "SLURM_PROCID": "0", "SLURM_RESTART_COUNT": "1"}
-    assert this_task(again) == SlurmTask(0, 3, "12.0.1"), "an old invitation is none"
+    assert current_slurm_task(again) == SlurmTask(0, 3, "12.0.1"), "an old invitation is none"
 
 
 def test_the_agent_is_told_its_machine(tmp_path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError
 from eke.common.paths import RunPaths
-from eke.common.process_env import SlurmTask, this_task
+from eke.common.process_env import SlurmTask, current_slurm_task
 from eke.common.streams import open_streams
 from eke.common.text import format_number
 from eke.hardware import choose_device, device_option, machine_fingerprint
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
             return log_and_exit(f"{file}: no element {task}", EXIT_USER)
         number = int(task)
         paths = RunPaths(Path(submission.runs[number]))
-        mine = this_task()
+        mine = current_slurm_task()
         if mine.node:
             return help_out(paths, mine)
         ticket = Ticket(str(file), number)
