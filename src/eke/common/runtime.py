@@ -9,7 +9,7 @@ TESTED = "2.13.0"
 """Release of torch in `constraints.txt`, used in eke's tests."""
 
 
-def lacking(error: BaseException) -> str:
+def describe_missing_api(error: BaseException) -> str:
     """Return a message for a name that the installed PyTorch lacks, "" for other errors."""
     what = str(error).partition(" (")[0]
     owner = ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from eke.common.errors import ChangedError, EkeError
 from eke.common.files import open_file, make_private_dir, terminate_last_line
 from eke.common.paths import RANK, RunPaths
-from eke.common.runtime import importing, lacking
+from eke.common.runtime import importing, describe_missing_api
 from eke.common.streams import open_streams
 from eke.hardware import environment
 from eke.plan.planner import (
@@ -79,7 +79,7 @@ def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
         with importing():
             from eke.training.loop.attempt import Attempt, work
     except (ImportError, AttributeError) as error:
-        if not (why := lacking(error)):
+        if not (why := describe_missing_api(error)):
             raise
         return _record_end(plan, paths, number, Outcome.crashed, Failure("import", why))
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from eke.common.errors import RunError
-from eke.common.runtime import lacking
+from eke.common.runtime import describe_missing_api
 from eke.config.schema import Backend
 from eke.config.schema.resources import Distributed
 from eke.estimate.memory.components import Method, Traced
@@ -171,7 +171,7 @@ def _traced(adapted: TraceablePlan) -> History:
         # Report the place: a library's own message would be misleading.
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         where = f"{type(error).__name__} in {frame.f_globals.get('__name__', '?')}"
-        why = lacking(error) or f"the step does not run on tensors without data ({where})"
+        why = describe_missing_api(error) or f"the step does not run on tensors without data ({where})"
         raise Untraceable(why) from error
 
 
