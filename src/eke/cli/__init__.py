@@ -9,7 +9,7 @@ from importlib import import_module
 from eke.common.errors import EkeError, format_os_error
 from eke.common.masking import mask
 from eke.common.process_env import ensure_home
-from eke.common.runtime import collect_seldom
+from eke.common.runtime import relax_gc
 from eke.common.streams import lost, open_streams, speak_problems, use_utf8
 from eke.common.text import closest
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER
@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
         use_utf8()
     open_streams()
     ensure_home()
-    collect_seldom()
+    relax_gc()
     typed = sys.argv[1:] if arguments is None else arguments
     try:
         code = _do(typed)

@@ -30,7 +30,7 @@ MANY = 50_000
 """Collection threshold (new objects) of planning commands. Python 3.11 uses 700."""
 
 
-def collect_seldom() -> None:
+def relax_gc() -> None:
     """Collect rarely, for planning: most objects live until the process ends."""
     gc.set_threshold(MANY)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any, TextIO
 
-from eke.common.runtime import collect_seldom, importing, describe_missing_api
+from eke.common.runtime import relax_gc, importing, describe_missing_api
 from eke.config.schema.codec import make_converter
 from eke.plan.planner import Plan
 from eke.training.loop.environment import QUIET
@@ -33,7 +33,7 @@ def main() -> int:
     os.environ.update({name: os.environ.get(name, value) for name, value in SETTINGS.items()})
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    collect_seldom()
+    relax_gc()
     serve(iter(sys.stdin.readline, ""), answers)
     return 0
 
