@@ -26,13 +26,13 @@ def describe_missing_api(error: BaseException) -> str:
     return f"torch {installed} is not supported ({what}). Tested: pip install torch=={TESTED}"
 
 
-MANY = 50_000
+GC_THRESHOLD = 50_000
 """Collection threshold (new objects) of planning commands. Python 3.11 uses 700."""
 
 
 def relax_gc() -> None:
     """Collect rarely, for planning: most objects live until the process ends."""
-    gc.set_threshold(MANY)
+    gc.set_threshold(GC_THRESHOLD)
 
 
 @contextmanager
