@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-GONE = (errno.EPIPE, errno.EIO)
+CLOSED_PIPE_ERRNOS = (errno.EPIPE, errno.EIO)
 """Errors of a pipe without a reader (`| head`) and of a closed terminal."""
 
 COLOURS = re.compile(r"(\x1b\[[\d;]*m)")
@@ -99,7 +99,7 @@ class _Output(io.FileIO):
             return written
         except OSError as error:
             before, self.error = self.error, self.error or error
-            if error.errno in GONE:  # also for native code and children
+            if error.errno in CLOSED_PIPE_ERRNOS:  # also for native code and children
                 with contextlib.suppress(OSError):
                     nowhere = os.open(os.devnull, os.O_WRONLY)
                     os.dup2(nowhere, self.fileno())
@@ -152,7 +152,7 @@ def lost() -> bool:
 
 def is_heard() -> bool:
     """Return whether standard output still has a reader, judged by past writes."""
-    return _errno() not in GONE
+    return _errno() not in CLOSED_PIPE_ERRNOS
 
 
 def _errno() -> int | None:
