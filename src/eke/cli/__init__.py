@@ -10,7 +10,7 @@ from eke.common.errors import EkeError, format_os_error
 from eke.common.masking import mask
 from eke.common.process_env import ensure_home
 from eke.common.runtime import relax_gc
-from eke.common.streams import lost, open_streams, speak_problems, use_utf8
+from eke.common.streams import output_was_lost, open_streams, speak_problems, use_utf8
 from eke.common.text import closest
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER
 
@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_RESUMABLE
     only_answers = typed[:1] not in (["train"], ["fit"], ["retry"])
-    return EXIT_FAILED if code == EXIT_OK and only_answers and lost() else code
+    return EXIT_FAILED if code == EXIT_OK and only_answers and output_was_lost() else code
 
 
 def _do(arguments: list[str]) -> int:
@@ -105,7 +105,7 @@ def _do(arguments: list[str]) -> int:
 
         asked = split_arguments(rest)
         sys.stdout.write(f"{help_text(asked.config_dir, asked.help or '')}\n")
-        return EXIT_FAILED if lost() else EXIT_OK
+        return EXIT_FAILED if output_was_lost() else EXIT_OK
     if command in COMPLETION_FLAGS:
         from eke.config.compose import answer_shell
 

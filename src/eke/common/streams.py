@@ -110,7 +110,7 @@ class _Output(io.FileIO):
 
 
 def open_streams(encoding: str | None = None) -> None:
-    """Replace closed streams by the null device and record write errors for `lost`, `is_heard`.
+    """Replace closed streams by the null device and record write errors for `output_was_lost`, `is_heard`.
 
     Streams replaced by a test or a notebook are kept. `encoding` is for writing to a file of eke.
     """
@@ -144,7 +144,7 @@ def use_utf8() -> None:
     os.execve(sys.executable, command, {**os.environ, **mode})
 
 
-def lost() -> bool:
+def output_was_lost() -> bool:
     """Return whether standard output was lost although it may have a reader."""
     sys.stdout.flush()
     return _errno() is not None and is_heard()

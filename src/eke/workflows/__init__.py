@@ -19,7 +19,7 @@ from eke.common.process_env import (
     leave_tracked_run,
     my_rank,
 )
-from eke.common.streams import lost, speak, speak_problems
+from eke.common.streams import output_was_lost, speak, speak_problems
 from eke.config.compose import (
     COMPLETION_FLAGS,
     Arguments,
@@ -130,7 +130,7 @@ def print_once(text: str) -> int:
     """Print a text once for all ranks, and return the exit code of a command that only prints."""
     if is_first():
         speak(text)
-    return EXIT_FAILED if lost() else EXIT_OK
+    return EXIT_FAILED if output_was_lost() else EXIT_OK
 
 
 def heed(arguments: Arguments) -> None:
