@@ -37,7 +37,7 @@ from eke.common.files import (
     who_has_open,
 )
 from eke.common.paths import RunPaths, SweepPaths, program, user_path
-from eke.common.streams import is_heard, printable, speak, unfiltered
+from eke.common.streams import has_reader, printable, speak, unfiltered
 from eke.common.text import align, format_number, format_seconds
 from eke.launch.interface import find_launcher, launchers_of
 from eke.launch.processes.follow import Tail, Watcher, watchers_in
@@ -241,7 +241,7 @@ def watch(folder: Path) -> int:
             standings = find_standings(folder)
             live.update(render_runs(standings, shutil.get_terminal_size().lines), refresh=True)
             pause = POLL_CLUSTER_S if any(each.job for each in standings) else LOOK_S
-            if not (goes_on(folder, standings) and is_heard()):
+            if not (goes_on(folder, standings) and has_reader()):
                 break
             time.sleep(max(pause, SLOW_FACTOR * (time.monotonic() - began)))
     return EXIT_OK
@@ -351,7 +351,7 @@ def follow_logs(
     followed = {each.paths.folder: each for each in shown}
     known = {each.paths.folder: each.state for each in standings}
     going_on, asked = goes_on(folder, standings), time.monotonic()
-    while going_on and is_heard():
+    while going_on and has_reader():
         time.sleep(0.5)
         if time.monotonic() - asked >= ASK_S:
             standings = find_standings(folder)

@@ -110,7 +110,7 @@ class _Output(io.FileIO):
 
 
 def open_streams(encoding: str | None = None) -> None:
-    """Replace closed streams by the null device and record write errors for `output_was_lost`, `is_heard`.
+    """Replace closed streams by the null device and record write errors for `output_was_lost`, `has_reader`.
 
     Streams replaced by a test or a notebook are kept. `encoding` is for writing to a file of eke.
     """
@@ -147,10 +147,10 @@ def use_utf8() -> None:
 def output_was_lost() -> bool:
     """Return whether standard output was lost although it may have a reader."""
     sys.stdout.flush()
-    return _errno() is not None and is_heard()
+    return _errno() is not None and has_reader()
 
 
-def is_heard() -> bool:
+def has_reader() -> bool:
     """Return whether standard output still has a reader, judged by past writes."""
     return _errno() not in CLOSED_PIPE_ERRNOS
 
