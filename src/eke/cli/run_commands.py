@@ -37,7 +37,7 @@ from eke.common.files import (
     who_has_open,
 )
 from eke.common.paths import RunPaths, SweepPaths, program, user_path
-from eke.common.streams import has_reader, printable, speak, unfiltered
+from eke.common.streams import has_reader, printable, write_line, unfiltered
 from eke.common.text import align, format_number, format_seconds
 from eke.launch.interface import find_launcher, launchers_of
 from eke.launch.processes.follow import Tail, Watcher, watchers_in
@@ -80,12 +80,12 @@ def retry(options: argparse.Namespace) -> int:
     chosen = list(found.values())  # several cells may be the same run
     refuse_a_copy(folder, directory, cells)
     if not chosen:
-        speak(f"no run is {' or '.join(wanted)}")
+        write_line(f"no run is {' or '.join(wanted)}")
         return EXIT_OK
     is_search = command[0] == "fit"
     words = ["eke", *command] if is_search else [*program().split(), *command]
-    speak(f"in {shlex.quote(directory)}: {shlex.join(words)}")
-    speak(f"rerunning {format_number(len(chosen), 'run')}")
+    write_line(f"in {shlex.quote(directory)}: {shlex.join(words)}")
+    write_line(f"rerunning {format_number(len(chosen), 'run')}")
     os.chdir(directory)
     with aside(chosen):
         if not is_search:
@@ -338,7 +338,7 @@ def logs(options: argparse.Namespace) -> int:
     for each in shown:
         _heading(each, len(shown))
         if lines := _last_lines(log_of(each.paths), options.lines):
-            speak("\n".join(lines))
+            write_line("\n".join(lines))
     if options.follow:
         follow_logs(folder, standings, shown, tails)
     return EXIT_OK
@@ -364,7 +364,7 @@ def follow_logs(
                 tails[run].position = 0
             if lines := tails[run].lines(last=not going_on):
                 _heading(each, len(followed))
-                speak("\n".join(lines))
+                write_line("\n".join(lines))
 
 
 def log_of(paths: RunPaths) -> Path:
@@ -377,7 +377,7 @@ def log_of(paths: RunPaths) -> Path:
 
 def _heading(each: RunStatus, count: int) -> None:
     if count > 1:
-        speak(f"==> {log_of(each.paths)} ({each.state})")
+        write_line(f"==> {log_of(each.paths)} ({each.state})")
 
 
 def _last_lines(log: Path, count: int) -> list[str]:
@@ -424,7 +424,7 @@ def _cancel(options: argparse.Namespace) -> int:
         gone = [s for s in found.values() if s.launcher and s.state in (NOT_STARTED, INTERRUPTED)]
         lost = f", the jobs of {format_number(len(gone), 'run')} are gone" if gone else ""
         said = [f"no run is queued or running{lost}"]
-    speak("\n".join(line for line in (", ".join(said), *refused) if line))
+    write_line("\n".join(line for line in (", ".join(said), *refused) if line))
     return EXIT_FAILED if refused else EXIT_OK
 
 

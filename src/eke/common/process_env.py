@@ -21,7 +21,7 @@ from eke.common.paths import (
     source_folder,
     user_path,
 )
-from eke.common.streams import speak
+from eke.common.streams import write_line
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def leave_tracked_run() -> None:
     """Remove variables of one tracked run, since each of several runs has its own id."""
     if all(name in os.environ for name in AGENT):
         why = "W&B's agent expects one run. These runs are outside its sweep"
-        speak(f"  warning: {why}", sys.stderr)
+        write_line(f"  warning: {why}", sys.stderr)
     for name in [each for each in os.environ if re.match(TRACKED_RUN_VARIABLES, each)]:
         del os.environ[name]
 

@@ -164,10 +164,10 @@ def speak_problems(error: EkeError) -> None:
     """Print the problems of an invalid configuration as JSON to standard output."""
     if isinstance(error, ConfigError):
         content = {"problems": [problem.as_json() for problem in error.problems]}
-        speak(mask(json.dumps(content, indent=2)))
+        write_line(mask(json.dumps(content, indent=2)))
 
 
-def speak(text: str, to: TextIO | None = None) -> None:
+def write_line(text: str, to: TextIO | None = None) -> None:
     """Print a line to standard output, or to another stream, and flush."""
     stream = to or sys.stdout
     stream.write(f"{text}\n")

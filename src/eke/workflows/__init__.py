@@ -19,7 +19,7 @@ from eke.common.process_env import (
     leave_tracked_run,
     my_rank,
 )
-from eke.common.streams import output_was_lost, speak, speak_problems
+from eke.common.streams import output_was_lost, write_line, speak_problems
 from eke.config.compose import (
     COMPLETION_FLAGS,
     Arguments,
@@ -129,14 +129,14 @@ def ask_hydra(arguments: Arguments) -> int:
 def print_once(text: str) -> int:
     """Print a text once for all ranks, and return the exit code of a command that only prints."""
     if is_first():
-        speak(text)
+        write_line(text)
     return EXIT_FAILED if output_was_lost() else EXIT_OK
 
 
 def heed(arguments: Arguments) -> None:
     """Print the warnings about a command once for all ranks on stderr, and set loggers."""
     for text in arguments.warnings if is_first() else ():
-        speak(f"warning: {text}", sys.stderr)
+        write_line(f"warning: {text}", sys.stderr)
     if arguments.verbose:
         os.environ[VERBOSE] = arguments.verbose
         be_verbose()
@@ -147,7 +147,7 @@ def complain(text: str, code: int) -> int:
     if my_rank() and code != EXIT_RESUMABLE:
         time.sleep(RANK_0_ERROR_TIMEOUT_S)
     if is_first():
-        speak(text, sys.stderr)
+        write_line(text, sys.stderr)
     return code
 
 

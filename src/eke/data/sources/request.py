@@ -13,7 +13,7 @@ from pathlib import Path
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
 from eke.common.process_env import child_environment, module_command
-from eke.common.streams import speak
+from eke.common.streams import write_line
 from eke.config.schema import (
     Config,
     Conversations,
@@ -315,7 +315,7 @@ def _prepare(request: PrepareRequest) -> None:
     )
     path = request.path if len(request.path) <= 80 else f"...{request.path[-77:]}"
     words = f"preparing data={request.option} {path} (once) ..."
-    notice = threading.Timer(MOMENT_S, speak, (words, sys.stderr))
+    notice = threading.Timer(MOMENT_S, write_line, (words, sys.stderr))
     notice.start()
     try:  # no timeout: after one, Python 3.11 drops unsent input
         out, err = child.communicate(request.to_json())

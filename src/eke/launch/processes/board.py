@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eke.common.paths import RunPaths
-from eke.common.streams import speak
+from eke.common.streams import write_line
 from eke.common.text import format_number, format_seconds
 from eke.launch.processes.follow import NEWS_S, REFRESH_S, newest_step, print_line, terminal
 from eke.launch.processes.run_dir import untracked
@@ -38,7 +38,7 @@ class Board:
     def note(self, text: str) -> None:
         """Print a line that concerns the entire sweep."""
         if self.table is None:
-            speak(text)
+            write_line(text)
         else:
             print_line(text, self.table)
 

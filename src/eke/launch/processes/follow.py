@@ -19,7 +19,7 @@ from eke.common.files import (
     try_lock,
 )
 from eke.common.paths import RunPaths, SweepPaths
-from eke.common.streams import printable, speak, unfiltered
+from eke.common.streams import printable, write_line, unfiltered
 from eke.common.text import format_seconds
 from eke.plan.record import IN_LOG, metrics
 
@@ -115,7 +115,7 @@ class RunView:
 def print_line(text: str, above: Any = None) -> None:
     """Print a line above a table or bar of rich, else to stderr."""
     if above is None:
-        speak(text, sys.stderr)
+        write_line(text, sys.stderr)
         return
     from rich.text import Text
 

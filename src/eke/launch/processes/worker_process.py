@@ -14,7 +14,7 @@ from typing import NoReturn
 from eke.common.files import open_file
 from eke.common.paths import SUPERVISOR, RunPaths
 from eke.common.process_env import child_environment, module_command
-from eke.common.streams import speak
+from eke.common.streams import write_line
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that stop a supervisor: Ctrl-C, `kill`, or a batch system's warning before a limit."""
@@ -110,7 +110,7 @@ def forward_signals(
             kill()
             return
         ask(number)
-        speak(f"\n{say}", sys.stderr)
+        write_line(f"\n{say}", sys.stderr)
 
     before = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError
 from eke.common.paths import RunPaths, SweepPaths
-from eke.common.streams import speak
+from eke.common.streams import write_line
 from eke.common.text import format_number
 from eke.config.schema import Config
 from eke.launch.interface import JobStatus, Launcher, StartedSweep, Target, declared_target
@@ -118,7 +118,7 @@ class Cluster(StartedSweep):
             self.most = min(2 * self.most, sys.maxsize)
             for number, job in enumerate(now):
                 self.elements[job.number], job.waiting_for = f"{submission.name}_{number}", ""
-            speak(f"submitted {format_number(len(now), 'run')} as job {submission.job_id}")
+            write_line(f"submitted {format_number(len(now), 'run')} as job {submission.job_id}")
 
     def freeze(self, job: Job) -> bool:
         """Write a run's plan. Return False if it is done, or another process holds it."""

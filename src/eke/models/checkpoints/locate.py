@@ -13,7 +13,7 @@ from typing import Any
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
-from eke.common.streams import speak
+from eke.common.streams import write_line
 from eke.common.text import closest_path, override
 from eke.config.schema import Config, PretrainedModel
 from eke.data.sources import AUTO
@@ -119,7 +119,7 @@ def _on_hub(name: str, revision: str | None) -> Located:
 
     found = try_to_load_from_cache(name, CONFIG, revision=revision)
     if not isinstance(found, str):
-        speak(f"asking the Hugging Face hub for {name} ...", sys.stderr)
+        write_line(f"asking the Hugging Face hub for {name} ...", sys.stderr)
         try:
             # The logger prints two lines for each of five attempts. The error below suffices.
             logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from eke.common.errors import ConfigError, EkeError
 from eke.common.files import open_file, read_bytes, read_json, try_lock, write_json
 from eke.common.paths import RunPaths
-from eke.common.streams import speak
+from eke.common.streams import write_line
 from eke.config import schema
 from eke.plan.planner import outline_record, read_plan
 from eke.plan.record import RECORD_LIMIT, Outcome, metrics, read_attempts, read_record, table
@@ -87,7 +87,7 @@ def session(answer_s: float = ANSWER_S) -> Iterator[tuple[Account, Path]]:
         from wandb.sdk.wandb_setup import singleton
 
         ignore_folder_settings()
-        speak(f"W&B's server: {singleton().settings.base_url}", sys.stderr)
+        write_line(f"W&B's server: {singleton().settings.base_url}", sys.stderr)
         try:
             yield log_in(answer_s), Path(scratch)
         finally:
