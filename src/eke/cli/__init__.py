@@ -10,7 +10,7 @@ from eke.common.errors import EkeError, format_os_error
 from eke.common.masking import mask
 from eke.common.process_env import ensure_home
 from eke.common.runtime import relax_gc
-from eke.common.streams import output_was_lost, open_streams, speak_problems, use_utf8
+from eke.common.streams import output_was_lost, open_streams, print_problems_json, use_utf8
 from eke.common.text import closest
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER
 
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
         code = _do(typed)
     except EkeError as error:
         if "--json" in typed:
-            speak_problems(error)
+            print_problems_json(error)
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     except OSError as error:  # e.g. a full disk, or a deleted or read-only folder

@@ -160,7 +160,7 @@ def _errno() -> int | None:
     return raw.error.errno if isinstance(raw, _Output) and raw.error else None
 
 
-def speak_problems(error: EkeError) -> None:
+def print_problems_json(error: EkeError) -> None:
     """Print the problems of an invalid configuration as JSON to standard output."""
     if isinstance(error, ConfigError):
         content = {"problems": [problem.as_json() for problem in error.problems]}

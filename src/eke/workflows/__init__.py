@@ -19,7 +19,7 @@ from eke.common.process_env import (
     leave_tracked_run,
     my_rank,
 )
-from eke.common.streams import output_was_lost, write_line, speak_problems
+from eke.common.streams import output_was_lost, write_line, print_problems_json
 from eke.config.compose import (
     COMPLETION_FLAGS,
     Arguments,
@@ -154,5 +154,5 @@ def complain(text: str, code: int) -> int:
 def report_error(error: EkeError, as_json: bool) -> int:
     """Print an error, with `as_json` also as JSON, and return the exit code."""
     if as_json and is_first():
-        speak_problems(error)
+        print_problems_json(error)
     return complain(str(error), error.exit_code)
