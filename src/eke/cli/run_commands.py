@@ -37,7 +37,7 @@ from eke.common.files import (
     who_has_open,
 )
 from eke.common.paths import RunPaths, SweepPaths, program, user_path
-from eke.common.streams import has_reader, printable, write_line, unfiltered
+from eke.common.streams import has_reader, printable, write_line, raw_stream
 from eke.common.text import align, format_number, format_seconds
 from eke.launch.interface import find_launcher, launchers_of
 from eke.launch.processes.follow import Tail, Watcher, watchers_in
@@ -234,7 +234,7 @@ STYLES = {
 
 def watch(folder: Path) -> int:
     """Show the progress of all runs until they end. Ctrl-C only stops the display."""
-    console = Console(file=unfiltered(sys.stdout), highlight=False, markup=False, emoji=False)
+    console = Console(file=raw_stream(sys.stdout), highlight=False, markup=False, emoji=False)
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
         while True:
             began = time.monotonic()

@@ -79,7 +79,7 @@ class _Unfiltered:
         return getattr(self._stream, name)
 
 
-def unfiltered(stream: TextIO) -> TextIO:
+def raw_stream(stream: TextIO) -> TextIO:
     """Return the raw stream for redrawn bars and tables, whose texts are already `printable`."""
     return cast(TextIO, _Unfiltered(stream)) if isinstance(stream, _Printable) else stream
 

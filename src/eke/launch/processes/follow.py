@@ -19,7 +19,7 @@ from eke.common.files import (
     try_lock,
 )
 from eke.common.paths import RunPaths, SweepPaths
-from eke.common.streams import printable, write_line, unfiltered
+from eke.common.streams import printable, write_line, raw_stream
 from eke.common.text import format_seconds
 from eke.plan.record import IN_LOG, metrics
 
@@ -128,7 +128,7 @@ def terminal() -> Any:
         return None
     from rich.console import Console
 
-    return Console(file=unfiltered(sys.stderr), highlight=False)
+    return Console(file=raw_stream(sys.stderr), highlight=False)
 
 
 @contextmanager
