@@ -113,15 +113,15 @@ MAX_BESIDE = 1000
 """Maximum number of files in a folder whose names are compared, a time limit."""
 
 
-def normal(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Normalize the case of a name, and dashes to underscores."""
     return name.strip().lower().replace("-", "_")
 
 
 def closest(name: str, names: Iterable[str]) -> str | None:
     """Return the likely name: equal except for case and dashes, or begun, or mistyped."""
-    typed = normal(name)
-    known = {normal(candidate): candidate for candidate in reversed(list(names))}
+    typed = normalize_name(name)
+    known = {normalize_name(candidate): candidate for candidate in reversed(list(names))}
     if typed in known:
         return known[typed]
     begun = [each for each in known if len(typed) > 1 and each.startswith(typed)]

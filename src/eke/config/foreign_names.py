@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from eke.common.text import normal
+from eke.common.text import normalize_name
 from eke.config.compose.suggest import as_data, as_evaluation
 
 _FILES = {"{data}": as_data, "{eval_data}": as_evaluation}
@@ -88,5 +88,5 @@ def find_retired(name: str) -> Retired | None:
     rows = retired_names()
     if name in rows:
         return rows[name]
-    wanted = normal(name)
-    return next((row for known, row in rows.items() if normal(known) == wanted), None)
+    wanted = normalize_name(name)
+    return next((row for known, row in rows.items() if normalize_name(known) == wanted), None)

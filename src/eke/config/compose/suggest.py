@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from eke.common.paths import program, user_path
-from eke.common.text import normal, override
+from eke.common.text import normalize_name, override
 from eke.config.compose.catalogue import (
     FIXED_FIELDS,
     Catalogue,
@@ -167,11 +167,11 @@ def is_checkpoint(typed: str, near: str) -> bool:
     if "-" not in typed:
         return False
     # gpt2-xl and t5-small are hub names of the same sizes. tiny-bert exists only in eke.
-    return normal(typed) != normal(near) or near.startswith(("gpt2_", "t5_"))
+    return normalize_name(typed) != normalize_name(near) or near.startswith(("gpt2_", "t5_"))
 
 
 def shares_numbers(group: str, typed: str, option: str) -> bool:
     """Return whether both names have the same numbers: qwen3_4b is no misspelt qwen3_8b."""
     number = r"\d+[a-z]*" if group == "hardware" else r"\d+"
-    numbers = re.findall(number, normal(option))
-    return set(re.findall(number, normal(typed))) <= set(numbers)
+    numbers = re.findall(number, normalize_name(option))
+    return set(re.findall(number, normalize_name(typed))) <= set(numbers)
