@@ -11,7 +11,7 @@ from eke.common.masking import mask
 from eke.common.process_env import ensure_home
 from eke.common.runtime import relax_gc
 from eke.common.streams import output_was_lost, open_streams, print_problems_json, use_utf8
-from eke.common.text import closest
+from eke.common.text import suggest_match
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER
 
 USAGE = """\
@@ -122,7 +122,7 @@ def _do(arguments: list[str]) -> int:
 
 def _unknown(command: str, rest: list[str]) -> int:
     """Suggest the intended command, or `train` if the word is an override."""
-    typed = ["train", command] if "=" in command else [closest(command, _COMMANDS)]
+    typed = ["train", command] if "=" in command else [suggest_match(command, _COMMANDS)]
     if typed[0] is None:
         sys.stderr.write(f"eke: unknown command {command!r}\n\n")
         return _usage(EXIT_USER)

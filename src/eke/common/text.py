@@ -118,7 +118,7 @@ def normalize_name(name: str) -> str:
     return name.strip().lower().replace("-", "_")
 
 
-def closest(name: str, names: Iterable[str]) -> str | None:
+def suggest_match(name: str, names: Iterable[str]) -> str | None:
     """Return the likely name: equal except for case and dashes, or begun, or mistyped."""
     typed = normalize_name(name)
     known = {normalize_name(candidate): candidate for candidate in reversed(list(names))}
@@ -159,7 +159,7 @@ def closest_path(missing: Path) -> Path | None:
     except (OSError, ValueError):  # the folder is also missing, or a null character
         return None
     plain = [name for name in siblings if name.isprintable()]
-    found = closest(missing.name, plain) if len(plain) <= MAX_BESIDE else None
+    found = suggest_match(missing.name, plain) if len(plain) <= MAX_BESIDE else None
     return missing.parent / found if found else None
 
 

@@ -6,7 +6,7 @@ from types import UnionType
 from typing import Any
 
 from eke.common.errors import Fix, Problem
-from eke.common.text import closest, format_value, override
+from eke.common.text import suggest_match, format_value, override
 from eke.config.schema import Config
 from eke.models.checkpoints.architecture import models_folder
 from eke.rules.rule import Facts, Rule, without_effect
@@ -143,7 +143,7 @@ def _reason(config: Config, name: str, value: Any) -> tuple[str, Fix] | None:
     if name in UNREAD:
         return f"has no effect: {UNREAD[name]}", REMOVE
     if name not in arguments:
-        near = closest(name, arguments)
+        near = suggest_match(name, arguments)
         if not near:
             return "unknown argument of TrainingArguments", REMOVE
         why = f"unknown argument of TrainingArguments. Did you mean {near}?"

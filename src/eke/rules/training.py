@@ -7,7 +7,7 @@ from typing import Any
 
 from eke.common.errors import Fix
 from eke.common.paths import user_path
-from eke.common.text import closest, closest_path, override
+from eke.common.text import suggest_match, closest_path, override
 from eke.config.schema import DEFAULT_PER_DEVICE, SGD, Compute, Config, Text
 from eke.hardware import usable_cores
 from eke.models.sizes import STAGE
@@ -37,7 +37,7 @@ def _meant_metric(config: Config) -> str:
     """Return the metric nearest to the configured name."""
     # HF's names begin with `eval_`, those of trackers with `eval/`.
     typed = (config.train.keep_best or "").replace("/", "_").removeprefix("eval_")
-    return closest(typed, evaluation_metrics(config)) or "loss"
+    return suggest_match(typed, evaluation_metrics(config)) or "loss"
 
 
 def _text_path(facts: Facts) -> Path | None:

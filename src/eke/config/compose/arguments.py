@@ -23,7 +23,7 @@ from eke.config.compose.catalogue import (
     Catalogue,
     admits,
     class_fields,
-    closest,
+    suggest_match,
     default_text,
     hydra_reason,
     make_catalogue,
@@ -229,7 +229,7 @@ def _unknown_flag(
 
 
 def _near_flag(flag: str, known: Mapping[str, int]) -> str | None:
-    return closest(flag, [each for each in known if each.startswith("--")])
+    return suggest_match(flag, [each for each in known if each.startswith("--")])
 
 
 _FLAG = "--config-dir"
@@ -266,7 +266,7 @@ def _check_path(path: Path, place: Path, groups: Sequence[str]) -> Problem | Non
         why = "has no effect. Options are in a folder with the name of their group"
         return Problem(str(path), "", why, _move(place, f"experiment/{place}"), "wrong_file")
     if place.parts[0] not in groups:
-        near = closest(place.parts[0], groups) or "experiment"
+        near = suggest_match(place.parts[0], groups) or "experiment"
         why = f"{place.parts[0]} is not a group. Groups: {', '.join(groups)}"
         return Problem(str(path), "", why, _move(place.parts[0], near), "wrong_file")
     if (conf_folder() / place).exists():  # Hydra uses the first on its search path
@@ -330,7 +330,7 @@ def check_options(
             file = next((f for f in chosen if _find_line(setting, f)), chosen[0])
             why = f"is not an option of {group} with these keys. Options: {', '.join(fits)}"
             usual = choices[group] if group in LABELS else fits[0]
-            fix = Fix(remark=f"write option: {closest(option, fits) or usual}")
+            fix = Fix(remark=f"write option: {suggest_match(option, fits) or usual}")
             where = f"{file}:{_line_of('option', file)}"
             problems.append(Problem(where, option, why, fix, "unknown_option"))
     return problems
@@ -359,7 +359,7 @@ def _absent_option(group: str, option: str, catalogue: Catalogue) -> Problem:
         return explain_in_file(group, files, option)
     options = catalogue.options.get(group, {})
     why = f"{option} is not an option of {group}. Options: {', '.join(options)}"
-    near = closest(option, options)
+    near = suggest_match(option, options)
     fix = Fix(remark=f"write {group}: {near}") if near else CORRECT_FILE
     entry = rf"{group}\s*:\s*{option}\b"
     where = next((f"{f}:{n}" for f in files if (n := _find_line(entry, f))), "")
@@ -421,7 +421,7 @@ def _check_source(number: int, source: dict[str, Any]) -> Iterator[Problem]:
     option = source.get("option")
     if option not in MIXED:
         ending = option_for(str(source.get("path", "")))
-        meant = closest(str(option), MIXED) or (ending if ending in MIXED else "jsonl")
+        meant = suggest_match(str(option), MIXED) or (ending if ending in MIXED else "jsonl")
         why = f"must be one of {', '.join(MIXED)}"
         yield _of_source(number, "option", option, why, str(meant))
         return
@@ -436,7 +436,7 @@ def _check_source(number: int, source: dict[str, Any]) -> Iterator[Problem]:
             yield _of_source(number, key, value, "is shared by all sources", fix)
             continue
         if key not in fields:
-            fix = Fix(remark=f"write {closest(key, fields) or ', '.join({*fields} - SHARED)}")
+            fix = Fix(remark=f"write {suggest_match(key, fields) or ', '.join({*fields} - SHARED)}")
             yield _of_source(number, key, value, f"unknown key of {option}", fix)
             continue
         known = fields[key]

@@ -15,7 +15,7 @@ from omegaconf import BooleanNode, EnumNode, FloatNode, IntegerNode, ListConfig,
 from omegaconf.errors import OmegaConfBaseException
 
 from eke.common.paths import conf_folder
-from eke.common.text import closest as closest
+from eke.common.text import suggest_match as suggest_match
 from eke.common.text import format_value
 from eke.config.schema import VARIANTS, Config, Limit
 
@@ -307,13 +307,13 @@ def probably_meant(field: Field, value: Any) -> str:
         near = f"[{value}]" if isinstance(value, str) else None
     elif issubclass(field.kind, Enum):
         members = list(field.kind.__members__)
-        near = closest(str(value), members)
+        near = suggest_match(str(value), members)
         if isinstance(value, bool):  # a switch of several states
             wanted = ("on", *(m for m in members if m != "off")) if value else ("off",)
             near = next((member for member in wanted if member in members), None)
     elif field.kind is bool:
         words = {"true": "true", "false": "false", "enabled": "true", "disabled": "false"}
-        near = words.get(closest(str(value), words) or "")
+        near = words.get(suggest_match(str(value), words) or "")
     elif field.kind in (int, float) and not isinstance(value, bool):
         near = _leading_number(field.kind, str(value))
         if near and field.limit and not field.limit.admits(float(near)):

@@ -12,7 +12,7 @@ from eke.config.compose.catalogue import (
     Catalogue,
     about_options,
     class_fields,
-    closest,
+    suggest_match,
     make_catalogue,
     title,
 )
@@ -100,7 +100,7 @@ def _topic_page(topic: str, catalogue: Catalogue) -> str:
     names = [*catalogue.options, *(s for s in catalogue.sections if s not in catalogue.options)]
     section = topic.partition(".")[0] if topic in catalogue.keys else topic
     if section not in names:
-        near = closest(section, names) or nearest_key(topic, catalogue) or names[0]
+        near = suggest_match(section, names) or nearest_key(topic, catalogue) or names[0]
         why = f"is not a group. Groups: {', '.join(names)}"
         pages = [near] if near.partition(".")[0] in names else []  # `seed` is in no section
         raise ConfigError(Problem("--help", topic, why, Fix("--help", *pages), "unknown_group"))

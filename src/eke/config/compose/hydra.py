@@ -20,7 +20,7 @@ from eke.common.paths import conf_folder
 from eke.common.plugins import LAUNCHERS, has_plugin, plugin_names
 from eke.common.text import first_line
 from eke.config.compose.arguments import FLAG_VALUES, LONG, Arguments
-from eke.config.compose.catalogue import Catalogue, closest, make_catalogue, shown
+from eke.config.compose.catalogue import Catalogue, suggest_match, make_catalogue, shown
 from eke.config.compose.compose_cache import as_hydra_takes_it, hydra_base, hydra_state
 from eke.config.compose.composer import open_catalogue
 from eke.config.compose.hydra_settings import LAUNCHING
@@ -67,7 +67,7 @@ def _wrong_flags(pairs: Sequence[tuple[str, str]]) -> Iterator[Problem]:
             fix = Fix(flag, "optimizer")
             yield Problem(flag, "", "needs a part of the configuration", fix, "missing_value")
         elif value not in known and (value or flag != "--info"):
-            fix = Fix(flag, closest(value, known) or known[0], *([value] if "=" in value else []))
+            fix = Fix(flag, suggest_match(value, known) or known[0], *([value] if "=" in value else []))
             yield Problem(flag, shown(value), f"can be {', '.join(known)}", fix, "wrong_argument")
 
 
@@ -244,5 +244,5 @@ def _not_installed(group: str, option: str, known: Sequence[str]) -> Problem:
     own = plugin_names(LAUNCHERS) if group == "hydra/launcher" else [SWEEPER]
     options = [*own, *known, *PLUGINS[group]]
     why = f"unknown option. Options: {', '.join(dict.fromkeys(options))}"
-    fix = Fix(f"{group}={closest(option, options) or own[0]}")
+    fix = Fix(f"{group}={suggest_match(option, options) or own[0]}")
     return Problem(group, shown(option), why, fix, "unknown_option")

@@ -17,7 +17,7 @@ from eke.config.compose.catalogue import (
     Catalogue,
     Field,
     admits,
-    closest,
+    suggest_match,
     default_text,
     is_interpolation,
     probably_meant,
@@ -305,7 +305,7 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
     if isinstance(value, int | float) and (key := NUMBER_KEYS.get(group)):
         why, fix = f"{why}. Did you mean {key}?", suggest_fix(f"{key}={raw}", catalogue)
         return Problem(group, shown(raw), why, fix, "unknown_option")
-    near = closest(text, options)
+    near = suggest_match(text, options)
     # Option names of these groups contain sizes.
     if near and group in ("model", "hardware") and not shares_numbers(group, text, near):
         near = None

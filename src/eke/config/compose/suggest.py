@@ -12,7 +12,7 @@ from eke.config.compose.catalogue import (
     FIXED_FIELDS,
     Catalogue,
     class_fields,
-    closest,
+    suggest_match,
     default_text,
 )
 from eke.config.schema import ENDINGS, VARIANTS
@@ -38,9 +38,9 @@ def nearest_key(key: str, catalogue: Catalogue) -> str | None:
     if _named_so(name, catalogue):
         return _by_name(name, catalogue)
     roots = [path for path in catalogue.keys if "." not in path]
-    if near := closest(name, [*catalogue.options, *catalogue.sections, *roots]):
+    if near := suggest_match(name, [*catalogue.options, *catalogue.sections, *roots]):
         return near
-    near = closest(name, [path.rpartition(".")[2] for path in _typable(catalogue)])
+    near = suggest_match(name, [path.rpartition(".")[2] for path in _typable(catalogue)])
     return _by_name(near, catalogue) if near else None
 
 
@@ -48,12 +48,12 @@ def _nearest_nested(section: str, name: str, catalogue: Catalogue) -> str | None
     """Correct the wrong part of `optimizer.momentm`, `optimizr.lr`, `trainer.steps`."""
     if section in catalogue.keys:
         return section
-    near_section = closest(section, catalogue.sections)
-    if near_section and (near := closest(name, catalogue.names(near_section))):
+    near_section = suggest_match(section, catalogue.sections)
+    if near_section and (near := suggest_match(name, catalogue.names(near_section))):
         return f"{near_section}.{near}"
     if section in catalogue.sections:
         return name if name in catalogue.options else _by_name(name, catalogue)
-    return _by_name(name, catalogue) or closest(f"{section}.{name}", _typable(catalogue))
+    return _by_name(name, catalogue) or suggest_match(f"{section}.{name}", _typable(catalogue))
 
 
 def _by_name(name: str, catalogue: Catalogue) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.text import closest, format_number
+from eke.common.text import suggest_match, format_number
 from eke.config.schema.fields import Affects
 from eke.results.report.compare import effects as techniques
 from eke.results.report.compare.curves import Curve, curve_of, quiet_notes
@@ -470,7 +470,7 @@ def _unknown_factor(by: str, keys: Sequence[str], metrics: Sequence[str]) -> Con
     why = f"neither differs nor was measured; differing: {', '.join(keys) or 'nothing'}"
     why += f"; measured: {', '.join(metrics)}" if metrics else ""
     known = [*keys, *metrics]
-    fix = Fix(remark=f"--by {closest(by, known) or known[0]}" if known else "omit --by")
+    fix = Fix(remark=f"--by {suggest_match(by, known) or known[0]}" if known else "omit --by")
     return ConfigError(Problem("--by", by, why, fix))
 
 
