@@ -109,7 +109,7 @@ def first_line(error: BaseException) -> str:
     return next(filter(None, map(str.strip, str(error).splitlines())), repr(error))
 
 
-MAX_BESIDE = 1000
+MAX_LISTED_FILES = 1000
 """Maximum number of files in a folder whose names are compared, a time limit."""
 
 
@@ -159,7 +159,7 @@ def closest_path(missing: Path) -> Path | None:
     except (OSError, ValueError):  # the folder is also missing, or a null character
         return None
     plain = [name for name in siblings if name.isprintable()]
-    found = suggest_match(missing.name, plain) if len(plain) <= MAX_BESIDE else None
+    found = suggest_match(missing.name, plain) if len(plain) <= MAX_LISTED_FILES else None
     return missing.parent / found if found else None
 
 
