@@ -220,7 +220,7 @@ def title(group: str) -> str:
     return f"{group}: {GROUPS[group][0] if group in GROUPS else group}"
 
 
-def about_options(group: str, catalogue: Catalogue) -> dict[str, str]:
+def option_summaries(group: str, catalogue: Catalogue) -> dict[str, str]:
     """Return option -> its description, without the name: `optimizer=adamw -- description`."""
     heads = {option: headline(file) for option, file in catalogue.options.get(group, {}).items()}
     return {option: head.partition(" -- ")[2] or head for option, head in heads.items()}

@@ -10,7 +10,7 @@ from eke.common.paths import program
 from eke.config.compose.catalogue import (
     GROUPS,
     Catalogue,
-    about_options,
+    option_summaries,
     class_fields,
     suggest_match,
     make_catalogue,
@@ -118,7 +118,7 @@ def _option_rows(group: str, catalogue: Catalogue) -> str:
     names = _ordered(group, catalogue)
     default = catalogue.defaults.get(group)
     width = max(map(len, names)) + 4
-    about = about_options(group, catalogue)
+    about = option_summaries(group, catalogue)
     rows = [_wrapped(f"  {name:<{width - 2}}", about[name]) for name in names]
     return "\n".join([f"options (default: {default})" if default else "options", *rows])
 
