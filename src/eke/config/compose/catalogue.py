@@ -234,7 +234,7 @@ def headline(file: Path) -> str:
     return ""
 
 
-def swept(overrides: list[list[str]]) -> list[str]:
+def merge_swept_values(overrides: list[list[str]]) -> list[str]:
     """Merge overrides to a sweep: `data=hub data.name=imdb,squad`. Empty if keys differ."""
     keys = {(*words[:-1], words[-1].partition("=")[0]) for words in overrides if words}
     if len(keys) != 1 or not all(overrides):

@@ -22,7 +22,7 @@ from eke.config.compose.catalogue import (
     is_interpolation,
     probably_meant,
     shown,
-    swept,
+    merge_swept_values,
 )
 from eke.config.compose.hydra_settings import (
     MAX_CHECKED,
@@ -264,7 +264,7 @@ def _check_sweep(parsed: Override, catalogue: Catalogue, multirun: bool) -> list
     if multirun:
         return wrong
     fixed = [list(ps[0].fix.words) if ps else [f"{key}={value}"] for value, ps in found]
-    typed = swept(fixed) if wrong else [f"{key}={raw}"]
+    typed = merge_swept_values(fixed) if wrong else [f"{key}={raw}"]
     why = "several values need -m"
     if key in catalogue.keys and catalogue.keys[key].kind is str:
         why += f". Quote one text with commas: {Fix(override(key, raw))}"
