@@ -21,7 +21,7 @@ from eke.config.compose.catalogue import (
     LABELS,
     SECRET_FIX,
     Catalogue,
-    admits,
+    is_valid_value,
     class_fields,
     suggest_match,
     default_text,
@@ -391,7 +391,7 @@ def _explain_key(key: str, error: BaseException, catalogue: Catalogue) -> tuple[
         return said, Fix(remark=f"write {near}") if near else CORRECT_FILE
     match = re.search(r"'([^']*)'", said)
     value = {"True": True, "False": False}.get(match[1], match[1]) if match else None
-    if value is None or admits(field, value):
+    if value is None or is_valid_value(field, value):
         return said, Fix(remark=f"write another {key}")
     meant = probably_meant(field, value)
     quoted = f'"{meant}"' if meant in ("on", "off") else meant
@@ -441,7 +441,7 @@ def _check_source(number: int, source: dict[str, Any]) -> Iterator[Problem]:
             continue
         known = fields[key]
         is_text = isinstance(value, str) and known.kind in (bool, int, float)
-        if is_text or not admits(known, value):
+        if is_text or not is_valid_value(known, value):
             why = f"must be {known.words()}"
             yield _of_source(number, key, value, why, probably_meant(known, value))
         elif known.limit and value is not None and not known.limit.admits(value):

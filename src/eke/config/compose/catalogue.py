@@ -277,7 +277,7 @@ def is_interpolation(value: Any) -> bool:
     return isinstance(value, str) and "${" in value
 
 
-def admits(field: Field, value: Any) -> bool:
+def is_valid_value(field: Field, value: Any) -> bool:
     """Return whether a value is valid for this key after OmegaConf's conversion."""
     if field.kind is dict or value == "???":  # OmegaConf's sign of a missing value
         return isinstance(value, dict)

@@ -26,7 +26,7 @@ from eke.config.compose.arguments import (
 )
 from eke.config.compose.catalogue import (
     Catalogue,
-    admits,
+    is_valid_value,
     class_fields,
     default_text,
     hydra_reason,
@@ -251,7 +251,7 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
             is_section = str(parsed.value()).strip("${} ") in catalogue.sections
             plain = OmegaConf.is_config(found) and not is_section
             value = OmegaConf.to_container(found) if plain else found
-            if value is not None and not admits(field, value):
+            if value is not None and not is_valid_value(field, value):
                 why = f"must be {field.words()}, not {shown(str(found))}"
         except OmegaConfBaseException as error:
             why = f"must be {field.words()}. {hydra_reason(error)}"

@@ -16,7 +16,7 @@ from eke.config.compose.catalogue import (
     FIXED_FIELDS,
     Catalogue,
     Field,
-    admits,
+    is_valid_value,
     suggest_match,
     default_text,
     is_interpolation,
@@ -348,9 +348,9 @@ def _check_value(key: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
     if misread := _misread(field, value, raw):
         why = f"would be read as {shown(str(value))}. Quote the text"
         return Problem(key, shown(raw), why, Fix(override(key, misread)), "needs_quotes")
-    if is_interpolation(value) or admits(field, value):
+    if is_interpolation(value) or is_valid_value(field, value):
         return None
-    if isinstance(value, list) and value and all(admits(field, item) for item in value):
+    if isinstance(value, list) and value and all(is_valid_value(field, item) for item in value):
         several = ",".join(override("", item)[1:] for item in value)
         fix = suggest_fix(f"{key}={several}", catalogue)
     elif isinstance(value, dict | list):
