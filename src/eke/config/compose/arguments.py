@@ -27,7 +27,7 @@ from eke.config.compose.catalogue import (
     default_text,
     hydra_reason,
     make_catalogue,
-    probably_meant,
+    suggest_value,
     shown,
 )
 from eke.config.compose.compose_cache import PRESETS
@@ -393,7 +393,7 @@ def _explain_key(key: str, error: BaseException, catalogue: Catalogue) -> tuple[
     value = {"True": True, "False": False}.get(match[1], match[1]) if match else None
     if value is None or is_valid_value(field, value):
         return said, Fix(remark=f"write another {key}")
-    meant = probably_meant(field, value)
+    meant = suggest_value(field, value)
     quoted = f'"{meant}"' if meant in ("on", "off") else meant
     fix = Fix(remark=f"write {key.rpartition('.')[2]}: {quoted}")
     return f"must be {field.words()}. {said}", fix
@@ -443,7 +443,7 @@ def _check_source(number: int, source: dict[str, Any]) -> Iterator[Problem]:
         is_text = isinstance(value, str) and known.kind in (bool, int, float)
         if is_text or not is_valid_value(known, value):
             why = f"must be {known.words()}"
-            yield _of_source(number, key, value, why, probably_meant(known, value))
+            yield _of_source(number, key, value, why, suggest_value(known, value))
         elif known.limit and value is not None and not known.limit.admits(value):
             why = f"must be {known.limit.describe(value)}"
             yield _of_source(number, key, value, why, format_value(known.default or 1))

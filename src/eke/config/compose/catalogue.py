@@ -300,7 +300,7 @@ def default_text(field: Field, key: str = "") -> str:
     return str(default.name) if isinstance(default, Enum) else format_value(default)
 
 
-def probably_meant(field: Field, value: Any) -> str:
+def suggest_value(field: Field, value: Any) -> str:
     """Return the nearest valid value as command-line text, or the default."""
     near: str | None = None
     if get_origin(field.kind) is list:

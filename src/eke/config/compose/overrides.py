@@ -20,7 +20,7 @@ from eke.config.compose.catalogue import (
     suggest_match,
     default_text,
     is_interpolation,
-    probably_meant,
+    suggest_value,
     shown,
     merge_swept_values,
 )
@@ -163,7 +163,7 @@ def _unparsable(text: str, catalogue: Catalogue) -> Problem:
         bare = f"[{bare}]"
     fix = suggest_fix(f"{plain}={bare}", catalogue) if bare != value and bare.isascii() else Fix()
     if field and not fix:
-        fix = Fix(f"{plain}={probably_meant(field, value)}")
+        fix = Fix(f"{plain}={suggest_value(field, value)}")
     return Problem(key, shown(value), why, fix, "unparsable")
 
 
@@ -356,7 +356,7 @@ def _check_value(key: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
     elif isinstance(value, dict | list):
         fix = Fix(f"{key}={default_text(field, key)}")
     else:
-        fix = Fix(f"{key}={probably_meant(field, value)}")
+        fix = Fix(f"{key}={suggest_value(field, value)}")
     return Problem(key, shown(raw), f"must be {field.words()}", fix, "wrong_type")
 
 
