@@ -147,7 +147,7 @@ class _Kept:
     """Group -> option, from the other overrides."""
 
 
-class Trees:
+class ComposeCache:
     """Composes similar trees and reuses their common parts."""
 
     def __init__(self, catalogue: Catalogue) -> None:
@@ -245,14 +245,14 @@ class Trees:
         return free and not self.catalogue.own_folder and all(starmap(self._stands_alone, missing))
 
 
-def make_trees(catalogue: Catalogue) -> Trees:
-    """Return `Trees` for one composition. Only user files may change before the next one."""
-    return Trees(catalogue) if catalogue.own_folder else _own_trees(conf_folder())
+def make_trees(catalogue: Catalogue) -> ComposeCache:
+    """Return `ComposeCache` for one composition. Only user files may change before the next one."""
+    return ComposeCache(catalogue) if catalogue.own_folder else _own_trees(conf_folder())
 
 
 @lru_cache(maxsize=1)
-def _own_trees(_conf: Path) -> Trees:
-    return Trees(make_catalogue())
+def _own_trees(_conf: Path) -> ComposeCache:
+    return ComposeCache(make_catalogue())
 
 
 def as_hydra_takes_it(text: str, catalogue: Catalogue) -> str:

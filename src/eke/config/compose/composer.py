@@ -38,7 +38,7 @@ from eke.config.compose.compose_cache import (
     PRESETS,
     NotSet,
     Tree,
-    Trees,
+    ComposeCache,
     hydra_state,
     make_trees,
     set_by_preset,
@@ -109,7 +109,7 @@ def open_catalogue(config_dir: Path | None) -> Catalogue:
     return make_catalogue(config_dir)
 
 
-def _checked(typed: Sequence[str], trees: Trees, in_sweep: bool) -> list[str]:
+def _checked(typed: Sequence[str], trees: ComposeCache, in_sweep: bool) -> list[str]:
     """Return the overrides to compose. ConfigError has the errors of all overrides."""
     catalogue = trees.catalogue
     spaced, joined = _spaced(list(typed), catalogue)
@@ -181,7 +181,7 @@ def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]
     return [dataclasses.replace(problem, fix=command) for problem in problems]
 
 
-def compose_tree(good: Sequence[str], trees: Trees) -> Tree:
+def compose_tree(good: Sequence[str], trees: ComposeCache) -> Tree:
     """Compose one tree without schema types inside `hydra_state`. Values may be missing."""
     try:
         return trees.tree(good)
@@ -191,7 +191,7 @@ def compose_tree(good: Sequence[str], trees: Trees) -> Tree:
         raise ConfigError(explain_file(error, trees.catalogue)) from error
 
 
-def _composed(good: Sequence[str], typed: tuple[str, ...], trees: Trees) -> Composed:
+def _composed(good: Sequence[str], typed: tuple[str, ...], trees: ComposeCache) -> Composed:
     """Compose to schema classes, without sweep settings. ConfigError for invalid values."""
     tree, catalogue = compose_tree(good, trees), trees.catalogue
     problems = _unresolved(tree.config, good, catalogue)
@@ -261,7 +261,7 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
     return problems
 
 
-def _explain(error: NotSet, good: Sequence[str], trees: Trees) -> list[Problem]:
+def _explain(error: NotSet, good: Sequence[str], trees: ComposeCache) -> list[Problem]:
     """Return problems of values that are valid, but rejected by the options."""
     catalogue, problems = trees.catalogue, []
     for text, refused in error.errors.items():
@@ -302,7 +302,7 @@ def _elsewhere(text: str, option: str, good: Sequence[str], catalogue: Catalogue
     return Problem(key, shown(value), why, fix, "other_options_key")
 
 
-def _deeper(good: Sequence[str], problems: list[Problem], trees: Trees) -> list[Problem]:
+def _deeper(good: Sequence[str], problems: list[Problem], trees: ComposeCache) -> list[Problem]:
     """Return further problems of the valid overrides, except in sections with a problem."""
     words = [word.partition("=")[0] for problem in problems for word in problem.fix.words]
     wrong = {problem.key for problem in problems}
@@ -325,7 +325,7 @@ Progress = Callable[[int, int], None]
 
 
 def compose_cells(
-    cells: Sequence[tuple[str, ...]], trees: Trees, progress: Progress | None = None
+    cells: Sequence[tuple[str, ...]], trees: ComposeCache, progress: Progress | None = None
 ) -> list[Composed]:
     """Compose each run of a sweep in order. ConfigError has shared errors once."""
     done: list[Composed] = []

@@ -9,7 +9,7 @@ from eke.config.compose import compose
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.compose.compose_cache import (
     NotSet,
-    Trees,
+    ComposeCache,
     as_hydra_takes_it,
     hydra_state,
     make_trees,
@@ -113,7 +113,7 @@ PARTS = [
 
 @pytest.mark.parametrize("preset", [(), ("experiment=smoke",)], ids=["none", "experiment"])
 def test_sections_that_are_missing_are_composed_without_the_others(preset) -> None:
-    trees = Trees(CATALOGUE)
+    trees = ComposeCache(CATALOGUE)
     typed = (*preset, "model=tiny_bert", "task=masked_lm", "memory=max_savings")
     with hydra_state():
         trees.tree(preset)
@@ -131,7 +131,7 @@ def test_sections_that_are_missing_are_composed_without_the_others(preset) -> No
     ids=["none", "two", "sweep"],
 )
 def test_joined_trees_are_the_same_as_hydras(preset) -> None:
-    trees = Trees(CATALOGUE)
+    trees = ComposeCache(CATALOGUE)
     with hydra_state():
         for part in PARTS:
             trees.tree((*preset, *part))
@@ -150,7 +150,7 @@ def test_joined_trees_are_the_same_as_hydras(preset) -> None:
 
 def test_a_preset_at_its_default_is_joined_with_trees_without_it() -> None:
     """A recipe is composed again as `recipe=none` and its choices."""
-    trees = Trees(CATALOGUE)
+    trees = ComposeCache(CATALOGUE)
     with hydra_state():
         for options in [("optimizer=sgd",), ("memory=checkpointing",)]:
             trees.tree(options)
@@ -203,7 +203,7 @@ def test_a_preset_at_its_default_undoes_that_of_an_experiment(tmp_path) -> None:
     file.parent.mkdir()
     text = "defaults:\n  - override /recipe: fastest\n  - _self_\n"
     file.write_text(f"# @package _global_\n# experiment=mine -- it has a recipe.\n{text}")
-    trees = Trees(make_catalogue(tmp_path))
+    trees = ComposeCache(make_catalogue(tmp_path))
     with hydra_state():
         found = [trees.tree(("experiment=mine", *more)) for more in ((), ("recipe=none",))]
     assert [tree.choices["recipe"] for tree in found] == ["fastest", "none"]
@@ -215,7 +215,7 @@ def test_what_writes_elsewhere_is_joined_with_nothing(tmp_path) -> None:
     file = tmp_path / "memory" / "mine.yaml"
     file.parent.mkdir()
     file.write_text("# @package _global_\nmemory: {option: mine}\noptimizer: {lr: 1.0e-3}\n")
-    trees = Trees(make_catalogue(tmp_path))
+    trees = ComposeCache(make_catalogue(tmp_path))
     with hydra_state():
         for options in [("memory=mine",), ("optimizer=sgd",), ("optimizer=sgd", "memory=mine")]:
             tree = trees.tree(options).config
