@@ -96,7 +96,7 @@ MAX_KEPT = 256
 
 
 @dataclass(frozen=True)
-class Tree:
+class ComposedTree:
     """Composed configuration without schema types and without Hydra's section."""
 
     config: DictConfig
@@ -158,7 +158,7 @@ class ComposeCache:
         self.num_composed = 0
         """Number of entire trees composed by Hydra."""
 
-    def tree(self, overrides: Sequence[str]) -> Tree:
+    def tree(self, overrides: Sequence[str]) -> ComposedTree:
         """Compose a tree inside `hydra_state`. NotSet for values that the options reject."""
         options = tuple(filter(self.chooses, overrides))
         kept = self._kept.pop(options, None) or self._joined(options) or self._composed(options)
@@ -176,7 +176,7 @@ class ComposeCache:
                 errors[text] = error
         if errors:
             raise NotSet(errors, kept.choices)
-        return Tree(config, kept.choices)
+        return ComposedTree(config, kept.choices)
 
     def chooses(self, text: str) -> bool:
         """Return whether composition depends on this override: an option or setting of Hydra."""

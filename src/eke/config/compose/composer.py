@@ -37,7 +37,7 @@ from eke.config.compose.catalogue import (
 from eke.config.compose.compose_cache import (
     PRESETS,
     NotSet,
-    Tree,
+    ComposedTree,
     ComposeCache,
     hydra_state,
     make_trees,
@@ -181,7 +181,7 @@ def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]
     return [dataclasses.replace(problem, fix=command) for problem in problems]
 
 
-def compose_tree(good: Sequence[str], trees: ComposeCache) -> Tree:
+def compose_tree(good: Sequence[str], trees: ComposeCache) -> ComposedTree:
     """Compose one tree without schema types inside `hydra_state`. Values may be missing."""
     try:
         return trees.tree(good)
