@@ -40,7 +40,7 @@ _SCHEMA = re.compile(r"/schema/\w+/\w+@_here_")
 _OPTION = re.compile(r"(?:/(?P<group>\w+)/)?(?P<option>[\w.-]+)(?P<here>@_here_)?")
 
 
-def stands_alone(group: str, option: str, catalogue: Catalogue) -> bool:
+def is_self_contained(group: str, option: str, catalogue: Catalogue) -> bool:
     """Return whether an option only writes into its own section. False if uncertain."""
     file = catalogue.options.get(group, {}).get(option)
     if file is None:
@@ -64,7 +64,7 @@ def _is_alone(entry: Any, group: str, is_preset: bool, catalogue: Catalogue) -> 
     match = _OPTION.fullmatch(str(entry))
     if not match or (match["group"] and not match["here"] and not is_preset):
         return False  # `/model/tiny` without `@_here_` is placed below the section
-    return stands_alone(match["group"] or group, match["option"], catalogue)
+    return is_self_contained(match["group"] or group, match["option"], catalogue)
 
 
 def set_by_preset(group: str, option: str, catalogue: Catalogue) -> Iterator[str]:
@@ -154,7 +154,7 @@ class ComposeCache:
         self.catalogue = catalogue
         self._kept: dict[tuple[str, ...], _Kept] = {}
         self._sections = catalogue.sections.keys() - PRESETS
-        self._stands_alone = cache(partial(stands_alone, catalogue=catalogue))
+        self._stands_alone = cache(partial(is_self_contained, catalogue=catalogue))
         self.num_composed = 0
         """Number of entire trees composed by Hydra."""
 

@@ -13,7 +13,7 @@ from eke.config.compose.compose_cache import (
     as_hydra_takes_it,
     hydra_state,
     make_trees,
-    stands_alone,
+    is_self_contained,
 )
 from eke.config.schema import model
 
@@ -167,7 +167,7 @@ def test_each_of_ekes_options_stands_alone() -> None:
     """Else sweeps over it would cost a composition of Hydra's for each combination."""
     for group, options in CATALOGUE.options.items():
         for option in options:
-            assert stands_alone(group, option, CATALOGUE), f"{group}={option}"
+            assert is_self_contained(group, option, CATALOGUE), f"{group}={option}"
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_which_files_stand_alone(tmp_path, group, text, alone) -> None:
     folder.mkdir()
     (folder / "mine.yaml").write_text(text)
     (folder / "other.yaml").write_text("# @package _global_\ntrain: {steps: 3}\n")
-    assert stands_alone(group, "mine", make_catalogue(tmp_path)) is alone
+    assert is_self_contained(group, "mine", make_catalogue(tmp_path)) is alone
 
 
 def test_a_preset_at_its_default_undoes_that_of_an_experiment(tmp_path) -> None:
