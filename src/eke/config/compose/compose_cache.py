@@ -184,11 +184,11 @@ class ComposeCache:
         return key in self.catalogue.options or key.startswith("hydra")
 
     def _parsed(self, text: str) -> Override:
-        return parse(as_hydra_takes_it(text, self.catalogue))
+        return parse(to_hydra_override(text, self.catalogue))
 
     def _composed(self, options: tuple[str, ...]) -> _Kept:
         self.num_composed += 1
-        texts = [as_hydra_takes_it(text, self.catalogue) for text in options]
+        texts = [to_hydra_override(text, self.catalogue) for text in options]
         if folder := self.catalogue.own_folder:
             texts.append(f"hydra.searchpath=[{quoted(str(folder))}]")
         tree = hydra_compose("config", texts, return_hydra_config=True)
@@ -255,7 +255,7 @@ def _own_trees(_conf: Path) -> ComposeCache:
     return ComposeCache(make_catalogue())
 
 
-def as_hydra_takes_it(text: str, catalogue: Catalogue) -> str:
+def to_hydra_override(text: str, catalogue: Catalogue) -> str:
     """Convert an override to a form that Hydra accepts, e.g. `++precision=bf16`."""
     key, equals, value = text.lstrip("+").partition("=")
     mapping = key in catalogue.keys and catalogue.keys[key].kind is dict

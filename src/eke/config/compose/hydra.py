@@ -21,7 +21,7 @@ from eke.common.plugins import LAUNCHERS, has_plugin, plugin_names
 from eke.common.text import first_line
 from eke.config.compose.arguments import FLAG_VALUES, LONG, Arguments
 from eke.config.compose.catalogue import Catalogue, suggest_match, make_catalogue, shown
-from eke.config.compose.compose_cache import as_hydra_takes_it, hydra_base, hydra_state
+from eke.config.compose.compose_cache import to_hydra_override, hydra_base, hydra_state
 from eke.config.compose.composer import open_catalogue
 from eke.config.compose.hydra_settings import LAUNCHING
 from eke.config.compose.overrides import find_problems
@@ -118,7 +118,7 @@ def _run_hydra(
     folder = ["--config-dir", str(catalogue.own_folder)] if catalogue.own_folder else []
     main = hydra.main(config_path=str(conf_folder()), config_name="config", **hydra_base())
     before = sys.argv
-    taken = (as_hydra_takes_it(text, catalogue) for text in overrides)
+    taken = (to_hydra_override(text, catalogue) for text in overrides)
     sys.argv = [before[0], *flags, *folder, *taken]
     try:
         main(task)()

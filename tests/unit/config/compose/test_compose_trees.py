@@ -10,7 +10,7 @@ from eke.config.compose.catalogue import make_catalogue
 from eke.config.compose.compose_cache import (
     NotSet,
     ComposeCache,
-    as_hydra_takes_it,
+    to_hydra_override,
     hydra_state,
     make_trees,
     is_self_contained,
@@ -22,7 +22,7 @@ CATALOGUE = make_catalogue()
 
 def all_at_once(*overrides: str):
     """Hydra's own composition: its tree without its own part, its choices."""
-    taken = [as_hydra_takes_it(text, CATALOGUE) for text in overrides]
+    taken = [to_hydra_override(text, CATALOGUE) for text in overrides]
     with hydra_state():
         tree = hydra.compose("config", taken, return_hydra_config=True)
     choices = {k: v for k, v in tree.hydra.runtime.choices.items() if not k.startswith("hydra/")}
