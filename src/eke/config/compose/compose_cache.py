@@ -126,7 +126,7 @@ def hydra_state() -> Iterator[None]:
         GlobalHydra.instance().hydra = before
 
 
-class NotSet(Exception):
+class RejectedValues(Exception):
     """Values that the tree rejects, with OmegaConf's errors."""
 
     def __init__(self, errors: Mapping[str, Exception], choices: Mapping[str, str]) -> None:
@@ -175,7 +175,7 @@ class ComposeCache:
             except (OmegaConfBaseException, ValueError) as error:
                 errors[text] = error
         if errors:
-            raise NotSet(errors, kept.choices)
+            raise RejectedValues(errors, kept.choices)
         return ComposedTree(config, kept.choices)
 
     def chooses(self, text: str) -> bool:

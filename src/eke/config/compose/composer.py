@@ -36,7 +36,7 @@ from eke.config.compose.catalogue import (
 )
 from eke.config.compose.compose_cache import (
     PRESETS,
-    NotSet,
+    RejectedValues,
     ComposedTree,
     ComposeCache,
     hydra_state,
@@ -185,7 +185,7 @@ def compose_tree(good: Sequence[str], trees: ComposeCache) -> ComposedTree:
     """Compose one tree without schema types inside `hydra_state`. Values may be missing."""
     try:
         return trees.tree(good)
-    except NotSet as error:
+    except RejectedValues as error:
         raise ConfigError(_explain(error, good, trees)) from error
     except Exception as error:  # in a file
         raise ConfigError(explain_file(error, trees.catalogue)) from error
@@ -261,7 +261,7 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
     return problems
 
 
-def _explain(error: NotSet, good: Sequence[str], trees: ComposeCache) -> list[Problem]:
+def _explain(error: RejectedValues, good: Sequence[str], trees: ComposeCache) -> list[Problem]:
     """Return problems of values that are valid, but rejected by the options."""
     catalogue, problems = trees.catalogue, []
     for text, refused in error.errors.items():

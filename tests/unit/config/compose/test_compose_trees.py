@@ -8,7 +8,7 @@ from omegaconf import OmegaConf, open_dict, read_write
 from eke.config.compose import compose
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.compose.compose_cache import (
-    NotSet,
+    RejectedValues,
     ComposeCache,
     to_hydra_override,
     hydra_state,
@@ -143,7 +143,7 @@ def test_joined_trees_are_the_same_as_hydras(preset) -> None:
         assert trees.num_composed == whole, "no composition of Hydra's for the whole"
         assert described(joined.config) == described(expected)
         assert joined.choices == choices
-        with pytest.raises(NotSet) as refused:
+        with pytest.raises(RejectedValues) as refused:
             trees.tree((*together, "optimizer.beta1=0.5"))
     assert list(refused.value.errors) == ["optimizer.beta1=0.5"]
 
