@@ -7,7 +7,7 @@ from pathlib import Path
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_bytes
-from eke.config.compose import Composed, claims, compose_with, is_set
+from eke.config.compose import Composed, user_set_keys, compose_with, is_set
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.schema import DEFAULT_PER_DEVICE, Config, Mix, Rows
 from eke.estimate.memory import (
@@ -205,7 +205,7 @@ def adapted(
     mine = config.batch.accumulation is not None and not is_set(composed, "batch.accumulation")
     kept = (f"batch.target={plan_batch(config, []).samples_per_step}",) if mine else ()
     resolver = RecipeResolver(
-        recipe, claims(composed), lambda more: compose_with(composed, (*kept, *more)).config
+        recipe, user_set_keys(composed), lambda more: compose_with(composed, (*kept, *more)).config
     )
     cores = usable_cores() // max(1, config.distributed.num_processes)
     units = bfloat16_units() if device.kind == "cpu" else ()

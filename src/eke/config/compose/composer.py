@@ -72,7 +72,7 @@ class Composed:
         """Groups and keys set by overrides, experiment, sweep or recipe."""
         presets = [(name, self.choices.get(name, "none")) for name in ("sweep", "recipe")]
         paths = {path for preset in presets for path in set_by_preset(*preset, self.catalogue)}
-        return claims(self) | paths
+        return user_set_keys(self) | paths
 
 
 def compose(
@@ -353,7 +353,7 @@ def problems_by_cell(found: Counter[Problem], total: int) -> list[Problem]:
     ]
 
 
-def claims(composed: Composed) -> frozenset[str]:
+def user_set_keys(composed: Composed) -> frozenset[str]:
     """Return the groups and keys set by overrides or by the experiment."""
     # Only rows of a named sweep, which precedes the recipe, are overrides.
     typed = {text.lstrip("+~").partition("=")[0] for text in composed.overrides}
@@ -370,6 +370,6 @@ def is_set(composed: Composed, key: str) -> bool:
 
 
 def compose_with(composed: Composed, choices: Sequence[str]) -> Composed:
-    """Compose again with choices in place of the recipe's. `claims` must not contain them."""
+    """Compose again with choices in place of the recipe's. `user_set_keys` must not contain them."""
     typed = [text for text in composed.overrides if not text.startswith("recipe=")]
     return compose([*typed, "recipe=none", *choices], composed.config_dir, in_sweep=True)
