@@ -25,7 +25,7 @@ from eke.config.compose import (
     Arguments,
     Composed,
     answer_shell,
-    check_question,
+    check_info_flag,
     compose,
     is_for_hydra,
     needs_sweep,
@@ -120,7 +120,7 @@ def ask_hydra(arguments: Arguments) -> int:
     """Print Hydra's answer to its own flags (`--cfg job`) after the overrides are checked."""
     if any(flag in COMPLETION_FLAGS for flag in arguments.hydra_flags):
         return print_once(answer_shell(arguments.overrides).removesuffix("\n"))
-    check_question(arguments)
+    check_info_flag(arguments)
     if not arguments.multirun:
         compose(arguments.overrides, arguments.config_dir)
     return print_once(run_hydra_flags(arguments))

@@ -38,7 +38,7 @@ _REFUSED = {
 """Flag -> its effect, and the replacement in eke."""
 
 
-def check_question(arguments: Arguments) -> None:
+def check_info_flag(arguments: Arguments) -> None:
     """Raise ConfigError unless there is one information flag with a valid value."""
     # Hydra would print a traceback or its usage, or change the run.
     pairs = _pairs(arguments.hydra_flags)
@@ -88,7 +88,7 @@ def _wrong_together(pairs: list[tuple[str, str]], arguments: Arguments) -> Itera
 
 
 def run_hydra_flags(arguments: Arguments) -> str:
-    """Return Hydra's output for flags that passed `check_question`. ConfigError if it fails."""
+    """Return Hydra's output for flags that passed `check_info_flag`. ConfigError if it fails."""
     # A bare --info would consume the first override.
     pairs = [(f, v or "all") if f == "--info" else (f, v) for f, v in _pairs(arguments.hydra_flags)]
     flags = [word for pair in pairs for word in pair if word]
