@@ -45,7 +45,7 @@ from eke.config.compose.compose_cache import (
 )
 from eke.config.compose.hydra_settings import explain_in_file, is_hydras, is_launching
 from eke.config.compose.overrides import find_problems, last_wins, parse, suggest_fix
-from eke.config.compose.suggest import as_evaluation, completed, likeliest, option_for
+from eke.config.compose.suggest import as_evaluation, completed, suggest_option, option_for
 from eke.config.schema import VARIANTS, Config, PretrainedModel, Sweep, resolve_attention
 
 
@@ -294,7 +294,7 @@ def _elsewhere(text: str, option: str, good: Sequence[str], catalogue: Catalogue
     elif name == "eval_path":
         fix = Fix(*as_evaluation(value))
     else:
-        wanted = likeliest(section, option, others, catalogue)
+        wanted = suggest_option(section, option, others, catalogue)
         if "jsonl" in others:
             typed = (each.partition("=")[2] for each in good if each.startswith("data.path="))
             wanted = option_for(next(typed, ".jsonl")) or wanted

@@ -76,7 +76,7 @@ def nothing_near(key: str, catalogue: Catalogue) -> str:
     return f"unknown key or group. List: {program()} --help"
 
 
-def likeliest(section: str, option: str, others: Sequence[str], catalogue: Catalogue) -> str:
+def suggest_option(section: str, option: str, others: Sequence[str], catalogue: Catalogue) -> str:
     """Return the likeliest option with a key: the default, a similar name or the simplest."""
 
     def rank(other: str) -> tuple[bool, bool, int, bool]:
