@@ -36,7 +36,7 @@ from eke.config.compose.suggest import (
     completed,
     is_checkpoint,
     nearest_key,
-    nothing_near,
+    list_known_keys,
     of_elsewhere,
     shares_numbers,
 )
@@ -230,7 +230,7 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
     if re.search(r"_target_|class|loss|metric|callback", key) or re.search(r"\w[.:][A-Z]", raw):
         own = ". eke does not load classes from overrides (docs/how-to/use.md)"
     if not found:
-        why = nothing_near(key, catalogue) + own
+        why = list_known_keys(key, catalogue) + own
         return Problem(shown(key), shown(raw), why, id="unknown_key")
     why = f"unknown key. Did you mean {found}?"
     wrong = _next_problems(f"{found}={raw}", catalogue) if raw else []

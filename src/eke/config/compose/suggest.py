@@ -66,7 +66,7 @@ def _named_so(name: str, catalogue: Catalogue) -> list[str]:
     return [k for k in _typable(catalogue) if k.rpartition(".")[2] == name]
 
 
-def nothing_near(key: str, catalogue: Catalogue) -> str:
+def list_known_keys(key: str, catalogue: Catalogue) -> str:
     """Return a message for an unknown key without a near match, with the existing keys."""
     section, _, name = key.rpartition(".")
     if several := _named_so(name, catalogue):
