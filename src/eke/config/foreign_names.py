@@ -9,9 +9,9 @@ from pathlib import Path
 import yaml
 
 from eke.common.text import normalize_name
-from eke.config.compose.suggest import as_data, as_evaluation
+from eke.config.compose.suggest import suggest_data_overrides, as_evaluation
 
-_FILES = {"{data}": as_data, "{eval_data}": as_evaluation}
+_FILES = {"{data}": suggest_data_overrides, "{eval_data}": as_evaluation}
 _FILE_KEYS = {"{data}": "data.path", "{eval_data}": "data.eval_path"}
 _BOOLEANS = {"1": "true", "yes": "true", "on": "true", "0": "false", "no": "false", "off": "false"}
 

@@ -122,7 +122,7 @@ def option_for(typed: str) -> str:
     return "" if typed.lower().endswith(_UNREAD) else "text"
 
 
-def as_data(typed: str) -> tuple[str, ...]:
+def suggest_data_overrides(typed: str) -> tuple[str, ...]:
     """Return overrides that train on a file or folder, or on a hub data set of this name."""
     bare = typed.strip("\"'")
     if not _is_file(bare):
@@ -151,7 +151,7 @@ def _is_file(typed: str) -> bool:
 def of_elsewhere(group: str, text: str) -> tuple[str, ...]:
     """Return overrides for a checkpoint, file or data set given in place of an option."""
     if group == "data":
-        return as_data(text)
+        return suggest_data_overrides(text)
     bare = text.strip("\"'")
     named = re.search(r"[-\d]", bare) and re.fullmatch(r"[A-Za-z][\w.-]*", bare)
     is_name = named or re.search(r"[/\\]", bare) or os.path.exists(user_path(bare))
