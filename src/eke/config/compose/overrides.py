@@ -37,7 +37,7 @@ from eke.config.compose.suggest import (
     is_checkpoint,
     nearest_key,
     list_known_keys,
-    of_elsewhere,
+    suggest_for_path,
     shares_numbers,
 )
 from eke.config.foreign_names import find_retired
@@ -153,7 +153,7 @@ def _unparsable(text: str, catalogue: Catalogue) -> Problem:
         begun = value[:1] in ("'", '"') and value.count(value[0]) == 1
         fix = Fix(override(plain, value[1:] if begun else value))
         return Problem(key, shown(value), why, fix, "needs_quotes")
-    if "/" in value and (found := of_elsewhere(plain, value)):
+    if "/" in value and (found := suggest_for_path(plain, value)):
         why = f"not an option of {plain}. Set {found[-1].partition('=')[0]}"
         return Problem(key, shown(value), why, _all_fixes(found, catalogue), "unknown_option")
     bare = re.sub(r"[\[\](){}\"'$\\]", "", value).strip(", ")
@@ -310,7 +310,7 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
     if near and group in ("model", "hardware") and not shares_numbers(group, text, near):
         near = None
     is_name = near is None or (group == "model" and is_checkpoint(text, near))
-    if is_name and (found := of_elsewhere(group, text)):
+    if is_name and (found := suggest_for_path(group, text)):
         why += f". Set {found[-1].partition('=')[0]}"
         why += f" ({near} has random weights)" if near else ""
         fix = _all_fixes(found, catalogue)

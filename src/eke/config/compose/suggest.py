@@ -148,7 +148,7 @@ def _is_file(typed: str) -> bool:
     return "/" in typed and os.path.exists(user_path(typed.partition("/")[0]))
 
 
-def of_elsewhere(group: str, text: str) -> tuple[str, ...]:
+def suggest_for_path(group: str, text: str) -> tuple[str, ...]:
     """Return overrides for a checkpoint, file or data set given in place of an option."""
     if group == "data":
         return suggest_data_overrides(text)
