@@ -33,7 +33,7 @@ from eke.config.compose.catalogue import (
 from eke.config.compose.compose_cache import PRESETS
 from eke.config.compose.hydra_settings import explain_in_file, is_hydras
 from eke.config.compose.overrides import find_problems, last_wins, suggest_fix
-from eke.config.compose.suggest import completed, nearest_key, option_for
+from eke.config.compose.suggest import suggest_value_for_key, nearest_key, option_for
 from eke.config.foreign_names import find_retired
 from eke.config.mixing import SHARED, source_names
 from eke.config.schema import MIXED, VARIANTS, Config, Data, Mix, Weighted
@@ -211,7 +211,7 @@ def _unknown_flag(
     name, of_command = flag.lstrip("-"), _near_flag(flag, also)
     long_flag = of_command or _near_flag(flag, _FLAGS)
     override = f"{name.replace('-', '_')}={'true' if value is None else value}"
-    is_a_setting = find_retired(name) or completed(name, catalogue)
+    is_a_setting = find_retired(name) or suggest_value_for_key(name, catalogue)
     if long_flag and (of_command or not is_a_setting):
         follows = f" {value}" if value and {**_FLAGS, **also}[long_flag] else ""
         why = "takes no value" if flag == long_flag else "unknown flag"

@@ -45,7 +45,7 @@ from eke.config.compose.compose_cache import (
 )
 from eke.config.compose.hydra_settings import explain_in_file, is_hydras, is_launching
 from eke.config.compose.overrides import find_problems, last_wins, parse, suggest_fix
-from eke.config.compose.suggest import as_evaluation, completed, suggest_option, option_for
+from eke.config.compose.suggest import as_evaluation, suggest_value_for_key, suggest_option, option_for
 from eke.config.schema import VARIANTS, Config, PretrainedModel, Sweep, resolve_attention
 
 
@@ -211,7 +211,7 @@ def _composed(good: Sequence[str], typed: tuple[str, ...], trees: ComposeCache) 
             for key in sorted(OmegaConf.missing_keys(tree.config)):
                 section = key.partition(".")[0]
                 why = f"{section}={tree.config[section].option} needs a value"
-                fix = Fix(completed(key, catalogue) or key)
+                fix = Fix(suggest_value_for_key(key, catalogue) or key)
                 problems.append(Problem(key, "", why, fix, "missing_value"))
         problems = problems or [explain_file(error, catalogue)]
         raise ConfigError(problems) from error
@@ -256,7 +256,7 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
         except OmegaConfBaseException as error:
             why = f"must be {field.words()}. {hydra_reason(error)}"
         if why:
-            fix, raw = Fix(completed(key, catalogue) or key), text.partition("=")[2]
+            fix, raw = Fix(suggest_value_for_key(key, catalogue) or key), text.partition("=")[2]
             problems.append(Problem(key, shown(raw), why, fix, "interpolation"))
     return problems
 

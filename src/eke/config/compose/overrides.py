@@ -33,7 +33,7 @@ from eke.config.compose.hydra_settings import (
 )
 from eke.config.compose.suggest import (
     NUMBER_KEYS,
-    completed,
+    suggest_value_for_key,
     is_checkpoint,
     nearest_key,
     list_known_keys,
@@ -113,7 +113,7 @@ def _check_shape(text: str, catalogue: Catalogue) -> Problem | None:
     if not equals and not text.startswith("~"):
         return _no_equals(text, catalogue)
     if not key.strip("+~ \t\n"):
-        found = completed(value.strip(), catalogue)
+        found = suggest_value_for_key(value.strip(), catalogue)
         fix = Fix(found) if found else Fix()
         return Problem(shown(text), "", "no key before the equals sign", fix, "missing_key")
     if value.startswith("="):
@@ -135,7 +135,7 @@ def _no_equals(text: str, catalogue: Catalogue) -> Problem:
         fix, why = _all_fixes(row.overrides("true"), catalogue), row.why("true")
     else:
         near = nearest_key(name, catalogue) or ""
-        found = completed(name, catalogue) or completed(near, catalogue)
+        found = suggest_value_for_key(name, catalogue) or suggest_value_for_key(near, catalogue)
         fix = Fix(found) if found else Fix()
     return Problem(shown(text), "", why, fix, "missing_equals")
 
@@ -224,7 +224,7 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
         fix = suggest_fix(f"{group}={option}", catalogue)
         why = f"options of {group} are set by {group}=OPTION"
         return Problem(key, shown(raw), why, fix, "option_as_key")
-    if raw.lower() == "true" and (chosen := completed(key, catalogue)):
+    if raw.lower() == "true" and (chosen := suggest_value_for_key(key, catalogue)):
         return Problem(key, shown(raw), "is an option, not a key", Fix(chosen), "option_as_key")
     found, own = nearest_key(key, catalogue), ""
     if re.search(r"_target_|class|loss|metric|callback", key) or re.search(r"\w[.:][A-Z]", raw):
@@ -239,7 +239,7 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
         why = f"unknown key. Keys of {section}: {', '.join(catalogue.names(section))}"
         return Problem(shown(key), shown(raw), why + own, id="unknown_key")
     why += f" {wrong[0].value}: {wrong[0].why}" if wrong and found in catalogue.keys else ""
-    usual = Fix(completed(found, catalogue) or found)
+    usual = Fix(suggest_value_for_key(found, catalogue) or found)
     fix = suggest_fix(f"{found}={raw}", catalogue) if raw else usual
     return Problem(shown(key), shown(raw), why, fix, "unknown_key")
 
@@ -249,7 +249,7 @@ def _check_sweep(parsed: Override, catalogue: Catalogue, multirun: bool) -> list
     key, raw = parsed.key_or_group, _raw(parsed)
     why = why_unlisted(parsed, catalogue)
     if why or key.startswith("sweep."):
-        right = completed(key, catalogue) or f"{key}={quoted(raw)}"
+        right = suggest_value_for_key(key, catalogue) or f"{key}={quoted(raw)}"
         if raw.startswith(("{", "[")):  # sweep.product={seed:range(0,3)}
             right = re.sub(r"\w+\([^()]*\)", r"'\g<0>'", f"{key}={raw}")
         why = why or "applies to the entire sweep and takes one value"
@@ -332,7 +332,7 @@ def _section(section: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
         return Problem(section, shown(raw), why, _all_fixes(items, catalogue), "section_value")
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     key = NUMBER_KEYS.get(section) if is_number else {"paths": "paths.runs"}.get(section)
-    usual = Fix(completed(section, catalogue) or section)
+    usual = Fix(suggest_value_for_key(section, catalogue) or section)
     fix = suggest_fix(f"{key}={raw}", catalogue) if key and raw else usual
     return Problem(section, shown(raw) or "(nothing)", why, fix, "section_value")
 

@@ -91,7 +91,7 @@ def _typable(catalogue: Catalogue) -> list[str]:
     return [k for k in catalogue.keys if k.rpartition(".")[2] not in FIXED_FIELDS]
 
 
-def completed(name: str, catalogue: Catalogue) -> str | None:
+def suggest_value_for_key(name: str, catalogue: Catalogue) -> str | None:
     """Return the override for a name without a value, with its default or true for a switch."""
     if name in catalogue.options:
         return f"{name}={catalogue.defaults.get(name, next(iter(catalogue.options[name])))}"
@@ -99,7 +99,7 @@ def completed(name: str, catalogue: Catalogue) -> str | None:
         field = catalogue.keys[name]
         return f"{name}={'true' if field.kind is bool else default_text(field, name)}"
     if name in catalogue.sections:
-        return completed(f"{name}.{catalogue.names(name)[0]}", catalogue)
+        return suggest_value_for_key(f"{name}.{catalogue.names(name)[0]}", catalogue)
     return next(
         (f"{g}={name}" for g, options in catalogue.options.items() if name in options), None
     )
