@@ -54,7 +54,7 @@ from eke.config.schema.model import (
 from eke.config.schema.resources import (
     FSDP,
     Exchange,
-    Horizon,
+    OptimizeFor,
     PeerToPeer,
     Resources,
     Sweep,

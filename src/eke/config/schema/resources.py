@@ -234,7 +234,7 @@ class Sweep:
         return self.max_repeats if self.is_auto else int(self.repeats)
 
 
-class Horizon(Enum):
+class OptimizeFor(Enum):
     """Training time for which a recipe optimizes."""
 
     steps = "steps"
@@ -245,7 +245,7 @@ class Horizon(Enum):
 class RecipeGoal:
     """Goal of adaptive recipes and `eke fit`."""
 
-    horizon: Horizon = Horizon.steps
+    horizon: OptimizeFor = OptimizeFor.steps
     """Time to minimise. steps: this run, with compilation. steady: steps after compilation."""
 
 

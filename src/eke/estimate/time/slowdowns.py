@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from eke.common.text import format_seconds
-from eke.config.schema import Horizon, Mix, Rows, Synthetic
+from eke.config.schema import OptimizeFor, Mix, Rows, Synthetic
 from eke.estimate.memory.components import doubts_of, shape_of
 from eke.estimate.time.rates import Span, exactly, network_of
 from eke.models.families import Shape
@@ -107,7 +107,7 @@ CPU = _Compiler(whole=2.0, layer=6.5, regional=28.0)
 
 def steps_to_pay(plan: Plan) -> float:
     """Return the steps over which compilation must pay off: the run's, or inf in steady state."""
-    steady = plan.config.recipe.horizon is Horizon.steady
+    steady = plan.config.recipe.horizon is OptimizeFor.steady
     return math.inf if steady else plan.steps.total
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from eke.common.text import format_seconds
-from eke.config.schema import Horizon, MaskedLM
+from eke.config.schema import OptimizeFor, MaskedLM
 from eke.estimate.memory import Verdict
 from eke.estimate.time import compile_seconds
 from eke.hardware import Device
@@ -144,7 +144,7 @@ def compiler(situation: Situation) -> Question | None:
     if why_not:
         return Question(("compile",), (), otherwise=why_not)
     earned = f"{COMPILE_GAIN - 1:.0%} faster for torchtitan's Llama 8B on H100s. "
-    if config.recipe.horizon is Horizon.steady or least is None:
+    if config.recipe.horizon is OptimizeFor.steady or least is None:
         earned += "recipe.horizon=steady ignores the time of compilation"
     else:
         earned += f"Compiling pays off in a run of at least {format_seconds(max(least))}"
@@ -180,7 +180,7 @@ def least_seconds(situation: Situation) -> tuple[float, float] | None:
 
 def spent(situation: Situation, *, regional: bool) -> float:
     """Return the seconds of compilation that must pay off, 0 for a steady horizon."""
-    if situation.config.recipe.horizon is Horizon.steady:
+    if situation.config.recipe.horizon is OptimizeFor.steady:
         return 0.0
     how = replace(situation.config.compile, option="inductor", regional=regional)
     config = replace(situation.config, compile=how)
@@ -189,7 +189,7 @@ def spent(situation: Situation, *, regional: bool) -> float:
 
 def _why_uncompiled(situation: Situation, least: tuple[float, float] | None, whole: bool) -> str:
     """Return why the run is not compiled, "" if it is."""
-    if least is None and situation.config.recipe.horizon is not Horizon.steady:
+    if least is None and situation.config.recipe.horizon is not OptimizeFor.steady:
         return "the run's duration is unknown"
     if is_ragged(situation.config):
         return "each new sequence length would be compiled again"
