@@ -53,7 +53,7 @@ from eke.config.schema.model import (
 )
 from eke.config.schema.resources import (
     FSDP,
-    Exchange,
+    GradientSync,
     OptimizeFor,
     PeerToPeer,
     Resources,

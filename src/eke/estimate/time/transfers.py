@@ -19,7 +19,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from eke.config.schema import FSDP, Config, Exchange, NvmeOffload, WeightsPlace
+from eke.config.schema import FSDP, Config, GradientSync, NvmeOffload, WeightsPlace
 from eke.estimate.memory.activations import Activations
 from eke.estimate.memory.sharding import num_layers, units
 from eke.estimate.time.rates import exactly
@@ -221,7 +221,7 @@ def _exchanged_parts(plan: Plan, sharing: FSDP) -> tuple[float, int]:
     rounds, cut, layers = plan.batch.accumulation, sharing.shards, num_layers(plan.config)
     layer, table, head = units(plan, training_structure(plan.config).weights)
     gathers = rounds * (2 if sharing.reshard_after_forward else 1)
-    sums = rounds if exchange_of(plan.config) is Exchange.every else 1
+    sums = rounds if exchange_of(plan.config) is GradientSync.every else 1
     whole = gathers * layers * layer[0] + rounds * (table[0] + head[0])
     reduced = sums * (layers * layer[2] + table[2] + head[2])
     copied = 2 * (1 - cut / sharing.num_processes) * reduced / cut

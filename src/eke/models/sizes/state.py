@@ -17,7 +17,7 @@ from eke.config.schema import (
     Compute,
     Config,
     Evaluation,
-    Exchange,
+    GradientSync,
     Float8,
     NvmeOffload,
     QLora,
@@ -179,13 +179,13 @@ WHOLE_GRADIENTS_BYTES = 8 * 2**30
 """Limit for accumulating full gradients: a tenth of an 80 GiB device (a choice)."""
 
 
-def exchange_of(config: Config) -> Exchange:
+def exchange_of(config: Config) -> GradientSync:
     """Return when FSDP2 synchronizes gradients; `auto` is decided by their size."""
     typed = cast(FSDP, config.distributed).exchange
     trained = (prod(w.shape) for w in training_structure(config).weights if w.trained)
     is_large = FLOAT32_BYTES * sum(trained) > WHOLE_GRADIENTS_BYTES and _accumulation(config) > 1
-    chosen = Exchange.every if is_large else Exchange.last
-    return chosen if typed is Exchange.auto else typed
+    chosen = GradientSync.every if is_large else GradientSync.last
+    return chosen if typed is GradientSync.auto else typed
 
 
 def _accumulation(config: Config) -> int:
@@ -198,7 +198,7 @@ def _accumulation(config: Config) -> int:
 def adds_up_whole(config: Config) -> bool:
     """Return whether full gradients of several micro-batches accumulate before synchronization."""
     several = isinstance(config.distributed, FSDP) and _accumulation(config) > 1
-    return several and exchange_of(config) is Exchange.last
+    return several and exchange_of(config) is GradientSync.last
 
 
 def _number_bytes(formats: WeightFormats, weight: Weight) -> int:

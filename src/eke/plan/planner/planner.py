@@ -21,7 +21,7 @@ from eke.config.schema import (
     Compute,
     Config,
     Evaluation,
-    Exchange,
+    GradientSync,
     LocalRows,
     Mix,
     NvmeOffload,
@@ -280,7 +280,7 @@ def _plan_sharding(config: Config, device: Device, decisions: list[Decision]) ->
     """Record FSDP2's prefetching and the time of gradient synchronization."""
     if not isinstance(config.distributed, FSDP):
         return
-    if config.distributed.exchange is Exchange.auto:
+    if config.distributed.exchange is GradientSync.auto:
         reason = f"full gradients up to {format_bytes(WHOLE_GRADIENTS_BYTES)}, shards above"
         decisions.append(Decision("distributed.exchange", exchange_of(config).value, reason))
     ahead = device.kind != "cpu"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from eke.common.paths import LOCAL_RANK
-from eke.config.schema import FSDP, Exchange
+from eke.config.schema import FSDP, GradientSync
 from eke.models.sizes import exchange_of
 from eke.plan.planner import Plan
 from eke.training.distributed.fsdp import build_mesh, part_bytes, shard_model, whole
@@ -276,7 +276,7 @@ class ShardedUpdate(PlainUpdate):
 
     def __init__(self, plan: Plan, *objects: Any) -> None:
         super().__init__(plan, *objects)
-        self.every = exchange_of(plan.config) is Exchange.every
+        self.every = exchange_of(plan.config) is GradientSync.every
         self.gradient_bytes = 0
         """Bytes of this rank's gradients, measured in the first step."""
 

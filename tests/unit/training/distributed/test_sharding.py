@@ -12,7 +12,7 @@ from unit.rules.devices import CPU as CPU_DEVICE
 from unit.training.model.sharded import CPU, among, sharded_model, sharded_plan
 
 from eke.config.compose import compose
-from eke.config.schema import Exchange
+from eke.config.schema import GradientSync
 from eke.models.sizes import exchange_of, state_bytes
 from eke.rules import Facts, check
 from eke.training.distributed.deepspeed_engine import ShardedUpdate
@@ -168,14 +168,14 @@ def test_copies_have_equal_parts(processes, replicas, fix) -> None:
 
 
 def test_large_gradients_that_add_up_are_shared_out_at_once() -> None:
-    def chosen(*overrides: str) -> Exchange:
+    def chosen(*overrides: str) -> GradientSync:
         return exchange_of(compose(["distributed=fsdp", *overrides]).config)
 
     large = ("model=llama3_8b", "batch.per_device=1")
-    assert chosen(*large, "batch.accumulation=2") is Exchange.every
-    assert chosen(*large, "batch.accumulation=2", "peft=lora") is Exchange.last
-    assert chosen(*large, "batch.accumulation=1") is Exchange.last
-    assert chosen(*large, "batch.accumulation=2", "distributed.exchange=last") is Exchange.last
+    assert chosen(*large, "batch.accumulation=2") is GradientSync.every
+    assert chosen(*large, "batch.accumulation=2", "peft=lora") is GradientSync.last
+    assert chosen(*large, "batch.accumulation=1") is GradientSync.last
+    assert chosen(*large, "batch.accumulation=2", "distributed.exchange=last") is GradientSync.last
 
 
 def test_what_the_plan_chooses_is_the_run_that_was_typed_before(make_plan) -> None:
