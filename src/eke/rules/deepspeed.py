@@ -13,7 +13,7 @@ from pathlib import Path
 from eke.common.errors import Fix
 from eke.common.paths import user_path
 from eke.common.text import format_bytes
-from eke.config.schema import Checkpointing, NvmeOffload, Switch, Weights, WeightsPlace
+from eke.config.schema import Checkpointing, NvmeOffload, AutoBool, Weights, WeightsPlace
 from eke.hardware import file_system
 from eke.models.sizes import STAGE, SwapBytes, state_bytes, state_files
 from eke.models.sizes.optimizers import AUTO, PIECES
@@ -155,7 +155,7 @@ RULES = (
     _deepspeed_rule(
         id="zero_keeps_masters",
         key="precision.master",
-        when=lambda f: is_zero(f) and is_narrow(f) and f.config.precision.master is Switch.off,
+        when=lambda f: is_zero(f) and is_narrow(f) and f.config.precision.master is AutoBool.off,
         why=lambda f: f"distributed={f.distributed.option} always keeps float32 copies of weights",
         fix=Fix("precision.master=auto"),
         source="notes/deepspeed.md",

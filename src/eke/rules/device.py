@@ -5,7 +5,7 @@ from pathlib import Path
 
 from eke.common.errors import Fix
 from eke.common.text import format_bytes, format_count
-from eke.config.schema import PretrainedModel, Switch
+from eke.config.schema import PretrainedModel, AutoBool
 from eke.models.sizes import OPTIMIZER_REGISTRY, STAGE, decide_formats, model_size, option_of
 from eke.rules.memory import copies, first_that_fits, held_bytes, in_one
 from eke.rules.rule import Facts, Rule, without_effect
@@ -64,7 +64,7 @@ RULES = (
     without_effect(
         id="pinning_needs_cuda",
         key="dataloader.pin_memory",
-        when=lambda f: f.config.dataloader.pin_memory is Switch.on and f.on_cpu,
+        when=lambda f: f.config.dataloader.pin_memory is AutoBool.on and f.on_cpu,
         why="page-locked memory speeds up copies to a GPU. This run uses a CPU",
         fix=Fix("dataloader.pin_memory=auto"),
         source="https://docs.pytorch.org/docs/stable/data.html#memory-pinning",

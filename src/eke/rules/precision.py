@@ -16,7 +16,7 @@ from eke.config.schema import (
     Lora,
     PretrainedModel,
     SequenceClassification,
-    Switch,
+    AutoBool,
     TrainedBias,
     Weights,
 )
@@ -141,7 +141,7 @@ def _unit(facts: Facts) -> tuple[int, str]:
     precision, is_a100 = facts.config.precision, facts.device.capability == AMPERE
     if precision.compute is not Compute.float32:
         return 64 if is_a100 else 8, precision.compute.value
-    if precision.tf32 is Switch.on:
+    if precision.tf32 is AutoBool.on:
         return 32 if is_a100 else 4, "TF32"
     return 1, ""
 
@@ -191,7 +191,7 @@ RULES = (
     Rule(
         id="tf32_needs_ampere",
         key="precision",
-        when=lambda f: f.config.precision.tf32 is Switch.on and (f.on_cpu or older_than(f, AMPERE)),
+        when=lambda f: f.config.precision.tf32 is AutoBool.on and (f.on_cpu or older_than(f, AMPERE)),
         why=needs_capability("TF32 needs", AMPERE),
         fix=instead_of(("tf32",), "precision=fp32", "precision.tf32=auto"),
         source="https://docs.pytorch.org/docs/stable/notes/cuda.html#tf32-on-ampere",
@@ -233,7 +233,7 @@ RULES = (
     without_effect(
         id="master_needs_narrow_weights",
         key="precision.master",
-        when=lambda f: f.config.precision.master is Switch.on and not is_narrow(f),
+        when=lambda f: f.config.precision.master is AutoBool.on and not is_narrow(f),
         why="the weights are already float32",
         fix=Fix("precision.master=auto"),
         source="training/model/number_formats.py",

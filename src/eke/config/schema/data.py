@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from eke.config.schema.fields import Key, OptionGroup, Switch, above, at_least, between
+from eke.config.schema.fields import Key, OptionGroup, AutoBool, above, at_least, between
 
 MAX_STEPS = 10**9
 """Maximum optimizer steps of a run. At 1 ms per step they take more than eleven days."""
@@ -406,7 +406,7 @@ class DataLoader(OptionGroup):
 
     workers: int = field(default=0, metadata=Key.ROUNDING | between(0, 256))
     """Number of loader processes. 0: the training process collates batches."""
-    pin_memory: Switch = field(default=Switch.auto, metadata=Key.ROUNDING)
+    pin_memory: AutoBool = field(default=AutoBool.auto, metadata=Key.ROUNDING)
     """Use page-locked host memory. auto: on for CUDA."""
     prefetch: int | None = field(default=None, metadata=Key.ROUNDING | at_least(1))
     """Batches that each loader process prepares ahead. null: 2 (PyTorch)."""

@@ -107,7 +107,7 @@ class OptionGroup:
     """Selected option, set by the option file."""
 
 
-class Switch(Enum):
+class AutoBool(Enum):
     """Switch of a feature. auto: the plan decides."""
 
     auto = "auto"

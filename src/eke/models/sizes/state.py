@@ -21,7 +21,7 @@ from eke.config.schema import (
     Float8,
     NvmeOffload,
     QLora,
-    Switch,
+    AutoBool,
     Weights,
     WeightsPlace,
 )
@@ -107,7 +107,7 @@ def _width(dtype: str) -> int:
 def decide_formats(config: Config) -> WeightFormats:
     """Decide the number formats. ZeRO always has float32 copies of 16-bit weights."""
     precision = config.precision
-    wanted = precision.master is Switch.on or config.distributed.option in STAGE
+    wanted = precision.master is AutoBool.on or config.distributed.option in STAGE
     master = precision.weights is Weights.bfloat16 and wanted
     narrow = precision.weights is Weights.float32 and precision.compute is not Compute.float32
     copies = precision.compute.value if narrow and precision.casts is Casts.per_step else ""

@@ -27,7 +27,7 @@ from eke.config.schema import (
     NvmeOffload,
     Packing,
     PretrainedModel,
-    Switch,
+    AutoBool,
     Weights,
 )
 from eke.config.schema.codec import make_converter
@@ -299,9 +299,9 @@ def _plan_compute(
     scaling = precision.compute is Compute.float16
     if scaling:
         decisions.append(Decision("loss scaling", "on", "float16 gradients underflow below 6e-8"))
-    if precision.tf32 is Switch.auto:
+    if precision.tf32 is AutoBool.auto:
         decisions.append(Decision("precision.tf32", "off", "PyTorch's default"))
-    if precision.weights is Weights.bfloat16 and precision.master is Switch.auto:
+    if precision.weights is Weights.bfloat16 and precision.master is AutoBool.auto:
         reason = f"{FLOAT32_BYTES} bytes per parameter in addition to bfloat16"
         if formats.master:
             reason = "DeepSpeed's ZeRO updates float32 copies of its shard of the weights"
@@ -314,7 +314,7 @@ def _plan_compute(
         key = "frozen weights" if config.model.freeze else "peft.base_weights"
         decisions.append(Decision(key, formats.frozen, reason + _tied_head(config)))
     pin = config.dataloader.pin_memory
-    pinned = device.kind == "cuda" if pin is Switch.auto else pin is Switch.on
+    pinned = device.kind == "cuda" if pin is AutoBool.auto else pin is AutoBool.on
     implementation = _implementation(config, device, decisions)
     clipped = config.train.max_grad_norm
     decay = config.optimizer.weight_decay
@@ -336,7 +336,7 @@ def _plan_compute(
     return ComputePlan(
         autocast=autocast,
         loss_scaling=scaling,
-        tf32=precision.tf32 is Switch.on,
+        tf32=precision.tf32 is AutoBool.on,
         optimizer_implementation=implementation,
         pin_memory=pinned and device.kind == "cuda",
         float8=precision.float8.value,
