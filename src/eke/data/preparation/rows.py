@@ -241,7 +241,7 @@ def _border(both: Encoded, first: Encoded, place: int) -> int:
 READERS = {"jsonl": jsonl_rows, "csv": csv_rows, "parquet": parquet_rows}
 """`data` option -> reader."""
 
-SEEN_ROWS = 1000
+NUM_PREVIEW_ROWS = 1000
 """Training rows of a stream that are read before training."""
 
 
@@ -315,7 +315,7 @@ class RowStore:
         columns, streamed = Columns(self.request), self.request.streamed
         for held in (False, True)[: 1 + self._has_eval_source()]:
             rows = all_rows(self.request, held, columns)
-            for row in filter(None, islice(rows, streamed + SEEN_ROWS if streamed else None)):
+            for row in filter(None, islice(rows, streamed + NUM_PREVIEW_ROWS if streamed else None)):
                 with contextlib.suppress(BadRowError, LookupError):
                     yield columns.items(values_of(row)[str(self.request.label)])
 
@@ -323,7 +323,7 @@ class RowStore:
         self.writer.note(self.request.content)  # represents the rows that are not read here
         self._read(self._until(held, "evaluation", self.request.streamed), True)
         self.counts["num_held"] = self.counts["num_rows"] if held is rows else 0
-        self._read(self._until(rows, "train", SEEN_ROWS), False)
+        self._read(self._until(rows, "train", NUM_PREVIEW_ROWS), False)
 
     def _until(self, rows: Iterator[Row | None], part: str, count: int) -> Iterator[Row | None]:
         for row in rows:

@@ -179,7 +179,7 @@ def test_another_row_takes_the_place_of_a_bad_one(tmp_path) -> None:
 
 
 def test_too_many_bad_rows_end_the_run(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(rows, "SEEN_ROWS", 100)
+    monkeypatch.setattr(rows, "NUM_PREVIEW_ROWS", 100)
     path = write(tmp_path / "rows.jsonl", 400, bad=range(300, 320))
     source = source_of(f"data.path={path}")
     with pytest.raises(
@@ -197,7 +197,7 @@ def test_bad_rows_at_the_beginning_refuse_the_run(tmp_path) -> None:
 
 
 def test_one_bad_conversation_ends_the_run(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(rows, "SEEN_ROWS", 10)
+    monkeypatch.setattr(rows, "NUM_PREVIEW_ROWS", 10)
     special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
     folder = save_bpe(tmp_path / "tokenizer", special)
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"
@@ -263,7 +263,7 @@ CLASSES = ("model=tiny_bert", "task=sequence_classification")
 
 
 def test_names_of_classes_are_those_of_the_first_rows(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(rows, "SEEN_ROWS", 10)
+    monkeypatch.setattr(rows, "NUM_PREVIEW_ROWS", 10)
     path = named(tmp_path / "rows.jsonl", ["yes", "no"] * 300 + ["maybe"] + ["no"] * 20)
     more = ("data.shuffle_buffer=0", "data.max_bad_frac=0.1")
     source = source_of(*CLASSES, f"data.path={path}", *more)
