@@ -31,7 +31,7 @@ from eke.data.preparation.lines import (
 )
 from eke.data.preparation.tokenizers import (
     Encoded,
-    Ends,
+    RowEnds,
     Tokenizer,
     beginnings,
     encode_stream,
@@ -65,7 +65,7 @@ def fill_documents(request: PrepareRequest, tokenizer: Tokenizer, writer: Writer
     assert request.corpus is not None
     is_causal = request.task == "causal_lm"  # other tasks add special tokens to each window
     streams, replaced, doubled, last = [], 0, 0, ""
-    ends: Ends = ((), ())
+    ends: RowEnds = ((), ())
     writer.append("tokens", [])
 
     def texts(piece: Piece) -> Iterator[str]:
@@ -268,7 +268,7 @@ class RowStore:
         self.request, self.tokenizer, self.writer = request, tokenizer, writer
         self.counts, self.columns = Counter[str](), Columns(request)
         self.bad_rows: list[str] = []
-        self.first_row: Ends = ((), ())
+        self.first_row: RowEnds = ((), ())
         self.sequences = Sequences(request, tokenizer, self.counts)
         self.splits = Splits(writer, request.eval_frac)
         self.chat = ChatRows(request, tokenizer) if request.train_on else None

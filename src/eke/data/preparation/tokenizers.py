@@ -153,14 +153,14 @@ def _agreement(before: Encoded, after: Encoded, shift: int, size: int) -> tuple[
     return None
 
 
-Ends = tuple[tuple[str, ...], tuple[str, ...]]
+RowEnds = tuple[tuple[str, ...], tuple[str, ...]]
 """First and last tokens of a row, decoded."""
 
 NUM_SHOWN = 5
 """Number of first and of last tokens in Ends."""
 
 
-def ends_of(tokenizer: Tokenizer, ids: np.ndarray) -> Ends:
+def ends_of(tokenizer: Tokenizer, ids: np.ndarray) -> RowEnds:
     """Decode the first and last tokens of a row, without overlap."""
     first, last = ids[:NUM_SHOWN], ids[max(NUM_SHOWN, len(ids) - NUM_SHOWN) :]
     return tuple(tokenizer.decode(first.tolist())), tuple(tokenizer.decode(last.tolist()))
