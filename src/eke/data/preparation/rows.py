@@ -33,7 +33,7 @@ from eke.data.preparation.tokenizers import (
     Encoded,
     RowEnds,
     Tokenizer,
-    beginnings,
+    tokenize_truncated,
     encode_stream,
     ends_of,
     is_doubled,
@@ -169,7 +169,7 @@ class Sequences:
         """Return texts with the tokenizer's prefix, and with EOS if they are not truncated."""
         limit = self.request.seq_len
         found: list[Sequence | None] = []
-        parts = beginnings(texts, limit, self.tokenizer.encode)
+        parts = tokenize_truncated(texts, limit, self.tokenizer.encode)
         for text, (_, encoded) in zip(texts, parts, strict=True):
             tokens = self.tokenizer.ended(self.tokenizer.begun(encoded.ids), text)
             useful = len(encoded.ids) > 0

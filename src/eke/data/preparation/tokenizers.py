@@ -98,7 +98,7 @@ class Tokenizer:
 
         found = []
         # Long texts are tokenized only as far as needed.
-        for part, ids in beginnings(texts, limit, framed, self.keeps_end):
+        for part, ids in tokenize_truncated(texts, limit, framed, self.keeps_end):
             useful = len(ids) > frame.size
             if is_cut := len(ids) > limit:
                 ids = self.frame([part], target, limit)[0]
@@ -182,7 +182,7 @@ def is_too_short(text: str, part: str, num_tokens: int, limit: int) -> bool:
     return len(part) < len(text) and num_tokens <= limit + MARGIN_TOKENS
 
 
-def beginnings(
+def tokenize_truncated(
     texts: Sequence[str],
     limit: int,
     tokenize: Callable[[list[str]], list[T]],
