@@ -39,7 +39,7 @@ from eke.data.preparation.tokenizers import (
     is_doubled,
     is_too_short,
     load_request_tokenizer,
-    part_of,
+    truncate_text,
 )
 from eke.data.preparation.writer import Splits, Writer, locked, parts_of, temporary
 from eke.data.sources import (
@@ -196,7 +196,7 @@ class Sequences:
         """
         pairs = [(p + self._separator(p, r), r) for p, r in (row.texts for row in batch)]
         limit, encode = self.request.seq_len, self.tokenizer.encode
-        parts = [(part_of(p, limit, True), part_of(r, limit)) for p, r in pairs]
+        parts = [(truncate_text(p, limit, True), truncate_text(r, limit)) for p, r in pairs]
         joined, alone = encode([p + r for p, r in parts]), encode([p for p, _ in parts])
         found: list[Sequence | None] = []
         for pair, (prompt, response), both, first in zip(pairs, parts, joined, alone, strict=True):
@@ -204,8 +204,8 @@ class Sequences:
             while is_too_short(pair[0], prompt, cut, limit) or is_too_short(
                 pair[1], response, len(both.ids) - cut, limit
             ):
-                prompt = part_of(pair[0], len(prompt), True)
-                response = part_of(pair[1], len(response))
+                prompt = truncate_text(pair[0], len(prompt), True)
+                response = truncate_text(pair[1], len(response))
                 both, first = encode([prompt + response, prompt])
                 cut = _border(both, first, len(prompt))
             asked, answer = both.ids[:cut], both.ids[cut:]

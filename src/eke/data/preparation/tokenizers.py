@@ -171,7 +171,7 @@ def is_doubled(ids: np.ndarray, special: Sequence[int]) -> bool:
     return any(len(p) == 2 and p[0] == p[1] and int(p[0]) in special for p in (ids[:2], ids[-2:]))
 
 
-def part_of(text: str, limit: int, keep_end: bool = False) -> str:
+def truncate_text(text: str, limit: int, keep_end: bool = False) -> str:
     """Return a part of a text that fills `limit` tokens in nearly all cases."""
     most = 16 * (limit + MARGIN_TOKENS)  # characters; more are tokenized if needed
     return text[-most:] if keep_end else text[:most]
@@ -189,10 +189,10 @@ def tokenize_truncated(
     keep_end: bool = False,
 ) -> Iterator[tuple[str, T]]:
     """Yield the part of each text that fills a row, and its tokens from `tokenize`."""
-    parts = [part_of(text, limit, keep_end) for text in texts]
+    parts = [truncate_text(text, limit, keep_end) for text in texts]
     for text, part, found in zip(texts, parts, tokenize(parts), strict=True):
         while is_too_short(text, part, len(found), limit):
-            part = part_of(text, len(part), keep_end)
+            part = truncate_text(text, len(part), keep_end)
             found = tokenize([part])[0]
         yield part, found
 
