@@ -33,7 +33,7 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class FramedText:
+class EncodedText:
     """Tokens of a text including special tokens."""
 
     ids: np.ndarray
@@ -56,7 +56,7 @@ class Tokenizer:
     decode: Callable[[Sequence[int]], list[str]]
     """Text of each token, for display."""
     join: Callable[[Sequence[int]], str]
-    pair: Callable[[Sequence[tuple[str, ...]], int], list[FramedText]]
+    pair: Callable[[Sequence[tuple[str, ...]], int], list[EncodedText]]
     """Tokenize pairs of texts with truncation="longest_first" and max_length=limit."""
     special_texts: tuple[str, ...] = ()
     eos_text: str = ""
@@ -87,11 +87,11 @@ class Tokenizer:
             return ids
         return np.append(ids, eos)
 
-    def rows(self, texts: Sequence[str], limit: int, target: bool = False) -> list[FramedText]:
+    def rows(self, texts: Sequence[str], limit: int, target: bool = False) -> list[EncodedText]:
         """Return `tokenizer(text, truncation=True, max_length=limit)` for each text."""
         frame = self.vocabulary.target_frame if target else self.vocabulary.frame
         if limit <= frame.size:
-            return [FramedText(np.zeros(0, np.int64), True, False) for _ in texts]
+            return [EncodedText(np.zeros(0, np.int64), True, False) for _ in texts]
 
         def framed(parts: list[str]) -> list[np.ndarray]:
             return self.frame(parts, target, None)
@@ -102,7 +102,7 @@ class Tokenizer:
             useful = len(ids) > frame.size
             if is_cut := len(ids) > limit:
                 ids = self.frame([part], target, limit)[0]
-            found.append(FramedText(ids, is_cut, useful))
+            found.append(EncodedText(ids, is_cut, useful))
         return found
 
 
@@ -246,7 +246,7 @@ def load_request_tokenizer(request: PrepareRequest) -> Tokenizer:
     )
 
 
-def _pairs(loaded: Any, pairs: Sequence[tuple[str, ...]], limit: int) -> list[FramedText]:
+def _pairs(loaded: Any, pairs: Sequence[tuple[str, ...]], limit: int) -> list[EncodedText]:
     found, is_room = [], limit > loaded.num_special_tokens_to_add(pair=True)
     # Entire texts are tokenized, since truncation cuts the longer one.
     made = loaded(*map(list, zip(*pairs, strict=True)))
@@ -256,7 +256,7 @@ def _pairs(loaded: Any, pairs: Sequence[tuple[str, ...]], limit: int) -> list[Fr
             row = loaded(*both, truncation="longest_first", max_length=limit)
         ids, cut = np.asarray(row["input_ids"], np.int64), row.get("token_type_ids", [])
         useful = is_room and all(map(str.strip, both))
-        found.append(FramedText(ids, is_cut, useful, list(cut).count(0)))
+        found.append(EncodedText(ids, is_cut, useful, list(cut).count(0)))
     return found
 
 
@@ -277,13 +277,13 @@ def _byte_tokenizer(request: PrepareRequest) -> Tokenizer:
         rows = [np.array([*prefix, *each.ids, end], np.int64) for each in encode(texts)]
         return [np.append(row[: limit - 1], end) if limit else row for row in rows]
 
-    def pair(pairs: Sequence[tuple[str, ...]], limit: int) -> list[FramedText]:
+    def pair(pairs: Sequence[tuple[str, ...]], limit: int) -> list[EncodedText]:
         room, found = limit - len(prefix) - 2, []
         for one, two in map(encode, pairs):
             first = one.ids[: max(room - len(two.ids), room // 2)]
             ids = np.array([*prefix, *first, end, *two.ids[: room - len(first)], end], np.int64)
             is_cut = len(one.ids) + len(two.ids) > room
-            found.append(FramedText(ids, is_cut, room > 1 and len(one.ids) * len(two.ids) > 0))
+            found.append(EncodedText(ids, is_cut, room > 1 and len(one.ids) * len(two.ids) > 0))
         return found
 
     def decode(ids: Sequence[int]) -> list[str]:
