@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Draws:
+class MixtureSampler:
     """Draws from several sources, determined by the seed and the draw number.
 
     Draw n of a source with share p is due at (n + u) / p, where the seed and n give u in [0, 1).

@@ -88,7 +88,7 @@ def drawn(plan: Plan) -> Drawn:
     for number in range(DRAWS):
         if plan.sources:
             sizes, shares = zip(*((s.train, s.share) for s in plan.sources), strict=True)
-            tokens = found[0][sources.Draws(sizes, shares, number).take(0, count)[1]]
+            tokens = found[0][sources.MixtureSampler(sizes, shares, number).take(0, count)[1]]
         order = np.arange(len(tokens))
         if data.length_grouping or not plan.sources:
             order = _order(data, tokens.sum(axis=1), batch.samples_per_step, count, number)

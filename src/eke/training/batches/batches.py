@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eke.common.text import IGNORED, PAD
 from eke.config.schema import Packing, Seq2SeqLM, SequenceClassification
-from eke.data.sources import Draws, mix_seed
+from eke.data.sources import MixtureSampler, mix_seed
 from eke.models.sizes import is_ragged, most_predicted
 from eke.plan.planner import Plan, drawn, evaluated
 from eke.plan.planner.lengths import GROUPED_STEPS, Micro
@@ -201,7 +201,7 @@ class Order:
     seed: int
     lengths: np.ndarray | None = None
     """Tokens of each sample, if samples of similar length are to share a step."""
-    mix: Draws | None = None
+    mix: MixtureSampler | None = None
     """Draws from the sources of a mix, `num_samples` per epoch."""
     is_stream: bool = False
     """True if samples are numbered across epochs. In a mix, at least one source is a stream."""

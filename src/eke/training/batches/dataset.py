@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from eke.config.schema import Packing, Synthetic
 from eke.data.preparation.untrusted import load
-from eke.data.sources import Draws
+from eke.data.sources import MixtureSampler
 from eke.models.checkpoints.architecture import router_loss
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
@@ -149,7 +149,7 @@ class TrainingData:
             return Order(len(self.train), *how, is_stream=is_stream)
         parts, shares = self.train.parts, tuple(each.share for each in plan.sources)
         streams = tuple(part.is_stream for part in parts)
-        draws = Draws(tuple(map(len, parts)), shares, plan.config.seed, streams)
+        draws = MixtureSampler(tuple(map(len, parts)), shares, plan.config.seed, streams)
         return Order(plan.steps.num_train_samples, *how, draws, is_stream)
 
     def longest_step(self, start: int) -> int:
