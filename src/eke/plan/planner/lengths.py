@@ -224,7 +224,7 @@ def _read(data: Data, task: Task, store: str, count: int, evaluation: bool) -> F
         packs = None
         if data.packing is Packing.on:
             parts = (opened.array(f"{split}_{name}") for name in ("members", "offsets"))
-            packs = sources.Packs(*parts)
+            packs = sources.PackedRows(*parts)
     source = np.asarray(cuts, np.int64)
     target = whole - source if isinstance(task, Seq2SeqLM) else source
     tokens = np.stack([source, target], axis=1)

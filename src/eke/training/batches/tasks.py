@@ -23,7 +23,7 @@ from eke.data.sources import (
     BYTE_TOKENS,
     Frame,
     Manifest,
-    Packs,
+    PackedRows,
     Store,
     Vocabulary,
     first_fit,
@@ -99,7 +99,7 @@ class PackedSamples:
     """Dataset of packed rows, whose samples do not attend to each other."""
 
     samples: TaskSamples
-    packs: Packs
+    packs: PackedRows
     chosen: np.ndarray
     """Packed row of each index."""
     is_stream = False
@@ -300,7 +300,7 @@ def chat_manifest(plan: Plan) -> Manifest | None:
 
 def _random(
     config: Config, data: Synthetic, keep: int | None, evaluation: bool
-) -> tuple[Source, Packs | None]:
+) -> tuple[Source, PackedRows | None]:
     labels = config.task.num_labels if isinstance(config.task, SequenceClassification) else 2
     drawn = data.num_eval_samples if evaluation else data.num_samples or DEFAULT_SYNTHETIC_SAMPLES
     count = drawn if keep is None else keep
@@ -312,7 +312,7 @@ def _random(
     return source, first_fit(synthetic_lengths(data, length, split, count), data.seq_len)
 
 
-def _stored(plan: Plan, keep: int | None, evaluation: bool) -> tuple[Source, Packs | None]:
+def _stored(plan: Plan, keep: int | None, evaluation: bool) -> tuple[Source, PackedRows | None]:
     store = _open(plan)
     split = "evaluation" if evaluation else "train"
     if store.manifest.streams:
@@ -323,7 +323,7 @@ def _stored(plan: Plan, keep: int | None, evaluation: bool) -> tuple[Source, Pac
     rows = StoredRows(store, split, keep)
     if keep is not None:
         return rows, None
-    return rows, Packs(store.array(f"{split}_members"), store.array(f"{split}_offsets"))
+    return rows, PackedRows(store.array(f"{split}_members"), store.array(f"{split}_offsets"))
 
 
 def _open(plan: Plan) -> Store:
