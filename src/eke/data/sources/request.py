@@ -42,7 +42,7 @@ from eke.data.sources.store import BYTES, Store, read_manifest, store_folder, to
 STORE_VERSION = 5
 """Version of prepared tokens. Increase it when the result of preparation changes."""
 
-Named = tuple[tuple[str, str], ...]
+NamedFiles = tuple[tuple[str, str], ...]
 """Files as pairs: name relative to `data.path`, absolute path."""
 
 
@@ -67,8 +67,8 @@ class PrepareRequest:
     path: str
     """`data.path` or `data.name`, shown in messages."""
     content: str
-    train: Named = ()
-    evaluation: Named = ()
+    train: NamedFiles = ()
+    evaluation: NamedFiles = ()
     """Evaluation files, empty: `eval_frac` of the training rows is held out."""
     corpus: Corpus | None = None
     labels: tuple[str, ...] = ()
