@@ -287,7 +287,7 @@ def tokenizer_content(tokenizer: str) -> str:
         raise unreadable(error, "data.tokenizer", tokenizer, "bytes") from error
 
 
-MOMENT_S = 1.0
+PROGRESS_DELAY_S = 1.0
 """Seconds of preparation before a progress message is printed."""
 
 
@@ -315,7 +315,7 @@ def _prepare(request: PrepareRequest) -> None:
     )
     path = request.path if len(request.path) <= 80 else f"...{request.path[-77:]}"
     words = f"preparing data={request.option} {path} (once) ..."
-    notice = threading.Timer(MOMENT_S, write_line, (words, sys.stderr))
+    notice = threading.Timer(PROGRESS_DELAY_S, write_line, (words, sys.stderr))
     notice.start()
     try:  # no timeout: after one, Python 3.11 drops unsent input
         out, err = child.communicate(request.to_json())
