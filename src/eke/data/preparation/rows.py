@@ -44,7 +44,7 @@ from eke.data.preparation.tokenizers import (
 from eke.data.preparation.writer import Splits, Writer, locked, parts_of, temporary
 from eke.data.sources import (
     CHUNK_BYTES,
-    Piece,
+    FileRange,
     PrepareRequest,
     TokenStream,
     first_fit,
@@ -68,7 +68,7 @@ def fill_documents(request: PrepareRequest, tokenizer: Tokenizer, writer: Writer
     ends: RowEnds = ((), ())
     writer.append("tokens", [])
 
-    def texts(piece: Piece) -> Iterator[str]:
+    def texts(piece: FileRange) -> Iterator[str]:
         nonlocal replaced, last
         last = ""
         for text, wrong in _texts(piece):
@@ -103,7 +103,7 @@ def fill_documents(request: PrepareRequest, tokenizer: Tokenizer, writer: Writer
     }
 
 
-def _texts(piece: Piece) -> Iterator[tuple[str, int]]:
+def _texts(piece: FileRange) -> Iterator[tuple[str, int]]:
     """Yield a document in chunks of complete lines, and the number of replaced characters."""
     continuation = bytes(range(0x80, 0xC0))  # of a character in UTF-8, at most three bytes
     try:

@@ -13,7 +13,7 @@ from eke.data.sources.request import (
 from eke.data.sources.source_files import (
     SKIPPED_FOLDERS,
     Corpus,
-    Piece,
+    FileRange,
     count_windows,
     fingerprint,
     labels_of,

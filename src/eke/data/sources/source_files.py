@@ -125,7 +125,7 @@ SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tes
 
 
 @dataclass(frozen=True)
-class Piece:
+class FileRange:
     """Byte range of one file."""
 
     path: Path
@@ -139,10 +139,10 @@ class Piece:
 class Corpus:
     """Text source with its training and evaluation split."""
 
-    train: tuple[Piece, ...]
-    evaluation: tuple[Piece, ...]
+    train: tuple[FileRange, ...]
+    evaluation: tuple[FileRange, ...]
 
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[FileRange, ...]:
         """Return the byte ranges of both splits."""
         return self.train + self.evaluation
 
@@ -211,13 +211,13 @@ def text_files(path: Path, pattern: str, eval_frac: float) -> Corpus:
     if eval_frac == 1:  # both splits are the entire source
         root = path if path.is_dir() else path.parent
         names = [_label(p.relative_to(root).as_posix()) for p in paths]
-        every = tuple(Piece(p, 0, p.stat().st_size, n) for p, n in zip(paths, names, strict=True))
+        every = tuple(FileRange(p, 0, p.stat().st_size, n) for p, n in zip(paths, names, strict=True))
         return Corpus(every, every)
     if len(paths) > 1:
         return _split(path, paths, eval_frac)
     size = paths[0].stat().st_size
     cut = size - max(1, round(size * eval_frac))
-    return Corpus((Piece(paths[0], 0, cut),), (Piece(paths[0], cut, size - cut),))
+    return Corpus((FileRange(paths[0], 0, cut),), (FileRange(paths[0], cut, size - cut),))
 
 
 def _split(root: Path, paths: list[Path], eval_frac: float) -> Corpus:
@@ -227,9 +227,9 @@ def _split(root: Path, paths: list[Path], eval_frac: float) -> Corpus:
     num_kept = min(max(1, round(len(paths) * eval_frac)), len(paths) - 1)
     kept = set(ranked[:num_kept])
 
-    def pieces(chosen: bool) -> tuple[Piece, ...]:
+    def pieces(chosen: bool) -> tuple[FileRange, ...]:
         return tuple(
-            Piece(path, 0, path.stat().st_size, _label(names[path]))
+            FileRange(path, 0, path.stat().st_size, _label(names[path]))
             for path in paths
             if (path in kept) is chosen and path.stat().st_size > 0
         )
@@ -267,17 +267,17 @@ def window_length(config: Config) -> int:
     return config.data.seq_len
 
 
-def count_windows(pieces: Iterable[Piece], length: int) -> int:
+def count_windows(pieces: Iterable[FileRange], length: int) -> int:
     """Count the samples of `length` tokens. Classes are cut separately, with separators."""
     return sum(count // length for count in _tokens(pieces).values())
 
 
-def longest_window(pieces: Iterable[Piece]) -> int:
+def longest_window(pieces: Iterable[FileRange]) -> int:
     """Return the largest `length` for which `count_windows` is not zero."""
     return max(_tokens(pieces).values(), default=0)
 
 
-def _tokens(pieces: Iterable[Piece]) -> Counter[str]:
+def _tokens(pieces: Iterable[FileRange]) -> Counter[str]:
     """Count the tokens of each class: bytes, and one separator per byte range."""
     tokens: Counter[str] = Counter()
     for piece in pieces:
@@ -301,7 +301,7 @@ def fingerprint(corpus: Corpus) -> str:
         raise unreadable(error) from error
 
 
-def read_piece(piece: Piece) -> bytes:
+def read_piece(piece: FileRange) -> bytes:
     """Read the bytes of a piece."""
     with open(piece.path, "rb") as file:
         file.seek(piece.start)

@@ -13,7 +13,7 @@ import torch
 from eke.common.errors import ChangedError, format_os_error
 from eke.common.text import BOS, NUM_SPECIAL_TOKENS
 from eke.config.schema import ProblemType, SequenceClassification, Synthetic
-from eke.data.sources import Piece, Store, mix_seed, read_piece, stamp, synthetic_length
+from eke.data.sources import FileRange, Store, mix_seed, read_piece, stamp, synthetic_length
 
 IN_MEMORY_BYTES = 256 * 2**20
 """Largest text kept in memory, as tokens of two bytes. Larger texts are read on demand."""
@@ -29,7 +29,7 @@ def unchecked() -> None:
     """Accept any text, if there is no plan."""
 
 
-def byte_stream(pieces: tuple[Piece, ...], check: Check = unchecked) -> "TokenSource":
+def byte_stream(pieces: tuple[FileRange, ...], check: Check = unchecked) -> "TokenSource":
     """Return the bytes of several ranges, each followed by BOS. `check` runs after file changes."""
     if sum(piece.size for piece in pieces) > IN_MEMORY_BYTES:
         return InPlace(pieces, check)
@@ -44,7 +44,7 @@ class InPlace:
 
     def __init__(
         self,
-        pieces: tuple[Piece, ...],
+        pieces: tuple[FileRange, ...],
         check: Check = unchecked,
         stamps: dict[Path, tuple[int, ...]] | None = None,
     ) -> None:
@@ -71,7 +71,7 @@ class InPlace:
             at, number = end, number + 1
         return found
 
-    def _read(self, piece: Piece, offset: int, count: int) -> np.ndarray:
+    def _read(self, piece: FileRange, offset: int, count: int) -> np.ndarray:
         descriptor = self._descriptor(piece.path)
         content = os.pread(descriptor, count, piece.start + offset)
         if (found := stamp(descriptor)) != self.stamps[piece.path]:
@@ -183,7 +183,7 @@ def evenly_spaced(count: int, keep: int | None) -> np.ndarray:
 
 
 def pack_windows(
-    pieces: tuple[Piece, ...],
+    pieces: tuple[FileRange, ...],
     length: int,
     labels: list[str],
     keep: int | None = None,
