@@ -12,7 +12,7 @@ from eke.data.sources.request import (
 )
 from eke.data.sources.source_files import (
     SKIPPED_FOLDERS,
-    Corpus,
+    TextSource,
     FileRange,
     count_windows,
     fingerprint,

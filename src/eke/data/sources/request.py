@@ -30,7 +30,7 @@ from eke.config.schema import (
 )
 from eke.data.sources.cache import CHUNK_BYTES, content_hash, files_digest
 from eke.data.sources.source_files import (
-    Corpus,
+    TextSource,
     find_files,
     fingerprint,
     labels_of,
@@ -70,7 +70,7 @@ class PrepareRequest:
     train: NamedFiles = ()
     evaluation: NamedFiles = ()
     """Evaluation files, empty: `eval_frac` of the training rows is held out."""
-    corpus: Corpus | None = None
+    corpus: TextSource | None = None
     labels: tuple[str, ...] = ()
     """Class names of documents by number."""
     hub: HubSource | None = None

@@ -59,7 +59,7 @@ def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
     return DataPlan(train, evaluation, sources.fingerprint(source))
 
 
-def _note_folders(config: Config, source: sources.Corpus, decisions: list[Decision]) -> None:
+def _note_folders(config: Config, source: sources.TextSource, decisions: list[Decision]) -> None:
     if isinstance(config.task, SequenceClassification):
         names = sources.largest_labels(source, config.task.num_labels)
         decisions.append(_numbered(names, "the largest folders (other text is excluded)"))

@@ -11,7 +11,7 @@ from unit.plan.cases import config_of
 
 from eke.common.errors import ConfigError
 from eke.data import sources
-from eke.data.sources import Corpus, FileRange
+from eke.data.sources import TextSource, FileRange
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def test_the_end_of_a_single_file_is_kept(size, frac, cut, tmp_path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"x" * size)
     corpus = sources.text_files(path, "*.txt", frac)
-    assert corpus == Corpus((FileRange(path, 0, cut),), (FileRange(path, cut, size - cut),))
+    assert corpus == TextSource((FileRange(path, 0, cut),), (FileRange(path, cut, size - cut),))
 
 
 def test_a_folder_with_one_file_is_that_file(tmp_path) -> None:
@@ -136,7 +136,7 @@ def test_the_largest_classes_with_evaluation_text_are_taken() -> None:
     def piece(label, size):
         return FileRange(Path(label or "single.py"), 0, size, label)
 
-    corpus = Corpus(
+    corpus = TextSource(
         train=(piece("a", 5), piece("b", 50), piece("c", 30), piece("c", 30), piece("", 900)),
         evaluation=(piece("a", 1), piece("c", 1), piece("b", 1), piece("d", 1)),
     )
