@@ -10,7 +10,7 @@ import numpy as np
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import BOS, EOS, NUM_SPECIAL_TOKENS, SEP
 from eke.data.preparation.untrusted import LoadError, load
-from eke.data.sources import BYTE_TOKENS, BYTES, Frame, PrepareRequest, Vocabulary
+from eke.data.sources import BYTE_TOKENS, BYTES, SpecialTokens, PrepareRequest, Vocabulary
 
 T = TypeVar("T", bound=Sized)
 
@@ -264,7 +264,7 @@ def _byte_tokenizer(request: PrepareRequest) -> Tokenizer:
     """Return the byte tokenizer with the special tokens of models for the task."""
     prefix = () if request.task == "seq2seq_lm" else (BOS,)
     end = SEP if request.task == "masked_lm" else EOS
-    own = Frame(prefix, (end,))
+    own = SpecialTokens(prefix, (end,))
 
     def encode(texts: Sequence[str]) -> list[Encoded]:
         rows = [np.frombuffer(text.encode(), np.uint8).astype(np.int64) for text in texts]
@@ -345,12 +345,12 @@ def _has_types(request: PrepareRequest, loaded: Any) -> bool:
     return bool(types)
 
 
-def _frame_of(loaded: Any, target: bool) -> Frame:
+def _frame_of(loaded: Any, target: bool) -> SpecialTokens:
     key = "text_target" if target else "text"
     whole = list(loaded(**{key: "a"})["input_ids"])
     plain = list(loaded(**{key: "a"}, add_special_tokens=False)["input_ids"])
     starts = range(len(whole) - len(plain) + 1)
     start = next((n for n in starts if whole[n : n + len(plain)] == plain), None)
     if start is None or not plain:
-        return Frame()
-    return Frame(tuple(whole[:start]), tuple(whole[start + len(plain) :]))
+        return SpecialTokens()
+    return SpecialTokens(tuple(whole[:start]), tuple(whole[start + len(plain) :]))

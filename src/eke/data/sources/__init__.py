@@ -32,7 +32,7 @@ from eke.data.sources.store import (
     BYTE_TOKENS,
     BYTES,
     MANIFEST,
-    Frame,
+    SpecialTokens,
     Manifest,
     Store,
     TokenStream,

@@ -32,7 +32,7 @@ def tokenizer_of(data: Data) -> str:
 
 
 @dataclass(frozen=True)
-class Frame:
+class SpecialTokens:
     """Special tokens around a text."""
 
     prefix: tuple[int, ...] = ()
@@ -64,9 +64,9 @@ class Vocabulary:
     """Ids that are not masked, empty for byte tokens, where BOS is a separator."""
     first_random: int = NUM_SPECIAL_TOKENS
     """Smallest id of a random replacement in masking."""
-    frame: Frame = Frame()
+    frame: SpecialTokens = SpecialTokens()
     """Special tokens around a text, empty for windows of byte tokens."""
-    target_frame: Frame = Frame()
+    target_frame: SpecialTokens = SpecialTokens()
     has_types: bool = field(default=False, repr=False)  # repr is hashed and must not change
     """True if the tokenizer makes token_type_ids for pairs of texts."""
 

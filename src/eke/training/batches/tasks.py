@@ -21,7 +21,7 @@ from eke.config.schema import (
 )
 from eke.data.sources import (
     BYTE_TOKENS,
-    Frame,
+    SpecialTokens,
     Manifest,
     PackedRows,
     Store,
@@ -207,7 +207,7 @@ def sequence_classification(samples: TaskSamples, epoch: int, index: int) -> Sam
     return sample
 
 
-def put_into_frame(tokens: np.ndarray, vocabulary: Vocabulary, frame: Frame) -> None:
+def put_into_frame(tokens: np.ndarray, vocabulary: Vocabulary, frame: SpecialTokens) -> None:
     """Write special tokens around a slice of text, in place. Bytes end in the end of text."""
     prefix, suffix = frame.prefix, frame.suffix
     if vocabulary.is_bytes:
