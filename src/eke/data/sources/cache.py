@@ -38,7 +38,7 @@ def _checked(folder: Path) -> Path:
         return folder
 
 
-def stamp(path: Path | int) -> tuple[int, ...]:
+def file_signature(path: Path | int) -> tuple[int, ...]:
     """Return size, mtime, ctime and inode of a file, which change with its content."""
     # Size and mtime do not suffice: `cp -p` and archives preserve them. Two files of the same size
     # from the same clock tick differ only in their inode.
@@ -65,7 +65,7 @@ def digest_once(listing: object, digits: int, compute: Callable[[], str]) -> str
 
 def files_digest(files: Iterable[tuple[str, Path]]) -> str:
     """Hash the names (not locations) and contents of files, in order, to 32 hex digits."""
-    stamps = [(name, path, stamp(path)) for name, path in files]
+    stamps = [(name, path, file_signature(path)) for name, path in files]
     listing = [[name, str(path.absolute()), *found] for name, path, found in stamps]
     parts = [(f"{name}\0{size}\0", path, 0, size) for name, path, (size, *_) in stamps]
     return digest_once(listing, 32, lambda: content_hash(parts))

@@ -18,7 +18,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
 from eke.common.text import closest_path, first_line, override
 from eke.config.schema import ENDINGS, Config, PythonSource, Seq2SeqLM, SequenceClassification, Text
-from eke.data.sources.cache import content_hash, digest_once, once, stamp
+from eke.data.sources.cache import content_hash, digest_once, once, file_signature
 
 
 def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[tuple[str, Path]]:
@@ -295,7 +295,7 @@ def fingerprint(corpus: TextSource) -> str:
     ]
     try:
         # Cached by path and stamp: hashing the standard library takes about a second.
-        listing = [[str(p.path), p.start, p.size, *stamp(p.path)] for p in pieces]
+        listing = [[str(p.path), p.start, p.size, *file_signature(p.path)] for p in pieces]
         return digest_once(listing, 16, lambda: content_hash(parts))
     except OSError as error:
         raise unreadable(error) from error

@@ -13,7 +13,7 @@ import torch
 from eke.common.errors import ChangedError, format_os_error
 from eke.common.text import BOS, NUM_SPECIAL_TOKENS
 from eke.config.schema import ProblemType, SequenceClassification, Synthetic
-from eke.data.sources import FileRange, Store, mix_seed, read_piece, stamp, synthetic_length
+from eke.data.sources import FileRange, Store, mix_seed, read_piece, file_signature, synthetic_length
 
 IN_MEMORY_BYTES = 256 * 2**20
 """Largest text kept in memory, as tokens of two bytes. Larger texts are read on demand."""
@@ -50,7 +50,7 @@ class InPlace:
     ) -> None:
         self.pieces, self.check = pieces, check
         self.ends = np.cumsum([piece.size + 1 for piece in pieces])
-        self.stamps = stamps or {piece.path: stamp(piece.path) for piece in pieces}
+        self.stamps = stamps or {piece.path: file_signature(piece.path) for piece in pieces}
         self._open: OrderedDict[Path, int] = OrderedDict()
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class InPlace:
     def _read(self, piece: FileRange, offset: int, count: int) -> np.ndarray:
         descriptor = self._descriptor(piece.path)
         content = os.pread(descriptor, count, piece.start + offset)
-        if (found := stamp(descriptor)) != self.stamps[piece.path]:
+        if (found := file_signature(descriptor)) != self.stamps[piece.path]:
             if os.fstat(descriptor).st_nlink:  # a deleted file cannot change
                 self.check()  # does not raise if only the modification time changed
             self.stamps[piece.path] = found
