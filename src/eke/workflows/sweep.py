@@ -16,7 +16,7 @@ from eke.common.text import align, format_bytes, format_number, format_seconds
 from eke.config.compose import Arguments, launcher_of
 from eke.config.schema import Config, Sweep
 from eke.config.sweep import Expanded, SweepCell, expand
-from eke.data.sources import looking_once
+from eke.data.sources import memoize_file_reads
 from eke.estimate.memory import Forecast, Method, Verdict, as_json, known_forecast, stop_tracing
 from eke.estimate.time import StepTime, Unknown, forecast_time, num_runs, speed_cell, sum_line
 from eke.estimate.time import step_time_json as time_as_json
@@ -307,7 +307,7 @@ def plan_cells(
     """Return cells, with reasons for rejection, and plans. `group` is the tracker's."""
     cells, plans = list[Cell](), list[Plan | None]()
     launcher = launcher or find_launcher("local")
-    with looking_once():
+    with memoize_file_reads():
         for point in expanded:
             config = point.composed.config
             config.tracker.group = config.tracker.group or group

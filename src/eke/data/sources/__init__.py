@@ -1,6 +1,6 @@
 """Data sources without torch: text, files of rows, prepared tokens, sample lengths."""
 
-from eke.data.sources.cache import CHUNK_BYTES, cache_folder, files_digest, looking_once, file_signature
+from eke.data.sources.cache import CHUNK_BYTES, cache_folder, files_digest, memoize_file_reads, file_signature
 from eke.data.sources.draws import MixtureSampler
 from eke.data.sources.packing import PackedRows, first_fit, mix_seed, synthetic_length, synthetic_lengths
 from eke.data.sources.request import (

@@ -91,7 +91,7 @@ _found: ContextVar[dict[Hashable, Any] | None] = ContextVar("found", default=Non
 
 
 @contextmanager
-def looking_once() -> Iterator[None]:
+def memoize_file_reads() -> Iterator[None]:
     """Cache the results of `once` functions while the context is open."""
     token = _found.set({})
     try:
@@ -101,7 +101,7 @@ def looking_once() -> Iterator[None]:
 
 
 def once(look: Callable[P, T]) -> Callable[P, T]:
-    """Memoize a function of hashable arguments inside `looking_once`."""
+    """Memoize a function of hashable arguments inside `memoize_file_reads`."""
 
     @functools.wraps(look)
     def answer(*args: P.args, **kwargs: P.kwargs) -> T:

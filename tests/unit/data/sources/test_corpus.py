@@ -302,7 +302,7 @@ def test_a_text_is_looked_at_once_while_many_runs_are_planned(folder, monkeypatc
     monkeypatch.setattr(
         Path, "stat", lambda path, **more: looked.append(path) or stat(path, **more)
     )
-    with sources.looking_once():
+    with sources.memoize_file_reads():
         answers = []
         for _ in range(3):
             corpus = sources.open_corpus(config)
