@@ -92,7 +92,7 @@ _found: ContextVar[dict[Hashable, Any] | None] = ContextVar("found", default=Non
 
 @contextmanager
 def memoize_file_reads() -> Iterator[None]:
-    """Cache the results of `once` functions while the context is open."""
+    """Cache the results of `memoized` functions while the context is open."""
     token = _found.set({})
     try:
         yield
@@ -100,7 +100,7 @@ def memoize_file_reads() -> Iterator[None]:
         _found.reset(token)
 
 
-def once(look: Callable[P, T]) -> Callable[P, T]:
+def memoized(look: Callable[P, T]) -> Callable[P, T]:
     """Memoize a function of hashable arguments inside `memoize_file_reads`."""
 
     @functools.wraps(look)

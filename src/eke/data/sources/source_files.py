@@ -18,7 +18,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
 from eke.common.text import closest_path, first_line, override
 from eke.config.schema import ENDINGS, Config, PythonSource, Seq2SeqLM, SequenceClassification, Text
-from eke.data.sources.cache import content_hash, digest_once, once, file_signature
+from eke.data.sources.cache import content_hash, digest_once, memoized, file_signature
 
 
 def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[tuple[str, Path]]:
@@ -196,7 +196,7 @@ def standard_library() -> TextSource:
     return _split(root, paths, eval_frac=0.1)
 
 
-@once
+@memoized
 def text_files(path: Path, pattern: str, eval_frac: float) -> TextSource:
     """Split a file (its end is held out) or a folder (some files are); ConfigError: no text."""
     if path.is_file() and (rows := other_format("text", [path.name])):
@@ -285,7 +285,7 @@ def _tokens(pieces: Iterable[FileRange]) -> Counter[str]:
     return tokens
 
 
-@once
+@memoized
 def fingerprint(corpus: TextSource) -> str:
     """Hash the names, bounds and contents of a corpus to 16 hex digits."""
     pieces = corpus.pieces()
