@@ -23,7 +23,7 @@ FOLDER = "batches"
 
 
 @dataclass(frozen=True)
-class Seen:
+class ProbeResults:
     """Results of probes and choices for one configuration on one device."""
 
     fits: int = 0
@@ -50,12 +50,12 @@ def probe_key(plan: Plan, capacity: int) -> str:
     return trace_client.digest_of(content)
 
 
-def find_probes(key: str) -> Seen:
+def find_probes(key: str) -> ProbeResults:
     """Return the entry of a key, empty if unreadable."""
-    return trace_client.read_kept(FOLDER, key, Seen) or Seen()
+    return trace_client.read_kept(FOLDER, key, ProbeResults) or ProbeResults()
 
 
-def note_probe(key: str, size: int, fits: bool) -> Seen:
+def note_probe(key: str, size: int, fits: bool) -> ProbeResults:
     """Store the result of a probe, and drop older results that contradict it."""
     seen = find_probes(key)
     if fits:
