@@ -12,7 +12,7 @@ from eke.config.compose.catalogue import make_catalogue
 from eke.config.schema import DEFAULT_PER_DEVICE, Config, Mix, Rows
 from eke.estimate.memory import (
     BatchSearch,
-    Chosen,
+    BatchChoice,
     Forecast,
     Method,
     Probe,
@@ -134,7 +134,7 @@ def choose_batch(
     return cut, chosen.how == "probed"
 
 
-def _reasons(search: BatchSearch, chosen: Chosen, means: Means) -> list[Decision]:
+def _reasons(search: BatchSearch, chosen: BatchChoice, means: Means) -> list[Decision]:
     """Return the decision about the micro-batch with its reason."""
     plan, found = search.plans[chosen.number], search.forecast(chosen.number)
     has_larger = chosen.fits and chosen.number + 1 < len(search.plans)
@@ -163,7 +163,7 @@ def _reasons(search: BatchSearch, chosen: Chosen, means: Means) -> list[Decision
     return [Decision("batch.per_device", str(plan.batch.per_device), "; ".join(words))]
 
 
-def _of_larger(search: BatchSearch, chosen: Chosen, means: Means) -> str:
+def _of_larger(search: BatchSearch, chosen: BatchChoice, means: Means) -> str:
     number = chosen.number + 1
     size, found = search.plans[number].batch.per_device, search.forecast(number)
     peak = found.peak

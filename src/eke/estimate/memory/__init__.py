@@ -2,7 +2,7 @@
 
 from eke.estimate.memory.auto_batch import (
     BatchSearch,
-    Chosen,
+    BatchChoice,
     Probe,
     note_choice,
     reserve_of,

@@ -88,7 +88,7 @@ Probe = Callable[[Plan], bool | None]
 
 
 @dataclass(frozen=True)
-class Chosen:
+class BatchChoice:
     """Result of a search."""
 
     number: int
@@ -120,18 +120,18 @@ class BatchSearch:
         self.known = find_probes(self._probes)
         self._found: dict[tuple[int, bool], Forecast] = {}
 
-    def run(self) -> Chosen:
+    def run(self) -> BatchChoice:
         """Return the largest plan that fits, or the smallest if none is known to fit."""
         before = find_probes(self.key).chosen.get(str(self.plans[0].batch.samples_per_step))
         for number, plan in enumerate(self.plans):
             if plan.batch.per_device == before and not self.known.has_failed(plan):
-                return Chosen(number, fits=True, how="as before")
+                return BatchChoice(number, fits=True, how="as before")
         best = self._predicted()
         if self.probe is not None:
             best = self._tried_out(best, self.probe)
         number = max(0, best)
         seen_to_run = self.plans[number].batch.per_device <= self.known.fits
-        return Chosen(number, best >= 0, "probed" if seen_to_run else "predicted")
+        return BatchChoice(number, best >= 0, "probed" if seen_to_run else "predicted")
 
     def _predicted(self) -> int:
         """Return the index of the last plan whose high end fits, -1 if none."""
