@@ -98,7 +98,7 @@ class Forecast:
     """Bytes of the device available to this run. None if unknown."""
     verdict: Verdict
     doubts: tuple[str, ...] = ()
-    """Reasons for the width of the range: keys of `DOUBTS`."""
+    """Reasons for the width of the range: keys of `UNCERTAINTY_REASONS`."""
     substitutions: tuple[str, ...] = ()
     """`Traced.notes` of the trace used by the forecast."""
     not_traced: str = ""
@@ -108,7 +108,7 @@ class Forecast:
     def notes(self) -> tuple[str, ...]:
         """All reasons for the width of the range, one clause each."""
         missing = (f"not traced: {self.not_traced}",) if self.not_traced else ()
-        return (*self.substitutions, *(DOUBTS[doubt].text for doubt in self.doubts), *missing)
+        return (*self.substitutions, *(UNCERTAINTY_REASONS[doubt].text for doubt in self.doubts), *missing)
 
 
 NOTHING = Range(0, 0, 0)
@@ -186,7 +186,7 @@ class Reason:
     text: str
 
 
-DOUBTS = {
+UNCERTAINTY_REASONS = {
     "architecture": Reason(
         lambda plan, shape: not shape.architecture.is_known,
         "no formulas for this architecture: estimated as a Llama of its size",
@@ -253,4 +253,4 @@ UNTRACED = ("lengths", "gathering", "driver")
 def doubts_of(plan: Plan) -> tuple[str, ...]:
     """Return the doubts that apply, none if the formulas model the techniques well."""
     shape = shape_of(plan)
-    return tuple(doubt for doubt, reason in DOUBTS.items() if reason.applies(plan, shape))
+    return tuple(doubt for doubt, reason in UNCERTAINTY_REASONS.items() if reason.applies(plan, shape))
