@@ -250,7 +250,7 @@ UNTRACED = ("lengths", "gathering", "driver")
 """Doubts that also apply to a trace."""
 
 
-def doubts_of(plan: Plan) -> tuple[str, ...]:
+def uncertainty_reasons(plan: Plan) -> tuple[str, ...]:
     """Return the doubts that apply, none if the formulas model the techniques well."""
     shape = shape_of(plan)
     return tuple(doubt for doubt, reason in UNCERTAINTY_REASONS.items() if reason.applies(plan, shape))

@@ -16,7 +16,7 @@ from eke.estimate.memory.components import (
     Range,
     Traced,
     Verdict,
-    doubts_of,
+    uncertainty_reasons,
     exact,
     is_fsdp,
     range_around,
@@ -134,7 +134,7 @@ TRAINED = ("forward", "backward", "optimizer")
 def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
     """Return the memory forecast on the plan's (first) device, narrowed by a trace if given."""
     found = moments(plan)
-    method, doubts = Method.closed_form, doubts_of(plan)
+    method, doubts = Method.closed_form, uncertainty_reasons(plan)
     substitutions: tuple[str, ...] = ()
     # ZeRO-3's linear layers keep other tensors than the traced ones (see moments.kept). On two
     # ranks, formulas were right to 5 %, the trace to 16 % (notes/lab/memory.md).

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from eke.common.text import format_seconds
 from eke.config.schema import OptimizeFor, Mix, Rows, Synthetic
-from eke.estimate.memory.components import doubts_of, shape_of
+from eke.estimate.memory.components import uncertainty_reasons, shape_of
 from eke.estimate.time.rates import Span, exactly, network_of
 from eke.models.families import Shape
 from eke.models.sizes import optimizer_entry
@@ -56,7 +56,7 @@ NOTES = {
 
 def notes_of(plan: Plan, shape: Shape) -> tuple[str, ...]:
     """Return the effects that are not modelled, or only as a range, one clause each."""
-    config, doubts = plan.config, doubts_of(plan)
+    config, doubts = plan.config, uncertainty_reasons(plan)
     data = config.data
     found = [text for doubt, text in NOTES.items() if doubt in doubts]
     if config.kernels.fused_linear_cross_entropy:
