@@ -114,7 +114,7 @@ class Forecast:
 NOTHING = Range(0, 0, 0)
 
 
-def exact(number: int) -> Range:
+def exact_range(number: int) -> Range:
     """Return the range of a size known to the byte."""
     return Range(number, number, number)
 

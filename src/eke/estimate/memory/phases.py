@@ -11,7 +11,7 @@ from eke.estimate.memory.activations import Activations, optimizer_temporaries, 
 from eke.estimate.memory.components import (
     NOTHING,
     Range,
-    exact,
+    exact_range,
     range_around,
     shape_of,
     trains_adapters,
@@ -100,7 +100,7 @@ def moments_of(plan: Plan, micro: Micro) -> list[Moment]:
     """Return the moments if every micro-batch is like this one, in the order of a run."""
     at = _Moments(plan, micro)
     return [
-        Moment("load", {"weights": exact(at.loading)}),
+        Moment("load", {"weights": exact_range(at.loading)}),
         *at.of_checkpoints(),
         at.forward(),
         at.loss(),
@@ -158,7 +158,7 @@ class _Moments:
             return [Moment("forward", parts, "gathered"), *self.of_gathering()]
         if option not in STAGE:
             return []
-        whole = exact(self.state.gradients)
+        whole = exact_range(self.state.gradients)
         found = [Moment("backward", self.held("reduced", whole), "reduced")]
         if STAGE[option] == 2:
             parts = self.last_layer().parts
@@ -204,10 +204,10 @@ class _Moments:
         mine, buffers = sharding.held_at(self.plan, self.parts, state.gradients, moment, gradients)
         views = singular_vectors(self.plan, self.parts)
         parts = {
-            "weights": exact(state.weights),
+            "weights": exact_range(state.weights),
             "gradients": mine,
             "optimizer": Range(state.optimizer, state.optimizer + views, state.optimizer + views),
-            "master": exact(state.master),
+            "master": exact_range(state.master),
             "buffers": buffers,
         }
         if self.config.distributed.option in STAGE and self.config.distributed.deepspeed_config:
@@ -218,7 +218,7 @@ class _Moments:
     def earlier(self) -> Range:
         """Gradients of earlier micro-batches of the step."""
         several = self.plan.batch.accumulation > 1
-        return exact(self.state.gradients) if several else NOTHING
+        return exact_range(self.state.gradients) if several else NOTHING
 
     def kept(self, casts: int) -> Parts:
         """Return activations of all layers, and 16-bit copies of weights."""
@@ -321,7 +321,7 @@ class _Moments:
         times = 2 if several else int(self.plan.batch.accumulation > 1)
         if trains_adapters(self.config) or self.config.distributed.option == "fsdp":
             table = 0
-        parts = self.held("embedding", exact(self.state.gradients))
+        parts = self.held("embedding", exact_range(self.state.gradients))
         more = times * min(table, self.state.gradients)
         high = 3 * table + self.acts.working + SMALL_BYTES
         parts["temporaries"] = around(more, high=high)
@@ -329,7 +329,7 @@ class _Moments:
 
     def optimizer(self) -> Moment:
         """Return the optimizer's step, or its updates within the backward pass."""
-        parts = self.held("optimizer", exact(self.state.gradients))
+        parts = self.held("optimizer", exact_range(self.state.gradients))
         found = optimizer_temporaries(self.plan, self.parts)
         parts["temporaries"] = found + Range(0, 0, SMALL_BYTES)
         return Moment("optimizer", parts, "optimizer")

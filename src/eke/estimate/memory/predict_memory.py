@@ -17,7 +17,7 @@ from eke.estimate.memory.components import (
     Traced,
     Verdict,
     uncertainty_reasons,
-    exact,
+    exact_range,
     is_fsdp,
     range_around,
 )
@@ -75,7 +75,7 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
     sizes: Counter[str] = Counter()
     for name, size in known.items():
         sizes[NAMES.get(name, name)] += size
-    parts = {name: exact(size) for name, size in sizes.items()}
+    parts = {name: exact_range(size) for name, size in sizes.items()}
     others = allocated - sum(known.values())
     doubt = int(ERROR[plan.device.kind] * allocated) + MIB // 16
     parts["others"] = range_around(0, others, others + doubt)

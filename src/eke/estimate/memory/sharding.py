@@ -8,7 +8,7 @@ device share one memory.
 from math import prod
 
 from eke.config.schema import FSDP, Config
-from eke.estimate.memory.components import NOTHING, Range, exact, range_around, trains_adapters
+from eke.estimate.memory.components import NOTHING, Range, exact_range, range_around, trains_adapters
 from eke.models.families import FLOAT32_BYTES, Role, Tokens, Weight, family_of, is_classification
 from eke.models.sizes import (
     STAGE,
@@ -89,7 +89,7 @@ def _zero_gradients(plan: Plan, sizes: _Sizes, moment: str, plain: Range) -> Ran
     stage = STAGE[plan.config.distributed.option]
     offload, on_host = plan.config.offload.option != "none", plan.device.kind == "cpu"
     if stage == 3:
-        return exact(sizes.partition) if on_host or not offload else NOTHING
+        return exact_range(sizes.partition) if on_host or not offload else NOTHING
     if stage == 1:
         if moment == "optimizer":
             return NOTHING if offload else range_around(sizes.partition, sizes.mine, sizes.whole)
@@ -99,7 +99,7 @@ def _zero_gradients(plan: Plan, sizes: _Sizes, moment: str, plain: Range) -> Ran
     several = plan.batch.accumulation > 1
     earlier = sizes.mine if several else 0  # `all_grad_tensors`: of earlier micro-batches
     if moment in ("forward", "loss"):
-        return exact(earlier)
+        return exact_range(earlier)
     if moment == "last_layer":
         return range_around(earlier, earlier + sizes.mine * sizes.early, earlier + sizes.mine)
     low = sizes.partition if moment != "middle" else earlier
