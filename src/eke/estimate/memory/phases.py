@@ -74,7 +74,7 @@ class Moment:
         return sum((part for name, part in self.parts.items() if name != "reserve"), NOTHING)
 
 
-def around(expected: int, low: int = 0, high: int | None = None) -> Range:
+def range_from_zero(expected: int, low: int = 0, high: int | None = None) -> Range:
     """Return a range from 0 to slightly above the expected value, or with given ends."""
     return range_around(low, expected, int(expected * SLACK_HIGH) if high is None else high)
 
@@ -143,9 +143,9 @@ class _Moments:
         largest = max(prod(w.shape) for w in self.parts) // config.distributed.num_processes
         piece, saved = on_host * FLOAT32_BYTES * largest, sharding.saved_bytes(self.plan)
         behind = config.train.checkpoint_async is not False
-        copies = around(on_host * saved) if behind else NOTHING
+        copies = range_from_zero(on_host * saved) if behind else NOTHING
         # Files are mapped: numbers are copied only for ranks that hold other rows.
-        sizes = {"resume": around(0, high=piece), "save": copies}
+        sizes = {"resume": range_from_zero(0, high=piece), "save": copies}
         held = self.held("between", NOTHING)
         return [Moment(phase, held | {"saving": size}, phase)
                 for phase, size in sizes.items() if saved]  # fmt: skip
@@ -179,7 +179,7 @@ class _Moments:
         shape, count = shape_of(self.plan, evaluated(self.plan)), sharding.num_layers(self.config)
         parts = self.held("evaluation_gathered", NOTHING)
         stream = 2 * FLOAT32_BYTES * shape.tokens * shape.hidden
-        parts["activations"] = around(stream, high=2 * self.acts.one_layer + SMALL_BYTES)
+        parts["activations"] = range_from_zero(stream, high=2 * self.acts.one_layer + SMALL_BYTES)
         yield Moment("evaluation", parts, "evaluation_gathered")
         if self.plan.device.kind != "cpu":  # a GPU gathers during the layer before
             return
@@ -235,7 +235,7 @@ class _Moments:
         # runtime/zero/linear.py, `save_for_backward`).
         copies = 0 if self.config.distributed.option == "zero3" else casts
         return {
-            "activations": around(expected, low, int(doubt + SMALL_BYTES)),
+            "activations": range_from_zero(expected, low, int(doubt + SMALL_BYTES)),
             "autocast": Range(0, copies, casts),
         }
 
@@ -260,7 +260,7 @@ class _Moments:
         """Return the end of the forward pass, with all logits."""
         acts = self.acts
         parts = self.held("forward", self.earlier) | self.kept(acts.casts)
-        parts["logits"] = around(acts.logits_forward, high=2 * acts.logits_forward)
+        parts["logits"] = range_from_zero(acts.logits_forward, high=2 * acts.logits_forward)
         return Moment("forward", parts, "forward")
 
     def loss(self) -> Moment:
@@ -274,7 +274,7 @@ class _Moments:
             or self.config.engine.option == "trainer"
         )
         low = 0 if fused or self.config.compile.option != "none" else acts.logits_needed
-        parts["logits"] = around(acts.logits_backward, low, room)
+        parts["logits"] = range_from_zero(acts.logits_backward, low, room)
         return Moment("backward", parts, "loss")
 
     def last_layer(self) -> Moment:
@@ -290,11 +290,11 @@ class _Moments:
         if self.plan.batch.accumulation > 1:
             gradients = self.earlier + range_around(0, number * self.layer // 3, gradients.high)
         parts = self.held("last_layer", gradients) | self.kept(acts.casts_kept)
-        parts["recomputed"] = around(acts.passing)
+        parts["recomputed"] = range_from_zero(acts.passing)
         # bitsandbytes unpacks one 4-bit weight at a time.
         unpacked = max((prod(w.shape) for w in self.parts if w.four_bits), default=0)
         working = acts.working + self.shape.compute * unpacked
-        parts["temporaries"] = around(working, high=2 * working)
+        parts["temporaries"] = range_from_zero(working, high=2 * working)
         if acts.passing:  # casts of the recomputed layer
             parts["autocast"] = range_around(0, parts["autocast"].expected, acts.casts)
         return Moment("backward", parts, "last_layer")
@@ -308,7 +308,7 @@ class _Moments:
         parts = self.held("first_layer", range_around(whole - own, whole - own // 2, whole))
         layer = int(self.doubt * acts.one_layer)
         parts["recomputed"] = range_around(0, acts.passing, max(acts.passing, layer) + SMALL_BYTES)
-        parts["temporaries"] = around(acts.working, high=2 * acts.working)
+        parts["temporaries"] = range_from_zero(acts.working, high=2 * acts.working)
         return Moment("backward", parts, "first_layer")
 
     def embedding(self) -> Moment:
@@ -324,7 +324,7 @@ class _Moments:
         parts = self.held("embedding", exact_range(self.state.gradients))
         more = times * min(table, self.state.gradients)
         high = 3 * table + self.acts.working + SMALL_BYTES
-        parts["temporaries"] = around(more, high=high)
+        parts["temporaries"] = range_from_zero(more, high=high)
         return Moment("backward", parts, "embedding")
 
     def optimizer(self) -> Moment:
@@ -339,8 +339,8 @@ class _Moments:
         shape = shape_of(self.plan, evaluated(self.plan))
         acts = Activations(self.plan, shape, self.parts)
         parts = self.held("evaluation", NOTHING)
-        parts["activations"] = around(acts.one_layer // 2, high=2 * acts.one_layer + SMALL_BYTES)
-        parts["logits"] = around(acts.logits_forward, high=2 * acts.logits_forward)
+        parts["activations"] = range_from_zero(acts.one_layer // 2, high=2 * acts.one_layer + SMALL_BYTES)
+        parts["logits"] = range_from_zero(acts.logits_forward, high=2 * acts.logits_forward)
         # A copy is freed after its product (`cache_enabled=False`). ZeRO-3's product casts a view.
         cast = acts.largest_cast * (self.config.distributed.option != "zero3")
         cast = cast if self.plan.compute.eval_autocast else 0
