@@ -55,7 +55,7 @@ more by torchtitan's notes; 0.76 with LoRA, 0.62 without, in bf16 on an H100 (no
 
 
 @dataclass(frozen=True)
-class Moment:
+class MemoryPoint:
     """Live memory at one moment."""
 
     phase: str
@@ -79,7 +79,7 @@ def range_from_zero(expected: int, low: int = 0, high: int | None = None) -> Ran
     return range_around(low, expected, int(expected * SLACK_HIGH) if high is None else high)
 
 
-def moments(plan: Plan) -> list[Moment]:
+def moments(plan: Plan) -> list[MemoryPoint]:
     """Return every moment that may be the highest, in the order of a run."""
     made = drawn(plan)
     found = moments_of(plan, made.expected)
@@ -96,11 +96,11 @@ def moments(plan: Plan) -> list[Moment]:
     ]  # fmt: skip
 
 
-def moments_of(plan: Plan, micro: Micro) -> list[Moment]:
+def moments_of(plan: Plan, micro: Micro) -> list[MemoryPoint]:
     """Return the moments if every micro-batch is like this one, in the order of a run."""
     at = _Moments(plan, micro)
     return [
-        Moment("load", {"weights": exact_range(at.loading)}),
+        MemoryPoint("load", {"weights": exact_range(at.loading)}),
         *at.of_checkpoints(),
         at.forward(),
         at.loss(),
@@ -137,7 +137,7 @@ class _Moments:
         tied = max((prod(w.shape) for w in self.parts if sharding.is_tied(w)), default=0)
         return start + FLOAT32_BYTES * tied // config.distributed.num_processes
 
-    def of_checkpoints(self) -> list[Moment]:
+    def of_checkpoints(self) -> list[MemoryPoint]:
         """Return the moments of reading and saving a rank's shard, by tensor or as a copy."""
         config, on_host = self.config, self.plan.device.kind == "cpu"
         largest = max(prod(w.shape) for w in self.parts) // config.distributed.num_processes
@@ -147,19 +147,19 @@ class _Moments:
         # Files are mapped: numbers are copied only for ranks that hold other rows.
         sizes = {"resume": range_from_zero(0, high=piece), "save": copies}
         held = self.held("between", NOTHING)
-        return [Moment(phase, held | {"saving": size}, phase)
+        return [MemoryPoint(phase, held | {"saving": size}, phase)
                 for phase, size in sizes.items() if saved]  # fmt: skip
 
-    def of_sharing(self) -> list[Moment]:
+    def of_sharing(self) -> list[MemoryPoint]:
         """Return the moments that only FSDP2 or ZeRO has."""
         option = self.config.distributed.option
         if option == "fsdp":  # the head is gathered before there are logits
             parts = self.held("gathered", self.earlier) | self.kept(self.acts.casts)
-            return [Moment("forward", parts, "gathered"), *self.of_gathering()]
+            return [MemoryPoint("forward", parts, "gathered"), *self.of_gathering()]
         if option not in STAGE:
             return []
         whole = exact_range(self.state.gradients)
-        found = [Moment("backward", self.held("reduced", whole), "reduced")]
+        found = [MemoryPoint("backward", self.held("reduced", whole), "reduced")]
         if STAGE[option] == 2:
             parts = self.last_layer().parts
             # Bytes kept by half of the layers, plus or minus a quarter.
@@ -168,19 +168,19 @@ class _Moments:
                 for name, part in parts.items()
                 if name in ("activations", "autocast")
             }
-            found.append(Moment("backward", parts | self.held("middle", whole) | half, "middle"))
+            found.append(MemoryPoint("backward", parts | self.held("middle", whole) | half, "middle"))
         new = self.held("evaluation", NOTHING)
         more = sharding.regather_bytes(self.plan, self.parts)
         new["buffers"] = new["buffers"] + Range(0, more, more)
-        return [*found, Moment("optimizer", new, "regather")]
+        return [*found, MemoryPoint("optimizer", new, "regather")]
 
-    def of_gathering(self) -> Iterator[Moment]:
+    def of_gathering(self) -> Iterator[MemoryPoint]:
         """Moments at which a CPU has gathered a layer that has not yet computed."""
         shape, count = shape_of(self.plan, evaluated(self.plan)), sharding.num_layers(self.config)
         parts = self.held("evaluation_gathered", NOTHING)
         stream = 2 * FLOAT32_BYTES * shape.tokens * shape.hidden
         parts["activations"] = range_from_zero(stream, high=2 * self.acts.one_layer + SMALL_BYTES)
-        yield Moment("evaluation", parts, "evaluation_gathered")
+        yield MemoryPoint("evaluation", parts, "evaluation_gathered")
         if self.plan.device.kind != "cpu":  # a GPU gathers during the layer before
             return
         is_tied = self.config.model.tie_word_embeddings
@@ -196,7 +196,7 @@ class _Moments:
                 name: range_around(0, part.expected * (count - done) // count, part.high)
                 for name, part in kept
             }
-            yield Moment("backward", parts | left, "next_layer")
+            yield MemoryPoint("backward", parts | left, "next_layer")
 
     def held(self, moment: str, gradients: Range) -> Parts:
         """Return weights, states, gradients and buffers at a moment."""
@@ -256,14 +256,14 @@ class _Moments:
             doubt += 0.05  # workspace of kernels
         return doubt
 
-    def forward(self) -> Moment:
+    def forward(self) -> MemoryPoint:
         """Return the end of the forward pass, with all logits."""
         acts = self.acts
         parts = self.held("forward", self.earlier) | self.kept(acts.casts)
         parts["logits"] = range_from_zero(acts.logits_forward, high=2 * acts.logits_forward)
-        return Moment("forward", parts, "forward")
+        return MemoryPoint("forward", parts, "forward")
 
-    def loss(self) -> Moment:
+    def loss(self) -> MemoryPoint:
         """Return the start of the backward pass: probabilities, their and the logits' gradients."""
         acts = self.acts
         parts = self.held("loss", self.earlier) | self.kept(acts.casts_kept)
@@ -275,9 +275,9 @@ class _Moments:
         )
         low = 0 if fused or self.config.compile.option != "none" else acts.logits_needed
         parts["logits"] = range_from_zero(acts.logits_backward, low, room)
-        return Moment("backward", parts, "loss")
+        return MemoryPoint("backward", parts, "loss")
 
-    def last_layer(self) -> Moment:
+    def last_layer(self) -> MemoryPoint:
         """Return the last layer's backward pass: others are kept, the head has a gradient."""
         acts = self.acts
         number = self.plan.compute.formats.weight_bytes
@@ -297,9 +297,9 @@ class _Moments:
         parts["temporaries"] = range_from_zero(working, high=2 * working)
         if acts.passing:  # casts of the recomputed layer
             parts["autocast"] = range_around(0, parts["autocast"].expected, acts.casts)
-        return Moment("backward", parts, "last_layer")
+        return MemoryPoint("backward", parts, "last_layer")
 
-    def first_layer(self) -> Moment:
+    def first_layer(self) -> MemoryPoint:
         """Return the first layer's backward pass: all gradients but its own exist."""
         acts, own = self.acts, self.plan.compute.formats.weight_bytes * self.layer
         whole = self.state.gradients
@@ -309,9 +309,9 @@ class _Moments:
         layer = int(self.doubt * acts.one_layer)
         parts["recomputed"] = range_around(0, acts.passing, max(acts.passing, layer) + SMALL_BYTES)
         parts["temporaries"] = range_from_zero(acts.working, high=2 * acts.working)
-        return Moment("backward", parts, "first_layer")
+        return MemoryPoint("backward", parts, "first_layer")
 
-    def embedding(self) -> Moment:
+    def embedding(self) -> MemoryPoint:
         """Return the end of the backward pass, with gradients of the embedding and a tied head."""
         number, model = self.plan.compute.formats.weight_bytes, self.config.model
         table = number * self.shape.vocabulary * self.shape.hidden
@@ -325,16 +325,16 @@ class _Moments:
         more = times * min(table, self.state.gradients)
         high = 3 * table + self.acts.working + SMALL_BYTES
         parts["temporaries"] = range_from_zero(more, high=high)
-        return Moment("backward", parts, "embedding")
+        return MemoryPoint("backward", parts, "embedding")
 
-    def optimizer(self) -> Moment:
+    def optimizer(self) -> MemoryPoint:
         """Return the optimizer's step, or its updates within the backward pass."""
         parts = self.held("optimizer", exact_range(self.state.gradients))
         found = optimizer_temporaries(self.plan, self.parts)
         parts["temporaries"] = found + Range(0, 0, SMALL_BYTES)
-        return Moment("optimizer", parts, "optimizer")
+        return MemoryPoint("optimizer", parts, "optimizer")
 
-    def evaluation(self) -> Moment:
+    def evaluation(self) -> MemoryPoint:
         """Return a forward pass that keeps no activations. Gradients are already freed."""
         shape = shape_of(self.plan, evaluated(self.plan))
         acts = Activations(self.plan, shape, self.parts)
@@ -345,4 +345,4 @@ class _Moments:
         cast = acts.largest_cast * (self.config.distributed.option != "zero3")
         cast = cast if self.plan.compute.eval_autocast else 0
         parts["autocast"] = range_around(0, cast, acts.casts)
-        return Moment("evaluation", parts, "evaluation")
+        return MemoryPoint("evaluation", parts, "evaluation")

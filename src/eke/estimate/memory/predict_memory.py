@@ -21,7 +21,7 @@ from eke.estimate.memory.components import (
     is_fsdp,
     range_around,
 )
-from eke.estimate.memory.phases import COMPONENTS, Moment, moments, moments_of
+from eke.estimate.memory.phases import COMPONENTS, MemoryPoint, moments, moments_of
 from eke.estimate.memory.sharding import saved_bytes
 from eke.models.sizes import STAGE, shared_state_bytes
 from eke.plan.planner import Micro, Plan, drawn
@@ -46,7 +46,7 @@ DOUBT_PERCENT = 10
 STATES = ("weights", "gradients", "optimizer", "master")
 
 
-def narrowed(plan: Plan, found: list[Moment], traced: Traced) -> list[Moment]:
+def narrowed(plan: Plan, found: list[MemoryPoint], traced: Traced) -> list[MemoryPoint]:
     """Return the closed form's moments with a trace's numbers. With sharding, only of the rest."""
     option = plan.config.distributed.option
     copies = option == "ddp" and plan.batch.world_size > 1
@@ -58,7 +58,7 @@ def narrowed(plan: Plan, found: list[Moment], traced: Traced) -> list[Moment]:
     return traces or found
 
 
-def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
+def _traced(closed: MemoryPoint, traced: Traced, plan: Plan) -> MemoryPoint:
     """Return one phase as traced: live components and, at the peak, the allocator's reserve.
 
     Ends of the closed form apply if the trace is not exact or micro-batches differ in length.
@@ -97,7 +97,7 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
     return replace(closed, parts=parts)
 
 
-def _with_traced_activations(moment: Moment, traced: Traced) -> Moment:
+def _with_traced_activations(moment: MemoryPoint, traced: Traced) -> MemoryPoint:
     """Return states and buffers of the closed form with the rest of the trace."""
     beside = traced.beside.get(moment.phase)
     if beside is None or moment.name not in (*WHOLE, *PARTLY):
@@ -245,7 +245,7 @@ def highest_phase(found: Forecast) -> str:
     return max(found.phases, key=lambda phase: found.phases[phase])
 
 
-def _on_gpu(plan: Plan, moment: Moment, every: Sequence[Moment]) -> Moment:
+def _on_gpu(plan: Plan, moment: MemoryPoint, every: Sequence[MemoryPoint]) -> MemoryPoint:
     """Return a moment with cuBLAS's workspace, the allocator's reserve and the driver's context."""
     space = 0 if moment.phase == "load" else workspace_bytes(plan.device.capability)
     allocated, held = moment.total, 0
