@@ -82,11 +82,11 @@ def range_from_zero(expected: int, low: int = 0, high: int | None = None) -> Ran
 def moments(plan: Plan) -> list[MemoryPoint]:
     """Return every moment that may be the highest, in the order of a run."""
     made = drawn(plan)
-    found = moments_of(plan, made.expected)
+    found = memory_points(plan, made.expected)
     if not made.differ:
         return found
     # The ends are from the shortest and the longest possible micro-batch.
-    shortest, longest = (moments_of(plan, micro) for micro in (made.shortest, made.longest))
+    shortest, longest = (memory_points(plan, micro) for micro in (made.shortest, made.longest))
     return [
         replace(each, parts={
             name: range_around(low.parts[name].low, part.expected, high.parts[name].high)
@@ -96,7 +96,7 @@ def moments(plan: Plan) -> list[MemoryPoint]:
     ]  # fmt: skip
 
 
-def moments_of(plan: Plan, micro: Micro) -> list[MemoryPoint]:
+def memory_points(plan: Plan, micro: Micro) -> list[MemoryPoint]:
     """Return the moments if every micro-batch is like this one, in the order of a run."""
     at = _Moments(plan, micro)
     return [

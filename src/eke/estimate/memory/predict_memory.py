@@ -21,7 +21,7 @@ from eke.estimate.memory.components import (
     is_fsdp,
     range_around,
 )
-from eke.estimate.memory.phases import COMPONENTS, MemoryPoint, moments, moments_of
+from eke.estimate.memory.phases import COMPONENTS, MemoryPoint, moments, memory_points
 from eke.estimate.memory.sharding import saved_bytes
 from eke.models.sizes import STAGE, shared_state_bytes
 from eke.plan.planner import Micro, Plan, drawn
@@ -177,7 +177,7 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
 
 def allocated_of(plan: Plan, micro: Micro) -> int:
     """Return the highest sum of tensors in a step of such micro-batches, by formulas."""
-    found = moments_of(plan, micro)
+    found = memory_points(plan, micro)
     return max(each.tensors.expected for each in found if each.phase in TRAINED)
 
 
