@@ -46,7 +46,7 @@ DOUBT_PERCENT = 10
 STATES = ("weights", "gradients", "optimizer", "master")
 
 
-def narrowed(plan: Plan, found: list[MemoryPoint], traced: Traced) -> list[MemoryPoint]:
+def refine_with_trace(plan: Plan, found: list[MemoryPoint], traced: Traced) -> list[MemoryPoint]:
     """Return the closed form's moments with a trace's numbers. With sharding, only of the rest."""
     option = plan.config.distributed.option
     copies = option == "ddp" and plan.batch.world_size > 1
@@ -139,7 +139,7 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
     # ZeRO-3's linear layers keep other tensors than the traced ones (see moments.kept). On two
     # ranks, formulas were right to 5 %, the trace to 16 % (notes/lab/memory.md).
     if traced is not None and plan.config.distributed.option != "zero3":
-        found = narrowed(plan, found, traced)
+        found = refine_with_trace(plan, found, traced)
         method, substitutions = traced.method, traced.notes
         doubts = tuple(doubt for doubt in doubts if doubt in UNTRACED)
     on_cpu = plan.device.kind == "cpu"
