@@ -34,7 +34,7 @@ ERROR = {"cpu": 0.02, "cuda": 0.06}
 NAMES = {"logits_and_loss": "logits", "autocast_cache": "autocast", "workspaces": "temporaries"}
 """Names in the closed form of a trace's components."""
 
-WHOLE = ("forward", "loss", "evaluation")
+FULLY_SHARED = ("forward", "loss", "evaluation")
 """Moments at which all memory kept by a phase is alive."""
 
 PARTLY = ("last_layer", "middle")
@@ -100,7 +100,7 @@ def _traced(closed: MemoryPoint, traced: Traced, plan: Plan) -> MemoryPoint:
 def _with_traced_activations(moment: MemoryPoint, traced: Traced) -> MemoryPoint:
     """Return states and buffers of the closed form with the rest of the trace."""
     beside = traced.beside.get(moment.phase)
-    if beside is None or moment.name not in (*WHOLE, *PARTLY):
+    if beside is None or moment.name not in (*FULLY_SHARED, *PARTLY):
         return moment
     kept = {k: v for k, v in moment.parts.items() if k in (*STATES, "buffers")}
     closed = sum(part.expected for name, part in moment.parts.items() if name not in kept)
