@@ -13,7 +13,7 @@ from eke.common.paths import SweepPaths, conf_folder, program
 from eke.common.text import format_number
 from eke.config.compose import Arguments, Composed, compose, launcher_of
 from eke.config.sweep import SweepCell
-from eke.estimate.memory import is_open, stop_tracing, traced_forecast
+from eke.estimate.memory import needs_trace, stop_tracing, traced_forecast
 from eke.estimate.time import StepTime, forecast_time, steps_to_pay
 from eke.launch.interface import Launcher, find_launcher
 from eke.launch.processes.board import open_board
@@ -98,7 +98,7 @@ class Fitting:
         if all_diverge(self.trials, self.candidates.first, self.request.numerics):
             return []
         while chosen := self.search.next(count):
-            unsure = [n for n in chosen if is_open(self.candidates.found[n].forecast)]
+            unsure = [n for n in chosen if needs_trace(self.candidates.found[n].forecast)]
             if not any([self._trace(n) for n in unsure]):  # a list: trace all
                 return chosen
         return []

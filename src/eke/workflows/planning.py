@@ -17,7 +17,7 @@ from eke.estimate.memory import (
     Forecast,
     OnDevice,
     as_json,
-    is_open,
+    needs_trace,
     known_forecast,
     largest_batch,
     render_devices,
@@ -201,7 +201,7 @@ def _with_room(problem: Problem, plan: Plan) -> Problem:
 def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Plan:
     """Return the plan, with a warning if memory is tight. Raise ConfigError if it cannot fit."""
     found = found or known_forecast(plan)
-    if trace and is_open(found):
+    if trace and needs_trace(found):
         found = traced_forecast(plan)
     warning = refuse_what_cannot_fit(plan, found)
     return replace(plan, warnings=(*plan.warnings, warning)) if warning else plan
@@ -269,7 +269,7 @@ def composed_advice(plan: Plan, trace: bool = False) -> list[Advice]:
     if not trace:
         return found
     seen = [
-        replace(each, forecast=traced_forecast(each.plan)) if is_open(each.forecast) else each
+        replace(each, forecast=traced_forecast(each.plan)) if needs_trace(each.forecast) else each
         for each in found
     ]
     kept = (each for each in seen if each.forecast.verdict in ROOM)
@@ -280,7 +280,7 @@ def open_forecasts(
     plans: Mapping[Key, Plan], progress: Callable[[int, int], None]
 ) -> dict[Key, Forecast]:
     """Return traced forecasts of the plans whose fit is unknown by formulas."""
-    unsure = {key: plan for key, plan in plans.items() if is_open(known_forecast(plan))}
+    unsure = {key: plan for key, plan in plans.items() if needs_trace(known_forecast(plan))}
     if not unsure:
         return {}
     found = traced_forecasts(list(unsure.values()), progress, processes=usable_cores())

@@ -11,7 +11,7 @@ from eke.estimate.memory.auto_batch import (
 from eke.estimate.memory.components import Forecast, Method, Traced, Verdict
 from eke.estimate.memory.predict_memory import (
     forecast,
-    is_open,
+    needs_trace,
     known_forecast,
     least_bytes,
     least_host_bytes,

@@ -281,7 +281,7 @@ def traced_forecasts(
     return [_with(plan, answer) for plan, answer in zip(plans, answers, strict=True)]
 
 
-def is_open(found: Forecast) -> bool:
+def needs_trace(found: Forecast) -> bool:
     """Return whether formulas cannot decide the fit, so that a trace is worthwhile."""
     if found.method is not Method.closed_form or found.capacity is None:
         return False

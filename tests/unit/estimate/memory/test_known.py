@@ -12,7 +12,7 @@ from eke.estimate.memory import (
     Traced,
     Verdict,
     forecast,
-    is_open,
+    needs_trace,
     known_forecast,
     trace_client,
     traced_forecast,
@@ -38,7 +38,7 @@ def plan():
     closed = forecast(plan_of(*SYNTHETIC))
     middle = (closed.peak.low + closed.peak.expected) // 2
     made = with_room(plan_of(*SYNTHETIC), middle)
-    assert is_open(forecast(made))
+    assert needs_trace(forecast(made))
     return made
 
 
@@ -73,16 +73,16 @@ def test_a_kept_trace_is_known_and_nothing_is_started(plan, asked) -> None:
     assert known_forecast(plan).method is Method.closed_form
     trace_client.keep_trace(trace_client.trace_key(plan), trace_of())
     assert known_forecast(plan).method is Method.trace
-    assert not is_open(known_forecast(plan))
+    assert not needs_trace(known_forecast(plan))
     assert not asked
 
 
 def test_what_fits_or_cannot_fit_by_any_bound_is_not_open() -> None:
     closed = forecast(plan_of(*SYNTHETIC))
     for room in (closed.peak.low - 1, closed.peak.high):
-        assert not is_open(forecast(with_room(plan_of(*SYNTHETIC), room)))
+        assert not needs_trace(forecast(with_room(plan_of(*SYNTHETIC), room)))
     unknown = replace(CPU, memory_bytes=None)
-    assert not is_open(forecast(plan_of(*SYNTHETIC, device=unknown)))
+    assert not needs_trace(forecast(plan_of(*SYNTHETIC, device=unknown)))
 
 
 def test_why_there_is_no_trace_is_said(plan, asked) -> None:
