@@ -6,7 +6,7 @@ from typing import Any
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_bytes
 from eke.estimate.memory import Forecast, Method, Verdict, least_host_bytes
-from eke.estimate.memory.predict_memory import room
+from eke.estimate.memory.predict_memory import available_bytes
 from eke.estimate.memory.render_memory import host_budget
 from eke.plan.planner import Plan
 from eke.tuning.advice import Advice, advise
@@ -28,7 +28,7 @@ def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
         why = f"needs at least {format_bytes(peak.low)} of memory, "
         why += f"{format_bytes(peak.expected)} expected"
         # It would fit if other processes held no memory.
-        passing = peak.low <= (room(replace(plan, device=at_rest)) or 0)
+        passing = peak.low <= (available_bytes(replace(plan, device=at_rest)) or 0)
         raise ConfigError(_problem(plan, found, why, passing))
     if found.verdict is Verdict.tight and found.method is Method.closed_form:
         # Formulas are wide: only warn if it is more likely not to fit.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from eke.common.text import GIB
 from eke.estimate.memory import trace_client
 from eke.estimate.memory.components import Forecast
-from eke.estimate.memory.predict_memory import PYTHON_BYTES, known_forecast, room, traced_forecast
+from eke.estimate.memory.predict_memory import PYTHON_BYTES, known_forecast, available_bytes, traced_forecast
 from eke.plan.planner import Plan
 
 FORMAT = 1
@@ -195,7 +195,7 @@ def _last(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 def room_for_a_batch(plan: Plan, share: int = 1) -> int | None:
     """Return the bytes for batch=auto with `share` runs on the device, None if unknown."""
-    memory = room(plan)
+    memory = available_bytes(plan)
     if memory is None or plan.device.kind != "cpu":
         return None if memory is None else memory // share
     each = (memory + PYTHON_BYTES) // share - PYTHON_BYTES  # per run that shares the machine

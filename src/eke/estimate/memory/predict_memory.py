@@ -148,7 +148,7 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
     whole = found if on_cpu else [_on_gpu(plan, moment, found) for moment in found]
     peak = highest_range(moment.total for moment in whole)
     top = max(whole, key=lambda moment: moment.total.expected)
-    capacity = room(plan)
+    capacity = available_bytes(plan)
     basis = "reserved by PyTorch on the GPU, and the driver's context"
     if on_cpu:
         many = plan.processes_per_node
@@ -200,7 +200,7 @@ def verdict(peak: Range, capacity: int | None) -> Verdict:
     return Verdict.fits if peak.high <= capacity else Verdict.tight
 
 
-def room(plan: Plan) -> int | None:
+def available_bytes(plan: Plan) -> int | None:
     """Return the bytes of the device for one process, on a CPU without Python, None if unknown."""
     memory, left = plan.device.memory_bytes, plan.device.available_bytes
     if memory is None:

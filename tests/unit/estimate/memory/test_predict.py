@@ -17,7 +17,7 @@ from eke.estimate.memory.predict_memory import (
     highest_phase,
     least_bytes,
     least_host_bytes,
-    room,
+    available_bytes,
     verdict,
     with_room,
 )
@@ -159,9 +159,9 @@ def test_what_others_hold_of_a_cpu_s_memory_is_not_to_be_had(left, capacity) -> 
     device = replace(CPU, memory_bytes=8 * GIB, available_bytes=left)
     plan = plan_of(*SYNTHETIC, device=device)
     assert forecast(plan).capacity == capacity - PYTHON_BYTES
-    assert room(with_room(plan, 5 * GIB)) == 5 * GIB
+    assert available_bytes(with_room(plan, 5 * GIB)) == 5 * GIB
     two = plan_of(*SYNTHETIC, "distributed=ddp", "distributed.num_processes=2", device=device)
-    assert room(two) == max(0, capacity // 2 - PYTHON_BYTES)
+    assert available_bytes(two) == max(0, capacity // 2 - PYTHON_BYTES)
 
 
 def test_what_is_not_known_well_says_so_and_is_wider() -> None:
