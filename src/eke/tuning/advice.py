@@ -11,7 +11,7 @@ from eke.common.errors import ConfigError
 from eke.common.text import format_bytes
 from eke.config.schema import FSDP, Config, PretrainedModel
 from eke.estimate.memory import Forecast, Verdict, known_forecast
-from eke.estimate.memory.predict_memory import with_room
+from eke.estimate.memory.predict_memory import with_available_bytes
 from eke.estimate.memory.render_memory import METHODS, as_record, dominant, wrapped
 from eke.estimate.time import StepTime, forecast_time, predicted_step, slowdown
 from eke.models.checkpoints.architecture import router_loss
@@ -280,7 +280,7 @@ def advice_for(plan: Plan, seen: int | None = None) -> list[str]:
         return []
     expected, capacity = found.peak.expected, found.capacity or found.peak.expected
     for most in (min(expected, capacity, seen or expected), min(expected, capacity)):
-        if advice := advise(with_room(plan, int(SAVED * most)), PROPOSALS):
+        if advice := advise(with_available_bytes(plan, int(SAVED * most)), PROPOSALS):
             break
     else:
         advice = advise(plan, PROPOSALS)

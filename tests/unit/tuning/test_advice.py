@@ -13,7 +13,7 @@ from eke.estimate.memory import (
     forecast,
     trace_client,
 )
-from eke.estimate.memory.predict_memory import with_room
+from eke.estimate.memory.predict_memory import with_available_bytes
 from eke.hardware import DEVICES
 from eke.plan.planner import Plan, outline_record, replan
 from eke.plan.record import MeasuredMemory, Outcome
@@ -89,7 +89,7 @@ def cramped(*overrides: str, share: float = 0.9, device=CPU):
     """A plan on a device that has a share of what is expected."""
     plan = plan_of(*WORK, *overrides, device=device)
     memory = int(share * forecast(plan).peak.expected)
-    return with_room(plan, memory)
+    return with_available_bytes(plan, memory)
 
 
 @pytest.mark.parametrize("share", [0.9, 0.6, 0.4])
@@ -181,7 +181,7 @@ def test_copies_of_weights_that_nobody_trains_need_not_be_there(device, first) -
     wide = ("peft=lora", "model.hidden_size=1024", "batch.per_device=1")
     plan = plan_of(*WORK, *wide, "precision=fp16", device=device)
     plain = plan_of(*WORK, *wide, "precision=fp32", device=device)
-    found = advise(with_room(plan, int(1.1 * forecast(plain).peak.expected)))
+    found = advise(with_available_bytes(plan, int(1.1 * forecast(plain).peak.expected)))
     same = [each.overrides for each in found if each.keeps]
     assert (first,) in same
 
@@ -252,7 +252,7 @@ def sized(low: float):
     """A plan on a device with so many times its lowest forecast."""
     plan = plan_of(*WORK)
     memory = int(low * forecast(plan).peak.low)
-    return with_room(plan, memory)
+    return with_available_bytes(plan, memory)
 
 
 def test_below_the_lowest_forecast_a_run_is_refused_with_a_fix() -> None:

@@ -232,7 +232,7 @@ def least_host_bytes(plan: Plan, found: Forecast, copies: bool = True) -> int:
     return (PYTHON_BYTES + offloaded + copied) * max(1, plan.processes_per_node)
 
 
-def with_room(plan: Plan, size: int) -> Plan:
+def with_available_bytes(plan: Plan, size: int) -> Plan:
     """Return the plan on a device that has `size` bytes for each process's forecast."""
     memory = size
     if plan.device.kind == "cpu":

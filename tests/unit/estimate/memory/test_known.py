@@ -17,7 +17,7 @@ from eke.estimate.memory import (
     trace_client,
     traced_forecast,
 )
-from eke.estimate.memory.predict_memory import with_room
+from eke.estimate.memory.predict_memory import with_available_bytes
 from eke.launch.processes.sweep import Cell
 from eke.models.sizes import state_bytes
 from eke.workflows.planning import weighed
@@ -37,7 +37,7 @@ def plan():
     """A plan of which formulas cannot tell whether it has room."""
     closed = forecast(plan_of(*SYNTHETIC))
     middle = (closed.peak.low + closed.peak.expected) // 2
-    made = with_room(plan_of(*SYNTHETIC), middle)
+    made = with_available_bytes(plan_of(*SYNTHETIC), middle)
     assert needs_trace(forecast(made))
     return made
 
@@ -80,7 +80,7 @@ def test_a_kept_trace_is_known_and_nothing_is_started(plan, asked) -> None:
 def test_what_fits_or_cannot_fit_by_any_bound_is_not_open() -> None:
     closed = forecast(plan_of(*SYNTHETIC))
     for room in (closed.peak.low - 1, closed.peak.high):
-        assert not needs_trace(forecast(with_room(plan_of(*SYNTHETIC), room)))
+        assert not needs_trace(forecast(with_available_bytes(plan_of(*SYNTHETIC), room)))
     unknown = replace(CPU, memory_bytes=None)
     assert not needs_trace(forecast(plan_of(*SYNTHETIC, device=unknown)))
 
@@ -110,7 +110,7 @@ def test_a_run_that_surely_fits_costs_no_trace(asked) -> None:
 
 def test_a_tight_trace_is_a_warning(plan, asked) -> None:
     capacity = int(100 * MIB * 1.005)
-    tight = with_room(plan, capacity)
+    tight = with_available_bytes(plan, capacity)
     asked.answer = trace_client.Answer(trace_of())
     found = traced_forecast(tight)
     assert found.verdict is Verdict.tight

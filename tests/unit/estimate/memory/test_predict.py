@@ -19,7 +19,7 @@ from eke.estimate.memory.predict_memory import (
     least_host_bytes,
     available_bytes,
     verdict,
-    with_room,
+    with_available_bytes,
 )
 from eke.hardware import DEVICES
 from eke.models.sizes import state_bytes
@@ -159,7 +159,7 @@ def test_what_others_hold_of_a_cpu_s_memory_is_not_to_be_had(left, capacity) -> 
     device = replace(CPU, memory_bytes=8 * GIB, available_bytes=left)
     plan = plan_of(*SYNTHETIC, device=device)
     assert forecast(plan).capacity == capacity - PYTHON_BYTES
-    assert available_bytes(with_room(plan, 5 * GIB)) == 5 * GIB
+    assert available_bytes(with_available_bytes(plan, 5 * GIB)) == 5 * GIB
     two = plan_of(*SYNTHETIC, "distributed=ddp", "distributed.num_processes=2", device=device)
     assert available_bytes(two) == max(0, capacity // 2 - PYTHON_BYTES)
 
