@@ -270,7 +270,7 @@ def known_forecast(plan: Plan) -> Forecast:
 
 def traced_forecast(plan: Plan) -> Forecast:
     """Return the forecast by a trace, made now if needed, else by formulas with the reason."""
-    return _with(plan, trace_client.traced(plan))
+    return _with(plan, trace_client.get_or_run_trace(plan))
 
 
 def traced_forecasts(

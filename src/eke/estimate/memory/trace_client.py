@@ -265,7 +265,7 @@ def _read(line: str) -> Answer:
     try:
         found = json.loads(line)
         if "traced" in found:
-            return Answer(make_converter().structure(found["traced"], Traced))
+            return Answer(make_converter().structure(found["get_or_run_trace"], Traced))
         return Answer(None, str(found["reason"]))
     except Exception as error:  # output of a broken process, unreadable in any way
         return Answer(None, f"the tracing process's answer is invalid ({type(error).__name__})")
@@ -280,7 +280,7 @@ def stop_tracing() -> None:
     _worker.close()
 
 
-def traced(plan: Plan) -> Answer:
+def get_or_run_trace(plan: Plan) -> Answer:
     """Return the trace of a plan, from the cache or made now."""
     return _answer(plan, trace_key(plan), _worker)
 

@@ -59,7 +59,7 @@ def asked(monkeypatch):
         progress(len(plans), len(plans))
         return [traced(plan) for plan in plans]
 
-    monkeypatch.setattr(trace_client, "traced", traced)
+    monkeypatch.setattr(trace_client, "get_or_run_trace", traced)
     monkeypatch.setattr(trace_client, "trace_all", trace_all)
     return found
 
