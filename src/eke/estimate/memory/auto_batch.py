@@ -64,7 +64,7 @@ def note_probe(key: str, size: int, fits: bool) -> ProbeResults:
     else:
         fails = min(size, seen.fails or size)
         seen = replace(seen, fits=seen.fits if seen.fits < size else 0, fails=fails)
-    trace_client.keep(FOLDER, key, seen)
+    trace_client.store_trace_result(FOLDER, key, seen)
     return seen
 
 
@@ -73,7 +73,7 @@ def note_choice(key: str, target: int, size: int) -> None:
     seen = find_probes(key)
     if seen.chosen.get(str(target)) != size:
         seen = replace(seen, chosen={**seen.chosen, str(target): size})
-        trace_client.keep(FOLDER, key, seen)
+        trace_client.store_trace_result(FOLDER, key, seen)
 
 
 HOST_BYTES = GIB // 2

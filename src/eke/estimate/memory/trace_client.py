@@ -127,7 +127,7 @@ def find_trace(key: str) -> Traced | None:
 
 def keep_trace(key: str, traced: Traced) -> None:
     """Store a trace, if possible."""
-    keep("traces", key, traced)
+    store_trace_result("traces", key, traced)
 
 
 def read_kept(folder: str, key: str, kind: type[T]) -> T | None:
@@ -138,7 +138,7 @@ def read_kept(folder: str, key: str, kind: type[T]) -> T | None:
         return None
 
 
-def keep(folder: str, key: str, value: Any) -> None:
+def store_trace_result(folder: str, key: str, value: Any) -> None:
     """Store a value, if possible. Otherwise it is computed again next time."""
     path = _path(folder, key)
     with contextlib.suppress(OSError):
