@@ -41,7 +41,7 @@ class ProbeResults:
 def probe_key(plan: Plan, capacity: int) -> str:
     """Return 32 hex digits, equal for plans that only differ in their micro-batches."""
     batch, eval_size = plan.batch, plan.config.batch.eval_per_device
-    content = trace_client.what_counts(plan) | {
+    content = trace_client.memory_fingerprint(plan) | {
         "seen": FORMAT,
         "batch": [batch.world_size, batch.devices, eval_size],
         "capacity": capacity,

@@ -72,7 +72,7 @@ NO_MEMORY: Mapping[str, tuple[str, ...] | None] = {
 
 def trace_key(plan: Plan) -> str:
     """Return 32 hex digits, equal for plans with the same trace."""
-    return digest_of(what_counts(plan))
+    return digest_of(memory_fingerprint(plan))
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
@@ -80,7 +80,7 @@ def digest_of(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(content).encode()).hexdigest()[:32]
 
 
-def what_counts(plan: Plan) -> dict[str, Any]:
+def memory_fingerprint(plan: Plan) -> dict[str, Any]:
     """Return the parts of a plan that affect its memory, as JSON values."""
     plain, config = plan_to_plain(plan), {}
     for group, value in plain["config"].items():

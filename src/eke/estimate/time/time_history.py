@@ -23,7 +23,7 @@ import cattrs
 from eke.common.files import append_line, make_private_dir, read_text, terminate_last_line, write_atomic
 from eke.config.schema.codec import make_converter
 from eke.data.sources import cache_folder
-from eke.estimate.memory.trace_client import digest_of, software, what_counts
+from eke.estimate.memory.trace_client import digest_of, software, memory_fingerprint
 from eke.estimate.time.rates import (
     COLLECTIVE_S,
     DISK,
@@ -230,7 +230,7 @@ def work_key(plan: Plan) -> str:
     data = plan.config.data
     lengths = [getattr(data, name, None) for name in ("lengths", "min_len", "median_len", "sigma")]
     return digest_of({
-        **what_counts(plan),
+        **memory_fingerprint(plan),
         "tf32": plan.compute.tf32,
         "lengths": [str(value) for value in lengths],
     })  # fmt: skip
