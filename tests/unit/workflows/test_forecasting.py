@@ -157,7 +157,7 @@ def kept(monkeypatch, tmp_path):
     def traced(plan, *_):
         asked.append(plan)
         size = {"forward": 9 * GIB}
-        return trace_client.Answer(Traced(size, size, {"weights": 9 * GIB}))
+        return trace_client.TraceResult(Traced(size, size, {"weights": 9 * GIB}))
 
     monkeypatch.setattr(trace_client, "get_or_run_trace", traced)
     monkeypatch.setattr(

@@ -289,6 +289,6 @@ def needs_trace(found: Forecast) -> bool:
     return "architecture" in found.doubts or found.peak.low <= found.capacity < found.peak.high
 
 
-def _with(plan: Plan, answer: trace_client.Answer) -> Forecast:
+def _with(plan: Plan, answer: trace_client.TraceResult) -> Forecast:
     found = forecast(plan, answer.traced)
     return found if answer.traced is not None else replace(found, not_traced=answer.reason)

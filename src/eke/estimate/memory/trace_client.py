@@ -157,7 +157,7 @@ MODULE = "eke.training.trace.trace_worker"
 
 
 @dataclass(frozen=True)
-class Answer:
+class TraceResult:
     """A trace, or the reason for its absence."""
 
     traced: Traced | None
@@ -175,7 +175,7 @@ class TraceProcess:
         self._listener: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def ask(self, plan: Plan, limit_s: float = LIMIT_S) -> Answer:
+    def ask(self, plan: Plan, limit_s: float = LIMIT_S) -> TraceResult:
         """Return the trace of a plan, or how the process failed."""
         with self._lock:
             process = self._process or self._start()
@@ -186,14 +186,14 @@ class TraceProcess:
                 line = self._next_line(process.pid, limit_s)
             except TimeoutError as error:
                 self._stop()
-                return Answer(None, f"the trace took longer than {error}")
+                return TraceResult(None, f"the trace took longer than {error}")
             except OSError:
                 line = ""
             except BaseException:  # Ctrl-C: the pending answer is discarded
                 self._stop()
                 raise
             if not line:
-                return Answer(None, f"the tracing process {self._stop()}")
+                return TraceResult(None, f"the tracing process {self._stop()}")
             return _read(line)
 
     def _next_line(self, pid: int, limit_s: float) -> str:
@@ -261,14 +261,14 @@ def _processor_s(pid: int) -> float:
     return 0.0
 
 
-def _read(line: str) -> Answer:
+def _read(line: str) -> TraceResult:
     try:
         found = json.loads(line)
         if "traced" in found:
-            return Answer(make_converter().structure(found["get_or_run_trace"], Traced))
-        return Answer(None, str(found["reason"]))
+            return TraceResult(make_converter().structure(found["get_or_run_trace"], Traced))
+        return TraceResult(None, str(found["reason"]))
     except Exception as error:  # output of a broken process, unreadable in any way
-        return Answer(None, f"the tracing process's answer is invalid ({type(error).__name__})")
+        return TraceResult(None, f"the tracing process's answer is invalid ({type(error).__name__})")
 
 
 _worker = TraceProcess()
@@ -280,7 +280,7 @@ def stop_tracing() -> None:
     _worker.close()
 
 
-def get_or_run_trace(plan: Plan) -> Answer:
+def get_or_run_trace(plan: Plan) -> TraceResult:
     """Return the trace of a plan, from the cache or made now."""
     return _answer(plan, trace_key(plan), _worker)
 
@@ -289,13 +289,13 @@ def trace_all(
     plans: Sequence[Plan],
     progress: Callable[[int, int], Any] = lambda done, total: None,
     processes: int = 1,
-) -> list[Answer]:
+) -> list[TraceResult]:
     """Return the trace of each plan. `progress` receives plans done and total, from any thread."""
     keys = [trace_key(plan) for plan in plans]
-    answers: dict[str, Answer] = {}
+    answers: dict[str, TraceResult] = {}
     for key in dict.fromkeys(keys):
         if (found := find_trace(key)) is not None:
-            answers[key] = Answer(found)
+            answers[key] = TraceResult(found)
     progress(sum(key in answers for key in keys), len(keys))
     missing = {key: plan for key, plan in zip(keys, plans, strict=True) if key not in answers}
     if missing:
@@ -321,10 +321,10 @@ def trace_all(
     return [answers[key] for key in keys]
 
 
-def _answer(plan: Plan, key: str, worker: TraceProcess) -> Answer:
+def _answer(plan: Plan, key: str, worker: TraceProcess) -> TraceResult:
     found = find_trace(key)
     if found is not None:
-        return Answer(found)
+        return TraceResult(found)
     answer = worker.ask(plan)
     if answer.traced is not None:
         keep_trace(key, answer.traced)

@@ -47,7 +47,7 @@ def asked(monkeypatch):
     """Plans whose trace was made; `answer` is what is found."""
 
     class Asked(list):
-        answer = trace_client.Answer(trace_of())
+        answer = trace_client.TraceResult(trace_of())
 
     found = Asked()
 
@@ -86,19 +86,19 @@ def test_what_fits_or_cannot_fit_by_any_bound_is_not_open() -> None:
 
 
 def test_why_there_is_no_trace_is_said(plan, asked) -> None:
-    asked.answer = trace_client.Answer(None, "the trace took longer than 1 s")
+    asked.answer = trace_client.TraceResult(None, "the trace took longer than 1 s")
     found = traced_forecast(plan)
     assert found.method is Method.closed_form
     assert found.notes[-1] == "not traced: the trace took longer than 1 s"
 
 
 def test_a_run_that_may_not_fit_is_traced_before_it_starts(plan, asked) -> None:
-    asked.answer = trace_client.Answer(trace_of(10_000))
+    asked.answer = trace_client.TraceResult(trace_of(10_000))
     with pytest.raises(ConfigError, match="needs at least") as caught:
         weighed(plan)
     assert caught.value.problems[0].id == "does_not_fit"
     assert asked == [plan]
-    asked.answer = trace_client.Answer(Traced({"forward": 1}, {"forward": 1}, {}))
+    asked.answer = trace_client.TraceResult(Traced({"forward": 1}, {"forward": 1}, {}))
     assert weighed(plan) is plan, "it fits"
 
 
@@ -111,7 +111,7 @@ def test_a_run_that_surely_fits_costs_no_trace(asked) -> None:
 def test_a_tight_trace_is_a_warning(plan, asked) -> None:
     capacity = int(100 * MIB * 1.005)
     tight = with_available_bytes(plan, capacity)
-    asked.answer = trace_client.Answer(trace_of())
+    asked.answer = trace_client.TraceResult(trace_of())
     found = traced_forecast(tight)
     assert found.verdict is Verdict.tight
     (warning,) = weighed(tight, found=found).warnings
@@ -120,7 +120,7 @@ def test_a_tight_trace_is_a_warning(plan, asked) -> None:
 
 def test_open_cells_of_a_sweep_are_traced_together(plan, asked) -> None:
     fits = plan_of(*SYNTHETIC, device=replace(CPU, memory_bytes=64 * GIB))
-    asked.answer = trace_client.Answer(trace_of(10_000))
+    asked.answer = trace_client.TraceResult(trace_of(10_000))
     cells = [Cell(("a",), "1"), Cell(("b",), "2"), Cell(("c",), outcome="refused", reason="why")]
     plans, told = [fits, plan, None], []
     weigh_open_cells(cells, plans, lambda done, total: told.append((done, total)))
