@@ -12,7 +12,7 @@ from eke.common.text import format_bytes
 from eke.config.schema import FSDP, Config, PretrainedModel
 from eke.estimate.memory import Forecast, Verdict, known_forecast
 from eke.estimate.memory.predict_memory import with_available_bytes
-from eke.estimate.memory.render_memory import METHODS, as_record, dominant, wrapped
+from eke.estimate.memory.render_memory import METHODS, as_record, largest_components, wrapped
 from eke.estimate.time import StepTime, forecast_time, predicted_step, slowdown
 from eke.models.checkpoints.architecture import router_loss
 from eke.models.sizes import STAGE, predicted_frac
@@ -222,7 +222,7 @@ def _tried(plan: Plan, techniques: Techniques) -> Advice | None:
 
 def render_advice(found: Forecast, advice: list[Advice]) -> str:
     """Return the largest components and the overrides as text, equivalent training first."""
-    lines = [dominant(found), ""]
+    lines = [largest_components(found), ""]
     if found.verdict is Verdict.unknown:
         lines.append("The device's memory is unknown. To declare it: hardware=NAME")
         return "\n".join(lines)

@@ -140,7 +140,7 @@ def _rows(plan: Plan) -> list[str]:
     return [wrapped(f"{text} the mean, {mean}, FLOPs for {tokens:.1f} tokens per sample")]
 
 
-def dominant(found: Forecast) -> str:
+def largest_components(found: Forecast) -> str:
     """Return the largest components at the peak as text."""
     largest = sorted(found.components.items(), key=lambda item: -item[1])[:3]
     whole = sum(found.components.values()) or 1
