@@ -15,7 +15,7 @@ from eke.config.compose import Arguments, Composed, compose, is_set
 from eke.config.schema import Config, Tracker, resolve_attention
 from eke.estimate.memory import (
     Forecast,
-    OnDevice,
+    DeviceForecast,
     as_json,
     needs_trace,
     known_forecast,
@@ -319,7 +319,7 @@ def compare_on_all_devices(
         raise ConfigError(Problem("hardware", "all", why, fix))
     composed = compose(typed, arguments.config_dir)
     plans: dict[str, Plan] = {}
-    refused: list[OnDevice] = []
+    refused: list[DeviceForecast] = []
     for option, device in DEVICES.items():
         config = replace(composed.config, hardware=replace(composed.config.hardware, option=option))
         one = replace(composed, config=config, choices=composed.choices | {"hardware": option})
@@ -327,7 +327,7 @@ def compare_on_all_devices(
             target = device, f"declared by hardware={option}", 1
             plans[option] = plan_for(one, planning=True, target=target)
         except ConfigError as error:
-            refused.append(OnDevice(option, device.memory_bytes, reason=error.short()))
+            refused.append(DeviceForecast(option, device.memory_bytes, reason=error.short()))
     if not plans:
         raise ConfigError(Problem("hardware", "all", refused[0].reason))
     times = {option: forecast_time(plan) for option, plan in plans.items()}
@@ -337,7 +337,7 @@ def compare_on_all_devices(
     forecasts |= open_forecasts(plans, progress) if trace else {}
     line.close()
     planned = [
-        OnDevice(
+        DeviceForecast(
             option, plans[option].device.memory_bytes, found, largest_batch(plans[option], found),
             speed=speed_cell(times[option]), speed_runs=num_runs(times[option]),
             per_device=plans[option].batch.per_device,

@@ -19,7 +19,7 @@ from eke.estimate.memory.predict_memory import (
     traced_forecasts,
 )
 from eke.estimate.memory.render_memory import (
-    OnDevice,
+    DeviceForecast,
     as_json,
     forecast_line,
     largest_batch,

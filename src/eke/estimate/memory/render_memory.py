@@ -149,7 +149,7 @@ def largest_components(found: Forecast) -> str:
 
 
 @dataclass(frozen=True)
-class OnDevice:
+class DeviceForecast:
     """One configuration on one device."""
 
     option: str
@@ -180,7 +180,7 @@ def largest_batch(plan: Plan, found: Forecast) -> int:
 
 
 def render_devices(
-    rows: Sequence[OnDevice], per_device: int | None, target: int, count: int = 1
+    rows: Sequence[DeviceForecast], per_device: int | None, target: int, count: int = 1
 ) -> str:
     """Return one line per device. `per_device` is None if batch=auto kept `target` samples."""
     last = "micro-batch"
@@ -209,7 +209,7 @@ def render_devices(
     return "\n".join(lines)
 
 
-def _cells(row: OnDevice, chosen: bool) -> tuple[str, ...]:
+def _cells(row: DeviceForecast, chosen: bool) -> tuple[str, ...]:
     memory = f"{row.memory_bytes / GIB:.1f}" if row.memory_bytes else "?"
     if row.forecast is None:
         return row.option, memory, "rejected", "", "", "", ""
