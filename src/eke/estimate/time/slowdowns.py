@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from eke.common.text import format_seconds
 from eke.config.schema import OptimizeFor, Mix, Rows, Synthetic
 from eke.estimate.memory.components import uncertainty_reasons, shape_of
-from eke.estimate.time.rates import Span, exactly, network_of
+from eke.estimate.time.rates import Span, exact_span, network_of
 from eke.models.families import Shape
 from eke.models.sizes import optimizer_entry
 from eke.plan.planner import Plan
@@ -30,7 +30,7 @@ to no gain (its issue 236, a Phi-3 on one A100)."""
 def factors_of(plan: Plan) -> tuple[Span, Span]:
     """Return the factors of compilation and fused kernels on moved bytes and on launches."""
     config = plan.config
-    moved = launches = exactly(1.0)
+    moved = launches = exact_span(1.0)
     if config.compile.option == "inductor":
         moved, launches = COMPILED_MOVED, COMPILED_LAUNCHES
     if config.compile.replays_graphs:

@@ -36,7 +36,7 @@ from eke.estimate.time.rates import (
     Span,
     StepTime,
     Unknown,
-    exactly,
+    exact_span,
     highest,
     rates_of,
 )
@@ -84,14 +84,14 @@ def _composed(plan: Plan, work: Work, rates: Rates) -> tuple[dict[str, float], S
     if plan.config.engine.option == "trainer":
         host = host + TRAINER_S * plan.batch.accumulation
     passes = highest(device, host)
-    updated = work.updates.moved.over(rates.memory) + exactly(work.updates.flops).over(
+    updated = work.updates.moved.over(rates.memory) + exact_span(work.updates.flops).over(
         rates.optimizer
     )
-    update_host = exactly(work.updates.launches).by(LAUNCH_S)
+    update_host = exact_span(work.updates.launches).by(LAUNCH_S)
     update = highest(updated, update_host)
     busy = passes + update
-    sent = exactly(work.moves.exchanged).over(rates.link) + COLLECTIVE_S * work.moves.collectives
-    moved = exactly(work.moves.to_host).over(rates.host) + exactly(work.moves.to_disk).over(DISK)
+    sent = exact_span(work.moves.exchanged).over(rates.link) + COLLECTIVE_S * work.moves.collectives
+    moved = exact_span(work.moves.to_host).over(rates.host) + exact_span(work.moves.to_disk).over(DISK)
     hosted = HOST_UPDATE_S * work.moves.on_host
     sent_shown, moved_shown = _not_hidden(sent, passes), _not_hidden(moved, passes)
     step = busy + sent_shown + moved_shown + hosted
@@ -121,7 +121,7 @@ def _product_s(product: Product, rates: Rates) -> Span:
     rate = rates.attention if product.fused else rates.tensor
     if product.kind == "linear" and rates.float8 is not None:
         rate = rates.float8
-    return highest(exactly(product.flops).over(rate), exactly(product.moved).over(rates.memory))
+    return highest(exact_span(product.flops).over(rate), exact_span(product.moved).over(rates.memory))
 
 
 def describe_step(

@@ -22,7 +22,7 @@ from typing import Any
 from eke.config.schema import FSDP, Config, GradientSync, NvmeOffload, WeightsPlace
 from eke.estimate.memory.activations import Activations
 from eke.estimate.memory.sharding import num_layers, units
-from eke.estimate.time.rates import exactly
+from eke.estimate.time.rates import exact_span
 from eke.models.families import AttentionLayers, Role, Shape, Tokens, Weight
 from eke.models.sizes import STAGE, exchange_of, optimizer_entry, training_structure
 from eke.plan.planner import Plan
@@ -271,7 +271,7 @@ class Updates:
         flops = [num * count(config, *n) for *n, num in contents.matrices] if count else []
         self.flops = sum(flops)
         """FLOPs of matrix multiplications, in the narrower format that the optimizer has."""
-        self.moved, self.launches = exactly(moved), launches
+        self.moved, self.launches = exact_span(moved), launches
 
 
 def _entry(plan: Plan) -> tuple[Mapping[str, Any], tuple[str, ...]]:
