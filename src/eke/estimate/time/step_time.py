@@ -142,7 +142,7 @@ def _number(rate: float) -> str:
     return f"{rate:.2g}" if rate < 10 else f"{rate:.0f}"
 
 
-NEEDED = 5
+MIN_CALIBRATION_RUNS = 5
 """Configurations of a group needed for a correction. Five on one side of the truth happen in 6 % of
 cases (2 * 0.5^5), four in 12 %, and Student's interval is much wider below five."""
 
@@ -163,7 +163,7 @@ class FittedRates:
 def fitted_rates(runs: tuple[Observation, ...]) -> FittedRates | None:
     """Return the fitted rates, None with too few runs or without a fit."""
     newest = runs[-MOST:]
-    if len(newest) < NEEDED:
+    if len(newest) < MIN_CALIBRATION_RUNS:
         return None
     # Imported here, since it imports numpy, which a plan without runs does not need.
     from eke.estimate.time.rate_regression import correction_of, solve
@@ -201,8 +201,8 @@ def forecast_time(plan: Plan) -> StepTime | Unknown:
         return _by_runs(plan, work, runs, versions)
     corrected = [run for run in runs if run.predicted > 0]
     ratios = [run.measured / run.predicted for run in corrected]
-    if len(ratios) < NEEDED:
-        return replace(found, calibrated=CalibratedStep(len(runs), NEEDED, versions=versions))
+    if len(ratios) < MIN_CALIBRATION_RUNS:
+        return replace(found, calibrated=CalibratedStep(len(runs), MIN_CALIBRATION_RUNS, versions=versions))
     if beyond := _beyond(amounts_of(plan, work), corrected):
         return replace(found, notes=(*found.notes, f"not corrected: {beyond}"))
     from eke.estimate.time.rate_regression import correction_of  # late, as above
@@ -227,7 +227,7 @@ def _beyond(amounts: Mapping[str, float], runs: Sequence[Observation]) -> str:
 
 
 def _calibrated(num_runs: int, by: "Correction", versions: str) -> CalibratedStep:
-    return CalibratedStep(num_runs, NEEDED, by.factor, expm1(by.within), versions)
+    return CalibratedStep(num_runs, MIN_CALIBRATION_RUNS, by.factor, expm1(by.within), versions)
 
 
 def _spread(within: float) -> Span:

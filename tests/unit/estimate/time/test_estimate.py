@@ -19,7 +19,7 @@ from eke.estimate.time import (
     sum_line,
     time_history,
 )
-from eke.estimate.time.step_time import NEEDED, fitted_rates
+from eke.estimate.time.step_time import MIN_CALIBRATION_RUNS, fitted_rates
 from eke.estimate.time.time_history import (
     Observation,
     amounts_of,
@@ -58,7 +58,7 @@ def note_runs(count: int, noise: float = 0.0, device=CPU) -> None:
         note_pace(plan, record_of(plan, seconds_of(plan) * math.exp(rng.gauss(0, noise))))
 
 
-@pytest.mark.parametrize("count", [0, NEEDED - 1])
+@pytest.mark.parametrize("count", [0, MIN_CALIBRATION_RUNS - 1])
 def test_too_few_runs_say_nothing_of_a_processor(count) -> None:
     note_runs(count)
     found = forecast_time(small(device=CPU))
