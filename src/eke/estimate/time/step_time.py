@@ -146,7 +146,7 @@ MIN_CALIBRATION_RUNS = 5
 """Configurations of a group needed for a correction. Five on one side of the truth happen in 6 % of
 cases (2 * 0.5^5), four in 12 %, and Student's interval is much wider below five."""
 
-MOST = 60
+MAX_CALIBRATION_RUNS = 60
 """Number of newest configurations used."""
 
 
@@ -162,7 +162,7 @@ class FittedRates:
 @lru_cache(maxsize=16)
 def fitted_rates(runs: tuple[Observation, ...]) -> FittedRates | None:
     """Return the fitted rates, None with too few runs or without a fit."""
-    newest = runs[-MOST:]
+    newest = runs[-MAX_CALIBRATION_RUNS:]
     if len(newest) < MIN_CALIBRATION_RUNS:
         return None
     # Imported here, since it imports numpy, which a plan without runs does not need.
@@ -243,7 +243,7 @@ def _by_runs(
     if rates is None:
         return Unknown(f"{why_unknown(plan)} ({len(runs)} so far with these libraries)")
     factor, within = rates.correction.factor, rates.correction.within
-    measured = [run.measured for run in runs[-MOST:]]
+    measured = [run.measured for run in runs[-MAX_CALIBRATION_RUNS:]]
     if within > log(WIDEST):
         why = f"timings of {len(measured)} finished runs here differ by more than {WIDEST:.0f}x"
         return Unknown(f"{why}. Rerun on an idle machine")
@@ -251,7 +251,7 @@ def _by_runs(
     unseen = [kind for kind, amount in amounts.items() if amount and kind not in rates.seconds]
     if unseen:
         return Unknown(f"needs a finished run in {unseen[0]} here")
-    if beyond := _beyond(amounts, runs[-MOST:]):
+    if beyond := _beyond(amounts, runs[-MAX_CALIBRATION_RUNS:]):
         return Unknown(f"{beyond}. Needs a finished run of about this size")
     seconds = {kind: amount * rates.seconds.get(kind, 0.0) for kind, amount in amounts.items()}
     expected = sum(seconds.values()) * factor
