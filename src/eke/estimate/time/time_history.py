@@ -243,7 +243,7 @@ def path_of(group: Group) -> Path:
     return folder / f"{digest_of(group)}.jsonl"
 
 
-def note_pace(plan: Plan, record: Record) -> None:
+def record_step_time(plan: Plan, record: Record) -> None:
     """Store a finished run's step time if its speed is meaningful and the file is writable."""
     steps = record.timing.steady_step_s
     if record.outcome != Outcome.ok.value or steps is None or steps.n < FEWEST_STEPS:

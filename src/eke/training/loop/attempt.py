@@ -13,7 +13,7 @@ from textwrap import indent
 import torch
 
 from eke.common.paths import SHARED_DEVICE, RunPaths
-from eke.estimate.time import note_pace
+from eke.estimate.time import record_step_time
 from eke.hardware import has_foreign_processes
 from eke.hardware.device_use import DeviceUse, cpu_cores
 from eke.plan.planner import Plan, check_inputs, check_software, cut_of, remove_swap, swap_folder
@@ -97,7 +97,7 @@ def work(attempt: Attempt) -> int:
     write_record(attempt.paths, record)  # before the tracker, which may be slow
     with contextlib.suppress(OSError):  # the summary is optional
         write_card(attempt.paths, record)
-    note_pace(plan, record)
+    record_step_time(plan, record)
     tracker.summary(summary_values(record, metrics.read_rows(attempt.paths.metrics)[0]))
     tracker.finish(outcome.exit_code)
     if tracker.problem:
