@@ -14,7 +14,7 @@ from eke.estimate.time.time_history import (
     Observation,
     amounts_of,
     describe_step,
-    prior_time,
+    calibrated_step_time,
     read_observations,
     time_group,
     why_unknown,
@@ -196,7 +196,7 @@ def forecast_time(plan: Plan) -> StepTime | Unknown:
     group = time_group(plan)
     runs, work = read_observations(group), Work(plan)
     versions = ", ".join(f"{n} {group[n]}" for n in ("torch", "transformers") if n in group)
-    found = prior_time(plan, work)
+    found = calibrated_step_time(plan, work)
     if isinstance(found, Unknown):
         return _by_runs(plan, work, runs, versions)
     corrected = [run for run in runs if run.predicted > 0]
@@ -208,7 +208,7 @@ def forecast_time(plan: Plan) -> StepTime | Unknown:
     from eke.estimate.time.rate_regression import correction_of  # late, as above
 
     by = correction_of(ratios)
-    found = prior_time(plan, work, _spread(by.within) * by.factor)
+    found = calibrated_step_time(plan, work, _spread(by.within) * by.factor)
     assert isinstance(found, StepTime)
     return replace(found, calibrated=_calibrated(len(ratios), by, versions))
 
@@ -269,7 +269,7 @@ def slowdown(now: Plan, changed: Plan) -> tuple[float, str] | None:
     before, after = forecast_time(now), forecast_time(changed)
     runs = min(num_runs(before), num_runs(after))
     if not runs:  # correcting one side only would look like a difference in speed
-        before, after = prior_time(now), prior_time(changed)
+        before, after = calibrated_step_time(now), calibrated_step_time(changed)
     if not (isinstance(before, StepTime) and isinstance(after, StepTime)):
         return None
     known = f"calibrated by {runs} runs on it" if runs else "not calibrated"

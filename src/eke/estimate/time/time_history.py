@@ -51,7 +51,7 @@ CACHE_RELEASE = Span(0.0, 0.1, 0.2)
 `torch_empty_cache_steps`. Twice that is an assumption."""
 
 
-def prior_time(
+def calibrated_step_time(
     plan: Plan, work: Work | None = None, correction: Span | None = None
 ) -> StepTime | Unknown:
     """Return the time by datasheets and published efficiencies, corrected by finished runs."""
@@ -252,7 +252,7 @@ def record_step_time(plan: Plan, record: Record) -> None:
     if record.shared_device or plan.probe or record.timing.clock != metrics.WALL:
         return
     work = Work(plan)
-    prior = prior_time(plan, work)
+    prior = calibrated_step_time(plan, work)
     predicted = prior.step_s.expected if isinstance(prior, StepTime) else 0.0
     amounts = amounts_of(plan, work)
     found = Observation(work_key(plan), record.run_id, amounts, predicted, steps.median)

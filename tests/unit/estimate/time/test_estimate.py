@@ -24,7 +24,7 @@ from eke.estimate.time.time_history import (
     Observation,
     amounts_of,
     path_of,
-    prior_time,
+    calibrated_step_time,
     read_observations,
     time_group,
     work_key,
@@ -116,11 +116,11 @@ def test_far_beyond_all_runs_is_unknown(typed) -> None:
 def test_a_datasheet_is_not_corrected_far_beyond_the_runs() -> None:
     for n in range(6):
         plan = large(f"batch.per_device={BATCHES[n]}")
-        record_step_time(plan, record_of(plan, 1.3 * prior_time(plan).step_s.expected))
+        record_step_time(plan, record_of(plan, 1.3 * calibrated_step_time(plan).step_s.expected))
     near, far = large("batch.per_device=30"), large("batch.per_device=40")
     assert num_runs(forecast_time(near)) == 6
     found = forecast_time(far)
-    assert found.step_s == prior_time(far).step_s
+    assert found.step_s == calibrated_step_time(far).step_s
     assert num_runs(found) == 0
     assert any("5 times the most in 6 finished runs" in note for note in found.notes)
 
@@ -128,7 +128,7 @@ def test_a_datasheet_is_not_corrected_far_beyond_the_runs() -> None:
 def test_tables_say_what_a_plan_says() -> None:
     for n in range(6):
         plan = large(f"batch.per_device={BATCHES[n]}")
-        record_step_time(plan, record_of(plan, 1.3 * prior_time(plan).step_s.expected))
+        record_step_time(plan, record_of(plan, 1.3 * calibrated_step_time(plan).step_s.expected))
     note_runs(12)
     rows = [forecast_time(large("batch.per_device=40")), forecast_time(large()),
             forecast_time(small("batch.per_device=64", device=CPU))]  # fmt: skip
@@ -139,10 +139,10 @@ def test_tables_say_what_a_plan_says() -> None:
 def test_runs_correct_a_datasheet() -> None:
     for n in range(6):
         plan = large(f"batch.per_device={BATCHES[n]}")
-        prior = prior_time(plan)
+        prior = calibrated_step_time(plan)
         record_step_time(plan, record_of(plan, 1.3 * prior.step_s.expected))
     plan = large("batch.per_device=5")
-    prior, found = prior_time(plan), forecast_time(plan)
+    prior, found = calibrated_step_time(plan), forecast_time(plan)
     assert found.step_s.expected == pytest.approx(1.3 * prior.step_s.expected, rel=0.01)
     assert found.step_s.high / found.step_s.low < prior.step_s.high / prior.step_s.low
     assert found.samples_per_s.expected == pytest.approx(5 / found.step_s.expected)

@@ -7,14 +7,14 @@ from unit.estimate.time.test_estimate import note_runs, record_of
 
 from eke.estimate.time import forecast_time, record_step_time, num_runs, slowdown
 from eke.estimate.time.step_time import MIN_CALIBRATION_RUNS
-from eke.estimate.time.time_history import prior_time
+from eke.estimate.time.time_history import calibrated_step_time
 
 
 def note_slow_runs(*overrides: str) -> None:
     """Steps that took three times what datasheets say."""
     for n in range(MIN_CALIBRATION_RUNS):
         plan = small(*overrides, f"batch.per_device={2**n}")
-        record_step_time(plan, record_of(plan, 3.0 * prior_time(plan).step_s.expected))
+        record_step_time(plan, record_of(plan, 3.0 * calibrated_step_time(plan).step_s.expected))
 
 
 def test_by_datasheets_it_says_so() -> None:
