@@ -154,7 +154,7 @@ STATE_READS = 2 * 12
 """Bytes per parameter that an update from a disk moves: float32 weight and two moments, twice."""
 
 
-class Moves:
+class MemoryTraffic:
     """Transfers of one process in one optimizer step, for rows of a shape."""
 
     def __init__(self, plan: Plan, contents: Contents, shape: Shape) -> None:

@@ -14,7 +14,7 @@ from eke.estimate.memory.activations import attention_kernel
 from eke.estimate.memory.components import shape_of, trains_adapters
 from eke.estimate.time.rates import NOTHING, Span, exact_span
 from eke.estimate.time.slowdowns import factors_of, notes_of
-from eke.estimate.time.transfers import Contents, Moves, Product, Updates, counts, products
+from eke.estimate.time.transfers import Contents, MemoryTraffic, Product, Updates, counts, products
 from eke.models.families import FAMILIES, Shape, is_classification
 from eke.models.sizes import fuses_adapters, passed_layers
 from eke.plan.planner import Plan, drawn
@@ -147,7 +147,7 @@ class Work:
         self.moved = moved_factor * (moved * rounds)
         """Other bytes that the passes read and write."""
         self.launches = (exact_span(launches) + launched_again).by(launches_factor) * rounds
-        self.updates, self.moves = Updates(plan, contents), Moves(plan, contents, shape)
+        self.updates, self.moves = Updates(plan, contents), MemoryTraffic(plan, contents, shape)
         self.tokens = float(rounds * shape.rows * max(shape.source, shape.target))
         """Tokens of all micro-batches, including padding."""
         self.notes = (*notes_of(plan, shape), *self.updates.notes)
