@@ -225,7 +225,7 @@ def device_option(name: str) -> str | None:
     return next((o for o, device in DEVICES.items() if _model(device.name) == wanted), None)
 
 
-def with_datasheet(device: Device) -> Device:
+def add_datasheet_specs(device: Device) -> Device:
     """Add the peaks and bandwidths of the datasheet, if known, to a detected device."""
     option = device_option(device.name) or _SAME_PEAKS.get(_model(device.name))
     if option is None:
