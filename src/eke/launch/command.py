@@ -31,7 +31,7 @@ CALL_S = 60.0
 """Time limit in seconds for a call through the prefix that signals or checks a worker."""
 
 
-def far_command(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> list[str]:
+def remote_command(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> list[str]:
     """Return the command that acts on a run's worker through the prefix."""
     runner = str(Path(prefix_runner.__file__).absolute())
     # -I keeps PYTHONPATH and the current folder off the runner's import path.
@@ -40,7 +40,7 @@ def far_command(prefix: Sequence[str], action: str, folder: Path, *rest: str) ->
 
 def call(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> int:
     """Check, signal or end a run's worker. Return `ALIVE` or `GONE`, else raise EkeError."""
-    command = far_command(prefix, action, folder, *rest)
+    command = remote_command(prefix, action, folder, *rest)
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
@@ -98,12 +98,12 @@ class PrefixedWorker(Worker):
             "supervisor": SUPERVISOR,
         }
         write_json(self.ticket, order)
-        far = far_command(prefix, "start", paths.folder, ticket, order_digest(order))
+        far = remote_command(prefix, "start", paths.folder, ticket, order_digest(order))
         self.process = start_process(far, paths.log, descriptors)
 
     def _call(self, action: str, *rest: str) -> None:
         with contextlib.suppress(OSError):
-            far = far_command(self.prefix, action, self.paths.folder, *rest)
+            far = remote_command(self.prefix, action, self.paths.folder, *rest)
             self._calls.append(start_process(far, self.paths.log))
 
     def ask(self, number: int) -> None:
