@@ -47,7 +47,7 @@ def holder_of(name: str) -> str:
 GATHERING = "gathering"
 """Name of a machine-wide lock: two pools that each hold part of their devices would deadlock."""
 
-Suits = Callable[[DeviceSlot], str]
+SlotFilter = Callable[[DeviceSlot], str]
 """Check of a slot: the reason why a run cannot use it now, empty if it can."""
 
 
@@ -129,7 +129,7 @@ class Devices:
         number = plan.batch.world_size * plan.batch.devices
         return min(number, self.count) if plan.device.kind == "cpu" else number
 
-    def take(self, count: int, *, gather: bool = False, suits: Suits | None = None) -> Grant | None:
+    def take(self, count: int, *, gather: bool = False, suits: SlotFilter | None = None) -> Grant | None:
         """Lease `count` different devices that suit. `gather`: keep free ones for the next call."""
         if not gather:
             self.let_go()
@@ -160,7 +160,7 @@ class Devices:
             os.close(self._gathering)
             self._gathering = None
 
-    def _lease(self, slot: DeviceSlot, suits: Suits | None) -> int | None:
+    def _lease(self, slot: DeviceSlot, suits: SlotFilter | None) -> int | None:
         descriptor = try_lease(slot.lease)
         if descriptor is None:
             self.why = f"{slot.name} is leased by {holder_of(slot.lease)}"
