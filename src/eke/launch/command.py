@@ -17,7 +17,7 @@ from eke.common.paths import SUPERVISOR, RunPaths, SweepPaths, source_folder, us
 from eke.common.process_env import RANK_VARIABLES, TRACKED_RUN_VARIABLES
 from eke.config.schema import Config
 from eke.hardware import DeviceSlot
-from eke.launch.devices import Devices, Grant
+from eke.launch.devices import Devices, DeviceLease
 from eke.launch.interface import JobStatus, Launcher, Target, declared_target
 from eke.launch.local import FreeMemory, Pool
 from eke.launch.processes import prefix_runner
@@ -180,7 +180,7 @@ class CommandLauncher(Launcher):
         room = partial(FreeMemory, free=lambda _: None)
         return Pool(books, kinds, self.start_run, room=room)
 
-    def start_run(self, plan: Plan, paths: RunPaths, grant: Grant) -> LiveRun:
+    def start_run(self, plan: Plan, paths: RunPaths, grant: DeviceLease) -> LiveRun:
         """Start a run behind its leased prefix."""
         prefix, ticket = shlex.split(grant.slots[0].device), paths.ticket(self.name).name
         worker = partial(PrefixedWorker, prefix=prefix, ticket=ticket)

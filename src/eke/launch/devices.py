@@ -52,7 +52,7 @@ SlotFilter = Callable[[DeviceSlot], str]
 
 
 @dataclass
-class Grant:
+class DeviceLease:
     """Devices held by a run."""
 
     slots: list[DeviceSlot]
@@ -129,7 +129,7 @@ class Devices:
         number = plan.batch.world_size * plan.batch.devices
         return min(number, self.count) if plan.device.kind == "cpu" else number
 
-    def take(self, count: int, *, gather: bool = False, suits: SlotFilter | None = None) -> Grant | None:
+    def take(self, count: int, *, gather: bool = False, suits: SlotFilter | None = None) -> DeviceLease | None:
         """Lease `count` different devices that suit. `gather`: keep free ones for the next call."""
         if not gather:
             self.let_go()
@@ -148,7 +148,7 @@ class Devices:
             if self._gathering is None:
                 _close(taken)
             return None
-        grant = Grant(list(taken), list(taken.values()), self.shared)
+        grant = DeviceLease(list(taken), list(taken.values()), self.shared)
         taken.clear()
         self.let_go()
         return grant

@@ -12,7 +12,7 @@ from eke.common.text import format_bytes
 from eke.config.schema import Config
 from eke.estimate.memory import known_forecast, least_bytes, least_host_bytes
 from eke.hardware import DeviceSlot, choose_device, free_bytes, resident_bytes
-from eke.launch.devices import Devices, Grant, find_devices
+from eke.launch.devices import Devices, DeviceLease, find_devices
 from eke.launch.interface import Launcher, StartedSweep, Target
 from eke.launch.processes.running_run import LiveRun, Probed, probe
 from eke.launch.processes.sweep import Job
@@ -80,7 +80,7 @@ class FreeMemory:
         return [job for job in self.running if job.grant is not None and job.grant.uses(slot)]
 
 
-def start_run(plan: Plan, paths: RunPaths, grant: Grant) -> LiveRun:
+def start_run(plan: Plan, paths: RunPaths, grant: DeviceLease) -> LiveRun:
     """Start a run on its devices. Errors as in `LiveRun`."""
     size, cores = plan.batch.world_size, grant.cores()
     environment = grant.environment(size) | ({SHARED_DEVICE: "1"} if grant.shared else {})
@@ -111,7 +111,7 @@ class Pool(StartedSweep):
     books: Books
     devices: Mapping[str, Devices]
     """Devices by kind (`cuda`, `cpu`)."""
-    start: Callable[[Plan, RunPaths, Grant], LiveRun] = start_run
+    start: Callable[[Plan, RunPaths, DeviceLease], LiveRun] = start_run
     heard: list[int] = field(default_factory=list)
     """Stop signals received so far."""
     room: Callable[[Plan, Sequence[Job]], FreeMemory] = FreeMemory
@@ -207,7 +207,7 @@ class Pool(StartedSweep):
                 grant.release()
         return True
 
-    def launch(self, job: Job, grant: Grant) -> None:
+    def launch(self, job: Job, grant: DeviceLease) -> None:
         """Start a job on its devices, unless another process has run it or runs it."""
         try:
             place = self.books.place_of(job.plan)

@@ -17,7 +17,7 @@ from eke.common.process_env import ranks_are_started
 from eke.common.text import format_seconds
 from eke.config.schema import LAUNCH_GROUPS, Config
 from eke.config.schema.codec import make_converter
-from eke.launch.devices import Grant
+from eke.launch.devices import DeviceLease
 from eke.launch.processes.follow import RunView, open_view
 from eke.launch.processes.nodes import Head, launch_attempt
 from eke.launch.processes.running_run import LiveRun
@@ -81,7 +81,7 @@ class Job:
     """True if the record is of an earlier command."""
     live: Any = None
     """The current attempt, `LiveRun` or `ClusterRun`. None if there is none."""
-    grant: Grant | None = None
+    grant: DeviceLease | None = None
     pid: int = 0
     """Process id of the worker or its agent. 0 if it is on another machine."""
     where: str = ""

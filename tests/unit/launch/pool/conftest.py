@@ -11,7 +11,7 @@ from unit.launch.scripted import QuietBoard, QuietLedger, record_for
 from eke.common.errors import BusyError
 from eke.common.paths import RunPaths
 from eke.hardware import DeviceSlot
-from eke.launch.devices import Devices, Grant
+from eke.launch.devices import Devices, DeviceLease
 from eke.launch.local import Pool
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.sweep import Job
@@ -49,7 +49,7 @@ class FakeRun:
     paths: RunPaths
     record: Record
     looks: int
-    grant: Grant
+    grant: DeviceLease
     pid: int = 0
     signals: list[int] = field(default_factory=list)
 
@@ -90,7 +90,7 @@ class FakeMachine:
         paths = RunPaths(self.tmp / "runs" / plan.run_id)
         return Place(paths, self.finished.get(plan.run_id), "")
 
-    def start(self, plan, paths: RunPaths, grant: Grant) -> FakeRun:
+    def start(self, plan, paths: RunPaths, grant: DeviceLease) -> FakeRun:
         """Start what the script has for this run."""
         if plan.run_id in self.busy:
             self.busy.discard(plan.run_id)
