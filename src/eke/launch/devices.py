@@ -93,7 +93,7 @@ class DeviceLease:
             os.close(self.descriptors.pop())
 
 
-def occupied(device: str) -> str:
+def why_busy(device: str) -> str:
     """Return why a GPU is busy, or "" if it is free."""
     if not device.startswith(("GPU-", "MIG-")):
         return ""
@@ -106,7 +106,7 @@ class Devices:
     """Devices of one kind that this pool may use."""
 
     slots: Sequence[DeviceSlot]
-    busy: Callable[[str], str] = occupied
+    busy: Callable[[str], str] = why_busy
     """Check of a device: the reason why it is busy, empty if it is free."""
     shared: bool = False
     """True if runs share devices."""
