@@ -44,7 +44,7 @@ def holder_of(name: str) -> str:
     return "another process"
 
 
-GATHERING = "gathering"
+MULTI_DEVICE_LOCK = "gathering"
 """Name of a machine-wide lock: two pools that each hold part of their devices would deadlock."""
 
 SlotFilter = Callable[[DeviceSlot], str]
@@ -136,7 +136,7 @@ class Devices:
         self.why = ""
         taken = self._gathered if gather else {}
         if gather and self._gathering is None:
-            self._gathering = try_lease(GATHERING)
+            self._gathering = try_lease(MULTI_DEVICE_LOCK)
         for slot in self.slots:
             if len(taken) == count:
                 break
