@@ -18,7 +18,7 @@ from eke.common.process_env import RANK_VARIABLES, TRACKED_RUN_VARIABLES
 from eke.config.schema import Config
 from eke.hardware import DeviceSlot
 from eke.launch.devices import Devices, DeviceLease
-from eke.launch.interface import JobStatus, Launcher, Target, declared_target
+from eke.launch.interface import JobStatus, Launcher, PlannedDevice, declared_target
 from eke.launch.local import FreeMemory, Pool
 from eke.launch.processes import prefix_runner
 from eke.launch.processes.prefix_runner import ALIVE, GONE, LOCK, order_digest
@@ -146,7 +146,7 @@ class CommandLauncher(Launcher):
         """Return the command prefixes. Launchers of other packages override this method."""
         return config.launcher.prefix
 
-    def target(self, config: Config) -> Target:
+    def target(self, config: Config) -> PlannedDevice:
         """Return the device that `hardware` declares. Raise ConfigError without a valid prefix."""
         prefixes, runs = self.prefixes(config), str(user_path(config.paths.runs).absolute())
         key, fix, problems = "launcher.prefix", Fix("launcher.prefix=[ssh HOST]"), []

@@ -18,7 +18,7 @@ from eke.launch.processes.sweep_state import Books
 from eke.plan.planner import Plan
 
 
-class Target(NamedTuple):
+class PlannedDevice(NamedTuple):
     """Device and nodes for which a run is planned."""
 
     device: Device
@@ -77,7 +77,7 @@ class Launcher(Protocol):
     unused_keys: tuple[str, ...] = ()
     """Keys of `launcher` that have no effect."""
 
-    def target(self, config: Config) -> Target:
+    def target(self, config: Config) -> PlannedDevice:
         """Return the device for which a run is planned. Raise ConfigError if it is not declared."""
 
     def start(self, books: Books, paths: SweepPaths, sweep: str) -> StartedSweep:
@@ -151,7 +151,7 @@ def job_statuses(runs: Iterable[RunPaths]) -> dict[Path, tuple[str, JobStatus]]:
     return found
 
 
-def declared_target(config: Config, num_nodes: int = 1) -> Target:
+def declared_target(config: Config, num_nodes: int = 1) -> PlannedDevice:
     """Return the target that `hardware` declares. Raise ConfigError if it declares none."""
     option = config.hardware.option
     found, _ = choose_device(option)
@@ -167,4 +167,4 @@ def declared_target(config: Config, num_nodes: int = 1) -> Target:
         found, present=True, count=count, note=note, memory_bytes=memory, available_bytes=None,
         host_memory_bytes=None,
     )  # fmt: skip
-    return Target(device, note, num_nodes)
+    return PlannedDevice(device, note, num_nodes)

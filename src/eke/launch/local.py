@@ -13,7 +13,7 @@ from eke.config.schema import Config
 from eke.estimate.memory import known_forecast, least_bytes, least_host_bytes
 from eke.hardware import DeviceSlot, choose_device, free_bytes, resident_bytes
 from eke.launch.devices import Devices, DeviceLease, find_devices
-from eke.launch.interface import Launcher, StartedSweep, Target
+from eke.launch.interface import Launcher, StartedSweep, PlannedDevice
 from eke.launch.processes.running_run import LiveRun, Probed, probe
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
@@ -259,9 +259,9 @@ class LocalLauncher(Launcher):
     name = "local"
     unused_keys = ("prefix",)
 
-    def target(self, config: Config) -> Target:
+    def target(self, config: Config) -> PlannedDevice:
         """Return the device of this machine, or the device that `hardware` declares."""
-        return Target(*choose_device(config.hardware.option), num_allocated_nodes())
+        return PlannedDevice(*choose_device(config.hardware.option), num_allocated_nodes())
 
     def start(self, books: Books, paths: SweepPaths, sweep: str) -> Pool:
         """Return the pool of this machine's devices. Its runs start in `wait`."""

@@ -12,7 +12,7 @@ from eke.common.paths import RunPaths, SweepPaths
 from eke.common.streams import write_line
 from eke.common.text import format_number
 from eke.config.schema import Config
-from eke.launch.interface import JobStatus, Launcher, StartedSweep, Target, declared_target
+from eke.launch.interface import JobStatus, Launcher, StartedSweep, PlannedDevice, declared_target
 from eke.launch.processes.run_dir import Place, find_place
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books, has_final_record
@@ -273,7 +273,7 @@ class SlurmLauncher(Launcher):
     trials_at_once = 3
     """Trials wait in the queue in waves. Trials on CPUs share a node's bandwidth and run singly."""
 
-    def target(self, config: Config) -> Target:
+    def target(self, config: Config) -> PlannedDevice:
         """Return the device of the nodes that `hardware` declares."""
         return declared_target(config, config.distributed.num_nodes)
 
