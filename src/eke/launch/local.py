@@ -22,7 +22,7 @@ from eke.plan.planner import Plan
 from eke.plan.record import Outcome
 from eke.tuning.refuse_oom import cannot_fit, refuse_what_cannot_fit
 
-MAX_OVERTAKEN = 8
+MAX_QUEUE_JUMPS = 8
 """Runs that may start before one that waits for more devices. Then free devices are kept for it."""
 
 
@@ -167,7 +167,7 @@ class Pool(StartedSweep):
         for job in waiting:
             if now < job.not_before:
                 continue
-            starves = job.overtaken >= MAX_OVERTAKEN
+            starves = job.overtaken >= MAX_QUEUE_JUMPS
             # A request that failed for one job also fails for later jobs of at least its size.
             fits = job.num_devices < too_many.get(job.kind, job.num_devices + 1)
             if not fits or not self.try_to_start(job, gather=starves):
