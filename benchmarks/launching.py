@@ -38,7 +38,7 @@ from eke.launch.devices import find_devices
 from eke.launch.interface import find_launcher
 from eke.launch.local import Pool
 from eke.launch.processes import worker_process as supervising
-from eke.launch.processes.board import Board
+from eke.launch.processes.board import ProgressTable
 from eke.launch.processes.sweep import Cell, SweepFile, sweep_paths
 from eke.launch.processes.sweep_state import Books
 from eke.launch.slurm.dispatch import Cluster
@@ -68,7 +68,7 @@ main()
 """
 
 
-class Quiet(Board):
+class Quiet(ProgressTable):
     """Shows nothing."""
 
     def _say(self, job: object, text: str) -> None:

@@ -16,7 +16,7 @@ from eke.launch.processes.sweep import Job
 from eke.plan.record import Outcome
 
 
-class Board:
+class ProgressTable:
     """Lines about the events of a sweep, above a table of the running runs on a terminal."""
 
     def __init__(self, total: int, table: Any = None) -> None:
@@ -129,12 +129,12 @@ def describe_end(job: Job) -> str:
 
 
 @contextmanager
-def open_board(total: int) -> Iterator[Board]:
+def open_board(total: int) -> Iterator[ProgressTable]:
     """Open a table on a terminal, else plain lines. `total`: number of the sweep's jobs."""
     if (console := terminal()) is None:
-        yield Board(total)
+        yield ProgressTable(total)
         return
     from rich.live import Live
 
     with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield Board(total, live)
+        yield ProgressTable(total, live)

@@ -23,7 +23,7 @@ from eke.common.files import open_file, make_private_dir, read_json, write_json
 from eke.common.paths import RunPaths, SweepPaths
 from eke.common.text import format_number
 from eke.config.schema import Checkpointing
-from eke.launch.processes.board import Board
+from eke.launch.processes.board import ProgressTable
 from eke.launch.processes.run_dir import Place, find_place, folder_names
 from eke.launch.processes.sweep import CHANGED, Job, SweepFile
 from eke.plan.planner import Plan
@@ -109,7 +109,7 @@ class Books:
     """All runs of a sweep, with any launcher."""
 
     jobs: Sequence[Job]
-    board: Board
+    board: ProgressTable
     ledger: SweepFile
     place_of: Callable[[Plan], Place] = find_place
 
