@@ -10,7 +10,7 @@ from typing import Any
 from eke.common.paths import RunPaths
 from eke.common.streams import write_line
 from eke.common.text import format_number, format_seconds
-from eke.launch.processes.follow import NEWS_S, REFRESH_S, newest_step, print_line, terminal
+from eke.launch.processes.follow import LOG_INTERVAL_S, REFRESH_S, newest_step, print_line, terminal
 from eke.launch.processes.run_dir import untracked
 from eke.launch.processes.sweep import Job
 from eke.plan.record import Outcome
@@ -22,7 +22,7 @@ class ProgressTable:
     def __init__(self, total: int, table: Any = None) -> None:
         """Take the number of the sweep's jobs, and rich's `Live` on a terminal."""
         self.total, self.table = total, table
-        self.pause_s = NEWS_S if table is None else REFRESH_S
+        self.pause_s = LOG_INTERVAL_S if table is None else REFRESH_S
         self.shown = time.monotonic() if table is None else 0.0
         self.told_wait = ""
 

@@ -26,7 +26,7 @@ from eke.plan.record import IN_LOG, metrics
 REFRESH_S = 0.5
 """Refresh interval of tables, in seconds."""
 
-NEWS_S = 60.0
+LOG_INTERVAL_S = 60.0
 """Interval between progress lines without a terminal, in seconds."""
 
 
