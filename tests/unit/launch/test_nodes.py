@@ -25,7 +25,7 @@ from eke.common.process_env import (
 from eke.launch.processes import nodes
 from eke.launch.processes.nodes import (
     Head,
-    Invitation,
+    Rendezvous,
     Line,
     follow,
     read_invitation,
@@ -198,7 +198,7 @@ def test_a_first_machine_that_died_before_others_came_is_not_waited_for(
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
     file = tmp_path / "nodes.json"
-    file.write_text(json.dumps(Invitation("7.0.0", "localhost", port, "secret")._asdict()))
+    file.write_text(json.dumps(Rendezvous("7.0.0", "localhost", port, "secret")._asdict()))
     began = time.monotonic()
     with pytest.raises(EkeError, match=f"localhost:{port}.*refused"):
         follow(file, SlurmTask(1, 2, "7.0.0"), timeout_s=60)

@@ -32,7 +32,7 @@ ANY_ADDRESS = "0.0.0.0"  # only compared, if `listen` found no other
 MAX_LINE = 65536
 
 
-class Invitation(NamedTuple):
+class Rendezvous(NamedTuple):
     """Address at which the coordinator listens."""
 
     step: str
@@ -42,11 +42,11 @@ class Invitation(NamedTuple):
     secret: str
 
 
-def read_invitation(file: Path, step: str) -> Invitation | None:
+def read_invitation(file: Path, step: str) -> Rendezvous | None:
     """Return the invitation to this step, None if there is none yet."""
     try:
         os.listdir(file.parent)  # refreshes the cache of a network file system
-        found = Invitation(**read_json(file, own=True))
+        found = Rendezvous(**read_json(file, own=True))
     except (OSError, ValueError, TypeError):
         return None
     return found if found.step == step else None
@@ -135,7 +135,7 @@ class Head:
             host = host_name() if address == ANY_ADDRESS else address
             self._secret = secrets.token_hex(16)
             make_private_dir(file.parent)
-            invitation = Invitation(task.step, host, port, self._secret)
+            invitation = Rendezvous(task.step, host, port, self._secret)
             write_atomic(file, json.dumps(invitation._asdict()), mode=0o600)
         except OSError as error:
             raise EkeError(f"{file}: cannot be written ({error.strerror})") from error
