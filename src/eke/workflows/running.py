@@ -12,7 +12,7 @@ from eke.common.process_env import check_started_ranks, check_started_tasks, my_
 from eke.config.compose import Composed, compose
 from eke.estimate.memory import forecast_line, stop_tracing
 from eke.estimate.time import forecast_time, time_line
-from eke.launch.processes.nodes import Head, follow
+from eke.launch.processes.nodes import Coordinator, follow
 from eke.launch.processes.run_dir import Place, find_place
 from eke.launch.processes.sweep import FOR_WRITING, run_single
 from eke.launch.processes.worker_process import STOP_SIGNALS, become_worker
@@ -57,11 +57,11 @@ def run_composed(composed: Composed) -> int:
             signal.signal(listened, lambda *_: None)
         follow(invitation, task, composed.config.distributed.timeout_s)
         return EXIT_OK
-    with closing(Head(invitation, task)) as head:
+    with closing(Coordinator(invitation, task)) as head:
         return run_planned(plan_for(composed, planning=False, means=means), head)
 
 
-def run_planned(plan: Plan, head: Head | None = None) -> int:
+def run_planned(plan: Plan, head: Coordinator | None = None) -> int:
     """Run a plan, or print its final record, and return the exit code."""
     check_started_ranks(plan.config.distributed.option, plan.batch.world_size)
     place = find_place(plan)

@@ -24,7 +24,7 @@ from eke.common.process_env import (
 )
 from eke.launch.processes import nodes
 from eke.launch.processes.nodes import (
-    Head,
+    Coordinator,
     Rendezvous,
     Line,
     follow,
@@ -97,7 +97,7 @@ def test_the_agent_is_told_its_machine(tmp_path) -> None:
 def test_all_start_where_they_are_told_and_end_together(shell_worker) -> None:
     file = shell_worker / "nodes.json"
     (shell_worker / "command").write_text("sleep 0.1")
-    with contextlib.closing(Head(file, SlurmTask(0, 3, "s"))) as first:
+    with contextlib.closing(Coordinator(file, SlurmTask(0, 3, "s"))) as first:
         threads = started(file, 3)
         first.gather(PATIENCE_S)
         endpoint = first.begin(shell_worker, 4)
@@ -115,7 +115,7 @@ def test_all_start_where_they_are_told_and_end_together(shell_worker) -> None:
 def test_processes_that_fail_elsewhere_are_told(shell_worker) -> None:
     file = shell_worker / "nodes.json"
     (shell_worker / "command").write_text("kill -9 $$")
-    with contextlib.closing(Head(file, SlurmTask(0, 2, "s"))) as first:
+    with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
         started(file, 2)
         first.gather(PATIENCE_S)
         first.begin(shell_worker, 1)
@@ -134,7 +134,7 @@ def test_what_does_not_end_is_killed(shell_worker, monkeypatch) -> None:
     file = shell_worker / "nodes.json"
     (shell_worker / "command").write_text("trap : TERM; echo $$ >pid; while :; do sleep 0.1; done")
     monkeypatch.chdir(shell_worker)
-    with contextlib.closing(Head(file, SlurmTask(0, 2, "s"))) as first:
+    with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
         started(file, 2)
         first.gather(PATIENCE_S)
         first.begin(shell_worker, 1)
@@ -148,7 +148,7 @@ def test_a_first_machine_that_is_gone_lets_processes_save(shell_worker, monkeypa
     file = shell_worker / "nodes.json"
     (shell_worker / "command").write_text("sleep 0.2; echo saved >saved")
     monkeypatch.chdir(shell_worker)
-    first = Head(file, SlurmTask(0, 2, "s"))
+    first = Coordinator(file, SlurmTask(0, 2, "s"))
     (thread,) = started(file, 2)
     first.gather(PATIENCE_S)
     first.begin(shell_worker, 1)
@@ -161,7 +161,7 @@ def test_a_first_machine_that_is_gone_lets_processes_save(shell_worker, monkeypa
 
 def test_a_machine_that_is_gone_is_missed(tmp_path) -> None:
     file = tmp_path / "nodes.json"
-    with contextlib.closing(Head(file, SlurmTask(0, 2, "s"))) as first:
+    with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
         line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
         first.gather(PATIENCE_S)
         line.close()
@@ -173,7 +173,7 @@ def test_a_machine_that_is_gone_is_missed(tmp_path) -> None:
 
 def test_a_machine_that_cannot_take_part_says_why(tmp_path) -> None:
     file = tmp_path / "nodes.json"
-    with contextlib.closing(Head(file, SlurmTask(0, 2, "s"))) as first:
+    with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
         started(file, 2, "planned for H200, and this node has T4")
         with pytest.raises(EkeError, match="node 1 of this run: planned for H200"):
             first.gather(PATIENCE_S)
@@ -182,7 +182,7 @@ def test_a_machine_that_cannot_take_part_says_why(tmp_path) -> None:
 def test_machines_that_do_not_come_are_named(tmp_path) -> None:
     file = tmp_path / "nodes.json"
     with (
-        contextlib.closing(Head(file, SlurmTask(0, 3, "s"))) as first,
+        contextlib.closing(Coordinator(file, SlurmTask(0, 3, "s"))) as first,
         pytest.raises(EkeError, match=r"nodes 1, 2 of 3 did not reach 127\.0\.0\.1"),
     ):
         first.gather(0.1)
@@ -207,7 +207,7 @@ def test_a_first_machine_that_died_before_others_came_is_not_waited_for(
 
 def test_strangers_are_sent_away(tmp_path) -> None:
     file = tmp_path / "nodes.json"
-    with contextlib.closing(Head(file, SlurmTask(0, 2, "s"))) as first:
+    with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         found = read_invitation(file, "s")
         assert found is not None
@@ -237,7 +237,7 @@ def test_strangers_that_say_nothing_are_sent_away_and_few_at_a_time(tmp_path, mo
     file = tmp_path / "nodes.json"
     with (
         contextlib.ExitStack() as open_,
-        contextlib.closing(Head(file, SlurmTask(0, 2, "s"))) as first,
+        contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first,
     ):
         found = read_invitation(file, "s")
         assert found is not None
@@ -421,7 +421,7 @@ def test_processes_left_behind_are_ended_and_the_record_says_why(
     if told == failure.message:
         write_end(RunPaths(tmp_path), DeadRank(record.attempt, 3, -9, 0))
     attempt = Attempt.stand_in(record, monkeypatch)
-    with contextlib.closing(Head(file, SlurmTask(0, 2, "s"))) as first:
+    with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
         line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
         led = nodes.launch_attempt(plan, RunPaths(tmp_path), first)
         assert not led.is_over()
@@ -436,7 +436,7 @@ def test_an_end_that_was_agreed_on_stays_as_it_is(tmp_path, monkeypatch) -> None
     file, plan = tmp_path / "nodes.json", with_processes("ddp", 2, 2)
     record = record_for("a", "preempted", 7)
     Attempt.stand_in(record, monkeypatch)
-    with contextlib.closing(Head(file, SlurmTask(0, 2, "s"))) as first:
+    with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
         line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
         led = nodes.launch_attempt(plan, RunPaths(tmp_path), first)
         line.close()

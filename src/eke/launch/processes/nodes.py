@@ -117,7 +117,7 @@ END_S = 90.0
 """Longest wait in seconds for the followers to end an attempt. They kill their processes sooner."""
 
 
-class Head:
+class Coordinator:
     """The coordinator's view of its followers, by node rank."""
 
     def __init__(self, file: Path, task: SlurmTask) -> None:
@@ -261,7 +261,7 @@ class LedRun(LiveRun):
     processes immediately, and other nodes' processes follow.
     """
 
-    def __init__(self, plan: Plan, paths: RunPaths, head: Head) -> None:
+    def __init__(self, plan: Plan, paths: RunPaths, head: Coordinator) -> None:
         """Wait for the followers, lock the folder and start. Raise BusyError or EkeError."""
         self._head = head
         self._left_behind: float | None = None
@@ -303,7 +303,7 @@ class LedRun(LiveRun):
 
 
 def launch_attempt(
-    plan: Plan, paths: RunPaths, head: Head | None, num_processes: int | None = None
+    plan: Plan, paths: RunPaths, head: Coordinator | None, num_processes: int | None = None
 ) -> LiveRun:
     """Start one attempt, here and on the followers. Errors as in `LedRun`."""
     if head is not None:

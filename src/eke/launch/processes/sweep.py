@@ -19,7 +19,7 @@ from eke.config.schema import LAUNCH_GROUPS, Config
 from eke.config.schema.codec import make_converter
 from eke.launch.devices import DeviceLease
 from eke.launch.processes.follow import RunView, open_view
-from eke.launch.processes.nodes import Head, launch_attempt
+from eke.launch.processes.nodes import Coordinator, launch_attempt
 from eke.launch.processes.running_run import LiveRun
 from eke.launch.processes.worker_process import forward_signals
 from eke.plan.identity import meaningful
@@ -284,7 +284,7 @@ def show_until_over(live: LiveRun, view: RunView) -> None:
             time.sleep(POLL_S)
 
 
-def run_single(plan: Plan, paths: RunPaths, head: Head | None = None) -> Record:
+def run_single(plan: Plan, paths: RunPaths, head: Coordinator | None = None) -> Record:
     """Start or resume the plan in its folder and show it. Errors as in `launch_attempt`."""
     with open_view(paths, plan.steps.total) as view:
         live = launch_attempt(plan, paths, head, 1 if ranks_are_started() else None)

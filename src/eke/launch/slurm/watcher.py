@@ -19,7 +19,7 @@ from eke.common.process_env import SlurmTask, current_slurm_task
 from eke.common.streams import open_streams
 from eke.common.text import format_number
 from eke.hardware import choose_device, device_option, machine_fingerprint
-from eke.launch.processes.nodes import Head, follow, launch_attempt
+from eke.launch.processes.nodes import Coordinator, follow, launch_attempt
 from eke.launch.processes.run_dir import claim
 from eke.launch.processes.running_run import WORKER_PHASE, outline
 from eke.launch.processes.sweep import MAX_CRASHES, POLL_S, worth_of
@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> int:
         ticket = Ticket(str(file), number)
         if mine.count == 1:
             return watch_run(paths, submission, ticket, heard)
-        with closing(Head(paths.invitation, mine)) as head:
+        with closing(Coordinator(paths.invitation, mine)) as head:
             return watch_run(paths, submission, ticket, heard, head)
     except BusyError as error:
         return log_and_exit(f"{error}. This job leaves the run unchanged", error.exit_code)
@@ -104,7 +104,7 @@ def watch_run(
     submission: Submission,
     ticket: Ticket,
     heard: list[int],
-    head: Head | None = None,
+    head: Coordinator | None = None,
 ) -> int:
     """Start one run, again after a crash. Return the job's exit code. `heard`: signals so far."""
     known = read_ticket(paths)
@@ -141,7 +141,7 @@ def watch_run(
         return REQUEUE_CODE
 
 
-def one_attempt(paths: RunPaths, heard: list[int], head: Head | None = None) -> Record:
+def one_attempt(paths: RunPaths, heard: list[int], head: Coordinator | None = None) -> Record:
     """Start the worker and wait for it. Forward SLURM's stop signal once, with its reason."""
     plan = read_plan(paths)
     try:
