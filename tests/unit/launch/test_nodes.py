@@ -391,7 +391,7 @@ class Attempt:
         """For the processes here of the next LedRun."""
         attempt = cls(record)
 
-        def start(led: nodes.LedRun, _: Plan, paths: RunPaths, *__, **___) -> None:
+        def start(led: nodes.MultiNodeRun, _: Plan, paths: RunPaths, *__, **___) -> None:
             led.paths = paths
 
         monkeypatch.setattr(nodes.LiveRun, "__init__", start)

@@ -254,7 +254,7 @@ LEFT_BEHIND_S = 30.0
 """Seconds that processes outlive another node. NCCL waits `distributed.timeout_s`."""
 
 
-class LedRun(LiveRun):
+class MultiNodeRun(LiveRun):
     """One attempt at a run on several nodes, in a locked folder.
 
     After a signal, the processes of all nodes agree on the last step. `kill` ends the local
@@ -305,9 +305,9 @@ class LedRun(LiveRun):
 def launch_attempt(
     plan: Plan, paths: RunPaths, head: Coordinator | None, num_processes: int | None = None
 ) -> LiveRun:
-    """Start one attempt, here and on the followers. Errors as in `LedRun`."""
+    """Start one attempt, here and on the followers. Errors as in `MultiNodeRun`."""
     if head is not None:
-        return LedRun(plan, paths, head)
+        return MultiNodeRun(plan, paths, head)
     return LiveRun(plan, paths, num_processes or plan.batch.world_size)
 
 
