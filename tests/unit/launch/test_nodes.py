@@ -26,7 +26,7 @@ from eke.launch.processes import nodes
 from eke.launch.processes.nodes import (
     Coordinator,
     Rendezvous,
-    Line,
+    JsonConnection,
     follow,
     read_invitation,
 )
@@ -298,8 +298,8 @@ def test_an_invitation_of_another_step_or_a_broken_one_is_none(tmp_path) -> None
 
 def test_a_line_that_breaks_off_is_the_end() -> None:
     ours, theirs = socket.socketpair()
-    line = Line(ours)
-    assert Line(theirs).send({"begin": "x"})
+    line = JsonConnection(ours)
+    assert JsonConnection(theirs).send({"begin": "x"})
     assert line.receive() == {"begin": "x"}
     theirs.send(b'{"idle": tr')
     theirs.close()

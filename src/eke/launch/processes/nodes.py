@@ -66,7 +66,7 @@ def listen(backlog: int) -> socket.socket:
     return socket.create_server(("", 0), backlog=backlog)
 
 
-class Line:
+class JsonConnection:
     """A connection on which both sides send lines of JSON."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -124,7 +124,7 @@ class Coordinator:
         """Listen and write the invitation. Raise EkeError without a port or a writable folder."""
         self.count, self._file = task.count, file
         self._lock = threading.Lock()
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, JsonConnection] = {}
         self._lost: dict[int, str] = {}  # permanently
         self._failed: dict[int, str] = {}  # in this attempt
         self._busy: set[int] = set()
@@ -215,9 +215,9 @@ class Coordinator:
             except OSError:  # closed
                 return
             # One thread each: a silent peer delays no other peer.
-            threading.Thread(target=self._listen, args=[Line(connection)], daemon=True).start()
+            threading.Thread(target=self._listen, args=[JsonConnection(connection)], daemon=True).start()
 
-    def _listen(self, line: Line) -> None:
+    def _listen(self, line: JsonConnection) -> None:
         limit = threading.Timer(HELLO_S, line.end)
         limit.daemon = True
         limit.start()
@@ -331,7 +331,7 @@ def follow(file: Path, task: SlurmTask, timeout_s: float, problem: str = "") -> 
         Follower(line, task).serve()
 
 
-def connect(file: Path, task: SlurmTask, timeout_s: float, problem: str) -> Line:
+def connect(file: Path, task: SlurmTask, timeout_s: float, problem: str) -> JsonConnection:
     """Connect to the coordinator and send the secret. Raise EkeError if it cannot be reached."""
     deadline = time.monotonic() + timeout_s
     why, refused_since = f"{file} has not appeared", float("inf")
@@ -340,7 +340,7 @@ def connect(file: Path, task: SlurmTask, timeout_s: float, problem: str) -> Line
             try:
                 connection = socket.create_connection((found.host, found.port), timeout=10)
                 connection.settimeout(None)
-                line = Line(connection)
+                line = JsonConnection(connection)
                 line.send({"node": task.node, "secret": found.secret, "problem": problem})
                 return line
             except OSError as error:
@@ -355,7 +355,7 @@ def connect(file: Path, task: SlurmTask, timeout_s: float, problem: str) -> Line
 class Follower:
     """The processes of one follower, one attempt after the other."""
 
-    def __init__(self, line: Line, task: SlurmTask) -> None:
+    def __init__(self, line: JsonConnection, task: SlurmTask) -> None:
         self._line, self._task = line, task
         self._worker: Worker | None = None
 
