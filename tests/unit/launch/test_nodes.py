@@ -245,13 +245,13 @@ def test_strangers_that_say_nothing_are_sent_away_and_few_at_a_time(tmp_path, mo
         before = threading.active_count()
         strangers = [
             open_.enter_context(socket.create_connection((found.host, found.port)))
-            for _ in range(2 * nodes.STRANGERS)
+            for _ in range(2 * nodes.MAX_PENDING_CONNECTIONS)
         ]
         for number, stranger in enumerate(strangers):
             # Some trickle, and some say what takes a parser's breath away.
             stranger.sendall(b"{" if number % 2 else b"[" * 60_000 + b"\n")
         time.sleep(0.1)
-        assert threading.active_count() - before <= 2 * (nodes.STRANGERS + 2)
+        assert threading.active_count() - before <= 2 * (nodes.MAX_PENDING_CONNECTIONS + 2)
         line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
         first.gather(PATIENCE_S)
         for stranger in strangers:

@@ -110,7 +110,7 @@ COME_S = 60.0
 HELLO_S = 10.0
 """Time limit for a connecting peer to send the secret, in seconds."""
 
-STRANGERS = 16
+MAX_PENDING_CONNECTIONS = 16
 """Connections beyond the run's nodes that may be open without the secret. Others have to wait."""
 
 END_S = 90.0
@@ -128,7 +128,7 @@ class Coordinator:
         self._lost: dict[int, str] = {}  # permanently
         self._failed: dict[int, str] = {}  # in this attempt
         self._busy: set[int] = set()
-        self._unknown = threading.BoundedSemaphore(STRANGERS + task.count)
+        self._unknown = threading.BoundedSemaphore(MAX_PENDING_CONNECTIONS + task.count)
         try:
             self._server = listen(backlog=max(16, task.count))
             address, port = self._server.getsockname()
