@@ -104,7 +104,7 @@ class JsonConnection:
 
 POLL_S = 0.05
 
-COME_S = 60.0
+JOIN_TIMEOUT_S = 60.0
 """Longest wait at the end for nodes that have not connected, in seconds."""
 
 HELLO_S = 10.0
@@ -191,7 +191,7 @@ class Coordinator:
     def close(self) -> None:
         """Release the followers, including nodes that are still connecting."""
         with contextlib.suppress(EkeError):
-            self.gather(COME_S)
+            self.gather(JOIN_TIMEOUT_S)
         self._tell({"leave": True})
         self._server.close()
         with self._lock:
