@@ -321,7 +321,7 @@ GONE_S = 15.0
 WORKER_END_S = 30.0
 """Seconds for processes to end after the coordinator's, which agreed with them on the end."""
 
-ALONE_S = 600.0
+LOST_COORDINATOR_TIMEOUT_S = 600.0
 """The same if the coordinator's watcher is gone. Its processes may still be saving."""
 
 
@@ -370,7 +370,7 @@ class Follower:
                 self._look()
                 continue
             if message is None:
-                return self._end(ALONE_S)
+                return self._end(LOST_COORDINATOR_TIMEOUT_S)
             if "begin" in message:
                 self._begin(message)
             else:

@@ -21,7 +21,7 @@ from eke.common.paths import RunPaths, source_folder, user_path
 from eke.common.process_env import SAFE_PATH
 from eke.config.schema import Config
 from eke.config.schema.resources import GpuRequest, Slurm
-from eke.launch.processes.nodes import ALONE_S
+from eke.launch.processes.nodes import LOST_COORDINATOR_TIMEOUT_S
 from eke.launch.processes.sweep import are_in_vain
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_RESUMABLE, RECORD_LIMIT
@@ -257,7 +257,7 @@ def read_ticket(paths: RunPaths) -> Ticket | None:
 REQUEUE_CODE = 99
 """Exit code of a run's watcher with which its job is requeued."""
 
-STRAGGLERS_S = int(ALONE_S) + 300
+STRAGGLERS_S = int(LOST_COORDINATOR_TIMEOUT_S) + 300
 """Seconds that a step's tasks may outlive the first one, even one that ended unnoticed."""
 
 _AFTER = f"""\
