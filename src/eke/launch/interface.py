@@ -12,7 +12,7 @@ from eke.common.paths import RunPaths, SweepPaths
 from eke.common.plugins import LAUNCHERS, load_plugin, plugin_names
 from eke.config.schema import Config, unused_cluster_overrides
 from eke.hardware import Device, choose_device
-from eke.launch.processes.run_dir import Place, find_place
+from eke.launch.processes.run_dir import RunFolder, find_place
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
 from eke.plan.planner import Plan
@@ -93,7 +93,7 @@ class Launcher(Protocol):
             if text.startswith(starts)
         ]
 
-    def place_of(self, plan: Plan, old: Container[str] | None = None) -> Place:
+    def place_of(self, plan: Plan, old: Container[str] | None = None) -> RunFolder:
         """Return the folder of a run and the final record in it. `old` as in `find_place`."""
         return find_place(plan, old)
 

@@ -13,7 +13,7 @@ from eke.config.compose import Composed, compose
 from eke.estimate.memory import forecast_line, stop_tracing
 from eke.estimate.time import forecast_time, time_line
 from eke.launch.processes.nodes import Coordinator, follow
-from eke.launch.processes.run_dir import Place, find_place
+from eke.launch.processes.run_dir import RunFolder, find_place
 from eke.launch.processes.sweep import FOR_WRITING, run_single
 from eke.launch.processes.worker_process import STOP_SIGNALS, become_worker
 from eke.plan.planner import Plan, render_plan
@@ -25,7 +25,7 @@ from eke.workflows.auto_batch import Means
 from eke.workflows.planning import means_of_a_run, plan_for
 
 
-def plan_unless_answered(planned: Callable[[bool], Plan], where: Callable[[Plan], Place]) -> Plan:
+def plan_unless_answered(planned: Callable[[bool], Plan], where: Callable[[Plan], RunFolder]) -> Plan:
     """Return the plan of a run that can start now, or that has a final record."""
     try:
         return planned(False)

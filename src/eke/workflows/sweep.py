@@ -23,7 +23,7 @@ from eke.estimate.time import step_time_json as time_as_json
 from eke.launch.interface import Launcher, StartedSweep, find_launcher
 from eke.launch.processes.board import open_board
 from eke.launch.processes.follow import watching
-from eke.launch.processes.run_dir import Place
+from eke.launch.processes.run_dir import RunFolder
 from eke.launch.processes.sweep import (
     Cell,
     Job,
@@ -117,7 +117,7 @@ def _bytes_at_risk(plan: Plan) -> int | None:
     return found.peak.expected if may_fail else None
 
 
-def _find_places(jobs: Sequence[Job], launcher: Launcher) -> Iterator[tuple[Job, Place | EkeError]]:
+def _find_places(jobs: Sequence[Job], launcher: Launcher) -> Iterator[tuple[Job, RunFolder | EkeError]]:
     """Yield the place of each run, or the error of its unreadable record."""
     for job in jobs:
         try:
@@ -189,7 +189,7 @@ def _show_plan(
 
 def _show_finished(jobs: Sequence[Job], launcher: Launcher) -> None:
     """Print the number of finished runs, and reasons to repeat some of them."""
-    places: list[Place] = []
+    places: list[RunFolder] = []
     told: list[str] = []
     for job, place in _find_places(jobs, launcher):
         if isinstance(place, EkeError):

@@ -19,7 +19,7 @@ from eke.common.errors import BusyError, ConfigError, EkeError
 from eke.common.paths import RunPaths
 from eke.config.schema import Tracker
 from eke.launch.processes import run_dir
-from eke.launch.processes.run_dir import Place, claim
+from eke.launch.processes.run_dir import RunFolder, claim
 from eke.launch.processes.sweep_state import Books
 from eke.plan.planner import write_plan
 from eke.plan.record import NoRecord, Outcome, read_record, start_attempt, write_record
@@ -49,7 +49,7 @@ def leave(runs, plan):
     return leave
 
 
-def find_place(runs, plan, rerun: bool) -> Place:
+def find_place(runs, plan, rerun: bool) -> RunFolder:
     """Where a plan goes in this folder of runs."""
     config = dataclasses.replace(
         plan.config, rerun=rerun, paths=dataclasses.replace(plan.config.paths, runs=str(runs))
@@ -62,7 +62,7 @@ UNFINISHED = ["crashed", "preempted", "cancelled", "timeout"]
 
 
 def test_a_new_run_gets_the_folder_of_its_identity(runs, plan, leave) -> None:
-    expected = Place(RunPaths(runs / plan.run_id), None, "")
+    expected = RunFolder(RunPaths(runs / plan.run_id), None, "")
     assert find_place(runs, plan, rerun=False) == expected
     assert not runs.exists(), "looking makes nothing"
     leave(attempts=0)

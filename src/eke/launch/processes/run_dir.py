@@ -21,7 +21,7 @@ LOCK_TRIES = 4
 LOCK_PAUSE_S = 0.02
 
 
-class Place(NamedTuple):
+class RunFolder(NamedTuple):
     """A run's folder and its known state."""
 
     paths: RunPaths
@@ -47,7 +47,7 @@ def find_place(
     plan: Plan,
     old: Container[str] | None = None,
     changes_since: Callable[[RunPaths, Record, Plan], list[str]] = changes_since,
-) -> Place:
+) -> RunFolder:
     """Return the folder for a plan. Final records and unknown files are never overwritten.
 
     Unfinished runs are resumed. A final record, also in a renamed folder, is reused if the machine
@@ -73,7 +73,7 @@ def find_place(
             raise EkeError(f"{error}\n{fix}") from error
         if record is None or not Outcome[record.outcome].is_final:
             note = f"resuming {paths.folder}" if paths.attempts.exists() else passed
-            return Place(paths, None, note)
+            return RunFolder(paths, None, note)
         changes = changes_since(paths, record, plan)
         again = rerun and (old is None or paths.folder.name in old)
         if named or (not changes and not again):
@@ -84,12 +84,12 @@ def find_place(
     for kept, record in () if rerun else _renamed(runs, plan.run_id):
         if not changes_since(kept, record, plan):
             return _answer(kept, record, plan)
-    return Place(paths, None, passed, outdated)
+    return RunFolder(paths, None, passed, outdated)
 
 
-def _answer(paths: RunPaths, record: Record, plan: Plan) -> Place:
+def _answer(paths: RunPaths, record: Record, plan: Plan) -> RunFolder:
     note = f"answered from {paths.record}. To repeat it: rerun=true"
-    return Place(paths, record, note + untracked(record, plan, str(paths.folder)))
+    return RunFolder(paths, record, note + untracked(record, plan, str(paths.folder)))
 
 
 def _renamed(runs: Path, run_id: str) -> list[tuple[RunPaths, Record]]:

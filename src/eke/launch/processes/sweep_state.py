@@ -24,7 +24,7 @@ from eke.common.paths import RunPaths, SweepPaths
 from eke.common.text import format_number
 from eke.config.schema import Checkpointing
 from eke.launch.processes.board import ProgressTable
-from eke.launch.processes.run_dir import Place, find_place, folder_names
+from eke.launch.processes.run_dir import RunFolder, find_place, folder_names
 from eke.launch.processes.sweep import CHANGED, Job, SweepFile
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, read_record
@@ -111,7 +111,7 @@ class Books:
     jobs: Sequence[Job]
     board: ProgressTable
     ledger: SweepFile
-    place_of: Callable[[Plan], Place] = find_place
+    place_of: Callable[[Plan], RunFolder] = find_place
 
     def running(self) -> list[Job]:
         """Return the jobs with a worker."""
@@ -123,7 +123,7 @@ class Books:
 
     def answer_from_records(self) -> None:
         """Settle the jobs with a final record. Print once why records are not reused."""
-        places: list[Place] = []
+        places: list[RunFolder] = []
         for job in self.jobs:
             try:
                 place = self.place_of(job.plan)
@@ -135,7 +135,7 @@ class Books:
         for text in done_again(places):
             self.board.note(text)
 
-    def answer(self, job: Job, place: Place) -> bool:
+    def answer(self, job: Job, place: RunFolder) -> bool:
         """Settle a job from a final record, if there is one. Return whether there is."""
         job.folder = str(place.paths.folder)
         if place.record is None:
@@ -189,7 +189,7 @@ class Books:
                 self.end(other, Outcome.skipped, f"{job.plan.run_id} ran out of memory, {why}")
 
 
-def done_again(places: Sequence[Place]) -> list[str]:
+def done_again(places: Sequence[RunFolder]) -> list[str]:
     """Return a line for each reason why finished runs are repeated."""
     reasons = Counter("; ".join(place.outdated) for place in places if place.outdated)
     return [

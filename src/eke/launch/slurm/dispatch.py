@@ -13,7 +13,7 @@ from eke.common.streams import write_line
 from eke.common.text import format_number
 from eke.config.schema import Config
 from eke.launch.interface import JobStatus, Launcher, StartedSweep, PlannedDevice, declared_target
-from eke.launch.processes.run_dir import Place, find_place
+from eke.launch.processes.run_dir import RunFolder, find_place
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books, has_final_record
 from eke.launch.slurm import scheduler
@@ -283,7 +283,7 @@ class SlurmLauncher(Launcher):
         cluster.submit()
         return cluster
 
-    def place_of(self, plan: Plan, old: Container[str] | None = None) -> Place:
+    def place_of(self, plan: Plan, old: Container[str] | None = None) -> RunFolder:
         """Return the folder of a run. Nodes may differ from the planning machine."""
         return find_place(plan, old, changes_since_planning)
 

@@ -13,7 +13,7 @@ from eke.common.paths import RunPaths
 from eke.hardware import DeviceSlot
 from eke.launch.devices import Devices, DeviceLease
 from eke.launch.local import Pool
-from eke.launch.processes.run_dir import Place
+from eke.launch.processes.run_dir import RunFolder
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
 from eke.plan.record import Outcome, Record
@@ -85,10 +85,10 @@ class FakeMachine:
     busy: set[str] = field(default_factory=set)
     runs: list[FakeRun] = field(default_factory=list)
 
-    def place_of(self, plan) -> Place:
+    def place_of(self, plan) -> RunFolder:
         """The run's folder, with a final record where there is one."""
         paths = RunPaths(self.tmp / "runs" / plan.run_id)
-        return Place(paths, self.finished.get(plan.run_id), "")
+        return RunFolder(paths, self.finished.get(plan.run_id), "")
 
     def start(self, plan, paths: RunPaths, grant: DeviceLease) -> FakeRun:
         """Start what the script has for this run."""

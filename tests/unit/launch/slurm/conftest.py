@@ -14,7 +14,7 @@ from eke.common.errors import EkeError
 from eke.common.paths import RunPaths, SweepPaths
 from eke.config.schema.resources import Slurm
 from eke.hardware import software_now, software_places
-from eke.launch.processes.run_dir import Place
+from eke.launch.processes.run_dir import RunFolder
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
 from eke.launch.slurm import run, scheduler
@@ -229,12 +229,12 @@ class Finished:
     def __init__(self, tmp: Path) -> None:
         self.tmp, self.records = tmp, {}
 
-    def place_of(self, plan: Plan) -> Place:
+    def place_of(self, plan: Plan) -> RunFolder:
         """The run's folder, with its final record where there is one."""
         paths = RunPaths(self.tmp / "runs" / plan.run_id)
         record = self.records.get(plan.run_id) or read_record(paths)
         final = record is not None and Outcome[record.outcome].is_final
-        return Place(paths, record if final else None, "")
+        return RunFolder(paths, record if final else None, "")
 
 
 @pytest.fixture
