@@ -8,7 +8,7 @@ from rank_server import RankServer, modules_of
 from support import PATIENCE_S, environment
 
 from eke.common.paths import RunPaths
-from eke.launch.processes.run_dir import claim
+from eke.launch.processes.run_dir import lock_run_folder
 from eke.launch.processes.running_run import settle
 from eke.plan.planner import Plan, write_plan
 from eke.plan.record import Record, read_attempts
@@ -27,7 +27,7 @@ def train_in_ranks(
     """
     paths = RunPaths(runs / plan.run_id)
     assert not paths.record.exists()
-    with claim(paths):
+    with lock_run_folder(paths):
         write_plan(paths, plan)
         before = len(read_attempts(paths))
         codes = server.train(

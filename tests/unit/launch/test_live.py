@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from eke.common.errors import RunError
-from eke.launch.processes.run_dir import claim
+from eke.launch.processes.run_dir import lock_run_folder
 from eke.launch.processes.running_run import TOO_EARLY, LiveRun
 from eke.plan.record import DeadRank, write_end
 
@@ -30,7 +30,7 @@ def test_a_worker_that_cannot_be_started_frees_its_folder(
     monkeypatch.setattr("subprocess.Popen", start)
     with pytest.raises(RunError, match=words):
         LiveRun(plan, paths, 1)
-    with claim(paths):
+    with lock_run_folder(paths):
         pass
 
 

@@ -11,7 +11,7 @@ from unit.plan.record.samples import step_row
 from eke.common.errors import ConfigError, EkeError
 from eke.common.paths import RunPaths, SweepPaths
 from eke.launch.processes.follow import watching
-from eke.launch.processes.run_dir import claim
+from eke.launch.processes.run_dir import lock_run_folder
 from eke.launch.processes.status import find_standings, goes_on
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
@@ -93,7 +93,7 @@ def test_what_has_not_started_and_what_starts_here(run) -> None:
     paths = run()
     found = only(paths.folder)
     assert (found.state, found.step, found.total) == ("not started", 0, 20)
-    with claim(paths):
+    with lock_run_folder(paths):
         found = only(paths.folder)
     assert (found.state, found.where) == ("running", "starting")
 
@@ -113,7 +113,7 @@ def test_what_runs_here(before, run) -> None:
     if before:
         leave(paths, before, 1)
     paths.metrics.write_text("".join(json.dumps(step_row(n)) + "\n" for n in (1, 2)) + '{"train')
-    with claim(paths):
+    with lock_run_folder(paths):
         found = only(paths.folder)
     assert (found.state, found.step, found.total, found.loss) == ("running", 2, found.total, 2.0)
     assert found.where.startswith(f"process {os.getpid()} on ")
@@ -123,7 +123,7 @@ def test_what_runs_here(before, run) -> None:
 def test_what_runs_there(run, queue) -> None:
     paths = run(element=2)
     queue.put("5_2", "RUNNING", "n1", "None")
-    with claim(paths):
+    with lock_run_folder(paths):
         found = only(paths.folder)
     assert (found.state, found.where, found.job) == ("running", "n1, job 5_2", "eke-s-1_2")
 
@@ -174,7 +174,7 @@ def test_a_record_that_cannot_be_read_is_told(text, run, queue) -> None:
     assert "eke retry" in found.note
     queue.put("5_2", "PENDING", "", "Priority")
     assert only(paths.folder).state == "queued"
-    with claim(paths):
+    with lock_run_folder(paths):
         assert only(paths.folder).state == "running"
 
 

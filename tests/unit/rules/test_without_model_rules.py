@@ -14,7 +14,7 @@ from unit.training.model.plans import hand_plan
 
 from eke.common.errors import ConfigError
 from eke.common.paths import RunPaths
-from eke.launch.processes.run_dir import claim
+from eke.launch.processes.run_dir import lock_run_folder
 from eke.models.checkpoints.architecture import router_loss
 from eke.rules import RULES, Facts
 from eke.training.model.build_model import build_model
@@ -122,5 +122,5 @@ def test_a_file_of_another_user_cannot_be_read() -> None:
 def test_below_a_file_there_is_no_run_folder(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     folder = RunPaths(tmp_path / "file" / "runs" / "run")
-    with pytest.raises(ConfigError, match="Not a directory"), claim(folder):
+    with pytest.raises(ConfigError, match="Not a directory"), lock_run_folder(folder):
         pass

@@ -126,7 +126,7 @@ def untracked(record: Record, plan: Plan, folder: str = "RUN") -> str:
 
 
 @contextmanager
-def claim(paths: RunPaths) -> Iterator[int]:
+def lock_run_folder(paths: RunPaths) -> Iterator[int]:
     """Create and lock the run folder. Raise BusyError if it is locked, ConfigError if unusable.
 
     Yields the lock's descriptor, which the worker inherits to keep the folder locked.

@@ -19,7 +19,7 @@ from eke.common.files import last_bytes, write_atomic
 from eke.common.paths import RunPaths
 from eke.config.schema import Batch, Tracker
 from eke.hardware import environment
-from eke.launch.processes.run_dir import claim
+from eke.launch.processes.run_dir import lock_run_folder
 from eke.launch.processes.worker_process import Spot, Worker, forward_signals
 from eke.plan.planner import (
     Plan,
@@ -184,7 +184,7 @@ class LiveRun:
         self._asked, self._given_up = 0, False
         self._held = ExitStack()
         try:
-            lock = self._held.enter_context(claim(paths))
+            lock = self._held.enter_context(lock_run_folder(paths))
             write_down(paths, plan)
             self._attempts_before = len(read_attempts(paths))
             locks = [lock, *descriptors]

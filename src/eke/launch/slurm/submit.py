@@ -11,7 +11,7 @@ from eke.common.files import open_shared_lock, make_private_dir, try_lock, write
 from eke.common.paths import RunPaths
 from eke.common.text import format_number
 from eke.config.schema.resources import Slurm
-from eke.launch.processes.run_dir import claim, without_locks
+from eke.launch.processes.run_dir import lock_run_folder, without_locks
 from eke.launch.processes.running_run import write_down
 from eke.launch.processes.sweep import Job
 from eke.launch.slurm import scheduler
@@ -148,7 +148,7 @@ def freeze_run(job: Job) -> None:
     """Write the final plan into the run's folder. Raise BusyError or EkeError on failure."""
     paths = RunPaths(Path(job.folder))
     try:
-        with claim(paths):
+        with lock_run_folder(paths):
             write_down(paths, job.plan)
             write_json(paths.planned_with, job.plan.machine)
     except OSError as error:

@@ -20,7 +20,7 @@ from eke.common.streams import open_streams
 from eke.common.text import format_number
 from eke.hardware import choose_device, device_option, machine_fingerprint
 from eke.launch.processes.nodes import Coordinator, follow, launch_attempt
-from eke.launch.processes.run_dir import claim
+from eke.launch.processes.run_dir import lock_run_folder
 from eke.launch.processes.running_run import WORKER_PHASE, outline
 from eke.launch.processes.sweep import MAX_CRASHES, POLL_S, worth_of
 from eke.launch.processes.worker_process import STOP_SIGNALS
@@ -219,7 +219,7 @@ def note_misplaced(
     paths: RunPaths, plan: Plan, why: str, outcome: Outcome = Outcome.crashed
 ) -> Record:
     """Record why no worker could start here. Raise BusyError if another process holds the run."""
-    with claim(paths):
+    with lock_run_folder(paths):
         record = outline(paths, plan, outcome, Failure(MISPLACED, why))
         write_record(paths, record)
         return record

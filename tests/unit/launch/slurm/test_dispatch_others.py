@@ -9,7 +9,7 @@ from unit.launch.scripted import QuietBoard, QuietLedger, leave, look, record_fo
 from eke import cli
 from eke.common.errors import EkeError
 from eke.common.paths import SweepPaths
-from eke.launch.processes.run_dir import claim
+from eke.launch.processes.run_dir import lock_run_folder
 from eke.launch.processes.sweep_state import Books
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.dispatch import MISSED, Cluster, paths_of
@@ -49,7 +49,7 @@ def test_a_run_that_somebody_else_holds_is_waited_for(submitted, cluster) -> Non
     made = submitted()
     (job,) = made.books.jobs
     cluster.end("100_0", "FAILED")
-    with claim(paths_of(job)):
+    with lock_run_folder(paths_of(job)):
         look(made, 2 * MISSED)
         assert job.outcome is None
         assert "is in use" in job.waiting_for

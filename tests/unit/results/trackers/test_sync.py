@@ -16,7 +16,7 @@ from eke.cli import main
 from eke.cli.sync import ending
 from eke.common.files import read_json
 from eke.common.paths import RunPaths
-from eke.launch.processes.run_dir import claim
+from eke.launch.processes.run_dir import lock_run_folder
 from eke.plan.planner import write_plan
 from eke.plan.record import metrics
 from eke.results.trackers.sync import Report, SyncOutcome
@@ -156,7 +156,7 @@ def test_a_dry_run_needs_no_account_and_asks_nobody(server, tmp_path, capsys, mo
     out = capsys.readouterr().out
     assert "would be sent" in out
     assert f"team/papers/{RUN_ID}" in out
-    with claim(paths):
+    with lock_run_folder(paths):
         assert main(typed) == 0
     out = capsys.readouterr().out
     assert "running" in out
