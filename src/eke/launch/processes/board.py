@@ -11,7 +11,7 @@ from eke.common.paths import RunPaths
 from eke.common.streams import write_line
 from eke.common.text import format_number, format_seconds
 from eke.launch.processes.follow import LOG_INTERVAL_S, REFRESH_S, newest_step, print_line, terminal
-from eke.launch.processes.run_dir import untracked
+from eke.launch.processes.run_dir import tracker_change_note
 from eke.launch.processes.sweep import Job
 from eke.plan.record import Outcome
 
@@ -122,7 +122,7 @@ def describe_end(job: Job) -> str:
         steps = f" after {format_number(job.record.steps_done, 'step')}" if job.record else ""
         return f"{last}{steps}, trying again"
     if job.reused:
-        other = untracked(job.record, job.plan, job.folder) if job.record else ""
+        other = tracker_change_note(job.record, job.plan, job.folder) if job.record else ""
         return f"{job.outcome.name}, answered from its record{other}"
     lasted = f" in {format_seconds(job.lasted_s)}" if job.lasted_s else ""
     return f"{job.outcome.name}{lasted}"

@@ -89,7 +89,7 @@ def find_place(
 
 def _answer(paths: RunPaths, record: Record, plan: Plan) -> RunFolder:
     note = f"answered from {paths.record}. To repeat it: rerun=true"
-    return RunFolder(paths, record, note + untracked(record, plan, str(paths.folder)))
+    return RunFolder(paths, record, note + tracker_change_note(record, plan, str(paths.folder)))
 
 
 def _renamed(runs: Path, run_id: str) -> list[tuple[RunPaths, Record]]:
@@ -115,7 +115,7 @@ def _odd(runs: Path, _: int) -> list[tuple[RunPaths, Record]]:
     return found
 
 
-def untracked(record: Record, plan: Plan, folder: str = "RUN") -> str:
+def tracker_change_note(record: Record, plan: Plan, folder: str = "RUN") -> str:
     """Return a note if a finished run used another tracker than requested, else ""."""
     asked, had = plan.config.tracker.option, record.choices.get("tracker")
     if had is None or asked in ("none", had):
