@@ -9,7 +9,7 @@ from support import PATIENCE_S, environment
 
 from eke.common.paths import RunPaths
 from eke.launch.processes.run_dir import lock_run_folder
-from eke.launch.processes.running_run import settle
+from eke.launch.processes.running_run import finish_attempt
 from eke.plan.planner import Plan, write_plan
 from eke.plan.record import Record, read_attempts
 
@@ -37,7 +37,7 @@ def train_in_ranks(
             modules=modules_of(plan),
             timeout=2 * PATIENCE_S,  # DeepSpeed's C++ is compiled at its first use
         )
-        record = settle(paths, plan, next(filter(None, codes), 0), before)
+        record = finish_attempt(paths, plan, next(filter(None, codes), 0), before)
     return paths.folder, record, codes
 
 

@@ -57,7 +57,7 @@ TOO_EARLY = "stopped before training began"
 """Reason of a cancelled run whose worker did not yet handle signals."""
 
 
-def settle(
+def finish_attempt(
     paths: RunPaths, plan: Plan, exit_code: int, attempts_before: int, cancelled: str = ""
 ) -> Record:
     """Return the ended attempt's record. Write it if the worker could not. `cancelled`: reason."""
@@ -228,7 +228,7 @@ class LiveRun:
             cancelled = IMPATIENCE if self._given_up else ""
             if self._asked and -self._asked in (code, dead.exit_code if dead else 0):
                 cancelled = TOO_EARLY
-            return settle(self.paths, self.plan, code, self._attempts_before, cancelled)
+            return finish_attempt(self.paths, self.plan, code, self._attempts_before, cancelled)
         except OSError as error:
             raise _unwritable(self.paths.folder, error) from error
         finally:

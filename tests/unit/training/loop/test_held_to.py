@@ -11,7 +11,7 @@ from unit.plan.cases import plan_of
 from eke.common.errors import ChangedError
 from eke.common.paths import RunPaths
 from eke.hardware import fingerprint, software_now
-from eke.launch.processes.running_run import settle
+from eke.launch.processes.running_run import finish_attempt
 from eke.plan.planner import write_plan
 from eke.plan.record import read_attempts, read_record, start_attempt
 from eke.training.loop.stop import StopFlag
@@ -128,16 +128,16 @@ def test_what_is_edited_while_it_is_imported_and_read_is_refused(tmp_path, sourc
 def test_a_worker_that_could_not_be_imported_is_refused_by_its_supervisor(paths, source) -> None:
     plan = plan_of("data=synthetic")
     source.write_text("new = (\n")
-    record = settle(paths, plan, exit_code=1, attempts_before=0)
+    record = finish_attempt(paths, plan, exit_code=1, attempts_before=0)
     assert (record.outcome, record.exit_code) == ("refused", 2)
-    killed = settle(paths, plan, exit_code=-9, attempts_before=1)
+    killed = finish_attempt(paths, plan, exit_code=-9, attempts_before=1)
     assert killed.outcome == "crashed", "not the software's fault"
 
 
 def test_a_killed_worker_is_recorded_with_its_own_software(paths) -> None:
     plan = plan_of("data=synthetic")
     start_attempt(paths, {**plan.machine, "torch": "99.1"}, {})
-    record = settle(paths, plan, exit_code=-9, attempts_before=0)
+    record = finish_attempt(paths, plan, exit_code=-9, attempts_before=0)
     assert record.machine["torch"] == "99.1"
 
 
