@@ -155,7 +155,7 @@ def log_tail(paths: RunPaths) -> str:
     return ""
 
 
-def write_down(paths: RunPaths, plan: Plan) -> None:
+def write_plan_files(paths: RunPaths, plan: Plan) -> None:
     """Write a plan into its folder, for the worker and for users. Raise OSError on failure."""
     write_plan(paths, plan)
     text = yaml.safe_dump(plan_to_plain(plan)["config"], sort_keys=False)
@@ -185,7 +185,7 @@ class LiveRun:
         self._held = ExitStack()
         try:
             lock = self._held.enter_context(lock_run_folder(paths))
-            write_down(paths, plan)
+            write_plan_files(paths, plan)
             self._attempts_before = len(read_attempts(paths))
             locks = [lock, *descriptors]
             self.worker = start(paths, num_processes, environment, locks, spot)

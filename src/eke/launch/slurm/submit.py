@@ -12,7 +12,7 @@ from eke.common.paths import RunPaths
 from eke.common.text import format_number
 from eke.config.schema.resources import Slurm
 from eke.launch.processes.run_dir import lock_run_folder, without_locks
-from eke.launch.processes.running_run import write_down
+from eke.launch.processes.running_run import write_plan_files
 from eke.launch.processes.sweep import Job
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.run import note_software
@@ -149,7 +149,7 @@ def freeze_run(job: Job) -> None:
     paths = RunPaths(Path(job.folder))
     try:
         with lock_run_folder(paths):
-            write_down(paths, job.plan)
+            write_plan_files(paths, job.plan)
             write_json(paths.planned_with, job.plan.machine)
     except OSError as error:
         raise EkeError(f"{paths.folder} cannot be written: {error.strerror or error}") from error
