@@ -22,7 +22,7 @@ from eke.launch.interface import JobStatus, Launcher, PlannedDevice, declared_ta
 from eke.launch.local import FreeMemory, Pool
 from eke.launch.processes import prefix_runner
 from eke.launch.processes.prefix_runner import ALIVE, GONE, LOCK, order_digest
-from eke.launch.processes.running_run import LiveRun
+from eke.launch.processes.running_run import RunAttempt
 from eke.launch.processes.sweep_state import Books
 from eke.launch.processes.worker_process import Spot, Worker, start_process, worker_command
 from eke.plan.planner import Plan
@@ -180,11 +180,11 @@ class CommandLauncher(Launcher):
         room = partial(FreeMemory, free=lambda _: None)
         return Pool(books, kinds, self.start_run, room=room)
 
-    def start_run(self, plan: Plan, paths: RunPaths, grant: DeviceLease) -> LiveRun:
+    def start_run(self, plan: Plan, paths: RunPaths, grant: DeviceLease) -> RunAttempt:
         """Start a run behind its leased prefix."""
         prefix, ticket = shlex.split(grant.slots[0].device), paths.ticket(self.name).name
         worker = partial(PrefixedWorker, prefix=prefix, ticket=ticket)
-        return LiveRun(plan, paths, plan.batch.world_size, {}, grant.descriptors, start=worker)
+        return RunAttempt(plan, paths, plan.batch.world_size, {}, grant.descriptors, start=worker)
 
     def status(self, runs: Sequence[RunPaths]) -> dict[Path, JobStatus]:
         """Return the workers that are alive. Ask the prefix about workers without a supervisor."""

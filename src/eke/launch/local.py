@@ -14,7 +14,7 @@ from eke.estimate.memory import known_forecast, least_bytes, least_host_bytes
 from eke.hardware import DeviceSlot, choose_device, free_bytes, resident_bytes
 from eke.launch.devices import Devices, DeviceLease, find_devices
 from eke.launch.interface import Launcher, StartedSweep, PlannedDevice
-from eke.launch.processes.running_run import LiveRun, Probed, probe
+from eke.launch.processes.running_run import RunAttempt, Probed, probe
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
 from eke.launch.processes.worker_process import forward_signals
@@ -80,15 +80,15 @@ class FreeMemory:
         return [job for job in self.running if job.grant is not None and job.grant.uses(slot)]
 
 
-def start_run(plan: Plan, paths: RunPaths, grant: DeviceLease) -> LiveRun:
-    """Start a run on its devices. Errors as in `LiveRun`."""
+def start_run(plan: Plan, paths: RunPaths, grant: DeviceLease) -> RunAttempt:
+    """Start a run on its devices. Errors as in `RunAttempt`."""
     size, cores = plan.batch.world_size, grant.cores()
     environment = grant.environment(size) | ({SHARED_DEVICE: "1"} if grant.shared else {})
     before = os.sched_getaffinity(0) if cores else set[int]()
     try:
         if cores:  # inherited by the worker, without code between fork and exec
             os.sched_setaffinity(0, cores)
-        return LiveRun(plan, paths, size, environment, grant.descriptors)
+        return RunAttempt(plan, paths, size, environment, grant.descriptors)
     finally:
         if cores:
             os.sched_setaffinity(0, before)
@@ -111,7 +111,7 @@ class Pool(StartedSweep):
     books: Books
     devices: Mapping[str, Devices]
     """Devices by kind (`cuda`, `cpu`)."""
-    start: Callable[[Plan, RunPaths, DeviceLease], LiveRun] = start_run
+    start: Callable[[Plan, RunPaths, DeviceLease], RunAttempt] = start_run
     heard: list[int] = field(default_factory=list)
     """Stop signals received so far."""
     room: Callable[[Plan, Sequence[Job]], FreeMemory] = FreeMemory

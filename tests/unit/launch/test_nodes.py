@@ -354,7 +354,7 @@ def test_uneven_shares_start_other_processes_than_planned(option, world_size, nu
 
 def test_without_other_machines_all_processes_are_here(tmp_path, monkeypatch) -> None:
     started = []
-    monkeypatch.setattr(nodes, "LiveRun", lambda plan, place, count: started.append(count))
+    monkeypatch.setattr(nodes, "RunAttempt", lambda plan, place, count: started.append(count))
     nodes.launch_attempt(with_processes("ddp", 4, 2), RunPaths(tmp_path), None)
     assert started == [4]
 
@@ -394,10 +394,10 @@ class Attempt:
         def start(led: nodes.MultiNodeRun, _: Plan, paths: RunPaths, *__, **___) -> None:
             led.paths = paths
 
-        monkeypatch.setattr(nodes.LiveRun, "__init__", start)
+        monkeypatch.setattr(nodes.RunAttempt, "__init__", start)
         for name in ("is_over", "kill", "finish"):
             act = getattr(attempt, name)
-            monkeypatch.setattr(nodes.LiveRun, name, lambda _, act=act: act())
+            monkeypatch.setattr(nodes.RunAttempt, name, lambda _, act=act: act())
         return attempt
 
 

@@ -21,7 +21,7 @@ from eke.common.errors import EkeError
 from eke.common.files import make_private_dir, read_json, write_atomic
 from eke.common.paths import RunPaths
 from eke.common.process_env import SlurmTask
-from eke.launch.processes.running_run import LiveRun, describe_exit, end_of_ranks
+from eke.launch.processes.running_run import RunAttempt, describe_exit, end_of_ranks
 from eke.launch.processes.worker_process import Spot, Worker
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, write_record
@@ -254,7 +254,7 @@ LEFT_BEHIND_S = 30.0
 """Seconds that processes outlive another node. NCCL waits `distributed.timeout_s`."""
 
 
-class MultiNodeRun(LiveRun):
+class MultiNodeRun(RunAttempt):
     """One attempt at a run on several nodes, in a locked folder.
 
     After a signal, the processes of all nodes agree on the last step. `kill` ends the local
@@ -304,11 +304,11 @@ class MultiNodeRun(LiveRun):
 
 def launch_attempt(
     plan: Plan, paths: RunPaths, head: Coordinator | None, num_processes: int | None = None
-) -> LiveRun:
+) -> RunAttempt:
     """Start one attempt, here and on the followers. Errors as in `MultiNodeRun`."""
     if head is not None:
         return MultiNodeRun(plan, paths, head)
-    return LiveRun(plan, paths, num_processes or plan.batch.world_size)
+    return RunAttempt(plan, paths, num_processes or plan.batch.world_size)
 
 
 WORKER_POLL_S = 0.1

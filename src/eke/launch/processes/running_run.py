@@ -162,7 +162,7 @@ def write_plan_files(paths: RunPaths, plan: Plan) -> None:
     write_atomic(paths.config, f"# {' '.join(plan.overrides)}\n{text}")
 
 
-class LiveRun:
+class RunAttempt:
     """One attempt at a run, in a locked folder. Callers call `finish` once it is over."""
 
     def __init__(
@@ -262,9 +262,9 @@ class Probed(NamedTuple):
     """Why it did not fit, or which other error occurred, in one line."""
 
 
-def probe(plan: Plan, start: Callable[[Plan, RunPaths], LiveRun] | None = None) -> Probed:
+def probe(plan: Plan, start: Callable[[Plan, RunPaths], RunAttempt] | None = None) -> Probed:
     """Run a plan's trial, by default on all visible devices. KeyboardInterrupt if stopped."""
-    running: list[LiveRun] = []
+    running: list[RunAttempt] = []
 
     def kill(_: int = 0) -> None:
         for live in running:
@@ -276,7 +276,7 @@ def probe(plan: Plan, start: Callable[[Plan, RunPaths], LiveRun] | None = None) 
     ):
         paths = RunPaths(Path(folder) / "run")
         trial = trial_of(plan)
-        live = start(trial, paths) if start else LiveRun(trial, paths, trial.batch.world_size)
+        live = start(trial, paths) if start else RunAttempt(trial, paths, trial.batch.world_size)
         running.append(live)
         deadline = time.monotonic() + LIMIT_S
         while not (live.is_over() or heard or time.monotonic() > deadline):

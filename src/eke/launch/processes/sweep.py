@@ -20,7 +20,7 @@ from eke.config.schema.codec import make_converter
 from eke.launch.devices import DeviceLease
 from eke.launch.processes.follow import RunView, open_view
 from eke.launch.processes.nodes import Coordinator, launch_attempt
-from eke.launch.processes.running_run import LiveRun
+from eke.launch.processes.running_run import RunAttempt
 from eke.launch.processes.worker_process import forward_signals
 from eke.plan.identity import meaningful
 from eke.plan.planner import Plan
@@ -80,7 +80,7 @@ class Job:
     reused: bool = False
     """True if the record is of an earlier command."""
     live: Any = None
-    """The current attempt, `LiveRun` or `ClusterRun`. None if there is none."""
+    """The current attempt, `RunAttempt` or `ClusterRun`. None if there is none."""
     grant: DeviceLease | None = None
     pid: int = 0
     """Process id of the worker or its agent. 0 if it is on another machine."""
@@ -276,7 +276,7 @@ def sweep_exit_code(cells: Sequence[Cell]) -> int:
 POLL_S = 0.1
 
 
-def show_until_over(live: LiveRun, view: RunView) -> None:
+def show_until_over(live: RunAttempt, view: RunView) -> None:
     """Show an attempt until it ends. Forward signals of this process to it."""
     with forward_signals(live.ask, live.kill):
         while not live.is_over():
