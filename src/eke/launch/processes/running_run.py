@@ -50,7 +50,7 @@ LOG_LINES = 40
 WORKER_PHASE = "worker"
 """Failure phase of a worker that ended without a record."""
 
-IMPATIENCE = "killed by a second signal before saving"
+SECOND_SIGNAL_REASON = "killed by a second signal before saving"
 """Reason of a cancelled run that a second signal killed."""
 
 TOO_EARLY = "stopped before training began"
@@ -225,7 +225,7 @@ class RunAttempt:
             code = self.worker.finish()
             remove_swap(swap_folder(self.plan, self.paths))  # left by a killed worker
             dead = read_dead_rank(self.paths, self._attempts_before)
-            cancelled = IMPATIENCE if self._given_up else ""
+            cancelled = SECOND_SIGNAL_REASON if self._given_up else ""
             if self._asked and -self._asked in (code, dead.exit_code if dead else 0):
                 cancelled = TOO_EARLY
             return finish_attempt(self.paths, self.plan, code, self._attempts_before, cancelled)
