@@ -88,12 +88,12 @@ def find_standings(folder: Path) -> list[RunStatus]:
     standings = []
     for paths, cell, label in found:
         launcher, job = jobs.get(paths.folder, ("", JobStatus("")))
-        standing = stand(paths, cell, label, job, goes_on)
+        standing = run_status(paths, cell, label, job, goes_on)
         standings.append(replace(standing, launcher=launcher))
     return standings
 
 
-def stand(
+def run_status(
     paths: RunPaths, cell: dict[str, Any], label: str, job: JobStatus, goes_on: bool = False
 ) -> RunStatus:
     """Return the state of one run. `cell`: its entry in the sweep, else empty."""
