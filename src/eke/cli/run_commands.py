@@ -50,7 +50,7 @@ from eke.launch.processes.status import (
     UNREADABLE,
     WAITING,
     RunStatus,
-    find_standings,
+    find_statuses,
     goes_on,
     open_rows,
 )
@@ -76,7 +76,7 @@ def retry(options: argparse.Namespace) -> int:
         raise ConfigError(Problem("DIR", str(folder), why, Fix(remark=again), "not_a_sweep"))
     directory, command, cells = _recorded(sweep.sweep, options.trust)
     wanted = options.only or [*BAD, UNREADABLE]
-    found = {run_name(s) or s.label: s.paths for s in find_standings(folder) if s.state in wanted}
+    found = {run_name(s) or s.label: s.paths for s in find_statuses(folder) if s.state in wanted}
     chosen = list(found.values())  # several cells may be the same run
     refuse_a_copy(folder, directory, cells)
     if not chosen:
@@ -193,7 +193,7 @@ def status(options: argparse.Namespace) -> int:
     """Print the progress of all runs. Return EXIT_FAILED if a launcher did not answer."""
     if options.live and sys.stdout.isatty():
         return watch(user_path(options.folder))
-    standings = find_standings(user_path(options.folder))
+    standings = find_statuses(user_path(options.folder))
     if options.json:
         plain = [
             {"folder": str(s.paths.folder), **{f: getattr(s, f) for f in _JSON}} for s in standings
@@ -238,7 +238,7 @@ def watch(folder: Path) -> int:
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
         while True:
             began = time.monotonic()
-            standings = find_standings(folder)
+            standings = find_statuses(folder)
             live.update(render_runs(standings, shutil.get_terminal_size().lines), refresh=True)
             pause = POLL_CLUSTER_S if any(each.job for each in standings) else LOOK_S
             if not (goes_on(folder, standings) and has_reader()):
@@ -328,7 +328,7 @@ def silence(standings: Sequence[RunStatus]) -> str:
 def logs(options: argparse.Namespace) -> int:
     """Print the last log lines of one run, or of the running and failed runs."""
     folder = user_path(options.folder)
-    standings = find_standings(folder)
+    standings = find_statuses(folder)
     several = len(standings) > 1
     shown = [s for s in standings if s.state in (*BAD, RUNNING)] if several else standings
     if not shown:
@@ -354,7 +354,7 @@ def follow_logs(
     while going_on and has_reader():
         time.sleep(0.5)
         if time.monotonic() - asked >= ASK_S:
-            standings = find_standings(folder)
+            standings = find_statuses(folder)
             going_on, asked = goes_on(folder, standings), time.monotonic()
             begun = [s for s in standings if s.state != known.get(s.paths.folder)]
             followed |= {each.paths.folder: each for each in begun}
@@ -393,7 +393,7 @@ def _cancel(options: argparse.Namespace) -> int:
     """Ask queued and running runs to save and end, and keep waiting runs from starting."""
     folder = user_path(options.folder)
     # Several runs of a sweep may share a folder.
-    found = {s.paths.folder: s for s in find_standings(folder)}
+    found = {s.paths.folder: s for s in find_statuses(folder)}
     active = [s for s in found.values() if s.is_active]
     begun = [s for s in active if s.state != WAITING]
     waiting = len(active) - len(begun)

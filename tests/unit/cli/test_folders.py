@@ -89,7 +89,7 @@ def test_following_shows_the_last_line_and_asks_seldom(make_run, monkeypatch, ca
             with open(paths.log, "a") as file:
                 file.write(f"at {now[0]:g}\n" if now[0] < 2 else "the end")
 
-    monkeypatch.setattr(run_commands, "find_standings", find)
+    monkeypatch.setattr(run_commands, "find_statuses", find)
     monkeypatch.setattr(run_commands.time, "sleep", sleep)
     monkeypatch.setattr(run_commands.time, "monotonic", lambda: now[0])
     assert cli.main(["logs", "-f", str(paths.folder)]) == 0
@@ -113,7 +113,7 @@ def test_following_goes_on_to_the_runs_that_start_meanwhile(make_run, monkeypatc
             made[1].log.write_text(made[1].log.read_text() + "second\n")
             made.append(make_run("3", log="third\n"))
 
-    monkeypatch.setattr(run_commands, "find_standings", find)
+    monkeypatch.setattr(run_commands, "find_statuses", find)
     monkeypatch.setattr(run_commands.time, "sleep", sleep)
     monkeypatch.setattr(run_commands.time, "monotonic", lambda: now[0])
     assert cli.main(["logs", "-f", "runs"]) == 0

@@ -12,7 +12,7 @@ from eke.common.errors import ConfigError, EkeError
 from eke.common.paths import RunPaths, SweepPaths
 from eke.launch.processes.follow import watching
 from eke.launch.processes.run_dir import lock_run_folder
-from eke.launch.processes.status import find_standings, goes_on
+from eke.launch.processes.status import find_statuses, goes_on
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
 from eke.launch.slurm.submission import Ticket, write_ticket
@@ -71,7 +71,7 @@ def leave(paths: RunPaths, outcome: str, steps: int = 0, message: str = "") -> N
 
 
 def only(folder):
-    (found,) = find_standings(folder)
+    (found,) = find_statuses(folder)
     return found
 
 
@@ -200,7 +200,7 @@ def test_the_cells_of_a_sweep(run, tmp_path) -> None:
         {"run_id": "z", "outcome": "skipped", "reason": "x ran out of memory"},
         {"run_id": "w"},
     )
-    found = find_standings(sweep.folder)
+    found = find_statuses(sweep.folder)
     assert [s.state for s in found] == ["ok", "not started", "refused", "skipped", "not started"]
     assert [s.note for s in found][2:4] == ["needs a GPU", "x ran out of memory"]
     assert [s.label for s in found][:2] == ["a=1 b=0", "a=1 b=1"]
@@ -212,11 +212,11 @@ def test_what_could_not_be_started_is_called_as_its_sweep_calls_it(run, tmp_path
     why = {"outcome": "crashed", "reason": "sbatch: Invalid partition"}
     full = {"run_id": "", "outcome": "crashed", "reason": "the disk has 3 MiB left"}
     sweep = write_cells(tmp_path, {"run_id": "x", **why}, {"run_id": "y", **why}, full)
-    found = find_standings(sweep.folder)
+    found = find_statuses(sweep.folder)
     assert [s.state for s in found] == ["crashed", "preempted", "crashed"], "a record knows better"
     assert [s.note for s in found] == [why["reason"], "", full["reason"]]
     queue.put("5_1", "PENDING", "", "Priority")
-    assert find_standings(sweep.folder)[0].state == "queued", "somebody has submitted it since"
+    assert find_statuses(sweep.folder)[0].state == "queued", "somebody has submitted it since"
 
 
 def test_what_a_sweep_has_not_come_to_yet_waits(run, tmp_path, queue) -> None:
@@ -226,13 +226,13 @@ def test_what_a_sweep_has_not_come_to_yet_waits(run, tmp_path, queue) -> None:
     done = {"run_id": "x", "outcome": "ok"}
     sweep = write_cells(tmp_path, done, {"run_id": "y"}, {"run_id": "z"}, {"run_id": "w"})
     with watching(sweep):
-        found = find_standings(sweep.folder)
+        found = find_statuses(sweep.folder)
         assert [s.state for s in found] == ["ok", "waiting", "waiting", "waiting"]
         assert [s.is_active for s in found] == [False, True, True, True]
         assert goes_on(sweep.folder, found[:1])
         queue.put("5_1", "PENDING", "", "Priority")
-        assert find_standings(sweep.folder)[2].state == "queued"
-    found = find_standings(sweep.folder)
+        assert find_statuses(sweep.folder)[2].state == "queued"
+    found = find_statuses(sweep.folder)
     assert [s.state for s in found] == ["ok", "crashed", "queued", "not started"]
     assert not goes_on(sweep.folder, found[:1])
 
@@ -241,7 +241,7 @@ def test_a_sweep_that_was_copied_without_its_runs_says_so(run, tmp_path) -> None
     run("y")
     ok = {"outcome": "ok"}
     sweep = write_cells(tmp_path, {"run_id": "x", **ok}, {"run_id": "y", **ok}, {"run_id": "z"})
-    found = find_standings(sweep.folder)
+    found = find_statuses(sweep.folder)
     assert [s.state for s in found] == ["not started"] * 3
     gone = tmp_path / "runs" / "x"
     said = f"ok according to its sweep, but {gone} is missing (moved or not copied?)"
@@ -269,14 +269,14 @@ def test_all_runs_of_a_folder_are_one_question(run, tmp_path, queue) -> None:
     run("a", element=2)
     run("no plan", planned=False)
     write_cells(tmp_path, {"run_id": "a"})
-    assert [s.paths.folder.name for s in find_standings(tmp_path / "runs")] == ["a", "b"]
+    assert [s.paths.folder.name for s in find_statuses(tmp_path / "runs")] == ["a", "b"]
     assert queue.asked == 1
 
 
 def test_nothing_there(tmp_path) -> None:
     for folder, why in ((tmp_path, "no readable run"), (tmp_path / "none", "no such folder")):
         with pytest.raises(ConfigError, match=why):
-            find_standings(folder)
+            find_statuses(folder)
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "3"])
@@ -284,4 +284,4 @@ def test_a_sweep_that_cannot_be_read(text, tmp_path) -> None:
     sweep = write_cells(tmp_path)
     sweep.sweep.write_text(text)
     with pytest.raises(EkeError, match="not a readable sweep"):
-        find_standings(sweep.folder)
+        find_statuses(sweep.folder)

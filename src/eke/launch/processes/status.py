@@ -77,7 +77,7 @@ class RunStatus:
         return self.state in ACTIVE
 
 
-def find_standings(folder: Path) -> list[RunStatus]:
+def find_statuses(folder: Path) -> list[RunStatus]:
     """Return the states of the runs in a folder. Raise ConfigError if none."""
     if folder.name in ("", "..") or folder.is_symlink():
         folder = folder.resolve()  # its siblings may be runs of the sweep
