@@ -51,7 +51,7 @@ from eke.launch.processes.status import (
     WAITING,
     RunStatus,
     find_statuses,
-    goes_on,
+    is_active,
     open_rows,
 )
 from eke.plan.record import EXIT_FAILED, EXIT_OK, Outcome, no_runs, read_attempts, read_record
@@ -241,7 +241,7 @@ def watch(folder: Path) -> int:
             standings = find_statuses(folder)
             live.update(render_runs(standings, shutil.get_terminal_size().lines), refresh=True)
             pause = POLL_CLUSTER_S if any(each.job for each in standings) else LOOK_S
-            if not (goes_on(folder, standings) and has_reader()):
+            if not (is_active(folder, standings) and has_reader()):
                 break
             time.sleep(max(pause, SLOW_FACTOR * (time.monotonic() - began)))
     return EXIT_OK
@@ -350,12 +350,12 @@ def follow_logs(
     """Print new log output of `shown` and starting runs until all end. `tails` are positions."""
     followed = {each.paths.folder: each for each in shown}
     known = {each.paths.folder: each.state for each in standings}
-    going_on, asked = goes_on(folder, standings), time.monotonic()
+    going_on, asked = is_active(folder, standings), time.monotonic()
     while going_on and has_reader():
         time.sleep(0.5)
         if time.monotonic() - asked >= ASK_S:
             standings = find_statuses(folder)
-            going_on, asked = goes_on(folder, standings), time.monotonic()
+            going_on, asked = is_active(folder, standings), time.monotonic()
             begun = [s for s in standings if s.state != known.get(s.paths.folder)]
             followed |= {each.paths.folder: each for each in begun}
         for run, each in followed.items():

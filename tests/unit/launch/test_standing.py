@@ -12,7 +12,7 @@ from eke.common.errors import ConfigError, EkeError
 from eke.common.paths import RunPaths, SweepPaths
 from eke.launch.processes.follow import watching
 from eke.launch.processes.run_dir import lock_run_folder
-from eke.launch.processes.status import find_statuses, goes_on
+from eke.launch.processes.status import find_statuses, is_active
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
 from eke.launch.slurm.submission import Ticket, write_ticket
@@ -229,12 +229,12 @@ def test_what_a_sweep_has_not_come_to_yet_waits(run, tmp_path, queue) -> None:
         found = find_statuses(sweep.folder)
         assert [s.state for s in found] == ["ok", "waiting", "waiting", "waiting"]
         assert [s.is_active for s in found] == [False, True, True, True]
-        assert goes_on(sweep.folder, found[:1])
+        assert is_active(sweep.folder, found[:1])
         queue.put("5_1", "PENDING", "", "Priority")
         assert find_statuses(sweep.folder)[2].state == "queued"
     found = find_statuses(sweep.folder)
     assert [s.state for s in found] == ["ok", "crashed", "queued", "not started"]
-    assert not goes_on(sweep.folder, found[:1])
+    assert not is_active(sweep.folder, found[:1])
 
 
 def test_a_sweep_that_was_copied_without_its_runs_says_so(run, tmp_path) -> None:

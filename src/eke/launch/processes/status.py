@@ -144,7 +144,7 @@ def open_rows(folder: Path) -> str:
     return ""
 
 
-def goes_on(folder: Path, standings: Sequence[RunStatus]) -> bool:
+def is_active(folder: Path, standings: Sequence[RunStatus]) -> bool:
     """Return whether a run is active, may be active, or is watched by a sweep's process."""
     return any(s.is_active or s.silent for s in standings) or bool(watchers_in(folder))
 
