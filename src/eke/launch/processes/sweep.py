@@ -41,7 +41,7 @@ _RETRIED = {
 }
 
 
-def worth_of(record: Record, before: Record | None, elapsed_s: float) -> tuple[float, float]:
+def training_and_startup_s(record: Record, before: Record | None, elapsed_s: float) -> tuple[float, float]:
     """Return the training and start-up seconds of an attempt."""
     trained_s = (before and before.timing.train_s) or 0.0
     gained = max(0.0, (record.timing.train_s or 0.0) - trained_s)
@@ -124,7 +124,7 @@ class Job:
             self.tries.clear()
         self.steps_before = record.steps_done
         elapsed_s = time.monotonic() - self.started if self.started else 0.0
-        self.worths.append(worth_of(record, self.record, elapsed_s))
+        self.worths.append(training_and_startup_s(record, self.record, elapsed_s))
         self.tries[outcome] = self.tries.get(outcome, 0) + 1
         self.record = record
         vain = are_in_vain(self.worths) if outcome in _RETRIED else ""

@@ -22,7 +22,7 @@ from eke.hardware import choose_device, device_option, machine_fingerprint
 from eke.launch.processes.nodes import Coordinator, follow, launch_attempt
 from eke.launch.processes.run_dir import lock_run_folder
 from eke.launch.processes.running_run import WORKER_PHASE, outline
-from eke.launch.processes.sweep import MAX_CRASHES, POLL_S, worth_of
+from eke.launch.processes.sweep import MAX_CRASHES, POLL_S, training_and_startup_s
 from eke.launch.processes.worker_process import STOP_SIGNALS
 from eke.launch.slurm.run import note_software
 from eke.launch.slurm.scheduler import show_job
@@ -132,7 +132,7 @@ def watch_run(
                 continue
         if outcome not in (Outcome.timeout, Outcome.preempted):
             return record.exit_code
-        worths = [*ticket.worths, worth_of(record, before, time.monotonic() - began)]
+        worths = [*ticket.worths, training_and_startup_s(record, before, time.monotonic() - began)]
         stalled = 0 if moved else ticket.stalled + 1
         ticket = replace(ticket, stalled=stalled, worths=worths[-submission.max_restarts :])
         write_ticket(paths, ticket)
