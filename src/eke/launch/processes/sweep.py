@@ -49,7 +49,7 @@ def training_and_startup_s(record: Record, before: Record | None, elapsed_s: flo
     return gained, max(0.0, elapsed_s - gained) if started is None else started
 
 
-def are_in_vain(worths: Sequence[Sequence[float]], number: int = MAX_INTERRUPTIONS) -> str:
+def why_not_restart(worths: Sequence[Sequence[float]], number: int = MAX_INTERRUPTIONS) -> str:
     """Return why the newest `number` attempts are not worth another one, "" if they are."""
     gained, started = (sum(w[k] for w in worths[-number:]) for k in (0, 1))
     if not 0 < number <= len(worths) or not 0 < gained < started:
@@ -127,7 +127,7 @@ class Job:
         self.worths.append(training_and_startup_s(record, self.record, elapsed_s))
         self.tries[outcome] = self.tries.get(outcome, 0) + 1
         self.record = record
-        vain = are_in_vain(self.worths) if outcome in _RETRIED else ""
+        vain = why_not_restart(self.worths) if outcome in _RETRIED else ""
         if not vain and self.tries[outcome] < _RETRIED.get(outcome, 0):
             return True
         failure = record.failure

@@ -22,7 +22,7 @@ from eke.common.process_env import SAFE_PATH
 from eke.config.schema import Config
 from eke.config.schema.resources import GpuRequest, Slurm
 from eke.launch.processes.nodes import LOST_COORDINATOR_TIMEOUT_S
-from eke.launch.processes.sweep import are_in_vain
+from eke.launch.processes.sweep import why_not_restart
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_RESUMABLE, RECORD_LIMIT
 
@@ -193,7 +193,7 @@ class Ticket:
         """Return why the job is not requeued, "" if it is."""
         if self.stalled > max_restarts:
             return f"{self.stalled} restarts without progress"
-        return are_in_vain(self.worths, max_restarts)
+        return why_not_restart(self.worths, max_restarts)
 
 
 def new_submission(sweep: str, runs: list[str], max_restarts: int) -> Submission:
