@@ -39,7 +39,7 @@ from eke.launch.interface import find_launcher
 from eke.launch.local import Pool
 from eke.launch.processes import worker_process as supervising
 from eke.launch.processes.board import ProgressTable
-from eke.launch.processes.sweep import Cell, SweepFile, sweep_paths
+from eke.launch.processes.sweep import SweepRun, SweepFile, sweep_paths
 from eke.launch.processes.sweep_state import Books
 from eke.launch.slurm.dispatch import Cluster
 from eke.plan.planner import outline_record
@@ -97,7 +97,7 @@ def planned(folder: Path, runs: int) -> list:
     return [made, make_jobs([str(n) for n in range(runs)], plans, {})]
 
 
-def pool(folder: Path, cells: list[Cell], jobs: list) -> None:
+def pool(folder: Path, cells: list[SweepRun], jobs: list) -> None:
     """Eke's pool."""
     file = SweepFile(sweep_paths(str(folder), "bench"), ["-m"], cells)
     books, devices = Books(jobs, Quiet(len(jobs)), file), {"cpu": find_devices(jobs[0].plan)}

@@ -18,7 +18,7 @@ from eke.estimate.time import StepTime, forecast_time, steps_to_pay
 from eke.launch.interface import Launcher, find_launcher
 from eke.launch.processes.board import open_board
 from eke.launch.processes.follow import watching
-from eke.launch.processes.sweep import Cell, Job, SweepFile, sweep_id, sweep_paths
+from eke.launch.processes.sweep import SweepRun, Job, SweepFile, sweep_id, sweep_paths
 from eke.launch.processes.sweep_state import Books
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
@@ -75,7 +75,7 @@ class Fitting:
     paths: SweepPaths
     option: str
     """Name of the option with the best configuration."""
-    cells: list[Cell] = field(default_factory=list)
+    cells: list[SweepRun] = field(default_factory=list)
     trials: list[Measured] = field(default_factory=list)
 
     @property
@@ -158,7 +158,7 @@ class Fitting:
         if stopped or cut_short:
             raise KeyboardInterrupt
 
-    def _measured(self, number: int, repeat: int, cell: Cell, job: Job | None) -> Measured:
+    def _measured(self, number: int, repeat: int, cell: SweepRun, job: Job | None) -> Measured:
         if job is None or job.record is None:
             reason = cell.reason or (job.reason if job else "") or "it has no record"
             return Measured(number, repeat, Trial(None), cell.outcome or "refused", reason)

@@ -25,7 +25,7 @@ from eke.launch.processes.board import open_board
 from eke.launch.processes.follow import watching
 from eke.launch.processes.run_dir import RunFolder
 from eke.launch.processes.sweep import (
-    Cell,
+    SweepRun,
     Job,
     SweepFile,
     merge_duplicates,
@@ -127,7 +127,7 @@ def _find_places(jobs: Sequence[Job], launcher: Launcher) -> Iterator[tuple[Job,
 
 
 def _plain_plan(
-    cells: Sequence[Cell], jobs: Sequence[Job], launcher: Launcher, settings: Sweep
+    cells: Sequence[SweepRun], jobs: Sequence[Job], launcher: Launcher, settings: Sweep
 ) -> list[dict[str, Any]]:
     """Return each cell with its forecasts, record and numbers of repeats, as JSON values."""
     forecasts = _forecasts(jobs)
@@ -153,7 +153,7 @@ def _plain_plan(
 
 
 def _show_plan(
-    cells: Sequence[Cell],
+    cells: Sequence[SweepRun],
     labels: Sequence[str],
     jobs: Sequence[Job],
     launcher: Launcher,
@@ -303,15 +303,15 @@ def plan_cells(
     group: str,
     progress: Callable[[int, int], None],
     launcher: Launcher | None = None,
-) -> tuple[list[Cell], list[Plan | None]]:
+) -> tuple[list[SweepRun], list[Plan | None]]:
     """Return cells, with reasons for rejection, and plans. `group` is the tracker's."""
-    cells, plans = list[Cell](), list[Plan | None]()
+    cells, plans = list[SweepRun](), list[Plan | None]()
     launcher = launcher or find_launcher("local")
     with memoize_file_reads():
         for point in expanded:
             config = point.composed.config
             config.tracker.group = config.tracker.group or group
-            cells.append(Cell(point.composed.overrides, row=point.row, round=config.repeat))
+            cells.append(SweepRun(point.composed.overrides, row=point.row, round=config.repeat))
             try:
                 means = means_of_a_cell(config, launcher)
                 planned = partial(plan_for, point.composed, launcher=launcher, refuse=True,
@@ -330,7 +330,7 @@ def plan_cells(
 
 
 def weigh_open_cells(
-    cells: Sequence[Cell], plans: list[Plan | None], progress: Callable[[int, int], None]
+    cells: Sequence[SweepRun], plans: list[Plan | None], progress: Callable[[int, int], None]
 ) -> None:
     """Trace the runs whose fit is unknown by formulas. Reject in place those that do not fit."""
     allowed = {number: plan for number, plan in enumerate(plans) if plan}
@@ -342,7 +342,7 @@ def weigh_open_cells(
             cells[number].refuse(error)
 
 
-def _check_strict(cells: Sequence[Cell], expanded: Expanded) -> None:
+def _check_strict(cells: Sequence[SweepRun], expanded: Expanded) -> None:
     """With `sweep.strict=true`, raise ConfigError if a run is rejected."""
     refused = [
         Problem(planned.name, "", cell.reason)
@@ -354,7 +354,7 @@ def _check_strict(cells: Sequence[Cell], expanded: Expanded) -> None:
         raise ConfigError([*refused[:-1], replace(refused[-1], fix=fix)])
 
 
-def describe_sweep(cells: Sequence[Cell], num_duplicates: int, expanded: Expanded) -> str:
+def describe_sweep(cells: Sequence[SweepRun], num_duplicates: int, expanded: Expanded) -> str:
     """Return the numbers of cells, rejected, equal and excluded cells, with reasons."""
     outcomes = Counter(cell.outcome for cell in cells)
     numbers = {

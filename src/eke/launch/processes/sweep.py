@@ -149,7 +149,7 @@ WRITE_S = 1.0
 
 
 @dataclass
-class Cell:
+class SweepRun:
     """One job of a sweep in its file. Fields as in `Job`."""
 
     overrides: tuple[str, ...]
@@ -209,7 +209,7 @@ class SweepFile:
     """The file sweep.json, updated while the sweep runs. Records take precedence over it."""
 
     def __init__(
-        self, paths: SweepPaths, command: Sequence[str], cells: Sequence[Cell], name: str = ""
+        self, paths: SweepPaths, command: Sequence[str], cells: Sequence[SweepRun], name: str = ""
     ) -> None:
         self.paths, self.command, self.cells, self.name = paths, command, cells, name
         self.problem = ""
@@ -260,7 +260,7 @@ def merge_duplicates(plans: Sequence[Plan | None]) -> dict[int, int]:
     return {number: earlier for number, earlier in same.items() if earlier != number}
 
 
-def sweep_exit_code(cells: Sequence[Cell]) -> int:
+def sweep_exit_code(cells: Sequence[SweepRun]) -> int:
     """Return 0 if every job that could run is ok, 2 if none could run, 1 also for a full disk."""
     outcomes = [Outcome[cell.outcome] for cell in cells if cell.outcome]
     ran = [o for o in outcomes if o not in (Outcome.refused, Outcome.skipped)]

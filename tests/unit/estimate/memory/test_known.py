@@ -18,7 +18,7 @@ from eke.estimate.memory import (
     traced_forecast,
 )
 from eke.estimate.memory.predict_memory import with_available_bytes
-from eke.launch.processes.sweep import Cell
+from eke.launch.processes.sweep import SweepRun
 from eke.models.sizes import state_bytes
 from eke.workflows.planning import weighed
 from eke.workflows.sweep import weigh_open_cells
@@ -121,7 +121,7 @@ def test_a_tight_trace_is_a_warning(plan, asked) -> None:
 def test_open_cells_of_a_sweep_are_traced_together(plan, asked) -> None:
     fits = plan_of(*SYNTHETIC, device=replace(CPU, memory_bytes=64 * GIB))
     asked.answer = trace_client.TraceResult(trace_of(10_000))
-    cells = [Cell(("a",), "1"), Cell(("b",), "2"), Cell(("c",), outcome="refused", reason="why")]
+    cells = [SweepRun(("a",), "1"), SweepRun(("b",), "2"), SweepRun(("c",), outcome="refused", reason="why")]
     plans, told = [fits, plan, None], []
     weigh_open_cells(cells, plans, lambda done, total: told.append((done, total)))
     assert (asked, told) == ([plan], [(1, 1)])

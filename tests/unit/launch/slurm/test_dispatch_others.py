@@ -198,11 +198,11 @@ def test_watching_ends_with_the_last_run(submitted, cluster, monkeypatch) -> Non
 
 
 def test_the_sweeps_file_says_where_queued_runs_are(jobs_here, machine, cluster, tmp_path) -> None:
-    from eke.launch.processes.sweep import Cell, SweepFile
+    from eke.launch.processes.sweep import SweepRun, SweepFile
 
     jobs = jobs_here(2)
     paths = SweepPaths(tmp_path / "runs" / "sweep-1")
-    file = SweepFile(paths, ("-m",), [Cell(("seed=0",)), Cell(("seed=1",))])
+    file = SweepFile(paths, ("-m",), [SweepRun(("seed=0",)), SweepRun(("seed=1",))])
     Cluster(Books(jobs, QuietBoard(), file, machine.place_of), paths, "1").submit()
     cells = json.loads(paths.sweep.read_text())["cells"]
     assert [cell["folder"] for cell in cells] == [job.folder for job in jobs]
