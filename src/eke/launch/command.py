@@ -23,7 +23,7 @@ from eke.launch.local import FreeMemory, Pool
 from eke.launch.processes import prefix_runner
 from eke.launch.processes.prefix_runner import ALIVE, GONE, LOCK, order_digest
 from eke.launch.processes.running_run import RunAttempt
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.sweep_state import SweepState
 from eke.launch.processes.worker_process import Spot, Worker, start_process, worker_command
 from eke.plan.planner import Plan
 
@@ -167,7 +167,7 @@ class CommandLauncher(Launcher):
             raise ConfigError(problems)
         return declared_target(config)
 
-    def start(self, books: Books, paths: SweepPaths, sweep: str) -> Pool:
+    def start(self, books: SweepState, paths: SweepPaths, sweep: str) -> Pool:
         """Return a pool of the prefixes. Its runs start in `wait`."""
         prefixes = [text for job in books.jobs for text in self.prefixes(job.plan.config)]
         slots = []

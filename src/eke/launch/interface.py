@@ -14,7 +14,7 @@ from eke.config.schema import Config, unused_cluster_overrides
 from eke.hardware import Device, choose_device
 from eke.launch.processes.run_dir import RunFolder, find_place
 from eke.launch.processes.sweep import Job
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.sweep_state import SweepState
 from eke.plan.planner import Plan
 
 
@@ -80,7 +80,7 @@ class Launcher(Protocol):
     def target(self, config: Config) -> PlannedDevice:
         """Return the device for which a run is planned. Raise ConfigError if it is not declared."""
 
-    def start(self, books: Books, paths: SweepPaths, sweep: str) -> StartedSweep:
+    def start(self, books: SweepState, paths: SweepPaths, sweep: str) -> StartedSweep:
         """Start the sweep's runs without a final record. Raise EkeError if none can be started."""
 
     def unused(self, overrides: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ from eke.launch.devices import Devices, DeviceLease, find_devices
 from eke.launch.interface import Launcher, StartedSweep, PlannedDevice
 from eke.launch.processes.running_run import RunAttempt, Probed, probe
 from eke.launch.processes.sweep import Job
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.sweep_state import SweepState
 from eke.launch.processes.worker_process import forward_signals
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome
@@ -108,7 +108,7 @@ BUSY_S = 2.0
 class Pool(StartedSweep):
     """Runs of a sweep and the devices they share. The runs end with this process."""
 
-    books: Books
+    books: SweepState
     devices: Mapping[str, Devices]
     """Devices by kind (`cuda`, `cpu`)."""
     start: Callable[[Plan, RunPaths, DeviceLease], RunAttempt] = start_run
@@ -263,7 +263,7 @@ class LocalLauncher(Launcher):
         """Return the device of this machine, or the device that `hardware` declares."""
         return PlannedDevice(*choose_device(config.hardware.option), num_allocated_nodes())
 
-    def start(self, books: Books, paths: SweepPaths, sweep: str) -> Pool:
+    def start(self, books: SweepState, paths: SweepPaths, sweep: str) -> Pool:
         """Return the pool of this machine's devices. Its runs start in `wait`."""
         plans = {job.kind: job.plan for job in books.jobs}
         return Pool(books, {kind: find_devices(plan) for kind, plan in plans.items()})

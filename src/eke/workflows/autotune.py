@@ -19,7 +19,7 @@ from eke.launch.interface import Launcher, find_launcher
 from eke.launch.processes.board import open_board
 from eke.launch.processes.follow import watching
 from eke.launch.processes.sweep import SweepRun, Job, SweepFile, sweep_id, sweep_paths
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.sweep_state import SweepState
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine
@@ -147,7 +147,7 @@ class Fitting:
         command = ("fit", *self.request.command)
         file = SweepFile(self.paths, command, self.cells, "fit")
         with open_board(len(jobs)) as board:
-            books = Books(jobs, board, file, self.launcher.place_of)
+            books = SweepState(jobs, board, file, self.launcher.place_of)
             started = self.launcher.start(books, self.paths, self.paths.folder.name)
             refused = [j for j in jobs if j.outcome is Outcome.crashed and j.record is None]
             if len(refused) == len(jobs) and jobs and not any(t.trial.step_s for t in self.trials):

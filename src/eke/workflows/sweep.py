@@ -33,7 +33,7 @@ from eke.launch.processes.sweep import (
     sweep_id,
     sweep_paths,
 )
-from eke.launch.processes.sweep_state import Books, Rerun, done_again, smallest_first
+from eke.launch.processes.sweep_state import SweepState, Rerun, done_again, smallest_first
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine, label_cells, render_cells
@@ -233,7 +233,7 @@ def run_planned_sweep(
         place_of = partial(launcher.place_of, old=rerun.old)
         for batch in auto or [jobs]:
             board.total = len(file.cells)
-            started = launcher.start(Books(batch, board, file, place_of), file.paths, identity)
+            started = launcher.start(SweepState(batch, board, file, place_of), file.paths, identity)
             if _is_interrupted(started, launcher, detach):
                 break
         if auto and auto.is_over:

@@ -20,7 +20,7 @@ from eke.common.paths import RunPaths
 from eke.config.schema import Tracker
 from eke.launch.processes import run_dir
 from eke.launch.processes.run_dir import RunFolder, lock_run_folder
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.sweep_state import SweepState
 from eke.plan.planner import write_plan
 from eke.plan.record import NoRecord, Outcome, read_record, start_attempt, write_record
 
@@ -257,7 +257,7 @@ def test_a_record_that_may_be_read_later_fails_its_run_alone(
     jobs = make_jobs(1, 1)
     jobs[1].plan = plan
     board = QuietBoard()
-    books = Books(jobs, board, QuietLedger(), lambda each: find_place(runs, each, rerun=False))
+    books = SweepState(jobs, board, QuietLedger(), lambda each: find_place(runs, each, rerun=False))
     books.answer_from_records()
     assert [job.outcome for job in jobs] == [None, Outcome.crashed], "the other goes on"
 

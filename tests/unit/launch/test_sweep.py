@@ -20,7 +20,7 @@ from eke.launch.processes.sweep import (
     sweep_id,
     sweep_paths,
 )
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.sweep_state import SweepState
 from eke.plan.record import Outcome
 
 CELLS = [("precision=bf16",), ("precision=fp16", "seed=1")]
@@ -158,7 +158,7 @@ def test_no_log_is_named_that_is_not_there(make_jobs, tmp_path) -> None:
 
 def test_a_run_that_could_not_start_now_keeps_its_rule(make_jobs, tmp_path) -> None:
     (job,) = make_jobs(1)
-    books, cell = Books([job], QuietBoard(), QuietLedger()), SweepRun(())
+    books, cell = SweepState([job], QuietBoard(), QuietLedger()), SweepRun(())
     books.fail(job, ConfigError(Problem("batch.per_device", "8", "no room", "", "does_not_fit")))
     cell.take(job)
     assert (cell.outcome, cell.rule) == ("crashed", "does_not_fit")

@@ -105,7 +105,7 @@ def _walk(node: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 @dataclass
-class Books:
+class SweepState:
     """All runs of a sweep, with any launcher."""
 
     jobs: Sequence[Job]

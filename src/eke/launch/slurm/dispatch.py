@@ -15,7 +15,7 @@ from eke.config.schema import Config
 from eke.launch.interface import JobStatus, Launcher, StartedSweep, PlannedDevice, declared_target
 from eke.launch.processes.run_dir import RunFolder, find_place
 from eke.launch.processes.sweep import Job
-from eke.launch.processes.sweep_state import Books, has_final_record
+from eke.launch.processes.sweep_state import SweepState, has_final_record
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.run import ClusterRun, changes_since_planning, stamp_of
 from eke.launch.slurm.scheduler import HELD, Element, SubmissionRefused, is_over, is_running
@@ -48,7 +48,7 @@ MISSED = 3
 class Cluster(StartedSweep):
     """Runs of a sweep and their job arrays."""
 
-    books: Books
+    books: SweepState
     paths: SweepPaths
     sweep: str
     sleep: Callable[[float], None] = time.sleep
@@ -277,7 +277,7 @@ class SlurmLauncher(Launcher):
         """Return the device of the nodes that `hardware` declares."""
         return declared_target(config, config.distributed.num_nodes)
 
-    def start(self, books: Books, paths: SweepPaths, sweep: str) -> Cluster:
+    def start(self, books: SweepState, paths: SweepPaths, sweep: str) -> Cluster:
         """Submit the runs. Errors as in `Cluster.submit`."""
         cluster = Cluster(books, paths, sweep)
         cluster.submit()

@@ -15,7 +15,7 @@ from eke.launch.devices import Devices, DeviceLease
 from eke.launch.local import Pool
 from eke.launch.processes.run_dir import RunFolder
 from eke.launch.processes.sweep import Job
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.sweep_state import SweepState
 from eke.plan.record import Outcome, Record
 
 
@@ -117,7 +117,7 @@ def make_pool(machine, monkeypatch) -> Callable[..., Pool]:
     monkeypatch.setattr("eke.launch.local.BUSY_S", 0)
 
     def make(jobs: list[Job], devices: Devices) -> Pool:
-        books = Books(jobs, QuietBoard(), QuietLedger(), machine.place_of)
+        books = SweepState(jobs, QuietBoard(), QuietLedger(), machine.place_of)
         return Pool(books, {"cuda": devices}, machine.start)
 
     return make

@@ -16,7 +16,7 @@ from eke.config.schema.resources import Slurm
 from eke.hardware import software_now, software_places
 from eke.launch.processes.run_dir import RunFolder
 from eke.launch.processes.sweep import Job
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.sweep_state import SweepState
 from eke.launch.slurm import run, scheduler
 from eke.launch.slurm.dispatch import Cluster
 from eke.launch.slurm.scheduler import Element
@@ -261,7 +261,7 @@ def submitted(jobs_here, machine, cluster, tmp_path):
     """So many jobs in the queue."""
 
     def make(count: int = 1, name: str = "0123456789ab") -> Cluster:
-        books = Books(jobs_here(count), QuietBoard(), QuietLedger(), machine.place_of)
+        books = SweepState(jobs_here(count), QuietBoard(), QuietLedger(), machine.place_of)
         paths = SweepPaths(tmp_path / "runs" / f"sweep-{name}")
         made = Cluster(books, paths, name, sleep=pytest.fail)
         made.submit()

@@ -6,7 +6,7 @@ import pytest
 from unit.launch.scripted import QuietBoard, QuietLedger, leave, look
 
 from eke.common.paths import SweepPaths
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.sweep_state import SweepState
 from eke.launch.slurm.dispatch import MISSED, Cluster, paths_of
 from eke.launch.slurm.submission import read_ticket, write_ticket
 from eke.plan.record import Outcome, read_record
@@ -209,7 +209,7 @@ def test_the_record_of_an_earlier_job_says_nothing_of_this_one(
     (job,) = jobs_here(1)
     paths_of(job).folder.mkdir(parents=True)
     leave(job, before, 7)
-    books = Books([job], QuietBoard(), QuietLedger(), machine.place_of)
+    books = SweepState([job], QuietBoard(), QuietLedger(), machine.place_of)
     made = Cluster(books, SweepPaths(tmp_path / "runs" / "sweep-1"), "1", sleep=pytest.fail)
     made.submit()
     cluster.end("100_0", "NODE_FAIL")

@@ -10,7 +10,7 @@ from eke import cli
 from eke.common.errors import EkeError
 from eke.common.paths import SweepPaths
 from eke.launch.processes.run_dir import lock_run_folder
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.sweep_state import SweepState
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.dispatch import MISSED, Cluster, paths_of
 from eke.launch.slurm.run import ClusterRun
@@ -88,7 +88,7 @@ def test_only_jobs_of_the_submissions_name_are_shown_and_cancelled(
     for name, said in (("squeue", ""), ("sbatch", "5\n"), ("scontrol", ""), ("scancel", "")):
         stubs.say(name, said)
     runs = tmp_path / "runs"
-    books = Books(jobs_here(2), QuietBoard(), QuietLedger(), machine.place_of)
+    books = SweepState(jobs_here(2), QuietBoard(), QuietLedger(), machine.place_of)
     Cluster(books, SweepPaths(runs / "sweep-1"), "1").submit()
     name = Path(read_ticket(paths_of(books.jobs[0])).submission).stem
 
@@ -203,6 +203,6 @@ def test_the_sweeps_file_says_where_queued_runs_are(jobs_here, machine, cluster,
     jobs = jobs_here(2)
     paths = SweepPaths(tmp_path / "runs" / "sweep-1")
     file = SweepFile(paths, ("-m",), [SweepRun(("seed=0",)), SweepRun(("seed=1",))])
-    Cluster(Books(jobs, QuietBoard(), file, machine.place_of), paths, "1").submit()
+    Cluster(SweepState(jobs, QuietBoard(), file, machine.place_of), paths, "1").submit()
     cells = json.loads(paths.sweep.read_text())["cells"]
     assert [cell["folder"] for cell in cells] == [job.folder for job in jobs]

@@ -10,7 +10,7 @@ from unit.launch.scripted import QuietBoard, QuietLedger
 from eke.common.errors import BusyError, EkeError
 from eke.common.paths import RunPaths, SweepPaths
 from eke.launch.processes.run_dir import lock_run_folder
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.sweep_state import SweepState
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.dispatch import Cluster, SlurmLauncher, paths_of
 from eke.launch.slurm.submission import read_ticket
@@ -29,7 +29,7 @@ def make_cluster(machine, sweep, cluster):
     """Jobs -> what submits them."""
 
     def make(jobs) -> Cluster:
-        books = Books(jobs, QuietBoard(), QuietLedger(), machine.place_of)
+        books = SweepState(jobs, QuietBoard(), QuietLedger(), machine.place_of)
         return Cluster(books, sweep, "0123456789ab", sleep=pytest.fail)
 
     return make
