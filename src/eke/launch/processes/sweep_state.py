@@ -29,7 +29,7 @@ from eke.launch.processes.sweep import CHANGED, Job, SweepFile
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, read_record
 
-GROWING = ("batch.per_device", "data.seq_len", "model.num_hidden_layers", "model.vocab_size")
+MEMORY_MONOTONIC_KEYS = ("batch.per_device", "data.seq_len", "model.num_hidden_layers", "model.vocab_size")
 """Keys whose larger values never need less memory."""
 
 FREE = ("seed", "repeat", "optimizer.lr", "optimizer.weight_decay", "train.steps", "train.epochs")
@@ -65,7 +65,7 @@ def needs_at_least(plan: Plan, failed: Plan) -> str:
             continue
         old, new = there.get(key), here.get(key)
         grows = (key, old, new) == ("memory.checkpointing", Checkpointing.full, Checkpointing.off)
-        if key in GROWING:
+        if key in MEMORY_MONOTONIC_KEYS:
             grows = isinstance(new, int) and isinstance(old, int) and new > old
         if not grows:
             return ""
