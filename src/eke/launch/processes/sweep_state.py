@@ -32,7 +32,7 @@ from eke.plan.record import Outcome, Record, read_record
 MEMORY_MONOTONIC_KEYS = ("batch.per_device", "data.seq_len", "model.num_hidden_layers", "model.vocab_size")
 """Keys whose larger values never need less memory."""
 
-FREE = ("seed", "repeat", "optimizer.lr", "optimizer.weight_decay", "train.steps", "train.epochs")
+MEMORY_NEUTRAL_KEYS = ("seed", "repeat", "optimizer.lr", "optimizer.weight_decay", "train.steps", "train.epochs")
 """Keys without an effect on memory."""
 
 
@@ -61,7 +61,7 @@ def needs_at_least(plan: Plan, failed: Plan) -> str:
     differing = [key for key in {*here, *there} if here.get(key) != there.get(key)]
     more = []
     for key in sorted(differing):
-        if key in FREE or (widened and key.startswith("precision.")):
+        if key in MEMORY_NEUTRAL_KEYS or (widened and key.startswith("precision.")):
             continue
         old, new = there.get(key), here.get(key)
         grows = (key, old, new) == ("memory.checkpointing", Checkpointing.full, Checkpointing.off)
