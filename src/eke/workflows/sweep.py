@@ -33,7 +33,7 @@ from eke.launch.processes.sweep import (
     sweep_id,
     sweep_paths,
 )
-from eke.launch.processes.sweep_state import SweepState, Rerun, done_again, smallest_first
+from eke.launch.processes.sweep_state import SweepState, Rerun, rerun_reasons, smallest_first
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine, label_cells, render_cells
@@ -198,7 +198,7 @@ def _show_finished(jobs: Sequence[Job], launcher: Launcher) -> None:
             places.append(place)
     if answered := sum(place.record is not None for place in places):
         told.append(f"answered from its record: {format_number(answered, 'finished run')}")
-    if told := told + done_again(places):
+    if told := told + rerun_reasons(places):
         print_once("\n" + "\n".join(told))
 
 

@@ -132,7 +132,7 @@ class SweepState:
                 self.fail(job, error)
             else:
                 places.append(place)
-        for text in done_again(places):
+        for text in rerun_reasons(places):
             self.board.note(text)
 
     def answer(self, job: Job, place: RunFolder) -> bool:
@@ -189,7 +189,7 @@ class SweepState:
                 self.end(other, Outcome.skipped, f"{job.plan.run_id} ran out of memory, {why}")
 
 
-def done_again(places: Sequence[RunFolder]) -> list[str]:
+def rerun_reasons(places: Sequence[RunFolder]) -> list[str]:
     """Return a line for each reason why finished runs are repeated."""
     reasons = Counter("; ".join(place.outdated) for place in places if place.outdated)
     return [
