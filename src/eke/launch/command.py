@@ -24,7 +24,7 @@ from eke.launch.processes import prefix_runner
 from eke.launch.processes.prefix_runner import ALIVE, GONE, LOCK, order_digest
 from eke.launch.processes.running_run import RunAttempt
 from eke.launch.processes.sweep_state import SweepState
-from eke.launch.processes.worker_process import Spot, Worker, start_process, worker_command
+from eke.launch.processes.worker_process import NodeAssignment, Worker, start_process, worker_command
 from eke.plan.planner import Plan
 
 CALL_S = 60.0
@@ -71,7 +71,7 @@ class PrefixedWorker(Worker):
         num_processes: int = 1,
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
-        spot: Spot | None = None,
+        spot: NodeAssignment | None = None,
         *,
         prefix: Sequence[str],
         ticket: str,

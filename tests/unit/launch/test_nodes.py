@@ -30,7 +30,7 @@ from eke.launch.processes.nodes import (
     follow,
     read_invitation,
 )
-from eke.launch.processes.worker_process import Spot, worker_command
+from eke.launch.processes.worker_process import NodeAssignment, worker_command
 from eke.plan.planner import Plan
 from eke.plan.record import DeadRank, Failure, Record, write_end
 
@@ -52,7 +52,7 @@ def _this_host(monkeypatch) -> None:
 def shell_worker(monkeypatch, tmp_path):
     """Processes of a machine are a line of shell; returns the run folder."""
 
-    def command(paths: RunPaths, num_processes: int, spot: Spot) -> list[str]:
+    def command(paths: RunPaths, num_processes: int, spot: NodeAssignment) -> list[str]:
         text = (paths.folder / "command").read_text()
         return ["bash", "-c", f"echo {num_processes} {spot.node} {spot.endpoint} >$0; {text}",
                 str(paths.folder / f"said_{spot.node}")]  # fmt: skip
@@ -90,7 +90,7 @@ def test_the_agent_is_told_its_machine(tmp_path) -> None:
     paths = RunPaths(tmp_path)
     assert worker_command(paths, 1)[-2:] == ["eke.training.loop.worker", str(tmp_path)]
     assert worker_command(paths, 2)[-3:] == ["eke.training.loop.agent", str(tmp_path), "2"]
-    one_each = worker_command(paths, 1, Spot(1, 2, "n1:29500"))
+    one_each = worker_command(paths, 1, NodeAssignment(1, 2, "n1:29500"))
     assert one_each[-5:] == [str(tmp_path), "1", "1", "2", "n1:29500"], "an agent all the same"
 
 

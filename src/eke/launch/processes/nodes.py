@@ -22,7 +22,7 @@ from eke.common.files import make_private_dir, read_json, write_atomic
 from eke.common.paths import RunPaths
 from eke.common.process_env import SlurmTask
 from eke.launch.processes.running_run import RunAttempt, describe_exit, end_of_ranks
-from eke.launch.processes.worker_process import Spot, Worker
+from eke.launch.processes.worker_process import NodeAssignment, Worker
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, write_record
 
@@ -268,7 +268,7 @@ class MultiNodeRun(RunAttempt):
         self._killed_for = ""
         head.gather(plan.config.distributed.timeout_s)
         make_private_dir(paths.folder)
-        spot = Spot(0, head.count, head.begin(paths.folder, plan.processes_per_node))
+        spot = NodeAssignment(0, head.count, head.begin(paths.folder, plan.processes_per_node))
         try:
             super().__init__(plan, paths, plan.processes_per_node, spot=spot)
         except BaseException:
@@ -379,7 +379,7 @@ class Follower:
                 return None
 
     def _begin(self, message: dict[str, Any]) -> None:
-        spot = Spot(self._task.node, int(message["num_nodes"]), str(message["endpoint"]))
+        spot = NodeAssignment(self._task.node, int(message["num_nodes"]), str(message["endpoint"]))
         try:
             paths = RunPaths(Path(message["begin"]))
             self._worker = Worker(paths, int(message["num_processes"]), spot=spot)

@@ -20,7 +20,7 @@ from eke.common.paths import RunPaths
 from eke.config.schema import Batch, Tracker
 from eke.hardware import environment
 from eke.launch.processes.run_dir import lock_run_folder
-from eke.launch.processes.worker_process import Spot, Worker, forward_signals
+from eke.launch.processes.worker_process import NodeAssignment, Worker, forward_signals
 from eke.plan.planner import (
     Plan,
     check_software,
@@ -172,7 +172,7 @@ class RunAttempt:
         num_processes: int,
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
-        spot: Spot | None = None,
+        spot: NodeAssignment | None = None,
         start: Callable[..., Worker] = Worker,
     ) -> None:
         """Lock the folder, write the plan into it and start the worker.
