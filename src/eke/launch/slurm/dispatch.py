@@ -40,7 +40,7 @@ from eke.launch.slurm.submit import (
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome
 
-MISSED = 3
+MAX_MISSING_POLLS = 3
 """Polls in a row without a job after which it is over: NFS shows a node's files with a delay."""
 
 
@@ -187,7 +187,7 @@ class Cluster(StartedSweep):
         seen = queue.get(element)
         if seen is None:
             self.missed[job.number] = self.missed.get(job.number, 0) + 1
-            return self.missed[job.number] >= MISSED or has_final_record(Path(job.folder))
+            return self.missed[job.number] >= MAX_MISSING_POLLS or has_final_record(Path(job.folder))
         self.missed.pop(job.number, None)
         if not is_running(seen.state):
             self.note_waiting(job, seen)

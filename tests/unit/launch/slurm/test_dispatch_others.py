@@ -12,7 +12,7 @@ from eke.common.paths import SweepPaths
 from eke.launch.processes.run_dir import lock_run_folder
 from eke.launch.processes.sweep_state import SweepState
 from eke.launch.slurm import scheduler
-from eke.launch.slurm.dispatch import MISSED, Cluster, paths_of
+from eke.launch.slurm.dispatch import MAX_MISSING_POLLS, Cluster, paths_of
 from eke.launch.slurm.run import ClusterRun
 from eke.launch.slurm.submission import Ticket, read_ticket, write_ticket
 from eke.launch.slurm.submit import submitting
@@ -50,7 +50,7 @@ def test_a_run_that_somebody_else_holds_is_waited_for(submitted, cluster) -> Non
     (job,) = made.books.jobs
     cluster.end("100_0", "FAILED")
     with lock_run_folder(paths_of(job)):
-        look(made, 2 * MISSED)
+        look(made, 2 * MAX_MISSING_POLLS)
         assert job.outcome is None
         assert "is in use" in job.waiting_for
     leave(job, "ok", 20)
@@ -174,8 +174,8 @@ def test_one_question_a_look(submitted, cluster, unfrozen, monkeypatch) -> None:
     assert cluster.asked == ["queue"]
     for element in list(cluster.now):
         cluster.end(element, "FAILED")
-    look(made, MISSED)
-    assert cluster.asked == [*["queue"] * (MISSED + 1), "last_states"]
+    look(made, MAX_MISSING_POLLS)
+    assert cluster.asked == [*["queue"] * (MAX_MISSING_POLLS + 1), "last_states"]
     assert not made.books.unfinished()
 
 
