@@ -96,7 +96,7 @@ class ClusterRun:
             if record := self.newest():
                 return record
             told = state or "SLURM has no reason"
-            told += where_it_printed(paths, outcome)
+            told += job_output_path(paths, outcome)
             failure = Failure("job", f"the job ended without a record: {told}")
             record = outline(paths, self.plan, outcome, failure)
             record.machine = machine_of(read_attempts(paths), self.plan)
@@ -105,7 +105,7 @@ class ClusterRun:
             return record
 
 
-def where_it_printed(paths: RunPaths, outcome: Outcome) -> str:
+def job_output_path(paths: RunPaths, outcome: Outcome) -> str:
     """Return the path of a job's output, to be appended to its failure."""
     ticket = read_ticket(paths)
     if ticket is None:
