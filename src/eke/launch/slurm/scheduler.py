@@ -131,7 +131,7 @@ class SubmissionRefused(EkeError):
         return bool(re.search(r"job array", str(self), re.I))
 
 
-def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
+def run_slurm_command(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
     """Return a command's output. Raise SaidNo if it fails, EkeError if it does not answer."""
     try:
         done = subprocess.run(
@@ -170,7 +170,7 @@ def options_of(script: Path) -> list[str]:
 def submit(script: Path, descriptors: Sequence[int] = ()) -> str:
     """Submit a batch script and return the job id. Raise SubmissionRefused, or EkeError."""
     try:
-        said = ask(["sbatch", "--parsable", *options_of(script), str(script)], descriptors)
+        said = run_slurm_command(["sbatch", "--parsable", *options_of(script), str(script)], descriptors)
     except SaidNo as error:
         if _LOST.search(str(error)):
             raise
@@ -187,7 +187,7 @@ def objection_to(text: str) -> str:
         file.write(text)
         file.flush()
         try:
-            ask(["sbatch", "--test-only", *options_of(Path(file.name)), file.name])
+            run_slurm_command(["sbatch", "--test-only", *options_of(Path(file.name)), file.name])
         except EkeError as error:
             return str(error)
     return ""
@@ -213,7 +213,7 @@ def _listed(*options: str) -> list[Element]:
     form = "--format=%F|%K|%T|%N|%j|%r"
     user = f"--user={os.getuid()}"  # LOGNAME may be wrong, and a container may have no user names
     found = []
-    for line in ask(["squeue", "--noheader", "--array", user, form, *options]).splitlines():
+    for line in run_slurm_command(["squeue", "--noheader", "--array", user, form, *options]).splitlines():
         job, index, state, node, name, reason = (line.split("|", 5) + [""] * 5)[:6]
         found.append(Element(state, node, name, reason, (f"{job}_{index}",)))
     return found
@@ -245,7 +245,7 @@ def _accounted(names: Sequence[str]) -> list[list[str]]:
     form = ["--noheader", "--parsable2", "--allocations", "--format=JobID,JobName,State"]
     asked = [f"--name={','.join(names)}", "--starttime=now-30days"]
     try:
-        lines = ask(["sacct", *form, *asked]).splitlines()
+        lines = run_slurm_command(["sacct", *form, *asked]).splitlines()
     except EkeError:
         return []
     return [line.split("|") for line in lines if line.count("|") == 2]
@@ -254,7 +254,7 @@ def _accounted(names: Sequence[str]) -> list[list[str]]:
 def show_job(element: str) -> dict[str, str]:
     """Return the controller's data on one job, {} if unknown or unreachable."""
     try:
-        shown = ask(["scontrol", "show", "job", "--oneliner", element]).partition("\n")[0]
+        shown = run_slurm_command(["scontrol", "show", "job", "--oneliner", element]).partition("\n")[0]
     except EkeError:
         return {}
     return dict(word.split("=", 1) for word in shown.split() if "=" in word)
@@ -272,7 +272,7 @@ def jobs_of_names(names: Sequence[str]) -> dict[str, str]:
 def max_array_size() -> int:
     """Return the largest number of elements of an array."""
     try:
-        said = ask(["scontrol", "show", "config"])
+        said = run_slurm_command(["scontrol", "show", "config"])
     except EkeError:
         return DEFAULT_ARRAY_SIZE
     # max_array_tasks is one of SchedulerParameters: "bf_continue,max_array_tasks=20".
@@ -283,4 +283,4 @@ def max_array_size() -> int:
 def cancel(elements: Sequence[Element]) -> None:
     """Cancel jobs. They save first, within KillWait. Raise EkeError without an answer."""
     if elements:
-        ask(["scancel", *(number for each in elements for number in each.ids)])
+        run_slurm_command(["scancel", *(number for each in elements for number in each.ids)])
