@@ -108,7 +108,7 @@ class Element:
         return f"{self.name}_{self.ids[0].partition('_')[2]}"
 
 
-class SaidNo(EkeError):
+class SlurmCommandError(EkeError):
     """A command has answered with an error."""
 
 
@@ -149,8 +149,8 @@ def run_slurm_command(command: Sequence[str], descriptors: Sequence[int] = ()) -
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         if _OUT_OF_REACH.search(said):
             last = said.splitlines()[-1].removeprefix(f"{command[0]}: ")
-            raise SaidNo(f"{command[0]} cannot reach a SLURM controller ({last}). {ELSEWHERE}")
-        raise SaidNo(f"{command[0]}: {said}")
+            raise SlurmCommandError(f"{command[0]} cannot reach a SLURM controller ({last}). {ELSEWHERE}")
+        raise SlurmCommandError(f"{command[0]}: {said}")
     return done.stdout
 
 
@@ -171,7 +171,7 @@ def submit(script: Path, descriptors: Sequence[int] = ()) -> str:
     """Submit a batch script and return the job id. Raise SubmissionRefused, or EkeError."""
     try:
         said = run_slurm_command(["sbatch", "--parsable", *options_of(script), str(script)], descriptors)
-    except SaidNo as error:
+    except SlurmCommandError as error:
         if _LOST.search(str(error)):
             raise
         raise SubmissionRefused(str(error)) from error
