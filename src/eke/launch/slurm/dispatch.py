@@ -303,7 +303,7 @@ class SlurmLauncher(Launcher):
             path = submission_file(paths.launcher(NAME), intent).absolute()
             text = script_text(request, profile, intent.name, path, len(group))
             parts += [f"array of {describe_request(request, len(group), profile)}\n\n{text}"]
-            if objection := scheduler.objection_to(text):
+            if objection := scheduler.validate_script(text):
                 parts += [f"sbatch --test-only: {objection}\n"]
             hours += request.gpu_hours * len(group)
         total = f"{format_number(len(jobs), 'run')} in {format_number(len(found), 'array')}"

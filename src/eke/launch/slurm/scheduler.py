@@ -181,7 +181,7 @@ def submit(script: Path, descriptors: Sequence[int] = ()) -> str:
     return found.group()
 
 
-def objection_to(text: str) -> str:
+def validate_script(text: str) -> str:
     """Return sbatch's objection to a batch script (a dry run), "" if there is none."""
     with tempfile.NamedTemporaryFile("w", suffix=".sbatch") as file:
         file.write(text)
