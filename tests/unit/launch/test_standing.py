@@ -15,7 +15,7 @@ from eke.launch.processes.run_dir import lock_run_folder
 from eke.launch.processes.status import find_statuses, is_active
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
-from eke.launch.slurm.submission import Ticket, write_ticket
+from eke.launch.slurm.submission import JobEntry, write_ticket
 from eke.plan.planner import read_plan, write_plan
 from eke.plan.record import Failure, start_attempt, write_record
 
@@ -57,7 +57,7 @@ def run(tmp_path, plan, queue):
             write_plan(paths, plan)
             paths.config.write_text("# seed=3 optimizer=sgd\nmodel: {}\n")
         if element is not None:
-            write_ticket(paths, Ticket(str(tmp_path / "eke-s-1.json"), element))
+            write_ticket(paths, JobEntry(str(tmp_path / "eke-s-1.json"), element))
         return paths
 
     return make

@@ -168,7 +168,7 @@ class Submission:
 
 
 @dataclass(frozen=True)
-class Ticket:
+class JobEntry:
     """Entry in a run's folder for its newest job, or for the job being submitted."""
 
     submission: str
@@ -235,19 +235,19 @@ def name_in_runs(path: Path, submission: Submission) -> None:
     """Write a submission into its runs' folders as their newest job."""
     for number, run in enumerate(submission.runs):
         with contextlib.suppress(FileNotFoundError):  # the run was deleted meanwhile
-            write_ticket(RunPaths(Path(run)), Ticket(str(path), number))
+            write_ticket(RunPaths(Path(run)), JobEntry(str(path), number))
 
 
-def write_ticket(paths: RunPaths, ticket: Ticket) -> None:
+def write_ticket(paths: RunPaths, ticket: JobEntry) -> None:
     """Write a run's newest job into its folder."""
     write_json(paths.ticket(NAME), {**asdict(ticket), "run": paths.folder.name})
 
 
-def read_ticket(paths: RunPaths) -> Ticket | None:
+def read_ticket(paths: RunPaths) -> JobEntry | None:
     """Return a run's newest job, None if missing, unreadable or another run's (copied folder)."""
     try:
         content = dict(read_json(paths.ticket(NAME), RECORD_LIMIT, own=True))
-        run, ticket = content.pop("run", paths.folder.name), Ticket(**content)
+        run, ticket = content.pop("run", paths.folder.name), JobEntry(**content)
     except (OSError, ValueError, TypeError):
         return None
     is_valid = isinstance(ticket.submission, str) and isinstance(ticket.element, int)

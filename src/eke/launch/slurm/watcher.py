@@ -29,7 +29,7 @@ from eke.launch.slurm.scheduler import show_job
 from eke.launch.slurm.submission import (
     REQUEUE_CODE,
     Submission,
-    Ticket,
+    JobEntry,
     read_submission,
     read_ticket,
     write_ticket,
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
         mine = current_slurm_task()
         if mine.node:
             return help_out(paths, mine)
-        ticket = Ticket(str(file), number)
+        ticket = JobEntry(str(file), number)
         if mine.count == 1:
             return watch_run(paths, submission, ticket, heard)
         with closing(Coordinator(paths.invitation, mine)) as head:
@@ -102,7 +102,7 @@ def help_out(paths: RunPaths, task: SlurmTask) -> int:
 def watch_run(
     paths: RunPaths,
     submission: Submission,
-    ticket: Ticket,
+    ticket: JobEntry,
     heard: list[int],
     head: Coordinator | None = None,
 ) -> int:

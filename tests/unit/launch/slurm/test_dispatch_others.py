@@ -14,7 +14,7 @@ from eke.launch.processes.sweep_state import SweepState
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.dispatch import MAX_MISSING_POLLS, Cluster, paths_of
 from eke.launch.slurm.run import ClusterRun
-from eke.launch.slurm.submission import Ticket, read_ticket, write_ticket
+from eke.launch.slurm.submission import JobEntry, read_ticket, write_ticket
 from eke.launch.slurm.submit import submitting
 from eke.plan.record import Outcome
 
@@ -31,7 +31,7 @@ def test_what_is_queued_already_is_found(submitted, cluster) -> None:
 
 def test_a_ticket_of_a_job_that_is_over_does_not_count(submitted, cluster) -> None:
     made = submitted()
-    write_ticket(paths_of(made.books.jobs[0]), Ticket("/nowhere.json", 0))
+    write_ticket(paths_of(made.books.jobs[0]), JobEntry("/nowhere.json", 0))
     submitted()
     assert cluster.submitted == [1, 1]
 

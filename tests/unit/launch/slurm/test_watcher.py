@@ -11,7 +11,7 @@ from eke.launch.slurm import watcher
 from eke.launch.slurm.submission import (
     REQUEUE_CODE,
     Submission,
-    Ticket,
+    JobEntry,
     read_ticket,
     write_submission,
     write_ticket,
@@ -93,7 +93,7 @@ def watcher_reason(number: int) -> Outcome:
 def watch(paths, heard):
     """Watch over the run as element 0 of an array."""
     submission = Submission("eke-s-1", (str(paths.folder),), 2, 0.0, "5")
-    return lambda: watch_run(paths, submission, Ticket("/s.json", 0), heard)
+    return lambda: watch_run(paths, submission, JobEntry("/s.json", 0), heard)
 
 
 @pytest.mark.parametrize(("outcome", "code"), [("ok", 0), ("oom", 1), ("diverged", 1)])
@@ -188,7 +188,7 @@ def watcher_test_write(startup_s: float, step_s: float):
 
 
 def test_another_submissions_budget_does_not_count(attempts, watch, paths) -> None:
-    write_ticket(paths, Ticket("/other.json", 0, stalled=9))
+    write_ticket(paths, JobEntry("/other.json", 0, stalled=9))
     attempts.ends, attempts.signals = [("timeout", 0)], {0: USR2}
     assert watch() == REQUEUE_CODE
 
