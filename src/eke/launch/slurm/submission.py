@@ -257,7 +257,7 @@ def read_ticket(paths: RunPaths) -> JobEntry | None:
 REQUEUE_CODE = 99
 """Exit code of a run's watcher with which its job is requeued."""
 
-STRAGGLERS_S = int(LOST_COORDINATOR_TIMEOUT_S) + 300
+TASK_EXIT_TIMEOUT_S = int(LOST_COORDINATOR_TIMEOUT_S) + 300
 """Seconds that a step's tasks may outlive the first one, even one that ended unnoticed."""
 
 _AFTER = f"""\
@@ -301,7 +301,7 @@ def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path)
         chosen |= {"gres": f"gpu:{gpus}"} if is_gres else {"gpus_per_node": gpus}
     # Options of srun, whose output goes into the script's own log.
     srun = ["--output", log, "--open-mode=append", "--export=ALL"]
-    srun += [f"--wait={STRAGGLERS_S}"] if request.nodes > 1 else []
+    srun += [f"--wait={TASK_EXIT_TIMEOUT_S}"] if request.nodes > 1 else []
     return {
         "job_name": name,
         "time": request.minutes,
