@@ -33,7 +33,7 @@ from eke.launch.slurm.submit import (
     arrays,
     describe_request,
     freeze_run,
-    settle_intents,
+    resolve_pending_submissions,
     submit_array,
     submitting,
 )
@@ -78,7 +78,7 @@ class Cluster(StartedSweep):
 
     def submit_missing(self, lock: int) -> None:
         """Submit the runs without a job that fit into the queue. Record rejections of sbatch."""
-        settle_intents(self.folder, [*map(paths_of, self.not_started())], self.sleep)
+        resolve_pending_submissions(self.folder, [*map(paths_of, self.not_started())], self.sleep)
         queue = scheduler.queue()
         for job in self.not_started():
             ticket = read_ticket(paths_of(job))

@@ -79,7 +79,7 @@ def submitting(
         os.close(descriptor)
 
 
-def settle_intents(
+def resolve_pending_submissions(
     folder: Path, runs: Sequence[RunPaths], sleep: Callable[[float], None] = time.sleep
 ) -> None:
     """Settle submissions without an answer. Raise EkeError if nothing may be submitted."""
