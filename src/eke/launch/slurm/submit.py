@@ -95,7 +95,7 @@ def resolve_pending_submissions(
             elif abs(time.time() - each.created) <= GIVEN_UP_S:
                 may_turn_up = True
             elif path in own:
-                forget(path)
+                delete_submission(path)
         if not may_turn_up:
             return
         sleep(LOOK_S)
@@ -132,12 +132,12 @@ def submit_array(
     except scheduler.SubmissionRefused:
         for run in runs:
             RunPaths(Path(run)).ticket(NAME).unlink(missing_ok=True)
-        forget(path)
+        delete_submission(path)
         raise
     return with_job(path, submission, job_id)
 
 
-def forget(path: Path) -> None:
+def delete_submission(path: Path) -> None:
     """Delete a submission without a job, and its other files."""
     path.unlink()
     for ending in (".sbatch", ".software"):
