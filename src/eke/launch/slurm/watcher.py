@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
         paths = RunPaths(Path(submission.runs[number]))
         mine = current_slurm_task()
         if mine.node:
-            return help_out(paths, mine)
+            return run_follower_node(paths, mine)
         ticket = JobEntry(str(file), number)
         if mine.count == 1:
             return watch_run(paths, submission, ticket, heard)
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
         return log_and_exit(f"{error.filename}: {error.strerror}", EXIT_RESUMABLE)
 
 
-def help_out(paths: RunPaths, task: SlurmTask) -> int:
+def run_follower_node(paths: RunPaths, task: SlurmTask) -> int:
     """Follow the first node to its end. It handles the signals. Raise EkeError without it."""
     plan, problem = read_plan(paths), ""
     try:
