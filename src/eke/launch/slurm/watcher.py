@@ -49,7 +49,7 @@ from eke.plan.record import (
 MISPLACED = "node"
 """Failure phase of a run that this node cannot start."""
 
-SAID = {
+STOP_SIGNAL_BY_OUTCOME = {
     Outcome.timeout: signal.SIGUSR2, Outcome.preempted: signal.SIGTERM,
     Outcome.cancelled: signal.SIGINT,
 }  # fmt: skip
@@ -157,7 +157,7 @@ def one_attempt(paths: RunPaths, heard: list[int], head: Coordinator | None = No
             if heard and why is None:
                 why = reason_of(heard[0], os.environ)
                 log(f"{signal.Signals(heard[0]).name}: {why.name}. Saving the run")
-                live.ask(SAID[why])
+                live.ask(STOP_SIGNAL_BY_OUTCOME[why])
             time.sleep(POLL_S)
     finally:
         record = live.finish()
@@ -173,7 +173,7 @@ def with_reason(
     # scancel signals every process, and a worker that has just started dies of it.
     silent = record.failure is not None and record.failure.phase == WORKER_PHASE
     died = silent and exit_code is not None and -exit_code in STOP_SIGNALS
-    if Outcome[record.outcome] not in SAID and not died:
+    if Outcome[record.outcome] not in STOP_SIGNAL_BY_OUTCOME and not died:
         return record
     record.outcome, record.exit_code = why.name, why.exit_code
     record.failure = None if died else record.failure
