@@ -46,7 +46,7 @@ from eke.plan.record import (
     write_record,
 )
 
-MISPLACED = "node"
+WRONG_NODE_PHASE = "node"
 """Failure phase of a run that this node cannot start."""
 
 STOP_SIGNAL_BY_OUTCOME = {
@@ -127,7 +127,7 @@ def watch_run(
         log(f"{paths.folder}: {record.outcome} after {format_number(record.steps_done, 'step')}")
         if outcome is Outcome.crashed and not heard:
             crashes = 1 if moved else crashes + 1
-            misplaced = record.failure is not None and record.failure.phase == MISPLACED
+            misplaced = record.failure is not None and record.failure.phase == WRONG_NODE_PHASE
             if crashes < MAX_CRASHES and not misplaced and not (head and head.has_lost_one()):
                 continue
         if outcome not in (Outcome.timeout, Outcome.preempted):
@@ -220,7 +220,7 @@ def note_misplaced(
 ) -> Record:
     """Record why no worker could start here. Raise BusyError if another process holds the run."""
     with lock_run_folder(paths):
-        record = outline(paths, plan, outcome, Failure(MISPLACED, why))
+        record = outline(paths, plan, outcome, Failure(WRONG_NODE_PHASE, why))
         write_record(paths, record)
         return record
 
