@@ -259,7 +259,7 @@ def _tied(found: LocalCheckpoint, raw: dict[str, Any], family: str, sizes: Sizes
     table = (sizes["vocab_size"], sizes["hidden_size"])
     tables = [name for name, shape in shapes.items() if shape == table and not _OTHER(name)]
     if len(tables) == 2:
-        return {**sizes, "tie_word_embeddings": same_numbers(found, *tables)}
+        return {**sizes, "tie_word_embeddings": tensors_equal(found, *tables)}
     if len(tables) == 1 and _saved_by(raw).endswith(tuple(_BY_ENDING)):
         return {**sizes, "tie_word_embeddings": True}
     return sizes
@@ -334,7 +334,7 @@ def read_shapes(found: LocalCheckpoint) -> Shapes:
     return shapes
 
 
-def same_numbers(found: LocalCheckpoint, one: str, other: str) -> bool:
+def tensors_equal(found: LocalCheckpoint, one: str, other: str) -> bool:
     """Return whether two tensors of a checkpoint have the same bytes."""
     tensors = {}  # format: https://huggingface.co/docs/safetensors/index#format
     for path in weight_files(found):
