@@ -144,7 +144,7 @@ def _project(config: Config, rows: int, columns: int, *, times: int) -> float:
 
 
 @dataclass(frozen=True)
-class Step:
+class UpdateSizes:
     """Bytes of trained tensors in one optimizer step.
 
     `largest` is for one tensor, `group` for one role, `hidden` for a matrix inside a layer,
@@ -166,16 +166,16 @@ class Step:
         return FLOAT32_BYTES // self.number_bytes
 
 
-Temporaries = Callable[[Step], tuple[int, int]]
+Temporaries = Callable[[UpdateSizes], tuple[int, int]]
 """Function of a step to its expected and largest temporary bytes. The smallest are 0."""
 
 
-def unknown(step: Step) -> tuple[int, int]:
+def unknown(step: UpdateSizes) -> tuple[int, int]:
     """Return the range for optimizers without a formula: 0 to twice all tensors."""
     return step.largest, 2 * step.total
 
 
-def one_kernel(step: Step) -> tuple[int, int]:
+def one_kernel(step: UpdateSizes) -> tuple[int, int]:
     """Return the range for kernels without known temporaries."""
     return 0, step.largest
 
@@ -190,21 +190,21 @@ LOOPS: dict[str, Temporaries] = {
 """Planned implementation of torch's AdamW -> temporaries of one step."""
 
 
-def adafactor_step(step: Step) -> tuple[int, int]:
+def adafactor_step(step: UpdateSizes) -> tuple[int, int]:
     """Count the squared gradient, the update and, for 16-bit weights, two copies."""
     copies = 2 if step.wide == 1 else 4
     expected = (copies * step.largest + step.hidden) * step.wide
     return expected, (copies + 2) * step.largest * step.wide
 
 
-def sgd_step(step: Step) -> tuple[int, int]:
+def sgd_step(step: UpdateSizes) -> tuple[int, int]:
     """Count decayed gradients: of one tensor on a CPU, of a group (foreach) on a GPU."""
     fields = cast(SGD, step.optimizer)
     size = step.largest if step.on_cpu else step.group
     return size if fields.weight_decay or fields.nesterov else 0, step.group + step.largest
 
 
-def bitsandbytes(step: Step) -> tuple[int, int]:
+def bitsandbytes(step: UpdateSizes) -> tuple[int, int]:
     """Return the range of bitsandbytes 0.50: one kernel on a GPU, plain PyTorch on a CPU."""
     # Source: backends/cpu/ops.py. In float32: gradient, denominator and update, with 8 bits also
     # two moments (Lion: a moment and a product), and a copy of narrow weights.
@@ -215,7 +215,7 @@ def bitsandbytes(step: Step) -> tuple[int, int]:
     return at_once, (6 + copy) * step.largest * step.wide
 
 
-def muon_step(step: Step) -> tuple[int, int]:
+def muon_step(step: UpdateSizes) -> tuple[int, int]:
     """Count Newton-Schulz iterations of one matrix in bfloat16."""
     narrowed = 1 if step.number_bytes > 2 else 2
     return 3 * step.hidden * narrowed, 6 * step.hidden * step.wide + step.largest
