@@ -16,7 +16,7 @@ from eke.common.text import format_bytes
 from eke.config.schema import Checkpointing, NvmeOffload, AutoBool, Weights, WeightsPlace
 from eke.hardware import file_system
 from eke.models.sizes import STAGE, SwapBytes, state_bytes, state_files
-from eke.models.sizes.optimizers import AUTO, PIECES
+from eke.models.sizes.optimizers import AUTO, ZERO_FLAT_SHARDS_REASON
 from eke.rules.precision import is_narrow
 from eke.rules.rule import Facts, Rule, instead_of, without_benefit, without_effect
 from eke.rules.training import existing_parent
@@ -224,7 +224,7 @@ RULES = (
             and f.config.offload.option == "none"
             and getattr(f.config.optimizer, "embeddings_32bit", False)
         ),
-        why=f"{PIECES}, so embeddings are not recognised: all moments have 8 bits",
+        why=f"{ZERO_FLAT_SHARDS_REASON}, so embeddings are not recognised: all moments have 8 bits",
         fix=Fix("optimizer.embeddings_32bit=false", remark="or distributed=ddp"),
         source="https://huggingface.co/docs/bitsandbytes/optimizers",
         versions=VERSION,

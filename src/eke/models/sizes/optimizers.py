@@ -290,7 +290,7 @@ WHOLE = (
     "bitsandbytes' kernels need full tensors (torch: Operator "
     "bitsandbytes.optimizer_update_32bit.default does not have a sharding strategy registered)"
 )
-PIECES = "ZeRO gives it flat shards"
+ZERO_FLAT_SHARDS_REASON = "ZeRO gives it flat shards"
 COUNTS = "counts steps per group of weights, and would count one step for each weight"
 BUILDERS = "eke.training.optimizer.builders:"
 
@@ -335,7 +335,7 @@ _adamw_torchao = partial(
     builder=f"{BUILDERS}adamw_torchao",
     quantises=_quantised_by_torchao,
     counted_as="adamw_8bit",
-    fails_on_pieces=f"{PIECES}, and it silently keeps float32 states for incomplete blocks",
+    fails_on_pieces=f"{ZERO_FLAT_SHARDS_REASON}, and it silently keeps float32 states for incomplete blocks",
 )
 
 _low_rank = partial(
@@ -347,7 +347,7 @@ _low_rank = partial(
         4 * step.largest + 8 * step.hidden * step.wide,
     ),
     fails_on_parts=f"it projects full matrices {MIXED}",
-    fails_on_pieces=f"projects matrices, and {PIECES} (IndexError: tuple index out of range)",
+    fails_on_pieces=f"projects matrices, and {ZERO_FLAT_SHARDS_REASON} (IndexError: tuple index out of range)",
 )
 
 OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
@@ -414,7 +414,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         built=("Adafactor transformers",),
         temporaries=adafactor_step,
         fails_on_parts=f"it needs sums over the rows and columns of full matrices {MIXED}",
-        fails_on_pieces=f"needs rows and columns of matrices. {PIECES}, and it silently becomes "
+        fails_on_pieces=f"needs rows and columns of matrices. {ZERO_FLAT_SHARDS_REASON}, and it silently becomes "
         "another algorithm with 4 bytes per parameter",
     ),
     "sgd": OptimizerEntry(
@@ -432,7 +432,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         temporaries=muon_step,
         steps_like_adamw=lambda o: cast(Muon, o).adjust_lr.value == "match_rms_adamw",
         needs_matrices=True,
-        fails_on_pieces=f"orthogonalizes matrices, but {PIECES} "
+        fails_on_pieces=f"orthogonalizes matrices, but {ZERO_FLAT_SHARDS_REASON} "
         "(torch: Param gradient must be a 2D matrix)",
     ),
     "schedule_free": OptimizerEntry(
