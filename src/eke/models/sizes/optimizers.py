@@ -170,7 +170,7 @@ Temporaries = Callable[[UpdateSizes], tuple[int, int]]
 """Function of a step to its expected and largest temporary bytes. The smallest are 0."""
 
 
-def unknown(step: UpdateSizes) -> tuple[int, int]:
+def unknown_temporaries(step: UpdateSizes) -> tuple[int, int]:
     """Return the range for optimizers without a formula: 0 to twice all tensors."""
     return step.largest, 2 * step.total
 
@@ -241,7 +241,7 @@ class OptimizerEntry:
     """Accepted classes and libraries of the built optimizer, empty: its states are checked."""
     implementation: str = ""
     """Loop over the weights in torch's AdamW (`AUTO`: planned), "" for other optimizers."""
-    temporaries: Temporaries = unknown
+    temporaries: Temporaries = unknown_temporaries
     """Temporary bytes of one step. For torch's AdamW they depend on the implementation."""
     update_flops: Callable[[Config, int, int], float] | None = None
     """FLOPs of the products in an update of a matrix inside a layer, rows <= columns."""
