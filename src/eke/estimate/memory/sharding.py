@@ -13,7 +13,7 @@ from eke.models.families import FLOAT32_BYTES, Role, Tokens, Weight, family_of, 
 from eke.models.sizes import (
     STAGE,
     adds_up_whole,
-    pieces,
+    flat_shard_sizes,
     sent_bytes,
     shared_state_bytes,
     trained_weights,
@@ -31,7 +31,7 @@ class _Sizes:
     """Bytes of a model sharded by DeepSpeed, in the weights' format."""
 
     def __init__(self, plan: Plan, parts: Parts) -> None:
-        mine, stage = pieces(plan.config), STAGE[plan.config.distributed.option]
+        mine, stage = flat_shard_sizes(plan.config), STAGE[plan.config.distributed.option]
         trained = [w for w in parts if w.trained]
         number = self.number = plan.compute.formats.weight_bytes
         self.whole = number * sum(prod(w.shape) for w in trained)

@@ -297,7 +297,7 @@ def trained_weights(config: Config) -> list[Weight]:
     return [weight for weight in training_structure(config).weights if weight.trained]
 
 
-def pieces(config: Config) -> dict[Role, int]:
+def flat_shard_sizes(config: Config) -> dict[Role, int]:
     """Return the numbers in each flat shard of a process (one per parameter group) with padding."""
     processes = config.distributed.num_processes
     trained = trained_weights(config)
@@ -321,7 +321,7 @@ def flat_pieces(config: Config) -> list[Weight]:
     has_roles = STAGE[config.distributed.option] == 3
     return [
         Weight((numbers,), place=role if has_roles else Role.hidden)
-        for role, numbers in pieces(config).items()
+        for role, numbers in flat_shard_sizes(config).items()
     ]
 
 
@@ -343,7 +343,7 @@ def shared_state_bytes(
         return replace(whole, optimizer=whole.optimizer - paged)
     stage, offload = STAGE[config.distributed.option], config.offload.option
     processes = config.distributed.num_processes
-    numbers = sum(pieces(config).values())
+    numbers = sum(flat_shard_sizes(config).values())
     trained = sum(prod(w.shape) for w in trained_weights(config)) or 1
     optimizer = optimizer_bytes(config, flat_pieces(config))
     # ZeRO-3 updates float32 weights directly if they are on the device.
