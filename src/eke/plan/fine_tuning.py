@@ -68,7 +68,7 @@ USUAL: Mapping[str, Mapping[str, FineTuningDefault]] = {
 """Method -> quantity -> common value."""
 
 
-def usual_values(config: Config) -> Mapping[str, FineTuningDefault]:
+def fine_tuning_defaults(config: Config) -> Mapping[str, FineTuningDefault]:
     """Return the common values by quantity for the method, {} for random weights."""
     if not isinstance(config.model, PretrainedModel):
         return {}

@@ -11,7 +11,7 @@ from eke.common.text import suggest_match, closest_path, override
 from eke.config.schema import DEFAULT_PER_DEVICE, SGD, Compute, Config, Text
 from eke.hardware import usable_cores
 from eke.models.sizes import STAGE
-from eke.plan.fine_tuning import SAMPLES, SET_BY, usual_values
+from eke.plan.fine_tuning import SAMPLES, SET_BY, fine_tuning_defaults
 from eke.plan.planner.samples import batch_of, plan_batch
 from eke.plan.record.metrics import evaluation_metrics
 from eke.rules.rule import Facts, Rule, configured, unsafe, without_effect
@@ -110,18 +110,18 @@ def _usual_rule(key: str) -> Rule:
         return batch.samples_per_step if key == SAMPLES else configured(facts.config, key)
 
     def is_far_off(facts: Facts) -> bool:
-        usual = usual_values(facts.config).get(key)
+        usual = fine_tuning_defaults(facts.config).get(key)
         if usual is None or value(facts) is None or not any(map(facts.is_set, SET_BY[key])):
             return False
         return not usual.low / FAR_OFF <= value(facts) <= usual.high * FAR_OFF
 
     def why(facts: Facts) -> str:
-        usual = usual_values(facts.config)[key]
+        usual = fine_tuning_defaults(facts.config)[key]
         span = f"{usual.low:g} to {usual.high:g}"
         return f"is more than {FAR_OFF} times off the usual range {span} of {usual.source}"
 
     def fix(facts: Facts) -> Fix:
-        instead = usual_values(facts.config)[key].value
+        instead = fine_tuning_defaults(facts.config)[key].value
         if key == SAMPLES:
             return batch_of(facts.config, plan_batch(facts.config, []), int(instead))
         return Fix(f"{key}={instead:g}")

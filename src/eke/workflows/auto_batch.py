@@ -23,7 +23,7 @@ from eke.estimate.memory import (
 )
 from eke.hardware import Device, bfloat16_units, usable_cores
 from eke.models.checkpoints.architecture import router_loss
-from eke.plan.fine_tuning import LR, SAMPLES, SET_BY, usual_values
+from eke.plan.fine_tuning import LR, SAMPLES, SET_BY, fine_tuning_defaults
 from eke.plan.planner import Decision, Plan, RecipeDecision, make_plan, replan, with_batch
 from eke.plan.planner.samples import plan_batch, possible_batches, samples_to_keep
 from eke.rules import BY_SIZE, Facts, check
@@ -224,7 +224,7 @@ def fine_tuned(
     config: Config, composed: Composed, count: Callable[[Config], int]
 ) -> tuple[Config, tuple[Decision, ...], str]:
     """Apply defaults of fine-tuning. Return reasons and a warning. `count`: samples of an epoch."""
-    usual = usual_values(config)  # rates, decay and clipping of options are for random weights
+    usual = fine_tuning_defaults(config)  # rates, decay and clipping of options are for random weights
     if not usual:
         return config, (), ""
     decisions, warning = [], ""
