@@ -8,7 +8,7 @@ from typing import cast
 from eke.config.schema import FSDP, Adapters, Config, Packing, T5Model
 from eke.models.families import Shape, family_of, head_width
 from eke.models.sizes import BFLOAT16_BYTES, STAGE, is_ragged, predicted_frac
-from eke.plan.planner import Micro, Plan, drawn, shares_heads
+from eke.plan.planner import MicroBatchShape, Plan, drawn, shares_heads
 
 PHASES = {
     "load": "while the model is loaded",
@@ -125,7 +125,7 @@ def range_around(low: int, expected: int, high: int) -> Range:
     return Range(max(0, min(low, expected)), expected, max(expected, high))
 
 
-def shape_of(plan: Plan, micro: Micro | None = None) -> Shape:
+def shape_of(plan: Plan, micro: MicroBatchShape | None = None) -> Shape:
     """Return the shape of a forward pass, by default of a training's longest micro-batch."""
     config, model, data = plan.config, plan.config.model, plan.config.data
     heads = model.num_attention_heads or 1

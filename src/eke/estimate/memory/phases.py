@@ -18,7 +18,7 @@ from eke.estimate.memory.components import (
 )
 from eke.models.families import FLOAT32_BYTES, Role, family_of, is_classification
 from eke.models.sizes import IN_PARTS, STAGE, shared_state_bytes, training_structure
-from eke.plan.planner import Micro, Plan, drawn, evaluated
+from eke.plan.planner import MicroBatchShape, Plan, drawn, evaluated
 
 Parts = dict[str, Range]
 """Bytes by component."""
@@ -96,7 +96,7 @@ def moments(plan: Plan) -> list[MemoryPoint]:
     ]  # fmt: skip
 
 
-def memory_points(plan: Plan, micro: Micro) -> list[MemoryPoint]:
+def memory_points(plan: Plan, micro: MicroBatchShape) -> list[MemoryPoint]:
     """Return the moments if every micro-batch is like this one, in the order of a run."""
     at = _Moments(plan, micro)
     return [
@@ -116,7 +116,7 @@ def memory_points(plan: Plan, micro: Micro) -> list[MemoryPoint]:
 class _Moments:
     """Formulas of one plan, each evaluated once."""
 
-    def __init__(self, plan: Plan, micro: Micro) -> None:
+    def __init__(self, plan: Plan, micro: MicroBatchShape) -> None:
         self.plan, self.config = plan, plan.config
         on_host = plan.device.kind == "cpu"
         self.state = shared_state_bytes(self.config, plan.size, on_host, plan.compute.formats)

@@ -24,7 +24,7 @@ from eke.estimate.memory.components import (
 from eke.estimate.memory.phases import COMPONENTS, MemoryPoint, moments, memory_points
 from eke.estimate.memory.sharding import saved_bytes
 from eke.models.sizes import STAGE, shared_state_bytes
-from eke.plan.planner import Micro, Plan, drawn
+from eke.plan.planner import MicroBatchShape, Plan, drawn
 from eke.plan.planner.planner import workspace_bytes
 
 ERROR = {"cpu": 0.02, "cuda": 0.06}
@@ -175,7 +175,7 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
     )
 
 
-def allocated_of(plan: Plan, micro: Micro) -> int:
+def allocated_of(plan: Plan, micro: MicroBatchShape) -> int:
     """Return the highest sum of tensors in a step of such micro-batches, by formulas."""
     found = memory_points(plan, micro)
     return max(each.tensors.expected for each in found if each.phase in TRAINED)

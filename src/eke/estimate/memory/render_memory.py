@@ -17,7 +17,7 @@ from eke.estimate.memory.predict_memory import (
     least_host_bytes,
 )
 from eke.models.sizes import shared_state_bytes
-from eke.plan.planner import Micro, Plan, drawn
+from eke.plan.planner import MicroBatchShape, Plan, drawn
 from eke.plan.record import PredictedMemory, Record
 
 WIDTH = 80
@@ -235,7 +235,7 @@ def as_record(found: Forecast) -> PredictedMemory:
     )
 
 
-def note_measured_batch(record: Record, plan: Plan, micro: Micro | None) -> None:
+def note_measured_batch(record: Record, plan: Plan, micro: MicroBatchShape | None) -> None:
     """Adapt a record's forecast to `micro`, the largest micro-batch of a CPU's profiled step."""
     found, made = record.memory.predicted, drawn(plan)
     if micro is None or found is None or not found.allocated_bytes or micro == made.expected:

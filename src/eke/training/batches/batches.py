@@ -15,7 +15,7 @@ from eke.config.schema import Packing, Seq2SeqLM, SequenceClassification
 from eke.data.sources import MixtureSampler, mix_seed
 from eke.models.sizes import is_ragged, most_predicted
 from eke.plan.planner import Plan, drawn, evaluated
-from eke.plan.planner.lengths import GROUPED_STEPS, Micro
+from eke.plan.planner.lengths import GROUPED_STEPS, MicroBatchShape
 from eke.training.batches.sampler import as_label
 from eke.training.batches.tasks import Key, Sample, lay_end_to_end
 
@@ -64,11 +64,11 @@ class MicroBatch:
         return sum(self.inputs[name].numel() for name in names if name in self.inputs)
 
     @property
-    def size(self) -> Micro:
+    def size(self) -> MicroBatchShape:
         """Shape: rows and length."""
         rows, source = self.inputs["input_ids"].shape
         decoder = self.inputs.get("decoder_input_ids")
-        return Micro(rows, source, source if decoder is None else decoder.shape[1])
+        return MicroBatchShape(rows, source, source if decoder is None else decoder.shape[1])
 
     @property
     def num_sequences(self) -> int:
@@ -372,7 +372,7 @@ class LongestSamples:
         return np.full(len(self), self._micro.source)
 
     @property
-    def _micro(self) -> Micro:
+    def _micro(self) -> MicroBatchShape:
         return evaluated(self.plan) if self.evaluation else drawn(self.plan).longest
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from eke.common.paths import RunPaths
 from eke.models.families import family_of
-from eke.plan.planner import Micro, Plan, remove_swap, swap_folder
+from eke.plan.planner import MicroBatchShape, Plan, remove_swap, swap_folder
 from eke.plan.record import metrics
 from eke.results.trackers import Tracker
 from eke.training.batches.batches import CacheRelease, Transfer
@@ -106,9 +106,9 @@ class TrainingState:
     """Peak bytes of the CPU's tensor allocator in the profiled step."""
     longest: int | None = None
     """Step of this attempt with the longest micro-batch, on a CPU. None until it is known."""
-    largest: Micro | None = None
+    largest: MicroBatchShape | None = None
     """Largest micro-batch of the current step."""
-    profiled: Micro | None = None
+    profiled: MicroBatchShape | None = None
     """Largest micro-batch of the profiled step."""
     before_step: RandomState | None = None
     """Random state before the current step, if the step can be abandoned."""

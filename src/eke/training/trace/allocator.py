@@ -17,7 +17,7 @@ from torch.utils import backend_registration
 from eke.common.text import MIB
 from eke.config.schema import Packing
 from eke.models.sizes import is_ragged
-from eke.plan.planner import Micro, Plan
+from eke.plan.planner import MicroBatchShape, Plan
 from eke.training.batches.batches import MicroBatch, probe_sample
 from eke.training.batches.dataset import build_collator
 from eke.training.batches.tasks import is_packed, lay_end_to_end
@@ -187,7 +187,7 @@ def _register() -> object:
     return register_autocast(NAME), register_attention()  # objects that keep the registrations
 
 
-def make_batch(plan: Plan, micro: Micro) -> MicroBatch:
+def make_batch(plan: Plan, micro: MicroBatchShape) -> MicroBatch:
     """Return a micro-batch of these lengths, on the host."""
     sample = probe_sample(plan, micro.source, micro.target, micro.rows)
     if plan.config.data.packing is Packing.on and is_ragged(plan.config):

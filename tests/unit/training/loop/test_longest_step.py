@@ -8,7 +8,7 @@ import torch
 from support import TINY
 from trained import record_of, train_job
 
-from eke.plan.planner import Micro, drawn
+from eke.plan.planner import MicroBatchShape, drawn
 from eke.training.loop.results import measured_memory
 
 TYPED = (
@@ -41,7 +41,7 @@ def test_the_forecast_is_of_the_step_that_is_profiled_and_has_the_longest_rows(
     predicted = record.memory.predicted.allocated_bytes
     assert predicted == pytest.approx(measured, rel=0.2)
     longest = drawn(job.plan).longest
-    job.profiled = Micro(longest.rows, longest.source // 3, longest.target // 3)
+    job.profiled = MicroBatchShape(longest.rows, longest.source // 3, longest.target // 3)
     assert record_of(job).memory.predicted.allocated_bytes < predicted
 
 
