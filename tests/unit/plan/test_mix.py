@@ -14,7 +14,7 @@ from eke.data.sources import open_store, request_of
 from eke.hardware import detect
 from eke.plan.planner import (
     check_inputs,
-    drawn,
+    simulated_micro_batches,
     evaluated,
     plans_of_sources,
     read_plan,
@@ -127,7 +127,7 @@ def test_a_text_that_changes_is_refused(folder) -> None:
 @pytest.mark.parametrize("weights", [(5, 3, 2), (0.05, 0.95)], ids=["text too", "short rows"])
 def test_the_micro_batches_are_those_of_the_run(typed, weights) -> None:
     plan = plan_of(*SHORT, listed(*weights), *typed, "train.steps=400")
-    data, found = build_data(plan), drawn(plan)
+    data, found = build_data(plan), simulated_micro_batches(plan)
     sizes = [b.size for cut in data.train_steps(0) for b in cut if b.num_samples == 4]
     tokens = [size.tokens for size in sizes]
     assert found.shortest.tokens <= min(tokens)
@@ -233,7 +233,7 @@ def test_a_stream_is_another_run_and_its_rows_are_not_counted() -> None:
     assert "40 of a stream" in render_plan(plans[0])  # 50 steps of 4, a fifth of them
     assert "2.00 epochs of 20 samples" in render_plan(plans[2])
     assert plans[0].steps.total == plans[0].steps.per_epoch == 50
-    assert drawn(plans[0]).longest.source == 32
+    assert simulated_micro_batches(plans[0]).longest.source == 32
 
 
 def test_a_stream_is_not_packed() -> None:

@@ -8,7 +8,7 @@ from typing import cast
 from eke.config.schema import FSDP, Adapters, Config, Packing, T5Model
 from eke.models.families import Shape, family_of, head_width
 from eke.models.sizes import BFLOAT16_BYTES, STAGE, is_ragged, predicted_frac
-from eke.plan.planner import MicroBatchShape, Plan, drawn, shares_heads
+from eke.plan.planner import MicroBatchShape, Plan, simulated_micro_batches, shares_heads
 
 PHASES = {
     "load": "while the model is loaded",
@@ -135,7 +135,7 @@ def shape_of(plan: Plan, micro: MicroBatchShape | None = None) -> Shape:
     grouped = getattr(model, "num_key_value_heads", None) or heads
     family = family_of(config)
     decoders = getattr(model, "num_decoder_layers", None) or model.num_hidden_layers
-    micro = micro or drawn(plan).expected
+    micro = micro or simulated_micro_batches(plan).expected
     formats = plan.compute.formats
     # After trained weights, the residual stream is as wide as these weights.
     trained = model.freeze and not formats.copies
@@ -200,7 +200,7 @@ UNCERTAINTY_REASONS = {
         "fused kernels keep less than the model's own operations",
     ),
     "lengths": Reason(
-        lambda plan, shape: drawn(plan).differ,
+        lambda plan, shape: simulated_micro_batches(plan).differ,
         "samples differ in length: the longest micro-batch of a training is counted",
     ),
     "adapters": Reason(

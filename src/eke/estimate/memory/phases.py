@@ -18,7 +18,7 @@ from eke.estimate.memory.components import (
 )
 from eke.models.families import FLOAT32_BYTES, Role, family_of, is_classification
 from eke.models.sizes import IN_PARTS, STAGE, shared_state_bytes, training_structure
-from eke.plan.planner import MicroBatchShape, Plan, drawn, evaluated
+from eke.plan.planner import MicroBatchShape, Plan, simulated_micro_batches, evaluated
 
 Parts = dict[str, Range]
 """Bytes by component."""
@@ -81,7 +81,7 @@ def range_from_zero(expected: int, low: int = 0, high: int | None = None) -> Ran
 
 def moments(plan: Plan) -> list[MemoryPoint]:
     """Return every moment that may be the highest, in the order of a run."""
-    made = drawn(plan)
+    made = simulated_micro_batches(plan)
     found = memory_points(plan, made.expected)
     if not made.differ:
         return found

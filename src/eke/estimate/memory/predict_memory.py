@@ -24,7 +24,7 @@ from eke.estimate.memory.components import (
 from eke.estimate.memory.phases import COMPONENTS, MemoryPoint, moments, memory_points
 from eke.estimate.memory.sharding import saved_bytes
 from eke.models.sizes import STAGE, shared_state_bytes
-from eke.plan.planner import MicroBatchShape, Plan, drawn
+from eke.plan.planner import MicroBatchShape, Plan, simulated_micro_batches
 from eke.plan.planner.planner import workspace_bytes
 
 ERROR = {"cpu": 0.02, "cuda": 0.06}
@@ -82,7 +82,7 @@ def _traced(closed: MemoryPoint, traced: Traced, plan: Plan) -> MemoryPoint:
     if "buffers" in closed.parts:  # of DataParallel, while a trace has one process
         parts["buffers"] = closed.parts["buffers"]
     is_exact = traced.method is Method.trace and traced.is_exact
-    made = drawn(plan)
+    made = simulated_micro_batches(plan)
     if not is_exact or made.expected != made.longest:
         missing = closed.total.high - sum(part.high for part in parts.values())
         parts["others"] = range_around(0, others, others + doubt + max(0, missing))

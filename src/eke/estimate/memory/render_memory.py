@@ -17,7 +17,7 @@ from eke.estimate.memory.predict_memory import (
     least_host_bytes,
 )
 from eke.models.sizes import shared_state_bytes
-from eke.plan.planner import MicroBatchShape, Plan, drawn
+from eke.plan.planner import MicroBatchShape, Plan, simulated_micro_batches
 from eke.plan.record import PredictedMemory, Record
 
 WIDTH = 80
@@ -126,7 +126,7 @@ def host_budget(plan: Plan, found: Forecast) -> str:
 
 def _rows(plan: Plan) -> list[str]:
     """Return the batch lengths behind memory and time, if they differ."""
-    made = drawn(plan)
+    made = simulated_micro_batches(plan)
     if not made.differ:
         return []
     low, mean, high = (
@@ -237,7 +237,7 @@ def as_record(found: Forecast) -> PredictedMemory:
 
 def note_measured_batch(record: Record, plan: Plan, micro: MicroBatchShape | None) -> None:
     """Adapt a record's forecast to `micro`, the largest micro-batch of a CPU's profiled step."""
-    found, made = record.memory.predicted, drawn(plan)
+    found, made = record.memory.predicted, simulated_micro_batches(plan)
     if micro is None or found is None or not found.allocated_bytes or micro == made.expected:
         return
     found.allocated_bytes += allocated_of(plan, micro) - allocated_of(plan, made.expected)

@@ -30,7 +30,7 @@ from eke.estimate.memory.components import Traced
 from eke.hardware.fingerprint import LIBRARIES, installed_versions, package_folder, source_hash
 from eke.models.sizes import is_ragged
 from eke.plan.identity import PRESENTATION, canonical
-from eke.plan.planner import PLACES, Plan, drawn, evaluated
+from eke.plan.planner import PLACES, Plan, simulated_micro_batches, evaluated
 from eke.plan.planner.plan import plan_to_plain
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ def memory_fingerprint(plan: Plan) -> dict[str, Any]:
         "config": config,
         "engine": plan.config.engine.option,
         "batch": {**plain["batch"], "per_device": None, "eval_per_device": None},
-        "rows": [astuple(each) for each in (drawn(plan).expected, evaluated(plan))],
+        "rows": [astuple(each) for each in (simulated_micro_batches(plan).expected, evaluated(plan))],
         "ragged": is_ragged(plan.config),
         "compute": {**plain["compute"], "tf32": None, "pin_memory": None},
         "device": _device(plan),

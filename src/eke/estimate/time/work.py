@@ -17,7 +17,7 @@ from eke.estimate.time.slowdowns import factors_of, notes_of
 from eke.estimate.time.transfers import Contents, MemoryTraffic, Product, Updates, counts, products
 from eke.models.families import FAMILIES, Shape, is_classification
 from eke.models.sizes import fuses_adapters, passed_layers
-from eke.plan.planner import Plan, drawn
+from eke.plan.planner import Plan, simulated_micro_batches
 
 Units = dict[str, float]
 """Number of elements by kind of tensor."""
@@ -132,7 +132,7 @@ class Work:
 
     def __init__(self, plan: Plan) -> None:
         contents, rounds = Contents(plan.config), plan.batch.accumulation
-        shape = shape_of(plan, drawn(plan).mean)
+        shape = shape_of(plan, simulated_micro_batches(plan).mean)
         fused = attention_kernel(plan, shape) == "fused"
         forward, backward, layers = passes(plan, shape)
         moved_factor, launches_factor = factors_of(plan)

@@ -67,7 +67,7 @@ def sample_means(
     return SampleMeans(*means[0], *means[1])
 
 
-def drawn(plan: Plan) -> Drawn:
+def simulated_micro_batches(plan: Plan) -> Drawn:
     """Simulate the micro-batches of a plan with grouping, packing and padding."""
     config, size = plan.config, plan.steps.num_train_samples
     found = _mixed(config, plan.sources) or _samples(config, plan.store, size, False)

@@ -14,7 +14,7 @@ from eke.common.text import IGNORED, PAD
 from eke.config.schema import Packing, Seq2SeqLM, SequenceClassification
 from eke.data.sources import MixtureSampler, mix_seed
 from eke.models.sizes import is_ragged, most_predicted
-from eke.plan.planner import Plan, drawn, evaluated
+from eke.plan.planner import Plan, simulated_micro_batches, evaluated
 from eke.plan.planner.lengths import GROUPED_STEPS, MicroBatchShape
 from eke.training.batches.sampler import as_label
 from eke.training.batches.tasks import Key, Sample, lay_end_to_end
@@ -373,7 +373,7 @@ class LongestSamples:
 
     @property
     def _micro(self) -> MicroBatchShape:
-        return evaluated(self.plan) if self.evaluation else drawn(self.plan).longest
+        return evaluated(self.plan) if self.evaluation else simulated_micro_batches(self.plan).longest
 
 
 def probe_sample(plan: Plan, length: int, of_target: int, together: int) -> Sample:

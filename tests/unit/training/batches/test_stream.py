@@ -14,7 +14,7 @@ from eke.common.errors import ChangedError, ConfigError, RunError
 from eke.data.preparation import lines, rows
 from eke.data.preparation.rows import prepare_store
 from eke.data.sources import Store, mix_seed, read_manifest, request_of, store_folder
-from eke.plan.planner import Plan, drawn
+from eke.plan.planner import Plan, simulated_micro_batches
 from eke.training.batches.dataset import build_data
 from eke.training.batches.stream import StreamedRows
 from eke.training.batches.tasks import open_split
@@ -160,7 +160,7 @@ def test_num_samples_is_the_length_of_an_epoch(tmp_path) -> None:
 def test_without_a_number_the_steps_say_how_many(tmp_path) -> None:
     plan = planned(f"data.path={write(tmp_path / 'rows.jsonl')}")
     assert plan.steps.num_train_samples == 40
-    assert drawn(plan).longest.source == 64, "rows to come may be as long as any"
+    assert simulated_micro_batches(plan).longest.source == 64, "rows to come may be as long as any"
     assert build_data(plan).longest_step(3) == 3
 
 
