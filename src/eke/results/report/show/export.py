@@ -19,7 +19,7 @@ from eke.common.files import make_private_dir, json_safe, read_text, write_atomi
 from eke.common.process_env import SAFE_PATH
 from eke.common.streams import escape, printable
 from eke.data.sources import cache_folder
-from eke.results.report.compare import Comparison, ComparisonRow, OneMachine
+from eke.results.report.compare import Comparison, ComparisonRow, MachineComparison
 from eke.results.report.compare.claims import Claim, find_claims, with_beside
 from eke.results.report.compare.measures import MEASURES
 from eke.results.report.compare.sentences import verdict_lines
@@ -102,7 +102,7 @@ def _inert(cell: object) -> object:
     return cell
 
 
-def _machine(part: OneMachine) -> dict[str, Any]:
+def _machine(part: MachineComparison) -> dict[str, Any]:
     return {
         "letter": part.machine.letter,
         "group": part.work,
