@@ -397,7 +397,7 @@ def _with_effects(
         part,
         effects=tuple(e for e in effects if shown in ("", e.factor)),
         alone=tuple((by_variant[v], text) for v, text in techniques.single_factor_variants(base, others)),
-        ladder=tuple((by_variant[v], text) for v, text in techniques.ladder(base, others)),
+        ladder=tuple((by_variant[v], text) for v, text in techniques.cumulative_variants(base, others)),
         published=tuple(techniques.match_published(gathered.sweeps, good, tests)),
     )
 

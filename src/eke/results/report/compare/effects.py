@@ -111,7 +111,7 @@ def single_factor_variants(base: Variant, variants: Sequence[Variant]) -> list[t
     return [(each, _text(change)) for each, change in found if len(change) == 1]
 
 
-def ladder(base: Variant, variants: Sequence[Variant]) -> list[tuple[Variant, str]]:
+def cumulative_variants(base: Variant, variants: Sequence[Variant]) -> list[tuple[Variant, str]]:
     """Return the longest chain in which each variant adds settings to the previous one.
 
     Each variant has the added settings. Empty with fewer than two variants, which `single_factor_variants` shows.
