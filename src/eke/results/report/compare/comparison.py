@@ -15,7 +15,7 @@ from eke.results.report.compare import effects as techniques
 from eke.results.report.compare.curves import Curve, curve_of, quiet_notes
 from eke.results.report.compare.effects import SAME_BYTES, Effect, PublishedMatch
 from eke.results.report.compare.keys import affects
-from eke.results.report.compare.load_records import Entry, Gathered, gather, key_of
+from eke.results.report.compare.load_records import Entry, LoadedRecords, gather, key_of
 from eke.results.report.compare.losses import LossComparison, Parity, compare_losses
 from eke.results.report.compare.measures import (
     BY_SEED,
@@ -331,7 +331,7 @@ def _rank(metric: str, row: ComparisonRow) -> float:
 
 
 def _on(
-    part: MachineComparison, shown: str, gathered: Gathered, metric: str
+    part: MachineComparison, shown: str, gathered: LoadedRecords, metric: str
 ) -> tuple[MachineComparison, list[ComparisonRow]]:
     """Compare one group's variants on one machine, with effects of `shown`, or of all factors."""
     here, baseline, speed = part.members, part.baseline, part.speed
@@ -379,7 +379,7 @@ def _on(
 
 
 def _with_effects(
-    part: MachineComparison, rows: Sequence[ComparisonRow], shown: str, gathered: Gathered
+    part: MachineComparison, rows: Sequence[ComparisonRow], shown: str, gathered: LoadedRecords
 ) -> MachineComparison:
     """Add the effects of single techniques and of their combinations, and published ones."""
     base = part.baseline
@@ -417,7 +417,7 @@ def _of_bytes(
 
 
 def _kept(
-    variant: Variant, base: Variant | None, ratios: Mapping[str, Ratio], speed: str, all_: Gathered
+    variant: Variant, base: Variant | None, ratios: Mapping[str, Ratio], speed: str, all_: LoadedRecords
 ) -> dict[str, Ratio]:
     """Return the ratio that `sweep.repeats=auto` resolved earlier and all repeats do not."""
     keys = [key_of(each.first.overrides) for each in (variant, base) if each and each.first]
@@ -474,7 +474,7 @@ def _unknown_factor(by: str, keys: Sequence[str], metrics: Sequence[str]) -> Con
     return ConfigError(Problem("--by", by, why, fix))
 
 
-def _notes(gathered: Gathered, machines: Sequence[Machine]) -> list[str]:
+def _notes(gathered: LoadedRecords, machines: Sequence[Machine]) -> list[str]:
     notes = []
     if len(machines) > 1:
         names = ", ".join(f"{m.letter} ({m.facts.get('device', '?')})" for m in machines)
