@@ -28,7 +28,7 @@ from eke.results.report.compare.statistics import Sample
 NO_MACHINE = ""
 """Machine of a run that never started."""
 
-LOOSE = ("eke_source",)
+IGNORED_FINGERPRINT_KEYS = ("eke_source",)
 """Fingerprint keys in which repeats may differ, with a note."""
 
 CLOCK = "step clock"
@@ -315,4 +315,4 @@ def _facts(record: Record) -> dict[str, str]:
 
 
 def _machine_key(facts: dict[str, str]) -> str:
-    return canonical({key: value for key, value in facts.items() if key not in LOOSE})
+    return canonical({key: value for key, value in facts.items() if key not in IGNORED_FINGERPRINT_KEYS})
