@@ -59,7 +59,7 @@ class MirrorError(Exception):
     """A problem found by a mirror, with a message for the user."""
 
 
-class Guard:
+class AsyncTracker:
     """Tracker around a mirror. No method raises or waits longer than its limit.
 
     One daemon thread opens and feeds the mirror. The first exception switches the mirror off, with
