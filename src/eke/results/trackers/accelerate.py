@@ -18,11 +18,11 @@ from typing import Any
 from eke.common.files import open_file, make_private_dir, read_json, write_json
 from eke.common.paths import RunPaths
 from eke.plan.record import EXIT_OK, EXIT_RESUMABLE, metrics
-from eke.results.trackers.async_tracker import EVAL, TRAIN, CatchUp, Mirror, MirrorError, drawn
+from eke.results.trackers.async_tracker import EVAL, TRAIN, CatchUp, TrackerClient, MirrorError, drawn
 from eke.results.trackers.tracker import Row, TrackedRun, Value
 
 
-class AccelerateRun(Mirror):
+class AccelerateRun(TrackerClient):
     """One attempt of a run in one of Accelerate's trackers, which `start` stores in `_tracker`."""
 
     package: str

@@ -22,7 +22,7 @@ from eke.results.trackers.async_tracker import (
     EVAL,
     TRAIN,
     CatchUp,
-    Mirror,
+    TrackerClient,
     MirrorError,
     Totals,
     drawn,
@@ -70,7 +70,7 @@ def records(data: bytes) -> Iterator[tuple[int, Any]]:
 _log = logging.getLogger(__name__)
 
 
-class WandbRun(Mirror):
+class WandbRun(TrackerClient):
     """One attempt of a run in W&B, in `directory/wandb`. An upload may take `upload_s` seconds."""
 
     def __init__(self, run: TrackedRun, upload_s: float) -> None:
