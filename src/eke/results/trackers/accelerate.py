@@ -18,7 +18,7 @@ from typing import Any
 from eke.common.files import open_file, make_private_dir, read_json, write_json
 from eke.common.paths import RunPaths
 from eke.plan.record import EXIT_OK, EXIT_RESUMABLE, metrics
-from eke.results.trackers.async_tracker import EVAL, TRAIN, CatchUp, TrackerClient, MirrorError, drawn
+from eke.results.trackers.async_tracker import EVAL, TRAIN, MissingRowFilter, TrackerClient, MirrorError, drawn
 from eke.results.trackers.tracker import Row, TrackedRun, Value
 
 
@@ -33,7 +33,7 @@ class AccelerateRun(TrackerClient):
         self._folder = run.directory / self.package
         self._tracker: Any = None
         self._last_step = 0
-        self._catch_up = CatchUp(RunPaths(run.directory).metrics, run.attempt)
+        self._catch_up = MissingRowFilter(RunPaths(run.directory).metrics, run.attempt)
 
     @abstractmethod
     def load(self) -> None:

@@ -205,7 +205,7 @@ def _earlier_rows(metrics_file: Path, attempt: int, step: int) -> list[metrics.R
 
 
 @dataclass
-class CatchUp:
+class MissingRowFilter:
     """Filter for the rows that a mirror lacks."""
 
     metrics_file: Path

@@ -21,7 +21,7 @@ from eke.plan.record import metrics
 from eke.results.trackers.async_tracker import (
     EVAL,
     TRAIN,
-    CatchUp,
+    MissingRowFilter,
     TrackerClient,
     MirrorError,
     Totals,
@@ -79,7 +79,7 @@ class WandbRun(TrackerClient):
         self._wandb_run: wandb.Run | None = None
         self._num_steps = 0
         self._last_step = -1
-        self._catch_up = CatchUp(RunPaths(run.directory).metrics, run.attempt)
+        self._catch_up = MissingRowFilter(RunPaths(run.directory).metrics, run.attempt)
         self._totals = Totals(RunPaths(run.directory).metrics, run.attempt)
 
     def prepare(self) -> None:
