@@ -31,7 +31,7 @@ from eke.results.trackers.sync.account import (
     content_digest,
     read_content,
     read_receipts,
-    sole_sender,
+    lock_for_sync,
 )
 from eke.results.trackers.wandb import WandbRun
 
@@ -195,7 +195,7 @@ def _report(
             return report(SyncOutcome.failed, note=f"the same run as {other}")
         if user is None:
             return report(SyncOutcome.would, len(content.steps), _target(content, ""))
-        with sole_sender(found.paths) as is_sole:
+        with lock_for_sync(found.paths) as is_sole:
             if not is_sole:
                 return report(SyncOutcome.busy, note="another eke sync is sending it")
             return _send(found.paths, content, user, options, scratch)

@@ -232,7 +232,7 @@ def add_receipt(paths: RunPaths, receipt: Receipt) -> None:
 
 
 @contextmanager
-def sole_sender(paths: RunPaths) -> Iterator[bool]:
+def lock_for_sync(paths: RunPaths) -> Iterator[bool]:
     """Lock a run against other `eke sync` processes, and yield whether no other has the lock."""
     with ExitStack() as held:
         is_sole = True  # without locks (read-only folder): sending a run twice is harmless
