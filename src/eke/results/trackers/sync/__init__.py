@@ -226,14 +226,14 @@ def _send(
             if known.place == receipt.place and known.digest == content.digest:
                 return report(SyncOutcome.there, url=known.url, note=content.note)
         with suppress(Refusal):  # an account may have write permission only
-            seen = account.look(path, options.answer_s)
+            seen = account.fetch_server_state(path, options.answer_s)
             if seen is not None and not difference(content, seen):
                 note = _keep_receipt(paths, replace(receipt, url=seen.url), content.note)
                 return report(SyncOutcome.there, url=seen.url, note=note)
     if problem := upload(content, options, scratch):
         return failed(note=problem)
     try:
-        seen = account.look(path, options.answer_s)
+        seen = account.fetch_server_state(path, options.answer_s)
         if seen is None:
             return failed(note="the server has no such run")
         if found := difference(content, seen):

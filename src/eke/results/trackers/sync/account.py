@@ -94,7 +94,7 @@ def session(answer_s: float = ANSWER_S) -> Iterator[tuple[Account, Path]]:
             give_up_core()
 
 
-def look(path: str, answer_s: float = ANSWER_S) -> ServerState | None:
+def fetch_server_state(path: str, answer_s: float = ANSWER_S) -> ServerState | None:
     """Return the state of the run `entity/project/id`, None if unknown. Raise as `bounded`."""
 
     def request() -> ServerState | None:
