@@ -33,7 +33,7 @@ from eke.config.compose.catalogue import make_catalogue
 from eke.hardware import Device, detect, device_option, environment
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_RESUMABLE
-from eke.rules import RULES, Facts, Severity, check
+from eke.rules import RULES, RuleInputs, Severity, check
 from eke.workflows.planning import plan_for
 
 REPO = Path(__file__).resolve().parents[1]
@@ -164,7 +164,7 @@ def run(command: str, device: Device, rows: dict[str, Row], limit_s: float) -> R
 def without_effect(plan: Plan) -> list[dict[str, str]]:
     """What the rules know to do nothing on this device."""
     idle = {rule.id for rule in RULES if rule.verdict is Severity.no_effect}
-    _, warned = check(Facts(plan.config, plan.device))
+    _, warned = check(RuleInputs(plan.config, plan.device))
     return [{"path": p.key, "rule": p.id} for p in warned if p.id in idle]
 
 

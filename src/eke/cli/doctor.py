@@ -32,7 +32,7 @@ from eke.hardware.fingerprint import PACKAGES, installed_versions
 from eke.hardware.nvidia import GpuReport, GpuState, report_gpus
 from eke.models.families import family_of
 from eke.plan.record import EXIT_OK
-from eke.rules import Facts, check
+from eke.rules import RuleInputs, check
 from eke.rules.tracker import has_wandb_key
 
 LEFT_OUT = ("data", "task", "batch", "schedule", "hardware", "recipe", "experiment", "sweep")
@@ -62,13 +62,13 @@ def find_options(device: Device) -> tuple[OptionFinding, ...]:
     catalogue = make_catalogue()
     base = compose(["tracker=none"]).config  # the default tracker's package may be missing
     # Problems of all options, for example a full disk.
-    everywhere = {problem.id for problems in check(Facts(base, device)) for problem in problems}
+    everywhere = {problem.id for problems in check(RuleInputs(base, device)) for problem in problems}
     findings = []
     pairs = [
         (g, o) for g, options in catalogue.options.items() if g not in LEFT_OUT for o in options
     ]
     for group, option in (pair for pair in pairs if pair not in NEEDS_MORE):
-        refused, warned = check(Facts(_with(catalogue, base, group, option), device))
+        refused, warned = check(RuleInputs(_with(catalogue, base, group, option), device))
         own = [p for p in (*refused, *warned) if p.id not in everywhere][:1]
         usable = not any(problem in refused for problem in own)
         words = [(problem.why, str(problem.fix), problem.overrides) for problem in own]

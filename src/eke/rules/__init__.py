@@ -19,7 +19,7 @@ from eke.rules import (
     tracker,
     training,
 )
-from eke.rules.rule import Facts, Rule, Severity, find_limit_problems, with_defaults_for
+from eke.rules.rule import RuleInputs, Rule, Severity, find_limit_problems, with_defaults_for
 
 RULES: tuple[Rule, ...] = (
     *model.RULES,
@@ -53,7 +53,7 @@ NO_BENEFIT = frozenset(rule.id for rule in RULES if rule.verdict is Severity.no_
 own section: a misaligned vocabulary is no reason against bfloat16."""
 
 
-def check(facts: Facts, rules: tuple[Rule, ...] = RULES) -> tuple[list[Problem], list[Problem]]:
+def check(facts: RuleInputs, rules: tuple[Rule, ...] = RULES) -> tuple[list[Problem], list[Problem]]:
     """Return all errors and all warnings. Tests omit a rule to show the failure it prevents."""
     limits = list(find_limit_problems(facts.config))
     facts = dataclasses.replace(facts, config=with_defaults_for(facts.config, limits))

@@ -9,13 +9,13 @@ from eke.common.errors import Fix, Problem
 from eke.common.text import suggest_match, format_value, override
 from eke.config.schema import Config
 from eke.models.checkpoints.architecture import models_folder
-from eke.rules.rule import Facts, Rule, without_effect
+from eke.rules.rule import RuleInputs, Rule, without_effect
 
 STRATEGIES = ("none", "ddp")
 """Options of `distributed` with the full training state on each rank, as Trainer requires."""
 
 
-def _takes_no_steps(facts: Facts) -> str:
+def _takes_no_steps(facts: RuleInputs) -> str:
     """Return the override that replaces the optimizer step, "" if there is none."""
     config = facts.config
     if config.distributed.option not in STRATEGIES:

@@ -18,7 +18,7 @@ from eke.models.checkpoints.architecture import router_loss
 from eke.models.sizes import STAGE, predicted_frac
 from eke.plan.planner import Plan, replan
 from eke.plan.record import Outcome, Record
-from eke.rules import NOT_BY_SIZE, Facts, check
+from eke.rules import NOT_BY_SIZE, RuleInputs, check
 from eke.rules.techniques import (
     CPU,
     QUARTER_BATCH,
@@ -194,7 +194,7 @@ def _sufficient(plan: Plan, axes: Sequence[Techniques]) -> list[Advice]:
 def _tried(plan: Plan, techniques: Techniques) -> Advice | None:
     """Return advice if the techniques apply, rules other than size permit them, and it fits."""
     config = applied(plan.config, techniques)
-    if config is None or check(Facts(config, plan.device, planning=True), NOT_BY_SIZE)[0]:
+    if config is None or check(RuleInputs(config, plan.device, planning=True), NOT_BY_SIZE)[0]:
         return None
     try:
         changed = replan(plan, config)

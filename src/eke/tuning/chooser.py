@@ -17,7 +17,7 @@ from eke.config.schema import Config
 from eke.estimate.memory import Forecast, Verdict, forecast
 from eke.hardware import Device
 from eke.plan.planner import Plan, possible_batches, replan
-from eke.rules import NO_BENEFIT, NOT_BY_SIZE, WITHOUT_EFFECT, Facts, check
+from eke.rules import NO_BENEFIT, NOT_BY_SIZE, WITHOUT_EFFECT, RuleInputs, check
 from eke.rules.techniques import TECHNIQUES, Technique, group_of
 
 Key = tuple[str, str]
@@ -55,7 +55,7 @@ class Findings:
 
 def findings(config: Config, device: Device, num_nodes: int) -> Findings:
     """Return the rules' findings in this environment, as if the device were present."""
-    facts = Facts(config, replace(device, present=True), planning=False, num_nodes=num_nodes)
+    facts = RuleInputs(config, replace(device, present=True), planning=False, num_nodes=num_nodes)
     # A choice may make it fit, and the rules about size are slow.
     rejected, warned = check(facts, NOT_BY_SIZE)
     return Findings({(p.id, p.key): p for p in rejected}, {(p.id, p.key): p for p in warned})

@@ -26,7 +26,7 @@ from eke.models.checkpoints.architecture import router_loss
 from eke.plan.fine_tuning import LR, SAMPLES, SET_BY, fine_tuning_defaults
 from eke.plan.planner import Decision, Plan, RecipeDecision, make_plan, replan, with_batch
 from eke.plan.planner.samples import plan_batch, possible_batches, samples_to_keep
-from eke.rules import BY_SIZE, Facts, check
+from eke.rules import BY_SIZE, RuleInputs, check
 from eke.tuning.recipes import RECIPES, RecipeResolver, Situation
 from eke.tuning.refuse_oom import refuse_what_ran_out
 
@@ -55,7 +55,7 @@ class Permitted:
     warnings: tuple[str, ...]
 
 
-def permitted(facts: Facts, lenient: bool) -> list[Permitted]:
+def permitted(facts: RuleInputs, lenient: bool) -> list[Permitted]:
     """Return the configuration, or with batch=auto each micro-batch, that no rule rejects.
 
     `lenient` skips rules about memory, for the forecast. Raises ConfigError with all broken rules.
@@ -75,7 +75,7 @@ def permitted(facts: Facts, lenient: bool) -> list[Permitted]:
     return allowed
 
 
-def _checked(facts: Facts, lenient: bool) -> tuple[list[Problem], Permitted]:
+def _checked(facts: RuleInputs, lenient: bool) -> tuple[list[Problem], Permitted]:
     refused, warned = check(facts)
     if lenient:
         refused = [problem for problem in refused if problem.id not in BY_SIZE]

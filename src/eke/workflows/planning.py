@@ -33,7 +33,7 @@ from eke.models.checkpoints import follow_head, resolve_model, resolve_tokenizer
 from eke.plan.planner import Decision, Plan, make_plan, plan_to_plain, render_plan, samples_to_keep
 from eke.plan.planner.samples import plan_data
 from eke.results.report import PlanningLine
-from eke.rules import BY_SIZE, NOT_BY_SIZE, Facts, check
+from eke.rules import BY_SIZE, NOT_BY_SIZE, RuleInputs, check
 from eke.tuning.advice import Advice, advise, render_advice
 from eke.tuning.chooser import ROOM
 from eke.tuning.refuse_oom import refuse_what_cannot_fit, what_makes_room
@@ -107,7 +107,7 @@ def _plan_for(
         config = follow_head(config)
 
     def count(config: Config) -> int:
-        refused, _ = check(Facts(config, device, planning, num_nodes), NOT_BY_SIZE)
+        refused, _ = check(RuleInputs(config, device, planning, num_nodes), NOT_BY_SIZE)
         return 0 if refused else plan_data(config, []).train  # rejections are reported later
 
     config, first, _ = fine_tuned(resolve_tokenizer(config), composed, count)
@@ -118,7 +118,7 @@ def _plan_for(
     usual = {decision.key: decision for decision in (*first, *again)}
     refuse = not planning if refuse is None else refuse
     lenient = not refuse or config.ignore_forecast  # the forecast shows more details
-    facts = Facts(config, device, planning, num_nodes, partial(is_set, composed))
+    facts = RuleInputs(config, device, planning, num_nodes, partial(is_set, composed))
 
     def plan_of(each: Permitted) -> Plan:
         made = make_plan(each.config, choices, composed.overrides, device, reason, each.warnings)
@@ -173,7 +173,7 @@ def _explained(
     return replace(plan, decisions=(*decisions, *usual.values()), warnings=warnings)
 
 
-def _allowed(facts: Facts, lenient: bool, plan_of: Callable[[Permitted], Plan]) -> list[Permitted]:
+def _allowed(facts: RuleInputs, lenient: bool, plan_of: Callable[[Permitted], Plan]) -> list[Permitted]:
     """Return the result of `permitted`. If only the size is rejected, propose a sufficient fix."""
     try:
         return permitted(facts, lenient)
@@ -190,7 +190,7 @@ def _allowed(facts: Facts, lenient: bool, plan_of: Callable[[Permitted], Plan]) 
 def _with_room(problem: Problem, plan: Plan) -> Problem:
     """Return a rule's problem about a lower bound with an override that suffices for the run."""
     advice = what_makes_room(plan, known_forecast(plan))
-    if advice is None or check(Facts(advice.plan.config, plan.device, planning=True))[0]:
+    if advice is None or check(RuleInputs(advice.plan.config, plan.device, planning=True))[0]:
         return problem
     remark = f"{format_bytes(advice.forecast.peak.expected)} expected"
     if not advice.keeps:

@@ -21,7 +21,7 @@ from eke.plan.planner import (
     render_plan,
     write_plan,
 )
-from eke.rules import Facts, check
+from eke.rules import RuleInputs, check
 from eke.training.batches.dataset import build_data, load_plan_tokenizer
 from eke.training.batches.tasks import chat_manifest, class_names
 
@@ -217,7 +217,7 @@ def test_rules_look_at_each_source(third, key, fix) -> None:
     pairs = (part.split(":", 1) for part in third.split(","))
     values = {"2": 2.0}
     config.data.sources = [*sources, {name: values.get(text, text) for name, text in pairs}]
-    found, _ = check(Facts(config, detect(), planning=True))
+    found, _ = check(RuleInputs(config, detect(), planning=True))
     assert [(p.key, p.fix.words[0]) for p in found] == [(key, fix)]
 
 
@@ -240,14 +240,14 @@ def test_a_stream_is_not_packed() -> None:
     third = [f"data.{key}" for key in ("packing=on", "length_grouping=true")]
     for word in third:
         config = config_of(*SHORT, word, listed(5, 3, 2, third=STREAM))
-        found, _ = check(Facts(config, detect(), planning=True))
+        found, _ = check(RuleInputs(config, detect(), planning=True))
         assert [problem.key for problem in found] == ["data.sources[2].streaming"]
 
 
 def test_epochs_of_a_mix_with_a_stream_need_their_length() -> None:
     source = listed(5, 3, 2, third=STREAM)
     typed = (*SHORT[:3], "data.num_eval_samples=10", "train.epochs=2", source)
-    found, _ = check(Facts(config_of(*typed), detect(), planning=True))
+    found, _ = check(RuleInputs(config_of(*typed), detect(), planning=True))
     assert [problem.id for problem in found] == ["stream_needs_steps"]
     assert plan_of(*typed, "data.num_samples=40").steps.total == 20
 
@@ -261,7 +261,7 @@ def test_data_show_names_each_source(capsys) -> None:
 
 def test_packing_that_helps_another_source_is_no_warning() -> None:
     config = config_of(*SHORT, "data.packing=on", listed(5, 3, 2))
-    _, warned = check(Facts(config, detect(), planning=True))
+    _, warned = check(RuleInputs(config, detect(), planning=True))
     assert [problem.key for problem in warned if "packing" in problem.key] == []
 
 

@@ -17,7 +17,7 @@ from eke.estimate.memory.predict_memory import with_available_bytes
 from eke.hardware import DEVICES
 from eke.plan.planner import Plan, outline_record, replan
 from eke.plan.record import MeasuredMemory, Outcome
-from eke.rules import Facts, check
+from eke.rules import RuleInputs, check
 from eke.rules.techniques import applied
 from eke.tuning import advice
 from eke.tuning.advice import (
@@ -101,7 +101,7 @@ def test_advice_has_room_and_passes_the_rules(share) -> None:
     assert ranks == sorted(ranks)
     for each in found:
         config = config_of(*kept(WORK, each.overrides), *each.overrides)
-        refused, _ = check(Facts(config, plan.device, planning=True))
+        refused, _ = check(RuleInputs(config, plan.device, planning=True))
         assert not refused, each.overrides
         again = forecast(plan_of(*kept(WORK, each.overrides), *each.overrides, device=plan.device))
         assert again.verdict in (Verdict.fits, Verdict.tight)

@@ -14,7 +14,7 @@ from unit.training.model.sharded import CPU, among, sharded_model, sharded_plan
 from eke.config.compose import compose
 from eke.config.schema import GradientSync
 from eke.models.sizes import exchange_of, state_bytes
-from eke.rules import Facts, check
+from eke.rules import RuleInputs, check
 from eke.training.distributed.deepspeed_engine import ShardedUpdate
 from eke.training.distributed.fsdp import (
     build_mesh,
@@ -162,7 +162,7 @@ def test_ranks_of_a_copy_are_neighbours() -> None:
 def test_copies_have_equal_parts(processes, replicas, fix) -> None:
     keys = {"num_processes": processes, "replicas": replicas}
     typed = [f"distributed.{key}={value}" for key, value in keys.items()]
-    facts = Facts(compose(["distributed=fsdp", *typed]).config, CPU_DEVICE, planning=True)
+    facts = RuleInputs(compose(["distributed=fsdp", *typed]).config, CPU_DEVICE, planning=True)
     found = [p for p in check(facts)[0] if p.id == "replicas_share_evenly"]
     assert [str(p.fix) for p in found] == ([] if fix is None else [f"distributed.replicas={fix}"])
 
