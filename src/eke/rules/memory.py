@@ -173,7 +173,7 @@ RULES = (
     ),
 )
 
-ROOM = 1.05
+MIN_FREE_STATE_RATIO = 1.05
 """Smallest ratio of memory to training state that leaves memory for activations."""
 
 SHARE_MORE = (
@@ -205,7 +205,7 @@ def first_that_fits(facts: RuleInputs) -> Fix | None:
     """Return the first override with which the state fits into memory, else None."""
     memory = facts.device.memory_bytes or 0
     for fix, config in _smaller_states(facts):
-        if held_bytes(replace(facts, config=config)) * ROOM <= memory:
+        if held_bytes(replace(facts, config=config)) * MIN_FREE_STATE_RATIO <= memory:
             return fix
     return None
 
