@@ -7,12 +7,12 @@ from eke.common.errors import Fix
 from eke.common.text import format_bytes, format_count
 from eke.config.schema import PretrainedModel, AutoBool
 from eke.models.sizes import OPTIMIZER_REGISTRY, STAGE, decide_formats, model_size, option_of
-from eke.rules.memory import copies, first_that_fits, held_bytes, in_one
+from eke.rules.memory import copies, first_that_fits, held_bytes, per_process_bytes
 from eke.rules.rule import RuleInputs, Rule, without_effect
 
 
 def _state_reason(facts: RuleInputs) -> str:
-    state, number, device = in_one(facts), copies(facts), facts.device
+    state, number, device = per_process_bytes(facts), copies(facts), facts.device
     count = f"{format_count(model_size(facts.config).num_parameters)} parameters"
     memory = f". {device.name} has {format_bytes(device.memory_bytes or 0)}"
     if state.start > state.total:

@@ -191,14 +191,14 @@ def copies(facts: RuleInputs) -> int:
     return facts.distributed.num_processes if facts.on_cpu else 1
 
 
-def in_one(facts: RuleInputs) -> StateBytes:
+def per_process_bytes(facts: RuleInputs) -> StateBytes:
     """Return the bytes of state that one process keeps on its device."""
     return shared_state_bytes(facts.config, model_size(facts.config), facts.on_cpu)
 
 
 def held_bytes(facts: RuleInputs) -> int:
     """Return the peak bytes of weights, gradients and optimizer state on one device."""
-    return in_one(facts).peak * copies(facts)
+    return per_process_bytes(facts).peak * copies(facts)
 
 
 def first_that_fits(facts: RuleInputs) -> Fix | None:
