@@ -286,7 +286,7 @@ LONG_ENOUGH_S = 1e-3
 """Time limit of a burst in seconds: too short to affect step times, enough to warm up caches."""
 
 
-def in_bursts(items: Iterator[T], clock: Callable[[], float] = time.perf_counter) -> Iterator[T]:
+def prefetch_in_groups(items: Iterator[T], clock: Callable[[], float] = time.perf_counter) -> Iterator[T]:
     """Yield items, prepared several at a time."""
     # A model's step evicts the batching code from the processor's caches: 0.36 ms per step one by
     # one, 0.05 ms in groups of eight, for four short samples (notes/lab/loop.md, 2026-11-23).

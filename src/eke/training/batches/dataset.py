@@ -21,7 +21,7 @@ from eke.training.batches.batches import (
     MicroBatch,
     Order,
     cut_step,
-    in_bursts,
+    prefetch_in_groups,
 )
 from eke.training.batches.tasks import (
     Key,
@@ -126,7 +126,7 @@ class TrainingData:
         every = (cut_step(keys, size, rank, world_size) for keys in order.steps(start, total))
         self.loading = iter(self._loader(self.train, chain.from_iterable(every)))
         several = not self.plan.config.dataloader.workers
-        batches = in_bursts(self.loading) if several else self.loading
+        batches = prefetch_in_groups(self.loading) if several else self.loading
         for step in range(start, total):
             num_groups = -(-order.size_of(step) // size)
             made = [next(batches) for _ in range(rank, num_groups, world_size)]
