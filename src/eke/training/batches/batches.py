@@ -193,7 +193,7 @@ SAMPLES_AT_ONCE = 2**16
 
 
 @dataclass(frozen=True)
-class Order:
+class SampleOrder:
     """Samples of each step, a function of seed and step, with a new permutation per epoch."""
 
     num_samples: int

@@ -19,7 +19,7 @@ from eke.training.batches.batches import (
     Collator,
     LongestSamples,
     MicroBatch,
-    Order,
+    SampleOrder,
     cut_step,
     prefetch_in_groups,
 )
@@ -137,7 +137,7 @@ class TrainingData:
             missing = -(-num_groups // world_size) - len(made)
             yield made + self.placeholders(missing if even else 0)
 
-    def _order(self) -> Order:
+    def _order(self) -> SampleOrder:
         plan, lengths = self.plan, None
         if plan.config.data.length_grouping:
             lengths = self.train.lengths()
@@ -146,11 +146,11 @@ class TrainingData:
         how = plan.batch.samples_per_step, plan.config.seed, lengths
         is_stream = plan.config.data.is_stream
         if not isinstance(self.train, MixSamples):
-            return Order(len(self.train), *how, is_stream=is_stream)
+            return SampleOrder(len(self.train), *how, is_stream=is_stream)
         parts, shares = self.train.parts, tuple(each.share for each in plan.sources)
         streams = tuple(part.is_stream for part in parts)
         draws = MixtureSampler(tuple(map(len, parts)), shares, plan.config.seed, streams)
-        return Order(plan.steps.num_train_samples, *how, draws, is_stream)
+        return SampleOrder(plan.steps.num_train_samples, *how, draws, is_stream)
 
     def longest_step(self, start: int) -> int:
         """Return the first step from `start` on whose longest micro-batch is the longest of all."""

@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 
 from eke.data.sources import MixtureSampler
-from eke.training.batches.batches import Order
+from eke.training.batches.batches import SampleOrder
 
 SIZES, SHARES = (40, 7, 300), (0.6, 0.3, 0.1)
 MIX = MixtureSampler(SIZES, SHARES, 5)
 ENDS = np.cumsum(SIZES)
 
 
-def order(draws: MixtureSampler = MIX, count: int = 347, per_step: int = 8, **more) -> Order:
-    return Order(count, per_step, draws.seed, mix=draws, **more)
+def order(draws: MixtureSampler = MIX, count: int = 347, per_step: int = 8, **more) -> SampleOrder:
+    return SampleOrder(count, per_step, draws.seed, mix=draws, **more)
 
 
 def sources(keys) -> list[int]:
     return np.searchsorted(ENDS, [number for _, number in keys], side="right").tolist()
 
 
-def keys_of(made: Order, start: int, stop: int) -> list[tuple[int, int]]:
+def keys_of(made: SampleOrder, start: int, stop: int) -> list[tuple[int, int]]:
     return [key for step in made.steps(start, stop) for key in step]
 
 
@@ -102,7 +102,7 @@ def test_samples_of_similar_length_share_a_step() -> None:
     assert Counter(keys_of(plain, 0, 44)) == Counter(keys_of(grouped, 0, 44))
     assert list(grouped.steps(60, 90)) == list(grouped.steps(0, 90))[60:]
 
-    def spread(made: Order) -> float:
+    def spread(made: SampleOrder) -> float:
         each = (lengths[[n for _, n in keys]] for keys in made.steps(0, 43))
         return float(np.mean([found.max() - found.min() for found in each]))
 
