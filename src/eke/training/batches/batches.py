@@ -17,7 +17,7 @@ from eke.models.sizes import is_ragged, most_predicted
 from eke.plan.planner import Plan, simulated_micro_batches, evaluated
 from eke.plan.planner.lengths import GROUPED_STEPS, MicroBatchShape
 from eke.training.batches.sampler import as_label
-from eke.training.batches.tasks import Key, Sample, lay_end_to_end
+from eke.training.batches.tasks import Key, Sample, concatenate_samples
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Collator:
                 for name, row in samples[-1].items()
             }
             samples = [*samples[:-1], shorter]
-        rows = [lay_end_to_end(samples)] if self.padding_free else samples
+        rows = [concatenate_samples(samples)] if self.padding_free else samples
         ids = [row["input_ids"] for row in rows]
         inputs = {"input_ids": self._pad(ids, self.pad)}
         num_tokens = sum(map(len, ids))
@@ -364,7 +364,7 @@ class LongestSamples:
             # Two samples per row: libraries skip the separation of a single sample.
             cut = length // 2
             parts = [probe_sample(self.plan, n, n, together) for n in (cut, length - cut)]
-            return lay_end_to_end(parts)
+            return concatenate_samples(parts)
         return probe_sample(self.plan, length, micro.target, together)
 
     def lengths(self) -> np.ndarray:

@@ -110,7 +110,7 @@ class PackedSamples:
     def __getitem__(self, key: Key) -> Sample:
         epoch, index = key
         members = self.packs.row(int(self.chosen[index]))
-        return lay_end_to_end([self.samples[epoch, int(member)] for member in members])
+        return concatenate_samples([self.samples[epoch, int(member)] for member in members])
 
     def lengths(self) -> np.ndarray:
         """Return the tokens of each row."""
@@ -147,7 +147,7 @@ class MixSamples:
         return np.concatenate([part.lengths() for part in self.parts])
 
 
-def lay_end_to_end(samples: list[Sample]) -> Sample:
+def concatenate_samples(samples: list[Sample]) -> Sample:
     """Concatenate samples, separated by positions that restart at 0."""
     names = [name for name in ("input_ids", "labels", "source") if name in samples[0]]
     joined: Sample = {name: np.concatenate([each[name] for each in samples]) for name in names}
