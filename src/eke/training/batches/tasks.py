@@ -174,7 +174,7 @@ def masked_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
     assert vocabulary.mask is not None, "a tokenizer without mask token is rejected when loaded"
     tokens = samples.source.row(index).tokens
     if not samples.source.framed and not vocabulary.is_bytes:
-        put_into_frame(tokens, vocabulary, vocabulary.frame)
+        add_special_tokens(tokens, vocabulary, vocabulary.frame)
     generator = seeded(config.seed, epoch, index)
     chosen = torch.rand(len(tokens), generator=generator).numpy() < config.task.mask_frac
     at_least = int(torch.randint(len(tokens), (1,), generator=generator))
@@ -200,14 +200,14 @@ def sequence_classification(samples: TaskSamples, epoch: int, index: int) -> Sam
     row = source.row(index)
     tokens = row.tokens
     if not source.framed:
-        put_into_frame(tokens, samples.vocabulary, samples.vocabulary.frame)
+        add_special_tokens(tokens, samples.vocabulary, samples.vocabulary.frame)
     sample = {"input_ids": tokens, "labels": as_label(task, source.label(index))}
     if samples.vocabulary.has_types:
         sample["token_type_ids"] = (np.arange(len(tokens)) >= row.cut).astype(np.int64)
     return sample
 
 
-def put_into_frame(tokens: np.ndarray, vocabulary: Vocabulary, frame: SpecialTokens) -> None:
+def add_special_tokens(tokens: np.ndarray, vocabulary: Vocabulary, frame: SpecialTokens) -> None:
     """Write special tokens around a slice of text, in place. Bytes end in the end of text."""
     prefix, suffix = frame.prefix, frame.suffix
     if vocabulary.is_bytes:
@@ -227,8 +227,8 @@ def seq2seq_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
         whole = config.data.seq_len + (config.task.target_len or config.data.seq_len)
         cut = max(1, len(tokens) * config.data.seq_len // whole)  # ragged: the same proportion
         if not vocabulary.is_bytes:
-            put_into_frame(tokens[:cut], vocabulary, vocabulary.frame)
-        put_into_frame(tokens[cut:], vocabulary, vocabulary.target_frame)
+            add_special_tokens(tokens[:cut], vocabulary, vocabulary.frame)
+        add_special_tokens(tokens[cut:], vocabulary, vocabulary.target_frame)
     return {"input_ids": tokens[:cut], "labels": tokens[cut:]}
 
 
