@@ -21,7 +21,7 @@ from eke.common.paths import LOCAL_RANK
 from eke.config.schema import FSDP, GradientSync
 from eke.models.sizes import exchange_of
 from eke.plan.planner import Plan
-from eke.training.distributed.fsdp import build_mesh, part_bytes, shard_model, whole
+from eke.training.distributed.fsdp import build_mesh, part_bytes, shard_model, full_tensor
 from eke.training.distributed.operators import Engine, in_memory, prepare_swap, swap_buffers
 from eke.training.distributed.parts import Parts
 from eke.training.distributed.ranks import Ranks
@@ -292,7 +292,7 @@ class ShardedUpdate(PlainUpdate):
             gradients = [p.grad for p in self.parameters]
             self.gradient_bytes = part_bytes(g for g in gradients if g is not None)
         norm = super().apply()
-        return None if norm is None else whole(norm)
+        return None if norm is None else full_tensor(norm)
 
     def hold(self, model: nn.Module) -> Held:
         """Return this rank's rows of weights and optimizer state."""

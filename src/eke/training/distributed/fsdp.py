@@ -129,7 +129,7 @@ def groups_of(modules: Iterable[nn.Module]) -> list[Any]:
     return [group for group in found if group is not None]
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Gather a sharded tensor. Collective: every rank must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
