@@ -21,7 +21,7 @@ from eke.config.schema import PretrainedModel, SequenceClassification
 from eke.models.families import is_classification
 from eke.plan.planner import Plan
 from eke.training.batches.tasks import chat_manifest, class_names, is_packed
-from eke.training.distributed.fsdp import part
+from eke.training.distributed.fsdp import local_tensor
 from eke.training.distributed.parts import Parts
 from eke.training.model.adapters import (
     ADAPTER_WEIGHTS,
@@ -172,7 +172,7 @@ def _convert(model: nn.Module, folder: Path, put: Callable[[str, Tensor], None])
 
 def _memory(tensor: Tensor) -> tuple[int, int]:
     """Return address and length of a tensor, equal for all names of a shared tensor."""
-    return part(tensor).data_ptr(), tensor.numel()
+    return local_tensor(tensor).data_ptr(), tensor.numel()
 
 
 def _widest(model: nn.Module) -> torch.dtype:

@@ -20,7 +20,7 @@ from eke.training.distributed.fsdp import (
     build_mesh,
     groups_of,
     is_cut,
-    part,
+    local_tensor,
     part_bytes,
 )
 from eke.training.distributed.ranks import ALONE, Ranks
@@ -106,9 +106,9 @@ def test_a_checkpoint_of_one_process_is_cut(option, tmp_path) -> None:
         pairs = list(zip(alone.parameters(), model.parameters(), strict=True))
         assert all(is_cut(p) for _, p in pairs)
         for complete, cut in pairs:
-            assert torch.equal(part(cut), complete.chunk(2)[RANK])
+            assert torch.equal(local_tensor(cut), complete.chunk(2)[RANK])
             for name, value in theirs.state[complete].items():
-                held = part(mine.state[cut][name])
+                held = local_tensor(mine.state[cut][name])
                 assert torch.equal(held, value.chunk(2)[RANK] if value.dim() else value)
 
 
