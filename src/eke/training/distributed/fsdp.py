@@ -144,6 +144,6 @@ def part_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(local_tensor(tensor).nbytes for tensor in tensors)
 
 
-def is_cut(tensor: Tensor) -> bool:
+def is_sharded(tensor: Tensor) -> bool:
     """Return whether this process holds only a shard of a tensor."""
     return local_tensor(tensor).numel() < tensor.numel()

@@ -19,7 +19,7 @@ from eke.training.distributed.deepspeed_engine import ShardedUpdate
 from eke.training.distributed.fsdp import (
     build_mesh,
     groups_of,
-    is_cut,
+    is_sharded,
     local_tensor,
     part_bytes,
 )
@@ -104,7 +104,7 @@ def test_a_checkpoint_of_one_process_is_cut(option, tmp_path) -> None:
         mine = build_optimizer(plan, model)
         assert load_checkpoint(path, model, mine, None, Ranks(RANK, 1)) == 3
         pairs = list(zip(alone.parameters(), model.parameters(), strict=True))
-        assert all(is_cut(p) for _, p in pairs)
+        assert all(is_sharded(p) for _, p in pairs)
         for complete, cut in pairs:
             assert torch.equal(local_tensor(cut), complete.chunk(2)[RANK])
             for name, value in theirs.state[complete].items():
