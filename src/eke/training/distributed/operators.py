@@ -39,7 +39,7 @@ SAY_AFTER_S = 3.0
 """Seconds to load a compiled operator. A longer wait is logged."""
 
 
-class Turn:
+class BuildLock:
     """Build lock, released on exit. torch's `FileBaton` may wait forever (pytorch#189245)."""
 
     def __init__(self, lock_file_path: str, *_: object, **__: object) -> None:
@@ -99,7 +99,7 @@ def compiling(what: str) -> Iterator[None]:
     start = time.monotonic()
     try:
         with (
-            patch.object(cpp_extension, "FileBaton", Turn),
+            patch.object(cpp_extension, "FileBaton", BuildLock),
             patch.dict(os.environ, {FOLDER: str(folder)}),
         ):
             yield
