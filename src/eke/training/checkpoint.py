@@ -34,7 +34,7 @@ from eke.common.files import (
 )
 from eke.common.paths import CHECKPOINT_FILES, EXPORT, checkpoint_name
 from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate
-from eke.training.distributed.ranks import ALONE, Ranks
+from eke.training.distributed.ranks import SINGLE_PROCESS, Ranks
 from eke.training.loop.meter import RandomState, restore_random_state
 from eke.training.model.number_formats import MASTER, copied_from
 from eke.training.model.save_model import load_weights, save_pretrained, system_error
@@ -160,7 +160,7 @@ def has_parts(path: Path) -> bool:
     return next(path.glob("part-*"), None) is not None
 
 
-def load_model(path: Path, model: nn.Module, ranks: Ranks = ALONE) -> None:
+def load_model(path: Path, model: nn.Module, ranks: Ranks = SINGLE_PROCESS) -> None:
     """Load a checkpoint's weights into a model, sharded or not. RunError: They do not match."""
     if not has_parts(path):
         load_weights(model, path / EXPORT)
@@ -175,7 +175,7 @@ def load_checkpoint(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     scaler: Any = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
     seed: int = 0,
     update: DeepSpeedUpdate | None = None,
 ) -> int:

@@ -170,7 +170,7 @@ def _build(plan: Plan, folder: Path, record: Record, trained: Plan) -> Any:
     """Return a job for `measure`, with the weights of the run and samples with its classes."""
     from eke.training.batches.batches import Transfer
     from eke.training.batches.dataset import build_data
-    from eke.training.distributed.ranks import ALONE
+    from eke.training.distributed.ranks import SINGLE_PROCESS
     from eke.training.loop.training_state import build_checked, torch_device
     from eke.training.model.loss import build_loss
     from eke.training.model.number_formats import build_formats
@@ -190,7 +190,7 @@ def _build(plan: Plan, folder: Path, record: Record, trained: Plan) -> Any:
         config.id2label = dict(enumerate(names))
     move = Transfer(device)
     return SimpleNamespace(
-        plan=plan, device=device, model=model, bare_model=model, ranks=ALONE,
+        plan=plan, device=device, model=model, bare_model=model, ranks=SINGLE_PROCESS,
         formats=build_formats(plan, device), loss=build_loss(plan),
         data=build_data(plan, left=report.padding == "left"),
         transfer=move if numbers is None else lambda batch: move(_renumbered(batch, numbers)),

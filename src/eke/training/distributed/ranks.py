@@ -87,7 +87,7 @@ class Ranks:
         return values
 
 
-ALONE = Ranks()
+SINGLE_PROCESS = Ranks()
 
 
 P2P_VARIABLE = "NCCL_P2P_DISABLE"
@@ -102,7 +102,7 @@ def join_ranks(plan: Plan) -> Ranks:
         os.environ[P2P_VARIABLE] = "1"
     world_size = int(os.environ.get(WORLD_SIZE, "1"))
     if world_size == 1:
-        return ALONE
+        return SINGLE_PROCESS
     if kind == "cuda":
         local = int(os.environ[LOCAL_RANK])
         found = torch.cuda.device_count()

@@ -32,7 +32,7 @@ from eke.plan.record import (
 )
 from eke.results.trackers import Tracker, summary_values
 from eke.results.trackers.tracker import Untracked
-from eke.training.distributed.ranks import ALONE, Ranks
+from eke.training.distributed.ranks import SINGLE_PROCESS, Ranks
 from eke.training.loop.environment import configure_allocator, quiet_libraries, seconds_since_start
 from eke.training.loop.failure import Diverged, classify
 from eke.training.loop.meter import Clock, Meter
@@ -75,7 +75,7 @@ class Attempt:
     stop: StopFlag
     empty: int | None
     """Resident bytes before torch was imported."""
-    ranks: Ranks = ALONE
+    ranks: Ranks = SINGLE_PROCESS
     stages: dict[str, int] = field(default_factory=dict)
     startup_s: float | None = None
     job: TrainingState | None = None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eke.plan.record import metrics
-from eke.training.distributed.ranks import ALONE, Ranks, StepTotals
+from eke.training.distributed.ranks import SINGLE_PROCESS, Ranks, StepTotals
 
 
 class Clock:
@@ -109,7 +109,7 @@ class Meter:
         self.steps_ended += 1
         self._stamps = [("between", end)]
 
-    def flush(self, ranks: Ranks = ALONE) -> list[metrics.Row]:
+    def flush(self, ranks: Ranks = SINGLE_PROCESS) -> list[metrics.Row]:
         """Return rows of the steps since the last call. Only here the host waits for the device."""
         if not self.notes:
             return []

@@ -30,7 +30,7 @@ from eke.training.distributed.deepspeed_engine import (
 )
 from eke.training.distributed.parts import Parts
 from eke.training.distributed.ranks import (
-    ALONE,
+    SINGLE_PROCESS,
     Ranks,
     build_data_parallel,
     build_handlers,
@@ -70,7 +70,7 @@ class TrainingState:
     meter: Meter
     stages: dict[str, int]
     """Bytes of memory in use after each stage."""
-    ranks: Ranks = ALONE
+    ranks: Ranks = SINGLE_PROCESS
     device: torch.device = field(init=False)
     model: nn.Module = field(init=False)
     """Module to call: wrapped for ranks, and compiled if configured."""

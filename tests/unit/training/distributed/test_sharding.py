@@ -23,7 +23,7 @@ from eke.training.distributed.fsdp import (
     local_tensor,
     part_bytes,
 )
-from eke.training.distributed.ranks import ALONE, Ranks
+from eke.training.distributed.ranks import SINGLE_PROCESS, Ranks
 from eke.training.model.build_model import build_model
 from eke.training.model.number_formats import _look_up, build_formats
 from eke.training.observe.libraries import note_sharding
@@ -246,7 +246,7 @@ def noted(plan, model):
     update = ShardedUpdate(plan, model, optimizer, None, list(model.parameters()))
     warnings: list[str] = []
     job = SimpleNamespace(
-        plan=plan, bare_model=model, optimizer=optimizer, ranks=ALONE, effective={},
+        plan=plan, bare_model=model, optimizer=optimizer, ranks=SINGLE_PROCESS, effective={},
         update=update, warn=warnings.append,
     )  # fmt: skip
     note_sharding(job)
