@@ -139,7 +139,7 @@ def build_handlers(plan: Plan) -> list[Any]:
     return [DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)]
 
 
-def expect_unreached(plan: Plan, model: nn.Module, accelerator: Any) -> None:
+def allow_unused_experts(plan: Plan, model: nn.Module, accelerator: Any) -> None:
     """Let ranks train experts that some micro-batches do not reach. Call it before wrapping.
 
     DDP detects them after each forward pass. FSDP and ZeRO exchange only gradients that all ranks

@@ -34,7 +34,7 @@ from eke.training.distributed.ranks import (
     Ranks,
     build_data_parallel,
     build_handlers,
-    expect_unreached,
+    allow_unused_experts,
 )
 from eke.training.loop.meter import Clock, Meter, RandomState
 from eke.training.loop.stop import StopFlag
@@ -126,7 +126,7 @@ class TrainingState:
         parts = parts_of(plan, device, ranks)
         self.bare_model, report = build_checked(plan, device, parts)
         self.formats = build_formats(plan, device, self.bare_model)
-        expect_unreached(plan, self.bare_model, accelerator)
+        allow_unused_experts(plan, self.bare_model, accelerator)
         shared = share_model(plan, accelerator, self.bare_model, parts)
         self.parameters = [p for p in self.bare_model.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(plan, self.bare_model)
