@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
     except SignalException:
         return EXIT_FAILED  # rank 0 has written the record
     except ChildFailedError as error:
-        rank = culprit({r: (f.timestamp, f.exitcode) for r, f in error.failures.items()})
+        rank = first_failed_rank({r: (f.timestamp, f.exitcode) for r, f in error.failures.items()})
         attempt = max(0, len(read_attempts(paths)) - 1)
         write_end(paths, DeadRank(attempt, rank, error.failures[rank].exitcode, int(node)))
         return EXIT_FAILED
@@ -96,7 +96,7 @@ def launch_config(
     )
 
 
-def culprit(ends: Mapping[int, tuple[int, int]]) -> int:
+def first_failed_rank(ends: Mapping[int, tuple[int, int]]) -> int:
     """Return the rank that failed first, from each rank's failure time (seconds) and exit code.
 
     In one second a rank killed by a signal is preferred, then any rank but 0, which reports itself.

@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from eke.plan.record import Outcome
 from eke.training.distributed.ranks import SINGLE_PROCESS, StepTotals
-from eke.training.loop.agent import culprit
+from eke.training.loop.agent import first_failed_rank
 from eke.training.loop.failure import classify
 
 
@@ -23,7 +23,7 @@ from eke.training.loop.failure import classify
     ids=["alone", "killed", "rank 0 killed", "not rank 0", "hung, killed later", "the first"],
 )
 def test_the_rank_that_took_the_others_along(ends, rank) -> None:
-    assert culprit(ends) == rank
+    assert first_failed_rank(ends) == rank
 
 
 def test_alone_nothing_is_sent() -> None:
