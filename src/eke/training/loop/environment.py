@@ -24,7 +24,7 @@ QUIET = {
 }
 """Variables that silence progress bars and notes of torch's native code, mainly its profiler."""
 
-TALKERS = (
+NOISY_LOGGERS = (
     "torchao",  # 0.18: kernels built for other devices, triton, on every import
     "torch.utils._pytree",  # 2.13: how torchao 0.18 registers its enums
     "bitsandbytes",  # 0.50: faster CPU kernels in another package
@@ -35,7 +35,7 @@ TALKERS = (
 
 def quiet_imports() -> None:
     """Limit loggers to errors. Call it before importing torch, which imports other packages."""
-    for name in TALKERS:
+    for name in NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     be_verbose()
 
