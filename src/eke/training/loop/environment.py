@@ -97,7 +97,7 @@ def own_resident_bytes() -> int | None:
         return None
 
 
-def end_first() -> None:
+def prefer_for_oom_kill() -> None:
     """Make the kernel kill this process first when the machine runs out of memory (Linux)."""
     with contextlib.suppress(OSError):  # not Linux, or not permitted: no priority
         # The largest value of oom_score_adj, see proc(5). Raising it needs no privilege.

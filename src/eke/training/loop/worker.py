@@ -25,7 +25,7 @@ from eke.plan.record import EXIT_FAILED, Failure, Outcome, metrics, start_attemp
 from eke.training.loop.environment import (
     QUIET,
     choose_compiled_code_folders,
-    end_first,
+    prefer_for_oom_kill,
     own_resident_bytes,
     quiet_imports,
 )
@@ -119,7 +119,7 @@ def join(plan: Plan) -> "Ranks":
     from eke.training.distributed.ranks import join_ranks
 
     if plan.probe:
-        end_first()
+        prefer_for_oom_kill()
     return join_ranks(plan)
 
 
