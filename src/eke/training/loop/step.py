@@ -24,7 +24,7 @@ class EvaluationContext(Protocol):
         """Loss of a micro-batch, summed over its targets."""
 
 
-class Stepped(EvaluationContext, Protocol):
+class StepContext(EvaluationContext, Protocol):
     """Objects of a step, in a run or a memory trace."""
 
     update: Update
@@ -34,7 +34,7 @@ class Stepped(EvaluationContext, Protocol):
 
 
 def take_step(
-    job: Stepped,
+    job: StepContext,
     cut: Sequence[MicroBatch],
     num_targets: int,
     step: int,
