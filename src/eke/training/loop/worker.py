@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
             redirect_output(paths, rank)
         set_up_output()
         choose_compiled_code_folders()
-        return follow_rank0(paths, stop, empty) if rank else lead(paths, stop, empty)
+        return follow_rank0(paths, stop, empty) if rank else run_rank_0(paths, stop, empty)
     except EkeError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
         return EXIT_FAILED
 
 
-def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
+def run_rank_0(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     """Train as the only rank, or as the rank that writes."""
     plan = read_plan(paths)
     own = with_own_software(plan)

@@ -15,7 +15,7 @@ from eke.launch.processes.running_run import finish_attempt
 from eke.plan.planner import write_plan
 from eke.plan.record import read_attempts, read_record, start_attempt
 from eke.training.loop.stop import StopFlag
-from eke.training.loop.worker import lead
+from eke.training.loop.worker import run_rank_0
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_library_that_was_upgraded_after_planning_is_an_outcome(paths, package
     write_plan(paths, plan)
     package("transformers", "99.1")
     before = set(sys.modules)
-    assert lead(paths, StopFlag(), None) == 2
+    assert run_rank_0(paths, StopFlag(), None) == 2
     assert "eke.training.loop.attempt" not in set(sys.modules) - before, (
         "nothing heavy was imported"
     )
@@ -82,7 +82,7 @@ def test_each_library_that_computes_counts_and_none_of_the_report_alone(package)
 def test_an_editable_install_that_was_edited(paths, source) -> None:
     write_plan(paths, plan_of("data=synthetic"))
     source.write_text("new = 2\n")
-    assert lead(paths, StopFlag(), None) == 2
+    assert run_rank_0(paths, StopFlag(), None) == 2
     record = read_record(paths)
     assert record.outcome == "refused"
     assert record.machine["eke_source"] == fingerprint.source_hash(source.parent)
