@@ -79,7 +79,7 @@ class ActivationOffload(saved_tensors_hooks):
             return tensor
         weight = copied_leaf(tensor)
         if weight is not None and weight.untyped_storage()._cdata in self._weights:
-            return made_again(tensor, weight)
+            return rebuild_view(tensor, weight)
         place = _place_of(tensor)
         for each in self._leaving:
             if each.source is not None and each.place == place:
@@ -140,7 +140,7 @@ class ActivationOffload(saved_tensors_hooks):
             tensor.record_stream(self.stream)
 
 
-def made_again(tensor: Tensor, weight: Tensor) -> Callable[[], Tensor]:
+def rebuild_view(tensor: Tensor, weight: Tensor) -> Callable[[], Tensor]:
     """Return a function that repeats a view of a copy of all of `weight`, if it has not changed."""
     version, dtype = weight._version, tensor.dtype
     view = tensor.size(), tensor.stride(), tensor.storage_offset()
