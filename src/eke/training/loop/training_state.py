@@ -39,7 +39,7 @@ from eke.training.distributed.ranks import (
 from eke.training.loop.meter import Clock, Meter, RandomState
 from eke.training.loop.stop import StopFlag
 from eke.training.model.activation_offload import build_activation_offload
-from eke.training.model.adapters import frozen_at_random
+from eke.training.model.adapters import warn_random_frozen_weights
 from eke.training.model.load_pretrained import LoadReport
 from eke.training.model.loss import (
     LossFunction,
@@ -184,7 +184,7 @@ class TrainingState:
     def _warn_of_start(self, report: LoadReport) -> None:
         drawn = (*report.new_weights, *report.resized_weights)
         random = [name for name in drawn if name not in report.unreached]
-        adapted = frozen_at_random(self.bare_model, random)
+        adapted = warn_random_frozen_weights(self.bare_model, random)
         adapted += getattr(self.bare_model, "without_adapters", [])
         headed = name_classes(self.plan, self.bare_model, report)
         stop_at_turns(self.plan, self.bare_model)

@@ -446,7 +446,7 @@ def merge_adapters(plan: Plan, model: nn.Module) -> nn.Module:
     return plain
 
 
-def frozen_at_random(model: nn.Module, new_weights: Sequence[str]) -> list[str]:
+def warn_random_frozen_weights(model: nn.Module, new_weights: Sequence[str]) -> list[str]:
     """Return a warning about random tensors that are neither loaded nor trained."""
     every = model.named_parameters(remove_duplicate=False)
     trained = {name for name, p in every if p.requires_grad}

@@ -27,7 +27,7 @@ from eke.training.model.adapters import (
     ADAPTER_WEIGHTS,
     adapter_tensors,
     apply_peft,
-    frozen_at_random,
+    warn_random_frozen_weights,
     is_adapted,
     merge_adapters,
     read_tensors,
@@ -222,7 +222,7 @@ def save_merged_adapter(plan: Plan, adapter: Path, folder: Path) -> str:
     plan = replace(plan, config=config, compute=replace(plan.compute, float8="off"))
     base, report = build_model_and_report(plan, torch.device("cpu"))
     model = apply_peft(plan, base)
-    if drawn := frozen_at_random(model, (*report.new_weights, *report.resized_weights)):
+    if drawn := warn_random_frozen_weights(model, (*report.new_weights, *report.resized_weights)):
         raise RunError(f"{drawn[0]}. The run did not save them")
     load_weights(model, adapter)
     missing = ""
