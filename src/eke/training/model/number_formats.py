@@ -259,7 +259,7 @@ def build_with_master(
     return optimizer
 
 
-def stepped_weights(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+def optimized_weights(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     """Return the model's weights that an optimizer steps, directly or on copies."""
     if optimizer in _PAIRS:
         return [weight for weight, _ in _PAIRS[optimizer]]

@@ -18,7 +18,7 @@ from eke.training.model.activation_offload import ActivationOffload
 from eke.training.model.adapters import float8_layers, is_adapted, quant_states, quant_tensors
 from eke.training.model.attention_kernels import KernelProbe, ObservedKernels
 from eke.training.model.checkpointing import count_layer_calls
-from eke.training.model.number_formats import is_compiled, master_bytes, num_graphs, stepped_weights
+from eke.training.model.number_formats import is_compiled, master_bytes, num_graphs, optimized_weights
 from eke.training.observe.libraries import (
     note_compiler,
     note_copies,
@@ -49,7 +49,7 @@ def note_adapters(job: TrainingState) -> None:
     left = modules - found.get("fused_modules", 0)
     if left and fuses_adapters(job.plan.config):
         job.warn(f"peft.fused=true: {left} adapted modules use PEFT's own forward pass")
-    weights = stepped_weights(job.optimizer)
+    weights = optimized_weights(job.optimizer)
     if isinstance(job.update, DeepSpeedUpdate):  # its optimizer has flat shards of the weights
         weights = deepspeed_engine.engine_weights(job.update.engine)
     held = {id(p) for p in weights}
