@@ -234,9 +234,9 @@ def _answers(job: Any, new_tokens: int) -> metrics.Row:
     """Return the metrics of generated answers."""
     from eke.training.batches.dataset import load_plan_tokenizer
     from eke.training.loop.generation import generation_metrics
-    from eke.training.model.save_model import stop_at_turns
+    from eke.training.model.save_model import set_eos_token_ids
 
-    stop_at_turns(job.plan, job.bare_model)
+    set_eos_token_ids(job.plan, job.bare_model)
     vocabulary = job.plan.vocabulary
     tokenizer = ByteTokens() if vocabulary.is_bytes else load_plan_tokenizer(job.plan)
     decode = partial(tokenizer.decode, skip_special_tokens=True)

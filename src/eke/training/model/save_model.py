@@ -228,7 +228,7 @@ def save_merged_adapter(plan: Plan, adapter: Path, folder: Path) -> str:
     missing = ""
     try:
         name_classes(plan, base, report)
-        stop_at_turns(plan, base)
+        set_eos_token_ids(plan, base)
     except (EkeError, OSError) as error:
         what = "class names" if is_classification(plan.config) else "ends of turn"
         missing = f"the configuration lacks {what}: {error}"
@@ -236,7 +236,7 @@ def save_merged_adapter(plan: Plan, adapter: Path, folder: Path) -> str:
     return missing
 
 
-def stop_at_turns(plan: Plan, model: nn.Module) -> None:
+def set_eos_token_ids(plan: Plan, model: nn.Module) -> None:
     """Make generation also stop at the ends of turn that a base model was trained with."""
     mine: Any = model
     chat, generation = chat_manifest(plan), getattr(mine, "generation_config", None)
