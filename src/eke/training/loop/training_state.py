@@ -49,7 +49,7 @@ from eke.training.model.loss import (
     loss_sum,
 )
 from eke.training.model.number_formats import Formats, build_formats, compile_model
-from eke.training.model.save_model import build_trainable, name_classes, set_eos_token_ids
+from eke.training.model.save_model import build_trainable, set_id2label, set_eos_token_ids
 from eke.training.model.unused import check_copies, check_head, check_packing
 from eke.training.observe.memory_stages import memory_in_use
 from eke.training.optimizer.build_optimizer import Multiplier, build_optimizer, build_schedule
@@ -186,7 +186,7 @@ class TrainingState:
         random = [name for name in drawn if name not in report.unreached]
         adapted = warn_random_frozen_weights(self.bare_model, random)
         adapted += getattr(self.bare_model, "without_adapters", [])
-        headed = name_classes(self.plan, self.bare_model, report)
+        headed = set_id2label(self.plan, self.bare_model, report)
         set_eos_token_ids(self.plan, self.bare_model)
         for warning in (*report.warnings, *adapted, *headed):
             self.warn(warning)

@@ -227,7 +227,7 @@ def save_merged_adapter(plan: Plan, adapter: Path, folder: Path) -> str:
     load_weights(model, adapter)
     missing = ""
     try:
-        name_classes(plan, base, report)
+        set_id2label(plan, base, report)
         set_eos_token_ids(plan, base)
     except (EkeError, OSError) as error:
         what = "class names" if is_classification(plan.config) else "ends of turn"
@@ -248,7 +248,7 @@ def set_eos_token_ids(plan: Plan, model: nn.Module) -> None:
     generation.eos_token_id = stops[0] if len(stops) == 1 else stops or None
 
 
-def name_classes(plan: Plan, model: nn.Module, report: LoadReport) -> list[str]:
+def set_id2label(plan: Plan, model: nn.Module, report: LoadReport) -> list[str]:
     """Write the data's class names into the configuration, and warn of a head with others."""
     task = plan.config.task
     names = class_names(plan)
