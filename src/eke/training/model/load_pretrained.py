@@ -29,7 +29,7 @@ from eke.training.model.unused import (
     check_places,
     drawn_in_float32,
     freeze_unreached,
-    own_random_numbers,
+    preserve_rng_state,
     padding_side,
     set_dropout,
 )
@@ -101,7 +101,7 @@ def load_pretrained(
     try:
         model_config = checkpoint_configuration(plan)
         stored = model_config.dtype
-        random, formats = own_random_numbers(device, config.seed), _own_formats(plan)
+        random, formats = preserve_rng_state(device, config.seed), _own_formats(plan)
         cut = parts.read() if parts else nullcontext()
         with reading(pretrained), random, drawn_in_float32(dtype), formats, _alone(), cut:
             if device.type == "meta":

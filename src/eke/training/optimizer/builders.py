@@ -33,7 +33,7 @@ from eke.models.families import Role
 from eke.models.sizes import PAGED_MIN_SIZE, optimizer_entry, projection_rank
 from eke.plan.planner import Plan
 from eke.training.distributed.operators import load_adam
-from eke.training.model.unused import own_random_numbers
+from eke.training.model.unused import preserve_rng_state
 from eke.training.optimizer.update import RATIO, Groups, split
 
 
@@ -206,7 +206,7 @@ def round_alike(optimizer: Optimizer, seed: int) -> None:
         done = max((int(state["step"]) for state in optimizer.state.values() if state), default=0)
         drawn_from = hash((seed, done)) % 2**63  # hashes of integers are equal everywhere
         device = optimizer.param_groups[0]["params"][0].device
-        entered.append(own_random_numbers(device, drawn_from))
+        entered.append(preserve_rng_state(device, drawn_from))
         entered[-1].__enter__()
 
     def after(*_: Any) -> None:
