@@ -18,7 +18,7 @@ from eke.plan.record import Outcome
 from eke.training.batches.batches import MicroBatch
 from eke.training.model.loss import LossFunction
 from eke.training.model.number_formats import Formats
-from eke.training.model.unused import depend_on_all, routed_parents
+from eke.training.model.unused import add_zero_gradients, routed_parents
 
 STOPS = (Outcome.cancelled, Outcome.timeout, Outcome.preempted)
 """Stop requests of a rank, in order of priority."""
@@ -152,7 +152,7 @@ def allow_unused_experts(plan: Plan, model: nn.Module, accelerator: Any) -> None
         accelerator.ddp_handler.find_unused_parameters = True
     elif option in ("fsdp", *STAGE):
         for parent in routed:
-            depend_on_all(parent, late=option == "zero3")
+            add_zero_gradients(parent, late=option == "zero3")
     if option == "zero3":  # gathers such a module at once, with all experts
         from deepspeed.utils import set_z3_leaf_modules
 

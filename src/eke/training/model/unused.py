@@ -45,7 +45,7 @@ def _with_parameters(module: nn.Module) -> list[nn.Module]:
     return [m for m in module.children() if any(True for _ in m.parameters())]
 
 
-def depend_on_all(module: nn.Module, late: bool) -> None:
+def add_zero_gradients(module: nn.Module, late: bool) -> None:
     """Give each parameter of the module a gradient in every backward pass, zero if unused."""
 
     # ZeRO-2 exchanges gradients in the order of their completion, which must be equal on all ranks.
