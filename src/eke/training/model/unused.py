@@ -205,7 +205,7 @@ def padding_side(model: nn.Module, task: str, pad: int) -> str:
 
 
 @torch.no_grad()
-def check_places(model: nn.Module, task: str) -> None:
+def check_positions(model: nn.Module, task: str) -> None:
     """Raise RunError unless each token has an output, in causal_lm independent of later tokens."""
     if task not in ("causal_lm", "masked_lm"):
         return
