@@ -65,7 +65,7 @@ def train(folder: Path, start: str) -> Peaks:
         patch.object(loop, "train_step", during("step", loop.train_step)),
         patch.object(loop, "evaluate_at", during("evaluation", loop.evaluate_at)),
         patch.object(loop, "save", during("save", save_and_wait)),
-        patch.object(loop, "closer_look", lambda *_: nullcontext()),  # it profiles, too
+        patch.object(loop, "profile_step", lambda *_: nullcontext()),  # it profiles, too
     ):
         code = worker.main([str(folder)])
     assert not code, f"the worker ended with {code}"

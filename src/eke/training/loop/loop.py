@@ -18,7 +18,7 @@ from eke.training.loop.saving import await_copy, finish_saving, progress, save
 from eke.training.loop.step import take_step
 from eke.training.loop.stop import Interrupted, Stopped
 from eke.training.loop.training_state import TrainingState
-from eke.training.observe.effective import closer_look, look_at_evaluation
+from eke.training.observe.effective import profile_step, look_at_evaluation
 from eke.training.optimizer.build_optimizer import evaluation_weights
 from eke.training.optimizer.update import set_learning_rate
 
@@ -46,7 +46,7 @@ def train(job: TrainingState) -> None:
     job.model.train()
     for step in range(job.start_step, job.plan.steps.total):
         try:
-            with closer_look(job, step - job.start_step):
+            with profile_step(job, step - job.start_step):
                 totals = train_step(job, batches, step)
         except Interrupted:
             between.give_up(step)

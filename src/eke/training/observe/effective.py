@@ -273,7 +273,7 @@ AT_THE_END: tuple[Callable[[TrainingState], None], ...] = (note_cache_release, n
 """Notes taken once after training, also after a failure."""
 
 
-def closer_look(job: TrainingState, nth: int) -> AbstractContextManager[None]:
+def profile_step(job: TrainingState, nth: int) -> AbstractContextManager[None]:
     """Return the context of the nth step: observes kernels in the first, CPU memory in one later.
 
     Observed steps are excluded from timings. For their cost see notes/lab/memory.md.
