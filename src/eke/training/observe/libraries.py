@@ -43,7 +43,7 @@ def note_deepspeed(job: TrainingState) -> None:
     if not isinstance(job.update, DeepSpeedUpdate):
         return
     assert job.plan.deepspeed is not None, "a plan for the engine"
-    found = look_at(job.update.engine)
+    found = read_engine_settings(job.update.engine)
     job.effective["deepspeed"] = found
     if (swap := swap_folder(job.plan, job.paths)) is not None:
         found["file_bytes"] = swap_files(swap, job.ranks.rank)
@@ -63,7 +63,7 @@ def note_deepspeed(job: TrainingState) -> None:
             job.warn(f"offload had no effect: {where} is {found[where]}, not {planned}")
 
 
-def look_at(engine: Engine) -> dict[str, Any]:
+def read_engine_settings(engine: Engine) -> dict[str, Any]:
     """Return properties of the engine as plain values, with bytes and counts of this rank."""
     shards = flat_weight_shards(engine)
     weights = list(engine.module.parameters())
