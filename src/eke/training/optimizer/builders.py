@@ -91,7 +91,7 @@ def adamw_bf16_sr(plan: Plan, groups: Groups) -> Optimizer:
     config = cast(AdamW, plan.config.optimizer)
     _spare_warning()
     optimizer = _make("torchao.optim:_AdamW", groups, config, bf16_stochastic_round=True)
-    round_alike(optimizer, plan.config.seed)
+    seed_stochastic_rounding(optimizer, plan.config.seed)
     return optimizer
 
 
@@ -196,7 +196,7 @@ class Composite(Optimizer):
             start = end
 
 
-def round_alike(optimizer: Optimizer, seed: int) -> None:
+def seed_stochastic_rounding(optimizer: Optimizer, seed: int) -> None:
     """Seed each step's rounding by `seed` and the step: equal on all ranks and after resuming."""
     # A stack: PyTorch calls the hooks again if a step calls the step of its base class.
     entered: list[AbstractContextManager[None]] = []

@@ -9,7 +9,7 @@ from unit.training.model.test_optimizer import COMPILED, HERE
 from eke.training.checkpoint import EXPORT
 from eke.training.model.build_model import build_model
 from eke.training.optimizer.build_optimizer import build_optimizer, evaluation_weights
-from eke.training.optimizer.builders import page_again, round_alike
+from eke.training.optimizer.builders import page_again, seed_stochastic_rounding
 
 SMALL = (
     *SYNTHETIC,
@@ -150,7 +150,7 @@ def test_random_rounding_is_alike_on_all_ranks_and_differs_between_steps() -> No
     for rank in range(2):
         p = nn_parameter()
         optimizer = Drawing([p], lr=0.1, momentum=0.9)
-        round_alike(optimizer, seed=3)
+        seed_stochastic_rounding(optimizer, seed=3)
         torch.manual_seed(rank)
         mine = []
         for _ in range(3):
