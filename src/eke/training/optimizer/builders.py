@@ -296,7 +296,7 @@ def eight_bit(plan: Plan, groups: Groups) -> Optimizer:
     """Return AdamW or Lion with 8-bit moments, paged on a GPU with `paged_adamw_8bit`."""
     config = cast(AdamW8bit | Lion8bit, plan.config.optimizer)
     paged = optimizer_entry(config).pages and plan.device.kind == "cuda"
-    spare_waiting(paged)
+    skip_optimizer_sync(paged)
     name = "AdamW8bit" if isinstance(config, AdamW8bit) else "Lion8bit"
     size = config.min_8bit_size
     optimizer = _make(
@@ -311,11 +311,11 @@ def eight_bit(plan: Plan, groups: Groups) -> Optimizer:
 
 def lion(plan: Plan, groups: Groups) -> Optimizer:
     """Return Lion with a float32 momentum."""
-    spare_waiting(paged=False)
+    skip_optimizer_sync(paged=False)
     return _make("bitsandbytes.optim:Lion", groups, cast(Lion, plan.config.optimizer))
 
 
-def spare_waiting(paged: bool) -> None:
+def skip_optimizer_sync(paged: bool) -> None:
     """Skip bitsandbytes' wait for the GPU after each parameter, in this process."""
     from bitsandbytes import utils
     from bitsandbytes.optim import optimizer
