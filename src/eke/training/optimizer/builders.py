@@ -303,7 +303,7 @@ def eight_bit(plan: Plan, groups: Groups) -> Optimizer:
         f"bitsandbytes.optim:{name}", groups, config, min_8bit_size=size, is_paged=paged
     )
     if paged:
-        optimizer.register_step_pre_hook(page_again)
+        optimizer.register_step_pre_hook(restore_paged_state)
     if config.embeddings_32bit:
         keep_embeddings_in_32_bits(optimizer, groups)
     return optimizer
@@ -326,7 +326,7 @@ def skip_optimizer_sync(paged: bool) -> None:
         vars(optimizer)["sync_gpu"] = utils.sync_gpu if paged else lambda tensor: None
 
 
-def page_again(optimizer: Any, *_: Any) -> None:
+def restore_paged_state(optimizer: Any, *_: Any) -> None:
     """Move states back into paged memory, which loading a checkpoint does not use."""
     for parameter, state in optimizer.state.items():
         if parameter.numel() < PAGED_MIN_SIZE:

@@ -9,7 +9,7 @@ from unit.training.model.test_optimizer import COMPILED, HERE
 from eke.training.checkpoint import EXPORT
 from eke.training.model.build_model import build_model
 from eke.training.optimizer.build_optimizer import build_optimizer, evaluation_weights
-from eke.training.optimizer.builders import page_again, seed_stochastic_rounding
+from eke.training.optimizer.builders import restore_paged_state, seed_stochastic_rounding
 
 SMALL = (
     *SYNTHETIC,
@@ -125,12 +125,12 @@ def test_states_that_were_loaded_are_paged_again() -> None:
     codes = torch.arange(100_000).to(torch.uint8)
     optimizer.state[large] = {"state1": codes, "step": 3}
     optimizer.state[small] = {"state1": codes[:-1]}
-    page_again(optimizer)
+    restore_paged_state(optimizer)
     paged = optimizer.state[large]["state1"]
     assert paged.is_paged
     assert torch.equal(paged, codes)
     assert optimizer.state[small]["state1"] is not paged
-    page_again(optimizer)
+    restore_paged_state(optimizer)
     assert optimizer.state[large]["state1"] is paged, "once is enough"
 
 
