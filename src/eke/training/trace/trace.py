@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eke.estimate.memory.components import Traced
 from eke.training.trace.allocator import CachingAllocator, PlainSum
-from eke.training.trace.fakes import Ghosts
+from eke.training.trace.fakes import FakeKernels
 from eke.training.trace.operations import PRODUCTS, Questions, Workspaces
 
 WEIGHTS, GRADIENTS, OPTIMIZER, MASTER = "weights", "gradients", "optimizer", "master"
@@ -144,7 +144,7 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self.kind = device.type
         self.inside_attention = False
         """True if scaled dot-product attention is running."""
-        self._ghosts = Ghosts(mode)
+        self._ghosts = FakeKernels(mode)
         self._questions = questions
         self._workspaces = workspaces
         self._alive: dict[int, tuple[int, Any]] = {}

@@ -11,7 +11,7 @@ from eke.estimate.memory.components import Method
 from eke.plan.planner.planner import workspace_bytes
 from eke.training.trace import fakes, operations
 from eke.training.trace.allocator import NAME, fake_gpu
-from eke.training.trace.fakes import Ghosts, fake_surroundings
+from eke.training.trace.fakes import FakeKernels, fake_surroundings
 from eke.training.trace.operations import Questions, Workspaces
 from eke.training.trace.trace import StorageTrace
 from eke.training.trace.trace_plan import Untraceable, trace, trace_history
@@ -78,7 +78,7 @@ def test_foreach_stays_foreach_and_only_inside() -> None:
 def test_a_trace_is_the_same_again_and_on_a_machine_with_gpus(monkeypatch) -> None:
     """Remembered results, views above all, are those of the first time. Where CUDA is there,
     PyTorch's optimizers ask whether a graph is being captured."""
-    Ghosts._made.clear()
+    FakeKernels._made.clear()
     plan = plan_of(*ONE_LAYER, "model=tiny_gpt2", "precision=bf16", "attention=eager")
     first, second = trace_history(plan), trace_history(plan)
     assert first.events == second.events
