@@ -284,7 +284,7 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             return False
         if self.inside_attention:
             return bool(first.dim() == 4 and torch.is_tensor(args[1]))
-        return engine_owns(first)
+        return is_owned_by_autograd(first)
 
 
 def _with_random_state(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -316,12 +316,12 @@ def _body(func: Any) -> Callable[..., Any] | None:
 
 
 ENGINE_TENSOR_USES, ENGINE_STORAGE_USES = 4, 2
-"""References to a gradient held only by autograd, in `engine_owns`: the engine's, the argument's
+"""References to a gradient held only by autograd, in `is_owned_by_autograd`: the engine's, the argument's
 and Python's (tests/unit/training/trace/test_traps.py). Additions of a graph or a function lack the
 engine's."""
 
 
-def engine_owns(gradient: Tensor) -> bool:
+def is_owned_by_autograd(gradient: Tensor) -> bool:
     """Return whether only autograd holds a gradient, so that it adds the next one in place."""
     if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
         return False
