@@ -33,7 +33,7 @@ from eke.tuning.chooser import ROOM, combine, mildest
 
 Techniques = tuple[Technique, ...]
 
-CHEAP = (
+LOW_COST_TECHNIQUES = (
     ("attention=sdpa",),
     ("kernels=sparse_prediction",),
     ("kernels=fused_linear_cross_entropy",),
@@ -163,7 +163,7 @@ def advise(plan: Plan, count: int = 5, other_devices: bool = True) -> list[Advic
         plan = replace(plan, device=replace(device, count=max(OF_A_MACHINE, device.count)))
     several = more_devices(plan) if other_devices else ()
     batches = smaller_batches(plan)
-    cheap, dear = techniques_for(plan, CHEAP), techniques_for(plan, DEAR)
+    cheap, dear = techniques_for(plan, LOW_COST_TECHNIQUES), techniques_for(plan, DEAR)
     axes = [*cheap, batches, *dear]
     alone = [_sufficient(plan, [axis]) for axis in axes]
     fewest = filter(None, (_tried(plan, (each,)) for each in several))

@@ -21,7 +21,7 @@ from eke.rules import RuleInputs, check
 from eke.rules.techniques import applied
 from eke.tuning import advice
 from eke.tuning.advice import (
-    CHEAP,
+    LOW_COST_TECHNIQUES,
     DEAR,
     advice_for,
     advise,
@@ -72,7 +72,7 @@ def test_overrides_mean_what_was_forecast(case, device) -> None:
     """The configuration that a technique makes is the one that its overrides compose."""
     typed = (*WORK, *case)
     plan = plan_of(*typed, device=device)
-    axes = [smaller_batches(plan), *techniques_for(plan, (*CHEAP, *DEAR))]
+    axes = [smaller_batches(plan), *techniques_for(plan, (*LOW_COST_TECHNIQUES, *DEAR))]
     changes = [(each, applied(plan.config, [each])) for axis in axes for each in axis]
     assert any(config for _, config in changes)
     for change, config in changes:
