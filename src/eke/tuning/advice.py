@@ -40,7 +40,7 @@ LOW_COST_TECHNIQUES = (
 )
 """Techniques milder than smaller micro-batches. At most one of each group is proposed."""
 
-DEAR = (
+HIGH_COST_TECHNIQUES = (
     ("memory=checkpointing_selective", "memory=checkpointing"),
     ("precision=bf16", "precision=bf16_pure"),
     ("precision=tf32", "precision=fp32"),
@@ -163,7 +163,7 @@ def advise(plan: Plan, count: int = 5, other_devices: bool = True) -> list[Advic
         plan = replace(plan, device=replace(device, count=max(OF_A_MACHINE, device.count)))
     several = more_devices(plan) if other_devices else ()
     batches = smaller_batches(plan)
-    cheap, dear = techniques_for(plan, LOW_COST_TECHNIQUES), techniques_for(plan, DEAR)
+    cheap, dear = techniques_for(plan, LOW_COST_TECHNIQUES), techniques_for(plan, HIGH_COST_TECHNIQUES)
     axes = [*cheap, batches, *dear]
     alone = [_sufficient(plan, [axis]) for axis in axes]
     fewest = filter(None, (_tried(plan, (each,)) for each in several))
