@@ -62,7 +62,7 @@ def findings(config: Config, device: Device, num_nodes: int) -> Findings:
 
 
 @dataclass(frozen=True)
-class Situation:
+class ChoiceContext:
     """Configuration and environment for which choices are made."""
 
     config: Config
@@ -124,7 +124,7 @@ class Situation:
         return each[0]
 
 
-Change = Callable[[Situation, tuple[str, ...]], Situation | None]
+Change = Callable[[ChoiceContext, tuple[str, ...]], ChoiceContext | None]
 """Returns a situation with overrides, None if they conflict with the user's."""
 
 
@@ -196,7 +196,7 @@ class Combination:
     """Techniques that rules permit together."""
 
     techniques: tuple[Technique, ...]
-    situation: Situation
+    situation: ChoiceContext
     forecast: Forecast
 
 
@@ -222,7 +222,7 @@ class Chooser:
     """Permitted combinations of techniques, on axes that the user has not set."""
 
     def __init__(
-        self, situation: Situation, claims: frozenset[str], change: Change, axes: Sequence[Axis]
+        self, situation: ChoiceContext, claims: frozenset[str], change: Change, axes: Sequence[Axis]
     ) -> None:
         self.situation = situation
         self.change = change
@@ -283,7 +283,7 @@ class Chooser:
                 clauses.append(f"not {' '.join(overrides)}: {why}")
         return "; ".join(clauses)
 
-    def _with(self, techniques: Sequence[Technique]) -> tuple[Situation | None, str]:
+    def _with(self, techniques: Sequence[Technique]) -> tuple[ChoiceContext | None, str]:
         """Return the situation with techniques, or None and the reason for their rejection."""
         overrides = tuple(text for each in techniques for text in each.overrides)
         situation = self.change(self.situation, overrides)

@@ -27,7 +27,7 @@ from eke.plan.fine_tuning import LR, SAMPLES, SET_BY, fine_tuning_defaults
 from eke.plan.planner import Decision, Plan, RecipeDecision, make_plan, replan, with_batch
 from eke.plan.planner.samples import plan_batch, possible_batches, samples_to_keep
 from eke.rules import BY_SIZE, RuleInputs, check
-from eke.tuning.recipes import RECIPES, RecipeResolver, Situation
+from eke.tuning.recipes import RECIPES, RecipeResolver, ChoiceContext
 from eke.tuning.refuse_oom import refuse_what_ran_out
 
 
@@ -209,7 +209,7 @@ def adapted(
     )
     cores = usable_cores() // max(1, config.distributed.num_processes)
     units = bfloat16_units() if device.kind == "cpu" else ()
-    start = Situation(config, device, num_nodes=num_nodes, cores=cores, bfloat16_units=units)
+    start = ChoiceContext(config, device, num_nodes=num_nodes, cores=cores, bfloat16_units=units)
 
     def base(config: Config) -> Plan:
         return make_plan(config, composed.choices, composed.overrides, device, "")
