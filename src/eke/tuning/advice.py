@@ -29,7 +29,7 @@ from eke.rules.techniques import (
     applied,
     precision_slowdown,
 )
-from eke.tuning.chooser import ROOM, combine, mildest
+from eke.tuning.chooser import ROOM, combine, first_that_fits_memory
 
 Techniques = tuple[Technique, ...]
 
@@ -186,7 +186,7 @@ def _sufficient(plan: Plan, axes: Sequence[Techniques]) -> list[Advice]:
     for keeps in (True, False):
         of_kind = (each for each in every if all(t.keeps_training for t in each) is keeps)
         tried = (_tried(plan, techniques) for techniques in of_kind)
-        best = mildest((advice for advice in tried if advice), lambda advice: advice.forecast)
+        best = first_that_fits_memory((advice for advice in tried if advice), lambda advice: advice.forecast)
         found += [best] if best else []
     return found
 

@@ -165,7 +165,7 @@ def combine(options: Sequence[Sequence[Chosen]]) -> list[tuple[Chosen, ...]]:
     return found
 
 
-def mildest(options: Iterable[T], forecast_of: Callable[[T], Forecast]) -> T | None:
+def first_that_fits_memory(options: Iterable[T], forecast_of: Callable[[T], Forecast]) -> T | None:
     """Return the first option (mildest first) that fits, else the first that may fit, else None."""
     tight = None
     for option in options:
@@ -250,7 +250,7 @@ class Chooser:
         if self.situation.device.memory_bytes is None:
             return None
         tried, every = tee(self.combinations())
-        return mildest(tried, lambda each: each.forecast) or min(
+        return first_that_fits_memory(tried, lambda each: each.forecast) or min(
             every, key=lambda each: each.forecast.peak.expected, default=None
         )
 
