@@ -25,14 +25,14 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Findings:
+class RuleFindings:
     """Findings of the rules about one configuration."""
 
     rejected: Mapping[Key, Problem]
     warned: Mapping[Key, Problem]
 
     def objection(
-        self, later: "Findings", sections: Collection[str], permit_unsafe: bool = False
+        self, later: "RuleFindings", sections: Collection[str], permit_unsafe: bool = False
     ) -> Problem | None:
         """Return the first finding that a change adds, rejections first, None without one.
 
@@ -53,12 +53,12 @@ class Findings:
         return None
 
 
-def findings(config: Config, device: Device, num_nodes: int) -> Findings:
+def findings(config: Config, device: Device, num_nodes: int) -> RuleFindings:
     """Return the rules' findings in this environment, as if the device were present."""
     facts = RuleInputs(config, replace(device, present=True), planning=False, num_nodes=num_nodes)
     # A choice may make it fit, and the rules about size are slow.
     rejected, warned = check(facts, NOT_BY_SIZE)
-    return Findings({(p.id, p.key): p for p in rejected}, {(p.id, p.key): p for p in warned})
+    return RuleFindings({(p.id, p.key): p for p in rejected}, {(p.id, p.key): p for p in warned})
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class ChoiceContext:
         return self.base
 
     @cached_property
-    def found(self) -> Findings:
+    def found(self) -> RuleFindings:
         """Findings of the rules about the current configuration."""
         return findings(self.config, self.device, self.num_nodes)
 

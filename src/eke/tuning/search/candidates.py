@@ -17,7 +17,7 @@ from eke.hardware import Device
 from eke.models.checkpoints.architecture import router_loss
 from eke.plan.planner import Plan, possible_batches, replan, with_batch
 from eke.rules.techniques import CUDA, QUARTER_BATCH, TECHNIQUES, Numerics, group_of
-from eke.tuning.chooser import Findings, combine, findings
+from eke.tuning.chooser import RuleFindings, combine, findings
 from eke.tuning.search.search import without
 from eke.tuning.search.search_space import Point
 
@@ -203,7 +203,7 @@ def _with_target(config: Config, baseline: Plan, target: int) -> Config | None:
 
 
 def _allowed(
-    baseline: Plan, config: Config, before: Findings, changed: Collection[str]
+    baseline: Plan, config: Config, before: RuleFindings, changed: Collection[str]
 ) -> tuple[list[Config], str]:
     """Return the configuration with each allowed micro-batch, smallest first, or the rule.
 
