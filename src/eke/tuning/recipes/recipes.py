@@ -142,7 +142,7 @@ WHERE = Axis.of(
 )
 
 
-def room_for_it(situation: ChoiceContext, claims: frozenset[str], change: Change) -> list[RecipeOption]:
+def search_for_fit(situation: ChoiceContext, claims: frozenset[str], change: Change) -> list[RecipeOption]:
     """Return the mildest combination that fits the smallest micro-batch, else the smallest one."""
     names = [*RECOMPUTED]
     if situation.config.train.max_grad_norm is None:  # else the norm needs all gradients
@@ -175,7 +175,7 @@ LARGE_MODEL = AdaptiveRecipe(
     "large_model_one_gpu",
     first=(half, batch),
     then=(sparse,),
-    search=room_for_it,
+    search=search_for_fit,
     conclusion=conclusion,
     menu=(
         ("precision=bf16", "batch=auto", "optimizer=adamw_8bit", "memory=checkpointing",
