@@ -202,14 +202,14 @@ def least(situation: ChoiceContext, claims: frozenset[str], change: Change) -> l
     if best is None:
         return []
     found = chooser.explained(best)
-    if is_better_cut(best, claims, change):
+    if should_split_micro_batch(best, claims, change):
         size = format_bytes(best.forecast.peak.expected)
         why = f"{size} needed at batch.per_device={best.situation.config.batch.per_device}"
         found.append(RecipeOption(BATCH_AUTO, f"{why}, so batch=auto takes as many as fit"))
     return found
 
 
-def is_better_cut(best: Combination, claims: frozenset[str], change: Change) -> bool:
+def should_split_micro_batch(best: Combination, claims: frozenset[str], change: Change) -> bool:
     """Return whether a step's samples do not fit at once, and smaller micro-batches save memory."""
     whole = best.forecast
     if whole.verdict is not Verdict.does_not_fit or not claims.isdisjoint(BATCH):
