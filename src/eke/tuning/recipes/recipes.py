@@ -194,7 +194,7 @@ LOW_MEMORY_STATES = Axis.of(
 RECOMPUTATION = Axis.of(("memory", "memory.checkpointing"), *RECOMPUTED)
 
 
-def least(situation: ChoiceContext, claims: frozenset[str], change: Change) -> list[RecipeOption]:
+def lowest_memory(situation: ChoiceContext, claims: frozenset[str], change: Change) -> list[RecipeOption]:
     """Return the combination with the lowest forecast."""
     axes = (LOW_MEMORY_STATES, RECOMPUTATION, loss(situation))
     chooser = Chooser(situation, claims, change, axes)
@@ -224,7 +224,7 @@ LOW_MEMORY = AdaptiveRecipe(
     "low_memory",
     first=(half,),
     then=(sparse,),
-    search=least,
+    search=lowest_memory,
     menu=(
         ("precision=bf16", "optimizer=adafactor", "memory=checkpointing",
          "kernels=fused_linear_cross_entropy"),
