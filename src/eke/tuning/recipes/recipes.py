@@ -26,7 +26,7 @@ from eke.tuning.recipes.techniques import (
     STAYS,
     compiler,
     fused_loss,
-    half,
+    choose_16_bit,
     half_and_hint,
     loss,
     sparse,
@@ -173,7 +173,7 @@ def conclusion(situation: ChoiceContext) -> str:
 
 LARGE_MODEL = AdaptiveRecipe(
     "large_model_one_gpu",
-    first=(half, batch),
+    first=(choose_16_bit, batch),
     then=(sparse,),
     search=search_for_fit,
     conclusion=conclusion,
@@ -222,7 +222,7 @@ def should_split_micro_batch(best: Combination, claims: frozenset[str], change: 
 
 LOW_MEMORY = AdaptiveRecipe(
     "low_memory",
-    first=(half,),
+    first=(choose_16_bit,),
     then=(sparse,),
     search=lowest_memory,
     menu=(

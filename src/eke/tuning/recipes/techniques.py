@@ -64,7 +64,7 @@ cost more than the products save. At 128, the effect was not significant (notes/
 512, it was 2.3 times as fast."""
 
 
-def half(situation: ChoiceContext) -> Question:
+def choose_16_bit(situation: ChoiceContext) -> Question:
     """Choose the 16-bit format in which the device is faster than in float32."""
     device = situation.device
     if device.kind == "cpu":
@@ -112,8 +112,8 @@ def _gain(situation: ChoiceContext, dtype: str) -> str:
 
 
 def half_and_hint(situation: ChoiceContext) -> Question:
-    """Return the question of `half`, with a hint at float8 if it may be faster."""
-    question, device, config = half(situation), situation.device, situation.config
+    """Return the question of `choose_16_bit`, with a hint at float8 if it may be faster."""
+    question, device, config = choose_16_bit(situation), situation.device, situation.config
     is_fast = device.kind == "cuda" and (device.capability or (0, 0)) >= FLOAT8_CAPABILITY
     is_wide = (config.model.hidden_size or 0) >= FLOAT8_WIDTH
     if not (is_fast and is_wide) or config.peft.option != "none":  # published for full training
