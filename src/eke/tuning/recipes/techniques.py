@@ -153,7 +153,7 @@ def compiler(situation: ChoiceContext) -> Question | None:
     options = [RecipeOption(("compile=inductor",) if whole else REGIONAL, earned)]
     device_s, host_s = least or (0.0, 0.0)
     # CUDA graphs save the host time beyond the device time, and compile the entire model.
-    if not whole and host_s - device_s > spent(situation, regional=False) and _at_once(situation):
+    if not whole and host_s - device_s > compile_overhead_s(situation, regional=False) and _at_once(situation):
         steps = situation.plan.steps.total
         why = (
             f"a step's kernels take the host {host_s / steps * 1e3:.1f} ms to launch (estimate, "
@@ -178,7 +178,7 @@ def least_seconds(situation: ChoiceContext) -> tuple[float, float] | None:
     return device_s, steps * LAUNCH_S * LAUNCHES_PER_LAYER * layers * pieces
 
 
-def spent(situation: ChoiceContext, *, regional: bool) -> float:
+def compile_overhead_s(situation: ChoiceContext, *, regional: bool) -> float:
     """Return the seconds of compilation that must pay off, 0 for a steady horizon."""
     if situation.config.recipe.horizon is OptimizeFor.steady:
         return 0.0
@@ -195,7 +195,7 @@ def _why_uncompiled(situation: ChoiceContext, least: tuple[float, float] | None,
         return "each new sequence length would be compiled again"
     if not family_of(situation.config).is_known:
         return "the layers of this architecture are unknown"
-    seconds, saved = spent(situation, regional=not whole), 1 - 1 / COMPILE_GAIN
+    seconds, saved = compile_overhead_s(situation, regional=not whole), 1 - 1 / COMPILE_GAIN
     if least is not None and max(least) * saved < seconds:
         return (
             f"the run takes at least {format_seconds(max(least))}, and compiling pays from "
