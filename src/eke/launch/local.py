@@ -20,7 +20,7 @@ from eke.launch.processes.sweep_state import SweepState
 from eke.launch.processes.worker_process import forward_signals
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome
-from eke.tuning.refuse_oom import cannot_fit, refuse_what_cannot_fit
+from eke.tuning.refuse_oom import cannot_fit, reject_unfit_plan
 
 MAX_QUEUE_JUMPS = 8
 """Runs that may start before one that waits for more devices. Then free devices are kept for it."""
@@ -57,7 +57,7 @@ class FreeMemory:
             return None
         plan = next(iter(self.by_others.values()))
         try:
-            refuse_what_cannot_fit(plan, known_forecast(plan))
+            reject_unfit_plan(plan, known_forecast(plan))
         except ConfigError as error:
             return error
         return None

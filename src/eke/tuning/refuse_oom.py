@@ -18,7 +18,7 @@ _found: dict[Any, Advice | None] = {}
 """Advice by forecast and options, shared by the jobs of a sweep that need the same memory."""
 
 
-def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
+def reject_unfit_plan(plan: Plan, found: Forecast) -> str:
     """Return a warning if the plan may not fit, else "". Raise ConfigError if it cannot fit."""
     _refuse_host(plan, found)
     if found.capacity is None or found.verdict is Verdict.fits:

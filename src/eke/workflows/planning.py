@@ -36,7 +36,7 @@ from eke.results.report import PlanningLine
 from eke.rules import BY_SIZE, NOT_BY_SIZE, RuleInputs, check
 from eke.tuning.advice import Advice, advise, render_advice
 from eke.tuning.chooser import ROOM
-from eke.tuning.refuse_oom import refuse_what_cannot_fit, what_makes_room
+from eke.tuning.refuse_oom import reject_unfit_plan, what_makes_room
 from eke.workflows import ALL_DEVICES, print_once
 from eke.workflows.auto_batch import (
     Means,
@@ -203,7 +203,7 @@ def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Pl
     found = found or known_forecast(plan)
     if trace and needs_trace(found):
         found = traced_forecast(plan)
-    warning = refuse_what_cannot_fit(plan, found)
+    warning = reject_unfit_plan(plan, found)
     return replace(plan, warnings=(*plan.warnings, warning)) if warning else plan
 
 

@@ -31,7 +31,7 @@ from eke.tuning.advice import (
     smaller_batches,
     techniques_for,
 )
-from eke.tuning.refuse_oom import DOES_NOT_FIT, refuse_what_cannot_fit
+from eke.tuning.refuse_oom import DOES_NOT_FIT, reject_unfit_plan
 
 WORK = ("data=synthetic", "model.num_hidden_layers=6", "data.num_samples=4096")
 
@@ -57,7 +57,7 @@ def _own_cache(monkeypatch, tmp_path) -> None:
 
 def weigh(plan: Plan) -> str:
     """What is said of a plan before it runs."""
-    return refuse_what_cannot_fit(plan, forecast(plan))
+    return reject_unfit_plan(plan, forecast(plan))
 
 
 def kept(overrides, more) -> list[str]:

@@ -23,7 +23,7 @@ from eke.estimate.memory.predict_memory import (
 )
 from eke.hardware import DEVICES
 from eke.models.sizes import state_bytes
-from eke.tuning.refuse_oom import refuse_what_cannot_fit
+from eke.tuning.refuse_oom import reject_unfit_plan
 
 SYNTHETIC = ("data=synthetic",)
 VOCABULARY = ("model.vocab_size=8000",)
@@ -368,8 +368,8 @@ def test_ranks_on_gpus_share_their_machines_memory() -> None:
     assert least_host_bytes(plan, found, copies=False) == 8 * PYTHON_BYTES
     small = replace(plan, device=replace(H100, host_memory_bytes=128 * GIB, memory_bytes=2**40))
     with pytest.raises(ConfigError, match="201") as error:
-        refuse_what_cannot_fit(small, forecast(small))
+        reject_unfit_plan(small, forecast(small))
     (problem,) = error.value.problems
     assert (problem.id, problem.fix.words) == ("host_memory", ("train.checkpoint_async=false",))
     anyway = replace(small, config=replace(small.config, ignore_forecast=True))
-    refuse_what_cannot_fit(anyway, forecast(anyway))
+    reject_unfit_plan(anyway, forecast(anyway))
