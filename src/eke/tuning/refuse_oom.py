@@ -55,7 +55,7 @@ def cannot_fit(plan: Plan, found: Forecast) -> bool:
     return found.peak.low > found.capacity
 
 
-def refuse_what_ran_out(plan: Plan, found: Forecast) -> None:
+def reject_probed_oom(plan: Plan, found: Forecast) -> None:
     """Reject a plan that ran out of memory in a probe, unless the user forces it."""
     if plan.config.ignore_forecast:
         return

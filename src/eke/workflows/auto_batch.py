@@ -28,7 +28,7 @@ from eke.plan.planner import Decision, Plan, RecipeDecision, make_plan, replan, 
 from eke.plan.planner.samples import plan_batch, possible_batches, samples_to_keep
 from eke.rules import BY_SIZE, RuleInputs, check
 from eke.tuning.recipes import RECIPES, RecipeResolver, ChoiceContext
-from eke.tuning.refuse_oom import refuse_what_ran_out
+from eke.tuning.refuse_oom import reject_probed_oom
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def choose_batch(
         reasons.insert(0, Decision("batch.target", str(samples_to_keep(plan.config)), why))
     cut = with_batch(plan, taken.config, reasons, taken.warnings)
     if search.known.has_failed(plans[chosen.number]):
-        refuse_what_ran_out(cut, search.forecast(chosen.number))
+        reject_probed_oom(cut, search.forecast(chosen.number))
     if chosen.fits and means.keep:
         note_choice(search.key, cut.batch.samples_per_step, cut.batch.per_device)
     return cut, chosen.how == "probed"
