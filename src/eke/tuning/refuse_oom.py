@@ -80,7 +80,7 @@ def _has(plan: Plan, found: Forecast) -> str:
     return f"this machine has {whole}{taken}: {capacity} for tensors{each}"
 
 
-def what_makes_room(plan: Plan, found: Forecast) -> Advice | None:
+def first_memory_advice(plan: Plan, found: Forecast) -> Advice | None:
     """Return the first advice for a plan that does not fit, cached for similar plans."""
     choices = tuple(sorted(plan.choices.items()))
     key = (found.peak, found.capacity, plan.batch, choices)
@@ -90,7 +90,7 @@ def what_makes_room(plan: Plan, found: Forecast) -> Advice | None:
 
 
 def _fix(plan: Plan, found: Forecast, remark: str = "") -> Fix:
-    advice = what_makes_room(plan, found)
+    advice = first_memory_advice(plan, found)
     if advice:
         return Fix(*advice.overrides, remark=remark)
     explain = "largest components: eke plan --why"

@@ -36,7 +36,7 @@ from eke.results.report import PlanningLine
 from eke.rules import BY_SIZE, NOT_BY_SIZE, RuleInputs, check
 from eke.tuning.advice import Advice, advise, render_advice
 from eke.tuning.chooser import ROOM
-from eke.tuning.refuse_oom import reject_unfit_plan, what_makes_room
+from eke.tuning.refuse_oom import reject_unfit_plan, first_memory_advice
 from eke.workflows import ALL_DEVICES, print_once
 from eke.workflows.auto_batch import (
     Means,
@@ -189,7 +189,7 @@ def _allowed(facts: RuleInputs, lenient: bool, plan_of: Callable[[Permitted], Pl
 
 def _with_room(problem: Problem, plan: Plan) -> Problem:
     """Return a rule's problem about a lower bound with an override that suffices for the run."""
-    advice = what_makes_room(plan, known_forecast(plan))
+    advice = first_memory_advice(plan, known_forecast(plan))
     if advice is None or check(RuleInputs(advice.plan.config, plan.device, planning=True))[0]:
         return problem
     remark = f"{format_bytes(advice.forecast.peak.expected)} expected"
