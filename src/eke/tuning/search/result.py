@@ -25,7 +25,7 @@ from eke.tuning.search.candidates import Candidate, Candidates
 from eke.tuning.search.search import OF_MEDIAN, Measured, Search
 from eke.tuning.search.search_space import NOISE, Objective, deviation_between
 
-LESS = 0.005
+MEMORY_TIE_FRACTION = 0.005
 """Share of the peak below which memory differences are ignored."""
 
 Z_95 = 1.96
@@ -149,7 +149,7 @@ class Fit:
             if not before.peak_bytes or not after.peak_bytes:
                 return None
             factor = before.peak_bytes / after.peak_bytes
-            if after is before or factor >= 1 + LESS:
+            if after is before or factor >= 1 + MEMORY_TIE_FRACTION:
                 return Gain(factor, factor, factor, self.objective)
         devices = 1.0
         if self.objective is Objective.cost:
