@@ -28,7 +28,7 @@ from eke.tuning.search.search_space import (
     shares,
 )
 
-ENOUGH = 0.003
+MIN_EXPECTED_IMPROVEMENT = 0.003
 """Expected improvement below which the search stops: a third of a percent."""
 
 CONFIRMING = 1
@@ -118,7 +118,7 @@ class Search:
     def further_gain(self) -> float:
         """Return the expected gain in score of one more trial (0.02: 2 % faster), 0 if too low."""
         found = self._most_promising(())
-        return found[1] if found and found[1] > ENOUGH else 0.0
+        return found[1] if found and found[1] > MIN_EXPECTED_IMPROVEMENT else 0.0
 
     def _most_promising(self, chosen: Sequence[int]) -> tuple[int, float] | None:
         """Return the point with the highest expected improvement, None if it is too low."""
@@ -132,7 +132,7 @@ class Search:
         for number in {*chosen, *(number for number, _ in self.trials)}:
             improvement[number] = 0.0
         found = int(np.argmax(improvement))
-        enough = ENOUGH * self.objective.weight if self.ranking() else 0.0
+        enough = MIN_EXPECTED_IMPROVEMENT * self.objective.weight if self.ranking() else 0.0
         return (found, float(improvement[found])) if improvement[found] > enough else None
 
     def _times(self, chosen: Sequence[int]) -> tuple[Array, Array]:
