@@ -34,7 +34,7 @@ from eke.tuning.search.candidates import (
     spelt_out,
 )
 from eke.tuning.search.result import Fit, all_diverge, free_path, write_experiment
-from eke.tuning.search.search import Measured, Search, is_higher, measured, trial_overrides, without
+from eke.tuning.search.search import Measured, Search, is_higher, measured, trial_overrides, drop_overrides
 from eke.tuning.search.search_space import Objective, Trial
 from eke.tuning.search.show import (
     describe_candidates,
@@ -191,7 +191,7 @@ def keep_result(fitting: Fitting, fit: Fit) -> None:
     print_once(f"\n{text}")
     start = [*program().split(), *(["--config-dir", str(own)] if own else [])]
     winner = fit.best.candidate.overrides if fit.best else ()
-    best = [*without(fitting.typed, winner), *winner]
+    best = [*drop_overrides(fitting.typed, winner), *winner]
     if fit.is_found:
         evidence = [*text.splitlines(), f"{file}"]
         composed, name = compose(best, own, in_sweep=True), fitting.option

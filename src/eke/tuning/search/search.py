@@ -239,10 +239,10 @@ class Measured:
 def trial_overrides(typed: Sequence[str], candidate: Sequence[str], repeat: int) -> tuple[str, ...]:
     """Return the overrides of a candidate's trial, given the user's overrides."""
     again = (f"repeat={repeat}",) if repeat else ()
-    return (*without(typed, (*candidate, *SHORT)), *candidate, *SHORT, *again)
+    return (*drop_overrides(typed, (*candidate, *SHORT)), *candidate, *SHORT, *again)
 
 
-def without(typed: Sequence[str], changed: Sequence[str]) -> list[str]:
+def drop_overrides(typed: Sequence[str], changed: Sequence[str]) -> list[str]:
     """Return the user's overrides without replaced ones and those outside a configuration."""
     gone = {*map(_key, changed), *NOT_OF_A_RUN}
     return [text for text in typed if _key(text) not in gone and text != "batch=auto"]
