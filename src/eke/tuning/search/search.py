@@ -22,7 +22,7 @@ from eke.tuning.search.search_space import (
     Point,
     Surrogate,
     Trial,
-    chances,
+    probability_informative,
     deviation,
     expected_improvement,
     shares,
@@ -107,7 +107,7 @@ class Search:
     def by_expectation(self) -> list[int]:
         """Return the points that may fit, by expected score given the trials, the best first."""
         mean, _ = self._times(())
-        able = np.flatnonzero(chances(self.points, self.trials, self.objective)).tolist()
+        able = np.flatnonzero(probability_informative(self.points, self.trials, self.objective)).tolist()
         return sorted(able, key=lambda number: self._score(number, float(mean[number])))
 
     def expected_s(self) -> list[float]:
@@ -128,7 +128,7 @@ class Search:
         # Before any measurement, the point with the best expectation is tried.
         best = min(scores[number] for number in tried) if tried else np.max(scores)
         improvement = expected_improvement(scores, self.objective.weight * deviation, float(best))
-        improvement *= chances(self.points, self.trials, self.objective)
+        improvement *= probability_informative(self.points, self.trials, self.objective)
         for number in {*chosen, *(number for number, _ in self.trials)}:
             improvement[number] = 0.0
         found = int(np.argmax(improvement))

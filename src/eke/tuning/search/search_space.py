@@ -207,7 +207,7 @@ RISK = 0.5
 """Weight of the improvement of a tight configuration, which may run out of memory."""
 
 
-def chances(
+def probability_informative(
     points: Sequence[Point], trials: Sequence[tuple[int, Trial]], objective: Objective
 ) -> Array:
     """Return each point's chance of an informative trial, 0 if a faster equivalent fits."""
