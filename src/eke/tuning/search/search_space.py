@@ -275,7 +275,7 @@ disturbed. For two trials, one took about 15 % longer."""
 MOST = 4
 """Most trials of one configuration, since more do not help on a busy machine."""
 
-OF_MAD = 1.4826
+MAD_TO_STD = 1.4826
 """Standard deviation of a normal distribution relative to the median distance from its median."""
 
 OF_FEW = {3: 1.495, 4: 1.363}
@@ -289,7 +289,7 @@ def deviation(logarithms: Sequence[float]) -> float:
         return statistics.stdev(logarithms) if len(logarithms) == 2 else 0.0
     middle = statistics.median(logarithms)
     distance = statistics.median(abs(each - middle) for each in logarithms)
-    return OF_MAD * OF_FEW.get(len(logarithms), 1.0) * distance
+    return MAD_TO_STD * OF_FEW.get(len(logarithms), 1.0) * distance
 
 
 def deviation_between(groups: Sequence[Sequence[float]]) -> float:
