@@ -278,7 +278,7 @@ MOST = 4
 MAD_TO_STD = 1.4826
 """Standard deviation of a normal distribution relative to the median distance from its median."""
 
-OF_FEW = {3: 1.495, 4: 1.363}
+MAD_SMALL_SAMPLE_FACTORS = {3: 1.495, 4: 1.363}
 """Correction of OF_MAD for few values (Croux and Rousseeuw 1992, "Time-efficient algorithms for two
 highly robust estimators of scale"). Simulations agree to 1 %."""
 
@@ -289,7 +289,7 @@ def deviation(logarithms: Sequence[float]) -> float:
         return statistics.stdev(logarithms) if len(logarithms) == 2 else 0.0
     middle = statistics.median(logarithms)
     distance = statistics.median(abs(each - middle) for each in logarithms)
-    return MAD_TO_STD * OF_FEW.get(len(logarithms), 1.0) * distance
+    return MAD_TO_STD * MAD_SMALL_SAMPLE_FACTORS.get(len(logarithms), 1.0) * distance
 
 
 def deviation_between(groups: Sequence[Sequence[float]]) -> float:
