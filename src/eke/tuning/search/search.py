@@ -16,7 +16,7 @@ from eke.plan.record import Outcome, Record
 from eke.tuning.search.search_space import (
     MOST,
     NOISE,
-    UNSTEADY,
+    MAX_REPEAT_STD,
     Array,
     Objective,
     Point,
@@ -177,7 +177,7 @@ class Search:
     def _disagree(self, number: int) -> bool:
         """Return whether a point's trials differ so much that one of them was disturbed."""
         logarithms = self._logarithms(number)
-        return len(logarithms) < MOST and deviation(logarithms) > UNSTEADY
+        return len(logarithms) < MOST and deviation(logarithms) > MAX_REPEAT_STD
 
     def _is_unclear(self, number: int, reach: float) -> bool:
         """Return whether a point's trials disagree and the fastest of them is within `reach`."""

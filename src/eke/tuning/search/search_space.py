@@ -268,7 +268,7 @@ def shares(points: Sequence[Point], trials: Sequence[tuple[int, Trial]]) -> tupl
     return expected, doubt
 
 
-UNSTEADY = 0.1
+MAX_REPEAT_STD = 0.1
 """Standard deviation between trials of one configuration above which one of them must have been
 disturbed. For two trials, one took about 15 % longer."""
 

@@ -8,7 +8,7 @@ from eke.rules.techniques import Numerics
 from eke.tuning.search.candidates import Candidate, Candidates
 from eke.tuning.search.result import MEMORY_TIE_FRACTION, Fit, Gain
 from eke.tuning.search.search import Measured, Search, is_higher
-from eke.tuning.search.search_space import UNSTEADY, Objective
+from eke.tuning.search.search_space import MAX_REPEAT_STD, Objective
 
 ALLOWS = {
     Numerics.same: "formats unchanged",
@@ -173,10 +173,10 @@ def notes(fit: Fit, baseline: Plan) -> list[str]:
 
 def _doubt(fit: Fit) -> str:
     """Return how far measurements may be off, "" if that is little."""
-    if fit.between > UNSTEADY:
+    if fit.between > MAX_REPEAT_STD:
         return f"trials of one configuration differ by {fit.between:.0%} (standard deviation)"
     spread = max((trial.trial.spread for trial in fit.trials), default=0)
-    if spread > UNSTEADY:
+    if spread > MAX_REPEAT_STD:
         return f"steps of one trial differ so much that its median may be {spread:.0%} off"
     return ""
 
