@@ -106,10 +106,10 @@ def run(composed: Composed, as_json: bool = False, why: bool = False, trace: boo
         command = Fix(remark=f"{program()} -m {shlex.join(composed.overrides)}")
         raise ConfigError([Problem(key, value, reason, command) for key, value in pooled])
     if composed.config.plan_only:
-        from eke.workflows.auto_batch import Means
+        from eke.workflows.auto_batch import BatchSearchBudget
         from eke.workflows.planning import plan_for, plan_text
 
-        plan = plan_for(composed, planning=True, means=Means(trace=trace))
+        plan = plan_for(composed, planning=True, means=BatchSearchBudget(trace=trace))
         return print_once(plan_text(plan, as_json_text=as_json, why=why, trace=trace))
     from eke.workflows.running import run_composed
 

@@ -32,7 +32,7 @@ from eke.tuning.refuse_oom import reject_probed_oom
 
 
 @dataclass(frozen=True)
-class Means:
+class BatchSearchBudget:
     """Budget for the choice."""
 
     trace: bool = False
@@ -99,7 +99,7 @@ def memory_asked_for(plan: Plan) -> int | None:
 
 
 def choose_batch(
-    plan: Plan, allowed: Sequence[Permitted], means: Means, target_given: bool
+    plan: Plan, allowed: Sequence[Permitted], means: BatchSearchBudget, target_given: bool
 ) -> tuple[Plan, bool]:
     """Return the plan with the largest micro-batch that fits, and whether a probe has fit."""
     launcher, share = plan.config.launcher, 1
@@ -134,7 +134,7 @@ def choose_batch(
     return cut, chosen.how == "probed"
 
 
-def _reasons(search: BatchSearch, chosen: BatchChoice, means: Means) -> list[Decision]:
+def _reasons(search: BatchSearch, chosen: BatchChoice, means: BatchSearchBudget) -> list[Decision]:
     """Return the decision about the micro-batch with its reason."""
     plan, found = search.plans[chosen.number], search.forecast(chosen.number)
     has_larger = chosen.fits and chosen.number + 1 < len(search.plans)
@@ -163,7 +163,7 @@ def _reasons(search: BatchSearch, chosen: BatchChoice, means: Means) -> list[Dec
     return [Decision("batch.per_device", str(plan.batch.per_device), "; ".join(words))]
 
 
-def _of_larger(search: BatchSearch, chosen: BatchChoice, means: Means) -> str:
+def _of_larger(search: BatchSearch, chosen: BatchChoice, means: BatchSearchBudget) -> str:
     number = chosen.number + 1
     size, found = search.plans[number].batch.per_device, search.forecast(number)
     peak = found.peak

@@ -39,7 +39,7 @@ from eke.tuning.chooser import ROOM
 from eke.tuning.refuse_oom import reject_unfit_plan, first_memory_advice
 from eke.workflows import ALL_DEVICES, print_once
 from eke.workflows.auto_batch import (
-    Means,
+    BatchSearchBudget,
     Permitted,
     adapted,
     at_rest,
@@ -80,7 +80,7 @@ def _plan_for(
     launcher: "Launcher | None" = None,
     refuse: bool | None = None,
     trace: bool = True,
-    means: Means | None = None,
+    means: BatchSearchBudget | None = None,
     target: tuple[Device, str, int] | None = None,
 ) -> Plan:
     """Check and plan one configuration. Raise ConfigError with all broken rules.
@@ -94,7 +94,7 @@ def _plan_for(
         means: budget of batch=auto. None: no run starts.
         target: device, reason for it, and number of nodes. None: the launcher's.
     """
-    means = means or Means()
+    means = means or BatchSearchBudget()
     if target is None and launcher is not None:
         target = launcher.target(composed.config)
     elif target is None:
@@ -207,23 +207,23 @@ def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Pl
     return replace(plan, warnings=(*plan.warnings, warning)) if warning else plan
 
 
-def means_of_a_run(config: Config) -> Means:
+def means_of_a_run(config: Config) -> BatchSearchBudget:
     """Return the budget of a single run on this machine."""
     if ranks_are_started():  # each process plans, and all plans must be equal
         why = "processes of another launcher are not probed"
-        return Means(not_probed=why, keep=is_first())
+        return BatchSearchBudget(not_probed=why, keep=is_first())
     if config.distributed.num_nodes > 1:
-        return Means(trace=True, not_probed="it has several nodes", keep=True)
-    return Means(trace=True, probe=probe_aloud, keep=True)
+        return BatchSearchBudget(trace=True, not_probed="it has several nodes", keep=True)
+    return BatchSearchBudget(trace=True, probe=probe_aloud, keep=True)
 
 
-def means_of_a_cell(config: Config, launcher: "Launcher") -> Means:
+def means_of_a_cell(config: Config, launcher: "Launcher") -> BatchSearchBudget:
     """Return the budget of a sweep's run, before the first run starts."""
     if config.plan_only:
-        return Means(in_pool=not launcher.not_probed)
+        return BatchSearchBudget(in_pool=not launcher.not_probed)
     if launcher.not_probed:
-        return Means(trace=True, not_probed=launcher.not_probed, keep=True)
-    return Means(trace=True, probe=partial(probe_aloud, in_pool=True), in_pool=True, keep=True)
+        return BatchSearchBudget(trace=True, not_probed=launcher.not_probed, keep=True)
+    return BatchSearchBudget(trace=True, probe=partial(probe_aloud, in_pool=True), in_pool=True, keep=True)
 
 
 def probe_aloud(plan: Plan, in_pool: bool = False) -> bool | None:

@@ -21,7 +21,7 @@ from eke.plan.record import EXIT_OK, EXIT_RESUMABLE
 from eke.results.report import render_summary
 from eke.tuning.refuse_oom import DOES_NOT_FIT
 from eke.workflows import print_once
-from eke.workflows.auto_batch import Means
+from eke.workflows.auto_batch import BatchSearchBudget
 from eke.workflows.planning import means_of_a_run, plan_for
 
 
@@ -90,7 +90,7 @@ def run_for_hydra(overrides: tuple[str, ...], config_dir: Path | None) -> float 
     """
     composed = compose(overrides, config_dir, in_sweep=True)
     if composed.config.plan_only:
-        print_once(render_plan(plan_for(composed, planning=True, means=Means())))
+        print_once(render_plan(plan_for(composed, planning=True, means=BatchSearchBudget())))
         return None
     means = means_of_a_run(composed.config)
     plan = plan_unless_answered(partial(plan_for, composed, means=means), find_place)
