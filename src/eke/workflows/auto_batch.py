@@ -48,14 +48,14 @@ class BatchSearchBudget:
 
 
 @dataclass(frozen=True)
-class Permitted:
+class ValidCandidate:
     """A configuration that no rule rejects."""
 
     config: Config
     warnings: tuple[str, ...]
 
 
-def permitted(facts: RuleInputs, lenient: bool) -> list[Permitted]:
+def permitted(facts: RuleInputs, lenient: bool) -> list[ValidCandidate]:
     """Return the configuration, or with batch=auto each micro-batch, that no rule rejects.
 
     `lenient` skips rules about memory, for the forecast. Raises ConfigError with all broken rules.
@@ -75,12 +75,12 @@ def permitted(facts: RuleInputs, lenient: bool) -> list[Permitted]:
     return allowed
 
 
-def _checked(facts: RuleInputs, lenient: bool) -> tuple[list[Problem], Permitted]:
+def _checked(facts: RuleInputs, lenient: bool) -> tuple[list[Problem], ValidCandidate]:
     refused, warned = check(facts)
     if lenient:
         refused = [problem for problem in refused if problem.id not in BY_SIZE]
     warnings = tuple(f"{p.key} = {p.value}: {p.why} ({p.fix})" for p in warned)
-    return refused, Permitted(facts.config, warnings)
+    return refused, ValidCandidate(facts.config, warnings)
 
 
 def at_rest(plan: Plan) -> Plan:
@@ -99,7 +99,7 @@ def memory_asked_for(plan: Plan) -> int | None:
 
 
 def choose_batch(
-    plan: Plan, allowed: Sequence[Permitted], means: BatchSearchBudget, target_given: bool
+    plan: Plan, allowed: Sequence[ValidCandidate], means: BatchSearchBudget, target_given: bool
 ) -> tuple[Plan, bool]:
     """Return the plan with the largest micro-batch that fits, and whether a probe has fit."""
     launcher, share = plan.config.launcher, 1

@@ -40,7 +40,7 @@ from eke.tuning.refuse_oom import reject_unfit_plan, first_memory_advice
 from eke.workflows import ALL_DEVICES, print_once
 from eke.workflows.auto_batch import (
     BatchSearchBudget,
-    Permitted,
+    ValidCandidate,
     adapted,
     at_rest,
     choose_batch,
@@ -120,7 +120,7 @@ def _plan_for(
     lenient = not refuse or config.ignore_forecast  # the forecast shows more details
     facts = RuleInputs(config, device, planning, num_nodes, partial(is_set, composed))
 
-    def plan_of(each: Permitted) -> Plan:
+    def plan_of(each: ValidCandidate) -> Plan:
         made = make_plan(each.config, choices, composed.overrides, device, reason, each.warnings)
         return replace(made, config_dir=str(composed.config_dir or ""))
 
@@ -173,7 +173,7 @@ def _explained(
     return replace(plan, decisions=(*decisions, *usual.values()), warnings=warnings)
 
 
-def _allowed(facts: RuleInputs, lenient: bool, plan_of: Callable[[Permitted], Plan]) -> list[Permitted]:
+def _allowed(facts: RuleInputs, lenient: bool, plan_of: Callable[[ValidCandidate], Plan]) -> list[ValidCandidate]:
     """Return the result of `permitted`. If only the size is rejected, propose a sufficient fix."""
     try:
         return permitted(facts, lenient)
