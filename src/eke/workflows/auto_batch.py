@@ -55,7 +55,7 @@ class ValidCandidate:
     warnings: tuple[str, ...]
 
 
-def permitted(facts: RuleInputs, lenient: bool) -> list[ValidCandidate]:
+def valid_candidates(facts: RuleInputs, lenient: bool) -> list[ValidCandidate]:
     """Return the configuration, or with batch=auto each micro-batch, that no rule rejects.
 
     `lenient` skips rules about memory, for the forecast. Raises ConfigError with all broken rules.

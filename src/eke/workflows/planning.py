@@ -45,7 +45,7 @@ from eke.workflows.auto_batch import (
     at_rest,
     choose_batch,
     fine_tuned,
-    permitted,
+    valid_candidates,
 )
 from eke.workflows.resume import continued
 
@@ -174,14 +174,14 @@ def _explained(
 
 
 def _allowed(facts: RuleInputs, lenient: bool, plan_of: Callable[[ValidCandidate], Plan]) -> list[ValidCandidate]:
-    """Return the result of `permitted`. If only the size is rejected, propose a sufficient fix."""
+    """Return the result of `valid_candidates`. If only the size is rejected, propose a sufficient fix."""
     try:
-        return permitted(facts, lenient)
+        return valid_candidates(facts, lenient)
     except ConfigError as error:
         if any(problem.id not in BY_SIZE for problem in error.problems):
             raise
         try:
-            smallest = plan_of(permitted(facts, lenient=True)[0])
+            smallest = plan_of(valid_candidates(facts, lenient=True)[0])
         except ConfigError:  # there is another problem: report the rule's first
             raise error from None
         raise ConfigError([_with_room(each, smallest) for each in error.problems]) from None
