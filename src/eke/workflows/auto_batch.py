@@ -83,7 +83,7 @@ def _checked(facts: RuleInputs, lenient: bool) -> tuple[list[Problem], ValidCand
     return refused, ValidCandidate(facts.config, warnings)
 
 
-def at_rest(plan: Plan) -> Plan:
+def with_all_memory_free(plan: Plan) -> Plan:
     """Return the plan with all of a CPU's memory free."""
     return replace(plan, device=replace(plan.device, available_bytes=None))
 
@@ -118,7 +118,7 @@ def choose_batch(
             fix = Fix("resources.memory=64G", remark=f"or {fix}")
         raise ConfigError(Problem("batch", "auto", why, fix))
     plans = [replan(plan, each.config) for each in allowed]
-    whole = room_for_a_batch(at_rest(plan), share)
+    whole = room_for_a_batch(with_all_memory_free(plan), share)
     search = BatchSearch(plans, capacity, means.trace, means.probe, whole)
     chosen = search.run()
     taken = allowed[chosen.number]

@@ -42,7 +42,7 @@ from eke.workflows.auto_batch import (
     BatchSearchBudget,
     ValidCandidate,
     adapted,
-    at_rest,
+    with_all_memory_free,
     choose_batch,
     fine_tuned,
     valid_candidates,
@@ -132,7 +132,7 @@ def _plan_for(
     if config.train.resume is not None:
         plan = continued(plan, in_sweep=launcher is not None)
     if means.in_pool:  # it starts after others have ended
-        plan = at_rest(plan)
+        plan = with_all_memory_free(plan)
     return weighed(plan, trace) if refuse and not has_fit else plan
 
 
