@@ -192,7 +192,7 @@ def chosen_overrides(plan: Plan, own: Path | None = None) -> list[str]:
     ]
 
 
-def adapted(
+def apply_recipe(
     composed: Composed, config: Config, device: Device, num_nodes: int
 ) -> tuple[Config, Mapping[str, str], Sequence[Decision]]:
     """Return the configuration with its recipe's choices, all choices, and the recipe's decisions.

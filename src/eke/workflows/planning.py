@@ -41,7 +41,7 @@ from eke.workflows import ALL_DEVICES, print_once
 from eke.workflows.auto_batch import (
     BatchSearchBudget,
     ValidCandidate,
-    adapted,
+    apply_recipe,
     with_all_memory_free,
     choose_batch,
     fine_tuned,
@@ -111,7 +111,7 @@ def _plan_for(
         return 0 if refused else plan_data(config, []).train  # rejections are reported later
 
     config, first, _ = fine_tuned(resolve_tokenizer(config), composed, count)
-    config, choices, chosen = adapted(composed, config, device, num_nodes)
+    config, choices, chosen = apply_recipe(composed, config, device, num_nodes)
     config, again, remark = fine_tuned(config, composed, count)  # for the recipe's optimizer
     if off := switched_off_tracker(composed):
         config, choices = replace(config, tracker=Tracker("none")), {**choices, "tracker": "none"}
