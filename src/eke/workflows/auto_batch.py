@@ -220,7 +220,7 @@ def apply_recipe(
     return chosen, {**composed.choices, **options}, decided
 
 
-def fine_tuned(
+def apply_fine_tuning_defaults(
     config: Config, composed: Composed, count: Callable[[Config], int]
 ) -> tuple[Config, tuple[Decision, ...], str]:
     """Apply defaults of fine-tuning. Return reasons and a warning. `count`: samples of an epoch."""

@@ -44,7 +44,7 @@ from eke.workflows.auto_batch import (
     apply_recipe,
     with_all_memory_free,
     choose_batch,
-    fine_tuned,
+    apply_fine_tuning_defaults,
     valid_candidates,
 )
 from eke.workflows.resume import continued
@@ -110,9 +110,9 @@ def _plan_for(
         refused, _ = check(RuleInputs(config, device, planning, num_nodes), NOT_BY_SIZE)
         return 0 if refused else plan_data(config, []).train  # rejections are reported later
 
-    config, first, _ = fine_tuned(resolve_tokenizer(config), composed, count)
+    config, first, _ = apply_fine_tuning_defaults(resolve_tokenizer(config), composed, count)
     config, choices, chosen = apply_recipe(composed, config, device, num_nodes)
-    config, again, remark = fine_tuned(config, composed, count)  # for the recipe's optimizer
+    config, again, remark = apply_fine_tuning_defaults(config, composed, count)  # for the recipe's optimizer
     if off := switched_off_tracker(composed):
         config, choices = replace(config, tracker=Tracker("none")), {**choices, "tracker": "none"}
     usual = {decision.key: decision for decision in (*first, *again)}
