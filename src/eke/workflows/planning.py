@@ -133,7 +133,7 @@ def _plan_for(
         plan = continued(plan, in_sweep=launcher is not None)
     if means.in_pool:  # it starts after others have ended
         plan = with_all_memory_free(plan)
-    return weighed(plan, trace) if refuse and not has_fit else plan
+    return check_memory_fit(plan, trace) if refuse and not has_fit else plan
 
 
 def _with_enough(
@@ -198,7 +198,7 @@ def _with_room(problem: Problem, plan: Plan) -> Problem:
     return replace(problem, fix=Fix(*advice.overrides, remark=remark))
 
 
-def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Plan:
+def check_memory_fit(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Plan:
     """Return the plan, with a warning if memory is tight. Raise ConfigError if it cannot fit."""
     found = found or known_forecast(plan)
     if trace and needs_trace(found):

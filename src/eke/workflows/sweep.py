@@ -44,7 +44,7 @@ from eke.workflows.planning import (
     open_forecasts,
     plan_for,
     switched_off_tracker,
-    weighed,
+    check_memory_fit,
 )
 from eke.workflows.rounds import Rounds, find_problems, planned_lines, planned_repeats
 from eke.workflows.running import plan_unless_answered
@@ -336,7 +336,7 @@ def weigh_open_cells(
     allowed = {number: plan for number, plan in enumerate(plans) if plan}
     for number, forecast in open_forecasts(allowed, progress).items():
         try:
-            plans[number] = weighed(allowed[number], found=forecast)
+            plans[number] = check_memory_fit(allowed[number], found=forecast)
         except ConfigError as error:
             plans[number] = None
             cells[number].refuse(error)

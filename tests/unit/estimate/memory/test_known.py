@@ -20,7 +20,7 @@ from eke.estimate.memory import (
 from eke.estimate.memory.predict_memory import with_available_bytes
 from eke.launch.processes.sweep import SweepRun
 from eke.models.sizes import state_bytes
-from eke.workflows.planning import weighed
+from eke.workflows.planning import check_memory_fit
 from eke.workflows.sweep import weigh_open_cells
 
 ALLOCATED = {"load": 10 * MIB, "forward": 90 * MIB, "backward": 100 * MIB, "optimizer": 60 * MIB}
@@ -95,16 +95,16 @@ def test_why_there_is_no_trace_is_said(plan, asked) -> None:
 def test_a_run_that_may_not_fit_is_traced_before_it_starts(plan, asked) -> None:
     asked.answer = trace_client.TraceResult(trace_of(10_000))
     with pytest.raises(ConfigError, match="needs at least") as caught:
-        weighed(plan)
+        check_memory_fit(plan)
     assert caught.value.problems[0].id == "does_not_fit"
     assert asked == [plan]
     asked.answer = trace_client.TraceResult(Traced({"forward": 1}, {"forward": 1}, {}))
-    assert weighed(plan) is plan, "it fits"
+    assert check_memory_fit(plan) is plan, "it fits"
 
 
 def test_a_run_that_surely_fits_costs_no_trace(asked) -> None:
     plan = plan_of(*SYNTHETIC, device=replace(CPU, memory_bytes=64 * GIB))
-    assert weighed(plan) is plan
+    assert check_memory_fit(plan) is plan
     assert not asked
 
 
@@ -114,7 +114,7 @@ def test_a_tight_trace_is_a_warning(plan, asked) -> None:
     asked.answer = trace_client.TraceResult(trace_of())
     found = traced_forecast(tight)
     assert found.verdict is Verdict.tight
-    (warning,) = weighed(tight, found=found).warnings
+    (warning,) = check_memory_fit(tight, found=found).warnings
     assert warning.startswith("memory: 100.00 MiB expected")
 
 
