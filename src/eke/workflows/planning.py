@@ -207,7 +207,7 @@ def check_memory_fit(plan: Plan, trace: bool = True, found: Forecast | None = No
     return replace(plan, warnings=(*plan.warnings, warning)) if warning else plan
 
 
-def means_of_a_run(config: Config) -> BatchSearchBudget:
+def single_run_budget(config: Config) -> BatchSearchBudget:
     """Return the budget of a single run on this machine."""
     if ranks_are_started():  # each process plans, and all plans must be equal
         why = "processes of another launcher are not probed"

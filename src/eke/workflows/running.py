@@ -22,7 +22,7 @@ from eke.results.report import render_summary
 from eke.tuning.refuse_oom import DOES_NOT_FIT
 from eke.workflows import print_once
 from eke.workflows.auto_batch import BatchSearchBudget
-from eke.workflows.planning import means_of_a_run, plan_for
+from eke.workflows.planning import single_run_budget, plan_for
 
 
 def plan_unless_answered(planned: Callable[[bool], Plan], where: Callable[[Plan], RunFolder]) -> Plan:
@@ -47,7 +47,7 @@ def run_composed(composed: Composed) -> int:
     """Run on this machine, or as one of several tasks, and return the exit code."""
     task = current_slurm_task()
     check_started_tasks("a run", composed.config.distributed.num_nodes)
-    means = means_of_a_run(composed.config)
+    means = single_run_budget(composed.config)
     if task.count == 1:
         planned = partial(plan_for, composed, means=means)
         return run_planned(plan_unless_answered(planned, find_place))
@@ -92,7 +92,7 @@ def run_for_hydra(overrides: tuple[str, ...], config_dir: Path | None) -> float 
     if composed.config.plan_only:
         print_once(render_plan(plan_for(composed, planning=True, means=BatchSearchBudget())))
         return None
-    means = means_of_a_run(composed.config)
+    means = single_run_budget(composed.config)
     plan = plan_unless_answered(partial(plan_for, composed, means=means), find_place)
     place = find_place(plan)
     print_once(f"\n{' '.join(overrides)}")
