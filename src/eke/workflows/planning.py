@@ -214,7 +214,7 @@ def single_run_budget(config: Config) -> BatchSearchBudget:
         return BatchSearchBudget(not_probed=why, keep=is_first())
     if config.distributed.num_nodes > 1:
         return BatchSearchBudget(trace=True, not_probed="it has several nodes", keep=True)
-    return BatchSearchBudget(trace=True, probe=probe_aloud, keep=True)
+    return BatchSearchBudget(trace=True, probe=probe_and_report, keep=True)
 
 
 def means_of_a_cell(config: Config, launcher: "Launcher") -> BatchSearchBudget:
@@ -223,10 +223,10 @@ def means_of_a_cell(config: Config, launcher: "Launcher") -> BatchSearchBudget:
         return BatchSearchBudget(in_pool=not launcher.not_probed)
     if launcher.not_probed:
         return BatchSearchBudget(trace=True, not_probed=launcher.not_probed, keep=True)
-    return BatchSearchBudget(trace=True, probe=partial(probe_aloud, in_pool=True), in_pool=True, keep=True)
+    return BatchSearchBudget(trace=True, probe=partial(probe_and_report, in_pool=True), in_pool=True, keep=True)
 
 
-def probe_aloud(plan: Plan, in_pool: bool = False) -> bool | None:
+def probe_and_report(plan: Plan, in_pool: bool = False) -> bool | None:
     """Probe a plan on this machine and print the result. In a pool, its devices must be free."""
     from eke.launch.local import probe_in_pool
     from eke.launch.processes.running_run import probe  # a plan starts nothing
