@@ -62,9 +62,9 @@ def main(
             return ask_hydra(arguments)
         if why or ALL_DEVICES in arguments.overrides:
             # Lazy: the import takes a quarter of the time of an invalid command.
-            from eke.workflows.planning import compare_on_all_devices, refuse_why_of_many
+            from eke.workflows.planning import compare_on_all_devices, require_single_plan
 
-            refuse_why_of_many(arguments, why)
+            require_single_plan(arguments, why)
             if ALL_DEVICES in arguments.overrides:
                 table = compare_on_all_devices(arguments, as_json_text=as_json, trace=trace)
                 return print_once(table)

@@ -297,7 +297,7 @@ def composes(typed: Sequence[str], more: Sequence[str]) -> bool:
     return False
 
 
-def refuse_why_of_many(arguments: Arguments, why: bool) -> None:
+def require_single_plan(arguments: Arguments, why: bool) -> None:
     """Raise ConfigError if `--why`, which is about one plan, is given for several."""
     if why and (arguments.multirun or ALL_DEVICES in arguments.overrides):
         many = "-m" if arguments.multirun else ALL_DEVICES
