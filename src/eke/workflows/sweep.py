@@ -71,7 +71,7 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     wanted = first_round.cells if planning else expanded.cells
     cells, plans = plan_cells(wanted, f"sweep-{identity}", count, launcher)
     if trace or not planning:
-        weigh_open_cells(cells, plans, line.counter("traced the memory of"))
+        trace_undecided_runs(cells, plans, line.counter("traced the memory of"))
     line.close()
     duplicates = merge_duplicates(plans)
     labels = label_cells([cell.overrides for cell in cells], [cell.row for cell in cells])
@@ -329,7 +329,7 @@ def plan_cells(
     return cells, plans
 
 
-def weigh_open_cells(
+def trace_undecided_runs(
     cells: Sequence[SweepRun], plans: list[Plan | None], progress: Callable[[int, int], None]
 ) -> None:
     """Trace the runs whose fit is unknown by formulas. Reject in place those that do not fit."""

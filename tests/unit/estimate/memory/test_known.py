@@ -21,7 +21,7 @@ from eke.estimate.memory.predict_memory import with_available_bytes
 from eke.launch.processes.sweep import SweepRun
 from eke.models.sizes import state_bytes
 from eke.workflows.planning import check_memory_fit
-from eke.workflows.sweep import weigh_open_cells
+from eke.workflows.sweep import trace_undecided_runs
 
 ALLOCATED = {"load": 10 * MIB, "forward": 90 * MIB, "backward": 100 * MIB, "optimizer": 60 * MIB}
 
@@ -123,7 +123,7 @@ def test_open_cells_of_a_sweep_are_traced_together(plan, asked) -> None:
     asked.answer = trace_client.TraceResult(trace_of(10_000))
     cells = [SweepRun(("a",), "1"), SweepRun(("b",), "2"), SweepRun(("c",), outcome="refused", reason="why")]
     plans, told = [fits, plan, None], []
-    weigh_open_cells(cells, plans, lambda done, total: told.append((done, total)))
+    trace_undecided_runs(cells, plans, lambda done, total: told.append((done, total)))
     assert (asked, told) == ([plan], [(1, 1)])
     assert plans == [fits, None, None]
     assert [cell.outcome for cell in cells] == ["", "refused", "refused"]
