@@ -84,9 +84,9 @@ def main(
     except EkeError as error:
         return report_error(error, as_json)
     except OSError as error:  # for example a full disk
-        return complain(format_os_error(error), EXIT_FAILED)
+        return report_failure(format_os_error(error), EXIT_FAILED)
     except KeyboardInterrupt:
-        return complain("\ninterrupted; the same command continues", EXIT_RESUMABLE)
+        return report_failure("\ninterrupted; the same command continues", EXIT_RESUMABLE)
 
 
 def _composed(arguments: Arguments) -> Composed:
@@ -142,7 +142,7 @@ def heed(arguments: Arguments) -> None:
         be_verbose()
 
 
-def complain(text: str, code: int) -> int:
+def report_failure(text: str, code: int) -> int:
     """Print an error once for all ranks, and return the exit code."""
     if my_rank() and code != EXIT_RESUMABLE:
         time.sleep(RANK_0_ERROR_TIMEOUT_S)
@@ -155,4 +155,4 @@ def report_error(error: EkeError, as_json: bool) -> int:
     """Print an error, with `as_json` also as JSON, and return the exit code."""
     if as_json and is_first():
         print_problems_json(error)
-    return complain(str(error), error.exit_code)
+    return report_failure(str(error), error.exit_code)

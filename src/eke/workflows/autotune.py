@@ -43,7 +43,7 @@ from eke.tuning.search.show import (
     likely,
     short_name,
 )
-from eke.workflows import complain, print_once
+from eke.workflows import report_failure, print_once
 from eke.workflows.auto_batch import chosen_overrides
 from eke.workflows.planning import plan_for
 from eke.workflows.running import plan_unless_answered
@@ -361,4 +361,4 @@ def fit(request: TuneRequest) -> int:
         keep_result(fitting, found)
         return EXIT_OK if found.best is not None else EXIT_FAILED
     except KeyboardInterrupt:
-        return complain("\ninterrupted; the same command continues", EXIT_RESUMABLE)
+        return report_failure("\ninterrupted; the same command continues", EXIT_RESUMABLE)
