@@ -209,7 +209,7 @@ def status_table(standings: Sequence[RunStatus]) -> str:
     """Format one line per run, reasons for failing or waiting, and the number in each state."""
     rows = [
         (s.state, *s.newest.texts(s.total)[:2], s.where, run_name(s), words)
-        for s, words in zip(standings, own_words(standings), strict=True)
+        for s, words in zip(standings, distinguishing_overrides(standings), strict=True)
     ]
     lines = align([HEADER, *rows])
     for each in standings:
@@ -253,7 +253,7 @@ def render_runs(standings: Sequence[RunStatus], height: int = 24) -> RenderableT
     for title in ("state", "", "step", "loss", "a step", "left"):
         table.add_column(title, no_wrap=True)
     table.add_column("overrides")  # the only column that shrinks in a narrow terminal
-    worded = zip(standings, own_words(standings), strict=True)
+    worded = zip(standings, distinguishing_overrides(standings), strict=True)
     ordered = sorted(worded, key=lambda pair: _importance(pair[0]))
     room = max(3, height - 6)
     for each, words in ordered[:room]:
@@ -293,7 +293,7 @@ def _importance(each: RunStatus) -> tuple[int, bool]:
     return rank, rank == 3 and not each.is_active
 
 
-def own_words(standings: Sequence[RunStatus]) -> list[str]:
+def distinguishing_overrides(standings: Sequence[RunStatus]) -> list[str]:
     """Return the overrides of each run without those common to all."""
     return [
         " ".join(own) for own in distinct_overrides([tuple(s.label.split()) for s in standings])
