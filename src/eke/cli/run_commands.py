@@ -87,7 +87,7 @@ def retry(options: argparse.Namespace) -> int:
     write_line(f"in {shlex.quote(directory)}: {shlex.join(words)}")
     write_line(f"rerunning {format_number(len(chosen), 'run')}")
     os.chdir(directory)
-    with aside(chosen):
+    with set_records_aside(chosen):
         if not is_search:
             return workflows.main(command)
         from eke.cli import fit  # slow, and few sweeps are searches
@@ -127,7 +127,7 @@ def refuse_a_copy(folder: Path, directory: str, cells: Sequence[dict[str, Any]])
 
 
 @contextmanager
-def aside(runs: Sequence[RunPaths]) -> Iterator[None]:
+def set_records_aside(runs: Sequence[RunPaths]) -> Iterator[None]:
     """Rename final records, so that the runs are unfinished. Restore them if no run starts."""
     before = {paths.folder: _traces(paths) for paths in runs}
     kept: dict[Path, Path] = {}
