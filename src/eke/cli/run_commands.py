@@ -216,7 +216,7 @@ def status_table(standings: Sequence[RunStatus]) -> str:
         if each.note:
             lines += ["", *align([[f"{each.state}: {run_name(each) or each.label}"]])]
             lines += align([[f"  {each.note}"]])
-    return "\n".join([*lines, "", counts_by_state(standings) + silence(standings)])
+    return "\n".join([*lines, "", counts_by_state(standings) + unreachable_launcher_message(standings)])
 
 
 LOOK_S, POLL_CLUSTER_S = 1.0, 15.0
@@ -273,7 +273,7 @@ def summary_line(standings: Sequence[RunStatus]) -> str:
     running = (each for each in standings if each.state == RUNNING)
     left = [s for each in running if (s := each.newest.left_s(each.total)) is not None]
     longest = f" ({format_seconds(max(left))} left)" if left else ""
-    return counts_by_state(standings) + longest + silence(standings)
+    return counts_by_state(standings) + longest + unreachable_launcher_message(standings)
 
 
 def _whole(standings: Sequence[RunStatus]) -> RenderableType:
@@ -313,7 +313,7 @@ def counts_by_state(standings: Sequence[RunStatus]) -> str:
     return f"{format_number(len(standings), 'run')}: {total}"
 
 
-def silence(standings: Sequence[RunStatus]) -> str:
+def unreachable_launcher_message(standings: Sequence[RunStatus]) -> str:
     """Return a message about launchers that do not answer, "" if all do."""
     silent = {each.paths.folder: each for each in standings if each.silent}
     if not silent:
