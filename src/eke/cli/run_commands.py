@@ -57,7 +57,7 @@ from eke.launch.processes.status import (
 from eke.plan.record import EXIT_FAILED, EXIT_OK, Outcome, no_runs, read_attempts, read_record
 from eke.results.report.summary import distinct_overrides
 
-BAD = (Outcome.oom.name, Outcome.diverged.name, Outcome.crashed.name)
+RETRYABLE_OUTCOMES = (Outcome.oom.name, Outcome.diverged.name, Outcome.crashed.name)
 """Outcomes that `eke retry` reruns."""
 
 
@@ -75,7 +75,7 @@ def retry(options: argparse.Namespace) -> int:
         again = shlex.join([*run.command, "rerun=true"]) if run else "eke retry runs/sweep-ID"
         raise ConfigError(Problem("DIR", str(folder), why, Fix(remark=again), "not_a_sweep"))
     directory, command, cells = _recorded(sweep.sweep, options.trust)
-    wanted = options.only or [*BAD, UNREADABLE]
+    wanted = options.only or [*RETRYABLE_OUTCOMES, UNREADABLE]
     found = {run_name(s) or s.label: s.paths for s in find_statuses(folder) if s.state in wanted}
     chosen = list(found.values())  # several cells may be the same run
     refuse_a_copy(folder, directory, cells)
@@ -175,7 +175,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
         add("-n", "--lines", type=int, default=20, help="lines per log, 0 for all (default: 20)")
     elif command == "retry":
         add(
-            "--only", choices=BAD, action="append",
+            "--only", choices=RETRYABLE_OUTCOMES, action="append",
             help="rerun only this outcome (default: all three, and unreadable records). The "
             "sweep's command also runs crashed and unfinished runs",
         )  # fmt: skip
@@ -330,7 +330,7 @@ def logs(options: argparse.Namespace) -> int:
     folder = user_path(options.folder)
     standings = find_statuses(folder)
     several = len(standings) > 1
-    shown = [s for s in standings if s.state in (*BAD, RUNNING)] if several else standings
+    shown = [s for s in standings if s.state in (*RETRYABLE_OUTCOMES, RUNNING)] if several else standings
     if not shown:
         sys.stdout.write("no run is running or has failed\n")
     # Output from now on is new, also of runs that start later.
