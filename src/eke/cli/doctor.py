@@ -154,7 +154,7 @@ WANTED = (*PACKAGES, "datasets", "nvidia-ml-py")
 """Reported packages, by distribution name."""
 
 
-def examine() -> dict[str, Any]:
+def inspect_machine() -> dict[str, Any]:
     """Examine this machine without raising for missing components. Keys as in `--json`."""
     process = ask_torch()
     device = detect()
@@ -319,7 +319,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = make_parser("doctor", DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
-    found = examine()
+    found = inspect_machine()
     if options.json:
         text = json.dumps(found, indent=2, default=dataclasses.asdict)
     else:
