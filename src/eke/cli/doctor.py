@@ -205,7 +205,7 @@ def find_risks(runs: Path) -> Iterator[str]:
         yield f"{runs} has folders of other users (uid {others}). Their runs cannot be resumed"
 
 
-GLUE = "\N{NO-BREAK SPACE}"
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 """Sign that becomes a space after the lines are wrapped."""
 
 LABEL = 14
@@ -229,7 +229,7 @@ def render_examination(found: dict[str, Any], width: int = 100) -> str:
                 text, max(width, 40), initial_indent=start,
                 subsequent_indent=" " * (LABEL + 2), break_on_hyphens=False,
             ) or [start.rstrip()]  # fmt: skip
-    return "\n".join(lines[1:]).replace(GLUE, " ")
+    return "\n".join(lines[1:]).replace(NO_BREAK_SPACE, " ")
 
 
 def _machine(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -261,7 +261,7 @@ def _software(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
             words.append(f"NCCL {torch['nccl']}")
         yield "torch", ", ".join(words)
     rest = {name: version for name, version in found["versions"].items() if name != "torch"}
-    yield "installed", "  ".join(f"{name}{GLUE}{version}" for name, version in rest.items())
+    yield "installed", "  ".join(f"{name}{NO_BREAK_SPACE}{version}" for name, version in rest.items())
     yield "not installed", "  ".join(found["missing"]) or "none"
     key = "found" if found["wandb_key"] else "none. Only tracker.mode=online needs one"
     yield "W&B API key", key
