@@ -384,8 +384,8 @@ TASKS: dict[str, Callable[[TaskSamples, int, int], Sample]] = {
         'HEADS: dict[str, str] = {\n    "second_part": "AutoModelForCausalLM",\n',
     ),
     "src/eke/training/model/adapters.py": (
-        "TASK_TYPES: dict[str, str] = {\n",
-        'TASK_TYPES: dict[str, str] = {\n    "second_part": "CAUSAL_LM",\n',
+        "_TASK_TYPES: dict[str, str] = {\n",
+        '_TASK_TYPES: dict[str, str] = {\n    "second_part": "CAUSAL_LM",\n',
     ),
     "src/eke/models/checkpoints/architecture.py": (
         "MAPPINGS = {\n",

@@ -18,18 +18,18 @@ from eke.data.sources import Store, open_store, request_of
 from eke.hardware import detect
 from eke.models.checkpoints import follow_head, resolve_model, resolve_tokenizer
 from eke.plan.planner.samples import plan_data
-from eke.rules import Facts, check
+from eke.rules import RuleInputs, check
 from eke.workflows import heed, print_once
 
-DESCRIPTION = """Shows the first rows as text, with trained tokens in green, or between [[ and ]]
+_DESCRIPTION = """Shows the first rows as text, with trained tokens in green, or between [[ and ]]
 without colours. Then shows row lengths and the numbers of bad, empty and truncated rows."""
 
-Join = Callable[[list[int]], str]
+_Join = Callable[[list[int]], str]
 
 
 def main(command: str, arguments: list[str]) -> int:
     """Run the command and return the exit code."""
-    parser = make_parser(command, DESCRIPTION)
+    parser = make_parser(command, _DESCRIPTION)
     parser.usage = "eke data show [--rows N] [--ids] [--config-dir FOLDER] [overrides]"
     parser.add_argument("show", choices=["show"], help="the only command")
     parser.add_argument("--rows", type=int, default=3, metavar="N", help="rows (default 3)")
@@ -72,13 +72,13 @@ def _configuration(typed: list[str]) -> Config:
     if not is_set(composed, "task.num_labels"):
         config = follow_head(config)
     config = resolve_tokenizer(config)
-    refused, _ = check(Facts(config, detect(), planning=True))
+    refused, _ = check(RuleInputs(config, detect(), planning=True))
     if about_data := [p for p in refused if p.key.partition(".")[0] in ("data", "task")]:
         raise ConfigError(about_data)
     return config
 
 
-def _row(config: Config, store: Store, join: Join, number: int, with_ids: bool) -> str:
+def _row(config: Config, store: Store, join: _Join, number: int, with_ids: bool) -> str:
     start, end = map(int, store.array("offsets")[number : number + 2])
     ids = store.array("tokens")[start:end].tolist()
     cut = int(store.array("cuts")[number]) if config.targets.is_generated else len(ids)
@@ -90,7 +90,7 @@ def _row(config: Config, store: Store, join: Join, number: int, with_ids: bool) 
     heading = f"row {number + 1} ({use}): {format_number(len(ids), 'token')}"
     heading += f", {sum(trained)} trained" if config.targets.is_generated else ""
     heading += _label(store, number)
-    ways: list[Join] = [join, lambda part: " ".join(map(str, part))]
+    ways: list[_Join] = [join, lambda part: " ".join(map(str, part))]
     return "\n".join([heading, *(_marked(way, ids, trained) for way in ways[: 1 + with_ids])])
 
 
@@ -106,7 +106,7 @@ def _label(store: Store, number: int) -> str:
     return ""
 
 
-def _marked(join: Join, ids: list[int], trained: list[bool]) -> str:
+def _marked(join: _Join, ids: list[int], trained: list[bool]) -> str:
     """Mark the trained parts of a row. Each part begins after the text of the parts before."""
     console = Console(file=sys.stdout)
     coloured = console.is_terminal and console.color_system and not console.no_color

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.files import own_folder
+from eke.common.files import make_private_dir
 from eke.common.paths import (
     LOCAL_RANK,
     LOCAL_WORLD_SIZE,
@@ -21,7 +21,7 @@ from eke.common.paths import (
     source_folder,
     user_path,
 )
-from eke.common.streams import speak
+from eke.common.streams import write_line
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SlurmTask:
     """Identifier of the step, different for each restart of a job: `123.0.1`."""
 
 
-def this_task(environment: Mapping[str, str] = os.environ) -> SlurmTask:
+def current_slurm_task(environment: Mapping[str, str] = os.environ) -> SlurmTask:
     """Return this process's SLURM task, a single task outside SLURM."""
     names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID")
     rank, count, job, step = (environment.get(name, "") for name in names)
@@ -48,7 +48,7 @@ def this_task(environment: Mapping[str, str] = os.environ) -> SlurmTask:
 
 def check_started_tasks(what: str, num_nodes: int) -> None:
     """Raise ConfigError if the SLURM step has not as many tasks as the run has nodes (1: sweep)."""
-    count = this_task().count
+    count = current_slurm_task().count
     if count in (1, num_nodes):
         return
     why = f"srun started {count} tasks, and {what} needs one task per node"
@@ -57,10 +57,10 @@ def check_started_tasks(what: str, num_nodes: int) -> None:
     raise ConfigError(Problem("distributed.num_nodes", number, why, fix, "started_processes"))
 
 
-RENDEZVOUS = (RANK, WORLD_SIZE, LOCAL_RANK, "MASTER_ADDR", "MASTER_PORT")
+_RENDEZVOUS = (RANK, WORLD_SIZE, LOCAL_RANK, "MASTER_ADDR", "MASTER_PORT")
 """Variables that torchrun sets for each process (https://docs.pytorch.org/docs/stable/elastic/run.html)."""
 
-SPEECH_S = 30.0
+RANK_0_ERROR_TIMEOUT_S = 30.0
 """Seconds for rank 0 to report an error before torchrun ends all ranks."""
 
 
@@ -72,15 +72,15 @@ def _number_of(name: str) -> int:
         return 1
 
 
-def started_ranks() -> int:
+def _started_ranks() -> int:
     """Return the number of processes started by torchrun or `accelerate launch`, else 1."""
     # Incomplete variables are left from another job.
-    return _number_of(WORLD_SIZE) if all(name in os.environ for name in RENDEZVOUS) else 1
+    return _number_of(WORLD_SIZE) if all(name in os.environ for name in _RENDEZVOUS) else 1
 
 
 def ranks_are_started() -> bool:
     """Return whether this process is one of several ranks of a run."""
-    return started_ranks() > 1
+    return _started_ranks() > 1
 
 
 def my_rank() -> int:
@@ -90,17 +90,17 @@ def my_rank() -> int:
 
 def is_first() -> bool:
     """Return whether this process reports for all processes of the command."""
-    return my_rank() == 0 and this_task().node == 0
+    return my_rank() == 0 and current_slurm_task().node == 0
 
 
-def machines_at_hand() -> int:
+def num_allocated_nodes() -> int:
     """Return the number of nodes on which srun or torchrun started this command."""
-    return max(1, this_task().count, started_ranks() // _number_of(LOCAL_WORLD_SIZE))
+    return max(1, current_slurm_task().count, _started_ranks() // _number_of(LOCAL_WORLD_SIZE))
 
 
 def check_started_ranks(option: str, num_processes: int) -> None:
     """Raise ConfigError if other processes are started than `distributed=option` or a sweep has."""
-    started = started_ranks()
+    started = _started_ranks()
     if started in (1, num_processes):
         return
     why = f"{started} processes were started ({WORLD_SIZE} in the environment)"
@@ -129,7 +129,7 @@ TRACKED_RUN_VARIABLES = (
 SAFE_PATH = "-P"
 """Option of Python that removes the current folder from the import path."""
 
-AGENT = ("WANDB_SWEEP_ID", "WANDB_RUN_ID")
+_AGENT = ("WANDB_SWEEP_ID", "WANDB_RUN_ID")
 """Variables that W&B's agent sets for each run it starts."""
 
 
@@ -156,7 +156,7 @@ def child_environment() -> dict[str, str]:
     # process. A worker would use them as its rank, rendezvous or tracker run.
     if not ranks_are_started():
         kept = {name: value for name, value in kept.items() if not re.match(RANK_VARIABLES, name)}
-    if any(name not in kept for name in AGENT):
+    if any(name not in kept for name in _AGENT):
         kept = {k: value for k, value in kept.items() if not re.match(TRACKED_RUN_VARIABLES, k)}
     # An empty or relative entry refers to the current folder.
     entries = filter(os.path.isabs, kept.get("PYTHONPATH", "").split(os.pathsep))
@@ -169,14 +169,14 @@ def ensure_home() -> None:
     """Set HOME to a private folder, for libraries, if this user id has no home."""
     if not user_path("~").is_absolute():
         with suppress(OSError):
-            os.environ["HOME"] = str(own_folder(home_folder(), private=True))
+            os.environ["HOME"] = str(make_private_dir(home_folder(), private=True))
 
 
 def leave_tracked_run() -> None:
     """Remove variables of one tracked run, since each of several runs has its own id."""
-    if all(name in os.environ for name in AGENT):
+    if all(name in os.environ for name in _AGENT):
         why = "W&B's agent expects one run. These runs are outside its sweep"
-        speak(f"  warning: {why}", sys.stderr)
+        write_line(f"  warning: {why}", sys.stderr)
     for name in [each for each in os.environ if re.match(TRACKED_RUN_VARIABLES, each)]:
         del os.environ[name]
 

@@ -17,21 +17,26 @@ from eke.common.paths import SUPERVISOR, RunPaths, SweepPaths, source_folder, us
 from eke.common.process_env import RANK_VARIABLES, TRACKED_RUN_VARIABLES
 from eke.config.schema import Config
 from eke.hardware import DeviceSlot
-from eke.launch.devices import Devices, Grant
-from eke.launch.interface import JobStatus, Launcher, Target, declared_target
+from eke.launch.devices import DeviceLease, Devices
+from eke.launch.interface import JobStatus, Launcher, PlannedDevice, declared_target
 from eke.launch.local import FreeMemory, Pool
 from eke.launch.processes import prefix_runner
 from eke.launch.processes.prefix_runner import ALIVE, GONE, LOCK, order_digest
-from eke.launch.processes.running_run import LiveRun
-from eke.launch.processes.sweep_state import Books
-from eke.launch.processes.worker_process import Spot, Worker, start_process, worker_command
+from eke.launch.processes.running_run import RunAttempt
+from eke.launch.processes.sweep_state import SweepState
+from eke.launch.processes.worker_process import (
+    NodeAssignment,
+    Worker,
+    start_process,
+    worker_command,
+)
 from eke.plan.planner import Plan
 
-CALL_S = 60.0
+_CALL_S = 60.0
 """Time limit in seconds for a call through the prefix that signals or checks a worker."""
 
 
-def far_command(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> list[str]:
+def _remote_command(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> list[str]:
     """Return the command that acts on a run's worker through the prefix."""
     runner = str(Path(prefix_runner.__file__).absolute())
     # -I keeps PYTHONPATH and the current folder off the runner's import path.
@@ -40,11 +45,11 @@ def far_command(prefix: Sequence[str], action: str, folder: Path, *rest: str) ->
 
 def call(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> int:
     """Check, signal or end a run's worker. Return `ALIVE` or `GONE`, else raise EkeError."""
-    command = far_command(prefix, action, folder, *rest)
+    command = _remote_command(prefix, action, folder, *rest)
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            timeout=CALL_S, check=False,
+            timeout=_CALL_S, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EkeError(f"{shlex.join(prefix)}: {error}") from error
@@ -54,7 +59,7 @@ def call(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> int:
     return done.returncode
 
 
-def prefix_of(ticket: Path) -> list[str]:
+def _prefix_of(ticket: Path) -> list[str]:
     """Return the prefix of a run's last start. Raise EkeError if the ticket is unreadable."""
     try:
         return [str(word) for word in read_json(ticket, own=True)["prefix"]]
@@ -71,7 +76,7 @@ class PrefixedWorker(Worker):
         num_processes: int = 1,
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
-        spot: Spot | None = None,
+        spot: NodeAssignment | None = None,
         *,
         prefix: Sequence[str],
         ticket: str,
@@ -81,7 +86,7 @@ class PrefixedWorker(Worker):
         self._calls: list[subprocess.Popen[bytes]] = []
         if self.ticket.exists():
             try:
-                call(prefix_of(self.ticket), "end", paths.folder)
+                call(_prefix_of(self.ticket), "end", paths.folder)
             except EkeError as error:
                 why = f"its earlier worker may still be alive ({error})"
                 raise BusyError(f"{why}. If it has ended, delete {self.ticket}") from error
@@ -98,12 +103,12 @@ class PrefixedWorker(Worker):
             "supervisor": SUPERVISOR,
         }
         write_json(self.ticket, order)
-        far = far_command(prefix, "start", paths.folder, ticket, order_digest(order))
+        far = _remote_command(prefix, "start", paths.folder, ticket, order_digest(order))
         self.process = start_process(far, paths.log, descriptors)
 
     def _call(self, action: str, *rest: str) -> None:
         with contextlib.suppress(OSError):
-            far = far_command(self.prefix, action, self.paths.folder, *rest)
+            far = _remote_command(self.prefix, action, self.paths.folder, *rest)
             self._calls.append(start_process(far, self.paths.log))
 
     def ask(self, number: int) -> None:
@@ -146,7 +151,7 @@ class CommandLauncher(Launcher):
         """Return the command prefixes. Launchers of other packages override this method."""
         return config.launcher.prefix
 
-    def target(self, config: Config) -> Target:
+    def target(self, config: Config) -> PlannedDevice:
         """Return the device that `hardware` declares. Raise ConfigError without a valid prefix."""
         prefixes, runs = self.prefixes(config), str(user_path(config.paths.runs).absolute())
         key, fix, problems = "launcher.prefix", Fix("launcher.prefix=[ssh HOST]"), []
@@ -167,7 +172,7 @@ class CommandLauncher(Launcher):
             raise ConfigError(problems)
         return declared_target(config)
 
-    def start(self, books: Books, paths: SweepPaths, sweep: str) -> Pool:
+    def start(self, books: SweepState, paths: SweepPaths, sweep: str) -> Pool:
         """Return a pool of the prefixes. Its runs start in `wait`."""
         prefixes = [text for job in books.jobs for text in self.prefixes(job.plan.config)]
         slots = []
@@ -180,18 +185,18 @@ class CommandLauncher(Launcher):
         room = partial(FreeMemory, free=lambda _: None)
         return Pool(books, kinds, self.start_run, room=room)
 
-    def start_run(self, plan: Plan, paths: RunPaths, grant: Grant) -> LiveRun:
+    def start_run(self, plan: Plan, paths: RunPaths, grant: DeviceLease) -> RunAttempt:
         """Start a run behind its leased prefix."""
         prefix, ticket = shlex.split(grant.slots[0].device), paths.ticket(self.name).name
         worker = partial(PrefixedWorker, prefix=prefix, ticket=ticket)
-        return LiveRun(plan, paths, plan.batch.world_size, {}, grant.descriptors, start=worker)
+        return RunAttempt(plan, paths, plan.batch.world_size, {}, grant.descriptors, start=worker)
 
     def status(self, runs: Sequence[RunPaths]) -> dict[Path, JobStatus]:
         """Return the workers that are alive. Ask the prefix about workers without a supervisor."""
         found = {}
         for paths in runs:
             try:
-                prefix = prefix_of(paths.ticket(self.name))
+                prefix = _prefix_of(paths.ticket(self.name))
                 where = f"behind {shlex.join(prefix)}"
                 name = str(paths.folder)
                 if is_locked(paths.lock):
@@ -207,7 +212,7 @@ class CommandLauncher(Launcher):
         failed = []
         for paths in (RunPaths(Path(name)) for name in jobs):
             try:
-                prefix = prefix_of(paths.ticket(self.name))
+                prefix = _prefix_of(paths.ticket(self.name))
                 call(prefix, "signal", paths.folder, str(int(signal.SIGINT)))
             except EkeError as error:
                 failed.append(str(error))

@@ -10,8 +10,8 @@ from eke.models.sizes import is_ragged
 from eke.rules.memory import accumulates
 from eke.rules.rule import (
     VOLTA,
-    Facts,
     Rule,
+    RuleInputs,
     capability_of,
     needs_capability,
     needs_compiler,
@@ -20,27 +20,27 @@ from eke.rules.rule import (
     without_effect,
 )
 
-COMPILER = "https://docs.pytorch.org/docs/stable/torch.compiler.html"
-ISSUES = "https://github.com/pytorch/pytorch/issues"
+_COMPILER = "https://docs.pytorch.org/docs/stable/torch.compiler.html"
+_ISSUES = "https://github.com/pytorch/pytorch/issues"
 
 
-def _inductor(facts: Facts) -> bool:
+def _inductor(facts: RuleInputs) -> bool:
     return facts.config.compile.option == "inductor"
 
 
-def replays_graphs(facts: Facts) -> bool:
+def replays_graphs(facts: RuleInputs) -> bool:
     """Return whether the step runs as recorded CUDA graphs."""
     return facts.on_cuda and facts.config.compile.replays_graphs
 
 
-def _replayer(facts: Facts) -> str:
+def _replayer(facts: RuleInputs) -> str:
     """Return the override that turns on CUDA graphs."""
     compiler = facts.config.compile
     mode = f"compile.mode={compiler.mode.value}"
     return mode if _inductor(facts) else f"compile={compiler.option}"
 
 
-def without_graphs(facts: Facts) -> Fix:
+def _without_graphs(facts: RuleInputs) -> Fix:
     """Return the override that turns off CUDA graphs and keeps the compiler if possible."""
     if not _inductor(facts):
         return Fix("compile=none")
@@ -49,28 +49,28 @@ def without_graphs(facts: Facts) -> Fix:
     return Fix("compile.mode=default")
 
 
-LIGER_SOURCE = "https://github.com/linkedin/Liger-Kernel#high-level-apis"
-SPARSE_SOURCE = "sparse_prediction of transformers' ModernBertConfig"
+_LIGER_SOURCE = "https://github.com/linkedin/Liger-Kernel#high-level-apis"
+_SPARSE_SOURCE = "sparse_prediction of transformers' ModernBertConfig"
 
 FUSED, SPARSE = "fused_linear_cross_entropy", "sparse_prediction"
 """Keys of `kernels`, and the options that set them."""
 
 
-def _sparse(facts: Facts) -> bool:
+def _sparse(facts: RuleInputs) -> bool:
     """Return whether sparse prediction has an effect, i.e. the model predicts tokens."""
     return facts.config.kernels.sparse_prediction and facts.config.targets.per_token
 
 
-def _liger(facts: Facts) -> bool:
+def _liger(facts: RuleInputs) -> bool:
     return facts.config.kernels.option == "liger"
 
 
-def _without(key: str) -> Callable[[Facts], Fix]:
+def _without(key: str) -> Callable[[RuleInputs], Fix]:
     off = Fix(f"kernels.{key}=false")
     return lambda f: Fix("kernels=none") if f.config.kernels.option == key else off
 
 
-def _has_all_labels(facts: Facts) -> bool:
+def _has_all_labels(facts: RuleInputs) -> bool:
     """Return whether all positions but the last of a sequence have a label."""
     data = facts.data
     if facts.config.task.option == "masked_lm":
@@ -121,7 +121,7 @@ RULES = (
         key="compile.mode",
         when=lambda f: _inductor(f) and f.config.compile.replays_graphs and f.on_cpu,
         why=lambda f: f"uses CUDA graphs, which need an NVIDIA GPU. {f.device.name} is a CPU",
-        fix=without_graphs,
+        fix=_without_graphs,
         source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
     ),
     Rule(
@@ -134,9 +134,9 @@ RULES = (
             "in the memory of the CUDA graphs"
         ),
         fix=lambda f: Fix(
-            *without_graphs(f).words, remark="or one micro-batch: a larger batch.per_device"
+            *_without_graphs(f).words, remark="or one micro-batch: a larger batch.per_device"
         ),
-        source=f"{ISSUES}/169545",
+        source=f"{_ISSUES}/169545",
         versions="torch 2.13",
     ),
     Rule(
@@ -148,7 +148,7 @@ RULES = (
             "its input"
         ),
         fix=Fix("compile.regional=false"),
-        source=f"{ISSUES}/152887",
+        source=f"{_ISSUES}/152887",
         versions="torch 2.13",
     ),
     without_effect(
@@ -165,9 +165,9 @@ RULES = (
         when=lambda f: _inductor(f) and older_than(f, VOLTA),
         why=needs_capability("Triton kernels need", VOLTA),
         fix=Fix("compile=none"),
-        source=COMPILER,
+        source=_COMPILER,
     ),
-    needs_compiler("inductor_needs_compiler", "compile", _inductor, Fix("compile=none"), COMPILER),
+    needs_compiler("inductor_needs_compiler", "compile", _inductor, Fix("compile=none"), _COMPILER),
     without_effect(
         id="fused_loss_needs_vocabulary",
         key="kernels.fused_linear_cross_entropy",
@@ -185,7 +185,7 @@ RULES = (
         when=lambda f: f.config.kernels.sparse_prediction and not f.config.targets.per_token,
         why="sequence_classification predicts one label per sequence",
         fix=_without(SPARSE),
-        source=SPARSE_SOURCE,
+        source=_SPARSE_SOURCE,
     ),
     without_benefit(
         id="sparse_prediction_needs_missing_labels",
@@ -193,7 +193,7 @@ RULES = (
         when=lambda f: _sparse(f) and _has_all_labels(f),
         why=lambda f: f"task={f.config.task.option} gives every position of this data a label",
         fix=_without(SPARSE),
-        source=SPARSE_SOURCE,
+        source=_SPARSE_SOURCE,
     ),
     _known_head("sparse_prediction_needs_known_head", SPARSE),
     Rule(
@@ -209,7 +209,7 @@ RULES = (
         key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and replays_graphs(f),
         why="the number of labels changes in each step. A CUDA graph needs fixed shapes",
-        fix=without_graphs,
+        fix=_without_graphs,
         source="https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html",
     ),
     Rule(
@@ -218,7 +218,7 @@ RULES = (
         when=lambda f: _liger(f) and f.on_cpu,
         why=lambda f: f"Liger's Triton kernels need a GPU. {capability_of(f)}",
         fix=Fix("kernels=none"),
-        source=LIGER_SOURCE,
+        source=_LIGER_SOURCE,
     ),
     Rule(
         id="liger_needs_known_family",
@@ -229,7 +229,7 @@ RULES = (
             + ", ".join(name for name, family in FAMILIES.items() if family.has_liger)
         ),
         fix=Fix("kernels=none"),
-        source=LIGER_SOURCE,
+        source=_LIGER_SOURCE,
         versions="liger-kernel 0.8.5",
     ),
     needs_compiler(

@@ -4,11 +4,11 @@ from eke.common.errors import Fix
 from eke.config.schema import Config, Packing, PeerToPeer
 from eke.hardware import usable_cores
 from eke.models.sizes import STAGE, optimizer_entry
-from eke.rules.rule import Facts, Rule, unsafe, without_effect
+from eke.rules.rule import Rule, RuleInputs, unsafe, without_effect
 
-FSDP_DOCS = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
-DP_DOCS = "https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html"
-NCCL_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-p2p-disable"
+_FSDP_DOCS = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
+_DP_DOCS = "https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html"
+_NCCL_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-p2p-disable"
 
 
 def why_not_elastic(config: Config) -> str:
@@ -21,26 +21,26 @@ def why_not_elastic(config: Config) -> str:
     return ""
 
 
-def _is_cut(facts: Facts) -> bool:
+def _is_cut(facts: RuleInputs) -> bool:
     """Return whether FSDP2 shards the tensors."""
     sharing = facts.distributed
     return sharing.option == "fsdp" and sharing.num_processes > 1
 
 
-def _replicas(facts: Facts) -> int:
+def _replicas(facts: RuleInputs) -> int:
     """Return the largest valid number of replicas up to the configured one."""
     processes = facts.distributed.num_processes
     most = min(getattr(facts.distributed, "replicas", 1), processes // 2)
     return max((n for n in range(1, most + 1) if processes % n == 0), default=1)
 
 
-def _shared_evenly(facts: Facts) -> int:
+def _shared_evenly(facts: RuleInputs) -> int:
     """Return the next number of processes that is a multiple of the nodes."""
     sharing = facts.distributed
     return sharing.processes_per_node * sharing.num_nodes
 
 
-def _usable_gpus(facts: Facts) -> int:
+def _usable_gpus(facts: RuleInputs) -> int:
     return min(facts.distributed.num_processes, facts.device.count)
 
 
@@ -65,7 +65,7 @@ RULES = (
             + (f"This run has {_usable_gpus(f)}" if f.on_cuda else f"{f.device.name} is a CPU")
         ),
         fix=lambda f: Fix("distributed=none" if f.on_cuda else "distributed=ddp"),
-        source=DP_DOCS,
+        source=_DP_DOCS,
     ),
     Rule(
         id="dp_splits_rows",
@@ -73,7 +73,7 @@ RULES = (
         when=lambda f: f.config.ranks.is_dp and f.data.packing is Packing.padding_free,
         why="DataParallel splits the rows of a micro-batch. This one has a single row",
         fix=Fix("distributed=ddp"),
-        source=DP_DOCS,
+        source=_DP_DOCS,
     ),
     Rule(
         id="dp_is_not_compiled",
@@ -81,7 +81,7 @@ RULES = (
         when=lambda f: f.config.ranks.is_dp and f.config.compile.option != "none",
         why="DataParallel copies the module in each forward pass, which discards compiled code",
         fix=Fix("compile=none", remark="or: distributed=ddp"),
-        source=DP_DOCS,
+        source=_DP_DOCS,
     ),
     Rule(
         id="one_process_without_strategy",
@@ -94,14 +94,14 @@ RULES = (
         source="notes/ranks.md",
     ),
     _of_one("ddp", "one process has no gradients to exchange", "arXiv:2006.15704"),
-    _of_one("fsdp", "one process has nothing to shard", FSDP_DOCS),
+    _of_one("fsdp", "one process has nothing to shard", _FSDP_DOCS),
     Rule(
         id="replicas_share_evenly",
         key="distributed.replicas",
         when=lambda f: getattr(f.distributed, "replicas", 1) != _replicas(f),
         why="must divide the processes into equal groups of two or more",
         fix=lambda f: Fix(f"distributed.replicas={_replicas(f)}"),
-        source=FSDP_DOCS,
+        source=_FSDP_DOCS,
     ),
     Rule(
         id="fsdp_needs_elementwise_optimizer",
@@ -118,7 +118,7 @@ RULES = (
         when=lambda f: _is_cut(f) and f.config.memory.activation_offload,
         why="distributed=fsdp would offload each layer's gathered weights as activations",
         fix=Fix("memory.activation_offload=false"),
-        source=FSDP_DOCS,
+        source=_FSDP_DOCS,
         versions="torch 2.13",
     ),
     without_effect(
@@ -144,7 +144,7 @@ RULES = (
             + ("This run has one process" if f.on_cuda else f"{f.device.name} is a CPU")
         ),
         fix=Fix("distributed.p2p=auto"),
-        source=NCCL_DOCS,
+        source=_NCCL_DOCS,
     ),
     unsafe(
         id="more_processes_than_cores",

@@ -18,20 +18,20 @@ from eke.data.sources import BYTES, tokenizer_of
 from eke.models.checkpoints.architecture import router_loss
 from eke.models.families import FAMILIES, head_width
 from eke.models.sizes import BFLOAT16_BYTES, computed_formats, decide_formats
-from eke.rules.rule import Facts, Rule, unsafe, without_benefit, without_effect
+from eke.rules.rule import Rule, RuleInputs, unsafe, without_benefit, without_effect
 
 
-def _smallest_model(facts: Facts) -> str:
+def _smallest_model(facts: RuleInputs) -> str:
     """Return the override of the smallest model for the task."""
     task = facts.config.targets.option
     return f"model={next(each.smallest for each in FAMILIES.values() if task in each.tasks)}"
 
 
-def _heads(facts: Facts) -> int:
+def _heads(facts: RuleInputs) -> int:
     return facts.config.model.num_attention_heads
 
 
-def _head_dim_is_derived(facts: Facts) -> bool:
+def _head_dim_is_derived(facts: RuleInputs) -> bool:
     return getattr(facts.config.model, "head_dim", None) is None
 
 
@@ -41,22 +41,22 @@ def _next_divisor(key: str, number: int, limit: int) -> Fix:
     return Fix(f"model.{key}={divisor}")
 
 
-def _key_value_heads(facts: Facts) -> int | None:
+def _key_value_heads(facts: RuleInputs) -> int | None:
     model = facts.config.model
     return model.num_key_value_heads if isinstance(model, LlamaModel) else None
 
 
-def max_positions(facts: Facts) -> int | None:
+def max_positions(facts: RuleInputs) -> int | None:
     """Return the largest number of positions of the model, None if unlimited."""
     return getattr(facts.config.model, "max_position_embeddings", None)
 
 
-def _longest(facts: Facts) -> int:
+def _longest(facts: RuleInputs) -> int:
     """Return the tokens of the longest row of encoder or decoder."""
     return max(facts.data.seq_len, getattr(facts.config.task, "target_len", None) or 0)
 
 
-def _length_fix(facts: Facts) -> Fix:
+def _length_fix(facts: RuleInputs) -> Fix:
     limit = max_positions(facts)
     if _longest(facts) > facts.data.seq_len:
         return Fix(f"task.target_len={limit}")
@@ -64,11 +64,11 @@ def _length_fix(facts: Facts) -> Fix:
     return Fix(f"data.seq_len={limit}") if usable else Fix("model.max_position_embeddings=512")
 
 
-def _is_pretrained(facts: Facts) -> bool:
+def _is_pretrained(facts: RuleInputs) -> bool:
     return isinstance(facts.config.model, PretrainedModel)
 
 
-ROW_BYTES = 16
+_ROW_BYTES = 16
 """Row alignment in bytes of torch._grouped_mm, with which transformers 5 computes experts
 (torch 2.13: "strides should be multiple of 16 bytes")."""
 
@@ -76,13 +76,13 @@ ROW_BYTES = 16
 def _aligned(key: str) -> Rule:
     """Return the rule that a width of the experts is aligned for their matrix product."""
 
-    def unit(facts: Facts) -> int:
+    def unit(facts: RuleInputs) -> int:
         narrow = computed_formats(facts.config) != {Compute.float32.value}
-        return ROW_BYTES // (
+        return _ROW_BYTES // (
             BFLOAT16_BYTES if narrow else decide_formats(facts.config).frozen_bytes
         )
 
-    def width(facts: Facts) -> int:
+    def width(facts: RuleInputs) -> int:
         return int(getattr(facts.config.model, key))
 
     return Rule(
@@ -96,7 +96,7 @@ def _aligned(key: str) -> Rule:
     )
 
 
-def _experts(facts: Facts) -> tuple[int, int]:
+def _experts(facts: RuleInputs) -> tuple[int, int]:
     """Return the number of experts per token and of all experts, 0 and 0 without experts."""
     model = facts.config.model
     if not isinstance(model, MixtralModel):
@@ -104,17 +104,17 @@ def _experts(facts: Facts) -> tuple[int, int]:
     return model.num_experts_per_tok, model.num_local_experts
 
 
-def _rotary_width(facts: Facts) -> int:
+def _rotary_width(facts: RuleInputs) -> int:
     """Return the width of a head with rotary positions, 0 for other models."""
     model = facts.config.model
     return head_width(model) if isinstance(model, LlamaModel) else 0
 
 
-STRETCHED_FROM = 8192
+_STRETCHED_FROM = 8192
 """Tokens of Llama 3's training before its positions were stretched (its config.json)."""
 
-ROTARY = "Su et al. 2021, arXiv:2104.09864"
-HF_MODELS = "https://huggingface.co/docs/transformers/model_doc/auto"
+_ROTARY = "Su et al. 2021, arXiv:2104.09864"
+_HF_MODELS = "https://huggingface.co/docs/transformers/model_doc/auto"
 
 RULES = (
     Rule(
@@ -139,7 +139,7 @@ RULES = (
             f"task={f.model_family.tasks[0]}",
             remark=f"or keep the task: {_smallest_model(f)}",
         ),
-        source=HF_MODELS,
+        source=_HF_MODELS,
     ),
     Rule(
         id="heads_divide_width",
@@ -175,7 +175,7 @@ RULES = (
             f"gives a head width of {_rotary_width(f)}. Rotary positions need an even width"
         ),
         fix=lambda f: Fix(f"model.hidden_size={_heads(f) * (_rotary_width(f) + 1)}"),
-        source=ROTARY,
+        source=_ROTARY,
     ),
     Rule(
         id="rotary_head_dim_is_even",
@@ -183,7 +183,7 @@ RULES = (
         when=lambda f: _rotary_width(f) % 2 != 0 and not _head_dim_is_derived(f),
         why="rotary positions need an even head width",
         fix=lambda f: Fix(f"model.head_dim={_rotary_width(f) + 1}"),
-        source=ROTARY,
+        source=_ROTARY,
     ),
     Rule(
         id="experts_for_each_token",
@@ -201,10 +201,10 @@ RULES = (
         when=lambda f: (
             isinstance(f.config.model, LlamaModel)
             and f.config.model.rope_scaling_factor is not None
-            and f.config.model.max_position_embeddings <= STRETCHED_FROM
+            and f.config.model.max_position_embeddings <= _STRETCHED_FROM
         ),
         why=lambda f: (
-            f"only helps sequences beyond {STRETCHED_FROM} tokens. "
+            f"only helps sequences beyond {_STRETCHED_FROM} tokens. "
             f"model.max_position_embeddings = {max_positions(f)}"
         ),
         fix=Fix("model.rope_scaling_factor=null"),
@@ -232,7 +232,7 @@ RULES = (
             f"model={f.config.model.option}"
         ),
         fix=_length_fix,
-        source=HF_MODELS,
+        source=_HF_MODELS,
     ),
     Rule(
         id="vocabulary_holds_bytes",
@@ -293,6 +293,6 @@ RULES = (
         ),
         why="a classifier has no output projection to tie",
         fix=Fix("model.tie_word_embeddings=true"),
-        source=HF_MODELS,
+        source=_HF_MODELS,
     ),
 )

@@ -17,22 +17,22 @@ from eke.config.schema import Config
 from eke.estimate.memory import Forecast, Verdict, forecast
 from eke.hardware import Device
 from eke.plan.planner import Plan, possible_batches, replan
-from eke.rules import NO_BENEFIT, NOT_BY_SIZE, WITHOUT_EFFECT, Facts, check
+from eke.rules import NO_BENEFIT, NOT_BY_SIZE, WITHOUT_EFFECT, RuleInputs, check
 from eke.rules.techniques import TECHNIQUES, Technique, group_of
 
-Key = tuple[str, str]
+_Key = tuple[str, str]
 """Rule and key. A rule may apply to several groups."""
 
 
 @dataclass(frozen=True)
-class Findings:
+class RuleFindings:
     """Findings of the rules about one configuration."""
 
-    rejected: Mapping[Key, Problem]
-    warned: Mapping[Key, Problem]
+    rejected: Mapping[_Key, Problem]
+    warned: Mapping[_Key, Problem]
 
     def objection(
-        self, later: "Findings", sections: Collection[str], permit_unsafe: bool = False
+        self, later: "RuleFindings", sections: Collection[str], permit_unsafe: bool = False
     ) -> Problem | None:
         """Return the first finding that a change adds, rejections first, None without one.
 
@@ -53,16 +53,16 @@ class Findings:
         return None
 
 
-def findings(config: Config, device: Device, num_nodes: int) -> Findings:
+def findings(config: Config, device: Device, num_nodes: int) -> RuleFindings:
     """Return the rules' findings in this environment, as if the device were present."""
-    facts = Facts(config, replace(device, present=True), planning=False, num_nodes=num_nodes)
+    facts = RuleInputs(config, replace(device, present=True), planning=False, num_nodes=num_nodes)
     # A choice may make it fit, and the rules about size are slow.
     rejected, warned = check(facts, NOT_BY_SIZE)
-    return Findings({(p.id, p.key): p for p in rejected}, {(p.id, p.key): p for p in warned})
+    return RuleFindings({(p.id, p.key): p for p in rejected}, {(p.id, p.key): p for p in warned})
 
 
 @dataclass(frozen=True)
-class Situation:
+class ChoiceContext:
     """Configuration and environment for which choices are made."""
 
     config: Config
@@ -83,7 +83,7 @@ class Situation:
         return self.base
 
     @cached_property
-    def found(self) -> Findings:
+    def found(self) -> RuleFindings:
         """Findings of the rules about the current configuration."""
         return findings(self.config, self.device, self.num_nodes)
 
@@ -124,7 +124,7 @@ class Situation:
         return each[0]
 
 
-Change = Callable[[Situation, tuple[str, ...]], Situation | None]
+Change = Callable[[ChoiceContext, tuple[str, ...]], ChoiceContext | None]
 """Returns a situation with overrides, None if they conflict with the user's."""
 
 
@@ -151,11 +151,11 @@ class _Option(Protocol):
     def overrides(self) -> tuple[str, ...]: ...
 
 
-Chosen = TypeVar("Chosen", bound=_Option)
-T = TypeVar("T")
+_Chosen = TypeVar("_Chosen", bound=_Option)
+_T = TypeVar("_T")
 
 
-def combine(options: Sequence[Sequence[Chosen]]) -> list[tuple[Chosen, ...]]:
+def combine(options: Sequence[Sequence[_Chosen]]) -> list[tuple[_Chosen, ...]]:
     """Return every combination with one option of each in which no group is decided twice."""
     found = []
     for each in product(*options):
@@ -165,7 +165,9 @@ def combine(options: Sequence[Sequence[Chosen]]) -> list[tuple[Chosen, ...]]:
     return found
 
 
-def mildest(options: Iterable[T], forecast_of: Callable[[T], Forecast]) -> T | None:
+def first_that_fits_memory(
+    options: Iterable[_T], forecast_of: Callable[[_T], Forecast]
+) -> _T | None:
     """Return the first option (mildest first) that fits, else the first that may fit, else None."""
     tight = None
     for option in options:
@@ -196,7 +198,7 @@ class Combination:
     """Techniques that rules permit together."""
 
     techniques: tuple[Technique, ...]
-    situation: Situation
+    situation: ChoiceContext
     forecast: Forecast
 
 
@@ -208,10 +210,10 @@ def cost_of(techniques: Sequence[Technique]) -> tuple[int, float, int, int]:
     return len(techniques) - len(known), prod(known), changing, len(techniques)
 
 
-AS_GOOD = 1.01
+_AS_GOOD = 1.01
 """Peaks within this factor are equal, given the error of formulas (docs/how-to/forecast.md)."""
 
-WORTH_IT = 1.05
+_WORTH_IT = 1.05
 """Least ratio of the peaks without and with techniques that change the training."""
 
 ROOM = {Verdict.fits: 0, Verdict.tight: 1}
@@ -222,7 +224,7 @@ class Chooser:
     """Permitted combinations of techniques, on axes that the user has not set."""
 
     def __init__(
-        self, situation: Situation, claims: frozenset[str], change: Change, axes: Sequence[Axis]
+        self, situation: ChoiceContext, claims: frozenset[str], change: Change, axes: Sequence[Axis]
     ) -> None:
         self.situation = situation
         self.change = change
@@ -242,7 +244,7 @@ class Chooser:
             if situation is not None and situation.forecast is not None:
                 peaks[techniques] = peak = situation.forecast.peak.expected
                 kept = tuple(each for each in techniques if each.keeps_training)  # yielded before
-                if kept == techniques or peaks.get(kept, 2 * peak) >= WORTH_IT * peak:
+                if kept == techniques or peaks.get(kept, 2 * peak) >= _WORTH_IT * peak:
                     yield Combination(techniques, situation, situation.forecast)
 
     def mildest_that_fits(self) -> Combination | None:
@@ -250,7 +252,7 @@ class Chooser:
         if self.situation.device.memory_bytes is None:
             return None
         tried, every = tee(self.combinations())
-        return mildest(tried, lambda each: each.forecast) or min(
+        return first_that_fits_memory(tried, lambda each: each.forecast) or min(
             every, key=lambda each: each.forecast.peak.expected, default=None
         )
 
@@ -258,7 +260,7 @@ class Chooser:
         """Return the mildest combination with the lowest forecast, None without forecasts."""
         every = list(self.combinations())
         least = min((each.forecast.peak.expected for each in every), default=0)
-        good = [each for each in every if each.forecast.peak.expected <= AS_GOOD * least]
+        good = [each for each in every if each.forecast.peak.expected <= _AS_GOOD * least]
         return min(good, key=lambda each: ROOM.get(each.forecast.verdict, len(ROOM)), default=None)
 
     def explained(self, combination: Combination) -> list[RecipeOption]:
@@ -283,7 +285,7 @@ class Chooser:
                 clauses.append(f"not {' '.join(overrides)}: {why}")
         return "; ".join(clauses)
 
-    def _with(self, techniques: Sequence[Technique]) -> tuple[Situation | None, str]:
+    def _with(self, techniques: Sequence[Technique]) -> tuple[ChoiceContext | None, str]:
         """Return the situation with techniques, or None and the reason for their rejection."""
         overrides = tuple(text for each in techniques for text in each.overrides)
         situation = self.change(self.situation, overrides)

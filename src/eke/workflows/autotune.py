@@ -13,13 +13,13 @@ from eke.common.paths import SweepPaths, conf_folder, program
 from eke.common.text import format_number
 from eke.config.compose import Arguments, Composed, compose, launcher_of
 from eke.config.sweep import SweepCell
-from eke.estimate.memory import is_open, stop_tracing, traced_forecast
+from eke.estimate.memory import needs_trace, stop_tracing, traced_forecast
 from eke.estimate.time import StepTime, forecast_time, steps_to_pay
 from eke.launch.interface import Launcher, find_launcher
 from eke.launch.processes.board import open_board
 from eke.launch.processes.follow import watching
-from eke.launch.processes.sweep import Cell, Job, SweepFile, sweep_id, sweep_paths
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.sweep import Job, SweepFile, SweepRun, sweep_id, sweep_paths
+from eke.launch.processes.sweep_state import SweepState
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine
@@ -34,7 +34,14 @@ from eke.tuning.search.candidates import (
     spelt_out,
 )
 from eke.tuning.search.result import Fit, all_diverge, free_path, write_experiment
-from eke.tuning.search.search import Measured, Search, is_higher, measured, trial_overrides, without
+from eke.tuning.search.search import (
+    Measured,
+    Search,
+    drop_overrides,
+    is_higher,
+    measured,
+    trial_overrides,
+)
 from eke.tuning.search.search_space import Objective, Trial
 from eke.tuning.search.show import (
     describe_candidates,
@@ -43,7 +50,7 @@ from eke.tuning.search.show import (
     likely,
     short_name,
 )
-from eke.workflows import complain, print_once
+from eke.workflows import print_once, report_failure
 from eke.workflows.auto_batch import chosen_overrides
 from eke.workflows.planning import plan_for
 from eke.workflows.running import plan_unless_answered
@@ -64,7 +71,7 @@ class TuneRequest:
 
 
 @dataclass
-class Fitting:
+class _Fitting:
     """A search in progress: its candidates, and its trials as jobs of a sweep."""
 
     request: TuneRequest
@@ -75,7 +82,7 @@ class Fitting:
     paths: SweepPaths
     option: str
     """Name of the option with the best configuration."""
-    cells: list[Cell] = field(default_factory=list)
+    cells: list[SweepRun] = field(default_factory=list)
     trials: list[Measured] = field(default_factory=list)
 
     @property
@@ -98,7 +105,7 @@ class Fitting:
         if all_diverge(self.trials, self.candidates.first, self.request.numerics):
             return []
         while chosen := self.search.next(count):
-            unsure = [n for n in chosen if is_open(self.candidates.found[n].forecast)]
+            unsure = [n for n in chosen if needs_trace(self.candidates.found[n].forecast)]
             if not any([self._trace(n) for n in unsure]):  # a list: trace all
                 return chosen
         return []
@@ -147,7 +154,7 @@ class Fitting:
         command = ("fit", *self.request.command)
         file = SweepFile(self.paths, command, self.cells, "fit")
         with open_board(len(jobs)) as board:
-            books = Books(jobs, board, file, self.launcher.place_of)
+            books = SweepState(jobs, board, file, self.launcher.place_of)
             started = self.launcher.start(books, self.paths, self.paths.folder.name)
             refused = [j for j in jobs if j.outcome is Outcome.crashed and j.record is None]
             if len(refused) == len(jobs) and jobs and not any(t.trial.step_s for t in self.trials):
@@ -158,7 +165,7 @@ class Fitting:
         if stopped or cut_short:
             raise KeyboardInterrupt
 
-    def _measured(self, number: int, repeat: int, cell: Cell, job: Job | None) -> Measured:
+    def _measured(self, number: int, repeat: int, cell: SweepRun, job: Job | None) -> Measured:
         if job is None or job.record is None:
             reason = cell.reason or (job.reason if job else "") or "it has no record"
             return Measured(number, repeat, Trial(None), cell.outcome or "refused", reason)
@@ -174,7 +181,7 @@ class Fitting:
         return found
 
 
-def keep_result(fitting: Fitting, fit: Fit) -> None:
+def keep_result(fitting: _Fitting, fit: Fit) -> None:
     """Write the results, and print their paths."""
     file, own = fitting.paths.folder / "fit.md", fitting.request.arguments.config_dir
     text, when = (
@@ -191,7 +198,7 @@ def keep_result(fitting: Fitting, fit: Fit) -> None:
     print_once(f"\n{text}")
     start = [*program().split(), *(["--config-dir", str(own)] if own else [])]
     winner = fit.best.candidate.overrides if fit.best else ()
-    best = [*without(fitting.typed, winner), *winner]
+    best = [*drop_overrides(fitting.typed, winner), *winner]
     if fit.is_found:
         evidence = [*text.splitlines(), f"{file}"]
         composed, name = compose(best, own, in_sweep=True), fitting.option
@@ -207,7 +214,7 @@ def keep_result(fitting: Fitting, fit: Fit) -> None:
     print_once(f"\n  {file}   (all trials: eke report {shlex.quote(str(file.parent))})")
 
 
-def _values(command: str, fitting: Fitting, fit: Fit) -> dict[str, object]:
+def _values(command: str, fitting: _Fitting, fit: Fit) -> dict[str, object]:
     gain, configurations = fit.gain, fit.candidates.found
     return {
         "schema_version": 1,
@@ -233,7 +240,7 @@ def _values(command: str, fitting: Fitting, fit: Fit) -> dict[str, object]:
     }
 
 
-def prepare(request: TuneRequest) -> Fitting:
+def prepare(request: TuneRequest) -> _Fitting:
     """Prepare a search up to its first trial. Raise ConfigError if it cannot run."""
     arguments, own = request.arguments, request.arguments.config_dir
     _check_request(request)
@@ -283,7 +290,7 @@ def prepare(request: TuneRequest) -> Fitting:
     words = ("fit", request.objective.value, request.numerics.value, *which)
     identity = sweep_id([words], [composed.config] if composed.config_dir else [])
     paths = sweep_paths(composed.config.paths.runs, identity)
-    return Fitting(request, composed.overrides, found, search, baseline, paths, option)
+    return _Fitting(request, composed.overrides, found, search, baseline, paths, option)
 
 
 def _check_choice(found: Candidates, composed: Composed) -> None:
@@ -361,4 +368,4 @@ def fit(request: TuneRequest) -> int:
         keep_result(fitting, found)
         return EXIT_OK if found.best is not None else EXIT_FAILED
     except KeyboardInterrupt:
-        return complain("\ninterrupted; the same command continues", EXIT_RESUMABLE)
+        return report_failure("\ninterrupted; the same command continues", EXIT_RESUMABLE)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eke.common.errors import ConfigError, EkeError, Fix, Problem, RunError
-from eke.common.files import is_locked, is_own, open_file, read_json
+from eke.common.files import is_locked, is_trusted, open_file, read_json
 from eke.common.paths import CHECKPOINT_FILES, EXPORT, RunPaths, SweepPaths, program, user_path
 from eke.common.text import first_line, format_bytes, format_number
 from eke.config.schema import Config, PretrainedModel
@@ -52,7 +52,7 @@ def export(run: str, folder: str, merge: bool = False, push: str | None = None) 
     except Exception as error:  # another user's record may have any value
         raise EkeError(f"{paths.record}: does not describe a model ({error})") from error
     with _whole(target) as unfinished:
-        copy_checked(paths.exported(record.model_step), unfinished)
+        _copy_checked(paths.exported(record.model_step), unfinished)
         notes += _merge(plan, unfinished) if plan else []
         (unfinished / CARD).write_text(card, encoding="utf-8")
     sizes = [path.stat().st_size for path in target.rglob("*") if path.is_file()]
@@ -102,7 +102,7 @@ def finished_record(paths: RunPaths, stopped: bool = False) -> Record:
     if stopped and record and not is_locked(paths.lock) and newest_parts(paths, record):
         return record
     again = f"{program()} with the run's overrides"
-    if record and is_own(paths.record):  # do not suggest another user's command
+    if record and is_trusted(paths.record):  # do not suggest another user's command
         again = shlex.join(record.command)
     if record is None or not Outcome[record.outcome].is_final:
         running = is_locked(paths.lock)
@@ -131,11 +131,11 @@ def checked_model(paths: RunPaths, record: Record) -> Iterator[Path]:
             _put_together(read_plan(paths), record, parts, Path(made))
             yield Path(made)
         return
-    if is_own(paths.record):
+    if is_trusted(paths.record):
         yield saved
         return
     with tempfile.TemporaryDirectory(prefix="eke-") as copy:
-        copy_checked(saved, Path(copy))
+        _copy_checked(saved, Path(copy))
         yield Path(copy)
 
 
@@ -189,7 +189,7 @@ def _whole(target: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def copy_checked(source: Path, target: Path) -> None:
+def _copy_checked(source: Path, target: Path) -> None:
     """Copy the listed files of a checkpoint's export. Raise EkeError for damaged files."""
     try:
         listed = read_json(source.parent / CHECKPOINT_FILES).items()

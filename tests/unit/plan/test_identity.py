@@ -14,13 +14,13 @@ from unit.plan.cases import CPU, GPU, config_of, plan_config, plan_of
 import eke.plan.planner.planner as making
 from eke.config.schema import (
     AdamW,
+    AutoBool,
     Config,
     DecayingSchedule,
     Evaluation,
     Implementation,
     LlamaModel,
     Resources,
-    Switch,
     Synthetic,
     Task,
 )
@@ -122,8 +122,8 @@ OTHER = {
     "slurm.python": "python",
     "resources.gpus": 1,
     "trainer.extra": {"label_smoothing_factor": 0.1},
-    "precision.tf32": Switch.on,
-    "precision.master": Switch.on,
+    "precision.tf32": AutoBool.on,
+    "precision.master": AutoBool.on,
     "precision.evaluation": Evaluation.bfloat16,
 }
 """Another value for what is open (null) by default, or where the next one means the same."""

@@ -39,7 +39,7 @@ from eke.config.schema.data import (
     Weighted,
 )
 from eke.config.schema.facts import STAGE, Ranks, Targets
-from eke.config.schema.fields import Limit, Switch
+from eke.config.schema.fields import AutoBool, Limit
 from eke.config.schema.model import (
     AUTO_ATTENTION,
     Attention,
@@ -54,8 +54,8 @@ from eke.config.schema.model import (
 )
 from eke.config.schema.resources import (
     FSDP,
-    Exchange,
-    Horizon,
+    GradientSync,
+    OptimizeFor,
     PeerToPeer,
     Resources,
     Sweep,

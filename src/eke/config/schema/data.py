@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from eke.config.schema.fields import Key, OptionGroup, Switch, above, at_least, between
+from eke.config.schema.fields import AutoBool, Key, OptionGroup, above, at_least, between
 
 MAX_STEPS = 10**9
 """Maximum optimizer steps of a run. At 1 ms per step they take more than eleven days."""
@@ -135,12 +135,12 @@ class Data(OptionGroup):
 
     @property
     def is_stream(self) -> bool:
-        """Whether training reads its rows as a stream."""
+        """True if training reads its rows as a stream."""
         return isinstance(self, Rows) and self.streaming
 
 
 @dataclass
-class Tokenized(Data):
+class _Tokenized(Data):
     """Data that consists of text."""
 
     tokenizer: str = field(default="auto", metadata=Key.GROUP)
@@ -149,7 +149,7 @@ class Tokenized(Data):
 
 
 @dataclass
-class PythonSource(Tokenized):
+class PythonSource(_Tokenized):
     """Source code of Python's standard library, packed: real text on every machine."""
 
 
@@ -175,7 +175,7 @@ class Synthetic(Data):
 
 
 @dataclass
-class Text(Tokenized):
+class Text(_Tokenized):
     """Text of a file or of all files of a folder, packed."""
 
     path: str = field(default="???", metadata=Key.GROUP)
@@ -188,7 +188,7 @@ class Text(Tokenized):
 
 
 @dataclass
-class Rows(Tokenized):
+class Rows(_Tokenized):
     """Rows with named columns. Each row is one sample."""
 
     eval_frac: float = field(default=0.1, metadata=Key.GROUP | between(0.001, 0.9))
@@ -220,7 +220,7 @@ class TextColumns:
     multi_label: a list of classes, or a list with 0 or 1 per class. In csv the list is JSON, or
     separated by commas or semicolons (empty: no class). regression: a number."""
     multi_hot: bool | None = field(default=None, metadata=Key.GROUP)
-    """Whether label lists have 0 or 1 per class. false: class numbers or names. null: detected."""
+    """True if label lists have 0 or 1 per class. false: class numbers or names. null: detected."""
     max_bad_frac: float = field(default=0.01, metadata=Key.GROUP | between(0, 1))
     """Maximum share of unusable rows, which are skipped. Examples: invalid JSON, wrong type."""
 
@@ -265,7 +265,7 @@ class Hub(TextColumns, HubRows):
     """Texts of a data set on the hub."""
 
 
-class TrainOn(Enum):
+class _TrainOn(Enum):
     """Trained messages of a conversation."""
 
     assistant = "assistant"
@@ -290,7 +290,7 @@ class Conversations(Rows):
     and `input`) or `response` (after `query`). null: the only column of this kind."""
     chat_template: str | None = field(default=None, metadata=Key.GROUP)
     """Jinja file, or name of a template of the tokenizer. null: the tokenizer's default."""
-    train_on: TrainOn = field(default=TrainOn.assistant, metadata=Key.GROUP)
+    train_on: _TrainOn = field(default=_TrainOn.assistant, metadata=Key.GROUP)
     """Trained messages. assistant: every answer with its end of turn. last_assistant: the last
     answer. all: every token."""
     bad_rows: BadRows = field(default=BadRows.error, metadata=Key.GROUP)
@@ -313,7 +313,7 @@ class ChatHub(Conversations, HubRows):
 
 
 @dataclass
-class Mix(Tokenized):
+class Mix(_Tokenized):
     """Samples of several sources, drawn by weight."""
 
     sources: list[dict[str, Any]] = field(default_factory=list, metadata=Key.GROUP)
@@ -323,7 +323,7 @@ class Mix(Tokenized):
 
     @property
     def is_stream(self) -> bool:
-        """Whether training reads any source as a stream."""
+        """True if training reads any source as a stream."""
         return any(source.get("streaming") is True for source in self.sources)
 
 
@@ -420,7 +420,7 @@ class DataLoader(OptionGroup):
 
     workers: int = field(default=0, metadata=Key.ROUNDING | between(0, 256))
     """Number of loader processes. 0: the training process collates batches."""
-    pin_memory: Switch = field(default=Switch.auto, metadata=Key.ROUNDING)
+    pin_memory: AutoBool = field(default=AutoBool.auto, metadata=Key.ROUNDING)
     """Use page-locked host memory. auto: on for CUDA."""
     prefetch: int | None = field(default=None, metadata=Key.ROUNDING | at_least(1))
     """Batches that each loader process prepares ahead. null: 2 (PyTorch)."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Packs:
+class PackedRows:
     """Assignment of samples to rows."""
 
     members: "np.ndarray"
@@ -47,11 +47,11 @@ def _rows_of(lengths: list[int], capacity: int) -> Iterator[int]:
             tree[node] = max(tree[2 * node], tree[2 * node + 1])
 
 
-WINDOW = 1 << 16
+_WINDOW = 1 << 16
 """Samples packed at a time, to bound memory. A row does not span two windows."""
 
 
-def first_fit(lengths: "np.ndarray", capacity: int) -> Packs:
+def first_fit(lengths: "np.ndarray", capacity: int) -> PackedRows:
     """Pack samples of at most `capacity` tokens, each into the first row with room.
 
     Makes at most 1.7 times the fewest rows (Johnson 1973, Near-Optimal Bin Packing Algorithms).
@@ -59,13 +59,13 @@ def first_fit(lengths: "np.ndarray", capacity: int) -> Packs:
     import numpy as np  # slow import, needed by few plans
 
     members, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for start in range(0, len(lengths), WINDOW):
-        window = np.asarray(lengths[start : start + WINDOW])
+    for start in range(0, len(lengths), _WINDOW):
+        window = np.asarray(lengths[start : start + _WINDOW])
         rows = np.fromiter(_rows_of(window.tolist(), capacity), np.int64, len(window))
         members.append(start + np.argsort(rows, kind="stable"))
         sizes.append(np.bincount(rows))
     offsets = np.concatenate([[0], np.cumsum(np.concatenate(sizes))]).astype(np.int64)
-    return Packs(np.concatenate(members), offsets)
+    return PackedRows(np.concatenate(members), offsets)
 
 
 def mix_seed(*parts: int) -> int:

@@ -32,7 +32,7 @@ def tokenizer_of(data: Data) -> str:
 
 
 @dataclass(frozen=True)
-class Frame:
+class SpecialTokens:
     """Special tokens around a text."""
 
     prefix: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ class Vocabulary:
     pad: int = PAD
     """Padding id, or EOS if the tokenizer has no padding token."""
     pad_is_eos: bool = False
-    """Whether padding is EOS: the tokenizer has no padding token, or the same for both."""
+    """True if padding is EOS: the tokenizer has no padding token, or the same for both."""
     bos: int | None = BOS
     eos: int | None = EOS
     mask: int | None = MASK
@@ -64,15 +64,15 @@ class Vocabulary:
     """Ids that are not masked, empty for byte tokens, where BOS is a separator."""
     first_random: int = NUM_SPECIAL_TOKENS
     """Smallest id of a random replacement in masking."""
-    frame: Frame = Frame()
+    frame: SpecialTokens = SpecialTokens()
     """Special tokens around a text, empty for windows of byte tokens."""
-    target_frame: Frame = Frame()
+    target_frame: SpecialTokens = SpecialTokens()
     has_types: bool = field(default=False, repr=False)  # repr is hashed and must not change
-    """Whether the tokenizer makes token_type_ids for pairs of texts."""
+    """True if the tokenizer makes token_type_ids for pairs of texts."""
 
     @property
     def is_bytes(self) -> bool:
-        """Whether every token is one byte, so that loss per token is loss per byte."""
+        """True if every token is one byte, so that loss per token is loss per byte."""
         return self.tokenizer == BYTES
 
     def random_below(self, model_vocab_size: int) -> int:
@@ -86,7 +86,7 @@ BYTE_TOKENS = Vocabulary()
 MANIFEST = "manifest.json"
 """File written last. A store without it is incomplete."""
 
-DTYPES = {
+_DTYPES = {
     "offsets": "<i8",  # first token of each row, and the end
     "cuts": "<i4",  # tokens of a row without loss: the prompt or the source; the first of two texts
     "trained": "|u1",  # whether each token is trained, in conversations
@@ -184,7 +184,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 def array_dtype(name: str, token_bytes: int) -> str:
     """Return the numpy dtype of an array of a store."""
-    return f"<u{token_bytes}" if name == "tokens" else DTYPES[name]
+    return f"<u{token_bytes}" if name == "tokens" else _DTYPES[name]
 
 
 @dataclass(frozen=True)

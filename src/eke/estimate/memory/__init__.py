@@ -1,8 +1,8 @@
 """Memory forecast of a plan on its device, without torch."""
 
 from eke.estimate.memory.auto_batch import (
+    BatchChoice,
     BatchSearch,
-    Chosen,
     Probe,
     note_choice,
     reserve_of,
@@ -11,15 +11,15 @@ from eke.estimate.memory.auto_batch import (
 from eke.estimate.memory.components import Forecast, Method, Traced, Verdict
 from eke.estimate.memory.predict_memory import (
     forecast,
-    is_open,
     known_forecast,
     least_bytes,
     least_host_bytes,
+    needs_trace,
     traced_forecast,
     traced_forecasts,
 )
 from eke.estimate.memory.render_memory import (
-    OnDevice,
+    DeviceForecast,
     as_json,
     forecast_line,
     largest_batch,

@@ -12,10 +12,15 @@ from dataclasses import dataclass, field, replace
 from eke.common.text import GIB
 from eke.estimate.memory import trace_client
 from eke.estimate.memory.components import Forecast
-from eke.estimate.memory.predict_memory import PYTHON_BYTES, known_forecast, room, traced_forecast
+from eke.estimate.memory.predict_memory import (
+    PYTHON_BYTES,
+    available_bytes,
+    known_forecast,
+    traced_forecast,
+)
 from eke.plan.planner import Plan
 
-FORMAT = 1
+_FORMAT = 1
 """Version of the cached content, increased when its meaning changes."""
 
 FOLDER = "batches"
@@ -23,7 +28,7 @@ FOLDER = "batches"
 
 
 @dataclass(frozen=True)
-class Seen:
+class ProbeResults:
     """Results of probes and choices for one configuration on one device."""
 
     fits: int = 0
@@ -38,11 +43,11 @@ class Seen:
         return self.fails is not None and plan.batch.per_device >= self.fails
 
 
-def probe_key(plan: Plan, capacity: int) -> str:
+def _probe_key(plan: Plan, capacity: int) -> str:
     """Return 32 hex digits, equal for plans that only differ in their micro-batches."""
     batch, eval_size = plan.batch, plan.config.batch.eval_per_device
-    content = trace_client.what_counts(plan) | {
-        "seen": FORMAT,
+    content = trace_client.memory_fingerprint(plan) | {
+        "seen": _FORMAT,
         "batch": [batch.world_size, batch.devices, eval_size],
         "capacity": capacity,
         "machine": plan.machine,
@@ -50,30 +55,30 @@ def probe_key(plan: Plan, capacity: int) -> str:
     return trace_client.digest_of(content)
 
 
-def find_probes(key: str) -> Seen:
+def _find_probes(key: str) -> ProbeResults:
     """Return the entry of a key, empty if unreadable."""
-    return trace_client.read_kept(FOLDER, key, Seen) or Seen()
+    return trace_client.read_kept(FOLDER, key, ProbeResults) or ProbeResults()
 
 
-def note_probe(key: str, size: int, fits: bool) -> Seen:
+def note_probe(key: str, size: int, fits: bool) -> ProbeResults:
     """Store the result of a probe, and drop older results that contradict it."""
-    seen = find_probes(key)
+    seen = _find_probes(key)
     if fits:
         fails = seen.fails if seen.fails is None or seen.fails > size else None
         seen = replace(seen, fits=max(seen.fits, size), fails=fails)
     else:
         fails = min(size, seen.fails or size)
         seen = replace(seen, fits=seen.fits if seen.fits < size else 0, fails=fails)
-    trace_client.keep(FOLDER, key, seen)
+    trace_client.store_trace_result(FOLDER, key, seen)
     return seen
 
 
 def note_choice(key: str, target: int, size: int) -> None:
     """Store the micro-batch with which a run is started."""
-    seen = find_probes(key)
+    seen = _find_probes(key)
     if seen.chosen.get(str(target)) != size:
         seen = replace(seen, chosen={**seen.chosen, str(target): size})
-        trace_client.keep(FOLDER, key, seen)
+        trace_client.store_trace_result(FOLDER, key, seen)
 
 
 HOST_BYTES = GIB // 2
@@ -88,13 +93,13 @@ Probe = Callable[[Plan], bool | None]
 
 
 @dataclass(frozen=True)
-class Chosen:
+class BatchChoice:
     """Result of a search."""
 
     number: int
     """Index of the chosen plan."""
     fits: bool
-    """Whether it is known to fit or was chosen before. Otherwise it is the smallest plan."""
+    """True if it is known to fit or was chosen before. Otherwise it is the smallest plan."""
     how: str
     """`predicted`, `probed` or `as before`."""
 
@@ -108,30 +113,30 @@ class BatchSearch:
     capacity: int
     """Bytes for tensors, or for the entire process on a GPU."""
     trace: bool
-    """Whether to spend seconds on traces if formulas do not decide."""
+    """True if to spend seconds on traces if formulas do not decide."""
     probe: Probe | None = None
     """Runs a plan as a test. None if that is not possible."""
     whole: int | None = None
     """Bytes without other processes, by which choices are stored. Probes hold for `capacity`."""
 
     def __post_init__(self) -> None:
-        self.key = probe_key(self.plans[0], self.whole or self.capacity)
-        self._probes = probe_key(self.plans[0], self.capacity)
-        self.known = find_probes(self._probes)
+        self.key = _probe_key(self.plans[0], self.whole or self.capacity)
+        self._probes = _probe_key(self.plans[0], self.capacity)
+        self.known = _find_probes(self._probes)
         self._found: dict[tuple[int, bool], Forecast] = {}
 
-    def run(self) -> Chosen:
+    def run(self) -> BatchChoice:
         """Return the largest plan that fits, or the smallest if none is known to fit."""
-        before = find_probes(self.key).chosen.get(str(self.plans[0].batch.samples_per_step))
+        before = _find_probes(self.key).chosen.get(str(self.plans[0].batch.samples_per_step))
         for number, plan in enumerate(self.plans):
             if plan.batch.per_device == before and not self.known.has_failed(plan):
-                return Chosen(number, fits=True, how="as before")
+                return BatchChoice(number, fits=True, how="as before")
         best = self._predicted()
         if self.probe is not None:
             best = self._tried_out(best, self.probe)
         number = max(0, best)
         seen_to_run = self.plans[number].batch.per_device <= self.known.fits
-        return Chosen(number, best >= 0, "probed" if seen_to_run else "predicted")
+        return BatchChoice(number, best >= 0, "probed" if seen_to_run else "predicted")
 
     def _predicted(self) -> int:
         """Return the index of the last plan whose high end fits, -1 if none."""
@@ -195,7 +200,7 @@ def _last(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 def room_for_a_batch(plan: Plan, share: int = 1) -> int | None:
     """Return the bytes for batch=auto with `share` runs on the device, None if unknown."""
-    memory = room(plan)
+    memory = available_bytes(plan)
     if memory is None or plan.device.kind != "cpu":
         return None if memory is None else memory // share
     each = (memory + PYTHON_BYTES) // share - PYTHON_BYTES  # per run that shares the machine

@@ -8,7 +8,7 @@ from typing import cast
 from eke.config.schema import Packing, T5Model
 from eke.models.families import Shape, family_of, head_width
 from eke.models.sizes import BFLOAT16_BYTES, is_ragged, predicted_frac
-from eke.plan.planner import Micro, Plan, drawn, shares_heads
+from eke.plan.planner import MicroBatchShape, Plan, shares_heads, simulated_micro_batches
 
 PHASES = {
     "load": "while the model is loaded",
@@ -34,7 +34,7 @@ class Method(Enum):
 
 
 class Verdict(Enum):
-    """Whether a plan fits on its device."""
+    """True if a plan fits on its device."""
 
     fits = "fits"
     tight = "tight"
@@ -74,7 +74,7 @@ class Traced:
     notes: tuple[str, ...] = ()
     """Substitutions for the plan's operations, one clause each."""
     is_exact: bool = True
-    """Whether all traced operations are the plan's own."""
+    """True if all traced operations are the plan's own."""
     beside: dict[str, int] = field(default_factory=dict)
     """Highest sum in each phase without weights, gradients and optimizer states."""
 
@@ -98,7 +98,7 @@ class Forecast:
     """Bytes of the device available to this run. None if unknown."""
     verdict: Verdict
     doubts: tuple[str, ...] = ()
-    """Reasons for the width of the range: keys of `DOUBTS`."""
+    """Reasons for the width of the range: keys of `UNCERTAINTY_REASONS`."""
     substitutions: tuple[str, ...] = ()
     """`Traced.notes` of the trace used by the forecast."""
     not_traced: str = ""
@@ -108,13 +108,17 @@ class Forecast:
     def notes(self) -> tuple[str, ...]:
         """All reasons for the width of the range, one clause each."""
         missing = (f"not traced: {self.not_traced}",) if self.not_traced else ()
-        return (*self.substitutions, *(DOUBTS[doubt].text for doubt in self.doubts), *missing)
+        return (
+            *self.substitutions,
+            *(UNCERTAINTY_REASONS[doubt].text for doubt in self.doubts),
+            *missing,
+        )
 
 
 NOTHING = Range(0, 0, 0)
 
 
-def exact(number: int) -> Range:
+def exact_range(number: int) -> Range:
     """Return the range of a size known to the byte."""
     return Range(number, number, number)
 
@@ -125,7 +129,7 @@ def range_around(low: int, expected: int, high: int) -> Range:
     return Range(max(0, min(low, expected)), expected, max(expected, high))
 
 
-def shape_of(plan: Plan, micro: Micro | None = None) -> Shape:
+def shape_of(plan: Plan, micro: MicroBatchShape | None = None) -> Shape:
     """Return the shape of a forward pass, by default of a training's longest micro-batch."""
     config, model, data = plan.config, plan.config.model, plan.config.data
     heads = model.num_attention_heads or 1
@@ -135,7 +139,7 @@ def shape_of(plan: Plan, micro: Micro | None = None) -> Shape:
     grouped = getattr(model, "num_key_value_heads", None) or heads
     family = family_of(config)
     decoders = getattr(model, "num_decoder_layers", None) or model.num_hidden_layers
-    micro = micro or drawn(plan).expected
+    micro = micro or simulated_micro_batches(plan).expected
     formats = plan.compute.formats
     # After trained weights, the residual stream is as wide as these weights.
     trained = model.freeze and not formats.copies
@@ -169,67 +173,67 @@ def shape_of(plan: Plan, micro: Micro | None = None) -> Shape:
 
 
 @dataclass(frozen=True)
-class Reason:
+class _Reason:
     """Condition under which a doubt applies to a plan, and its text."""
 
     applies: Callable[[Plan, Shape], object]
     text: str
 
 
-DOUBTS = {
-    "architecture": Reason(
+UNCERTAINTY_REASONS = {
+    "architecture": _Reason(
         lambda plan, shape: not shape.architecture.is_known,
         "no formulas for this architecture: estimated as a Llama of its size",
     ),
-    "compiler": Reason(
+    "compiler": _Reason(
         lambda plan, shape: plan.config.compile.option not in ("none", "eager"),
         "torch.compile selects the activations kept for the backward pass",
     ),
-    "fused_kernels": Reason(
+    "fused_kernels": _Reason(
         lambda plan, shape: plan.config.kernels.is_liger,
         "fused kernels keep less than the model's own operations",
     ),
-    "lengths": Reason(
-        lambda plan, shape: drawn(plan).differ,
+    "lengths": _Reason(
+        lambda plan, shape: simulated_micro_batches(plan).differ,
         "samples differ in length: the longest micro-batch of a training is counted",
     ),
-    "adapters": Reason(
+    "adapters": _Reason(
         lambda plan, shape: plan.config.peft.is_on,
         "adapters change the tensors kept by each layer",
     ),
-    "frozen": Reason(
+    "frozen": _Reason(
         lambda plan, shape: plan.config.model.freeze,
         "frozen layers are counted as trained ones, which keep more",
     ),
-    "experts": Reason(
+    "experts": _Reason(
         lambda plan, shape: shape.experts,
         "experts process as many tokens as the router sends",
     ),
-    "unpacking": Reason(
+    "unpacking": _Reason(
         lambda plan, shape: plan.config.peft.option == "qlora",
         "4-bit weights are unpacked layer by layer",
     ),
-    "ds_config": Reason(
+    "ds_config": _Reason(
         lambda plan, shape: plan.ranks.deepspeed_config,
         "a user's ds_config.json may move or share anything",
     ),
-    "gathering": Reason(
+    "gathering": _Reason(
         lambda plan, shape: plan.ranks.shards_states,
         "the library decides when sharded weights are gathered, and how many",
     ),
-    "data_parallel": Reason(
+    "data_parallel": _Reason(
         lambda plan, shape: plan.ranks.is_dp,
         "the first device gathers the outputs of the others",
     ),
-    "float8": Reason(
+    "float8": _Reason(
         lambda plan, shape: plan.compute.float8 != "off",
         "float8 operands are kept in addition to 16-bit ones",
     ),
-    "dropout": Reason(
+    "dropout": _Reason(
         lambda plan, shape: plan.config.model.dropout is None and shape.dropout,
         "the checkpoint's own dropout is unknown: 0.1 is counted",
     ),
-    "driver": Reason(
+    "driver": _Reason(
         lambda plan, shape: not shape.on_cpu,
         "the driver's context and the allocator's reserve are known as ranges",
     ),
@@ -240,7 +244,9 @@ UNTRACED = ("lengths", "gathering", "driver")
 """Doubts that also apply to a trace."""
 
 
-def doubts_of(plan: Plan) -> tuple[str, ...]:
+def uncertainty_reasons(plan: Plan) -> tuple[str, ...]:
     """Return the doubts that apply, none if the formulas model the techniques well."""
     shape = shape_of(plan)
-    return tuple(doubt for doubt, reason in DOUBTS.items() if reason.applies(plan, shape))
+    return tuple(
+        doubt for doubt, reason in UNCERTAINTY_REASONS.items() if reason.applies(plan, shape)
+    )

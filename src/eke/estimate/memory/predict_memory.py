@@ -16,36 +16,36 @@ from eke.estimate.memory.components import (
     Range,
     Traced,
     Verdict,
-    doubts_of,
-    exact,
+    exact_range,
     range_around,
+    uncertainty_reasons,
 )
-from eke.estimate.memory.phases import COMPONENTS, Moment, moments, moments_of
+from eke.estimate.memory.phases import COMPONENTS, MemoryPoint, memory_points, moments
 from eke.estimate.memory.sharding import saved_bytes
 from eke.models.sizes import shared_state_bytes
-from eke.plan.planner import Micro, Plan, drawn
+from eke.plan.planner import MicroBatchShape, Plan, simulated_micro_batches
 from eke.plan.planner.planner import workspace_bytes
 
-ERROR = {"cpu": 0.02, "cuda": 0.06}
+_ERROR = {"cpu": 0.02, "cuda": 0.06}
 """Largest error of a trace relative to the peak: a choice. On a CPU, 0.085 % was the most
 (results/memory_truth_cpu.json). On GPUs it is not yet measured (docs/how-to/forecast.md)."""
 
-NAMES = {"logits_and_loss": "logits", "autocast_cache": "autocast", "workspaces": "temporaries"}
+_NAMES = {"logits_and_loss": "logits", "autocast_cache": "autocast", "workspaces": "temporaries"}
 """Names in the closed form of a trace's components."""
 
-WHOLE = ("forward", "loss", "evaluation")
+_FULLY_SHARED = ("forward", "loss", "evaluation")
 """Moments at which all memory kept by a phase is alive."""
 
-PARTLY = ("last_layer", "middle")
+_PARTLY = ("last_layer", "middle")
 """Moments at which at most a part of it is alive."""
 
-DOUBT_PERCENT = 10
+_DOUBT_PERCENT = 10
 """Percent that sharding may add to a process's other memory, such as kept inputs: a choice."""
 
-STATES = ("weights", "gradients", "optimizer", "master")
+_STATES = ("weights", "gradients", "optimizer", "master")
 
 
-def narrowed(plan: Plan, found: list[Moment], traced: Traced) -> list[Moment]:
+def _refine_with_trace(plan: Plan, found: list[MemoryPoint], traced: Traced) -> list[MemoryPoint]:
     """Return the closed form's moments with a trace's numbers. With sharding, only of the rest."""
     if plan.ranks.shards_states or (plan.ranks.is_ddp and plan.batch.world_size > 1):
         return [_with_traced_activations(moment, traced) for moment in found]
@@ -55,7 +55,7 @@ def narrowed(plan: Plan, found: list[Moment], traced: Traced) -> list[Moment]:
     return traces or found
 
 
-def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
+def _traced(closed: MemoryPoint, traced: Traced, plan: Plan) -> MemoryPoint:
     """Return one phase as traced: live components and, at the peak, the allocator's reserve.
 
     Ends of the closed form apply if the trace is not exact or micro-batches differ in length.
@@ -71,15 +71,15 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
     known = traced.components if is_top and sum(traced.components.values()) <= allocated else {}
     sizes: Counter[str] = Counter()
     for name, size in known.items():
-        sizes[NAMES.get(name, name)] += size
-    parts = {name: exact(size) for name, size in sizes.items()}
+        sizes[_NAMES.get(name, name)] += size
+    parts = {name: exact_range(size) for name, size in sizes.items()}
     others = allocated - sum(known.values())
-    doubt = int(ERROR[plan.device.kind] * allocated) + MIB // 16
+    doubt = int(_ERROR[plan.device.kind] * allocated) + MIB // 16
     parts["others"] = range_around(0, others, others + doubt)
     if "buffers" in closed.parts:  # of DataParallel, while a trace has one process
         parts["buffers"] = closed.parts["buffers"]
     is_exact = traced.method is Method.trace and traced.is_exact
-    made = drawn(plan)
+    made = simulated_micro_batches(plan)
     if not is_exact or made.expected != made.longest:
         missing = closed.total.high - sum(part.high for part in parts.values())
         parts["others"] = range_around(0, others, others + doubt + max(0, missing))
@@ -94,30 +94,30 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
     return replace(closed, parts=parts)
 
 
-def _with_traced_activations(moment: Moment, traced: Traced) -> Moment:
+def _with_traced_activations(moment: MemoryPoint, traced: Traced) -> MemoryPoint:
     """Return states and buffers of the closed form with the rest of the trace."""
     beside = traced.beside.get(moment.phase)
-    if beside is None or moment.name not in (*WHOLE, *PARTLY):
+    if beside is None or moment.name not in (*_FULLY_SHARED, *_PARTLY):
         return moment
-    kept = {k: v for k, v in moment.parts.items() if k in (*STATES, "buffers")}
+    kept = {k: v for k, v in moment.parts.items() if k in (*_STATES, "buffers")}
     closed = sum(part.expected for name, part in moment.parts.items() if name not in kept)
-    if moment.name in PARTLY and closed <= beside:
+    if moment.name in _PARTLY and closed <= beside:
         return moment
-    high = beside * (100 + DOUBT_PERCENT) // 100 + MIB // 16
+    high = beside * (100 + _DOUBT_PERCENT) // 100 + MIB // 16
     parts = kept | {"activations": range_around(beside // 2, beside, high)}
     return replace(moment, parts=parts)
 
 
-CONTEXT = Range(0, 500 * MIB, 1400 * MIB)
+_CONTEXT = Range(0, 500 * MIB, 1400 * MIB)
 """The driver's share of a GPU, including kernels. 1343 MB on a V100 in 2022 (the guides,
 huggingface.co/docs/transformers/perf_train_gpu_one), typically 300 to 500 MB since kernels are
 loaded at first use. No lower bound is known."""
 
-RESERVE_SHARE = (0.03, 0.25)
+_RESERVE_SHARE = (0.03, 0.25)
 """The caching allocator's reserve as a share of allocated memory: 1 to 2 % simulated for BERT, 24 %
 for a Llama with 1B parameters and checkpointing."""
 
-SEGMENT_BYTES = 20 * MIB
+_SEGMENT_BYTES = 20 * MIB
 """Smallest segment of the allocator beyond 1 MiB: torch's c10/cuda/CUDACachingAllocator."""
 
 PYTHON_BYTES = GIB // 2
@@ -131,21 +131,21 @@ TRAINED = ("forward", "backward", "optimizer")
 def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
     """Return the memory forecast on the plan's (first) device, narrowed by a trace if given."""
     found = moments(plan)
-    method, doubts = Method.closed_form, doubts_of(plan)
+    method, doubts = Method.closed_form, uncertainty_reasons(plan)
     substitutions: tuple[str, ...] = ()
     # ZeRO-3's linear layers keep other tensors than the traced ones (see moments.kept). On two
     # ranks, formulas were right to 5 %, the trace to 16 % (notes/lab/memory.md).
     if traced is not None and plan.ranks.zero_stage != 3:
-        found = narrowed(plan, found, traced)
+        found = _refine_with_trace(plan, found, traced)
         method, substitutions = traced.method, traced.notes
         doubts = tuple(doubt for doubt in doubts if doubt in UNTRACED)
     on_cpu = plan.device.kind == "cpu"
     measured = [m for m in found if m.phase in TRAINED or not on_cpu]
-    allocated = highest_range(moment.tensors for moment in measured)
+    allocated = _highest_range(moment.tensors for moment in measured)
     whole = found if on_cpu else [_on_gpu(plan, moment, found) for moment in found]
-    peak = highest_range(moment.total for moment in whole)
+    peak = _highest_range(moment.total for moment in whole)
     top = max(whole, key=lambda moment: moment.total.expected)
-    capacity = room(plan)
+    capacity = available_bytes(plan)
     basis = "reserved by PyTorch on the GPU, and the driver's context"
     if on_cpu:
         many = plan.processes_per_node
@@ -172,13 +172,13 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
     )
 
 
-def allocated_of(plan: Plan, micro: Micro) -> int:
+def allocated_of(plan: Plan, micro: MicroBatchShape) -> int:
     """Return the highest sum of tensors in a step of such micro-batches, by formulas."""
-    found = moments_of(plan, micro)
+    found = memory_points(plan, micro)
     return max(each.tensors.expected for each in found if each.phase in TRAINED)
 
 
-def highest_range(moments: Iterable[Range]) -> Range:
+def _highest_range(moments: Iterable[Range]) -> Range:
     """Return the maxima of all low ends, of all expected values and of all high ends."""
     ranges = list(moments)
     return Range(
@@ -197,7 +197,7 @@ def verdict(peak: Range, capacity: int | None) -> Verdict:
     return Verdict.fits if peak.high <= capacity else Verdict.tight
 
 
-def room(plan: Plan) -> int | None:
+def available_bytes(plan: Plan) -> int | None:
     """Return the bytes of the device for one process, on a CPU without Python, None if unknown."""
     memory, left = plan.device.memory_bytes, plan.device.available_bytes
     if memory is None:
@@ -229,7 +229,7 @@ def least_host_bytes(plan: Plan, found: Forecast, copies: bool = True) -> int:
     return (PYTHON_BYTES + offloaded + copied) * max(1, plan.processes_per_node)
 
 
-def with_room(plan: Plan, size: int) -> Plan:
+def with_available_bytes(plan: Plan, size: int) -> Plan:
     """Return the plan on a device that has `size` bytes for each process's forecast."""
     memory = size
     if plan.device.kind == "cpu":
@@ -242,7 +242,7 @@ def highest_phase(found: Forecast) -> str:
     return max(found.phases, key=lambda phase: found.phases[phase])
 
 
-def _on_gpu(plan: Plan, moment: Moment, every: Sequence[Moment]) -> Moment:
+def _on_gpu(plan: Plan, moment: MemoryPoint, every: Sequence[MemoryPoint]) -> MemoryPoint:
     """Return a moment with cuBLAS's workspace, the allocator's reserve and the driver's context."""
     space = 0 if moment.phase == "load" else workspace_bytes(plan.device.capability)
     allocated, held = moment.total, 0
@@ -251,10 +251,14 @@ def _on_gpu(plan: Plan, moment: Moment, every: Sequence[Moment]) -> Moment:
         held = max(gradients) - gradients[0]
     reserve = range_around(
         0,
-        int(allocated.expected * RESERVE_SHARE[0]) + SEGMENT_BYTES + held,
-        int(allocated.high * RESERVE_SHARE[1]) + 4 * SEGMENT_BYTES + held,
+        int(allocated.expected * _RESERVE_SHARE[0]) + _SEGMENT_BYTES + held,
+        int(allocated.high * _RESERVE_SHARE[1]) + 4 * _SEGMENT_BYTES + held,
     )
-    parts = {"workspace": range_around(0, space, 3 * space), "reserve": reserve, "context": CONTEXT}
+    parts = {
+        "workspace": range_around(0, space, 3 * space),
+        "reserve": reserve,
+        "context": _CONTEXT,
+    }
     # A traced moment already has its reserve.
     more = {name: moment.parts.get(name, part) for name, part in parts.items()}
     return replace(moment, parts=moment.parts | more)
@@ -267,7 +271,7 @@ def known_forecast(plan: Plan) -> Forecast:
 
 def traced_forecast(plan: Plan) -> Forecast:
     """Return the forecast by a trace, made now if needed, else by formulas with the reason."""
-    return _with(plan, trace_client.traced(plan))
+    return _with(plan, trace_client.get_or_run_trace(plan))
 
 
 def traced_forecasts(
@@ -278,7 +282,7 @@ def traced_forecasts(
     return [_with(plan, answer) for plan, answer in zip(plans, answers, strict=True)]
 
 
-def is_open(found: Forecast) -> bool:
+def needs_trace(found: Forecast) -> bool:
     """Return whether formulas cannot decide the fit, so that a trace is worthwhile."""
     if found.method is not Method.closed_form or found.capacity is None:
         return False
@@ -286,6 +290,6 @@ def is_open(found: Forecast) -> bool:
     return "architecture" in found.doubts or found.peak.low <= found.capacity < found.peak.high
 
 
-def _with(plan: Plan, answer: trace_client.Answer) -> Forecast:
+def _with(plan: Plan, answer: trace_client.TraceResult) -> Forecast:
     found = forecast(plan, answer.traced)
     return found if answer.traced is not None else replace(found, not_traced=answer.reason)

@@ -9,29 +9,34 @@ from math import prod
 from typing import cast
 
 from eke.config.schema import FSDP, Config
-from eke.estimate.memory.components import NOTHING, Range, exact, range_around
+from eke.estimate.memory.components import (
+    NOTHING,
+    Range,
+    exact_range,
+    range_around,
+)
 from eke.models.families import FLOAT32_BYTES, Role, Tokens, Weight, family_of
 from eke.models.sizes import (
     adds_up_whole,
-    pieces,
+    flat_shard_sizes,
     sent_bytes,
     shared_state_bytes,
     trained_weights,
 )
 from eke.plan.planner import Plan
 
-Parts = tuple[Weight, ...]
+_Parts = tuple[Weight, ...]
 """Weights of the configuration from `eke.models.sizes.training_structure`."""
 
-BACKWARD = ("last_layer", "middle", "first_layer", "embedding", "reduced")
+_BACKWARD = ("last_layer", "middle", "first_layer", "embedding", "reduced")
 """Moments of the backward pass after its first gradient."""
 
 
 class _Sizes:
     """Bytes of a model sharded by DeepSpeed, in the weights' format."""
 
-    def __init__(self, plan: Plan, parts: Parts) -> None:
-        mine, stage = pieces(plan.config), plan.ranks.zero_stage
+    def __init__(self, plan: Plan, parts: _Parts) -> None:
+        mine, stage = flat_shard_sizes(plan.config), plan.ranks.zero_stage
         trained = [w for w in parts if w.trained]
         number = self.number = plan.compute.formats.weight_bytes
         self.whole = number * sum(prod(w.shape) for w in trained)
@@ -50,7 +55,7 @@ class _Sizes:
         self.bucket = number * copies * _setting(plan, "reduce_bucket_size")
         """Bytes of all buckets of `reduce_bucket_size`."""
         self.early = Role.outer in mine
-        """Whether this process has a shard of a head, whose gradient comes first."""
+        """True if this process has a shard of a head, whose gradient comes first."""
 
 
 def _touched(trained: list[Weight], role: Role, size: int) -> int:
@@ -89,7 +94,7 @@ def _zero_gradients(plan: Plan, sizes: _Sizes, moment: str, plain: Range) -> Ran
     stage = plan.ranks.zero_stage
     offload, on_host = plan.config.offload.is_on, plan.device.kind == "cpu"
     if stage == 3:
-        return exact(sizes.partition) if on_host or not offload else NOTHING
+        return exact_range(sizes.partition) if on_host or not offload else NOTHING
     if stage == 1:
         if moment == "optimizer":
             return NOTHING if offload else range_around(sizes.partition, sizes.mine, sizes.whole)
@@ -99,7 +104,7 @@ def _zero_gradients(plan: Plan, sizes: _Sizes, moment: str, plain: Range) -> Ran
     several = plan.batch.accumulation > 1
     earlier = sizes.mine if several else 0  # `all_grad_tensors`: of earlier micro-batches
     if moment in ("forward", "loss"):
-        return exact(earlier)
+        return exact_range(earlier)
     if moment == "last_layer":
         return range_around(earlier, earlier + sizes.mine * sizes.early, earlier + sizes.mine)
     low = sizes.partition if moment != "middle" else earlier
@@ -107,7 +112,7 @@ def _zero_gradients(plan: Plan, sizes: _Sizes, moment: str, plain: Range) -> Ran
                   2 * sizes.mine)  # fmt: skip
 
 
-def _zero_buffers(plan: Plan, parts: Parts, sizes: _Sizes, moment: str) -> Range:
+def _zero_buffers(plan: Plan, parts: _Parts, sizes: _Sizes, moment: str) -> Range:
     """Return the bytes of buckets, staging areas, gradients in transfer and gathered weights."""
     stage = plan.ranks.zero_stage
     always = _staging(plan, sizes)
@@ -122,7 +127,7 @@ def _zero_buffers(plan: Plan, parts: Parts, sizes: _Sizes, moment: str) -> Range
             high += 2 * sizes.largest
         return range_around(0, always + gathered.expected, high)
     expected, more = always, 0
-    if moment in BACKWARD:  # `setup_buckets`, at the first gradient
+    if moment in _BACKWARD:  # `setup_buckets`, at the first gradient
         expected, more = always + sizes.bucket, sizes.largest
     if moment == "reduced" and stage == 1 and not plan.config.offload.is_on:
         # ZeRO-1 copies its gradients into a separate buffer. Gradients in the bucket have by then
@@ -151,7 +156,7 @@ def _staging(plan: Plan, sizes: _Sizes) -> int:
     return FLOAT32_BYTES * sizes.numbers + narrow + several
 
 
-def regather_bytes(plan: Plan, parts: Parts) -> int:
+def regather_bytes(plan: Plan, parts: _Parts) -> int:
     """Return the bytes to exchange new weights on a CPU: a full copy of the largest group.
 
     DeepSpeed gathers a group at once (runtime/utils.py, `all_gather_into_tensor_dp_groups`), gloo
@@ -165,7 +170,7 @@ def regather_bytes(plan: Plan, parts: Parts) -> int:
     return sizes.number * sizes.group * plan.batch.world_size
 
 
-def _gathered_weights(plan: Plan, parts: Parts) -> Range:
+def _gathered_weights(plan: Plan, parts: _Parts) -> Range:
     """Return the full weights in ZeRO-3: small ones, the current module's, and prefetched ones.
 
     partitioned_param_coordinator.py prefetches up to `stage3_prefetch_bucket_size` and may keep
@@ -197,7 +202,7 @@ def saved_bytes(plan: Plan) -> int:
 
 
 def held_at(
-    plan: Plan, parts: Parts, whole: int, moment: str, gradients: Range
+    plan: Plan, parts: _Parts, whole: int, moment: str, gradients: Range
 ) -> tuple[Range, Range]:
     """Return gradients, and other buffers, at a moment. `gradients`: those of a single process."""
     if plan.ranks.fsdp:
@@ -215,7 +220,7 @@ def held_at(
     return gradients, NOTHING
 
 
-def _ddp(plan: Plan, parts: Parts, whole: int, moment: str) -> Range:
+def _ddp(plan: Plan, parts: _Parts, whole: int, moment: str) -> Range:
     """Return the gradients outside of DDP's buckets, which are permanent from the first step on.
 
     Each gradient is computed in a separate tensor and copied into a bucket. Gradients of earlier
@@ -247,11 +252,11 @@ def num_layers(config: Config) -> int:
     return layers
 
 
-Unit = list[int]
+_Unit = list[int]
 """Bytes that FSDP2 gathers at once: weights as sent, gradients, and gradients as reduced."""
 
 
-def units(plan: Plan, parts: Parts) -> list[Unit]:
+def units(plan: Plan, parts: _Parts) -> list[_Unit]:
     """Return the units: one layer, tables only used for lookups, and the head or a tied table.
 
     `eke.training.distributed.fsdp.shard_model` splits a model in the same way. Gradients are as
@@ -276,7 +281,7 @@ def is_tied(weight: Weight) -> bool:
     return weight.role is Role.embedding and weight.tokens is not Tokens.none
 
 
-def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
+def _fsdp(plan: Plan, parts: _Parts, moment: str) -> Range:
     """Return the bytes of gathered weights, and of full gradients before they are scattered.
 
     A unit is gathered into one buffer and copied out of it, on a GPU while the previous unit
@@ -297,11 +302,11 @@ def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
     tied = (head[0] + gradient * (not adds_up_whole(plan.config))) * is_one
     ahead, before = (0, head[0] * is_one) if on_cpu else (layer[0], 0)
 
-    def gathering(unit: Unit) -> int:
+    def gathering(unit: _Unit) -> int:
         rounded = unit[0] // sharing.shards if unit[0] < unit[2] else 0
         return 2 * unit[0] + on_cpu * rounded
 
-    def turn(unit: Unit, before: int) -> int:
+    def turn(unit: _Unit, before: int) -> int:
         whole, gradients, reduced = unit
         # A layer's gradients replace its activations.
         computing = whole + (gradients // 2 if unit is layer else gradients)

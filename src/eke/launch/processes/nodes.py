@@ -18,21 +18,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eke.common.errors import EkeError
-from eke.common.files import own_folder, read_json, write_atomic
+from eke.common.files import make_private_dir, read_json, write_atomic
 from eke.common.paths import RunPaths
 from eke.common.process_env import SlurmTask
-from eke.launch.processes.running_run import LiveRun, describe_exit, end_of_ranks
-from eke.launch.processes.worker_process import Spot, Worker
+from eke.launch.processes.running_run import RunAttempt, describe_exit, end_of_ranks
+from eke.launch.processes.worker_process import NodeAssignment, Worker
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, write_record
 
-ANY_ADDRESS = "0.0.0.0"  # only compared, if `listen` found no other
+_ANY_ADDRESS = "0.0.0.0"  # only compared, if `listen` found no other
 """Address of a socket that listens on all interfaces."""
 
-MAX_LINE = 65536
+_MAX_LINE = 65536
 
 
-class Invitation(NamedTuple):
+class Rendezvous(NamedTuple):
     """Address at which the coordinator listens."""
 
     step: str
@@ -42,31 +42,31 @@ class Invitation(NamedTuple):
     secret: str
 
 
-def read_invitation(file: Path, step: str) -> Invitation | None:
+def read_invitation(file: Path, step: str) -> Rendezvous | None:
     """Return the invitation to this step, None if there is none yet."""
     try:
         os.listdir(file.parent)  # refreshes the cache of a network file system
-        found = Invitation(**read_json(file, own=True))
+        found = Rendezvous(**read_json(file, own=True))
     except (OSError, ValueError, TypeError):
         return None
     return found if found.step == step else None
 
 
-def host_name() -> str:
+def _host_name() -> str:
     """Return this node's name for the others: MASTER_ADDR, as in torchrun, else the host name."""
     return os.environ.get("MASTER_ADDR") or socket.gethostname()
 
 
 def listen(backlog: int) -> socket.socket:
-    """Listen at the address of `host_name`, else at all addresses. Raise OSError without a port."""
+    """Listen at the host's address, else at all addresses. Raise OSError without a port."""
     with contextlib.suppress(OSError):  # the address may belong to the network, not to this node
-        address = socket.gethostbyname(host_name())
+        address = socket.gethostbyname(_host_name())
         if "MASTER_ADDR" in os.environ or not address.startswith("127."):
             return socket.create_server((address, 0), backlog=backlog)
     return socket.create_server(("", 0), backlog=backlog)
 
 
-class Line:
+class JsonConnection:
     """A connection on which both sides send lines of JSON."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -85,7 +85,7 @@ class Line:
     def receive(self) -> dict[str, Any] | None:
         """Wait for a message. Return None if there will be no more."""
         try:
-            found = json.loads(self._lines.readline(MAX_LINE) or b"null")
+            found = json.loads(self._lines.readline(_MAX_LINE) or b"null")
         except (OSError, ValueError, RecursionError):
             return None
         return found if isinstance(found, dict) else None
@@ -104,38 +104,38 @@ class Line:
 
 POLL_S = 0.05
 
-COME_S = 60.0
+_JOIN_TIMEOUT_S = 60.0
 """Longest wait at the end for nodes that have not connected, in seconds."""
 
 HELLO_S = 10.0
 """Time limit for a connecting peer to send the secret, in seconds."""
 
-STRANGERS = 16
+MAX_PENDING_CONNECTIONS = 16
 """Connections beyond the run's nodes that may be open without the secret. Others have to wait."""
 
-END_S = 90.0
+_END_S = 90.0
 """Longest wait in seconds for the followers to end an attempt. They kill their processes sooner."""
 
 
-class Head:
+class Coordinator:
     """The coordinator's view of its followers, by node rank."""
 
     def __init__(self, file: Path, task: SlurmTask) -> None:
         """Listen and write the invitation. Raise EkeError without a port or a writable folder."""
         self.count, self._file = task.count, file
         self._lock = threading.Lock()
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, JsonConnection] = {}
         self._lost: dict[int, str] = {}  # permanently
         self._failed: dict[int, str] = {}  # in this attempt
         self._busy: set[int] = set()
-        self._unknown = threading.BoundedSemaphore(STRANGERS + task.count)
+        self._unknown = threading.BoundedSemaphore(MAX_PENDING_CONNECTIONS + task.count)
         try:
             self._server = listen(backlog=max(16, task.count))
             address, port = self._server.getsockname()
-            host = host_name() if address == ANY_ADDRESS else address
+            host = _host_name() if address == _ANY_ADDRESS else address
             self._secret = secrets.token_hex(16)
-            own_folder(file.parent)
-            invitation = Invitation(task.step, host, port, self._secret)
+            make_private_dir(file.parent)
+            invitation = Rendezvous(task.step, host, port, self._secret)
             write_atomic(file, json.dumps(invitation._asdict()), mode=0o600)
         except OSError as error:
             raise EkeError(f"{file}: cannot be written ({error.strerror})") from error
@@ -152,7 +152,7 @@ class Head:
             if not missing:
                 return
             if time.monotonic() > deadline:
-                late = f"did not reach {host_name()} within {timeout_s:.0f} s"
+                late = f"did not reach {_host_name()} within {timeout_s:.0f} s"
                 fix = "To use another name: export MASTER_ADDR=NAME"
                 raise EkeError(f"nodes {missing} of {self.count} {late}. {fix}")
             time.sleep(POLL_S)
@@ -160,7 +160,7 @@ class Head:
     def begin(self, folder: Path, num_processes: int) -> str:
         """Have each follower start its processes. Return their rendezvous endpoint, `host:port`."""
         with socket.create_server(("", 0)) as server:
-            endpoint = f"{host_name()}:{server.getsockname()[1]}"  # a free port
+            endpoint = f"{_host_name()}:{server.getsockname()[1]}"  # a free port
         message = {"begin": str(folder.absolute()), "num_processes": num_processes}
         with self._lock:
             self._busy = set(self._lines)
@@ -181,7 +181,7 @@ class Head:
     def end(self) -> None:
         """Have the followers end their processes, and wait for it."""
         self._tell({"end": True})
-        deadline = time.monotonic() + END_S
+        deadline = time.monotonic() + _END_S
         while time.monotonic() < deadline:
             with self._lock:
                 if not self._busy & set(self._lines):
@@ -191,7 +191,7 @@ class Head:
     def close(self) -> None:
         """Release the followers, including nodes that are still connecting."""
         with contextlib.suppress(EkeError):
-            self.gather(COME_S)
+            self.gather(_JOIN_TIMEOUT_S)
         self._tell({"leave": True})
         self._server.close()
         with self._lock:
@@ -215,9 +215,11 @@ class Head:
             except OSError:  # closed
                 return
             # One thread each: a silent peer delays no other peer.
-            threading.Thread(target=self._listen, args=[Line(connection)], daemon=True).start()
+            threading.Thread(
+                target=self._listen, args=[JsonConnection(connection)], daemon=True
+            ).start()
 
-    def _listen(self, line: Line) -> None:
+    def _listen(self, line: JsonConnection) -> None:
         limit = threading.Timer(HELLO_S, line.end)
         limit.daemon = True
         limit.start()
@@ -254,21 +256,21 @@ LEFT_BEHIND_S = 30.0
 """Seconds that processes outlive another node. NCCL waits `distributed.timeout_s`."""
 
 
-class LedRun(LiveRun):
+class MultiNodeRun(RunAttempt):
     """One attempt at a run on several nodes, in a locked folder.
 
     After a signal, the processes of all nodes agree on the last step. `kill` ends the local
     processes immediately, and other nodes' processes follow.
     """
 
-    def __init__(self, plan: Plan, paths: RunPaths, head: Head) -> None:
+    def __init__(self, plan: Plan, paths: RunPaths, head: Coordinator) -> None:
         """Wait for the followers, lock the folder and start. Raise BusyError or EkeError."""
         self._head = head
         self._left_behind: float | None = None
         self._killed_for = ""
         head.gather(plan.ranks.timeout_s)
-        own_folder(paths.folder)
-        spot = Spot(0, head.count, head.begin(paths.folder, plan.processes_per_node))
+        make_private_dir(paths.folder)
+        spot = NodeAssignment(0, head.count, head.begin(paths.folder, plan.processes_per_node))
         try:
             super().__init__(plan, paths, plan.processes_per_node, spot=spot)
         except BaseException:
@@ -303,35 +305,35 @@ class LedRun(LiveRun):
 
 
 def launch_attempt(
-    plan: Plan, paths: RunPaths, head: Head | None, num_processes: int | None = None
-) -> LiveRun:
-    """Start one attempt, here and on the followers. Errors as in `LedRun`."""
+    plan: Plan, paths: RunPaths, head: Coordinator | None, num_processes: int | None = None
+) -> RunAttempt:
+    """Start one attempt, here and on the followers. Errors as in `MultiNodeRun`."""
     if head is not None:
-        return LedRun(plan, paths, head)
-    return LiveRun(plan, paths, num_processes or plan.batch.world_size)
+        return MultiNodeRun(plan, paths, head)
+    return RunAttempt(plan, paths, num_processes or plan.batch.world_size)
 
 
 WORKER_POLL_S = 0.1
 
 LOOK_S = 0.5
 
-GONE_S = 15.0
+_GONE_S = 15.0
 """Seconds of refused connections after which the coordinator counts as dead."""
 
 WORKER_END_S = 30.0
 """Seconds for processes to end after the coordinator's, which agreed with them on the end."""
 
-ALONE_S = 600.0
+LOST_COORDINATOR_TIMEOUT_S = 600.0
 """The same if the coordinator's watcher is gone. Its processes may still be saving."""
 
 
 def follow(file: Path, task: SlurmTask, timeout_s: float, problem: str = "") -> None:
     """Follow the coordinator to its end, or report a `problem`. Raise EkeError if out of reach."""
     with contextlib.closing(connect(file, task, timeout_s, problem)) as line:
-        Follower(line, task).serve()
+        _Follower(line, task).serve()
 
 
-def connect(file: Path, task: SlurmTask, timeout_s: float, problem: str) -> Line:
+def connect(file: Path, task: SlurmTask, timeout_s: float, problem: str) -> JsonConnection:
     """Connect to the coordinator and send the secret. Raise EkeError if it cannot be reached."""
     deadline = time.monotonic() + timeout_s
     why, refused_since = f"{file} has not appeared", float("inf")
@@ -340,22 +342,22 @@ def connect(file: Path, task: SlurmTask, timeout_s: float, problem: str) -> Line
             try:
                 connection = socket.create_connection((found.host, found.port), timeout=10)
                 connection.settimeout(None)
-                line = Line(connection)
+                line = JsonConnection(connection)
                 line.send({"node": task.node, "secret": found.secret, "problem": problem})
                 return line
             except OSError as error:
                 why = f"{found.host}:{found.port}: {error}"
                 refused = isinstance(error, ConnectionRefusedError)
                 refused_since = min(refused_since, time.monotonic()) if refused else float("inf")
-        if time.monotonic() > min(deadline, refused_since + GONE_S):
+        if time.monotonic() > min(deadline, refused_since + _GONE_S):
             raise EkeError(f"node {task.node} cannot reach the first node of this run: {why}")
         time.sleep(LOOK_S)
 
 
-class Follower:
+class _Follower:
     """The processes of one follower, one attempt after the other."""
 
-    def __init__(self, line: Line, task: SlurmTask) -> None:
+    def __init__(self, line: JsonConnection, task: SlurmTask) -> None:
         self._line, self._task = line, task
         self._worker: Worker | None = None
 
@@ -370,7 +372,7 @@ class Follower:
                 self._look()
                 continue
             if message is None:
-                return self._end(ALONE_S)
+                return self._end(LOST_COORDINATOR_TIMEOUT_S)
             if "begin" in message:
                 self._begin(message)
             else:
@@ -379,7 +381,7 @@ class Follower:
                 return None
 
     def _begin(self, message: dict[str, Any]) -> None:
-        spot = Spot(self._task.node, int(message["num_nodes"]), str(message["endpoint"]))
+        spot = NodeAssignment(self._task.node, int(message["num_nodes"]), str(message["endpoint"]))
         try:
             paths = RunPaths(Path(message["begin"]))
             self._worker = Worker(paths, int(message["num_processes"]), spot=spot)

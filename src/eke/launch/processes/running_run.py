@@ -19,8 +19,8 @@ from eke.common.files import last_bytes, write_atomic
 from eke.common.paths import RunPaths
 from eke.config.schema import Batch, Tracker
 from eke.hardware import environment
-from eke.launch.processes.run_dir import claim
-from eke.launch.processes.worker_process import Spot, Worker, forward_signals
+from eke.launch.processes.run_dir import lock_run_folder
+from eke.launch.processes.worker_process import NodeAssignment, Worker, forward_signals
 from eke.plan.planner import (
     Plan,
     check_software,
@@ -50,14 +50,14 @@ LOG_LINES = 40
 WORKER_PHASE = "worker"
 """Failure phase of a worker that ended without a record."""
 
-IMPATIENCE = "killed by a second signal before saving"
+SECOND_SIGNAL_REASON = "killed by a second signal before saving"
 """Reason of a cancelled run that a second signal killed."""
 
 TOO_EARLY = "stopped before training began"
 """Reason of a cancelled run whose worker did not yet handle signals."""
 
 
-def settle(
+def finish_attempt(
     paths: RunPaths, plan: Plan, exit_code: int, attempts_before: int, cancelled: str = ""
 ) -> Record:
     """Return the ended attempt's record. Write it if the worker could not. `cancelled`: reason."""
@@ -65,7 +65,7 @@ def settle(
     attempt = len(attempts) - 1 if len(attempts) > attempts_before else attempts_before
     record = read_record(paths)
     if record is not None and record.attempt == attempt:
-        return name_the_culprit(paths, plan, record)
+        return _find_failed_rank(paths, plan, record)
     rows, _ = metrics.read_rows(paths.metrics)
     tail = log_tail(paths)
     alone = Outcome.crashed, Failure(WORKER_PHASE, describe_exit(exit_code, tail), tail)
@@ -81,7 +81,7 @@ def settle(
     record = outline_record(plan, rows, attempt, outcome, failure)
     record.machine = machine_of(begun, plan)
     record.environment = environment()
-    note_predictions(record, plan, not cancelled and was_killed(paths, attempt, exit_code))
+    note_predictions(record, plan, not cancelled and _was_killed(paths, attempt, exit_code))
     write_record(paths, record)
     return record
 
@@ -98,13 +98,13 @@ def machine_of(attempts: Sequence[Mapping[str, Any]], plan: Plan) -> dict[str, s
     return dict((attempts[-1].get("machine") if attempts else None) or plan.machine)
 
 
-def was_killed(paths: RunPaths, attempt: int, exit_code: int = 0) -> bool:
+def _was_killed(paths: RunPaths, attempt: int, exit_code: int = 0) -> bool:
     """Return whether SIGKILL ended a process, as the kernel does when memory has run out."""
     dead = read_dead_rank(paths, attempt)
     return -signal.SIGKILL in (exit_code, dead.exit_code if dead else 0)
 
 
-def name_the_culprit(paths: RunPaths, plan: Plan, record: Record) -> Record:
+def _find_failed_rank(paths: RunPaths, plan: Plan, record: Record) -> Record:
     """Replace "another process is gone" by that process's own error, or its observer's."""
     if record.failure is None or not record.failure.lost_contact:
         return record
@@ -113,7 +113,7 @@ def name_the_culprit(paths: RunPaths, plan: Plan, record: Record) -> Record:
     if found and (dead is None or dead.rank != 0):
         outcome, record.failure = found
         record.outcome, record.exit_code = outcome.name, outcome.exit_code
-        note_predictions(record, plan, was_killed(paths, record.attempt))
+        note_predictions(record, plan, _was_killed(paths, record.attempt))
         write_record(paths, record)
     return record
 
@@ -155,14 +155,14 @@ def log_tail(paths: RunPaths) -> str:
     return ""
 
 
-def write_down(paths: RunPaths, plan: Plan) -> None:
+def write_plan_files(paths: RunPaths, plan: Plan) -> None:
     """Write a plan into its folder, for the worker and for users. Raise OSError on failure."""
     write_plan(paths, plan)
     text = yaml.safe_dump(plan_to_plain(plan)["config"], sort_keys=False)
     write_atomic(paths.config, f"# {' '.join(plan.overrides)}\n{text}")
 
 
-class LiveRun:
+class RunAttempt:
     """One attempt at a run, in a locked folder. Callers call `finish` once it is over."""
 
     def __init__(
@@ -172,7 +172,7 @@ class LiveRun:
         num_processes: int,
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
-        spot: Spot | None = None,
+        spot: NodeAssignment | None = None,
         start: Callable[..., Worker] = Worker,
     ) -> None:
         """Lock the folder, write the plan into it and start the worker.
@@ -184,8 +184,8 @@ class LiveRun:
         self._asked, self._given_up = 0, False
         self._held = ExitStack()
         try:
-            lock = self._held.enter_context(claim(paths))
-            write_down(paths, plan)
+            lock = self._held.enter_context(lock_run_folder(paths))
+            write_plan_files(paths, plan)
             self._attempts_before = len(read_attempts(paths))
             locks = [lock, *descriptors]
             self.worker = start(paths, num_processes, environment, locks, spot)
@@ -225,10 +225,10 @@ class LiveRun:
             code = self.worker.finish()
             remove_swap(swap_folder(self.plan, self.paths))  # left by a killed worker
             dead = read_dead_rank(self.paths, self._attempts_before)
-            cancelled = IMPATIENCE if self._given_up else ""
+            cancelled = SECOND_SIGNAL_REASON if self._given_up else ""
             if self._asked and -self._asked in (code, dead.exit_code if dead else 0):
                 cancelled = TOO_EARLY
-            return settle(self.paths, self.plan, code, self._attempts_before, cancelled)
+            return finish_attempt(self.paths, self.plan, code, self._attempts_before, cancelled)
         except OSError as error:
             raise _unwritable(self.paths.folder, error) from error
         finally:
@@ -244,12 +244,12 @@ def _unwritable(folder: Path, error: OSError) -> RunError:
     return RunError(f"{folder} cannot be written: {why}")
 
 
-LIMIT_S = 900.0
+_LIMIT_S = 900.0
 """Time limit of a probe in seconds. Compiling a large model takes minutes."""
 
-POLL_S = 0.05
+_POLL_S = 0.05
 
-STEPS = 2
+_STEPS = 2
 """Steps of a probe: the first creates the optimizer's states, the second also needs them."""
 
 
@@ -262,9 +262,9 @@ class Probed(NamedTuple):
     """Why it did not fit, or which other error occurred, in one line."""
 
 
-def probe(plan: Plan, start: Callable[[Plan, RunPaths], LiveRun] | None = None) -> Probed:
+def probe(plan: Plan, start: Callable[[Plan, RunPaths], RunAttempt] | None = None) -> Probed:
     """Run a plan's trial, by default on all visible devices. KeyboardInterrupt if stopped."""
-    running: list[LiveRun] = []
+    running: list[RunAttempt] = []
 
     def kill(_: int = 0) -> None:
         for live in running:
@@ -276,17 +276,17 @@ def probe(plan: Plan, start: Callable[[Plan, RunPaths], LiveRun] | None = None) 
     ):
         paths = RunPaths(Path(folder) / "run")
         trial = trial_of(plan)
-        live = start(trial, paths) if start else LiveRun(trial, paths, trial.batch.world_size)
+        live = start(trial, paths) if start else RunAttempt(trial, paths, trial.batch.world_size)
         running.append(live)
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + _LIMIT_S
         while not (live.is_over() or heard or time.monotonic() > deadline):
-            time.sleep(POLL_S)
+            time.sleep(_POLL_S)
         too_long = not live.is_over() and not heard
         record = live.finish()
         found = _judged(record, paths, live.worker.process.wait())
     if heard:
         raise KeyboardInterrupt
-    return Probed(None, f"it took longer than {LIMIT_S:.0f} s") if too_long else found
+    return Probed(None, f"it took longer than {_LIMIT_S:.0f} s") if too_long else found
 
 
 def trial_of(plan: Plan) -> Plan:
@@ -307,10 +307,10 @@ def trial_of(plan: Plan) -> Plan:
     evaluated = shape.eval_per_device * shape.world_size * shape.devices
     steps = dataclasses.replace(
         plan.steps,
-        total=STEPS,
-        per_epoch=STEPS,
+        total=_STEPS,
+        per_epoch=_STEPS,
         warmup=0,
-        num_train_samples=STEPS * shape.samples_per_step,
+        num_train_samples=_STEPS * shape.samples_per_step,
         num_eval_samples=min(evaluated, plan.steps.num_eval_samples),
     )
     return dataclasses.replace(cut, steps=steps, probe=True)
@@ -322,6 +322,6 @@ def _judged(record: Record, paths: RunPaths, exit_code: int) -> Probed:
         return Probed(True)
     if record.outcome == Outcome.oom.name:
         return Probed(False, "out of memory" + (f" in {f.phase}" if (f := record.failure) else ""))
-    killed = was_killed(paths, record.attempt, exit_code)
+    killed = _was_killed(paths, record.attempt, exit_code)
     reason = record.failure.message if record.failure else record.outcome
     return Probed(False if killed else None, reason)

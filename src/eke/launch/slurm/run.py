@@ -13,7 +13,7 @@ from eke.common.errors import BusyError, EkeError, RunError
 from eke.common.files import append_line, read_json, read_text
 from eke.common.paths import RunPaths
 from eke.hardware import software_now, software_places
-from eke.launch.processes.run_dir import claim
+from eke.launch.processes.run_dir import lock_run_folder
 from eke.launch.processes.running_run import machine_of, outline
 from eke.launch.slurm.scheduler import OUT_OF_MEMORY, outcome_of
 from eke.launch.slurm.submission import read_ticket
@@ -22,7 +22,7 @@ from eke.plan.planner import Plan
 from eke.plan.record import Failure, Outcome, Record, read_attempts, read_record, write_record
 from eke.tuning.advice import note_predictions
 
-STOPPED = (Outcome.preempted, Outcome.timeout)
+_STOPPED = (Outcome.preempted, Outcome.timeout)
 """Outcomes of a run that is resumed automatically."""
 
 
@@ -55,7 +55,7 @@ class ClusterRun:
             record = self.newest()
             if record is None:
                 return self.record_lost()
-            stopped = Outcome[record.outcome] in STOPPED
+            stopped = Outcome[record.outcome] in _STOPPED
             if stopped and outcome_of(self.last_state) is Outcome.cancelled:
                 return self.record_cancelled()
             return record
@@ -66,7 +66,7 @@ class ClusterRun:
         """Return whether the record has the cause. A stopped worker may not detect its cause."""
         with suppress(EkeError):
             record = self.newest()
-            return record is not None and Outcome[record.outcome] not in STOPPED
+            return record is not None and Outcome[record.outcome] not in _STOPPED
         return False
 
     def newest(self) -> Record | None:
@@ -81,9 +81,9 @@ class ClusterRun:
 
     def record_cancelled(self) -> Record:
         """Record the job as cancelled, so that it is not submitted again."""
-        with claim(self.paths):
+        with lock_run_folder(self.paths):
             record = self.newest()
-            if record is None or Outcome[record.outcome] not in STOPPED:
+            if record is None or Outcome[record.outcome] not in _STOPPED:
                 raise BusyError(f"run {self.paths.folder.name} has just been in use")
             record.outcome, record.exit_code = Outcome.cancelled.name, Outcome.cancelled.exit_code
             write_record(self.paths, record)
@@ -92,11 +92,11 @@ class ClusterRun:
     def record_lost(self) -> Record:
         """Write the record of a job that left none."""
         paths, state, outcome = self.paths, self.last_state, outcome_of(self.last_state)
-        with claim(paths):
+        with lock_run_folder(paths):
             if record := self.newest():
                 return record
             told = state or "SLURM has no reason"
-            told += where_it_printed(paths, outcome)
+            told += _job_output_path(paths, outcome)
             failure = Failure("job", f"the job ended without a record: {told}")
             record = outline(paths, self.plan, outcome, failure)
             record.machine = machine_of(read_attempts(paths), self.plan)
@@ -105,7 +105,7 @@ class ClusterRun:
             return record
 
 
-def where_it_printed(paths: RunPaths, outcome: Outcome) -> str:
+def _job_output_path(paths: RunPaths, outcome: Outcome) -> str:
     """Return the path of a job's output, to be appended to its failure."""
     ticket = read_ticket(paths)
     if ticket is None:

@@ -23,7 +23,7 @@ _RUNS = (
 OUT_OF_MEMORY = "OUT_OF_MEMORY"
 """State of a job that ran out of host memory, unrelated to GPU memory."""
 
-OVER: dict[str, Outcome] = {
+_OVER: dict[str, Outcome] = {
     "COMPLETED": Outcome.crashed,  # without a record
     "FAILED": Outcome.crashed,
     "LAUNCH_FAILED": Outcome.crashed,
@@ -49,12 +49,12 @@ def is_running(state: str) -> bool:
 
 def is_over(state: str) -> bool:
     """Return whether a job will not run again by itself."""
-    return _word(state) in OVER
+    return _word(state) in _OVER
 
 
 def outcome_of(state: str) -> Outcome:
     """Return the outcome of a run without a record, by the last state of its job."""
-    return OVER.get(_word(state), Outcome.crashed)
+    return _OVER.get(_word(state), Outcome.crashed)
 
 
 def _word(state: str) -> str:
@@ -108,7 +108,7 @@ class Element:
         return f"{self.name}_{self.ids[0].partition('_')[2]}"
 
 
-class SaidNo(EkeError):
+class _SlurmCommandError(EkeError):
     """A command has answered with an error."""
 
 
@@ -117,7 +117,7 @@ class SubmissionRefused(EkeError):
 
     @property
     def is_full(self) -> bool:
-        """Whether the reason is a limit on jobs in the queue, so that waiting helps."""
+        """True if the reason is a limit on jobs in the queue, so that waiting helps."""
         text = str(self)
         # "job submit limit, user's size and/or time limits" is printed for every limit. Some
         # versions name the limit in a line before it.
@@ -127,11 +127,11 @@ class SubmissionRefused(EkeError):
 
     @property
     def is_too_large(self) -> bool:
-        """Whether fewer runs per array may work: a site's array limit that cannot be queried."""
+        """True if fewer runs per array may work: a site's array limit that cannot be queried."""
         return bool(re.search(r"job array", str(self), re.I))
 
 
-def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
+def run_slurm_command(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
     """Return a command's output. Raise SaidNo if it fails, EkeError if it does not answer."""
     try:
         done = subprocess.run(
@@ -149,8 +149,10 @@ def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         if _OUT_OF_REACH.search(said):
             last = said.splitlines()[-1].removeprefix(f"{command[0]}: ")
-            raise SaidNo(f"{command[0]} cannot reach a SLURM controller ({last}). {ELSEWHERE}")
-        raise SaidNo(f"{command[0]}: {said}")
+            raise _SlurmCommandError(
+                f"{command[0]} cannot reach a SLURM controller ({last}). {ELSEWHERE}"
+            )
+        raise _SlurmCommandError(f"{command[0]}: {said}")
     return done.stdout
 
 
@@ -159,7 +161,7 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in environment.items() if not _FOREIGN.match(key)}
 
 
-def options_of(script: Path) -> list[str]:
+def _options_of(script: Path) -> list[str]:
     """Return the `#SBATCH` options of a batch script as arguments of sbatch."""
     # Variables such as `SBATCH_PARTITION` override lines of a script, but not arguments.
     lines = script.read_text(encoding="utf-8").splitlines()
@@ -170,8 +172,10 @@ def options_of(script: Path) -> list[str]:
 def submit(script: Path, descriptors: Sequence[int] = ()) -> str:
     """Submit a batch script and return the job id. Raise SubmissionRefused, or EkeError."""
     try:
-        said = ask(["sbatch", "--parsable", *options_of(script), str(script)], descriptors)
-    except SaidNo as error:
+        said = run_slurm_command(
+            ["sbatch", "--parsable", *_options_of(script), str(script)], descriptors
+        )
+    except _SlurmCommandError as error:
         if _LOST.search(str(error)):
             raise
         raise SubmissionRefused(str(error)) from error
@@ -181,13 +185,13 @@ def submit(script: Path, descriptors: Sequence[int] = ()) -> str:
     return found.group()
 
 
-def objection_to(text: str) -> str:
+def validate_script(text: str) -> str:
     """Return sbatch's objection to a batch script (a dry run), "" if there is none."""
     with tempfile.NamedTemporaryFile("w", suffix=".sbatch") as file:
         file.write(text)
         file.flush()
         try:
-            ask(["sbatch", "--test-only", *options_of(Path(file.name)), file.name])
+            run_slurm_command(["sbatch", "--test-only", *_options_of(Path(file.name)), file.name])
         except EkeError as error:
             return str(error)
     return ""
@@ -213,7 +217,9 @@ def _listed(*options: str) -> list[Element]:
     form = "--format=%F|%K|%T|%N|%j|%r"
     user = f"--user={os.getuid()}"  # LOGNAME may be wrong, and a container may have no user names
     found = []
-    for line in ask(["squeue", "--noheader", "--array", user, form, *options]).splitlines():
+    for line in run_slurm_command(
+        ["squeue", "--noheader", "--array", user, form, *options]
+    ).splitlines():
         job, index, state, node, name, reason = (line.split("|", 5) + [""] * 5)[:6]
         found.append(Element(state, node, name, reason, (f"{job}_{index}",)))
     return found
@@ -245,7 +251,7 @@ def _accounted(names: Sequence[str]) -> list[list[str]]:
     form = ["--noheader", "--parsable2", "--allocations", "--format=JobID,JobName,State"]
     asked = [f"--name={','.join(names)}", "--starttime=now-30days"]
     try:
-        lines = ask(["sacct", *form, *asked]).splitlines()
+        lines = run_slurm_command(["sacct", *form, *asked]).splitlines()
     except EkeError:
         return []
     return [line.split("|") for line in lines if line.count("|") == 2]
@@ -254,7 +260,9 @@ def _accounted(names: Sequence[str]) -> list[list[str]]:
 def show_job(element: str) -> dict[str, str]:
     """Return the controller's data on one job, {} if unknown or unreachable."""
     try:
-        shown = ask(["scontrol", "show", "job", "--oneliner", element]).partition("\n")[0]
+        shown = run_slurm_command(["scontrol", "show", "job", "--oneliner", element]).partition(
+            "\n"
+        )[0]
     except EkeError:
         return {}
     return dict(word.split("=", 1) for word in shown.split() if "=" in word)
@@ -272,7 +280,7 @@ def jobs_of_names(names: Sequence[str]) -> dict[str, str]:
 def max_array_size() -> int:
     """Return the largest number of elements of an array."""
     try:
-        said = ask(["scontrol", "show", "config"])
+        said = run_slurm_command(["scontrol", "show", "config"])
     except EkeError:
         return DEFAULT_ARRAY_SIZE
     # max_array_tasks is one of SchedulerParameters: "bf_continue,max_array_tasks=20".
@@ -283,4 +291,4 @@ def max_array_size() -> int:
 def cancel(elements: Sequence[Element]) -> None:
     """Cancel jobs. They save first, within KillWait. Raise EkeError without an answer."""
     if elements:
-        ask(["scancel", *(number for each in elements for number in each.ids)])
+        run_slurm_command(["scancel", *(number for each in elements for number in each.ids)])

@@ -12,16 +12,16 @@ from typing import cast
 from eke.config.schema import (
     FSDP,
     Adapters,
+    AutoBool,
     BaseWeights,
     Casts,
     Compute,
     Config,
     Evaluation,
-    Exchange,
     Float8,
+    GradientSync,
     NvmeOffload,
     QLora,
-    Switch,
     Weights,
 )
 from eke.models.families import FLOAT32_BYTES, Role, Tokens, Weight, family_of
@@ -70,7 +70,7 @@ class WeightFormats:
     weights: str
     """torch dtype name of trained weights and gradients. Adapters are float32."""
     master: bool
-    """Whether the optimizer updates float32 copies of 16-bit weights."""
+    """True if the optimizer updates float32 copies of 16-bit weights."""
     frozen: str
     copies: str = ""
     """torch dtype name of the copies of float32 weights used in a step, "" without copies."""
@@ -100,7 +100,7 @@ def _width(dtype: str) -> int:
 def decide_formats(config: Config) -> WeightFormats:
     """Decide the number formats. ZeRO always has float32 copies of 16-bit weights."""
     precision = config.precision
-    wanted = precision.master is Switch.on or config.ranks.zero_stage > 0
+    wanted = precision.master is AutoBool.on or config.ranks.zero_stage > 0
     master = precision.weights is Weights.bfloat16 and wanted
     narrow = precision.weights is Weights.float32 and precision.compute is not Compute.float32
     copies = precision.compute.value if narrow and precision.casts is Casts.per_step else ""
@@ -171,13 +171,13 @@ WHOLE_GRADIENTS_BYTES = 8 * 2**30
 """Limit for accumulating full gradients: a tenth of an 80 GiB device (a choice)."""
 
 
-def exchange_of(config: Config) -> Exchange:
+def exchange_of(config: Config) -> GradientSync:
     """Return when FSDP2 synchronizes gradients; `auto` is decided by their size."""
     typed = cast(FSDP, config.ranks.fsdp).exchange
     trained = (prod(w.shape) for w in training_structure(config).weights if w.trained)
     is_large = FLOAT32_BYTES * sum(trained) > WHOLE_GRADIENTS_BYTES and _accumulation(config) > 1
-    chosen = Exchange.every if is_large else Exchange.last
-    return chosen if typed is Exchange.auto else typed
+    chosen = GradientSync.every if is_large else GradientSync.last
+    return chosen if typed is GradientSync.auto else typed
 
 
 def _accumulation(config: Config) -> int:
@@ -190,7 +190,7 @@ def _accumulation(config: Config) -> int:
 def adds_up_whole(config: Config) -> bool:
     """Return whether full gradients of several micro-batches accumulate before synchronization."""
     several = config.ranks.fsdp is not None and _accumulation(config) > 1
-    return several and exchange_of(config) is Exchange.last
+    return several and exchange_of(config) is GradientSync.last
 
 
 def _number_bytes(formats: WeightFormats, weight: Weight) -> int:
@@ -212,10 +212,10 @@ def _stored_bytes(config: Config, formats: WeightFormats, weight: Weight) -> int
         copied = formats.copies and not formats.gathered and width == FLOAT32_BYTES
         copied = copied and not (looked_up and weight.tokens is Tokens.none)
         return (width + (BFLOAT16_BYTES if copied else 0)) * numbers
-    return four_bit_bytes(numbers, cast(QLora, config.peft).double_quant)
+    return _four_bit_bytes(numbers, cast(QLora, config.peft).double_quant)
 
 
-def four_bit_bytes(numbers: int, double_quant: bool) -> int:
+def _four_bit_bytes(numbers: int, double_quant: bool) -> int:
     """Return the bytes of a 4-bit tensor: half a byte per number, and scales."""
     # Source: quantize_4bit and QuantState of bitsandbytes 0.50; arXiv:2305.14314, section 3.
     blocks = -(-numbers // BLOCK)
@@ -280,7 +280,7 @@ def _is_written(offload: NvmeOffload, numbers: int) -> bool:
     return numbers * FLOAT32_BYTES >= max(2**20, offload.block_bytes)  # `MIN_AIO_BYTES`
 
 
-ALIGNMENT = 2
+_ALIGNMENT = 2
 """Granularity of flat shards in ZeRO-1 and 2, in numbers: `nccl_start_alignment_factor`."""
 
 
@@ -289,7 +289,7 @@ def trained_weights(config: Config) -> list[Weight]:
     return [weight for weight in training_structure(config).weights if weight.trained]
 
 
-def pieces(config: Config) -> dict[Role, int]:
+def flat_shard_sizes(config: Config) -> dict[Role, int]:
     """Return the numbers in each flat shard of a process (one per parameter group) with padding."""
     processes = config.ranks.num_processes
     trained = trained_weights(config)
@@ -300,7 +300,7 @@ def pieces(config: Config) -> dict[Role, int]:
         if config.ranks.zero_stage == 3:
             numbers = sum(-(-number // processes) for number in mine)
         else:
-            numbers = -(-sum(mine) // (ALIGNMENT * processes)) * ALIGNMENT
+            numbers = -(-sum(mine) // (_ALIGNMENT * processes)) * _ALIGNMENT
         if numbers:
             found[role] = numbers
     return found
@@ -313,7 +313,7 @@ def flat_pieces(config: Config) -> list[Weight]:
     has_roles = config.ranks.zero_stage == 3
     return [
         Weight((numbers,), place=role if has_roles else Role.hidden)
-        for role, numbers in pieces(config).items()
+        for role, numbers in flat_shard_sizes(config).items()
     ]
 
 
@@ -335,7 +335,7 @@ def shared_state_bytes(
         return replace(whole, optimizer=whole.optimizer - paged)
     stage, offload = config.ranks.zero_stage, config.offload
     processes = config.ranks.num_processes
-    numbers = sum(pieces(config).values())
+    numbers = sum(flat_shard_sizes(config).values())
     trained = sum(prod(w.shape) for w in trained_weights(config)) or 1
     optimizer = optimizer_bytes(config, flat_pieces(config))
     # ZeRO-3 updates float32 weights directly if they are on the device.

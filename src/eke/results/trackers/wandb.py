@@ -14,17 +14,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eke.common.files import own_folder
+from eke.common.files import make_private_dir
 from eke.common.paths import RunPaths
 from eke.config.schema import TrackerMode
 from eke.plan.record import metrics
 from eke.results.trackers.async_tracker import (
     EVAL,
     TRAIN,
-    CatchUp,
-    Mirror,
     MirrorError,
+    MissingRowFilter,
     Totals,
+    TrackerClient,
     drawn,
 )
 from eke.results.trackers.tracker import Row, TrackedRun, Value
@@ -70,7 +70,7 @@ def records(data: bytes) -> Iterator[tuple[int, Any]]:
 _log = logging.getLogger(__name__)
 
 
-class WandbRun(Mirror):
+class WandbRun(TrackerClient):
     """One attempt of a run in W&B, in `directory/wandb`. An upload may take `upload_s` seconds."""
 
     def __init__(self, run: TrackedRun, upload_s: float) -> None:
@@ -79,14 +79,14 @@ class WandbRun(Mirror):
         self._wandb_run: wandb.Run | None = None
         self._num_steps = 0
         self._last_step = -1
-        self._catch_up = CatchUp(RunPaths(run.directory).metrics, run.attempt)
+        self._catch_up = MissingRowFilter(RunPaths(run.directory).metrics, run.attempt)
         self._totals = Totals(RunPaths(run.directory).metrics, run.attempt)
 
     def prepare(self) -> None:
         """Import wandb and start its helper process, wandb-core, without a connection."""
         # Changes of the environment and imports are safe only on the caller's thread.
         folder = self._run.directory / "wandb"
-        own_folder(folder)
+        make_private_dir(folder)
         # Otherwise W&B also sends telemetry offline, and waits 10 s for an unreachable host.
         os.environ["WANDB_ERROR_REPORTING"] = "false"
         # Folder of wandb-core's log: a home folder has a quota on many clusters.
@@ -169,7 +169,7 @@ class WandbRun(Mirror):
         if written != self._num_steps:
             why = f"holds {written} of {self._num_steps} rows: is the disk full?"
             raise MirrorError(f"W&B's file {settings.sync_file} {why}")
-        if error := find_fatal_error(Path(settings.log_internal)):
+        if error := _find_fatal_error(Path(settings.log_internal)):
             raise MirrorError(f"the upload failed: {error}")
 
     def abandon(self) -> None:
@@ -227,7 +227,7 @@ def kill_core() -> None:
                 os.kill(int(pid), signal.SIGKILL)
 
 
-def find_fatal_error(log: Path) -> str:
+def _find_fatal_error(log: Path) -> str:
     """Return the upload error in wandb-core's log, "" if there is none."""
     for line in log.read_text(errors="replace").splitlines():  # one JSON object per line
         if '"level":"ERROR+4"' in line:  # slog's name of the level four above ERROR

@@ -10,28 +10,35 @@ from typing import Any
 import numpy as np
 import torch
 
-from eke.common.errors import ChangedError, of_system
+from eke.common.errors import ChangedError, format_os_error
 from eke.common.text import BOS, NUM_SPECIAL_TOKENS
 from eke.config.schema import ProblemType, Synthetic, Targets
-from eke.data.sources import Piece, Store, mix_seed, read_piece, stamp, synthetic_length
+from eke.data.sources import (
+    FileRange,
+    Store,
+    file_signature,
+    mix_seed,
+    read_piece,
+    synthetic_length,
+)
 
-IN_MEMORY_BYTES = 256 * 2**20
+_IN_MEMORY_BYTES = 256 * 2**20
 """Largest text kept in memory, as tokens of two bytes. Larger texts are read on demand."""
 
 OPEN_FILES = 64
 """Most files kept open at a time. The usual limit of a process is 1024."""
 
-Check = Callable[[], None]
+_Check = Callable[[], None]
 """Function that raises ChangedError if the text differs from the plan."""
 
 
-def unchecked() -> None:
+def _unchecked() -> None:
     """Accept any text, if there is no plan."""
 
 
-def byte_stream(pieces: tuple[Piece, ...], check: Check = unchecked) -> "TokenSource":
+def byte_stream(pieces: tuple[FileRange, ...], check: _Check = _unchecked) -> "_TokenSource":
     """Return the bytes of several ranges, each followed by BOS. `check` runs after file changes."""
-    if sum(piece.size for piece in pieces) > IN_MEMORY_BYTES:
+    if sum(piece.size for piece in pieces) > _IN_MEMORY_BYTES:
         return InPlace(pieces, check)
     parts = [np.zeros(0, np.uint16)]
     for piece in pieces:
@@ -44,13 +51,13 @@ class InPlace:
 
     def __init__(
         self,
-        pieces: tuple[Piece, ...],
-        check: Check = unchecked,
+        pieces: tuple[FileRange, ...],
+        check: _Check = _unchecked,
         stamps: dict[Path, tuple[int, ...]] | None = None,
     ) -> None:
         self.pieces, self.check = pieces, check
         self.ends = np.cumsum([piece.size + 1 for piece in pieces])
-        self.stamps = stamps or {piece.path: stamp(piece.path) for piece in pieces}
+        self.stamps = stamps or {piece.path: file_signature(piece.path) for piece in pieces}
         self._open: OrderedDict[Path, int] = OrderedDict()
 
     def __len__(self) -> int:
@@ -71,10 +78,10 @@ class InPlace:
             at, number = end, number + 1
         return found
 
-    def _read(self, piece: Piece, offset: int, count: int) -> np.ndarray:
+    def _read(self, piece: FileRange, offset: int, count: int) -> np.ndarray:
         descriptor = self._descriptor(piece.path)
         content = os.pread(descriptor, count, piece.start + offset)
-        if (found := stamp(descriptor)) != self.stamps[piece.path]:
+        if (found := file_signature(descriptor)) != self.stamps[piece.path]:
             if os.fstat(descriptor).st_nlink:  # a deleted file cannot change
                 self.check()  # does not raise if only the modification time changed
             self.stamps[piece.path] = found
@@ -90,7 +97,7 @@ class InPlace:
             try:
                 self._open[path] = os.open(path, os.O_RDONLY)
             except OSError as error:
-                raise ChangedError(of_system(error)) from error
+                raise ChangedError(format_os_error(error)) from error
         self._open.move_to_end(path)
         return self._open[path]
 
@@ -102,7 +109,7 @@ class InPlace:
             os.close(descriptor)
 
 
-TokenSource = np.ndarray | InPlace
+_TokenSource = np.ndarray | InPlace
 """Tokens by position, unsigned integers."""
 
 
@@ -140,7 +147,7 @@ def seeded(*parts: int) -> torch.Generator:
 class Windows:
     """Equal windows of text, by class."""
 
-    streams: tuple[TokenSource, ...]
+    streams: tuple[_TokenSource, ...]
     """Tokens of each class, unsigned integers."""
     starts: np.ndarray
     """Class and offset of each window, `[windows, 2]`."""
@@ -165,7 +172,7 @@ class Windows:
         return np.full(len(self), self.length)
 
 
-def cut_windows(streams: Sequence[TokenSource], length: int, keep: int | None = None) -> Windows:
+def _cut_windows(streams: Sequence[_TokenSource], length: int, keep: int | None = None) -> Windows:
     """Cut one stream per class into windows of `length` tokens: all, or `keep` evenly spaced."""
     starts = []
     for number, stream in enumerate(streams):
@@ -183,16 +190,16 @@ def evenly_spaced(count: int, keep: int | None) -> np.ndarray:
 
 
 def pack_windows(
-    pieces: tuple[Piece, ...],
+    pieces: tuple[FileRange, ...],
     length: int,
     labels: list[str],
     keep: int | None = None,
-    check: Check = unchecked,
+    check: _Check = _unchecked,
 ) -> Windows:
     """Concatenate byte ranges by class, each followed by BOS, and cut them into windows."""
     parts = [tuple(p for p in pieces if p.label == label) for label in labels]
     streams = [byte_stream(part, check) for part in parts]
-    return cut_windows(streams, length, keep)
+    return _cut_windows(streams, length, keep)
 
 
 def stored_windows(store: Store, evaluation: bool, length: int, keep: int) -> Windows:
@@ -203,7 +210,7 @@ def stored_windows(store: Store, evaluation: bool, length: int, keep: int) -> Wi
         for s in sorted(store.manifest.streams, key=lambda s: s.label)
         if s.evaluation is evaluation
     ]
-    return cut_windows(streams, length, keep)
+    return _cut_windows(streams, length, keep)
 
 
 class StoredRows:

@@ -13,7 +13,7 @@ from textwrap import indent
 import torch
 
 from eke.common.paths import SHARED_DEVICE, RunPaths
-from eke.estimate.time import note_pace
+from eke.estimate.time import record_step_time
 from eke.hardware import has_foreign_processes
 from eke.hardware.device_use import DeviceUse, cpu_cores
 from eke.plan.planner import Plan, check_inputs, check_software, cut_of, remove_swap, swap_folder
@@ -32,7 +32,7 @@ from eke.plan.record import (
 )
 from eke.results.trackers import Tracker, summary_values
 from eke.results.trackers.tracker import Untracked
-from eke.training.distributed.ranks import ALONE, Ranks
+from eke.training.distributed.ranks import SINGLE_PROCESS, Ranks
 from eke.training.loop.environment import configure_allocator, quiet_libraries, seconds_since_start
 from eke.training.loop.failure import Diverged, classify
 from eke.training.loop.meter import Clock, Meter
@@ -62,7 +62,7 @@ ENGINES = {
 """Training function of each `engine` option, by name: importing Trainer takes a second."""
 
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -75,12 +75,12 @@ class Attempt:
     stop: StopFlag
     empty: int | None
     """Resident bytes before torch was imported."""
-    ranks: Ranks = ALONE
+    ranks: Ranks = SINGLE_PROCESS
     stages: dict[str, int] = field(default_factory=dict)
     startup_s: float | None = None
     job: TrainingState | None = None
     shared: bool | None = None
-    """Whether another process used the device. None if unknown."""
+    """True if another process used the device. None if unknown."""
 
 
 def work(attempt: Attempt) -> int:
@@ -89,15 +89,15 @@ def work(attempt: Attempt) -> int:
     shared = os.environ.get(SHARED_DEVICE)
     attempt.shared = True if shared else has_foreign_processes(plan.device)
     tracker = open_tracker(plan, attempt.paths, attempt.number)
-    outcome, failure = attempt_training(attempt, tracker)
-    write_last_rows(attempt)
+    outcome, failure = _attempt_training(attempt, tracker)
+    _write_last_rows(attempt)
     record = make_record(plan, attempt.paths, attempt.number, outcome, failure, attempt.job)
     record.timing.startup_s = attempt.startup_s
     record.shared_device = record.shared_device or attempt.shared  # an earlier attempt's steps
     write_record(attempt.paths, record)  # before the tracker, which may be slow
     with contextlib.suppress(OSError):  # the summary is optional
         write_card(attempt.paths, record)
-    note_pace(plan, record)
+    record_step_time(plan, record)
     tracker.summary(summary_values(record, metrics.read_rows(attempt.paths.metrics)[0]))
     tracker.finish(outcome.exit_code)
     if tracker.problem:
@@ -108,7 +108,7 @@ def work(attempt: Attempt) -> int:
 
 def run_follower(attempt: Attempt) -> int:
     """Train on a rank other than 0, log failures, and return the exit code."""
-    outcome, failure = attempt_training(attempt, Untracked())
+    outcome, failure = _attempt_training(attempt, Untracked())
     if failure is None or outcome not in (Outcome.oom, Outcome.crashed, Outcome.refused):
         return EXIT_OK  # all ranks ended together, and rank 0 records it
     if not failure.lost_contact:
@@ -117,7 +117,7 @@ def run_follower(attempt: Attempt) -> int:
     return EXIT_FAILED
 
 
-def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failure | None]:
+def _attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failure | None]:
     """Build and train. Returns the outcome in any case."""
     plan, paths, number, ranks = attempt.plan, attempt.paths, attempt.number, attempt.ranks
     quiet_libraries(plan)
@@ -148,11 +148,11 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
     except BaseException as error:  # also bugs, signals and lack of memory end in a record
         begun = bool(meter.steps_ended)
         outcome, failure = classify(error, meter.phase, None if begun else plan)
-        log.error("%s: %s", outcome.value, failure.message)
+        _log.error("%s: %s", outcome.value, failure.message)
         if failure.traceback and outcome is Outcome.crashed:  # other tracebacks are in the record
-            log.error(failure.traceback)
+            _log.error(failure.traceback)
         elif failure.traceback and outcome is Outcome.refused:
-            log.error("traceback in %s\n%s", paths.log, indent(failure.traceback, IN_LOG))
+            _log.error("traceback in %s\n%s", paths.log, indent(failure.traceback, IN_LOG))
         return outcome, failure
     finally:
         remove_swap(swap_folder(plan, paths), ranks.rank)
@@ -186,7 +186,7 @@ def verify_inputs(plan: Plan) -> Iterator[None]:
         check_inputs(plan)
 
 
-def write_last_rows(attempt: Attempt) -> None:
+def _write_last_rows(attempt: Attempt) -> None:
     """Write the rows of the last steps, if the device still answers and the disk has space."""
     if attempt.job is None or attempt.ranks.world_size > 1:
         return  # each of several ranks has only its part of the losses, and a rank may be gone
@@ -195,4 +195,4 @@ def write_last_rows(attempt: Attempt) -> None:
         metrics.append_rows(attempt.paths.metrics, rows)
         attempt.job.tracker.log(rows)
     except (RuntimeError, OSError) as error:
-        log.warning("the last steps could not be written: %s", error)
+        _log.warning("the last steps could not be written: %s", error)

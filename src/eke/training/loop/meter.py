@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eke.plan.record import metrics
-from eke.training.distributed.ranks import ALONE, Ranks, StepTotals
+from eke.training.distributed.ranks import SINGLE_PROCESS, Ranks, StepTotals
 
 
 class Clock:
@@ -36,7 +36,7 @@ class Clock:
 
 
 @dataclass
-class StepNote:
+class _StepNote:
     """Values of one step until the next write. Tensors stay on the device."""
 
     step: int
@@ -49,7 +49,7 @@ class StepNote:
     learning_rate: float
     totals: StepTotals
     unsteady: bool = False
-    """Whether the compiler ran, memory was measured, or a checkpoint was written in this step."""
+    """True if the compiler ran, memory was measured, or a checkpoint was written in this step."""
 
 
 def _stack(values: list[Tensor]) -> Tensor:
@@ -69,14 +69,14 @@ class Meter:
     """Number of this attempt's batch division among the divisions of the run."""
     phase: str = "build"
     """Current phase of the run, reported with an out-of-memory error."""
-    notes: list[StepNote] = field(default_factory=list)
+    notes: list[_StepNote] = field(default_factory=list)
     sources: tuple[str, ...] = ()
     watcher: Callable[[str], None] | None = None
     """Function called with the name of each phase before it begins."""
     is_shared: Callable[[], bool | None] = lambda: None
     """Return whether another run has used the device so far."""
     is_saving: bool = False
-    """Whether a thread is writing a checkpoint. Such steps are excluded from timings."""
+    """True if a thread is writing a checkpoint. Such steps are excluded from timings."""
     steps_ended: int = 0
     _stamps: list[tuple[str, Any]] = field(default_factory=list)
 
@@ -104,12 +104,12 @@ class Meter:
         end = self.clock.stamp()
         self._stamps.append(("end", end))
         noted = self._stamps, loss, grad_norm, learning_rate, totals, self.is_saving
-        note = StepNote(step, *noted)
+        note = _StepNote(step, *noted)
         self.notes.append(note)
         self.steps_ended += 1
         self._stamps = [("between", end)]
 
-    def flush(self, ranks: Ranks = ALONE) -> list[metrics.Row]:
+    def flush(self, ranks: Ranks = SINGLE_PROCESS) -> list[metrics.Row]:
         """Return rows of the steps since the last call. Only here the host waits for the device."""
         if not self.notes:
             return []
@@ -127,7 +127,7 @@ class Meter:
         ]
 
     def _row(
-        self, note: StepNote, loss: float, parts: list[float], grad_norm: float | None
+        self, note: _StepNote, loss: float, parts: list[float], grad_norm: float | None
     ) -> metrics.Row:
         seconds = dict.fromkeys(metrics.PHASES, 0.0)
         for (phase, start), (_, end) in zip(note.stamps, note.stamps[1:], strict=False):

@@ -26,11 +26,11 @@ from eke.training.model.attention_kernels import ATTENTION
 from eke.training.model.number_formats import base_dtype, frozen_dtype, trained_dtype
 from eke.training.model.unused import (
     HEADS,
-    check_places,
+    check_positions,
     drawn_in_float32,
     freeze_unreached,
-    own_random_numbers,
     padding_side,
+    preserve_rng_state,
     set_dropout,
 )
 
@@ -101,7 +101,7 @@ def load_pretrained(
     try:
         model_config = checkpoint_configuration(plan)
         stored = model_config.dtype
-        random, formats = own_random_numbers(device, config.seed), _own_formats(plan)
+        random, formats = preserve_rng_state(device, config.seed), _own_formats(plan)
         cut = parts.read() if parts else nullcontext()
         with reading(pretrained), random, drawn_in_float32(dtype), formats, _alone(), cut:
             if device.type == "meta":
@@ -110,7 +110,7 @@ def load_pretrained(
             model, info = load(
                 head,
                 pretrained.name_or_path,
-                revision=commit_of(pretrained),
+                revision=_commit_of(pretrained),
                 config=model_config,
                 use_safetensors=True,
                 output_loading_info=True,
@@ -132,7 +132,7 @@ def load_pretrained(
         frozen = frozen_dtype(plan)
         mixed = frozen is not trained_dtype(plan)
         with torch.autocast(device.type, frozen, enabled=mixed), computing:
-            check_places(model, plan.targets.option)
+            check_positions(model, plan.targets.option)
             report = replace(report, unreached=freeze_unreached(model))
             if is_ragged(config) and max(plan.batch.per_device, plan.batch.eval_per_device) > 1:
                 side = padding_side(model, plan.targets.option, plan.vocabulary.pad)
@@ -200,7 +200,7 @@ def _own_formats(plan: Plan) -> Iterator[None]:
         yield
 
 
-def commit_of(model: PretrainedModel) -> str:
+def _commit_of(model: PretrainedModel) -> str:
     """Return the commit of the plan, or transformers' default for a local folder."""
     return model.content.partition("@")[2] or "main"
 
@@ -212,7 +212,7 @@ def checkpoint_configuration(plan: Plan) -> Any:
     config = plan.config
     model = cast(PretrainedModel, config.model)
     try:
-        loaded = load(AutoConfig, model.name_or_path, revision=commit_of(model))
+        loaded = load(AutoConfig, model.name_or_path, revision=_commit_of(model))
     except LoadError as error:
         why = f"unusable config.json: {error.why}"
         raise _refusal(model, why, "another checkpoint") from error

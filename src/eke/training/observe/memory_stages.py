@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.profiler import profile
 
-from eke.training.distributed.fsdp import part
+from eke.training.distributed.fsdp import local_tensor
 from eke.training.loop.environment import own_resident_bytes
 from eke.training.model.adapters import quant_tensors
 from eke.training.optimizer.build_optimizer import state_tensors
@@ -50,7 +50,7 @@ def live_bytes(
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of tensors in this process, with shared storages counted once."""
-    storages = [part(tensor).untyped_storage() for tensor in tensors]
+    storages = [local_tensor(tensor).untyped_storage() for tensor in tensors]
     return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
 
@@ -70,9 +70,9 @@ class AllocationProfile:
         self._first: int | None = None
         self._highest = 0
         self._profile: Any = None
-        self._counting = counted_in_every_thread()
+        self._counting = _counted_in_every_thread()
         self.is_complete = False
-        """Whether blocks of other threads are counted, also between parts."""
+        """True if blocks of other threads are counted, also between parts."""
 
     def __enter__(self) -> "AllocationProfile":
         self.is_complete = self._counting.__enter__()
@@ -117,7 +117,7 @@ class AllocationProfile:
 
 
 @contextmanager
-def counted_in_every_thread() -> Iterator[bool]:
+def _counted_in_every_thread() -> Iterator[bool]:
     """Make the CPU allocator count all threads' blocks (notes/lab/memory.md). Yields success."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))

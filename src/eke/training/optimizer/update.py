@@ -18,7 +18,7 @@ class Update(Protocol):
     """Interface of an optimizer step. Sharding and offloading have their own."""
 
     even: bool = False
-    """Whether all ranks need the same number of forward passes, because each communicates."""
+    """True if all ranks need the same number of forward passes, because each communicates."""
 
     def exchange(self, last: bool) -> AbstractContextManager[None]:
         """Return the context of a micro-batch. Ranks exchange gradients in the last of a step."""
@@ -100,14 +100,14 @@ class PlainUpdate(Update):
         if self.max_grad_norm is None:
             return norm
         if self.clips_in_step:
-            divisor = ((norm + CLIP_EPS) / self.max_grad_norm).clamp(min=1.0)
+            divisor = ((norm + _CLIP_EPS) / self.max_grad_norm).clamp(min=1.0)
             self.optimizer.grad_scale = divisor  # type: ignore[attr-defined]  # torch 2.13
         else:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, norm)
         return norm
 
 
-CLIP_EPS = 1e-6
+_CLIP_EPS = 1e-6
 """Term added to the norm before division, as in torch.nn.utils.clip_grads_with_norm_."""
 
 

@@ -14,8 +14,8 @@ from eke.hardware.device_use import lease_folder
 from eke.launch.devices import (
     find_devices,
     holder_of,
-    occupied,
     try_lease,
+    why_busy,
 )
 
 
@@ -89,7 +89,7 @@ def test_a_gpu_that_somebody_computes_on_is_left_alone(gpus) -> None:
 
 
 def test_a_cpu_is_never_occupied() -> None:
-    assert occupied("cpu-0") == ""
+    assert why_busy("cpu-0") == ""
 
 
 def test_a_killed_pool_leaves_its_device_to_its_worker(gpus, leases) -> None:
@@ -133,7 +133,7 @@ def test_leases_are_in_one_place_whatever_a_shell_has_for_temporary_files(
 ) -> None:
     """Two sweeps on a CPU would make each other slow, and neither would know."""
     everybodys = tmp_path / "everybodys"
-    monkeypatch.setattr("eke.hardware.device_use.ALL_USERS", everybodys)
+    monkeypatch.setattr("eke.hardware.device_use._ALL_USERS", everybodys)
     monkeypatch.delenv("EKE_LEASES")
     for own in ("a", "b"):
         (tmp_path / own).mkdir()
