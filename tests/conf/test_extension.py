@@ -16,7 +16,7 @@ from eke.config.compose import compose, help_text
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.schema import AUTO_ATTENTION, Backend
 from eke.estimate.memory.predict_memory import forecast
-from eke.estimate.time.work import Work
+from eke.estimate.time.flops import Work
 from eke.hardware.datasheets import DEVICES
 from eke.models.checkpoints.architecture import read_sizes
 from eke.models.families import FAMILIES
@@ -32,7 +32,7 @@ from eke.training.model.attention_kernels import ATTENTION, EXPECTED
 from eke.training.model.attention_kernels import BACKENDS as PINNED
 from eke.training.model.build_model import build_model
 from eke.training.model.checkpointing import CHECKPOINTING
-from eke.training.model.unused import HEADS
+from eke.training.model.model_checks import HEADS
 from eke.training.optimizer.build_optimizer import SHAPES
 from eke.workflows.planning import plan_for
 
@@ -232,7 +232,7 @@ tie_word_embeddings: false
 @pytest.fixture
 def mistral_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of options with model=tiny_mistral, and the record of its family."""
-    monkeypatch.setattr("eke.config.compose.arguments.LABELS", ("model",))
+    monkeypatch.setattr("eke.config.compose.command_line.LABELS", ("model",))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "tiny_mistral.yaml").write_text(MISTRAL)
     wide = replace(

@@ -11,7 +11,7 @@ from unit.models.sizes.configs import make_config
 
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.schema.techniques import OPTIMIZERS
-from eke.estimate.time.transfers import counts
+from eke.estimate.time.memory_traffic import counts
 from eke.models.sizes import OPTIMIZER_REGISTRY, optimizer_entry, structure
 from eke.models.sizes.optimizers import AUTO, LOOPS, optimizer_bytes, unknown_temporaries
 

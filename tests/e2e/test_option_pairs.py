@@ -18,7 +18,7 @@ from typed_fixes import complaint, mended
 
 from eke.common.paths import RunPaths
 from eke.plan.record import metrics, read_record
-from eke.training.distributed.operators import build_folder
+from eke.training.distributed.build_operators import build_folder
 
 COUNT = int(os.environ.get("EKE_PAIRS", "0"))
 DONE = int(os.environ.get("EKE_PAIRS_DONE", "0"))

@@ -24,7 +24,7 @@ from typed_fixes import MAX_MENDINGS, complaint, typed_fixes
 
 from eke.common.errors import ConfigError, Problem
 from eke.plan.record import metrics
-from eke.training.distributed.operators import build_folder
+from eke.training.distributed.build_operators import build_folder
 
 COUNT = int(os.environ.get("EKE_RANDOM", "100"))
 SEED = int(os.environ.get("EKE_RANDOM_SEED", "4"))

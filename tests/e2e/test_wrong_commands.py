@@ -128,7 +128,7 @@ def locked(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return true_open(path, *options, **named)
 
     monkeypatch.setattr(os, "access", access)
-    monkeypatch.setattr("eke.data.sources.cache.open", opened, raising=False)
+    monkeypatch.setattr("eke.data.sources.content_hash.open", opened, raising=False)
 
 
 def words_of(command: str, world: Path) -> list[str]:

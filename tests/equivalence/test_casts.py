@@ -201,8 +201,8 @@ def test_a_model_that_mixes_its_weights_is_refused_at_once() -> None:
     from transformers import DebertaV2Config, DebertaV2ForMaskedLM
 
     from eke.common.errors import RunError
+    from eke.training.model.model_checks import check_copies
     from eke.training.model.number_formats import NarrowCopies
-    from eke.training.model.unused import check_copies
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     table = {"relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"]}

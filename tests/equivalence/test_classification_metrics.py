@@ -9,7 +9,7 @@ from equivalence_cases import CASES, RAGGED
 from support import TINY, last_wins
 from trained import record_of, train_job
 
-from eke.results.report.show.sections import _classes
+from eke.results.report.show.report_sections import _classes
 from eke.training.loop.classification import classification_metrics
 
 

@@ -10,7 +10,7 @@ from trained import record_of, train_job
 from eke.config.compose import compose
 from eke.plan.planner import write_plan
 from eke.plan.record import write_record
-from eke.training.model.unused import HEADS
+from eke.training.model.model_checks import HEADS
 from eke.workflows.export import export
 from eke.workflows.planning import plan_for
 

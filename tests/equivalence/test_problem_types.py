@@ -19,7 +19,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 
 from eke.estimate.memory.trace_client import get_or_run_trace
 from eke.plan.record import metrics
-from eke.results.report.show.sections import _classes
+from eke.results.report.show.report_sections import _classes
 from eke.training.batches.dataset import build_data
 from eke.training.loop.classification import classification_metrics
 from eke.training.model.build_model import build_model

@@ -24,8 +24,8 @@ import torch
 from eke.config.schema import Checkpointing
 from eke.models.families import Role
 from eke.training.optimizer.build_optimizer import build_optimizer
-from eke.training.trace.allocator import NAME, fake_gpu
-from eke.training.trace.fakes import autocast_kernel
+from eke.training.trace.allocator_model import NAME, fake_gpu
+from eke.training.trace.fake_device import autocast_kernel
 from eke.training.trace.trace_plan import Training
 
 aten = torch.ops.aten

@@ -21,8 +21,8 @@ from eke.estimate.memory import Forecast, Method, Verdict, as_json, known_foreca
 from eke.estimate.time import StepTime, Unknown, forecast_time, num_runs, speed_cell, sum_line
 from eke.estimate.time import step_time_json as time_as_json
 from eke.launch.interface import Launcher, StartedSweep, find_launcher
-from eke.launch.processes.board import open_board
 from eke.launch.processes.follow import watching
+from eke.launch.processes.progress_table import open_board
 from eke.launch.processes.run_dir import RunFolder
 from eke.launch.processes.sweep import (
     Job,
@@ -33,7 +33,7 @@ from eke.launch.processes.sweep import (
     sweep_id,
     sweep_paths,
 )
-from eke.launch.processes.sweep_state import Rerun, SweepState, rerun_reasons, smallest_first
+from eke.launch.processes.sweep_scheduler import Rerun, SweepState, rerun_reasons, smallest_first
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine, label_cells, render_cells

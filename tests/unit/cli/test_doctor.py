@@ -89,7 +89,7 @@ def test_what_runs_anywhere_is_usable_anywhere() -> None:
 
 @pytest.mark.slow
 def test_a_missing_package_makes_its_option_unusable(monkeypatch) -> None:
-    monkeypatch.setattr("eke.rules.device.find_spec", lambda name: None)
+    monkeypatch.setattr("eke.rules.requirements.find_spec", lambda name: None)
     finding = findings_of.__wrapped__(CPU)["tracker", "mlflow"]
     assert not finding.usable
     assert "pip install" in finding.fix

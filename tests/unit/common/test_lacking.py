@@ -7,7 +7,7 @@ import pytest
 import torch
 from support import REPO
 
-from eke.common.runtime import TESTED, describe_missing_api
+from eke.common.python_runtime import TESTED, describe_missing_api
 
 
 def name_of_a_function() -> None:

@@ -126,7 +126,7 @@ def test_advice_pastes_as_one_program(name) -> None:
 
 def test_titles_of_a_table_are_no_formulas(monkeypatch) -> None:
     from eke.results.report.compare import Comparison
-    from eke.results.report.show.export import as_csv
+    from eke.results.report.show.file_formats import as_csv
 
     formula = '=HYPERLINK("http://evil","x")'
     empty = dict.fromkeys(Comparison.__dataclass_fields__, ())

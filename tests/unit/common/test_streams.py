@@ -11,9 +11,9 @@ from python_server import run
 from support import environment
 from unit.results.report.made import Run, make_sweep
 
-from eke.common.streams import CONTROL
+from eke.common.output import CONTROL
 
-SETUP = "import os, subprocess, sys; from eke.common.streams import *; use_utf8(); open_streams()\n"
+SETUP = "import os, subprocess, sys; from eke.common.output import *; use_utf8(); open_streams()\n"
 C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 

@@ -26,7 +26,7 @@ WRITERS = {
     "start_attempt(RunPaths(P(1)), {})",
     "sync lock": "from eke.results.trackers.sync.account import sole_sender\n"
     "with sole_sender(RunPaths(P(1))): pass",
-    "operators lock": "from eke.training.distributed.operators import Turn\n"
+    "operators lock": "from eke.training.distributed.build_operators import Turn\n"
     "Turn(str(P(1) / 'lock')).try_acquire()",
 }
 """Name of a file -> what writes it in the folder that is the first argument."""
@@ -116,7 +116,7 @@ def test_a_dangling_submission_lock_makes_no_file_elsewhere(machine) -> None:
     (runs / ".submitting").symlink_to(new)
     hand(runs / ".submitting", ATTACKER)
     code = (
-        "os.umask(0o077)\nfrom eke.launch.slurm.submit import submitting\n"
+        "os.umask(0o077)\nfrom eke.launch.slurm.submit_array import submitting\n"
         "with submitting(P(1) / 'sweep-1' / 'slurm'): print('submits')"
     )
     done = python(VICTIM, code, runs, cwd=machine / "victim")
@@ -227,10 +227,11 @@ def test_a_report_goes_into_runs_that_are_a_link_of_the_callers(run, machine) ->
 
 
 CACHES = {
-    "what was learned": "from eke.data.sources.cache import remember\nremember(P(1) / 'x', 'y')",
+    "what was learned": "from eke.data.sources.content_hash import remember\n"
+    "remember(P(1) / 'x', 'y')",
     "step time": "from eke.estimate.time.time_history import add_line\nadd_line(P(1) / 'x', '{}')",
     "store": "from eke.data.preparation.writer import locked\nwith locked(P(1) / 'store'): pass",
-    "swap": "from eke.training.distributed.operators import own_folder\nown_folder(P(1))",
+    "swap": "from eke.training.distributed.build_operators import own_folder\nown_folder(P(1))",
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from eke.hardware import DEVICES, environment, machine_fingerprint
 from eke.hardware.fingerprint import LIBRARIES, installed_versions, source_hash
-from eke.rules.device import NEEDS
+from eke.rules.requirements import NEEDS
 
 
 def test_it_holds_the_device_and_the_versions_installed():

@@ -20,7 +20,7 @@ from eke.common.paths import RunPaths
 from eke.config.schema import Tracker
 from eke.launch.processes import run_dir
 from eke.launch.processes.run_dir import RunFolder, lock_run_folder
-from eke.launch.processes.sweep_state import SweepState
+from eke.launch.processes.sweep_scheduler import SweepState
 from eke.plan.planner import write_plan
 from eke.plan.record import NoRecord, Outcome, read_record, start_attempt, write_record
 

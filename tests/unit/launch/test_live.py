@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from eke.common.errors import RunError
+from eke.launch.processes.run_attempt import TOO_EARLY, RunAttempt
 from eke.launch.processes.run_dir import lock_run_folder
-from eke.launch.processes.running_run import TOO_EARLY, RunAttempt
 from eke.plan.record import DeadRank, write_end
 
 

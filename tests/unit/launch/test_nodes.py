@@ -22,8 +22,8 @@ from eke.common.process_env import (
     is_first,
     num_allocated_nodes,
 )
-from eke.launch.processes import nodes
-from eke.launch.processes.nodes import (
+from eke.launch.processes import multi_node
+from eke.launch.processes.multi_node import (
     Coordinator,
     JsonConnection,
     Rendezvous,
@@ -35,7 +35,7 @@ from eke.plan.planner import Plan
 from eke.plan.record import DeadRank, Failure, Record, write_end
 
 PATIENCE_S = 60.0
-SOON = {"COME_S": 0.0, "POLL_S": 0.01, "LOOK_S": 0.02, "WORKER_POLL_S": 0.02}
+SOON = {"_JOIN_TIMEOUT_S": 0.0, "POLL_S": 0.01, "LOOK_S": 0.02, "WORKER_POLL_S": 0.02}
 """How often the code looks, in tests."""
 
 STEP = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0"}
@@ -45,7 +45,7 @@ STEP = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0"}
 def _this_host(monkeypatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     for name, seconds in SOON.items():
-        monkeypatch.setattr(nodes, name, seconds)
+        monkeypatch.setattr(multi_node, name, seconds)
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_processes_that_fail_elsewhere_are_told(shell_worker) -> None:
 
 
 def test_what_does_not_end_is_killed(shell_worker, monkeypatch) -> None:
-    monkeypatch.setattr(nodes, "WORKER_END_S", 0.1)
+    monkeypatch.setattr(multi_node, "WORKER_END_S", 0.1)
     file = shell_worker / "nodes.json"
     (shell_worker / "command").write_text("trap : TERM; echo $$ >pid; while :; do sleep 0.1; done")
     monkeypatch.chdir(shell_worker)
@@ -162,7 +162,7 @@ def test_a_first_machine_that_is_gone_lets_processes_save(shell_worker, monkeypa
 def test_a_machine_that_is_gone_is_missed(tmp_path) -> None:
     file = tmp_path / "nodes.json"
     with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
-        line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
+        line = multi_node.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
         first.gather(PATIENCE_S)
         line.close()
         wait_until(first.has_lost_one)
@@ -194,7 +194,7 @@ def test_a_first_machine_that_died_before_others_came_is_not_waited_for(
     tmp_path, monkeypatch
 ) -> None:
     """It was killed a moment after its invitation: the others held their GPUs for half an hour."""
-    monkeypatch.setattr("eke.launch.processes.nodes._GONE_S", 0.2)
+    monkeypatch.setattr("eke.launch.processes.multi_node._GONE_S", 0.2)
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
     file = tmp_path / "nodes.json"
@@ -222,9 +222,9 @@ def test_strangers_are_sent_away(tmp_path) -> None:
                 stranger.sendall(hello)
                 stranger.shutdown(socket.SHUT_WR)
                 assert stranger.recv(1) == b"", "it is let go, and told nothing"
-        line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
+        line = multi_node.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
         first.gather(PATIENCE_S)
-        twice = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
+        twice = multi_node.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
         assert twice.receive() is None
         assert not first.trouble()
         twice.close()
@@ -233,7 +233,7 @@ def test_strangers_are_sent_away(tmp_path) -> None:
 
 
 def test_strangers_that_say_nothing_are_sent_away_and_few_at_a_time(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(nodes, "HELLO_S", 0.3)
+    monkeypatch.setattr(multi_node, "HELLO_S", 0.3)
     file = tmp_path / "nodes.json"
     with (
         contextlib.ExitStack() as open_,
@@ -245,14 +245,14 @@ def test_strangers_that_say_nothing_are_sent_away_and_few_at_a_time(tmp_path, mo
         before = threading.active_count()
         strangers = [
             open_.enter_context(socket.create_connection((found.host, found.port)))
-            for _ in range(2 * nodes.MAX_PENDING_CONNECTIONS)
+            for _ in range(2 * multi_node.MAX_PENDING_CONNECTIONS)
         ]
         for number, stranger in enumerate(strangers):
             # Some trickle, and some say what takes a parser's breath away.
             stranger.sendall(b"{" if number % 2 else b"[" * 60_000 + b"\n")
         time.sleep(0.1)
-        assert threading.active_count() - before <= 2 * (nodes.MAX_PENDING_CONNECTIONS + 2)
-        line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
+        assert threading.active_count() - before <= 2 * (multi_node.MAX_PENDING_CONNECTIONS + 2)
+        line = multi_node.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
         first.gather(PATIENCE_S)
         for stranger in strangers:
             stranger.settimeout(PATIENCE_S)
@@ -283,7 +283,7 @@ def test_the_first_machine_listens_where_the_others_know_it(
     if typed:
         monkeypatch.setenv("MASTER_ADDR", typed)
     monkeypatch.setattr(socket, "gethostbyname", resolve)
-    with nodes.listen(4) as server:
+    with multi_node.listen(4) as server:
         assert server.getsockname()[0] == address
 
 
@@ -354,8 +354,8 @@ def test_uneven_shares_start_other_processes_than_planned(option, world_size, nu
 
 def test_without_other_machines_all_processes_are_here(tmp_path, monkeypatch) -> None:
     started = []
-    monkeypatch.setattr(nodes, "RunAttempt", lambda plan, place, count: started.append(count))
-    nodes.launch_attempt(with_processes("ddp", 4, 2), RunPaths(tmp_path), None)
+    monkeypatch.setattr(multi_node, "RunAttempt", lambda plan, place, count: started.append(count))
+    multi_node.launch_attempt(with_processes("ddp", 4, 2), RunPaths(tmp_path), None)
     assert started == [4]
 
 
@@ -391,13 +391,13 @@ class Attempt:
         """For the processes here of the next LedRun."""
         attempt = cls(record)
 
-        def start(led: nodes.MultiNodeRun, _: Plan, paths: RunPaths, *__, **___) -> None:
+        def start(led: multi_node.MultiNodeRun, _: Plan, paths: RunPaths, *__, **___) -> None:
             led.paths = paths
 
-        monkeypatch.setattr(nodes.RunAttempt, "__init__", start)
+        monkeypatch.setattr(multi_node.RunAttempt, "__init__", start)
         for name in ("is_over", "kill", "finish"):
             act = getattr(attempt, name)
-            monkeypatch.setattr(nodes.RunAttempt, name, lambda _, act=act: act())
+            monkeypatch.setattr(multi_node.RunAttempt, name, lambda _, act=act: act())
         return attempt
 
 
@@ -414,7 +414,7 @@ def test_processes_left_behind_are_ended_and_the_record_says_why(
     failure, told, tmp_path, monkeypatch
 ) -> None:
     """Whoever waits for a lost machine through NCCL would wait for half an hour."""
-    monkeypatch.setattr(nodes, "LEFT_BEHIND_S", 0.0)
+    monkeypatch.setattr(multi_node, "LEFT_BEHIND_S", 0.0)
     file, plan = tmp_path / "nodes.json", with_processes("ddp", 2, 2)
     record = record_for("a", "crashed", 7)
     record.failure = failure
@@ -422,8 +422,8 @@ def test_processes_left_behind_are_ended_and_the_record_says_why(
         write_end(RunPaths(tmp_path), DeadRank(record.attempt, 3, -9, 0))
     attempt = Attempt.stand_in(record, monkeypatch)
     with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
-        line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
-        led = nodes.launch_attempt(plan, RunPaths(tmp_path), first)
+        line = multi_node.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
+        led = multi_node.launch_attempt(plan, RunPaths(tmp_path), first)
         assert not led.is_over()
         line.close()
         wait_until(led.is_over)
@@ -437,8 +437,8 @@ def test_an_end_that_was_agreed_on_stays_as_it_is(tmp_path, monkeypatch) -> None
     record = record_for("a", "preempted", 7)
     Attempt.stand_in(record, monkeypatch)
     with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
-        line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
-        led = nodes.launch_attempt(plan, RunPaths(tmp_path), first)
+        line = multi_node.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
+        led = multi_node.launch_attempt(plan, RunPaths(tmp_path), first)
         line.close()
         wait_until(first.trouble)
         assert led.finish() == record_for("a", "preempted", 7)

@@ -7,7 +7,7 @@ import pytest
 from unit.plan.cases import SYNTHETIC, plan_of
 
 from eke.common.paths import RunPaths
-from eke.launch.processes.running_run import _judged, trial_of
+from eke.launch.processes.run_attempt import _judged, trial_of
 from eke.plan.record import DeadRank, Failure, write_end
 
 

@@ -8,7 +8,7 @@ from unit.launch.scripted import record_for
 from eke.common.paths import RunPaths, SweepPaths
 from eke.launch.processes.run_dir import find_place
 from eke.launch.processes.sweep import CHANGED, Job
-from eke.launch.processes.sweep_state import Rerun
+from eke.launch.processes.sweep_scheduler import Rerun
 from eke.launch.slurm import SlurmLauncher
 from eke.plan.record import Outcome, start_attempt, write_record
 

@@ -8,7 +8,7 @@ import pytest
 from unit.plan.record.samples import bare_record, step_row
 
 from eke.common.text import GIB
-from eke.launch.processes.running_run import (
+from eke.launch.processes.run_attempt import (
     LOG_LINES,
     SECOND_SIGNAL_REASON,
     describe_exit,

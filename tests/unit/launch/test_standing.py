@@ -15,7 +15,7 @@ from eke.launch.processes.run_dir import lock_run_folder
 from eke.launch.processes.status import find_statuses, is_active
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
-from eke.launch.slurm.submission import JobEntry, write_ticket
+from eke.launch.slurm.submission_file import JobEntry, write_ticket
 from eke.plan.planner import read_plan, write_plan
 from eke.plan.record import Failure, start_attempt, write_record
 

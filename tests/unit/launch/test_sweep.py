@@ -20,7 +20,7 @@ from eke.launch.processes.sweep import (
     sweep_id,
     sweep_paths,
 )
-from eke.launch.processes.sweep_state import SweepState
+from eke.launch.processes.sweep_scheduler import SweepState
 from eke.plan.record import Outcome
 
 CELLS = [("precision=bf16",), ("precision=fp16", "seed=1")]

@@ -9,7 +9,7 @@ from prepared import store_of, write_jsonl
 from unit.plan.cases import SYNTHETIC, plan_of
 
 from eke.estimate.memory import forecast
-from eke.estimate.time.work import Work
+from eke.estimate.time.flops import Work
 from eke.models.sizes import structure
 from eke.plan.planner import evaluated, simulated_micro_batches
 from eke.training.batches.dataset import build_data

@@ -103,7 +103,7 @@ def test_on_a_gpu_it_is_let_through(rule, typed) -> None:
     ],
 )
 def test_an_implementation_without_its_device_or_package(rule, device, fix, monkeypatch) -> None:
-    monkeypatch.setattr("eke.rules.device.find_spec", lambda name: None)
+    monkeypatch.setattr("eke.rules.requirements.find_spec", lambda name: None)
     problem = found("optimizer.implementation=apex", device=device)[rule]
     assert (problem.key, problem.value) == ("optimizer", "adamw_apex_fused")
     assert str(problem.fix).startswith(fix)

@@ -76,7 +76,7 @@ def test_bitsandbytes_rounds_biases_in_the_forward_pass():
 def test_packages_of_adapters_are_named(monkeypatch):
     absent = {"bitsandbytes"}
     monkeypatch.setattr(
-        "eke.rules.device.find_spec", lambda name: None if name in absent else object()
+        "eke.rules.requirements.find_spec", lambda name: None if name in absent else object()
     )
     refused, _ = check(RuleInputs(make_config("peft=qlora"), CPU))
     assert [(p.id, p.value) for p in refused] == [("package_missing", "qlora")]

@@ -15,7 +15,7 @@ from eke.common.errors import ConfigError
 from eke.config.compose import compose, is_set
 from eke.models.checkpoints import resolve_model
 from eke.rules import RULES, RuleInputs, Severity, check
-from eke.rules.device import NEEDS
+from eke.rules.requirements import NEEDS
 from eke.workflows.planning import plan_for
 
 
@@ -123,7 +123,7 @@ def test_a_plan_is_refused_with_every_rule_in_one_error() -> None:
 
 @pytest.mark.parametrize(("group", "option"), NEEDS)
 def test_the_package_of_each_option_is_named(group, option, monkeypatch) -> None:
-    monkeypatch.setattr("eke.rules.device.find_spec", lambda name: None)
+    monkeypatch.setattr("eke.rules.requirements.find_spec", lambda name: None)
     refused, _ = check(
         RuleInputs(compose(last_wins("tracker=none", f"{group}={option}")).config, CPU)
     )

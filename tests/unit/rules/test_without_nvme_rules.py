@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eke.hardware import file_system
-from eke.training.distributed.operators import prepare_swap
+from eke.training.distributed.build_operators import prepare_swap
 
 SHARED_MEMORY = Path("/dev/shm")
 

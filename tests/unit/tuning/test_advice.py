@@ -19,8 +19,9 @@ from eke.plan.planner import Plan, outline_record, replan
 from eke.plan.record import MeasuredMemory, Outcome
 from eke.rules import RuleInputs, check
 from eke.rules.techniques import applied
-from eke.tuning import advice
-from eke.tuning.advice import (
+from eke.tuning import memory_advice
+from eke.tuning.check_memory_fit import DOES_NOT_FIT, reject_unfit_plan
+from eke.tuning.memory_advice import (
     HIGH_COST_TECHNIQUES,
     LOW_COST_TECHNIQUES,
     advice_for,
@@ -31,7 +32,6 @@ from eke.tuning.advice import (
     smaller_batches,
     techniques_for,
 )
-from eke.tuning.refuse_oom import DOES_NOT_FIT, reject_unfit_plan
 
 WORK = ("data=synthetic", "model.num_hidden_layers=6", "data.num_samples=4096")
 
@@ -122,7 +122,7 @@ def test_the_cheapest_by_the_time_model_comes_first(monkeypatch) -> None:
     plan = cramped(share=0.6)
     by_figures = advise(plan)[0]
     assert by_figures.overrides[0].startswith("batch.per_device=")
-    monkeypatch.setattr(advice, "slowdown", opposite)
+    monkeypatch.setattr(memory_advice, "slowdown", opposite)
     by_clock = advise(plan)[0]
     assert by_clock.overrides[0].startswith("memory=checkpointing")
     assert (by_clock.slowdown, by_clock.reasons) == (1.0, ("a clock",))
@@ -140,7 +140,7 @@ def free_adapters(now: Plan, changed: Plan) -> tuple[float, str]:
 
 
 def test_the_same_training_comes_before_another_however_cheap_that_is(monkeypatch) -> None:
-    monkeypatch.setattr(advice, "slowdown", free_adapters)
+    monkeypatch.setattr(memory_advice, "slowdown", free_adapters)
     plan = cramped(share=0.9)
     found = advise(plan, 20)
     kept = [each.keeps for each in found]

@@ -8,7 +8,7 @@ from eke.estimate.memory import forecast
 from eke.hardware import DEVICES
 from eke.plan.planner import outline_record
 from eke.plan.record import Outcome, read_record, write_record
-from eke.tuning.advice import note_predictions
+from eke.tuning.memory_advice import note_predictions
 
 
 @pytest.mark.parametrize("outcome", [Outcome.ok, Outcome.oom, Outcome.crashed])

@@ -13,7 +13,7 @@ from eke.common.text import GIB, MIB
 from eke.config.compose import compose
 from eke.estimate.memory import room_for_a_batch
 from eke.hardware import Device
-from eke.launch.processes.running_run import Probed
+from eke.launch.processes.run_attempt import Probed
 from eke.workflows import running
 from eke.workflows.auto_batch import memory_asked_for
 from eke.workflows.planning import plan_for
@@ -191,7 +191,7 @@ def probed(monkeypatch):
         script.append(plan.batch.per_device)
         return script.end
 
-    monkeypatch.setattr("eke.launch.processes.running_run.probe", probe)
+    monkeypatch.setattr("eke.launch.processes.run_attempt.probe", probe)
     return script
 
 

@@ -229,7 +229,7 @@ def test_a_launcher_that_takes_nothing_ends_the_search(tmp_path, monkeypatch) ->
 
 def test_a_missing_package_is_told_before_any_trial(monkeypatch) -> None:
     """Of what was typed; candidates that lack theirs are left out."""
-    monkeypatch.setattr("eke.rules.device._is_there", lambda name: name != "bitsandbytes")
+    monkeypatch.setattr("eke.rules.requirements._is_there", lambda name: name != "bitsandbytes")
     typed = ("optimizer=adamw_8bit", *FEW)
     with pytest.raises(ConfigError) as refused:
         prepare(wish(*typed))

@@ -7,7 +7,7 @@ from eke.common.errors import ConfigError, Problem
 from eke.config.compose import compose
 from eke.estimate.memory import Verdict, forecast, trace_client
 from eke.plan.planner import Plan
-from eke.tuning.advice import advise
+from eke.tuning.memory_advice import advise
 from eke.workflows.planning import plan_for
 
 SEVEN = ("model=llama2_7b", "data.seq_len=4096")

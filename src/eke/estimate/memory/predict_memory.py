@@ -21,7 +21,7 @@ from eke.estimate.memory.components import (
     range_around,
     uncertainty_reasons,
 )
-from eke.estimate.memory.phases import COMPONENTS, MemoryPoint, memory_points, moments
+from eke.estimate.memory.peak_by_phase import COMPONENTS, MemoryPoint, memory_points, moments
 from eke.estimate.memory.sharding import saved_bytes
 from eke.models.sizes import STAGE, shared_state_bytes
 from eke.plan.planner import MicroBatchShape, Plan, simulated_micro_batches

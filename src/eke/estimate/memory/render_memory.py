@@ -8,7 +8,7 @@ from typing import Any
 
 from eke.common.text import GIB, align, format_bytes, format_number
 from eke.estimate.memory.components import PHASES, Forecast, Method, Verdict
-from eke.estimate.memory.phases import COMPONENTS
+from eke.estimate.memory.peak_by_phase import COMPONENTS
 from eke.estimate.memory.predict_memory import (
     allocated_of,
     forecast,

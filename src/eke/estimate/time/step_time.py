@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from eke.common.text import format_count, format_number, format_seconds
 from eke.estimate.memory.render_memory import wrapped
+from eke.estimate.time.flops import Work
 from eke.estimate.time.rates import NOTHING, PARTS, Span, StepTime, Unknown
 from eke.estimate.time.time_history import (
     Observation,
@@ -19,7 +20,6 @@ from eke.estimate.time.time_history import (
     time_group,
     why_unknown,
 )
-from eke.estimate.time.work import Work
 from eke.plan.planner import Plan
 from eke.plan.record import CalibratedStep, PredictedStep
 

@@ -30,6 +30,8 @@ from eke.common.files import (
 from eke.config.schema.codec import make_converter
 from eke.data.sources import cache_folder
 from eke.estimate.memory.trace_client import digest_of, memory_fingerprint, software
+from eke.estimate.time.flops import Work
+from eke.estimate.time.memory_traffic import Product
 from eke.estimate.time.rates import (
     COLLECTIVE_S,
     DISK,
@@ -46,8 +48,6 @@ from eke.estimate.time.rates import (
     highest,
     rates_of,
 )
-from eke.estimate.time.transfers import Product
-from eke.estimate.time.work import Work
 from eke.hardware import usable_cores
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, metrics

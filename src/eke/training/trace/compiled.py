@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from eke.training.trace.allocator import NAME
+from eke.training.trace.allocator_model import NAME
 
 TRACED = ("eager", "aot_eager", "inductor")
 """Options of `compile` that `compile_for_trace` supports."""

@@ -23,7 +23,7 @@ from unit.data.preparation.conftest import IN_ANOTHER_PROCESS
 from unit.plan.cases import config_of, decision, plan_of
 
 import eke.data.sources.request as asking
-from eke.common import streams
+from eke.common import output
 from eke.common.errors import ConfigError, RunError
 from eke.common.text import BOS, EOS, IGNORED, SEP
 from eke.data.sources import BYTES, open_store, read_manifest, request_of, store_folder
@@ -359,7 +359,7 @@ def test_a_process_that_is_slow_to_start_is_told_of_and_gets_all_of_its_request(
     monkeypatch.setattr("eke.data.sources.request._PROGRESS_DELAY_S", 0.0)
     request = request_of(config_of("data=jsonl", f"data.path={rows_file}", "data.seq_len=32"))
     reader, writer = os.pipe()
-    raw = streams._Output(writer, "wb")  # as every command's standard error
+    raw = output._Output(writer, "wb")  # as every command's standard error
     with open(reader) as listener, io.TextIOWrapper(raw, write_through=True) as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
         if not heard:

@@ -11,7 +11,7 @@ from eke.common.paths import conf_folder
 from eke.common.text import GIB, MIB
 from eke.estimate.memory import Traced, Verdict, forecast, render_forecast
 from eke.estimate.memory.components import PHASES, Method, Range
-from eke.estimate.memory.phases import moments
+from eke.estimate.memory.peak_by_phase import moments
 from eke.estimate.memory.predict_memory import (
     PYTHON_BYTES,
     available_bytes,
@@ -23,7 +23,7 @@ from eke.estimate.memory.predict_memory import (
 )
 from eke.hardware import DEVICES
 from eke.models.sizes import state_bytes
-from eke.tuning.refuse_oom import reject_unfit_plan
+from eke.tuning.check_memory_fit import reject_unfit_plan
 
 SYNTHETIC = ("data=synthetic",)
 VOCABULARY = ("model.vocab_size=8000",)

@@ -5,7 +5,7 @@ from counted_work import counted
 from unit.plan.cases import plan_of
 
 from eke.estimate.memory.components import shape_of
-from eke.estimate.time.work import passes
+from eke.estimate.time.flops import passes
 from eke.hardware import DEVICES
 
 SIZES = ("data=synthetic", "data.seq_len=288", "batch.per_device=7", "batch.accumulation=1",

@@ -19,6 +19,7 @@ from eke.estimate.time import (
     sum_line,
     time_history,
 )
+from eke.estimate.time.flops import Work
 from eke.estimate.time.step_time import MIN_CALIBRATION_RUNS, fitted_rates
 from eke.estimate.time.time_history import (
     Observation,
@@ -29,7 +30,6 @@ from eke.estimate.time.time_history import (
     time_group,
     work_key,
 )
-from eke.estimate.time.work import Work
 from eke.plan.planner.planner import outline_record
 from eke.plan.record import Outcome, Record, Spread
 

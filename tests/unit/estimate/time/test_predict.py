@@ -9,7 +9,7 @@ from unit.estimate.time.cases import A100, CPU, V100, large, small
 
 from eke.common.errors import ConfigError
 from eke.config.compose import compose
-from eke.estimate.time import StepTime, Unknown, transfers
+from eke.estimate.time import StepTime, Unknown, memory_traffic
 from eke.estimate.time.rates import Span
 from eke.estimate.time.time_history import calibrated_step_time
 from eke.hardware import DEVICES, Device
@@ -171,5 +171,5 @@ def test_fsdp_sends_matrices_in_16_bits_and_sums_in_32(casts, gathered) -> None:
         "distributed.num_processes=4", "hardware=h100",
     ]  # fmt: skip
     plan = plan_for(compose(typed), planning=True)
-    sent = transfers._exchanged(plan, transfers.Contents(plan.config))[0]
+    sent = memory_traffic._exchanged(plan, memory_traffic.Contents(plan.config))[0]
     assert sent / 2**20 == pytest.approx(0.75 * (gathered + 1132), rel=0.01)

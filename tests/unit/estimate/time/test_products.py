@@ -3,7 +3,7 @@
 import pytest
 from unit.estimate.time.cases import small
 
-from eke.estimate.time.work import Work
+from eke.estimate.time.flops import Work
 from eke.models.sizes import training_structure
 from eke.models.sizes.parameters import attention_flops, tokens_per_sample
 

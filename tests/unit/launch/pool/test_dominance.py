@@ -6,7 +6,7 @@ from collections import deque
 import pytest
 from unit.plan.cases import SYNTHETIC, plan_of
 
-from eke.launch.processes.sweep_state import needs_at_least, smallest_first
+from eke.launch.processes.sweep_scheduler import needs_at_least, smallest_first
 from eke.plan.record import Outcome
 
 BASE = (*SYNTHETIC, "batch.per_device=4")

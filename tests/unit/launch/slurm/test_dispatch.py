@@ -6,9 +6,9 @@ import pytest
 from unit.launch.scripted import QuietBoard, QuietLedger, leave, look
 
 from eke.common.paths import SweepPaths
-from eke.launch.processes.sweep_state import SweepState
+from eke.launch.processes.sweep_scheduler import SweepState
 from eke.launch.slurm.dispatch import MAX_MISSING_POLLS, Cluster, paths_of
-from eke.launch.slurm.submission import read_ticket, write_ticket
+from eke.launch.slurm.submission_file import read_ticket, write_ticket
 from eke.plan.record import Outcome, read_record
 
 

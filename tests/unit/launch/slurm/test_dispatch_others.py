@@ -10,12 +10,12 @@ from eke import cli
 from eke.common.errors import EkeError
 from eke.common.paths import SweepPaths
 from eke.launch.processes.run_dir import lock_run_folder
-from eke.launch.processes.sweep_state import SweepState
+from eke.launch.processes.sweep_scheduler import SweepState
 from eke.launch.slurm import scheduler
+from eke.launch.slurm.cluster_run import ClusterRun
 from eke.launch.slurm.dispatch import MAX_MISSING_POLLS, Cluster, paths_of
-from eke.launch.slurm.run import ClusterRun
-from eke.launch.slurm.submission import JobEntry, read_ticket, write_ticket
-from eke.launch.slurm.submit import submitting
+from eke.launch.slurm.submission_file import JobEntry, read_ticket, write_ticket
+from eke.launch.slurm.submit_array import submitting
 from eke.plan.record import Outcome
 
 # --- others ---------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def test_only_jobs_of_the_submissions_name_are_shown_and_cancelled(
 @pytest.fixture
 def one_needs_more(monkeypatch):
     monkeypatch.setattr(
-        "eke.launch.processes.sweep_state.needs_at_least", lambda *_: "it needs no less"
+        "eke.launch.processes.sweep_scheduler.needs_at_least", lambda *_: "it needs no less"
     )
 
 

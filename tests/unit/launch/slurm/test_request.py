@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from eke.common.errors import ConfigError
-from eke.launch.slurm.submission import make_request, read_minutes
+from eke.launch.slurm.submission_file import make_request, read_minutes
 
 TIMES = {
     "90": 90, "1:00": 1, "1:01": 2, "0:30": 1, "2:00:00": 120, "00:00:01": 1, "0:59:59": 60,

@@ -7,9 +7,9 @@ import sys
 import pytest
 from support import REPO
 
-import eke.launch.slurm.submission as script_module
+import eke.launch.slurm.submission_file as script_module
 from eke.config.schema.resources import GpuRequest
-from eke.launch.slurm.submission import make_request, script_text
+from eke.launch.slurm.submission_file import make_request, script_text
 
 GOLDEN = REPO / "tests" / "unit" / "launch" / "slurm" / "golden"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from eke.launch.slurm import run
-from eke.launch.slurm.run import note_software
+from eke.launch.slurm import cluster_run
+from eke.launch.slurm.cluster_run import note_software
 
 PLANNED = {"python": "3.11.7", "eke_source": "1", "torch": "2.13.0"}
 SHARED = {name: ("/shared", 7) for name in PLANNED}
@@ -15,8 +15,8 @@ def see(tmp_path, monkeypatch):
     """What a job finds; returns what it is told."""
 
     def see(places, prefix="", **versions) -> str:
-        monkeypatch.setattr(run, "software_now", lambda: {**PLANNED, **versions})
-        monkeypatch.setattr(run, "software_places", lambda: places)
+        monkeypatch.setattr(cluster_run, "software_now", lambda: {**PLANNED, **versions})
+        monkeypatch.setattr(cluster_run, "software_places", lambda: places)
         return note_software(tmp_path / "eke-1.json", prefix)
 
     return see

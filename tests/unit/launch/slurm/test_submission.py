@@ -6,8 +6,9 @@ import pytest
 
 from eke.common.errors import EkeError
 from eke.common.paths import RunPaths
-from eke.launch.slurm import submission, submit
-from eke.launch.slurm.submission import (
+from eke.launch.slurm import submission_file as submission_module
+from eke.launch.slurm import submit_array as submit_module
+from eke.launch.slurm.submission_file import (
     name_in_runs,
     new_submission,
     read_submission,
@@ -17,7 +18,7 @@ from eke.launch.slurm.submission import (
     write_submission,
     write_ticket,
 )
-from eke.launch.slurm.submit import (
+from eke.launch.slurm.submit_array import (
     GIVEN_UP_S,
     arrays,
     freeze_run,
@@ -48,7 +49,7 @@ def intend(folder, runs):
 
     def intend(age_s: float = 0.0):
         made = new_submission("0123456789ab", [str(p.folder) for p in runs], 5)
-        made = submission.replace(made, created=made.created - age_s)
+        made = submission_module.replace(made, created=made.created - age_s)
         path = submission_file(folder, made)
         write_submission(path, made)
         name_in_runs(path, made)
@@ -62,9 +63,9 @@ class Clock:
     """Time that passes only while somebody sleeps."""
 
     def __init__(self, monkeypatch) -> None:
-        self.now = submit.time.time()
+        self.now = submit_module.time.time()
         self.slept: list[float] = []
-        monkeypatch.setattr(submit.time, "time", lambda: self.now)
+        monkeypatch.setattr(submit_module.time, "time", lambda: self.now)
 
     def sleep(self, seconds: float) -> None:
         """Time passes."""
@@ -178,7 +179,7 @@ def test_no_job_without_tickets(jobs_here, cluster, folder, monkeypatch) -> None
         written.append(ticket)
         write_ticket(paths, ticket)
 
-    monkeypatch.setattr(submission, "write_ticket", die_at_the_second)
+    monkeypatch.setattr(submission_module, "write_ticket", die_at_the_second)
     ((request, group),) = arrays(jobs, 10)
     with pytest.raises(KeyboardInterrupt):
         submit_array(folder, "s", request, group, 0)

@@ -10,11 +10,11 @@ from unit.launch.scripted import QuietBoard, QuietLedger
 from eke.common.errors import BusyError, EkeError
 from eke.common.paths import RunPaths, SweepPaths
 from eke.launch.processes.run_dir import lock_run_folder
-from eke.launch.processes.sweep_state import SweepState
+from eke.launch.processes.sweep_scheduler import SweepState
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.dispatch import Cluster, SlurmLauncher, paths_of
-from eke.launch.slurm.submission import read_ticket
-from eke.launch.slurm.submit import LOCK, PATIENCE_S, arrays, submitting
+from eke.launch.slurm.submission_file import read_ticket
+from eke.launch.slurm.submit_array import LOCK, PATIENCE_S, arrays, submitting
 from eke.plan.planner import read_plan
 from eke.plan.record import Outcome
 

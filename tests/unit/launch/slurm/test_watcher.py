@@ -8,7 +8,7 @@ from unit.launch.scripted import record_for
 from eke.common.errors import EkeError
 from eke.launch.processes.run_dir import lock_run_folder
 from eke.launch.slurm import watcher
-from eke.launch.slurm.submission import (
+from eke.launch.slurm.submission_file import (
     REQUEUE_CODE,
     JobEntry,
     Submission,

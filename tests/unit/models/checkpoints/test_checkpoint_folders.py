@@ -27,7 +27,7 @@ from eke.models.checkpoints.locate import LocalCheckpoint, resolve_tokenizer
 from eke.models.checkpoints.resolve import weight_files
 from eke.models.families import FAMILIES as RECORDS
 from eke.models.sizes import model_size, state_bytes, structure
-from eke.training.model.unused import HEADS
+from eke.training.model.model_checks import HEADS
 from eke.workflows.planning import plan_for
 
 SHORT = ("data=synthetic", "data.seq_len=16", "data.max_token=300", "hardware=cpu", "tracker=none")

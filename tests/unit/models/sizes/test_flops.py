@@ -12,7 +12,7 @@ from eke.models.freezing import is_frozen
 from eke.models.sizes import SampleMeans, model_size, structure, training_structure
 from eke.models.sizes.parameters import training_flops
 from eke.training.model.build_model import make_model_config
-from eke.training.model.unused import HEADS
+from eke.training.model.model_checks import HEADS
 
 BATCH, SEQ, TARGET = 2, 48, 32
 

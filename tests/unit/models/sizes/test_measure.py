@@ -12,7 +12,7 @@ from eke.common.paths import conf_folder
 from eke.models.families import FAMILIES
 from eke.models.sizes import model_size, structure
 from eke.training.model.build_model import make_model_config
-from eke.training.model.unused import HEADS
+from eke.training.model.model_checks import HEADS
 
 OPTIONS = sorted({path.stem for path in (conf_folder() / "model").glob("*.yaml")} - {"pretrained"})
 

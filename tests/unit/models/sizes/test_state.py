@@ -12,7 +12,7 @@ from unit.plan.cases import plan_config
 from eke.common.paths import conf_folder
 from eke.models.sizes import model_size, state_bytes
 from eke.training.model.build_model import make_model_config
-from eke.training.model.unused import HEADS
+from eke.training.model.model_checks import HEADS
 from eke.training.optimizer.build_optimizer import build_optimizer, state_tensors
 
 COMPILED = ("adamw_torchao_8bit", "adamw_torchao_4bit", "adamw_bf16_sr")

@@ -11,13 +11,13 @@ import yaml
 from unit.results.report.made import MACHINE, MIB, Run, make_record, make_run, make_sweep
 
 from eke.common.files import json_safe
-from eke.common.streams import CONTROL, escape
+from eke.common.output import CONTROL, escape
 from eke.results.card import render_card
 from eke.results.report.compare import compare_runs
 from eke.results.report.show import charts as drawing
-from eke.results.report.show import export as show
+from eke.results.report.show import file_formats as show
 from eke.results.report.show.charts import CHARS_FOR_LABELS
-from eke.results.report.show.export import (
+from eke.results.report.show.file_formats import (
     as_csv,
     as_plain,
     render_markdown,
@@ -25,7 +25,7 @@ from eke.results.report.show.export import (
     table_data,
     vega_script,
 )
-from eke.results.report.show.sections import sections, title
+from eke.results.report.show.report_sections import sections, title
 from eke.results.report.show.table import CHARS_FOR_NAMES, shortened
 from eke.results.report.show.terminal import MAX_ROWS, render_terminal
 

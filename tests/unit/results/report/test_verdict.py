@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from unit.results.report.made import MIB, Run, compared, make_run, make_sweep, repeated
 
+from eke.common.output import escape
 from eke.common.paths import SweepPaths
-from eke.common.streams import escape
 from eke.results.report.compare import compare_runs
 from eke.results.report.compare.sentences import verdict_lines
-from eke.results.report.show.export import as_plain, render_markdown, render_page
+from eke.results.report.show.file_formats import as_plain, render_markdown, render_page
 from eke.results.report.show.terminal import render_terminal
 from eke.results.report.wandb_report import WandbProject, dump, specification
 

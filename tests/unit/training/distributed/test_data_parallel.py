@@ -15,7 +15,7 @@ from eke.training.distributed.ranks import LossOnDevice, build_data_parallel
 from eke.training.model.build_model import build_model
 from eke.training.model.loss import build_loss
 from eke.training.model.number_formats import build_formats
-from eke.training.observe.libraries import note_devices
+from eke.training.observe.record_settings import note_devices
 
 CPU = torch.device("cpu")
 

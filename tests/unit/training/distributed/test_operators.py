@@ -11,11 +11,11 @@ import time
 import pytest
 from torch.utils import cpp_extension
 
-from eke.training.distributed import operators
-from eke.training.distributed.operators import FOLDER, BuildLock, build_folder, compiling
+from eke.training.distributed import build_operators
+from eke.training.distributed.build_operators import FOLDER, BuildLock, build_folder, compiling
 
 HOLD = (
-    "import sys, time; from eke.training.distributed.operators import Turn; "
+    "import sys, time; from eke.training.distributed.build_operators import Turn; "
     "turn = Turn(sys.argv[1]); turn.try_acquire(); print(1, flush=True); time.sleep(60)"
 )
 
@@ -88,7 +88,7 @@ def test_torch_is_as_before_afterwards(tmp_path, monkeypatch) -> None:
 def test_another_processor_has_a_folder_of_its_own(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv(FOLDER, str(tmp_path))
     here = build_folder()
-    monkeypatch.setattr(operators, "cpu_name", lambda: "another one")
+    monkeypatch.setattr(build_operators, "cpu_name", lambda: "another one")
     assert build_folder() != here
 
 
@@ -98,7 +98,7 @@ def test_who_waits_is_told_what_for(tmp_path, monkeypatch, caplog) -> None:
     with compiling("DeepSpeed's Adam"):
         pass
     assert caplog.text == "", "a quick load is silent"
-    monkeypatch.setattr(operators, "SAY_AFTER_S", 0.01)
+    monkeypatch.setattr(build_operators, "SAY_AFTER_S", 0.01)
     with compiling("DeepSpeed's Adam"):
         time.sleep(0.2)
     assert "compiling DeepSpeed's Adam in C++" in caplog.text

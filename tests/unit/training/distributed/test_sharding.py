@@ -26,7 +26,7 @@ from eke.training.distributed.fsdp import (
 from eke.training.distributed.ranks import SINGLE_PROCESS, Ranks
 from eke.training.model.build_model import build_model
 from eke.training.model.number_formats import _look_up, build_formats
-from eke.training.observe.libraries import note_sharding
+from eke.training.observe.record_settings import note_sharding
 from eke.training.optimizer.build_optimizer import build_optimizer
 from eke.training.state_parts import hold
 

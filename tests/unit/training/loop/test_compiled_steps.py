@@ -44,7 +44,7 @@ def test_the_step_whose_memory_is_measured_is_left_out(curve_of, tmp_path) -> No
 
 @pytest.mark.slow
 def test_a_new_graph_in_a_later_step_is_seen(curve_of, tmp_path, monkeypatch) -> None:
-    import eke.training.observe.effective as look
+    import eke.training.observe.observe_run as look
 
     counts = iter([1, 1, 1, 1, 1, 1, 1, 1, 1, 2, *([2] * 10)])  # before and after each step
     monkeypatch.setattr(look, "num_graphs", lambda plan: next(counts))

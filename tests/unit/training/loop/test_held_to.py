@@ -11,7 +11,7 @@ from unit.plan.cases import plan_of
 from eke.common.errors import ChangedError
 from eke.common.paths import RunPaths
 from eke.hardware import fingerprint, software_now
-from eke.launch.processes.running_run import finish_attempt
+from eke.launch.processes.run_attempt import finish_attempt
 from eke.plan.planner import write_plan
 from eke.plan.record import read_attempts, read_record, start_attempt
 from eke.training.loop.stop import StopFlag

@@ -5,7 +5,7 @@ host. Here is only a CPU, so reads are counted. `item`, `bool`, `float`, `int` a
 C++ all end in the operation `_local_scalar_dense`, which a dispatch mode sees; `tolist`, `numpy`
 and `cpu` reach into memory directly and are replaced. Batches are prepared before the count begins:
 collation reads its own tensors, which have not been on the device yet. The first two steps, which
-`eke.training.observe.effective` looks at, are not counted either.
+`eke.training.observe.observe_run` looks at, are not counted either.
 """
 
 import itertools

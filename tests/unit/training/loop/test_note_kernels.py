@@ -12,7 +12,7 @@ from eke.training.loop.training_state import TrainingState
 from eke.training.model import attention_kernels
 from eke.training.model.attention_kernels import KernelProbe, ObservedKernels
 from eke.training.model.build_model import build_model_and_report
-from eke.training.observe.libraries import expected_kernels
+from eke.training.observe.record_settings import expected_kernels
 
 SHORT = ("data=synthetic", "data.seq_len=8", "data.num_samples=8", "train.steps=2",
          "batch.per_device=2", "train.save_final=false")  # fmt: skip

@@ -16,7 +16,7 @@ from eke.config.schema import Checkpointing
 from eke.training.batches.batches import CacheRelease
 from eke.training.batches.dataset import TrainingData
 from eke.training.loop.training_state import TrainingState
-from eke.training.observe.effective import AT_THE_END
+from eke.training.observe.observe_run import AT_THE_END
 
 BASE = (
     *TINY, "model=tiny", "data=synthetic", "data.seq_len=8", "data.num_samples=8",

@@ -10,7 +10,7 @@ from unit.training.model.test_optimizer import HERE
 
 from eke.models.sizes import OPTIMIZER_REGISTRY, state_bytes
 from eke.training.model.build_model import build_model
-from eke.training.observe.effective import note_states
+from eke.training.observe.observe_run import note_states
 from eke.training.optimizer import builders
 from eke.training.optimizer.build_optimizer import build_optimizer
 

@@ -17,7 +17,7 @@ import eke.data.sources.request as asking
 from eke.data.preparation.rows import prepare_store
 from eke.training.batches.tasks import open_split
 from eke.training.loop.training_state import TrainingState
-from eke.training.model.unused import HEADS
+from eke.training.model.model_checks import HEADS
 
 WIDTH = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
          "intermediate_size": 32, "max_position_embeddings": 64}  # fmt: skip

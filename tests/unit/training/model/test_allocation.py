@@ -10,7 +10,7 @@ from unit.models.sizes.configs import FAMILY_CASES
 from unit.training.model.plans import hand_plan
 
 from eke.training.model.build_model import build_model, make_model_config
-from eke.training.model.unused import HEADS
+from eke.training.model.model_checks import HEADS
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

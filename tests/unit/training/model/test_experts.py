@@ -21,7 +21,7 @@ from eke.training.model.loss import (
     put_loss_head,
     with_router,
 )
-from eke.training.model.unused import cast_experts, has_experts
+from eke.training.model.model_checks import cast_experts, has_experts
 
 CPU = torch.device("cpu")
 

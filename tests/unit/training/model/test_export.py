@@ -12,8 +12,8 @@ from unit.training.model.steps import make_inputs, same_weights
 
 from eke.common.errors import RunError
 from eke.training.model.build_model import build_model
+from eke.training.model.model_checks import HEADS
 from eke.training.model.save_model import load_weights, save_pretrained
-from eke.training.model.unused import HEADS
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ import pytest
 from support import TINY, environment
 
 from eke.common.paths import RunPaths
-from eke.launch.processes.running_run import write_plan_files
+from eke.launch.processes.run_attempt import write_plan_files
 from eke.training.model import hidden
 
 UNUSED = (

@@ -11,7 +11,7 @@ from unit.training.model.plans import hand_plan, options_of
 from unit.training.model.steps import make_inputs, same_weights
 
 from eke.training.model.build_model import build_model
-from eke.training.model.unused import HEADS
+from eke.training.model.model_checks import HEADS
 
 CPU = torch.device("cpu")
 META = torch.device("meta")

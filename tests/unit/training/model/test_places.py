@@ -13,7 +13,7 @@ from eke.common.errors import RunError
 from eke.plan.planner import Plan
 from eke.training.batches.batches import Collator
 from eke.training.model.build_model import build_model_and_report
-from eke.training.model.unused import HEADS, check_positions, padding_side
+from eke.training.model.model_checks import HEADS, check_positions, padding_side
 
 WIDTH = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
          "intermediate_size": 32, "max_position_embeddings": 64}  # fmt: skip

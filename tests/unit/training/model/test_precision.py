@@ -9,8 +9,8 @@ from unit.models.sizes.configs import FAMILY_CASES
 from unit.plan.cases import CPU, GPU, SYNTHETIC, plan_of
 
 from eke.training.model.build_model import build_model
+from eke.training.model.model_checks import HEADS, drawn_in_float32
 from eke.training.model.number_formats import build_formats, set_tf32
-from eke.training.model.unused import HEADS, drawn_in_float32
 
 DEVICE = torch.device("cpu")
 

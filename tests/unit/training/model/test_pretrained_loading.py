@@ -22,7 +22,7 @@ from eke.common.errors import ChangedError, RunError
 from eke.data.sources import Vocabulary
 from eke.plan.planner import check_inputs
 from eke.training.model.build_model import build_model, build_model_and_report
-from eke.training.model.unused import HEADS
+from eke.training.model.model_checks import HEADS
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -286,7 +286,7 @@ class RecordedDropouts(TorchFunctionMode):
 
 @pytest.mark.parametrize("kind", DROPPED)
 def test_every_dropout_of_a_forward_pass_is_the_typed_one(kind):
-    from eke.training.model.unused import probe_inputs, set_dropout
+    from eke.training.model.model_checks import probe_inputs, set_dropout
 
     task, sizes = DROPPED[kind]
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0}
@@ -302,7 +302,7 @@ def test_every_dropout_of_a_forward_pass_is_the_typed_one(kind):
 
 
 def test_a_dropout_that_a_configuration_class_refuses():
-    from eke.training.model.unused import set_dropout
+    from eke.training.model.model_checks import set_dropout
 
     with pytest.raises(RunError, match=r"MptAttentionConfig.*attn_pdrop") as caught:
         set_dropout(transformers.MptConfig(), 0.3)

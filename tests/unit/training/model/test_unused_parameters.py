@@ -9,7 +9,7 @@ from unit.training.model.steps import make_inputs, step
 
 from eke.models.sizes import structure
 from eke.training.model.build_model import build_model
-from eke.training.model.unused import (
+from eke.training.model.model_checks import (
     add_zero_gradients,
     freeze_unreached,
     probe_inputs,

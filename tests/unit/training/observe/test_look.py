@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from eke.training.loop.meter import Clock, Meter
-from eke.training.observe.effective import _cut_by_micro_batch
+from eke.training.observe.observe_run import _cut_by_micro_batch
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from unit.training.model.plans import hand_plan
 
 from eke.training.distributed.ranks import P2P_VARIABLE, join_ranks
-from eke.training.observe.libraries import note_copies, note_transport
+from eke.training.observe.record_settings import note_copies, note_transport
 
 
 def job_of(p2p: str, per_rank: list[str], device: str = "cuda") -> SimpleNamespace:

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from eke.training.trace.allocator import MIB, CachingAllocator, PlainSum
+from eke.training.trace.allocator_model import MIB, CachingAllocator, PlainSum
 from eke.training.trace.trace import ACTIVATIONS, WEIGHTS, History, replay
 
 

@@ -7,7 +7,7 @@ from reference.libraries_2022 import libraries_of_2022
 from reference.published import KERNELS_MB, ROWS
 
 from eke.config.compose import compose
-from eke.training.trace.allocator import MIB, SMALL_SEGMENT_BYTES
+from eke.training.trace.allocator_model import MIB, SMALL_SEGMENT_BYTES
 from eke.training.trace.trace_plan import trace
 from eke.workflows.planning import plan_for
 

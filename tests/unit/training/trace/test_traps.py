@@ -9,9 +9,9 @@ from torch.optim import optimizer as optimizers
 from eke.config.compose import compose
 from eke.estimate.memory.components import Method
 from eke.plan.planner.planner import workspace_bytes
-from eke.training.trace import fakes, operations
-from eke.training.trace.allocator import NAME, fake_gpu
-from eke.training.trace.fakes import FakeKernels, fake_surroundings
+from eke.training.trace import fake_device, operations
+from eke.training.trace.allocator_model import NAME, fake_gpu
+from eke.training.trace.fake_device import FakeKernels, fake_surroundings
 from eke.training.trace.operations import Questions, Workspaces
 from eke.training.trace.trace import StorageTrace
 from eke.training.trace.trace_plan import Untraceable, trace, trace_history
@@ -36,10 +36,12 @@ def highest(*overrides) -> int:
 
 
 def test_the_lists_of_autocast_are_this_torchs() -> None:
-    assert fakes.drift() == [], "eke/training/trace/fakes.py names operators of another torch"
+    assert fake_device.drift() == [], (
+        "eke/training/trace/fake_device.py names operators of another torch"
+    )
     # A new rule may be one of lower precision: then the count changes, and the lists must be read.
     version = ".".join(torch.__version__.split(".")[:2])
-    assert len(fakes.known_operators()) == KNOWN_RULES[version]
+    assert len(fake_device.known_operators()) == KNOWN_RULES[version]
 
 
 KNOWN_RULES = {"2.11": 126, "2.13": 119}

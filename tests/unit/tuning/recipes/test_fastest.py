@@ -249,7 +249,7 @@ def test_graphs_are_not_for_steps_of_several_micro_batches(
     typed, option, words, monkeypatch
 ) -> None:
     monkeypatch.setattr(
-        "eke.tuning.chooser.forecast",
+        "eke.tuning.recipe_search.forecast",
         lambda plan: replace(forecast(plan), verdict=Verdict.tight),
     )
     plan = planned(FASTEST, *BERT, *typed, LONG, "hardware=h200")

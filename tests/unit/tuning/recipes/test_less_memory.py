@@ -10,7 +10,7 @@ from eke.estimate.memory import Verdict, forecast
 from eke.hardware import DEVICES
 from eke.plan.planner import Plan
 from eke.rules.techniques import Numerics, Published, Technique
-from eke.tuning.chooser import cost_of
+from eke.tuning.recipe_search import cost_of
 from eke.workflows.planning import plan_for
 
 LOW, LARGE = "recipe=low_memory", "recipe=large_model_one_gpu"

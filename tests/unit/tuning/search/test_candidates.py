@@ -192,7 +192,7 @@ def test_advice_about_a_model_is_no_objection_to_a_format(own_machine):
 
 @pytest.mark.slow
 def test_a_technique_whose_package_is_missing_takes_no_trial(own_machine, monkeypatch):
-    monkeypatch.setattr("eke.rules.device._is_there", lambda name: name != "bitsandbytes")
+    monkeypatch.setattr("eke.rules.requirements._is_there", lambda name: name != "bitsandbytes")
     _, found = candidates("compile=none", numerics=Numerics.reduced)
     assert "optimizer=adamw_8bit" not in {v.name for each in found.found for v in each.values}
     assert found.refused["package_missing"] > 0

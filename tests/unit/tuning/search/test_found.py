@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from eke.rules.techniques import Numerics
+from eke.tuning.search.render_result import describe_fit, notes
 from eke.tuning.search.result import Fit, all_diverge
 from eke.tuning.search.search import Measured
 from eke.tuning.search.search_space import Objective, Trial, deviation, deviation_between
-from eke.tuning.search.show import describe_fit, notes
 
 SPREAD = 0.002
 

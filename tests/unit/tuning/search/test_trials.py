@@ -8,8 +8,8 @@ from unit.results.report.made import Run, make_record
 
 from eke.config.compose import compose
 from eke.plan.record import Failure, Outcome, Spread
+from eke.tuning.search.render_result import describe_trial
 from eke.tuning.search.search import is_higher, measured, trial_overrides
-from eke.tuning.search.show import describe_trial
 
 TYPED = ("model=tiny", "train.steps=5000", "train.epochs=null", "batch=auto", "batch.target=32",
          "schedule.warmup_steps=100", "train.checkpoint_every=10", "plan_only=true")  # fmt: skip

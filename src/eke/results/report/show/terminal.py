@@ -10,10 +10,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from eke.common.streams import printable
+from eke.common.output import printable
 from eke.results.report.compare import Comparison, ComparisonRow
 from eke.results.report.compare.sentences import verdict_lines
-from eke.results.report.show.sections import (
+from eke.results.report.show.report_sections import (
     Section,
     measured,
     problems,

@@ -11,13 +11,13 @@ from unit.results.report.wandb_report.runs import make_sweep, three_repeats, tra
 
 from eke.cli import main
 from eke.common.errors import ConfigError
+from eke.common.output import escape
 from eke.common.paths import RunPaths
-from eke.common.streams import escape
 from eke.plan.record import metrics, read_record
 from eke.results.report import wandb_report as module
 from eke.results.report.compare import Comparison, compare_runs
 from eke.results.report.compare.sentences import verdict_lines
-from eke.results.report.show.export import main_table
+from eke.results.report.show.file_formats import main_table
 from eke.results.report.wandb_report import (
     MAX_FACTORS,
     WandbProject,

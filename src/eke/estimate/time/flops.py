@@ -12,9 +12,16 @@ from typing import Any
 from eke.config.schema import Checkpointing
 from eke.estimate.memory.activations import attention_kernel
 from eke.estimate.memory.components import shape_of, trains_adapters
+from eke.estimate.time.memory_traffic import (
+    Contents,
+    MemoryTraffic,
+    Product,
+    Updates,
+    counts,
+    products,
+)
 from eke.estimate.time.rates import NOTHING, Span, exact_span
 from eke.estimate.time.slowdowns import factors_of, notes_of
-from eke.estimate.time.transfers import Contents, MemoryTraffic, Product, Updates, counts, products
 from eke.models.families import FAMILIES, Shape, is_classification
 from eke.models.sizes import fuses_adapters, passed_layers
 from eke.plan.planner import Plan, simulated_micro_batches

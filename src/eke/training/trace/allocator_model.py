@@ -21,7 +21,7 @@ from eke.plan.planner import MicroBatchShape, Plan
 from eke.training.batches.batches import MicroBatch, probe_sample
 from eke.training.batches.dataset import build_collator
 from eke.training.batches.tasks import concatenate_samples, is_packed
-from eke.training.trace.fakes import register_autocast
+from eke.training.trace.fake_device import register_autocast
 from eke.training.trace.operations import register_attention
 
 # Source: c10/cuda/CUDACachingAllocator.h and .cpp, torch 2.13 (kMinBlockSize and following).

@@ -11,12 +11,12 @@ from eke.common.files import make_private_dir, open_shared_lock, try_lock, write
 from eke.common.paths import RunPaths
 from eke.common.text import format_number
 from eke.config.schema.resources import Slurm
+from eke.launch.processes.run_attempt import write_plan_files
 from eke.launch.processes.run_dir import lock_run_folder, without_locks
-from eke.launch.processes.running_run import write_plan_files
 from eke.launch.processes.sweep import Job
 from eke.launch.slurm import scheduler
-from eke.launch.slurm.run import note_software
-from eke.launch.slurm.submission import (
+from eke.launch.slurm.cluster_run import note_software
+from eke.launch.slurm.submission_file import (
     NAME,
     Request,
     Submission,

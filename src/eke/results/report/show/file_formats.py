@@ -16,8 +16,8 @@ from importlib import metadata, resources
 from typing import Any
 
 from eke.common.files import json_safe, make_private_dir, read_text, write_atomic
+from eke.common.output import escape, printable
 from eke.common.process_env import SAFE_PATH
-from eke.common.streams import escape, printable
 from eke.data.sources import cache_folder
 from eke.results.report.compare import Comparison, ComparisonRow, MachineComparison
 from eke.results.report.compare.claims import Claim, find_claims, with_beside
@@ -25,7 +25,7 @@ from eke.results.report.compare.measures import MEASURES
 from eke.results.report.compare.sentences import verdict_lines
 from eke.results.report.compare.statistics import Ratio
 from eke.results.report.show.charts import charts
-from eke.results.report.show.sections import (
+from eke.results.report.show.report_sections import (
     METHOD,
     Lines,
     measured,
