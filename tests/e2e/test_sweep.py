@@ -12,8 +12,8 @@ from support import DIVERGES, PATIENCE_S, last_wins
 
 from eke.results.report.compare.comparison import find_families
 from eke.results.report.compare.load_records import gather, key_of
-from eke.results.report.compare.measures import SAMPLES
-from eke.results.report.compare.until_decided import Decision, Rule, decide
+from eke.results.report.compare.measures import SAMPLE_SPEED
+from eke.results.report.compare.until_decided import RowDecision, StoppingRule, decide
 
 SWEEP = last_wins(*SHORT, *DIVERGES, "precision=fp32,tf32", "optimizer.lr=100,1e-3")
 """Of four cells one diverges and two are refused."""
@@ -126,13 +126,13 @@ def test_repeats_until_decided_go_on_after_a_kill_in_the_third_round(start, tmp_
 
 def replayed(sweep, rounds: int) -> dict[tuple[str, ...], tuple[str, float | None]]:
     """What the rule says of the records after each round."""
-    known: dict[tuple[str, ...], Decision] = {}
+    known: dict[tuple[str, ...], RowDecision] = {}
     entries = gather([sweep]).entries
     for number in range(3, rounds + 1):
         (family,) = find_families([entry for entry in entries if entry.repeat[1] < number])
         keys = {v: key_of(v.first.overrides) for v in family.members if v.first}
-        samples = {key: v.sample(SAMPLES.key) for v, key in keys.items()}
-        known = decide(samples, keys[family.baseline], Rule(4), known)
+        samples = {key: v.sample(SAMPLE_SPEED.key) for v, key in keys.items()}
+        known = decide(samples, keys[family.baseline], StoppingRule(4), known)
     return {key: (each.state.name, each.value) for key, each in known.items()}
 
 

@@ -46,7 +46,7 @@ from eke.workflows.planning import (
     plan_for,
     switched_off_tracker,
 )
-from eke.workflows.rounds import Rounds, find_problems, planned_lines, planned_repeats
+from eke.workflows.rounds import Rounds, find_repeat_problems, planned_lines, planned_repeats
 from eke.workflows.running import plan_unless_answered
 
 
@@ -61,7 +61,9 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     settings, first_round = expanded.settings, expanded.first_round()
     composed = [cell.composed for cell in first_round.cells]
     launcher = find_launcher(launcher_of(arguments.overrides))
-    problems = _check_detach(composed[0].config, launcher) + find_problems(composed, settings)
+    problems = _check_detach(composed[0].config, launcher) + find_repeat_problems(
+        composed, settings
+    )
     if problems:
         line.close()
         raise ConfigError(problems)

@@ -13,9 +13,9 @@ from eke.launch.interface import Launcher, StartedSweep
 from eke.launch.processes.status import open_rows
 from eke.launch.processes.sweep import Job, SweepFile, SweepRun, sweep_paths
 from eke.plan.record import EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome
-from eke.results.report.compare.until_decided import Decision, State
+from eke.results.report.compare.until_decided import RowDecision, State
 from eke.workflows import rounds as rounds_module
-from eke.workflows.rounds import Rounds, find_problems
+from eke.workflows.rounds import Rounds, find_repeat_problems
 from eke.workflows.sweep import run_planned_sweep
 
 OPTIMIZERS = ("adamw", "adafactor", "sgd", "lion", "muon", "adamw_8bit")
@@ -130,8 +130,8 @@ def test_a_baseline_stops_with_its_own_rows(tmp_path) -> None:
     base, row, other, last = (("optimizer=adamw",), ("optimizer=adafactor",),
                               ("optimizer=sgd",), ("optimizer=lion",))  # fmt: skip
     rounds._rows = {
-        row: Decision(State.higher, 3, baseline=base, stopped=3),
-        last: Decision(State.open, 3, baseline=other),
+        row: RowDecision(State.higher, 3, baseline=base, stopped=3),
+        last: RowDecision(State.open, 3, baseline=other),
     }
     due = [key for key in (base, row, other, last) if rounds._is_due(key, 3)]
     assert due == [other, last]
@@ -353,9 +353,9 @@ TINY = ("data=synthetic", "hardware=cpu", "tracker=none")
 def test_what_repeats_cannot_decide_is_rejected(runs, settings, key, fix) -> None:
     slots = [f"launcher.cpu_slots={settings['cpu']}"] if settings else []
     composed = [compose([text, *slots, *TINY], in_sweep=True) for text in runs]
-    (problem,) = find_problems(composed, Sweep(repeats="auto"))
+    (problem,) = find_repeat_problems(composed, Sweep(repeats="auto"))
     assert (problem.key, problem.fix.words) == (key, (fix,))
-    assert not find_problems(composed, Sweep(repeats="3"))
+    assert not find_repeat_problems(composed, Sweep(repeats="3"))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ GIVEN_UP_S = 30.0
 _LOOK_S = 1.0
 """Interval between two queries for an intent, or two tries of a lock, in seconds."""
 
-LOCK = ".submitting"
+LEDGER_LOCK = ".submitting"
 """Name of the lock in the folder of all runs."""
 
 PATIENCE_S = 60.0
@@ -64,7 +64,7 @@ def submitting(
     """Lock the ledgers of a runs folder. Raise BusyError, or ConfigError without file locks."""
     make_private_dir(folder)
     runs = folder.parents[1]
-    descriptor = open_shared_lock(runs / LOCK)
+    descriptor = open_shared_lock(runs / LEDGER_LOCK)
     try:
         try:
             while not (is_ours := try_lock(descriptor)) and patience_s > 0:

@@ -156,7 +156,7 @@ class CachingAllocator:
         return first
 
 
-NAME = "fakegpu"
+ALLOCATOR_NAME = "fakegpu"
 
 _DEVICE_MODULE = SimpleNamespace(
     # If it were available, torch would copy constants to it, without a kernel for that.
@@ -177,14 +177,16 @@ _DEVICE_MODULE = SimpleNamespace(
 def fake_gpu() -> torch.device:
     """Return the device, registered at the first call."""
     _register()
-    return torch.device(NAME, 0)
+    return torch.device(ALLOCATOR_NAME, 0)
 
 
 @functools.cache
 def _register() -> object:
     register: Any = backend_registration._setup_privateuseone_for_python_backend
-    register(NAME, backend_module=_DEVICE_MODULE)
-    return register_autocast(NAME), register_attention()  # objects that keep the registrations
+    register(ALLOCATOR_NAME, backend_module=_DEVICE_MODULE)
+    return register_autocast(
+        ALLOCATOR_NAME
+    ), register_attention()  # objects that keep the registrations
 
 
 def make_batch(plan: Plan, micro: MicroBatchShape) -> MicroBatch:

@@ -10,7 +10,7 @@ from eke.common.errors import ConfigError
 from eke.common.paths import conf_folder
 from eke.common.text import GIB, MIB
 from eke.estimate.memory import Traced, Verdict, forecast, render_forecast
-from eke.estimate.memory.components import PHASES, Method, Range
+from eke.estimate.memory.components import MEMORY_PHASES, Method, Range
 from eke.estimate.memory.peak_by_phase import moments
 from eke.estimate.memory.predict_memory import (
     PYTHON_BYTES,
@@ -66,7 +66,7 @@ def test_every_option_has_a_forecast(overrides) -> None:
         found = forecast(plan_of(*SYNTHETIC, *overrides, device=device))
         assert found.peak.low <= found.peak.expected <= found.peak.high
         assert sum(found.components.values()) == found.peak.expected
-        assert set(found.phases) == set(PHASES)
+        assert set(found.phases) == set(MEMORY_PHASES)
         assert found.method is Method.closed_form
 
 

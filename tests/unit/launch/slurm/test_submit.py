@@ -14,7 +14,7 @@ from eke.launch.processes.sweep_scheduler import SweepState
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.dispatch import Cluster, SlurmLauncher, paths_of
 from eke.launch.slurm.submission_file import read_ticket
-from eke.launch.slurm.submit_array import LOCK, PATIENCE_S, arrays, submitting
+from eke.launch.slurm.submit_array import LEDGER_LOCK, PATIENCE_S, arrays, submitting
 from eke.plan.planner import read_plan
 from eke.plan.record import Outcome
 
@@ -243,7 +243,7 @@ def test_other_users_may_submit_from_the_same_folder(sweep) -> None:
     before = os.umask(0o077)
     try:
         with submitting(sweep.launcher("slurm")):
-            mode = (sweep.folder.parent / LOCK).stat().st_mode
+            mode = (sweep.folder.parent / LEDGER_LOCK).stat().st_mode
     finally:
         os.umask(before)
     assert mode & 0o666 == 0o666

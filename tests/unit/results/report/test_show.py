@@ -25,7 +25,7 @@ from eke.results.report.show.file_formats import (
     table_data,
     vega_script,
 )
-from eke.results.report.show.report_sections import sections, title
+from eke.results.report.show.report_sections import report_title, sections
 from eke.results.report.show.table import CHARS_FOR_NAMES, shortened
 from eke.results.report.show.terminal import MAX_ROWS, render_terminal
 
@@ -98,7 +98,7 @@ def test_a_baseline_has_the_metric_that_rows_are_judged_by(tmp_path):
             for n in range(3) for o, a in (("adamw", 0.8), ("lion", 0.9))]  # fmt: skip
     found = compare_runs([make_sweep(tmp_path, runs)], by="accuracy")
     rows = table_data(found, found.rows)
-    at = [column["title"] for column in rows["columns"]].index("accuracy")
+    at = [column["report_title"] for column in rows["columns"]].index("accuracy")
     cells = {row["class"]: row["cells"][at] for row in rows["rows"]}
     assert cells["baseline"] == "0.81"
     assert cells[""][1].endswith("0.91")
@@ -204,14 +204,14 @@ def test_a_page_holds_everything_as_text(hostile):
 
 def test_a_table_sorts_by_numbers_and_has_its_texts(ladder):
     found = table_data(ladder, ladder.rows)
-    titles = [column["title"] for column in found["columns"]]
+    titles = [column["report_title"] for column in found["columns"]]
     at = titles.index("samples/s")
     assert found["rows"][0]["values"][at] == pytest.approx(100.997, abs=0.01)
     first, second = (row["cells"][titles.index("speed")] for row in found["rows"][:2])
     assert first == "101 samples/s"
     assert second == ["2.00x faster", "202 samples/s", "good"]  # equal repeats: no interval
     assert [row["class"] for row in found["rows"]] == ["baseline", "", "", "", "bad"]
-    main = [column["title"] for column in found["columns"] if column["main"]]
+    main = [column["report_title"] for column in found["columns"] if column["main"]]
     assert main == ["configuration", "speed", "memory", "eval loss", "decision", "repeats"]
 
 
@@ -242,7 +242,7 @@ def told(tmp_path):
 def test_predicted_step_times_are_in_every_format(told, ladder):
     assert "predicted step" not in json.dumps(table_data(ladder, ladder.rows))
     page, files = table_data(told, told.rows), as_plain(told)["configurations"]
-    titles = [column["title"] for column in page["columns"]]
+    titles = [column["report_title"] for column in page["columns"]]
     at = titles.index("predicted step")
     assert [row["cells"][at] for row in page["rows"]] == ["+25.0 %", "-10.0 %"]
     assert [each["step_prediction_error"] for each in files] == pytest.approx([0.25, -0.1])
@@ -313,13 +313,13 @@ def test_of_one_run_there_is_a_report_too(tmp_path):
     found = compare_runs([tmp_path / "one"])
     assert "Only one configuration succeeded" in render_terminal(found, width=120)
     assert "samples/s" in render_page(found)
-    assert title(found) == "tiny, python_source (256 tokens), 1 x GPU: 1 configuration x 1"
+    assert report_title(found) == "tiny, python_source (256 tokens), 1 x GPU: 1 configuration x 1"
 
 
 def test_a_title_without_runs_has_no_facts(tmp_path):
     runs = [Run({"precision": "fp16"}, outcome="refused", reason="no"), Run(outcome="not run")]
     found = compare_runs([make_sweep(tmp_path, runs)])
-    assert title(found) == "2 configurations"
+    assert report_title(found) == "2 configurations"
     assert "refused" in render_page(found)
 
 
