@@ -21,10 +21,10 @@ from paired import Start, Turns, difference, ratio, summarize
 
 from eke.training.loop.loop import train_step
 from eke.training.loop.training_state import TrainingState
-from eke.training.observe.effective import closer_look
+from eke.training.observe.effective import profile_step
 
 LOOKS = {"plain step": 2, "kernel probe": 0, "memory profile": 1}
-"""Which look a step takes -> the number that makes `closer_look` take it."""
+"""Which look a step takes -> the number that makes `profile_step` take it."""
 WARMUP = 3
 """Steps and looks before the first round: both import and initialise something once."""
 
@@ -36,7 +36,7 @@ def compare(job: TrainingState, num_rounds: int) -> dict[str, Turns]:
     for step in range((num_rounds + WARMUP) * len(LOOKS)):
         name = list(LOOKS)[step % len(LOOKS)]
         start = Start.now()
-        with closer_look(job, LOOKS[name]):
+        with profile_step(job, LOOKS[name]):
             train_step(job, batches, step)
         if step >= WARMUP * len(LOOKS):
             start.end(turns[name], 1)

@@ -38,9 +38,9 @@ from eke.launch.devices import find_devices
 from eke.launch.interface import find_launcher
 from eke.launch.local import Pool
 from eke.launch.processes import worker_process as supervising
-from eke.launch.processes.board import Board
-from eke.launch.processes.sweep import Cell, SweepFile, sweep_paths
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.board import ProgressTable
+from eke.launch.processes.sweep import SweepRun, SweepFile, sweep_paths
+from eke.launch.processes.sweep_state import SweepState
 from eke.launch.slurm.dispatch import Cluster
 from eke.plan.planner import outline_record
 from eke.plan.record import Outcome, start_attempt, write_record
@@ -68,7 +68,7 @@ main()
 """
 
 
-class Quiet(Board):
+class Quiet(ProgressTable):
     """Shows nothing."""
 
     def _say(self, job: object, text: str) -> None:
@@ -97,10 +97,10 @@ def planned(folder: Path, runs: int) -> list:
     return [made, make_jobs([str(n) for n in range(runs)], plans, {})]
 
 
-def pool(folder: Path, cells: list[Cell], jobs: list) -> None:
+def pool(folder: Path, cells: list[SweepRun], jobs: list) -> None:
     """Eke's pool."""
     file = SweepFile(sweep_paths(str(folder), "bench"), ["-m"], cells)
-    books, devices = Books(jobs, Quiet(len(jobs)), file), {"cpu": find_devices(jobs[0].plan)}
+    books, devices = SweepState(jobs, Quiet(len(jobs)), file), {"cpu": find_devices(jobs[0].plan)}
     Pool(books, devices).wait()
     assert all(job.outcome is Outcome.ok for job in jobs)
 
@@ -174,7 +174,7 @@ def submission(root: Path, runs: int) -> dict[str, object]:
     cells, jobs = planned(root / "slurm", runs)
     planning = time.perf_counter() - began
     file = SweepFile(sweep_paths(str(root / "slurm"), "bench"), ["-m"], cells)
-    books = Books(jobs, Quiet(runs), file, find_launcher("slurm").place_of)
+    books = SweepState(jobs, Quiet(runs), file, find_launcher("slurm").place_of)
     cluster = Cluster(books, sweep_paths(str(root / "slurm"), "bench"), "bench")
     took = seconds(cluster.submit)
     names = calls.read_text().split()

@@ -30,7 +30,7 @@ from eke.common.files import write_atomic
 from eke.config.compose import compose
 from eke.estimate.time import work as passes
 from eke.estimate.time.rates import StepTime
-from eke.estimate.time.time_history import prior_time
+from eke.estimate.time.time_history import calibrated_step_time
 from eke.estimate.time.work import Work
 from eke.hardware import DEVICES
 from eke.plan.planner import Plan
@@ -172,7 +172,7 @@ def fit(rows: Sequence[Row]) -> dict[str, float]:
 
     fixed = []
     for row in rows:
-        found, work = prior_time(row.plan), Work(row.plan)
+        found, work = calibrated_step_time(row.plan), Work(row.plan)
         assert isinstance(found, StepTime)
         parts = [sum(p.flops for p in work.products if p.fused is fused) for fused in (False, True)]
         peak = row.plan.device.peak("bfloat16")
@@ -189,7 +189,7 @@ def fit(rows: Sequence[Row]) -> dict[str, float]:
 
 def compared(row: Row) -> dict[str, Any]:
     """Prediction and truth of one row."""
-    found = prior_time(row.plan)
+    found = calibrated_step_time(row.plan)
     assert isinstance(found, StepTime)
     step = found.step_s
     return {"table": "", "row": row.name, "low": step.low, "expected": step.expected,

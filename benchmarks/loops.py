@@ -31,7 +31,7 @@ from eke.training.loop.loop import train_step, write_metrics
 from eke.training.loop.meter import Clock, Meter
 from eke.training.loop.stop import StopFlag
 from eke.training.loop.training_state import TrainingState
-from eke.training.observe.effective import closer_look
+from eke.training.observe.effective import profile_step
 from eke.training.optimizer.build_optimizer import build_optimizer
 from eke.workflows.planning import plan_for
 
@@ -161,7 +161,7 @@ class Eke:
     def advance(self, num_steps: int) -> None:
         """Train."""
         for step in range(self.done, self.done + num_steps):
-            with closer_look(self.job, step):
+            with profile_step(self.job, step):
                 train_step(self.job, self.batches, step)
             if (step + 1) % LOG_EVERY == 0:
                 write_metrics(self.job)

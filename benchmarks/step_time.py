@@ -38,7 +38,7 @@ from eke.common.paths import RunPaths
 from eke.config.sweep import expand
 from eke.estimate.time.rates import StepTime
 from eke.estimate.time.step_time import fitted_rates
-from eke.estimate.time.time_history import Observation, amounts_of, prior_time
+from eke.estimate.time.time_history import Observation, amounts_of, calibrated_step_time
 from eke.estimate.time.work import Work
 from eke.hardware import DEVICES, environment
 from eke.plan.planner import Plan
@@ -118,7 +118,7 @@ def rows_of(table: PublishedTable) -> Iterable[Row]:
         measured = 1 / figures.steps_per_s if figures.steps_per_s else None
         if measured is None and figures.samples_per_s:
             measured = plan.batch.samples_per_step / figures.samples_per_s
-        found = prior_time(plan)
+        found = calibrated_step_time(plan)
         assert isinstance(found, StepTime), found
         assert measured is not None
         yield {

@@ -27,13 +27,13 @@ from typing import Any
 from arguments import writable
 
 from eke.common.errors import ConfigError
-from eke.common.files import plain, write_atomic
+from eke.common.files import json_safe, write_atomic
 from eke.config.compose import compose
 from eke.config.compose.catalogue import make_catalogue
 from eke.hardware import Device, detect, device_option, environment
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_RESUMABLE
-from eke.rules import RULES, Facts, Severity, check
+from eke.rules import RULES, RuleInputs, Severity, check
 from eke.workflows.planning import plan_for
 
 REPO = Path(__file__).resolve().parents[1]
@@ -100,7 +100,7 @@ def main() -> int:
             print(f"the budget of {asked.budget:.0f} s is spent; the same command continues")
             return EXIT_RESUMABLE
         row = run(command, device, content["outcomes"], asked.limit)
-        content["outcomes"][command] = plain(row)
+        content["outcomes"][command] = json_safe(row)
         write(file, content)
         print(f"{command:34} {row['outcome']:8} {row['reason'][:100]}", flush=True)
     print(file)
@@ -164,7 +164,7 @@ def run(command: str, device: Device, rows: dict[str, Row], limit_s: float) -> R
 def without_effect(plan: Plan) -> list[dict[str, str]]:
     """What the rules know to do nothing on this device."""
     idle = {rule.id for rule in RULES if rule.verdict is Severity.no_effect}
-    _, warned = check(Facts(plan.config, plan.device))
+    _, warned = check(RuleInputs(plan.config, plan.device))
     return [{"path": p.key, "rule": p.id} for p in warned if p.id in idle]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from eke.config import schema
 from eke.results.trackers import TrackedRun
 from eke.results.trackers.accelerate import MLflowRun, TensorBoardRun, TrackioRun
-from eke.results.trackers.async_tracker import Mirror
+from eke.results.trackers.async_tracker import TrackerClient
 from eke.results.trackers.wandb import WandbRun
 
 NUM_ROWS, WRITE = 1000, 10
@@ -37,7 +37,7 @@ def main(option: str) -> None:
         settings = schema.Tracker(option=option)
         config = {"optimizer": {"lr": 1e-3}}
         run = TrackedRun("0" * 16, "", (), "", {}, config, Path(folder), 0, settings)
-        mirrors: dict[str, Callable[[], Mirror]] = {
+        mirrors: dict[str, Callable[[], TrackerClient]] = {
             "wandb": lambda: WandbRun(run, upload_s=10),
             "tensorboard": lambda: TensorBoardRun(run),
             "mlflow": lambda: MLflowRun(run),

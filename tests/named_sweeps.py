@@ -11,7 +11,7 @@ import yaml
 from eke.config.compose.catalogue import headline, make_catalogue
 from eke.config.sweep import SweepCell, expand
 from eke.config.sweep.definition import value_text
-from eke.launch.processes.sweep import Cell
+from eke.launch.processes.sweep import SweepRun
 from eke.plan.planner import Plan
 from eke.workflows.sweep import plan_cells
 
@@ -46,6 +46,6 @@ def expanded(*typed: str) -> tuple[SweepCell, ...]:
     return expand(typed).cells
 
 
-def planned(*typed: str) -> tuple[list[Cell], list[Plan | None]]:
+def planned(*typed: str) -> tuple[list[SweepRun], list[Plan | None]]:
     """A sweep as it would start on this machine's CPU."""
     return plan_cells(expand([*typed, "hardware=cpu"]).cells, "test", lambda done, total: None)

@@ -19,7 +19,7 @@ from trained import record_of, steps_of, train_job
 from eke.common.errors import ConfigError
 from eke.config.compose import compose
 from eke.plan.planner import Plan
-from eke.rules import RULES, Facts, Severity, check
+from eke.rules import RULES, RuleInputs, Severity, check
 from eke.workflows.planning import plan_for
 
 ON = os.environ.get("EKE_GPU_TESTS_ON", "cuda")
@@ -129,7 +129,7 @@ def train_here(folder: Path, *overrides: str) -> Trained:
     assert record.memory.measured is not None
     peak = record.memory.measured.peak_allocated_bytes
     assert peak is not None
-    _, warned = check(Facts(plan.config, plan.device))
+    _, warned = check(RuleInputs(plan.config, plan.device))
     idle = tuple(f"{p.key} = {p.value} {p.why}" for p in warned if p.id in IDLE)
     without_effect = [warning for warning in record.warnings if "had no effect" in warning]
     assert idle or not without_effect, "no rule had foreseen it"

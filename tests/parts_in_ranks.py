@@ -136,7 +136,7 @@ def states_after(seen: list[Any]) -> Any:
     """Context that notes the generator's state wherever building ends to draw."""
     from eke.training.model import adapters, build_model, load_pretrained, unused
 
-    plain = unused.own_random_numbers
+    plain = unused.preserve_rng_state
 
     @contextmanager
     def noted(device: torch.device, seed: int | None = None) -> Any:
@@ -146,9 +146,9 @@ def states_after(seen: list[Any]) -> Any:
                 seen.append(torch.get_rng_state())
 
     with (
-        patch.object(build_model, "own_random_numbers", noted),
-        patch.object(load_pretrained, "own_random_numbers", noted),
-        patch.object(adapters, "own_random_numbers", noted),
+        patch.object(build_model, "preserve_rng_state", noted),
+        patch.object(load_pretrained, "preserve_rng_state", noted),
+        patch.object(adapters, "preserve_rng_state", noted),
     ):
         yield
 

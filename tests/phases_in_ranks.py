@@ -19,7 +19,7 @@ from unittest.mock import patch
 import torch
 from torch.autograd.profiler import profile
 
-from eke.common.paths import LOCAL_RANK, MEETING, RANK, WORLD_SIZE, RunPaths
+from eke.common.paths import LOCAL_RANK, RENDEZVOUS_VARIABLE, RANK, WORLD_SIZE, RunPaths
 from eke.plan.planner import read_plan
 from eke.training.loop import attempt, loop, worker
 from eke.training.observe.memory_stages import allocations
@@ -65,7 +65,7 @@ def train(folder: Path, start: str) -> Peaks:
         patch.object(loop, "train_step", during("step", loop.train_step)),
         patch.object(loop, "evaluate_at", during("evaluation", loop.evaluate_at)),
         patch.object(loop, "save", during("save", save_and_wait)),
-        patch.object(loop, "closer_look", lambda *_: nullcontext()),  # it profiles, too
+        patch.object(loop, "profile_step", lambda *_: nullcontext()),  # it profiles, too
     ):
         code = worker.main([str(folder)])
     assert not code, f"the worker ended with {code}"
@@ -83,7 +83,7 @@ def in_ranks(folder: Path, start: str) -> Peaks:
             continue
         code = 1
         try:
-            names = {RANK: rank, LOCAL_RANK: rank, WORLD_SIZE: world, MEETING: meeting}
+            names = {RANK: rank, LOCAL_RANK: rank, WORLD_SIZE: world, RENDEZVOUS_VARIABLE: meeting}
             os.environ |= {name: str(value) for name, value in names.items()}
             os.environ["LOCAL_WORLD_SIZE"] = str(world)
             found = train(folder, start)

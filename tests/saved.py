@@ -6,7 +6,7 @@ from pathlib import Path
 from eke.common.files import remove_tree
 from eke.common.paths import checkpoint_name
 from eke.training import checkpoint
-from eke.training.distributed.ranks import ALONE
+from eke.training.distributed.ranks import SINGLE_PROCESS
 from eke.training.loop.meter import capture_random_state
 
 
@@ -21,7 +21,7 @@ def save_checkpoint(folder, step, model, optimizer, scaler, keep, random_states=
         return checkpoint.finish_checkpoint(unfinished, step, keep)
 
     try:
-        return checkpoint.together(ALONE, folder / checkpoint_name(step), write)[0]
+        return checkpoint.together(SINGLE_PROCESS, folder / checkpoint_name(step), write)[0]
     except BaseException:
         remove_tree(unfinished)
         raise

@@ -8,8 +8,8 @@ from rank_server import RankServer, modules_of
 from support import PATIENCE_S, environment
 
 from eke.common.paths import RunPaths
-from eke.launch.processes.run_dir import claim
-from eke.launch.processes.running_run import settle
+from eke.launch.processes.run_dir import lock_run_folder
+from eke.launch.processes.running_run import finish_attempt
 from eke.plan.planner import Plan, write_plan
 from eke.plan.record import Record, read_attempts
 
@@ -27,7 +27,7 @@ def train_in_ranks(
     """
     paths = RunPaths(runs / plan.run_id)
     assert not paths.record.exists()
-    with claim(paths):
+    with lock_run_folder(paths):
         write_plan(paths, plan)
         before = len(read_attempts(paths))
         codes = server.train(
@@ -37,7 +37,7 @@ def train_in_ranks(
             modules=modules_of(plan),
             timeout=2 * PATIENCE_S,  # DeepSpeed's C++ is compiled at its first use
         )
-        record = settle(paths, plan, next(filter(None, codes), 0), before)
+        record = finish_attempt(paths, plan, next(filter(None, codes), 0), before)
     return paths.folder, record, codes
 
 

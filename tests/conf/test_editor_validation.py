@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 from support import REPO
 
-from eke.config.compose.catalogue import admits, class_fields, make_catalogue
+from eke.config.compose.catalogue import is_valid_value, class_fields, make_catalogue
 from eke.config.editor import DEFINITIONS, field_schema, make_schemas
 
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema, of the extra `test`, is missing")
@@ -123,7 +123,7 @@ VALUES += sorted({next(iter(enum.__members__)) for enum in ENUMS} - set(map(str,
 
 
 def eke_takes(field, value) -> bool:
-    if not admits(field, value):
+    if not is_valid_value(field, value):
         return False
     return value is None or field.limit is None or field.limit.admits(value)
 

@@ -13,7 +13,7 @@ from eke.config.compose.catalogue import make_catalogue
 from eke.config.schema.techniques import OPTIMIZERS
 from eke.estimate.time.transfers import counts
 from eke.models.sizes import OPTIMIZER_REGISTRY, optimizer_entry, structure
-from eke.models.sizes.optimizers import AUTO, LOOPS, optimizer_bytes, unknown
+from eke.models.sizes.optimizers import AUTO, LOOPS, optimizer_bytes, unknown_temporaries
 
 SOURCE = REPO / "src" / "eke"
 
@@ -40,7 +40,7 @@ def test_an_entry_is_complete(option) -> None:
     # A run can tell whether it is what was asked for: by its class, or by an effect on its states.
     seen = known.built or known.quantises or known.projects or known.pages or known.rounds_at_random
     assert seen
-    assert known.implementation or known.temporaries is not unknown
+    assert known.implementation or known.temporaries is not unknown_temporaries
     # Its step was counted, or what stands in for it was.
     loop = "fused" if known.implementation == AUTO else known.implementation
     counted = known.counted_as or (f"adamw_{loop}" if loop else option)

@@ -19,7 +19,7 @@ from eke.estimate.memory import forecast
 from eke.models.families import FAMILIES
 from eke.plan.record import read_record
 from eke.results.report import render_summary
-from eke.workflows.auto_batch import Means
+from eke.workflows.auto_batch import BatchSearchBudget
 from eke.workflows.planning import plan_for
 
 README = REPO / "README.md"
@@ -105,7 +105,7 @@ def test_forecasts_of_several_gpus_are_up_to_date(tmp_path, monkeypatch) -> None
     assert len(rows) == 6
     for typed, *shown in rows:
         words = f"{typed.replace('$LLAMA_70B', large)} {common} data=synthetic hardware=h100"
-        plan = plan_for(compose(words.split()), planning=True, means=Means(trace=False))
+        plan = plan_for(compose(words.split()), planning=True, means=BatchSearchBudget(trace=False))
         memory = forecast(plan).peak
         found = [each / 2**30 for each in (memory.expected, memory.low, memory.high)]
         assert [*map(float, shown)] == pytest.approx(found, rel=0.06), typed

@@ -7,8 +7,8 @@ import pytest
 import transformers
 from memory_truth import COMMON, Case, measured_apart, plan_of, step_peak
 
-from eke.estimate.memory import is_open, known_forecast
-from eke.estimate.memory.trace_client import traced
+from eke.estimate.memory import needs_trace, known_forecast
+from eke.estimate.memory.trace_client import get_or_run_trace
 
 WIDE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 300}
 GATED = {**WIDE, "num_key_value_heads": 1, "intermediate_size": 96}
@@ -56,7 +56,7 @@ def test_the_trace_of_a_family_without_formulas(family, tmp_path, monkeypatch) -
         "precision=bf16", *COMMON,
     ))  # fmt: skip
     plan = plan_of(case)
-    assert is_open(known_forecast(plan)), "no run starts by formulas that are not its own"
-    answer = traced(plan)
+    assert needs_trace(known_forecast(plan)), "no run starts by formulas that are not its own"
+    answer = get_or_run_trace(plan)
     assert answer.traced is not None, answer.reason
     assert step_peak(answer.traced.allocated) == pytest.approx(measured_apart(case), rel=0.01)

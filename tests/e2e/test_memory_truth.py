@@ -10,7 +10,7 @@ from memory_truth import COMMON, MODELS, Case, Outcome, cases, measured_apart, p
 
 from eke.estimate.memory.components import Method
 from eke.estimate.memory.predict_memory import forecast
-from eke.estimate.memory.trace_client import trace_all, traced
+from eke.estimate.memory.trace_client import trace_all, get_or_run_trace
 
 SEED, COUNT = 11, 10
 
@@ -48,7 +48,7 @@ def test_what_is_frozen_is_predicted_to_the_byte_nearly(words) -> None:
     typed += ["data.num_samples=32", "model.vocab_size=1000"]
     frozen = Case("", tuple(typed))
     whole = Case("", tuple(word for word in typed if "freeze" not in word))
-    answer = traced(plan_of(frozen))
+    answer = get_or_run_trace(plan_of(frozen))
     peak = measured_apart(frozen)
     assert answer.traced is not None
     assert step_peak(answer.traced.allocated) == pytest.approx(peak, rel=0.01)
@@ -75,7 +75,7 @@ COMPILED = {
 @pytest.mark.parametrize("words", COMPILED.values(), ids=COMPILED)
 def test_what_compiled_code_keeps_is_predicted(words) -> None:
     case = Case("", (*words.split(), *COMMON, "data.num_samples=48", "model.num_hidden_layers=2"))
-    answer = traced(plan_of(case))
+    answer = get_or_run_trace(plan_of(case))
     assert answer.traced is not None, answer.reason
     assert (answer.traced.method, answer.traced.is_exact) == (Method.trace, True)
     assert step_peak(answer.traced.allocated) == pytest.approx(measured_apart(case), rel=0.005)
@@ -87,7 +87,7 @@ def test_fused_adapters_are_predicted(memory) -> None:
     typed = ("model=tiny", "model.dropout=0", "peft=lora", "precision=bf16", f"memory={memory}")
     typed += ("batch.per_device=4", "data.seq_len=64", "data.num_samples=32", *COMMON)
     fused, plain = (Case("", (*typed, f"peft.fused={on}")) for on in ("true", "false"))
-    answer = traced(plan_of(fused))
+    answer = get_or_run_trace(plan_of(fused))
     peak = measured_apart(fused)
     assert answer.traced is not None
     assert step_peak(answer.traced.allocated) == pytest.approx(peak, rel=0.01)

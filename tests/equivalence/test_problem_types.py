@@ -17,7 +17,7 @@ from tokenizer_kinds import save_kind
 from trained import continue_job, record_of, steps_of, train_job
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
-from eke.estimate.memory.trace_client import traced
+from eke.estimate.memory.trace_client import get_or_run_trace
 from eke.plan.record import metrics
 from eke.results.report.show.sections import _classes
 from eke.training.batches.dataset import build_data
@@ -309,7 +309,7 @@ def test_memory_is_predicted(words, model, tmp_path, monkeypatch) -> None:
     case = Case("", (f"model={model}", "task=sequence_classification", *words.split(),
                      "batch.per_device=4", "data.seq_len=64", "data.num_samples=32",
                      "model.vocab_size=1000", "precision=bf16", *COMMON))  # fmt: skip
-    answer = traced(plan_of(case))
+    answer = get_or_run_trace(plan_of(case))
     assert answer.traced is not None, answer.reason
     assert step_peak(answer.traced.allocated) == pytest.approx(measured_apart(case), rel=0.01)
 
@@ -320,7 +320,7 @@ def test_memory_of_pairs_is_predicted(own_rows, monkeypatch) -> None:
     _, overrides = own_rows("single", pairs=True)
     typed = last_wins(*overrides, "train.steps=3", "train.save_final=false", "hardware=cpu")
     case = Case("", typed)
-    answer = traced(plan_of(case))
+    answer = get_or_run_trace(plan_of(case))
     assert answer.traced is not None, answer.reason
     assert step_peak(answer.traced.allocated) == pytest.approx(measured_apart(case), rel=0.01)
 

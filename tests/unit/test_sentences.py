@@ -12,7 +12,7 @@ from eke.cli.doctor import find_options
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.config.compose import compose
 from eke.estimate.memory import Method, forecast
-from eke.estimate.memory.components import DOUBTS, Traced
+from eke.estimate.memory.components import UNCERTAINTY_REASONS, Traced
 from eke.plan.planner import Decision
 from eke.workflows.auto_batch import chosen_overrides
 
@@ -25,8 +25,8 @@ def texts(request, monkeypatch) -> None:
     if request.param == "constants":
         _replace(monkeypatch, Problem, why=lambda _: TEXT, fix=_without_remark)
         _replace(monkeypatch, Decision, reason=lambda _: TEXT)
-        for doubt, reason in DOUBTS.items():
-            monkeypatch.setitem(DOUBTS, doubt, replace(reason, text=TEXT))
+        for doubt, reason in UNCERTAINTY_REASONS.items():
+            monkeypatch.setitem(UNCERTAINTY_REASONS, doubt, replace(reason, text=TEXT))
 
 
 def _without_remark(problem: Problem) -> Fix:

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
-from eke.common.errors import EkeError, of_system
+from eke.common.errors import EkeError, format_os_error
 from eke.common.masking import mask
 from eke.common.process_env import ensure_home
-from eke.common.runtime import collect_seldom
-from eke.common.streams import lost, open_streams, speak_problems, use_utf8
-from eke.common.text import closest
+from eke.common.runtime import relax_gc
+from eke.common.streams import output_was_lost, open_streams, print_problems_json, use_utf8
+from eke.common.text import suggest_match
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER
 
 USAGE = """\
@@ -72,22 +72,22 @@ def main(arguments: list[str] | None = None) -> int:
         use_utf8()
     open_streams()
     ensure_home()
-    collect_seldom()
+    relax_gc()
     typed = sys.argv[1:] if arguments is None else arguments
     try:
         code = _do(typed)
     except EkeError as error:
         if "--json" in typed:
-            speak_problems(error)
+            print_problems_json(error)
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     except OSError as error:  # e.g. a full disk, or a deleted or read-only folder
-        sys.stderr.write(f"{of_system(error)}\n")
+        sys.stderr.write(f"{format_os_error(error)}\n")
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_RESUMABLE
     only_answers = typed[:1] not in (["train"], ["fit"], ["retry"])
-    return EXIT_FAILED if code == EXIT_OK and only_answers and lost() else code
+    return EXIT_FAILED if code == EXIT_OK and only_answers and output_was_lost() else code
 
 
 def _do(arguments: list[str]) -> int:
@@ -105,7 +105,7 @@ def _do(arguments: list[str]) -> int:
 
         asked = split_arguments(rest)
         sys.stdout.write(f"{help_text(asked.config_dir, asked.help or '')}\n")
-        return EXIT_FAILED if lost() else EXIT_OK
+        return EXIT_FAILED if output_was_lost() else EXIT_OK
     if command in COMPLETION_FLAGS:
         from eke.config.compose import answer_shell
 
@@ -122,7 +122,7 @@ def _do(arguments: list[str]) -> int:
 
 def _unknown(command: str, rest: list[str]) -> int:
     """Suggest the intended command, or `train` if the word is an override."""
-    typed = ["train", command] if "=" in command else [closest(command, _COMMANDS)]
+    typed = ["train", command] if "=" in command else [suggest_match(command, _COMMANDS)]
     if typed[0] is None:
         sys.stderr.write(f"eke: unknown command {command!r}\n\n")
         return _usage(EXIT_USER)

@@ -13,7 +13,7 @@ from typing import Any
 
 from eke.cli import make_parser
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.files import plain, read_json
+from eke.common.files import json_safe, read_json
 from eke.common.streams import printable
 from eke.common.text import align, format_number, override
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_USER
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     speeds = [found.mean, *(row.speed for row in found.rows)]
     is_slower = any(is_slowdown(each, found.tolerance) for each in speeds if each)
     code = EXIT_FAILED if is_slower else EXIT_USER if found.problem else EXIT_OK
-    text = json.dumps(plain(_as_plain(found, code)), indent=1) if options.json else _render(found)
+    text = json.dumps(json_safe(_as_plain(found, code)), indent=1) if options.json else _render(found)
     sys.stdout.write(printable(f"{text}\n"))
     if found.problem and not options.json:
         sys.stderr.write(f"{ConfigError(found.problem)}\n")

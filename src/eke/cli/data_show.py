@@ -18,7 +18,7 @@ from eke.data.sources import Store, open_store, request_of
 from eke.hardware import detect
 from eke.models.checkpoints import follow_head, resolve_model, resolve_tokenizer
 from eke.plan.planner.samples import plan_data
-from eke.rules import Facts, check
+from eke.rules import RuleInputs, check
 from eke.workflows import heed, print_once
 
 DESCRIPTION = """Shows the first rows as text, with trained tokens in green, or between [[ and ]]
@@ -75,7 +75,7 @@ def _configuration(typed: list[str]) -> Config:
     if not is_set(composed, "task.num_labels"):
         config = follow_head(config)
     config = resolve_tokenizer(config)
-    refused, _ = check(Facts(config, detect(), planning=True))
+    refused, _ = check(RuleInputs(config, detect(), planning=True))
     if about_data := [p for p in refused if p.key.partition(".")[0] in ("data", "task")]:
         raise ConfigError(about_data)
     return config

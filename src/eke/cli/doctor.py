@@ -32,7 +32,7 @@ from eke.hardware.fingerprint import PACKAGES, installed_versions
 from eke.hardware.nvidia import GpuReport, GpuState, report_gpus
 from eke.models.families import family_of
 from eke.plan.record import EXIT_OK
-from eke.rules import Facts, check
+from eke.rules import RuleInputs, check
 from eke.rules.tracker import has_wandb_key
 
 LEFT_OUT = ("data", "task", "batch", "schedule", "hardware", "recipe", "experiment", "sweep")
@@ -62,13 +62,13 @@ def find_options(device: Device) -> tuple[OptionFinding, ...]:
     catalogue = make_catalogue()
     base = compose(["tracker=none"]).config  # the default tracker's package may be missing
     # Problems of all options, for example a full disk.
-    everywhere = {problem.id for problems in check(Facts(base, device)) for problem in problems}
+    everywhere = {problem.id for problems in check(RuleInputs(base, device)) for problem in problems}
     findings = []
     pairs = [
         (g, o) for g, options in catalogue.options.items() if g not in LEFT_OUT for o in options
     ]
     for group, option in (pair for pair in pairs if pair not in NEEDS_MORE):
-        refused, warned = check(Facts(_with(catalogue, base, group, option), device))
+        refused, warned = check(RuleInputs(_with(catalogue, base, group, option), device))
         own = [p for p in (*refused, *warned) if p.id not in everywhere][:1]
         usable = not any(problem in refused for problem in own)
         words = [(problem.why, str(problem.fix), problem.overrides) for problem in own]
@@ -154,7 +154,7 @@ WANTED = (*PACKAGES, "datasets", "nvidia-ml-py")
 """Reported packages, by distribution name."""
 
 
-def examine() -> dict[str, Any]:
+def inspect_machine() -> dict[str, Any]:
     """Examine this machine without raising for missing components. Keys as in `--json`."""
     process = ask_torch()
     device = detect()
@@ -205,7 +205,7 @@ def find_risks(runs: Path) -> Iterator[str]:
         yield f"{runs} has folders of other users (uid {others}). Their runs cannot be resumed"
 
 
-GLUE = "\N{NO-BREAK SPACE}"
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 """Sign that becomes a space after the lines are wrapped."""
 
 LABEL = 14
@@ -229,7 +229,7 @@ def render_examination(found: dict[str, Any], width: int = 100) -> str:
                 text, max(width, 40), initial_indent=start,
                 subsequent_indent=" " * (LABEL + 2), break_on_hyphens=False,
             ) or [start.rstrip()]  # fmt: skip
-    return "\n".join(lines[1:]).replace(GLUE, " ")
+    return "\n".join(lines[1:]).replace(NO_BREAK_SPACE, " ")
 
 
 def _machine(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -261,7 +261,7 @@ def _software(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
             words.append(f"NCCL {torch['nccl']}")
         yield "torch", ", ".join(words)
     rest = {name: version for name, version in found["versions"].items() if name != "torch"}
-    yield "installed", "  ".join(f"{name}{GLUE}{version}" for name, version in rest.items())
+    yield "installed", "  ".join(f"{name}{NO_BREAK_SPACE}{version}" for name, version in rest.items())
     yield "not installed", "  ".join(found["missing"]) or "none"
     key = "found" if found["wandb_key"] else "none. Only tracker.mode=online needs one"
     yield "W&B API key", key
@@ -319,7 +319,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = make_parser("doctor", DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
-    found = examine()
+    found = inspect_machine()
     if options.json:
         text = json.dumps(found, indent=2, default=dataclasses.asdict)
     else:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from eke.cli import make_parser, whole_number
-from eke.common.files import plain
+from eke.common.files import json_safe
 from eke.config.compose import split_arguments
 from eke.plan.record import EXIT_OK
 from eke.workflows import heed, print_once
@@ -67,7 +67,7 @@ def _evaluate(arguments: Sequence[str]) -> int:
     typed = split_arguments(options.overrides)
     heed(typed)
     found = evaluate_run(options.run, typed.overrides)
-    content = json.dumps(plain(asdict(found)), indent=1, allow_nan=False)
+    content = json.dumps(json_safe(asdict(found)), indent=1, allow_nan=False)
     return print_once(content if options.json else render(found))
 
 

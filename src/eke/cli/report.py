@@ -9,7 +9,7 @@ from pathlib import Path
 
 from eke.cli import make_parser
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.files import hold_folder, plain, write_atomic
+from eke.common.files import open_trusted_dir, json_safe, write_atomic
 from eke.common.paths import short_path, user_path
 from eke.common.text import format_number
 from eke.plan.record import EXIT_OK
@@ -118,7 +118,7 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
     asked = [*options.formats]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with hold_folder(folder):  # `runs` may be a link of this user
+        with open_trusted_dir(folder):  # `runs` may be a link of this user
             folder = folder.resolve()
         for name in asked:
             text = _render(name, found, options.repeats)
@@ -145,4 +145,4 @@ def _render(name: str, found: Comparison, repeats: bool) -> str:
         return export.render_markdown(found, repeats)
     if name == "csv":
         return export.as_csv(found)
-    return json.dumps(plain(export.as_plain(found)), indent=1, allow_nan=False) + "\n"
+    return json.dumps(json_safe(export.as_plain(found)), indent=1, allow_nan=False) + "\n"

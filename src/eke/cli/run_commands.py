@@ -28,7 +28,7 @@ from eke.cli import make_parser
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import (
     READ_LIMIT,
-    Refused,
+    UntrustedPathError,
     is_locked,
     last_bytes,
     read_bytes,
@@ -37,7 +37,7 @@ from eke.common.files import (
     who_has_open,
 )
 from eke.common.paths import RunPaths, SweepPaths, program, user_path
-from eke.common.streams import is_heard, printable, speak, unfiltered
+from eke.common.streams import has_reader, printable, write_line, raw_stream
 from eke.common.text import align, format_number, format_seconds
 from eke.launch.interface import find_launcher, launchers_of
 from eke.launch.processes.follow import Tail, Watcher, watchers_in
@@ -50,14 +50,14 @@ from eke.launch.processes.status import (
     UNREADABLE,
     WAITING,
     RunStatus,
-    find_standings,
-    goes_on,
+    find_statuses,
+    is_active,
     open_rows,
 )
 from eke.plan.record import EXIT_FAILED, EXIT_OK, Outcome, no_runs, read_attempts, read_record
 from eke.results.report.summary import distinct_overrides
 
-BAD = (Outcome.oom.name, Outcome.diverged.name, Outcome.crashed.name)
+RETRYABLE_OUTCOMES = (Outcome.oom.name, Outcome.diverged.name, Outcome.crashed.name)
 """Outcomes that `eke retry` reruns."""
 
 
@@ -75,19 +75,19 @@ def retry(options: argparse.Namespace) -> int:
         again = shlex.join([*run.command, "rerun=true"]) if run else "eke retry runs/sweep-ID"
         raise ConfigError(Problem("DIR", str(folder), why, Fix(remark=again), "not_a_sweep"))
     directory, command, cells = _recorded(sweep.sweep, options.trust)
-    wanted = options.only or [*BAD, UNREADABLE]
-    found = {run_name(s) or s.label: s.paths for s in find_standings(folder) if s.state in wanted}
+    wanted = options.only or [*RETRYABLE_OUTCOMES, UNREADABLE]
+    found = {run_name(s) or s.label: s.paths for s in find_statuses(folder) if s.state in wanted}
     chosen = list(found.values())  # several cells may be the same run
     refuse_a_copy(folder, directory, cells)
     if not chosen:
-        speak(f"no run is {' or '.join(wanted)}")
+        write_line(f"no run is {' or '.join(wanted)}")
         return EXIT_OK
     is_search = command[0] == "fit"
     words = ["eke", *command] if is_search else [*program().split(), *command]
-    speak(f"in {shlex.quote(directory)}: {shlex.join(words)}")
-    speak(f"rerunning {format_number(len(chosen), 'run')}")
+    write_line(f"in {shlex.quote(directory)}: {shlex.join(words)}")
+    write_line(f"rerunning {format_number(len(chosen), 'run')}")
     os.chdir(directory)
-    with aside(chosen):
+    with set_records_aside(chosen):
         if not is_search:
             return workflows.main(command)
         from eke.cli import fit  # slow, and few sweeps are searches
@@ -103,7 +103,7 @@ def _recorded(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, A
         texts = [directory, *command, *(cell.get("folder") or "" for cell in cells)]
         if command[0] not in ("-m", "fit") or not all(isinstance(text, str) for text in texts):
             raise ValueError
-    except Refused as error:
+    except UntrustedPathError as error:
         if trust:
             raise
         again = shlex.join(["eke", "retry", str(file.parent), "--trust"])
@@ -127,7 +127,7 @@ def refuse_a_copy(folder: Path, directory: str, cells: Sequence[dict[str, Any]])
 
 
 @contextmanager
-def aside(runs: Sequence[RunPaths]) -> Iterator[None]:
+def set_records_aside(runs: Sequence[RunPaths]) -> Iterator[None]:
     """Rename final records, so that the runs are unfinished. Restore them if no run starts."""
     before = {paths.folder: _traces(paths) for paths in runs}
     kept: dict[Path, Path] = {}
@@ -175,7 +175,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
         add("-n", "--lines", type=int, default=20, help="lines per log, 0 for all (default: 20)")
     elif command == "retry":
         add(
-            "--only", choices=BAD, action="append",
+            "--only", choices=RETRYABLE_OUTCOMES, action="append",
             help="rerun only this outcome (default: all three, and unreadable records). The "
             "sweep's command also runs crashed and unfinished runs",
         )  # fmt: skip
@@ -193,7 +193,7 @@ def status(options: argparse.Namespace) -> int:
     """Print the progress of all runs. Return EXIT_FAILED if a launcher did not answer."""
     if options.live and sys.stdout.isatty():
         return watch(user_path(options.folder))
-    standings = find_standings(user_path(options.folder))
+    standings = find_statuses(user_path(options.folder))
     if options.json:
         plain = [
             {"folder": str(s.paths.folder), **{f: getattr(s, f) for f in _JSON}} for s in standings
@@ -209,14 +209,14 @@ def status_table(standings: Sequence[RunStatus]) -> str:
     """Format one line per run, reasons for failing or waiting, and the number in each state."""
     rows = [
         (s.state, *s.newest.texts(s.total)[:2], s.where, run_name(s), words)
-        for s, words in zip(standings, own_words(standings), strict=True)
+        for s, words in zip(standings, distinguishing_overrides(standings), strict=True)
     ]
     lines = align([HEADER, *rows])
     for each in standings:
         if each.note:
             lines += ["", *align([[f"{each.state}: {run_name(each) or each.label}"]])]
             lines += align([[f"  {each.note}"]])
-    return "\n".join([*lines, "", counts_by_state(standings) + silence(standings)])
+    return "\n".join([*lines, "", counts_by_state(standings) + unreachable_launcher_message(standings)])
 
 
 LOOK_S, POLL_CLUSTER_S = 1.0, 15.0
@@ -234,14 +234,14 @@ STYLES = {
 
 def watch(folder: Path) -> int:
     """Show the progress of all runs until they end. Ctrl-C only stops the display."""
-    console = Console(file=unfiltered(sys.stdout), highlight=False, markup=False, emoji=False)
+    console = Console(file=raw_stream(sys.stdout), highlight=False, markup=False, emoji=False)
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
         while True:
             began = time.monotonic()
-            standings = find_standings(folder)
+            standings = find_statuses(folder)
             live.update(render_runs(standings, shutil.get_terminal_size().lines), refresh=True)
             pause = POLL_CLUSTER_S if any(each.job for each in standings) else LOOK_S
-            if not (goes_on(folder, standings) and is_heard()):
+            if not (is_active(folder, standings) and has_reader()):
                 break
             time.sleep(max(pause, SLOW_FACTOR * (time.monotonic() - began)))
     return EXIT_OK
@@ -253,7 +253,7 @@ def render_runs(standings: Sequence[RunStatus], height: int = 24) -> RenderableT
     for title in ("state", "", "step", "loss", "a step", "left"):
         table.add_column(title, no_wrap=True)
     table.add_column("overrides")  # the only column that shrinks in a narrow terminal
-    worded = zip(standings, own_words(standings), strict=True)
+    worded = zip(standings, distinguishing_overrides(standings), strict=True)
     ordered = sorted(worded, key=lambda pair: _importance(pair[0]))
     room = max(3, height - 6)
     for each, words in ordered[:room]:
@@ -273,7 +273,7 @@ def summary_line(standings: Sequence[RunStatus]) -> str:
     running = (each for each in standings if each.state == RUNNING)
     left = [s for each in running if (s := each.newest.left_s(each.total)) is not None]
     longest = f" ({format_seconds(max(left))} left)" if left else ""
-    return counts_by_state(standings) + longest + silence(standings)
+    return counts_by_state(standings) + longest + unreachable_launcher_message(standings)
 
 
 def _whole(standings: Sequence[RunStatus]) -> RenderableType:
@@ -293,7 +293,7 @@ def _importance(each: RunStatus) -> tuple[int, bool]:
     return rank, rank == 3 and not each.is_active
 
 
-def own_words(standings: Sequence[RunStatus]) -> list[str]:
+def distinguishing_overrides(standings: Sequence[RunStatus]) -> list[str]:
     """Return the overrides of each run without those common to all."""
     return [
         " ".join(own) for own in distinct_overrides([tuple(s.label.split()) for s in standings])
@@ -313,7 +313,7 @@ def counts_by_state(standings: Sequence[RunStatus]) -> str:
     return f"{format_number(len(standings), 'run')}: {total}"
 
 
-def silence(standings: Sequence[RunStatus]) -> str:
+def unreachable_launcher_message(standings: Sequence[RunStatus]) -> str:
     """Return a message about launchers that do not answer, "" if all do."""
     silent = {each.paths.folder: each for each in standings if each.silent}
     if not silent:
@@ -328,9 +328,9 @@ def silence(standings: Sequence[RunStatus]) -> str:
 def logs(options: argparse.Namespace) -> int:
     """Print the last log lines of one run, or of the running and failed runs."""
     folder = user_path(options.folder)
-    standings = find_standings(folder)
+    standings = find_statuses(folder)
     several = len(standings) > 1
-    shown = [s for s in standings if s.state in (*BAD, RUNNING)] if several else standings
+    shown = [s for s in standings if s.state in (*RETRYABLE_OUTCOMES, RUNNING)] if several else standings
     if not shown:
         sys.stdout.write("no run is running or has failed\n")
     # Output from now on is new, also of runs that start later.
@@ -338,7 +338,7 @@ def logs(options: argparse.Namespace) -> int:
     for each in shown:
         _heading(each, len(shown))
         if lines := _last_lines(log_of(each.paths), options.lines):
-            speak("\n".join(lines))
+            write_line("\n".join(lines))
     if options.follow:
         follow_logs(folder, standings, shown, tails)
     return EXIT_OK
@@ -350,12 +350,12 @@ def follow_logs(
     """Print new log output of `shown` and starting runs until all end. `tails` are positions."""
     followed = {each.paths.folder: each for each in shown}
     known = {each.paths.folder: each.state for each in standings}
-    going_on, asked = goes_on(folder, standings), time.monotonic()
-    while going_on and is_heard():
+    going_on, asked = is_active(folder, standings), time.monotonic()
+    while going_on and has_reader():
         time.sleep(0.5)
         if time.monotonic() - asked >= ASK_S:
-            standings = find_standings(folder)
-            going_on, asked = goes_on(folder, standings), time.monotonic()
+            standings = find_statuses(folder)
+            going_on, asked = is_active(folder, standings), time.monotonic()
             begun = [s for s in standings if s.state != known.get(s.paths.folder)]
             followed |= {each.paths.folder: each for each in begun}
         for run, each in followed.items():
@@ -364,7 +364,7 @@ def follow_logs(
                 tails[run].position = 0
             if lines := tails[run].lines(last=not going_on):
                 _heading(each, len(followed))
-                speak("\n".join(lines))
+                write_line("\n".join(lines))
 
 
 def log_of(paths: RunPaths) -> Path:
@@ -377,7 +377,7 @@ def log_of(paths: RunPaths) -> Path:
 
 def _heading(each: RunStatus, count: int) -> None:
     if count > 1:
-        speak(f"==> {log_of(each.paths)} ({each.state})")
+        write_line(f"==> {log_of(each.paths)} ({each.state})")
 
 
 def _last_lines(log: Path, count: int) -> list[str]:
@@ -393,7 +393,7 @@ def _cancel(options: argparse.Namespace) -> int:
     """Ask queued and running runs to save and end, and keep waiting runs from starting."""
     folder = user_path(options.folder)
     # Several runs of a sweep may share a folder.
-    found = {s.paths.folder: s for s in find_standings(folder)}
+    found = {s.paths.folder: s for s in find_statuses(folder)}
     active = [s for s in found.values() if s.is_active]
     begun = [s for s in active if s.state != WAITING]
     waiting = len(active) - len(begun)
@@ -424,7 +424,7 @@ def _cancel(options: argparse.Namespace) -> int:
         gone = [s for s in found.values() if s.launcher and s.state in (NOT_STARTED, INTERRUPTED)]
         lost = f", the jobs of {format_number(len(gone), 'run')} are gone" if gone else ""
         said = [f"no run is queued or running{lost}"]
-    speak("\n".join(line for line in (", ".join(said), *refused) if line))
+    write_line("\n".join(line for line in (", ".join(said), *refused) if line))
     return EXIT_FAILED if refused else EXIT_OK
 
 

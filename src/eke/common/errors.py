@@ -51,7 +51,7 @@ class Fix:
 
     @property
     def is_sweep(self) -> bool:
-        """Whether the overrides describe a sweep."""
+        """True if the overrides describe a sweep."""
         return self.words[:1] == ("-m",)
 
     def __bool__(self) -> bool:
@@ -78,7 +78,7 @@ class Problem:
     id: str = ""
     """Identifier of the rule, or of the kind of mistake: `unknown_key`, `wrong_type`."""
     passing: bool = False
-    """Whether the machine's current state is the cause: the command may work later."""
+    """True if the machine's current state is the cause: the command may work later."""
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ class Problem:
 
     @property
     def is_argument(self) -> bool:
-        """Whether it is about an argument of a command (DIR, --by), not about an override."""
+        """True if it is about an argument of a command (DIR, --by), not about an override."""
         return bool(re.match(r"[A-Z]|-|eke ", self.key))
 
     def render(self) -> str:
@@ -138,7 +138,7 @@ class ConfigError(EkeError):
             problems = Problem(key=problems, value="", why="")
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
         self.is_passing = bool(self.problems) and all(p.passing for p in self.problems)
-        """Whether the machine's current state is the only cause."""
+        """True if the machine's current state is the only cause."""
         if self.is_passing:
             self.exit_code = EkeError.exit_code
         super().__init__(self.render())
@@ -184,7 +184,7 @@ class ChangedError(RunError):
     exit_code = 2
 
 
-def of_system(error: OSError) -> str:
+def format_os_error(error: OSError) -> str:
     """Format an error of the operating system and its file, if known, on one line."""
     where = error.filename
     if not where and isinstance(error, FileNotFoundError):  # from os.getcwd()
@@ -192,10 +192,10 @@ def of_system(error: OSError) -> str:
     if not where and (frames := traceback.extract_tb(error.__traceback__)):
         where = f"{frames[-1].name}, {frames[-1].line}"  # the operation, if no file has a name
     line = " ".join(f"{where or 'a file'}: {error.strerror or error}".split("\n"))
-    return f"{line}. {why}" if (why := no_room(error)) else line
+    return f"{line}. {why}" if (why := disk_full_hint(error)) else line
 
 
-def no_room(error: OSError) -> str:
+def disk_full_hint(error: OSError) -> str:
     """Return advice for a full disk or quota, "" for other errors."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     too_large = "The file system has a size limit: paths.runs=FOLDER_ON_ANOTHER_DISK"

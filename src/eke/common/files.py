@@ -36,7 +36,7 @@ LINK_ITSELF: int = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW
 SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class Refused(OSError):
+class UntrustedPathError(OSError):
     """Error for a file or folder that another user may have planted."""
 
     def __init__(self, why: str, path: object) -> None:
@@ -48,7 +48,7 @@ class Refused(OSError):
 
 
 @contextmanager
-def hold_folder(path: Path, own: bool = False) -> Iterator[int]:
+def open_trusted_dir(path: Path, own: bool = False) -> Iterator[int]:
     """Hold a folder by a descriptor, for `dir_fd`, so that renaming it has no effect.
 
     Refused for links in the path that are not of this user or root. `own` requires a folder of
@@ -73,9 +73,9 @@ def hold_folder(path: Path, own: bool = False) -> Iterator[int]:
                 at = step
                 continue
             if own and not rest:
-                raise Refused("is a link", path)
+                raise UntrustedPathError("is a link", path)
             if not _is_mine(found, at):
-                raise Refused(f"{name} is a link that {_owner(found)} made", path)
+                raise UntrustedPathError(f"{name} is a link that {_owner(found)} made", path)
             if (links := links + 1) > MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
             target = PurePath(os.readlink("", dir_fd=step))
@@ -83,7 +83,7 @@ def hold_folder(path: Path, own: bool = False) -> Iterator[int]:
             rest.extendleft(reversed(_steps(target)))
         folder = open_(".", os.O_RDONLY | os.O_DIRECTORY, at)
         if own and not _is_mine(found := os.fstat(folder), folder):
-            raise Refused(f"belongs to {_owner(found)}, and only its owner may write there", path)
+            raise UntrustedPathError(f"belongs to {_owner(found)}, and only its owner may write there", path)
         yield folder
     finally:
         for descriptor in opened:
@@ -121,12 +121,12 @@ def _owner(found: os.stat_result) -> str:
         return f"another user (uid {found.st_uid})"
 
 
-def own_folder(path: Path, private: bool = False) -> Path:
+def make_private_dir(path: Path, private: bool = False) -> Path:
     """Create a folder if missing. Refused if it belongs to another user or is not `private`."""
     path.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
-    with hold_folder(path, own=True) as folder:
+    with open_trusted_dir(path, own=True) as folder:
         if private and os.fstat(folder).st_mode & 0o022:
-            raise Refused("is writable by others", path)
+            raise UntrustedPathError("is writable by others", path)
         return path
 
 
@@ -136,7 +136,7 @@ def open_file(path: Path, flags: int, mode: int = 0o666, shared: bool = False) -
     `flags` are without O_TRUNC, as the file is checked after opening. Refused for a link, another
     user's file, or anything but a regular file. `shared` permits folders and files of other users.
     """
-    with hold_folder(path.parent, own=not shared) as folder:
+    with open_trusted_dir(path.parent, own=not shared) as folder:
         try:
             descriptor = os.open(path.name, flags | SAFE, mode, dir_fd=folder)
         except OSError as error:
@@ -144,9 +144,9 @@ def open_file(path: Path, flags: int, mode: int = 0o666, shared: bool = False) -
         try:
             found = _regular(descriptor, path)
             if found.st_nlink > 1:  # a hard link to another file of this user
-                raise Refused("has several names", path)
+                raise UntrustedPathError("has several names", path)
             if not (shared or _is_mine(found, folder)):
-                raise Refused(f"belongs to {_owner(found)}", path)
+                raise UntrustedPathError(f"belongs to {_owner(found)}", path)
         except OSError:
             os.close(descriptor)
             raise
@@ -156,16 +156,16 @@ def open_file(path: Path, flags: int, mode: int = 0o666, shared: bool = False) -
 def _named(error: OSError, path: Path) -> OSError:
     """Return an error with the full path for a call relative to a folder."""
     if error.errno == errno.ELOOP:
-        return Refused("is a link", path)
+        return UntrustedPathError("is a link", path)
     if error.errno == errno.ENXIO:  # a FIFO without a reader, a socket
-        return Refused("is not a regular file", path)
+        return UntrustedPathError("is not a regular file", path)
     return OSError(error.errno, error.strerror, str(path))
 
 
 def _regular(descriptor: int, path: Path) -> os.stat_result:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
-        raise Refused("is not a regular file", path)
+        raise UntrustedPathError("is not a regular file", path)
     return found
 
 
@@ -188,15 +188,15 @@ def read_bytes(path: Path, limit: int = READ_LIMIT, own: bool = False) -> bytes:
     with open(open_file(path, os.O_RDONLY) if own else open_to_read(path), "rb") as file:
         found = os.fstat(file.fileno())
         if own and os.geteuid() == 0 != found.st_uid:
-            with hold_folder(path.parent) as folder:
+            with open_trusted_dir(path.parent) as folder:
                 if found.st_uid != _my_number(folder):  # NFS maps root's files to another user
-                    raise Refused(f"belongs to {_owner(found)}", path)
+                    raise UntrustedPathError(f"belongs to {_owner(found)}", path)
         if (size := found.st_size) > limit:
-            raise Refused(f"has more than {limit >> 20} MiB", path)
+            raise UntrustedPathError(f"has more than {limit >> 20} MiB", path)
         return file.read(size)
 
 
-def is_own(path: Path) -> bool:
+def is_trusted(path: Path) -> bool:
     """Return whether this user made the file, in their own folder. Root trusts only root."""
     try:
         return path.exists() and read_bytes(path, own=True) is not None
@@ -233,7 +233,7 @@ def write_atomic(path: Path, content: str | bytes, shared: bool = False, mode: i
     # A folder name may hold bytes that are not UTF-8.
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     temporary = f".{path.name[:200]}.{secrets.token_hex(8)}.tmp"
-    with hold_folder(path.parent, own=not shared) as folder:
+    with open_trusted_dir(path.parent, own=not shared) as folder:
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE
             with open(os.open(temporary, flags, mode, dir_fd=folder), "wb") as file:
@@ -251,20 +251,20 @@ def write_atomic(path: Path, content: str | bytes, shared: bool = False, mode: i
 def replace_link(path: Path, target: str) -> None:
     """Make `path` a symbolic link to `target`, replacing a link. OSError if impossible."""
     temporary = f".{path.name}.{secrets.token_hex(8)}.tmp"
-    with hold_folder(path.parent, own=True) as folder:
+    with open_trusted_dir(path.parent, own=True) as folder:
         os.symlink(target, temporary, dir_fd=folder)
         os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def remove_tree(path: Path) -> None:
     """Delete a folder of this user and its content, ignoring errors. Links are not followed."""
-    with contextlib.suppress(OSError), hold_folder(path.parent, own=True) as folder:
+    with contextlib.suppress(OSError), open_trusted_dir(path.parent, own=True) as folder:
         shutil.rmtree(path.name, ignore_errors=True, dir_fd=folder)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value atomically as indented, strict JSON (see `plain` for not-a-number)."""
-    write_atomic(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
+    """Write a value atomically as indented, strict JSON (see `json_safe` for not-a-number)."""
+    write_atomic(path, json.dumps(json_safe(value), indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: Path, limit: int = READ_LIMIT, own: bool = False) -> Any:
@@ -289,20 +289,20 @@ def append_line(path: Path, line: str) -> None:
         os.close(descriptor)
 
 
-def seal(path: Path) -> None:
+def terminate_last_line(path: Path) -> None:
     """End an incomplete last line, so that the next row starts on a new line."""
     if path.exists() and last_bytes(path, 1) not in (b"", b"\n"):
         append_line(path, "")
 
 
-def plain(value: Any) -> Any:
+def json_safe(value: Any) -> Any:
     """Return a value with non-finite floats as text (`"nan"`, `"inf"`), which JSON lacks."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): json_safe(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [json_safe(item) for item in value]
     return value
 
 

@@ -11,7 +11,7 @@ SUPERVISOR = "EKE_SUPERVISOR"
 AGENT = "EKE_AGENT"
 """Environment variable with the process id of the agent that started a run's ranks."""
 
-MEETING = "EKE_MEETING"
+RENDEZVOUS_VARIABLE = "EKE_MEETING"
 """Environment variable with the rendezvous file of the ranks of one node."""
 
 SHARED_DEVICE = "EKE_SHARED_DEVICE"
@@ -52,7 +52,7 @@ class RunPaths:
 
     @property
     def is_run(self) -> bool:
-        """Whether the folder has a record or a plan."""
+        """True if the folder has a record or a plan."""
         return self.record.exists() or self.plan.exists()
 
     config = _Inside("config.yaml")

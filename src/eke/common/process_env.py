@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.files import own_folder
+from eke.common.files import make_private_dir
 from eke.common.paths import (
     LOCAL_RANK,
     LOCAL_WORLD_SIZE,
@@ -21,7 +21,7 @@ from eke.common.paths import (
     source_folder,
     user_path,
 )
-from eke.common.streams import speak
+from eke.common.streams import write_line
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SlurmTask:
     """Identifier of the step, different for each restart of a job: `123.0.1`."""
 
 
-def this_task(environment: Mapping[str, str] = os.environ) -> SlurmTask:
+def current_slurm_task(environment: Mapping[str, str] = os.environ) -> SlurmTask:
     """Return this process's SLURM task, a single task outside SLURM."""
     names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID")
     rank, count, job, step = (environment.get(name, "") for name in names)
@@ -48,7 +48,7 @@ def this_task(environment: Mapping[str, str] = os.environ) -> SlurmTask:
 
 def check_started_tasks(what: str, num_nodes: int) -> None:
     """Raise ConfigError if the SLURM step has not as many tasks as the run has nodes (1: sweep)."""
-    count = this_task().count
+    count = current_slurm_task().count
     if count in (1, num_nodes):
         return
     why = f"srun started {count} tasks, and {what} needs one task per node"
@@ -60,7 +60,7 @@ def check_started_tasks(what: str, num_nodes: int) -> None:
 RENDEZVOUS = (RANK, WORLD_SIZE, LOCAL_RANK, "MASTER_ADDR", "MASTER_PORT")
 """Variables that torchrun sets for each process (https://docs.pytorch.org/docs/stable/elastic/run.html)."""
 
-SPEECH_S = 30.0
+RANK_0_ERROR_TIMEOUT_S = 30.0
 """Seconds for rank 0 to report an error before torchrun ends all ranks."""
 
 
@@ -90,12 +90,12 @@ def my_rank() -> int:
 
 def is_first() -> bool:
     """Return whether this process reports for all processes of the command."""
-    return my_rank() == 0 and this_task().node == 0
+    return my_rank() == 0 and current_slurm_task().node == 0
 
 
-def machines_at_hand() -> int:
+def num_allocated_nodes() -> int:
     """Return the number of nodes on which srun or torchrun started this command."""
-    return max(1, this_task().count, started_ranks() // _number_of(LOCAL_WORLD_SIZE))
+    return max(1, current_slurm_task().count, started_ranks() // _number_of(LOCAL_WORLD_SIZE))
 
 
 def check_started_ranks(option: str, num_processes: int) -> None:
@@ -169,14 +169,14 @@ def ensure_home() -> None:
     """Set HOME to a private folder, for libraries, if this user id has no home."""
     if not user_path("~").is_absolute():
         with suppress(OSError):
-            os.environ["HOME"] = str(own_folder(home_folder(), private=True))
+            os.environ["HOME"] = str(make_private_dir(home_folder(), private=True))
 
 
 def leave_tracked_run() -> None:
     """Remove variables of one tracked run, since each of several runs has its own id."""
     if all(name in os.environ for name in AGENT):
         why = "W&B's agent expects one run. These runs are outside its sweep"
-        speak(f"  warning: {why}", sys.stderr)
+        write_line(f"  warning: {why}", sys.stderr)
     for name in [each for each in os.environ if re.match(TRACKED_RUN_VARIABLES, each)]:
         del os.environ[name]
 

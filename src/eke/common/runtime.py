@@ -9,7 +9,7 @@ TESTED = "2.13.0"
 """Release of torch in `constraints.txt`, used in eke's tests."""
 
 
-def lacking(error: BaseException) -> str:
+def describe_missing_api(error: BaseException) -> str:
     """Return a message for a name that the installed PyTorch lacks, "" for other errors."""
     what = str(error).partition(" (")[0]
     owner = ""
@@ -26,13 +26,13 @@ def lacking(error: BaseException) -> str:
     return f"torch {installed} is not supported ({what}). Tested: pip install torch=={TESTED}"
 
 
-MANY = 50_000
+GC_THRESHOLD = 50_000
 """Collection threshold (new objects) of planning commands. Python 3.11 uses 700."""
 
 
-def collect_seldom() -> None:
+def relax_gc() -> None:
     """Collect rarely, for planning: most objects live until the process ends."""
-    gc.set_threshold(MANY)
+    gc.set_threshold(GC_THRESHOLD)
 
 
 @contextmanager

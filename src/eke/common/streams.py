@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-GONE = (errno.EPIPE, errno.EIO)
+CLOSED_PIPE_ERRNOS = (errno.EPIPE, errno.EIO)
 """Errors of a pipe without a reader (`| head`) and of a closed terminal."""
 
 COLOURS = re.compile(r"(\x1b\[[\d;]*m)")
@@ -79,7 +79,7 @@ class _Unfiltered:
         return getattr(self._stream, name)
 
 
-def unfiltered(stream: TextIO) -> TextIO:
+def raw_stream(stream: TextIO) -> TextIO:
     """Return the raw stream for redrawn bars and tables, whose texts are already `printable`."""
     return cast(TextIO, _Unfiltered(stream)) if isinstance(stream, _Printable) else stream
 
@@ -99,7 +99,7 @@ class _Output(io.FileIO):
             return written
         except OSError as error:
             before, self.error = self.error, self.error or error
-            if error.errno in GONE:  # also for native code and children
+            if error.errno in CLOSED_PIPE_ERRNOS:  # also for native code and children
                 with contextlib.suppress(OSError):
                     nowhere = os.open(os.devnull, os.O_WRONLY)
                     os.dup2(nowhere, self.fileno())
@@ -110,7 +110,7 @@ class _Output(io.FileIO):
 
 
 def open_streams(encoding: str | None = None) -> None:
-    """Replace closed streams by the null device and record write errors for `lost`, `is_heard`.
+    """Replace closed streams by the null device and record write errors for `output_was_lost`, `has_reader`.
 
     Streams replaced by a test or a notebook are kept. `encoding` is for writing to a file of eke.
     """
@@ -144,15 +144,15 @@ def use_utf8() -> None:
     os.execve(sys.executable, command, {**os.environ, **mode})
 
 
-def lost() -> bool:
+def output_was_lost() -> bool:
     """Return whether standard output was lost although it may have a reader."""
     sys.stdout.flush()
-    return _errno() is not None and is_heard()
+    return _errno() is not None and has_reader()
 
 
-def is_heard() -> bool:
+def has_reader() -> bool:
     """Return whether standard output still has a reader, judged by past writes."""
-    return _errno() not in GONE
+    return _errno() not in CLOSED_PIPE_ERRNOS
 
 
 def _errno() -> int | None:
@@ -160,14 +160,14 @@ def _errno() -> int | None:
     return raw.error.errno if isinstance(raw, _Output) and raw.error else None
 
 
-def speak_problems(error: EkeError) -> None:
+def print_problems_json(error: EkeError) -> None:
     """Print the problems of an invalid configuration as JSON to standard output."""
     if isinstance(error, ConfigError):
         content = {"problems": [problem.as_json() for problem in error.problems]}
-        speak(mask(json.dumps(content, indent=2)))
+        write_line(mask(json.dumps(content, indent=2)))
 
 
-def speak(text: str, to: TextIO | None = None) -> None:
+def write_line(text: str, to: TextIO | None = None) -> None:
     """Print a line to standard output, or to another stream, and flush."""
     stream = to or sys.stdout
     stream.write(f"{text}\n")

@@ -109,19 +109,19 @@ def first_line(error: BaseException) -> str:
     return next(filter(None, map(str.strip, str(error).splitlines())), repr(error))
 
 
-MAX_BESIDE = 1000
+MAX_LISTED_FILES = 1000
 """Maximum number of files in a folder whose names are compared, a time limit."""
 
 
-def normal(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Normalize the case of a name, and dashes to underscores."""
     return name.strip().lower().replace("-", "_")
 
 
-def closest(name: str, names: Iterable[str]) -> str | None:
+def suggest_match(name: str, names: Iterable[str]) -> str | None:
     """Return the likely name: equal except for case and dashes, or begun, or mistyped."""
-    typed = normal(name)
-    known = {normal(candidate): candidate for candidate in reversed(list(names))}
+    typed = normalize_name(name)
+    known = {normalize_name(candidate): candidate for candidate in reversed(list(names))}
     if typed in known:
         return known[typed]
     begun = [each for each in known if len(typed) > 1 and each.startswith(typed)]
@@ -159,7 +159,7 @@ def closest_path(missing: Path) -> Path | None:
     except (OSError, ValueError):  # the folder is also missing, or a null character
         return None
     plain = [name for name in siblings if name.isprintable()]
-    found = closest(missing.name, plain) if len(plain) <= MAX_BESIDE else None
+    found = suggest_match(missing.name, plain) if len(plain) <= MAX_LISTED_FILES else None
     return missing.parent / found if found else None
 
 

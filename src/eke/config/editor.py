@@ -14,7 +14,7 @@ from eke.config.compose.catalogue import (
     FIXED_FIELDS,
     Catalogue,
     Field,
-    about_options,
+    option_summaries,
     class_fields,
     default_text,
     title,
@@ -154,7 +154,7 @@ def _schema_entry(group: str, variant: str) -> str:
 
 def _option_defaults(group: str, catalogue: Catalogue) -> Schema:
     variants = VARIANTS.get(group, {})
-    options = about_options(group, catalogue)
+    options = option_summaries(group, catalogue)
     entries = {_schema_entry(group, name): summary(cls) for name, cls in variants.items()}
     entries |= _OWN_VALUES | options
     entries |= {f"/{group}/{option}@_here_": about for option, about in options.items()}
@@ -168,9 +168,9 @@ def _option_defaults(group: str, catalogue: Catalogue) -> Schema:
 
 
 def _preset_file(group: str, catalogue: Catalogue) -> Schema:
-    entries = _OWN_VALUES | about_options(group, catalogue)
+    entries = _OWN_VALUES | option_summaries(group, catalogue)
     for other in PRESETS[: PRESETS.index(group)]:  # preceding entries in config.yaml
-        options = about_options(other, catalogue)
+        options = option_summaries(other, catalogue)
         entries |= {f"/{other}/{option}": about for option, about in options.items()}
     groups = [name for name in catalogue.options if name not in (group, "sweep")]
     return {"title": title(group), **_whole(entries, groups, "override /", catalogue)}
@@ -203,7 +203,7 @@ def _definitions(
     definitions = dict(DEFINITIONS)
     about = {group: title(group) for group in groups}
     for group in groups:
-        choice = _choice(about_options(group, catalogue))
+        choice = _choice(option_summaries(group, catalogue))
         definitions[f"{group}_options"] = {"description": about[group], **choice}
     about |= {name: schema["description"] for name, schema in single.items()}
     for name, classes in catalogue.sections.items():

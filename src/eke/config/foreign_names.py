@@ -8,10 +8,10 @@ from pathlib import Path
 
 import yaml
 
-from eke.common.text import normal
-from eke.config.compose.suggest import as_data, as_evaluation
+from eke.common.text import normalize_name
+from eke.config.compose.suggest import suggest_data_overrides, as_evaluation
 
-_FILES = {"{data}": as_data, "{eval_data}": as_evaluation}
+_FILES = {"{data}": suggest_data_overrides, "{eval_data}": as_evaluation}
 _FILE_KEYS = {"{data}": "data.path", "{eval_data}": "data.eval_path"}
 _BOOLEANS = {"1": "true", "yes": "true", "on": "true", "0": "false", "no": "false", "off": "false"}
 
@@ -88,5 +88,5 @@ def find_retired(name: str) -> Retired | None:
     rows = retired_names()
     if name in rows:
         return rows[name]
-    wanted = normal(name)
-    return next((row for known, row in rows.items() if normal(known) == wanted), None)
+    wanted = normalize_name(name)
+    return next((row for known, row in rows.items() if normalize_name(known) == wanted), None)

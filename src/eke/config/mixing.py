@@ -46,7 +46,7 @@ def source_shares(mix: Mix, sizes: Sequence[int]) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
-def in_source(problem: Problem, number: int) -> Problem:
+def to_source_problem(problem: Problem, number: int) -> Problem:
     """Move key and fix of a source's problem to the keys of the mix."""
 
     def moved(text: str, place: str) -> str:

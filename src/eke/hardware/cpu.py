@@ -13,7 +13,7 @@ from typing import NamedTuple
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import MIB
 from eke.hardware import nvidia
-from eke.hardware.datasheets import DEVICES, Device, device_option, with_datasheet
+from eke.hardware.datasheets import DEVICES, Device, device_option, add_datasheet_specs
 from eke.hardware.nvidia import Gpu
 
 _PROC = Path("/proc")
@@ -184,7 +184,7 @@ def _gpu_device(gpus: list[Gpu]) -> Device:
         taken = f"planned as {first.name} (select with CUDA_VISIBLE_DEVICES)"
         note = f"{len(gpus)} GPUs of different models ({', '.join(models)}), {taken}"
     found = Device("cuda", first.name, len(gpus), first.memory_bytes, capability=first.capability)
-    device = with_datasheet(found)
+    device = add_datasheet_specs(found)
     if not device.peak_flops:
         note += ", peak FLOP/s unknown, so MFU is not reported"
     return replace(device, note=note, host_memory_bytes=memory_limit())

@@ -54,13 +54,13 @@ class Device:
     """Network bandwidth per device in a common machine."""
     source: str = ""
     present: bool = True
-    """Whether this machine has the device, which may be only declared."""
+    """True if this machine has the device, which may be only declared."""
     note: str = ""
     """Origin and limitations of the device, printed in the plan."""
 
     @property
     def is_nvidia(self) -> bool:
-        """Whether CUDA's libraries support the device. In torch AMD's devices are also `cuda`."""
+        """True if CUDA's libraries support the device. In torch AMD's devices are also `cuda`."""
         return self.kind == "cuda" and not self.name.startswith("AMD ")
 
     def peak(self, dtype: str) -> float | None:
@@ -225,7 +225,7 @@ def device_option(name: str) -> str | None:
     return next((o for o, device in DEVICES.items() if _model(device.name) == wanted), None)
 
 
-def with_datasheet(device: Device) -> Device:
+def add_datasheet_specs(device: Device) -> Device:
     """Add the peaks and bandwidths of the datasheet, if known, to a detected device."""
     option = device_option(device.name) or _SAME_PEAKS.get(_model(device.name))
     if option is None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from eke.common.files import (
-    hold_folder,
+    open_trusted_dir,
     is_locked,
     open_file,
     open_shared_lock,
@@ -34,7 +34,7 @@ def lease_folder() -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         folder.mkdir()
-        with hold_folder(folder, own=True) as made:
+        with open_trusted_dir(folder, own=True) as made:
             os.fchmod(made, 0o1777)  # as /tmp: all users may create files, only owners delete them
     return folder
 

@@ -96,7 +96,7 @@ class DeviceSlot:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether the device is a GPU or a MIG slice."""
+        """True if the device is a GPU or a MIG slice."""
         return self.device.startswith(("GPU-", "MIG-"))
 
 

@@ -17,21 +17,21 @@ from eke.common.paths import SUPERVISOR, RunPaths, SweepPaths, source_folder, us
 from eke.common.process_env import RANK_VARIABLES, TRACKED_RUN_VARIABLES
 from eke.config.schema import Config
 from eke.hardware import DeviceSlot
-from eke.launch.devices import Devices, Grant
-from eke.launch.interface import JobStatus, Launcher, Target, declared_target
+from eke.launch.devices import Devices, DeviceLease
+from eke.launch.interface import JobStatus, Launcher, PlannedDevice, declared_target
 from eke.launch.local import FreeMemory, Pool
 from eke.launch.processes import prefix_runner
 from eke.launch.processes.prefix_runner import ALIVE, GONE, LOCK, order_digest
-from eke.launch.processes.running_run import LiveRun
-from eke.launch.processes.sweep_state import Books
-from eke.launch.processes.worker_process import Spot, Worker, start_process, worker_command
+from eke.launch.processes.running_run import RunAttempt
+from eke.launch.processes.sweep_state import SweepState
+from eke.launch.processes.worker_process import NodeAssignment, Worker, start_process, worker_command
 from eke.plan.planner import Plan
 
 CALL_S = 60.0
 """Time limit in seconds for a call through the prefix that signals or checks a worker."""
 
 
-def far_command(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> list[str]:
+def remote_command(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> list[str]:
     """Return the command that acts on a run's worker through the prefix."""
     runner = str(Path(prefix_runner.__file__).absolute())
     # -I keeps PYTHONPATH and the current folder off the runner's import path.
@@ -40,7 +40,7 @@ def far_command(prefix: Sequence[str], action: str, folder: Path, *rest: str) ->
 
 def call(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> int:
     """Check, signal or end a run's worker. Return `ALIVE` or `GONE`, else raise EkeError."""
-    command = far_command(prefix, action, folder, *rest)
+    command = remote_command(prefix, action, folder, *rest)
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
@@ -71,7 +71,7 @@ class PrefixedWorker(Worker):
         num_processes: int = 1,
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
-        spot: Spot | None = None,
+        spot: NodeAssignment | None = None,
         *,
         prefix: Sequence[str],
         ticket: str,
@@ -98,12 +98,12 @@ class PrefixedWorker(Worker):
             "supervisor": SUPERVISOR,
         }
         write_json(self.ticket, order)
-        far = far_command(prefix, "start", paths.folder, ticket, order_digest(order))
+        far = remote_command(prefix, "start", paths.folder, ticket, order_digest(order))
         self.process = start_process(far, paths.log, descriptors)
 
     def _call(self, action: str, *rest: str) -> None:
         with contextlib.suppress(OSError):
-            far = far_command(self.prefix, action, self.paths.folder, *rest)
+            far = remote_command(self.prefix, action, self.paths.folder, *rest)
             self._calls.append(start_process(far, self.paths.log))
 
     def ask(self, number: int) -> None:
@@ -146,7 +146,7 @@ class CommandLauncher(Launcher):
         """Return the command prefixes. Launchers of other packages override this method."""
         return config.launcher.prefix
 
-    def target(self, config: Config) -> Target:
+    def target(self, config: Config) -> PlannedDevice:
         """Return the device that `hardware` declares. Raise ConfigError without a valid prefix."""
         prefixes, runs = self.prefixes(config), str(user_path(config.paths.runs).absolute())
         key, fix, problems = "launcher.prefix", Fix("launcher.prefix=[ssh HOST]"), []
@@ -167,7 +167,7 @@ class CommandLauncher(Launcher):
             raise ConfigError(problems)
         return declared_target(config)
 
-    def start(self, books: Books, paths: SweepPaths, sweep: str) -> Pool:
+    def start(self, books: SweepState, paths: SweepPaths, sweep: str) -> Pool:
         """Return a pool of the prefixes. Its runs start in `wait`."""
         prefixes = [text for job in books.jobs for text in self.prefixes(job.plan.config)]
         slots = []
@@ -180,11 +180,11 @@ class CommandLauncher(Launcher):
         room = partial(FreeMemory, free=lambda _: None)
         return Pool(books, kinds, self.start_run, room=room)
 
-    def start_run(self, plan: Plan, paths: RunPaths, grant: Grant) -> LiveRun:
+    def start_run(self, plan: Plan, paths: RunPaths, grant: DeviceLease) -> RunAttempt:
         """Start a run behind its leased prefix."""
         prefix, ticket = shlex.split(grant.slots[0].device), paths.ticket(self.name).name
         worker = partial(PrefixedWorker, prefix=prefix, ticket=ticket)
-        return LiveRun(plan, paths, plan.batch.world_size, {}, grant.descriptors, start=worker)
+        return RunAttempt(plan, paths, plan.batch.world_size, {}, grant.descriptors, start=worker)
 
     def status(self, runs: Sequence[RunPaths]) -> dict[Path, JobStatus]:
         """Return the workers that are alive. Ask the prefix about workers without a supervisor."""

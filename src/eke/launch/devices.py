@@ -44,22 +44,22 @@ def holder_of(name: str) -> str:
     return "another process"
 
 
-GATHERING = "gathering"
+MULTI_DEVICE_LOCK = "gathering"
 """Name of a machine-wide lock: two pools that each hold part of their devices would deadlock."""
 
-Suits = Callable[[DeviceSlot], str]
+SlotFilter = Callable[[DeviceSlot], str]
 """Check of a slot: the reason why a run cannot use it now, empty if it can."""
 
 
 @dataclass
-class Grant:
+class DeviceLease:
     """Devices held by a run."""
 
     slots: list[DeviceSlot]
     descriptors: list[int]
     """File descriptors of the locks, inherited by the worker and freed with it."""
     shared: bool
-    """Whether other runs may use the same device or machine at the same time."""
+    """True if other runs may use the same device or machine at the same time."""
 
     @property
     def name(self) -> str:
@@ -93,7 +93,7 @@ class Grant:
             os.close(self.descriptors.pop())
 
 
-def occupied(device: str) -> str:
+def why_busy(device: str) -> str:
     """Return why a GPU is busy, or "" if it is free."""
     if not device.startswith(("GPU-", "MIG-")):
         return ""
@@ -106,10 +106,10 @@ class Devices:
     """Devices of one kind that this pool may use."""
 
     slots: Sequence[DeviceSlot]
-    busy: Callable[[str], str] = occupied
+    busy: Callable[[str], str] = why_busy
     """Check of a device: the reason why it is busy, empty if it is free."""
     shared: bool = False
-    """Whether runs share devices."""
+    """True if runs share devices."""
     slots_per_run: int | None = None
     """Slots per run. None: one for each device of the run."""
     _gathered: dict[DeviceSlot, int] = field(default_factory=dict)
@@ -129,14 +129,14 @@ class Devices:
         number = plan.batch.world_size * plan.batch.devices
         return min(number, self.count) if plan.device.kind == "cpu" else number
 
-    def take(self, count: int, *, gather: bool = False, suits: Suits | None = None) -> Grant | None:
+    def take(self, count: int, *, gather: bool = False, suits: SlotFilter | None = None) -> DeviceLease | None:
         """Lease `count` different devices that suit. `gather`: keep free ones for the next call."""
         if not gather:
             self.let_go()
         self.why = ""
         taken = self._gathered if gather else {}
         if gather and self._gathering is None:
-            self._gathering = try_lease(GATHERING)
+            self._gathering = try_lease(MULTI_DEVICE_LOCK)
         for slot in self.slots:
             if len(taken) == count:
                 break
@@ -148,7 +148,7 @@ class Devices:
             if self._gathering is None:
                 _close(taken)
             return None
-        grant = Grant(list(taken), list(taken.values()), self.shared)
+        grant = DeviceLease(list(taken), list(taken.values()), self.shared)
         taken.clear()
         self.let_go()
         return grant
@@ -160,7 +160,7 @@ class Devices:
             os.close(self._gathering)
             self._gathering = None
 
-    def _lease(self, slot: DeviceSlot, suits: Suits | None) -> int | None:
+    def _lease(self, slot: DeviceSlot, suits: SlotFilter | None) -> int | None:
         descriptor = try_lease(slot.lease)
         if descriptor is None:
             self.why = f"{slot.name} is leased by {holder_of(slot.lease)}"

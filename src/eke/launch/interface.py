@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, cast
 
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
-from eke.common.files import is_own
+from eke.common.files import is_trusted
 from eke.common.paths import RunPaths, SweepPaths
 from eke.common.plugins import LAUNCHERS, load_plugin, plugin_names
 from eke.config.schema import Config, unused_cluster_overrides
 from eke.hardware import Device, choose_device
-from eke.launch.processes.run_dir import Place, find_place
+from eke.launch.processes.run_dir import RunFolder, find_place
 from eke.launch.processes.sweep import Job
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.sweep_state import SweepState
 from eke.plan.planner import Plan
 
 
-class Target(NamedTuple):
+class PlannedDevice(NamedTuple):
     """Device and nodes for which a run is planned."""
 
     device: Device
@@ -67,20 +67,20 @@ class Launcher(Protocol):
     name: str
     """Option of `hydra/launcher`."""
     can_detach: bool = False
-    """Whether runs continue without the process that started them."""
+    """True if runs continue without the process that started them."""
     not_probed: str = ""
     """Why batch=auto cannot probe a micro-batch on this machine. Empty if it can."""
     trials_at_once: int = 1
     """Trials on GPUs that `eke fit` starts together."""
     reads_resources: bool = False
-    """Whether `resources` and a cluster's own group have an effect."""
+    """True if `resources` and a cluster's own group have an effect."""
     unused_keys: tuple[str, ...] = ()
     """Keys of `launcher` that have no effect."""
 
-    def target(self, config: Config) -> Target:
+    def target(self, config: Config) -> PlannedDevice:
         """Return the device for which a run is planned. Raise ConfigError if it is not declared."""
 
-    def start(self, books: Books, paths: SweepPaths, sweep: str) -> StartedSweep:
+    def start(self, books: SweepState, paths: SweepPaths, sweep: str) -> StartedSweep:
         """Start the sweep's runs without a final record. Raise EkeError if none can be started."""
 
     def unused(self, overrides: Sequence[str]) -> list[str]:
@@ -93,7 +93,7 @@ class Launcher(Protocol):
             if text.startswith(starts)
         ]
 
-    def place_of(self, plan: Plan, old: Container[str] | None = None) -> Place:
+    def place_of(self, plan: Plan, old: Container[str] | None = None) -> RunFolder:
         """Return the folder of a run and the final record in it. `old` as in `find_place`."""
         return find_place(plan, old)
 
@@ -130,7 +130,7 @@ def find_launcher(name: str) -> Launcher:
 def launchers_of(paths: RunPaths) -> list[str]:
     """Return the names of the launchers that have left a file in a run's folder."""
     # Another user's file is ignored: it would name commands to run and jobs to cancel.
-    return [name for name in plugin_names(LAUNCHERS) if is_own(paths.ticket(name))]
+    return [name for name in plugin_names(LAUNCHERS) if is_trusted(paths.ticket(name))]
 
 
 def job_statuses(runs: Iterable[RunPaths]) -> dict[Path, tuple[str, JobStatus]]:
@@ -151,7 +151,7 @@ def job_statuses(runs: Iterable[RunPaths]) -> dict[Path, tuple[str, JobStatus]]:
     return found
 
 
-def declared_target(config: Config, num_nodes: int = 1) -> Target:
+def declared_target(config: Config, num_nodes: int = 1) -> PlannedDevice:
     """Return the target that `hardware` declares. Raise ConfigError if it declares none."""
     option = config.hardware.option
     found, _ = choose_device(option)
@@ -167,4 +167,4 @@ def declared_target(config: Config, num_nodes: int = 1) -> Target:
         found, present=True, count=count, note=note, memory_bytes=memory, available_bytes=None,
         host_memory_bytes=None,
     )  # fmt: skip
-    return Target(device, note, num_nodes)
+    return PlannedDevice(device, note, num_nodes)

@@ -7,22 +7,22 @@ from dataclasses import dataclass, field, replace
 
 from eke.common.errors import BusyError, ConfigError, EkeError
 from eke.common.paths import SHARED_DEVICE, RunPaths, SweepPaths
-from eke.common.process_env import machines_at_hand
+from eke.common.process_env import num_allocated_nodes
 from eke.common.text import format_bytes
 from eke.config.schema import Config
 from eke.estimate.memory import known_forecast, least_bytes, least_host_bytes
 from eke.hardware import DeviceSlot, choose_device, free_bytes, resident_bytes
-from eke.launch.devices import Devices, Grant, find_devices
-from eke.launch.interface import Launcher, StartedSweep, Target
-from eke.launch.processes.running_run import LiveRun, Probed, probe
+from eke.launch.devices import Devices, DeviceLease, find_devices
+from eke.launch.interface import Launcher, StartedSweep, PlannedDevice
+from eke.launch.processes.running_run import RunAttempt, Probed, probe
 from eke.launch.processes.sweep import Job
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.sweep_state import SweepState
 from eke.launch.processes.worker_process import forward_signals
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome
-from eke.tuning.refuse_oom import cannot_fit, refuse_what_cannot_fit
+from eke.tuning.refuse_oom import cannot_fit, reject_unfit_plan
 
-MAX_OVERTAKEN = 8
+MAX_QUEUE_JUMPS = 8
 """Runs that may start before one that waits for more devices. Then free devices are kept for it."""
 
 
@@ -57,7 +57,7 @@ class FreeMemory:
             return None
         plan = next(iter(self.by_others.values()))
         try:
-            refuse_what_cannot_fit(plan, known_forecast(plan))
+            reject_unfit_plan(plan, known_forecast(plan))
         except ConfigError as error:
             return error
         return None
@@ -80,15 +80,15 @@ class FreeMemory:
         return [job for job in self.running if job.grant is not None and job.grant.uses(slot)]
 
 
-def start_run(plan: Plan, paths: RunPaths, grant: Grant) -> LiveRun:
-    """Start a run on its devices. Errors as in `LiveRun`."""
+def start_run(plan: Plan, paths: RunPaths, grant: DeviceLease) -> RunAttempt:
+    """Start a run on its devices. Errors as in `RunAttempt`."""
     size, cores = plan.batch.world_size, grant.cores()
     environment = grant.environment(size) | ({SHARED_DEVICE: "1"} if grant.shared else {})
     before = os.sched_getaffinity(0) if cores else set[int]()
     try:
         if cores:  # inherited by the worker, without code between fork and exec
             os.sched_setaffinity(0, cores)
-        return LiveRun(plan, paths, size, environment, grant.descriptors)
+        return RunAttempt(plan, paths, size, environment, grant.descriptors)
     finally:
         if cores:
             os.sched_setaffinity(0, before)
@@ -108,10 +108,10 @@ BUSY_S = 2.0
 class Pool(StartedSweep):
     """Runs of a sweep and the devices they share. The runs end with this process."""
 
-    books: Books
+    books: SweepState
     devices: Mapping[str, Devices]
     """Devices by kind (`cuda`, `cpu`)."""
-    start: Callable[[Plan, RunPaths, Grant], LiveRun] = start_run
+    start: Callable[[Plan, RunPaths, DeviceLease], RunAttempt] = start_run
     heard: list[int] = field(default_factory=list)
     """Stop signals received so far."""
     room: Callable[[Plan, Sequence[Job]], FreeMemory] = FreeMemory
@@ -167,7 +167,7 @@ class Pool(StartedSweep):
         for job in waiting:
             if now < job.not_before:
                 continue
-            starves = job.overtaken >= MAX_OVERTAKEN
+            starves = job.overtaken >= MAX_QUEUE_JUMPS
             # A request that failed for one job also fails for later jobs of at least its size.
             fits = job.num_devices < too_many.get(job.kind, job.num_devices + 1)
             if not fits or not self.try_to_start(job, gather=starves):
@@ -207,7 +207,7 @@ class Pool(StartedSweep):
                 grant.release()
         return True
 
-    def launch(self, job: Job, grant: Grant) -> None:
+    def launch(self, job: Job, grant: DeviceLease) -> None:
         """Start a job on its devices, unless another process has run it or runs it."""
         try:
             place = self.books.place_of(job.plan)
@@ -259,11 +259,11 @@ class LocalLauncher(Launcher):
     name = "local"
     unused_keys = ("prefix",)
 
-    def target(self, config: Config) -> Target:
+    def target(self, config: Config) -> PlannedDevice:
         """Return the device of this machine, or the device that `hardware` declares."""
-        return Target(*choose_device(config.hardware.option), machines_at_hand())
+        return PlannedDevice(*choose_device(config.hardware.option), num_allocated_nodes())
 
-    def start(self, books: Books, paths: SweepPaths, sweep: str) -> Pool:
+    def start(self, books: SweepState, paths: SweepPaths, sweep: str) -> Pool:
         """Return the pool of this machine's devices. Its runs start in `wait`."""
         plans = {job.kind: job.plan for job in books.jobs}
         return Pool(books, {kind: find_devices(plan) for kind, plan in plans.items()})

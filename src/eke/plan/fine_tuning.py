@@ -9,7 +9,7 @@ from eke.models.sizes import is_ia3, optimizer_entry
 
 
 @dataclass(frozen=True)
-class Usual:
+class FineTuningDefault:
     """Default value, and smallest (0: no limit) and largest common values."""
 
     value: float
@@ -31,44 +31,44 @@ BERT, ROBERTA = "BERT, arXiv:1810.04805, appendix A", "RoBERTa, arXiv:1907.11692
 LLAMA2, T5 = "Llama 2, arXiv:2307.09288, section 3.1", "T5, arXiv:1910.10683, section 3.1.2"
 QLORA, QLORA_CODE = "QLoRA, arXiv:2305.14314, table 9", "QLoRA, github.com/artidoro/qlora, qlora.py"
 IA3 = "T-Few, arXiv:2205.05638"
-CLIPPED = Usual(1.0, 1.0, 1.0, HF)
+CLIPPED = FineTuningDefault(1.0, 1.0, 1.0, HF)
 
-USUAL: Mapping[str, Mapping[str, Usual]] = {
+USUAL: Mapping[str, Mapping[str, FineTuningDefault]] = {
     "full fine-tuning of decoders": {
-        LR: Usual(5e-5, 2e-5, 5e-5, f"{HF}; 2e-5 in {LLAMA2}"),
-        DECAY: Usual(0.1, 0.0, 0.1, LLAMA2),
+        LR: FineTuningDefault(5e-5, 2e-5, 5e-5, f"{HF}; 2e-5 in {LLAMA2}"),
+        DECAY: FineTuningDefault(0.1, 0.0, 0.1, LLAMA2),
         CLIP: CLIPPED,
-        WARMUP: Usual(0.03, 0.0, 0.03, "Alpaca, github.com/tatsu-lab/stanford_alpaca"),
-        SAMPLES: Usual(8, 8, 64, f"8 per device in {HF}; 64 in {LLAMA2}"),
+        WARMUP: FineTuningDefault(0.03, 0.0, 0.03, "Alpaca, github.com/tatsu-lab/stanford_alpaca"),
+        SAMPLES: FineTuningDefault(8, 8, 64, f"8 per device in {HF}; 64 in {LLAMA2}"),
     },
     "full fine-tuning of encoder-decoders": {
-        LR: Usual(5e-5, 5e-5, 1e-3, f"{HF}; 0.001 with Adafactor in {T5}"),
-        SAMPLES: Usual(8, 8, 128, f"8 per device in {HF}; 128 in {T5}"),
+        LR: FineTuningDefault(5e-5, 5e-5, 1e-3, f"{HF}; 0.001 with Adafactor in {T5}"),
+        SAMPLES: FineTuningDefault(8, 8, 128, f"8 per device in {HF}; 128 in {T5}"),
     },
     "full fine-tuning of encoders": {
-        LR: Usual(5e-5, 1e-5, 5e-5, f"2e-5 to 5e-5 in {BERT}; 1e-5 to 3e-5 in {ROBERTA}"),
-        DECAY: Usual(0.01, 0.0, 0.1, f"{BERT}; 0.1 in {ROBERTA}"),
+        LR: FineTuningDefault(5e-5, 1e-5, 5e-5, f"2e-5 to 5e-5 in {BERT}; 1e-5 to 3e-5 in {ROBERTA}"),
+        DECAY: FineTuningDefault(0.01, 0.0, 0.1, f"{BERT}; 0.1 in {ROBERTA}"),
         CLIP: CLIPPED,
-        WARMUP: Usual(0.06, 0.0, 0.06, ROBERTA),
-        SAMPLES: Usual(16, 16, 32, f"16 or 32 in {BERT}, and {ROBERTA}"),
+        WARMUP: FineTuningDefault(0.06, 0.0, 0.06, ROBERTA),
+        SAMPLES: FineTuningDefault(16, 16, 32, f"16 or 32 in {BERT}, and {ROBERTA}"),
     },
     "LoRA": {
-        LR: Usual(2e-4, 1e-4, 2e-4, f"{QLORA}; 0.0001 from 33B on"),
-        DECAY: Usual(0.0, 0.0, 0.01, f"{QLORA_CODE}; 0.01 in LoRA, arXiv:2106.09685, table 11"),
-        CLIP: Usual(0.3, 0.3, 1.0, f"QLoRA, arXiv:2305.14314, appendix B.2; 1 in {HF}"),
-        WARMUP: Usual(0.03, 0.0, 0.03, QLORA_CODE),
-        SAMPLES: Usual(16, 16, 64, f"{QLORA}; up to 64 at 65B"),
+        LR: FineTuningDefault(2e-4, 1e-4, 2e-4, f"{QLORA}; 0.0001 from 33B on"),
+        DECAY: FineTuningDefault(0.0, 0.0, 0.01, f"{QLORA_CODE}; 0.01 in LoRA, arXiv:2106.09685, table 11"),
+        CLIP: FineTuningDefault(0.3, 0.3, 1.0, f"QLoRA, arXiv:2305.14314, appendix B.2; 1 in {HF}"),
+        WARMUP: FineTuningDefault(0.03, 0.0, 0.03, QLORA_CODE),
+        SAMPLES: FineTuningDefault(16, 16, 64, f"{QLORA}; up to 64 at 65B"),
     },
     "IA3": {
-        LR: Usual(3e-3, 3e-3, 3e-3, IA3),
-        WARMUP: Usual(0.06, 0.0, 0.06, f"60 of 1000 steps in {IA3}"),
-        SAMPLES: Usual(8, 8, 8, IA3),
+        LR: FineTuningDefault(3e-3, 3e-3, 3e-3, IA3),
+        WARMUP: FineTuningDefault(0.06, 0.0, 0.06, f"60 of 1000 steps in {IA3}"),
+        SAMPLES: FineTuningDefault(8, 8, 8, IA3),
     },
 }
 """Method -> quantity -> common value."""
 
 
-def usual_values(config: Config) -> Mapping[str, Usual]:
+def fine_tuning_defaults(config: Config) -> Mapping[str, FineTuningDefault]:
     """Return the common values by quantity for the method, {} for random weights."""
     if not isinstance(config.model, PretrainedModel):
         return {}

@@ -10,7 +10,7 @@ from eke.models.sizes import is_ragged
 from eke.rules.rule import (
     AMPERE,
     VOLTA,
-    Facts,
+    RuleInputs,
     Rule,
     instead_of,
     needs_capability,
@@ -29,41 +29,41 @@ WIDEST_HEAD = {Backend.flash: 256, Backend.cudnn: 128}
 """Kernel -> largest supported head width. mem_efficient has no limit."""
 
 
-def _pinned(facts: Facts, *backends: Backend) -> bool:
+def _pinned(facts: RuleInputs, *backends: Backend) -> bool:
     attention = facts.config.attention
     return attention.option == "sdpa" and attention.backend in backends
 
 
-def _flash_package(facts: Facts) -> bool:
+def _flash_package(facts: RuleInputs) -> bool:
     return facts.config.attention.option in ("flash2", "flash3")
 
 
-def _flex(facts: Facts) -> bool:
+def _flex(facts: RuleInputs) -> bool:
     return facts.config.attention.option == "flex"
 
 
-def _in_float32(facts: Facts) -> bool:
+def _in_float32(facts: RuleInputs) -> bool:
     return facts.config.precision.compute is Compute.float32
 
 
-def _dropout(facts: Facts) -> float:
+def _dropout(facts: RuleInputs) -> float:
     return facts.config.model.dropout or 0.0
 
 
-def _head_width(facts: Facts) -> int:
+def _head_width(facts: RuleInputs) -> int:
     """Return the width of an attention head, 0 if unknown."""
     model = facts.config.model
     heads = model.num_attention_heads
     return getattr(model, "head_dim", None) or (model.hidden_size // heads if heads else 0)
 
 
-def _widest(facts: Facts) -> int:
+def _widest(facts: RuleInputs) -> int:
     major, _ = facts.device.capability or (0, 0)
     # cuDNN's limit on 9.0 and 10.x, from cuDNN 9.22 on.
     return 256 if major in (9, 10) else WIDEST_HEAD[facts.config.attention.backend]
 
 
-def _head_multiple(facts: Facts) -> int:
+def _head_multiple(facts: RuleInputs) -> int:
     """Return the required divisor of the head width, 1 for flash, which pads."""
     if _pinned(facts, Backend.cudnn):
         return 8
@@ -74,7 +74,7 @@ def _head_multiple(facts: Facts) -> int:
     return 1 if older_than(facts, AMPERE) else 4
 
 
-def _has_mask(facts: Facts) -> bool:
+def _has_mask(facts: RuleInputs) -> bool:
     """Return whether attention needs a mask: for visible padding or packed samples."""
     data, ragged = facts.data, is_ragged(facts.config)
     if facts.model_family.is_decoder or data.packing is not Packing.off:
@@ -82,7 +82,7 @@ def _has_mask(facts: Facts) -> bool:
     return ragged or (data.pad_to_multiple_of or 1) > 1
 
 
-def _option(facts: Facts) -> str:
+def _option(facts: RuleInputs) -> str:
     return facts.config.attention.option
 
 
@@ -99,14 +99,14 @@ SUPPORT = {
 """Option -> field of `PretrainedModel`: whether transformers' class supports the option."""
 
 
-def _implemented(facts: Facts, option: str) -> bool:
+def _implemented(facts: RuleInputs, option: str) -> bool:
     return getattr(facts.config.model, SUPPORT.get(option, ""), None) is not False
 
 
-def _class_rule(rule: str, what: str, name: str, is_chosen: Callable[[Facts], bool]) -> Rule:
+def _class_rule(rule: str, what: str, name: str, is_chosen: Callable[[RuleInputs], bool]) -> Rule:
     """Return the rule that a known family has a kernel. Checkpoints: see `_implemented`."""
 
-    def lacks_it(facts: Facts) -> bool:
+    def lacks_it(facts: RuleInputs) -> bool:
         family, task = facts.model_family, facts.config.task.option
         return family.is_known and class_attribute(family.name, task, f"_supports_{name}") is False
 

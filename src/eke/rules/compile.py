@@ -10,7 +10,7 @@ from eke.models.sizes import is_ragged
 from eke.rules.memory import accumulates
 from eke.rules.rule import (
     VOLTA,
-    Facts,
+    RuleInputs,
     Rule,
     capability_of,
     needs_capability,
@@ -24,23 +24,23 @@ COMPILER = "https://docs.pytorch.org/docs/stable/torch.compiler.html"
 ISSUES = "https://github.com/pytorch/pytorch/issues"
 
 
-def _inductor(facts: Facts) -> bool:
+def _inductor(facts: RuleInputs) -> bool:
     return facts.config.compile.option == "inductor"
 
 
-def replays_graphs(facts: Facts) -> bool:
+def replays_graphs(facts: RuleInputs) -> bool:
     """Return whether the step runs as recorded CUDA graphs."""
     return facts.on_cuda and facts.config.compile.replays_graphs
 
 
-def _replayer(facts: Facts) -> str:
+def _replayer(facts: RuleInputs) -> str:
     """Return the override that turns on CUDA graphs."""
     compiler = facts.config.compile
     mode = f"compile.mode={compiler.mode.value}"
     return mode if _inductor(facts) else f"compile={compiler.option}"
 
 
-def without_graphs(facts: Facts) -> Fix:
+def without_graphs(facts: RuleInputs) -> Fix:
     """Return the override that turns off CUDA graphs and keeps the compiler if possible."""
     if not _inductor(facts):
         return Fix("compile=none")
@@ -56,21 +56,21 @@ FUSED, SPARSE = "fused_linear_cross_entropy", "sparse_prediction"
 """Keys of `kernels`, and the options that set them."""
 
 
-def _sparse(facts: Facts) -> bool:
+def _sparse(facts: RuleInputs) -> bool:
     """Return whether sparse prediction has an effect, i.e. the model predicts tokens."""
     return facts.config.kernels.sparse_prediction and _predicts_tokens(facts)
 
 
-def _liger(facts: Facts) -> bool:
+def _liger(facts: RuleInputs) -> bool:
     return facts.config.kernels.option == "liger"
 
 
-def _without(key: str) -> Callable[[Facts], Fix]:
+def _without(key: str) -> Callable[[RuleInputs], Fix]:
     off = Fix(f"kernels.{key}=false")
     return lambda f: Fix("kernels=none") if f.config.kernels.option == key else off
 
 
-def _has_all_labels(facts: Facts) -> bool:
+def _has_all_labels(facts: RuleInputs) -> bool:
     """Return whether all positions but the last of a sequence have a label."""
     data = facts.data
     if facts.config.task.option == "masked_lm":
@@ -82,7 +82,7 @@ def _has_all_labels(facts: Facts) -> bool:
     return not is_ragged(facts.config) or data.packing is not Packing.off
 
 
-def _predicts_tokens(facts: Facts) -> bool:
+def _predicts_tokens(facts: RuleInputs) -> bool:
     return facts.config.task.option != "sequence_classification"
 
 

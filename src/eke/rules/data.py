@@ -26,32 +26,32 @@ from eke.models.checkpoints import is_of_eke_without_tokenizer
 from eke.models.checkpoints.architecture import can_pack
 from eke.models.sizes import is_ragged
 from eke.rules.model import max_positions
-from eke.rules.rule import Facts, Rule, unsafe, without_effect
+from eke.rules.rule import RuleInputs, Rule, unsafe, without_effect
 
 MAX_COUNTED = 10**6
 """Largest number of synthetic samples whose lengths a plan draws, in a few seconds."""
 
 
-def _rows(facts: Facts) -> TextColumns | None:
+def _rows(facts: RuleInputs) -> TextColumns | None:
     return facts.data if isinstance(facts.data, TextColumns) else None
 
 
-def _synthetic(facts: Facts) -> Synthetic | None:
+def _synthetic(facts: RuleInputs) -> Synthetic | None:
     return facts.data if isinstance(facts.data, Synthetic) else None
 
 
-def _cannot_pack(facts: Facts) -> bool:
+def _cannot_pack(facts: RuleInputs) -> bool:
     config = facts.config
     return config.data.packing is not Packing.off and (
         config.task.option != "causal_lm" or not can_pack(config)
     )
 
 
-def _multiple(facts: Facts) -> int:
+def _multiple(facts: RuleInputs) -> int:
     return facts.data.pad_to_multiple_of or 1
 
 
-def _pads_nothing(facts: Facts) -> bool:
+def _pads_nothing(facts: RuleInputs) -> bool:
     task = facts.config.task
     lengths = [facts.data.seq_len]
     if isinstance(task, Seq2SeqLM):
@@ -60,12 +60,12 @@ def _pads_nothing(facts: Facts) -> bool:
     return _multiple(facts) > 1 and not is_ragged(facts.config) and exact
 
 
-def _padded_len(facts: Facts) -> int:
+def _padded_len(facts: RuleInputs) -> int:
     multiple = _multiple(facts)
     return -(-facts.data.seq_len // multiple) * multiple
 
 
-def _counts_too_many(facts: Facts) -> bool:
+def _counts_too_many(facts: RuleInputs) -> bool:
     synthetic = _synthetic(facts)
     if synthetic is None or synthetic.lengths is Lengths.fixed:
         return False
@@ -73,7 +73,7 @@ def _counts_too_many(facts: Facts) -> bool:
     return counted and max(synthetic.num_samples or 0, synthetic.num_eval_samples) > MAX_COUNTED
 
 
-def _names_no_classes(facts: Facts) -> bool:
+def _names_no_classes(facts: RuleInputs) -> bool:
     task = facts.config.task
     if not isinstance(task, SequenceClassification) or not task.labels:
         return False

@@ -13,12 +13,12 @@ from pathlib import Path
 from eke.common.errors import Fix
 from eke.common.paths import user_path
 from eke.common.text import format_bytes
-from eke.config.schema import Checkpointing, NvmeOffload, Switch, Weights, WeightsPlace
+from eke.config.schema import Checkpointing, NvmeOffload, AutoBool, Weights, WeightsPlace
 from eke.hardware import file_system
 from eke.models.sizes import STAGE, SwapBytes, state_bytes, state_files
-from eke.models.sizes.optimizers import AUTO, PIECES
+from eke.models.sizes.optimizers import AUTO, ZERO_FLAT_SHARDS_REASON
 from eke.rules.precision import is_narrow
-from eke.rules.rule import Facts, Rule, instead_of, without_benefit, without_effect
+from eke.rules.rule import RuleInputs, Rule, instead_of, without_benefit, without_effect
 from eke.rules.training import existing_parent
 
 RECOMPUTES_FROZEN = (0, 19, 3)
@@ -31,17 +31,17 @@ ROOMY_FRAC = 0.5
 """Share of device memory below which the training state leaves enough for a small batch."""
 
 
-def is_zero(facts: Facts) -> bool:
+def is_zero(facts: RuleInputs) -> bool:
     """Return whether DeepSpeed shards the model."""
     return facts.distributed.option in STAGE
 
 
-def offloads(facts: Facts) -> bool:
+def offloads(facts: RuleInputs) -> bool:
     """Return whether any state is offloaded from device memory."""
     return facts.config.offload.option != "none"
 
 
-def _whole(facts: Facts) -> int:
+def _whole(facts: RuleInputs) -> int:
     """Return the bytes of training state in one process without DeepSpeed."""
     return state_bytes(facts.config).total
 
@@ -54,7 +54,7 @@ def _installed() -> str:
         return VERSION.split()[1]
 
 
-def _loses_frozen_weights(facts: Facts) -> bool:
+def _loses_frozen_weights(facts: RuleInputs) -> bool:
     config = facts.config
     frozen = config.peft.option != "none" or bool(config.model.freeze)
     frozen = frozen and config.distributed.option == "zero3"
@@ -72,36 +72,36 @@ REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "gl
 """Network file systems, as named in /proc/mounts."""
 
 
-def _offload(facts: Facts) -> NvmeOffload | None:
+def _offload(facts: RuleInputs) -> NvmeOffload | None:
     """Return the settings for offloading to a disk, None if DeepSpeed cannot do it."""
     offload = facts.config.offload
     sharing = facts.distributed.option
     return offload if isinstance(offload, NvmeOffload) and sharing == "zero3" else None
 
 
-def _is_here(facts: Facts) -> bool:
+def _is_here(facts: RuleInputs) -> bool:
     """Return whether the disk is on this machine. A plan may be for another one."""
     return _offload(facts) is not None and not facts.planning
 
 
-def _folder(facts: Facts) -> Path:
+def _folder(facts: RuleInputs) -> Path:
     """Return the folder or its nearest existing parent. The run creates the rest."""
     offload = facts.config.offload
     assert isinstance(offload, NvmeOffload), "only called for offload=nvme"
     return existing_parent(user_path(offload.path))
 
 
-def _kind(facts: Facts) -> str:
+def _kind(facts: RuleInputs) -> str:
     return file_system(_folder(facts))
 
 
-def _files(facts: Facts) -> SwapBytes:
+def _files(facts: RuleInputs) -> SwapBytes:
     found = state_files(facts.config)
     assert found is not None, "only called with offload=nvme"
     return found
 
 
-def _needed(facts: Facts) -> int:
+def _needed(facts: RuleInputs) -> int:
     """Return the bytes of the files of all processes on this machine."""
     return _files(facts).files * facts.distributed.num_processes
 
@@ -124,7 +124,7 @@ def has_libaio_header(flags: str) -> bool:
     return done.returncode == 0
 
 
-def _instead(facts: Facts) -> Fix:
+def _instead(facts: RuleInputs) -> Fix:
     """Return the next best place for the state."""
     weights = facts.config.offload
     whole = isinstance(weights, NvmeOffload) and weights.weights is not WeightsPlace.device
@@ -134,7 +134,7 @@ def _instead(facts: Facts) -> Fix:
 OFFLOAD_DOCS = "https://www.deepspeed.ai/docs/config-json/#parameter-offloading"
 
 
-def _stage(facts: Facts) -> Fix:
+def _stage(facts: RuleInputs) -> Fix:
     """Return the lowest stage that can offload this, with the same number of processes."""
     zero = "zero2" if facts.config.offload.option == "optimizer_cpu" else "zero3"
     processes = facts.distributed.num_processes
@@ -155,7 +155,7 @@ RULES = (
     _deepspeed_rule(
         id="zero_keeps_masters",
         key="precision.master",
-        when=lambda f: is_zero(f) and is_narrow(f) and f.config.precision.master is Switch.off,
+        when=lambda f: is_zero(f) and is_narrow(f) and f.config.precision.master is AutoBool.off,
         why=lambda f: f"distributed={f.distributed.option} always keeps float32 copies of weights",
         fix=Fix("precision.master=auto"),
         source="notes/deepspeed.md",
@@ -224,7 +224,7 @@ RULES = (
             and f.config.offload.option == "none"
             and getattr(f.config.optimizer, "embeddings_32bit", False)
         ),
-        why=f"{PIECES}, so embeddings are not recognised: all moments have 8 bits",
+        why=f"{ZERO_FLAT_SHARDS_REASON}, so embeddings are not recognised: all moments have 8 bits",
         fix=Fix("optimizer.embeddings_32bit=false", remark="or distributed=ddp"),
         source="https://huggingface.co/docs/bitsandbytes/optimizers",
         versions=VERSION,

@@ -5,14 +5,14 @@ from pathlib import Path
 
 from eke.common.errors import Fix
 from eke.common.text import format_bytes, format_count
-from eke.config.schema import PretrainedModel, Switch
+from eke.config.schema import PretrainedModel, AutoBool
 from eke.models.sizes import OPTIMIZER_REGISTRY, STAGE, decide_formats, model_size, option_of
-from eke.rules.memory import copies, first_that_fits, held_bytes, in_one
-from eke.rules.rule import Facts, Rule, without_effect
+from eke.rules.memory import copies, first_that_fits, held_bytes, per_process_bytes
+from eke.rules.rule import RuleInputs, Rule, without_effect
 
 
-def _state_reason(facts: Facts) -> str:
-    state, number, device = in_one(facts), copies(facts), facts.device
+def _state_reason(facts: RuleInputs) -> str:
+    state, number, device = per_process_bytes(facts), copies(facts), facts.device
     count = f"{format_count(model_size(facts.config).num_parameters)} parameters"
     memory = f". {device.name} has {format_bytes(device.memory_bytes or 0)}"
     if state.start > state.total:
@@ -28,14 +28,14 @@ def _state_reason(facts: Facts) -> str:
     )
 
 
-def _embedded(facts: Facts) -> int:
+def _embedded(facts: RuleInputs) -> int:
     """Return the bytes of the first layer's input in one forward pass."""
     config = facts.config
     tokens = config.batch.micro_batch * config.data.seq_len
     return tokens * config.model.hidden_size * decide_formats(config).stream_bytes
 
 
-def _batch_fix(facts: Facts) -> Fix:
+def _batch_fix(facts: RuleInputs) -> Fix:
     """Return a smaller micro-batch, or a shorter sample if one sample is too large."""
     config = facts.config
     free = (facts.device.memory_bytes or 0) - held_bytes(facts)
@@ -46,7 +46,7 @@ def _batch_fix(facts: Facts) -> Fix:
     return Fix("batch.per_device=1", f"data.seq_len={max(4, tokens // 2)}")
 
 
-def _small(facts: Facts) -> Fix:
+def _small(facts: RuleInputs) -> Fix:
     if isinstance(facts.config.model, PretrainedModel):
         return Fix("model.name_or_path=A_SMALLER_CHECKPOINT")
     return Fix(f"model={facts.model_family.smallest}")
@@ -64,7 +64,7 @@ RULES = (
     without_effect(
         id="pinning_needs_cuda",
         key="dataloader.pin_memory",
-        when=lambda f: f.config.dataloader.pin_memory is Switch.on and f.on_cpu,
+        when=lambda f: f.config.dataloader.pin_memory is AutoBool.on and f.on_cpu,
         why="page-locked memory speeds up copies to a GPU. This run uses a CPU",
         fix=Fix("dataloader.pin_memory=auto"),
         source="https://docs.pytorch.org/docs/stable/data.html#memory-pinning",
@@ -140,18 +140,18 @@ def _is_there(package: str) -> bool:
     return any(path.is_dir() or path.with_suffix(".py").is_file() for path in places)
 
 
-def _option(facts: Facts, group: str) -> str:
+def _option(facts: RuleInputs, group: str) -> str:
     config = facts.config
     return option_of(config.optimizer) if group == "optimizer" else getattr(config, group).option
 
 
-def _missing(facts: Facts, group: str) -> tuple[str, str]:
+def _missing(facts: RuleInputs, group: str) -> tuple[str, str]:
     """Return the option's first missing package and its install command, or empty strings."""
     packages, line = NEEDS.get((group, _option(facts, group)), ("", ""))
     return next(((name, line) for name in packages.split() if not _is_there(name)), ("", ""))
 
 
-def _without(facts: Facts, group: str) -> str:
+def _without(facts: RuleInputs, group: str) -> str:
     if getattr(facts.config, group).option == _INSTEAD[group]:  # the implementation needs it
         return f"{group}.implementation=auto"
     return f"{group}={_INSTEAD[group]}"

@@ -4,7 +4,7 @@ from eke.common.errors import Fix
 from eke.config.schema import Config, Packing, PeerToPeer
 from eke.hardware import usable_cores
 from eke.models.sizes import STAGE, optimizer_entry
-from eke.rules.rule import Facts, Rule, unsafe, without_effect
+from eke.rules.rule import RuleInputs, Rule, unsafe, without_effect
 
 FSDP_DOCS = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
 DP_DOCS = "https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html"
@@ -21,30 +21,30 @@ def why_not_elastic(config: Config) -> str:
     return ""
 
 
-def _is_cut(facts: Facts) -> bool:
+def _is_cut(facts: RuleInputs) -> bool:
     """Return whether FSDP2 shards the tensors."""
     sharing = facts.distributed
     return sharing.option == "fsdp" and sharing.num_processes > 1
 
 
-def _replicas(facts: Facts) -> int:
+def _replicas(facts: RuleInputs) -> int:
     """Return the largest valid number of replicas up to the configured one."""
     processes = facts.distributed.num_processes
     most = min(getattr(facts.distributed, "replicas", 1), processes // 2)
     return max((n for n in range(1, most + 1) if processes % n == 0), default=1)
 
 
-def _shared_evenly(facts: Facts) -> int:
+def _shared_evenly(facts: RuleInputs) -> int:
     """Return the next number of processes that is a multiple of the nodes."""
     sharing = facts.distributed
     return sharing.processes_per_node * sharing.num_nodes
 
 
-def _is_data_parallel(facts: Facts) -> bool:
+def _is_data_parallel(facts: RuleInputs) -> bool:
     return facts.distributed.option == "dp"
 
 
-def _usable_gpus(facts: Facts) -> int:
+def _usable_gpus(facts: RuleInputs) -> int:
     return min(facts.distributed.num_processes, facts.device.count)
 
 

@@ -6,16 +6,16 @@ from types import UnionType
 from typing import Any
 
 from eke.common.errors import Fix, Problem
-from eke.common.text import closest, format_value, override
+from eke.common.text import suggest_match, format_value, override
 from eke.config.schema import Config
 from eke.models.checkpoints.architecture import models_folder
-from eke.rules.rule import Facts, Rule, without_effect
+from eke.rules.rule import RuleInputs, Rule, without_effect
 
 STRATEGIES = ("none", "ddp")
 """Options of `distributed` with the full training state on each rank, as Trainer requires."""
 
 
-def _takes_no_steps(facts: Facts) -> str:
+def _takes_no_steps(facts: RuleInputs) -> str:
     """Return the override that replaces the optimizer step, "" if there is none."""
     config = facts.config
     if config.distributed.option not in STRATEGIES:
@@ -143,7 +143,7 @@ def _reason(config: Config, name: str, value: Any) -> tuple[str, Fix] | None:
     if name in UNREAD:
         return f"has no effect: {UNREAD[name]}", REMOVE
     if name not in arguments:
-        near = closest(name, arguments)
+        near = suggest_match(name, arguments)
         if not near:
             return "unknown argument of TrainingArguments", REMOVE
         why = f"unknown argument of TrainingArguments. Did you mean {near}?"

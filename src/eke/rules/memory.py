@@ -14,7 +14,7 @@ from eke.models.sizes import (
     optimizer_entry,
     shared_state_bytes,
 )
-from eke.rules.rule import AMPERE, Facts, Rule, instead_of, older_than, without_effect
+from eke.rules.rule import AMPERE, RuleInputs, Rule, instead_of, older_than, without_effect
 from eke.rules.techniques import TECHNIQUES, applied
 
 LOMO = "arXiv:2306.09782, section 3"
@@ -22,11 +22,11 @@ PARTITIONED = ("inductor", "aot_eager", "cudagraphs")
 """Compilers whose backward pass is one call that returns all gradients."""
 
 
-def _in_backward(facts: Facts) -> bool:
+def _in_backward(facts: RuleInputs) -> bool:
     return facts.config.memory.optimizer_in_backward
 
 
-def _rotates_what_is_kept(facts: Facts) -> bool:
+def _rotates_what_is_kept(facts: RuleInputs) -> bool:
     """Return whether Liger overwrites the projections that selective checkpointing keeps."""
     # Normalised heads are new tensors. Unknown architectures count as affected.
     family = facts.model_family
@@ -38,7 +38,7 @@ def _rotates_what_is_kept(facts: Facts) -> bool:
     )
 
 
-def accumulates(facts: Facts) -> bool:
+def accumulates(facts: RuleInputs) -> bool:
     """Return whether a step has several micro-batches. batch=auto counts as one sample."""
     batch = facts.config.batch
     if batch.target is not None:
@@ -46,19 +46,19 @@ def accumulates(facts: Facts) -> bool:
     return (batch.accumulation or 1) > 1
 
 
-def _one_micro_batch(facts: Facts) -> Fix:
+def _one_micro_batch(facts: RuleInputs) -> Fix:
     batch = facts.config.batch
     fixes = ["batch.accumulation=1"] if batch.accumulation is not None else []
     fixes += ["batch.target=null"] if batch.target is not None else []
     return Fix(*fixes)
 
 
-def _without_scaling(facts: Facts) -> Fix:
+def _without_scaling(facts: RuleInputs) -> Fix:
     option, compute = ("fp32", "float32") if older_than(facts, AMPERE) else ("bf16", "bfloat16")
     return instead_of(("fp16",), f"precision={option}", f"precision.compute={compute}")(facts)
 
 
-def _one_process(facts: Facts) -> Fix:
+def _one_process(facts: RuleInputs) -> Fix:
     if facts.config.offload.option != "none":  # offloading needs the processes
         return Fix("memory.optimizer_in_backward=false")
     distributed = facts.distributed
@@ -173,7 +173,7 @@ RULES = (
     ),
 )
 
-ROOM = 1.05
+MIN_FREE_STATE_RATIO = 1.05
 """Smallest ratio of memory to training state that leaves memory for activations."""
 
 SHARE_MORE = (
@@ -186,31 +186,31 @@ SHARE_MORE = (
 """Options of `distributed` and `offload`, cheapest first."""
 
 
-def copies(facts: Facts) -> int:
+def copies(facts: RuleInputs) -> int:
     """Return the number of processes with their own copy in the device's memory (CPU only)."""
     return facts.distributed.num_processes if facts.on_cpu else 1
 
 
-def in_one(facts: Facts) -> StateBytes:
+def per_process_bytes(facts: RuleInputs) -> StateBytes:
     """Return the bytes of state that one process keeps on its device."""
     return shared_state_bytes(facts.config, model_size(facts.config), facts.on_cpu)
 
 
-def held_bytes(facts: Facts) -> int:
+def held_bytes(facts: RuleInputs) -> int:
     """Return the peak bytes of weights, gradients and optimizer state on one device."""
-    return in_one(facts).peak * copies(facts)
+    return per_process_bytes(facts).peak * copies(facts)
 
 
-def first_that_fits(facts: Facts) -> Fix | None:
+def first_that_fits(facts: RuleInputs) -> Fix | None:
     """Return the first override with which the state fits into memory, else None."""
     memory = facts.device.memory_bytes or 0
     for fix, config in _smaller_states(facts):
-        if held_bytes(replace(facts, config=config)) * ROOM <= memory:
+        if held_bytes(replace(facts, config=config)) * MIN_FREE_STATE_RATIO <= memory:
             return fix
     return None
 
 
-def _smaller_states(facts: Facts) -> Iterator[tuple[Fix, Config]]:
+def _smaller_states(facts: RuleInputs) -> Iterator[tuple[Fix, Config]]:
     """Yield smaller configurations: other sharding, another optimizer, fewer trained weights."""
     config, names = facts.config, ["peft=lora", "peft=qlora"]
     yield from _shared_otherwise(facts)
@@ -223,7 +223,7 @@ def _smaller_states(facts: Facts) -> Iterator[tuple[Fix, Config]]:
             yield Fix(*technique.overrides, remark=technique.does), changed
 
 
-def _shared_otherwise(facts: Facts) -> Iterator[tuple[Fix, Config]]:
+def _shared_otherwise(facts: RuleInputs) -> Iterator[tuple[Fix, Config]]:
     """Yield configurations with fewer copies of the state or with sharded state."""
     config, sharing, count = facts.config, facts.distributed, facts.device.count
     for fewer in range(copies(facts) - 1, 0, -1):

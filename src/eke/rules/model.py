@@ -18,7 +18,7 @@ from eke.data.sources import BYTES, tokenizer_of
 from eke.models.checkpoints.architecture import router_loss
 from eke.models.families import head_width
 from eke.models.sizes import BFLOAT16_BYTES, computed_formats, decide_formats
-from eke.rules.rule import Facts, Rule, unsafe, without_benefit, without_effect
+from eke.rules.rule import RuleInputs, Rule, unsafe, without_benefit, without_effect
 
 _OPTION_FOR_TASK = {
     "causal_lm": "model=tiny",
@@ -28,11 +28,11 @@ _OPTION_FOR_TASK = {
 }
 
 
-def _heads(facts: Facts) -> int:
+def _heads(facts: RuleInputs) -> int:
     return facts.config.model.num_attention_heads
 
 
-def _head_dim_is_derived(facts: Facts) -> bool:
+def _head_dim_is_derived(facts: RuleInputs) -> bool:
     return getattr(facts.config.model, "head_dim", None) is None
 
 
@@ -42,22 +42,22 @@ def _next_divisor(key: str, number: int, limit: int) -> Fix:
     return Fix(f"model.{key}={divisor}")
 
 
-def _key_value_heads(facts: Facts) -> int | None:
+def _key_value_heads(facts: RuleInputs) -> int | None:
     model = facts.config.model
     return model.num_key_value_heads if isinstance(model, LlamaModel) else None
 
 
-def max_positions(facts: Facts) -> int | None:
+def max_positions(facts: RuleInputs) -> int | None:
     """Return the largest number of positions of the model, None if unlimited."""
     return getattr(facts.config.model, "max_position_embeddings", None)
 
 
-def _longest(facts: Facts) -> int:
+def _longest(facts: RuleInputs) -> int:
     """Return the tokens of the longest row of encoder or decoder."""
     return max(facts.data.seq_len, getattr(facts.config.task, "target_len", None) or 0)
 
 
-def _length_fix(facts: Facts) -> Fix:
+def _length_fix(facts: RuleInputs) -> Fix:
     limit = max_positions(facts)
     if _longest(facts) > facts.data.seq_len:
         return Fix(f"task.target_len={limit}")
@@ -65,7 +65,7 @@ def _length_fix(facts: Facts) -> Fix:
     return Fix(f"data.seq_len={limit}") if usable else Fix("model.max_position_embeddings=512")
 
 
-def _is_pretrained(facts: Facts) -> bool:
+def _is_pretrained(facts: RuleInputs) -> bool:
     return isinstance(facts.config.model, PretrainedModel)
 
 
@@ -77,13 +77,13 @@ ROW_BYTES = 16
 def _aligned(key: str) -> Rule:
     """Return the rule that a width of the experts is aligned for their matrix product."""
 
-    def unit(facts: Facts) -> int:
+    def unit(facts: RuleInputs) -> int:
         narrow = computed_formats(facts.config) != {Compute.float32.value}
         return ROW_BYTES // (
             BFLOAT16_BYTES if narrow else decide_formats(facts.config).frozen_bytes
         )
 
-    def width(facts: Facts) -> int:
+    def width(facts: RuleInputs) -> int:
         return int(getattr(facts.config.model, key))
 
     return Rule(
@@ -97,7 +97,7 @@ def _aligned(key: str) -> Rule:
     )
 
 
-def _experts(facts: Facts) -> tuple[int, int]:
+def _experts(facts: RuleInputs) -> tuple[int, int]:
     """Return the number of experts per token and of all experts, 0 and 0 without experts."""
     model = facts.config.model
     if not isinstance(model, MixtralModel):
@@ -105,7 +105,7 @@ def _experts(facts: Facts) -> tuple[int, int]:
     return model.num_experts_per_tok, model.num_local_experts
 
 
-def _rotary_width(facts: Facts) -> int:
+def _rotary_width(facts: RuleInputs) -> int:
     """Return the width of a head with rotary positions, 0 for other models."""
     model = facts.config.model
     return head_width(model) if isinstance(model, LlamaModel) else 0

@@ -30,7 +30,7 @@ from eke.models.sizes import (
 )
 from eke.rules.rule import (
     VOLTA,
-    Facts,
+    RuleInputs,
     Rule,
     capability_of,
     needs_compiler,
@@ -40,17 +40,17 @@ from eke.rules.rule import (
 )
 
 
-def _library(facts: Facts) -> str:
+def _library(facts: RuleInputs) -> str:
     return facts.optimizer.package.partition(".")[0]
 
 
-def _shortest_side(facts: Facts) -> int:
+def _shortest_side(facts: RuleInputs) -> int:
     """Return the shortest side of all matrices in Transformer layers, 0 without matrices."""
     weights = structure(facts.config).weights
     return min((min(w.shape) for w in weights if w.role is Role.hidden), default=0)
 
 
-def _rank_limit(facts: Facts) -> int:
+def _rank_limit(facts: RuleInputs) -> int:
     """Return the lowest rank whose states and projection save no memory over AdamW."""
     # AdamW stores 2 x long x short numbers of a matrix, a projection 2 x long x rank + rank x short
     weights = [w for w in structure(facts.config).weights if w.role is Role.hidden]
@@ -60,7 +60,7 @@ def _rank_limit(facts: Facts) -> int:
     )
 
 
-def _trains_no_matrix(facts: Facts) -> bool:
+def _trains_no_matrix(facts: RuleInputs) -> bool:
     """Return whether a known architecture trains only vectors, tables and heads."""
     weights = training_structure(facts.config).weights
     found = any(w.trained and w.role is Role.hidden for w in weights)
@@ -196,15 +196,15 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def _adapters(facts: Facts) -> Adapters | None:
+def _adapters(facts: RuleInputs) -> Adapters | None:
     return facts.config.peft if isinstance(facts.config.peft, Adapters) else None
 
 
-def _lora(facts: Facts) -> Lora | None:
+def _lora(facts: RuleInputs) -> Lora | None:
     return facts.config.peft if isinstance(facts.config.peft, Lora) else None
 
 
-def _unmatched(facts: Facts) -> str:
+def _unmatched(facts: RuleInputs) -> str:
     """Return names in the override that match no layer, `[]` if no layer is adapted, else ""."""
     peft = _adapters(facts)
     if peft is None or peft.target_modules is None or not facts.model_family.is_known:
@@ -213,12 +213,12 @@ def _unmatched(facts: Facts) -> str:
     return ", ".join(targets.unmatched) or ("" if targets.modules else "[]")
 
 
-def _trains_biases(facts: Facts) -> bool:
+def _trains_biases(facts: RuleInputs) -> bool:
     lora = _lora(facts)
     return lora is not None and lora.bias is TrainedBias.lora_only
 
 
-def _expert_bytes(facts: Facts) -> int:
+def _expert_bytes(facts: RuleInputs) -> int:
     """Return the bytes of all experts' weights, dequantised to the format of their products."""
     model = cast(MixtralModel, facts.config.model)
     one = 3 * model.hidden_size * model.intermediate_size

@@ -16,7 +16,7 @@ from eke.config.schema import (
     Lora,
     PretrainedModel,
     SequenceClassification,
-    Switch,
+    AutoBool,
     TrainedBias,
     Weights,
 )
@@ -26,7 +26,7 @@ from eke.rules.rule import (
     ADA,
     AMPERE,
     VOLTA,
-    Facts,
+    RuleInputs,
     Rule,
     instead_of,
     needs_capability,
@@ -42,15 +42,15 @@ SMALLEST_STEP = 2.0**-9
 NO_WAY_FROM_BF16 = "autocast does not widen it, and float16 has a smaller range"
 
 
-def _evaluates_in(facts: Facts, compute: Compute) -> bool:
+def _evaluates_in(facts: RuleInputs, compute: Compute) -> bool:
     return facts.config.precision.evaluation.value == compute.value
 
 
-def _is_float8(facts: Facts) -> bool:
+def _is_float8(facts: RuleInputs) -> bool:
     return facts.config.precision.float8 is not Float8.off
 
 
-def is_narrow(facts: Facts) -> bool:
+def is_narrow(facts: RuleInputs) -> bool:
     """Return whether the stored weights have 16 bits."""
     return facts.config.precision.weights is Weights.bfloat16
 
@@ -63,7 +63,7 @@ def _trains_adapters_alone(config: Config) -> bool:
     return isinstance(peft, Adapters) and not biases and not is_classification(config)
 
 
-def _loses_updates(facts: Facts) -> bool:
+def _loses_updates(facts: RuleInputs) -> bool:
     config = facts.config
     return (
         is_narrow(facts)
@@ -74,7 +74,7 @@ def _loses_updates(facts: Facts) -> bool:
     )
 
 
-def _frozen_differ(facts: Facts) -> bool:
+def _frozen_differ(facts: RuleInputs) -> bool:
     """Return whether frozen weights have a format unsuitable for some product."""
     peft = facts.config.peft
     if not isinstance(peft, Adapters) or peft.base_weights is BaseWeights.auto:
@@ -84,7 +84,7 @@ def _frozen_differ(facts: Facts) -> bool:
     return computed_formats(facts.config) != {peft.base_weights.value}
 
 
-def _model_type(facts: Facts) -> str:
+def _model_type(facts: RuleInputs) -> str:
     model = facts.config.model
     return model.model_type if isinstance(model, PretrainedModel) else ""
 
@@ -99,7 +99,7 @@ Source: torchao 0.18, float8_linear_utils._auto_filter_for_tensorwise."""
 TORCHAO = "https://github.com/pytorch/ao/tree/main/torchao/float8"
 
 
-def _on_gpu(facts: Facts) -> bool:
+def _on_gpu(facts: RuleInputs) -> bool:
     return _is_float8(facts) and facts.on_cuda
 
 
@@ -107,20 +107,20 @@ _without = instead_of(("fp8",), "precision=bf16", "precision.float8=off")
 """The override that turns off float8."""
 
 
-def _misaligned(facts: Facts, key: str) -> bool:
+def _misaligned(facts: RuleInputs, key: str) -> bool:
     """Return whether this side prevents the conversion of linear layers. GPT-2 has none."""
     converts = _is_float8(facts) and not facts.model_family.stores_transposed
     return converts and getattr(facts.config.model, key) % ALIGNMENT != 0
 
 
-def _next_size(facts: Facts, key: str, unit: int) -> Fix:
+def _next_size(facts: RuleInputs, key: str, unit: int) -> Fix:
     """Return the next multiple of `unit`, for a width also a multiple of 2 x heads."""
     if key == "hidden_size":
         unit = math.lcm(unit, 2 * max(1, facts.config.model.num_attention_heads))
     return Fix(f"model.{key}={_up(getattr(facts.config.model, key), unit)}")
 
 
-def _align(facts: Facts, key: str) -> Fix:
+def _align(facts: RuleInputs, key: str) -> Fix:
     """Return the next aligned size, or turn off float8 for a checkpoint."""
     if isinstance(facts.config.model, PretrainedModel):
         return _without(facts)
@@ -133,7 +133,7 @@ NVIDIA = (
 )
 
 
-def _unit(facts: Facts) -> tuple[int, str]:
+def _unit(facts: RuleInputs) -> tuple[int, str]:
     """Return the best divisor of each side and the format, 1 and "" without tensor cores."""
     # cuBLAS 11 is fastest with multiples of 16 bytes, on an A100 of 128 bytes.
     if not facts.on_cuda or older_than(facts, VOLTA):
@@ -141,7 +141,7 @@ def _unit(facts: Facts) -> tuple[int, str]:
     precision, is_a100 = facts.config.precision, facts.device.capability == AMPERE
     if precision.compute is not Compute.float32:
         return 64 if is_a100 else 8, precision.compute.value
-    if precision.tf32 is Switch.on:
+    if precision.tf32 is AutoBool.on:
         return 32 if is_a100 else 4, "TF32"
     return 1, ""
 
@@ -167,16 +167,16 @@ def _model_rule(key: str, what: str) -> Rule:
     )
 
 
-def _why(facts: Facts) -> str:
+def _why(facts: RuleInputs) -> str:
     divisor, name = _unit(facts)
     return f"{facts.device.name} is fastest in {name} with multiples of {divisor}."
 
 
-def _tokens(facts: Facts) -> int:
+def _tokens(facts: RuleInputs) -> int:
     return facts.config.batch.micro_batch * facts.data.seq_len
 
 
-def _batch_fix(facts: Facts) -> Fix:
+def _batch_fix(facts: RuleInputs) -> Fix:
     """Return the nearest smaller aligned batch, or the smallest aligned batch."""
     config, (divisor, _) = facts.config, _unit(facts)
     step = divisor // math.gcd(divisor, config.data.seq_len)
@@ -191,7 +191,7 @@ RULES = (
     Rule(
         id="tf32_needs_ampere",
         key="precision",
-        when=lambda f: f.config.precision.tf32 is Switch.on and (f.on_cpu or older_than(f, AMPERE)),
+        when=lambda f: f.config.precision.tf32 is AutoBool.on and (f.on_cpu or older_than(f, AMPERE)),
         why=needs_capability("TF32 needs", AMPERE),
         fix=instead_of(("tf32",), "precision=fp32", "precision.tf32=auto"),
         source="https://docs.pytorch.org/docs/stable/notes/cuda.html#tf32-on-ampere",
@@ -233,7 +233,7 @@ RULES = (
     without_effect(
         id="master_needs_narrow_weights",
         key="precision.master",
-        when=lambda f: f.config.precision.master is Switch.on and not is_narrow(f),
+        when=lambda f: f.config.precision.master is AutoBool.on and not is_narrow(f),
         why="the weights are already float32",
         fix=Fix("precision.master=auto"),
         source="training/model/number_formats.py",

@@ -36,17 +36,17 @@ class Severity(Enum):
 
 
 @dataclass(frozen=True)
-class Facts:
+class RuleInputs:
     """Inputs of all rules."""
 
     config: Config
     device: Device
     planning: bool = False
-    """Whether the command only makes a plan."""
+    """True if the command only makes a plan."""
     num_nodes: int = 1
     """Number of nodes available to the run."""
     is_set: Callable[[str], bool] = lambda key: False
-    """Whether the user set a key. Default: false for all keys."""
+    """True if the user set a key. Default: false for all keys."""
 
     @property
     def data(self) -> Data:
@@ -60,12 +60,12 @@ class Facts:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the run uses a CPU."""
+        """True if the run uses a CPU."""
         return self.device.kind == "cpu"
 
     @property
     def on_cuda(self) -> bool:
-        """Whether the run uses CUDA."""
+        """True if the run uses CUDA."""
         return self.device.kind == "cuda"
 
     @property
@@ -87,24 +87,24 @@ class Rule:
     verdict: Severity = Severity.impossible
     key: str
     """Key of the reported problem."""
-    when: Callable[[Facts], object]
+    when: Callable[[RuleInputs], object]
     """Condition, evaluated with all numbers within their limits."""
-    value: Callable[[Facts], object] | None = None
+    value: Callable[[RuleInputs], object] | None = None
     """The invalid value. None: the value of the key."""
-    why: Callable[[Facts], str] | str
+    why: Callable[[RuleInputs], str] | str
     """The violated limit, with its number."""
-    fix: Callable[[Facts], Fix] | Fix
+    fix: Callable[[RuleInputs], Fix] | Fix
     """Overrides that correct the configuration."""
     source: str
     """Evidence: a URL, or the formula the rule follows from."""
     versions: str = ""
     """Library versions the rule applies to, empty for all."""
     sized: bool = False
-    """Whether the condition needs the model's size. Such rules run only if no other rule fails."""
+    """True if the condition needs the model's size. Such rules run only if no other rule fails."""
     passing: bool = False
-    """Whether the cause is the present state of the machine, not the configuration."""
+    """True if the cause is the present state of the machine, not the configuration."""
 
-    def problem(self, facts: Facts) -> Problem:
+    def problem(self, facts: RuleInputs) -> Problem:
         """Return the problem to report."""
         value = self.value(facts) if self.value else configured(facts.config, self.key)
         why = self.why if isinstance(self.why, str) else self.why(facts)
@@ -151,12 +151,12 @@ def find_limit_problems(node: Any, prefix: str = "") -> Iterator[Problem]:
             yield Problem(path, format_value(value), why, fix, "limit")
 
 
-def instead_of(options: tuple[str, ...], option: str, key: str) -> Callable[[Facts], Fix]:
+def instead_of(options: tuple[str, ...], option: str, key: str) -> Callable[[RuleInputs], Fix]:
     """Return a fix: `option` if `precision` has one of these options, else the override `key`."""
     return lambda facts: Fix(option if facts.config.precision.option in options else key)
 
 
-def capability_of(facts: Facts) -> str:
+def capability_of(facts: RuleInputs) -> str:
     """Return a clause about the device's CUDA compute capability."""
     device = facts.device
     if device.capability is None:
@@ -164,18 +164,18 @@ def capability_of(facts: Facts) -> str:
     return "{} has compute capability {}.{}".format(device.name, *device.capability)
 
 
-def needs_capability(what: str, needed: tuple[int, int]) -> Callable[[Facts], str]:
+def needs_capability(what: str, needed: tuple[int, int]) -> Callable[[RuleInputs], str]:
     """Return the reason for a GPU that is too old. `what` is subject and verb."""
     wanted = "{} CUDA compute capability {}.{} or newer".format(what, *needed)
     return lambda facts: f"{wanted}. {capability_of(facts)}"
 
 
-def older_than(facts: Facts, needed: tuple[int, int]) -> bool:
+def older_than(facts: RuleInputs, needed: tuple[int, int]) -> bool:
     """Return whether the device is a GPU below this compute capability."""
     return facts.on_cuda and (facts.device.capability or (0, 0)) < needed
 
 
-def lacks_compiler(facts: Facts) -> bool:
+def lacks_compiler(facts: RuleInputs) -> bool:
     """Return whether the compiler for generated code is missing here."""
     # For a CPU inductor writes C++. For a GPU Triton writes machine code itself, but compiles the C
     # of its driver at first use (3.9, backends/nvidia/driver.py).
@@ -186,8 +186,8 @@ def lacks_compiler(facts: Facts) -> bool:
 
 
 def needs_compiler(
-    rule: str, key: str, is_on: Callable[[Facts], bool], instead: Fix, source: str,
-    versions: str = "", use: Callable[[Facts], str] = lambda facts: "",
+    rule: str, key: str, is_on: Callable[[RuleInputs], bool], instead: Fix, source: str,
+    versions: str = "", use: Callable[[RuleInputs], str] = lambda facts: "",
 ) -> Rule:  # fmt: skip
     """Return the rule that a C or C++ compiler is installed. `use` begins the message."""
     on_cpu = "no C++ compiler found. inductor needs one for a CPU"

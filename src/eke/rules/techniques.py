@@ -17,7 +17,7 @@ from eke.config.schema import (
     Lora,
     MaskedLM,
     QLora,
-    Switch,
+    AutoBool,
     TorchAdamW,
     Weights,
 )
@@ -97,7 +97,7 @@ class Technique:
     devices: tuple[str, ...] = (CPU, CUDA)
     """Kinds of device with a possible benefit."""
     searched: bool = False
-    """Whether `eke fit` searches it."""
+    """True if `eke fit` searches it."""
     more_memory: tuple[str, ...] = ()
     """Names of techniques with the same results, fewer operations and more memory."""
     applies: Condition | None = None
@@ -117,7 +117,7 @@ class Technique:
 
     @property
     def keeps_training(self) -> bool:
-        """Whether training is the same except for rounding."""
+        """True if training is the same except for rounding."""
         return self.numerics is not Numerics.reduced
 
     @property
@@ -272,19 +272,19 @@ _TABLE = (
         "precision=tf32", "time, 16-bit copies of weights", "products on tensor cores",
         Published(1 / 2.25, "T5-base on an A100: huggingface/transformers#15026"),
         numerics=Numerics.mixed, devices=(CUDA,), searched=True, applies=_copies_weights,
-        edit=_set("precision", option="tf32", compute=Compute.float32, tf32=Switch.on),
+        edit=_set("precision", option="tf32", compute=Compute.float32, tf32=AutoBool.on),
     ),
     Technique(
         "precision=fp32", "16-bit copies of weights", f"without tensor cores: {FP16.source}",
         Published(1.0, ""), numerics=Numerics.mixed, applies=_copies_weights,
-        edit=_set("precision", option="fp32", compute=Compute.float32, tf32=Switch.off),
+        edit=_set("precision", option="fp32", compute=Compute.float32, tf32=AutoBool.off),
     ),
     Technique(
         "precision=bf16", "time, activations", "products on tensor cores", FP16, slowdown_cpu=1.0,
         numerics=Numerics.mixed, searched=True,
         applies=lambda c: _float32_weights(c) and not _copies_weights(c),
         edit=_set(
-            "precision", option="bf16", compute=Compute.bfloat16, tf32=Switch.auto
+            "precision", option="bf16", compute=Compute.bfloat16, tf32=AutoBool.auto
         ),
     ),
     Technique(
@@ -297,7 +297,7 @@ _TABLE = (
         numerics=Numerics.reduced, applies=_float32_weights,
         edit=_set(
             "precision", option="bf16_pure", compute=Compute.bfloat16, weights=Weights.bfloat16,
-            tf32=Switch.auto,  # the presets keep it on auto, fp32 turns it off
+            tf32=AutoBool.auto,  # the presets keep it on auto, fp32 turns it off
         ),
     ),
     Technique(

@@ -13,7 +13,7 @@ from eke.common.errors import Fix
 from eke.common.paths import user_path
 from eke.common.text import format_value, override
 from eke.config.schema import TrackerMode
-from eke.rules.rule import Facts, Rule, configured, without_effect
+from eke.rules.rule import RuleInputs, Rule, configured, without_effect
 
 PUBLIC_HOSTS = ("api.forge.coreweave.com", "forge.coreweave.com", "api.wandb.ai")
 """Host names of W&B's own service. A key of one host is valid for all."""
@@ -50,7 +50,7 @@ def _read_settings() -> dict[str, str]:
     return dict(parser["default"]) if parser.has_section("default") else {}
 
 
-def _tracker(facts: Facts) -> str:
+def _tracker(facts: RuleInputs) -> str:
     return facts.config.tracker.option
 
 

@@ -7,22 +7,22 @@ from typing import Any
 
 from eke.common.errors import Fix
 from eke.common.paths import user_path
-from eke.common.text import closest, closest_path, override
+from eke.common.text import suggest_match, closest_path, override
 from eke.config.schema import DEFAULT_PER_DEVICE, SGD, Compute, Config, Text
 from eke.hardware import usable_cores
 from eke.models.sizes import STAGE
-from eke.plan.fine_tuning import SAMPLES, SET_BY, usual_values
+from eke.plan.fine_tuning import SAMPLES, SET_BY, fine_tuning_defaults
 from eke.plan.planner.samples import batch_of, plan_batch
 from eke.plan.record.metrics import evaluation_metrics
-from eke.rules.rule import Facts, Rule, configured, unsafe, without_effect
+from eke.rules.rule import RuleInputs, Rule, configured, unsafe, without_effect
 
 
-def _step_samples(facts: Facts) -> int:
+def _step_samples(facts: RuleInputs) -> int:
     """Return the samples of one forward pass over all devices."""
     return facts.config.batch.micro_batch * facts.distributed.num_processes
 
 
-def _multiple_of(facts: Facts) -> str:
+def _multiple_of(facts: RuleInputs) -> str:
     """Return a clause about the required divisor of a target."""
     batch, processes = facts.config.batch, facts.distributed.num_processes
     if batch.per_device is None:
@@ -37,10 +37,10 @@ def _meant_metric(config: Config) -> str:
     """Return the metric nearest to the configured name."""
     # HF's names begin with `eval_`, those of trackers with `eval/`.
     typed = (config.train.keep_best or "").replace("/", "_").removeprefix("eval_")
-    return closest(typed, evaluation_metrics(config)) or "loss"
+    return suggest_match(typed, evaluation_metrics(config)) or "loss"
 
 
-def _text_path(facts: Facts) -> Path | None:
+def _text_path(facts: RuleInputs) -> Path | None:
     data = facts.data
     return user_path(data.path) if isinstance(data, Text) else None
 
@@ -53,7 +53,7 @@ def existing_parent(path: Path) -> Path:
     return path
 
 
-def _runs_reason(facts: Facts) -> str:
+def _runs_reason(facts: RuleInputs) -> str:
     """Return why runs cannot be written, "" if they can."""
     runs = user_path(facts.config.paths.runs)
     parent = existing_parent(runs)
@@ -73,18 +73,18 @@ MIN_FREE_BYTES = 64 * 2**20
 """Minimum free disk space: well above a run's plan, record, metrics and log."""
 
 
-def _free_bytes(facts: Facts) -> int:
+def _free_bytes(facts: RuleInputs) -> int:
     return shutil.disk_usage(existing_parent(user_path(facts.config.paths.runs))).free
 
 
 BATCH = "per_device x accumulation x processes = target"
 
 
-def _cores_per_process(facts: Facts) -> int:
+def _cores_per_process(facts: RuleInputs) -> int:
     return max(1, usable_cores() // facts.distributed.num_processes)
 
 
-def _needs_norm(facts: Facts) -> str:
+def _needs_norm(facts: RuleInputs) -> str:
     """Return why the gradient norm is computed anyway, "" if it is not."""
     config = facts.config
     if config.train.max_grad_norm is not None:
@@ -96,7 +96,7 @@ def _needs_norm(facts: Facts) -> str:
     return ""
 
 
-def _same_step(facts: Facts) -> Fix:
+def _same_step(facts: RuleInputs) -> Fix:
     """Return the same number of samples per step, with the default micro-batch."""
     config = facts.config
     times = DEFAULT_PER_DEVICE * (config.batch.accumulation or 1)
@@ -105,23 +105,23 @@ def _same_step(facts: Facts) -> Fix:
 
 
 def _usual_rule(key: str) -> Rule:
-    def value(facts: Facts) -> Any:
+    def value(facts: RuleInputs) -> Any:
         batch = plan_batch(facts.config, [])
         return batch.samples_per_step if key == SAMPLES else configured(facts.config, key)
 
-    def is_far_off(facts: Facts) -> bool:
-        usual = usual_values(facts.config).get(key)
+    def is_far_off(facts: RuleInputs) -> bool:
+        usual = fine_tuning_defaults(facts.config).get(key)
         if usual is None or value(facts) is None or not any(map(facts.is_set, SET_BY[key])):
             return False
         return not usual.low / FAR_OFF <= value(facts) <= usual.high * FAR_OFF
 
-    def why(facts: Facts) -> str:
-        usual = usual_values(facts.config)[key]
+    def why(facts: RuleInputs) -> str:
+        usual = fine_tuning_defaults(facts.config)[key]
         span = f"{usual.low:g} to {usual.high:g}"
         return f"is more than {FAR_OFF} times off the usual range {span} of {usual.source}"
 
-    def fix(facts: Facts) -> Fix:
-        instead = usual_values(facts.config)[key].value
+    def fix(facts: RuleInputs) -> Fix:
+        instead = fine_tuning_defaults(facts.config)[key].value
         if key == SAMPLES:
             return batch_of(facts.config, plan_batch(facts.config, []), int(instead))
         return Fix(f"{key}={instead:g}")

@@ -26,15 +26,15 @@ from torch import nn
 from eke.common.errors import RunError
 from eke.common.files import (
     fsync_directory,
-    hold_folder,
-    own_folder,
+    open_trusted_dir,
+    make_private_dir,
     read_json,
     remove_tree,
     write_json,
 )
 from eke.common.paths import CHECKPOINT_FILES, EXPORT, checkpoint_name
 from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate
-from eke.training.distributed.ranks import ALONE, Ranks
+from eke.training.distributed.ranks import SINGLE_PROCESS, Ranks
 from eke.training.loop.meter import RandomState, restore_random_state
 from eke.training.model.number_formats import MASTER, copied_from
 from eke.training.model.save_model import load_weights, save_pretrained, system_error
@@ -77,7 +77,7 @@ class Saving:
     run: str
     unfinished: Path
     exports: bool
-    """Whether parts are also exported as a model that transformers can load."""
+    """True if parts are also exported as a model that transformers can load."""
     held: Held | None = None
     copied: Event = field(default_factory=Event)
     """Event set when the next update may change the saved state."""
@@ -128,7 +128,7 @@ def unfinished_folder(folder: Path, step: int, pid: int) -> Path:
 
 def begin_checkpoint(unfinished: Path) -> None:
     """Create an empty folder."""
-    own_folder(unfinished.parent)
+    make_private_dir(unfinished.parent)
     remove_tree(unfinished)
     unfinished.mkdir()
 
@@ -160,7 +160,7 @@ def has_parts(path: Path) -> bool:
     return next(path.glob("part-*"), None) is not None
 
 
-def load_model(path: Path, model: nn.Module, ranks: Ranks = ALONE) -> None:
+def load_model(path: Path, model: nn.Module, ranks: Ranks = SINGLE_PROCESS) -> None:
     """Load a checkpoint's weights into a model, sharded or not. RunError: They do not match."""
     if not has_parts(path):
         load_weights(model, path / EXPORT)
@@ -175,7 +175,7 @@ def load_checkpoint(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     scaler: Any = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
     seed: int = 0,
     update: DeepSpeedUpdate | None = None,
 ) -> int:
@@ -284,7 +284,7 @@ def newest_complete(folder: Path) -> Path | None:
 def find_damage(path: Path) -> str:
     """Return why a checkpoint is unusable, "" if it is intact."""
     try:
-        with hold_folder(path, own=True):
+        with open_trusted_dir(path, own=True):
             manifest = read_json(path / CHECKPOINT_FILES)
         for name, (size, checksum) in manifest.items():
             file = path / name

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eke.common.errors import RunError
-from eke.training.distributed.fsdp import part
+from eke.training.distributed.fsdp import local_tensor
 from eke.training.distributed.parts import rows
 from eke.training.model.adapters import is_adapted
 from eke.training.model.number_formats import MASTER, copied_from
@@ -61,7 +61,7 @@ def row_piece(tensor: Tensor, rank: int = 0, world_size: int = 1) -> Piece:
     cut = place_of(tensor)[1] > 1
     rank, world_size = place_of(tensor)[:2] if cut else (rank, world_size)
     shape = tuple(tensor.shape)
-    local = part(tensor.detach()).reshape(-1) if not shape else part(tensor.detach())
+    local = local_tensor(tensor.detach()).reshape(-1) if not shape else local_tensor(tensor.detach())
     mine = rows((*shape, 1)[0], rank, world_size)
     return Piece(local if cut else local[mine], mine.start * prod(shape[1:]), shape)
 
@@ -74,7 +74,7 @@ class Stepped:
     cut: Callable[[Tensor], dict[str, Piece]]
     """Function from a tensor of the parameter's size to this rank's elements, by weight."""
     is_copy: bool = False
-    """Whether the parameter is a float32 copy of weights in another format."""
+    """True if the parameter is a float32 copy of weights in another format."""
     held: Callable[[bool], AbstractContextManager[bool]] = lambda write: nullcontext(False)
     """Context that loads the parameter, to be written if true, and yields whether it was loaded."""
 

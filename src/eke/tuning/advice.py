@@ -11,14 +11,14 @@ from eke.common.errors import ConfigError
 from eke.common.text import format_bytes
 from eke.config.schema import FSDP, Config, PretrainedModel
 from eke.estimate.memory import Forecast, Verdict, known_forecast
-from eke.estimate.memory.predict_memory import with_room
-from eke.estimate.memory.render_memory import METHODS, as_record, dominant, wrapped
+from eke.estimate.memory.predict_memory import with_available_bytes
+from eke.estimate.memory.render_memory import METHODS, as_record, largest_components, wrapped
 from eke.estimate.time import StepTime, forecast_time, predicted_step, slowdown
 from eke.models.checkpoints.architecture import router_loss
 from eke.models.sizes import STAGE, predicted_frac
 from eke.plan.planner import Plan, replan
 from eke.plan.record import Outcome, Record
-from eke.rules import NOT_BY_SIZE, Facts, check
+from eke.rules import NOT_BY_SIZE, RuleInputs, check
 from eke.rules.techniques import (
     CPU,
     QUARTER_BATCH,
@@ -29,18 +29,18 @@ from eke.rules.techniques import (
     applied,
     precision_slowdown,
 )
-from eke.tuning.chooser import ROOM, combine, mildest
+from eke.tuning.chooser import ROOM, combine, first_that_fits_memory
 
 Techniques = tuple[Technique, ...]
 
-CHEAP = (
+LOW_COST_TECHNIQUES = (
     ("attention=sdpa",),
     ("kernels=sparse_prediction",),
     ("kernels=fused_linear_cross_entropy",),
 )
 """Techniques milder than smaller micro-batches. At most one of each group is proposed."""
 
-DEAR = (
+HIGH_COST_TECHNIQUES = (
     ("memory=checkpointing_selective", "memory=checkpointing"),
     ("precision=bf16", "precision=bf16_pure"),
     ("precision=tf32", "precision=fp32"),
@@ -144,7 +144,7 @@ class Advice:
     reasons: tuple[str, ...]
     """Source of each change's slowdown."""
     keeps: bool
-    """Whether the training is the same except for rounding."""
+    """True if the training is the same except for rounding."""
 
     @property
     def rank(self) -> tuple[bool, bool, bool, float, int]:
@@ -163,7 +163,7 @@ def advise(plan: Plan, count: int = 5, other_devices: bool = True) -> list[Advic
         plan = replace(plan, device=replace(device, count=max(OF_A_MACHINE, device.count)))
     several = more_devices(plan) if other_devices else ()
     batches = smaller_batches(plan)
-    cheap, dear = techniques_for(plan, CHEAP), techniques_for(plan, DEAR)
+    cheap, dear = techniques_for(plan, LOW_COST_TECHNIQUES), techniques_for(plan, HIGH_COST_TECHNIQUES)
     axes = [*cheap, batches, *dear]
     alone = [_sufficient(plan, [axis]) for axis in axes]
     fewest = filter(None, (_tried(plan, (each,)) for each in several))
@@ -186,7 +186,7 @@ def _sufficient(plan: Plan, axes: Sequence[Techniques]) -> list[Advice]:
     for keeps in (True, False):
         of_kind = (each for each in every if all(t.keeps_training for t in each) is keeps)
         tried = (_tried(plan, techniques) for techniques in of_kind)
-        best = mildest((advice for advice in tried if advice), lambda advice: advice.forecast)
+        best = first_that_fits_memory((advice for advice in tried if advice), lambda advice: advice.forecast)
         found += [best] if best else []
     return found
 
@@ -194,7 +194,7 @@ def _sufficient(plan: Plan, axes: Sequence[Techniques]) -> list[Advice]:
 def _tried(plan: Plan, techniques: Techniques) -> Advice | None:
     """Return advice if the techniques apply, rules other than size permit them, and it fits."""
     config = applied(plan.config, techniques)
-    if config is None or check(Facts(config, plan.device, planning=True), NOT_BY_SIZE)[0]:
+    if config is None or check(RuleInputs(config, plan.device, planning=True), NOT_BY_SIZE)[0]:
         return None
     try:
         changed = replan(plan, config)
@@ -222,7 +222,7 @@ def _tried(plan: Plan, techniques: Techniques) -> Advice | None:
 
 def render_advice(found: Forecast, advice: list[Advice]) -> str:
     """Return the largest components and the overrides as text, equivalent training first."""
-    lines = [dominant(found), ""]
+    lines = [largest_components(found), ""]
     if found.verdict is Verdict.unknown:
         lines.append("The device's memory is unknown. To declare it: hardware=NAME")
         return "\n".join(lines)
@@ -280,7 +280,7 @@ def advice_for(plan: Plan, seen: int | None = None) -> list[str]:
         return []
     expected, capacity = found.peak.expected, found.capacity or found.peak.expected
     for most in (min(expected, capacity, seen or expected), min(expected, capacity)):
-        if advice := advise(with_room(plan, int(SAVED * most)), PROPOSALS):
+        if advice := advise(with_available_bytes(plan, int(SAVED * most)), PROPOSALS):
             break
     else:
         advice = advise(plan, PROPOSALS)

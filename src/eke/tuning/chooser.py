@@ -17,7 +17,7 @@ from eke.config.schema import Config
 from eke.estimate.memory import Forecast, Verdict, forecast
 from eke.hardware import Device
 from eke.plan.planner import Plan, possible_batches, replan
-from eke.rules import NO_BENEFIT, NOT_BY_SIZE, WITHOUT_EFFECT, Facts, check
+from eke.rules import NO_BENEFIT, NOT_BY_SIZE, WITHOUT_EFFECT, RuleInputs, check
 from eke.rules.techniques import TECHNIQUES, Technique, group_of
 
 Key = tuple[str, str]
@@ -25,14 +25,14 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Findings:
+class RuleFindings:
     """Findings of the rules about one configuration."""
 
     rejected: Mapping[Key, Problem]
     warned: Mapping[Key, Problem]
 
     def objection(
-        self, later: "Findings", sections: Collection[str], permit_unsafe: bool = False
+        self, later: "RuleFindings", sections: Collection[str], permit_unsafe: bool = False
     ) -> Problem | None:
         """Return the first finding that a change adds, rejections first, None without one.
 
@@ -53,16 +53,16 @@ class Findings:
         return None
 
 
-def findings(config: Config, device: Device, num_nodes: int) -> Findings:
+def findings(config: Config, device: Device, num_nodes: int) -> RuleFindings:
     """Return the rules' findings in this environment, as if the device were present."""
-    facts = Facts(config, replace(device, present=True), planning=False, num_nodes=num_nodes)
+    facts = RuleInputs(config, replace(device, present=True), planning=False, num_nodes=num_nodes)
     # A choice may make it fit, and the rules about size are slow.
     rejected, warned = check(facts, NOT_BY_SIZE)
-    return Findings({(p.id, p.key): p for p in rejected}, {(p.id, p.key): p for p in warned})
+    return RuleFindings({(p.id, p.key): p for p in rejected}, {(p.id, p.key): p for p in warned})
 
 
 @dataclass(frozen=True)
-class Situation:
+class ChoiceContext:
     """Configuration and environment for which choices are made."""
 
     config: Config
@@ -83,7 +83,7 @@ class Situation:
         return self.base
 
     @cached_property
-    def found(self) -> Findings:
+    def found(self) -> RuleFindings:
         """Findings of the rules about the current configuration."""
         return findings(self.config, self.device, self.num_nodes)
 
@@ -124,7 +124,7 @@ class Situation:
         return each[0]
 
 
-Change = Callable[[Situation, tuple[str, ...]], Situation | None]
+Change = Callable[[ChoiceContext, tuple[str, ...]], ChoiceContext | None]
 """Returns a situation with overrides, None if they conflict with the user's."""
 
 
@@ -165,7 +165,7 @@ def combine(options: Sequence[Sequence[Chosen]]) -> list[tuple[Chosen, ...]]:
     return found
 
 
-def mildest(options: Iterable[T], forecast_of: Callable[[T], Forecast]) -> T | None:
+def first_that_fits_memory(options: Iterable[T], forecast_of: Callable[[T], Forecast]) -> T | None:
     """Return the first option (mildest first) that fits, else the first that may fit, else None."""
     tight = None
     for option in options:
@@ -196,7 +196,7 @@ class Combination:
     """Techniques that rules permit together."""
 
     techniques: tuple[Technique, ...]
-    situation: Situation
+    situation: ChoiceContext
     forecast: Forecast
 
 
@@ -222,7 +222,7 @@ class Chooser:
     """Permitted combinations of techniques, on axes that the user has not set."""
 
     def __init__(
-        self, situation: Situation, claims: frozenset[str], change: Change, axes: Sequence[Axis]
+        self, situation: ChoiceContext, claims: frozenset[str], change: Change, axes: Sequence[Axis]
     ) -> None:
         self.situation = situation
         self.change = change
@@ -250,7 +250,7 @@ class Chooser:
         if self.situation.device.memory_bytes is None:
             return None
         tried, every = tee(self.combinations())
-        return mildest(tried, lambda each: each.forecast) or min(
+        return first_that_fits_memory(tried, lambda each: each.forecast) or min(
             every, key=lambda each: each.forecast.peak.expected, default=None
         )
 
@@ -283,7 +283,7 @@ class Chooser:
                 clauses.append(f"not {' '.join(overrides)}: {why}")
         return "; ".join(clauses)
 
-    def _with(self, techniques: Sequence[Technique]) -> tuple[Situation | None, str]:
+    def _with(self, techniques: Sequence[Technique]) -> tuple[ChoiceContext | None, str]:
         """Return the situation with techniques, or None and the reason for their rejection."""
         overrides = tuple(text for each in techniques for text in each.overrides)
         situation = self.change(self.situation, overrides)

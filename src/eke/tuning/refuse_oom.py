@@ -6,7 +6,7 @@ from typing import Any
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_bytes
 from eke.estimate.memory import Forecast, Method, Verdict, least_host_bytes
-from eke.estimate.memory.predict_memory import room
+from eke.estimate.memory.predict_memory import available_bytes
 from eke.estimate.memory.render_memory import host_budget
 from eke.plan.planner import Plan
 from eke.tuning.advice import Advice, advise
@@ -18,7 +18,7 @@ _found: dict[Any, Advice | None] = {}
 """Advice by forecast and options, shared by the jobs of a sweep that need the same memory."""
 
 
-def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
+def reject_unfit_plan(plan: Plan, found: Forecast) -> str:
     """Return a warning if the plan may not fit, else "". Raise ConfigError if it cannot fit."""
     _refuse_host(plan, found)
     if found.capacity is None or found.verdict is Verdict.fits:
@@ -28,7 +28,7 @@ def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
         why = f"needs at least {format_bytes(peak.low)} of memory, "
         why += f"{format_bytes(peak.expected)} expected"
         # It would fit if other processes held no memory.
-        passing = peak.low <= (room(replace(plan, device=at_rest)) or 0)
+        passing = peak.low <= (available_bytes(replace(plan, device=at_rest)) or 0)
         raise ConfigError(_problem(plan, found, why, passing))
     if found.verdict is Verdict.tight and found.method is Method.closed_form:
         # Formulas are wide: only warn if it is more likely not to fit.
@@ -55,7 +55,7 @@ def cannot_fit(plan: Plan, found: Forecast) -> bool:
     return found.peak.low > found.capacity
 
 
-def refuse_what_ran_out(plan: Plan, found: Forecast) -> None:
+def reject_probed_oom(plan: Plan, found: Forecast) -> None:
     """Reject a plan that ran out of memory in a probe, unless the user forces it."""
     if plan.config.ignore_forecast:
         return
@@ -80,7 +80,7 @@ def _has(plan: Plan, found: Forecast) -> str:
     return f"this machine has {whole}{taken}: {capacity} for tensors{each}"
 
 
-def what_makes_room(plan: Plan, found: Forecast) -> Advice | None:
+def first_memory_advice(plan: Plan, found: Forecast) -> Advice | None:
     """Return the first advice for a plan that does not fit, cached for similar plans."""
     choices = tuple(sorted(plan.choices.items()))
     key = (found.peak, found.capacity, plan.batch, choices)
@@ -90,7 +90,7 @@ def what_makes_room(plan: Plan, found: Forecast) -> Advice | None:
 
 
 def _fix(plan: Plan, found: Forecast, remark: str = "") -> Fix:
-    advice = what_makes_room(plan, found)
+    advice = first_memory_advice(plan, found)
     if advice:
         return Fix(*advice.overrides, remark=remark)
     explain = "largest components: eke plan --why"

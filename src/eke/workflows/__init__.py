@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 
 import eke
-from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
+from eke.common.errors import ConfigError, EkeError, Fix, Problem, format_os_error
 from eke.common.paths import program
 from eke.common.process_env import (
-    SPEECH_S,
+    RANK_0_ERROR_TIMEOUT_S,
     VERBOSE,
     be_verbose,
     check_started_ranks,
@@ -19,13 +19,13 @@ from eke.common.process_env import (
     leave_tracked_run,
     my_rank,
 )
-from eke.common.streams import lost, speak, speak_problems
+from eke.common.streams import output_was_lost, write_line, print_problems_json
 from eke.config.compose import (
     COMPLETION_FLAGS,
     Arguments,
     Composed,
     answer_shell,
-    check_question,
+    check_info_flag,
     compose,
     is_for_hydra,
     needs_sweep,
@@ -62,9 +62,9 @@ def main(
             return ask_hydra(arguments)
         if why or ALL_DEVICES in arguments.overrides:
             # Lazy: the import takes a quarter of the time of an invalid command.
-            from eke.workflows.planning import compare_on_all_devices, refuse_why_of_many
+            from eke.workflows.planning import compare_on_all_devices, require_single_plan
 
-            refuse_why_of_many(arguments, why)
+            require_single_plan(arguments, why)
             if ALL_DEVICES in arguments.overrides:
                 table = compare_on_all_devices(arguments, as_json_text=as_json, trace=trace)
                 return print_once(table)
@@ -84,9 +84,9 @@ def main(
     except EkeError as error:
         return report_error(error, as_json)
     except OSError as error:  # for example a full disk
-        return complain(of_system(error), EXIT_FAILED)
+        return report_failure(format_os_error(error), EXIT_FAILED)
     except KeyboardInterrupt:
-        return complain("\ninterrupted; the same command continues", EXIT_RESUMABLE)
+        return report_failure("\ninterrupted; the same command continues", EXIT_RESUMABLE)
 
 
 def _composed(arguments: Arguments) -> Composed:
@@ -106,10 +106,10 @@ def run(composed: Composed, as_json: bool = False, why: bool = False, trace: boo
         command = Fix(remark=f"{program()} -m {shlex.join(composed.overrides)}")
         raise ConfigError([Problem(key, value, reason, command) for key, value in pooled])
     if composed.config.plan_only:
-        from eke.workflows.auto_batch import Means
+        from eke.workflows.auto_batch import BatchSearchBudget
         from eke.workflows.planning import plan_for, plan_text
 
-        plan = plan_for(composed, planning=True, means=Means(trace=trace))
+        plan = plan_for(composed, planning=True, means=BatchSearchBudget(trace=trace))
         return print_once(plan_text(plan, as_json_text=as_json, why=why, trace=trace))
     from eke.workflows.running import run_composed
 
@@ -120,7 +120,7 @@ def ask_hydra(arguments: Arguments) -> int:
     """Print Hydra's answer to its own flags (`--cfg job`) after the overrides are checked."""
     if any(flag in COMPLETION_FLAGS for flag in arguments.hydra_flags):
         return print_once(answer_shell(arguments.overrides).removesuffix("\n"))
-    check_question(arguments)
+    check_info_flag(arguments)
     if not arguments.multirun:
         compose(arguments.overrides, arguments.config_dir)
     return print_once(run_hydra_flags(arguments))
@@ -129,30 +129,30 @@ def ask_hydra(arguments: Arguments) -> int:
 def print_once(text: str) -> int:
     """Print a text once for all ranks, and return the exit code of a command that only prints."""
     if is_first():
-        speak(text)
-    return EXIT_FAILED if lost() else EXIT_OK
+        write_line(text)
+    return EXIT_FAILED if output_was_lost() else EXIT_OK
 
 
 def heed(arguments: Arguments) -> None:
     """Print the warnings about a command once for all ranks on stderr, and set loggers."""
     for text in arguments.warnings if is_first() else ():
-        speak(f"warning: {text}", sys.stderr)
+        write_line(f"warning: {text}", sys.stderr)
     if arguments.verbose:
         os.environ[VERBOSE] = arguments.verbose
         be_verbose()
 
 
-def complain(text: str, code: int) -> int:
+def report_failure(text: str, code: int) -> int:
     """Print an error once for all ranks, and return the exit code."""
     if my_rank() and code != EXIT_RESUMABLE:
-        time.sleep(SPEECH_S)
+        time.sleep(RANK_0_ERROR_TIMEOUT_S)
     if is_first():
-        speak(text, sys.stderr)
+        write_line(text, sys.stderr)
     return code
 
 
 def report_error(error: EkeError, as_json: bool) -> int:
     """Print an error, with `as_json` also as JSON, and return the exit code."""
     if as_json and is_first():
-        speak_problems(error)
-    return complain(str(error), error.exit_code)
+        print_problems_json(error)
+    return report_failure(str(error), error.exit_code)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_bytes
-from eke.config.compose import Composed, claims, compose_with, is_set
+from eke.config.compose import Composed, user_set_keys, compose_with, is_set
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.schema import DEFAULT_PER_DEVICE, Config, Mix, Rows
 from eke.estimate.memory import (
     BatchSearch,
-    Chosen,
+    BatchChoice,
     Forecast,
     Method,
     Probe,
@@ -23,39 +23,39 @@ from eke.estimate.memory import (
 )
 from eke.hardware import Device, bfloat16_units, usable_cores
 from eke.models.checkpoints.architecture import router_loss
-from eke.plan.fine_tuning import LR, SAMPLES, SET_BY, usual_values
+from eke.plan.fine_tuning import LR, SAMPLES, SET_BY, fine_tuning_defaults
 from eke.plan.planner import Decision, Plan, RecipeDecision, make_plan, replan, with_batch
 from eke.plan.planner.samples import plan_batch, possible_batches, samples_to_keep
-from eke.rules import BY_SIZE, Facts, check
-from eke.tuning.recipes import RECIPES, RecipeResolver, Situation
-from eke.tuning.refuse_oom import refuse_what_ran_out
+from eke.rules import BY_SIZE, RuleInputs, check
+from eke.tuning.recipes import RECIPES, RecipeResolver, ChoiceContext
+from eke.tuning.refuse_oom import reject_probed_oom
 
 
 @dataclass(frozen=True)
-class Means:
+class BatchSearchBudget:
     """Budget for the choice."""
 
     trace: bool = False
-    """Whether to spend seconds on traces if formulas cannot decide."""
+    """True if to spend seconds on traces if formulas cannot decide."""
     probe: Probe | None = None
     """Function that runs two steps of a plan."""
     not_probed: str = "planning only"
     """Reason for no probe."""
     in_pool: bool = False
-    """Whether other runs of a sweep may use the device, or a CPU's memory, at the same time."""
+    """True if other runs of a sweep may use the device, or a CPU's memory, at the same time."""
     keep: bool = False
-    """Whether the run starts, so that later commands reuse its choice."""
+    """True if the run starts, so that later commands reuse its choice."""
 
 
 @dataclass(frozen=True)
-class Permitted:
+class ValidCandidate:
     """A configuration that no rule rejects."""
 
     config: Config
     warnings: tuple[str, ...]
 
 
-def permitted(facts: Facts, lenient: bool) -> list[Permitted]:
+def valid_candidates(facts: RuleInputs, lenient: bool) -> list[ValidCandidate]:
     """Return the configuration, or with batch=auto each micro-batch, that no rule rejects.
 
     `lenient` skips rules about memory, for the forecast. Raises ConfigError with all broken rules.
@@ -75,15 +75,15 @@ def permitted(facts: Facts, lenient: bool) -> list[Permitted]:
     return allowed
 
 
-def _checked(facts: Facts, lenient: bool) -> tuple[list[Problem], Permitted]:
+def _checked(facts: RuleInputs, lenient: bool) -> tuple[list[Problem], ValidCandidate]:
     refused, warned = check(facts)
     if lenient:
         refused = [problem for problem in refused if problem.id not in BY_SIZE]
     warnings = tuple(f"{p.key} = {p.value}: {p.why} ({p.fix})" for p in warned)
-    return refused, Permitted(facts.config, warnings)
+    return refused, ValidCandidate(facts.config, warnings)
 
 
-def at_rest(plan: Plan) -> Plan:
+def with_all_memory_free(plan: Plan) -> Plan:
     """Return the plan with all of a CPU's memory free."""
     return replace(plan, device=replace(plan.device, available_bytes=None))
 
@@ -99,7 +99,7 @@ def memory_asked_for(plan: Plan) -> int | None:
 
 
 def choose_batch(
-    plan: Plan, allowed: Sequence[Permitted], means: Means, target_given: bool
+    plan: Plan, allowed: Sequence[ValidCandidate], means: BatchSearchBudget, target_given: bool
 ) -> tuple[Plan, bool]:
     """Return the plan with the largest micro-batch that fits, and whether a probe has fit."""
     launcher, share = plan.config.launcher, 1
@@ -118,7 +118,7 @@ def choose_batch(
             fix = Fix("resources.memory=64G", remark=f"or {fix}")
         raise ConfigError(Problem("batch", "auto", why, fix))
     plans = [replan(plan, each.config) for each in allowed]
-    whole = room_for_a_batch(at_rest(plan), share)
+    whole = room_for_a_batch(with_all_memory_free(plan), share)
     search = BatchSearch(plans, capacity, means.trace, means.probe, whole)
     chosen = search.run()
     taken = allowed[chosen.number]
@@ -128,13 +128,13 @@ def choose_batch(
         reasons.insert(0, Decision("batch.target", str(samples_to_keep(plan.config)), why))
     cut = with_batch(plan, taken.config, reasons, taken.warnings)
     if search.known.has_failed(plans[chosen.number]):
-        refuse_what_ran_out(cut, search.forecast(chosen.number))
+        reject_probed_oom(cut, search.forecast(chosen.number))
     if chosen.fits and means.keep:
         note_choice(search.key, cut.batch.samples_per_step, cut.batch.per_device)
     return cut, chosen.how == "probed"
 
 
-def _reasons(search: BatchSearch, chosen: Chosen, means: Means) -> list[Decision]:
+def _reasons(search: BatchSearch, chosen: BatchChoice, means: BatchSearchBudget) -> list[Decision]:
     """Return the decision about the micro-batch with its reason."""
     plan, found = search.plans[chosen.number], search.forecast(chosen.number)
     has_larger = chosen.fits and chosen.number + 1 < len(search.plans)
@@ -163,7 +163,7 @@ def _reasons(search: BatchSearch, chosen: Chosen, means: Means) -> list[Decision
     return [Decision("batch.per_device", str(plan.batch.per_device), "; ".join(words))]
 
 
-def _of_larger(search: BatchSearch, chosen: Chosen, means: Means) -> str:
+def _of_larger(search: BatchSearch, chosen: BatchChoice, means: BatchSearchBudget) -> str:
     number = chosen.number + 1
     size, found = search.plans[number].batch.per_device, search.forecast(number)
     peak = found.peak
@@ -192,7 +192,7 @@ def chosen_overrides(plan: Plan, own: Path | None = None) -> list[str]:
     ]
 
 
-def adapted(
+def apply_recipe(
     composed: Composed, config: Config, device: Device, num_nodes: int
 ) -> tuple[Config, Mapping[str, str], Sequence[Decision]]:
     """Return the configuration with its recipe's choices, all choices, and the recipe's decisions.
@@ -205,11 +205,11 @@ def adapted(
     mine = config.batch.accumulation is not None and not is_set(composed, "batch.accumulation")
     kept = (f"batch.target={plan_batch(config, []).samples_per_step}",) if mine else ()
     resolver = RecipeResolver(
-        recipe, claims(composed), lambda more: compose_with(composed, (*kept, *more)).config
+        recipe, user_set_keys(composed), lambda more: compose_with(composed, (*kept, *more)).config
     )
     cores = usable_cores() // max(1, config.distributed.num_processes)
     units = bfloat16_units() if device.kind == "cpu" else ()
-    start = Situation(config, device, num_nodes=num_nodes, cores=cores, bfloat16_units=units)
+    start = ChoiceContext(config, device, num_nodes=num_nodes, cores=cores, bfloat16_units=units)
 
     def base(config: Config) -> Plan:
         return make_plan(config, composed.choices, composed.overrides, device, "")
@@ -220,11 +220,11 @@ def adapted(
     return chosen, {**composed.choices, **options}, decided
 
 
-def fine_tuned(
+def apply_fine_tuning_defaults(
     config: Config, composed: Composed, count: Callable[[Config], int]
 ) -> tuple[Config, tuple[Decision, ...], str]:
     """Apply defaults of fine-tuning. Return reasons and a warning. `count`: samples of an epoch."""
-    usual = usual_values(config)  # rates, decay and clipping of options are for random weights
+    usual = fine_tuning_defaults(config)  # rates, decay and clipping of options are for random weights
     if not usual:
         return config, (), ""
     decisions, warning = [], ""

@@ -13,13 +13,13 @@ from eke.common.paths import SweepPaths, conf_folder, program
 from eke.common.text import format_number
 from eke.config.compose import Arguments, Composed, compose, launcher_of
 from eke.config.sweep import SweepCell
-from eke.estimate.memory import is_open, stop_tracing, traced_forecast
+from eke.estimate.memory import needs_trace, stop_tracing, traced_forecast
 from eke.estimate.time import StepTime, forecast_time, steps_to_pay
 from eke.launch.interface import Launcher, find_launcher
 from eke.launch.processes.board import open_board
 from eke.launch.processes.follow import watching
-from eke.launch.processes.sweep import Cell, Job, SweepFile, sweep_id, sweep_paths
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.sweep import SweepRun, Job, SweepFile, sweep_id, sweep_paths
+from eke.launch.processes.sweep_state import SweepState
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine
@@ -34,7 +34,7 @@ from eke.tuning.search.candidates import (
     spelt_out,
 )
 from eke.tuning.search.result import Fit, all_diverge, free_path, write_experiment
-from eke.tuning.search.search import Measured, Search, is_higher, measured, trial_overrides, without
+from eke.tuning.search.search import Measured, Search, is_higher, measured, trial_overrides, drop_overrides
 from eke.tuning.search.search_space import Objective, Trial
 from eke.tuning.search.show import (
     describe_candidates,
@@ -43,7 +43,7 @@ from eke.tuning.search.show import (
     likely,
     short_name,
 )
-from eke.workflows import complain, print_once
+from eke.workflows import report_failure, print_once
 from eke.workflows.auto_batch import chosen_overrides
 from eke.workflows.planning import plan_for
 from eke.workflows.running import plan_unless_answered
@@ -75,7 +75,7 @@ class Fitting:
     paths: SweepPaths
     option: str
     """Name of the option with the best configuration."""
-    cells: list[Cell] = field(default_factory=list)
+    cells: list[SweepRun] = field(default_factory=list)
     trials: list[Measured] = field(default_factory=list)
 
     @property
@@ -98,7 +98,7 @@ class Fitting:
         if all_diverge(self.trials, self.candidates.first, self.request.numerics):
             return []
         while chosen := self.search.next(count):
-            unsure = [n for n in chosen if is_open(self.candidates.found[n].forecast)]
+            unsure = [n for n in chosen if needs_trace(self.candidates.found[n].forecast)]
             if not any([self._trace(n) for n in unsure]):  # a list: trace all
                 return chosen
         return []
@@ -147,7 +147,7 @@ class Fitting:
         command = ("fit", *self.request.command)
         file = SweepFile(self.paths, command, self.cells, "fit")
         with open_board(len(jobs)) as board:
-            books = Books(jobs, board, file, self.launcher.place_of)
+            books = SweepState(jobs, board, file, self.launcher.place_of)
             started = self.launcher.start(books, self.paths, self.paths.folder.name)
             refused = [j for j in jobs if j.outcome is Outcome.crashed and j.record is None]
             if len(refused) == len(jobs) and jobs and not any(t.trial.step_s for t in self.trials):
@@ -158,7 +158,7 @@ class Fitting:
         if stopped or cut_short:
             raise KeyboardInterrupt
 
-    def _measured(self, number: int, repeat: int, cell: Cell, job: Job | None) -> Measured:
+    def _measured(self, number: int, repeat: int, cell: SweepRun, job: Job | None) -> Measured:
         if job is None or job.record is None:
             reason = cell.reason or (job.reason if job else "") or "it has no record"
             return Measured(number, repeat, Trial(None), cell.outcome or "refused", reason)
@@ -191,7 +191,7 @@ def keep_result(fitting: Fitting, fit: Fit) -> None:
     print_once(f"\n{text}")
     start = [*program().split(), *(["--config-dir", str(own)] if own else [])]
     winner = fit.best.candidate.overrides if fit.best else ()
-    best = [*without(fitting.typed, winner), *winner]
+    best = [*drop_overrides(fitting.typed, winner), *winner]
     if fit.is_found:
         evidence = [*text.splitlines(), f"{file}"]
         composed, name = compose(best, own, in_sweep=True), fitting.option
@@ -361,4 +361,4 @@ def fit(request: TuneRequest) -> int:
         keep_result(fitting, found)
         return EXIT_OK if found.best is not None else EXIT_FAILED
     except KeyboardInterrupt:
-        return complain("\ninterrupted; the same command continues", EXIT_RESUMABLE)
+        return report_failure("\ninterrupted; the same command continues", EXIT_RESUMABLE)

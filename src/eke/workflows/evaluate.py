@@ -170,7 +170,7 @@ def _build(plan: Plan, folder: Path, record: Record, trained: Plan) -> Any:
     """Return a job for `measure`, with the weights of the run and samples with its classes."""
     from eke.training.batches.batches import Transfer
     from eke.training.batches.dataset import build_data
-    from eke.training.distributed.ranks import ALONE
+    from eke.training.distributed.ranks import SINGLE_PROCESS
     from eke.training.loop.training_state import build_checked, torch_device
     from eke.training.model.loss import build_loss
     from eke.training.model.number_formats import build_formats
@@ -190,7 +190,7 @@ def _build(plan: Plan, folder: Path, record: Record, trained: Plan) -> Any:
         config.id2label = dict(enumerate(names))
     move = Transfer(device)
     return SimpleNamespace(
-        plan=plan, device=device, model=model, bare_model=model, ranks=ALONE,
+        plan=plan, device=device, model=model, bare_model=model, ranks=SINGLE_PROCESS,
         formats=build_formats(plan, device), loss=build_loss(plan),
         data=build_data(plan, left=report.padding == "left"),
         transfer=move if numbers is None else lambda batch: move(_renumbered(batch, numbers)),
@@ -234,9 +234,9 @@ def _answers(job: Any, new_tokens: int) -> metrics.Row:
     """Return the metrics of generated answers."""
     from eke.training.batches.dataset import load_plan_tokenizer
     from eke.training.loop.generation import generation_metrics
-    from eke.training.model.save_model import stop_at_turns
+    from eke.training.model.save_model import set_eos_token_ids
 
-    stop_at_turns(job.plan, job.bare_model)
+    set_eos_token_ids(job.plan, job.bare_model)
     vocabulary = job.plan.vocabulary
     tokenizer = ByteTokens() if vocabulary.is_bytes else load_plan_tokenizer(job.plan)
     decode = partial(tokenizer.decode, skip_special_tokens=True)

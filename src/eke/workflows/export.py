@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eke.common.errors import ConfigError, EkeError, Fix, Problem, RunError
-from eke.common.files import is_locked, is_own, open_file, read_json
+from eke.common.files import is_locked, is_trusted, open_file, read_json
 from eke.common.paths import CHECKPOINT_FILES, EXPORT, RunPaths, SweepPaths, program, user_path
 from eke.common.text import first_line, format_bytes, format_number
 from eke.config.schema import Config, PretrainedModel
@@ -102,7 +102,7 @@ def finished_record(paths: RunPaths, stopped: bool = False) -> Record:
     if stopped and record and not is_locked(paths.lock) and newest_parts(paths, record):
         return record
     again = f"{program()} with the run's overrides"
-    if record and is_own(paths.record):  # do not suggest another user's command
+    if record and is_trusted(paths.record):  # do not suggest another user's command
         again = shlex.join(record.command)
     if record is None or not Outcome[record.outcome].is_final:
         running = is_locked(paths.lock)
@@ -131,7 +131,7 @@ def checked_model(paths: RunPaths, record: Record) -> Iterator[Path]:
             _put_together(read_plan(paths), record, parts, Path(made))
             yield Path(made)
         return
-    if is_own(paths.record):
+    if is_trusted(paths.record):
         yield saved
         return
     with tempfile.TemporaryDirectory(prefix="eke-") as copy:

@@ -82,7 +82,7 @@ class TextWriter:
 
     @cached_property
     def is_adapter(self) -> bool:
-        """Whether the folder has only an adapter."""
+        """True if the folder has only an adapter."""
         return (self.folder / f"{ADAPTER}config.json").is_file()
 
     def _load(self, name: str, **more: Any) -> Any:

@@ -9,15 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.process_env import is_first, machines_at_hand, ranks_are_started
+from eke.common.process_env import is_first, num_allocated_nodes, ranks_are_started
 from eke.common.text import format_bytes
 from eke.config.compose import Arguments, Composed, compose, is_set
 from eke.config.schema import Config, Tracker, resolve_attention
 from eke.estimate.memory import (
     Forecast,
-    OnDevice,
+    DeviceForecast,
     as_json,
-    is_open,
+    needs_trace,
     known_forecast,
     largest_batch,
     render_devices,
@@ -33,19 +33,19 @@ from eke.models.checkpoints import follow_head, resolve_model, resolve_tokenizer
 from eke.plan.planner import Decision, Plan, make_plan, plan_to_plain, render_plan, samples_to_keep
 from eke.plan.planner.samples import plan_data
 from eke.results.report import PlanningLine
-from eke.rules import BY_SIZE, NOT_BY_SIZE, Facts, check
+from eke.rules import BY_SIZE, NOT_BY_SIZE, RuleInputs, check
 from eke.tuning.advice import Advice, advise, render_advice
 from eke.tuning.chooser import ROOM
-from eke.tuning.refuse_oom import refuse_what_cannot_fit, what_makes_room
+from eke.tuning.refuse_oom import reject_unfit_plan, first_memory_advice
 from eke.workflows import ALL_DEVICES, print_once
 from eke.workflows.auto_batch import (
-    Means,
-    Permitted,
-    adapted,
-    at_rest,
+    BatchSearchBudget,
+    ValidCandidate,
+    apply_recipe,
+    with_all_memory_free,
     choose_batch,
-    fine_tuned,
-    permitted,
+    apply_fine_tuning_defaults,
+    valid_candidates,
 )
 from eke.workflows.resume import continued
 
@@ -80,7 +80,7 @@ def _plan_for(
     launcher: "Launcher | None" = None,
     refuse: bool | None = None,
     trace: bool = True,
-    means: Means | None = None,
+    means: BatchSearchBudget | None = None,
     target: tuple[Device, str, int] | None = None,
 ) -> Plan:
     """Check and plan one configuration. Raise ConfigError with all broken rules.
@@ -94,11 +94,11 @@ def _plan_for(
         means: budget of batch=auto. None: no run starts.
         target: device, reason for it, and number of nodes. None: the launcher's.
     """
-    means = means or Means()
+    means = means or BatchSearchBudget()
     if target is None and launcher is not None:
         target = launcher.target(composed.config)
     elif target is None:
-        target = *choose_device(composed.config.hardware.option), machines_at_hand()
+        target = *choose_device(composed.config.hardware.option), num_allocated_nodes()
     device, reason, num_nodes = _with_enough(*target, composed.config)
     config = resolve_attention(resolve_model(composed.config, composed.overrides, planning))
     attention = {"attention": config.attention.option}
@@ -107,20 +107,20 @@ def _plan_for(
         config = follow_head(config)
 
     def count(config: Config) -> int:
-        refused, _ = check(Facts(config, device, planning, num_nodes), NOT_BY_SIZE)
+        refused, _ = check(RuleInputs(config, device, planning, num_nodes), NOT_BY_SIZE)
         return 0 if refused else plan_data(config, []).train  # rejections are reported later
 
-    config, first, _ = fine_tuned(resolve_tokenizer(config), composed, count)
-    config, choices, chosen = adapted(composed, config, device, num_nodes)
-    config, again, remark = fine_tuned(config, composed, count)  # for the recipe's optimizer
+    config, first, _ = apply_fine_tuning_defaults(resolve_tokenizer(config), composed, count)
+    config, choices, chosen = apply_recipe(composed, config, device, num_nodes)
+    config, again, remark = apply_fine_tuning_defaults(config, composed, count)  # for the recipe's optimizer
     if off := switched_off_tracker(composed):
         config, choices = replace(config, tracker=Tracker("none")), {**choices, "tracker": "none"}
     usual = {decision.key: decision for decision in (*first, *again)}
     refuse = not planning if refuse is None else refuse
     lenient = not refuse or config.ignore_forecast  # the forecast shows more details
-    facts = Facts(config, device, planning, num_nodes, partial(is_set, composed))
+    facts = RuleInputs(config, device, planning, num_nodes, partial(is_set, composed))
 
-    def plan_of(each: Permitted) -> Plan:
+    def plan_of(each: ValidCandidate) -> Plan:
         made = make_plan(each.config, choices, composed.overrides, device, reason, each.warnings)
         return replace(made, config_dir=str(composed.config_dir or ""))
 
@@ -132,8 +132,8 @@ def _plan_for(
     if config.train.resume is not None:
         plan = continued(plan, in_sweep=launcher is not None)
     if means.in_pool:  # it starts after others have ended
-        plan = at_rest(plan)
-    return weighed(plan, trace) if refuse and not has_fit else plan
+        plan = with_all_memory_free(plan)
+    return check_memory_fit(plan, trace) if refuse and not has_fit else plan
 
 
 def _with_enough(
@@ -173,15 +173,15 @@ def _explained(
     return replace(plan, decisions=(*decisions, *usual.values()), warnings=warnings)
 
 
-def _allowed(facts: Facts, lenient: bool, plan_of: Callable[[Permitted], Plan]) -> list[Permitted]:
-    """Return the result of `permitted`. If only the size is rejected, propose a sufficient fix."""
+def _allowed(facts: RuleInputs, lenient: bool, plan_of: Callable[[ValidCandidate], Plan]) -> list[ValidCandidate]:
+    """Return the result of `valid_candidates`. If only the size is rejected, propose a sufficient fix."""
     try:
-        return permitted(facts, lenient)
+        return valid_candidates(facts, lenient)
     except ConfigError as error:
         if any(problem.id not in BY_SIZE for problem in error.problems):
             raise
         try:
-            smallest = plan_of(permitted(facts, lenient=True)[0])
+            smallest = plan_of(valid_candidates(facts, lenient=True)[0])
         except ConfigError:  # there is another problem: report the rule's first
             raise error from None
         raise ConfigError([_with_room(each, smallest) for each in error.problems]) from None
@@ -189,8 +189,8 @@ def _allowed(facts: Facts, lenient: bool, plan_of: Callable[[Permitted], Plan]) 
 
 def _with_room(problem: Problem, plan: Plan) -> Problem:
     """Return a rule's problem about a lower bound with an override that suffices for the run."""
-    advice = what_makes_room(plan, known_forecast(plan))
-    if advice is None or check(Facts(advice.plan.config, plan.device, planning=True))[0]:
+    advice = first_memory_advice(plan, known_forecast(plan))
+    if advice is None or check(RuleInputs(advice.plan.config, plan.device, planning=True))[0]:
         return problem
     remark = f"{format_bytes(advice.forecast.peak.expected)} expected"
     if not advice.keeps:
@@ -198,35 +198,35 @@ def _with_room(problem: Problem, plan: Plan) -> Problem:
     return replace(problem, fix=Fix(*advice.overrides, remark=remark))
 
 
-def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Plan:
+def check_memory_fit(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Plan:
     """Return the plan, with a warning if memory is tight. Raise ConfigError if it cannot fit."""
     found = found or known_forecast(plan)
-    if trace and is_open(found):
+    if trace and needs_trace(found):
         found = traced_forecast(plan)
-    warning = refuse_what_cannot_fit(plan, found)
+    warning = reject_unfit_plan(plan, found)
     return replace(plan, warnings=(*plan.warnings, warning)) if warning else plan
 
 
-def means_of_a_run(config: Config) -> Means:
+def single_run_budget(config: Config) -> BatchSearchBudget:
     """Return the budget of a single run on this machine."""
     if ranks_are_started():  # each process plans, and all plans must be equal
         why = "processes of another launcher are not probed"
-        return Means(not_probed=why, keep=is_first())
+        return BatchSearchBudget(not_probed=why, keep=is_first())
     if config.distributed.num_nodes > 1:
-        return Means(trace=True, not_probed="it has several nodes", keep=True)
-    return Means(trace=True, probe=probe_aloud, keep=True)
+        return BatchSearchBudget(trace=True, not_probed="it has several nodes", keep=True)
+    return BatchSearchBudget(trace=True, probe=probe_and_report, keep=True)
 
 
-def means_of_a_cell(config: Config, launcher: "Launcher") -> Means:
+def means_of_a_cell(config: Config, launcher: "Launcher") -> BatchSearchBudget:
     """Return the budget of a sweep's run, before the first run starts."""
     if config.plan_only:
-        return Means(in_pool=not launcher.not_probed)
+        return BatchSearchBudget(in_pool=not launcher.not_probed)
     if launcher.not_probed:
-        return Means(trace=True, not_probed=launcher.not_probed, keep=True)
-    return Means(trace=True, probe=partial(probe_aloud, in_pool=True), in_pool=True, keep=True)
+        return BatchSearchBudget(trace=True, not_probed=launcher.not_probed, keep=True)
+    return BatchSearchBudget(trace=True, probe=partial(probe_and_report, in_pool=True), in_pool=True, keep=True)
 
 
-def probe_aloud(plan: Plan, in_pool: bool = False) -> bool | None:
+def probe_and_report(plan: Plan, in_pool: bool = False) -> bool | None:
     """Probe a plan on this machine and print the result. In a pool, its devices must be free."""
     from eke.launch.local import probe_in_pool
     from eke.launch.processes.running_run import probe  # a plan starts nothing
@@ -269,7 +269,7 @@ def composed_advice(plan: Plan, trace: bool = False) -> list[Advice]:
     if not trace:
         return found
     seen = [
-        replace(each, forecast=traced_forecast(each.plan)) if is_open(each.forecast) else each
+        replace(each, forecast=traced_forecast(each.plan)) if needs_trace(each.forecast) else each
         for each in found
     ]
     kept = (each for each in seen if each.forecast.verdict in ROOM)
@@ -280,7 +280,7 @@ def open_forecasts(
     plans: Mapping[Key, Plan], progress: Callable[[int, int], None]
 ) -> dict[Key, Forecast]:
     """Return traced forecasts of the plans whose fit is unknown by formulas."""
-    unsure = {key: plan for key, plan in plans.items() if is_open(known_forecast(plan))}
+    unsure = {key: plan for key, plan in plans.items() if needs_trace(known_forecast(plan))}
     if not unsure:
         return {}
     found = traced_forecasts(list(unsure.values()), progress, processes=usable_cores())
@@ -297,7 +297,7 @@ def composes(typed: Sequence[str], more: Sequence[str]) -> bool:
     return False
 
 
-def refuse_why_of_many(arguments: Arguments, why: bool) -> None:
+def require_single_plan(arguments: Arguments, why: bool) -> None:
     """Raise ConfigError if `--why`, which is about one plan, is given for several."""
     if why and (arguments.multirun or ALL_DEVICES in arguments.overrides):
         many = "-m" if arguments.multirun else ALL_DEVICES
@@ -319,7 +319,7 @@ def compare_on_all_devices(
         raise ConfigError(Problem("hardware", "all", why, fix))
     composed = compose(typed, arguments.config_dir)
     plans: dict[str, Plan] = {}
-    refused: list[OnDevice] = []
+    refused: list[DeviceForecast] = []
     for option, device in DEVICES.items():
         config = replace(composed.config, hardware=replace(composed.config.hardware, option=option))
         one = replace(composed, config=config, choices=composed.choices | {"hardware": option})
@@ -327,7 +327,7 @@ def compare_on_all_devices(
             target = device, f"declared by hardware={option}", 1
             plans[option] = plan_for(one, planning=True, target=target)
         except ConfigError as error:
-            refused.append(OnDevice(option, device.memory_bytes, reason=error.short()))
+            refused.append(DeviceForecast(option, device.memory_bytes, reason=error.short()))
     if not plans:
         raise ConfigError(Problem("hardware", "all", refused[0].reason))
     times = {option: forecast_time(plan) for option, plan in plans.items()}
@@ -337,7 +337,7 @@ def compare_on_all_devices(
     forecasts |= open_forecasts(plans, progress) if trace else {}
     line.close()
     planned = [
-        OnDevice(
+        DeviceForecast(
             option, plans[option].device.memory_bytes, found, largest_batch(plans[option], found),
             speed=speed_cell(times[option]), speed_runs=num_runs(times[option]),
             per_device=plans[option].batch.per_device,

@@ -16,7 +16,7 @@ from eke.config.schema.codec import make_converter
 from eke.config.schema.fields import Affects
 from eke.config.schema.resources import Seeds
 from eke.estimate.time import StepTime, Unknown, sum_line
-from eke.launch.processes.sweep import Cell, Job, SweepFile
+from eke.launch.processes.sweep import SweepRun, Job, SweepFile
 from eke.plan.record import EXIT_RESUMABLE, Outcome
 from eke.results.report.compare.comparison import find_families
 from eke.results.report.compare.keys import affects
@@ -94,7 +94,7 @@ class Rounds:
     """Runs of a sweep, one round after another. Each round that starts is added to `file`."""
 
     def __init__(
-        self, file: SweepFile, cells: Sequence[Cell], jobs: Sequence[Job], settings: Sweep
+        self, file: SweepFile, cells: Sequence[SweepRun], jobs: Sequence[Job], settings: Sweep
     ) -> None:
         self._file, self._cells, self._settings = file, cells, settings
         self._rule = Rule(settings.max_repeats, settings.resolve)
@@ -103,7 +103,7 @@ class Rounds:
         self.jobs: list[Job] = []
         """Runs of the rounds so far, in order."""
         self.is_over = False
-        """Whether there is no further round."""
+        """True if there is no further round."""
         self._rows: dict[Key, Decision] = {}
         """Decisions about configurations other than baselines."""
         self._looked, self._ended_by = 0, list[str]()

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from eke.common.errors import ConfigError, RunError
 from eke.common.paths import user_path
-from eke.common.process_env import check_started_ranks, check_started_tasks, my_rank, this_task
+from eke.common.process_env import check_started_ranks, check_started_tasks, my_rank, current_slurm_task
 from eke.config.compose import Composed, compose
 from eke.estimate.memory import forecast_line, stop_tracing
 from eke.estimate.time import forecast_time, time_line
-from eke.launch.processes.nodes import Head, follow
-from eke.launch.processes.run_dir import Place, find_place
+from eke.launch.processes.nodes import Coordinator, follow
+from eke.launch.processes.run_dir import RunFolder, find_place
 from eke.launch.processes.sweep import FOR_WRITING, run_single
 from eke.launch.processes.worker_process import STOP_SIGNALS, become_worker
 from eke.plan.planner import Plan, render_plan
@@ -21,11 +21,11 @@ from eke.plan.record import EXIT_OK, EXIT_RESUMABLE
 from eke.results.report import render_summary
 from eke.tuning.refuse_oom import DOES_NOT_FIT
 from eke.workflows import print_once
-from eke.workflows.auto_batch import Means
-from eke.workflows.planning import means_of_a_run, plan_for
+from eke.workflows.auto_batch import BatchSearchBudget
+from eke.workflows.planning import single_run_budget, plan_for
 
 
-def plan_unless_answered(planned: Callable[[bool], Plan], where: Callable[[Plan], Place]) -> Plan:
+def plan_unless_answered(planned: Callable[[bool], Plan], where: Callable[[Plan], RunFolder]) -> Plan:
     """Return the plan of a run that can start now, or that has a final record."""
     try:
         return planned(False)
@@ -45,9 +45,9 @@ def plan_unless_answered(planned: Callable[[bool], Plan], where: Callable[[Plan]
 
 def run_composed(composed: Composed) -> int:
     """Run on this machine, or as one of several tasks, and return the exit code."""
-    task = this_task()
+    task = current_slurm_task()
     check_started_tasks("a run", composed.config.distributed.num_nodes)
-    means = means_of_a_run(composed.config)
+    means = single_run_budget(composed.config)
     if task.count == 1:
         planned = partial(plan_for, composed, means=means)
         return run_planned(plan_unless_answered(planned, find_place))
@@ -57,11 +57,11 @@ def run_composed(composed: Composed) -> int:
             signal.signal(listened, lambda *_: None)
         follow(invitation, task, composed.config.distributed.timeout_s)
         return EXIT_OK
-    with closing(Head(invitation, task)) as head:
+    with closing(Coordinator(invitation, task)) as head:
         return run_planned(plan_for(composed, planning=False, means=means), head)
 
 
-def run_planned(plan: Plan, head: Head | None = None) -> int:
+def run_planned(plan: Plan, head: Coordinator | None = None) -> int:
     """Run a plan, or print its final record, and return the exit code."""
     check_started_ranks(plan.config.distributed.option, plan.batch.world_size)
     place = find_place(plan)
@@ -90,9 +90,9 @@ def run_for_hydra(overrides: tuple[str, ...], config_dir: Path | None) -> float 
     """
     composed = compose(overrides, config_dir, in_sweep=True)
     if composed.config.plan_only:
-        print_once(render_plan(plan_for(composed, planning=True, means=Means())))
+        print_once(render_plan(plan_for(composed, planning=True, means=BatchSearchBudget())))
         return None
-    means = means_of_a_run(composed.config)
+    means = single_run_budget(composed.config)
     plan = plan_unless_answered(partial(plan_for, composed, means=means), find_place)
     place = find_place(plan)
     print_once(f"\n{' '.join(overrides)}")

@@ -16,16 +16,16 @@ from eke.common.text import align, format_bytes, format_number, format_seconds
 from eke.config.compose import Arguments, launcher_of
 from eke.config.schema import Config, Sweep
 from eke.config.sweep import Expanded, SweepCell, expand
-from eke.data.sources import looking_once
+from eke.data.sources import memoize_file_reads
 from eke.estimate.memory import Forecast, Method, Verdict, as_json, known_forecast, stop_tracing
 from eke.estimate.time import StepTime, Unknown, forecast_time, num_runs, speed_cell, sum_line
 from eke.estimate.time import step_time_json as time_as_json
 from eke.launch.interface import Launcher, StartedSweep, find_launcher
 from eke.launch.processes.board import open_board
 from eke.launch.processes.follow import watching
-from eke.launch.processes.run_dir import Place
+from eke.launch.processes.run_dir import RunFolder
 from eke.launch.processes.sweep import (
-    Cell,
+    SweepRun,
     Job,
     SweepFile,
     merge_duplicates,
@@ -33,7 +33,7 @@ from eke.launch.processes.sweep import (
     sweep_id,
     sweep_paths,
 )
-from eke.launch.processes.sweep_state import Books, Rerun, done_again, smallest_first
+from eke.launch.processes.sweep_state import SweepState, Rerun, rerun_reasons, smallest_first
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine, label_cells, render_cells
@@ -44,7 +44,7 @@ from eke.workflows.planning import (
     open_forecasts,
     plan_for,
     switched_off_tracker,
-    weighed,
+    check_memory_fit,
 )
 from eke.workflows.rounds import Rounds, find_problems, planned_lines, planned_repeats
 from eke.workflows.running import plan_unless_answered
@@ -71,7 +71,7 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     wanted = first_round.cells if planning else expanded.cells
     cells, plans = plan_cells(wanted, f"sweep-{identity}", count, launcher)
     if trace or not planning:
-        weigh_open_cells(cells, plans, line.counter("traced the memory of"))
+        trace_undecided_runs(cells, plans, line.counter("traced the memory of"))
     line.close()
     duplicates = merge_duplicates(plans)
     labels = label_cells([cell.overrides for cell in cells], [cell.row for cell in cells])
@@ -117,7 +117,7 @@ def _bytes_at_risk(plan: Plan) -> int | None:
     return found.peak.expected if may_fail else None
 
 
-def _find_places(jobs: Sequence[Job], launcher: Launcher) -> Iterator[tuple[Job, Place | EkeError]]:
+def _find_places(jobs: Sequence[Job], launcher: Launcher) -> Iterator[tuple[Job, RunFolder | EkeError]]:
     """Yield the place of each run, or the error of its unreadable record."""
     for job in jobs:
         try:
@@ -127,7 +127,7 @@ def _find_places(jobs: Sequence[Job], launcher: Launcher) -> Iterator[tuple[Job,
 
 
 def _plain_plan(
-    cells: Sequence[Cell], jobs: Sequence[Job], launcher: Launcher, settings: Sweep
+    cells: Sequence[SweepRun], jobs: Sequence[Job], launcher: Launcher, settings: Sweep
 ) -> list[dict[str, Any]]:
     """Return each cell with its forecasts, record and numbers of repeats, as JSON values."""
     forecasts = _forecasts(jobs)
@@ -153,7 +153,7 @@ def _plain_plan(
 
 
 def _show_plan(
-    cells: Sequence[Cell],
+    cells: Sequence[SweepRun],
     labels: Sequence[str],
     jobs: Sequence[Job],
     launcher: Launcher,
@@ -189,7 +189,7 @@ def _show_plan(
 
 def _show_finished(jobs: Sequence[Job], launcher: Launcher) -> None:
     """Print the number of finished runs, and reasons to repeat some of them."""
-    places: list[Place] = []
+    places: list[RunFolder] = []
     told: list[str] = []
     for job, place in _find_places(jobs, launcher):
         if isinstance(place, EkeError):
@@ -198,7 +198,7 @@ def _show_finished(jobs: Sequence[Job], launcher: Launcher) -> None:
             places.append(place)
     if answered := sum(place.record is not None for place in places):
         told.append(f"answered from its record: {format_number(answered, 'finished run')}")
-    if told := told + done_again(places):
+    if told := told + rerun_reasons(places):
         print_once("\n" + "\n".join(told))
 
 
@@ -233,7 +233,7 @@ def run_planned_sweep(
         place_of = partial(launcher.place_of, old=rerun.old)
         for batch in auto or [jobs]:
             board.total = len(file.cells)
-            started = launcher.start(Books(batch, board, file, place_of), file.paths, identity)
+            started = launcher.start(SweepState(batch, board, file, place_of), file.paths, identity)
             if _is_interrupted(started, launcher, detach):
                 break
         if auto and auto.is_over:
@@ -303,15 +303,15 @@ def plan_cells(
     group: str,
     progress: Callable[[int, int], None],
     launcher: Launcher | None = None,
-) -> tuple[list[Cell], list[Plan | None]]:
+) -> tuple[list[SweepRun], list[Plan | None]]:
     """Return cells, with reasons for rejection, and plans. `group` is the tracker's."""
-    cells, plans = list[Cell](), list[Plan | None]()
+    cells, plans = list[SweepRun](), list[Plan | None]()
     launcher = launcher or find_launcher("local")
-    with looking_once():
+    with memoize_file_reads():
         for point in expanded:
             config = point.composed.config
             config.tracker.group = config.tracker.group or group
-            cells.append(Cell(point.composed.overrides, row=point.row, round=config.repeat))
+            cells.append(SweepRun(point.composed.overrides, row=point.row, round=config.repeat))
             try:
                 means = means_of_a_cell(config, launcher)
                 planned = partial(plan_for, point.composed, launcher=launcher, refuse=True,
@@ -329,20 +329,20 @@ def plan_cells(
     return cells, plans
 
 
-def weigh_open_cells(
-    cells: Sequence[Cell], plans: list[Plan | None], progress: Callable[[int, int], None]
+def trace_undecided_runs(
+    cells: Sequence[SweepRun], plans: list[Plan | None], progress: Callable[[int, int], None]
 ) -> None:
     """Trace the runs whose fit is unknown by formulas. Reject in place those that do not fit."""
     allowed = {number: plan for number, plan in enumerate(plans) if plan}
     for number, forecast in open_forecasts(allowed, progress).items():
         try:
-            plans[number] = weighed(allowed[number], found=forecast)
+            plans[number] = check_memory_fit(allowed[number], found=forecast)
         except ConfigError as error:
             plans[number] = None
             cells[number].refuse(error)
 
 
-def _check_strict(cells: Sequence[Cell], expanded: Expanded) -> None:
+def _check_strict(cells: Sequence[SweepRun], expanded: Expanded) -> None:
     """With `sweep.strict=true`, raise ConfigError if a run is rejected."""
     refused = [
         Problem(planned.name, "", cell.reason)
@@ -354,7 +354,7 @@ def _check_strict(cells: Sequence[Cell], expanded: Expanded) -> None:
         raise ConfigError([*refused[:-1], replace(refused[-1], fix=fix)])
 
 
-def describe_sweep(cells: Sequence[Cell], num_duplicates: int, expanded: Expanded) -> str:
+def describe_sweep(cells: Sequence[SweepRun], num_duplicates: int, expanded: Expanded) -> str:
     """Return the numbers of cells, rejected, equal and excluded cells, with reasons."""
     outcomes = Counter(cell.outcome for cell in cells)
     numbers = {

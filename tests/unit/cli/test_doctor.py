@@ -14,7 +14,7 @@ from eke.cli.doctor import (
     LEFT_OUT,
     NEEDS_MORE,
     ask_torch,
-    examine,
+    inspect_machine,
     find_options,
     render_examination,
     torch_answer,
@@ -39,7 +39,7 @@ def found():
         patch.setattr("eke.cli.doctor.detect", lambda: dataclasses.replace(H200, count=2))
         patch.setattr("eke.cli.doctor.ask_torch", lambda: None)
         patch.setattr("eke.cli.doctor.torch_answer", lambda _: answer)
-        return examine()
+        return inspect_machine()
 
 
 @cache

@@ -10,7 +10,7 @@ from support import environment
 from eke import cli
 from eke.cli import run_commands
 from eke.launch.processes.status import RunStatus
-from eke.launch.slurm.submission import Ticket, write_ticket
+from eke.launch.slurm.submission import JobEntry, write_ticket
 
 # --- status ---------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ def test_following_shows_the_last_line_and_asks_seldom(make_run, monkeypatch, ca
             with open(paths.log, "a") as file:
                 file.write(f"at {now[0]:g}\n" if now[0] < 2 else "the end")
 
-    monkeypatch.setattr(run_commands, "find_standings", find)
+    monkeypatch.setattr(run_commands, "find_statuses", find)
     monkeypatch.setattr(run_commands.time, "sleep", sleep)
     monkeypatch.setattr(run_commands.time, "monotonic", lambda: now[0])
     assert cli.main(["logs", "-f", str(paths.folder)]) == 0
@@ -113,7 +113,7 @@ def test_following_goes_on_to_the_runs_that_start_meanwhile(make_run, monkeypatc
             made[1].log.write_text(made[1].log.read_text() + "second\n")
             made.append(make_run("3", log="third\n"))
 
-    monkeypatch.setattr(run_commands, "find_standings", find)
+    monkeypatch.setattr(run_commands, "find_statuses", find)
     monkeypatch.setattr(run_commands.time, "sleep", sleep)
     monkeypatch.setattr(run_commands.time, "monotonic", lambda: now[0])
     assert cli.main(["logs", "-f", "runs"]) == 0
@@ -128,7 +128,7 @@ def test_following_goes_on_to_the_runs_that_start_meanwhile(make_run, monkeypatc
 
 def test_where_no_worker_was_started_its_job_has_the_log(make_run, tmp_path, capsys) -> None:
     paths = make_run("1", "crashed")
-    write_ticket(paths, Ticket(str(tmp_path / "eke-s-1.json"), 1))
+    write_ticket(paths, JobEntry(str(tmp_path / "eke-s-1.json"), 1))
     (tmp_path / "5_1.log").write_text("of another job\n")
     (tmp_path / "eke-s-1_1.log").write_text("module: command not found\n")
     assert cli.main(["logs", str(paths.folder)]) == 0

@@ -73,7 +73,7 @@ def world(monkeypatch, runs):
             self.found.append(RunStatus(paths, name, state, launcher="slurm", **more))
 
     made = World()
-    monkeypatch.setattr(run_commands, "find_standings", lambda _: made.found)
+    monkeypatch.setattr(run_commands, "find_statuses", lambda _: made.found)
     monkeypatch.setattr(run_commands, "who_has_open", lambda _: {4711: "4711"})
     monkeypatch.setattr(run_commands.socket, "gethostname", lambda: "here")
     monkeypatch.setattr(os, "kill", lambda pid, number: made.signals.append((pid, number)))

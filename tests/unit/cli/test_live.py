@@ -69,11 +69,11 @@ def test_it_ends_when_nothing_is_active(monkeypatch, capsys):
     def interrupt(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_commands, "find_standings", lambda _: RUNS)
+    monkeypatch.setattr(run_commands, "find_statuses", lambda _: RUNS)
     monkeypatch.setattr(run_commands.time, "sleep", interrupt)
     assert watch(Path("runs")) == 0, "Ctrl-C ends the looking alone"
     capsys.readouterr()
-    monkeypatch.setattr(run_commands, "find_standings", lambda _: looks[len(waited)])
+    monkeypatch.setattr(run_commands, "find_statuses", lambda _: looks[len(waited)])
     monkeypatch.setattr(run_commands.time, "sleep", waited.append)
     assert watch(Path("runs")) == 0
     assert len(waited) == 2

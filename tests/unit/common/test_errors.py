@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from eke.common.errors import BusyError, ConfigError, EkeError, Problem, RunError, of_system
+from eke.common.errors import BusyError, ConfigError, EkeError, Problem, RunError, format_os_error
 from eke.config.compose import compose
 
 
@@ -55,13 +55,13 @@ FULL = "No space left on device. The disk is full: free some space and run again
     ids=["with its file", "without", "a library's"],
 )
 def test_what_the_system_could_not_do_names_the_file(error, text) -> None:
-    assert of_system(error) == text
+    assert format_os_error(error) == text
 
 
 def test_an_unnamed_error_of_the_system_names_the_operation(tmp_path) -> None:
     with pytest.raises(OSError, match="Bad file descriptor") as failed:
         os.fsync(10**6)
-    assert of_system(failed.value).startswith(
+    assert format_os_error(failed.value).startswith(
         "test_an_unnamed_error_of_the_system_names_the_operation, os.fsync(10**6): "
     )
 
@@ -76,5 +76,5 @@ def test_a_deleted_current_folder_is_named_as_such(tmp_path, monkeypatch) -> Non
         os.getcwd()
     with pytest.raises(ConfigError) as refused:
         compose(["model=tiny"])
-    assert of_system(failed.value) == str(refused.value)
+    assert format_os_error(failed.value) == str(refused.value)
     assert "current folder" in str(refused.value)

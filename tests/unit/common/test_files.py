@@ -15,9 +15,9 @@ from support import environment
 
 from eke.common.files import (
     append_line,
-    plain,
+    json_safe,
     read_json,
-    seal,
+    terminate_last_line,
     who_has_open,
     write_atomic,
     write_json,
@@ -130,8 +130,8 @@ def test_plain_values_are_strict_json(value) -> None:
     def unspeakable(constant):
         raise AssertionError(f"{constant} is not JSON")
 
-    text = json.dumps(plain(value), allow_nan=False)
-    assert plain(json.loads(text, parse_constant=unspeakable)) == plain(value)
+    text = json.dumps(json_safe(value), allow_nan=False)
+    assert json_safe(json.loads(text, parse_constant=unspeakable)) == json_safe(value)
 
 
 def test_what_strict_json_cannot_say_is_spelled_out(tmp_path) -> None:
@@ -175,7 +175,7 @@ def test_who_has_a_file_open_in_another_pid_namespace(tmp_path) -> None:
 def test_only_a_torn_line_is_ended(left, sealed, tmp_path) -> None:
     """A disk that was full before the first row leaves an empty file."""
     (tmp_path / "rows").write_text(left)
-    seal(tmp_path / "rows")
+    terminate_last_line(tmp_path / "rows")
     assert (tmp_path / "rows").read_text() == sealed
 
 

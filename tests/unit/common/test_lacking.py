@@ -7,7 +7,7 @@ import pytest
 import torch
 from support import REPO
 
-from eke.common.runtime import TESTED, lacking
+from eke.common.runtime import TESTED, describe_missing_api
 
 
 def name_of_a_function() -> None:
@@ -42,7 +42,7 @@ def caught(does) -> BaseException:
     ],
 )
 def test_it_is_named_with_the_release_that_has_it(does, what) -> None:
-    said = lacking(caught(does))
+    said = describe_missing_api(caught(does))
     assert said.startswith(f"torch {version('torch')} is not supported ({what})")
     assert "\n" not in said
 
@@ -57,12 +57,12 @@ def not_a_module() -> None:
 
 @pytest.mark.parametrize("does", [none_of_torchs, not_a_module])
 def test_of_other_errors_nothing_is_said(does) -> None:
-    assert lacking(caught(does)) == ""
+    assert describe_missing_api(caught(does)) == ""
 
 
 def test_a_machine_without_torch_is_another_matter() -> None:
-    assert lacking(ModuleNotFoundError("No module named 'torch'", name="torch")) == ""
-    assert lacking(RuntimeError("torch.nowhere")) == ""
+    assert describe_missing_api(ModuleNotFoundError("No module named 'torch'", name="torch")) == ""
+    assert describe_missing_api(RuntimeError("torch.nowhere")) == ""
 
 
 def test_the_release_is_that_of_the_pins() -> None:

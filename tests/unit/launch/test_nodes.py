@@ -19,18 +19,18 @@ from eke.common.process_env import (
     SlurmTask,
     check_started_tasks,
     is_first,
-    machines_at_hand,
-    this_task,
+    num_allocated_nodes,
+    current_slurm_task,
 )
 from eke.launch.processes import nodes
 from eke.launch.processes.nodes import (
-    Head,
-    Invitation,
-    Line,
+    Coordinator,
+    Rendezvous,
+    JsonConnection,
     follow,
     read_invitation,
 )
-from eke.launch.processes.worker_process import Spot, worker_command
+from eke.launch.processes.worker_process import NodeAssignment, worker_command
 from eke.plan.planner import Plan
 from eke.plan.record import DeadRank, Failure, Record, write_end
 
@@ -52,7 +52,7 @@ def _this_host(monkeypatch) -> None:
 def shell_worker(monkeypatch, tmp_path):
     """Processes of a machine are a line of shell; returns the run folder."""
 
-    def command(paths: RunPaths, num_processes: int, spot: Spot) -> list[str]:
+    def command(paths: RunPaths, num_processes: int, spot: NodeAssignment) -> list[str]:
         text = (paths.folder / "command").read_text()
         return ["bash", "-c", f"echo {num_processes} {spot.node} {spot.endpoint} >$0; {text}",
                 str(paths.folder / f"said_{spot.node}")]  # fmt: skip
@@ -80,24 +80,24 @@ def started(file, count: int, problem: str = "") -> list[threading.Thread]:
 
 
 def test_a_task_knows_its_step_and_its_restart() -> None:
-    assert this_task({}) == SlurmTask(0, 1, "")
-    assert this_task({**STEP, "SLURM_PROCID": "2"}) == SlurmTask(2, 3, "12.0.0")
+    assert current_slurm_task({}) == SlurmTask(0, 1, "")
+    assert current_slurm_task({**STEP, "SLURM_PROCID": "2"}) == SlurmTask(2, 3, "12.0.0")
     again = {**STEP, "SLURM_PROCID": "0", "SLURM_RESTART_COUNT": "1"}
-    assert this_task(again) == SlurmTask(0, 3, "12.0.1"), "an old invitation is none"
+    assert current_slurm_task(again) == SlurmTask(0, 3, "12.0.1"), "an old invitation is none"
 
 
 def test_the_agent_is_told_its_machine(tmp_path) -> None:
     paths = RunPaths(tmp_path)
     assert worker_command(paths, 1)[-2:] == ["eke.training.loop.worker", str(tmp_path)]
     assert worker_command(paths, 2)[-3:] == ["eke.training.loop.agent", str(tmp_path), "2"]
-    one_each = worker_command(paths, 1, Spot(1, 2, "n1:29500"))
+    one_each = worker_command(paths, 1, NodeAssignment(1, 2, "n1:29500"))
     assert one_each[-5:] == [str(tmp_path), "1", "1", "2", "n1:29500"], "an agent all the same"
 
 
 def test_all_start_where_they_are_told_and_end_together(shell_worker) -> None:
     file = shell_worker / "nodes.json"
     (shell_worker / "command").write_text("sleep 0.1")
-    with contextlib.closing(Head(file, SlurmTask(0, 3, "s"))) as first:
+    with contextlib.closing(Coordinator(file, SlurmTask(0, 3, "s"))) as first:
         threads = started(file, 3)
         first.gather(PATIENCE_S)
         endpoint = first.begin(shell_worker, 4)
@@ -115,7 +115,7 @@ def test_all_start_where_they_are_told_and_end_together(shell_worker) -> None:
 def test_processes_that_fail_elsewhere_are_told(shell_worker) -> None:
     file = shell_worker / "nodes.json"
     (shell_worker / "command").write_text("kill -9 $$")
-    with contextlib.closing(Head(file, SlurmTask(0, 2, "s"))) as first:
+    with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
         started(file, 2)
         first.gather(PATIENCE_S)
         first.begin(shell_worker, 1)
@@ -134,7 +134,7 @@ def test_what_does_not_end_is_killed(shell_worker, monkeypatch) -> None:
     file = shell_worker / "nodes.json"
     (shell_worker / "command").write_text("trap : TERM; echo $$ >pid; while :; do sleep 0.1; done")
     monkeypatch.chdir(shell_worker)
-    with contextlib.closing(Head(file, SlurmTask(0, 2, "s"))) as first:
+    with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
         started(file, 2)
         first.gather(PATIENCE_S)
         first.begin(shell_worker, 1)
@@ -148,7 +148,7 @@ def test_a_first_machine_that_is_gone_lets_processes_save(shell_worker, monkeypa
     file = shell_worker / "nodes.json"
     (shell_worker / "command").write_text("sleep 0.2; echo saved >saved")
     monkeypatch.chdir(shell_worker)
-    first = Head(file, SlurmTask(0, 2, "s"))
+    first = Coordinator(file, SlurmTask(0, 2, "s"))
     (thread,) = started(file, 2)
     first.gather(PATIENCE_S)
     first.begin(shell_worker, 1)
@@ -161,7 +161,7 @@ def test_a_first_machine_that_is_gone_lets_processes_save(shell_worker, monkeypa
 
 def test_a_machine_that_is_gone_is_missed(tmp_path) -> None:
     file = tmp_path / "nodes.json"
-    with contextlib.closing(Head(file, SlurmTask(0, 2, "s"))) as first:
+    with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
         line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
         first.gather(PATIENCE_S)
         line.close()
@@ -173,7 +173,7 @@ def test_a_machine_that_is_gone_is_missed(tmp_path) -> None:
 
 def test_a_machine_that_cannot_take_part_says_why(tmp_path) -> None:
     file = tmp_path / "nodes.json"
-    with contextlib.closing(Head(file, SlurmTask(0, 2, "s"))) as first:
+    with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
         started(file, 2, "planned for H200, and this node has T4")
         with pytest.raises(EkeError, match=r"node 1 .* H200"):
             first.gather(PATIENCE_S)
@@ -182,7 +182,7 @@ def test_a_machine_that_cannot_take_part_says_why(tmp_path) -> None:
 def test_machines_that_do_not_come_are_named(tmp_path) -> None:
     file = tmp_path / "nodes.json"
     with (
-        contextlib.closing(Head(file, SlurmTask(0, 3, "s"))) as first,
+        contextlib.closing(Coordinator(file, SlurmTask(0, 3, "s"))) as first,
         pytest.raises(EkeError, match=r"nodes 1, 2 of 3 .* 127\.0\.0\.1"),
     ):
         first.gather(0.1)
@@ -198,7 +198,7 @@ def test_a_first_machine_that_died_before_others_came_is_not_waited_for(
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
     file = tmp_path / "nodes.json"
-    file.write_text(json.dumps(Invitation("7.0.0", "localhost", port, "secret")._asdict()))
+    file.write_text(json.dumps(Rendezvous("7.0.0", "localhost", port, "secret")._asdict()))
     began = time.monotonic()
     with pytest.raises(EkeError, match=f"localhost:{port}.*refused"):
         follow(file, SlurmTask(1, 2, "7.0.0"), timeout_s=60)
@@ -207,7 +207,7 @@ def test_a_first_machine_that_died_before_others_came_is_not_waited_for(
 
 def test_strangers_are_sent_away(tmp_path) -> None:
     file = tmp_path / "nodes.json"
-    with contextlib.closing(Head(file, SlurmTask(0, 2, "s"))) as first:
+    with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         found = read_invitation(file, "s")
         assert found is not None
@@ -237,7 +237,7 @@ def test_strangers_that_say_nothing_are_sent_away_and_few_at_a_time(tmp_path, mo
     file = tmp_path / "nodes.json"
     with (
         contextlib.ExitStack() as open_,
-        contextlib.closing(Head(file, SlurmTask(0, 2, "s"))) as first,
+        contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first,
     ):
         found = read_invitation(file, "s")
         assert found is not None
@@ -245,13 +245,13 @@ def test_strangers_that_say_nothing_are_sent_away_and_few_at_a_time(tmp_path, mo
         before = threading.active_count()
         strangers = [
             open_.enter_context(socket.create_connection((found.host, found.port)))
-            for _ in range(2 * nodes.STRANGERS)
+            for _ in range(2 * nodes.MAX_PENDING_CONNECTIONS)
         ]
         for number, stranger in enumerate(strangers):
             # Some trickle, and some say what takes a parser's breath away.
             stranger.sendall(b"{" if number % 2 else b"[" * 60_000 + b"\n")
         time.sleep(0.1)
-        assert threading.active_count() - before <= 2 * (nodes.STRANGERS + 2)
+        assert threading.active_count() - before <= 2 * (nodes.MAX_PENDING_CONNECTIONS + 2)
         line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
         first.gather(PATIENCE_S)
         for stranger in strangers:
@@ -298,8 +298,8 @@ def test_an_invitation_of_another_step_or_a_broken_one_is_none(tmp_path) -> None
 
 def test_a_line_that_breaks_off_is_the_end() -> None:
     ours, theirs = socket.socketpair()
-    line = Line(ours)
-    assert Line(theirs).send({"begin": "x"})
+    line = JsonConnection(ours)
+    assert JsonConnection(theirs).send({"begin": "x"})
     assert line.receive() == {"begin": "x"}
     theirs.send(b'{"idle": tr')
     theirs.close()
@@ -328,7 +328,7 @@ BY_TORCHRUN = {"LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"
 def test_machines_at_hand(variables, machines, monkeypatch) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert machines_at_hand() == machines
+    assert num_allocated_nodes() == machines
 
 
 def test_tasks_and_machines_must_agree(monkeypatch) -> None:
@@ -354,7 +354,7 @@ def test_uneven_shares_start_other_processes_than_planned(option, world_size, nu
 
 def test_without_other_machines_all_processes_are_here(tmp_path, monkeypatch) -> None:
     started = []
-    monkeypatch.setattr(nodes, "LiveRun", lambda plan, place, count: started.append(count))
+    monkeypatch.setattr(nodes, "RunAttempt", lambda plan, place, count: started.append(count))
     nodes.launch_attempt(with_processes("ddp", 4, 2), RunPaths(tmp_path), None)
     assert started == [4]
 
@@ -391,13 +391,13 @@ class Attempt:
         """For the processes here of the next LedRun."""
         attempt = cls(record)
 
-        def start(led: nodes.LedRun, _: Plan, paths: RunPaths, *__, **___) -> None:
+        def start(led: nodes.MultiNodeRun, _: Plan, paths: RunPaths, *__, **___) -> None:
             led.paths = paths
 
-        monkeypatch.setattr(nodes.LiveRun, "__init__", start)
+        monkeypatch.setattr(nodes.RunAttempt, "__init__", start)
         for name in ("is_over", "kill", "finish"):
             act = getattr(attempt, name)
-            monkeypatch.setattr(nodes.LiveRun, name, lambda _, act=act: act())
+            monkeypatch.setattr(nodes.RunAttempt, name, lambda _, act=act: act())
         return attempt
 
 
@@ -421,7 +421,7 @@ def test_processes_left_behind_are_ended_and_the_record_says_why(
     if told == failure.message:
         write_end(RunPaths(tmp_path), DeadRank(record.attempt, 3, -9, 0))
     attempt = Attempt.stand_in(record, monkeypatch)
-    with contextlib.closing(Head(file, SlurmTask(0, 2, "s"))) as first:
+    with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
         line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
         led = nodes.launch_attempt(plan, RunPaths(tmp_path), first)
         assert not led.is_over()
@@ -436,7 +436,7 @@ def test_an_end_that_was_agreed_on_stays_as_it_is(tmp_path, monkeypatch) -> None
     file, plan = tmp_path / "nodes.json", with_processes("ddp", 2, 2)
     record = record_for("a", "preempted", 7)
     Attempt.stand_in(record, monkeypatch)
-    with contextlib.closing(Head(file, SlurmTask(0, 2, "s"))) as first:
+    with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
         line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
         led = nodes.launch_attempt(plan, RunPaths(tmp_path), first)
         line.close()

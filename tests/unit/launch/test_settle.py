@@ -9,11 +9,11 @@ from unit.plan.record.samples import bare_record, step_row
 
 from eke.common.text import GIB
 from eke.launch.processes.running_run import (
-    IMPATIENCE,
+    SECOND_SIGNAL_REASON,
     LOG_LINES,
     describe_exit,
     log_tail,
-    settle,
+    finish_attempt,
 )
 from eke.plan.record import (
     DeadRank,
@@ -34,7 +34,7 @@ def test_a_written_outcome_stands_whatever_the_exit_code(paths, plan) -> None:
     record = bare_record(attempt=number)
     write_record(paths, record)
     for code in (0, 1, -signal.SIGABRT, -signal.SIGKILL):
-        assert settle(paths, plan, code, attempts_before=0) == record
+        assert finish_attempt(paths, plan, code, attempts_before=0) == record
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_death_without_a_word_becomes_a_record(code, words, paths, plan) -> No
     start_attempt(paths, {})
     metrics.append_rows(paths.metrics, [step_row(1), step_row(2)])
     paths.log.write_text("\n".join(f"line {n}" for n in range(100)))
-    record = settle(paths, plan, code, attempts_before=0)
+    record = finish_attempt(paths, plan, code, attempts_before=0)
     assert (record.outcome, record.exit_code, record.attempt) == ("crashed", 1, 0)
     assert words in record.failure.message
     assert record.failure.traceback.splitlines() == [f"line {n}" for n in range(60, 100)]
@@ -59,23 +59,23 @@ def test_a_death_without_a_word_becomes_a_record(code, words, paths, plan) -> No
 
 def test_what_somebody_would_not_wait_for_is_cancelled(paths, plan) -> None:
     number = start_attempt(paths, {})
-    record = settle(paths, plan, -signal.SIGKILL, attempts_before=0, cancelled=IMPATIENCE)
+    record = finish_attempt(paths, plan, -signal.SIGKILL, attempts_before=0, cancelled=SECOND_SIGNAL_REASON)
     assert (record.outcome, record.exit_code) == ("cancelled", 75)
     assert record.failure.phase == "worker"
     write_record(paths, bare_record(attempt=number))
-    saved = settle(paths, plan, -signal.SIGKILL, attempts_before=0, cancelled=IMPATIENCE)
+    saved = finish_attempt(paths, plan, -signal.SIGKILL, attempts_before=0, cancelled=SECOND_SIGNAL_REASON)
     assert saved.outcome == "ok", "it had written how it ended"
 
 
 def test_a_worker_that_died_before_its_first_word_is_an_attempt(paths, plan) -> None:
     """The record of an earlier one is not taken for its own."""
-    record = settle(paths, plan, 1, attempts_before=0)
+    record = finish_attempt(paths, plan, 1, attempts_before=0)
     assert (record.outcome, record.attempt, record.steps_done) == ("crashed", 0, 0)
     assert record.failure.traceback == ""
     start_attempt(paths, {})
     write_record(paths, bare_record(outcome="cancelled", exit_code=75, attempt=0))
     start_attempt(paths, {})
-    record = settle(paths, plan, -signal.SIGKILL, attempts_before=1)
+    record = finish_attempt(paths, plan, -signal.SIGKILL, attempts_before=1)
     assert (record.outcome, record.attempt) == ("crashed", 1)
 
 
@@ -95,7 +95,7 @@ def test_what_the_kernel_may_have_killed_is_told_what_would_need_less(
     start_attempt(paths, {})
     device = dataclasses.replace(plan.device, kind=kind, memory_bytes=8 * GIB)
     plan = dataclasses.replace(plan, device=device)
-    record = settle(paths, plan, code, attempts_before=0, cancelled=IMPATIENCE * given_up)
+    record = finish_attempt(paths, plan, code, attempts_before=0, cancelled=SECOND_SIGNAL_REASON * given_up)
     assert bool(record.memory.advice) is told
     summary = render_summary(record, str(paths.folder))
     assert ("would need less" in summary) is told
@@ -107,7 +107,7 @@ def test_so_it_is_where_one_of_several_processes_was_killed(paths, plan) -> None
     write_record(paths, lost(number))
     write_end(paths, DeadRank(number, 1, -signal.SIGKILL))
     plan = dataclasses.replace(plan, device=dataclasses.replace(plan.device, memory_bytes=8 * GIB))
-    assert settle(paths, plan, 1, attempts_before=0).memory.advice
+    assert finish_attempt(paths, plan, 1, attempts_before=0).memory.advice
 
 
 def test_the_tail_of_a_log_that_is_no_text(paths) -> None:
@@ -128,7 +128,7 @@ def test_what_the_failed_rank_says_replaces_the_symptom(paths, plan) -> None:
     write_record(paths, lost(number))
     told = Failure("forward", "out of memory in forward: 2 GiB", "trace")
     write_end(paths, RankFailure(number, 3, Outcome.oom, told))
-    record = settle(paths, plan, 1, attempts_before=0)
+    record = finish_attempt(paths, plan, 1, attempts_before=0)
     assert (record.outcome, record.exit_code) == ("oom", Outcome.oom.exit_code)
     assert record.failure.message == "process 3 of this run: out of memory in forward: 2 GiB"
     assert read_record(paths) == record
@@ -149,7 +149,7 @@ def test_a_rank_that_could_say_nothing_is_named_by_whoever_saw_it_end(
     write_record(paths, lost(number))
     for rank, code, node in dead:
         write_end(paths, DeadRank(number, rank, code, node))
-    record = settle(paths, plan, 1, attempts_before=0)
+    record = finish_attempt(paths, plan, 1, attempts_before=0)
     assert record.failure.message.startswith(named)
 
 
@@ -163,15 +163,15 @@ def test_rank_0_ending_first_keeps_its_own_words(paths, plan) -> None:
     write_end(paths, DeadRank(0, 1, -9))
     number = start_attempt(paths, {})
     write_record(paths, lost(number))
-    assert settle(paths, plan, 1, attempts_before=1) == lost(number)
+    assert finish_attempt(paths, plan, 1, attempts_before=1) == lost(number)
     write_end(paths, DeadRank(number, 0, 1))
-    assert settle(paths, plan, 1, attempts_before=1) == lost(number)
+    assert finish_attempt(paths, plan, 1, attempts_before=1) == lost(number)
 
 
 def test_a_rank_failure_stands_when_rank_0_left_no_record(paths, plan) -> None:
     number = start_attempt(paths, {})
     write_end(paths, RankFailure(number, 1, Outcome.oom, Failure("forward", "2 GiB")))
-    record = settle(paths, plan, -signal.SIGKILL, attempts_before=0)
+    record = finish_attempt(paths, plan, -signal.SIGKILL, attempts_before=0)
     assert (record.outcome, record.failure.phase) == ("oom", "forward")
 
 
@@ -181,7 +181,7 @@ def test_torn_notes_are_passed_by(content, paths, plan) -> None:
     write_record(paths, lost(number))
     paths.rank_failure(1).write_text(content)
     paths.dead_rank().write_text(content)
-    assert settle(paths, plan, 1, attempts_before=0) == lost(number)
+    assert finish_attempt(paths, plan, 1, attempts_before=0) == lost(number)
 
 
 NO_LIMIT = resource.RLIM_INFINITY

@@ -11,11 +11,11 @@ from unit.plan.record.samples import step_row
 from eke.common.errors import ConfigError, EkeError
 from eke.common.paths import RunPaths, SweepPaths
 from eke.launch.processes.follow import watching
-from eke.launch.processes.run_dir import claim
-from eke.launch.processes.status import find_standings, goes_on
+from eke.launch.processes.run_dir import lock_run_folder
+from eke.launch.processes.status import find_statuses, is_active
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
-from eke.launch.slurm.submission import Ticket, write_ticket
+from eke.launch.slurm.submission import JobEntry, write_ticket
 from eke.plan.planner import read_plan, write_plan
 from eke.plan.record import Failure, start_attempt, write_record
 
@@ -57,7 +57,7 @@ def run(tmp_path, plan, queue):
             write_plan(paths, plan)
             paths.config.write_text("# seed=3 optimizer=sgd\nmodel: {}\n")
         if element is not None:
-            write_ticket(paths, Ticket(str(tmp_path / "eke-s-1.json"), element))
+            write_ticket(paths, JobEntry(str(tmp_path / "eke-s-1.json"), element))
         return paths
 
     return make
@@ -71,7 +71,7 @@ def leave(paths: RunPaths, outcome: str, steps: int = 0, message: str = "") -> N
 
 
 def only(folder):
-    (found,) = find_standings(folder)
+    (found,) = find_statuses(folder)
     return found
 
 
@@ -93,7 +93,7 @@ def test_what_has_not_started_and_what_starts_here(run) -> None:
     paths = run()
     found = only(paths.folder)
     assert (found.state, found.step, found.total) == ("not started", 0, 20)
-    with claim(paths):
+    with lock_run_folder(paths):
         found = only(paths.folder)
     assert (found.state, found.where) == ("running", "starting")
 
@@ -113,7 +113,7 @@ def test_what_runs_here(before, run) -> None:
     if before:
         leave(paths, before, 1)
     paths.metrics.write_text("".join(json.dumps(step_row(n)) + "\n" for n in (1, 2)) + '{"train')
-    with claim(paths):
+    with lock_run_folder(paths):
         found = only(paths.folder)
     assert (found.state, found.step, found.total, found.loss) == ("running", 2, found.total, 2.0)
     assert found.where.startswith(f"process {os.getpid()} on ")
@@ -123,7 +123,7 @@ def test_what_runs_here(before, run) -> None:
 def test_what_runs_there(run, queue) -> None:
     paths = run(element=2)
     queue.put("5_2", "RUNNING", "n1", "None")
-    with claim(paths):
+    with lock_run_folder(paths):
         found = only(paths.folder)
     assert (found.state, found.where, found.job) == ("running", "n1, job 5_2", "eke-s-1_2")
 
@@ -174,7 +174,7 @@ def test_a_record_that_cannot_be_read_is_told(text, run, queue) -> None:
     assert "eke retry" in found.note
     queue.put("5_2", "PENDING", "", "Priority")
     assert only(paths.folder).state == "queued"
-    with claim(paths):
+    with lock_run_folder(paths):
         assert only(paths.folder).state == "running"
 
 
@@ -200,7 +200,7 @@ def test_the_cells_of_a_sweep(run, tmp_path) -> None:
         {"run_id": "z", "outcome": "skipped", "reason": "x ran out of memory"},
         {"run_id": "w"},
     )
-    found = find_standings(sweep.folder)
+    found = find_statuses(sweep.folder)
     assert [s.state for s in found] == ["ok", "not started", "refused", "skipped", "not started"]
     assert [s.note for s in found][2] == "needs a GPU"
     assert [s.label for s in found][:2] == ["a=1 b=0", "a=1 b=1"]
@@ -212,11 +212,11 @@ def test_what_could_not_be_started_is_called_as_its_sweep_calls_it(run, tmp_path
     why = {"outcome": "crashed", "reason": "sbatch: Invalid partition"}
     full = {"run_id": "", "outcome": "crashed", "reason": "the disk has 3 MiB left"}
     sweep = write_cells(tmp_path, {"run_id": "x", **why}, {"run_id": "y", **why}, full)
-    found = find_standings(sweep.folder)
+    found = find_statuses(sweep.folder)
     assert [s.state for s in found] == ["crashed", "preempted", "crashed"], "a record knows better"
     assert [s.note for s in found] == [why["reason"], "", full["reason"]]
     queue.put("5_1", "PENDING", "", "Priority")
-    assert find_standings(sweep.folder)[0].state == "queued", "somebody has submitted it since"
+    assert find_statuses(sweep.folder)[0].state == "queued", "somebody has submitted it since"
 
 
 def test_what_a_sweep_has_not_come_to_yet_waits(run, tmp_path, queue) -> None:
@@ -226,22 +226,22 @@ def test_what_a_sweep_has_not_come_to_yet_waits(run, tmp_path, queue) -> None:
     done = {"run_id": "x", "outcome": "ok"}
     sweep = write_cells(tmp_path, done, {"run_id": "y"}, {"run_id": "z"}, {"run_id": "w"})
     with watching(sweep):
-        found = find_standings(sweep.folder)
+        found = find_statuses(sweep.folder)
         assert [s.state for s in found] == ["ok", "waiting", "waiting", "waiting"]
         assert [s.is_active for s in found] == [False, True, True, True]
-        assert goes_on(sweep.folder, found[:1])
+        assert is_active(sweep.folder, found[:1])
         queue.put("5_1", "PENDING", "", "Priority")
-        assert find_standings(sweep.folder)[2].state == "queued"
-    found = find_standings(sweep.folder)
+        assert find_statuses(sweep.folder)[2].state == "queued"
+    found = find_statuses(sweep.folder)
     assert [s.state for s in found] == ["ok", "crashed", "queued", "not started"]
-    assert not goes_on(sweep.folder, found[:1])
+    assert not is_active(sweep.folder, found[:1])
 
 
 def test_a_sweep_that_was_copied_without_its_runs_says_so(run, tmp_path) -> None:
     run("y")
     ok = {"outcome": "ok"}
     sweep = write_cells(tmp_path, {"run_id": "x", **ok}, {"run_id": "y", **ok}, {"run_id": "z"})
-    found = find_standings(sweep.folder)
+    found = find_statuses(sweep.folder)
     assert [s.state for s in found] == ["not started"] * 3
     gone = tmp_path / "runs" / "x"
     said = f"ok according to its sweep, but {gone} is missing (moved or not copied?)"
@@ -269,14 +269,14 @@ def test_all_runs_of_a_folder_are_one_question(run, tmp_path, queue) -> None:
     run("a", element=2)
     run("no plan", planned=False)
     write_cells(tmp_path, {"run_id": "a"})
-    assert [s.paths.folder.name for s in find_standings(tmp_path / "runs")] == ["a", "b"]
+    assert [s.paths.folder.name for s in find_statuses(tmp_path / "runs")] == ["a", "b"]
     assert queue.asked == 1
 
 
 def test_nothing_there(tmp_path) -> None:
     for folder, why in ((tmp_path, "no readable run"), (tmp_path / "none", "no such folder")):
         with pytest.raises(ConfigError, match=why):
-            find_standings(folder)
+            find_statuses(folder)
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "3"])
@@ -284,4 +284,4 @@ def test_a_sweep_that_cannot_be_read(text, tmp_path) -> None:
     sweep = write_cells(tmp_path)
     sweep.sweep.write_text(text)
     with pytest.raises(EkeError, match="not a readable sweep"):
-        find_standings(sweep.folder)
+        find_statuses(sweep.folder)

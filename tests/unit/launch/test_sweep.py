@@ -14,14 +14,14 @@ from eke.common.errors import ConfigError, EkeError, Problem
 from eke.config.compose import compose
 from eke.launch.processes.sweep import (
     WRITE_S,
-    Cell,
+    SweepRun,
     SweepFile,
     merge_duplicates,
     sweep_exit_code,
     sweep_id,
     sweep_paths,
 )
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.sweep_state import SweepState
 from eke.plan.record import Outcome
 
 CELLS = [("precision=bf16",), ("precision=fp16", "seed=1")]
@@ -52,8 +52,8 @@ def test_the_file_holds_every_cell(tmp_path) -> None:
     paths = sweep_paths(str(tmp_path / "runs"), "abc")
     assert paths.sweep == tmp_path / "runs" / "sweep-abc" / "sweep.json"
     cells = [
-        Cell(CELLS[0], run_id="1", folder="runs/1", outcome="ok", reused=True),
-        Cell(CELLS[1], outcome="refused", reason="needs Ampere", row="fast", round=2),
+        SweepRun(CELLS[0], run_id="1", folder="runs/1", outcome="ok", reused=True),
+        SweepRun(CELLS[1], outcome="refused", reason="needs Ampere", row="fast", round=2),
     ]
     SweepFile(paths, ["python", "train.py", "-m"], cells, "precision_ladder").flush()
     content = json.loads(paths.sweep.read_text())
@@ -66,7 +66,7 @@ def test_the_file_holds_every_cell(tmp_path) -> None:
 
 
 def test_a_disk_that_is_full_for_a_while_ends_no_sweep(tmp_path, monkeypatch) -> None:
-    cell = Cell(CELLS[0])
+    cell = SweepRun(CELLS[0])
     file = SweepFile(sweep_paths(str(tmp_path), "abc"), ["-m"], [cell])
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -98,7 +98,7 @@ def no_space(*_) -> None:
     ids=["one", "the first that has one", "none"],
 )
 def test_a_refused_cell_keeps_its_rule(rules, kept) -> None:
-    cell = Cell(CELLS[0], run_id="1")
+    cell = SweepRun(CELLS[0], run_id="1")
     cell.refuse(ConfigError([Problem("precision", "bf16", "why", "", rule) for rule in rules]))
     assert (cell.outcome, cell.rule, cell.run_id) == ("refused", kept, "")
     assert "precision = bf16 why" in cell.reason
@@ -123,22 +123,22 @@ def test_cells_that_are_the_same_run_are_merged(plan) -> None:
     ids=lambda value: "-".join(value) if isinstance(value, list) else None,
 )
 def test_what_a_sweep_exits_with(outcomes, code) -> None:
-    assert sweep_exit_code([Cell((), outcome=outcome) for outcome in outcomes]) == code
+    assert sweep_exit_code([SweepRun((), outcome=outcome) for outcome in outcomes]) == code
 
 
 @pytest.mark.parametrize("rule", ["runs_has_space", "runs_writable", "as_planned"])
 def test_a_sweep_whose_missing_runs_the_same_command_runs_has_not_ended_well(rule) -> None:
-    missing = Cell((), outcome="refused", rule=rule)
-    assert sweep_exit_code([Cell((), outcome="ok"), missing]) == 1
+    missing = SweepRun((), outcome="refused", rule=rule)
+    assert sweep_exit_code([SweepRun((), outcome="ok"), missing]) == 1
     assert sweep_exit_code([missing]) == 2
-    assert sweep_exit_code([Cell((), outcome="cancelled"), missing]) == 75
+    assert sweep_exit_code([SweepRun((), outcome="cancelled"), missing]) == 75
 
 
 @pytest.mark.parametrize(
     ("passing", "outcome"), [([True], "crashed"), ([False], "refused"), ([True, False], "refused")]
 )
 def test_what_only_the_machine_is_short_of_is_not_refused(passing, outcome) -> None:
-    cell = Cell(())
+    cell = SweepRun(())
     problems = [Problem("a", "1", "no", id=f"r{n}", passing=p) for n, p in enumerate(passing)]
     cell.refuse(ConfigError(problems))
     assert (cell.outcome, cell.rule) == (outcome, "r0")
@@ -149,7 +149,7 @@ def test_no_log_is_named_that_is_not_there(make_jobs, tmp_path) -> None:
     job.folder = str(tmp_path)
     job.settle(record_for("a", "crashed"))
     job.end(Outcome.crashed, "it broke")
-    cell = Cell(())
+    cell = SweepRun(())
     cell.take(job)
     assert cell.reason == "it broke"
     (tmp_path / "train.log").touch()
@@ -159,7 +159,7 @@ def test_no_log_is_named_that_is_not_there(make_jobs, tmp_path) -> None:
 
 def test_a_run_that_could_not_start_now_keeps_its_rule(make_jobs, tmp_path) -> None:
     (job,) = make_jobs(1)
-    books, cell = Books([job], QuietBoard(), QuietLedger()), Cell(())
+    books, cell = SweepState([job], QuietBoard(), QuietLedger()), SweepRun(())
     books.fail(job, ConfigError(Problem("batch.per_device", "8", "no room", "", "does_not_fit")))
     cell.take(job)
     assert (cell.outcome, cell.rule) == ("crashed", "does_not_fit")

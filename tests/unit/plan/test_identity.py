@@ -20,7 +20,7 @@ from eke.config.schema import (
     Implementation,
     LlamaModel,
     Resources,
-    Switch,
+    AutoBool,
     Synthetic,
     Task,
 )
@@ -122,8 +122,8 @@ OTHER = {
     "slurm.python": "python",
     "resources.gpus": 1,
     "trainer.extra": {"label_smoothing_factor": 0.1},
-    "precision.tf32": Switch.on,
-    "precision.master": Switch.on,
+    "precision.tf32": AutoBool.on,
+    "precision.master": AutoBool.on,
     "precision.evaluation": Evaluation.bfloat16,
 }
 """Another value for what is open (null) by default, or where the next one means the same."""

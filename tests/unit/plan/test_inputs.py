@@ -9,7 +9,7 @@ from unit.plan.cases import config_of, plan_config, plan_of
 
 from eke.common.errors import ChangedError
 from eke.common.paths import RunPaths
-from eke.data.sources import Corpus, Piece, source_files
+from eke.data.sources import TextSource, FileRange, source_files
 from eke.plan.planner import check_inputs, read_plan, write_plan
 from eke.plan.planner.inputs import inputs_of
 
@@ -130,7 +130,7 @@ def test_a_folder_of_texts(folder, change) -> None:
 
 
 def test_the_standard_library_of_another_python(text, monkeypatch) -> None:
-    library = Corpus((Piece(text, 0, 1000),), (Piece(text, 1000, 600),))
+    library = TextSource((FileRange(text, 0, 1000),), (FileRange(text, 1000, 600),))
     monkeypatch.setattr(source_files, "standard_library", lambda: library)
     plan = plan_of("data=python_source", *SHORT)
     check_inputs(plan)

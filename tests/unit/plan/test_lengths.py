@@ -11,7 +11,7 @@ from unit.plan.cases import SYNTHETIC, plan_of
 from eke.estimate.memory import forecast
 from eke.estimate.time.work import Work
 from eke.models.sizes import structure
-from eke.plan.planner import drawn, evaluated
+from eke.plan.planner import simulated_micro_batches, evaluated
 from eke.training.batches.dataset import build_data
 
 LONGEST = 40
@@ -50,7 +50,7 @@ CASES = {
 @pytest.mark.parametrize("typed", CASES.values(), ids=CASES.keys())
 def test_the_micro_batches_are_those_of_the_run(typed, rows) -> None:
     plan = planned(*rows, *typed, "train.epochs=3", "train.steps=null")
-    data, found = build_data(plan), drawn(plan)
+    data, found = build_data(plan), simulated_micro_batches(plan)
     every = [batch for cut in data.train_steps(0) for batch in cut]
     whole = [batch.size for batch in every if batch.num_samples == 4]
     for name in ("source", "target"):
@@ -110,12 +110,12 @@ def test_lengths_of_synthetic_samples_are_drawn_as_in_the_run() -> None:
     plan = plan_of(*SYNTHETIC, "data.lengths=lognormal", "data.seq_len=128", "batch.per_device=4")
     lengths = build_data(plan).train.lengths()
     assert plan.size.tokens_per_sample == pytest.approx(lengths.mean())
-    assert drawn(plan).longest.source == lengths.max()
-    assert drawn(plan).shortest.source == np.sort(lengths)[3]
+    assert simulated_micro_batches(plan).longest.source == lengths.max()
+    assert simulated_micro_batches(plan).shortest.source == np.sort(lengths)[3]
 
 
 def test_fewer_steps_meet_shorter_micro_batches(rows) -> None:
     plan = planned(*rows, "data.packing=padding_free", "train.steps=24")
     short = replace(plan, steps=replace(plan.steps, total=1))
-    assert drawn(short).expected.source < drawn(plan).expected.source
-    assert drawn(short).longest == drawn(plan).longest
+    assert simulated_micro_batches(short).expected.source < simulated_micro_batches(plan).expected.source
+    assert simulated_micro_batches(short).longest == simulated_micro_batches(plan).longest

@@ -14,14 +14,14 @@ from eke.data.sources import open_store, request_of
 from eke.hardware import detect
 from eke.plan.planner import (
     check_inputs,
-    drawn,
+    simulated_micro_batches,
     evaluated,
     plans_of_sources,
     read_plan,
     render_plan,
     write_plan,
 )
-from eke.rules import Facts, check
+from eke.rules import RuleInputs, check
 from eke.training.batches.dataset import build_data, load_plan_tokenizer
 from eke.training.batches.tasks import chat_manifest, class_names
 
@@ -127,7 +127,7 @@ def test_a_text_that_changes_is_refused(folder) -> None:
 @pytest.mark.parametrize("weights", [(5, 3, 2), (0.05, 0.95)], ids=["text too", "short rows"])
 def test_the_micro_batches_are_those_of_the_run(typed, weights) -> None:
     plan = plan_of(*SHORT, listed(*weights), *typed, "train.steps=400")
-    data, found = build_data(plan), drawn(plan)
+    data, found = build_data(plan), simulated_micro_batches(plan)
     sizes = [b.size for cut in data.train_steps(0) for b in cut if b.num_samples == 4]
     tokens = [size.tokens for size in sizes]
     assert found.shortest.tokens <= min(tokens)
@@ -217,7 +217,7 @@ def test_rules_look_at_each_source(third, key, fix) -> None:
     pairs = (part.split(":", 1) for part in third.split(","))
     values = {"2": 2.0}
     config.data.sources = [*sources, {name: values.get(text, text) for name, text in pairs}]
-    found, _ = check(Facts(config, detect(), planning=True))
+    found, _ = check(RuleInputs(config, detect(), planning=True))
     assert [(p.key, p.fix.words[0]) for p in found] == [(key, fix)]
 
 
@@ -233,21 +233,21 @@ def test_a_stream_is_another_run_and_its_rows_are_not_counted() -> None:
     assert "40 of a stream" in render_plan(plans[0])  # 50 steps of 4, a fifth of them
     assert "2.00 epochs of 20 samples" in render_plan(plans[2])
     assert plans[0].steps.total == plans[0].steps.per_epoch == 50
-    assert drawn(plans[0]).longest.source == 32
+    assert simulated_micro_batches(plans[0]).longest.source == 32
 
 
 def test_a_stream_is_not_packed() -> None:
     third = [f"data.{key}" for key in ("packing=on", "length_grouping=true")]
     for word in third:
         config = config_of(*SHORT, word, listed(5, 3, 2, third=STREAM))
-        found, _ = check(Facts(config, detect(), planning=True))
+        found, _ = check(RuleInputs(config, detect(), planning=True))
         assert [problem.key for problem in found] == ["data.sources[2].streaming"]
 
 
 def test_epochs_of_a_mix_with_a_stream_need_their_length() -> None:
     source = listed(5, 3, 2, third=STREAM)
     typed = (*SHORT[:3], "data.num_eval_samples=10", "train.epochs=2", source)
-    found, _ = check(Facts(config_of(*typed), detect(), planning=True))
+    found, _ = check(RuleInputs(config_of(*typed), detect(), planning=True))
     assert [problem.id for problem in found] == ["stream_needs_steps"]
     assert plan_of(*typed, "data.num_samples=40").steps.total == 20
 
@@ -261,7 +261,7 @@ def test_data_show_names_each_source(capsys) -> None:
 
 def test_packing_that_helps_another_source_is_no_warning() -> None:
     config = config_of(*SHORT, "data.packing=on", listed(5, 3, 2))
-    _, warned = check(Facts(config, detect(), planning=True))
+    _, warned = check(RuleInputs(config, detect(), planning=True))
     assert [problem.key for problem in warned if "packing" in problem.key] == []
 
 

@@ -16,7 +16,7 @@ from unit.rules.devices import BY_NAME, H200
 from eke.config.compose import compose, is_set
 from eke.hardware import Device
 from eke.models.checkpoints import resolve_model
-from eke.rules import Facts
+from eke.rules import RuleInputs
 
 
 def _read() -> dict[str, tuple[tuple[str, ...], Device]]:
@@ -96,9 +96,9 @@ def prepare(rule: str, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("CC", raising=False)
 
 
-def facts_of(case: tuple[tuple[str, ...], Device], tmp: Path) -> Facts:
+def facts_of(case: tuple[tuple[str, ...], Device], tmp: Path) -> RuleInputs:
     overrides, device = case
     composed = compose([o.format(tmp=tmp) for o in overrides])
     config = resolve_model(composed.config)
     present = dataclasses.replace(device, present=device is not H200)
-    return Facts(config, present, is_set=partial(is_set, composed))
+    return RuleInputs(config, present, is_set=partial(is_set, composed))

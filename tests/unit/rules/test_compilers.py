@@ -6,7 +6,7 @@ import pytest
 from unit.rules.devices import CPU, V100
 
 from eke.config.compose import compose
-from eke.rules import Facts, check
+from eke.rules import RuleInputs, check
 
 HERE = dataclasses.replace(V100, present=True)
 
@@ -24,7 +24,7 @@ def machine(monkeypatch):
 
     def ask(override, device, *programs, planning=False):
         monkeypatch.setattr("shutil.which", lambda name: name if name in programs else None)
-        refused, _ = check(Facts(compose([override]).config, device, planning=planning))
+        refused, _ = check(RuleInputs(compose([override]).config, device, planning=planning))
         return {problem.id: problem for problem in refused}
 
     monkeypatch.delenv("CC", raising=False)

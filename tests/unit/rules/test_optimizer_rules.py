@@ -8,7 +8,7 @@ from unit.training.model.plans import hand_plan
 
 from eke.config.compose import compose
 from eke.models.sizes import state_bytes
-from eke.rules import Facts, check
+from eke.rules import RuleInputs, check
 from eke.training.model.build_model import build_model
 from eke.training.optimizer.build_optimizer import (
     build_optimizer,
@@ -22,7 +22,7 @@ NARROW = ("model.hidden_size=32", "model.intermediate_size=64", "model.num_atten
 
 
 def found(*overrides, device=CPU):
-    refused, warned = check(Facts(compose(list(overrides)).config, device))
+    refused, warned = check(RuleInputs(compose(list(overrides)).config, device))
     return {p.id: p for p in refused + warned}
 
 

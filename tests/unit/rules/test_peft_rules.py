@@ -11,7 +11,7 @@ from unit.training.model.steps import make_inputs
 
 from eke.config.schema import Lora
 from eke.models.sizes import state_bytes
-from eke.rules import Facts, check
+from eke.rules import RuleInputs, check
 from eke.rules.memory import first_that_fits, held_bytes
 from eke.training.model.adapters import apply_peft
 from eke.training.model.build_model import build_model
@@ -40,7 +40,7 @@ def state_of(*overrides):
     ],
 )
 def test_the_first_saver_whose_state_fits(model, memory, fix):
-    found = first_that_fits(Facts(make_config(f"model={model}"), gpu(memory)))
+    found = first_that_fits(RuleInputs(make_config(f"model={model}"), gpu(memory)))
     assert (found.words[0] if found else None) == fix
     assert state_of(f"model={model}") > memory * GIB
     if fix:
@@ -50,14 +50,14 @@ def test_the_first_saver_whose_state_fits(model, memory, fix):
 def test_processes_that_share_the_memory_each_have_a_copy():
     cpu = replace(CPU, memory_bytes=33 * GIB)
     config = make_config("model=llama3_8b")
-    assert first_that_fits(Facts(config, cpu)).words == ("peft=lora",)
+    assert first_that_fits(RuleInputs(config, cpu)).words == ("peft=lora",)
     four = replace(config.distributed, option="ddp", num_processes=4)
-    assert first_that_fits(Facts(replace(config, distributed=four), cpu)) is None
+    assert first_that_fits(RuleInputs(replace(config, distributed=four), cpu)) is None
 
 
 def test_adapters_are_not_given_up_for_what_is_frozen_already():
     config = make_config("model=llama3_8b", "peft=qlora")
-    assert first_that_fits(Facts(config, gpu(1))) is None
+    assert first_that_fits(RuleInputs(config, gpu(1))) is None
 
 
 def test_bitsandbytes_rounds_biases_in_the_forward_pass():
@@ -78,29 +78,29 @@ def test_packages_of_adapters_are_named(monkeypatch):
     monkeypatch.setattr(
         "eke.rules.device.find_spec", lambda name: None if name in absent else object()
     )
-    refused, _ = check(Facts(make_config("peft=qlora"), CPU))
+    refused, _ = check(RuleInputs(make_config("peft=qlora"), CPU))
     assert [(p.id, p.value) for p in refused] == [("package_missing", "qlora")]
     assert refused[0].overrides == ("peft=none",)
     assert 'pip install "eke[peft,bitsandbytes]"' in refused[0].remark
-    assert check(Facts(make_config("peft=lora"), CPU))[0] == []
+    assert check(RuleInputs(make_config("peft=lora"), CPU))[0] == []
 
 
 def test_a_cpu_holds_all_weights_before_they_are_four_bits():
     """8.03 B float32 parameters are 29.9 GiB, which a GPU's own memory never holds."""
     config = make_config("model=llama3_8b", "peft=qlora")
     cpu = replace(CPU, memory_bytes=24 * GIB)
-    refused, _ = check(Facts(config, cpu))
+    refused, _ = check(RuleInputs(config, cpu))
     assert [p.id for p in refused] == ["states_do_not_fit"]
     assert "29.92 GiB" in refused[0].why
-    assert not check(Facts(config, gpu(24), planning=True))[0]
+    assert not check(RuleInputs(config, gpu(24), planning=True))[0]
 
 
 def test_a_fix_leaves_some_memory_for_activations() -> None:
     config = make_config("model=bert_large", "task=masked_lm")
-    held = held_bytes(Facts(replace(config, peft=Lora(option="lora")), H200))
+    held = held_bytes(RuleInputs(replace(config, peft=Lora(option="lora")), H200))
 
     def found(size):
-        return first_that_fits(Facts(config, replace(H200, memory_bytes=int(size)))).words
+        return first_that_fits(RuleInputs(config, replace(H200, memory_bytes=int(size)))).words
 
     assert found(1.04 * held) != ("peft=lora",)
     assert found(1.06 * held) == ("peft=lora",)

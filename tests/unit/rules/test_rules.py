@@ -14,7 +14,7 @@ from unit.rules.devices import CPU, H200
 from eke.common.errors import ConfigError
 from eke.config.compose import compose, is_set
 from eke.models.checkpoints import resolve_model
-from eke.rules import RULES, Facts, Severity, check
+from eke.rules import RULES, RuleInputs, Severity, check
 from eke.rules.device import NEEDS
 from eke.workflows.planning import plan_for
 
@@ -44,7 +44,7 @@ def test_rule_is_found_and_named_and_its_fix_mends_it(rule, world) -> None:
     composed = compose(typed)
     device = CPU if "hardware=auto" in typed else facts.device
     setting = partial(is_set, composed)
-    fixed = Facts(resolve_model(composed.config), device, is_set=setting)
+    fixed = RuleInputs(resolve_model(composed.config), device, is_set=setting)
     refused, warned = check(fixed, tuple(each for each in RULES if each.id == rule))
     assert rule not in {p.id for p in refused + warned}
 
@@ -107,7 +107,7 @@ def test_untied_bert_really_has_a_bias_that_nothing_trains() -> None:
     ids=lambda value: value,
 )
 def test_limits(override, words) -> None:
-    refused, _ = check(Facts(compose([override]).config, CPU))
+    refused, _ = check(RuleInputs(compose([override]).config, CPU))
     assert [p.key for p in refused if p.id == "limit"] == [override.split("=")[0]]
     assert words in next(p.why for p in refused if p.id == "limit")
 
@@ -124,7 +124,7 @@ def test_a_plan_is_refused_with_every_rule_in_one_error() -> None:
 @pytest.mark.parametrize(("group", "option"), NEEDS)
 def test_the_package_of_each_option_is_named(group, option, monkeypatch) -> None:
     monkeypatch.setattr("eke.rules.device.find_spec", lambda name: None)
-    refused, _ = check(Facts(compose(last_wins("tracker=none", f"{group}={option}")).config, CPU))
+    refused, _ = check(RuleInputs(compose(last_wins("tracker=none", f"{group}={option}")).config, CPU))
     (problem,) = [p for p in refused if p.id == "package_missing"]
     assert (problem.key, problem.value) == (group, option)
     assert f"(or: {NEEDS[group, option][1]}" in str(problem.fix)
@@ -148,18 +148,18 @@ def test_the_package_of_each_option_is_named(group, option, monkeypatch) -> None
 )
 def test_a_format_that_was_typed_by_itself_is_fixed_by_itself(typed, device, fix) -> None:
     """Another option of the group would leave the key as it was typed."""
-    problems, _ = check(Facts(compose(list(typed)).config, device))
+    problems, _ = check(RuleInputs(compose(list(typed)).config, device))
     assert fix in {str(problem.fix) for problem in problems}
     fixed = compose([*(o for o in typed if fix.split("=")[0] not in o), fix]).config
     paths = {"precision.weights", "attention"}
-    left, _ = check(Facts(fixed, device))
+    left, _ = check(RuleInputs(fixed, device))
     assert not [p for p in left if p.key in paths and p.id != "package_missing"]
 
 
 def test_on_a_cpu_there_are_no_graphs_that_want_one_shape() -> None:
     typed = ("model=tiny_bert", "task=masked_lm", "kernels=sparse_prediction",
              "compile=inductor", "compile.mode=reduce_overhead")  # fmt: skip
-    problems, _ = check(Facts(compose(typed).config, CPU, planning=True))
+    problems, _ = check(RuleInputs(compose(typed).config, CPU, planning=True))
     assert not problems
 
 

@@ -12,7 +12,7 @@ from unit.training.model.plans import hand_plan
 from eke.common.errors import RunError
 from eke.config.compose import compose
 from eke.config.schema import Backend
-from eke.rules import Facts, check
+from eke.rules import RuleInputs, check
 from eke.rules.attention import WIDEST_HEAD
 from eke.training.model.attention_kernels import KernelProbe, pinned_backend
 from eke.training.model.build_model import build_model
@@ -25,7 +25,7 @@ def build(*overrides: str) -> torch.nn.Module:
 
 
 def rules_of(*overrides: str, device=H200) -> set[str]:
-    refused, warned = check(Facts(compose(list(overrides)).config, device, planning=True))
+    refused, warned = check(RuleInputs(compose(list(overrides)).config, device, planning=True))
     return {problem.id for problem in refused + warned}
 
 

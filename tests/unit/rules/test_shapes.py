@@ -5,7 +5,7 @@ from unit.plan.cases import config_of
 from unit.rules.devices import CPU, H200, V100
 
 from eke.hardware import DEVICES
-from eke.rules import RULES, Facts, check
+from eke.rules import RULES, RuleInputs, check
 
 SHAPES = tuple(rule for rule in RULES if rule.id.startswith("tensor_cores_like_"))
 A100 = DEVICES["a100_80"]
@@ -14,7 +14,7 @@ ALIGNED = ("data=synthetic", "data.seq_len=128", "model.vocab_size=320", "model.
 
 def proposals(device, *overrides):
     """Path -> what to type instead."""
-    _, warned = check(Facts(config_of(*ALIGNED, *overrides), device), SHAPES)
+    _, warned = check(RuleInputs(config_of(*ALIGNED, *overrides), device), SHAPES)
     return {problem.key: str(problem.fix) for problem in warned}
 
 

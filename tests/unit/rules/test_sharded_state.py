@@ -7,7 +7,7 @@ from unit.rules.devices import CPU
 
 from eke.config.compose import compose
 from eke.hardware import DEVICES
-from eke.rules import Facts, check
+from eke.rules import RuleInputs, check
 
 EIGHT = dataclasses.replace(DEVICES["h100"], count=8, present=True)
 RULE = "states_do_not_fit"
@@ -15,7 +15,7 @@ RULE = "states_do_not_fit"
 
 def problem_of(device, *overrides):
     """What the rule says of these overrides; None when it has nothing to say."""
-    refused, _ = check(Facts(compose(list(overrides)).config, device))
+    refused, _ = check(RuleInputs(compose(list(overrides)).config, device))
     return next((p for p in refused if p.id == RULE), None)
 
 

@@ -14,9 +14,9 @@ from unit.training.model.plans import hand_plan
 
 from eke.common.errors import ConfigError
 from eke.common.paths import RunPaths
-from eke.launch.processes.run_dir import claim
+from eke.launch.processes.run_dir import lock_run_folder
 from eke.models.checkpoints.architecture import router_loss
-from eke.rules import RULES, Facts
+from eke.rules import RULES, RuleInputs
 from eke.training.model.build_model import build_model
 from eke.training.optimizer.build_optimizer import build_schedule
 
@@ -45,7 +45,7 @@ def test_a_router_loss_without_a_router_is_none(typed) -> None:
         plan = hand_plan(f"model={model}", f"task.router_loss={typed}")
         trains = router_loss(plan.config) is not None
         assert trains == (model == "tiny_moe" and typed == "0.1")
-        found = {rule.id for rule in RULES if rule.when(Facts(plan.config, plan.device))}
+        found = {rule.id for rule in RULES if rule.when(RuleInputs(plan.config, plan.device))}
         assert ("router_loss_needs_router" in found) != trains
 
 
@@ -122,5 +122,5 @@ def test_a_file_of_another_user_cannot_be_read() -> None:
 def test_below_a_file_there_is_no_run_folder(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     folder = RunPaths(tmp_path / "file" / "runs" / "run")
-    with pytest.raises(ConfigError, match="Not a directory"), claim(folder):
+    with pytest.raises(ConfigError, match="Not a directory"), lock_run_folder(folder):
         pass

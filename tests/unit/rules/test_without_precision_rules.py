@@ -13,7 +13,7 @@ from unit.training.model.plans import hand_plan
 from unit.training.model.steps import make_inputs
 
 from eke.hardware import DEVICES
-from eke.rules import Facts
+from eke.rules import RuleInputs
 from eke.rules.precision import _unit
 from eke.training.model.adapters import convert_linear_layers, float8_layers
 from eke.training.model.attention_kernels import KernelProbe
@@ -193,5 +193,5 @@ def test_torchao_leaves_narrow_layers_out_itself() -> None:
 )
 def test_units_of_tensor_cores_are_the_bytes_of_nvidias_table(device, typed, row_bytes) -> None:
     """16 bytes in a row, on an A100 128: the table of the source that the rules name."""
-    unit = _unit(Facts(hand_plan(f"precision={typed}").config, DEVICES[device]))
+    unit = _unit(RuleInputs(hand_plan(f"precision={typed}").config, DEVICES[device]))
     assert unit[0] * {"bf16": 2, "fp16": 2, "tf32": 4}[typed] == row_bytes

@@ -16,7 +16,7 @@ from unit.training.model.steps import make_inputs
 
 from eke.hardware import DEVICES
 from eke.models.sizes import model_size, shared_state_bytes, state_bytes
-from eke.rules import Facts
+from eke.rules import RuleInputs
 from eke.rules.optimizer import _expert_bytes
 from eke.training.batches.dataset import build_data
 from eke.training.distributed.ranks import join_ranks
@@ -140,6 +140,6 @@ def test_whole_experts_are_kept_for_the_backward_pass(peft) -> None:
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             model(**make_inputs(model.get_base_model()))
         kept[memory] = sum(t.untyped_storage().nbytes() for t in found.values())
-    experts = _expert_bytes(Facts(plan.config, DEVICES["h200"]))
+    experts = _expert_bytes(RuleInputs(plan.config, DEVICES["h200"]))
     assert kept["none"] >= experts
     assert kept["checkpointing"] == 0

@@ -13,16 +13,16 @@ from eke.estimate.memory import (
     forecast,
     trace_client,
 )
-from eke.estimate.memory.predict_memory import with_room
+from eke.estimate.memory.predict_memory import with_available_bytes
 from eke.hardware import DEVICES
 from eke.plan.planner import Plan, outline_record, replan
 from eke.plan.record import MeasuredMemory, Outcome
-from eke.rules import Facts, check
+from eke.rules import RuleInputs, check
 from eke.rules.techniques import applied
 from eke.tuning import advice
 from eke.tuning.advice import (
-    CHEAP,
-    DEAR,
+    LOW_COST_TECHNIQUES,
+    HIGH_COST_TECHNIQUES,
     advice_for,
     advise,
     memory_seen,
@@ -31,7 +31,7 @@ from eke.tuning.advice import (
     smaller_batches,
     techniques_for,
 )
-from eke.tuning.refuse_oom import DOES_NOT_FIT, refuse_what_cannot_fit
+from eke.tuning.refuse_oom import DOES_NOT_FIT, reject_unfit_plan
 
 WORK = ("data=synthetic", "model.num_hidden_layers=6", "data.num_samples=4096")
 
@@ -57,7 +57,7 @@ def _own_cache(monkeypatch, tmp_path) -> None:
 
 def weigh(plan: Plan) -> str:
     """What is said of a plan before it runs."""
-    return refuse_what_cannot_fit(plan, forecast(plan))
+    return reject_unfit_plan(plan, forecast(plan))
 
 
 def kept(overrides, more) -> list[str]:
@@ -72,7 +72,7 @@ def test_overrides_mean_what_was_forecast(case, device) -> None:
     """The configuration that a technique makes is the one that its overrides compose."""
     typed = (*WORK, *case)
     plan = plan_of(*typed, device=device)
-    axes = [smaller_batches(plan), *techniques_for(plan, (*CHEAP, *DEAR))]
+    axes = [smaller_batches(plan), *techniques_for(plan, (*LOW_COST_TECHNIQUES, *HIGH_COST_TECHNIQUES))]
     changes = [(each, applied(plan.config, [each])) for axis in axes for each in axis]
     assert any(config for _, config in changes)
     for change, config in changes:
@@ -89,7 +89,7 @@ def cramped(*overrides: str, share: float = 0.9, device=CPU):
     """A plan on a device that has a share of what is expected."""
     plan = plan_of(*WORK, *overrides, device=device)
     memory = int(share * forecast(plan).peak.expected)
-    return with_room(plan, memory)
+    return with_available_bytes(plan, memory)
 
 
 @pytest.mark.parametrize("share", [0.9, 0.6, 0.4])
@@ -101,7 +101,7 @@ def test_advice_has_room_and_passes_the_rules(share) -> None:
     assert ranks == sorted(ranks)
     for each in found:
         config = config_of(*kept(WORK, each.overrides), *each.overrides)
-        refused, _ = check(Facts(config, plan.device, planning=True))
+        refused, _ = check(RuleInputs(config, plan.device, planning=True))
         assert not refused, each.overrides
         again = forecast(plan_of(*kept(WORK, each.overrides), *each.overrides, device=plan.device))
         assert again.verdict in (Verdict.fits, Verdict.tight)
@@ -181,7 +181,7 @@ def test_copies_of_weights_that_nobody_trains_need_not_be_there(device, first) -
     wide = ("peft=lora", "model.hidden_size=1024", "batch.per_device=1")
     plan = plan_of(*WORK, *wide, "precision=fp16", device=device)
     plain = plan_of(*WORK, *wide, "precision=fp32", device=device)
-    found = advise(with_room(plan, int(1.1 * forecast(plain).peak.expected)))
+    found = advise(with_available_bytes(plan, int(1.1 * forecast(plain).peak.expected)))
     same = [each.overrides for each in found if each.keeps]
     assert (first,) in same
 
@@ -252,7 +252,7 @@ def sized(low: float):
     """A plan on a device with so many times its lowest forecast."""
     plan = plan_of(*WORK)
     memory = int(low * forecast(plan).peak.low)
-    return with_room(plan, memory)
+    return with_available_bytes(plan, memory)
 
 
 def test_below_the_lowest_forecast_a_run_is_refused_with_a_fix() -> None:

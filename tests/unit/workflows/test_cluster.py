@@ -30,7 +30,7 @@ def asked(monkeypatch) -> list[str]:
         found.append(command[0])
         raise EkeError(f"{command[0]} is not there")
 
-    monkeypatch.setattr(scheduler, "ask", ask)
+    monkeypatch.setattr(scheduler, "run_slurm_command", ask)
     return found
 
 

@@ -156,9 +156,9 @@ def kept(monkeypatch, tmp_path):
     def traced(plan, *_):
         asked.append(plan)
         size = {"forward": 9 * GIB}
-        return trace_client.Answer(Traced(size, size, {"weights": 9 * GIB}))
+        return trace_client.TraceResult(Traced(size, size, {"weights": 9 * GIB}))
 
-    monkeypatch.setattr(trace_client, "traced", traced)
+    monkeypatch.setattr(trace_client, "get_or_run_trace", traced)
     monkeypatch.setattr(
         trace_client, "trace_all", lambda plans, *_, **__: [traced(p) for p in plans]
     )

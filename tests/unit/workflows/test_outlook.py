@@ -39,7 +39,7 @@ def traces(monkeypatch):
 
     def trace_all(plans, progress, processes):
         asked.append(len(plans))
-        return [trace_client.Answer(None, "not here") for _ in plans]
+        return [trace_client.TraceResult(None, "not here") for _ in plans]
 
     monkeypatch.setattr(trace_client, "trace_all", trace_all)
     return asked

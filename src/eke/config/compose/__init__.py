@@ -2,10 +2,10 @@
 
 from eke.config.compose.arguments import Arguments, split_arguments
 from eke.config.compose.completion import COMPLETION_FLAGS, answer_shell
-from eke.config.compose.composer import Composed, claims, compose, compose_with, is_set
+from eke.config.compose.composer import Composed, user_set_keys, compose, compose_with, is_set
 from eke.config.compose.help import help_text
 from eke.config.compose.hydra import (
-    check_question,
+    check_info_flag,
     is_for_hydra,
     launcher_of,
     needs_sweep,

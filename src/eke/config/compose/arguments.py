@@ -21,19 +21,19 @@ from eke.config.compose.catalogue import (
     LABELS,
     SECRET_FIX,
     Catalogue,
-    admits,
+    is_valid_value,
     class_fields,
-    closest,
+    suggest_match,
     default_text,
     hydra_reason,
     make_catalogue,
-    probably_meant,
+    suggest_value,
     shown,
 )
 from eke.config.compose.compose_cache import PRESETS
 from eke.config.compose.hydra_settings import explain_in_file, is_hydras
 from eke.config.compose.overrides import find_problems, last_wins, suggest_fix
-from eke.config.compose.suggest import completed, nearest_key, option_for
+from eke.config.compose.suggest import suggest_value_for_key, nearest_key, option_for
 from eke.config.foreign_names import find_retired
 from eke.config.mixing import SHARED, source_names
 from eke.config.schema import MIXED, VARIANTS, Config, Data, Mix, Weighted
@@ -101,11 +101,11 @@ class Arguments:
     help: str | None = None
     """Group of --help or -h, empty for the first page. None: without the flag."""
     version: bool = False
-    """Whether --version is given."""
+    """True if --version is given."""
     multirun: bool = False
-    """Whether --multirun or -m is given: the overrides span a sweep."""
+    """True if --multirun or -m is given: the overrides span a sweep."""
     cell: bool = False
-    """Whether --cell is given: the overrides are one run of the sweep they name."""
+    """True if --cell is given: the overrides are one run of the sweep they name."""
     config_dir: Path | None = None
     """Folder with the user's options (--config-dir, -cd)."""
     hydra_flags: tuple[str, ...] = ()
@@ -211,7 +211,7 @@ def _unknown_flag(
     name, of_command = flag.lstrip("-"), _near_flag(flag, also)
     long_flag = of_command or _near_flag(flag, _FLAGS)
     override = f"{name.replace('-', '_')}={'true' if value is None else value}"
-    is_a_setting = find_retired(name) or completed(name, catalogue)
+    is_a_setting = find_retired(name) or suggest_value_for_key(name, catalogue)
     if long_flag and (of_command or not is_a_setting):
         follows = f" {value}" if value and {**_FLAGS, **also}[long_flag] else ""
         why = "takes no value" if flag == long_flag else "unknown flag"
@@ -229,7 +229,7 @@ def _unknown_flag(
 
 
 def _near_flag(flag: str, known: Mapping[str, int]) -> str | None:
-    return closest(flag, [each for each in known if each.startswith("--")])
+    return suggest_match(flag, [each for each in known if each.startswith("--")])
 
 
 _FLAG = "--config-dir"
@@ -266,7 +266,7 @@ def _check_path(path: Path, place: Path, groups: Sequence[str]) -> Problem | Non
         why = "has no effect. Options are in a folder with the name of their group"
         return Problem(str(path), "", why, _move(place, f"experiment/{place}"), "wrong_file")
     if place.parts[0] not in groups:
-        near = closest(place.parts[0], groups) or "experiment"
+        near = suggest_match(place.parts[0], groups) or "experiment"
         why = f"{place.parts[0]} is not a group. Groups: {', '.join(groups)}"
         return Problem(str(path), "", why, _move(place.parts[0], near), "wrong_file")
     if (conf_folder() / place).exists():  # Hydra uses the first on its search path
@@ -330,7 +330,7 @@ def check_options(
             file = next((f for f in chosen if _find_line(setting, f)), chosen[0])
             why = f"is not an option of {group} with these keys. Options: {', '.join(fits)}"
             usual = choices[group] if group in LABELS else fits[0]
-            fix = Fix(remark=f"write option: {closest(option, fits) or usual}")
+            fix = Fix(remark=f"write option: {suggest_match(option, fits) or usual}")
             where = f"{file}:{_line_of('option', file)}"
             problems.append(Problem(where, option, why, fix, "unknown_option"))
     return problems
@@ -359,7 +359,7 @@ def _absent_option(group: str, option: str, catalogue: Catalogue) -> Problem:
         return explain_in_file(group, files, option)
     options = catalogue.options.get(group, {})
     why = f"{option} is not an option of {group}. Options: {', '.join(options)}"
-    near = closest(option, options)
+    near = suggest_match(option, options)
     fix = Fix(remark=f"write {group}: {near}") if near else CORRECT_FILE
     entry = rf"{group}\s*:\s*{option}\b"
     where = next((f"{f}:{n}" for f in files if (n := _find_line(entry, f))), "")
@@ -391,9 +391,9 @@ def _explain_key(key: str, error: BaseException, catalogue: Catalogue) -> tuple[
         return said, Fix(remark=f"write {near}") if near else CORRECT_FILE
     match = re.search(r"'([^']*)'", said)
     value = {"True": True, "False": False}.get(match[1], match[1]) if match else None
-    if value is None or admits(field, value):
+    if value is None or is_valid_value(field, value):
         return said, Fix(remark=f"write another {key}")
-    meant = probably_meant(field, value)
+    meant = suggest_value(field, value)
     quoted = f'"{meant}"' if meant in ("on", "off") else meant
     fix = Fix(remark=f"write {key.rpartition('.')[2]}: {quoted}")
     return f"must be {field.words()}. {said}", fix
@@ -421,7 +421,7 @@ def _check_source(number: int, source: dict[str, Any]) -> Iterator[Problem]:
     option = source.get("option")
     if option not in MIXED:
         ending = option_for(str(source.get("path", "")))
-        meant = closest(str(option), MIXED) or (ending if ending in MIXED else "jsonl")
+        meant = suggest_match(str(option), MIXED) or (ending if ending in MIXED else "jsonl")
         why = f"must be one of {', '.join(MIXED)}"
         yield _of_source(number, "option", option, why, str(meant))
         return
@@ -436,14 +436,14 @@ def _check_source(number: int, source: dict[str, Any]) -> Iterator[Problem]:
             yield _of_source(number, key, value, "is shared by all sources", fix)
             continue
         if key not in fields:
-            fix = Fix(remark=f"write {closest(key, fields) or ', '.join({*fields} - SHARED)}")
+            fix = Fix(remark=f"write {suggest_match(key, fields) or ', '.join({*fields} - SHARED)}")
             yield _of_source(number, key, value, f"unknown key of {option}", fix)
             continue
         known = fields[key]
         is_text = isinstance(value, str) and known.kind in (bool, int, float)
-        if is_text or not admits(known, value):
+        if is_text or not is_valid_value(known, value):
             why = f"must be {known.words()}"
-            yield _of_source(number, key, value, why, probably_meant(known, value))
+            yield _of_source(number, key, value, why, suggest_value(known, value))
         elif known.limit and value is not None and not known.limit.admits(value):
             why = f"must be {known.limit.describe(value)}"
             yield _of_source(number, key, value, why, format_value(known.default or 1))

@@ -15,7 +15,7 @@ from omegaconf import BooleanNode, EnumNode, FloatNode, IntegerNode, ListConfig,
 from omegaconf.errors import OmegaConfBaseException
 
 from eke.common.paths import conf_folder
-from eke.common.text import closest as closest
+from eke.common.text import suggest_match as suggest_match
 from eke.common.text import format_value
 from eke.config.schema import VARIANTS, Config, Limit
 
@@ -73,7 +73,7 @@ class Field:
 
     @property
     def optional(self) -> bool:
-        """Whether null is a valid value."""
+        """True if null is a valid value."""
         return NoneType in get_args(self.annotation)
 
     @property
@@ -220,7 +220,7 @@ def title(group: str) -> str:
     return f"{group}: {GROUPS[group][0] if group in GROUPS else group}"
 
 
-def about_options(group: str, catalogue: Catalogue) -> dict[str, str]:
+def option_summaries(group: str, catalogue: Catalogue) -> dict[str, str]:
     """Return option -> its description, without the name: `optimizer=adamw -- description`."""
     heads = {option: headline(file) for option, file in catalogue.options.get(group, {}).items()}
     return {option: head.partition(" -- ")[2] or head for option, head in heads.items()}
@@ -234,7 +234,7 @@ def headline(file: Path) -> str:
     return ""
 
 
-def swept(overrides: list[list[str]]) -> list[str]:
+def merge_swept_values(overrides: list[list[str]]) -> list[str]:
     """Merge overrides to a sweep: `data=hub data.name=imdb,squad`. Empty if keys differ."""
     keys = {(*words[:-1], words[-1].partition("=")[0]) for words in overrides if words}
     if len(keys) != 1 or not all(overrides):
@@ -277,7 +277,7 @@ def is_interpolation(value: Any) -> bool:
     return isinstance(value, str) and "${" in value
 
 
-def admits(field: Field, value: Any) -> bool:
+def is_valid_value(field: Field, value: Any) -> bool:
     """Return whether a value is valid for this key after OmegaConf's conversion."""
     if field.kind is dict or value == "???":  # OmegaConf's sign of a missing value
         return isinstance(value, dict)
@@ -300,20 +300,20 @@ def default_text(field: Field, key: str = "") -> str:
     return str(default.name) if isinstance(default, Enum) else format_value(default)
 
 
-def probably_meant(field: Field, value: Any) -> str:
+def suggest_value(field: Field, value: Any) -> str:
     """Return the nearest valid value as command-line text, or the default."""
     near: str | None = None
     if get_origin(field.kind) is list:
         near = f"[{value}]" if isinstance(value, str) else None
     elif issubclass(field.kind, Enum):
         members = list(field.kind.__members__)
-        near = closest(str(value), members)
+        near = suggest_match(str(value), members)
         if isinstance(value, bool):  # a switch of several states
             wanted = ("on", *(m for m in members if m != "off")) if value else ("off",)
             near = next((member for member in wanted if member in members), None)
     elif field.kind is bool:
         words = {"true": "true", "false": "false", "enabled": "true", "disabled": "false"}
-        near = words.get(closest(str(value), words) or "")
+        near = words.get(suggest_match(str(value), words) or "")
     elif field.kind in (int, float) and not isinstance(value, bool):
         near = _leading_number(field.kind, str(value))
         if near and field.limit and not field.limit.admits(float(near)):

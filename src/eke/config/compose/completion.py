@@ -16,7 +16,7 @@ from eke.config.compose.catalogue import (
     FIXED_FIELDS,
     Catalogue,
     class_fields,
-    closest,
+    suggest_match,
     make_catalogue,
 )
 from eke.config.compose.compose_cache import PRESETS
@@ -129,7 +129,7 @@ def answer_shell(request: Sequence[str], commands: Sequence[str] = ()) -> str:
         why, fix = "must be install=SHELL or query=SHELL", Fix(remark="-sc install=bash")
         raise ConfigError(Problem("-sc", " ".join(request), why, fix, "wrong_argument"))
     if shell not in _SHELLS:
-        fix = Fix(remark=f"-sc {action}={closest(shell, _SHELLS) or 'bash'}")
+        fix = Fix(remark=f"-sc {action}={suggest_match(shell, _SHELLS) or 'bash'}")
         why = f"supported shells: {', '.join(_SHELLS)}"
         raise ConfigError(Problem("-sc", request[0], why, fix, "wrong_argument"))
     if action == "install":

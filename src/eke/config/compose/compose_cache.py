@@ -25,7 +25,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from eke.common.errors import ConfigError, of_system
+from eke.common.errors import ConfigError, format_os_error
 from eke.common.paths import conf_folder
 from eke.common.text import quoted
 from eke.config.compose.catalogue import Catalogue, make_catalogue
@@ -40,7 +40,7 @@ _SCHEMA = re.compile(r"/schema/\w+/\w+@_here_")
 _OPTION = re.compile(r"(?:/(?P<group>\w+)/)?(?P<option>[\w.-]+)(?P<here>@_here_)?")
 
 
-def stands_alone(group: str, option: str, catalogue: Catalogue) -> bool:
+def is_self_contained(group: str, option: str, catalogue: Catalogue) -> bool:
     """Return whether an option only writes into its own section. False if uncertain."""
     file = catalogue.options.get(group, {}).get(option)
     if file is None:
@@ -64,7 +64,7 @@ def _is_alone(entry: Any, group: str, is_preset: bool, catalogue: Catalogue) -> 
     match = _OPTION.fullmatch(str(entry))
     if not match or (match["group"] and not match["here"] and not is_preset):
         return False  # `/model/tiny` without `@_here_` is placed below the section
-    return stands_alone(match["group"] or group, match["option"], catalogue)
+    return is_self_contained(match["group"] or group, match["option"], catalogue)
 
 
 def set_by_preset(group: str, option: str, catalogue: Catalogue) -> Iterator[str]:
@@ -96,7 +96,7 @@ MAX_KEPT = 256
 
 
 @dataclass(frozen=True)
-class Tree:
+class ComposedTree:
     """Composed configuration without schema types and without Hydra's section."""
 
     config: DictConfig
@@ -115,7 +115,7 @@ def hydra_state() -> Iterator[None]:
     try:
         os.getcwd()
     except OSError as error:
-        raise ConfigError(of_system(error)) from error
+        raise ConfigError(format_os_error(error)) from error
     register()
     before = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
@@ -126,7 +126,7 @@ def hydra_state() -> Iterator[None]:
         GlobalHydra.instance().hydra = before
 
 
-class NotSet(Exception):
+class RejectedValues(Exception):
     """Values that the tree rejects, with OmegaConf's errors."""
 
     def __init__(self, errors: Mapping[str, Exception], choices: Mapping[str, str]) -> None:
@@ -147,18 +147,18 @@ class _Kept:
     """Group -> option, from the other overrides."""
 
 
-class Trees:
+class ComposeCache:
     """Composes similar trees and reuses their common parts."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
         self._kept: dict[tuple[str, ...], _Kept] = {}
         self._sections = catalogue.sections.keys() - PRESETS
-        self._stands_alone = cache(partial(stands_alone, catalogue=catalogue))
+        self._stands_alone = cache(partial(is_self_contained, catalogue=catalogue))
         self.num_composed = 0
         """Number of entire trees composed by Hydra."""
 
-    def tree(self, overrides: Sequence[str]) -> Tree:
+    def tree(self, overrides: Sequence[str]) -> ComposedTree:
         """Compose a tree inside `hydra_state`. NotSet for values that the options reject."""
         options = tuple(filter(self.chooses, overrides))
         kept = self._kept.pop(options, None) or self._joined(options) or self._composed(options)
@@ -175,8 +175,8 @@ class Trees:
             except (OmegaConfBaseException, ValueError) as error:
                 errors[text] = error
         if errors:
-            raise NotSet(errors, kept.choices)
-        return Tree(config, kept.choices)
+            raise RejectedValues(errors, kept.choices)
+        return ComposedTree(config, kept.choices)
 
     def chooses(self, text: str) -> bool:
         """Return whether composition depends on this override: an option or setting of Hydra."""
@@ -184,11 +184,11 @@ class Trees:
         return key in self.catalogue.options or key.startswith("hydra")
 
     def _parsed(self, text: str) -> Override:
-        return parse(as_hydra_takes_it(text, self.catalogue))
+        return parse(to_hydra_override(text, self.catalogue))
 
     def _composed(self, options: tuple[str, ...]) -> _Kept:
         self.num_composed += 1
-        texts = [as_hydra_takes_it(text, self.catalogue) for text in options]
+        texts = [to_hydra_override(text, self.catalogue) for text in options]
         if folder := self.catalogue.own_folder:
             texts.append(f"hydra.searchpath=[{quoted(str(folder))}]")
         tree = hydra_compose("config", texts, return_hydra_config=True)
@@ -245,17 +245,17 @@ class Trees:
         return free and not self.catalogue.own_folder and all(starmap(self._stands_alone, missing))
 
 
-def make_trees(catalogue: Catalogue) -> Trees:
-    """Return `Trees` for one composition. Only user files may change before the next one."""
-    return Trees(catalogue) if catalogue.own_folder else _own_trees(conf_folder())
+def make_trees(catalogue: Catalogue) -> ComposeCache:
+    """Return `ComposeCache` for one composition. Only user files may change before the next one."""
+    return ComposeCache(catalogue) if catalogue.own_folder else _own_trees(conf_folder())
 
 
 @lru_cache(maxsize=1)
-def _own_trees(_conf: Path) -> Trees:
-    return Trees(make_catalogue())
+def _own_trees(_conf: Path) -> ComposeCache:
+    return ComposeCache(make_catalogue())
 
 
-def as_hydra_takes_it(text: str, catalogue: Catalogue) -> str:
+def to_hydra_override(text: str, catalogue: Catalogue) -> str:
     """Convert an override to a form that Hydra accepts, e.g. `++precision=bf16`."""
     key, equals, value = text.lstrip("+").partition("=")
     mapping = key in catalogue.keys and catalogue.keys[key].kind is dict

@@ -26,7 +26,7 @@ from eke.config.compose.arguments import (
 )
 from eke.config.compose.catalogue import (
     Catalogue,
-    admits,
+    is_valid_value,
     class_fields,
     default_text,
     hydra_reason,
@@ -36,16 +36,16 @@ from eke.config.compose.catalogue import (
 )
 from eke.config.compose.compose_cache import (
     PRESETS,
-    NotSet,
-    Tree,
-    Trees,
+    RejectedValues,
+    ComposedTree,
+    ComposeCache,
     hydra_state,
     make_trees,
     set_by_preset,
 )
 from eke.config.compose.hydra_settings import explain_in_file, is_hydras, is_launching
 from eke.config.compose.overrides import find_problems, last_wins, parse, suggest_fix
-from eke.config.compose.suggest import as_evaluation, completed, likeliest, option_for
+from eke.config.compose.suggest import as_evaluation, suggest_value_for_key, suggest_option, option_for
 from eke.config.schema import VARIANTS, Config, PretrainedModel, Sweep, resolve_attention
 
 
@@ -72,7 +72,7 @@ class Composed:
         """Groups and keys set by overrides, experiment, sweep or recipe."""
         presets = [(name, self.choices.get(name, "none")) for name in ("sweep", "recipe")]
         paths = {path for preset in presets for path in set_by_preset(*preset, self.catalogue)}
-        return claims(self) | paths
+        return user_set_keys(self) | paths
 
 
 def compose(
@@ -109,7 +109,7 @@ def open_catalogue(config_dir: Path | None) -> Catalogue:
     return make_catalogue(config_dir)
 
 
-def _checked(typed: Sequence[str], trees: Trees, in_sweep: bool) -> list[str]:
+def _checked(typed: Sequence[str], trees: ComposeCache, in_sweep: bool) -> list[str]:
     """Return the overrides to compose. ConfigError has the errors of all overrides."""
     catalogue = trees.catalogue
     spaced, joined = _spaced(list(typed), catalogue)
@@ -181,17 +181,17 @@ def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]
     return [dataclasses.replace(problem, fix=command) for problem in problems]
 
 
-def compose_tree(good: Sequence[str], trees: Trees) -> Tree:
+def compose_tree(good: Sequence[str], trees: ComposeCache) -> ComposedTree:
     """Compose one tree without schema types inside `hydra_state`. Values may be missing."""
     try:
         return trees.tree(good)
-    except NotSet as error:
+    except RejectedValues as error:
         raise ConfigError(_explain(error, good, trees)) from error
     except Exception as error:  # in a file
         raise ConfigError(explain_file(error, trees.catalogue)) from error
 
 
-def _composed(good: Sequence[str], typed: tuple[str, ...], trees: Trees) -> Composed:
+def _composed(good: Sequence[str], typed: tuple[str, ...], trees: ComposeCache) -> Composed:
     """Compose to schema classes, without sweep settings. ConfigError for invalid values."""
     tree, catalogue = compose_tree(good, trees), trees.catalogue
     problems = _unresolved(tree.config, good, catalogue)
@@ -211,7 +211,7 @@ def _composed(good: Sequence[str], typed: tuple[str, ...], trees: Trees) -> Comp
             for key in sorted(OmegaConf.missing_keys(tree.config)):
                 section = key.partition(".")[0]
                 why = f"{section}={tree.config[section].option} needs a value"
-                fix = Fix(completed(key, catalogue) or key)
+                fix = Fix(suggest_value_for_key(key, catalogue) or key)
                 problems.append(Problem(key, "", why, fix, "missing_value"))
         problems = problems or [explain_file(error, catalogue)]
         raise ConfigError(problems) from error
@@ -251,17 +251,17 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
             is_section = str(parsed.value()).strip("${} ") in catalogue.sections
             plain = OmegaConf.is_config(found) and not is_section
             value = OmegaConf.to_container(found) if plain else found
-            if value is not None and not admits(field, value):
+            if value is not None and not is_valid_value(field, value):
                 why = f"must be {field.words()}, not {shown(str(found))}"
         except OmegaConfBaseException as error:
             why = f"must be {field.words()}. {hydra_reason(error)}"
         if why:
-            fix, raw = Fix(completed(key, catalogue) or key), text.partition("=")[2]
+            fix, raw = Fix(suggest_value_for_key(key, catalogue) or key), text.partition("=")[2]
             problems.append(Problem(key, shown(raw), why, fix, "interpolation"))
     return problems
 
 
-def _explain(error: NotSet, good: Sequence[str], trees: Trees) -> list[Problem]:
+def _explain(error: RejectedValues, good: Sequence[str], trees: ComposeCache) -> list[Problem]:
     """Return problems of values that are valid, but rejected by the options."""
     catalogue, problems = trees.catalogue, []
     for text, refused in error.errors.items():
@@ -294,7 +294,7 @@ def _elsewhere(text: str, option: str, good: Sequence[str], catalogue: Catalogue
     elif name == "eval_path":
         fix = Fix(*as_evaluation(value))
     else:
-        wanted = likeliest(section, option, others, catalogue)
+        wanted = suggest_option(section, option, others, catalogue)
         if "jsonl" in others:
             typed = (each.partition("=")[2] for each in good if each.startswith("data.path="))
             wanted = option_for(next(typed, ".jsonl")) or wanted
@@ -302,7 +302,7 @@ def _elsewhere(text: str, option: str, good: Sequence[str], catalogue: Catalogue
     return Problem(key, shown(value), why, fix, "other_options_key")
 
 
-def _deeper(good: Sequence[str], problems: list[Problem], trees: Trees) -> list[Problem]:
+def _deeper(good: Sequence[str], problems: list[Problem], trees: ComposeCache) -> list[Problem]:
     """Return further problems of the valid overrides, except in sections with a problem."""
     words = [word.partition("=")[0] for problem in problems for word in problem.fix.words]
     wrong = {problem.key for problem in problems}
@@ -325,7 +325,7 @@ Progress = Callable[[int, int], None]
 
 
 def compose_cells(
-    cells: Sequence[tuple[str, ...]], trees: Trees, progress: Progress | None = None
+    cells: Sequence[tuple[str, ...]], trees: ComposeCache, progress: Progress | None = None
 ) -> list[Composed]:
     """Compose each run of a sweep in order. ConfigError has shared errors once."""
     done: list[Composed] = []
@@ -353,7 +353,7 @@ def problems_by_cell(found: Counter[Problem], total: int) -> list[Problem]:
     ]
 
 
-def claims(composed: Composed) -> frozenset[str]:
+def user_set_keys(composed: Composed) -> frozenset[str]:
     """Return the groups and keys set by overrides or by the experiment."""
     # Only rows of a named sweep, which precedes the recipe, are overrides.
     typed = {text.lstrip("+~").partition("=")[0] for text in composed.overrides}
@@ -370,6 +370,6 @@ def is_set(composed: Composed, key: str) -> bool:
 
 
 def compose_with(composed: Composed, choices: Sequence[str]) -> Composed:
-    """Compose again with choices in place of the recipe's. `claims` must not contain them."""
+    """Compose again with choices in place of the recipe's. `user_set_keys` must not contain them."""
     typed = [text for text in composed.overrides if not text.startswith("recipe=")]
     return compose([*typed, "recipe=none", *choices], composed.config_dir, in_sweep=True)

@@ -10,9 +10,9 @@ from eke.common.paths import program
 from eke.config.compose.catalogue import (
     GROUPS,
     Catalogue,
-    about_options,
+    option_summaries,
     class_fields,
-    closest,
+    suggest_match,
     make_catalogue,
     title,
 )
@@ -100,7 +100,7 @@ def _topic_page(topic: str, catalogue: Catalogue) -> str:
     names = [*catalogue.options, *(s for s in catalogue.sections if s not in catalogue.options)]
     section = topic.partition(".")[0] if topic in catalogue.keys else topic
     if section not in names:
-        near = closest(section, names) or nearest_key(topic, catalogue) or names[0]
+        near = suggest_match(section, names) or nearest_key(topic, catalogue) or names[0]
         why = f"is not a group. Groups: {', '.join(names)}"
         pages = [near] if near.partition(".")[0] in names else []  # `seed` is in no section
         raise ConfigError(Problem("--help", topic, why, Fix("--help", *pages), "unknown_group"))
@@ -118,7 +118,7 @@ def _option_rows(group: str, catalogue: Catalogue) -> str:
     names = _ordered(group, catalogue)
     default = catalogue.defaults.get(group)
     width = max(map(len, names)) + 4
-    about = about_options(group, catalogue)
+    about = option_summaries(group, catalogue)
     rows = [_wrapped(f"  {name:<{width - 2}}", about[name]) for name in names]
     return "\n".join([f"options (default: {default})" if default else "options", *rows])
 

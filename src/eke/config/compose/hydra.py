@@ -20,8 +20,8 @@ from eke.common.paths import conf_folder
 from eke.common.plugins import LAUNCHERS, has_plugin, plugin_names
 from eke.common.text import first_line
 from eke.config.compose.arguments import FLAG_VALUES, LONG, Arguments
-from eke.config.compose.catalogue import Catalogue, closest, make_catalogue, shown
-from eke.config.compose.compose_cache import as_hydra_takes_it, hydra_base, hydra_state
+from eke.config.compose.catalogue import Catalogue, suggest_match, make_catalogue, shown
+from eke.config.compose.compose_cache import to_hydra_override, hydra_base, hydra_state
 from eke.config.compose.composer import open_catalogue
 from eke.config.compose.hydra_settings import LAUNCHING
 from eke.config.compose.overrides import find_problems
@@ -38,7 +38,7 @@ _REFUSED = {
 """Flag -> its effect, and the replacement in eke."""
 
 
-def check_question(arguments: Arguments) -> None:
+def check_info_flag(arguments: Arguments) -> None:
     """Raise ConfigError unless there is one information flag with a valid value."""
     # Hydra would print a traceback or its usage, or change the run.
     pairs = _pairs(arguments.hydra_flags)
@@ -67,7 +67,7 @@ def _wrong_flags(pairs: Sequence[tuple[str, str]]) -> Iterator[Problem]:
             fix = Fix(flag, "optimizer")
             yield Problem(flag, "", "needs a part of the configuration", fix, "missing_value")
         elif value not in known and (value or flag != "--info"):
-            fix = Fix(flag, closest(value, known) or known[0], *([value] if "=" in value else []))
+            fix = Fix(flag, suggest_match(value, known) or known[0], *([value] if "=" in value else []))
             yield Problem(flag, shown(value), f"can be {', '.join(known)}", fix, "wrong_argument")
 
 
@@ -88,7 +88,7 @@ def _wrong_together(pairs: list[tuple[str, str]], arguments: Arguments) -> Itera
 
 
 def run_hydra_flags(arguments: Arguments) -> str:
-    """Return Hydra's output for flags that passed `check_question`. ConfigError if it fails."""
+    """Return Hydra's output for flags that passed `check_info_flag`. ConfigError if it fails."""
     # A bare --info would consume the first override.
     pairs = [(f, v or "all") if f == "--info" else (f, v) for f, v in _pairs(arguments.hydra_flags)]
     flags = [word for pair in pairs for word in pair if word]
@@ -118,7 +118,7 @@ def _run_hydra(
     folder = ["--config-dir", str(catalogue.own_folder)] if catalogue.own_folder else []
     main = hydra.main(config_path=str(conf_folder()), config_name="config", **hydra_base())
     before = sys.argv
-    taken = (as_hydra_takes_it(text, catalogue) for text in overrides)
+    taken = (to_hydra_override(text, catalogue) for text in overrides)
     sys.argv = [before[0], *flags, *folder, *taken]
     try:
         main(task)()
@@ -244,5 +244,5 @@ def _not_installed(group: str, option: str, known: Sequence[str]) -> Problem:
     own = plugin_names(LAUNCHERS) if group == "hydra/launcher" else [SWEEPER]
     options = [*own, *known, *PLUGINS[group]]
     why = f"unknown option. Options: {', '.join(dict.fromkeys(options))}"
-    fix = Fix(f"{group}={closest(option, options) or own[0]}")
+    fix = Fix(f"{group}={suggest_match(option, options) or own[0]}")
     return Problem(group, shown(option), why, fix, "unknown_option")

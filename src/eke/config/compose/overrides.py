@@ -16,13 +16,13 @@ from eke.config.compose.catalogue import (
     FIXED_FIELDS,
     Catalogue,
     Field,
-    admits,
-    closest,
+    is_valid_value,
+    suggest_match,
     default_text,
     is_interpolation,
-    probably_meant,
+    suggest_value,
     shown,
-    swept,
+    merge_swept_values,
 )
 from eke.config.compose.hydra_settings import (
     MAX_CHECKED,
@@ -33,11 +33,11 @@ from eke.config.compose.hydra_settings import (
 )
 from eke.config.compose.suggest import (
     NUMBER_KEYS,
-    completed,
+    suggest_value_for_key,
     is_checkpoint,
     nearest_key,
-    nothing_near,
-    of_elsewhere,
+    list_known_keys,
+    suggest_for_path,
     shares_numbers,
 )
 from eke.config.foreign_names import find_retired
@@ -113,7 +113,7 @@ def _check_shape(text: str, catalogue: Catalogue) -> Problem | None:
     if not equals and not text.startswith("~"):
         return _no_equals(text, catalogue)
     if not key.strip("+~ \t\n"):
-        found = completed(value.strip(), catalogue)
+        found = suggest_value_for_key(value.strip(), catalogue)
         fix = Fix(found) if found else Fix()
         return Problem(shown(text), "", "no key before the equals sign", fix, "missing_key")
     if value.startswith("="):
@@ -135,7 +135,7 @@ def _no_equals(text: str, catalogue: Catalogue) -> Problem:
         fix, why = _all_fixes(row.overrides("true"), catalogue), row.why("true")
     else:
         near = nearest_key(name, catalogue) or ""
-        found = completed(name, catalogue) or completed(near, catalogue)
+        found = suggest_value_for_key(name, catalogue) or suggest_value_for_key(near, catalogue)
         fix = Fix(found) if found else Fix()
     return Problem(shown(text), "", why, fix, "missing_equals")
 
@@ -153,7 +153,7 @@ def _unparsable(text: str, catalogue: Catalogue) -> Problem:
         begun = value[:1] in ("'", '"') and value.count(value[0]) == 1
         fix = Fix(override(plain, value[1:] if begun else value))
         return Problem(key, shown(value), why, fix, "needs_quotes")
-    if "/" in value and (found := of_elsewhere(plain, value)):
+    if "/" in value and (found := suggest_for_path(plain, value)):
         why = f"not an option of {plain}. Set {found[-1].partition('=')[0]}"
         return Problem(key, shown(value), why, _all_fixes(found, catalogue), "unknown_option")
     bare = re.sub(r"[\[\](){}\"'$\\]", "", value).strip(", ")
@@ -163,7 +163,7 @@ def _unparsable(text: str, catalogue: Catalogue) -> Problem:
         bare = f"[{bare}]"
     fix = suggest_fix(f"{plain}={bare}", catalogue) if bare != value and bare.isascii() else Fix()
     if field and not fix:
-        fix = Fix(f"{plain}={probably_meant(field, value)}")
+        fix = Fix(f"{plain}={suggest_value(field, value)}")
     return Problem(key, shown(value), why, fix, "unparsable")
 
 
@@ -224,13 +224,13 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
         fix = suggest_fix(f"{group}={option}", catalogue)
         why = f"options of {group} are set by {group}=OPTION"
         return Problem(key, shown(raw), why, fix, "option_as_key")
-    if raw.lower() == "true" and (chosen := completed(key, catalogue)):
+    if raw.lower() == "true" and (chosen := suggest_value_for_key(key, catalogue)):
         return Problem(key, shown(raw), "is an option, not a key", Fix(chosen), "option_as_key")
     found, own = nearest_key(key, catalogue), ""
     if re.search(r"_target_|class|loss|metric|callback", key) or re.search(r"\w[.:][A-Z]", raw):
         own = ". eke does not load classes from overrides (docs/how-to/use.md)"
     if not found:
-        why = nothing_near(key, catalogue) + own
+        why = list_known_keys(key, catalogue) + own
         return Problem(shown(key), shown(raw), why, id="unknown_key")
     why = f"unknown key. Did you mean {found}?"
     wrong = _next_problems(f"{found}={raw}", catalogue) if raw else []
@@ -239,7 +239,7 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
         why = f"unknown key. Keys of {section}: {', '.join(catalogue.names(section))}"
         return Problem(shown(key), shown(raw), why + own, id="unknown_key")
     why += f" {wrong[0].value}: {wrong[0].why}" if wrong and found in catalogue.keys else ""
-    usual = Fix(completed(found, catalogue) or found)
+    usual = Fix(suggest_value_for_key(found, catalogue) or found)
     fix = suggest_fix(f"{found}={raw}", catalogue) if raw else usual
     return Problem(shown(key), shown(raw), why, fix, "unknown_key")
 
@@ -249,7 +249,7 @@ def _check_sweep(parsed: Override, catalogue: Catalogue, multirun: bool) -> list
     key, raw = parsed.key_or_group, _raw(parsed)
     why = why_unlisted(parsed, catalogue)
     if why or key.startswith("sweep."):
-        right = completed(key, catalogue) or f"{key}={quoted(raw)}"
+        right = suggest_value_for_key(key, catalogue) or f"{key}={quoted(raw)}"
         if raw.startswith(("{", "[")):  # sweep.product={seed:range(0,3)}
             right = re.sub(r"\w+\([^()]*\)", r"'\g<0>'", f"{key}={raw}")
         why = why or "applies to the entire sweep and takes one value"
@@ -264,7 +264,7 @@ def _check_sweep(parsed: Override, catalogue: Catalogue, multirun: bool) -> list
     if multirun:
         return wrong
     fixed = [list(ps[0].fix.words) if ps else [f"{key}={value}"] for value, ps in found]
-    typed = swept(fixed) if wrong else [f"{key}={raw}"]
+    typed = merge_swept_values(fixed) if wrong else [f"{key}={raw}"]
     why = "several values need -m"
     if key in catalogue.keys and catalogue.keys[key].kind is str:
         why += f". Quote one text with commas: {Fix(override(key, raw))}"
@@ -305,12 +305,12 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
     if isinstance(value, int | float) and (key := NUMBER_KEYS.get(group)):
         why, fix = f"{why}. Did you mean {key}?", suggest_fix(f"{key}={raw}", catalogue)
         return Problem(group, shown(raw), why, fix, "unknown_option")
-    near = closest(text, options)
+    near = suggest_match(text, options)
     # Option names of these groups contain sizes.
     if near and group in ("model", "hardware") and not shares_numbers(group, text, near):
         near = None
     is_name = near is None or (group == "model" and is_checkpoint(text, near))
-    if is_name and (found := of_elsewhere(group, text)):
+    if is_name and (found := suggest_for_path(group, text)):
         why += f". Set {found[-1].partition('=')[0]}"
         why += f" ({near} has random weights)" if near else ""
         fix = _all_fixes(found, catalogue)
@@ -332,7 +332,7 @@ def _section(section: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
         return Problem(section, shown(raw), why, _all_fixes(items, catalogue), "section_value")
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     key = NUMBER_KEYS.get(section) if is_number else {"paths": "paths.runs"}.get(section)
-    usual = Fix(completed(section, catalogue) or section)
+    usual = Fix(suggest_value_for_key(section, catalogue) or section)
     fix = suggest_fix(f"{key}={raw}", catalogue) if key and raw else usual
     return Problem(section, shown(raw) or "(nothing)", why, fix, "section_value")
 
@@ -348,15 +348,15 @@ def _check_value(key: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
     if misread := _misread(field, value, raw):
         why = f"would be read as {shown(str(value))}. Quote the text"
         return Problem(key, shown(raw), why, Fix(override(key, misread)), "needs_quotes")
-    if is_interpolation(value) or admits(field, value):
+    if is_interpolation(value) or is_valid_value(field, value):
         return None
-    if isinstance(value, list) and value and all(admits(field, item) for item in value):
+    if isinstance(value, list) and value and all(is_valid_value(field, item) for item in value):
         several = ",".join(override("", item)[1:] for item in value)
         fix = suggest_fix(f"{key}={several}", catalogue)
     elif isinstance(value, dict | list):
         fix = Fix(f"{key}={default_text(field, key)}")
     else:
-        fix = Fix(f"{key}={probably_meant(field, value)}")
+        fix = Fix(f"{key}={suggest_value(field, value)}")
     return Problem(key, shown(raw), f"must be {field.words()}", fix, "wrong_type")
 
 

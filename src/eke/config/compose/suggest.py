@@ -7,12 +7,12 @@ from itertools import islice
 from pathlib import Path
 
 from eke.common.paths import program, user_path
-from eke.common.text import normal, override
+from eke.common.text import normalize_name, override
 from eke.config.compose.catalogue import (
     FIXED_FIELDS,
     Catalogue,
     class_fields,
-    closest,
+    suggest_match,
     default_text,
 )
 from eke.config.schema import ENDINGS, VARIANTS
@@ -38,9 +38,9 @@ def nearest_key(key: str, catalogue: Catalogue) -> str | None:
     if _named_so(name, catalogue):
         return _by_name(name, catalogue)
     roots = [path for path in catalogue.keys if "." not in path]
-    if near := closest(name, [*catalogue.options, *catalogue.sections, *roots]):
+    if near := suggest_match(name, [*catalogue.options, *catalogue.sections, *roots]):
         return near
-    near = closest(name, [path.rpartition(".")[2] for path in _typable(catalogue)])
+    near = suggest_match(name, [path.rpartition(".")[2] for path in _typable(catalogue)])
     return _by_name(near, catalogue) if near else None
 
 
@@ -48,12 +48,12 @@ def _nearest_nested(section: str, name: str, catalogue: Catalogue) -> str | None
     """Correct the wrong part of `optimizer.momentm`, `optimizr.lr`, `trainer.steps`."""
     if section in catalogue.keys:
         return section
-    near_section = closest(section, catalogue.sections)
-    if near_section and (near := closest(name, catalogue.names(near_section))):
+    near_section = suggest_match(section, catalogue.sections)
+    if near_section and (near := suggest_match(name, catalogue.names(near_section))):
         return f"{near_section}.{near}"
     if section in catalogue.sections:
         return name if name in catalogue.options else _by_name(name, catalogue)
-    return _by_name(name, catalogue) or closest(f"{section}.{name}", _typable(catalogue))
+    return _by_name(name, catalogue) or suggest_match(f"{section}.{name}", _typable(catalogue))
 
 
 def _by_name(name: str, catalogue: Catalogue) -> str | None:
@@ -66,7 +66,7 @@ def _named_so(name: str, catalogue: Catalogue) -> list[str]:
     return [k for k in _typable(catalogue) if k.rpartition(".")[2] == name]
 
 
-def nothing_near(key: str, catalogue: Catalogue) -> str:
+def list_known_keys(key: str, catalogue: Catalogue) -> str:
     """Return a message for an unknown key without a near match, with the existing keys."""
     section, _, name = key.rpartition(".")
     if several := _named_so(name, catalogue):
@@ -76,7 +76,7 @@ def nothing_near(key: str, catalogue: Catalogue) -> str:
     return f"unknown key or group. List: {program()} --help"
 
 
-def likeliest(section: str, option: str, others: Sequence[str], catalogue: Catalogue) -> str:
+def suggest_option(section: str, option: str, others: Sequence[str], catalogue: Catalogue) -> str:
     """Return the likeliest option with a key: the default, a similar name or the simplest."""
 
     def rank(other: str) -> tuple[bool, bool, int, bool]:
@@ -91,7 +91,7 @@ def _typable(catalogue: Catalogue) -> list[str]:
     return [k for k in catalogue.keys if k.rpartition(".")[2] not in FIXED_FIELDS]
 
 
-def completed(name: str, catalogue: Catalogue) -> str | None:
+def suggest_value_for_key(name: str, catalogue: Catalogue) -> str | None:
     """Return the override for a name without a value, with its default or true for a switch."""
     if name in catalogue.options:
         return f"{name}={catalogue.defaults.get(name, next(iter(catalogue.options[name])))}"
@@ -99,7 +99,7 @@ def completed(name: str, catalogue: Catalogue) -> str | None:
         field = catalogue.keys[name]
         return f"{name}={'true' if field.kind is bool else default_text(field, name)}"
     if name in catalogue.sections:
-        return completed(f"{name}.{catalogue.names(name)[0]}", catalogue)
+        return suggest_value_for_key(f"{name}.{catalogue.names(name)[0]}", catalogue)
     return next(
         (f"{g}={name}" for g, options in catalogue.options.items() if name in options), None
     )
@@ -122,7 +122,7 @@ def option_for(typed: str) -> str:
     return "" if typed.lower().endswith(_UNREAD) else "text"
 
 
-def as_data(typed: str) -> tuple[str, ...]:
+def suggest_data_overrides(typed: str) -> tuple[str, ...]:
     """Return overrides that train on a file or folder, or on a hub data set of this name."""
     bare = typed.strip("\"'")
     if not _is_file(bare):
@@ -148,10 +148,10 @@ def _is_file(typed: str) -> bool:
     return "/" in typed and os.path.exists(user_path(typed.partition("/")[0]))
 
 
-def of_elsewhere(group: str, text: str) -> tuple[str, ...]:
+def suggest_for_path(group: str, text: str) -> tuple[str, ...]:
     """Return overrides for a checkpoint, file or data set given in place of an option."""
     if group == "data":
-        return as_data(text)
+        return suggest_data_overrides(text)
     bare = text.strip("\"'")
     named = re.search(r"[-\d]", bare) and re.fullmatch(r"[A-Za-z][\w.-]*", bare)
     is_name = named or re.search(r"[/\\]", bare) or os.path.exists(user_path(bare))
@@ -167,11 +167,11 @@ def is_checkpoint(typed: str, near: str) -> bool:
     if "-" not in typed:
         return False
     # gpt2-xl and t5-small are hub names of the same sizes. tiny-bert exists only in eke.
-    return normal(typed) != normal(near) or near.startswith(("gpt2_", "t5_"))
+    return normalize_name(typed) != normalize_name(near) or near.startswith(("gpt2_", "t5_"))
 
 
 def shares_numbers(group: str, typed: str, option: str) -> bool:
     """Return whether both names have the same numbers: qwen3_4b is no misspelt qwen3_8b."""
     number = r"\d+[a-z]*" if group == "hardware" else r"\d+"
-    numbers = re.findall(number, normal(option))
-    return set(re.findall(number, normal(typed))) <= set(numbers)
+    numbers = re.findall(number, normalize_name(option))
+    return set(re.findall(number, normalize_name(typed))) <= set(numbers)

@@ -38,7 +38,7 @@ from eke.config.schema.data import (
     TextColumns,
     Weighted,
 )
-from eke.config.schema.fields import Limit, Switch
+from eke.config.schema.fields import Limit, AutoBool
 from eke.config.schema.model import (
     AUTO_ATTENTION,
     Attention,
@@ -53,8 +53,8 @@ from eke.config.schema.model import (
 )
 from eke.config.schema.resources import (
     FSDP,
-    Exchange,
-    Horizon,
+    GradientSync,
+    OptimizeFor,
     PeerToPeer,
     Resources,
     Sweep,

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from eke.config.schema.fields import Key, OptionGroup, Switch, above, at_least, between
+from eke.config.schema.fields import Key, OptionGroup, AutoBool, above, at_least, between
 
 MAX_STEPS = 10**9
 """Maximum optimizer steps of a run. At 1 ms per step they take more than eleven days."""
@@ -121,7 +121,7 @@ class Data(OptionGroup):
 
     @property
     def is_stream(self) -> bool:
-        """Whether training reads its rows as a stream."""
+        """True if training reads its rows as a stream."""
         return isinstance(self, Rows) and self.streaming
 
 
@@ -206,7 +206,7 @@ class TextColumns:
     multi_label: a list of classes, or a list with 0 or 1 per class. In csv the list is JSON, or
     separated by commas or semicolons (empty: no class). regression: a number."""
     multi_hot: bool | None = field(default=None, metadata=Key.GROUP)
-    """Whether label lists have 0 or 1 per class. false: class numbers or names. null: detected."""
+    """True if label lists have 0 or 1 per class. false: class numbers or names. null: detected."""
     max_bad_frac: float = field(default=0.01, metadata=Key.GROUP | between(0, 1))
     """Maximum share of unusable rows, which are skipped. Examples: invalid JSON, wrong type."""
 
@@ -309,7 +309,7 @@ class Mix(Tokenized):
 
     @property
     def is_stream(self) -> bool:
-        """Whether training reads any source as a stream."""
+        """True if training reads any source as a stream."""
         return any(source.get("streaming") is True for source in self.sources)
 
 
@@ -406,7 +406,7 @@ class DataLoader(OptionGroup):
 
     workers: int = field(default=0, metadata=Key.ROUNDING | between(0, 256))
     """Number of loader processes. 0: the training process collates batches."""
-    pin_memory: Switch = field(default=Switch.auto, metadata=Key.ROUNDING)
+    pin_memory: AutoBool = field(default=AutoBool.auto, metadata=Key.ROUNDING)
     """Use page-locked host memory. auto: on for CUDA."""
     prefetch: int | None = field(default=None, metadata=Key.ROUNDING | at_least(1))
     """Batches that each loader process prepares ahead. null: 2 (PyTorch)."""

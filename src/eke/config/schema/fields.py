@@ -22,7 +22,7 @@ class Limit:
     low_open: bool = False
     high_open: bool = False
     null_is_off: bool = False
-    """Whether null turns the feature off. It is then suggested for 0 or less."""
+    """True if null turns the feature off. It is then suggested for 0 or less."""
 
     def admits(self, value: float) -> bool:
         """Return whether `value` is finite and inside the interval."""
@@ -107,7 +107,7 @@ class OptionGroup:
     """Selected option, set by the option file."""
 
 
-class Switch(Enum):
+class AutoBool(Enum):
     """Switch of a feature. auto: the plan decides."""
 
     auto = "auto"

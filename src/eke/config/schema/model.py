@@ -218,6 +218,6 @@ class Compile(OptionGroup):
 
     @property
     def replays_graphs(self) -> bool:
-        """Whether CUDA graphs are replayed on a GPU."""
+        """True if CUDA graphs are replayed on a GPU."""
         by_mode = self.option == "inductor" and self.mode in GRAPH_MODES
         return self.option == "cudagraphs" or by_mode

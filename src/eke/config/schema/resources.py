@@ -80,7 +80,7 @@ class PeerToPeer(Enum):
     off = "off"
 
 
-class Exchange(Enum):
+class GradientSync(Enum):
     """Micro-batches of an optimizer step after which gradients are synchronized."""
 
     auto = "auto"
@@ -115,7 +115,7 @@ class FSDP(Distributed):
 
     reshard_after_forward: bool = field(default=True, metadata=Key.ROUNDING)
     """Free gathered weights after a layer's forward pass. false: keep them until backward."""
-    exchange: Exchange = field(default=Exchange.auto, metadata=Key.ROUNDING)
+    exchange: GradientSync = field(default=GradientSync.auto, metadata=Key.ROUNDING)
     """Micro-batches after which gradients are synchronized. last: processes accumulate full
     gradients. every: processes accumulate shards. auto: by the size of the gradients."""
     replicas: int = field(default=1, metadata=Key.ROUNDING | at_least(1))
@@ -220,7 +220,7 @@ class Sweep:
 
     @property
     def is_auto(self) -> bool:
-        """Whether the results determine the number of repeats."""
+        """True if the results determine the number of repeats."""
         return self.repeats == "auto"
 
     @property
@@ -234,7 +234,7 @@ class Sweep:
         return self.max_repeats if self.is_auto else int(self.repeats)
 
 
-class Horizon(Enum):
+class OptimizeFor(Enum):
     """Training time for which a recipe optimizes."""
 
     steps = "steps"
@@ -245,7 +245,7 @@ class Horizon(Enum):
 class RecipeGoal:
     """Goal of adaptive recipes and `eke fit`."""
 
-    horizon: Horizon = Horizon.steps
+    horizon: OptimizeFor = OptimizeFor.steps
     """Time to minimise. steps: this run, with compilation. steady: steps after compilation."""
 
 

@@ -7,7 +7,7 @@ from eke.config.schema.fields import (
     Key,
     Limit,
     OptionGroup,
-    Switch,
+    AutoBool,
     above,
     at_least,
     below,
@@ -68,14 +68,14 @@ class Precision(OptionGroup):
     """Format of the forward pass. Float32 weights are autocast, bfloat16 weights are not."""
     weights: Weights = field(default=Weights.float32, metadata=Key.BOTH)
     """Format of weights and gradients. Some optimizers also use it for their state."""
-    master: Switch = field(default=Switch.auto, metadata=Key.BOTH)
+    master: AutoBool = field(default=AutoBool.auto, metadata=Key.BOTH)
     """Keep float32 copies of bfloat16 weights for the optimizer. auto: off."""
     casts: Casts = field(default=Casts.per_use, metadata=Key.BOTH)
     """Casts of float32 weights to 16 bits. per_use: in each forward pass, by autocast. per_step:
     once per optimizer step. Norms and the residual stream are then also 16 bits wide."""
     float8: Float8 = field(default=Float8.off, metadata=Key.BOTH)
     """Use float8 products in linear layers (torchao). The first and the last layer are excluded."""
-    tf32: Switch = field(default=Switch.auto, metadata=Key.ROUNDING)
+    tf32: AutoBool = field(default=AutoBool.auto, metadata=Key.ROUNDING)
     """Use TF32 for float32 matrix multiplications. auto: PyTorch's default, off."""
     evaluation: Evaluation = field(default=Evaluation.same, metadata=Key.ROUNDING)
     """Autocast format in evaluation. The format of the weights does not change."""

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_number, format_value, quoted
 from eke.config.compose.catalogue import Catalogue, shown
-from eke.config.compose.compose_cache import Trees, hydra_state
+from eke.config.compose.compose_cache import ComposeCache, hydra_state
 from eke.config.compose.composer import (
     Composed,
     Progress,
@@ -89,7 +89,7 @@ class Definition:
         return (*repeat, f"seed={number}") if has_seed else repeat
 
 
-def read_definition(typed: Sequence[str], trees: Trees) -> Definition:
+def read_definition(typed: Sequence[str], trees: ComposeCache) -> Definition:
     """Combine overrides and the named sweep, whose keys they replace. ConfigError: all errors."""
     catalogue = trees.catalogue
     about = [text for text in typed if _key(text).startswith("sweep.")]
@@ -111,7 +111,7 @@ def read_definition(typed: Sequence[str], trees: Trees) -> Definition:
 
 
 def _settings(
-    own: Sequence[str], about: Sequence[str], trees: Trees
+    own: Sequence[str], about: Sequence[str], trees: ComposeCache
 ) -> tuple[Sweep, list[Problem]]:
     """Return `sweep.*` of the file, updated by the overrides, and the problems."""
     named = [text for text in own if _key(text) == "sweep"]
@@ -256,7 +256,7 @@ def expand(
     The order is rounds, rows, zip, then the product in command-line order. The last key varies
     fastest. Equal runs are kept. Run identities detect them.
     """
-    trees = Trees(open_catalogue(config_dir))
+    trees = ComposeCache(open_catalogue(config_dir))
     overrides, _ = last_wins(overrides, trees.catalogue)
     definition = read_definition([t for t in overrides if not is_launching(t)], trees)
     settings = definition.settings
@@ -305,7 +305,7 @@ def _points(definition: Definition) -> list[tuple[Overrides, str]]:
     ]
 
 
-def _check_texts(cells: Sequence[tuple[str, ...]], trees: Trees) -> None:
+def _check_texts(cells: Sequence[tuple[str, ...]], trees: ComposeCache) -> None:
     """Raise ConfigError for invalid overrides, with each problem once for all its runs."""
     uses = Counter(text for cell in cells for text in set(cell))
     found: Counter[Problem] = Counter()

@@ -60,7 +60,7 @@ class ChatTemplate:
 
     @cached_property
     def is_marked(self) -> bool:
-        """Whether the template marks generated text."""
+        """True if the template marks generated text."""
         return bool(_GENERATION.search(self.source))
 
     @property
@@ -70,7 +70,7 @@ class ChatTemplate:
 
     @cached_property
     def parses_calls(self) -> bool:
-        """Whether arguments of a tool call may be an object. DeepSeek-R1's must be text."""
+        """True if arguments of a tool call may be an object. DeepSeek-R1's must be text."""
         texts, user = [], {"role": "user", "content": "?"}
         # R1's first version writes calls only if the content is null.
         for content, given in product(("", None), ({"k": 1}, '{"k": 1}')):

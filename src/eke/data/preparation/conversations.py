@@ -48,7 +48,7 @@ class Conversation:
     first_trained: int = 0
     """Number of the first message after the prompt."""
     flags: Sequence[bool | None] = ()
-    """Whether each message is trained, None without a flag in the row."""
+    """True if each message is trained, None without a flag in the row."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Variables for the template (`chat_template_kwargs`)."""
     identity: str = ""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.text import GIB, MIB, closest, first_line, format_value, override
+from eke.common.text import GIB, MIB, suggest_match, first_line, format_value, override
 from eke.data.preparation.labels import VECTORS, is_decimal, matched, naming, whole
 from eke.data.preparation.untrusted import limited_memory
 from eke.data.sources import HubSource, PrepareRequest, other_format, unreadable
@@ -68,7 +68,7 @@ class Columns:
     given: dict[str, None] = field(default_factory=dict)
     """Names that the data gives its class numbers, by number."""
     are_all: bool = False
-    """Whether `names` is complete, so that other text labels are rejected."""
+    """True if `names` is complete, so that other text labels are rejected."""
     largest: int = 0
     """Largest label out of range."""
     too_large: int = 0
@@ -218,7 +218,7 @@ class Columns:
 
     def _absent(self, key: str, column: str, there: list[str]) -> Problem:
         free = [name for name in there if name not in self.names_wanted]
-        near = closest(column, free) or (free[0] if len(free) == 1 else None)
+        near = suggest_match(column, free) or (free[0] if len(free) == 1 else None)
         why = f"no such column. Columns: {_listed(there)}"
         fix = Fix(override(key, near)) if near else Fix(f"{key}=COLUMN")
         if key == "data.text" and (pair := self._pair(there)):
@@ -487,7 +487,7 @@ def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[
     loaded = _loaded(source)
     if split not in loaded:
         key, there = "data.eval_split" if evaluation else "data.split", list(map(str, loaded))
-        close = closest(split, there) or there[0]
+        close = suggest_match(split, there) or there[0]
         why = f"no such split. Splits: {', '.join(there)}"
         raise ConfigError(Problem(key, split, why, Fix(override(key, close))))
     rows = loaded[split]

@@ -31,20 +31,20 @@ from eke.data.preparation.lines import (
 )
 from eke.data.preparation.tokenizers import (
     Encoded,
-    Ends,
+    RowEnds,
     Tokenizer,
-    beginnings,
+    tokenize_truncated,
     encode_stream,
     ends_of,
     is_doubled,
     is_too_short,
     load_request_tokenizer,
-    part_of,
+    truncate_text,
 )
 from eke.data.preparation.writer import Splits, Writer, locked, parts_of, temporary
 from eke.data.sources import (
     CHUNK_BYTES,
-    Piece,
+    FileRange,
     PrepareRequest,
     TokenStream,
     first_fit,
@@ -65,10 +65,10 @@ def fill_documents(request: PrepareRequest, tokenizer: Tokenizer, writer: Writer
     assert request.corpus is not None
     is_causal = request.task == "causal_lm"  # other tasks add special tokens to each window
     streams, replaced, doubled, last = [], 0, 0, ""
-    ends: Ends = ((), ())
+    ends: RowEnds = ((), ())
     writer.append("tokens", [])
 
-    def texts(piece: Piece) -> Iterator[str]:
+    def texts(piece: FileRange) -> Iterator[str]:
         nonlocal replaced, last
         last = ""
         for text, wrong in _texts(piece):
@@ -103,7 +103,7 @@ def fill_documents(request: PrepareRequest, tokenizer: Tokenizer, writer: Writer
     }
 
 
-def _texts(piece: Piece) -> Iterator[tuple[str, int]]:
+def _texts(piece: FileRange) -> Iterator[tuple[str, int]]:
     """Yield a document in chunks of complete lines, and the number of replaced characters."""
     continuation = bytes(range(0x80, 0xC0))  # of a character in UTF-8, at most three bytes
     try:
@@ -169,7 +169,7 @@ class Sequences:
         """Return texts with the tokenizer's prefix, and with EOS if they are not truncated."""
         limit = self.request.seq_len
         found: list[Sequence | None] = []
-        parts = beginnings(texts, limit, self.tokenizer.encode)
+        parts = tokenize_truncated(texts, limit, self.tokenizer.encode)
         for text, (_, encoded) in zip(texts, parts, strict=True):
             tokens = self.tokenizer.ended(self.tokenizer.begun(encoded.ids), text)
             useful = len(encoded.ids) > 0
@@ -196,7 +196,7 @@ class Sequences:
         """
         pairs = [(p + self._separator(p, r), r) for p, r in (row.texts for row in batch)]
         limit, encode = self.request.seq_len, self.tokenizer.encode
-        parts = [(part_of(p, limit, True), part_of(r, limit)) for p, r in pairs]
+        parts = [(truncate_text(p, limit, True), truncate_text(r, limit)) for p, r in pairs]
         joined, alone = encode([p + r for p, r in parts]), encode([p for p, _ in parts])
         found: list[Sequence | None] = []
         for pair, (prompt, response), both, first in zip(pairs, parts, joined, alone, strict=True):
@@ -204,8 +204,8 @@ class Sequences:
             while is_too_short(pair[0], prompt, cut, limit) or is_too_short(
                 pair[1], response, len(both.ids) - cut, limit
             ):
-                prompt = part_of(pair[0], len(prompt), True)
-                response = part_of(pair[1], len(response))
+                prompt = truncate_text(pair[0], len(prompt), True)
+                response = truncate_text(pair[1], len(response))
                 both, first = encode([prompt + response, prompt])
                 cut = _border(both, first, len(prompt))
             asked, answer = both.ids[:cut], both.ids[cut:]
@@ -241,7 +241,7 @@ def _border(both: Encoded, first: Encoded, place: int) -> int:
 READERS = {"jsonl": jsonl_rows, "csv": csv_rows, "parquet": parquet_rows}
 """`data` option -> reader."""
 
-SEEN_ROWS = 1000
+NUM_PREVIEW_ROWS = 1000
 """Training rows of a stream that are read before training."""
 
 
@@ -268,7 +268,7 @@ class RowStore:
         self.request, self.tokenizer, self.writer = request, tokenizer, writer
         self.counts, self.columns = Counter[str](), Columns(request)
         self.bad_rows: list[str] = []
-        self.first_row: Ends = ((), ())
+        self.first_row: RowEnds = ((), ())
         self.sequences = Sequences(request, tokenizer, self.counts)
         self.splits = Splits(writer, request.eval_frac)
         self.chat = ChatRows(request, tokenizer) if request.train_on else None
@@ -315,7 +315,7 @@ class RowStore:
         columns, streamed = Columns(self.request), self.request.streamed
         for held in (False, True)[: 1 + self._has_eval_source()]:
             rows = all_rows(self.request, held, columns)
-            for row in filter(None, islice(rows, streamed + SEEN_ROWS if streamed else None)):
+            for row in filter(None, islice(rows, streamed + NUM_PREVIEW_ROWS if streamed else None)):
                 with contextlib.suppress(BadRowError, LookupError):
                     yield columns.items(values_of(row)[str(self.request.label)])
 
@@ -323,7 +323,7 @@ class RowStore:
         self.writer.note(self.request.content)  # represents the rows that are not read here
         self._read(self._until(held, "evaluation", self.request.streamed), True)
         self.counts["num_held"] = self.counts["num_rows"] if held is rows else 0
-        self._read(self._until(rows, "train", SEEN_ROWS), False)
+        self._read(self._until(rows, "train", NUM_PREVIEW_ROWS), False)
 
     def _until(self, rows: Iterator[Row | None], part: str, count: int) -> Iterator[Row | None]:
         for row in rows:

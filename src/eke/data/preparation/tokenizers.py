@@ -10,7 +10,7 @@ import numpy as np
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import BOS, EOS, NUM_SPECIAL_TOKENS, SEP
 from eke.data.preparation.untrusted import LoadError, load
-from eke.data.sources import BYTE_TOKENS, BYTES, Frame, PrepareRequest, Vocabulary
+from eke.data.sources import BYTE_TOKENS, BYTES, SpecialTokens, PrepareRequest, Vocabulary
 
 T = TypeVar("T", bound=Sized)
 
@@ -33,13 +33,13 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class FramedText:
+class EncodedText:
     """Tokens of a text including special tokens."""
 
     ids: np.ndarray
     is_cut: bool
     is_useful: bool
-    """Whether there are other than special tokens."""
+    """True if there are other than special tokens."""
     cut: int = 0
     """Number of tokens of the first text of a pair (token type 0)."""
 
@@ -56,14 +56,14 @@ class Tokenizer:
     decode: Callable[[Sequence[int]], list[str]]
     """Text of each token, for display."""
     join: Callable[[Sequence[int]], str]
-    pair: Callable[[Sequence[tuple[str, ...]], int], list[FramedText]]
+    pair: Callable[[Sequence[tuple[str, ...]], int], list[EncodedText]]
     """Tokenize pairs of texts with truncation="longest_first" and max_length=limit."""
     special_texts: tuple[str, ...] = ()
     eos_text: str = ""
     knows_ends: bool = True
-    """Whether `encode` returns offsets."""
+    """True if `encode` returns offsets."""
     keeps_end: bool = False
-    """Whether truncation removes the beginning."""
+    """True if truncation removes the beginning."""
     chat_templates: Mapping[str, str] = field(default_factory=dict)
     """Jinja source of chat templates by name, including `default`."""
     special_names: Mapping[str, str] = field(default_factory=dict)
@@ -87,22 +87,22 @@ class Tokenizer:
             return ids
         return np.append(ids, eos)
 
-    def rows(self, texts: Sequence[str], limit: int, target: bool = False) -> list[FramedText]:
+    def rows(self, texts: Sequence[str], limit: int, target: bool = False) -> list[EncodedText]:
         """Return `tokenizer(text, truncation=True, max_length=limit)` for each text."""
         frame = self.vocabulary.target_frame if target else self.vocabulary.frame
         if limit <= frame.size:
-            return [FramedText(np.zeros(0, np.int64), True, False) for _ in texts]
+            return [EncodedText(np.zeros(0, np.int64), True, False) for _ in texts]
 
         def framed(parts: list[str]) -> list[np.ndarray]:
             return self.frame(parts, target, None)
 
         found = []
         # Long texts are tokenized only as far as needed.
-        for part, ids in beginnings(texts, limit, framed, self.keeps_end):
+        for part, ids in tokenize_truncated(texts, limit, framed, self.keeps_end):
             useful = len(ids) > frame.size
             if is_cut := len(ids) > limit:
                 ids = self.frame([part], target, limit)[0]
-            found.append(FramedText(ids, is_cut, useful))
+            found.append(EncodedText(ids, is_cut, useful))
         return found
 
 
@@ -153,14 +153,14 @@ def _agreement(before: Encoded, after: Encoded, shift: int, size: int) -> tuple[
     return None
 
 
-Ends = tuple[tuple[str, ...], tuple[str, ...]]
+RowEnds = tuple[tuple[str, ...], tuple[str, ...]]
 """First and last tokens of a row, decoded."""
 
 NUM_SHOWN = 5
 """Number of first and of last tokens in Ends."""
 
 
-def ends_of(tokenizer: Tokenizer, ids: np.ndarray) -> Ends:
+def ends_of(tokenizer: Tokenizer, ids: np.ndarray) -> RowEnds:
     """Decode the first and last tokens of a row, without overlap."""
     first, last = ids[:NUM_SHOWN], ids[max(NUM_SHOWN, len(ids) - NUM_SHOWN) :]
     return tuple(tokenizer.decode(first.tolist())), tuple(tokenizer.decode(last.tolist()))
@@ -171,7 +171,7 @@ def is_doubled(ids: np.ndarray, special: Sequence[int]) -> bool:
     return any(len(p) == 2 and p[0] == p[1] and int(p[0]) in special for p in (ids[:2], ids[-2:]))
 
 
-def part_of(text: str, limit: int, keep_end: bool = False) -> str:
+def truncate_text(text: str, limit: int, keep_end: bool = False) -> str:
     """Return a part of a text that fills `limit` tokens in nearly all cases."""
     most = 16 * (limit + MARGIN_TOKENS)  # characters; more are tokenized if needed
     return text[-most:] if keep_end else text[:most]
@@ -182,17 +182,17 @@ def is_too_short(text: str, part: str, num_tokens: int, limit: int) -> bool:
     return len(part) < len(text) and num_tokens <= limit + MARGIN_TOKENS
 
 
-def beginnings(
+def tokenize_truncated(
     texts: Sequence[str],
     limit: int,
     tokenize: Callable[[list[str]], list[T]],
     keep_end: bool = False,
 ) -> Iterator[tuple[str, T]]:
     """Yield the part of each text that fills a row, and its tokens from `tokenize`."""
-    parts = [part_of(text, limit, keep_end) for text in texts]
+    parts = [truncate_text(text, limit, keep_end) for text in texts]
     for text, part, found in zip(texts, parts, tokenize(parts), strict=True):
         while is_too_short(text, part, len(found), limit):
-            part = part_of(text, len(part), keep_end)
+            part = truncate_text(text, len(part), keep_end)
             found = tokenize([part])[0]
         yield part, found
 
@@ -246,7 +246,7 @@ def load_request_tokenizer(request: PrepareRequest) -> Tokenizer:
     )
 
 
-def _pairs(loaded: Any, pairs: Sequence[tuple[str, ...]], limit: int) -> list[FramedText]:
+def _pairs(loaded: Any, pairs: Sequence[tuple[str, ...]], limit: int) -> list[EncodedText]:
     found, is_room = [], limit > loaded.num_special_tokens_to_add(pair=True)
     # Entire texts are tokenized, since truncation cuts the longer one.
     made = loaded(*map(list, zip(*pairs, strict=True)))
@@ -256,7 +256,7 @@ def _pairs(loaded: Any, pairs: Sequence[tuple[str, ...]], limit: int) -> list[Fr
             row = loaded(*both, truncation="longest_first", max_length=limit)
         ids, cut = np.asarray(row["input_ids"], np.int64), row.get("token_type_ids", [])
         useful = is_room and all(map(str.strip, both))
-        found.append(FramedText(ids, is_cut, useful, list(cut).count(0)))
+        found.append(EncodedText(ids, is_cut, useful, list(cut).count(0)))
     return found
 
 
@@ -264,7 +264,7 @@ def _byte_tokenizer(request: PrepareRequest) -> Tokenizer:
     """Return the byte tokenizer with the special tokens of models for the task."""
     prefix = () if request.task == "seq2seq_lm" else (BOS,)
     end = SEP if request.task == "masked_lm" else EOS
-    own = Frame(prefix, (end,))
+    own = SpecialTokens(prefix, (end,))
 
     def encode(texts: Sequence[str]) -> list[Encoded]:
         rows = [np.frombuffer(text.encode(), np.uint8).astype(np.int64) for text in texts]
@@ -277,13 +277,13 @@ def _byte_tokenizer(request: PrepareRequest) -> Tokenizer:
         rows = [np.array([*prefix, *each.ids, end], np.int64) for each in encode(texts)]
         return [np.append(row[: limit - 1], end) if limit else row for row in rows]
 
-    def pair(pairs: Sequence[tuple[str, ...]], limit: int) -> list[FramedText]:
+    def pair(pairs: Sequence[tuple[str, ...]], limit: int) -> list[EncodedText]:
         room, found = limit - len(prefix) - 2, []
         for one, two in map(encode, pairs):
             first = one.ids[: max(room - len(two.ids), room // 2)]
             ids = np.array([*prefix, *first, end, *two.ids[: room - len(first)], end], np.int64)
             is_cut = len(one.ids) + len(two.ids) > room
-            found.append(FramedText(ids, is_cut, room > 1 and len(one.ids) * len(two.ids) > 0))
+            found.append(EncodedText(ids, is_cut, room > 1 and len(one.ids) * len(two.ids) > 0))
         return found
 
     def decode(ids: Sequence[int]) -> list[str]:
@@ -345,12 +345,12 @@ def _has_types(request: PrepareRequest, loaded: Any) -> bool:
     return bool(types)
 
 
-def _frame_of(loaded: Any, target: bool) -> Frame:
+def _frame_of(loaded: Any, target: bool) -> SpecialTokens:
     key = "text_target" if target else "text"
     whole = list(loaded(**{key: "a"})["input_ids"])
     plain = list(loaded(**{key: "a"}, add_special_tokens=False)["input_ids"])
     starts = range(len(whole) - len(plain) + 1)
     start = next((n for n in starts if whole[n : n + len(plain)] == plain), None)
     if start is None or not plain:
-        return Frame()
-    return Frame(tuple(whole[:start]), tuple(whole[start + len(plain) :]))
+        return SpecialTokens()
+    return SpecialTokens(tuple(whole[:start]), tuple(whole[start + len(plain) :]))

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.files import fsync_directory, open_file, own_folder, remove_tree
+from eke.common.files import fsync_directory, open_file, make_private_dir, remove_tree
 from eke.data.preparation.lines import Fields
 from eke.data.sources import MANIFEST, Manifest, Vocabulary, array_dtype, cache_folder
 
@@ -34,7 +34,7 @@ def disk_error(error: OSError) -> ConfigError:
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a store. The system releases it when the process ends."""
     try:
-        own_folder(folder.parent)
+        make_private_dir(folder.parent)
         place = folder.parent / f".{folder.name}.lock"
         lock = os.fdopen(open_file(place, os.O_WRONLY | os.O_CREAT), "ab")
     except OSError as error:

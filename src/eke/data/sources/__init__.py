@@ -1,8 +1,8 @@
 """Data sources without torch: text, files of rows, prepared tokens, sample lengths."""
 
-from eke.data.sources.cache import CHUNK_BYTES, cache_folder, files_digest, looking_once, stamp
-from eke.data.sources.draws import Draws
-from eke.data.sources.packing import Packs, first_fit, mix_seed, synthetic_length, synthetic_lengths
+from eke.data.sources.cache import CHUNK_BYTES, cache_folder, files_digest, memoize_file_reads, file_signature
+from eke.data.sources.draws import MixtureSampler
+from eke.data.sources.packing import PackedRows, first_fit, mix_seed, synthetic_length, synthetic_lengths
 from eke.data.sources.request import (
     HubSource,
     PrepareRequest,
@@ -12,8 +12,8 @@ from eke.data.sources.request import (
 )
 from eke.data.sources.source_files import (
     SKIPPED_FOLDERS,
-    Corpus,
-    Piece,
+    TextSource,
+    FileRange,
     count_windows,
     fingerprint,
     labels_of,
@@ -32,7 +32,7 @@ from eke.data.sources.store import (
     BYTE_TOKENS,
     BYTES,
     MANIFEST,
-    Frame,
+    SpecialTokens,
     Manifest,
     Store,
     TokenStream,

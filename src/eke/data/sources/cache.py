@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.files import Refused, hold_folder, own_folder, read_text, write_atomic
+from eke.common.files import UntrustedPathError, open_trusted_dir, make_private_dir, read_text, write_atomic
 from eke.common.paths import home_folder
 
 CHUNK_BYTES = 1 << 20
@@ -28,9 +28,9 @@ def cache_folder() -> Path:
 def _checked(folder: Path) -> Path:
     """Raise ConfigError if another user owns the cache folder."""
     try:
-        with hold_folder(folder), hold_folder(folder.resolve(), own=True):
+        with open_trusted_dir(folder), open_trusted_dir(folder.resolve(), own=True):
             return folder
-    except Refused as error:
+    except UntrustedPathError as error:
         why = f"{error.strerror}. Prepared tokens are read from this folder"
         fix = Fix(remark="export XDG_CACHE_HOME=FOLDER_OF_YOURS")
         raise ConfigError(Problem("XDG_CACHE_HOME", str(folder), why, fix)) from error
@@ -38,7 +38,7 @@ def _checked(folder: Path) -> Path:
         return folder
 
 
-def stamp(path: Path | int) -> tuple[int, ...]:
+def file_signature(path: Path | int) -> tuple[int, ...]:
     """Return size, mtime, ctime and inode of a file, which change with its content."""
     # Size and mtime do not suffice: `cp -p` and archives preserve them. Two files of the same size
     # from the same clock tick differ only in their inode.
@@ -58,14 +58,14 @@ def digest_once(listing: object, digits: int, compute: Callable[[], str]) -> str
         return kept
     result = compute()[:digits]
     with suppress(OSError):
-        own_folder(cached.parent)
+        make_private_dir(cached.parent)
         write_atomic(cached, result)
     return result
 
 
 def files_digest(files: Iterable[tuple[str, Path]]) -> str:
     """Hash the names (not locations) and contents of files, in order, to 32 hex digits."""
-    stamps = [(name, path, stamp(path)) for name, path in files]
+    stamps = [(name, path, file_signature(path)) for name, path in files]
     listing = [[name, str(path.absolute()), *found] for name, path, found in stamps]
     parts = [(f"{name}\0{size}\0", path, 0, size) for name, path, (size, *_) in stamps]
     return digest_once(listing, 32, lambda: content_hash(parts))
@@ -91,8 +91,8 @@ _found: ContextVar[dict[Hashable, Any] | None] = ContextVar("found", default=Non
 
 
 @contextmanager
-def looking_once() -> Iterator[None]:
-    """Cache the results of `once` functions while the context is open."""
+def memoize_file_reads() -> Iterator[None]:
+    """Cache the results of `memoized` functions while the context is open."""
     token = _found.set({})
     try:
         yield
@@ -100,8 +100,8 @@ def looking_once() -> Iterator[None]:
         _found.reset(token)
 
 
-def once(look: Callable[P, T]) -> Callable[P, T]:
-    """Memoize a function of hashable arguments inside `looking_once`."""
+def memoized(look: Callable[P, T]) -> Callable[P, T]:
+    """Memoize a function of hashable arguments inside `memoize_file_reads`."""
 
     @functools.wraps(look)
     def answer(*args: P.args, **kwargs: P.kwargs) -> T:

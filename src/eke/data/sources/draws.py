@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Draws:
+class MixtureSampler:
     """Draws from several sources, determined by the seed and the draw number.
 
     Draw n of a source with share p is due at (n + u) / p, where the seed and n give u in [0, 1).
@@ -24,7 +24,7 @@ class Draws:
     """Expected fraction of draws from each source, the sum is 1."""
     seed: int
     streams: tuple[bool, ...] = ()
-    """Whether each source keeps the order of its samples, empty: False for all."""
+    """True if each source keeps the order of its samples, empty: False for all."""
 
     def take(self, first: int, count: int) -> "tuple[np.ndarray, np.ndarray]":
         """Return epochs and sample numbers (sources concatenated) of `count` draws from `first`."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Packs:
+class PackedRows:
     """Assignment of samples to rows."""
 
     members: "np.ndarray"
@@ -51,7 +51,7 @@ WINDOW = 1 << 16
 """Samples packed at a time, to bound memory. A row does not span two windows."""
 
 
-def first_fit(lengths: "np.ndarray", capacity: int) -> Packs:
+def first_fit(lengths: "np.ndarray", capacity: int) -> PackedRows:
     """Pack samples of at most `capacity` tokens, each into the first row with room.
 
     Makes at most 1.7 times the fewest rows (Johnson 1973, Near-Optimal Bin Packing Algorithms).
@@ -65,7 +65,7 @@ def first_fit(lengths: "np.ndarray", capacity: int) -> Packs:
         members.append(start + np.argsort(rows, kind="stable"))
         sizes.append(np.bincount(rows))
     offsets = np.concatenate([[0], np.cumsum(np.concatenate(sizes))]).astype(np.int64)
-    return Packs(np.concatenate(members), offsets)
+    return PackedRows(np.concatenate(members), offsets)
 
 
 def mix_seed(*parts: int) -> int:

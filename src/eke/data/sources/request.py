@@ -13,7 +13,7 @@ from pathlib import Path
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
 from eke.common.process_env import child_environment, module_command
-from eke.common.streams import speak
+from eke.common.streams import write_line
 from eke.config.schema import (
     Config,
     Conversations,
@@ -30,7 +30,7 @@ from eke.config.schema import (
 )
 from eke.data.sources.cache import CHUNK_BYTES, content_hash, files_digest
 from eke.data.sources.source_files import (
-    Corpus,
+    TextSource,
     find_files,
     fingerprint,
     labels_of,
@@ -42,7 +42,7 @@ from eke.data.sources.store import BYTES, Store, read_manifest, store_folder, to
 STORE_VERSION = 5
 """Version of prepared tokens. Increase it when the result of preparation changes."""
 
-Named = tuple[tuple[str, str], ...]
+NamedFiles = tuple[tuple[str, str], ...]
 """Files as pairs: name relative to `data.path`, absolute path."""
 
 
@@ -67,10 +67,10 @@ class PrepareRequest:
     path: str
     """`data.path` or `data.name`, shown in messages."""
     content: str
-    train: Named = ()
-    evaluation: Named = ()
+    train: NamedFiles = ()
+    evaluation: NamedFiles = ()
     """Evaluation files, empty: `eval_frac` of the training rows is held out."""
-    corpus: Corpus | None = None
+    corpus: TextSource | None = None
     labels: tuple[str, ...] = ()
     """Class names of documents by number."""
     hub: HubSource | None = None
@@ -109,7 +109,7 @@ class PrepareRequest:
 
     @property
     def only_evaluates(self) -> bool:
-        """Whether all rows are for evaluation, as in `eke evaluate`."""
+        """True if all rows are for evaluation, as in `eke evaluate`."""
         hub = self.hub
         return self.train == self.evaluation if hub is None else hub.split == hub.eval_split
 
@@ -287,7 +287,7 @@ def tokenizer_content(tokenizer: str) -> str:
         raise unreadable(error, "data.tokenizer", tokenizer, "bytes") from error
 
 
-MOMENT_S = 1.0
+PROGRESS_DELAY_S = 1.0
 """Seconds of preparation before a progress message is printed."""
 
 
@@ -315,7 +315,7 @@ def _prepare(request: PrepareRequest) -> None:
     )
     path = request.path if len(request.path) <= 80 else f"...{request.path[-77:]}"
     words = f"preparing data={request.option} {path} (once) ..."
-    notice = threading.Timer(MOMENT_S, speak, (words, sys.stderr))
+    notice = threading.Timer(PROGRESS_DELAY_S, write_line, (words, sys.stderr))
     notice.start()
     try:  # no timeout: after one, Python 3.11 drops unsent input
         out, err = child.communicate(request.to_json())

@@ -18,7 +18,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
 from eke.common.text import closest_path, first_line, override
 from eke.config.schema import ENDINGS, Config, PythonSource, Seq2SeqLM, SequenceClassification, Text
-from eke.data.sources.cache import content_hash, digest_once, once, stamp
+from eke.data.sources.cache import content_hash, digest_once, memoized, file_signature
 
 
 def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[tuple[str, Path]]:
@@ -125,7 +125,7 @@ SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tes
 
 
 @dataclass(frozen=True)
-class Piece:
+class FileRange:
     """Byte range of one file."""
 
     path: Path
@@ -136,18 +136,18 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Corpus:
+class TextSource:
     """Text source with its training and evaluation split."""
 
-    train: tuple[Piece, ...]
-    evaluation: tuple[Piece, ...]
+    train: tuple[FileRange, ...]
+    evaluation: tuple[FileRange, ...]
 
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[FileRange, ...]:
         """Return the byte ranges of both splits."""
         return self.train + self.evaluation
 
 
-def open_corpus(config: Config) -> Corpus | None:
+def open_corpus(config: Config) -> TextSource | None:
     """Return the text source of `config.data`, None if it is not text; ConfigError if empty."""
     if isinstance(config.data, PythonSource):
         corpus = standard_library()
@@ -160,7 +160,7 @@ def open_corpus(config: Config) -> Corpus | None:
     return corpus
 
 
-def _classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) -> Corpus:
+def _classes(corpus: TextSource, data: PythonSource | Text, num_labels: int) -> TextSource:
     """Restrict a corpus to its `num_labels` largest classes; ConfigError if there are fewer."""
     labels = largest_labels(corpus, num_labels)
     if (count := len(labels)) < num_labels:
@@ -169,10 +169,10 @@ def _classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) -> Corp
         fix = _more_classes(corpus, data, num_labels) or Fix(fewer)
         raise ConfigError(Problem("task.num_labels", str(num_labels), why, fix))
     parts = (corpus.train, corpus.evaluation)
-    return Corpus(*(tuple(piece for piece in part if piece.label in labels) for part in parts))
+    return TextSource(*(tuple(piece for piece in part if piece.label in labels) for part in parts))
 
 
-def _more_classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) -> Fix:
+def _more_classes(corpus: TextSource, data: PythonSource | Text, num_labels: int) -> Fix:
     """Return overrides that yield as many of the requested classes as exist."""
     wanted = min(num_labels, len({piece.label for piece in corpus.pieces()} - {""}))
     fewer = [f"task.num_labels={wanted}"] if wanted < num_labels else []
@@ -186,7 +186,7 @@ def _more_classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) ->
 
 
 @cache  # two thousand files that do not change while Python runs
-def standard_library() -> Corpus:
+def standard_library() -> TextSource:
     """Return the source of the standard library, split by a hash of the file names."""
     root = Path(sysconfig.get_path("stdlib"))
     paths = []
@@ -196,8 +196,8 @@ def standard_library() -> Corpus:
     return _split(root, paths, eval_frac=0.1)
 
 
-@once
-def text_files(path: Path, pattern: str, eval_frac: float) -> Corpus:
+@memoized
+def text_files(path: Path, pattern: str, eval_frac: float) -> TextSource:
     """Split a file (its end is held out) or a folder (some files are); ConfigError: no text."""
     if path.is_file() and (rows := other_format("text", [path.name])):
         why = "has rows, but data=text trains on the raw file, including markup and column names."
@@ -211,30 +211,30 @@ def text_files(path: Path, pattern: str, eval_frac: float) -> Corpus:
     if eval_frac == 1:  # both splits are the entire source
         root = path if path.is_dir() else path.parent
         names = [_label(p.relative_to(root).as_posix()) for p in paths]
-        every = tuple(Piece(p, 0, p.stat().st_size, n) for p, n in zip(paths, names, strict=True))
-        return Corpus(every, every)
+        every = tuple(FileRange(p, 0, p.stat().st_size, n) for p, n in zip(paths, names, strict=True))
+        return TextSource(every, every)
     if len(paths) > 1:
         return _split(path, paths, eval_frac)
     size = paths[0].stat().st_size
     cut = size - max(1, round(size * eval_frac))
-    return Corpus((Piece(paths[0], 0, cut),), (Piece(paths[0], cut, size - cut),))
+    return TextSource((FileRange(paths[0], 0, cut),), (FileRange(paths[0], cut, size - cut),))
 
 
-def _split(root: Path, paths: list[Path], eval_frac: float) -> Corpus:
+def _split(root: Path, paths: list[Path], eval_frac: float) -> TextSource:
     """Hold out the files with the lowest name hashes, so that added files move no other file."""
     names = {path: path.relative_to(root).as_posix() for path in paths}
     ranked = sorted(paths, key=lambda path: hashlib.sha256(os.fsencode(names[path])).digest())
     num_kept = min(max(1, round(len(paths) * eval_frac)), len(paths) - 1)
     kept = set(ranked[:num_kept])
 
-    def pieces(chosen: bool) -> tuple[Piece, ...]:
+    def pieces(chosen: bool) -> tuple[FileRange, ...]:
         return tuple(
-            Piece(path, 0, path.stat().st_size, _label(names[path]))
+            FileRange(path, 0, path.stat().st_size, _label(names[path]))
             for path in paths
             if (path in kept) is chosen and path.stat().st_size > 0
         )
 
-    return Corpus(pieces(False), pieces(True))
+    return TextSource(pieces(False), pieces(True))
 
 
 def _label(name: str) -> str:
@@ -243,7 +243,7 @@ def _label(name: str) -> str:
     return os.fsencode(top).decode(errors="backslashreplace")
 
 
-def largest_labels(corpus: Corpus, num_labels: int) -> list[str]:
+def largest_labels(corpus: TextSource, num_labels: int) -> list[str]:
     """Return the classes in both splits with the most training bytes, largest first."""
     seen = {piece.label for piece in corpus.evaluation if piece.label}
     sizes: Counter[str] = Counter()
@@ -253,7 +253,7 @@ def largest_labels(corpus: Corpus, num_labels: int) -> list[str]:
     return [label for label, _ in sizes.most_common(num_labels)]
 
 
-def labels_of(config: Config, corpus: Corpus) -> list[str]:
+def labels_of(config: Config, corpus: TextSource) -> list[str]:
     """Return the labels of a corpus by number: the classes, else all folders."""
     if isinstance(config.task, SequenceClassification):
         return largest_labels(corpus, config.task.num_labels)
@@ -267,17 +267,17 @@ def window_length(config: Config) -> int:
     return config.data.seq_len
 
 
-def count_windows(pieces: Iterable[Piece], length: int) -> int:
+def count_windows(pieces: Iterable[FileRange], length: int) -> int:
     """Count the samples of `length` tokens. Classes are cut separately, with separators."""
     return sum(count // length for count in _tokens(pieces).values())
 
 
-def longest_window(pieces: Iterable[Piece]) -> int:
+def longest_window(pieces: Iterable[FileRange]) -> int:
     """Return the largest `length` for which `count_windows` is not zero."""
     return max(_tokens(pieces).values(), default=0)
 
 
-def _tokens(pieces: Iterable[Piece]) -> Counter[str]:
+def _tokens(pieces: Iterable[FileRange]) -> Counter[str]:
     """Count the tokens of each class: bytes, and one separator per byte range."""
     tokens: Counter[str] = Counter()
     for piece in pieces:
@@ -285,8 +285,8 @@ def _tokens(pieces: Iterable[Piece]) -> Counter[str]:
     return tokens
 
 
-@once
-def fingerprint(corpus: Corpus) -> str:
+@memoized
+def fingerprint(corpus: TextSource) -> str:
     """Hash the names, bounds and contents of a corpus to 16 hex digits."""
     pieces = corpus.pieces()
     parts = [
@@ -295,13 +295,13 @@ def fingerprint(corpus: Corpus) -> str:
     ]
     try:
         # Cached by path and stamp: hashing the standard library takes about a second.
-        listing = [[str(p.path), p.start, p.size, *stamp(p.path)] for p in pieces]
+        listing = [[str(p.path), p.start, p.size, *file_signature(p.path)] for p in pieces]
         return digest_once(listing, 16, lambda: content_hash(parts))
     except OSError as error:
         raise unreadable(error) from error
 
 
-def read_piece(piece: Piece) -> bytes:
+def read_piece(piece: FileRange) -> bytes:
     """Read the bytes of a piece."""
     with open(piece.path, "rb") as file:
         file.seek(piece.start)

@@ -32,7 +32,7 @@ def tokenizer_of(data: Data) -> str:
 
 
 @dataclass(frozen=True)
-class Frame:
+class SpecialTokens:
     """Special tokens around a text."""
 
     prefix: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ class Vocabulary:
     pad: int = PAD
     """Padding id, or EOS if the tokenizer has no padding token."""
     pad_is_eos: bool = False
-    """Whether padding is EOS: the tokenizer has no padding token, or the same for both."""
+    """True if padding is EOS: the tokenizer has no padding token, or the same for both."""
     bos: int | None = BOS
     eos: int | None = EOS
     mask: int | None = MASK
@@ -64,15 +64,15 @@ class Vocabulary:
     """Ids that are not masked, empty for byte tokens, where BOS is a separator."""
     first_random: int = NUM_SPECIAL_TOKENS
     """Smallest id of a random replacement in masking."""
-    frame: Frame = Frame()
+    frame: SpecialTokens = SpecialTokens()
     """Special tokens around a text, empty for windows of byte tokens."""
-    target_frame: Frame = Frame()
+    target_frame: SpecialTokens = SpecialTokens()
     has_types: bool = field(default=False, repr=False)  # repr is hashed and must not change
-    """Whether the tokenizer makes token_type_ids for pairs of texts."""
+    """True if the tokenizer makes token_type_ids for pairs of texts."""
 
     @property
     def is_bytes(self) -> bool:
-        """Whether every token is one byte, so that loss per token is loss per byte."""
+        """True if every token is one byte, so that loss per token is loss per byte."""
         return self.tokenizer == BYTES
 
     def random_below(self, model_vocab_size: int) -> int:

@@ -2,7 +2,7 @@
 
 from eke.estimate.memory.auto_batch import (
     BatchSearch,
-    Chosen,
+    BatchChoice,
     Probe,
     note_choice,
     reserve_of,
@@ -11,7 +11,7 @@ from eke.estimate.memory.auto_batch import (
 from eke.estimate.memory.components import Forecast, Method, Traced, Verdict
 from eke.estimate.memory.predict_memory import (
     forecast,
-    is_open,
+    needs_trace,
     known_forecast,
     least_bytes,
     least_host_bytes,
@@ -19,7 +19,7 @@ from eke.estimate.memory.predict_memory import (
     traced_forecasts,
 )
 from eke.estimate.memory.render_memory import (
-    OnDevice,
+    DeviceForecast,
     as_json,
     forecast_line,
     largest_batch,

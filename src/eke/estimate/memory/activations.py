@@ -34,7 +34,7 @@ from eke.models.sizes import (
     projection_rank,
     quantises_state,
 )
-from eke.models.sizes.optimizers import LOOPS, Step
+from eke.models.sizes.optimizers import LOOPS, UpdateSizes
 from eke.plan.planner import Plan
 
 
@@ -51,7 +51,7 @@ def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
     groups = [number * sum(prod(w.shape) for w in trained if w.role is role) for role in Role]
     hidden = [prod(w.shape) for w in trained if w.role is Role.hidden]
     in_8_bits = [prod(w.shape) for w in trained if quantises_state(config.optimizer, w)]
-    step = Step(
+    step = UpdateSizes(
         config.optimizer,
         largest,
         max(groups),

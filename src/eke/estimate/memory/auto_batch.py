@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from eke.common.text import GIB
 from eke.estimate.memory import trace_client
 from eke.estimate.memory.components import Forecast
-from eke.estimate.memory.predict_memory import PYTHON_BYTES, known_forecast, room, traced_forecast
+from eke.estimate.memory.predict_memory import PYTHON_BYTES, known_forecast, available_bytes, traced_forecast
 from eke.plan.planner import Plan
 
 FORMAT = 1
@@ -23,7 +23,7 @@ FOLDER = "batches"
 
 
 @dataclass(frozen=True)
-class Seen:
+class ProbeResults:
     """Results of probes and choices for one configuration on one device."""
 
     fits: int = 0
@@ -41,7 +41,7 @@ class Seen:
 def probe_key(plan: Plan, capacity: int) -> str:
     """Return 32 hex digits, equal for plans that only differ in their micro-batches."""
     batch, eval_size = plan.batch, plan.config.batch.eval_per_device
-    content = trace_client.what_counts(plan) | {
+    content = trace_client.memory_fingerprint(plan) | {
         "seen": FORMAT,
         "batch": [batch.world_size, batch.devices, eval_size],
         "capacity": capacity,
@@ -50,12 +50,12 @@ def probe_key(plan: Plan, capacity: int) -> str:
     return trace_client.digest_of(content)
 
 
-def find_probes(key: str) -> Seen:
+def find_probes(key: str) -> ProbeResults:
     """Return the entry of a key, empty if unreadable."""
-    return trace_client.read_kept(FOLDER, key, Seen) or Seen()
+    return trace_client.read_kept(FOLDER, key, ProbeResults) or ProbeResults()
 
 
-def note_probe(key: str, size: int, fits: bool) -> Seen:
+def note_probe(key: str, size: int, fits: bool) -> ProbeResults:
     """Store the result of a probe, and drop older results that contradict it."""
     seen = find_probes(key)
     if fits:
@@ -64,7 +64,7 @@ def note_probe(key: str, size: int, fits: bool) -> Seen:
     else:
         fails = min(size, seen.fails or size)
         seen = replace(seen, fits=seen.fits if seen.fits < size else 0, fails=fails)
-    trace_client.keep(FOLDER, key, seen)
+    trace_client.store_trace_result(FOLDER, key, seen)
     return seen
 
 
@@ -73,7 +73,7 @@ def note_choice(key: str, target: int, size: int) -> None:
     seen = find_probes(key)
     if seen.chosen.get(str(target)) != size:
         seen = replace(seen, chosen={**seen.chosen, str(target): size})
-        trace_client.keep(FOLDER, key, seen)
+        trace_client.store_trace_result(FOLDER, key, seen)
 
 
 HOST_BYTES = GIB // 2
@@ -88,13 +88,13 @@ Probe = Callable[[Plan], bool | None]
 
 
 @dataclass(frozen=True)
-class Chosen:
+class BatchChoice:
     """Result of a search."""
 
     number: int
     """Index of the chosen plan."""
     fits: bool
-    """Whether it is known to fit or was chosen before. Otherwise it is the smallest plan."""
+    """True if it is known to fit or was chosen before. Otherwise it is the smallest plan."""
     how: str
     """`predicted`, `probed` or `as before`."""
 
@@ -108,7 +108,7 @@ class BatchSearch:
     capacity: int
     """Bytes for tensors, or for the entire process on a GPU."""
     trace: bool
-    """Whether to spend seconds on traces if formulas do not decide."""
+    """True if to spend seconds on traces if formulas do not decide."""
     probe: Probe | None = None
     """Runs a plan as a test. None if that is not possible."""
     whole: int | None = None
@@ -120,18 +120,18 @@ class BatchSearch:
         self.known = find_probes(self._probes)
         self._found: dict[tuple[int, bool], Forecast] = {}
 
-    def run(self) -> Chosen:
+    def run(self) -> BatchChoice:
         """Return the largest plan that fits, or the smallest if none is known to fit."""
         before = find_probes(self.key).chosen.get(str(self.plans[0].batch.samples_per_step))
         for number, plan in enumerate(self.plans):
             if plan.batch.per_device == before and not self.known.has_failed(plan):
-                return Chosen(number, fits=True, how="as before")
+                return BatchChoice(number, fits=True, how="as before")
         best = self._predicted()
         if self.probe is not None:
             best = self._tried_out(best, self.probe)
         number = max(0, best)
         seen_to_run = self.plans[number].batch.per_device <= self.known.fits
-        return Chosen(number, best >= 0, "probed" if seen_to_run else "predicted")
+        return BatchChoice(number, best >= 0, "probed" if seen_to_run else "predicted")
 
     def _predicted(self) -> int:
         """Return the index of the last plan whose high end fits, -1 if none."""
@@ -195,7 +195,7 @@ def _last(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 def room_for_a_batch(plan: Plan, share: int = 1) -> int | None:
     """Return the bytes for batch=auto with `share` runs on the device, None if unknown."""
-    memory = room(plan)
+    memory = available_bytes(plan)
     if memory is None or plan.device.kind != "cpu":
         return None if memory is None else memory // share
     each = (memory + PYTHON_BYTES) // share - PYTHON_BYTES  # per run that shares the machine

@@ -8,7 +8,7 @@ from typing import cast
 from eke.config.schema import FSDP, Adapters, Config, Packing, T5Model
 from eke.models.families import Shape, family_of, head_width
 from eke.models.sizes import BFLOAT16_BYTES, STAGE, is_ragged, predicted_frac
-from eke.plan.planner import Micro, Plan, drawn, shares_heads
+from eke.plan.planner import MicroBatchShape, Plan, simulated_micro_batches, shares_heads
 
 PHASES = {
     "load": "while the model is loaded",
@@ -34,7 +34,7 @@ class Method(Enum):
 
 
 class Verdict(Enum):
-    """Whether a plan fits on its device."""
+    """True if a plan fits on its device."""
 
     fits = "fits"
     tight = "tight"
@@ -74,7 +74,7 @@ class Traced:
     notes: tuple[str, ...] = ()
     """Substitutions for the plan's operations, one clause each."""
     is_exact: bool = True
-    """Whether all traced operations are the plan's own."""
+    """True if all traced operations are the plan's own."""
     beside: dict[str, int] = field(default_factory=dict)
     """Highest sum in each phase without weights, gradients and optimizer states."""
 
@@ -98,7 +98,7 @@ class Forecast:
     """Bytes of the device available to this run. None if unknown."""
     verdict: Verdict
     doubts: tuple[str, ...] = ()
-    """Reasons for the width of the range: keys of `DOUBTS`."""
+    """Reasons for the width of the range: keys of `UNCERTAINTY_REASONS`."""
     substitutions: tuple[str, ...] = ()
     """`Traced.notes` of the trace used by the forecast."""
     not_traced: str = ""
@@ -108,13 +108,13 @@ class Forecast:
     def notes(self) -> tuple[str, ...]:
         """All reasons for the width of the range, one clause each."""
         missing = (f"not traced: {self.not_traced}",) if self.not_traced else ()
-        return (*self.substitutions, *(DOUBTS[doubt].text for doubt in self.doubts), *missing)
+        return (*self.substitutions, *(UNCERTAINTY_REASONS[doubt].text for doubt in self.doubts), *missing)
 
 
 NOTHING = Range(0, 0, 0)
 
 
-def exact(number: int) -> Range:
+def exact_range(number: int) -> Range:
     """Return the range of a size known to the byte."""
     return Range(number, number, number)
 
@@ -125,7 +125,7 @@ def range_around(low: int, expected: int, high: int) -> Range:
     return Range(max(0, min(low, expected)), expected, max(expected, high))
 
 
-def shape_of(plan: Plan, micro: Micro | None = None) -> Shape:
+def shape_of(plan: Plan, micro: MicroBatchShape | None = None) -> Shape:
     """Return the shape of a forward pass, by default of a training's longest micro-batch."""
     config, model, data = plan.config, plan.config.model, plan.config.data
     heads = model.num_attention_heads or 1
@@ -135,7 +135,7 @@ def shape_of(plan: Plan, micro: Micro | None = None) -> Shape:
     grouped = getattr(model, "num_key_value_heads", None) or heads
     family = family_of(config)
     decoders = getattr(model, "num_decoder_layers", None) or model.num_hidden_layers
-    micro = micro or drawn(plan).expected
+    micro = micro or simulated_micro_batches(plan).expected
     formats = plan.compute.formats
     # After trained weights, the residual stream is as wide as these weights.
     trained = model.freeze and not formats.copies
@@ -186,7 +186,7 @@ class Reason:
     text: str
 
 
-DOUBTS = {
+UNCERTAINTY_REASONS = {
     "architecture": Reason(
         lambda plan, shape: not shape.architecture.is_known,
         "no formulas for this architecture: estimated as a Llama of its size",
@@ -200,7 +200,7 @@ DOUBTS = {
         "fused kernels keep less than the model's own operations",
     ),
     "lengths": Reason(
-        lambda plan, shape: drawn(plan).differ,
+        lambda plan, shape: simulated_micro_batches(plan).differ,
         "samples differ in length: the longest micro-batch of a training is counted",
     ),
     "adapters": Reason(
@@ -250,7 +250,7 @@ UNTRACED = ("lengths", "gathering", "driver")
 """Doubts that also apply to a trace."""
 
 
-def doubts_of(plan: Plan) -> tuple[str, ...]:
+def uncertainty_reasons(plan: Plan) -> tuple[str, ...]:
     """Return the doubts that apply, none if the formulas model the techniques well."""
     shape = shape_of(plan)
-    return tuple(doubt for doubt, reason in DOUBTS.items() if reason.applies(plan, shape))
+    return tuple(doubt for doubt, reason in UNCERTAINTY_REASONS.items() if reason.applies(plan, shape))

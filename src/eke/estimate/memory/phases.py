@@ -11,14 +11,14 @@ from eke.estimate.memory.activations import Activations, optimizer_temporaries, 
 from eke.estimate.memory.components import (
     NOTHING,
     Range,
-    exact,
+    exact_range,
     range_around,
     shape_of,
     trains_adapters,
 )
 from eke.models.families import FLOAT32_BYTES, Role, family_of, is_classification
 from eke.models.sizes import IN_PARTS, STAGE, shared_state_bytes, training_structure
-from eke.plan.planner import Micro, Plan, drawn, evaluated
+from eke.plan.planner import MicroBatchShape, Plan, simulated_micro_batches, evaluated
 
 Parts = dict[str, Range]
 """Bytes by component."""
@@ -55,7 +55,7 @@ more by torchtitan's notes; 0.76 with LoRA, 0.62 without, in bf16 on an H100 (no
 
 
 @dataclass(frozen=True)
-class Moment:
+class MemoryPoint:
     """Live memory at one moment."""
 
     phase: str
@@ -74,19 +74,19 @@ class Moment:
         return sum((part for name, part in self.parts.items() if name != "reserve"), NOTHING)
 
 
-def around(expected: int, low: int = 0, high: int | None = None) -> Range:
+def range_from_zero(expected: int, low: int = 0, high: int | None = None) -> Range:
     """Return a range from 0 to slightly above the expected value, or with given ends."""
     return range_around(low, expected, int(expected * SLACK_HIGH) if high is None else high)
 
 
-def moments(plan: Plan) -> list[Moment]:
+def moments(plan: Plan) -> list[MemoryPoint]:
     """Return every moment that may be the highest, in the order of a run."""
-    made = drawn(plan)
-    found = moments_of(plan, made.expected)
+    made = simulated_micro_batches(plan)
+    found = memory_points(plan, made.expected)
     if not made.differ:
         return found
     # The ends are from the shortest and the longest possible micro-batch.
-    shortest, longest = (moments_of(plan, micro) for micro in (made.shortest, made.longest))
+    shortest, longest = (memory_points(plan, micro) for micro in (made.shortest, made.longest))
     return [
         replace(each, parts={
             name: range_around(low.parts[name].low, part.expected, high.parts[name].high)
@@ -96,11 +96,11 @@ def moments(plan: Plan) -> list[Moment]:
     ]  # fmt: skip
 
 
-def moments_of(plan: Plan, micro: Micro) -> list[Moment]:
+def memory_points(plan: Plan, micro: MicroBatchShape) -> list[MemoryPoint]:
     """Return the moments if every micro-batch is like this one, in the order of a run."""
     at = _Moments(plan, micro)
     return [
-        Moment("load", {"weights": exact(at.loading)}),
+        MemoryPoint("load", {"weights": exact_range(at.loading)}),
         *at.of_checkpoints(),
         at.forward(),
         at.loss(),
@@ -116,7 +116,7 @@ def moments_of(plan: Plan, micro: Micro) -> list[Moment]:
 class _Moments:
     """Formulas of one plan, each evaluated once."""
 
-    def __init__(self, plan: Plan, micro: Micro) -> None:
+    def __init__(self, plan: Plan, micro: MicroBatchShape) -> None:
         self.plan, self.config = plan, plan.config
         on_host = plan.device.kind == "cpu"
         self.state = shared_state_bytes(self.config, plan.size, on_host, plan.compute.formats)
@@ -137,29 +137,29 @@ class _Moments:
         tied = max((prod(w.shape) for w in self.parts if sharding.is_tied(w)), default=0)
         return start + FLOAT32_BYTES * tied // config.distributed.num_processes
 
-    def of_checkpoints(self) -> list[Moment]:
+    def of_checkpoints(self) -> list[MemoryPoint]:
         """Return the moments of reading and saving a rank's shard, by tensor or as a copy."""
         config, on_host = self.config, self.plan.device.kind == "cpu"
         largest = max(prod(w.shape) for w in self.parts) // config.distributed.num_processes
         piece, saved = on_host * FLOAT32_BYTES * largest, sharding.saved_bytes(self.plan)
         behind = config.train.checkpoint_async is not False
-        copies = around(on_host * saved) if behind else NOTHING
+        copies = range_from_zero(on_host * saved) if behind else NOTHING
         # Files are mapped: numbers are copied only for ranks that hold other rows.
-        sizes = {"resume": around(0, high=piece), "save": copies}
+        sizes = {"resume": range_from_zero(0, high=piece), "save": copies}
         held = self.held("between", NOTHING)
-        return [Moment(phase, held | {"saving": size}, phase)
+        return [MemoryPoint(phase, held | {"saving": size}, phase)
                 for phase, size in sizes.items() if saved]  # fmt: skip
 
-    def of_sharing(self) -> list[Moment]:
+    def of_sharing(self) -> list[MemoryPoint]:
         """Return the moments that only FSDP2 or ZeRO has."""
         option = self.config.distributed.option
         if option == "fsdp":  # the head is gathered before there are logits
             parts = self.held("gathered", self.earlier) | self.kept(self.acts.casts)
-            return [Moment("forward", parts, "gathered"), *self.of_gathering()]
+            return [MemoryPoint("forward", parts, "gathered"), *self.of_gathering()]
         if option not in STAGE:
             return []
-        whole = exact(self.state.gradients)
-        found = [Moment("backward", self.held("reduced", whole), "reduced")]
+        whole = exact_range(self.state.gradients)
+        found = [MemoryPoint("backward", self.held("reduced", whole), "reduced")]
         if STAGE[option] == 2:
             parts = self.last_layer().parts
             # Bytes kept by half of the layers, plus or minus a quarter.
@@ -168,19 +168,19 @@ class _Moments:
                 for name, part in parts.items()
                 if name in ("activations", "autocast")
             }
-            found.append(Moment("backward", parts | self.held("middle", whole) | half, "middle"))
+            found.append(MemoryPoint("backward", parts | self.held("middle", whole) | half, "middle"))
         new = self.held("evaluation", NOTHING)
         more = sharding.regather_bytes(self.plan, self.parts)
         new["buffers"] = new["buffers"] + Range(0, more, more)
-        return [*found, Moment("optimizer", new, "regather")]
+        return [*found, MemoryPoint("optimizer", new, "regather")]
 
-    def of_gathering(self) -> Iterator[Moment]:
+    def of_gathering(self) -> Iterator[MemoryPoint]:
         """Moments at which a CPU has gathered a layer that has not yet computed."""
         shape, count = shape_of(self.plan, evaluated(self.plan)), sharding.num_layers(self.config)
         parts = self.held("evaluation_gathered", NOTHING)
         stream = 2 * FLOAT32_BYTES * shape.tokens * shape.hidden
-        parts["activations"] = around(stream, high=2 * self.acts.one_layer + SMALL_BYTES)
-        yield Moment("evaluation", parts, "evaluation_gathered")
+        parts["activations"] = range_from_zero(stream, high=2 * self.acts.one_layer + SMALL_BYTES)
+        yield MemoryPoint("evaluation", parts, "evaluation_gathered")
         if self.plan.device.kind != "cpu":  # a GPU gathers during the layer before
             return
         is_tied = self.config.model.tie_word_embeddings
@@ -196,7 +196,7 @@ class _Moments:
                 name: range_around(0, part.expected * (count - done) // count, part.high)
                 for name, part in kept
             }
-            yield Moment("backward", parts | left, "next_layer")
+            yield MemoryPoint("backward", parts | left, "next_layer")
 
     def held(self, moment: str, gradients: Range) -> Parts:
         """Return weights, states, gradients and buffers at a moment."""
@@ -204,10 +204,10 @@ class _Moments:
         mine, buffers = sharding.held_at(self.plan, self.parts, state.gradients, moment, gradients)
         views = singular_vectors(self.plan, self.parts)
         parts = {
-            "weights": exact(state.weights),
+            "weights": exact_range(state.weights),
             "gradients": mine,
             "optimizer": Range(state.optimizer, state.optimizer + views, state.optimizer + views),
-            "master": exact(state.master),
+            "master": exact_range(state.master),
             "buffers": buffers,
         }
         if self.config.distributed.option in STAGE and self.config.distributed.deepspeed_config:
@@ -218,7 +218,7 @@ class _Moments:
     def earlier(self) -> Range:
         """Gradients of earlier micro-batches of the step."""
         several = self.plan.batch.accumulation > 1
-        return exact(self.state.gradients) if several else NOTHING
+        return exact_range(self.state.gradients) if several else NOTHING
 
     def kept(self, casts: int) -> Parts:
         """Return activations of all layers, and 16-bit copies of weights."""
@@ -235,7 +235,7 @@ class _Moments:
         # runtime/zero/linear.py, `save_for_backward`).
         copies = 0 if self.config.distributed.option == "zero3" else casts
         return {
-            "activations": around(expected, low, int(doubt + SMALL_BYTES)),
+            "activations": range_from_zero(expected, low, int(doubt + SMALL_BYTES)),
             "autocast": Range(0, copies, casts),
         }
 
@@ -256,14 +256,14 @@ class _Moments:
             doubt += 0.05  # workspace of kernels
         return doubt
 
-    def forward(self) -> Moment:
+    def forward(self) -> MemoryPoint:
         """Return the end of the forward pass, with all logits."""
         acts = self.acts
         parts = self.held("forward", self.earlier) | self.kept(acts.casts)
-        parts["logits"] = around(acts.logits_forward, high=2 * acts.logits_forward)
-        return Moment("forward", parts, "forward")
+        parts["logits"] = range_from_zero(acts.logits_forward, high=2 * acts.logits_forward)
+        return MemoryPoint("forward", parts, "forward")
 
-    def loss(self) -> Moment:
+    def loss(self) -> MemoryPoint:
         """Return the start of the backward pass: probabilities, their and the logits' gradients."""
         acts = self.acts
         parts = self.held("loss", self.earlier) | self.kept(acts.casts_kept)
@@ -274,10 +274,10 @@ class _Moments:
             or self.config.engine.option == "trainer"
         )
         low = 0 if fused or self.config.compile.option != "none" else acts.logits_needed
-        parts["logits"] = around(acts.logits_backward, low, room)
-        return Moment("backward", parts, "loss")
+        parts["logits"] = range_from_zero(acts.logits_backward, low, room)
+        return MemoryPoint("backward", parts, "loss")
 
-    def last_layer(self) -> Moment:
+    def last_layer(self) -> MemoryPoint:
         """Return the last layer's backward pass: others are kept, the head has a gradient."""
         acts = self.acts
         number = self.plan.compute.formats.weight_bytes
@@ -290,16 +290,16 @@ class _Moments:
         if self.plan.batch.accumulation > 1:
             gradients = self.earlier + range_around(0, number * self.layer // 3, gradients.high)
         parts = self.held("last_layer", gradients) | self.kept(acts.casts_kept)
-        parts["recomputed"] = around(acts.passing)
+        parts["recomputed"] = range_from_zero(acts.passing)
         # bitsandbytes unpacks one 4-bit weight at a time.
         unpacked = max((prod(w.shape) for w in self.parts if w.four_bits), default=0)
         working = acts.working + self.shape.compute * unpacked
-        parts["temporaries"] = around(working, high=2 * working)
+        parts["temporaries"] = range_from_zero(working, high=2 * working)
         if acts.passing:  # casts of the recomputed layer
             parts["autocast"] = range_around(0, parts["autocast"].expected, acts.casts)
-        return Moment("backward", parts, "last_layer")
+        return MemoryPoint("backward", parts, "last_layer")
 
-    def first_layer(self) -> Moment:
+    def first_layer(self) -> MemoryPoint:
         """Return the first layer's backward pass: all gradients but its own exist."""
         acts, own = self.acts, self.plan.compute.formats.weight_bytes * self.layer
         whole = self.state.gradients
@@ -308,10 +308,10 @@ class _Moments:
         parts = self.held("first_layer", range_around(whole - own, whole - own // 2, whole))
         layer = int(self.doubt * acts.one_layer)
         parts["recomputed"] = range_around(0, acts.passing, max(acts.passing, layer) + SMALL_BYTES)
-        parts["temporaries"] = around(acts.working, high=2 * acts.working)
-        return Moment("backward", parts, "first_layer")
+        parts["temporaries"] = range_from_zero(acts.working, high=2 * acts.working)
+        return MemoryPoint("backward", parts, "first_layer")
 
-    def embedding(self) -> Moment:
+    def embedding(self) -> MemoryPoint:
         """Return the end of the backward pass, with gradients of the embedding and a tied head."""
         number, model = self.plan.compute.formats.weight_bytes, self.config.model
         table = number * self.shape.vocabulary * self.shape.hidden
@@ -321,28 +321,28 @@ class _Moments:
         times = 2 if several else int(self.plan.batch.accumulation > 1)
         if trains_adapters(self.config) or self.config.distributed.option == "fsdp":
             table = 0
-        parts = self.held("embedding", exact(self.state.gradients))
+        parts = self.held("embedding", exact_range(self.state.gradients))
         more = times * min(table, self.state.gradients)
         high = 3 * table + self.acts.working + SMALL_BYTES
-        parts["temporaries"] = around(more, high=high)
-        return Moment("backward", parts, "embedding")
+        parts["temporaries"] = range_from_zero(more, high=high)
+        return MemoryPoint("backward", parts, "embedding")
 
-    def optimizer(self) -> Moment:
+    def optimizer(self) -> MemoryPoint:
         """Return the optimizer's step, or its updates within the backward pass."""
-        parts = self.held("optimizer", exact(self.state.gradients))
+        parts = self.held("optimizer", exact_range(self.state.gradients))
         found = optimizer_temporaries(self.plan, self.parts)
         parts["temporaries"] = found + Range(0, 0, SMALL_BYTES)
-        return Moment("optimizer", parts, "optimizer")
+        return MemoryPoint("optimizer", parts, "optimizer")
 
-    def evaluation(self) -> Moment:
+    def evaluation(self) -> MemoryPoint:
         """Return a forward pass that keeps no activations. Gradients are already freed."""
         shape = shape_of(self.plan, evaluated(self.plan))
         acts = Activations(self.plan, shape, self.parts)
         parts = self.held("evaluation", NOTHING)
-        parts["activations"] = around(acts.one_layer // 2, high=2 * acts.one_layer + SMALL_BYTES)
-        parts["logits"] = around(acts.logits_forward, high=2 * acts.logits_forward)
+        parts["activations"] = range_from_zero(acts.one_layer // 2, high=2 * acts.one_layer + SMALL_BYTES)
+        parts["logits"] = range_from_zero(acts.logits_forward, high=2 * acts.logits_forward)
         # A copy is freed after its product (`cache_enabled=False`). ZeRO-3's product casts a view.
         cast = acts.largest_cast * (self.config.distributed.option != "zero3")
         cast = cast if self.plan.compute.eval_autocast else 0
         parts["autocast"] = range_around(0, cast, acts.casts)
-        return Moment("evaluation", parts, "evaluation")
+        return MemoryPoint("evaluation", parts, "evaluation")

@@ -16,15 +16,15 @@ from eke.estimate.memory.components import (
     Range,
     Traced,
     Verdict,
-    doubts_of,
-    exact,
+    uncertainty_reasons,
+    exact_range,
     is_fsdp,
     range_around,
 )
-from eke.estimate.memory.phases import COMPONENTS, Moment, moments, moments_of
+from eke.estimate.memory.phases import COMPONENTS, MemoryPoint, moments, memory_points
 from eke.estimate.memory.sharding import saved_bytes
 from eke.models.sizes import STAGE, shared_state_bytes
-from eke.plan.planner import Micro, Plan, drawn
+from eke.plan.planner import MicroBatchShape, Plan, simulated_micro_batches
 from eke.plan.planner.planner import workspace_bytes
 
 ERROR = {"cpu": 0.02, "cuda": 0.06}
@@ -34,7 +34,7 @@ ERROR = {"cpu": 0.02, "cuda": 0.06}
 NAMES = {"logits_and_loss": "logits", "autocast_cache": "autocast", "workspaces": "temporaries"}
 """Names in the closed form of a trace's components."""
 
-WHOLE = ("forward", "loss", "evaluation")
+FULLY_SHARED = ("forward", "loss", "evaluation")
 """Moments at which all memory kept by a phase is alive."""
 
 PARTLY = ("last_layer", "middle")
@@ -46,7 +46,7 @@ DOUBT_PERCENT = 10
 STATES = ("weights", "gradients", "optimizer", "master")
 
 
-def narrowed(plan: Plan, found: list[Moment], traced: Traced) -> list[Moment]:
+def refine_with_trace(plan: Plan, found: list[MemoryPoint], traced: Traced) -> list[MemoryPoint]:
     """Return the closed form's moments with a trace's numbers. With sharding, only of the rest."""
     option = plan.config.distributed.option
     copies = option == "ddp" and plan.batch.world_size > 1
@@ -58,7 +58,7 @@ def narrowed(plan: Plan, found: list[Moment], traced: Traced) -> list[Moment]:
     return traces or found
 
 
-def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
+def _traced(closed: MemoryPoint, traced: Traced, plan: Plan) -> MemoryPoint:
     """Return one phase as traced: live components and, at the peak, the allocator's reserve.
 
     Ends of the closed form apply if the trace is not exact or micro-batches differ in length.
@@ -75,14 +75,14 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
     sizes: Counter[str] = Counter()
     for name, size in known.items():
         sizes[NAMES.get(name, name)] += size
-    parts = {name: exact(size) for name, size in sizes.items()}
+    parts = {name: exact_range(size) for name, size in sizes.items()}
     others = allocated - sum(known.values())
     doubt = int(ERROR[plan.device.kind] * allocated) + MIB // 16
     parts["others"] = range_around(0, others, others + doubt)
     if "buffers" in closed.parts:  # of DataParallel, while a trace has one process
         parts["buffers"] = closed.parts["buffers"]
     is_exact = traced.method is Method.trace and traced.is_exact
-    made = drawn(plan)
+    made = simulated_micro_batches(plan)
     if not is_exact or made.expected != made.longest:
         missing = closed.total.high - sum(part.high for part in parts.values())
         parts["others"] = range_around(0, others, others + doubt + max(0, missing))
@@ -97,10 +97,10 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
     return replace(closed, parts=parts)
 
 
-def _with_traced_activations(moment: Moment, traced: Traced) -> Moment:
+def _with_traced_activations(moment: MemoryPoint, traced: Traced) -> MemoryPoint:
     """Return states and buffers of the closed form with the rest of the trace."""
     beside = traced.beside.get(moment.phase)
-    if beside is None or moment.name not in (*WHOLE, *PARTLY):
+    if beside is None or moment.name not in (*FULLY_SHARED, *PARTLY):
         return moment
     kept = {k: v for k, v in moment.parts.items() if k in (*STATES, "buffers")}
     closed = sum(part.expected for name, part in moment.parts.items() if name not in kept)
@@ -134,12 +134,12 @@ TRAINED = ("forward", "backward", "optimizer")
 def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
     """Return the memory forecast on the plan's (first) device, narrowed by a trace if given."""
     found = moments(plan)
-    method, doubts = Method.closed_form, doubts_of(plan)
+    method, doubts = Method.closed_form, uncertainty_reasons(plan)
     substitutions: tuple[str, ...] = ()
     # ZeRO-3's linear layers keep other tensors than the traced ones (see moments.kept). On two
     # ranks, formulas were right to 5 %, the trace to 16 % (notes/lab/memory.md).
     if traced is not None and plan.config.distributed.option != "zero3":
-        found = narrowed(plan, found, traced)
+        found = refine_with_trace(plan, found, traced)
         method, substitutions = traced.method, traced.notes
         doubts = tuple(doubt for doubt in doubts if doubt in UNTRACED)
     on_cpu = plan.device.kind == "cpu"
@@ -148,7 +148,7 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
     whole = found if on_cpu else [_on_gpu(plan, moment, found) for moment in found]
     peak = highest_range(moment.total for moment in whole)
     top = max(whole, key=lambda moment: moment.total.expected)
-    capacity = room(plan)
+    capacity = available_bytes(plan)
     basis = "reserved by PyTorch on the GPU, and the driver's context"
     if on_cpu:
         many = plan.processes_per_node
@@ -175,9 +175,9 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
     )
 
 
-def allocated_of(plan: Plan, micro: Micro) -> int:
+def allocated_of(plan: Plan, micro: MicroBatchShape) -> int:
     """Return the highest sum of tensors in a step of such micro-batches, by formulas."""
-    found = moments_of(plan, micro)
+    found = memory_points(plan, micro)
     return max(each.tensors.expected for each in found if each.phase in TRAINED)
 
 
@@ -200,7 +200,7 @@ def verdict(peak: Range, capacity: int | None) -> Verdict:
     return Verdict.fits if peak.high <= capacity else Verdict.tight
 
 
-def room(plan: Plan) -> int | None:
+def available_bytes(plan: Plan) -> int | None:
     """Return the bytes of the device for one process, on a CPU without Python, None if unknown."""
     memory, left = plan.device.memory_bytes, plan.device.available_bytes
     if memory is None:
@@ -232,7 +232,7 @@ def least_host_bytes(plan: Plan, found: Forecast, copies: bool = True) -> int:
     return (PYTHON_BYTES + offloaded + copied) * max(1, plan.processes_per_node)
 
 
-def with_room(plan: Plan, size: int) -> Plan:
+def with_available_bytes(plan: Plan, size: int) -> Plan:
     """Return the plan on a device that has `size` bytes for each process's forecast."""
     memory = size
     if plan.device.kind == "cpu":
@@ -245,7 +245,7 @@ def highest_phase(found: Forecast) -> str:
     return max(found.phases, key=lambda phase: found.phases[phase])
 
 
-def _on_gpu(plan: Plan, moment: Moment, every: Sequence[Moment]) -> Moment:
+def _on_gpu(plan: Plan, moment: MemoryPoint, every: Sequence[MemoryPoint]) -> MemoryPoint:
     """Return a moment with cuBLAS's workspace, the allocator's reserve and the driver's context."""
     space = 0 if moment.phase == "load" else workspace_bytes(plan.device.capability)
     allocated, held = moment.total, 0
@@ -270,7 +270,7 @@ def known_forecast(plan: Plan) -> Forecast:
 
 def traced_forecast(plan: Plan) -> Forecast:
     """Return the forecast by a trace, made now if needed, else by formulas with the reason."""
-    return _with(plan, trace_client.traced(plan))
+    return _with(plan, trace_client.get_or_run_trace(plan))
 
 
 def traced_forecasts(
@@ -281,7 +281,7 @@ def traced_forecasts(
     return [_with(plan, answer) for plan, answer in zip(plans, answers, strict=True)]
 
 
-def is_open(found: Forecast) -> bool:
+def needs_trace(found: Forecast) -> bool:
     """Return whether formulas cannot decide the fit, so that a trace is worthwhile."""
     if found.method is not Method.closed_form or found.capacity is None:
         return False
@@ -289,6 +289,6 @@ def is_open(found: Forecast) -> bool:
     return "architecture" in found.doubts or found.peak.low <= found.capacity < found.peak.high
 
 
-def _with(plan: Plan, answer: trace_client.Answer) -> Forecast:
+def _with(plan: Plan, answer: trace_client.TraceResult) -> Forecast:
     found = forecast(plan, answer.traced)
     return found if answer.traced is not None else replace(found, not_traced=answer.reason)

@@ -17,7 +17,7 @@ from eke.estimate.memory.predict_memory import (
     least_host_bytes,
 )
 from eke.models.sizes import shared_state_bytes
-from eke.plan.planner import Micro, Plan, drawn
+from eke.plan.planner import MicroBatchShape, Plan, simulated_micro_batches
 from eke.plan.record import PredictedMemory, Record
 
 WIDTH = 80
@@ -126,7 +126,7 @@ def host_budget(plan: Plan, found: Forecast) -> str:
 
 def _rows(plan: Plan) -> list[str]:
     """Return the batch lengths behind memory and time, if they differ."""
-    made = drawn(plan)
+    made = simulated_micro_batches(plan)
     if not made.differ:
         return []
     low, mean, high = (
@@ -140,7 +140,7 @@ def _rows(plan: Plan) -> list[str]:
     return [wrapped(f"{text} the mean, {mean}, FLOPs for {tokens:.1f} tokens per sample")]
 
 
-def dominant(found: Forecast) -> str:
+def largest_components(found: Forecast) -> str:
     """Return the largest components at the peak as text."""
     largest = sorted(found.components.items(), key=lambda item: -item[1])[:3]
     whole = sum(found.components.values()) or 1
@@ -149,7 +149,7 @@ def dominant(found: Forecast) -> str:
 
 
 @dataclass(frozen=True)
-class OnDevice:
+class DeviceForecast:
     """One configuration on one device."""
 
     option: str
@@ -180,7 +180,7 @@ def largest_batch(plan: Plan, found: Forecast) -> int:
 
 
 def render_devices(
-    rows: Sequence[OnDevice], per_device: int | None, target: int, count: int = 1
+    rows: Sequence[DeviceForecast], per_device: int | None, target: int, count: int = 1
 ) -> str:
     """Return one line per device. `per_device` is None if batch=auto kept `target` samples."""
     last = "micro-batch"
@@ -209,7 +209,7 @@ def render_devices(
     return "\n".join(lines)
 
 
-def _cells(row: OnDevice, chosen: bool) -> tuple[str, ...]:
+def _cells(row: DeviceForecast, chosen: bool) -> tuple[str, ...]:
     memory = f"{row.memory_bytes / GIB:.1f}" if row.memory_bytes else "?"
     if row.forecast is None:
         return row.option, memory, "rejected", "", "", "", ""
@@ -235,9 +235,9 @@ def as_record(found: Forecast) -> PredictedMemory:
     )
 
 
-def note_measured_batch(record: Record, plan: Plan, micro: Micro | None) -> None:
+def note_measured_batch(record: Record, plan: Plan, micro: MicroBatchShape | None) -> None:
     """Adapt a record's forecast to `micro`, the largest micro-batch of a CPU's profiled step."""
-    found, made = record.memory.predicted, drawn(plan)
+    found, made = record.memory.predicted, simulated_micro_batches(plan)
     if micro is None or found is None or not found.allocated_bytes or micro == made.expected:
         return
     found.allocated_bytes += allocated_of(plan, micro) - allocated_of(plan, made.expected)

@@ -8,12 +8,12 @@ device share one memory.
 from math import prod
 
 from eke.config.schema import FSDP, Config
-from eke.estimate.memory.components import NOTHING, Range, exact, range_around, trains_adapters
+from eke.estimate.memory.components import NOTHING, Range, exact_range, range_around, trains_adapters
 from eke.models.families import FLOAT32_BYTES, Role, Tokens, Weight, family_of, is_classification
 from eke.models.sizes import (
     STAGE,
     adds_up_whole,
-    pieces,
+    flat_shard_sizes,
     sent_bytes,
     shared_state_bytes,
     trained_weights,
@@ -31,7 +31,7 @@ class _Sizes:
     """Bytes of a model sharded by DeepSpeed, in the weights' format."""
 
     def __init__(self, plan: Plan, parts: Parts) -> None:
-        mine, stage = pieces(plan.config), STAGE[plan.config.distributed.option]
+        mine, stage = flat_shard_sizes(plan.config), STAGE[plan.config.distributed.option]
         trained = [w for w in parts if w.trained]
         number = self.number = plan.compute.formats.weight_bytes
         self.whole = number * sum(prod(w.shape) for w in trained)
@@ -50,7 +50,7 @@ class _Sizes:
         self.bucket = number * copies * _setting(plan, "reduce_bucket_size")
         """Bytes of all buckets of `reduce_bucket_size`."""
         self.early = Role.outer in mine
-        """Whether this process has a shard of a head, whose gradient comes first."""
+        """True if this process has a shard of a head, whose gradient comes first."""
 
 
 def _touched(trained: list[Weight], role: Role, size: int) -> int:
@@ -89,7 +89,7 @@ def _zero_gradients(plan: Plan, sizes: _Sizes, moment: str, plain: Range) -> Ran
     stage = STAGE[plan.config.distributed.option]
     offload, on_host = plan.config.offload.option != "none", plan.device.kind == "cpu"
     if stage == 3:
-        return exact(sizes.partition) if on_host or not offload else NOTHING
+        return exact_range(sizes.partition) if on_host or not offload else NOTHING
     if stage == 1:
         if moment == "optimizer":
             return NOTHING if offload else range_around(sizes.partition, sizes.mine, sizes.whole)
@@ -99,7 +99,7 @@ def _zero_gradients(plan: Plan, sizes: _Sizes, moment: str, plain: Range) -> Ran
     several = plan.batch.accumulation > 1
     earlier = sizes.mine if several else 0  # `all_grad_tensors`: of earlier micro-batches
     if moment in ("forward", "loss"):
-        return exact(earlier)
+        return exact_range(earlier)
     if moment == "last_layer":
         return range_around(earlier, earlier + sizes.mine * sizes.early, earlier + sizes.mine)
     low = sizes.partition if moment != "middle" else earlier

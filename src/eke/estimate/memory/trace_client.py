@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import cattrs
 
-from eke.common.files import own_folder, read_json, write_atomic
+from eke.common.files import make_private_dir, read_json, write_atomic
 from eke.common.process_env import child_environment, module_command
 from eke.config.schema.codec import make_converter
 from eke.data.sources import cache_folder
@@ -30,7 +30,7 @@ from eke.estimate.memory.components import Traced
 from eke.hardware.fingerprint import LIBRARIES, installed_versions, package_folder, source_hash
 from eke.models.sizes import is_ragged
 from eke.plan.identity import PRESENTATION, canonical
-from eke.plan.planner import PLACES, Plan, drawn, evaluated
+from eke.plan.planner import PLACES, Plan, simulated_micro_batches, evaluated
 from eke.plan.planner.plan import plan_to_plain
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ NO_MEMORY: Mapping[str, tuple[str, ...] | None] = {
 
 def trace_key(plan: Plan) -> str:
     """Return 32 hex digits, equal for plans with the same trace."""
-    return digest_of(what_counts(plan))
+    return digest_of(memory_fingerprint(plan))
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
@@ -80,7 +80,7 @@ def digest_of(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(content).encode()).hexdigest()[:32]
 
 
-def what_counts(plan: Plan) -> dict[str, Any]:
+def memory_fingerprint(plan: Plan) -> dict[str, Any]:
     """Return the parts of a plan that affect its memory, as JSON values."""
     plain, config = plan_to_plain(plan), {}
     for group, value in plain["config"].items():
@@ -94,7 +94,7 @@ def what_counts(plan: Plan) -> dict[str, Any]:
         "config": config,
         "engine": plan.config.engine.option,
         "batch": {**plain["batch"], "per_device": None, "eval_per_device": None},
-        "rows": [astuple(each) for each in (drawn(plan).expected, evaluated(plan))],
+        "rows": [astuple(each) for each in (simulated_micro_batches(plan).expected, evaluated(plan))],
         "ragged": is_ragged(plan.config),
         "compute": {**plain["compute"], "tf32": None, "pin_memory": None},
         "device": _device(plan),
@@ -127,7 +127,7 @@ def find_trace(key: str) -> Traced | None:
 
 def keep_trace(key: str, traced: Traced) -> None:
     """Store a trace, if possible."""
-    keep("traces", key, traced)
+    store_trace_result("traces", key, traced)
 
 
 def read_kept(folder: str, key: str, kind: type[T]) -> T | None:
@@ -138,11 +138,11 @@ def read_kept(folder: str, key: str, kind: type[T]) -> T | None:
         return None
 
 
-def keep(folder: str, key: str, value: Any) -> None:
+def store_trace_result(folder: str, key: str, value: Any) -> None:
     """Store a value, if possible. Otherwise it is computed again next time."""
     path = _path(folder, key)
     with contextlib.suppress(OSError):
-        own_folder(path.parent)
+        make_private_dir(path.parent)
         write_atomic(path, json.dumps(make_converter().unstructure(value)))  # phases in order
 
 
@@ -157,7 +157,7 @@ MODULE = "eke.training.trace.trace_worker"
 
 
 @dataclass(frozen=True)
-class Answer:
+class TraceResult:
     """A trace, or the reason for its absence."""
 
     traced: Traced | None
@@ -175,7 +175,7 @@ class TraceProcess:
         self._listener: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def ask(self, plan: Plan, limit_s: float = LIMIT_S) -> Answer:
+    def ask(self, plan: Plan, limit_s: float = LIMIT_S) -> TraceResult:
         """Return the trace of a plan, or how the process failed."""
         with self._lock:
             process = self._process or self._start()
@@ -186,14 +186,14 @@ class TraceProcess:
                 line = self._next_line(process.pid, limit_s)
             except TimeoutError as error:
                 self._stop()
-                return Answer(None, f"the trace took longer than {error}")
+                return TraceResult(None, f"the trace took longer than {error}")
             except OSError:
                 line = ""
             except BaseException:  # Ctrl-C: the pending answer is discarded
                 self._stop()
                 raise
             if not line:
-                return Answer(None, f"the tracing process {self._stop()}")
+                return TraceResult(None, f"the tracing process {self._stop()}")
             return _read(line)
 
     def _next_line(self, pid: int, limit_s: float) -> str:
@@ -261,14 +261,14 @@ def _processor_s(pid: int) -> float:
     return 0.0
 
 
-def _read(line: str) -> Answer:
+def _read(line: str) -> TraceResult:
     try:
         found = json.loads(line)
         if "traced" in found:
-            return Answer(make_converter().structure(found["traced"], Traced))
-        return Answer(None, str(found["reason"]))
+            return TraceResult(make_converter().structure(found["get_or_run_trace"], Traced))
+        return TraceResult(None, str(found["reason"]))
     except Exception as error:  # output of a broken process, unreadable in any way
-        return Answer(None, f"the tracing process's answer is invalid ({type(error).__name__})")
+        return TraceResult(None, f"the tracing process's answer is invalid ({type(error).__name__})")
 
 
 _worker = TraceProcess()
@@ -280,7 +280,7 @@ def stop_tracing() -> None:
     _worker.close()
 
 
-def traced(plan: Plan) -> Answer:
+def get_or_run_trace(plan: Plan) -> TraceResult:
     """Return the trace of a plan, from the cache or made now."""
     return _answer(plan, trace_key(plan), _worker)
 
@@ -289,13 +289,13 @@ def trace_all(
     plans: Sequence[Plan],
     progress: Callable[[int, int], Any] = lambda done, total: None,
     processes: int = 1,
-) -> list[Answer]:
+) -> list[TraceResult]:
     """Return the trace of each plan. `progress` receives plans done and total, from any thread."""
     keys = [trace_key(plan) for plan in plans]
-    answers: dict[str, Answer] = {}
+    answers: dict[str, TraceResult] = {}
     for key in dict.fromkeys(keys):
         if (found := find_trace(key)) is not None:
-            answers[key] = Answer(found)
+            answers[key] = TraceResult(found)
     progress(sum(key in answers for key in keys), len(keys))
     missing = {key: plan for key, plan in zip(keys, plans, strict=True) if key not in answers}
     if missing:
@@ -321,10 +321,10 @@ def trace_all(
     return [answers[key] for key in keys]
 
 
-def _answer(plan: Plan, key: str, worker: TraceProcess) -> Answer:
+def _answer(plan: Plan, key: str, worker: TraceProcess) -> TraceResult:
     found = find_trace(key)
     if found is not None:
-        return Answer(found)
+        return TraceResult(found)
     answer = worker.ask(plan)
     if answer.traced is not None:
         keep_trace(key, answer.traced)

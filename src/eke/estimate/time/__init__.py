@@ -14,4 +14,4 @@ from eke.estimate.time.step_time import (
     table_notes,
     time_line,
 )
-from eke.estimate.time.time_history import note_pace
+from eke.estimate.time.time_history import record_step_time

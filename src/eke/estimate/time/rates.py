@@ -48,7 +48,7 @@ class Span:
 NOTHING = Span(0.0, 0.0, 0.0)
 
 
-def exactly(amount: float) -> Span:
+def exact_span(amount: float) -> Span:
     """Return a known quantity as a span."""
     return Span(amount, amount, amount)
 

@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 
 from eke.common.text import format_seconds
-from eke.config.schema import Horizon, Mix, Rows, Synthetic
-from eke.estimate.memory.components import doubts_of, shape_of
-from eke.estimate.time.rates import Span, exactly, network_of
+from eke.config.schema import OptimizeFor, Mix, Rows, Synthetic
+from eke.estimate.memory.components import uncertainty_reasons, shape_of
+from eke.estimate.time.rates import Span, exact_span, network_of
 from eke.models.families import Shape
 from eke.models.sizes import optimizer_entry
 from eke.plan.planner import Plan
@@ -30,7 +30,7 @@ to no gain (its issue 236, a Phi-3 on one A100)."""
 def factors_of(plan: Plan) -> tuple[Span, Span]:
     """Return the factors of compilation and fused kernels on moved bytes and on launches."""
     config = plan.config
-    moved = launches = exactly(1.0)
+    moved = launches = exact_span(1.0)
     if config.compile.option == "inductor":
         moved, launches = COMPILED_MOVED, COMPILED_LAUNCHES
     if config.compile.replays_graphs:
@@ -56,7 +56,7 @@ NOTES = {
 
 def notes_of(plan: Plan, shape: Shape) -> tuple[str, ...]:
     """Return the effects that are not modelled, or only as a range, one clause each."""
-    config, doubts = plan.config, doubts_of(plan)
+    config, doubts = plan.config, uncertainty_reasons(plan)
     data = config.data
     found = [text for doubt, text in NOTES.items() if doubt in doubts]
     if config.kernels.fused_linear_cross_entropy:
@@ -107,7 +107,7 @@ CPU = _Compiler(whole=2.0, layer=6.5, regional=28.0)
 
 def steps_to_pay(plan: Plan) -> float:
     """Return the steps over which compilation must pay off: the run's, or inf in steady state."""
-    steady = plan.config.recipe.horizon is Horizon.steady
+    steady = plan.config.recipe.horizon is OptimizeFor.steady
     return math.inf if steady else plan.steps.total
 
 

@@ -14,7 +14,7 @@ from eke.estimate.time.time_history import (
     Observation,
     amounts_of,
     describe_step,
-    prior_time,
+    calibrated_step_time,
     read_observations,
     time_group,
     why_unknown,
@@ -142,11 +142,11 @@ def _number(rate: float) -> str:
     return f"{rate:.2g}" if rate < 10 else f"{rate:.0f}"
 
 
-NEEDED = 5
+MIN_CALIBRATION_RUNS = 5
 """Configurations of a group needed for a correction. Five on one side of the truth happen in 6 % of
 cases (2 * 0.5^5), four in 12 %, and Student's interval is much wider below five."""
 
-MOST = 60
+MAX_CALIBRATION_RUNS = 60
 """Number of newest configurations used."""
 
 
@@ -162,8 +162,8 @@ class FittedRates:
 @lru_cache(maxsize=16)
 def fitted_rates(runs: tuple[Observation, ...]) -> FittedRates | None:
     """Return the fitted rates, None with too few runs or without a fit."""
-    newest = runs[-MOST:]
-    if len(newest) < NEEDED:
+    newest = runs[-MAX_CALIBRATION_RUNS:]
+    if len(newest) < MIN_CALIBRATION_RUNS:
         return None
     # Imported here, since it imports numpy, which a plan without runs does not need.
     from eke.estimate.time.rate_regression import correction_of, solve
@@ -196,19 +196,19 @@ def forecast_time(plan: Plan) -> StepTime | Unknown:
     group = time_group(plan)
     runs, work = read_observations(group), Work(plan)
     versions = ", ".join(f"{n} {group[n]}" for n in ("torch", "transformers") if n in group)
-    found = prior_time(plan, work)
+    found = calibrated_step_time(plan, work)
     if isinstance(found, Unknown):
         return _by_runs(plan, work, runs, versions)
     corrected = [run for run in runs if run.predicted > 0]
     ratios = [run.measured / run.predicted for run in corrected]
-    if len(ratios) < NEEDED:
-        return replace(found, calibrated=CalibratedStep(len(runs), NEEDED, versions=versions))
+    if len(ratios) < MIN_CALIBRATION_RUNS:
+        return replace(found, calibrated=CalibratedStep(len(runs), MIN_CALIBRATION_RUNS, versions=versions))
     if beyond := _beyond(amounts_of(plan, work), corrected):
         return replace(found, notes=(*found.notes, f"not corrected: {beyond}"))
     from eke.estimate.time.rate_regression import correction_of  # late, as above
 
     by = correction_of(ratios)
-    found = prior_time(plan, work, _spread(by.within) * by.factor)
+    found = calibrated_step_time(plan, work, _spread(by.within) * by.factor)
     assert isinstance(found, StepTime)
     return replace(found, calibrated=_calibrated(len(ratios), by, versions))
 
@@ -227,7 +227,7 @@ def _beyond(amounts: Mapping[str, float], runs: Sequence[Observation]) -> str:
 
 
 def _calibrated(num_runs: int, by: "Correction", versions: str) -> CalibratedStep:
-    return CalibratedStep(num_runs, NEEDED, by.factor, expm1(by.within), versions)
+    return CalibratedStep(num_runs, MIN_CALIBRATION_RUNS, by.factor, expm1(by.within), versions)
 
 
 def _spread(within: float) -> Span:
@@ -243,7 +243,7 @@ def _by_runs(
     if rates is None:
         return Unknown(f"{why_unknown(plan)} ({len(runs)} so far with these libraries)")
     factor, within = rates.correction.factor, rates.correction.within
-    measured = [run.measured for run in runs[-MOST:]]
+    measured = [run.measured for run in runs[-MAX_CALIBRATION_RUNS:]]
     if within > log(WIDEST):
         why = f"timings of {len(measured)} finished runs here differ by more than {WIDEST:.0f}x"
         return Unknown(f"{why}. Rerun on an idle machine")
@@ -251,7 +251,7 @@ def _by_runs(
     unseen = [kind for kind, amount in amounts.items() if amount and kind not in rates.seconds]
     if unseen:
         return Unknown(f"needs a finished run in {unseen[0]} here")
-    if beyond := _beyond(amounts, runs[-MOST:]):
+    if beyond := _beyond(amounts, runs[-MAX_CALIBRATION_RUNS:]):
         return Unknown(f"{beyond}. Needs a finished run of about this size")
     seconds = {kind: amount * rates.seconds.get(kind, 0.0) for kind, amount in amounts.items()}
     expected = sum(seconds.values()) * factor
@@ -269,7 +269,7 @@ def slowdown(now: Plan, changed: Plan) -> tuple[float, str] | None:
     before, after = forecast_time(now), forecast_time(changed)
     runs = min(num_runs(before), num_runs(after))
     if not runs:  # correcting one side only would look like a difference in speed
-        before, after = prior_time(now), prior_time(changed)
+        before, after = calibrated_step_time(now), calibrated_step_time(changed)
     if not (isinstance(before, StepTime) and isinstance(after, StepTime)):
         return None
     known = f"calibrated by {runs} runs on it" if runs else "not calibrated"

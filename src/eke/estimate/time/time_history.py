@@ -20,10 +20,10 @@ from typing import Any
 
 import cattrs
 
-from eke.common.files import append_line, own_folder, read_text, seal, write_atomic
+from eke.common.files import append_line, make_private_dir, read_text, terminate_last_line, write_atomic
 from eke.config.schema.codec import make_converter
 from eke.data.sources import cache_folder
-from eke.estimate.memory.trace_client import digest_of, software, what_counts
+from eke.estimate.memory.trace_client import digest_of, software, memory_fingerprint
 from eke.estimate.time.rates import (
     COLLECTIVE_S,
     DISK,
@@ -36,7 +36,7 @@ from eke.estimate.time.rates import (
     Span,
     StepTime,
     Unknown,
-    exactly,
+    exact_span,
     highest,
     rates_of,
 )
@@ -51,7 +51,7 @@ CACHE_RELEASE = Span(0.0, 0.1, 0.2)
 `torch_empty_cache_steps`. Twice that is an assumption."""
 
 
-def prior_time(
+def calibrated_step_time(
     plan: Plan, work: Work | None = None, correction: Span | None = None
 ) -> StepTime | Unknown:
     """Return the time by datasheets and published efficiencies, corrected by finished runs."""
@@ -84,14 +84,14 @@ def _composed(plan: Plan, work: Work, rates: Rates) -> tuple[dict[str, float], S
     if plan.config.engine.option == "trainer":
         host = host + TRAINER_S * plan.batch.accumulation
     passes = highest(device, host)
-    updated = work.updates.moved.over(rates.memory) + exactly(work.updates.flops).over(
+    updated = work.updates.moved.over(rates.memory) + exact_span(work.updates.flops).over(
         rates.optimizer
     )
-    update_host = exactly(work.updates.launches).by(LAUNCH_S)
+    update_host = exact_span(work.updates.launches).by(LAUNCH_S)
     update = highest(updated, update_host)
     busy = passes + update
-    sent = exactly(work.moves.exchanged).over(rates.link) + COLLECTIVE_S * work.moves.collectives
-    moved = exactly(work.moves.to_host).over(rates.host) + exactly(work.moves.to_disk).over(DISK)
+    sent = exact_span(work.moves.exchanged).over(rates.link) + COLLECTIVE_S * work.moves.collectives
+    moved = exact_span(work.moves.to_host).over(rates.host) + exact_span(work.moves.to_disk).over(DISK)
     hosted = HOST_UPDATE_S * work.moves.on_host
     sent_shown, moved_shown = _not_hidden(sent, passes), _not_hidden(moved, passes)
     step = busy + sent_shown + moved_shown + hosted
@@ -121,7 +121,7 @@ def _product_s(product: Product, rates: Rates) -> Span:
     rate = rates.attention if product.fused else rates.tensor
     if product.kind == "linear" and rates.float8 is not None:
         rate = rates.float8
-    return highest(exactly(product.flops).over(rate), exactly(product.moved).over(rates.memory))
+    return highest(exact_span(product.flops).over(rate), exact_span(product.moved).over(rates.memory))
 
 
 def describe_step(
@@ -186,7 +186,7 @@ class Observation:
 
     @property
     def is_sane(self) -> bool:
-        """Whether its values are plausible."""
+        """True if its values are plausible."""
         numbers = (self.predicted, self.measured, *self.amounts.values())
         if not all(math.isfinite(n) and n >= 0 for n in numbers):
             return False
@@ -230,7 +230,7 @@ def work_key(plan: Plan) -> str:
     data = plan.config.data
     lengths = [getattr(data, name, None) for name in ("lengths", "min_len", "median_len", "sigma")]
     return digest_of({
-        **what_counts(plan),
+        **memory_fingerprint(plan),
         "tf32": plan.compute.tf32,
         "lengths": [str(value) for value in lengths],
     })  # fmt: skip
@@ -243,7 +243,7 @@ def path_of(group: Group) -> Path:
     return folder / f"{digest_of(group)}.jsonl"
 
 
-def note_pace(plan: Plan, record: Record) -> None:
+def record_step_time(plan: Plan, record: Record) -> None:
     """Store a finished run's step time if its speed is meaningful and the file is writable."""
     steps = record.timing.steady_step_s
     if record.outcome != Outcome.ok.value or steps is None or steps.n < FEWEST_STEPS:
@@ -252,7 +252,7 @@ def note_pace(plan: Plan, record: Record) -> None:
     if record.shared_device or plan.probe or record.timing.clock != metrics.WALL:
         return
     work = Work(plan)
-    prior = prior_time(plan, work)
+    prior = calibrated_step_time(plan, work)
     predicted = prior.step_s.expected if isinstance(prior, StepTime) else 0.0
     amounts = amounts_of(plan, work)
     found = Observation(work_key(plan), record.run_id, amounts, predicted, steps.median)
@@ -263,8 +263,8 @@ def note_pace(plan: Plan, record: Record) -> None:
 def add_line(path: Path, line: str) -> None:
     """Append a line to a group's file and keep it within bounds. Ignore failures."""
     try:
-        own_folder(path.parent)
-        seal(path)
+        make_private_dir(path.parent)
+        terminate_last_line(path)
         append_line(path, line)
         lines = read_text(path, LONGEST_FILE).splitlines()
         if len(lines) > 2 * KEPT_LINES:

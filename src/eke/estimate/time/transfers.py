@@ -19,10 +19,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from eke.config.schema import FSDP, Config, Exchange, NvmeOffload, WeightsPlace
+from eke.config.schema import FSDP, Config, GradientSync, NvmeOffload, WeightsPlace
 from eke.estimate.memory.activations import Activations
 from eke.estimate.memory.sharding import num_layers, units
-from eke.estimate.time.rates import exactly
+from eke.estimate.time.rates import exact_span
 from eke.models.families import AttentionLayers, Role, Shape, Tokens, Weight
 from eke.models.sizes import STAGE, exchange_of, optimizer_entry, training_structure
 from eke.plan.planner import Plan
@@ -64,7 +64,7 @@ class Product:
     flops: float
     moved: float
     fused: bool = False
-    """Whether one kernel computes all of attention."""
+    """True if one kernel computes all of attention."""
 
 
 class Contents:
@@ -154,7 +154,7 @@ STATE_READS = 2 * 12
 """Bytes per parameter that an update from a disk moves: float32 weight and two moments, twice."""
 
 
-class Moves:
+class MemoryTraffic:
     """Transfers of one process in one optimizer step, for rows of a shape."""
 
     def __init__(self, plan: Plan, contents: Contents, shape: Shape) -> None:
@@ -221,7 +221,7 @@ def _exchanged_parts(plan: Plan, sharing: FSDP) -> tuple[float, int]:
     rounds, cut, layers = plan.batch.accumulation, sharing.shards, num_layers(plan.config)
     layer, table, head = units(plan, training_structure(plan.config).weights)
     gathers = rounds * (2 if sharing.reshard_after_forward else 1)
-    sums = rounds if exchange_of(plan.config) is Exchange.every else 1
+    sums = rounds if exchange_of(plan.config) is GradientSync.every else 1
     whole = gathers * layers * layer[0] + rounds * (table[0] + head[0])
     reduced = sums * (layers * layer[2] + table[2] + head[2])
     copied = 2 * (1 - cut / sharing.num_processes) * reduced / cut
@@ -271,7 +271,7 @@ class Updates:
         flops = [num * count(config, *n) for *n, num in contents.matrices] if count else []
         self.flops = sum(flops)
         """FLOPs of matrix multiplications, in the narrower format that the optimizer has."""
-        self.moved, self.launches = exactly(moved), launches
+        self.moved, self.launches = exact_span(moved), launches
 
 
 def _entry(plan: Plan) -> tuple[Mapping[str, Any], tuple[str, ...]]:

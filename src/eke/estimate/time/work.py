@@ -12,12 +12,12 @@ from typing import Any
 from eke.config.schema import Checkpointing
 from eke.estimate.memory.activations import attention_kernel
 from eke.estimate.memory.components import shape_of, trains_adapters
-from eke.estimate.time.rates import NOTHING, Span, exactly
+from eke.estimate.time.rates import NOTHING, Span, exact_span
 from eke.estimate.time.slowdowns import factors_of, notes_of
-from eke.estimate.time.transfers import Contents, Moves, Product, Updates, counts, products
+from eke.estimate.time.transfers import Contents, MemoryTraffic, Product, Updates, counts, products
 from eke.models.families import FAMILIES, Shape, is_classification
 from eke.models.sizes import fuses_adapters, passed_layers
-from eke.plan.planner import Plan, drawn
+from eke.plan.planner import Plan, simulated_micro_batches
 
 Units = dict[str, float]
 """Number of elements by kind of tensor."""
@@ -132,7 +132,7 @@ class Work:
 
     def __init__(self, plan: Plan) -> None:
         contents, rounds = Contents(plan.config), plan.batch.accumulation
-        shape = shape_of(plan, drawn(plan).mean)
+        shape = shape_of(plan, simulated_micro_batches(plan).mean)
         fused = attention_kernel(plan, shape) == "fused"
         forward, backward, layers = passes(plan, shape)
         moved_factor, launches_factor = factors_of(plan)
@@ -146,8 +146,8 @@ class Work:
         """Matrix multiplications of all micro-batches, including recomputation."""
         self.moved = moved_factor * (moved * rounds)
         """Other bytes that the passes read and write."""
-        self.launches = (exactly(launches) + launched_again).by(launches_factor) * rounds
-        self.updates, self.moves = Updates(plan, contents), Moves(plan, contents, shape)
+        self.launches = (exact_span(launches) + launched_again).by(launches_factor) * rounds
+        self.updates, self.moves = Updates(plan, contents), MemoryTraffic(plan, contents, shape)
         self.tokens = float(rounds * shape.rows * max(shape.source, shape.target))
         """Tokens of all micro-batches, including padding."""
         self.notes = (*notes_of(plan, shape), *self.updates.notes)
@@ -171,7 +171,7 @@ def _repeated(
     if memory.checkpointing is Checkpointing.selective:
         return [], moved, Span(launches / 2, launches, SELECTIVE_HOST * launches)
     again = [_times(each, share) for each in forward if each.kind != "head"]
-    return again, moved, exactly(launches)
+    return again, moved, exact_span(launches)
 
 
 def _times(product: Product, factor: float) -> Product:

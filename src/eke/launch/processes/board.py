@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from eke.common.paths import RunPaths
-from eke.common.streams import speak
+from eke.common.streams import write_line
 from eke.common.text import format_number, format_seconds
-from eke.launch.processes.follow import NEWS_S, REFRESH_S, newest_step, print_line, terminal
-from eke.launch.processes.run_dir import untracked
+from eke.launch.processes.follow import LOG_INTERVAL_S, REFRESH_S, newest_step, print_line, terminal
+from eke.launch.processes.run_dir import tracker_change_note
 from eke.launch.processes.sweep import Job
 from eke.plan.record import Outcome
 
 
-class Board:
+class ProgressTable:
     """Lines about the events of a sweep, above a table of the running runs on a terminal."""
 
     def __init__(self, total: int, table: Any = None) -> None:
         """Take the number of the sweep's jobs, and rich's `Live` on a terminal."""
         self.total, self.table = total, table
-        self.pause_s = NEWS_S if table is None else REFRESH_S
+        self.pause_s = LOG_INTERVAL_S if table is None else REFRESH_S
         self.shown = time.monotonic() if table is None else 0.0
         self.told_wait = ""
 
@@ -38,7 +38,7 @@ class Board:
     def note(self, text: str) -> None:
         """Print a line that concerns the entire sweep."""
         if self.table is None:
-            speak(text)
+            write_line(text)
         else:
             print_line(text, self.table)
 
@@ -122,19 +122,19 @@ def describe_end(job: Job) -> str:
         steps = f" after {format_number(job.record.steps_done, 'step')}" if job.record else ""
         return f"{last}{steps}, trying again"
     if job.reused:
-        other = untracked(job.record, job.plan, job.folder) if job.record else ""
+        other = tracker_change_note(job.record, job.plan, job.folder) if job.record else ""
         return f"{job.outcome.name}, answered from its record{other}"
     lasted = f" in {format_seconds(job.lasted_s)}" if job.lasted_s else ""
     return f"{job.outcome.name}{lasted}"
 
 
 @contextmanager
-def open_board(total: int) -> Iterator[Board]:
+def open_board(total: int) -> Iterator[ProgressTable]:
     """Open a table on a terminal, else plain lines. `total`: number of the sweep's jobs."""
     if (console := terminal()) is None:
-        yield Board(total)
+        yield ProgressTable(total)
         return
     from rich.live import Live
 
     with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield Board(total, live)
+        yield ProgressTable(total, live)

@@ -15,18 +15,18 @@ from eke.common.files import (
     last_bytes,
     open_file,
     open_to_read,
-    own_folder,
+    make_private_dir,
     try_lock,
 )
 from eke.common.paths import RunPaths, SweepPaths
-from eke.common.streams import printable, speak, unfiltered
+from eke.common.streams import printable, write_line, raw_stream
 from eke.common.text import format_seconds
 from eke.plan.record import IN_LOG, metrics
 
 REFRESH_S = 0.5
 """Refresh interval of tables, in seconds."""
 
-NEWS_S = 60.0
+LOG_INTERVAL_S = 60.0
 """Interval between progress lines without a terminal, in seconds."""
 
 
@@ -115,7 +115,7 @@ class RunView:
 def print_line(text: str, above: Any = None) -> None:
     """Print a line above a table or bar of rich, else to stderr."""
     if above is None:
-        speak(text, sys.stderr)
+        write_line(text, sys.stderr)
         return
     from rich.text import Text
 
@@ -128,7 +128,7 @@ def terminal() -> Any:
         return None
     from rich.console import Console
 
-    return Console(file=unfiltered(sys.stderr), highlight=False)
+    return Console(file=raw_stream(sys.stderr), highlight=False)
 
 
 @contextmanager
@@ -164,7 +164,7 @@ def watching(paths: SweepPaths) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         held.callback(_forget_killed, paths)  # also watchers killed together with this one
         with contextlib.suppress(OSError):  # a sweep also runs without a folder or locks for this
-            own_folder(lock.parent)
+            make_private_dir(lock.parent)
             descriptor = open_file(made, os.O_RDWR | os.O_CREAT)
             held.callback(os.close, descriptor)
             held.callback(_forget, lock)

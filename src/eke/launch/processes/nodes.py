@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eke.common.errors import EkeError
-from eke.common.files import own_folder, read_json, write_atomic
+from eke.common.files import make_private_dir, read_json, write_atomic
 from eke.common.paths import RunPaths
 from eke.common.process_env import SlurmTask
-from eke.launch.processes.running_run import LiveRun, describe_exit, end_of_ranks
-from eke.launch.processes.worker_process import Spot, Worker
+from eke.launch.processes.running_run import RunAttempt, describe_exit, end_of_ranks
+from eke.launch.processes.worker_process import NodeAssignment, Worker
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, write_record
 
@@ -32,7 +32,7 @@ ANY_ADDRESS = "0.0.0.0"  # only compared, if `listen` found no other
 MAX_LINE = 65536
 
 
-class Invitation(NamedTuple):
+class Rendezvous(NamedTuple):
     """Address at which the coordinator listens."""
 
     step: str
@@ -42,11 +42,11 @@ class Invitation(NamedTuple):
     secret: str
 
 
-def read_invitation(file: Path, step: str) -> Invitation | None:
+def read_invitation(file: Path, step: str) -> Rendezvous | None:
     """Return the invitation to this step, None if there is none yet."""
     try:
         os.listdir(file.parent)  # refreshes the cache of a network file system
-        found = Invitation(**read_json(file, own=True))
+        found = Rendezvous(**read_json(file, own=True))
     except (OSError, ValueError, TypeError):
         return None
     return found if found.step == step else None
@@ -66,7 +66,7 @@ def listen(backlog: int) -> socket.socket:
     return socket.create_server(("", 0), backlog=backlog)
 
 
-class Line:
+class JsonConnection:
     """A connection on which both sides send lines of JSON."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -104,38 +104,38 @@ class Line:
 
 POLL_S = 0.05
 
-COME_S = 60.0
+JOIN_TIMEOUT_S = 60.0
 """Longest wait at the end for nodes that have not connected, in seconds."""
 
 HELLO_S = 10.0
 """Time limit for a connecting peer to send the secret, in seconds."""
 
-STRANGERS = 16
+MAX_PENDING_CONNECTIONS = 16
 """Connections beyond the run's nodes that may be open without the secret. Others have to wait."""
 
 END_S = 90.0
 """Longest wait in seconds for the followers to end an attempt. They kill their processes sooner."""
 
 
-class Head:
+class Coordinator:
     """The coordinator's view of its followers, by node rank."""
 
     def __init__(self, file: Path, task: SlurmTask) -> None:
         """Listen and write the invitation. Raise EkeError without a port or a writable folder."""
         self.count, self._file = task.count, file
         self._lock = threading.Lock()
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, JsonConnection] = {}
         self._lost: dict[int, str] = {}  # permanently
         self._failed: dict[int, str] = {}  # in this attempt
         self._busy: set[int] = set()
-        self._unknown = threading.BoundedSemaphore(STRANGERS + task.count)
+        self._unknown = threading.BoundedSemaphore(MAX_PENDING_CONNECTIONS + task.count)
         try:
             self._server = listen(backlog=max(16, task.count))
             address, port = self._server.getsockname()
             host = host_name() if address == ANY_ADDRESS else address
             self._secret = secrets.token_hex(16)
-            own_folder(file.parent)
-            invitation = Invitation(task.step, host, port, self._secret)
+            make_private_dir(file.parent)
+            invitation = Rendezvous(task.step, host, port, self._secret)
             write_atomic(file, json.dumps(invitation._asdict()), mode=0o600)
         except OSError as error:
             raise EkeError(f"{file}: cannot be written ({error.strerror})") from error
@@ -191,7 +191,7 @@ class Head:
     def close(self) -> None:
         """Release the followers, including nodes that are still connecting."""
         with contextlib.suppress(EkeError):
-            self.gather(COME_S)
+            self.gather(JOIN_TIMEOUT_S)
         self._tell({"leave": True})
         self._server.close()
         with self._lock:
@@ -215,9 +215,9 @@ class Head:
             except OSError:  # closed
                 return
             # One thread each: a silent peer delays no other peer.
-            threading.Thread(target=self._listen, args=[Line(connection)], daemon=True).start()
+            threading.Thread(target=self._listen, args=[JsonConnection(connection)], daemon=True).start()
 
-    def _listen(self, line: Line) -> None:
+    def _listen(self, line: JsonConnection) -> None:
         limit = threading.Timer(HELLO_S, line.end)
         limit.daemon = True
         limit.start()
@@ -254,21 +254,21 @@ LEFT_BEHIND_S = 30.0
 """Seconds that processes outlive another node. NCCL waits `distributed.timeout_s`."""
 
 
-class LedRun(LiveRun):
+class MultiNodeRun(RunAttempt):
     """One attempt at a run on several nodes, in a locked folder.
 
     After a signal, the processes of all nodes agree on the last step. `kill` ends the local
     processes immediately, and other nodes' processes follow.
     """
 
-    def __init__(self, plan: Plan, paths: RunPaths, head: Head) -> None:
+    def __init__(self, plan: Plan, paths: RunPaths, head: Coordinator) -> None:
         """Wait for the followers, lock the folder and start. Raise BusyError or EkeError."""
         self._head = head
         self._left_behind: float | None = None
         self._killed_for = ""
         head.gather(plan.config.distributed.timeout_s)
-        own_folder(paths.folder)
-        spot = Spot(0, head.count, head.begin(paths.folder, plan.processes_per_node))
+        make_private_dir(paths.folder)
+        spot = NodeAssignment(0, head.count, head.begin(paths.folder, plan.processes_per_node))
         try:
             super().__init__(plan, paths, plan.processes_per_node, spot=spot)
         except BaseException:
@@ -303,12 +303,12 @@ class LedRun(LiveRun):
 
 
 def launch_attempt(
-    plan: Plan, paths: RunPaths, head: Head | None, num_processes: int | None = None
-) -> LiveRun:
-    """Start one attempt, here and on the followers. Errors as in `LedRun`."""
+    plan: Plan, paths: RunPaths, head: Coordinator | None, num_processes: int | None = None
+) -> RunAttempt:
+    """Start one attempt, here and on the followers. Errors as in `MultiNodeRun`."""
     if head is not None:
-        return LedRun(plan, paths, head)
-    return LiveRun(plan, paths, num_processes or plan.batch.world_size)
+        return MultiNodeRun(plan, paths, head)
+    return RunAttempt(plan, paths, num_processes or plan.batch.world_size)
 
 
 WORKER_POLL_S = 0.1
@@ -321,7 +321,7 @@ GONE_S = 15.0
 WORKER_END_S = 30.0
 """Seconds for processes to end after the coordinator's, which agreed with them on the end."""
 
-ALONE_S = 600.0
+LOST_COORDINATOR_TIMEOUT_S = 600.0
 """The same if the coordinator's watcher is gone. Its processes may still be saving."""
 
 
@@ -331,7 +331,7 @@ def follow(file: Path, task: SlurmTask, timeout_s: float, problem: str = "") -> 
         Follower(line, task).serve()
 
 
-def connect(file: Path, task: SlurmTask, timeout_s: float, problem: str) -> Line:
+def connect(file: Path, task: SlurmTask, timeout_s: float, problem: str) -> JsonConnection:
     """Connect to the coordinator and send the secret. Raise EkeError if it cannot be reached."""
     deadline = time.monotonic() + timeout_s
     why, refused_since = f"{file} has not appeared", float("inf")
@@ -340,7 +340,7 @@ def connect(file: Path, task: SlurmTask, timeout_s: float, problem: str) -> Line
             try:
                 connection = socket.create_connection((found.host, found.port), timeout=10)
                 connection.settimeout(None)
-                line = Line(connection)
+                line = JsonConnection(connection)
                 line.send({"node": task.node, "secret": found.secret, "problem": problem})
                 return line
             except OSError as error:
@@ -355,7 +355,7 @@ def connect(file: Path, task: SlurmTask, timeout_s: float, problem: str) -> Line
 class Follower:
     """The processes of one follower, one attempt after the other."""
 
-    def __init__(self, line: Line, task: SlurmTask) -> None:
+    def __init__(self, line: JsonConnection, task: SlurmTask) -> None:
         self._line, self._task = line, task
         self._worker: Worker | None = None
 
@@ -370,7 +370,7 @@ class Follower:
                 self._look()
                 continue
             if message is None:
-                return self._end(ALONE_S)
+                return self._end(LOST_COORDINATOR_TIMEOUT_S)
             if "begin" in message:
                 self._begin(message)
             else:
@@ -379,7 +379,7 @@ class Follower:
                 return None
 
     def _begin(self, message: dict[str, Any]) -> None:
-        spot = Spot(self._task.node, int(message["num_nodes"]), str(message["endpoint"]))
+        spot = NodeAssignment(self._task.node, int(message["num_nodes"]), str(message["endpoint"]))
         try:
             paths = RunPaths(Path(message["begin"]))
             self._worker = Worker(paths, int(message["num_processes"]), spot=spot)

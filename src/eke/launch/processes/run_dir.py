@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eke.common.errors import BusyError, ConfigError, EkeError, Fix, Problem
-from eke.common.files import Refused, is_locked, open_file, own_folder, read_text, try_lock
+from eke.common.files import UntrustedPathError, is_locked, open_file, make_private_dir, read_text, try_lock
 from eke.common.paths import RunPaths, user_path
 from eke.plan.identity import changed_fingerprint
 from eke.plan.planner import Plan
@@ -21,7 +21,7 @@ LOCK_TRIES = 4
 LOCK_PAUSE_S = 0.02
 
 
-class Place(NamedTuple):
+class RunFolder(NamedTuple):
     """A run's folder and its known state."""
 
     paths: RunPaths
@@ -47,7 +47,7 @@ def find_place(
     plan: Plan,
     old: Container[str] | None = None,
     changes_since: Callable[[RunPaths, Record, Plan], list[str]] = changes_since,
-) -> Place:
+) -> RunFolder:
     """Return the folder for a plan. Final records and unknown files are never overwritten.
 
     Unfinished runs are resumed. A final record, also in a renamed folder, is reused if the machine
@@ -73,7 +73,7 @@ def find_place(
             raise EkeError(f"{error}\n{fix}") from error
         if record is None or not Outcome[record.outcome].is_final:
             note = f"resuming {paths.folder}" if paths.attempts.exists() else passed
-            return Place(paths, None, note)
+            return RunFolder(paths, None, note)
         changes = changes_since(paths, record, plan)
         again = rerun and (old is None or paths.folder.name in old)
         if named or (not changes and not again):
@@ -84,12 +84,12 @@ def find_place(
     for kept, record in () if rerun else _renamed(runs, plan.run_id):
         if not changes_since(kept, record, plan):
             return _answer(kept, record, plan)
-    return Place(paths, None, passed, outdated)
+    return RunFolder(paths, None, passed, outdated)
 
 
-def _answer(paths: RunPaths, record: Record, plan: Plan) -> Place:
+def _answer(paths: RunPaths, record: Record, plan: Plan) -> RunFolder:
     note = f"answered from {paths.record}. To repeat it: rerun=true"
-    return Place(paths, record, note + untracked(record, plan, str(paths.folder)))
+    return RunFolder(paths, record, note + tracker_change_note(record, plan, str(paths.folder)))
 
 
 def _renamed(runs: Path, run_id: str) -> list[tuple[RunPaths, Record]]:
@@ -115,7 +115,7 @@ def _odd(runs: Path, _: int) -> list[tuple[RunPaths, Record]]:
     return found
 
 
-def untracked(record: Record, plan: Plan, folder: str = "RUN") -> str:
+def tracker_change_note(record: Record, plan: Plan, folder: str = "RUN") -> str:
     """Return a note if a finished run used another tracker than requested, else ""."""
     asked, had = plan.config.tracker.option, record.choices.get("tracker")
     if had is None or asked in ("none", had):
@@ -126,20 +126,20 @@ def untracked(record: Record, plan: Plan, folder: str = "RUN") -> str:
 
 
 @contextmanager
-def claim(paths: RunPaths) -> Iterator[int]:
+def lock_run_folder(paths: RunPaths) -> Iterator[int]:
     """Create and lock the run folder. Raise BusyError if it is locked, ConfigError if unusable.
 
     Yields the lock's descriptor, which the worker inherits to keep the folder locked.
     """
     try:
-        own_folder(paths.folder)
+        make_private_dir(paths.folder)
         descriptor = open_file(paths.lock, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         if is_locked(paths.lock):  # by another user, whose file is read-only here
             raise _busy(paths) from error
         # A rule checked the folder when the run was planned.
         why = f"{error.filename or paths.folder} cannot be written: {error.strerror or error}"
-        is_refused = isinstance(error, Refused)
+        is_refused = isinstance(error, UntrustedPathError)
         fix = Fix(f"paths.runs=FOLDER_{'OF_YOURS' if is_refused else 'ON_ANOTHER_DISK'}")
         runs = str(paths.folder.parent)
         problem = Problem("paths.runs", runs, why, fix, passing=not is_refused)

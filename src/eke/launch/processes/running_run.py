@@ -19,8 +19,8 @@ from eke.common.files import last_bytes, write_atomic
 from eke.common.paths import RunPaths
 from eke.config.schema import Batch, Tracker
 from eke.hardware import environment
-from eke.launch.processes.run_dir import claim
-from eke.launch.processes.worker_process import Spot, Worker, forward_signals
+from eke.launch.processes.run_dir import lock_run_folder
+from eke.launch.processes.worker_process import NodeAssignment, Worker, forward_signals
 from eke.plan.planner import (
     Plan,
     check_software,
@@ -50,14 +50,14 @@ LOG_LINES = 40
 WORKER_PHASE = "worker"
 """Failure phase of a worker that ended without a record."""
 
-IMPATIENCE = "killed by a second signal before saving"
+SECOND_SIGNAL_REASON = "killed by a second signal before saving"
 """Reason of a cancelled run that a second signal killed."""
 
 TOO_EARLY = "stopped before training began"
 """Reason of a cancelled run whose worker did not yet handle signals."""
 
 
-def settle(
+def finish_attempt(
     paths: RunPaths, plan: Plan, exit_code: int, attempts_before: int, cancelled: str = ""
 ) -> Record:
     """Return the ended attempt's record. Write it if the worker could not. `cancelled`: reason."""
@@ -65,7 +65,7 @@ def settle(
     attempt = len(attempts) - 1 if len(attempts) > attempts_before else attempts_before
     record = read_record(paths)
     if record is not None and record.attempt == attempt:
-        return name_the_culprit(paths, plan, record)
+        return find_failed_rank(paths, plan, record)
     rows, _ = metrics.read_rows(paths.metrics)
     tail = log_tail(paths)
     alone = Outcome.crashed, Failure(WORKER_PHASE, describe_exit(exit_code, tail), tail)
@@ -104,7 +104,7 @@ def was_killed(paths: RunPaths, attempt: int, exit_code: int = 0) -> bool:
     return -signal.SIGKILL in (exit_code, dead.exit_code if dead else 0)
 
 
-def name_the_culprit(paths: RunPaths, plan: Plan, record: Record) -> Record:
+def find_failed_rank(paths: RunPaths, plan: Plan, record: Record) -> Record:
     """Replace "another process is gone" by that process's own error, or its observer's."""
     if record.failure is None or not record.failure.lost_contact:
         return record
@@ -155,14 +155,14 @@ def log_tail(paths: RunPaths) -> str:
     return ""
 
 
-def write_down(paths: RunPaths, plan: Plan) -> None:
+def write_plan_files(paths: RunPaths, plan: Plan) -> None:
     """Write a plan into its folder, for the worker and for users. Raise OSError on failure."""
     write_plan(paths, plan)
     text = yaml.safe_dump(plan_to_plain(plan)["config"], sort_keys=False)
     write_atomic(paths.config, f"# {' '.join(plan.overrides)}\n{text}")
 
 
-class LiveRun:
+class RunAttempt:
     """One attempt at a run, in a locked folder. Callers call `finish` once it is over."""
 
     def __init__(
@@ -172,7 +172,7 @@ class LiveRun:
         num_processes: int,
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
-        spot: Spot | None = None,
+        spot: NodeAssignment | None = None,
         start: Callable[..., Worker] = Worker,
     ) -> None:
         """Lock the folder, write the plan into it and start the worker.
@@ -184,8 +184,8 @@ class LiveRun:
         self._asked, self._given_up = 0, False
         self._held = ExitStack()
         try:
-            lock = self._held.enter_context(claim(paths))
-            write_down(paths, plan)
+            lock = self._held.enter_context(lock_run_folder(paths))
+            write_plan_files(paths, plan)
             self._attempts_before = len(read_attempts(paths))
             locks = [lock, *descriptors]
             self.worker = start(paths, num_processes, environment, locks, spot)
@@ -225,10 +225,10 @@ class LiveRun:
             code = self.worker.finish()
             remove_swap(swap_folder(self.plan, self.paths))  # left by a killed worker
             dead = read_dead_rank(self.paths, self._attempts_before)
-            cancelled = IMPATIENCE if self._given_up else ""
+            cancelled = SECOND_SIGNAL_REASON if self._given_up else ""
             if self._asked and -self._asked in (code, dead.exit_code if dead else 0):
                 cancelled = TOO_EARLY
-            return settle(self.paths, self.plan, code, self._attempts_before, cancelled)
+            return finish_attempt(self.paths, self.plan, code, self._attempts_before, cancelled)
         except OSError as error:
             raise _unwritable(self.paths.folder, error) from error
         finally:
@@ -262,9 +262,9 @@ class Probed(NamedTuple):
     """Why it did not fit, or which other error occurred, in one line."""
 
 
-def probe(plan: Plan, start: Callable[[Plan, RunPaths], LiveRun] | None = None) -> Probed:
+def probe(plan: Plan, start: Callable[[Plan, RunPaths], RunAttempt] | None = None) -> Probed:
     """Run a plan's trial, by default on all visible devices. KeyboardInterrupt if stopped."""
-    running: list[LiveRun] = []
+    running: list[RunAttempt] = []
 
     def kill(_: int = 0) -> None:
         for live in running:
@@ -276,7 +276,7 @@ def probe(plan: Plan, start: Callable[[Plan, RunPaths], LiveRun] | None = None) 
     ):
         paths = RunPaths(Path(folder) / "run")
         trial = trial_of(plan)
-        live = start(trial, paths) if start else LiveRun(trial, paths, trial.batch.world_size)
+        live = start(trial, paths) if start else RunAttempt(trial, paths, trial.batch.world_size)
         running.append(live)
         deadline = time.monotonic() + LIMIT_S
         while not (live.is_over() or heard or time.monotonic() > deadline):

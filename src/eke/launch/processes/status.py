@@ -73,11 +73,11 @@ class RunStatus:
 
     @property
     def is_active(self) -> bool:
-        """Whether the run is running or will start without user action."""
+        """True if the run is running or will start without user action."""
         return self.state in ACTIVE
 
 
-def find_standings(folder: Path) -> list[RunStatus]:
+def find_statuses(folder: Path) -> list[RunStatus]:
     """Return the states of the runs in a folder. Raise ConfigError if none."""
     if folder.name in ("", "..") or folder.is_symlink():
         folder = folder.resolve()  # its siblings may be runs of the sweep
@@ -88,12 +88,12 @@ def find_standings(folder: Path) -> list[RunStatus]:
     standings = []
     for paths, cell, label in found:
         launcher, job = jobs.get(paths.folder, ("", JobStatus("")))
-        standing = stand(paths, cell, label, job, goes_on)
+        standing = run_status(paths, cell, label, job, goes_on)
         standings.append(replace(standing, launcher=launcher))
     return standings
 
 
-def stand(
+def run_status(
     paths: RunPaths, cell: dict[str, Any], label: str, job: JobStatus, goes_on: bool = False
 ) -> RunStatus:
     """Return the state of one run. `cell`: its entry in the sweep, else empty."""
@@ -144,7 +144,7 @@ def open_rows(folder: Path) -> str:
     return ""
 
 
-def goes_on(folder: Path, standings: Sequence[RunStatus]) -> bool:
+def is_active(folder: Path, standings: Sequence[RunStatus]) -> bool:
     """Return whether a run is active, may be active, or is watched by a sweep's process."""
     return any(s.is_active or s.silent for s in standings) or bool(watchers_in(folder))
 

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from eke.common.errors import ConfigError
-from eke.common.files import own_folder, write_json
+from eke.common.files import make_private_dir, write_json
 from eke.common.masking import masked
 from eke.common.paths import RunPaths, SweepPaths, user_path
 from eke.common.process_env import ranks_are_started
 from eke.common.text import format_seconds
 from eke.config.schema import LAUNCH_GROUPS, Config
 from eke.config.schema.codec import make_converter
-from eke.launch.devices import Grant
+from eke.launch.devices import DeviceLease
 from eke.launch.processes.follow import RunView, open_view
-from eke.launch.processes.nodes import Head, launch_attempt
-from eke.launch.processes.running_run import LiveRun
+from eke.launch.processes.nodes import Coordinator, launch_attempt
+from eke.launch.processes.running_run import RunAttempt
 from eke.launch.processes.worker_process import forward_signals
 from eke.plan.identity import meaningful
 from eke.plan.planner import Plan
@@ -41,7 +41,7 @@ _RETRIED = {
 }
 
 
-def worth_of(record: Record, before: Record | None, elapsed_s: float) -> tuple[float, float]:
+def training_and_startup_s(record: Record, before: Record | None, elapsed_s: float) -> tuple[float, float]:
     """Return the training and start-up seconds of an attempt."""
     trained_s = (before and before.timing.train_s) or 0.0
     gained = max(0.0, (record.timing.train_s or 0.0) - trained_s)
@@ -49,7 +49,7 @@ def worth_of(record: Record, before: Record | None, elapsed_s: float) -> tuple[f
     return gained, max(0.0, elapsed_s - gained) if started is None else started
 
 
-def are_in_vain(worths: Sequence[Sequence[float]], number: int = MAX_INTERRUPTIONS) -> str:
+def why_not_restart(worths: Sequence[Sequence[float]], number: int = MAX_INTERRUPTIONS) -> str:
     """Return why the newest `number` attempts are not worth another one, "" if they are."""
     gained, started = (sum(w[k] for w in worths[-number:]) for k in (0, 1))
     if not 0 < number <= len(worths) or not 0 < gained < started:
@@ -78,10 +78,10 @@ class Job:
     record: Record | None = None
     folder: str = ""
     reused: bool = False
-    """Whether the record is of an earlier command."""
+    """True if the record is of an earlier command."""
     live: Any = None
-    """The current attempt, `LiveRun` or `ClusterRun`. None if there is none."""
-    grant: Grant | None = None
+    """The current attempt, `RunAttempt` or `ClusterRun`. None if there is none."""
+    grant: DeviceLease | None = None
     pid: int = 0
     """Process id of the worker or its agent. 0 if it is on another machine."""
     where: str = ""
@@ -124,10 +124,10 @@ class Job:
             self.tries.clear()
         self.steps_before = record.steps_done
         elapsed_s = time.monotonic() - self.started if self.started else 0.0
-        self.worths.append(worth_of(record, self.record, elapsed_s))
+        self.worths.append(training_and_startup_s(record, self.record, elapsed_s))
         self.tries[outcome] = self.tries.get(outcome, 0) + 1
         self.record = record
-        vain = are_in_vain(self.worths) if outcome in _RETRIED else ""
+        vain = why_not_restart(self.worths) if outcome in _RETRIED else ""
         if not vain and self.tries[outcome] < _RETRIED.get(outcome, 0):
             return True
         failure = record.failure
@@ -149,7 +149,7 @@ WRITE_S = 1.0
 
 
 @dataclass
-class Cell:
+class SweepRun:
     """One job of a sweep in its file. Fields as in `Job`."""
 
     overrides: tuple[str, ...]
@@ -209,7 +209,7 @@ class SweepFile:
     """The file sweep.json, updated while the sweep runs. Records take precedence over it."""
 
     def __init__(
-        self, paths: SweepPaths, command: Sequence[str], cells: Sequence[Cell], name: str = ""
+        self, paths: SweepPaths, command: Sequence[str], cells: Sequence[SweepRun], name: str = ""
     ) -> None:
         self.paths, self.command, self.cells, self.name = paths, command, cells, name
         self.problem = ""
@@ -241,7 +241,7 @@ class SweepFile:
             self.problem = error.strerror or str(error)
 
     def _write(self) -> None:
-        own_folder(self.paths.folder)
+        make_private_dir(self.paths.folder)
         content = {
             "schema_version": 1,
             "name": self.name,
@@ -260,7 +260,7 @@ def merge_duplicates(plans: Sequence[Plan | None]) -> dict[int, int]:
     return {number: earlier for number, earlier in same.items() if earlier != number}
 
 
-def sweep_exit_code(cells: Sequence[Cell]) -> int:
+def sweep_exit_code(cells: Sequence[SweepRun]) -> int:
     """Return 0 if every job that could run is ok, 2 if none could run, 1 also for a full disk."""
     outcomes = [Outcome[cell.outcome] for cell in cells if cell.outcome]
     ran = [o for o in outcomes if o not in (Outcome.refused, Outcome.skipped)]
@@ -276,7 +276,7 @@ def sweep_exit_code(cells: Sequence[Cell]) -> int:
 POLL_S = 0.1
 
 
-def show_until_over(live: LiveRun, view: RunView) -> None:
+def show_until_over(live: RunAttempt, view: RunView) -> None:
     """Show an attempt until it ends. Forward signals of this process to it."""
     with forward_signals(live.ask, live.kill):
         while not live.is_over():
@@ -284,7 +284,7 @@ def show_until_over(live: LiveRun, view: RunView) -> None:
             time.sleep(POLL_S)
 
 
-def run_single(plan: Plan, paths: RunPaths, head: Head | None = None) -> Record:
+def run_single(plan: Plan, paths: RunPaths, head: Coordinator | None = None) -> Record:
     """Start or resume the plan in its folder and show it. Errors as in `launch_attempt`."""
     with open_view(paths, plan.steps.total) as view:
         live = launch_attempt(plan, paths, head, 1 if ranks_are_started() else None)

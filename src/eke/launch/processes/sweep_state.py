@@ -19,20 +19,20 @@ from pathlib import Path
 from typing import Any
 
 from eke.common.errors import ConfigError, EkeError
-from eke.common.files import open_file, own_folder, read_json, write_json
+from eke.common.files import open_file, make_private_dir, read_json, write_json
 from eke.common.paths import RunPaths, SweepPaths
 from eke.common.text import format_number
 from eke.config.schema import Checkpointing
-from eke.launch.processes.board import Board
-from eke.launch.processes.run_dir import Place, find_place, folder_names
+from eke.launch.processes.board import ProgressTable
+from eke.launch.processes.run_dir import RunFolder, find_place, folder_names
 from eke.launch.processes.sweep import CHANGED, Job, SweepFile
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, read_record
 
-GROWING = ("batch.per_device", "data.seq_len", "model.num_hidden_layers", "model.vocab_size")
+MEMORY_MONOTONIC_KEYS = ("batch.per_device", "data.seq_len", "model.num_hidden_layers", "model.vocab_size")
 """Keys whose larger values never need less memory."""
 
-FREE = ("seed", "repeat", "optimizer.lr", "optimizer.weight_decay", "train.steps", "train.epochs")
+MEMORY_NEUTRAL_KEYS = ("seed", "repeat", "optimizer.lr", "optimizer.weight_decay", "train.steps", "train.epochs")
 """Keys without an effect on memory."""
 
 
@@ -61,11 +61,11 @@ def needs_at_least(plan: Plan, failed: Plan) -> str:
     differing = [key for key in {*here, *there} if here.get(key) != there.get(key)]
     more = []
     for key in sorted(differing):
-        if key in FREE or (widened and key.startswith("precision.")):
+        if key in MEMORY_NEUTRAL_KEYS or (widened and key.startswith("precision.")):
             continue
         old, new = there.get(key), here.get(key)
         grows = (key, old, new) == ("memory.checkpointing", Checkpointing.full, Checkpointing.off)
-        if key in GROWING:
+        if key in MEMORY_MONOTONIC_KEYS:
             grows = isinstance(new, int) and isinstance(old, int) and new > old
         if not grows:
             return ""
@@ -105,13 +105,13 @@ def _walk(node: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 @dataclass
-class Books:
+class SweepState:
     """All runs of a sweep, with any launcher."""
 
     jobs: Sequence[Job]
-    board: Board
+    board: ProgressTable
     ledger: SweepFile
-    place_of: Callable[[Plan], Place] = find_place
+    place_of: Callable[[Plan], RunFolder] = find_place
 
     def running(self) -> list[Job]:
         """Return the jobs with a worker."""
@@ -123,7 +123,7 @@ class Books:
 
     def answer_from_records(self) -> None:
         """Settle the jobs with a final record. Print once why records are not reused."""
-        places: list[Place] = []
+        places: list[RunFolder] = []
         for job in self.jobs:
             try:
                 place = self.place_of(job.plan)
@@ -132,10 +132,10 @@ class Books:
                 self.fail(job, error)
             else:
                 places.append(place)
-        for text in done_again(places):
+        for text in rerun_reasons(places):
             self.board.note(text)
 
-    def answer(self, job: Job, place: Place) -> bool:
+    def answer(self, job: Job, place: RunFolder) -> bool:
         """Settle a job from a final record, if there is one. Return whether there is."""
         job.folder = str(place.paths.folder)
         if place.record is None:
@@ -189,7 +189,7 @@ class Books:
                 self.end(other, Outcome.skipped, f"{job.plan.run_id} ran out of memory, {why}")
 
 
-def done_again(places: Sequence[Place]) -> list[str]:
+def rerun_reasons(places: Sequence[RunFolder]) -> list[str]:
     """Return a line for each reason why finished runs are repeated."""
     reasons = Counter("; ".join(place.outdated) for place in places if place.outdated)
     return [
@@ -204,7 +204,7 @@ class Rerun:
     def __init__(self, paths: SweepPaths, jobs: Sequence[Job]) -> None:
         self.paths, self.jobs = paths, [job for job in jobs if job.plan.config.rerun]
         self.goes_on = False
-        """Whether an earlier command began the request."""
+        """True if an earlier command began the request."""
         self._state: dict[str, Any] = {}
         if not self.jobs:
             return
@@ -256,7 +256,7 @@ class Rerun:
         """Hold exclusive access to the file if the file system has locks."""
         with contextlib.ExitStack() as held:
             with contextlib.suppress(OSError):
-                own_folder(self.paths.folder)
+                make_private_dir(self.paths.folder)
                 lock = self.paths.rerun.with_suffix(".lock")
                 descriptor = open_file(lock, os.O_RDWR | os.O_CREAT)
                 held.callback(os.close, descriptor)

@@ -14,14 +14,14 @@ from typing import NoReturn
 from eke.common.files import open_file
 from eke.common.paths import SUPERVISOR, RunPaths
 from eke.common.process_env import child_environment, module_command
-from eke.common.streams import speak
+from eke.common.streams import write_line
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that stop a supervisor: Ctrl-C, `kill`, or a batch system's warning before a limit."""
 
 
 @dataclass(frozen=True)
-class Spot:
+class NodeAssignment:
     """A node among the nodes of a run."""
 
     node: int
@@ -31,7 +31,7 @@ class Spot:
     """Rendezvous of the processes of all nodes: `host:port`."""
 
 
-def worker_command(paths: RunPaths, num_processes: int = 1, spot: Spot | None = None) -> list[str]:
+def worker_command(paths: RunPaths, num_processes: int = 1, spot: NodeAssignment | None = None) -> list[str]:
     """Return the command of the worker, or of the agent that starts a worker per rank."""
     if spot is None and num_processes == 1:
         return module_command("eke.training.loop.worker", str(paths.folder))
@@ -68,7 +68,7 @@ class Worker:
         num_processes: int = 1,
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
-        spot: Spot | None = None,
+        spot: NodeAssignment | None = None,
     ) -> None:
         """Start the worker. Raise OSError on failure."""
         # Two nodes that append to one file of a network file system overwrite each other's lines.
@@ -110,7 +110,7 @@ def forward_signals(
             kill()
             return
         ask(number)
-        speak(f"\n{say}", sys.stderr)
+        write_line(f"\n{say}", sys.stderr)
 
     before = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
     try:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError
 from eke.common.paths import RunPaths, SweepPaths
-from eke.common.streams import speak
+from eke.common.streams import write_line
 from eke.common.text import format_number
 from eke.config.schema import Config
-from eke.launch.interface import JobStatus, Launcher, StartedSweep, Target, declared_target
-from eke.launch.processes.run_dir import Place, find_place
+from eke.launch.interface import JobStatus, Launcher, StartedSweep, PlannedDevice, declared_target
+from eke.launch.processes.run_dir import RunFolder, find_place
 from eke.launch.processes.sweep import Job
-from eke.launch.processes.sweep_state import Books, has_final_record
+from eke.launch.processes.sweep_state import SweepState, has_final_record
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.run import ClusterRun, changes_since_planning, stamp_of
 from eke.launch.slurm.scheduler import HELD, Element, SubmissionRefused, is_over, is_running
@@ -33,14 +33,14 @@ from eke.launch.slurm.submit import (
     arrays,
     describe_request,
     freeze_run,
-    settle_intents,
+    resolve_pending_submissions,
     submit_array,
     submitting,
 )
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome
 
-MISSED = 3
+MAX_MISSING_POLLS = 3
 """Polls in a row without a job after which it is over: NFS shows a node's files with a delay."""
 
 
@@ -48,7 +48,7 @@ MISSED = 3
 class Cluster(StartedSweep):
     """Runs of a sweep and their job arrays."""
 
-    books: Books
+    books: SweepState
     paths: SweepPaths
     sweep: str
     sleep: Callable[[float], None] = time.sleep
@@ -78,7 +78,7 @@ class Cluster(StartedSweep):
 
     def submit_missing(self, lock: int) -> None:
         """Submit the runs without a job that fit into the queue. Record rejections of sbatch."""
-        settle_intents(self.folder, [*map(paths_of, self.not_started())], self.sleep)
+        resolve_pending_submissions(self.folder, [*map(paths_of, self.not_started())], self.sleep)
         queue = scheduler.queue()
         for job in self.not_started():
             ticket = read_ticket(paths_of(job))
@@ -118,7 +118,7 @@ class Cluster(StartedSweep):
             self.most = min(2 * self.most, sys.maxsize)
             for number, job in enumerate(now):
                 self.elements[job.number], job.waiting_for = f"{submission.name}_{number}", ""
-            speak(f"submitted {format_number(len(now), 'run')} as job {submission.job_id}")
+            write_line(f"submitted {format_number(len(now), 'run')} as job {submission.job_id}")
 
     def freeze(self, job: Job) -> bool:
         """Write a run's plan. Return False if it is done, or another process holds it."""
@@ -187,7 +187,7 @@ class Cluster(StartedSweep):
         seen = queue.get(element)
         if seen is None:
             self.missed[job.number] = self.missed.get(job.number, 0) + 1
-            return self.missed[job.number] >= MISSED or has_final_record(Path(job.folder))
+            return self.missed[job.number] >= MAX_MISSING_POLLS or has_final_record(Path(job.folder))
         self.missed.pop(job.number, None)
         if not is_running(seen.state):
             self.note_waiting(job, seen)
@@ -273,17 +273,17 @@ class SlurmLauncher(Launcher):
     trials_at_once = 3
     """Trials wait in the queue in waves. Trials on CPUs share a node's bandwidth and run singly."""
 
-    def target(self, config: Config) -> Target:
+    def target(self, config: Config) -> PlannedDevice:
         """Return the device of the nodes that `hardware` declares."""
         return declared_target(config, config.distributed.num_nodes)
 
-    def start(self, books: Books, paths: SweepPaths, sweep: str) -> Cluster:
+    def start(self, books: SweepState, paths: SweepPaths, sweep: str) -> Cluster:
         """Submit the runs. Errors as in `Cluster.submit`."""
         cluster = Cluster(books, paths, sweep)
         cluster.submit()
         return cluster
 
-    def place_of(self, plan: Plan, old: Container[str] | None = None) -> Place:
+    def place_of(self, plan: Plan, old: Container[str] | None = None) -> RunFolder:
         """Return the folder of a run. Nodes may differ from the planning machine."""
         return find_place(plan, old, changes_since_planning)
 
@@ -303,7 +303,7 @@ class SlurmLauncher(Launcher):
             path = submission_file(paths.launcher(NAME), intent).absolute()
             text = script_text(request, profile, intent.name, path, len(group))
             parts += [f"array of {describe_request(request, len(group), profile)}\n\n{text}"]
-            if objection := scheduler.objection_to(text):
+            if objection := scheduler.validate_script(text):
                 parts += [f"sbatch --test-only: {objection}\n"]
             hours += request.gpu_hours * len(group)
         total = f"{format_number(len(jobs), 'run')} in {format_number(len(found), 'array')}"

@@ -13,7 +13,7 @@ from eke.common.errors import BusyError, EkeError, RunError
 from eke.common.files import append_line, read_json, read_text
 from eke.common.paths import RunPaths
 from eke.hardware import software_now, software_places
-from eke.launch.processes.run_dir import claim
+from eke.launch.processes.run_dir import lock_run_folder
 from eke.launch.processes.running_run import machine_of, outline
 from eke.launch.slurm.scheduler import OUT_OF_MEMORY, outcome_of
 from eke.launch.slurm.submission import read_ticket
@@ -81,7 +81,7 @@ class ClusterRun:
 
     def record_cancelled(self) -> Record:
         """Record the job as cancelled, so that it is not submitted again."""
-        with claim(self.paths):
+        with lock_run_folder(self.paths):
             record = self.newest()
             if record is None or Outcome[record.outcome] not in STOPPED:
                 raise BusyError(f"run {self.paths.folder.name} has just been in use")
@@ -92,11 +92,11 @@ class ClusterRun:
     def record_lost(self) -> Record:
         """Write the record of a job that left none."""
         paths, state, outcome = self.paths, self.last_state, outcome_of(self.last_state)
-        with claim(paths):
+        with lock_run_folder(paths):
             if record := self.newest():
                 return record
             told = state or "SLURM has no reason"
-            told += where_it_printed(paths, outcome)
+            told += job_output_path(paths, outcome)
             failure = Failure("job", f"the job ended without a record: {told}")
             record = outline(paths, self.plan, outcome, failure)
             record.machine = machine_of(read_attempts(paths), self.plan)
@@ -105,7 +105,7 @@ class ClusterRun:
             return record
 
 
-def where_it_printed(paths: RunPaths, outcome: Outcome) -> str:
+def job_output_path(paths: RunPaths, outcome: Outcome) -> str:
     """Return the path of a job's output, to be appended to its failure."""
     ticket = read_ticket(paths)
     if ticket is None:

@@ -108,7 +108,7 @@ class Element:
         return f"{self.name}_{self.ids[0].partition('_')[2]}"
 
 
-class SaidNo(EkeError):
+class SlurmCommandError(EkeError):
     """A command has answered with an error."""
 
 
@@ -117,7 +117,7 @@ class SubmissionRefused(EkeError):
 
     @property
     def is_full(self) -> bool:
-        """Whether the reason is a limit on jobs in the queue, so that waiting helps."""
+        """True if the reason is a limit on jobs in the queue, so that waiting helps."""
         text = str(self)
         # "job submit limit, user's size and/or time limits" is printed for every limit. Some
         # versions name the limit in a line before it.
@@ -127,11 +127,11 @@ class SubmissionRefused(EkeError):
 
     @property
     def is_too_large(self) -> bool:
-        """Whether fewer runs per array may work: a site's array limit that cannot be queried."""
+        """True if fewer runs per array may work: a site's array limit that cannot be queried."""
         return bool(re.search(r"job array", str(self), re.I))
 
 
-def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
+def run_slurm_command(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
     """Return a command's output. Raise SaidNo if it fails, EkeError if it does not answer."""
     try:
         done = subprocess.run(
@@ -149,8 +149,8 @@ def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         if _OUT_OF_REACH.search(said):
             last = said.splitlines()[-1].removeprefix(f"{command[0]}: ")
-            raise SaidNo(f"{command[0]} cannot reach a SLURM controller ({last}). {ELSEWHERE}")
-        raise SaidNo(f"{command[0]}: {said}")
+            raise SlurmCommandError(f"{command[0]} cannot reach a SLURM controller ({last}). {ELSEWHERE}")
+        raise SlurmCommandError(f"{command[0]}: {said}")
     return done.stdout
 
 
@@ -170,8 +170,8 @@ def options_of(script: Path) -> list[str]:
 def submit(script: Path, descriptors: Sequence[int] = ()) -> str:
     """Submit a batch script and return the job id. Raise SubmissionRefused, or EkeError."""
     try:
-        said = ask(["sbatch", "--parsable", *options_of(script), str(script)], descriptors)
-    except SaidNo as error:
+        said = run_slurm_command(["sbatch", "--parsable", *options_of(script), str(script)], descriptors)
+    except SlurmCommandError as error:
         if _LOST.search(str(error)):
             raise
         raise SubmissionRefused(str(error)) from error
@@ -181,13 +181,13 @@ def submit(script: Path, descriptors: Sequence[int] = ()) -> str:
     return found.group()
 
 
-def objection_to(text: str) -> str:
+def validate_script(text: str) -> str:
     """Return sbatch's objection to a batch script (a dry run), "" if there is none."""
     with tempfile.NamedTemporaryFile("w", suffix=".sbatch") as file:
         file.write(text)
         file.flush()
         try:
-            ask(["sbatch", "--test-only", *options_of(Path(file.name)), file.name])
+            run_slurm_command(["sbatch", "--test-only", *options_of(Path(file.name)), file.name])
         except EkeError as error:
             return str(error)
     return ""
@@ -213,7 +213,7 @@ def _listed(*options: str) -> list[Element]:
     form = "--format=%F|%K|%T|%N|%j|%r"
     user = f"--user={os.getuid()}"  # LOGNAME may be wrong, and a container may have no user names
     found = []
-    for line in ask(["squeue", "--noheader", "--array", user, form, *options]).splitlines():
+    for line in run_slurm_command(["squeue", "--noheader", "--array", user, form, *options]).splitlines():
         job, index, state, node, name, reason = (line.split("|", 5) + [""] * 5)[:6]
         found.append(Element(state, node, name, reason, (f"{job}_{index}",)))
     return found
@@ -245,7 +245,7 @@ def _accounted(names: Sequence[str]) -> list[list[str]]:
     form = ["--noheader", "--parsable2", "--allocations", "--format=JobID,JobName,State"]
     asked = [f"--name={','.join(names)}", "--starttime=now-30days"]
     try:
-        lines = ask(["sacct", *form, *asked]).splitlines()
+        lines = run_slurm_command(["sacct", *form, *asked]).splitlines()
     except EkeError:
         return []
     return [line.split("|") for line in lines if line.count("|") == 2]
@@ -254,7 +254,7 @@ def _accounted(names: Sequence[str]) -> list[list[str]]:
 def show_job(element: str) -> dict[str, str]:
     """Return the controller's data on one job, {} if unknown or unreachable."""
     try:
-        shown = ask(["scontrol", "show", "job", "--oneliner", element]).partition("\n")[0]
+        shown = run_slurm_command(["scontrol", "show", "job", "--oneliner", element]).partition("\n")[0]
     except EkeError:
         return {}
     return dict(word.split("=", 1) for word in shown.split() if "=" in word)
@@ -272,7 +272,7 @@ def jobs_of_names(names: Sequence[str]) -> dict[str, str]:
 def max_array_size() -> int:
     """Return the largest number of elements of an array."""
     try:
-        said = ask(["scontrol", "show", "config"])
+        said = run_slurm_command(["scontrol", "show", "config"])
     except EkeError:
         return DEFAULT_ARRAY_SIZE
     # max_array_tasks is one of SchedulerParameters: "bf_continue,max_array_tasks=20".
@@ -283,4 +283,4 @@ def max_array_size() -> int:
 def cancel(elements: Sequence[Element]) -> None:
     """Cancel jobs. They save first, within KillWait. Raise EkeError without an answer."""
     if elements:
-        ask(["scancel", *(number for each in elements for number in each.ids)])
+        run_slurm_command(["scancel", *(number for each in elements for number in each.ids)])

@@ -21,8 +21,8 @@ from eke.common.paths import RunPaths, source_folder, user_path
 from eke.common.process_env import SAFE_PATH
 from eke.config.schema import Config
 from eke.config.schema.resources import GpuRequest, Slurm
-from eke.launch.processes.nodes import ALONE_S
-from eke.launch.processes.sweep import are_in_vain
+from eke.launch.processes.nodes import LOST_COORDINATOR_TIMEOUT_S
+from eke.launch.processes.sweep import why_not_restart
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_RESUMABLE, RECORD_LIMIT
 
@@ -168,7 +168,7 @@ class Submission:
 
 
 @dataclass(frozen=True)
-class Ticket:
+class JobEntry:
     """Entry in a run's folder for its newest job, or for the job being submitted."""
 
     submission: str
@@ -193,7 +193,7 @@ class Ticket:
         """Return why the job is not requeued, "" if it is."""
         if self.stalled > max_restarts:
             return f"{self.stalled} restarts without progress"
-        return are_in_vain(self.worths, max_restarts)
+        return why_not_restart(self.worths, max_restarts)
 
 
 def new_submission(sweep: str, runs: list[str], max_restarts: int) -> Submission:
@@ -235,19 +235,19 @@ def name_in_runs(path: Path, submission: Submission) -> None:
     """Write a submission into its runs' folders as their newest job."""
     for number, run in enumerate(submission.runs):
         with contextlib.suppress(FileNotFoundError):  # the run was deleted meanwhile
-            write_ticket(RunPaths(Path(run)), Ticket(str(path), number))
+            write_ticket(RunPaths(Path(run)), JobEntry(str(path), number))
 
 
-def write_ticket(paths: RunPaths, ticket: Ticket) -> None:
+def write_ticket(paths: RunPaths, ticket: JobEntry) -> None:
     """Write a run's newest job into its folder."""
     write_json(paths.ticket(NAME), {**asdict(ticket), "run": paths.folder.name})
 
 
-def read_ticket(paths: RunPaths) -> Ticket | None:
+def read_ticket(paths: RunPaths) -> JobEntry | None:
     """Return a run's newest job, None if missing, unreadable or another run's (copied folder)."""
     try:
         content = dict(read_json(paths.ticket(NAME), RECORD_LIMIT, own=True))
-        run, ticket = content.pop("run", paths.folder.name), Ticket(**content)
+        run, ticket = content.pop("run", paths.folder.name), JobEntry(**content)
     except (OSError, ValueError, TypeError):
         return None
     is_valid = isinstance(ticket.submission, str) and isinstance(ticket.element, int)
@@ -257,7 +257,7 @@ def read_ticket(paths: RunPaths) -> Ticket | None:
 REQUEUE_CODE = 99
 """Exit code of a run's watcher with which its job is requeued."""
 
-STRAGGLERS_S = int(ALONE_S) + 300
+TASK_EXIT_TIMEOUT_S = int(LOST_COORDINATOR_TIMEOUT_S) + 300
 """Seconds that a step's tasks may outlive the first one, even one that ended unnoticed."""
 
 _AFTER = f"""\
@@ -301,7 +301,7 @@ def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path)
         chosen |= {"gres": f"gpu:{gpus}"} if is_gres else {"gpus_per_node": gpus}
     # Options of srun, whose output goes into the script's own log.
     srun = ["--output", log, "--open-mode=append", "--export=ALL"]
-    srun += [f"--wait={STRAGGLERS_S}"] if request.nodes > 1 else []
+    srun += [f"--wait={TASK_EXIT_TIMEOUT_S}"] if request.nodes > 1 else []
     return {
         "job_name": name,
         "time": request.minutes,

@@ -7,12 +7,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError
-from eke.common.files import open_shared_lock, own_folder, try_lock, write_atomic, write_json
+from eke.common.files import open_shared_lock, make_private_dir, try_lock, write_atomic, write_json
 from eke.common.paths import RunPaths
 from eke.common.text import format_number
 from eke.config.schema.resources import Slurm
-from eke.launch.processes.run_dir import claim, without_locks
-from eke.launch.processes.running_run import write_down
+from eke.launch.processes.run_dir import lock_run_folder, without_locks
+from eke.launch.processes.running_run import write_plan_files
 from eke.launch.processes.sweep import Job
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.run import note_software
@@ -62,7 +62,7 @@ def submitting(
     folder: Path, patience_s: float = 0.0, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[int]:
     """Lock the ledgers of a runs folder. Raise BusyError, or ConfigError without file locks."""
-    own_folder(folder)
+    make_private_dir(folder)
     runs = folder.parents[1]
     descriptor = open_shared_lock(runs / LOCK)
     try:
@@ -79,7 +79,7 @@ def submitting(
         os.close(descriptor)
 
 
-def settle_intents(
+def resolve_pending_submissions(
     folder: Path, runs: Sequence[RunPaths], sleep: Callable[[float], None] = time.sleep
 ) -> None:
     """Settle submissions without an answer. Raise EkeError if nothing may be submitted."""
@@ -95,7 +95,7 @@ def settle_intents(
             elif abs(time.time() - each.created) <= GIVEN_UP_S:
                 may_turn_up = True
             elif path in own:
-                forget(path)
+                delete_submission(path)
         if not may_turn_up:
             return
         sleep(LOOK_S)
@@ -132,12 +132,12 @@ def submit_array(
     except scheduler.SubmissionRefused:
         for run in runs:
             RunPaths(Path(run)).ticket(NAME).unlink(missing_ok=True)
-        forget(path)
+        delete_submission(path)
         raise
     return with_job(path, submission, job_id)
 
 
-def forget(path: Path) -> None:
+def delete_submission(path: Path) -> None:
     """Delete a submission without a job, and its other files."""
     path.unlink()
     for ending in (".sbatch", ".software"):
@@ -148,8 +148,8 @@ def freeze_run(job: Job) -> None:
     """Write the final plan into the run's folder. Raise BusyError or EkeError on failure."""
     paths = RunPaths(Path(job.folder))
     try:
-        with claim(paths):
-            write_down(paths, job.plan)
+        with lock_run_folder(paths):
+            write_plan_files(paths, job.plan)
             write_json(paths.planned_with, job.plan.machine)
     except OSError as error:
         raise EkeError(f"{paths.folder} cannot be written: {error.strerror or error}") from error

@@ -15,21 +15,21 @@ from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError
 from eke.common.paths import RunPaths
-from eke.common.process_env import SlurmTask, this_task
+from eke.common.process_env import SlurmTask, current_slurm_task
 from eke.common.streams import open_streams
 from eke.common.text import format_number
 from eke.hardware import choose_device, device_option, machine_fingerprint
-from eke.launch.processes.nodes import Head, follow, launch_attempt
-from eke.launch.processes.run_dir import claim
+from eke.launch.processes.nodes import Coordinator, follow, launch_attempt
+from eke.launch.processes.run_dir import lock_run_folder
 from eke.launch.processes.running_run import WORKER_PHASE, outline
-from eke.launch.processes.sweep import MAX_CRASHES, POLL_S, worth_of
+from eke.launch.processes.sweep import MAX_CRASHES, POLL_S, training_and_startup_s
 from eke.launch.processes.worker_process import STOP_SIGNALS
 from eke.launch.slurm.run import note_software
 from eke.launch.slurm.scheduler import show_job
 from eke.launch.slurm.submission import (
     REQUEUE_CODE,
     Submission,
-    Ticket,
+    JobEntry,
     read_submission,
     read_ticket,
     write_ticket,
@@ -46,10 +46,10 @@ from eke.plan.record import (
     write_record,
 )
 
-MISPLACED = "node"
+WRONG_NODE_PHASE = "node"
 """Failure phase of a run that this node cannot start."""
 
-SAID = {
+STOP_SIGNAL_BY_OUTCOME = {
     Outcome.timeout: signal.SIGUSR2, Outcome.preempted: signal.SIGTERM,
     Outcome.cancelled: signal.SIGINT,
 }  # fmt: skip
@@ -72,13 +72,13 @@ def main(arguments: list[str]) -> int:
             return log_and_exit(f"{file}: no element {task}", EXIT_USER)
         number = int(task)
         paths = RunPaths(Path(submission.runs[number]))
-        mine = this_task()
+        mine = current_slurm_task()
         if mine.node:
-            return help_out(paths, mine)
-        ticket = Ticket(str(file), number)
+            return run_follower_node(paths, mine)
+        ticket = JobEntry(str(file), number)
         if mine.count == 1:
             return watch_run(paths, submission, ticket, heard)
-        with closing(Head(paths.invitation, mine)) as head:
+        with closing(Coordinator(paths.invitation, mine)) as head:
             return watch_run(paths, submission, ticket, heard, head)
     except BusyError as error:
         return log_and_exit(f"{error}. This job leaves the run unchanged", error.exit_code)
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
         return log_and_exit(f"{error.filename}: {error.strerror}", EXIT_RESUMABLE)
 
 
-def help_out(paths: RunPaths, task: SlurmTask) -> int:
+def run_follower_node(paths: RunPaths, task: SlurmTask) -> int:
     """Follow the first node to its end. It handles the signals. Raise EkeError without it."""
     plan, problem = read_plan(paths), ""
     try:
@@ -102,9 +102,9 @@ def help_out(paths: RunPaths, task: SlurmTask) -> int:
 def watch_run(
     paths: RunPaths,
     submission: Submission,
-    ticket: Ticket,
+    ticket: JobEntry,
     heard: list[int],
-    head: Head | None = None,
+    head: Coordinator | None = None,
 ) -> int:
     """Start one run, again after a crash. Return the job's exit code. `heard`: signals so far."""
     known = read_ticket(paths)
@@ -127,12 +127,12 @@ def watch_run(
         log(f"{paths.folder}: {record.outcome} after {format_number(record.steps_done, 'step')}")
         if outcome is Outcome.crashed and not heard:
             crashes = 1 if moved else crashes + 1
-            misplaced = record.failure is not None and record.failure.phase == MISPLACED
+            misplaced = record.failure is not None and record.failure.phase == WRONG_NODE_PHASE
             if crashes < MAX_CRASHES and not misplaced and not (head and head.has_lost_one()):
                 continue
         if outcome not in (Outcome.timeout, Outcome.preempted):
             return record.exit_code
-        worths = [*ticket.worths, worth_of(record, before, time.monotonic() - began)]
+        worths = [*ticket.worths, training_and_startup_s(record, before, time.monotonic() - began)]
         stalled = 0 if moved else ticket.stalled + 1
         ticket = replace(ticket, stalled=stalled, worths=worths[-submission.max_restarts :])
         write_ticket(paths, ticket)
@@ -141,7 +141,7 @@ def watch_run(
         return REQUEUE_CODE
 
 
-def one_attempt(paths: RunPaths, heard: list[int], head: Head | None = None) -> Record:
+def one_attempt(paths: RunPaths, heard: list[int], head: Coordinator | None = None) -> Record:
     """Start the worker and wait for it. Forward SLURM's stop signal once, with its reason."""
     plan = read_plan(paths)
     try:
@@ -157,7 +157,7 @@ def one_attempt(paths: RunPaths, heard: list[int], head: Head | None = None) -> 
             if heard and why is None:
                 why = reason_of(heard[0], os.environ)
                 log(f"{signal.Signals(heard[0]).name}: {why.name}. Saving the run")
-                live.ask(SAID[why])
+                live.ask(STOP_SIGNAL_BY_OUTCOME[why])
             time.sleep(POLL_S)
     finally:
         record = live.finish()
@@ -173,7 +173,7 @@ def with_reason(
     # scancel signals every process, and a worker that has just started dies of it.
     silent = record.failure is not None and record.failure.phase == WORKER_PHASE
     died = silent and exit_code is not None and -exit_code in STOP_SIGNALS
-    if Outcome[record.outcome] not in SAID and not died:
+    if Outcome[record.outcome] not in STOP_SIGNAL_BY_OUTCOME and not died:
         return record
     record.outcome, record.exit_code = why.name, why.exit_code
     record.failure = None if died else record.failure
@@ -219,8 +219,8 @@ def note_misplaced(
     paths: RunPaths, plan: Plan, why: str, outcome: Outcome = Outcome.crashed
 ) -> Record:
     """Record why no worker could start here. Raise BusyError if another process holds the run."""
-    with claim(paths):
-        record = outline(paths, plan, outcome, Failure(MISPLACED, why))
+    with lock_run_folder(paths):
+        record = outline(paths, plan, outcome, Failure(WRONG_NODE_PHASE, why))
         write_record(paths, record)
         return record
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
-from eke.common.streams import speak
+from eke.common.streams import write_line
 from eke.common.text import closest_path, override
 from eke.config.schema import Config, PretrainedModel
 from eke.data.sources import AUTO
@@ -40,7 +40,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 @dataclass(frozen=True)
-class Located:
+class LocalCheckpoint:
     """A checkpoint on this machine."""
 
     typed: str
@@ -52,18 +52,18 @@ class Located:
 
     @property
     def is_local(self) -> bool:
-        """Whether the checkpoint is a folder of the user."""
+        """True if the checkpoint is a folder of the user."""
         return not self.commit
 
 
-def locate(typed: str, revision: str | None) -> Located:
+def locate(typed: str, revision: str | None) -> LocalCheckpoint:
     """Find the folder with a checkpoint's config.json, downloading this file from the Hub."""
     path = user_path(typed)
     if os.path.exists(path):  # has precedence over a Hub model, as in transformers
         if revision is not None:
             why = f"is a revision of a hub model, and {typed} is a folder of this machine"
             raise refuse(revision, why, Fix("model.revision=null"), "model.revision")
-        return Located(typed, _local(typed, path))
+        return LocalCheckpoint(typed, _local(typed, path))
     if typed.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(typed):
         why = "there is no such folder, and it is no name on the hub"
         raise refuse(typed, why, _named(_near_folder(typed)))
@@ -113,13 +113,13 @@ def _checkpoint_inside(path: Path) -> Path | None:
     return None
 
 
-def _on_hub(name: str, revision: str | None) -> Located:
+def _on_hub(name: str, revision: str | None) -> LocalCheckpoint:
     """Locate a Hub model in the cache, or download only its config.json."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     found = try_to_load_from_cache(name, CONFIG, revision=revision)
     if not isinstance(found, str):
-        speak(f"asking the Hugging Face hub for {name} ...", sys.stderr)
+        write_line(f"asking the Hugging Face hub for {name} ...", sys.stderr)
         try:
             # The logger prints two lines for each of five attempts. The error below suffices.
             logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
@@ -127,7 +127,7 @@ def _on_hub(name: str, revision: str | None) -> Located:
         except Exception as error:  # from huggingface_hub, httpx or the file system
             raise _unreachable(name, revision, error) from error
     folder = Path(found).parent
-    return Located(name, folder, commit=folder.name)
+    return LocalCheckpoint(name, folder, commit=folder.name)
 
 
 def _unreachable(name: str, revision: str | None, error: Exception) -> ConfigError:
@@ -187,7 +187,7 @@ def _has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in FILES)
 
 
-def _fetch_tokenizer(found: Located) -> None:
+def _fetch_tokenizer(found: LocalCheckpoint) -> None:
     from huggingface_hub import constants, snapshot_download
 
     if constants.HF_HUB_OFFLINE:

@@ -28,7 +28,7 @@ from eke.models.checkpoints.architecture import (
     read_sizes,
     supports,
 )
-from eke.models.checkpoints.locate import CONFIG, KEY, Located, locate, refuse
+from eke.models.checkpoints.locate import CONFIG, KEY, LocalCheckpoint, locate, refuse
 from eke.models.families import FAMILIES
 from eke.models.families.family_record import Sizes
 from eke.models.freezing import find_problem, is_frozen
@@ -137,7 +137,7 @@ def follow_head(config: Config) -> Config:
     return dataclasses.replace(config, task=dataclasses.replace(config.task, num_labels=count))
 
 
-def read_config(found: Located) -> dict[str, Any]:
+def read_config(found: LocalCheckpoint) -> dict[str, Any]:
     """Read config.json; ConfigError if it is not an object or has no model_type."""
     try:
         raw = json.loads((found.folder / CONFIG).read_text(encoding="utf-8"))
@@ -164,7 +164,7 @@ def _typed_sizes(model: PretrainedModel, overrides: Sequence[str]) -> list[Probl
     return problems
 
 
-def _refuse_foreign(found: Located, raw: dict[str, Any]) -> None:
+def _refuse_foreign(found: LocalCheckpoint, raw: dict[str, Any]) -> None:
     """Raise ConfigError for checkpoints without a class for text in transformers."""
     if quantized := raw.get("quantization_config"):
         method = quantized.get("quant_method", "") if isinstance(quantized, dict) else ""
@@ -186,7 +186,7 @@ _PARTS = re.compile(r"(text|vision|image|audio|speech|thinker|language|llm)_conf
 """Keys of the parts of a multimodal model in config.json."""
 
 
-def _refuse_multimodal(found: Located, raw: dict[str, Any]) -> None:
+def _refuse_multimodal(found: LocalCheckpoint, raw: dict[str, Any]) -> None:
     """Raise ConfigError for a multimodal model, with code that saves its text part."""
     parts = {k: v for k, v in sorted(raw.items()) if _PARTS.fullmatch(k) and isinstance(v, dict)}
     if not parts:
@@ -220,7 +220,7 @@ _BY_ENDING = {
 """Suffix of an architecture's name -> task it was saved for."""
 
 
-def _refuse_task(config: Config, raw: dict[str, Any], family: str, found: Located) -> None:
+def _refuse_task(config: Config, raw: dict[str, Any], family: str, found: LocalCheckpoint) -> None:
     """Raise ConfigError if the saved class is for another task. Known families have a rule."""
     if FAMILIES[family].is_known or isinstance(config.task, SequenceClassification):
         return
@@ -235,7 +235,7 @@ def _refuse_task(config: Config, raw: dict[str, Any], family: str, found: Locate
     raise ConfigError(Problem("task", config.task.option, why, fix, "task_needs_other_model"))
 
 
-def _refuse_absent(found: Located, family: str, planning: bool) -> None:
+def _refuse_absent(found: LocalCheckpoint, family: str, planning: bool) -> None:
     """Raise ConfigError if a Hub model needs weights that are not on this machine."""
     from huggingface_hub import constants
 
@@ -248,7 +248,7 @@ def _refuse_absent(found: Located, family: str, planning: bool) -> None:
         raise refuse(found.typed, why, Fix(remark=f"hf download {found.typed}"))
 
 
-def _tied(found: Located, raw: dict[str, Any], family: str, sizes: Sizes, shapes: Shapes) -> Sizes:
+def _tied(found: LocalCheckpoint, raw: dict[str, Any], family: str, sizes: Sizes, shapes: Shapes) -> Sizes:
     """Return sizes with `tie_word_embeddings` by the tensors, since the flag may be wrong."""
     # transformers 5 ties T5 unless the checkpoint has a projection.
     two_stacks = FAMILIES[family].is_encoder_decoder
@@ -259,13 +259,13 @@ def _tied(found: Located, raw: dict[str, Any], family: str, sizes: Sizes, shapes
     table = (sizes["vocab_size"], sizes["hidden_size"])
     tables = [name for name, shape in shapes.items() if shape == table and not _OTHER(name)]
     if len(tables) == 2:
-        return {**sizes, "tie_word_embeddings": same_numbers(found, *tables)}
+        return {**sizes, "tie_word_embeddings": tensors_equal(found, *tables)}
     if len(tables) == 1 and _saved_by(raw).endswith(tuple(_BY_ENDING)):
         return {**sizes, "tie_word_embeddings": True}
     return sizes
 
 
-def weight_files(found: Located) -> list[Path]:
+def weight_files(found: LocalCheckpoint) -> list[Path]:
     """Return the files with the weights, [] for a Hub model without them on this machine.
 
     ConfigError if a local folder lacks one or has another format.
@@ -284,7 +284,7 @@ def weight_files(found: Located) -> list[Path]:
     raise refuse(found.typed, f"has a config.json, but no {WEIGHTS}")
 
 
-def _conversion(found: Located) -> str:
+def _conversion(found: LocalCheckpoint) -> str:
     code = (
         "from transformers import AutoConfig; import transformers as t; "
         f"f = {str(found.folder)!r}; c = AutoConfig.from_pretrained(f); "
@@ -293,7 +293,7 @@ def _conversion(found: Located) -> str:
     return _pasted(code)
 
 
-def _shards(found: Located) -> list[Path]:
+def _shards(found: LocalCheckpoint) -> list[Path]:
     try:
         index = json.loads((found.folder / INDEX).read_text())
         names = sorted(set(index["weight_map"].values()))
@@ -309,7 +309,7 @@ def _shards(found: Located) -> list[Path]:
     return paths
 
 
-def read_shapes(found: Located) -> Shapes:
+def read_shapes(found: LocalCheckpoint) -> Shapes:
     """Return the shape of every tensor by name, {} without weights; ConfigError: damaged file."""
     from safetensors import SafetensorError, safe_open
 
@@ -334,7 +334,7 @@ def read_shapes(found: Located) -> Shapes:
     return shapes
 
 
-def same_numbers(found: Located, one: str, other: str) -> bool:
+def tensors_equal(found: LocalCheckpoint, one: str, other: str) -> bool:
     """Return whether two tensors of a checkpoint have the same bytes."""
     tensors = {}  # format: https://huggingface.co/docs/safetensors/index#format
     for path in weight_files(found):
@@ -392,7 +392,7 @@ def _ending(shapes: Shapes, ending: str) -> tuple[int, ...] | None:
     return next((shape for name, shape in shapes.items() if name.endswith(ending)), None)
 
 
-def content_of(found: Located) -> str:
+def content_of(found: LocalCheckpoint) -> str:
     """Return `NAME@COMMIT` of a Hub model, or 16 hex digits over a folder's files."""
     if not found.is_local:
         return f"{found.typed}@{found.commit}"

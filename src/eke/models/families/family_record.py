@@ -59,11 +59,11 @@ class Weight:
     tokens: Tokens = Tokens.none
     """Tokens that the weight is multiplied with, for a tied embedding by the output projection."""
     trained: bool = True
-    """Whether the tensor has a gradient: False if frozen or without effect on the output."""
+    """True if the tensor has a gradient: False if frozen or without effect on the output."""
     names: tuple[str, ...] = ()
     """Names in transformers' class with the head, several for a shared tensor, () if unknown."""
     backward: bool = True
-    """Whether a gradient passes: False if neither the weight nor any weight before is trained."""
+    """True if a gradient passes: False if neither the weight nor any weight before is trained."""
     active: tuple[int, int] = (1, 1)
     """Active experts per token, and all experts."""
     place: Role = Role.hidden
@@ -71,12 +71,12 @@ class Weight:
     module: str = ""
     """Name of the linear layer inside the Transformer layer, for its weight and bias."""
     is_head: bool = False
-    """Whether the weight belongs to the head of a classification task."""
+    """True if the weight belongs to the head of a classification task."""
     is_adapter: bool = False
     is_scale: bool = False
-    """Whether the weight is a scale of IA3, which has two dimensions."""
+    """True if the weight is a scale of IA3, which has two dimensions."""
     four_bits: bool = False
-    """Whether the weight is stored as 4-bit numbers with a scale per block."""
+    """True if the weight is stored as 4-bit numbers with a scale per block."""
 
     @cached_property
     def role(self) -> Role:
@@ -311,7 +311,7 @@ class Shape:
     chosen: int
     """Active experts per token."""
     gated: bool
-    """Whether the feed-forward layer has three matrices instead of two."""
+    """True if the feed-forward layer has three matrices instead of two."""
     dropout: float
     weights: int
     """Bytes per number of weights and of the residual stream."""
@@ -319,11 +319,11 @@ class Shape:
     """Bytes per number of operands of matrix multiplications."""
     on_cpu: bool
     masked: bool
-    """Whether attention receives a mask: rows are padded or packed."""
+    """True if attention receives a mask: rows are padded or packed."""
 
     @property
     def cast(self) -> bool:
-        """Whether autocast narrows operands."""
+        """True if autocast narrows operands."""
         return self.compute < self.weights
 
     @property
@@ -364,22 +364,22 @@ class Family:
     widths: tuple[str, ...] = ("queries", "keys")
     """Widths other than the hidden size, which are terms in `counted.json`."""
     is_known: bool = True
-    """Whether there are closed forms for the architecture."""
+    """True if there are closed forms for the architecture."""
     is_decoder: bool = False
-    """Whether tokens attend only to earlier tokens."""
+    """True if tokens attend only to earlier tokens."""
     is_encoder_decoder: bool = False
     is_moe: bool = False
     is_gated: bool = False
-    """Whether the feed-forward layer is always gated. Otherwise `model.gated` decides."""
+    """True if the feed-forward layer is always gated. Otherwise `model.gated` decides."""
     norms_heads: bool = False
-    """Whether query and key of each head are normalized before the rotation."""
+    """True if query and key of each head are normalized before the rotation."""
     has_biases: bool = True
-    """Whether some linear layers inside Transformer layers have biases."""
+    """True if some linear layers inside Transformer layers have biases."""
     has_score_bias: bool = False
     stores_transposed: bool = False
-    """Whether linear layers are transformers' Conv1D, which stores [in, out]."""
+    """True if linear layers are transformers' Conv1D, which stores [in, out]."""
     has_liger: bool = False
-    """Whether liger-kernel 0.8.5 has kernels for the architecture."""
+    """True if liger-kernel 0.8.5 has kernels for the architecture."""
     softmax: Softmax = Softmax.float32
     probable_dropout: float = 0.1
     """Dropout assumed for checkpoints: transformers' default."""

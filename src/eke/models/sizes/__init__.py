@@ -44,7 +44,7 @@ from eke.models.sizes.state import (
     decide_formats,
     exchange_of,
     flat_pieces,
-    pieces,
+    flat_shard_sizes,
     sent_bytes,
     shared_state_bytes,
     state_bytes,

@@ -144,7 +144,7 @@ def _project(config: Config, rows: int, columns: int, *, times: int) -> float:
 
 
 @dataclass(frozen=True)
-class Step:
+class UpdateSizes:
     """Bytes of trained tensors in one optimizer step.
 
     `largest` is for one tensor, `group` for one role, `hidden` for a matrix inside a layer,
@@ -166,16 +166,16 @@ class Step:
         return FLOAT32_BYTES // self.number_bytes
 
 
-Temporaries = Callable[[Step], tuple[int, int]]
+Temporaries = Callable[[UpdateSizes], tuple[int, int]]
 """Function of a step to its expected and largest temporary bytes. The smallest are 0."""
 
 
-def unknown(step: Step) -> tuple[int, int]:
+def unknown_temporaries(step: UpdateSizes) -> tuple[int, int]:
     """Return the range for optimizers without a formula: 0 to twice all tensors."""
     return step.largest, 2 * step.total
 
 
-def one_kernel(step: Step) -> tuple[int, int]:
+def one_kernel(step: UpdateSizes) -> tuple[int, int]:
     """Return the range for kernels without known temporaries."""
     return 0, step.largest
 
@@ -190,21 +190,21 @@ LOOPS: dict[str, Temporaries] = {
 """Planned implementation of torch's AdamW -> temporaries of one step."""
 
 
-def adafactor_step(step: Step) -> tuple[int, int]:
+def adafactor_step(step: UpdateSizes) -> tuple[int, int]:
     """Count the squared gradient, the update and, for 16-bit weights, two copies."""
     copies = 2 if step.wide == 1 else 4
     expected = (copies * step.largest + step.hidden) * step.wide
     return expected, (copies + 2) * step.largest * step.wide
 
 
-def sgd_step(step: Step) -> tuple[int, int]:
+def sgd_step(step: UpdateSizes) -> tuple[int, int]:
     """Count decayed gradients: of one tensor on a CPU, of a group (foreach) on a GPU."""
     fields = cast(SGD, step.optimizer)
     size = step.largest if step.on_cpu else step.group
     return size if fields.weight_decay or fields.nesterov else 0, step.group + step.largest
 
 
-def bitsandbytes(step: Step) -> tuple[int, int]:
+def bitsandbytes(step: UpdateSizes) -> tuple[int, int]:
     """Return the range of bitsandbytes 0.50: one kernel on a GPU, plain PyTorch on a CPU."""
     # Source: backends/cpu/ops.py. In float32: gradient, denominator and update, with 8 bits also
     # two moments (Lion: a moment and a product), and a copy of narrow weights.
@@ -215,7 +215,7 @@ def bitsandbytes(step: Step) -> tuple[int, int]:
     return at_once, (6 + copy) * step.largest * step.wide
 
 
-def muon_step(step: Step) -> tuple[int, int]:
+def muon_step(step: UpdateSizes) -> tuple[int, int]:
     """Count Newton-Schulz iterations of one matrix in bfloat16."""
     narrowed = 1 if step.number_bytes > 2 else 2
     return 3 * step.hidden * narrowed, 6 * step.hidden * step.wide + step.largest
@@ -241,7 +241,7 @@ class OptimizerEntry:
     """Accepted classes and libraries of the built optimizer, empty: its states are checked."""
     implementation: str = ""
     """Loop over the weights in torch's AdamW (`AUTO`: planned), "" for other optimizers."""
-    temporaries: Temporaries = unknown
+    temporaries: Temporaries = unknown_temporaries
     """Temporary bytes of one step. For torch's AdamW they depend on the implementation."""
     update_flops: Callable[[Config, int, int], float] | None = None
     """FLOPs of the products in an update of a matrix inside a layer, rows <= columns."""
@@ -252,28 +252,28 @@ class OptimizerEntry:
     twin: str = ""
     """PyTorch option with the same computation, which is traced instead."""
     quantises: Callable[[Optimizer, Weight], bool] | None = None
-    """Whether the states of a weight are quantized, None for optimizers without quantization."""
+    """True if the states of a weight are quantized, None for optimizers without quantization."""
     num_tables: int = 0
     """Tables of the values of 8-bit codes that all weights share."""
     unquantised: str = "adamw"
     """Option with the same states in float32, for an option with quantized states."""
     projects: bool = False
-    """Whether states of a matrix inside a layer are in a subspace of `projection_rank`."""
+    """True if states of a matrix inside a layer are in a subspace of `projection_rank`."""
     keeps_singular_vectors: bool = False
-    """Whether all singular vectors of a matrix stay allocated, since a slice of them is used."""
+    """True if all singular vectors of a matrix stay allocated, since a slice of them is used."""
     cuda_only: bool = False
     compiles: bool = False
-    """Whether the first step is compiled, with a C++ compiler or, on a GPU, Triton."""
+    """True if the first step is compiled, with a C++ compiler or, on a GPU, Triton."""
     pages: bool = False
-    """Whether states move to host memory if GPU memory is full."""
+    """True if states move to host memory if GPU memory is full."""
     rounds_at_random: bool = False
-    """Whether bfloat16 weights are rounded stochastically, so that small updates accumulate."""
+    """True if bfloat16 weights are rounded stochastically, so that small updates accumulate."""
     averages: bool = False
-    """Whether an average of weights replaces a learning rate schedule."""
+    """True if an average of weights replaces a learning rate schedule."""
     steps_like_adamw: Callable[[Optimizer], bool] = lambda optimizer: False
-    """Whether updates are about as large as those by AdamW with the same learning rate."""
+    """True if updates are about as large as those by AdamW with the same learning rate."""
     needs_matrices: bool = False
-    """Whether the optimizer requires a trained matrix inside a layer."""
+    """True if the optimizer requires a trained matrix inside a layer."""
     fails_on_parts: str = ""
     """Failure on FSDP2's shards, "" if it works (tests/equivalence/test_ranks.py)."""
     fails_on_pieces: str = ""
@@ -282,7 +282,7 @@ class OptimizerEntry:
     fails_in_backward: str = ""
     """Failure of steps weight by weight, "" if it works (tests/equivalence/test_in_backward.py)."""
     returns_from_files: bool = False
-    """Whether moments return unchanged from NVMe files (8-bit states do not: scales are lost)."""
+    """True if moments return unchanged from NVMe files (8-bit states do not: scales are lost)."""
 
 
 MIXED = "(torch: got mixed torch.Tensor and DTensor)"
@@ -290,7 +290,7 @@ WHOLE = (
     "bitsandbytes' kernels need full tensors (torch: Operator "
     "bitsandbytes.optimizer_update_32bit.default does not have a sharding strategy registered)"
 )
-PIECES = "ZeRO gives it flat shards"
+ZERO_FLAT_SHARDS_REASON = "ZeRO gives it flat shards"
 COUNTS = "counts steps per group of weights, and would count one step for each weight"
 BUILDERS = "eke.training.optimizer.builders:"
 
@@ -335,7 +335,7 @@ _adamw_torchao = partial(
     builder=f"{BUILDERS}adamw_torchao",
     quantises=_quantised_by_torchao,
     counted_as="adamw_8bit",
-    fails_on_pieces=f"{PIECES}, and it silently keeps float32 states for incomplete blocks",
+    fails_on_pieces=f"{ZERO_FLAT_SHARDS_REASON}, and it silently keeps float32 states for incomplete blocks",
 )
 
 _low_rank = partial(
@@ -347,7 +347,7 @@ _low_rank = partial(
         4 * step.largest + 8 * step.hidden * step.wide,
     ),
     fails_on_parts=f"it projects full matrices {MIXED}",
-    fails_on_pieces=f"projects matrices, and {PIECES} (IndexError: tuple index out of range)",
+    fails_on_pieces=f"projects matrices, and {ZERO_FLAT_SHARDS_REASON} (IndexError: tuple index out of range)",
 )
 
 OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
@@ -414,7 +414,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         built=("Adafactor transformers",),
         temporaries=adafactor_step,
         fails_on_parts=f"it needs sums over the rows and columns of full matrices {MIXED}",
-        fails_on_pieces=f"needs rows and columns of matrices. {PIECES}, and it silently becomes "
+        fails_on_pieces=f"needs rows and columns of matrices. {ZERO_FLAT_SHARDS_REASON}, and it silently becomes "
         "another algorithm with 4 bytes per parameter",
     ),
     "sgd": OptimizerEntry(
@@ -432,7 +432,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         temporaries=muon_step,
         steps_like_adamw=lambda o: cast(Muon, o).adjust_lr.value == "match_rms_adamw",
         needs_matrices=True,
-        fails_on_pieces=f"orthogonalizes matrices, but {PIECES} "
+        fails_on_pieces=f"orthogonalizes matrices, but {ZERO_FLAT_SHARDS_REASON} "
         "(torch: Param gradient must be a 2D matrix)",
     ),
     "schedule_free": OptimizerEntry(

@@ -17,11 +17,11 @@ from eke.config.schema import (
     Compute,
     Config,
     Evaluation,
-    Exchange,
+    GradientSync,
     Float8,
     NvmeOffload,
     QLora,
-    Switch,
+    AutoBool,
     Weights,
     WeightsPlace,
 )
@@ -77,7 +77,7 @@ class WeightFormats:
     weights: str
     """torch dtype name of trained weights and gradients. Adapters are float32."""
     master: bool
-    """Whether the optimizer updates float32 copies of 16-bit weights."""
+    """True if the optimizer updates float32 copies of 16-bit weights."""
     frozen: str
     copies: str = ""
     """torch dtype name of the copies of float32 weights used in a step, "" without copies."""
@@ -107,7 +107,7 @@ def _width(dtype: str) -> int:
 def decide_formats(config: Config) -> WeightFormats:
     """Decide the number formats. ZeRO always has float32 copies of 16-bit weights."""
     precision = config.precision
-    wanted = precision.master is Switch.on or config.distributed.option in STAGE
+    wanted = precision.master is AutoBool.on or config.distributed.option in STAGE
     master = precision.weights is Weights.bfloat16 and wanted
     narrow = precision.weights is Weights.float32 and precision.compute is not Compute.float32
     copies = precision.compute.value if narrow and precision.casts is Casts.per_step else ""
@@ -179,13 +179,13 @@ WHOLE_GRADIENTS_BYTES = 8 * 2**30
 """Limit for accumulating full gradients: a tenth of an 80 GiB device (a choice)."""
 
 
-def exchange_of(config: Config) -> Exchange:
+def exchange_of(config: Config) -> GradientSync:
     """Return when FSDP2 synchronizes gradients; `auto` is decided by their size."""
     typed = cast(FSDP, config.distributed).exchange
     trained = (prod(w.shape) for w in training_structure(config).weights if w.trained)
     is_large = FLOAT32_BYTES * sum(trained) > WHOLE_GRADIENTS_BYTES and _accumulation(config) > 1
-    chosen = Exchange.every if is_large else Exchange.last
-    return chosen if typed is Exchange.auto else typed
+    chosen = GradientSync.every if is_large else GradientSync.last
+    return chosen if typed is GradientSync.auto else typed
 
 
 def _accumulation(config: Config) -> int:
@@ -198,7 +198,7 @@ def _accumulation(config: Config) -> int:
 def adds_up_whole(config: Config) -> bool:
     """Return whether full gradients of several micro-batches accumulate before synchronization."""
     several = isinstance(config.distributed, FSDP) and _accumulation(config) > 1
-    return several and exchange_of(config) is Exchange.last
+    return several and exchange_of(config) is GradientSync.last
 
 
 def _number_bytes(formats: WeightFormats, weight: Weight) -> int:
@@ -297,7 +297,7 @@ def trained_weights(config: Config) -> list[Weight]:
     return [weight for weight in training_structure(config).weights if weight.trained]
 
 
-def pieces(config: Config) -> dict[Role, int]:
+def flat_shard_sizes(config: Config) -> dict[Role, int]:
     """Return the numbers in each flat shard of a process (one per parameter group) with padding."""
     processes = config.distributed.num_processes
     trained = trained_weights(config)
@@ -321,7 +321,7 @@ def flat_pieces(config: Config) -> list[Weight]:
     has_roles = STAGE[config.distributed.option] == 3
     return [
         Weight((numbers,), place=role if has_roles else Role.hidden)
-        for role, numbers in pieces(config).items()
+        for role, numbers in flat_shard_sizes(config).items()
     ]
 
 
@@ -343,7 +343,7 @@ def shared_state_bytes(
         return replace(whole, optimizer=whole.optimizer - paged)
     stage, offload = STAGE[config.distributed.option], config.offload.option
     processes = config.distributed.num_processes
-    numbers = sum(pieces(config).values())
+    numbers = sum(flat_shard_sizes(config).values())
     trained = sum(prod(w.shape) for w in trained_weights(config)) or 1
     optimizer = optimizer_bytes(config, flat_pieces(config))
     # ZeRO-3 updates float32 weights directly if they are on the device.

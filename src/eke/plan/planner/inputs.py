@@ -6,7 +6,7 @@ tokens, whose digest is checked when it is opened (`eke.training.batches.tasks`)
 
 from dataclasses import replace
 
-from eke.common.errors import ChangedError, EkeError, of_system
+from eke.common.errors import ChangedError, EkeError, format_os_error
 from eke.config.schema import Config, PretrainedModel, PythonSource, SequenceClassification, Text
 from eke.data.sources import BYTES, fingerprint, open_corpus, tokenizer_content, tokenizer_of
 from eke.hardware import software_now
@@ -51,7 +51,7 @@ def change_of(plan: Plan, key: str) -> str:
     except EkeError as error:
         return error.short()
     except OSError as error:
-        return of_system(error)
+        return format_os_error(error)
 
 
 def _read(config: Config, key: str) -> str:

@@ -22,7 +22,7 @@ DRAWS, MOST_DRAWN = 5, 200_000
 
 
 @dataclass(frozen=True)
-class Micro:
+class MicroBatchShape:
     """Shape of a micro-batch on one device."""
 
     rows: int
@@ -41,15 +41,15 @@ class Micro:
 class Drawn:
     """Shortest, mean, expected longest and longest micro-batches of a training."""
 
-    shortest: Micro
-    mean: Micro
-    expected: Micro
+    shortest: MicroBatchShape
+    mean: MicroBatchShape
+    expected: MicroBatchShape
     """Median of the longest micro-batches of simulated trainings."""
-    longest: Micro
+    longest: MicroBatchShape
 
     @property
     def differ(self) -> bool:
-        """Whether memory depends on the samples of a micro-batch."""
+        """True if memory depends on the samples of a micro-batch."""
         return self.shortest != self.longest
 
 
@@ -67,14 +67,14 @@ def sample_means(
     return SampleMeans(*means[0], *means[1])
 
 
-def drawn(plan: Plan) -> Drawn:
+def simulated_micro_batches(plan: Plan) -> Drawn:
     """Simulate the micro-batches of a plan with grouping, packing and padding."""
     config, size = plan.config, plan.steps.num_train_samples
     found = _mixed(config, plan.sources) or _samples(config, plan.store, size, False)
     if found is None:
         whole = _full(config, plan.batch.per_device)
         lost = isinstance(config.data, Rows | Mix)  # the prepared tokens were deleted
-        return Drawn(Micro(whole.rows, 1, 1) if lost else whole, whole, whole, whole)
+        return Drawn(MicroBatchShape(whole.rows, 1, 1) if lost else whole, whole, whole, whole)
     import numpy as np
 
     batch, data, tokens = plan.batch, plan.config.data, found[0]
@@ -88,7 +88,7 @@ def drawn(plan: Plan) -> Drawn:
     for number in range(DRAWS):
         if plan.sources:
             sizes, shares = zip(*((s.train, s.share) for s in plan.sources), strict=True)
-            tokens = found[0][sources.Draws(sizes, shares, number).take(0, count)[1]]
+            tokens = found[0][sources.MixtureSampler(sizes, shares, number).take(0, count)[1]]
         order = np.arange(len(tokens))
         if data.length_grouping or not plan.sources:
             order = _order(data, tokens.sum(axis=1), batch.samples_per_step, count, number)
@@ -98,12 +98,12 @@ def drawn(plan: Plan) -> Drawn:
     middle = [np.mean(means, axis=0).round(), np.median(tops, axis=0)]
     rows = 1 if data.packing is Packing.padding_free else batch.per_device
     lengths = (row.astype(int).tolist() for row in (ends[0], *middle, ends[1]))
-    micros = Drawn(*(Micro(rows, *each) for each in lengths))
+    micros = Drawn(*(MicroBatchShape(rows, *each) for each in lengths))
     # Only the first rows of a stream have been read.
     return replace(micros, longest=_full(config, batch.per_device)) if data.is_stream else micros
 
 
-def evaluated(plan: Plan) -> Micro:
+def evaluated(plan: Plan) -> MicroBatchShape:
     """Return the largest micro-batch of evaluation, which has a fixed order."""
     if plan.sources:  # each micro-batch has one source
         return max(map(evaluated, plans_of_sources(plan)), key=lambda micro: micro.tokens)
@@ -119,10 +119,10 @@ def evaluated(plan: Plan) -> Micro:
     if config.data.packing is Packing.padding_free:
         rows_of[:] = 1
     best = int(np.argmax(rows_of * made.sum(axis=1)))
-    return Micro(int(rows_of[best]), *made[best].tolist())
+    return MicroBatchShape(int(rows_of[best]), *made[best].tolist())
 
 
-def _full(config: Config, rows: int) -> Micro:
+def _full(config: Config, rows: int) -> MicroBatchShape:
     """Return a micro-batch of rows with `data.seq_len` tokens."""
     multiple = config.data.pad_to_multiple_of or 1
     target = getattr(config.task, "target_len", None) or config.data.seq_len
@@ -130,7 +130,7 @@ def _full(config: Config, rows: int) -> Micro:
     source, target = (
         -(-together * n // multiple) * multiple for n in (config.data.seq_len, target)
     )
-    return Micro(rows // together, source, target)
+    return MicroBatchShape(rows // together, source, target)
 
 
 def _mixed(config: Config, mixed: Sequence[DataPlan]) -> "tuple[np.ndarray, ...] | None":
@@ -224,7 +224,7 @@ def _read(data: Data, task: Task, store: str, count: int, evaluation: bool) -> F
         packs = None
         if data.packing is Packing.on:
             parts = (opened.array(f"{split}_{name}") for name in ("members", "offsets"))
-            packs = sources.Packs(*parts)
+            packs = sources.PackedRows(*parts)
     source = np.asarray(cuts, np.int64)
     target = whole - source if isinstance(task, Seq2SeqLM) else source
     tokens = np.stack([source, target], axis=1)

@@ -79,18 +79,18 @@ class ComputePlan:
     autocast: str | None
     """Format of autocast or of `copies`, None: computation in the weights' format."""
     loss_scaling: bool
-    """Whether the loss is scaled to prevent underflow of float16 gradients."""
+    """True if the loss is scaled to prevent underflow of float16 gradients."""
     tf32: bool
     optimizer_implementation: str
     """`forloop`, `foreach` or `fused`, empty for optimizers with one implementation."""
     pin_memory: bool
-    """Whether batches are in page-locked host memory."""
+    """True if batches are in page-locked host memory."""
     weights: str = "float32"
     """Format of trained weights and gradients. Adapters are float32."""
     frozen: str = "float32"
     """Format of frozen weights, equal to `weights` without frozen weights."""
     master: bool = False
-    """Whether the optimizer updates float32 copies of 16-bit weights."""
+    """True if the optimizer updates float32 copies of 16-bit weights."""
     float8: str = "off"
     """Scaling of float8 products in linear layers: `off`, `tensorwise`, `rowwise`."""
     eval_autocast: str | None = None
@@ -170,7 +170,7 @@ class Plan:
     deepspeed: dict[str, Any] | None = None
     """DeepSpeed's configuration including the user's keys, None without DeepSpeed."""
     probe: bool = False
-    """Whether this is a memory trial of the run: two steps of the longest samples, without data."""
+    """True if this is a memory trial of the run: two steps of the longest samples, without data."""
     config_dir: str = ""
     """Absolute path of the folder with the user's options, empty without one."""
 

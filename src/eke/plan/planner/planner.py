@@ -21,13 +21,13 @@ from eke.config.schema import (
     Compute,
     Config,
     Evaluation,
-    Exchange,
+    GradientSync,
     LocalRows,
     Mix,
     NvmeOffload,
     Packing,
     PretrainedModel,
-    Switch,
+    AutoBool,
     Weights,
 )
 from eke.config.schema.codec import make_converter
@@ -280,7 +280,7 @@ def _plan_sharding(config: Config, device: Device, decisions: list[Decision]) ->
     """Record FSDP2's prefetching and the time of gradient synchronization."""
     if not isinstance(config.distributed, FSDP):
         return
-    if config.distributed.exchange is Exchange.auto:
+    if config.distributed.exchange is GradientSync.auto:
         reason = f"full gradients up to {format_bytes(WHOLE_GRADIENTS_BYTES)}, shards above"
         decisions.append(Decision("distributed.exchange", exchange_of(config).value, reason))
     ahead = device.kind != "cpu"
@@ -299,9 +299,9 @@ def _plan_compute(
     scaling = precision.compute is Compute.float16
     if scaling:
         decisions.append(Decision("loss scaling", "on", "float16 gradients underflow below 6e-8"))
-    if precision.tf32 is Switch.auto:
+    if precision.tf32 is AutoBool.auto:
         decisions.append(Decision("precision.tf32", "off", "PyTorch's default"))
-    if precision.weights is Weights.bfloat16 and precision.master is Switch.auto:
+    if precision.weights is Weights.bfloat16 and precision.master is AutoBool.auto:
         reason = f"{FLOAT32_BYTES} bytes per parameter in addition to bfloat16"
         if formats.master:
             reason = "DeepSpeed's ZeRO updates float32 copies of its shard of the weights"
@@ -314,7 +314,7 @@ def _plan_compute(
         key = "frozen weights" if config.model.freeze else "peft.base_weights"
         decisions.append(Decision(key, formats.frozen, reason + _tied_head(config)))
     pin = config.dataloader.pin_memory
-    pinned = device.kind == "cuda" if pin is Switch.auto else pin is Switch.on
+    pinned = device.kind == "cuda" if pin is AutoBool.auto else pin is AutoBool.on
     implementation = _implementation(config, device, decisions)
     clipped = config.train.max_grad_norm
     decay = config.optimizer.weight_decay
@@ -336,7 +336,7 @@ def _plan_compute(
     return ComputePlan(
         autocast=autocast,
         loss_scaling=scaling,
-        tf32=precision.tf32 is Switch.on,
+        tf32=precision.tf32 is AutoBool.on,
         optimizer_implementation=implementation,
         pin_memory=pinned and device.kind == "cuda",
         float8=precision.float8.value,

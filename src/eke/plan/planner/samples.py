@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_count, format_number, format_value, override
-from eke.config.mixing import in_source, source_configs, source_names, source_shares
+from eke.config.mixing import to_source_problem, source_configs, source_names, source_shares
 from eke.config.schema import (
     DEFAULT_PER_DEVICE,
     Config,
@@ -59,7 +59,7 @@ def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
     return DataPlan(train, evaluation, sources.fingerprint(source))
 
 
-def _note_folders(config: Config, source: sources.Corpus, decisions: list[Decision]) -> None:
+def _note_folders(config: Config, source: sources.TextSource, decisions: list[Decision]) -> None:
     if isinstance(config.task, SequenceClassification):
         names = sources.largest_labels(source, config.task.num_labels)
         decisions.append(_numbered(names, "the largest folders (other text is excluded)"))
@@ -127,7 +127,7 @@ def _mixed(config: Config, mix: Mix, decisions: list[Decision]) -> DataPlan:
         try:
             parts.append(plan_data(each, own))
         except ConfigError as error:
-            problems += [in_source(problem, number) for problem in error.problems]
+            problems += [to_source_problem(problem, number) for problem in error.problems]
         decisions += [replace(note, key=f"{note.key} of {name}") for note in own]
     found = [sources.read_manifest(sources.store_folder(part.store)) for part in parts]
     if problems := problems or _other_classes(configs, found) + _other_templates(mix, found):

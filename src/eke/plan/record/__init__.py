@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import cattrs
 
 from eke.common.errors import EkeError, Fix, Problem
-from eke.common.files import append_line, read_json, read_text, seal, write_json
+from eke.common.files import append_line, read_json, read_text, terminate_last_line, write_json
 from eke.common.paths import RunPaths
 from eke.common.text import closest_path, first_line
 
@@ -47,7 +47,7 @@ class Outcome(Enum):
 
     @property
     def is_final(self) -> bool:
-        """Whether another attempt would have the same outcome."""
+        """True if another attempt would have the same outcome."""
         return self in (Outcome.ok, Outcome.oom, Outcome.diverged)
 
     @property
@@ -218,7 +218,7 @@ class Failure:
     message: str
     traceback: str = ""
     lost_contact: bool = False
-    """Whether the cause is another process of the run, which ended or does not respond."""
+    """True if the cause is another process of the run, which ended or does not respond."""
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ class Record:
     warnings: list[str] = field(default_factory=list)
     failure: Failure | None = None
     shared_device: bool | None = None
-    """Whether another process used the device, so that timings are invalid, None if unknown."""
+    """True if another process used the device, so that timings are invalid, None if unknown."""
     schema_version: int = RECORD_VERSION
 
     @property
@@ -462,7 +462,7 @@ def start_attempt(
         "machine": machine,
         "cut": cut,
     }
-    seal(paths.attempts)
+    terminate_last_line(paths.attempts)
     append_line(paths.attempts, json.dumps(entry))
     return attempt
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eke.common.files import Refused, append_line, open_to_read, plain
+from eke.common.files import UntrustedPathError, append_line, open_to_read, json_safe
 from eke.config.schema import Config, ProblemType
 from eke.models.families import is_classification
 from eke.plan.record import Best, Loss, Spread, Throughput, Timing
@@ -62,7 +62,7 @@ def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     try:
         lines = [_ENCODE(dict(row)) for row in rows]
     except ValueError:  # a number is not finite
-        lines = [_ENCODE(plain(dict(row))) for row in rows]
+        lines = [_ENCODE(json_safe(dict(row))) for row in rows]
     if lines:
         append_line(path, "\n".join(lines))
 
@@ -81,7 +81,7 @@ def read_rows(path: Path) -> tuple[list[Row], int]:
         return [], 0
     with open(descriptor, "rb") as file:
         if os.fstat(descriptor).st_size > METRICS_LIMIT:
-            raise Refused(f"has more than {METRICS_LIMIT >> 20} MiB", path)
+            raise UntrustedPathError(f"has more than {METRICS_LIMIT >> 20} MiB", path)
         while line := file.readline(1 << 20):  # a row has about 350 bytes
             row = parse_row(line.decode(errors="replace"))
             if row is None:

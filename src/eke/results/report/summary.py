@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
-from eke.common.streams import unfiltered
+from eke.common.streams import raw_stream
 from eke.common.text import (
     align,
     format_bytes,
@@ -252,7 +252,7 @@ class PlanningLine:
     def __init__(
         self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._stream = unfiltered(stream or sys.stderr)
+        self._stream = raw_stream(stream or sys.stderr)
         self._clock = clock
         self._due = clock() + QUIET_S
         self._written = ""

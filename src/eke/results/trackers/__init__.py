@@ -7,11 +7,11 @@ from eke.common.errors import EkeError
 from eke.common.plugins import load_plugin
 from eke.config.schema import TrackerMode
 from eke.results.trackers.accelerate import MLflowRun, TensorBoardRun, TrackioRun
-from eke.results.trackers.async_tracker import Guard
+from eke.results.trackers.async_tracker import AsyncTracker
 from eke.results.trackers.tracker import TrackedRun, Untracked, summary_values, tracker_id
 from eke.results.trackers.wandb import WandbRun
 
-Tracker = Guard | Untracked
+Tracker = AsyncTracker | Untracked
 """Receiver of a run's metrics. No method raises, or waits longer than its stated limit."""
 
 FILE_S = 10.0
@@ -24,14 +24,14 @@ SERVER_S = 30.0
 def _wandb(run: TrackedRun) -> Tracker:
     seconds = SERVER_S if run.settings.mode is TrackerMode.online else FILE_S
     remedy = f"eke sync {shlex.quote(str(run.directory))}"
-    return Guard(WandbRun(run, upload_s=0.8 * seconds), seconds, remedy)
+    return AsyncTracker(WandbRun(run, upload_s=0.8 * seconds), seconds, remedy)
 
 
 TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
-    "mlflow": lambda run: Guard(MLflowRun(run), SERVER_S),
+    "mlflow": lambda run: AsyncTracker(MLflowRun(run), SERVER_S),
     "none": lambda run: Untracked(),
-    "tensorboard": lambda run: Guard(TensorBoardRun(run), FILE_S),
-    "trackio": lambda run: Guard(TrackioRun(run), FILE_S),
+    "tensorboard": lambda run: AsyncTracker(TensorBoardRun(run), FILE_S),
+    "trackio": lambda run: AsyncTracker(TrackioRun(run), FILE_S),
     "wandb": _wandb,
 }
 """`tracker` option -> builder."""
@@ -49,4 +49,4 @@ def build_tracker(run: TrackedRun) -> Tracker:
     if make_mirror is None:
         known = ", ".join(sorted(TRACKERS))
         return Untracked(f"tracker.option = {option}: not one of {known} -> tracker=none")
-    return Guard(make_mirror(run), SERVER_S)
+    return AsyncTracker(make_mirror(run), SERVER_S)

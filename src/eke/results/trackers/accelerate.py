@@ -15,14 +15,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from eke.common.files import open_file, own_folder, read_json, write_json
+from eke.common.files import open_file, make_private_dir, read_json, write_json
 from eke.common.paths import RunPaths
 from eke.plan.record import EXIT_OK, EXIT_RESUMABLE, metrics
-from eke.results.trackers.async_tracker import EVAL, TRAIN, CatchUp, Mirror, MirrorError, drawn
+from eke.results.trackers.async_tracker import EVAL, TRAIN, MissingRowFilter, TrackerClient, MirrorError, drawn
 from eke.results.trackers.tracker import Row, TrackedRun, Value
 
 
-class AccelerateRun(Mirror):
+class AccelerateRun(TrackerClient):
     """One attempt of a run in one of Accelerate's trackers, which `start` stores in `_tracker`."""
 
     package: str
@@ -33,7 +33,7 @@ class AccelerateRun(Mirror):
         self._folder = run.directory / self.package
         self._tracker: Any = None
         self._last_step = 0
-        self._catch_up = CatchUp(RunPaths(run.directory).metrics, run.attempt)
+        self._catch_up = MissingRowFilter(RunPaths(run.directory).metrics, run.attempt)
 
     @abstractmethod
     def load(self) -> None:
@@ -45,7 +45,7 @@ class AccelerateRun(Mirror):
 
     def prepare(self) -> None:
         """Import the library. Raise MirrorError if it is not installed."""
-        own_folder(self._folder)
+        make_private_dir(self._folder)
         try:
             self.load()
         except ModuleNotFoundError as error:

@@ -27,7 +27,7 @@ from eke.results.trackers.tracker import Row, Value
 _log = logging.getLogger(__name__)
 
 
-class Mirror(Protocol):
+class TrackerClient(Protocol):
     """Tracker client driven by a guard. Methods may raise, and all but `prepare` may hang."""
 
     def prepare(self) -> None:
@@ -59,7 +59,7 @@ class MirrorError(Exception):
     """A problem found by a mirror, with a message for the user."""
 
 
-class Guard:
+class AsyncTracker:
     """Tracker around a mirror. No method raises or waits longer than its limit.
 
     One daemon thread opens and feeds the mirror. The first exception switches the mirror off, with
@@ -75,7 +75,7 @@ class Guard:
     max_rows = 10_000
     """Largest number of waiting rows, 10 MB at 1 kB a row. Further rows are dropped and counted."""
 
-    def __init__(self, mirror: Mirror, finish_s: float, remedy: str = "") -> None:
+    def __init__(self, mirror: TrackerClient, finish_s: float, remedy: str = "") -> None:
         self._mirror, self._finish_s = mirror, finish_s
         self._remedy = f" -> {remedy}" if remedy else ""
         self._jobs: queue.SimpleQueue[tuple[Callable[[], None], int] | None] = queue.SimpleQueue()
@@ -205,7 +205,7 @@ def _earlier_rows(metrics_file: Path, attempt: int, step: int) -> list[metrics.R
 
 
 @dataclass
-class CatchUp:
+class MissingRowFilter:
     """Filter for the rows that a mirror lacks."""
 
     metrics_file: Path

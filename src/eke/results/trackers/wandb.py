@@ -14,15 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eke.common.files import own_folder
+from eke.common.files import make_private_dir
 from eke.common.paths import RunPaths
 from eke.config.schema import TrackerMode
 from eke.plan.record import metrics
 from eke.results.trackers.async_tracker import (
     EVAL,
     TRAIN,
-    CatchUp,
-    Mirror,
+    MissingRowFilter,
+    TrackerClient,
     MirrorError,
     Totals,
     drawn,
@@ -70,7 +70,7 @@ def records(data: bytes) -> Iterator[tuple[int, Any]]:
 _log = logging.getLogger(__name__)
 
 
-class WandbRun(Mirror):
+class WandbRun(TrackerClient):
     """One attempt of a run in W&B, in `directory/wandb`. An upload may take `upload_s` seconds."""
 
     def __init__(self, run: TrackedRun, upload_s: float) -> None:
@@ -79,14 +79,14 @@ class WandbRun(Mirror):
         self._wandb_run: wandb.Run | None = None
         self._num_steps = 0
         self._last_step = -1
-        self._catch_up = CatchUp(RunPaths(run.directory).metrics, run.attempt)
+        self._catch_up = MissingRowFilter(RunPaths(run.directory).metrics, run.attempt)
         self._totals = Totals(RunPaths(run.directory).metrics, run.attempt)
 
     def prepare(self) -> None:
         """Import wandb and start its helper process, wandb-core, without a connection."""
         # Changes of the environment and imports are safe only on the caller's thread.
         folder = self._run.directory / "wandb"
-        own_folder(folder)
+        make_private_dir(folder)
         # Otherwise W&B also sends telemetry offline, and waits 10 s for an unreachable host.
         os.environ["WANDB_ERROR_REPORTING"] = "false"
         # Folder of wandb-core's log: a home folder has a quota on many clusters.

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from eke.common.text import IGNORED, PAD
 from eke.config.schema import Packing, Seq2SeqLM, SequenceClassification
-from eke.data.sources import Draws, mix_seed
+from eke.data.sources import MixtureSampler, mix_seed
 from eke.models.sizes import is_ragged, most_predicted
-from eke.plan.planner import Plan, drawn, evaluated
-from eke.plan.planner.lengths import GROUPED_STEPS, Micro
+from eke.plan.planner import Plan, simulated_micro_batches, evaluated
+from eke.plan.planner.lengths import GROUPED_STEPS, MicroBatchShape
 from eke.training.batches.sampler import as_label
-from eke.training.batches.tasks import Key, Sample, lay_end_to_end
+from eke.training.batches.tasks import Key, Sample, concatenate_samples
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class MicroBatch:
     places: Tensor | None = None
     """Indices of labels with loss in the flattened labels, int64. None if all logits are needed."""
     sources: Tensor | None = None
-    """Whether each label belongs to each source of a mix, `[..., sources]`."""
+    """True if each label belongs to each source of a mix, `[..., sources]`."""
     samples_of: tuple[int, ...] = ()
     """Samples of each source of a mix."""
     targets_of: tuple[int, ...] = ()
@@ -64,11 +64,11 @@ class MicroBatch:
         return sum(self.inputs[name].numel() for name in names if name in self.inputs)
 
     @property
-    def size(self) -> Micro:
+    def size(self) -> MicroBatchShape:
         """Shape: rows and length."""
         rows, source = self.inputs["input_ids"].shape
         decoder = self.inputs.get("decoder_input_ids")
-        return Micro(rows, source, source if decoder is None else decoder.shape[1])
+        return MicroBatchShape(rows, source, source if decoder is None else decoder.shape[1])
 
     @property
     def num_sequences(self) -> int:
@@ -109,24 +109,24 @@ class Collator:
     """Collator of a micro-batch, which pads samples to the longest or concatenates them."""
 
     needs_mask: bool
-    """Whether the model needs an attention mask for padding."""
+    """True if the model needs an attention mask for padding."""
     pad: int = PAD
     multiple: int = 1
     """Multiple of tokens to which rows are padded."""
     left: bool = False
-    """Whether to pad on the left, for models that use the last position."""
+    """True if to pad on the left, for models that use the last position."""
     padding_free: bool = False
-    """Whether to concatenate all samples into one row with restarting positions."""
+    """True if to concatenate all samples into one row with restarting positions."""
     sparse: bool = False
-    """Whether to add the indices of labels with loss."""
+    """True if to add the indices of labels with loss."""
     shift: Callable[[Tensor], Tensor] | None = None
     """Function from labels to the decoder's inputs, in seq2seq. It does not change the labels."""
     types: bool = False
-    """Whether to add token_type_ids, zeros for samples without them."""
+    """True if to add token_type_ids, zeros for samples without them."""
     num_sources: int = 0
     """Number of sources of a mix. Each sample names its source."""
     shorten: bool = False
-    """Whether to shorten the last of several samples, so that memory probes have padding."""
+    """True if to shorten the last of several samples, so that memory probes have padding."""
 
     def __call__(self, samples: list[Sample]) -> MicroBatch:
         """Build a micro-batch from at least one sample."""
@@ -137,7 +137,7 @@ class Collator:
                 for name, row in samples[-1].items()
             }
             samples = [*samples[:-1], shorter]
-        rows = [lay_end_to_end(samples)] if self.padding_free else samples
+        rows = [concatenate_samples(samples)] if self.padding_free else samples
         ids = [row["input_ids"] for row in rows]
         inputs = {"input_ids": self._pad(ids, self.pad)}
         num_tokens = sum(map(len, ids))
@@ -193,7 +193,7 @@ SAMPLES_AT_ONCE = 2**16
 
 
 @dataclass(frozen=True)
-class Order:
+class SampleOrder:
     """Samples of each step, a function of seed and step, with a new permutation per epoch."""
 
     num_samples: int
@@ -201,10 +201,10 @@ class Order:
     seed: int
     lengths: np.ndarray | None = None
     """Tokens of each sample, if samples of similar length are to share a step."""
-    mix: Draws | None = None
+    mix: MixtureSampler | None = None
     """Draws from the sources of a mix, `num_samples` per epoch."""
     is_stream: bool = False
-    """Whether samples are numbered across epochs. In a mix, at least one source is a stream."""
+    """True if samples are numbered across epochs. In a mix, at least one source is a stream."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -286,7 +286,7 @@ LONG_ENOUGH_S = 1e-3
 """Time limit of a burst in seconds: too short to affect step times, enough to warm up caches."""
 
 
-def in_bursts(items: Iterator[T], clock: Callable[[], float] = time.perf_counter) -> Iterator[T]:
+def prefetch_in_groups(items: Iterator[T], clock: Callable[[], float] = time.perf_counter) -> Iterator[T]:
     """Yield items, prepared several at a time."""
     # A model's step evicts the batching code from the processor's caches: 0.36 ms per step one by
     # one, 0.05 ms in groups of eight, for four short samples (notes/lab/loop.md, 2026-11-23).
@@ -364,7 +364,7 @@ class LongestSamples:
             # Two samples per row: libraries skip the separation of a single sample.
             cut = length // 2
             parts = [probe_sample(self.plan, n, n, together) for n in (cut, length - cut)]
-            return lay_end_to_end(parts)
+            return concatenate_samples(parts)
         return probe_sample(self.plan, length, micro.target, together)
 
     def lengths(self) -> np.ndarray:
@@ -372,8 +372,8 @@ class LongestSamples:
         return np.full(len(self), self._micro.source)
 
     @property
-    def _micro(self) -> Micro:
-        return evaluated(self.plan) if self.evaluation else drawn(self.plan).longest
+    def _micro(self) -> MicroBatchShape:
+        return evaluated(self.plan) if self.evaluation else simulated_micro_batches(self.plan).longest
 
 
 def probe_sample(plan: Plan, length: int, of_target: int, together: int) -> Sample:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from eke.config.schema import Packing, Synthetic
 from eke.data.preparation.untrusted import load
-from eke.data.sources import Draws
+from eke.data.sources import MixtureSampler
 from eke.models.checkpoints.architecture import router_loss
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
@@ -19,9 +19,9 @@ from eke.training.batches.batches import (
     Collator,
     LongestSamples,
     MicroBatch,
-    Order,
+    SampleOrder,
     cut_step,
-    in_bursts,
+    prefetch_in_groups,
 )
 from eke.training.batches.tasks import (
     Key,
@@ -108,11 +108,11 @@ class TrainingData:
     eval_loading: "DataLoader[Any] | None" = None
     """Loader that evaluations reuse if its processes persist."""
     pinned: bool | None = None
-    """Whether the first micro-batch was in page-locked memory. None before it."""
+    """True if the first micro-batch was in page-locked memory. None before it."""
 
     @property
     def bytes_are_tokens(self) -> bool:
-        """Whether a loss per token is a loss per byte. A document separator counts as a byte."""
+        """True if a loss per token is a loss per byte. A document separator counts as a byte."""
         config = self.plan.config
         text = self.plan.vocabulary.is_bytes and not isinstance(config.data, Synthetic)
         return text and config.task.option in ("causal_lm", "seq2seq_lm")
@@ -126,7 +126,7 @@ class TrainingData:
         every = (cut_step(keys, size, rank, world_size) for keys in order.steps(start, total))
         self.loading = iter(self._loader(self.train, chain.from_iterable(every)))
         several = not self.plan.config.dataloader.workers
-        batches = in_bursts(self.loading) if several else self.loading
+        batches = prefetch_in_groups(self.loading) if several else self.loading
         for step in range(start, total):
             num_groups = -(-order.size_of(step) // size)
             made = [next(batches) for _ in range(rank, num_groups, world_size)]
@@ -137,7 +137,7 @@ class TrainingData:
             missing = -(-num_groups // world_size) - len(made)
             yield made + self.placeholders(missing if even else 0)
 
-    def _order(self) -> Order:
+    def _order(self) -> SampleOrder:
         plan, lengths = self.plan, None
         if plan.config.data.length_grouping:
             lengths = self.train.lengths()
@@ -146,11 +146,11 @@ class TrainingData:
         how = plan.batch.samples_per_step, plan.config.seed, lengths
         is_stream = plan.config.data.is_stream
         if not isinstance(self.train, MixSamples):
-            return Order(len(self.train), *how, is_stream=is_stream)
+            return SampleOrder(len(self.train), *how, is_stream=is_stream)
         parts, shares = self.train.parts, tuple(each.share for each in plan.sources)
         streams = tuple(part.is_stream for part in parts)
-        draws = Draws(tuple(map(len, parts)), shares, plan.config.seed, streams)
-        return Order(plan.steps.num_train_samples, *how, draws, is_stream)
+        draws = MixtureSampler(tuple(map(len, parts)), shares, plan.config.seed, streams)
+        return SampleOrder(plan.steps.num_train_samples, *how, draws, is_stream)
 
     def longest_step(self, start: int) -> int:
         """Return the first step from `start` on whose longest micro-batch is the longest of all."""

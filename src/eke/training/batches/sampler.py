@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from eke.common.errors import ChangedError, of_system
+from eke.common.errors import ChangedError, format_os_error
 from eke.common.text import BOS, NUM_SPECIAL_TOKENS
 from eke.config.schema import ProblemType, SequenceClassification, Synthetic
-from eke.data.sources import Piece, Store, mix_seed, read_piece, stamp, synthetic_length
+from eke.data.sources import FileRange, Store, mix_seed, read_piece, file_signature, synthetic_length
 
 IN_MEMORY_BYTES = 256 * 2**20
 """Largest text kept in memory, as tokens of two bytes. Larger texts are read on demand."""
@@ -29,7 +29,7 @@ def unchecked() -> None:
     """Accept any text, if there is no plan."""
 
 
-def byte_stream(pieces: tuple[Piece, ...], check: Check = unchecked) -> "TokenSource":
+def byte_stream(pieces: tuple[FileRange, ...], check: Check = unchecked) -> "TokenSource":
     """Return the bytes of several ranges, each followed by BOS. `check` runs after file changes."""
     if sum(piece.size for piece in pieces) > IN_MEMORY_BYTES:
         return InPlace(pieces, check)
@@ -44,13 +44,13 @@ class InPlace:
 
     def __init__(
         self,
-        pieces: tuple[Piece, ...],
+        pieces: tuple[FileRange, ...],
         check: Check = unchecked,
         stamps: dict[Path, tuple[int, ...]] | None = None,
     ) -> None:
         self.pieces, self.check = pieces, check
         self.ends = np.cumsum([piece.size + 1 for piece in pieces])
-        self.stamps = stamps or {piece.path: stamp(piece.path) for piece in pieces}
+        self.stamps = stamps or {piece.path: file_signature(piece.path) for piece in pieces}
         self._open: OrderedDict[Path, int] = OrderedDict()
 
     def __len__(self) -> int:
@@ -71,10 +71,10 @@ class InPlace:
             at, number = end, number + 1
         return found
 
-    def _read(self, piece: Piece, offset: int, count: int) -> np.ndarray:
+    def _read(self, piece: FileRange, offset: int, count: int) -> np.ndarray:
         descriptor = self._descriptor(piece.path)
         content = os.pread(descriptor, count, piece.start + offset)
-        if (found := stamp(descriptor)) != self.stamps[piece.path]:
+        if (found := file_signature(descriptor)) != self.stamps[piece.path]:
             if os.fstat(descriptor).st_nlink:  # a deleted file cannot change
                 self.check()  # does not raise if only the modification time changed
             self.stamps[piece.path] = found
@@ -90,7 +90,7 @@ class InPlace:
             try:
                 self._open[path] = os.open(path, os.O_RDONLY)
             except OSError as error:
-                raise ChangedError(of_system(error)) from error
+                raise ChangedError(format_os_error(error)) from error
         self._open.move_to_end(path)
         return self._open[path]
 
@@ -183,7 +183,7 @@ def evenly_spaced(count: int, keep: int | None) -> np.ndarray:
 
 
 def pack_windows(
-    pieces: tuple[Piece, ...],
+    pieces: tuple[FileRange, ...],
     length: int,
     labels: list[str],
     keep: int | None = None,

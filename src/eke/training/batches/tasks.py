@@ -21,9 +21,9 @@ from eke.config.schema import (
 )
 from eke.data.sources import (
     BYTE_TOKENS,
-    Frame,
+    SpecialTokens,
     Manifest,
-    Packs,
+    PackedRows,
     Store,
     Vocabulary,
     first_fit,
@@ -78,7 +78,7 @@ class TaskSamples:
 
     @property
     def is_stream(self) -> bool:
-        """Whether samples come in their own order, numbered across epochs."""
+        """True if samples come in their own order, numbered across epochs."""
         return isinstance(self.source, StreamedRows)
 
     def __getitem__(self, key: Key) -> Sample:
@@ -99,7 +99,7 @@ class PackedSamples:
     """Dataset of packed rows, whose samples do not attend to each other."""
 
     samples: TaskSamples
-    packs: Packs
+    packs: PackedRows
     chosen: np.ndarray
     """Packed row of each index."""
     is_stream = False
@@ -110,7 +110,7 @@ class PackedSamples:
     def __getitem__(self, key: Key) -> Sample:
         epoch, index = key
         members = self.packs.row(int(self.chosen[index]))
-        return lay_end_to_end([self.samples[epoch, int(member)] for member in members])
+        return concatenate_samples([self.samples[epoch, int(member)] for member in members])
 
     def lengths(self) -> np.ndarray:
         """Return the tokens of each row."""
@@ -147,7 +147,7 @@ class MixSamples:
         return np.concatenate([part.lengths() for part in self.parts])
 
 
-def lay_end_to_end(samples: list[Sample]) -> Sample:
+def concatenate_samples(samples: list[Sample]) -> Sample:
     """Concatenate samples, separated by positions that restart at 0."""
     names = [name for name in ("input_ids", "labels", "source") if name in samples[0]]
     joined: Sample = {name: np.concatenate([each[name] for each in samples]) for name in names}
@@ -174,7 +174,7 @@ def masked_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
     assert vocabulary.mask is not None, "a tokenizer without mask token is rejected when loaded"
     tokens = samples.source.row(index).tokens
     if not samples.source.framed and not vocabulary.is_bytes:
-        put_into_frame(tokens, vocabulary, vocabulary.frame)
+        add_special_tokens(tokens, vocabulary, vocabulary.frame)
     generator = seeded(config.seed, epoch, index)
     chosen = torch.rand(len(tokens), generator=generator).numpy() < config.task.mask_frac
     at_least = int(torch.randint(len(tokens), (1,), generator=generator))
@@ -200,14 +200,14 @@ def sequence_classification(samples: TaskSamples, epoch: int, index: int) -> Sam
     row = source.row(index)
     tokens = row.tokens
     if not source.framed:
-        put_into_frame(tokens, samples.vocabulary, samples.vocabulary.frame)
+        add_special_tokens(tokens, samples.vocabulary, samples.vocabulary.frame)
     sample = {"input_ids": tokens, "labels": as_label(task, source.label(index))}
     if samples.vocabulary.has_types:
         sample["token_type_ids"] = (np.arange(len(tokens)) >= row.cut).astype(np.int64)
     return sample
 
 
-def put_into_frame(tokens: np.ndarray, vocabulary: Vocabulary, frame: Frame) -> None:
+def add_special_tokens(tokens: np.ndarray, vocabulary: Vocabulary, frame: SpecialTokens) -> None:
     """Write special tokens around a slice of text, in place. Bytes end in the end of text."""
     prefix, suffix = frame.prefix, frame.suffix
     if vocabulary.is_bytes:
@@ -227,8 +227,8 @@ def seq2seq_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
         whole = config.data.seq_len + (config.task.target_len or config.data.seq_len)
         cut = max(1, len(tokens) * config.data.seq_len // whole)  # ragged: the same proportion
         if not vocabulary.is_bytes:
-            put_into_frame(tokens[:cut], vocabulary, vocabulary.frame)
-        put_into_frame(tokens[cut:], vocabulary, vocabulary.target_frame)
+            add_special_tokens(tokens[:cut], vocabulary, vocabulary.frame)
+        add_special_tokens(tokens[cut:], vocabulary, vocabulary.target_frame)
     return {"input_ids": tokens[:cut], "labels": tokens[cut:]}
 
 
@@ -300,7 +300,7 @@ def chat_manifest(plan: Plan) -> Manifest | None:
 
 def _random(
     config: Config, data: Synthetic, keep: int | None, evaluation: bool
-) -> tuple[Source, Packs | None]:
+) -> tuple[Source, PackedRows | None]:
     labels = config.task.num_labels if isinstance(config.task, SequenceClassification) else 2
     drawn = data.num_eval_samples if evaluation else data.num_samples or DEFAULT_SYNTHETIC_SAMPLES
     count = drawn if keep is None else keep
@@ -312,7 +312,7 @@ def _random(
     return source, first_fit(synthetic_lengths(data, length, split, count), data.seq_len)
 
 
-def _stored(plan: Plan, keep: int | None, evaluation: bool) -> tuple[Source, Packs | None]:
+def _stored(plan: Plan, keep: int | None, evaluation: bool) -> tuple[Source, PackedRows | None]:
     store = _open(plan)
     split = "evaluation" if evaluation else "train"
     if store.manifest.streams:
@@ -323,7 +323,7 @@ def _stored(plan: Plan, keep: int | None, evaluation: bool) -> tuple[Source, Pac
     rows = StoredRows(store, split, keep)
     if keep is not None:
         return rows, None
-    return rows, Packs(store.array(f"{split}_members"), store.array(f"{split}_offsets"))
+    return rows, PackedRows(store.array(f"{split}_members"), store.array(f"{split}_offsets"))
 
 
 def _open(plan: Plan) -> Store:

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from eke.common.paths import LOCAL_RANK
-from eke.config.schema import FSDP, Exchange
+from eke.config.schema import FSDP, GradientSync
 from eke.models.sizes import exchange_of
 from eke.plan.planner import Plan
-from eke.training.distributed.fsdp import build_mesh, part_bytes, shard_model, whole
+from eke.training.distributed.fsdp import build_mesh, part_bytes, shard_model, full_tensor
 from eke.training.distributed.operators import Engine, in_memory, prepare_swap, swap_buffers
 from eke.training.distributed.parts import Parts
 from eke.training.distributed.ranks import Ranks
@@ -276,7 +276,7 @@ class ShardedUpdate(PlainUpdate):
 
     def __init__(self, plan: Plan, *objects: Any) -> None:
         super().__init__(plan, *objects)
-        self.every = exchange_of(plan.config) is Exchange.every
+        self.every = exchange_of(plan.config) is GradientSync.every
         self.gradient_bytes = 0
         """Bytes of this rank's gradients, measured in the first step."""
 
@@ -292,7 +292,7 @@ class ShardedUpdate(PlainUpdate):
             gradients = [p.grad for p in self.parameters]
             self.gradient_bytes = part_bytes(g for g in gradients if g is not None)
         norm = super().apply()
-        return None if norm is None else whole(norm)
+        return None if norm is None else full_tensor(norm)
 
     def hold(self, model: nn.Module) -> Held:
         """Return this rank's rows of weights and optimizer state."""

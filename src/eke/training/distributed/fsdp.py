@@ -129,21 +129,21 @@ def groups_of(modules: Iterable[nn.Module]) -> list[Any]:
     return [group for group in found if group is not None]
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Gather a sharded tensor. Collective: every rank must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def part(tensor: Tensor) -> Tensor:
+def local_tensor(tensor: Tensor) -> Tensor:
     """Return the local shard of a tensor, or the tensor if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def part_bytes(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of the local shards of tensors."""
-    return sum(part(tensor).nbytes for tensor in tensors)
+    return sum(local_tensor(tensor).nbytes for tensor in tensors)
 
 
-def is_cut(tensor: Tensor) -> bool:
+def is_sharded(tensor: Tensor) -> bool:
     """Return whether this process holds only a shard of a tensor."""
-    return part(tensor).numel() < tensor.numel()
+    return local_tensor(tensor).numel() < tensor.numel()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from eke.common.files import open_file, own_folder
+from eke.common.files import open_file, make_private_dir
 from eke.data.sources import cache_folder
 from eke.hardware.cpu import cpu_name
 from eke.hardware.fingerprint import installed_versions
@@ -39,7 +39,7 @@ SAY_AFTER_S = 3.0
 """Seconds to load a compiled operator. A longer wait is logged."""
 
 
-class Turn:
+class BuildLock:
     """Build lock, released on exit. torch's `FileBaton` may wait forever (pytorch#189245)."""
 
     def __init__(self, lock_file_path: str, *_: object, **__: object) -> None:
@@ -91,7 +91,7 @@ def compiling(what: str) -> Iterator[None]:
     """Set eke's build folder and lock, and log a message if the build takes long."""
     cpp_extension: Any = importlib.import_module("torch.utils.cpp_extension")
     folder = build_folder()
-    own_folder(folder)
+    make_private_dir(folder)
     words = "compiling %s in C++: minutes, at the first use on a machine (%s)"
     said = threading.Timer(SAY_AFTER_S, log.info, (words, what, folder))
     said.daemon = True
@@ -99,7 +99,7 @@ def compiling(what: str) -> Iterator[None]:
     start = time.monotonic()
     try:
         with (
-            patch.object(cpp_extension, "FileBaton", Turn),
+            patch.object(cpp_extension, "FileBaton", BuildLock),
             patch.dict(os.environ, {FOLDER: str(folder)}),
         ):
             yield
@@ -121,7 +121,7 @@ def build_folder() -> Path:
 
 def prepare_swap(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Build the file operator, and return DeepSpeed's settings with this run's folder."""
-    own_folder(folder)
+    make_private_dir(folder)
     load_files()
     zero = {
         key: {**value, "nvme_path": str(folder)}

@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eke.common.errors import RunError
-from eke.training.distributed.fsdp import whole
+from eke.training.distributed.fsdp import full_tensor
 from eke.training.model.checkpointing import find_layers
 
 _FILLS = {"normal_", "uniform_", "random_", "bernoulli_", "exponential_", "zero_", "fill_", "copy_"}
@@ -140,7 +140,7 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
 
     def gathered(self, parameter: Tensor) -> Tensor:
         """Return the full parameter on this rank's device. Collective."""
-        return whole(_placed(self.part(parameter), parameter, self.shard).detach())
+        return full_tensor(_placed(self.part(parameter), parameter, self.shard).detach())
 
     @contextmanager
     def whole(self, modules: Iterable[nn.Module], make: Any = None) -> Iterator[None]:

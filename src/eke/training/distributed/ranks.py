@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from eke.common.paths import LOCAL_RANK, MEETING, RANK, WORLD_SIZE
+from eke.common.paths import LOCAL_RANK, RENDEZVOUS_VARIABLE, RANK, WORLD_SIZE
 from eke.config.schema import PeerToPeer
 from eke.models.sizes import STAGE
 from eke.plan.planner import Plan
@@ -18,7 +18,7 @@ from eke.plan.record import Outcome
 from eke.training.batches.batches import MicroBatch
 from eke.training.model.loss import LossFunction
 from eke.training.model.number_formats import Formats
-from eke.training.model.unused import depend_on_all, routed_parents
+from eke.training.model.unused import add_zero_gradients, routed_parents
 
 STOPS = (Outcome.cancelled, Outcome.timeout, Outcome.preempted)
 """Stop requests of a rank, in order of priority."""
@@ -49,7 +49,7 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes record, metrics, checkpoints, tracker and log."""
+        """True if this process writes record, metrics, checkpoints, tracker and log."""
         return self.rank == 0
 
     def totals(self, counts: Iterable[int], stop: Outcome | None, saved: int = 0) -> StepTotals:
@@ -87,7 +87,7 @@ class Ranks:
         return values
 
 
-ALONE = Ranks()
+SINGLE_PROCESS = Ranks()
 
 
 P2P_VARIABLE = "NCCL_P2P_DISABLE"
@@ -102,7 +102,7 @@ def join_ranks(plan: Plan) -> Ranks:
         os.environ[P2P_VARIABLE] = "1"
     world_size = int(os.environ.get(WORLD_SIZE, "1"))
     if world_size == 1:
-        return ALONE
+        return SINGLE_PROCESS
     if kind == "cuda":
         local = int(os.environ[LOCAL_RANK])
         found = torch.cuda.device_count()
@@ -110,7 +110,7 @@ def join_ranks(plan: Plan) -> Ranks:
             raise RuntimeError(f"no GPU for process {local}; torch sees {found}")
         torch.cuda.set_device(local)
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
-    rank, meeting = int(os.environ[RANK]), os.environ.get(MEETING)
+    rank, meeting = int(os.environ[RANK]), os.environ.get(RENDEZVOUS_VARIABLE)
     limit = timedelta(seconds=config.timeout_s)  # of each collective
     if meeting:
         dist.init_process_group(backend, f"file://{meeting}", limit, world_size, rank)
@@ -139,7 +139,7 @@ def build_handlers(plan: Plan) -> list[Any]:
     return [DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)]
 
 
-def expect_unreached(plan: Plan, model: nn.Module, accelerator: Any) -> None:
+def allow_unused_experts(plan: Plan, model: nn.Module, accelerator: Any) -> None:
     """Let ranks train experts that some micro-batches do not reach. Call it before wrapping.
 
     DDP detects them after each forward pass. FSDP and ZeRO exchange only gradients that all ranks
@@ -152,7 +152,7 @@ def expect_unreached(plan: Plan, model: nn.Module, accelerator: Any) -> None:
         accelerator.ddp_handler.find_unused_parameters = True
     elif option in ("fsdp", *STAGE):
         for parent in routed:
-            depend_on_all(parent, late=option == "zero3")
+            add_zero_gradients(parent, late=option == "zero3")
     if option == "zero3":  # gathers such a module at once, with all experts
         from deepspeed.utils import set_z3_leaf_modules
 

@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from eke.common.paths import AGENT, MEETING, SUPERVISOR, RunPaths
+from eke.common.paths import AGENT, RENDEZVOUS_VARIABLE, SUPERVISOR, RunPaths
 from eke.common.process_env import end_with_parent, module_command
 from eke.common.streams import open_streams
 from eke.hardware import usable_cores
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
     except SignalException:
         return EXIT_FAILED  # rank 0 has written the record
     except ChildFailedError as error:
-        rank = culprit({r: (f.timestamp, f.exitcode) for r, f in error.failures.items()})
+        rank = first_failed_rank({r: (f.timestamp, f.exitcode) for r, f in error.failures.items()})
         attempt = max(0, len(read_attempts(paths)) - 1)
         write_end(paths, DeadRank(attempt, rank, error.failures[rank].exitcode, int(node)))
         return EXIT_FAILED
@@ -77,7 +77,7 @@ def launch_config(
         # Keep torch's agent, gloo and NCCL off the network.
         loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
         os.environ |= {
-            MEETING: f"{meeting}/ranks",
+            RENDEZVOUS_VARIABLE: f"{meeting}/ranks",
             # Otherwise the agent makes a store for its ranks that listens on all addresses.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "GLOO_SOCKET_IFNAME": loopback,
@@ -96,7 +96,7 @@ def launch_config(
     )
 
 
-def culprit(ends: Mapping[int, tuple[int, int]]) -> int:
+def first_failed_rank(ends: Mapping[int, tuple[int, int]]) -> int:
     """Return the rank that failed first, from each rank's failure time (seconds) and exit code.
 
     In one second a rank killed by a signal is preferred, then any rank but 0, which reports itself.

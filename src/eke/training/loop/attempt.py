@@ -13,7 +13,7 @@ from textwrap import indent
 import torch
 
 from eke.common.paths import SHARED_DEVICE, RunPaths
-from eke.estimate.time import note_pace
+from eke.estimate.time import record_step_time
 from eke.hardware import has_foreign_processes
 from eke.hardware.device_use import DeviceUse, cpu_cores
 from eke.plan.planner import Plan, check_inputs, check_software, cut_of, remove_swap, swap_folder
@@ -32,7 +32,7 @@ from eke.plan.record import (
 )
 from eke.results.trackers import Tracker, summary_values
 from eke.results.trackers.tracker import Untracked
-from eke.training.distributed.ranks import ALONE, Ranks
+from eke.training.distributed.ranks import SINGLE_PROCESS, Ranks
 from eke.training.loop.environment import configure_allocator, quiet_libraries, seconds_since_start
 from eke.training.loop.failure import Diverged, classify
 from eke.training.loop.meter import Clock, Meter
@@ -75,12 +75,12 @@ class Attempt:
     stop: StopFlag
     empty: int | None
     """Resident bytes before torch was imported."""
-    ranks: Ranks = ALONE
+    ranks: Ranks = SINGLE_PROCESS
     stages: dict[str, int] = field(default_factory=dict)
     startup_s: float | None = None
     job: TrainingState | None = None
     shared: bool | None = None
-    """Whether another process used the device. None if unknown."""
+    """True if another process used the device. None if unknown."""
 
 
 def work(attempt: Attempt) -> int:
@@ -97,7 +97,7 @@ def work(attempt: Attempt) -> int:
     write_record(attempt.paths, record)  # before the tracker, which may be slow
     with contextlib.suppress(OSError):  # the summary is optional
         write_card(attempt.paths, record)
-    note_pace(plan, record)
+    record_step_time(plan, record)
     tracker.summary(summary_values(record, metrics.read_rows(attempt.paths.metrics)[0]))
     tracker.finish(outcome.exit_code)
     if tracker.problem:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from eke.plan.record import metrics
 from eke.training.batches.batches import MicroBatch, is_label
 from eke.training.distributed.ranks import Ranks
-from eke.training.loop.step import Answering
+from eke.training.loop.step import EvaluationContext
 from eke.training.model.loss import loss_sum
 
 MOST_IN_MATRIX = 100
@@ -31,7 +31,7 @@ class Predictions:
     """Predictions and labels of each micro-batch, both with the labels' shape."""
 
     @torch.no_grad()
-    def add_evaluation(self, job: Answering, batch: MicroBatch, total: Tensor) -> None:
+    def add_evaluation(self, job: EvaluationContext, batch: MicroBatch, total: Tensor) -> None:
         """Keep a micro-batch's predictions and add its loss, summed over labels, to `total`."""
         with job.formats.eval_autocast():
             logits = self.model(**batch.inputs).logits

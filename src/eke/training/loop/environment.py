@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.files import own_folder
+from eke.common.files import make_private_dir
 from eke.common.process_env import be_verbose
 from eke.data.sources import cache_folder
 from eke.plan.planner import Plan, maps_memory
@@ -24,7 +24,7 @@ QUIET = {
 }
 """Variables that silence progress bars and notes of torch's native code, mainly its profiler."""
 
-TALKERS = (
+NOISY_LOGGERS = (
     "torchao",  # 0.18: kernels built for other devices, triton, on every import
     "torch.utils._pytree",  # 2.13: how torchao 0.18 registers its enums
     "bitsandbytes",  # 0.50: faster CPU kernels in another package
@@ -35,7 +35,7 @@ TALKERS = (
 
 def quiet_imports() -> None:
     """Limit loggers to errors. Call it before importing torch, which imports other packages."""
-    for name in TALKERS:
+    for name in NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     be_verbose()
 
@@ -76,16 +76,16 @@ def choose_compiled_code_folders() -> None:
     for variable, name in names.items():
         if given := os.environ.get(variable):
             try:
-                own_folder(Path(given), private=True)
+                make_private_dir(Path(given), private=True)
             except OSError as error:
                 why = f"{error.strerror}. Compiled code in it would run as this user."
                 fix = Fix(remark=f"export {variable}=FOLDER_OF_YOURS")
                 raise ConfigError(Problem(variable, given, why, fix)) from error
             continue
         try:
-            folder = own_folder(own_folder(local, private=True) / name, private=True)
+            folder = make_private_dir(make_private_dir(local, private=True) / name, private=True)
         except OSError:  # another user has already created a file of this name
-            folder = own_folder(cache_folder() / name, private=True)
+            folder = make_private_dir(cache_folder() / name, private=True)
         os.environ[variable] = str(folder)
 
 
@@ -97,7 +97,7 @@ def own_resident_bytes() -> int | None:
         return None
 
 
-def end_first() -> None:
+def prefer_for_oom_kill() -> None:
     """Make the kernel kill this process first when the machine runs out of memory (Linux)."""
     with contextlib.suppress(OSError):  # not Linux, or not permitted: no priority
         # The largest value of oom_score_adj, see proc(5). Raising it needs no privilege.

@@ -15,7 +15,7 @@ from eke.models.families import is_classification
 from eke.plan.record import Best, metrics
 from eke.training.batches.batches import MicroBatch
 from eke.training.loop.classification import Predictions, classification_metrics
-from eke.training.loop.step import Answering, add_evaluation
+from eke.training.loop.step import EvaluationContext, add_evaluation
 from eke.training.loop.training_state import TrainingState
 from eke.training.model.loss import loss_head
 
@@ -31,7 +31,7 @@ class TokenAccuracy:
     """Correct targets so far, int64 on the device."""
 
     @torch.no_grad()
-    def add_evaluation(self, job: Answering, batch: MicroBatch, total: Tensor) -> None:
+    def add_evaluation(self, job: EvaluationContext, batch: MicroBatch, total: Tensor) -> None:
         """Count correct targets of a micro-batch and add its loss, summed over them, to `total`."""
         answers: list[Any] = []
 

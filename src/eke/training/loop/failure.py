@@ -7,8 +7,8 @@ import traceback
 
 import torch
 
-from eke.common.errors import ChangedError, ConfigError, EkeError, Fix, Problem, no_room, of_system
-from eke.common.runtime import lacking
+from eke.common.errors import ChangedError, ConfigError, EkeError, Fix, Problem, disk_full_hint, format_os_error
+from eke.common.runtime import describe_missing_api
 from eke.common.text import first_line
 from eke.models.checkpoints.architecture import class_of
 from eke.models.families import family_of
@@ -69,8 +69,8 @@ def classify(error: BaseException, phase: str, plan: Plan | None = None) -> tupl
     if is_lost_contact(error):
         message = f"another process of this run has ended or hangs: {first_line(error)}"
         return Outcome.crashed, Failure(phase, message, trace, lost_contact=True)
-    if isinstance(error, OSError) and no_room(error):
-        return Outcome.crashed, Failure(phase, of_system(error))
+    if isinstance(error, OSError) and disk_full_hint(error):
+        return Outcome.crashed, Failure(phase, format_os_error(error))
     return _of_code(error, phase, plan, trace)
 
 
@@ -79,13 +79,13 @@ def _of_code(
 ) -> tuple[Outcome, Failure]:
     """Return outcome and explanation of an error in code of eke or of a library."""
     name, said = type(error).__name__, first_line(error)
-    message = lacking(error) or (name if said == repr(error) else f"{name}: {said}")
+    message = describe_missing_api(error) or (name if said == repr(error) else f"{name}: {said}")
     if type(error).__module__.startswith("torch._inductor"):
         # A file left empty by a crash or a full disk ends every later run.
         folder = os.environ["TORCHINDUCTOR_CACHE_DIR"]
         fix = "export TORCHINDUCTOR_CACHE_DIR=NEW_FOLDER   (or compile=none)"
         message += f". If the compiler's files in {folder} are damaged: {fix}"
-    elif plan is not None and not lacking(error) and _is_of_library(error):
+    elif plan is not None and not describe_missing_api(error) and _is_of_library(error):
         return Outcome.refused, Failure(phase, _problem(error, message, plan).short(), trace)
     return Outcome.crashed, Failure(phase, message, trace)
 

@@ -18,7 +18,7 @@ from eke.training.loop.saving import await_copy, finish_saving, progress, save
 from eke.training.loop.step import take_step
 from eke.training.loop.stop import Interrupted, Stopped
 from eke.training.loop.training_state import TrainingState
-from eke.training.observe.effective import closer_look, look_at_evaluation
+from eke.training.observe.effective import profile_step, look_at_evaluation
 from eke.training.optimizer.build_optimizer import evaluation_weights
 from eke.training.optimizer.update import set_learning_rate
 
@@ -46,7 +46,7 @@ def train(job: TrainingState) -> None:
     job.model.train()
     for step in range(job.start_step, job.plan.steps.total):
         try:
-            with closer_look(job, step - job.start_step):
+            with profile_step(job, step - job.start_step):
                 totals = train_step(job, batches, step)
         except Interrupted:
             between.give_up(step)
@@ -63,7 +63,7 @@ class BetweenSteps:
         job.meter.sources = tuple(source.name for source in job.plan.sources)
         self.said = time.monotonic()
         self.is_over = False
-        """Whether early stopping has ended training."""
+        """True if early stopping has ended training."""
         settings = job.plan.config.train
         if job.start_step and (settings.early_stop_patience or settings.keep_best):
             rows, _ = metrics.read_rows(job.paths.metrics) if job.ranks.is_main else ([], 0)

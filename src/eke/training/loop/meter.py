@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eke.plan.record import metrics
-from eke.training.distributed.ranks import ALONE, Ranks, StepTotals
+from eke.training.distributed.ranks import SINGLE_PROCESS, Ranks, StepTotals
 
 
 class Clock:
@@ -49,7 +49,7 @@ class StepNote:
     learning_rate: float
     totals: StepTotals
     unsteady: bool = False
-    """Whether the compiler ran, memory was measured, or a checkpoint was written in this step."""
+    """True if the compiler ran, memory was measured, or a checkpoint was written in this step."""
 
 
 def _stack(values: list[Tensor]) -> Tensor:
@@ -76,7 +76,7 @@ class Meter:
     is_shared: Callable[[], bool | None] = lambda: None
     """Return whether another run has used the device so far."""
     is_saving: bool = False
-    """Whether a thread is writing a checkpoint. Such steps are excluded from timings."""
+    """True if a thread is writing a checkpoint. Such steps are excluded from timings."""
     steps_ended: int = 0
     _stamps: list[tuple[str, Any]] = field(default_factory=list)
 
@@ -109,7 +109,7 @@ class Meter:
         self.steps_ended += 1
         self._stamps = [("between", end)]
 
-    def flush(self, ranks: Ranks = ALONE) -> list[metrics.Row]:
+    def flush(self, ranks: Ranks = SINGLE_PROCESS) -> list[metrics.Row]:
         """Return rows of the steps since the last call. Only here the host waits for the device."""
         if not self.notes:
             return []

@@ -11,7 +11,7 @@ import torch
 
 from eke.common.files import write_atomic
 from eke.common.paths import RunPaths
-from eke.common.runtime import lacking
+from eke.common.runtime import describe_missing_api
 from eke.estimate.memory import note_measured_batch
 from eke.hardware import environment
 from eke.hardware.fingerprint import git_state, package_folder
@@ -59,7 +59,7 @@ def make_record(
                 job.effective["compile"] = compile_report()
             except (ImportError, AttributeError, LookupError, TypeError) as error:
                 # A run does not depend on PyTorch's private compiler counters.
-                job.warn(f"compiler report not available: {lacking(error) or error}")
+                job.warn(f"compiler report not available: {describe_missing_api(error) or error}")
         record.warnings += job.warnings
         record.timing.eval_s, record.timing.checkpoint_s = job.eval_s, job.checkpoint_s
         measured, attempts = measured_memory(job), read_attempts(paths)

@@ -13,7 +13,7 @@ from eke.training.model.number_formats import Formats
 from eke.training.optimizer.update import Update
 
 
-class Answering(Protocol):
+class EvaluationContext(Protocol):
     """Objects of an evaluation."""
 
     model: nn.Module
@@ -24,7 +24,7 @@ class Answering(Protocol):
         """Loss of a micro-batch, summed over its targets."""
 
 
-class Stepped(Answering, Protocol):
+class StepContext(EvaluationContext, Protocol):
     """Objects of a step, in a run or a memory trace."""
 
     update: Update
@@ -34,7 +34,7 @@ class Stepped(Answering, Protocol):
 
 
 def take_step(
-    job: Stepped,
+    job: StepContext,
     cut: Sequence[MicroBatch],
     num_targets: int,
     step: int,
@@ -67,7 +67,7 @@ def take_step(
 
 
 @torch.no_grad()
-def add_evaluation(job: Answering, batch: MicroBatch, total: Tensor) -> None:
+def add_evaluation(job: EvaluationContext, batch: MicroBatch, total: Tensor) -> None:
     """Add the evaluation loss of a micro-batch, summed over its targets, to `total`."""
     with job.formats.eval_autocast():
         total += job.loss(job.model, batch)

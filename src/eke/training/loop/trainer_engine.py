@@ -30,7 +30,7 @@ from eke.training.loop.stop import Interrupted, Stopped
 from eke.training.loop.training_state import TrainingState
 from eke.training.model.loss import total_loss
 from eke.training.model.unused import routed_parents
-from eke.training.observe.effective import closer_look
+from eke.training.observe.effective import profile_step
 from eke.training.observe.libraries import note_trainer
 from eke.training.optimizer.update import PlainUpdate, set_learning_rate
 
@@ -110,7 +110,7 @@ class Steps:
     def take(self) -> list[Inputs]:
         """Begin a step and return this rank's `accumulation` micro-batches."""
         job = self.job
-        self.look.enter_context(closer_look(job, self.step - job.start_step))
+        self.look.enter_context(profile_step(job, self.step - job.start_step))
         cut, self.totals = next_step(job, self.batches)
         self.loss = torch.zeros((), device=job.device)
         set_learning_rate(job.optimizer, job.plan.config.optimizer.lr * job.multiplier(self.step))
@@ -167,7 +167,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
     """Trainer for the steps of one run."""
 
     loss_is_scaled_for_ga = True
-    """Whether the loss is divided by accumulation steps (transformers 5.23)."""
+    """True if the loss is divided by accumulation steps (transformers 5.23)."""
 
     def __init__(self, steps: Steps, arguments: TrainingArguments) -> None:
         job = steps.job

@@ -13,7 +13,7 @@ from torch import nn
 
 from eke.common.paths import RunPaths
 from eke.models.families import family_of
-from eke.plan.planner import Micro, Plan, remove_swap, swap_folder
+from eke.plan.planner import MicroBatchShape, Plan, remove_swap, swap_folder
 from eke.plan.record import metrics
 from eke.results.trackers import Tracker
 from eke.training.batches.batches import CacheRelease, Transfer
@@ -30,16 +30,16 @@ from eke.training.distributed.deepspeed_engine import (
 )
 from eke.training.distributed.parts import Parts
 from eke.training.distributed.ranks import (
-    ALONE,
+    SINGLE_PROCESS,
     Ranks,
     build_data_parallel,
     build_handlers,
-    expect_unreached,
+    allow_unused_experts,
 )
 from eke.training.loop.meter import Clock, Meter, RandomState
 from eke.training.loop.stop import StopFlag
 from eke.training.model.activation_offload import build_activation_offload
-from eke.training.model.adapters import frozen_at_random
+from eke.training.model.adapters import warn_random_frozen_weights
 from eke.training.model.load_pretrained import LoadReport
 from eke.training.model.loss import (
     LossFunction,
@@ -49,7 +49,7 @@ from eke.training.model.loss import (
     loss_sum,
 )
 from eke.training.model.number_formats import Formats, build_formats, compile_model
-from eke.training.model.save_model import build_trainable, name_classes, stop_at_turns
+from eke.training.model.save_model import build_trainable, set_id2label, set_eos_token_ids
 from eke.training.model.unused import check_copies, check_head, check_packing
 from eke.training.observe.memory_stages import memory_in_use
 from eke.training.optimizer.build_optimizer import Multiplier, build_optimizer, build_schedule
@@ -70,7 +70,7 @@ class TrainingState:
     meter: Meter
     stages: dict[str, int]
     """Bytes of memory in use after each stage."""
-    ranks: Ranks = ALONE
+    ranks: Ranks = SINGLE_PROCESS
     device: torch.device = field(init=False)
     model: nn.Module = field(init=False)
     """Module to call: wrapped for ranks, and compiled if configured."""
@@ -106,9 +106,9 @@ class TrainingState:
     """Peak bytes of the CPU's tensor allocator in the profiled step."""
     longest: int | None = None
     """Step of this attempt with the longest micro-batch, on a CPU. None until it is known."""
-    largest: Micro | None = None
+    largest: MicroBatchShape | None = None
     """Largest micro-batch of the current step."""
-    profiled: Micro | None = None
+    profiled: MicroBatchShape | None = None
     """Largest micro-batch of the profiled step."""
     before_step: RandomState | None = None
     """Random state before the current step, if the step can be abandoned."""
@@ -126,7 +126,7 @@ class TrainingState:
         parts = parts_of(plan, device, ranks)
         self.bare_model, report = build_checked(plan, device, parts)
         self.formats = build_formats(plan, device, self.bare_model)
-        expect_unreached(plan, self.bare_model, accelerator)
+        allow_unused_experts(plan, self.bare_model, accelerator)
         shared = share_model(plan, accelerator, self.bare_model, parts)
         self.parameters = [p for p in self.bare_model.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(plan, self.bare_model)
@@ -184,10 +184,10 @@ class TrainingState:
     def _warn_of_start(self, report: LoadReport) -> None:
         drawn = (*report.new_weights, *report.resized_weights)
         random = [name for name in drawn if name not in report.unreached]
-        adapted = frozen_at_random(self.bare_model, random)
+        adapted = warn_random_frozen_weights(self.bare_model, random)
         adapted += getattr(self.bare_model, "without_adapters", [])
-        headed = name_classes(self.plan, self.bare_model, report)
-        stop_at_turns(self.plan, self.bare_model)
+        headed = set_id2label(self.plan, self.bare_model, report)
+        set_eos_token_ids(self.plan, self.bare_model)
         for warning in (*report.warnings, *adapted, *headed):
             self.warn(warning)
         rows, done = self.paths.metrics, self.start_step

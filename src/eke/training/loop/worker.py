@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eke.common.errors import ChangedError, EkeError
-from eke.common.files import open_file, own_folder, seal
+from eke.common.files import open_file, make_private_dir, terminate_last_line
 from eke.common.paths import RANK, RunPaths
-from eke.common.runtime import importing, lacking
+from eke.common.runtime import importing, describe_missing_api
 from eke.common.streams import open_streams
 from eke.hardware import environment
 from eke.plan.planner import (
@@ -25,7 +25,7 @@ from eke.plan.record import EXIT_FAILED, Failure, Outcome, metrics, start_attemp
 from eke.training.loop.environment import (
     QUIET,
     choose_compiled_code_folders,
-    end_first,
+    prefer_for_oom_kill,
     own_resident_bytes,
     quiet_imports,
 )
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
             redirect_output(paths, rank)
         set_up_output()
         choose_compiled_code_folders()
-        return follow_rank0(paths, stop, empty) if rank else lead(paths, stop, empty)
+        return follow_rank0(paths, stop, empty) if rank else run_rank_0(paths, stop, empty)
     except EkeError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
@@ -63,12 +63,12 @@ def main(arguments: list[str]) -> int:
         return EXIT_FAILED
 
 
-def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
+def run_rank_0(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     """Train as the only rank, or as the rank that writes."""
     plan = read_plan(paths)
     own = with_own_software(plan)
     number = start_attempt(paths, own.machine, cut_of(plan))
-    seal(paths.metrics)
+    terminate_last_line(paths.metrics)
     try:
         check_software(plan)
     except ChangedError as error:
@@ -79,7 +79,7 @@ def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
         with importing():
             from eke.training.loop.attempt import Attempt, work
     except (ImportError, AttributeError) as error:
-        if not (why := lacking(error)):
+        if not (why := describe_missing_api(error)):
             raise
         return _record_end(plan, paths, number, Outcome.crashed, Failure("import", why))
 
@@ -119,13 +119,13 @@ def join(plan: Plan) -> "Ranks":
     from eke.training.distributed.ranks import join_ranks
 
     if plan.probe:
-        end_first()
+        prefer_for_oom_kill()
     return join_ranks(plan)
 
 
 def redirect_output(paths: RunPaths, rank: int) -> None:
     """Redirect the output of ranks other than 0, including native code, to separate logs."""
-    own_folder(paths.folder)
+    make_private_dir(paths.folder)
     descriptor = open_file(paths.rank_log(rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     for standard in (1, 2):
         os.dup2(descriptor, standard)

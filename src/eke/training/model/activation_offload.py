@@ -21,7 +21,7 @@ IN_FLIGHT = 4
 
 
 @dataclass(eq=False)
-class Away:
+class OffloadedTensor:
     """Tensor in host memory, with `source` on its way there, with `fetched` on its way back."""
 
     owner: "ActivationOffload"
@@ -29,7 +29,7 @@ class Away:
     source: Tensor | None
     place: tuple[Any, ...]
     device: torch.device
-    before: "Callable[[], Away | None]"
+    before: "Callable[[], OffloadedTensor | None]"
     """Return the tensor moved before this one, while it is needed."""
     event: Any
     """End of the last copy."""
@@ -68,8 +68,8 @@ class ActivationOffload(saved_tensors_hooks):
         cuda: Any = torch.cuda  # torch 2.13 does not annotate these functions
         self.stream: torch.cuda.Stream | None = cuda.Stream() if cuda.is_initialized() else None
         """Stream of the copies. Without CUDA, copies are synchronous."""
-        self._leaving: deque[Away] = deque()
-        self._last: Callable[[], Away | None] = lambda: None
+        self._leaving: deque[OffloadedTensor] = deque()
+        self._last: Callable[[], OffloadedTensor | None] = lambda: None
         self.bytes_moved = 0
         """Bytes moved to the host in all forward passes so far."""
 
@@ -79,7 +79,7 @@ class ActivationOffload(saved_tensors_hooks):
             return tensor
         weight = copied_leaf(tensor)
         if weight is not None and weight.untyped_storage()._cdata in self._weights:
-            return made_again(tensor, weight)
+            return rebuild_view(tensor, weight)
         place = _place_of(tensor)
         for each in self._leaving:
             if each.source is not None and each.place == place:
@@ -94,17 +94,17 @@ class ActivationOffload(saved_tensors_hooks):
         host, source = torch.empty_like(tensor, device="cpu", pin_memory=pinned), tensor.detach()
         self.bytes_moved += tensor.nbytes
         event = self.copy(host, source)
-        away = Away(self, host, source, place, tensor.device, self._last, event)
+        away = OffloadedTensor(self, host, source, place, tensor.device, self._last, event)
         self._last = weakref.ref(away)
         self._leaving.append(away)
         return away
 
     def _unpack(self, packed: Any) -> Tensor:
-        if not isinstance(packed, Away):
+        if not isinstance(packed, OffloadedTensor):
             return packed if isinstance(packed, Tensor) else packed()
         packed.uses -= 1
         found = packed.original()
-        each: Away | None = packed
+        each: OffloadedTensor | None = packed
         for _ in range(1 + IN_FLIGHT):  # this tensor, and those the pass needs next
             if each and each.source is each.fetched is None and (each is packed or each.uses > 0):
                 each.fetched = torch.empty_like(each.host, device=each.device)
@@ -140,7 +140,7 @@ class ActivationOffload(saved_tensors_hooks):
             tensor.record_stream(self.stream)
 
 
-def made_again(tensor: Tensor, weight: Tensor) -> Callable[[], Tensor]:
+def rebuild_view(tensor: Tensor, weight: Tensor) -> Callable[[], Tensor]:
     """Return a function that repeats a view of a copy of all of `weight`, if it has not changed."""
     version, dtype = weight._version, tensor.dtype
     view = tensor.size(), tensor.stride(), tensor.storage_offset()

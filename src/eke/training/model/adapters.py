@@ -34,7 +34,7 @@ from eke.training.model.adapted_layers import (
 )
 from eke.training.model.checkpointing import find_layers
 from eke.training.model.number_formats import frozen_dtype, kept_in_float32, trained_dtype
-from eke.training.model.unused import own_random_numbers
+from eke.training.model.unused import preserve_rng_state
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -293,7 +293,7 @@ def apply_peft(plan: Plan, model: nn.Module, parts: Parts | None = None) -> nn.M
     config.base_model_name_or_path = getattr(plan.config.model, "name_or_path", None)
     device = next(model.parameters()).device
     cut = _norms_of_parts(parts) if parts else nullcontext()
-    with own_random_numbers(device, plan.config.seed), warnings.catch_warnings(), as_named(), cut:
+    with preserve_rng_state(device, plan.config.seed), warnings.catch_warnings(), as_named(), cut:
         # peft 0.21 uses a name that transformers 5.23 has renamed.
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
         adapted: Any = get_peft_model(cast(Any, model), config)
@@ -446,7 +446,7 @@ def merge_adapters(plan: Plan, model: nn.Module) -> nn.Module:
     return plain
 
 
-def frozen_at_random(model: nn.Module, new_weights: Sequence[str]) -> list[str]:
+def warn_random_frozen_weights(model: nn.Module, new_weights: Sequence[str]) -> list[str]:
     """Return a warning about random tensors that are neither loaded nor trained."""
     every = model.named_parameters(remove_duplicate=False)
     trained = {name for name, p in every if p.requires_grad}

@@ -26,7 +26,7 @@ from eke.training.model.unused import (
     cast_experts,
     drawn_in_float32,
     freeze_unused,
-    own_random_numbers,
+    preserve_rng_state,
 )
 
 
@@ -73,7 +73,7 @@ def _random_model(plan: Plan, device: torch.device, parts: Parts | None) -> torc
         model_config.pad_token_id = None  # draws its row too, and is restored for classifiers
     head = getattr(transformers, HEADS[config.task.option])
     dtype = base_dtype(plan)
-    random, cut = own_random_numbers(device, config.seed), parts.drawn() if parts else nullcontext()
+    random, cut = preserve_rng_state(device, config.seed), parts.drawn() if parts else nullcontext()
     with random, device, drawn_in_float32(dtype), cut:
         model = head.from_config(
             model_config, dtype=dtype, attn_implementation=ATTENTION[config.attention.option]

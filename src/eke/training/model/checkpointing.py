@@ -72,7 +72,7 @@ def selective() -> Contexts:
     return first, again
 
 
-def selective_among_others() -> Contexts:
+def selective_with_user_ops() -> Contexts:
     """Return contexts that keep only results of `KEPT` and mark the second pass."""
     first, again = selective()
     return _Dear(first), _Marked(_Dear(again))
@@ -223,6 +223,6 @@ def count_layer_calls(model: torch.nn.Module) -> Iterator[list[int]]:
 CHECKPOINTING: dict[Checkpointing, tuple[MakeContexts | None, MakeContexts] | None] = {
     Checkpointing.off: None,
     Checkpointing.full: (None, marked),
-    Checkpointing.selective: (selective, selective_among_others),
+    Checkpointing.selective: (selective, selective_with_user_ops),
 }
 """`memory.checkpointing` -> contexts of torch's checkpoint, in general and under ZeRO-3."""

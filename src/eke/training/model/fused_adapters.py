@@ -21,7 +21,7 @@ from eke.config.schema import Checkpointing
 from eke.models.sizes import fuses_adapters
 from eke.plan.planner import Plan
 from eke.training.model.adapted_layers import is_linear, is_product
-from eke.training.model.unused import own_random_numbers, probe_inputs
+from eke.training.model.unused import preserve_rng_state, probe_inputs
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class SharedInput:
 
     @property
     def applies(self) -> bool:
-        """Whether the layers add their adapter now, not merged and not disabled."""
+        """True if the layers add their adapter now, not merged and not disabled."""
         return not any(layer.disable_adapters or layer.merged for layer in self.layers)
 
     def one(self, number: int, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -170,7 +170,7 @@ def _watch(model: Any) -> tuple[dict[nn.Module, Tensor], dict[nn.Module, Tensor]
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     with ExitStack() as stack:
         stack.enter_context(torch.device("cpu"))
-        stack.enter_context(own_random_numbers(torch.device("cpu")))
+        stack.enter_context(preserve_rng_state(torch.device("cpu")))
         for config in configs.values():  # kernels of packages require a GPU
             stack.enter_context(patch.object(config, "_attn_implementation_internal", "eager"))
         for name, module in model.named_modules():

@@ -26,10 +26,10 @@ from eke.training.model.attention_kernels import ATTENTION
 from eke.training.model.number_formats import base_dtype, frozen_dtype, trained_dtype
 from eke.training.model.unused import (
     HEADS,
-    check_places,
+    check_positions,
     drawn_in_float32,
     freeze_unreached,
-    own_random_numbers,
+    preserve_rng_state,
     padding_side,
     set_dropout,
 )
@@ -101,7 +101,7 @@ def load_pretrained(
     try:
         model_config = checkpoint_configuration(plan)
         stored = model_config.dtype
-        random, formats = own_random_numbers(device, config.seed), _own_formats(plan)
+        random, formats = preserve_rng_state(device, config.seed), _own_formats(plan)
         cut = parts.read() if parts else nullcontext()
         with reading(pretrained), random, drawn_in_float32(dtype), formats, _alone(), cut:
             if device.type == "meta":
@@ -132,7 +132,7 @@ def load_pretrained(
         frozen = frozen_dtype(plan)
         mixed = frozen is not trained_dtype(plan)
         with torch.autocast(device.type, frozen, enabled=mixed), computing:
-            check_places(model, config.task.option)
+            check_positions(model, config.task.option)
             report = replace(report, unreached=freeze_unreached(model))
             if is_ragged(config) and max(plan.batch.per_device, plan.batch.eval_per_device) > 1:
                 side = padding_side(model, config.task.option, plan.vocabulary.pad)

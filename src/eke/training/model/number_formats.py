@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from eke.common.errors import RunError
 from eke.config.schema import CompileMode
 from eke.plan.planner import Plan
-from eke.training.distributed.fsdp import part
+from eke.training.distributed.fsdp import local_tensor
 from eke.training.model.adapted_layers import expert_weights, is_linear
 from eke.training.model.checkpointing import find_layers
 
@@ -259,7 +259,7 @@ def build_with_master(
     return optimizer
 
 
-def stepped_weights(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+def optimized_weights(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     """Return the model's weights that an optimizer steps, directly or on copies."""
     if optimizer in _PAIRS:
         return [weight for weight, _ in _PAIRS[optimizer]]
@@ -297,7 +297,7 @@ def _connect(optimizer: torch.optim.Optimizer, pairs: Pairs) -> None:
     def load(_: Any, state: dict[str, Any]) -> None:
         saved: list[Tensor] = state.pop(MASTER)
         for (_, copy), tensor in zip(pairs, saved, strict=True):
-            part(copy).copy_(part(tensor))
+            local_tensor(copy).copy_(local_tensor(tensor))
 
     optimizer.register_step_pre_hook(take_gradients)
     optimizer.register_step_post_hook(write_back)
@@ -310,7 +310,7 @@ def _stretches(pairs: Pairs) -> Iterator[Pairs]:
     stretch: Pairs = []
     num_bytes = 0
     for weight, copy in pairs:
-        size = part(copy).nbytes
+        size = local_tensor(copy).nbytes
         if stretch and num_bytes + size > AT_ONCE_BYTES:
             yield stretch
             stretch, num_bytes = [], 0
@@ -323,7 +323,7 @@ def _stretches(pairs: Pairs) -> Iterator[Pairs]:
 def _copy_all(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Copy tensors into others with equal sharding, with a cast if their formats differ."""
     if into:
-        torch._foreach_copy_([part(tensor) for tensor in into], [part(value) for value in values])
+        torch._foreach_copy_([local_tensor(tensor) for tensor in into], [local_tensor(value) for value in values])
 
 
 def master_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:

@@ -21,13 +21,13 @@ from eke.config.schema import PretrainedModel, SequenceClassification
 from eke.models.families import is_classification
 from eke.plan.planner import Plan
 from eke.training.batches.tasks import chat_manifest, class_names, is_packed
-from eke.training.distributed.fsdp import part
+from eke.training.distributed.fsdp import local_tensor
 from eke.training.distributed.parts import Parts
 from eke.training.model.adapters import (
     ADAPTER_WEIGHTS,
     adapter_tensors,
     apply_peft,
-    frozen_at_random,
+    warn_random_frozen_weights,
     is_adapted,
     merge_adapters,
     read_tensors,
@@ -172,7 +172,7 @@ def _convert(model: nn.Module, folder: Path, put: Callable[[str, Tensor], None])
 
 def _memory(tensor: Tensor) -> tuple[int, int]:
     """Return address and length of a tensor, equal for all names of a shared tensor."""
-    return part(tensor).data_ptr(), tensor.numel()
+    return local_tensor(tensor).data_ptr(), tensor.numel()
 
 
 def _widest(model: nn.Module) -> torch.dtype:
@@ -222,13 +222,13 @@ def save_merged_adapter(plan: Plan, adapter: Path, folder: Path) -> str:
     plan = replace(plan, config=config, compute=replace(plan.compute, float8="off"))
     base, report = build_model_and_report(plan, torch.device("cpu"))
     model = apply_peft(plan, base)
-    if drawn := frozen_at_random(model, (*report.new_weights, *report.resized_weights)):
+    if drawn := warn_random_frozen_weights(model, (*report.new_weights, *report.resized_weights)):
         raise RunError(f"{drawn[0]}. The run did not save them")
     load_weights(model, adapter)
     missing = ""
     try:
-        name_classes(plan, base, report)
-        stop_at_turns(plan, base)
+        set_id2label(plan, base, report)
+        set_eos_token_ids(plan, base)
     except (EkeError, OSError) as error:
         what = "class names" if is_classification(plan.config) else "ends of turn"
         missing = f"the configuration lacks {what}: {error}"
@@ -236,7 +236,7 @@ def save_merged_adapter(plan: Plan, adapter: Path, folder: Path) -> str:
     return missing
 
 
-def stop_at_turns(plan: Plan, model: nn.Module) -> None:
+def set_eos_token_ids(plan: Plan, model: nn.Module) -> None:
     """Make generation also stop at the ends of turn that a base model was trained with."""
     mine: Any = model
     chat, generation = chat_manifest(plan), getattr(mine, "generation_config", None)
@@ -248,7 +248,7 @@ def stop_at_turns(plan: Plan, model: nn.Module) -> None:
     generation.eos_token_id = stops[0] if len(stops) == 1 else stops or None
 
 
-def name_classes(plan: Plan, model: nn.Module, report: LoadReport) -> list[str]:
+def set_id2label(plan: Plan, model: nn.Module, report: LoadReport) -> list[str]:
     """Write the data's class names into the configuration, and warn of a head with others."""
     task = plan.config.task
     names = class_names(plan)

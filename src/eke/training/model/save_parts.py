@@ -15,9 +15,9 @@ from eke.training.model.checkpointing import find_layers
 from eke.training.model.save_model import (
     INDEX,
     build_trainable,
-    name_classes,
+    set_id2label,
     save_pretrained,
-    stop_at_turns,
+    set_eos_token_ids,
 )
 from eke.training.part_files import PartFiles, SavedTensors
 
@@ -36,8 +36,8 @@ def save_model(plan: Plan, checkpoint: Path, folder: Path) -> None:
     parts = PartFiles(checkpoint)
     with torch.device("meta"):
         model, report = build_trainable(plan, torch.device("meta"))
-    name_classes(plan, model, report)
-    stop_at_turns(plan, model)
+    set_id2label(plan, model, report)
+    set_eos_token_ids(plan, model)
     save_settings(model, parts, folder, load_plan_tokenizer(plan))
     size = sum(_empty(parts, name).nbytes for name in parts.names if "@" not in name)
     number = -(-size // _AT_ONCE_BYTES)

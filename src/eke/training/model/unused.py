@@ -45,7 +45,7 @@ def _with_parameters(module: nn.Module) -> list[nn.Module]:
     return [m for m in module.children() if any(True for _ in m.parameters())]
 
 
-def depend_on_all(module: nn.Module, late: bool) -> None:
+def add_zero_gradients(module: nn.Module, late: bool) -> None:
     """Give each parameter of the module a gradient in every backward pass, zero if unused."""
 
     # ZeRO-2 exchanges gradients in the order of their completion, which must be equal on all ranks.
@@ -113,7 +113,7 @@ def freeze_unused(model: nn.Module) -> None:
 def freeze_unreached(model: nn.Module) -> tuple[str, ...]:
     """Freeze parameters without gradient, which DDP would wait for, and return their names."""
     reached: set[int] = set()
-    with own_random_numbers(next(model.parameters()).device):
+    with preserve_rng_state(next(model.parameters()).device):
         for seed in range(3):  # a parameter must be missing for all of these tokens
             reached |= _leaves(model(**probe_inputs(model, seed)).logits)
     # An expert is reached if one of its siblings is, because other tokens are routed to it.
@@ -152,7 +152,7 @@ def probe_inputs(
 
 
 @contextmanager
-def own_random_numbers(device: torch.device, seed: int | None = None) -> Iterator[None]:
+def preserve_rng_state(device: torch.device, seed: int | None = None) -> Iterator[None]:
     """Keep the caller's random state unchanged, and start from a seed if given."""
     on_gpu = device.type == "cuda" and torch.cuda.is_available()  # false in a memory trace
     with torch.random.fork_rng(devices=[device] if on_gpu else []):
@@ -205,7 +205,7 @@ def padding_side(model: nn.Module, task: str, pad: int) -> str:
 
 
 @torch.no_grad()
-def check_places(model: nn.Module, task: str) -> None:
+def check_positions(model: nn.Module, task: str) -> None:
     """Raise RunError unless each token has an output, in causal_lm independent of later tokens."""
     if task not in ("causal_lm", "masked_lm"):
         return
@@ -248,7 +248,7 @@ def check_head(model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]) ->
     """Raise RunError unless a model with a `LossHead` has the loss that its logits give."""
     inputs = probe_inputs(model, 0)
     labels = inputs["input_ids"]
-    with own_random_numbers(labels.device):
+    with preserve_rng_state(labels.device):
         expected = loss_of(model(**inputs).logits, labels)
         found = model(**inputs, labels=labels).logits
     if found.dim() or not _alike(expected, found):
@@ -262,7 +262,7 @@ def check_copies(model: nn.Module, copies: AbstractContextManager[Any]) -> None:
     inputs = probe_inputs(model, 0)
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     try:
-        with own_random_numbers(inputs["input_ids"].device), copies:
+        with preserve_rng_state(inputs["input_ids"].device), copies:
             model(**inputs)
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError):
@@ -274,7 +274,7 @@ def check_copies(model: nn.Module, copies: AbstractContextManager[Any]) -> None:
 def _logits(model: Any, task: str, ids: Tensor, target: Tensor, **more: Tensor) -> Tensor:
     if task == "seq2seq_lm":
         more["decoder_input_ids"] = target
-    with own_random_numbers(ids.device):
+    with preserve_rng_state(ids.device):
         logits: Tensor = model(input_ids=ids, **more).logits
     return logits
 

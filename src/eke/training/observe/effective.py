@@ -18,7 +18,7 @@ from eke.training.model.activation_offload import ActivationOffload
 from eke.training.model.adapters import float8_layers, is_adapted, quant_states, quant_tensors
 from eke.training.model.attention_kernels import KernelProbe, ObservedKernels
 from eke.training.model.checkpointing import count_layer_calls
-from eke.training.model.number_formats import is_compiled, master_bytes, num_graphs, stepped_weights
+from eke.training.model.number_formats import is_compiled, master_bytes, num_graphs, optimized_weights
 from eke.training.observe.libraries import (
     note_compiler,
     note_copies,
@@ -49,7 +49,7 @@ def note_adapters(job: TrainingState) -> None:
     left = modules - found.get("fused_modules", 0)
     if left and fuses_adapters(job.plan.config):
         job.warn(f"peft.fused=true: {left} adapted modules use PEFT's own forward pass")
-    weights = stepped_weights(job.optimizer)
+    weights = optimized_weights(job.optimizer)
     if isinstance(job.update, DeepSpeedUpdate):  # its optimizer has flat shards of the weights
         weights = deepspeed_engine.engine_weights(job.update.engine)
     held = {id(p) for p in weights}
@@ -273,7 +273,7 @@ AT_THE_END: tuple[Callable[[TrainingState], None], ...] = (note_cache_release, n
 """Notes taken once after training, also after a failure."""
 
 
-def closer_look(job: TrainingState, nth: int) -> AbstractContextManager[None]:
+def profile_step(job: TrainingState, nth: int) -> AbstractContextManager[None]:
     """Return the context of the nth step: observes kernels in the first, CPU memory in one later.
 
     Observed steps are excluded from timings. For their cost see notes/lab/memory.md.

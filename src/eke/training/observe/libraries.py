@@ -21,7 +21,7 @@ from eke.training.distributed.deepspeed_engine import (
     flat_weight_shards,
     shard_lengths,
 )
-from eke.training.distributed.fsdp import groups_of, is_cut, part_bytes
+from eke.training.distributed.fsdp import groups_of, is_sharded, part_bytes
 from eke.training.distributed.operators import Engine, in_files, swap_buffers
 from eke.training.distributed.ranks import P2P_VARIABLE, LossOnDevice
 from eke.training.loop.training_state import TrainingState
@@ -43,7 +43,7 @@ def note_deepspeed(job: TrainingState) -> None:
     if not isinstance(job.update, DeepSpeedUpdate):
         return
     assert job.plan.deepspeed is not None, "a plan for the engine"
-    found = look_at(job.update.engine)
+    found = read_engine_settings(job.update.engine)
     job.effective["deepspeed"] = found
     if (swap := swap_folder(job.plan, job.paths)) is not None:
         found["file_bytes"] = swap_files(swap, job.ranks.rank)
@@ -63,7 +63,7 @@ def note_deepspeed(job: TrainingState) -> None:
             job.warn(f"offload had no effect: {where} is {found[where]}, not {planned}")
 
 
-def look_at(engine: Engine) -> dict[str, Any]:
+def read_engine_settings(engine: Engine) -> dict[str, Any]:
     """Return properties of the engine as plain values, with bytes and counts of this rank."""
     shards = flat_weight_shards(engine)
     weights = list(engine.module.parameters())
@@ -255,7 +255,7 @@ def note_sharding(job: TrainingState) -> None:
     if not isinstance(plan.config.distributed, FSDP) or plan.batch.world_size == 1:
         return
     parameters = list(job.bare_model.parameters())
-    cut: list[Any] = [p for p in parameters if is_cut(p)]  # DTensors of FSDP2
+    cut: list[Any] = [p for p in parameters if is_sharded(p)]  # DTensors of FSDP2
     gradients = job.update.gradient_bytes if isinstance(job.update, ShardedUpdate) else None
     mine = {
         "weights": part_bytes(parameters),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.profiler import profile
 
-from eke.training.distributed.fsdp import part
+from eke.training.distributed.fsdp import local_tensor
 from eke.training.loop.environment import own_resident_bytes
 from eke.training.model.adapters import quant_tensors
 from eke.training.optimizer.build_optimizer import state_tensors
@@ -50,7 +50,7 @@ def live_bytes(
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of tensors in this process, with shared storages counted once."""
-    storages = [part(tensor).untyped_storage() for tensor in tensors]
+    storages = [local_tensor(tensor).untyped_storage() for tensor in tensors]
     return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
 
@@ -72,7 +72,7 @@ class AllocationProfile:
         self._profile: Any = None
         self._counting = counted_in_every_thread()
         self.is_complete = False
-        """Whether blocks of other threads are counted, also between parts."""
+        """True if blocks of other threads are counted, also between parts."""
 
     def __enter__(self) -> "AllocationProfile":
         self.is_complete = self._counting.__enter__()

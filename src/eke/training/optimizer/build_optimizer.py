@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from eke.config.schema import DecayingSchedule, WSDSchedule
 from eke.models.sizes import optimizer_entry
 from eke.plan.planner import Plan
-from eke.training.distributed.fsdp import part
+from eke.training.distributed.fsdp import local_tensor
 from eke.training.model.number_formats import build_with_master
 from eke.training.optimizer.update import Groups, parameter_groups
 
@@ -53,7 +53,7 @@ def restore_training_weights(optimizer: Optimizer, kept: Sequence[Tensor]) -> No
     """Restore the weights that `evaluation_weights` yielded."""
     if kept:
         for parameter, value in zip(_parameters(optimizer), kept, strict=True):
-            part(parameter).copy_(part(value))
+            local_tensor(parameter).copy_(local_tensor(value))
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
@@ -69,7 +69,7 @@ def state_tensors(optimizer: Optimizer) -> list[Tensor]:
 def plain_tensors(value: Any) -> Iterator[Tensor]:
     """Yield the tensors inside dicts, lists, attributes of objects and quantised tensors."""
     if isinstance(value, Tensor):
-        mine = part(value)  # sharded by FSDP2
+        mine = local_tensor(value)  # sharded by FSDP2
         if not hasattr(mine, "__tensor_flatten__"):
             yield mine
             return

@@ -33,7 +33,7 @@ from eke.models.families import Role
 from eke.models.sizes import PAGED_MIN_SIZE, optimizer_entry, projection_rank
 from eke.plan.planner import Plan
 from eke.training.distributed.operators import load_adam
-from eke.training.model.unused import own_random_numbers
+from eke.training.model.unused import preserve_rng_state
 from eke.training.optimizer.update import RATIO, Groups, split
 
 
@@ -91,7 +91,7 @@ def adamw_bf16_sr(plan: Plan, groups: Groups) -> Optimizer:
     config = cast(AdamW, plan.config.optimizer)
     _spare_warning()
     optimizer = _make("torchao.optim:_AdamW", groups, config, bf16_stochastic_round=True)
-    round_alike(optimizer, plan.config.seed)
+    seed_stochastic_rounding(optimizer, plan.config.seed)
     return optimizer
 
 
@@ -196,7 +196,7 @@ class Composite(Optimizer):
             start = end
 
 
-def round_alike(optimizer: Optimizer, seed: int) -> None:
+def seed_stochastic_rounding(optimizer: Optimizer, seed: int) -> None:
     """Seed each step's rounding by `seed` and the step: equal on all ranks and after resuming."""
     # A stack: PyTorch calls the hooks again if a step calls the step of its base class.
     entered: list[AbstractContextManager[None]] = []
@@ -206,7 +206,7 @@ def round_alike(optimizer: Optimizer, seed: int) -> None:
         done = max((int(state["step"]) for state in optimizer.state.values() if state), default=0)
         drawn_from = hash((seed, done)) % 2**63  # hashes of integers are equal everywhere
         device = optimizer.param_groups[0]["params"][0].device
-        entered.append(own_random_numbers(device, drawn_from))
+        entered.append(preserve_rng_state(device, drawn_from))
         entered[-1].__enter__()
 
     def after(*_: Any) -> None:
@@ -296,14 +296,14 @@ def eight_bit(plan: Plan, groups: Groups) -> Optimizer:
     """Return AdamW or Lion with 8-bit moments, paged on a GPU with `paged_adamw_8bit`."""
     config = cast(AdamW8bit | Lion8bit, plan.config.optimizer)
     paged = optimizer_entry(config).pages and plan.device.kind == "cuda"
-    spare_waiting(paged)
+    skip_optimizer_sync(paged)
     name = "AdamW8bit" if isinstance(config, AdamW8bit) else "Lion8bit"
     size = config.min_8bit_size
     optimizer = _make(
         f"bitsandbytes.optim:{name}", groups, config, min_8bit_size=size, is_paged=paged
     )
     if paged:
-        optimizer.register_step_pre_hook(page_again)
+        optimizer.register_step_pre_hook(restore_paged_state)
     if config.embeddings_32bit:
         keep_embeddings_in_32_bits(optimizer, groups)
     return optimizer
@@ -311,11 +311,11 @@ def eight_bit(plan: Plan, groups: Groups) -> Optimizer:
 
 def lion(plan: Plan, groups: Groups) -> Optimizer:
     """Return Lion with a float32 momentum."""
-    spare_waiting(paged=False)
+    skip_optimizer_sync(paged=False)
     return _make("bitsandbytes.optim:Lion", groups, cast(Lion, plan.config.optimizer))
 
 
-def spare_waiting(paged: bool) -> None:
+def skip_optimizer_sync(paged: bool) -> None:
     """Skip bitsandbytes' wait for the GPU after each parameter, in this process."""
     from bitsandbytes import utils
     from bitsandbytes.optim import optimizer
@@ -326,7 +326,7 @@ def spare_waiting(paged: bool) -> None:
         vars(optimizer)["sync_gpu"] = utils.sync_gpu if paged else lambda tensor: None
 
 
-def page_again(optimizer: Any, *_: Any) -> None:
+def restore_paged_state(optimizer: Any, *_: Any) -> None:
     """Move states back into paged memory, which loading a checkpoint does not use."""
     for parameter, state in optimizer.state.items():
         if parameter.numel() < PAGED_MIN_SIZE:

@@ -19,7 +19,7 @@ class Update(Protocol):
     """Interface of an optimizer step. Sharding and offloading have their own."""
 
     even: bool = False
-    """Whether all ranks need the same number of forward passes, because each communicates."""
+    """True if all ranks need the same number of forward passes, because each communicates."""
 
     def exchange(self, last: bool) -> AbstractContextManager[None]:
         """Return the context of a micro-batch. Ranks exchange gradients in the last of a step."""

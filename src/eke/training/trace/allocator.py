@@ -17,10 +17,10 @@ from torch.utils import backend_registration
 from eke.common.text import MIB
 from eke.config.schema import Packing
 from eke.models.sizes import is_ragged
-from eke.plan.planner import Micro, Plan
+from eke.plan.planner import MicroBatchShape, Plan
 from eke.training.batches.batches import MicroBatch, probe_sample
 from eke.training.batches.dataset import build_collator
-from eke.training.batches.tasks import is_packed, lay_end_to_end
+from eke.training.batches.tasks import is_packed, concatenate_samples
 from eke.training.trace.fakes import register_autocast
 from eke.training.trace.operations import register_attention
 
@@ -187,11 +187,11 @@ def _register() -> object:
     return register_autocast(NAME), register_attention()  # objects that keep the registrations
 
 
-def make_batch(plan: Plan, micro: Micro) -> MicroBatch:
+def make_batch(plan: Plan, micro: MicroBatchShape) -> MicroBatch:
     """Return a micro-batch of these lengths, on the host."""
     sample = probe_sample(plan, micro.source, micro.target, micro.rows)
     if plan.config.data.packing is Packing.on and is_ragged(plan.config):
-        sample = lay_end_to_end([sample])
+        sample = concatenate_samples([sample])
     return build_collator(plan)([sample] * micro.rows)
 
 

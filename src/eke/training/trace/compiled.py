@@ -101,7 +101,7 @@ def _load(graph: Any) -> SimpleNamespace:
         mock.patch(f"{compiler}.triton", _NoKernel),
     ):
         exec(text.value, scope)
-    scope |= STAND_INS
+    scope |= CPP_REPLACEMENTS
     return SimpleNamespace(call=scope["call"], runner=scope.get("runner"))
 
 
@@ -117,7 +117,7 @@ def _nothing(*_: Any, **__: Any) -> None:
     """Replace checks of addresses and strides, and imports of Triton."""
 
 
-STAND_INS = {
+CPP_REPLACEMENTS = {
     "empty_strided_cpu": _empty_on_cpu,
     "reinterpret_tensor": _reinterpret,
     "assert_size_stride": _nothing,

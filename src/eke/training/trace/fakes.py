@@ -48,7 +48,7 @@ def _kind(operator: Any) -> str:
     return "view" if len(results) == 1 else "slow"
 
 
-class Ghosts:
+class FakeKernels:
     """Cache of operators' results on fake tensors of one device."""
 
     _made: dict[Key, Any] = {}  # noqa: RUF012  # shared by all traces

@@ -31,7 +31,7 @@ class Questions:
 
     def __init__(self, padded: bool, mode: FakeTensorMode) -> None:
         self.padded = padded
-        """Whether a row is padded, so that the batch's mask is not all ones."""
+        """True if a row is padded, so that the batch's mask is not all ones."""
         self._mode = mode
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

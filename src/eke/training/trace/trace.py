@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eke.estimate.memory.components import Traced
 from eke.training.trace.allocator import CachingAllocator, PlainSum
-from eke.training.trace.fakes import Ghosts
+from eke.training.trace.fakes import FakeKernels
 from eke.training.trace.operations import PRODUCTS, Questions, Workspaces
 
 WEIGHTS, GRADIENTS, OPTIMIZER, MASTER = "weights", "gradients", "optimizer", "master"
@@ -143,8 +143,8 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self.history = History()
         self.kind = device.type
         self.inside_attention = False
-        """Whether scaled dot-product attention is running."""
-        self._ghosts = Ghosts(mode)
+        """True if scaled dot-product attention is running."""
+        self._ghosts = FakeKernels(mode)
         self._questions = questions
         self._workspaces = workspaces
         self._alive: dict[int, tuple[int, Any]] = {}
@@ -156,7 +156,7 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self._logits: tuple[int, int] | None = None
         """Elements and width of the logits, if there are any."""
         self._inside = False
-        """Whether an operator's Python function is running, which receives composite operators."""
+        """True if an operator's Python function is running, which receives composite operators."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -284,7 +284,7 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             return False
         if self.inside_attention:
             return bool(first.dim() == 4 and torch.is_tensor(args[1]))
-        return engine_owns(first)
+        return is_owned_by_autograd(first)
 
 
 def _with_random_state(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -316,12 +316,12 @@ def _body(func: Any) -> Callable[..., Any] | None:
 
 
 ENGINE_TENSOR_USES, ENGINE_STORAGE_USES = 4, 2
-"""References to a gradient held only by autograd, in `engine_owns`: the engine's, the argument's
+"""References to a gradient held only by autograd, in `is_owned_by_autograd`: the engine's, the argument's
 and Python's (tests/unit/training/trace/test_traps.py). Additions of a graph or a function lack the
 engine's."""
 
 
-def engine_owns(gradient: Tensor) -> bool:
+def is_owned_by_autograd(gradient: Tensor) -> bool:
     """Return whether only autograd holds a gradient, so that it adds the next one in place."""
     if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
         return False

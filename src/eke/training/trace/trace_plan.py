@@ -11,13 +11,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from eke.common.errors import RunError
-from eke.common.runtime import lacking
+from eke.common.runtime import describe_missing_api
 from eke.config.schema import Backend
 from eke.config.schema.resources import Distributed
 from eke.estimate.memory.components import Method, Traced
 from eke.models.families import family_of
 from eke.models.sizes import OPTIMIZER_REGISTRY, optimizer_entry
-from eke.plan.planner import Plan, drawn, evaluated
+from eke.plan.planner import Plan, simulated_micro_batches, evaluated
 from eke.plan.planner.planner import FLASH_CAPABILITY
 from eke.training.batches.batches import CacheRelease, MicroBatch
 from eke.training.loop.step import add_evaluation, take_step
@@ -171,7 +171,7 @@ def _traced(adapted: TraceablePlan) -> History:
         # Report the place: a library's own message would be misleading.
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         where = f"{type(error).__name__} in {frame.f_globals.get('__name__', '?')}"
-        why = lacking(error) or f"the step does not run on tensors without data ({where})"
+        why = describe_missing_api(error) or f"the step does not run on tensors without data ({where})"
         raise Untraceable(why) from error
 
 
@@ -181,7 +181,7 @@ def trace_history(plan: Plan) -> History:
     operations.capability = plan.device.capability or FLASH_CAPABILITY
     with torch.device("meta"):
         model, _ = build_trainable(plan, torch.device("meta"))
-    train = make_batch(plan, drawn(plan).expected)
+    train = make_batch(plan, simulated_micro_batches(plan).expected)
     evaluation = make_batch(plan, evaluated(plan))
     mode = FakeTensorMode()
     workspaces = Workspaces(plan.device.kind, plan.device.capability)

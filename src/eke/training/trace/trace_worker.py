@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any, TextIO
 
-from eke.common.runtime import collect_seldom, importing, lacking
+from eke.common.runtime import relax_gc, importing, describe_missing_api
 from eke.config.schema.codec import make_converter
 from eke.plan.planner import Plan
 from eke.training.loop.environment import QUIET
@@ -33,7 +33,7 @@ def main() -> int:
     os.environ.update({name: os.environ.get(name, value) for name, value in SETTINGS.items()})
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    collect_seldom()
+    relax_gc()
     serve(iter(sys.stdin.readline, ""), answers)
     return 0
 
@@ -71,7 +71,7 @@ def answer_line(line: str) -> dict[str, Any]:
         except Untraceable as error:
             return {"reason": str(error)}
     except (ImportError, AttributeError) as error:
-        if not (reason := lacking(error)):
+        if not (reason := describe_missing_api(error)):
             raise
         return {"reason": reason}
 

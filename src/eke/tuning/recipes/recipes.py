@@ -19,14 +19,14 @@ from eke.estimate.memory import Verdict
 from eke.models.checkpoints.architecture import router_loss
 from eke.models.sizes import is_ragged, most_predicted, why_not_fused
 from eke.rules.techniques import TECHNIQUES, Published
-from eke.tuning.chooser import Axis, Change, Chooser, Combination, RecipeOption, Situation
+from eke.tuning.chooser import Axis, Change, Chooser, Combination, RecipeOption, ChoiceContext
 from eke.tuning.recipes.resolver import AdaptiveRecipe, Question
 from eke.tuning.recipes.techniques import (
     DECIDES,
     STAYS,
     compiler,
     fused_loss,
-    half,
+    choose_16_bit,
     half_and_hint,
     loss,
     sparse,
@@ -46,7 +46,7 @@ BATCH = ("batch", "batch.per_device", "batch.accumulation")
 BATCH_AUTO = ("batch=auto",)
 
 
-def batch(situation: Situation) -> Question | None:
+def batch(situation: ChoiceContext) -> Question | None:
     """Choose the largest micro-batch. The samples of an optimizer step do not change."""
     if situation.device.memory_bytes is None or router_loss(situation.config) is not None:
         return None
@@ -54,7 +54,7 @@ def batch(situation: Situation) -> Question | None:
     return Question(BATCH, (RecipeOption(BATCH_AUTO, why),))
 
 
-def attention(situation: Situation) -> Question | None:
+def attention(situation: ChoiceContext) -> Question | None:
     """Choose the device's own kernel if its package is installed, else PyTorch's choice."""
     if situation.device.kind != "cuda":
         return None
@@ -71,7 +71,7 @@ def attention(situation: Situation) -> Question | None:
     return Question(("attention",), tuple(candidates))
 
 
-def packing(situation: Situation) -> Question | None:
+def packing(situation: ChoiceContext) -> Question | None:
     """Pack samples if the kernel reads their lengths. Other kernels would need a large mask."""
     config = situation.config
     if not is_ragged(situation.config) or config.attention.option not in ("flash2", "flash3"):
@@ -82,7 +82,7 @@ def packing(situation: Situation) -> Question | None:
     return Question(("data.packing",), (RecipeOption(("data.packing=padding_free",), why),))
 
 
-def fused_loss_question(situation: Situation) -> Question | None:
+def fused_loss_question(situation: ChoiceContext) -> Question | None:
     """Choose the fused loss if the logits take a large share of a step's memory."""
     found = situation.forecast_whole
     if situation.device.kind != "cuda" or found is None:
@@ -101,7 +101,7 @@ def fused_loss_question(situation: Situation) -> Question | None:
     return Question(decides, (candidate,), otherwise=STAYS, shrinks=True)
 
 
-def workers(situation: Situation) -> Question | None:
+def workers(situation: ChoiceContext) -> Question | None:
     """Choose background workers for batches if there are enough cores."""
     if situation.device.kind != "cuda" or situation.cores <= WORKERS:
         return None
@@ -110,7 +110,7 @@ def workers(situation: Situation) -> Question | None:
     return Question(decides, (RecipeOption(("dataloader=workers",), why),))
 
 
-def adapters(situation: Situation) -> Question | None:
+def adapters(situation: ChoiceContext) -> Question | None:
     """Choose fused adapters, with fewer passes over memory."""
     if why_not_fused(situation.config):
         return None
@@ -142,7 +142,7 @@ WHERE = Axis.of(
 )
 
 
-def room_for_it(situation: Situation, claims: frozenset[str], change: Change) -> list[RecipeOption]:
+def search_for_fit(situation: ChoiceContext, claims: frozenset[str], change: Change) -> list[RecipeOption]:
     """Return the mildest combination that fits the smallest micro-batch, else the smallest one."""
     names = [*RECOMPUTED]
     if situation.config.train.max_grad_norm is None:  # else the norm needs all gradients
@@ -155,7 +155,7 @@ def room_for_it(situation: Situation, claims: frozenset[str], change: Change) ->
     return [] if best is None else chooser.explained(best)
 
 
-def conclusion(situation: Situation) -> str:
+def conclusion(situation: ChoiceContext) -> str:
     """Return the memory result for the plan's own row."""
     found = situation.forecast
     if found is None or found.capacity is None:
@@ -173,9 +173,9 @@ def conclusion(situation: Situation) -> str:
 
 LARGE_MODEL = AdaptiveRecipe(
     "large_model_one_gpu",
-    first=(half, batch),
+    first=(choose_16_bit, batch),
     then=(sparse,),
-    search=room_for_it,
+    search=search_for_fit,
     conclusion=conclusion,
     menu=(
         ("precision=bf16", "batch=auto", "optimizer=adamw_8bit", "memory=checkpointing",
@@ -194,7 +194,7 @@ LOW_MEMORY_STATES = Axis.of(
 RECOMPUTATION = Axis.of(("memory", "memory.checkpointing"), *RECOMPUTED)
 
 
-def least(situation: Situation, claims: frozenset[str], change: Change) -> list[RecipeOption]:
+def lowest_memory(situation: ChoiceContext, claims: frozenset[str], change: Change) -> list[RecipeOption]:
     """Return the combination with the lowest forecast."""
     axes = (LOW_MEMORY_STATES, RECOMPUTATION, loss(situation))
     chooser = Chooser(situation, claims, change, axes)
@@ -202,14 +202,14 @@ def least(situation: Situation, claims: frozenset[str], change: Change) -> list[
     if best is None:
         return []
     found = chooser.explained(best)
-    if is_better_cut(best, claims, change):
+    if should_split_micro_batch(best, claims, change):
         size = format_bytes(best.forecast.peak.expected)
         why = f"{size} needed at batch.per_device={best.situation.config.batch.per_device}"
         found.append(RecipeOption(BATCH_AUTO, f"{why}, so batch=auto takes as many as fit"))
     return found
 
 
-def is_better_cut(best: Combination, claims: frozenset[str], change: Change) -> bool:
+def should_split_micro_batch(best: Combination, claims: frozenset[str], change: Change) -> bool:
     """Return whether a step's samples do not fit at once, and smaller micro-batches save memory."""
     whole = best.forecast
     if whole.verdict is not Verdict.does_not_fit or not claims.isdisjoint(BATCH):
@@ -222,9 +222,9 @@ def is_better_cut(best: Combination, claims: frozenset[str], change: Change) -> 
 
 LOW_MEMORY = AdaptiveRecipe(
     "low_memory",
-    first=(half,),
+    first=(choose_16_bit,),
     then=(sparse,),
-    search=least,
+    search=lowest_memory,
     menu=(
         ("precision=bf16", "optimizer=adafactor", "memory=checkpointing",
          "kernels=fused_linear_cross_entropy"),

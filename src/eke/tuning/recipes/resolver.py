@@ -8,7 +8,7 @@ from eke.common.errors import ConfigError
 from eke.common.text import format_bytes
 from eke.config.schema import Config
 from eke.plan.planner import Plan, RecipeDecision
-from eke.tuning.chooser import Change, RecipeOption, Situation, by_section
+from eke.tuning.chooser import Change, RecipeOption, ChoiceContext, by_section
 
 
 @dataclass(frozen=True)
@@ -20,14 +20,14 @@ class Question:
     candidates: tuple[RecipeOption, ...]
     """Possible answers, the best first."""
     shrinks: bool = False
-    """Whether an answer must lower the forecast's peak."""
+    """True if an answer must lower the forecast's peak."""
     otherwise: str = ""
     """Why the current value stays if there is no candidate. Empty: not reported."""
 
 
-Ask = Callable[[Situation], Question | None]
+Ask = Callable[[ChoiceContext], Question | None]
 """Returns a question, None if it does not apply."""
-Search = Callable[[Situation, frozenset[str], Change], list[RecipeOption]]
+Search = Callable[[ChoiceContext, frozenset[str], Change], list[RecipeOption]]
 """Chooses several techniques together. Second argument: groups and keys set by the user."""
 
 
@@ -42,7 +42,7 @@ class AdaptiveRecipe:
     """Questions about the plan."""
     search: Search | None = None
     """Chooses the changes needed to fit, after all questions."""
-    conclusion: Callable[[Situation], str] | None = None
+    conclusion: Callable[[ChoiceContext], str] | None = None
     """Returns the memory result, shown as a separate row."""
     menu: tuple[tuple[str, ...], ...] = ()
     """Overrides that may be chosen, composed together to save time, each section once."""
@@ -63,7 +63,7 @@ class RecipeResolver:
     decisions: list[RecipeDecision] = field(default_factory=list)
     _sections: dict[tuple[str, ...], object] = field(default_factory=dict)
 
-    def settle(self, situation: Situation, make_base: Callable[[Config], Plan]) -> Situation:
+    def settle(self, situation: ChoiceContext, make_base: Callable[[Config], Plan]) -> ChoiceContext:
         """Return the situation with every choice and a plan. Raise ConfigError without a plan."""
         self._read_menu()
         situation = self._all(self.recipe.first, situation)
@@ -79,7 +79,7 @@ class RecipeResolver:
             self._say("memory forecast", self.recipe.conclusion(situation))
         return situation
 
-    def changed(self, situation: Situation, overrides: tuple[str, ...]) -> Situation | None:
+    def changed(self, situation: ChoiceContext, overrides: tuple[str, ...]) -> ChoiceContext | None:
         """Return the situation with overrides, None if they conflict with the user's."""
         parts: dict[str, Any] = {}
         try:
@@ -96,14 +96,14 @@ class RecipeResolver:
             return None
         return replace(situation, config=replace(situation.config, **parts))
 
-    def _all(self, questions: tuple[Ask, ...], situation: Situation) -> Situation:
+    def _all(self, questions: tuple[Ask, ...], situation: ChoiceContext) -> ChoiceContext:
         for ask in questions:
             question = ask(situation)
             if question is not None and self.claims.isdisjoint(question.decides):
                 situation = self._answer(question, situation)
         return situation
 
-    def _answer(self, question: Question, situation: Situation) -> Situation:
+    def _answer(self, question: Question, situation: ChoiceContext) -> ChoiceContext:
         """Apply the first candidate that rules permit, with the reasons against earlier ones."""
         against = []
         for candidate in question.candidates:
@@ -156,7 +156,7 @@ class RecipeResolver:
                 self._sections[texts] = getattr(config, section)
 
 
-def smaller(before: Situation, after: Situation) -> str | None:
+def smaller(before: ChoiceContext, after: ChoiceContext) -> str | None:
     """Return the memory that a change saves with a step's samples, None if none or unknown."""
     if before.forecast_whole is None or after.forecast_whole is None:
         return None

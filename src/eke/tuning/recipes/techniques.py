@@ -3,18 +3,18 @@
 from dataclasses import replace
 
 from eke.common.text import format_seconds
-from eke.config.schema import Horizon, MaskedLM
+from eke.config.schema import OptimizeFor, MaskedLM
 from eke.estimate.memory import Verdict
 from eke.estimate.time import compile_seconds
 from eke.hardware import Device
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.rules.techniques import COMPILED, Published, Technique
-from eke.tuning.chooser import Axis, RecipeOption, Situation
+from eke.tuning.chooser import Axis, RecipeOption, ChoiceContext
 from eke.tuning.recipes.resolver import Question
 
 
-def sparse(situation: Situation) -> Question | None:
+def sparse(situation: ChoiceContext) -> Question | None:
     """Skip the logits of positions without a label, if there are any."""
     config = situation.config
     decides = ("kernels", "kernels.sparse_prediction")
@@ -27,14 +27,14 @@ def sparse(situation: Situation) -> Question | None:
     return Question(decides, (RecipeOption(("kernels=sparse_prediction",), why),))
 
 
-def fused_loss(situation: Situation) -> tuple[str, ...]:
+def fused_loss(situation: ChoiceContext) -> tuple[str, ...]:
     """Return the overrides of the fused loss, given the option chosen in its group."""
     if situation.config.kernels.sparse_prediction:
         return "kernels=sparse_prediction", "kernels.fused_linear_cross_entropy=true"
     return ("kernels=fused_linear_cross_entropy",)
 
 
-def loss(situation: Situation) -> Axis:
+def loss(situation: ChoiceContext) -> Axis:
     """Return the axis of the fused loss: projection and loss as one operation."""
     name = " ".join(fused_loss(situation))
     technique = Technique(name, "logits", "never holds all logits at once", Published(1.0, ""))
@@ -64,7 +64,7 @@ cost more than the products save. At 128, the effect was not significant (notes/
 512, it was 2.3 times as fast."""
 
 
-def half(situation: Situation) -> Question:
+def choose_16_bit(situation: ChoiceContext) -> Question:
     """Choose the 16-bit format in which the device is faster than in float32."""
     device = situation.device
     if device.kind == "cpu":
@@ -81,7 +81,7 @@ def half(situation: Situation) -> Question:
     return Question(DECIDES, tuple(candidates), otherwise=slow)
 
 
-def _on_cpu(situation: Situation) -> Question:
+def _on_cpu(situation: ChoiceContext) -> Question:
     name, units = situation.device.name, situation.bfloat16_units
     width = situation.config.model.hidden_size or 0
     if not units:
@@ -101,7 +101,7 @@ def _has(device: Device, dtype: str, since: tuple[int, int]) -> bool:
     return (device.capability or (0, 0)) >= since
 
 
-def _gain(situation: Situation, dtype: str) -> str:
+def _gain(situation: ChoiceContext, dtype: str) -> str:
     device = situation.device
     narrow, wide = device.peak(dtype), device.peak("float32")
     if narrow is None or wide is None:
@@ -111,9 +111,9 @@ def _gain(situation: Situation, dtype: str) -> str:
     return f"{device.name} multiplies {dtype} matrices {faster} ({peaks})"
 
 
-def half_and_hint(situation: Situation) -> Question:
-    """Return the question of `half`, with a hint at float8 if it may be faster."""
-    question, device, config = half(situation), situation.device, situation.config
+def half_and_hint(situation: ChoiceContext) -> Question:
+    """Return the question of `choose_16_bit`, with a hint at float8 if it may be faster."""
+    question, device, config = choose_16_bit(situation), situation.device, situation.config
     is_fast = device.kind == "cuda" and (device.capability or (0, 0)) >= FLOAT8_CAPABILITY
     is_wide = (config.model.hidden_size or 0) >= FLOAT8_WIDTH
     if not (is_fast and is_wide) or config.peft.option != "none":  # published for full training
@@ -133,7 +133,7 @@ LAUNCH_S = 5e-6
 """Host time of one launch in seconds: an estimate, the lower end for PyTorch on current hosts."""
 
 
-def compiler(situation: Situation) -> Question | None:
+def compiler(situation: ChoiceContext) -> Question | None:
     """Choose regional compilation for long runs, or CUDA graphs if the host limits the speed."""
     if situation.device.kind != "cuda":
         return None
@@ -144,7 +144,7 @@ def compiler(situation: Situation) -> Question | None:
     if why_not:
         return Question(("compile",), (), otherwise=why_not)
     earned = f"{COMPILE_GAIN - 1:.0%} faster for torchtitan's Llama 8B on H100s. "
-    if config.recipe.horizon is Horizon.steady or least is None:
+    if config.recipe.horizon is OptimizeFor.steady or least is None:
         earned += "recipe.horizon=steady ignores the time of compilation"
     else:
         earned += f"Compiling pays off in a run of at least {format_seconds(max(least))}"
@@ -153,7 +153,7 @@ def compiler(situation: Situation) -> Question | None:
     options = [RecipeOption(("compile=inductor",) if whole else REGIONAL, earned)]
     device_s, host_s = least or (0.0, 0.0)
     # CUDA graphs save the host time beyond the device time, and compile the entire model.
-    if not whole and host_s - device_s > spent(situation, regional=False) and _at_once(situation):
+    if not whole and host_s - device_s > compile_overhead_s(situation, regional=False) and _at_once(situation):
         steps = situation.plan.steps.total
         why = (
             f"a step's kernels take the host {host_s / steps * 1e3:.1f} ms to launch (estimate, "
@@ -164,7 +164,7 @@ def compiler(situation: Situation) -> Question | None:
     return Question(("compile",), tuple(options), otherwise=STAYS)
 
 
-def least_seconds(situation: Situation) -> tuple[float, float] | None:
+def least_seconds(situation: ChoiceContext) -> tuple[float, float] | None:
     """Return the seconds of all FLOPs at the device's peak and of all launches, None if unknown."""
     plan, config = situation.plan, situation.config
     peak = situation.device.peak(config.precision.compute.value)
@@ -178,24 +178,24 @@ def least_seconds(situation: Situation) -> tuple[float, float] | None:
     return device_s, steps * LAUNCH_S * LAUNCHES_PER_LAYER * layers * pieces
 
 
-def spent(situation: Situation, *, regional: bool) -> float:
+def compile_overhead_s(situation: ChoiceContext, *, regional: bool) -> float:
     """Return the seconds of compilation that must pay off, 0 for a steady horizon."""
-    if situation.config.recipe.horizon is Horizon.steady:
+    if situation.config.recipe.horizon is OptimizeFor.steady:
         return 0.0
     how = replace(situation.config.compile, option="inductor", regional=regional)
     config = replace(situation.config, compile=how)
     return compile_seconds(replace(situation.plan, config=config))
 
 
-def _why_uncompiled(situation: Situation, least: tuple[float, float] | None, whole: bool) -> str:
+def _why_uncompiled(situation: ChoiceContext, least: tuple[float, float] | None, whole: bool) -> str:
     """Return why the run is not compiled, "" if it is."""
-    if least is None and situation.config.recipe.horizon is not Horizon.steady:
+    if least is None and situation.config.recipe.horizon is not OptimizeFor.steady:
         return "the run's duration is unknown"
     if is_ragged(situation.config):
         return "each new sequence length would be compiled again"
     if not family_of(situation.config).is_known:
         return "the layers of this architecture are unknown"
-    seconds, saved = spent(situation, regional=not whole), 1 - 1 / COMPILE_GAIN
+    seconds, saved = compile_overhead_s(situation, regional=not whole), 1 - 1 / COMPILE_GAIN
     if least is not None and max(least) * saved < seconds:
         return (
             f"the run takes at least {format_seconds(max(least))}, and compiling pays from "
@@ -208,7 +208,7 @@ def _why_uncompiled(situation: Situation, least: tuple[float, float] | None, who
     return ""
 
 
-def _at_once(situation: Situation) -> bool:
+def _at_once(situation: ChoiceContext) -> bool:
     """Return whether all samples of a step surely fit at once, as CUDA graphs need."""
     if situation.config.batch.per_device is not None:
         return True  # checked by rules

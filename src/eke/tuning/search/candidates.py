@@ -17,8 +17,8 @@ from eke.hardware import Device
 from eke.models.checkpoints.architecture import router_loss
 from eke.plan.planner import Plan, possible_batches, replan, with_batch
 from eke.rules.techniques import CUDA, QUARTER_BATCH, TECHNIQUES, Numerics, group_of
-from eke.tuning.chooser import Findings, combine, findings
-from eke.tuning.search.search import without
+from eke.tuning.chooser import RuleFindings, combine, findings
+from eke.tuning.search.search import drop_overrides
 from eke.tuning.search.search_space import Point
 
 
@@ -188,7 +188,7 @@ def _sections(composed: Composed, value: Value, config_dir: Path | None) -> dict
 
 
 def _composed(composed: Composed, value: Value, config_dir: Path | None) -> Config:
-    typed = without(composed.overrides, value.overrides)
+    typed = drop_overrides(composed.overrides, value.overrides)
     return compose([*typed, *value.overrides], config_dir, in_sweep=True).config
 
 
@@ -203,7 +203,7 @@ def _with_target(config: Config, baseline: Plan, target: int) -> Config | None:
 
 
 def _allowed(
-    baseline: Plan, config: Config, before: Findings, changed: Collection[str]
+    baseline: Plan, config: Config, before: RuleFindings, changed: Collection[str]
 ) -> tuple[list[Config], str]:
     """Return the configuration with each allowed micro-batch, smallest first, or the rule.
 

@@ -25,7 +25,7 @@ from eke.tuning.search.candidates import Candidate, Candidates
 from eke.tuning.search.search import OF_MEDIAN, Measured, Search
 from eke.tuning.search.search_space import NOISE, Objective, deviation_between
 
-LESS = 0.005
+MEMORY_TIE_FRACTION = 0.005
 """Share of the peak below which memory differences are ignored."""
 
 Z_95 = 1.96
@@ -84,7 +84,7 @@ class Gain:
 
     @property
     def is_resolved(self) -> bool:
-        """Whether the gain is significant."""
+        """True if the gain is significant."""
         return self.low > 1
 
 
@@ -113,7 +113,7 @@ class Fit:
 
     @property
     def diverges(self) -> bool:
-        """Whether the baseline diverges, and so does every candidate."""
+        """True if the baseline diverges, and so does every candidate."""
         return all_diverge(self.trials, self.candidates.first, self.numerics)
 
     @property
@@ -128,7 +128,7 @@ class Fit:
 
     @property
     def is_found(self) -> bool:
-        """Whether the best is significantly better than the baseline, if that could run."""
+        """True if the best is significantly better than the baseline, if that could run."""
         if self.best is None or self.best is self.typed:
             return False
         return self.gain is None or self.gain.is_resolved
@@ -149,7 +149,7 @@ class Fit:
             if not before.peak_bytes or not after.peak_bytes:
                 return None
             factor = before.peak_bytes / after.peak_bytes
-            if after is before or factor >= 1 + LESS:
+            if after is before or factor >= 1 + MEMORY_TIE_FRACTION:
                 return Gain(factor, factor, factor, self.objective)
         devices = 1.0
         if self.objective is Objective.cost:

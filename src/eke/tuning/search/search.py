@@ -16,19 +16,19 @@ from eke.plan.record import Outcome, Record
 from eke.tuning.search.search_space import (
     MOST,
     NOISE,
-    UNSTEADY,
+    MAX_REPEAT_STD,
     Array,
     Objective,
     Point,
     Surrogate,
     Trial,
-    chances,
+    probability_informative,
     deviation,
     expected_improvement,
     shares,
 )
 
-ENOUGH = 0.003
+MIN_EXPECTED_IMPROVEMENT = 0.003
 """Expected improvement below which the search stops: a third of a percent."""
 
 CONFIRMING = 1
@@ -107,7 +107,7 @@ class Search:
     def by_expectation(self) -> list[int]:
         """Return the points that may fit, by expected score given the trials, the best first."""
         mean, _ = self._times(())
-        able = np.flatnonzero(chances(self.points, self.trials, self.objective)).tolist()
+        able = np.flatnonzero(probability_informative(self.points, self.trials, self.objective)).tolist()
         return sorted(able, key=lambda number: self._score(number, float(mean[number])))
 
     def expected_s(self) -> list[float]:
@@ -118,7 +118,7 @@ class Search:
     def further_gain(self) -> float:
         """Return the expected gain in score of one more trial (0.02: 2 % faster), 0 if too low."""
         found = self._most_promising(())
-        return found[1] if found and found[1] > ENOUGH else 0.0
+        return found[1] if found and found[1] > MIN_EXPECTED_IMPROVEMENT else 0.0
 
     def _most_promising(self, chosen: Sequence[int]) -> tuple[int, float] | None:
         """Return the point with the highest expected improvement, None if it is too low."""
@@ -128,11 +128,11 @@ class Search:
         # Before any measurement, the point with the best expectation is tried.
         best = min(scores[number] for number in tried) if tried else np.max(scores)
         improvement = expected_improvement(scores, self.objective.weight * deviation, float(best))
-        improvement *= chances(self.points, self.trials, self.objective)
+        improvement *= probability_informative(self.points, self.trials, self.objective)
         for number in {*chosen, *(number for number, _ in self.trials)}:
             improvement[number] = 0.0
         found = int(np.argmax(improvement))
-        enough = ENOUGH * self.objective.weight if self.ranking() else 0.0
+        enough = MIN_EXPECTED_IMPROVEMENT * self.objective.weight if self.ranking() else 0.0
         return (found, float(improvement[found])) if improvement[found] > enough else None
 
     def _times(self, chosen: Sequence[int]) -> tuple[Array, Array]:
@@ -177,7 +177,7 @@ class Search:
     def _disagree(self, number: int) -> bool:
         """Return whether a point's trials differ so much that one of them was disturbed."""
         logarithms = self._logarithms(number)
-        return len(logarithms) < MOST and deviation(logarithms) > UNSTEADY
+        return len(logarithms) < MOST and deviation(logarithms) > MAX_REPEAT_STD
 
     def _is_unclear(self, number: int, reach: float) -> bool:
         """Return whether a point's trials disagree and the fastest of them is within `reach`."""
@@ -232,17 +232,17 @@ class Measured:
     data_frac: float | None = None
     """Share of a step spent waiting for data."""
     shared: bool = False
-    """Whether another process used the device at the same time."""
+    """True if another process used the device at the same time."""
     folder: str = ""
 
 
 def trial_overrides(typed: Sequence[str], candidate: Sequence[str], repeat: int) -> tuple[str, ...]:
     """Return the overrides of a candidate's trial, given the user's overrides."""
     again = (f"repeat={repeat}",) if repeat else ()
-    return (*without(typed, (*candidate, *SHORT)), *candidate, *SHORT, *again)
+    return (*drop_overrides(typed, (*candidate, *SHORT)), *candidate, *SHORT, *again)
 
 
-def without(typed: Sequence[str], changed: Sequence[str]) -> list[str]:
+def drop_overrides(typed: Sequence[str], changed: Sequence[str]) -> list[str]:
     """Return the user's overrides without replaced ones and those outside a configuration."""
     gone = {*map(_key, changed), *NOT_OF_A_RUN}
     return [text for text in typed if _key(text) not in gone and text != "batch=auto"]

@@ -207,7 +207,7 @@ RISK = 0.5
 """Weight of the improvement of a tight configuration, which may run out of memory."""
 
 
-def chances(
+def probability_informative(
     points: Sequence[Point], trials: Sequence[tuple[int, Trial]], objective: Objective
 ) -> Array:
     """Return each point's chance of an informative trial, 0 if a faster equivalent fits."""
@@ -268,17 +268,17 @@ def shares(points: Sequence[Point], trials: Sequence[tuple[int, Trial]]) -> tupl
     return expected, doubt
 
 
-UNSTEADY = 0.1
+MAX_REPEAT_STD = 0.1
 """Standard deviation between trials of one configuration above which one of them must have been
 disturbed. For two trials, one took about 15 % longer."""
 
 MOST = 4
 """Most trials of one configuration, since more do not help on a busy machine."""
 
-OF_MAD = 1.4826
+MAD_TO_STD = 1.4826
 """Standard deviation of a normal distribution relative to the median distance from its median."""
 
-OF_FEW = {3: 1.495, 4: 1.363}
+MAD_SMALL_SAMPLE_FACTORS = {3: 1.495, 4: 1.363}
 """Correction of OF_MAD for few values (Croux and Rousseeuw 1992, "Time-efficient algorithms for two
 highly robust estimators of scale"). Simulations agree to 1 %."""
 
@@ -289,7 +289,7 @@ def deviation(logarithms: Sequence[float]) -> float:
         return statistics.stdev(logarithms) if len(logarithms) == 2 else 0.0
     middle = statistics.median(logarithms)
     distance = statistics.median(abs(each - middle) for each in logarithms)
-    return OF_MAD * OF_FEW.get(len(logarithms), 1.0) * distance
+    return MAD_TO_STD * MAD_SMALL_SAMPLE_FACTORS.get(len(logarithms), 1.0) * distance
 
 
 def deviation_between(groups: Sequence[Sequence[float]]) -> float:

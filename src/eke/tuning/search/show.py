@@ -6,9 +6,9 @@ from eke.plan.planner import Plan
 from eke.plan.record import Outcome
 from eke.rules.techniques import Numerics
 from eke.tuning.search.candidates import Candidate, Candidates
-from eke.tuning.search.result import LESS, Fit, Gain
+from eke.tuning.search.result import MEMORY_TIE_FRACTION, Fit, Gain
 from eke.tuning.search.search import Measured, Search, is_higher
-from eke.tuning.search.search_space import UNSTEADY, Objective
+from eke.tuning.search.search_space import MAX_REPEAT_STD, Objective
 
 ALLOWS = {
     Numerics.same: "formats unchanged",
@@ -124,7 +124,7 @@ def _price(fit: Fit, gain: Gain) -> str:
     if gain.of is Objective.memory:
         return f", a step takes {fit.best.step_s / fit.typed.step_s:.2f} times as long"
     more = (fit.best.peak_bytes or 1) / (fit.typed.peak_bytes or 1) - 1
-    return f", its peak is {more:.1%} higher" if more >= LESS else ", the peak is the same"
+    return f", its peak is {more:.1%} higher" if more >= MEMORY_TIE_FRACTION else ", the peak is the same"
 
 
 def results_table(fit: Fit, baseline: Plan) -> list[str]:
@@ -173,10 +173,10 @@ def notes(fit: Fit, baseline: Plan) -> list[str]:
 
 def _doubt(fit: Fit) -> str:
     """Return how far measurements may be off, "" if that is little."""
-    if fit.between > UNSTEADY:
+    if fit.between > MAX_REPEAT_STD:
         return f"trials of one configuration differ by {fit.between:.0%} (standard deviation)"
     spread = max((trial.trial.spread for trial in fit.trials), default=0)
-    if spread > UNSTEADY:
+    if spread > MAX_REPEAT_STD:
         return f"steps of one trial differ so much that its median may be {spread:.0%} off"
     return ""
 

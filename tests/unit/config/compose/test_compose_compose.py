@@ -16,7 +16,7 @@ from eke.common.paths import conf_folder
 from eke.config.compose import Composed, compose, split_arguments
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.compose.compose_cache import hydra_base, hydra_state
-from eke.config.schema import SGD, BertModel, Config, Switch
+from eke.config.schema import SGD, BertModel, Config, AutoBool
 
 
 def test_defaults() -> None:
@@ -32,7 +32,7 @@ def test_values_have_their_types() -> None:
     config = compose(typed).config
     assert isinstance(config.optimizer, SGD)
     assert config.optimizer.momentum == 0.5
-    assert config.precision.tf32 is Switch.off
+    assert config.precision.tf32 is AutoBool.off
     assert config.train.steps == 7
 
 

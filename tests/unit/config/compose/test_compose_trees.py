@@ -8,12 +8,12 @@ from omegaconf import OmegaConf, open_dict, read_write
 from eke.config.compose import compose
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.compose.compose_cache import (
-    NotSet,
-    Trees,
-    as_hydra_takes_it,
+    RejectedValues,
+    ComposeCache,
+    to_hydra_override,
     hydra_state,
     make_trees,
-    stands_alone,
+    is_self_contained,
 )
 from eke.config.schema import model
 
@@ -22,7 +22,7 @@ CATALOGUE = make_catalogue()
 
 def all_at_once(*overrides: str):
     """Hydra's own composition: its tree without its own part, its choices."""
-    taken = [as_hydra_takes_it(text, CATALOGUE) for text in overrides]
+    taken = [to_hydra_override(text, CATALOGUE) for text in overrides]
     with hydra_state():
         tree = hydra.compose("config", taken, return_hydra_config=True)
     choices = {k: v for k, v in tree.hydra.runtime.choices.items() if not k.startswith("hydra/")}
@@ -113,7 +113,7 @@ PARTS = [
 
 @pytest.mark.parametrize("preset", [(), ("experiment=smoke",)], ids=["none", "experiment"])
 def test_sections_that_are_missing_are_composed_without_the_others(preset) -> None:
-    trees = Trees(CATALOGUE)
+    trees = ComposeCache(CATALOGUE)
     typed = (*preset, "model=tiny_bert", "task=masked_lm", "memory=max_savings")
     with hydra_state():
         trees.tree(preset)
@@ -131,7 +131,7 @@ def test_sections_that_are_missing_are_composed_without_the_others(preset) -> No
     ids=["none", "two", "sweep"],
 )
 def test_joined_trees_are_the_same_as_hydras(preset) -> None:
-    trees = Trees(CATALOGUE)
+    trees = ComposeCache(CATALOGUE)
     with hydra_state():
         for part in PARTS:
             trees.tree((*preset, *part))
@@ -143,14 +143,14 @@ def test_joined_trees_are_the_same_as_hydras(preset) -> None:
         assert trees.num_composed == whole, "no composition of Hydra's for the whole"
         assert described(joined.config) == described(expected)
         assert joined.choices == choices
-        with pytest.raises(NotSet) as refused:
+        with pytest.raises(RejectedValues) as refused:
             trees.tree((*together, "optimizer.beta1=0.5"))
     assert list(refused.value.errors) == ["optimizer.beta1=0.5"]
 
 
 def test_a_preset_at_its_default_is_joined_with_trees_without_it() -> None:
     """A recipe is composed again as `recipe=none` and its choices."""
-    trees = Trees(CATALOGUE)
+    trees = ComposeCache(CATALOGUE)
     with hydra_state():
         for options in [("optimizer=sgd",), ("memory=checkpointing",)]:
             trees.tree(options)
@@ -167,7 +167,7 @@ def test_each_of_ekes_options_stands_alone() -> None:
     """Else sweeps over it would cost a composition of Hydra's for each combination."""
     for group, options in CATALOGUE.options.items():
         for option in options:
-            assert stands_alone(group, option, CATALOGUE), f"{group}={option}"
+            assert is_self_contained(group, option, CATALOGUE), f"{group}={option}"
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_which_files_stand_alone(tmp_path, group, text, alone) -> None:
     folder.mkdir()
     (folder / "mine.yaml").write_text(text)
     (folder / "other.yaml").write_text("# @package _global_\ntrain: {steps: 3}\n")
-    assert stands_alone(group, "mine", make_catalogue(tmp_path)) is alone
+    assert is_self_contained(group, "mine", make_catalogue(tmp_path)) is alone
 
 
 def test_a_preset_at_its_default_undoes_that_of_an_experiment(tmp_path) -> None:
@@ -203,7 +203,7 @@ def test_a_preset_at_its_default_undoes_that_of_an_experiment(tmp_path) -> None:
     file.parent.mkdir()
     text = "defaults:\n  - override /recipe: fastest\n  - _self_\n"
     file.write_text(f"# @package _global_\n# experiment=mine -- it has a recipe.\n{text}")
-    trees = Trees(make_catalogue(tmp_path))
+    trees = ComposeCache(make_catalogue(tmp_path))
     with hydra_state():
         found = [trees.tree(("experiment=mine", *more)) for more in ((), ("recipe=none",))]
     assert [tree.choices["recipe"] for tree in found] == ["fastest", "none"]
@@ -215,7 +215,7 @@ def test_what_writes_elsewhere_is_joined_with_nothing(tmp_path) -> None:
     file = tmp_path / "memory" / "mine.yaml"
     file.parent.mkdir()
     file.write_text("# @package _global_\nmemory: {option: mine}\noptimizer: {lr: 1.0e-3}\n")
-    trees = Trees(make_catalogue(tmp_path))
+    trees = ComposeCache(make_catalogue(tmp_path))
     with hydra_state():
         for options in [("memory=mine",), ("optimizer=sgd",), ("optimizer=sgd", "memory=mine")]:
             tree = trees.tree(options).config

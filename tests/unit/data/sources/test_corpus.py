@@ -11,7 +11,7 @@ from unit.plan.cases import config_of
 
 from eke.common.errors import ConfigError
 from eke.data import sources
-from eke.data.sources import Corpus, Piece
+from eke.data.sources import TextSource, FileRange
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def test_the_end_of_a_single_file_is_kept(size, frac, cut, tmp_path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"x" * size)
     corpus = sources.text_files(path, "*.txt", frac)
-    assert corpus == Corpus((Piece(path, 0, cut),), (Piece(path, cut, size - cut),))
+    assert corpus == TextSource((FileRange(path, 0, cut),), (FileRange(path, cut, size - cut),))
 
 
 def test_a_folder_with_one_file_is_that_file(tmp_path) -> None:
@@ -134,9 +134,9 @@ def test_the_home_folder_may_be_a_tilde(tmp_path, monkeypatch) -> None:
 
 def test_the_largest_classes_with_evaluation_text_are_taken() -> None:
     def piece(label, size):
-        return Piece(Path(label or "single.py"), 0, size, label)
+        return FileRange(Path(label or "single.py"), 0, size, label)
 
-    corpus = Corpus(
+    corpus = TextSource(
         train=(piece("a", 5), piece("b", 50), piece("c", 30), piece("c", 30), piece("", 900)),
         evaluation=(piece("a", 1), piece("c", 1), piece("b", 1), piece("d", 1)),
     )
@@ -185,7 +185,7 @@ def test_a_share_that_holds_all_folders_is_proposed(tmp_path) -> None:
 
 
 def test_windows_are_counted_class_by_class() -> None:
-    pieces = [Piece(Path("a"), 0, size, label) for size, label in ((9, "x"), (9, "x"), (15, "y"))]
+    pieces = [FileRange(Path("a"), 0, size, label) for size, label in ((9, "x"), (9, "x"), (15, "y"))]
     assert sources.count_windows(pieces, 8) == 20 // 8 + 16 // 8
     assert sources.count_windows(pieces, 100) == 0
     assert sources.count_windows([], 8) == 0
@@ -204,7 +204,7 @@ def test_as_many_windows_are_packed_as_were_counted(sizes, length, tmp_path_fact
     for number, (size, label) in enumerate(sizes):
         path = folder / str(number)
         path.write_bytes(os.urandom(size))
-        pieces.append(Piece(path, 0, size, label))
+        pieces.append(FileRange(path, 0, size, label))
     windows = pack_windows(tuple(pieces), length, ["x", "y"])
     assert len(windows) == sources.count_windows(pieces, length)
 
@@ -302,7 +302,7 @@ def test_a_text_is_looked_at_once_while_many_runs_are_planned(folder, monkeypatc
     monkeypatch.setattr(
         Path, "stat", lambda path, **more: looked.append(path) or stat(path, **more)
     )
-    with sources.looking_once():
+    with sources.memoize_file_reads():
         answers = []
         for _ in range(3):
             corpus = sources.open_corpus(config)

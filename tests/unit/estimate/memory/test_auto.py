@@ -189,11 +189,11 @@ def test_a_choice_that_has_failed_since_is_made_anew(told) -> None:
 
 
 def test_the_newer_of_two_probes_that_contradict_each_other_counts() -> None:
-    assert auto_batch.note_probe("k", 16, fits=True) == auto_batch.Seen(fits=16)
-    assert auto_batch.note_probe("k", 32, fits=False) == auto_batch.Seen(fits=16, fails=32)
-    assert auto_batch.note_probe("k", 8, fits=True) == auto_batch.Seen(fits=16, fails=32)
-    assert auto_batch.note_probe("k", 16, fits=False) == auto_batch.Seen(fits=0, fails=16)
-    assert auto_batch.note_probe("k", 64, fits=True) == auto_batch.Seen(fits=64)
+    assert auto_batch.note_probe("k", 16, fits=True) == auto_batch.ProbeResults(fits=16)
+    assert auto_batch.note_probe("k", 32, fits=False) == auto_batch.ProbeResults(fits=16, fails=32)
+    assert auto_batch.note_probe("k", 8, fits=True) == auto_batch.ProbeResults(fits=16, fails=32)
+    assert auto_batch.note_probe("k", 16, fits=False) == auto_batch.ProbeResults(fits=0, fails=16)
+    assert auto_batch.note_probe("k", 64, fits=True) == auto_batch.ProbeResults(fits=64)
 
 
 # --- capacity -----------------------------------------------------------------------------------

@@ -12,16 +12,16 @@ from eke.estimate.memory import (
     Traced,
     Verdict,
     forecast,
-    is_open,
+    needs_trace,
     known_forecast,
     trace_client,
     traced_forecast,
 )
-from eke.estimate.memory.predict_memory import with_room
-from eke.launch.processes.sweep import Cell
+from eke.estimate.memory.predict_memory import with_available_bytes
+from eke.launch.processes.sweep import SweepRun
 from eke.models.sizes import state_bytes
-from eke.workflows.planning import weighed
-from eke.workflows.sweep import weigh_open_cells
+from eke.workflows.planning import check_memory_fit
+from eke.workflows.sweep import trace_undecided_runs
 
 ALLOCATED = {"load": 10 * MIB, "forward": 90 * MIB, "backward": 100 * MIB, "optimizer": 60 * MIB}
 
@@ -37,8 +37,8 @@ def plan():
     """A plan of which formulas cannot tell whether it has room."""
     closed = forecast(plan_of(*SYNTHETIC))
     middle = (closed.peak.low + closed.peak.expected) // 2
-    made = with_room(plan_of(*SYNTHETIC), middle)
-    assert is_open(forecast(made))
+    made = with_available_bytes(plan_of(*SYNTHETIC), middle)
+    assert needs_trace(forecast(made))
     return made
 
 
@@ -47,7 +47,7 @@ def asked(monkeypatch):
     """Plans whose trace was made; `answer` is what is found."""
 
     class Asked(list):
-        answer = trace_client.Answer(trace_of())
+        answer = trace_client.TraceResult(trace_of())
 
     found = Asked()
 
@@ -59,7 +59,7 @@ def asked(monkeypatch):
         progress(len(plans), len(plans))
         return [traced(plan) for plan in plans]
 
-    monkeypatch.setattr(trace_client, "traced", traced)
+    monkeypatch.setattr(trace_client, "get_or_run_trace", traced)
     monkeypatch.setattr(trace_client, "trace_all", trace_all)
     return found
 
@@ -73,57 +73,57 @@ def test_a_kept_trace_is_known_and_nothing_is_started(plan, asked) -> None:
     assert known_forecast(plan).method is Method.closed_form
     trace_client.keep_trace(trace_client.trace_key(plan), trace_of())
     assert known_forecast(plan).method is Method.trace
-    assert not is_open(known_forecast(plan))
+    assert not needs_trace(known_forecast(plan))
     assert not asked
 
 
 def test_what_fits_or_cannot_fit_by_any_bound_is_not_open() -> None:
     closed = forecast(plan_of(*SYNTHETIC))
     for room in (closed.peak.low - 1, closed.peak.high):
-        assert not is_open(forecast(with_room(plan_of(*SYNTHETIC), room)))
+        assert not needs_trace(forecast(with_available_bytes(plan_of(*SYNTHETIC), room)))
     unknown = replace(CPU, memory_bytes=None)
-    assert not is_open(forecast(plan_of(*SYNTHETIC, device=unknown)))
+    assert not needs_trace(forecast(plan_of(*SYNTHETIC, device=unknown)))
 
 
 def test_why_there_is_no_trace_is_said(plan, asked) -> None:
-    asked.answer = trace_client.Answer(None, "the trace took longer than 1 s")
+    asked.answer = trace_client.TraceResult(None, "the trace took longer than 1 s")
     found = traced_forecast(plan)
     assert found.method is Method.closed_form
     assert found.notes[-1] == "not traced: the trace took longer than 1 s"
 
 
 def test_a_run_that_may_not_fit_is_traced_before_it_starts(plan, asked) -> None:
-    asked.answer = trace_client.Answer(trace_of(10_000))
+    asked.answer = trace_client.TraceResult(trace_of(10_000))
     with pytest.raises(ConfigError, match="needs at least") as caught:
-        weighed(plan)
+        check_memory_fit(plan)
     assert caught.value.problems[0].id == "does_not_fit"
     assert asked == [plan]
-    asked.answer = trace_client.Answer(Traced({"forward": 1}, {"forward": 1}, {}))
-    assert weighed(plan) is plan, "it fits"
+    asked.answer = trace_client.TraceResult(Traced({"forward": 1}, {"forward": 1}, {}))
+    assert check_memory_fit(plan) is plan, "it fits"
 
 
 def test_a_run_that_surely_fits_costs_no_trace(asked) -> None:
     plan = plan_of(*SYNTHETIC, device=replace(CPU, memory_bytes=64 * GIB))
-    assert weighed(plan) is plan
+    assert check_memory_fit(plan) is plan
     assert not asked
 
 
 def test_a_tight_trace_is_a_warning(plan, asked) -> None:
     capacity = int(100 * MIB * 1.005)
-    tight = with_room(plan, capacity)
-    asked.answer = trace_client.Answer(trace_of())
+    tight = with_available_bytes(plan, capacity)
+    asked.answer = trace_client.TraceResult(trace_of())
     found = traced_forecast(tight)
     assert found.verdict is Verdict.tight
-    (warning,) = weighed(tight, found=found).warnings
+    (warning,) = check_memory_fit(tight, found=found).warnings
     assert warning.startswith("memory: 100.00 MiB expected")
 
 
 def test_open_cells_of_a_sweep_are_traced_together(plan, asked) -> None:
     fits = plan_of(*SYNTHETIC, device=replace(CPU, memory_bytes=64 * GIB))
-    asked.answer = trace_client.Answer(trace_of(10_000))
-    cells = [Cell(("a",), "1"), Cell(("b",), "2"), Cell(("c",), outcome="refused", reason="why")]
+    asked.answer = trace_client.TraceResult(trace_of(10_000))
+    cells = [SweepRun(("a",), "1"), SweepRun(("b",), "2"), SweepRun(("c",), outcome="refused", reason="why")]
     plans, told = [fits, plan, None], []
-    weigh_open_cells(cells, plans, lambda done, total: told.append((done, total)))
+    trace_undecided_runs(cells, plans, lambda done, total: told.append((done, total)))
     assert (asked, told) == ([plan], [(1, 1)])
     assert plans == [fits, None, None]
     assert [cell.outcome for cell in cells] == ["", "refused", "refused"]

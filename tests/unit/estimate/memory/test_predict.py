@@ -17,13 +17,13 @@ from eke.estimate.memory.predict_memory import (
     highest_phase,
     least_bytes,
     least_host_bytes,
-    room,
+    available_bytes,
     verdict,
-    with_room,
+    with_available_bytes,
 )
 from eke.hardware import DEVICES
 from eke.models.sizes import state_bytes
-from eke.tuning.refuse_oom import refuse_what_cannot_fit
+from eke.tuning.refuse_oom import reject_unfit_plan
 
 SYNTHETIC = ("data=synthetic",)
 VOCABULARY = ("model.vocab_size=8000",)
@@ -159,9 +159,9 @@ def test_what_others_hold_of_a_cpu_s_memory_is_not_to_be_had(left, capacity) -> 
     device = replace(CPU, memory_bytes=8 * GIB, available_bytes=left)
     plan = plan_of(*SYNTHETIC, device=device)
     assert forecast(plan).capacity == capacity - PYTHON_BYTES
-    assert room(with_room(plan, 5 * GIB)) == 5 * GIB
+    assert available_bytes(with_available_bytes(plan, 5 * GIB)) == 5 * GIB
     two = plan_of(*SYNTHETIC, "distributed=ddp", "distributed.num_processes=2", device=device)
-    assert room(two) == max(0, capacity // 2 - PYTHON_BYTES)
+    assert available_bytes(two) == max(0, capacity // 2 - PYTHON_BYTES)
 
 
 def test_what_is_not_known_well_says_so_and_is_wider() -> None:
@@ -368,8 +368,8 @@ def test_ranks_on_gpus_share_their_machines_memory() -> None:
     assert least_host_bytes(plan, found, copies=False) == 8 * PYTHON_BYTES
     small = replace(plan, device=replace(H100, host_memory_bytes=128 * GIB, memory_bytes=2**40))
     with pytest.raises(ConfigError, match="201") as error:
-        refuse_what_cannot_fit(small, forecast(small))
+        reject_unfit_plan(small, forecast(small))
     (problem,) = error.value.problems
     assert (problem.id, problem.fix.words) == ("host_memory", ("train.checkpoint_async=false",))
     anyway = replace(small, config=replace(small.config, ignore_forecast=True))
-    refuse_what_cannot_fit(anyway, forecast(anyway))
+    reject_unfit_plan(anyway, forecast(anyway))

@@ -14,17 +14,17 @@ from eke.estimate.time import (
     StepTime,
     Unknown,
     forecast_time,
-    note_pace,
+    record_step_time,
     num_runs,
     sum_line,
     time_history,
 )
-from eke.estimate.time.step_time import NEEDED, fitted_rates
+from eke.estimate.time.step_time import MIN_CALIBRATION_RUNS, fitted_rates
 from eke.estimate.time.time_history import (
     Observation,
     amounts_of,
     path_of,
-    prior_time,
+    calibrated_step_time,
     read_observations,
     time_group,
     work_key,
@@ -55,10 +55,10 @@ def note_runs(count: int, noise: float = 0.0, device=CPU) -> None:
     for n in range(count):
         sizes = (f"batch.per_device={BATCHES[n % 8]}", f"model.num_hidden_layers={1 + n % 3}")
         plan = small(*sizes, f"data.seq_len={32 + 16 * (n % 5)}", device=device)
-        note_pace(plan, record_of(plan, seconds_of(plan) * math.exp(rng.gauss(0, noise))))
+        record_step_time(plan, record_of(plan, seconds_of(plan) * math.exp(rng.gauss(0, noise))))
 
 
-@pytest.mark.parametrize("count", [0, NEEDED - 1])
+@pytest.mark.parametrize("count", [0, MIN_CALIBRATION_RUNS - 1])
 def test_too_few_runs_say_nothing_of_a_processor(count) -> None:
     note_runs(count)
     found = forecast_time(small(device=CPU))
@@ -116,11 +116,11 @@ def test_far_beyond_all_runs_is_unknown(typed) -> None:
 def test_a_datasheet_is_not_corrected_far_beyond_the_runs() -> None:
     for n in range(6):
         plan = large(f"batch.per_device={BATCHES[n]}")
-        note_pace(plan, record_of(plan, 1.3 * prior_time(plan).step_s.expected))
+        record_step_time(plan, record_of(plan, 1.3 * calibrated_step_time(plan).step_s.expected))
     near, far = large("batch.per_device=30"), large("batch.per_device=40")
     assert num_runs(forecast_time(near)) == 6
     found = forecast_time(far)
-    assert found.step_s == prior_time(far).step_s
+    assert found.step_s == calibrated_step_time(far).step_s
     assert num_runs(found) == 0
     assert any("5 times the most in 6 finished runs" in note for note in found.notes)
 
@@ -128,7 +128,7 @@ def test_a_datasheet_is_not_corrected_far_beyond_the_runs() -> None:
 def test_tables_say_what_a_plan_says() -> None:
     for n in range(6):
         plan = large(f"batch.per_device={BATCHES[n]}")
-        note_pace(plan, record_of(plan, 1.3 * prior_time(plan).step_s.expected))
+        record_step_time(plan, record_of(plan, 1.3 * calibrated_step_time(plan).step_s.expected))
     note_runs(12)
     rows = [forecast_time(large("batch.per_device=40")), forecast_time(large()),
             forecast_time(small("batch.per_device=64", device=CPU))]  # fmt: skip
@@ -139,10 +139,10 @@ def test_tables_say_what_a_plan_says() -> None:
 def test_runs_correct_a_datasheet() -> None:
     for n in range(6):
         plan = large(f"batch.per_device={BATCHES[n]}")
-        prior = prior_time(plan)
-        note_pace(plan, record_of(plan, 1.3 * prior.step_s.expected))
+        prior = calibrated_step_time(plan)
+        record_step_time(plan, record_of(plan, 1.3 * prior.step_s.expected))
     plan = large("batch.per_device=5")
-    prior, found = prior_time(plan), forecast_time(plan)
+    prior, found = calibrated_step_time(plan), forecast_time(plan)
     assert found.step_s.expected == pytest.approx(1.3 * prior.step_s.expected, rel=0.01)
     assert found.step_s.high / found.step_s.low < prior.step_s.high / prior.step_s.low
     assert found.samples_per_s.expected == pytest.approx(5 / found.step_s.expected)
@@ -152,7 +152,7 @@ def test_runs_correct_a_datasheet() -> None:
 def test_the_same_configuration_is_one_observation() -> None:
     plan = small(device=CPU)
     for seconds in (1.0, 2.0, 3.0):
-        note_pace(plan, replace(record_of(plan, seconds), run_id=f"run{seconds}"))
+        record_step_time(plan, replace(record_of(plan, seconds), run_id=f"run{seconds}"))
     found = read_observations(time_group(plan))
     assert [each.measured for each in found] == [3.0]
 
@@ -160,13 +160,13 @@ def test_the_same_configuration_is_one_observation() -> None:
 @pytest.mark.parametrize("broken", [{"shared": True}, {"n": 2}], ids=str)
 def test_what_makes_no_claim_about_speed_counts_for_nothing(broken) -> None:
     plan = small(device=CPU)
-    note_pace(plan, record_of(plan, 1.0, **broken))
+    record_step_time(plan, record_of(plan, 1.0, **broken))
     failed = record_of(plan, 1.0)
     failed.outcome = Outcome.crashed.value
-    note_pace(plan, failed)
+    record_step_time(plan, failed)
     former = record_of(plan, 1.0)
     former.timing.clock = None
-    note_pace(plan, former)
+    record_step_time(plan, former)
     assert read_observations(time_group(plan)) == ()
 
 
@@ -215,7 +215,7 @@ def test_a_line_that_a_kill_has_cut_costs_no_other() -> None:
     note_runs(2)
     path = path_of(time_group(plan))
     path.write_bytes(path.read_bytes()[:-20])
-    note_pace(small("batch.per_device=5", device=CPU), record_of(plan, 1.0))
+    record_step_time(small("batch.per_device=5", device=CPU), record_of(plan, 1.0))
     assert len(read_observations(time_group(plan))) == 2
 
 
@@ -240,7 +240,7 @@ def test_what_is_no_file_of_runs_is_no_trouble(kind) -> None:
         path.symlink_to(path)
     assert read_observations(time_group(plan)) == ()
     assert isinstance(forecast_time(plan), Unknown)
-    note_pace(plan, record_of(plan, 1.0))  # may or may not be kept; says nothing
+    record_step_time(plan, record_of(plan, 1.0))  # may or may not be kept; says nothing
 
 
 def test_files_do_not_grow_without_end(monkeypatch) -> None:
@@ -248,7 +248,7 @@ def test_files_do_not_grow_without_end(monkeypatch) -> None:
     plan = small(device=CPU)
     path = path_of(time_group(plan))
     for number in range(55):
-        note_pace(plan, replace(record_of(plan, 1.0), run_id=f"run{number}"))
+        record_step_time(plan, replace(record_of(plan, 1.0), run_id=f"run{number}"))
     assert len(path.read_text().splitlines()) <= 20
     assert read_observations(time_group(plan))[-1].run_id == "run54"
 

@@ -11,13 +11,13 @@ from eke.common.errors import ConfigError
 from eke.config.compose import compose
 from eke.estimate.time import StepTime, Unknown, transfers
 from eke.estimate.time.rates import Span
-from eke.estimate.time.time_history import prior_time
+from eke.estimate.time.time_history import calibrated_step_time
 from eke.hardware import DEVICES, Device
 from eke.workflows.planning import plan_for
 
 
 def expected(plan) -> float:
-    return prior_time(plan).step_s.expected
+    return calibrated_step_time(plan).step_s.expected
 
 
 BATCH, PIECES = "batch.per_device=8", ("batch.per_device=1", "batch.accumulation=8")
@@ -61,8 +61,8 @@ FOUR = replace(A100, count=4)
 
 def test_offloading_adds_transfers() -> None:
     shared = ("distributed=zero2", "distributed.num_processes=4")
-    here = prior_time(large(*shared, device=FOUR))
-    there = prior_time(large(*shared, "offload=optimizer_cpu", device=FOUR))
+    here = calibrated_step_time(large(*shared, device=FOUR))
+    there = calibrated_step_time(large(*shared, "offload=optimizer_cpu", device=FOUR))
     assert here.parts.get("transfers", 0.0) == 0.0
     assert there.parts["transfers"] > 0
     assert there.step_s.expected > here.step_s.expected
@@ -71,8 +71,8 @@ def test_offloading_adds_transfers() -> None:
 
 @pytest.mark.parametrize("option", ["ddp", "fsdp", "zero1", "zero2", "zero3", "dp"])
 def test_several_devices_exchange_and_are_counted(option) -> None:
-    alone = prior_time(large(device=FOUR))
-    many = prior_time(large(f"distributed={option}", "distributed.num_processes=4", device=FOUR))
+    alone = calibrated_step_time(large(device=FOUR))
+    many = calibrated_step_time(large(f"distributed={option}", "distributed.num_processes=4", device=FOUR))
     assert many.parts["communication"] > 0
     # Four devices are at most four times as fast.
     assert many.samples_per_s.low < 4.001 * alone.samples_per_s.high
@@ -81,27 +81,27 @@ def test_several_devices_exchange_and_are_counted(option) -> None:
 
 def test_slower_links_take_longer() -> None:
     two = ("distributed=ddp", "distributed.num_processes=4")
-    linked = prior_time(large(*two, device=FOUR))
-    through_host = prior_time(large(*two, "distributed.p2p=off", device=FOUR))
+    linked = calibrated_step_time(large(*two, device=FOUR))
+    through_host = calibrated_step_time(large(*two, "distributed.p2p=off", device=FOUR))
     assert through_host.parts["communication"] > linked.parts["communication"]
 
 
 def test_small_steps_wait_for_the_host_and_compiling_helps() -> None:
     tiny = ("batch.per_device=1", "data.seq_len=32", "precision=bf16")
-    eager, compiled = prior_time(small(*tiny)), prior_time(small(*tiny, "compile=inductor"))
+    eager, compiled = calibrated_step_time(small(*tiny)), calibrated_step_time(small(*tiny, "compile=inductor"))
     assert eager.limit == "the host's kernel launches"
     assert compiled.parts["host"] < eager.parts["host"] / 2
 
 
 def test_large_steps_are_limited_by_products() -> None:
-    found = prior_time(large("batch.per_device=32", "precision=fp32"))
+    found = calibrated_step_time(large("batch.per_device=32", "precision=fp32"))
     assert found.limit == "matrix multiplications"
     assert 0.3 < found.mfu.expected < 1
 
 
 def test_parts_add_up_and_rates_follow() -> None:
     plan = large("precision=bf16")
-    found = prior_time(plan)
+    found = calibrated_step_time(plan)
     assert sum(found.parts.values()) == pytest.approx(found.step_s.expected, rel=0.01)
     assert found.samples_per_s.expected == pytest.approx(4 / found.step_s.expected)
     assert found.tokens_per_s.expected == pytest.approx(4 * 512 / found.step_s.expected)
@@ -111,7 +111,7 @@ def test_parts_add_up_and_rates_follow() -> None:
 def test_ragged_rows_are_shorter_on_average() -> None:
     ragged = ("data.lengths=lognormal", "data.median_len=64")
     assert expected(large(*ragged)) < expected(large())
-    found = prior_time(large(*ragged))
+    found = calibrated_step_time(large(*ragged))
     assert any("differ in length" in note for note in found.notes)
     # The longest of many rows is longer than that of a few.
     few, many = (expected(large(*ragged, f"batch.per_device={n}")) / n for n in (1, 64))
@@ -120,7 +120,7 @@ def test_ragged_rows_are_shorter_on_average() -> None:
 
 def test_a_device_without_a_datasheet_is_unknown() -> None:
     for device in (CPU, Device(kind="cuda", name="a GPU of tomorrow", memory_bytes=2**35)):
-        found = prior_time(small(device=device))
+        found = calibrated_step_time(small(device=device))
         assert isinstance(found, Unknown)
         assert "5 finished runs" in found.reason
         assert "\n" not in found.reason
@@ -146,7 +146,7 @@ def test_random_configurations_have_ranges_in_order(seed, tmp_path, monkeypatch)
             plan = plan_for(composed, planning=True, target=(DEVICES[option], "drawn", 1))
         except ConfigError:
             continue
-        found = prior_time(plan)
+        found = calibrated_step_time(plan)
         assert isinstance(found, StepTime), command  # a Span refuses ends out of order
         assert found.step_s.low > 0
         assert found.step_s.high < 10_000 * found.step_s.low, command

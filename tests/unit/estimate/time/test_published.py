@@ -8,7 +8,7 @@ from support import REPO
 from unit.estimate.time.cases import large, small
 
 from eke.estimate.time.rates import WORKSTATION_BYTES_PER_S, network_of
-from eke.estimate.time.time_history import prior_time
+from eke.estimate.time.time_history import calibrated_step_time
 from eke.hardware import DEVICES
 
 sys.path.insert(0, str(REPO / "benchmarks"))
@@ -38,7 +38,7 @@ def test_speeds_that_were_not_fitted(kind) -> None:
     ratios = []
     for name in HELD_OUT[kind]:
         row = llm_foundry.row_of(next(r for r in lines if llm_foundry.name_of(r) == name))
-        found = prior_time(row.plan)
+        found = calibrated_step_time(row.plan)
         ratios.append(found.step_s.expected / row.measured)
     assert 0.85 < statistics.geometric_mean(ratios) < 1.15, ratios
     assert all(0.8 < ratio < 1.25 for ratio in ratios), ratios
@@ -54,10 +54,10 @@ def test_a_network_is_that_of_the_device_or_the_typed_one(option, gbit) -> None:
     plan = large(*TWO, device=llm_foundry.replace(DEVICES[option], count=8))
     expected = gbit * 1e9 / 8 if gbit else WORKSTATION_BYTES_PER_S
     assert network_of(plan)[0] == pytest.approx(expected)
-    found = prior_time(plan)
+    found = calibrated_step_time(plan)
     assert any("network of each node" in note for note in found.notes)
     typed = large(*TWO, "hardware.network_gbit_per_s=1", device=plan.device)
-    slow = prior_time(typed)
+    slow = calibrated_step_time(typed)
     # All but a part of 16 is sent, at three quarters of 1 Gbit/s; half of it is hidden at most.
     sent = found.parts["communication"] if gbit is None else None
     assert slow.parts["communication"] > (5 * sent if sent else 0.5)
@@ -65,5 +65,5 @@ def test_a_network_is_that_of_the_device_or_the_typed_one(option, gbit) -> None:
 
 
 def test_a_run_on_one_machine_has_no_network() -> None:
-    found = prior_time(small())
+    found = calibrated_step_time(small())
     assert not any("network" in note for note in found.notes)

@@ -5,16 +5,16 @@ import math
 from unit.estimate.time.cases import CPU, large, small
 from unit.estimate.time.test_estimate import note_runs, record_of
 
-from eke.estimate.time import forecast_time, note_pace, num_runs, slowdown
-from eke.estimate.time.step_time import NEEDED
-from eke.estimate.time.time_history import prior_time
+from eke.estimate.time import forecast_time, record_step_time, num_runs, slowdown
+from eke.estimate.time.step_time import MIN_CALIBRATION_RUNS
+from eke.estimate.time.time_history import calibrated_step_time
 
 
 def note_slow_runs(*overrides: str) -> None:
     """Steps that took three times what datasheets say."""
-    for n in range(NEEDED):
+    for n in range(MIN_CALIBRATION_RUNS):
         plan = small(*overrides, f"batch.per_device={2**n}")
-        note_pace(plan, record_of(plan, 3.0 * prior_time(plan).step_s.expected))
+        record_step_time(plan, record_of(plan, 3.0 * calibrated_step_time(plan).step_s.expected))
 
 
 def test_by_datasheets_it_says_so() -> None:
@@ -30,7 +30,7 @@ def test_by_datasheets_it_says_so() -> None:
 def test_runs_that_correct_both_are_named() -> None:
     note_slow_runs()
     found = slowdown(small(), small("memory=checkpointing"))
-    assert f"calibrated by {NEEDED} runs" in found[1]
+    assert f"calibrated by {MIN_CALIBRATION_RUNS} runs" in found[1]
 
 
 def test_a_correction_of_one_side_is_not_taken_for_speed() -> None:
@@ -38,7 +38,7 @@ def test_a_correction_of_one_side_is_not_taken_for_speed() -> None:
     plain, compiled = small(), small("compile=inductor")
     before = slowdown(plain, compiled)
     note_slow_runs()
-    assert num_runs(forecast_time(plain)) == NEEDED
+    assert num_runs(forecast_time(plain)) == MIN_CALIBRATION_RUNS
     assert num_runs(forecast_time(compiled)) == 0
     assert slowdown(plain, compiled) == before
 

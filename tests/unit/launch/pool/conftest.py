@@ -11,11 +11,11 @@ from unit.launch.scripted import QuietBoard, QuietLedger, record_for
 from eke.common.errors import BusyError
 from eke.common.paths import RunPaths
 from eke.hardware import DeviceSlot
-from eke.launch.devices import Devices, Grant
+from eke.launch.devices import Devices, DeviceLease
 from eke.launch.local import Pool
-from eke.launch.processes.run_dir import Place
+from eke.launch.processes.run_dir import RunFolder
 from eke.launch.processes.sweep import Job
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.sweep_state import SweepState
 from eke.plan.record import Outcome, Record
 
 
@@ -49,7 +49,7 @@ class FakeRun:
     paths: RunPaths
     record: Record
     looks: int
-    grant: Grant
+    grant: DeviceLease
     pid: int = 0
     signals: list[int] = field(default_factory=list)
 
@@ -85,12 +85,12 @@ class FakeMachine:
     busy: set[str] = field(default_factory=set)
     runs: list[FakeRun] = field(default_factory=list)
 
-    def place_of(self, plan) -> Place:
+    def place_of(self, plan) -> RunFolder:
         """The run's folder, with a final record where there is one."""
         paths = RunPaths(self.tmp / "runs" / plan.run_id)
-        return Place(paths, self.finished.get(plan.run_id), "")
+        return RunFolder(paths, self.finished.get(plan.run_id), "")
 
-    def start(self, plan, paths: RunPaths, grant: Grant) -> FakeRun:
+    def start(self, plan, paths: RunPaths, grant: DeviceLease) -> FakeRun:
         """Start what the script has for this run."""
         if plan.run_id in self.busy:
             self.busy.discard(plan.run_id)
@@ -117,7 +117,7 @@ def make_pool(machine, monkeypatch) -> Callable[..., Pool]:
     monkeypatch.setattr("eke.launch.local.BUSY_S", 0)
 
     def make(jobs: list[Job], devices: Devices) -> Pool:
-        books = Books(jobs, QuietBoard(), QuietLedger(), machine.place_of)
+        books = SweepState(jobs, QuietBoard(), QuietLedger(), machine.place_of)
         return Pool(books, {"cuda": devices}, machine.start)
 
     return make

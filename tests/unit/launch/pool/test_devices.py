@@ -14,7 +14,7 @@ from eke.hardware.device_use import lease_folder
 from eke.launch.devices import (
     find_devices,
     holder_of,
-    occupied,
+    why_busy,
     try_lease,
 )
 
@@ -89,7 +89,7 @@ def test_a_gpu_that_somebody_computes_on_is_left_alone(gpus) -> None:
 
 
 def test_a_cpu_is_never_occupied() -> None:
-    assert occupied("cpu-0") == ""
+    assert why_busy("cpu-0") == ""
 
 
 def test_a_killed_pool_leaves_its_device_to_its_worker(gpus, leases) -> None:

@@ -8,7 +8,7 @@ import pytest
 from unit.launch.scripted import record_for
 
 from eke.common.errors import ConfigError, EkeError, Problem
-from eke.launch.local import MAX_OVERTAKEN
+from eke.launch.local import MAX_QUEUE_JUMPS
 from eke.plan.record import Outcome
 
 
@@ -72,7 +72,7 @@ def test_a_large_run_does_not_starve(make_jobs, make_pool, machine, gpus) -> Non
     machine.ends = {job.plan.run_id: deque([("ok", 20, 3 + job.number % 2)]) for job in jobs}
     make_pool(jobs, gpus(2)).wait()
     order = [run for run, _ in machine.started]
-    assert order.index("b") <= MAX_OVERTAKEN + 2
+    assert order.index("b") <= MAX_QUEUE_JUMPS + 2
     assert len(order) == 25
 
 

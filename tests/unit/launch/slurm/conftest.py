@@ -14,9 +14,9 @@ from eke.common.errors import EkeError
 from eke.common.paths import RunPaths, SweepPaths
 from eke.config.schema.resources import Slurm
 from eke.hardware import software_now, software_places
-from eke.launch.processes.run_dir import Place
+from eke.launch.processes.run_dir import RunFolder
 from eke.launch.processes.sweep import Job
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.sweep_state import SweepState
 from eke.launch.slurm import run, scheduler
 from eke.launch.slurm.dispatch import Cluster
 from eke.launch.slurm.scheduler import Element
@@ -229,12 +229,12 @@ class Finished:
     def __init__(self, tmp: Path) -> None:
         self.tmp, self.records = tmp, {}
 
-    def place_of(self, plan: Plan) -> Place:
+    def place_of(self, plan: Plan) -> RunFolder:
         """The run's folder, with its final record where there is one."""
         paths = RunPaths(self.tmp / "runs" / plan.run_id)
         record = self.records.get(plan.run_id) or read_record(paths)
         final = record is not None and Outcome[record.outcome].is_final
-        return Place(paths, record if final else None, "")
+        return RunFolder(paths, record if final else None, "")
 
 
 @pytest.fixture
@@ -261,7 +261,7 @@ def submitted(jobs_here, machine, cluster, tmp_path):
     """So many jobs in the queue."""
 
     def make(count: int = 1, name: str = "0123456789ab") -> Cluster:
-        books = Books(jobs_here(count), QuietBoard(), QuietLedger(), machine.place_of)
+        books = SweepState(jobs_here(count), QuietBoard(), QuietLedger(), machine.place_of)
         paths = SweepPaths(tmp_path / "runs" / f"sweep-{name}")
         made = Cluster(books, paths, name, sleep=pytest.fail)
         made.submit()

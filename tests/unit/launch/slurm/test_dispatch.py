@@ -6,8 +6,8 @@ import pytest
 from unit.launch.scripted import QuietBoard, QuietLedger, leave, look
 
 from eke.common.paths import SweepPaths
-from eke.launch.processes.sweep_state import Books
-from eke.launch.slurm.dispatch import MISSED, Cluster, paths_of
+from eke.launch.processes.sweep_state import SweepState
+from eke.launch.slurm.dispatch import MAX_MISSING_POLLS, Cluster, paths_of
 from eke.launch.slurm.submission import read_ticket, write_ticket
 from eke.plan.record import Outcome, read_record
 
@@ -75,7 +75,7 @@ def test_what_is_held_names_the_command(submitted, cluster) -> None:
 def test_an_unknown_state_is_neither_the_end_nor_a_start(state, submitted, cluster) -> None:
     made = submitted()
     cluster.put("100_0", state)
-    look(made, 2 * MISSED)
+    look(made, 2 * MAX_MISSING_POLLS)
     assert made.books.running() == []
     assert made.books.jobs[0].outcome is None
     assert cluster.submitted == [1]
@@ -84,7 +84,7 @@ def test_an_unknown_state_is_neither_the_end_nor_a_start(state, submitted, clust
 def test_a_job_is_missed_several_times_before_it_counts_as_over(submitted, cluster) -> None:
     made = submitted()
     cluster.end("100_0", "FAILED")
-    look(made, MISSED - 1)
+    look(made, MAX_MISSING_POLLS - 1)
     assert made.books.jobs[0].outcome is None
     look(made)
     assert made.books.jobs[0].outcome is Outcome.crashed
@@ -94,7 +94,7 @@ def test_a_job_that_turns_up_again_has_never_been_away(submitted, cluster) -> No
     made = submitted()
     for _ in range(3):
         del cluster.now["100_0"]
-        look(made, MISSED - 1)
+        look(made, MAX_MISSING_POLLS - 1)
         cluster.put("100_0", "RUNNING")
         look(made)
     assert made.books.jobs[0].outcome is None
@@ -103,7 +103,7 @@ def test_a_job_that_turns_up_again_has_never_been_away(submitted, cluster) -> No
 def test_no_answer_is_no_verdict(submitted, cluster) -> None:
     made = submitted(2)
     down = cluster.down = "squeue: no controller"
-    look(made, 3 * MISSED)
+    look(made, 3 * MAX_MISSING_POLLS)
     assert [job.outcome for job in made.books.jobs] == [None, None]
     assert made.books.jobs[0].waiting_for == down
     cluster.down = ""
@@ -132,7 +132,7 @@ def test_a_job_that_ended_without_a_word(state, outcome, printed, submitted, clu
     cluster.end("100_0", state)
     if state is None:
         del cluster.ended["100_0"]
-    look(made, MISSED + 2)
+    look(made, MAX_MISSING_POLLS + 2)
     assert cluster.submitted == [1]
     assert job.outcome is (Outcome[outcome] if outcome else None)
     if outcome:
@@ -153,7 +153,7 @@ def test_what_somebody_cancelled_is_not_submitted_again_whatever_its_worker_thou
     (job,) = made.books.jobs
     leave(job, outcome, 5)
     cluster.end("100_0", "CANCELLED by 1000")
-    look(made, MISSED)
+    look(made, MAX_MISSING_POLLS)
     assert (job.outcome, cluster.submitted) == (Outcome.cancelled, [1])
     record = read_record(paths_of(job))
     assert (record.outcome, record.exit_code, record.steps_done) == ("cancelled", 75, 5)
@@ -167,7 +167,7 @@ def test_a_lost_job_is_submitted_again_and_not_for_ever(state, submitted, cluste
     for number in range(5):
         assert (job.outcome, cluster.numbers(made)) == (None, {0: f"{100 + number}_0"})
         cluster.end(f"{100 + number}_0", state)
-        look(made, MISSED)
+        look(made, MAX_MISSING_POLLS)
         assert job.record.failure.message == said
     assert job.outcome is not None
     assert cluster.submitted == [1] * 5
@@ -182,7 +182,7 @@ def test_an_interrupted_run_is_continued_but_for_who_cancelled_it(
     made = submitted()
     leave(made.books.jobs[0], outcome, 5)
     cluster.end("100_0", "FAILED")
-    look(made, MISSED)
+    look(made, MAX_MISSING_POLLS)
     assert len(cluster.submitted) == again
     assert made.books.jobs[0].outcome is (None if again == 2 else Outcome[outcome])
 
@@ -197,7 +197,7 @@ def test_a_job_that_gave_up_is_not_submitted_again(stalled, submitted, cluster) 
     ticket = read_ticket(paths_of(job))
     write_ticket(paths_of(job), dataclasses.replace(ticket, stalled=stalled))
     cluster.end("100_0", "FAILED")
-    look(made, MISSED)
+    look(made, MAX_MISSING_POLLS)
     assert job.outcome is (Outcome.timeout if stalled > 2 else None)
     assert cluster.submitted == ([1] if stalled > 2 else [1, 1])
 
@@ -209,11 +209,11 @@ def test_the_record_of_an_earlier_job_says_nothing_of_this_one(
     (job,) = jobs_here(1)
     paths_of(job).folder.mkdir(parents=True)
     leave(job, before, 7)
-    books = Books([job], QuietBoard(), QuietLedger(), machine.place_of)
+    books = SweepState([job], QuietBoard(), QuietLedger(), machine.place_of)
     made = Cluster(books, SweepPaths(tmp_path / "runs" / "sweep-1"), "1", sleep=pytest.fail)
     made.submit()
     cluster.end("100_0", "NODE_FAIL")
-    look(made, MISSED)
+    look(made, MAX_MISSING_POLLS)
     assert (job.outcome, job.record.outcome) == (None, "preempted")
     assert cluster.submitted == [1, 1]
     assert "NODE_FAIL" in job.record.failure.message
@@ -226,5 +226,5 @@ def test_a_final_record_is_never_written_over(submitted, cluster) -> None:
     leave(job, "ok", 20)
     made.stamps[0] = paths_of(job).record.stat().st_mtime_ns
     cluster.end("100_0", "COMPLETED")
-    look(made, MISSED)
+    look(made, MAX_MISSING_POLLS)
     assert job.outcome is Outcome.ok

@@ -9,12 +9,12 @@ from unit.launch.scripted import QuietBoard, QuietLedger, leave, look, record_fo
 from eke import cli
 from eke.common.errors import EkeError
 from eke.common.paths import SweepPaths
-from eke.launch.processes.run_dir import claim
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.run_dir import lock_run_folder
+from eke.launch.processes.sweep_state import SweepState
 from eke.launch.slurm import scheduler
-from eke.launch.slurm.dispatch import MISSED, Cluster, paths_of
+from eke.launch.slurm.dispatch import MAX_MISSING_POLLS, Cluster, paths_of
 from eke.launch.slurm.run import ClusterRun
-from eke.launch.slurm.submission import Ticket, read_ticket, write_ticket
+from eke.launch.slurm.submission import JobEntry, read_ticket, write_ticket
 from eke.launch.slurm.submit import submitting
 from eke.plan.record import Outcome
 
@@ -31,7 +31,7 @@ def test_what_is_queued_already_is_found(submitted, cluster) -> None:
 
 def test_a_ticket_of_a_job_that_is_over_does_not_count(submitted, cluster) -> None:
     made = submitted()
-    write_ticket(paths_of(made.books.jobs[0]), Ticket("/nowhere.json", 0))
+    write_ticket(paths_of(made.books.jobs[0]), JobEntry("/nowhere.json", 0))
     submitted()
     assert cluster.submitted == [1, 1]
 
@@ -49,8 +49,8 @@ def test_a_run_that_somebody_else_holds_is_waited_for(submitted, cluster) -> Non
     made = submitted()
     (job,) = made.books.jobs
     cluster.end("100_0", "FAILED")
-    with claim(paths_of(job)):
-        look(made, 2 * MISSED)
+    with lock_run_folder(paths_of(job)):
+        look(made, 2 * MAX_MISSING_POLLS)
         assert job.outcome is None
         assert "is in use" in job.waiting_for
     leave(job, "ok", 20)
@@ -88,7 +88,7 @@ def test_only_jobs_of_the_submissions_name_are_shown_and_cancelled(
     for name, said in (("squeue", ""), ("sbatch", "5\n"), ("scontrol", ""), ("scancel", "")):
         stubs.say(name, said)
     runs = tmp_path / "runs"
-    books = Books(jobs_here(2), QuietBoard(), QuietLedger(), machine.place_of)
+    books = SweepState(jobs_here(2), QuietBoard(), QuietLedger(), machine.place_of)
     Cluster(books, SweepPaths(runs / "sweep-1"), "1").submit()
     name = Path(read_ticket(paths_of(books.jobs[0])).submission).stem
 
@@ -174,8 +174,8 @@ def test_one_question_a_look(submitted, cluster, unfrozen, monkeypatch) -> None:
     assert cluster.asked == ["queue"]
     for element in list(cluster.now):
         cluster.end(element, "FAILED")
-    look(made, MISSED)
-    assert cluster.asked == [*["queue"] * (MISSED + 1), "last_states"]
+    look(made, MAX_MISSING_POLLS)
+    assert cluster.asked == [*["queue"] * (MAX_MISSING_POLLS + 1), "last_states"]
     assert not made.books.unfinished()
 
 
@@ -198,11 +198,11 @@ def test_watching_ends_with_the_last_run(submitted, cluster, monkeypatch) -> Non
 
 
 def test_the_sweeps_file_says_where_queued_runs_are(jobs_here, machine, cluster, tmp_path) -> None:
-    from eke.launch.processes.sweep import Cell, SweepFile
+    from eke.launch.processes.sweep import SweepRun, SweepFile
 
     jobs = jobs_here(2)
     paths = SweepPaths(tmp_path / "runs" / "sweep-1")
-    file = SweepFile(paths, ("-m",), [Cell(("seed=0",)), Cell(("seed=1",))])
-    Cluster(Books(jobs, QuietBoard(), file, machine.place_of), paths, "1").submit()
+    file = SweepFile(paths, ("-m",), [SweepRun(("seed=0",)), SweepRun(("seed=1",))])
+    Cluster(SweepState(jobs, QuietBoard(), file, machine.place_of), paths, "1").submit()
     cells = json.loads(paths.sweep.read_text())["cells"]
     assert [cell["folder"] for cell in cells] == [job.folder for job in jobs]

@@ -261,7 +261,7 @@ def test_sbatch_is_asked_what_it_would_take(stubs) -> None:
     """Nothing is submitted, and its words are the answer."""
     text = "#!/bin/bash\n#SBATCH --partition=nosuch\n"
     stubs.say("sbatch", err="sbatch: error: invalid partition specified: nosuch", code=1)
-    assert "invalid partition specified: nosuch" in scheduler.objection_to(text)
+    assert "invalid partition specified: nosuch" in scheduler.validate_script(text)
     stubs.say("sbatch", err="sbatch: Job 3 to start at 2026-11-25T15:41:19")
-    assert scheduler.objection_to(text) == ""
+    assert scheduler.validate_script(text) == ""
     assert all(" --test-only --partition=nosuch " in call for call in stubs.calls("sbatch"))

@@ -21,7 +21,7 @@ from eke.launch.slurm.submit import (
     GIVEN_UP_S,
     arrays,
     freeze_run,
-    settle_intents,
+    resolve_pending_submissions,
     submit_array,
 )
 
@@ -101,7 +101,7 @@ def test_a_ledger_that_cannot_be_read_stops_everything(text, says, folder, inten
     path, _ = intend()
     path.write_text(text)
     with pytest.raises(EkeError, match=says) as caught:
-        settle_intents(folder, [], pytest.fail)
+        resolve_pending_submissions(folder, [], pytest.fail)
     assert str(path) in str(caught.value)
     assert path.read_text() == text
 
@@ -113,7 +113,7 @@ def test_an_intent_that_nobody_knows_is_waited_for_then_dropped(
     intend, cluster, folder, clock
 ) -> None:
     path, _ = intend()
-    settle_intents(folder, [], clock.sleep)
+    resolve_pending_submissions(folder, [], clock.sleep)
     assert GIVEN_UP_S <= sum(clock.slept) <= GIVEN_UP_S + 2
     assert list(folder.iterdir()) == [], "the script goes, too"
     assert not path.exists()
@@ -127,14 +127,14 @@ def test_an_intent_that_turns_up_late_is_adopted(intend, cluster, folder, clock)
         if len(clock.slept) == 3:
             cluster.names[made.name] = "12"
 
-    settle_intents(folder, [], sleep)
+    resolve_pending_submissions(folder, [], sleep)
     assert len(clock.slept) == 3
     assert read_submission(path).job_id == "12"
 
 
 def test_an_old_intent_is_dropped_at_once(intend, cluster, folder) -> None:
     path, _ = intend(age_s=GIVEN_UP_S + 1)
-    settle_intents(folder, [], pytest.fail)
+    resolve_pending_submissions(folder, [], pytest.fail)
     assert not path.exists()
 
 
@@ -142,14 +142,14 @@ def test_no_answer_drops_nothing(intend, cluster, folder) -> None:
     path, _ = intend(age_s=10 * GIVEN_UP_S)
     cluster.down = "squeue: Unable to contact slurm controller"
     with pytest.raises(EkeError, match="Unable to contact"):
-        settle_intents(folder, [], pytest.fail)
+        resolve_pending_submissions(folder, [], pytest.fail)
     assert path.exists()
 
 
 def test_without_intents_nobody_is_asked(intend, cluster, folder) -> None:
     path, made = intend()
     with_job(path, made, "12")
-    settle_intents(folder, [], pytest.fail)
+    resolve_pending_submissions(folder, [], pytest.fail)
     assert cluster.asked == []
 
 
@@ -157,11 +157,11 @@ def test_another_sweeps_intent_is_waited_for_and_left_to_it(
     intend, cluster, tmp_path, runs, clock
 ) -> None:
     path, _ = intend()
-    settle_intents(tmp_path / "other" / "slurm", runs, clock.sleep)
+    resolve_pending_submissions(tmp_path / "other" / "slurm", runs, clock.sleep)
     assert GIVEN_UP_S <= sum(clock.slept) <= GIVEN_UP_S + 2
     assert path.exists()
     asked = len(cluster.asked)
-    settle_intents(tmp_path / "other" / "slurm", [], pytest.fail)
+    resolve_pending_submissions(tmp_path / "other" / "slurm", [], pytest.fail)
     assert len(cluster.asked) == asked, "of other runs nobody asks"
 
 

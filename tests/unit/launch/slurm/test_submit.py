@@ -9,8 +9,8 @@ from unit.launch.scripted import QuietBoard, QuietLedger
 
 from eke.common.errors import BusyError, EkeError
 from eke.common.paths import RunPaths, SweepPaths
-from eke.launch.processes.run_dir import claim
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.run_dir import lock_run_folder
+from eke.launch.processes.sweep_state import SweepState
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.dispatch import Cluster, SlurmLauncher, paths_of
 from eke.launch.slurm.submission import read_ticket
@@ -29,7 +29,7 @@ def make_cluster(machine, sweep, cluster):
     """Jobs -> what submits them."""
 
     def make(jobs) -> Cluster:
-        books = Books(jobs, QuietBoard(), QuietLedger(), machine.place_of)
+        books = SweepState(jobs, QuietBoard(), QuietLedger(), machine.place_of)
         return Cluster(books, sweep, "0123456789ab", sleep=pytest.fail)
 
     return make
@@ -252,7 +252,7 @@ def test_other_users_may_submit_from_the_same_folder(sweep) -> None:
 def test_a_run_that_somebody_works_on_is_left_out(jobs_here, make_cluster, cluster) -> None:
     jobs = jobs_here(3)
     made = make_cluster(jobs)
-    with claim(RunPaths(paths_of(jobs[1]).folder)):
+    with lock_run_folder(RunPaths(paths_of(jobs[1]).folder)):
         made.submit()
     assert cluster.submitted == [2]
     assert "is in use" in jobs[1].waiting_for

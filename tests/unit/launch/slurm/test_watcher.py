@@ -6,12 +6,12 @@ import pytest
 from unit.launch.scripted import record_for
 
 from eke.common.errors import EkeError
-from eke.launch.processes.run_dir import claim
+from eke.launch.processes.run_dir import lock_run_folder
 from eke.launch.slurm import watcher
 from eke.launch.slurm.submission import (
     REQUEUE_CODE,
     Submission,
-    Ticket,
+    JobEntry,
     read_ticket,
     write_submission,
     write_ticket,
@@ -93,7 +93,7 @@ def watcher_reason(number: int) -> Outcome:
 def watch(paths, heard):
     """Watch over the run as element 0 of an array."""
     submission = Submission("eke-s-1", (str(paths.folder),), 2, 0.0, "5")
-    return lambda: watch_run(paths, submission, Ticket("/s.json", 0), heard)
+    return lambda: watch_run(paths, submission, JobEntry("/s.json", 0), heard)
 
 
 @pytest.mark.parametrize(("outcome", "code"), [("ok", 0), ("oom", 1), ("diverged", 1)])
@@ -188,7 +188,7 @@ def watcher_test_write(startup_s: float, step_s: float):
 
 
 def test_another_submissions_budget_does_not_count(attempts, watch, paths) -> None:
-    write_ticket(paths, Ticket("/other.json", 0, stalled=9))
+    write_ticket(paths, JobEntry("/other.json", 0, stalled=9))
     attempts.ends, attempts.signals = [("timeout", 0)], {0: USR2}
     assert watch() == REQUEUE_CODE
 
@@ -208,7 +208,7 @@ def test_a_wrong_node_leaves_a_clear_record(attempts, watch, paths, monkeypatch)
     )
     assert record.attempt == 2, "the newest, or whoever waits for the run would not believe it"
     assert attempts.started == 0
-    with claim(paths):
+    with lock_run_folder(paths):
         before = paths.record.stat().st_mtime_ns
         with pytest.raises(EkeError, match="is in use"):
             watch()
@@ -246,7 +246,7 @@ def test_no_such_element(task, command, capsys) -> None:
 def test_a_busy_run_is_left_alone(command, paths, plan, monkeypatch, capsys) -> None:
     monkeypatch.setattr(watcher, "for_this_node", lambda plan: plan)
     write_plan(paths, plan)
-    with claim(paths):
+    with lock_run_folder(paths):
         assert command() == 16, "not 75: nothing was interrupted"
     assert "This job leaves the run unchanged" in capsys.readouterr().err
     assert not paths.record.exists()

@@ -23,7 +23,7 @@ from eke.config.compose import compose
 from eke.config.schema.codec import make_converter
 from eke.models.checkpoints import resolve_model
 from eke.models.checkpoints.architecture import asked_router_loss, router_loss
-from eke.models.checkpoints.locate import Located, resolve_tokenizer
+from eke.models.checkpoints.locate import LocalCheckpoint, resolve_tokenizer
 from eke.models.checkpoints.resolve import weight_files
 from eke.models.families import FAMILIES as RECORDS
 from eke.models.sizes import model_size, state_bytes, structure
@@ -344,7 +344,7 @@ def test_one_clear_refusal(folder, case):
 def test_a_line_to_paste_runs_nothing_of_a_folders_name(folder, name):
     pickled(folder)
     with pytest.raises(ConfigError) as caught:
-        weight_files(Located("typed", folder.rename(folder.with_name(name))))
+        weight_files(LocalCheckpoint("typed", folder.rename(folder.with_name(name))))
     command = shlex.split(caught.value.problems[0].remark)
     code = ast.parse(command[command.index("-c") + 1])
     texts = [node.value for node in ast.walk(code) if isinstance(node, ast.Constant)]

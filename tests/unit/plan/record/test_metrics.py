@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.plan.record.samples import step_row
 
-from eke.common.files import seal
+from eke.common.files import terminate_last_line
 from eke.plan.record import metrics
 
 numbers = st.one_of(st.integers(-(2**53), 2**53), st.floats(allow_nan=False))
@@ -78,7 +78,7 @@ def test_cut_at_any_byte_loses_only_the_last_row(path) -> None:
     first = whole.index(b"\n") + 1
     for size in range(first, len(whole) - 1):
         path.write_bytes(whole[:size])
-        seal(path)
+        terminate_last_line(path)
         metrics.append_rows(path, [step_row(3)])
         rows, unreadable = metrics.read_rows(path)
         assert [row[metrics.STEP] for row in rows] == [1, 3]
@@ -86,11 +86,11 @@ def test_cut_at_any_byte_loses_only_the_last_row(path) -> None:
 
 
 def test_seal_leaves_whole_and_missing_files_alone(path) -> None:
-    seal(path)
+    terminate_last_line(path)
     assert not path.exists()
     metrics.append_rows(path, [step_row(1)])
     before = path.read_bytes()
-    seal(path)
+    terminate_last_line(path)
     assert path.read_bytes() == before
 
 

@@ -12,7 +12,7 @@ from unit.results.report.made import MIB, Run, make_record
 
 from eke.results.report.compare import comparison
 from eke.results.report.compare.claims import Kind, find_claims, with_beside
-from eke.results.report.compare.load_records import Entry, Gathered
+from eke.results.report.compare.load_records import Entry, LoadedRecords
 from eke.results.report.compare.losses import Parity
 from eke.results.report.compare.sentences import verdict_lines
 from eke.results.report.compare.statistics import SAME, Significance
@@ -91,7 +91,7 @@ class Planted:
             record = None if run.outcome == "not run" else make_record(f"{number:016x}", run)
             entries.append(Entry(run.typed, run.outcome, record=record))
         with pytest.MonkeyPatch.context() as patch:
-            gathered = Gathered(tuple(entries), (), (("-m", "x"),), ())
+            gathered = LoadedRecords(tuple(entries), (), (("-m", "x"),), ())
             patch.setattr(comparison, "gather", lambda _: gathered)
             return comparison.compare_runs([])
 

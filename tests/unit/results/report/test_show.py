@@ -10,7 +10,7 @@ import pytest
 import yaml
 from unit.results.report.made import MACHINE, MIB, Run, make_record, make_run, make_sweep
 
-from eke.common.files import plain
+from eke.common.files import json_safe
 from eke.common.streams import CONTROL, escape
 from eke.results.card import render_card
 from eke.results.report.compare import compare_runs
@@ -159,7 +159,7 @@ def test_markdown_holds_no_markup_of_others(hostile):
 
 
 def test_json_has_all(ladder, hostile):
-    assert json.dumps(plain(as_plain(hostile)), allow_nan=False)
+    assert json.dumps(json_safe(as_plain(hostile)), allow_nan=False)
     found = as_plain(ladder)
     assert found["schema_version"] == 1
     assert found["verdict"][0].startswith("bf16 + lion ")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from eke.config import schema
 from eke.results.trackers import TrackedRun, Tracker, build_tracker
-from eke.results.trackers.async_tracker import Guard
+from eke.results.trackers.async_tracker import AsyncTracker
 from eke.results.trackers.wandb import WandbRun
 
 
@@ -33,7 +33,7 @@ def make_tracker() -> Tracker:
     if len(sys.argv) == 2:
         return build_tracker(make_run("offline"))
     finish_s = float(sys.argv[3])
-    return Guard(WandbRun(make_run(sys.argv[2]), upload_s=finish_s), finish_s)
+    return AsyncTracker(WandbRun(make_run(sys.argv[2]), upload_s=finish_s), finish_s)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eke.cli import main
-from eke.launch.processes.run_dir import claim
+from eke.launch.processes.run_dir import lock_run_folder
 from eke.rules.tracker import has_wandb_key
 
 from .conftest import make_folder, rows, track
@@ -39,7 +39,7 @@ def own_file(online: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_sync_asks_the_users_server_and_names_it_first(planted, own_file, tmp_path, capsys):
     paths = make_folder(tmp_path / "runs")
-    with claim(paths):  # the account is asked, and nothing is sent
+    with lock_run_folder(paths):  # the account is asked, and nothing is sent
         assert main(["sync", str(paths.folder)]) == 0
     assert planted.requests == []
     assert own_file.operations

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from eke.results.trackers.async_tracker import Guard, MirrorError
+from eke.results.trackers.async_tracker import AsyncTracker, MirrorError
 from eke.results.trackers.tracker import Row
 
 from .conftest import rows
 
 
-def make_guard(mirror, finish_s=10.0, patience_s=10.0, max_rows=10_000) -> Guard:
+def make_guard(mirror, finish_s=10.0, patience_s=10.0, max_rows=10_000) -> AsyncTracker:
     """A guard that waits longer for its mirror than while training, or not at all."""
     limits: dict[str, Any] = {"patience_s": patience_s, "max_rows": max_rows}
-    return type("LimitedGuard", (Guard,), limits)(mirror, finish_s)
+    return type("LimitedGuard", (AsyncTracker,), limits)(mirror, finish_s)
 
 
 class Recorder:

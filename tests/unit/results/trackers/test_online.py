@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from eke.results.trackers import Tracker, build_tracker
-from eke.results.trackers.async_tracker import Guard
+from eke.results.trackers.async_tracker import AsyncTracker
 from eke.results.trackers.wandb import WandbRun
 
 from .conftest import RUN_ID, ask, rows, start_child, track
@@ -35,7 +35,7 @@ def test_a_server_that_never_answers(online, tmp_path):
 def test_a_server_that_stops_answering(online, make_run):
     run = make_run("online")
     # Patient, so that the run has been opened when the server goes away.
-    tracker = type("Patient", (Guard,), {"patience_s": 10})(WandbRun(run, upload_s=1), finish_s=10)
+    tracker = type("Patient", (AsyncTracker,), {"patience_s": 10})(WandbRun(run, upload_s=1), finish_s=10)
     tracker.log(rows(1))
     online.answers.clear()
     tracker.log(rows(2))

@@ -16,11 +16,11 @@ from eke.cli import main
 from eke.cli.sync import ending
 from eke.common.files import read_json
 from eke.common.paths import RunPaths
-from eke.launch.processes.run_dir import claim
+from eke.launch.processes.run_dir import lock_run_folder
 from eke.plan.planner import write_plan
 from eke.plan.record import metrics
 from eke.results.trackers.sync import Report, SyncOutcome
-from eke.results.trackers.sync.account import Receipt, add_receipt, read_content, sole_sender
+from eke.results.trackers.sync.account import Receipt, add_receipt, read_content, lock_for_sync
 
 from .conftest import RUN_ID, child_environment, find_wandb_files, make_folder, rows, wait_until
 from .stub import Server
@@ -119,7 +119,7 @@ def test_runs_that_did_not_end_well_are_sent_with_their_exit_codes(online, tmp_p
     make_folder(tmp_path, name=OTHER, outcome="preempted", exit_code=75)
     online.runs[OTHER] = {"name": OTHER}
     online.rows[OTHER] = [{"train/global_step": step, "_step": step} for step in (1, 2)]
-    with sole_sender(make_folder(tmp_path, name="a" * 16)) as is_sole:
+    with lock_for_sync(make_folder(tmp_path, name="a" * 16)) as is_sole:
         assert is_sole
         assert main(["sync", str(tmp_path)]) == 1
     out = capsys.readouterr().out
@@ -156,7 +156,7 @@ def test_a_dry_run_needs_no_account_and_asks_nobody(server, tmp_path, capsys, mo
     out = capsys.readouterr().out
     assert "would be sent" in out
     assert f"team/papers/{RUN_ID}" in out
-    with claim(paths):
+    with lock_run_folder(paths):
         assert main(typed) == 0
     out = capsys.readouterr().out
     assert "running" in out

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eke.common.text import IGNORED, PAD
-from eke.training.batches.batches import Collator, Order, cut_step
+from eke.training.batches.batches import Collator, SampleOrder, cut_step
 
 
 def sample(*tokens, labels=None):
@@ -79,7 +79,7 @@ def test_moving_keeps_the_counts() -> None:
     assert (moved.num_samples, moved.num_targets, moved.num_tokens) == (2, 3, 3)
 
 
-orders = st.builds(Order, st.integers(1, 40), st.integers(1, 12), st.integers(0, 2**31))
+orders = st.builds(SampleOrder, st.integers(1, 40), st.integers(1, 12), st.integers(0, 2**31))
 
 
 @settings(max_examples=40)
@@ -121,8 +121,8 @@ def test_one_rank_keeps_the_order() -> None:
 
 
 def test_epochs_and_seeds_are_other_permutations() -> None:
-    order = Order(num_samples=50, samples_per_step=7, seed=0)
-    made = [order.permutation(0), order.permutation(1), Order(50, 7, 1).permutation(0)]
+    order = SampleOrder(num_samples=50, samples_per_step=7, seed=0)
+    made = [order.permutation(0), order.permutation(1), SampleOrder(50, 7, 1).permutation(0)]
     permutations = [p.tolist() for p in made]
     assert order.permutation(1).tolist() == permutations[1], "the same twice"
     assert len({tuple(p) for p in permutations}) == 3

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eke.training.batches.batches import AT_MOST, LONG_ENOUGH_S, in_bursts
+from eke.training.batches.batches import AT_MOST, LONG_ENOUGH_S, prefetch_in_groups
 
 
 class Maker:
@@ -24,7 +24,7 @@ class Maker:
 @pytest.mark.parametrize("takes_s", [0.0, LONG_ENOUGH_S / 2.5, 1.0])
 def test_every_item_comes_once_and_in_order(count, takes_s) -> None:
     maker = Maker(count, takes_s)
-    assert list(in_bursts(iter(maker), lambda: maker.now)) == list(range(count))
+    assert list(prefetch_in_groups(iter(maker), lambda: maker.now)) == list(range(count))
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_every_item_comes_once_and_in_order(count, takes_s) -> None:
 )
 def test_slow_items_are_not_made_ahead(takes_s, ahead) -> None:
     maker = Maker(100, takes_s)
-    items = in_bursts(iter(maker), lambda: maker.now)
+    items = prefetch_in_groups(iter(maker), lambda: maker.now)
     not_asked_for = []
     for done in range(1, 3 * AT_MOST + 1):
         next(items)

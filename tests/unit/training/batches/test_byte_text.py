@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from eke.common.errors import ChangedError, RunError
 from eke.common.text import BOS, NUM_SPECIAL_TOKENS
-from eke.data.sources import Piece
+from eke.data.sources import FileRange
 from eke.training.batches.sampler import OPEN_FILES, InPlace, byte_stream
 
 
-def files(folder, *contents: bytes) -> tuple[Piece, ...]:
+def files(folder, *contents: bytes) -> tuple[FileRange, ...]:
     """One piece per content, with other bytes around it in its file."""
     pieces = []
     for number, content in enumerate(contents):
         path = folder / f"{number}.txt"
         path.write_bytes(b"before" + content + b"after")
-        pieces.append(Piece(path, 6, len(content)))
+        pieces.append(FileRange(path, 6, len(content)))
     return tuple(pieces)
 
 
@@ -77,7 +77,7 @@ def test_a_large_text_is_not_held_in_memory(tmp_path) -> None:
     with open(path, "wb") as file:
         file.truncate(1_500_000_000)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    stream = byte_stream((Piece(path, 0, 1_500_000_000),))
+    stream = byte_stream((FileRange(path, 0, 1_500_000_000),))
     for start in range(0, 1_500_000_000, 50_000_000):
         assert stream[start : start + 256].tolist() == [NUM_SPECIAL_TOKENS] * 256
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000, "KiB"

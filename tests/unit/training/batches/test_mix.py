@@ -5,23 +5,23 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from eke.data.sources import Draws
-from eke.training.batches.batches import Order
+from eke.data.sources import MixtureSampler
+from eke.training.batches.batches import SampleOrder
 
 SIZES, SHARES = (40, 7, 300), (0.6, 0.3, 0.1)
-MIX = Draws(SIZES, SHARES, 5)
+MIX = MixtureSampler(SIZES, SHARES, 5)
 ENDS = np.cumsum(SIZES)
 
 
-def order(draws: Draws = MIX, count: int = 347, per_step: int = 8, **more) -> Order:
-    return Order(count, per_step, draws.seed, mix=draws, **more)
+def order(draws: MixtureSampler = MIX, count: int = 347, per_step: int = 8, **more) -> SampleOrder:
+    return SampleOrder(count, per_step, draws.seed, mix=draws, **more)
 
 
 def sources(keys) -> list[int]:
     return np.searchsorted(ENDS, [number for _, number in keys], side="right").tolist()
 
 
-def keys_of(made: Order, start: int, stop: int) -> list[tuple[int, int]]:
+def keys_of(made: SampleOrder, start: int, stop: int) -> list[tuple[int, int]]:
     return [key for step in made.steps(start, stop) for key in step]
 
 
@@ -35,7 +35,7 @@ def test_each_window_has_the_shares(width) -> None:
 
 
 def test_a_small_share_is_drawn_as_often_as_it_says() -> None:
-    draws = Draws((10, 5), (0.999, 0.001), 0)
+    draws = MixtureSampler((10, 5), (0.999, 0.001), 0)
     found = Counter(key[1] >= 10 for key in keys_of(order(draws, 15, 4), 0, 3000))
     assert abs(found[True] - found.total() / 1000) <= 1
 
@@ -45,7 +45,7 @@ def test_the_seed_and_the_step_decide() -> None:
     assert list(order().steps(0, 200)) == whole
     for start in (1, 43, 44, 45, 130):
         assert list(order().steps(start, 200)) == whole[start:]
-    assert list(order(Draws(SIZES, SHARES, 6)).steps(0, 200)) != whole
+    assert list(order(MixtureSampler(SIZES, SHARES, 6)).steps(0, 200)) != whole
 
 
 def test_the_draws_do_not_depend_on_where_one_begins() -> None:
@@ -76,7 +76,7 @@ def test_no_key_comes_twice() -> None:
 
 
 def test_by_number_of_samples_an_epoch_has_each_once() -> None:
-    draws = Draws(SIZES, tuple(size / 347 for size in SIZES), 1)
+    draws = MixtureSampler(SIZES, tuple(size / 347 for size in SIZES), 1)
     for epoch in range(20):
         epochs, numbers = order(draws).keys(epoch)
         assert set(epochs.tolist()) == {epoch}
@@ -84,14 +84,14 @@ def test_by_number_of_samples_an_epoch_has_each_once() -> None:
 
 
 def test_a_stream_is_numbered_on_and_drawn_in_parts(monkeypatch) -> None:
-    draws = Draws(SIZES, SHARES, 5, (False, True, False))
+    draws = MixtureSampler(SIZES, SHARES, 5, (False, True, False))
     made = order(draws, 300, is_stream=True)
     whole = keys_of(made, 0, 200)
     rows = [epoch * 7 + n - 40 for epoch, n in whole if 40 <= n < 47]
     assert rows == list(range(len(rows)))
     assert sources(whole) == sources(keys_of(order(count=300), 0, 200))
     monkeypatch.setattr("eke.training.batches.batches.SAMPLES_AT_ONCE", 1)
-    short = order(Draws((4, 7, 9), SHARES, 5, draws.streams), 300, is_stream=True)
+    short = order(MixtureSampler((4, 7, 9), SHARES, 5, draws.streams), 300, is_stream=True)
     again = [key for step in range(200) for key in keys_of(short, step, step + 1)]
     assert keys_of(short, 0, 200) == again
 
@@ -102,7 +102,7 @@ def test_samples_of_similar_length_share_a_step() -> None:
     assert Counter(keys_of(plain, 0, 44)) == Counter(keys_of(grouped, 0, 44))
     assert list(grouped.steps(60, 90)) == list(grouped.steps(0, 90))[60:]
 
-    def spread(made: Order) -> float:
+    def spread(made: SampleOrder) -> float:
         each = (lengths[[n for _, n in keys]] for keys in made.steps(0, 43))
         return float(np.mean([found.max() - found.min() for found in each]))
 

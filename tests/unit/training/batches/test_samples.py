@@ -8,7 +8,7 @@ import torch
 
 from eke.common.text import BOS, NUM_SPECIAL_TOKENS
 from eke.config.schema import Lengths, Synthetic
-from eke.data.sources import Piece, mix_seed
+from eke.data.sources import FileRange, mix_seed
 from eke.training.batches.sampler import RandomTokens, pack_windows
 
 
@@ -70,7 +70,7 @@ def pieces(tmp_path):
     made = []
     for name, text, label in (("1", "abcde", "x"), ("2", "fg", "y"), ("3", "hijkl", "x")):
         (tmp_path / name).write_text(text)
-        made.append(Piece(tmp_path / name, 0, len(text), label))
+        made.append(FileRange(tmp_path / name, 0, len(text), label))
     return tuple(made)
 
 

@@ -8,7 +8,7 @@ from unit.plan.cases import plan_of
 from eke.common.text import IGNORED
 from eke.config.schema import Lengths, Synthetic
 from eke.data.sources import Vocabulary, first_fit, synthetic_lengths
-from eke.training.batches.batches import Collator, Order
+from eke.training.batches.batches import Collator, SampleOrder
 from eke.training.batches.dataset import build_data
 from eke.training.model.attention_kernels import sequence_numbers
 from eke.training.model.build_model import build_model
@@ -39,7 +39,7 @@ def test_grouping_saves_padding_and_is_measured() -> None:
 
 def test_a_grouped_epoch_sees_every_sample_once_and_is_shuffled() -> None:
     lengths = np.arange(1, 104)
-    order = Order(103, 10, 0, lengths)
+    order = SampleOrder(103, 10, 0, lengths)
     first, second = (list(order.steps(11 * epoch, 11 * epoch + 11)) for epoch in (0, 1))
     for steps in (first, second):
         assert sorted(index for step in steps for _, index in step) == list(range(103))

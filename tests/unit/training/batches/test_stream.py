@@ -14,7 +14,7 @@ from eke.common.errors import ChangedError, ConfigError, RunError
 from eke.data.preparation import lines, rows
 from eke.data.preparation.rows import prepare_store
 from eke.data.sources import Store, mix_seed, read_manifest, request_of, store_folder
-from eke.plan.planner import Plan, drawn
+from eke.plan.planner import Plan, simulated_micro_batches
 from eke.training.batches.dataset import build_data
 from eke.training.batches.stream import StreamedRows
 from eke.training.batches.tasks import open_split
@@ -160,7 +160,7 @@ def test_num_samples_is_the_length_of_an_epoch(tmp_path) -> None:
 def test_without_a_number_the_steps_say_how_many(tmp_path) -> None:
     plan = planned(f"data.path={write(tmp_path / 'rows.jsonl')}")
     assert plan.steps.num_train_samples == 40
-    assert drawn(plan).longest.source == 64, "rows to come may be as long as any"
+    assert simulated_micro_batches(plan).longest.source == 64, "rows to come may be as long as any"
     assert build_data(plan).longest_step(3) == 3
 
 
@@ -179,7 +179,7 @@ def test_another_row_takes_the_place_of_a_bad_one(tmp_path) -> None:
 
 
 def test_too_many_bad_rows_end_the_run(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(rows, "SEEN_ROWS", 100)
+    monkeypatch.setattr(rows, "NUM_PREVIEW_ROWS", 100)
     path = write(tmp_path / "rows.jsonl", 400, bad=range(300, 320))
     source = source_of(f"data.path={path}")
     with pytest.raises(RunError, match=r"[45] of 40\d rows .*: rows.jsonl:\d+ "):
@@ -195,7 +195,7 @@ def test_bad_rows_at_the_beginning_refuse_the_run(tmp_path) -> None:
 
 
 def test_one_bad_conversation_ends_the_run(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(rows, "SEEN_ROWS", 10)
+    monkeypatch.setattr(rows, "NUM_PREVIEW_ROWS", 10)
     special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
     folder = save_bpe(tmp_path / "tokenizer", special)
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"
@@ -261,7 +261,7 @@ CLASSES = ("model=tiny_bert", "task=sequence_classification")
 
 
 def test_names_of_classes_are_those_of_the_first_rows(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(rows, "SEEN_ROWS", 10)
+    monkeypatch.setattr(rows, "NUM_PREVIEW_ROWS", 10)
     path = named(tmp_path / "rows.jsonl", ["yes", "no"] * 300 + ["maybe"] + ["no"] * 20)
     more = ("data.shuffle_buffer=0", "data.max_bad_frac=0.1")
     source = source_of(*CLASSES, f"data.path={path}", *more)

@@ -12,7 +12,7 @@ import pytest
 from torch.utils import cpp_extension
 
 from eke.training.distributed import operators
-from eke.training.distributed.operators import FOLDER, Turn, build_folder, compiling
+from eke.training.distributed.operators import FOLDER, BuildLock, build_folder, compiling
 
 HOLD = (
     "import sys, time; from eke.training.distributed.operators import Turn; "
@@ -50,7 +50,7 @@ def test_a_killed_build_frees_its_turn(builder, tmp_path) -> None:
     got = threading.Event()
 
     def take() -> None:
-        turn = Turn(str(tmp_path / "lock"))
+        turn = BuildLock(str(tmp_path / "lock"))
         assert turn.try_acquire()
         got.set()
         turn.release()
@@ -65,7 +65,7 @@ def test_a_killed_build_frees_its_turn(builder, tmp_path) -> None:
 
 def test_a_left_over_file_of_torchs_keeps_nobody(tmp_path) -> None:
     (tmp_path / "lock").touch()
-    turn = Turn(str(tmp_path / "lock"))
+    turn = BuildLock(str(tmp_path / "lock"))
     assert turn.try_acquire()
     turn.release()
 
@@ -74,7 +74,7 @@ def test_torch_is_as_before_afterwards(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv(FOLDER, str(tmp_path))
     torchs = cpp_extension.FileBaton
     with compiling("an operator"):
-        assert cpp_extension.FileBaton is Turn
+        assert cpp_extension.FileBaton is BuildLock
         inside = os.environ[FOLDER]
     assert inside.startswith(f"{tmp_path}/")
     assert cpp_extension.FileBaton is torchs

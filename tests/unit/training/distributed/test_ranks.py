@@ -5,8 +5,8 @@ import torch
 import torch.distributed as dist
 
 from eke.plan.record import Outcome
-from eke.training.distributed.ranks import ALONE, StepTotals
-from eke.training.loop.agent import culprit
+from eke.training.distributed.ranks import SINGLE_PROCESS, StepTotals
+from eke.training.loop.agent import first_failed_rank
 from eke.training.loop.failure import classify
 
 
@@ -23,18 +23,18 @@ from eke.training.loop.failure import classify
     ids=["alone", "killed", "rank 0 killed", "not rank 0", "hung, killed later", "the first"],
 )
 def test_the_rank_that_took_the_others_along(ends, rank) -> None:
-    assert culprit(ends) == rank
+    assert first_failed_rank(ends) == rank
 
 
 def test_alone_nothing_is_sent() -> None:
     assert not dist.is_initialized()
     totals = StepTotals(3, 2, 1, Outcome.preempted, (2, 0), (3, 0))
     values = torch.arange(3.0)
-    assert ALONE.totals([0, 2, 1], None) == StepTotals(1, 2, 1), "a loss of 0 / 0 is no number"
-    assert ALONE.totals([3, 2, 1, 2, 0, 3, 0], Outcome.preempted) == totals
-    assert ALONE.sum(values) is values
-    assert ALONE.tell("word") == "word"
-    assert ALONE.gather(7) == [7]
+    assert SINGLE_PROCESS.totals([0, 2, 1], None) == StepTotals(1, 2, 1), "a loss of 0 / 0 is no number"
+    assert SINGLE_PROCESS.totals([3, 2, 1, 2, 0, 3, 0], Outcome.preempted) == totals
+    assert SINGLE_PROCESS.sum(values) is values
+    assert SINGLE_PROCESS.tell("word") == "word"
+    assert SINGLE_PROCESS.gather(7) == [7]
 
 
 @pytest.mark.parametrize(

@@ -12,18 +12,18 @@ from unit.rules.devices import CPU as CPU_DEVICE
 from unit.training.model.sharded import CPU, among, sharded_model, sharded_plan
 
 from eke.config.compose import compose
-from eke.config.schema import Exchange
+from eke.config.schema import GradientSync
 from eke.models.sizes import exchange_of, state_bytes
-from eke.rules import Facts, check
+from eke.rules import RuleInputs, check
 from eke.training.distributed.deepspeed_engine import ShardedUpdate
 from eke.training.distributed.fsdp import (
     build_mesh,
     groups_of,
-    is_cut,
-    part,
+    is_sharded,
+    local_tensor,
     part_bytes,
 )
-from eke.training.distributed.ranks import ALONE, Ranks
+from eke.training.distributed.ranks import SINGLE_PROCESS, Ranks
 from eke.training.model.build_model import build_model
 from eke.training.model.number_formats import _look_up, build_formats
 from eke.training.observe.libraries import note_sharding
@@ -104,11 +104,11 @@ def test_a_checkpoint_of_one_process_is_cut(option, tmp_path) -> None:
         mine = build_optimizer(plan, model)
         assert load_checkpoint(path, model, mine, None, Ranks(RANK, 1)) == 3
         pairs = list(zip(alone.parameters(), model.parameters(), strict=True))
-        assert all(is_cut(p) for _, p in pairs)
+        assert all(is_sharded(p) for _, p in pairs)
         for complete, cut in pairs:
-            assert torch.equal(part(cut), complete.chunk(2)[RANK])
+            assert torch.equal(local_tensor(cut), complete.chunk(2)[RANK])
             for name, value in theirs.state[complete].items():
-                held = part(mine.state[cut][name])
+                held = local_tensor(mine.state[cut][name])
                 assert torch.equal(held, value.chunk(2)[RANK] if value.dim() else value)
 
 
@@ -162,20 +162,20 @@ def test_ranks_of_a_copy_are_neighbours() -> None:
 def test_copies_have_equal_parts(processes, replicas, fix) -> None:
     keys = {"num_processes": processes, "replicas": replicas}
     typed = [f"distributed.{key}={value}" for key, value in keys.items()]
-    facts = Facts(compose(["distributed=fsdp", *typed]).config, CPU_DEVICE, planning=True)
+    facts = RuleInputs(compose(["distributed=fsdp", *typed]).config, CPU_DEVICE, planning=True)
     found = [p for p in check(facts)[0] if p.id == "replicas_share_evenly"]
     assert [str(p.fix) for p in found] == ([] if fix is None else [f"distributed.replicas={fix}"])
 
 
 def test_large_gradients_that_add_up_are_shared_out_at_once() -> None:
-    def chosen(*overrides: str) -> Exchange:
+    def chosen(*overrides: str) -> GradientSync:
         return exchange_of(compose(["distributed=fsdp", *overrides]).config)
 
     large = ("model=llama3_8b", "batch.per_device=1")
-    assert chosen(*large, "batch.accumulation=2") is Exchange.every
-    assert chosen(*large, "batch.accumulation=2", "peft=lora") is Exchange.last
-    assert chosen(*large, "batch.accumulation=1") is Exchange.last
-    assert chosen(*large, "batch.accumulation=2", "distributed.exchange=last") is Exchange.last
+    assert chosen(*large, "batch.accumulation=2") is GradientSync.every
+    assert chosen(*large, "batch.accumulation=2", "peft=lora") is GradientSync.last
+    assert chosen(*large, "batch.accumulation=1") is GradientSync.last
+    assert chosen(*large, "batch.accumulation=2", "distributed.exchange=last") is GradientSync.last
 
 
 def test_what_the_plan_chooses_is_the_run_that_was_typed_before(make_plan) -> None:
@@ -246,7 +246,7 @@ def noted(plan, model):
     update = ShardedUpdate(plan, model, optimizer, None, list(model.parameters()))
     warnings: list[str] = []
     job = SimpleNamespace(
-        plan=plan, bare_model=model, optimizer=optimizer, ranks=ALONE, effective={},
+        plan=plan, bare_model=model, optimizer=optimizer, ranks=SINGLE_PROCESS, effective={},
         update=update, warn=warnings.append,
     )  # fmt: skip
     note_sharding(job)

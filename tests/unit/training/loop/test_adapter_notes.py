@@ -40,7 +40,7 @@ def test_an_optimizer_of_float32_copies_knows_its_adapters(optimizer, job_of) ->
 
 
 def test_adapters_that_the_optimizer_was_not_given_are_told(job_of, monkeypatch) -> None:
-    monkeypatch.setattr("eke.training.observe.effective.stepped_weights", lambda optimizer: [])
+    monkeypatch.setattr("eke.training.observe.effective.optimized_weights", lambda optimizer: [])
     job = job_of("precision=bf16_pure", "precision.master=on")
     assert any("28 adapters" in w for w in job.warnings)
 

@@ -11,11 +11,11 @@ from unit.plan.cases import plan_of
 from eke.common.errors import ChangedError
 from eke.common.paths import RunPaths
 from eke.hardware import fingerprint, software_now
-from eke.launch.processes.running_run import settle
+from eke.launch.processes.running_run import finish_attempt
 from eke.plan.planner import write_plan
 from eke.plan.record import read_attempts, read_record, start_attempt
 from eke.training.loop.stop import StopFlag
-from eke.training.loop.worker import lead
+from eke.training.loop.worker import run_rank_0
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_library_that_was_upgraded_after_planning_is_an_outcome(paths, package
     write_plan(paths, plan)
     package("transformers", "99.1")
     before = set(sys.modules)
-    assert lead(paths, StopFlag(), None) == 2
+    assert run_rank_0(paths, StopFlag(), None) == 2
     assert "eke.training.loop.attempt" not in set(sys.modules) - before, (
         "nothing heavy was imported"
     )
@@ -82,7 +82,7 @@ def test_each_library_that_computes_counts_and_none_of_the_report_alone(package)
 def test_an_editable_install_that_was_edited(paths, source) -> None:
     write_plan(paths, plan_of("data=synthetic"))
     source.write_text("new = 2\n")
-    assert lead(paths, StopFlag(), None) == 2
+    assert run_rank_0(paths, StopFlag(), None) == 2
     record = read_record(paths)
     assert record.outcome == "refused"
     assert record.machine["eke_source"] == fingerprint.source_hash(source.parent)
@@ -128,16 +128,16 @@ def test_what_is_edited_while_it_is_imported_and_read_is_refused(tmp_path, sourc
 def test_a_worker_that_could_not_be_imported_is_refused_by_its_supervisor(paths, source) -> None:
     plan = plan_of("data=synthetic")
     source.write_text("new = (\n")
-    record = settle(paths, plan, exit_code=1, attempts_before=0)
+    record = finish_attempt(paths, plan, exit_code=1, attempts_before=0)
     assert (record.outcome, record.exit_code) == ("refused", 2)
-    killed = settle(paths, plan, exit_code=-9, attempts_before=1)
+    killed = finish_attempt(paths, plan, exit_code=-9, attempts_before=1)
     assert killed.outcome == "crashed", "not the software's fault"
 
 
 def test_a_killed_worker_is_recorded_with_its_own_software(paths) -> None:
     plan = plan_of("data=synthetic")
     start_attempt(paths, {**plan.machine, "torch": "99.1"}, {})
-    record = settle(paths, plan, exit_code=-9, attempts_before=0)
+    record = finish_attempt(paths, plan, exit_code=-9, attempts_before=0)
     assert record.machine["torch"] == "99.1"
 
 

@@ -8,7 +8,7 @@ import torch
 from support import TINY
 from trained import record_of, train_job
 
-from eke.plan.planner import Micro, drawn
+from eke.plan.planner import MicroBatchShape, simulated_micro_batches
 from eke.training.loop.results import measured_memory
 
 TYPED = (
@@ -40,8 +40,8 @@ def test_the_forecast_is_of_the_step_that_is_profiled_and_has_the_longest_rows(
     measured = record.memory.measured.peak_allocated_bytes
     predicted = record.memory.predicted.allocated_bytes
     assert predicted == pytest.approx(measured, rel=0.2)
-    longest = drawn(job.plan).longest
-    job.profiled = Micro(longest.rows, longest.source // 3, longest.target // 3)
+    longest = simulated_micro_batches(job.plan).longest
+    job.profiled = MicroBatchShape(longest.rows, longest.source // 3, longest.target // 3)
     assert record_of(job).memory.predicted.allocated_bytes < predicted
 
 

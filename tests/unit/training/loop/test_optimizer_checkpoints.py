@@ -9,7 +9,7 @@ from unit.training.model.test_optimizer import COMPILED, HERE
 from eke.training.checkpoint import EXPORT
 from eke.training.model.build_model import build_model
 from eke.training.optimizer.build_optimizer import build_optimizer, evaluation_weights
-from eke.training.optimizer.builders import page_again, round_alike
+from eke.training.optimizer.builders import restore_paged_state, seed_stochastic_rounding
 
 SMALL = (
     *SYNTHETIC,
@@ -125,12 +125,12 @@ def test_states_that_were_loaded_are_paged_again() -> None:
     codes = torch.arange(100_000).to(torch.uint8)
     optimizer.state[large] = {"state1": codes, "step": 3}
     optimizer.state[small] = {"state1": codes[:-1]}
-    page_again(optimizer)
+    restore_paged_state(optimizer)
     paged = optimizer.state[large]["state1"]
     assert paged.is_paged
     assert torch.equal(paged, codes)
     assert optimizer.state[small]["state1"] is not paged
-    page_again(optimizer)
+    restore_paged_state(optimizer)
     assert optimizer.state[large]["state1"] is paged, "once is enough"
 
 
@@ -150,7 +150,7 @@ def test_random_rounding_is_alike_on_all_ranks_and_differs_between_steps() -> No
     for rank in range(2):
         p = nn_parameter()
         optimizer = Drawing([p], lr=0.1, momentum=0.9)
-        round_alike(optimizer, seed=3)
+        seed_stochastic_rounding(optimizer, seed=3)
         torch.manual_seed(rank)
         mine = []
         for _ in range(3):

@@ -11,7 +11,7 @@ from support import environment
 from unit.plan.cases import CPU, GPU, SYNTHETIC, plan_of
 
 from eke.training.loop.environment import (
-    TALKERS,
+    NOISY_LOGGERS,
     configure_allocator,
     quiet_imports,
     quiet_libraries,
@@ -39,7 +39,7 @@ assert other.is_deepspeed_available(), "it is there again for who asks for it"
 @pytest.fixture
 def levels():
     """The levels of before."""
-    loggers = [logging.getLogger(name) for name in TALKERS]
+    loggers = [logging.getLogger(name) for name in NOISY_LOGGERS]
     before = [logger.level for logger in loggers]
     yield
     for logger, level in zip(loggers, before, strict=True):
@@ -62,10 +62,10 @@ def test_a_model_is_built_and_saved_without_a_word(tmp_path) -> None:
 
 def test_errors_are_still_heard(levels, caplog) -> None:
     quiet_imports()
-    for name in TALKERS:
+    for name in NOISY_LOGGERS:
         logging.getLogger(name).warning("nobody can act on this")
         logging.getLogger(name).error("%s is broken", name)
-    assert [r.getMessage() for r in caplog.records] == [f"{name} is broken" for name in TALKERS]
+    assert [r.getMessage() for r in caplog.records] == [f"{name} is broken" for name in NOISY_LOGGERS]
 
 
 @pytest.mark.parametrize(("device", "told"), [(CPU, "cpu"), (GPU, None)], ids=["cpu", "gpu"])

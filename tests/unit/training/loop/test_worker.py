@@ -9,7 +9,7 @@ from eke.common.paths import RunPaths
 from eke.plan.planner import write_plan
 from eke.plan.record import read_record
 from eke.training.loop.stop import StopFlag
-from eke.training.loop.worker import lead
+from eke.training.loop.worker import run_rank_0
 
 
 class OtherPyTorch:
@@ -30,11 +30,11 @@ def test_a_pytorch_that_lacks_what_is_imported_is_told_in_the_record(tmp_path, m
     write_plan(paths, plan_of("data=synthetic"))
     monkeypatch.delitem(sys.modules, "eke.training.loop.attempt", raising=False)
     monkeypatch.setattr(sys, "meta_path", [OtherPyTorch("torch._C._new"), *sys.meta_path])
-    assert lead(paths, StopFlag(), None) == 1
+    assert run_rank_0(paths, StopFlag(), None) == 1
     record = read_record(paths)
     assert (record.outcome, record.attempt, record.failure.phase) == ("crashed", 0, "import")
     assert "'torch._C._new'" in record.failure.message
     assert "pip install torch==" in record.failure.message
     monkeypatch.setattr(sys, "meta_path", [OtherPyTorch("eke.training"), *sys.meta_path[1:]])
     with pytest.raises(ImportError):
-        lead(paths, StopFlag(), None)
+        run_rank_0(paths, StopFlag(), None)

@@ -116,7 +116,7 @@ def test_any_view_of_a_copy_is_made_again(view):
     seen = view(weight)
     leaf = activation_offload.copied_leaf(seen)
     assert leaf is weight
-    again = activation_offload.made_again(seen, leaf)()
+    again = activation_offload.rebuild_view(seen, leaf)()
     assert torch.equal(again, seen)
     assert again.stride() == seen.stride()
 

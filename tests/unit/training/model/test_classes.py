@@ -13,7 +13,7 @@ from support import last_wins
 from eke.common.errors import ConfigError
 from eke.config.compose import compose
 from eke.data.sources import open_store, request_of
-from eke.training.model.save_model import build_trainable, name_classes, save_pretrained
+from eke.training.model.save_model import build_trainable, set_id2label, save_pretrained
 from eke.workflows.evaluate import _classes
 from eke.workflows.planning import plan_for
 
@@ -31,7 +31,7 @@ def classes(folder, *typed):
     """The classes of the saved model, and what a run is told of them."""
     plan = plan_for(compose(last_wins(*SHORT, *typed)), planning=True)
     model, report = build_trainable(plan, torch.device("cpu"))
-    told = name_classes(plan, model, report)
+    told = set_id2label(plan, model, report)
     save_pretrained(model, folder / "saved")
     saved = transformers.AutoConfig.from_pretrained(folder / "saved")
     assert {name: number for number, name in saved.id2label.items()} == saved.label2id
@@ -88,7 +88,7 @@ def built(*typed):
     """The plan, its model, and what a run is told of weights and classes."""
     plan = plan_for(compose(last_wins(*SHORT, *typed)), planning=True)
     model, report = build_trainable(plan, torch.device("cpu"))
-    return plan, model, [*report.warnings, *name_classes(plan, model, report)]
+    return plan, model, [*report.warnings, *set_id2label(plan, model, report)]
 
 
 def logits_of(model):

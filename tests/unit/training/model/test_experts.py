@@ -11,7 +11,7 @@ from unit.training.model.steps import make_inputs, step
 
 from eke.hardware import Device
 from eke.models.checkpoints.architecture import change_of_logits
-from eke.rules import Facts, check
+from eke.rules import RuleInputs, check
 from eke.training.batches.batches import MicroBatch
 from eke.training.model.attention_kernels import KernelProbe
 from eke.training.model.build_model import build_model
@@ -71,7 +71,7 @@ def test_rows_of_cast_experts_must_be_whole_too(width, fits) -> None:
     sizes = ("model=tiny_moe", f"model.intermediate_size={width}")
     for precision in ("fp32", "bf16"):
         config = hand_plan(*sizes, f"precision={precision}").config
-        refused, _ = check(Facts(config, Device("cpu", "cpu", memory_bytes=2**34)))
+        refused, _ = check(RuleInputs(config, Device("cpu", "cpu", memory_bytes=2**34)))
         found = {problem.id for problem in refused}
         expected = not fits and precision == "bf16"
         assert ("experts_intermediate_size_is_aligned" in found) is expected

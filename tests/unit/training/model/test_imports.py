@@ -9,7 +9,7 @@ import pytest
 from support import TINY, environment
 
 from eke.common.paths import RunPaths
-from eke.launch.processes.running_run import write_down
+from eke.launch.processes.running_run import write_plan_files
 from eke.training.model import hidden
 
 UNUSED = (
@@ -33,7 +33,7 @@ sys.stdout.flush()
 def test_a_plain_run_imports_nothing_for_other_options(make_plan, tmp_path) -> None:
     paths = RunPaths(tmp_path / "run")
     paths.folder.mkdir()
-    write_down(paths, make_plan(*TINY, "data=synthetic", "train.steps=2", "train.eval_every=1"))
+    write_plan_files(paths, make_plan(*TINY, "data=synthetic", "train.steps=2", "train.eval_every=1"))
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(paths.folder)],
         cwd=tmp_path,

@@ -19,7 +19,7 @@ from eke.training.model.adapters import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     apply_peft,
-    frozen_at_random,
+    warn_random_frozen_weights,
     is_adapted,
     merge_adapters,
     quant_states,
@@ -257,12 +257,12 @@ def test_four_bits_round_the_weights_and_say_so():
 
 def test_new_weights_that_no_adapter_trains_are_told():
     _, model = adapted("tiny_bert", "masked_lm")
-    (words,) = frozen_at_random(model, ("cls.predictions.transform.dense.weight",))
+    (words,) = warn_random_frozen_weights(model, ("cls.predictions.transform.dense.weight",))
     assert "1 tensor left random" in words
     _, classifier = adapted("tiny_bert", "sequence_classification")
-    assert frozen_at_random(classifier, ("classifier.weight", "bert.pooler.dense.bias")) == []
+    assert warn_random_frozen_weights(classifier, ("classifier.weight", "bert.pooler.dense.bias")) == []
     plain = build_model(plan_of("tiny", "causal_lm", "model.freeze=[norm]"), CPU)
-    (words,) = frozen_at_random(plain, ("model.norm.weight", "lm_head.weight"))
+    (words,) = warn_random_frozen_weights(plain, ("model.norm.weight", "lm_head.weight"))
     assert words.endswith(": model.norm.weight")
 
 

@@ -13,7 +13,7 @@ from eke.common.errors import RunError
 from eke.plan.planner import Plan
 from eke.training.batches.batches import Collator
 from eke.training.model.build_model import build_model_and_report
-from eke.training.model.unused import HEADS, check_places, padding_side
+from eke.training.model.unused import HEADS, check_positions, padding_side
 
 WIDTH = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
          "intermediate_size": 32, "max_position_embeddings": 64}  # fmt: skip
@@ -63,10 +63,10 @@ def test_rows_padded_on_that_side_are_classified_as_alone() -> None:
 
 
 def test_what_sees_the_next_token_cannot_learn_to_predict_it() -> None:
-    check_places(make("roberta", "causal_lm", WIDTH, is_decoder=True), "causal_lm")
+    check_positions(make("roberta", "causal_lm", WIDTH, is_decoder=True), "causal_lm")
     for kind, sizes in (("roberta", WIDTH), ("xlnet", XLNET)):
         with pytest.raises(RunError, match="task=masked_lm"):
-            check_places(make(kind, "causal_lm", sizes), "causal_lm")
+            check_positions(make(kind, "causal_lm", sizes), "causal_lm")
 
 
 def test_a_model_that_takes_no_padding_is_trained_row_by_row() -> None:
@@ -77,7 +77,7 @@ def test_a_model_that_takes_no_padding_is_trained_row_by_row() -> None:
 
 def test_an_output_without_a_place_for_each_token_is_refused() -> None:
     with pytest.raises(RunError, match="64 outputs for 8 tokens"):
-        check_places(make("perceiver", "masked_lm", PERCEIVER), "masked_lm")
+        check_positions(make("perceiver", "masked_lm", PERCEIVER), "masked_lm")
 
 
 def planned(make_plan, folder: Path, kind: str, task: str, sizes) -> Plan:

@@ -15,7 +15,7 @@ from eke.training.model.checkpointing import (
     find_layers,
     marked,
     selective,
-    selective_among_others,
+    selective_with_user_ops,
 )
 
 CPU = torch.device("cpu")
@@ -141,12 +141,12 @@ def backward_of(context_fn, fetches=(0, 0)):
 def test_what_an_autograd_function_repeats_is_seen_where_the_pass_is_marked():
     assert backward_of(torch.utils.checkpoint.noop_context_fn) == 0  # unseen
     assert backward_of(marked) == 1
-    assert backward_of(selective_among_others) == 0
+    assert backward_of(selective_with_user_ops) == 0
 
 
 @pytest.mark.parametrize("fetches", [(0, 2), (2, 0), (3, 1)])
 def test_what_is_fetched_inside_a_layer_may_differ(fetches):
-    assert backward_of(selective_among_others, fetches) == 0
+    assert backward_of(selective_with_user_ops, fetches) == 0
     if fetches[1] > fetches[0]:
         with pytest.raises(RuntimeError, match="not found in storage"):
             backward_of(selective, fetches)

@@ -13,7 +13,7 @@ from tokenizers import processors
 from unit.training.model.plans import hand_plan
 
 from eke.config.compose import compose
-from eke.data.sources import Frame, Vocabulary
+from eke.data.sources import SpecialTokens, Vocabulary
 from eke.plan.planner import Plan
 from eke.training.model.build_model import build_model
 from eke.training.model.load_pretrained import is_padding_alone
@@ -108,8 +108,8 @@ def test_padding_that_stands_nowhere_else_is_not_learnt(tmp_path) -> None:
         ({}, True),
         ({"eos": 7}, False),
         ({"bos": 7}, False),
-        ({"frame": Frame((7,), ())}, False),
-        ({"target_frame": Frame((), (7,))}, False),
+        ({"frame": SpecialTokens((7,), ())}, False),
+        ({"target_frame": SpecialTokens((), (7,))}, False),
     ],
     ids=["alone", "end of text", "beginning", "in front", "behind a target"],
 )

@@ -10,7 +10,7 @@ from unit.training.model.steps import make_inputs, step
 from eke.models.sizes import structure
 from eke.training.model.build_model import build_model
 from eke.training.model.unused import (
-    depend_on_all,
+    add_zero_gradients,
     freeze_unreached,
     probe_inputs,
     routed_parents,
@@ -114,7 +114,7 @@ def test_unreached_experts_get_a_gradient_of_zero_where_ranks_need_one(late):
     ids = torch.full((1, 4), 9)
     plain = model(input_ids=ids, decoder_input_ids=ids).logits
     for parent in routed_parents(model):
-        depend_on_all(parent, late)
+        add_zero_gradients(parent, late)
     logits = model(input_ids=ids, decoder_input_ids=ids).logits
     assert torch.equal(plain, logits)
     logits.sum().backward()

@@ -14,7 +14,7 @@ from eke.training.model import loss
 from eke.training.model.loss import compiled_loss_sum
 from eke.training.trace import trace_plan
 from eke.training.trace.allocator import fake_gpu
-from eke.training.trace.compiled import STAND_INS, compile_for_trace
+from eke.training.trace.compiled import CPP_REPLACEMENTS, compile_for_trace
 from eke.training.trace.fakes import fake_surroundings
 from eke.training.trace.operations import Questions, Workspaces
 from eke.training.trace.trace import StorageTrace
@@ -66,7 +66,7 @@ def test_a_result_overwrites_what_is_read_for_the_last_time() -> None:
 
 
 def test_a_part_of_a_part_lies_behind_both_beginnings() -> None:
-    part = STAND_INS["reinterpret_tensor"](torch.arange(9)[2:], (2,), (1,), 3)
+    part = CPP_REPLACEMENTS["reinterpret_tensor"](torch.arange(9)[2:], (2,), (1,), 3)
     assert part.tolist() == [5, 6]
 
 

@@ -11,7 +11,7 @@ from eke.estimate.memory.components import Method
 from eke.plan.planner.planner import workspace_bytes
 from eke.training.trace import fakes, operations
 from eke.training.trace.allocator import NAME, fake_gpu
-from eke.training.trace.fakes import Ghosts, fake_surroundings
+from eke.training.trace.fakes import FakeKernels, fake_surroundings
 from eke.training.trace.operations import Questions, Workspaces
 from eke.training.trace.trace import StorageTrace
 from eke.training.trace.trace_plan import Untraceable, trace, trace_history
@@ -78,7 +78,7 @@ def test_foreach_stays_foreach_and_only_inside() -> None:
 def test_a_trace_is_the_same_again_and_on_a_machine_with_gpus(monkeypatch) -> None:
     """Remembered results, views above all, are those of the first time. Where CUDA is there,
     PyTorch's optimizers ask whether a graph is being captured."""
-    Ghosts._made.clear()
+    FakeKernels._made.clear()
     plan = plan_of(*ONE_LAYER, "model=tiny_gpt2", "precision=bf16", "attention=eager")
     first, second = trace_history(plan), trace_history(plan)
     assert first.events == second.events
@@ -109,7 +109,7 @@ def test_gradients_are_summed_in_place(monkeypatch) -> None:
     t5 = (*GPU, "model=tiny_t5", "task=seq2seq_lm", "memory=checkpointing",
           "data.seq_len=256", "batch.per_device=4", "model.num_decoder_layers=3")  # fmt: skip
     as_autograd = len(trace_history(plan_of(*t5)).components)
-    monkeypatch.setattr("eke.training.trace.trace.engine_owns", lambda gradient: False)
+    monkeypatch.setattr("eke.training.trace.trace.is_owned_by_autograd", lambda gradient: False)
     assert len(trace_history(plan_of(*t5)).components) > as_autograd
 
 

@@ -3,6 +3,6 @@
 from eke.results.report.compare.comparison import (
     Comparison,
     ComparisonRow,
-    OneMachine,
+    MachineComparison,
     compare_runs,
 )

@@ -6,7 +6,7 @@ from enum import Enum
 from functools import lru_cache
 
 from eke.config.schema.fields import Affects
-from eke.results.report.compare.comparison import Comparison, ComparisonRow, OneMachine
+from eke.results.report.compare.comparison import Comparison, ComparisonRow, MachineComparison
 from eke.results.report.compare.curves import SPREAD, repeat_spread
 from eke.results.report.compare.losses import Parity
 from eke.results.report.compare.measures import (
@@ -49,15 +49,15 @@ class Claim:
     """Claim about some rows, the best first."""
 
     kind: Kind
-    part: OneMachine | None = None
+    part: MachineComparison | None = None
     rows: tuple[ComparisonRow, ...] = ()
     measure: Measure = SAMPLES
     is_limited: bool = False
-    """Whether rows with a better value were skipped for their higher loss."""
+    """True if rows with a better value were skipped for their higher loss."""
 
     @property
     def is_loss(self) -> bool:
-        """Whether the claim is about a loss or a metric."""
+        """True if the claim is about a loss or a metric."""
         return _is_loss(self.measure)
 
     def numbers(self, row: ComparisonRow) -> dict[str, float | str | None]:
@@ -96,7 +96,7 @@ def with_beside(claims: Sequence[Claim]) -> Iterator[Claim]:
                     yield beside
 
 
-def _on(comparison: Comparison, part: OneMachine) -> list[Claim]:
+def _on(comparison: Comparison, part: MachineComparison) -> list[Claim]:
     rows = comparison.rows_of(part)
     good = [row for row in rows if row.variant.records]
     ends = _some(part, {Kind.failed: [row for row in rows if row not in good]}, part.speed)
@@ -134,7 +134,7 @@ def _on(comparison: Comparison, part: OneMachine) -> list[Claim]:
     return [*ordered, *_some(part, more, part.speed), *ends]
 
 
-def _some(part: OneMachine, rows: dict[Kind, list[ComparisonRow]], measure: Measure) -> list[Claim]:
+def _some(part: MachineComparison, rows: dict[Kind, list[ComparisonRow]], measure: Measure) -> list[Claim]:
     """Return claims of the kinds that have rows."""
     return [Claim(kind, part, tuple(found), measure) for kind, found in rows.items() if found]
 
@@ -167,7 +167,7 @@ def _judged(row: ComparisonRow, measure: Measure) -> tuple[float, str] | None:
     return sign * ratio.value, state
 
 
-def _best(part: OneMachine, rows: Sequence[ComparisonRow], measure: Measure) -> list[Claim]:
+def _best(part: MachineComparison, rows: Sequence[ComparisonRow], measure: Measure) -> list[Claim]:
     """Return claims about the best in one measure: speed, memory, a loss or a metric."""
     judged = {row: found for row in rows if (found := _judged(row, measure))}
     # Equal values, as of one training or of bytes: the faster row first, or with less memory.
@@ -199,7 +199,7 @@ def _best(part: OneMachine, rows: Sequence[ComparisonRow], measure: Measure) -> 
 
 
 def _peers_of(
-    part: OneMachine, top: ComparisonRow, rows: Sequence[ComparisonRow], measure: Measure
+    part: MachineComparison, top: ComparisonRow, rows: Sequence[ComparisonRow], measure: Measure
 ) -> list[ComparisonRow]:
     """Return the rows that are not distinguishable from the best one."""
     if _is_loss(measure):  # one row stands for its training

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.text import closest, format_number
+from eke.common.text import suggest_match, format_number
 from eke.config.schema.fields import Affects
 from eke.results.report.compare import effects as techniques
 from eke.results.report.compare.curves import Curve, curve_of, quiet_notes
 from eke.results.report.compare.effects import SAME_BYTES, Effect, PublishedMatch
 from eke.results.report.compare.keys import affects
-from eke.results.report.compare.load_records import Entry, Gathered, gather, key_of
+from eke.results.report.compare.load_records import Entry, LoadedRecords, gather, key_of
 from eke.results.report.compare.losses import LossComparison, Parity, compare_losses
 from eke.results.report.compare.measures import (
     BY_SEED,
@@ -73,9 +73,9 @@ class ComparisonRow:
     """Phase of a step -> fraction of its time."""
     curve: Curve | None = None
     loss_at_equal_time: float | None = None
-    """Loss of the curve at the `equal_time_s` of `OneMachine`."""
+    """Loss of the curve at the `equal_time_s` of `MachineComparison`."""
     speed: Measure = SAMPLES
-    """As of `OneMachine`."""
+    """As of `MachineComparison`."""
 
     @property
     def prediction_error(self) -> float | None:
@@ -93,7 +93,7 @@ class ComparisonRow:
 
 
 @dataclass(frozen=True)
-class OneMachine:
+class MachineComparison:
     """Comparison of one group on one kind of machine. Numbers of several are never combined."""
 
     machine: Machine
@@ -136,18 +136,18 @@ class Comparison:
     """Keys in which configurations differ."""
     shared: Mapping[str, str]
     """Group -> option common to all."""
-    machines: tuple[OneMachine, ...]
+    machines: tuple[MachineComparison, ...]
     rows: tuple[ComparisonRow, ...]
     notes: tuple[str, ...]
     metric: str = ""
     """Metric that ranks the configurations, or empty for the loss."""
 
-    def rows_of(self, part: OneMachine) -> list[ComparisonRow]:
+    def rows_of(self, part: MachineComparison) -> list[ComparisonRow]:
         """Return the rows of one group and machine."""
         own = part.machine.letter, part.work
         return [row for row in self.rows if (row.variant.machine, row.variant.work) == own]
 
-    def suffix(self, part: OneMachine) -> str:
+    def suffix(self, part: MachineComparison) -> str:
         """Return group and machine for a title: `: tiny [A]`, or empty if there is only one."""
         letters = {each.machine.letter for each in self.machines}
         work = f": {part.work}" if part.work else ""
@@ -217,7 +217,7 @@ def find_families(entries: Sequence[Entry]) -> list[Family]:
 
 def _divided(
     entries: Sequence[Entry], wanted: str
-) -> tuple[list[Variant], list[Machine], list[str], list[str], list[OneMachine]]:
+) -> tuple[list[Variant], list[Machine], list[str], list[str], list[MachineComparison]]:
     """Return variants, machines, differing keys, notes, and groups that are not yet compared."""
     variants, machines, keys = group(entries)
     out: dict[Variant, tuple[int, int, int]] = {}
@@ -232,7 +232,7 @@ def _divided(
         own, work = [labelled[each] for each in members], members[0].work
         differing, focus = _focus(members)
         speed = TOKENS if "data.packing" in differing else SAMPLES  # a packed row: several samples
-        parts.append(OneMachine(machine, base, own, work, tuple(differing), focus, speed))
+        parts.append(MachineComparison(machine, base, own, work, tuple(differing), focus, speed))
     return list(labelled.values()), machines, keys, notes, parts
 
 
@@ -331,8 +331,8 @@ def _rank(metric: str, row: ComparisonRow) -> float:
 
 
 def _on(
-    part: OneMachine, shown: str, gathered: Gathered, metric: str
-) -> tuple[OneMachine, list[ComparisonRow]]:
+    part: MachineComparison, shown: str, gathered: LoadedRecords, metric: str
+) -> tuple[MachineComparison, list[ComparisonRow]]:
     """Compare one group's variants on one machine, with effects of `shown`, or of all factors."""
     here, baseline, speed = part.members, part.baseline, part.speed
     good = [v for v in here if v.records]
@@ -379,8 +379,8 @@ def _on(
 
 
 def _with_effects(
-    part: OneMachine, rows: Sequence[ComparisonRow], shown: str, gathered: Gathered
-) -> OneMachine:
+    part: MachineComparison, rows: Sequence[ComparisonRow], shown: str, gathered: LoadedRecords
+) -> MachineComparison:
     """Add the effects of single techniques and of their combinations, and published ones."""
     base = part.baseline
     if base is None:
@@ -396,8 +396,8 @@ def _with_effects(
     return replace(
         part,
         effects=tuple(e for e in effects if shown in ("", e.factor)),
-        alone=tuple((by_variant[v], text) for v, text in techniques.alone(base, others)),
-        ladder=tuple((by_variant[v], text) for v, text in techniques.ladder(base, others)),
+        alone=tuple((by_variant[v], text) for v, text in techniques.single_factor_variants(base, others)),
+        ladder=tuple((by_variant[v], text) for v, text in techniques.cumulative_variants(base, others)),
         published=tuple(techniques.match_published(gathered.sweeps, good, tests)),
     )
 
@@ -417,7 +417,7 @@ def _of_bytes(
 
 
 def _kept(
-    variant: Variant, base: Variant | None, ratios: Mapping[str, Ratio], speed: str, all_: Gathered
+    variant: Variant, base: Variant | None, ratios: Mapping[str, Ratio], speed: str, all_: LoadedRecords
 ) -> dict[str, Ratio]:
     """Return the ratio that `sweep.repeats=auto` resolved earlier and all repeats do not."""
     keys = [key_of(each.first.overrides) for each in (variant, base) if each and each.first]
@@ -470,11 +470,11 @@ def _unknown_factor(by: str, keys: Sequence[str], metrics: Sequence[str]) -> Con
     why = f"neither differs nor was measured; differing: {', '.join(keys) or 'nothing'}"
     why += f"; measured: {', '.join(metrics)}" if metrics else ""
     known = [*keys, *metrics]
-    fix = Fix(remark=f"--by {closest(by, known) or known[0]}" if known else "omit --by")
+    fix = Fix(remark=f"--by {suggest_match(by, known) or known[0]}" if known else "omit --by")
     return ConfigError(Problem("--by", by, why, fix))
 
 
-def _notes(gathered: Gathered, machines: Sequence[Machine]) -> list[str]:
+def _notes(gathered: LoadedRecords, machines: Sequence[Machine]) -> list[str]:
     notes = []
     if len(machines) > 1:
         names = ", ".join(f"{m.letter} ({m.facts.get('device', '?')})" for m in machines)

@@ -105,16 +105,16 @@ def _rests(each: Variant, key: str) -> list[tuple[tuple[str, str], ...]]:
     return list(dict.fromkeys((tuple(others), tuple(typed))))
 
 
-def alone(base: Variant, variants: Sequence[Variant]) -> list[tuple[Variant, str]]:
+def single_factor_variants(base: Variant, variants: Sequence[Variant]) -> list[tuple[Variant, str]]:
     """Return the variants that differ from the baseline in one factor, with that factor."""
     found = [(each, _changed(base, each)) for each in variants]
     return [(each, _text(change)) for each, change in found if len(change) == 1]
 
 
-def ladder(base: Variant, variants: Sequence[Variant]) -> list[tuple[Variant, str]]:
+def cumulative_variants(base: Variant, variants: Sequence[Variant]) -> list[tuple[Variant, str]]:
     """Return the longest chain in which each variant adds settings to the previous one.
 
-    Each variant has the added settings. Empty with fewer than two variants, which `alone` shows.
+    Each variant has the added settings. Empty with fewer than two variants, which `single_factor_variants` shows.
     """
     if len(variants) > MAX_VARIANTS:
         return []

@@ -75,7 +75,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Gathered:
+class LoadedRecords:
     """Contents of the folders."""
 
     entries: tuple[Entry, ...]
@@ -92,7 +92,7 @@ class Gathered:
     """Configuration and its baseline -> decision of `sweep.repeats=auto`, which stays."""
 
 
-def gather(folders: Sequence[Path]) -> Gathered:
+def gather(folders: Sequence[Path]) -> LoadedRecords:
     """Read the records of runs, sweeps or folders of runs, each once (ConfigError: no runs)."""
     entries: list[Entry] = []
     names: list[str] = []
@@ -131,7 +131,7 @@ def gather(folders: Sequence[Path]) -> Gathered:
             notes.append(f"{entry.folder}: a copy of {original}, counted once")
     notes += [f"{e.folder}: {e.reason}" for e in entries if e.outcome == UNREADABLE]
     definitions = tuple(_unique(names)), tuple(_unique(commands))
-    return Gathered(tuple(entries), *definitions, tuple(notes), level, decided)
+    return LoadedRecords(tuple(entries), *definitions, tuple(notes), level, decided)
 
 
 def _sweeps_of(folder: Path) -> Iterator[Path]:

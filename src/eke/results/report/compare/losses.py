@@ -119,7 +119,7 @@ class LossComparison:
 
     @property
     def excludes(self) -> bool:
-        """Whether the row cannot be named best: shown worse, by an estimate beyond the margin."""
+        """True if the row cannot be named best: shown worse, by an estimate beyond the margin."""
         return self.parity is Parity.worse and abs(self.estimate or 0.0) > self.margin
 
     @property

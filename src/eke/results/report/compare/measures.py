@@ -19,7 +19,7 @@ class Measure:
     title: str
     unit: str
     is_speed: bool
-    """Whether it is invalid on a shared device."""
+    """True if it is invalid on a shared device."""
 
 
 SAMPLES = Measure("throughput.samples_per_s", "samples/s", "1/s", True)

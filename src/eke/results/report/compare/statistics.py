@@ -158,7 +158,7 @@ class Difference:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the repeats never vary, as bytes do. Such a difference needs no test."""
+        """True if the repeats never vary, as bytes do. Such a difference needs no test."""
         return self.error is not None and self.error.rms == 0.0
 
     def interval(self, level: float = ALPHA) -> tuple[float, float] | None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import program, user_path
-from eke.common.text import closest, format_number, format_seconds, format_value
+from eke.common.text import suggest_match, format_number, format_seconds, format_value
 from eke.config.schema import Config
 from eke.config.schema.fields import Affects
 from eke.plan.identity import FORMER_VALUES, canonical
@@ -138,7 +138,7 @@ def open_sides(words: Sequence[str], by: str = "") -> list[Side]:
         every = dict.fromkeys(name for each in known for name in each)
         names = [name for name in every if len({each.get(name) for each in known}) > 1]
         fix = f"{key}={','.join([*values][-2:])}" if len(values) > 1 else ""
-        fix = fix or closest(key, names) or next(iter(names), "NAME")
+        fix = fix or suggest_match(key, names) or next(iter(names), "NAME")
         why = f"two values are compared, the runs have {', '.join(values) or 'none'}"
         raise ConfigError(Problem("--by", by, why, Fix(remark=f"--by {shlex.quote(fix)}")))
     return [_open(f"{words[0]}@{key}={each}", words, 0) for each in chosen]
@@ -180,7 +180,7 @@ def _open(word: str, words: Sequence[str], place: int) -> Side:
         commits = dict.fromkeys(_facts(record)["commit"] for record in records.values())
         why = f"matches no run. Rows: {', '.join(rows)}. Commits: {', '.join(commits) or 'none'}"
         names = [*(commit.split()[0] for commit in commits), *rows]
-        example = closest(which, names) or next(iter(names), "KEY=VALUE")
+        example = suggest_match(which, names) or next(iter(names), "KEY=VALUE")
         raise ConfigError(Problem("FOLDER@WHICH", word, why, instead(f"{path}@{example}")))
     return Side(word, entries, found.commands[0] if len(found.commands) == 1 else ())
 
@@ -273,7 +273,7 @@ class TwoSides:
 
     @property
     def is_measurable(self) -> bool:
-        """Whether one installation can measure both sides: only configurations differ."""
+        """True if one installation can measure both sides: only configurations differ."""
         pairs = self._installed.values()
         return bool(self.keys) and all({*a.split(AND)} & {*b.split(AND)} for a, b in pairs)
 

@@ -47,7 +47,7 @@ class State(Enum):
 
     @property
     def is_decided(self) -> bool:
-        """Whether it is an answer, which further looks do not change."""
+        """True if it is an answer, which further looks do not change."""
         return self in (State.higher, State.lower, State.same)
 
 

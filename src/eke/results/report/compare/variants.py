@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import zip_longest
 from statistics import fmean
 
-from eke.common.files import plain
+from eke.common.files import json_safe
 from eke.config.schema.fields import Affects
 from eke.plan.identity import canonical
 from eke.plan.record import Outcome, Record
@@ -28,7 +28,7 @@ from eke.results.report.compare.statistics import Sample
 NO_MACHINE = ""
 """Machine of a run that never started."""
 
-LOOSE = ("eke_source",)
+IGNORED_FINGERPRINT_KEYS = ("eke_source",)
 """Fingerprint keys in which repeats may differ, with a note."""
 
 CLOCK = "step clock"
@@ -143,7 +143,7 @@ def group(entries: Sequence[Entry]) -> tuple[list[Variant], list[Machine], list[
         key = NO_MACHINE, str(entry.folder)
         if entry.record is not None:
             data = entry.record.plan.get("data_fingerprint", "")
-            content = canonical(plain([configuration(entry.record.config), data]))
+            content = canonical(json_safe([configuration(entry.record.config), data]))
             content = hashlib.sha256(content.encode()).hexdigest()
             key = (letters[_machine_key(_facts(entry.record))], content)
             homes.setdefault(typed, key)
@@ -315,4 +315,4 @@ def _facts(record: Record) -> dict[str, str]:
 
 
 def _machine_key(facts: dict[str, str]) -> str:
-    return canonical({key: value for key, value in facts.items() if key not in LOOSE})
+    return canonical({key: value for key, value in facts.items() if key not in IGNORED_FINGERPRINT_KEYS})

@@ -12,7 +12,7 @@ from typing import Any
 
 from eke.common.text import GIB, MIB, format_bytes, format_seconds
 from eke.config.schema.fields import Affects
-from eke.results.report.compare import Comparison, ComparisonRow, OneMachine
+from eke.results.report.compare import Comparison, ComparisonRow, MachineComparison
 from eke.results.report.compare.comparison import times
 from eke.results.report.compare.curves import Curve, curves_of
 from eke.results.report.compare.measures import PEAK, SAMPLES, samples_seen
@@ -46,7 +46,7 @@ class Chart:
     is_wide: bool = False
 
 
-def charts(comparison: Comparison, part: OneMachine) -> list[Chart]:
+def charts(comparison: Comparison, part: MachineComparison) -> list[Chart]:
     """Return the charts with data of one machine and group, the most important first."""
     rows = ranked(comparison, comparison.rows_of(part))
     losses, lines = loss_curves(rows, f"{comparison.machines.index(part)}")

@@ -15,11 +15,11 @@ from enum import Enum
 from importlib import metadata, resources
 from typing import Any
 
-from eke.common.files import own_folder, plain, read_text, write_atomic
+from eke.common.files import make_private_dir, json_safe, read_text, write_atomic
 from eke.common.process_env import SAFE_PATH
 from eke.common.streams import escape, printable
 from eke.data.sources import cache_folder
-from eke.results.report.compare import Comparison, ComparisonRow, OneMachine
+from eke.results.report.compare import Comparison, ComparisonRow, MachineComparison
 from eke.results.report.compare.claims import Claim, find_claims, with_beside
 from eke.results.report.compare.measures import MEASURES
 from eke.results.report.compare.sentences import verdict_lines
@@ -102,7 +102,7 @@ def _inert(cell: object) -> object:
     return cell
 
 
-def _machine(part: OneMachine) -> dict[str, Any]:
+def _machine(part: MachineComparison) -> dict[str, Any]:
     return {
         "letter": part.machine.letter,
         "group": part.work,
@@ -207,7 +207,7 @@ def render_page(comparison: Comparison, repeats: bool = False) -> str:
              "charts": [{**vars(chart), "number": next(number)} for chart in each]}
             for part, each in zip(parts, drawn, strict=True)
         ],
-        data=plain({"specs": specs, "tables": tables}),
+        data=json_safe({"specs": specs, "tables": tables}),
         problems=problems(comparison),
         sections=sections(comparison, repeats),
         provenance=provenance(comparison),
@@ -261,7 +261,7 @@ def vega_script() -> str:
             return ""
         script = done.stdout.decode()
         with suppress(OSError):  # not cached
-            own_folder(path.parent)
+            make_private_dir(path.parent)
             write_atomic(path, script)
     # These strings would end the script element.
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")

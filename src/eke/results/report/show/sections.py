@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from eke.common.paths import program
 from eke.common.text import format_bytes, format_count, format_number
 from eke.plan.record import Outcome, Record, table
-from eke.results.report.compare import Comparison, ComparisonRow, OneMachine
+from eke.results.report.compare import Comparison, ComparisonRow, MachineComparison
 from eke.results.report.compare.claims import Kind, find_claims
 from eke.results.report.compare.comparison import times
 from eke.results.report.compare.effects import PublishedMatch
@@ -197,7 +197,7 @@ def _no_speed(record: Record) -> str:
     return f"none of {record.steps_done} steps was timed: {why}"
 
 
-def _techniques(comparison: Comparison, part: OneMachine) -> Section:
+def _techniques(comparison: Comparison, part: MachineComparison) -> Section:
     """Return each technique's effect alone, over all pairs, and added to others."""
     alone = {change: ratio_cells(row.ratios) for row, change in part.alone}
     pairs = {f"{each.factor}={each.value}": each for each in part.effects}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from eke.common.text import format_bytes, format_count, format_seconds
 from eke.plan.record import Outcome
-from eke.results.report.compare import Comparison, ComparisonRow, OneMachine
+from eke.results.report.compare import Comparison, ComparisonRow, MachineComparison
 from eke.results.report.compare.claims import Kind, find_claims
 from eke.results.report.compare.comparison import times
 from eke.results.report.compare.losses import Parity
@@ -62,7 +62,7 @@ class Column:
     """Sort key, None for columns sorted by text."""
     help: str = ""
     is_main: bool = False
-    """Whether every format shows the column."""
+    """True if every format shows the column."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Group:
     heading: str
     """Group and machine, empty for a single table."""
     rows: Sequence[ComparisonRow]
-    part: OneMachine | None
+    part: MachineComparison | None
     """None for configurations that never ran."""
 
 

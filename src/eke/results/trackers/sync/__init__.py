@@ -31,7 +31,7 @@ from eke.results.trackers.sync.account import (
     content_digest,
     read_content,
     read_receipts,
-    sole_sender,
+    lock_for_sync,
 )
 from eke.results.trackers.wandb import WandbRun
 
@@ -42,7 +42,7 @@ class FoundRun:
 
     paths: RunPaths
     is_named: bool = False
-    """Whether the folder is an argument, and not found in a folder of runs."""
+    """True if the folder is an argument, and not found in a folder of runs."""
     foreign: str = ""
     """Reason that it is not a run, empty for a run."""
 
@@ -146,7 +146,7 @@ class Options:
     entity: str | None = None
     dry_run: bool = False
     again: bool = False
-    """Whether to send runs again that the server has."""
+    """True if to send runs again that the server has."""
     timeout_s: float = 60.0
     """Time limit of one upload without its rows, in seconds."""
 
@@ -195,7 +195,7 @@ def _report(
             return report(SyncOutcome.failed, note=f"the same run as {other}")
         if user is None:
             return report(SyncOutcome.would, len(content.steps), _target(content, ""))
-        with sole_sender(found.paths) as is_sole:
+        with lock_for_sync(found.paths) as is_sole:
             if not is_sole:
                 return report(SyncOutcome.busy, note="another eke sync is sending it")
             return _send(found.paths, content, user, options, scratch)
@@ -226,14 +226,14 @@ def _send(
             if known.place == receipt.place and known.digest == content.digest:
                 return report(SyncOutcome.there, url=known.url, note=content.note)
         with suppress(Refusal):  # an account may have write permission only
-            seen = account.look(path, options.answer_s)
+            seen = account.fetch_server_state(path, options.answer_s)
             if seen is not None and not difference(content, seen):
                 note = _keep_receipt(paths, replace(receipt, url=seen.url), content.note)
                 return report(SyncOutcome.there, url=seen.url, note=note)
     if problem := upload(content, options, scratch):
         return failed(note=problem)
     try:
-        seen = account.look(path, options.answer_s)
+        seen = account.fetch_server_state(path, options.answer_s)
         if seen is None:
             return failed(note="the server has no such run")
         if found := difference(content, seen):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from eke.common.errors import ConfigError, EkeError
 from eke.common.files import open_file, read_bytes, read_json, try_lock, write_json
 from eke.common.paths import RunPaths
-from eke.common.streams import speak
+from eke.common.streams import write_line
 from eke.config import schema
 from eke.plan.planner import outline_record, read_plan
 from eke.plan.record import RECORD_LIMIT, Outcome, metrics, read_attempts, read_record, table
@@ -87,14 +87,14 @@ def session(answer_s: float = ANSWER_S) -> Iterator[tuple[Account, Path]]:
         from wandb.sdk.wandb_setup import singleton
 
         ignore_folder_settings()
-        speak(f"W&B's server: {singleton().settings.base_url}", sys.stderr)
+        write_line(f"W&B's server: {singleton().settings.base_url}", sys.stderr)
         try:
             yield log_in(answer_s), Path(scratch)
         finally:
             give_up_core()
 
 
-def look(path: str, answer_s: float = ANSWER_S) -> ServerState | None:
+def fetch_server_state(path: str, answer_s: float = ANSWER_S) -> ServerState | None:
     """Return the state of the run `entity/project/id`, None if unknown. Raise as `bounded`."""
 
     def request() -> ServerState | None:
@@ -232,7 +232,7 @@ def add_receipt(paths: RunPaths, receipt: Receipt) -> None:
 
 
 @contextmanager
-def sole_sender(paths: RunPaths) -> Iterator[bool]:
+def lock_for_sync(paths: RunPaths) -> Iterator[bool]:
     """Lock a run against other `eke sync` processes, and yield whether no other has the lock."""
     with ExitStack() as held:
         is_sole = True  # without locks (read-only folder): sending a run twice is harmless
