@@ -19,7 +19,7 @@ from unittest.mock import patch
 import torch
 from torch.autograd.profiler import profile
 
-from eke.common.paths import LOCAL_RANK, RENDEZVOUS_VARIABLE, RANK, WORLD_SIZE, RunPaths
+from eke.common.paths import LOCAL_RANK, RANK, RENDEZVOUS_VARIABLE, WORLD_SIZE, RunPaths
 from eke.plan.planner import read_plan
 from eke.training.loop import attempt, loop, worker
 from eke.training.observe.memory_stages import allocations

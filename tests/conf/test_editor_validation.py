@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 from support import REPO
 
-from eke.config.compose.catalogue import is_valid_value, class_fields, make_catalogue
+from eke.config.compose.catalogue import class_fields, is_valid_value, make_catalogue
 from eke.config.editor import DEFINITIONS, field_schema, make_schemas
 
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema, of the extra `test`, is missing")

@@ -7,7 +7,7 @@ import pytest
 import transformers
 from memory_truth import COMMON, Case, measured_apart, plan_of, step_peak
 
-from eke.estimate.memory import needs_trace, known_forecast
+from eke.estimate.memory import known_forecast, needs_trace
 from eke.estimate.memory.trace_client import get_or_run_trace
 
 WIDE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 300}

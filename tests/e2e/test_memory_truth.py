@@ -10,7 +10,7 @@ from memory_truth import COMMON, MODELS, Case, Outcome, cases, measured_apart, p
 
 from eke.estimate.memory.components import Method
 from eke.estimate.memory.predict_memory import forecast
-from eke.estimate.memory.trace_client import trace_all, get_or_run_trace
+from eke.estimate.memory.trace_client import get_or_run_trace, trace_all
 
 SEED, COUNT = 11, 10
 

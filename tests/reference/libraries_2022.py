@@ -116,7 +116,7 @@ def libraries_of_2022() -> Iterator[None]:
             mock.patch("eke.training.optimizer.build_optimizer.parameter_groups", decayed_first),
             mock.patch("eke.training.trace.trace_plan.build_optimizer", optimizer_of),
             mock.patch("eke.training.trace.operations.workspace_bytes", return_value=0),
-            mock.patch("eke.training.model.checkpointing.checkpoint_arguments", reentrant),
+            mock.patch("eke.training.model.checkpointing._checkpoint_arguments", reentrant),
             mock.patch.object(Training, "_evaluate"),
         ):
             yield

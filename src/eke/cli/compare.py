@@ -29,7 +29,7 @@ from eke.results.report.compare.two import (
     overrides_of,
 )
 
-DESCRIPTION = """\
+_DESCRIPTION = """\
 Report whether B is slower than A: their differences, then speed, memory and loss of every
 configuration that both have, and the mean over them. A and B are runs, sweeps, folders of runs, or
 parts of one:
@@ -43,17 +43,17 @@ Exit codes: 0 no slowdown beyond the tolerance is shown, 1 one is shown (a chanc
 if there is none), 2 not comparable, or fewer than three repeats.
 """
 
-REPEATS = 5
+_REPEATS = 5
 """Repeats of --again: 5 % less speed is found in 92 % of comparisons at 2 % noise (simulated)."""
 
-WORDS = {
+_WORDS = {
     Significance.higher: "faster", Significance.lower: "slower, tolerated",
     Significance.same: "same within 2 %", Significance.unresolved: "not decided",
 }  # fmt: skip
-OWN = ("rerun", "paths.runs")
+_OWN = ("rerun", "paths.runs")
 """Keys that --again sets for all runs."""
 
-HEADER = ("speed", "decision", "memory", "repeats", "configuration", "loss")
+_HEADER = ("speed", "decision", "memory", "repeats", "configuration", "loss")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -65,7 +65,9 @@ def main(arguments: Sequence[str]) -> int:
     speeds = [found.mean, *(row.speed for row in found.rows)]
     is_slower = any(is_slowdown(each, found.tolerance) for each in speeds if each)
     code = EXIT_FAILED if is_slower else EXIT_USER if found.problem else EXIT_OK
-    text = json.dumps(json_safe(_as_plain(found, code)), indent=1) if options.json else _render(found)
+    text = (
+        json.dumps(json_safe(_as_plain(found, code)), indent=1) if options.json else _render(found)
+    )
     sys.stdout.write(printable(f"{text}\n"))
     if found.problem and not options.json:
         sys.stderr.write(f"{ConfigError(found.problem)}\n")
@@ -73,13 +75,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = make_parser("compare", DESCRIPTION)
+    parser = make_parser("compare", _DESCRIPTION)
     parser.add_argument("sides", nargs="+", metavar="A B", help="FOLDER or FOLDER@WHICH")
     about = "split one folder by a library, commit, driver, host or key; NAME=OLD,NEW of several"
     parser.add_argument("--by", default="", metavar="NAME", help=about)
     about = "tolerated slowdown (default: 3 if measured in turns, else 5)"
     parser.add_argument("--tolerance", type=_per_cent, metavar="PERCENT", help=about)
-    about = f"measure both now, in turns, {REPEATS} times; repeat the command to resume"
+    about = f"measure both now, in turns, {_REPEATS} times; repeat the command to resume"
     parser.add_argument("--again", action="store_true", help=about)
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
@@ -111,7 +113,7 @@ def _measure(found: TwoSides) -> list[Side]:
     seeds = {entry.repeat[0] for row in found.rows for side in row.runs for entry in side}
     seed = "sweep.seeds=per_repeat" if len(seeds) > 1 else f"seed={min(seeds, default=0)}"
     runs = (found.rows[0].oldest[0].folder or Path("runs/RUN")).parent
-    words = ["-m", "rerun=true", f"sweep.rows={{{','.join(rows)}}}", f"sweep.repeats={REPEATS}"]
+    words = ["-m", "rerun=true", f"sweep.rows={{{','.join(rows)}}}", f"sweep.repeats={_REPEATS}"]
     words += [seed, override("paths.runs", str(runs))]
     with contextlib.redirect_stdout(sys.stderr):
         code = workflows.main(words)
@@ -129,7 +131,7 @@ def _measure(found: TwoSides) -> list[Side]:
 def _as_row(entry: Entry) -> str:
     """Return the overrides of a run as a row of a sweep."""
     pairs = (text.partition("=")[::2] for text in overrides_of(entry))
-    return f"{{{','.join(f'{key}:{value}' for key, value in pairs if key not in OWN)}}}"
+    return f"{{{','.join(f'{key}:{value}' for key, value in pairs if key not in _OWN)}}}"
 
 
 def _render(found: TwoSides) -> str:
@@ -150,13 +152,13 @@ def _render(found: TwoSides) -> str:
     verdict = f"No slowdown beyond {limit} is shown." if tested else ""
     verdict = f"Slower by more than {limit}: {slower}." if slower else verdict
     lines = [f"A -> B: {changes or 'nothing differs'}", f"A: {sides[0]}", f"B: {sides[1]}", ""]
-    return "\n".join([*lines, *align([HEADER, *rows]), "", verdict, *found.notes]).rstrip()
+    return "\n".join([*lines, *align([_HEADER, *rows]), "", verdict, *found.notes]).rstrip()
 
 
 def _decision(found: TwoSides, speed: Ratio | None) -> str:
     if speed is None:
         return "too few repeats"
-    return "slower" if is_slowdown(speed, found.tolerance) else WORDS[speed.decision]
+    return "slower" if is_slowdown(speed, found.tolerance) else _WORDS[speed.decision]
 
 
 def _as_plain(found: TwoSides, code: int) -> dict[str, Any]:

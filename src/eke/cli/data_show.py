@@ -21,18 +21,18 @@ from eke.plan.planner.samples import plan_data
 from eke.rules import RuleInputs, check
 from eke.workflows import heed, print_once
 
-DESCRIPTION = """Shows the first rows as text, with trained tokens in green, or between [[ and ]]
+_DESCRIPTION = """Shows the first rows as text, with trained tokens in green, or between [[ and ]]
 without colours. Then shows row lengths and the numbers of bad, empty and truncated rows."""
 
-TOKEN_TASKS = ("causal_lm", "seq2seq_lm")
+_TOKEN_TASKS = ("causal_lm", "seq2seq_lm")
 """Tasks that predict the tokens of a row. The loss of others uses a label or masked tokens."""
 
-Join = Callable[[list[int]], str]
+_Join = Callable[[list[int]], str]
 
 
 def main(command: str, arguments: list[str]) -> int:
     """Run the command and return the exit code."""
-    parser = make_parser(command, DESCRIPTION)
+    parser = make_parser(command, _DESCRIPTION)
     parser.usage = "eke data show [--rows N] [--ids] [--config-dir FOLDER] [overrides]"
     parser.add_argument("show", choices=["show"], help="the only command")
     parser.add_argument("--rows", type=int, default=3, metavar="N", help="rows (default 3)")
@@ -81,19 +81,19 @@ def _configuration(typed: list[str]) -> Config:
     return config
 
 
-def _row(config: Config, store: Store, join: Join, number: int, with_ids: bool) -> str:
+def _row(config: Config, store: Store, join: _Join, number: int, with_ids: bool) -> str:
     start, end = map(int, store.array("offsets")[number : number + 2])
     ids = store.array("tokens")[start:end].tolist()
-    cut = int(store.array("cuts")[number]) if config.task.option in TOKEN_TASKS else len(ids)
+    cut = int(store.array("cuts")[number]) if config.task.option in _TOKEN_TASKS else len(ids)
     trained = [place >= cut for place in range(len(ids))]
     if store.has("trained"):
         trained = store.array("trained")[start:end].astype(bool).tolist()
     trained[0] &= config.task.option != "causal_lm"  # the first token is not predicted
     use = "evaluation" if number in store.array("evaluation") else "training"
     heading = f"row {number + 1} ({use}): {format_number(len(ids), 'token')}"
-    heading += f", {sum(trained)} trained" if config.task.option in TOKEN_TASKS else ""
+    heading += f", {sum(trained)} trained" if config.task.option in _TOKEN_TASKS else ""
     heading += _label(store, number)
-    ways: list[Join] = [join, lambda part: " ".join(map(str, part))]
+    ways: list[_Join] = [join, lambda part: " ".join(map(str, part))]
     return "\n".join([heading, *(_marked(way, ids, trained) for way in ways[: 1 + with_ids])])
 
 
@@ -109,7 +109,7 @@ def _label(store: Store, number: int) -> str:
     return ""
 
 
-def _marked(join: Join, ids: list[int], trained: list[bool]) -> str:
+def _marked(join: _Join, ids: list[int], trained: list[bool]) -> str:
     """Mark the trained parts of a row. Each part begins after the text of the parts before."""
     console = Console(file=sys.stdout)
     coloured = console.is_terminal and console.color_system and not console.no_color
@@ -136,7 +136,7 @@ def _summary(config: Config, store: Store) -> str:
     for first, size in zip(range(low, high + 1, step), sizes, strict=True):
         bar = "#" * round(40 * size / max(sizes))
         lines.append(f"  {first:>7} to {first + step - 1:<7} {size:>9}  {bar}".rstrip())
-    if config.task.option in TOKEN_TASKS:
+    if config.task.option in _TOKEN_TASKS:
         first = int(config.task.option == "causal_lm")  # the first token is not predicted
         trained = found.num_trained or total - int(np.maximum(store.array("cuts"), first).sum())
         lines.append(f"trained: {trained / total:.1%} ({trained} of {total} tokens)")

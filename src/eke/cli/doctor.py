@@ -43,7 +43,7 @@ NEEDS_MORE = {("model", "pretrained")}
 
 
 @dataclass(frozen=True)
-class OptionFinding:
+class _OptionFinding:
     """Result of the rules for one option on this machine, with defaults everywhere else."""
 
     group: str
@@ -57,12 +57,14 @@ class OptionFinding:
     """Fix as overrides, possibly empty."""
 
 
-def find_options(device: Device) -> tuple[OptionFinding, ...]:
+def find_options(device: Device) -> tuple[_OptionFinding, ...]:
     """Check the options that depend on the machine with the rules for runs."""
     catalogue = make_catalogue()
     base = compose(["tracker=none"]).config  # the default tracker's package may be missing
     # Problems of all options, for example a full disk.
-    everywhere = {problem.id for problems in check(RuleInputs(base, device)) for problem in problems}
+    everywhere = {
+        problem.id for problems in check(RuleInputs(base, device)) for problem in problems
+    }
     findings = []
     pairs = [
         (g, o) for g, options in catalogue.options.items() if g not in LEFT_OUT for o in options
@@ -72,7 +74,7 @@ def find_options(device: Device) -> tuple[OptionFinding, ...]:
         own = [p for p in (*refused, *warned) if p.id not in everywhere][:1]
         usable = not any(problem in refused for problem in own)
         words = [(problem.why, str(problem.fix), problem.overrides) for problem in own]
-        findings.append(OptionFinding(group, option, usable, *next(iter(words), ())))
+        findings.append(_OptionFinding(group, option, usable, *next(iter(words), ())))
     return tuple(findings)
 
 
@@ -104,10 +106,10 @@ def _values(catalogue: Catalogue, group: str, option: str) -> list[Any]:
     return [*(each for name in bases for each in _values(catalogue, group, name)), values]
 
 
-TIMEOUT_S = 60.0
+_TIMEOUT_S = 60.0
 """Time limit in seconds. Importing torch takes 2 s, but far longer from a cold network disk."""
 
-QUESTIONS = """
+_QUESTIONS = """
 import json, torch
 cuda = torch.cuda.is_available()
 found = {
@@ -124,7 +126,7 @@ print("\\n" + json.dumps(found))
 """
 
 
-def ask_torch(questions: str = QUESTIONS) -> subprocess.Popen[str]:
+def ask_torch(questions: str = _QUESTIONS) -> subprocess.Popen[str]:
     """Query torch in another process, so that a crash or slow import does not stop the report."""
     return subprocess.Popen(
         [sys.executable, SAFE_PATH, "-c", questions],
@@ -136,7 +138,7 @@ def ask_torch(questions: str = QUESTIONS) -> subprocess.Popen[str]:
     )
 
 
-def torch_answer(process: subprocess.Popen[str], timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+def torch_answer(process: subprocess.Popen[str], timeout_s: float = _TIMEOUT_S) -> dict[str, Any]:
     """Return the properties reported by torch, or `error` with the reason."""
     try:
         out, err = process.communicate(timeout=timeout_s)
@@ -150,7 +152,7 @@ def torch_answer(process: subprocess.Popen[str], timeout_s: float = TIMEOUT_S) -
     return found
 
 
-WANTED = (*PACKAGES, "datasets", "nvidia-ml-py")
+_WANTED = (*PACKAGES, "datasets", "nvidia-ml-py")
 """Reported packages, by distribution name."""
 
 
@@ -159,14 +161,14 @@ def inspect_machine() -> dict[str, Any]:
     process = ask_torch()
     device = detect()
     options = find_options(device)
-    versions = installed_versions(WANTED)
+    versions = installed_versions(_WANTED)
     runs = user_path("runs")
     folder = next(place for place in (runs, *runs.parents) if place.exists())
     return {
         "os": platform.platform(),
         "python": platform.python_version(),
         "versions": versions,
-        "missing": [name for name in WANTED if name not in versions],
+        "missing": [name for name in _WANTED if name not in versions],
         "cpu": cpu_name(),
         "num_cores": usable_cores(),  # of this process, like the memory
         "num_machine_cores": os.cpu_count(),
@@ -176,7 +178,7 @@ def inspect_machine() -> dict[str, Any]:
         "runs": str(runs),
         "runs_free_bytes": shutil.disk_usage(folder).free,
         "runs_writable": os.access(folder, os.W_OK),
-        "runs_risks": list(find_risks(runs)),
+        "runs_risks": list(_find_risks(runs)),
         "wandb_key": has_wandb_key(),  # without the key itself
         "gpus": report_gpus(),
         "device": device,
@@ -185,7 +187,7 @@ def inspect_machine() -> dict[str, Any]:
     }
 
 
-def find_risks(runs: Path) -> Iterator[str]:
+def _find_risks(runs: Path) -> Iterator[str]:
     """Yield risks to the runs in a folder from other users, each with its prevention."""
     me = os.geteuid()
     if me == 0:
@@ -205,10 +207,10 @@ def find_risks(runs: Path) -> Iterator[str]:
         yield f"{runs} has folders of other users (uid {others}). Their runs cannot be resumed"
 
 
-NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
+_NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 """Sign that becomes a space after the lines are wrapped."""
 
-LABEL = 14
+_LABEL = 14
 """Width of the label column."""
 
 
@@ -224,12 +226,12 @@ def render_examination(found: dict[str, Any], width: int = 100) -> str:
     for title, rows in sections:
         lines += ["", title]
         for label, text in rows:
-            start = f"  {label:<{LABEL - 1}} "
+            start = f"  {label:<{_LABEL - 1}} "
             lines += textwrap.wrap(
                 text, max(width, 40), initial_indent=start,
-                subsequent_indent=" " * (LABEL + 2), break_on_hyphens=False,
+                subsequent_indent=" " * (_LABEL + 2), break_on_hyphens=False,
             ) or [start.rstrip()]  # fmt: skip
-    return "\n".join(lines[1:]).replace(NO_BREAK_SPACE, " ")
+    return "\n".join(lines[1:]).replace(_NO_BREAK_SPACE, " ")
 
 
 def _machine(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -261,7 +263,10 @@ def _software(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
             words.append(f"NCCL {torch['nccl']}")
         yield "torch", ", ".join(words)
     rest = {name: version for name, version in found["versions"].items() if name != "torch"}
-    yield "installed", "  ".join(f"{name}{NO_BREAK_SPACE}{version}" for name, version in rest.items())
+    yield (
+        "installed",
+        "  ".join(f"{name}{_NO_BREAK_SPACE}{version}" for name, version in rest.items()),
+    )
     yield "not installed", "  ".join(found["missing"]) or "none"
     key = "found" if found["wandb_key"] else "none. Only tracker.mode=online needs one"
     yield "W&B API key", key
@@ -297,7 +302,7 @@ def _gpu(gpu: GpuState) -> Iterator[str]:
         yield f"slowed down by {', '.join(gpu.throttled_by)}"
 
 
-def _options(findings: tuple[OptionFinding, ...]) -> Iterator[tuple[str, str]]:
+def _options(findings: tuple[_OptionFinding, ...]) -> Iterator[tuple[str, str]]:
     for group in dict.fromkeys(finding.group for finding in findings):
         mine = [finding for finding in findings if finding.group == group]
         yield group, "  ".join(each.option for each in mine if each.usable) or "none"
@@ -308,7 +313,7 @@ def _options(findings: tuple[OptionFinding, ...]) -> Iterator[tuple[str, str]]:
                 yield "", f"{verdict} {each.option}: {each.why}{fix}"
 
 
-DESCRIPTION = """\
+_DESCRIPTION = """\
 Reports GPUs, cores, memory and packages of this machine, and for every group the options that
 can run on it. It does not train or change anything.
 """
@@ -316,7 +321,7 @@ can run on it. It does not train or change anything.
 
 def main(arguments: Sequence[str]) -> int:
     """Print the report. Return 0, or 2 for invalid arguments."""
-    parser = make_parser("doctor", DESCRIPTION)
+    parser = make_parser("doctor", _DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     found = inspect_machine()

@@ -10,7 +10,7 @@ from eke.tuning.search.search_space import Objective
 from eke.workflows import heed, print_once
 from eke.workflows.autotune import TuneRequest, fit
 
-DESCRIPTION = """\
+_DESCRIPTION = """\
 Finds the fastest configuration that fits and writes it as an option of `experiment`.
 
 Takes the overrides of eke train. Groups that you set are kept. For the others (attention, compile,
@@ -24,13 +24,13 @@ lengths are kept. Groups, options and keys: eke train --help
   eke fit model=llama_1b hydra/launcher=command 'launcher.prefix=[ssh gpu1]' hardware=h100
 """
 
-FLAGS = dict.fromkeys(("--objective", "--numerics", "--budget-trials", "--name"), 1)
+_FLAGS = dict.fromkeys(("--objective", "--numerics", "--budget-trials", "--name"), 1)
 """Flag of `eke fit` -> number of its values."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return the exit code."""
-    parser = make_parser("fit", DESCRIPTION)
+    parser = make_parser("fit", _DESCRIPTION)
     parser.add_argument(
         "--objective", choices=[each.value for each in Objective], default="speed",
         help="minimise time, peak memory, or device time per sample (default: %(default)s)",
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--config-dir", metavar="FOLDER", help=about)
     options, overrides = parser.parse_known_args(list(arguments))
     folder = ["--config-dir", options.config_dir] if options.config_dir else []
-    typed = split_arguments([*folder, *overrides], FLAGS)
+    typed = split_arguments([*folder, *overrides], _FLAGS)
     if typed.version:
         return print_once(f"eke {eke.__version__}")
     heed(typed)

@@ -16,19 +16,19 @@ from eke.workflows.evaluate import evaluate_run, render
 from eke.workflows.export import export
 from eke.workflows.generate import Sampling, TextWriter
 
-EXPORT = """\
+_EXPORT = """\
 Writes the model of a finished run for other libraries: safetensors, config.json, tokenizer with
 chat template, generation config and a model card, without optimizer state. A run with adapters
 gives an adapter for PEFT, or with --merge a model for plain transformers.
 """
 
-GENERATE = """\
+_GENERATE = """\
 Generates text after a prompt with a trained model. With a chat template, each PROMPT is a message
 of the user, and the answer is printed. Without PROMPT, the standard input is the prompt. On a
 terminal, each line is a prompt of a conversation (/reset starts a new one, Ctrl-D ends).
 """
 
-EVALUATE = """\
+_EVALUATE = """\
 Evaluates the model of a finished run: loss, and accuracy, F1 and each class, or perplexity and
 token accuracy. Without overrides it uses the evaluation samples of the run. Other data
 (data.path=test.csv, or another option of data) is evaluated to its last row. Overrides of
@@ -48,7 +48,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 
 def _export(arguments: Sequence[str]) -> int:
-    parser = make_parser("export", EXPORT)
+    parser = make_parser("export", _EXPORT)
     parser.add_argument("run", metavar="RUN", help="a run's folder, or its id in runs/")
     parser.add_argument("folder", metavar="DIR", help="a new or empty folder")
     parser.add_argument("--merge", action="store_true", help="merge adapters into the weights")
@@ -59,7 +59,7 @@ def _export(arguments: Sequence[str]) -> int:
 
 
 def _evaluate(arguments: Sequence[str]) -> int:
-    parser = make_parser("evaluate", EVALUATE)
+    parser = make_parser("evaluate", _EVALUATE)
     parser.add_argument("run", metavar="RUN", help="a run's folder, or its id in runs/")
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="data.path=test.csv")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -85,7 +85,7 @@ def _generate(arguments: Sequence[str]) -> int:
 
 
 def _sampling_options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = make_parser("generate", GENERATE)
+    parser = make_parser("generate", _GENERATE)
     parser.add_argument("run", metavar="RUN", help="a run's folder or id, or an exported folder")
     parser.add_argument("prompts", nargs="*", metavar="PROMPT")
     how = Sampling()

@@ -3,7 +3,7 @@
 from eke import workflows
 from eke.workflows import print_once
 
-HELP = """\
+_HELP = """\
 usage: eke plan [-m] [--why] [--quick] [--json] [--config-dir FOLDER] [overrides]
 
 Shows every decision that a configuration leaves open, with its reason, the memory use, whether it
@@ -32,7 +32,7 @@ FLAGS = ("--json", "--why", "--quick")
 def main(arguments: list[str]) -> int:
     """Run the command and return the exit code."""
     if "--help" in arguments or "-h" in arguments:
-        return print_once(HELP.rstrip("\n"))
+        return print_once(_HELP.rstrip("\n"))
     overrides = [each for each in arguments if each not in FLAGS]
     as_json, why, quick = (flag in arguments for flag in FLAGS)
     typed = [*overrides, "plan_only=true"]

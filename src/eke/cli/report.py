@@ -9,17 +9,17 @@ from pathlib import Path
 
 from eke.cli import make_parser
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.files import open_trusted_dir, json_safe, write_atomic
+from eke.common.files import json_safe, open_trusted_dir, write_atomic
 from eke.common.paths import short_path, user_path
 from eke.common.text import format_number
 from eke.plan.record import EXIT_OK
 from eke.results.report.compare import Comparison, compare_runs
 
-FILE = "report.wandb.json"
-PUBLISHED_FILE = "report.wandb.published.json"
+_FILE = "report.wandb.json"
+_PUBLISHED_FILE = "report.wandb.published.json"
 
 
-def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -> None:
+def _write_report(found: Comparison, options: argparse.Namespace, folder: Path) -> None:
     """Write the W&B report. Publish it with `--publish`. Raises EkeError or OSError."""
     if not (options.wandb or options.publish):
         if options.project or options.entity:
@@ -29,12 +29,12 @@ def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -
 
     place = find_project(found, options.project, options.entity)
     text = dump(specification(found, place))
-    write_atomic(folder / FILE, text, shared=bool(options.output))
+    write_atomic(folder / _FILE, text, shared=bool(options.output))
     hint = "" if options.publish else " (--publish saves it at W&B)"
-    sys.stdout.write(f"written to {folder}: {FILE}{hint}\n")
+    sys.stdout.write(f"written to {folder}: {_FILE}{hint}\n")
     if not options.publish:
         return
-    url, is_new, missing = publish(found, place, folder / PUBLISHED_FILE)
+    url, is_new, missing = publish(found, place, folder / _PUBLISHED_FILE)
     if missing:
         runs = format_number(missing, "run")
         places = [short_path(Path(folder)) for folder in found.folders]
@@ -45,7 +45,7 @@ def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -
     sys.stdout.write(f"{'published' if is_new else 'updated'}: {url}\n")
 
 
-DESCRIPTION = """\
+_DESCRIPTION = """\
 Compares runs: speed, memory and loss of every configuration and the baseline, with intervals over
 repeats, the reasons of failed runs, and the effect of each technique.
 
@@ -53,7 +53,7 @@ Prints a table and writes report.html (one file for offline use), report.md, rep
 report.csv into the first DIR. Unfinished sweeps and single runs are possible.
 """
 
-FORMATS = ("html", "md", "json", "csv")
+_FORMATS = ("html", "md", "json", "csv")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = make_parser("report", DESCRIPTION)
+    parser = make_parser("report", _DESCRIPTION)
     add = parser.add_argument
     add("folders", nargs="+", metavar="DIR", help="sweeps, runs, or folders of runs")
     add(
@@ -91,12 +91,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )  # fmt: skip
     add("--output", default="", metavar="FOLDER", help="folder for files (default: the first DIR)")
     add(
-        "--formats", type=_formats, default=FORMATS, metavar="LIST",
-        help=f"files to write: any of {','.join(FORMATS)}, or none (default: all)",
+        "--formats", type=_formats, default=_FORMATS, metavar="LIST",
+        help=f"files to write: any of {','.join(_FORMATS)}, or none (default: all)",
     )  # fmt: skip
     add("--quiet", action="store_true", help="do not print the table")
     group = parser.add_argument_group("Weights & Biases")
-    about = f"write {FILE}, a W&B report, without a connection"
+    about = f"write {_FILE}, a W&B report, without a connection"
     group.add_argument("--wandb", action="store_true", help=about)
     about = "save the report at W&B, or update it"
     group.add_argument("--publish", action="store_true", help=about)
@@ -108,8 +108,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _formats(text: str) -> tuple[str, ...]:
     asked = tuple(part.strip() for part in text.split(",")) if text != "none" else ()
-    if unknown := [each for each in asked if each not in FORMATS]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(FORMATS)}, none")
+    if unknown := [each for each in asked if each not in _FORMATS]:
+        raise argparse.ArgumentTypeError(
+            f"{unknown[0]!r} is not one of {', '.join(_FORMATS)}, none"
+        )
     return asked
 
 
@@ -132,7 +134,7 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
     if asked:
         names = ", ".join(f"report.{name}" for name in asked)
         sys.stdout.write(f"written to {folder}: {names}\n")
-    write_report(found, options, folder)
+    _write_report(found, options, folder)
     return EXIT_OK
 
 

@@ -37,7 +37,7 @@ from eke.common.files import (
     who_has_open,
 )
 from eke.common.paths import RunPaths, SweepPaths, program, user_path
-from eke.common.streams import has_reader, printable, write_line, raw_stream
+from eke.common.streams import has_reader, printable, raw_stream, write_line
 from eke.common.text import align, format_number, format_seconds
 from eke.launch.interface import find_launcher, launchers_of
 from eke.launch.processes.follow import Tail, Watcher, watchers_in
@@ -57,7 +57,7 @@ from eke.launch.processes.status import (
 from eke.plan.record import EXIT_FAILED, EXIT_OK, Outcome, no_runs, read_attempts, read_record
 from eke.results.report.summary import distinct_overrides
 
-RETRYABLE_OUTCOMES = (Outcome.oom.name, Outcome.diverged.name, Outcome.crashed.name)
+_RETRYABLE_OUTCOMES = (Outcome.oom.name, Outcome.diverged.name, Outcome.crashed.name)
 """Outcomes that `eke retry` reruns."""
 
 
@@ -75,10 +75,10 @@ def retry(options: argparse.Namespace) -> int:
         again = shlex.join([*run.command, "rerun=true"]) if run else "eke retry runs/sweep-ID"
         raise ConfigError(Problem("DIR", str(folder), why, Fix(remark=again), "not_a_sweep"))
     directory, command, cells = _recorded(sweep.sweep, options.trust)
-    wanted = options.only or [*RETRYABLE_OUTCOMES, UNREADABLE]
-    found = {run_name(s) or s.label: s.paths for s in find_statuses(folder) if s.state in wanted}
+    wanted = options.only or [*_RETRYABLE_OUTCOMES, UNREADABLE]
+    found = {_run_name(s) or s.label: s.paths for s in find_statuses(folder) if s.state in wanted}
     chosen = list(found.values())  # several cells may be the same run
-    refuse_a_copy(folder, directory, cells)
+    _refuse_a_copy(folder, directory, cells)
     if not chosen:
         write_line(f"no run is {' or '.join(wanted)}")
         return EXIT_OK
@@ -87,7 +87,7 @@ def retry(options: argparse.Namespace) -> int:
     write_line(f"in {shlex.quote(directory)}: {shlex.join(words)}")
     write_line(f"rerunning {format_number(len(chosen), 'run')}")
     os.chdir(directory)
-    with set_records_aside(chosen):
+    with _set_records_aside(chosen):
         if not is_search:
             return workflows.main(command)
         from eke.cli import fit  # slow, and few sweeps are searches
@@ -115,7 +115,7 @@ def _recorded(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, A
     return directory, command, cells
 
 
-def refuse_a_copy(folder: Path, directory: str, cells: Sequence[dict[str, Any]]) -> None:
+def _refuse_a_copy(folder: Path, directory: str, cells: Sequence[dict[str, Any]]) -> None:
     """Raise EkeError for a moved or copied sweep, whose command runs in `directory`."""
     runs = {Path(directory, cell["folder"]).parent for cell in cells if cell.get("folder")}
     if not runs or any(each.resolve() == folder.parent.resolve() for each in runs):
@@ -127,7 +127,7 @@ def refuse_a_copy(folder: Path, directory: str, cells: Sequence[dict[str, Any]])
 
 
 @contextmanager
-def set_records_aside(runs: Sequence[RunPaths]) -> Iterator[None]:
+def _set_records_aside(runs: Sequence[RunPaths]) -> Iterator[None]:
     """Rename final records, so that the runs are unfinished. Restore them if no run starts."""
     before = {paths.folder: _traces(paths) for paths in runs}
     kept: dict[Path, Path] = {}
@@ -154,15 +154,15 @@ def _traces(paths: RunPaths) -> list[int]:
     return [file.stat().st_mtime_ns for file in files]
 
 
-HEADER = ("state", "step", "loss", "where", "run", "overrides")
+_HEADER = ("state", "step", "loss", "where", "run", "overrides")
 
-ASK_S = 10.0
+_ASK_S = 10.0
 """Poll interval for ended runs in seconds. Each poll is one scheduler query."""
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Parse and run a command. Return the exit code."""
-    run, about = COMMANDS[command]
+    run, about = _COMMANDS[command]
     parser = make_parser(command, about)
     parser.add_argument("folder", metavar="DIR", help="a run, a sweep, or the folder of all runs")
     add = parser.add_argument
@@ -175,7 +175,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
         add("-n", "--lines", type=int, default=20, help="lines per log, 0 for all (default: 20)")
     elif command == "retry":
         add(
-            "--only", choices=RETRYABLE_OUTCOMES, action="append",
+            "--only", choices=_RETRYABLE_OUTCOMES, action="append",
             help="rerun only this outcome (default: all three, and unreadable records). The "
             "sweep's command also runs crashed and unfinished runs",
         )  # fmt: skip
@@ -201,31 +201,35 @@ def status(options: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(plain, indent=2) + "\n")
     else:
         rounds = open_rows(user_path(options.folder))
-        sys.stdout.write("\n".join([status_table(standings), *([rounds] if rounds else [])]) + "\n")
+        sys.stdout.write(
+            "\n".join([_status_table(standings), *([rounds] if rounds else [])]) + "\n"
+        )
     return EXIT_FAILED if any(each.silent for each in standings) else EXIT_OK
 
 
-def status_table(standings: Sequence[RunStatus]) -> str:
+def _status_table(standings: Sequence[RunStatus]) -> str:
     """Format one line per run, reasons for failing or waiting, and the number in each state."""
     rows = [
-        (s.state, *s.newest.texts(s.total)[:2], s.where, run_name(s), words)
-        for s, words in zip(standings, distinguishing_overrides(standings), strict=True)
+        (s.state, *s.newest.texts(s.total)[:2], s.where, _run_name(s), words)
+        for s, words in zip(standings, _distinguishing_overrides(standings), strict=True)
     ]
-    lines = align([HEADER, *rows])
+    lines = align([_HEADER, *rows])
     for each in standings:
         if each.note:
-            lines += ["", *align([[f"{each.state}: {run_name(each) or each.label}"]])]
+            lines += ["", *align([[f"{each.state}: {_run_name(each) or each.label}"]])]
             lines += align([[f"  {each.note}"]])
-    return "\n".join([*lines, "", counts_by_state(standings) + unreachable_launcher_message(standings)])
+    return "\n".join(
+        [*lines, "", _counts_by_state(standings) + _unreachable_launcher_message(standings)]
+    )
 
 
 LOOK_S, POLL_CLUSTER_S = 1.0, 15.0
 """Poll intervals of the files, and of a cluster's scheduler, in seconds."""
 
-SLOW_FACTOR = 10.0
+_SLOW_FACTOR = 10.0
 """Minimum ratio of a pause to the duration of the poll before it, for slow disks."""
 
-STYLES = {
+_STYLES = {
     RUNNING: "cyan", Outcome.ok.name: "green", Outcome.refused.name: "dim", QUEUED: "",
     Outcome.skipped.name: "dim", NOT_STARTED: "dim", WAITING: "",
 }  # fmt: skip
@@ -243,7 +247,7 @@ def watch(folder: Path) -> int:
             pause = POLL_CLUSTER_S if any(each.job for each in standings) else LOOK_S
             if not (is_active(folder, standings) and has_reader()):
                 break
-            time.sleep(max(pause, SLOW_FACTOR * (time.monotonic() - began)))
+            time.sleep(max(pause, _SLOW_FACTOR * (time.monotonic() - began)))
     return EXIT_OK
 
 
@@ -253,14 +257,14 @@ def render_runs(standings: Sequence[RunStatus], height: int = 24) -> RenderableT
     for title in ("state", "", "step", "loss", "a step", "left"):
         table.add_column(title, no_wrap=True)
     table.add_column("overrides")  # the only column that shrinks in a narrow terminal
-    worded = zip(standings, distinguishing_overrides(standings), strict=True)
+    worded = zip(standings, _distinguishing_overrides(standings), strict=True)
     ordered = sorted(worded, key=lambda pair: _importance(pair[0]))
     room = max(3, height - 6)
     for each, words in ordered[:room]:
         bar = ProgressBar(total=max(each.total, 1), completed=each.step, width=10)
         cells = map(Text, each.newest.texts(each.total))
         label = Text(printable(words), no_wrap=True, overflow="ellipsis")
-        style = STYLES.get(each.state, "red")
+        style = _STYLES.get(each.state, "red")
         table.add_row(each.state, bar if each.total else "", *cells, label, style=style)
     parts: list[RenderableType] = [_whole(standings), Text(summary_line(standings)), Text(), table]
     if len(ordered) > room:
@@ -273,7 +277,7 @@ def summary_line(standings: Sequence[RunStatus]) -> str:
     running = (each for each in standings if each.state == RUNNING)
     left = [s for each in running if (s := each.newest.left_s(each.total)) is not None]
     longest = f" ({format_seconds(max(left))} left)" if left else ""
-    return counts_by_state(standings) + longest + unreachable_launcher_message(standings)
+    return _counts_by_state(standings) + longest + _unreachable_launcher_message(standings)
 
 
 def _whole(standings: Sequence[RunStatus]) -> RenderableType:
@@ -287,33 +291,33 @@ def _whole(standings: Sequence[RunStatus]) -> RenderableType:
 
 def _importance(each: RunStatus) -> tuple[int, bool]:
     """Return a sort key: running, failed, finished, waiting."""
-    if each.state not in STYLES:
+    if each.state not in _STYLES:
         return 1, False
     rank = {RUNNING: 0, Outcome.ok.name: 2}.get(each.state, 3)
     return rank, rank == 3 and not each.is_active
 
 
-def distinguishing_overrides(standings: Sequence[RunStatus]) -> list[str]:
+def _distinguishing_overrides(standings: Sequence[RunStatus]) -> list[str]:
     """Return the overrides of each run without those common to all."""
     return [
         " ".join(own) for own in distinct_overrides([tuple(s.label.split()) for s in standings])
     ]
 
 
-def run_name(each: RunStatus) -> str:
+def _run_name(each: RunStatus) -> str:
     """Return the name of a run's folder, "" for a configuration without run."""
     has_none = each.state == Outcome.refused.name or each.paths.folder.name == NO_FOLDER
     return "" if has_none else each.paths.folder.name
 
 
-def counts_by_state(standings: Sequence[RunStatus]) -> str:
+def _counts_by_state(standings: Sequence[RunStatus]) -> str:
     """Format the total number of runs and the number in each state: `3 runs: 2 ok, 1 running`."""
     counts = Counter(each.state for each in standings)
     total = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     return f"{format_number(len(standings), 'run')}: {total}"
 
 
-def unreachable_launcher_message(standings: Sequence[RunStatus]) -> str:
+def _unreachable_launcher_message(standings: Sequence[RunStatus]) -> str:
     """Return a message about launchers that do not answer, "" if all do."""
     silent = {each.paths.folder: each for each in standings if each.silent}
     if not silent:
@@ -330,21 +334,25 @@ def logs(options: argparse.Namespace) -> int:
     folder = user_path(options.folder)
     standings = find_statuses(folder)
     several = len(standings) > 1
-    shown = [s for s in standings if s.state in (*RETRYABLE_OUTCOMES, RUNNING)] if several else standings
+    shown = (
+        [s for s in standings if s.state in (*_RETRYABLE_OUTCOMES, RUNNING)]
+        if several
+        else standings
+    )
     if not shown:
         sys.stdout.write("no run is running or has failed\n")
     # Output from now on is new, also of runs that start later.
     tails = {each.paths.folder: Tail(each.paths.log) for each in standings}
     for each in shown:
         _heading(each, len(shown))
-        if lines := _last_lines(log_of(each.paths), options.lines):
+        if lines := _last_lines(_log_of(each.paths), options.lines):
             write_line("\n".join(lines))
     if options.follow:
-        follow_logs(folder, standings, shown, tails)
+        _follow_logs(folder, standings, shown, tails)
     return EXIT_OK
 
 
-def follow_logs(
+def _follow_logs(
     folder: Path, standings: list[RunStatus], shown: Sequence[RunStatus], tails: dict[Path, Tail]
 ) -> None:
     """Print new log output of `shown` and starting runs until all end. `tails` are positions."""
@@ -353,7 +361,7 @@ def follow_logs(
     going_on, asked = is_active(folder, standings), time.monotonic()
     while going_on and has_reader():
         time.sleep(0.5)
-        if time.monotonic() - asked >= ASK_S:
+        if time.monotonic() - asked >= _ASK_S:
             standings = find_statuses(folder)
             going_on, asked = is_active(folder, standings), time.monotonic()
             begun = [s for s in standings if s.state != known.get(s.paths.folder)]
@@ -367,7 +375,7 @@ def follow_logs(
                 write_line("\n".join(lines))
 
 
-def log_of(paths: RunPaths) -> Path:
+def _log_of(paths: RunPaths) -> Path:
     """Return the log of a run, or the log of its job if the run has none."""
     if paths.log.exists():
         return paths.log
@@ -377,7 +385,7 @@ def log_of(paths: RunPaths) -> Path:
 
 def _heading(each: RunStatus, count: int) -> None:
     if count > 1:
-        write_line(f"==> {log_of(each.paths)} ({each.state})")
+        write_line(f"==> {_log_of(each.paths)} ({each.state})")
 
 
 def _last_lines(log: Path, count: int) -> list[str]:
@@ -468,7 +476,7 @@ def _find_process(host: str, process: str, lock: Path) -> int | str:
     )
 
 
-COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
+_COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
     "status": (status, "Shows the progress of runs on this machine and in a cluster."),
     "logs": (logs, "Shows the last log lines of running and failed runs, or of a single run."),
     "cancel": (_cancel, "Stops runs after saving. Repeat their command to resume them."),

@@ -11,7 +11,7 @@ from eke.config.editor import write_schemas
 DEFAULT_FOLDER = ".schemas"
 """Schema folder that .vscode/settings.json refers to."""
 
-DESCRIPTION = """\
+_DESCRIPTION = """\
 Writes JSON schemas of the option files and prints editor settings. With them, an editor's YAML
 language server completes and checks option files (docs/how-to/editor.md).
 """
@@ -19,7 +19,7 @@ language server completes and checks option files (docs/how-to/editor.md).
 
 def main(arguments: Sequence[str]) -> int:
     """Write the schemas, print the editor settings and return the exit code."""
-    parser = make_parser("schema", DESCRIPTION)
+    parser = make_parser("schema", _DESCRIPTION)
     about = "folder of the schemas, created if missing (default: %(default)s)"
     parser.add_argument("folder", nargs="?", default=DEFAULT_FOLDER, metavar="FOLDER", help=about)
     about = "folder with your options, included in the schemas"

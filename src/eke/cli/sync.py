@@ -10,7 +10,7 @@ from eke.common.text import align, format_number
 from eke.plan.record import EXIT_FAILED, EXIT_OK
 from eke.results.trackers.sync import FAILURES, Options, Report, SyncOutcome, find_runs, sync
 
-DESCRIPTION = """\
+_DESCRIPTION = """\
 Sends offline runs and missing parts of online runs to Weights & Biases. Every run is rebuilt from
 its metrics.jsonl and record.json, sent under its own id, and verified with the server. Repeat the
 command to send only the missing runs.
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         for report in sync(find_runs(options.runs), wanted):
             reports.append(report)
-            sys.stdout.write(f"{run_line(report)}\n")
+            sys.stdout.write(f"{_run_line(report)}\n")
             sys.stdout.flush()
     except KeyboardInterrupt:
         sys.stderr.write("\nInterrupted. Repeat the command to send the rest\n")
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = make_parser("sync", DESCRIPTION)
+    parser = make_parser("sync", _DESCRIPTION)
     about = "run folders, a folder of runs, or a sweep's folder"
     parser.add_argument("runs", nargs="+", metavar="RUNS", help=about)
     parser.add_argument("--project", help="default: tracker.project of each run")
@@ -53,7 +53,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def run_line(report: Report) -> str:
+def _run_line(report: Report) -> str:
     """Format the outcome of a run with its rows and address."""
     rows = "" if report.num_rows is None else format_number(report.num_rows, "row")
     name = " ".join(report.folder.name.split())  # always on one line

@@ -27,13 +27,13 @@ READ_LIMIT = 16 << 20
 """Largest file read at once, bytes. The list of ten thousand jobs takes a third of it. Parsed JSON
 takes thirty times as much memory."""
 
-MAX_LINKS = 40
+_MAX_LINKS = 40
 """Maximum number of links followed in one path, as in Linux (path_resolution(7))."""
 
-LINK_ITSELF: int = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW
+_LINK_ITSELF: int = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW
 """Flags that open a link instead of its target. Without O_PATH (Linux) links are rejected."""
 
-SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class UntrustedPathError(OSError):
@@ -67,7 +67,7 @@ def open_trusted_dir(path: Path, own: bool = False) -> Iterator[int]:
         at, rest, links = open_(path.anchor or ".", os.O_RDONLY), deque(_steps(path)), 0
         while rest:
             name = rest.popleft()
-            step = open_(name, LINK_ITSELF, at)
+            step = open_(name, _LINK_ITSELF, at)
             found = os.fstat(step)
             if not stat.S_ISLNK(found.st_mode):
                 at = step
@@ -76,14 +76,16 @@ def open_trusted_dir(path: Path, own: bool = False) -> Iterator[int]:
                 raise UntrustedPathError("is a link", path)
             if not _is_mine(found, at):
                 raise UntrustedPathError(f"{name} is a link that {_owner(found)} made", path)
-            if (links := links + 1) > MAX_LINKS:
+            if (links := links + 1) > _MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
             target = PurePath(os.readlink("", dir_fd=step))
             at = open_("/", os.O_RDONLY) if target.anchor else at
             rest.extendleft(reversed(_steps(target)))
         folder = open_(".", os.O_RDONLY | os.O_DIRECTORY, at)
         if own and not _is_mine(found := os.fstat(folder), folder):
-            raise UntrustedPathError(f"belongs to {_owner(found)}, and only its owner may write there", path)
+            raise UntrustedPathError(
+                f"belongs to {_owner(found)}, and only its owner may write there", path
+            )
         yield folder
     finally:
         for descriptor in opened:
@@ -104,7 +106,7 @@ def _my_number(folder: int) -> int | None:
     """Return this user's id on a file system with its own ids (CIFS): the owner of a new file."""
     name = f".{secrets.token_hex(8)}.tmp"
     try:
-        made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE, 0o600, dir_fd=folder)
+        made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o600, dir_fd=folder)
     except OSError:
         return None
     try:
@@ -138,7 +140,7 @@ def open_file(path: Path, flags: int, mode: int = 0o666, shared: bool = False) -
     """
     with open_trusted_dir(path.parent, own=not shared) as folder:
         try:
-            descriptor = os.open(path.name, flags | SAFE, mode, dir_fd=folder)
+            descriptor = os.open(path.name, flags | _SAFE, mode, dir_fd=folder)
         except OSError as error:
             raise _named(error, path) from error
         try:
@@ -172,7 +174,7 @@ def _regular(descriptor: int, path: Path) -> os.stat_result:
 def open_to_read(path: Path) -> int:
     """Open any user's regular file for reading. Refused for links and other kinds."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | SAFE)
+        descriptor = os.open(path, os.O_RDONLY | _SAFE)
     except OSError as error:
         raise _named(error, path) from error
     try:
@@ -235,7 +237,7 @@ def write_atomic(path: Path, content: str | bytes, shared: bool = False, mode: i
     temporary = f".{path.name[:200]}.{secrets.token_hex(8)}.tmp"
     with open_trusted_dir(path.parent, own=not shared) as folder:
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE
             with open(os.open(temporary, flags, mode, dir_fd=folder), "wb") as file:
                 file.write(data)
                 file.flush()

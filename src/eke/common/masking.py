@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-MASK = "***"
+_MASK = "***"
 
 _WORD = (
     "(?:token|secret|password|passwd|passphrase|signature|authorization"
@@ -50,10 +50,10 @@ def mask(text: str) -> str:
 
     def hidden(found: re.Match[str]) -> str:
         is_none = _VOCABULARY.search(found["name"]) or _NO_SECRET.fullmatch(found["value"])
-        return found[0] if is_none else found["name"] + MASK
+        return found[0] if is_none else found["name"] + _MASK
 
-    text = _HEADER.sub(rf"\g<name>{MASK}", text)
-    return _USER.sub(rf"\g<2>{MASK}@", _GIVEN.sub(hidden, text))
+    text = _HEADER.sub(rf"\g<name>{_MASK}", text)
+    return _USER.sub(rf"\g<2>{_MASK}@", _GIVEN.sub(hidden, text))
 
 
 def masked(value: Any, path: str = "", found: dict[str, str] | None = None) -> Any:
@@ -66,6 +66,6 @@ def masked(value: Any, path: str = "", found: dict[str, str] | None = None) -> A
     if not isinstance(value, str):
         return value
     whole = is_secret(path) and not _NO_SECRET.fullmatch(value)
-    if (shown := MASK if whole else mask(value)) != value and found is not None:
+    if (shown := _MASK if whole else mask(value)) != value and found is not None:
         found[path] = shown
     return shown

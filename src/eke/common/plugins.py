@@ -11,7 +11,7 @@ from eke.common.errors import EkeError
 LAUNCHERS = "eke.launchers"
 """Group with option of `hydra/launcher` -> class that implements `eke.launch.Launcher`."""
 
-BUILT_IN: dict[str, dict[str, str]] = {
+_BUILT_IN: dict[str, dict[str, str]] = {
     LAUNCHERS: {
         "local": "eke.launch.local:LocalLauncher",
         "command": "eke.launch.command:CommandLauncher",
@@ -23,7 +23,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
 
 def plugin_names(group: str) -> list[str]:
     """Return the names in a group, eke's own first."""
-    return list(dict.fromkeys([*BUILT_IN.get(group, {}), *_installed(group, tuple(sys.path))]))
+    return list(dict.fromkeys([*_BUILT_IN.get(group, {}), *_installed(group, tuple(sys.path))]))
 
 
 @cache  # takes 4 ms, and the status of a thousand runs calls it for each
@@ -33,13 +33,13 @@ def _installed(group: str, _path: tuple[str, ...]) -> list[str]:
 
 def has_plugin(group: str, name: str) -> bool:
     """Return whether a group has this name."""
-    return name in BUILT_IN.get(group, {}) or name in plugin_names(group)
+    return name in _BUILT_IN.get(group, {}) or name in plugin_names(group)
 
 
 @cache
 def load_plugin(group: str, name: str) -> Any:
     """Import the implementation of a name, None if unknown. EkeError if the import fails."""
-    if reference := BUILT_IN.get(group, {}).get(name):
+    if reference := _BUILT_IN.get(group, {}).get(name):
         module, _, attribute = reference.partition(":")
         return getattr(import_module(module), attribute)
     for found in entry_points(group=group, name=name):

@@ -57,7 +57,7 @@ def check_started_tasks(what: str, num_nodes: int) -> None:
     raise ConfigError(Problem("distributed.num_nodes", number, why, fix, "started_processes"))
 
 
-RENDEZVOUS = (RANK, WORLD_SIZE, LOCAL_RANK, "MASTER_ADDR", "MASTER_PORT")
+_RENDEZVOUS = (RANK, WORLD_SIZE, LOCAL_RANK, "MASTER_ADDR", "MASTER_PORT")
 """Variables that torchrun sets for each process (https://docs.pytorch.org/docs/stable/elastic/run.html)."""
 
 RANK_0_ERROR_TIMEOUT_S = 30.0
@@ -72,15 +72,15 @@ def _number_of(name: str) -> int:
         return 1
 
 
-def started_ranks() -> int:
+def _started_ranks() -> int:
     """Return the number of processes started by torchrun or `accelerate launch`, else 1."""
     # Incomplete variables are left from another job.
-    return _number_of(WORLD_SIZE) if all(name in os.environ for name in RENDEZVOUS) else 1
+    return _number_of(WORLD_SIZE) if all(name in os.environ for name in _RENDEZVOUS) else 1
 
 
 def ranks_are_started() -> bool:
     """Return whether this process is one of several ranks of a run."""
-    return started_ranks() > 1
+    return _started_ranks() > 1
 
 
 def my_rank() -> int:
@@ -95,12 +95,12 @@ def is_first() -> bool:
 
 def num_allocated_nodes() -> int:
     """Return the number of nodes on which srun or torchrun started this command."""
-    return max(1, current_slurm_task().count, started_ranks() // _number_of(LOCAL_WORLD_SIZE))
+    return max(1, current_slurm_task().count, _started_ranks() // _number_of(LOCAL_WORLD_SIZE))
 
 
 def check_started_ranks(option: str, num_processes: int) -> None:
     """Raise ConfigError if other processes are started than `distributed=option` or a sweep has."""
-    started = started_ranks()
+    started = _started_ranks()
     if started in (1, num_processes):
         return
     why = f"{started} processes were started ({WORLD_SIZE} in the environment)"
@@ -129,7 +129,7 @@ TRACKED_RUN_VARIABLES = (
 SAFE_PATH = "-P"
 """Option of Python that removes the current folder from the import path."""
 
-AGENT = ("WANDB_SWEEP_ID", "WANDB_RUN_ID")
+_AGENT = ("WANDB_SWEEP_ID", "WANDB_RUN_ID")
 """Variables that W&B's agent sets for each run it starts."""
 
 
@@ -156,7 +156,7 @@ def child_environment() -> dict[str, str]:
     # process. A worker would use them as its rank, rendezvous or tracker run.
     if not ranks_are_started():
         kept = {name: value for name, value in kept.items() if not re.match(RANK_VARIABLES, name)}
-    if any(name not in kept for name in AGENT):
+    if any(name not in kept for name in _AGENT):
         kept = {k: value for k, value in kept.items() if not re.match(TRACKED_RUN_VARIABLES, k)}
     # An empty or relative entry refers to the current folder.
     entries = filter(os.path.isabs, kept.get("PYTHONPATH", "").split(os.pathsep))
@@ -174,7 +174,7 @@ def ensure_home() -> None:
 
 def leave_tracked_run() -> None:
     """Remove variables of one tracked run, since each of several runs has its own id."""
-    if all(name in os.environ for name in AGENT):
+    if all(name in os.environ for name in _AGENT):
         why = "W&B's agent expects one run. These runs are outside its sweep"
         write_line(f"  warning: {why}", sys.stderr)
     for name in [each for each in os.environ if re.match(TRACKED_RUN_VARIABLES, each)]:

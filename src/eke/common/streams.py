@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-CLOSED_PIPE_ERRNOS = (errno.EPIPE, errno.EIO)
+_CLOSED_PIPE_ERRNOS = (errno.EPIPE, errno.EIO)
 """Errors of a pipe without a reader (`| head`) and of a closed terminal."""
 
-COLOURS = re.compile(r"(\x1b\[[\d;]*m)")
+_COLOURS = re.compile(r"(\x1b\[[\d;]*m)")
 """Escape sequences that only style characters (ECMA-48, SGR)."""
 
 CONTROL = re.compile(
@@ -37,19 +37,19 @@ CONTROL = re.compile(
 
 def printable(text: str, colours: bool = True) -> str:
     """Replace control characters by U+FFFD. `colours` keeps the escape sequences of colours."""
-    parts = COLOURS.split(text) if colours else [text]
+    parts = _COLOURS.split(text) if colours else [text]
     parts[::2] = [CONTROL.sub("\N{REPLACEMENT CHARACTER}", part) for part in parts[::2]]
     return "".join(parts)
 
 
-MARKUP = re.compile(r"[\\`*\[\]|$~]|^[#+=-]+(?= |$)|(?<!\w)_+|_+(?!\w)")
+_MARKUP = re.compile(r"[\\`*\[\]|$~]|^[#+=-]+(?= |$)|(?<!\w)_+|_+(?!\w)")
 """Pattern of characters with a meaning in Markdown. `$` begins a formula."""
 
 
 def escape(text: str) -> str:
     """Escape text for Markdown and HTML, on one line."""
     flat = " ".join(printable_line(text).split())
-    flat = MARKUP.sub(lambda signs: "".join(f"\\{sign}" for sign in signs[0]), flat)
+    flat = _MARKUP.sub(lambda signs: "".join(f"\\{sign}" for sign in signs[0]), flat)
     return flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -99,7 +99,7 @@ class _Output(io.FileIO):
             return written
         except OSError as error:
             before, self.error = self.error, self.error or error
-            if error.errno in CLOSED_PIPE_ERRNOS:  # also for native code and children
+            if error.errno in _CLOSED_PIPE_ERRNOS:  # also for native code and children
                 with contextlib.suppress(OSError):
                     nowhere = os.open(os.devnull, os.O_WRONLY)
                     os.dup2(nowhere, self.fileno())
@@ -110,7 +110,7 @@ class _Output(io.FileIO):
 
 
 def open_streams(encoding: str | None = None) -> None:
-    """Replace closed streams by the null device and record write errors for `output_was_lost`, `has_reader`.
+    """Replace closed streams by the null device, and record write errors.
 
     Streams replaced by a test or a notebook are kept. `encoding` is for writing to a file of eke.
     """
@@ -152,7 +152,7 @@ def output_was_lost() -> bool:
 
 def has_reader() -> bool:
     """Return whether standard output still has a reader, judged by past writes."""
-    return _errno() not in CLOSED_PIPE_ERRNOS
+    return _errno() not in _CLOSED_PIPE_ERRNOS
 
 
 def _errno() -> int | None:

@@ -21,7 +21,7 @@ def align(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[st
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
-ROUNDS_UP = 0.9995
+_ROUNDS_UP = 0.9995
 """Threshold from which three significant digits round up to the next unit: 999.5 k is 1 M."""
 
 
@@ -36,7 +36,7 @@ def format_bytes(num_bytes: float) -> str:
 def format_count(count: float) -> str:
     """Format a count with a decimal prefix: `1.24 B`, `335 M`, `12.3 k`."""
     for suffix, size in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(count) >= size * ROUNDS_UP:
+        if abs(count) >= size * _ROUNDS_UP:
             return f"{count / size:.3g} {suffix}"
     return f"{count:.0f}" if float(count).is_integer() else f"{count:.3g}"
 
@@ -53,7 +53,7 @@ def format_flops(flops: float) -> str:
 
 def format_seconds(seconds: float) -> str:
     """Format a duration with suitable units: `12.3 ms`, `4.21 s`, `3 m 12 s`, `2 h 05 m`."""
-    if seconds < ROUNDS_UP:
+    if seconds < _ROUNDS_UP:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 59.95:  # three digits would show 60 s
         return f"{seconds:.3g} s"
@@ -109,7 +109,7 @@ def first_line(error: BaseException) -> str:
     return next(filter(None, map(str.strip, str(error).splitlines())), repr(error))
 
 
-MAX_LISTED_FILES = 1000
+_MAX_LISTED_FILES = 1000
 """Maximum number of files in a folder whose names are compared, a time limit."""
 
 
@@ -159,7 +159,7 @@ def closest_path(missing: Path) -> Path | None:
     except (OSError, ValueError):  # the folder is also missing, or a null character
         return None
     plain = [name for name in siblings if name.isprintable()]
-    found = suggest_match(missing.name, plain) if len(plain) <= MAX_LISTED_FILES else None
+    found = suggest_match(missing.name, plain) if len(plain) <= _MAX_LISTED_FILES else None
     return missing.parent / found if found else None
 
 

@@ -14,9 +14,9 @@ from eke.config.compose.catalogue import (
     FIXED_FIELDS,
     Catalogue,
     Field,
-    option_summaries,
     class_fields,
     default_text,
+    option_summaries,
     title,
 )
 from eke.config.compose.compose_cache import PRESETS
@@ -24,32 +24,32 @@ from eke.config.compose.composer import open_catalogue
 from eke.config.schema import VARIANTS, Config
 from eke.config.schema.fields import LARGEST, field_docs, summary
 
-Schema = dict[str, Any]
+_Schema = dict[str, Any]
 """JSON Schema."""
 
 # Hydra reads YAML 1.1, which parses `on` as true. Files must quote "on".
 _YAML_BOOLEANS = ("on", "off", "yes", "no", "y", "n", "true", "false")
 # Interpolations are valid for any key. Composition resolves them.
 _MARK = r"\$\{"
-_INTERPOLATION: Schema = {"$ref": "#/definitions/interpolation"}
-DEFINITIONS: dict[str, Schema] = {"interpolation": {"type": "string", "pattern": _MARK}}
+_INTERPOLATION: _Schema = {"$ref": "#/definitions/interpolation"}
+DEFINITIONS: dict[str, _Schema] = {"interpolation": {"type": "string", "pattern": _MARK}}
 """Definitions required by every schema with keys."""
 
 _TYPES: dict[type, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}
 _DRAFT = "http://json-schema.org/draft-07/schema#"  # the best supported draft
 _OWN_VALUES = {"_self_": "Values of this file. The last entry, so that they take precedence."}
 
-CONFIG = "config"
+_CONFIG = "config"
 """Name of the schema of config.yaml."""
 
 
-def field_schema(field: Field, doc: str) -> Schema:
+def field_schema(field: Field, doc: str) -> _Schema:
     """Return the schema of one key: type, limits, enum values and description."""
     limit = f", {field.limit.describe(0)}" if field.limit else ""
     words = field.words()
     default = f" Default: {default_text(field)}." if field.default != "???" else " Required."
     about = f"{doc}\n\n{words[0].upper()}{words[1:]}{limit}.{default}".strip()
-    described: Schema = {"description": about}
+    described: _Schema = {"description": about}
     value = field.default.name if isinstance(field.default, Enum) else field.default
     if value not in ("???", *_YAML_BOOLEANS):  # an editor would insert it without quotes
         described["default"] = value
@@ -62,10 +62,10 @@ def field_schema(field: Field, doc: str) -> Schema:
     return described | {"if": _INTERPOLATION, "then": {}, "else": schema}
 
 
-def _value_schema(field: Field) -> Schema:
+def _value_schema(field: Field) -> _Schema:
     kind, is_list = field.kind, get_origin(field.kind) is list
     name = "array" if is_list else "object" if kind is dict else _TYPES.get(kind, "string")
-    schema: Schema = {"type": [name, "null"] if field.optional else name}
+    schema: _Schema = {"type": [name, "null"] if field.optional else name}
     if kind is str and str(field.default).isdecimal():  # a number or a word, as for sweep.repeats
         schema["type"] = [name, "integer"]
     if is_list:
@@ -93,23 +93,23 @@ def _value_schema(field: Field) -> Schema:
     return schema
 
 
-def _keys(cls: type) -> dict[str, Schema]:
+def _keys(cls: type) -> dict[str, _Schema]:
     """Return the schema of each key of a schema class, without its sections."""
     docs = field_docs(cls)
     single = [(n, field) for n, field in class_fields(cls) if not is_dataclass(field.annotation)]
     return {name: field_schema(field, docs.get(name, "")) for name, field in single}
 
 
-def _closed(properties: Mapping[str, Any]) -> Schema:
+def _closed(properties: Mapping[str, Any]) -> _Schema:
     """Return the schema of an object with these keys and no others."""
     return {"type": "object", "properties": dict(properties), "additionalProperties": False}
 
 
-def make_schemas(catalogue: Catalogue) -> dict[str, Schema]:
+def make_schemas(catalogue: Catalogue) -> dict[str, _Schema]:
     """Return group -> schema of its option files, and `config` -> schema of config.yaml."""
     entries = {"schema": "Types of all keys.", **_OWN_VALUES}
     whole = _whole(entries, list(catalogue.options), "", catalogue)
-    schemas = {CONFIG: {"title": "config.yaml", **whole}}
+    schemas = {_CONFIG: {"title": "config.yaml", **whole}}
     for group in catalogue.options:
         if group in PRESETS:
             schemas[group] = _preset_file(group, catalogue)
@@ -118,11 +118,11 @@ def make_schemas(catalogue: Catalogue) -> dict[str, Schema]:
     return schemas
 
 
-def _option_file(group: str, catalogue: Catalogue) -> Schema:
+def _option_file(group: str, catalogue: Catalogue) -> _Schema:
     """Return the schema of an option file. Its defaults list determines its fields."""
     variants = VARIANTS.get(group, {})
     base: type = get_type_hints(Config)[group]
-    body: Schema = {"$ref": f"#/definitions/{base.__name__}"}
+    body: _Schema = {"$ref": f"#/definitions/{base.__name__}"}
     definitions = dict(DEFINITIONS)
     for cls in dict.fromkeys([*variants.values(), base]):
         definitions[cls.__name__] = _closed({"defaults": {}, **_keys(cls)})
@@ -152,7 +152,7 @@ def _schema_entry(group: str, variant: str) -> str:
     return f"/schema/{group}/{variant}@_here_"
 
 
-def _option_defaults(group: str, catalogue: Catalogue) -> Schema:
+def _option_defaults(group: str, catalogue: Catalogue) -> _Schema:
     variants = VARIANTS.get(group, {})
     options = option_summaries(group, catalogue)
     entries = {_schema_entry(group, name): summary(cls) for name, cls in variants.items()}
@@ -163,11 +163,11 @@ def _option_defaults(group: str, catalogue: Catalogue) -> Schema:
         for name in variants
     ]
     about = "Schema of the fields, and an option to start from."
-    schema: Schema = {"description": about, "type": "array", "items": _choice(entries)}
+    schema: _Schema = {"description": about, "type": "array", "items": _choice(entries)}
     return schema | ({"defaultSnippets": snippets} if snippets else {})
 
 
-def _preset_file(group: str, catalogue: Catalogue) -> Schema:
+def _preset_file(group: str, catalogue: Catalogue) -> _Schema:
     entries = _OWN_VALUES | option_summaries(group, catalogue)
     for other in PRESETS[: PRESETS.index(group)]:  # preceding entries in config.yaml
         options = option_summaries(other, catalogue)
@@ -178,7 +178,7 @@ def _preset_file(group: str, catalogue: Catalogue) -> Schema:
 
 def _whole(
     entries: dict[str, str], groups: Sequence[str], prefix: str, catalogue: Catalogue
-) -> Schema:
+) -> _Schema:
     """Return the schema of sections, single keys and Hydra's keys.
 
     The defaults list contains `entries` and choices of `groups` with `prefix` before the name. A
@@ -187,7 +187,7 @@ def _whole(
     hints, single = get_type_hints(Config), _keys(Config)
     sections = {name: {"description": summary(hints[name])} for name in catalogue.sections}
     defaults = _defaults(entries, groups, prefix)
-    hydra: Schema = {"type": "object", "description": "Settings of Hydra."}
+    hydra: _Schema = {"type": "object", "description": "Settings of Hydra."}
     return {
         "$schema": _DRAFT,
         **_closed({"defaults": defaults, **sections, **single, "hydra": hydra}),
@@ -197,8 +197,8 @@ def _whole(
 
 
 def _definitions(
-    groups: Sequence[str], single: dict[str, Schema], catalogue: Catalogue
-) -> dict[str, Schema]:
+    groups: Sequence[str], single: dict[str, _Schema], catalogue: Catalogue
+) -> dict[str, _Schema]:
     """Return the shared definitions: options of `groups`, and keys of all sections and sweeps."""
     definitions = dict(DEFINITIONS)
     about = {group: title(group) for group in groups}
@@ -218,7 +218,7 @@ def _definitions(
     varied = {key: {"description": text} for key, text in about.items()}
     definitions["varied"] = _closed(varied) | {"type": ["object", "null"]}
     for part in ("product", "zip", "rows"):
-        value: Schema = {"$ref": "#/definitions/varied"}
+        value: _Schema = {"$ref": "#/definitions/varied"}
         value = {"additionalProperties": value} if part == "rows" else {"allOf": [value]}
         key = definitions["sweep"]["properties"][part]
         said = {"description": key["description"], "type": "object"}
@@ -226,9 +226,9 @@ def _definitions(
     return definitions
 
 
-def _section(group: str, prefix: str, catalogue: Catalogue) -> Schema:
+def _section(group: str, prefix: str, catalogue: Catalogue) -> _Schema:
     """Return the schema of a section: fields of the chosen option, else of all options."""
-    body: Schema = {"properties": {group: {"$ref": f"#/definitions/{group}"}}}
+    body: _Schema = {"properties": {group: {"$ref": f"#/definitions/{group}"}}}
     entry = f"{prefix}{group}"
     for cls in VARIANTS.get(group, {}).values():
         option = {"enum": _options_of(cls, group, catalogue)}
@@ -238,12 +238,12 @@ def _section(group: str, prefix: str, catalogue: Catalogue) -> Schema:
     return body
 
 
-def _if_defaults_hold(entry: Schema) -> Schema:
+def _if_defaults_hold(entry: _Schema) -> _Schema:
     defaults = {"type": "array", "contains": entry}
     return {"required": ["defaults"], "properties": {"defaults": defaults}}
 
 
-def _defaults(entries: dict[str, str], groups: Sequence[str], prefix: str) -> Schema:
+def _defaults(entries: dict[str, str], groups: Sequence[str], prefix: str) -> _Schema:
     choices = {f"{prefix}{group}": {"$ref": f"#/definitions/{group}_options"} for group in groups}
     hydra = {f"override hydra/{name}_logging": {"type": "string"} for name in ("job", "hydra")}
     items = {
@@ -256,7 +256,7 @@ def _defaults(entries: dict[str, str], groups: Sequence[str], prefix: str) -> Sc
     return {"description": about, "type": "array", "items": items}
 
 
-def _choice(entries: dict[str, str]) -> Schema:
+def _choice(entries: dict[str, str]) -> _Schema:
     return {"enum": list(entries), "enumDescriptions": list(entries.values())}
 
 
@@ -288,7 +288,7 @@ def editor_settings(schemas: Iterable[str], place: str, folders: Sequence[str]) 
     """
     patterns = {name: [f"{folder}/{name}/*.yaml" for folder in folders] for name in schemas}
     patterns["sweep"].insert(0, "sweeps/*.yaml")
-    patterns[CONFIG] = [f"{folders[0]}/config.yaml"]  # only eke's folder has one
+    patterns[_CONFIG] = [f"{folders[0]}/config.yaml"]  # only eke's folder has one
     return {
         "yaml.schemas": {f"{place}/{name}.json": globs for name, globs in patterns.items()},
         # As in Hydra, `on` is true and "on" is a string.

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from eke.common.text import normalize_name
-from eke.config.compose.suggest import suggest_data_overrides, as_evaluation
+from eke.config.compose.suggest import as_evaluation, suggest_data_overrides
 
 _FILES = {"{data}": suggest_data_overrides, "{eval_data}": as_evaluation}
 _FILE_KEYS = {"{data}": "data.path", "{eval_data}": "data.eval_path"}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import MIB
 from eke.hardware import nvidia
-from eke.hardware.datasheets import DEVICES, Device, device_option, add_datasheet_specs
+from eke.hardware.datasheets import DEVICES, Device, add_datasheet_specs, device_option
 from eke.hardware.nvidia import Gpu
 
 _PROC = Path("/proc")
@@ -27,7 +27,7 @@ _USE = {
 }
 """Limit file -> file with current use, and line of `memory.stat` with reclaimable bytes."""
 
-AVAILABLE_STEP = 256 * MIB
+_AVAILABLE_STEP = 256 * MIB
 """Granularity of available memory, so that small changes do not change a plan."""
 
 
@@ -81,7 +81,7 @@ def memory_available(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None
         lines = (proc / "meminfo").read_text().splitlines()
         sizes = dict(line.split(":", 1) for line in lines)
         free.append(int(sizes["MemAvailable"].split()[0]) * 1024)
-    return max(0, min(free)) // AVAILABLE_STEP * AVAILABLE_STEP if free else None
+    return max(0, min(free)) // _AVAILABLE_STEP * _AVAILABLE_STEP if free else None
 
 
 def _used(place: Path, limit: str) -> int | None:

@@ -108,13 +108,13 @@ _PRO_BLACKWELL = (
 )
 
 
-GRACE = 0
+_GRACE = 0
 """NVLink-C2C to a Grace processor instead of PCI Express."""
 
 _HOST_GIB = {"V100": 488, "A100": 1152, "H100": 2048, "H200": 2048, "B200": 2048}
 """GiB of Amazon's p3.16xlarge, p4d, p4de, p5, p5en, p6-b200 (aws.amazon.com/ec2/instance-types)."""
 
-HOST_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0, GRACE: 225.0}
+_HOST_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0, _GRACE: 225.0}
 """Generation of PCI Express with 16 lanes -> GB/s to the host in one direction."""
 
 
@@ -143,7 +143,7 @@ def _gpu(
         memory_bytes_per_s=memory * 1e9,
         link_bytes_per_s=link * 1e9 if link else None,
         host_memory_bytes=_HOST_GIB.get(name.split()[1][:4], 0) * GIB or None,
-        host_bytes_per_s=HOST_GB_PER_S[generation] * 1e9,
+        host_bytes_per_s=_HOST_GB_PER_S[generation] * 1e9,
         network_bytes_per_s=network / 8 * 1e9 if network else None,
         source=source,
         present=False,
@@ -190,8 +190,8 @@ DEVICES: dict[str, Device] = {
     "b200": _gpu(
         "NVIDIA B200", 183359, (10, 0), _HGX, (8000, 1800, 5, 400), (75.0, 1125.0, 2250.0)
     ),
-    "gb200": _gpu("NVIDIA GB200", 189471, (10, 0), _GB200, (8000, 1800, GRACE, 400), _NVL72_PEAKS),
-    "gb300": _gpu("NVIDIA GB300", 284208, (10, 3), _GB300, (8000, 1800, GRACE, 800), _NVL72_PEAKS),
+    "gb200": _gpu("NVIDIA GB200", 189471, (10, 0), _GB200, (8000, 1800, _GRACE, 400), _NVL72_PEAKS),
+    "gb300": _gpu("NVIDIA GB300", 284208, (10, 3), _GB300, (8000, 1800, _GRACE, 800), _NVL72_PEAKS),
     "mi300x": _gpu(
         "AMD Instinct MI300X", 196592, (9, 4), _MI300X, (5300, 896, 5, 400), (163.4, 653.7, 1307.4)
     ),

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from eke.common.files import (
-    open_trusted_dir,
     is_locked,
     open_file,
     open_shared_lock,
+    open_trusted_dir,
     read_text,
     try_lock,
 )
@@ -24,13 +24,13 @@ from eke.common.files import (
 LEASES = "EKE_LEASES"
 """Environment variable for the lease folder. Runs with different folders do not detect another."""
 
-ALL_USERS = Path("/tmp/eke-leases")
+_ALL_USERS = Path("/tmp/eke-leases")
 """Default lease folder. `TMPDIR` may differ per user, shell or job."""
 
 
 def lease_folder() -> Path:
     """Return the lease folder of this machine, created for all users if missing."""
-    folder = Path(os.environ.get(LEASES) or ALL_USERS)
+    folder = Path(os.environ.get(LEASES) or _ALL_USERS)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         folder.mkdir()

@@ -24,7 +24,7 @@ LIBRARIES = (
 )  # fmt: skip
 """Distributions used in a step. Another version may change results, time or memory."""
 
-OF_DATA = ("numpy", "tokenizers")
+_OF_DATA = ("numpy", "tokenizers")
 """Distributions that affect the input of a step, but not its time."""
 
 
@@ -38,14 +38,14 @@ def software_now() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "eke_source": source_hash(package_folder()),
-        **installed_versions((*LIBRARIES, *OF_DATA)),
+        **installed_versions((*LIBRARIES, *_OF_DATA)),
     }
 
 
 def software_places() -> dict[str, tuple[str, int]]:
     """Return folder and inode of each part of `software_now`, which upgrades do not change."""
     folders = {"eke_source": str(package_folder().parent), "python": sys.prefix}
-    for name in (*LIBRARIES, *OF_DATA):
+    for name in (*LIBRARIES, *_OF_DATA):
         with contextlib.suppress(metadata.PackageNotFoundError):
             folders[name] = os.path.realpath(str(metadata.distribution(name).locate_file("")))
     return {name: (folder, os.stat(folder).st_ino) for name, folder in folders.items()}

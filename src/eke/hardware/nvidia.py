@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 NO_GPU = "the NVIDIA driver lists no GPU"
 
@@ -25,7 +25,7 @@ class Gpu:
     capability: tuple[int, int] | None
 
 
-def ask_driver(question: Callable[[Any], T]) -> tuple[T | None, str]:
+def ask_driver(question: Callable[[Any], _T]) -> tuple[_T | None, str]:
     """Return the result of a function of the `pynvml` module, or None and the reason."""
     try:
         import pynvml
@@ -80,7 +80,7 @@ def visible_gpus(nvml: Any) -> list[Gpu]:
     """Return the GPUs of a CUDA process: one MIG slice or all GPUs (NVIDIA MIG User Guide)."""
     handles = visible_handles(nvml)
     slices = [handle for handle in handles if _is_slice(nvml, handle)]
-    return [query_gpu(nvml, handle) for handle in slices[:1] or handles]
+    return [_query_gpu(nvml, handle) for handle in slices[:1] or handles]
 
 
 def _slices(nvml: Any, handle: Any) -> list[Any]:
@@ -111,7 +111,7 @@ def _index_of(entry: str, uuids: dict[int, str]) -> Any:
     return matches[0] if entry.startswith("GPU-") and len(matches) == 1 else None
 
 
-def query_gpu(nvml: Any, handle: Any) -> Gpu:
+def _query_gpu(nvml: Any, handle: Any) -> Gpu:
     """Return name, memory and capability, None for values that the driver does not report."""
     info = nvml.nvmlDeviceGetMemoryInfo
     # CUDA cannot allocate the memory reserved by the driver.
@@ -127,7 +127,7 @@ def query_gpu(nvml: Any, handle: Any) -> Gpu:
     return Gpu(name, memory, capability)
 
 
-THROTTLES = {
+_THROTTLES = {
     0x2: "application clocks",
     0x4: "power cap",
     0x8: "hardware slowdown",
@@ -186,7 +186,7 @@ def driver_versions(library: Any) -> tuple[str | None, str | None]:
     return _ask(library, lambda: str(library.nvmlSystemGetDriverVersion())), cuda
 
 
-def _ask(library: Any, question: Callable[[], T]) -> T | None:
+def _ask(library: Any, question: Callable[[], _T]) -> _T | None:
     """Return the result of a query, None if driver, GPU or nvidia-ml-py does not support it."""
     try:
         return question()
@@ -201,7 +201,7 @@ def _state(library: Any, index: int) -> GpuState:
         return _ask(library, lambda: part(getattr(library, name)(handle, *arguments)))
 
     return GpuState(
-        **vars(query_gpu(library, handle)),
+        **vars(_query_gpu(library, handle)),
         index=index,
         used_bytes=ask("nvmlDeviceGetMemoryInfo", part=lambda memory: int(memory.used)),
         temperature_c=ask("nvmlDeviceGetTemperature", 0),
@@ -211,7 +211,7 @@ def _state(library: Any, index: int) -> GpuState:
         max_sm_clock_mhz=ask("nvmlDeviceGetMaxClockInfo", 1),
         throttled_by=ask(
             "nvmlDeviceGetCurrentClocksThrottleReasons",
-            part=lambda bits: tuple(word for bit, word in THROTTLES.items() if bits & bit),
+            part=lambda bits: tuple(word for bit, word in _THROTTLES.items() if bits & bit),
         ),
         utilisation_percent=ask("nvmlDeviceGetUtilizationRates", part=lambda rates: int(rates.gpu)),
         num_processes=ask("nvmlDeviceGetComputeRunningProcesses", part=len),

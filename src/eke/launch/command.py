@@ -17,21 +17,26 @@ from eke.common.paths import SUPERVISOR, RunPaths, SweepPaths, source_folder, us
 from eke.common.process_env import RANK_VARIABLES, TRACKED_RUN_VARIABLES
 from eke.config.schema import Config
 from eke.hardware import DeviceSlot
-from eke.launch.devices import Devices, DeviceLease
+from eke.launch.devices import DeviceLease, Devices
 from eke.launch.interface import JobStatus, Launcher, PlannedDevice, declared_target
 from eke.launch.local import FreeMemory, Pool
 from eke.launch.processes import prefix_runner
 from eke.launch.processes.prefix_runner import ALIVE, GONE, LOCK, order_digest
 from eke.launch.processes.running_run import RunAttempt
 from eke.launch.processes.sweep_state import SweepState
-from eke.launch.processes.worker_process import NodeAssignment, Worker, start_process, worker_command
+from eke.launch.processes.worker_process import (
+    NodeAssignment,
+    Worker,
+    start_process,
+    worker_command,
+)
 from eke.plan.planner import Plan
 
-CALL_S = 60.0
+_CALL_S = 60.0
 """Time limit in seconds for a call through the prefix that signals or checks a worker."""
 
 
-def remote_command(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> list[str]:
+def _remote_command(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> list[str]:
     """Return the command that acts on a run's worker through the prefix."""
     runner = str(Path(prefix_runner.__file__).absolute())
     # -I keeps PYTHONPATH and the current folder off the runner's import path.
@@ -40,11 +45,11 @@ def remote_command(prefix: Sequence[str], action: str, folder: Path, *rest: str)
 
 def call(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> int:
     """Check, signal or end a run's worker. Return `ALIVE` or `GONE`, else raise EkeError."""
-    command = remote_command(prefix, action, folder, *rest)
+    command = _remote_command(prefix, action, folder, *rest)
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            timeout=CALL_S, check=False,
+            timeout=_CALL_S, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EkeError(f"{shlex.join(prefix)}: {error}") from error
@@ -54,7 +59,7 @@ def call(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> int:
     return done.returncode
 
 
-def prefix_of(ticket: Path) -> list[str]:
+def _prefix_of(ticket: Path) -> list[str]:
     """Return the prefix of a run's last start. Raise EkeError if the ticket is unreadable."""
     try:
         return [str(word) for word in read_json(ticket, own=True)["prefix"]]
@@ -81,7 +86,7 @@ class PrefixedWorker(Worker):
         self._calls: list[subprocess.Popen[bytes]] = []
         if self.ticket.exists():
             try:
-                call(prefix_of(self.ticket), "end", paths.folder)
+                call(_prefix_of(self.ticket), "end", paths.folder)
             except EkeError as error:
                 why = f"its earlier worker may still be alive ({error})"
                 raise BusyError(f"{why}. If it has ended, delete {self.ticket}") from error
@@ -98,12 +103,12 @@ class PrefixedWorker(Worker):
             "supervisor": SUPERVISOR,
         }
         write_json(self.ticket, order)
-        far = remote_command(prefix, "start", paths.folder, ticket, order_digest(order))
+        far = _remote_command(prefix, "start", paths.folder, ticket, order_digest(order))
         self.process = start_process(far, paths.log, descriptors)
 
     def _call(self, action: str, *rest: str) -> None:
         with contextlib.suppress(OSError):
-            far = remote_command(self.prefix, action, self.paths.folder, *rest)
+            far = _remote_command(self.prefix, action, self.paths.folder, *rest)
             self._calls.append(start_process(far, self.paths.log))
 
     def ask(self, number: int) -> None:
@@ -191,7 +196,7 @@ class CommandLauncher(Launcher):
         found = {}
         for paths in runs:
             try:
-                prefix = prefix_of(paths.ticket(self.name))
+                prefix = _prefix_of(paths.ticket(self.name))
                 where = f"behind {shlex.join(prefix)}"
                 name = str(paths.folder)
                 if is_locked(paths.lock):
@@ -207,7 +212,7 @@ class CommandLauncher(Launcher):
         failed = []
         for paths in (RunPaths(Path(name)) for name in jobs):
             try:
-                prefix = prefix_of(paths.ticket(self.name))
+                prefix = _prefix_of(paths.ticket(self.name))
                 call(prefix, "signal", paths.folder, str(int(signal.SIGINT)))
             except EkeError as error:
                 failed.append(str(error))

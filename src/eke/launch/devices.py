@@ -44,10 +44,10 @@ def holder_of(name: str) -> str:
     return "another process"
 
 
-MULTI_DEVICE_LOCK = "gathering"
+_MULTI_DEVICE_LOCK = "gathering"
 """Name of a machine-wide lock: two pools that each hold part of their devices would deadlock."""
 
-SlotFilter = Callable[[DeviceSlot], str]
+_SlotFilter = Callable[[DeviceSlot], str]
 """Check of a slot: the reason why a run cannot use it now, empty if it can."""
 
 
@@ -129,14 +129,16 @@ class Devices:
         number = plan.batch.world_size * plan.batch.devices
         return min(number, self.count) if plan.device.kind == "cpu" else number
 
-    def take(self, count: int, *, gather: bool = False, suits: SlotFilter | None = None) -> DeviceLease | None:
+    def take(
+        self, count: int, *, gather: bool = False, suits: _SlotFilter | None = None
+    ) -> DeviceLease | None:
         """Lease `count` different devices that suit. `gather`: keep free ones for the next call."""
         if not gather:
             self.let_go()
         self.why = ""
         taken = self._gathered if gather else {}
         if gather and self._gathering is None:
-            self._gathering = try_lease(MULTI_DEVICE_LOCK)
+            self._gathering = try_lease(_MULTI_DEVICE_LOCK)
         for slot in self.slots:
             if len(taken) == count:
                 break
@@ -160,7 +162,7 @@ class Devices:
             os.close(self._gathering)
             self._gathering = None
 
-    def _lease(self, slot: DeviceSlot, suits: SlotFilter | None) -> int | None:
+    def _lease(self, slot: DeviceSlot, suits: _SlotFilter | None) -> int | None:
         descriptor = try_lease(slot.lease)
         if descriptor is None:
             self.why = f"{slot.name} is leased by {holder_of(slot.lease)}"

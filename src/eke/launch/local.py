@@ -12,9 +12,9 @@ from eke.common.text import format_bytes
 from eke.config.schema import Config
 from eke.estimate.memory import known_forecast, least_bytes, least_host_bytes
 from eke.hardware import DeviceSlot, choose_device, free_bytes, resident_bytes
-from eke.launch.devices import Devices, DeviceLease, find_devices
-from eke.launch.interface import Launcher, StartedSweep, PlannedDevice
-from eke.launch.processes.running_run import RunAttempt, Probed, probe
+from eke.launch.devices import DeviceLease, Devices, find_devices
+from eke.launch.interface import Launcher, PlannedDevice, StartedSweep
+from eke.launch.processes.running_run import Probed, RunAttempt, probe
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import SweepState
 from eke.launch.processes.worker_process import forward_signals
@@ -80,7 +80,7 @@ class FreeMemory:
         return [job for job in self.running if job.grant is not None and job.grant.uses(slot)]
 
 
-def start_run(plan: Plan, paths: RunPaths, grant: DeviceLease) -> RunAttempt:
+def _start_run(plan: Plan, paths: RunPaths, grant: DeviceLease) -> RunAttempt:
     """Start a run on its devices. Errors as in `RunAttempt`."""
     size, cores = plan.batch.world_size, grant.cores()
     environment = grant.environment(size) | ({SHARED_DEVICE: "1"} if grant.shared else {})
@@ -97,10 +97,10 @@ def start_run(plan: Plan, paths: RunPaths, grant: DeviceLease) -> RunAttempt:
 POLL_S = 0.02
 """Poll interval for the workers, in seconds. It delays the start of the next run."""
 
-RETRY_S = 0.5
+_RETRY_S = 0.5
 """Retry interval for devices that other processes hold, in seconds."""
 
-BUSY_S = 2.0
+_BUSY_S = 2.0
 """Retry interval for a run that another process holds, in seconds."""
 
 
@@ -111,7 +111,7 @@ class Pool(StartedSweep):
     books: SweepState
     devices: Mapping[str, Devices]
     """Devices by kind (`cuda`, `cpu`)."""
-    start: Callable[[Plan, RunPaths, DeviceLease], RunAttempt] = start_run
+    start: Callable[[Plan, RunPaths, DeviceLease], RunAttempt] = _start_run
     heard: list[int] = field(default_factory=list)
     """Stop signals received so far."""
     room: Callable[[Plan, Sequence[Job]], FreeMemory] = FreeMemory
@@ -141,7 +141,7 @@ class Pool(StartedSweep):
         for job in ended:
             self.collect(job)
         now = time.monotonic()
-        if not self.heard and (ended or now - self._tried >= RETRY_S):
+        if not self.heard and (ended or now - self._tried >= _RETRY_S):
             self._tried = now
             self.start_what_fits([j for j in self.books.jobs if j.is_waiting()], now)
         if self.heard:  # waiting jobs are not started any more
@@ -216,7 +216,7 @@ class Pool(StartedSweep):
             live = self.start(job.plan, place.paths, grant)
             job.live, job.pid = live, live.pid
         except BusyError as error:
-            job.not_before = time.monotonic() + BUSY_S
+            job.not_before = time.monotonic() + _BUSY_S
             job.waiting_for = str(error)
         except EkeError as error:
             self.books.fail(job, error)
@@ -248,7 +248,7 @@ def probe_in_pool(plan: Plan) -> Probed:
     if grant is None:
         return Probed(None, devices.why or "too few devices")
     try:
-        return probe(plan, lambda trial, paths: start_run(trial, paths, grant))
+        return probe(plan, lambda trial, paths: _start_run(trial, paths, grant))
     finally:
         grant.release()
 

@@ -11,10 +11,10 @@ from difflib import get_close_matches
 from eke.common.errors import Fix, Problem
 from eke.common.text import format_value, override
 
-SHOWN = 4
+_SHOWN = 4
 """Number of names listed in an error."""
 
-Weights = Mapping[tuple[str, ...], bool]
+_Weights = Mapping[tuple[str, ...], bool]
 """Names of a weight (several for a shared tensor) -> whether it is trained if not frozen."""
 
 _NUMBER = re.compile(r"\b\d+(?:-\d+)?\b")
@@ -37,7 +37,7 @@ def _is_part(wanted: str, part: str) -> bool:
     return wanted == part
 
 
-def find_problem(entries: Sequence[str], weights: Weights, what: str) -> Problem | None:
+def find_problem(entries: Sequence[str], weights: _Weights, what: str) -> Problem | None:
     """Return the problem of entries that match no weight or every trained weight, else None."""
     wrong = [e for e in entries if not any(is_frozen([e], names) for names in weights)]
     if wrong:
@@ -53,7 +53,7 @@ def find_problem(entries: Sequence[str], weights: Weights, what: str) -> Problem
     return None
 
 
-def _nearest(entry: str, weights: Weights) -> list[str]:
+def _nearest(entry: str, weights: _Weights) -> list[str]:
     """Return similar names of modules and weights, most similar first, with the entry's numbers."""
     known: dict[str, str] = {}
     for parts in (name.split(".") for names in weights for name in names):
@@ -68,5 +68,5 @@ def _nearest(entry: str, weights: Weights) -> list[str]:
             typed = typed.replace("#", number, 1)
         return typed if any(is_frozen([typed], names) for names in weights) else known[path]
 
-    near = get_close_matches(_NUMBER.sub("#", entry), known, SHOWN, cutoff=0)
+    near = get_close_matches(_NUMBER.sub("#", entry), known, _SHOWN, cutoff=0)
     return [numbered(path) for path in near]

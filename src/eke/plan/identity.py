@@ -44,7 +44,7 @@ FORMER_VALUES: dict[str, Any] = {
 """Key path of a key added later -> value without effect, with which the key is not in the identity.
 Older runs and sweeps keep their names. `peft.base_weights` None is the format of all weights."""
 
-NUMERICS_VERSION = 3
+_NUMERICS_VERSION = 3
 """Version of the training mathematics. After an increase, older checkpoints are not resumed and
 older records not reused."""
 
@@ -80,7 +80,7 @@ def run_id(config: Mapping[str, Any], resolved: Mapping[str, Any], data_fingerpr
         group, key = path.split(".")
         if key in kept[group] and kept[group][key] == former:
             kept[group] = {name: value for name, value in kept[group].items() if name != key}
-    versions = {"schema": SCHEMA_VERSION, "numerics": NUMERICS_VERSION}
+    versions = {"schema": SCHEMA_VERSION, "numerics": _NUMERICS_VERSION}
     content = {**versions, "config": kept, "data": data_fingerprint}
     return hashlib.sha256(canonical(content).encode()).hexdigest()[:16]
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 from eke.common.errors import Problem
-from eke.config.mixing import to_source_problem, source_configs
+from eke.config.mixing import source_configs, to_source_problem
 from eke.rules import (
     attention,
     compile,
@@ -19,7 +19,7 @@ from eke.rules import (
     tracker,
     training,
 )
-from eke.rules.rule import RuleInputs, Rule, Severity, find_limit_problems, with_defaults_for
+from eke.rules.rule import Rule, RuleInputs, Severity, find_limit_problems, with_defaults_for
 
 RULES: tuple[Rule, ...] = (
     *model.RULES,
@@ -53,7 +53,9 @@ NO_BENEFIT = frozenset(rule.id for rule in RULES if rule.verdict is Severity.no_
 own section: a misaligned vocabulary is no reason against bfloat16."""
 
 
-def check(facts: RuleInputs, rules: tuple[Rule, ...] = RULES) -> tuple[list[Problem], list[Problem]]:
+def check(
+    facts: RuleInputs, rules: tuple[Rule, ...] = RULES
+) -> tuple[list[Problem], list[Problem]]:
     """Return all errors and all warnings. Tests omit a rule to show the failure it prevents."""
     limits = list(find_limit_problems(facts.config))
     facts = dataclasses.replace(facts, config=with_defaults_for(facts.config, limits))
@@ -65,7 +67,9 @@ def check(facts: RuleInputs, rules: tuple[Rule, ...] = RULES) -> tuple[list[Prob
     about = tuple(rule for rule in plain if rule.key.partition(".")[0] in ("data", "task"))
     for number, source in enumerate(source_configs(facts.config)):
         own = check(dataclasses.replace(facts, config=source), about)
-        errors, warnings = ([to_source_problem(problem, number) for problem in each] for each in own)
+        errors, warnings = (
+            [to_source_problem(problem, number) for problem in each] for each in own
+        )
         known = {(problem.id, problem.key) for problem in refused}
         refused += [problem for problem in errors if (problem.id, problem.key) not in known]
         # A shared key may have an effect on another source.

@@ -10,8 +10,8 @@ from eke.models.sizes import is_ragged
 from eke.rules.rule import (
     AMPERE,
     VOLTA,
-    RuleInputs,
     Rule,
+    RuleInputs,
     instead_of,
     needs_capability,
     needs_compiler,
@@ -19,11 +19,11 @@ from eke.rules.rule import (
     without_effect,
 )
 
-SDP = (
+_SDP = (
     "https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/cuda/"
     "sdp_utils.cpp"
 )
-FLASH = "https://github.com/Dao-AILab/flash-attention#installation-and-features"
+_FLASH = "https://github.com/Dao-AILab/flash-attention#installation-and-features"
 
 WIDEST_HEAD = {Backend.flash: 256, Backend.cudnn: 128}
 """Kernel -> largest supported head width. mem_efficient has no limit."""
@@ -86,11 +86,11 @@ def _option(facts: RuleInputs) -> str:
     return facts.config.attention.option
 
 
-ANY_BACKEND = Fix("attention.backend=auto")
-MEM_EFFICIENT = Fix("attention.backend=mem_efficient")
-SDPA = Fix("attention=sdpa")
+_ANY_BACKEND = Fix("attention.backend=auto")
+_MEM_EFFICIENT = Fix("attention.backend=mem_efficient")
+_SDPA = Fix("attention=sdpa")
 
-SUPPORT = {
+_SUPPORT = {
     "sdpa": "supports_sdpa",
     "flash2": "supports_flash_attn",
     "flash3": "supports_flash_attn",
@@ -100,7 +100,7 @@ SUPPORT = {
 
 
 def _implemented(facts: RuleInputs, option: str) -> bool:
-    return getattr(facts.config.model, SUPPORT.get(option, ""), None) is not False
+    return getattr(facts.config.model, _SUPPORT.get(option, ""), None) is not False
 
 
 def _class_rule(rule: str, what: str, name: str, is_chosen: Callable[[RuleInputs], bool]) -> Rule:
@@ -115,13 +115,13 @@ def _class_rule(rule: str, what: str, name: str, is_chosen: Callable[[RuleInputs
         key="attention",
         when=lambda f: is_chosen(f) and lacks_it(f),
         why=lambda f: f"transformers does not support {what} for {f.model_family.name}",
-        fix=SDPA,
+        fix=_SDPA,
         source=f"transformers' PreTrainedModel._supports_{name}",
         versions="transformers 5.17 to 5.23",
     )
 
 
-_backend_rule = functools.partial(Rule, key="attention.backend", source=SDP)
+_backend_rule = functools.partial(Rule, key="attention.backend", source=_SDP)
 
 RULES = (
     without_effect(
@@ -131,14 +131,14 @@ RULES = (
             f.config.attention.backend is not Backend.auto and f.config.attention.option != "sdpa"
         ),
         why=lambda f: f"selects a kernel of attention=sdpa. This run uses attention={_option(f)}",
-        fix=ANY_BACKEND,
+        fix=_ANY_BACKEND,
         source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html",
     ),
     _backend_rule(
         id="backend_needs_cuda",
         when=lambda f: _pinned(f, Backend.mem_efficient, Backend.cudnn) and f.on_cpu,
         why=lambda f: f"needs CUDA. {f.device.name} is a CPU, which supports flash and math",
-        fix=ANY_BACKEND,
+        fix=_ANY_BACKEND,
     ),
     Rule(
         id="cpu_flash_has_no_dropout",
@@ -146,7 +146,7 @@ RULES = (
         when=lambda f: _pinned(f, Backend.flash) and f.on_cpu and _dropout(f) > 0,
         why=lambda f: f"the CPU flash kernel has no dropout. model.dropout is {_dropout(f):g}",
         fix=Fix("model.dropout=0"),
-        source=SDP.replace("cuda/sdp_utils.cpp", "sdp_utils_cpp.cpp"),
+        source=_SDP.replace("cuda/sdp_utils.cpp", "sdp_utils_cpp.cpp"),
     ),
     _backend_rule(
         id="learnt_bias_needs_gradient",
@@ -156,7 +156,7 @@ RULES = (
             and not (f.on_cpu and _pinned(f, Backend.cudnn))
         ),
         why="this kernel has no gradient for T5's learned attention bias",
-        fix=ANY_BACKEND,
+        fix=_ANY_BACKEND,
     ),
     _backend_rule(
         id="flash_takes_no_mask",
@@ -167,19 +167,19 @@ RULES = (
             and not f.model_family.has_score_bias
         ),
         why="the CUDA flash kernel takes no mask. Padding and packed samples need one",
-        fix=MEM_EFFICIENT,
+        fix=_MEM_EFFICIENT,
     ),
     _backend_rule(
         id="kernel_needs_ampere",
         when=lambda f: _pinned(f, Backend.flash, Backend.cudnn) and older_than(f, AMPERE),
         why=needs_capability("needs", AMPERE),
-        fix=MEM_EFFICIENT,
+        fix=_MEM_EFFICIENT,
     ),
     _backend_rule(
         id="kernel_needs_16_bits",
         when=lambda f: _pinned(f, Backend.flash, Backend.cudnn) and f.on_cuda and _in_float32(f),
         why="this kernel needs 16-bit inputs. precision.compute is float32",
-        fix=MEM_EFFICIENT,
+        fix=_MEM_EFFICIENT,
     ),
     _backend_rule(
         id="kernel_head_is_narrow",
@@ -187,7 +187,7 @@ RULES = (
             _pinned(f, Backend.flash, Backend.cudnn) and f.on_cuda and _head_width(f) > _widest(f)
         ),
         why=lambda f: f"supports head widths up to {_widest(f)}. This model's is {_head_width(f)}",
-        fix=ANY_BACKEND,
+        fix=_ANY_BACKEND,
     ),
     _backend_rule(
         id="kernel_head_is_aligned",
@@ -195,7 +195,7 @@ RULES = (
         why=lambda f: (
             f"the head width must be a multiple of {_head_multiple(f)}. It is {_head_width(f)}"
         ),
-        fix=ANY_BACKEND,
+        fix=_ANY_BACKEND,
     ),
     Rule(
         id="cudnn_dropout_in_sixteenths",
@@ -204,7 +204,7 @@ RULES = (
             _pinned(f, Backend.cudnn) and f.on_cuda and not (_dropout(f) * 16).is_integer()
         ),
         why=lambda f: f"cuDNN needs a multiple of 1/16. model.dropout is {_dropout(f):g}",
-        fix=ANY_BACKEND,
+        fix=_ANY_BACKEND,
         source="https://github.com/pytorch/pytorch/pull/174245",
         versions="torch 2.13 (2.11 does not check, and some of cuDNN's kernels round)",
     ),
@@ -216,7 +216,7 @@ RULES = (
             f"transformers does not support it for {getattr(f.config.model, 'model_type', '')} "
             f"and task={f.config.task.option}"
         ),
-        fix=lambda f: SDPA if _implemented(f, "sdpa") else Fix("attention=eager"),
+        fix=lambda f: _SDPA if _implemented(f, "sdpa") else Fix("attention=eager"),
         source="transformers' PreTrainedModel._supports_sdpa, _supports_flash_attn, "
         "_supports_flex_attn",
         versions="transformers 5.17 to 5.23",
@@ -226,8 +226,8 @@ RULES = (
         key="attention",
         when=lambda f: _flash_package(f) and (not f.on_cuda or older_than(f, AMPERE)),
         why=needs_capability("FlashAttention needs", AMPERE),
-        fix=SDPA,
-        source=FLASH,
+        fix=_SDPA,
+        source=_FLASH,
     ),
     Rule(
         id="flash_package_needs_16_bits",
@@ -235,7 +235,7 @@ RULES = (
         when=lambda f: _flash_package(f) and _in_float32(f),
         why="FlashAttention needs 16-bit inputs. precision.compute is float32",
         fix=instead_of(("fp32", "tf32"), "precision=bf16", "precision.compute=bfloat16"),
-        source=FLASH,
+        source=_FLASH,
     ),
     _class_rule("flash_package_without_t5", "FlashAttention", "flash_attn", _flash_package),
     Rule(
@@ -269,7 +269,7 @@ RULES = (
         key="attention",
         when=lambda f: _flex(f) and (not f.on_cuda or older_than(f, VOLTA)),
         why=needs_capability("FlexAttention trains only on GPUs. Its Triton kernels need", VOLTA),
-        fix=SDPA,
+        fix=_SDPA,
         source="https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html",
         versions="torch 2.11 to 2.13",
     ),
@@ -277,7 +277,7 @@ RULES = (
         "flex_needs_compiler",
         "attention",
         lambda f: _flex(f) and f.on_cuda,
-        SDPA,
+        _SDPA,
         "triton/runtime/build.py",
     ),
     _class_rule("flex_without_gpt2", "FlexAttention", "flex_attn", _flex),

@@ -10,8 +10,8 @@ from eke.models.sizes import is_ragged
 from eke.rules.memory import accumulates
 from eke.rules.rule import (
     VOLTA,
-    RuleInputs,
     Rule,
+    RuleInputs,
     capability_of,
     needs_capability,
     needs_compiler,
@@ -20,8 +20,8 @@ from eke.rules.rule import (
     without_effect,
 )
 
-COMPILER = "https://docs.pytorch.org/docs/stable/torch.compiler.html"
-ISSUES = "https://github.com/pytorch/pytorch/issues"
+_COMPILER = "https://docs.pytorch.org/docs/stable/torch.compiler.html"
+_ISSUES = "https://github.com/pytorch/pytorch/issues"
 
 
 def _inductor(facts: RuleInputs) -> bool:
@@ -40,7 +40,7 @@ def _replayer(facts: RuleInputs) -> str:
     return mode if _inductor(facts) else f"compile={compiler.option}"
 
 
-def without_graphs(facts: RuleInputs) -> Fix:
+def _without_graphs(facts: RuleInputs) -> Fix:
     """Return the override that turns off CUDA graphs and keeps the compiler if possible."""
     if not _inductor(facts):
         return Fix("compile=none")
@@ -49,8 +49,8 @@ def without_graphs(facts: RuleInputs) -> Fix:
     return Fix("compile.mode=default")
 
 
-LIGER_SOURCE = "https://github.com/linkedin/Liger-Kernel#high-level-apis"
-SPARSE_SOURCE = "sparse_prediction of transformers' ModernBertConfig"
+_LIGER_SOURCE = "https://github.com/linkedin/Liger-Kernel#high-level-apis"
+_SPARSE_SOURCE = "sparse_prediction of transformers' ModernBertConfig"
 
 FUSED, SPARSE = "fused_linear_cross_entropy", "sparse_prediction"
 """Keys of `kernels`, and the options that set them."""
@@ -125,7 +125,7 @@ RULES = (
         key="compile.mode",
         when=lambda f: _inductor(f) and f.config.compile.replays_graphs and f.on_cpu,
         why=lambda f: f"uses CUDA graphs, which need an NVIDIA GPU. {f.device.name} is a CPU",
-        fix=without_graphs,
+        fix=_without_graphs,
         source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
     ),
     Rule(
@@ -138,9 +138,9 @@ RULES = (
             "in the memory of the CUDA graphs"
         ),
         fix=lambda f: Fix(
-            *without_graphs(f).words, remark="or one micro-batch: a larger batch.per_device"
+            *_without_graphs(f).words, remark="or one micro-batch: a larger batch.per_device"
         ),
-        source=f"{ISSUES}/169545",
+        source=f"{_ISSUES}/169545",
         versions="torch 2.13",
     ),
     Rule(
@@ -152,7 +152,7 @@ RULES = (
             "its input"
         ),
         fix=Fix("compile.regional=false"),
-        source=f"{ISSUES}/152887",
+        source=f"{_ISSUES}/152887",
         versions="torch 2.13",
     ),
     without_effect(
@@ -169,9 +169,9 @@ RULES = (
         when=lambda f: _inductor(f) and older_than(f, VOLTA),
         why=needs_capability("Triton kernels need", VOLTA),
         fix=Fix("compile=none"),
-        source=COMPILER,
+        source=_COMPILER,
     ),
-    needs_compiler("inductor_needs_compiler", "compile", _inductor, Fix("compile=none"), COMPILER),
+    needs_compiler("inductor_needs_compiler", "compile", _inductor, Fix("compile=none"), _COMPILER),
     without_effect(
         id="fused_loss_needs_vocabulary",
         key="kernels.fused_linear_cross_entropy",
@@ -187,7 +187,7 @@ RULES = (
         when=lambda f: f.config.kernels.sparse_prediction and not _predicts_tokens(f),
         why="sequence_classification predicts one label per sequence",
         fix=_without(SPARSE),
-        source=SPARSE_SOURCE,
+        source=_SPARSE_SOURCE,
     ),
     without_benefit(
         id="sparse_prediction_needs_missing_labels",
@@ -195,7 +195,7 @@ RULES = (
         when=lambda f: _sparse(f) and _has_all_labels(f),
         why=lambda f: f"task={f.config.task.option} gives every position of this data a label",
         fix=_without(SPARSE),
-        source=SPARSE_SOURCE,
+        source=_SPARSE_SOURCE,
     ),
     _known_head("sparse_prediction_needs_known_head", SPARSE),
     Rule(
@@ -211,7 +211,7 @@ RULES = (
         key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and replays_graphs(f),
         why="the number of labels changes in each step. A CUDA graph needs fixed shapes",
-        fix=without_graphs,
+        fix=_without_graphs,
         source="https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html",
     ),
     Rule(
@@ -220,7 +220,7 @@ RULES = (
         when=lambda f: _liger(f) and f.on_cpu,
         why=lambda f: f"Liger's Triton kernels need a GPU. {capability_of(f)}",
         fix=Fix("kernels=none"),
-        source=LIGER_SOURCE,
+        source=_LIGER_SOURCE,
     ),
     Rule(
         id="liger_needs_known_family",
@@ -231,7 +231,7 @@ RULES = (
             + ", ".join(name for name, family in FAMILIES.items() if family.has_liger)
         ),
         fix=Fix("kernels=none"),
-        source=LIGER_SOURCE,
+        source=_LIGER_SOURCE,
         versions="liger-kernel 0.8.5",
     ),
     needs_compiler(

@@ -26,9 +26,9 @@ from eke.models.checkpoints import is_of_eke_without_tokenizer
 from eke.models.checkpoints.architecture import can_pack
 from eke.models.sizes import is_ragged
 from eke.rules.model import max_positions
-from eke.rules.rule import RuleInputs, Rule, unsafe, without_effect
+from eke.rules.rule import Rule, RuleInputs, unsafe, without_effect
 
-MAX_COUNTED = 10**6
+_MAX_COUNTED = 10**6
 """Largest number of synthetic samples whose lengths a plan draws, in a few seconds."""
 
 
@@ -70,7 +70,7 @@ def _counts_too_many(facts: RuleInputs) -> bool:
     if synthetic is None or synthetic.lengths is Lengths.fixed:
         return False
     counted = synthetic.packing is Packing.on or synthetic.length_grouping
-    return counted and max(synthetic.num_samples or 0, synthetic.num_eval_samples) > MAX_COUNTED
+    return counted and max(synthetic.num_samples or 0, synthetic.num_eval_samples) > _MAX_COUNTED
 
 
 def _names_no_classes(facts: RuleInputs) -> bool:
@@ -348,10 +348,10 @@ RULES = (
         key="data.num_samples",
         when=_counts_too_many,
         value=lambda f: f.data.num_samples or f.data.num_eval_samples,
-        why=f"packing and length grouping support at most {MAX_COUNTED} synthetic samples",
+        why=f"packing and length grouping support at most {_MAX_COUNTED} synthetic samples",
         fix=lambda f: Fix(
-            f"data.num_samples={MAX_COUNTED}",
-            f"data.num_eval_samples={min(f.data.num_eval_samples, MAX_COUNTED)}",
+            f"data.num_samples={_MAX_COUNTED}",
+            f"data.num_eval_samples={min(f.data.num_eval_samples, _MAX_COUNTED)}",
         ),
         source="a time limit for making a plan",
     ),

@@ -13,30 +13,30 @@ from pathlib import Path
 from eke.common.errors import Fix
 from eke.common.paths import user_path
 from eke.common.text import format_bytes
-from eke.config.schema import Checkpointing, NvmeOffload, AutoBool, Weights, WeightsPlace
+from eke.config.schema import AutoBool, Checkpointing, NvmeOffload, Weights, WeightsPlace
 from eke.hardware import file_system
 from eke.models.sizes import STAGE, SwapBytes, state_bytes, state_files
 from eke.models.sizes.optimizers import AUTO, ZERO_FLAT_SHARDS_REASON
 from eke.rules.precision import is_narrow
-from eke.rules.rule import RuleInputs, Rule, instead_of, without_benefit, without_effect
+from eke.rules.rule import Rule, RuleInputs, instead_of, without_benefit, without_effect
 from eke.rules.training import existing_parent
 
-RECOMPUTES_FROZEN = (0, 19, 3)
+_RECOMPUTES_FROZEN = (0, 19, 3)
 """First DeepSpeed that recomputes frozen weights correctly under ZeRO-3. 0.19.2 fails.
 Source: https://github.com/deepspeedai/DeepSpeed/pull/8148"""
 
-VERSION = "deepspeed 0.19.8"
+_VERSION = "deepspeed 0.19.8"
 
-ROOMY_FRAC = 0.5
+_ROOMY_FRAC = 0.5
 """Share of device memory below which the training state leaves enough for a small batch."""
 
 
-def is_zero(facts: RuleInputs) -> bool:
+def _is_zero(facts: RuleInputs) -> bool:
     """Return whether DeepSpeed shards the model."""
     return facts.distributed.option in STAGE
 
 
-def offloads(facts: RuleInputs) -> bool:
+def _offloads(facts: RuleInputs) -> bool:
     """Return whether any state is offloaded from device memory."""
     return facts.config.offload.option != "none"
 
@@ -51,7 +51,7 @@ def _installed() -> str:
     try:
         return version("deepspeed")
     except PackageNotFoundError:
-        return VERSION.split()[1]
+        return _VERSION.split()[1]
 
 
 def _loses_frozen_weights(facts: RuleInputs) -> bool:
@@ -61,13 +61,13 @@ def _loses_frozen_weights(facts: RuleInputs) -> bool:
     if facts.planning or not frozen or config.memory.checkpointing is Checkpointing.off:
         return False
     numbers = [int(n) for n in re.findall(r"\d+", _installed())[:3]]
-    return tuple(numbers) < RECOMPUTES_FROZEN
+    return tuple(numbers) < _RECOMPUTES_FROZEN
 
 
-IN_MEMORY = ("tmpfs", "ramfs")
+_IN_MEMORY = ("tmpfs", "ramfs")
 """File systems that keep files in memory."""
 
-REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "glusterfs", "9p",
+_REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "glusterfs", "9p",
           "fuse.sshfs", "afs", "orangefs", "panfs")  # fmt: skip
 """Network file systems, as named in /proc/mounts."""
 
@@ -106,7 +106,7 @@ def _needed(facts: RuleInputs) -> int:
     return _files(facts).files * facts.distributed.num_processes
 
 
-def lockable_bytes() -> int | None:
+def _lockable_bytes() -> int | None:
     """Return the bytes that this process may lock, None if unlimited (root)."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY or os.geteuid() == 0 else soft
@@ -131,7 +131,7 @@ def _instead(facts: RuleInputs) -> Fix:
     return Fix("offload=params_cpu") if whole else Fix("offload=optimizer_cpu")
 
 
-OFFLOAD_DOCS = "https://www.deepspeed.ai/docs/config-json/#parameter-offloading"
+_OFFLOAD_DOCS = "https://www.deepspeed.ai/docs/config-json/#parameter-offloading"
 
 
 def _stage(facts: RuleInputs) -> Fix:
@@ -141,13 +141,13 @@ def _stage(facts: RuleInputs) -> Fix:
     return Fix(f"distributed={zero}", f"distributed.num_processes={processes}")
 
 
-_deepspeed_rule = functools.partial(Rule, versions=VERSION)
+_deepspeed_rule = functools.partial(Rule, versions=_VERSION)
 
 RULES = (
     _deepspeed_rule(
         id="zero_needs_elementwise_optimizer",
         key="optimizer",
-        when=lambda f: is_zero(f) and f.optimizer.fails_on_pieces,
+        when=lambda f: _is_zero(f) and f.optimizer.fails_on_pieces,
         why=lambda f: f"under distributed={f.distributed.option}: {f.optimizer.fails_on_pieces}",
         fix=Fix("optimizer=adamw"),
         source="arXiv:1910.02054, section 5, and notes/deepspeed.md",
@@ -155,7 +155,7 @@ RULES = (
     _deepspeed_rule(
         id="zero_keeps_masters",
         key="precision.master",
-        when=lambda f: is_zero(f) and is_narrow(f) and f.config.precision.master is AutoBool.off,
+        when=lambda f: _is_zero(f) and is_narrow(f) and f.config.precision.master is AutoBool.off,
         why=lambda f: f"distributed={f.distributed.option} always keeps float32 copies of weights",
         fix=Fix("precision.master=auto"),
         source="notes/deepspeed.md",
@@ -163,7 +163,7 @@ RULES = (
     _deepspeed_rule(
         id="zero_rounds_adapters",
         key="precision.weights",
-        when=lambda f: is_zero(f) and is_narrow(f) and f.config.peft.option != "none",
+        when=lambda f: _is_zero(f) and is_narrow(f) and f.config.peft.option != "none",
         why="DeepSpeed would round adapters to bfloat16. All other strategies keep float32",
         fix=instead_of(("bf16_pure",), "precision=bf16", "precision.weights=float32"),
         source="deepspeed.runtime.engine, _cast_module_mixed_precision",
@@ -174,7 +174,7 @@ RULES = (
         when=_loses_frozen_weights,
         why=lambda f: (
             f"DeepSpeed {_installed()} empties frozen weights during recomputation. "
-            f"{'.'.join(map(str, RECOMPUTES_FROZEN))} fixes it"
+            f"{'.'.join(map(str, _RECOMPUTES_FROZEN))} fixes it"
         ),
         fix=Fix(
             "memory.checkpointing=off", remark="or: pip install -U deepspeed, or distributed=zero2"
@@ -185,7 +185,7 @@ RULES = (
     _deepspeed_rule(
         id="zero_with_compile",
         key="compile",
-        when=lambda f: is_zero(f) and f.config.compile.option != "none",
+        when=lambda f: _is_zero(f) and f.config.compile.option != "none",
         why="DeepSpeed's engine would run the uncompiled model",
         fix=Fix("compile=none"),
         source="notes/deepspeed.md",
@@ -193,7 +193,7 @@ RULES = (
     without_benefit(
         id="zero_of_one",
         key="distributed",
-        when=lambda f: is_zero(f) and f.distributed.num_processes == 1 and not offloads(f),
+        when=lambda f: _is_zero(f) and f.distributed.num_processes == 1 and not _offloads(f),
         why="one process has nothing to shard. DeepSpeed adds a float32 copy of the weights "
         "(4 bytes per parameter)",
         fix=Fix("distributed=none", remark="or: offload=optimizer_cpu"),
@@ -203,7 +203,7 @@ RULES = (
         id="deepspeed_not_needed",
         key="distributed",
         when=lambda f: (
-            is_zero(f) and f.on_cuda and _whole(f) < ROOMY_FRAC * (f.device.memory_bytes or 0)
+            _is_zero(f) and f.on_cuda and _whole(f) < _ROOMY_FRAC * (f.device.memory_bytes or 0)
         ),
         why=lambda f: (
             f"{format_bytes(_whole(f))} of training state fits on one {f.device.name} "
@@ -211,7 +211,7 @@ RULES = (
         ),
         fix=lambda f: Fix(
             "distributed=ddp" if f.distributed.num_processes > 1 else "distributed=none",
-            *(("offload=none",) if offloads(f) else ()),
+            *(("offload=none",) if _offloads(f) else ()),
         ),
         source="https://huggingface.co/docs/transformers/v4.25.1/en/perf_train_gpu_one#deepspeed-zero",
         sized=True,
@@ -227,12 +227,12 @@ RULES = (
         why=f"{ZERO_FLAT_SHARDS_REASON}, so embeddings are not recognised: all moments have 8 bits",
         fix=Fix("optimizer.embeddings_32bit=false", remark="or distributed=ddp"),
         source="https://huggingface.co/docs/bitsandbytes/optimizers",
-        versions=VERSION,
+        versions=_VERSION,
     ),
     without_effect(
         id="ds_config_without_zero",
         key="distributed.deepspeed_config",
-        when=lambda f: f.distributed.deepspeed_config is not None and not is_zero(f),
+        when=lambda f: f.distributed.deepspeed_config is not None and not _is_zero(f),
         why=lambda f: f"distributed={f.distributed.option} does not use DeepSpeed",
         fix=Fix("distributed.deepspeed_config=null", remark="or: distributed=zero2"),
         source="https://www.deepspeed.ai/docs/config-json",
@@ -243,8 +243,8 @@ RULES = (
         # In a plan the implementation is DeepSpeed's AdamW for the host.
         when=lambda f: (
             not f.planning
-            and is_zero(f)
-            and offloads(f)
+            and _is_zero(f)
+            and _offloads(f)
             and f.optimizer.implementation == AUTO
             and shutil.which("g++") is None
         ),
@@ -255,10 +255,10 @@ RULES = (
     Rule(
         id="offload_needs_zero",
         key="offload",
-        when=lambda f: offloads(f) and not is_zero(f),
+        when=lambda f: _offloads(f) and not _is_zero(f),
         why=lambda f: f"needs DeepSpeed. distributed={f.distributed.option} does not use it",
         fix=_stage,
-        source=OFFLOAD_DOCS,
+        source=_OFFLOAD_DOCS,
     ),
     _deepspeed_rule(
         id="offload_needs_zero3",
@@ -272,13 +272,13 @@ RULES = (
             + " and would keep state in host memory" * (f.config.offload.option == "nvme")
         ),
         fix=Fix("distributed=zero3"),
-        source=OFFLOAD_DOCS,
+        source=_OFFLOAD_DOCS,
     ),
     without_effect(
         id="offload_on_cpu",
         key="offload",
         when=lambda f: (
-            is_zero(f) and offloads(f) and f.on_cpu and f.config.offload.option != "nvme"
+            _is_zero(f) and _offloads(f) and f.on_cpu and f.config.offload.option != "nvme"
         ),
         why="the device is the CPU. Its memory is host memory",
         fix=Fix("offload=none"),
@@ -321,7 +321,7 @@ RULES = (
     Rule(
         id="nvme_folder_is_a_disk",
         key="offload.path",
-        when=lambda f: _is_here(f) and _kind(f) in IN_MEMORY,
+        when=lambda f: _is_here(f) and _kind(f) in _IN_MEMORY,
         why=lambda f: f"is in a {_kind(f)}, which is host memory",
         fix=_instead,
         source="https://www.kernel.org/doc/html/latest/filesystems/tmpfs.html",
@@ -329,7 +329,7 @@ RULES = (
     without_benefit(
         id="nvme_folder_is_local",
         key="offload.path",
-        when=lambda f: _is_here(f) and _kind(f) in REMOTE,
+        when=lambda f: _is_here(f) and _kind(f) in _REMOTE,
         why=lambda f: (
             f"is on a network file system ({_kind(f)}). Each process transfers "
             f"{format_bytes(_files(f).files)} per step"
@@ -357,19 +357,19 @@ RULES = (
         why="no tensor reaches the minimum size for disk (1 MiB, or offload.block_bytes)",
         fix=_instead,
         source="deepspeed.runtime.swap_tensor.utils, MIN_AIO_BYTES",
-        versions=VERSION,
+        versions=_VERSION,
         sized=True,
     ),
     _deepspeed_rule(
         id="nvme_buffers_are_locked",
         key="offload.piece_numbers",
         when=lambda f: (
-            _is_here(f) and (limit := lockable_bytes()) is not None and _files(f).pinned > limit
+            _is_here(f) and (limit := _lockable_bytes()) is not None and _files(f).pinned > limit
         ),
         value=lambda f: getattr(f.config.offload, "piece_numbers", ""),
         why=lambda f: (
             f"needs {format_bytes(_files(f).pinned)} of locked memory. The limit is "
-            f"{format_bytes(lockable_bytes() or 0)} (ulimit -l)"
+            f"{format_bytes(_lockable_bytes() or 0)} (ulimit -l)"
         ),
         fix=Fix(remark="ulimit -l unlimited   (in the shell, or by the machine's administrator)"),
         source="deepspeed csrc/pin_memory/page_alloc.cpp: mlock",

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from eke.common.errors import Fix
 from eke.common.text import format_bytes, format_count
-from eke.config.schema import PretrainedModel, AutoBool
+from eke.config.schema import AutoBool, PretrainedModel
 from eke.models.sizes import OPTIMIZER_REGISTRY, STAGE, decide_formats, model_size, option_of
 from eke.rules.memory import copies, first_that_fits, held_bytes, per_process_bytes
-from eke.rules.rule import RuleInputs, Rule, without_effect
+from eke.rules.rule import Rule, RuleInputs, without_effect
 
 
 def _state_reason(facts: RuleInputs) -> str:

@@ -4,11 +4,11 @@ from eke.common.errors import Fix
 from eke.config.schema import Config, Packing, PeerToPeer
 from eke.hardware import usable_cores
 from eke.models.sizes import STAGE, optimizer_entry
-from eke.rules.rule import RuleInputs, Rule, unsafe, without_effect
+from eke.rules.rule import Rule, RuleInputs, unsafe, without_effect
 
-FSDP_DOCS = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
-DP_DOCS = "https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html"
-NCCL_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-p2p-disable"
+_FSDP_DOCS = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
+_DP_DOCS = "https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html"
+_NCCL_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-p2p-disable"
 
 
 def why_not_elastic(config: Config) -> str:
@@ -69,7 +69,7 @@ RULES = (
             + (f"This run has {_usable_gpus(f)}" if f.on_cuda else f"{f.device.name} is a CPU")
         ),
         fix=lambda f: Fix("distributed=none" if f.on_cuda else "distributed=ddp"),
-        source=DP_DOCS,
+        source=_DP_DOCS,
     ),
     Rule(
         id="dp_splits_rows",
@@ -77,7 +77,7 @@ RULES = (
         when=lambda f: _is_data_parallel(f) and f.data.packing is Packing.padding_free,
         why="DataParallel splits the rows of a micro-batch. This one has a single row",
         fix=Fix("distributed=ddp"),
-        source=DP_DOCS,
+        source=_DP_DOCS,
     ),
     Rule(
         id="dp_is_not_compiled",
@@ -85,7 +85,7 @@ RULES = (
         when=lambda f: _is_data_parallel(f) and f.config.compile.option != "none",
         why="DataParallel copies the module in each forward pass, which discards compiled code",
         fix=Fix("compile=none", remark="or: distributed=ddp"),
-        source=DP_DOCS,
+        source=_DP_DOCS,
     ),
     Rule(
         id="one_process_without_strategy",
@@ -98,14 +98,14 @@ RULES = (
         source="notes/ranks.md",
     ),
     _of_one("ddp", "one process has no gradients to exchange", "arXiv:2006.15704"),
-    _of_one("fsdp", "one process has nothing to shard", FSDP_DOCS),
+    _of_one("fsdp", "one process has nothing to shard", _FSDP_DOCS),
     Rule(
         id="replicas_share_evenly",
         key="distributed.replicas",
         when=lambda f: getattr(f.distributed, "replicas", 1) != _replicas(f),
         why="must divide the processes into equal groups of two or more",
         fix=lambda f: Fix(f"distributed.replicas={_replicas(f)}"),
-        source=FSDP_DOCS,
+        source=_FSDP_DOCS,
     ),
     Rule(
         id="fsdp_needs_elementwise_optimizer",
@@ -122,7 +122,7 @@ RULES = (
         when=lambda f: _is_cut(f) and f.config.memory.activation_offload,
         why="distributed=fsdp would offload each layer's gathered weights as activations",
         fix=Fix("memory.activation_offload=false"),
-        source=FSDP_DOCS,
+        source=_FSDP_DOCS,
         versions="torch 2.13",
     ),
     without_effect(
@@ -148,7 +148,7 @@ RULES = (
             + ("This run has one process" if f.on_cuda else f"{f.device.name} is a CPU")
         ),
         fix=Fix("distributed.p2p=auto"),
-        source=NCCL_DOCS,
+        source=_NCCL_DOCS,
     ),
     unsafe(
         id="more_processes_than_cores",

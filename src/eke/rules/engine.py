@@ -6,19 +6,19 @@ from types import UnionType
 from typing import Any
 
 from eke.common.errors import Fix, Problem
-from eke.common.text import suggest_match, format_value, override
+from eke.common.text import format_value, override, suggest_match
 from eke.config.schema import Config
 from eke.models.checkpoints.architecture import models_folder
-from eke.rules.rule import RuleInputs, Rule, without_effect
+from eke.rules.rule import Rule, RuleInputs, without_effect
 
-STRATEGIES = ("none", "ddp")
+_STRATEGIES = ("none", "ddp")
 """Options of `distributed` with the full training state on each rank, as Trainer requires."""
 
 
 def _takes_no_steps(facts: RuleInputs) -> str:
     """Return the override that replaces the optimizer step, "" if there is none."""
     config = facts.config
-    if config.distributed.option not in STRATEGIES:
+    if config.distributed.option not in _STRATEGIES:
         return f"distributed={config.distributed.option}"
     return "memory.optimizer_in_backward=true" if config.memory.optimizer_in_backward else ""
 
@@ -43,8 +43,8 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
-PREFIX = "trainer.extra."
-REMOVE = Fix(remark="remove it")
+_PREFIX = "trainer.extra."
+_REMOVE = Fix(remark="remove it")
 
 _OWNED = {
     "paths.runs": "output_dir",
@@ -130,7 +130,7 @@ def find_argument_problems(config: Config) -> list[Problem]:
     extra = config.trainer.extra
     found = {name: _reason(config, name, value) for name, value in extra.items()}
     return [
-        Problem(PREFIX + name, format_value(extra[name]), *reason, "trainer_argument")
+        Problem(_PREFIX + name, format_value(extra[name]), *reason, "trainer_argument")
         for name, reason in found.items()
         if reason
     ]
@@ -141,20 +141,20 @@ def _reason(config: Config, name: str, value: Any) -> tuple[str, Fix] | None:
     if key := OWNED.get(name):
         return f"is set by {key}", Fix(override(key, value))
     if name in UNREAD:
-        return f"has no effect: {UNREAD[name]}", REMOVE
+        return f"has no effect: {UNREAD[name]}", _REMOVE
     if name not in arguments:
         near = suggest_match(name, arguments)
         if not near:
-            return "unknown argument of TrainingArguments", REMOVE
+            return "unknown argument of TrainingArguments", _REMOVE
         why = f"unknown argument of TrainingArguments. Did you mean {near}?"
-        return why, Fix(override(f"{PREFIX}{near}", value))
+        return why, Fix(override(f"{_PREFIX}{near}", value))
     kinds, default = arguments[name]
     if not _is_one_of(kinds, value):
         words = " or ".join(_KINDS[kind][1] for kind in kinds) or "unset"
-        fix = Fix(f"{PREFIX}{name}={default}") if default else REMOVE
+        fix = Fix(f"{_PREFIX}{name}={default}") if default else _REMOVE
         return f"must be {words}", fix
     if name == "label_smoothing_factor" and value and config.task.problem.value != "single":
-        return f"task.problem={config.task.problem.value} does not support smoothing", REMOVE
+        return f"task.problem={config.task.problem.value} does not support smoothing", _REMOVE
     if name.startswith("ddp_") and config.distributed.num_processes == 1:
         return "needs several processes", Fix("distributed=ddp")
     return None

@@ -14,11 +14,11 @@ from eke.models.sizes import (
     optimizer_entry,
     shared_state_bytes,
 )
-from eke.rules.rule import AMPERE, RuleInputs, Rule, instead_of, older_than, without_effect
+from eke.rules.rule import AMPERE, Rule, RuleInputs, instead_of, older_than, without_effect
 from eke.rules.techniques import TECHNIQUES, applied
 
-LOMO = "arXiv:2306.09782, section 3"
-PARTITIONED = ("inductor", "aot_eager", "cudagraphs")
+_LOMO = "arXiv:2306.09782, section 3"
+_PARTITIONED = ("inductor", "aot_eager", "cudagraphs")
 """Compilers whose backward pass is one call that returns all gradients."""
 
 
@@ -111,14 +111,14 @@ RULES = (
         when=lambda f: _in_backward(f) and f.config.train.max_grad_norm,
         why="clipping needs all gradients. memory.optimizer_in_backward frees each one at once",
         fix=Fix("train.max_grad_norm=null"),
-        source=LOMO,
+        source=_LOMO,
     ),
     _in_backward_rule(
         id="in_backward_cannot_accumulate",
         when=lambda f: _in_backward(f) and accumulates(f),
         why="each gradient is used and freed immediately and cannot be accumulated",
         fix=_one_micro_batch,
-        source=LOMO,
+        source=_LOMO,
     ),
     _in_backward_rule(
         id="in_backward_cannot_scale",
@@ -140,7 +140,7 @@ RULES = (
         fix=lambda f: Fix(
             "precision.master=off" if decide_formats(f.config).master else "precision.casts=per_use"
         ),
-        source=LOMO,
+        source=_LOMO,
     ),
     _in_backward_rule(
         id="in_backward_is_one_process",
@@ -164,7 +164,7 @@ RULES = (
         key="memory.optimizer_in_backward",
         when=lambda f: (
             _in_backward(f)
-            and f.config.compile.option in PARTITIONED
+            and f.config.compile.option in _PARTITIONED
             and not f.config.compile.regional
         ),
         why=lambda f: f"compile={f.config.compile.option} returns all gradients in one call",
@@ -173,10 +173,10 @@ RULES = (
     ),
 )
 
-MIN_FREE_STATE_RATIO = 1.05
+_MIN_FREE_STATE_RATIO = 1.05
 """Smallest ratio of memory to training state that leaves memory for activations."""
 
-SHARE_MORE = (
+_SHARE_MORE = (
     ("zero2", "none"),
     ("zero3", "none"),
     ("zero2", "optimizer_cpu"),
@@ -205,7 +205,7 @@ def first_that_fits(facts: RuleInputs) -> Fix | None:
     """Return the first override with which the state fits into memory, else None."""
     memory = facts.device.memory_bytes or 0
     for fix, config in _smaller_states(facts):
-        if held_bytes(replace(facts, config=config)) * MIN_FREE_STATE_RATIO <= memory:
+        if held_bytes(replace(facts, config=config)) * _MIN_FREE_STATE_RATIO <= memory:
             return fix
     return None
 
@@ -229,7 +229,7 @@ def _shared_otherwise(facts: RuleInputs) -> Iterator[tuple[Fix, Config]]:
     for fewer in range(copies(facts) - 1, 0, -1):
         override = "distributed=none" if fewer == 1 else f"distributed.num_processes={fewer}"
         yield Fix(override), replace(config, distributed=replace(sharing, num_processes=fewer))
-    for zero, offload in SHARE_MORE if sharing.option in STAGE else ():
+    for zero, offload in _SHARE_MORE if sharing.option in STAGE else ():
         zeroed = replace(sharing, option=zero)
         processes = f"distributed.num_processes={sharing.num_processes}"
         fix = Fix(f"distributed={zero}", processes, f"offload={offload}")

@@ -18,7 +18,7 @@ from eke.data.sources import BYTES, tokenizer_of
 from eke.models.checkpoints.architecture import router_loss
 from eke.models.families import head_width
 from eke.models.sizes import BFLOAT16_BYTES, computed_formats, decide_formats
-from eke.rules.rule import RuleInputs, Rule, unsafe, without_benefit, without_effect
+from eke.rules.rule import Rule, RuleInputs, unsafe, without_benefit, without_effect
 
 _OPTION_FOR_TASK = {
     "causal_lm": "model=tiny",
@@ -69,7 +69,7 @@ def _is_pretrained(facts: RuleInputs) -> bool:
     return isinstance(facts.config.model, PretrainedModel)
 
 
-ROW_BYTES = 16
+_ROW_BYTES = 16
 """Row alignment in bytes of torch._grouped_mm, with which transformers 5 computes experts
 (torch 2.13: "strides should be multiple of 16 bytes")."""
 
@@ -79,7 +79,7 @@ def _aligned(key: str) -> Rule:
 
     def unit(facts: RuleInputs) -> int:
         narrow = computed_formats(facts.config) != {Compute.float32.value}
-        return ROW_BYTES // (
+        return _ROW_BYTES // (
             BFLOAT16_BYTES if narrow else decide_formats(facts.config).frozen_bytes
         )
 
@@ -111,11 +111,11 @@ def _rotary_width(facts: RuleInputs) -> int:
     return head_width(model) if isinstance(model, LlamaModel) else 0
 
 
-STRETCHED_FROM = 8192
+_STRETCHED_FROM = 8192
 """Tokens of Llama 3's training before its positions were stretched (its config.json)."""
 
-ROTARY = "Su et al. 2021, arXiv:2104.09864"
-HF_MODELS = "https://huggingface.co/docs/transformers/model_doc/auto"
+_ROTARY = "Su et al. 2021, arXiv:2104.09864"
+_HF_MODELS = "https://huggingface.co/docs/transformers/model_doc/auto"
 
 RULES = (
     Rule(
@@ -140,7 +140,7 @@ RULES = (
             f"task={f.model_family.tasks[0]}",
             remark=f"or keep the task: {_OPTION_FOR_TASK[f.config.task.option]}",
         ),
-        source=HF_MODELS,
+        source=_HF_MODELS,
     ),
     Rule(
         id="heads_divide_width",
@@ -176,7 +176,7 @@ RULES = (
             f"gives a head width of {_rotary_width(f)}. Rotary positions need an even width"
         ),
         fix=lambda f: Fix(f"model.hidden_size={_heads(f) * (_rotary_width(f) + 1)}"),
-        source=ROTARY,
+        source=_ROTARY,
     ),
     Rule(
         id="rotary_head_dim_is_even",
@@ -184,7 +184,7 @@ RULES = (
         when=lambda f: _rotary_width(f) % 2 != 0 and not _head_dim_is_derived(f),
         why="rotary positions need an even head width",
         fix=lambda f: Fix(f"model.head_dim={_rotary_width(f) + 1}"),
-        source=ROTARY,
+        source=_ROTARY,
     ),
     Rule(
         id="experts_for_each_token",
@@ -202,10 +202,10 @@ RULES = (
         when=lambda f: (
             isinstance(f.config.model, LlamaModel)
             and f.config.model.rope_scaling_factor is not None
-            and f.config.model.max_position_embeddings <= STRETCHED_FROM
+            and f.config.model.max_position_embeddings <= _STRETCHED_FROM
         ),
         why=lambda f: (
-            f"only helps sequences beyond {STRETCHED_FROM} tokens. "
+            f"only helps sequences beyond {_STRETCHED_FROM} tokens. "
             f"model.max_position_embeddings = {max_positions(f)}"
         ),
         fix=Fix("model.rope_scaling_factor=null"),
@@ -233,7 +233,7 @@ RULES = (
             f"model={f.config.model.option}"
         ),
         fix=_length_fix,
-        source=HF_MODELS,
+        source=_HF_MODELS,
     ),
     Rule(
         id="vocabulary_holds_bytes",
@@ -294,6 +294,6 @@ RULES = (
         ),
         why="a classifier has no output projection to tie",
         fix=Fix("model.tie_word_embeddings=true"),
-        source=HF_MODELS,
+        source=_HF_MODELS,
     ),
 )

@@ -30,8 +30,8 @@ from eke.models.sizes import (
 )
 from eke.rules.rule import (
     VOLTA,
-    RuleInputs,
     Rule,
+    RuleInputs,
     capability_of,
     needs_compiler,
     older_than,

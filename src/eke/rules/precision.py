@@ -7,6 +7,7 @@ from eke.common.errors import Fix
 from eke.common.text import format_value
 from eke.config.schema import (
     Adapters,
+    AutoBool,
     BaseWeights,
     Casts,
     Compute,
@@ -16,7 +17,6 @@ from eke.config.schema import (
     Lora,
     PretrainedModel,
     SequenceClassification,
-    AutoBool,
     TrainedBias,
     Weights,
 )
@@ -26,8 +26,8 @@ from eke.rules.rule import (
     ADA,
     AMPERE,
     VOLTA,
-    RuleInputs,
     Rule,
+    RuleInputs,
     instead_of,
     needs_capability,
     older_than,
@@ -36,10 +36,10 @@ from eke.rules.rule import (
     without_effect,
 )
 
-SMALLEST_STEP = 2.0**-9
+_SMALLEST_STEP = 2.0**-9
 """Half the distance in bfloat16 from 1 to the next smaller number."""
 
-NO_WAY_FROM_BF16 = "autocast does not widen it, and float16 has a smaller range"
+_NO_WAY_FROM_BF16 = "autocast does not widen it, and float16 has a smaller range"
 
 
 def _evaluates_in(facts: RuleInputs, compute: Compute) -> bool:
@@ -70,7 +70,7 @@ def _loses_updates(facts: RuleInputs) -> bool:
         and not _trains_adapters_alone(config)
         and not decide_formats(config).master
         and not optimizer_entry(config.optimizer).rounds_at_random
-        and config.optimizer.lr < SMALLEST_STEP
+        and config.optimizer.lr < _SMALLEST_STEP
     )
 
 
@@ -89,14 +89,14 @@ def _model_type(facts: RuleInputs) -> str:
     return model.model_type if isinstance(model, PretrainedModel) else ""
 
 
-ALIGNMENT = 16
+_ALIGNMENT = 16
 """Divisor of both sides of a weight required by `torch._scaled_mm`. Other layers are skipped."""
 
-NARROW = 1024
+_NARROW = 1024
 """Number of outputs up to which torchao measured no gain on an H100 (at 4096 inputs or fewer).
 Source: torchao 0.18, float8_linear_utils._auto_filter_for_tensorwise."""
 
-TORCHAO = "https://github.com/pytorch/ao/tree/main/torchao/float8"
+_TORCHAO = "https://github.com/pytorch/ao/tree/main/torchao/float8"
 
 
 def _on_gpu(facts: RuleInputs) -> bool:
@@ -110,7 +110,7 @@ _without = instead_of(("fp8",), "precision=bf16", "precision.float8=off")
 def _misaligned(facts: RuleInputs, key: str) -> bool:
     """Return whether this side prevents the conversion of linear layers. GPT-2 has none."""
     converts = _is_float8(facts) and not facts.model_family.stores_transposed
-    return converts and getattr(facts.config.model, key) % ALIGNMENT != 0
+    return converts and getattr(facts.config.model, key) % _ALIGNMENT != 0
 
 
 def _next_size(facts: RuleInputs, key: str, unit: int) -> Fix:
@@ -124,10 +124,10 @@ def _align(facts: RuleInputs, key: str) -> Fix:
     """Return the next aligned size, or turn off float8 for a checkpoint."""
     if isinstance(facts.config.model, PretrainedModel):
         return _without(facts)
-    return _next_size(facts, key, ALIGNMENT)
+    return _next_size(facts, key, _ALIGNMENT)
 
 
-NVIDIA = (
+_NVIDIA = (
     "https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/"
     "index.html#requirements-tc"
 )
@@ -163,7 +163,7 @@ def _model_rule(key: str, what: str) -> Rule:
         ),
         why=lambda f: f"{_why(f)} {what}",
         fix=lambda f: _next_size(f, key, _unit(f)[0]),
-        source=NVIDIA,
+        source=_NVIDIA,
     )
 
 
@@ -191,7 +191,9 @@ RULES = (
     Rule(
         id="tf32_needs_ampere",
         key="precision",
-        when=lambda f: f.config.precision.tf32 is AutoBool.on and (f.on_cpu or older_than(f, AMPERE)),
+        when=lambda f: (
+            f.config.precision.tf32 is AutoBool.on and (f.on_cpu or older_than(f, AMPERE))
+        ),
         why=needs_capability("TF32 needs", AMPERE),
         fix=instead_of(("tf32",), "precision=fp32", "precision.tf32=auto"),
         source="https://docs.pytorch.org/docs/stable/notes/cuda.html#tf32-on-ampere",
@@ -215,7 +217,7 @@ RULES = (
         id="narrow_weights_need_their_compute",
         key="precision.compute",
         when=lambda f: is_narrow(f) and f.config.precision.compute is not Compute.bfloat16,
-        why=f"precision.weights is bfloat16. {NO_WAY_FROM_BF16}",
+        why=f"precision.weights is bfloat16. {_NO_WAY_FROM_BF16}",
         fix=Fix("precision.compute=bfloat16"),
         source="https://docs.pytorch.org/docs/stable/amp.html",
     ),
@@ -271,7 +273,7 @@ RULES = (
         when=_loses_updates,
         why=lambda f: (
             "bfloat16 rounds away updates below 2^-9 of a weight. optimizer.lr = "
-            f"{f.config.optimizer.lr:g} is below {SMALLEST_STEP:.2g}: normalisation weights "
+            f"{f.config.optimizer.lr:g} is below {_SMALLEST_STEP:.2g}: normalisation weights "
             "(near 1) do not change"
         ),
         fix=Fix("precision.master=on"),
@@ -287,7 +289,7 @@ RULES = (
         why=lambda f: (
             "float8 layers also use float8 in evaluation"
             if _is_float8(f)
-            else f"precision.weights is bfloat16. {NO_WAY_FROM_BF16}"
+            else f"precision.weights is bfloat16. {_NO_WAY_FROM_BF16}"
         ),
         fix=Fix("precision.evaluation=same"),
         source="training/model/number_formats.py: evaluation uses its own autocast, not weights",
@@ -324,7 +326,7 @@ RULES = (
         when=lambda f: _is_float8(f) and older_than(f, ADA),
         why=needs_capability("float8 matrix units need", ADA),
         fix=_without,
-        source=TORCHAO,
+        source=_TORCHAO,
     ),
     Rule(
         id="rowwise_needs_bf16",
@@ -336,7 +338,7 @@ RULES = (
         ),
         why="torchao rounds row-wise scaled products to bfloat16",
         fix=Fix("precision.compute=bfloat16"),
-        source=f"{TORCHAO} (float8_ops.addmm_float8_unwrapped)",
+        source=f"{_TORCHAO} (float8_ops.addmm_float8_unwrapped)",
         versions="torchao 0.18",
     ),
     Rule(
@@ -351,17 +353,17 @@ RULES = (
         id="float8_width_is_aligned",
         key="model.hidden_size",
         when=lambda f: _misaligned(f, "hidden_size"),
-        why=f"must be a multiple of {ALIGNMENT} for float8. No linear layer would be converted",
+        why=f"must be a multiple of {_ALIGNMENT} for float8. No linear layer would be converted",
         fix=lambda f: _align(f, "hidden_size"),
-        source=TORCHAO,
+        source=_TORCHAO,
     ),
     without_effect(
         id="float8_feed_forward_is_aligned",
         key="model.intermediate_size",
         when=lambda f: _misaligned(f, "intermediate_size"),
-        why=f"is no multiple of {ALIGNMENT}. The feed-forward layers do not use float8",
+        why=f"is no multiple of {_ALIGNMENT}. The feed-forward layers do not use float8",
         fix=lambda f: _align(f, "intermediate_size"),
-        source=TORCHAO,
+        source=_TORCHAO,
     ),
     without_benefit(
         id="float8_is_emulated",
@@ -377,14 +379,14 @@ RULES = (
         when=lambda f: _on_gpu(f) and f.config.compile.option != "inductor",
         why="float8 saves time only if inductor fuses scaling and rounding",
         fix=Fix("compile=inductor"),
-        source=TORCHAO,
+        source=_TORCHAO,
     ),
     without_benefit(
         id="float8_in_narrow_layers",
         key="precision.float8",
-        when=lambda f: _on_gpu(f) and f.config.model.hidden_size <= NARROW,
+        when=lambda f: _on_gpu(f) and f.config.model.hidden_size <= _NARROW,
         why=lambda f: (
-            f"layers with up to {NARROW} outputs gain no speed from float8 on an H100. "
+            f"layers with up to {_NARROW} outputs gain no speed from float8 on an H100. "
             f"model.hidden_size = {f.config.model.hidden_size}"
         ),
         fix=_without,
@@ -403,6 +405,6 @@ RULES = (
             f"({f.config.batch.micro_batch} x data.seq_len {f.data.seq_len})"
         ),
         fix=_batch_fix,
-        source=NVIDIA,
+        source=_NVIDIA,
     ),
 )

@@ -175,7 +175,7 @@ def older_than(facts: RuleInputs, needed: tuple[int, int]) -> bool:
     return facts.on_cuda and (facts.device.capability or (0, 0)) < needed
 
 
-def lacks_compiler(facts: RuleInputs) -> bool:
+def _lacks_compiler(facts: RuleInputs) -> bool:
     """Return whether the compiler for generated code is missing here."""
     # For a CPU inductor writes C++. For a GPU Triton writes machine code itself, but compiles the C
     # of its driver at first use (3.9, backends/nvidia/driver.py).
@@ -195,7 +195,7 @@ def needs_compiler(
     return Rule(
         id=rule,
         key=key,
-        when=lambda f: is_on(f) and lacks_compiler(f),
+        when=lambda f: is_on(f) and _lacks_compiler(f),
         why=lambda f: use(f) + (on_cpu if f.on_cpu else on_gpu),
         fix=lambda f: Fix(*instead.words, remark=f"or: apt install {'g++' if f.on_cpu else 'gcc'}"),
         source=source,

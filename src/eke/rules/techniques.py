@@ -9,6 +9,7 @@ from eke.config.schema import (
     FSDP,
     Adafactor,
     AdamW8bit,
+    AutoBool,
     Backend,
     Checkpointing,
     Compute,
@@ -17,7 +18,6 @@ from eke.config.schema import (
     Lora,
     MaskedLM,
     QLora,
-    AutoBool,
     TorchAdamW,
     Weights,
 )
@@ -43,9 +43,9 @@ class Numerics(Enum):
         return every[: every.index(self) + 1]
 
 
-GUIDE = "https://huggingface.co/docs/transformers/v4.20.1/en/perf_train_gpu_one"
-TORCHAO = "https://github.com/pytorch/ao/tree/main/torchao/optim"
-TORCHTITAN = (
+_GUIDE = "https://huggingface.co/docs/transformers/v4.20.1/en/perf_train_gpu_one"
+_TORCHAO = "https://github.com/pytorch/ao/tree/main/torchao/optim"
+_TORCHTITAN = (
     "https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md"
 )
 
@@ -61,21 +61,21 @@ class Published:
 
 def _on_a_v100(speed: float) -> Published:
     """Return a row of the guides' table: BERT-large, 512 x 512, baseline 8.86 samples/s."""
-    return Published(8.86 / speed, f"8.86 to {speed} samples/s on a V100, {GUIDE}")
+    return Published(8.86 / speed, f"8.86 to {speed} samples/s on a V100, {_GUIDE}")
 
 
 QUARTER_BATCH = _on_a_v100(7.75)
-FP16 = _on_a_v100(18.64)
-CHECKPOINTING = Published(4 / 3, "a third of a step's FLOPs: arXiv:1604.06174")
-COMPILED = Published(5762 / 6667, f"tokens/s of a Llama of 8B on 8 H100, {TORCHTITAN}")
-FP8 = Published(
-    6667 / 8532 * FP16.slowdown,
-    f"as bf16, and 6667 to 8532 tokens/s of a Llama of 8B on 8 H100, {TORCHTITAN}",
+_FP16 = _on_a_v100(18.64)
+_CHECKPOINTING = Published(4 / 3, "a third of a step's FLOPs: arXiv:1604.06174")
+COMPILED = Published(5762 / 6667, f"tokens/s of a Llama of 8B on 8 H100, {_TORCHTITAN}")
+_FP8 = Published(
+    6667 / 8532 * _FP16.slowdown,
+    f"as bf16, and 6667 to 8532 tokens/s of a Llama of 8B on 8 H100, {_TORCHTITAN}",
 )
-TORCHAO_8BIT = Published(3200 / 3000, f"3200 to 3000 tokens/s for a Llama of 7B ({TORCHAO})")
+_TORCHAO_8BIT = Published(3200 / 3000, f"3200 to 3000 tokens/s for a Llama of 7B ({_TORCHAO})")
 
-Condition = Callable[[Config], bool]
-Edit = Callable[[Config], Config]
+_Condition = Callable[[Config], bool]
+_Edit = Callable[[Config], Config]
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ class Technique:
     """True if `eke fit` searches it."""
     more_memory: tuple[str, ...] = ()
     """Names of techniques with the same results, fewer operations and more memory."""
-    applies: Condition | None = None
+    applies: _Condition | None = None
     """Condition for memory advice on a configuration. None: never advised."""
-    edit: Edit | None = None
+    edit: _Edit | None = None
     """Function that applies it and keeps all other values."""
 
     @property
@@ -143,11 +143,11 @@ def group_of(override: str) -> str:
     return override.lstrip("+").partition("=")[0].partition(".")[0]
 
 
-def _set(group: str, **values: Any) -> Edit:
+def _set(group: str, **values: Any) -> _Edit:
     return lambda config: replace(config, **{group: replace(getattr(config, group), **values)})
 
 
-def _become(group: str, kind: type, **values: Any) -> Edit:
+def _become(group: str, kind: type, **values: Any) -> _Edit:
     """Return an edit that changes the class of a group and keeps the common fields."""
 
     def edit(config: Config) -> Config:
@@ -158,7 +158,7 @@ def _become(group: str, kind: type, **values: Any) -> Edit:
     return edit
 
 
-def _new(group: str, value: Any) -> Edit:
+def _new(group: str, value: Any) -> _Edit:
     """Return an edit that replaces a group."""
     return lambda config: replace(config, **{group: value})
 
@@ -185,7 +185,7 @@ def _plain_adamw(config: Config) -> bool:
     return type(optimizer) is TorchAdamW and free
 
 
-def _shares_less_than(option: str) -> Condition:
+def _shares_less_than(option: str) -> _Condition:
     def applies(config: Config) -> bool:
         now, stage = config.distributed, STAGE.get(option, max(STAGE.values()) + 1)
         shares = now.option in ("ddp", "zero1", "zero2") and now.num_processes > 1
@@ -194,7 +194,7 @@ def _shares_less_than(option: str) -> Condition:
     return applies
 
 
-LINKS = "cost depends on the links between devices: arXiv:1910.02054, section 7"
+_LINKS = "cost depends on the links between devices: arXiv:1910.02054, section 7"
 ALL, HALF = "memory=none", "memory=checkpointing memory.every_n=2"
 
 _TABLE = (
@@ -251,12 +251,12 @@ _TABLE = (
     ),
     Technique(
         HALF, "activations", "runs every second layer's forward pass twice",
-        Published((1 + CHECKPOINTING.slowdown) / 2, CHECKPOINTING.source), searched=True,
+        Published((1 + _CHECKPOINTING.slowdown) / 2, _CHECKPOINTING.source), searched=True,
         more_memory=(ALL,),
     ),
     Technique(
         "memory=checkpointing", "activations", "runs each layer's forward pass twice",
-        CHECKPOINTING, searched=True, more_memory=(ALL, HALF),
+        _CHECKPOINTING, searched=True, more_memory=(ALL, HALF),
         applies=lambda c: c.memory.checkpointing is not Checkpointing.full,
         edit=_set("memory", option="checkpointing", checkpointing=Checkpointing.full),
     ),
@@ -275,12 +275,12 @@ _TABLE = (
         edit=_set("precision", option="tf32", compute=Compute.float32, tf32=AutoBool.on),
     ),
     Technique(
-        "precision=fp32", "16-bit copies of weights", f"without tensor cores: {FP16.source}",
+        "precision=fp32", "16-bit copies of weights", f"without tensor cores: {_FP16.source}",
         Published(1.0, ""), numerics=Numerics.mixed, applies=_copies_weights,
         edit=_set("precision", option="fp32", compute=Compute.float32, tf32=AutoBool.off),
     ),
     Technique(
-        "precision=bf16", "time, activations", "products on tensor cores", FP16, slowdown_cpu=1.0,
+        "precision=bf16", "time, activations", "products on tensor cores", _FP16, slowdown_cpu=1.0,
         numerics=Numerics.mixed, searched=True,
         applies=lambda c: _float32_weights(c) and not _copies_weights(c),
         edit=_set(
@@ -288,12 +288,12 @@ _TABLE = (
         ),
     ),
     Technique(
-        "precision=fp16", "time, activations", "products on tensor cores", FP16,
+        "precision=fp16", "time, activations", "products on tensor cores", _FP16,
         numerics=Numerics.mixed, devices=(CUDA,), searched=True,
     ),
     Technique(
         "precision=bf16_pure", "weights, gradients, states",
-        "as fast as bf16, with rounded updates", FP16, slowdown_cpu=1.0,
+        "as fast as bf16, with rounded updates", _FP16, slowdown_cpu=1.0,
         numerics=Numerics.reduced, applies=_float32_weights,
         edit=_set(
             "precision", option="bf16_pure", compute=Compute.bfloat16, weights=Weights.bfloat16,
@@ -303,25 +303,25 @@ _TABLE = (
     Technique(
         "precision=bf16_pure optimizer=adamw_bf16_sr", "weights, gradients, states",
         "weights, gradients and moments in bfloat16, rounded at random: small updates are right on "
-        f"average ({TORCHAO})",
-        FP16, slowdown_cpu=1.0, numerics=Numerics.reduced, searched=True,
+        f"average ({_TORCHAO})",
+        _FP16, slowdown_cpu=1.0, numerics=Numerics.reduced, searched=True,
     ),
     Technique(
         "precision=bf16_pure precision.master=on", "gradients", "updates float32 copies of weights",
-        FP16, slowdown_cpu=1.0, numerics=Numerics.reduced, searched=True,
+        _FP16, slowdown_cpu=1.0, numerics=Numerics.reduced, searched=True,
     ),
     Technique(
-        "precision=fp8", "time", "products of linear layers in float8", FP8,
+        "precision=fp8", "time", "products of linear layers in float8", _FP8,
         numerics=Numerics.reduced, devices=(CUDA,), searched=True,
     ),
     Technique(
         "optimizer=adamw_8bit", "optimizer states", "moments in 8 bits", _on_a_v100(9.15),
-        TORCHAO_8BIT, numerics=Numerics.reduced, searched=True, applies=_plain_adamw,
+        _TORCHAO_8BIT, numerics=Numerics.reduced, searched=True, applies=_plain_adamw,
         edit=_new("optimizer", AdamW8bit(option="adamw_8bit")),
     ),
     Technique(
         "optimizer=adamw_torchao_8bit", "optimizer states",
-        "moments in 8 bits, embeddings included", TORCHAO_8BIT, numerics=Numerics.reduced,
+        "moments in 8 bits, embeddings included", _TORCHAO_8BIT, numerics=Numerics.reduced,
     ),
     Technique(
         "optimizer=adafactor", "optimizer states",
@@ -330,15 +330,15 @@ _TABLE = (
         edit=_new("optimizer", Adafactor(option="adafactor")),
     ),
     Technique(
-        "distributed=zero2", "gradients, states", LINKS, applies=_shares_less_than("zero2"),
+        "distributed=zero2", "gradients, states", _LINKS, applies=_shares_less_than("zero2"),
         edit=_set("distributed", option="zero2"),
     ),
     Technique(
-        "distributed=zero3", "weights, gradients, states", LINKS,
+        "distributed=zero3", "weights, gradients, states", _LINKS,
         applies=_shares_less_than("zero3"), edit=_set("distributed", option="zero3"),
     ),
     Technique(
-        "distributed=fsdp", "weights, gradients, states", LINKS, applies=_shares_less_than("fsdp"),
+        "distributed=fsdp", "weights, gradients, states", _LINKS, applies=_shares_less_than("fsdp"),
         edit=_become("distributed", FSDP, option="fsdp", deepspeed_config=None),
     ),
     Technique(
@@ -351,7 +351,7 @@ _TABLE = (
     Technique(
         "distributed=zero2 distributed.num_processes=1 offload=optimizer_cpu", "optimizer states",
         "states in host memory and updates on the host",
-        Published(3.13 / 1.27, f"1.27 to 3.13 s a step of ViT-H, untuned ({TORCHAO})"),
+        Published(3.13 / 1.27, f"1.27 to 3.13 s a step of ViT-H, untuned ({_TORCHAO})"),
         devices=(CUDA,),
     ),
     Technique(

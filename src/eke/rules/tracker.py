@@ -13,9 +13,9 @@ from eke.common.errors import Fix
 from eke.common.paths import user_path
 from eke.common.text import format_value, override
 from eke.config.schema import TrackerMode
-from eke.rules.rule import RuleInputs, Rule, configured, without_effect
+from eke.rules.rule import Rule, RuleInputs, configured, without_effect
 
-PUBLIC_HOSTS = ("api.forge.coreweave.com", "forge.coreweave.com", "api.wandb.ai")
+_PUBLIC_HOSTS = ("api.forge.coreweave.com", "forge.coreweave.com", "api.wandb.ai")
 """Host names of W&B's own service. A key of one host is valid for all."""
 
 
@@ -27,8 +27,8 @@ def has_wandb_key() -> bool:
         if os.environ.get(f"WANDB_{key.upper()}") or settings.get(key):
             return True
     base_url = os.environ.get("WANDB_BASE_URL") or settings.get("base_url", "")
-    host = urlsplit(base_url).netloc if base_url else PUBLIC_HOSTS[0]
-    return any(map(_netrc_has, PUBLIC_HOSTS if host in PUBLIC_HOSTS else (host,)))
+    host = urlsplit(base_url).netloc if base_url else _PUBLIC_HOSTS[0]
+    return any(map(_netrc_has, _PUBLIC_HOSTS if host in _PUBLIC_HOSTS else (host,)))
 
 
 def _netrc_has(host: str) -> bool:

@@ -7,14 +7,14 @@ from typing import Any
 
 from eke.common.errors import Fix
 from eke.common.paths import user_path
-from eke.common.text import suggest_match, closest_path, override
+from eke.common.text import closest_path, override, suggest_match
 from eke.config.schema import DEFAULT_PER_DEVICE, SGD, Compute, Config, Text
 from eke.hardware import usable_cores
 from eke.models.sizes import STAGE
 from eke.plan.fine_tuning import SAMPLES, SET_BY, fine_tuning_defaults
 from eke.plan.planner.samples import batch_of, plan_batch
 from eke.plan.record.metrics import evaluation_metrics
-from eke.rules.rule import RuleInputs, Rule, configured, unsafe, without_effect
+from eke.rules.rule import Rule, RuleInputs, configured, unsafe, without_effect
 
 
 def _step_samples(facts: RuleInputs) -> int:
@@ -61,12 +61,12 @@ def _runs_reason(facts: RuleInputs) -> str:
         return f"{parent} is a broken link"
     if not parent.is_dir():
         return f"{parent} is not a folder"
-    if overlong := [part for part in runs.parts if len(os.fsencode(part)) > MAX_NAME_BYTES]:
-        return f"{overlong[0][:20]}... is longer than {MAX_NAME_BYTES} bytes"
+    if overlong := [part for part in runs.parts if len(os.fsencode(part)) > _MAX_NAME_BYTES]:
+        return f"{overlong[0][:20]}... is longer than {_MAX_NAME_BYTES} bytes"
     return "" if os.access(parent, os.W_OK | os.X_OK) else f"{parent} is not writable"
 
 
-MAX_NAME_BYTES = 255
+_MAX_NAME_BYTES = 255
 """Maximum length of a file name in bytes: NAME_MAX of Linux (limits.h)."""
 
 MIN_FREE_BYTES = 64 * 2**20
@@ -77,7 +77,7 @@ def _free_bytes(facts: RuleInputs) -> int:
     return shutil.disk_usage(existing_parent(user_path(facts.config.paths.runs))).free
 
 
-BATCH = "per_device x accumulation x processes = target"
+_BATCH = "per_device x accumulation x processes = target"
 
 
 def _cores_per_process(facts: RuleInputs) -> int:
@@ -113,12 +113,12 @@ def _usual_rule(key: str) -> Rule:
         usual = fine_tuning_defaults(facts.config).get(key)
         if usual is None or value(facts) is None or not any(map(facts.is_set, SET_BY[key])):
             return False
-        return not usual.low / FAR_OFF <= value(facts) <= usual.high * FAR_OFF
+        return not usual.low / _FAR_OFF <= value(facts) <= usual.high * _FAR_OFF
 
     def why(facts: RuleInputs) -> str:
         usual = fine_tuning_defaults(facts.config)[key]
         span = f"{usual.low:g} to {usual.high:g}"
-        return f"is more than {FAR_OFF} times off the usual range {span} of {usual.source}"
+        return f"is more than {_FAR_OFF} times off the usual range {span} of {usual.source}"
 
     def fix(facts: RuleInputs) -> Fix:
         instead = fine_tuning_defaults(facts.config)[key].value
@@ -137,11 +137,11 @@ def _usual_rule(key: str) -> Rule:
     )
 
 
-BATCH_AUTO = (
+_BATCH_AUTO = (
     "docs/how-to/forecast.md: batch=auto chooses the micro-batch and keeps the samples per step"
 )
-FAR_OFF = 10  # allowed factor above or below the usual values
-LOADER = "https://docs.pytorch.org/docs/stable/data.html"
+_FAR_OFF = 10  # allowed factor above or below the usual values
+_LOADER = "https://docs.pytorch.org/docs/stable/data.html"
 
 RULES = (
     Rule(
@@ -159,7 +159,7 @@ RULES = (
             f"{_step_samples(f) * (f.config.batch.accumulation or 1)}"
         ),
         fix=Fix("batch.accumulation=null"),
-        source=BATCH,
+        source=_BATCH,
     ),
     Rule(
         id="target_is_multiple",
@@ -175,7 +175,7 @@ RULES = (
             "batch.target="
             f"{max(1, round((f.config.batch.target or 0) / _step_samples(f))) * _step_samples(f)}"
         ),
-        source=BATCH,
+        source=_BATCH,
     ),
     Rule(
         id="steps_or_epochs",
@@ -268,7 +268,7 @@ RULES = (
         when=lambda f: f.config.dataloader.persistent and f.config.dataloader.workers == 0,
         why="needs loader processes. dataloader.workers = 0",
         fix=Fix("dataloader.persistent=false"),
-        source=LOADER,
+        source=_LOADER,
     ),
     unsafe(
         id="stop_keeps_nothing",
@@ -287,7 +287,7 @@ RULES = (
         when=lambda f: f.config.dataloader.prefetch and f.config.dataloader.workers == 0,
         why="needs loader processes. dataloader.workers = 0",
         fix=Fix("dataloader.workers=2"),
-        source=LOADER,
+        source=_LOADER,
     ),
     unsafe(
         id="more_workers_than_cores",
@@ -295,7 +295,7 @@ RULES = (
         when=lambda f: f.config.dataloader.workers > _cores_per_process(f),
         why=lambda f: f"exceeds the {_cores_per_process(f)} cores of each training process",
         fix=lambda f: Fix(f"dataloader.workers={_cores_per_process(f)}"),
-        source=LOADER,
+        source=_LOADER,
     ),
     Rule(
         id="text_exists",
@@ -344,7 +344,7 @@ RULES = (
         when=lambda f: f.config.batch.option == "auto" and f.config.batch.per_device,
         why="conflicts with batch=auto, which chooses this value",
         fix=Fix("batch=fixed", remark="or batch.per_device=null, and batch=auto chooses"),
-        source=BATCH_AUTO,
+        source=_BATCH_AUTO,
     ),
     Rule(
         id="auto_derives_accumulation",
@@ -352,6 +352,6 @@ RULES = (
         when=lambda f: not f.config.batch.per_device and f.config.batch.accumulation,
         why="conflicts with batch=auto, which keeps batch.target (samples per step)",
         fix=_same_step,
-        source=BATCH_AUTO,
+        source=_BATCH_AUTO,
     ),
 )

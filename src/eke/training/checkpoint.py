@@ -26,8 +26,8 @@ from torch import nn
 from eke.common.errors import RunError
 from eke.common.files import (
     fsync_directory,
-    open_trusted_dir,
     make_private_dir,
+    open_trusted_dir,
     read_json,
     remove_tree,
     write_json,
@@ -56,14 +56,14 @@ from eke.training.state_parts import (
     stepped_by,
 )
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 OPTIMIZER, STATE = "optimizer.pt", "state.json"
 _NAME = r"step-\d{8}"
 """Pattern of the names from `checkpoint_name`."""
 
 
-Files = dict[str, tuple[int, int]]
+_Files = dict[str, tuple[int, int]]
 """Size and checksum of each file, by its path in the checkpoint."""
 
 
@@ -81,11 +81,11 @@ class Saving:
     held: Held | None = None
     copied: Event = field(default_factory=Event)
     """Event set when the next update may change the saved state."""
-    written: Future[Files] = field(default_factory=Future)
+    written: Future[_Files] = field(default_factory=Future)
 
     def write(self) -> None:
         """Write this rank's part. An error is raised by `written.result()`."""
-        (held, self.held), files = (self.held, None), Files()
+        (held, self.held), files = (self.held, None), _Files()
         try:
             if held is not None and held.writes:
                 if not self.copied.is_set():
@@ -139,7 +139,7 @@ def finish_checkpoint(
     keep: int,
     spare: int | None = None,
     world_size: int = 1,
-    files: Files | None = None,
+    files: _Files | None = None,
 ) -> Path:
     """Sync and list files, rename the folder, and remove older ones but `keep` and `spare`."""
     final = unfinished.parent / checkpoint_name(step)
@@ -155,14 +155,14 @@ def finish_checkpoint(
     return final
 
 
-def has_parts(path: Path) -> bool:
+def _has_parts(path: Path) -> bool:
     """Return whether each rank has written its part."""
     return next(path.glob("part-*"), None) is not None
 
 
 def load_model(path: Path, model: nn.Module, ranks: Ranks = SINGLE_PROCESS) -> None:
     """Load a checkpoint's weights into a model, sharded or not. RunError: They do not match."""
-    if not has_parts(path):
+    if not _has_parts(path):
         load_weights(model, path / EXPORT)
         return
     if len(set(together(ranks, path, lambda: PartFiles(path).note("origin")))) > 1:
@@ -185,9 +185,9 @@ def load_checkpoint(
     state uses `seed`. Raises RunError: Only the number of ranks that wrote it can read it.
     """
     is_whole = update is None and place_in(model)[1] == 1
-    if is_whole and not has_parts(path) and (path / OPTIMIZER).is_file():
+    if is_whole and not _has_parts(path) and (path / OPTIMIZER).is_file():
         content = _load_tensors(path / OPTIMIZER)
-        load_optimizer(optimizer, content["optimizer"])
+        _load_optimizer(optimizer, content["optimizer"])
         restore_training_weights(optimizer, content["training_weights"])
         scales, states = content["scaler"], dict(enumerate(content["random"]))
     else:
@@ -202,7 +202,7 @@ def load_checkpoint(
                 for key, value in before.items():  # a rate in a tensor is set before each step
                     if isinstance(value, int | float) and not torch.is_tensor(group.get(key)):
                         group[key] = value
-            load_optimizer(optimizer, optimizer.state_dict())  # moves states to their devices
+            _load_optimizer(optimizer, optimizer.state_dict())  # moves states to their devices
     if scaler is not None and scales:
         scaler.load_state_dict(scales)
     step = int(read_json(path / STATE)["step"])
@@ -213,11 +213,11 @@ def load_checkpoint(
     return step
 
 
-Found = tuple[SavedTensors, dict[str, Any], dict[str, Any], dict[int, RandomState]]
+_Found = tuple[SavedTensors, dict[str, Any], dict[str, Any], dict[int, RandomState]]
 """Optimizer state, a rank's own values, the loss scale, and random states by rank."""
 
 
-def _read_former(path: Path) -> Found:
+def _read_former(path: Path) -> _Found:
     """Read a rank's flat shards in the format of ZeRO up to eke 0.10."""
     content = _load_tensors(path)
     own = {f"{n}@{k}": v for n, s in enumerate(content["optimizer"]) for k, v in s.items()}
@@ -226,10 +226,10 @@ def _read_former(path: Path) -> Found:
     return SavedTensors({}, None), own, content["loss_scale"], {rank: content["random"]}
 
 
-def _read(path: Path, stepped: list[Stepped], optimizer: Any, rank: int, world_size: int) -> Found:
+def _read(path: Path, stepped: list[Stepped], optimizer: Any, rank: int, world_size: int) -> _Found:
     wrote = int(read_json(path / STATE).get("world_size", 0))
     names = {id(each.parameter): [*each.cut(each.parameter)] for each in stepped}
-    if has_parts(path):
+    if _has_parts(path):
         parts = PartFiles(path)
         wrote, own = parts.world_size, parts.own(rank % parts.world_size)
         each = (parts.note("random", writer) for writer in range(wrote))
@@ -252,7 +252,7 @@ def _load_tensors(path: Path, mmap: bool = False) -> dict[str, Any]:
     return content
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     """Restore an optimizer in the formats in which it was saved."""
     # torch 2.13 casts states to the format of their weight, which may be narrower: transformers'
     # Adafactor keeps float32 state for bfloat16 weights.
@@ -265,7 +265,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
                 mine[key] = value.to(mine[key].device)
 
 
-def checkpoints_in(folder: Path) -> list[Path]:
+def _checkpoints_in(folder: Path) -> list[Path]:
     """Return folders and files with a checkpoint's name, without links."""
     found = [p for p in folder.glob("step-*") if re.fullmatch(_NAME, p.name)]
     return [path for path in found if not path.is_symlink()]
@@ -273,11 +273,11 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 def newest_complete(folder: Path) -> Path | None:
     """Find the newest intact checkpoint. Damaged ones are skipped with a warning."""
-    for path in sorted(checkpoints_in(folder), reverse=True):
+    for path in sorted(_checkpoints_in(folder), reverse=True):
         problem = find_damage(path)
         if not problem:
             return path
-        log.warning("skipping checkpoint %s: %s", path.name, problem)
+        _log.warning("skipping checkpoint %s: %s", path.name, problem)
     return None
 
 
@@ -294,13 +294,13 @@ def find_damage(path: Path) -> str:
                 return f"{name} is damaged (checksum)"
     except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
-    if has_parts(path):
+    if _has_parts(path):
         return why_incomplete(manifest)
     whole = STATE in manifest and any(name.startswith("optimizer") for name in manifest)
     return "" if whole else "the manifest is incomplete"
 
 
-def _manifest(folder: Path, known: Files) -> Files:
+def _manifest(folder: Path, known: _Files) -> _Files:
     """Sync files other than `known`, and return size and checksum of all."""
     content = dict(known)
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -325,7 +325,7 @@ def _checksum(path: Path) -> int:
 def _prune(newest: Path, keep: int, spare: int | None) -> None:
     """Remove checkpoints before `newest`, except the last `keep` and the one of step `spare`."""
     folder = newest.parent
-    mine = [path for path in checkpoints_in(folder) if (path / CHECKPOINT_FILES).is_file()]
+    mine = [path for path in _checkpoints_in(folder) if (path / CHECKPOINT_FILES).is_file()]
     # Later ones were damaged when this attempt began. Do not count them as usable.
     written = [path for path in mine if path.name <= newest.name]
     for path in sorted(written, reverse=True)[keep:]:

@@ -22,7 +22,7 @@ from eke.training.model.number_formats import MASTER, copied_from
 from eke.training.optimizer.build_optimizer import evaluation_weights
 from eke.training.part_files import Held, Piece, SavedTensors
 
-TRAINING = "training"
+_TRAINING = "training"
 
 
 def named_weights(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -41,7 +41,7 @@ def named_weights(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     return found, tied
 
 
-def place_of(tensor: Tensor) -> tuple[int, int, bool]:
+def _place_of(tensor: Tensor) -> tuple[int, int, bool]:
     """Return rank and number of the ranks that share a tensor, and whether this rank writes it."""
     from torch.distributed.tensor import DTensor
 
@@ -52,16 +52,18 @@ def place_of(tensor: Tensor) -> tuple[int, int, bool]:
 
 
 def place_in(model: nn.Module) -> tuple[int, int, bool]:
-    """Return `place_of` for the sharded tensors of a model."""
-    return max(map(place_of, model.parameters()), key=lambda place: place[1])
+    """Return `_place_of` for the sharded tensors of a model."""
+    return max(map(_place_of, model.parameters()), key=lambda place: place[1])
 
 
 def row_piece(tensor: Tensor, rank: int = 0, world_size: int = 1) -> Piece:
     """Return a view of this rank's rows of a sharded tensor, or of its share of a full tensor."""
-    cut = place_of(tensor)[1] > 1
-    rank, world_size = place_of(tensor)[:2] if cut else (rank, world_size)
+    cut = _place_of(tensor)[1] > 1
+    rank, world_size = _place_of(tensor)[:2] if cut else (rank, world_size)
     shape = tuple(tensor.shape)
-    local = local_tensor(tensor.detach()).reshape(-1) if not shape else local_tensor(tensor.detach())
+    local = (
+        local_tensor(tensor.detach()).reshape(-1) if not shape else local_tensor(tensor.detach())
+    )
     mine = rows((*shape, 1)[0], rank, world_size)
     return Piece(local if cut else local[mine], mine.start * prod(shape[1:]), shape)
 
@@ -103,7 +105,7 @@ def hold(model: nn.Module, optimizer: Optimizer) -> Held:
     held = Held(pieces, {"tied": tied}, rank, world_size, writes)
     stepped = stepped_by(model, optimizer, rank, world_size)
     for each, tensor in zip(stepped, training, strict=False):
-        held.pieces |= {f"{name}@{TRAINING}": p for name, p in each.cut(tensor).items()}
+        held.pieces |= {f"{name}@{_TRAINING}": p for name, p in each.cut(tensor).items()}
     groups = [
         {k: v for k, v in group.items() if isinstance(v, int | float)}
         for group in optimizer.param_groups
@@ -180,7 +182,7 @@ def load_state(
                     mine[key] = saved.numbers[full]
                 elif not saved.shape(full):
                     mine[key] = saved.read(full).clone()
-                elif key in (MASTER, TRAINING):
+                elif key in (MASTER, _TRAINING):
                     _fill(each.cut(to), saved, f"@{key}")
                 else:
                     mine[key] = torch.zeros_like(to, dtype=saved.dtype(full))
@@ -197,5 +199,5 @@ def of_one_file(content: dict[str, Any], names: list[str], copied: list[str]) ->
     copies = zip(copied or names, states.get(MASTER, []), strict=False)
     values |= {f"{name}@{MASTER}": tensor for name, tensor in copies}
     training = zip(names, content["training_weights"], strict=False)
-    values |= {f"{name}@{TRAINING}": tensor for name, tensor in training}
+    values |= {f"{name}@{_TRAINING}": tensor for name, tensor in training}
     return SavedTensors(values, states["param_groups"])

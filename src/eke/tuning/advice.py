@@ -31,7 +31,7 @@ from eke.rules.techniques import (
 )
 from eke.tuning.chooser import ROOM, combine, first_that_fits_memory
 
-Techniques = tuple[Technique, ...]
+_Techniques = tuple[Technique, ...]
 
 LOW_COST_TECHNIQUES = (
     ("attention=sdpa",),
@@ -52,7 +52,7 @@ HIGH_COST_TECHNIQUES = (
 """Techniques that are tried after smaller micro-batches."""
 
 
-def techniques_for(plan: Plan, groups: Iterable[tuple[str, ...]]) -> list[Techniques]:
+def techniques_for(plan: Plan, groups: Iterable[tuple[str, ...]]) -> list[_Techniques]:
     """Return the techniques of the table for the plan's device, with all their overrides."""
     count = plan.config.distributed.num_processes
     # An option of `distributed` sets its own number of processes.
@@ -67,7 +67,7 @@ def techniques_for(plan: Plan, groups: Iterable[tuple[str, ...]]) -> list[Techni
     ]
 
 
-def smaller_batches(plan: Plan) -> Techniques:
+def smaller_batches(plan: Plan) -> _Techniques:
     """Return smaller micro-batches with the same samples per step, the largest first."""
     config, size, found = plan.config, plan.batch.per_device, []
     if router_loss(config) is not None:
@@ -88,7 +88,7 @@ def smaller_batches(plan: Plan) -> Techniques:
     return tuple(found)
 
 
-def slowdown_of(technique: Technique, plan: Plan, changed: Config) -> float | None:
+def _slowdown_of(technique: Technique, plan: Plan, changed: Config) -> float | None:
     """Return the step time relative to the current one, by published figures, None if unknown."""
     num_matmul = plan.size.num_matmul_parameters
     if technique.name == "kernels=sparse_prediction":
@@ -105,7 +105,7 @@ MOST_GPUS, OF_A_MACHINE = 512, 8
 """Most GPUs proposed for a declared device, and its GPUs per node: choices."""
 
 
-def more_devices(plan: Plan) -> Techniques:
+def more_devices(plan: Plan) -> _Techniques:
     """Return FSDP2 on more GPUs, the fewest first, with the same samples per step if possible."""
     config, device, found = plan.config, plan.device, []
     now, samples = config.distributed, plan.batch.samples_per_step
@@ -126,7 +126,7 @@ def more_devices(plan: Plan) -> Techniques:
     return tuple(found)
 
 
-UNKNOWN_SLOWDOWN = 2.0
+_UNKNOWN_SLOWDOWN = 2.0
 """Slowdown by which a change of unknown cost is ranked: above all known ones."""
 
 
@@ -152,7 +152,7 @@ class Advice:
         config = self.plan.config
         is_loaded = isinstance(config.model, PretrainedModel)
         learns_little = config.peft.option != "none" and not is_loaded
-        slowdown = UNKNOWN_SLOWDOWN if self.slowdown is None else self.slowdown
+        slowdown = _UNKNOWN_SLOWDOWN if self.slowdown is None else self.slowdown
         tight = self.forecast.verdict is not Verdict.fits
         return not self.keeps, learns_little, tight, slowdown, len(self.overrides)
 
@@ -163,7 +163,10 @@ def advise(plan: Plan, count: int = 5, other_devices: bool = True) -> list[Advic
         plan = replace(plan, device=replace(device, count=max(OF_A_MACHINE, device.count)))
     several = more_devices(plan) if other_devices else ()
     batches = smaller_batches(plan)
-    cheap, dear = techniques_for(plan, LOW_COST_TECHNIQUES), techniques_for(plan, HIGH_COST_TECHNIQUES)
+    cheap, dear = (
+        techniques_for(plan, LOW_COST_TECHNIQUES),
+        techniques_for(plan, HIGH_COST_TECHNIQUES),
+    )
     axes = [*cheap, batches, *dear]
     alone = [_sufficient(plan, [axis]) for axis in axes]
     fewest = filter(None, (_tried(plan, (each,)) for each in several))
@@ -179,19 +182,21 @@ def advise(plan: Plan, count: int = 5, other_devices: bool = True) -> list[Advic
     return sorted(found, key=lambda advice: advice.rank)[:count]
 
 
-def _sufficient(plan: Plan, axes: Sequence[Techniques]) -> list[Advice]:
+def _sufficient(plan: Plan, axes: Sequence[_Techniques]) -> list[Advice]:
     """Return the mildest sufficient changes that keep the training, and that change it."""
     found = []
     every = combine(axes)
     for keeps in (True, False):
         of_kind = (each for each in every if all(t.keeps_training for t in each) is keeps)
         tried = (_tried(plan, techniques) for techniques in of_kind)
-        best = first_that_fits_memory((advice for advice in tried if advice), lambda advice: advice.forecast)
+        best = first_that_fits_memory(
+            (advice for advice in tried if advice), lambda advice: advice.forecast
+        )
         found += [best] if best else []
     return found
 
 
-def _tried(plan: Plan, techniques: Techniques) -> Advice | None:
+def _tried(plan: Plan, techniques: _Techniques) -> Advice | None:
     """Return advice if the techniques apply, rules other than size permit them, and it fits."""
     config = applied(plan.config, techniques)
     if config is None or check(RuleInputs(config, plan.device, planning=True), NOT_BY_SIZE)[0]:
@@ -204,7 +209,7 @@ def _tried(plan: Plan, techniques: Techniques) -> Advice | None:
     if found.verdict not in ROOM:
         return None
     # The time model's answer, if it has the device. Else published figures, if all are known.
-    slower = [slowdown_of(each, plan, changed.config) for each in techniques]
+    slower = [_slowdown_of(each, plan, changed.config) for each in techniques]
     known = [each for each in slower if each is not None]
     total = prod(known) if len(known) == len(slower) else None
     reasons = tuple(each.reason for each in techniques)
@@ -266,10 +271,10 @@ def _cost(advice: Advice) -> str:
     return f"about {words} per step{changes}"
 
 
-SAVED = 0.85
+_SAVED = 0.85
 """Share of the expected peak that advice after out-of-memory must reach, below forecast errors."""
 
-PROPOSALS = 3
+_PROPOSALS = 3
 """Number of proposals in a record."""
 
 
@@ -280,10 +285,10 @@ def advice_for(plan: Plan, seen: int | None = None) -> list[str]:
         return []
     expected, capacity = found.peak.expected, found.capacity or found.peak.expected
     for most in (min(expected, capacity, seen or expected), min(expected, capacity)):
-        if advice := advise(with_available_bytes(plan, int(SAVED * most)), PROPOSALS):
+        if advice := advise(with_available_bytes(plan, int(_SAVED * most)), _PROPOSALS):
             break
     else:
-        advice = advise(plan, PROPOSALS)
+        advice = advise(plan, _PROPOSALS)
     return [" ".join(each.overrides) for each in advice]
 
 

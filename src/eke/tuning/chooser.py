@@ -20,7 +20,7 @@ from eke.plan.planner import Plan, possible_batches, replan
 from eke.rules import NO_BENEFIT, NOT_BY_SIZE, WITHOUT_EFFECT, RuleInputs, check
 from eke.rules.techniques import TECHNIQUES, Technique, group_of
 
-Key = tuple[str, str]
+_Key = tuple[str, str]
 """Rule and key. A rule may apply to several groups."""
 
 
@@ -28,8 +28,8 @@ Key = tuple[str, str]
 class RuleFindings:
     """Findings of the rules about one configuration."""
 
-    rejected: Mapping[Key, Problem]
-    warned: Mapping[Key, Problem]
+    rejected: Mapping[_Key, Problem]
+    warned: Mapping[_Key, Problem]
 
     def objection(
         self, later: "RuleFindings", sections: Collection[str], permit_unsafe: bool = False
@@ -151,11 +151,11 @@ class _Option(Protocol):
     def overrides(self) -> tuple[str, ...]: ...
 
 
-Chosen = TypeVar("Chosen", bound=_Option)
-T = TypeVar("T")
+_Chosen = TypeVar("_Chosen", bound=_Option)
+_T = TypeVar("_T")
 
 
-def combine(options: Sequence[Sequence[Chosen]]) -> list[tuple[Chosen, ...]]:
+def combine(options: Sequence[Sequence[_Chosen]]) -> list[tuple[_Chosen, ...]]:
     """Return every combination with one option of each in which no group is decided twice."""
     found = []
     for each in product(*options):
@@ -165,7 +165,9 @@ def combine(options: Sequence[Sequence[Chosen]]) -> list[tuple[Chosen, ...]]:
     return found
 
 
-def first_that_fits_memory(options: Iterable[T], forecast_of: Callable[[T], Forecast]) -> T | None:
+def first_that_fits_memory(
+    options: Iterable[_T], forecast_of: Callable[[_T], Forecast]
+) -> _T | None:
     """Return the first option (mildest first) that fits, else the first that may fit, else None."""
     tight = None
     for option in options:
@@ -208,10 +210,10 @@ def cost_of(techniques: Sequence[Technique]) -> tuple[int, float, int, int]:
     return len(techniques) - len(known), prod(known), changing, len(techniques)
 
 
-AS_GOOD = 1.01
+_AS_GOOD = 1.01
 """Peaks within this factor are equal, given the error of formulas (docs/how-to/forecast.md)."""
 
-WORTH_IT = 1.05
+_WORTH_IT = 1.05
 """Least ratio of the peaks without and with techniques that change the training."""
 
 ROOM = {Verdict.fits: 0, Verdict.tight: 1}
@@ -242,7 +244,7 @@ class Chooser:
             if situation is not None and situation.forecast is not None:
                 peaks[techniques] = peak = situation.forecast.peak.expected
                 kept = tuple(each for each in techniques if each.keeps_training)  # yielded before
-                if kept == techniques or peaks.get(kept, 2 * peak) >= WORTH_IT * peak:
+                if kept == techniques or peaks.get(kept, 2 * peak) >= _WORTH_IT * peak:
                     yield Combination(techniques, situation, situation.forecast)
 
     def mildest_that_fits(self) -> Combination | None:
@@ -258,7 +260,7 @@ class Chooser:
         """Return the mildest combination with the lowest forecast, None without forecasts."""
         every = list(self.combinations())
         least = min((each.forecast.peak.expected for each in every), default=0)
-        good = [each for each in every if each.forecast.peak.expected <= AS_GOOD * least]
+        good = [each for each in every if each.forecast.peak.expected <= _AS_GOOD * least]
         return min(good, key=lambda each: ROOM.get(each.forecast.verdict, len(ROOM)), default=None)
 
     def explained(self, combination: Combination) -> list[RecipeOption]:

@@ -19,7 +19,7 @@ from eke.common.process_env import (
     leave_tracked_run,
     my_rank,
 )
-from eke.common.streams import output_was_lost, write_line, print_problems_json
+from eke.common.streams import output_was_lost, print_problems_json, write_line
 from eke.config.compose import (
     COMPLETION_FLAGS,
     Arguments,

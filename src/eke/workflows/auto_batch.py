@@ -7,12 +7,12 @@ from pathlib import Path
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_bytes
-from eke.config.compose import Composed, user_set_keys, compose_with, is_set
+from eke.config.compose import Composed, compose_with, is_set, user_set_keys
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.schema import DEFAULT_PER_DEVICE, Config, Mix, Rows
 from eke.estimate.memory import (
-    BatchSearch,
     BatchChoice,
+    BatchSearch,
     Forecast,
     Method,
     Probe,
@@ -27,7 +27,7 @@ from eke.plan.fine_tuning import LR, SAMPLES, SET_BY, fine_tuning_defaults
 from eke.plan.planner import Decision, Plan, RecipeDecision, make_plan, replan, with_batch
 from eke.plan.planner.samples import plan_batch, possible_batches, samples_to_keep
 from eke.rules import BY_SIZE, RuleInputs, check
-from eke.tuning.recipes import RECIPES, RecipeResolver, ChoiceContext
+from eke.tuning.recipes import RECIPES, ChoiceContext, RecipeResolver
 from eke.tuning.refuse_oom import reject_probed_oom
 
 
@@ -224,7 +224,9 @@ def apply_fine_tuning_defaults(
     config: Config, composed: Composed, count: Callable[[Config], int]
 ) -> tuple[Config, tuple[Decision, ...], str]:
     """Apply defaults of fine-tuning. Return reasons and a warning. `count`: samples of an epoch."""
-    usual = fine_tuning_defaults(config)  # rates, decay and clipping of options are for random weights
+    usual = fine_tuning_defaults(
+        config
+    )  # rates, decay and clipping of options are for random weights
     if not usual:
         return config, (), ""
     decisions, warning = [], ""

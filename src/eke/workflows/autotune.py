@@ -18,7 +18,7 @@ from eke.estimate.time import StepTime, forecast_time, steps_to_pay
 from eke.launch.interface import Launcher, find_launcher
 from eke.launch.processes.board import open_board
 from eke.launch.processes.follow import watching
-from eke.launch.processes.sweep import SweepRun, Job, SweepFile, sweep_id, sweep_paths
+from eke.launch.processes.sweep import Job, SweepFile, SweepRun, sweep_id, sweep_paths
 from eke.launch.processes.sweep_state import SweepState
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
@@ -34,7 +34,14 @@ from eke.tuning.search.candidates import (
     spelt_out,
 )
 from eke.tuning.search.result import Fit, all_diverge, free_path, write_experiment
-from eke.tuning.search.search import Measured, Search, is_higher, measured, trial_overrides, drop_overrides
+from eke.tuning.search.search import (
+    Measured,
+    Search,
+    drop_overrides,
+    is_higher,
+    measured,
+    trial_overrides,
+)
 from eke.tuning.search.search_space import Objective, Trial
 from eke.tuning.search.show import (
     describe_candidates,
@@ -43,7 +50,7 @@ from eke.tuning.search.show import (
     likely,
     short_name,
 )
-from eke.workflows import report_failure, print_once
+from eke.workflows import print_once, report_failure
 from eke.workflows.auto_batch import chosen_overrides
 from eke.workflows.planning import plan_for
 from eke.workflows.running import plan_unless_answered
@@ -64,7 +71,7 @@ class TuneRequest:
 
 
 @dataclass
-class Fitting:
+class _Fitting:
     """A search in progress: its candidates, and its trials as jobs of a sweep."""
 
     request: TuneRequest
@@ -174,7 +181,7 @@ class Fitting:
         return found
 
 
-def keep_result(fitting: Fitting, fit: Fit) -> None:
+def keep_result(fitting: _Fitting, fit: Fit) -> None:
     """Write the results, and print their paths."""
     file, own = fitting.paths.folder / "fit.md", fitting.request.arguments.config_dir
     text, when = (
@@ -207,7 +214,7 @@ def keep_result(fitting: Fitting, fit: Fit) -> None:
     print_once(f"\n  {file}   (all trials: eke report {shlex.quote(str(file.parent))})")
 
 
-def _values(command: str, fitting: Fitting, fit: Fit) -> dict[str, object]:
+def _values(command: str, fitting: _Fitting, fit: Fit) -> dict[str, object]:
     gain, configurations = fit.gain, fit.candidates.found
     return {
         "schema_version": 1,
@@ -233,7 +240,7 @@ def _values(command: str, fitting: Fitting, fit: Fit) -> dict[str, object]:
     }
 
 
-def prepare(request: TuneRequest) -> Fitting:
+def prepare(request: TuneRequest) -> _Fitting:
     """Prepare a search up to its first trial. Raise ConfigError if it cannot run."""
     arguments, own = request.arguments, request.arguments.config_dir
     _check_request(request)
@@ -283,7 +290,7 @@ def prepare(request: TuneRequest) -> Fitting:
     words = ("fit", request.objective.value, request.numerics.value, *which)
     identity = sweep_id([words], [composed.config] if composed.config_dir else [])
     paths = sweep_paths(composed.config.paths.runs, identity)
-    return Fitting(request, composed.overrides, found, search, baseline, paths, option)
+    return _Fitting(request, composed.overrides, found, search, baseline, paths, option)
 
 
 def _check_choice(found: Candidates, composed: Composed) -> None:

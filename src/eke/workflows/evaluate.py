@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from eke.training.batches.batches import MicroBatch
 
-OF_THE_EVALUATION = ("data", "precision", "attention", "hardware", "dataloader")
+_OF_THE_EVALUATION = ("data", "precision", "attention", "hardware", "dataloader")
 """Groups that overrides may change. Other groups have the run's value, or for training defaults."""
 
 EVAL_BATCH, LABELS = "batch.eval_per_device", "task.labels"
@@ -35,11 +35,11 @@ EVAL_BATCH, LABELS = "batch.eval_per_device", "task.labels"
 GENERATE, NEW_TOKENS = "evaluate.generate", "evaluate.max_new_tokens"
 """Keys of evaluations: whether to generate and compare answers, and maximum tokens of an answer."""
 
-MAX_NEW_TOKENS = 128
+_MAX_NEW_TOKENS = 128
 
 
 @dataclass(frozen=True)
-class EvaluationResult:
+class _EvaluationResult:
     """Metrics of an evaluation."""
 
     run: str
@@ -50,10 +50,10 @@ class EvaluationResult:
     """Metrics of each class, as in a record."""
 
 
-def evaluate_run(run: str, overrides: Sequence[str]) -> EvaluationResult:
+def evaluate_run(run: str, overrides: Sequence[str]) -> _EvaluationResult:
     """Evaluate the model of a finished run, given by its folder or id, on all rows of the data.
 
-    Raises ConfigError if the run has no model, or an override is not of `OF_THE_EVALUATION`, and
+    Raises ConfigError if the run has no model, or an override is not of `_OF_THE_EVALUATION`, and
     EkeError if the model is damaged, or does not fit into memory.
     """
     paths = find_run(run, "evaluate", "")
@@ -88,19 +88,19 @@ def evaluate_run(run: str, overrides: Sequence[str]) -> EvaluationResult:
     found = {key.removeprefix("eval/"): value for key, value in row.items()}
     parts = newest_parts(paths, record)
     step = int(parts.name.partition("-")[2]) if parts else record.model_step
-    return EvaluationResult(run, step, plan.steps.num_eval_samples, found, classes)
+    return _EvaluationResult(run, step, plan.steps.num_eval_samples, found, classes)
 
 
 def _generation(overrides: Sequence[str]) -> tuple[int, list[str]]:
     """Return the maximum tokens of an answer, 0 without generation, and the other overrides."""
     own = {k: v for k, _, v in (w.partition("=") for w in overrides) if k in (GENERATE, NEW_TOKENS)}
     rest = [word for word in overrides if word.partition("=")[0] not in own]
-    asked, most = own.get(GENERATE, "false"), own.get(NEW_TOKENS, str(MAX_NEW_TOKENS))
+    asked, most = own.get(GENERATE, "false"), own.get(NEW_TOKENS, str(_MAX_NEW_TOKENS))
     if asked not in ("true", "false"):
         why = "must be true or false"
         raise ConfigError(Problem(GENERATE, asked, why, Fix(f"{GENERATE}=true")))
     if not most.isdecimal() or not int(most):
-        fix = Fix(f"{NEW_TOKENS}={MAX_NEW_TOKENS}")
+        fix = Fix(f"{NEW_TOKENS}={_MAX_NEW_TOKENS}")
         raise ConfigError(Problem(NEW_TOKENS, most, "must be a positive integer", fix))
     return int(most) if asked == "true" else 0, rest
 
@@ -121,7 +121,7 @@ def _check_answers(plan: Plan) -> None:
 def evaluation_plan(plan: Plan, overrides: Sequence[str]) -> Plan:
     """Return the plan of an evaluation of a run's model."""
     typed = {k.lstrip("+~"): v for k, _, v in (word.partition("=") for word in overrides)}
-    allowed = (*OF_THE_EVALUATION, EVAL_BATCH, LABELS)
+    allowed = (*_OF_THE_EVALUATION, EVAL_BATCH, LABELS)
     if wrong := [key for key in typed if not {key, key.split(".")[0]} & {*allowed}]:
         why = "has no effect on an evaluation, or would change the model"
         fix = Fix(remark=f"overrides of {', '.join(allowed)}")
@@ -245,7 +245,7 @@ def _answers(job: Any, new_tokens: int) -> metrics.Row:
         return generation_metrics(job.bare_model, batches, decode, vocabulary.pad, new_tokens)
 
 
-def render(found: EvaluationResult) -> str:
+def render(found: _EvaluationResult) -> str:
     """Render the metrics, and the metrics of each class, as text."""
     rows = [(f"  {name}", f"{value:.4f}") for name, value in found.metrics.items()]
     lines = [f"{found.run}, step {found.step}: {found.num_samples} samples", *align(rows)]

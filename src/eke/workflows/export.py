@@ -52,7 +52,7 @@ def export(run: str, folder: str, merge: bool = False, push: str | None = None) 
     except Exception as error:  # another user's record may have any value
         raise EkeError(f"{paths.record}: does not describe a model ({error})") from error
     with _whole(target) as unfinished:
-        copy_checked(paths.exported(record.model_step), unfinished)
+        _copy_checked(paths.exported(record.model_step), unfinished)
         notes += _merge(plan, unfinished) if plan else []
         (unfinished / CARD).write_text(card, encoding="utf-8")
     sizes = [path.stat().st_size for path in target.rglob("*") if path.is_file()]
@@ -135,7 +135,7 @@ def checked_model(paths: RunPaths, record: Record) -> Iterator[Path]:
         yield saved
         return
     with tempfile.TemporaryDirectory(prefix="eke-") as copy:
-        copy_checked(saved, Path(copy))
+        _copy_checked(saved, Path(copy))
         yield Path(copy)
 
 
@@ -189,7 +189,7 @@ def _whole(target: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def copy_checked(source: Path, target: Path) -> None:
+def _copy_checked(source: Path, target: Path) -> None:
     """Copy the listed files of a checkpoint's export. Raise EkeError for damaged files."""
     try:
         listed = read_json(source.parent / CHECKPOINT_FILES).items()

@@ -14,12 +14,12 @@ from eke.common.text import format_bytes
 from eke.config.compose import Arguments, Composed, compose, is_set
 from eke.config.schema import Config, Tracker, resolve_attention
 from eke.estimate.memory import (
-    Forecast,
     DeviceForecast,
+    Forecast,
     as_json,
-    needs_trace,
     known_forecast,
     largest_batch,
+    needs_trace,
     render_devices,
     render_forecast,
     stop_tracing,
@@ -36,23 +36,23 @@ from eke.results.report import PlanningLine
 from eke.rules import BY_SIZE, NOT_BY_SIZE, RuleInputs, check
 from eke.tuning.advice import Advice, advise, render_advice
 from eke.tuning.chooser import ROOM
-from eke.tuning.refuse_oom import reject_unfit_plan, first_memory_advice
+from eke.tuning.refuse_oom import first_memory_advice, reject_unfit_plan
 from eke.workflows import ALL_DEVICES, print_once
 from eke.workflows.auto_batch import (
     BatchSearchBudget,
     ValidCandidate,
-    apply_recipe,
-    with_all_memory_free,
-    choose_batch,
     apply_fine_tuning_defaults,
+    apply_recipe,
+    choose_batch,
     valid_candidates,
+    with_all_memory_free,
 )
 from eke.workflows.resume import continued
 
 if TYPE_CHECKING:
     from eke.launch.interface import Launcher
 
-Key = TypeVar("Key", int, str)
+_Key = TypeVar("_Key", int, str)
 SIZE = "batch.per_device"
 
 
@@ -112,7 +112,9 @@ def _plan_for(
 
     config, first, _ = apply_fine_tuning_defaults(resolve_tokenizer(config), composed, count)
     config, choices, chosen = apply_recipe(composed, config, device, num_nodes)
-    config, again, remark = apply_fine_tuning_defaults(config, composed, count)  # for the recipe's optimizer
+    config, again, remark = apply_fine_tuning_defaults(
+        config, composed, count
+    )  # for the recipe's optimizer
     if off := switched_off_tracker(composed):
         config, choices = replace(config, tracker=Tracker("none")), {**choices, "tracker": "none"}
     usual = {decision.key: decision for decision in (*first, *again)}
@@ -173,8 +175,10 @@ def _explained(
     return replace(plan, decisions=(*decisions, *usual.values()), warnings=warnings)
 
 
-def _allowed(facts: RuleInputs, lenient: bool, plan_of: Callable[[ValidCandidate], Plan]) -> list[ValidCandidate]:
-    """Return the result of `valid_candidates`. If only the size is rejected, propose a sufficient fix."""
+def _allowed(
+    facts: RuleInputs, lenient: bool, plan_of: Callable[[ValidCandidate], Plan]
+) -> list[ValidCandidate]:
+    """Return `valid_candidates`. If only the size is rejected, propose a sufficient fix."""
     try:
         return valid_candidates(facts, lenient)
     except ConfigError as error:
@@ -214,7 +218,7 @@ def single_run_budget(config: Config) -> BatchSearchBudget:
         return BatchSearchBudget(not_probed=why, keep=is_first())
     if config.distributed.num_nodes > 1:
         return BatchSearchBudget(trace=True, not_probed="it has several nodes", keep=True)
-    return BatchSearchBudget(trace=True, probe=probe_and_report, keep=True)
+    return BatchSearchBudget(trace=True, probe=_probe_and_report, keep=True)
 
 
 def means_of_a_cell(config: Config, launcher: "Launcher") -> BatchSearchBudget:
@@ -223,10 +227,12 @@ def means_of_a_cell(config: Config, launcher: "Launcher") -> BatchSearchBudget:
         return BatchSearchBudget(in_pool=not launcher.not_probed)
     if launcher.not_probed:
         return BatchSearchBudget(trace=True, not_probed=launcher.not_probed, keep=True)
-    return BatchSearchBudget(trace=True, probe=partial(probe_and_report, in_pool=True), in_pool=True, keep=True)
+    return BatchSearchBudget(
+        trace=True, probe=partial(_probe_and_report, in_pool=True), in_pool=True, keep=True
+    )
 
 
-def probe_and_report(plan: Plan, in_pool: bool = False) -> bool | None:
+def _probe_and_report(plan: Plan, in_pool: bool = False) -> bool | None:
     """Probe a plan on this machine and print the result. In a pool, its devices must be free."""
     from eke.launch.local import probe_in_pool
     from eke.launch.processes.running_run import probe  # a plan starts nothing
@@ -251,7 +257,7 @@ def plan_text(
     """Return a plan with its forecasts as text or JSON. Arguments as in `workflows.main`."""
     found = traced_forecast(plan) if trace else known_forecast(plan)
     time = forecast_time(plan)
-    advice = composed_advice(plan, trace) if why else []
+    advice = _composed_advice(plan, trace) if why else []
     if as_json_text:
         content = plan_to_plain(plan) | {"memory": as_json(found)} | time_as_json(time)
         if why:
@@ -263,9 +269,9 @@ def plan_text(
     return "\n\n".join(parts)
 
 
-def composed_advice(plan: Plan, trace: bool = False) -> list[Advice]:
+def _composed_advice(plan: Plan, trace: bool = False) -> list[Advice]:
     """Return the advice whose overrides compose with the plan's own."""
-    found = [each for each in advise(plan) if composes(plan.overrides, each.overrides)]
+    found = [each for each in advise(plan) if _composes(plan.overrides, each.overrides)]
     if not trace:
         return found
     seen = [
@@ -277,8 +283,8 @@ def composed_advice(plan: Plan, trace: bool = False) -> list[Advice]:
 
 
 def open_forecasts(
-    plans: Mapping[Key, Plan], progress: Callable[[int, int], None]
-) -> dict[Key, Forecast]:
+    plans: Mapping[_Key, Plan], progress: Callable[[int, int], None]
+) -> dict[_Key, Forecast]:
     """Return traced forecasts of the plans whose fit is unknown by formulas."""
     unsure = {key: plan for key, plan in plans.items() if needs_trace(known_forecast(plan))}
     if not unsure:
@@ -287,7 +293,7 @@ def open_forecasts(
     return dict(zip(unsure, found, strict=True))
 
 
-def composes(typed: Sequence[str], more: Sequence[str]) -> bool:
+def _composes(typed: Sequence[str], more: Sequence[str]) -> bool:
     """Return whether overrides can replace, or follow, the typed ones."""
     keys = {text.partition("=")[0] for text in more}
     kept = [text for text in typed if text.lstrip("+").partition("=")[0] not in keys]

@@ -16,7 +16,7 @@ from eke.config.schema.codec import make_converter
 from eke.config.schema.fields import Affects
 from eke.config.schema.resources import Seeds
 from eke.estimate.time import StepTime, Unknown, sum_line
-from eke.launch.processes.sweep import SweepRun, Job, SweepFile
+from eke.launch.processes.sweep import Job, SweepFile, SweepRun
 from eke.plan.record import EXIT_RESUMABLE, Outcome
 from eke.results.report.compare.comparison import find_families
 from eke.results.report.compare.keys import affects

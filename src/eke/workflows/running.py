@@ -8,7 +8,12 @@ from pathlib import Path
 
 from eke.common.errors import ConfigError, RunError
 from eke.common.paths import user_path
-from eke.common.process_env import check_started_ranks, check_started_tasks, my_rank, current_slurm_task
+from eke.common.process_env import (
+    check_started_ranks,
+    check_started_tasks,
+    current_slurm_task,
+    my_rank,
+)
 from eke.config.compose import Composed, compose
 from eke.estimate.memory import forecast_line, stop_tracing
 from eke.estimate.time import forecast_time, time_line
@@ -22,10 +27,12 @@ from eke.results.report import render_summary
 from eke.tuning.refuse_oom import DOES_NOT_FIT
 from eke.workflows import print_once
 from eke.workflows.auto_batch import BatchSearchBudget
-from eke.workflows.planning import single_run_budget, plan_for
+from eke.workflows.planning import plan_for, single_run_budget
 
 
-def plan_unless_answered(planned: Callable[[bool], Plan], where: Callable[[Plan], RunFolder]) -> Plan:
+def plan_unless_answered(
+    planned: Callable[[bool], Plan], where: Callable[[Plan], RunFolder]
+) -> Plan:
     """Return the plan of a run that can start now, or that has a final record."""
     try:
         return planned(False)

@@ -25,26 +25,26 @@ from eke.launch.processes.board import open_board
 from eke.launch.processes.follow import watching
 from eke.launch.processes.run_dir import RunFolder
 from eke.launch.processes.sweep import (
-    SweepRun,
     Job,
     SweepFile,
+    SweepRun,
     merge_duplicates,
     sweep_exit_code,
     sweep_id,
     sweep_paths,
 )
-from eke.launch.processes.sweep_state import SweepState, Rerun, rerun_reasons, smallest_first
+from eke.launch.processes.sweep_state import Rerun, SweepState, rerun_reasons, smallest_first
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine, label_cells, render_cells
 from eke.workflows import print_once
 from eke.workflows.planning import (
     SIZE,
+    check_memory_fit,
     means_of_a_cell,
     open_forecasts,
     plan_for,
     switched_off_tracker,
-    check_memory_fit,
 )
 from eke.workflows.rounds import Rounds, find_problems, planned_lines, planned_repeats
 from eke.workflows.running import plan_unless_answered
@@ -117,7 +117,9 @@ def _bytes_at_risk(plan: Plan) -> int | None:
     return found.peak.expected if may_fail else None
 
 
-def _find_places(jobs: Sequence[Job], launcher: Launcher) -> Iterator[tuple[Job, RunFolder | EkeError]]:
+def _find_places(
+    jobs: Sequence[Job], launcher: Launcher
+) -> Iterator[tuple[Job, RunFolder | EkeError]]:
     """Yield the place of each run, or the error of its unreadable record."""
     for job in jobs:
         try:

@@ -14,8 +14,8 @@ from eke.cli.doctor import (
     LEFT_OUT,
     NEEDS_MORE,
     ask_torch,
-    inspect_machine,
     find_options,
+    inspect_machine,
     render_examination,
     torch_answer,
 )

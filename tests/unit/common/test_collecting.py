@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from eke.common.runtime import GC_THRESHOLD, relax_gc, importing
+from eke.common.runtime import GC_THRESHOLD, importing, relax_gc
 
 
 @pytest.fixture(autouse=True)

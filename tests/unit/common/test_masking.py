@@ -14,7 +14,7 @@ from eke.common.masking import is_secret, mask, masked
 from eke.common.paths import RunPaths
 from eke.config.compose import compose, split_arguments
 from eke.config.schema import Tracker
-from eke.launch.processes.sweep import SweepRun, SweepFile, sweep_paths
+from eke.launch.processes.sweep import SweepFile, SweepRun, sweep_paths
 from eke.results.trackers.tracker import tracked_run
 
 SECRETS = [

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from eke.common.errors import ConfigError
-from eke.common.text import suggest_match, closest_path
+from eke.common.text import closest_path, suggest_match
 from eke.data.sources.source_files import find_files
 from eke.models.checkpoints.locate import locate
 

@@ -18,15 +18,15 @@ from eke.common.paths import RunPaths
 from eke.common.process_env import (
     SlurmTask,
     check_started_tasks,
+    current_slurm_task,
     is_first,
     num_allocated_nodes,
-    current_slurm_task,
 )
 from eke.launch.processes import nodes
 from eke.launch.processes.nodes import (
     Coordinator,
-    Rendezvous,
     JsonConnection,
+    Rendezvous,
     follow,
     read_invitation,
 )
@@ -194,7 +194,7 @@ def test_a_first_machine_that_died_before_others_came_is_not_waited_for(
     tmp_path, monkeypatch
 ) -> None:
     """It was killed a moment after its invitation: the others held their GPUs for half an hour."""
-    monkeypatch.setattr("eke.launch.processes.nodes.GONE_S", 0.2)
+    monkeypatch.setattr("eke.launch.processes.nodes._GONE_S", 0.2)
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
     file = tmp_path / "nodes.json"

@@ -9,11 +9,11 @@ from unit.plan.record.samples import bare_record, step_row
 
 from eke.common.text import GIB
 from eke.launch.processes.running_run import (
-    SECOND_SIGNAL_REASON,
     LOG_LINES,
+    SECOND_SIGNAL_REASON,
     describe_exit,
-    log_tail,
     finish_attempt,
+    log_tail,
 )
 from eke.plan.record import (
     DeadRank,
@@ -59,11 +59,15 @@ def test_a_death_without_a_word_becomes_a_record(code, words, paths, plan) -> No
 
 def test_what_somebody_would_not_wait_for_is_cancelled(paths, plan) -> None:
     number = start_attempt(paths, {})
-    record = finish_attempt(paths, plan, -signal.SIGKILL, attempts_before=0, cancelled=SECOND_SIGNAL_REASON)
+    record = finish_attempt(
+        paths, plan, -signal.SIGKILL, attempts_before=0, cancelled=SECOND_SIGNAL_REASON
+    )
     assert (record.outcome, record.exit_code) == ("cancelled", 75)
     assert record.failure.phase == "worker"
     write_record(paths, bare_record(attempt=number))
-    saved = finish_attempt(paths, plan, -signal.SIGKILL, attempts_before=0, cancelled=SECOND_SIGNAL_REASON)
+    saved = finish_attempt(
+        paths, plan, -signal.SIGKILL, attempts_before=0, cancelled=SECOND_SIGNAL_REASON
+    )
     assert saved.outcome == "ok", "it had written how it ended"
 
 
@@ -95,7 +99,9 @@ def test_what_the_kernel_may_have_killed_is_told_what_would_need_less(
     start_attempt(paths, {})
     device = dataclasses.replace(plan.device, kind=kind, memory_bytes=8 * GIB)
     plan = dataclasses.replace(plan, device=device)
-    record = finish_attempt(paths, plan, code, attempts_before=0, cancelled=SECOND_SIGNAL_REASON * given_up)
+    record = finish_attempt(
+        paths, plan, code, attempts_before=0, cancelled=SECOND_SIGNAL_REASON * given_up
+    )
     assert bool(record.memory.advice) is told
     summary = render_summary(record, str(paths.folder))
     assert ("would need less" in summary) is told

@@ -14,8 +14,8 @@ from eke.common.errors import ConfigError, EkeError, Problem
 from eke.config.compose import compose
 from eke.launch.processes.sweep import (
     WRITE_S,
-    SweepRun,
     SweepFile,
+    SweepRun,
     merge_duplicates,
     sweep_exit_code,
     sweep_id,

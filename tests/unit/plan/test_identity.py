@@ -14,13 +14,13 @@ from unit.plan.cases import CPU, GPU, config_of, plan_config, plan_of
 import eke.plan.planner.planner as making
 from eke.config.schema import (
     AdamW,
+    AutoBool,
     Config,
     DecayingSchedule,
     Evaluation,
     Implementation,
     LlamaModel,
     Resources,
-    AutoBool,
     Synthetic,
     Task,
 )

@@ -9,7 +9,7 @@ from unit.plan.cases import config_of, plan_config, plan_of
 
 from eke.common.errors import ChangedError
 from eke.common.paths import RunPaths
-from eke.data.sources import TextSource, FileRange, source_files
+from eke.data.sources import FileRange, TextSource, source_files
 from eke.plan.planner import check_inputs, read_plan, write_plan
 from eke.plan.planner.inputs import inputs_of
 

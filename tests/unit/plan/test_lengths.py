@@ -11,7 +11,7 @@ from unit.plan.cases import SYNTHETIC, plan_of
 from eke.estimate.memory import forecast
 from eke.estimate.time.work import Work
 from eke.models.sizes import structure
-from eke.plan.planner import simulated_micro_batches, evaluated
+from eke.plan.planner import evaluated, simulated_micro_batches
 from eke.training.batches.dataset import build_data
 
 LONGEST = 40
@@ -117,5 +117,8 @@ def test_lengths_of_synthetic_samples_are_drawn_as_in_the_run() -> None:
 def test_fewer_steps_meet_shorter_micro_batches(rows) -> None:
     plan = planned(*rows, "data.packing=padding_free", "train.steps=24")
     short = replace(plan, steps=replace(plan.steps, total=1))
-    assert simulated_micro_batches(short).expected.source < simulated_micro_batches(plan).expected.source
+    assert (
+        simulated_micro_batches(short).expected.source
+        < simulated_micro_batches(plan).expected.source
+    )
     assert simulated_micro_batches(short).longest == simulated_micro_batches(plan).longest

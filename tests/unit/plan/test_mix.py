@@ -14,11 +14,11 @@ from eke.data.sources import open_store, request_of
 from eke.hardware import detect
 from eke.plan.planner import (
     check_inputs,
-    simulated_micro_batches,
     evaluated,
     plans_of_sources,
     read_plan,
     render_plan,
+    simulated_micro_batches,
     write_plan,
 )
 from eke.rules import RuleInputs, check

@@ -78,7 +78,7 @@ def prepare(rule: str, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if rule.startswith("nvme_"):  # as if there were a disk, libaio and no limit
         monkeypatch.setattr("eke.rules.deepspeed.has_libaio_header", lambda flags: True)
         monkeypatch.setattr("eke.rules.deepspeed.file_system", lambda path: "ext4")
-        monkeypatch.setattr("eke.rules.deepspeed.lockable_bytes", lambda: None)
+        monkeypatch.setattr("eke.rules.deepspeed._lockable_bytes", lambda: None)
     if rule in FAKES:
         name, value = FAKES[rule]
         monkeypatch.setattr(f"eke.rules.{name}", value)

@@ -124,7 +124,9 @@ def test_a_plan_is_refused_with_every_rule_in_one_error() -> None:
 @pytest.mark.parametrize(("group", "option"), NEEDS)
 def test_the_package_of_each_option_is_named(group, option, monkeypatch) -> None:
     monkeypatch.setattr("eke.rules.device.find_spec", lambda name: None)
-    refused, _ = check(RuleInputs(compose(last_wins("tracker=none", f"{group}={option}")).config, CPU))
+    refused, _ = check(
+        RuleInputs(compose(last_wins("tracker=none", f"{group}={option}")).config, CPU)
+    )
     (problem,) = [p for p in refused if p.id == "package_missing"]
     assert (problem.key, problem.value) == (group, option)
     assert f"(or: {NEEDS[group, option][1]}" in str(problem.fix)

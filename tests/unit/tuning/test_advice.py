@@ -21,8 +21,8 @@ from eke.rules import RuleInputs, check
 from eke.rules.techniques import applied
 from eke.tuning import advice
 from eke.tuning.advice import (
-    LOW_COST_TECHNIQUES,
     HIGH_COST_TECHNIQUES,
+    LOW_COST_TECHNIQUES,
     advice_for,
     advise,
     memory_seen,
@@ -72,7 +72,10 @@ def test_overrides_mean_what_was_forecast(case, device) -> None:
     """The configuration that a technique makes is the one that its overrides compose."""
     typed = (*WORK, *case)
     plan = plan_of(*typed, device=device)
-    axes = [smaller_batches(plan), *techniques_for(plan, (*LOW_COST_TECHNIQUES, *HIGH_COST_TECHNIQUES))]
+    axes = [
+        smaller_batches(plan),
+        *techniques_for(plan, (*LOW_COST_TECHNIQUES, *HIGH_COST_TECHNIQUES)),
+    ]
     changes = [(each, applied(plan.config, [each])) for axis in axes for each in axis]
     assert any(config for _, config in changes)
     for change, config in changes:

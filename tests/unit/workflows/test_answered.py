@@ -37,7 +37,9 @@ def full_disk(monkeypatch) -> None:
 @pytest.fixture
 def full_memory(monkeypatch) -> None:
     """Others hold all of it, of a machine that the test says; formulas alone are asked."""
-    monkeypatch.setattr(trace_client, "get_or_run_trace", lambda _: trace_client.TraceResult(None, "not here"))
+    monkeypatch.setattr(
+        trace_client, "get_or_run_trace", lambda _: trace_client.TraceResult(None, "not here")
+    )
     monkeypatch.setattr("eke.hardware.cpu.memory_limit", lambda: 8 * 2**30)
     monkeypatch.setattr("eke.hardware.cpu.memory_available", lambda: 0)
 

@@ -200,7 +200,9 @@ def tight(own_machine, monkeypatch):
     """Memory with which formulas leave some micro-batches open; no trace can be made."""
     from eke.estimate.memory import trace_client
 
-    monkeypatch.setattr(trace_client, "get_or_run_trace", lambda plan: trace_client.TraceResult(None, "not here"))
+    monkeypatch.setattr(
+        trace_client, "get_or_run_trace", lambda plan: trace_client.TraceResult(None, "not here")
+    )
     own_machine(GIB + 20 * MIB)
 
 

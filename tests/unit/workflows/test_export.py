@@ -276,7 +276,8 @@ def test_a_folder_without_a_run_is_no_run(trained, tmp_path, capsys) -> None:
 
 def test_what_was_left_random_is_not_merged(export, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
-        "eke.training.model.save_model.warn_random_frozen_weights", lambda *_: ["1 tensor left random: x"]
+        "eke.training.model.save_model.warn_random_frozen_weights",
+        lambda *_: ["1 tensor left random: x"],
     )
     code, _, err = export("lora", tmp_path / "out", "--merge")
     assert code == 1

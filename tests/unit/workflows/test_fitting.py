@@ -198,7 +198,7 @@ def test_who_asks_to_stop_means_the_search(tmp_path, monkeypatch) -> None:
     job = SimpleNamespace(outcome=Outcome.ok, kind="cpu")
     for stopped in (False, True):
         launcher = launcher_that(lambda *_, stopped=stopped: Started(stopped))
-        monkeypatch.setattr("eke.workflows.autotune.Fitting.launcher", launcher)
+        monkeypatch.setattr("eke.workflows.autotune._Fitting.launcher", launcher)
         with pytest.raises(KeyboardInterrupt) if stopped else nullcontext():
             fitting._run([job])
 
@@ -215,7 +215,7 @@ def test_a_launcher_that_takes_nothing_ends_the_search(tmp_path, monkeypatch) ->
     def jobs() -> list[SimpleNamespace]:
         return [SimpleNamespace(outcome=Outcome.ok, record=None) for _ in range(2)]
 
-    monkeypatch.setattr("eke.workflows.autotune.Fitting.launcher", launcher_that(start))
+    monkeypatch.setattr("eke.workflows.autotune._Fitting.launcher", launcher_that(start))
     taken = 1
     fitting._run(jobs())
     taken = 0

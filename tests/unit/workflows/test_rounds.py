@@ -11,7 +11,7 @@ from eke.config.compose import compose
 from eke.config.schema import Sweep
 from eke.launch.interface import Launcher, StartedSweep
 from eke.launch.processes.status import open_rows
-from eke.launch.processes.sweep import SweepRun, Job, SweepFile, sweep_paths
+from eke.launch.processes.sweep import Job, SweepFile, SweepRun, sweep_paths
 from eke.plan.record import EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome
 from eke.results.report.compare.until_decided import Decision, State
 from eke.workflows import rounds as rounds_module
@@ -324,7 +324,10 @@ def test_after_ctrl_c_a_cluster_goes_on_with_its_round(tmp_path) -> None:
 def test_a_sweep_without_runs_ends_at_once(tmp_path) -> None:
     """A rule rejects all of them."""
     world = World(tmp_path, [1, 1.3])
-    cells = [SweepRun(("optimizer=lion",), outcome="refused"), SweepRun(("x=1",), outcome="refused")]
+    cells = [
+        SweepRun(("optimizer=lion",), outcome="refused"),
+        SweepRun(("x=1",), outcome="refused"),
+    ]
     file = SweepFile(world.paths, ["-m"], cells)
     rounds = Rounds(file, cells, [], world.settings)
     assert run_planned_sweep(file, [], "a", Cluster(world), False, rounds) == EXIT_USER

@@ -2,7 +2,7 @@
 
 from eke.config.compose.arguments import Arguments, split_arguments
 from eke.config.compose.completion import COMPLETION_FLAGS, answer_shell
-from eke.config.compose.composer import Composed, user_set_keys, compose, compose_with, is_set
+from eke.config.compose.composer import Composed, compose, compose_with, is_set, user_set_keys
 from eke.config.compose.help import help_text
 from eke.config.compose.hydra import (
     check_info_flag,

@@ -21,19 +21,19 @@ from eke.config.compose.catalogue import (
     LABELS,
     SECRET_FIX,
     Catalogue,
-    is_valid_value,
     class_fields,
-    suggest_match,
     default_text,
     hydra_reason,
+    is_valid_value,
     make_catalogue,
-    suggest_value,
     shown,
+    suggest_match,
+    suggest_value,
 )
 from eke.config.compose.compose_cache import PRESETS
 from eke.config.compose.hydra_settings import explain_in_file, is_hydras
 from eke.config.compose.overrides import find_problems, last_wins, suggest_fix
-from eke.config.compose.suggest import suggest_value_for_key, nearest_key, option_for
+from eke.config.compose.suggest import nearest_key, option_for, suggest_value_for_key
 from eke.config.foreign_names import find_retired
 from eke.config.mixing import SHARED, source_names
 from eke.config.schema import MIXED, VARIANTS, Config, Data, Mix, Weighted
@@ -233,9 +233,9 @@ def _near_flag(flag: str, known: Mapping[str, int]) -> str | None:
 
 
 _FLAG = "--config-dir"
-CORRECT_FILE = Fix(remark="correct this file")
+_CORRECT_FILE = Fix(remark="correct this file")
 
-GLOBAL = ("experiment", "recipe")
+_GLOBAL = ("experiment", "recipe")
 """Groups whose files may contain any key of the configuration."""
 
 _PACKAGE = re.compile(r"#\s*@package\s+_global_\s*$")
@@ -307,7 +307,7 @@ def explain_untyped(group: str, option: str, catalogue: Catalogue) -> Problem:
     file = _find_file(f"{group}/{option}", catalogue)
     begun = _beginning(file) if file else None
     why = f"its defaults need /schema/{group}/NAME@_here_. NAME: {', '.join(VARIANTS[group])}"
-    return begun or Problem(group, option, why, CORRECT_FILE, "wrong_file")
+    return begun or Problem(group, option, why, _CORRECT_FILE, "wrong_file")
 
 
 def check_options(
@@ -341,7 +341,7 @@ def _beginning(file: Path) -> Problem | None:
     group, text = file.parent.name, file.read_text(errors="replace")
     header = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
     why = fix = ""
-    if group in GLOBAL and not any(_PACKAGE.match(line) for line in header):
+    if group in _GLOBAL and not any(_PACKAGE.match(line) for line in header):
         why = f"files of {group} need the first line # @package _global_"
         fix = "write # @package _global_"
     elif group in VARIANTS and not re.search("^defaults:", text, re.MULTILINE):
@@ -360,7 +360,7 @@ def _absent_option(group: str, option: str, catalogue: Catalogue) -> Problem:
     options = catalogue.options.get(group, {})
     why = f"{option} is not an option of {group}. Options: {', '.join(options)}"
     near = suggest_match(option, options)
-    fix = Fix(remark=f"write {group}: {near}") if near else CORRECT_FILE
+    fix = Fix(remark=f"write {group}: {near}") if near else _CORRECT_FILE
     entry = rf"{group}\s*:\s*{option}\b"
     where = next((f"{f}:{n}" for f in files if (n := _find_line(entry, f))), "")
     where = where or "the composed configuration"
@@ -388,7 +388,7 @@ def _explain_key(key: str, error: BaseException, catalogue: Catalogue) -> tuple[
     field = catalogue.keys.get(key)
     if field is None:
         near = nearest_key(key, catalogue) if key else None
-        return said, Fix(remark=f"write {near}") if near else CORRECT_FILE
+        return said, Fix(remark=f"write {near}") if near else _CORRECT_FILE
     match = re.search(r"'([^']*)'", said)
     value = {"True": True, "False": False}.get(match[1], match[1]) if match else None
     if value is None or is_valid_value(field, value):

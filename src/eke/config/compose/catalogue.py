@@ -15,8 +15,8 @@ from omegaconf import BooleanNode, EnumNode, FloatNode, IntegerNode, ListConfig,
 from omegaconf.errors import OmegaConfBaseException
 
 from eke.common.paths import conf_folder
-from eke.common.text import suggest_match as suggest_match
 from eke.common.text import format_value
+from eke.common.text import suggest_match as suggest_match
 from eke.config.schema import VARIANTS, Config, Limit
 
 GROUPS: dict[str, tuple[str, str]] = {

@@ -16,8 +16,8 @@ from eke.config.compose.catalogue import (
     FIXED_FIELDS,
     Catalogue,
     class_fields,
-    suggest_match,
     make_catalogue,
+    suggest_match,
 )
 from eke.config.compose.compose_cache import PRESETS
 

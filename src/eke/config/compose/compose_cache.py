@@ -91,7 +91,7 @@ def _paths(content: Mapping[str, Any], above: Iterable[str] = ()) -> Iterator[st
             yield ".".join(path)
 
 
-MAX_KEPT = 256
+_MAX_KEPT = 256
 """Maximum number of cached trees, about 100 kB each."""
 
 
@@ -163,7 +163,7 @@ class ComposeCache:
         options = tuple(filter(self.chooses, overrides))
         kept = self._kept.pop(options, None) or self._joined(options) or self._composed(options)
         self._kept[options] = kept  # the newest is the last
-        if len(self._kept) > MAX_KEPT:
+        if len(self._kept) > _MAX_KEPT:
             del self._kept[next(iter(self._kept))]
         config: DictConfig = pickle.loads(kept.content)  # pickled by this process
         errors: dict[str, Exception] = {}

@@ -26,26 +26,31 @@ from eke.config.compose.arguments import (
 )
 from eke.config.compose.catalogue import (
     Catalogue,
-    is_valid_value,
     class_fields,
     default_text,
     hydra_reason,
     is_interpolation,
+    is_valid_value,
     make_catalogue,
     shown,
 )
 from eke.config.compose.compose_cache import (
     PRESETS,
-    RejectedValues,
-    ComposedTree,
     ComposeCache,
+    ComposedTree,
+    RejectedValues,
     hydra_state,
     make_trees,
     set_by_preset,
 )
 from eke.config.compose.hydra_settings import explain_in_file, is_hydras, is_launching
 from eke.config.compose.overrides import find_problems, last_wins, parse, suggest_fix
-from eke.config.compose.suggest import as_evaluation, suggest_value_for_key, suggest_option, option_for
+from eke.config.compose.suggest import (
+    as_evaluation,
+    option_for,
+    suggest_option,
+    suggest_value_for_key,
+)
 from eke.config.schema import VARIANTS, Config, PretrainedModel, Sweep, resolve_attention
 
 
@@ -370,6 +375,6 @@ def is_set(composed: Composed, key: str) -> bool:
 
 
 def compose_with(composed: Composed, choices: Sequence[str]) -> Composed:
-    """Compose again with choices in place of the recipe's. `user_set_keys` must not contain them."""
+    """Compose with choices instead of the recipe's. `user_set_keys` must not contain them."""
     typed = [text for text in composed.overrides if not text.startswith("recipe=")]
     return compose([*typed, "recipe=none", *choices], composed.config_dir, in_sweep=True)

@@ -10,10 +10,10 @@ from eke.common.paths import program
 from eke.config.compose.catalogue import (
     GROUPS,
     Catalogue,
-    option_summaries,
     class_fields,
-    suggest_match,
     make_catalogue,
+    option_summaries,
+    suggest_match,
     title,
 )
 from eke.config.compose.suggest import nearest_key

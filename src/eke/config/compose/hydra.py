@@ -20,8 +20,8 @@ from eke.common.paths import conf_folder
 from eke.common.plugins import LAUNCHERS, has_plugin, plugin_names
 from eke.common.text import first_line
 from eke.config.compose.arguments import FLAG_VALUES, LONG, Arguments
-from eke.config.compose.catalogue import Catalogue, suggest_match, make_catalogue, shown
-from eke.config.compose.compose_cache import to_hydra_override, hydra_base, hydra_state
+from eke.config.compose.catalogue import Catalogue, make_catalogue, shown, suggest_match
+from eke.config.compose.compose_cache import hydra_base, hydra_state, to_hydra_override
 from eke.config.compose.composer import open_catalogue
 from eke.config.compose.hydra_settings import LAUNCHING
 from eke.config.compose.overrides import find_problems
@@ -67,7 +67,9 @@ def _wrong_flags(pairs: Sequence[tuple[str, str]]) -> Iterator[Problem]:
             fix = Fix(flag, "optimizer")
             yield Problem(flag, "", "needs a part of the configuration", fix, "missing_value")
         elif value not in known and (value or flag != "--info"):
-            fix = Fix(flag, suggest_match(value, known) or known[0], *([value] if "=" in value else []))
+            fix = Fix(
+                flag, suggest_match(value, known) or known[0], *([value] if "=" in value else [])
+            )
             yield Problem(flag, shown(value), f"can be {', '.join(known)}", fix, "wrong_argument")
 
 
@@ -126,14 +128,14 @@ def _run_hydra(
         sys.argv = before
 
 
-Job = Callable[[tuple[str, ...], Path | None], float | None]
+_Job = Callable[[tuple[str, ...], Path | None], float | None]
 """Function of a run's overrides and the user's folder that returns the objective, the loss.
 Hydra's plugins compose, start and count the jobs. Hydra handles their exceptions."""
 
 LOCAL, SWEEPER = "local", "eke"
 """Default options of these groups."""
 
-PLUGINS = {
+_PLUGINS = {
     "hydra/launcher": ("joblib", "ray", "rq", "submitit"),
     "hydra/sweeper": ("ax", "nevergrad", "optuna"),
 }
@@ -169,7 +171,7 @@ def _is_setting(text: str) -> bool:
     return bool(re.match(r"\+*hydra\.(launcher|sweeper)\b", text))
 
 
-def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) -> None:
+def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: _Job) -> None:
     """Run a sweep by Hydra. ConfigError for invalid overrides, before any run starts."""
     catalogue = open_catalogue(config_dir)
     problems = [p for text in overrides for p in _wrong(text, catalogue)]
@@ -230,19 +232,19 @@ def _without_plugin(overrides: Sequence[str]) -> Iterator[Problem]:
         if _is_foreign(text) and value not in known[key]:
             yield _not_installed(key, value, known[key])
         elif _is_setting(text) and (group := "hydra/" + key.split(".")[1]) not in chosen:
-            why, fix = f"needs an option of {group}", Fix(f"{group}={PLUGINS[group][0]}", text)
+            why, fix = f"needs an option of {group}", Fix(f"{group}={_PLUGINS[group][0]}", text)
             yield Problem(key, shown(value), why, fix, "missing_plugin")
 
 
 def _not_installed(group: str, option: str, known: Sequence[str]) -> Problem:
     plugin, kind = option.split("_")[0], group.partition("/")[2]
-    if plugin in PLUGINS[group]:
+    if plugin in _PLUGINS[group]:
         # hydra-optuna-sweeper 1.3 requires optuna<3, but works with 4.
         first = "optuna && pip install --no-deps " if plugin == "optuna" else ""
         fix = Fix(remark=f"pip install {first}hydra-{plugin}-{kind}")
         return Problem(group, option, "is not installed", fix, "package_missing")
     own = plugin_names(LAUNCHERS) if group == "hydra/launcher" else [SWEEPER]
-    options = [*own, *known, *PLUGINS[group]]
+    options = [*own, *known, *_PLUGINS[group]]
     why = f"unknown option. Options: {', '.join(dict.fromkeys(options))}"
     fix = Fix(f"{group}={suggest_match(option, options) or own[0]}")
     return Problem(group, shown(option), why, fix, "unknown_option")

@@ -57,11 +57,11 @@ def check_setting(parsed: Override, raw: str) -> list[Problem]:
         why, fix = "own options need --config-dir", Fix(remark="--config-dir FOLDER")
         return [Problem(key, shown(raw), why, fix, "hydra_setting")]
     fix = _in_place_of(key, raw)
-    why = NO_EFFECT if fix else f"{NO_EFFECT}. Remove it"
+    why = _NO_EFFECT if fix else f"{_NO_EFFECT}. Remove it"
     return [Problem(key, shown(raw), why, fix, "hydra_setting")]
 
 
-NO_EFFECT = "is a setting of Hydra without effect here: eke starts the runs"
+_NO_EFFECT = "is a setting of Hydra without effect here: eke starts the runs"
 
 
 def _in_place_of(path: str, raw: str) -> Fix:
@@ -86,7 +86,7 @@ def explain_in_file(path: str, files: Sequence[Path], raw: str = "") -> Problem:
     if instead.remark:
         remark += f", and use {instead.remark}"
     fix = Fix(*instead.words, remark=remark)
-    return Problem(where, f"{path}: {shown(value)}", NO_EFFECT, fix, "hydra_setting")
+    return Problem(where, f"{path}: {shown(value)}", _NO_EFFECT, fix, "hydra_setting")
 
 
 def sweep_values(parsed: Override, catalogue: Catalogue) -> Iterator[str]:

@@ -16,13 +16,13 @@ from eke.config.compose.catalogue import (
     FIXED_FIELDS,
     Catalogue,
     Field,
-    is_valid_value,
-    suggest_match,
     default_text,
     is_interpolation,
-    suggest_value,
-    shown,
+    is_valid_value,
     merge_swept_values,
+    shown,
+    suggest_match,
+    suggest_value,
 )
 from eke.config.compose.hydra_settings import (
     MAX_CHECKED,
@@ -33,12 +33,12 @@ from eke.config.compose.hydra_settings import (
 )
 from eke.config.compose.suggest import (
     NUMBER_KEYS,
-    suggest_value_for_key,
     is_checkpoint,
-    nearest_key,
     list_known_keys,
-    suggest_for_path,
+    nearest_key,
     shares_numbers,
+    suggest_for_path,
+    suggest_value_for_key,
 )
 from eke.config.foreign_names import find_retired
 

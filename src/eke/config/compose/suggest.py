@@ -12,8 +12,8 @@ from eke.config.compose.catalogue import (
     FIXED_FIELDS,
     Catalogue,
     class_fields,
-    suggest_match,
     default_text,
+    suggest_match,
 )
 from eke.config.schema import ENDINGS, VARIANTS
 

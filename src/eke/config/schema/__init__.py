@@ -38,7 +38,7 @@ from eke.config.schema.data import (
     TextColumns,
     Weighted,
 )
-from eke.config.schema.fields import Limit, AutoBool
+from eke.config.schema.fields import AutoBool, Limit
 from eke.config.schema.model import (
     AUTO_ATTENTION,
     Attention,

@@ -13,10 +13,10 @@ from eke.config.schema.fields import Key, at_least, between
 SCHEMA_VERSION = 1
 """Version of the schema, in the identity of every run. Increase it if a key changes meaning."""
 
-CLUSTER_GROUPS = ("resources", "slurm")
+_CLUSTER_GROUPS = ("resources", "slurm")
 """Groups that only cluster launchers read."""
 
-LAUNCH_GROUPS = ("launcher", *CLUSTER_GROUPS)
+LAUNCH_GROUPS = ("launcher", *_CLUSTER_GROUPS)
 """Groups that determine how runs start, not their results."""
 
 PRIVATE_GROUPS = ("slurm", "launcher")
@@ -144,7 +144,7 @@ def register() -> None:
 
 def unused_cluster_overrides(overrides: Sequence[str], launcher: str = "local") -> list[str]:
     """Return a warning per override that requires the launcher of a cluster, not `launcher`."""
-    starts = tuple(f"{group}{end}" for group in CLUSTER_GROUPS for end in ".=")
+    starts = tuple(f"{group}{end}" for group in _CLUSTER_GROUPS for end in ".=")
     return [
         f"{text} has no effect with hydra/launcher={launcher}, which does not use a cluster"
         for text in overrides

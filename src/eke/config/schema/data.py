@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from eke.config.schema.fields import Key, OptionGroup, AutoBool, above, at_least, between
+from eke.config.schema.fields import AutoBool, Key, OptionGroup, above, at_least, between
 
 MAX_STEPS = 10**9
 """Maximum optimizer steps of a run. At 1 ms per step they take more than eleven days."""
@@ -126,7 +126,7 @@ class Data(OptionGroup):
 
 
 @dataclass
-class Tokenized(Data):
+class _Tokenized(Data):
     """Data that consists of text."""
 
     tokenizer: str = field(default="auto", metadata=Key.GROUP)
@@ -135,7 +135,7 @@ class Tokenized(Data):
 
 
 @dataclass
-class PythonSource(Tokenized):
+class PythonSource(_Tokenized):
     """Source code of Python's standard library, packed: real text on every machine."""
 
 
@@ -161,7 +161,7 @@ class Synthetic(Data):
 
 
 @dataclass
-class Text(Tokenized):
+class Text(_Tokenized):
     """Text of a file or of all files of a folder, packed."""
 
     path: str = field(default="???", metadata=Key.GROUP)
@@ -174,7 +174,7 @@ class Text(Tokenized):
 
 
 @dataclass
-class Rows(Tokenized):
+class Rows(_Tokenized):
     """Rows with named columns. Each row is one sample."""
 
     eval_frac: float = field(default=0.1, metadata=Key.GROUP | between(0.001, 0.9))
@@ -251,7 +251,7 @@ class Hub(TextColumns, HubRows):
     """Texts of a data set on the hub."""
 
 
-class TrainOn(Enum):
+class _TrainOn(Enum):
     """Trained messages of a conversation."""
 
     assistant = "assistant"
@@ -276,7 +276,7 @@ class Conversations(Rows):
     and `input`) or `response` (after `query`). null: the only column of this kind."""
     chat_template: str | None = field(default=None, metadata=Key.GROUP)
     """Jinja file, or name of a template of the tokenizer. null: the tokenizer's default."""
-    train_on: TrainOn = field(default=TrainOn.assistant, metadata=Key.GROUP)
+    train_on: _TrainOn = field(default=_TrainOn.assistant, metadata=Key.GROUP)
     """Trained messages. assistant: every answer with its end of turn. last_assistant: the last
     answer. all: every token."""
     bad_rows: BadRows = field(default=BadRows.error, metadata=Key.GROUP)
@@ -299,7 +299,7 @@ class ChatHub(Conversations, HubRows):
 
 
 @dataclass
-class Mix(Tokenized):
+class Mix(_Tokenized):
     """Samples of several sources, drawn by weight."""
 
     sources: list[dict[str, Any]] = field(default_factory=list, metadata=Key.GROUP)

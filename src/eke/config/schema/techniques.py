@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from eke.config.schema.fields import (
+    AutoBool,
     Key,
     Limit,
     OptionGroup,
-    AutoBool,
     above,
     at_least,
     below,
@@ -122,7 +122,7 @@ class BaseWeights(Enum):
     float16 = "float16"
 
 
-class FourBits(Enum):
+class _FourBits(Enum):
     """Set of the sixteen values of a 4-bit weight, before scaling."""
 
     nf4 = "nf4"
@@ -170,7 +170,7 @@ class Lora(Adapters):
 class QLora(Lora):
     """LoRA with 4-bit frozen weights."""
 
-    quant_type: FourBits = field(default=FourBits.nf4, metadata=Key.BOTH)
+    quant_type: _FourBits = field(default=_FourBits.nf4, metadata=Key.BOTH)
     """Format of 4-bit weights. nf4: quantiles of a normal distribution. fp4: floating point."""
     double_quant: bool = field(default=True, metadata=Key.BOTH)
     """Keep the scales of the blocks in 8 bits."""
@@ -208,11 +208,11 @@ class NvmeOffload(Offload):
     """Threads that transfer a tensor. DeepSpeed's aio.intra_op_parallelism and its default."""
 
 
-MAX_LR = 100
+_MAX_LR = 100
 """Exceeds the largest learning rate in use, 30 (SGD of an LSTM, arXiv:1708.02182)."""
-MAX_WEIGHT_DECAY = 100
+_MAX_WEIGHT_DECAY = 100
 """Exceeds every value in use. With a learning rate of 0.01, a step sets the weights to 0."""
-MAX_EPS = 1
+_MAX_EPS = 1
 """Largest value in use (Inception, arXiv:1512.00567). Above it, updates are gradients / eps."""
 
 
@@ -221,9 +221,9 @@ class Optimizer(OptionGroup):
     """Keys of all optimizers."""
 
     option: str = "adamw"
-    lr: float = field(default=1e-3, metadata=Key.LEARNING | above(0, MAX_LR))
+    lr: float = field(default=1e-3, metadata=Key.LEARNING | above(0, _MAX_LR))
     """Peak learning rate of the schedule."""
-    weight_decay: float = field(default=0.01, metadata=Key.LEARNING | between(0, MAX_WEIGHT_DECAY))
+    weight_decay: float = field(default=0.01, metadata=Key.LEARNING | between(0, _MAX_WEIGHT_DECAY))
     """Decoupled weight decay of matrices. Biases and normalisation weights are not decayed."""
 
 
@@ -235,7 +235,7 @@ class AdamW(Optimizer):
     """Decay of the first moment."""
     beta2: float = field(default=0.999, metadata=Key.LEARNING | below(0, 1))
     """Decay of the second moment."""
-    eps: float = field(default=1e-8, metadata=Key.LEARNING | above(0, MAX_EPS))
+    eps: float = field(default=1e-8, metadata=Key.LEARNING | above(0, _MAX_EPS))
     """Epsilon added to the denominator of the update."""
 
 
@@ -349,7 +349,7 @@ class Muon(AdamW):
     """Scaling of the learning rate by the shape of a matrix. match_rms_adamw: updates have the size
     of AdamW's, so AdamW's learning rate and decay apply (arXiv:2502.16982, section 2.2). original:
     sqrt(max(1, rows / columns))."""
-    adamw_lr: float | None = field(default=None, metadata=Key.LEARNING | above(0, MAX_LR))
+    adamw_lr: float | None = field(default=None, metadata=Key.LEARNING | above(0, _MAX_LR))
     """Peak learning rate of weights that AdamW updates. null: `lr`."""
 
 
@@ -379,7 +379,7 @@ class GaLore(AdamW):
     """Factor of projected updates."""
 
 
-class ScaleType(Enum):
+class _ScaleType(Enum):
     """Weights that share a scaling factor of APOLLO."""
 
     channel = "channel"
@@ -396,7 +396,7 @@ class Apollo(AdamW):
     """Steps between two updates of the projection."""
     scale: float = field(default=1.0, metadata=Key.LEARNING | above(0))
     """Scale of updates (apollo: its square root). APOLLO-Mini has 128 with rank 1."""
-    scale_type: ScaleType = field(default=ScaleType.channel, metadata=Key.BOTH)
+    scale_type: _ScaleType = field(default=_ScaleType.channel, metadata=Key.BOTH)
     """Weights that share a scaling factor. tensor: as in APOLLO-Mini."""
 
 

@@ -47,14 +47,14 @@ def _quoted_if_needed(text: str) -> str:
     return quoted(text)
 
 
-def sweep_text(key: str, values: Any) -> str:
+def _sweep_text(key: str, values: Any) -> str:
     """Format `key=a,b` from a list of values or a sweep's text."""
     if not isinstance(values, list):
         return f"{key}={values if isinstance(values, str) else value_text(values)}"
     return f"{key}={','.join(value_text(value) for value in values)}"
 
 
-def split_list(raw: str) -> str:
+def _split_list(raw: str) -> str:
     """Quote each item of `[a=b and c=d, e in (f, g)]`, or a single text, as Hydra requires."""
     text = raw.strip()
     inside = text[1:-1] if text.startswith("[") and text.endswith("]") else text
@@ -64,32 +64,32 @@ def split_list(raw: str) -> str:
     return f"[{','.join(quoted(each) for each in bare if each)}]"
 
 
-MAX_CELLS = 100_000
+_MAX_CELLS = 100_000
 """Maximum number of runs. A plan takes 10 ms per run, about a quarter of an hour in total."""
 
-Overrides = tuple[str, ...]
+_Overrides = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Definition:
+class _Definition:
     """Overrides of a sweep by role, without `sweep.*`."""
 
-    axes: tuple[Overrides, ...]
+    axes: tuple[_Overrides, ...]
     """Values, often one, of each key in the overrides and in `product`."""
-    rows: dict[str, Overrides] = field(default_factory=dict)
+    rows: dict[str, _Overrides] = field(default_factory=dict)
     """Row's name -> overrides."""
-    steps: tuple[Overrides, ...] = ()
+    steps: tuple[_Overrides, ...] = ()
     """Values of the keys in `zip`, one tuple per step."""
     settings: Sweep = field(default_factory=Sweep)
 
-    def repeat(self, number: int) -> Overrides:
+    def repeat(self, number: int) -> _Overrides:
         """Return the overrides shared by all runs of one repeat."""
         repeat = (f"repeat={number}",) if self.settings.rounds > 1 else ()
         has_seed = self.settings.seeds is Seeds.per_repeat
         return (*repeat, f"seed={number}") if has_seed else repeat
 
 
-def read_definition(typed: Sequence[str], trees: ComposeCache) -> Definition:
+def _read_definition(typed: Sequence[str], trees: ComposeCache) -> _Definition:
     """Combine overrides and the named sweep, whose keys they replace. ConfigError: all errors."""
     catalogue = trees.catalogue
     about = [text for text in typed if _key(text).startswith("sweep.")]
@@ -102,10 +102,10 @@ def read_definition(typed: Sequence[str], trees: ComposeCache) -> Definition:
     keys = {_key(text) for text in own}
     axes = [_values(text, catalogue) for text in own]
     free = {key: value for key, value in settings.product.items() if key not in keys}
-    axes += [_values(sweep_text(str(key), value), catalogue) for key, value in free.items()]
+    axes += [_values(_sweep_text(str(key), value), catalogue) for key, value in free.items()]
     zipped = {str(key): value for key, value in settings.zip.items() if key not in keys}
     rows = {str(name): _row(str(name), value, keys) for name, value in settings.rows.items()}
-    definition = Definition(tuple(axes), rows, _steps(zipped, catalogue), settings)
+    definition = _Definition(tuple(axes), rows, _steps(zipped, catalogue), settings)
     _refuse_twice(definition)
     return definition
 
@@ -119,7 +119,7 @@ def _settings(
     problems: list[Problem] = []
     for text in about:
         key, _, raw = text.lstrip("+").partition("=")
-        text = f"sweep.exclude={split_list(raw)}" if key == "sweep.exclude" else text
+        text = f"sweep.exclude={_split_list(raw)}" if key == "sweep.exclude" else text
         found = find_problems(text, trees.catalogue)
         problems += found
         texts += [] if found else [text]
@@ -166,18 +166,18 @@ def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
     return []
 
 
-def _values(text: str, catalogue: Catalogue) -> Overrides:
+def _values(text: str, catalogue: Catalogue) -> _Overrides:
     """Return each `key=value` of an override. ConfigError if it is invalid."""
     if problems := _wrong(text, catalogue):
         raise ConfigError(problems)
     parsed = parse(text)
     if not parsed.is_sweep_override():
         return (text,)
-    values = islice(sweep_values(parsed, catalogue), MAX_CELLS + 1)
+    values = islice(sweep_values(parsed, catalogue), _MAX_CELLS + 1)
     return tuple(f"{parsed.get_key_element()}={item}" for item in values)
 
 
-def _row(name: str, value: Any, keys: set[str]) -> Overrides:
+def _row(name: str, value: Any, keys: set[str]) -> _Overrides:
     """Return the overrides of a row, without keys set on the command line."""
     if not isinstance(value, dict | None):
         where, why = f"sweep.rows.{name}", "must be a mapping of keys to values, {} if empty"
@@ -186,9 +186,9 @@ def _row(name: str, value: Any, keys: set[str]) -> Overrides:
     return tuple(f"{key}={value_text(text)}" for key, text in found if str(key) not in keys)
 
 
-def _steps(zipped: dict[str, Any], catalogue: Catalogue) -> tuple[Overrides, ...]:
+def _steps(zipped: dict[str, Any], catalogue: Catalogue) -> tuple[_Overrides, ...]:
     """Combine the values of zipped keys step by step. ConfigError for unequal lengths."""
-    columns = [_values(sweep_text(key, value), catalogue) for key, value in zipped.items()]
+    columns = [_values(_sweep_text(key, value), catalogue) for key, value in zipped.items()]
     for key, column in zip(zipped, columns, strict=True):
         if len(column) != len(columns[0]):
             other = f"{next(iter(zipped))} has {len(columns[0])}"
@@ -197,7 +197,7 @@ def _steps(zipped: dict[str, Any], catalogue: Catalogue) -> tuple[Overrides, ...
     return tuple(zip(*columns, strict=True))
 
 
-def _refuse_twice(definition: Definition) -> None:
+def _refuse_twice(definition: _Definition) -> None:
     """Raise ConfigError for keys that a run has twice, in its row or in several parts."""
     product = [axis[0] for axis in definition.axes if axis]
     shared = [*product, *next(iter(definition.steps), ()), *definition.repeat(0)]
@@ -258,7 +258,7 @@ def expand(
     """
     trees = ComposeCache(open_catalogue(config_dir))
     overrides, _ = last_wins(overrides, trees.catalogue)
-    definition = read_definition([t for t in overrides if not is_launching(t)], trees)
+    definition = _read_definition([t for t in overrides if not is_launching(t)], trees)
     settings = definition.settings
     clauses, problems = read_clauses(settings.exclude, trees.catalogue, list(definition.rows))
     if problems:
@@ -278,16 +278,16 @@ def expand(
     return Expanded(tuple(kept), excluded, settings, tuple(warnings))
 
 
-def _points(definition: Definition) -> list[tuple[Overrides, str]]:
+def _points(definition: _Definition) -> list[tuple[_Overrides, str]]:
     """Return overrides and row of each run. ConfigError for none or too many."""
     rows = list(definition.rows.items()) or [("", ())]
     steps = definition.steps or ((),)
     repeats = definition.settings.rounds
     number = math.prod(map(len, definition.axes)) * len(rows) * len(steps) * repeats
-    if number > MAX_CELLS:
+    if number > _MAX_CELLS:
         longest = max(definition.axes, key=len, default=("sweep.repeats",))
         key = longest[0].partition("=")[0]
-        why = f"the sweep has {number} runs. The maximum is {MAX_CELLS}"
+        why = f"the sweep has {number} runs. The maximum is {_MAX_CELLS}"
         raise ConfigError(Problem(key, f"{len(longest)} values", why, id="too_many_runs"))
     if not number:
         why = "the sweep has no runs: a range of its keys is empty"

@@ -24,7 +24,7 @@ from eke.config.compose.catalogue import FIXED_FIELDS, Catalogue
 from eke.config.compose.composer import Composed
 from eke.config.compose.overrides import find_problems
 
-ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+_ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _TOKEN = re.compile(
     r"""(?P<quoted>"[^"]*"|'[^']*')|(?P<sign>[<>!=]=|[<>=(),])|(?P<word>[^\s<>!=(),"']+)"""
 )
@@ -56,8 +56,8 @@ class Expression:
             found = lookup(self.key)
         except KeyError:
             return self.sign == "!="
-        if self.sign in ORDERS:
-            return _is_number(found) and ORDERS[self.sign](found, self.values[0])
+        if self.sign in _ORDERS:
+            return _is_number(found) and _ORDERS[self.sign](found, self.values[0])
         equal = any(_equal(found, value) for value in self.values)
         return not equal if self.sign == "!=" else equal
 
@@ -130,9 +130,9 @@ def _equal(found: Any, value: Any) -> bool:
 
 
 KEY = "sweep.exclude"
-ROW = "row"
+_ROW = "row"
 """Key of the row's name in a clause."""
-CLAUSE = "wrong_clause"
+_CLAUSE = "wrong_clause"
 
 
 def read_clauses(
@@ -146,7 +146,7 @@ def read_clauses(
             expression = read_expression(text)
         except ValueError:
             why = "invalid expression. Example: precision=fp16 and model=tiny_t5"
-            problems.append(Problem(KEY, text, why, id=CLAUSE))
+            problems.append(Problem(KEY, text, why, id=_CLAUSE))
             continue
         wrong = [p for c in expression.comparisons() for p in _check(c, text, catalogue, rows)]
         problems += wrong
@@ -159,20 +159,20 @@ def _check(
     comparison: Expression, text: str, catalogue: Catalogue, rows: Sequence[str]
 ) -> list[Problem]:
     key, values = comparison.key, comparison.values
-    if key == ROW:
+    if key == _ROW:
         named = f"unknown row. Rows: {', '.join(rows) or 'none'}"
         wrong = [value for value in values if str(value) not in rows]
-        return [Problem(KEY, text, f"{value}: {named}", id=CLAUSE) for value in wrong]
+        return [Problem(KEY, text, f"{value}: {named}", id=_CLAUSE) for value in wrong]
     field = catalogue.keys.get(key)
-    if comparison.sign in ORDERS and (not field or field.kind not in (int, float)):
+    if comparison.sign in _ORDERS and (not field or field.kind not in (int, float)):
         why = f"{comparison.sign} needs a number. {key} is none"
-        return [Problem(KEY, text, why, id=CLAUSE)]
+        return [Problem(KEY, text, why, id=_CLAUSE)]
     if key.rpartition(".")[2] in FIXED_FIELDS:  # may be compared, but not set
         return []
     texts = [int(v) if isinstance(v, float) and v.is_integer() else v for v in values]
     found = [p for value in texts for p in find_problems(f"{key}={format_value(value)}", catalogue)]
     wrongs = [(f"{p.key}={p.value}: {p.why}", _corrected(text, p)) for p in found]
-    return [Problem(KEY, text, why, fix, CLAUSE) for why, fix in wrongs]
+    return [Problem(KEY, text, why, fix, _CLAUSE) for why, fix in wrongs]
 
 
 def _corrected(text: str, problem: Problem) -> Fix:
@@ -185,7 +185,7 @@ def _corrected(text: str, problem: Problem) -> Fix:
 
 def value_of(composed: Composed, row: str, key: str) -> Any:
     """Return a key's value, a group's option or the row's name in a run. KeyError if missing."""
-    if key == ROW:
+    if key == _ROW:
         return row
     if key in composed.choices:
         return composed.choices[key]

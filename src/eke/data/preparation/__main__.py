@@ -17,7 +17,7 @@ from eke.common.process_env import end_with_parent
 from eke.data.sources import PrepareRequest
 
 
-def main() -> int:
+def _main() -> int:
     """Prepare the data and return the exit code: 0, or 2 for invalid input."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # the output of libraries goes to standard error
@@ -43,7 +43,7 @@ def _leave(number: int, _: FrameType | None) -> None:
 
 if __name__ == "__main__":
     try:
-        code = main()
+        code = _main()
     except KeyboardInterrupt:
         code = 75
     sys.stdout.flush()

@@ -32,12 +32,12 @@ from eke.data.preparation.tokenizers import Tokenizer
 from eke.data.preparation.untrusted import RENDER_CHARACTERS, limited
 from eke.data.sources import PrepareRequest
 
-Span = tuple[int, int]
+_Span = tuple[int, int]
 """Start and end of a text, in characters."""
-Places = Mapping[int, list[Span]]
+_Places = Mapping[int, list[_Span]]
 """Number of a message -> spans of its texts in order."""
 
-THINKING = ("reasoning_content", "thinking", "reasoning")
+_THINKING = ("reasoning_content", "thinking", "reasoning")
 """Names of separate fields for an assistant's thinking."""
 
 _TAGGED = re.compile(r"<think>(.*?)</think>(.*)", re.DOTALL)
@@ -124,7 +124,7 @@ class ChatTemplate:
         """Return positions and texts of the special tokens in a text."""
         return [(m.start(), m.group()) for m in self._special_pattern.finditer(text)]
 
-    def render(self, conversation: Conversation, prompt: bool = False) -> tuple[str, list[Span]]:
+    def render(self, conversation: Conversation, prompt: bool = False) -> tuple[str, list[_Span]]:
         """Return the text of a conversation and its spans marked as generated.
 
         `prompt` adds the generation prompt. BadRowError if the template rejects the conversation.
@@ -160,7 +160,7 @@ class ChatTemplate:
             return self.render(conversation)[0]
         return ""
 
-    def shared(self, given: Conversation, count: int, text: str, span: Span) -> int:
+    def shared(self, given: Conversation, count: int, text: str, span: _Span) -> int:
         """Count the characters after a span that stay if only the first messages are rendered."""
         less = self.text(replace(given, messages=given.messages[:count]))
         places = re.finditer(re.escape(text[slice(*span)]), less)
@@ -196,7 +196,7 @@ def _texts_of(messages: Sequence[Message]) -> list[_Text]:
     """Return all texts of a conversation, in the order in which templates write them."""
     found = []
     for number, message in enumerate(messages):
-        for name in [name for name in THINKING if message.get(name)][:1]:
+        for name in [name for name in _THINKING if message.get(name)][:1]:
             found.append(_Text((number, name), message[name]))
         content, start, answers = message["content"] or "", 0, message["role"] == "assistant"
         if answers and (tagged := _TAGGED.match(content)):
@@ -228,7 +228,7 @@ def _replaced(messages: Sequence[Message], texts: Mapping[int, _Text]) -> list[M
 
 def _places(
     template: ChatTemplate, conversation: Conversation, rendered: str
-) -> dict[int, list[Span]]:
+) -> dict[int, list[_Span]]:
     """Return the spans of each message's texts in the rendering, omitting missing texts."""
     messages = conversation.messages
     texts = dict(enumerate(_texts_of(messages)))
@@ -241,7 +241,7 @@ def _places(
         found = {}
         for number, text in texts.items():
             found |= _aligned(render({number: text}), rendered, {number: text}, trims=()) or {}
-    places: dict[int, list[Span]] = {}
+    places: dict[int, list[_Span]] = {}
     for number, text in texts.items():
         spans = found.get(number, [])
         if text.is_answer and len(spans) != 1:
@@ -253,7 +253,7 @@ def _places(
 
 def _aligned(
     skeleton: str, rendered: str, texts: Mapping[int, _Text], trims: Sequence[Any] = _TRIMS
-) -> dict[int, list[Span]] | None:
+) -> dict[int, list[_Span]] | None:
     """Return the spans of texts by sentinel number, None if the renderings do not match.
 
     `skeleton` is the rendering with sentinels. `trims` are possible changes of texts by templates,
@@ -263,7 +263,7 @@ def _aligned(
     if not rendered.startswith(pieces[0]):
         return None
     at = len(pieces[0])
-    found: dict[int, list[Span]] = {}
+    found: dict[int, list[_Span]] = {}
     for number, after in zip(map(int, pieces[1::2]), pieces[2::2], strict=True):
         values = [trim(texts[number].value) for trim in trims]
         if not trims and len(pieces) == 3:
@@ -293,7 +293,7 @@ def _answers(given: Conversation, train_on: str) -> list[int]:
 
 def generated_spans(
     template: ChatTemplate, conversation: Conversation, train_on: str
-) -> tuple[str, list[Span]]:
+) -> tuple[str, list[_Span]]:
     """Return the rendered conversation and its trained spans; BadRowError if ambiguous."""
     text, marked = template.render(conversation)
     messages = conversation.messages
@@ -319,13 +319,15 @@ def generated_spans(
     return text, spans
 
 
-def _owner(places: Places, span: Span, said: Container[int]) -> int | None:
+def _owner(places: _Places, span: _Span, said: Container[int]) -> int | None:
     """Return the message of a marked span: the last before its end if an answer, else the next."""
     before = max((n for n, spans in places.items() if spans[0][0] < span[1]), default=-1)
     return before if before in said else min((n for n in places if n > before), default=None)
 
 
-def _turn(template: ChatTemplate, text: str, places: Places, number: int, of: Conversation) -> Span:
+def _turn(
+    template: ChatTemplate, text: str, places: _Places, number: int, of: Conversation
+) -> _Span:
     """Return the generated span of a message, from the end of its header to the end of turn."""
     first, last = places[number][0][0], places[number][-1][1]
     spans = sorted(s[-1] for n, s in places.items() if n < number and s[-1][1] <= first)

@@ -57,7 +57,7 @@ class Conversation:
     """Non-empty columns of the row that are not read."""
 
 
-def is_conversation(value: Any) -> bool:
+def _is_conversation(value: Any) -> bool:
     """Return whether a value is a list of messages."""
     return (
         isinstance(value, list)
@@ -69,7 +69,7 @@ def is_conversation(value: Any) -> bool:
 def columns_of(row: Mapping[str, Any]) -> list[str]:
     """Return the candidates for `data.messages` in a row: columns of messages or of answers."""
     names = [name for name in row if name not in _BESIDE]
-    found = [name for name in names if is_conversation(parse_list(row[name]))]
+    found = [name for name in names if _is_conversation(parse_list(row[name]))]
     pairs = [a for a, q in _PROMPT_OF.items() if None not in (row.get(q), row.get(a))]
     # Lists of messages in `prompt` and `completion` are two halves of one conversation.
     return pairs if pairs and set(found) <= {*_PROMPT_OF, *_PROMPT_OF.values()} else found
@@ -89,7 +89,7 @@ def read_conversation(
     if row.get(column) is None:
         raise BadRowError(f"has no {column}")
     question, asked = _PROMPT_OF.get(column, ""), None
-    if question not in row and is_conversation(parse_list(row[column])):
+    if question not in row and _is_conversation(parse_list(row[column])):
         question = ""
     if question and (asked := row.get(question)) is None:
         raise BadRowError(f"has {column} but no {question}")
@@ -161,7 +161,7 @@ def _messages(value: Any, column: str, role: str = "") -> list[Message]:
     value = parse_list(value)
     if isinstance(value, str) and role:
         return [{"role": role, "content": value}]
-    if not is_conversation(value):
+    if not _is_conversation(value):
         raise BadRowError(f"{column} is not a list of messages with role and content")
     return [_message(m, f"{column}[{n}]") for n, m in enumerate(value)]
 

@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.text import GIB, MIB, suggest_match, first_line, format_value, override
+from eke.common.text import GIB, MIB, first_line, format_value, override, suggest_match
 from eke.data.preparation.labels import VECTORS, is_decimal, matched, naming, whole
 from eke.data.preparation.untrusted import limited_memory
 from eke.data.sources import HubSource, PrepareRequest, other_format, unreadable
 
-MAX_NAMES = 10_000
+_MAX_NAMES = 10_000
 """Limit of distinct text labels of a class column."""
 
-PROMPTS = ("prompt", "instruction", "question", "query", "input", "source")
-ANSWERS = ("completion", "response", "answer", "output", "target", "chosen")
+_PROMPTS = ("prompt", "instruction", "question", "query", "input", "source")
+_ANSWERS = ("completion", "response", "answer", "output", "target", "chosen")
 """Common column names of prompts and of responses."""
 
 
@@ -193,8 +193,8 @@ class Columns:
             if not (found := matched([name], tuple(self.names))):
                 raise BadRowError(f"{self.request.label} is {_shown(name)}, an unknown class")
             return found[name]
-        if len(self.names) >= MAX_NAMES:
-            why = f"has more than {MAX_NAMES} different texts, which is the limit for classes"
+        if len(self.names) >= _MAX_NAMES:
+            why = f"has more than {_MAX_NAMES} different texts, which is the limit for classes"
             fix = Fix("data.label=COLUMN")
             raise ConfigError(Problem("data.label", str(self.request.label), why, fix))
         return self.names.setdefault(name, len(self.names))
@@ -227,7 +227,7 @@ class Columns:
 
     def _pair(self, there: list[str]) -> tuple[str, ...]:
         known = {name.lower(): name for name in there}
-        pair = [next((known[n] for n in names if n in known), "") for names in (PROMPTS, ANSWERS)]
+        pair = [next((known[n] for n in names if n in known), "") for names in (_PROMPTS, _ANSWERS)]
         return tuple(pair) if all(pair) and self.request.task == "causal_lm" else ()
 
 

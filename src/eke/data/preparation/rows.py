@@ -33,12 +33,12 @@ from eke.data.preparation.tokenizers import (
     Encoded,
     RowEnds,
     Tokenizer,
-    tokenize_truncated,
     encode_stream,
     ends_of,
     is_doubled,
     is_too_short,
     load_request_tokenizer,
+    tokenize_truncated,
     truncate_text,
 )
 from eke.data.preparation.writer import Splits, Writer, locked, parts_of, temporary
@@ -56,11 +56,13 @@ from eke.data.sources import (
 
 _NONE = np.zeros(0, np.int64)
 
-REPLACEMENT = "\ufffd"
+_REPLACEMENT = "\ufffd"
 """Unicode's replacement for invalid UTF-8."""
 
 
-def fill_documents(request: PrepareRequest, tokenizer: Tokenizer, writer: Writer) -> dict[str, Any]:
+def _fill_documents(
+    request: PrepareRequest, tokenizer: Tokenizer, writer: Writer
+) -> dict[str, Any]:
     """Tokenize every document and return the manifest's counts."""
     assert request.corpus is not None
     is_causal = request.task == "causal_lm"  # other tasks add special tokens to each window
@@ -121,13 +123,13 @@ def _texts(piece: FileRange) -> Iterator[tuple[str, int]]:
                 if 0 < place == piece.start:
                     data = data.lstrip(continuation)
                 text = data.decode(errors="replace")
-                before = data.count(REPLACEMENT.encode())
-                yield text, text.count(REPLACEMENT) - before
+                before = data.count(_REPLACEMENT.encode())
+                yield text, text.count(_REPLACEMENT) - before
     except OSError as error:
         raise unreadable(error, value=str(piece.path)) from error
 
 
-Sequence = tuple[np.ndarray, int]
+_Sequence = tuple[np.ndarray, int]
 """Tokens, and the number of tokens of the first text, the prompt or the source."""
 
 
@@ -140,7 +142,7 @@ class Sequences:
     counts: Counter[str] = field(default_factory=Counter)
     """Counts by name in the manifest."""
 
-    def of(self, batch: list[Fields]) -> list[Sequence | None]:
+    def of(self, batch: list[Fields]) -> list[_Sequence | None]:
         """Return the sequence of each row, None without a token to train on."""
         if self.request.task != "causal_lm":
             return self._framed(batch)
@@ -148,7 +150,7 @@ class Sequences:
             return self._texts([row.texts[0] for row in batch])
         return self._answers(batch)
 
-    def _framed(self, batch: list[Fields]) -> list[Sequence | None]:
+    def _framed(self, batch: list[Fields]) -> list[_Sequence | None]:
         """Return sequences with the tokenizer's special tokens; in seq2seq, source then target."""
         request, rows = self.request, self.tokenizer.rows
         made = [rows([row.texts[0] for row in batch], request.seq_len)]
@@ -156,7 +158,7 @@ class Sequences:
             made = [self.tokenizer.pair([row.texts for row in batch], request.seq_len)]
         if request.response is not None:
             made.append(rows([row.texts[1] for row in batch], request.target_len, target=True))
-        found: list[Sequence | None] = []
+        found: list[_Sequence | None] = []
         for parts in zip(*made, strict=True):
             useful = all(part.is_useful for part in parts)
             self.counts["num_truncated"] += useful and any(part.is_cut for part in parts)
@@ -165,10 +167,10 @@ class Sequences:
             found.append((tokens, cut) if useful else None)
         return found
 
-    def _texts(self, texts: list[str]) -> list[Sequence | None]:
+    def _texts(self, texts: list[str]) -> list[_Sequence | None]:
         """Return texts with the tokenizer's prefix, and with EOS if they are not truncated."""
         limit = self.request.seq_len
-        found: list[Sequence | None] = []
+        found: list[_Sequence | None] = []
         parts = tokenize_truncated(texts, limit, self.tokenizer.encode)
         for text, (_, encoded) in zip(texts, parts, strict=True):
             tokens = self.tokenizer.ended(self.tokenizer.begun(encoded.ids), text)
@@ -188,7 +190,7 @@ class Sequences:
         spaced = not prompt or prompt[-1].isspace() or response[:1].isspace()
         return "" if rendered or spaced else "\n"
 
-    def _answers(self, batch: list[Fields]) -> list[Sequence | None]:
+    def _answers(self, batch: list[Fields]) -> list[_Sequence | None]:
         """Join prompt and response; only the response's tokens are trained.
 
         A token across the boundary belongs to the response. If both together are too long, each may
@@ -198,7 +200,7 @@ class Sequences:
         limit, encode = self.request.seq_len, self.tokenizer.encode
         parts = [(truncate_text(p, limit, True), truncate_text(r, limit)) for p, r in pairs]
         joined, alone = encode([p + r for p, r in parts]), encode([p for p, _ in parts])
-        found: list[Sequence | None] = []
+        found: list[_Sequence | None] = []
         for pair, (prompt, response), both, first in zip(pairs, parts, joined, alone, strict=True):
             cut = _border(both, first, len(prompt))
             while is_too_short(pair[0], prompt, cut, limit) or is_too_short(
@@ -216,7 +218,7 @@ class Sequences:
             found.append(self._cut(asked, answer, self.tokenizer.ended(answer, pair[1])))
         return found
 
-    def _cut(self, asked: np.ndarray, answer: np.ndarray, ended: np.ndarray) -> Sequence | None:
+    def _cut(self, asked: np.ndarray, answer: np.ndarray, ended: np.ndarray) -> _Sequence | None:
         beginning = self.tokenizer.beginning
         room = self.request.seq_len - len(beginning)
         kept = ended[: max(room - len(asked), (room + 1) // 2)]
@@ -238,7 +240,7 @@ def _border(both: Encoded, first: Encoded, place: int) -> int:
     return int(differs.argmax()) if differs.any() else size
 
 
-READERS = {"jsonl": jsonl_rows, "csv": csv_rows, "parquet": parquet_rows}
+_READERS = {"jsonl": jsonl_rows, "csv": csv_rows, "parquet": parquet_rows}
 """`data` option -> reader."""
 
 NUM_PREVIEW_ROWS = 1000
@@ -251,8 +253,8 @@ def all_rows(request: PrepareRequest, evaluation: bool, columns: Columns) -> Ite
         yield from _of_arrow(request, hub_rows(request.hub, evaluation, columns))
     endings = ENDINGS if request.option == "chat" else {}
     for name, file in request.evaluation if evaluation else request.train:
-        kinds = [kind for kind in READERS if file.lower().endswith(endings.get(kind, ()))]
-        reader = READERS[kinds[0]] if kinds else READERS.get(request.option, jsonl_rows)
+        kinds = [kind for kind in _READERS if file.lower().endswith(endings.get(kind, ()))]
+        reader = _READERS[kinds[0]] if kinds else _READERS.get(request.option, jsonl_rows)
         found = reader(name, file, columns)
         yield from _of_arrow(request, found) if reader is parquet_rows else found
 
@@ -261,7 +263,7 @@ def _of_arrow(request: PrepareRequest, rows: Iterator[Row | None]) -> Iterator[R
     return ((row[0], without_nulls(row[1])) if row and request.train_on else row for row in rows)
 
 
-class RowStore:
+class _RowStore:
     """Builder of a store from rows."""
 
     def __init__(self, request: PrepareRequest, tokenizer: Tokenizer, writer: Writer) -> None:
@@ -315,7 +317,9 @@ class RowStore:
         columns, streamed = Columns(self.request), self.request.streamed
         for held in (False, True)[: 1 + self._has_eval_source()]:
             rows = all_rows(self.request, held, columns)
-            for row in filter(None, islice(rows, streamed + NUM_PREVIEW_ROWS if streamed else None)):
+            for row in filter(
+                None, islice(rows, streamed + NUM_PREVIEW_ROWS if streamed else None)
+            ):
                 with contextlib.suppress(BadRowError, LookupError):
                     yield columns.items(values_of(row)[str(self.request.label)])
 
@@ -491,9 +495,9 @@ def prepare_store(request: PrepareRequest) -> Path:
             writer = Writer(unfinished, tokenizer.vocabulary)
             try:
                 if request.corpus:
-                    counted = fill_documents(request, tokenizer, writer)
+                    counted = _fill_documents(request, tokenizer, writer)
                 else:
-                    counted = RowStore(request, tokenizer, writer).fill()
+                    counted = _RowStore(request, tokenizer, writer).fill()
                 writer.finish(request.key, **counted)
             finally:
                 writer.close()

@@ -10,12 +10,12 @@ import numpy as np
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import BOS, EOS, NUM_SPECIAL_TOKENS, SEP
 from eke.data.preparation.untrusted import LoadError, load
-from eke.data.sources import BYTE_TOKENS, BYTES, SpecialTokens, PrepareRequest, Vocabulary
+from eke.data.sources import BYTE_TOKENS, BYTES, PrepareRequest, SpecialTokens, Vocabulary
 
-T = TypeVar("T", bound=Sized)
+_T = TypeVar("_T", bound=Sized)
 
 
-MARGIN_TOKENS = 32
+_MARGIN_TOKENS = 32
 """Number of last tokens of a partial text that may differ from the entire text's tokens."""
 
 
@@ -33,7 +33,7 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class EncodedText:
+class _EncodedText:
     """Tokens of a text including special tokens."""
 
     ids: np.ndarray
@@ -56,7 +56,7 @@ class Tokenizer:
     decode: Callable[[Sequence[int]], list[str]]
     """Text of each token, for display."""
     join: Callable[[Sequence[int]], str]
-    pair: Callable[[Sequence[tuple[str, ...]], int], list[EncodedText]]
+    pair: Callable[[Sequence[tuple[str, ...]], int], list[_EncodedText]]
     """Tokenize pairs of texts with truncation="longest_first" and max_length=limit."""
     special_texts: tuple[str, ...] = ()
     eos_text: str = ""
@@ -87,11 +87,11 @@ class Tokenizer:
             return ids
         return np.append(ids, eos)
 
-    def rows(self, texts: Sequence[str], limit: int, target: bool = False) -> list[EncodedText]:
+    def rows(self, texts: Sequence[str], limit: int, target: bool = False) -> list[_EncodedText]:
         """Return `tokenizer(text, truncation=True, max_length=limit)` for each text."""
         frame = self.vocabulary.target_frame if target else self.vocabulary.frame
         if limit <= frame.size:
-            return [EncodedText(np.zeros(0, np.int64), True, False) for _ in texts]
+            return [_EncodedText(np.zeros(0, np.int64), True, False) for _ in texts]
 
         def framed(parts: list[str]) -> list[np.ndarray]:
             return self.frame(parts, target, None)
@@ -102,7 +102,7 @@ class Tokenizer:
             useful = len(ids) > frame.size
             if is_cut := len(ids) > limit:
                 ids = self.frame([part], target, limit)[0]
-            found.append(EncodedText(ids, is_cut, useful))
+            found.append(_EncodedText(ids, is_cut, useful))
         return found
 
 
@@ -156,13 +156,13 @@ def _agreement(before: Encoded, after: Encoded, shift: int, size: int) -> tuple[
 RowEnds = tuple[tuple[str, ...], tuple[str, ...]]
 """First and last tokens of a row, decoded."""
 
-NUM_SHOWN = 5
+_NUM_SHOWN = 5
 """Number of first and of last tokens in Ends."""
 
 
 def ends_of(tokenizer: Tokenizer, ids: np.ndarray) -> RowEnds:
     """Decode the first and last tokens of a row, without overlap."""
-    first, last = ids[:NUM_SHOWN], ids[max(NUM_SHOWN, len(ids) - NUM_SHOWN) :]
+    first, last = ids[:_NUM_SHOWN], ids[max(_NUM_SHOWN, len(ids) - _NUM_SHOWN) :]
     return tuple(tokenizer.decode(first.tolist())), tuple(tokenizer.decode(last.tolist()))
 
 
@@ -173,21 +173,21 @@ def is_doubled(ids: np.ndarray, special: Sequence[int]) -> bool:
 
 def truncate_text(text: str, limit: int, keep_end: bool = False) -> str:
     """Return a part of a text that fills `limit` tokens in nearly all cases."""
-    most = 16 * (limit + MARGIN_TOKENS)  # characters; more are tokenized if needed
+    most = 16 * (limit + _MARGIN_TOKENS)  # characters; more are tokenized if needed
     return text[-most:] if keep_end else text[:most]
 
 
 def is_too_short(text: str, part: str, num_tokens: int, limit: int) -> bool:
     """Return whether more of the text must be tokenized to fill the row."""
-    return len(part) < len(text) and num_tokens <= limit + MARGIN_TOKENS
+    return len(part) < len(text) and num_tokens <= limit + _MARGIN_TOKENS
 
 
 def tokenize_truncated(
     texts: Sequence[str],
     limit: int,
-    tokenize: Callable[[list[str]], list[T]],
+    tokenize: Callable[[list[str]], list[_T]],
     keep_end: bool = False,
-) -> Iterator[tuple[str, T]]:
+) -> Iterator[tuple[str, _T]]:
     """Yield the part of each text that fills a row, and its tokens from `tokenize`."""
     parts = [truncate_text(text, limit, keep_end) for text in texts]
     for text, part, found in zip(texts, parts, tokenize(parts), strict=True):
@@ -246,7 +246,7 @@ def load_request_tokenizer(request: PrepareRequest) -> Tokenizer:
     )
 
 
-def _pairs(loaded: Any, pairs: Sequence[tuple[str, ...]], limit: int) -> list[EncodedText]:
+def _pairs(loaded: Any, pairs: Sequence[tuple[str, ...]], limit: int) -> list[_EncodedText]:
     found, is_room = [], limit > loaded.num_special_tokens_to_add(pair=True)
     # Entire texts are tokenized, since truncation cuts the longer one.
     made = loaded(*map(list, zip(*pairs, strict=True)))
@@ -256,7 +256,7 @@ def _pairs(loaded: Any, pairs: Sequence[tuple[str, ...]], limit: int) -> list[En
             row = loaded(*both, truncation="longest_first", max_length=limit)
         ids, cut = np.asarray(row["input_ids"], np.int64), row.get("token_type_ids", [])
         useful = is_room and all(map(str.strip, both))
-        found.append(EncodedText(ids, is_cut, useful, list(cut).count(0)))
+        found.append(_EncodedText(ids, is_cut, useful, list(cut).count(0)))
     return found
 
 
@@ -277,13 +277,13 @@ def _byte_tokenizer(request: PrepareRequest) -> Tokenizer:
         rows = [np.array([*prefix, *each.ids, end], np.int64) for each in encode(texts)]
         return [np.append(row[: limit - 1], end) if limit else row for row in rows]
 
-    def pair(pairs: Sequence[tuple[str, ...]], limit: int) -> list[EncodedText]:
+    def pair(pairs: Sequence[tuple[str, ...]], limit: int) -> list[_EncodedText]:
         room, found = limit - len(prefix) - 2, []
         for one, two in map(encode, pairs):
             first = one.ids[: max(room - len(two.ids), room // 2)]
             ids = np.array([*prefix, *first, end, *two.ids[: room - len(first)], end], np.int64)
             is_cut = len(one.ids) + len(two.ids) > room
-            found.append(EncodedText(ids, is_cut, room > 1 and len(one.ids) * len(two.ids) > 0))
+            found.append(_EncodedText(ids, is_cut, room > 1 and len(one.ids) * len(two.ids) > 0))
         return found
 
     def decode(ids: Sequence[int]) -> list[str]:

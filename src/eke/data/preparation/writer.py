@@ -15,12 +15,12 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.files import fsync_directory, open_file, make_private_dir, remove_tree
+from eke.common.files import fsync_directory, make_private_dir, open_file, remove_tree
 from eke.data.preparation.lines import Fields
 from eke.data.sources import MANIFEST, Manifest, Vocabulary, array_dtype, cache_folder
 
 
-def disk_error(error: OSError) -> ConfigError:
+def _disk_error(error: OSError) -> ConfigError:
     """Return the error for a cache folder that cannot be written."""
     folder = cache_folder()
     why = f"the cache folder cannot be written: {error.strerror or error}"
@@ -38,7 +38,7 @@ def locked(folder: Path) -> Iterator[None]:
         place = folder.parent / f".{folder.name}.lock"
         lock = os.fdopen(open_file(place, os.O_WRONLY | os.O_CREAT), "ab")
     except OSError as error:
-        raise disk_error(error) from error
+        raise _disk_error(error) from error
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -59,7 +59,7 @@ def temporary(folder: Path) -> Iterator[Path]:
         os.replace(unfinished, folder)
         fsync_directory(folder.parent)
     except OSError as error:
-        raise disk_error(error) from error
+        raise _disk_error(error) from error
     finally:
         remove_tree(unfinished)
 

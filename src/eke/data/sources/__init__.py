@@ -1,8 +1,20 @@
 """Data sources without torch: text, files of rows, prepared tokens, sample lengths."""
 
-from eke.data.sources.cache import CHUNK_BYTES, cache_folder, files_digest, memoize_file_reads, file_signature
+from eke.data.sources.cache import (
+    CHUNK_BYTES,
+    cache_folder,
+    file_signature,
+    files_digest,
+    memoize_file_reads,
+)
 from eke.data.sources.draws import MixtureSampler
-from eke.data.sources.packing import PackedRows, first_fit, mix_seed, synthetic_length, synthetic_lengths
+from eke.data.sources.packing import (
+    PackedRows,
+    first_fit,
+    mix_seed,
+    synthetic_length,
+    synthetic_lengths,
+)
 from eke.data.sources.request import (
     HubSource,
     PrepareRequest,
@@ -12,8 +24,8 @@ from eke.data.sources.request import (
 )
 from eke.data.sources.source_files import (
     SKIPPED_FOLDERS,
-    TextSource,
     FileRange,
+    TextSource,
     count_windows,
     fingerprint,
     labels_of,
@@ -32,8 +44,8 @@ from eke.data.sources.store import (
     BYTE_TOKENS,
     BYTES,
     MANIFEST,
-    SpecialTokens,
     Manifest,
+    SpecialTokens,
     Store,
     TokenStream,
     Vocabulary,

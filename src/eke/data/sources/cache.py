@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.files import UntrustedPathError, open_trusted_dir, make_private_dir, read_text, write_atomic
+from eke.common.files import (
+    UntrustedPathError,
+    make_private_dir,
+    open_trusted_dir,
+    read_text,
+    write_atomic,
+)
 from eke.common.paths import home_folder
 
 CHUNK_BYTES = 1 << 20
@@ -84,8 +90,8 @@ def content_hash(parts: Iterable[tuple[str, Path, int, int]]) -> str:
     return digest.hexdigest()
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 _found: ContextVar[dict[Hashable, Any] | None] = ContextVar("found", default=None)
 
@@ -100,16 +106,16 @@ def memoize_file_reads() -> Iterator[None]:
         _found.reset(token)
 
 
-def memoized(look: Callable[P, T]) -> Callable[P, T]:
+def memoized(look: Callable[_P, _T]) -> Callable[_P, _T]:
     """Memoize a function of hashable arguments inside `memoize_file_reads`."""
 
     @functools.wraps(look)
-    def answer(*args: P.args, **kwargs: P.kwargs) -> T:
+    def answer(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         if (found := _found.get()) is None:
             return look(*args, **kwargs)
         if look not in found:
             found[look] = functools.cache(look)
-        kept: T = found[look](*args, **kwargs)
+        kept: _T = found[look](*args, **kwargs)
         return kept
 
     return answer

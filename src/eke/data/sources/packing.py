@@ -47,7 +47,7 @@ def _rows_of(lengths: list[int], capacity: int) -> Iterator[int]:
             tree[node] = max(tree[2 * node], tree[2 * node + 1])
 
 
-WINDOW = 1 << 16
+_WINDOW = 1 << 16
 """Samples packed at a time, to bound memory. A row does not span two windows."""
 
 
@@ -59,8 +59,8 @@ def first_fit(lengths: "np.ndarray", capacity: int) -> PackedRows:
     import numpy as np  # slow import, needed by few plans
 
     members, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for start in range(0, len(lengths), WINDOW):
-        window = np.asarray(lengths[start : start + WINDOW])
+    for start in range(0, len(lengths), _WINDOW):
+        window = np.asarray(lengths[start : start + _WINDOW])
         rows = np.fromiter(_rows_of(window.tolist(), capacity), np.int64, len(window))
         members.append(start + np.argsort(rows, kind="stable"))
         sizes.append(np.bincount(rows))

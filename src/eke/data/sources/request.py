@@ -39,10 +39,10 @@ from eke.data.sources.source_files import (
 )
 from eke.data.sources.store import BYTES, Store, read_manifest, store_folder, tokenizer_of
 
-STORE_VERSION = 5
+_STORE_VERSION = 5
 """Version of prepared tokens. Increase it when the result of preparation changes."""
 
-NamedFiles = tuple[tuple[str, str], ...]
+_NamedFiles = tuple[tuple[str, str], ...]
 """Files as pairs: name relative to `data.path`, absolute path."""
 
 
@@ -67,8 +67,8 @@ class PrepareRequest:
     path: str
     """`data.path` or `data.name`, shown in messages."""
     content: str
-    train: NamedFiles = ()
-    evaluation: NamedFiles = ()
+    train: _NamedFiles = ()
+    evaluation: _NamedFiles = ()
     """Evaluation files, empty: `eval_frac` of the training rows is held out."""
     corpus: TextSource | None = None
     labels: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ class PrepareRequest:
             del content["tokenizer"]
         if self.hub and self.content:
             del content["hub"]["name"]
-        text = json.dumps([STORE_VERSION, content], sort_keys=True)
+        text = json.dumps([_STORE_VERSION, content], sort_keys=True)
         return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]
 
     def to_json(self) -> str:
@@ -287,7 +287,7 @@ def tokenizer_content(tokenizer: str) -> str:
         raise unreadable(error, "data.tokenizer", tokenizer, "bytes") from error
 
 
-PROGRESS_DELAY_S = 1.0
+_PROGRESS_DELAY_S = 1.0
 """Seconds of preparation before a progress message is printed."""
 
 
@@ -315,7 +315,7 @@ def _prepare(request: PrepareRequest) -> None:
     )
     path = request.path if len(request.path) <= 80 else f"...{request.path[-77:]}"
     words = f"preparing data={request.option} {path} (once) ..."
-    notice = threading.Timer(PROGRESS_DELAY_S, write_line, (words, sys.stderr))
+    notice = threading.Timer(_PROGRESS_DELAY_S, write_line, (words, sys.stderr))
     notice.start()
     try:  # no timeout: after one, Python 3.11 drops unsent input
         out, err = child.communicate(request.to_json())

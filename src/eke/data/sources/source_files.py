@@ -18,7 +18,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
 from eke.common.text import closest_path, first_line, override
 from eke.config.schema import ENDINGS, Config, PythonSource, Seq2SeqLM, SequenceClassification, Text
-from eke.data.sources.cache import content_hash, digest_once, memoized, file_signature
+from eke.data.sources.cache import content_hash, digest_once, file_signature, memoized
 
 
 def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[tuple[str, Path]]:
@@ -63,7 +63,7 @@ def other_format(option: str, files: Iterable[str]) -> str:
     return "".join(f"data={other}" for other in [*others, *rest][:1])
 
 
-def files_below(folder: Path, pattern: str, ending: str) -> list[Path]:
+def _files_below(folder: Path, pattern: str, ending: str) -> list[Path]:
     """Return the files below a folder whose names match a pattern, unsorted."""
     try:
         return [path for path in folder.rglob(pattern) if path.is_file()]
@@ -74,7 +74,7 @@ def files_below(folder: Path, pattern: str, ending: str) -> list[Path]:
 
 
 def _in_folder(folder: Path, option: str, pattern: str | None) -> list[Path]:
-    paths = files_below(folder, "*" if pattern is None else pattern, ENDINGS[option][0])
+    paths = _files_below(folder, "*" if pattern is None else pattern, ENDINGS[option][0])
     visible = [p for p in paths if not any(n.startswith(".") for n in p.relative_to(folder).parts)]
     if pattern is not None:
         return visible
@@ -203,7 +203,7 @@ def text_files(path: Path, pattern: str, eval_frac: float) -> TextSource:
         why = "has rows, but data=text trains on the raw file, including markup and column names."
         why += f" If intended: data.path={path.parent} data.pattern='{path.name}'"
         raise ConfigError(Problem("data.path", str(path), why, Fix(rows)))
-    paths = sorted(files_below(path, pattern, ".txt")) if path.is_dir() else [path]
+    paths = sorted(_files_below(path, pattern, ".txt")) if path.is_dir() else [path]
     paths = [p for p in paths if p.is_file() and p.stat().st_size > 0]
     if not paths:
         why = f"no file that matches {pattern!r} contains text" if path.is_dir() else "no text"
@@ -211,7 +211,9 @@ def text_files(path: Path, pattern: str, eval_frac: float) -> TextSource:
     if eval_frac == 1:  # both splits are the entire source
         root = path if path.is_dir() else path.parent
         names = [_label(p.relative_to(root).as_posix()) for p in paths]
-        every = tuple(FileRange(p, 0, p.stat().st_size, n) for p, n in zip(paths, names, strict=True))
+        every = tuple(
+            FileRange(p, 0, p.stat().st_size, n) for p, n in zip(paths, names, strict=True)
+        )
         return TextSource(every, every)
     if len(paths) > 1:
         return _split(path, paths, eval_frac)

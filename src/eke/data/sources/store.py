@@ -86,7 +86,7 @@ BYTE_TOKENS = Vocabulary()
 MANIFEST = "manifest.json"
 """File written last. A store without it is incomplete."""
 
-DTYPES = {
+_DTYPES = {
     "offsets": "<i8",  # first token of each row, and the end
     "cuts": "<i4",  # tokens of a row without loss: the prompt or the source; the first of two texts
     "trained": "|u1",  # whether each token is trained, in conversations
@@ -184,7 +184,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 def array_dtype(name: str, token_bytes: int) -> str:
     """Return the numpy dtype of an array of a store."""
-    return f"<u{token_bytes}" if name == "tokens" else DTYPES[name]
+    return f"<u{token_bytes}" if name == "tokens" else _DTYPES[name]
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Memory forecast of a plan on its device, without torch."""
 
 from eke.estimate.memory.auto_batch import (
-    BatchSearch,
     BatchChoice,
+    BatchSearch,
     Probe,
     note_choice,
     reserve_of,
@@ -11,10 +11,10 @@ from eke.estimate.memory.auto_batch import (
 from eke.estimate.memory.components import Forecast, Method, Traced, Verdict
 from eke.estimate.memory.predict_memory import (
     forecast,
-    needs_trace,
     known_forecast,
     least_bytes,
     least_host_bytes,
+    needs_trace,
     traced_forecast,
     traced_forecasts,
 )

@@ -12,10 +12,15 @@ from dataclasses import dataclass, field, replace
 from eke.common.text import GIB
 from eke.estimate.memory import trace_client
 from eke.estimate.memory.components import Forecast
-from eke.estimate.memory.predict_memory import PYTHON_BYTES, known_forecast, available_bytes, traced_forecast
+from eke.estimate.memory.predict_memory import (
+    PYTHON_BYTES,
+    available_bytes,
+    known_forecast,
+    traced_forecast,
+)
 from eke.plan.planner import Plan
 
-FORMAT = 1
+_FORMAT = 1
 """Version of the cached content, increased when its meaning changes."""
 
 FOLDER = "batches"
@@ -38,11 +43,11 @@ class ProbeResults:
         return self.fails is not None and plan.batch.per_device >= self.fails
 
 
-def probe_key(plan: Plan, capacity: int) -> str:
+def _probe_key(plan: Plan, capacity: int) -> str:
     """Return 32 hex digits, equal for plans that only differ in their micro-batches."""
     batch, eval_size = plan.batch, plan.config.batch.eval_per_device
     content = trace_client.memory_fingerprint(plan) | {
-        "seen": FORMAT,
+        "seen": _FORMAT,
         "batch": [batch.world_size, batch.devices, eval_size],
         "capacity": capacity,
         "machine": plan.machine,
@@ -50,14 +55,14 @@ def probe_key(plan: Plan, capacity: int) -> str:
     return trace_client.digest_of(content)
 
 
-def find_probes(key: str) -> ProbeResults:
+def _find_probes(key: str) -> ProbeResults:
     """Return the entry of a key, empty if unreadable."""
     return trace_client.read_kept(FOLDER, key, ProbeResults) or ProbeResults()
 
 
 def note_probe(key: str, size: int, fits: bool) -> ProbeResults:
     """Store the result of a probe, and drop older results that contradict it."""
-    seen = find_probes(key)
+    seen = _find_probes(key)
     if fits:
         fails = seen.fails if seen.fails is None or seen.fails > size else None
         seen = replace(seen, fits=max(seen.fits, size), fails=fails)
@@ -70,7 +75,7 @@ def note_probe(key: str, size: int, fits: bool) -> ProbeResults:
 
 def note_choice(key: str, target: int, size: int) -> None:
     """Store the micro-batch with which a run is started."""
-    seen = find_probes(key)
+    seen = _find_probes(key)
     if seen.chosen.get(str(target)) != size:
         seen = replace(seen, chosen={**seen.chosen, str(target): size})
         trace_client.store_trace_result(FOLDER, key, seen)
@@ -115,14 +120,14 @@ class BatchSearch:
     """Bytes without other processes, by which choices are stored. Probes hold for `capacity`."""
 
     def __post_init__(self) -> None:
-        self.key = probe_key(self.plans[0], self.whole or self.capacity)
-        self._probes = probe_key(self.plans[0], self.capacity)
-        self.known = find_probes(self._probes)
+        self.key = _probe_key(self.plans[0], self.whole or self.capacity)
+        self._probes = _probe_key(self.plans[0], self.capacity)
+        self.known = _find_probes(self._probes)
         self._found: dict[tuple[int, bool], Forecast] = {}
 
     def run(self) -> BatchChoice:
         """Return the largest plan that fits, or the smallest if none is known to fit."""
-        before = find_probes(self.key).chosen.get(str(self.plans[0].batch.samples_per_step))
+        before = _find_probes(self.key).chosen.get(str(self.plans[0].batch.samples_per_step))
         for number, plan in enumerate(self.plans):
             if plan.batch.per_device == before and not self.known.has_failed(plan):
                 return BatchChoice(number, fits=True, how="as before")

@@ -8,7 +8,7 @@ from typing import cast
 from eke.config.schema import FSDP, Adapters, Config, Packing, T5Model
 from eke.models.families import Shape, family_of, head_width
 from eke.models.sizes import BFLOAT16_BYTES, STAGE, is_ragged, predicted_frac
-from eke.plan.planner import MicroBatchShape, Plan, simulated_micro_batches, shares_heads
+from eke.plan.planner import MicroBatchShape, Plan, shares_heads, simulated_micro_batches
 
 PHASES = {
     "load": "while the model is loaded",
@@ -108,7 +108,11 @@ class Forecast:
     def notes(self) -> tuple[str, ...]:
         """All reasons for the width of the range, one clause each."""
         missing = (f"not traced: {self.not_traced}",) if self.not_traced else ()
-        return (*self.substitutions, *(UNCERTAINTY_REASONS[doubt].text for doubt in self.doubts), *missing)
+        return (
+            *self.substitutions,
+            *(UNCERTAINTY_REASONS[doubt].text for doubt in self.doubts),
+            *missing,
+        )
 
 
 NOTHING = Range(0, 0, 0)
@@ -179,7 +183,7 @@ def is_fsdp(config: Config) -> bool:
 
 
 @dataclass(frozen=True)
-class Reason:
+class _Reason:
     """Condition under which a doubt applies to a plan, and its text."""
 
     applies: Callable[[Plan, Shape], object]
@@ -187,59 +191,59 @@ class Reason:
 
 
 UNCERTAINTY_REASONS = {
-    "architecture": Reason(
+    "architecture": _Reason(
         lambda plan, shape: not shape.architecture.is_known,
         "no formulas for this architecture: estimated as a Llama of its size",
     ),
-    "compiler": Reason(
+    "compiler": _Reason(
         lambda plan, shape: plan.config.compile.option not in ("none", "eager"),
         "torch.compile selects the activations kept for the backward pass",
     ),
-    "fused_kernels": Reason(
+    "fused_kernels": _Reason(
         lambda plan, shape: plan.config.kernels.option == "liger",
         "fused kernels keep less than the model's own operations",
     ),
-    "lengths": Reason(
+    "lengths": _Reason(
         lambda plan, shape: simulated_micro_batches(plan).differ,
         "samples differ in length: the longest micro-batch of a training is counted",
     ),
-    "adapters": Reason(
+    "adapters": _Reason(
         lambda plan, shape: trains_adapters(plan.config),
         "adapters change the tensors kept by each layer",
     ),
-    "frozen": Reason(
+    "frozen": _Reason(
         lambda plan, shape: plan.config.model.freeze,
         "frozen layers are counted as trained ones, which keep more",
     ),
-    "experts": Reason(
+    "experts": _Reason(
         lambda plan, shape: shape.experts,
         "experts process as many tokens as the router sends",
     ),
-    "unpacking": Reason(
+    "unpacking": _Reason(
         lambda plan, shape: plan.config.peft.option == "qlora",
         "4-bit weights are unpacked layer by layer",
     ),
-    "ds_config": Reason(
+    "ds_config": _Reason(
         lambda plan, shape: plan.config.distributed.deepspeed_config,
         "a user's ds_config.json may move or share anything",
     ),
-    "gathering": Reason(
+    "gathering": _Reason(
         lambda plan, shape: is_fsdp(plan.config) or plan.config.distributed.option in STAGE,
         "the library decides when sharded weights are gathered, and how many",
     ),
-    "data_parallel": Reason(
+    "data_parallel": _Reason(
         lambda plan, shape: plan.config.distributed.option == "dp",
         "the first device gathers the outputs of the others",
     ),
-    "float8": Reason(
+    "float8": _Reason(
         lambda plan, shape: plan.compute.float8 != "off",
         "float8 operands are kept in addition to 16-bit ones",
     ),
-    "dropout": Reason(
+    "dropout": _Reason(
         lambda plan, shape: plan.config.model.dropout is None and shape.dropout,
         "the checkpoint's own dropout is unknown: 0.1 is counted",
     ),
-    "driver": Reason(
+    "driver": _Reason(
         lambda plan, shape: not shape.on_cpu,
         "the driver's context and the allocator's reserve are known as ranges",
     ),
@@ -253,4 +257,6 @@ UNTRACED = ("lengths", "gathering", "driver")
 def uncertainty_reasons(plan: Plan) -> tuple[str, ...]:
     """Return the doubts that apply, none if the formulas model the techniques well."""
     shape = shape_of(plan)
-    return tuple(doubt for doubt, reason in UNCERTAINTY_REASONS.items() if reason.applies(plan, shape))
+    return tuple(
+        doubt for doubt, reason in UNCERTAINTY_REASONS.items() if reason.applies(plan, shape)
+    )

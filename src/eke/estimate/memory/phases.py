@@ -18,9 +18,9 @@ from eke.estimate.memory.components import (
 )
 from eke.models.families import FLOAT32_BYTES, Role, family_of, is_classification
 from eke.models.sizes import IN_PARTS, STAGE, shared_state_bytes, training_structure
-from eke.plan.planner import MicroBatchShape, Plan, simulated_micro_batches, evaluated
+from eke.plan.planner import MicroBatchShape, Plan, evaluated, simulated_micro_batches
 
-Parts = dict[str, Range]
+_Parts = dict[str, Range]
 """Bytes by component."""
 
 COMPONENTS = {
@@ -43,10 +43,10 @@ COMPONENTS = {
 }
 """Label by component, in the order of display."""
 
-SLACK_HIGH = 1.12
+_SLACK_HIGH = 1.12
 """Highest activations relative to their formula. benchmarks/forecast_bounds.py finds 7 % more."""
 
-SMALL_BYTES = MIB // 4
+_SMALL_BYTES = MIB // 4
 """Small buffers (rotary tables, masks, counters) that are not modelled."""
 
 COMPILED_SHARE, COMPILED_AUTOCAST_SHARE = 0.76, 0.62
@@ -59,7 +59,7 @@ class MemoryPoint:
     """Live memory at one moment."""
 
     phase: str
-    parts: Parts
+    parts: _Parts
     name: str = ""
     """Name of the moment within the phase."""
 
@@ -74,9 +74,9 @@ class MemoryPoint:
         return sum((part for name, part in self.parts.items() if name != "reserve"), NOTHING)
 
 
-def range_from_zero(expected: int, low: int = 0, high: int | None = None) -> Range:
+def _range_from_zero(expected: int, low: int = 0, high: int | None = None) -> Range:
     """Return a range from 0 to slightly above the expected value, or with given ends."""
-    return range_around(low, expected, int(expected * SLACK_HIGH) if high is None else high)
+    return range_around(low, expected, int(expected * _SLACK_HIGH) if high is None else high)
 
 
 def moments(plan: Plan) -> list[MemoryPoint]:
@@ -143,9 +143,9 @@ class _Moments:
         largest = max(prod(w.shape) for w in self.parts) // config.distributed.num_processes
         piece, saved = on_host * FLOAT32_BYTES * largest, sharding.saved_bytes(self.plan)
         behind = config.train.checkpoint_async is not False
-        copies = range_from_zero(on_host * saved) if behind else NOTHING
+        copies = _range_from_zero(on_host * saved) if behind else NOTHING
         # Files are mapped: numbers are copied only for ranks that hold other rows.
-        sizes = {"resume": range_from_zero(0, high=piece), "save": copies}
+        sizes = {"resume": _range_from_zero(0, high=piece), "save": copies}
         held = self.held("between", NOTHING)
         return [MemoryPoint(phase, held | {"saving": size}, phase)
                 for phase, size in sizes.items() if saved]  # fmt: skip
@@ -168,7 +168,9 @@ class _Moments:
                 for name, part in parts.items()
                 if name in ("activations", "autocast")
             }
-            found.append(MemoryPoint("backward", parts | self.held("middle", whole) | half, "middle"))
+            found.append(
+                MemoryPoint("backward", parts | self.held("middle", whole) | half, "middle")
+            )
         new = self.held("evaluation", NOTHING)
         more = sharding.regather_bytes(self.plan, self.parts)
         new["buffers"] = new["buffers"] + Range(0, more, more)
@@ -179,7 +181,7 @@ class _Moments:
         shape, count = shape_of(self.plan, evaluated(self.plan)), sharding.num_layers(self.config)
         parts = self.held("evaluation_gathered", NOTHING)
         stream = 2 * FLOAT32_BYTES * shape.tokens * shape.hidden
-        parts["activations"] = range_from_zero(stream, high=2 * self.acts.one_layer + SMALL_BYTES)
+        parts["activations"] = _range_from_zero(stream, high=2 * self.acts.one_layer + _SMALL_BYTES)
         yield MemoryPoint("evaluation", parts, "evaluation_gathered")
         if self.plan.device.kind != "cpu":  # a GPU gathers during the layer before
             return
@@ -198,7 +200,7 @@ class _Moments:
             }
             yield MemoryPoint("backward", parts | left, "next_layer")
 
-    def held(self, moment: str, gradients: Range) -> Parts:
+    def held(self, moment: str, gradients: Range) -> _Parts:
         """Return weights, states, gradients and buffers at a moment."""
         state = self.state
         mine, buffers = sharding.held_at(self.plan, self.parts, state.gradients, moment, gradients)
@@ -220,7 +222,7 @@ class _Moments:
         several = self.plan.batch.accumulation > 1
         return exact_range(self.state.gradients) if several else NOTHING
 
-    def kept(self, casts: int) -> Parts:
+    def kept(self, casts: int) -> _Parts:
         """Return activations of all layers, and 16-bit copies of weights."""
         acts, compiled = self.acts, self.config.compile.option not in ("none", "eager")
         casts_all = self.plan.compute.autocast and not trains_adapters(self.config)
@@ -235,7 +237,7 @@ class _Moments:
         # runtime/zero/linear.py, `save_for_backward`).
         copies = 0 if self.config.distributed.option == "zero3" else casts
         return {
-            "activations": range_from_zero(expected, low, int(doubt + SMALL_BYTES)),
+            "activations": _range_from_zero(expected, low, int(doubt + _SMALL_BYTES)),
             "autocast": Range(0, copies, casts),
         }
 
@@ -243,7 +245,7 @@ class _Moments:
     def doubt(self) -> float:
         """Largest ratio of activations to their formula."""
         shape, config = self.shape, self.config
-        doubt = SLACK_HIGH
+        doubt = _SLACK_HIGH
         if not shape.architecture.is_known:
             doubt = 3.0
         elif trains_adapters(config):
@@ -260,7 +262,7 @@ class _Moments:
         """Return the end of the forward pass, with all logits."""
         acts = self.acts
         parts = self.held("forward", self.earlier) | self.kept(acts.casts)
-        parts["logits"] = range_from_zero(acts.logits_forward, high=2 * acts.logits_forward)
+        parts["logits"] = _range_from_zero(acts.logits_forward, high=2 * acts.logits_forward)
         return MemoryPoint("forward", parts, "forward")
 
     def loss(self) -> MemoryPoint:
@@ -274,7 +276,7 @@ class _Moments:
             or self.config.engine.option == "trainer"
         )
         low = 0 if fused or self.config.compile.option != "none" else acts.logits_needed
-        parts["logits"] = range_from_zero(acts.logits_backward, low, room)
+        parts["logits"] = _range_from_zero(acts.logits_backward, low, room)
         return MemoryPoint("backward", parts, "loss")
 
     def last_layer(self) -> MemoryPoint:
@@ -290,11 +292,11 @@ class _Moments:
         if self.plan.batch.accumulation > 1:
             gradients = self.earlier + range_around(0, number * self.layer // 3, gradients.high)
         parts = self.held("last_layer", gradients) | self.kept(acts.casts_kept)
-        parts["recomputed"] = range_from_zero(acts.passing)
+        parts["recomputed"] = _range_from_zero(acts.passing)
         # bitsandbytes unpacks one 4-bit weight at a time.
         unpacked = max((prod(w.shape) for w in self.parts if w.four_bits), default=0)
         working = acts.working + self.shape.compute * unpacked
-        parts["temporaries"] = range_from_zero(working, high=2 * working)
+        parts["temporaries"] = _range_from_zero(working, high=2 * working)
         if acts.passing:  # casts of the recomputed layer
             parts["autocast"] = range_around(0, parts["autocast"].expected, acts.casts)
         return MemoryPoint("backward", parts, "last_layer")
@@ -307,8 +309,8 @@ class _Moments:
         own = 0 if self.plan.batch.accumulation > 1 else min(own, whole)
         parts = self.held("first_layer", range_around(whole - own, whole - own // 2, whole))
         layer = int(self.doubt * acts.one_layer)
-        parts["recomputed"] = range_around(0, acts.passing, max(acts.passing, layer) + SMALL_BYTES)
-        parts["temporaries"] = range_from_zero(acts.working, high=2 * acts.working)
+        parts["recomputed"] = range_around(0, acts.passing, max(acts.passing, layer) + _SMALL_BYTES)
+        parts["temporaries"] = _range_from_zero(acts.working, high=2 * acts.working)
         return MemoryPoint("backward", parts, "first_layer")
 
     def embedding(self) -> MemoryPoint:
@@ -323,15 +325,15 @@ class _Moments:
             table = 0
         parts = self.held("embedding", exact_range(self.state.gradients))
         more = times * min(table, self.state.gradients)
-        high = 3 * table + self.acts.working + SMALL_BYTES
-        parts["temporaries"] = range_from_zero(more, high=high)
+        high = 3 * table + self.acts.working + _SMALL_BYTES
+        parts["temporaries"] = _range_from_zero(more, high=high)
         return MemoryPoint("backward", parts, "embedding")
 
     def optimizer(self) -> MemoryPoint:
         """Return the optimizer's step, or its updates within the backward pass."""
         parts = self.held("optimizer", exact_range(self.state.gradients))
         found = optimizer_temporaries(self.plan, self.parts)
-        parts["temporaries"] = found + Range(0, 0, SMALL_BYTES)
+        parts["temporaries"] = found + Range(0, 0, _SMALL_BYTES)
         return MemoryPoint("optimizer", parts, "optimizer")
 
     def evaluation(self) -> MemoryPoint:
@@ -339,8 +341,10 @@ class _Moments:
         shape = shape_of(self.plan, evaluated(self.plan))
         acts = Activations(self.plan, shape, self.parts)
         parts = self.held("evaluation", NOTHING)
-        parts["activations"] = range_from_zero(acts.one_layer // 2, high=2 * acts.one_layer + SMALL_BYTES)
-        parts["logits"] = range_from_zero(acts.logits_forward, high=2 * acts.logits_forward)
+        parts["activations"] = _range_from_zero(
+            acts.one_layer // 2, high=2 * acts.one_layer + _SMALL_BYTES
+        )
+        parts["logits"] = _range_from_zero(acts.logits_forward, high=2 * acts.logits_forward)
         # A copy is freed after its product (`cache_enabled=False`). ZeRO-3's product casts a view.
         cast = acts.largest_cast * (self.config.distributed.option != "zero3")
         cast = cast if self.plan.compute.eval_autocast else 0

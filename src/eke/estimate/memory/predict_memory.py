@@ -16,37 +16,37 @@ from eke.estimate.memory.components import (
     Range,
     Traced,
     Verdict,
-    uncertainty_reasons,
     exact_range,
     is_fsdp,
     range_around,
+    uncertainty_reasons,
 )
-from eke.estimate.memory.phases import COMPONENTS, MemoryPoint, moments, memory_points
+from eke.estimate.memory.phases import COMPONENTS, MemoryPoint, memory_points, moments
 from eke.estimate.memory.sharding import saved_bytes
 from eke.models.sizes import STAGE, shared_state_bytes
 from eke.plan.planner import MicroBatchShape, Plan, simulated_micro_batches
 from eke.plan.planner.planner import workspace_bytes
 
-ERROR = {"cpu": 0.02, "cuda": 0.06}
+_ERROR = {"cpu": 0.02, "cuda": 0.06}
 """Largest error of a trace relative to the peak: a choice. On a CPU, 0.085 % was the most
 (results/memory_truth_cpu.json). On GPUs it is not yet measured (docs/how-to/forecast.md)."""
 
-NAMES = {"logits_and_loss": "logits", "autocast_cache": "autocast", "workspaces": "temporaries"}
+_NAMES = {"logits_and_loss": "logits", "autocast_cache": "autocast", "workspaces": "temporaries"}
 """Names in the closed form of a trace's components."""
 
-FULLY_SHARED = ("forward", "loss", "evaluation")
+_FULLY_SHARED = ("forward", "loss", "evaluation")
 """Moments at which all memory kept by a phase is alive."""
 
-PARTLY = ("last_layer", "middle")
+_PARTLY = ("last_layer", "middle")
 """Moments at which at most a part of it is alive."""
 
-DOUBT_PERCENT = 10
+_DOUBT_PERCENT = 10
 """Percent that sharding may add to a process's other memory, such as kept inputs: a choice."""
 
-STATES = ("weights", "gradients", "optimizer", "master")
+_STATES = ("weights", "gradients", "optimizer", "master")
 
 
-def refine_with_trace(plan: Plan, found: list[MemoryPoint], traced: Traced) -> list[MemoryPoint]:
+def _refine_with_trace(plan: Plan, found: list[MemoryPoint], traced: Traced) -> list[MemoryPoint]:
     """Return the closed form's moments with a trace's numbers. With sharding, only of the rest."""
     option = plan.config.distributed.option
     copies = option == "ddp" and plan.batch.world_size > 1
@@ -74,10 +74,10 @@ def _traced(closed: MemoryPoint, traced: Traced, plan: Plan) -> MemoryPoint:
     known = traced.components if is_top and sum(traced.components.values()) <= allocated else {}
     sizes: Counter[str] = Counter()
     for name, size in known.items():
-        sizes[NAMES.get(name, name)] += size
+        sizes[_NAMES.get(name, name)] += size
     parts = {name: exact_range(size) for name, size in sizes.items()}
     others = allocated - sum(known.values())
-    doubt = int(ERROR[plan.device.kind] * allocated) + MIB // 16
+    doubt = int(_ERROR[plan.device.kind] * allocated) + MIB // 16
     parts["others"] = range_around(0, others, others + doubt)
     if "buffers" in closed.parts:  # of DataParallel, while a trace has one process
         parts["buffers"] = closed.parts["buffers"]
@@ -100,27 +100,27 @@ def _traced(closed: MemoryPoint, traced: Traced, plan: Plan) -> MemoryPoint:
 def _with_traced_activations(moment: MemoryPoint, traced: Traced) -> MemoryPoint:
     """Return states and buffers of the closed form with the rest of the trace."""
     beside = traced.beside.get(moment.phase)
-    if beside is None or moment.name not in (*FULLY_SHARED, *PARTLY):
+    if beside is None or moment.name not in (*_FULLY_SHARED, *_PARTLY):
         return moment
-    kept = {k: v for k, v in moment.parts.items() if k in (*STATES, "buffers")}
+    kept = {k: v for k, v in moment.parts.items() if k in (*_STATES, "buffers")}
     closed = sum(part.expected for name, part in moment.parts.items() if name not in kept)
-    if moment.name in PARTLY and closed <= beside:
+    if moment.name in _PARTLY and closed <= beside:
         return moment
-    high = beside * (100 + DOUBT_PERCENT) // 100 + MIB // 16
+    high = beside * (100 + _DOUBT_PERCENT) // 100 + MIB // 16
     parts = kept | {"activations": range_around(beside // 2, beside, high)}
     return replace(moment, parts=parts)
 
 
-CONTEXT = Range(0, 500 * MIB, 1400 * MIB)
+_CONTEXT = Range(0, 500 * MIB, 1400 * MIB)
 """The driver's share of a GPU, including kernels. 1343 MB on a V100 in 2022 (the guides,
 huggingface.co/docs/transformers/perf_train_gpu_one), typically 300 to 500 MB since kernels are
 loaded at first use. No lower bound is known."""
 
-RESERVE_SHARE = (0.03, 0.25)
+_RESERVE_SHARE = (0.03, 0.25)
 """The caching allocator's reserve as a share of allocated memory: 1 to 2 % simulated for BERT, 24 %
 for a Llama with 1B parameters and checkpointing."""
 
-SEGMENT_BYTES = 20 * MIB
+_SEGMENT_BYTES = 20 * MIB
 """Smallest segment of the allocator beyond 1 MiB: torch's c10/cuda/CUDACachingAllocator."""
 
 PYTHON_BYTES = GIB // 2
@@ -139,14 +139,14 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
     # ZeRO-3's linear layers keep other tensors than the traced ones (see moments.kept). On two
     # ranks, formulas were right to 5 %, the trace to 16 % (notes/lab/memory.md).
     if traced is not None and plan.config.distributed.option != "zero3":
-        found = refine_with_trace(plan, found, traced)
+        found = _refine_with_trace(plan, found, traced)
         method, substitutions = traced.method, traced.notes
         doubts = tuple(doubt for doubt in doubts if doubt in UNTRACED)
     on_cpu = plan.device.kind == "cpu"
     measured = [m for m in found if m.phase in TRAINED or not on_cpu]
-    allocated = highest_range(moment.tensors for moment in measured)
+    allocated = _highest_range(moment.tensors for moment in measured)
     whole = found if on_cpu else [_on_gpu(plan, moment, found) for moment in found]
-    peak = highest_range(moment.total for moment in whole)
+    peak = _highest_range(moment.total for moment in whole)
     top = max(whole, key=lambda moment: moment.total.expected)
     capacity = available_bytes(plan)
     basis = "reserved by PyTorch on the GPU, and the driver's context"
@@ -181,7 +181,7 @@ def allocated_of(plan: Plan, micro: MicroBatchShape) -> int:
     return max(each.tensors.expected for each in found if each.phase in TRAINED)
 
 
-def highest_range(moments: Iterable[Range]) -> Range:
+def _highest_range(moments: Iterable[Range]) -> Range:
     """Return the maxima of all low ends, of all expected values and of all high ends."""
     ranges = list(moments)
     return Range(
@@ -254,10 +254,14 @@ def _on_gpu(plan: Plan, moment: MemoryPoint, every: Sequence[MemoryPoint]) -> Me
         held = max(gradients) - gradients[0]
     reserve = range_around(
         0,
-        int(allocated.expected * RESERVE_SHARE[0]) + SEGMENT_BYTES + held,
-        int(allocated.high * RESERVE_SHARE[1]) + 4 * SEGMENT_BYTES + held,
+        int(allocated.expected * _RESERVE_SHARE[0]) + _SEGMENT_BYTES + held,
+        int(allocated.high * _RESERVE_SHARE[1]) + 4 * _SEGMENT_BYTES + held,
     )
-    parts = {"workspace": range_around(0, space, 3 * space), "reserve": reserve, "context": CONTEXT}
+    parts = {
+        "workspace": range_around(0, space, 3 * space),
+        "reserve": reserve,
+        "context": _CONTEXT,
+    }
     # A traced moment already has its reserve.
     more = {name: moment.parts.get(name, part) for name, part in parts.items()}
     return replace(moment, parts=moment.parts | more)

@@ -20,7 +20,7 @@ from eke.models.sizes import shared_state_bytes
 from eke.plan.planner import MicroBatchShape, Plan, simulated_micro_batches
 from eke.plan.record import PredictedMemory, Record
 
-WIDTH = 80
+_WIDTH = 80
 
 METHODS = {
     Method.trace: "traced",
@@ -56,7 +56,7 @@ def wrapped(text: str, indent: int = 2) -> str:
     """Return a paragraph of at most 80 columns, with further lines indented by two more."""
     return textwrap.fill(
         text,
-        WIDTH,
+        _WIDTH,
         initial_indent=" " * indent,
         subsequent_indent=" " * (indent + 2),
         break_long_words=False,

@@ -8,7 +8,13 @@ device share one memory.
 from math import prod
 
 from eke.config.schema import FSDP, Config
-from eke.estimate.memory.components import NOTHING, Range, exact_range, range_around, trains_adapters
+from eke.estimate.memory.components import (
+    NOTHING,
+    Range,
+    exact_range,
+    range_around,
+    trains_adapters,
+)
 from eke.models.families import FLOAT32_BYTES, Role, Tokens, Weight, family_of, is_classification
 from eke.models.sizes import (
     STAGE,
@@ -20,17 +26,17 @@ from eke.models.sizes import (
 )
 from eke.plan.planner import Plan
 
-Parts = tuple[Weight, ...]
+_Parts = tuple[Weight, ...]
 """Weights of the configuration from `eke.models.sizes.training_structure`."""
 
-BACKWARD = ("last_layer", "middle", "first_layer", "embedding", "reduced")
+_BACKWARD = ("last_layer", "middle", "first_layer", "embedding", "reduced")
 """Moments of the backward pass after its first gradient."""
 
 
 class _Sizes:
     """Bytes of a model sharded by DeepSpeed, in the weights' format."""
 
-    def __init__(self, plan: Plan, parts: Parts) -> None:
+    def __init__(self, plan: Plan, parts: _Parts) -> None:
         mine, stage = flat_shard_sizes(plan.config), STAGE[plan.config.distributed.option]
         trained = [w for w in parts if w.trained]
         number = self.number = plan.compute.formats.weight_bytes
@@ -107,7 +113,7 @@ def _zero_gradients(plan: Plan, sizes: _Sizes, moment: str, plain: Range) -> Ran
                   2 * sizes.mine)  # fmt: skip
 
 
-def _zero_buffers(plan: Plan, parts: Parts, sizes: _Sizes, moment: str) -> Range:
+def _zero_buffers(plan: Plan, parts: _Parts, sizes: _Sizes, moment: str) -> Range:
     """Return the bytes of buckets, staging areas, gradients in transfer and gathered weights."""
     stage = STAGE[plan.config.distributed.option]
     always = _staging(plan, sizes)
@@ -122,7 +128,7 @@ def _zero_buffers(plan: Plan, parts: Parts, sizes: _Sizes, moment: str) -> Range
             high += 2 * sizes.largest
         return range_around(0, always + gathered.expected, high)
     expected, more = always, 0
-    if moment in BACKWARD:  # `setup_buckets`, at the first gradient
+    if moment in _BACKWARD:  # `setup_buckets`, at the first gradient
         expected, more = always + sizes.bucket, sizes.largest
     if moment == "reduced" and stage == 1 and plan.config.offload.option == "none":
         # ZeRO-1 copies its gradients into a separate buffer. Gradients in the bucket have by then
@@ -151,7 +157,7 @@ def _staging(plan: Plan, sizes: _Sizes) -> int:
     return FLOAT32_BYTES * sizes.numbers + narrow + several
 
 
-def regather_bytes(plan: Plan, parts: Parts) -> int:
+def regather_bytes(plan: Plan, parts: _Parts) -> int:
     """Return the bytes to exchange new weights on a CPU: a full copy of the largest group.
 
     DeepSpeed gathers a group at once (runtime/utils.py, `all_gather_into_tensor_dp_groups`), gloo
@@ -165,7 +171,7 @@ def regather_bytes(plan: Plan, parts: Parts) -> int:
     return sizes.number * sizes.group * plan.batch.world_size
 
 
-def _gathered_weights(plan: Plan, parts: Parts) -> Range:
+def _gathered_weights(plan: Plan, parts: _Parts) -> Range:
     """Return the full weights in ZeRO-3: small ones, the current module's, and prefetched ones.
 
     partitioned_param_coordinator.py prefetches up to `stage3_prefetch_bucket_size` and may keep
@@ -197,7 +203,7 @@ def saved_bytes(plan: Plan) -> int:
 
 
 def held_at(
-    plan: Plan, parts: Parts, whole: int, moment: str, gradients: Range
+    plan: Plan, parts: _Parts, whole: int, moment: str, gradients: Range
 ) -> tuple[Range, Range]:
     """Return gradients, and other buffers, at a moment. `gradients`: those of a single process."""
     option = plan.config.distributed.option
@@ -216,7 +222,7 @@ def held_at(
     return gradients, NOTHING
 
 
-def _ddp(plan: Plan, parts: Parts, whole: int, moment: str) -> Range:
+def _ddp(plan: Plan, parts: _Parts, whole: int, moment: str) -> Range:
     """Return the gradients outside of DDP's buckets, which are permanent from the first step on.
 
     Each gradient is computed in a separate tensor and copied into a bucket. Gradients of earlier
@@ -248,11 +254,11 @@ def num_layers(config: Config) -> int:
     return layers
 
 
-Unit = list[int]
+_Unit = list[int]
 """Bytes that FSDP2 gathers at once: weights as sent, gradients, and gradients as reduced."""
 
 
-def units(plan: Plan, parts: Parts) -> list[Unit]:
+def units(plan: Plan, parts: _Parts) -> list[_Unit]:
     """Return the units: one layer, tables only used for lookups, and the head or a tied table.
 
     `eke.training.distributed.fsdp.shard_model` splits a model in the same way. Gradients are as
@@ -277,7 +283,7 @@ def is_tied(weight: Weight) -> bool:
     return weight.role is Role.embedding and weight.tokens is not Tokens.none
 
 
-def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
+def _fsdp(plan: Plan, parts: _Parts, moment: str) -> Range:
     """Return the bytes of gathered weights, and of full gradients before they are scattered.
 
     A unit is gathered into one buffer and copied out of it, on a GPU while the previous unit
@@ -299,11 +305,11 @@ def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
     tied = (head[0] + gradient * (not adds_up_whole(plan.config))) * is_one
     ahead, before = (0, head[0] * is_one) if on_cpu else (layer[0], 0)
 
-    def gathering(unit: Unit) -> int:
+    def gathering(unit: _Unit) -> int:
         rounded = unit[0] // sharing.shards if unit[0] < unit[2] else 0
         return 2 * unit[0] + on_cpu * rounded
 
-    def turn(unit: Unit, before: int) -> int:
+    def turn(unit: _Unit, before: int) -> int:
         whole, gradients, reduced = unit
         # A layer's gradients replace its activations.
         computing = whole + (gradients // 2 if unit is layer else gradients)

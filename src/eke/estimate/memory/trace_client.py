@@ -30,18 +30,18 @@ from eke.estimate.memory.components import Traced
 from eke.hardware.fingerprint import LIBRARIES, installed_versions, package_folder, source_hash
 from eke.models.sizes import is_ragged
 from eke.plan.identity import PRESENTATION, canonical
-from eke.plan.planner import PLACES, Plan, simulated_micro_batches, evaluated
+from eke.plan.planner import PLACES, Plan, evaluated, simulated_micro_batches
 from eke.plan.planner.plan import plan_to_plain
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
-FORMAT = 4
+_FORMAT = 4
 """Version of the cached content, increased when its meaning changes."""
 
 SOURCES = ("config/schema", "models", "plan", "training")
 """Packages of eke that affect a trace."""
 
-NO_MEMORY: Mapping[str, tuple[str, ...] | None] = {
+_NO_MEMORY: Mapping[str, tuple[str, ...] | None] = {
     **dict.fromkeys(PRESENTATION),
     "seed": None,
     "repeat": None,
@@ -84,17 +84,19 @@ def memory_fingerprint(plan: Plan) -> dict[str, Any]:
     """Return the parts of a plan that affect its memory, as JSON values."""
     plain, config = plan_to_plain(plan), {}
     for group, value in plain["config"].items():
-        left_out = NO_MEMORY.get(group, ())
+        left_out = _NO_MEMORY.get(group, ())
         if left_out is not None:
             if isinstance(value, dict):
                 value = {key: part for key, part in value.items() if key not in left_out}
             config[group] = value
     return {
-        "format": FORMAT,
+        "format": _FORMAT,
         "config": config,
         "engine": plan.config.engine.option,
         "batch": {**plain["batch"], "per_device": None, "eval_per_device": None},
-        "rows": [astuple(each) for each in (simulated_micro_batches(plan).expected, evaluated(plan))],
+        "rows": [
+            astuple(each) for each in (simulated_micro_batches(plan).expected, evaluated(plan))
+        ],
         "ragged": is_ragged(plan.config),
         "compute": {**plain["compute"], "tf32": None, "pin_memory": None},
         "device": _device(plan),
@@ -130,7 +132,7 @@ def keep_trace(key: str, traced: Traced) -> None:
     store_trace_result("traces", key, traced)
 
 
-def read_kept(folder: str, key: str, kind: type[T]) -> T | None:
+def read_kept(folder: str, key: str, kind: type[_T]) -> _T | None:
     """Return the value of a key in a folder of the cache, None if missing or unreadable."""
     try:
         return make_converter().structure(read_json(_path(folder, key)), kind)
@@ -150,7 +152,7 @@ def _path(folder: str, key: str) -> Path:
     return cache_folder() / folder / f"{key}.json"
 
 
-LIMIT_S = 120.0
+_LIMIT_S = 120.0
 """CPU seconds for one plan, including imports. The limit of elapsed time is ten times as long."""
 
 MODULE = "eke.training.trace.trace_worker"
@@ -175,7 +177,7 @@ class TraceProcess:
         self._listener: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def ask(self, plan: Plan, limit_s: float = LIMIT_S) -> TraceResult:
+    def ask(self, plan: Plan, limit_s: float = _LIMIT_S) -> TraceResult:
         """Return the trace of a plan, or how the process failed."""
         with self._lock:
             process = self._process or self._start()
@@ -268,7 +270,9 @@ def _read(line: str) -> TraceResult:
             return TraceResult(make_converter().structure(found["get_or_run_trace"], Traced))
         return TraceResult(None, str(found["reason"]))
     except Exception as error:  # output of a broken process, unreadable in any way
-        return TraceResult(None, f"the tracing process's answer is invalid ({type(error).__name__})")
+        return TraceResult(
+            None, f"the tracing process's answer is invalid ({type(error).__name__})"
+        )
 
 
 _worker = TraceProcess()

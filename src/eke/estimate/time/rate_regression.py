@@ -15,13 +15,13 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import bdtr, stdtrit
 
-CONFIDENCE = 0.95
+_CONFIDENCE = 0.95
 
-LEVERAGE = 0.99
+_LEVERAGE = 0.99
 """Largest leverage of a run. A run unlike all others cannot be left out."""
 
 
-class Solution(NamedTuple):
+class _Solution(NamedTuple):
     """Rates for one set of columns."""
 
     error: float
@@ -32,13 +32,13 @@ class Solution(NamedTuple):
     """Predicted over measured time of each run, by the other runs."""
 
 
-def solve(table: Sequence[Sequence[float]], measured: Sequence[float]) -> Solution | None:
+def solve(table: Sequence[Sequence[float]], measured: Sequence[float]) -> _Solution | None:
     """Return the kinds of work (columns of the table) that predict best, None if none do."""
     relative = np.array(table) / np.array(measured)[:, None]
     return min(_solutions(relative), key=lambda found: found.error, default=None)
 
 
-def _solutions(relative: np.ndarray) -> Iterator[Solution]:
+def _solutions(relative: np.ndarray) -> Iterator[_Solution]:
     """Yield the least-squares solution of each set, if rates are positive and no run decides."""
     num_columns = relative.shape[1]
     for count in range(1, min(num_columns, len(relative) - 1) + 1):
@@ -50,13 +50,13 @@ def _solutions(relative: np.ndarray) -> Iterator[Solution]:
             scaled = columns / scale
             inverse = np.linalg.pinv(scaled)
             rates, leverage = inverse.sum(axis=1), np.einsum("ij,ji->i", scaled, inverse)
-            if np.any(rates <= 0) or np.any(leverage > LEVERAGE):
+            if np.any(rates <= 0) or np.any(leverage > _LEVERAGE):
                 continue
             left_out = 1 - (1 - scaled @ rates) / (1 - leverage)
             if np.all(left_out > 0):
                 error = float(np.sqrt(np.mean(np.log(left_out) ** 2)))
                 seconds = dict(zip(chosen, (rates / scale).tolist(), strict=True))
-                yield Solution(error, seconds, left_out.tolist())
+                yield _Solution(error, seconds, left_out.tolist())
 
 
 @dataclass(frozen=True)
@@ -84,17 +84,17 @@ def correction_of(ratios: Sequence[float]) -> Correction:
         centre = 0.0
     deviations = [each - centre for each in logs]
     spread = math.sqrt(sum(d * d for d in deviations) / (count - 1))
-    quantile = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
+    quantile = float(stdtrit(count - 1, (1 + _CONFIDENCE) / 2))
     student = quantile * spread * math.sqrt(1 + 1 / count)
     return Correction(math.exp(centre), max(student, *(abs(d) for d in deviations)))
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return order statistics that enclose the median with about `CONFIDENCE`.
+    """Return order statistics that enclose the median with about `_CONFIDENCE`.
 
     By the sign test (Conover 1999, Practical Nonparametric Statistics, section 3.2).
     """
     ordered, count = sorted(values), len(values)
-    tail = (1 - CONFIDENCE) / 2
+    tail = (1 - _CONFIDENCE) / 2
     cut = next(rank for rank in range(1, count + 1) if bdtr(rank, count, 0.5) > tail)
     return ordered[cut - 1], ordered[count - cut]

@@ -106,25 +106,25 @@ PARTS = {
 """Limit by part of a step, as text."""
 
 
-def span_between(low: float, high: float) -> Span:
+def _span_between(low: float, high: float) -> Span:
     """Return a range whose expected value is the geometric mean of its published ends."""
     return Span(low, sqrt(low * high), high)
 
 
-TENSOR_CORES = span_between(0.404, 0.80)
+_TENSOR_CORES = _span_between(0.404, 0.80)
 """Share of the datasheet's peak in matrix multiplications on tensor cores. High: large products on
 an H200, 790 of 989 TFLOP/s. Low: entire training steps of a 760M model on an H100 (MosaicML
 llm-foundry, scripts/train/benchmarking/README.md), in which products are faster."""
 
-CUDA_CORES = span_between(0.53, 1.0)
+_CUDA_CORES = _span_between(0.53, 1.0)
 """The same in float32 without tensor cores. Low: entire steps of BERT-large on a V100-32GB by
 NVIDIA's loop (NVIDIA/DeepLearningExamples, PyTorch/LanguageModeling/BERT, 2020: 8.36 of 15.7)."""
 
-FUSED_ATTENTION = span_between(0.28, 0.72)
+_FUSED_ATTENTION = _span_between(0.28, 0.72)
 """Share of the peak in fused attention: FlashAttention-2's forward and backward pass on an A100, 88
 to 225 of 312 TFLOP/s for causal sequences (Dao 2023, arXiv:2307.08691, figures 4 to 7)."""
 
-CLASSES = {
+_CLASSES = {
     (8, 0): (Span(0.571, 0.717, 0.9), Span(0.24, 0.319, 0.72)),
     (9, 0): (Span(0.404, 0.607, 0.80), Span(0.13, 0.178, 0.75)),
 }
@@ -135,21 +135,21 @@ on A100, 760M on H100). The high end of A100 is 79 % in an entire step of 13B, w
 High ends of attention: FlashAttention-2 and -3 (arXiv:2307.08691, and arXiv:2407.08608: 740 of
 989). Low ends of attention are three quarters of the fit, an assumption."""
 
-FLOAT8 = Span(0.8, 1.1, 1.35)
+_FLOAT8 = Span(0.8, 1.1, 1.35)
 """Speed of float8 linear layers relative to 16 bits: 0.8 for narrow layers, 1.35 for a 1B model on
 H100 (pytorch/ao, torchao/float8/README.md; llm-foundry)."""
 
-BANDWIDTH = Span(0.688, 0.794, 1.0)
+_BANDWIDTH = Span(0.688, 0.794, 1.0)
 """Share of the datasheet's memory bandwidth: 220 of 320 GB/s on a T4, 69 to 84 % on five others,
 whose median is expected (Jia et al. 2018, arXiv:1804.06826; 2019, arXiv:1903.07486). High: the
 datasheet, since caches hold data that is soon read again."""
 
-LAUNCH_S = span_between(5e-6, 35e-6)
+LAUNCH_S = _span_between(5e-6, 35e-6)
 """Host seconds per kernel. Low: PyTorch's dispatcher and the driver, 5 to 8 us. High: a forward
 pass of Llama-1B at 1 x 128 tokens, 18.3 ms (Hugging Face Accelerate,
 benchmarks/torch.compile/README.md) for its 522 kernels, including Python modules."""
 
-LINK = Span(0.4, 0.75, 0.89)
+_LINK = Span(0.4, 0.75, 0.89)
 """Share of a link's datasheet rate in one direction. High: 56 of 63 GB/s between GPUs over PCI
 Express 5. The low end, for many small exchanges, is an assumption."""
 
@@ -203,17 +203,17 @@ def rates_of(plan: Plan) -> Rates | None:
         peak, name = device.peak("float32"), "float32"
     if peak is None or device.memory_bytes_per_s is None or device.kind == "cpu":
         return None
-    known = CLASSES.get(device.capability or (0, 0), (TENSOR_CORES, FUSED_ATTENTION))
-    cores, attention = (CUDA_CORES, CUDA_CORES) if name == "float32" else known
+    known = _CLASSES.get(device.capability or (0, 0), (_TENSOR_CORES, _FUSED_ATTENTION))
+    cores, attention = (_CUDA_CORES, _CUDA_CORES) if name == "float32" else known
     tensor = cores * peak
-    pcie = LINK * (device.host_bytes_per_s or 15.75e9)
+    pcie = _LINK * (device.host_bytes_per_s or 15.75e9)
     narrow = device.peak("bfloat16") or peak
     return Rates(
         tensor=tensor,
         attention=attention * peak,
-        float8=tensor.by(FLOAT8) if plan.compute.float8 != "off" else None,
+        float8=tensor.by(_FLOAT8) if plan.compute.float8 != "off" else None,
         optimizer=known[0] * narrow,
-        memory=BANDWIDTH * device.memory_bytes_per_s,
+        memory=_BANDWIDTH * device.memory_bytes_per_s,
         host=pcie,
         link=_link(plan, device, pcie),
         peak=peak,
@@ -236,12 +236,12 @@ def _link(plan: Plan, device: Device, pcie: Span) -> Span:
     own = pcie
     through_host = plan.config.distributed.p2p is PeerToPeer.off
     if device.link_bytes_per_s is not None and not through_host:
-        own = LINK * (device.link_bytes_per_s / 2)
+        own = _LINK * (device.link_bytes_per_s / 2)
         is_soldered = "SXM" in device.name or "HBM" in device.name
         if not is_soldered and not device.name.endswith(("H200", "B200")):
             # An optional bridge between two cards.
             own = Span(min(pcie.low, own.low), own.expected, own.high)
     if plan.config.distributed.num_nodes == 1:
         return own
-    net = LINK * network_of(plan)[0]
+    net = _LINK * network_of(plan)[0]
     return Span(*map(min, (net.low, net.expected, net.high), (own.low, own.expected, own.high)))

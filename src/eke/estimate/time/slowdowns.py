@@ -4,25 +4,25 @@ import math
 from dataclasses import dataclass
 
 from eke.common.text import format_seconds
-from eke.config.schema import OptimizeFor, Mix, Rows, Synthetic
-from eke.estimate.memory.components import uncertainty_reasons, shape_of
+from eke.config.schema import Mix, OptimizeFor, Rows, Synthetic
+from eke.estimate.memory.components import shape_of, uncertainty_reasons
 from eke.estimate.time.rates import Span, exact_span, network_of
 from eke.models.families import Shape
 from eke.models.sizes import optimizer_entry
 from eke.plan.planner import Plan
 
-COMPILED_MOVED = Span(0.33, 0.6, 1.0)
+_COMPILED_MOVED = Span(0.33, 0.6, 1.0)
 """Bytes of compiled passes relative to eager ones: an assumption consistent with the gain of steps,
 1.16 for Llama-8B (torchtitan, benchmarks/llama3_h100_202412_torchtitan.md), 1.85 for nanoGPT."""
 
-COMPILED_LAUNCHES = Span(0.25, 0.34, 0.54)
+_COMPILED_LAUNCHES = Span(0.25, 0.34, 0.54)
 """Launches of compiled passes relative to eager ones: 6.3 of 18.3 ms for Llama-1B (Accelerate,
 benchmarks/torch.compile/README.md), 135 of 250 ms for nanoGPT. Low: a quarter, an assumption."""
 
-GRAPH_LAUNCHES = Span(0.01, 0.1, 0.34)
+_GRAPH_LAUNCHES = Span(0.01, 0.1, 0.34)
 """Host time with CUDA graphs relative to eager launches: an assumption, at most as compiled."""
 
-LIGER = Span(0.4, 0.75, 1.0)
+_LIGER = Span(0.4, 0.75, 1.0)
 """Bytes and launches with Liger's kernels, from steps a fifth faster (linkedin/Liger-Kernel README)
 to no gain (its issue 236, a Phi-3 on one A100)."""
 
@@ -32,15 +32,15 @@ def factors_of(plan: Plan) -> tuple[Span, Span]:
     config = plan.config
     moved = launches = exact_span(1.0)
     if config.compile.option == "inductor":
-        moved, launches = COMPILED_MOVED, COMPILED_LAUNCHES
+        moved, launches = _COMPILED_MOVED, _COMPILED_LAUNCHES
     if config.compile.replays_graphs:
-        launches = GRAPH_LAUNCHES
+        launches = _GRAPH_LAUNCHES
     if config.kernels.option == "liger":
-        moved, launches = moved.by(LIGER), launches.by(LIGER)
+        moved, launches = moved.by(_LIGER), launches.by(_LIGER)
     return moved, launches
 
 
-NOTES = {
+_NOTES = {
     "architecture": "no counts for this architecture: estimated as a Llama of its size",
     "compiler": "the effect of torch.compile's fusion is known as a range",
     "fused_kernels": "the effect of fused kernels is known as a range",
@@ -58,7 +58,7 @@ def notes_of(plan: Plan, shape: Shape) -> tuple[str, ...]:
     """Return the effects that are not modelled, or only as a range, one clause each."""
     config, doubts = plan.config, uncertainty_reasons(plan)
     data = config.data
-    found = [text for doubt, text in NOTES.items() if doubt in doubts]
+    found = [text for doubt, text in _NOTES.items() if doubt in doubts]
     if config.kernels.fused_linear_cross_entropy:
         found.append("the fused loss: its logits are counted as if not split")
     if config.kernels.sparse_prediction and shape.predicted == 1:
@@ -94,13 +94,13 @@ class _Compiler:
     """Seconds of a layer compiled for all. An encoder-decoder has two."""
 
 
-GPU = _Compiler(whole=10.0, layer=1.2, regional=13.0)
+_GPU = _Compiler(whole=10.0, layer=1.2, regional=13.0)
 """Per layer of entire models: twice the forward passes in Accelerate's
 benchmarks/torch.compile/README.md (10.7 s for the 16 layers of a Llama 1B, 20.4 s for the 32 of
 8B), since backward passes are also compiled. By regions, 13 s for a Llama 1B, 22 s for 8B with LoRA
 (H100, no cache: notes/lab/gpu.md). The base of entire models is an assumption."""
 
-CPU = _Compiler(whole=2.0, layer=6.5, regional=28.0)
+_CPU = _Compiler(whole=2.0, layer=6.5, regional=28.0)
 """Two cores and g++: BERT with six layers 42.8 s, by regions 24.5 s. `model=tiny`, with four,
 22.9 s and 35.8 s (notes/lab/recipes.md)."""
 
@@ -116,7 +116,7 @@ def compile_seconds(plan: Plan) -> float:
     config = plan.config.compile
     if config.option != "inductor":
         return 0.0
-    compiler = GPU if plan.device.kind == "cuda" else CPU
+    compiler = _GPU if plan.device.kind == "cuda" else _CPU
     shape = shape_of(plan)
     if config.regional:
         return compiler.regional * (2 if shape.decoder_layers else 1)

@@ -13,8 +13,8 @@ from eke.estimate.time.rates import NOTHING, PARTS, Span, StepTime, Unknown
 from eke.estimate.time.time_history import (
     Observation,
     amounts_of,
-    describe_step,
     calibrated_step_time,
+    describe_step,
     read_observations,
     time_group,
     why_unknown,
@@ -26,16 +26,16 @@ from eke.plan.record import CalibratedStep, PredictedStep
 if TYPE_CHECKING:
     from eke.estimate.time.rate_regression import Correction
 
-TITLE = "step time (estimate)"
+_TITLE = "step time (estimate)"
 
 
 def render_time(found: StepTime | Unknown, kind: str) -> str:
     """Return the step time, its limit, rates, the entire run and the uncertainty as text."""
     if isinstance(found, Unknown):
-        return wrapped(f"{TITLE}: unknown: {found.reason}", 0)
+        return wrapped(f"{_TITLE}: unknown: {found.reason}", 0)
     hours = found.gpu_hours
     lines = [
-        f"{TITLE}: {_seconds(found.step_s)}",
+        f"{_TITLE}: {_seconds(found.step_s)}",
         wrapped(f"limited by {found.limit} ({_shares(found)})"),
         wrapped(_rates(found)),
         wrapped(
@@ -50,9 +50,9 @@ def render_time(found: StepTime | Unknown, kind: str) -> str:
 def time_line(found: StepTime | Unknown, kind: str) -> str:
     """Return the estimate in one line, for a run that is about to start."""
     if isinstance(found, Unknown):
-        return f"{TITLE}: unknown: {found.reason}"
+        return f"{_TITLE}: unknown: {found.reason}"
     hours = f"about {_hours(found.gpu_hours.expected)} {_unit(kind)}"
-    return f"{TITLE}: {_seconds(found.step_s)}; this run: {hours}"
+    return f"{_TITLE}: {_seconds(found.step_s)}; this run: {hours}"
 
 
 def speed_cell(found: StepTime | Unknown) -> str:
@@ -146,12 +146,12 @@ MIN_CALIBRATION_RUNS = 5
 """Configurations of a group needed for a correction. Five on one side of the truth happen in 6 % of
 cases (2 * 0.5^5), four in 12 %, and Student's interval is much wider below five."""
 
-MAX_CALIBRATION_RUNS = 60
+_MAX_CALIBRATION_RUNS = 60
 """Number of newest configurations used."""
 
 
 @dataclass(frozen=True)
-class FittedRates:
+class _FittedRates:
     """Rates of one device, fitted to finished runs."""
 
     seconds: dict[str, float]
@@ -160,9 +160,9 @@ class FittedRates:
 
 
 @lru_cache(maxsize=16)
-def fitted_rates(runs: tuple[Observation, ...]) -> FittedRates | None:
+def fitted_rates(runs: tuple[Observation, ...]) -> _FittedRates | None:
     """Return the fitted rates, None with too few runs or without a fit."""
-    newest = runs[-MAX_CALIBRATION_RUNS:]
+    newest = runs[-_MAX_CALIBRATION_RUNS:]
     if len(newest) < MIN_CALIBRATION_RUNS:
         return None
     # Imported here, since it imports numpy, which a plan without runs does not need.
@@ -174,16 +174,16 @@ def fitted_rates(runs: tuple[Observation, ...]) -> FittedRates | None:
     if best is None:
         return None
     seconds = {kind: best.seconds.get(column, 0.0) for column, kind in enumerate(kinds)}
-    return FittedRates(seconds, correction_of([1 / ratio for ratio in best.left_out]))
+    return _FittedRates(seconds, correction_of([1 / ratio for ratio in best.left_out]))
 
 
-BEYOND = 4.0
+_BEYOND = 4.0
 """Largest FLOPs, bytes or launches relative to those of finished runs: a choice."""
 
-WIDEST = 10.0
+_WIDEST = 10.0
 """Factor either way beyond which fitted rates give no estimate: a choice."""
 
-PART_OF = {"moved": "memory", "launches": "host"}
+_PART_OF = {"moved": "memory", "launches": "host"}
 """Part of a step by kind of work. The rest is compute."""
 
 
@@ -202,7 +202,9 @@ def forecast_time(plan: Plan) -> StepTime | Unknown:
     corrected = [run for run in runs if run.predicted > 0]
     ratios = [run.measured / run.predicted for run in corrected]
     if len(ratios) < MIN_CALIBRATION_RUNS:
-        return replace(found, calibrated=CalibratedStep(len(runs), MIN_CALIBRATION_RUNS, versions=versions))
+        return replace(
+            found, calibrated=CalibratedStep(len(runs), MIN_CALIBRATION_RUNS, versions=versions)
+        )
     if beyond := _beyond(amounts_of(plan, work), corrected):
         return replace(found, notes=(*found.notes, f"not corrected: {beyond}"))
     from eke.estimate.time.rate_regression import correction_of  # late, as above
@@ -220,7 +222,7 @@ def _beyond(amounts: Mapping[str, float], runs: Sequence[Observation]) -> str:
         for kind, amount in amounts.items()
     }
     kind = max(ratios, key=lambda each: ratios[each])
-    if ratios[kind] <= BEYOND:
+    if ratios[kind] <= _BEYOND:
         return ""
     name = {"moved": "bytes moved", "launches": "kernel launches"}.get(kind, "FLOPs")
     return f"its {name} are {ratios[kind]:,.0f} times the most in {len(runs)} finished runs here"
@@ -243,21 +245,21 @@ def _by_runs(
     if rates is None:
         return Unknown(f"{why_unknown(plan)} ({len(runs)} so far with these libraries)")
     factor, within = rates.correction.factor, rates.correction.within
-    measured = [run.measured for run in runs[-MAX_CALIBRATION_RUNS:]]
-    if within > log(WIDEST):
-        why = f"timings of {len(measured)} finished runs here differ by more than {WIDEST:.0f}x"
+    measured = [run.measured for run in runs[-_MAX_CALIBRATION_RUNS:]]
+    if within > log(_WIDEST):
+        why = f"timings of {len(measured)} finished runs here differ by more than {_WIDEST:.0f}x"
         return Unknown(f"{why}. Rerun on an idle machine")
     amounts = amounts_of(plan, work)
     unseen = [kind for kind, amount in amounts.items() if amount and kind not in rates.seconds]
     if unseen:
         return Unknown(f"needs a finished run in {unseen[0]} here")
-    if beyond := _beyond(amounts, runs[-MAX_CALIBRATION_RUNS:]):
+    if beyond := _beyond(amounts, runs[-_MAX_CALIBRATION_RUNS:]):
         return Unknown(f"{beyond}. Needs a finished run of about this size")
     seconds = {kind: amount * rates.seconds.get(kind, 0.0) for kind, amount in amounts.items()}
     expected = sum(seconds.values()) * factor
     if expected <= 0:
         return Unknown(why_unknown(plan))
-    parts = {PART_OF.get(kind, "compute"): each * factor for kind, each in seconds.items()}
+    parts = {_PART_OF.get(kind, "compute"): each * factor for kind, each in seconds.items()}
     step, basis = _spread(within) * expected, "finished runs on this device"
     found = describe_step(plan, work, step, parts, basis, None)
     calibrated = _calibrated(len(measured), rates.correction, versions)

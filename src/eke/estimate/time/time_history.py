@@ -20,10 +20,16 @@ from typing import Any
 
 import cattrs
 
-from eke.common.files import append_line, make_private_dir, read_text, terminate_last_line, write_atomic
+from eke.common.files import (
+    append_line,
+    make_private_dir,
+    read_text,
+    terminate_last_line,
+    write_atomic,
+)
 from eke.config.schema.codec import make_converter
 from eke.data.sources import cache_folder
-from eke.estimate.memory.trace_client import digest_of, software, memory_fingerprint
+from eke.estimate.memory.trace_client import digest_of, memory_fingerprint, software
 from eke.estimate.time.rates import (
     COLLECTIVE_S,
     DISK,
@@ -46,7 +52,7 @@ from eke.hardware import usable_cores
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, metrics
 
-CACHE_RELEASE = Span(0.0, 0.1, 0.2)
+_CACHE_RELEASE = Span(0.0, 0.1, 0.2)
 """Share of a step for releasing cached memory: about 10 % by transformers' docstring of
 `torch_empty_cache_steps`. Twice that is an assumption."""
 
@@ -91,12 +97,14 @@ def _composed(plan: Plan, work: Work, rates: Rates) -> tuple[dict[str, float], S
     update = highest(updated, update_host)
     busy = passes + update
     sent = exact_span(work.moves.exchanged).over(rates.link) + COLLECTIVE_S * work.moves.collectives
-    moved = exact_span(work.moves.to_host).over(rates.host) + exact_span(work.moves.to_disk).over(DISK)
+    moved = exact_span(work.moves.to_host).over(rates.host) + exact_span(work.moves.to_disk).over(
+        DISK
+    )
     hosted = HOST_UPDATE_S * work.moves.on_host
     sent_shown, moved_shown = _not_hidden(sent, passes), _not_hidden(moved, passes)
     step = busy + sent_shown + moved_shown + hosted
     if plan.config.memory.empty_cache_every:
-        step = step + step.by(CACHE_RELEASE) * (1 / plan.config.memory.empty_cache_every)
+        step = step + step.by(_CACHE_RELEASE) * (1 / plan.config.memory.empty_cache_every)
     waits = (passes.expected - device.expected) + (update.expected - updated.expected)
     parts = {
         "compute": products.expected,
@@ -121,7 +129,9 @@ def _product_s(product: Product, rates: Rates) -> Span:
     rate = rates.attention if product.fused else rates.tensor
     if product.kind == "linear" and rates.float8 is not None:
         rate = rates.float8
-    return highest(exact_span(product.flops).over(rate), exact_span(product.moved).over(rates.memory))
+    return highest(
+        exact_span(product.flops).over(rate), exact_span(product.moved).over(rates.memory)
+    )
 
 
 def describe_step(
@@ -152,22 +162,22 @@ def describe_step(
 SOURCES = ("estimate", "models", "training")
 """Packages of eke that predict or run the timed step. Their changes invalidate observations."""
 
-FEWEST_STEPS = 3
+_FEWEST_STEPS = 3
 """Least number of timed steps of an observation."""
 
-LARGEST_RATIO = 1000.0
+_LARGEST_RATIO = 1000.0
 """Largest ratio of measured to predicted time of a step that was not interrupted."""
 
-FOLDER = "EKE_CALIBRATION"
+_FOLDER = "EKE_CALIBRATION"
 """Environment variable with the folder of the files, by default in the cache folder."""
 
 KEPT_LINES = 200
 """Number of newest runs kept in a group."""
 
-LONGEST_FILE = 4 * 2**20
+_LONGEST_FILE = 4 * 2**20
 """Largest file that is read, in bytes."""
 
-Group = dict[str, Any]
+_Group = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)  # hashable: `fitted_rates` is cached by its runs
@@ -194,7 +204,7 @@ class Observation:
             return False
         if not self.predicted:
             return True
-        return 1 / LARGEST_RATIO < self.measured / self.predicted < LARGEST_RATIO
+        return 1 / _LARGEST_RATIO < self.measured / self.predicted < _LARGEST_RATIO
 
 
 def amounts_of(plan: Plan, work: Work) -> dict[str, float]:
@@ -208,7 +218,7 @@ def amounts_of(plan: Plan, work: Work) -> dict[str, float]:
     }
 
 
-def time_group(plan: Plan) -> Group:
+def time_group(plan: Plan) -> _Group:
     """Return the properties that runs must share for comparable speeds."""
     config = plan.config
     return {
@@ -236,9 +246,9 @@ def work_key(plan: Plan) -> str:
     })  # fmt: skip
 
 
-def path_of(group: Group) -> Path:
+def path_of(group: _Group) -> Path:
     """Return the file of a group."""
-    own = os.environ.get(FOLDER)
+    own = os.environ.get(_FOLDER)
     folder = Path(own) if own else cache_folder() / "calibration"
     return folder / f"{digest_of(group)}.jsonl"
 
@@ -246,7 +256,7 @@ def path_of(group: Group) -> Path:
 def record_step_time(plan: Plan, record: Record) -> None:
     """Store a finished run's step time if its speed is meaningful and the file is writable."""
     steps = record.timing.steady_step_s
-    if record.outcome != Outcome.ok.value or steps is None or steps.n < FEWEST_STEPS:
+    if record.outcome != Outcome.ok.value or steps is None or steps.n < _FEWEST_STEPS:
         return
     # A run with another clock began with an older eke.
     if record.shared_device or plan.probe or record.timing.clock != metrics.WALL:
@@ -266,14 +276,14 @@ def add_line(path: Path, line: str) -> None:
         make_private_dir(path.parent)
         terminate_last_line(path)
         append_line(path, line)
-        lines = read_text(path, LONGEST_FILE).splitlines()
+        lines = read_text(path, _LONGEST_FILE).splitlines()
         if len(lines) > 2 * KEPT_LINES:
             write_atomic(path, "\n".join(lines[-KEPT_LINES:]) + "\n")
     except OSError:
         return
 
 
-def read_observations(group: Group) -> tuple[Observation, ...]:
+def read_observations(group: _Group) -> tuple[Observation, ...]:
     """Return a group's observations, newest last, one per configuration, () if unreadable."""
     path = path_of(group)
     try:
@@ -285,7 +295,7 @@ def read_observations(group: Group) -> tuple[Observation, ...]:
 
 @lru_cache(maxsize=64)  # called for each job of a sweep, cached until the file changes
 def _observations(path: Path, changed_ns: int, size: int) -> tuple[Observation, ...]:
-    lines = read_text(path, LONGEST_FILE).splitlines()
+    lines = read_text(path, _LONGEST_FILE).splitlines()
     found = [each for line in lines if (each := _parsed(line)) is not None]
     return tuple({each.key: each for each in found}.values())[-KEPT_LINES:]
 

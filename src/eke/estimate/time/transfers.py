@@ -30,16 +30,16 @@ from eke.plan.planner import Plan
 FUSED_BACKWARD, PLAIN_BACKWARD = 2.5, 2.0
 """Attention's backward FLOPs relative to its forward FLOPs."""
 
-SCORE_READS = (2, 4)
+_SCORE_READS = (2, 4)
 """Reads and writes of all scores by plain attention's products, forward and backward."""
 
-OPERAND_READS = (4, 8)
+_OPERAND_READS = (4, 8)
 """Query-sized tensors that fused attention reads or writes: queries, keys, values and results
 forward, and also the gradients of all of them backward (arXiv:2307.08691)."""
 
 
 @dataclass(frozen=True)
-class Group:
+class _Group:
     """Weights that are multiplied with the same tokens."""
 
     kind: str
@@ -90,12 +90,12 @@ class Contents:
         """Linear layers with an adapter."""
 
 
-def _group(weights: Sequence[Weight]) -> Group:
+def _group(weights: Sequence[Weight]) -> _Group:
     numbers = sum(w.num_active for w in weights)
     gradients = sum(w.num_active * (w.trained + w.backward) for w in weights)
     # Only experts that a token uses.
     widths = (sum(w.shape[-2:]) * (w.active[0] if len(w.shape) > 2 else 1) for w in weights)
-    return Group(
+    return _Group(
         kind="head" if _is_head(weights[0]) else "linear",
         tokens=weights[0].tokens,
         numbers=float(numbers),
@@ -132,10 +132,10 @@ def _attention(one: AttentionLayers, shape: Shape, fused: bool, backward: bool) 
     vectors = (queries + keys) / 2 * one.width * layers * shape.compute
     if fused:
         flops *= (0.5 if one.causal else 1.0) * (FUSED_BACKWARD if backward else 1.0)
-        return Product("attention", flops, vectors * OPERAND_READS[backward], fused=True)
+        return Product("attention", flops, vectors * _OPERAND_READS[backward], fused=True)
     flops *= PLAIN_BACKWARD if backward else 1.0
     matrices = scores * shape.heads * layers * shape.compute
-    moved = matrices * SCORE_READS[backward] + vectors * OPERAND_READS[backward]
+    moved = matrices * _SCORE_READS[backward] + vectors * _OPERAND_READS[backward]
     return Product("attention", flops, moved)
 
 
@@ -150,7 +150,7 @@ def _count(shape: Shape, tokens: Tokens) -> float:
     return shape.rows * (shape.source if tokens is Tokens.source else shape.target)
 
 
-STATE_READS = 2 * 12
+_STATE_READS = 2 * 12
 """Bytes per parameter that an update from a disk moves: float32 weight and two moments, twice."""
 
 
@@ -185,7 +185,7 @@ def _offloaded(plan: Plan, contents: Contents) -> tuple[float, float, float]:
     disk = 0.0
     leaves = config.offload.option == "params_cpu"
     if isinstance(config.offload, NvmeOffload):
-        disk = STATE_READS * numbers
+        disk = _STATE_READS * numbers
         leaves = config.offload.weights is not WeightsPlace.device
     if leaves:  # each process loads its shard for every pass
         width = plan.compute.formats.frozen_bytes
@@ -228,10 +228,10 @@ def _exchanged_parts(plan: Plan, sharing: FSDP) -> tuple[float, int]:
     return (1 - 1 / cut) * (whole + reduced) + copied, (gathers + sums) * (layers + 2)
 
 
-HOST_LOOPS = {"deepspeed_cpu": "adamw_fused"}
+_HOST_LOOPS = {"deepspeed_cpu": "adamw_fused"}
 """Implementations of AdamW that were not counted, and their substitutes."""
 
-ADDS = 12
+_ADDS = 12
 """Bytes per element of a gradient added to another: two reads and a write of float32."""
 
 
@@ -262,7 +262,7 @@ class Updates:
             moved += clip["bytes"] * numbers
             launches += clip["launches"] + clip["each"] * tensors
         again = plan.batch.accumulation - 1
-        moved += again * ADDS * contents.trained
+        moved += again * _ADDS * contents.trained
         launches += again * contents.trained_tensors
         if plan.compute.loss_scaling:
             moved += 8 * numbers  # the scaler reads and writes each gradient once
@@ -281,7 +281,7 @@ def _entry(plan: Plan) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     stands_in = known.counted_as
     if known.implementation:
         loop = plan.compute.optimizer_implementation or "foreach"
-        option, stands_in = f"adamw_{loop}", HOST_LOOPS.get(loop, "")
+        option, stands_in = f"adamw_{loop}", _HOST_LOOPS.get(loop, "")
     note = f"{option}: counted as {stands_in}, which moves about as much" if stands_in else ""
     option = stands_in or option
     narrow = "narrow" if plan.compute.weights != "float32" and not plan.compute.master else "wide"

@@ -19,18 +19,18 @@ from eke.models.families import FAMILIES, Shape, is_classification
 from eke.models.sizes import fuses_adapters, passed_layers
 from eke.plan.planner import Plan, simulated_micro_batches
 
-Units = dict[str, float]
+_Units = dict[str, float]
 """Number of elements by kind of tensor."""
 
 
-def stacks_of(shape: Shape) -> dict[str, int]:
+def _stacks_of(shape: Shape) -> dict[str, int]:
     """Return the number of layers by stack."""
     if shape.architecture.is_encoder_decoder:
         return {"encoder": shape.layers, "decoder": shape.decoder_layers}
     return {"layer": shape.layers}
 
 
-def layer_units(shape: Shape, stack: str) -> Units:
+def layer_units(shape: Shape, stack: str) -> _Units:
     """Return the elements of a layer's tensors. `stack`: `layer`, or T5's `encoder`, `decoder`."""
     length = shape.target if stack == "decoder" else shape.source
     tokens = shape.rows * length
@@ -58,7 +58,7 @@ def layer_units(shape: Shape, stack: str) -> Units:
     return found
 
 
-def outer_units(shape: Shape, classifies: bool) -> Units:
+def outer_units(shape: Shape, classifies: bool) -> _Units:
     """Return the elements outside the layers: embedding, last norm, head and loss."""
     tokens = shape.rows * shape.target
     found: dict[str, float] = {
@@ -76,7 +76,7 @@ def outer_units(shape: Shape, classifies: bool) -> Units:
 
 
 @dataclass(frozen=True)
-class Pass:
+class _Pass:
     """Forward or backward pass of one micro-batch."""
 
     moved: float
@@ -85,7 +85,7 @@ class Pass:
     """Kernels, including matrix multiplications."""
 
 
-def passes(plan: Plan, shape: Shape) -> tuple[Pass, Pass, Pass]:
+def passes(plan: Plan, shape: Shape) -> tuple[_Pass, _Pass, _Pass]:
     """Return the forward pass, the backward pass, and the layers' forward pass."""
     layers, outer = _entries(plan, shape)
     classifies = is_classification(plan.config)
@@ -93,7 +93,7 @@ def passes(plan: Plan, shape: Shape) -> tuple[Pass, Pass, Pass]:
     found = []
     for phase in ("forward", "backward"):
         moved, launches = 0.0, 0.0
-        stacks = stacks_of(shape)
+        stacks = _stacks_of(shape)
         if phase == "backward":
             passed = passed_layers(plan.config, list(stacks.values()))
             stacks = dict(zip(stacks, passed, strict=True))
@@ -102,8 +102,8 @@ def passes(plan: Plan, shape: Shape) -> tuple[Pass, Pass, Pass]:
             moved += count * _bytes(entry, layer_units(shape, stack))
             launches += count * entry["launches"]
         entry = outer[phase]
-        whole = Pass(moved + _bytes(entry, around), launches + entry["launches"])
-        found += [Pass(moved, launches), whole]
+        whole = _Pass(moved + _bytes(entry, around), launches + entry["launches"])
+        found += [_Pass(moved, launches), whole]
     return found[1], found[3], found[0]
 
 
@@ -124,7 +124,9 @@ def _entries(plan: Plan, shape: Shape) -> tuple[Mapping[str, Any], Mapping[str, 
         else FAMILIES[counted_as].tasks[0]
     )
     outer = table[f"{width}/fused/whole"]
-    return layers, outer.get(task) or next(v for k, v in outer.items() if k not in stacks_of(shape))
+    return layers, outer.get(task) or next(
+        v for k, v in outer.items() if k not in _stacks_of(shape)
+    )
 
 
 class Work:
@@ -141,7 +143,7 @@ class Work:
         moved = forward.moved + backward.moved + moved_again + _adapters(plan, contents, shape)
         launches = forward.launches + backward.launches
         if trains_adapters(plan.config):
-            launches += ADAPTER_LAUNCHES * contents.adapted
+            launches += _ADAPTER_LAUNCHES * contents.adapted
         self.products = tuple(_times(each, rounds) for each in (*there, *back, *again))
         """Matrix multiplications of all micro-batches, including recomputation."""
         self.moved = moved_factor * (moved * rounds)
@@ -153,23 +155,23 @@ class Work:
         self.notes = (*notes_of(plan, shape), *self.updates.notes)
 
 
-SELECTIVE_HOST = 3.0
+_SELECTIVE_HOST = 3.0
 """Highest host time of a launch in selective checkpointing's Python policy: an assumption."""
 
 
 def _repeated(
-    plan: Plan, forward: list[Product], shape: Shape, layers: Pass
+    plan: Plan, forward: list[Product], shape: Shape, layers: _Pass
 ) -> tuple[list[Product], float, Span]:
     """Return products, bytes and launches of the forward passes that checkpointing repeats."""
     memory = plan.config.memory
     if memory.checkpointing is Checkpointing.off:
         return [], 0.0, NOTHING
     count = max(1, shape.layers + shape.decoder_layers)
-    passed = sum(passed_layers(plan.config, list(stacks_of(shape).values())))
+    passed = sum(passed_layers(plan.config, list(_stacks_of(shape).values())))
     share = len(range(0, count, memory.every_n)) / count * passed / count
     moved, launches = share * layers.moved, share * layers.launches
     if memory.checkpointing is Checkpointing.selective:
-        return [], moved, Span(launches / 2, launches, SELECTIVE_HOST * launches)
+        return [], moved, Span(launches / 2, launches, _SELECTIVE_HOST * launches)
     again = [_times(each, share) for each in forward if each.kind != "head"]
     return again, moved, exact_span(launches)
 
@@ -178,11 +180,11 @@ def _times(product: Product, factor: float) -> Product:
     return replace(product, flops=product.flops * factor, moved=product.moved * factor)
 
 
-ADAPTER_LAUNCHES = 14
+_ADAPTER_LAUNCHES = 14
 """Additional kernels of an adapted linear layer, forward and backward: dropout or cast, two
 products, scaling, addition, and their gradients (peft 0.18, LoraLayer.forward)."""
 
-ADAPTER_READS = 8
+_ADAPTER_READS = 8
 """Reads and writes of layer-wide tensors per adapted layer."""
 
 
@@ -191,7 +193,7 @@ def _adapters(plan: Plan, contents: Contents, shape: Shape) -> float:
     if not trains_adapters(plan.config):
         return 0.0
     # By count, `peft.fused` saves 12 to 14 (notes/lab/techniques.md).
-    reads = 0 if fuses_adapters(plan.config) else ADAPTER_READS
+    reads = 0 if fuses_adapters(plan.config) else _ADAPTER_READS
     per = reads * shape.compute * shape.tokens * shape.hidden
     # Read in 4 bits and written in 16, once forward and once backward (arXiv:2305.14314).
     return contents.adapted * per + 2 * 2.5 * contents.four_bits

@@ -33,7 +33,7 @@ class ProgressTable:
 
     def ended(self, job: Job) -> None:
         """Print how a run or an attempt ended."""
-        self._say(job, f"{describe_end(job)}: {job.label}")
+        self._say(job, f"{_describe_end(job)}: {job.label}")
 
     def note(self, text: str) -> None:
         """Print a line that concerns the entire sweep."""
@@ -44,7 +44,7 @@ class ProgressTable:
 
     def update(self, jobs: Sequence[Job]) -> None:
         """Show the progress of the runs, or the reason for waiting, at intervals of `pause_s`."""
-        now, waiting = time.monotonic(), waiting_job(jobs)
+        now, waiting = time.monotonic(), _waiting_job(jobs)
         if self.table is None and waiting is not None and waiting.waiting_for != self.told_wait:
             self.told_wait = waiting.waiting_for
             self._say(waiting, f"waiting: {waiting.waiting_for}")
@@ -55,7 +55,7 @@ class ProgressTable:
             self.table.update(self._draw(jobs, now), refresh=True)
             return
         for job in (each for each in jobs if each.live is not None):
-            step, loss, _, left = progress_columns(job)
+            step, loss, _, left = _progress_columns(job)
             parts = [f"step {step}", loss and f"loss {loss}", left and f"{left} left"]
             self._say(job, ", ".join(part for part in parts if part))
 
@@ -68,31 +68,31 @@ class ProgressTable:
     def _draw(self, jobs: Sequence[Job], now: float) -> Any:
         from rich.table import Table
 
-        caption = counts(jobs, left_s(jobs, now))
+        caption = _counts(jobs, _left_s(jobs, now))
         table = Table(caption=caption, caption_justify="left", box=None, pad_edge=False)
         for name in ("run", "device", "step", "loss", "step time", "left", "overrides"):
             table.add_column(name, no_wrap=name != "overrides")
         running = [job for job in jobs if job.live is not None]
-        rows = [(job, job.where, progress_columns(job), job.label) for job in running]
-        if (waiting := waiting_job(jobs)) is not None:
+        rows = [(job, job.where, _progress_columns(job), job.label) for job in running]
+        if (waiting := _waiting_job(jobs)) is not None:
             rows.append((waiting, "waiting", ("",) * 4, waiting.waiting_for))
         for job, where, columns, text in rows:
             table.add_row(self._number(job), where, *columns, text)
         return table
 
 
-def waiting_job(jobs: Sequence[Job]) -> Job | None:
+def _waiting_job(jobs: Sequence[Job]) -> Job | None:
     """Return the first job that waits for another process if no job is running."""
     idle = all(job.live is None for job in jobs)
     return next((job for job in jobs if idle and job.waiting_for), None)
 
 
-def progress_columns(job: Job) -> tuple[str, str, str, str]:
+def _progress_columns(job: Job) -> tuple[str, str, str, str]:
     """Return step, loss, step time and time left, "" for unknown values."""
     return newest_step(RunPaths(Path(job.folder))).texts(job.plan.steps.total)
 
 
-def counts(jobs: Sequence[Job], left: float | None = None) -> str:
+def _counts(jobs: Sequence[Job], left: float | None = None) -> str:
     """Return the number of runs by state: `3 ok, 2 running (22 s left), 5 waiting`."""
     ended = Counter(job.outcome.name for job in jobs if job.outcome)
     numbers = {outcome.name: ended[outcome.name] for outcome in Outcome}
@@ -104,7 +104,7 @@ def counts(jobs: Sequence[Job], left: float | None = None) -> str:
     return ", ".join(texts.values())
 
 
-def left_s(jobs: Sequence[Job], now: float) -> float | None:
+def _left_s(jobs: Sequence[Job], now: float) -> float | None:
     """Return the seconds until the sweep's end, by the mean duration of its finished runs."""
     lasted = [job.lasted_s for job in jobs if job.outcome and job.lasted_s]
     running = [job for job in jobs if job.live is not None]
@@ -115,7 +115,7 @@ def left_s(jobs: Sequence[Job], now: float) -> float | None:
     return (ahead + mean * sum(job.is_waiting() for job in jobs)) / len(running)
 
 
-def describe_end(job: Job) -> str:
+def _describe_end(job: Job) -> str:
     """Return a short description of a run's end."""
     if job.outcome is None:
         last = job.record.outcome if job.record else "ended"

@@ -13,13 +13,13 @@ from eke.common.files import (
     READ_LIMIT,
     is_locked,
     last_bytes,
+    make_private_dir,
     open_file,
     open_to_read,
-    make_private_dir,
     try_lock,
 )
 from eke.common.paths import RunPaths, SweepPaths
-from eke.common.streams import printable, write_line, raw_stream
+from eke.common.streams import printable, raw_stream, write_line
 from eke.common.text import format_seconds
 from eke.plan.record import IN_LOG, metrics
 

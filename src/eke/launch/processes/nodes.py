@@ -26,10 +26,10 @@ from eke.launch.processes.worker_process import NodeAssignment, Worker
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, write_record
 
-ANY_ADDRESS = "0.0.0.0"  # only compared, if `listen` found no other
+_ANY_ADDRESS = "0.0.0.0"  # only compared, if `listen` found no other
 """Address of a socket that listens on all interfaces."""
 
-MAX_LINE = 65536
+_MAX_LINE = 65536
 
 
 class Rendezvous(NamedTuple):
@@ -52,15 +52,15 @@ def read_invitation(file: Path, step: str) -> Rendezvous | None:
     return found if found.step == step else None
 
 
-def host_name() -> str:
+def _host_name() -> str:
     """Return this node's name for the others: MASTER_ADDR, as in torchrun, else the host name."""
     return os.environ.get("MASTER_ADDR") or socket.gethostname()
 
 
 def listen(backlog: int) -> socket.socket:
-    """Listen at the address of `host_name`, else at all addresses. Raise OSError without a port."""
+    """Listen at the host's address, else at all addresses. Raise OSError without a port."""
     with contextlib.suppress(OSError):  # the address may belong to the network, not to this node
-        address = socket.gethostbyname(host_name())
+        address = socket.gethostbyname(_host_name())
         if "MASTER_ADDR" in os.environ or not address.startswith("127."):
             return socket.create_server((address, 0), backlog=backlog)
     return socket.create_server(("", 0), backlog=backlog)
@@ -85,7 +85,7 @@ class JsonConnection:
     def receive(self) -> dict[str, Any] | None:
         """Wait for a message. Return None if there will be no more."""
         try:
-            found = json.loads(self._lines.readline(MAX_LINE) or b"null")
+            found = json.loads(self._lines.readline(_MAX_LINE) or b"null")
         except (OSError, ValueError, RecursionError):
             return None
         return found if isinstance(found, dict) else None
@@ -104,7 +104,7 @@ class JsonConnection:
 
 POLL_S = 0.05
 
-JOIN_TIMEOUT_S = 60.0
+_JOIN_TIMEOUT_S = 60.0
 """Longest wait at the end for nodes that have not connected, in seconds."""
 
 HELLO_S = 10.0
@@ -113,7 +113,7 @@ HELLO_S = 10.0
 MAX_PENDING_CONNECTIONS = 16
 """Connections beyond the run's nodes that may be open without the secret. Others have to wait."""
 
-END_S = 90.0
+_END_S = 90.0
 """Longest wait in seconds for the followers to end an attempt. They kill their processes sooner."""
 
 
@@ -132,7 +132,7 @@ class Coordinator:
         try:
             self._server = listen(backlog=max(16, task.count))
             address, port = self._server.getsockname()
-            host = host_name() if address == ANY_ADDRESS else address
+            host = _host_name() if address == _ANY_ADDRESS else address
             self._secret = secrets.token_hex(16)
             make_private_dir(file.parent)
             invitation = Rendezvous(task.step, host, port, self._secret)
@@ -152,7 +152,7 @@ class Coordinator:
             if not missing:
                 return
             if time.monotonic() > deadline:
-                late = f"did not reach {host_name()} within {timeout_s:.0f} s"
+                late = f"did not reach {_host_name()} within {timeout_s:.0f} s"
                 fix = "To use another name: export MASTER_ADDR=NAME"
                 raise EkeError(f"nodes {missing} of {self.count} {late}. {fix}")
             time.sleep(POLL_S)
@@ -160,7 +160,7 @@ class Coordinator:
     def begin(self, folder: Path, num_processes: int) -> str:
         """Have each follower start its processes. Return their rendezvous endpoint, `host:port`."""
         with socket.create_server(("", 0)) as server:
-            endpoint = f"{host_name()}:{server.getsockname()[1]}"  # a free port
+            endpoint = f"{_host_name()}:{server.getsockname()[1]}"  # a free port
         message = {"begin": str(folder.absolute()), "num_processes": num_processes}
         with self._lock:
             self._busy = set(self._lines)
@@ -181,7 +181,7 @@ class Coordinator:
     def end(self) -> None:
         """Have the followers end their processes, and wait for it."""
         self._tell({"end": True})
-        deadline = time.monotonic() + END_S
+        deadline = time.monotonic() + _END_S
         while time.monotonic() < deadline:
             with self._lock:
                 if not self._busy & set(self._lines):
@@ -191,7 +191,7 @@ class Coordinator:
     def close(self) -> None:
         """Release the followers, including nodes that are still connecting."""
         with contextlib.suppress(EkeError):
-            self.gather(JOIN_TIMEOUT_S)
+            self.gather(_JOIN_TIMEOUT_S)
         self._tell({"leave": True})
         self._server.close()
         with self._lock:
@@ -215,7 +215,9 @@ class Coordinator:
             except OSError:  # closed
                 return
             # One thread each: a silent peer delays no other peer.
-            threading.Thread(target=self._listen, args=[JsonConnection(connection)], daemon=True).start()
+            threading.Thread(
+                target=self._listen, args=[JsonConnection(connection)], daemon=True
+            ).start()
 
     def _listen(self, line: JsonConnection) -> None:
         limit = threading.Timer(HELLO_S, line.end)
@@ -315,7 +317,7 @@ WORKER_POLL_S = 0.1
 
 LOOK_S = 0.5
 
-GONE_S = 15.0
+_GONE_S = 15.0
 """Seconds of refused connections after which the coordinator counts as dead."""
 
 WORKER_END_S = 30.0
@@ -328,7 +330,7 @@ LOST_COORDINATOR_TIMEOUT_S = 600.0
 def follow(file: Path, task: SlurmTask, timeout_s: float, problem: str = "") -> None:
     """Follow the coordinator to its end, or report a `problem`. Raise EkeError if out of reach."""
     with contextlib.closing(connect(file, task, timeout_s, problem)) as line:
-        Follower(line, task).serve()
+        _Follower(line, task).serve()
 
 
 def connect(file: Path, task: SlurmTask, timeout_s: float, problem: str) -> JsonConnection:
@@ -347,12 +349,12 @@ def connect(file: Path, task: SlurmTask, timeout_s: float, problem: str) -> Json
                 why = f"{found.host}:{found.port}: {error}"
                 refused = isinstance(error, ConnectionRefusedError)
                 refused_since = min(refused_since, time.monotonic()) if refused else float("inf")
-        if time.monotonic() > min(deadline, refused_since + GONE_S):
+        if time.monotonic() > min(deadline, refused_since + _GONE_S):
             raise EkeError(f"node {task.node} cannot reach the first node of this run: {why}")
         time.sleep(LOOK_S)
 
 
-class Follower:
+class _Follower:
     """The processes of one follower, one attempt after the other."""
 
     def __init__(self, line: JsonConnection, task: SlurmTask) -> None:

@@ -23,16 +23,16 @@ from pathlib import Path
 LOCK = ".prefix.lock"
 """File in the run's folder with the worker's process id, locked while the worker lives."""
 
-OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
+_OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
 """Flags for opening the lock, safe if another user has planted a link or a FIFO there."""
 
 ALIVE, GONE, BUSY = 0, 3, 4
 """Exit codes: the worker is alive, has ended, could not be ended."""
 
-END_S = 10.0
+_END_S = 10.0
 """Longest wait for a killed process, in seconds."""
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 """Signals forwarded to the worker if the prefix forwards them."""
 
 
@@ -47,7 +47,7 @@ def start(folder: Path, ticket: str, digest: str) -> int:
     if order_digest(order) != digest:
         sys.stderr.write(f"{folder / ticket}: another process has changed the command\n")
         return BUSY
-    lock = os.open(folder / LOCK, OPEN | os.O_CREAT, 0o600)
+    lock = os.open(folder / LOCK, _OPEN | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -59,7 +59,7 @@ def start(folder: Path, ticket: str, digest: str) -> int:
         order["command"], stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=[lock],
         env={**here, **order["environment"], order["supervisor"]: str(os.getpid())},
     )  # fmt: skip
-    for number in FORWARDED:
+    for number in _FORWARDED:
         signal.signal(number, lambda got, _: worker.send_signal(got))
     os.ftruncate(lock, 0)
     os.pwrite(lock, str(worker.pid).encode(), 0)
@@ -71,7 +71,7 @@ def start(folder: Path, ticket: str, digest: str) -> int:
 def worker_of(folder: Path) -> int | None:
     """Return the worker's process id, 0 if it is not yet known, None without a worker."""
     try:
-        lock = os.open(folder / LOCK, OPEN)
+        lock = os.open(folder / LOCK, _OPEN)
     except FileNotFoundError:
         return None
     try:
@@ -93,9 +93,9 @@ def _has_open(process: int, lock: int) -> bool:
         return False
 
 
-def send(folder: Path, number: str) -> int:
+def _send(folder: Path, number: str) -> int:
     """Send a signal to the worker."""
-    deadline = time.monotonic() + END_S
+    deadline = time.monotonic() + _END_S
     while (worker := worker_of(folder)) == 0 and time.monotonic() < deadline:
         time.sleep(0.05)
     if not worker:
@@ -104,9 +104,9 @@ def send(folder: Path, number: str) -> int:
     return ALIVE
 
 
-def end(folder: Path) -> int:
+def _end(folder: Path) -> int:
     """Kill the worker's process group and wait for its end."""
-    deadline = time.monotonic() + END_S
+    deadline = time.monotonic() + _END_S
     while (worker := worker_of(folder)) is not None:
         if worker:
             with contextlib.suppress(ProcessLookupError):  # only its children are left
@@ -121,8 +121,8 @@ def end(folder: Path) -> int:
 if __name__ == "__main__":
     ACTIONS: dict[str, Callable[..., int]] = {
         "start": start,
-        "signal": send,
-        "end": end,
+        "signal": _send,
+        "end": _end,
         "check": lambda folder: GONE if worker_of(folder) is None else ALIVE,
     }
     sys.exit(ACTIONS[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:]))

@@ -11,14 +11,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eke.common.errors import BusyError, ConfigError, EkeError, Fix, Problem
-from eke.common.files import UntrustedPathError, is_locked, open_file, make_private_dir, read_text, try_lock
+from eke.common.files import (
+    UntrustedPathError,
+    is_locked,
+    make_private_dir,
+    open_file,
+    read_text,
+    try_lock,
+)
 from eke.common.paths import RunPaths, user_path
 from eke.plan.identity import changed_fingerprint
 from eke.plan.planner import Plan
 from eke.plan.record import USUAL_NAME, NoRecord, Outcome, Record, UnreadableRecord, read_record
 
-LOCK_TRIES = 4
-LOCK_PAUSE_S = 0.02
+_LOCK_TRIES = 4
+_LOCK_PAUSE_S = 0.02
 
 
 class RunFolder(NamedTuple):
@@ -33,7 +40,7 @@ class RunFolder(NamedTuple):
     """Reasons why an earlier run, in a folder next to this one, is not reused."""
 
 
-def changes_since(_: RunPaths, record: Record, plan: Plan) -> list[str]:
+def _changes_since(_: RunPaths, record: Record, plan: Plan) -> list[str]:
     """Return the formatted differences between a finished run's machine and this one."""
     return changed_fingerprint(record.machine, plan.machine)
 
@@ -46,7 +53,7 @@ def folder_names(run_id: str) -> Iterator[str]:
 def find_place(
     plan: Plan,
     old: Container[str] | None = None,
-    changes_since: Callable[[RunPaths, Record, Plan], list[str]] = changes_since,
+    changes_since: Callable[[RunPaths, Record, Plan], list[str]] = _changes_since,
 ) -> RunFolder:
     """Return the folder for a plan. Final records and unknown files are never overwritten.
 
@@ -147,8 +154,8 @@ def lock_run_folder(paths: RunPaths) -> Iterator[int]:
     try:
         try:
             tries = 1  # `eke sync` holds the lock for microseconds
-            while not (is_ours := try_lock(descriptor)) and tries < LOCK_TRIES:
-                time.sleep(LOCK_PAUSE_S)
+            while not (is_ours := try_lock(descriptor)) and tries < _LOCK_TRIES:
+                time.sleep(_LOCK_PAUSE_S)
                 tries += 1
         except OSError as error:
             raise without_locks(paths.folder.parent, error) from error

@@ -65,7 +65,7 @@ def finish_attempt(
     attempt = len(attempts) - 1 if len(attempts) > attempts_before else attempts_before
     record = read_record(paths)
     if record is not None and record.attempt == attempt:
-        return find_failed_rank(paths, plan, record)
+        return _find_failed_rank(paths, plan, record)
     rows, _ = metrics.read_rows(paths.metrics)
     tail = log_tail(paths)
     alone = Outcome.crashed, Failure(WORKER_PHASE, describe_exit(exit_code, tail), tail)
@@ -81,7 +81,7 @@ def finish_attempt(
     record = outline_record(plan, rows, attempt, outcome, failure)
     record.machine = machine_of(begun, plan)
     record.environment = environment()
-    note_predictions(record, plan, not cancelled and was_killed(paths, attempt, exit_code))
+    note_predictions(record, plan, not cancelled and _was_killed(paths, attempt, exit_code))
     write_record(paths, record)
     return record
 
@@ -98,13 +98,13 @@ def machine_of(attempts: Sequence[Mapping[str, Any]], plan: Plan) -> dict[str, s
     return dict((attempts[-1].get("machine") if attempts else None) or plan.machine)
 
 
-def was_killed(paths: RunPaths, attempt: int, exit_code: int = 0) -> bool:
+def _was_killed(paths: RunPaths, attempt: int, exit_code: int = 0) -> bool:
     """Return whether SIGKILL ended a process, as the kernel does when memory has run out."""
     dead = read_dead_rank(paths, attempt)
     return -signal.SIGKILL in (exit_code, dead.exit_code if dead else 0)
 
 
-def find_failed_rank(paths: RunPaths, plan: Plan, record: Record) -> Record:
+def _find_failed_rank(paths: RunPaths, plan: Plan, record: Record) -> Record:
     """Replace "another process is gone" by that process's own error, or its observer's."""
     if record.failure is None or not record.failure.lost_contact:
         return record
@@ -113,7 +113,7 @@ def find_failed_rank(paths: RunPaths, plan: Plan, record: Record) -> Record:
     if found and (dead is None or dead.rank != 0):
         outcome, record.failure = found
         record.outcome, record.exit_code = outcome.name, outcome.exit_code
-        note_predictions(record, plan, was_killed(paths, record.attempt))
+        note_predictions(record, plan, _was_killed(paths, record.attempt))
         write_record(paths, record)
     return record
 
@@ -244,12 +244,12 @@ def _unwritable(folder: Path, error: OSError) -> RunError:
     return RunError(f"{folder} cannot be written: {why}")
 
 
-LIMIT_S = 900.0
+_LIMIT_S = 900.0
 """Time limit of a probe in seconds. Compiling a large model takes minutes."""
 
-POLL_S = 0.05
+_POLL_S = 0.05
 
-STEPS = 2
+_STEPS = 2
 """Steps of a probe: the first creates the optimizer's states, the second also needs them."""
 
 
@@ -278,15 +278,15 @@ def probe(plan: Plan, start: Callable[[Plan, RunPaths], RunAttempt] | None = Non
         trial = trial_of(plan)
         live = start(trial, paths) if start else RunAttempt(trial, paths, trial.batch.world_size)
         running.append(live)
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + _LIMIT_S
         while not (live.is_over() or heard or time.monotonic() > deadline):
-            time.sleep(POLL_S)
+            time.sleep(_POLL_S)
         too_long = not live.is_over() and not heard
         record = live.finish()
         found = _judged(record, paths, live.worker.process.wait())
     if heard:
         raise KeyboardInterrupt
-    return Probed(None, f"it took longer than {LIMIT_S:.0f} s") if too_long else found
+    return Probed(None, f"it took longer than {_LIMIT_S:.0f} s") if too_long else found
 
 
 def trial_of(plan: Plan) -> Plan:
@@ -307,10 +307,10 @@ def trial_of(plan: Plan) -> Plan:
     evaluated = shape.eval_per_device * shape.world_size * shape.devices
     steps = dataclasses.replace(
         plan.steps,
-        total=STEPS,
-        per_epoch=STEPS,
+        total=_STEPS,
+        per_epoch=_STEPS,
         warmup=0,
-        num_train_samples=STEPS * shape.samples_per_step,
+        num_train_samples=_STEPS * shape.samples_per_step,
         num_eval_samples=min(evaluated, plan.steps.num_eval_samples),
     )
     return dataclasses.replace(cut, steps=steps, probe=True)
@@ -322,6 +322,6 @@ def _judged(record: Record, paths: RunPaths, exit_code: int) -> Probed:
         return Probed(True)
     if record.outcome == Outcome.oom.name:
         return Probed(False, "out of memory" + (f" in {f.phase}" if (f := record.failure) else ""))
-    killed = was_killed(paths, record.attempt, exit_code)
+    killed = _was_killed(paths, record.attempt, exit_code)
     reason = record.failure.message if record.failure else record.outcome
     return Probed(False if killed else None, reason)

@@ -29,10 +29,10 @@ RUNNING, QUEUED, NOT_STARTED, INTERRUPTED = "running", "queued", "not started", 
 WAITING = "waiting"
 """State of a run that its sweep's process will start."""
 
-UNKNOWN = "unknown"
+_UNKNOWN = "unknown"
 """State of a run whose job may wait or run while its launcher does not answer."""
 
-ACTIVE = (RUNNING, QUEUED, WAITING)
+_ACTIVE = (RUNNING, QUEUED, WAITING)
 """States of runs that are running or will start without user action."""
 
 NO_FOLDER = "refused"
@@ -74,7 +74,7 @@ class RunStatus:
     @property
     def is_active(self) -> bool:
         """True if the run is running or will start without user action."""
-        return self.state in ACTIVE
+        return self.state in _ACTIVE
 
 
 def find_statuses(folder: Path) -> list[RunStatus]:
@@ -88,12 +88,12 @@ def find_statuses(folder: Path) -> list[RunStatus]:
     standings = []
     for paths, cell, label in found:
         launcher, job = jobs.get(paths.folder, ("", JobStatus("")))
-        standing = run_status(paths, cell, label, job, goes_on)
+        standing = _run_status(paths, cell, label, job, goes_on)
         standings.append(replace(standing, launcher=launcher))
     return standings
 
 
-def run_status(
+def _run_status(
     paths: RunPaths, cell: dict[str, Any], label: str, job: JobStatus, goes_on: bool = False
 ) -> RunStatus:
     """Return the state of one run. `cell`: its entry in the sweep, else empty."""
@@ -108,12 +108,12 @@ def run_status(
         step, loss, step_s = newest_step(paths)
         return replace(
             open_end, state=RUNNING, step=step or known.step, loss=loss, job=job.name,
-            where=job.where if job.name else holder(paths), silent=job.silent, step_s=step_s,
+            where=job.where if job.name else _holder(paths), silent=job.silent, step_s=step_s,
         )  # fmt: skip
     if job.waits_for:
         return replace(open_end, state=QUEUED, where=job.waits_for, job=job.name)
     if job.silent:
-        return replace(open_end, state=UNKNOWN, where=job.where, silent=job.silent)
+        return replace(open_end, state=_UNKNOWN, where=job.where, silent=job.silent)
     if goes_on and not cell.get("outcome"):
         return replace(open_end, state=WAITING)
     if known.state:
@@ -149,7 +149,7 @@ def is_active(folder: Path, standings: Sequence[RunStatus]) -> bool:
     return any(s.is_active or s.silent for s in standings) or bool(watchers_in(folder))
 
 
-def holder(paths: RunPaths) -> str:
+def _holder(paths: RunPaths) -> str:
     """Return a description of the process that holds a run."""
     if not (attempts := read_attempts(paths)):
         return "starting"

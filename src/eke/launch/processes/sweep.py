@@ -41,7 +41,9 @@ _RETRIED = {
 }
 
 
-def training_and_startup_s(record: Record, before: Record | None, elapsed_s: float) -> tuple[float, float]:
+def training_and_startup_s(
+    record: Record, before: Record | None, elapsed_s: float
+) -> tuple[float, float]:
     """Return the training and start-up seconds of an attempt."""
     trained_s = (before and before.timing.train_s) or 0.0
     gained = max(0.0, (record.timing.train_s or 0.0) - trained_s)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from eke.common.errors import ConfigError, EkeError
-from eke.common.files import open_file, make_private_dir, read_json, write_json
+from eke.common.files import make_private_dir, open_file, read_json, write_json
 from eke.common.paths import RunPaths, SweepPaths
 from eke.common.text import format_number
 from eke.config.schema import Checkpointing
@@ -29,10 +29,22 @@ from eke.launch.processes.sweep import CHANGED, Job, SweepFile
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, read_record
 
-MEMORY_MONOTONIC_KEYS = ("batch.per_device", "data.seq_len", "model.num_hidden_layers", "model.vocab_size")
+_MEMORY_MONOTONIC_KEYS = (
+    "batch.per_device",
+    "data.seq_len",
+    "model.num_hidden_layers",
+    "model.vocab_size",
+)
 """Keys whose larger values never need less memory."""
 
-MEMORY_NEUTRAL_KEYS = ("seed", "repeat", "optimizer.lr", "optimizer.weight_decay", "train.steps", "train.epochs")
+_MEMORY_NEUTRAL_KEYS = (
+    "seed",
+    "repeat",
+    "optimizer.lr",
+    "optimizer.weight_decay",
+    "train.steps",
+    "train.epochs",
+)
 """Keys without an effect on memory."""
 
 
@@ -61,11 +73,11 @@ def needs_at_least(plan: Plan, failed: Plan) -> str:
     differing = [key for key in {*here, *there} if here.get(key) != there.get(key)]
     more = []
     for key in sorted(differing):
-        if key in MEMORY_NEUTRAL_KEYS or (widened and key.startswith("precision.")):
+        if key in _MEMORY_NEUTRAL_KEYS or (widened and key.startswith("precision.")):
             continue
         old, new = there.get(key), here.get(key)
         grows = (key, old, new) == ("memory.checkpointing", Checkpointing.full, Checkpointing.off)
-        if key in MEMORY_MONOTONIC_KEYS:
+        if key in _MEMORY_MONOTONIC_KEYS:
             grows = isinstance(new, int) and isinstance(old, int) and new > old
         if not grows:
             return ""

@@ -31,7 +31,9 @@ class NodeAssignment:
     """Rendezvous of the processes of all nodes: `host:port`."""
 
 
-def worker_command(paths: RunPaths, num_processes: int = 1, spot: NodeAssignment | None = None) -> list[str]:
+def worker_command(
+    paths: RunPaths, num_processes: int = 1, spot: NodeAssignment | None = None
+) -> list[str]:
     """Return the command of the worker, or of the agent that starts a worker per rank."""
     if spot is None and num_processes == 1:
         return module_command("eke.training.loop.worker", str(paths.folder))

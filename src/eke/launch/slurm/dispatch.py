@@ -12,7 +12,7 @@ from eke.common.paths import RunPaths, SweepPaths
 from eke.common.streams import write_line
 from eke.common.text import format_number
 from eke.config.schema import Config
-from eke.launch.interface import JobStatus, Launcher, StartedSweep, PlannedDevice, declared_target
+from eke.launch.interface import JobStatus, Launcher, PlannedDevice, StartedSweep, declared_target
 from eke.launch.processes.run_dir import RunFolder, find_place
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import SweepState, has_final_record
@@ -187,7 +187,9 @@ class Cluster(StartedSweep):
         seen = queue.get(element)
         if seen is None:
             self.missed[job.number] = self.missed.get(job.number, 0) + 1
-            return self.missed[job.number] >= MAX_MISSING_POLLS or has_final_record(Path(job.folder))
+            return self.missed[job.number] >= MAX_MISSING_POLLS or has_final_record(
+                Path(job.folder)
+            )
         self.missed.pop(job.number, None)
         if not is_running(seen.state):
             self.note_waiting(job, seen)

@@ -22,7 +22,7 @@ from eke.plan.planner import Plan
 from eke.plan.record import Failure, Outcome, Record, read_attempts, read_record, write_record
 from eke.tuning.advice import note_predictions
 
-STOPPED = (Outcome.preempted, Outcome.timeout)
+_STOPPED = (Outcome.preempted, Outcome.timeout)
 """Outcomes of a run that is resumed automatically."""
 
 
@@ -55,7 +55,7 @@ class ClusterRun:
             record = self.newest()
             if record is None:
                 return self.record_lost()
-            stopped = Outcome[record.outcome] in STOPPED
+            stopped = Outcome[record.outcome] in _STOPPED
             if stopped and outcome_of(self.last_state) is Outcome.cancelled:
                 return self.record_cancelled()
             return record
@@ -66,7 +66,7 @@ class ClusterRun:
         """Return whether the record has the cause. A stopped worker may not detect its cause."""
         with suppress(EkeError):
             record = self.newest()
-            return record is not None and Outcome[record.outcome] not in STOPPED
+            return record is not None and Outcome[record.outcome] not in _STOPPED
         return False
 
     def newest(self) -> Record | None:
@@ -83,7 +83,7 @@ class ClusterRun:
         """Record the job as cancelled, so that it is not submitted again."""
         with lock_run_folder(self.paths):
             record = self.newest()
-            if record is None or Outcome[record.outcome] not in STOPPED:
+            if record is None or Outcome[record.outcome] not in _STOPPED:
                 raise BusyError(f"run {self.paths.folder.name} has just been in use")
             record.outcome, record.exit_code = Outcome.cancelled.name, Outcome.cancelled.exit_code
             write_record(self.paths, record)
@@ -96,7 +96,7 @@ class ClusterRun:
             if record := self.newest():
                 return record
             told = state or "SLURM has no reason"
-            told += job_output_path(paths, outcome)
+            told += _job_output_path(paths, outcome)
             failure = Failure("job", f"the job ended without a record: {told}")
             record = outline(paths, self.plan, outcome, failure)
             record.machine = machine_of(read_attempts(paths), self.plan)
@@ -105,7 +105,7 @@ class ClusterRun:
             return record
 
 
-def job_output_path(paths: RunPaths, outcome: Outcome) -> str:
+def _job_output_path(paths: RunPaths, outcome: Outcome) -> str:
     """Return the path of a job's output, to be appended to its failure."""
     ticket = read_ticket(paths)
     if ticket is None:

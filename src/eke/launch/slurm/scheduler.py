@@ -23,7 +23,7 @@ _RUNS = (
 OUT_OF_MEMORY = "OUT_OF_MEMORY"
 """State of a job that ran out of host memory, unrelated to GPU memory."""
 
-OVER: dict[str, Outcome] = {
+_OVER: dict[str, Outcome] = {
     "COMPLETED": Outcome.crashed,  # without a record
     "FAILED": Outcome.crashed,
     "LAUNCH_FAILED": Outcome.crashed,
@@ -49,12 +49,12 @@ def is_running(state: str) -> bool:
 
 def is_over(state: str) -> bool:
     """Return whether a job will not run again by itself."""
-    return _word(state) in OVER
+    return _word(state) in _OVER
 
 
 def outcome_of(state: str) -> Outcome:
     """Return the outcome of a run without a record, by the last state of its job."""
-    return OVER.get(_word(state), Outcome.crashed)
+    return _OVER.get(_word(state), Outcome.crashed)
 
 
 def _word(state: str) -> str:
@@ -108,7 +108,7 @@ class Element:
         return f"{self.name}_{self.ids[0].partition('_')[2]}"
 
 
-class SlurmCommandError(EkeError):
+class _SlurmCommandError(EkeError):
     """A command has answered with an error."""
 
 
@@ -149,8 +149,10 @@ def run_slurm_command(command: Sequence[str], descriptors: Sequence[int] = ()) -
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         if _OUT_OF_REACH.search(said):
             last = said.splitlines()[-1].removeprefix(f"{command[0]}: ")
-            raise SlurmCommandError(f"{command[0]} cannot reach a SLURM controller ({last}). {ELSEWHERE}")
-        raise SlurmCommandError(f"{command[0]}: {said}")
+            raise _SlurmCommandError(
+                f"{command[0]} cannot reach a SLURM controller ({last}). {ELSEWHERE}"
+            )
+        raise _SlurmCommandError(f"{command[0]}: {said}")
     return done.stdout
 
 
@@ -159,7 +161,7 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in environment.items() if not _FOREIGN.match(key)}
 
 
-def options_of(script: Path) -> list[str]:
+def _options_of(script: Path) -> list[str]:
     """Return the `#SBATCH` options of a batch script as arguments of sbatch."""
     # Variables such as `SBATCH_PARTITION` override lines of a script, but not arguments.
     lines = script.read_text(encoding="utf-8").splitlines()
@@ -170,8 +172,10 @@ def options_of(script: Path) -> list[str]:
 def submit(script: Path, descriptors: Sequence[int] = ()) -> str:
     """Submit a batch script and return the job id. Raise SubmissionRefused, or EkeError."""
     try:
-        said = run_slurm_command(["sbatch", "--parsable", *options_of(script), str(script)], descriptors)
-    except SlurmCommandError as error:
+        said = run_slurm_command(
+            ["sbatch", "--parsable", *_options_of(script), str(script)], descriptors
+        )
+    except _SlurmCommandError as error:
         if _LOST.search(str(error)):
             raise
         raise SubmissionRefused(str(error)) from error
@@ -187,7 +191,7 @@ def validate_script(text: str) -> str:
         file.write(text)
         file.flush()
         try:
-            run_slurm_command(["sbatch", "--test-only", *options_of(Path(file.name)), file.name])
+            run_slurm_command(["sbatch", "--test-only", *_options_of(Path(file.name)), file.name])
         except EkeError as error:
             return str(error)
     return ""
@@ -213,7 +217,9 @@ def _listed(*options: str) -> list[Element]:
     form = "--format=%F|%K|%T|%N|%j|%r"
     user = f"--user={os.getuid()}"  # LOGNAME may be wrong, and a container may have no user names
     found = []
-    for line in run_slurm_command(["squeue", "--noheader", "--array", user, form, *options]).splitlines():
+    for line in run_slurm_command(
+        ["squeue", "--noheader", "--array", user, form, *options]
+    ).splitlines():
         job, index, state, node, name, reason = (line.split("|", 5) + [""] * 5)[:6]
         found.append(Element(state, node, name, reason, (f"{job}_{index}",)))
     return found
@@ -254,7 +260,9 @@ def _accounted(names: Sequence[str]) -> list[list[str]]:
 def show_job(element: str) -> dict[str, str]:
     """Return the controller's data on one job, {} if unknown or unreachable."""
     try:
-        shown = run_slurm_command(["scontrol", "show", "job", "--oneliner", element]).partition("\n")[0]
+        shown = run_slurm_command(["scontrol", "show", "job", "--oneliner", element]).partition(
+            "\n"
+        )[0]
     except EkeError:
         return {}
     return dict(word.split("=", 1) for word in shown.split() if "=" in word)

@@ -29,7 +29,7 @@ from eke.plan.record import EXIT_RESUMABLE, RECORD_LIMIT
 NAME = "slurm"
 """Name of this launcher: option of `hydra/launcher`, its files and folders."""
 
-PLACES = ("partition", "account", "qos", "constraint")
+_PLACES = ("partition", "account", "qos", "constraint")
 """Fields of a request that resources and the profile also have."""
 
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<clock>\d+(?::\d+){0,2})", re.ASCII)
@@ -40,7 +40,7 @@ _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 
 _OWN = {
     **{name: "resources.time" for name in ("time", "time-min")},
-    **{name: f"resources.{name}" for name in PLACES},
+    **{name: f"resources.{name}" for name in _PLACES},
     "mem": "resources.memory",
     "cpus-per-task": "resources.cpus",
     **{name: "resources.gpus" for name in ("gpus", "gpus-per-node", "gres")},
@@ -90,7 +90,7 @@ def make_request(plan: Plan) -> Request:
         cpus=wanted.cpus * processes,
         nodes=config.distributed.num_nodes,
         memory=wanted.memory or "",
-        **{n: getattr(wanted, n) or getattr(profile, n) or "" for n in PLACES},
+        **{n: getattr(wanted, n) or getattr(profile, n) or "" for n in _PLACES},
     )
 
 
@@ -140,15 +140,15 @@ def _problems(config: Config) -> list[Problem]:
 def _lines_of(config: Config) -> list[tuple[str, str]]:
     """Return the values used in `#SBATCH` lines or commands, by key."""
     profile = config.slurm
-    texts = [(f"resources.{n}", getattr(config.resources, n) or "") for n in PLACES]
-    texts += [(f"slurm.{n}", getattr(profile, n) or "") for n in (*PLACES, "gpu_type", "python")]
+    texts = [(f"resources.{n}", getattr(config.resources, n) or "") for n in _PLACES]
+    texts += [(f"slurm.{n}", getattr(profile, n) or "") for n in (*_PLACES, "gpu_type", "python")]
     texts += [("slurm.command_prefix", profile.command_prefix)]
     texts += [(f"slurm.{n}", text) for n in ("srun", "setup") for text in getattr(profile, n)]
     texts += [("paths.runs", str(user_path(config.paths.runs).absolute()))]
     return texts + [("slurm.options", f"{k}={v}") for k, v in profile.options.items()]
 
 
-SUBMISSION_VERSION = 1
+_SUBMISSION_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def submission_file(folder: Path, submission: Submission) -> Path:
 
 def write_submission(path: Path, submission: Submission) -> None:
     """Write a submission atomically."""
-    write_json(path, {"schema_version": SUBMISSION_VERSION, **asdict(submission)})
+    write_json(path, {"schema_version": _SUBMISSION_VERSION, **asdict(submission)})
 
 
 def read_submission(path: Path) -> Submission:
@@ -217,8 +217,8 @@ def read_submission(path: Path) -> Submission:
     try:
         content: dict[str, Any] = dict(read_json(path))
         version = content.pop("schema_version", None)
-        if version != SUBMISSION_VERSION:
-            raise EkeError(f"{path}: version {version}, this eke reads {SUBMISSION_VERSION}")
+        if version != _SUBMISSION_VERSION:
+            raise EkeError(f"{path}: version {version}, this eke reads {_SUBMISSION_VERSION}")
         return Submission(**{**content, "runs": tuple(content["runs"])})
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise EkeError(f"{path}: not a readable submission ({error})") from error
@@ -257,7 +257,7 @@ def read_ticket(paths: RunPaths) -> JobEntry | None:
 REQUEUE_CODE = 99
 """Exit code of a run's watcher with which its job is requeued."""
 
-TASK_EXIT_TIMEOUT_S = int(LOST_COORDINATOR_TIMEOUT_S) + 300
+_TASK_EXIT_TIMEOUT_S = int(LOST_COORDINATOR_TIMEOUT_S) + 300
 """Seconds that a step's tasks may outlive the first one, even one that ended unnoticed."""
 
 _AFTER = f"""\
@@ -283,16 +283,16 @@ def script_text(request: Request, profile: Slurm, name: str, submission: Path, c
         command=f"{profile.command_prefix} {words}".strip(),  # for srun
         folder=submission.parent,
         map_count=count,
-        **sbatch_parameters(request, profile, name, submission.parent),
+        **_sbatch_parameters(request, profile, name, submission.parent),
     )
     return text
 
 
-def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path) -> dict[str, Any]:
+def _sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path) -> dict[str, Any]:
     """Return submitit's arguments for a request. Empty values are left to the cluster."""
     # SLURM expands %a and the like in a path. %% is a literal %.
     log = f"{str(folder).replace('%', '%%')}/{name}_%a.log"
-    chosen: dict[str, Any] = {name: getattr(request, name) for name in PLACES}
+    chosen: dict[str, Any] = {name: getattr(request, name) for name in _PLACES}
     chosen["mem"] = request.memory
     options = {name: value if value else True for name, value in profile.options.items()}
     gpus = f"{profile.gpu_type}:{request.gpus}" if profile.gpu_type else request.gpus
@@ -301,7 +301,7 @@ def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path)
         chosen |= {"gres": f"gpu:{gpus}"} if is_gres else {"gpus_per_node": gpus}
     # Options of srun, whose output goes into the script's own log.
     srun = ["--output", log, "--open-mode=append", "--export=ALL"]
-    srun += [f"--wait={TASK_EXIT_TIMEOUT_S}"] if request.nodes > 1 else []
+    srun += [f"--wait={_TASK_EXIT_TIMEOUT_S}"] if request.nodes > 1 else []
     return {
         "job_name": name,
         "time": request.minutes,

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError
-from eke.common.files import open_shared_lock, make_private_dir, try_lock, write_atomic, write_json
+from eke.common.files import make_private_dir, open_shared_lock, try_lock, write_atomic, write_json
 from eke.common.paths import RunPaths
 from eke.common.text import format_number
 from eke.config.schema.resources import Slurm
@@ -34,7 +34,7 @@ from eke.launch.slurm.submission import (
 GIVEN_UP_S = 30.0
 """Seconds after which an intent unknown to SLURM has failed: its sbatch, with the lock, ended."""
 
-LOOK_S = 1.0
+_LOOK_S = 1.0
 """Interval between two queries for an intent, or two tries of a lock, in seconds."""
 
 LOCK = ".submitting"
@@ -68,8 +68,8 @@ def submitting(
     try:
         try:
             while not (is_ours := try_lock(descriptor)) and patience_s > 0:
-                sleep(LOOK_S)
-                patience_s -= LOOK_S
+                sleep(_LOOK_S)
+                patience_s -= _LOOK_S
         except OSError as error:
             raise without_locks(runs, error) from error
         if not is_ours:
@@ -95,10 +95,10 @@ def resolve_pending_submissions(
             elif abs(time.time() - each.created) <= GIVEN_UP_S:
                 may_turn_up = True
             elif path in own:
-                delete_submission(path)
+                _delete_submission(path)
         if not may_turn_up:
             return
-        sleep(LOOK_S)
+        sleep(_LOOK_S)
 
 
 def _named_by(runs: Sequence[RunPaths]) -> dict[Path, Submission]:
@@ -132,12 +132,12 @@ def submit_array(
     except scheduler.SubmissionRefused:
         for run in runs:
             RunPaths(Path(run)).ticket(NAME).unlink(missing_ok=True)
-        delete_submission(path)
+        _delete_submission(path)
         raise
     return with_job(path, submission, job_id)
 
 
-def delete_submission(path: Path) -> None:
+def _delete_submission(path: Path) -> None:
     """Delete a submission without a job, and its other files."""
     path.unlink()
     for ending in (".sbatch", ".software"):

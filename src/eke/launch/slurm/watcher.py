@@ -28,8 +28,8 @@ from eke.launch.slurm.run import note_software
 from eke.launch.slurm.scheduler import show_job
 from eke.launch.slurm.submission import (
     REQUEUE_CODE,
-    Submission,
     JobEntry,
+    Submission,
     read_submission,
     read_ticket,
     write_ticket,
@@ -46,10 +46,10 @@ from eke.plan.record import (
     write_record,
 )
 
-WRONG_NODE_PHASE = "node"
+_WRONG_NODE_PHASE = "node"
 """Failure phase of a run that this node cannot start."""
 
-STOP_SIGNAL_BY_OUTCOME = {
+_STOP_SIGNAL_BY_OUTCOME = {
     Outcome.timeout: signal.SIGUSR2, Outcome.preempted: signal.SIGTERM,
     Outcome.cancelled: signal.SIGINT,
 }  # fmt: skip
@@ -69,26 +69,26 @@ def main(arguments: list[str]) -> int:
         submission = read_submission(file)
         task = os.environ.get("SLURM_ARRAY_TASK_ID", "0")
         if not task.isdecimal() or int(task) >= len(submission.runs):
-            return log_and_exit(f"{file}: no element {task}", EXIT_USER)
+            return _log_and_exit(f"{file}: no element {task}", EXIT_USER)
         number = int(task)
         paths = RunPaths(Path(submission.runs[number]))
         mine = current_slurm_task()
         if mine.node:
-            return run_follower_node(paths, mine)
+            return _run_follower_node(paths, mine)
         ticket = JobEntry(str(file), number)
         if mine.count == 1:
             return watch_run(paths, submission, ticket, heard)
         with closing(Coordinator(paths.invitation, mine)) as head:
             return watch_run(paths, submission, ticket, heard, head)
     except BusyError as error:
-        return log_and_exit(f"{error}. This job leaves the run unchanged", error.exit_code)
+        return _log_and_exit(f"{error}. This job leaves the run unchanged", error.exit_code)
     except EkeError as error:
-        return log_and_exit(str(error), error.exit_code)
+        return _log_and_exit(str(error), error.exit_code)
     except OSError as error:
-        return log_and_exit(f"{error.filename}: {error.strerror}", EXIT_RESUMABLE)
+        return _log_and_exit(f"{error.filename}: {error.strerror}", EXIT_RESUMABLE)
 
 
-def run_follower_node(paths: RunPaths, task: SlurmTask) -> int:
+def _run_follower_node(paths: RunPaths, task: SlurmTask) -> int:
     """Follow the first node to its end. It handles the signals. Raise EkeError without it."""
     plan, problem = read_plan(paths), ""
     try:
@@ -114,20 +114,20 @@ def watch_run(
     while True:
         before = read_record(paths)
         if before is not None and Outcome[before.outcome].is_final:
-            log(f"{paths.folder}: already {before.outcome}")
+            _log(f"{paths.folder}: already {before.outcome}")
             return before.exit_code
         plan = read_plan(paths)
         if why := note_software(Path(ticket.submission), plan.config.slurm.command_prefix):
-            log(f"{paths.folder}: {why}")
-            return note_misplaced(paths, plan, why, Outcome.refused).exit_code
+            _log(f"{paths.folder}: {why}")
+            return _note_misplaced(paths, plan, why, Outcome.refused).exit_code
         began = time.monotonic()
-        record = one_attempt(paths, heard, head)
+        record = _one_attempt(paths, heard, head)
         outcome = Outcome[record.outcome]
         moved = record.steps_done > (before.steps_done if before else 0)
-        log(f"{paths.folder}: {record.outcome} after {format_number(record.steps_done, 'step')}")
+        _log(f"{paths.folder}: {record.outcome} after {format_number(record.steps_done, 'step')}")
         if outcome is Outcome.crashed and not heard:
             crashes = 1 if moved else crashes + 1
-            misplaced = record.failure is not None and record.failure.phase == WRONG_NODE_PHASE
+            misplaced = record.failure is not None and record.failure.phase == _WRONG_NODE_PHASE
             if crashes < MAX_CRASHES and not misplaced and not (head and head.has_lost_one()):
                 continue
         if outcome not in (Outcome.timeout, Outcome.preempted):
@@ -137,11 +137,11 @@ def watch_run(
         ticket = replace(ticket, stalled=stalled, worths=worths[-submission.max_restarts :])
         write_ticket(paths, ticket)
         if why := ticket.spent(submission.max_restarts):
-            return log_and_exit(why, EXIT_RESUMABLE)
+            return _log_and_exit(why, EXIT_RESUMABLE)
         return REQUEUE_CODE
 
 
-def one_attempt(paths: RunPaths, heard: list[int], head: Coordinator | None = None) -> Record:
+def _one_attempt(paths: RunPaths, heard: list[int], head: Coordinator | None = None) -> Record:
     """Start the worker and wait for it. Forward SLURM's stop signal once, with its reason."""
     plan = read_plan(paths)
     try:
@@ -149,15 +149,15 @@ def one_attempt(paths: RunPaths, heard: list[int], head: Coordinator | None = No
         if head is not None:
             head.gather(plan.config.distributed.timeout_s)
     except EkeError as error:
-        return note_misplaced(paths, plan, str(error))
+        return _note_misplaced(paths, plan, str(error))
     live = launch_attempt(plan, paths, head)
     why: Outcome | None = None
     try:
         while not live.is_over():
             if heard and why is None:
                 why = reason_of(heard[0], os.environ)
-                log(f"{signal.Signals(heard[0]).name}: {why.name}. Saving the run")
-                live.ask(STOP_SIGNAL_BY_OUTCOME[why])
+                _log(f"{signal.Signals(heard[0]).name}: {why.name}. Saving the run")
+                live.ask(_STOP_SIGNAL_BY_OUTCOME[why])
             time.sleep(POLL_S)
     finally:
         record = live.finish()
@@ -173,7 +173,7 @@ def with_reason(
     # scancel signals every process, and a worker that has just started dies of it.
     silent = record.failure is not None and record.failure.phase == WORKER_PHASE
     died = silent and exit_code is not None and -exit_code in STOP_SIGNALS
-    if Outcome[record.outcome] not in STOP_SIGNAL_BY_OUTCOME and not died:
+    if Outcome[record.outcome] not in _STOP_SIGNAL_BY_OUTCOME and not died:
         return record
     record.outcome, record.exit_code = why.name, why.exit_code
     record.failure = None if died else record.failure
@@ -215,25 +215,25 @@ def for_this_node(plan: Plan) -> Plan:
     return replace(plan, device=device, machine=machine_fingerprint(device))
 
 
-def note_misplaced(
+def _note_misplaced(
     paths: RunPaths, plan: Plan, why: str, outcome: Outcome = Outcome.crashed
 ) -> Record:
     """Record why no worker could start here. Raise BusyError if another process holds the run."""
     with lock_run_folder(paths):
-        record = outline(paths, plan, outcome, Failure(WRONG_NODE_PHASE, why))
+        record = outline(paths, plan, outcome, Failure(_WRONG_NODE_PHASE, why))
         write_record(paths, record)
         return record
 
 
-def log(text: str) -> None:
+def _log(text: str) -> None:
     """Write a line into the job's log."""
     sys.stderr.write(time.strftime("%F %T ") + text + "\n")
     sys.stderr.flush()
 
 
-def log_and_exit(text: str, code: int) -> int:
+def _log_and_exit(text: str, code: int) -> int:
     """Write a line into the job's log and return the exit code."""
-    log(text)
+    _log(text)
     return code
 
 

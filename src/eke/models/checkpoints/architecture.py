@@ -20,10 +20,10 @@ from eke.models.checkpoints.locate import refuse
 from eke.models.families import FAMILIES, family_of
 from eke.models.families.family_record import SYNONYMS, InvalidSize, Reader, Sizes
 
-Raw = Mapping[str, Any]
+_Raw = Mapping[str, Any]
 
 
-def read_sizes(raw: Raw, typed: str) -> tuple[str, Sizes]:
+def read_sizes(raw: _Raw, typed: str) -> tuple[str, Sizes]:
     """Return the key of `FAMILIES` and fields of `PretrainedModel`; ConfigError: invalid size."""
     kind, family = str(raw.get("model_type")), "other"
     read: Callable[[Reader], Sizes] = _other
@@ -106,7 +106,7 @@ def class_of(model_type: str, task: str) -> str:
     return _table(models_folder() / "auto/modeling_auto.py", MAPPINGS[task]).get(model_type, "")
 
 
-def source_of(model_type: str) -> Path | None:
+def _source_of(model_type: str) -> Path | None:
     """Return the file with the classes of a model type, None if there is no file of its name."""
     folder = models_folder()
     try:
@@ -127,7 +127,7 @@ def _of_class(model_type: str, task: str, name: str, root: ast.AST | None = None
         head = heads.get(model_type)
         # gpt-sw3 and internlm3 have no source: they use the classes of GPT-2 and Llama.
         kinds = [model_type, *(kind for kind in heads if heads[kind] == head)]
-        source = next(filter(None, map(source_of, kinds)), None)
+        source = next(filter(None, map(_source_of, kinds)), None)
         return _member(source, head, name, root) if head and source else None
     except (OSError, SyntaxError):  # missing, or not Python of this version
         return None
@@ -193,7 +193,7 @@ def adds_router_loss(model_type: str, task: str) -> bool:
     return "_coef * aux_loss" in _source(model_type, task, "forward")
 
 
-def asked_router_loss(config: Config, raw: Raw) -> float | None:
+def asked_router_loss(config: Config, raw: _Raw) -> float | None:
     """Return the coefficient of the router loss that transformers adds with a config.json.
 
     ConfigError if it has no coefficient, or the class does not return the loss (NLLB-MoE).
@@ -245,7 +245,7 @@ def _is_call_of_self(value: ast.AST | None) -> bool:
 @cache
 def keeps_samples_apart(model_type: str) -> bool:
     """Return whether a decoder's source makes its mask from restarted positions."""
-    source = source_of(model_type)
+    source = _source_of(model_type)
     try:
         functions = ast.walk(_tree(source)) if source else []
         return any(_masks_by_position(f) for f in functions if isinstance(f, ast.FunctionDef))
@@ -304,7 +304,7 @@ def first_position(model_type: str, pad: int) -> int:
     """Return the first row of the position table that a sequence uses."""
     # RoBERTa and derived models reserve the rows up to the padding token's id (`padding_idx` of the
     # table). All others begin with row 0.
-    source = source_of(model_type)
+    source = _source_of(model_type)
     try:
         text = source.read_text(encoding="utf-8") if source else ""
     except OSError:

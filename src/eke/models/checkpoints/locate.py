@@ -33,7 +33,7 @@ def refuse(typed: str, why: str, fix: Fix = ANOTHER, key: str = KEY) -> ConfigEr
 
 
 CONFIG = "config.json"
-ADAPTER = "adapter_config.json"
+_ADAPTER = "adapter_config.json"
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # huggingface_hub.utils.validate_repo_id: owner and name, or only a name
@@ -83,13 +83,13 @@ def _local(typed: str, path: Path) -> Path:
         raise refuse(typed, why, _named(folder))
     if not os.access(path, os.R_OK | os.X_OK):
         raise refuse(typed, "the folder cannot be read")
-    adapter = (path / ADAPTER).is_file()
+    adapter = (path / _ADAPTER).is_file()
     if (path / CONFIG).is_file() and not (adapter and not any(path.glob("model*.safetensors"))):
         return Path(os.path.abspath(path))
     if adapter:
         base = ""
         with suppress(OSError, ValueError, AttributeError):
-            base = json.loads((path / ADAPTER).read_text()).get("base_model_name_or_path")
+            base = json.loads((path / _ADAPTER).read_text()).get("base_model_name_or_path")
         why = "holds an adapter (PEFT) without the model it was trained on, and eke loads models"
         raise refuse(typed, why, _named(base or "FOLDER_OF_THE_MERGED_MODEL"))
     inner = _checkpoint_inside(path)
@@ -154,12 +154,12 @@ def _unreachable(name: str, revision: str | None, error: Exception) -> ConfigErr
     return refuse(name, f"{why} ({reason})", fix)
 
 
-FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model",
+_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model",
          "tokenizer.model")  # fmt: skip
 """Files of which a folder for AutoTokenizer has at least one
 (https://huggingface.co/docs/transformers/main_classes/tokenizer)."""
 
-OF_EKE = ("manifest.json", "state.json")
+_OF_EKE = ("manifest.json", "state.json")
 """Files of eke's checkpoints in addition to weights (eke.training.checkpoint)."""
 
 
@@ -179,12 +179,12 @@ def resolve_tokenizer(config: Config) -> Config:
 def is_of_eke_without_tokenizer(name_or_path: str) -> bool:
     """Return whether a folder is a checkpoint of eke with the byte tokenizer."""
     folder = user_path(name_or_path)
-    is_of_eke = all((folder / name).is_file() for name in OF_EKE)
+    is_of_eke = all((folder / name).is_file() for name in _OF_EKE)
     return is_of_eke and not _has_tokenizer(folder)
 
 
 def _has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in FILES)
+    return any((folder / name).is_file() for name in _FILES)
 
 
 def _fetch_tokenizer(found: LocalCheckpoint) -> None:

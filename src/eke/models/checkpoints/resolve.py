@@ -33,12 +33,12 @@ from eke.models.families import FAMILIES
 from eke.models.families.family_record import Sizes
 from eke.models.freezing import find_problem, is_frozen
 
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
 
-Shapes = dict[str, tuple[int, ...]]
+_Shapes = dict[str, tuple[int, ...]]
 
-TYPED = ("option", "family", "name_or_path", "revision", "dropout", "freeze")
+_TYPED = ("option", "family", "name_or_path", "revision", "dropout", "freeze")
 """Fields of `PretrainedModel` that are not read from the checkpoint."""
 
 _OTHER = re.compile(r"position|\bwpe\b|\btransform\b|dense|(?<!\.weight)$").search
@@ -58,11 +58,11 @@ def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool 
     if problems := _typed_sizes(model, overrides):
         raise ConfigError(problems)
     found = locate(model.name_or_path, model.revision)
-    raw = read_config(found)
+    raw = _read_config(found)
     _refuse_foreign(found, raw)
     family, sizes = read_sizes(raw, found.typed)
     _refuse_task(config, raw, family, found)
-    shapes = read_shapes(found)
+    shapes = _read_shapes(found)
     if not shapes and found.is_local:
         raise refuse(found.typed, "its files of weights hold no tensors")
     if not shapes:
@@ -80,7 +80,7 @@ def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool 
     return dataclasses.replace(config, model=filled)
 
 
-def _counts(model: PretrainedModel, shapes: Shapes) -> dict[str, Any]:
+def _counts(model: PretrainedModel, shapes: _Shapes) -> dict[str, Any]:
     """Return the sizes of an architecture without closed forms."""
     if problem := find_problem(model.freeze, {(n,): True for n in shapes}, "the checkpoint"):
         raise ConfigError(problem)
@@ -137,7 +137,7 @@ def follow_head(config: Config) -> Config:
     return dataclasses.replace(config, task=dataclasses.replace(config.task, num_labels=count))
 
 
-def read_config(found: LocalCheckpoint) -> dict[str, Any]:
+def _read_config(found: LocalCheckpoint) -> dict[str, Any]:
     """Read config.json; ConfigError if it is not an object or has no model_type."""
     try:
         raw = json.loads((found.folder / CONFIG).read_text(encoding="utf-8"))
@@ -154,7 +154,7 @@ def _typed_sizes(model: PretrainedModel, overrides: Sequence[str]) -> list[Probl
     """Return problems for sizes set by overrides or by the user's option file."""
     typed = {text.lstrip("+").partition("=")[0] for text in overrides}
     untouched, problems = PretrainedModel(name_or_path=model.name_or_path), []
-    for name in (f.name for f in dataclasses.fields(model) if f.name not in TYPED):
+    for name in (f.name for f in dataclasses.fields(model) if f.name not in _TYPED):
         key, value = f"model.{name}", getattr(model, name)
         if key not in typed and value == getattr(untouched, name):
             continue
@@ -248,7 +248,9 @@ def _refuse_absent(found: LocalCheckpoint, family: str, planning: bool) -> None:
         raise refuse(found.typed, why, Fix(remark=f"hf download {found.typed}"))
 
 
-def _tied(found: LocalCheckpoint, raw: dict[str, Any], family: str, sizes: Sizes, shapes: Shapes) -> Sizes:
+def _tied(
+    found: LocalCheckpoint, raw: dict[str, Any], family: str, sizes: Sizes, shapes: _Shapes
+) -> Sizes:
     """Return sizes with `tie_word_embeddings` by the tensors, since the flag may be wrong."""
     # transformers 5 ties T5 unless the checkpoint has a projection.
     two_stacks = FAMILIES[family].is_encoder_decoder
@@ -259,7 +261,7 @@ def _tied(found: LocalCheckpoint, raw: dict[str, Any], family: str, sizes: Sizes
     table = (sizes["vocab_size"], sizes["hidden_size"])
     tables = [name for name, shape in shapes.items() if shape == table and not _OTHER(name)]
     if len(tables) == 2:
-        return {**sizes, "tie_word_embeddings": tensors_equal(found, *tables)}
+        return {**sizes, "tie_word_embeddings": _tensors_equal(found, *tables)}
     if len(tables) == 1 and _saved_by(raw).endswith(tuple(_BY_ENDING)):
         return {**sizes, "tie_word_embeddings": True}
     return sizes
@@ -271,9 +273,9 @@ def weight_files(found: LocalCheckpoint) -> list[Path]:
     ConfigError if a local folder lacks one or has another format.
     """
     folder = found.folder
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
-    if (folder / INDEX).is_file():
+    if (folder / _WEIGHTS).is_file():
+        return [folder / _WEIGHTS]
+    if (folder / _INDEX).is_file():
         return _shards(found)
     if not found.is_local:
         return []
@@ -281,7 +283,7 @@ def weight_files(found: LocalCheckpoint) -> list[Path]:
     if pickled:
         why = f"has its weights in {pickled[0]}, which can run code when it is loaded"
         raise refuse(found.typed, why, Fix(remark=f"convert it once: {_conversion(found)}"))
-    raise refuse(found.typed, f"has a config.json, but no {WEIGHTS}")
+    raise refuse(found.typed, f"has a config.json, but no {_WEIGHTS}")
 
 
 def _conversion(found: LocalCheckpoint) -> str:
@@ -295,11 +297,11 @@ def _conversion(found: LocalCheckpoint) -> str:
 
 def _shards(found: LocalCheckpoint) -> list[Path]:
     try:
-        index = json.loads((found.folder / INDEX).read_text())
+        index = json.loads((found.folder / _INDEX).read_text())
         names = sorted(set(index["weight_map"].values()))
         paths = [found.folder / name for name in names]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise refuse(found.typed, f"its {INDEX} cannot be read: {error}") from error
+        raise refuse(found.typed, f"its {_INDEX} cannot be read: {error}") from error
     absent = [path.name for path in paths if not path.is_file()]
     if absent and not found.is_local:
         return []  # the worker downloads the missing files
@@ -309,11 +311,11 @@ def _shards(found: LocalCheckpoint) -> list[Path]:
     return paths
 
 
-def read_shapes(found: LocalCheckpoint) -> Shapes:
+def _read_shapes(found: LocalCheckpoint) -> _Shapes:
     """Return the shape of every tensor by name, {} without weights; ConfigError: damaged file."""
     from safetensors import SafetensorError, safe_open
 
-    shapes: Shapes = {}
+    shapes: _Shapes = {}
     for path in weight_files(found):
         try:
             with safe_open(path, "np") as file:
@@ -334,7 +336,7 @@ def read_shapes(found: LocalCheckpoint) -> Shapes:
     return shapes
 
 
-def tensors_equal(found: LocalCheckpoint, one: str, other: str) -> bool:
+def _tensors_equal(found: LocalCheckpoint, one: str, other: str) -> bool:
     """Return whether two tensors of a checkpoint have the same bytes."""
     tensors = {}  # format: https://huggingface.co/docs/safetensors/index#format
     for path in weight_files(found):
@@ -348,7 +350,7 @@ def tensors_equal(found: LocalCheckpoint, one: str, other: str) -> bool:
     return tensors[one] == tensors[other]
 
 
-def compare(family: str, sizes: Sizes, shapes: Shapes, typed: str) -> None:
+def compare(family: str, sizes: Sizes, shapes: _Shapes, typed: str) -> None:
     """Raise ConfigError for the first size in config.json that differs from the tensors."""
     if not FAMILIES[family].is_known:
         return
@@ -367,7 +369,7 @@ def compare(family: str, sizes: Sizes, shapes: Shapes, typed: str) -> None:
         raise refuse(typed, why, Fix(remark="the config.json that was saved with these weights"))
 
 
-def _differences(family: str, sizes: Sizes, shapes: Shapes) -> Iterator[tuple[str, object, str]]:
+def _differences(family: str, sizes: Sizes, shapes: _Shapes) -> Iterator[tuple[str, object, str]]:
     names = FAMILIES[family]
     ending = names.embedding_tensor
     embedding = _ending(shapes, ending)
@@ -388,7 +390,7 @@ def _differences(family: str, sizes: Sizes, shapes: Shapes) -> Iterator[tuple[st
         yield "intermediate_size", sizes["intermediate_size"], f"are of {inner[0]}"
 
 
-def _ending(shapes: Shapes, ending: str) -> tuple[int, ...] | None:
+def _ending(shapes: _Shapes, ending: str) -> tuple[int, ...] | None:
     return next((shape for name, shape in shapes.items() if name.endswith(ending)), None)
 
 

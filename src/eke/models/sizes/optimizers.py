@@ -166,7 +166,7 @@ class UpdateSizes:
         return FLOAT32_BYTES // self.number_bytes
 
 
-Temporaries = Callable[[UpdateSizes], tuple[int, int]]
+_Temporaries = Callable[[UpdateSizes], tuple[int, int]]
 """Function of a step to its expected and largest temporary bytes. The smallest are 0."""
 
 
@@ -175,29 +175,29 @@ def unknown_temporaries(step: UpdateSizes) -> tuple[int, int]:
     return step.largest, 2 * step.total
 
 
-def one_kernel(step: UpdateSizes) -> tuple[int, int]:
+def _one_kernel(step: UpdateSizes) -> tuple[int, int]:
     """Return the range for kernels without known temporaries."""
     return 0, step.largest
 
 
-LOOPS: dict[str, Temporaries] = {
+LOOPS: dict[str, _Temporaries] = {
     # _multi_tensor_adamw of torch computes the square roots of a group's second moments together.
     "foreach": lambda step: (step.group, step.group + step.largest),
     "forloop": lambda step: (2 * step.largest, 3 * step.largest),
-    "fused": one_kernel,
-    "deepspeed_cpu": one_kernel,
+    "fused": _one_kernel,
+    "deepspeed_cpu": _one_kernel,
 }
 """Planned implementation of torch's AdamW -> temporaries of one step."""
 
 
-def adafactor_step(step: UpdateSizes) -> tuple[int, int]:
+def _adafactor_step(step: UpdateSizes) -> tuple[int, int]:
     """Count the squared gradient, the update and, for 16-bit weights, two copies."""
     copies = 2 if step.wide == 1 else 4
     expected = (copies * step.largest + step.hidden) * step.wide
     return expected, (copies + 2) * step.largest * step.wide
 
 
-def sgd_step(step: UpdateSizes) -> tuple[int, int]:
+def _sgd_step(step: UpdateSizes) -> tuple[int, int]:
     """Count decayed gradients: of one tensor on a CPU, of a group (foreach) on a GPU."""
     fields = cast(SGD, step.optimizer)
     size = step.largest if step.on_cpu else step.group
@@ -215,7 +215,7 @@ def bitsandbytes(step: UpdateSizes) -> tuple[int, int]:
     return at_once, (6 + copy) * step.largest * step.wide
 
 
-def muon_step(step: UpdateSizes) -> tuple[int, int]:
+def _muon_step(step: UpdateSizes) -> tuple[int, int]:
     """Count Newton-Schulz iterations of one matrix in bfloat16."""
     narrowed = 1 if step.number_bytes > 2 else 2
     return 3 * step.hidden * narrowed, 6 * step.hidden * step.wide + step.largest
@@ -241,7 +241,7 @@ class OptimizerEntry:
     """Accepted classes and libraries of the built optimizer, empty: its states are checked."""
     implementation: str = ""
     """Loop over the weights in torch's AdamW (`AUTO`: planned), "" for other optimizers."""
-    temporaries: Temporaries = unknown_temporaries
+    temporaries: _Temporaries = unknown_temporaries
     """Temporary bytes of one step. For torch's AdamW they depend on the implementation."""
     update_flops: Callable[[Config, int, int], float] | None = None
     """FLOPs of the products in an update of a matrix inside a layer, rows <= columns."""
@@ -285,20 +285,20 @@ class OptimizerEntry:
     """True if moments return unchanged from NVMe files (8-bit states do not: scales are lost)."""
 
 
-MIXED = "(torch: got mixed torch.Tensor and DTensor)"
-WHOLE = (
+_MIXED = "(torch: got mixed torch.Tensor and DTensor)"
+_WHOLE = (
     "bitsandbytes' kernels need full tensors (torch: Operator "
     "bitsandbytes.optimizer_update_32bit.default does not have a sharding strategy registered)"
 )
 ZERO_FLAT_SHARDS_REASON = "ZeRO gives it flat shards"
-COUNTS = "counts steps per group of weights, and would count one step for each weight"
-BUILDERS = "eke.training.optimizer.builders:"
+_COUNTS = "counts steps per group of weights, and would count one step for each weight"
+_BUILDERS = "eke.training.optimizer.builders:"
 
 _adamw_sized = partial(OptimizerEntry, steps_like_adamw=lambda optimizer: True)
 
 _torch_adamw = partial(
     _adamw_sized,
-    builder=f"{BUILDERS}adamw",
+    builder=f"{_BUILDERS}adamw",
     state_bytes=_adamw,
     built=("AdamW torch",),
     returns_from_files=True,
@@ -309,12 +309,12 @@ _bitsandbytes = partial(
     package="bitsandbytes",
     install='pip install "eke[bitsandbytes]"',
     temporaries=bitsandbytes,
-    fails_on_parts=WHOLE,
+    fails_on_parts=_WHOLE,
 )
 
 _adamw_bitsandbytes = partial(
     _bitsandbytes,
-    builder=f"{BUILDERS}eight_bit",
+    builder=f"{_BUILDERS}eight_bit",
     state_bytes=partial(_bitsandbytes_state, moments=2),
     quantises=_quantised_by_bitsandbytes,
     num_tables=2,
@@ -332,10 +332,11 @@ _torchao = partial(
 
 _adamw_torchao = partial(
     _torchao,
-    builder=f"{BUILDERS}adamw_torchao",
+    builder=f"{_BUILDERS}adamw_torchao",
     quantises=_quantised_by_torchao,
     counted_as="adamw_8bit",
-    fails_on_pieces=f"{ZERO_FLAT_SHARDS_REASON}, and it silently keeps float32 states for incomplete blocks",
+    fails_on_pieces=f"{ZERO_FLAT_SHARDS_REASON}, and it silently keeps float32 states for "
+    "incomplete blocks",
 )
 
 _low_rank = partial(
@@ -346,8 +347,9 @@ _low_rank = partial(
         2 * step.largest + step.hidden,
         4 * step.largest + 8 * step.hidden * step.wide,
     ),
-    fails_on_parts=f"it projects full matrices {MIXED}",
-    fails_on_pieces=f"projects matrices, and {ZERO_FLAT_SHARDS_REASON} (IndexError: tuple index out of range)",
+    fails_on_parts=f"it projects full matrices {_MIXED}",
+    fails_on_pieces=f"projects matrices, and {ZERO_FLAT_SHARDS_REASON} "
+    "(IndexError: tuple index out of range)",
 )
 
 OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
@@ -357,17 +359,17 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         for loop in ("forloop", "foreach", "fused")
     },
     "adamw_apex_fused": _adamw_sized(
-        builder=f"{BUILDERS}adamw_apex_fused",
+        builder=f"{_BUILDERS}adamw_apex_fused",
         state_bytes=_adamw,
         package="apex.optimizers",
         install="build it from github.com/NVIDIA/apex (apex on PyPI is another project)",
         built=("FusedAdam apex",),
-        temporaries=one_kernel,
+        temporaries=_one_kernel,
         counted_as="adamw_fused",
         twin="adamw_fused",
         cuda_only=True,
         fails_on_parts="apex's kernels need full tensors",
-        fails_in_backward=COUNTS,
+        fails_in_backward=_COUNTS,
     ),
     "adamw_8bit": _adamw_bitsandbytes(),
     "paged_adamw_8bit": _adamw_bitsandbytes(
@@ -376,13 +378,13 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         pages=True,
     ),
     "lion": _bitsandbytes(
-        builder=f"{BUILDERS}lion",
+        builder=f"{_BUILDERS}lion",
         state_bytes=partial(_bitsandbytes_state, moments=1),
         built=("Lion bitsandbytes",),
         returns_from_files=True,
     ),
     "lion_8bit": _bitsandbytes(
-        builder=f"{BUILDERS}eight_bit",
+        builder=f"{_BUILDERS}eight_bit",
         state_bytes=partial(_bitsandbytes_state, moments=1),
         quantises=_quantised_by_bitsandbytes,
         num_tables=1,
@@ -399,7 +401,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         "(torch: wrong number of dimensions)",
     ),
     "adamw_bf16_sr": _torchao(
-        builder=f"{BUILDERS}adamw_bf16_sr",
+        builder=f"{_BUILDERS}adamw_bf16_sr",
         state_bytes=_adamw,
         counted_as="adamw_fused",
         rounds_at_random=True,
@@ -409,34 +411,34 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         fails_in_backward="would use the same random numbers for every weight of a step",
     ),
     "adafactor": _adamw_sized(
-        builder=f"{BUILDERS}adafactor",
+        builder=f"{_BUILDERS}adafactor",
         state_bytes=_adafactor,
         built=("Adafactor transformers",),
-        temporaries=adafactor_step,
-        fails_on_parts=f"it needs sums over the rows and columns of full matrices {MIXED}",
-        fails_on_pieces=f"needs rows and columns of matrices. {ZERO_FLAT_SHARDS_REASON}, and it silently becomes "
-        "another algorithm with 4 bytes per parameter",
+        temporaries=_adafactor_step,
+        fails_on_parts=f"it needs sums over the rows and columns of full matrices {_MIXED}",
+        fails_on_pieces=f"needs rows and columns of matrices. {ZERO_FLAT_SHARDS_REASON}, and it "
+        "silently becomes another algorithm with 4 bytes per parameter",
     ),
     "sgd": OptimizerEntry(
-        builder=f"{BUILDERS}sgd",
+        builder=f"{_BUILDERS}sgd",
         state_bytes=_sgd,
         built=("SGD torch",),
-        temporaries=sgd_step,
+        temporaries=_sgd_step,
         returns_from_files=True,
     ),
     "muon": OptimizerEntry(
-        builder=f"{BUILDERS}muon",
+        builder=f"{_BUILDERS}muon",
         state_bytes=_muon,
         update_flops=_newton_schulz,
         built=("Muon+AdamW torch", "Muon torch"),
-        temporaries=muon_step,
+        temporaries=_muon_step,
         steps_like_adamw=lambda o: cast(Muon, o).adjust_lr.value == "match_rms_adamw",
         needs_matrices=True,
         fails_on_pieces=f"orthogonalizes matrices, but {ZERO_FLAT_SHARDS_REASON} "
         "(torch: Param gradient must be a 2D matrix)",
     ),
     "schedule_free": OptimizerEntry(
-        builder=f"{BUILDERS}schedule_free",
+        builder=f"{_BUILDERS}schedule_free",
         state_bytes=_adamw,
         package="schedulefree",
         install='pip install "eke[schedulefree]"',
@@ -446,10 +448,10 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         averages=True,
         fails_on_pieces="evaluates and saves an average, which does not reach the model from "
         "ZeRO's shards",
-        fails_in_backward=COUNTS,
+        fails_in_backward=_COUNTS,
     ),
     "galore": _low_rank(
-        builder=f"{BUILDERS}galore",
+        builder=f"{_BUILDERS}galore",
         state_bytes=partial(_low_rank_state, by_vectors=True),
         keeps_singular_vectors=True,
         update_flops=partial(_project, times=2),
@@ -458,7 +460,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         not_timed="galore: its decompositions every few hundred steps are not included",
     ),
     "apollo": _low_rank(
-        builder=f"{BUILDERS}apollo",
+        builder=f"{_BUILDERS}apollo",
         state_bytes=partial(_low_rank_state, by_vectors=False),
         update_flops=partial(_project, times=1),
         package="apollo_torch",

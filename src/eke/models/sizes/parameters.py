@@ -97,7 +97,7 @@ def chunk_rows(rows: int, vocabulary: int, logit_bytes: int) -> int:
     return min(most, max(CHUNK_ROWS, -(-rows // 4)))
 
 
-def with_sparse_head(config: Config, structure: Structure) -> Structure:
+def _with_sparse_head(config: Config, structure: Structure) -> Structure:
     """Return a structure in which the output projection has only the predicted positions."""
     if predicted_frac(config) == 1:
         return structure
@@ -110,17 +110,17 @@ def with_sparse_head(config: Config, structure: Structure) -> Structure:
     return replace(structure, weights=tuple(map(sparse, structure.weights)))
 
 
-PER_PARAMETER = 6
+_PER_PARAMETER = 6
 """Forward multiplication and addition, twice that backward: arXiv:2204.02311, appendix B."""
-PER_FROZEN_PARAMETER = 4
+_PER_FROZEN_PARAMETER = 4
 """FLOPs of a frozen weight, which has no gradient."""
-PER_SCORE = 12
+_PER_SCORE = 12
 """Two products of attention, 2 FLOPs each, three times (forward, two gradients): see above."""
 PER_IDLE_PARAMETER, PER_IDLE_SCORE = 2, 4
 """FLOPs of weights and scores before the first trained layer: forward only."""
 
 
-Counts = dict[Tokens | tuple[Tokens, Tokens], float]
+_Counts = dict[Tokens | tuple[Tokens, Tokens], float]
 """Vectors of each kind in one sample, and products of two kinds."""
 
 
@@ -144,7 +144,7 @@ def full_samples(config: Config) -> SampleMeans:
     return SampleMeans(source, target, source * source, target * target, target * source)
 
 
-def tokens_per_sample(config: Config, means: SampleMeans | None = None) -> Counts:
+def tokens_per_sample(config: Config, means: SampleMeans | None = None) -> _Counts:
     """Count the vectors of a sample that each kind of weight or attention is multiplied with."""
     known = means or full_samples(config)
     return {
@@ -172,17 +172,17 @@ def training_flops(
 def _per_parameter(weight: Weight) -> int:
     if not weight.backward:
         return PER_IDLE_PARAMETER
-    return PER_PARAMETER if weight.trained else PER_FROZEN_PARAMETER
+    return _PER_PARAMETER if weight.trained else _PER_FROZEN_PARAMETER
 
 
-def attention_flops(attention: AttentionLayers, tokens: Counts) -> float:
+def attention_flops(attention: AttentionLayers, tokens: _Counts) -> float:
     """Return the training FLOPs per sample of one stack's attention."""
     scores = tokens[attention.queries, attention.keys] * (0.5 if attention.causal else 1)
     passed = attention.num_layers - attention.idle
-    return attention.width * scores * (PER_SCORE * passed + PER_IDLE_SCORE * attention.idle)
+    return attention.width * scores * (_PER_SCORE * passed + PER_IDLE_SCORE * attention.idle)
 
 
-def _formula(structure: Structure, tokens: Counts) -> str:
+def _formula(structure: Structure, tokens: _Counts) -> str:
     """Format the sum: `6 x 803840 x 256 tokens + 12 x 4 layers x 128 x 256 x 256 / 2`."""
     units = {
         Tokens.source: "tokens",
@@ -193,25 +193,25 @@ def _formula(structure: Structure, tokens: Counts) -> str:
     parts = []
     for kind, unit in units.items():
         of_kind = [w for w in structure.weights if w.tokens is kind]
-        for factor in (PER_PARAMETER, PER_FROZEN_PARAMETER, PER_IDLE_PARAMETER):
+        for factor in (_PER_PARAMETER, _PER_FROZEN_PARAMETER, PER_IDLE_PARAMETER):
             counted = [w for w in of_kind if _per_parameter(w) == factor]
             if not counted:
                 continue
             active = any(w.num_active != prod(w.shape) for w in counted)
-            words = f"{' active' if active else ''}{'' if factor == PER_PARAMETER else ' frozen'}"
+            words = f"{' active' if active else ''}{'' if factor == _PER_PARAMETER else ' frozen'}"
             size = sum(w.num_active for w in counted)
             parts.append(f"{factor} x {size}{words} x {_short(tokens[kind])} {unit}")
     parts += [
         f"{each} x {num} layers x {a.width} x {_scores(a, tokens)}"
         f"{' / 2 (causal)' if a.causal else ''}"
         for a in structure.attention
-        for each, num in ((PER_SCORE, a.num_layers - a.idle), (PER_IDLE_SCORE, a.idle))
+        for each, num in ((_PER_SCORE, a.num_layers - a.idle), (PER_IDLE_SCORE, a.idle))
         if num
     ]
     return " + ".join(parts)
 
 
-def _scores(attention: AttentionLayers, tokens: Counts) -> str:
+def _scores(attention: AttentionLayers, tokens: _Counts) -> str:
     queries, keys = tokens[attention.queries], tokens[attention.keys]
     found = tokens[attention.queries, attention.keys]
     if found == queries * keys:
@@ -226,7 +226,7 @@ def _short(mean: float) -> str:
     return f"{mean:.4g}" if mean < 1000 else f"{mean:.1f}"
 
 
-MAX_KEPT = 16
+_MAX_KEPT = 16
 """Number of cached structures. A sweep or a search uses few models, each thousands of times."""
 
 _kept: dict[str, Structure] = {}
@@ -235,7 +235,7 @@ _kept: dict[str, Structure] = {}
 def _once(content: str, make: Callable[[], Structure]) -> Structure:
     found = _kept.pop(content) if content in _kept else make()
     _kept[content] = found  # last is newest
-    if len(_kept) > MAX_KEPT:
+    if len(_kept) > _MAX_KEPT:
         del _kept[next(iter(_kept))]
     return found
 
@@ -252,7 +252,7 @@ def structure(config: Config) -> Structure:
 def training_structure(config: Config) -> Structure:
     """Return the structure with adapters and frozen weights; errors of `structure` and `freeze`."""
     content = repr((config.model, config.task, config.peft, config.kernels.sparse_prediction))
-    return _once(content, lambda: with_sparse_head(config, adapt(config, structure(config))))
+    return _once(content, lambda: _with_sparse_head(config, _adapt(config, structure(config))))
 
 
 def passed_layers(config: Config, counts: Sequence[int]) -> list[int]:
@@ -364,7 +364,7 @@ def linear_layers(structure: Structure) -> tuple[str, ...]:
     return tuple({w.module: None for w in structure.weights if w.module and len(w.shape) == 2})
 
 
-def adapt(config: Config, structure: Structure) -> Structure:
+def _adapt(config: Config, structure: Structure) -> Structure:
     """Return the structure with adapters, frozen weights and 4-bit weights."""
     if not isinstance(config.peft, Adapters):
         return freeze(config, structure)
@@ -414,7 +414,7 @@ def _adapted_tensors(config: Config, weight: Weight, targets: Targets) -> Iterat
     if chosen and len(weight.shape) == 1 and trains_bias:
         yield weight
         return
-    yield replace(weight, trained=False, four_bits=in_four_bits(config, weight))
+    yield replace(weight, trained=False, four_bits=_in_four_bits(config, weight))
     if (chosen and len(weight.shape) == 2) or (
         len(weight.shape) > 2 and getattr(peft, "experts", False)
     ):
@@ -436,7 +436,7 @@ def _added(config: Config, weight: Weight, feed_forward: bool) -> Iterator[Weigh
         yield Weight((out,), is_adapter=True)
 
 
-def in_four_bits(config: Config, weight: Weight) -> bool:
+def _in_four_bits(config: Config, weight: Weight) -> bool:
     """Return whether a tensor of the model is stored as 4-bit numbers."""
     if not isinstance(config.peft, QLora):
         return False

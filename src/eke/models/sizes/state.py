@@ -12,16 +12,16 @@ from typing import cast
 from eke.config.schema import (
     FSDP,
     Adapters,
+    AutoBool,
     BaseWeights,
     Casts,
     Compute,
     Config,
     Evaluation,
-    GradientSync,
     Float8,
+    GradientSync,
     NvmeOffload,
     QLora,
-    AutoBool,
     Weights,
     WeightsPlace,
 )
@@ -220,10 +220,10 @@ def _stored_bytes(config: Config, formats: WeightFormats, weight: Weight) -> int
         copied = formats.copies and not formats.gathered and width == FLOAT32_BYTES
         copied = copied and not (looked_up and weight.tokens is Tokens.none)
         return (width + (BFLOAT16_BYTES if copied else 0)) * numbers
-    return four_bit_bytes(numbers, cast(QLora, config.peft).double_quant)
+    return _four_bit_bytes(numbers, cast(QLora, config.peft).double_quant)
 
 
-def four_bit_bytes(numbers: int, double_quant: bool) -> int:
+def _four_bit_bytes(numbers: int, double_quant: bool) -> int:
     """Return the bytes of a 4-bit tensor: half a byte per number, and scales."""
     # Source: quantize_4bit and QuantState of bitsandbytes 0.50; arXiv:2305.14314, section 3.
     blocks = -(-numbers // BLOCK)
@@ -288,7 +288,7 @@ def _is_written(offload: NvmeOffload, numbers: int) -> bool:
     return numbers * FLOAT32_BYTES >= max(2**20, offload.block_bytes)  # `MIN_AIO_BYTES`
 
 
-ALIGNMENT = 2
+_ALIGNMENT = 2
 """Granularity of flat shards in ZeRO-1 and 2, in numbers: `nccl_start_alignment_factor`."""
 
 
@@ -308,7 +308,7 @@ def flat_shard_sizes(config: Config) -> dict[Role, int]:
         if STAGE[config.distributed.option] == 3:
             numbers = sum(-(-number // processes) for number in mine)
         else:
-            numbers = -(-sum(mine) // (ALIGNMENT * processes)) * ALIGNMENT
+            numbers = -(-sum(mine) // (_ALIGNMENT * processes)) * _ALIGNMENT
         if numbers:
             found[role] = numbers
     return found

@@ -8,7 +8,7 @@ from eke.plan.planner.inputs import (
     software_changes,
     with_own_software,
 )
-from eke.plan.planner.lengths import MicroBatchShape, simulated_micro_batches, evaluated
+from eke.plan.planner.lengths import MicroBatchShape, evaluated, simulated_micro_batches
 from eke.plan.planner.plan import (
     BatchPlan,
     ComputePlan,

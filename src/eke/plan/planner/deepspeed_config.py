@@ -96,10 +96,10 @@ def _offload_settings(config: Config, device_kind: str) -> Settings:
     return sections
 
 
-KEY = "distributed.deepspeed_config"
-AUTO = "auto"
+_KEY = "distributed.deepspeed_config"
+_AUTO = "auto"
 
-OWNED: dict[str, Callable[[Any], str]] = {
+_OWNED: dict[str, Callable[[Any], str]] = {
     "train_batch_size": lambda value: f"batch.target={value}",
     "train_micro_batch_size_per_gpu": lambda value: f"batch.per_device={value}",
     "gradient_accumulation_steps": lambda value: f"batch.accumulation={value}",
@@ -112,7 +112,7 @@ OWNED: dict[str, Callable[[Any], str]] = {
 }
 """Key of DeepSpeed set by the plan -> override equivalent to a value in the user's file."""
 
-OWNED_ON_DISK: dict[str, Callable[[Any], str]] = {
+_OWNED_ON_DISK: dict[str, Callable[[Any], str]] = {
     "zero_optimization.offload_optimizer.nvme_path": lambda value: f"offload.path={value}",
     "zero_optimization.offload_param.nvme_path": lambda value: f"offload.path={value}",
     "zero_optimization.sub_group_size": lambda value: f"offload.piece_numbers={value:.0f}",
@@ -122,18 +122,18 @@ OWNED_ON_DISK: dict[str, Callable[[Any], str]] = {
 }
 """Further keys as in OWNED, only with `offload=nvme`."""
 
-OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "lion": "lion", "muon": "muon"}
+_OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "lion": "lion", "muon": "muon"}
 """DeepSpeed's name of an optimizer -> prefix of eke's options."""
 
-SCHEDULES = {"warmuplr": "constant", "warmupdecaylr": "linear", "warmupcosinelr": "cosine"}
+_SCHEDULES = {"warmuplr": "constant", "warmupdecaylr": "linear", "warmupcosinelr": "cosine"}
 """DeepSpeed's name of a schedule -> eke's option."""
 
-SAME = ("lr", "eps", "weight_decay", "momentum")
-PARAMS: dict[str, tuple[str, ...]] = {"betas": ("beta1", "beta2")} | {key: (key,) for key in SAME}
+_SAME = ("lr", "eps", "weight_decay", "momentum")
+_PARAMS: dict[str, tuple[str, ...]] = {"betas": ("beta1", "beta2")} | {key: (key,) for key in _SAME}
 """Key of `optimizer.params` -> fields of the group `optimizer`."""
 
 
-KNOWN = {
+_KNOWN = {
     "activation_checkpointing", "aio", "amp", "autotuning", "bf16", "bfloat16", "checkpoint",
     "comms_logger", "communication_data_type", "compile", "compression_training", "csv_monitor",
     "curriculum_learning", "data_efficiency", "data_types", "disable_allgather", "dump_state",
@@ -144,7 +144,7 @@ KNOWN = {
 }  # fmt: skip
 """Keys read by DeepSpeed 0.19 (https://www.deepspeed.ai/docs/config-json)."""
 
-FORBIDDEN = {
+_FORBIDDEN = {
     "torch_autocast": "eke already uses autocast",
     "amp": "eke already uses mixed precision",
     "data_types": "eke chooses the formats of gradients",
@@ -171,7 +171,7 @@ def read_user_settings(config: Config) -> Settings | None:
     except (OSError, ValueError) as error:
         content, why = None, f"cannot be read: {getattr(error, 'strerror', None) or error}"
     if not isinstance(content, dict):
-        raise ConfigError(Problem(KEY, name, why, Fix(f"{KEY}=null")))
+        raise ConfigError(Problem(_KEY, name, why, Fix(f"{_KEY}=null")))
     return content
 
 
@@ -185,18 +185,18 @@ def merge_user_settings(
     """
     name = str(config.distributed.deepspeed_config)
     problems = [
-        Problem(KEY, name, f"has {key}, but {why}", Fix(remark=f"remove {key} from {name}"))
-        for key, why in FORBIDDEN.items()
+        Problem(_KEY, name, f"has {key}, but {why}", Fix(remark=f"remove {key} from {name}"))
+        for key, why in _FORBIDDEN.items()
         if key in theirs and not _is_off(theirs[key])
     ]
     problems += _other_optimizer(config, theirs.get("optimizer"))
     problems += _other_schedule(config, theirs.get("scheduler"))
-    rest = {k: v for k, v in theirs.items() if k not in ("optimizer", "scheduler", *FORBIDDEN)}
+    rest = {k: v for k, v in theirs.items() if k not in ("optimizer", "scheduler", *_FORBIDDEN)}
     merged = _lay_over(mine, rest, "", name, problems)
     if problems:
         raise ConfigError(problems)
-    unknown = sorted(set(rest) - KNOWN - set(mine))
-    return merged, [f"{KEY} = {name}: {key} is unknown to DeepSpeed" for key in unknown]
+    unknown = sorted(set(rest) - _KNOWN - set(mine))
+    return merged, [f"{_KEY} = {name}: {key} is unknown to DeepSpeed" for key in unknown]
 
 
 def _lay_over(
@@ -210,12 +210,12 @@ def _lay_over(
         if isinstance(value, dict):
             base = ours if isinstance(ours, dict) else {}
             merged[key] = _lay_over(base, value, f"{path}.", name, problems)
-        elif value == AUTO:
-            if path not in OWNED and key not in mine:
+        elif value == _AUTO:
+            if path not in _OWNED and key not in mine:
                 why = f"has {path}=auto, but eke does not set {path}"
-                problems.append(Problem(KEY, name, why, Fix(remark=f"remove {path} from {name}")))
+                problems.append(Problem(_KEY, name, why, Fix(remark=f"remove {path} from {name}")))
         elif (
-            (path in OWNED or (path in OWNED_ON_DISK and ours is not None))
+            (path in _OWNED or (path in _OWNED_ON_DISK and ours is not None))
             and value != ours
             # Equivalent values of off: without offload the device is `none` or the section missing.
             and not (_is_off(value) and _is_off(ours))
@@ -236,8 +236,8 @@ def _contradiction(path: str, theirs: Any, ours: Any, name: str) -> Problem:
     why = f"has {path}={format_value(theirs)}, but the configuration {format_value(ours)}"
     if path in ("fp16.enabled", "bf16.enabled"):
         why += f": it sets the format of weights, not of autocast ({path}=auto: eke chooses)"
-    fix = (OWNED | OWNED_ON_DISK)[path]
-    return Problem(KEY, name, why, Fix(fix(theirs), remark=f"or: remove {path} from {name}"))
+    fix = (_OWNED | _OWNED_ON_DISK)[path]
+    return Problem(_KEY, name, why, Fix(fix(theirs), remark=f"or: remove {path} from {name}"))
 
 
 def _offload(device: str, cpu_option: str) -> str:
@@ -248,20 +248,20 @@ def _other_optimizer(config: Config, section: Any) -> list[Problem]:
     if not isinstance(section, dict):
         return []
     name, problems = str(config.distributed.deepspeed_config), []
-    theirs = str(section.get("type", AUTO)).lower()
-    wanted = OPTIMIZERS.get(theirs, theirs)
-    if theirs != AUTO and not config.optimizer.option.startswith(wanted):
+    theirs = str(section.get("type", _AUTO)).lower()
+    wanted = _OPTIMIZERS.get(theirs, theirs)
+    if theirs != _AUTO and not config.optimizer.option.startswith(wanted):
         why = f"has optimizer.type={section['type']}, but optimizer={config.optimizer.option}"
         fix = Fix(f"optimizer={wanted}", remark=f"or: remove optimizer from {name}")
-        problems.append(Problem(KEY, name, why, fix))
+        problems.append(Problem(_KEY, name, why, fix))
     for key, value in dict(section.get("params") or {}).items():
         # A pair of betas or one value; `auto` may replace both betas.
         each = value if isinstance(value, list) else [value, value]
-        for field, one in zip(PARAMS.get(key, ()), each, strict=False):
+        for field, one in zip(_PARAMS.get(key, ()), each, strict=False):
             ours = getattr(config.optimizer, field, None)
-            if one != AUTO and ours is not None and one != ours:
+            if one != _AUTO and ours is not None and one != ours:
                 why = f"has optimizer.params.{key}={format_value(value)}, but {field} is {ours}"
-                problems.append(Problem(KEY, name, why, Fix(override(f"optimizer.{field}", one))))
+                problems.append(Problem(_KEY, name, why, Fix(override(f"optimizer.{field}", one))))
     return problems
 
 
@@ -269,10 +269,10 @@ def _other_schedule(config: Config, section: Any) -> list[Problem]:
     if not isinstance(section, dict):
         return []
     name = str(config.distributed.deepspeed_config)
-    theirs = str(section.get("type", AUTO))
-    wanted = SCHEDULES.get(theirs.lower())
-    if theirs == AUTO or wanted == config.schedule.option:
+    theirs = str(section.get("type", _AUTO))
+    wanted = _SCHEDULES.get(theirs.lower())
+    if theirs == _AUTO or wanted == config.schedule.option:
         return []
     why = f"has scheduler.type={theirs}, but schedule={config.schedule.option}"
     fix = Fix(f"schedule={wanted}") if wanted else Fix(remark=f"remove scheduler from {name}")
-    return [Problem(KEY, name, why, fix)]
+    return [Problem(_KEY, name, why, fix)]

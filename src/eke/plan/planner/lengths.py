@@ -38,7 +38,7 @@ class MicroBatchShape:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class _Drawn:
     """Shortest, mean, expected longest and longest micro-batches of a training."""
 
     shortest: MicroBatchShape
@@ -67,14 +67,14 @@ def sample_means(
     return SampleMeans(*means[0], *means[1])
 
 
-def simulated_micro_batches(plan: Plan) -> Drawn:
+def simulated_micro_batches(plan: Plan) -> _Drawn:
     """Simulate the micro-batches of a plan with grouping, packing and padding."""
     config, size = plan.config, plan.steps.num_train_samples
     found = _mixed(config, plan.sources) or _samples(config, plan.store, size, False)
     if found is None:
         whole = _full(config, plan.batch.per_device)
         lost = isinstance(config.data, Rows | Mix)  # the prepared tokens were deleted
-        return Drawn(MicroBatchShape(whole.rows, 1, 1) if lost else whole, whole, whole, whole)
+        return _Drawn(MicroBatchShape(whole.rows, 1, 1) if lost else whole, whole, whole, whole)
     import numpy as np
 
     batch, data, tokens = plan.batch, plan.config.data, found[0]
@@ -98,7 +98,7 @@ def simulated_micro_batches(plan: Plan) -> Drawn:
     middle = [np.mean(means, axis=0).round(), np.median(tops, axis=0)]
     rows = 1 if data.packing is Packing.padding_free else batch.per_device
     lengths = (row.astype(int).tolist() for row in (ends[0], *middle, ends[1]))
-    micros = Drawn(*(MicroBatchShape(rows, *each) for each in lengths))
+    micros = _Drawn(*(MicroBatchShape(rows, *each) for each in lengths))
     # Only the first rows of a stream have been read.
     return replace(micros, longest=_full(config, batch.per_device)) if data.is_stream else micros
 
@@ -180,28 +180,28 @@ def _joined(data: Data, tokens: "np.ndarray", group: int) -> "np.ndarray":
     return np.asarray(-(-made // multiple) * multiple)
 
 
-Found = tuple["np.ndarray", "np.ndarray"]
+_Found = tuple["np.ndarray", "np.ndarray"]
 """Tokens of source and target, (samples, 2), and products for attention: source x source,
 target x target and target x source, (samples, 3)."""
 
-MAX_KEPT = 8
-_kept: dict[str, Found | None] = {}
+_MAX_KEPT = 8
+_kept: dict[str, _Found | None] = {}
 """Cache of request -> samples, for sweeps and batch=auto."""
 
 
-def _samples(config: Config, store: str, count: int, evaluation: bool) -> Found | None:
+def _samples(config: Config, store: str, count: int, evaluation: bool) -> _Found | None:
     """Return the samples of a split, None if all have `data.seq_len` tokens or are missing."""
     if not is_ragged(config) or not count:
         return None
     request = repr((config.data, config.task, store, count, evaluation))
     if request not in _kept:
-        if len(_kept) >= MAX_KEPT:
+        if len(_kept) >= _MAX_KEPT:
             _kept.clear()
         _kept[request] = _read(config.data, config.task, store, count, evaluation)
     return _kept[request]
 
 
-def _read(data: Data, task: Task, store: str, count: int, evaluation: bool) -> Found | None:
+def _read(data: Data, task: Task, store: str, count: int, evaluation: bool) -> _Found | None:
     import numpy as np
 
     if isinstance(data, Synthetic):

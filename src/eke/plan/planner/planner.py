@@ -16,6 +16,7 @@ from eke.config.schema import (
     FSDP,
     MAX_STEPS,
     Adapters,
+    AutoBool,
     Backend,
     BaseWeights,
     Compute,
@@ -27,7 +28,6 @@ from eke.config.schema import (
     NvmeOffload,
     Packing,
     PretrainedModel,
-    AutoBool,
     Weights,
 )
 from eke.config.schema.codec import make_converter
@@ -397,7 +397,7 @@ def _plan_peft(config: Config, decisions: list[Decision]) -> None:
 FLASH_CAPABILITY = (8, 0)
 """Capability for kernels that share key-value heads: flash and cuDNN (sdp_utils.cpp)."""
 
-HALF = ("float16", "bfloat16")
+_HALF = ("float16", "bfloat16")
 """Formats for kernels that share key-value heads."""
 
 
@@ -416,7 +416,7 @@ def shares_heads(plan: Plan, dtype: str | None = None) -> bool:
     if attention.backend is not Backend.auto:
         return True  # the configured kernel supports it
     new_enough = (device.capability or FLASH_CAPABILITY) >= FLASH_CAPABILITY
-    return new_enough and (dtype or plan.compute.matmul) in HALF
+    return new_enough and (dtype or plan.compute.matmul) in _HALF
 
 
 def workspace_bytes(capability: tuple[int, int] | None) -> int:
@@ -426,7 +426,7 @@ def workspace_bytes(capability: tuple[int, int] | None) -> int:
     return (32 * 2**10 if (capability or (0, 0)) >= (9, 0) else 2 * 4096 + 8 * 16) * 2**10
 
 
-CUDNN_FIRST = (9, 0)
+_CUDNN_FIRST = (9, 0)
 """Capability from which PyTorch prefers cuDNN's attention (sdp_utils.cpp, torch 2.11)."""
 
 
@@ -434,7 +434,7 @@ def avoids_cudnn(config: Config, device: Device) -> bool:
     """Return whether to disable cuDNN's attention, which is slow for every new length."""
     attention = config.attention
     is_open = attention.option == "sdpa" and attention.backend is Backend.auto
-    is_first = device.is_nvidia and (device.capability or CUDNN_FIRST) >= CUDNN_FIRST
+    is_first = device.is_nvidia and (device.capability or _CUDNN_FIRST) >= _CUDNN_FIRST
     return is_open and is_first and _has_many_lengths(config)
 
 
@@ -473,7 +473,7 @@ def waiting_hints(plan: Plan, timing: Timing) -> list[str]:
     return [f"{waited:.0%} of the step time was spent waiting for data{fix}"]
 
 
-SWAPPED = "zero_stage_3"
+_SWAPPED = "zero_stage_3"
 """Name of DeepSpeed's folder inside the configured folder."""
 
 
@@ -490,9 +490,9 @@ def remove_swap(folder: Path | None, rank: int | None = None) -> None:
     """Remove the offloaded files of a rank, or of all ranks, and empty folders."""
     if folder is None:
         return
-    for mine in folder.glob(f"{SWAPPED}/*/rank{'*' if rank is None else rank}"):
+    for mine in folder.glob(f"{_SWAPPED}/*/rank{'*' if rank is None else rank}"):
         remove_tree(mine)
-    for empty in (*folder.glob(f"{SWAPPED}/*"), folder / SWAPPED, folder):
+    for empty in (*folder.glob(f"{_SWAPPED}/*"), folder / _SWAPPED, folder):
         with suppress(OSError):  # not empty, or already removed by another rank
             empty.rmdir()
 
@@ -500,7 +500,7 @@ def remove_swap(folder: Path | None, rank: int | None = None) -> None:
 def swap_files(folder: Path, rank: int) -> dict[str, int]:
     """Return the bytes of a rank's offloaded files for `optimizer` and `weights`."""
     found = {"optimizer": 0, "weights": 0}
-    for file in folder.glob(f"{SWAPPED}/*/rank{rank}/*.swp"):
+    for file in folder.glob(f"{_SWAPPED}/*/rank{rank}/*.swp"):
         kind = "optimizer" if file.parents[1].name == "optimizer" else "weights"
         with suppress(OSError):
             found[kind] += file.stat().st_size

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_count, format_number, format_value, override
-from eke.config.mixing import to_source_problem, source_configs, source_names, source_shares
+from eke.config.mixing import source_configs, source_names, source_shares, to_source_problem
 from eke.config.schema import (
     DEFAULT_PER_DEVICE,
     Config,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eke.common.files import UntrustedPathError, append_line, open_to_read, json_safe
+from eke.common.files import UntrustedPathError, append_line, json_safe, open_to_read
 from eke.config.schema import Config, ProblemType
 from eke.models.families import is_classification
 from eke.plan.record import Best, Loss, Spread, Throughput, Timing

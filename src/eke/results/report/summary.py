@@ -20,7 +20,7 @@ from eke.common.text import (
 from eke.plan.record import Outcome, Record
 from eke.results.trackers.tracker import summary_values
 
-Line = tuple[str, str, str]
+_Line = tuple[str, str, str]
 """Quantity, value and explanation."""
 
 
@@ -43,7 +43,7 @@ def render_summary(record: Record, folder: str) -> str:
     return "\n".join([f"{record.outcome}: {record.name}", *text])
 
 
-def _outcome_lines(record: Record) -> Iterator[Line]:
+def _outcome_lines(record: Record) -> Iterator[_Line]:
     yield "steps", f"{record.steps_done} of {record.plan['steps']['total']}", ""
     if record.attempt:
         yield "attempts", str(record.attempt + 1), "earlier ones were interrupted"
@@ -53,7 +53,7 @@ def _outcome_lines(record: Record) -> Iterator[Line]:
         yield "next", "the same command continues", ""
 
 
-def _speed_lines(record: Record) -> Iterator[Line]:
+def _speed_lines(record: Record) -> Iterator[_Line]:
     timing, rates = record.timing, record.throughput
     if timing.train_s is not None:
         names = ("start-up", "evaluation", "checkpoints")
@@ -79,7 +79,7 @@ def _speed_lines(record: Record) -> Iterator[Line]:
         yield "model FLOP/s", format_flops(rates.model_flops_per_s), mfu
 
 
-def _predicted_step_lines(record: Record, measured: float) -> Iterator[Line]:
+def _predicted_step_lines(record: Record, measured: float) -> Iterator[_Line]:
     """Yield the predicted step time and its error, except for a shared device."""
     predicted = record.timing.predicted_step_s
     if predicted is None or record.shared_device or not measured > 0:
@@ -94,7 +94,7 @@ def _predicted_step_lines(record: Record, measured: float) -> Iterator[Line]:
     yield "predicted step", format_seconds(predicted.expected), note
 
 
-def _memory_lines(record: Record) -> Iterator[Line]:
+def _memory_lines(record: Record) -> Iterator[_Line]:
     memory, predicted = record.memory.measured, record.memory.predicted
     yield from _advice_lines(record)
     if memory is None:
@@ -116,7 +116,7 @@ def _memory_lines(record: Record) -> Iterator[Line]:
         yield "memory by stage", ", ".join(sizes), ""
 
 
-def _advice_lines(record: Record) -> Iterator[Line]:
+def _advice_lines(record: Record) -> Iterator[_Line]:
     """Yield suggested overrides and their predicted memory, after running out of memory."""
     predicted, measured = record.memory.predicted, record.memory.measured
     if record.outcome == Outcome.oom.value and measured is not None:
@@ -132,7 +132,7 @@ def _advice_lines(record: Record) -> Iterator[Line]:
         yield "would need less", text, ""
 
 
-def _loss_lines(record: Record) -> Iterator[Line]:
+def _loss_lines(record: Record) -> Iterator[_Line]:
     loss = record.loss
     if loss.train_first is not None and loss.train_final is not None:
         yield "train loss", f"{loss.train_first:.4f} -> {loss.train_final:.4f}", ""
@@ -150,7 +150,7 @@ def _loss_lines(record: Record) -> Iterator[Line]:
         yield which, metrics[0], ", ".join(metrics[1:])
 
 
-def _effective_lines(seen: dict[str, Any]) -> Iterator[Line]:
+def _effective_lines(seen: dict[str, Any]) -> Iterator[_Line]:
     if "matmul_dtypes" in seen:
         kernels = ", ".join(seen.get("attention_kernels", [])) or "plain matrix multiplications"
         yield "computed in", " and ".join(seen["matmul_dtypes"]), f"attention: {kernels}"
@@ -171,7 +171,7 @@ def _effective_lines(seen: dict[str, Any]) -> Iterator[Line]:
         yield "computed in", "compiled code", f"not inspected: {not_looked_into}"
 
 
-def _technique_lines(seen: dict[str, Any], compile_s: float | None) -> Iterator[Line]:
+def _technique_lines(seen: dict[str, Any], compile_s: float | None) -> Iterator[_Line]:
     if layers := seen.get("layers_recomputed"):
         operations = seen["operations_recomputed_per_micro_batch"]
         matmuls = seen["matmuls_recomputed_per_micro_batch"]
@@ -190,18 +190,18 @@ def _technique_lines(seen: dict[str, Any], compile_s: float | None) -> Iterator[
         yield "compiled", f"{compiler['graphs']} graphs", counts
 
 
-HEADER = ("outcome", "samples/s", "step", "peak memory", "eval loss", "what differs")
+_HEADER = ("outcome", "samples/s", "step", "peak memory", "eval loss", "what differs")
 
-CellResult = tuple[tuple[str, ...], str, str, Record | None]
+_CellResult = tuple[tuple[str, ...], str, str, Record | None]
 """Overrides, outcome, reason of the failure, and record of a sweep's run."""
 
 
-def render_cells(cells: Sequence[CellResult], names: Sequence[str] = ()) -> str:
+def render_cells(cells: Sequence[_CellResult], names: Sequence[str] = ()) -> str:
     """Return one line per run, named by `names` of rows, then failures."""
     labels = label_cells([overrides for overrides, *_ in cells], names)
     pairs = list(zip(cells, labels, strict=True))
     rows = [_row(outcome, record, label) for (_, outcome, _, record), label in pairs]
-    lines = align([HEADER, *rows])
+    lines = align([_HEADER, *rows])
     for (_, outcome, reason, _), label in pairs:
         lines += ["", f"{outcome}: {label}", f"  {reason}"] if reason else []
     return "\n".join(lines)
@@ -224,7 +224,7 @@ def distinct_overrides(overrides: Sequence[tuple[str, ...]]) -> list[tuple[str, 
     return [tuple(o for o in cell if o not in shared) for cell in overrides]
 
 
-COLUMNS: dict[str, Callable[[Any], str]] = {
+_COLUMNS: dict[str, Callable[[Any], str]] = {
     "samples_per_s": "{:.2f}".format,
     "steady_step_s": format_seconds,
     "peak_allocated_bytes": format_bytes,
@@ -235,14 +235,14 @@ COLUMNS: dict[str, Callable[[Any], str]] = {
 
 def _row(outcome: str, record: Record | None, label: str) -> tuple[str, ...]:
     values = summary_values(record) if record else {}
-    numbers = [text(values[key]) if key in values else "" for key, text in COLUMNS.items()]
+    numbers = [text(values[key]) if key in values else "" for key, text in _COLUMNS.items()]
     return (outcome or "not run", *numbers, label)
 
 
-QUIET_S = 2.0
+_QUIET_S = 2.0
 """Delay in seconds before the first line."""
 
-PAUSE_S = {True: 0.2, False: 10.0}
+_PAUSE_S = {True: 0.2, False: 10.0}
 """Seconds between lines, on a terminal (overwritten) and in a log."""
 
 
@@ -254,7 +254,7 @@ class PlanningLine:
     ) -> None:
         self._stream = raw_stream(stream or sys.stderr)
         self._clock = clock
-        self._due = clock() + QUIET_S
+        self._due = clock() + _QUIET_S
         self._written = ""
 
     def counter(self, done: str, what: str = "cell") -> Callable[[int, int], None]:
@@ -272,7 +272,7 @@ class PlanningLine:
         if now < self._due:
             return
         is_terminal = self._stream.isatty()
-        self._due = now + PAUSE_S[is_terminal]
+        self._due = now + _PAUSE_S[is_terminal]
         padded = text.ljust(len(self._written))
         self._stream.write(f"\r{padded}" if is_terminal else f"{text}\n")
         self._stream.flush()

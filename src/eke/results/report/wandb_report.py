@@ -30,7 +30,7 @@ from eke.results.trackers.sync import account
 from eke.results.trackers.sync.account import read_receipts
 from eke.results.trackers.tracker import tracker_id
 
-PLAIN = re.compile(r"[A-Za-z0-9_.\- ]+")
+_PLAIN = re.compile(r"[A-Za-z0-9_.\- ]+")
 """Names that wandb-workspaces 0.4 can filter by.
 
 It parses its own filter expressions, where `=` becomes `==`, `<` becomes `<=` and a quotation mark
@@ -46,7 +46,7 @@ MAX_FACTORS = 6
 MAX_ROWS = 100
 """Maximum rows of the table, as W&B renders the entire report in the browser."""
 
-MAX_TITLE_CHARS = 128
+_MAX_TITLE_CHARS = 128
 """Maximum length of a title in wandb-workspaces 0.4."""
 
 
@@ -62,7 +62,7 @@ class WandbProject:
         return f"{self.entity}/{self.project}" if self.entity else self.project
 
 
-def workspaces() -> ModuleType:
+def _workspaces() -> ModuleType:
     """Return the module `wandb_workspaces.reports.v2`, or raise ConfigError if it is missing."""
     # Disables W&B's telemetry, which waits 10 s for an unreachable host.
     os.environ["WANDB_ERROR_REPORTING"] = "false"
@@ -77,7 +77,7 @@ def workspaces() -> ModuleType:
     return reports
 
 
-def recorded(comparison: Comparison) -> list[tuple[Entry, Record]]:
+def _recorded(comparison: Comparison) -> list[tuple[Entry, Record]]:
     """Return the compared runs with a record, in the report's order."""
     entries = [entry for row in comparison.rows for entry in row.variant.entries]
     return [(entry, entry.record) for entry in entries if entry.record is not None]
@@ -85,7 +85,7 @@ def recorded(comparison: Comparison) -> list[tuple[Entry, Record]]:
 
 def find_project(comparison: Comparison, project: str = "", entity: str = "") -> WandbProject:
     """Return the project of the runs, unless given. Raise ConfigError if there are several."""
-    settings = [table(record.config, "tracker") for _, record in recorded(comparison)]
+    settings = [table(record.config, "tracker") for _, record in _recorded(comparison)]
     return WandbProject(
         entity or _only("entity", settings),
         project or _only("project", settings) or schema.Tracker.project,
@@ -107,26 +107,26 @@ def find_filter(comparison: Comparison) -> tuple[str, list[str]] | None:
     Groups, if W&B has the runs' sweeps as groups, include later runs of a sweep. Other runs are
     filtered by id: single runs, and cells with the record of an earlier sweep.
     """
-    found = recorded(comparison)
+    found = _recorded(comparison)
     if not found:
         return None
     sweeps = list(dict.fromkeys(entry.sweep for entry, _ in found))
     is_grouped = all(e.sweep == table(r.config, "tracker").get("group") for e, r in found)
-    if is_grouped and all(map(PLAIN.fullmatch, sweeps)):
+    if is_grouped and all(map(_PLAIN.fullmatch, sweeps)):
         return "Group", sweeps
     ids = dict.fromkeys(
         tracker_id(entry.folder.name if entry.folder else record.run_id, record.run_id)
         for entry, record in found
     )
-    return "ID", [each for each in ids if PLAIN.fullmatch(each)]
+    return "ID", [each for each in ids if _PLAIN.fullmatch(each)]
 
 
-def factor_paths(comparison: Comparison) -> list[str]:
+def _factor_paths(comparison: Comparison) -> list[str]:
     """Return the paths in W&B's config of the factors that differ between runs.
 
     For example `precision.value` and `cfg.value.train.steps`: W&B wraps top-level keys in `value`.
     """
-    options = {group for _, record in recorded(comparison) for group in record.choices}
+    options = {group for _, record in _recorded(comparison) for group in record.choices}
     known = {key for row in comparison.rows if row.variant.machine for key in row.variant.settings}
     # Options have the names of eke.results.trackers.wandb.make_config.
     named = {key: f"{key.replace('.', '_')}.value" for key in options}
@@ -166,7 +166,7 @@ def specification(comparison: Comparison, place: WandbProject, is_online: bool =
     It has the contents of the other formats and belongs to the project `place`. With `is_online`
     the run set also names the project, which requests its id from the server.
     """
-    library = workspaces()
+    library = _workspaces()
     blocks = []
     if found := find_filter(comparison):
         key, names = found
@@ -174,7 +174,7 @@ def specification(comparison: Comparison, place: WandbProject, is_online: bool =
         live = f"Live: {escape(which)} in project {escape(place.project)}. "
         live += "The text below is of the time of writing."
         chosen = f"== {names[0]!r}" if len(names) == 1 else f"in {names!r}"
-        factors = factor_paths(comparison)
+        factors = _factor_paths(comparison)
         # Compared runs, fastest first, grouped and colored by differing factors.
         run_set = library.Runset(
             **(asdict(place) if is_online else {}),
@@ -197,7 +197,7 @@ def specification(comparison: Comparison, place: WandbProject, is_online: bool =
         # None would cause a request to the server.
         entity=place.entity,
         project=place.project,
-        title=cut(printable_line(f"eke: {', '.join(titles) or 'runs'}"), MAX_TITLE_CHARS),
+        title=cut(printable_line(f"eke: {', '.join(titles) or 'runs'}"), _MAX_TITLE_CHARS),
         description="made by eke report",
         blocks=blocks,
         width="fluid",
@@ -221,7 +221,7 @@ def dump(report: Any) -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
-class PublishedReport(NamedTuple):
+class _PublishedReport(NamedTuple):
     """A published report, stored with the other files so that it can be updated."""
 
     server: str
@@ -243,7 +243,7 @@ def publish(comparison: Comparison, place: WandbProject, file: Path) -> tuple[st
         OSError: `file` cannot be written.
     """
     try:
-        others = [PublishedReport(**each) for each in read_json(file)["published"]]
+        others = [_PublishedReport(**each) for each in read_json(file)["published"]]
     except (OSError, ValueError, TypeError, KeyError):  # missing or invalid
         others = []
     with account.session() as (user, _):
@@ -260,7 +260,7 @@ def publish(comparison: Comparison, place: WandbProject, file: Path) -> tuple[st
             "  -> eke sync RUNS   (sends the runs, and makes it), or --project NAME, --entity NAME"
         )
     report_id, url = answer
-    kept = [*(p for p in others if p[:3] != where), PublishedReport(*where, report_id, url)]
+    kept = [*(p for p in others if p[:3] != where), _PublishedReport(*where, report_id, url)]
     write_json(file, {"schema_version": 1, "published": [each._asdict() for each in kept]})
     return url, report_id != known_id, _count_missing(comparison, where)
 
@@ -268,7 +268,7 @@ def publish(comparison: Comparison, place: WandbProject, file: Path) -> tuple[st
 def _count_missing(comparison: Comparison, where: tuple[str, str, str]) -> int:
     """Count the runs without a receipt of `eke sync` that did not run online."""
     count = 0
-    for entry, record in recorded(comparison):
+    for entry, record in _recorded(comparison):
         settings = table(record.config, "tracker")
         found = tuple(settings.get(key) for key in ("mode", "option", "project"))
         if found != (TrackerMode.online.value, "wandb", where[2]):

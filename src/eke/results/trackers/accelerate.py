@@ -15,14 +15,21 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from eke.common.files import open_file, make_private_dir, read_json, write_json
+from eke.common.files import make_private_dir, open_file, read_json, write_json
 from eke.common.paths import RunPaths
 from eke.plan.record import EXIT_OK, EXIT_RESUMABLE, metrics
-from eke.results.trackers.async_tracker import EVAL, TRAIN, MissingRowFilter, TrackerClient, MirrorError, drawn
+from eke.results.trackers.async_tracker import (
+    EVAL,
+    TRAIN,
+    MirrorError,
+    MissingRowFilter,
+    TrackerClient,
+    drawn,
+)
 from eke.results.trackers.tracker import Row, TrackedRun, Value
 
 
-class AccelerateRun(TrackerClient):
+class _AccelerateRun(TrackerClient):
     """One attempt of a run in one of Accelerate's trackers, which `start` stores in `_tracker`."""
 
     package: str
@@ -97,7 +104,7 @@ def _flatten(path: str, value: Any) -> dict[str, Value]:
     return {path: value if is_plain else json.dumps(value, default=str)}  # null, lists
 
 
-class TensorBoardRun(AccelerateRun):
+class TensorBoardRun(_AccelerateRun):
     """Event files of torch's writer in `tensorboard/<run_id>`, one for each attempt."""
 
     package = "tensorboard"
@@ -134,7 +141,7 @@ class TensorBoardRun(AccelerateRun):
         self._tracker.finish()
 
 
-class MLflowRun(AccelerateRun):
+class MLflowRun(_AccelerateRun):
     """A run of the experiment `tracker.project`. MLflow creates its id, and a file stores it.
 
     The store is SQLite next to the run folders, or a server. Tested with mlflow 3.17.
@@ -233,7 +240,7 @@ class MLflowRun(AccelerateRun):
         mlflow.end_run(status)
 
 
-class TrackioRun(AccelerateRun):
+class TrackioRun(_AccelerateRun):
     """The run `<run_id>` of the project `tracker.project`, in `trackio` next to the run folders.
 
     Tested with trackio 0.43. Its store, SQLite with a write-ahead log, requires a local disk.

@@ -183,7 +183,7 @@ def one_line(error: BaseException) -> str:
 TRAIN, EVAL = "train", "eval"
 
 
-def kind_of(row: Mapping[str, object]) -> str:
+def _kind_of(row: Mapping[str, object]) -> str:
     """Return the kind of a row, TRAIN or EVAL. A step can have both."""
     return EVAL if metrics.EVAL_LOSS in row else TRAIN
 
@@ -192,7 +192,7 @@ def deduplicate(rows: Iterable[metrics.Row]) -> list[metrics.Row]:
     """Return one row per step and kind, of the highest attempt, ordered by step, then kind."""
     kinds: dict[str, list[metrics.Row]] = {TRAIN: [], EVAL: []}
     for row in rows:
-        kinds[kind_of(row)].append(row)
+        kinds[_kind_of(row)].append(row)
     latest = [row for each in kinds.values() for row in metrics.latest(each, metrics.STEP)]
     return sorted(latest, key=lambda row: int(row[metrics.STEP]))
 
@@ -222,15 +222,15 @@ class MissingRowFilter:
             first = int(rows[0][metrics.STEP])
             if self.seen.get(TRAIN, -1) < first - 1:
                 wanted = [*_earlier_rows(self.metrics_file, self.attempt, first), *rows]
-        found = [row for row in wanted if int(row[metrics.STEP]) > self.seen.get(kind_of(row), -1)]
+        found = [row for row in wanted if int(row[metrics.STEP]) > self.seen.get(_kind_of(row), -1)]
         for row in found:
-            self.seen[kind_of(row)] = int(row[metrics.STEP])
+            self.seen[_kind_of(row)] = int(row[metrics.STEP])
         return found
 
 
 TIME, TOTAL_TOKENS = "train/time_s", "train/total_tokens"
 
-CONSTANT = (
+_CONSTANT = (
     metrics.ATTEMPT, metrics.SAMPLES, metrics.TOKENS, metrics.WARMUP, metrics.SHARED, metrics.CUT,
 )  # fmt: skip
 """Keys of metrics.jsonl whose charts in a tracker would be flat lines."""
@@ -238,7 +238,7 @@ CONSTANT = (
 
 def drawn(row: Row) -> dict[str, Value]:
     """Return the values of a row that a tracker draws."""
-    return {key: value for key, value in row.items() if key not in CONSTANT}
+    return {key: value for key, value in row.items() if key not in _CONSTANT}
 
 
 class Totals:

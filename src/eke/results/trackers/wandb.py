@@ -21,10 +21,10 @@ from eke.plan.record import metrics
 from eke.results.trackers.async_tracker import (
     EVAL,
     TRAIN,
-    MissingRowFilter,
-    TrackerClient,
     MirrorError,
+    MissingRowFilter,
     Totals,
+    TrackerClient,
     drawn,
 )
 from eke.results.trackers.tracker import Row, TrackedRun, Value
@@ -169,7 +169,7 @@ class WandbRun(TrackerClient):
         if written != self._num_steps:
             why = f"holds {written} of {self._num_steps} rows: is the disk full?"
             raise MirrorError(f"W&B's file {settings.sync_file} {why}")
-        if error := find_fatal_error(Path(settings.log_internal)):
+        if error := _find_fatal_error(Path(settings.log_internal)):
             raise MirrorError(f"the upload failed: {error}")
 
     def abandon(self) -> None:
@@ -227,7 +227,7 @@ def kill_core() -> None:
                 os.kill(int(pid), signal.SIGKILL)
 
 
-def find_fatal_error(log: Path) -> str:
+def _find_fatal_error(log: Path) -> str:
     """Return the upload error in wandb-core's log, "" if there is none."""
     for line in log.read_text(errors="replace").splitlines():  # one JSON object per line
         if '"level":"ERROR+4"' in line:  # slog's name of the level four above ERROR

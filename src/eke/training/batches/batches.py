@@ -14,7 +14,7 @@ from eke.common.text import IGNORED, PAD
 from eke.config.schema import Packing, Seq2SeqLM, SequenceClassification
 from eke.data.sources import MixtureSampler, mix_seed
 from eke.models.sizes import is_ragged, most_predicted
-from eke.plan.planner import Plan, simulated_micro_batches, evaluated
+from eke.plan.planner import Plan, evaluated, simulated_micro_batches
 from eke.plan.planner.lengths import GROUPED_STEPS, MicroBatchShape
 from eke.training.batches.sampler import as_label
 from eke.training.batches.tasks import Key, Sample, concatenate_samples
@@ -188,7 +188,7 @@ class Collator:
         return padded
 
 
-SAMPLES_AT_ONCE = 2**16
+_SAMPLES_AT_ONCE = 2**16
 """Samples of a stream whose order is computed at a time."""
 
 
@@ -241,7 +241,7 @@ class SampleOrder:
         """Yield the keys of the samples of each step from `start` to `stop` - 1."""
         size, held, at_once = self.samples_per_step, (-1, -1), self.steps_per_epoch
         if self.is_stream:  # an epoch can be very long. An epoch of a source is drawn at a time.
-            rows = max(SAMPLES_AT_ONCE, *self.mix.sizes) if self.mix else SAMPLES_AT_ONCE
+            rows = max(_SAMPLES_AT_ONCE, *self.mix.sizes) if self.mix else _SAMPLES_AT_ONCE
             at_once = -(-rows // size)
         epochs, numbers = np.zeros(0, int), np.zeros(0, int)
         for step in range(start, stop):
@@ -278,7 +278,7 @@ def cut_step(
     return groups[rank::world_size]
 
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 AT_MOST = 8
 """Largest number of items in a burst."""
@@ -286,7 +286,9 @@ LONG_ENOUGH_S = 1e-3
 """Time limit of a burst in seconds: too short to affect step times, enough to warm up caches."""
 
 
-def prefetch_in_groups(items: Iterator[T], clock: Callable[[], float] = time.perf_counter) -> Iterator[T]:
+def prefetch_in_groups(
+    items: Iterator[_T], clock: Callable[[], float] = time.perf_counter
+) -> Iterator[_T]:
     """Yield items, prepared several at a time."""
     # A model's step evicts the batching code from the processor's caches: 0.36 ms per step one by
     # one, 0.05 ms in groups of eight, for four short samples (notes/lab/loop.md, 2026-11-23).
@@ -373,7 +375,9 @@ class LongestSamples:
 
     @property
     def _micro(self) -> MicroBatchShape:
-        return evaluated(self.plan) if self.evaluation else simulated_micro_batches(self.plan).longest
+        return (
+            evaluated(self.plan) if self.evaluation else simulated_micro_batches(self.plan).longest
+        )
 
 
 def probe_sample(plan: Plan, length: int, of_target: int, together: int) -> Sample:

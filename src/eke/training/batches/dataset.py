@@ -59,11 +59,11 @@ def build_collator(plan: Plan, left: bool = False) -> Collator:
     )
 
 
-Samples = TaskSamples | PackedSamples | MixSamples | LongestSamples
+_Samples = TaskSamples | PackedSamples | MixSamples | LongestSamples
 
 
 @dataclass
-class Padding:
+class _Padding:
     """Counts of positions, rows and tokens of all training micro-batches so far."""
 
     num_tokens: int = 0
@@ -97,11 +97,11 @@ class Padding:
 class TrainingData:
     """Samples of a run and their loaders."""
 
-    train: Samples
-    evaluation: Samples
+    train: _Samples
+    evaluation: _Samples
     collate: Collator
     plan: Plan
-    padding: Padding = field(default_factory=Padding)
+    padding: _Padding = field(default_factory=_Padding)
     """Counts of this rank during training."""
     loading: Any = None
     """Iterator over training micro-batches, which owns the loader processes."""
@@ -195,7 +195,7 @@ class TrainingData:
         yield from self.placeholders(missing if even else 0)
 
     def _loader(
-        self, samples: Samples, batches: Any, persistent: bool = False
+        self, samples: _Samples, batches: Any, persistent: bool = False
     ) -> "DataLoader[Any]":
         config = self.plan.config.dataloader
         return DataLoader(

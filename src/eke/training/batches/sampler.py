@@ -13,25 +13,32 @@ import torch
 from eke.common.errors import ChangedError, format_os_error
 from eke.common.text import BOS, NUM_SPECIAL_TOKENS
 from eke.config.schema import ProblemType, SequenceClassification, Synthetic
-from eke.data.sources import FileRange, Store, mix_seed, read_piece, file_signature, synthetic_length
+from eke.data.sources import (
+    FileRange,
+    Store,
+    file_signature,
+    mix_seed,
+    read_piece,
+    synthetic_length,
+)
 
-IN_MEMORY_BYTES = 256 * 2**20
+_IN_MEMORY_BYTES = 256 * 2**20
 """Largest text kept in memory, as tokens of two bytes. Larger texts are read on demand."""
 
 OPEN_FILES = 64
 """Most files kept open at a time. The usual limit of a process is 1024."""
 
-Check = Callable[[], None]
+_Check = Callable[[], None]
 """Function that raises ChangedError if the text differs from the plan."""
 
 
-def unchecked() -> None:
+def _unchecked() -> None:
     """Accept any text, if there is no plan."""
 
 
-def byte_stream(pieces: tuple[FileRange, ...], check: Check = unchecked) -> "TokenSource":
+def byte_stream(pieces: tuple[FileRange, ...], check: _Check = _unchecked) -> "_TokenSource":
     """Return the bytes of several ranges, each followed by BOS. `check` runs after file changes."""
-    if sum(piece.size for piece in pieces) > IN_MEMORY_BYTES:
+    if sum(piece.size for piece in pieces) > _IN_MEMORY_BYTES:
         return InPlace(pieces, check)
     parts = [np.zeros(0, np.uint16)]
     for piece in pieces:
@@ -45,7 +52,7 @@ class InPlace:
     def __init__(
         self,
         pieces: tuple[FileRange, ...],
-        check: Check = unchecked,
+        check: _Check = _unchecked,
         stamps: dict[Path, tuple[int, ...]] | None = None,
     ) -> None:
         self.pieces, self.check = pieces, check
@@ -102,7 +109,7 @@ class InPlace:
             os.close(descriptor)
 
 
-TokenSource = np.ndarray | InPlace
+_TokenSource = np.ndarray | InPlace
 """Tokens by position, unsigned integers."""
 
 
@@ -140,7 +147,7 @@ def seeded(*parts: int) -> torch.Generator:
 class Windows:
     """Equal windows of text, by class."""
 
-    streams: tuple[TokenSource, ...]
+    streams: tuple[_TokenSource, ...]
     """Tokens of each class, unsigned integers."""
     starts: np.ndarray
     """Class and offset of each window, `[windows, 2]`."""
@@ -165,7 +172,7 @@ class Windows:
         return np.full(len(self), self.length)
 
 
-def cut_windows(streams: Sequence[TokenSource], length: int, keep: int | None = None) -> Windows:
+def _cut_windows(streams: Sequence[_TokenSource], length: int, keep: int | None = None) -> Windows:
     """Cut one stream per class into windows of `length` tokens: all, or `keep` evenly spaced."""
     starts = []
     for number, stream in enumerate(streams):
@@ -187,12 +194,12 @@ def pack_windows(
     length: int,
     labels: list[str],
     keep: int | None = None,
-    check: Check = unchecked,
+    check: _Check = _unchecked,
 ) -> Windows:
     """Concatenate byte ranges by class, each followed by BOS, and cut them into windows."""
     parts = [tuple(p for p in pieces if p.label == label) for label in labels]
     streams = [byte_stream(part, check) for part in parts]
-    return cut_windows(streams, length, keep)
+    return _cut_windows(streams, length, keep)
 
 
 def stored_windows(store: Store, evaluation: bool, length: int, keep: int) -> Windows:
@@ -203,7 +210,7 @@ def stored_windows(store: Store, evaluation: bool, length: int, keep: int) -> Wi
         for s in sorted(store.manifest.streams, key=lambda s: s.label)
         if s.evaluation is evaluation
     ]
-    return cut_windows(streams, length, keep)
+    return _cut_windows(streams, length, keep)
 
 
 class StoredRows:

@@ -21,9 +21,9 @@ from eke.config.schema import (
 )
 from eke.data.sources import (
     BYTE_TOKENS,
-    SpecialTokens,
     Manifest,
     PackedRows,
+    SpecialTokens,
     Store,
     Vocabulary,
     first_fit,
@@ -51,7 +51,7 @@ from eke.training.batches.sampler import (
 )
 from eke.training.batches.stream import StreamedRows
 
-Source = Windows | StoredRows | StreamedRows | RandomTokens
+_Source = Windows | StoredRows | StreamedRows | RandomTokens
 """Sequences by number, with `row`, `label`, and `lengths` of all. `framed` ones have special tokens
 and a boundary between source and target. Others are slices of one long text."""
 
@@ -69,7 +69,7 @@ Key = tuple[int, int]
 class TaskSamples:
     """Dataset of one task and one source."""
 
-    source: Source
+    source: _Source
     config: Config
     vocabulary: Vocabulary = BYTE_TOKENS
 
@@ -174,7 +174,7 @@ def masked_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
     assert vocabulary.mask is not None, "a tokenizer without mask token is rejected when loaded"
     tokens = samples.source.row(index).tokens
     if not samples.source.framed and not vocabulary.is_bytes:
-        add_special_tokens(tokens, vocabulary, vocabulary.frame)
+        _add_special_tokens(tokens, vocabulary, vocabulary.frame)
     generator = seeded(config.seed, epoch, index)
     chosen = torch.rand(len(tokens), generator=generator).numpy() < config.task.mask_frac
     at_least = int(torch.randint(len(tokens), (1,), generator=generator))
@@ -200,14 +200,14 @@ def sequence_classification(samples: TaskSamples, epoch: int, index: int) -> Sam
     row = source.row(index)
     tokens = row.tokens
     if not source.framed:
-        add_special_tokens(tokens, samples.vocabulary, samples.vocabulary.frame)
+        _add_special_tokens(tokens, samples.vocabulary, samples.vocabulary.frame)
     sample = {"input_ids": tokens, "labels": as_label(task, source.label(index))}
     if samples.vocabulary.has_types:
         sample["token_type_ids"] = (np.arange(len(tokens)) >= row.cut).astype(np.int64)
     return sample
 
 
-def add_special_tokens(tokens: np.ndarray, vocabulary: Vocabulary, frame: SpecialTokens) -> None:
+def _add_special_tokens(tokens: np.ndarray, vocabulary: Vocabulary, frame: SpecialTokens) -> None:
     """Write special tokens around a slice of text, in place. Bytes end in the end of text."""
     prefix, suffix = frame.prefix, frame.suffix
     if vocabulary.is_bytes:
@@ -227,8 +227,8 @@ def seq2seq_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
         whole = config.data.seq_len + (config.task.target_len or config.data.seq_len)
         cut = max(1, len(tokens) * config.data.seq_len // whole)  # ragged: the same proportion
         if not vocabulary.is_bytes:
-            add_special_tokens(tokens[:cut], vocabulary, vocabulary.frame)
-        add_special_tokens(tokens[cut:], vocabulary, vocabulary.target_frame)
+            _add_special_tokens(tokens[:cut], vocabulary, vocabulary.frame)
+        _add_special_tokens(tokens[cut:], vocabulary, vocabulary.target_frame)
     return {"input_ids": tokens[:cut], "labels": tokens[cut:]}
 
 
@@ -300,7 +300,7 @@ def chat_manifest(plan: Plan) -> Manifest | None:
 
 def _random(
     config: Config, data: Synthetic, keep: int | None, evaluation: bool
-) -> tuple[Source, PackedRows | None]:
+) -> tuple[_Source, PackedRows | None]:
     labels = config.task.num_labels if isinstance(config.task, SequenceClassification) else 2
     drawn = data.num_eval_samples if evaluation else data.num_samples or DEFAULT_SYNTHETIC_SAMPLES
     count = drawn if keep is None else keep
@@ -312,7 +312,7 @@ def _random(
     return source, first_fit(synthetic_lengths(data, length, split, count), data.seq_len)
 
 
-def _stored(plan: Plan, keep: int | None, evaluation: bool) -> tuple[Source, PackedRows | None]:
+def _stored(plan: Plan, keep: int | None, evaluation: bool) -> tuple[_Source, PackedRows | None]:
     store = _open(plan)
     split = "evaluation" if evaluation else "train"
     if store.manifest.streams:

@@ -21,7 +21,7 @@ from eke.common.paths import LOCAL_RANK
 from eke.config.schema import FSDP, GradientSync
 from eke.models.sizes import exchange_of
 from eke.plan.planner import Plan
-from eke.training.distributed.fsdp import build_mesh, part_bytes, shard_model, full_tensor
+from eke.training.distributed.fsdp import build_mesh, full_tensor, part_bytes, shard_model
 from eke.training.distributed.operators import Engine, in_memory, prepare_swap, swap_buffers
 from eke.training.distributed.parts import Parts
 from eke.training.distributed.ranks import Ranks
@@ -60,7 +60,7 @@ def build_engine(
     communication: Any = importlib.import_module("deepspeed.comm.torch")
     communication.build_shm_op = lambda: None
     deepspeed.init_distributed(auto_mpi_discovery=False)  # uses the existing group
-    compute_under_autocast(model, formats)
+    _compute_under_autocast(model, formats)
     if is_zero3(plan):
         with parts.sharded_flat(deepspeed.zero.Init) if parts else nullcontext():
             deepspeed.zero.Init(module=model, config_dict_or_path=settings)
@@ -94,7 +94,7 @@ def import_deepspeed(device: torch.device) -> Any:
     return deepspeed
 
 
-def compute_under_autocast(model: nn.Module, formats: Formats) -> None:
+def _compute_under_autocast(model: nn.Module, formats: Formats) -> None:
     """Run all forward passes in the plan's format: the engine disables an outer autocast."""
     plain = model.forward
 
@@ -127,7 +127,7 @@ def engine_weights(engine: Engine) -> list[nn.Parameter]:
     return [weight for group in groups for weight in group]
 
 
-def tensors_within(value: Any, depth: int = 3) -> list[Tensor]:
+def _tensors_within(value: Any, depth: int = 3) -> list[Tensor]:
     """Return tensors in containers nested up to `depth`, and in ZeRO's buckets."""
     if isinstance(value, Tensor):
         return [value]
@@ -139,7 +139,7 @@ def tensors_within(value: Any, depth: int = 3) -> list[Tensor]:
         value = list(value.values())
     if not isinstance(value, list | tuple):
         return []
-    return [tensor for each in value for tensor in tensors_within(each, depth - 1)]
+    return [tensor for each in value for tensor in _tensors_within(each, depth - 1)]
 
 
 class DeepSpeedUpdate(Update):
@@ -180,7 +180,7 @@ class DeepSpeedUpdate(Update):
         weights = [p.ds_tensor for p in engine.module.parameters() if hasattr(p, "ds_tensor")]
         gradients = [p.grad for p in pieces if p.grad is not None]
         buffers = [buffer for part in swap_buffers(engine) for buffer in part]
-        return [*pieces, *weights, *gradients, *buffers, *tensors_within(vars(engine.optimizer))]
+        return [*pieces, *weights, *gradients, *buffers, *_tensors_within(vars(engine.optimizer))]
 
     def hold(self, model: nn.Module) -> Held:
         """Return weights, and names and ranges of this rank's flat shards. Collective."""

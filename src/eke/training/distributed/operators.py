@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from eke.common.files import open_file, make_private_dir
+from eke.common.files import make_private_dir, open_file
 from eke.data.sources import cache_folder
 from eke.hardware.cpu import cpu_name
 from eke.hardware.fingerprint import installed_versions
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 ADAM, FILES = "DeepSpeed's Adam", "DeepSpeed's file operator"
 """Names of the operators: AdamW on the host, and training state on disk."""
@@ -32,7 +32,7 @@ FOLDER = "TORCH_EXTENSIONS_DIR"
 Engine = Any
 """`deepspeed.DeepSpeedEngine`, which has no type annotations."""
 
-LEFT_OUT = "-g"
+_LEFT_OUT = "-g"
 """DeepSpeed's flag for debugging symbols, which take a third of the compile time."""
 
 SAY_AFTER_S = 3.0
@@ -60,7 +60,7 @@ class BuildLock:
         os.close(self._descriptor)
 
 
-def load_files() -> None:
+def _load_files() -> None:
     """Load the file operator. RuntimeError: libaio or a compiler is missing."""
     from deepspeed.ops.op_builder import AsyncIOBuilder, PinMemoryBuilder
 
@@ -76,7 +76,7 @@ def load_adam() -> None:
 
 
 def _without_symbols(builder: Any) -> list[str]:
-    return [flag for flag in type(builder).cxx_args(builder) if flag != LEFT_OUT]
+    return [flag for flag in type(builder).cxx_args(builder) if flag != _LEFT_OUT]
 
 
 def _load(what: str, *builders: Any) -> None:
@@ -93,7 +93,7 @@ def compiling(what: str) -> Iterator[None]:
     folder = build_folder()
     make_private_dir(folder)
     words = "compiling %s in C++: minutes, at the first use on a machine (%s)"
-    said = threading.Timer(SAY_AFTER_S, log.info, (words, what, folder))
+    said = threading.Timer(SAY_AFTER_S, _log.info, (words, what, folder))
     said.daemon = True
     said.start()
     start = time.monotonic()
@@ -106,14 +106,14 @@ def compiling(what: str) -> Iterator[None]:
     finally:
         said.cancel()
     if (seconds := time.monotonic() - start) > SAY_AFTER_S:
-        log.info("%s was ready after %.0f s; no step's time has that in it", what, seconds)
+        _log.info("%s was ready after %.0f s; no step's time has that in it", what, seconds)
 
 
 def build_folder() -> Path:
     """Return the build folder, under TORCH_EXTENSIONS_DIR or in eke's cache."""
     versions = installed_versions(("torch", "deepspeed"))
     # ninja's rules contain the folder of the headers: two environments would overwrite each other.
-    what = f"{cpu_name()} {versions} {LEFT_OUT} {sys.prefix}"
+    what = f"{cpu_name()} {versions} {_LEFT_OUT} {sys.prefix}"
     key = hashlib.sha256(what.encode()).hexdigest()[:12]
     given = os.environ.get(FOLDER)
     return (Path(given) if given else cache_folder() / "torch_extensions") / key
@@ -122,7 +122,7 @@ def build_folder() -> Path:
 def prepare_swap(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Build the file operator, and return DeepSpeed's settings with this run's folder."""
     make_private_dir(folder)
-    load_files()
+    _load_files()
     zero = {
         key: {**value, "nvme_path": str(folder)}
         if isinstance(value, dict) and "nvme_path" in value
@@ -166,18 +166,18 @@ def swap_buffers(engine: Engine) -> tuple[list[Any], list[Any]]:
     return mine, [reader.buffers, *([back] if back is not None else [])]
 
 
-def main() -> int:
+def _main() -> int:
     """Compile all operators: `python -m eke.training.distributed.operators`."""
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     load_adam()
     if AsyncIOBuilder().is_compatible():
-        load_files()
+        _load_files()
     else:
-        log.info("%s is skipped: libaio.h is missing", FILES)
+        _log.info("%s is skipped: libaio.h is missing", FILES)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_main())

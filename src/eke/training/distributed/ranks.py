@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from eke.common.paths import LOCAL_RANK, RENDEZVOUS_VARIABLE, RANK, WORLD_SIZE
+from eke.common.paths import LOCAL_RANK, RANK, RENDEZVOUS_VARIABLE, WORLD_SIZE
 from eke.config.schema import PeerToPeer
 from eke.models.sizes import STAGE
 from eke.plan.planner import Plan
@@ -20,7 +20,7 @@ from eke.training.model.loss import LossFunction
 from eke.training.model.number_formats import Formats
 from eke.training.model.unused import add_zero_gradients, routed_parents
 
-STOPS = (Outcome.cancelled, Outcome.timeout, Outcome.preempted)
+_STOPS = (Outcome.cancelled, Outcome.timeout, Outcome.preempted)
 """Stop requests of a rank, in order of priority."""
 
 
@@ -55,11 +55,11 @@ class Ranks:
     def totals(self, counts: Iterable[int], stop: Outcome | None, saved: int = 0) -> StepTotals:
         """Return sums of `MicroBatch.counts` and `saved`, and a stop request. Collective."""
         if self.world_size > 1:
-            numbers = torch.tensor([*(int(stop is each) for each in STOPS), saved, *counts])
+            numbers = torch.tensor([*(int(stop is each) for each in _STOPS), saved, *counts])
             dist.all_reduce(numbers)
-            *wanted, saved = numbers[: len(STOPS) + 1].tolist()
-            counts = numbers[len(STOPS) + 1 :].tolist()
-            stop = next((each for each, count in zip(STOPS, wanted, strict=True) if count), None)
+            *wanted, saved = numbers[: len(_STOPS) + 1].tolist()
+            counts = numbers[len(_STOPS) + 1 :].tolist()
+            stop = next((each for each, count in zip(_STOPS, wanted, strict=True) if count), None)
         targets, samples, tokens, *of = counts
         of_sources = tuple(of[: len(of) // 2]), tuple(of[len(of) // 2 :])
         return StepTotals(max(1, targets), samples, tokens, stop, *of_sources, saved)

@@ -27,27 +27,27 @@ from eke.common.streams import open_streams
 from eke.hardware import usable_cores
 from eke.plan.record import EXIT_FAILED, DeadRank, read_attempts, write_end
 
-FORWARDED = "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"
+_FORWARDED = "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"
 """Signals that request a stop."""
 
-STOP_TIMEOUT_S = 24 * 3600
+_STOP_TIMEOUT_S = 24 * 3600
 """Seconds for the ranks to save after a stop request. A second signal kills agent and ranks."""
 
 
-def main(arguments: list[str]) -> int:
+def _main(arguments: list[str]) -> int:
     """Run all ranks to the end and return the exit code."""
     paths, num_processes = RunPaths(Path(arguments[0]).absolute()), int(arguments[1])
     node, num_nodes, endpoint = arguments[2:] or ("0", "1", "")
     end_with_parent(signal.SIGTERM, os.environ.get(SUPERVISOR, ""))
     os.environ[AGENT] = str(os.getpid())
-    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(STOP_TIMEOUT_S)
+    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_STOP_TIMEOUT_S)
     # If each rank used all cores, the ranks would slow each other down.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // num_processes)))
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):  # the record explains the failure
             logging.getLogger(name).setLevel(logging.CRITICAL)
     meeting = "" if endpoint else tempfile.mkdtemp(prefix="eke-ranks-")  # mode 0700
-    config = launch_config(num_processes, int(node), int(num_nodes), endpoint, meeting)
+    config = _launch_config(num_processes, int(node), int(num_nodes), endpoint, meeting)
     try:
         worker = module_command("eke.training.loop.worker", str(paths.folder))
         elastic_launch(config, worker[0])(*worker[1:])
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
             shutil.rmtree(meeting, ignore_errors=True)
 
 
-def launch_config(
+def _launch_config(
     num_processes: int, node: int, num_nodes: int, endpoint: str, meeting: str
 ) -> LaunchConfig:
     """Return the rendezvous settings of torch's agent and of its ranks."""
@@ -89,7 +89,7 @@ def launch_config(
         nproc_per_node=num_processes,
         run_id=endpoint or str(os.getpid()),
         max_restarts=0,  # instead, a later attempt resumes from the checkpoint
-        signals_to_handle=FORWARDED,
+        signals_to_handle=_FORWARDED,
         rdzv_backend=backend,
         rdzv_endpoint=found_at,
         rdzv_configs=settings,
@@ -106,7 +106,7 @@ def first_failed_rank(ends: Mapping[int, tuple[int, int]]) -> int:
 
 if __name__ == "__main__":
     open_streams("utf-8")
-    code = main(sys.argv[1:])
+    code = _main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

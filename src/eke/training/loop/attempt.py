@@ -62,7 +62,7 @@ ENGINES = {
 """Training function of each `engine` option, by name: importing Trainer takes a second."""
 
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -89,8 +89,8 @@ def work(attempt: Attempt) -> int:
     shared = os.environ.get(SHARED_DEVICE)
     attempt.shared = True if shared else has_foreign_processes(plan.device)
     tracker = open_tracker(plan, attempt.paths, attempt.number)
-    outcome, failure = attempt_training(attempt, tracker)
-    write_last_rows(attempt)
+    outcome, failure = _attempt_training(attempt, tracker)
+    _write_last_rows(attempt)
     record = make_record(plan, attempt.paths, attempt.number, outcome, failure, attempt.job)
     record.timing.startup_s = attempt.startup_s
     record.shared_device = record.shared_device or attempt.shared  # an earlier attempt's steps
@@ -108,7 +108,7 @@ def work(attempt: Attempt) -> int:
 
 def run_follower(attempt: Attempt) -> int:
     """Train on a rank other than 0, log failures, and return the exit code."""
-    outcome, failure = attempt_training(attempt, Untracked())
+    outcome, failure = _attempt_training(attempt, Untracked())
     if failure is None or outcome not in (Outcome.oom, Outcome.crashed, Outcome.refused):
         return EXIT_OK  # all ranks ended together, and rank 0 records it
     if not failure.lost_contact:
@@ -117,7 +117,7 @@ def run_follower(attempt: Attempt) -> int:
     return EXIT_FAILED
 
 
-def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failure | None]:
+def _attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failure | None]:
     """Build and train. Returns the outcome in any case."""
     plan, paths, number, ranks = attempt.plan, attempt.paths, attempt.number, attempt.ranks
     quiet_libraries(plan)
@@ -148,11 +148,11 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
     except BaseException as error:  # also bugs, signals and lack of memory end in a record
         begun = bool(meter.steps_ended)
         outcome, failure = classify(error, meter.phase, None if begun else plan)
-        log.error("%s: %s", outcome.value, failure.message)
+        _log.error("%s: %s", outcome.value, failure.message)
         if failure.traceback and outcome is Outcome.crashed:  # other tracebacks are in the record
-            log.error(failure.traceback)
+            _log.error(failure.traceback)
         elif failure.traceback and outcome is Outcome.refused:
-            log.error("traceback in %s\n%s", paths.log, indent(failure.traceback, IN_LOG))
+            _log.error("traceback in %s\n%s", paths.log, indent(failure.traceback, IN_LOG))
         return outcome, failure
     finally:
         remove_swap(swap_folder(plan, paths), ranks.rank)
@@ -186,7 +186,7 @@ def verify_inputs(plan: Plan) -> Iterator[None]:
         check_inputs(plan)
 
 
-def write_last_rows(attempt: Attempt) -> None:
+def _write_last_rows(attempt: Attempt) -> None:
     """Write the rows of the last steps, if the device still answers and the disk has space."""
     if attempt.job is None or attempt.ranks.world_size > 1:
         return  # each of several ranks has only its part of the losses, and a rank may be gone
@@ -195,4 +195,4 @@ def write_last_rows(attempt: Attempt) -> None:
         metrics.append_rows(attempt.paths.metrics, rows)
         attempt.job.tracker.log(rows)
     except (RuntimeError, OSError) as error:
-        log.warning("the last steps could not be written: %s", error)
+        _log.warning("the last steps could not be written: %s", error)

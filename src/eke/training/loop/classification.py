@@ -14,10 +14,10 @@ from eke.training.distributed.ranks import Ranks
 from eke.training.loop.step import EvaluationContext
 from eke.training.model.loss import loss_sum
 
-MOST_IN_MATRIX = 100
+_MOST_IN_MATRIX = 100
 """Most classes for which the record holds a confusion matrix (10,000 numbers)."""
 
-Pairs = tuple[np.ndarray, np.ndarray]
+_Pairs = tuple[np.ndarray, np.ndarray]
 """Predictions and labels, each `[samples]` or `[samples, classes]`."""
 
 
@@ -41,7 +41,7 @@ class Predictions:
             found = logits > 0 if batch.labels.dim() == 2 else logits.float().reshape(-1)
         self.pairs.append((found, batch.labels))
 
-    def gather(self, ranks: Ranks) -> Pairs:
+    def gather(self, ranks: Ranks) -> _Pairs:
         """Return predictions and labels of all ranks without placeholder samples."""
         each = ranks.gather([tuple(x.cpu().numpy() for x in pair) for pair in self.pairs])
         pairs = [pair for mine in each for pair in mine]
@@ -50,7 +50,7 @@ class Predictions:
         return found[kept], right[kept]
 
 
-def regression_metrics(found: np.ndarray, right: np.ndarray) -> metrics.Row:
+def _regression_metrics(found: np.ndarray, right: np.ndarray) -> metrics.Row:
     """Return errors and correlations, without undefined values (constant or not finite)."""
     from scipy import stats
     from sklearn import metrics as sk
@@ -74,12 +74,12 @@ def classification_metrics(
     from sklearn import metrics as sk
 
     if np.ndim(right) == 1 and np.asarray(right).dtype.kind == "f":
-        return regression_metrics(np.asarray(found), np.asarray(right)), {}
+        return _regression_metrics(np.asarray(found), np.asarray(right)), {}
     classes = range(len(names))
     each = sk.precision_recall_fscore_support(right, found, labels=classes, zero_division=0.0)
     parts = dict(zip(("precision", "recall", "f1", "support"), each, strict=True))
     details: dict[str, Any] = {"names": list(names), **{k: v.tolist() for k, v in parts.items()}}
-    if len(names) <= MOST_IN_MATRIX and np.ndim(right) == 1:
+    if len(names) <= _MOST_IN_MATRIX and np.ndim(right) == 1:
         details["confusion"] = sk.confusion_matrix(right, found, labels=classes).tolist()
     row = {"eval/accuracy": float(sk.accuracy_score(right, found))}
     for kind in ("macro", "micro"):

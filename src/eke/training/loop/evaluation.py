@@ -19,11 +19,11 @@ from eke.training.loop.step import EvaluationContext, add_evaluation
 from eke.training.loop.training_state import TrainingState
 from eke.training.model.loss import loss_head
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass
-class TokenAccuracy:
+class _TokenAccuracy:
     """Count of correctly predicted targets, for models that return all logits."""
 
     model: nn.Module
@@ -60,7 +60,7 @@ def measure(
     targets = torch.zeros(len(totals), dtype=torch.int64)
     tokens = None
     if not (is_classifier or copies or loss_head(job.bare_model)):
-        tokens = TokenAccuracy(model, torch.zeros((), dtype=torch.int64, device=job.device))
+        tokens = _TokenAccuracy(model, torch.zeros((), dtype=torch.int64, device=job.device))
     counter = predictions or tokens
     add = add_evaluation if counter is None else counter.add_evaluation
     job.model.eval()
@@ -114,7 +114,7 @@ def note_evaluation(
         line += f"  ({row[metrics.BITS_PER_BYTE]:.3f} bits per byte)"
     names = {"accuracy": "accuracy", "f1_macro": "macro F1", "mae": "mean absolute error"}
     shown = [f"  {text} {row[k]:.4f}" for n, text in names.items() if (k := f"eval/{n}") in row]
-    log.info("".join([line, *shown]))
+    _log.info("".join([line, *shown]))
 
 
 def best_so_far(job: TrainingState) -> Best | None:
@@ -132,5 +132,5 @@ def is_exhausted(job: TrainingState) -> bool:
     if patience is None or later < patience:
         return False
     job.effective["early_stop"] = {**asdict(best), "patience": patience}
-    log.info(f"early stop: best {metric} {best.value:.4f} at step {best.step}")
+    _log.info(f"early stop: best {metric} {best.value:.4f} at step {best.step}")
     return True

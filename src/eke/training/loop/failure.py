@@ -7,7 +7,15 @@ import traceback
 
 import torch
 
-from eke.common.errors import ChangedError, ConfigError, EkeError, Fix, Problem, disk_full_hint, format_os_error
+from eke.common.errors import (
+    ChangedError,
+    ConfigError,
+    EkeError,
+    Fix,
+    Problem,
+    disk_full_hint,
+    format_os_error,
+)
 from eke.common.runtime import describe_missing_api
 from eke.common.text import first_line
 from eke.models.checkpoints.architecture import class_of

@@ -12,7 +12,7 @@ from eke.common.text import IGNORED
 from eke.plan.record import metrics
 from eke.training.batches.batches import MicroBatch
 
-WORDS = re.compile(r"[^\W_]+")
+_WORDS = re.compile(r"[^\W_]+")
 """Words of ROUGE: equal to google-research's rouge_score for English, defined for other scripts."""
 
 
@@ -38,7 +38,7 @@ def generation_metrics(
         written = _generate(model, [prompt for prompt, _ in cut], pad, max_new_tokens)
         answers = zip(written, cut, strict=True)
         pairs += [(decode(found), decode(right)) for found, (_, right) in answers]
-    rouge = ROUGEScore(rouge_keys="rougeL", normalizer=str.lower, tokenizer=WORDS.findall)
+    rouge = ROUGEScore(rouge_keys="rougeL", normalizer=str.lower, tokenizer=_WORDS.findall)
     rouge.update([found for found, _ in pairs], [right for _, right in pairs])
     matches = [found.strip() == right.strip() for found, right in pairs]
     return {

@@ -18,17 +18,17 @@ from eke.training.loop.saving import await_copy, finish_saving, progress, save
 from eke.training.loop.step import take_step
 from eke.training.loop.stop import Interrupted, Stopped
 from eke.training.loop.training_state import TrainingState
-from eke.training.observe.effective import profile_step, look_at_evaluation
+from eke.training.observe.effective import look_at_evaluation, profile_step
 from eke.training.optimizer.build_optimizer import evaluation_weights
 from eke.training.optimizer.update import set_learning_rate
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
-SAY_EVERY_S = 10.0
+_SAY_EVERY_S = 10.0
 """Seconds between step lines in the log."""
 
-SAVED = "checkpoint saved"
-UNSAVED = "no checkpoint saved (train.save_on_signal=false)"
+_SAVED = "checkpoint saved"
+_UNSAVED = "no checkpoint saved (train.save_on_signal=false)"
 
 
 def train(job: TrainingState) -> None:
@@ -86,7 +86,7 @@ class BetweenSteps:
         save_due = settings.checkpoint_every and done % settings.checkpoint_every == 0
         if is_last or stop or eval_due or save_due or done % settings.log_every == 0:
             rows = write_metrics(job)
-            if time.monotonic() - self.said > SAY_EVERY_S and rows and not is_last:
+            if time.monotonic() - self.said > _SAY_EVERY_S and rows and not is_last:
                 _log_step(job, rows[-1])
                 self.said = time.monotonic()
         if eval_due:
@@ -103,23 +103,23 @@ class BetweenSteps:
             finish_saving(job)
         if stop and not self.is_over:
             who = job.stop.signal or "another process"
-            raise Stopped(stop, f"{who} after step {done}; {SAVED if saves else UNSAVED}")
+            raise Stopped(stop, f"{who} after step {done}; {_SAVED if saves else _UNSAVED}")
 
     def give_up(self, step: int) -> NoReturn:
         """Discard an unfinished step, counted from 0, and save the earlier ones if configured."""
         job = self.job
         write_metrics(job)
-        saved = "no new steps to save" if job.plan.config.train.save_on_signal else UNSAVED
+        saved = "no new steps to save" if job.plan.config.train.save_on_signal else _UNSAVED
         if job.plan.config.train.save_on_signal and step > job.start_step:
             assert job.before_step is not None, "only a step that can be abandoned is interrupted"
             restore_random_state(job.before_step)
             save(job, step)  # complete on return, because there is one process
-            saved = SAVED
+            saved = _SAVED
         assert job.stop.outcome is not None
         raise Stopped(job.stop.outcome, f"{job.stop.signal} after step {step}; {saved}")
 
 
-def stops_within(job: TrainingState) -> bool:
+def _stops_within(job: TrainingState) -> bool:
     """Return whether a step can be abandoned: several processes would have to agree each time."""
     alone = job.ranks.world_size == 1 and job.plan.deepspeed is None
     return alone and job.plan.batch.accumulation > 1
@@ -127,7 +127,7 @@ def stops_within(job: TrainingState) -> bool:
 
 def enter(job: TrainingState, phase: str) -> None:
     """Begin a phase of the step. Raises Interrupted if a signal arrived between micro-batches."""
-    if phase == "forward" and job.stop.outcome is not None and stops_within(job):
+    if phase == "forward" and job.stop.outcome is not None and _stops_within(job):
         raise Interrupted
     if phase == "optimizer":
         await_copy(job)
@@ -148,7 +148,7 @@ def next_step(
     job: TrainingState, batches: Iterator[list[MicroBatch]]
 ) -> tuple[list[MicroBatch], StepTotals]:
     """Return this rank's next micro-batches, on the device, and the totals of all ranks."""
-    job.before_step = capture_random_state() if stops_within(job) else None
+    job.before_step = capture_random_state() if _stops_within(job) else None
     job.meter.enter("data")
     # A rank without samples in an epoch's short last step still joins the gradient exchange.
     made = next(batches) or job.data.placeholders(1)
@@ -187,7 +187,7 @@ def write_metrics(job: TrainingState) -> list[metrics.Row]:
 
 def _log_step(job: TrainingState, row: metrics.Row) -> None:
     step, total, seconds = row[metrics.STEP], job.plan.steps.total, row[metrics.STEP_TIME]
-    log.info(
+    _log.info(
         f"step {step}/{total}  loss {row[metrics.LOSS]:.4f}  {format_seconds(seconds)}/step  "
         f"{row[metrics.TOKENS] / seconds:.0f} tokens/s  "
         f"about {format_seconds((total - step) * seconds)} left"

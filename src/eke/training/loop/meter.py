@@ -36,7 +36,7 @@ class Clock:
 
 
 @dataclass
-class StepNote:
+class _StepNote:
     """Values of one step until the next write. Tensors stay on the device."""
 
     step: int
@@ -69,7 +69,7 @@ class Meter:
     """Number of this attempt's batch division among the divisions of the run."""
     phase: str = "build"
     """Current phase of the run, reported with an out-of-memory error."""
-    notes: list[StepNote] = field(default_factory=list)
+    notes: list[_StepNote] = field(default_factory=list)
     sources: tuple[str, ...] = ()
     watcher: Callable[[str], None] | None = None
     """Function called with the name of each phase before it begins."""
@@ -104,7 +104,7 @@ class Meter:
         end = self.clock.stamp()
         self._stamps.append(("end", end))
         noted = self._stamps, loss, grad_norm, learning_rate, totals, self.is_saving
-        note = StepNote(step, *noted)
+        note = _StepNote(step, *noted)
         self.notes.append(note)
         self.steps_ended += 1
         self._stamps = [("between", end)]
@@ -127,7 +127,7 @@ class Meter:
         ]
 
     def _row(
-        self, note: StepNote, loss: float, parts: list[float], grad_norm: float | None
+        self, note: _StepNote, loss: float, parts: list[float], grad_norm: float | None
     ) -> metrics.Row:
         seconds = dict.fromkeys(metrics.PHASES, 0.0)
         for (phase, start), (_, end) in zip(note.stamps, note.stamps[1:], strict=False):

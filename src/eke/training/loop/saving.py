@@ -109,7 +109,7 @@ def finish_saving(job: TrainingState) -> None:
         files = {name: each for one in written for name, each in one.items()}
         keep = job.plan.config.train.keep_checkpoints
         finish_checkpoint(unfinished, saving.step, keep, saving.spare, ranks.world_size, files)
-        link_model(job.paths, saving.spare or saving.step)
+        _link_model(job.paths, saving.spare or saving.step)
 
     written = _together(job, saving, saving.written.result)
     if saving.exports:
@@ -121,7 +121,7 @@ def finish_saving(job: TrainingState) -> None:
     job.checkpoint_s += time.perf_counter() - start
 
 
-def link_model(paths: RunPaths, step: int) -> None:
+def _link_model(paths: RunPaths, step: int) -> None:
     """Link `model` in the run folder to the newest or best export."""
     target = paths.exported(step)
     with contextlib.suppress(OSError):  # the file system may not support links

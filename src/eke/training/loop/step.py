@@ -24,7 +24,7 @@ class EvaluationContext(Protocol):
         """Loss of a micro-batch, summed over its targets."""
 
 
-class StepContext(EvaluationContext, Protocol):
+class _StepContext(EvaluationContext, Protocol):
     """Objects of a step, in a run or a memory trace."""
 
     update: Update
@@ -34,7 +34,7 @@ class StepContext(EvaluationContext, Protocol):
 
 
 def take_step(
-    job: StepContext,
+    job: _StepContext,
     cut: Sequence[MicroBatch],
     num_targets: int,
     step: int,

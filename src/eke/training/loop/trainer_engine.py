@@ -79,13 +79,13 @@ def build_arguments(plan: Plan, paths: RunPaths, routed: bool = False) -> Traini
     return arguments
 
 
-Inputs = dict[str, Any]
+_Inputs = dict[str, Any]
 """Micro-batch in Trainer: the model's arguments by name, and the `MicroBatch`."""
 
 MICRO_BATCH = "micro_batch"
 
 
-class Steps:
+class _Steps:
     """State of the current optimizer step, filled with empty micro-batches up to `accumulation`."""
 
     def __init__(self, job: TrainingState, update: PlainUpdate, look: ExitStack) -> None:
@@ -107,7 +107,7 @@ class Steps:
         self.stopped: Stopped | None = None
         """Reason to end training before its last step."""
 
-    def take(self) -> list[Inputs]:
+    def take(self) -> list[_Inputs]:
         """Begin a step and return this rank's `accumulation` micro-batches."""
         job = self.job
         self.look.enter_context(profile_step(job, self.step - job.start_step))
@@ -135,10 +135,10 @@ class Steps:
             self.stopped = stopped
 
 
-class StepCallback(TrainerCallback):  # type: ignore[misc]  # transformers 5.23 has no types for mypy
+class _StepCallback(TrainerCallback):  # type: ignore[misc]  # transformers 5.23 has no types for mypy
     """Callback that evaluates, writes, saves and stops as eke's own loop does."""
 
-    def __init__(self, steps: Steps, trainer: Trainer) -> None:
+    def __init__(self, steps: _Steps, trainer: Trainer) -> None:
         self.steps = steps
         self.trainer = trainer
 
@@ -169,7 +169,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
     loss_is_scaled_for_ga = True
     """True if the loss is divided by accumulation steps (transformers 5.23)."""
 
-    def __init__(self, steps: Steps, arguments: TrainingArguments) -> None:
+    def __init__(self, steps: _Steps, arguments: TrainingArguments) -> None:
         job = steps.job
         self.steps = steps
         for group in job.optimizer.param_groups:
@@ -178,7 +178,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
         super().__init__(
             model=job.model,
             args=arguments,
-            callbacks=[StepCallback(steps, self)],
+            callbacks=[_StepCallback(steps, self)],
             optimizers=(job.optimizer, schedule),
         )
         self.remove_callback(PrinterCallback)  # the record has the values that it prints
@@ -192,7 +192,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
-    ) -> tuple[list[Inputs], int]:
+    ) -> tuple[list[_Inputs], int]:
         """Return micro-batches of one optimizer step, and the targets of the global batch."""
         return self.steps.take(), self.steps.totals.num_targets
 
@@ -206,7 +206,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
     def compute_loss(
         self,
         model: nn.Module,
-        inputs: Inputs,
+        inputs: _Inputs,
         return_outputs: bool = False,
         num_items_in_batch: int | None = None,
     ) -> Tensor:
@@ -226,7 +226,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
         return total_loss(loss) * (job.ranks.world_size / self.steps.totals.num_targets)
 
     def training_step(
-        self, model: nn.Module, inputs: Inputs, num_items_in_batch: int | None = None
+        self, model: nn.Module, inputs: _Inputs, num_items_in_batch: int | None = None
     ) -> Tensor:
         """Run Trainer's step, then mark the end of the last backward pass."""
         loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
@@ -248,7 +248,7 @@ def train_with_trainer(job: TrainingState) -> None:
         why = f"does not support {type(job.update).__name__}, which shards the training state"
         raise RunError(f"engine = trainer: {why}\n  -> engine=loop")
     with ExitStack() as look:  # cleans up when a step fails
-        steps = Steps(job, job.update, look)
+        steps = _Steps(job, job.update, look)
         random = capture_random_state()  # Trainer seeds again, after a checkpoint was restored
         routed = bool(routed_parents(job.bare_model))
         trainer = PlanTrainer(steps, build_arguments(job.plan, job.paths, routed))

@@ -32,9 +32,9 @@ from eke.training.distributed.parts import Parts
 from eke.training.distributed.ranks import (
     SINGLE_PROCESS,
     Ranks,
+    allow_unused_experts,
     build_data_parallel,
     build_handlers,
-    allow_unused_experts,
 )
 from eke.training.loop.meter import Clock, Meter, RandomState
 from eke.training.loop.stop import StopFlag
@@ -49,13 +49,13 @@ from eke.training.model.loss import (
     loss_sum,
 )
 from eke.training.model.number_formats import Formats, build_formats, compile_model
-from eke.training.model.save_model import build_trainable, set_id2label, set_eos_token_ids
+from eke.training.model.save_model import build_trainable, set_eos_token_ids, set_id2label
 from eke.training.model.unused import check_copies, check_head, check_packing
 from eke.training.observe.memory_stages import memory_in_use
 from eke.training.optimizer.build_optimizer import Multiplier, build_optimizer, build_schedule
 from eke.training.optimizer.update import InBackwardUpdate, PlainUpdate, Update
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -134,7 +134,7 @@ class TrainingState:
         checkpoint = ranks.tell(newest_complete(self.paths.checkpoints) if ranks.is_main else None)
         self._start(shared, parts, checkpoint)
         if checkpoint is not None:
-            log.info("resuming after step %d (%s)", self.start_step, checkpoint.name)
+            _log.info("resuming after step %d (%s)", self.start_step, checkpoint.name)
         self.meter.timed_from = self.start_step + plan.config.train.timing_warmup_steps
         self.offload = build_activation_offload(plan, self.bare_model, self.formats.held)
         self.cache_release = CacheRelease(plan.config.memory.empty_cache_every, device)
@@ -200,7 +200,7 @@ class TrainingState:
         """Add a warning once, to the log of this rank and, on rank 0, to the record."""
         if message not in self.warnings:
             self.warnings.append(message)
-            log.warning(message)
+            _log.warning(message)
 
     def note_stage(self, stage: str) -> None:
         """Record the bytes of memory in use at this stage."""

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eke.common.errors import ChangedError, EkeError
-from eke.common.files import open_file, make_private_dir, terminate_last_line
+from eke.common.files import make_private_dir, open_file, terminate_last_line
 from eke.common.paths import RANK, RunPaths
-from eke.common.runtime import importing, describe_missing_api
+from eke.common.runtime import describe_missing_api, importing
 from eke.common.streams import open_streams
 from eke.hardware import environment
 from eke.plan.planner import (
@@ -25,8 +25,8 @@ from eke.plan.record import EXIT_FAILED, Failure, Outcome, metrics, start_attemp
 from eke.training.loop.environment import (
     QUIET,
     choose_compiled_code_folders,
-    prefer_for_oom_kill,
     own_resident_bytes,
+    prefer_for_oom_kill,
     quiet_imports,
 )
 from eke.training.loop.stop import StopFlag, stop_with_supervisor
@@ -34,8 +34,8 @@ from eke.training.loop.stop import StopFlag, stop_with_supervisor
 if TYPE_CHECKING:
     from eke.training.distributed.ranks import Ranks
 
-PLAN_TIMEOUT_S = 120.0
-PLAN_POLL_S = 0.1
+_PLAN_TIMEOUT_S = 120.0
+_PLAN_POLL_S = 0.1
 
 
 def main(arguments: list[str]) -> int:
@@ -51,10 +51,10 @@ def main(arguments: list[str]) -> int:
     try:
         rank = int(os.environ.get(RANK, "0"))
         if rank:
-            redirect_output(paths, rank)
-        set_up_output()
+            _redirect_output(paths, rank)
+        _set_up_output()
         choose_compiled_code_folders()
-        return follow_rank0(paths, stop, empty) if rank else run_rank_0(paths, stop, empty)
+        return _follow_rank0(paths, stop, empty) if rank else run_rank_0(paths, stop, empty)
     except EkeError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
@@ -83,7 +83,7 @@ def run_rank_0(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
             raise
         return _record_end(plan, paths, number, Outcome.crashed, Failure("import", why))
 
-    ranks = join(plan)
+    ranks = _join(plan)
     ranks.tell(number)
     return work(Attempt(plan, paths, number, stop, empty, ranks))
 
@@ -100,21 +100,21 @@ def _record_end(
     return record.exit_code
 
 
-def follow_rank0(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
+def _follow_rank0(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     """Train as a rank other than 0, when the plan is in the folder and rank 0 has joined."""
     with importing():
         from eke.training.loop.attempt import Attempt, run_follower
 
     # Under torchrun, rank 0's supervisor may still have to write the plan.
-    deadline = time.monotonic() + PLAN_TIMEOUT_S
+    deadline = time.monotonic() + _PLAN_TIMEOUT_S
     while not paths.plan.exists() and time.monotonic() < deadline:
-        time.sleep(PLAN_POLL_S)
-    ranks = join(read_plan(paths))
+        time.sleep(_PLAN_POLL_S)
+    ranks = _join(read_plan(paths))
     number = ranks.tell(None)
     return run_follower(Attempt(read_plan(paths), paths, number, stop, empty, ranks))
 
 
-def join(plan: Plan) -> "Ranks":
+def _join(plan: Plan) -> "Ranks":
     """Join the run's other processes, if any. A probe is killed first if memory runs out."""
     from eke.training.distributed.ranks import join_ranks
 
@@ -123,7 +123,7 @@ def join(plan: Plan) -> "Ranks":
     return join_ranks(plan)
 
 
-def redirect_output(paths: RunPaths, rank: int) -> None:
+def _redirect_output(paths: RunPaths, rank: int) -> None:
     """Redirect the output of ranks other than 0, including native code, to separate logs."""
     make_private_dir(paths.folder)
     descriptor = open_file(paths.rank_log(rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -132,7 +132,7 @@ def redirect_output(paths: RunPaths, rank: int) -> None:
     os.close(descriptor)
 
 
-def set_up_output() -> None:
+def _set_up_output() -> None:
     """Configure the log with times, and silence libraries."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr

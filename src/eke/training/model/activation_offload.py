@@ -21,7 +21,7 @@ IN_FLIGHT = 4
 
 
 @dataclass(eq=False)
-class OffloadedTensor:
+class _OffloadedTensor:
     """Tensor in host memory, with `source` on its way there, with `fetched` on its way back."""
 
     owner: "ActivationOffload"
@@ -29,7 +29,7 @@ class OffloadedTensor:
     source: Tensor | None
     place: tuple[Any, ...]
     device: torch.device
-    before: "Callable[[], OffloadedTensor | None]"
+    before: "Callable[[], _OffloadedTensor | None]"
     """Return the tensor moved before this one, while it is needed."""
     event: Any
     """End of the last copy."""
@@ -68,8 +68,8 @@ class ActivationOffload(saved_tensors_hooks):
         cuda: Any = torch.cuda  # torch 2.13 does not annotate these functions
         self.stream: torch.cuda.Stream | None = cuda.Stream() if cuda.is_initialized() else None
         """Stream of the copies. Without CUDA, copies are synchronous."""
-        self._leaving: deque[OffloadedTensor] = deque()
-        self._last: Callable[[], OffloadedTensor | None] = lambda: None
+        self._leaving: deque[_OffloadedTensor] = deque()
+        self._last: Callable[[], _OffloadedTensor | None] = lambda: None
         self.bytes_moved = 0
         """Bytes moved to the host in all forward passes so far."""
 
@@ -94,17 +94,17 @@ class ActivationOffload(saved_tensors_hooks):
         host, source = torch.empty_like(tensor, device="cpu", pin_memory=pinned), tensor.detach()
         self.bytes_moved += tensor.nbytes
         event = self.copy(host, source)
-        away = OffloadedTensor(self, host, source, place, tensor.device, self._last, event)
+        away = _OffloadedTensor(self, host, source, place, tensor.device, self._last, event)
         self._last = weakref.ref(away)
         self._leaving.append(away)
         return away
 
     def _unpack(self, packed: Any) -> Tensor:
-        if not isinstance(packed, OffloadedTensor):
+        if not isinstance(packed, _OffloadedTensor):
             return packed if isinstance(packed, Tensor) else packed()
         packed.uses -= 1
         found = packed.original()
-        each: OffloadedTensor | None = packed
+        each: _OffloadedTensor | None = packed
         for _ in range(1 + IN_FLIGHT):  # this tensor, and those the pass needs next
             if each and each.source is each.fetched is None and (each is packed or each.uses > 0):
                 each.fetched = torch.empty_like(each.host, device=each.device)
@@ -154,7 +154,7 @@ def rebuild_view(tensor: Tensor, weight: Tensor) -> Callable[[], Tensor]:
 
 
 _NAMES = ("T", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "Unsqueeze")
-REARRANGED = frozenset(f"{name}Backward0" for name in _NAMES)
+_REARRANGED = frozenset(f"{name}Backward0" for name in _NAMES)
 """Autograd operations whose result shares its argument's memory, element for element."""
 
 
@@ -165,7 +165,7 @@ def copied_leaf(tensor: Tensor) -> Tensor | None:
     while node is not None and not hasattr(node, "variable"):
         if node.name() == "ToCopyBackward0":
             copies += 1
-        elif node.name() not in REARRANGED:
+        elif node.name() not in _REARRANGED:
             return None
         node = node.next_functions[0][0]
     leaf: Tensor | None = getattr(node, "variable", None)

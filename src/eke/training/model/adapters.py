@@ -206,7 +206,7 @@ def _quantise_parameters(experts: nn.Module, config: QLora, device: torch.device
             replace_parameter_4bit(experts, name, config.double_quant, config.quant_type.value)
 
 
-def dequantised(layer: nn.Module, dtype: torch.dtype, delta: Tensor | None = None) -> nn.Module:
+def _dequantised(layer: nn.Module, dtype: torch.dtype, delta: Tensor | None = None) -> nn.Module:
     """Return the 16- or 32-bit layer of a 4-bit layer plus `delta` [out, in], on the host."""
     from bitsandbytes.functional import dequantize_4bit
     from transformers.pytorch_utils import Conv1D
@@ -224,14 +224,14 @@ def dequantised(layer: nn.Module, dtype: torch.dtype, delta: Tensor | None = Non
     return cast(nn.Module, plain)
 
 
-def dequantise_rest(model: nn.Module, dtype: torch.dtype) -> None:
+def _dequantise_rest(model: nn.Module, dtype: torch.dtype) -> None:
     """Undo `quantise` for all remaining 4-bit weights, in place and on the host."""
     from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
     for name, module in list(model.named_modules()):
         if hasattr(module, "stores_transposed"):
             parent = model.get_submodule(name.rpartition(".")[0])
-            setattr(parent, name.rpartition(".")[2], dequantised(module, dtype))
+            setattr(parent, name.rpartition(".")[2], _dequantised(module, dtype))
         elif is_parametrized(module):
             for parameter in list(cast(Any, module).parametrizations):
                 whole = nn.Parameter(getattr(module, parameter).detach().to(dtype).cpu())
@@ -256,7 +256,7 @@ def quant_tensors(model: nn.Module) -> list[Tensor]:
     return [tensor for part in parts for tensor in (part.absmax, part.code)]
 
 
-TASK_TYPES: dict[str, str] = {
+_TASK_TYPES: dict[str, str] = {
     "causal_lm": "CAUSAL_LM",
     "masked_lm": "FEATURE_EXTRACTION",
     "sequence_classification": "SEQ_CLS",
@@ -264,7 +264,7 @@ TASK_TYPES: dict[str, str] = {
 }
 """`task.option` -> peft's name, which selects the class that loads an adapter."""
 
-CLASSIFIERS = ("score", "classifier", "classification_head", "pooler")
+_CLASSIFIERS = ("score", "classifier", "classification_head", "pooler")
 """Modules of classifiers outside the shared model. Poolers are also initialized at random."""
 
 
@@ -288,7 +288,7 @@ def apply_peft(plan: Plan, model: nn.Module, parts: Parts | None = None) -> nn.M
     warned = without_adapters(model, wanted, left_out)
     heads = {name.rpartition(".")[2] for name in trained_modules(plan, model)}
     config.modules_to_save = sorted(heads) or None
-    config.task_type = TASK_TYPES[plan.config.task.option]
+    config.task_type = _TASK_TYPES[plan.config.task.option]
     # Needed to load the adapter. A model with random weights has no name.
     config.base_model_name_or_path = getattr(plan.config.model, "name_or_path", None)
     device = next(model.parameters()).device
@@ -381,7 +381,7 @@ def trained_modules(plan: Plan, model: nn.Module) -> list[str]:
     """Return names of fully trained modules: a classifier's head, usually not in a checkpoint."""
     if plan.config.task.option != "sequence_classification":
         return []
-    return [n for n, _ in model.named_modules() if n.rpartition(".")[2] in CLASSIFIERS]
+    return [n for n, _ in model.named_modules() if n.rpartition(".")[2] in _CLASSIFIERS]
 
 
 def _lora(plan: Plan, names: Mapping[str, str], targets: Targets) -> Any:
@@ -434,14 +434,14 @@ def merge_adapters(plan: Plan, model: nn.Module) -> nn.Module:
             merged = layer.base_layer
             if hasattr(merged, "stores_transposed"):
                 delta = layer.get_delta_weight("default")
-                merged = dequantised(merged, frozen_dtype(plan), delta)
+                merged = _dequantised(merged, frozen_dtype(plan), delta)
             else:
                 layer.merge()
         if any(p in seen for p in merged.parameters(recurse=False) if p.dim() > 1):
             raise RunError(f"{name} shares its weight with another adapted layer")  # in Zamba 2
         seen |= set(merged.parameters(recurse=False))
         setattr(parent, leaf, merged)
-    dequantise_rest(plain, frozen_dtype(plan))
+    _dequantise_rest(plain, frozen_dtype(plan))
     vars(plain).pop("peft_config", None)
     return plain
 

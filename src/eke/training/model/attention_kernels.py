@@ -27,7 +27,7 @@ ATTENTION: dict[str, str] = {
 }
 """Option of the group `attention` -> transformers' `attn_implementation`."""
 
-KERNELS: dict[str, str] = {
+_KERNELS: dict[str, str] = {
     "_softmax": "eager",
     "_safe_softmax": "math",
     "_scaled_dot_product_attention_math": "math",
@@ -40,17 +40,17 @@ KERNELS: dict[str, str] = {
 """Operation -> attention kernel that it reveals: PyTorch's sdpa backends, and `eager` for a
 separate softmax (sdpa's plain path uses `_safe_softmax`, losses `_log_softmax`)."""
 
-PACKAGES: dict[str, str] = {"flash_attn": "flash2", "flash_attn_3": "flash3"}
+_PACKAGES: dict[str, str] = {"flash_attn": "flash2", "flash_attn_3": "flash3"}
 """Namespace of a package's operations -> kernel. Source: the `torch.library` calls of
 https://github.com/Dao-AILab/flash-attention (flash_attn_interface.py, hopper/)."""
 
-LOSSES: dict[str, str] = {
+_LOSSES: dict[str, str] = {
     "nll_loss_forward": "cross_entropy",
     "linear_cross_entropy": "linear_cross_entropy",
 }
 """Operation -> name of the loss computation that it reveals."""
 
-MATMULS = frozenset(
+_MATMULS = frozenset(
     {
         "mm",
         "addmm",
@@ -68,7 +68,7 @@ MATMULS = frozenset(
 is not available, and of oneDNN, which inductor uses on a CPU in 16 bits."""
 
 
-FACTORS_FIRST = frozenset(
+_FACTORS_FIRST = frozenset(
     {"_scaled_mm", "_grouped_mm", "grouped_mm_fallback", "grouped_mm_fallback_backward"}
 )
 """Products with arguments after their factors: scales in float32, offsets in int32."""
@@ -79,13 +79,13 @@ class ObservedKernels:
     """Operations that ran inside the block of a probe."""
 
     attention_kernels: tuple[str, ...]
-    """Sorted values of `KERNELS`. Empty if a compiler fused the softmax into generated code."""
+    """Sorted values of `_KERNELS`. Empty if a compiler fused the softmax into generated code."""
     matmul_dtypes: tuple[str, ...]
     """Formats of the operands (`bfloat16`), most frequent first."""
     num_matmuls: int
     """Matrix multiplications, forward and backward, outside attention and loss kernels."""
     loss_kernels: tuple[str, ...] = ()
-    """Sorted values of `LOSSES`."""
+    """Sorted values of `_LOSSES`."""
     num_repeated: int = 0
     """Operations of forward passes that were repeated inside a backward pass."""
     num_repeated_dear: int = 0
@@ -132,16 +132,16 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         name = getattr(func, "overloadpacket", func).__name__
         if is_repeating():
             self._repeated[name] += 1
-        kernel = KERNELS.get(name) or PACKAGES.get(getattr(func, "namespace", ""))
+        kernel = _KERNELS.get(name) or _PACKAGES.get(getattr(func, "namespace", ""))
         # Attention scores are (samples, heads, queries, keys); a router's are (tokens, experts).
         if kernel and not (name == "_softmax" and args[0].dim() != 4):
             self._kernels.add(kernel)
-        if name in LOSSES:
-            self._losses.add(LOSSES[name])
+        if name in _LOSSES:
+            self._losses.add(_LOSSES[name])
         # An outer product is not counted: bmm in float32 for rotary angles in transformers 5.17.
         outer = name == "bmm" and args[1].shape[-2] == 1
-        if name in MATMULS and not outer:
-            factors = args[:2] if name in FACTORS_FIRST else args
+        if name in _MATMULS and not outer:
+            factors = args[:2] if name in _FACTORS_FIRST else args
             # Use the last tensor, a factor. addmm's first tensor is the addend.
             dtypes = [arg.dtype for arg in factors if isinstance(arg, Tensor)]
             self._dtypes[str(dtypes[-1]).removeprefix("torch.") if dtypes else "unknown"] += 1
@@ -228,7 +228,7 @@ def pinned_backend(plan: Plan) -> Iterator[None]:
             ) from error
 
 
-FORMATS = (torch.float32, torch.float16, torch.bfloat16)
+_FORMATS = (torch.float32, torch.float16, torch.bfloat16)
 """Possible number formats of attention."""
 
 _ASKED = "use_gqa_in_sdpa"
@@ -243,7 +243,7 @@ def repeat_heads(plan: Plan) -> None:
     if not hasattr(sdpa_attention, _ASKED):
         return
     own = _own(sdpa_attention, _ASKED)
-    shared = [dtype for dtype in FORMATS if shares_heads(plan, str(dtype).removeprefix("torch."))]
+    shared = [dtype for dtype in _FORMATS if shares_heads(plan, str(dtype).removeprefix("torch."))]
 
     def ask(mask: Tensor | None, key: Tensor, value: Tensor) -> bool:
         kind = key.device.type
@@ -251,7 +251,7 @@ def repeat_heads(plan: Plan) -> None:
         dtype = torch.get_autocast_dtype(kind) if cast else key.dtype
         return dtype in shared and bool(own(mask, key, value))
 
-    vars(sdpa_attention)[_ASKED] = ask if len(shared) < len(FORMATS) else own
+    vars(sdpa_attention)[_ASKED] = ask if len(shared) < len(_FORMATS) else own
 
 
 @functools.cache

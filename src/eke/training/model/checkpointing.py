@@ -24,10 +24,10 @@ from eke.common.errors import RunError
 from eke.config.schema import Checkpointing
 from eke.plan.planner import Plan
 
-Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+_Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 """Contexts of the first and of the second forward pass."""
 
-MakeContexts = Callable[[], Contexts]
+_MakeContexts = Callable[[], _Contexts]
 
 KEPT = frozenset(
     {
@@ -59,20 +59,20 @@ def is_repeating() -> bool:
     return torch.is_grad_enabled() or _MARKED.get()
 
 
-def marked() -> Contexts:
+def marked() -> _Contexts:
     """Return contexts that keep no results and mark the second pass."""
     return nullcontext(), _Marked(nullcontext())
 
 
-def selective() -> Contexts:
+def selective() -> _Contexts:
     """Return contexts that keep results of `KEPT`. Both passes must run the same operations."""
-    make: Callable[..., Contexts] = create_selective_checkpoint_contexts
+    make: Callable[..., _Contexts] = create_selective_checkpoint_contexts
     first, again = make(_keep_dear)
     first.__class__ = _Keeping
     return first, again
 
 
-def selective_with_user_ops() -> Contexts:
+def selective_with_user_ops() -> _Contexts:
     """Return contexts that keep only results of `KEPT` and mark the second pass."""
     first, again = selective()
     return _Dear(first), _Marked(_Dear(again))
@@ -152,7 +152,7 @@ def _keep_dear(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPo
 def apply_checkpointing(plan: Plan, model: torch.nn.Module) -> None:
     """Apply `memory.checkpointing`, before compilation. RunError: No layer supports it."""
     memory, layers = plan.config.memory, find_layers(model)
-    arguments = checkpoint_arguments(plan)
+    arguments = _checkpoint_arguments(plan)
     if arguments is None:
         return
     key = f"memory.checkpointing = {memory.checkpointing.value}"
@@ -174,7 +174,7 @@ def apply_checkpointing(plan: Plan, model: torch.nn.Module) -> None:
         layer.gradient_checkpointing = False  # type: ignore[assignment]  # torch 2.13: a Module
 
 
-def checkpoint_arguments(plan: Plan) -> dict[str, Any] | None:
+def _checkpoint_arguments(plan: Plan) -> dict[str, Any] | None:
     """Return the arguments of torch's checkpoint, None without checkpointing."""
     ways = CHECKPOINTING[plan.config.memory.checkpointing]
     if ways is None:
@@ -220,7 +220,7 @@ def count_layer_calls(model: torch.nn.Module) -> Iterator[list[int]]:
             handle.remove()
 
 
-CHECKPOINTING: dict[Checkpointing, tuple[MakeContexts | None, MakeContexts] | None] = {
+CHECKPOINTING: dict[Checkpointing, tuple[_MakeContexts | None, _MakeContexts] | None] = {
     Checkpointing.off: None,
     Checkpointing.full: (None, marked),
     Checkpointing.selective: (selective, selective_with_user_ops),

@@ -23,7 +23,7 @@ from eke.plan.planner import Plan
 from eke.training.model.adapted_layers import is_linear, is_product
 from eke.training.model.unused import preserve_rng_state, probe_inputs
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class _Products(torch.autograd.Function):
@@ -188,7 +188,7 @@ def _watch(model: Any) -> tuple[dict[nn.Module, Tensor], dict[nn.Module, Tensor]
         try:
             functional_call(model, zeros, (), probe_inputs(model, 0, torch.device("cpu")))
         except Exception as error:  # any class: the model may read the replaced tensors
-            log.warning("peft.fused: no layers are fused: %s", error)
+            _log.warning("peft.fused: no layers are fused: %s", error)
             return {}, {}
     return read, gave
 

@@ -16,14 +16,14 @@ from eke.common.text import IGNORED
 from eke.models.families import FLOAT32_BYTES
 from eke.models.sizes import BLOCK_BYTES, chunk_rows
 
-FLOAT16_SCALE = 1024.0
+_FLOAT16_SCALE = 1024.0
 """Factor of float16 gradients. float16's smallest normal number is 6e-5: unscaled, a probability
 below 1e-5 would lose digits and below 6e-8 be zero. The largest number is 65504."""
 
 UNCHANGED = (1.0, 0.0)
 """Scale and cap of unchanged logits."""
 
-Fused = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+_Fused = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def with_parts(loss: Tensor, losses: Tensor, sources: Tensor | None) -> Tensor:
@@ -92,7 +92,7 @@ def linear_cross_entropy(
     change: Sequence[float],
     dtype: torch.dtype,
     needed: list[bool],
-) -> Fused:
+) -> _Fused:
     """Return summed loss, loss per row, and gradients of hidden states, weight and bias.
 
     Losses are float32. Gradients are empty if not `needed`, times FLOAT16_SCALE in float16.
@@ -101,7 +101,7 @@ def linear_cross_entropy(
     results = _outputs(hidden, weight, needed)
     loss, losses, of_hidden, of_weight, of_bias = (result.zero_() for result in results)
     matrix, offset = weight.to(dtype), None if bias is None else bias.to(dtype)
-    derive = to_gradient_compiled if compiled else to_gradient
+    derive = _to_gradient_compiled if compiled else _to_gradient
     size = chunk_rows(len(hidden), len(weight), dtype.itemsize)
     for first in range(0, len(hidden), size):
         chunk = slice(first, first + size)
@@ -121,7 +121,7 @@ def linear_cross_entropy(
     return results
 
 
-def _outputs(hidden: Tensor, weight: Tensor, needed: list[bool]) -> Fused:
+def _outputs(hidden: Tensor, weight: Tensor, needed: list[bool]) -> _Fused:
     return (
         hidden.new_empty((), dtype=torch.float32),
         hidden.new_empty(len(hidden), dtype=torch.float32),
@@ -136,7 +136,7 @@ linear_cross_entropy.register_fake(
 )
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Fused) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: _Fused) -> None:
     """Keep the gradients outside saved tensors, which `memory=activation_offload` would move."""
     ctx.gradients = output[2:]
     ctx.dtype, ctx.needed = inputs[-2:]
@@ -148,7 +148,7 @@ def _backward(ctx: Any, of_loss: Tensor, *_: Any) -> tuple[Any, ...]:
     if ctx.gradients is None:
         raise RuntimeError("the fused loss has no second backward pass")
     gradients, ctx.gradients = ctx.gradients, None
-    factor = of_loss / FLOAT16_SCALE if ctx.dtype is torch.float16 else of_loss
+    factor = of_loss / _FLOAT16_SCALE if ctx.dtype is torch.float16 else of_loss
     pairs = zip(gradients, ctx.needed, strict=True)
     return (*(gradient.mul_(factor) if need else None for gradient, need in pairs), *[None] * 6)
 
@@ -156,7 +156,7 @@ def _backward(ctx: Any, of_loss: Tensor, *_: Any) -> tuple[Any, ...]:
 linear_cross_entropy.register_autograd(_backward, setup_context=_keep)
 
 
-def to_gradient(
+def _to_gradient(
     logits: Tensor, labels: Tensor, smoothing: float, change: Sequence[float]
 ) -> Tensor:
     """Turn logits `[rows, vocabulary]` into their gradient, in place, and return losses per row."""
@@ -175,16 +175,16 @@ def to_gradient(
         gradient = logs.exp_().sub_(spread) if smoothing else logs.exp_()
         gradient.scatter_(1, targets, smoothing - 1, reduce="add")
         _through_change(gradient, changed, change)
-        block.copy_(gradient.mul_(FLOAT16_SCALE) if block.dtype is torch.float16 else gradient)
+        block.copy_(gradient.mul_(_FLOAT16_SCALE) if block.dtype is torch.float16 else gradient)
     return torch.cat(found)
 
 
-def to_gradient_compiled(
+def _to_gradient_compiled(
     logits: Tensor, labels: Tensor, smoothing: float, change: Sequence[float]
 ) -> Tensor:
     """Do the same in one pass that reads logits twice and writes them once."""
     if smoothing:  # only used with HF Trainer
-        return to_gradient(logits, labels, smoothing, change)
+        return _to_gradient(logits, labels, smoothing, change)
     targets = labels.clamp(min=0)
     # Not compiled: torch 2.11 would read it from the gradient that overwrites the logits.
     chosen = change_logits(logits.gather(1, targets[:, None])[:, 0], change)
@@ -204,7 +204,7 @@ def _overwrite(logits: Tensor, targets: Tensor, change: Sequence[float]) -> Tens
     is_target = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
     gradient = (wide - normaliser[:, None]).exp() - is_target.float()
     _through_change(gradient, wide, change)
-    logits.copy_(gradient * FLOAT16_SCALE if logits.dtype is torch.float16 else gradient)
+    logits.copy_(gradient * _FLOAT16_SCALE if logits.dtype is torch.float16 else gradient)
     return normaliser
 
 

@@ -29,8 +29,8 @@ from eke.training.model.unused import (
     check_positions,
     drawn_in_float32,
     freeze_unreached,
-    preserve_rng_state,
     padding_side,
+    preserve_rng_state,
     set_dropout,
 )
 
@@ -110,7 +110,7 @@ def load_pretrained(
             model, info = load(
                 head,
                 pretrained.name_or_path,
-                revision=commit_of(pretrained),
+                revision=_commit_of(pretrained),
                 config=model_config,
                 use_safetensors=True,
                 output_loading_info=True,
@@ -200,7 +200,7 @@ def _own_formats(plan: Plan) -> Iterator[None]:
         yield
 
 
-def commit_of(model: PretrainedModel) -> str:
+def _commit_of(model: PretrainedModel) -> str:
     """Return the commit of the plan, or transformers' default for a local folder."""
     return model.content.partition("@")[2] or "main"
 
@@ -212,7 +212,7 @@ def checkpoint_configuration(plan: Plan) -> Any:
     config = plan.config
     model = cast(PretrainedModel, config.model)
     try:
-        loaded = load(AutoConfig, model.name_or_path, revision=commit_of(model))
+        loaded = load(AutoConfig, model.name_or_path, revision=_commit_of(model))
     except LoadError as error:
         why = f"unusable config.json: {error.why}"
         raise _refusal(model, why, "another checkpoint") from error

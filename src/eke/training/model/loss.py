@@ -58,7 +58,7 @@ def total_loss(loss: Tensor) -> Tensor:
     return loss[0] if loss.dim() else loss
 
 
-class LossHead(nn.Module):
+class _LossHead(nn.Module):
     """Vocabulary projection that returns the summed loss if it has received labels.
 
     Positions without a label can be skipped, as in transformers' ModernBERT. If `fused`, projection
@@ -125,10 +125,10 @@ def put_loss_head(model: nn.Module, fused: bool, change: str = "") -> None:
     known = UNCHANGED
     if value is not None:  # a cap can be disabled
         known = {"cap": (1.0, value), "*": (value, 0.0), "/": (1 / value, 0.0)}[how]
-    setattr(owner, child, LossHead(linear, fused, known))
+    setattr(owner, child, _LossHead(linear, fused, known))
 
     def hand_over(called: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        head = cast(LossHead, called.get_submodule(name))  # one per DataParallel copy
+        head = cast(_LossHead, called.get_submodule(name))  # one per DataParallel copy
         labels, places = kwargs.pop("labels", None), kwargs.pop("places", None)
         how = kwargs.pop("smoothing", 0.0), kwargs.pop("compiled", False)
         sources = kwargs.pop("sources", None)
@@ -136,7 +136,7 @@ def put_loss_head(model: nn.Module, fused: bool, change: str = "") -> None:
         return args, kwargs
 
     def hand_back(called: nn.Module, args: Any, out: Any) -> None:
-        head = cast(LossHead, called.get_submodule(name))
+        head = cast(_LossHead, called.get_submodule(name))
         if head.answer is not None:
             out.logits, head.answer = head.answer, None
 
@@ -144,9 +144,9 @@ def put_loss_head(model: nn.Module, fused: bool, change: str = "") -> None:
     model.register_forward_hook(hand_back)
 
 
-def loss_head(model: nn.Module) -> LossHead | None:
+def loss_head(model: nn.Module) -> _LossHead | None:
     """Return the LossHead of a model, None without one."""
-    return next((module for module in model.modules() if isinstance(module, LossHead)), None)
+    return next((module for module in model.modules() if isinstance(module, _LossHead)), None)
 
 
 LossFunction = Callable[..., Tensor]
@@ -234,11 +234,11 @@ def with_router(
     return torch.stack([whole + share, *sources, share.detach()])
 
 
-Shift = Callable[[Tensor], Tensor]
+_Shift = Callable[[Tensor], Tensor]
 """Function from labels `[rows, longest]`, padded with IGNORED, to the decoder's inputs."""
 
 
-def build_shift(plan: Plan) -> Shift | None:
+def build_shift(plan: Plan) -> _Shift | None:
     """Return the label shift of the model's class, None for other tasks. RunError: no shift."""
     if plan.config.task.option != "seq2seq_lm":
         return None
@@ -265,7 +265,7 @@ def build_shift(plan: Plan) -> Shift | None:
                 f"config.json has no valid {name}, required by {kind.__name__} -> add it there"
             )
     if methods:
-        return cast(Shift, methods[0])
+        return cast(_Shift, methods[0])
     values = [getattr(config, name) for name in inputs]
     return lambda labels: cast(Tensor, alone(labels, *values))
 

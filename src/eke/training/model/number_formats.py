@@ -19,16 +19,16 @@ from eke.training.distributed.fsdp import local_tensor
 from eke.training.model.adapted_layers import expert_weights, is_linear
 from eke.training.model.checkpointing import find_layers
 
-Context = Callable[[], AbstractContextManager[object]]
+_Context = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
 class Formats:
     """Number formats of forward passes, and loss scaling."""
 
-    autocast: Context
+    autocast: _Context
     """Function that returns a new context for each forward pass of training."""
-    eval_autocast: Context
+    eval_autocast: _Context
     """Function that returns a new context for each forward pass of evaluation."""
     scaler: torch.amp.GradScaler | None
     """Loss scaling for float16, also on CPUs. None for other formats."""
@@ -56,7 +56,7 @@ def build_formats(plan: Plan, device: torch.device, model: nn.Module | None = No
     )
 
 
-def _context(autocast: str | None, device: torch.device, keep: bool) -> Context:
+def _context(autocast: str | None, device: torch.device, keep: bool) -> _Context:
     """Return a function for autocast contexts. `keep` caches cast weights for backward."""
     if autocast is None:
         return nullcontext
@@ -224,12 +224,12 @@ def set_tf32(on: bool) -> None:
     torch.backends.cudnn.allow_tf32 = on
 
 
-Groups = list[dict[str, Any]]
+_Groups = list[dict[str, Any]]
 
-Pairs = list[tuple[nn.Parameter, nn.Parameter]]
+_Pairs = list[tuple[nn.Parameter, nn.Parameter]]
 """Weights of the model and their copies."""
 
-_PAIRS: WeakKeyDictionary[torch.optim.Optimizer, Pairs] = WeakKeyDictionary()
+_PAIRS: WeakKeyDictionary[torch.optim.Optimizer, _Pairs] = WeakKeyDictionary()
 
 MASTER = "master"
 """Key of the copies in the optimizer's state dict."""
@@ -239,7 +239,7 @@ AT_ONCE_BYTES = 64 * 2**20
 
 
 def build_with_master(
-    groups: Groups, build: Callable[[Groups], torch.optim.Optimizer]
+    groups: _Groups, build: Callable[[_Groups], torch.optim.Optimizer]
 ) -> torch.optim.Optimizer:
     """Return an optimizer of float32 copies of these weights, which updates the weights.
 
@@ -247,7 +247,7 @@ def build_with_master(
     arXiv:1710.03740, section 3.1). Gradients are moved to the copies before each step, and the
     copies are rounded into the weights after it. The state dict holds the copies.
     """
-    pairs: Pairs = []
+    pairs: _Pairs = []
     copied = []
     for group in groups:
         copies = [nn.Parameter(p.detach().to(torch.float32, copy=True)) for p in group["params"]]
@@ -271,7 +271,7 @@ def copied_from(optimizer: torch.optim.Optimizer) -> dict[Tensor, Tensor]:
     return {copy: weight for weight, copy in _PAIRS.get(optimizer, [])}
 
 
-def _connect(optimizer: torch.optim.Optimizer, pairs: Pairs) -> None:
+def _connect(optimizer: torch.optim.Optimizer, pairs: _Pairs) -> None:
     together = list(_stretches(pairs))
 
     @torch.no_grad()
@@ -305,9 +305,9 @@ def _connect(optimizer: torch.optim.Optimizer, pairs: Pairs) -> None:
     optimizer.register_load_state_dict_pre_hook(load)
 
 
-def _stretches(pairs: Pairs) -> Iterator[Pairs]:
+def _stretches(pairs: _Pairs) -> Iterator[_Pairs]:
     """Yield the pairs in order, in groups of AT_ONCE_BYTES of copies. Larger pairs are separate."""
-    stretch: Pairs = []
+    stretch: _Pairs = []
     num_bytes = 0
     for weight, copy in pairs:
         size = local_tensor(copy).nbytes
@@ -323,7 +323,9 @@ def _stretches(pairs: Pairs) -> Iterator[Pairs]:
 def _copy_all(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Copy tensors into others with equal sharding, with a cast if their formats differ."""
     if into:
-        torch._foreach_copy_([local_tensor(tensor) for tensor in into], [local_tensor(value) for value in values])
+        torch._foreach_copy_(
+            [local_tensor(tensor) for tensor in into], [local_tensor(value) for value in values]
+        )
 
 
 def master_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
@@ -333,7 +335,7 @@ def master_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     return sum(p.numel() * p.element_size() for p in stepped if id(p) not in weights)
 
 
-VARIANTS_OF_LAYERS = 32
+_VARIANTS_OF_LAYERS = 32
 """Limit of versions of a layer's code. T5 has four kinds of layer, each trained and evaluated, with
 static and dynamic lengths. Beyond PyTorch's default of 8 layers run eagerly without a warning."""
 
@@ -365,7 +367,7 @@ def compile_model(plan: Plan, model: torch.nn.Module) -> torch.nn.Module:
             f"compile.regional = true: {type(model).__name__} has no layers marked as repeated "
             "by transformers\n  -> compile.regional=false"
         )
-    torch._dynamo.config.recompile_limit = VARIANTS_OF_LAYERS
+    torch._dynamo.config.recompile_limit = _VARIANTS_OF_LAYERS
     for layer in layers:
         layer.compile(**arguments)
     return model

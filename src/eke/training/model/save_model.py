@@ -27,11 +27,11 @@ from eke.training.model.adapters import (
     ADAPTER_WEIGHTS,
     adapter_tensors,
     apply_peft,
-    warn_random_frozen_weights,
     is_adapted,
     merge_adapters,
     read_tensors,
     save_adapter,
+    warn_random_frozen_weights,
 )
 from eke.training.model.attention_kernels import repeat_heads, spare_mask_checks
 from eke.training.model.build_model import build_model_and_report

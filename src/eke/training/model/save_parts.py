@@ -15,9 +15,9 @@ from eke.training.model.checkpointing import find_layers
 from eke.training.model.save_model import (
     INDEX,
     build_trainable,
-    set_id2label,
     save_pretrained,
     set_eos_token_ids,
+    set_id2label,
 )
 from eke.training.part_files import PartFiles, SavedTensors
 

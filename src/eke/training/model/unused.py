@@ -94,7 +94,7 @@ def cast_experts(model: nn.Module) -> None:
     vars(moe)["_grouped_mm"] = product
 
 
-UNUSED: dict[str, tuple[str, ...]] = {
+_UNUSED: dict[str, tuple[str, ...]] = {
     # A second output bias, in addition to the decoder's, if embeddings are not tied.
     "BertForMaskedLM": ("cls.predictions.bias",),
 }
@@ -102,8 +102,8 @@ UNUSED: dict[str, tuple[str, ...]] = {
 
 
 def freeze_unused(model: nn.Module) -> None:
-    """Freeze the parameters of the table `UNUSED`."""
-    for name in UNUSED.get(type(model).__name__, ()):
+    """Freeze the parameters of the table `_UNUSED`."""
+    for name in _UNUSED.get(type(model).__name__, ()):
         parameter = model.get_parameter(name)
         everything = model.named_parameters(remove_duplicate=False)
         if [n for n, p in everything if p is parameter] == [name]:

@@ -18,7 +18,12 @@ from eke.training.model.activation_offload import ActivationOffload
 from eke.training.model.adapters import float8_layers, is_adapted, quant_states, quant_tensors
 from eke.training.model.attention_kernels import KernelProbe, ObservedKernels
 from eke.training.model.checkpointing import count_layer_calls
-from eke.training.model.number_formats import is_compiled, master_bytes, num_graphs, optimized_weights
+from eke.training.model.number_formats import (
+    is_compiled,
+    master_bytes,
+    num_graphs,
+    optimized_weights,
+)
 from eke.training.observe.libraries import (
     note_compiler,
     note_copies,
@@ -35,10 +40,10 @@ from eke.training.optimizer.build_optimizer import is_quantised, num_paged_bytes
 from eke.training.optimizer.builders import projected_parameters
 
 
-def note_adapters(job: TrainingState) -> None:
+def _note_adapters(job: TrainingState) -> None:
     """Record trained and frozen weights, if any are frozen."""
     wanted = job.plan.config.peft.option
-    found = adapter_sizes(job.bare_model)
+    found = _adapter_sizes(job.bare_model)
     if wanted == "none" and not found:
         return
     job.effective["peft"] = found
@@ -58,7 +63,7 @@ def note_adapters(job: TrainingState) -> None:
         job.warn(f"peft={wanted}: {len(still)} adapters are not in the optimizer: {still[0]}")
 
 
-def adapter_sizes(model: nn.Module) -> dict[str, Any]:
+def _adapter_sizes(model: nn.Module) -> dict[str, Any]:
     """Return counts and bytes of adapters read from the modules, {} without adapters."""
     if not is_adapted(model):
         return {}
@@ -106,7 +111,7 @@ def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return ((name, p) for name, p in model.named_parameters() if p.requires_grad)
 
 
-def note_formats(job: TrainingState) -> None:
+def _note_formats(job: TrainingState) -> None:
     """Record weights, float32 copies and float8 layers, after the first full steps."""
     compute = job.plan.compute
     # The base model's weights. Adapters can have a wider format.
@@ -144,7 +149,7 @@ def _dtypes(weights: Iterable[nn.Parameter]) -> list[str]:
 def note_states(job: TrainingState) -> None:
     """Record formats of weights and the optimizer's state, after the first full steps."""
     job.effective["weight_dtypes"] = _dtypes(job.parameters)
-    found = describe_states(job.optimizer, job.parameters)
+    found = _describe_states(job.optimizer, job.parameters)
     job.effective |= found
     option, known = job.plan.config.optimizer.option, optimizer_entry(job.plan.config.optimizer)
     built = f"{found['optimizer']} {found['optimizer_library']}"
@@ -163,7 +168,7 @@ def note_states(job: TrainingState) -> None:
             job.warn(f"optimizer={option} had no effect: {what}")
 
 
-def describe_states(optimizer: Optimizer, parameters: list[torch.nn.Parameter]) -> dict[str, Any]:
+def _describe_states(optimizer: Optimizer, parameters: list[torch.nn.Parameter]) -> dict[str, Any]:
     """Return class, state bytes and fractions of `parameters`, read from the optimizer."""
     count = sum(map(_numbers, parameters))
     num_bytes = sum(t.numel() * t.element_size() for t in state_tensors(optimizer))
@@ -197,7 +202,7 @@ def _implementation(optimizer: torch.optim.Optimizer) -> str:
     return "forloop" if "foreach" in group else ""
 
 
-def note_recomputation(
+def _note_recomputation(
     job: TrainingState, calls: list[int], seen: ObservedKernels, num: int
 ) -> None:
     """Record the operations that the first step, of `num` micro-batches, repeated."""
@@ -221,7 +226,7 @@ def note_recomputation(
 
 
 @contextmanager
-def count_optimizer_calls(job: TrainingState) -> Iterator[None]:
+def _count_optimizer_calls(job: TrainingState) -> Iterator[None]:
     """Count the optimizer's steps inside the backward pass of one training step."""
     phases: list[str] = []
     handle = job.optimizer.register_step_post_hook(lambda *_: phases.append(job.meter.phase))
@@ -235,7 +240,7 @@ def count_optimizer_calls(job: TrainingState) -> Iterator[None]:
         job.warn(f"memory.optimizer_in_backward had no effect: {none}")
 
 
-def note_offload(job: TrainingState) -> None:
+def _note_offload(job: TrainingState) -> None:
     """Record the bytes that have left the device by the end of the second step."""
     if not job.plan.config.memory.activation_offload:
         return
@@ -245,7 +250,7 @@ def note_offload(job: TrainingState) -> None:
         job.warn("memory.activation_offload had no effect: 0 bytes were moved to the host")
 
 
-def note_cache_release(job: TrainingState) -> None:
+def _note_cache_release(job: TrainingState) -> None:
     """Record how often the allocator was emptied in the entire attempt."""
     if job.plan.config.memory.empty_cache_every is None:
         return
@@ -254,11 +259,11 @@ def note_cache_release(job: TrainingState) -> None:
         job.warn("memory.empty_cache_every had no effect: the allocator was not emptied")
 
 
-AFTER_WARM_UP: tuple[Callable[[TrainingState], None], ...] = (
+_AFTER_WARM_UP: tuple[Callable[[TrainingState], None], ...] = (
     note_states,
-    note_formats,
-    note_adapters,
-    note_offload,
+    _note_formats,
+    _note_adapters,
+    _note_offload,
     note_loading,
     note_sharding,
     note_deepspeed,
@@ -269,7 +274,7 @@ AFTER_WARM_UP: tuple[Callable[[TrainingState], None], ...] = (
 )
 """Notes taken once, after the second step, when gradients and optimizer state exist."""
 
-AT_THE_END: tuple[Callable[[TrainingState], None], ...] = (note_cache_release, note_packing)
+AT_THE_END: tuple[Callable[[TrainingState], None], ...] = (_note_cache_release, note_packing)
 """Notes taken once after training, also after a failure."""
 
 
@@ -291,7 +296,7 @@ def _closer_look(job: TrainingState, nth: int) -> Iterator[None]:
         job.longest = job.data.longest_step(job.start_step + 1) - job.start_step
     profiled = nth == job.longest
     if nth == 0:
-        with count_optimizer_calls(job), _look_at_operations(job):
+        with _count_optimizer_calls(job), _look_at_operations(job):
             yield
     elif profiled:
         others = [*job.update.held(), *job.formats.held]
@@ -305,7 +310,7 @@ def _closer_look(job: TrainingState, nth: int) -> Iterator[None]:
         yield
     job.meter.notes[-1].unsteady = num_graphs(job.plan) != graphs or profiled
     if nth == 1:
-        for note in AFTER_WARM_UP:
+        for note in _AFTER_WARM_UP:
             note(job)
     if nth < 2 or profiled:  # exclude the time of these notes from the next step
         job.meter.leave(job.meter.phase)
@@ -368,4 +373,4 @@ def _look_at_operations(job: TrainingState) -> Iterator[None]:
         job.effective["not_looked_into"] = f"recomputation, fused kernels: compile={compiler}"
         return
     num_micro_batches = sum(phase == "forward" for phase, _ in job.meter.notes[-1].stamps)
-    note_recomputation(job, calls, kernels.seen(), num_micro_batches)
+    _note_recomputation(job, calls, kernels.seen(), num_micro_batches)

@@ -43,7 +43,7 @@ def note_deepspeed(job: TrainingState) -> None:
     if not isinstance(job.update, DeepSpeedUpdate):
         return
     assert job.plan.deepspeed is not None, "a plan for the engine"
-    found = read_engine_settings(job.update.engine)
+    found = _read_engine_settings(job.update.engine)
     job.effective["deepspeed"] = found
     if (swap := swap_folder(job.plan, job.paths)) is not None:
         found["file_bytes"] = swap_files(swap, job.ranks.rank)
@@ -63,7 +63,7 @@ def note_deepspeed(job: TrainingState) -> None:
             job.warn(f"offload had no effect: {where} is {found[where]}, not {planned}")
 
 
-def read_engine_settings(engine: Engine) -> dict[str, Any]:
+def _read_engine_settings(engine: Engine) -> dict[str, Any]:
     """Return properties of the engine as plain values, with bytes and counts of this rank."""
     shards = flat_weight_shards(engine)
     weights = list(engine.module.parameters())
@@ -104,7 +104,7 @@ def _bytes(tensors: list[torch.Tensor]) -> int:
     return sum(different.values())
 
 
-MANY = 0.9
+_MANY = 0.9
 """Fraction of labelled positions above which selecting them saves too little."""
 
 
@@ -161,7 +161,7 @@ def _note_sparse(job: TrainingState) -> None:
         return  # compiled code does not count positions
     projected, of = head.projected
     job.effective["projected_positions"] = f"{projected} of {of}"
-    if projected > MANY * of:
+    if projected > _MANY * of:
         few = f"{projected} of {of} positions have a label"
         job.warn(f"kernels.sparse_prediction=true saves little: {few}")
 

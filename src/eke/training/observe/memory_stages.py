@@ -70,7 +70,7 @@ class AllocationProfile:
         self._first: int | None = None
         self._highest = 0
         self._profile: Any = None
-        self._counting = counted_in_every_thread()
+        self._counting = _counted_in_every_thread()
         self.is_complete = False
         """True if blocks of other threads are counted, also between parts."""
 
@@ -117,7 +117,7 @@ class AllocationProfile:
 
 
 @contextmanager
-def counted_in_every_thread() -> Iterator[bool]:
+def _counted_in_every_thread() -> Iterator[bool]:
     """Make the CPU allocator count all threads' blocks (notes/lab/memory.md). Yields success."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))

@@ -57,7 +57,7 @@ def adamw(plan: Plan, groups: Groups) -> Optimizer:
     return _make("torch.optim:AdamW", groups, config, foreach=foreach, fused=fused)
 
 
-def adamw_apex_fused(plan: Plan, groups: Groups) -> Optimizer:
+def _adamw_apex_fused(plan: Plan, groups: Groups) -> Optimizer:
     """Return NVIDIA apex's AdamW: one kernel per list of tensors, only for CUDA."""
     config = cast(AdamW, plan.config.optimizer)
     return _make("apex.optimizers:FusedAdam", groups, config, adam_w_mode=True)
@@ -78,7 +78,7 @@ def schedule_free(plan: Plan, groups: Groups) -> Optimizer:
     return optimizer
 
 
-def adamw_torchao(plan: Plan, groups: Groups) -> Optimizer:
+def _adamw_torchao(plan: Plan, groups: Groups) -> Optimizer:
     """Return AdamW with moments of 8 or 4 bits."""
     config = cast(AdamWTorchAO8bit | AdamWTorchAO4bit, plan.config.optimizer)
     bits = 8 if isinstance(config, AdamWTorchAO8bit) else 4
@@ -119,13 +119,13 @@ def adafactor(plan: Plan, groups: Groups) -> Optimizer:
 def sgd(plan: Plan, groups: Groups) -> Optimizer:
     """Return SGD with decoupled weight decay (arXiv:1711.05101, algorithm 1), unlike torch's."""
     config = cast(SGD, plan.config.optimizer)
-    apart = [{**g, "weight_decay": 0.0, DECAY: g["weight_decay"]} for g in groups]
+    apart = [{**g, "weight_decay": 0.0, _DECAY: g["weight_decay"]} for g in groups]
     made = torch.optim.SGD(apart, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
     made.register_step_pre_hook(_decay)
     return made
 
 
-DECAY = "decoupled_weight_decay"
+_DECAY = "decoupled_weight_decay"
 """Key of a group: the share of a weight that is removed per step, times the learning rate."""
 
 
@@ -133,8 +133,8 @@ DECAY = "decoupled_weight_decay"
 def _decay(optimizer: Optimizer, *_: object) -> None:
     for group in optimizer.param_groups:
         weights = [p for p in group["params"] if p.grad is not None]
-        if group[DECAY] and weights:
-            torch._foreach_mul_(weights, 1 - group["lr"] * group[DECAY])
+        if group[_DECAY] and weights:
+            torch._foreach_mul_(weights, 1 - group["lr"] * group[_DECAY])
 
 
 def muon(plan: Plan, groups: Groups) -> Optimizer:
@@ -216,7 +216,7 @@ def seed_stochastic_rounding(optimizer: Optimizer, seed: int) -> None:
     optimizer.register_step_post_hook(after)
 
 
-PROJECTOR = "projector"
+_PROJECTOR = "projector"
 """Key of a parameter's state for an object with a matrix, in both libraries."""
 
 
@@ -224,7 +224,7 @@ def galore(plan: Plan, groups: Groups) -> Optimizer:
     """Return AdamW in a subspace of a singular value decomposition, for matrices of layers."""
     config, projected = cast(GaLore, plan.config.optimizer), _projected(plan, groups)
     optimizer = _make("galore_torch:GaLoreAdamW", projected, config, no_deprecation_warning=True)
-    save_projectors_as_data(optimizer, "galore_torch.galore_projector:GaLoreProjector")
+    _save_projectors_as_data(optimizer, "galore_torch.galore_projector:GaLoreProjector")
     return optimizer
 
 
@@ -233,7 +233,7 @@ def apollo(plan: Plan, groups: Groups) -> Optimizer:
     config = cast(Apollo, plan.config.optimizer)
     more = {"scale_type": config.scale_type.value, "proj": "random"}
     optimizer = _make("apollo_torch:APOLLOAdamW", _projected(plan, groups, **more), config)
-    save_projectors_as_data(optimizer, "apollo_torch.random_projector:GradientProjector")
+    _save_projectors_as_data(optimizer, "apollo_torch.random_projector:GradientProjector")
     return optimizer
 
 
@@ -251,7 +251,7 @@ def _projected(plan: Plan, groups: Groups, **more: str) -> Groups:
     return [*({**group, **projection} for group in hidden), *rest]
 
 
-def save_projectors_as_data(optimizer: Optimizer, projector: str) -> None:
+def _save_projectors_as_data(optimizer: Optimizer, projector: str) -> None:
     """Store objects of the class `projector` (`module:attribute`) as attributes in `state_dict`."""
 
     # Objects cannot be loaded with `weights_only`.
@@ -269,8 +269,8 @@ def save_projectors_as_data(optimizer: Optimizer, projector: str) -> None:
 
     def to_device(restored: Optimizer) -> None:
         for parameter, state in restored.state.items():
-            if PROJECTOR in state:
-                found = state[PROJECTOR]
+            if _PROJECTOR in state:
+                found = state[_PROJECTOR]
                 found.ortho_matrix = found.ortho_matrix.to(parameter.device)
 
     optimizer.register_state_dict_post_hook(to_data)
@@ -281,7 +281,7 @@ def save_projectors_as_data(optimizer: Optimizer, projector: str) -> None:
 def _with_projectors(saved: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
     """Return a copy of a state dict with changed projectors."""
     states = {
-        key: {name: change(value) if name == PROJECTOR else value for name, value in state.items()}
+        key: {name: change(value) if name == _PROJECTOR else value for name, value in state.items()}
         for key, state in saved["state"].items()
     }
     return {**saved, "state": states}
@@ -289,14 +289,14 @@ def _with_projectors(saved: dict[str, Any], change: Callable[[Any], Any]) -> dic
 
 def projected_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     """Return parameters whose states are in a subspace."""
-    return [p for p, state in optimizer.state.items() if PROJECTOR in state]
+    return [p for p, state in optimizer.state.items() if _PROJECTOR in state]
 
 
-def eight_bit(plan: Plan, groups: Groups) -> Optimizer:
+def _eight_bit(plan: Plan, groups: Groups) -> Optimizer:
     """Return AdamW or Lion with 8-bit moments, paged on a GPU with `paged_adamw_8bit`."""
     config = cast(AdamW8bit | Lion8bit, plan.config.optimizer)
     paged = optimizer_entry(config).pages and plan.device.kind == "cuda"
-    skip_optimizer_sync(paged)
+    _skip_optimizer_sync(paged)
     name = "AdamW8bit" if isinstance(config, AdamW8bit) else "Lion8bit"
     size = config.min_8bit_size
     optimizer = _make(
@@ -305,17 +305,17 @@ def eight_bit(plan: Plan, groups: Groups) -> Optimizer:
     if paged:
         optimizer.register_step_pre_hook(restore_paged_state)
     if config.embeddings_32bit:
-        keep_embeddings_in_32_bits(optimizer, groups)
+        _keep_embeddings_in_32_bits(optimizer, groups)
     return optimizer
 
 
 def lion(plan: Plan, groups: Groups) -> Optimizer:
     """Return Lion with a float32 momentum."""
-    skip_optimizer_sync(paged=False)
+    _skip_optimizer_sync(paged=False)
     return _make("bitsandbytes.optim:Lion", groups, cast(Lion, plan.config.optimizer))
 
 
-def skip_optimizer_sync(paged: bool) -> None:
+def _skip_optimizer_sync(paged: bool) -> None:
     """Skip bitsandbytes' wait for the GPU after each parameter, in this process."""
     from bitsandbytes import utils
     from bitsandbytes.optim import optimizer
@@ -338,7 +338,7 @@ def restore_paged_state(optimizer: Any, *_: Any) -> None:
                 state[name].copy_(found)
 
 
-def keep_embeddings_in_32_bits(optimizer: Any, groups: Groups) -> None:
+def _keep_embeddings_in_32_bits(optimizer: Any, groups: Groups) -> None:
     """Give embeddings 32-bit states (transformers#14819)."""
     from bitsandbytes.optim import GlobalOptimManager
 

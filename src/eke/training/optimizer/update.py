@@ -101,14 +101,14 @@ class PlainUpdate(Update):
         if self.max_grad_norm is None:
             return norm
         if self.clips_in_step:
-            divisor = ((norm + CLIP_EPS) / self.max_grad_norm).clamp(min=1.0)
+            divisor = ((norm + _CLIP_EPS) / self.max_grad_norm).clamp(min=1.0)
             self.optimizer.grad_scale = divisor  # type: ignore[attr-defined]  # torch 2.13
         else:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, norm)
         return norm
 
 
-CLIP_EPS = 1e-6
+_CLIP_EPS = 1e-6
 """Term added to the norm before division, as in torch.nn.utils.clip_grads_with_norm_."""
 
 

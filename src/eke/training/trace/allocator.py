@@ -20,17 +20,17 @@ from eke.models.sizes import is_ragged
 from eke.plan.planner import MicroBatchShape, Plan
 from eke.training.batches.batches import MicroBatch, probe_sample
 from eke.training.batches.dataset import build_collator
-from eke.training.batches.tasks import is_packed, concatenate_samples
+from eke.training.batches.tasks import concatenate_samples, is_packed
 from eke.training.trace.fakes import register_autocast
 from eke.training.trace.operations import register_attention
 
 # Source: c10/cuda/CUDACachingAllocator.h and .cpp, torch 2.13 (kMinBlockSize and following).
-BLOCK_BYTES = 512
-SMALL_BYTES = MIB
+_BLOCK_BYTES = 512
+_SMALL_BYTES = MIB
 SMALL_SEGMENT_BYTES = 2 * MIB
-LARGE_SEGMENT_BYTES = 20 * MIB
-LARGE_REQUEST_BYTES = 10 * MIB
-ROUND_LARGE_BYTES = 2 * MIB
+_LARGE_SEGMENT_BYTES = 20 * MIB
+_LARGE_REQUEST_BYTES = 10 * MIB
+_ROUND_LARGE_BYTES = 2 * MIB
 
 
 class PlainSum:
@@ -90,8 +90,8 @@ class CachingAllocator:
 
     def malloc(self, key: int, num_bytes: int) -> None:
         """Use a cached block or a new segment."""
-        size = max(-(-num_bytes // BLOCK_BYTES), 1) * BLOCK_BYTES
-        small = size <= SMALL_BYTES
+        size = max(-(-num_bytes // _BLOCK_BYTES), 1) * _BLOCK_BYTES
+        small = size <= _SMALL_BYTES
         pool = self._pools[small]
         found = bisect.bisect_left(pool, (size, 0))
         if found < len(pool):
@@ -99,7 +99,7 @@ class CachingAllocator:
         else:
             block = self._new_segment(size, small)
         remaining = block.size - size
-        if remaining >= BLOCK_BYTES if small else remaining > SMALL_BYTES:
+        if remaining >= _BLOCK_BYTES if small else remaining > _SMALL_BYTES:
             self._split(block, size)
         block.free = False
         self._used[key] = block
@@ -127,9 +127,9 @@ class CachingAllocator:
                     self.reserved -= size
 
     def _new_segment(self, size: int, small: bool) -> _Block:
-        segment = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
-        if size >= LARGE_REQUEST_BYTES:
-            segment = -(-size // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
+        segment = SMALL_SEGMENT_BYTES if small else _LARGE_SEGMENT_BYTES
+        if size >= _LARGE_REQUEST_BYTES:
+            segment = -(-size // _ROUND_LARGE_BYTES) * _ROUND_LARGE_BYTES
         block = _Block(self._top, segment, small, segment)
         self._top += segment
         self._blocks[block.address] = block
@@ -158,7 +158,7 @@ class CachingAllocator:
 
 NAME = "fakegpu"
 
-DEVICE_MODULE = SimpleNamespace(
+_DEVICE_MODULE = SimpleNamespace(
     # If it were available, torch would copy constants to it, without a kernel for that.
     is_available=lambda: False,
     is_initialized=lambda: False,
@@ -183,7 +183,7 @@ def fake_gpu() -> torch.device:
 @functools.cache
 def _register() -> object:
     register: Any = backend_registration._setup_privateuseone_for_python_backend
-    register(NAME, backend_module=DEVICE_MODULE)
+    register(NAME, backend_module=_DEVICE_MODULE)
     return register_autocast(NAME), register_attention()  # objects that keep the registrations
 
 

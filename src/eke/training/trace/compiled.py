@@ -39,11 +39,11 @@ def _without_kernels(graph: GraphModule, inputs: Sequence[Any]) -> Callable[...,
 
     whole: Any = compile_fx  # torch 2.13 has the annotations of inductor's inner function
     # Autograd's cache contains code of real runs.
-    with patch_autograd(enable_autograd_cache=False), patch_inductor(SETTINGS):
+    with patch_autograd(enable_autograd_cache=False), patch_inductor(_SETTINGS):
         return cast(Callable[..., Any], whole(graph, inputs, inner_compile=_compile_graph))
 
 
-SETTINGS = {
+_SETTINGS = {
     "compile_threads": 1,  # more threads would wait in other processes for kernels
     "joint_graph_constant_folding": False,  # computes on the device
     "fx_graph_cache": False,  # contains code of real runs
@@ -77,7 +77,7 @@ def _compile_graph(graph: GraphModule, inputs: Sequence[Any], *args: Any, **kwar
     with ExitStack() as stack:
         for name, stand_in in patches.items():
             stack.enter_context(mock.patch(name, stand_in))
-        stack.enter_context(patch_inductor(SETTINGS))
+        stack.enter_context(patch_inductor(_SETTINGS))
         return compile_fx.compile_fx_inner(graph, inputs, *args, **kwargs)
 
 

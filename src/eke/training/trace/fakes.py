@@ -24,11 +24,11 @@ from eke.training.model.loss import compiled_loss_sum
 
 aten: Any = torch.ops.aten
 
-Key = tuple[Any, ...]
-Made = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
+_Key = tuple[Any, ...]
+_Made = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 """Shape, strides, format and device of a new tensor."""
 
-UNMARKED_VIEWS = frozenset({aten._unsafe_view.default, aten._reshape_alias.default})
+_UNMARKED_VIEWS = frozenset({aten._unsafe_view.default, aten._reshape_alias.default})
 """Operators that return a view, contrary to their schemas."""
 
 _SLOW = object()
@@ -44,14 +44,14 @@ def _kind(operator: Any) -> str:
     if by_data or operator.namespace != "aten" or schema.is_mutable or not results:
         return "slow"
     if all(alias is None for alias in results):
-        return "view" if operator in UNMARKED_VIEWS else "new"
+        return "view" if operator in _UNMARKED_VIEWS else "new"
     return "view" if len(results) == 1 else "slow"
 
 
 class FakeKernels:
     """Cache of operators' results on fake tensors of one device."""
 
-    _made: dict[Key, Any] = {}  # noqa: RUF012  # shared by all traces
+    _made: dict[_Key, Any] = {}  # noqa: RUF012  # shared by all traces
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
@@ -83,7 +83,7 @@ class FakeKernels:
             return tuple(m if m is None else self._make(m) for m in made)
         return self._make(made)
 
-    def _make(self, made: Made) -> FakeTensor:
+    def _make(self, made: _Made) -> FakeTensor:
         shape, strides, dtype, device = made
         with torch._C._DisableTorchDispatch():
             empty = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
@@ -94,7 +94,7 @@ class FakeKernels:
             return operator(*args, **kwargs)
 
 
-def call_key(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
+def call_key(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Key:
     """Return a key of a call: the operator, shapes, strides, formats and plain arguments."""
     return operator, _look(args), _look(kwargs) if kwargs else None
 
@@ -140,7 +140,7 @@ def _made_of(found: Any) -> Any:
     return tuple(found.shape), found.stride(), found.dtype, found.fake_device
 
 
-LOWER_PRECISION = frozenset({
+_LOWER_PRECISION = frozenset({
     "_convolution", "_convolution.deprecated", "conv1d", "conv2d", "conv3d", "conv_tbc",
     "conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input", "convolution",
     "cudnn_convolution", "cudnn_convolution_transpose", "prelu", "addmm", "addmv", "addr",
@@ -151,13 +151,13 @@ LOWER_PRECISION = frozenset({
 })  # fmt: skip
 """Operators that autocast runs in its 16-bit format."""
 
-PROMOTED = frozenset({
+_PROMOTED = frozenset({
     "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put",
     "tensordot", "scatter_add",
 })  # fmt: skip
 """Operators that run in the widest format of their arguments."""
 
-FLOAT32_RESULT = frozenset({
+_FLOAT32_RESULT = frozenset({
     "prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "sum",
     "sum.dim_IntList",
 })  # fmt: skip
@@ -169,7 +169,7 @@ _FUSED_CAST = {
 }
 """Operators that cast float16 inside the kernel, only on CUDA (native/SoftMax.cpp)."""
 
-weight_copies: dict[int, torch.Tensor] = {}
+_weight_copies: dict[int, torch.Tensor] = {}
 """16-bit copies of weights by `id`: real memory until the outermost autocast region ends."""
 
 
@@ -182,7 +182,7 @@ def known_operators() -> frozenset[str]:
 
 def drift() -> list[str]:
     """Return names in the lists above without a rule in this torch, from another version."""
-    return sorted((LOWER_PRECISION | PROMOTED | FLOAT32_RESULT) - known_operators())
+    return sorted((_LOWER_PRECISION | _PROMOTED | _FLOAT32_RESULT) - known_operators())
 
 
 def register_autocast(device: str) -> object:
@@ -192,7 +192,7 @@ def register_autocast(device: str) -> object:
     library: Any = torch.library  # torch 2.13 annotates neither the class nor its methods
     every, rules = library.Library("_", "IMPL"), library.Library("aten", "IMPL")
     every.fallback(library.fallthrough_kernel, "AutocastPrivateUse1")
-    policies = {"lower": LOWER_PRECISION, "promote": PROMOTED, "result": FLOAT32_RESULT}
+    policies = {"lower": _LOWER_PRECISION, "promote": _PROMOTED, "result": _FLOAT32_RESULT}
     for name in known_operators():
         packet, _, overload = name.partition(".")
         operator = getattr(getattr(aten, packet), overload or "default")
@@ -244,9 +244,9 @@ def _cast(value: Any, dtype: torch.dtype, device: str) -> Any:
     is_weight = value.dtype == torch.float32 and value.requires_grad and value.is_leaf
     if not (is_weight and not value._is_view() and torch.is_autocast_cache_enabled()):
         return value.to(dtype)
-    if id(value) not in weight_copies:
-        weight_copies[id(value)] = value.to(dtype)
-    return weight_copies[id(value)]
+    if id(value) not in _weight_copies:
+        _weight_copies[id(value)] = value.to(dtype)
+    return _weight_copies[id(value)]
 
 
 def not_compiled(function: Any = None, **_: Any) -> Any:
@@ -264,7 +264,7 @@ def fake_surroundings(compiler: Callable[..., Any] = not_compiled) -> Iterator[N
         return torch.compiler.is_compiling()
 
     def clear_autocast_cache() -> None:
-        weight_copies.clear()
+        _weight_copies.clear()
         clear()
 
     patches: dict[str, Any] = {
@@ -310,7 +310,7 @@ def fake_surroundings(compiler: Callable[..., Any] = not_compiled) -> Iterator[N
         for types in listed:  # otherwise foreach becomes a loop without a warning
             types.append(FakeTensor)
             stack.callback(types.remove, FakeTensor)
-        stack.callback(weight_copies.clear)
+        stack.callback(_weight_copies.clear)
         yield
 
 
@@ -322,13 +322,13 @@ def _nothing(*_: Any) -> None:
     """Do nothing: there is no state to restore and no memory to fill."""
 
 
-RANDOM_STATE_BYTES = torch.get_rng_state().numel()
+_RANDOM_STATE_BYTES = torch.get_rng_state().numel()
 """Bytes of the state of the host's generator. Checkpointing keeps one for each layer."""
 
 
 def _random_state() -> torch.Tensor:
     """Return an ordinary tensor, since the trace does not observe the real one."""
-    return torch.empty(RANDOM_STATE_BYTES, dtype=torch.uint8, device="cpu")
+    return torch.empty(_RANDOM_STATE_BYTES, dtype=torch.uint8, device="cpu")
 
 
 def _fake_tables(optimizer: Any) -> None:

@@ -78,7 +78,7 @@ def _picks_by_truth(indices: Any) -> bool:
     return bool(only and indices[0].dtype == torch.bool and indices[0].dim() == 2)
 
 
-HALF = (torch.float16, torch.bfloat16)
+_HALF = (torch.float16, torch.bfloat16)
 
 PRODUCTS = {
     *(getattr(aten, name).default for name in ("mm", "addmm", "addmm_", "bmm", "baddbmm")),
@@ -86,7 +86,7 @@ PRODUCTS = {
 }
 """Products, in 16 bits of oneDNN. In float32 the BLAS library does not allocate from PyTorch."""
 
-OTHERS = {
+_OTHERS = {
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
     aten.native_layer_norm_backward.default,
@@ -95,7 +95,7 @@ OTHERS = {
 }
 """Kernels that use scratch memory in all formats."""
 
-MAX_BYTES = 2**31
+_MAX_BYTES = 2**31
 """Largest arguments of a call that is run: larger calls would take too long."""
 
 _answers: dict[Any, int] = {}
@@ -103,14 +103,14 @@ _answers: dict[Any, int] = {}
 
 def _takes_scratch(func: Any, args: tuple[Any, ...]) -> bool:
     if func in PRODUCTS:
-        return any(isinstance(a, torch.Tensor) and a.dtype in HALF for a in args)
-    return func in OTHERS or func.namespace == "bitsandbytes"
+        return any(isinstance(a, torch.Tensor) and a.dtype in _HALF for a in args)
+    return func in _OTHERS or func.namespace == "bitsandbytes"
 
 
 def _measure(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Return the peak bytes inside a kernel, without its results."""
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-    if sum(t.numel() * t.itemsize for t in tensors) > MAX_BYTES:
+    if sum(t.numel() * t.itemsize for t in tensors) > _MAX_BYTES:
         return 0
     args, kwargs = tree_map(_zeros, (args, kwargs))
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
@@ -133,10 +133,10 @@ def _zeros(value: Any) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).zero_()
 
 
-FLASH_HEAD_DIM = 256
+_FLASH_HEAD_DIM = 256
 """Largest head dimension of the flash kernel (check_head_dim_size_flash)."""
 
-MASK_ALIGNMENT = 16
+_MASK_ALIGNMENT = 16
 """Multiple of elements to which the memory-efficient kernel pads a mask's rows."""
 
 
@@ -148,7 +148,7 @@ def register_attention() -> object:
     """Give the fake device CUDA's attention kernels for the life of the returned object."""
     library: Any = torch.library  # torch 2.13 annotates neither the class nor its methods
     rules = library.Library("aten", "IMPL")
-    rules.impl("scaled_dot_product_attention", traced_attention, "AutogradPrivateUse1")
+    rules.impl("scaled_dot_product_attention", _traced_attention, "AutogradPrivateUse1")
     return rules
 
 
@@ -160,9 +160,9 @@ def choose_kernel(query: Tensor, key: Tensor, mask: Tensor | None) -> str:
     if (
         flash
         and mask is None
-        and query.dtype in HALF
+        and query.dtype in _HALF
         and capability >= FLASH_CAPABILITY
-        and query.shape[-1] <= FLASH_HEAD_DIM
+        and query.shape[-1] <= _FLASH_HEAD_DIM
     ):
         return "flash"
     half_too_new = query.dtype is torch.bfloat16 and capability < FLASH_CAPABILITY
@@ -171,7 +171,7 @@ def choose_kernel(query: Tensor, key: Tensor, mask: Tensor | None) -> str:
     return "math"
 
 
-def traced_attention(
+def _traced_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -194,7 +194,7 @@ def traced_attention(
     if kind == "efficient":
         if mask is not None:
             length = mask.shape[-1]
-            if missing := -length % MASK_ALIGNMENT:  # preprocess_mask
+            if missing := -length % _MASK_ALIGNMENT:  # preprocess_mask
                 mask = F.pad(mask, (0, missing))[..., :length]
             mask = mask.expand(*query.shape[:-1], key.size(-2))
         needs_lse = query.requires_grad or key.requires_grad or value.requires_grad
@@ -221,7 +221,7 @@ def _flash(
     return found[..., :width] if missing else found
 
 
-Rule = Callable[[tuple[Any, ...], dict[str, Any]], int]
+_Rule = Callable[[tuple[Any, ...], dict[str, Any]], int]
 """Function from arguments of an operator to peak bytes inside its kernel, without results."""
 
 
@@ -230,7 +230,7 @@ class Workspaces:
 
     def __init__(self, kind: str, capability: tuple[int, int] | None = None) -> None:
         self._measures = kind == "cpu"
-        self._rules = CPU_RULES if kind == "cpu" else GPU_RULES
+        self._rules = _CPU_RULES if kind == "cpu" else _GPU_RULES
         self.handle_bytes = workspace_bytes(capability) if kind == "cuda" else 0
         """Bytes that each thread's first product allocates permanently."""
 
@@ -279,7 +279,7 @@ def _reduced_wider(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     return 0 if dtype in (None, tensor.dtype) else int(tensor.numel() * dtype.itemsize)
 
 
-def flash_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _flash_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Return the bytes of query sums and shared keys' gradients (flash_api.cpp, mha_bwd)."""
     (rows, heads, length, width), keys = args[1].shape, args[2]
     sums = torch.float32.itemsize * rows * heads * (length + -length % 128) * (width + -width % 32)
@@ -289,13 +289,13 @@ def flash_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 _POINTWISE = ("add", "sub", "mul", "div")
 
-GPU_RULES: dict[Any, Rule] = {
-    aten._scaled_dot_product_flash_attention_backward.default: flash_backward,
+_GPU_RULES: dict[Any, _Rule] = {
+    aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     # grad * output is computed before the kernel: https://github.com/pytorch/pytorch/issues/145866
     aten._softmax_backward_data.default: lambda args, _: int(args[0].nbytes),
 }
 
-CPU_RULES: dict[Any, Rule] = {
+_CPU_RULES: dict[Any, _Rule] = {
     **{getattr(aten, name).Tensor: _mixed for name in _POINTWISE},
     **{getattr(aten, f"{name}_").Tensor: _mixed_in_place for name in _POINTWISE},
     **{getattr(aten, name).default: _mixed for name in ("addcmul", "addcdiv")},

@@ -174,7 +174,7 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         if isinstance(func, HigherOrderOperator):
             with self:
                 return _with_random_state(func, args, kwargs)
-        if func.namespace in WRITTEN_IN_PYTHON and (body := _body(func)) is not None:
+        if func.namespace in _WRITTEN_IN_PYTHON and (body := _body(func)) is not None:
             before = self._logits, self._inside
             # The fused loss makes only logits and tensors derived from them.
             any_shape = (1, 1) if func.namespace == "eke" else None
@@ -284,7 +284,7 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             return False
         if self.inside_attention:
             return bool(first.dim() == 4 and torch.is_tensor(args[1]))
-        return is_owned_by_autograd(first)
+        return _is_owned_by_autograd(first)
 
 
 def _with_random_state(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -295,7 +295,7 @@ def _with_random_state(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return (torch.get_rng_state(), out) if func is run_and_save_rng_state else out
 
 
-WRITTEN_IN_PYTHON = ("eke", "transformers")
+_WRITTEN_IN_PYTHON = ("eke", "transformers")
 """Namespaces of operators that are Python functions: fused loss, grouped products."""
 
 
@@ -316,12 +316,12 @@ def _body(func: Any) -> Callable[..., Any] | None:
 
 
 ENGINE_TENSOR_USES, ENGINE_STORAGE_USES = 4, 2
-"""References to a gradient held only by autograd, in `is_owned_by_autograd`: the engine's, the argument's
-and Python's (tests/unit/training/trace/test_traps.py). Additions of a graph or a function lack the
+"""References to a gradient that only autograd holds: the engine's, the argument's and
+Python's (tests/unit/training/trace/test_traps.py). Additions of a graph or a function lack the
 engine's."""
 
 
-def is_owned_by_autograd(gradient: Tensor) -> bool:
+def _is_owned_by_autograd(gradient: Tensor) -> bool:
     """Return whether only autograd holds a gradient, so that it adds the next one in place."""
     if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
         return False

@@ -17,7 +17,7 @@ from eke.config.schema.resources import Distributed
 from eke.estimate.memory.components import Method, Traced
 from eke.models.families import family_of
 from eke.models.sizes import OPTIMIZER_REGISTRY, optimizer_entry
-from eke.plan.planner import Plan, simulated_micro_batches, evaluated
+from eke.plan.planner import Plan, evaluated, simulated_micro_batches
 from eke.plan.planner.planner import FLASH_CAPABILITY
 from eke.training.batches.batches import CacheRelease, MicroBatch
 from eke.training.loop.step import add_evaluation, take_step
@@ -59,7 +59,7 @@ class Untraceable(Exception):
 
 
 @dataclass
-class TraceablePlan:
+class _TraceablePlan:
     """Plan whose step runs on fake tensors, and its differences from the requested plan."""
 
     plan: Plan
@@ -88,11 +88,11 @@ class TraceablePlan:
         self.plan = replace(self.plan, compute=compute)
 
 
-def adapt_for_trace(plan: Plan) -> TraceablePlan:
+def _adapt_for_trace(plan: Plan) -> _TraceablePlan:
     """Replace parts of the plan that cannot be traced by parts that need as much memory or more."""
     if is_four_bit(plan):
         raise Untraceable("peft=qlora: weights become 4-bit where bitsandbytes reads their values")
-    found, config = TraceablePlan(plan), plan.config
+    found, config = _TraceablePlan(plan), plan.config
     processes, compiler = config.distributed.option, config.compile.option
     replays = plan.device.kind == "cuda" and config.compile.replays_graphs
     if is_compiled(plan) and (compiler not in TRACED or replays):
@@ -115,7 +115,7 @@ def adapt_for_trace(plan: Plan) -> TraceablePlan:
     return found
 
 
-def _adapt_kernels(found: TraceablePlan) -> None:
+def _adapt_kernels(found: _TraceablePlan) -> None:
     attention, kernels = found.plan.config.attention, found.plan.config.kernels
     if attention.option in ("flash2", "flash3"):
         found.change(attention=replace(attention, option="sdpa", backend=Backend.flash))
@@ -131,7 +131,7 @@ def _adapt_kernels(found: TraceablePlan) -> None:
         found.notes.append("precision.float8: traced without its float8 copies of operands")
 
 
-def _adapt_optimizer(found: TraceablePlan) -> None:
+def _adapt_optimizer(found: _TraceablePlan) -> None:
     optimizer = found.plan.config.optimizer
     option, known = optimizer.option, optimizer_entry(optimizer)
     if known.twin:
@@ -147,7 +147,7 @@ def _adapt_optimizer(found: TraceablePlan) -> None:
 
 def trace(plan: Plan) -> Traced:
     """Return the predicted peaks of a plan's first process. Raises Untraceable."""
-    adapted = adapt_for_trace(plan)
+    adapted = _adapt_for_trace(plan)
     try:
         history = _traced(adapted)
     except Untraceable:
@@ -162,7 +162,7 @@ def trace(plan: Plan) -> Traced:
     return replace(peaks, method=adapted.method, notes=notes, is_exact=not notes)
 
 
-def _traced(adapted: TraceablePlan) -> History:
+def _traced(adapted: _TraceablePlan) -> History:
     try:
         return trace_history(adapted.plan)
     except RunError as error:
@@ -171,7 +171,10 @@ def _traced(adapted: TraceablePlan) -> History:
         # Report the place: a library's own message would be misleading.
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         where = f"{type(error).__name__} in {frame.f_globals.get('__name__', '?')}"
-        why = describe_missing_api(error) or f"the step does not run on tensors without data ({where})"
+        why = (
+            describe_missing_api(error)
+            or f"the step does not run on tensors without data ({where})"
+        )
         raise Untraceable(why) from error
 
 
@@ -197,14 +200,14 @@ def trace_history(plan: Plan) -> History:
     return watch.history
 
 
-NUM_STEPS = 2
+_NUM_STEPS = 2
 """Number of traced steps. The first creates the optimizer's state. Later ones equal the second."""
 
-NUM_MICRO_BATCHES = 2
+_NUM_MICRO_BATCHES = 2
 """Number of traced micro-batches. From the second on, gradients are added to existing ones."""
 
 
-class TracedRelease(CacheRelease):
+class _TracedRelease(CacheRelease):
     """Cache release that is recorded in the trace."""
 
     def __init__(self, every: int | None, trace: StorageTrace) -> None:
@@ -241,7 +244,7 @@ class Training:
         self.model, self.loss = compile_model(plan, model), build_compiled_loss(plan)
         self.offload = build_activation_offload(plan, model, self.formats.held)
         every = plan.config.memory.empty_cache_every
-        self.cache_release: CacheRelease = TracedRelease(every, trace)
+        self.cache_release: CacheRelease = _TracedRelease(every, trace)
 
     def run(self, train: MicroBatch, evaluation: MicroBatch) -> None:
         """Evaluate, take two steps and evaluate again. Values in the batches have no effect."""
@@ -256,7 +259,7 @@ class Training:
             start = len(history.events)
             self._evaluate(evaluation)
             end = len(history.events)
-            for step in range(NUM_STEPS):
+            for step in range(_NUM_STEPS):
                 self._step(train, step)
         trace.begin("evaluation")
         history.repeat(start, end)
@@ -271,7 +274,7 @@ class Training:
         counted = step > 0 or trace.kind != "cpu"
         trace.begin("data", counted)
         every = [self._moved(batch) for _ in range(plan.batch.accumulation)]
-        cut = every[:NUM_MICRO_BATCHES]
+        cut = every[:_NUM_MICRO_BATCHES]
         set_learning_rate(self.optimizer, plan.config.optimizer.lr)
         enter = functools.partial(trace.begin, counted=counted)
         take_step(self, cut, max(1, batch.num_targets), step, enter)

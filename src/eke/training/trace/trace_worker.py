@@ -14,23 +14,23 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any, TextIO
 
-from eke.common.runtime import relax_gc, importing, describe_missing_api
+from eke.common.runtime import describe_missing_api, importing, relax_gc
 from eke.config.schema.codec import make_converter
 from eke.plan.planner import Plan
 from eke.training.loop.environment import QUIET
 
-SETTINGS = QUIET | {
+_SETTINGS = QUIET | {
     "HF_HUB_OFFLINE": "1",  # a model's configuration is enough for its size
     "TRANSFORMERS_VERBOSITY": "error",
     "BITSANDBYTES_NOWELCOME": "1",
 }
 
 
-def main() -> int:
+def _main() -> int:
     """Answer requests until the end of the input."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # output of libraries goes to stderr
-    os.environ.update({name: os.environ.get(name, value) for name, value in SETTINGS.items()})
+    os.environ.update({name: os.environ.get(name, value) for name, value in _SETTINGS.items()})
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     relax_gc()
@@ -40,7 +40,7 @@ def main() -> int:
 
 def serve(lines: Iterable[str], answers: TextIO) -> None:
     """Answer each line."""
-    for answer in map(answer_line, lines):
+    for answer in map(_answer_line, lines):
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
@@ -55,7 +55,7 @@ def import_libraries() -> None:
         import_transformers()
 
 
-def answer_line(line: str) -> dict[str, Any]:
+def _answer_line(line: str) -> dict[str, Any]:
     """Return the answer to one plan, as JSON values."""
     converter = make_converter()
     try:
@@ -77,4 +77,4 @@ def answer_line(line: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_main())

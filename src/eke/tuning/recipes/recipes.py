@@ -19,31 +19,31 @@ from eke.estimate.memory import Verdict
 from eke.models.checkpoints.architecture import router_loss
 from eke.models.sizes import is_ragged, most_predicted, why_not_fused
 from eke.rules.techniques import TECHNIQUES, Published
-from eke.tuning.chooser import Axis, Change, Chooser, Combination, RecipeOption, ChoiceContext
+from eke.tuning.chooser import Axis, Change, ChoiceContext, Chooser, Combination, RecipeOption
 from eke.tuning.recipes.resolver import AdaptiveRecipe, Question
 from eke.tuning.recipes.techniques import (
     DECIDES,
     STAYS,
+    choose_16_bit,
     compiler,
     fused_loss,
-    choose_16_bit,
     half_and_hint,
     loss,
     sparse,
 )
 
-HOPPER = (9, 0)
+_HOPPER = (9, 0)
 
-LOGITS_BYTES = 2 * 4
+_LOGITS_BYTES = 2 * 4
 """Bytes per token and vocabulary entry: a float32 logit and its gradient."""
-HEAVY_SHARE = 0.25
+_HEAVY_SHARE = 0.25
 """Share of the logits in a step's memory from which the fused loss is chosen: a choice. They were
 11.7 of 44.5 GiB for a Llama with 1B parameters (notes/lab/recipes.md)."""
 
-WORKERS = 2
+_WORKERS = 2
 
-BATCH = ("batch", "batch.per_device", "batch.accumulation")
-BATCH_AUTO = ("batch=auto",)
+_BATCH = ("batch", "batch.per_device", "batch.accumulation")
+_BATCH_AUTO = ("batch=auto",)
 
 
 def batch(situation: ChoiceContext) -> Question | None:
@@ -51,7 +51,7 @@ def batch(situation: ChoiceContext) -> Question | None:
     if situation.device.memory_bytes is None or router_loss(situation.config) is not None:
         return None
     why = "the fewest forward passes that fit need the fewest kernel launches"
-    return Question(BATCH, (RecipeOption(BATCH_AUTO, why),))
+    return Question(_BATCH, (RecipeOption(_BATCH_AUTO, why),))
 
 
 def attention(situation: ChoiceContext) -> Question | None:
@@ -60,7 +60,7 @@ def attention(situation: ChoiceContext) -> Question | None:
         return None
     wide = situation.config.precision.compute is Compute.float32
     candidates = []
-    if situation.device.capability == HOPPER and not wide:
+    if situation.device.capability == _HOPPER and not wide:
         why = "1.5 to 2 times as fast as FlashAttention-2 on an H100 (arXiv:2407.08608)"
         candidates.append(RecipeOption(("attention=flash3",), why))
     if is_ragged(situation.config) and not wide:
@@ -71,7 +71,7 @@ def attention(situation: ChoiceContext) -> Question | None:
     return Question(("attention",), tuple(candidates))
 
 
-def packing(situation: ChoiceContext) -> Question | None:
+def _packing(situation: ChoiceContext) -> Question | None:
     """Pack samples if the kernel reads their lengths. Other kernels would need a large mask."""
     config = situation.config
     if not is_ragged(situation.config) or config.attention.option not in ("flash2", "flash3"):
@@ -82,7 +82,7 @@ def packing(situation: ChoiceContext) -> Question | None:
     return Question(("data.packing",), (RecipeOption(("data.packing=padding_free",), why),))
 
 
-def fused_loss_question(situation: ChoiceContext) -> Question | None:
+def _fused_loss_question(situation: ChoiceContext) -> Question | None:
     """Choose the fused loss if the logits take a large share of a step's memory."""
     found = situation.forecast_whole
     if situation.device.kind != "cuda" or found is None:
@@ -90,9 +90,9 @@ def fused_loss_question(situation: ChoiceContext) -> Question | None:
     config = situation.whole
     tokens = getattr(config.task, "target_len", None) or config.data.seq_len
     positions = most_predicted(config, config.batch.per_device or 1, tokens)
-    logits = LOGITS_BYTES * positions * config.model.vocab_size
+    logits = _LOGITS_BYTES * positions * config.model.vocab_size
     share = logits / (logits + found.components.get("activations", 0))
-    if share < HEAVY_SHARE:
+    if share < _HEAVY_SHARE:
         return None
     why = f"float32 logits and their gradient would be {format_bytes(logits)}, "
     why += f"{share:.0%} of the memory for a step's samples"
@@ -103,14 +103,14 @@ def fused_loss_question(situation: ChoiceContext) -> Question | None:
 
 def workers(situation: ChoiceContext) -> Question | None:
     """Choose background workers for batches if there are enough cores."""
-    if situation.device.kind != "cuda" or situation.cores <= WORKERS:
+    if situation.device.kind != "cuda" or situation.cores <= _WORKERS:
         return None
     why = "batches are prepared in the background and copied from page-locked memory"
     decides = ("dataloader", "dataloader.workers")
     return Question(decides, (RecipeOption(("dataloader=workers",), why),))
 
 
-def adapters(situation: ChoiceContext) -> Question | None:
+def _adapters(situation: ChoiceContext) -> Question | None:
     """Choose fused adapters, with fewer passes over memory."""
     if why_not_fused(situation.config):
         return None
@@ -122,7 +122,7 @@ FASTEST = AdaptiveRecipe(
     "fastest",
     first=(half_and_hint, batch),
     # CUDA graphs, if `compiler` chooses them, exclude `sparse`.
-    then=(attention, packing, compiler, sparse, fused_loss_question, adapters, workers),
+    then=(attention, _packing, compiler, sparse, _fused_loss_question, _adapters, workers),
     menu=(
         ("precision=bf16", "batch=auto", "dataloader=workers",
          "kernels=fused_linear_cross_entropy", "attention=sdpa"),
@@ -130,32 +130,36 @@ FASTEST = AdaptiveRecipe(
 )  # fmt: skip
 
 
-LARGE_MODEL_STATES = Axis.of(("optimizer",), "optimizer=adamw_8bit", "optimizer=adamw_torchao_8bit")
+_LARGE_MODEL_STATES = Axis.of(
+    ("optimizer",), "optimizer=adamw_8bit", "optimizer=adamw_torchao_8bit"
+)
 _PURE = TECHNIQUES["precision=bf16_pure optimizer=adamw_bf16_sr"]
 # No slower than the 16-bit products chosen before.
-WEIGHTS = Axis((*DECIDES, "optimizer"), (replace(_PURE, published=Published(1.0, "")),))
-RECOMPUTED = ("memory=checkpointing_selective", "memory=checkpointing")
-WHERE = Axis.of(
+_WEIGHTS = Axis((*DECIDES, "optimizer"), (replace(_PURE, published=Published(1.0, "")),))
+_RECOMPUTED = ("memory=checkpointing_selective", "memory=checkpointing")
+_WHERE = Axis.of(
     ("distributed", "distributed.num_processes", "offload"),
     "distributed=zero2 distributed.num_processes=1 offload=optimizer_cpu",
     "distributed=zero3 distributed.num_processes=1 offload=params_cpu",
 )
 
 
-def search_for_fit(situation: ChoiceContext, claims: frozenset[str], change: Change) -> list[RecipeOption]:
+def _search_for_fit(
+    situation: ChoiceContext, claims: frozenset[str], change: Change
+) -> list[RecipeOption]:
     """Return the mildest combination that fits the smallest micro-batch, else the smallest one."""
-    names = [*RECOMPUTED]
+    names = [*_RECOMPUTED]
     if situation.config.train.max_grad_norm is None:  # else the norm needs all gradients
         names += ["memory=optimizer_in_backward"]
         names += ["memory=checkpointing memory.optimizer_in_backward=true"]
     recomputation = Axis.of(("memory", "memory.checkpointing"), *names)
-    axes = (loss(situation), recomputation, LARGE_MODEL_STATES, WEIGHTS, WHERE)
+    axes = (loss(situation), recomputation, _LARGE_MODEL_STATES, _WEIGHTS, _WHERE)
     chooser = Chooser(situation, claims, change, axes)
     best = chooser.mildest_that_fits()
     return [] if best is None else chooser.explained(best)
 
 
-def conclusion(situation: ChoiceContext) -> str:
+def _conclusion(situation: ChoiceContext) -> str:
     """Return the memory result for the plan's own row."""
     found = situation.forecast
     if found is None or found.capacity is None:
@@ -175,8 +179,8 @@ LARGE_MODEL = AdaptiveRecipe(
     "large_model_one_gpu",
     first=(choose_16_bit, batch),
     then=(sparse,),
-    search=search_for_fit,
-    conclusion=conclusion,
+    search=_search_for_fit,
+    conclusion=_conclusion,
     menu=(
         ("precision=bf16", "batch=auto", "optimizer=adamw_8bit", "memory=checkpointing",
          "kernels=fused_linear_cross_entropy"),
@@ -185,36 +189,38 @@ LARGE_MODEL = AdaptiveRecipe(
 )  # fmt: skip
 
 
-LOW_MEMORY_STATES = Axis.of(
+_LOW_MEMORY_STATES = Axis.of(
     ("optimizer",),
     "optimizer=adafactor",
     "optimizer=adamw_8bit",
     "optimizer=adamw_torchao_8bit",
 )
-RECOMPUTATION = Axis.of(("memory", "memory.checkpointing"), *RECOMPUTED)
+_RECOMPUTATION = Axis.of(("memory", "memory.checkpointing"), *_RECOMPUTED)
 
 
-def lowest_memory(situation: ChoiceContext, claims: frozenset[str], change: Change) -> list[RecipeOption]:
+def _lowest_memory(
+    situation: ChoiceContext, claims: frozenset[str], change: Change
+) -> list[RecipeOption]:
     """Return the combination with the lowest forecast."""
-    axes = (LOW_MEMORY_STATES, RECOMPUTATION, loss(situation))
+    axes = (_LOW_MEMORY_STATES, _RECOMPUTATION, loss(situation))
     chooser = Chooser(situation, claims, change, axes)
     best = chooser.least_memory()
     if best is None:
         return []
     found = chooser.explained(best)
-    if should_split_micro_batch(best, claims, change):
+    if _should_split_micro_batch(best, claims, change):
         size = format_bytes(best.forecast.peak.expected)
         why = f"{size} needed at batch.per_device={best.situation.config.batch.per_device}"
-        found.append(RecipeOption(BATCH_AUTO, f"{why}, so batch=auto takes as many as fit"))
+        found.append(RecipeOption(_BATCH_AUTO, f"{why}, so batch=auto takes as many as fit"))
     return found
 
 
-def should_split_micro_batch(best: Combination, claims: frozenset[str], change: Change) -> bool:
+def _should_split_micro_batch(best: Combination, claims: frozenset[str], change: Change) -> bool:
     """Return whether a step's samples do not fit at once, and smaller micro-batches save memory."""
     whole = best.forecast
-    if whole.verdict is not Verdict.does_not_fit or not claims.isdisjoint(BATCH):
+    if whole.verdict is not Verdict.does_not_fit or not claims.isdisjoint(_BATCH):
         return False
-    cut = change(best.situation, BATCH_AUTO)
+    cut = change(best.situation, _BATCH_AUTO)
     if cut is None or best.situation.found.objection(cut.found, ("batch",)) or cut.forecast is None:
         return False
     return cut.forecast.peak.expected < whole.peak.expected
@@ -224,7 +230,7 @@ LOW_MEMORY = AdaptiveRecipe(
     "low_memory",
     first=(choose_16_bit,),
     then=(sparse,),
-    search=lowest_memory,
+    search=_lowest_memory,
     menu=(
         ("precision=bf16", "optimizer=adafactor", "memory=checkpointing",
          "kernels=fused_linear_cross_entropy"),

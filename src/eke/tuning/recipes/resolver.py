@@ -8,7 +8,7 @@ from eke.common.errors import ConfigError
 from eke.common.text import format_bytes
 from eke.config.schema import Config
 from eke.plan.planner import Plan, RecipeDecision
-from eke.tuning.chooser import Change, RecipeOption, ChoiceContext, by_section
+from eke.tuning.chooser import Change, ChoiceContext, RecipeOption, by_section
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Question:
     """Why the current value stays if there is no candidate. Empty: not reported."""
 
 
-Ask = Callable[[ChoiceContext], Question | None]
+_Ask = Callable[[ChoiceContext], Question | None]
 """Returns a question, None if it does not apply."""
-Search = Callable[[ChoiceContext, frozenset[str], Change], list[RecipeOption]]
+_Search = Callable[[ChoiceContext, frozenset[str], Change], list[RecipeOption]]
 """Chooses several techniques together. Second argument: groups and keys set by the user."""
 
 
@@ -36,11 +36,11 @@ class AdaptiveRecipe:
     """A recipe that adapts to the device, the model and the overrides."""
 
     name: str
-    first: tuple[Ask, ...]
+    first: tuple[_Ask, ...]
     """Questions about the device and the packages, answered before planning."""
-    then: tuple[Ask, ...]
+    then: tuple[_Ask, ...]
     """Questions about the plan."""
-    search: Search | None = None
+    search: _Search | None = None
     """Chooses the changes needed to fit, after all questions."""
     conclusion: Callable[[ChoiceContext], str] | None = None
     """Returns the memory result, shown as a separate row."""
@@ -48,7 +48,7 @@ class AdaptiveRecipe:
     """Overrides that may be chosen, composed together to save time, each section once."""
 
 
-Sections = Callable[[tuple[str, ...]], Config]
+_Sections = Callable[[tuple[str, ...]], Config]
 """Composes a configuration with overrides. Raises ConfigError if they conflict with others."""
 
 
@@ -59,11 +59,13 @@ class RecipeResolver:
     recipe: AdaptiveRecipe
     claims: frozenset[str]
     """Groups and keys set by the user."""
-    compose: Sections
+    compose: _Sections
     decisions: list[RecipeDecision] = field(default_factory=list)
     _sections: dict[tuple[str, ...], object] = field(default_factory=dict)
 
-    def settle(self, situation: ChoiceContext, make_base: Callable[[Config], Plan]) -> ChoiceContext:
+    def settle(
+        self, situation: ChoiceContext, make_base: Callable[[Config], Plan]
+    ) -> ChoiceContext:
         """Return the situation with every choice and a plan. Raise ConfigError without a plan."""
         self._read_menu()
         situation = self._all(self.recipe.first, situation)
@@ -96,7 +98,7 @@ class RecipeResolver:
             return None
         return replace(situation, config=replace(situation.config, **parts))
 
-    def _all(self, questions: tuple[Ask, ...], situation: ChoiceContext) -> ChoiceContext:
+    def _all(self, questions: tuple[_Ask, ...], situation: ChoiceContext) -> ChoiceContext:
         for ask in questions:
             question = ask(situation)
             if question is not None and self.claims.isdisjoint(question.decides):
@@ -115,7 +117,7 @@ class RecipeResolver:
             if changed.config != situation.config:
                 sections = by_section(candidate.overrides)
                 problem = situation.found.objection(changed.found, sections)
-                saved = smaller(situation, changed) if question.shrinks else ""
+                saved = _smaller(situation, changed) if question.shrinks else ""
                 if problem is not None or saved is None:
                     why = problem.why if problem else "it would not save memory"
                     against.append(f"not {name}: {why}")
@@ -156,7 +158,7 @@ class RecipeResolver:
                 self._sections[texts] = getattr(config, section)
 
 
-def smaller(before: ChoiceContext, after: ChoiceContext) -> str | None:
+def _smaller(before: ChoiceContext, after: ChoiceContext) -> str | None:
     """Return the memory that a change saves with a step's samples, None if none or unknown."""
     if before.forecast_whole is None or after.forecast_whole is None:
         return None

@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 from eke.common.text import format_seconds
-from eke.config.schema import OptimizeFor, MaskedLM
+from eke.config.schema import MaskedLM, OptimizeFor
 from eke.estimate.memory import Verdict
 from eke.estimate.time import compile_seconds
 from eke.hardware import Device
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.rules.techniques import COMPILED, Published, Technique
-from eke.tuning.chooser import Axis, RecipeOption, ChoiceContext
+from eke.tuning.chooser import Axis, ChoiceContext, RecipeOption
 from eke.tuning.recipes.resolver import Question
 
 
@@ -43,22 +43,22 @@ def loss(situation: ChoiceContext) -> Axis:
 
 DECIDES = ("precision", "precision.compute", "precision.weights", "precision.float8")
 
-BFLOAT16_CAPABILITY = (8, 0)
-FLOAT16_CAPABILITY = (7, 0)
+_BFLOAT16_CAPABILITY = (8, 0)
+_FLOAT16_CAPABILITY = (7, 0)
 """Least compute capability with tensor cores for the format (see eke.hardware.datasheets)."""
 
-FLOAT8_CAPABILITY = (8, 9)
-FLOAT8_WIDTH = 2048
+_FLOAT8_CAPABILITY = (8, 9)
+_FLOAT8_WIDTH = 2048
 """Least hidden size for float8. Narrower layers lose: 0.80 times as fast for a product of
 1024 x 2048 x 1024, https://github.com/pytorch/ao/blob/main/torchao/float8/README.md."""
-FLOAT8_HINT = (
+_FLOAT8_HINT = (
     "precision=fp8 may be faster, with other numerics: 70.3 instead of 52.3 thousand tokens/s for "
     "1B parameters on an H100 (llm-foundry, scripts/train/benchmarking)"
 )
 
 STAYS = "unchanged"
 
-CPU_WIDTH = 256
+_CPU_WIDTH = 256
 """Least hidden size for bfloat16 on a CPU with units for it: a choice. At 64, autocast's copies
 cost more than the products save. At 128, the effect was not significant (notes/lab/recipes.md). At
 512, it was 2.3 times as fast."""
@@ -70,9 +70,9 @@ def choose_16_bit(situation: ChoiceContext) -> Question:
     if device.kind == "cpu":
         return _on_cpu(situation)
     candidates = []
-    if _has(device, "bfloat16", BFLOAT16_CAPABILITY):
+    if _has(device, "bfloat16", _BFLOAT16_CAPABILITY):
         candidates.append(RecipeOption(("precision=bf16",), _gain(situation, "bfloat16")))
-    if _has(device, "float16", FLOAT16_CAPABILITY):
+    if _has(device, "float16", _FLOAT16_CAPABILITY):
         why = _gain(situation, "float16")
         if not candidates:
             why += ", without units for bfloat16"
@@ -87,9 +87,9 @@ def _on_cpu(situation: ChoiceContext) -> Question:
     if not units:
         return Question(DECIDES, (), otherwise=f"{name} has no units for bfloat16 (/proc/cpuinfo)")
     flags = ", ".join(units)
-    if width < CPU_WIDTH:
+    if width < _CPU_WIDTH:
         why = f"{name} has {flags}, but a model {width} wide is too narrow to gain"
-        return Question(DECIDES, (), otherwise=f"{why} (below {CPU_WIDTH}, notes/lab/recipes.md)")
+        return Question(DECIDES, (), otherwise=f"{why} (below {_CPU_WIDTH}, notes/lab/recipes.md)")
     why = f"{name} has units for bfloat16 ({flags})"
     return Question(DECIDES, (RecipeOption(("precision=bf16",), why),), otherwise=STAYS)
 
@@ -114,11 +114,11 @@ def _gain(situation: ChoiceContext, dtype: str) -> str:
 def half_and_hint(situation: ChoiceContext) -> Question:
     """Return the question of `choose_16_bit`, with a hint at float8 if it may be faster."""
     question, device, config = choose_16_bit(situation), situation.device, situation.config
-    is_fast = device.kind == "cuda" and (device.capability or (0, 0)) >= FLOAT8_CAPABILITY
-    is_wide = (config.model.hidden_size or 0) >= FLOAT8_WIDTH
+    is_fast = device.kind == "cuda" and (device.capability or (0, 0)) >= _FLOAT8_CAPABILITY
+    is_wide = (config.model.hidden_size or 0) >= _FLOAT8_WIDTH
     if not (is_fast and is_wide) or config.peft.option != "none":  # published for full training
         return question
-    hinted = tuple(replace(c, reason=f"{c.reason}. {FLOAT8_HINT}") for c in question.candidates)
+    hinted = tuple(replace(c, reason=f"{c.reason}. {_FLOAT8_HINT}") for c in question.candidates)
     return replace(question, candidates=hinted)
 
 
@@ -137,7 +137,7 @@ def compiler(situation: ChoiceContext) -> Question | None:
     """Choose regional compilation for long runs, or CUDA graphs if the host limits the speed."""
     if situation.device.kind != "cuda":
         return None
-    config, least = situation.config, least_seconds(situation)
+    config, least = situation.config, _least_seconds(situation)
     # An explicit mode with CUDA graphs: rules reject it for single layers.
     whole = replace(config.compile, option="inductor").replays_graphs
     why_not = _why_uncompiled(situation, least, whole)
@@ -153,7 +153,11 @@ def compiler(situation: ChoiceContext) -> Question | None:
     options = [RecipeOption(("compile=inductor",) if whole else REGIONAL, earned)]
     device_s, host_s = least or (0.0, 0.0)
     # CUDA graphs save the host time beyond the device time, and compile the entire model.
-    if not whole and host_s - device_s > compile_overhead_s(situation, regional=False) and _at_once(situation):
+    if (
+        not whole
+        and host_s - device_s > _compile_overhead_s(situation, regional=False)
+        and _at_once(situation)
+    ):
         steps = situation.plan.steps.total
         why = (
             f"a step's kernels take the host {host_s / steps * 1e3:.1f} ms to launch (estimate, "
@@ -164,7 +168,7 @@ def compiler(situation: ChoiceContext) -> Question | None:
     return Question(("compile",), tuple(options), otherwise=STAYS)
 
 
-def least_seconds(situation: ChoiceContext) -> tuple[float, float] | None:
+def _least_seconds(situation: ChoiceContext) -> tuple[float, float] | None:
     """Return the seconds of all FLOPs at the device's peak and of all launches, None if unknown."""
     plan, config = situation.plan, situation.config
     peak = situation.device.peak(config.precision.compute.value)
@@ -178,7 +182,7 @@ def least_seconds(situation: ChoiceContext) -> tuple[float, float] | None:
     return device_s, steps * LAUNCH_S * LAUNCHES_PER_LAYER * layers * pieces
 
 
-def compile_overhead_s(situation: ChoiceContext, *, regional: bool) -> float:
+def _compile_overhead_s(situation: ChoiceContext, *, regional: bool) -> float:
     """Return the seconds of compilation that must pay off, 0 for a steady horizon."""
     if situation.config.recipe.horizon is OptimizeFor.steady:
         return 0.0
@@ -187,7 +191,9 @@ def compile_overhead_s(situation: ChoiceContext, *, regional: bool) -> float:
     return compile_seconds(replace(situation.plan, config=config))
 
 
-def _why_uncompiled(situation: ChoiceContext, least: tuple[float, float] | None, whole: bool) -> str:
+def _why_uncompiled(
+    situation: ChoiceContext, least: tuple[float, float] | None, whole: bool
+) -> str:
     """Return why the run is not compiled, "" if it is."""
     if least is None and situation.config.recipe.horizon is not OptimizeFor.steady:
         return "the run's duration is unknown"
@@ -195,7 +201,7 @@ def _why_uncompiled(situation: ChoiceContext, least: tuple[float, float] | None,
         return "each new sequence length would be compiled again"
     if not family_of(situation.config).is_known:
         return "the layers of this architecture are unknown"
-    seconds, saved = compile_overhead_s(situation, regional=not whole), 1 - 1 / COMPILE_GAIN
+    seconds, saved = _compile_overhead_s(situation, regional=not whole), 1 - 1 / COMPILE_GAIN
     if least is not None and max(least) * saved < seconds:
         return (
             f"the run takes at least {format_seconds(max(least))}, and compiling pays from "

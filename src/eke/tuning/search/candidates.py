@@ -23,7 +23,7 @@ from eke.tuning.search.search_space import Point
 
 
 @dataclass(frozen=True)
-class Value:
+class _Value:
     """One value of an axis."""
 
     name: str
@@ -35,16 +35,16 @@ class Value:
     """Values of the axis that compute the same with fewer operations and more memory."""
 
 
-SearchAxis = tuple[Value, ...]
+_SearchAxis = tuple[_Value, ...]
 """Techniques of a group that exclude each other. The baseline is first."""
 
-PER_DOUBLING = 1 / math.sqrt(QUARTER_BATCH.slowdown)
+_PER_DOUBLING = 1 / math.sqrt(QUARTER_BATCH.slowdown)
 """Step time relative to half the micro-batch, from the guides' V100 with 4 samples and 1."""
 
 
 def axes_for(
     choices: Mapping[str, str], typed: Sequence[str], device: Device, numerics: Numerics
-) -> list[SearchAxis]:
+) -> list[_SearchAxis]:
     """Return the axes for a device: every group without an override."""
     kept = set(map(group_of, typed))
     names = dict.fromkeys(each.group for each in TECHNIQUES.values() if each.searched)
@@ -55,31 +55,31 @@ def axes_for(
 
 def _axis(
     name: str, choices: Mapping[str, str], device: Device, numerics: Numerics, kept: set[str]
-) -> SearchAxis:
+) -> _SearchAxis:
     mine = [each for each in TECHNIQUES.values() if each.searched and each.group == name]
     typed = f"{name}={choices[name]}"
     known = next((each for each in mine if each.name == typed), None)
     before = known.slowdown_on(device.kind) if known else 1.0
     others = [
-        Value(each.name, each.overrides, each.slowdown_on(device.kind) / before, each.more_memory)
+        _Value(each.name, each.overrides, each.slowdown_on(device.kind) / before, each.more_memory)
         for each in mine
         if device.kind in each.devices
         and each.numerics in numerics.includes
         and each.name != typed
         and not kept.intersection(map(group_of, each.overrides))
     ]
-    first = Value(typed, (), needless_beside=known.more_memory if known else ())
+    first = _Value(typed, (), needless_beside=known.more_memory if known else ())
     return (first, *others)
 
 
-def _sharing(device: Device) -> SearchAxis:
+def _sharing(device: Device) -> _SearchAxis:
     """Return numbers of GPUs of this machine, in powers of two."""
     if device.kind != CUDA:
         return ()
-    values = [Value("distributed=none", ())]
+    values = [_Value("distributed=none", ())]
     for count in (2**n for n in range(1, device.count.bit_length())):
         overrides = ("distributed=ddp", f"distributed.num_processes={count}")
-        values.append(Value(" ".join(overrides), overrides, 1 / count))
+        values.append(_Value(" ".join(overrides), overrides, 1 / count))
     return tuple(values)
 
 
@@ -97,7 +97,7 @@ class Candidate:
     """One configuration that rules allow."""
 
     point: Point
-    values: tuple[Value, ...]
+    values: tuple[_Value, ...]
     plan: Plan
     """Plan for forecasts. The run itself is planned again from its overrides."""
     forecast: Forecast
@@ -136,7 +136,7 @@ class Candidates:
 def enumerate_candidates(
     baseline: Plan,
     composed: Composed,
-    axes: Sequence[SearchAxis],
+    axes: Sequence[_SearchAxis],
     config_dir: Path | None,
     expected_s: Callable[[Plan], float | None],
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -180,14 +180,14 @@ def enumerate_candidates(
     return Candidates(found, first, len(sets), refused, too_large)
 
 
-def _sections(composed: Composed, value: Value, config_dir: Path | None) -> dict[str, Any]:
+def _sections(composed: Composed, value: _Value, config_dir: Path | None) -> dict[str, Any]:
     if not value.overrides:
         return {}
     config = _composed(composed, value, config_dir)
     return {group: getattr(config, group) for group in map(group_of, value.overrides)}
 
 
-def _composed(composed: Composed, value: Value, config_dir: Path | None) -> Config:
+def _composed(composed: Composed, value: _Value, config_dir: Path | None) -> Config:
     typed = drop_overrides(composed.overrides, value.overrides)
     return compose([*typed, *value.overrides], config_dir, in_sweep=True).config
 
@@ -229,7 +229,7 @@ def _allowed(
 def _cut(
     baseline: Plan,
     batches: Sequence[Config],
-    values: tuple[Value, ...],
+    values: tuple[_Value, ...],
     expected_s: Callable[[Plan], float | None],
 ) -> list[Candidate]:
     """Return one set of techniques with each of its micro-batches, the largest first."""
@@ -257,7 +257,7 @@ def _cut(
             room_of(forecast),
             forecast.peak.expected,
             expected_s(plan),
-            usual * PER_DOUBLING**doublings,
+            usual * _PER_DOUBLING**doublings,
             compile_seconds(plan) / steps_to_pay(baseline),
             beside,
         )
@@ -265,14 +265,14 @@ def _cut(
     return cut
 
 
-Key = tuple[str, str]
+_Key = tuple[str, str]
 """Group and key."""
-Settings = Mapping[Key, Any]
+_Settings = Mapping[_Key, Any]
 
 
 def spelt_out(
-    axis: SearchAxis, baseline: Config, composed: Composed, own: Path | None
-) -> SearchAxis:
+    axis: _SearchAxis, baseline: Config, composed: Composed, own: Path | None
+) -> _SearchAxis:
     """Return the axis with explicit values, without the value that equals the baseline.
 
     An option does not change keys that an experiment or a recipe sets: `memory=checkpointing` with
@@ -285,7 +285,7 @@ def spelt_out(
     first, *others = axis
     by_name = replace(first, overrides=tuple(first.name.split()), usual=1.0)
     every = [by_name, *others]
-    meant: dict[Value, Settings] = {}
+    meant: dict[_Value, _Settings] = {}
     for value in every:
         groups = {*map(group_of, value.overrides)}
         settings = _plain(compose(value.overrides, own).config)
@@ -301,15 +301,15 @@ def spelt_out(
     return (replace(typed, overrides=(), usual=1.0), *scaled)
 
 
-def _plain(config: Config) -> Settings:
+def _plain(config: Config) -> _Settings:
     content = make_converter().unstructure(config)
     sections = {group: part for group, part in content.items() if isinstance(part, dict)}
     return {(group, key): each for group, part in sections.items() for key, each in part.items()}
 
 
-def _telling(meant: list[Settings]) -> set[Key]:
+def _telling(meant: list[_Settings]) -> set[_Key]:
     """Return the keys that distinguish the values of an axis. Others, as a learning rate, stay."""
-    first: dict[Key, Any] = {}
+    first: dict[_Key, Any] = {}
     return {
         key
         for settings in meant
@@ -319,8 +319,8 @@ def _telling(meant: list[Settings]) -> set[Key]:
 
 
 def _explicit(
-    value: Value, meant: Settings, telling: set[Key], composed: Composed, own: Path | None
-) -> Value:
+    value: _Value, meant: _Settings, telling: set[_Key], composed: Composed, own: Path | None
+) -> _Value:
     """Return the value with an override for each key that would otherwise differ."""
     found = _plain(_composed(composed, value, own))
     more = tuple(

@@ -28,12 +28,12 @@ from eke.tuning.search.search_space import NOISE, Objective, deviation_between
 MEMORY_TIE_FRACTION = 0.005
 """Share of the peak below which memory differences are ignored."""
 
-Z_95 = 1.96
+_Z_95 = 1.96
 """Standard errors on each side of a 95 % interval."""
 
 
 @dataclass(frozen=True)
-class CandidateResult:
+class _CandidateResult:
     """Result of one measured candidate."""
 
     candidate: Candidate
@@ -45,7 +45,7 @@ class CandidateResult:
     @property
     def step_s(self) -> float:
         """Seconds per optimizer step with its share of compiling: median of the trials."""
-        return math.exp(statistics.median(logarithms_of(self.tried)))
+        return math.exp(statistics.median(_logarithms_of(self.tried)))
 
     @property
     def error(self) -> float:
@@ -65,7 +65,7 @@ class CandidateResult:
         return max((each.trial.peak_bytes or 0 for each in self.tried), default=0) or None
 
 
-def logarithms_of(tried: Sequence[Measured]) -> list[float]:
+def _logarithms_of(tried: Sequence[Measured]) -> list[float]:
     """Return the logarithmic seconds per optimizer step of the trials."""
     return [math.log(each.trial.step_s) for each in tried if each.trial.step_s]
 
@@ -100,10 +100,10 @@ class Fit:
             number: tuple(each for each in trials if each.number == number and each.trial.step_s)
             for number in search.ranking()
         }
-        self.between = deviation_between([logarithms_of(each) for each in tried.values()])
+        self.between = deviation_between([_logarithms_of(each) for each in tried.values()])
         """As in each standing."""
         found = candidates.found
-        each = {n: CandidateResult(found[n], those, self.between) for n, those in tried.items()}
+        each = {n: _CandidateResult(found[n], those, self.between) for n, those in tried.items()}
         self.standings = tuple(each.values())
         """Measured candidates, the best first."""
         self.typed = None if candidates.first is None else each.get(candidates.first)
@@ -117,7 +117,7 @@ class Fit:
         return all_diverge(self.trials, self.candidates.first, self.numerics)
 
     @property
-    def best(self) -> CandidateResult | None:
+    def best(self) -> _CandidateResult | None:
         """Best measured candidate."""
         return self.standings[0] if self.standings else None
 
@@ -134,13 +134,13 @@ class Fit:
         return self.gain is None or self.gain.is_resolved
 
     @property
-    def rivals(self) -> list[CandidateResult]:
+    def rivals(self) -> list[_CandidateResult]:
         """Candidates other than the baseline that do not differ significantly from the best."""
         others = [each for each in self.standings[1:] if each is not self.typed]
         gains = [(each, self.gain_over(each)) for each in others]
         return [each for each, gain in gains if gain is not None and not gain.is_resolved]
 
-    def gain_over(self, before: CandidateResult) -> Gain | None:
+    def gain_over(self, before: _CandidateResult) -> Gain | None:
         """Return the best candidate's gain over another one, None if it was not measured."""
         after = self.best
         if after is None:
@@ -158,7 +158,7 @@ class Fit:
         of = Objective.cost if self.objective is Objective.cost else Objective.speed
         if after is before:
             return Gain(1.0, 1.0, 1.0, of)
-        error = Z_95 * math.hypot(before.error, after.error)
+        error = _Z_95 * math.hypot(before.error, after.error)
         return Gain(factor, factor * math.exp(-error), factor * math.exp(error), of)
 
 
@@ -171,7 +171,7 @@ def all_diverge(trials: Sequence[Measured], typed: int | None, numerics: Numeric
 MADE_BY = "eke fit"
 """Text in the first lines of files that may be overwritten."""
 
-OF_THE_PLACE = (*LAUNCH_GROUPS, "hardware", "paths", "sweep", "tracker")
+_OF_THE_PLACE = (*LAUNCH_GROUPS, "hardware", "paths", "sweep", "tracker")
 """Sections about the place and start of a run, which the next run may change."""
 
 
@@ -184,7 +184,7 @@ def write_experiment(
     """
     path = free_path(folder, name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, experiment_text(composed, name, config_dir, evidence), shared=True)
+    write_atomic(path, _experiment_text(composed, name, config_dir, evidence), shared=True)
     return path
 
 
@@ -212,7 +212,7 @@ def free_path(folder: Path, name: str, planning: bool = False) -> Path:
     return path
 
 
-def experiment_text(
+def _experiment_text(
     composed: Composed, name: str, config_dir: Path | None, evidence: Sequence[str]
 ) -> str:
     """Return the file's content: every choice and value other than eke's default."""
@@ -220,14 +220,14 @@ def experiment_text(
     chosen = {
         group: option
         for group, option in composed.choices.items()
-        if group not in (*PRESETS, *OF_THE_PLACE) and usual.get(group) != option
+        if group not in (*PRESETS, *_OF_THE_PLACE) and usual.get(group) != option
     }
     wanted = make_converter().unstructure(composed.config)
     defaults = _with_defaults(chosen, wanted, config_dir)
     values = {
         section: _changed(content, defaults[0].get(section), defaults[1], f"{section}.")
         for section, content in wanted.items()
-        if section not in (*OF_THE_PLACE, "plan_only", "rerun", "repeat", "ignore_forecast")
+        if section not in (*_OF_THE_PLACE, "plan_only", "rerun", "repeat", "ignore_forecast")
     }
     overrides = [{f"override /{group}": option} for group, option in chosen.items()]
     content: dict[str, Any] = {"defaults": overrides}

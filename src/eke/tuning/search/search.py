@@ -14,27 +14,27 @@ import numpy as np
 from eke.estimate.memory import Verdict
 from eke.plan.record import Outcome, Record
 from eke.tuning.search.search_space import (
+    MAX_REPEAT_STD,
     MOST,
     NOISE,
-    MAX_REPEAT_STD,
     Array,
     Objective,
     Point,
     Surrogate,
     Trial,
-    probability_informative,
     deviation,
     expected_improvement,
+    probability_informative,
     shares,
 )
 
-MIN_EXPECTED_IMPROVEMENT = 0.003
+_MIN_EXPECTED_IMPROVEMENT = 0.003
 """Expected improvement below which the search stops: a third of a percent."""
 
-CONFIRMING = 1
+_CONFIRMING = 1
 """Trials reserved for confirming the best configuration."""
 
-CLOSE = 0.03
+_CLOSE = 0.03
 """A second configuration whose score is within this of the best is also confirmed."""
 
 
@@ -75,7 +75,7 @@ class Search:
         et al. 2010, "kriging believer").
         """
         chosen: list[int] = []
-        room = self.left - (CONFIRMING if self.budget > CONFIRMING + 1 else 0)
+        room = self.left - (_CONFIRMING if self.budget > _CONFIRMING + 1 else 0)
         if self.first is not None and not self.trials and room > 0:
             chosen.append(self.first)
         while len(chosen) < min(count, room):
@@ -91,11 +91,11 @@ class Search:
         if not ranked or self.left < 1:
             return []
         scores = [self._found(number) for number in ranked[:2]]
-        rivals = len(scores) == 2 and scores[1] - scores[0] < CLOSE * self.objective.weight
+        rivals = len(scores) == 2 and scores[1] - scores[0] < _CLOSE * self.objective.weight
         again = ranked[: 2 if rivals else 1]
         if self.first in ranked and self.first not in again:
             again.append(self.first)
-        reach = scores[0] + CLOSE * self.objective.weight
+        reach = scores[0] + _CLOSE * self.objective.weight
         again += [n for n in ranked if n not in again and self._is_unclear(n, reach)]
         return [n for n in again if len(self._logarithms(n)) == 1 or self._disagree(n)][: self.left]
 
@@ -107,7 +107,9 @@ class Search:
     def by_expectation(self) -> list[int]:
         """Return the points that may fit, by expected score given the trials, the best first."""
         mean, _ = self._times(())
-        able = np.flatnonzero(probability_informative(self.points, self.trials, self.objective)).tolist()
+        able = np.flatnonzero(
+            probability_informative(self.points, self.trials, self.objective)
+        ).tolist()
         return sorted(able, key=lambda number: self._score(number, float(mean[number])))
 
     def expected_s(self) -> list[float]:
@@ -118,7 +120,7 @@ class Search:
     def further_gain(self) -> float:
         """Return the expected gain in score of one more trial (0.02: 2 % faster), 0 if too low."""
         found = self._most_promising(())
-        return found[1] if found and found[1] > MIN_EXPECTED_IMPROVEMENT else 0.0
+        return found[1] if found and found[1] > _MIN_EXPECTED_IMPROVEMENT else 0.0
 
     def _most_promising(self, chosen: Sequence[int]) -> tuple[int, float] | None:
         """Return the point with the highest expected improvement, None if it is too low."""
@@ -132,7 +134,7 @@ class Search:
         for number in {*chosen, *(number for number, _ in self.trials)}:
             improvement[number] = 0.0
         found = int(np.argmax(improvement))
-        enough = MIN_EXPECTED_IMPROVEMENT * self.objective.weight if self.ranking() else 0.0
+        enough = _MIN_EXPECTED_IMPROVEMENT * self.objective.weight if self.ranking() else 0.0
         return (found, float(improvement[found])) if improvement[found] > enough else None
 
     def _times(self, chosen: Sequence[int]) -> tuple[Array, Array]:
@@ -188,7 +190,7 @@ class Search:
 WARMUP_STEPS, MEASURED_STEPS = 5, 15
 """Steps of a trial. DeepSpeed's autotuner profiles 3 to 5. The error of 15 is recorded."""
 
-HIGHER = 0.01
+_HIGHER = 0.01
 """Largest share by which a candidate's loss may exceed the baseline's after the same samples."""
 
 SHORT = (
@@ -202,10 +204,10 @@ SHORT = (
 )
 """Overrides that make a run a trial, without an effect on the cost of a step."""
 
-NOT_OF_A_RUN = ("rerun", "repeat", "plan_only", "ignore_forecast")
+_NOT_OF_A_RUN = ("rerun", "repeat", "plan_only", "ignore_forecast")
 """Keys that are not part of a configuration."""
 
-PER_NORMAL = 2 * 1.2816
+_PER_NORMAL = 2 * 1.2816
 """Standard deviations between the 10th and the 90th percentile of a normal distribution."""
 
 OF_MEDIAN = math.sqrt(math.pi / 2)
@@ -244,7 +246,7 @@ def trial_overrides(typed: Sequence[str], candidate: Sequence[str], repeat: int)
 
 def drop_overrides(typed: Sequence[str], changed: Sequence[str]) -> list[str]:
     """Return the user's overrides without replaced ones and those outside a configuration."""
-    gone = {*map(_key, changed), *NOT_OF_A_RUN}
+    gone = {*map(_key, changed), *_NOT_OF_A_RUN}
     return [text for text in typed if _key(text) not in gone and text != "batch=auto"]
 
 
@@ -274,7 +276,7 @@ def measured(
     spread, compile_s = record.timing.steady_step_s, record.timing.compile_s or 0.0
     trial = Trial(None, peak_bytes=peak, ran_out=record.outcome == Outcome.oom.name)
     if record.outcome == Outcome.ok.name and spread is not None:
-        relative = (spread.p90 - spread.p10) / PER_NORMAL / spread.median
+        relative = (spread.p90 - spread.p10) / _PER_NORMAL / spread.median
         error = OF_MEDIAN * relative / math.sqrt(spread.n)
         share = compile_s / total_steps
         trial = Trial(spread.median + share, error, share, peak)
@@ -296,4 +298,4 @@ def measured(
 
 def is_higher(loss: float | None, typed: float | None) -> bool:
     """Return whether a loss exceeds the baseline's by more than rounding."""
-    return loss is not None and typed is not None and loss > typed * (1 + HIGHER)
+    return loss is not None and typed is not None and loss > typed * (1 + _HIGHER)

@@ -64,7 +64,7 @@ class Trial:
     ran_out: bool = False
 
 
-SPEED_IN_MEMORY = 0.05
+_SPEED_IN_MEMORY = 0.05
 """Weight of time relative to memory: a step twice as long must save 3.5 % of the peak."""
 
 
@@ -82,7 +82,7 @@ class Objective(Enum):
         """Return the logarithm of the quantity to be minimized. Only `memory` uses the peak."""
         if self is Objective.memory:
             assert peak_bytes, "no search for memory without its forecast"
-            return math.log(peak_bytes) + SPEED_IN_MEMORY * log_step_s
+            return math.log(peak_bytes) + _SPEED_IN_MEMORY * log_step_s
         if self is Objective.cost:
             return log_step_s + math.log(devices)
         return log_step_s
@@ -90,29 +90,29 @@ class Objective(Enum):
     @property
     def weight(self) -> float:
         """Error of the score per error of the logarithmic time."""
-        return SPEED_IN_MEMORY if self is Objective.memory else 1.0
+        return _SPEED_IN_MEMORY if self is Objective.memory else 1.0
 
 
-MODELLED = (0.6, 0.12)
+_MODELLED = (0.6, 0.12)
 """Standard deviations of the logarithmic step time (0.1 is about 10 %) with the time model: of all
 points together, and of each value of an axis and of the micro-batch. Estimates for published rows
 are off by some 10 to 40 % (docs/how-to/forecast.md)."""
 
-BLIND = (3.0, 0.2)
+_BLIND = (3.0, 0.2)
 """The same without the time model. Techniques change a step by factors of 0.5 to 2
 (docs/reference/techniques.md), and usual factors explain less than half of it."""
 
-ALONE = 0.05
+_ALONE = 0.05
 """Standard deviation of the logarithmic step time of each single point."""
 
-REACH = 2.5
+_REACH = 2.5
 """Doublings of the micro-batch over which its effect is similar."""
 
-SCALES = (1.0, 1.5, 2.2, 3.3)
+_SCALES = (1.0, 1.5, 2.2, 3.3)
 """Factors on all deviations except the machine's, weighted by their likelihood. The time model may
 be worse here than elsewhere, and too much trust in it stops a search too early."""
 
-SCALE_DOUBT = 0.6
+_SCALE_DOUBT = 0.6
 """Standard deviation of the factor's logarithm before any trial. A few trials outweigh it."""
 
 NOISE = 0.015
@@ -124,7 +124,7 @@ class Surrogate:
 
     def __init__(self, points: Sequence[Point]) -> None:
         self.is_modelled = any(point.expected_s for point in points)  # the prior is in seconds
-        self._machine, self._technique = MODELLED if self.is_modelled else BLIND
+        self._machine, self._technique = _MODELLED if self.is_modelled else _BLIND
         self._prior: Array = np.log(prior_s(points))
         self._shapes = self._covariances(points, np.log2([p.micro_batch for p in points]))
 
@@ -140,14 +140,14 @@ class Surrogate:
         noise = np.diag(np.square(np.maximum(spread, NOISE)))
         off = np.asarray(log_step_s) - self._prior[index]
         means, variances, likelihoods = [], [], []
-        for scale in SCALES:
+        for scale in _SCALES:
             among = machine + scale**2 * self._shapes[np.ix_(index, index)] + noise
             across = machine + scale**2 * self._shapes[:, index]
             gain = np.linalg.solve(among, across.T).T
             left = machine + scale**2 * variance - np.einsum("ij,ij->i", gain, across)
             means.append(self._prior + gain @ off)
             variances.append(np.maximum(left, 1e-12))
-            likelihoods.append(likelihood(among, off, scale))
+            likelihoods.append(_likelihood(among, off, scale))
         weights = softmax(likelihoods)
         mean = weights @ np.array(means)
         between = weights @ np.square(np.array(means) - mean)
@@ -160,8 +160,8 @@ class Surrogate:
             _, column = np.unique([point.values[axis] for point in points], return_inverse=True)
             total += doubt * (column[:, None] == column[None, :])
         distance = size[:, None] - size[None, :]
-        total += doubt * np.exp(-0.5 * (distance / REACH) ** 2)
-        return total + ALONE**2 * np.eye(len(points))
+        total += doubt * np.exp(-0.5 * (distance / _REACH) ** 2)
+        return total + _ALONE**2 * np.eye(len(points))
 
 
 def prior_s(points: Sequence[Point]) -> list[float]:
@@ -187,11 +187,11 @@ def _stand_in_s(point: Point, known: Mapping[tuple[int, int], Sequence[Point]]) 
     return nearest.expected_s * point.usual / nearest.usual
 
 
-def likelihood(covariance: Array, off: Array, scale: float) -> float:
+def _likelihood(covariance: Array, off: Array, scale: float) -> float:
     """Return a scale's log-likelihood given the trials' deviations, up to a constant."""
     _, log_size = np.linalg.slogdet(covariance)
     fit = off @ np.linalg.solve(covariance, off)
-    return float(-0.5 * (fit + log_size) - 0.5 * (math.log(scale) / SCALE_DOUBT) ** 2)
+    return float(-0.5 * (fit + log_size) - 0.5 * (math.log(scale) / _SCALE_DOUBT) ** 2)
 
 
 def expected_improvement(mean: Array, deviation: Array, best: float) -> Array:
@@ -203,7 +203,7 @@ def expected_improvement(mean: Array, deviation: Array, best: float) -> Array:
     return improvement
 
 
-RISK = 0.5
+_RISK = 0.5
 """Weight of the improvement of a tight configuration, which may run out of memory."""
 
 
@@ -231,7 +231,7 @@ def probability_informative(
             return 0.0
         mine = set(enumerate(point.values))
         innocent = math.prod(1 - len(each & mine) / len(each) for each in suspects)
-        return innocent if point.room is Verdict.fits else RISK * innocent
+        return innocent if point.room is Verdict.fits else _RISK * innocent
 
     return np.array([chance(point) for point in points])
 
@@ -275,10 +275,10 @@ disturbed. For two trials, one took about 15 % longer."""
 MOST = 4
 """Most trials of one configuration, since more do not help on a busy machine."""
 
-MAD_TO_STD = 1.4826
+_MAD_TO_STD = 1.4826
 """Standard deviation of a normal distribution relative to the median distance from its median."""
 
-MAD_SMALL_SAMPLE_FACTORS = {3: 1.495, 4: 1.363}
+_MAD_SMALL_SAMPLE_FACTORS = {3: 1.495, 4: 1.363}
 """Correction of OF_MAD for few values (Croux and Rousseeuw 1992, "Time-efficient algorithms for two
 highly robust estimators of scale"). Simulations agree to 1 %."""
 
@@ -289,7 +289,7 @@ def deviation(logarithms: Sequence[float]) -> float:
         return statistics.stdev(logarithms) if len(logarithms) == 2 else 0.0
     middle = statistics.median(logarithms)
     distance = statistics.median(abs(each - middle) for each in logarithms)
-    return MAD_TO_STD * MAD_SMALL_SAMPLE_FACTORS.get(len(logarithms), 1.0) * distance
+    return _MAD_TO_STD * _MAD_SMALL_SAMPLE_FACTORS.get(len(logarithms), 1.0) * distance
 
 
 def deviation_between(groups: Sequence[Sequence[float]]) -> float:

@@ -10,26 +10,26 @@ from eke.tuning.search.result import MEMORY_TIE_FRACTION, Fit, Gain
 from eke.tuning.search.search import Measured, Search, is_higher
 from eke.tuning.search.search_space import MAX_REPEAT_STD, Objective
 
-ALLOWS = {
+_ALLOWS = {
     Numerics.same: "formats unchanged",
     Numerics.mixed: "16-bit or TF32 products over float32 weights allowed",
     Numerics.reduced: "bfloat16 weights, float8 products and 8-bit states allowed",
 }
 
-BETTER = {
+_BETTER = {
     Objective.speed: "as fast as the baseline",
     Objective.memory: "less peak memory than the baseline",
     Objective.cost: "as many samples per device-second as the baseline",
 }
 
-WAITING = 0.05
+_WAITING = 0.05
 """Share of a step spent waiting for data from which a hint is shown."""
-AGAIN = "To repeat it on an idle machine: paths.runs=ANOTHER_FOLDER"
+_AGAIN = "To repeat it on an idle machine: paths.runs=ANOTHER_FOLDER"
 
-SHOWN = 8
+_SHOWN = 8
 """Number of trials shown in advance, by default all."""
 
-NAMED = 3
+_NAMED = 3
 """Number of configurations shown by name."""
 
 
@@ -49,7 +49,7 @@ def describe_candidates(candidates: Candidates, baseline: Plan, numerics: Numeri
         f"eke fit: {format_number(len(candidates.found), 'configuration')} of "
         f"{format_number(candidates.num_sets, 'set')} of techniques on {baseline.device.name}",
         f"  kept: {format_number(baseline.batch.samples_per_step, 'sample')} per step, "
-        f"{ALLOWS[numerics]}",
+        f"{_ALLOWS[numerics]}",
     ]
     if refused:
         most = ", ".join(f"{rule} ({count})" for rule, count in rules[:3])
@@ -67,7 +67,7 @@ def describe_candidates(candidates: Candidates, baseline: Plan, numerics: Numeri
     return "\n".join(lines)
 
 
-BY_MEDIAN = "step, samples/s: by the median step. eke report divides all samples by all seconds"
+_BY_MEDIAN = "step, samples/s: by the median step. eke report divides all samples by all seconds"
 """Note on a difference to the report: one slow step in twenty changes its mean, not the median."""
 
 
@@ -98,8 +98,8 @@ def describe_fit(fit: Fit, baseline: Plan) -> str:
     if fit.best is None:
         return "no trial could be measured. The trials' logs have the reasons"
     lines = [_verdict(fit, fit.gain, baseline), ""]
-    lines += [f"  {line}" for line in results_table(fit, baseline)]
-    lines += [f"  {BY_MEDIAN}"]
+    lines += [f"  {line}" for line in _results_table(fit, baseline)]
+    lines += [f"  {_BY_MEDIAN}"]
     lines += [f"  {note}" for note in notes(fit, baseline)]
     return "\n".join(lines)
 
@@ -113,9 +113,9 @@ def _verdict(fit: Fit, gain: Gain | None, baseline: Plan) -> str:
         return "the baseline is the best configuration found"
     between = f" ({gain.low:.2f} to {gain.high:.2f})" if gain.high > gain.low else ""
     if not gain.is_resolved:
-        return f"not significant: {name} is {gain.factor:.2f}x{between} {BETTER[gain.of]}"
+        return f"not significant: {name} is {gain.factor:.2f}x{between} {_BETTER[gain.of]}"
     price = _price(fit, gain) if fit.objective is Objective.memory else ""
-    return f"best: {name}: {gain.factor:.2f}x{between} {BETTER[gain.of]}{price}"
+    return f"best: {name}: {gain.factor:.2f}x{between} {_BETTER[gain.of]}{price}"
 
 
 def _price(fit: Fit, gain: Gain) -> str:
@@ -124,10 +124,14 @@ def _price(fit: Fit, gain: Gain) -> str:
     if gain.of is Objective.memory:
         return f", a step takes {fit.best.step_s / fit.typed.step_s:.2f} times as long"
     more = (fit.best.peak_bytes or 1) / (fit.typed.peak_bytes or 1) - 1
-    return f", its peak is {more:.1%} higher" if more >= MEMORY_TIE_FRACTION else ", the peak is the same"
+    return (
+        f", its peak is {more:.1%} higher"
+        if more >= MEMORY_TIE_FRACTION
+        else ", the peak is the same"
+    )
 
 
-def results_table(fit: Fit, baseline: Plan) -> list[str]:
+def _results_table(fit: Fit, baseline: Plan) -> list[str]:
     """Return a line for each measured configuration, the best first."""
     rows = [
         (
@@ -149,20 +153,22 @@ def notes(fit: Fit, baseline: Plan) -> list[str]:
     if any(trial.compile_s >= 1 and trial.trial.compiling_s for trial in fit.trials):
         found.append(f"steps include their share of compiling, once for {total}")
     if rivals := fit.rivals:
-        names = ", ".join(short_name(each.candidate, baseline) for each in rivals[:NAMED])
-        more = f" and {format_number(len(rivals) - NAMED, 'other')}" if len(rivals) > NAMED else ""
+        names = ", ".join(short_name(each.candidate, baseline) for each in rivals[:_NAMED])
+        more = (
+            f" and {format_number(len(rivals) - _NAMED, 'other')}" if len(rivals) > _NAMED else ""
+        )
         found.append(f"not significantly better than {names}{more}")
     if fit.best is not None and fit.best is not fit.typed and len(fit.best.tried) == 1:
         found.append("the best was tried once: --budget-trials leaves no trial to confirm it")
     if doubt := _doubt(fit):
-        found.append(f"{doubt}: was the machine busy? {AGAIN}")
+        found.append(f"{doubt}: was the machine busy? {_AGAIN}")
     failed = [trial for trial in fit.trials if trial.trial.step_s is None]
     for trial in failed:
         name = short_name(fit.candidates.found[trial.number], baseline)
         found.append(f"{trial.outcome}: {name}: {trial.reason}")
     if fit.best is not None:
         waits = max((each.data_frac or 0 for each in fit.best.tried), default=0)
-        if waits > WAITING:
+        if waits > _WAITING:
             found.append(f"{waits:.0%} of a step is waiting for data: dataloader=workers may help")
         found += _about_loss(fit)
     if fit.further_gain:
@@ -205,7 +211,7 @@ def likely(candidates: Candidates, search: Search, baseline: Plan) -> str:
         peak = format_bytes(candidate.forecast.peak.expected)
         alike.setdefault((seconds, peak), []).append(short_name(candidate, baseline))
     lines = ["best configurations by estimate, from which trials are chosen:", ""]
-    for (seconds, peak), names in list(alike.items())[:SHOWN]:
+    for (seconds, peak), names in list(alike.items())[:_SHOWN]:
         others = format_number(len(names) - 1, "other")
         alike_too = f"   (or {others} with this estimate)" if len(names) > 1 else ""
         lines.append(f"  {seconds:>8}  {peak:>10}  {min(names, key=len)}{alike_too}")

@@ -16,7 +16,7 @@ from eke.common.paths import conf_folder
 from eke.config.compose import Composed, compose, split_arguments
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.compose.compose_cache import hydra_base, hydra_state
-from eke.config.schema import SGD, BertModel, Config, AutoBool
+from eke.config.schema import SGD, AutoBool, BertModel, Config
 
 
 def test_defaults() -> None:

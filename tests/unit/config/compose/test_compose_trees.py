@@ -8,12 +8,12 @@ from omegaconf import OmegaConf, open_dict, read_write
 from eke.config.compose import compose
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.compose.compose_cache import (
-    RejectedValues,
     ComposeCache,
-    to_hydra_override,
+    RejectedValues,
     hydra_state,
-    make_trees,
     is_self_contained,
+    make_trees,
+    to_hydra_override,
 )
 from eke.config.schema import model
 

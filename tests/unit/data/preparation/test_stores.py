@@ -356,7 +356,7 @@ def test_a_process_that_is_slow_to_start_is_told_of_and_gets_all_of_its_request(
     heard, rows_file, in_another_process, monkeypatch
 ) -> None:
     """Nobody listens to `eke plan ... |& head` after a while."""
-    monkeypatch.setattr("eke.data.sources.request.PROGRESS_DELAY_S", 0.0)
+    monkeypatch.setattr("eke.data.sources.request._PROGRESS_DELAY_S", 0.0)
     request = request_of(config_of("data=jsonl", f"data.path={rows_file}", "data.seq_len=32"))
     reader, writer = os.pipe()
     raw = streams._Output(writer, "wb")  # as every command's standard error

@@ -11,7 +11,7 @@ from unit.plan.cases import config_of
 
 from eke.common.errors import ConfigError
 from eke.data import sources
-from eke.data.sources import TextSource, FileRange
+from eke.data.sources import FileRange, TextSource
 
 
 @pytest.fixture(autouse=True)
@@ -185,7 +185,9 @@ def test_a_share_that_holds_all_folders_is_proposed(tmp_path) -> None:
 
 
 def test_windows_are_counted_class_by_class() -> None:
-    pieces = [FileRange(Path("a"), 0, size, label) for size, label in ((9, "x"), (9, "x"), (15, "y"))]
+    pieces = [
+        FileRange(Path("a"), 0, size, label) for size, label in ((9, "x"), (9, "x"), (15, "y"))
+    ]
     assert sources.count_windows(pieces, 8) == 20 // 8 + 16 // 8
     assert sources.count_windows(pieces, 100) == 0
     assert sources.count_windows([], 8) == 0

@@ -12,8 +12,8 @@ from eke.estimate.memory import (
     Traced,
     Verdict,
     forecast,
-    needs_trace,
     known_forecast,
+    needs_trace,
     trace_client,
     traced_forecast,
 )
@@ -121,7 +121,11 @@ def test_a_tight_trace_is_a_warning(plan, asked) -> None:
 def test_open_cells_of_a_sweep_are_traced_together(plan, asked) -> None:
     fits = plan_of(*SYNTHETIC, device=replace(CPU, memory_bytes=64 * GIB))
     asked.answer = trace_client.TraceResult(trace_of(10_000))
-    cells = [SweepRun(("a",), "1"), SweepRun(("b",), "2"), SweepRun(("c",), outcome="refused", reason="why")]
+    cells = [
+        SweepRun(("a",), "1"),
+        SweepRun(("b",), "2"),
+        SweepRun(("c",), outcome="refused", reason="why"),
+    ]
     plans, told = [fits, plan, None], []
     trace_undecided_runs(cells, plans, lambda done, total: told.append((done, total)))
     assert (asked, told) == ([plan], [(1, 1)])

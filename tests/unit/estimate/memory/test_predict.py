@@ -14,10 +14,10 @@ from eke.estimate.memory.components import PHASES, Method, Range
 from eke.estimate.memory.phases import moments
 from eke.estimate.memory.predict_memory import (
     PYTHON_BYTES,
+    available_bytes,
     highest_phase,
     least_bytes,
     least_host_bytes,
-    available_bytes,
     verdict,
     with_available_bytes,
 )

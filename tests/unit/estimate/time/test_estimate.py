@@ -14,8 +14,8 @@ from eke.estimate.time import (
     StepTime,
     Unknown,
     forecast_time,
-    record_step_time,
     num_runs,
+    record_step_time,
     sum_line,
     time_history,
 )
@@ -23,8 +23,8 @@ from eke.estimate.time.step_time import MIN_CALIBRATION_RUNS, fitted_rates
 from eke.estimate.time.time_history import (
     Observation,
     amounts_of,
-    path_of,
     calibrated_step_time,
+    path_of,
     read_observations,
     time_group,
     work_key,

@@ -72,7 +72,9 @@ def test_offloading_adds_transfers() -> None:
 @pytest.mark.parametrize("option", ["ddp", "fsdp", "zero1", "zero2", "zero3", "dp"])
 def test_several_devices_exchange_and_are_counted(option) -> None:
     alone = calibrated_step_time(large(device=FOUR))
-    many = calibrated_step_time(large(f"distributed={option}", "distributed.num_processes=4", device=FOUR))
+    many = calibrated_step_time(
+        large(f"distributed={option}", "distributed.num_processes=4", device=FOUR)
+    )
     assert many.parts["communication"] > 0
     # Four devices are at most four times as fast.
     assert many.samples_per_s.low < 4.001 * alone.samples_per_s.high
@@ -88,7 +90,10 @@ def test_slower_links_take_longer() -> None:
 
 def test_small_steps_wait_for_the_host_and_compiling_helps() -> None:
     tiny = ("batch.per_device=1", "data.seq_len=32", "precision=bf16")
-    eager, compiled = calibrated_step_time(small(*tiny)), calibrated_step_time(small(*tiny, "compile=inductor"))
+    eager, compiled = (
+        calibrated_step_time(small(*tiny)),
+        calibrated_step_time(small(*tiny, "compile=inductor")),
+    )
     assert eager.limit == "the host's kernel launches"
     assert compiled.parts["host"] < eager.parts["host"] / 2
 

@@ -5,7 +5,7 @@ import math
 from unit.estimate.time.cases import CPU, large, small
 from unit.estimate.time.test_estimate import note_runs, record_of
 
-from eke.estimate.time import forecast_time, record_step_time, num_runs, slowdown
+from eke.estimate.time import forecast_time, num_runs, record_step_time, slowdown
 from eke.estimate.time.step_time import MIN_CALIBRATION_RUNS
 from eke.estimate.time.time_history import calibrated_step_time
 

@@ -11,7 +11,7 @@ from unit.launch.scripted import QuietBoard, QuietLedger, record_for
 from eke.common.errors import BusyError
 from eke.common.paths import RunPaths
 from eke.hardware import DeviceSlot
-from eke.launch.devices import Devices, DeviceLease
+from eke.launch.devices import DeviceLease, Devices
 from eke.launch.local import Pool
 from eke.launch.processes.run_dir import RunFolder
 from eke.launch.processes.sweep import Job
@@ -113,8 +113,8 @@ def machine(tmp_path) -> FakeMachine:
 def make_pool(machine, monkeypatch) -> Callable[..., Pool]:
     """A pool of these jobs and devices that does not sleep."""
     monkeypatch.setattr("eke.launch.local.POLL_S", 0)
-    monkeypatch.setattr("eke.launch.local.RETRY_S", 0)
-    monkeypatch.setattr("eke.launch.local.BUSY_S", 0)
+    monkeypatch.setattr("eke.launch.local._RETRY_S", 0)
+    monkeypatch.setattr("eke.launch.local._BUSY_S", 0)
 
     def make(jobs: list[Job], devices: Devices) -> Pool:
         books = SweepState(jobs, QuietBoard(), QuietLedger(), machine.place_of)

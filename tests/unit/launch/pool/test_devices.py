@@ -14,8 +14,8 @@ from eke.hardware.device_use import lease_folder
 from eke.launch.devices import (
     find_devices,
     holder_of,
-    why_busy,
     try_lease,
+    why_busy,
 )
 
 
@@ -133,7 +133,7 @@ def test_leases_are_in_one_place_whatever_a_shell_has_for_temporary_files(
 ) -> None:
     """Two sweeps on a CPU would make each other slow, and neither would know."""
     everybodys = tmp_path / "everybodys"
-    monkeypatch.setattr("eke.hardware.device_use.ALL_USERS", everybodys)
+    monkeypatch.setattr("eke.hardware.device_use._ALL_USERS", everybodys)
     monkeypatch.delenv("EKE_LEASES")
     for own in ("a", "b"):
         (tmp_path / own).mkdir()

@@ -11,7 +11,7 @@ from unit.launch.scripted import record_for
 from eke.common.text import GIB
 from eke.estimate.memory import known_forecast, least_bytes, least_host_bytes
 from eke.hardware import cpu_slots
-from eke.launch.devices import Devices, DeviceLease
+from eke.launch.devices import DeviceLease, Devices
 from eke.launch.local import FreeMemory
 from eke.launch.processes.sweep import Job
 from eke.plan.record import Outcome
@@ -124,7 +124,10 @@ def test_a_run_on_a_gpu_will_need_memory_of_the_machine(make_large, gpus) -> Non
     """Right after its start it holds nothing yet; on the GPU it has nothing of the CPU's runs."""
     (there,), (here,) = make_large(1, kind="cuda"), make_large(1)
     (gpu,), (cpu,) = gpus(1).slots, cpu_slots(1)
-    there.grant, here.grant = DeviceLease([gpu], [], shared=False), DeviceLease([cpu], [], shared=False)
+    there.grant, here.grant = (
+        DeviceLease([gpu], [], shared=False),
+        DeviceLease([cpu], [], shared=False),
+    )
     python = least_host_bytes(there.plan, known_forecast(there.plan))
     assert python == GIB // 2
     room = room_with(WHOLE)

@@ -198,7 +198,7 @@ def test_watching_ends_with_the_last_run(submitted, cluster, monkeypatch) -> Non
 
 
 def test_the_sweeps_file_says_where_queued_runs_are(jobs_here, machine, cluster, tmp_path) -> None:
-    from eke.launch.processes.sweep import SweepRun, SweepFile
+    from eke.launch.processes.sweep import SweepFile, SweepRun
 
     jobs = jobs_here(2)
     paths = SweepPaths(tmp_path / "runs" / "sweep-1")

@@ -10,8 +10,8 @@ from eke.launch.processes.run_dir import lock_run_folder
 from eke.launch.slurm import watcher
 from eke.launch.slurm.submission import (
     REQUEUE_CODE,
-    Submission,
     JobEntry,
+    Submission,
     read_ticket,
     write_submission,
     write_ticket,

@@ -35,7 +35,9 @@ def test_a_server_that_never_answers(online, tmp_path):
 def test_a_server_that_stops_answering(online, make_run):
     run = make_run("online")
     # Patient, so that the run has been opened when the server goes away.
-    tracker = type("Patient", (AsyncTracker,), {"patience_s": 10})(WandbRun(run, upload_s=1), finish_s=10)
+    tracker = type("Patient", (AsyncTracker,), {"patience_s": 10})(
+        WandbRun(run, upload_s=1), finish_s=10
+    )
     tracker.log(rows(1))
     online.answers.clear()
     tracker.log(rows(2))

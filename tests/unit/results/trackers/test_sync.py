@@ -20,7 +20,7 @@ from eke.launch.processes.run_dir import lock_run_folder
 from eke.plan.planner import write_plan
 from eke.plan.record import metrics
 from eke.results.trackers.sync import Report, SyncOutcome
-from eke.results.trackers.sync.account import Receipt, add_receipt, read_content, lock_for_sync
+from eke.results.trackers.sync.account import Receipt, add_receipt, lock_for_sync, read_content
 
 from .conftest import RUN_ID, child_environment, find_wandb_files, make_folder, rows, wait_until
 from .stub import Server

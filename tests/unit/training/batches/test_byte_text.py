@@ -29,7 +29,7 @@ def test_the_stream_is_the_bytes_with_a_separator_after_each_piece(tmp_path, mon
     expected = [97 + 8, 98 + 8, BOS, BOS, 8, 263, BOS]
     assert NUM_SPECIAL_TOKENS == 8
     for in_memory in (0, 100):
-        monkeypatch.setattr("eke.training.batches.sampler.IN_MEMORY_BYTES", in_memory)
+        monkeypatch.setattr("eke.training.batches.sampler._IN_MEMORY_BYTES", in_memory)
         stream = byte_stream(pieces)
         assert isinstance(stream, InPlace) == (in_memory == 0)
         assert len(stream) == 7

@@ -90,7 +90,7 @@ def test_a_stream_is_numbered_on_and_drawn_in_parts(monkeypatch) -> None:
     rows = [epoch * 7 + n - 40 for epoch, n in whole if 40 <= n < 47]
     assert rows == list(range(len(rows)))
     assert sources(whole) == sources(keys_of(order(count=300), 0, 200))
-    monkeypatch.setattr("eke.training.batches.batches.SAMPLES_AT_ONCE", 1)
+    monkeypatch.setattr("eke.training.batches.batches._SAMPLES_AT_ONCE", 1)
     short = order(MixtureSampler((4, 7, 9), SHARES, 5, draws.streams), 300, is_stream=True)
     again = [key for step in range(200) for key in keys_of(short, step, step + 1)]
     assert keys_of(short, 0, 200) == again

@@ -65,7 +65,9 @@ def test_errors_are_still_heard(levels, caplog) -> None:
     for name in NOISY_LOGGERS:
         logging.getLogger(name).warning("nobody can act on this")
         logging.getLogger(name).error("%s is broken", name)
-    assert [r.getMessage() for r in caplog.records] == [f"{name} is broken" for name in NOISY_LOGGERS]
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{name} is broken" for name in NOISY_LOGGERS
+    ]
 
 
 @pytest.mark.parametrize(("device", "told"), [(CPU, "cpu"), (GPU, None)], ids=["cpu", "gpu"])

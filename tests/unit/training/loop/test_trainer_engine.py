@@ -144,7 +144,7 @@ def test_divergence_ends_it(job_of) -> None:
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
 def test_a_last_evaluation_that_is_no_number_is_no_success(engine, job_of, monkeypatch) -> None:
     monkeypatch.setattr(
-        "eke.training.loop.evaluation.TokenAccuracy.add_evaluation",
+        "eke.training.loop.evaluation._TokenAccuracy.add_evaluation",
         lambda self, job, batch, total: total.fill_(math.nan),
     )
     short = (f"engine={engine}", "train.steps=2")

@@ -13,7 +13,7 @@ from support import last_wins
 from eke.common.errors import ConfigError
 from eke.config.compose import compose
 from eke.data.sources import open_store, request_of
-from eke.training.model.save_model import build_trainable, set_id2label, save_pretrained
+from eke.training.model.save_model import build_trainable, save_pretrained, set_id2label
 from eke.workflows.evaluate import _classes
 from eke.workflows.planning import plan_for
 

@@ -33,7 +33,9 @@ sys.stdout.flush()
 def test_a_plain_run_imports_nothing_for_other_options(make_plan, tmp_path) -> None:
     paths = RunPaths(tmp_path / "run")
     paths.folder.mkdir()
-    write_plan_files(paths, make_plan(*TINY, "data=synthetic", "train.steps=2", "train.eval_every=1"))
+    write_plan_files(
+        paths, make_plan(*TINY, "data=synthetic", "train.steps=2", "train.eval_every=1")
+    )
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(paths.folder)],
         cwd=tmp_path,

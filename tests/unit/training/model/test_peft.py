@@ -19,11 +19,11 @@ from eke.training.model.adapters import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     apply_peft,
-    warn_random_frozen_weights,
     is_adapted,
     merge_adapters,
     quant_states,
     quant_tensors,
+    warn_random_frozen_weights,
 )
 from eke.training.model.build_model import build_model
 from eke.training.model.fused_adapters import fuse_adapters
@@ -260,7 +260,10 @@ def test_new_weights_that_no_adapter_trains_are_told():
     (words,) = warn_random_frozen_weights(model, ("cls.predictions.transform.dense.weight",))
     assert "1 tensor left random" in words
     _, classifier = adapted("tiny_bert", "sequence_classification")
-    assert warn_random_frozen_weights(classifier, ("classifier.weight", "bert.pooler.dense.bias")) == []
+    assert (
+        warn_random_frozen_weights(classifier, ("classifier.weight", "bert.pooler.dense.bias"))
+        == []
+    )
     plain = build_model(plan_of("tiny", "causal_lm", "model.freeze=[norm]"), CPU)
     (words,) = warn_random_frozen_weights(plain, ("model.norm.weight", "lm_head.weight"))
     assert words.endswith(": model.norm.weight")

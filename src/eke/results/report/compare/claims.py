@@ -134,7 +134,9 @@ def _on(comparison: Comparison, part: MachineComparison) -> list[Claim]:
     return [*ordered, *_some(part, more, part.speed), *ends]
 
 
-def _some(part: MachineComparison, rows: dict[Kind, list[ComparisonRow]], measure: Measure) -> list[Claim]:
+def _some(
+    part: MachineComparison, rows: dict[Kind, list[ComparisonRow]], measure: Measure
+) -> list[Claim]:
     """Return claims of the kinds that have rows."""
     return [Claim(kind, part, tuple(found), measure) for kind, found in rows.items() if found]
 

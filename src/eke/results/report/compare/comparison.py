@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.text import suggest_match, format_number
+from eke.common.text import format_number, suggest_match
 from eke.config.schema.fields import Affects
 from eke.results.report.compare import effects as techniques
 from eke.results.report.compare.curves import Curve, curve_of, quiet_notes
@@ -49,10 +49,10 @@ from eke.results.report.compare.statistics import (
 )
 from eke.results.report.compare.variants import CLOCK, Machine, Variant, group, named, training_key
 
-COMPARED = (SAMPLES, TOKENS, STEP, PEAK, RESERVED)
+_COMPARED = (SAMPLES, TOKENS, STEP, PEAK, RESERVED)
 """Measures with a ratio to the baseline."""
 
-MAX_CURVES = 200
+_MAX_CURVES = 200
 """Maximum variants with curves: baseline and Pareto front first."""
 
 
@@ -196,7 +196,7 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
     )  # fmt: skip
 
 
-class Family(NamedTuple):
+class _Family(NamedTuple):
     """Configurations with a result and one baseline, and keys of the loss or speed to compare."""
 
     baseline: Variant
@@ -204,14 +204,14 @@ class Family(NamedTuple):
     measures: Sequence[str]
 
 
-def find_families(entries: Sequence[Entry]) -> list[Family]:
+def find_families(entries: Sequence[Entry]) -> list[_Family]:
     """Group entries as a report does, without comparing them."""
     found = []
     for part in _divided(entries, "")[-1]:
         measures = LOSSES if part.focus is Affects.learning else (part.speed.key,)
         if part.baseline:
             members = [each for each in part.members if each.records]
-            found.append(Family(part.baseline, members, measures))
+            found.append(_Family(part.baseline, members, measures))
     return found
 
 
@@ -336,7 +336,7 @@ def _on(
     """Compare one group's variants on one machine, with effects of `shown`, or of all factors."""
     here, baseline, speed = part.members, part.baseline, part.speed
     good = [v for v in here if v.records]
-    compared = COMPARED if speed is SAMPLES else (TOKENS, PEAK, RESERVED)
+    compared = _COMPARED if speed is SAMPLES else (TOKENS, PEAK, RESERVED)
     noise = {m.key: Compared({v: v.sample(m.key) for v in here}) for m in compared}
     has_speeds = part.focus is not Affects.learning and len(good) > 1
     front = techniques.pareto(good, speed, noise[speed.key]) if has_speeds else []
@@ -347,7 +347,7 @@ def _on(
     losses = {}
     if baseline is not None:
         losses = compare_losses(baseline, here, training_key, metric, gathered.level)
-    drawn = list(dict.fromkeys(v for v in (baseline, *front, *good) if v))[:MAX_CURVES]
+    drawn = list(dict.fromkeys(v for v in (baseline, *front, *good) if v))[:_MAX_CURVES]
     curves = {v: curve for v in drawn if (curve := curve_of(v))}
     moment = min((curve.seconds[-1] for curve in curves.values()), default=None)
     rows = [
@@ -396,8 +396,12 @@ def _with_effects(
     return replace(
         part,
         effects=tuple(e for e in effects if shown in ("", e.factor)),
-        alone=tuple((by_variant[v], text) for v, text in techniques.single_factor_variants(base, others)),
-        ladder=tuple((by_variant[v], text) for v, text in techniques.cumulative_variants(base, others)),
+        alone=tuple(
+            (by_variant[v], text) for v, text in techniques.single_factor_variants(base, others)
+        ),
+        ladder=tuple(
+            (by_variant[v], text) for v, text in techniques.cumulative_variants(base, others)
+        ),
         published=tuple(techniques.match_published(gathered.sweeps, good, tests)),
     )
 
@@ -417,7 +421,11 @@ def _of_bytes(
 
 
 def _kept(
-    variant: Variant, base: Variant | None, ratios: Mapping[str, Ratio], speed: str, all_: LoadedRecords
+    variant: Variant,
+    base: Variant | None,
+    ratios: Mapping[str, Ratio],
+    speed: str,
+    all_: LoadedRecords,
 ) -> dict[str, Ratio]:
     """Return the ratio that `sweep.repeats=auto` resolved earlier and all repeats do not."""
     keys = [key_of(each.first.overrides) for each in (variant, base) if each and each.first]

@@ -13,10 +13,10 @@ from eke.results.report.compare.measures import LARGEST, SAMPLES, TOKENS, ended_
 from eke.results.report.compare.statistics import Compared
 from eke.results.report.compare.variants import Variant
 
-MAX_POINTS = 200
+_MAX_POINTS = 200
 """Maximum points of a curve: a chart of 700 pixels shows no more."""
 
-WINDOW_FRAC = 0.05
+_WINDOW_FRAC = 0.05
 """Fraction of a run's steps in the moving average of the loss."""
 
 
@@ -74,8 +74,8 @@ def read_curve(paths: RunPaths) -> Curve | None:
         min(usual if metrics.WARMUP in row else math.inf, float(row[metrics.STEP_TIME]))
         for row in timed
     ))  # fmt: skip
-    window, losses = max(1, math.ceil(WINDOW_FRAC * len(timed))), [r[metrics.LOSS] for r in timed]
-    every = math.ceil(len(seconds) / MAX_POINTS)
+    window, losses = max(1, math.ceil(_WINDOW_FRAC * len(timed))), [r[metrics.LOSS] for r in timed]
+    every = math.ceil(len(seconds) / _MAX_POINTS)
     kept = sorted({*range(0, len(seconds), every), len(seconds) - 1})
     return Curve(
         tuple(seconds[n] for n in kept),
@@ -91,7 +91,7 @@ def _is_finite(value: object) -> bool:
 SPREAD = 1.3
 """Fastest over slowest repeat above which the baseline counts as noisy."""
 
-FAR_S = 600.0
+_FAR_S = 600.0
 """Idle seconds between a pair that are reported: a laptop cools down in less."""
 
 
@@ -136,6 +136,6 @@ def _apart(base: Variant, variants: Sequence[Variant]) -> list[tuple[float, str]
             first, last = sorted((start or end, end))
             # Twice, for evaluation and the time between runs.
             busy = 2 * sum(took for moment, took, _ in runs if first < moment <= last)
-            if last - first > busy + FAR_S:
+            if last - first > busy + _FAR_S:
                 found.append((last - first, each.label))
     return found

@@ -18,10 +18,10 @@ from eke.results.report.compare.statistics import (
 from eke.results.report.compare.variants import Variant
 from eke.results.report.published import Figures, PublishedTable, all_published
 
-MAX_VARIANTS = 1000
+_MAX_VARIANTS = 1000
 """Limit for ladders: finding the longest one takes quadratic time."""
 
-Pairs = Sequence[tuple[Variant, Variant]]
+_Pairs = Sequence[tuple[Variant, Variant]]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class PairTests:
     level: float = ALPHA
     """As of `holm_levels`."""
 
-    def ratios(self, groups: Sequence[Pairs]) -> list[dict[str, Ratio]]:
+    def ratios(self, groups: Sequence[_Pairs]) -> list[dict[str, Ratio]]:
         """Return the ratios over each group's pairs. Groups that are not table rows are a family.
 
         A comparison has one interval wherever it is shown.
@@ -66,7 +66,7 @@ class PairTests:
             for row, each in zip(known, correct_all(rest, self.level), strict=True)
         ]
 
-    def _over(self, pairs: Pairs) -> dict[str, Difference]:
+    def _over(self, pairs: _Pairs) -> dict[str, Difference]:
         """Return the mean difference of some pairs in each measure."""
         effects: dict[str, Difference | None] = {}
         for key, compared in self.noise.items():
@@ -82,7 +82,7 @@ def main_effects(
     variants: Sequence[Variant], keys: Sequence[str], tests: PairTests
 ) -> list[Effect]:
     """Return effects of every factor's values among one machine's successful variants."""
-    found: dict[tuple[str, str, str], Pairs] = {}
+    found: dict[tuple[str, str, str], _Pairs] = {}
     for key in keys:
         others: dict[tuple[tuple[str, str], ...], dict[str, Variant]] = {}
         for each in variants:
@@ -114,9 +114,9 @@ def single_factor_variants(base: Variant, variants: Sequence[Variant]) -> list[t
 def cumulative_variants(base: Variant, variants: Sequence[Variant]) -> list[tuple[Variant, str]]:
     """Return the longest chain in which each variant adds settings to the previous one.
 
-    Each variant has the added settings. Empty with fewer than two variants, which `single_factor_variants` shows.
+    Each variant has the added settings. Empty with fewer than two variants.
     """
-    if len(variants) > MAX_VARIANTS:
+    if len(variants) > _MAX_VARIANTS:
         return []
     changes = [(each, change) for each in variants if (change := _changed(base, each))]
     changes.sort(key=lambda each: len(each[1]))
@@ -187,7 +187,7 @@ def pareto(variants: Sequence[Variant], measure: Measure, noise: Compared) -> li
 
 
 @dataclass(frozen=True)
-class PublishedRow:
+class _PublishedRow:
     """One row of a sweep relative to the baseline: ratios of SAMPLES and PEAK."""
 
     row: str
@@ -200,7 +200,7 @@ class PublishedMatch:
     """Published table with the measured numbers of the same rows."""
 
     table: PublishedTable
-    rows: tuple[PublishedRow, ...]
+    rows: tuple[_PublishedRow, ...]
 
 
 def match_published(
@@ -215,7 +215,7 @@ def match_published(
         if base is not None and others:
             measured = tests.ratios([[(base, by_row[row])] for row in others])
             rows = (
-                PublishedRow(row, own, _published(table.rows[row], table.rows[table.baseline]))
+                _PublishedRow(row, own, _published(table.rows[row], table.rows[table.baseline]))
                 for row, own in zip(others, measured, strict=True)
             )
             found.append(PublishedMatch(table, tuple(rows)))

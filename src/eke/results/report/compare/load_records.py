@@ -226,10 +226,10 @@ def _unique(values: Any) -> list[Any]:
 Factors = Mapping[str, str]
 """Key path or group -> value as text."""
 
-REPEATED = ("seed", "repeat")
+_REPEATED = ("seed", "repeat")
 """Keys of repeats: runs that only differ in these share a configuration."""
 
-SUMMARIES = ("recipe", "experiment")
+_SUMMARIES = ("recipe", "experiment")
 """Groups that only select options of other groups, which are compared instead."""
 
 ABSENT = ""
@@ -247,7 +247,7 @@ def configuration(config: dict[str, Any]) -> dict[str, Any]:
         kept = meaningful(config)
     except (AttributeError, KeyError, TypeError):  # written with another version of the schema
         kept = {key: value for key, value in config.items() if key not in PRESENTATION}
-    return {key: value for key, value in kept.items() if key not in REPEATED}
+    return {key: value for key, value in kept.items() if key not in _REPEATED}
 
 
 def settings(record: Record) -> dict[str, str]:
@@ -257,7 +257,7 @@ def settings(record: Record) -> dict[str, str]:
 
 def settings_of(config: dict[str, Any], choices: Mapping[str, Any]) -> dict[str, str]:
     """Return the option of every group and the value of every key of a configuration, as text."""
-    skipped = (*PRESENTATION, *SUMMARIES)
+    skipped = (*PRESENTATION, *_SUMMARIES)
     chosen = {group: str(option) for group, option in choices.items() if group not in skipped}
     return {**chosen, **_leaves(configuration(config))}
 
@@ -267,7 +267,7 @@ def typed_settings(overrides: Sequence[str]) -> dict[str, str]:
     pairs = (text.lstrip("+").partition("=")[::2] for text in overrides)
     return {
         key: value for key, value in pairs
-        if key.split(".")[0] not in PRESENTATION and key not in (*REPEATED, *SUMMARIES)
+        if key.split(".")[0] not in PRESENTATION and key not in (*_REPEATED, *_SUMMARIES)
     }  # fmt: skip
 
 

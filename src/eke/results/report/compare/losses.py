@@ -37,15 +37,15 @@ from eke.results.report.compare.statistics import (
 )
 from eke.results.report.compare.variants import Variant
 
-MARGIN = 0.01
+_MARGIN = 0.01
 """Increase up to which a loss counts as no worse: relative, or a point of accuracy. A choice,
 stated in the report."""
 
-EQUAL = 1e-5
+_EQUAL = 1e-5
 """Relative difference up to which losses count as equal: the bound of tests/equivalence for float32
 over 20 steps."""
 
-NAMED = (1.0, 2.0, 3.0, 5.0, 10.0)
+_NAMED = (1.0, 2.0, 3.0, 5.0, 10.0)
 """Differences, in margins (1 %, one point), for which the report gives the seeds needed."""
 
 MANY_SEEDS = 20
@@ -91,7 +91,7 @@ class LossComparison:
     """Level of the strictest test of the family: Holm's first."""
     best_of: int = 1
     """Evaluations of which the best by `train.keep_best` was compared; 1: the final ones."""
-    margin: float = 100 * MARGIN
+    margin: float = 100 * _MARGIN
     """Margin of `within` and `no_worse`, in `unit`."""
     why: str = ""
     """Reason of `few`, `other` and `unknown`."""
@@ -160,7 +160,7 @@ class LossComparison:
 
         The smallest of NAMED that MANY_SEEDS show, else the largest.
         """
-        sizes = [each * self.margin for each in NAMED if self.margin]
+        sizes = [each * self.margin for each in _NAMED if self.margin]
         needed = [(n, size) for size in sizes if (n := self.seeds_needed(size) or 0) > self.seeds]
         few = [each for each in needed if each[0] <= MANY_SEEDS]
         return next(iter(few), needed[-1] if needed else None)
@@ -222,7 +222,7 @@ def _why_not_comparable(key: str, base: Variant, other: Variant) -> str:
     return ""
 
 
-POINTS = ("accuracy", "f1_macro", "f1_micro", "token_accuracy")
+_POINTS = ("accuracy", "f1_macro", "f1_micro", "token_accuracy")
 """Metrics that are shares: in points, each value rounded to one of the evaluation's samples."""
 
 
@@ -244,12 +244,12 @@ class _Scale:
     def of(cls, key: str, samples: Sequence[Sample], evaluated: int) -> "_Scale":
         """Return the scale of some samples, the baseline's first."""
         size = abs(fmean(samples[0].values()))
-        if key.removeprefix(METRIC) in POINTS:
+        if key.removeprefix(METRIC) in _POINTS:
             floor = (100 / evaluated) ** 2 / 12 if evaluated else 0.0
-            return cls(key, "points", 100 * MARGIN, 100 * size * EQUAL, floor)
+            return cls(key, "points", 100 * _MARGIN, 100 * size * _EQUAL, floor)
         if is_better_lower(key) and all(value > 0 for each in samples for value in each.values()):
-            return cls(key, "%", math.log1p(MARGIN), EQUAL)
-        return cls(key, "", MARGIN * size, EQUAL * (size or 1.0))
+            return cls(key, "%", math.log1p(_MARGIN), _EQUAL)
+        return cls(key, "", _MARGIN * size, _EQUAL * (size or 1.0))
 
     def convert(self, sample: Sample) -> Sample:
         """Return values on this scale."""
@@ -276,7 +276,7 @@ class _Scale:
             level,
             (100 if is_log else 1) * found.error.spread if found.error else None,
             strictest,
-            margin=100 * MARGIN if is_log else self.margin,
+            margin=100 * _MARGIN if is_log else self.margin,
             why="" if ends else "one seed" if found.n == 1 else format_number(found.n, "seed"),
         )
 

@@ -28,7 +28,7 @@ STEP = Measure("timing.steady_step_s.median", "step", "s", True)
 MFU = Measure("throughput.mfu_frac", "MFU", "fraction", True)
 PEAK = Measure("memory.measured.peak_allocated_bytes", "peak memory", "bytes", False)
 RESERVED = Measure("memory.measured.peak_reserved_bytes", "reserved", "bytes", False)
-RESIDENT = Measure("memory.measured.process_peak_bytes", "process peak", "bytes", False)
+_RESIDENT = Measure("memory.measured.process_peak_bytes", "process peak", "bytes", False)
 PREDICTED = Measure("memory.predicted.allocated_bytes", "predicted", "bytes", False)
 PREDICTED_STEP = Measure("timing.predicted_step_s.expected", "predicted step", "s", False)
 EVAL_LOSS = Measure("loss.eval_final", "eval loss", "nats per target", False)
@@ -43,13 +43,13 @@ BY_STEP = (SAMPLES.key, TOKENS.key, STEP.key, MFU.key)
 BY_SEED = (*LOSSES, METRIC)
 """Prefixes of measures that the seed determines: repeats of a seed are one observation."""
 
-STARTUP = Measure("timing.startup_s", "start-up", "s", True)
-COMPILE = Measure("timing.compile_s", "compiling", "s", True)
+_STARTUP = Measure("timing.startup_s", "start-up", "s", True)
+_COMPILE = Measure("timing.compile_s", "compiling", "s", True)
 DEVICE_HOURS = Measure("device_hours", "device-hours", "h", True)
 
 MEASURES = (
-    SAMPLES, TOKENS, STEP, MFU, PEAK, RESERVED, RESIDENT, PREDICTED, PREDICTED_STEP, EVAL_LOSS,
-    TRAIN_LOSS, STARTUP, COMPILE, DEVICE_HOURS,
+    SAMPLES, TOKENS, STEP, MFU, PEAK, RESERVED, _RESIDENT, PREDICTED, PREDICTED_STEP, EVAL_LOSS,
+    TRAIN_LOSS, _STARTUP, _COMPILE, DEVICE_HOURS,
 )  # fmt: skip
 
 

@@ -22,19 +22,19 @@ from eke.results.report.compare.statistics import (
     repeats_to_show,
 )
 
-NAMED = 3
+_NAMED = 3
 """Configurations named in a sentence."""
 
-MOST = 200
+_MOST = 200
 """Maximum characters of a sentence: two lines of a page."""
 
-LONG = 40
+_LONG = 40
 """Characters of a baseline's name above which it is called the baseline."""
 
-RESOLVE = 0.05
+_RESOLVE = 0.05
 """Difference that is forecast to be excluded: the default of `sweep.resolve`."""
 
-DIFFERENCES = (0.02, 0.05, 0.1, 0.2, 0.5)
+_DIFFERENCES = (0.02, 0.05, 0.1, 0.2, 0.5)
 """Differences of speed for which the report gives the repeats needed."""
 
 
@@ -65,13 +65,13 @@ def verdict_lines(comparison: Comparison) -> list[str]:
 def _cut(line: str, names: tuple[str, ...]) -> list[str]:
     """Split a long line into sentences. A configuration's name keeps its case."""
     start, end, rest = line.partition("; ")
-    if len(line) <= MOST or not end:
+    if len(line) <= _MOST or not end:
         return [line]
     rest = rest if rest.startswith(names) else f"{rest[:1].upper()}{rest[1:]}"
     return [f"{start}.", *_cut(rest, names)]
 
 
-PLAIN = {
+_PLAIN = {
     Kind.nothing: "No run has succeeded yet: there is nothing to compare",
     Kind.none_well: "No run succeeded: there is nothing to compare",
     Kind.no_baseline: "There is no baseline to compare with; choose one with --baseline",
@@ -88,7 +88,7 @@ class _Words:
         self.rows = comparison.rows_of(claim.part) if claim.part else []
         self.base = next((row for row in self.rows if row.is_baseline), None)
         name = _name(self.base) if self.base else ""
-        self.base_name = name if 0 < len(name) <= LONG else "the baseline"
+        self.base_name = name if 0 < len(name) <= _LONG else "the baseline"
         self.is_low = claim.measure is PEAK or (claim.is_loss and is_better_lower(self.key))
 
     def sentence(self) -> str:
@@ -98,8 +98,8 @@ class _Words:
             Kind.unquiet: self._unquiet, Kind.failed: self._failed, Kind.missing: self._missing,
             Kind.open: self._open, Kind.at_worse_loss: self._at_worse_loss,
         }  # fmt: skip
-        if self.kind in PLAIN:
-            return PLAIN[self.kind]
+        if self.kind in _PLAIN:
+            return _PLAIN[self.kind]
         if self.kind is Kind.only_one:
             only = _first_of(map(_name, claim.rows))
             return f"Only one configuration succeeded ({only}): nothing to compare"
@@ -117,7 +117,7 @@ class _Words:
             return self._of_memory()
         if claim.is_loss:
             is_only = self.part and self.part.focus is Affects.learning
-            keys = ", ".join(self.part.keys[:NAMED]) if self.part and is_only else ""
+            keys = ", ".join(self.part.keys[:_NAMED]) if self.part and is_only else ""
             return self._of_loss() + (f"; the speed does not depend on {keys}" if keys else "")
         return self._fastest() if self.kind is Kind.best else self._of_speed()
 
@@ -151,7 +151,7 @@ class _Words:
             pair = self.base and (self.base.variant, row.variant)
             found = self.part.noise[self.key].difference(pair) if self.part and pair else None
             level = self._ratio(row).level
-            needed = found.repeats_needed(level, math.log1p(RESOLVE)) if found else None
+            needed = found.repeats_needed(level, math.log1p(_RESOLVE)) if found else None
             more = math.ceil(needed - found.n) if found and needed else 0
             end = f", {format_number(more, 'more repeat')}" if 0 < more <= MANY_SEEDS else ""
             texts.append(f"{_name(row)} {self._number(row)}{end}")
@@ -183,7 +183,7 @@ class _Words:
         speeds = [times(self._ratio(row)), *(f"{self._ratio(each).value:.2f}x" for each in tied)]
         if tied:
             names = _joined([_name(each) for each in (row, *tied)])
-            start = f"{names} are fastest{among}, tied: {_joined(speeds[:NAMED])}"
+            start = f"{names} are fastest{among}, tied: {_joined(speeds[:_NAMED])}"
         elif self.claim.is_limited:
             start = f"Fastest{among} without a {self._worse()}: {_name(row)}, {speeds[0]}"
         else:
@@ -197,7 +197,7 @@ class _Words:
             start += f" at {times(held[row])} its memory"
         losses = [loss_words(row.quality), *(
             f"{_name(each)}: {loss_words(each.quality)}"
-            for each in tied[: NAMED - 1] if each.quality.parity is Parity.undecided
+            for each in tied[: _NAMED - 1] if each.quality.parity is Parity.undecided
         )]  # fmt: skip
         return "; ".join([start, *losses])
 
@@ -310,7 +310,7 @@ class _Words:
         found = [noise.difference((base, row.variant)) for row in self.claim.rows]
         spreads = [each.error.spread for each in found if each and each.error]
         have = max((each.n for each in found if each), default=0)
-        for size in DIFFERENCES if spreads else ():
+        for size in _DIFFERENCES if spreads else ():
             level = self.part.level / len(spreads)
             needed = math.ceil(repeats_to_show(math.log1p(size), median(spreads), level))
             if have < needed <= MANY_SEEDS:
@@ -346,12 +346,12 @@ def _name(row: ComparisonRow) -> str:
 
 
 def _joined(texts: Sequence[str]) -> str:
-    more = [f"{len(texts) - NAMED} more"] if len(texts) > NAMED else []
-    *rest, last = [*texts[:NAMED], *more]
+    more = [f"{len(texts) - _NAMED} more"] if len(texts) > _NAMED else []
+    *rest, last = [*texts[:_NAMED], *more]
     return f"{', '.join(rest)} and {last}"
 
 
 def _first_of(labels: Iterable[str]) -> str:
     every = list(labels)
-    more = f" and {len(every) - NAMED} more" if len(every) > NAMED else ""
-    return f"{', '.join(every[:NAMED])}{more}"
+    more = f" and {len(every) - _NAMED} more" if len(every) > _NAMED else ""
+    return f"{', '.join(every[:_NAMED])}{more}"

@@ -39,7 +39,7 @@ SAME = 0.02
 Sample = Mapping[Hashable, float]
 """Repeat -> measured value. Ratios require positive values."""
 
-Array = NDArray[Any]
+_Array = NDArray[Any]
 
 K = TypeVar("K", bound=Hashable)
 
@@ -89,11 +89,11 @@ is slow to import."""
 class Error:
     """Error of a mean difference: Student's t, averaged over the variances that it may have."""
 
-    variances: Array
+    variances: _Array
     """Possible variances of the mean difference, (..., number)."""
-    chances: Array
+    chances: _Array
     """Their probabilities."""
-    freedom: Array | float
+    freedom: _Array | float
     """Degrees of freedom of each, or infinite for a normal distribution."""
     n: float
     """Repeats in the mean."""
@@ -111,14 +111,14 @@ class Error:
         """The same by the mean variance, which is larger if the configuration may be noisy."""
         return math.sqrt(float(self.chances @ self.variances) * self.n)
 
-    def beyond(self, distance: float | Array) -> Array:
+    def beyond(self, distance: float | _Array) -> _Array:
         """Return the chance of a mean difference at least this large, to either side, by noise."""
         from scipy.special import stdtr  # here: 0.1 s that `eke --help` does without
 
         if not self.variances.any():
             return np.asarray(distance == 0.0, float)
         scores = -np.abs(np.asarray(distance)[..., None]) / np.sqrt(self.variances)
-        chance: Array = 2 * (self.chances * stdtr(self.freedom, scores)).sum(-1)
+        chance: _Array = 2 * (self.chances * stdtr(self.freedom, scores)).sum(-1)
         return chance
 
     def half(self, level: float) -> float:
@@ -284,7 +284,7 @@ def _variance(values: Collection[float]) -> float:
 
 def _by_student(mean: float, n: int, variance: float, freedom: float) -> Difference:
     """Return a difference whose mean has this variance."""
-    found = variance if variance * n > TINY else 0.0
+    found = variance if variance * n > _TINY else 0.0
     return Difference(mean, n, Error(np.array([found]), np.ones(1), freedom, n))
 
 
@@ -311,17 +311,17 @@ def difference_of(base: Sample, other: Sample, floor: float = 0.0) -> Difference
 MIN_ROWS = 4
 """Configurations needed to fit a prior. Fewer are compared by their own noise."""
 
-STEP = 0.5
-GRID = np.arange(-6.0, 14.1, STEP)
+_STEP = 0.5
+GRID = np.arange(-6.0, 14.1, _STEP)
 """Logarithms of variances, over the median one."""
 
-VARIANCES = np.exp(GRID)
+_VARIANCES = np.exp(GRID)
 
-CENTERS = np.arange(-3.0, 3.1, STEP)
-WIDTHS = (0.0, 0.5, 1.0)
+_CENTERS = np.arange(-3.0, 3.1, _STEP)
+_WIDTHS = (0.0, 0.5, 1.0)
 """Standard deviations of the logarithms of quiet configurations' variances, equally likely."""
 
-ALL_QUIET = 0.8
+_ALL_QUIET = 0.8
 """Chance, over the number of configurations, that all are quiet. Else each is noisy with the chance
 of 1 over their number. Chosen by simulation, as WIDTHS and SURE."""
 
@@ -332,10 +332,10 @@ there, and RARE times as likely further up."""
 NOISY, SURE = math.log(4.0), 0.6
 """A configuration is named noisy if its noise is twice the others' with this probability."""
 
-TINY = 1e-20
+_TINY = 1e-20
 """Variance that comes from rounding of floats."""
 
-ROUNDS = 4
+_ROUNDS = 4
 """Iterations between the shared part of repeats and the weight of each configuration in it."""
 
 
@@ -347,19 +347,19 @@ class Noise:
         floor: variance of rounding, added to each variance.
     """
 
-    def __init__(self, logs: Array, floor: float = 0.0) -> None:
+    def __init__(self, logs: _Array, floor: float = 0.0) -> None:
         rest = logs - np.nanmean(logs, axis=-2, keepdims=True)
         self._prior, self._centers, chance = _priors(logs.shape[-1])
         apart = np.nansum((rest - np.nanmedian(rest, axis=-1, keepdims=True)) ** 2, axis=-2)
-        weight = 1 / np.maximum(apart + np.median(apart, axis=-1, keepdims=True), TINY)
-        for _ in range(ROUNDS):
+        weight = 1 / np.maximum(apart + np.median(apart, axis=-1, keepdims=True), _TINY)
+        for _ in range(_ROUNDS):
             rest, squares, freedom = _residual(rest, weight)
             squares += floor * freedom
             own = squares / freedom
-            least = np.maximum(own.max(-1) * math.exp(2 - GRID[-1]), TINY)  # all are on the grid
+            least = np.maximum(own.max(-1) * math.exp(2 - GRID[-1]), _TINY)  # all are on the grid
             self.scale = np.maximum(np.median(own, axis=-1), least)[..., None]
             relative = (squares / self.scale)[..., None]
-            like = -0.5 * (freedom[..., None] * GRID + relative / VARIANCES)
+            like = -0.5 * (freedom[..., None] * GRID + relative / _VARIANCES)
             self._like = np.exp(like - like.max(-1, keepdims=True))
             evidence = np.maximum(self._like @ self._prior.T, 1e-250)
             total = np.log(evidence).sum(-2) + np.log(chance)
@@ -367,15 +367,15 @@ class Noise:
             self._chance /= self._chance.sum(-1, keepdims=True)
             self._over = 1 / evidence
             found = self._like * ((self._chance[..., None, :] * self._over) @ self._prior)
-            weight = found @ (1 / VARIANCES)
+            weight = found @ (1 / _VARIANCES)
 
-    def _variances(self, one: int) -> Array:
+    def _variances(self, one: int) -> _Array:
         """Return the chances of GRID's variances for one configuration, by prior."""
         like, over = self._like[..., one, None, :], self._over[..., one, :, None]
-        chances: Array = like * self._prior * over
+        chances: _Array = like * self._prior * over
         return chances
 
-    def sums(self, configurations: Sequence[int]) -> Array:
+    def sums(self, configurations: Sequence[int]) -> _Array:
         """Return the chances of GRID's values for the sum of some configurations' variances."""
         *others, last = map(self._variances, configurations)
         total = others[0]
@@ -383,18 +383,18 @@ class Noise:
             pairs = total[..., :, None] * each[..., None, :]
             total = pairs.reshape(*total.shape[:-1], -1) @ _addition()
         joint = np.swapaxes(total, -1, -2) @ (self._chance[..., None] * last)
-        chances: Array = joint.reshape(*joint.shape[:-2], -1) @ _addition()
+        chances: _Array = joint.reshape(*joint.shape[:-2], -1) @ _addition()
         return chances
 
     def error(self, configurations: Sequence[int], n: int, pairs: int = 1) -> Error:
         """Return the error of the mean over `n` repeats and `pairs` pairs of configurations."""
-        variances = VARIANCES * self.scale / (n * pairs**2)
+        variances = _VARIANCES * self.scale / (n * pairs**2)
         return Error(variances, self.sums(configurations), math.inf, n)
 
-    def is_noisy(self, one: int) -> Array:
+    def is_noisy(self, one: int) -> _Array:
         """Return whether one configuration is noisier than the others, with probability SURE."""
         above = self._centers[:, None] + NOISY <= GRID
-        sure: Array = (self._chance * (self._variances(one) * above).sum(-1)).sum(-1) > SURE
+        sure: _Array = (self._chance * (self._variances(one) * above).sum(-1)).sum(-1) > SURE
         return sure
 
 
@@ -463,7 +463,7 @@ LEAST, SLOW, AGREE = 4, 8.0, 4.0
 slower, and deviations within which the others agree. Chosen by simulation, as SLOWER: 4 % of runs
 that are 30 to 70 % slow hide 42 % of differences of 10 % from ten repeats, and then 9 %."""
 
-SLOWER = math.log(1.15)
+_SLOWER = math.log(1.15)
 
 
 def find_outliers(samples: Mapping[K, Sample]) -> dict[K, Any]:
@@ -472,7 +472,7 @@ def find_outliers(samples: Mapping[K, Sample]) -> dict[K, Any]:
     repeats = list(dict.fromkeys(repeat for key in rows for repeat in samples[key]))
     if len(repeats) < LEAST:
         return {}
-    logs: Array = np.log([[samples[key].get(each, math.nan) for key in rows] for each in repeats])
+    logs: _Array = np.log([[samples[key].get(each, math.nan) for key in rows] for each in repeats])
     rest = logs - np.nanmedian(logs, axis=0)
     rest -= np.nanmedian(rest, axis=1, keepdims=True)  # slow for all: not this run
     sigma = 1.4826 * np.nanmedian(np.abs(rest)) + 1e-9  # of equal values
@@ -481,12 +481,12 @@ def find_outliers(samples: Mapping[K, Sample]) -> dict[K, Any]:
         if len(samples[key]) >= LEAST:
             worst = int(np.nanargmin(own))
             agree = np.nanmax(np.abs(np.delete(own, worst))) <= AGREE * sigma
-            if agree and own[worst] < -max(SLOW * sigma, SLOWER):
+            if agree and own[worst] < -max(SLOW * sigma, _SLOWER):
                 found[key] = repeats[worst]
     return found
 
 
-def _residual(rest: Array, weight: Array) -> tuple[Array, Array, Array]:
+def _residual(rest: _Array, weight: _Array) -> tuple[_Array, _Array, _Array]:
     """Return residuals of the repeats' weighted means, their squares and degrees of freedom."""
     known = ~np.isnan(rest)
     weights = np.where(known, weight[..., None, :], 0.0)
@@ -498,17 +498,17 @@ def _residual(rest: Array, weight: Array) -> tuple[Array, Array, Array]:
 
 
 @cache
-def _priors(rows: int) -> tuple[Array, Array, Array]:
+def _priors(rows: int) -> tuple[_Array, _Array, _Array]:
     """Return each prior's probabilities of GRID's variances, its center, and its probability."""
     priors, centers, chances = [], [], []
-    for center in CENTERS:
+    for center in _CENTERS:
         above = GRID - center
         noisy = np.where(above < 0, 0.0, np.where(above > FAR, RARE, 1.0))
         noisy /= noisy.sum()
-        for width in WIDTHS:
-            quiet = np.exp(-0.5 * (above / max(width, STEP / 10)) ** 2)
+        for width in _WIDTHS:
+            quiet = np.exp(-0.5 * (above / max(width, _STEP / 10)) ** 2)
             quiet /= quiet.sum()
-            for share, chance in ((0.0, ALL_QUIET / rows), (1 / rows, 1 - ALL_QUIET / rows)):
+            for share, chance in ((0.0, _ALL_QUIET / rows), (1 / rows, 1 - _ALL_QUIET / rows)):
                 priors.append((1 - share) * quiet + share * noisy)
                 centers.append(center)
                 chances.append(chance)
@@ -516,11 +516,11 @@ def _priors(rows: int) -> tuple[Array, Array, Array]:
 
 
 @cache
-def _addition() -> Array:
+def _addition() -> _Array:
     """Return chances of GRID's values for sums of two variances, with the same mean."""
-    sums = VARIANCES[:, None] + VARIANCES
+    sums = _VARIANCES[:, None] + _VARIANCES
     low = np.clip(np.searchsorted(GRID, np.log(sums), "right") - 1, 0, len(GRID) - 2)
-    below, above = VARIANCES[low], VARIANCES[low + 1]
+    below, above = _VARIANCES[low], _VARIANCES[low + 1]
     upper = np.clip((sums - below) / (above - below), 0.0, 1.0).ravel()
     added = np.zeros((sums.size, len(GRID)))
     places = np.arange(sums.size)

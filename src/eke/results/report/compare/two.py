@@ -16,7 +16,7 @@ import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import program, user_path
-from eke.common.text import suggest_match, format_number, format_seconds, format_value
+from eke.common.text import format_number, format_seconds, format_value, suggest_match
 from eke.config.schema import Config
 from eke.config.schema.fields import Affects
 from eke.plan.identity import FORMER_VALUES, canonical
@@ -89,7 +89,7 @@ def is_slowdown(speed: Ratio, tolerance: float) -> bool:
     return is_lower and speed.value < 1 - tolerance
 
 
-ELSEWHERE = ("driver", "cuda_driver", "host")
+_ELSEWHERE = ("driver", "cuda_driver", "host")
 """Facts of a machine that are not facts of an installation."""
 HARDWARE, CONTENT = ("device", "device_count", CLOCK), "content of the data"
 
@@ -209,7 +209,7 @@ def _facts(record: Record) -> dict[str, str]:
         "commit": changed if git.get("dirty") or not commit else commit,
         **{k: v for k, v in record.machine.items() if k not in (*HARDWARE, "eke_source")},
         **{k: str(v) for k, v in table(record.environment, "versions").items()},
-        **{k: str(record.environment[k]) for k in ELSEWHERE if record.environment.get(k)},
+        **{k: str(record.environment[k]) for k in _ELSEWHERE if record.environment.get(k)},
     }
 
 
@@ -219,7 +219,7 @@ def _end(entry: Entry) -> float:
 
 
 @dataclass(frozen=True)
-class Pair:
+class _Pair:
     """Row: a configuration, or one of each side, as measured on A and on B."""
 
     variants: tuple[Variant, Variant]
@@ -263,7 +263,7 @@ class TwoSides:
     """Key in which all configurations of the sides differ -> value of A and of B."""
     facts: dict[str, tuple[str, str]]
     """Fact of the surroundings -> value of A and of B."""
-    rows: Sequence[Pair]
+    rows: Sequence[_Pair]
     mean: Ratio | None
     """Mean ratio of the speeds of several rows."""
     measure: Measure
@@ -279,7 +279,7 @@ class TwoSides:
 
     @property
     def _installed(self) -> dict[str, tuple[str, str]]:
-        return {name: v for name, v in self.facts.items() if name not in ELSEWHERE}
+        return {name: v for name, v in self.facts.items() if name not in _ELSEWHERE}
 
     @property
     def measuring(self) -> str:
@@ -399,7 +399,7 @@ def _differing_facts(sides: Sequence[Side]) -> dict[str, tuple[str, str]]:
 
 def _tested(
     variants: Sequence[tuple[Variant, Variant]], measure: Measure, notes: list[str]
-) -> tuple[list[Pair], Ratio | None]:
+) -> tuple[list[_Pair], Ratio | None]:
     """Return the rows, with speeds from three repeats of each side on, and the mean speed.
 
     Excluded runs are added to `notes`.
@@ -408,7 +408,7 @@ def _tested(
     for a, b in variants:
         good = [[e for e in v.entries if e.outcome == Outcome.ok.name] for v in (a, b)]
         runs = [sorted((e for e in each if key in e.measures), key=_end) for each in good]
-        pairs.append(Pair((a, b), runs, compare_losses(a, [b], training_key, level=level)[b]))
+        pairs.append(_Pair((a, b), runs, compare_losses(a, [b], training_key, level=level)[b]))
     samples: dict[tuple[int, int], statistics.Sample] = {
         (n, side): {(side, number): e.measures[key] for number, e in enumerate(runs)}
         for n, pair in enumerate(pairs) for side, runs in enumerate(pair.runs)

@@ -22,7 +22,7 @@ from eke.results.report.compare.statistics import (
     ratio_of,
 )
 
-LEVELS = {
+_LEVELS = {
     3: 0.05, 4: 0.033, 5: 0.027, 6: 0.022, 8: 0.017, 10: 0.015, 15: 0.011, 20: 0.009, 30: 0.0075,
     50: 0.006, 100: 0.0045,
 }  # fmt: skip
@@ -61,7 +61,7 @@ class Rule:
     @property
     def level(self) -> float:
         """Level of each look: the level of the next larger number in LEVELS."""
-        return next((v for n, v in LEVELS.items() if n >= self.max_repeats), min(LEVELS.values()))
+        return next((v for n, v in _LEVELS.items() if n >= self.max_repeats), min(_LEVELS.values()))
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,10 @@ from eke.results.report.compare.load_records import (
 from eke.results.report.compare.measures import BY_SEED, BY_STEP, measured_values, samples_per_step
 from eke.results.report.compare.statistics import Sample
 
-NO_MACHINE = ""
+_NO_MACHINE = ""
 """Machine of a run that never started."""
 
-IGNORED_FINGERPRINT_KEYS = ("eke_source",)
+_IGNORED_FINGERPRINT_KEYS = ("eke_source",)
 """Fingerprint keys in which repeats may differ, with a note."""
 
 CLOCK = "step clock"
@@ -140,7 +140,7 @@ def group(entries: Sequence[Entry]) -> tuple[list[Variant], list[Machine], list[
     # Entries without a record join the repeats with one, if any.
     for entry in sorted(entries, key=lambda entry: entry.record is None):
         typed = key_of(entry.overrides)
-        key = NO_MACHINE, str(entry.folder)
+        key = _NO_MACHINE, str(entry.folder)
         if entry.record is not None:
             data = entry.record.plan.get("data_fingerprint", "")
             content = canonical(json_safe([configuration(entry.record.config), data]))
@@ -148,7 +148,7 @@ def group(entries: Sequence[Entry]) -> tuple[list[Variant], list[Machine], list[
             key = (letters[_machine_key(_facts(entry.record))], content)
             homes.setdefault(typed, key)
         elif entry.is_known:  # else its configuration may equal another one
-            key = homes.setdefault(typed, (NO_MACHINE, canonical(typed)))
+            key = homes.setdefault(typed, (_NO_MACHINE, canonical(typed)))
         groups.setdefault(key, []).append(entry)
     order = {entry: number for number, entry in enumerate(entries)}
     found = []
@@ -289,7 +289,7 @@ def _labels(members: Sequence[Variant], base: Variant) -> dict[Variant, str]:
     return labels
 
 
-PLAIN = ("none", "auto", "on", "off", "true", "false", "null", "same", "default", "full", "fixed")
+_PLAIN = ("none", "auto", "on", "off", "true", "false", "null", "same", "default", "full", "fixed")
 """Values that mean little without their key."""
 
 
@@ -306,7 +306,7 @@ def _label(variant: Variant, told: Factors, is_base: bool) -> str:
 
 def _value(key: str, value: str) -> str:
     """Return a value, with the last part of its key unless it is a name."""
-    is_name = value not in PLAIN and (value[:1].isalpha() or not key)
+    is_name = value not in _PLAIN and (value[:1].isalpha() or not key)
     return value if is_name else f"{key.rpartition('.')[2]}={value}"
 
 
@@ -315,4 +315,6 @@ def _facts(record: Record) -> dict[str, str]:
 
 
 def _machine_key(facts: dict[str, str]) -> str:
-    return canonical({key: value for key, value in facts.items() if key not in IGNORED_FINGERPRINT_KEYS})
+    return canonical(
+        {key: value for key, value in facts.items() if key not in _IGNORED_FINGERPRINT_KEYS}
+    )

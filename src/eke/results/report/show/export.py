@@ -15,7 +15,7 @@ from enum import Enum
 from importlib import metadata, resources
 from typing import Any
 
-from eke.common.files import make_private_dir, json_safe, read_text, write_atomic
+from eke.common.files import json_safe, make_private_dir, read_text, write_atomic
 from eke.common.process_env import SAFE_PATH
 from eke.common.streams import escape, printable
 from eke.data.sources import cache_folder

@@ -29,9 +29,9 @@ from eke.results.report.compare.statistics import Ratio, Significance
 CHARS_FOR_NAMES = 60
 """Maximum length of a label in tables. Tooltips and files have the full label."""
 
-Number = Callable[[ComparisonRow], float | None]
+_Number = Callable[[ComparisonRow], float | None]
 
-MANY_ROWS = 8
+_MANY_ROWS = 8
 """Rows above which the most important rows come first, and rows above the page's charts."""
 
 
@@ -58,7 +58,7 @@ class Column:
     key: str
     title: str
     cell: Callable[[ComparisonRow], Cell]
-    value: Number | None = None
+    value: _Number | None = None
     """Sort key, None for columns sorted by text."""
     help: str = ""
     is_main: bool = False
@@ -66,7 +66,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Group:
+class _Group:
     """The configurations of one table."""
 
     heading: str
@@ -85,22 +85,22 @@ def ranked(comparison: Comparison, rows: Sequence[ComparisonRow]) -> list[Compar
         value = -speed.value if speed else 0.0
         return not row.is_baseline, row not in best, not row.on_front, value
 
-    return sorted(rows, key=rank) if len(rows) > MANY_ROWS else list(rows)
+    return sorted(rows, key=rank) if len(rows) > _MANY_ROWS else list(rows)
 
 
-def groups(comparison: Comparison) -> list[Group]:
+def groups(comparison: Comparison) -> list[_Group]:
     """Return one group per machine and task. Several groups have one more for unstarted runs."""
     parts = comparison.machines
     if len(parts) < 2:
-        return [Group("", ranked(comparison, comparison.rows), next(iter(parts), None))]
+        return [_Group("", ranked(comparison, comparison.rows), next(iter(parts), None))]
     letters = {part.machine.letter for part in parts}
     found = []
     for part in parts:
         device = f"machine {part.machine.letter}: {part.machine.facts.get('device', '?')}"
         heading = ", ".join(filter(None, [part.work, device if len(letters) > 1 else ""]))
-        found.append(Group(heading, ranked(comparison, comparison.rows_of(part)), part))
+        found.append(_Group(heading, ranked(comparison, comparison.rows_of(part)), part))
     rest = [row for row in comparison.rows if not row.variant.machine]
-    return [*found, Group("never started", rest, None)] if rest else found
+    return [*found, _Group("never started", rest, None)] if rest else found
 
 
 def columns(
@@ -186,7 +186,9 @@ def _numbers(rows: Sequence[ComparisonRow]) -> list[Column]:
     ]  # fmt: skip
 
 
-def _number(key: str, title: str, value: Number, text: Callable[[float], str], help: str) -> Column:
+def _number(
+    key: str, title: str, value: _Number, text: Callable[[float], str], help: str
+) -> Column:
     def show(row: ComparisonRow) -> Cell:
         found = value(row)
         return Cell() if found is None else Cell(text(found))
@@ -214,7 +216,7 @@ def _compared(title: str, measure_of: Callable[[ComparisonRow], Measure]) -> Col
         elif found:
             rate = f"{found.value:,.0f}" if found.value >= 1000 else f"{found.value:.4g}"
             value = f"{rate} {measure.title}"
-        return ratio_cell(ratio, measure, value) if ratio else Cell(value)
+        return _ratio_cell(ratio, measure, value) if ratio else Cell(value)
 
     def value(row: ComparisonRow) -> float | None:
         found = row.ratios.get(measure_of(row).key)
@@ -223,7 +225,7 @@ def _compared(title: str, measure_of: Callable[[ComparisonRow], Measure]) -> Col
     return Column(f"ratio {title}", title, show, value, "relative to the baseline", True)
 
 
-WORDS = {
+_WORDS = {
     Significance.higher: ("faster", "more"), Significance.lower: ("slower", "less"),
     Significance.same: ("same within 2 %",) * 2,
     Significance.unresolved: ("not decided",) * 2, Significance.single: ("too few repeats",) * 2,
@@ -231,12 +233,12 @@ WORDS = {
 """Decision -> word about a speed, and about a memory."""
 
 
-def ratio_cell(ratio: Ratio, measure: Measure, value: str = "") -> Cell:
+def _ratio_cell(ratio: Ratio, measure: Measure, value: str = "") -> Cell:
     """Return the cell of a ratio with its word and interval."""
     if measure is PEAK and abs(ratio.value - 1) < 1e-9:  # rounding of the mean of equal bytes
         return Cell("equal", value=value)
     number, _, interval = times(ratio).partition(" (")
-    word = WORDS[ratio.decision][measure is PEAK]
+    word = _WORDS[ratio.decision][measure is PEAK]
     tone = {"faster": "good", "less": "good", "slower": "bad", "more": "bad"}.get(word, "")
     return Cell(f"{number} {word}".rstrip(), interval.rstrip(")"), value, tone)
 
@@ -245,7 +247,7 @@ def ratio_cells(ratios: Mapping[str, Ratio]) -> list[str]:
     """Return the cells of speed and memory in a table of techniques."""
     speed = SAMPLES if SAMPLES.key in ratios else TOKENS  # of packed rows
     both = [(ratios.get(measure.key), measure) for measure in (speed, PEAK)]
-    return [ratio_cell(ratio, measure).line() if ratio else "" for ratio, measure in both]
+    return [_ratio_cell(ratio, measure).line() if ratio else "" for ratio, measure in both]
 
 
 def _loss(keys: Sequence[str], row: ComparisonRow) -> Cell:

@@ -23,10 +23,10 @@ from eke.results.report.show.sections import (
 )
 from eke.results.report.show.table import CHARS_FOR_NAMES, Column, columns, groups
 
-GAP = 2
+_GAP = 2
 """Space between columns."""
 
-LEAST_FOR_NAMES = 36
+_LEAST_FOR_NAMES = 36
 """Minimum width of a configuration's name."""
 
 MAX_ROWS = 60
@@ -101,14 +101,14 @@ def _fitting(
 
     def needs(column: Column, level: int) -> int:
         texts = [column.title, *(column.cell(row).line(level) for row in rows)]
-        return GAP + max(cell_len(printable(text, colours=False)) for text in texts)
+        return _GAP + max(cell_len(printable(text, colours=False)) for text in texts)
 
     label, *others = columns(comparison, rows)
     # Title and verdict have the same facts as the last two columns.
     by_rank = sorted(others, key=lambda column: (column.key == "decision", column.key == "n"))
     levels: dict[str, int] = {}
     sizes: dict[str, int] = {}
-    room = width + GAP - min(needs(label, 0), LEAST_FOR_NAMES, width // 2 - GAP)
+    room = width + _GAP - min(needs(label, 0), _LEAST_FOR_NAMES, width // 2 - _GAP)
     for level in range(3):  # all columns first, then names, then details
         for column in by_rank:
             size = needs(column, level)
@@ -116,10 +116,10 @@ def _fitting(
             if is_candidate and size - sizes.get(column.key, 0) <= room - sum(sizes.values()):
                 sizes[column.key], levels[column.key] = size, level
         if level == 0:
-            room = width + GAP - min(needs(label, 0), width + GAP - sum(sizes.values()))
+            room = width + _GAP - min(needs(label, 0), width + _GAP - sum(sizes.values()))
     left = width - sum(sizes.values())
     for most in (left, left - len(" (baseline)")):
-        if needs(label, 0) - GAP > left:
+        if needs(label, 0) - _GAP > left:
             label = columns(comparison, rows, min(most, CHARS_FOR_NAMES))[0]
     return [(label, 0), *((c, levels[c.key]) for c in others if c.key in sizes)]
 
@@ -129,8 +129,8 @@ def _section(section: Section, width: int) -> Group:
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="dim")
     cells = list(zip(section.head, *section.rows, strict=True))
     words = [max(map(cell_len, " ".join(column).split()), default=0) for column in cells]
-    words = [min(longest, max(width // 2, LEAST_FOR_NAMES)) for longest in words]
-    if sum(words) + GAP * len(words) > width:
+    words = [min(longest, max(width // 2, _LEAST_FOR_NAMES)) for longest in words]
+    if sum(words) + _GAP * len(words) > width:
         for row in section.rows:
             pairs = zip(section.head, row, strict=True)
             table.add_row(_text("; ".join(f"{title}: {cell}" for title, cell in pairs if cell)))

@@ -29,9 +29,9 @@ from eke.results.trackers.sync.account import (
     ServerState,
     add_receipt,
     content_digest,
+    lock_for_sync,
     read_content,
     read_receipts,
-    lock_for_sync,
 )
 from eke.results.trackers.wandb import WandbRun
 

@@ -26,7 +26,7 @@ from eke.rules.tracker import has_wandb_key
 ANSWER_S = 20.0
 """Time limit of one request, in seconds. W&B's default is 19 s."""
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class NoAnswer(EkeError):
@@ -91,7 +91,7 @@ def session(answer_s: float = ANSWER_S) -> Iterator[tuple[Account, Path]]:
         try:
             yield log_in(answer_s), Path(scratch)
         finally:
-            give_up_core()
+            _give_up_core()
 
 
 def fetch_server_state(path: str, answer_s: float = ANSWER_S) -> ServerState | None:
@@ -114,9 +114,9 @@ def fetch_server_state(path: str, answer_s: float = ANSWER_S) -> ServerState | N
     return bounded(request, answer_s)
 
 
-def bounded(request: Callable[[], T], answer_s: float) -> T:
+def bounded(request: Callable[[], _T], answer_s: float) -> _T:
     """Run a call that may hang. Raise NoAnswer after the time limit, Refusal if it raised."""
-    results: list[T] = []
+    results: list[_T] = []
     errors: list[BaseException] = []
 
     def work() -> None:
@@ -133,13 +133,13 @@ def bounded(request: Callable[[], T], answer_s: float) -> T:
     if not errors:
         kill_core()
         thread.join(1.0)
-        give_up_core()
+        _give_up_core()
         raise NoAnswer(f"W&B's server did not answer within {answer_s:g} s")
-    give_up_core()
+    _give_up_core()
     raise Refusal(one_line(errors[0]))
 
 
-def give_up_core() -> None:
+def _give_up_core() -> None:
     """End wandb-core, also if it hangs."""
     import wandb
 

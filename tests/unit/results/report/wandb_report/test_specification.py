@@ -228,7 +228,7 @@ def test_a_sentence_begins_no_block(text, shown):
 
 def test_a_title_fits(tmp_path):
     found = compare_runs([make_sweep(tmp_path, [tracked("fp32")], "s" * 200)])
-    assert len(sent(found)["displayName"]) == module.MAX_TITLE_CHARS
+    assert len(sent(found)["displayName"]) == module._MAX_TITLE_CHARS
     assert sent(found)["displayName"].startswith("eke: sss")
 
 
