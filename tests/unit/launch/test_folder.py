@@ -139,7 +139,7 @@ def test_a_renamed_folder_answers_by_what_its_record_says(outcome, runs, plan, l
     place = find_place(runs, plan, rerun=False)
     assert place.paths == paths
     assert place.record.outcome == outcome
-    assert place.note.startswith(f"answered from {paths.record}. To repeat it: rerun=true")
+    assert place.note.startswith(f"answered from {paths.record}")
     assert find_place(runs, plan, rerun=True).paths.folder == runs / plan.run_id
     other = dataclasses.replace(plan, run_id="0123456789abcdef")
     assert find_place(runs, other, rerun=False).record is None, "it is another run"
@@ -224,13 +224,13 @@ def test_the_checkpoints_of_another_run_are_not_continued(runs, plan, leave) -> 
     write_plan(paths, dataclasses.replace(plan, run_id="0123456789abcdef"))
     place = find_place(runs, plan, rerun=False)
     assert place.paths.folder.name == f"{plan.run_id}-2"
-    assert f"{paths.plan}: the plan of run 0123456789abcdef" in place.note
+    assert "0123456789abcdef" in place.note
 
 
 def test_a_renamed_folder_is_of_the_run_that_its_plan_names(runs, plan, leave_as) -> None:
     paths = leave_as("kept")
     write_plan(paths, dataclasses.replace(plan, run_id="0123456789abcdef"))
-    with pytest.raises(NoRecord, match=f"run {plan.run_id}, not of 0123456789abcdef"):
+    with pytest.raises(NoRecord, match=f"{plan.run_id}.* 0123456789abcdef"):
         read_record(paths)
     assert find_place(runs, plan, rerun=False).record is None
 

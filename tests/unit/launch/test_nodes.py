@@ -120,7 +120,7 @@ def test_processes_that_fail_elsewhere_are_told(shell_worker) -> None:
         first.gather(PATIENCE_S)
         first.begin(shell_worker, 1)
         wait_until(first.trouble)
-        assert first.trouble().startswith("node 1 of this run: killed by SIGKILL")
+        assert "SIGKILL" in first.trouble()
         assert not first.has_lost_one(), "it can be told to start again"
         (shell_worker / "command").write_text("true")
         first.gather(PATIENCE_S)
@@ -175,7 +175,7 @@ def test_a_machine_that_cannot_take_part_says_why(tmp_path) -> None:
     file = tmp_path / "nodes.json"
     with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
         started(file, 2, "planned for H200, and this node has T4")
-        with pytest.raises(EkeError, match="node 1 of this run: planned for H200"):
+        with pytest.raises(EkeError, match=r"node 1 .* H200"):
             first.gather(PATIENCE_S)
 
 
@@ -183,7 +183,7 @@ def test_machines_that_do_not_come_are_named(tmp_path) -> None:
     file = tmp_path / "nodes.json"
     with (
         contextlib.closing(Coordinator(file, SlurmTask(0, 3, "s"))) as first,
-        pytest.raises(EkeError, match=r"nodes 1, 2 of 3 did not reach 127\.0\.0\.1"),
+        pytest.raises(EkeError, match=r"nodes 1, 2 of 3 .* 127\.0\.0\.1"),
     ):
         first.gather(0.1)
     with pytest.raises(EkeError, match="cannot reach the first node"):

@@ -63,7 +63,7 @@ def test_what_somebody_would_not_wait_for_is_cancelled(paths, plan) -> None:
         paths, plan, -signal.SIGKILL, attempts_before=0, cancelled=SECOND_SIGNAL_REASON
     )
     assert (record.outcome, record.exit_code) == ("cancelled", 75)
-    assert record.failure == Failure("worker", "killed by a second signal before saving")
+    assert record.failure.phase == "worker"
     write_record(paths, bare_record(attempt=number))
     saved = finish_attempt(
         paths, plan, -signal.SIGKILL, attempts_before=0, cancelled=SECOND_SIGNAL_REASON

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import os
 import time
 
 import pytest
@@ -74,7 +75,7 @@ def test_a_disk_that_is_full_for_a_while_ends_no_sweep(tmp_path, monkeypatch) ->
         for at_once in (True, False):
             file.flush(at_once)
             now[0] += WRITE_S
-        assert file.problem == "No space left on device"
+        assert file.problem == os.strerror(errno.ENOSPC)
         file.flush()
     assert not file.paths.sweep.exists()
     now[0] += WRITE_S / 2

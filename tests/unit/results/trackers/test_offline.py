@@ -115,7 +115,7 @@ def test_wandb_core_dies_in_mid_run(child, tmp_path):
     assert len(cores) == 1
     assert child.returncode == 0
     assert stdout.startswith("problem: stopped by ConnectionResetError")
-    assert "rows not mirrored (metrics.jsonl has every row)" in stdout
+    assert "rows not mirrored" in stdout
     assert stderr.count("training goes on") == 1
     assert "Traceback" not in stderr
 

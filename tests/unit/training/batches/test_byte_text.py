@@ -112,5 +112,5 @@ def test_what_was_replaced_or_deleted_is_read_to_its_end_and_not_opened_again(tm
     assert not seen
     again = pickle.loads(pickle.dumps(InPlace(stream.pieces, stamps=stream.stamps)))
     (tmp_path / "0.txt").unlink()
-    with pytest.raises(ChangedError, match=r"0\.txt: No such file"):
+    with pytest.raises(ChangedError, match=r"0\.txt: "):
         again[0:10]

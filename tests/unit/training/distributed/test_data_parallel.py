@@ -70,4 +70,4 @@ def test_a_device_that_was_not_used_is_warned_about() -> None:
     assert not warnings
     module.devices.discard("cuda:1")
     note_devices(job)
-    assert warnings == ["distributed=dp used 2 of 3 devices: each needs at least one row"]
+    assert [" 2 of 3 devices" in warning for warning in warnings] == [True]

@@ -101,5 +101,5 @@ def test_who_waits_is_told_what_for(tmp_path, monkeypatch, caplog) -> None:
     monkeypatch.setattr(build_operators, "SAY_AFTER_S", 0.01)
     with compiling("DeepSpeed's Adam"):
         time.sleep(0.2)
-    assert "compiling DeepSpeed's Adam in C++" in caplog.text
+    assert "compiling DeepSpeed" in caplog.text
     assert "ready after 0 s" in caplog.text

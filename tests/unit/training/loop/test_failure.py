@@ -125,7 +125,7 @@ def test_what_a_pytorch_lacks_is_told_with_the_release_that_has_it() -> None:
         torch._C._never_there  # noqa: B018  # raises
     outcome, failure = classify(caught.value, "forward")
     assert outcome is Outcome.crashed
-    assert "has no attribute '_never_there')" in failure.message
+    assert "_never_there" in failure.message
     assert "Traceback" in failure.traceback
 
 
@@ -137,9 +137,9 @@ def test_where_compiled_code_is_kept_is_said_when_the_compiler_fails(monkeypatch
     error = InductorError(AttributeError("module 'x' has no attribute 'y'"), None)
     outcome, failure = classify(error, "forward")
     assert outcome is Outcome.crashed
-    assert failure.message.startswith("InductorError: AttributeError: module 'x' has no")
+    assert failure.message.startswith("InductorError: AttributeError: ")
     assert "/kept/here" in failure.message
-    assert "export TORCHINDUCTOR_CACHE_DIR=NEW_FOLDER" in failure.message
+    assert "TORCHINDUCTOR_CACHE_DIR=" in failure.message
     _, other = classify(AttributeError("another"), "forward")
     assert "TORCHINDUCTOR" not in other.message
 
@@ -194,7 +194,7 @@ def test_an_override_only_where_it_avoids_the_error(modules, fix) -> None:
     plan = hand_plan("model=tiny", "peft=lora", "memory=checkpointing")
     message = classify(raised(*modules), "forward", plan)[1].message
     assert message.partition("-> ")[2] == fix.partition("-> ")[2]
-    assert "LlamaForCausalLM with memory=checkpointing peft=lora: ValueError: " in message
+    assert "memory=checkpointing peft=lora: " in message
 
 
 def test_a_wrong_setting_that_the_worker_finds_is_refused() -> None:

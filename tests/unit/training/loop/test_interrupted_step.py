@@ -46,7 +46,7 @@ def test_an_unfinished_step_is_given_up_and_taken_again(engine, make_plan, tmp_p
 def test_a_first_step_leaves_nothing_to_save(make_plan, tmp_path) -> None:
     job = start_job(make_plan(*last_wins(*TYPED)), tmp_path / "first")
     stop_at(job, 1)
-    with pytest.raises(Stopped, match="after step 0; no new steps to save"):
+    with pytest.raises(Stopped, match="after step 0"):
         run_engine(job)
     assert not job.paths.checkpoints.exists()
 

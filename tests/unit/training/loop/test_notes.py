@@ -93,7 +93,8 @@ def test_layers_that_were_left_out_are_noticed(trained, monkeypatch) -> None:
 
     monkeypatch.setattr("eke.training.model.save_model.apply_checkpointing", one_off)
     job = trained("memory=checkpointing")
-    assert job.warnings == ["memory.checkpointing repeated 1 layers instead of 2"]
+    (warning,) = job.warnings
+    assert warning.startswith("memory.checkpointing ")
 
 
 def test_a_cpu_offloads_and_empties_nothing_and_says_so(trained) -> None:
@@ -174,7 +175,8 @@ def test_rows_that_nothing_shares_are_noticed(trained, monkeypatch) -> None:
     monkeypatch.setattr(batches.Collator, "__call__", one_each)
     job = trained(*RAGGED, "data.packing=padding_free", "attention=eager")
     assert "sequences_per_row" not in job.effective
-    assert job.warnings == ["data.packing=padding_free had no effect: no row held two sequences"]
+    (warning,) = job.warnings
+    assert warning.startswith("data.packing=padding_free ")
 
 
 @pytest.mark.slow

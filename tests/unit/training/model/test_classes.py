@@ -138,7 +138,7 @@ def test_another_number_that_is_typed_makes_a_new_head(tmp_path, three) -> None:
     assert model.config.id2label == {0: "neutral", 1: "positive"}
     assert model.classifier.weight.shape == (2, 32)
     assert any("initialized at random" in warning for warning in told)
-    assert not any("was trained on the classes" in warning for warning in told)
+    assert not any("the classes" in warning for warning in told)
 
 
 @pytest.mark.parametrize("names", [("spam", "ham", "positive"), ("ham", "spam")], ids=" ".join)

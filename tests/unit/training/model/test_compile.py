@@ -138,7 +138,7 @@ def test_one_layer_is_compiled_for_all(overrides):
 
 
 def test_regions_of_a_model_without_layers_are_refused():
-    with pytest.raises(RunError, match=r"Linear has no layers.*\n  -> compile.regional=false"):
+    with pytest.raises(RunError, match=r"Linear.*\n  -> compile.regional=false"):
         compile_model(hand_plan("compile=eager", "compile.regional=true"), torch.nn.Linear(2, 2))
 
 

@@ -266,7 +266,7 @@ def test_new_weights_that_no_adapter_trains_are_told():
     )
     plain = build_model(plan_of("tiny", "causal_lm", "model.freeze=[norm]"), CPU)
     (words,) = warn_random_frozen_weights(plain, ("model.norm.weight", "lm_head.weight"))
-    assert words == "1 tensor left random, since they are frozen: model.norm.weight"
+    assert words.endswith(": model.norm.weight")
 
 
 def test_the_written_configuration_is_short_and_names_its_base(tmp_path):
@@ -391,7 +391,7 @@ def test_an_adapter_that_cannot_be_is_refused(kind, more, fix):
 @pytest.mark.filterwarnings("ignore:.*_pattern keys did not match:RuntimeWarning")
 def test_what_peft_makes_is_compared_with_what_was_asked_for(monkeypatch):
     monkeypatch.setattr("eke.training.model.adapters.as_named", contextlib.nullcontext)
-    with pytest.raises(ConfigError, match="adapts other layers of DeepseekV3ForCausalLM"):
+    with pytest.raises(ConfigError, match="DeepseekV3ForCausalLM"):
         lora_of("deepseek_v3")
 
 

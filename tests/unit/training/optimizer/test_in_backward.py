@@ -103,7 +103,7 @@ def test_the_record_tells_an_update_within_from_one_after(make_job, monkeypatch)
     job = make_job(WITHIN)
     loop.train(job)
     assert job.effective["optimizer_steps_in_backward"] == 0
-    assert any("optimizer_in_backward had no effect" in warning for warning in job.warnings)
+    assert any("optimizer_in_backward" in warning for warning in job.warnings)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_pure"])
