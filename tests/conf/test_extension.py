@@ -120,7 +120,7 @@ def plan_with(own_options: Path):
 
 
 @pytest.mark.slow
-def test_a_new_optimizer_trains(plan_with, plugin, tmp_path) -> None:
+def test_new_optimizer_trains(plan_with, plugin, tmp_path) -> None:
     from trained import start_job
 
     from eke.plan.record import metrics
@@ -140,7 +140,7 @@ def test_a_new_optimizer_trains(plan_with, plugin, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_a_new_option_is_offered_and_told_apart(own_options, plan_with, plugin) -> None:
+def test_new_option_is_offered_and_distinguished(own_options, plan_with, plugin) -> None:
     assert "rmsprop" in help_text(own_options)
     assert "rmsprop" not in help_text()
     assert plan_with("optimizer=rmsprop").choices["optimizer"] == "rmsprop"
@@ -153,7 +153,7 @@ def test_a_new_option_is_offered_and_told_apart(own_options, plan_with, plugin) 
 
 
 @pytest.mark.slow
-def test_a_new_option_has_the_fields_and_limits_of_its_schema(plan_with, plugin) -> None:
+def test_new_option_has_the_fields_and_limits_of_its_schema(plan_with, plugin) -> None:
     assert plan_with("optimizer=rmsprop", "optimizer.eps=1e-6").config.optimizer.eps == 1e-6
     for wrong, kind in (("beta2=1", "limit"), ("momentum=0.5", "other_options_key")):
         with pytest.raises(ConfigError) as error:
@@ -170,12 +170,12 @@ def test_a_new_option_has_the_fields_and_limits_of_its_schema(plan_with, plugin)
     ],
     ids=["parts", "pieces", "in_backward"],
 )
-def test_an_entry_says_where_its_optimizer_fails(overrides, why, plan_with, plugin) -> None:
+def test_entry_names_incompatible_settings(overrides, why, plan_with, plugin) -> None:
     with pytest.raises(ConfigError, match=why):
         plan_with("optimizer=rmsprop", *overrides)
 
 
-def test_an_optimizer_that_no_package_registers_is_rejected(plan_with) -> None:
+def test_optimizer_that_no_package_registers_is_rejected(plan_with) -> None:
     with pytest.raises(ConfigError) as error:
         plan_with("optimizer=rmsprop")
     assert error.value.problems[0].id == "unknown_option"
@@ -247,7 +247,7 @@ def mistral_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_new_family_is_planned_forecast_and_built_from_its_record(mistral_options) -> None:
+def test_new_family_is_planned_forecast_and_built_from_its_record(mistral_options) -> None:
     words = ["model=tiny_mistral", *SHORT, "hardware=cpu", "tracker=none", "batch.per_device=2"]
     plan = plan_for(compose(words, mistral_options), planning=False)
     model = build_model(plan, torch.device("cpu"))
@@ -261,7 +261,7 @@ def test_a_new_family_is_planned_forecast_and_built_from_its_record(mistral_opti
     assert "task" in [problem.key for problem in caught.value.problems]
 
 
-def test_a_new_family_reads_its_checkpoints_from_its_record(mistral_options, monkeypatch) -> None:
+def test_new_family_reads_its_checkpoints_from_its_record(mistral_options, monkeypatch) -> None:
     raw = dict.fromkeys(MAIN, 64) | {"model_type": "new_type"}
     assert read_sizes(raw, "folder")[0] == "other"
     new = replace(FAMILIES["mistral"], checkpoints={"new_type": lambda reader: reader.main()})

@@ -38,7 +38,7 @@ IDS = torch.arange(5, 17).reshape(1, 12)
         ("phi", "lora", "fp32"),  # of which eke has no closed form
     ],
 )
-def test_merged_weights_and_logits_are_plain_pefts(
+def test_merged_weights_and_logits_match_peft(
     family, method, precision, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

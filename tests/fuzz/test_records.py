@@ -35,7 +35,7 @@ def whole(tmp_path_factory):
     return folder
 
 
-def test_no_damaged_folder_stops_a_command(whole, tmp_path, monkeypatch, capsys) -> None:
+def test_damaged_folder_does_not_stop_a_command(whole, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(file_formats, "vega_script", lambda: "vega")
     monkeypatch.chdir(tmp_path)

@@ -70,7 +70,7 @@ class StepTime:
     tokens_per_s: Span
     """Tokens per second over all devices, padding included."""
     parts: dict[str, float]
-    """Expected seconds of each part of a step (`STEP_PARTS`) before calibration, without hidden time."""
+    """Expected seconds by part (`STEP_PARTS`) before calibration, without hidden time."""
     limit: str
     """Limit of the largest part, as text."""
     mfu: Span | None

@@ -24,7 +24,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_passes_are_what_is_counted(name) -> None:
+def test_counted_passes_match_real_operators(name) -> None:
     plan = plan_of(*SIZES, *CASES[name], device=DEVICES["a100_80"])
     true = counted(plan)
     forward, backward, layers = passes(plan, shape_of(plan))

@@ -26,7 +26,7 @@ def samples(factors, repeats, noise, seed=0):
     ("most", "level"),
     [(3, 0.05), (5, 0.027), (7, 0.017), (10, 0.015), (11, 0.011), (30, 0.0075), (100, 0.0045)],
 )
-def test_a_look_is_stricter_where_there_may_be_more_of_them(most, level) -> None:
+def test_level_is_stricter_with_more_possible_looks(most, level) -> None:
     assert StoppingRule(most).level == level
 
 
@@ -42,7 +42,7 @@ STATES = [
 
 @pytest.mark.parametrize(("factor", "repeats", "noise", "state"), STATES)
 @pytest.mark.parametrize("others", [0, 6], ids=["two rows", "eight rows"])
-def test_states_of_one_row(factor, repeats, noise, state, others) -> None:
+def test_state_of_a_row(factor, repeats, noise, state, others) -> None:
     if others == 0 and state is State.same:
         noise /= 5  # two rows have no noise of others to go by
     if others == 0 and state in (State.higher, State.lower):
@@ -55,7 +55,7 @@ def test_states_of_one_row(factor, repeats, noise, state, others) -> None:
         assert excludes is (state in (State.higher, State.lower)), "word and interval agree"
 
 
-def test_a_row_stays_decided_and_leaves_the_count() -> None:
+def test_decided_row_is_final_and_not_counted() -> None:
     measured = samples([1, 1.3, 1.0, 1.0, 1.06], 4, 0.02)
     first = decide(measured, 0, StoppingRule(), {})
     known = {1: RowDecision(State.higher, 3, 1.3, 1.2, 1.4, 0.004)}
@@ -70,7 +70,7 @@ def test_a_row_stays_decided_and_leaves_the_count() -> None:
     )
 
 
-def test_a_row_that_stopped_as_the_same_is_not_tested_again() -> None:
+def test_equivalent_row_is_not_tested_again() -> None:
     """It is resolved by now, and would leave the count of the others."""
     measured = samples([1, 0.97, 1.0, 1.0, 1.0], 6, 0.002)
     assert decide(measured, 0, StoppingRule(), {})[1].state is State.lower
@@ -78,12 +78,12 @@ def test_a_row_that_stopped_as_the_same_is_not_tested_again() -> None:
     assert found[4].level == pytest.approx(0.015 / 4)
 
 
-def test_losses_without_ratios_need_no_further_repeat() -> None:
+def test_losses_without_ratio_need_no_repeat() -> None:
     measured = {0: {0: 1.0, 1: 0.0, 2: 1.0}, 1: {0: -1.0, 1: 1.0, 2: 1.0}}
     assert decide(measured, 0, StoppingRule(), {})[1].state is State.futile
 
 
-def test_rows_with_other_repeats_than_the_baseline_are_compared_by_pairs() -> None:
+def test_rows_with_unequal_repeats_are_paired() -> None:
     measured = samples([1, 1.2, 1.0, 1.1, 0.9], 8, 0.01)
     measured[1] = {r: v for r, v in measured[1].items() if r in (0, 1, 6, 7)}
     found = decide(measured, 0, StoppingRule(), {})
@@ -95,7 +95,7 @@ SLOW = {"one in ten": (10, 3, 0.4), "one in four": (4, 0, 0.6), "two rows": (5, 
 
 
 @pytest.mark.parametrize("case", SLOW)
-def test_one_slow_run_of_a_row_that_agrees_is_excluded(case) -> None:
+def test_single_slow_run_is_excluded(case) -> None:
     repeats, at, factor = SLOW[case]
     measured = samples([1, 1.1, 1.0, 0.9][: 2 if case == "two rows" else 4], repeats, 0.01)
     assert not find_outliers(measured)
@@ -103,7 +103,7 @@ def test_one_slow_run_of_a_row_that_agrees_is_excluded(case) -> None:
     assert find_outliers(measured) == {1: at}
 
 
-def test_what_is_no_outlier() -> None:
+def test_small_or_shared_deviation_is_not_an_outlier() -> None:
     measured = samples([1, 1.1, 1.0, 0.9], 6, 0.01)
     slow = {
         k: {r: v * (0.4 if r == 2 else 1) for r, v in row.items()} for k, row in measured.items()
@@ -122,7 +122,7 @@ def test_what_is_no_outlier() -> None:
     assert not find_outliers({0: {}, 1: {0: 1.0}})
 
 
-def test_noise_of_its_own_excludes_no_run_of_equal_rows() -> None:
+def test_equal_noise_excludes_no_run() -> None:
     random = np.random.default_rng(3)
     found = [
         find_outliers(samples([1] * 8, 6, 0.05, int(random.integers(1e9)))) for _ in range(100)
@@ -145,7 +145,7 @@ def runs(factors, repeats, noise=0.01, seed=0, slow=()):
     ]
 
 
-def test_the_report_excludes_the_run_and_names_it(tmp_path) -> None:
+def test_report_names_the_excluded_run(tmp_path) -> None:
     sweep = make_sweep(tmp_path, runs([1, 1.1, 1.0, 0.9], 6, slow={(1, 3)}))
     found = compare_runs([sweep])
     row = next(row for row in found.rows if "adafactor" in row.variant.label)
@@ -170,7 +170,7 @@ def with_looks(folder, sweep, rows=(), level=0.015):
     return sweep
 
 
-def test_a_report_has_the_level_of_the_sweep(tmp_path) -> None:
+def test_report_uses_the_level_of_the_sweep(tmp_path) -> None:
     """Read early at 5 %, it would claim more than the sweep."""
     made = make_sweep(tmp_path, runs([1, 1, 1, 1], 3))
     usual = compare_runs([made])
@@ -184,7 +184,7 @@ def test_a_report_has_the_level_of_the_sweep(tmp_path) -> None:
         assert after.low < before.low < before.high < after.high
 
 
-def test_what_a_look_decided_is_decided_in_the_report(tmp_path) -> None:
+def test_report_keeps_decisions_of_interim_looks(tmp_path) -> None:
     """All repeats may say less than the first three: the decision was the look's."""
     made = make_sweep(tmp_path, runs([1, 1.0, 1.0, 1.0], 4, noise=0.04))
     keys = {name: (f"optimizer={name}",) for name in OPTIMIZERS}
@@ -198,7 +198,7 @@ def test_what_a_look_decided_is_decided_in_the_report(tmp_path) -> None:
     assert ratio.decision is Significance.unresolved, "it was decided against another baseline"
 
 
-def test_families_are_those_of_the_report(tmp_path) -> None:
+def test_families_of_a_sweep_match_the_report(tmp_path) -> None:
     made = [Run({"model": model}, r, keys={"optimizer.lr": lr}, seed=r)
             for r in range(3) for model in ("tiny", "gpt2") for lr in (0.1, 0.2)]  # fmt: skip
     families = find_families(gather([make_sweep(tmp_path, made)]).entries)

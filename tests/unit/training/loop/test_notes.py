@@ -62,7 +62,7 @@ def recomputation(job: TrainingState) -> tuple[float, int, bool, bool]:
 
 
 @pytest.mark.parametrize(("overrides", "expected"), RECOMPUTED.values(), ids=RECOMPUTED.keys())
-def test_recomputation(overrides, expected, trained) -> None:
+def test_recomputation_is_recorded(overrides, expected, trained) -> None:
     job = trained(*overrides)
     assert recomputation(job) == expected
     assert job.warnings == []
@@ -77,14 +77,14 @@ CORRUPTED = {
 
 
 @pytest.mark.parametrize(("asked", "built", "words"), CORRUPTED.values(), ids=CORRUPTED.keys())
-def test_another_checkpointing_is_noticed(asked, built, words, trained, monkeypatch) -> None:
+def test_different_checkpointing_is_reported(asked, built, words, trained, monkeypatch) -> None:
     wrong = checkpointing.CHECKPOINTING[Checkpointing(built)]
     monkeypatch.setattr(checkpointing, "CHECKPOINTING", dict.fromkeys(Checkpointing, wrong))
     job = trained(*asked)
     assert [words in warning for warning in job.warnings] == [True]
 
 
-def test_layers_that_were_left_out_are_noticed(trained, monkeypatch) -> None:
+def test_skipped_layers_are_reported(trained, monkeypatch) -> None:
     apply = checkpointing.apply_checkpointing
 
     def one_off(plan, model):
@@ -97,14 +97,14 @@ def test_layers_that_were_left_out_are_noticed(trained, monkeypatch) -> None:
     assert warning.startswith("memory.checkpointing ")
 
 
-def test_a_cpu_offloads_and_empties_nothing_and_says_so(trained) -> None:
+def test_cpu_offload_settings_have_no_effect_and_warn(trained) -> None:
     job = trained("memory.activation_offload=true", "memory.empty_cache_every=1")
     assert job.effective["activation_bytes_offloaded"] == 0
     assert job.effective["empty_cache_calls"] == 0
     assert len(job.plan.warnings) >= 2  # rules: before the start
 
 
-def test_bytes_and_calls_are_counted_where_there_is_a_gpu(trained, monkeypatch) -> None:
+def test_offloaded_bytes_and_cache_calls_are_counted_on_a_gpu(trained, monkeypatch) -> None:
     """The host plays the GPU: its tensors count as away, and its allocator as caching."""
     monkeypatch.setattr("eke.training.model.activation_offload.is_away", lambda tensor: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
@@ -115,7 +115,7 @@ def test_bytes_and_calls_are_counted_where_there_is_a_gpu(trained, monkeypatch) 
     assert job.effective["empty_cache_calls"] == 1
 
 
-def test_loader_processes_are_counted_alive(trained) -> None:
+def test_live_loader_processes_are_counted(trained) -> None:
     job = trained("dataloader.workers=1", "dataloader.prefetch=3", "dataloader.persistent=true")
     seen = job.effective
     assert (seen["loader_workers"], seen["loader_batches_ahead"]) == (1, 3)
@@ -124,7 +124,7 @@ def test_loader_processes_are_counted_alive(trained) -> None:
     assert job.warnings == []
 
 
-def test_evaluations_use_the_kept_processes_again(make_plan) -> None:
+def test_evaluations_reuse_loader_processes(make_plan) -> None:
     from eke.training.batches.dataset import build_data
 
     plan = make_plan(*last_wins(*BASE, "dataloader.workers=1", "dataloader.persistent=true"))
@@ -137,7 +137,7 @@ def test_evaluations_use_the_kept_processes_again(make_plan) -> None:
     assert batches[0] == batches[1] != []
 
 
-def test_loaders_that_were_built_otherwise_are_noticed(trained, monkeypatch) -> None:
+def test_different_loaders_are_reported(trained, monkeypatch) -> None:
     build = TrainingData._loader
 
     def in_process(data, samples, batches, persistent=False):
@@ -166,7 +166,7 @@ def test_sequences_that_share_a_row_are_counted(packing, trained) -> None:
     assert job.warnings == []
 
 
-def test_rows_that_nothing_shares_are_noticed(trained, monkeypatch) -> None:
+def test_ineffective_padding_free_is_reported(trained, monkeypatch) -> None:
     build = batches.Collator.__call__
 
     def one_each(collate, samples):
@@ -181,7 +181,7 @@ def test_rows_that_nothing_shares_are_noticed(trained, monkeypatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", [True, False])
-def test_a_model_that_is_not_compiled_is_noticed(compiled, trained, monkeypatch) -> None:
+def test_uncompiled_model_is_reported(compiled, trained, monkeypatch) -> None:
     if not compiled:
         monkeypatch.setattr(
             "eke.training.loop.training_state.compile_model", lambda plan, model: model
@@ -194,7 +194,7 @@ def test_a_model_that_is_not_compiled_is_noticed(compiled, trained, monkeypatch)
 
 
 @pytest.mark.slow
-def test_what_a_compiler_hides_is_said_not_to_be_looked_into(trained) -> None:
+def test_compiled_parts_are_recorded_as_unobserved(trained) -> None:
     """Its calls of kernels are seen; a hook that counts its layers' would be compiled with it."""
     job = trained("compile=eager", "memory=checkpointing", "model.num_hidden_layers=1")
     assert job.effective["not_looked_into"] == "recomputation, fused kernels: compile=eager"

@@ -131,7 +131,7 @@ def mean(losses: list[tuple[torch.Tensor, int]]) -> float:
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", CLASSIFIERS)
-def test_a_classifier_is_served_as_it_was_evaluated(family, make_plan, tmp_path) -> None:
+def test_served_classifier_matches_evaluation(family, make_plan, tmp_path) -> None:
     with torch.enable_grad():
         job = trained(make_plan, tmp_path, "sequence_classification", *CLASSIFIERS[family])
     model, tokenizer = served(job)
@@ -146,7 +146,7 @@ def test_a_classifier_is_served_as_it_was_evaluated(family, make_plan, tmp_path)
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", SEQ2SEQ)
-def test_a_target_is_served_as_it_was_evaluated(family, make_plan, tmp_path) -> None:
+def test_served_target_matches_evaluation(family, make_plan, tmp_path) -> None:
     with torch.enable_grad():
         job = trained(make_plan, tmp_path, "seq2seq_lm", *SEQ2SEQ[family])
     model, tokenizer = served(job)

@@ -24,7 +24,7 @@ class OtherPyTorch:
             raise ImportError(f"cannot import name 'X' from '{self.name}' (a/path)", name=self.name)
 
 
-def test_a_pytorch_that_lacks_what_is_imported_is_told_in_the_record(tmp_path, monkeypatch) -> None:
+def test_incomplete_torch_is_recorded(tmp_path, monkeypatch) -> None:
     paths = RunPaths(tmp_path / "run")
     paths.folder.mkdir()
     write_plan(paths, plan_of("data=synthetic"))
