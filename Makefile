@@ -74,7 +74,7 @@ test: $(STAMP)
 
 # DeepSpeed compiles C++ for minutes at its first use: before the tests, and not inside one of them.
 test-all: $(STAMP)
-	$(BIN)/python -m eke.training.distributed.operators
+	$(BIN)/python -m eke.training.distributed.build_operators
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not gpu"
 
 # What failed in the last run, one after the other.

@@ -27,7 +27,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(HERE / "src"))
     try:
         from eke.cli import main  # shell completion looks for this line
-        from eke.common.streams import use_utf8
+        from eke.common.output import use_utf8
 
         use_utf8()
         sys.exit(main(["train", *sys.argv[1:]]))

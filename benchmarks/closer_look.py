@@ -1,4 +1,4 @@
-"""What the two closer looks of eke.training.observe.effective cost the step they look at.
+"""What the two closer looks of eke.training.observe.observe_run cost the step they look at.
 
 python benchmarks/closer_look.py [--rounds N]
 
@@ -21,7 +21,7 @@ from paired import Start, Turns, difference, ratio, summarize
 
 from eke.training.loop.loop import train_step
 from eke.training.loop.training_state import TrainingState
-from eke.training.observe.effective import profile_step
+from eke.training.observe.observe_run import profile_step
 
 LOOKS = {"plain step": 2, "kernel probe": 0, "memory profile": 1}
 """Which look a step takes -> the number that makes `profile_step` take it."""

@@ -38,9 +38,9 @@ from eke.launch.devices import find_devices
 from eke.launch.interface import find_launcher
 from eke.launch.local import Pool
 from eke.launch.processes import worker_process as supervising
-from eke.launch.processes.board import ProgressTable
+from eke.launch.processes.progress_table import ProgressTable
 from eke.launch.processes.sweep import SweepFile, SweepRun, sweep_paths
-from eke.launch.processes.sweep_state import SweepState
+from eke.launch.processes.sweep_scheduler import SweepState
 from eke.launch.slurm.dispatch import Cluster
 from eke.plan.planner import outline_record
 from eke.plan.record import Outcome, start_attempt, write_record

@@ -28,10 +28,10 @@ from step_time import line_of, summarised
 
 from eke.common.files import write_atomic
 from eke.config.compose import compose
-from eke.estimate.time import work as passes
+from eke.estimate.time import flops as passes
+from eke.estimate.time.flops import Work
 from eke.estimate.time.rates import StepTime
 from eke.estimate.time.time_history import calibrated_step_time
-from eke.estimate.time.work import Work
 from eke.hardware import DEVICES
 from eke.plan.planner import Plan
 from eke.workflows.planning import plan_for

@@ -31,7 +31,7 @@ from eke.training.loop.loop import train_step, write_metrics
 from eke.training.loop.meter import Clock, Meter
 from eke.training.loop.stop import StopFlag
 from eke.training.loop.training_state import TrainingState
-from eke.training.observe.effective import profile_step
+from eke.training.observe.observe_run import profile_step
 from eke.training.optimizer.build_optimizer import build_optimizer
 from eke.workflows.planning import plan_for
 

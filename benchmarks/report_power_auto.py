@@ -14,7 +14,7 @@ import numpy as np
 from report_power_lines import Array, Line, Random, percent
 
 from eke.results.report.compare.statistics import ALPHA, Compared, correct, find_outliers
-from eke.results.report.compare.until_decided import Decision, Rule, State, decide
+from eke.results.report.compare.until_decided import RowDecision, State, StoppingRule, decide
 
 CONFIGURATIONS, MOST, FIRST = 12, 10, 3
 MIXED = np.log([1, 1, 1, 1, 1.03, 0.97, 1.05, 0.95, 1.1, 0.9, 1.2, 1.3])
@@ -52,10 +52,10 @@ def tested(seen: Seen) -> Seen:
     return {k: {r: v for r, v in row.items() if out.get(k) != r} for k, row in seen.items()}
 
 
-def until_decided(logs: Array, rule: Rule) -> tuple[list[dict[int, Decision]], Seen]:
+def until_decided(logs: Array, rule: StoppingRule) -> tuple[list[dict[int, RowDecision]], Seen]:
     """Decisions after each look, and the speeds that were measured."""
     seen: Seen = {key: {} for key in range(CONFIGURATIONS)}
-    known: dict[int, Decision] = {}
+    known: dict[int, RowDecision] = {}
     looks = []
     for repeat in range(rule.max_repeats):
         others = range(1, CONFIGURATIONS)
@@ -70,7 +70,7 @@ def until_decided(logs: Array, rule: Rule) -> tuple[list[dict[int, Decision]], S
     return looks, seen
 
 
-def by_looks(looks: list[dict[int, Decision]]) -> Array:
+def by_looks(looks: list[dict[int, RowDecision]]) -> Array:
     """Direction of each configuration but the baseline: -1, 0 or 1."""
     sign = {State.higher: 1, State.lower: -1}
     return np.array([sign.get(looks[-1][k].state, 0) for k in range(1, CONFIGURATIONS)])
@@ -97,7 +97,7 @@ class Tally:
 
     def add(self, truth: Array, logs: Array, with_fixed: bool = False) -> None:
         """One sweep; `with_fixed`: also all ten repeats, tested at once."""
-        looks, seen = until_decided(logs, Rule(MOST))
+        looks, seen = until_decided(logs, StoppingRule(MOST))
         last, true = by_looks(looks), np.sign(truth[1:])
         is_large = np.abs(truth[1:]) > TEN
         self.sweeps += 1
@@ -160,7 +160,7 @@ def outliers_found(sweeps: int, random: Random) -> Iterator[Line]:
 
 def auto_forecasts(sweeps: int, random: Random) -> Iterator[Line]:
     """Open configurations whose forecast is at most 16 repeats, after four."""
-    rule, number, kept = Rule(24), 0, 0
+    rule, number, kept = StoppingRule(24), 0, 0
     for _ in range(sweeps):
         _, logs = world(random, MIXED, 0.02, "equal", rule.max_repeats)
         looks, _ = until_decided(logs, rule)

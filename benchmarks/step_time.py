@@ -36,10 +36,10 @@ from eke.common.errors import ConfigError
 from eke.common.files import write_atomic
 from eke.common.paths import RunPaths
 from eke.config.sweep import expand
+from eke.estimate.time.flops import Work
 from eke.estimate.time.rates import StepTime
 from eke.estimate.time.step_time import fitted_rates
 from eke.estimate.time.time_history import Observation, amounts_of, calibrated_step_time
-from eke.estimate.time.work import Work
 from eke.hardware import DEVICES, environment
 from eke.plan.planner import Plan
 from eke.plan.record import metrics

@@ -28,7 +28,7 @@ from counted_work import Count, counted  # noqa: E402  # a helper of the tests
 from unit.plan.cases import GPU, plan_of  # noqa: E402
 
 from eke.estimate.memory.components import shape_of  # noqa: E402
-from eke.estimate.time.work import layer_units, outer_units  # noqa: E402
+from eke.estimate.time.flops import layer_units, outer_units  # noqa: E402
 
 FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "bert": ("tiny_bert", ("masked_lm", "sequence_classification")),

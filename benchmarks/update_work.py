@@ -21,7 +21,7 @@ from arguments import as_table, writable  # noqa: E402  # after the path is ther
 from counted_work import Count, counted  # noqa: E402  # a helper of the tests
 from unit.plan.cases import GPU, plan_of  # noqa: E402
 
-from eke.estimate.time.transfers import Contents  # noqa: E402
+from eke.estimate.time.memory_traffic import Contents  # noqa: E402
 
 OPTIONS = (
     "adamw_forloop", "adamw_foreach", "adamw_fused", "adamw_bf16_sr", "adamw_8bit",

@@ -41,7 +41,7 @@ def save_checkpoint(
     """
     import transformers
 
-    from eke.training.model.unused import HEADS
+    from eke.training.model.model_checks import HEADS
 
     config = make_model_config(family, **changes)
     head = getattr(transformers, HEADS[task or TASK_OF.get(family, "causal_lm")])

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from eke.plan.planner import Plan
 from eke.training.trace import trace_plan
-from eke.training.trace.fakes import _kind
+from eke.training.trace.fake_device import _kind
 from eke.training.trace.trace import StorageTrace
 
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm")

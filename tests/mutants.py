@@ -53,7 +53,7 @@ FAULTS = (
         "os.fsync(file.fileno())",
         "os.isatty(file.fileno())",
         "a record written before a power cut may be empty",
-        "unit/common/test_files.py::test_content_is_on_the_disk_before_its_name_and_the_name_before_the_end",
+        "unit/common/test_files.py::test_content_is_synced_before_the_rename_and_the_folder_after",
     ),
     fault(
         "folder_not_synced",
@@ -61,7 +61,7 @@ FAULTS = (
         "os.fsync(folder)",
         "abs(folder)",
         "a rename may be undone by a power cut",
-        "unit/common/test_files.py::test_content_is_on_the_disk_before_its_name_and_the_name_before_the_end",
+        "unit/common/test_files.py::test_content_is_synced_before_the_rename_and_the_folder_after",
     ),
     fault(
         "lock_is_shared",
@@ -69,7 +69,7 @@ FAULTS = (
         "fcntl.LOCK_EX | fcntl.LOCK_NB",
         "fcntl.LOCK_SH | 4",
         "two processes hold one run or one GPU",
-        "unit/launch/test_folder.py::test_a_second_process_is_told_who_works_on_it",
+        "unit/launch/test_folder.py::test_second_process_is_rejected_with_the_owner",
     ),
     fault(
         "short_write_lost",
@@ -77,7 +77,7 @@ FAULTS = (
         "data = data[os.write(descriptor, data) :]",
         'data = data[:0] if os.write(descriptor, data) else b""',
         "the rest of a line that a full disk took in part is dropped in silence",
-        "unit/common/test_files.py::test_an_append_that_fails_half_way_is_an_error",
+        "unit/common/test_files.py::test_partial_append_is_an_error",
     ),
     fault(
         "newest_checkpoint_pruned",
@@ -85,7 +85,7 @@ FAULTS = (
         "sorted(written, reverse=True)[keep:]",
         "sorted(written)[keep:]",
         "the newest checkpoint is deleted in place of the oldest",
-        "unit/training/checkpoint/test_checkpoint.py::test_only_the_newest_are_kept",
+        "unit/training/checkpoint/test_checkpoint.py::test_only_the_newest_checkpoints_are_kept",
     ),
     fault(
         "damage_unseen",
@@ -93,7 +93,7 @@ FAULTS = (
         "if _checksum(file) != checksum:",
         "if not _checksum(file) | 1:",
         "a damaged checkpoint is loaded",
-        "unit/training/checkpoint/test_checkpoint.py::test_a_damaged_checkpoint_is_skipped_aloud",
+        "unit/training/checkpoint/test_checkpoint.py::test_damaged_checkpoint_is_skipped_with_a_warning",
     ),
     fault(
         "random_state_of_rank_0",
@@ -101,7 +101,7 @@ FAULTS = (
         "restore_random_state(states[ranks.rank])",
         "restore_random_state(states[0])",
         "after a resume every rank draws the same dropout masks",
-        "unit/training/checkpoint/test_checkpoint.py::test_each_rank_gets_its_own_random_state_back",
+        "unit/training/checkpoint/test_checkpoint.py::test_each_rank_restores_its_random_state",
     ),
     fault(
         "state_cast_on_load",
@@ -109,7 +109,7 @@ FAULTS = (
         "mine[key].dtype != value.dtype",
         "mine[key].shape != value.shape",
         "a resumed run has rounded optimizer state",
-        "equivalence/test_precision.py::test_a_run_continues_bit_for_bit",
+        "equivalence/test_precision.py::test_run_resumes_bit_exact",
     ),
     fault(
         "older_attempt_wins",
@@ -117,7 +117,7 @@ FAULTS = (
         "row.get(ATTEMPT, 0) >= best[step].get(ATTEMPT, 0)",
         "row.get(ATTEMPT, 0) < best[step].get(ATTEMPT, 0)",
         "steps repeated after a resume are reported as they were before it",
-        "unit/plan/record/test_metrics.py::test_the_highest_attempt_of_each_step_wins",
+        "unit/plan/record/test_metrics.py::test_highest_attempt_of_each_step_is_used",
     ),
     fault(
         "tracker_repeats_a_step",
@@ -125,7 +125,7 @@ FAULTS = (
         "> self.seen.get(kind_of(row), -1)",
         ">= self.seen.get(kind_of(row), -1)",
         "the tracker gets a step twice after a resume",
-        "unit/results/trackers/test_online.py::test_steps_that_are_repeated_after_a_resume_are_one_row",
+        "unit/results/trackers/test_online.py::test_repeated_steps_after_a_resume_are_one_row",
     ),
     fault(
         "torn_store_accepted",
@@ -133,7 +133,7 @@ FAULTS = (
         ".stat().st_size == count *",
         ".stat().st_size >= 0 *",
         "a store cut short by a full disk is trained on",
-        "unit/data/preparation/test_stores.py::test_a_damaged_store_is_made_again",
+        "unit/data/preparation/test_stores.py::test_damaged_store_is_rebuilt",
     ),
     fault(
         "changed_data_unseen",
@@ -141,7 +141,7 @@ FAULTS = (
         "found.st_size, found.st_mtime_ns, found.st_ctime_ns",
         "found.st_size, found.st_mtime_ns, 0",
         "data changed by `cp -p` keeps its old identity",
-        "unit/data/sources/test_corpus.py::test_a_file_that_kept_size_and_time_is_another",
+        "unit/data/sources/test_corpus.py::test_changed_file_with_equal_size_and_time_is_detected",
     ),
     fault(
         "intent_not_named",
@@ -149,7 +149,7 @@ FAULTS = (
         "    name_in_runs(path, submission)",
         "    pass",
         "a kill during sbatch lets another sweep submit the runs again",
-        "unit/launch/slurm/test_submit.py::test_nor_by_another_sweep_with_these_runs",
+        "unit/launch/slurm/test_submit.py::test_lost_answer_is_not_resubmitted_by_another_sweep",
     ),
     fault(
         "intent_given_up_at_once",
@@ -157,7 +157,7 @@ FAULTS = (
         "abs(time.time() - each.created) <= GIVEN_UP_S",
         "abs(time.time() - each.created) > GIVEN_UP_S",
         "runs whose sbatch is still under way are submitted twice",
-        "unit/launch/slurm/test_submission.py::test_an_intent_that_turns_up_late_is_adopted",
+        "unit/launch/slurm/test_submission.py::test_late_submission_is_adopted",
     ),
     fault(
         "preemption_is_a_crash",
@@ -165,7 +165,7 @@ FAULTS = (
         '"PREEMPTED": Outcome.preempted',
         '"PREEMPTED": Outcome.crashed',
         "a preempted run is not continued",
-        "unit/launch/slurm/test_states.py::test_every_state_has_a_meaning",
+        "unit/launch/slurm/test_states.py::test_every_slurm_state_has_a_meaning",
     ),
     fault(
         "time_rounded_down",
@@ -173,7 +173,7 @@ FAULTS = (
         "seconds + 59) // 60",
         "seconds + 0) // 60",
         "a run gets less time than it asks for",
-        "unit/launch/slurm/test_request.py::test_times_as_sbatch_reads_them",
+        "unit/launch/slurm/test_request.py::test_time_limits_are_read_like_sbatch",
     ),
     fault(
         "retries_never_reset",
@@ -181,7 +181,7 @@ FAULTS = (
         "record.steps_done > self.steps_before",
         "record.steps_done < self.steps_before",
         "a run that moves on is given up after a few crashes",
-        "unit/launch/test_job.py::test_one_step_each_time",
+        "unit/launch/test_job.py::test_one_step_per_attempt",
     ),
     fault(
         "rule_never_applies",
@@ -189,7 +189,7 @@ FAULTS = (
         "is_zero(f) and f.optimizer.fails_on_pieces",
         "is_zero(f) and not f.optimizer.fails_on_pieces",
         "ZeRO starts with an optimizer it cannot split",
-        "unit/rules/test_rules.py::test_rule_is_found_and_named_and_its_fix_mends_it",
+        "unit/rules/test_rules.py::test_rule_is_found_and_its_fix_is_valid",
     ),
     fault(
         "bf16_on_old_gpus",
@@ -197,7 +197,7 @@ FAULTS = (
         "and older_than(f, AMPERE)",
         "and older_than(f, VOLTA)",
         "bfloat16 is allowed on GPUs that emulate it",
-        "unit/rules/test_rules.py::test_rule_is_found_and_named_and_its_fix_mends_it",
+        "unit/rules/test_rules.py::test_rule_is_found_and_its_fix_is_valid",
     ),
     fault(
         "lost_updates_allowed",
@@ -205,7 +205,7 @@ FAULTS = (
         "config.optimizer.lr < SMALLEST_STEP",
         "config.optimizer.lr > SMALLEST_STEP",
         "bfloat16 weights that no step changes are trained",
-        "unit/rules/test_rules.py::test_rule_is_found_and_named_and_its_fix_mends_it",
+        "unit/rules/test_rules.py::test_rule_is_found_and_its_fix_is_valid",
     ),
     fault(
         "impossible_only_warned",
@@ -213,7 +213,7 @@ FAULTS = (
         "refused = [rule.problem(facts) for rule in sized if rule.verdict is Severity.impossible]",
         "refused = [rule.problem(facts) for rule in sized[:0]]",
         "a run whose state cannot fit is started",
-        "unit/rules/test_rules.py::test_rule_is_found_and_named_and_its_fix_mends_it",
+        "unit/rules/test_rules.py::test_rule_is_found_and_its_fix_is_valid",
     ),
     fault(
         "room_on_the_wrong_side",
@@ -221,7 +221,7 @@ FAULTS = (
         "* ROOM <= memory:",
         "<= memory * ROOM:",
         "the proposed fix does not fit either",
-        "unit/rules/test_peft_rules.py::test_a_fix_leaves_some_memory_for_activations",
+        "unit/rules/test_peft_rules.py::test_fix_leaves_memory_for_activations",
     ),
     fault(
         "gradients_counted_twice",
@@ -229,7 +229,7 @@ FAULTS = (
         "several = self.plan.batch.accumulation > 1",
         "several = self.plan.batch.accumulation > 0",
         "runs that fit are rejected, since gradients are counted in the forward pass",
-        "unit/estimate/memory/test_predict.py::test_gradients_are_there_in_the_forward_pass_of_later_micro_batches_alone",
+        "unit/estimate/memory/test_predict.py::test_gradients_are_held_in_forward_only_when_accumulating",
     ),
     fault(
         "high_end_rejects",
@@ -237,7 +237,7 @@ FAULTS = (
         "found.peak.low > found.capacity",
         "found.peak.high > found.capacity",
         "runs that may fit are rejected",
-        "unit/tuning/test_advice.py::test_what_may_fit_is_warned_of_and_started",
+        "unit/tuning/test_advice.py::test_tight_run_starts_with_a_warning",
     ),
     fault(
         "low_end_accepts",
@@ -245,7 +245,7 @@ FAULTS = (
         "if peak.high <= self.capacity:",
         "if peak.low <= self.capacity:",
         "batch=auto chooses a batch that runs out of memory",
-        "unit/estimate/memory/test_auto.py::test_the_largest_of_which_even_the_high_end_has_room",
+        "unit/estimate/memory/test_auto.py::test_largest_batch_with_a_fitting_high_end_is_chosen",
     ),
     fault(
         "failed_probe_forgotten",
@@ -253,7 +253,7 @@ FAULTS = (
         "fails = min(size, seen.fails or size)",
         "fails = max(size, seen.fails or size)",
         "a batch that ran out of memory is tried again",
-        "unit/estimate/memory/test_auto.py::test_the_newer_of_two_probes_that_contradict_each_other_counts",
+        "unit/estimate/memory/test_auto.py::test_newer_of_contradicting_probes_is_used",
     ),
     fault(
         "bits_taken_for_bytes",
@@ -261,7 +261,7 @@ FAULTS = (
         ' * 1e9 / 8, "',
         ' * 1e9, "',
         "a network is taken to be eight times as fast",
-        "unit/estimate/time/test_published.py::test_a_network_is_that_of_the_device_or_the_typed_one",
+        "unit/estimate/time/test_published.py::test_network_comes_from_the_device_or_the_override",
     ),
     fault(
         "cache_counts_twice",
@@ -269,7 +269,7 @@ FAULTS = (
         "read_text()) - int(stat.get(inactive, 0))",
         "read_text()) + int(stat.get(inactive, 0))",
         "memory that the kernel can take back is refused to runs",
-        "unit/hardware/test_cpu.py::test_what_others_hold_is_not_available",
+        "unit/hardware/test_cpu.py::test_available_memory_excludes_other_processes",
     ),
     fault(
         "cores_overlap",
@@ -277,7 +277,7 @@ FAULTS = (
         "[number * share % len(cores) for",
         "[number % len(cores) for",
         "runs on one CPU share cores and disturb each other's timings",
-        "unit/hardware/test_slots.py::test_slots_of_a_cpu_share_no_core",
+        "unit/hardware/test_slots.py::test_cpu_slots_share_no_core",
     ),
     fault(
         "busy_gpu_taken",
@@ -285,7 +285,7 @@ FAULTS = (
         "if not self.shared and (why :=",
         "if self.shared and (why :=",
         "a run starts on a GPU that another user computes on",
-        "unit/launch/pool/test_devices.py::test_a_gpu_that_somebody_computes_on_is_left_alone",
+        "unit/launch/pool/test_devices.py::test_busy_gpu_is_not_leased",
     ),
     fault(
         "oom_of_a_neighbour",
@@ -293,7 +293,7 @@ FAULTS = (
         "(job.record and job.record.shared_device)",
         "(job.record and job.record is None)",
         "jobs are skipped after a neighbour on the GPU took the memory",
-        "unit/launch/pool/test_dominance.py::test_beside_others_on_one_device_running_out_of_memory_says_nothing",
+        "unit/launch/pool/test_dominance.py::test_oom_on_a_shared_device_skips_no_run",
     ),
     fault(
         "arithmetic_changed_unasked",
@@ -301,7 +301,7 @@ FAULTS = (
         "each.numerics in numerics.includes",
         "each.numerics not in ()",
         "eke fit chooses a lower precision that was not allowed",
-        "unit/tuning/search/test_candidates.py::test_classes_of_numerics_hold_each_other",
+        "unit/tuning/search/test_candidates.py::test_classes_of_numerics_are_nested",
     ),
     fault(
         "gain_inverted",
@@ -309,7 +309,7 @@ FAULTS = (
         "devices * before.step_s / after.step_s",
         "devices * after.step_s / before.step_s",
         "eke fit reports a slower configuration as faster",
-        "unit/tuning/search/test_found.py::test_only_what_is_better_by_more_than_chance_is_worth_an_option",
+        "unit/tuning/search/test_found.py::test_only_a_significant_gain_is_written_as_an_option",
     ),
     fault(
         "memory_in_thousands",
@@ -317,7 +317,7 @@ FAULTS = (
         '1024 ** (" KMGT"',
         '1000 ** (" KMGT"',
         "a micro-batch is chosen for less memory than the job gets",
-        "unit/workflows/test_batching.py::test_memory_asked_of_a_cluster_is_read_as_sbatch_reads_it",
+        "unit/workflows/test_batching.py::test_cluster_memory_is_read_like_sbatch",
     ),
     fault(
         "excluded_without_key",
@@ -325,7 +325,7 @@ FAULTS = (
         'return self.sign == "!="',
         "return False",
         "sweep.exclude keeps runs that it was to leave out",
-        "unit/config/compose/test_sweep_expression.py::test_of_a_run",
+        "unit/config/compose/test_sweep_expression.py::test_expression_is_evaluated_for_a_run",
     ),
     fault(
         "mean_per_micro_batch",
@@ -333,7 +333,7 @@ FAULTS = (
         "job.update.backward(total_loss(loss), num_targets)",
         "job.update.backward(total_loss(loss), max(1, batch.num_targets))",
         "the gradient grows with gradient accumulation",
-        "equivalence/test_accumulation.py::test_every_cut_of_the_batch_is_the_same_step",
+        "equivalence/test_accumulation.py::test_micro_batch_size_does_not_change_the_step",
     ),
     fault(
         "gradients_averaged",
@@ -341,7 +341,7 @@ FAULTS = (
         "torch.full_like(scaled, self.world_size / num_targets)",
         "torch.full_like(scaled, 1 / num_targets)",
         "more GPUs train with a smaller gradient",
-        "unit/training/model/test_clipping.py::test_ranks_that_average_gradients_add_them_up",
+        "unit/training/model/test_clipping.py::test_averaging_ranks_sum_gradients",
     ),
     fault(
         "clipping_inverted",
@@ -349,7 +349,7 @@ FAULTS = (
         ".clamp(min=1.0)",
         ".clamp(max=1.0)",
         "gradients are scaled up in place of clipped",
-        "unit/training/model/test_clipping.py::test_steps_are_those_of_clipping_apart",
+        "unit/training/model/test_clipping.py::test_fused_clipping_matches_separate_clipping",
     ),
     fault(
         "ranks_see_the_same_samples",
@@ -357,7 +357,7 @@ FAULTS = (
         "return groups[rank::world_size]",
         "return groups[0::world_size]",
         "every rank trains on the samples of rank 0",
-        "unit/training/batches/test_batches.py::test_the_cut_changes_no_sample",
+        "unit/training/batches/test_batches.py::test_micro_batch_size_changes_no_sample",
     ),
     fault(
         "padding_is_a_target",
@@ -373,7 +373,7 @@ FAULTS = (
         "note.step < self.timed_from or note.unsteady",
         "note.step < self.timed_from",
         "steps that compile count as speed",
-        "unit/training/loop/test_compiled_steps.py::test_a_new_graph_in_a_later_step_is_seen",
+        "unit/training/loop/test_compiled_steps.py::test_late_new_graph_is_detected",
     ),
     fault(
         "bits_per_byte_inverted",
@@ -381,7 +381,7 @@ FAULTS = (
         "row[metrics.BITS_PER_BYTE] = loss / math.log(2)",
         "row[metrics.BITS_PER_BYTE] = loss * math.log(2)",
         "bits per byte are half of what they are",
-        "unit/training/loop/test_results.py::test_nats_of_a_byte_become_bits",
+        "unit/training/loop/test_results.py::test_nats_per_byte_are_converted_to_bits",
     ),
     fault(
         "rows_overfull",
@@ -389,7 +389,7 @@ FAULTS = (
         "if tree[node] < length:",
         "if tree[node] < length - 1:",
         "packed rows are longer than the model's sequence",
-        "unit/training/batches/test_sources.py::test_first_fit",
+        "unit/training/batches/test_sources.py::test_first_fit_packing",
     ),
     fault(
         "evaluated_on_training_rows",
@@ -397,7 +397,7 @@ FAULTS = (
         "repr(row.texts).encode()",
         "repr((number, row.texts)).encode()",
         "equal rows are trained on and evaluated on",
-        "unit/data/preparation/test_stores.py::test_the_split_is_of_the_content",
+        "unit/data/preparation/test_stores.py::test_split_depends_on_content",
     ),
     fault(
         "evaluated_on_training_text",
@@ -405,7 +405,7 @@ FAULTS = (
         "(Piece(paths[0], cut, size - cut),)",
         "(Piece(paths[0], 0, size - cut),)",
         "the evaluation loss is that of training text",
-        "unit/data/sources/test_corpus.py::test_the_end_of_a_single_file_is_kept",
+        "unit/data/sources/test_corpus.py::test_end_of_a_single_file_is_evaluation",
     ),
     fault(
         "causal_attention_whole",
@@ -413,7 +413,7 @@ FAULTS = (
         "(0.5 if attention.causal else 1)",
         "(1.0 if attention.causal else 1)",
         "model FLOPs and MFU are too high",
-        "unit/models/sizes/test_flops.py::test_numbers_of_the_default_model_by_hand",
+        "unit/models/sizes/test_flops.py::test_default_model_flops_match_hand_computed_values",
     ),
     fault(
         "frozen_weights_counted",
@@ -421,7 +421,7 @@ FAULTS = (
         "PER_PARAMETER if weight.trained else PER_FROZEN_PARAMETER",
         "PER_FROZEN_PARAMETER if weight.trained else PER_PARAMETER",
         "FLOPs of frozen and trained weights are swapped",
-        "unit/models/sizes/test_flops.py::test_formula_counts_what_the_real_model_computes",
+        "unit/models/sizes/test_flops.py::test_flops_formula_matches_the_counter",
     ),
     fault(
         "moments_halved",
@@ -429,7 +429,7 @@ FAULTS = (
         "lambda w: FLOAT32_BYTES if formats.master else _number_bytes(formats, w)",
         "lambda w: _number_bytes(formats, w)",
         "the state of float32 masters is forecast at half its size",
-        "unit/models/sizes/test_state.py::test_an_optimizer_of_float32_copies_has_float32_moments",
+        "unit/models/sizes/test_state.py::test_master_copy_optimizer_has_float32_moments",
     ),
     fault(
         "peak_with_sparsity",
@@ -437,7 +437,7 @@ FAULTS = (
         "(66.9, 494.7, 989.4)",
         "(66.9, 494.7, 1978.9)",
         "MFU on an H100 is half of what it is",
-        "unit/hardware/test_device_table.py::test_peak_follows_from_the_chip_dense_and_accumulated_in_float32",
+        "unit/hardware/test_device_table.py::test_peak_is_dense_with_float32_accumulation",
     ),
     fault(
         "identity_without_length",
@@ -445,7 +445,7 @@ FAULTS = (
         '"data": ("max_row_bytes",)',
         '"data": ("max_row_bytes", "seq_len")',
         "a run is answered by the record of another sequence length",
-        "unit/plan/test_identity.py::test_every_key_counts_but_those_that_only_show",
+        "unit/plan/test_identity.py::test_every_key_except_presentation_changes_the_run_id",
     ),
     fault(
         "short_last_step_lost",
@@ -453,7 +453,7 @@ FAULTS = (
         "math.ceil(train / batch.samples_per_step)",
         "math.floor(train / batch.samples_per_step)",
         "an epoch leaves out its last samples",
-        "unit/plan/test_make.py::test_epochs_become_steps",
+        "unit/plan/test_make.py::test_epochs_are_converted_to_steps",
     ),
     fault(
         "devices_multiply",
@@ -469,7 +469,7 @@ FAULTS = (
         "if named or (not changes and not again):",
         "if named or not again:",
         "a run is answered by a record of other software",
-        "unit/launch/test_folder.py::test_another_machine_goes_beside_and_says_what_differs",
+        "unit/launch/test_folder.py::test_other_machine_gets_a_new_folder_and_the_difference_is_named",
     ),
     fault(
         "no_correction",
@@ -477,7 +477,7 @@ FAULTS = (
         "levels[key] = level / left",
         "levels[key] = level",
         "one of many comparisons is significant by chance",
-        "unit/results/report/test_statistics.py::test_many_comparisons_ask_for_more_each",
+        "unit/results/report/test_statistics.py::test_many_comparisons_widen_intervals",
     ),
     fault(
         "error_of_one_repeat",
@@ -485,7 +485,7 @@ FAULTS = (
         "* self.spread / math.sqrt(self.n)",
         "* self.spread",
         "intervals do not shrink with repeats",
-        "unit/results/report/test_statistics.py::test_repeats_that_belong_together_are_compared_in_pairs",
+        "unit/results/report/test_statistics.py::test_matching_repeats_are_paired",
     ),
     fault(
         "default_clipping",
@@ -493,7 +493,7 @@ FAULTS = (
         "default=1.0, metadata=Key.LEARNING | above(0, null",
         "default=10.0, metadata=Key.LEARNING | above(0, null",
         "gradients are clipped ten times later than documented",
-        "unit/plan/test_identity.py::test_golden",
+        "unit/plan/test_identity.py::test_golden_run_ids",
     ),
     fault(
         "retry_forgets",
@@ -501,7 +501,7 @@ FAULTS = (
         "kept[paths.record] = name",
         "kept[paths.record] = paths.record",
         "eke retry that starts nothing loses the records it has set aside",
-        "unit/cli/test_folders_acting.py::test_where_the_command_starts_nothing_the_records_are_put_back",
+        "unit/cli/test_folders_acting.py::test_retry_restores_records_if_the_command_fails",
     ),
 )
 

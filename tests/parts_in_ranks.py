@@ -56,7 +56,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 def save_other(place: Path, family: str, task: str) -> None:
     import transformers
 
-    from eke.training.model.unused import HEADS
+    from eke.training.model.model_checks import HEADS
 
     common = {"vocab_size": 320, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     config = transformers.AutoConfig.for_model(family, **common, **OTHERS[family])
@@ -134,9 +134,9 @@ def make_case(name: str, folder: Path) -> Any:
 @contextmanager
 def states_after(seen: list[Any]) -> Any:
     """Context that notes the generator's state wherever building ends to draw."""
-    from eke.training.model import adapters, build_model, load_pretrained, unused
+    from eke.training.model import adapters, build_model, load_pretrained, model_checks
 
-    plain = unused.preserve_rng_state
+    plain = model_checks.preserve_rng_state
 
     @contextmanager
     def noted(device: torch.device, seed: int | None = None) -> Any:
@@ -246,7 +246,7 @@ def is_part(mine: Any, whole: nn.Parameter) -> bool:
 
 def computes_otherwise(one: nn.Module, mine: nn.Module) -> list[str]:
     """Whether the models compute otherwise."""
-    from eke.training.model.unused import probe_inputs
+    from eke.training.model.model_checks import probe_inputs
 
     mixed = len({p.dtype for p in one.parameters()}) > 1
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=mixed):

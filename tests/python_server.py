@@ -26,9 +26,9 @@ from support import PATIENCE_S, REPO, Finished
 
 MODULES = (
     "eke.cli.plan", "eke.cli.report", "eke.cli.run_commands", "eke.cli.sync", "eke.launch.local",
-    "eke.launch.slurm.submit", "eke.results.report.show.export",
+    "eke.launch.slurm.submit_array", "eke.results.report.show.file_formats",
     "eke.results.report.show.terminal", "eke.results.trackers.sync.account",
-    "eke.training.distributed.operators", "eke.training.loop.worker",
+    "eke.training.distributed.build_operators", "eke.training.loop.worker",
 )  # fmt: skip
 
 START = "import json, os, sys\nfrom pathlib import Path\nP = lambda n: Path(sys.argv[n])\n"

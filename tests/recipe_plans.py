@@ -4,7 +4,7 @@ import pytest
 
 from eke.config.compose import compose
 from eke.plan.planner import Decision, Plan, RecipeDecision
-from eke.rules import device
+from eke.rules import requirements
 from eke.workflows.planning import plan_for
 
 BERT = ("model=bert_large", "task=sequence_classification", "data=synthetic", "data.seq_len=512")
@@ -34,7 +34,7 @@ def packages(monkeypatch: pytest.MonkeyPatch):
     """`packages("torchao")`: an environment that has these alone."""
 
     def has(*names: str) -> None:
-        monkeypatch.setattr(device, "_is_there", lambda name: name in names)
+        monkeypatch.setattr(requirements, "_is_there", lambda name: name in names)
 
     return has
 

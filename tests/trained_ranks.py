@@ -8,8 +8,8 @@ from rank_server import RankServer, modules_of
 from support import PATIENCE_S, environment
 
 from eke.common.paths import RunPaths
+from eke.launch.processes.run_attempt import finish_attempt
 from eke.launch.processes.run_dir import lock_run_folder
-from eke.launch.processes.running_run import finish_attempt
 from eke.plan.planner import Plan, write_plan
 from eke.plan.record import Record, read_attempts
 

@@ -11,7 +11,7 @@ PAGE = REPO / "docs" / "reference" / "accuracy.md"
 PATTERN = re.compile(r"<!-- accuracy -->.*?<!-- /accuracy -->", re.DOTALL)
 
 
-def test_the_tables_are_those_of_the_records() -> None:
+def test_accuracy_tables_match_records() -> None:
     text = PAGE.read_text()
     assert PATTERN.search(text)
     block = f"<!-- accuracy -->\n{accuracy_page(REPO / 'results')}\n<!-- /accuracy -->"
@@ -22,14 +22,14 @@ def test_the_tables_are_those_of_the_records() -> None:
         assert fresh == text, "run EKE_UPDATE=1 pytest tests/conf/test_accuracy.py"
 
 
-def test_what_has_no_record_is_not_measured(tmp_path) -> None:
+def test_missing_record_leaves_accuracy_tables_empty(tmp_path) -> None:
     rows = [row for row in accuracy_page(tmp_path).splitlines() if not row.startswith("| ---")]
     heads = [row for row in rows if row and ABSENT not in row]
     published = [row for row in heads if re.match(r"\| (torchtitan|8|128|of this)\b", row)]
     assert len(heads) - len(published) == 4, "four tables, and nothing said but their heads"
 
 
-def test_torchtitans_peaks_are_expected() -> None:
+def test_torchtitan_peaks_are_in_the_expected_range() -> None:
     """16 bytes x 8.03 G parameters x (1/8 - 1/128) are 14.0 GiB."""
     rows = [row.split(" | ") for row in accuracy_page(REPO / "results").splitlines()]
     found = {row[0]: row[1:] for row in rows}
@@ -39,7 +39,7 @@ def test_torchtitans_peaks_are_expected() -> None:
     assert abs(float(found["| 8 less 128, compiled"][1]) - 15.0) < 1
 
 
-def test_a_record_of_a_gpu_is_a_row_of_its_own(tmp_path) -> None:
+def test_gpu_record_adds_a_row(tmp_path) -> None:
     part = {"n": 64, "mean": 0.0123, "p95": 0.031, "max": 0.05, "false_fits_frac": 0}
     content = {"summary": {"reserved": part}, "rows": []}
     (tmp_path / "memory_on_gpu_nvidia_h200.json").write_text(json.dumps(content))
@@ -48,6 +48,6 @@ def test_a_record_of_a_gpu_is_a_row_of_its_own(tmp_path) -> None:
     assert "what a GPU reserves" not in page
 
 
-def test_percentages_have_the_digits_that_count() -> None:
+def test_percentages_have_significant_digits() -> None:
     found = [percent(x) for x in (0.000039, 0.00086, 0.028, 0.227, 1.5051)]
     assert found == ["0.004 %", "0.09 %", "2.8 %", "23 %", "151 %"]

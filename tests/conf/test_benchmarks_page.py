@@ -17,7 +17,7 @@ COMMANDS = sorted({command for source in SOURCES for command in source.expected.
 SUMMARY = {"median": 2.0, "p10": 1.5, "p90": 2.5, "low": 1.9, "high": 2.1, "n": 3}
 
 
-def test_the_page_is_up_to_date() -> None:
+def test_page_is_up_to_date() -> None:
     fresh = benchmarks_page(REPO / "results")
     if os.environ.get("EKE_UPDATE"):
         PAGE.write_text(fresh)
@@ -27,7 +27,7 @@ def test_the_page_is_up_to_date() -> None:
         )
 
 
-def test_what_has_no_record_is_not_measured(tmp_path) -> None:
+def test_missing_record_is_marked_not_measured(tmp_path) -> None:
     page = benchmarks_page(tmp_path)
     assert [line for line in page.splitlines() if line.startswith("## ")][:-1] == [
         f"## {letter}. {section.title}" for letter, section in zip(LETTERS, SECTIONS, strict=True)
@@ -40,7 +40,7 @@ def test_what_has_no_record_is_not_measured(tmp_path) -> None:
             assert f"**{name}**: {ABSENT}; `{command}`" in page
 
 
-def test_every_record_of_a_benchmark_is_shown_once_a_section() -> None:
+def test_every_record_is_shown_once_per_section() -> None:
     page = PAGE.read_text()
     for section in SECTIONS:
         for source in section.sources:
@@ -49,7 +49,7 @@ def test_every_record_of_a_benchmark_is_shown_once_a_section() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_commands_exist(command: str) -> None:
+def test_commands_exist(command: str) -> None:
     _, script, *arguments = command.split()
     text = (REPO / script).read_text()
     for option in arguments:
@@ -57,7 +57,7 @@ def test_the_commands_exist(command: str) -> None:
             assert f'"{option}"' in text, f"{script} has no {option}"
 
 
-def test_the_lab_book_has_the_entries() -> None:
+def test_lab_book_has_the_entries() -> None:
     for section in SECTIONS:
         page, _, anchor = (section.lab or "").partition("#")
         assert not anchor or anchor in anchors(REPO / "notes" / "lab" / page)
@@ -69,7 +69,7 @@ def recipe_row(name: str, **other) -> dict:
     return {**row, **other}
 
 
-def test_several_devices_are_shown_way_by_way(tmp_path) -> None:
+def test_several_devices_are_shown_per_strategy(tmp_path) -> None:
     way = {
         "peaks": dict.fromkeys(("load", "step", "evaluation", "save sync", "save async"), 2**30),
         "sent": {"gathered bfloat16": [3, 2**29], "reduced float32": [2, 2**30]},
@@ -90,7 +90,7 @@ def test_several_devices_are_shown_way_by_way(tmp_path) -> None:
     assert f"| loop as torchtitan's | {ABSENT} |" in page
 
 
-def test_a_record_of_a_gpu_has_rows_of_its_own(tmp_path) -> None:
+def test_gpu_record_has_its_own_rows(tmp_path) -> None:
     ended = {"outcome": "ok", "samples_per_s": 490.0}
     content = {
         "size": "bert_large", "device": "NVIDIA H200", "cores": 16,
@@ -111,7 +111,7 @@ def test_a_record_of_a_gpu_has_rows_of_its_own(tmp_path) -> None:
     assert f"**recipes_llama_1b**: {ABSENT}" in page
 
 
-def test_the_same_flags_on_a_gpu_are_compared_turn_by_turn(tmp_path) -> None:
+def test_same_flags_on_a_gpu_are_compared_in_alternation(tmp_path) -> None:
     speeds = {"llama_1b bf16 0 hf": 10.0, "llama_1b bf16 0 eke": 12.0,
               "llama_1b bf16 1 hf": 20.0, "llama_1b bf16 1 eke": 26.0,
               "llama_1b bf16 0 hand": 12.0, "llama_1b bf16 1 hand": 20.0,
@@ -150,7 +150,7 @@ def test_loops_are_shown_with_their_noise() -> None:
     )
 
 
-def test_launchers_that_were_not_installed_are_not_measured() -> None:
+def test_missing_launchers_are_not_measured() -> None:
     content = {
         "per_run": {"bare": {"all_s": [0.02, 0.04]}, "eke": {"all_s": [0.05, 0.06]}},
         "status": {"runs": 10_000, "seconds": 1.5},
@@ -163,7 +163,7 @@ def test_launchers_that_were_not_installed_are_not_measured() -> None:
     assert "SLURM" not in found
 
 
-def test_start_up_stands_beside_what_cannot_be_avoided() -> None:
+def test_start_up_table_compares_run_with_imports() -> None:
     seconds = {"imports": SUMMARY, "run": SUMMARY, "eke plan": SUMMARY}
     content = {"seconds": seconds, "ratios": {"run / imports": SUMMARY}}
     found = tables.startup(content)
@@ -193,7 +193,7 @@ def test_size_shows_the_loop_and_the_pool() -> None:
 
 
 @pytest.mark.parametrize("part", ["loops", "pool"])
-def test_size_shows_what_the_record_has(part) -> None:
+def test_scaling_table_shows_recorded_parts(part) -> None:
     """A GPU's has no pool; one that was interrupted has no loops yet."""
     content = {"workload": "a model", "loops": [{"case": "24 layers", "outcome": "oom"}],
                "pool": [{"runs": 30, "added_s_per_run": SUMMARY,
@@ -205,7 +205,7 @@ def test_size_shows_what_the_record_has(part) -> None:
     assert ("| 30 | 2.00" in found) == (part == "pool")
 
 
-def test_planning_is_told_per_cell() -> None:
+def test_planning_time_is_given_per_run() -> None:
     part = {"cells": 100, "refused": 1, "composing": {"cpu_s": 1.0}, "planning": {"cpu_s": 3.0}}
     content = {"values": part, "options": part, "hydra": {"compositions": 5, "cpu_s": 0.5}}
     found = tables.planning(content)
@@ -213,7 +213,7 @@ def test_planning_is_told_per_cell() -> None:
     assert "| 5 |  | 0.500 |  | 100 |" in found
 
 
-def test_an_origin_says_what_the_record_lacks() -> None:
+def test_origin_lists_missing_environment_fields() -> None:
     assert origin({"machine": {"cores": 2, "load_1min": 2.7}}) == (
         "processor not recorded, 2 cores, load average 2.7, date not recorded, "
         "versions of libraries not recorded"
@@ -224,12 +224,12 @@ def test_an_origin_says_what_the_record_lacks() -> None:
     assert found == ("AMD EPYC, 2026-11-22, Python 3.11.7, versions of libraries not recorded")
 
 
-def test_numbers_have_the_digits_that_count() -> None:
+def test_numbers_have_significant_digits() -> None:
     found = [tables.number(x) for x in (0.04361, 0.3951, 0.9996, 5.56, 39.14, 1234.5, -0.106, 0)]
     assert found == ["0.0436", "0.395", "1.00", "5.56", "39.1", "1234", "-0.106", "0.000"]
 
 
-def test_searches_stand_beside_the_best_there_is() -> None:
+def test_searches_are_compared_with_the_best_configuration() -> None:
     row = {"machines": "of parts", "budget": 8, "searches": 200, "estimates_off": 0.23,
            "within_5_percent": 0.88, "median_off": 0.0, "p90_off": 0.0556, "mean_trials": 8.0,
            "searches_with_out_of_memory": 10, "most_out_of_memory": 1}  # fmt: skip
@@ -238,7 +238,7 @@ def test_searches_stand_beside_the_best_there_is() -> None:
     assert found[-2:] == [f"| of parts | 23 % | {rest}", f"| of parts | - | {rest}"]
 
 
-def test_a_choice_that_was_not_measured_has_no_rank() -> None:
+def test_unmeasured_choice_has_no_rank() -> None:
     row = {"typed": "a=1", "configurations": 16, "trials": 5, "seconds": 61.2, "resolved": True,
            "chosen": "attention=sdpa", "rank": 2,
            "off_exhaustive_best": 0.027, "typed_off": 0.1, "median_off": 0.48}  # fmt: skip

@@ -33,7 +33,7 @@ EVIDENCE = [(claim.id, each) for claim in CLAIMS for each in claim.evidence]
 ids = [claim.id for claim in CLAIMS]
 
 
-def test_the_page_is_up_to_date() -> None:
+def test_page_is_up_to_date() -> None:
     page, fresh = REPO / "notes" / "claims.md", claims_page(REPO / "results")
     if os.environ.get("EKE_UPDATE"):
         page.write_text(fresh)
@@ -41,7 +41,7 @@ def test_the_page_is_up_to_date() -> None:
         assert fresh == page.read_text(), "run EKE_UPDATE=1 pytest tests/conf/test_claims.py"
 
 
-def test_every_file_is_a_section_and_no_claim_is_made_twice() -> None:
+def test_every_file_is_a_section_and_claims_are_unique() -> None:
     assert {path.stem for path in FOLDER.glob("*.yaml")} - {"guides", "answers"} == {
         section.key for section in SECTIONS
     }
@@ -56,7 +56,7 @@ def test_every_heading_of_the_guides_has_its_claims() -> None:
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=ids)
-def test_a_claim_is_complete(claim) -> None:
+def test_claim_is_complete(claim) -> None:
     assert claim.kind in KINDS
     assert claim.verdict in VERDICTS
     assert claim.guides
@@ -87,7 +87,7 @@ COMMANDS = [claim for claim in CLAIMS if claim.measure]
 
 
 @pytest.mark.parametrize("claim", COMMANDS, ids=[claim.id for claim in COMMANDS])
-def test_what_would_measure_it_can_be_typed(claim) -> None:
+def test_measuring_command_of_a_claim_is_valid(claim) -> None:
     program, script, *typed = claim.measure.split()
     assert program == "python"
     assert (REPO / script).is_file()
@@ -99,11 +99,11 @@ def test_what_would_measure_it_can_be_typed(claim) -> None:
         compose_cells([cell], make_trees(make_catalogue()))
 
 
-def test_the_guides_are_named_by_https() -> None:
+def test_guides_are_named_by_https() -> None:
     assert all(guide.url.startswith("https://") for guide in GUIDES.values())
 
 
-def test_rows_of_the_tables_name_what_there_is() -> None:
+def test_guide_rows_refer_to_existing_techniques() -> None:
     rows = {row.technique for row in ROWS}
     for answer in read_answers():
         assert set(answer.answers) <= set(GUIDES)
@@ -122,12 +122,12 @@ def test_rows_of_the_tables_name_what_there_is() -> None:
         ("results/guide_memory.json#/environment/git/dirty", "is no number"),
     ],
 )
-def test_a_pointer_to_nothing_is_an_error(pointer, why) -> None:
+def test_dangling_pointer_is_an_error(pointer, why) -> None:
     with pytest.raises(KeyError, match=re.escape(why)):
         number_at(pointer)
 
 
-def test_a_number_is_shown_with_what_it_is_compared_with() -> None:
+def test_number_is_shown_with_its_baseline() -> None:
     row = "results/guide_memory.json#/rows/row={}/measured_mib"
     evidence = Evidence(row.format("fp16"), row.format("none"), label="fp16", unit="MB")
     assert shown(evidence) == "fp16 13939 MB against 14949 MB"
@@ -142,7 +142,7 @@ def test_a_number_is_shown_with_what_it_is_compared_with() -> None:
         "src/eke/common/units.py::test_x",
     ],
 )
-def test_what_is_no_test_is_no_evidence(name) -> None:
+def test_unknown_test_name_is_not_evidence(name) -> None:
     assert not is_a_test(name)
 
 
@@ -150,11 +150,11 @@ def test_what_is_no_test_is_no_evidence(name) -> None:
     ("mine", "word"),
     [(90, "yes"), (100.4, "no, the same"), (99.6, "no, the same"), (110, "no, more")],
 )
-def test_directions(mine, word) -> None:
+def test_directions_of_claims(mine, word) -> None:
     assert compare(mine, 100) == word
 
 
-def test_a_gpus_record_speaks_of_speed(tmp_path) -> None:
+def test_gpu_record_supports_speed_claims(tmp_path) -> None:
     def measured(speed: float, shared: bool = False) -> dict:
         return {"outcome": "ok", "samples_per_s": speed, "shared_device": shared}
 

@@ -87,16 +87,16 @@ def test_fix_composes_when_it_is_typed(command: str, problem_id: str, fix: str) 
         assert compose(arguments.overrides).config.model.option
 
 
-def test_the_table_has_at_least_sixty_commands() -> None:
+def test_table_has_at_least_sixty_commands() -> None:
     assert len(CASES) >= 60
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_in_one_error() -> None:
     command = "precison=bf16 seed=x fp16=true optimizer.momentum=0.1 data=text =3 model=tinny"
     paths = [problem.key for problem in problems_of(command)]
     alone = ["precison", "seed", "fp16", "=3", "model"]
     assert paths == [*alone, "optimizer.momentum", "data.path"]
 
 
-def test_a_missing_value_is_not_told_when_its_key_was_misspelt() -> None:
+def test_missing_value_is_not_reported_for_a_misspelt_key() -> None:
     assert [p.key for p in problems_of("data=text data.pth=/x")] == ["data.pth"]

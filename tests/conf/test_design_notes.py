@@ -8,13 +8,13 @@ from support import REPO
 NOTE = REPO / "docs" / "explanation" / "slurm.md"
 
 
-def test_every_behaviour_has_its_row() -> None:
+def test_every_behaviour_has_a_row() -> None:
     rows = re.findall(r"^\| (\d+) \|", NOTE.read_text(), flags=re.MULTILINE)
     assert [int(row) for row in rows] == list(range(1, 34))
 
 
 @pytest.mark.parametrize("row", re.findall(r"^\| \d+ \|.*$", NOTE.read_text(), flags=re.MULTILINE))
-def test_the_tests_that_are_named_are_there(row) -> None:
+def test_named_tests_exist(row) -> None:
     named = re.findall(r"`(test_\w+)`", row)
     files = re.findall(r"(?:tests|benchmarks)/[\w/]+\.py", row)
     assert named or files

@@ -73,7 +73,7 @@ def test_every_key_is_explained() -> None:
             )
 
 
-def test_text_under_a_field_is_found_where_it_is_inherited() -> None:
+def test_inherited_field_description_is_found() -> None:
     docs = field_docs(WSDSchedule)
     assert docs["decay_frac"] == "Share of the run spent on the final linear decay."
     assert docs["final_frac"].startswith("Final learning rate")
@@ -107,13 +107,13 @@ def test_schemas_of_an_installed_eke(here, capsys) -> None:
     assert written == SCHEMAS
 
 
-def test_they_go_where_the_committed_settings_look(here, capsys) -> None:
+def test_schemas_are_written_to_the_configured_place(here, capsys) -> None:
     assert command(["schema"]) == 0
     assert capsys.readouterr().out == SETTINGS.read_text()
     assert len(list((here / ".schemas").iterdir())) == len(SCHEMAS)
 
 
-def test_schemas_know_the_users_own_options(here, capsys) -> None:
+def test_schemas_include_user_options(here, capsys) -> None:
     folder = here / "my_conf" / "optimizer"
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text(OWN.format(base="adamw"))
@@ -131,7 +131,7 @@ def test_schemas_know_the_users_own_options(here, capsys) -> None:
     assert catalogue.schema_class("optimizer", "yours").__name__ == "TorchAdamW"
 
 
-def test_folders_elsewhere_are_named_in_full(here, capsys) -> None:
+def test_external_folders_have_absolute_paths(here, capsys) -> None:
     work = here / "work"
     work.mkdir()
     (here / "conf_of_mine" / "experiment").mkdir(parents=True)
@@ -150,7 +150,7 @@ def test_folders_elsewhere_are_named_in_full(here, capsys) -> None:
         pytest.param(["file/below"], "Not a directory", id="below a file"),
     ],
 )
-def test_a_wrong_command_is_one_clear_line(here, capsys, words, said) -> None:
+def test_invalid_command_prints_one_line(here, capsys, words, said) -> None:
     (here / "file").write_text("mine")
     assert command(["schema", *words]) == (1 if words == ["file/below"] else 2)
     shown = capsys.readouterr()

@@ -30,7 +30,7 @@ def mistakes(name: str, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_schema_is_one(name) -> None:
+def test_every_schema_is_valid_json_schema(name) -> None:
     jsonschema.Draft7Validator.check_schema(SCHEMAS[name])
 
 
@@ -63,7 +63,7 @@ RIGHT = [
 
 
 @pytest.mark.parametrize(("name", "text"), RIGHT)
-def test_what_eke_takes_is_valid(name, text) -> None:
+def test_valid_file_passes_schema(name, text) -> None:
     assert mistakes(name, text) == []
 
 
@@ -99,7 +99,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "text", "said"), WRONG)
-def test_what_eke_refuses_is_not_valid(name, text, said) -> None:
+def test_invalid_file_fails_schema(name, text, said) -> None:
     found = mistakes(name, text)
     assert any(said in mistake for mistake in found), found
 
@@ -136,7 +136,7 @@ def natural(field, value) -> bool:
     return type(value) in kinds
 
 
-def test_schema_and_eke_judge_alike() -> None:
+def test_schema_agrees_with_eke() -> None:
     for key, field in KEYS:
         schema = {**field_schema(field, ""), "definitions": DEFINITIONS}
         validator = jsonschema.Draft7Validator(schema)

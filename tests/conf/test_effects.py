@@ -24,7 +24,7 @@ def claims_by_hand(text: str) -> list[str]:
     return [line for line in lines if EFFECT.search(line) and not SOMEBODY.search(line)]
 
 
-def test_the_readme_claims_no_effect_by_hand() -> None:
+def test_readme_claims_no_effect_by_hand() -> None:
     assert claims_by_hand((REPO / "README.md").read_text()) == []
 
 
@@ -48,5 +48,5 @@ def test_no_card_claims_an_effect_by_hand(group) -> None:
         ("2 x rows x columns numbers", False),
     ],
 )
-def test_what_such_a_claim_is(text, found) -> None:
+def test_claims_without_a_record_are_detected(text, found) -> None:
     assert bool(claims_by_hand(text)) is found

@@ -22,7 +22,7 @@ from eke.config.compose import compose, help_text
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.schema import AUTO_ATTENTION, Backend
 from eke.estimate.memory.predict_memory import forecast
-from eke.estimate.time.work import Work
+from eke.estimate.time.flops import Work
 from eke.hardware.datasheets import DEVICES
 from eke.models.checkpoints.architecture import read_sizes
 from eke.models.families import FAMILIES
@@ -38,7 +38,7 @@ from eke.training.model.attention_kernels import ATTENTION, EXPECTED
 from eke.training.model.attention_kernels import BACKENDS as PINNED
 from eke.training.model.build_model import build_model
 from eke.training.model.checkpointing import CHECKPOINTING
-from eke.training.model.unused import HEADS
+from eke.training.model.model_checks import HEADS
 from eke.training.optimizer.build_optimizer import SHAPES
 from eke.workflows.planning import plan_for
 
@@ -126,7 +126,7 @@ def plan_with(own_options: Path):
 
 
 @pytest.mark.slow
-def test_a_new_optimizer_trains(plan_with, plugin, tmp_path) -> None:
+def test_new_optimizer_trains(plan_with, plugin, tmp_path) -> None:
     from trained import start_job
 
     from eke.plan.record import metrics
@@ -146,7 +146,7 @@ def test_a_new_optimizer_trains(plan_with, plugin, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_a_new_option_is_offered_and_told_apart(own_options, plan_with, plugin) -> None:
+def test_new_option_is_offered_and_distinguished(own_options, plan_with, plugin) -> None:
     assert "rmsprop" in help_text(own_options)
     assert "rmsprop" not in help_text()
     assert plan_with("optimizer=rmsprop").choices["optimizer"] == "rmsprop"
@@ -159,7 +159,7 @@ def test_a_new_option_is_offered_and_told_apart(own_options, plan_with, plugin) 
 
 
 @pytest.mark.slow
-def test_a_new_option_has_the_fields_and_limits_of_its_schema(plan_with, plugin) -> None:
+def test_new_option_has_the_fields_and_limits_of_its_schema(plan_with, plugin) -> None:
     assert plan_with("optimizer=rmsprop", "optimizer.eps=1e-6").config.optimizer.eps == 1e-6
     for wrong, kind in (("beta2=1", "limit"), ("momentum=0.5", "other_options_key")):
         with pytest.raises(ConfigError) as error:
@@ -176,12 +176,12 @@ def test_a_new_option_has_the_fields_and_limits_of_its_schema(plan_with, plugin)
     ],
     ids=["parts", "pieces", "in_backward"],
 )
-def test_an_entry_says_where_its_optimizer_fails(overrides, why, plan_with, plugin) -> None:
+def test_entry_names_incompatible_settings(overrides, why, plan_with, plugin) -> None:
     with pytest.raises(ConfigError, match=why):
         plan_with("optimizer=rmsprop", *overrides)
 
 
-def test_an_optimizer_that_no_package_registers_is_rejected(plan_with) -> None:
+def test_optimizer_that_no_package_registers_is_rejected(plan_with) -> None:
     with pytest.raises(ConfigError) as error:
         plan_with("optimizer=rmsprop")
     assert error.value.problems[0].id == "unknown_option"
@@ -238,7 +238,7 @@ tie_word_embeddings: false
 @pytest.fixture
 def mistral_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of options with model=tiny_mistral, and the record of its family."""
-    monkeypatch.setattr("eke.config.compose.arguments.LABELS", ("model",))
+    monkeypatch.setattr("eke.config.compose.command_line.LABELS", ("model",))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "tiny_mistral.yaml").write_text(MISTRAL)
     wide = replace(
@@ -253,7 +253,7 @@ def mistral_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_new_family_is_planned_forecast_and_built_from_its_record(mistral_options) -> None:
+def test_new_family_is_planned_forecast_and_built_from_its_record(mistral_options) -> None:
     words = ["model=tiny_mistral", *SHORT, "hardware=cpu", "tracker=none", "batch.per_device=2"]
     plan = plan_for(compose(words, mistral_options), planning=False)
     model = build_model(plan, torch.device("cpu"))
@@ -267,7 +267,7 @@ def test_a_new_family_is_planned_forecast_and_built_from_its_record(mistral_opti
     assert "task" in [problem.key for problem in caught.value.problems]
 
 
-def test_a_new_family_reads_its_checkpoints_from_its_record(mistral_options, monkeypatch) -> None:
+def test_new_family_reads_its_checkpoints_from_its_record(mistral_options, monkeypatch) -> None:
     raw = dict.fromkeys(MAIN, 64) | {"model_type": "new_type"}
     assert read_sizes(raw, "folder")[0] == "other"
     new = replace(FAMILIES["mistral"], checkpoints={"new_type": lambda reader: reader.main()})
@@ -379,7 +379,7 @@ TASKS: dict[str, Callable[[TaskSamples, int, int], Sample]] = {
     "second_part": second_part,
 """,
     ),
-    "src/eke/training/model/unused.py": (
+    "src/eke/training/model/model_checks.py": (
         "HEADS: dict[str, str] = {\n",
         'HEADS: dict[str, str] = {\n    "second_part": "AutoModelForCausalLM",\n',
     ),
@@ -407,7 +407,7 @@ from trained import BRIEF, steps_of, train_job
 from eke.common.errors import ConfigError
 from eke.config.compose import compose
 from eke.estimate.memory.predict_memory import forecast
-from eke.estimate.time.work import Work
+from eke.estimate.time.flops import Work
 from eke.rules.techniques import TECHNIQUES
 from eke.workflows.planning import plan_for
 

@@ -16,7 +16,7 @@ def name(request) -> str:
 
 
 @pytest.mark.slow
-def test_the_first_line_is_a_command_that_composes(name) -> None:
+def test_first_line_is_a_command_that_composes(name) -> None:
     assert re.fullmatch(r"python train\.py -m sweep=.+ -- .+\.", headline(FILES[name]))
     script, flag, *overrides = command_of(name)
     assert (script, flag) == ("train.py", "-m")
@@ -27,7 +27,7 @@ def test_the_first_line_is_a_command_that_composes(name) -> None:
 
 
 @pytest.mark.slow
-def test_small_is_small_and_the_same_otherwise(name) -> None:
+def test_experiment_small_changes_only_sizes(name) -> None:
     large = expanded(*command_of(name)[2:])
     small = expanded(*command_of(name)[2:], "experiment=small")
     assert [cell.row for cell in small] == [cell.row for cell in large]
@@ -43,7 +43,7 @@ def test_small_is_small_and_the_same_otherwise(name) -> None:
 
 
 @pytest.mark.slow
-def test_rows_differ(name) -> None:
+def test_rows_of_a_sweep_differ(name) -> None:
     cells = expanded(*command_of(name)[2:])
     cells = [cell for cell in cells if cell.composed.config.repeat == 0]
     same = {repr(cell.composed.config): cell.row for cell in cells}
@@ -53,7 +53,7 @@ def test_rows_differ(name) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_typed_changes_a_sweeps_own_settings() -> None:
+def test_override_changes_settings_of_a_sweep() -> None:
     own = ["sweep=guide_table"]
     assert compose(own, in_sweep=True).config.model.option == "bert_large"
     typed = compose([*own, "experiment=small", "recipe=guide_best"], in_sweep=True)
@@ -64,7 +64,7 @@ def test_what_is_typed_changes_a_sweeps_own_settings() -> None:
     assert last.config.model.hidden_size == 64
 
 
-def test_an_experiment_that_is_typed_beats_the_one_in_a_sweep() -> None:
+def test_override_replaces_experiment_of_a_sweep() -> None:
     composed = compose(["sweep=guide_table", "experiment=smoke"], in_sweep=True)
     assert composed.config.train.steps == 20
     assert composed.config.data.seq_len == 64

@@ -11,7 +11,7 @@ from unit.models.sizes.configs import make_config
 
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.schema.techniques import OPTIMIZERS
-from eke.estimate.time.transfers import counts
+from eke.estimate.time.memory_traffic import counts
 from eke.models.sizes import OPTIMIZER_REGISTRY, optimizer_entry, structure
 from eke.models.sizes.optimizers import AUTO, LOOPS, optimizer_bytes, unknown_temporaries
 
@@ -30,7 +30,7 @@ def fields_of(option: str) -> str:
 
 
 @pytest.mark.parametrize("option", OPTIMIZER_REGISTRY)
-def test_an_entry_is_complete(option) -> None:
+def test_entry_is_complete(option) -> None:
     known = OPTIMIZER_REGISTRY[option]
     assert list(inspect.signature(resolve_name(known.builder)).parameters) == ["plan", "groups"]
     config = make_config("model=tiny", f"optimizer={option}")
@@ -48,7 +48,7 @@ def test_an_entry_is_complete(option) -> None:
 
 
 @pytest.mark.parametrize("option", OPTIMIZER_REGISTRY)
-def test_an_entry_names_what_exists(option) -> None:
+def test_optimizer_entry_refers_to_existing_options(option) -> None:
     known = OPTIMIZER_REGISTRY[option]
     assert {known.unquantised, known.twin or "adamw", known.counted_as or "adamw"} <= {
         *OPTIMIZER_REGISTRY
@@ -61,7 +61,7 @@ def test_an_entry_names_what_exists(option) -> None:
 
 
 @pytest.mark.parametrize("option", OPTIMIZER_REGISTRY)
-def test_the_card_names_the_package(option) -> None:
+def test_card_names_the_package(option) -> None:
     text = (REPO / "conf" / "optimizer" / f"{option}.yaml").read_text()
     (needs,) = [line for line in text.splitlines() if line.startswith("# Needs ")]
     known = OPTIMIZER_REGISTRY[option]
@@ -104,7 +104,7 @@ def named_in(path: Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_nothing_else_names_an_optimizer() -> None:
+def test_optimizer_names_stay_in_allowed_modules() -> None:
     names = {
         str(path.relative_to(SOURCE)): found
         for path in sorted(SOURCE.rglob("*.py"))

@@ -112,7 +112,7 @@ def test_forecasts_of_several_gpus_are_up_to_date(tmp_path, monkeypatch) -> None
         assert float(shown[0]) == pytest.approx(found[0], rel=0.01), typed
 
 
-def test_architecture_names_what_exists() -> None:
+def test_architecture_page_names_existing_code() -> None:
     text = ARCHITECTURE.read_text()
     paths = re.findall(r"`(src/eke/[\w/.]+)`", text)
     assert len(paths) > 25
@@ -187,7 +187,7 @@ def is_python(path: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
-def test_what_a_page_names_exists(page: Path) -> None:
+def test_page_names_existing_files_and_keys(page: Path) -> None:
     text = undated(page) if LAB in page.parents else page.read_text()
     assert not gone(text)
 
@@ -203,7 +203,7 @@ def test_what_a_page_names_exists(page: Path) -> None:
         "## 2026-01-01: an entry\n`results/old.json`\n## Rules\n`results/none.json`",
     ],
 )
-def test_what_is_gone_is_seen(text: str, tmp_path: Path) -> None:
+def test_removed_name_on_a_page_is_detected(text: str, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(text)
     assert len(gone(undated(page))) == 1
@@ -250,7 +250,7 @@ def contradicted(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
-def test_a_page_denies_nothing_that_a_record_shows(page: Path) -> None:
+def test_page_does_not_contradict_gpu_records(page: Path) -> None:
     assert read_gpus(REPO / "results"), "records of a GPU are committed"
     text = undated(page) if LAB in page.parents else page.read_text()
     assert not contradicted(text)
@@ -270,11 +270,11 @@ def test_a_page_denies_nothing_that_a_record_shows(page: Path) -> None:
         "Reserved memory on today's GPUs is not yet measured.",
     ],
 )
-def test_a_false_denial_is_seen(text: str) -> None:
+def test_contradiction_with_a_record_is_detected(text: str) -> None:
     assert contradicted(text)
 
 
-def test_links_lead_to_a_page_and_its_heading() -> None:
+def test_links_point_to_existing_headings() -> None:
     assert len(PAGES) > 50
     for page in PAGES:
         for link in links(page):

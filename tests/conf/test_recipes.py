@@ -42,13 +42,13 @@ def refused(*overrides: str) -> set[str]:
     ("model", "task", "recipe", "hardware"),
     [c if c in QUICK else pytest.param(*c, marks=pytest.mark.slow) for c in CASES],
 )
-def test_no_recipe_is_a_reason_for_a_refusal(model, task, recipe, hardware) -> None:
+def test_recipe_does_not_cause_a_rejection(model, task, recipe, hardware) -> None:
     asked = (f"model={model}", f"task={task}", f"hardware={hardware}")
     found = refused(*asked, f"recipe={recipe}")
     assert not found or found <= refused(*asked)
 
 
-def test_recipes_that_adapt_have_their_files_and_name_their_numerics() -> None:
+def test_adaptive_recipes_have_files_and_name_their_numerics() -> None:
     assert set(RECIPES) <= set(CATALOGUE.options["recipe"])
     for name in RECIPES:
         assert "16-bit products" in headline(CATALOGUE.options["recipe"][name])

@@ -24,17 +24,17 @@ def compare(name: str, fresh: str) -> None:
         assert fresh == page.read_text(), "run EKE_UPDATE=1 pytest tests/conf/test_reference.py"
 
 
-def test_techniques() -> None:
+def test_techniques_page_is_up_to_date() -> None:
     compare("techniques.md", techniques_page(REPO / "results"))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.technique)
-def test_the_guides_rows_are_commands_that_compose(row) -> None:
+def test_guides_rows_are_commands_that_compose(row) -> None:
     compose(["experiment=guide_single_gpu", *row.overrides.split()])
 
 
 @pytest.mark.slow
-def test_rules(tmp_path) -> None:
+def test_rules_page_is_up_to_date(tmp_path) -> None:
     compare("rules.md", rules_page(tmp_path))
 
 
@@ -123,12 +123,12 @@ SEEN = [
         ("peft=lora", "never seen running", []),
     ],
 )
-def test_what_is_said_of_an_option_is_what_its_rows_say(command, said, lines) -> None:
+def test_description_of_an_option_matches_its_rows(command, said, lines) -> None:
     assert describe(command, SEEN) == said
     assert observations(command, SEEN) == lines
 
 
-def test_only_full_size_measurements_stand_beside_the_guides(tmp_path) -> None:
+def test_only_full_size_measurements_are_compared_with_guides(tmp_path) -> None:
     full = {
         "outcome": "ok",
         "samples_per_s": 20.123,

@@ -127,7 +127,7 @@ def interrupt_a_probe(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").glob("eke/batches/*")), "and nothing was learnt"
 
 
-def test_a_probe_is_interrupted_then_fits_and_the_same_command_again(tmp_path) -> None:
+def test_interrupted_probe_is_repeated_and_its_result_reused(tmp_path) -> None:
     interrupt_a_probe(tmp_path)
     done = train(tmp_path, TIGHT, 0, *WORK)
     assert done.code == 0, done.text
@@ -149,7 +149,7 @@ def test_a_probe_is_interrupted_then_fits_and_the_same_command_again(tmp_path) -
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is enforced on Linux only")
-def test_a_probe_that_runs_out_of_memory_lowers_the_batch(tmp_path) -> None:
+def test_oom_probe_lowers_the_batch(tmp_path) -> None:
     # Python, torch and its profiler take about 1.3 GB of addresses; 31 samples do not fit beside.
     done = train(tmp_path, TIGHT, 1500 * MIB, *WORK)
     assert done.code == 0, done.text
@@ -158,7 +158,7 @@ def test_a_probe_that_runs_out_of_memory_lowers_the_batch(tmp_path) -> None:
     assert "31 ran out of memory in a probe" in done.out
 
 
-def test_two_processes_are_tried_out_together(tmp_path) -> None:
+def test_two_processes_are_probed_together(tmp_path) -> None:
     two = ("distributed=ddp", "distributed.num_processes=2", "batch.target=124")
     typed = last_wins(*WORK, *two)
     # Each process has half of the machine; DDP's buckets come on top of one process's forecast.

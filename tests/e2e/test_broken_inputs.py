@@ -110,7 +110,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", BROKEN)
-def test_broken_input_has_one_clear_message(case, tmp_path, cache, capfd) -> None:
+def test_broken_input_prints_one_message(case, tmp_path, cache, capfd) -> None:
     make, typed, phrase, fix = BROKEN[case]
     make(tmp_path)
     code = workflows.main([*(word.format(tmp=tmp_path) for word in typed), "tracker=none"])
@@ -130,7 +130,7 @@ def assert_no_half_store(cache: Path) -> None:
         assert store.name.endswith(".lock") or (store / "manifest.json").exists(), store
 
 
-def test_a_read_only_folder_for_runs(tmp_path, cache, capfd, monkeypatch) -> None:
+def test_read_only_run_folder_is_reported(tmp_path, cache, capfd, monkeypatch) -> None:
     """Tests may run as root, who may write everywhere: the system's answer is replaced."""
     jsonl(ROWS)(tmp_path)
     writable = os.access
@@ -145,7 +145,7 @@ def test_a_read_only_folder_for_runs(tmp_path, cache, capfd, monkeypatch) -> Non
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_read_only_cache(tmp_path, cache, capfd) -> None:
+def test_read_only_cache_is_tolerated(tmp_path, cache, capfd) -> None:
     """A file stands where the folder should be: nobody can write below it, root neither."""
     jsonl(ROWS)(tmp_path)
     cache.write_text("")
@@ -157,7 +157,7 @@ def test_a_read_only_cache(tmp_path, cache, capfd) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_while_preparing(tmp_path, cache) -> None:
+def test_full_disk_during_preparation_is_reported(tmp_path, cache) -> None:
     """The limit on file sizes stands for the disk; once there is space the same command works."""
     jsonl(ROWS * 200)(tmp_path)
     command = [

@@ -100,9 +100,7 @@ def only_run(tmp_path):
     return folder
 
 
-def test_a_sweep_runs_behind_the_command_of_another_package(
-    of_another_package, train_py, tmp_path
-) -> None:
+def test_sweep_runs_with_a_foreign_launch_command(of_another_package, train_py, tmp_path) -> None:
     typed = ("-m", *of_another_package, *SHORT, "hardware=cpu", "seed=0,1")
     done = train_py(*typed)
     assert done.code == 0, done.text
@@ -114,9 +112,7 @@ def test_a_sweep_runs_behind_the_command_of_another_package(
     assert train_py(*typed).out.count("answered from its record") == 2
 
 
-def test_a_killed_starter_leaves_a_run_that_the_next_command_ends_and_cancel_reaches(
-    launcher, start, tmp_path
-) -> None:
+def test_orphaned_run_is_ended_or_cancelled(launcher, start, tmp_path) -> None:
     """Killed with its prefix, it says nothing on the far side: there the worker trains on."""
     live: Live = start("-m", *launcher, *LONG, "seed=0")
     live.wait_for_step(30)

@@ -9,12 +9,12 @@ FAULTS = 3
 
 
 @pytest.mark.slow
-def test_faults_on_this_machine(tmp_path) -> None:
+def test_local_fault_campaign(tmp_path) -> None:
     counts = campaign("local", FAULTS, seed=11, root=tmp_path)
     assert counts.total() == FAULTS
 
 
-def test_the_campaign_sees_a_record_that_was_written_over(tmp_path) -> None:
+def test_fault_campaign_detects_overwritten_record(tmp_path) -> None:
     one = Round(tmp_path, "local", random.Random(0))
     run = tmp_path / "runs" / "a"
     run.mkdir(parents=True)

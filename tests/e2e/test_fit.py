@@ -50,7 +50,7 @@ def values_of(tmp_path):
 
 
 @pytest.mark.slow
-def test_it_tries_confirms_and_writes_the_best_also_after_ctrl_c(fit, train_py, tmp_path) -> None:
+def test_fit_tries_confirms_and_resumes_after_ctrl_c(fit, train_py, tmp_path) -> None:
     typed = (*WORK, "--budget-trials", "3", "--name", "found", "--objective", "memory")
     with subprocess.Popen(
         [*FIT, *typed], cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE,
@@ -102,7 +102,7 @@ def test_it_tries_confirms_and_writes_the_best_also_after_ctrl_c(fit, train_py, 
 
 
 @pytest.mark.slow
-def test_a_diverging_training_is_tried_once(fit, tmp_path) -> None:
+def test_diverging_trial_is_not_repeated(fit, tmp_path) -> None:
     done = fit(*last_wins(*WORK, *DIVERGES, "train.steps=50"))
     assert done.code == 1, done.text
     assert done.out.count("diverged:") == 1, done.text
@@ -111,7 +111,7 @@ def test_a_diverging_training_is_tried_once(fit, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_on_declared_hardware_only_the_plan_can_be_asked_for(fit_here) -> None:
+def test_declared_hardware_requires_plan_only(fit_here) -> None:
     refused = fit_here(*WORK, "hardware=h100")
     assert refused.code == 2
     assert "plan_only=true" in refused.err
@@ -137,7 +137,7 @@ def test_on_declared_hardware_only_the_plan_can_be_asked_for(fit_here) -> None:
         pytest.param(["--cfg", "job"], "python train.py --cfg job", id="a question for Hydra"),
     ],
 )
-def test_a_mistake_is_told_before_anything_runs(fit_here, arguments, word, tmp_path) -> None:
+def test_invalid_fit_command_starts_no_run(fit_here, arguments, word, tmp_path) -> None:
     done = fit_here(*arguments)
     assert done.code == 2, done.text
     assert word in done.text

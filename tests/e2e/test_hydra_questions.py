@@ -36,7 +36,7 @@ def answered(finished: Finished) -> str:
 
 
 @pytest.mark.slow
-def test_the_configuration(ask) -> None:
+def test_cfg_prints_the_configuration(ask) -> None:
     shown = yaml.safe_load(answered(ask("--cfg", "job", "optimizer=sgd", "seed=3")))
     assert shown["optimizer"]["momentum"] == 0.9
     assert shown["seed"] == 3
@@ -46,7 +46,7 @@ def test_the_configuration(ask) -> None:
 
 
 @pytest.mark.slow
-def test_a_part_of_it(ask) -> None:
+def test_package_prints_one_section(ask) -> None:
     part = answered(ask("--cfg", "job", "--package", "optimizer", "optimizer.lr=0.5"))
     assert yaml.safe_load(part)["lr"] == 0.5
     assert answered(ask("--cfg", "job", "-p", "seed")) == "0\n"
@@ -70,11 +70,11 @@ def test_interpolations_are_shown_or_resolved(ask, own_options) -> None:
         pytest.param(["--hydra-help", "seed=1"], "Flags", id="help"),
     ],
 )
-def test_how_it_is_composed(ask, words, said) -> None:
+def test_info_prints_the_composition(ask, words, said) -> None:
     assert said in answered(ask(*words))
 
 
-def test_ones_own_options_are_seen(ask, own_options) -> None:
+def test_user_options_are_composed(ask, own_options) -> None:
     shown = answered(ask("--info", "defaults", "--config-dir", str(own_options), "recipe=mine"))
     assert "recipe/mine" in shown
     assert "recipe/low_memory" in shown
@@ -94,7 +94,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("words", "fix"), REFUSED)
-def test_what_cannot_be_asked(ask, words, fix) -> None:
+def test_unsupported_hydra_flag_has_a_fix(ask, words, fix) -> None:
     finished = ask(*words.split())
     assert finished.code == 2
     assert finished.out == ""
@@ -104,7 +104,7 @@ def test_what_cannot_be_asked(ask, words, fix) -> None:
 
 
 @pytest.mark.slow
-def test_an_answer_that_cannot_be_written(tmp_path) -> None:
+def test_closed_output_of_cfg_is_handled(tmp_path) -> None:
     with open("/dev/full", "w") as full:
         finished = subprocess.run(
             [sys.executable, str(REPO / "train.py"), "--cfg", "job"],

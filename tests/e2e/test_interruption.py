@@ -63,9 +63,7 @@ def ask_twice(live, folder) -> None:
     assert record_of(folder)["outcome"] == "cancelled"
 
 
-def test_however_it_ends_the_same_command_continues_the_same_curve(
-    start, train_py, tmp_path, train_ranks
-) -> None:
+def test_interrupted_run_resumes_the_same_curve(start, train_py, tmp_path, train_ranks) -> None:
     def going(steps: int = 15):
         live = start(*LONG)
         live.wait_for_more(steps)

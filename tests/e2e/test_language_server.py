@@ -143,13 +143,13 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("group", "text", "line", "said"), MISTAKES)
-def test_a_mistake_is_underlined(server, group, text, line, said) -> None:
+def test_mistakes_have_diagnostics(server, group, text, line, said) -> None:
     problems = server.problems[server.open(group, text)]
     assert [p["range"]["start"]["line"] for p in problems] == [line]
     assert said in problems[0]["message"]
 
 
-def test_what_eke_takes_is_not_underlined(server) -> None:
+def test_valid_file_has_no_editor_diagnostics(server) -> None:
     text = ADAMW + "lr: 1e-3\nbeta1: ${seed}\nweight_decay: 0\n"
     assert server.problems[server.open("optimizer", text)] == []
     text = 'option: a\ncompute: ${oc.env:FORMAT}\ntf32: "on"\n'
@@ -170,7 +170,7 @@ def test_options_complete(server) -> None:
     assert offered["override /optimizer"] == "override /optimizer: "
 
 
-def test_the_keys_of_a_section_are_those_of_the_option_chosen(server) -> None:
+def test_keys_of_a_section_match_chosen_option(server) -> None:
     text = f"{PRESET}defaults:\n  - override /optimizer: sgd\n  - _self_\noptimizer:\n  |\n"
     offered = server.completions("experiment", text)
     assert set(offered) == {"lr", "weight_decay", "momentum", "nesterov"}
@@ -181,7 +181,7 @@ def test_the_keys_of_a_section_are_those_of_the_option_chosen(server) -> None:
     ["product:\n    |", "zip:\n    |", "rows:\n    one:\n      |"],
     ids=["product", "zip", "row"],
 )
-def test_what_a_sweep_may_vary_completes(server, place) -> None:
+def test_sweepable_keys_are_completed(server, place) -> None:
     offered = server.completions("sweep", f"{PRESET}sweep:\n  {place}\n")
     assert {"precision", "optimizer.lr", "train.steps"} <= set(offered)
 
@@ -197,7 +197,7 @@ def test_what_a_sweep_may_vary_completes(server, place) -> None:
         ),
     ],
 )
-def test_values_complete_as_they_must_be_written(server, group, key, values) -> None:
+def test_completed_values_are_quoted_correctly(server, group, key, values) -> None:
     written = set(server.completions(group, f"{key}: |\n").values())
     assert values <= written
     assert not {"on", "off"} & written
@@ -205,12 +205,12 @@ def test_values_complete_as_they_must_be_written(server, group, key, values) -> 
         assert server.problems[server.open(group, f"{key}: {value}\n")] == []
 
 
-def test_a_variant_is_one_completion_away(server) -> None:
+def test_variants_are_completed(server) -> None:
     offered = server.completions("optimizer", "defaults: |\n")
     assert "/schema/optimizer/sgd@_here_" in offered["fields of sgd"]
 
 
-def test_hovering_shows_what_a_key_is(server) -> None:
+def test_hover_describes_a_key(server) -> None:
     shown = server.at("optimizer", ADAMW + "bet|a1: 0.5\n", "hover")["contents"]["value"]
     assert "Decay of the first moment." in shown
     assert "at least 0 and below 1. Default: 0.9" in shown

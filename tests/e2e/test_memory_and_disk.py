@@ -76,7 +76,7 @@ def checkpoints(folder: Path) -> list[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is enforced on Linux only")
-def test_a_sweep_skips_what_can_only_need_more_memory(train_py, tmp_path) -> None:
+def test_sweep_skips_larger_runs_after_oom(train_py, tmp_path) -> None:
     """Real memory running out in a sweep: in one run of it, not two."""
     sizes = ("batch.per_device=256,512", "data.num_samples=512", "train.steps=2")
     sweep = last_wins(*TOO_LARGE, *sizes)
@@ -108,9 +108,7 @@ def test_a_sweep_skips_what_can_only_need_more_memory(train_py, tmp_path) -> Non
     assert len((folder / "attempts.jsonl").read_text().splitlines()) == 1
 
 
-def test_what_cannot_be_written_harms_nothing_that_is(
-    start, train_py, tmp_path, train_ranks
-) -> None:
+def test_failed_write_keeps_earlier_rows(start, train_py, tmp_path, train_ranks) -> None:
     live = start(*last_wins(*SMALL, "train.steps=100000"))
     live.wait_for_step(10)
     (folder,) = run_folders(tmp_path)
@@ -165,7 +163,7 @@ def metrics_that_cannot_be_written(tmp: Path, folder: Path) -> None:
     assert checkpoints(folder) == [f"step-{newest - 50:08d}", f"step-{newest:08d}"]
 
 
-def test_a_record_that_cannot_be_written(train_py, tmp_path) -> None:
+def test_unwritable_record_is_reported(train_py, tmp_path) -> None:
     few = last_wins(*SMALL, "train.steps=3")
     # More than plan.json and three rows of metrics need, less than the record.
     done = train_within(resource.RLIMIT_FSIZE, 9_000, tmp_path, *few)
@@ -180,7 +178,7 @@ def test_a_record_that_cannot_be_written(train_py, tmp_path) -> None:
     assert (folder / "record.json").stat().st_size > 9_000
 
 
-def test_a_plan_that_cannot_be_written(tmp_path) -> None:
+def test_unwritable_plan_is_reported(tmp_path) -> None:
     done = train_within(resource.RLIMIT_FSIZE, 1_000, tmp_path, *SMALL)
     assert done.code == 1
     assert "Traceback" not in done.text

@@ -42,7 +42,7 @@ HEADS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_trace_of_a_family_without_formulas(family, tmp_path, monkeypatch) -> None:
+def test_family_without_formulas_is_traced(family, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     task, sizes = FAMILIES[family]

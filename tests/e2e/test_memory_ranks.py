@@ -35,7 +35,7 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_what_each_of_two_processes_takes_is_foreseen(case, train_ranks, make_plan) -> None:
+def test_peak_of_each_of_two_processes_is_forecast(case, train_ranks, make_plan) -> None:
     plan = make_plan(*BASE, *case)
     record = json.loads((train_ranks(*BASE, *case) / "record.json").read_text())
     peaks = record["memory"]["measured"]["peak_per_rank_bytes"]
@@ -87,7 +87,7 @@ def test_each_phase_of_parts_is_foreseen(make_plan, tmp_path, monkeypatch) -> No
 
 
 @pytest.mark.slow
-def test_the_benchmark_draws_what_no_rule_refuses(monkeypatch) -> None:
+def test_benchmark_draws_only_valid_configurations(monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(REPO / "benchmarks"))
     import memory_truth_ranks
 

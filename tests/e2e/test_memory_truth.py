@@ -43,7 +43,7 @@ PARTS = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", PARTS)
-def test_what_is_frozen_is_predicted_to_the_byte_nearly(words) -> None:
+def test_frozen_model_peak_is_predicted_within_1_percent(words) -> None:
     typed = [*words.split(), "precision=bf16", "batch.per_device=4", "data.seq_len=64", *COMMON]
     typed += ["data.num_samples=32", "model.vocab_size=1000"]
     frozen = Case("", tuple(typed))
@@ -73,7 +73,7 @@ COMPILED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", COMPILED.values(), ids=COMPILED)
-def test_what_compiled_code_keeps_is_predicted(words) -> None:
+def test_compiled_model_peak_is_predicted(words) -> None:
     case = Case("", (*words.split(), *COMMON, "data.num_samples=48", "model.num_hidden_layers=2"))
     answer = get_or_run_trace(plan_of(case))
     assert answer.traced is not None, answer.reason
@@ -97,7 +97,7 @@ def test_fused_adapters_are_predicted(memory) -> None:
 
 
 @pytest.mark.slow
-def test_every_one_can_be_traced(outcomes) -> None:
+def test_every_case_can_be_traced(outcomes) -> None:
     assert not [f"{o.case.overrides}: {o.reason}" for o in outcomes if o.predicted is None]
     assert {o.case.family for o in outcomes} == set(MODELS)
 

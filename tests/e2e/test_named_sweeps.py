@@ -24,7 +24,7 @@ def is_compiled(plan: Plan) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
-def test_every_word_of_its_cells_runs_or_is_refused_by_a_rule(name, train_plan) -> None:
+def test_every_sweep_row_runs_or_is_rejected_by_a_rule(name, train_plan) -> None:
     cells, plans = planned(f"sweep={name}", *FASTER)
     ids = {rule.id for rule in RULES}
     done = words_before(name)
@@ -46,7 +46,7 @@ def test_every_word_of_its_cells_runs_or_is_refused_by_a_rule(name, train_plan) 
 
 
 @pytest.mark.slow
-def test_a_named_sweep_as_it_is_typed(train_py, tmp_path) -> None:
+def test_named_sweep_runs_from_the_command_line(train_py, tmp_path) -> None:
     done = train_py("-m", "sweep=nvlink", "sweep.exclude=[row=ddp_without_nvlink]", *FASTER)
     assert done.code == 0, done.text
     (file,) = tmp_path.glob("runs/sweep-*/sweep.json")

@@ -57,7 +57,7 @@ SAME = {"adamw", "adamw_forloop", "adamw_foreach", "adamw_fused"}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", sorted({*HERE, *COMPILED} - SAME))
-def test_it_learns_about_as_well_as_adamw(option, curve_of, losses) -> None:
+def test_optimizer_reaches_loss_near_adamw(option, curve_of, losses) -> None:
     reference = learn(curve_of, losses, "adamw")
     assert reference < 3.5, "of 5.8 at the start, ln 320"
     assert learn(curve_of, losses, option) < reference * (1 + MARGINS.get(option, OTHERS))

@@ -18,7 +18,7 @@ from typed_fixes import complaint, mended
 
 from eke.common.paths import RunPaths
 from eke.plan.record import metrics, read_record
-from eke.training.distributed.operators import build_folder
+from eke.training.distributed.build_operators import build_folder
 
 COUNT = int(os.environ.get("EKE_PAIRS", "0"))
 DONE = int(os.environ.get("EKE_PAIRS_DONE", "0"))
@@ -41,7 +41,7 @@ def operators(tmp_path_factory, monkeypatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(max(1800, 120 * COUNT))
-def test_every_pair_of_options_trains_or_is_refused_with_a_fix(
+def test_every_pair_of_options_trains_or_is_rejected_with_a_fix(
     make_plan, train_ranks, tmp_path, operators
 ) -> None:
     factors = FACTORS if COUNT else {name: FACTORS[name] for name in SHORT}
@@ -76,7 +76,7 @@ def test_every_pair_of_options_trains_or_is_refused_with_a_fix(
     assert not failures, f"{len(failures)} failed:\n" + "\n".join(failures)
 
 
-def test_a_few_configurations_have_every_pair() -> None:
+def test_few_configurations_cover_every_pair() -> None:
     """Four factors of three values: 54 pairs, which nine configurations can just hold."""
     factors = {name: tuple((f"{name}={v}",) for v in "abc") for name in "wxyz"}
     covering = Covering(lambda command: command, Random(0), factors)
@@ -85,7 +85,7 @@ def test_a_few_configurations_have_every_pair() -> None:
     assert len(commands) <= 16
 
 
-def test_what_the_rules_refuse_is_not_covered() -> None:
+def test_rejected_pairs_are_not_counted_as_covered() -> None:
     factors = {name: tuple((f"{name}={v}",) for v in "ab") for name in "xyz"}
 
     def mend(command):

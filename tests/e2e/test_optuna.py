@@ -44,13 +44,13 @@ def script():
     ],
     ids=["damaged", "good"],
 )
-def test_a_line_that_is_no_row_is_skipped(text, script, tmp_path) -> None:
+def test_invalid_metrics_line_is_skipped(text, script, tmp_path) -> None:
     (tmp_path / "metrics.jsonl").write_text(text)
     found = list(script.Curve(tmp_path / "metrics.jsonl").new())
     assert str(found) == "[(0, 5.5), (4, nan)]"
 
 
-def test_a_point_that_was_interrupted_is_tried_again(script, tmp_path) -> None:
+def test_interrupted_trial_is_repeated(script, tmp_path) -> None:
     study = optuna.create_study(storage=f"sqlite:///{tmp_path}/optuna.db")
     killed = study.ask()
     point = script.suggest(killed)
@@ -68,7 +68,7 @@ def test_a_point_that_was_interrupted_is_tried_again(script, tmp_path) -> None:
     assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
 
 
-def test_a_run_that_goes_on_without_its_search_is_waited_for(script, tmp_path, monkeypatch) -> None:
+def test_orphaned_run_of_a_search_is_awaited(script, tmp_path, monkeypatch) -> None:
     lines = (
         "import sys, pathlib",
         "count = pathlib.Path(sys.argv[1])",
@@ -89,7 +89,7 @@ def test_a_run_that_goes_on_without_its_search_is_waited_for(script, tmp_path, m
 
 
 @pytest.mark.slow
-def test_trials_are_runs_and_the_same_command_goes_on(search, tmp_path) -> None:
+def test_trials_are_runs_and_the_search_resumes(search, tmp_path) -> None:
     first = search("--trials", "1", *WORK)
     assert first.code == 0, first.text
     again = search("--trials", "2", *WORK)
@@ -111,7 +111,7 @@ def test_trials_are_runs_and_the_same_command_goes_on(search, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_what_learns_badly_is_ended_early(search, tmp_path) -> None:
+def test_bad_trial_is_pruned(search, tmp_path) -> None:
     """Earlier trials that nothing can match: the pruner's median is out of reach."""
     os.makedirs(tmp_path / "runs")
     study = optuna.create_study(
@@ -130,7 +130,7 @@ def test_what_learns_badly_is_ended_early(search, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_a_refused_command_is_told_and_no_trial_is_lost(search, tmp_path) -> None:
+def test_rejected_command_is_reported_without_losing_a_trial(search, tmp_path) -> None:
     done = search("--trials", "1", *last_wins(*WORK, "precision=tf32"))
     assert done.code == 1
     assert "precision=fp32" in done.text

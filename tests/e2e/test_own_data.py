@@ -36,9 +36,7 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS.keys())
-def test_every_task_computes_the_same_however_rows_are_padded(
-    task, curve_of, tmp_path_factory
-) -> None:
+def test_padding_does_not_change_any_task(task, curve_of, tmp_path_factory) -> None:
     """Ragged rows, padded to the longest of four or of one: padding changes nothing."""
     from equivalence_compare import largest_difference
 
@@ -57,7 +55,7 @@ def test_every_task_computes_the_same_however_rows_are_padded(
 
 
 @pytest.mark.slow
-def test_the_record_says_what_was_read(train_py, tmp_path) -> None:
+def test_record_describes_the_data(train_py, tmp_path) -> None:
     file = write_jsonl(tmp_path / "a.jsonl", [*ROWS, {"text": 5}])
     typed = (*SHORT, "model=tiny_bert", "task=sequence_classification", "data=jsonl",
              f"data.path={file}", "data.max_bad_frac=0.1")  # fmt: skip

@@ -24,7 +24,7 @@ from typed_fixes import MAX_MENDINGS, complaint, typed_fixes
 
 from eke.common.errors import ConfigError, Problem
 from eke.plan.record import metrics
-from eke.training.distributed.operators import build_folder
+from eke.training.distributed.build_operators import build_folder
 
 COUNT = int(os.environ.get("EKE_RANDOM", "100"))
 SEED = int(os.environ.get("EKE_RANDOM_SEED", "4"))
@@ -115,7 +115,7 @@ def write_rows(folder: Path) -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*instantiated:DeprecationWarning")
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_configuration_trains_or_is_refused_with_a_fix(
+def test_every_configuration_trains_or_is_rejected_with_a_fix(
     part, any_curve_of, tmp_path, tmp_path_factory, caplog, monkeypatch, record_property
 ) -> None:
     cache = tmp_path_factory.mktemp("cache")
@@ -149,7 +149,7 @@ def test_every_configuration_trains_or_is_refused_with_a_fix(
     assert tally.share >= SHARE_TRAINED, tally.render()
 
 
-def test_no_key_is_forgotten_by_the_generator() -> None:
+def test_generator_draws_every_key() -> None:
     assert undrawn_keys() == set(), "add them to tests/random_configurations.py"
 
 
@@ -160,7 +160,7 @@ def test_no_key_is_forgotten_by_the_generator() -> None:
         pytest.param(("model=tiny", "model.num_attention_heads=3"), False, id="refused"),
     ],
 )
-def test_the_tally_tells_one_from_the_other(command, trains, curve_of) -> None:
+def test_tally_separates_trained_from_mended(command, trains, curve_of) -> None:
     tally = Tally()
     short = ("data.num_samples=8", "data.num_eval_samples=2", "data.seq_len=8", "tracker=none")
     try_command((*short, "train.steps=2", *command), curve_of, tally)
@@ -168,7 +168,7 @@ def test_the_tally_tells_one_from_the_other(command, trains, curve_of) -> None:
     assert set(tally.refused) == (set() if trains else {"heads_divide_width"})
 
 
-def test_what_two_processes_have_counted_is_shown_as_one() -> None:
+def test_tallies_of_two_processes_are_summed() -> None:
     one, other = Tally(4, count=3, trained=2, mismatched=1), Tally(4, count=5, mended=2)
     one.refused.update({"apex_needs_cuda": 1})
     other.refused.update({"apex_needs_cuda": 2, "heads_divide_width": 1})

@@ -80,7 +80,7 @@ def going(tmp_path):
 
 
 def kill_rank_0(live: Live, folder: Path) -> None:
-    """It is named. Rank 1: test_a_rank_that_runs_out_of_memory_says_so_itself."""
+    """It is named. Rank 1: test_oom_on_one_rank_is_reported_by_that_rank."""
     os.kill(worker(folder, 0), signal.SIGKILL)
     out = live.finish()
     assert live.process.returncode == 1, out
@@ -136,7 +136,7 @@ WAYS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", WAYS)
-def test_however_two_ranks_end_the_same_command_continues_the_same_curve(
+def test_two_ranks_resume_the_same_curve_after_any_end(
     strategy, going, tmp_path, train_ranks
 ) -> None:
     """Dropout differs between ranks, so each rank's random state must come back, too."""
@@ -155,7 +155,7 @@ def test_however_two_ranks_end_the_same_command_continues_the_same_curve(
 
 
 @pytest.mark.slow
-def test_a_named_run_goes_on_with_other_ranks(going, train_py, tmp_path, train_ranks) -> None:
+def test_named_run_resumes_with_another_rank_count(going, train_py, tmp_path, train_ranks) -> None:
     """Two ranks, stopped; then one to the end: the curve of one that nothing disturbed."""
     case = last_wins(
         *LONG, "train.steps=150", "train.log_every=1", "optimizer.lr=1e-5", "train.eval_every=null"
@@ -183,7 +183,7 @@ def test_a_named_run_goes_on_with_other_ranks(going, train_py, tmp_path, train_r
 
 
 @pytest.mark.slow  # torch's agent gives a process that does not answer 30 s before it kills it
-def test_a_rank_that_hangs_is_waited_for_only_so_long(tmp_path) -> None:
+def test_hung_rank_times_out(tmp_path) -> None:
     live = Live(tmp_path, (*LONG, "distributed.timeout_s=3"))
     live.wait_for_step(5)
     (folder,) = run_folders(tmp_path)
@@ -210,7 +210,7 @@ ACCELERATE = ["accelerate.commands.launch", "--cpu", "--num_processes=2", "--mix
 
 
 @pytest.mark.slow
-def test_somebody_elses_launcher_trains_the_same_run(tmp_path, make_plan, rank_server) -> None:
+def test_torchrun_trains_the_same_run(tmp_path, make_plan, rank_server) -> None:
     ours, _, codes = train_in_ranks(
         rank_server, make_plan(*SHORT), tmp_path / "ours", environment(tmp_path)
     )
@@ -230,7 +230,7 @@ def test_somebody_elses_launcher_trains_the_same_run(tmp_path, make_plan, rank_s
 
 
 @pytest.mark.slow
-def test_a_launcher_with_other_processes_than_configured_is_refused(tmp_path) -> None:
+def test_launcher_with_wrong_process_count_is_rejected(tmp_path) -> None:
     one = [o for o in SHORT if not o.startswith("distributed")]
     done = launched(tmp_path, TORCHRUN, *one)
     assert done.code != 0
@@ -239,13 +239,13 @@ def test_a_launcher_with_other_processes_than_configured_is_refused(tmp_path) ->
 
 
 @pytest.mark.slow
-def test_a_sweep_under_a_launcher_is_refused(tmp_path) -> None:
+def test_sweep_under_torchrun_is_rejected(tmp_path) -> None:
     done = launched(tmp_path, TORCHRUN, "-m", *SHORT)
     assert done.err.count("A sweep starts its own") == 1
 
 
 @pytest.mark.slow
-def test_a_full_disk_on_rank_0_ends_both(tmp_path) -> None:
+def test_full_disk_on_rank_0_ends_both_ranks(tmp_path) -> None:
     """Rank 0 alone writes; the other one must not wait for it for ever."""
     script = tmp_path / "limited.sh"
     script.write_text(f'ulimit -f 200\nexec {sys.executable} {REPO / "train.py"} "$@"\n')
@@ -257,7 +257,7 @@ def test_a_full_disk_on_rank_0_ends_both(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_runs_out_of_memory_says_so_itself(tmp_path) -> None:
+def test_oom_on_one_rank_is_reported_by_that_rank(tmp_path) -> None:
     """Its address space is cut while it trains; logits of 42 MiB are always mapped anew."""
     large = ("model.vocab_size=4096", "data.seq_len=128", "batch.per_device=20")
     live = Live(tmp_path, last_wins(*LONG, *large, "train.log_every=1"))

@@ -21,7 +21,7 @@ SHORT = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_trains_and_its_record_says_why(recipe, train_ranks) -> None:
+def test_recipe_trains_and_records_its_reasons(recipe, train_ranks) -> None:
     typed = SHORT if recipe != "low_memory" else (*SHORT, "batch.per_device=2")
     record = record_of(train_ranks(f"recipe={recipe}", *typed))
     decisions = record["plan"]["decisions"]

@@ -108,7 +108,7 @@ def click(browser, title, table=".main"):
     browser.execute_script(f"{heads}.find(e => e.textContent === '{title}').click()")
 
 
-def test_no_request_leaves_it_and_the_console_is_silent(browser, page):
+def test_page_sends_no_request_and_logs_no_error(browser, page):
     opened(browser, page)
     asked = []
     for entry in browser.get_log("performance"):
@@ -137,7 +137,7 @@ def test_every_picture_is_drawn(browser, page):
     assert all(count > 3 for count in counts), counts
 
 
-def test_the_table_sorts_by_number_absent_ones_last(browser, page):
+def test_table_sorts_numerically_with_missing_values_last(browser, page):
     opened(browser, page)
     click(browser, "samples/s", ".all")
     falling = column(browser, "samples/s", ".all")
@@ -156,7 +156,7 @@ def test_the_table_sorts_by_number_absent_ones_last(browser, page):
     assert shown == sorted(shown, key=lambda text: (text == "", text))
 
 
-def test_the_table_can_be_searched(browser, page):
+def test_table_can_be_searched(browser, page):
     opened(browser, page)
     search = browser.find_element("css selector", ".table:not(.all) input")
     search.send_keys("lion bf16")
@@ -221,7 +221,7 @@ def plain_page(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(("width", "dark"), WIDTHS)
-def test_first_screens_have_verdict_table_and_chart(browser, plain_page, width, dark):
+def test_first_screen_has_verdict_table_and_chart(browser, plain_page, width, dark):
     opened(browser, plain_page, width, dark)
     found = browser.execute_script(MEASURE)
     assert found["width"] <= width
@@ -239,7 +239,7 @@ def test_first_screens_have_verdict_table_and_chart(browser, plain_page, width, 
     assert plain_page.stat().st_size < 1_200_000
 
 
-def test_paper_shows_everything_within_its_width(browser, plain_page):
+def test_printed_page_fits_the_paper(browser, plain_page):
     opened(browser, plain_page, width=700, dark=True)
     browser.execute_script("window.dispatchEvent(new Event('beforeprint'))")
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
@@ -277,7 +277,7 @@ def axe_script() -> str:
 
 
 @pytest.mark.parametrize("width", [390, 1400])
-def test_long_words_scroll_no_page_sideways(browser, page, width):
+def test_long_words_do_not_widen_the_page(browser, page, width):
     opened(browser, page, width=width)
     assert script(browser, "document.scrollingElement.scrollWidth") <= width
     pictures = "[...document.querySelectorAll('.picture svg')]"
@@ -286,7 +286,7 @@ def test_long_words_scroll_no_page_sideways(browser, page, width):
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_text_stands_out_from_its_ground(browser, page, dark):
+def test_text_has_sufficient_contrast(browser, page, dark):
     """Contrast of 4.5 at least (WCAG 2.1, 1.4.3), for body, quiet text and table cells."""
     opened(browser, page, dark=dark)
     for selector in ("body", ".quiet", ".main tbody td", "td.good > span", "tr.bad td"):

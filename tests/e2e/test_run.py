@@ -5,7 +5,7 @@ from live import SHORT, attempts, record_of, rows_of, run_folders
 from support import DIVERGES, PATIENCE_S, last_wins
 
 
-def test_a_run_leaves_a_true_record(train_py, tmp_path) -> None:
+def test_run_writes_a_correct_record(train_py, tmp_path) -> None:
     done = train_py(*SHORT, "seed=3")
     assert done.code == 0, done.text
     (folder,) = run_folders(tmp_path)
@@ -40,7 +40,7 @@ def test_a_run_leaves_a_true_record(train_py, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_done_again_alongside_its_record_and_not_for_its_presentation(
+def test_changed_software_reruns_and_changed_presentation_does_not(
     start, train_py, tmp_path
 ) -> None:
     unread = start(*SHORT)
@@ -57,7 +57,7 @@ def test_a_run_is_done_again_alongside_its_record_and_not_for_its_presentation(
 
 
 @pytest.mark.slow
-def test_divergence_is_an_outcome(train_py, tmp_path) -> None:
+def test_divergence_is_recorded_as_outcome(train_py, tmp_path) -> None:
     command = (*SHORT, *DIVERGES, "train.log_every=1")
     done = train_py(*command)
     assert done.code == 1, done.text
@@ -69,7 +69,7 @@ def test_divergence_is_an_outcome(train_py, tmp_path) -> None:
     assert "rerun=true" in again.out, "diverged is final"
 
 
-def test_plan_only_runs_nothing(train_main, tmp_path) -> None:
+def test_plan_only_starts_no_run(train_main, tmp_path) -> None:
     done = train_main("plan_only=true", "batch.target=64", "precision=fp16")
     assert done.code == 0, done.text
     assert "batch.accumulation" in done.out
@@ -77,7 +77,7 @@ def test_plan_only_runs_nothing(train_main, tmp_path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_declared_gpu_can_be_planned_for(train_main) -> None:
+def test_plan_for_a_declared_gpu(train_main) -> None:
     planned = train_main("plan_only=true", "hardware=h200", "model=llama_1b", "precision=tf32")
     assert planned.code == 0, planned.text
     assert "H200" in planned.out

@@ -156,7 +156,7 @@ sys.exit(main(["train", *sys.argv[2:]]))
 
 
 @pytest.mark.parametrize("command", [["doctor"], ["status", "."], ["train", "plan_only=true"]])
-def test_python_m_eke_imports_nothing_from_the_current_folder(command, traps, tmp_path) -> None:
+def test_python_m_eke_imports_no_file_of_the_current_folder(command, traps, tmp_path) -> None:
     (traps / "sitecustomize.py").unlink()
     (traps / "eke.py").unlink()  # `-m eke` looks for this one itself, before eke can say a word
     variables = environment(tmp_path)
@@ -168,9 +168,7 @@ def test_python_m_eke_imports_nothing_from_the_current_folder(command, traps, tm
     assert not (tmp_path / "executed").exists(), done.stdout + done.stderr
 
 
-def test_two_terminals_on_one_cpu_claim_no_speed_and_one_terminal_does(
-    start, train_py, tmp_path
-) -> None:
+def test_shared_cpu_invalidates_speed_measurements(start, train_py, tmp_path) -> None:
     """The first run begins alone and ends alone: it must learn of the second all the same."""
     first = start(*last_wins(*SHORT, "train.steps=100000", "seed=0"))
     first.wait_for_step(3)

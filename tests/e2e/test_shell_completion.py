@@ -132,7 +132,7 @@ OF_A_SHELL = (
 
 @needs_bash
 @pytest.mark.parametrize(("typed", "wanted"), AT_A_TERMINAL)
-def test_bash(bash, place, typed, wanted) -> None:
+def test_bash_completion(bash, place, typed, wanted) -> None:
     bash.type(typed + "\t")
     bash.wait_for(wanted)
     bash.type("\x15\n")  # away with the line
@@ -141,7 +141,7 @@ def test_bash(bash, place, typed, wanted) -> None:
 
 
 @needs_bash
-def test_bash_shows_what_there_is_and_no_error(bash) -> None:
+def test_bash_completion_prints_no_error(bash) -> None:
     bash.type("python train.py mod\t")
     bash.wait_for(r"model\.\s+model=\s")
     bash.type("\x15\n")
@@ -169,7 +169,7 @@ def zsh(place):
 @pytest.mark.slow
 @needs_zsh
 @pytest.mark.parametrize(("typed", "wanted"), [p for p in AT_A_TERMINAL if p.id in OF_A_SHELL])
-def test_zsh(zsh, place, typed, wanted) -> None:
+def test_zsh_completion(zsh, place, typed, wanted) -> None:
     zsh.type(typed + "\t")
     zsh.wait_for(wanted)
     zsh.type("\x15\n")
@@ -190,7 +190,7 @@ def test_zsh(zsh, place, typed, wanted) -> None:
         pytest.param("python other.py ze", ["zebra data.txt"], id="another script"),
     ],
 )
-def test_fish(place, typed, wanted) -> None:
+def test_fish_completion(place, typed, wanted) -> None:
     code = f"eke -sc install=fish | source; complete -C {shlex.quote(typed)}"
     env = shell_environment(place)
     done = subprocess.run([FISH, "-c", code], env=env, cwd=place, capture_output=True, text=True)

@@ -12,8 +12,8 @@ from support import DIVERGES, PATIENCE_S, last_wins
 
 from eke.results.report.compare.comparison import find_families
 from eke.results.report.compare.load_records import gather, key_of
-from eke.results.report.compare.measures import SAMPLES
-from eke.results.report.compare.until_decided import Decision, Rule, decide
+from eke.results.report.compare.measures import SAMPLE_SPEED
+from eke.results.report.compare.until_decided import RowDecision, StoppingRule, decide
 
 SWEEP = last_wins(*SHORT, *DIVERGES, "precision=fp32,tf32", "optimizer.lr=100,1e-3")
 """Of four cells one diverges and two are refused."""
@@ -25,7 +25,7 @@ def sweep_of(tmp_path):
 
 
 @pytest.mark.slow
-def test_refused_and_failing_cells_do_not_stop_the_others(train_py, tmp_path) -> None:
+def test_rejected_and_failing_runs_do_not_stop_a_sweep(train_py, tmp_path) -> None:
     done = train_py("-m", *SWEEP)
     assert done.code == 1, done.text
     assert "the loss is" in done.out
@@ -44,7 +44,7 @@ def test_refused_and_failing_cells_do_not_stop_the_others(train_py, tmp_path) ->
 
 
 @pytest.mark.slow
-def test_what_is_started_ends_well_when_nobody_reads_its_lines(start, tmp_path) -> None:
+def test_closed_stdout_does_not_stop_a_sweep(start, tmp_path) -> None:
     """As behind `| head`, or when the other end of a pipe is killed; a single run: test_run.py."""
     going = start("-m", "seed=0", *SHORT)
     going.process.stdout.close()
@@ -53,7 +53,7 @@ def test_what_is_started_ends_well_when_nobody_reads_its_lines(start, tmp_path) 
 
 
 @pytest.mark.slow
-def test_however_it_is_ended_typing_it_again_finishes_it(start, tmp_path) -> None:
+def test_repeated_command_finishes_an_interrupted_sweep(start, tmp_path) -> None:
     sweep = last_wins(*SHORT, "seed=0,1", "train.steps=400", "train.log_every=5")
 
     def going():
@@ -103,7 +103,7 @@ AUTO = (
 
 
 @pytest.mark.slow
-def test_repeats_until_decided_go_on_after_a_kill_in_the_third_round(start, tmp_path) -> None:
+def test_auto_repeats_resume_after_a_kill(start, tmp_path) -> None:
     live = start("-m", *last_wins(*AUTO))
     wait_for(lambda: len(list(tmp_path.glob("runs/*/record.json"))) > 8, MANY_RUNS_S)
     live.process.kill()
@@ -126,18 +126,18 @@ def test_repeats_until_decided_go_on_after_a_kill_in_the_third_round(start, tmp_
 
 def replayed(sweep, rounds: int) -> dict[tuple[str, ...], tuple[str, float | None]]:
     """What the rule says of the records after each round."""
-    known: dict[tuple[str, ...], Decision] = {}
+    known: dict[tuple[str, ...], RowDecision] = {}
     entries = gather([sweep]).entries
     for number in range(3, rounds + 1):
         (family,) = find_families([entry for entry in entries if entry.repeat[1] < number])
         keys = {v: key_of(v.first.overrides) for v in family.members if v.first}
-        samples = {key: v.sample(SAMPLES.key) for v, key in keys.items()}
-        known = decide(samples, keys[family.baseline], Rule(4), known)
+        samples = {key: v.sample(SAMPLE_SPEED.key) for v, key in keys.items()}
+        known = decide(samples, keys[family.baseline], StoppingRule(4), known)
     return {key: (each.state.name, each.value) for key, each in known.items()}
 
 
 @pytest.mark.slow
-def test_runs_that_share_a_cpu_run_at_once_and_claim_no_speed(train_py, tmp_path) -> None:
+def test_runs_sharing_a_cpu_are_concurrent_and_not_timed(train_py, tmp_path) -> None:
     done = train_py("-m", *last_wins(*SHORT, "seed=0,1", "launcher.cpu_slots=2"))
     assert done.code == 0, done.text
     records = [record_of(folder) for folder in single_runs(tmp_path)]
@@ -151,9 +151,7 @@ def test_runs_that_share_a_cpu_run_at_once_and_claim_no_speed(train_py, tmp_path
 
 
 @pytest.mark.slow
-def test_two_sweeps_at_once_wait_for_a_leased_cpu_and_share_it_and_the_work(
-    start, tmp_path
-) -> None:
+def test_two_concurrent_sweeps_share_a_leased_cpu_and_their_runs(start, tmp_path) -> None:
     (tmp_path / "leases").mkdir()
     with open(tmp_path / "leases" / "cpu-0.lock", "w") as lease:
         lease.write("process 4242\n")
@@ -179,13 +177,13 @@ def spans(tmp_path) -> list[tuple[float, float]]:
 
 
 @pytest.mark.parametrize("typed", ["launcher.cpu_slots=2", "launcher.runs_per_device=2"])
-def test_a_single_run_has_no_launcher(typed, train_main) -> None:
+def test_single_run_rejects_a_launcher(typed, train_main) -> None:
     done = train_main(typed, "plan_only=true")
     assert done.code == 2
     assert f"python train.py -m {typed} plan_only=true" in done.text
 
 
-def test_another_launcher_is_not_silently_ignored(train_main) -> None:
+def test_unknown_launcher_is_rejected(train_main) -> None:
     done = train_main("-m", "seed=1,2", "hydra/launcher=joblib")
     assert done.code == 2
     assert "hydra/launcher" in done.text
@@ -204,7 +202,7 @@ def test_rows_rounds_and_exclusion_are_shown(train_main) -> None:
 
 
 @pytest.mark.slow
-def test_strict_starts_nothing(train_main, tmp_path) -> None:
+def test_strict_sweep_with_a_rejected_run_starts_no_run(train_main, tmp_path) -> None:
     done = train_main("-m", *SWEEP, "sweep.strict=true")
     assert done.code == 2, done.text
     assert "sweep.strict=false" in done.err
@@ -212,7 +210,7 @@ def test_strict_starts_nothing(train_main, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_hydras_own_sweeper_and_launcher(train_py, tmp_path) -> None:
+def test_sweepers_and_launchers_of_hydra_work(train_py, tmp_path) -> None:
     typed = ["-m", "hydra/sweeper=basic", "hydra/launcher=basic", *SHORT]
     done = train_py(*typed, "seed=1,2")
     assert done.code == 0, done.text
@@ -222,7 +220,7 @@ def test_hydras_own_sweeper_and_launcher(train_py, tmp_path) -> None:
     assert "Traceback" not in failed.text
 
 
-def test_a_plugin_that_is_not_installed(train_main) -> None:
+def test_missing_hydra_plugin_is_reported(train_main) -> None:
     done = train_main("-m", "seed=1,2", "hydra/sweeper=optuna")
     assert done.code == 2
     assert "pip install optuna && pip install --no-deps hydra-optuna-sweeper" in done.err

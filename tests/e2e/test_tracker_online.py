@@ -38,7 +38,7 @@ def steps_of(server: Server, folder: Path) -> list[int]:
     return [row["_step"] for row in server.rows.get(folder.name, [])]
 
 
-def test_an_online_run_arrives_and_sync_has_nothing_to_do(server: Server, tmp_path: Path) -> None:
+def test_online_run_needs_no_sync(server: Server, tmp_path: Path) -> None:
     done = train(tmp_path, *ONLINE, WANDB_BASE_URL=server.url, WANDB_API_KEY=KEY)
     assert done.code == 0, done.text
     (folder,) = run_folders(tmp_path)
@@ -52,9 +52,7 @@ def test_an_online_run_arrives_and_sync_has_nothing_to_do(server: Server, tmp_pa
 
 
 @pytest.mark.slow
-def test_an_offline_sweep_is_sent_by_its_folder_and_reported(
-    server: Server, tmp_path: Path
-) -> None:
+def test_offline_sweep_is_synced_and_reported(server: Server, tmp_path: Path) -> None:
     offline = last_wins(*SHORT, "tracker=wandb", "train.steps=6")
     assert train(tmp_path, "-m", *offline, "seed=0,1").code == 0
     assert server.requests == []
@@ -72,7 +70,7 @@ def test_an_offline_sweep_is_sent_by_its_folder_and_reported(
     assert (chosen["key"]["name"], chosen["value"]) == ("group", sweep.name)
 
 
-def test_another_tracker_leaves_no_warning(tmp_path: Path) -> None:
+def test_other_tracker_gives_no_warning(tmp_path: Path) -> None:
     """The others: tests/unit/results/trackers/test_accelerate.py."""
     done = train(tmp_path, *last_wins(*SHORT, "tracker=tensorboard", "train.steps=6"))
     assert done.code == 0, done.text

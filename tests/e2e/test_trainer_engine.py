@@ -28,7 +28,7 @@ def losses(folder) -> list[tuple[int, float, float]]:
 
 
 @pytest.mark.slow
-def test_a_run_leaves_a_true_record_and_its_sixteen_bits_are_real(train_py, tmp_path) -> None:
+def test_run_writes_a_correct_record_with_16_bit_formats(train_py, tmp_path) -> None:
     """Trainer itself runs fp16 on a CPU as float32 without a word (transformers 5.23)."""
     more = ("trainer.extra.neftune_noise_alpha=5", "precision=fp16", "tracker=wandb")
     done = train_py(*last_wins(*TRAINER, *more))
@@ -55,7 +55,7 @@ def test_a_run_leaves_a_true_record_and_its_sixteen_bits_are_real(train_py, tmp_
 
 
 @pytest.mark.slow
-def test_asked_to_stop_it_continues_bit_for_bit(start, train_ranks, tmp_path) -> None:
+def test_stopped_run_resumes_bit_exact(start, train_ranks, tmp_path) -> None:
     live = start(*LONG)
     live.wait_for_step(20)
     live.signal(signal.SIGINT)

@@ -70,7 +70,7 @@ def typed(folder: Path, command: str, **variables: str) -> Finished:
 
 
 @pytest.mark.slow
-def test_the_afternoon(afternoon: Path) -> None:
+def test_tutorial_commands_run(afternoon: Path) -> None:
     (show,) = commands("Look at the data")
     looked = typed(afternoon, show)
     assert looked.code == 0, looked.text
@@ -188,7 +188,7 @@ def sync_all(afternoon: Path, command: str, run: Path) -> None:
 
 
 @pytest.mark.parametrize(("page", "number"), [(AFTERNOON, 11), (CLASSIFY, 7)], ids=["chat", "csv"])
-def test_every_command_is_typed_somewhere(page, number) -> None:
+def test_every_command_is_explicit_somewhere(page, number) -> None:
     """A command that is added to the page without a place in the test fails here."""
     lines = [line for line in unfenced(page).splitlines() if line.startswith("    ")]
     assert len(lines) == number, lines

@@ -44,13 +44,13 @@ def command(values: dict[str, object]) -> dict:
     return {"type": "run", "run_id": RUN, "program": "train.py", "args": args}
 
 
-def test_there_is_an_example() -> None:
+def test_sweep_file_has_an_example() -> None:
     assert FILES
 
 
 @pytest.mark.parametrize("file", FILES, ids=IDS)
 @pytest.mark.parametrize("last", [False, True], ids=["lowest", "highest"])
-def test_what_an_agent_types_composes(file: Path, last: bool) -> None:
+def test_command_of_a_wandb_agent_composes(file: Path, last: bool) -> None:
     sweep = yaml.safe_load(file.read_text())  # as `wandb sweep` reads it
     values = choices(sweep, last) | {"plan_only": True}
     said = create_sweep_command_args(command(values))
@@ -69,13 +69,13 @@ def test_what_an_agent_types_composes(file: Path, last: bool) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=IDS)
-def test_it_minimises_what_eke_logs(file: Path) -> None:
+def test_wandb_sweep_minimizes_eval_loss(file: Path) -> None:
     sweep = yaml.safe_load(file.read_text())
     assert sweep["metric"] == {"name": metrics.EVAL_LOSS, "goal": "minimize"}
     assert (REPO / sweep["program"]).is_file()
 
 
-def test_it_is_no_option_of_the_group_sweep() -> None:
+def test_wandb_file_is_not_a_sweep_option() -> None:
     assert not {"wandb", *IDS} & set(make_catalogue().options["sweep"])
     offered = set(candidates(["-m"], "sweep="))
     assert "sweep=precision_ladder" in offered
@@ -83,7 +83,7 @@ def test_it_is_no_option_of_the_group_sweep() -> None:
 
 
 @pytest.mark.parametrize("form", ["args", "args_no_hyphens", "args_override_hydra"])
-def test_a_restart_with_the_logged_configuration_says_what_to_type(form, make_plan) -> None:
+def test_restart_with_logged_configuration_names_the_command(form, make_plan) -> None:
     """W&B's agent starts a run again with all that it has logged: wandb/wandb#9143."""
     plan = make_plan("model=tiny", "data=synthetic", "optimizer.lr=0.002")
     logged = make_config({**plan.choices, "device": "NVIDIA L4"}, plan_to_plain(plan)["config"])
@@ -117,7 +117,7 @@ def of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", FILES, ids=IDS)
-def test_the_agents_run_is_in_its_sweep(file: Path, of_a_user: Path, monkeypatch) -> None:
+def test_agents_run_is_in_its_sweep(file: Path, of_a_user: Path, monkeypatch) -> None:
     sweep = yaml.safe_load(file.read_text())
     short = dict(word.split("=", 1) for word in SHORT if not word.startswith("tracker"))
     with serving() as server:

@@ -128,7 +128,7 @@ def locked(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return true_open(path, *options, **named)
 
     monkeypatch.setattr(os, "access", access)
-    monkeypatch.setattr("eke.data.sources.cache.open", opened, raising=False)
+    monkeypatch.setattr("eke.data.sources.content_hash.open", opened, raising=False)
 
 
 def words_of(command: str, world: Path) -> list[str]:
@@ -154,7 +154,7 @@ def test_wrong_command_is_explained(case, world, locked, capsys) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", BY_PROCESS)
-def test_wrong_command_typed_in_a_shell(case, world, train_py) -> None:
+def test_wrong_command_is_explained_in_a_shell(case, world, train_py) -> None:
     command, phrase, fix = WRONG[case]
     assert_explained(train_py(*words_of(command, world)), phrase, fix)
 
@@ -180,13 +180,13 @@ LIGHT = {
 
 
 @pytest.mark.slow
-def test_answered_without_torch(tmp_path) -> None:
+def test_command_is_answered_without_torch(tmp_path) -> None:
     done = run_in(tmp_path, [sys.executable, "-c", ASK, *LIGHT])
     answers = [line for line in done.err.splitlines() if ", loaded " in line]
     assert answers == [f"{command}: {code}, loaded []" for command, code in LIGHT.items()]
 
 
-def test_without_its_packages_it_says_what_to_type(tmp_path) -> None:
+def test_missing_packages_are_reported_with_a_command(tmp_path) -> None:
     """`-S`: an interpreter without site-packages."""
     shutil.copy(REPO / "train.py", tmp_path)
     (tmp_path / "src").symlink_to(REPO / "src")
@@ -209,7 +209,7 @@ def test_help_fits_a_screen_and_names_every_group(capsys) -> None:
 
 
 @pytest.mark.parametrize("command", [[], ["train"]])
-def test_version(command, capsys) -> None:
+def test_version_is_printed(command, capsys) -> None:
     assert cli.main([*command, "--version"]) == 0
     assert capsys.readouterr().out == f"eke {eke.__version__}\n"
 
@@ -231,7 +231,7 @@ def test_version(command, capsys) -> None:
         pytest.param(["train", "--help", "memory"], 0, "empty_cache", id="train, help on a group"),
     ],
 )
-def test_the_eke_command(arguments, code, said, tmp_path, monkeypatch, capsys) -> None:
+def test_eke_command_runs(arguments, code, said, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(arguments) == code
     captured = capsys.readouterr()

@@ -23,7 +23,7 @@ CUTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_every_cut_of_the_batch_is_the_same_step(case, curve_of) -> None:
+def test_micro_batch_size_does_not_change_the_step(case, curve_of) -> None:
     curves = {name: curve_of(*case, *TINY, *LONG, *cut) for name, cut in CUTS.items()}
     assert largest_difference(curves["12x1"], curves["3x4"]) < 1e-5
     assert largest_difference(curves["12x1"], curves["1x12"]) < 1e-5
@@ -31,7 +31,7 @@ def test_every_cut_of_the_batch_is_the_same_step(case, curve_of) -> None:
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_not_divided_is_found(curve_of, baseline_of, monkeypatch) -> None:
+def test_missing_loss_division_is_detected(curve_of, baseline_of, monkeypatch) -> None:
     """The planted error of HF Trainer: each micro-batch contributes its own mean, not its share."""
     case = (*CASES["classification-bert"], *TINY, *RAGGED)
     whole = baseline_of(*case, *CUTS["12x1"])
@@ -47,7 +47,9 @@ def test_a_loss_that_is_not_divided_is_found(curve_of, baseline_of, monkeypatch)
 
 
 @pytest.mark.slow
-def test_a_mean_per_micro_batch_is_found_in_ragged_text(curve_of, baseline_of, monkeypatch) -> None:
+def test_mean_per_micro_batch_is_detected_with_ragged_text(
+    curve_of, baseline_of, monkeypatch
+) -> None:
     """The subtler error: means of micro-batches averaged, though they hold unequal token counts."""
     case = (*CASES["causal_lm-llama"], *TINY, *RAGGED)
     whole = baseline_of(*case, *CUTS["12x1"])
@@ -63,7 +65,7 @@ def test_a_mean_per_micro_batch_is_found_in_ragged_text(curve_of, baseline_of, m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["adafactor", "sgd"])
-def test_cuts_agree_under_other_optimizers(option, curve_of) -> None:
+def test_micro_batch_sizes_agree_for_other_optimizers(option, curve_of) -> None:
     case = (*CASES["masked_lm-bert"], *TINY, *RAGGED, f"optimizer={option}")
     case = tuple(o for o in case if not o.startswith("optimizer.lr"))
     first = curve_of(*case, *CUTS["12x1"])

@@ -17,13 +17,13 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("case", "backend"), PAIRS)
-def test_a_pinned_kernel_is_the_same_step(case, backend, curve_of, baseline_of) -> None:
+def test_pinned_kernel_computes_the_same_step(case, backend, curve_of, baseline_of) -> None:
     base = (*CASES[case], *TINY, *STEP)
     pinned = curve_of(*base, f"attention.backend={backend}")
     assert largest_difference(baseline_of(*base), pinned) < 1e-5
 
 
-def test_a_pinned_kernel_is_the_same_step_when_it_is_recomputed(curve_of) -> None:
+def test_pinned_kernel_computes_the_same_step_with_checkpointing(curve_of) -> None:
     base = (*CASES["masked_lm-bert"], *TINY, *STEP, "attention.backend=math")
     kept, recomputed = (curve_of(*base, o) for o in ("memory=none", "memory=checkpointing"))
     assert largest_difference(kept, recomputed) == 0.0

@@ -56,7 +56,7 @@ def exact_gradients(job_of, *overrides):
 
 
 @pytest.mark.parametrize("case", [LLAMA, BERT], ids=["llama", "bert"])
-def test_gradients_are_nearly_as_near_the_truth_as_autocasts(case, job_of) -> None:
+def test_cast_gradients_are_as_accurate_as_autocast(case, job_of) -> None:
     """Twice: a 16-bit residual stream is rounded in each layer (notes/lab/numerics.md)."""
     exact = exact_gradients(job_of, *case)
     cast, copied = (gradients(job_of(*case, *o)) for o in (("precision=bf16",), COPIED))
@@ -84,7 +84,7 @@ CUT_BOUNDS = {"bf16": 10 * 2**-9, "fp16": 10 * 2**-11}
     [(BERT, "bf16"), pytest.param(LLAMA, "fp16", marks=pytest.mark.slow)],
     ids=["bert", "llama"],
 )
-def test_four_micro_batches_are_one(case, precision, curve_of) -> None:
+def test_four_micro_batches_equal_one(case, precision, curve_of) -> None:
     base = (*case, *TINY, *RAGGED, f"precision={precision}", ONCE, "train.steps=24")
     whole, cut = curve_of(*base, *WHOLE), curve_of(*base, *CUT)
     differences = [abs(a[0] - b[0]) / a[0] for a, b in zip(whole, cut, strict=True)]
@@ -132,7 +132,7 @@ def test_engines_agree_to_the_last_bit(curve_of, baseline_of) -> None:
 
 
 @pytest.mark.parametrize("engine", ["loop", pytest.param("trainer", marks=pytest.mark.slow)])
-def test_a_run_continues_bit_for_bit(engine, make_plan, tmp_path) -> None:
+def test_run_resumes_bit_exact(engine, make_plan, tmp_path) -> None:
     saved = ("train.steps=4", "train.checkpoint_every=2", "train.log_every=1", f"engine={engine}")
     plan = make_plan(*last_wins(*LLAMA, *TINY, *RAGGED, *CUT, *COPIED, *saved))
     whole = train_job(plan, tmp_path / "whole")
@@ -168,7 +168,7 @@ class CountedCasts(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("compiled", [(), ("compile=aot_eager",)], ids=["eager", "aot_eager"])
-def test_weights_are_cast_once_a_step(compiled, job_of) -> None:
+def test_weights_are_cast_once_per_step(compiled, job_of) -> None:
     counts = {}
     fixed = ("data.lengths=fixed", "data.min_len=null", "model.vocab_size=301")
     fixed = (*fixed, "model.num_hidden_layers=1")
@@ -185,7 +185,7 @@ def test_weights_are_cast_once_a_step(compiled, job_of) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_code_is_kept_from_step_to_step(make_plan, tmp_path) -> None:
+def test_compiled_code_is_reused_across_steps(make_plan, tmp_path) -> None:
     from eke.training.model.number_formats import compile_report
 
     fixed = ("data.lengths=fixed", "data.min_len=null", "data.num_samples=24")
@@ -197,12 +197,12 @@ def test_compiled_code_is_kept_from_step_to_step(make_plan, tmp_path) -> None:
     assert largest_difference(curve(job), curve(job)) == 0
 
 
-def test_a_model_that_mixes_its_weights_is_refused_at_once() -> None:
+def test_model_with_mixed_weight_formats_is_rejected() -> None:
     from transformers import DebertaV2Config, DebertaV2ForMaskedLM
 
     from eke.common.errors import RunError
+    from eke.training.model.model_checks import check_copies
     from eke.training.model.number_formats import NarrowCopies
-    from eke.training.model.unused import check_copies
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     table = {"relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"]}

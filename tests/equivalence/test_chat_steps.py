@@ -162,7 +162,7 @@ def typed_for(folder: Path, rows: list[dict[str, Any]], *overrides: str) -> tupl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_the_step_of_trl(kind, make_plan, tmp_path) -> None:
+def test_step_matches_trl(kind, make_plan, tmp_path) -> None:
     trl = pytest.importorskip("trl", reason="an extra of the tests")
     family, has = KINDS[kind]
     template = Path(trl.__file__).parent / "chat_templates" / f"{kind}_training.jinja"
@@ -180,7 +180,7 @@ def test_it_is_the_step_of_trl(kind, make_plan, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("other", ["all", "last_assistant"])
-def test_other_tokens_would_be_found(other, make_plan, tmp_path) -> None:
+def test_different_tokens_are_detected(other, make_plan, tmp_path) -> None:
     saved(FAMILIES["qwen 2.5"], tmp_path / "tokenizer")
     rows = conversations(("system", "tools"))
     steps = []
@@ -219,9 +219,7 @@ def plain_epoch() -> list[tuple[Taken, int]]:
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_an_epoch_is_the_same_however_its_rows_are_laid_out(
-    name, make_plan, tmp_path, plain_epoch
-) -> None:
+def test_row_layout_does_not_change_an_epoch(name, make_plan, tmp_path, plain_epoch) -> None:
     saved(FAMILIES["llama 3.1"], tmp_path / "tokenizer")
     typed = typed_for(tmp_path, conversations(("system",), count=40), "train.steps=16")
     if not plain_epoch:
@@ -237,7 +235,7 @@ def test_an_epoch_is_the_same_however_its_rows_are_laid_out(
 @pytest.mark.parametrize(
     ("pads", "packing"), [(None, "off"), ("<|im_end|>", "off"), (None, "padding_free")]
 )
-def test_an_end_of_turn_that_pads_is_trained(pads, packing, make_plan, tmp_path) -> None:
+def test_end_of_turn_used_as_padding_is_trained(pads, packing, make_plan, tmp_path) -> None:
     tokenizer = saved(FAMILIES["chatml"], tmp_path / "tokenizer", pad_token=pads)
     rows = conversations(("system",))
     plan = make_plan(*typed_for(tmp_path, rows, "train.steps=16", f"data.packing={packing}"))

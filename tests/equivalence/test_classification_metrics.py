@@ -9,11 +9,11 @@ from equivalence_cases import CASES, RAGGED
 from support import TINY, last_wins
 from trained import record_of, train_job
 
-from eke.results.report.show.sections import _classes
+from eke.results.report.show.report_sections import _classes
 from eke.training.loop.classification import classification_metrics
 
 
-def test_values_are_those_computed_by_hand() -> None:
+def test_metrics_match_hand_computed_values() -> None:
     """Three of four classes; `b` is never predicted, `d` never right."""
     right = [0, 0, 0, 0, 0, 0, 1, 1, 2, 2]
     found = [0, 0, 0, 0, 2, 3, 0, 2, 2, 0]
@@ -28,12 +28,12 @@ def test_values_are_those_computed_by_hand() -> None:
     json.dumps(classes)
 
 
-def test_a_class_that_nothing_has_is_not_in_the_mean() -> None:
+def test_absent_class_is_excluded_from_macro_f1() -> None:
     row, _ = classification_metrics([0, 1], [0, 1], ["a", "b", "c"])
     assert row["eval/f1_macro"] == 1
 
 
-def test_many_classes_have_no_matrix() -> None:
+def test_many_classes_have_no_confusion_matrix() -> None:
     _, classes = classification_metrics([0], [0], [str(n) for n in range(101)])
     assert "confusion" not in classes
     assert len(classes["support"]) == 101
@@ -51,12 +51,12 @@ def test_many_classes_have_no_matrix() -> None:
     ],
     ids=range(6),
 )
-def test_a_report_leaves_out_what_no_run_of_ours_wrote(classes) -> None:
+def test_report_omits_foreign_class_records(classes) -> None:
     variant = SimpleNamespace(label="x", records=[SimpleNamespace(classes=classes)])
     assert _classes(SimpleNamespace(variant=variant)).rows == ()
 
 
-def test_a_language_model_has_a_perplexity(make_plan, tmp_path) -> None:
+def test_language_model_has_a_perplexity(make_plan, tmp_path) -> None:
     base = (*CASES["causal_lm-llama"], *TINY, *RAGGED, "train.steps=2")
     job = train_job(make_plan(*last_wins(*base)), tmp_path / "run")
     record = record_of(job)

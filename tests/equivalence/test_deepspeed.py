@@ -42,7 +42,7 @@ def has_planned_bytes(job) -> None:
     assert (found["optimizer_bytes"], found["weights_bytes"]) == (held.optimizer, held.weights)
 
 
-def test_zero3_alone_is_the_plain_loop_and_continues_bit_for_bit(baseline_of, job_of) -> None:
+def test_zero3_on_one_process_matches_loop_and_resumes_exactly(baseline_of, job_of) -> None:
     whole = baseline_of(*LLAMA, *SHORT, "batch.per_device=12")
     case = (*LLAMA, *SHORT, "distributed=zero3", *CUT, "train.checkpoint_every=2")
     job = job_of("run", *case)
@@ -82,7 +82,7 @@ KEPT = ("optimizer=", "optimizer.", "precision=", "train.max_grad_norm=", "peft=
 
 @pytest.mark.slow
 @pytest.mark.parametrize("technique", TECHNIQUES.values(), ids=TECHNIQUES.keys())
-def test_one_process_is_the_plain_loop(technique, baseline_of, job_of) -> None:
+def test_one_process_matches_the_loop(technique, baseline_of, job_of) -> None:
     kept = [o for o in technique if o.startswith(KEPT)]
     cut = ("batch.per_device=3", "batch.accumulation=4")
     plain = baseline_of(*LLAMA, *SHORT, *kept, *cut)
@@ -93,7 +93,7 @@ def test_one_process_is_the_plain_loop(technique, baseline_of, job_of) -> None:
 
 
 @pytest.mark.slow
-def test_matrix_products_that_are_repeated_are_counted(job_of) -> None:
+def test_repeated_matrix_products_are_counted(job_of) -> None:
     """T5's attention is not fused: its products stand in ZeRO-3's own autograd function."""
     case = (*CASES["seq2seq-t5"], *TINY, *SHORT, *CUT, "distributed=zero3", "train.steps=1")
     jobs = [job_of(m, *case, f"memory={m}") for m in ("checkpointing", "checkpointing_selective")]
@@ -103,7 +103,7 @@ def test_matrix_products_that_are_repeated_are_counted(job_of) -> None:
 
 
 @pytest.mark.parametrize("stage", [pytest.param("zero2", marks=pytest.mark.slow), "zero3"])
-def test_bfloat16_weights_step_on_float32_copies(stage, baseline_of, job_of) -> None:
+def test_bfloat16_weights_use_float32_master_copies(stage, baseline_of, job_of) -> None:
     """Gradients are rounded to bfloat16 once more than without DeepSpeed: bound as in 16 bits.
 
     Continued, they are the same to the bit: the copies are in the checkpoint.
@@ -124,14 +124,14 @@ def test_bfloat16_weights_step_on_float32_copies(stage, baseline_of, job_of) -> 
 
 
 @pytest.mark.slow
-def test_evaluation_has_a_format_of_its_own(job_of) -> None:
+def test_evaluation_uses_its_configured_format(job_of) -> None:
     job = job_of("run", *LLAMA, *SHORT, "distributed=zero2", *CUT, "precision.evaluation=bfloat16")
     assert job.effective["matmul_dtypes"] == ["float32"]
     assert job.effective["eval_matmul_dtypes"] == ["bfloat16"]
 
 
 @pytest.mark.slow
-def test_states_of_eight_bits_lie_in_other_blocks(curve_of, job_of) -> None:
+def test_8_bit_states_use_other_blocks(curve_of, job_of) -> None:
     """Blocks of 256 numbers begin elsewhere in flat pieces: rounded to 8 bits, but not alike."""
     case = (*LLAMA, *SHORT, "optimizer=adamw_8bit", "optimizer.min_8bit_size=1")
     plain = curve_of(*case, "batch.per_device=3", "batch.accumulation=4")
@@ -145,7 +145,7 @@ def test_states_of_eight_bits_lie_in_other_blocks(curve_of, job_of) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["zero2", "zero3"])
-def test_float16_has_the_loss_scale_of_gradscaler(stage, baseline_of, job_of) -> None:
+def test_float16_loss_scale_matches_gradscaler(stage, baseline_of, job_of) -> None:
     cut = ("precision=fp16", "batch.per_device=3", "batch.accumulation=4")
     plain = baseline_of(*LLAMA, *SHORT, *cut)
     job = job_of("run", *LLAMA, *SHORT, f"distributed={stage}", *CUT, "precision=fp16")
@@ -154,7 +154,7 @@ def test_float16_has_the_loss_scale_of_gradscaler(stage, baseline_of, job_of) ->
 
 
 @pytest.mark.slow
-def test_a_sum_that_is_not_scaled_by_ranks_would_be_seen(baseline_of, job_of, monkeypatch) -> None:
+def test_unscaled_gradient_sum_is_detected(baseline_of, job_of, monkeypatch) -> None:
     """DeepSpeed's own division by the accumulation steps, on top of eke's."""
     from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate
 
@@ -167,7 +167,7 @@ def test_a_sum_that_is_not_scaled_by_ranks_would_be_seen(baseline_of, job_of, mo
 
 
 @pytest.mark.slow
-def test_adafactor_under_zero_is_another_algorithm(curve_of, job_of, monkeypatch) -> None:
+def test_adafactor_differs_under_zero(curve_of, job_of, monkeypatch) -> None:
     """Why there is a rule: flat pieces have no rows and columns."""
     adafactor = (*LLAMA, *SHORT, "optimizer=adafactor", "train.steps=6")
     plain = curve_of(*adafactor, "batch.per_device=12")
@@ -182,14 +182,14 @@ def test_adafactor_under_zero_is_another_algorithm(curve_of, job_of, monkeypatch
     ("optimizer", "words"),
     [("muon", "Param gradient must be a 2D matrix"), ("galore", "index out of range")],
 )
-def test_optimizers_of_matrices_fail_on_pieces(optimizer, words, job_of, monkeypatch) -> None:
+def test_matrix_optimizers_fail_on_shards(optimizer, words, job_of, monkeypatch) -> None:
     switch_off(WHOLE_TENSORS, monkeypatch)
     with pytest.raises((ValueError, IndexError), match=words):
         job_of("run", *LLAMA, *SHORT, f"optimizer={optimizer}", "distributed=zero2", *CUT)
 
 
 @pytest.mark.slow
-def test_adapters_of_narrow_weights_are_narrow_under_zero(job_of, monkeypatch) -> None:
+def test_16_bit_adapters_stay_16_bit_under_zero(job_of, monkeypatch) -> None:
     narrow = (*LLAMA, *SHORT, "precision=bf16_pure", "peft=lora")
     switch_off("zero_rounds_adapters", monkeypatch)
     jobs = (job_of("plain", *narrow), job_of("run", *narrow, "distributed=zero2", *CUT))
@@ -200,7 +200,7 @@ def test_adapters_of_narrow_weights_are_narrow_under_zero(job_of, monkeypatch) -
 
 
 @pytest.mark.slow
-def test_zero_steps_on_copies_whatever_is_asked_for(job_of, monkeypatch) -> None:
+def test_zero_keeps_master_copies_despite_master_off(job_of, monkeypatch) -> None:
     switch_off("zero_keeps_masters", monkeypatch)
     asked = ("precision=bf16_pure", "precision.master=off")
     job = job_of("run", *LLAMA, *SHORT, "distributed=zero2", *CUT, *asked)
@@ -209,7 +209,7 @@ def test_zero_steps_on_copies_whatever_is_asked_for(job_of, monkeypatch) -> None
 
 
 @pytest.mark.slow
-def test_an_average_in_the_pieces_would_not_be_evaluated(curve_of, job_of, monkeypatch) -> None:
+def test_averaged_weights_of_shards_are_not_evaluated(curve_of, job_of, monkeypatch) -> None:
     case = (*LLAMA, *SHORT, "optimizer=schedule_free", "train.steps=6", *CUT)
     switch_off(WHOLE_TENSORS, monkeypatch)
     plain, shared = (evaluated(job_of(d, *case, f"distributed={d}")) for d in ("none", "zero2"))
@@ -227,7 +227,7 @@ def test_an_average_in_the_pieces_would_not_be_evaluated(curve_of, job_of, monke
         ("zero3", "seq2seq-t5"),
     ],
 )
-def test_two_ranks_train_like_one(stage, case, baseline_of, train_ranks) -> None:
+def test_two_ranks_match_one(stage, case, baseline_of, train_ranks) -> None:
     base = (*CASES[case], *TINY, *UNEVEN, *SMOOTH.get(case, ()))
     one = baseline_of(*base, "batch.per_device=12")
     two = (*base, f"distributed={stage}", "batch.per_device=2", "batch.accumulation=3")
@@ -241,7 +241,7 @@ def test_two_ranks_train_like_one(stage, case, baseline_of, train_ranks) -> None
 
 
 @pytest.mark.slow
-def test_two_ranks_continue_bit_for_bit(train_py, train_ranks, tmp_path) -> None:
+def test_two_ranks_resume_bit_exact(train_py, train_ranks, tmp_path) -> None:
     """What ranks that torch's agent started have saved, too, continues in forked ones."""
     case = (*LLAMA, *SHORT, "distributed=zero2", "batch.per_device=6", "train.checkpoint_every=2")
     done = train_py(*last_wins(*case, "hardware=cpu"), timeout=600)
@@ -257,7 +257,7 @@ def test_two_ranks_continue_bit_for_bit(train_py, train_ranks, tmp_path) -> None
 
 
 @pytest.mark.slow
-def test_adapters_of_two_ranks_are_saved_whole(make_plan, train_ranks, tmp_path) -> None:
+def test_adapters_of_two_ranks_are_saved_as_full_tensors(make_plan, train_ranks, tmp_path) -> None:
     """Weights that are cut: the adapters' file is that of one process."""
     base = (*LLAMA, *SHORT, "peft=lora", "train.save_final=true")
     one = train_job(make_plan(*last_wins(*base, "batch.per_device=12")), tmp_path / "one")
@@ -280,7 +280,7 @@ def same_tensors(first: Path, second: Path) -> None:
 @pytest.mark.parametrize(
     ("distributed", "compiled"), [("none", True), ("zero1", False)], ids=["plain", "zero1"]
 )
-def test_zero_runs_the_model_uncompiled(distributed, compiled, train_ranks, monkeypatch) -> None:
+def test_zero_ignores_compile(distributed, compiled, train_ranks, monkeypatch) -> None:
     """In a process of its own: graphs are counted for a whole process."""
     switch_off("zero_with_compile", monkeypatch)
     more = (f"distributed={distributed}", "compile=eager", *CUT[1:], "train.steps=1")

@@ -52,7 +52,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("patience", "engine"), [(1, "trainer"), (2, "loop")])
-def test_it_ends_after_so_many_evaluations_without_a_lower_loss(
+def test_run_stops_after_evaluations_without_improvement(
     patience, engine, whole, make_plan, tmp_path
 ) -> None:
     end = expected_end(whole, patience)
@@ -69,7 +69,7 @@ def test_it_ends_after_so_many_evaluations_without_a_lower_loss(
 
 
 @pytest.mark.slow
-def test_a_continued_run_ends_where_it_would_have(whole, make_plan, tmp_path) -> None:
+def test_resumed_run_stops_at_the_same_step(whole, make_plan, tmp_path) -> None:
     """Evaluations of the first attempt count, and the best may be one of them."""
     end = expected_end(whole, 2)
     typed = (*PATIENT, "train.checkpoint_every=2", "train.keep_checkpoints=20")
@@ -86,7 +86,7 @@ def test_a_continued_run_ends_where_it_would_have(whole, make_plan, tmp_path) ->
 
 
 @pytest.mark.slow
-def test_without_a_rise_it_takes_all_steps(make_plan, tmp_path) -> None:
+def test_improving_run_takes_all_steps(make_plan, tmp_path) -> None:
     typed = (*PATIENT, "train.steps=6", "optimizer.lr=1e-3", "train.early_stop_patience=3")
     job = train_job(make_plan(*last_wins(*typed)), tmp_path / "run")
     assert record_of(job).steps_done == 6
@@ -106,7 +106,7 @@ def best_of(path) -> tuple[int, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
-def test_the_weights_of_the_best_evaluation_are_the_runs_model(engine, make_plan, tmp_path) -> None:
+def test_weights_of_the_best_evaluation_are_saved(engine, make_plan, tmp_path) -> None:
     job = train_job(make_plan(*last_wins(*BEST, f"engine={engine}")), tmp_path / "run")
     step, loss = best_of(job.paths.metrics)
     assert step < 10, "others came after it"
@@ -123,7 +123,7 @@ def test_the_weights_of_the_best_evaluation_are_the_runs_model(engine, make_plan
 
 
 @pytest.mark.slow
-def test_two_processes_end_together_and_keep_the_same_one(whole, train_ranks) -> None:
+def test_two_processes_stop_together_with_the_same_best(whole, train_ranks) -> None:
     end = expected_end(whole, 2)
     kept = ("train.keep_best=loss", "train.checkpoint_every=2", "train.keep_checkpoints=1")
     folder = train_ranks(*PATIENT, *kept, "distributed=ddp", "batch.per_device=6")
@@ -134,7 +134,7 @@ def test_two_processes_end_together_and_keep_the_same_one(whole, train_ranks) ->
     assert (folder / "model").resolve().parent.name == f"step-{best:08d}"
 
 
-def test_more_accuracy_and_less_loss_are_better_and_no_number_is_neither() -> None:
+def test_metric_direction_and_nan_are_respected() -> None:
     rows = [
         {metrics.STEP: step, metrics.EVAL_LOSS: loss, "eval/accuracy": accuracy}
         for step, loss, accuracy in [(0, 0.1, 1.0), (2, 0.9, 0.5), (4, math.nan, 0.8), (6, 1, 0.8)]
@@ -144,13 +144,13 @@ def test_more_accuracy_and_less_loss_are_better_and_no_number_is_neither() -> No
     assert metrics.best_evaluation(rows, None) is None
 
 
-def test_a_metric_that_no_evaluation_has_is_never_the_best() -> None:
+def test_unknown_metric_never_selects_a_checkpoint() -> None:
     rows = [{metrics.STEP: 2, metrics.EVAL_LOSS: 0.9}]
     assert metrics.best_evaluation(rows, "f1_macro") is None
 
 
 @pytest.mark.slow
-def test_tokens_thought_most_probable_are_counted(make_plan, tmp_path) -> None:
+def test_token_accuracy_counts_argmax_hits(make_plan, tmp_path) -> None:
     """By hand, on the model that the run left."""
     typed = last_wins(*BEST, "train.steps=2", "train.keep_best=null")
     job = train_job(make_plan(*typed), tmp_path / "run")

@@ -29,7 +29,7 @@ STEPS = 2
         ("mixed", (2, 3, 2)),
     ],
 )
-def test_any_number_of_processes_goes_on(
+def test_any_process_count_resumes(
     kind, ranks, make_plan, train_plan, baseline_of, tmp_path
 ) -> None:
     """Each number is a run of its own here, which finds the checkpoint of the one before."""

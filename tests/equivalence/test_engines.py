@@ -34,7 +34,7 @@ CUTS = {
         ("seq2seq-t5", "3x4"),
     ],
 )
-def test_trainer_is_the_loop_to_the_last_bit(name, cut, curve_of) -> None:
+def test_trainer_matches_the_loop_exactly(name, cut, curve_of) -> None:
     case = (*CASES[name], *TINY, *RAGGED, *CUTS[cut])
     loop, trainer = (curve_of(*case, f"engine={engine}") for engine in ("loop", "trainer"))
     assert loop == trainer
@@ -59,14 +59,14 @@ TECHNIQUES = {
     [t if n == "fp16" else pytest.param(t, marks=pytest.mark.slow, id=n)
      for n, t in TECHNIQUES.items()],
 )  # fmt: skip
-def test_techniques_are_the_same_under_both(technique, curve_of) -> None:
+def test_techniques_agree_between_engines(technique, curve_of) -> None:
     case = (*CASES["causal_lm-llama"], *TINY, *RAGGED, *CUTS["3x4"], *technique)
     loop, trainer = (curve_of(*case, f"engine={engine}") for engine in ("loop", "trainer"))
     assert loop == trainer
 
 
 @pytest.mark.slow
-def test_trainers_own_loss_would_be_found(curve_of, monkeypatch) -> None:
+def test_default_trainer_loss_is_detected(curve_of, monkeypatch) -> None:
     """The planted error: each micro-batch's own mean, which is how the stock one comes to 4x."""
     from eke.training.loop.trainer_engine import MICRO_BATCH, PlanTrainer
 

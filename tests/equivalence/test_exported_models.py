@@ -10,7 +10,7 @@ from trained import record_of, train_job
 from eke.config.compose import compose
 from eke.plan.planner import write_plan
 from eke.plan.record import write_record
-from eke.training.model.unused import HEADS
+from eke.training.model.model_checks import HEADS
 from eke.workflows.export import export
 from eke.workflows.planning import plan_for
 
@@ -38,7 +38,7 @@ IDS = torch.arange(5, 17).reshape(1, 12)
         ("phi", "lora", "fp32"),  # of which eke has no closed form
     ],
 )
-def test_merged_weights_and_logits_are_plain_pefts(
+def test_merged_weights_and_logits_match_peft(
     family, method, precision, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

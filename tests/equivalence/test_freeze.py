@@ -18,8 +18,8 @@ from eke.models.freezing import is_frozen
 from eke.models.sizes import state_bytes
 from eke.plan.record import metrics
 from eke.training.model.build_model import build_model_and_report
+from eke.training.model.model_checks import HEADS, set_dropout
 from eke.training.model.save_model import save_pretrained
-from eke.training.model.unused import HEADS, set_dropout
 
 CPU = torch.device("cpu")
 STILL = "model.dropout=0.0"
@@ -70,7 +70,7 @@ def step(model):
         ("mixtral", "task=causal_lm", "embed_tokens,mlp.gate,experts.down_proj"),
     ],
 )
-def test_loss_and_gradients_are_plain_transformers(saved, family, task, freeze):
+def test_loss_and_gradients_match_transformers(saved, family, task, freeze):
     more = (task, f"model.freeze=[{freeze}]", "precision=bf16")
     plan, model, report = build(saved(family), *more)
     assert not report.notes
@@ -113,7 +113,7 @@ def test_loss_and_gradients_are_plain_transformers(saved, family, task, freeze):
         ("other", "embed_tokens,layers.0", "bf16"),
     ],
 )
-def test_formats_and_bytes_are_the_planned_ones(saved, family, freeze, precision):
+def test_frozen_formats_and_bytes_match_the_plan(saved, family, freeze, precision):
     more = (f"model.freeze=[{freeze}]", f"precision={precision}")
     plan, model, _ = build(saved(family), f"task={TASK_OF.get(family, 'causal_lm')}", *more)
     computed = "float32" if precision == "fp32" else plan.compute.matmul
@@ -128,7 +128,7 @@ def test_formats_and_bytes_are_the_planned_ones(saved, family, freeze, precision
     assert sum(p.numel() for p in trained) == plan.size.num_trained_parameters
 
 
-def test_a_rounded_checkpoint_is_told_and_trained_weights_are_not_rounded(saved):
+def test_rounded_checkpoint_warns_and_trained_weights_keep_float32(saved):
     _, other, report = build(
         saved("wide"), CLASSIFY, "model.freeze=[embeddings,pooler]", "precision=bf16"
     )
@@ -140,14 +140,14 @@ def test_a_rounded_checkpoint_is_told_and_trained_weights_are_not_rounded(saved)
         assert (p.dtype is torch.bfloat16) is ("embeddings" in name or "pooler" in name)
 
 
-def test_behind_trained_weights_a_frozen_norm_takes_float32(saved):
+def test_frozen_norm_after_trained_weights_receives_float32(saved):
     _, model, _ = build(saved("bert"), CLASSIFY, "model.freeze=[layer.0-1]", "precision=bf16")
     logits, _, gradients = step(model)
     assert logits.isfinite().all()
     assert gradients["bert.embeddings.word_embeddings.weight"].abs().sum() > 0
 
 
-def test_what_is_named_must_exist_and_leave_something(saved):
+def test_freeze_pattern_must_match_and_leave_trained_weights(saved):
     cases = {
         "encoder.layers.0-1": r"matches no weight.*-> model.freeze=\[encoder.layer.0-1\]",
         "bert,cls": r"freezes every trained weight.*-> model.freeze=\[\]",
@@ -164,7 +164,7 @@ def test_what_is_named_must_exist_and_leave_something(saved):
 
 
 @pytest.mark.slow
-def test_a_run_continues_bit_for_bit_and_saves_every_weight(make_plan, tmp_path):
+def test_run_resumes_bit_exact_and_saves_every_weight(make_plan, tmp_path):
     more = ("model=tiny_moe", "model.freeze=[embed_tokens,layers.0]", "precision=bf16")
     length = ("train.steps=4", "train.checkpoint_every=2", "train.eval_every=null")
     whole = train_job(make_plan(*last_wins(*TINY, *more, *length)), tmp_path / "whole")
@@ -201,7 +201,7 @@ TECHNIQUES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("technique", TECHNIQUES.values(), ids=TECHNIQUES.keys())
-def test_techniques_train_the_same(technique, curve_of, baseline_of) -> None:
+def test_techniques_agree_with_frozen_weights(technique, curve_of, baseline_of) -> None:
     data = [o for o in technique if o.startswith("data.")]
     base = (*FROZEN, "batch.per_device=6", *data)
     plain, other = baseline_of(*base), curve_of(*base, *technique)
@@ -211,7 +211,7 @@ def test_techniques_train_the_same(technique, curve_of, baseline_of) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("distributed", ["ddp", "fsdp", "zero2", "zero3"])
-def test_ranks_train_the_same(distributed, baseline_of, train_ranks) -> None:
+def test_ranks_agree_with_frozen_weights(distributed, baseline_of, train_ranks) -> None:
     one = baseline_of(*FROZEN, "batch.per_device=12")
     folder = train_ranks(*FROZEN, f"distributed={distributed}", "batch.per_device=6")
     rows, _ = metrics.read_rows(folder / "metrics.jsonl")

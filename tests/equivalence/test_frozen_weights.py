@@ -14,7 +14,7 @@ from unit.training.model.steps import make_inputs
 from eke.models.sizes import state_bytes
 from eke.training.model.adapters import apply_peft, merge_adapters, quant_tensors, save_adapter
 from eke.training.model.build_model import build_model_and_report
-from eke.training.model.unused import HEADS, set_dropout
+from eke.training.model.model_checks import HEADS, set_dropout
 
 # peft 0.21 asks by a name that transformers 5.23 has renamed.
 pytestmark = pytest.mark.filterwarnings(
@@ -83,7 +83,7 @@ def step(model, dtype):
         ("qwen3", "dora", "bf16"),
     ],
 )
-def test_loss_and_gradients_are_plain_pefts(saved, family, method, precision, tmp_path):
+def test_loss_and_gradients_match_peft(saved, family, method, precision, tmp_path):
     task, dtype = TASK_OF.get(family, "causal_lm"), FORMATS[precision]
     path = saved(family, precision)
     plan = checkpoint_plan(path, STILL, f"task={task}", f"peft={method}", f"precision={precision}")
@@ -113,7 +113,7 @@ def test_loss_and_gradients_are_plain_pefts(saved, family, method, precision, tm
         ("t5", "lora", "fp16"),  # whose class keeps some layers in float32
     ],
 )
-def test_formats_and_bytes_are_the_planned_ones(saved, family, method, precision):
+def test_formats_and_bytes_match_the_plan(saved, family, method, precision):
     task = "sequence_classification" if family in ("bert", "llama") else TASK_OF.get(family)
     more = (f"task={task or 'causal_lm'}", f"peft={method}", f"precision={precision}")
     plan = checkpoint_plan(saved(family, precision), STILL, *more)
@@ -125,7 +125,7 @@ def test_formats_and_bytes_are_the_planned_ones(saved, family, method, precision
     assert sum(storages.values()) == state_bytes(plan.config, plan.compute.formats).weights
 
 
-def test_a_head_keeps_the_checkpoints_float32_values(saved, tmp_path):
+def test_head_keeps_float32_values_of_the_checkpoint(saved, tmp_path):
     more = ("task=sequence_classification", "precision=bf16")
     whole, _ = build_model_and_report(checkpoint_plan(saved("bert", "fp32"), STILL, *more), CPU)
     plan = checkpoint_plan(saved("bert", "fp32"), STILL, *more, "peft=lora")
@@ -141,13 +141,13 @@ def test_a_head_keeps_the_checkpoints_float32_values(saved, tmp_path):
 
 
 @pytest.mark.parametrize("typed", ["precision=bf16_pure", "precision=bf16_pure peft=lora"])
-def test_no_frozen_weights_no_warning_of_them(saved, typed):
+def test_model_without_frozen_weights_has_no_warning(saved, typed):
     plan = checkpoint_plan(saved("llama", "fp32"), STILL, *typed.split())
     assert not build_model_and_report(plan, CPU)[1].notes
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_merged_weights_are_plain_pefts(saved, method, tmp_path):
+def test_merged_weights_match_peft(saved, method, tmp_path):
     path = saved("llama", "bf16")
     plan = checkpoint_plan(path, STILL, f"peft={method}", "precision=bf16")
     model, _ = build(plan)
@@ -172,14 +172,14 @@ def test_merged_weights_are_plain_pefts(saved, method, tmp_path):
         ("precision=bf16_pure", "bfloat16"),
     ],
 )
-def test_the_format_of_frozen_weights(saved, overrides, frozen):
+def test_frozen_weights_have_the_configured_format(saved, overrides, frozen):
     plan = checkpoint_plan(saved("llama", "bf16"), STILL, "peft=lora", *overrides.split())
     assert plan.compute.frozen == frozen
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["causal_lm", "sequence_classification"])
-def test_a_run_continues_bit_for_bit(task, make_plan, tmp_path):
+def test_run_resumes_bit_exact(task, make_plan, tmp_path):
     more = (f"task={task}", "peft=lora", "peft.dropout=0.1", "precision=bf16", "train.steps=4")
     plan = make_plan(*last_wins(*TINY, *more, "train.checkpoint_every=2", "train.eval_every=null"))
     whole = train_job(plan, tmp_path / "whole")

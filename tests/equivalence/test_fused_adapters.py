@@ -28,7 +28,7 @@ WAYS = {
 # While it compiles, torch 2.13 instantiates autograd functions.
 @pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*instantiated:DeprecationWarning")
 @pytest.mark.parametrize("way", WAYS)
-def test_a_fused_run_does_not_care_how_its_steps_are_taken(way, curve_of, baseline_of) -> None:
+def test_fused_adapters_match_across_techniques(way, curve_of, baseline_of) -> None:
     typed, bound = WAYS[way]
     words = typed.split()
     one = baseline_of(*FUSED, *(w for w in words if w.startswith(("model.", "data."))))
@@ -37,14 +37,14 @@ def test_a_fused_run_does_not_care_how_its_steps_are_taken(way, curve_of, baseli
 
 
 @pytest.mark.parametrize("case", ["causal_lm-llama", "masked_lm-bert", "seq2seq-t5"])
-def test_losses_are_those_of_plain_peft(case, baseline_of) -> None:
+def test_fused_adapter_loss_matches_peft(case, baseline_of) -> None:
     base = last_wins(*BASE, *CASES[case])
     one, other = baseline_of(*base), baseline_of(*base, "peft.fused=true")
     assert largest_difference(one, other) < 1e-5
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_run_continues_bit_for_bit(precision, make_plan, tmp_path) -> None:
+def test_run_resumes_bit_exact(precision, make_plan, tmp_path) -> None:
     more = ("peft=lora", "peft.fused=true", f"precision={precision}", "train.steps=4")
     more += ("train.checkpoint_every=2", "train.eval_every=null")
     whole = train_job(make_plan(*last_wins(*TINY, *more)), tmp_path / "whole")

@@ -30,7 +30,7 @@ HEADS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("head", HEADS)
-def test_it_is_the_same_step(head, curve_of, baseline_of) -> None:
+def test_fused_loss_computes_the_same_step(head, curve_of, baseline_of) -> None:
     base = last_wins(*HEADS[head], *TINY, *STEP)
     plain, fused = baseline_of(*base), curve_of(*base, FUSED)
     assert largest_difference(plain, fused) < 2e-6
@@ -49,7 +49,7 @@ TECHNIQUES = {
     "name",
     [n if n == "accumulated" else pytest.param(n, marks=pytest.mark.slow) for n in TECHNIQUES],
 )
-def test_it_is_the_same_step_with_other_techniques(name, curve_of, baseline_of) -> None:
+def test_fused_loss_computes_the_same_step_with_techniques(name, curve_of, baseline_of) -> None:
     base = (*CASES["causal_lm-llama"], *TINY, *STEP)
     model = [o for o in TECHNIQUES[name] if o.startswith("model.")]
     fused = curve_of(*base, FUSED, *TECHNIQUES[name])
@@ -57,7 +57,7 @@ def test_it_is_the_same_step_with_other_techniques(name, curve_of, baseline_of) 
 
 
 @pytest.mark.slow
-def test_it_is_the_same_step_compiled_by_inductor(curve_of) -> None:
+def test_fused_loss_computes_the_same_step_compiled(curve_of) -> None:
     """One layer and one shape: each costs half a minute of C++, and none is the loss's."""
     fixed = ("data.lengths=fixed", "data.min_len=null", "model.num_hidden_layers=1")
     base = (*CASES["causal_lm-llama"], *TINY, *STEP, *fixed)
@@ -74,7 +74,7 @@ FEWEST_TARGETS = 13
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ROUNDING)
-def test_sixteen_bits_add_the_rounding_of_each_loss(precision, curve_of, baseline_of) -> None:
+def test_16_bit_fused_loss_adds_only_rounding(precision, curve_of, baseline_of) -> None:
     """The fused operation rounds the same operands, and then the loss of every target."""
     base = (*CASES["causal_lm-llama"], *TINY, *STEP)
     exact = baseline_of(*base)
@@ -88,9 +88,7 @@ def test_sixteen_bits_add_the_rounding_of_each_loss(precision, curve_of, baselin
     assert furthest(fused) < furthest(plain) + rounded_losses
 
 
-def test_a_fused_loss_that_counts_ignored_labels_would_be_found(
-    curve_of, baseline_of, monkeypatch
-) -> None:
+def test_counting_ignored_labels_is_detected(curve_of, baseline_of, monkeypatch) -> None:
     base = (*CASES["causal_lm-llama"], *TINY, *STEP)
     plain = baseline_of(*base)
     from eke.training.model import loss
@@ -106,7 +104,7 @@ def test_a_fused_loss_that_counts_ignored_labels_would_be_found(
     assert largest_difference(plain, curve_of(*base, FUSED)) > 1e-3
 
 
-def test_the_sum_does_not_overflow_in_float16() -> None:
+def test_fused_loss_sum_does_not_overflow_in_float16() -> None:
     """PyTorch's own sum in float16 ends at 65504: 12000 targets at 6 nats are beyond it."""
     from eke.training.model.fused_loss import fused_loss_sum
 

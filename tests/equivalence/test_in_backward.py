@@ -31,7 +31,7 @@ QUICK = ("adafactor", "adamw", "muon", "adamw_8bit")
 @pytest.mark.parametrize(
     "optimizer", [o if o in QUICK else pytest.param(o, marks=pytest.mark.slow) for o in OPTIMIZERS]
 )
-def test_every_allowed_optimizer_steps_alike(optimizer, curve_of) -> None:
+def test_every_allowed_optimizer_steps_identically(optimizer, curve_of) -> None:
     base = (*(o for o in BASE if "optimizer.lr" not in o), f"optimizer={optimizer}")
     base += FURTHER.get(optimizer, ())
     plain, within = curve_of(*base), curve_of(*base, "memory=optimizer_in_backward")
@@ -40,7 +40,7 @@ def test_every_allowed_optimizer_steps_alike(optimizer, curve_of) -> None:
 
 
 @pytest.mark.slow
-def test_steps_that_are_counted_by_group_would_be_counted_wrongly(curve_of, monkeypatch) -> None:
+def test_step_counts_per_group_are_detected(curve_of, monkeypatch) -> None:
     """Why there is a rule."""
     base = (*BASE, "optimizer=schedule_free")
     plain = curve_of(*base)

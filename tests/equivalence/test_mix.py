@@ -73,7 +73,7 @@ def losses_of(job_or_folder) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_each_cut_trains_the_same(case, mixed, job_of) -> None:
+def test_micro_batch_size_does_not_change_training(case, mixed, job_of) -> None:
     base = mixed(*CASES[case])
     whole = job_of("whole", *base)
     cut = job_of("cut", *last_wins(*base, "batch.per_device=3", "batch.accumulation=4"))
@@ -84,7 +84,7 @@ def test_each_cut_trains_the_same(case, mixed, job_of) -> None:
 
 
 @pytest.mark.parametrize("case", ["classification", "streamed"])
-def test_trainer_is_the_loop_to_the_last_bit(case, mixed, job_of) -> None:
+def test_trainer_matches_the_loop_exactly(case, mixed, job_of) -> None:
     base = mixed(*CASES[case])
     loop, trainer = job_of("loop", *base), job_of("trainer", *base, "engine=trainer")
     assert curve(loop) == curve(trainer)
@@ -104,9 +104,7 @@ HEADS = {
     *((case, "plain") for case in CASES if "streamed " not in case), ("padding-free", "both"),
     ("masked_lm", "fused"), ("masked_lm", "sparse"), ("masked_lm", "cut up"),
 ])  # fmt: skip
-def test_the_training_loss_of_each_source_is_that_of_its_rows(
-    case, head, mixed, make_plan, tmp_path
-) -> None:
+def test_training_loss_per_source_matches_its_rows(case, head, mixed, make_plan, tmp_path) -> None:
     """Of the first step: row by row, with the logits of the untrained model."""
     base = mixed(*CASES[case], "model.dropout=0", "train.steps=1")
     trained = train_job(make_plan(*last_wins(*base, *HEADS[head])), tmp_path / "run")
@@ -127,7 +125,7 @@ def test_the_training_loss_of_each_source_is_that_of_its_rows(
 
 
 @pytest.mark.parametrize("case", ["streamed", pytest.param("packed", marks=pytest.mark.slow)])
-def test_two_ranks_train_and_evaluate_like_one(case, mixed, job_of, train_ranks) -> None:
+def test_two_ranks_match_one(case, mixed, job_of, train_ranks) -> None:
     base = mixed(*CASES[case], "data.num_eval_samples=5")
     one = job_of("one", *base)
     folder = train_ranks("distributed=ddp", *last_wins(*base, "batch.per_device=6"))
@@ -144,7 +142,7 @@ def test_two_ranks_train_and_evaluate_like_one(case, mixed, job_of, train_ranks)
 
 
 @pytest.mark.parametrize("case", ["causal_lm", "grouped", "streamed and masked"])
-def test_continued_it_goes_on_to_the_last_bit(case, mixed, job_of, tmp_path) -> None:
+def test_resumed_mix_is_bit_exact(case, mixed, job_of, tmp_path) -> None:
     """Behind the end of every source's first epoch."""
     base = last_wins(*mixed(*CASES[case]), "train.steps=13", "train.checkpoint_every=10")
     whole = job_of("whole", *base)
@@ -163,7 +161,7 @@ def loss_of(job, sample) -> tuple[float, int]:
     return loss, int((labels != -100).sum())
 
 
-def test_loader_processes_do_not_matter_to_a_stream(mixed, job_of) -> None:
+def test_loader_processes_do_not_change_a_stream(mixed, job_of) -> None:
     base = mixed(*CASES["streamed"], "train.steps=16")
     alone, by_others = job_of("alone", *base), job_of("others", *base, "dataloader.workers=2")
     assert curve(alone) == curve(by_others)
@@ -172,7 +170,7 @@ def test_loader_processes_do_not_matter_to_a_stream(mixed, job_of) -> None:
     assert "epochs" not in found, "nobody counted them"
 
 
-def test_rows_of_a_stream_come_as_they_do_alone(mixed, make_plan, tmp_path) -> None:
+def test_rows_of_a_mixed_stream_keep_their_order(mixed, make_plan, tmp_path) -> None:
     """In the order of the files, through the buffer; none is left out between two epochs."""
     base = mixed(*CASES["streamed"], "train.steps=16")
     job = start_job(make_plan(*base), tmp_path / "mix")
@@ -200,7 +198,7 @@ def by_hand(job, source: int) -> float:
 
 
 @pytest.mark.parametrize("case", ["causal_lm", "masked_lm", "classification"])
-def test_the_loss_of_each_source_is_that_of_its_rows(case, mixed, job_of) -> None:
+def test_eval_loss_per_source_matches_its_rows(case, mixed, job_of) -> None:
     job = job_of("run", *mixed(*CASES[case]))
     job.model.eval()
     rows, _ = metrics.read_rows(job.paths.metrics)
@@ -211,7 +209,7 @@ def test_the_loss_of_each_source_is_that_of_its_rows(case, mixed, job_of) -> Non
     assert min(losses) < last[metrics.EVAL_LOSS] < max(losses)
 
 
-def test_the_record_counts_the_samples_of_each_source(mixed, job_of) -> None:
+def test_record_counts_the_samples_of_each_source(mixed, job_of) -> None:
     job = job_of("run", *mixed())
     found = record_of(job).sources
     assert list(found) == list(NAMES)
@@ -231,7 +229,7 @@ def test_the_record_counts_the_samples_of_each_source(mixed, job_of) -> None:
 
 
 @pytest.mark.slow
-def test_killed_it_goes_on_to_the_last_bit(mixed, start, train_ranks, tmp_path) -> None:
+def test_killed_mix_resumes_bit_exact(mixed, start, train_ranks, tmp_path) -> None:
     more = ("train.steps=150", "train.checkpoint_every=20", "hardware=cpu")
     base = last_wins(*mixed(*CASES["streamed"]), *more)
     whole = train_ranks(*base).rename(tmp_path / "whole")

@@ -56,11 +56,11 @@ TECHNIQUES = {
     "bf16": ("precision=bf16", "train.max_grad_norm=0.1"),
     "torch's AdamW in several pieces": ("optimizer=adamw_fused", "offload.piece_numbers=262144"),
 }
-"""DeepSpeed's AdamW: test_a_run_is_the_plain_loop_and_continues_bit_for_bit."""
+"""DeepSpeed's AdamW: test_nvme_run_matches_the_loop_and_resumes_exactly."""
 
 
 @pytest.mark.parametrize("technique", TECHNIQUES.values(), ids=TECHNIQUES.keys())
-def test_one_process_is_the_plain_loop(technique, nvme, baseline_of, job_of) -> None:
+def test_one_process_matches_the_loop(technique, nvme, baseline_of, job_of) -> None:
     kept = [one for one in technique if not one.startswith("offload.")]
     # A sum made in another order is a float32 rounding, which bfloat16 makes one of its own.
     bound = 2**-8 if "precision=bf16" in technique else 1e-5
@@ -83,7 +83,7 @@ def has_planned_bytes(job) -> None:
     assert (found["optimizer_bytes"], found["weights_bytes"]) == (held.optimizer, held.weights)
 
 
-def test_states_of_eight_bits_lose_their_scales(nvme, job_of, monkeypatch) -> None:
+def test_8_bit_states_on_disk_lose_their_scales(nvme, job_of, monkeypatch) -> None:
     """Why there is a rule. In memory they keep them: test_deepspeed."""
     switch_off("nvme_holds_plain_state", monkeypatch)
     case = (*BASE, *CUT, "optimizer=adamw_8bit", "optimizer.min_8bit_size=1")
@@ -91,7 +91,7 @@ def test_states_of_eight_bits_lose_their_scales(nvme, job_of, monkeypatch) -> No
     assert largest_difference(shared, files) > 1e-1
 
 
-def test_weights_on_the_disk_fail_after_an_evaluation(nvme, job_of, monkeypatch) -> None:
+def test_evaluation_breaks_weights_on_disk(nvme, job_of, monkeypatch) -> None:
     """Why there is a rule. With other numbers of layers and weights it may go well."""
     switch_off("nvme_weights_stay_in_memory", monkeypatch)
     large = ("model.num_hidden_layers=1", "model.intermediate_size=2048")  # 1 MiB a matrix
@@ -99,7 +99,7 @@ def test_weights_on_the_disk_fail_after_an_evaluation(nvme, job_of, monkeypatch)
         job_of("run", *BASE, *CUT, *ALONE, *nvme, *large, "offload.weights=disk")
 
 
-def test_a_run_is_the_plain_loop_and_continues_bit_for_bit(nvme, baseline_of, job_of) -> None:
+def test_nvme_run_matches_the_loop_and_resumes_exactly(nvme, baseline_of, job_of) -> None:
     six = (*BASE, *CUT, "train.steps=6", "train.log_every=6")
     case = (*six, *ALONE, *nvme, "train.checkpoint_every=3")
     job = job_of("run", *case)
@@ -112,7 +112,7 @@ def test_a_run_is_the_plain_loop_and_continues_bit_for_bit(nvme, baseline_of, jo
     assert curve(again) == first
 
 
-def test_two_ranks_train_like_one_and_leave_nothing(nvme, baseline_of, train_ranks, tmp_path):
+def test_two_ranks_with_nvme_match_one_and_delete_files(nvme, baseline_of, train_ranks, tmp_path):
     one = baseline_of(*BASE, *CUT)
     two = (*BASE, "distributed=zero3", "batch.per_device=2", "batch.accumulation=3", *nvme)
     folder = train_ranks(*two)

@@ -71,7 +71,7 @@ def base(folder) -> tuple[str, ...]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", PACKED)
-def test_packed_samples_are_apart(kind, checkpoint, curve_of, baseline_of) -> None:
+def test_packed_samples_are_independent(kind, checkpoint, curve_of, baseline_of) -> None:
     typed = base(checkpoint(kind))
     packed = curve_of(*typed, "data.packing=padding_free")
     assert largest_difference(baseline_of(*typed), packed) < 1e-4
@@ -79,7 +79,7 @@ def test_packed_samples_are_apart(kind, checkpoint, curve_of, baseline_of) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FUSED)
-def test_the_fused_loss_is_the_same_step(kind, checkpoint, curve_of, baseline_of) -> None:
+def test_fused_loss_computes_the_same_step(kind, checkpoint, curve_of, baseline_of) -> None:
     typed = base(checkpoint(kind))
     fused = curve_of(*typed, "kernels=fused_linear_cross_entropy")
     assert largest_difference(baseline_of(*typed), fused) < 1e-5
@@ -93,7 +93,7 @@ def routed_curve(job) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_router_loss_with_other_techniques(tmp_path, job_of) -> None:
+def test_router_loss_agrees_with_techniques(tmp_path, job_of) -> None:
     """The same steps by all of them, and the saved flag is the checkpoint's."""
     folder = save_checkpoint(tmp_path / "moe", "mixtral", output_router_logits=True,
                              router_aux_loss_coef=0.5)  # fmt: skip
@@ -121,20 +121,20 @@ def refused(typed: tuple[str, ...], make_plan) -> list[str]:
     ("kernels=sparse_prediction",), ("peft=lora",), ("compile=eager",), ("engine=trainer",),
     ("batch.per_device=2", "batch.accumulation=2"),
 ], ids=lambda more: more[0])  # fmt: skip
-def test_capped_logits_with_other_techniques(more, checkpoint, curve_of, baseline_of) -> None:
+def test_capped_logits_agree_with_techniques(more, checkpoint, curve_of, baseline_of) -> None:
     typed, fused = base(checkpoint("gemma2")), "kernels.fused_linear_cross_entropy=true"
     plain = tuple(word for word in more if word.startswith("peft"))
     assert largest_difference(baseline_of(*typed, *plain), curve_of(*typed, fused, *more)) < 1e-5
 
 
 @pytest.mark.slow
-def test_a_mask_without_positions_is_refused_before_the_start(checkpoint, make_plan) -> None:
+def test_mask_without_positions_is_rejected_before_training(checkpoint, make_plan) -> None:
     typed = (*base(checkpoint("bloom")), "data.packing=on")
     assert refused(typed, make_plan) == ["packing_needs_causal_decoder"]
 
 
 @pytest.mark.slow
-def test_the_built_model_is_looked_at_where_its_source_misleads(
+def test_built_model_is_checked_if_its_source_is_misleading(
     checkpoint, curve_of, monkeypatch
 ) -> None:
     for name, answer in (("change_of_logits", ""), ("keeps_samples_apart", True)):
@@ -160,5 +160,5 @@ def test_the_built_model_is_looked_at_where_its_source_misleads(
         ("nobodys", None, False),
     ],
 )
-def test_what_the_source_of_a_class_says(kind, change, apart) -> None:
+def test_source_of_a_model_class_is_classified(kind, change, apart) -> None:
     assert (change_of_logits(kind, "causal_lm"), keeps_samples_apart(kind)) == (change, apart)

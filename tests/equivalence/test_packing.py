@@ -43,14 +43,14 @@ def unpacked_again():
         ("moe", "sdpa", "3x4"),
     ],
 )
-def test_padding_free_is_the_padded_loss(family, attention, cut, curve_of) -> None:
+def test_padding_free_loss_matches_padded_loss(family, attention, cut, curve_of) -> None:
     case = (FAMILIES[family], *TINY, *RAGGED, f"attention={attention}", *CUTS[cut])
     padded, free = (curve_of(*case, f"data.packing={p}") for p in ("off", "padding_free"))
     assert largest_difference(padded, free) < 1e-5
     assert padded[0][0] != padded[-1][0], "the loss never moved"
 
 
-def test_packing_that_leaks_would_be_found(curve_of, baseline_of, monkeypatch) -> None:
+def test_leaking_packing_is_detected(curve_of, baseline_of, monkeypatch) -> None:
     """Without the sequence numbers every token sees the samples before its own."""
     case = ("model=tiny", *TINY, *RAGGED, "batch.per_device=12")
     padded = baseline_of(*case)
@@ -62,7 +62,7 @@ def test_packing_that_leaks_would_be_found(curve_of, baseline_of, monkeypatch) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "backend"), [("llama", "flash"), ("gpt2", "math")])
-def test_a_pinned_kernel_keeps_packed_samples_apart(family, backend, curve_of) -> None:
+def test_pinned_kernel_separates_packed_samples(family, backend, curve_of) -> None:
     case = (FAMILIES[family], *TINY, *RAGGED, f"attention.backend={backend}", "batch.per_device=12")
     padded, free = (curve_of(*case, f"data.packing={p}") for p in ("off", "padding_free"))
     assert largest_difference(padded, free) < 1e-5
@@ -73,14 +73,14 @@ def test_a_pinned_kernel_keeps_packed_samples_apart(family, backend, curve_of) -
     ("case", "multiple"),
     [("causal_lm-llama", 8), ("masked_lm-bert", 5), ("seq2seq-t5", 8), ("classification-llama", 5)],
 )
-def test_padding_to_a_multiple_changes_nothing(case, multiple, curve_of, baseline_of) -> None:
+def test_padding_to_a_multiple_keeps_the_loss(case, multiple, curve_of, baseline_of) -> None:
     typed = (*CASES[case], *TINY, *RAGGED, "batch.per_device=6")
     padded = curve_of(*typed, f"data.pad_to_multiple_of={multiple}")
     assert largest_difference(baseline_of(*typed), padded) < 1e-5
 
 
 @pytest.mark.slow
-def test_grouped_samples_are_the_same_step_however_it_is_cut(curve_of) -> None:
+def test_grouped_samples_are_independent_of_micro_batch_size(curve_of) -> None:
     case = ("model=tiny_bert", "task=masked_lm", *TINY, *RAGGED, "data.length_grouping=true")
     whole, cut = (curve_of(*case, *CUTS[name]) for name in CUTS)
     assert largest_difference(whole, cut) < 1e-5
@@ -105,7 +105,7 @@ IMPLEMENTATIONS = {
         ("moe", "math"),
     ],
 )
-def test_a_packed_row_has_the_logits_of_its_samples_alone(family, attention, make_plan) -> None:
+def test_packed_row_has_the_logits_of_separate_samples(family, attention, make_plan) -> None:
     case = (FAMILIES[family], *TINY, *RAGGED, *IMPLEMENTATIONS[attention], "data.seq_len=64")
     keys = {o.split("=")[0]: o for o in case}
     plan = make_plan(*keys.values(), "data.packing=on", "batch.per_device=3")
@@ -133,7 +133,7 @@ def test_a_packed_row_has_the_logits_of_its_samples_alone(family, attention, mak
 # torch 2.13 use what torch itself deprecates.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("family", ["model=tiny", "model=tiny_moe"], ids=["llama", "moe"])
-def test_flex_keeps_packed_samples_apart(family, make_plan, monkeypatch) -> None:
+def test_flex_separates_packed_samples(family, make_plan, monkeypatch) -> None:
     """Its forward pass is all a CPU has; training with it is in tests/gpu."""
     without = tuple(rule for rule in RULES if rule.id != "flex_needs_volta")
     monkeypatch.setattr("eke.workflows.auto_batch.check", lambda facts: check(facts, without))

@@ -52,10 +52,10 @@ def wrong_in_ranks(folder: Path, worlds: list[int], names: list[str]) -> dict[st
     return {f"{n} on {w}": what for w, of in found.items() for n, what in of.items() if what}
 
 
-def test_twelve_models_are_those_of_one_process(tmp_path) -> None:
+def test_twelve_models_built_in_parts_match_one_process(tmp_path) -> None:
     assert wrong_in_ranks(tmp_path, [2], list(DRAWN)) == {}
 
 
 @pytest.mark.slow
-def test_every_model_is_that_of_one_process(tmp_path) -> None:
+def test_every_model_built_in_parts_matches_one_process(tmp_path) -> None:
     assert wrong_in_ranks(tmp_path, [2, 3, 4], EVERYTHING) == {}

@@ -39,7 +39,7 @@ def test_techniques_agree(method, pair, curve_of, baseline_of) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if case != "causal_lm-llama"])
-def test_lora_of_every_model_does_not_care_how_a_batch_is_cut(case, curve_of) -> None:
+def test_lora_is_independent_of_micro_batch_size(case, curve_of) -> None:
     base = (*CASES[case], *TINY, *STEP, "peft=lora")
     one = curve_of(*base)
     other = curve_of(*last_wins(*base, "batch.per_device=3", "batch.accumulation=4"))
@@ -47,7 +47,7 @@ def test_lora_of_every_model_does_not_care_how_a_batch_is_cut(case, curve_of) ->
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_first_loss_is_that_of_the_model_without_adapters(method, baseline_of) -> None:
+def test_first_loss_with_adapters_matches_the_base_model(method, baseline_of) -> None:
     """LoRA's B is zero, DoRA's magnitudes are the norms, IA3's scales one; 4 bits are rounded."""
     base = (*CASES["causal_lm-llama"], *TINY, *STEP, "train.steps=1")
     plain, adapted = (baseline_of(*base, f"peft={m}")[0][0] for m in ("none", method))

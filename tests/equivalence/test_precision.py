@@ -22,7 +22,7 @@ BOUNDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BOUNDS)
-def test_narrow_formats_stay_near_float32(name, curve_of, baseline_of) -> None:
+def test_16_bit_formats_stay_near_float32(name, curve_of, baseline_of) -> None:
     overrides, bound = BOUNDS[name]
     if "fp8" in name:
         pytest.importorskip("torchao", reason="an extra")
@@ -32,9 +32,7 @@ def test_narrow_formats_stay_near_float32(name, curve_of, baseline_of) -> None:
     assert 1e-7 < difference < bound
 
 
-def test_a_master_copy_of_float32_weights_would_change_nothing(
-    curve_of, baseline_of, monkeypatch
-) -> None:
+def test_master_copy_of_float32_weights_is_exact(curve_of, baseline_of, monkeypatch) -> None:
     """The copies themselves are exact: planted on float32 weights, the curve is the same."""
     from eke.training.model.number_formats import build_with_master
     from eke.training.optimizer import builders
@@ -68,7 +66,7 @@ SAVED = ("train.steps=4", "train.checkpoint_every=2", "train.log_every=1")
     [pytest.param(n, marks=pytest.mark.slow) if n in ("pure-moe", "sgd-master") else n
      for n in RESUMED],
 )  # fmt: skip
-def test_a_run_continues_bit_for_bit(name, make_plan, tmp_path) -> None:
+def test_run_resumes_bit_exact(name, make_plan, tmp_path) -> None:
     if name == "fp8":
         pytest.importorskip("torchao", reason="an extra")
     plan = make_plan(*last_wins(*STEP, *SAVED, *RESUMED[name]))
@@ -100,7 +98,7 @@ WIDE = (
 
 
 @pytest.mark.slow
-def test_bfloat16_halves_what_it_holds(make_plan, tmp_path) -> None:
+def test_bfloat16_halves_peak_memory(make_plan, tmp_path) -> None:
     """Autocast leaves norms, the residual stream and the loss in float32; bfloat16 weights make
     all but the loss bfloat16."""
     peaks = {}

@@ -19,7 +19,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 
 from eke.estimate.memory.trace_client import get_or_run_trace
 from eke.plan.record import metrics
-from eke.results.report.show.sections import _classes
+from eke.results.report.show.report_sections import _classes
 from eke.training.batches.dataset import build_data
 from eke.training.loop.classification import classification_metrics
 from eke.training.model.build_model import build_model
@@ -78,7 +78,7 @@ def whole(known_jobs, make_plan, tmp_path_factory):
     [*(("bert", problem) for problem in PROBLEMS),
      ("llama", "regression"), ("gpt2", "multi_label"), ("t5", "single")],
 )  # fmt: skip
-def test_loss_and_gradients_are_those_of_plain_transformers(problem, model, make_plan) -> None:
+def test_loss_and_gradients_match_transformers(problem, model, make_plan) -> None:
     plan = make_plan(*typed(problem, "batch.per_device=5", model=model))
     mine, plain = (build_model(plan, CPU) for _ in range(2))
     batch = build_data(plan).collate([build_data(plan).train[0, n] for n in range(5)])
@@ -94,7 +94,7 @@ def test_loss_and_gradients_are_those_of_plain_transformers(problem, model, make
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_a_placeholder_has_no_loss_and_no_gradient(problem, make_plan) -> None:
+def test_ignored_label_has_no_loss_and_no_gradient(problem, make_plan) -> None:
     plan = make_plan(*typed(problem))
     (batch,) = build_data(plan).placeholders(1)
     model = build_model(plan, CPU)
@@ -104,7 +104,7 @@ def test_a_placeholder_has_no_loss_and_no_gradient(problem, make_plan) -> None:
     assert all(not p.grad.any() for p in model.parameters() if p.grad is not None)
 
 
-def test_a_number_may_be_what_stands_for_no_class(make_plan) -> None:
+def test_regression_label_may_equal_ignore_index(make_plan) -> None:
     """-100 is IGNORED among classes; a regression may well have it."""
     collate = build_data(make_plan(*typed("regression"))).collate
     sample = {"input_ids": np.array([9, 9]), "labels": np.asarray(-100, np.float32)}
@@ -114,7 +114,7 @@ def test_a_number_may_be_what_stands_for_no_class(make_plan) -> None:
 
 
 @pytest.mark.parametrize("problem", ["multi_label", "regression"])
-def test_a_cut_batch_trains_the_same(problem, whole, make_plan, tmp_path) -> None:
+def test_micro_batch_size_does_not_change_training(problem, whole, make_plan, tmp_path) -> None:
     cut = ("batch.per_device=4", "batch.accumulation=3", "batch.eval_per_device=5")
     parts = train_job(make_plan(*typed(problem, *cut)), tmp_path / "parts")
     assert curve(parts) == pytest.approx(curve(whole(problem)), rel=1e-5)
@@ -125,7 +125,7 @@ def test_a_cut_batch_trains_the_same(problem, whole, make_plan, tmp_path) -> Non
 
 
 @pytest.mark.parametrize("problem", ["multi_label", "regression"])
-def test_the_trainer_trains_the_same(problem, whole, make_plan, tmp_path) -> None:
+def test_trainer_agrees_with_the_loop(problem, whole, make_plan, tmp_path) -> None:
     overrides = typed(problem, "engine=trainer", "batch.per_device=12")
     job = train_job(make_plan(*overrides), tmp_path / "trainer")
     assert curve(job) == curve(whole(problem))
@@ -134,7 +134,7 @@ def test_the_trainer_trains_the_same(problem, whole, make_plan, tmp_path) -> Non
 
 
 @pytest.mark.parametrize("problem", ["multi_label", "regression"])
-def test_a_resumed_run_is_the_same(problem, whole, tmp_path) -> None:
+def test_resumed_run_is_bit_exact(problem, whole, tmp_path) -> None:
     rest = continue_job(whole(problem), 4, tmp_path / "rest")
     assert steps_of(rest) == {n: v for n, v in steps_of(whole(problem)).items() if n > 4}
     assert record_of(rest).metrics == record_of(whole(problem)).metrics
@@ -144,7 +144,7 @@ def test_a_resumed_run_is_the_same(problem, whole, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("problem", "strategy"), [("single", "fsdp"), ("multi_label", "ddp"), ("regression", "zero2")]
 )
-def test_two_processes_train_as_one(problem, strategy, whole, train_ranks) -> None:
+def test_two_processes_match_one(problem, strategy, whole, train_ranks) -> None:
     """31 and 23 samples: the last micro-batches of a rank are placeholders."""
     alone = whole(problem)
     folder = train_ranks(*typed(problem, "batch.per_device=6"), f"distributed={strategy}")
@@ -213,7 +213,7 @@ def outputs_of_plain_transformers(folder, rows: list[dict]) -> tuple[torch.nn.Mo
     ("problem", "pairs"), [("single", True), ("multi_label", False), ("regression", False)],
     ids=PROBLEMS,
 )  # fmt: skip
-def test_the_saved_model_has_the_recorded_metrics(
+def test_saved_model_has_the_recorded_metrics(
     problem, pairs, own_rows, make_plan, tmp_path
 ) -> None:
     """By plain transformers and scikit-learn; and a pipeline reads what the scores are."""
@@ -272,7 +272,7 @@ def test_the_saved_model_has_the_recorded_metrics(
         assert by_name == pytest.approx(expected, rel=1e-3, abs=1e-5)
 
 
-def test_batches_of_pairs_are_what_the_tokenizer_makes(own_rows, make_plan) -> None:
+def test_batches_of_pairs_match_the_tokenizer(own_rows, make_plan) -> None:
     rows, overrides = own_rows("single", pairs=True)
     plan = make_plan(*overrides, "batch.eval_per_device=30")
     (batch,) = build_data(plan).eval_batches()
@@ -290,7 +290,7 @@ def test_batches_of_pairs_are_what_the_tokenizer_makes(own_rows, make_plan) -> N
 
 
 @pytest.mark.parametrize("model", ["model=tiny", "model=tiny_t5", "model.type_vocab_size=1"])
-def test_a_model_without_token_types_gets_none(model, own_rows, make_plan) -> None:
+def test_model_without_token_types_receives_no_token_types(model, own_rows, make_plan) -> None:
     _, overrides = own_rows("single", pairs=True)
     plan = make_plan(*last_wins(*overrides, model))
     assert "token_type_ids" not in next(iter(build_data(plan).eval_batches())).inputs
@@ -328,7 +328,7 @@ def test_memory_of_pairs_is_predicted(own_rows, monkeypatch) -> None:
 # --- metrics, by hand -----------------------------------------------------------------------------
 
 
-def test_sets_of_classes_by_hand() -> None:
+def test_multi_label_metrics_match_hand_computed_values() -> None:
     right = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 0], [0, 1, 0]], np.float32)
     found = np.array([[1, 0, 1], [0, 0, 1], [1, 0, 0], [0, 1, 0]], bool)
     row, classes = classification_metrics(found, right, ["a", "b", "c"])
@@ -357,7 +357,7 @@ def test_sets_of_classes_by_hand() -> None:
     ],
     ids=["all", "one answer", "one label", "one sample", "nan", "inf"],
 )
-def test_numbers_by_hand(found, right, absent) -> None:
+def test_regression_metrics_match_hand_computed_values(found, right, absent) -> None:
     arrays = np.array(found, np.float32), np.array(right, np.float32)
     row, classes = classification_metrics(*arrays, ["LABEL_0"])
     assert classes == {}

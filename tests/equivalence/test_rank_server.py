@@ -30,7 +30,7 @@ def group_of(pid: int) -> list[int]:
     return found
 
 
-def test_ranks_that_fail_hang_or_are_left_alone(tmp_path, make_plan) -> None:
+def test_rank_server_ends_failed_and_hung_ranks(tmp_path, make_plan) -> None:
     paths = RunPaths(tmp_path / "run")
     paths.folder.mkdir()
     server = RankServer(tmp_path)
@@ -64,7 +64,7 @@ server.train(RunPaths(folder), 2, environment(folder))
 """
 
 
-def test_they_end_with_whoever_asked(tmp_path, make_plan) -> None:
+def test_ranks_end_with_their_client(tmp_path, make_plan) -> None:
     """As when pytest is killed in the middle of a test: while ranks train, or hang."""
     # Ranks that fail may be gone before anybody has looked: one that is asked to stop before it
     # listens is gone at once.

@@ -55,7 +55,7 @@ def logged(folder: Path) -> Curve:
 
 
 @pytest.mark.parametrize("case", [case if case in QUICK else slow(case) for case in CASES])
-def test_two_ranks_train_like_one(case, baseline_of, ranks_curve) -> None:
+def test_two_ranks_match_one(case, baseline_of, ranks_curve) -> None:
     base = (*CASES[case], *TINY, *UNEVEN, *SMOOTH.get(case, ()))
     one = baseline_of(*base, "batch.per_device=12")
     two = ranks_curve(*base, "batch.per_device=6")
@@ -77,7 +77,7 @@ def test_train_py_starts_ranks_that_train_the_same(train_py, ranks_curve, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["causal_lm-llama", "classification-bert", "seq2seq-t5"])
-def test_trainer_on_two_ranks_is_one_loop(case, baseline_of, ranks_curve) -> None:
+def test_trainer_on_two_ranks_matches_the_loop(case, baseline_of, ranks_curve) -> None:
     base = (*CASES[case], *TINY, *UNEVEN, *SMOOTH.get(case, ()))
     one = baseline_of(*base, "batch.per_device=12")
     two = ranks_curve(*base, "batch.per_device=2", "batch.accumulation=3", "engine=trainer")
@@ -111,7 +111,7 @@ COMPILED = ("compile=aot_eager", "model.num_hidden_layers=1", "data.lengths=fixe
         "qlora",
     ],
 )
-def test_techniques_keep_the_promise_on_two_ranks(technique, baseline_of, ranks_curve) -> None:
+def test_techniques_match_on_two_ranks(technique, baseline_of, ranks_curve) -> None:
     base = (*CASES["causal_lm-llama"], *TINY, *UNEVEN)
     one = [o for o in technique if o.startswith(("optimizer", "peft", "model", "data."))]
     alone = baseline_of(*base, *one, "batch.per_device=12")
@@ -120,7 +120,7 @@ def test_techniques_keep_the_promise_on_two_ranks(technique, baseline_of, ranks_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("distributed", ["ddp", "fsdp", "zero3"])
-def test_ranks_leave_out_positions_without_a_label(distributed, baseline_of, ranks_curve) -> None:
+def test_ranks_exclude_positions_without_a_label(distributed, baseline_of, ranks_curve) -> None:
     """Each has its own number of them, and in an epoch's last step one has none at all."""
     base = (*CASES["masked_lm-bert"], *TINY, *UNEVEN)
     cut = ("batch.per_device=2", "batch.accumulation=3", f"distributed={distributed}")
@@ -137,7 +137,7 @@ placeholder's neighbour, and one evaluation batch has no partner."""
     "case",
     ["causal_lm-llama", slow("masked_lm-bert"), slow("classification-llama"), slow("seq2seq-t5")],
 )
-def test_two_ranks_with_parts_of_the_model_train_like_one(case, baseline_of, ranks_curve) -> None:
+def test_two_ranks_with_shards_match_one(case, baseline_of, ranks_curve) -> None:
     base = (*CASES[case], *TINY, *UNEVEN, *SMOOTH.get(case, ()), "train.max_grad_norm=0.5")
     one = baseline_of(*base, "batch.per_device=12")
     assert largest_difference(one, ranks_curve(*base, *SHARDED)) < 1e-5
@@ -166,7 +166,7 @@ def test_two_ranks_with_parts_of_the_model_train_like_one(case, baseline_of, ran
     ],
     ids=lambda technique: technique[0],
 )
-def test_techniques_keep_the_promise_on_parts(technique, baseline_of, ranks_curve) -> None:
+def test_techniques_match_on_sharded_models(technique, baseline_of, ranks_curve) -> None:
     """In 16 bits, too: the same products of the same rows, only sums are made in another order.
 
     Muon orthogonalizes in bfloat16: one process that cuts its batch differs as much (2.7e-5).
@@ -180,7 +180,7 @@ def test_techniques_keep_the_promise_on_parts(technique, baseline_of, ranks_curv
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["causal_lm-llama", "seq2seq-t5"])
-def test_matrices_sent_in_16_bits_compute_the_same_numbers(case, make_plan, train_plan) -> None:
+def test_matrices_sent_in_16_bits_give_equal_results(case, make_plan, train_plan) -> None:
     """As when all weights were sent in float32, and autocast cast them on each rank."""
     plan = make_plan(*last_wins(*CASES[case], *TINY, *UNEVEN, *SHARDED, "precision=bf16"))
     folder = train_plan(plan)
@@ -194,7 +194,7 @@ def test_matrices_sent_in_16_bits_compute_the_same_numbers(case, make_plan, trai
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("precision=bf16", "precision.casts=per_step")])
-def test_copies_of_a_sharded_model_train_like_one_process(
+def test_replicas_of_a_sharded_model_match_one_process(
     more, baseline_of, train_ranks, monkeypatch
 ) -> None:
     monkeypatch.setattr("eke.rules.distributed.usable_cores", lambda: 4)
@@ -206,7 +206,7 @@ def test_copies_of_a_sharded_model_train_like_one_process(
 
 
 @pytest.mark.slow
-def test_float8_layers_of_parts_scale_like_whole_ones(curve_of, ranks_curve) -> None:
+def test_sharded_float8_layers_scale_like_full_layers(curve_of, ranks_curve) -> None:
     """The same micro-batches on both sides, since each has scales of its own.
 
     Float8 rounds more coarsely than bfloat16: what that is allowed after some steps is enough here.
@@ -229,7 +229,7 @@ STATES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES.keys())
-def test_parts_continue_bit_for_bit(state, train_ranks) -> None:
+def test_sharded_run_resumes_bit_exact(state, train_ranks) -> None:
     case = (*CASES["causal_lm-llama"], *TINY, *UNEVEN, *SHARDED, *state)
     case = (*case, "train.steps=4", "train.checkpoint_every=2")
     folder = train_ranks(*case)
@@ -241,7 +241,7 @@ def test_parts_continue_bit_for_bit(state, train_ranks) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_record_says_of_parts(train_ranks) -> None:
+def test_record_describes_sharded_state(train_ranks) -> None:
     case = (*CASES["causal_lm-llama"], *TINY, *UNEVEN, *SHARDED, "distributed.exchange=every")
     folder = train_ranks(*case, "train.steps=2")
     sharding = json.loads((folder / "record.json").read_text())["effective"]["sharding"]
@@ -275,9 +275,7 @@ def routed_checkpoint(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", ["fsdp", "zero2"])
-def test_a_router_loss_is_a_mean_over_the_micro_batches_of_all_ranks(
-    shared, curve_of, train_ranks
-) -> None:
+def test_router_loss_is_averaged_over_all_ranks(shared, curve_of, train_ranks) -> None:
     base = (*TINY, "model=tiny_moe", "data=synthetic", "data.seq_len=16", "data.lengths=uniform",
             "data.min_len=5", "data.num_samples=16", "data.num_eval_samples=2", "train.steps=2",
             "batch.per_device=2", "task.router_loss=0.5")  # fmt: skip
@@ -288,9 +286,7 @@ def test_a_router_loss_is_a_mean_over_the_micro_batches_of_all_ranks(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", ["ddp", "fsdp", "zero3"])
-def test_experts_that_a_rank_does_not_reach_train(
-    shared, routed_checkpoint, baseline_of, train_ranks
-):
+def test_experts_unused_on_a_rank_are_trained(shared, routed_checkpoint, baseline_of, train_ranks):
     """SGD leaves an expert without a gradient as it is, and one with a gradient of zero as well."""
     base = (
         "model=pretrained", f"model.name_or_path={routed_checkpoint}", "task=seq2seq_lm",

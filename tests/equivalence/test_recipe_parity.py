@@ -19,7 +19,7 @@ WIDE = (
 
 
 @pytest.mark.slow
-def test_fastest_has_the_losses_of_the_baseline(curve_of, monkeypatch) -> None:
+def test_fastest_recipe_keeps_baseline_losses(curve_of, monkeypatch) -> None:
     """The same samples in the same order from the same weights. The bound is that of 16 bits in
     test_same_mathematics, ten times bfloat16's 2^-9; equal to the last digit would mean that
     nothing ran in 16 bits."""

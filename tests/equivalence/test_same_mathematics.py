@@ -44,7 +44,7 @@ SOME = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("pair", "case"), [(p, c) for p in PAIRS for c in SOME.get(p, CASES)])
-def test_options_agree(pair, case, curve_of, baseline_of) -> None:
+def test_options_agree_with_the_baseline(pair, case, curve_of, baseline_of) -> None:
     one, other, bound = PAIRS[pair]
     base = (*CASES[case], *SMOOTH.get(case, ()), *TINY, *STEP)
     if case == "seq2seq-t5":
@@ -72,7 +72,7 @@ def test_inductor_agrees(case, curve_of) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_sixteen_bits_stay_near_float32(precision, curve_of, baseline_of) -> None:
+def test_16_bit_formats_stay_near_float32(precision, curve_of, baseline_of) -> None:
     """bfloat16 keeps 8 bits of mantissa, so one product is off by up to 2^-9; the loss of a small
     model over a few steps stays within ten times that. Equal to the last digit would mean that
     nothing ran in 16 bits."""
@@ -84,6 +84,6 @@ def test_sixteen_bits_stay_near_float32(precision, curve_of, baseline_of) -> Non
     assert 1e-7 < difference < 10 * 2**-9
 
 
-def test_another_seed_is_another_run(curve_of, baseline_of) -> None:
+def test_other_seed_is_another_run(curve_of, baseline_of) -> None:
     case = (*CASES["causal_lm-llama"], *TINY, *STEP)
     assert largest_difference(baseline_of(*case), curve_of(*case, "seed=1")) > 1e-3

@@ -24,7 +24,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_it_is_the_same_step(head, curve_of, baseline_of) -> None:
+def test_sparse_prediction_computes_the_same_step(head, curve_of, baseline_of) -> None:
     base = last_wins(*HEADS[head], *TINY, *STEP)
     plain, sparse = baseline_of(*base), curve_of(*base, SPARSE)
     assert largest_difference(plain, sparse) < 1e-5
@@ -45,7 +45,9 @@ QUICK = ("accumulated", "fused", "by Trainer")
 @pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in TECHNIQUES]
 )
-def test_it_is_the_same_step_with_other_techniques(name, curve_of, baseline_of) -> None:
+def test_sparse_prediction_computes_the_same_step_with_techniques(
+    name, curve_of, baseline_of
+) -> None:
     base = (*MASKED, *TINY, *STEP, "train.max_grad_norm=null")
     found = curve_of(*last_wins(*base, SPARSE, *TECHNIQUES[name]))
     model = [o for o in TECHNIQUES[name] if o.startswith("model.")]
@@ -53,14 +55,14 @@ def test_it_is_the_same_step_with_other_techniques(name, curve_of, baseline_of) 
 
 
 @pytest.mark.slow
-def test_the_last_step_of_an_epoch_may_have_fewer_samples(curve_of) -> None:
+def test_last_step_of_an_epoch_may_have_fewer_samples(curve_of) -> None:
     """Trainer fills it up with micro-batches that have no label, and nothing to project."""
     base = last_wins(*MASKED, *TINY, *STEP, "data.num_samples=14", "batch.per_device=2")
     cut = (*base, "batch.accumulation=3", "engine=trainer")
     assert largest_difference(curve_of(*cut), curve_of(*cut, SPARSE)) < 1e-5
 
 
-def test_places_that_are_off_by_one_would_be_found(curve_of, baseline_of, monkeypatch) -> None:
+def test_position_errors_are_detected(curve_of, baseline_of, monkeypatch) -> None:
     from eke.training.batches.batches import MicroBatch
 
     base = (*MASKED, *TINY, *STEP)

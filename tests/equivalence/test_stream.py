@@ -48,7 +48,7 @@ def streamed(folders, prepared_here):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_each_cut_trains_the_same(case, streamed, curve_of, baseline_of) -> None:
+def test_micro_batch_size_does_not_change_training(case, streamed, curve_of, baseline_of) -> None:
     base = streamed(*CASES[case])
     whole = baseline_of(*base)
     cut = curve_of(*last_wins(*base, "batch.per_device=3", "batch.accumulation=4"))
@@ -57,7 +57,7 @@ def test_each_cut_trains_the_same(case, streamed, curve_of, baseline_of) -> None
 
 
 @pytest.mark.parametrize("other", ["parquet", "csv", "hub"])
-def test_the_format_of_the_files_does_not_matter(
+def test_file_format_does_not_change_training(
     other, streamed, folders, curve_of, baseline_of
 ) -> None:
     base = streamed()
@@ -67,12 +67,14 @@ def test_the_format_of_the_files_does_not_matter(
 
 
 @pytest.mark.parametrize("more", ["engine=trainer", "dataloader.workers=1"])
-def test_engines_and_loader_processes_do_not_matter(more, streamed, curve_of, baseline_of) -> None:
+def test_engine_and_loader_processes_do_not_change_training(
+    more, streamed, curve_of, baseline_of
+) -> None:
     assert baseline_of(*streamed()) == curve_of(*streamed(more))
 
 
 @pytest.mark.parametrize("case", ["given epochs", "masked_lm"])
-def test_continued_it_goes_on_to_the_last_bit(case, streamed, job_of, tmp_path) -> None:
+def test_resumed_stream_is_bit_exact(case, streamed, job_of, tmp_path) -> None:
     whole = job_of("whole", *streamed(*CASES[case], "train.checkpoint_every=6"))
     again = continue_job(whole, 6, tmp_path / "again")
     assert curve(again) == curve(whole)[6:]

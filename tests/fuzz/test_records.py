@@ -10,7 +10,7 @@ from fuzz.mutations import COUNT, SEED, case, damage
 from unit.results.report.made import Run, make_run, make_sweep
 
 from eke.cli import main
-from eke.results.report.show import export
+from eke.results.report.show import file_formats
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +35,9 @@ def whole(tmp_path_factory):
     return folder
 
 
-def test_no_damaged_folder_stops_a_command(whole, tmp_path, monkeypatch, capsys) -> None:
+def test_damaged_folder_does_not_stop_a_command(whole, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(export, "vega_script", lambda: "vega")
+    monkeypatch.setattr(file_formats, "vega_script", lambda: "vega")
     monkeypatch.chdir(tmp_path)
     for number in range(COUNT or 50):
         rng = Random(f"{SEED} {number}")

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.gpu
 HARDWARE = f"hardware={'cpu' if ON == 'cpu' else 'auto'}"
 
 
-def test_a_record_has_what_the_device_can_tell(train_py, tmp_path) -> None:
+def test_record_holds_device_measurements(train_py, tmp_path) -> None:
     done = train_py(*BASE, HARDWARE)
     assert done.code == 0, done.text
     record = record_of(run_folders(tmp_path)[0])
@@ -28,7 +28,7 @@ def test_a_record_has_what_the_device_can_tell(train_py, tmp_path) -> None:
         assert memory["peak_reserved_bytes"] >= memory["peak_allocated_bytes"]
 
 
-def test_a_batch_that_cannot_fit_is_an_outcome(train_py, tmp_path) -> None:
+def test_batch_that_does_not_fit_is_recorded_as_oom(train_py, tmp_path) -> None:
     if ON == "cpu":
         pytest.skip("a CPU has no allocator of its own to run out of memory: the host would swap")
     huge = ("model=bert_large", "task=masked_lm", "batch.per_device=8192", "data.seq_len=512")

@@ -20,14 +20,14 @@ def assert_near(first: Trained, second: Trained) -> None:
 
 
 @pytest.mark.parametrize("backend", ["flash", "mem_efficient", "cudnn", "math"])
-def test_a_pinned_kernel_runs_and_is_the_same_step(backend, trained) -> None:
+def test_pinned_kernel_computes_the_same_step(backend, trained) -> None:
     pinned = trained("precision=bf16", f"attention.backend={backend}")
     kernel = sized(backend, {"flash": "flash_cpu"}.get(backend, backend))
     assert pinned.effective["attention_kernels"] == [kernel]
     assert_near(trained("precision=bf16", "attention=eager"), pinned)
 
 
-def test_the_memory_efficient_kernel_takes_float32_and_masks(trained) -> None:
+def test_memory_efficient_kernel_takes_float32_and_masks(trained) -> None:
     masked = (*RAGGED, "model=tiny_bert", "task=masked_lm")
     pinned = trained(*masked, "attention.backend=mem_efficient")
     assert pinned.effective["attention_kernels"] == ["mem_efficient"]
@@ -35,7 +35,7 @@ def test_the_memory_efficient_kernel_takes_float32_and_masks(trained) -> None:
 
 
 @pytest.mark.parametrize("backend", ["mem_efficient", "math"])
-def test_a_pinned_kernel_is_recomputed_in_the_autograd_thread(backend, trained) -> None:
+def test_pinned_kernel_is_recomputed_in_the_autograd_thread(backend, trained) -> None:
     pinned = ("precision=bf16", f"attention.backend={backend}")
     recomputed = trained(*pinned, "memory=checkpointing")
     assert recomputed.effective["attention_kernels"] == [backend]
@@ -43,7 +43,7 @@ def test_a_pinned_kernel_is_recomputed_in_the_autograd_thread(backend, trained) 
 
 
 @pytest.mark.parametrize("packing", ["off", "on", "padding_free"])
-def test_flex_trains_and_keeps_packed_samples_apart(packing, trained) -> None:
+def test_flex_separates_packed_samples(packing, trained) -> None:
     data = (*RAGGED, f"data.packing={packing}")
     flex = trained(*data, "attention=flex")
     assert flex.effective["attention_kernels"] == ["flex"]
@@ -52,7 +52,7 @@ def test_flex_trains_and_keeps_packed_samples_apart(packing, trained) -> None:
 
 @pytest.mark.parametrize("packing", ["off", "padding_free"])
 @pytest.mark.parametrize("package", ["flash2", "flash3"])
-def test_flash_attention_trains_and_keeps_packed_samples_apart(package, packing, trained) -> None:
+def test_flash_attention_separates_packed_samples(package, packing, trained) -> None:
     data = (*RAGGED, "precision=bf16", f"data.packing={packing}")
     flash = trained(*data, f"attention={package}")
     assert flash.effective["attention_kernels"] == [package]
@@ -60,14 +60,14 @@ def test_flash_attention_trains_and_keeps_packed_samples_apart(package, packing,
 
 
 @pytest.mark.parametrize("model", ["tiny", "tiny_qwen3", "tiny_moe"])
-def test_liger_replaces_modules_and_is_the_same_step(model, trained) -> None:
+def test_liger_replaces_modules_and_computes_the_same_step(model, trained) -> None:
     liger = trained(f"model={model}", "kernels=liger")
     assert liger.effective["liger_modules"] > 0
     assert_near(trained(f"model={model}"), liger)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-def test_the_fused_loss_is_the_same_step(precision, trained) -> None:
+def test_fused_loss_computes_the_same_step(precision, trained) -> None:
     fused = trained(f"precision={precision}", "kernels=fused_linear_cross_entropy")
     plain = trained(f"precision={precision}")
     assert fused.effective["loss_kernels"] == ["linear_cross_entropy"]
@@ -75,7 +75,7 @@ def test_the_fused_loss_is_the_same_step(precision, trained) -> None:
     assert_near(plain, fused)
 
 
-def test_the_fused_loss_lowers_the_peak_by_the_logits(trained) -> None:
+def test_fused_loss_lowers_the_peak_by_the_logits(trained) -> None:
     """4 x 512 tokens x 131072 entries are 1 GiB of float32 logits; on a CPU 128 MiB. Two chunks."""
     vocabulary, length = sized(131072, 16384), 512
     large = (f"model.vocab_size={vocabulary}", f"data.seq_len={length}", "train.steps=4")

@@ -31,20 +31,20 @@ REFUSED = {
 
 @pytest.mark.skipif(ON == "cpu", reason="a CPU replays no graphs")
 @pytest.mark.parametrize(("rule", "overrides"), REFUSED.items(), ids=REFUSED.keys())
-def test_what_cannot_be_replayed_is_refused(rule, overrides) -> None:
+def test_configuration_without_cuda_graphs_is_rejected(rule, overrides) -> None:
     with pytest.raises(ConfigError) as caught:
         plan_here(SHORT, *overrides)
     assert [problem.id for problem in caught.value.problems] == [rule]
 
 
 @pytest.mark.parametrize("overrides", CASES.values(), ids=CASES.keys())
-def test_compiled_code_is_the_same_step(overrides, trained) -> None:
+def test_compiled_model_computes_the_same_step(overrides, trained) -> None:
     plain, compiled = trained(SHORT), trained(SHORT, *overrides)
     assert largest_difference(plain.curve, compiled.curve) < 1e-4
     assert compiled.effective["compile"]["graphs"] > 0
 
 
-def test_compiled_16_bits_stay_within_their_rounding(trained) -> None:
+def test_compiled_16_bit_step_is_within_rounding(trained) -> None:
     plain, compiled = (
         trained(SHORT, "precision=bf16", f"compile={how}") for how in ("none", "inductor")
     )

@@ -33,7 +33,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(("overrides", "state"), CASES.values(), ids=CASES.keys())
-def test_a_stage_is_the_plain_loop(overrides, state, trained, saved) -> None:
+def test_zero_stage_matches_the_loop(overrides, state, trained, saved) -> None:
     model = ("model=pretrained", f"model.name_or_path={saved}")
     plain, zero = trained(*model), trained(*model, *ALONE, *overrides)
     assert largest_difference(plain.curve, zero.curve) < 1e-4
@@ -44,7 +44,7 @@ def test_a_stage_is_the_plain_loop(overrides, state, trained, saved) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_16_bits_stay_within_their_rounding(precision, trained) -> None:
+def test_16_bit_zero_stays_within_rounding(precision, trained) -> None:
     typed = f"precision={precision}"
     plain, zero = trained(typed), trained(*ALONE, typed, "distributed=zero2")
     differences = [abs(a - b) / a for a, b in zip(plain.losses, zero.losses, strict=True)]
@@ -52,7 +52,7 @@ def test_16_bits_stay_within_their_rounding(precision, trained) -> None:
     assert {"bf16": "bfloat16", "fp16": "float16"}[precision] in zero.effective["matmul_dtypes"]
 
 
-def test_offload_takes_state_off_the_device(trained) -> None:
+def test_offload_frees_device_memory_of_states(trained) -> None:
     kept = trained(*ALONE, *WIDE, "distributed=zero2")
     moved = trained(*ALONE, *WIDE, "distributed=zero2", "offload=optimizer_cpu")
     moved.needs_effect()
@@ -60,7 +60,7 @@ def test_offload_takes_state_off_the_device(trained) -> None:
     assert kept.peak_bytes - moved.peak_bytes > 6 * kept.plan.size.num_parameters
 
 
-def test_weights_on_the_host_leave_the_device(trained) -> None:
+def test_offloaded_weights_free_device_memory(trained) -> None:
     kept = trained(*ALONE, *WIDE, "distributed=zero3")
     moved = trained(*ALONE, *WIDE, "distributed=zero3", "offload=params_cpu")
     moved.needs_effect()

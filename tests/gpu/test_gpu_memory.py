@@ -32,14 +32,14 @@ allocator holds in reserve, and no tensor."""
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_keeps_the_loss_and_lowers_the_peak(preset, trained) -> None:
+def test_preset_keeps_the_loss_and_lowers_the_peak(preset, trained) -> None:
     plain, saving = trained(*LARGE), trained(*LARGE, f"memory={preset}")
     assert largest_difference(plain.curve, saving.curve) < ROUNDING
     saving.needs_effect()
     assert saving.peak_bytes < PRESETS[preset] * plain.peak_bytes
 
 
-def test_layers_are_recomputed_as_asked(trained) -> None:
+def test_layers_are_recomputed_as_configured(trained) -> None:
     full, selective = (trained(*LARGE, f"memory=checkpointing{how}") for how in ("", "_selective"))
     layers = full.plan.config.model.num_hidden_layers
     for saving in (full, selective):
@@ -48,19 +48,19 @@ def test_layers_are_recomputed_as_asked(trained) -> None:
     assert selective.effective["matmuls_recomputed_per_micro_batch"] == 0
 
 
-def test_activations_leave_the_device(trained) -> None:
+def test_activations_are_offloaded(trained) -> None:
     plain, saving = trained(*LARGE), trained(*LARGE, "memory=activation_offload")
     saving.needs_effect()
     assert saving.effective["activation_bytes_offloaded"] > plain.peak_bytes - saving.peak_bytes
 
 
-def test_the_cache_is_emptied_in_each_step(trained) -> None:
+def test_cache_is_emptied_in_each_step(trained) -> None:
     saving = trained(*LARGE, "memory=empty_cache")
     saving.needs_effect()
     assert saving.effective["empty_cache_calls"] == saving.plan.steps.total
 
 
-def test_gradients_go_as_they_are_used(trained) -> None:
+def test_gradients_are_freed_after_use(trained) -> None:
     """With so few tokens the peak is weights, gradients and state: all but a few gradients go."""
     short = (*LARGE, "data.seq_len=8", "batch.per_device=1")
     plain, saving = trained(*short), trained(*short, "memory=optimizer_in_backward")
@@ -71,7 +71,7 @@ def test_gradients_go_as_they_are_used(trained) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["low_memory", "guide_best"])
-def test_recipes_save_what_they_say(recipe, trained) -> None:
+def test_recipe_lowers_the_memory_peak(recipe, trained) -> None:
     plain, saving = trained(*LARGE), trained(*LARGE, f"recipe={recipe}")
     assert saving.peak_bytes < 0.6 * plain.peak_bytes
     # Adafactor's first step needs no moments: it starts from the very same weights.

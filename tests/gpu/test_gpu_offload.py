@@ -36,7 +36,7 @@ def gradients(
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
-def test_gradients_are_the_same_bits_in_each_step(model: nn.Module) -> None:
+def test_offload_gradients_are_bit_exact(model: nn.Module) -> None:
     offload = ActivationOffload(model)
     for rows in (512, 4096, 512, 4096, 4096):
         x = torch.randn(rows, WIDTH, device="cuda")
@@ -46,7 +46,7 @@ def test_gradients_are_the_same_bits_in_each_step(model: nn.Module) -> None:
     assert offload.bytes_moved > 0
 
 
-def test_the_peak_is_that_of_few_layers(model: nn.Module) -> None:
+def test_activation_offload_lowers_the_peak(model: nn.Module) -> None:
     x = torch.randn(16384, WIDTH, device="cuda")
     peaks = []
     for context in (contextlib.nullcontext(), ActivationOffload(model)):
@@ -57,7 +57,7 @@ def test_the_peak_is_that_of_few_layers(model: nn.Module) -> None:
     assert peaks[1] < 0.6 * peaks[0]
 
 
-def test_copies_run_beside_what_is_computed(model: nn.Module) -> None:
+def test_offload_copies_overlap_with_computation(model: nn.Module) -> None:
     offload = ActivationOffload(model)
     x = torch.randn(4096, WIDTH, device="cuda")
     gradients(model, x, offload)  # page-locked memory is there from now on

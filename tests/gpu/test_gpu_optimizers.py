@@ -23,7 +23,7 @@ SAME = ("train.steps=10", "data.num_samples=4")
 
 
 @pytest.mark.parametrize("option", sorted(make_catalogue().options["optimizer"]))
-def test_an_optimizer_learns_and_keeps_what_it_says(option, trained) -> None:
+def test_optimizer_lowers_the_loss_with_predicted_state_bytes(option, trained) -> None:
     done = trained(f"optimizer={option}", *SAME, *BESIDE.get(option, ()))
     assert done.losses[-1] < done.losses[0]
     expected = state_bytes(done.plan.config).optimizer
@@ -36,7 +36,7 @@ def test_implementations_of_adamw_agree(option, trained) -> None:
     assert largest_difference(fused.curve, other.curve) < 1e-4
 
 
-def test_a_paged_state_is_paged_and_the_same(trained) -> None:
+def test_paged_state_matches_the_unpaged_state(trained) -> None:
     kept, paged = (trained(*WIDE, f"optimizer={name}adamw_8bit") for name in ("", "paged_"))
     assert largest_difference(kept.curve, paged.curve) < 1e-4
     assert kept.effective["optimizer_paged_bytes"] == 0

@@ -9,7 +9,7 @@ METHODS = {"lora": 1e-5, "dora": 1e-5, "ia3": 1e-5, "qlora": 2e-2}
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_adapters_start_from_the_model_and_learn(method, trained) -> None:
+def test_adapters_start_at_the_base_model_and_learn(method, trained) -> None:
     same = ("train.steps=10", "data.num_samples=4")
     plain, adapted = trained(*same), trained(*same, f"peft={method}", "optimizer.lr=1e-2")
     assert adapted.losses[0] == pytest.approx(plain.losses[0], rel=METHODS[method])
@@ -19,7 +19,7 @@ def test_adapters_start_from_the_model_and_learn(method, trained) -> None:
     assert adapted.effective["optimizer_state_bytes"] == 8 * found["trained_parameters"]
 
 
-def test_four_bits_are_four_bits(trained) -> None:
+def test_qlora_weights_take_four_bits(trained) -> None:
     whole, rounded = (trained("train.steps=4", f"peft={m}") for m in ("lora", "qlora"))
     found = rounded.effective["peft"]
     assert found["four_bit_tensors"] > 0
@@ -27,7 +27,7 @@ def test_four_bits_are_four_bits(trained) -> None:
 
 
 @pytest.mark.parametrize("technique", ["memory=checkpointing", "precision=bf16"])
-def test_qlora_goes_with_what_the_guides_put_beside_it(technique, trained) -> None:
+def test_qlora_works_with_techniques_of_the_guides(technique, trained) -> None:
     plain = trained("train.steps=4", "peft=qlora")
     beside = trained("train.steps=4", "peft=qlora", technique)
     assert beside.losses[-1] == pytest.approx(plain.losses[-1], rel=10 * 2**-9)

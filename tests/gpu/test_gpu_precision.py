@@ -18,7 +18,7 @@ float32."""
 
 
 @pytest.mark.parametrize("option", FORMATS)
-def test_a_format_is_real_and_near_float32(option, trained) -> None:
+def test_format_is_applied_and_near_float32(option, trained) -> None:
     dtype, bound = FORMATS[option]
     plain, narrow = trained("precision=fp32"), trained(f"precision={option}")
     assert dtype in narrow.effective["matmul_dtypes"]
@@ -26,7 +26,7 @@ def test_a_format_is_real_and_near_float32(option, trained) -> None:
     assert 0 < max(differences) < bound
 
 
-def test_float8_goes_through_the_compiler(trained) -> None:
+def test_float8_compiles(trained) -> None:
     """Without it float8 saves nothing; what is fused must still be float8."""
     short = ("train.steps=4", "precision=fp8", "model.num_hidden_layers=2")
     plain, compiled = (trained(*short, f"compile={how}") for how in ("none", "inductor"))

@@ -14,7 +14,7 @@ STRATEGIES = ("dp", "ddp", "fsdp", "zero2", "zero3")
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_two_devices_train_like_one(strategy, trained, train_py, tmp_path) -> None:
+def test_two_devices_match_one(strategy, trained, train_py, tmp_path) -> None:
     shared = (f"distributed={strategy}", "distributed.num_processes=2", "batch.per_device=2")
     plan_here(*shared)  # skips, with the rule's words
     done = train_py(*last_wins(*BASE, *shared, f"hardware={'cpu' if ON == 'cpu' else 'auto'}"))
@@ -26,7 +26,7 @@ def test_two_devices_train_like_one(strategy, trained, train_py, tmp_path) -> No
 
 
 @pytest.mark.parametrize("p2p", ["auto", "off"])
-def test_the_ranks_say_whether_they_may_copy_directly(p2p, train_py, tmp_path) -> None:
+def test_ranks_record_peer_access(p2p, train_py, tmp_path) -> None:
     if ON == "cpu":
         pytest.skip("NCCL moves data between GPUs only")
     shared = ("distributed=ddp", "distributed.num_processes=2", f"distributed.p2p={p2p}")

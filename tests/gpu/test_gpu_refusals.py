@@ -70,7 +70,7 @@ def attend(backend: SDPBackend, dtype: torch.dtype, width: int, **more: object) 
         "cudnn_dropout_in_sixteenths",
     ],
 )
-def test_a_kernel_that_was_pinned_refuses(backend, dtype, width, more, allowed) -> None:
+def test_unsupported_pinned_kernel_fails(backend, dtype, width, more, allowed) -> None:
     if more.get("attn_mask"):
         more = {"attn_mask": torch.ones(64, 64, device="cuda", dtype=torch.bool).tril()}
     with pytest.raises(RuntimeError, match=r"No available kernel|No viable backend|cudnn|cuDNN"):
@@ -85,7 +85,7 @@ def test_a_kernel_that_was_pinned_refuses(backend, dtype, width, more, allowed) 
     " if __import__('torch').cuda.is_available() else False",
     reason="needs a GPU older than Ampere",
 )
-def test_an_older_gpu_has_no_flash_kernel() -> None:
+def test_older_gpu_has_no_flash_kernel() -> None:
     with pytest.raises(RuntimeError, match=r"No available kernel|No viable backend"):
         attend(FLASH, torch.float16, 64)
 
@@ -96,7 +96,7 @@ def test_an_older_gpu_has_no_flash_kernel() -> None:
     reason="float8 products need compute capability 8.9",
 )
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_products_with_a_scale_per_row_are_bfloat16(dtype) -> None:
+def test_row_scaled_float8_products_are_bfloat16(dtype) -> None:
     """torchao's are, though cuBLAS has others on a Hopper since CUDA 12.9."""
     ops = pytest.importorskip("torchao.float8.float8_ops", reason="an extra")
     left, right = (torch.randn(16, 16, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
@@ -119,7 +119,7 @@ def replayed() -> Iterator[Callable[[nn.Module], nn.Module]]:
     torch._dynamo.reset()
 
 
-def test_gradients_in_graphs_cannot_be_added_up(replayed) -> None:
+def test_gradients_inside_cuda_graphs_do_not_accumulate(replayed) -> None:
     """pytorch#169545. Where this fails, the rule refuses what works."""
     model = replayed(nn.Linear(16, 16))
     rows = torch.randn(4, 16, device="cuda")
@@ -132,7 +132,7 @@ def test_gradients_in_graphs_cannot_be_added_up(replayed) -> None:
         accumulate()
 
 
-def test_a_layers_output_in_graphs_is_gone_with_the_next_layer(replayed) -> None:
+def test_cuda_graph_output_is_overwritten_by_the_next_layer(replayed) -> None:
     """pytorch#152887. Where this fails, the rule refuses what works."""
     layers = nn.Sequential(*(replayed(nn.Linear(16, 16)) for _ in range(3)))
     rows = torch.randn(4, 16, device="cuda")
@@ -145,7 +145,7 @@ def test_a_layers_output_in_graphs_is_gone_with_the_next_layer(replayed) -> None
         evaluate()
 
 
-def test_triton_needs_a_compiler_of_c(monkeypatch) -> None:
+def test_triton_requires_a_c_compiler(monkeypatch) -> None:
     """For its driver, at first use: by hand, triton 3.9 on a CPU says the same."""
     build = pytest.importorskip("triton.runtime.build", reason="comes with torch for CUDA")
     monkeypatch.delenv("CC", raising=False)

@@ -27,7 +27,7 @@ def apart(one: Steps, other: Steps) -> float:
     [("precision=fp32",), ("precision=bf16",), ("precision=fp16",), ("engine=trainer",)],
     ids=["fp32", "bf16", "fp16", "trainer"],
 )
-def test_a_continued_run_is_as_near_as_a_second_one(
+def test_resumed_run_is_as_close_as_a_repeated_run(
     overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
     plan = plan_here(*TYPED, *overrides)

@@ -19,7 +19,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("overrides", "bound"), CASES.values(), ids=CASES.keys())
-def test_trainer_is_the_loop(overrides, bound, trained) -> None:
+def test_trainer_matches_the_loop(overrides, bound, trained) -> None:
     loop, trainer = (trained(*overrides, f"engine={engine}") for engine in ("loop", "trainer"))
     assert trainer.effective["trainer"]["class"] == "transformers.trainer.Trainer"
     assert loop.effective["matmul_dtypes"] == trainer.effective["matmul_dtypes"]

@@ -12,7 +12,7 @@ CYCLES = 1_000_000_000
 """Of a kernel that does nothing: half a second at 2 GHz."""
 
 
-def test_a_copy_does_not_wait_for_what_is_still_to_be_computed() -> None:
+def test_copy_to_gpu_does_not_wait_for_pending_kernels() -> None:
     if ON != "cuda":
         pytest.skip("a CPU computes on the host: nothing is copied")
     device = torch.device("cuda")

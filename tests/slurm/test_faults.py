@@ -7,6 +7,6 @@ FAULTS = 3
 
 
 @pytest.mark.slow
-def test_faults_in_a_cluster(cluster, tmp_path) -> None:
+def test_cluster_fault_campaign(cluster, tmp_path) -> None:
     counts = campaign("slurm", FAULTS, seed=11, root=tmp_path)
     assert counts.total() == FAULTS

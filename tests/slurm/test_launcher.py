@@ -38,7 +38,7 @@ def eke(train_main, capsys):
     return run
 
 
-def test_a_search_tries_its_candidates_on_nodes(cluster, eke, tmp_path) -> None:
+def test_search_tries_candidates_on_nodes(cluster, eke, tmp_path) -> None:
     """Their CPUs are shared, so that one trial waits for the other."""
     cluster_alone = (word for word in CLUSTER if word != "-m")
     typed = last_wins(*cluster_alone, *SHORT, "train.steps=40", "resources.time=5")
@@ -65,9 +65,7 @@ SHELL = {
 }  # fmt: skip
 
 
-def test_a_sweep_ends_with_every_run_done_once(
-    cluster, train_py, train_main, tmp_path, monkeypatch
-) -> None:
+def test_sweep_runs_every_run_once(cluster, train_py, train_main, tmp_path, monkeypatch) -> None:
     """No variable of the shell changes what is asked for."""
     for name, value in SHELL.items():
         monkeypatch.setenv(name, value)
@@ -93,7 +91,7 @@ def test_a_sweep_ends_with_every_run_done_once(
     assert last_jobs() == expected
 
 
-def test_jobs_need_nobody_and_the_same_command_finds_them(
+def test_detached_jobs_are_found_by_the_same_command(
     cluster, train_py, train_main, eke, tmp_path, monkeypatch
 ) -> None:
     """Held back, they cost no time here; a controller that is down is told, and asked again."""
@@ -125,7 +123,7 @@ def test_jobs_need_nobody_and_the_same_command_finds_them(
     assert "2 not started" in eke("status", str(sweep)).out
 
 
-def test_all_jobs_of_a_submissions_name_are_its_own(cluster, train_main, eke, tmp_path) -> None:
+def test_jobs_are_matched_by_submission_name(cluster, train_main, eke, tmp_path) -> None:
     """Put back by hand, and submitted once more by hand; another job is left alone."""
     other = cluster.sbatch("--begin=now+1hour", "--array=0", script="true")
     done = train_main(*CLUSTER, *LONG, "launcher.detach=true")
@@ -148,9 +146,7 @@ def test_all_jobs_of_a_submissions_name_are_its_own(cluster, train_main, eke, tm
     )
 
 
-def test_preempted_killed_and_cancelled_it_loses_nothing(
-    cluster, start, tmp_path, curve_of
-) -> None:
+def test_preempted_killed_and_cancelled_run_resumes(cluster, start, tmp_path, curve_of) -> None:
     """SLURM wants the node, the run saves, its job is put back, and goes on by itself.
 
     kill -9 of what the job runs: the worker saves, the job fails, the run is submitted again. It
@@ -184,7 +180,7 @@ def test_preempted_killed_and_cancelled_it_loses_nothing(
     assert ["preempted after" in log for log in logs].count(True) == 1, logs
 
 
-def test_killed_between_sbatch_and_the_ledger(
+def test_kill_between_sbatch_and_ledger_is_recovered(
     cluster, train_py, train_main, eke, tmp_path, monkeypatch
 ) -> None:
     """The job is in the queue and nobody has written its number down: it is found by its name.
@@ -211,7 +207,7 @@ def test_killed_between_sbatch_and_the_ledger(
     assert "2 queued" in eke("status", "runs").out
 
 
-def test_what_slurm_refuses_is_told_and_nothing_is_left(cluster, train_main, tmp_path) -> None:
+def test_rejected_submission_is_reported_and_cleaned_up(cluster, train_main, tmp_path) -> None:
     done = train_main(*CLUSTER, *SHORT, "resources.partition=nowhere")
     assert done.code == 1, done.text
     assert "crashed" in done.out, "there is a summary"

@@ -40,7 +40,7 @@ def lines_of(file: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def test_jobs_get_gpus_of_their_own(cluster: Cluster, tmp_path: Path) -> None:
+def test_jobs_get_separate_gpus(cluster: Cluster, tmp_path: Path) -> None:
     script = "echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES; sleep 2"
     arguments = ("--nodes=1", "--gpus-per-node=1", f"--output={tmp_path}/%j")
     jobs = [cluster.sbatch(*arguments, script=script) for _ in range(4)]
@@ -51,7 +51,7 @@ def test_jobs_get_gpus_of_their_own(cluster: Cluster, tmp_path: Path) -> None:
     assert seen[2] != seen[3]
 
 
-def test_the_tasks_of_an_array_are_accounted_for(cluster: Cluster, tmp_path: Path) -> None:
+def test_array_tasks_are_accounted_for(cluster: Cluster, tmp_path: Path) -> None:
     arguments = ("--array=0-3", "--nodes=1", f"--output={tmp_path}/%a", "--gpus-per-node=1")
     job = cluster.sbatch(*arguments, script="echo $SLURM_ARRAY_TASK_ID; exit $SLURM_ARRAY_TASK_ID")
     for task in range(4):
@@ -69,9 +69,7 @@ def test_the_tasks_of_an_array_are_accounted_for(cluster: Cluster, tmp_path: Pat
     assert rows() == expected
 
 
-def test_a_preempted_job_runs_again_and_a_time_limit_warns(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_preempted_job_is_requeued_and_time_limit_signals(cluster: Cluster, tmp_path: Path) -> None:
     """Both at once, since SLURM looks at limits and graces only twice a minute."""
     program = tmp_path / "program"
     program.write_text(NOTES_SIGNALS)
@@ -99,7 +97,7 @@ def test_a_preempted_job_runs_again_and_a_time_limit_warns(
         assert cluster.state(job) == "RUNNING"
 
 
-def test_down_leaves_nothing_and_up_comes_back_after_a_kill(tmp_path: Path) -> None:
+def test_minicluster_stops_cleanly_and_restarts_after_kill(tmp_path: Path) -> None:
     """In a cluster of its own, without accounting."""
     folder = tmp_path / "c"
     try:
@@ -134,7 +132,7 @@ def test_down_leaves_nothing_and_up_comes_back_after_a_kill(tmp_path: Path) -> N
     assert not folder.exists()
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_minicluster_rejects_foreign_folders_and_commands(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "slurm.conf").touch()

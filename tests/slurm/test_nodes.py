@@ -38,7 +38,7 @@ def run_of(tmp_path: Path) -> Path:
     return folder
 
 
-def test_preempted_killed_and_lost_on_two_nodes_to_the_same_curve(
+def test_two_node_run_resumes_the_same_curve_after_any_loss(
     cluster: Cluster, start, tmp_path: Path, on_one_machine
 ) -> None:
     """SLURM wants the nodes back; then a process of the second one is killed, then its watcher."""
@@ -70,7 +70,7 @@ def test_preempted_killed_and_lost_on_two_nodes_to_the_same_curve(
     assert "crashed after" in log
 
 
-def test_a_first_node_that_cannot_start_holds_nobody(cluster: Cluster, start, tmp_path) -> None:
+def test_first_node_that_cannot_start_ends_the_job(cluster: Cluster, start, tmp_path) -> None:
     """No Python there, say: nobody invites the second node, which would wait for half an hour."""
     broken = tmp_path / "broken"
     broken.write_text('#!/bin/sh\n[ "$SLURM_NODEID" = 0 ] && exit 127\nexec "$@"\n')
@@ -89,7 +89,7 @@ def variable(pid: int, name: str) -> str:
     return found[0] if found else ""
 
 
-def test_the_hand_run_script_on_two_nodes(
+def test_sbatch_script_runs_on_two_nodes(
     cluster: Cluster, tmp_path: Path, monkeypatch, on_one_machine
 ) -> None:
     (tmp_path / "train.py").symlink_to(REPO / "train.py")
@@ -115,7 +115,7 @@ def test_the_hand_run_script_on_two_nodes(
     assert out.count("samples per step") == 2, "one of the two tasks speaks, before and after"
 
 
-def test_one_node_goes_on_with_a_run_of_two(
+def test_one_node_resumes_a_two_node_run(
     cluster: Cluster, tmp_path: Path, monkeypatch, rank_server
 ) -> None:
     (tmp_path / "train.py").symlink_to(REPO / "train.py")
@@ -150,7 +150,7 @@ def test_one_node_goes_on_with_a_run_of_two(
     assert found == pytest.approx([loss for loss, _ in expected], abs=2e-6)
 
 
-def test_srun_with_a_task_too_many_is_refused_once(cluster: Cluster, tmp_path: Path) -> None:
+def test_surplus_srun_task_is_rejected_once(cluster: Cluster, tmp_path: Path) -> None:
     done = subprocess.run(
         ["srun", "--ntasks=2", sys.executable, str(REPO / "train.py"), *RANKS, "hardware=cpu"],
         cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE_S,

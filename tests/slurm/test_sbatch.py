@@ -23,7 +23,7 @@ STUBS = {
         pytest.param(75, "COMPLETING", None, id="cancelled"),
     ],
 )
-def test_only_an_interrupted_run_goes_back_into_the_queue(code, state, asked, tmp_path) -> None:
+def test_only_interrupted_run_is_requeued(code, state, asked, tmp_path) -> None:
     for name, text in STUBS.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)

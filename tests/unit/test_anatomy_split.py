@@ -30,7 +30,7 @@ ENGINE = "autograd::engine::evaluate_function: "
         ("mm", "other"),
     ],
 )
-def test_kinds_by_name(name, kind) -> None:
+def test_kernel_kinds_by_name(name, kind) -> None:
     assert kind_of(name) == kind
 
 
@@ -61,7 +61,7 @@ def step() -> list[Event]:
     ]
 
 
-def test_a_step_is_split_by_phase_and_kind() -> None:
+def test_step_is_split_by_phase_and_kind() -> None:
     found = split(step())
     assert found["forward"] == {
         "contraction": 10,
@@ -78,12 +78,12 @@ def test_a_step_is_split_by_phase_and_kind() -> None:
     assert found["update"] == {"contraction": 0, "normalisation": 0, "elementwise": 5, "other": 8}
 
 
-def test_without_its_scope_an_rms_norm_is_elementwise() -> None:
+def test_rms_norm_without_scope_is_elementwise() -> None:
     plain = [Event(e.name, e.start_us, e.self_us, None, -1) for e in step() if e.parent is None]
     found = split([*plain, Event("aten::mul", 11, 3)])
     assert found["forward"]["normalisation"] == 0
     assert found["forward"]["elementwise"] == 5
 
 
-def test_nothing_is_zero_everywhere() -> None:
+def test_empty_trace_splits_into_zeros() -> None:
     assert split([]) == {phase: dict.fromkeys(KINDS, 0.0) for phase in PHASES}

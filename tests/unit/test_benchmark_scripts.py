@@ -41,7 +41,7 @@ while True:
 """
 
 
-def test_a_run_that_hears_nothing_is_killed() -> None:
+def test_unresponsive_run_is_killed() -> None:
     process = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.readline()
@@ -52,7 +52,7 @@ def test_a_run_that_hears_nothing_is_killed() -> None:
 
 
 @pytest.mark.slow
-def test_tests_that_ended_are_known_when_their_file_is_killed(tmp_path) -> None:
+def test_finished_tests_are_known_after_a_kill(tmp_path) -> None:
     file = tmp_path / "test_killed.py"
     file.write_text(
         "import os, signal, pytest\npytestmark = pytest.mark.gpu\n"
@@ -70,7 +70,7 @@ def test_tests_that_ended_are_known_when_their_file_is_killed(tmp_path) -> None:
     ]  # fmt: skip
 
 
-def test_a_script_that_takes_too_long_is_killed_and_what_it_said_is_kept() -> None:
+def test_slow_script_is_killed_and_its_output_kept() -> None:
     done = on_gpu.spawn(["-uc", "import time; print('said'); time.sleep(600)"], 3)
     assert (done.code, done.out) == (None, "said\n")
     assert done.failure == {"outcome": "timeout"}
@@ -89,9 +89,7 @@ def test_a_script_that_takes_too_long_is_killed_and_what_it_said_is_kept() -> No
     ],
     ids=["different_losses", "out_of_memory", "library", "refused"],
 )
-def test_a_case_that_cannot_be_compared_does_not_end_the_others(
-    error, outcome, monkeypatch
-) -> None:
+def test_incomparable_case_does_not_end_the_others(error, outcome, monkeypatch) -> None:
     def compare(case, *_):
         if case.varies == "width":
             raise error
@@ -107,7 +105,7 @@ def test_a_case_that_cannot_be_compared_does_not_end_the_others(
     assert not list(scaling_loops.compare_loops("cpu", 10, 2, budget_s=-1))
 
 
-def test_refused_cells_have_no_time(tmp_path) -> None:
+def test_rejected_runs_have_no_time(tmp_path) -> None:
     sweep = tmp_path / "runs" / "sweep-1"
     sweep.mkdir(parents=True)
     cells = [
@@ -124,7 +122,7 @@ def test_refused_cells_have_no_time(tmp_path) -> None:
     assert fitting.step_times(tmp_path) == {fitting.key_of({"attention": "eager"}): 0.5}
 
 
-def test_a_choice_is_ranked_among_what_was_measured(capsys) -> None:
+def test_choice_is_ranked_among_measured_configurations(capsys) -> None:
     keys = [fitting.key_of({"batch.per_device": size}) for size in ("8", "4", "2")]
     measured = dict(zip(keys, (0.5, 0.4, 0.6), strict=True))
     row = fitting.rank(["batch.per_device=2"], [], measured)
@@ -141,7 +139,7 @@ def test_a_choice_is_ranked_among_what_was_measured(capsys) -> None:
     assert nothing["typed_off"] is nothing["median_off"] is None
 
 
-def test_a_sweep_in_which_runs_failed_is_measured_all_the_same(tmp_path) -> None:
+def test_sweep_with_failed_runs_is_measured(tmp_path) -> None:
     failing = (str(tmp_path), "-c", "raise SystemExit(1)")
     fitting.run(*failing, fine=(0, 1))
     with pytest.raises(subprocess.CalledProcessError):
@@ -167,18 +165,18 @@ class Turns:
         return len(played)
 
 
-def test_a_round_that_would_not_fit_does_not_begin(monkeypatch) -> None:
+def test_round_that_does_not_fit_is_not_started(monkeypatch) -> None:
     assert Turns(monkeypatch, *[50.0] * 6).rounds(3, budget=450) == 3
     assert Turns(monkeypatch, 100, 100, 20, 20).rounds(3, budget=430) == 2
 
 
-def test_the_first_round_ends_with_the_budget(monkeypatch) -> None:
+def test_first_round_ends_with_the_budget(monkeypatch) -> None:
     turns = Turns(monkeypatch, 500, 500)
     assert turns.rounds(3, budget=300) == 1
     assert turns.limits == [180, 120]
 
 
-def test_a_run_that_failed_early_has_no_metrics(tmp_path) -> None:
+def test_run_that_failed_early_has_no_metrics(tmp_path) -> None:
     (tmp_path / "runs" / "a").mkdir(parents=True)
     record = {"outcome": "oom", "failure": {"message": "out of memory in forward"}}
     (tmp_path / "runs" / "a" / "record.json").write_text(json.dumps(record))
@@ -186,7 +184,7 @@ def test_a_run_that_failed_early_has_no_metrics(tmp_path) -> None:
     assert found == {"outcome": "oom", "reason": "out of memory in forward"}
 
 
-def test_each_quarter_has_every_technique_and_all_have_every_format() -> None:
+def test_every_quarter_has_every_technique() -> None:
     each = memory_on_gpu.configurations(small=False)
     assert len(set(each)) == len(each) == 64
     for start in range(0, 64, 16):
@@ -196,7 +194,7 @@ def test_each_quarter_has_every_technique_and_all_have_every_format() -> None:
 
 
 @pytest.mark.parametrize("small", [False, True])
-def test_both_models_take_turns(small) -> None:
+def test_both_models_are_measured_in_alternation(small) -> None:
     models = [typed[0] for typed in memory_on_gpu.configurations(small)]
     assert models[::2] == [models[0]] * (len(models) // 2)
     assert set(models[1::2]) == {models[1]} != {models[0]}
@@ -206,9 +204,7 @@ SCRIPTS = sorted(BENCHMARKS.glob("*.py"))
 
 
 @pytest.mark.parametrize("place", ["file/out.json", "folder"])
-def test_what_cannot_be_written_is_said_before_anything_is_measured(
-    place, tmp_path, capsys
-) -> None:
+def test_unwritable_output_is_reported_before_measuring(place, tmp_path, capsys) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     with pytest.raises(SystemExit) as ended:
@@ -217,7 +213,7 @@ def test_what_cannot_be_written_is_said_before_anything_is_measured(
     assert f"bench: error: {tmp_path / place} cannot be written: " in capsys.readouterr().err
 
 
-def test_a_folder_that_is_missing_is_made_and_nothing_else_is_left(tmp_path) -> None:
+def test_missing_output_folder_is_created_empty(tmp_path) -> None:
     file = tmp_path / "new" / "folder" / "out.json"
     assert arguments.writable(argparse.ArgumentParser(), file) == file
     assert list(file.parent.iterdir()) == []
@@ -225,7 +221,7 @@ def test_a_folder_that_is_missing_is_made_and_nothing_else_is_left(tmp_path) -> 
 
 @pytest.mark.parametrize("script", [s for s in SCRIPTS if "ArgumentParser" in s.read_text()],
                          ids=lambda script: script.stem)  # fmt: skip
-def test_each_script_looks_at_what_it_will_write(script) -> None:
+def test_every_script_checks_its_output_path(script) -> None:
     text = script.read_text()
     writes = re.search(r'"(--out|--output|out)"', text) is not None
     assert writes == ("writable(parser, " in text)
@@ -242,7 +238,7 @@ def test_each_script_looks_at_what_it_will_write(script) -> None:
         ("tracker_cost", ("foo",), "argument option: invalid choice: 'foo'"),
     ],
 )
-def test_what_is_typed_wrongly_is_said_at_once(script, typed, said, tmp_path) -> None:
+def test_invalid_arguments_are_reported_without_a_traceback(script, typed, said, tmp_path) -> None:
     command = [sys.executable, str(BENCHMARKS / f"{script}.py"), *typed]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert said in done.stdout + done.stderr
@@ -252,7 +248,7 @@ def test_what_is_typed_wrongly_is_said_at_once(script, typed, said, tmp_path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama_1b", "bert_large"])
-def test_the_loop_by_hand_trains_as_trainer_does(name, tmp_path) -> None:
+def test_manual_loop_trains_like_trainer(name, tmp_path) -> None:
     import plain_trainer as plain  # transformers' Trainer takes seconds
     import torch
 
@@ -271,7 +267,7 @@ def test_the_loop_by_hand_trains_as_trainer_does(name, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_are_watched_in_each_phase(tmp_path, monkeypatch) -> None:
+def test_ranks_are_measured_in_each_phase(tmp_path, monkeypatch) -> None:
     """eke's own worker and both loops by hand, on two gloo ranks."""
     out = tmp_path / "sharding.json"
     typed = ["--size", "tiny", "--ranks", "2", "--ways", "former", "eke", "titan"]
@@ -301,7 +297,7 @@ def test_ranks_are_watched_in_each_phase(tmp_path, monkeypatch) -> None:
     )
 
 
-def test_the_page_has_the_table_of_the_simulated_errors() -> None:
+def test_page_has_the_table_of_simulated_errors() -> None:
     root = BENCHMARKS.parent
     record = json.loads((root / "results" / "report_power.json").read_text())
     lines = [report_power.Line(**each) for each in record["lines"]]

@@ -22,12 +22,12 @@ def arguments():
     return {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
 
 
-def test_the_guides_labels_are_all_zero() -> None:
+def test_guide_labels_are_all_zero() -> None:
     assert set(np.random.default_rng(0).integers(0, 1, 512)) == {0}
     assert set(np.random.RandomState(0).randint(0, 1, 512)) == {0}
 
 
-def test_ekes_labels_are_of_both_classes(tmp_path) -> None:
+def test_eke_labels_have_both_classes(tmp_path) -> None:
     from eke.config.compose import compose
     from eke.training.batches.dataset import build_data
     from eke.workflows.planning import plan_for
@@ -37,7 +37,7 @@ def test_ekes_labels_are_of_both_classes(tmp_path) -> None:
     assert {int(data.train[0, n]["labels"]) for n in range(64)} == {0, 1}
 
 
-def test_the_largest_numbers() -> None:
+def test_largest_numbers_of_formats() -> None:
     assert torch.finfo(torch.float16).max == 65504
     assert torch.finfo(torch.bfloat16).max == pytest.approx(3.39e38, rel=1e-3)
     assert torch.finfo(torch.float32).max == pytest.approx(3.40e38, rel=1e-3)
@@ -56,7 +56,7 @@ def test_tf32_is_off_for_products() -> None:
     assert torch.backends.cuda.matmul.allow_tf32 is False
 
 
-def test_tf32_is_no_format_of_tensors() -> None:
+def test_tf32_is_not_a_tensor_format() -> None:
     assert not hasattr(torch, "tf32")
     assert not hasattr(torch, "tfloat32")
 
@@ -67,12 +67,12 @@ def test_sixteen_is_the_ratio_of_an_a100s_peaks() -> None:
     assert peaks["tf32"] / peaks["float32"] == 8
 
 
-def test_the_guides_own_rows_say_29_percent_for_checkpointing() -> None:
+def test_guide_rows_show_29_percent_for_checkpointing() -> None:
     without, with_it = ROW["gradient accumulation"], ROW["accumulation, checkpointing"]
     assert without.samples_per_s / with_it.samples_per_s == pytest.approx(1.29, abs=0.005)
 
 
-def test_the_guides_own_rows_say_more_than_twice_for_fp16() -> None:
+def test_guide_rows_show_more_than_twice_for_fp16() -> None:
     assert ROW["fp16"].samples_per_s / ROW["none"].samples_per_s == pytest.approx(2.1, abs=0.01)
 
 
@@ -100,7 +100,7 @@ def test_trainers_defaults(arguments) -> None:
     assert arguments["optim"] == "adamw_torch_fused"
 
 
-def test_arguments_that_are_gone(arguments) -> None:
+def test_removed_arguments(arguments) -> None:
     from accelerate import Accelerator
 
     assert "evaluation_strategy" not in arguments
@@ -109,15 +109,15 @@ def test_arguments_that_are_gone(arguments) -> None:
     assert "mixed_precision" in inspect.signature(Accelerator).parameters
 
 
-def test_arguments_that_never_were(arguments) -> None:
+def test_arguments_that_never_existed(arguments) -> None:
     assert not {"offload_optimizer", "offload_param"} & set(arguments)
 
 
-def test_arguments_that_are_still_there(arguments) -> None:
+def test_arguments_that_still_exist(arguments) -> None:
     assert {"fp16_full_eval", "bf16_full_eval", "deepspeed"} <= set(arguments)
 
 
-def test_optimizers_that_are_gone() -> None:
+def test_removed_optimizers() -> None:
     from transformers.training_args import OptimizerNames
 
     names = {each.value for each in OptimizerNames}
@@ -125,7 +125,7 @@ def test_optimizers_that_are_gone() -> None:
     assert {"adamw_torch", "adamw_anyprecision", "adafactor", "adamw_bnb_8bit"} <= names
 
 
-def test_functions_that_are_gone() -> None:
+def test_removed_functions() -> None:
     import transformers.utils
 
     assert not hasattr(transformers.utils, "is_torch_bf16_available")
@@ -133,14 +133,14 @@ def test_functions_that_are_gone() -> None:
     assert "foreach" in inspect.signature(torch.optim.AdamW).parameters
 
 
-def test_backends_that_are_gone() -> None:
+def test_removed_backends() -> None:
     names = set(torch.compiler.list_backends(exclude_tags=None))
     gone = {"nvfuser", "aot_nvfuser", "aot_cudagraphs", "ofi", "fx2trt", "onnxrt", "ipex"}
     assert not gone & names
     assert {"eager", "aot_eager", "inductor", "cudagraphs"} <= names
 
 
-def test_the_launch_module_says_it_is_deprecated() -> None:
+def test_launch_module_is_deprecated() -> None:
     import torch.distributed.launch
 
     assert "deprecated" in (torch.distributed.launch.__doc__ or "") + (

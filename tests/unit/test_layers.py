@@ -81,7 +81,7 @@ def test_imports_without_torch(tmp_path) -> None:
     assert {name: new & set(HEAVY) for name, new in found.items() if new & set(HEAVY)} == {}
 
 
-def test_contributing_has_the_layers_that_are_checked() -> None:
+def test_contributing_lists_checked_layers() -> None:
     block = (REPO / "CONTRIBUTING.md").read_text().split("## Layers")[1].split("\n\n")[2]
     told = [set(layer.split(" | ")) for layer in " ".join(block.split()).split(" > ")]
     project = tomllib.loads((REPO / "pyproject.toml").read_text())
@@ -96,7 +96,7 @@ COMPOSING = ("hydra", "omegaconf", "antlr4")
 
 
 @pytest.mark.slow
-def test_what_has_a_plan_imports_no_hydra(tmp_path) -> None:
+def test_modules_with_a_plan_do_not_import_hydra(tmp_path) -> None:
     modules = (
         "training.loop.worker", "training.loop.agent", "data.preparation.rows", "results.report"
     )  # fmt: skip
@@ -116,7 +116,7 @@ COMMANDS = [(["plan_only=true", "hardware=h100"], 0), (["precison=bf16"], 2), (S
 
 
 @pytest.mark.slow
-def test_what_plans_or_tells_a_mistake_imports_no_torch(tmp_path) -> None:
+def test_planning_does_not_import_torch(tmp_path) -> None:
     """One process: what an earlier command has imported counts for the later ones, too."""
     lines = lines_of(IN_TURN, tmp_path, repr(COMMANDS))
     a_plan, a_mistake, a_sweep = (set(n.split()) for n in lines if n.startswith("imported "))
@@ -185,7 +185,7 @@ PACKAGES = (
 """From bottom to top; import-linter checks their order."""
 
 
-def test_packages() -> None:
+def test_top_level_packages_are_fixed() -> None:
     assert sorted(path.parent.name for path in SOURCE.glob("*/__init__.py")) == sorted(PACKAGES)
     assert sorted(path.name for path in SOURCE.glob("*.py")) == ["__init__.py", "__main__.py"]
     assert len(FILES) <= 280
@@ -237,7 +237,7 @@ def schema_fields():
 
 
 @pytest.mark.parametrize("path", schema_fields(), ids=name_of)
-def test_every_key_that_can_be_typed_is_explained(path) -> None:
+def test_every_key_is_explained(path) -> None:
     """The string below a field is its help text; `Config`'s groups have their classes'."""
     missing = []
     for cls in (node for node in parsed(path).body if isinstance(node, ast.ClassDef)):
@@ -292,7 +292,7 @@ def test_every_waiver_names_its_reason() -> None:
     ],
     ids=["noqa", "type", "bare", "noqa with reason", "type with reason", "text"],
 )
-def test_waivers_are_found(comment, bad) -> None:
+def test_waivers_are_detected(comment, bad) -> None:
     assert bool(waivers_without_reason(comment + "\n")) == bad
 
 
@@ -328,7 +328,7 @@ def test_pytest_finds_every_folder_of_tests(request) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_prints_but_the_command_line() -> None:
+def test_only_the_command_line_prints() -> None:
     printing = {
         name_of(path)
         for path in FILES
@@ -339,7 +339,7 @@ def test_nothing_prints_but_the_command_line() -> None:
     assert printing <= {"cli/__init__.py", "cli/__main__.py"}
 
 
-def test_nothing_is_left_to_do() -> None:
+def test_source_has_no_todo() -> None:
     left = [name_of(p) for p in FILES if re.search(r"\b(TODO|FIXME|XXX)\b", p.read_text())]
     raised = [name_of(p) for p in FILES if re.search(r"raise NotImplementedError", p.read_text())]
     assert not left + raised
@@ -371,7 +371,7 @@ def reads_of_precision(tree: ast.AST) -> list[str]:
         ("plan.choices['model']", 0),
     ],
 )
-def test_reads_of_precision_are_found(code, number) -> None:
+def test_reads_of_precision_are_detected(code, number) -> None:
     assert len(reads_of_precision(ast.parse(code))) == number
 
 

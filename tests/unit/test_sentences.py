@@ -62,7 +62,7 @@ def _replace(monkeypatch: pytest.MonkeyPatch, kind: type, **new: Any) -> None:
         pytest.param("data=json data.path=x", {"data": "data=jsonl"}, id="placeholder filled"),
     ],
 )
-def test_problems(typed: str, expected: dict[str, str | None]) -> None:
+def test_problem_sentences(typed: str, expected: dict[str, str | None]) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(typed.split())
     found = {p.key: p.overrides[0] if p.overrides else None for p in caught.value.problems}
@@ -70,7 +70,7 @@ def test_problems(typed: str, expected: dict[str, str | None]) -> None:
 
 
 @pytest.mark.slow
-def test_options_of_this_machine() -> None:
+def test_option_sentences_of_this_machine() -> None:
     found = {(each.group, each.option): each for each in find_options(CPU)}
     nvme = found["offload", "nvme"]
     assert nvme.overrides or nvme.usable
@@ -79,14 +79,14 @@ def test_options_of_this_machine() -> None:
 
 
 @pytest.mark.slow
-def test_decisions_of_a_recipe() -> None:
+def test_recipe_decision_sentences() -> None:
     plan = planned("recipe=fastest", *BERT, "hardware=h100")
     chosen = dict(text.split("=", 1) for text in chosen_overrides(plan))
     assert chosen["precision"] == "bf16"
     assert "schedule.warmup_steps" not in chosen, "not one of the recipe's"
 
 
-def test_a_forecast_with_a_trace_and_without(tmp_path: Path) -> None:
+def test_forecast_sentences_with_and_without_trace(tmp_path: Path) -> None:
     plan = planned(*BERT, "hardware=h100", "compile=inductor")
     closed = forecast(plan)
     sizes = dict.fromkeys(("forward", "backward", "optimizer"), closed.peak.expected)

@@ -15,7 +15,7 @@ PACKAGES = {path.parent.name for path in (REPO / "src" / "eke").glob("*/__init__
 IDS = [each.id for each in FAULTS]
 
 
-def test_there_are_forty_and_every_package_has_one() -> None:
+def test_forty_mutants_cover_every_package() -> None:
     assert len(set(IDS)) == len(IDS) >= 40
     assert {each.path.parts[2] for each in FAULTS} == PACKAGES
     assert ROOT == REPO
@@ -32,7 +32,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("each", FAULTS, ids=IDS)
-def test_a_fault_is_planted_and_undone(each, tree) -> None:
+def test_mutant_is_applied_and_reverted(each, tree) -> None:
     plant(each, tree)
     ast.parse((tree / each.path).read_text())
     assert undo(tree) == [each.id]
@@ -52,12 +52,12 @@ def exists(test: str) -> bool:
 
 
 @pytest.mark.parametrize("each", FAULTS, ids=IDS)
-def test_the_tests_that_see_it_exist(each) -> None:
+def test_tests_that_detect_a_mutant_exist(each) -> None:
     assert each.tests
     assert [test for test in each.tests if not exists(test)] == []
 
 
-def test_the_table_is_up_to_date() -> None:
+def test_mutant_table_is_up_to_date() -> None:
     assert mutants.TABLE.read_text() == table(), "run python tests/mutants.py write"
 
 

@@ -8,9 +8,9 @@ from importlib import import_module
 
 from eke.common.errors import EkeError, format_os_error
 from eke.common.masking import mask
+from eke.common.output import open_streams, output_was_lost, print_problems_json, use_utf8
 from eke.common.process_env import ensure_home
-from eke.common.runtime import relax_gc
-from eke.common.streams import open_streams, output_was_lost, print_problems_json, use_utf8
+from eke.common.python_runtime import relax_gc
 from eke.common.text import suggest_match
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER
 

@@ -14,7 +14,7 @@ from typing import Any
 from eke.cli import make_parser
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import json_safe, read_json
-from eke.common.streams import printable
+from eke.common.output import printable
 from eke.common.text import align, format_number, override
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_USER
 from eke.results.report.compare.comparison import loss_words, times

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from eke.cli import make_parser
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.streams import printable
+from eke.common.output import printable
 from eke.common.text import format_number
 from eke.config.compose import compose, is_set, needs_sweep, split_arguments
 from eke.config.mixing import source_configs

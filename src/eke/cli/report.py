@@ -139,12 +139,12 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
 
 
 def _render(name: str, found: Comparison, repeats: bool) -> str:
-    from eke.results.report.show import export
+    from eke.results.report.show import file_formats
 
     if name == "html":
-        return export.render_page(found, repeats)
+        return file_formats.render_page(found, repeats)
     if name == "md":
-        return export.render_markdown(found, repeats)
+        return file_formats.render_markdown(found, repeats)
     if name == "csv":
-        return export.as_csv(found)
-    return json.dumps(json_safe(export.as_plain(found)), indent=1, allow_nan=False) + "\n"
+        return file_formats.as_csv(found)
+    return json.dumps(json_safe(file_formats.as_plain(found)), indent=1, allow_nan=False) + "\n"

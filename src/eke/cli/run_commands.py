@@ -36,8 +36,8 @@ from eke.common.files import (
     read_text,
     who_has_open,
 )
+from eke.common.output import has_reader, printable, raw_stream, write_line
 from eke.common.paths import RunPaths, SweepPaths, program, user_path
-from eke.common.streams import has_reader, printable, raw_stream, write_line
 from eke.common.text import align, format_number, format_seconds
 from eke.launch.interface import find_launcher, launchers_of
 from eke.launch.processes.follow import Tail, Watcher, watchers_in

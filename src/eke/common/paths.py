@@ -136,7 +136,7 @@ class SweepPaths:
         return host, process
 
     rerun = _Inside("rerun.json")
-    """Progress of the newest `rerun=true` (eke.launch.processes.sweep_state)."""
+    """Progress of the newest `rerun=true` (eke.launch.processes.sweep_scheduler)."""
 
     def launcher(self, name: str) -> Path:
         """Return the folder for the launcher's files of the sweep."""

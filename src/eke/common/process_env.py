@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import make_private_dir
+from eke.common.output import write_line
 from eke.common.paths import (
     LOCAL_RANK,
     LOCAL_WORLD_SIZE,
@@ -21,7 +22,6 @@ from eke.common.paths import (
     source_folder,
     user_path,
 )
-from eke.common.streams import write_line
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from eke.launch.interface import JobStatus, Launcher, PlannedDevice, declared_ta
 from eke.launch.local import FreeMemory, Pool
 from eke.launch.processes import prefix_runner
 from eke.launch.processes.prefix_runner import ALIVE, GONE, LOCK, order_digest
-from eke.launch.processes.running_run import RunAttempt
-from eke.launch.processes.sweep_state import SweepState
+from eke.launch.processes.run_attempt import RunAttempt
+from eke.launch.processes.sweep_scheduler import SweepState
 from eke.launch.processes.worker_process import (
     NodeAssignment,
     Worker,

@@ -14,7 +14,7 @@ from eke.config.schema import Config, unused_cluster_overrides
 from eke.hardware import Device, choose_device
 from eke.launch.processes.run_dir import RunFolder, find_place
 from eke.launch.processes.sweep import Job
-from eke.launch.processes.sweep_state import SweepState
+from eke.launch.processes.sweep_scheduler import SweepState
 from eke.plan.planner import Plan
 
 

@@ -14,13 +14,13 @@ from eke.estimate.memory import known_forecast, least_bytes, least_host_bytes
 from eke.hardware import DeviceSlot, choose_device, free_bytes, resident_bytes
 from eke.launch.devices import DeviceLease, Devices, find_devices
 from eke.launch.interface import Launcher, PlannedDevice, StartedSweep
-from eke.launch.processes.running_run import Probed, RunAttempt, probe
+from eke.launch.processes.run_attempt import Probed, RunAttempt, probe
 from eke.launch.processes.sweep import Job
-from eke.launch.processes.sweep_state import SweepState
+from eke.launch.processes.sweep_scheduler import SweepState
 from eke.launch.processes.worker_process import forward_signals
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome
-from eke.tuning.refuse_oom import cannot_fit, reject_unfit_plan
+from eke.tuning.check_memory_fit import cannot_fit, reject_unfit_plan
 
 MAX_QUEUE_JUMPS = 8
 """Runs that may start before one that waits for more devices. Then free devices are kept for it."""

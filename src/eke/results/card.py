@@ -7,8 +7,8 @@ from pathlib import Path
 
 import eke
 from eke.common.masking import mask
+from eke.common.output import escape
 from eke.common.paths import user_path
-from eke.common.streams import escape
 from eke.common.text import format_bytes
 from eke.plan.record import Record
 

@@ -9,13 +9,13 @@ from eke.rules import (
     compile,
     data,
     deepspeed,
-    device,
     distributed,
     engine,
     memory,
     model,
     optimizer,
     precision,
+    requirements,
     tracker,
     training,
 )
@@ -34,9 +34,9 @@ RULES: tuple[Rule, ...] = (
     *deepspeed.RULES,
     *optimizer.PEFT_RULES,
     *engine.RULES,
-    *device.RULES,
+    *requirements.RULES,
     *tracker.RULES,
-    *device.PACKAGE_RULES,
+    *requirements.PACKAGE_RULES,
 )
 
 BY_SIZE = ("states_do_not_fit", "batch_does_not_fit")

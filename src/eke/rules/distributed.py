@@ -183,7 +183,7 @@ RULES = (
         when=lambda f: _shared_evenly(f) != f.distributed.num_processes,
         why=lambda f: f"{f.distributed.num_processes} processes are no multiple of the nodes",
         fix=lambda f: Fix(f"distributed.num_processes={_shared_evenly(f)}"),
-        source="src/eke/launch/processes/nodes.py",
+        source="src/eke/launch/processes/multi_node.py",
     ),
     Rule(
         id="nodes_not_at_hand",

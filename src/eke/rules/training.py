@@ -11,7 +11,7 @@ from eke.common.text import closest_path, override, suggest_match
 from eke.config.schema import DEFAULT_PER_DEVICE, SGD, Compute, Config, Text
 from eke.hardware import usable_cores
 from eke.models.sizes import STAGE
-from eke.plan.fine_tuning import SAMPLES, SET_BY, fine_tuning_defaults
+from eke.plan.fine_tuning_defaults import SAMPLES, SET_BY, fine_tuning_defaults
 from eke.plan.planner.samples import batch_of, plan_batch
 from eke.plan.record.metrics import evaluation_metrics
 from eke.rules.rule import Rule, RuleInputs, configured, unsafe, without_effect
@@ -133,7 +133,7 @@ def _usual_rule(key: str) -> Rule:
         value=lambda f: f"{value(f):g}{f' {SAMPLES}' if key == SAMPLES else ''}",
         why=why,
         fix=fix,
-        source="eke.plan.fine_tuning: a source for each value",
+        source="eke.plan.fine_tuning_defaults: a source for each value",
     )
 
 

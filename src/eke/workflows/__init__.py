@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import eke
 from eke.common.errors import ConfigError, EkeError, Fix, Problem, format_os_error
+from eke.common.output import output_was_lost, print_problems_json, write_line
 from eke.common.paths import program
 from eke.common.process_env import (
     RANK_0_ERROR_TIMEOUT_S,
@@ -19,7 +20,6 @@ from eke.common.process_env import (
     leave_tracked_run,
     my_rank,
 )
-from eke.common.streams import output_was_lost, print_problems_json, write_line
 from eke.config.compose import (
     COMPLETION_FLAGS,
     Arguments,

@@ -23,12 +23,12 @@ from eke.estimate.memory import (
 )
 from eke.hardware import Device, bfloat16_units, usable_cores
 from eke.models.checkpoints.architecture import router_loss
-from eke.plan.fine_tuning import LR, SAMPLES, SET_BY, fine_tuning_defaults
+from eke.plan.fine_tuning_defaults import LR, SAMPLES, SET_BY, fine_tuning_defaults
 from eke.plan.planner import Decision, Plan, RecipeDecision, make_plan, replan, with_batch
 from eke.plan.planner.samples import plan_batch, possible_batches, samples_to_keep
 from eke.rules import BY_SIZE, RuleInputs, check
+from eke.tuning.check_memory_fit import reject_probed_oom
 from eke.tuning.recipes import RECIPES, ChoiceContext, RecipeResolver
-from eke.tuning.refuse_oom import reject_probed_oom
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from eke.config.sweep import SweepCell
 from eke.estimate.memory import needs_trace, stop_tracing, traced_forecast
 from eke.estimate.time import StepTime, forecast_time, steps_to_pay
 from eke.launch.interface import Launcher, find_launcher
-from eke.launch.processes.board import open_board
 from eke.launch.processes.follow import watching
+from eke.launch.processes.progress_table import open_board
 from eke.launch.processes.sweep import Job, SweepFile, SweepRun, sweep_id, sweep_paths
-from eke.launch.processes.sweep_state import SweepState
+from eke.launch.processes.sweep_scheduler import SweepState
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine
@@ -33,6 +33,13 @@ from eke.tuning.search.candidates import (
     room_of,
     spelt_out,
 )
+from eke.tuning.search.render_result import (
+    describe_candidates,
+    describe_fit,
+    describe_trial,
+    likely,
+    short_name,
+)
 from eke.tuning.search.result import Fit, all_diverge, free_path, write_experiment
 from eke.tuning.search.search import (
     Measured,
@@ -43,13 +50,6 @@ from eke.tuning.search.search import (
     trial_overrides,
 )
 from eke.tuning.search.search_space import Objective, Trial
-from eke.tuning.search.show import (
-    describe_candidates,
-    describe_fit,
-    describe_trial,
-    likely,
-    short_name,
-)
 from eke.workflows import print_once, report_failure
 from eke.workflows.auto_batch import chosen_overrides
 from eke.workflows.planning import plan_for

@@ -34,9 +34,9 @@ from eke.plan.planner import Decision, Plan, make_plan, plan_to_plain, render_pl
 from eke.plan.planner.samples import plan_data
 from eke.results.report import PlanningLine
 from eke.rules import BY_SIZE, NOT_BY_SIZE, RuleInputs, check
-from eke.tuning.advice import Advice, advise, render_advice
-from eke.tuning.chooser import ROOM
-from eke.tuning.refuse_oom import first_memory_advice, reject_unfit_plan
+from eke.tuning.check_memory_fit import first_memory_advice, reject_unfit_plan
+from eke.tuning.memory_advice import Advice, advise, render_advice
+from eke.tuning.recipe_search import ROOM
 from eke.workflows import ALL_DEVICES, print_once
 from eke.workflows.auto_batch import (
     BatchSearchBudget,
@@ -235,7 +235,7 @@ def means_of_a_cell(config: Config, launcher: "Launcher") -> BatchSearchBudget:
 def _probe_and_report(plan: Plan, in_pool: bool = False) -> bool | None:
     """Probe a plan on this machine and print the result. In a pool, its devices must be free."""
     from eke.launch.local import probe_in_pool
-    from eke.launch.processes.running_run import probe  # a plan starts nothing
+    from eke.launch.processes.run_attempt import probe  # a plan starts nothing
 
     size = plan.batch.per_device
     stop_tracing()

@@ -13,7 +13,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import RunPaths
 from eke.common.text import format_value, override
 from eke.config.compose import Arguments
-from eke.config.compose.overrides import parse
+from eke.config.compose.check_overrides import parse
 from eke.config.schema import LAUNCH_GROUPS, Config
 from eke.config.schema.codec import make_converter
 from eke.plan.identity import PRESENTATION_KEYS, meaningful

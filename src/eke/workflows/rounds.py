@@ -24,8 +24,8 @@ from eke.results.report.compare.load_records import (
     ABSENT,
     NOT_RUN,
     Entry,
-    Key,
-    Settings,
+    RunKey,
+    RunSettings,
     key_of,
     settings_of,
 )
@@ -33,9 +33,9 @@ from eke.results.report.compare.measures import num_devices
 from eke.results.report.compare.statistics import MIN_REPEATS
 from eke.results.report.compare.until_decided import (
     FUTILE,
-    Decision,
-    Rule,
+    RowDecision,
     State,
+    StoppingRule,
     decide,
     decision_of,
 )
@@ -46,12 +46,12 @@ def is_about_loss(runs: Sequence[Composed]) -> bool:
     """Return whether keys of class *learning* differ, and no key that may change the speed."""
     plain = [make_converter().unstructure(each.config) for each in runs]
     found = [settings_of(c, each.choices) for c, each in zip(plain, runs, strict=True)]
-    keys = Settings(found, [each.overrides for each in runs]).differing()
+    keys = RunSettings(found, [each.overrides for each in runs]).differing()
     classes = {affects(key, {each.get(key, ABSENT) for each in found}) for key in keys}
     return classes - {Affects.none, Affects.group} == {Affects.learning}
 
 
-def find_problems(runs: Sequence[Composed], settings: Sweep) -> list[Problem]:
+def find_repeat_problems(runs: Sequence[Composed], settings: Sweep) -> list[Problem]:
     """Return the reasons that results of these runs, a first round, cannot decide the repeats."""
     if not settings.is_auto:
         return []
@@ -97,14 +97,14 @@ class Rounds:
         self, file: SweepFile, cells: Sequence[SweepRun], jobs: Sequence[Job], settings: Sweep
     ) -> None:
         self._file, self._cells, self._settings = file, cells, settings
-        self._rule = Rule(settings.max_repeats, settings.resolve)
+        self._rule = StoppingRule(settings.max_repeats, settings.resolve)
         # Equal configurations share a key. The first of them may differ between rounds.
         self._keys = {job: min(key_of(cells[n].overrides) for n in job.cells) for job in jobs}
         self.jobs: list[Job] = []
         """Runs of the rounds so far, in order."""
         self.is_over = False
         """True if there is no further round."""
-        self._rows: dict[Key, Decision] = {}
+        self._rows: dict[RunKey, RowDecision] = {}
         """Decisions about configurations other than baselines."""
         self._looked, self._ended_by = 0, list[str]()
         # The file may be missing or damaged.
@@ -120,7 +120,9 @@ class Rounds:
             rows |= {k: replace(rows[k], state=State.open, stopped=None) for k in again}
         self._rows = rows
         if most != self._rule.max_repeats:
-            was, now = (f"{100 * Rule(n).level:.2g} %" for n in (most, self._rule.max_repeats))
+            was, now = (
+                f"{100 * StoppingRule(n).level:.2g} %" for n in (most, self._rule.max_repeats)
+            )
             text = f"further tests have the level {now} instead of {was}. Decisions are kept"
             print_once(f"  sweep.max_repeats was {most}: {text}")
 
@@ -142,7 +144,7 @@ class Rounds:
             self._look(jobs, number + 1)
         self.is_over = True
 
-    def _is_due(self, key: Key, number: int) -> bool:
+    def _is_due(self, key: RunKey, number: int) -> bool:
         """Return whether a configuration, or for a baseline one of its rows, runs in this round."""
         row = self._rows.get(key)
         base = self._rows.get(row.baseline) if row else None
@@ -159,7 +161,7 @@ class Rounds:
                 del self._rows[key]
         for job in jobs:
             if job.outcome is not Outcome.ok:
-                failed = Decision(State.failed, name=_name(job), stopped=rounds)
+                failed = RowDecision(State.failed, name=_name(job), stopped=rounds)
                 self._rows[self._keys[job]] = failed
         if rounds >= MIN_REPEATS and (rounds > self._looked or anew):
             self._decide(rounds)
@@ -170,13 +172,13 @@ class Rounds:
 
     def _decide(self, rounds: int) -> None:
         """Test all configurations in families with one baseline each, as the report does."""
-        keys: dict[Entry, Key] = {}
+        keys: dict[Entry, RunKey] = {}
         for job in self.jobs:
             cell, how = self._file.cells[job.number], job.outcome.name if job.outcome else NOT_RUN
             rows = (cell.row,) if cell.row else ()
             keys[Entry(cell.overrides, how, "", rows, "", job.record)] = self._keys[job]
         stopped = {key: row for key, row in self._rows.items() if row.stopped is not None}
-        self._rows = {self._keys[job]: Decision(name=_name(job)) for job in self.jobs} | stopped
+        self._rows = {self._keys[job]: RowDecision(name=_name(job)) for job in self.jobs} | stopped
         families = find_families([*keys])
         # A cluster may have several kinds of nodes. Use the kind with most runs.
         kinds = Counter(f.baseline.machine for f in families for v in f.members for _ in v.records)
@@ -188,7 +190,7 @@ class Rounds:
             samples = {key: v.sample(measure) for v, key in own.items()}
             found = decide(samples, base, self._rule, stopped)
             if not found:  # a group of one is not compared
-                found = {base: Decision(State.failed)}
+                found = {base: RowDecision(State.failed)}
             elif base not in stopped:
                 del self._rows[base]
             for variant, key in own.items():
@@ -227,7 +229,7 @@ class Rounds:
                 print_once(f"  {name}: {'; '.join(found)}.")
         return code
 
-    def _open(self, key: Key, row: Decision) -> str:
+    def _open(self, key: RunKey, row: RowDecision) -> str:
         """Return an open configuration with its interval, and the repeats that would decide it."""
         if row.value is None or row.low is None or row.high is None:
             return f"{row.name}: too few measured repeats"

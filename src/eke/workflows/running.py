@@ -17,14 +17,14 @@ from eke.common.process_env import (
 from eke.config.compose import Composed, compose
 from eke.estimate.memory import forecast_line, stop_tracing
 from eke.estimate.time import forecast_time, time_line
-from eke.launch.processes.nodes import Coordinator, follow
+from eke.launch.processes.multi_node import Coordinator, follow
 from eke.launch.processes.run_dir import RunFolder, find_place
 from eke.launch.processes.sweep import FOR_WRITING, run_single
 from eke.launch.processes.worker_process import STOP_SIGNALS, become_worker
 from eke.plan.planner import Plan, render_plan
 from eke.plan.record import EXIT_OK, EXIT_RESUMABLE
 from eke.results.report import render_summary
-from eke.tuning.refuse_oom import DOES_NOT_FIT
+from eke.tuning.check_memory_fit import DOES_NOT_FIT
 from eke.workflows import print_once
 from eke.workflows.auto_batch import BatchSearchBudget
 from eke.workflows.planning import plan_for, single_run_budget

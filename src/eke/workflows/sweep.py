@@ -21,8 +21,8 @@ from eke.estimate.memory import Forecast, Method, Verdict, as_json, known_foreca
 from eke.estimate.time import StepTime, Unknown, forecast_time, num_runs, speed_cell, sum_line
 from eke.estimate.time import step_time_json as time_as_json
 from eke.launch.interface import Launcher, StartedSweep, find_launcher
-from eke.launch.processes.board import open_board
 from eke.launch.processes.follow import watching
+from eke.launch.processes.progress_table import open_board
 from eke.launch.processes.run_dir import RunFolder
 from eke.launch.processes.sweep import (
     Job,
@@ -33,7 +33,7 @@ from eke.launch.processes.sweep import (
     sweep_id,
     sweep_paths,
 )
-from eke.launch.processes.sweep_state import Rerun, SweepState, rerun_reasons, smallest_first
+from eke.launch.processes.sweep_scheduler import Rerun, SweepState, rerun_reasons, smallest_first
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine, label_cells, render_cells
@@ -46,7 +46,7 @@ from eke.workflows.planning import (
     plan_for,
     switched_off_tracker,
 )
-from eke.workflows.rounds import Rounds, find_problems, planned_lines, planned_repeats
+from eke.workflows.rounds import Rounds, find_repeat_problems, planned_lines, planned_repeats
 from eke.workflows.running import plan_unless_answered
 
 
@@ -61,7 +61,9 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     settings, first_round = expanded.settings, expanded.first_round()
     composed = [cell.composed for cell in first_round.cells]
     launcher = find_launcher(launcher_of(arguments.overrides))
-    problems = _check_detach(composed[0].config, launcher) + find_problems(composed, settings)
+    problems = _check_detach(composed[0].config, launcher) + find_repeat_problems(
+        composed, settings
+    )
     if problems:
         line.close()
         raise ConfigError(problems)

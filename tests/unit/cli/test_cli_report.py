@@ -20,7 +20,7 @@ def sweep(tmp_path):
     return make_sweep(tmp_path / "runs", runs)
 
 
-def test_prints_and_writes_beside_the_sweep(sweep, capsys):
+def test_report_is_printed_and_written_to_the_sweep(sweep, capsys):
     assert main(["report", str(sweep)]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[1].startswith("bf16 is fastest")
@@ -29,7 +29,7 @@ def test_prints_and_writes_beside_the_sweep(sweep, capsys):
     assert names == {"sweep.json", "report.html", "report.md", "report.json", "report.csv"}
 
 
-def test_a_report_is_no_part_of_the_next(sweep, capsys):
+def test_report_files_are_not_read_as_runs(sweep, capsys):
     assert main(["report", str(sweep.parent)]) == 0
     first = (sweep.parent / "report.json").read_text()
     assert main(["report", str(sweep.parent), "--quiet"]) == 0
@@ -43,14 +43,14 @@ def test_a_report_is_no_part_of_the_next(sweep, capsys):
         (["--formats", "none"], set()),
     ],
 )
-def test_only_what_is_asked_for_is_written(sweep, tmp_path, options, names, capsys):
+def test_report_writes_only_requested_files(sweep, tmp_path, options, names, capsys):
     target = tmp_path / "out" / "deep"
     assert main(["report", str(sweep), "--output", str(target), *options]) == 0
     assert {path.name for path in target.iterdir()} == names
     assert capsys.readouterr().out.splitlines()[1].startswith("bf16 is fastest")
 
 
-def test_all_of_the_provenance_on_request(sweep, capsys):
+def test_full_provenance_is_shown_on_request(sweep, capsys):
     assert main(["report", str(sweep), "--formats", "none"]) == 0
     short = capsys.readouterr().out
     assert main(["report", str(sweep), "--formats", "none", "--provenance"]) == 0
@@ -77,7 +77,7 @@ def test_options_reach_the_comparison(sweep, capsys):
         (["{sweep}", "--by", "precison"], "-> --by precision"),
     ],
 )
-def test_a_mistake_is_one_message_and_2(sweep, arguments, text, capsys):
+def test_invalid_report_command_prints_one_problem(sweep, arguments, text, capsys):
     typed = [each.format(sweep=sweep) for each in arguments]
     assert main(["report", *typed]) == 2
     captured = capsys.readouterr()
@@ -86,7 +86,7 @@ def test_a_mistake_is_one_message_and_2(sweep, arguments, text, capsys):
 
 
 @pytest.mark.parametrize("arguments", [[], ["x", "--formats", "pdf"]])
-def test_a_wrong_option_is_2(arguments, capsys):
+def test_wrong_option_exits_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["report", *arguments])
     assert caught.value.code == 2
@@ -94,9 +94,7 @@ def test_a_wrong_option_is_2(arguments, capsys):
 
 
 @pytest.mark.parametrize("kind", ["a file", "read-only"])
-def test_where_nothing_can_be_written_the_table_is_printed_all_the_same(
-    kind, sweep, tmp_path, monkeypatch, capsys
-):
+def test_report_prints_table_if_output_is_not_writable(kind, sweep, tmp_path, monkeypatch, capsys):
     place = tmp_path if kind == "read-only" else tmp_path / "file"
     (tmp_path / "file").write_text("")
 
@@ -114,7 +112,7 @@ def test_where_nothing_can_be_written_the_table_is_printed_all_the_same(
 
 
 @pytest.mark.slow
-def test_no_torch_no_hydra_and_no_colours_in_a_pipe(sweep, tmp_path):
+def test_report_to_a_pipe_has_no_colours_and_imports_no_torch(sweep, tmp_path):
     code = (
         "import sys\nfrom eke.cli import main\n"
         f"assert main(['report', {str(sweep)!r}]) == 0\n"
@@ -129,7 +127,7 @@ def test_no_torch_no_hydra_and_no_colours_in_a_pipe(sweep, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_closed_pipe_is_no_traceback(sweep, tmp_path):
+def test_closed_pipe_causes_no_traceback(sweep, tmp_path):
     command = f"{sys.executable} -m eke report {sweep} --formats none | head -1"
     done = subprocess.run(
         command, shell=True, capture_output=True, text=True, env=environment(tmp_path), check=False

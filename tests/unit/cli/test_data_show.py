@@ -64,7 +64,7 @@ def rows_of(told: str) -> list[str]:
 
 
 @pytest.mark.parametrize("is_bytes", [True, False], ids=["bytes", "words"])
-def test_the_text_is_that_of_all_tokens(is_bytes: bool, here, capsys) -> None:
+def test_decoded_text_matches_all_tokens(is_bytes: bool, here, capsys) -> None:
     """Also where a part on its own loses the space it begins with."""
     from transformers import AutoTokenizer
 
@@ -103,7 +103,7 @@ class Terminal(io.StringIO):
         pytest.param({"TERM": "dumb"}, False, id="dumb"),
     ],
 )
-def test_a_terminal_shows_it_in_green(variables, is_green, here, monkeypatch) -> None:
+def test_trained_text_is_green_in_a_terminal(variables, is_green, here, monkeypatch) -> None:
     words = chats(here)
     monkeypatch.delenv("NO_COLOR", raising=False)
     for name, value in variables.items():
@@ -115,7 +115,7 @@ def test_a_terminal_shows_it_in_green(variables, is_green, here, monkeypatch) ->
     assert ("[[" in stream.getvalue()) is not is_green
 
 
-def test_hostile_and_bad_rows_are_shown_and_what_a_run_says_of_them(here, capsys) -> None:
+def test_hostile_and_bad_rows_are_shown_escaped(here, capsys) -> None:
     """Whatever the model's vocabulary is."""
     hostile = {"messages": [{"role": "user", "content": "\x1b[2J\x1b[1;32mgreen"}, SAY]}
     words = [*chats(here, hostile, {"messages": [ASK]}), "model.vocab_size=300"]
@@ -126,7 +126,7 @@ def test_hostile_and_bad_rows_are_shown_and_what_a_run_says_of_them(here, capsys
     assert told.splitlines()[-1].endswith("eke plan")
 
 
-def test_the_counts(here, capsys) -> None:
+def test_counts_of_rows_are_shown(here, capsys) -> None:
     words = chats(here, {"messages": [ASK]}, {"messages": "no list"})
     assert show(*words, "--rows=0", "data.bad_rows=skip") == 0
     told = capsys.readouterr().out
@@ -144,7 +144,7 @@ def test_the_counts(here, capsys) -> None:
     assert float(share) == pytest.approx(100 * int(trained) / int(tokens), abs=0.06)
 
 
-def test_the_first_token_is_no_target_and_ignored_keys_are_listed(here, capsys) -> None:
+def test_first_token_is_not_a_target_and_ignored_keys_are_listed(here, capsys) -> None:
     words = chats(
         here, *[{"messages": [ASK, SAY], "lang": "\x1b[2Jfr", "\x1b[2Jid": n} for n in (1, 2)]
     )
@@ -157,7 +157,7 @@ def test_the_first_token_is_no_target_and_ignored_keys_are_listed(here, capsys) 
     assert "\nignored: \ufffd[2Jid (2 rows), lang (2 rows)\n" in told
 
 
-def test_the_first_token_of_texts_is_no_target(here, capsys) -> None:
+def test_first_token_of_texts_is_not_a_target(here, capsys) -> None:
     assert show(*bytes_of(here), "--rows=0") == 0
     trained, tokens = map(int, re.findall(r"\((\d+) of (\d+) tokens\)", capsys.readouterr().out)[0])
     assert trained == tokens - 4
@@ -183,7 +183,7 @@ def bytes_of(folder: Path, count: int = 4) -> list[str]:
         ),
     ],
 )  # fmt: skip
-def test_rows_of_other_tasks(more: list[str], expected: str, here, capsys) -> None:
+def test_rows_of_other_tasks_are_shown(more: list[str], expected: str, here, capsys) -> None:
     assert show(*bytes_of(here), *more, "--rows=1") == 0
     assert expected in capsys.readouterr().out
 
@@ -203,7 +203,7 @@ def test_classes_are_named(here, capsys) -> None:
         pytest.param(["data=text", "data.path=a.txt", "data.tokenizer=tok"], id="text as tokens"),
     ],
 )
-def test_data_without_rows_says_so(words: list[str], here, capsys) -> None:
+def test_data_without_rows_is_reported(words: list[str], here, capsys) -> None:
     (here / "a.txt").write_text("one two three\n" * 50)
     save_tokenizer(here / "tok")
     assert show(*words) == 0
@@ -223,13 +223,13 @@ def test_data_without_rows_says_so(words: list[str], here, capsys) -> None:
         pytest.param(["data=jsonl", "data.path=x", "data.prompt=q"], "data.response", id="a rule"),
     ],
 )
-def test_a_wrong_command_has_a_fix(words: list[str], reason: str, here, capsys) -> None:
+def test_wrong_command_has_a_fix(words: list[str], reason: str, here, capsys) -> None:
     assert show(*words) == 2
     assert reason in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [[], ["shw"], ["data=chat"], ["show", "--rows", "x"]])
-def test_the_usage_is_shown(words: list[str], capsys) -> None:
+def test_usage_is_printed(words: list[str], capsys) -> None:
     with pytest.raises(SystemExit) as left:
         main(["data", *words])
     assert left.value.code == 2

@@ -49,7 +49,7 @@ def findings_of(device):
 
 
 @pytest.mark.slow
-def test_every_option_is_put_to_the_rules_with_what_it_needs_beside_it() -> None:
+def test_every_option_is_checked_with_its_requirements() -> None:
     catalogue = make_catalogue()
     asked = {(g, o) for g, options in catalogue.options.items() for o in options}
     left_out = {(g, o) for g, o in asked if g in LEFT_OUT} | NEEDS_MORE
@@ -72,7 +72,7 @@ def test_every_option_is_put_to_the_rules_with_what_it_needs_beside_it() -> None
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
 )
-def test_what_cannot_run_is_named_with_its_reason(device, option, words) -> None:
+def test_unusable_option_has_a_reason_and_a_fix(device, option, words) -> None:
     finding = findings_of(device)[option]
     assert not finding.usable
     assert words in finding.why
@@ -80,7 +80,7 @@ def test_what_cannot_run_is_named_with_its_reason(device, option, words) -> None
 
 
 @pytest.mark.slow
-def test_what_runs_anywhere_is_usable_anywhere() -> None:
+def test_portable_options_are_usable_on_every_device() -> None:
     for device in (CPU, H200):
         findings = findings_of(device)
         for option in (("precision", "fp32"), ("optimizer", "adamw"), ("model", "tiny_t5")):
@@ -88,15 +88,15 @@ def test_what_runs_anywhere_is_usable_anywhere() -> None:
 
 
 @pytest.mark.slow
-def test_a_missing_package_makes_its_option_unusable(monkeypatch) -> None:
-    monkeypatch.setattr("eke.rules.device.find_spec", lambda name: None)
+def test_missing_package_makes_its_option_unusable(monkeypatch) -> None:
+    monkeypatch.setattr("eke.rules.requirements.find_spec", lambda name: None)
     finding = findings_of.__wrapped__(CPU)["tracker", "mlflow"]
     assert not finding.usable
     assert "pip install" in finding.fix
 
 
 @pytest.mark.slow
-def test_the_text_fits_its_columns_and_shows_no_key(found) -> None:
+def test_text_fits_its_columns_and_hides_keys(found) -> None:
     text = render_examination(found, WIDTH)
     assert found["wandb_key"]
     assert SECRET not in text + repr(found)
@@ -118,13 +118,13 @@ def test_the_text_fits_its_columns_and_shows_no_key(found) -> None:
     ],
     ids=["broken", "crashes", "hangs"],
 )
-def test_a_torch_that_does_not_start_is_reported(questions, words, found) -> None:
+def test_torch_that_fails_to_import_is_reported(questions, words, found) -> None:
     answer = torch_answer(ask_torch(questions), timeout_s=0.5 if "sleep" in questions else 60)
     assert words in answer["error"]
     assert "fails to start" in render_examination({**found, "torch": answer})
 
 
-def test_no_file_of_the_current_folder_answers_for_torch(tmp_path, monkeypatch) -> None:
+def test_local_torch_file_is_not_imported(tmp_path, monkeypatch) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit(66)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", ":/x")
@@ -135,7 +135,7 @@ def test_no_file_of_the_current_folder_answers_for_torch(tmp_path, monkeypatch) 
 
 
 @pytest.mark.slow
-def test_on_this_machine(capfd) -> None:
+def test_doctor_runs_on_this_machine(capfd) -> None:
     assert main(["doctor", "--json"]) == 0
     answer = json.loads(capfd.readouterr().out)
     assert answer["torch"]["version"] == answer["versions"]["torch"]

@@ -35,11 +35,11 @@ def shown(command: str, flag: str, capsys) -> str:
         "sync",
     ],
 )
-def test_every_command_has_a_help_of_its_own(command: str, capsys) -> None:
+def test_every_command_has_help(command: str, capsys) -> None:
     assert shown(command, "--help", capsys).startswith(f"usage: eke {command} ")
 
 
-def test_the_help_of_a_plan_names_its_flags_and_where_groups_are_listed(capsys) -> None:
+def test_plan_help_lists_flags_and_groups(capsys) -> None:
     told = shown("plan", "-h", capsys)
     assert told.startswith("usage: eke plan ")
     for word in (*FLAGS, "-m", "hardware=all", "--config-dir", "eke train --help"):
@@ -54,12 +54,12 @@ def test_the_help_of_a_plan_names_its_flags_and_where_groups_are_listed(capsys) 
         pytest.param(["model=tiny", "seed=1"], "eke train model=tiny seed=1", id="no command"),
     ],
 )
-def test_the_command_that_was_meant_is_proposed(typed: list[str], meant: str, capsys) -> None:
+def test_similar_command_is_proposed(typed: list[str], meant: str, capsys) -> None:
     assert main(typed) == 2
     assert capsys.readouterr().err == f"eke: unknown command {typed[0]!r}\n  -> {meant}\n"
 
 
-def test_evaluate_warns_of_a_value_that_is_replaced(monkeypatch, capsys) -> None:
+def test_evaluate_warns_about_replaced_values(monkeypatch, capsys) -> None:
     def evaluate(_: str, overrides: list[str]) -> None:
         raise EkeError(" ".join(overrides))
 
@@ -71,7 +71,7 @@ def test_evaluate_warns_of_a_value_that_is_replaced(monkeypatch, capsys) -> None
     ]
 
 
-def test_seconds_that_are_none(capsys) -> None:
+def test_invalid_seconds_are_rejected(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["sync", "runs", "--timeout", "0"])
     assert "--timeout: 0" in capsys.readouterr().err
@@ -100,7 +100,7 @@ def test_seconds_that_are_none(capsys) -> None:
         ),
     ],
 )
-def test_what_is_proposed_leads_on(typed: list[str], fix: str, capsys) -> None:
+def test_misspelt_flag_has_a_fix(typed: list[str], fix: str, capsys) -> None:
     assert main(typed) == 2
     assert fix in capsys.readouterr().err
 
@@ -142,12 +142,12 @@ def problems_in_json(typed: list[str], capsys) -> list[dict[str, Any]]:
         ),
     ],
 )
-def test_a_rejected_plan_prints_its_problems_for_programs(typed, expected, capsys) -> None:
+def test_rejected_plan_prints_problems_as_json(typed, expected, capsys) -> None:
     found = problems_in_json(["plan", "--json", *typed], capsys)
     assert [(p["id"], p["key"], p["overrides"]) for p in found] == expected
 
 
-def test_overrides_of_problems_run_as_they_stand(capsys) -> None:
+def test_proposed_overrides_are_valid(capsys) -> None:
     typed = ["optimizer.beta2=1", "precison=bf16", "train.steps=0", "hardware=cpu"]
     found = problems_in_json(["plan", "--json", *typed], capsys)
     fixed = [word for each in found for word in each["overrides"]]
@@ -158,7 +158,7 @@ def test_overrides_of_problems_run_as_they_stand(capsys) -> None:
     assert plan["choices"]["precision"] == "bf16"
 
 
-def test_a_status_of_no_runs_prints_its_problem_for_programs(tmp_path, capsys) -> None:
+def test_status_without_runs_prints_its_problem_as_json(tmp_path, capsys) -> None:
     (problem,) = problems_in_json(["status", str(tmp_path / "none"), "--json"], capsys)
     assert (problem["key"], problem["value"]) == ("DIR", str(tmp_path / "none"))
     assert problem["remark"].startswith("eke status ")

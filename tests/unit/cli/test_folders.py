@@ -10,12 +10,12 @@ from support import environment
 from eke import cli
 from eke.cli import run_commands
 from eke.launch.processes.status import RunStatus
-from eke.launch.slurm.submission import JobEntry, write_ticket
+from eke.launch.slurm.submission_file import JobEntry, write_ticket
 
 # --- status ---------------------------------------------------------------------------------------
 
 
-def test_a_table_with_what_differs(make_run, runs, capsys) -> None:
+def test_status_table_shows_differing_overrides(make_run, runs, capsys) -> None:
     make_run("1", "ok")
     make_run("2")
     assert cli.main(["status", str(runs)]) == 0
@@ -30,7 +30,7 @@ def test_a_table_with_what_differs(make_run, runs, capsys) -> None:
     assert found["folder"] == str(runs / "1")
 
 
-def test_what_is_refused_has_no_run_and_is_named_by_what_was_typed(runs, capsys) -> None:
+def test_rejected_run_is_listed_by_its_overrides(runs, capsys) -> None:
     folder = runs / "sweep-1"
     folder.mkdir(parents=True)
     more = {"run_id": "", "folder": "", "outcome": "refused", "reason": "too large"}
@@ -43,7 +43,7 @@ def test_what_is_refused_has_no_run_and_is_named_by_what_was_typed(runs, capsys)
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel"])
-def test_nothing_there(command, tmp_path, capsys) -> None:
+def test_folder_without_runs_is_an_error(command, tmp_path, capsys) -> None:
     assert cli.main([command, str(tmp_path)]) == 2
     assert "contains no readable run" in capsys.readouterr().err
 
@@ -54,13 +54,13 @@ LOG = "".join(f"line {n}\n" for n in range(30))
 
 
 @pytest.mark.parametrize(("options", "first"), [([], 10), (["-n", "0"], 0)])
-def test_the_end_of_one_log(options, first, make_run, capsys) -> None:
+def test_logs_shows_the_end_of_one_log(options, first, make_run, capsys) -> None:
     paths = make_run("1", "ok", LOG)
     assert cli.main(["logs", str(paths.folder), *options]) == 0
     assert capsys.readouterr().out.splitlines() == [f"line {n}" for n in range(first, 30)]
 
 
-def test_of_several_those_that_failed(make_run, runs, capsys) -> None:
+def test_logs_shows_failed_runs_of_several(make_run, runs, capsys) -> None:
     make_run("1", "ok", "fine\n")
     make_run("4", "ok", "fine\n")
     assert cli.main(["logs", str(runs)]) == 0
@@ -75,7 +75,7 @@ def test_of_several_those_that_failed(make_run, runs, capsys) -> None:
     assert "fine" not in out
 
 
-def test_following_shows_the_last_line_and_asks_seldom(make_run, monkeypatch, capsys) -> None:
+def test_follow_shows_the_last_line_and_polls_rarely(make_run, monkeypatch, capsys) -> None:
     paths = make_run("1", log="first\n")
     asked, now = [], [0.0]
 
@@ -97,7 +97,7 @@ def test_following_shows_the_last_line_and_asks_seldom(make_run, monkeypatch, ca
     assert asked == [0, 10, 20, 30]
 
 
-def test_following_goes_on_to_the_runs_that_start_meanwhile(make_run, monkeypatch, capsys) -> None:
+def test_follow_includes_runs_that_start_later(make_run, monkeypatch, capsys) -> None:
     """A sweep of short runs: one that has begun and ended between two looks, one that is new."""
     made = [make_run("1", log="first\n"), make_run("2", log="of an earlier attempt\n")]
     states = [("running", "waiting"), ("ok", "ok", "running"), ("ok", "ok", "ok")]
@@ -126,7 +126,7 @@ def test_following_goes_on_to_the_runs_that_start_meanwhile(make_run, monkeypatc
     ]
 
 
-def test_where_no_worker_was_started_its_job_has_the_log(make_run, tmp_path, capsys) -> None:
+def test_job_log_is_shown_if_no_worker_started(make_run, tmp_path, capsys) -> None:
     paths = make_run("1", "crashed")
     write_ticket(paths, JobEntry(str(tmp_path / "eke-s-1.json"), 1))
     (tmp_path / "5_1.log").write_text("of another job\n")
@@ -139,7 +139,7 @@ def test_where_no_worker_was_started_its_job_has_the_log(make_run, tmp_path, cap
 
 
 @pytest.mark.slow
-def test_a_reader_that_leaves_is_no_error(make_run, tmp_path) -> None:
+def test_closed_pipe_is_not_an_error(make_run, tmp_path) -> None:
     paths = make_run("1", "ok", "x" * 100 + "\n" * 100_000)
     shell = f"{sys.executable} -m eke logs -n 0 {paths.folder} | head -c 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(

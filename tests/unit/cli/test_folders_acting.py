@@ -85,7 +85,7 @@ def world(monkeypatch, runs):
     return made
 
 
-def test_a_local_sweep_is_asked_once(world, capsys) -> None:
+def test_cancel_signals_a_local_sweep_once(world, capsys) -> None:
     world.run("z", "ok")
     assert cli.main(["cancel", "runs"]) == 0
     assert capsys.readouterr().out == "no run is queued or running\n"
@@ -97,7 +97,7 @@ def test_a_local_sweep_is_asked_once(world, capsys) -> None:
     assert capsys.readouterr().out == "asked 3 runs to save and end\n"
 
 
-def test_jobs_are_cancelled_together(world, capsys) -> None:
+def test_jobs_are_cancelled_in_one_call(world, capsys) -> None:
     world.run("a", where="n1, job 5_0", job="eke-s_0", pid="77", host="n1")
     world.run("b", "queued", where="job 5_1", job="eke-s_1")
     world.found.append(dataclasses.replace(world.found[1], label="the same run"))
@@ -115,7 +115,7 @@ def test_jobs_are_cancelled_together(world, capsys) -> None:
         pytest.param({"pid": "4712"}, "process 4712 has ended", id="another's by now"),
     ],
 )
-def test_a_process_that_cannot_be_asked(run, said, world, capsys) -> None:
+def test_cancel_reports_unreachable_process(run, said, world, capsys) -> None:
     world.run("a", **run)
     assert cli.main(["cancel", "runs"]) == 1
     assert world.signals == []
@@ -132,7 +132,7 @@ def test_a_process_that_cannot_be_asked(run, said, world, capsys) -> None:
         pytest.param({9001: "7"}, None, "has ended", id="only its worker"),
     ],
 )
-def test_a_supervisor_in_another_pid_namespace(
+def test_supervisor_in_another_pid_namespace_is_not_signalled(
     visible, asked, said, world, monkeypatch, capsys
 ) -> None:
     """Process 1 of a container: here 1 is another process."""
@@ -146,7 +146,7 @@ def test_a_supervisor_in_another_pid_namespace(
     assert ("eke cancel" in out) == (not visible)
 
 
-def test_process_1_of_two_containers_is_two_processes(world, monkeypatch, capsys) -> None:
+def test_pid_1_of_two_containers_is_distinguished(world, monkeypatch, capsys) -> None:
     found = {"a": {9000: "1"}, "b": {9100: "1"}, "c": {9100: "1"}}
     monkeypatch.setattr(run_commands, "who_has_open", lambda lock: found[lock.parent.name])
     for name in found:
@@ -156,7 +156,7 @@ def test_process_1_of_two_containers_is_two_processes(world, monkeypatch, capsys
     assert capsys.readouterr().out == "asked 3 runs to save and end\n"
 
 
-def test_a_cluster_that_does_not_answer(world, monkeypatch, capsys) -> None:
+def test_unanswered_cluster_is_reported(world, monkeypatch, capsys) -> None:
     def fail(elements) -> None:
         raise EkeError("scancel gave no answer")
 
@@ -169,7 +169,7 @@ def test_a_cluster_that_does_not_answer(world, monkeypatch, capsys) -> None:
     )
 
 
-def test_jobs_that_slurm_does_not_tell_about_are_not_asked(world, capsys) -> None:
+def test_jobs_unknown_to_slurm_are_not_cancelled(world, capsys) -> None:
     """What SLURM was silent about may wait or run: it is no success that nothing was found."""
     world.run("a", "unknown", silent="squeue: no controller")
     world.found.append(dataclasses.replace(world.found[0], label="the same run"))
@@ -183,7 +183,7 @@ def test_jobs_that_slurm_does_not_tell_about_are_not_asked(world, capsys) -> Non
     assert capsys.readouterr().out == f"asked 1 run to save and end\n{told}"
 
 
-def test_status_says_what_was_not_seen(world, capsys) -> None:
+def test_status_reports_unanswered_queue(world, capsys) -> None:
     world.run("a", "unknown", where="job 5_0", silent="squeue: no controller")
     world.run("b", "ok")
     assert cli.main(["status", "runs"]) == 1
@@ -217,7 +217,9 @@ def watched(sweep: SweepPaths, host: str = "here", process: int = 4711) -> Itera
         ),
     ],
 )
-def test_who_watches_over_a_sweep_is_asked_once(states, said, world, make_sweep, capsys) -> None:
+def test_cancel_signals_the_supervisor_of_a_sweep_once(
+    states, said, world, make_sweep, capsys
+) -> None:
     sweep = SweepPaths(make_sweep("1", "2"))
     for name, state in enumerate(states):
         world.run(str(name), state, pid="4711" if state == "running" else "")
@@ -227,7 +229,7 @@ def test_who_watches_over_a_sweep_is_asked_once(states, said, world, make_sweep,
     assert capsys.readouterr().out == f"{said}\n"
 
 
-def test_who_would_go_on_with_a_run_is_asked_as_well(world, runs, make_sweep, monkeypatch) -> None:
+def test_cancel_signals_every_supervisor_of_a_sweep(world, runs, make_sweep, monkeypatch) -> None:
     """The sweep was typed twice: the second waits for the runs of the first."""
     monkeypatch.setattr(run_commands, "who_has_open", lambda _: {4711: "4711", 4712: "4712"})
     sweep = SweepPaths(make_sweep("1"))
@@ -238,7 +240,7 @@ def test_who_would_go_on_with_a_run_is_asked_as_well(world, runs, make_sweep, mo
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_who_watches_over_jobs_sees_them_end(waits, world, make_sweep) -> None:
+def test_cancel_lets_a_supervisor_wait_for_its_jobs(waits, world, make_sweep) -> None:
     sweep = SweepPaths(make_sweep("1", "2"))
     world.run("1", "queued", job="eke-s_0")
     if waits:
@@ -249,7 +251,7 @@ def test_who_watches_over_jobs_sees_them_end(waits, world, make_sweep) -> None:
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_who_would_submit_more_is_asked_before_jobs_are_cancelled(
+def test_cancel_signals_the_submitter_before_its_jobs(
     elsewhere, world, make_sweep, monkeypatch, capsys
 ) -> None:
     sweep = SweepPaths(make_sweep("1", "2"))
@@ -271,7 +273,7 @@ def test_who_would_submit_more_is_asked_before_jobs_are_cancelled(
 # --- retry ----------------------------------------------------------------------------------------
 
 
-def test_failed_runs_are_set_aside_and_the_sweep_is_typed_again(
+def test_retry_renames_failed_records_and_repeats_the_sweep(
     make_run, make_sweep, typed, runs, monkeypatch, capsys
 ) -> None:
     made = {
@@ -292,7 +294,7 @@ def test_failed_runs_are_set_aside_and_the_sweep_is_typed_again(
     assert folder.exists()
 
 
-def test_no_record_is_lost_however_often(make_run, make_sweep, typed) -> None:
+def test_retry_keeps_every_earlier_record(make_run, make_sweep, typed) -> None:
     paths, folder = make_run("1"), make_sweep("1")
     for steps in range(4):
         write_record(paths, record_for("1", "diverged", steps))
@@ -301,7 +303,9 @@ def test_no_record_is_lost_however_often(make_run, make_sweep, typed) -> None:
     assert [json.loads(path.read_text())["steps_done"] for path in kept] == [0, 1, 2, 3]
 
 
-def test_only_some_and_not_what_cannot_be_read(make_run, make_sweep, typed, capsys) -> None:
+def test_retry_only_skips_other_outcomes_and_unreadable_records(
+    make_run, make_sweep, typed, capsys
+) -> None:
     made = [make_run("1", "oom"), make_run("2", "crashed"), make_run("3")]
     made[2].record.write_text('{"outcome": "o')
     folder = make_sweep("1", "2", "3")
@@ -314,9 +318,7 @@ def test_only_some_and_not_what_cannot_be_read(make_run, make_sweep, typed, caps
     assert (made[2].folder / "record.1.json").read_text() == '{"outcome": "o'
 
 
-def test_what_could_not_be_started_has_no_record_to_set_aside(
-    make_run, make_sweep, typed, capsys
-) -> None:
+def test_retry_reruns_runs_without_a_record(make_run, make_sweep, typed, capsys) -> None:
     make_run("1")
     cell = {"overrides": ["seed=1"], "folder": "", "outcome": "crashed", "reason": "no room"}
     unplanned = {**cell, "overrides": ["seed=2"], "run_id": ""}
@@ -330,7 +332,9 @@ def test_what_could_not_be_started_has_no_record_to_set_aside(
 
 
 @pytest.mark.parametrize("runs_at", ["runs", "{here}", "/elsewhere/runs"])
-def test_a_copy_is_left_as_it_is(runs_at, make_run, make_sweep, runs, typed, capsys) -> None:
+def test_retry_does_not_change_a_copied_sweep(
+    runs_at, make_run, make_sweep, runs, typed, capsys
+) -> None:
     """Its command would run in the place that it was typed for, where nothing is set aside."""
     paths = make_run("1", "crashed")
     cell = {"overrides": ["seed=1"], "run_id": "1", "folder": runs_at.format(here=runs) + "/1"}
@@ -343,7 +347,7 @@ def test_a_copy_is_left_as_it_is(runs_at, make_run, make_sweep, runs, typed, cap
 
 
 @pytest.mark.parametrize("ended", [2, 75, KeyboardInterrupt], ids=str)
-def test_where_the_command_starts_nothing_the_records_are_put_back(
+def test_retry_restores_records_if_the_command_fails(
     ended, make_run, make_sweep, monkeypatch, capsys
 ) -> None:
     made = [make_run("1", "oom"), make_run("2", "crashed"), make_run("3")]
@@ -361,7 +365,7 @@ def test_where_the_command_starts_nothing_the_records_are_put_back(
     assert not list(made[0].folder.parent.glob("*/record.*.json"))
 
 
-def test_where_one_run_is_started_the_others_are_tried_again_with_it(
+def test_retry_restores_no_record_once_a_run_started(
     make_run, make_sweep, monkeypatch, capsys
 ) -> None:
     made = [make_run("1", "oom"), make_run("2", "crashed")]
@@ -372,7 +376,7 @@ def test_where_one_run_is_started_the_others_are_tried_again_with_it(
 
 
 @pytest.mark.parametrize("kind", ["run", "runs", "nowhere"])
-def test_what_is_no_sweep_is_refused(kind, make_run, runs, typed, capsys) -> None:
+def test_retry_rejects_folder_without_sweep(kind, make_run, runs, typed, capsys) -> None:
     paths = make_run("1", "crashed")
     folder = {"run": paths.folder, "runs": runs, "nowhere": runs / "nowhere"}[kind]
     assert cli.main(["retry", str(folder)]) == 2
@@ -388,9 +392,7 @@ def test_what_is_no_sweep_is_refused(kind, make_run, runs, typed, capsys) -> Non
     [{"directory": "/nowhere/at/all"}, {"command": []}, {"command": ["python", "train.py"]}],
     ids=["directory", "nothing typed", "of an older eke"],
 )
-def test_what_cannot_be_typed_again_sets_nothing_aside(
-    more, make_run, make_sweep, typed, capsys
-) -> None:
+def test_retry_without_a_command_keeps_records(more, make_run, make_sweep, typed, capsys) -> None:
     paths = make_run("1", "crashed")
     assert cli.main(["retry", str(make_sweep("1", **more))]) == 1
     assert capsys.readouterr().err

@@ -32,7 +32,7 @@ RUNS = [
 ]
 
 
-def test_what_runs_comes_first_then_what_went_wrong():
+def test_running_runs_are_listed_first():
     lines = [line for line in shown(RUNS).splitlines() if "seed=" in line]
     assert [line.split()[0] for line in lines] == ["running", "running", "oom", "ok", "not"]
     assert "40/100" in lines[0]
@@ -42,17 +42,17 @@ def test_what_runs_comes_first_then_what_went_wrong():
     assert "precision=bf16" not in lines[0], "what all have says nothing"
 
 
-def test_a_line_counts_them_and_says_how_long():
+def test_summary_line_counts_runs_and_gives_time_left():
     assert summary_line(RUNS) == ("5 runs: 2 running, 1 ok, 1 oom, 1 not started (30 s left)")
 
 
-def test_a_small_window_shows_what_runs_and_counts_the_rest():
+def test_small_window_shows_running_runs_and_counts_the_others():
     text = shown(RUNS, height=9)
     assert "... and 2 more" in text
     assert text.count("running") == 3
 
 
-def test_a_narrow_terminal_shortens_what_was_typed_alone():
+def test_narrow_terminal_shortens_only_overrides():
     long = standing(" ".join("abcdefgh" * 2), "running", 40, loss=2.5, step_s=95.0)
     whole, counted, *_, row = shown([long], width=80).splitlines()
     assert set(whole.strip()) <= set("━╸╺ "), "a bar has its own line"
@@ -62,7 +62,7 @@ def test_a_narrow_terminal_shortens_what_was_typed_alone():
     assert row.rstrip().endswith("…")
 
 
-def test_it_ends_when_nothing_is_active(monkeypatch, capsys):
+def test_live_status_ends_with_the_last_active_run(monkeypatch, capsys):
     looks = [RUNS, RUNS, [standing("2", "ok", 100), standing("5", "crashed", 95)]]
     waited = []
 
@@ -80,6 +80,6 @@ def test_it_ends_when_nothing_is_active(monkeypatch, capsys):
     assert "2 runs: 1 ok, 1 crashed" in capsys.readouterr().out
 
 
-def test_json_and_live_exclude_each_other(tmp_path, capsys):
+def test_json_and_live_are_exclusive(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["status", "--live", "--json", str(tmp_path)])

@@ -79,7 +79,7 @@ MEMORY = 400 << 20
 
 
 @pytest.mark.slow
-def test_a_planted_file_stops_no_command(make_run, runs, tmp_path) -> None:
+def test_planted_file_does_not_stop_a_command(make_run, runs, tmp_path) -> None:
     commands = []
     every = (["status"], ["report", "--formats", "none"], ["sync", "--dry-run"], ["cancel"],
              ["logs"], ["compare", "--by", "torch"])  # fmt: skip

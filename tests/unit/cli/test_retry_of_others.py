@@ -60,7 +60,7 @@ def runs(machine: Path) -> Path:  # noqa: F811  # the fixture by its name
     [(ATTACKER, None), (ATTACKER, VICTIM), (VICTIM, ATTACKER)],
     ids=["all", "folder", "file"],
 )
-def test_it_is_refused(runs, owner, file_owner, commands, capsys) -> None:
+def test_retry_of_a_foreign_sweep_is_rejected(runs, owner, file_owner, commands, capsys) -> None:
     folder = make_sweep(runs, owner, file_owner)
     assert retry(folder) == 2
     told = capsys.readouterr()
@@ -71,7 +71,7 @@ def test_it_is_refused(runs, owner, file_owner, commands, capsys) -> None:
 
 
 @needs_root
-def test_trusted_it_runs_and_says_first_what_and_where(runs, commands, capsys) -> None:
+def test_trusted_retry_prints_command_and_folder_first(runs, commands, capsys) -> None:
     folder = make_sweep(runs, ATTACKER)
     assert retry(folder, "--trust") == 0
     assert commands == [(["-m", SETUP, "seed=1,2"], str(runs))]
@@ -82,19 +82,19 @@ def test_trusted_it_runs_and_says_first_what_and_where(runs, commands, capsys) -
 
 @needs_root
 @pytest.mark.parametrize("user", [VICTIM, 0], ids=["user", "root"])
-def test_ones_own_needs_no_trust(runs, user, commands) -> None:
+def test_own_sweep_needs_no_trust_flag(runs, user, commands) -> None:
     assert retry(make_sweep(runs, user), user=user) == 0
     assert len(commands) == 1
 
 
 @needs_root
-def test_root_runs_no_users_command(runs, commands, capsys) -> None:
+def test_root_does_not_run_commands_of_users(runs, commands, capsys) -> None:
     assert retry(make_sweep(runs, VICTIM), user=0) == 2
     assert not commands
 
 
 @needs_root
-def test_a_link_to_ones_own_file_in_another_users_folder_is_refused(runs, commands, capsys) -> None:
+def test_link_to_own_file_in_a_foreign_folder_is_rejected(runs, commands, capsys) -> None:
     own = make_sweep(runs / "own", VICTIM)
     other = runs / "other"
     shutil.copytree(own, other)
@@ -112,7 +112,7 @@ def test_a_link_to_ones_own_file_in_another_users_folder_is_refused(runs, comman
      '{"directory": "/", "command": ["-m"], "cells": [1]}'],
     ids=["list", "text", "nothing", "number", "deep", "mapping", "cell"],
 )  # fmt: skip
-def test_what_is_no_sweeps_file_is_named(content, tmp_path, commands, capsys) -> None:
+def test_invalid_sweep_file_is_named(content, tmp_path, commands, capsys) -> None:
     (tmp_path / "sweep.json").write_text(content)
     assert cli.main(["retry", str(tmp_path)]) == 1
     assert str(tmp_path / "sweep.json") in capsys.readouterr().err

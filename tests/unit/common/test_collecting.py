@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from eke.common.runtime import GC_THRESHOLD, importing, relax_gc
+from eke.common.python_runtime import GC_THRESHOLD, importing, relax_gc
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,7 @@ def as_before():
     gc.unfreeze()
 
 
-def test_what_was_imported_is_not_looked_at_again() -> None:
+def test_imported_objects_are_frozen_for_the_collector() -> None:
     before = gc.get_freeze_count()
     with importing():
         assert not gc.isenabled()
@@ -27,13 +27,13 @@ def test_what_was_imported_is_not_looked_at_again() -> None:
     assert gc.get_freeze_count() >= before + len(kept)
 
 
-def test_a_failed_import_leaves_collections_on() -> None:
+def test_failed_import_re_enables_the_collector() -> None:
     with pytest.raises(ImportError), importing():
         raise ImportError
     assert gc.isenabled()
 
 
-def test_who_has_switched_them_off_keeps_them_off() -> None:
+def test_disabled_collector_stays_disabled() -> None:
     gc.disable()
     with importing():
         pass
@@ -49,7 +49,7 @@ def test_later_garbage_is_collected() -> None:
     assert gc.collect() > 0
 
 
-def test_a_tracing_worker_freezes_once_and_not_with_each_plan(monkeypatch) -> None:
+def test_tracing_worker_freezes_only_once(monkeypatch) -> None:
     from eke.training.trace.trace_worker import import_libraries
 
     libraries = SimpleNamespace(import_transformers=lambda: None)
@@ -65,6 +65,6 @@ def test_a_tracing_worker_freezes_once_and_not_with_each_plan(monkeypatch) -> No
     import_libraries.cache_clear()
 
 
-def test_a_command_collects_after_many_objects() -> None:
+def test_command_collects_after_many_objects() -> None:
     relax_gc()
     assert gc.get_threshold()[0] == GC_THRESHOLD

@@ -27,7 +27,7 @@ def definition() -> tuple[dict[str, str], dict[str, str]]:
     return header, {part.split("\n", 1)[0].strip(): part.split("\n", 1)[1] for part in parts}
 
 
-def test_both_have_only_what_docker_and_apptainer_know() -> None:
+def test_container_files_use_only_known_instructions() -> None:
     assert {name for name, _ in instructions()} <= INSTRUCTIONS
     assert instructions()[0][0] == "FROM"
     header, sections = definition()
@@ -35,7 +35,7 @@ def test_both_have_only_what_docker_and_apptainer_know() -> None:
     assert set(sections) <= SECTIONS
 
 
-def test_both_start_from_the_same_pinned_image() -> None:
+def test_containers_start_from_the_same_pinned_image() -> None:
     (image,) = [argument for name, argument in instructions() if name == "FROM"]
     assert definition()[0]["From"] == image
     assert re.fullmatch(r"nvcr\.io/nvidia/pytorch:\d{2}\.\d{2}-py3", image)
@@ -48,13 +48,13 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(line) for line in lines if line.strip()]
 
 
-def test_both_run_the_same_commands() -> None:
+def test_containers_run_the_same_commands() -> None:
     (run,) = [argument for name, argument in instructions() if name == "RUN"]
     post = [words for words in commands(definition()[1]["post"]) if words[0] not in ("set", "cd")]
     assert commands(run) == post
 
 
-def test_torch_is_held_and_looked_at_again() -> None:
+def test_containers_pin_and_check_torch() -> None:
     (run,) = [argument for name, argument in instructions() if name == "RUN"]
     installs = [words for words in commands(run) if words[:2] == ["pip", "install"]]
     assert len(installs) == 1
@@ -64,7 +64,7 @@ def test_torch_is_held_and_looked_at_again() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Dockerfile", "eke.def"])
-def test_what_is_copied_is_there_and_enough(kind) -> None:
+def test_container_copies_all_required_files(kind) -> None:
     if kind == "Dockerfile":
         copied = [w for name, words in instructions() if name == "COPY" for w in words.split()[:-1]]
     else:
@@ -75,7 +75,7 @@ def test_what_is_copied_is_there_and_enough(kind) -> None:
     assert needed <= set(copied)
 
 
-def test_the_extra_that_is_installed_exists() -> None:
+def test_installed_extra_exists() -> None:
     (run,) = [argument for name, argument in instructions() if name == "RUN"]
     extras = re.search(r"\.\[([\w,]+)\]", run)
     project = tomllib.loads((REPO / "pyproject.toml").read_text())

@@ -35,7 +35,7 @@ def test_variables_of_another_job_are_not_inherited(left_over, monkeypatch) -> N
     assert set(environment) >= set(KEPT)
 
 
-def test_a_run_that_an_agent_started_stays_in_its_sweep(monkeypatch) -> None:
+def test_run_of_a_wandb_agent_stays_in_its_sweep(monkeypatch) -> None:
     for name in ("WANDB_RUN_ID", "WANDB_SWEEP_ID"):
         monkeypatch.setenv(name, "1")
     assert {"WANDB_RUN_ID", "WANDB_SWEEP_ID"} <= set(child_environment())
@@ -43,7 +43,7 @@ def test_a_run_that_an_agent_started_stays_in_its_sweep(monkeypatch) -> None:
     assert "WANDB_SWEEP_ID" not in child_environment()
 
 
-def test_a_process_that_torchrun_started_keeps_its_rank(monkeypatch) -> None:
+def test_process_started_by_torchrun_keeps_its_rank(monkeypatch) -> None:
     for name, value in {**STARTED, "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "7"}.items():
         monkeypatch.setenv(name, value)
     assert ranks_are_started()
@@ -51,7 +51,7 @@ def test_a_process_that_torchrun_started_keeps_its_rank(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("missing", [*STARTED])
-def test_a_part_of_the_variables_starts_no_ranks(missing, monkeypatch) -> None:
+def test_incomplete_rank_variables_start_no_ranks(missing, monkeypatch) -> None:
     for name, value in {**STARTED, "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(missing)
@@ -71,7 +71,7 @@ def by_an_agent(monkeypatch) -> None:
         monkeypatch.setenv(name, "1")
 
 
-def test_several_runs_leave_every_variable_of_one_run(by_an_agent, capsys) -> None:
+def test_variables_of_a_single_run_are_removed_for_several_runs(by_an_agent, capsys) -> None:
     leave_tracked_run()
     assert not set(ONE_RUN) & set(os.environ)
     assert set(KEPT) <= set(os.environ)
@@ -89,7 +89,7 @@ def stop(*_: object) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_sweep_of_several_runs_leaves_the_agents_run(count, by_an_agent, monkeypatch) -> None:
+def test_sweep_is_detached_from_the_agent_run(count, by_an_agent, monkeypatch) -> None:
     """With one run, the id that the agent gave is that run's, also in a cluster."""
     from eke.workflows import sweep
 
@@ -99,7 +99,7 @@ def test_a_sweep_of_several_runs_leaves_the_agents_run(count, by_an_agent, monke
     assert ("WANDB_RUN_ID" in os.environ) is (count == 1)
 
 
-def test_jobs_of_hydras_launchers_leave_the_agents_run(by_an_agent, monkeypatch) -> None:
+def test_hydra_jobs_are_detached_from_the_agent_run(by_an_agent, monkeypatch) -> None:
     monkeypatch.setattr(workflows, "sweep_by_hydra", stop)
     monkeypatch.setattr(workflows, "check_started_ranks", lambda *_: None)
     with pytest.raises(Reached):
@@ -119,7 +119,7 @@ def no_home(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
-def test_a_user_without_a_home_gets_a_private_one(no_home, monkeypatch, tmp_path) -> None:
+def test_user_without_home_gets_a_private_folder(no_home, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("HOME", "")  # so that it is taken back
     monkeypatch.delenv("HOME")
     ensure_home()
@@ -128,7 +128,7 @@ def test_a_user_without_a_home_gets_a_private_one(no_home, monkeypatch, tmp_path
     assert home.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_home_that_others_may_write_is_not_taken(no_home, tmp_path) -> None:
+def test_world_writable_home_is_not_used(no_home, tmp_path) -> None:
     planted = tmp_path / f"eke-{os.geteuid()}"
     planted.mkdir()
     planted.chmod(0o777)

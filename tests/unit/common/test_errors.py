@@ -8,18 +8,18 @@ from eke.common.errors import BusyError, ConfigError, EkeError, Problem, RunErro
 from eke.config.compose import compose
 
 
-def test_a_problem_is_what_why_and_fix() -> None:
+def test_problem_renders_key_reason_and_fix() -> None:
     problem = Problem("batch.target", "12", "is not a multiple of 8", "batch.target=16")
     assert problem.render() == (
         "  batch.target = 12\n      is not a multiple of 8\n      -> batch.target=16"
     )
 
 
-def test_a_problem_without_value_or_fix_has_no_empty_places() -> None:
+def test_empty_value_and_fix_are_omitted() -> None:
     assert Problem("data.path", "", "needs a value").render() == "  data.path\n      needs a value"
 
 
-def test_all_problems_at_once() -> None:
+def test_all_problems_are_listed() -> None:
     problems = [Problem("seed", "-1", "at least 0", "seed=0"), Problem("train.steps", "0", "why")]
     error = ConfigError(problems)
     assert error.problems == problems
@@ -28,14 +28,14 @@ def test_all_problems_at_once() -> None:
     assert text.index("seed = -1") < text.index("train.steps = 0")
 
 
-def test_what_the_machine_is_short_of_is_no_mistake_of_the_users() -> None:
+def test_passing_problem_has_exit_code_1() -> None:
     short, wrong = Problem("a", "1", "why", passing=True), Problem("b", "2", "why")
     error = ConfigError(short)
     assert str(error).startswith("1 problem on this machine at the moment:")
     assert (error.exit_code, ConfigError([short, wrong]).exit_code) == (1, 2)
 
 
-def test_every_error_carries_its_exit_code_and_plain_words() -> None:
+def test_every_error_has_exit_code_and_plain_text() -> None:
     for error, code in ((EkeError, 1), (ConfigError, 2), (BusyError, 16), (RunError, 1)):
         assert issubclass(error, EkeError)
         assert error("words").exit_code == code, error
@@ -54,19 +54,19 @@ FULL = "No space left on device. The disk is full: free some space and run again
     ],
     ids=["with its file", "without", "a library's"],
 )
-def test_what_the_system_could_not_do_names_the_file(error, text) -> None:
+def test_system_error_names_the_file(error, text) -> None:
     assert format_os_error(error) == text
 
 
-def test_an_unnamed_error_of_the_system_names_the_operation(tmp_path) -> None:
+def test_system_error_without_file_names_the_operation(tmp_path) -> None:
     with pytest.raises(OSError, match="Bad file descriptor") as failed:
         os.fsync(10**6)
     assert format_os_error(failed.value).startswith(
-        "test_an_unnamed_error_of_the_system_names_the_operation, os.fsync(10**6): "
+        "test_system_error_without_file_names_the_operation, os.fsync(10**6): "
     )
 
 
-def test_a_deleted_current_folder_is_named_as_such(tmp_path, monkeypatch) -> None:
+def test_deleted_current_folder_is_reported(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     gone = tmp_path / "gone"
     gone.mkdir()

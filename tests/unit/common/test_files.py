@@ -34,7 +34,7 @@ def test_text_and_bytes_are_written(tmp_path) -> None:
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 @pytest.mark.parametrize("before", [b"old", None], ids=["over a file", "new"])
-def test_a_full_disk_leaves_what_was_there(call, before, tmp_path, monkeypatch) -> None:
+def test_full_disk_keeps_the_old_file(call, before, tmp_path, monkeypatch) -> None:
     path = tmp_path / "a"
     if before is not None:
         path.write_bytes(before)
@@ -50,9 +50,7 @@ def test_a_full_disk_leaves_what_was_there(call, before, tmp_path, monkeypatch) 
     assert len(os.listdir(tmp_path)) == (before is not None), "a temporary is left"
 
 
-def test_content_is_on_the_disk_before_its_name_and_the_name_before_the_end(
-    tmp_path, monkeypatch
-) -> None:
+def test_content_is_synced_before_the_rename_and_the_folder_after(tmp_path, monkeypatch) -> None:
     """A power cut leaves the old file or the new one: file, rename and folder in this order."""
     done = []
     sync, rename = os.fsync, os.replace
@@ -84,7 +82,7 @@ except OSError as error:
 """
 
 
-def test_an_append_that_fails_half_way_is_an_error(tmp_path) -> None:
+def test_partial_append_is_an_error(tmp_path) -> None:
     """The system takes a part of the line without an error; only the rest shows it."""
     path, command = tmp_path / "a", [sys.executable, "-c", LIMITED, str(tmp_path / "a")]
     done = subprocess.run(command, env=environment(tmp_path), capture_output=True, check=True)
@@ -92,7 +90,7 @@ def test_an_append_that_fails_half_way_is_an_error(tmp_path) -> None:
     assert path.read_text() == "x" * 100
 
 
-def test_append_is_one_write(tmp_path, monkeypatch) -> None:
+def test_append_is_a_single_write(tmp_path, monkeypatch) -> None:
     written = []
     true_write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: written.append(data) or true_write(fd, data))
@@ -102,7 +100,7 @@ def test_append_is_one_write(tmp_path, monkeypatch) -> None:
     assert (tmp_path / "a").read_bytes() == b"".join(written)
 
 
-def test_two_processes_append_without_mixing_lines(tmp_path) -> None:
+def test_two_processes_append_complete_lines(tmp_path) -> None:
     code = (
         "import sys; from pathlib import Path; from eke.common.files import append_line\n"
         "for _ in range(50): append_line(Path(sys.argv[1]), sys.argv[2] * 3000)"
@@ -134,13 +132,13 @@ def test_plain_values_are_strict_json(value) -> None:
     assert json_safe(json.loads(text, parse_constant=unspeakable)) == json_safe(value)
 
 
-def test_what_strict_json_cannot_say_is_spelled_out(tmp_path) -> None:
+def test_non_finite_numbers_are_written_as_strings(tmp_path) -> None:
     path = tmp_path / "a.json"
     write_json(path, {"a": [math.nan, (math.inf, -math.inf)], 1: 0.5})
     assert read_json(path) == {"a": ["nan", ["inf", "-inf"]], "1": 0.5}
 
 
-def test_reading_what_is_not_json(tmp_path) -> None:
+def test_invalid_json_is_an_error(tmp_path) -> None:
     (tmp_path / "a").write_text("{")
     with pytest.raises(ValueError, match="Expecting"):
         read_json(tmp_path / "a")
@@ -148,7 +146,7 @@ def test_reading_what_is_not_json(tmp_path) -> None:
         read_json(tmp_path / "b")
 
 
-def test_who_has_a_file_open(tmp_path) -> None:
+def test_processes_with_an_open_file_are_found(tmp_path) -> None:
     path = tmp_path / "lock"
     path.write_text("")
     assert who_has_open(path) == {}
@@ -158,7 +156,7 @@ def test_who_has_a_file_open(tmp_path) -> None:
         who_has_open(tmp_path / "nothing")
 
 
-def test_who_has_a_file_open_in_another_pid_namespace(tmp_path) -> None:
+def test_processes_in_another_pid_namespace_are_found(tmp_path) -> None:
     path = tmp_path / "lock"
     path.write_text("")
     script = f"exec 3< {path}; echo ready; read end"
@@ -172,13 +170,13 @@ def test_who_has_a_file_open_in_another_pid_namespace(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(("left", "sealed"), [("", ""), ("{}\n", "{}\n"), ("{", "{\n")])
-def test_only_a_torn_line_is_ended(left, sealed, tmp_path) -> None:
+def test_only_torn_lines_are_terminated(left, sealed, tmp_path) -> None:
     """A disk that was full before the first row leaves an empty file."""
     (tmp_path / "rows").write_text(left)
     terminate_last_line(tmp_path / "rows")
     assert (tmp_path / "rows").read_text() == sealed
 
 
-def test_a_text_that_names_other_bytes_can_be_written(tmp_path) -> None:
+def test_text_with_surrogate_escapes_is_written(tmp_path) -> None:
     write_atomic(tmp_path / "a", f"in {os.fsdecode(b'odd-%s' % bytes([255]))}")
     assert (tmp_path / "a").read_text() == "in odd-\\udcff"

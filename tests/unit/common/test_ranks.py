@@ -25,7 +25,7 @@ def set_by_torchrun(monkeypatch, rank: str, world: str) -> None:
     ("rank", "world", "speaks", "waited"),
     [("0", "2", True, 0), ("1", "2", False, 1), ("", "", True, 0)],
 )
-def test_rank_0_says_what_is_wrong_and_the_others_let_it(
+def test_only_rank_0_reports_an_invalid_command(
     rank, world, speaks, waited, waits, monkeypatch, capsys
 ) -> None:
     """The launcher kills the others when one leaves: a rank that left first would take the message
@@ -37,7 +37,7 @@ def test_rank_0_says_what_is_wrong_and_the_others_let_it(
     assert len(waits) == waited
 
 
-def test_an_interrupted_rank_leaves_at_once(waits, monkeypatch, capsys) -> None:
+def test_interrupted_rank_exits_immediately(waits, monkeypatch, capsys) -> None:
     set_by_torchrun(monkeypatch, "1", "2")
     assert workflows.report_failure("interrupted", EXIT_RESUMABLE) == EXIT_RESUMABLE
     assert not waits

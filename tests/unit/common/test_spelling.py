@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     ],
     ids=["near", "case and dash", "far", "in quotes only", "no folder", "no path"],
 )
-def test_what_lies_beside_a_missing_path(folder, typed, meant) -> None:
+def test_similar_path_of_a_missing_file_is_found(folder, typed, meant) -> None:
     assert closest_path(folder / typed) == (folder / meant if meant else None)
 
 
@@ -46,11 +46,11 @@ def test_what_lies_beside_a_missing_path(folder, typed, meant) -> None:
         ("b100", (None,)),
     ],
 )
-def test_a_name_that_is_begun_or_mistyped_is_found_where_there_is_only_one(typed, meant) -> None:
+def test_unique_prefix_or_typo_of_a_name_is_found(typed, meant) -> None:
     assert suggest_match(typed, ["a100_40", "a100_80", "h100", "h200", "v100_16"]) in meant
 
 
-def test_a_file_that_was_probably_meant_is_proposed(folder) -> None:
+def test_similar_file_is_proposed(folder) -> None:
     with pytest.raises(ConfigError) as caught:
         find_files("jsonl", "data.path", str(folder / "my_dat.jsonl"), None)
     (problem,) = caught.value.problems
@@ -62,7 +62,7 @@ def test_a_file_that_was_probably_meant_is_proposed(folder) -> None:
     [("my_modell", "/my_model"), ("my_note", "ANOTHER_FOLDER_OR_HUB_NAME")],
     ids=["checkpoint", "no checkpoint"],
 )
-def test_a_checkpoint_that_was_probably_meant_is_proposed(folder, typed, proposed) -> None:
+def test_similar_checkpoint_is_proposed(folder, typed, proposed) -> None:
     with pytest.raises(ConfigError) as caught:
         locate(str(folder / typed), None)
     assert str(caught.value.problems[0].fix).endswith(proposed)

@@ -11,9 +11,9 @@ from python_server import run
 from support import environment
 from unit.results.report.made import Run, make_sweep
 
-from eke.common.streams import CONTROL
+from eke.common.output import CONTROL
 
-SETUP = "import os, subprocess, sys; from eke.common.streams import *; use_utf8(); open_streams()\n"
+SETUP = "import os, subprocess, sys; from eke.common.output import *; use_utf8(); open_streams()\n"
 C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
@@ -32,7 +32,7 @@ def python(code: str, tmp_path, shell: str = "", **variables: str) -> subprocess
         ("ascii:strict", b"\\u597d \\xe9 odd\\udcff\n"),
     ],
 )
-def test_a_sign_that_an_encoding_lacks_is_written_by_its_number(encoding, shown, tmp_path) -> None:
+def test_unencodable_characters_are_escaped(encoding, shown, tmp_path) -> None:
     code = "text = '\\u597d \\xe9 ' + os.fsdecode(b'odd\\xff')\n"
     code += "print(text); print(text, file=sys.stderr)"
     done = python(code, tmp_path, PYTHONIOENCODING=encoding)
@@ -40,7 +40,7 @@ def test_a_sign_that_an_encoding_lacks_is_written_by_its_number(encoding, shown,
 
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-", "2>&-"])
-def test_a_closed_stream_goes_nowhere_and_no_file_takes_its_number(closed, tmp_path) -> None:
+def test_closed_stream_descriptor_is_not_reused(closed, tmp_path) -> None:
     code = (
         "print('lost'); print('lost', file=sys.stderr)\n"
         "file = open('mine', 'w'); file.write(str(file.fileno())); file.flush()\n"
@@ -52,7 +52,7 @@ def test_a_closed_stream_goes_nowhere_and_no_file_takes_its_number(closed, tmp_p
     assert b"Traceback" not in done.stderr
 
 
-def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path) -> None:
+def test_full_disk_is_reported_once_without_a_crash(tmp_path) -> None:
     code = "print('a' * 9999, flush=True); print('b', flush=True); sys.exit(5 + lost())"
     done = python(code, tmp_path, "> /dev/full")
     assert done.returncode == 6
@@ -60,7 +60,7 @@ def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path) -> None:
     assert python(code.replace("print(", "sys.stderr.write("), tmp_path, "2> /dev/full").returncode
 
 
-def test_who_is_gone_is_not_a_loss(tmp_path) -> None:
+def test_closed_reader_is_not_reported_as_lost_output(tmp_path) -> None:
     code = (
         "heard = is_heard()\nfor _ in range(9): print('a' * 99999, flush=True)\n"
         "sys.stderr.write(str((heard, is_heard(), lost())))"
@@ -69,7 +69,7 @@ def test_who_is_gone_is_not_a_loss(tmp_path) -> None:
     assert (done.stdout, done.stderr) == (b"a", b"(True, False, False)")
 
 
-def test_a_full_pipe_that_does_not_block_loses_nothing(tmp_path) -> None:
+def test_full_non_blocking_pipe_loses_no_output(tmp_path) -> None:
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETFL, os.O_NONBLOCK)
     command = [sys.executable, "-c", SETUP + "print('a' * 999_999)"]
@@ -81,7 +81,7 @@ def test_a_full_pipe_that_does_not_block_loses_nothing(tmp_path) -> None:
         assert writer.wait() == 0
 
 
-def test_another_locale_reads_files_and_names_as_utf8_and_prints_as_it_would(tmp_path) -> None:
+def test_foreign_locale_reads_files_as_utf8(tmp_path) -> None:
     code = (
         "open(sys.argv[1], 'w').write('\\u597d')\n"
         "print(sys.flags.utf8_mode, sys.stdout.encoding, '\\u597d')\n"
@@ -98,7 +98,7 @@ EKE = "from eke import cli\nsys.exit(cli.main(sys.argv[1:]))"
 
 
 @pytest.mark.parametrize("way", ["C", "closed", "full"])
-def test_a_report_ends_well(way, tmp_path) -> None:
+def test_report_survives_a_full_output(way, tmp_path) -> None:
     runs = [Run({"precision": p}, keys={"data.label": "好" * 50}) for p in ("fp32", "bf16")]
     folder = make_sweep(tmp_path, runs)
     variables = environment(tmp_path)
@@ -127,7 +127,7 @@ ESCAPES = {
 }
 
 
-def test_nothing_that_is_written_moves_the_cursor_or_turns_the_text(tmp_path) -> None:
+def test_control_characters_in_output_are_escaped(tmp_path) -> None:
     code = f"for text in {[*ESCAPES.values()]!r}: print(text, file=sys.stderr); print(text)"
     done = python(code, tmp_path)
     for told in (done.stdout.decode(), done.stderr.decode()):
@@ -138,13 +138,13 @@ def test_nothing_that_is_written_moves_the_cursor_or_turns_the_text(tmp_path) ->
         assert lines[-1] == "ok\ufffdbad"
 
 
-def test_colours_tabs_and_bars_of_our_own_stay(tmp_path) -> None:
+def test_own_colours_tabs_and_bars_are_kept(tmp_path) -> None:
     code = "print('\\x1b[1;31mred\\x1b[0m\\tx'); unfiltered(sys.stdout).write('\\r50 %\\x1b[K\\n')"
     done = python(code, tmp_path)
     assert done.stdout == b"\x1b[1;31mred\x1b[0m\tx\n\r50 %\x1b[K\n"
 
 
-def test_status_shows_a_sweep_of_another_users_words_as_text(tmp_path) -> None:
+def test_status_escapes_names_of_another_user(tmp_path) -> None:
     sweep = make_sweep(tmp_path, [Run(overrides=("seed=\x1b]0;mine\x07\x1b[2J\u202e",))])
     done = run(0, EKE, "status", sweep, cwd=tmp_path, environment=environment(tmp_path))
     assert (done.code, done.err) == (0, "")

@@ -26,7 +26,7 @@ WRITERS = {
     "start_attempt(RunPaths(P(1)), {})",
     "sync lock": "from eke.results.trackers.sync.account import sole_sender\n"
     "with sole_sender(RunPaths(P(1))): pass",
-    "operators lock": "from eke.training.distributed.operators import Turn\n"
+    "operators lock": "from eke.training.distributed.build_operators import Turn\n"
     "Turn(str(P(1) / 'lock')).try_acquire()",
 }
 """Name of a file -> what writes it in the folder that is the first argument."""
@@ -64,7 +64,7 @@ for folder in map(Path, given[2:]):
 
 
 @pytest.mark.parametrize("what", WRITERS)
-def test_no_file_of_a_run_is_opened_through_a_link(what, run, machine) -> None:
+def test_run_files_are_not_opened_through_links(what, run, machine) -> None:
     thesis, new = machine / "victim" / "thesis.tex", machine / "victim" / ".bash_profile"
     name = NAMES[what](run) if what in NAMES else what
     folders = [run.with_name(f"{number}{run.name[1:]}") for number in range(1, 5)]
@@ -84,7 +84,7 @@ def test_no_file_of_a_run_is_opened_through_a_link(what, run, machine) -> None:
 
 
 @pytest.mark.parametrize("what", [*WRITERS, "record.json"])
-def test_nothing_is_written_in_another_users_folder(what, run, machine) -> None:
+def test_folder_of_another_user_is_not_written(what, run, machine) -> None:
     hand(run, ATTACKER)
     before = sorted(os.listdir(run))
     code = f"{SHOW}{WRITERS.get(what, RECORD)}"
@@ -96,7 +96,7 @@ def test_nothing_is_written_in_another_users_folder(what, run, machine) -> None:
         assert "paths.runs=" in done.err
 
 
-def test_a_record_replaces_a_link_and_not_its_target(run, machine) -> None:
+def test_record_replaces_a_link_but_not_its_target(run, machine) -> None:
     (run / "record.json").symlink_to(machine / "victim" / "thesis.tex")
     hand(run / "record.json", ATTACKER)
     assert python(VICTIM, RECORD, run, cwd=machine / "victim").code == 0
@@ -106,7 +106,7 @@ def test_a_record_replaces_a_link_and_not_its_target(run, machine) -> None:
 
 
 @pytest.mark.slow
-def test_a_dangling_submission_lock_makes_no_file_elsewhere(machine) -> None:
+def test_dangling_lock_link_creates_no_file(machine) -> None:
     runs = machine / "runs"
     runs.mkdir()
     runs.chmod(0o777)
@@ -116,7 +116,7 @@ def test_a_dangling_submission_lock_makes_no_file_elsewhere(machine) -> None:
     (runs / ".submitting").symlink_to(new)
     hand(runs / ".submitting", ATTACKER)
     code = (
-        "os.umask(0o077)\nfrom eke.launch.slurm.submit import submitting\n"
+        "os.umask(0o077)\nfrom eke.launch.slurm.submit_array import submitting\n"
         "with submitting(P(1) / 'sweep-1' / 'slurm'): print('submits')"
     )
     done = python(VICTIM, code, runs, cwd=machine / "victim")
@@ -132,7 +132,7 @@ def test_a_dangling_submission_lock_makes_no_file_elsewhere(machine) -> None:
 
 
 @pytest.mark.parametrize("owner", [VICTIM, 0, ATTACKER], ids=["caller", "root", "another"])
-def test_runs_may_be_a_link_that_the_caller_or_root_made(owner, machine) -> None:
+def test_runs_folder_may_be_a_link_of_the_caller_or_root(owner, machine) -> None:
     scratch = machine / "scratch"
     scratch.mkdir()
     hand(scratch, VICTIM)
@@ -154,7 +154,7 @@ PLAN = '{"steps": {"total": 20}}'
 
 
 @pytest.mark.parametrize("command", ["status", "report"])
-def test_another_users_runs_are_read(command, run, machine) -> None:
+def test_runs_of_another_user_are_read(command, run, machine) -> None:
     (run / "plan.json").write_text(PLAN)
     (run / "config.yaml").write_text("# seed=1\n")
     hand(run, ATTACKER, 0o755)
@@ -186,9 +186,7 @@ esac
         ("cancel", 0, ATTACKER),
     ],
 )
-def test_a_file_of_another_user_names_no_command_and_no_job(
-    command, uid, owner, run, machine
-) -> None:
+def test_commands_and_jobs_of_a_foreign_file_are_ignored(command, uid, owner, run, machine) -> None:
     proof, tools = machine / "victim" / "proof", machine / "tools"
     tools.mkdir()
     for name in ("squeue", "scancel", "sacct"):
@@ -215,7 +213,7 @@ def test_a_file_of_another_user_names_no_command_and_no_job(
         assert ("scancel 7_0" in proof.read_text()) == (command == "cancel")
 
 
-def test_a_report_goes_into_runs_that_are_a_link_of_the_callers(run, machine) -> None:
+def test_report_is_written_through_own_link(run, machine) -> None:
     (run / "plan.json").write_text(PLAN)
     hand(run.parent, VICTIM)
     (machine / "victim" / "runs").symlink_to(run.parent)
@@ -227,16 +225,17 @@ def test_a_report_goes_into_runs_that_are_a_link_of_the_callers(run, machine) ->
 
 
 CACHES = {
-    "what was learned": "from eke.data.sources.cache import remember\nremember(P(1) / 'x', 'y')",
+    "what was learned": "from eke.data.sources.content_hash import remember\n"
+    "remember(P(1) / 'x', 'y')",
     "step time": "from eke.estimate.time.time_history import add_line\nadd_line(P(1) / 'x', '{}')",
     "store": "from eke.data.preparation.writer import locked\nwith locked(P(1) / 'store'): pass",
-    "swap": "from eke.training.distributed.operators import own_folder\nown_folder(P(1))",
+    "swap": "from eke.training.distributed.build_operators import own_folder\nown_folder(P(1))",
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", CACHES)
-def test_no_cache_is_written_in_another_users_folder(what, machine) -> None:
+def test_cache_of_another_user_is_not_written(what, machine) -> None:
     cache = machine / "cache"
     cache.mkdir()
     hand(cache, ATTACKER, 0o777)
@@ -246,7 +245,7 @@ def test_no_cache_is_written_in_another_users_folder(what, machine) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("planted", ["folder", "link", "own link", "own"])
-def test_nothing_is_read_from_a_cache_that_another_user_made(planted, machine) -> None:
+def test_cache_made_by_another_user_is_not_read(planted, machine) -> None:
     cache, other = machine / "cache", machine / "other"
     cache.mkdir()
     other.mkdir()
@@ -271,7 +270,7 @@ print(os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ["TRITON_CACHE_DIR"], sep
 
 
 @pytest.mark.parametrize("planted", ["", "folder", "link", "own, 0777", "file"])
-def test_compiled_code_lies_where_nobody_else_writes(planted, machine) -> None:
+def test_compiled_code_is_private_to_its_user(planted, machine) -> None:
     temporary = machine / "tmp"
     temporary.mkdir()
     temporary.chmod(0o1777)
@@ -295,7 +294,7 @@ def test_compiled_code_lies_where_nobody_else_writes(planted, machine) -> None:
 
 @pytest.mark.parametrize("variable", ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"])
 @pytest.mark.parametrize("what", ["foreign", "writable", "own"])
-def test_a_folder_for_compiled_code_that_was_typed_is_checked(what, variable, machine) -> None:
+def test_configured_compile_cache_is_checked(what, variable, machine) -> None:
     place = machine / "compiled"
     place.mkdir()
     owner, mode = (ATTACKER, 0o777) if what == "foreign" else (VICTIM, 0o700)
@@ -316,7 +315,7 @@ print(try_lease("cpu-0"), holder_of("cpu-0"))
 
 
 @pytest.mark.parametrize("planted", ["private folder", "fifo", "link", "words", "folder's link"])
-def test_a_lease_that_another_user_spoils_is_named_with_the_way_out(planted, machine) -> None:
+def test_spoiled_lease_is_reported_with_a_fix(planted, machine) -> None:
     folder = machine / "leases"
     if planted == "folder's link":
         (machine / "attacker" / "x").mkdir()
@@ -340,7 +339,7 @@ def test_a_lease_that_another_user_spoils_is_named_with_the_way_out(planted, mac
 
 
 @pytest.mark.slow
-def test_doctor_warns_of_a_shared_runs_folder(run, machine) -> None:
+def test_doctor_warns_about_a_shared_runs_folder(run, machine) -> None:
     code = "from eke.cli.doctor import find_risks\nprint(*find_risks(P(1)), sep='\\n')"
 
     def risks(uid: int) -> str:
@@ -398,7 +397,7 @@ def test_checkpoints_are_neither_written_nor_pruned_through_a_link(run, machine)
 
 
 @pytest.mark.slow
-def test_a_run_whose_folder_another_user_made_is_refused_with_the_way_out(machine) -> None:
+def test_run_folder_of_another_user_is_rejected_with_a_fix(machine) -> None:
     typed = ("experiment=smoke", "hardware=cpu", "tracker=none", "train.steps=2")
     runs = machine / "runs"
     runs.mkdir()

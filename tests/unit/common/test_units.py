@@ -17,7 +17,7 @@ from eke.common.text import format_bytes, format_count, format_flops, format_sec
         (-(2**20), "-1.00 MiB"),
     ],
 )
-def test_bytes(value, text) -> None:
+def test_format_bytes(value, text) -> None:
     assert format_bytes(value) == text
 
 
@@ -37,7 +37,7 @@ def test_bytes(value, text) -> None:
         (-1500, "-1.5 k"),
     ],
 )
-def test_count(value, text) -> None:
+def test_format_count(value, text) -> None:
     assert format_count(value) == text
 
 
@@ -55,7 +55,7 @@ def test_count(value, text) -> None:
         (3599.6, "1 h 00 m"),
     ],
 )
-def test_seconds(value, text) -> None:
+def test_format_seconds(value, text) -> None:
     assert format_seconds(value) == text
 
 
@@ -63,7 +63,7 @@ DIGITS = (1.0, 1.004, 1.05, 3.6, 5.9994, 5.9996, 9.994, 9.996, 9.9994, 9.99949, 
 
 
 @pytest.mark.parametrize("exponent", range(-6, 20))
-def test_no_number_needs_an_exponent(exponent) -> None:
+def test_numbers_are_printed_without_exponent(exponent) -> None:
     for value in (digits * 10.0**exponent for digits in DIGITS):
         count, duration = format_count(value), format_seconds(value)
         assert re.fullmatch(r"\d{1,3}(\.\d+)?( [kMBTPE])?", count) or value < 1e-3, count
@@ -75,12 +75,12 @@ def test_no_number_needs_an_exponent(exponent) -> None:
     ("value", "typed"),
     [(None, "null"), (True, "true"), (False, "false"), (0, "0"), (1e-3, "0.001"), ("a", "a")],
 )
-def test_values_as_they_are_typed(value, typed) -> None:
+def test_values_are_printed_as_overrides(value, typed) -> None:
     assert format_value(value) == typed
 
 
 @pytest.mark.parametrize(
     ("flops", "text"), [(96.2e9, "96.2 G"), (1.5e12, "1.5 T"), (989e12, "989 T"), (12e6, "12 M")]
 )
-def test_flops_count_billions_as_g(flops, text) -> None:
+def test_flops_use_giga_for_billions(flops, text) -> None:
     assert format_flops(flops) == text

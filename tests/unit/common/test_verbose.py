@@ -19,20 +19,20 @@ def levels(monkeypatch):
         logging.getLogger(name).setLevel(level)
 
 
-def test_the_named_loggers_are_at_debug_here_and_in_runs() -> None:
+def test_named_loggers_are_at_debug_here_and_in_runs() -> None:
     heed(split_arguments(["hydra.verbose=[eke.some]"]))
     assert logging.getLogger("eke.some").level == logging.DEBUG
     assert logging.getLogger("eke.other").level != logging.DEBUG
     assert child_environment()[VERBOSE] == "eke.some"
 
 
-def test_true_is_all(monkeypatch) -> None:
+def test_verbose_true_selects_all_loggers(monkeypatch) -> None:
     monkeypatch.setenv(VERBOSE, "root")
     be_verbose()
     assert logging.getLogger().level == logging.DEBUG
 
 
-def test_without_it_nothing_changes() -> None:
+def test_verbose_false_keeps_log_level() -> None:
     before = logging.getLogger().level
     heed(split_arguments(["seed=1", "hydra.verbose=false"]))
     assert (logging.getLogger().level, VERBOSE in child_environment()) == (before, False)

@@ -77,7 +77,7 @@ def test_memory_is_the_tightest_limit(limit, lines, files, gib):
 
 
 @pytest.mark.parametrize("physical", [3 * GIB, None])
-def test_without_proc_it_is_the_machines_memory_or_unknown(physical, tmp_path, monkeypatch):
+def test_missing_proc_uses_machine_memory_or_unknown(physical, tmp_path, monkeypatch):
     monkeypatch.setattr("eke.hardware.cpu._physical", lambda: physical)
     assert memory_limit(tmp_path, tmp_path) == physical
 
@@ -136,7 +136,7 @@ def left(tmp_path):
         ),
     ],
 )
-def test_what_others_hold_is_not_available(left, lines, files, gib):
+def test_available_memory_excludes_other_processes(left, lines, files, gib):
     assert left(lines, files) == gib * GIB
 
 
@@ -158,14 +158,14 @@ def test_available_memory_may_be_unknown_and_is_rounded_down(tmp_path):
         pytest.param(None, "aarch64", id="no-proc"),
     ],
 )
-def test_name(tmp_path, monkeypatch, text, name):
+def test_cpu_name(tmp_path, monkeypatch, text, name):
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     if text is not None:
         write(tmp_path / "cpuinfo", text)
     assert cpu_name(tmp_path) == name
 
 
-def test_the_cpu_is_one_device_without_a_capability_or_invented_peaks():
+def test_cpu_is_one_device_without_capability_or_peaks():
     device = cpu_device("why")
     assert (device.kind, device.count, device.note) == ("cpu", 1, "why")
     assert device.capability is None
@@ -183,6 +183,6 @@ def test_the_cpu_is_one_device_without_a_capability_or_invented_peaks():
         ("model name : bf16 machine\n", ()),
     ],
 )
-def test_units_for_bfloat16(text, units, tmp_path) -> None:
+def test_matrix_units_for_bfloat16(text, units, tmp_path) -> None:
     write(tmp_path / "cpuinfo", f"processor : 0\n{text}")
     assert bfloat16_units(tmp_path) == units

@@ -28,7 +28,7 @@ def test_gpus_are_counted_and_described(machine):
 @pytest.mark.parametrize(
     ("reserved_mib", "gib"), [(None, 79.65), (551, 79.11)], ids=["older driver", "told"]
 )
-def test_what_the_driver_keeps_is_no_capacity(machine, reserved_mib, gib):
+def test_driver_reserve_is_excluded_from_capacity(machine, reserved_mib, gib):
     name = "NVIDIA H100 80GB HBM3"
     machine(name, memory_mib=81559, reserved_mib=reserved_mib, capability=(9, 0))
     assert detect().memory_bytes / 2**30 == pytest.approx(gib, abs=0.005)
@@ -43,7 +43,7 @@ VISIBLE = {
 
 
 @pytest.mark.parametrize("visible", VISIBLE, ids=str)
-def test_outer_cuda_visible_devices_is_respected(machine, monkeypatch, visible):
+def test_cuda_visible_devices_is_respected(machine, monkeypatch, visible):
     machine("a", "b", "c", slices=[("a", "MIG-7", 4864)])
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -68,7 +68,7 @@ def test_outer_cuda_visible_devices_is_respected(machine, monkeypatch, visible):
         pytest.param("2", None, None, id="in MIG mode, without a slice"),
     ],
 )
-def test_a_sliced_gpu_is_not_counted_whole(machine, monkeypatch, visible, name, memory_mib):
+def test_sliced_gpu_is_not_counted_as_a_full_gpu(machine, monkeypatch, visible, name, memory_mib):
     slices = [("a", "MIG-7", 4864), ("a", "MIG-8", 9728)]
     fake = machine("a", "b", "c", slices=slices)
     fake.sliced = {"GPU-0a7f-0", "GPU-2a7f-2"}
@@ -84,7 +84,7 @@ def test_a_sliced_gpu_is_not_counted_whole(machine, monkeypatch, visible, name, 
     assert device.memory_bytes == memory_mib * 2**20
 
 
-def test_mixed_models_are_said_so(machine):
+def test_mixed_gpu_models_are_noted(machine):
     machine("NVIDIA A100-SXM4-80GB", H200)
     device = detect()
     assert (device.name, device.count) == ("NVIDIA A100-SXM4-80GB", 2)
@@ -92,7 +92,7 @@ def test_mixed_models_are_said_so(machine):
     assert "CUDA_VISIBLE_DEVICES" in device.note
 
 
-def test_an_unknown_model_has_no_peaks_and_what_the_driver_does_not_answer_is_absent(machine):
+def test_unknown_gpu_has_no_peaks_and_missing_answers_are_none(machine):
     machine("NVIDIA RTX 9090", memory_mib=None, capability=None)
     device = detect()
     assert (device.kind, device.peak_flops, device.source) == ("cuda", (), "")
@@ -108,7 +108,7 @@ def test_an_unknown_model_has_no_peaks_and_what_the_driver_does_not_answer_is_ab
         pytest.param("", [], "the NVIDIA driver lists no GPU", id="no-gpu"),
     ],
 )
-def test_without_a_usable_gpu_it_is_the_cpu_and_the_note_says_why(machine, broken, names, reason):
+def test_cpu_is_used_without_a_gpu_and_the_note_has_the_reason(machine, broken, names, reason):
     fake = machine(*names, broken=broken)
     device = detect()
     assert device.kind == "cpu"
@@ -117,12 +117,12 @@ def test_without_a_usable_gpu_it_is_the_cpu_and_the_note_says_why(machine, broke
     assert fake.open_sessions == 0
 
 
-def test_without_pynvml_it_is_the_cpu(monkeypatch):
+def test_missing_pynvml_selects_the_cpu(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert detect().note == "CPU: nvidia-ml-py is not installed"
 
 
-def test_a_cpu_build_of_torch_means_cpu_whatever_the_driver_lists(machine, monkeypatch):
+def test_cpu_build_of_torch_selects_the_cpu(machine, monkeypatch):
     machine(H200)
     monkeypatch.setattr(detect_module, "torch_build", lambda: TorchBuild("2.13.0+cpu", None))
     device = detect()
@@ -134,13 +134,13 @@ def test_a_cpu_build_of_torch_means_cpu_whatever_the_driver_lists(machine, monke
     assert detect().kind == "cuda", "without torch they are still shown"
 
 
-def test_the_installed_torch_agrees_with_its_files():
+def test_installed_torch_agrees_with_its_files():
     import torch
 
     assert torch_build() == TorchBuild(torch.version.__version__, torch.version.cuda)
 
 
-def test_auto_is_what_was_detected_and_cpu_is_the_cpu(machine):
+def test_hardware_auto_and_cpu_choose_a_device(machine):
     machine(H200)
     assert choose_device("auto") == (detect(), "1 x NVIDIA H200, found through the NVIDIA driver")
     device, reason = choose_device("cpu")
@@ -148,7 +148,7 @@ def test_auto_is_what_was_detected_and_cpu_is_the_cpu(machine):
     assert reason == "CPU: hardware=cpu"
 
 
-def test_a_declared_device_is_present_only_on_a_machine_that_has_that_model(machine):
+def test_declared_device_is_present_only_with_its_model(machine):
     machine(H200, H200, memory_mib=143000)
     here, _ = choose_device("h200")
     assert here.present
@@ -159,7 +159,7 @@ def test_a_declared_device_is_present_only_on_a_machine_that_has_that_model(mach
     assert reason == ("declared by hardware=h100, for planning only: this machine has NVIDIA H200")
 
 
-def test_an_unknown_option_names_the_nearest(machine):
+def test_unknown_option_names_the_nearest(machine):
     machine()
     with pytest.raises(ConfigError, match="hardware = h10") as caught:
         choose_device("h10")

@@ -7,12 +7,12 @@ from eke.hardware import DEVICES, Device, device_option
 from eke.hardware.datasheets import add_datasheet_specs
 
 
-def test_every_option_but_auto_and_cpu_has_a_device_and_no_device_lacks_an_option():
+def test_device_options_and_device_table_match():
     options = {path.stem for path in (conf_folder() / "hardware").glob("*.yaml")}
     assert options - {"auto", "cpu"} == set(DEVICES)
 
 
-def test_every_device_is_declared_with_a_source_and_the_peaks_of_its_matrix_units():
+def test_every_device_has_a_source_and_peaks():
     for option, device in DEVICES.items():
         assert (device.kind, device.present) == ("cuda", False), option
         assert device.source.startswith("https://"), option
@@ -47,7 +47,7 @@ SHAPES = {
 }
 
 
-def test_peak_follows_from_the_chip_dense_and_accumulated_in_float32():
+def test_peak_is_dense_with_float32_accumulation():
     expected = {option: 2 * count * ghz * 1e9 for option, (count, ghz) in SHAPES.items()}
     found = {option: DEVICES[option].peak("float16") for option in SHAPES}
     assert found == pytest.approx(expected, rel=0.01)
@@ -68,17 +68,17 @@ MODELS = {
 }
 
 
-def test_a_driver_name_is_one_model_or_none():
+def test_driver_name_matches_one_model_or_none():
     assert {name: device_option(name) for name in MODELS} == MODELS
 
 
-def test_another_memory_size_of_the_same_chip_has_the_same_peaks():
+def test_other_memory_size_has_equal_peaks():
     found = [add_datasheet_specs(Device("cuda", f"Tesla V100-SXM2-{n}GB")) for n in (16, 32)]
     assert found[0].peak_flops == found[1].peak_flops
     assert found[0].memory_bytes_per_s == found[1].memory_bytes_per_s == 900e9
 
 
-def test_another_memory_has_a_bandwidth_of_its_own():
+def test_other_memory_has_its_own_bandwidth():
     unknown = Device("cuda", "NVIDIA H100 PCIe")
     assert add_datasheet_specs(unknown) == unknown
     card = add_datasheet_specs(Device("cuda", "NVIDIA A100 80GB PCIe"))

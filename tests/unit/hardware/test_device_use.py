@@ -31,18 +31,18 @@ def test_overlapping_runs_are_shared(first, second, meet) -> None:
     assert list(lease_folder().iterdir()) == []
 
 
-def test_ranks_of_one_run_are_not_two_runs() -> None:
+def test_ranks_of_one_run_are_one_run() -> None:
     with use("one", FIRST) as one, use("one", FIRST) as other:
         assert (one.is_shared(), other.is_shared()) == (False, False)
 
 
-def test_runs_one_after_the_other_are_not_shared() -> None:
+def test_consecutive_runs_are_not_shared() -> None:
     for run in ("one", "two"):
         with use(run, FIRST) as alone:
             assert alone.is_shared() is False
 
 
-def test_a_failed_run_leaves_no_registration() -> None:
+def test_failed_run_leaves_no_registration() -> None:
     with pytest.raises(MemoryError), use("one", FIRST):
         raise MemoryError
     with use("two", FIRST) as two:
@@ -50,7 +50,7 @@ def test_a_failed_run_leaves_no_registration() -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False, None])
-def test_what_is_already_known_is_kept(shared) -> None:
+def test_shared_use_is_recorded_from_the_start(shared) -> None:
     with use("one", FIRST, shared) as one:
         assert one.is_shared() is bool(shared)
 
@@ -63,7 +63,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_killed_run_is_gone_and_its_file_is_deleted() -> None:
+def test_registration_of_a_killed_run_is_removed() -> None:
     subprocess.run([sys.executable, "-c", KILLED], check=False)
     assert len(list(lease_folder().iterdir())) == 1
     with use("two", FIRST) as two:
@@ -85,7 +85,7 @@ sys.stdin.read()
     ["", "two", "\0\xff"],
     ids=["empty", "no devices", "bytes"],
 )
-def test_a_locked_file_with_other_content_is_no_run(content) -> None:
+def test_locked_foreign_file_is_not_a_run(content) -> None:
     file = lease_folder() / "training-0"
     file.write_text(content, encoding="latin-1")
     command = [sys.executable, "-S", "-c", HOLDER, str(file)]
@@ -99,7 +99,7 @@ def test_a_locked_file_with_other_content_is_no_run(content) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
-def test_a_planted_name_is_not_followed(kind, tmp_path) -> None:
+def test_planted_link_is_not_followed(kind, tmp_path) -> None:
     file, thesis = lease_folder() / "training-0", tmp_path / "thesis"
     thesis.write_text("x a")
     {
@@ -112,14 +112,14 @@ def test_a_planted_name_is_not_followed(kind, tmp_path) -> None:
     assert thesis.read_text() == "x a"
 
 
-def test_an_unusable_folder_means_unknown_and_stops_no_run(monkeypatch, tmp_path) -> None:
+def test_unusable_folder_gives_unknown(monkeypatch, tmp_path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EKE_LEASES", str(tmp_path / "file" / "leases"))
     with use("one", FIRST) as one:
         assert one.is_shared() is None
 
 
-def test_a_file_system_without_locks_means_unknown(monkeypatch) -> None:
+def test_missing_locks_give_unknown(monkeypatch) -> None:
     def no_locks(_: int) -> bool:
         raise OSError(37, "No locks available")
 
@@ -129,7 +129,7 @@ def test_a_file_system_without_locks_means_unknown(monkeypatch) -> None:
     assert list(lease_folder().iterdir()) == []
 
 
-def test_cores_are_those_of_this_process_on_this_machine(monkeypatch) -> None:
+def test_cpu_cores_follow_process_affinity(monkeypatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     ours = set(cpu_cores())
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {2, 3})
@@ -137,7 +137,7 @@ def test_cores_are_those_of_this_process_on_this_machine(monkeypatch) -> None:
     assert ours.isdisjoint(cpu_cores()), "jobs with cores of their own"
 
 
-def test_another_user_may_tell_this_one() -> None:
+def test_another_user_can_register() -> None:
     with use("one", FIRST):
         (file,) = lease_folder().iterdir()
         assert file.stat().st_mode & 0o777 == 0o666

@@ -3,7 +3,7 @@
 from eke.hardware import file_system
 
 
-def test_the_innermost_mount_counts_and_the_last_one_on_a_folder(tmp_path) -> None:
+def test_innermost_and_last_mount_is_used(tmp_path) -> None:
     inner = tmp_path / "a b"
     inner.mkdir()
     escaped = str(inner).replace(" ", "\\040")
@@ -17,5 +17,5 @@ def test_the_innermost_mount_counts_and_the_last_one_on_a_folder(tmp_path) -> No
     assert file_system(tmp_path.parent, table) == "ext4"
 
 
-def test_without_a_table_nothing_is_known(tmp_path) -> None:
+def test_missing_mount_table_gives_unknown_file_system(tmp_path) -> None:
     assert file_system(tmp_path, tmp_path / "none") == ""

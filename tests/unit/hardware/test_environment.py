@@ -37,7 +37,7 @@ def checkout(tmp_path, monkeypatch):
     return package
 
 
-def test_the_commit_is_that_of_the_packages_own_checkout(checkout, monkeypatch):
+def test_git_state_belongs_to_the_package_checkout(checkout, monkeypatch):
     commit = git(checkout, "rev-parse", "HEAD")
     monkeypatch.setenv("GIT_DIR", "/nowhere")
     assert git_state(checkout) == {"commit": commit, "dirty": False}
@@ -52,14 +52,14 @@ def test_the_commit_is_that_of_the_packages_own_checkout(checkout, monkeypatch):
     assert git_state(checkout) is None
 
 
-def test_a_checkout_without_a_commit_has_no_state(tmp_path):
+def test_checkout_without_commit_has_no_git_state(tmp_path):
     package = tmp_path / "src" / "eke"
     package.mkdir(parents=True)
     git(tmp_path, "init", "--quiet")
     assert git_state(package) is None
 
 
-def test_the_environment_is_json_and_its_time_is_utc(monkeypatch):
+def test_environment_is_json_and_its_time_is_utc(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     for name in ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID"):
         monkeypatch.delenv(name, raising=False)
@@ -72,13 +72,13 @@ def test_the_environment_is_json_and_its_time_is_utc(monkeypatch):
     assert facts.keys().isdisjoint({"driver", "cuda_driver", "slurm_job_id"})
 
 
-def test_driver_and_cuda_version(machine):
+def test_driver_and_cuda_version_are_recorded(machine):
     machine("NVIDIA H200")
     facts = environment()
     assert (facts["driver"], facts["cuda_driver"]) == ("580.65.06", "13.1")
 
 
-def test_slurm_job():
+def test_slurm_job_is_recorded():
     array = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "2"}
     assert slurm_job_id({}) is None
     assert slurm_job_id({"SLURM_JOB_ID": "4711"}) == "4711"

@@ -9,10 +9,10 @@ import pytest
 
 from eke.hardware import DEVICES, environment, machine_fingerprint
 from eke.hardware.fingerprint import LIBRARIES, installed_versions, source_hash
-from eke.rules.device import NEEDS
+from eke.rules.requirements import NEEDS
 
 
-def test_it_holds_the_device_and_the_versions_installed():
+def test_fingerprint_holds_device_and_installed_versions():
     facts = machine_fingerprint(DEVICES["h200"])
     assert facts["device"] == "NVIDIA H200"
     assert facts["device_count"] == "1"
@@ -24,7 +24,7 @@ def test_it_holds_the_device_and_the_versions_installed():
     assert facts == machine_fingerprint(DEVICES["h200"])
 
 
-def test_the_libraries_of_all_techniques_are_in_it_and_in_the_record():
+def test_fingerprint_and_record_cover_all_technique_libraries():
     of_steps = [modules for (group, _), (modules, _) in NEEDS.items() if group != "tracker"]
     tops = {module.partition(".")[0] for modules in of_steps for module in modules.split()}
     other = {"flash_attn_interface": "flash-attn-3"}
@@ -36,9 +36,7 @@ def test_the_libraries_of_all_techniques_are_in_it_and_in_the_record():
     assert here.items() <= environment()["versions"].items()
 
 
-def test_a_library_that_is_not_installed_or_whose_metadata_is_broken_is_absent(
-    tmp_path, monkeypatch
-):
+def test_missing_or_broken_library_is_absent(tmp_path, monkeypatch):
     (tmp_path / "halfgone-1.0.dist-info").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     found = installed_versions(["no-such-distribution", "pytest", "halfgone"])
@@ -55,7 +53,7 @@ def package(tmp_path):
     return tmp_path
 
 
-def test_the_source_hash_is_of_names_and_contents(package):
+def test_source_hash_covers_names_and_contents(package):
     before = source_hash(package)
     (package / "sub" / "notes.txt").write_text("other notes\n")
     assert source_hash(package) == before
@@ -74,7 +72,7 @@ def test_the_source_hash_is_of_names_and_contents(package):
     assert source_hash(package) != renamed
 
 
-def test_no_torch_is_imported():
+def test_hardware_module_does_not_import_torch():
     code = (
         "import sys; from eke import hardware as h; d = h.detect(); h.machine_fingerprint(d); "
         "h.environment(); h.has_foreign_processes(d); "

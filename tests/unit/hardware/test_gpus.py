@@ -8,7 +8,7 @@ GIB = 2**30
 H100 = "NVIDIA H100 80GB HBM3"
 
 
-def test_what_the_driver_tells(machine) -> None:
+def test_gpu_report_reads_driver_values(machine) -> None:
     machine(H100, H100).gpus[1].processes = [(1, 2 * GIB)]
     report = report_gpus()
     assert (report.absent, report.driver, report.cuda_driver) == ("", "580.65.06", "13.1")
@@ -19,13 +19,13 @@ def test_what_the_driver_tells(machine) -> None:
     assert (first.num_processes, second.num_processes) == (0, 1)
 
 
-def test_an_old_library_leaves_gaps(machine, monkeypatch) -> None:
+def test_old_driver_library_leaves_gaps(machine, monkeypatch) -> None:
     fake = machine(H100)
     monkeypatch.delattr(type(fake), "nvmlDeviceGetCurrentClocksThrottleReasons")
     (gpu,) = report_gpus().gpus
     assert (gpu.throttled_by, gpu.sm_clock_mhz) == (None, None)
 
 
-def test_without_a_driver_it_says_so(monkeypatch) -> None:
+def test_missing_driver_is_reported(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert report_gpus().absent == "nvidia-ml-py is not installed"

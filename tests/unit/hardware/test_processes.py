@@ -46,19 +46,19 @@ def gpu(machine, monkeypatch):
     ],
     ids=["the run itself", "another user's"],
 )
-def test_who_is_foreign(processes, foreign, gpu, proc):
+def test_foreign_processes_are_detected(processes, foreign, gpu, proc):
     gpu(*processes)
     assert has_foreign_processes(GPU, proc) is foreign
 
 
-def test_a_sibling_is_a_rank_under_torchrun_and_foreign_otherwise(gpu, proc, monkeypatch):
+def test_sibling_is_a_rank_only_under_torchrun(gpu, proc, monkeypatch):
     gpu((RANK, MIB))
     assert has_foreign_processes(GPU, proc) is True
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert has_foreign_processes(GPU, proc) is False
 
 
-def test_under_a_supervisor_the_launcher_is_one_further_up(gpu, proc, monkeypatch):
+def test_launcher_of_a_supervised_run_is_the_grandparent(gpu, proc, monkeypatch):
     """A hand-typed torchrun starts train.py, and that starts the worker of rank 0."""
     gpu((OTHER, MIB))  # a child of the shell, which stands for torchrun here
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
@@ -67,7 +67,7 @@ def test_under_a_supervisor_the_launcher_is_one_further_up(gpu, proc, monkeypatc
     assert has_foreign_processes(GPU, proc) is False
 
 
-def test_only_visible_gpus_count(machine, proc, monkeypatch):
+def test_only_visible_gpus_are_checked(machine, proc, monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     fake = machine("NVIDIA H200", "NVIDIA H200", "NVIDIA H200")
     for gpu in fake.gpus[1:]:
@@ -77,7 +77,7 @@ def test_only_visible_gpus_count(machine, proc, monkeypatch):
         assert has_foreign_processes(GPU, proc) is foreign
 
 
-def test_in_a_container_it_is_measurable_only_before_our_own_context(gpu, proc, monkeypatch):
+def test_container_is_measurable_only_before_own_context(gpu, proc, monkeypatch):
     gpu((123456789, MIB))
     idle = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: False))
     monkeypatch.setitem(sys.modules, "torch", idle)
@@ -87,7 +87,7 @@ def test_in_a_container_it_is_measurable_only_before_our_own_context(gpu, proc, 
     assert has_foreign_processes(GPU, proc) is None
 
 
-def test_without_an_answer_or_on_a_cpu_it_is_not_measurable(machine, proc):
+def test_cpu_or_silent_driver_is_not_measurable(machine, proc):
     for broken in ("init", "count"):
         machine("NVIDIA H200", broken=broken)
         assert has_foreign_processes(GPU, proc) is None, broken
@@ -95,7 +95,7 @@ def test_without_an_answer_or_on_a_cpu_it_is_not_measurable(machine, proc):
     assert has_foreign_processes(cpu_device(), proc) is None
 
 
-def test_what_a_process_and_all_it_has_started_hold_is_counted(proc):
+def test_resident_bytes_include_child_processes(proc):
     pages = {LAUNCHER: 5, ME: 7, CHILD: 11, RANK: 13, OTHER: 17}
     for pid, count in pages.items():
         line = (proc / str(pid) / "stat").read_text()
@@ -107,5 +107,5 @@ def test_what_a_process_and_all_it_has_started_hold_is_counted(proc):
     assert resident_bytes(999999, proc) == 0, "it is gone"
 
 
-def test_it_is_near_what_the_kernel_says_of_this_process():
+def test_resident_bytes_of_this_process_are_plausible():
     assert resident_bytes(ME) > MIB

@@ -7,7 +7,7 @@ from eke.hardware import cpu_slots, free_bytes, gpu_slots
 MIB = 2**20
 
 
-def test_a_gpu_has_what_no_process_holds(machine):
+def test_free_gpu_memory_excludes_other_processes(machine):
     machine("NVIDIA H200", "NVIDIA H200").gpus[1].processes = [(4242, 1024 * MIB)]
     first, second = gpu_slots(1)
     assert free_bytes(first) == 81920 * MIB
@@ -15,19 +15,19 @@ def test_a_gpu_has_what_no_process_holds(machine):
 
 
 @pytest.mark.parametrize("broken", ["init", ""], ids=["no driver", "unified memory"])
-def test_where_the_driver_does_not_tell_nobody_knows(machine, broken):
+def test_missing_driver_answer_gives_unknown_free_memory(machine, broken):
     machine("NVIDIA GB10", memory_mib=None)
     (slot,) = gpu_slots(1)
     machine("NVIDIA GB10", memory_mib=None, broken=broken)
     assert free_bytes(slot) is None
 
 
-def test_a_cpu_has_what_the_kernel_can_give(monkeypatch):
+def test_free_cpu_memory_comes_from_the_kernel(monkeypatch):
     monkeypatch.setattr("eke.hardware.processes.memory_available", lambda: 3 * MIB)
     assert [free_bytes(slot) for slot in cpu_slots(2)] == [3 * MIB, 3 * MIB]
 
 
-def test_each_slice_of_a_gpu_is_a_slot_of_its_own(machine):
+def test_every_gpu_slice_is_a_slot(machine):
     """Each run of a sweep sees one: CUDA_VISIBLE_DEVICES names it by its UUID."""
     fake = machine("a", "b", slices=[("a", "MIG-7", 4864), ("a", "MIG-8", 9728)])
     fake.sliced = {"GPU-0a7f-0"}
@@ -38,13 +38,13 @@ def test_each_slice_of_a_gpu_is_a_slot_of_its_own(machine):
 
 
 @pytest.mark.parametrize(("num_cores", "count"), [(8, 2), (8, 3), (4, 4)])
-def test_slots_of_a_cpu_share_no_core(num_cores, count, monkeypatch):
+def test_cpu_slots_share_no_core(num_cores, count, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(num_cores)))
     cores = [core for slot in cpu_slots(count) for core in slot.cores]
     assert len(cores) == len(set(cores)) == count * (num_cores // count)
 
 
-def test_more_slots_than_cores_take_turns_and_one_alone_has_all(monkeypatch):
+def test_surplus_cpu_slots_share_cores_and_a_single_slot_has_all(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {4, 5})
     assert [slot.cores for slot in cpu_slots(3)] == [(4,), (5,), (4,)]
     assert [slot.cores for slot in cpu_slots(1)] == [()]

@@ -31,7 +31,7 @@ HERE = ["env"]
     ],
     ids=["none", "empty", "quotes", "a path with a space"],
 )
-def test_what_cannot_stand_before_a_command(prefix, runs, key, plan, tmp_path) -> None:
+def test_invalid_launcher_prefix_is_rejected(prefix, runs, key, plan, tmp_path) -> None:
     plan.config.launcher.prefix, plan.config.paths.runs = prefix, str(tmp_path / runs)
     with pytest.raises(ConfigError) as refused:
         CommandLauncher().target(plan.config)
@@ -60,9 +60,7 @@ def wait_for(condition) -> None:
     assert condition()
 
 
-def test_its_exit_code_and_words_come_back_and_nothing_of_the_current_folder_or_of_ranks_goes(
-    paths, monkeypatch, tmp_path
-) -> None:
+def test_exit_code_and_output_return_and_environment_is_clean(paths, monkeypatch, tmp_path) -> None:
     for name in ("contextlib", "json", "torch"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(66)")
     monkeypatch.chdir(tmp_path)
@@ -81,7 +79,7 @@ def test_its_exit_code_and_words_come_back_and_nothing_of_the_current_folder_or_
     assert not paths.ticket("command").exists()
 
 
-def test_a_signal_ends_it_and_is_told_as_by_subprocess(paths, monkeypatch) -> None:
+def test_signal_ends_the_worker_with_a_negative_exit_code(paths, monkeypatch) -> None:
     worker = start(paths, monkeypatch, "import time; time.sleep(600)")
     wait_for((paths.folder / LOCK).exists)
     wait_for(lambda: call(HERE, "check", paths.folder) == ALIVE)
@@ -91,7 +89,7 @@ def test_a_signal_ends_it_and_is_told_as_by_subprocess(paths, monkeypatch) -> No
     assert call(HERE, "check", paths.folder) == GONE
 
 
-def test_a_worker_whose_prefix_was_killed_is_ended_before_the_next(paths, monkeypatch) -> None:
+def test_orphaned_worker_is_ended_before_the_next_start(paths, monkeypatch) -> None:
     first = start(paths, monkeypatch, "import time; time.sleep(600)")
     wait_for(lambda: call(HERE, "check", paths.folder) == ALIVE)
     first.process.kill()  # the runner
@@ -105,16 +103,16 @@ def test_a_worker_whose_prefix_was_killed_is_ended_before_the_next(paths, monkey
     assert second.finish() == 0
 
 
-def test_no_second_worker_where_the_first_cannot_be_looked_for(paths, monkeypatch) -> None:
+def test_unreachable_first_worker_prevents_a_second(paths, monkeypatch) -> None:
     paths.ticket("command").write_text(json.dumps({"prefix": ["false"]}))
-    with pytest.raises(BusyError, match=r"may still be alive .* delete .*command\.json"):
+    with pytest.raises(BusyError, match=r"delete .*command\.json"):
         start(paths, monkeypatch, "")
     assert "false" in CommandLauncher().status([paths])[paths.folder].silent
     with pytest.raises(EkeError, match="false"):
         CommandLauncher().cancel([str(paths.folder)])
 
 
-def test_a_command_that_another_process_has_changed_is_not_run(paths, monkeypatch) -> None:
+def test_changed_command_file_is_not_run(paths, monkeypatch) -> None:
     ours = "eke.launch.command.write_json"
     monkeypatch.setattr(ours, lambda file, order: write_json(file, {**order, "command": ["touch"]}))
     worker = start(paths, monkeypatch, "")
@@ -123,7 +121,7 @@ def test_a_command_that_another_process_has_changed_is_not_run(paths, monkeypatc
     assert "has changed the command" in paths.log.read_text()
 
 
-def test_a_lock_that_another_user_has_planted_is_not_obeyed(paths, tmp_path) -> None:
+def test_planted_lock_is_not_trusted(paths, tmp_path) -> None:
     thesis = tmp_path / "thesis.tex"
     thesis.write_text("years of work")
     order = {"command": ["true"], "environment": {}, "foreign": "R", "supervisor": "X"}
@@ -143,6 +141,6 @@ def test_a_lock_that_another_user_has_planted_is_not_obeyed(paths, tmp_path) -> 
         other.kill()
 
 
-def test_a_prefix_that_is_not_there_is_named(paths, monkeypatch) -> None:
+def test_missing_prefix_program_is_named(paths, monkeypatch) -> None:
     with pytest.raises(FileNotFoundError, match="no-such-program"):
         start(paths, monkeypatch, "", prefix=["no-such-program"])

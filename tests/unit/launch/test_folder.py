@@ -20,7 +20,7 @@ from eke.common.paths import RunPaths
 from eke.config.schema import Tracker
 from eke.launch.processes import run_dir
 from eke.launch.processes.run_dir import RunFolder, lock_run_folder
-from eke.launch.processes.sweep_state import SweepState
+from eke.launch.processes.sweep_scheduler import SweepState
 from eke.plan.planner import write_plan
 from eke.plan.record import NoRecord, Outcome, read_record, start_attempt, write_record
 
@@ -61,7 +61,7 @@ FINAL = ["ok", "oom", "diverged"]
 UNFINISHED = ["crashed", "preempted", "cancelled", "timeout"]
 
 
-def test_a_new_run_gets_the_folder_of_its_identity(runs, plan, leave) -> None:
+def test_new_run_gets_its_id_as_folder(runs, plan, leave) -> None:
     expected = RunFolder(RunPaths(runs / plan.run_id), None, "")
     assert find_place(runs, plan, rerun=False) == expected
     assert not runs.exists(), "looking makes nothing"
@@ -73,7 +73,7 @@ def test_a_new_run_gets_the_folder_of_its_identity(runs, plan, leave) -> None:
     ("outcome", "rerun"),
     [*((outcome, False) for outcome in UNFINISHED), ("cancelled", True), (None, True)],
 )
-def test_what_is_not_final_is_continued(outcome, rerun, runs, plan, leave) -> None:
+def test_unfinished_run_is_resumed(outcome, rerun, runs, plan, leave) -> None:
     paths = leave(outcome)
     place = find_place(runs, plan, rerun)
     assert (place.paths, place.record) == (paths, None)
@@ -89,9 +89,7 @@ def test_what_is_not_final_is_continued(outcome, rerun, runs, plan, leave) -> No
         ("wandb", "none", ""),
     ],
 )
-def test_an_answer_says_that_another_tracker_has_the_run(
-    had, asked, words, runs, plan, leave
-) -> None:
+def test_reused_record_names_another_tracker(had, asked, words, runs, plan, leave) -> None:
     """Which tracker it has is no part of a run's identity: rows would be missing without a word."""
     paths = leave("ok")
     write_record(paths, dataclasses.replace(read_record(paths), choices={"tracker": had}))
@@ -101,7 +99,7 @@ def test_an_answer_says_that_another_tracker_has_the_run(
 
 
 @pytest.mark.parametrize("outcome", FINAL)
-def test_a_final_record_answers(outcome, runs, plan, leave) -> None:
+def test_final_record_is_reused(outcome, runs, plan, leave) -> None:
     paths = leave(outcome)
     place = find_place(runs, plan, rerun=False)
     assert place.paths == paths
@@ -110,7 +108,7 @@ def test_a_final_record_answers(outcome, runs, plan, leave) -> None:
     assert str(paths.record) in place.note
 
 
-def test_rerun_goes_beside_a_final_record(runs, plan, leave) -> None:
+def test_rerun_uses_a_new_folder(runs, plan, leave) -> None:
     first = leave("ok")
     place = find_place(runs, plan, rerun=True)
     assert place.paths.folder.name == f"{plan.run_id}-2"
@@ -131,7 +129,7 @@ def leave_as(runs, leave):
 
 
 @pytest.mark.parametrize("outcome", FINAL)
-def test_a_renamed_folder_answers_by_what_its_record_says(outcome, runs, plan, leave_as) -> None:
+def test_renamed_folder_is_found_by_its_record(outcome, runs, plan, leave_as) -> None:
     """Nothing that has been paid for is done again because it got a nicer name."""
     paths = leave_as("the-good-one", outcome)
     (runs / "notes.txt").touch()
@@ -139,13 +137,13 @@ def test_a_renamed_folder_answers_by_what_its_record_says(outcome, runs, plan, l
     place = find_place(runs, plan, rerun=False)
     assert place.paths == paths
     assert place.record.outcome == outcome
-    assert place.note.startswith(f"answered from {paths.record}. To repeat it: rerun=true")
+    assert place.note.startswith(f"answered from {paths.record}")
     assert find_place(runs, plan, rerun=True).paths.folder == runs / plan.run_id
     other = dataclasses.replace(plan, run_id="0123456789abcdef")
     assert find_place(runs, other, rerun=False).record is None, "it is another run"
 
 
-def test_renamed_or_not_only_the_same_machine_answers(runs, plan, leave, leave_as) -> None:
+def test_record_is_reused_only_on_the_same_machine(runs, plan, leave, leave_as) -> None:
     leave_as("kept", machine=plan.machine | {"device": "other"})
     assert find_place(runs, plan, rerun=False).record is None
     paths = leave("ok")
@@ -153,13 +151,13 @@ def test_renamed_or_not_only_the_same_machine_answers(runs, plan, leave, leave_a
 
 
 @pytest.mark.parametrize("outcome", ["crashed", None])
-def test_an_unfinished_run_that_was_moved_away_is_begun_anew(outcome, runs, plan, leave_as) -> None:
+def test_moved_unfinished_run_starts_from_scratch(outcome, runs, plan, leave_as) -> None:
     leave_as("broken", outcome)
     place = find_place(runs, plan, rerun=False)
     assert (place.paths.folder, place.record, place.note) == (runs / plan.run_id, None, "")
 
 
-def test_another_machine_goes_beside_and_says_what_differs(runs, plan, leave) -> None:
+def test_other_machine_gets_a_new_folder_and_the_difference_is_named(runs, plan, leave) -> None:
     leave("ok", machine=plan.machine | {"device": "other", "torch": "2.11.0"})
     place = find_place(runs, plan, rerun=False)
     assert place.paths.folder.name == f"{plan.run_id}-2"
@@ -170,7 +168,7 @@ def test_another_machine_goes_beside_and_says_what_differs(runs, plan, leave) ->
 
 
 @pytest.mark.parametrize("outcome", ["ok", "cancelled"])
-def test_what_this_machine_did_beside_another_is_found(outcome, runs, plan, leave) -> None:
+def test_second_folder_of_this_machine_is_found(outcome, runs, plan, leave) -> None:
     leave("ok", machine={"device": "other"})
     second = leave(outcome, number=2)
     place = find_place(runs, plan, rerun=False)
@@ -178,7 +176,7 @@ def test_what_this_machine_did_beside_another_is_found(outcome, runs, plan, leav
     assert (place.record is not None) == (outcome == "ok"), "else it is continued"
 
 
-def test_a_final_record_is_never_written_over(runs, plan, leave) -> None:
+def test_final_record_is_never_overwritten(runs, plan, leave) -> None:
     """Whatever is asked, the folder that is given out holds no final record of another run."""
     machines = [plan.machine, {"device": "other"}]
     for number, (outcome, machine) in enumerate([(o, m) for o in FINAL for m in machines], 1):
@@ -200,9 +198,7 @@ def foreign(paths) -> str:
     ["", "{", "[]", "3", "{}", '"\\ud800"', "\0", '{"schema_version": "2"}', foreign],
     ids=["empty", "torn", "list", "number", "object", "text", "zeros", "version", "foreign"],
 )
-def test_no_record_of_this_run_is_kept_and_the_run_goes_beside_it(
-    content, rerun, runs, plan, leave
-) -> None:
+def test_unreadable_or_foreign_record_is_kept(content, rerun, runs, plan, leave) -> None:
     paths = leave("ok")
     content = content if isinstance(content, str) else content(paths)
     paths.record.write_text(content)
@@ -216,7 +212,7 @@ def test_no_record_of_this_run_is_kept_and_the_run_goes_beside_it(
     assert find_place(runs, plan, rerun=False).paths == second, "the run beside it answers"
 
 
-def test_the_checkpoints_of_another_run_are_not_continued(runs, plan, leave) -> None:
+def test_checkpoints_of_another_run_are_not_resumed(runs, plan, leave) -> None:
     """An unfinished run was copied into this run's folder."""
     paths = leave()
     write_plan(paths, plan)
@@ -224,13 +220,13 @@ def test_the_checkpoints_of_another_run_are_not_continued(runs, plan, leave) -> 
     write_plan(paths, dataclasses.replace(plan, run_id="0123456789abcdef"))
     place = find_place(runs, plan, rerun=False)
     assert place.paths.folder.name == f"{plan.run_id}-2"
-    assert f"{paths.plan}: the plan of run 0123456789abcdef" in place.note
+    assert "0123456789abcdef" in place.note
 
 
-def test_a_renamed_folder_is_of_the_run_that_its_plan_names(runs, plan, leave_as) -> None:
+def test_renamed_folder_belongs_to_the_run_of_its_plan(runs, plan, leave_as) -> None:
     paths = leave_as("kept")
     write_plan(paths, dataclasses.replace(plan, run_id="0123456789abcdef"))
-    with pytest.raises(NoRecord, match=f"run {plan.run_id}, not of 0123456789abcdef"):
+    with pytest.raises(NoRecord, match=f"{plan.run_id}.* 0123456789abcdef"):
         read_record(paths)
     assert find_place(runs, plan, rerun=False).record is None
 
@@ -245,7 +241,7 @@ def make_folder(record) -> None:
     [lambda record: record.write_text('{"schema_version": 99}'), make_folder],
     ids=["newer version", "folder"],
 )
-def test_a_record_that_may_be_read_later_fails_its_run_alone(
+def test_temporarily_unreadable_record_fails_only_its_run(
     spoil, runs, plan, leave, make_jobs
 ) -> None:
     paths = leave("ok")
@@ -262,7 +258,7 @@ def test_a_record_that_may_be_read_later_fails_its_run_alone(
     assert [job.outcome for job in jobs] == [None, Outcome.crashed], "the other goes on"
 
 
-def test_a_record_of_another_users_is_read_later(runs, plan, leave, monkeypatch) -> None:
+def test_record_of_another_user_is_read(runs, plan, leave, monkeypatch) -> None:
     def refuse(path, *_, **__) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
@@ -301,7 +297,7 @@ def holder(paths, tmp_path):
     process.communicate()
 
 
-def test_a_second_process_is_told_who_works_on_it(holder, paths) -> None:
+def test_second_process_is_rejected_with_the_owner(holder, paths) -> None:
     said = f"run {paths.folder.name} .* by process {holder.pid}$"
     with pytest.raises(BusyError, match=said) as busy, lock_run_folder(paths):
         pytest.fail("two processes hold one run")
@@ -312,16 +308,14 @@ def test_a_second_process_is_told_who_works_on_it(holder, paths) -> None:
         assert paths.lock.read_text() == f"process {os.getpid()}\n", "free when that one is gone"
 
 
-def test_a_claim_ends_with_its_block(paths) -> None:
+def test_claim_ends_with_its_block(paths) -> None:
     for _ in range(2):
         with lock_run_folder(paths), pytest.raises(BusyError), lock_run_folder(paths):
             pytest.fail("held twice")
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.ENOSPC])
-def test_a_folder_that_can_be_used_no_more_since_a_rule_has_looked(
-    code, paths, monkeypatch
-) -> None:
+def test_folder_that_became_unusable_is_reported(code, paths, monkeypatch) -> None:
     open_any = os.open
 
     def refuse(path, flags, *rest, **more) -> int:
@@ -338,7 +332,7 @@ def test_a_folder_that_can_be_used_no_more_since_a_rule_has_looked(
     assert caught.value.exit_code == 1, "nothing is wrong with what was typed"
 
 
-def test_a_run_of_another_users_is_waited_for(holder, paths, monkeypatch) -> None:
+def test_run_of_another_user_is_awaited(holder, paths, monkeypatch) -> None:
     """Whose files are everybody's to read, and theirs alone to write."""
     open_any = os.open
 
@@ -356,9 +350,7 @@ def test_a_run_of_another_users_is_waited_for(holder, paths, monkeypatch) -> Non
         pytest.fail("it is not ours")
 
 
-def test_a_file_system_without_locks_is_said_and_no_other_process_made_up(
-    paths, monkeypatch
-) -> None:
+def test_missing_file_locks_are_reported(paths, monkeypatch) -> None:
     def flock(*_) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
@@ -370,7 +362,7 @@ def test_a_file_system_without_locks_is_said_and_no_other_process_made_up(
     assert (problem.key, problem.value) == ("paths.runs", str(paths.folder.parent))
 
 
-def test_a_glance_at_the_lock_does_not_make_a_run_busy(paths) -> None:
+def test_lock_check_does_not_make_a_run_busy(paths) -> None:
     """`eke sync` takes it shared for a moment, to see whether somebody works on the run."""
     paths.lock.touch()
     glance = os.open(paths.lock, os.O_RDONLY)

@@ -14,7 +14,7 @@ def append(path, content: bytes) -> None:
         file.write(content)
 
 
-def test_only_whole_lines_are_shown_and_only_once(tmp_path) -> None:
+def test_complete_lines_are_shown_once(tmp_path) -> None:
     path = tmp_path / "log"
     tail = Tail(path)
     assert tail.lines() == [], "not there yet"
@@ -25,7 +25,7 @@ def test_only_whole_lines_are_shown_and_only_once(tmp_path) -> None:
     assert tail.lines() == ["two", "three"]
 
 
-def test_what_was_there_before_is_not_shown_again_and_bytes_that_are_no_text_end_nothing(
+def test_tail_skips_earlier_output_and_tolerates_invalid_utf8(
     tmp_path,
 ) -> None:
     append(tmp_path / "log", b"earlier\n")
@@ -35,7 +35,7 @@ def test_what_was_there_before_is_not_shown_again_and_bytes_that_are_no_text_end
     assert tail.lines(last=True) == ["torn"]
 
 
-def test_every_cut_of_a_file_gives_the_same_lines(tmp_path) -> None:
+def test_read_boundaries_do_not_change_lines(tmp_path) -> None:
     content = "one\n\ntwo ü\nthree\n".encode()
     for cut in range(len(content) + 1):
         path = tmp_path / str(cut)
@@ -46,7 +46,7 @@ def test_every_cut_of_a_file_gives_the_same_lines(tmp_path) -> None:
         assert seen + tail.lines(last=True) == ["one", "", "two ü", "three"]
 
 
-def test_the_newest_step_is_the_last_whole_row_of_training(paths) -> None:
+def test_newest_step_is_the_last_complete_training_row(paths) -> None:
     assert newest_step(paths).step == 0
     metrics.append_rows(paths.metrics, [eval_row(2, 3.0)])
     assert newest_step(paths).step == 0
@@ -55,7 +55,7 @@ def test_the_newest_step_is_the_last_whole_row_of_training(paths) -> None:
     assert newest_step(paths).step == 2
 
 
-def test_plain_lines_go_to_stderr(paths, capsys) -> None:
+def test_lines_go_to_stderr(paths, capsys) -> None:
     view = RunView(paths)
     append(paths.log, b"step 1\nste")
     view.update()
@@ -65,7 +65,7 @@ def test_plain_lines_go_to_stderr(paths, capsys) -> None:
     assert capsys.readouterr().err == "ste\n"
 
 
-def test_no_terminal_no_bar(paths, capsys) -> None:
+def test_bar_needs_a_terminal(paths, capsys) -> None:
     with open_view(paths, 20) as view:
         assert view.bar is None
 
@@ -82,7 +82,7 @@ def bar():
     return Progress(TextColumn("{task.fields[loss]}"), console=console, auto_refresh=False)
 
 
-def test_the_bar_moves_to_the_newest_step_below_the_log(paths, bar) -> None:
+def test_bar_shows_the_newest_step_below_the_log(paths, bar) -> None:
     bar.add_task("run", total=20, loss="")
     view = RunView(paths, bar)
     append(paths.log, b"[red]not markup[/red]\n")
@@ -95,7 +95,7 @@ def test_the_bar_moves_to_the_newest_step_below_the_log(paths, bar) -> None:
     assert bar.tasks[0].completed == 4, "nothing new, nothing lost"
 
 
-def test_a_loss_that_is_not_finite_is_shown(paths, bar) -> None:
+def test_non_finite_loss_is_shown(paths, bar) -> None:
     bar.add_task("run", total=20, loss="")
     view = RunView(paths, bar)
     metrics.append_rows(paths.metrics, [step_row(3, **{metrics.LOSS: math.nan})])

@@ -15,7 +15,7 @@ WORTHS = [
 
 @pytest.mark.parametrize("outcome", ["preempted", "timeout", "crashed"])
 @pytest.mark.parametrize(("step_s", "startup_s", "attempts"), WORTHS)
-def test_one_step_each_time(outcome, step_s, startup_s, attempts) -> None:
+def test_one_step_per_attempt(outcome, step_s, startup_s, attempts) -> None:
     """Each attempt gets one step further, which alone would have it go on for ever."""
     job = Job(0, "a", None)
     for number in range(1, 31):
@@ -26,11 +26,11 @@ def test_one_step_each_time(outcome, step_s, startup_s, attempts) -> None:
     assert number == attempts
     if attempts < 30:
         assert job.outcome is Outcome[outcome]
-        assert "5 attempts in a row trained for 2.5" in job.reason
+        assert "5 attempts in a row" in job.reason
         assert "took 45 s to start" in job.reason
 
 
-def test_a_long_attempt_among_short_ones_is_worth_them() -> None:
+def test_long_attempt_compensates_short_attempts() -> None:
     job = Job(0, "a", None)
     trained = 0.0
     for number, seconds in enumerate([1.0, 1.0, 1.0, 1.0, 500.0, 1.0, 1.0, 1.0, 1.0], start=1):

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from eke.common.errors import RunError
+from eke.launch.processes.run_attempt import TOO_EARLY, RunAttempt
 from eke.launch.processes.run_dir import lock_run_folder
-from eke.launch.processes.running_run import TOO_EARLY, RunAttempt
 from eke.plan.record import DeadRank, write_end
 
 
@@ -21,9 +21,7 @@ from eke.plan.record import DeadRank, write_end
         (errno.ENOSPC, "cannot be written: No space left on device"),
     ],
 )
-def test_a_worker_that_cannot_be_started_frees_its_folder(
-    number, words, paths, plan, monkeypatch
-) -> None:
+def test_failed_worker_start_releases_the_folder(number, words, paths, plan, monkeypatch) -> None:
     def start(*_, **__):
         raise OSError(number, os.strerror(number))
 
@@ -35,7 +33,7 @@ def test_a_worker_that_cannot_be_started_frees_its_folder(
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT], ids=["rights", "gone"])
-def test_an_interpreter_that_cannot_be_executed_is_named(number, paths, plan, monkeypatch) -> None:
+def test_interpreter_that_cannot_be_executed_is_named(number, paths, plan, monkeypatch) -> None:
     """Nothing is wrong with the folder: an environment was moved, or lost its rights, meanwhile."""
     python = paths.folder.parent / "python"
     if number == errno.EACCES:
@@ -47,7 +45,7 @@ def test_an_interpreter_that_cannot_be_executed_is_named(number, paths, plan, mo
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_worker_that_does_not_listen_yet_is_cancelled_and_has_not_crashed(
+def test_worker_cancelled_before_it_listens_has_not_crashed(
     number, paths, plan, monkeypatch
 ) -> None:
     """Ctrl-C in the second in which Python starts."""
@@ -62,7 +60,7 @@ def test_a_worker_that_does_not_listen_yet_is_cancelled_and_has_not_crashed(
     assert record.failure.message == TOO_EARLY, "one Ctrl-C kills nothing"
 
 
-def test_so_is_one_of_several_processes_that_does_not_listen_yet(paths, plan, monkeypatch) -> None:
+def test_ranks_cancelled_before_they_listen_have_not_crashed(paths, plan, monkeypatch) -> None:
     command = "eke.launch.processes.worker_process.worker_command"
     monkeypatch.setattr(command, lambda *_: ["sh", "-c", "exit 1"])
     live = RunAttempt(plan, paths, 2)

@@ -22,8 +22,8 @@ from eke.common.process_env import (
     is_first,
     num_allocated_nodes,
 )
-from eke.launch.processes import nodes
-from eke.launch.processes.nodes import (
+from eke.launch.processes import multi_node
+from eke.launch.processes.multi_node import (
     Coordinator,
     JsonConnection,
     Rendezvous,
@@ -35,7 +35,7 @@ from eke.plan.planner import Plan
 from eke.plan.record import DeadRank, Failure, Record, write_end
 
 PATIENCE_S = 60.0
-SOON = {"COME_S": 0.0, "POLL_S": 0.01, "LOOK_S": 0.02, "WORKER_POLL_S": 0.02}
+SOON = {"_JOIN_TIMEOUT_S": 0.0, "POLL_S": 0.01, "LOOK_S": 0.02, "WORKER_POLL_S": 0.02}
 """How often the code looks, in tests."""
 
 STEP = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0"}
@@ -45,7 +45,7 @@ STEP = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0"}
 def _this_host(monkeypatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     for name, seconds in SOON.items():
-        monkeypatch.setattr(nodes, name, seconds)
+        monkeypatch.setattr(multi_node, name, seconds)
 
 
 @pytest.fixture
@@ -79,14 +79,14 @@ def started(file, count: int, problem: str = "") -> list[threading.Thread]:
     return threads
 
 
-def test_a_task_knows_its_step_and_its_restart() -> None:
+def test_slurm_task_has_step_and_restart_numbers() -> None:
     assert current_slurm_task({}) == SlurmTask(0, 1, "")
     assert current_slurm_task({**STEP, "SLURM_PROCID": "2"}) == SlurmTask(2, 3, "12.0.0")
     again = {**STEP, "SLURM_PROCID": "0", "SLURM_RESTART_COUNT": "1"}
     assert current_slurm_task(again) == SlurmTask(0, 3, "12.0.1"), "an old invitation is none"
 
 
-def test_the_agent_is_told_its_machine(tmp_path) -> None:
+def test_worker_command_includes_the_node(tmp_path) -> None:
     paths = RunPaths(tmp_path)
     assert worker_command(paths, 1)[-2:] == ["eke.training.loop.worker", str(tmp_path)]
     assert worker_command(paths, 2)[-3:] == ["eke.training.loop.agent", str(tmp_path), "2"]
@@ -94,7 +94,7 @@ def test_the_agent_is_told_its_machine(tmp_path) -> None:
     assert one_each[-5:] == [str(tmp_path), "1", "1", "2", "n1:29500"], "an agent all the same"
 
 
-def test_all_start_where_they_are_told_and_end_together(shell_worker) -> None:
+def test_nodes_start_and_end_together(shell_worker) -> None:
     file = shell_worker / "nodes.json"
     (shell_worker / "command").write_text("sleep 0.1")
     with contextlib.closing(Coordinator(file, SlurmTask(0, 3, "s"))) as first:
@@ -112,7 +112,7 @@ def test_all_start_where_they_are_told_and_end_together(shell_worker) -> None:
     assert not file.exists()
 
 
-def test_processes_that_fail_elsewhere_are_told(shell_worker) -> None:
+def test_failure_on_another_node_is_reported(shell_worker) -> None:
     file = shell_worker / "nodes.json"
     (shell_worker / "command").write_text("kill -9 $$")
     with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
@@ -120,7 +120,7 @@ def test_processes_that_fail_elsewhere_are_told(shell_worker) -> None:
         first.gather(PATIENCE_S)
         first.begin(shell_worker, 1)
         wait_until(first.trouble)
-        assert first.trouble().startswith("node 1 of this run: killed by SIGKILL")
+        assert "SIGKILL" in first.trouble()
         assert not first.has_lost_one(), "it can be told to start again"
         (shell_worker / "command").write_text("true")
         first.gather(PATIENCE_S)
@@ -129,8 +129,8 @@ def test_processes_that_fail_elsewhere_are_told(shell_worker) -> None:
         assert not first.trouble(), "of the attempt before"
 
 
-def test_what_does_not_end_is_killed(shell_worker, monkeypatch) -> None:
-    monkeypatch.setattr(nodes, "WORKER_END_S", 0.1)
+def test_hung_worker_is_killed(shell_worker, monkeypatch) -> None:
+    monkeypatch.setattr(multi_node, "WORKER_END_S", 0.1)
     file = shell_worker / "nodes.json"
     (shell_worker / "command").write_text("trap : TERM; echo $$ >pid; while :; do sleep 0.1; done")
     monkeypatch.chdir(shell_worker)
@@ -144,7 +144,7 @@ def test_what_does_not_end_is_killed(shell_worker, monkeypatch) -> None:
             os.kill(int((shell_worker / "pid").read_text()), 0)
 
 
-def test_a_first_machine_that_is_gone_lets_processes_save(shell_worker, monkeypatch) -> None:
+def test_lost_coordinator_lets_processes_save(shell_worker, monkeypatch) -> None:
     file = shell_worker / "nodes.json"
     (shell_worker / "command").write_text("sleep 0.2; echo saved >saved")
     monkeypatch.chdir(shell_worker)
@@ -159,10 +159,10 @@ def test_a_first_machine_that_is_gone_lets_processes_save(shell_worker, monkeypa
     first.close()
 
 
-def test_a_machine_that_is_gone_is_missed(tmp_path) -> None:
+def test_lost_node_is_detected(tmp_path) -> None:
     file = tmp_path / "nodes.json"
     with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
-        line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
+        line = multi_node.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
         first.gather(PATIENCE_S)
         line.close()
         wait_until(first.has_lost_one)
@@ -171,30 +171,28 @@ def test_a_machine_that_is_gone_is_missed(tmp_path) -> None:
             first.gather(PATIENCE_S)
 
 
-def test_a_machine_that_cannot_take_part_says_why(tmp_path) -> None:
+def test_unfit_node_reports_its_reason(tmp_path) -> None:
     file = tmp_path / "nodes.json"
     with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
         started(file, 2, "planned for H200, and this node has T4")
-        with pytest.raises(EkeError, match="node 1 of this run: planned for H200"):
+        with pytest.raises(EkeError, match=r"node 1 .* H200"):
             first.gather(PATIENCE_S)
 
 
-def test_machines_that_do_not_come_are_named(tmp_path) -> None:
+def test_missing_nodes_are_named(tmp_path) -> None:
     file = tmp_path / "nodes.json"
     with (
         contextlib.closing(Coordinator(file, SlurmTask(0, 3, "s"))) as first,
-        pytest.raises(EkeError, match=r"nodes 1, 2 of 3 did not reach 127\.0\.0\.1"),
+        pytest.raises(EkeError, match=r"nodes 1, 2 of 3 .* 127\.0\.0\.1"),
     ):
         first.gather(0.1)
     with pytest.raises(EkeError, match="cannot reach the first node"):
         follow(file, SlurmTask(1, 3, "s"), 0.1)
 
 
-def test_a_first_machine_that_died_before_others_came_is_not_waited_for(
-    tmp_path, monkeypatch
-) -> None:
+def test_coordinator_that_ended_early_is_not_awaited(tmp_path, monkeypatch) -> None:
     """It was killed a moment after its invitation: the others held their GPUs for half an hour."""
-    monkeypatch.setattr("eke.launch.processes.nodes._GONE_S", 0.2)
+    monkeypatch.setattr("eke.launch.processes.multi_node._GONE_S", 0.2)
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
     file = tmp_path / "nodes.json"
@@ -205,7 +203,7 @@ def test_a_first_machine_that_died_before_others_came_is_not_waited_for(
     assert time.monotonic() - began < 30
 
 
-def test_strangers_are_sent_away(tmp_path) -> None:
+def test_unauthenticated_connections_are_closed(tmp_path) -> None:
     file = tmp_path / "nodes.json"
     with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -222,9 +220,9 @@ def test_strangers_are_sent_away(tmp_path) -> None:
                 stranger.sendall(hello)
                 stranger.shutdown(socket.SHUT_WR)
                 assert stranger.recv(1) == b"", "it is let go, and told nothing"
-        line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
+        line = multi_node.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
         first.gather(PATIENCE_S)
-        twice = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
+        twice = multi_node.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
         assert twice.receive() is None
         assert not first.trouble()
         twice.close()
@@ -232,8 +230,8 @@ def test_strangers_are_sent_away(tmp_path) -> None:
         line.close()
 
 
-def test_strangers_that_say_nothing_are_sent_away_and_few_at_a_time(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(nodes, "HELLO_S", 0.3)
+def test_silent_connections_are_closed_and_limited(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(multi_node, "HELLO_S", 0.3)
     file = tmp_path / "nodes.json"
     with (
         contextlib.ExitStack() as open_,
@@ -245,14 +243,14 @@ def test_strangers_that_say_nothing_are_sent_away_and_few_at_a_time(tmp_path, mo
         before = threading.active_count()
         strangers = [
             open_.enter_context(socket.create_connection((found.host, found.port)))
-            for _ in range(2 * nodes.MAX_PENDING_CONNECTIONS)
+            for _ in range(2 * multi_node.MAX_PENDING_CONNECTIONS)
         ]
         for number, stranger in enumerate(strangers):
             # Some trickle, and some say what takes a parser's breath away.
             stranger.sendall(b"{" if number % 2 else b"[" * 60_000 + b"\n")
         time.sleep(0.1)
-        assert threading.active_count() - before <= 2 * (nodes.MAX_PENDING_CONNECTIONS + 2)
-        line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
+        assert threading.active_count() - before <= 2 * (multi_node.MAX_PENDING_CONNECTIONS + 2)
+        line = multi_node.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
         first.gather(PATIENCE_S)
         for stranger in strangers:
             stranger.settimeout(PATIENCE_S)
@@ -271,9 +269,7 @@ def test_strangers_that_say_nothing_are_sent_away_and_few_at_a_time(tmp_path, mo
         ("head", "", "0.0.0.0"),
     ],
 )
-def test_the_first_machine_listens_where_the_others_know_it(
-    typed, resolved, address, monkeypatch
-) -> None:
+def test_coordinator_listens_on_a_reachable_address(typed, resolved, address, monkeypatch) -> None:
     def resolve(_: str) -> str:
         if not resolved:
             raise socket.gaierror(-2, "Name or service not known")
@@ -283,11 +279,11 @@ def test_the_first_machine_listens_where_the_others_know_it(
     if typed:
         monkeypatch.setenv("MASTER_ADDR", typed)
     monkeypatch.setattr(socket, "gethostbyname", resolve)
-    with nodes.listen(4) as server:
+    with multi_node.listen(4) as server:
         assert server.getsockname()[0] == address
 
 
-def test_an_invitation_of_another_step_or_a_broken_one_is_none(tmp_path) -> None:
+def test_invitation_of_another_step_is_ignored(tmp_path) -> None:
     file = tmp_path / "nodes.json"
     assert read_invitation(file, "s") is None
     of_another = '{"step": "old", "host": "", "port": 1, "secret": ""}'
@@ -296,7 +292,7 @@ def test_an_invitation_of_another_step_or_a_broken_one_is_none(tmp_path) -> None
         assert read_invitation(file, "s") is None
 
 
-def test_a_line_that_breaks_off_is_the_end() -> None:
+def test_broken_connection_ends_receiving() -> None:
     ours, theirs = socket.socketpair()
     line = JsonConnection(ours)
     assert JsonConnection(theirs).send({"begin": "x"})
@@ -325,13 +321,13 @@ BY_TORCHRUN = {"LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"
         ({"SLURM_STEP_NUM_TASKS": "x", "SLURM_PROCID": "1"}, 1),
     ],
 )
-def test_machines_at_hand(variables, machines, monkeypatch) -> None:
+def test_available_nodes_are_counted(variables, machines, monkeypatch) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert num_allocated_nodes() == machines
 
 
-def test_tasks_and_machines_must_agree(monkeypatch) -> None:
+def test_task_and_node_counts_must_agree(monkeypatch) -> None:
     check_started_tasks("a run", 2)  # the launcher's own business, where srun has started nothing
     for name, value in {**STEP, "SLURM_PROCID": "1"}.items():
         monkeypatch.setenv(name, value)
@@ -347,15 +343,15 @@ def test_tasks_and_machines_must_agree(monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("option", "world_size", "num_nodes"), [("none", 1, 2), ("ddp", 3, 2)], ids=["none", "uneven"]
 )
-def test_uneven_shares_start_other_processes_than_planned(option, world_size, num_nodes) -> None:
+def test_uneven_processes_per_node_start_a_wrong_total(option, world_size, num_nodes) -> None:
     plan = with_processes(option, world_size, num_nodes)
     assert plan.processes_per_node * num_nodes != plan.batch.world_size
 
 
-def test_without_other_machines_all_processes_are_here(tmp_path, monkeypatch) -> None:
+def test_single_node_starts_all_processes(tmp_path, monkeypatch) -> None:
     started = []
-    monkeypatch.setattr(nodes, "RunAttempt", lambda plan, place, count: started.append(count))
-    nodes.launch_attempt(with_processes("ddp", 4, 2), RunPaths(tmp_path), None)
+    monkeypatch.setattr(multi_node, "RunAttempt", lambda plan, place, count: started.append(count))
+    multi_node.launch_attempt(with_processes("ddp", 4, 2), RunPaths(tmp_path), None)
     assert started == [4]
 
 
@@ -391,13 +387,13 @@ class Attempt:
         """For the processes here of the next LedRun."""
         attempt = cls(record)
 
-        def start(led: nodes.MultiNodeRun, _: Plan, paths: RunPaths, *__, **___) -> None:
+        def start(led: multi_node.MultiNodeRun, _: Plan, paths: RunPaths, *__, **___) -> None:
             led.paths = paths
 
-        monkeypatch.setattr(nodes.RunAttempt, "__init__", start)
+        monkeypatch.setattr(multi_node.RunAttempt, "__init__", start)
         for name in ("is_over", "kill", "finish"):
             act = getattr(attempt, name)
-            monkeypatch.setattr(nodes.RunAttempt, name, lambda _, act=act: act())
+            monkeypatch.setattr(multi_node.RunAttempt, name, lambda _, act=act: act())
         return attempt
 
 
@@ -410,11 +406,11 @@ class Attempt:
     ],
     ids=["nobody knows", "lost contact", "somebody knows"],
 )
-def test_processes_left_behind_are_ended_and_the_record_says_why(
+def test_orphaned_processes_are_killed_with_a_recorded_reason(
     failure, told, tmp_path, monkeypatch
 ) -> None:
     """Whoever waits for a lost machine through NCCL would wait for half an hour."""
-    monkeypatch.setattr(nodes, "LEFT_BEHIND_S", 0.0)
+    monkeypatch.setattr(multi_node, "LEFT_BEHIND_S", 0.0)
     file, plan = tmp_path / "nodes.json", with_processes("ddp", 2, 2)
     record = record_for("a", "crashed", 7)
     record.failure = failure
@@ -422,8 +418,8 @@ def test_processes_left_behind_are_ended_and_the_record_says_why(
         write_end(RunPaths(tmp_path), DeadRank(record.attempt, 3, -9, 0))
     attempt = Attempt.stand_in(record, monkeypatch)
     with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
-        line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
-        led = nodes.launch_attempt(plan, RunPaths(tmp_path), first)
+        line = multi_node.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
+        led = multi_node.launch_attempt(plan, RunPaths(tmp_path), first)
         assert not led.is_over()
         line.close()
         wait_until(led.is_over)
@@ -432,13 +428,13 @@ def test_processes_left_behind_are_ended_and_the_record_says_why(
         assert led.finish().outcome == "crashed"
 
 
-def test_an_end_that_was_agreed_on_stays_as_it_is(tmp_path, monkeypatch) -> None:
+def test_agreed_end_is_kept(tmp_path, monkeypatch) -> None:
     file, plan = tmp_path / "nodes.json", with_processes("ddp", 2, 2)
     record = record_for("a", "preempted", 7)
     Attempt.stand_in(record, monkeypatch)
     with contextlib.closing(Coordinator(file, SlurmTask(0, 2, "s"))) as first:
-        line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
-        led = nodes.launch_attempt(plan, RunPaths(tmp_path), first)
+        line = multi_node.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
+        led = multi_node.launch_attempt(plan, RunPaths(tmp_path), first)
         line.close()
         wait_until(first.trouble)
         assert led.finish() == record_for("a", "preempted", 7)

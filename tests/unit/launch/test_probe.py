@@ -7,7 +7,7 @@ import pytest
 from unit.plan.cases import SYNTHETIC, plan_of
 
 from eke.common.paths import RunPaths
-from eke.launch.processes.running_run import _judged, trial_of
+from eke.launch.processes.run_attempt import _judged, trial_of
 from eke.plan.record import DeadRank, Failure, write_end
 
 
@@ -16,7 +16,7 @@ from eke.plan.record import DeadRank, Failure, write_end
     [(("batch.per_device=4",), 1), (("batch.per_device=4", "batch.target=64"), 2)],
     ids=["one", "sixteen"],
 )
-def test_two_steps_of_at_most_two_micro_batches(typed, accumulation) -> None:
+def test_trial_has_two_steps_of_at_most_two_micro_batches(typed, accumulation) -> None:
     trial = trial_of(plan_of(*SYNTHETIC, *typed))
     assert trial.probe
     assert (trial.batch.per_device, trial.batch.accumulation) == (4, accumulation)
@@ -25,7 +25,7 @@ def test_two_steps_of_at_most_two_micro_batches(typed, accumulation) -> None:
     assert trial.steps.num_eval_samples == 4, "one micro-batch of evaluation"
 
 
-def test_nothing_is_saved_or_sent() -> None:
+def test_memory_trial_disables_tracker_and_checkpoints() -> None:
     plan = plan_of(*SYNTHETIC, "tracker=wandb")
     config = trial_of(plan).config
     assert config.tracker.option == "none"
@@ -34,14 +34,14 @@ def test_nothing_is_saved_or_sent() -> None:
     assert plan.config.tracker.option == "wandb", "the run's own plan stays as it is"
 
 
-def test_deepspeed_is_told_of_the_trial() -> None:
+def test_deepspeed_settings_match_the_memory_trial() -> None:
     two = ("distributed=zero2", "distributed.num_processes=2")
     trial = trial_of(plan_of(*SYNTHETIC, *two, "batch.per_device=2", "batch.target=32"))
     assert trial.deepspeed is not None
     assert trial.deepspeed["gradient_accumulation_steps"] == 2
 
 
-def test_a_run_itself_is_no_trial() -> None:
+def test_run_is_not_a_trial() -> None:
     assert not plan_of(*SYNTHETIC).probe
 
 
@@ -56,7 +56,7 @@ def test_a_run_itself_is_no_trial() -> None:
         pytest.param("diverged", 1, None, id="diverged"),
     ],
 )
-def test_how_its_end_is_read(tmp_path, outcome, exit_code, fits) -> None:
+def test_trial_outcome_is_read(tmp_path, outcome, exit_code, fits) -> None:
     failure = None if outcome == "ok" else Failure("forward", "what it said")
     record = SimpleNamespace(outcome=outcome, failure=failure, attempt=0)
     found = _judged(record, RunPaths(tmp_path), exit_code)
@@ -64,7 +64,7 @@ def test_how_its_end_is_read(tmp_path, outcome, exit_code, fits) -> None:
     assert bool(found.reason) == (outcome != "ok")
 
 
-def test_a_rank_that_was_killed_ran_out_of_memory(tmp_path) -> None:
+def test_killed_rank_of_a_trial_ran_out_of_memory(tmp_path) -> None:
     paths = RunPaths(tmp_path)
     write_end(paths, DeadRank(0, 1, -signal.SIGKILL, 0))
     record = SimpleNamespace(outcome="crashed", failure=Failure("worker", "gone"), attempt=0)

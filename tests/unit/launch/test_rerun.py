@@ -8,7 +8,7 @@ from unit.launch.scripted import record_for
 from eke.common.paths import RunPaths, SweepPaths
 from eke.launch.processes.run_dir import find_place
 from eke.launch.processes.sweep import CHANGED, Job
-from eke.launch.processes.sweep_state import Rerun
+from eke.launch.processes.sweep_scheduler import Rerun
 from eke.launch.slurm import SlurmLauncher
 from eke.plan.record import Outcome, start_attempt, write_record
 
@@ -62,7 +62,7 @@ def typed(sweep, jobs, stop_after: int = 3, outcomes=("ok",) * 3, where=find_pla
 
 
 @pytest.mark.parametrize("where", [find_place, SlurmLauncher().place_of], ids=["here", "slurm"])
-def test_an_interrupted_one_goes_on_and_a_finished_one_begins_anew(sweep, jobs, where) -> None:
+def test_rerun_resumes_interrupted_and_restarts_finished_sweeps(sweep, jobs, where) -> None:
     assert typed(sweep, jobs(), where=where) == ["a", "b", "c"]
     assert typed(sweep, jobs(), stop_after=1, where=where) == ["a-2"]
     assert typed(sweep, jobs(), stop_after=2, where=where) == ["=a-2", "b-2"]
@@ -70,7 +70,7 @@ def test_an_interrupted_one_goes_on_and_a_finished_one_begins_anew(sweep, jobs, 
     assert typed(sweep, jobs(), where=where) == ["a-3", "b-3", "c-3"]
 
 
-def test_a_kill_at_any_moment_loses_no_finished_run(sweep, jobs) -> None:
+def test_kill_at_any_moment_loses_no_finished_run(sweep, jobs) -> None:
     """Nothing is written between the beginning and the end."""
     rerun = Rerun(sweep, made := jobs())
     assert [work(job, rerun) for job in made] == ["a", "b", "c"]
@@ -78,14 +78,14 @@ def test_a_kill_at_any_moment_loses_no_finished_run(sweep, jobs) -> None:
     assert typed(sweep, jobs()) == ["a-2", "b-2", "c-2"]
 
 
-def test_a_run_that_was_half_done_is_continued_not_passed(sweep, jobs) -> None:
+def test_unfinished_run_is_resumed(sweep, jobs) -> None:
     typed(sweep, jobs())
     assert typed(sweep, jobs(), 2, ("ok", "preempted")) == ["a-2", "b-2"]
     assert typed(sweep, jobs()) == ["=a-2", "b-2", "c-2"]
 
 
 @pytest.mark.parametrize("outcome", ["crashed", "refused"])
-def test_what_crashed_or_was_refused_by_its_worker_is_done_alone(sweep, jobs, outcome) -> None:
+def test_rerun_repeats_only_crashed_or_rejected_runs(sweep, jobs, outcome) -> None:
     made = jobs()
     rerun = Rerun(sweep, made)
     for job, each in zip(made, ("ok", outcome, "oom"), strict=True):
@@ -96,7 +96,7 @@ def test_what_crashed_or_was_refused_by_its_worker_is_done_alone(sweep, jobs, ou
     assert typed(sweep, jobs()) == ["a-2", "b-2", "c-2"]
 
 
-def test_two_at_the_same_time_share_one(sweep, jobs) -> None:
+def test_concurrent_reruns_share_one_state(sweep, jobs) -> None:
     typed(sweep, jobs())
     first, second = Rerun(sweep, one := jobs()), Rerun(sweep, two := jobs())
     assert first.old == second.old == {"a", "b", "c"}
@@ -111,7 +111,7 @@ def test_two_at_the_same_time_share_one(sweep, jobs) -> None:
     assert typed(sweep, jobs(), 1) == ["=a-3"], "an end of the one is none of the other"
 
 
-def test_a_record_set_aside_or_a_folder_deleted_is_done_alone(sweep, jobs, runs) -> None:
+def test_rerun_repeats_only_runs_without_a_record(sweep, jobs, runs) -> None:
     """`eke retry` sets records aside and types the sweep again."""
     typed(sweep, jobs(), outcomes=("ok", "oom", "ok"))
     RunPaths(runs / "b").record.rename(runs / "b" / "record.1.json")
@@ -119,14 +119,14 @@ def test_a_record_set_aside_or_a_folder_deleted_is_done_alone(sweep, jobs, runs)
     assert typed(sweep, jobs()) == ["a-2", "b-2", "c-2"]
 
 
-def test_other_data_in_between_is_run_and_not_answered_from_before(sweep, jobs, plan) -> None:
+def test_rerun_with_other_data_reuses_no_record(sweep, jobs, plan) -> None:
     typed(sweep, jobs("x", "b", "c"))
     assert typed(SweepPaths(sweep.folder.with_name("sweep-2")), jobs(), 1) == ["a"]
     assert typed(sweep, jobs("x", "b", "c"), 1) == ["x-2"]
     assert typed(sweep, jobs("a", "b", "c")) == ["a-2", "b-2", "c-2"], "a was there before"
 
 
-def test_without_rerun_nothing_is_written(sweep, make_jobs) -> None:
+def test_sweep_without_rerun_writes_no_state(sweep, make_jobs) -> None:
     rerun = Rerun(sweep, make_jobs(1, 1))
     rerun.end()
     assert not sweep.folder.exists()
@@ -134,7 +134,7 @@ def test_without_rerun_nothing_is_written(sweep, make_jobs) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"met": ["a"]}'])
-def test_a_damaged_file_is_a_new_beginning_or_an_old_one(sweep, jobs, content) -> None:
+def test_damaged_rerun_file_restarts_or_continues(sweep, jobs, content) -> None:
     typed(sweep, jobs())
     sweep.rerun.write_text(content)
     assert typed(sweep, jobs()) == ["a-2", "b-2", "c-2"]

@@ -8,7 +8,7 @@ import pytest
 from unit.plan.record.samples import bare_record, step_row
 
 from eke.common.text import GIB
-from eke.launch.processes.running_run import (
+from eke.launch.processes.run_attempt import (
     LOG_LINES,
     SECOND_SIGNAL_REASON,
     describe_exit,
@@ -29,7 +29,7 @@ from eke.plan.record import (
 from eke.results.report import render_summary
 
 
-def test_a_written_outcome_stands_whatever_the_exit_code(paths, plan) -> None:
+def test_written_outcome_overrides_the_exit_code(paths, plan) -> None:
     number = start_attempt(paths, {})
     record = bare_record(attempt=number)
     write_record(paths, record)
@@ -42,7 +42,7 @@ def test_a_written_outcome_stands_whatever_the_exit_code(paths, plan) -> None:
     [(-signal.SIGKILL, "SIGKILL"), (-40, "signal 40"), (0, "exit code 0")],
     ids=["killed", "real-time signal", "no error"],
 )
-def test_a_death_without_a_word_becomes_a_record(code, words, paths, plan) -> None:
+def test_silent_crash_gets_a_record(code, words, paths, plan) -> None:
     start_attempt(paths, {})
     metrics.append_rows(paths.metrics, [step_row(1), step_row(2)])
     paths.log.write_text("\n".join(f"line {n}" for n in range(100)))
@@ -57,13 +57,13 @@ def test_a_death_without_a_word_becomes_a_record(code, words, paths, plan) -> No
     assert read_record(paths).failure == record.failure
 
 
-def test_what_somebody_would_not_wait_for_is_cancelled(paths, plan) -> None:
+def test_run_killed_by_a_second_signal_is_cancelled(paths, plan) -> None:
     number = start_attempt(paths, {})
     record = finish_attempt(
         paths, plan, -signal.SIGKILL, attempts_before=0, cancelled=SECOND_SIGNAL_REASON
     )
     assert (record.outcome, record.exit_code) == ("cancelled", 75)
-    assert record.failure == Failure("worker", "killed by a second signal before saving")
+    assert record.failure.phase == "worker"
     write_record(paths, bare_record(attempt=number))
     saved = finish_attempt(
         paths, plan, -signal.SIGKILL, attempts_before=0, cancelled=SECOND_SIGNAL_REASON
@@ -71,7 +71,7 @@ def test_what_somebody_would_not_wait_for_is_cancelled(paths, plan) -> None:
     assert saved.outcome == "ok", "it had written how it ended"
 
 
-def test_a_worker_that_died_before_its_first_word_is_an_attempt(paths, plan) -> None:
+def test_worker_that_died_at_start_counts_as_an_attempt(paths, plan) -> None:
     """The record of an earlier one is not taken for its own."""
     record = finish_attempt(paths, plan, 1, attempts_before=0)
     assert (record.outcome, record.attempt, record.steps_done) == ("crashed", 0, 0)
@@ -93,9 +93,7 @@ def test_a_worker_that_died_before_its_first_word_is_an_attempt(paths, plan) -> 
     ],
     ids=["killed", "somebody would not wait", "another signal", "a GPU's memory is another"],
 )
-def test_what_the_kernel_may_have_killed_is_told_what_would_need_less(
-    code, kind, given_up, told, paths, plan
-) -> None:
+def test_possible_oom_kill_gets_memory_advice(code, kind, given_up, told, paths, plan) -> None:
     start_attempt(paths, {})
     device = dataclasses.replace(plan.device, kind=kind, memory_bytes=8 * GIB)
     plan = dataclasses.replace(plan, device=device)
@@ -108,7 +106,7 @@ def test_what_the_kernel_may_have_killed_is_told_what_would_need_less(
     assert read_record(paths).memory.advice == record.memory.advice
 
 
-def test_so_it_is_where_one_of_several_processes_was_killed(paths, plan) -> None:
+def test_killed_rank_without_record_gets_a_record(paths, plan) -> None:
     number = start_attempt(paths, {})
     write_record(paths, lost(number))
     write_end(paths, DeadRank(number, 1, -signal.SIGKILL))
@@ -116,7 +114,7 @@ def test_so_it_is_where_one_of_several_processes_was_killed(paths, plan) -> None
     assert finish_attempt(paths, plan, 1, attempts_before=0).memory.advice
 
 
-def test_the_tail_of_a_log_that_is_no_text(paths) -> None:
+def test_tail_of_a_binary_log_is_readable(paths) -> None:
     assert log_tail(paths) == ""
     paths.log.write_bytes(b"good\n\xff\xfe bad\n")
     assert log_tail(paths).splitlines()[0] == "good"
@@ -129,7 +127,7 @@ def lost(attempt: int):
     return record
 
 
-def test_what_the_failed_rank_says_replaces_the_symptom(paths, plan) -> None:
+def test_failure_of_a_rank_replaces_the_symptom(paths, plan) -> None:
     number = start_attempt(paths, {})
     write_record(paths, lost(number))
     told = Failure("forward", "out of memory in forward: 2 GiB", "trace")
@@ -148,9 +146,7 @@ def test_what_the_failed_rank_says_replaces_the_symptom(paths, plan) -> None:
     ],
     ids=["one", "of several machines the killed one"],
 )
-def test_a_rank_that_could_say_nothing_is_named_by_whoever_saw_it_end(
-    dead, named, paths, plan
-) -> None:
+def test_silent_dead_rank_is_named(dead, named, paths, plan) -> None:
     number = start_attempt(paths, {})
     write_record(paths, lost(number))
     for rank, code, node in dead:
@@ -159,7 +155,7 @@ def test_a_rank_that_could_say_nothing_is_named_by_whoever_saw_it_end(
     assert record.failure.message.startswith(named)
 
 
-def test_rank_0_ending_first_keeps_its_own_words(paths, plan) -> None:
+def test_early_end_of_rank_0_keeps_its_failure(paths, plan) -> None:
     """It gave up waiting for a process that hangs; that one was killed afterwards.
 
     Notes of an earlier attempt count for nothing.
@@ -174,7 +170,7 @@ def test_rank_0_ending_first_keeps_its_own_words(paths, plan) -> None:
     assert finish_attempt(paths, plan, 1, attempts_before=1) == lost(number)
 
 
-def test_a_rank_failure_stands_when_rank_0_left_no_record(paths, plan) -> None:
+def test_rank_failure_is_kept_without_a_record_of_rank_0(paths, plan) -> None:
     number = start_attempt(paths, {})
     write_end(paths, RankFailure(number, 1, Outcome.oom, Failure("forward", "2 GiB")))
     record = finish_attempt(paths, plan, -signal.SIGKILL, attempts_before=0)
@@ -182,7 +178,7 @@ def test_a_rank_failure_stands_when_rank_0_left_no_record(paths, plan) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"attempt": 0}'])
-def test_torn_notes_are_passed_by(content, paths, plan) -> None:
+def test_torn_end_files_are_ignored(content, paths, plan) -> None:
     number = start_attempt(paths, {})
     write_record(paths, lost(number))
     paths.rank_failure(1).write_text(content)
@@ -203,7 +199,7 @@ NO_LIMIT = resource.RLIM_INFINITY
     ],
     ids=["soft", "hard", "soft and killed", "another signal"],
 )
-def test_the_limit_of_processor_time_is_named(code, limits, named, monkeypatch) -> None:
+def test_cpu_time_limit_is_named(code, limits, named, monkeypatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: limits)
     assert ("CPU time" in describe_exit(code)) is named
     assert signal.Signals(-code).name in describe_exit(code)

@@ -68,12 +68,12 @@ def when(condition, action) -> threading.Thread:
     return thread
 
 
-def test_the_code_is_subprocess_own(run) -> None:
+def test_exit_code_matches_subprocess(run) -> None:
     assert run("sys.exit(75)") == 75
     assert run("os.kill(os.getpid(), signal.SIGKILL)") == -signal.SIGKILL
 
 
-def test_what_the_worker_prints_goes_into_the_log(run, paths, capsys) -> None:
+def test_worker_output_goes_to_the_log(run, paths, capsys) -> None:
     paths.log.write_text("earlier\n")
     run("print('out'); sys.stderr.write('err\\n')", RunView(paths))
     assert paths.log.read_text() == "earlier\nout\nerr\n"
@@ -88,7 +88,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_what_the_worker_started_ends_with_it(run, paths) -> None:
+def test_child_processes_end_with_the_worker(run, paths) -> None:
     """A loader process or a tracker's service that ignores everything but SIGKILL."""
     child = (
         "import signal, time\n"
@@ -109,7 +109,7 @@ def test_what_the_worker_started_ends_with_it(run, paths) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
-def test_the_first_signal_is_handed_on(number, run, paths, capsys) -> None:
+def test_first_signal_is_forwarded(number, run, paths, capsys) -> None:
     code = (
         f"def stop(n, _): sys.exit(75 if n == {int(number)} else 1)\n"
         "signal.signal(signal.SIGINT, stop); signal.signal(signal.SIGTERM, stop)\n"
@@ -123,7 +123,7 @@ def test_the_first_signal_is_handed_on(number, run, paths, capsys) -> None:
     assert signal.getsignal(number) is before, "the handlers are put back"
 
 
-def test_the_second_signal_kills_the_group(run, paths, capsys) -> None:
+def test_second_signal_kills_the_group(run, paths, capsys) -> None:
     code = (
         "asked = lambda n, _: open(sys.argv[1] + '/asked', 'w').close()\n"
         "signal.signal(signal.SIGINT, asked)\n"
@@ -144,7 +144,7 @@ def test_the_second_signal_kills_the_group(run, paths, capsys) -> None:
     assert capsys.readouterr().err.count("again to kill") == 1
 
 
-def test_the_worker_is_in_a_group_of_its_own(run, paths) -> None:
+def test_worker_has_its_own_process_group(run, paths) -> None:
     """Ctrl-C at a terminal reaches the supervisor alone, which decides."""
     run("open(sys.argv[1] + '/group', 'w').write(f'{os.getpid()} {os.getpgid(0)} {os.getsid(0)}')")
     pid, group, session = (paths.folder / "group").read_text().split()
@@ -152,7 +152,7 @@ def test_the_worker_is_in_a_group_of_its_own(run, paths) -> None:
     assert int(group) != os.getpgid(0)
 
 
-def test_the_worker_finds_eke_and_its_supervisor(paths, monkeypatch) -> None:
+def test_worker_receives_eke_path_and_supervisor(paths, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     variables = worker_environment()
     assert variables["EKE_SUPERVISOR"] == str(os.getpid())

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import os
 import time
 
 import pytest
@@ -20,13 +21,13 @@ from eke.launch.processes.sweep import (
     sweep_id,
     sweep_paths,
 )
-from eke.launch.processes.sweep_state import SweepState
+from eke.launch.processes.sweep_scheduler import SweepState
 from eke.plan.record import Outcome
 
 CELLS = [("precision=bf16",), ("precision=fp16", "seed=1")]
 
 
-def test_the_same_command_is_the_same_sweep() -> None:
+def test_sweep_id_follows_the_command() -> None:
     assert sweep_id(CELLS) == sweep_id(list(CELLS))
     others = [CELLS[::-1], CELLS[:1], [("precision=bf16", "precision=fp16"), ("seed=1",)]]
     assert len({sweep_id(cells) for cells in (CELLS, *others)}) == 4
@@ -35,7 +36,7 @@ def test_the_same_command_is_the_same_sweep() -> None:
 
 
 @pytest.mark.slow
-def test_own_options_are_part_of_a_sweeps_identity(tmp_path) -> None:
+def test_user_options_change_the_sweep_id(tmp_path) -> None:
     """The same words mean something else where the folder of own options has other files."""
     found = {}
     for name, width in (("a", 64), ("b", 96), ("again", 64)):
@@ -47,7 +48,7 @@ def test_own_options_are_part_of_a_sweeps_identity(tmp_path) -> None:
     assert found["a"] == found["again"] != found["b"]
 
 
-def test_the_file_holds_every_cell(tmp_path) -> None:
+def test_sweep_file_holds_every_run(tmp_path) -> None:
     paths = sweep_paths(str(tmp_path / "runs"), "abc")
     assert paths.sweep == tmp_path / "runs" / "sweep-abc" / "sweep.json"
     cells = [
@@ -64,7 +65,7 @@ def test_the_file_holds_every_cell(tmp_path) -> None:
     assert content["name"] == "precision_ladder"
 
 
-def test_a_disk_that_is_full_for_a_while_ends_no_sweep(tmp_path, monkeypatch) -> None:
+def test_temporarily_full_disk_does_not_end_a_sweep(tmp_path, monkeypatch) -> None:
     cell = SweepRun(CELLS[0])
     file = SweepFile(sweep_paths(str(tmp_path), "abc"), ["-m"], [cell])
     now = [1000.0]
@@ -74,7 +75,7 @@ def test_a_disk_that_is_full_for_a_while_ends_no_sweep(tmp_path, monkeypatch) ->
         for at_once in (True, False):
             file.flush(at_once)
             now[0] += WRITE_S
-        assert file.problem == "No space left on device"
+        assert file.problem == os.strerror(errno.ENOSPC)
         file.flush()
     assert not file.paths.sweep.exists()
     now[0] += WRITE_S / 2
@@ -96,14 +97,14 @@ def no_space(*_) -> None:
     [(["bf16_needs_ampere"], "bf16_needs_ampere"), (["", "second", "third"], "second"), ([""], "")],
     ids=["one", "the first that has one", "none"],
 )
-def test_a_refused_cell_keeps_its_rule(rules, kept) -> None:
+def test_rejected_run_keeps_its_rule(rules, kept) -> None:
     cell = SweepRun(CELLS[0], run_id="1")
     cell.refuse(ConfigError([Problem("precision", "bf16", "why", "", rule) for rule in rules]))
     assert (cell.outcome, cell.rule, cell.run_id) == ("refused", kept, "")
     assert "precision = bf16 why" in cell.reason
 
 
-def test_cells_that_are_the_same_run_are_merged(plan) -> None:
+def test_duplicate_runs_are_merged(plan) -> None:
     other = dataclasses.replace(plan, run_id="f" * 16)
     assert merge_duplicates([plan, None, other, plan, None, other, plan]) == {3: 0, 5: 2, 6: 0}
     assert merge_duplicates([]) == {}
@@ -121,12 +122,12 @@ def test_cells_that_are_the_same_run_are_merged(plan) -> None:
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else None,
 )
-def test_what_a_sweep_exits_with(outcomes, code) -> None:
+def test_sweep_exit_code_follows_outcomes(outcomes, code) -> None:
     assert sweep_exit_code([SweepRun((), outcome=outcome) for outcome in outcomes]) == code
 
 
 @pytest.mark.parametrize("rule", ["runs_has_space", "runs_writable", "as_planned"])
-def test_a_sweep_whose_missing_runs_the_same_command_runs_has_not_ended_well(rule) -> None:
+def test_sweep_with_unstarted_runs_has_not_succeeded(rule) -> None:
     missing = SweepRun((), outcome="refused", rule=rule)
     assert sweep_exit_code([SweepRun((), outcome="ok"), missing]) == 1
     assert sweep_exit_code([missing]) == 2
@@ -136,14 +137,14 @@ def test_a_sweep_whose_missing_runs_the_same_command_runs_has_not_ended_well(rul
 @pytest.mark.parametrize(
     ("passing", "outcome"), [([True], "crashed"), ([False], "refused"), ([True, False], "refused")]
 )
-def test_what_only_the_machine_is_short_of_is_not_refused(passing, outcome) -> None:
+def test_temporary_shortage_is_not_a_rejection(passing, outcome) -> None:
     cell = SweepRun(())
     problems = [Problem("a", "1", "no", id=f"r{n}", passing=p) for n, p in enumerate(passing)]
     cell.refuse(ConfigError(problems))
     assert (cell.outcome, cell.rule) == (outcome, "r0")
 
 
-def test_no_log_is_named_that_is_not_there(make_jobs, tmp_path) -> None:
+def test_missing_log_is_not_named(make_jobs, tmp_path) -> None:
     (job,) = make_jobs(1)
     job.folder = str(tmp_path)
     job.settle(record_for("a", "crashed"))
@@ -156,7 +157,7 @@ def test_no_log_is_named_that_is_not_there(make_jobs, tmp_path) -> None:
     assert cell.reason == f"it broke ({tmp_path}/train.log)"
 
 
-def test_a_run_that_could_not_start_now_keeps_its_rule(make_jobs, tmp_path) -> None:
+def test_run_that_could_not_start_keeps_its_rule(make_jobs, tmp_path) -> None:
     (job,) = make_jobs(1)
     books, cell = SweepState([job], QuietBoard(), QuietLedger()), SweepRun(())
     books.fail(job, ConfigError(Problem("batch.per_device", "8", "no room", "", "does_not_fit")))

@@ -15,7 +15,7 @@ def sweep(tmp_path) -> SweepPaths:
     return SweepPaths(tmp_path / "runs" / "sweep-1")
 
 
-def test_it_is_known_while_it_watches(sweep) -> None:
+def test_watcher_is_listed_while_it_runs(sweep) -> None:
     assert watchers_of(sweep) == []
     me = socket.gethostname(), os.getpid()
     with watching(sweep):
@@ -26,7 +26,7 @@ def test_it_is_known_while_it_watches(sweep) -> None:
     assert list(sweep.folder.iterdir()) == [], "nothing is left behind"
 
 
-def test_several_are_known_and_a_killed_one_is_forgotten(sweep, monkeypatch) -> None:
+def test_several_watchers_are_listed_without_killed_watchers(sweep, monkeypatch) -> None:
     sweep.folder.mkdir(parents=True)
     sweep.watcher("a-host", 7).touch()
     assert watchers_of(sweep) == []
@@ -42,7 +42,7 @@ def test_several_are_known_and_a_killed_one_is_forgotten(sweep, monkeypatch) -> 
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EACCES])
-def test_a_folder_that_takes_no_lock_stops_no_sweep(code, sweep, monkeypatch) -> None:
+def test_folder_without_locks_does_not_stop_a_sweep(code, sweep, monkeypatch) -> None:
     def refuse(*_, **__) -> None:
         raise OSError(code, os.strerror(code))
 
@@ -52,7 +52,7 @@ def test_a_folder_that_takes_no_lock_stops_no_sweep(code, sweep, monkeypatch) ->
             assert watchers_of(sweep) == []
 
 
-def test_what_goes_wrong_in_a_sweep_is_its_own(sweep) -> None:
+def test_error_inside_a_watched_sweep_is_not_hidden(sweep) -> None:
     with pytest.raises(KeyboardInterrupt), watching(sweep):
         raise KeyboardInterrupt
     assert watchers_of(sweep) == []

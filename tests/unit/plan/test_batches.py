@@ -20,7 +20,7 @@ TWO = ("distributed=ddp", "distributed.num_processes=2")
         pytest.param(("batch.target=36",), 36, [1, 2, 3, 4, 6, 9, 12, 18, 36], id="a square"),
     ],
 )
-def test_every_divisor_once_and_no_sample_more_or_less(typed, target, sizes) -> None:
+def test_every_divisor_is_listed_once(typed, target, sizes) -> None:
     config = config_of(*SYNTHETIC, "batch=auto", *typed)
     assert samples_to_keep(config) == target
     found = possible_batches(config)
@@ -29,7 +29,7 @@ def test_every_divisor_once_and_no_sample_more_or_less(typed, target, sizes) -> 
         assert plan_config(each).batch.samples_per_step == target
 
 
-def test_a_router_loss_keeps_the_micro_batch() -> None:
+def test_router_loss_keeps_the_micro_batch() -> None:
     """It is a mean over each: whatever fits, the training stays the same."""
     routed = (*SYNTHETIC, "model=tiny_moe", "task.router_loss=0.1", "batch.target=64")
     sizes = {}
@@ -44,7 +44,7 @@ def test_a_router_loss_keeps_the_micro_batch() -> None:
     [(), TWO, ("distributed=zero2", "distributed.num_processes=2"), ("batch.eval_per_device=3",)],
     ids=["alone", "ddp", "deepspeed", "evaluation"],
 )
-def test_what_auto_resolves_to_is_the_run_that_is_typed(more) -> None:
+def test_auto_batch_equals_the_explicit_configuration(more) -> None:
     """The identity, and all that the worker reads, DeepSpeed's settings included."""
     typed = plan_of(*SYNTHETIC, "batch.per_device=4", "batch.target=16", *more)
     config = config_of(*SYNTHETIC, "batch=auto", "batch.target=16", *more)
@@ -64,6 +64,6 @@ def test_what_auto_resolves_to_is_the_run_that_is_typed(more) -> None:
     assert accumulated.run_id == cut.run_id
 
 
-def test_an_open_micro_batch_is_planned_as_one_sample() -> None:
+def test_open_micro_batch_is_planned_as_one_sample() -> None:
     batch = plan_of(*SYNTHETIC, "batch=auto").batch
     assert (batch.per_device, batch.accumulation) == (1, 8)

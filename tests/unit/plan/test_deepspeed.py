@@ -11,11 +11,11 @@ def settings(*overrides: str, device=CPU):
     return plan_config(config_of(*BASE, *overrides), device).deepspeed
 
 
-def test_without_zero_there_are_none() -> None:
+def test_run_without_zero_has_no_deepspeed_settings() -> None:
     assert settings("distributed=ddp") is None
 
 
-def test_zero1_in_full() -> None:
+def test_zero1_settings_match() -> None:
     assert settings("distributed=zero1", "train.max_grad_norm=0.5") == {
         "train_batch_size": 12,
         "train_micro_batch_size_per_gpu": 2,
@@ -34,7 +34,7 @@ def test_zero1_in_full() -> None:
     }
 
 
-def test_zero3_in_full_on_gpus() -> None:
+def test_zero3_gpu_settings_match() -> None:
     found = settings("distributed=zero3", "offload=params_cpu", device=GPU)
     there = {"device": "cpu", "pin_memory": True}
     assert found["zero_optimization"] == {
@@ -51,7 +51,7 @@ def test_zero3_in_full_on_gpus() -> None:
 NVME = ("distributed=zero3", "offload=nvme", "offload.path=/disk")
 
 
-def test_optimizer_state_on_a_disk_in_full() -> None:
+def test_nvme_optimizer_settings_match() -> None:
     found = settings(*NVME, "offload.threads=2", "offload.piece_numbers=1000000", device=GPU)
     zero = found["zero_optimization"]
     assert zero["sub_group_size"] == 1_000_000
@@ -89,12 +89,12 @@ def test_optimizer_state_on_a_disk_in_full() -> None:
         ),
     ],
 )
-def test_weights_wait_where_they_were_sent(place, wanted) -> None:
+def test_offloaded_weights_use_the_configured_device(place, wanted) -> None:
     found = settings(*NVME, f"offload.weights={place}")
     assert found["zero_optimization"]["offload_param"] == wanted
 
 
-def test_no_clipping_is_zero() -> None:
+def test_disabled_clipping_is_zero() -> None:
     assert settings("distributed=zero2", "train.max_grad_norm=null")["gradient_clipping"] == 0.0
 
 
@@ -102,7 +102,7 @@ def test_no_clipping_is_zero() -> None:
     ("offload", "implementation"),
     [("none", "fused"), ("optimizer_cpu", "deepspeed_cpu"), ("nvme", "deepspeed_cpu")],
 )
-def test_offload_names_the_optimizer_that_runs_on_the_host(offload, implementation) -> None:
+def test_offload_names_the_host_optimizer(offload, implementation) -> None:
     path = ("offload.path=/disk",) if offload == "nvme" else ()
     plan = plan_config(config_of(*BASE, "distributed=zero3", f"offload={offload}", *path))
     assert plan.compute.optimizer_implementation == implementation

@@ -49,7 +49,7 @@ HF_AUTO = {
 """The shape of Hugging Face's own example for ZeRO-2."""
 
 
-def test_the_example_of_hugging_face_is_taken(plan_with) -> None:
+def test_hugging_face_example_is_accepted(plan_with) -> None:
     plan = plan_with(HF_AUTO)
     found = plan.deepspeed
     assert found["train_batch_size"] == 12
@@ -84,7 +84,7 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize(("content", "fix"), CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys())
-def test_a_contradiction_is_refused_with_what_would_agree(content, fix, plan_with) -> None:
+def test_contradicting_deepspeed_value_is_rejected_with_a_fix(content, fix, plan_with) -> None:
     with pytest.raises(ConfigError) as caught:
         plan_with(content)
     (problem,) = caught.value.problems
@@ -113,14 +113,14 @@ SAME = ("distributed=zero3", "offload=nvme", "offload.path=/local_nvme",
         "offload.queue_depth=32")  # fmt: skip
 
 
-def test_an_example_for_nvme_is_taken_where_the_configuration_says_the_same(plan_with) -> None:
+def test_nvme_example_is_accepted_with_equal_settings(plan_with) -> None:
     found = plan_with(INFINITY, *SAME).deepspeed
     assert found["zero_optimization"]["offload_optimizer"]["fast_init"] is False
     assert found["aio"]["intra_op_parallelism"] == 1
 
 
 @pytest.mark.parametrize("key", [key.split("=")[0] for key in SAME[2:]])
-def test_an_example_for_nvme_is_refused_with_what_would_agree(key, plan_with) -> None:
+def test_contradicting_nvme_example_is_rejected_with_a_fix(key, plan_with) -> None:
     said = next(one for one in SAME if one.startswith(key))
     changed = f"{key}=/elsewhere" if key == "offload.path" else f"{key}=1000000"
     if key == "offload.queue_depth":
@@ -131,37 +131,37 @@ def test_an_example_for_nvme_is_refused_with_what_would_agree(key, plan_with) ->
     assert str(problem.fix).startswith(said)
 
 
-def test_settings_for_a_disk_do_not_matter_without_one(plan_with) -> None:
+def test_disk_settings_without_offload_are_ignored(plan_with) -> None:
     """Hugging Face's example for ZeRO-3 has a sub_group_size."""
     theirs = {"zero_optimization": {"stage": 3, "sub_group_size": 1e9}}
     found = plan_with(theirs, "distributed=zero3").deepspeed
     assert found["zero_optimization"]["sub_group_size"] == 1e9
 
 
-def test_all_contradictions_at_once(plan_with) -> None:
+def test_all_contradictions_are_listed(plan_with) -> None:
     with pytest.raises(ConfigError) as caught:
         plan_with({"train_batch_size": 64, "scheduler": {"type": "OneCycle"}})
     assert len(caught.value.problems) == 2
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '"zero"'])
-def test_what_is_no_settings_is_refused(content, plan_with) -> None:
+def test_invalid_deepspeed_settings_are_rejected(content, plan_with) -> None:
     with pytest.raises(ConfigError, match=r"deepspeed_config"):
         plan_with(content)
 
 
-def test_a_missing_file_is_refused() -> None:
+def test_missing_deepspeed_file_is_rejected() -> None:
     with pytest.raises(ConfigError, match="No such file"):
         plan_config(config_of(*BASE, "distributed.deepspeed_config=/none.json"))
 
 
-def test_an_unknown_key_is_passed_on_with_a_warning(plan_with) -> None:
+def test_unknown_deepspeed_key_is_passed_with_a_warning(plan_with) -> None:
     plan = plan_with({"stepps_per_print": 5})
     assert plan.deepspeed["stepps_per_print"] == 5
     assert "stepps_per_print" in plan.warnings[0]
 
 
-def test_the_content_of_the_file_makes_the_run_not_its_place(plan_with, tmp_path) -> None:
+def test_run_id_depends_on_deepspeed_content_only(plan_with, tmp_path) -> None:
     first = plan_with({"steps_per_print": 5}).run_id
     other = tmp_path / "other.json"
     other.write_text('{"steps_per_print": 5}')

@@ -172,7 +172,7 @@ def quick_fingerprint(monkeypatch):
 
 
 @pytest.mark.parametrize(("base", "path"), cases())
-def test_every_key_counts_but_those_that_only_show(base, path) -> None:
+def test_every_key_except_presentation_changes_the_run_id(base, path) -> None:
     config = base_config(base)
     value = another(path, leaves(config)[path])
     same = identity(config) == identity(with_leaf(base_config(base), path, value))
@@ -210,11 +210,11 @@ def test_models_and_tasks_are_different_runs() -> None:
     ],
     ids=lambda typed: " ".join(typed),
 )
-def test_typing_what_would_be_decided_is_the_same_run(typed) -> None:
+def test_explicit_default_is_the_same_run(typed) -> None:
     assert plan_of("data=synthetic", *typed).run_id == plan_of("data=synthetic").run_id
 
 
-def test_where_a_text_lies_does_not_count_but_what_it_says_does(tmp_path) -> None:
+def test_run_id_depends_on_text_content_only(tmp_path) -> None:
     ids = []
     for folder, text in (("a", "one " * 500), ("b", "one " * 500), ("c", "two " * 500)):
         (tmp_path / folder).mkdir()
@@ -224,7 +224,7 @@ def test_where_a_text_lies_does_not_count_but_what_it_says_does(tmp_path) -> Non
     assert ids[0] == ids[1] != ids[2]
 
 
-def test_the_machine_is_no_part_of_it() -> None:
+def test_machine_does_not_change_the_run_id() -> None:
     other = dataclasses.replace(CPU, name="another cpu", count=2, memory_bytes=None)
     assert plan_of("data=synthetic").run_id == plan_of("data=synthetic", device=other).run_id
 
@@ -238,7 +238,7 @@ def synthetic_config() -> Config:
     return Config(model=LlamaModel(), task=Task(), data=Synthetic(option="synthetic"), **parts)
 
 
-def test_golden() -> None:
+def test_golden_run_ids() -> None:
     """An identity that changes by accident makes every finished run be done again.
 
     When it changes on purpose (a key added, removed or with a new meaning), put the new value here.
@@ -259,7 +259,7 @@ def test_recorded_runs_keep_their_ids(every) -> None:
     assert changed == []
 
 
-def test_new_keys_count_only_away_from_their_former_value(monkeypatch) -> None:
+def test_new_keys_at_former_values_keep_the_run_id(monkeypatch) -> None:
     content = make_converter().unstructure(synthetic_config())
     before = run_id(content, {}, "d")
     monkeypatch.setitem(FORMER_VALUES, "train.new_key", None)
@@ -268,7 +268,7 @@ def test_new_keys_count_only_away_from_their_former_value(monkeypatch) -> None:
     assert run_id(content, {"train.new_key": 3}, "d") != before
 
 
-def test_a_router_loss_counts_by_its_number() -> None:
+def test_router_loss_is_identified_by_its_coefficient() -> None:
     def run(*typed):
         return plan_of("model=tiny_moe", "data=synthetic", *typed, device=CPU).run_id
 
@@ -277,25 +277,25 @@ def test_a_router_loss_counts_by_its_number() -> None:
     assert plain != run("task.router_loss=0.5") == run("task.router_loss=5e-1")
 
 
-def test_the_data_counts() -> None:
+def test_data_changes_the_run_id() -> None:
     content = make_converter().unstructure(synthetic_config())
     assert run_id(content, {}, "one") != run_id(content, {}, "two")
 
 
-def test_hashing_changes_nothing() -> None:
+def test_hashing_does_not_modify_the_configuration() -> None:
     content = make_converter().unstructure(synthetic_config())
     before = json.dumps(content)
     run_id(content, {"train.steps": 5, "seed": 1}, "")
     assert json.dumps(content) == before
 
 
-def test_canonical_text_is_one_for_one_meaning() -> None:
+def test_equal_values_have_equal_canonical_text() -> None:
     assert canonical({"b": [1, 2.5], "a": None}) == '{"a":null,"b":[1,2.5]}'
     with pytest.raises(ValueError, match="not JSON compliant"):
         canonical({"a": float("nan")})
 
 
-def test_runs_of_rows_are_those_of_before_rows_had_a_limit() -> None:
+def test_new_data_keys_keep_former_run_ids() -> None:
     """A key that is new at its default, and hashed, would have every finished sweep run again."""
     config = config_of("data=jsonl", "data.path=rows.jsonl", "data.max_row_bytes=100")
     later = {path.removeprefix("data.") for path in FORMER_VALUES}
@@ -308,7 +308,7 @@ def test_runs_of_rows_are_those_of_before_rows_had_a_limit() -> None:
     assert set(data) - later == set(hashed.split())
 
 
-def test_changed_fingerprints_are_told_in_words() -> None:
+def test_changed_fingerprints_are_described() -> None:
     before = {"device": "a", "torch": "2.13.0", "peft": "1"}
     now = {"device": "a", "torch": "2.14.0", "accelerate": "1.15"}
     assert changed_fingerprint(before, now) == [

@@ -75,7 +75,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_text_that_is_not_what_was_planned_is_refused(text, change) -> None:
+def test_changed_text_is_rejected(text, change) -> None:
     plan = plan_of("data=text", f"data.path={text}", *SHORT)
     check_inputs(plan)
     change(text)
@@ -106,7 +106,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("change", SAME.values(), ids=SAME)
-def test_the_same_content_goes_on(text, change) -> None:
+def test_same_content_is_accepted(text, change) -> None:
     plan = plan_of("data=text", f"data.path={text}", *SHORT)
     change(text)
     check_inputs(plan)
@@ -122,14 +122,14 @@ IN_A_FOLDER = {
 
 
 @pytest.mark.parametrize("change", IN_A_FOLDER.values(), ids=IN_A_FOLDER)
-def test_a_folder_of_texts(folder, change) -> None:
+def test_changed_folder_of_texts_is_rejected(folder, change) -> None:
     plan = plan_of("data=text", f"data.path={folder}", *SHORT)
     change(folder)
     with pytest.raises(ChangedError, match="its content has changed"):
         check_inputs(plan)
 
 
-def test_the_standard_library_of_another_python(text, monkeypatch) -> None:
+def test_standard_library_of_another_python_is_rejected(text, monkeypatch) -> None:
     library = TextSource((FileRange(text, 0, 1000),), (FileRange(text, 1000, 600),))
     monkeypatch.setattr(source_files, "standard_library", lambda: library)
     plan = plan_of("data=python_source", *SHORT)
@@ -146,7 +146,7 @@ TOKENIZERS = (
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_a_tokenizer_is_an_input_whatever_the_data(tmp_path, name) -> None:
+def test_tokenizer_is_always_checked(tmp_path, name) -> None:
     file = tmp_path / "tokenizer" / name
     for each in (file, tmp_path / "tokenizer" / "tokenizer.json"):
         each.parent.mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ def test_a_tokenizer_is_an_input_whatever_the_data(tmp_path, name) -> None:
         check_inputs(plan)
 
 
-def test_every_file_of_transformers_tokenizers_is_looked_at() -> None:
+def test_every_tokenizer_file_is_checked() -> None:
     """By the names in the classes' own source, which importing all of would take a minute."""
     import importlib.util
     import re
@@ -186,7 +186,7 @@ def test_every_file_of_transformers_tokenizers_is_looked_at() -> None:
     assert not missed
 
 
-def test_classes_of_a_tokenized_text_are_numbered_by_the_files(folder, monkeypatch) -> None:
+def test_tokenized_text_classes_are_numbered_by_files(folder, monkeypatch) -> None:
     """Their tokens are prepared, and still the sizes of the folders name the classes."""
     config = config_of("data=text", f"data.path={folder}", f"data.tokenizer={folder}",
                        "task=sequence_classification", "task.num_labels=2",
@@ -201,7 +201,7 @@ def test_classes_of_a_tokenized_text_are_numbered_by_the_files(folder, monkeypat
     assert "data.path" not in inputs_of(plain, "tokens"), "nothing of the files is read"
 
 
-def test_inputs_survive_the_plans_file_and_random_data_has_none(text, tmp_path) -> None:
+def test_inputs_round_trip_and_random_data_has_no_inputs(text, tmp_path) -> None:
     plan = plan_config(config_of("data=text", f"data.path={text}", *SHORT))
     assert plan.inputs == {"data.path": plan.data_fingerprint}
     paths = RunPaths(tmp_path)

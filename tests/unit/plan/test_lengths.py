@@ -9,7 +9,7 @@ from prepared import store_of, write_jsonl
 from unit.plan.cases import SYNTHETIC, plan_of
 
 from eke.estimate.memory import forecast
-from eke.estimate.time.work import Work
+from eke.estimate.time.flops import Work
 from eke.models.sizes import structure
 from eke.plan.planner import evaluated, simulated_micro_batches
 from eke.training.batches.dataset import build_data
@@ -48,7 +48,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("typed", CASES.values(), ids=CASES.keys())
-def test_the_micro_batches_are_those_of_the_run(typed, rows) -> None:
+def test_forecast_micro_batches_match_the_run(typed, rows) -> None:
     plan = planned(*rows, *typed, "train.epochs=3", "train.steps=null")
     data, found = build_data(plan), simulated_micro_batches(plan)
     every = [batch for cut in data.train_steps(0) for batch in cut]
@@ -64,7 +64,7 @@ def test_the_micro_batches_are_those_of_the_run(typed, rows) -> None:
 
 
 @pytest.mark.parametrize("typed", CASES.values(), ids=CASES.keys())
-def test_flops_are_those_of_real_lengths(typed, rows) -> None:
+def test_flops_follow_real_lengths(typed, rows) -> None:
     """By hand: 6 per parameter and token, 12 L h per product of attention, half where causal."""
     plan = planned(*rows, *typed)
     data, parts = build_data(plan), structure(plan.config)
@@ -87,7 +87,7 @@ def test_flops_are_those_of_real_lengths(typed, rows) -> None:
 
 
 @pytest.mark.parametrize("typed", [(), ("data.packing=padding_free",)], ids=["padded", "free"])
-def test_seq_len_beyond_the_longest_row_changes_no_forecast(typed, rows) -> None:
+def test_seq_len_beyond_the_longest_row_keeps_the_forecast(typed, rows) -> None:
     seen = set()
     for length in (LONGEST + 8, 40 * LONGEST):
         plan = planned(*rows, *typed, "train.steps=30", f"data.seq_len={length}")
@@ -98,7 +98,7 @@ def test_seq_len_beyond_the_longest_row_changes_no_forecast(typed, rows) -> None
     assert len(seen) == 1
 
 
-def test_evaluation_counts_the_rows_that_there_are() -> None:
+def test_evaluation_forecast_uses_existing_rows() -> None:
     typed = (*SYNTHETIC, "data.num_eval_samples=4", "data.seq_len=512")
     few = plan_of(*typed, "batch.eval_per_device=4")
     many = plan_of(*typed, "batch.eval_per_device=1024")
@@ -106,7 +106,7 @@ def test_evaluation_counts_the_rows_that_there_are() -> None:
     assert forecast(many).peak == forecast(few).peak
 
 
-def test_lengths_of_synthetic_samples_are_drawn_as_in_the_run() -> None:
+def test_synthetic_lengths_are_drawn_as_in_the_run() -> None:
     plan = plan_of(*SYNTHETIC, "data.lengths=lognormal", "data.seq_len=128", "batch.per_device=4")
     lengths = build_data(plan).train.lengths()
     assert plan.size.tokens_per_sample == pytest.approx(lengths.mean())
@@ -114,7 +114,7 @@ def test_lengths_of_synthetic_samples_are_drawn_as_in_the_run() -> None:
     assert simulated_micro_batches(plan).shortest.source == np.sort(lengths)[3]
 
 
-def test_fewer_steps_meet_shorter_micro_batches(rows) -> None:
+def test_fewer_steps_have_shorter_micro_batches(rows) -> None:
     plan = planned(*rows, "data.packing=padding_free", "train.steps=24")
     short = replace(plan, steps=replace(plan.steps, total=1))
     assert (

@@ -13,7 +13,7 @@ from eke.plan.record import Outcome
 # --- batch --------------------------------------------------------------------------------------
 
 
-def test_target_is_cut_into_micro_batches() -> None:
+def test_target_is_divided_into_micro_batches() -> None:
     plan = plan_of(*SYNTHETIC, "batch.per_device=4", "batch.target=24")
     assert plan.batch.accumulation == 6
     assert plan.batch.samples_per_step == 24
@@ -29,7 +29,7 @@ def test_processes_share_the_target() -> None:
     assert "3 processes" in decision(plan, "batch.accumulation")[1]
 
 
-def test_without_a_target_nothing_is_derived() -> None:
+def test_batch_without_target_has_no_derived_values() -> None:
     plan = plan_of(*SYNTHETIC, "batch.per_device=4", "batch.accumulation=3")
     assert (plan.batch.accumulation, plan.batch.samples_per_step) == (3, 12)
     assert decision(plan, "batch.accumulation") is None
@@ -39,7 +39,7 @@ def test_without_a_target_nothing_is_derived() -> None:
 @pytest.mark.parametrize(
     ("typed", "expected"), [((), 4), (("batch.eval_per_device=16",), 16)], ids=["open", "typed"]
 )
-def test_evaluation_batch(typed, expected) -> None:
+def test_evaluation_batch_is_decided(typed, expected) -> None:
     assert plan_of(*SYNTHETIC, "batch.per_device=4", *typed).batch.eval_per_device == expected
 
 
@@ -57,21 +57,21 @@ def test_evaluation_batch(typed, expected) -> None:
     ],
     ids=["even", "uneven last step", "half", "one step", "never none at all"],
 )
-def test_epochs_become_steps(samples, per_device, epochs, per_epoch, total, told) -> None:
+def test_epochs_are_converted_to_steps(samples, per_device, epochs, per_epoch, total, told) -> None:
     size = f"data.num_samples={samples}", f"batch.per_device={per_device}"
     plan = plan_of("data=synthetic", *size, f"train.epochs={epochs}")
     assert (plan.steps.per_epoch, plan.steps.total) == (per_epoch, total)
     assert decision(plan, "train.steps") == (str(total), told)
 
 
-def test_typed_steps_need_no_decision() -> None:
+def test_explicit_steps_need_no_decision() -> None:
     plan = plan_of(*SYNTHETIC)
     assert plan.steps.total == 20
     assert decision(plan, "train.steps") is None
     assert decision(plan, "data.num_samples") is None
 
 
-def test_open_length_is_the_default_and_says_so() -> None:
+def test_default_length_is_a_decision() -> None:
     plan = plan_of("data=synthetic")
     assert plan.steps.total == 300
     told = "300", "default without train.steps and train.epochs"
@@ -91,7 +91,7 @@ def test_open_length_is_the_default_and_says_so() -> None:
     ],
     ids=["share", "no share", "steps", "none", "the whole run"],
 )
-def test_warm_up(typed, warmup, decided) -> None:
+def test_warm_up_steps_are_decided(typed, warmup, decided) -> None:
     plan = plan_of(*SYNTHETIC, *typed)
     assert plan.steps.warmup == warmup
     assert (decision(plan, "schedule.warmup_steps") is not None) == decided
@@ -115,7 +115,7 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize(("typed", "path", "words"), IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
-def test_impossible_lengths_are_refused_with_a_fix_that_mends_them(typed, path, words) -> None:
+def test_impossible_lengths_are_rejected_with_a_valid_fix(typed, path, words) -> None:
     with pytest.raises(ConfigError) as caught:
         plan_of(*last_wins(*SYNTHETIC, *typed))
     (problem,) = caught.value.problems
@@ -144,7 +144,7 @@ def test_samples_of_a_text_are_counted(text) -> None:
     assert "50 tokens" in reason
 
 
-def test_more_samples_than_there_are_is_said(text) -> None:
+def test_surplus_sample_request_is_noted(text) -> None:
     plan = plan_of("data=text", text, "data.seq_len=50", "data.num_samples=1000")
     assert plan.steps.num_train_samples == 18
     assert "1000 were requested" in decision(plan, "data.num_samples")[1]
@@ -153,7 +153,7 @@ def test_more_samples_than_there_are_is_said(text) -> None:
 @pytest.mark.parametrize(
     ("seq_len", "part"), [(102, "evaluation"), (2000, "training")], ids=["tail", "all"]
 )
-def test_a_text_shorter_than_a_sample_is_refused(seq_len, part, text) -> None:
+def test_text_shorter_than_a_sample_is_rejected(seq_len, part, text) -> None:
     with pytest.raises(ConfigError, match=f"the {part} text is shorter") as caught:
         plan_of("data=text", text, f"data.seq_len={seq_len}")
     (problem,) = caught.value.problems
@@ -168,7 +168,7 @@ def test_a_text_shorter_than_a_sample_is_refused(seq_len, part, text) -> None:
     ("typed", "autocast", "scaling"),
     [("fp32", None, False), ("bf16", "bfloat16", False), ("fp16", "float16", True)],
 )
-def test_formats(typed, autocast, scaling) -> None:
+def test_compute_formats_are_decided(typed, autocast, scaling) -> None:
     plan = plan_of(*SYNTHETIC, f"precision={typed}")
     assert (plan.compute.autocast, plan.compute.loss_scaling) == (autocast, scaling)
     assert (decision(plan, "loss scaling") is not None) == scaling
@@ -195,7 +195,7 @@ def test_pure_bfloat16_needs_no_cast() -> None:
     ],
     ids=str,
 )
-def test_the_format_of_evaluation(typed, resolved) -> None:
+def test_evaluation_format_is_decided(typed, resolved) -> None:
     assert plan_of(*SYNTHETIC, *typed).compute.eval_autocast == resolved
 
 
@@ -206,7 +206,7 @@ def test_the_format_of_evaluation(typed, resolved) -> None:
         ("precision.evaluation=same", "precision.evaluation=bfloat16"),
     ],
 )
-def test_two_ways_to_the_same_formats_are_one_run(one, other) -> None:
+def test_equivalent_format_settings_are_one_run(one, other) -> None:
     ids = [plan_of(*SYNTHETIC, "precision=bf16_pure", typed).run_id for typed in (one, other)]
     assert ids[0] == ids[1] != plan_of(*SYNTHETIC, "precision=bf16").run_id
 
@@ -216,7 +216,7 @@ def test_two_ways_to_the_same_formats_are_one_run(one, other) -> None:
     [(("precision=bf16_pure",), True), (("precision=fp8",), False), (("precision=fp32",), True)],
     ids=str,
 )
-def test_the_peak_a_run_is_measured_against_is_its_own_formats(typed, known) -> None:
+def test_mfu_peak_follows_the_compute_format(typed, known) -> None:
     """No device of eke's table has a float8 peak yet, and bfloat16's would flatter."""
     plan = plan_of(*SYNTHETIC, *typed, device=GPU)
     rows = [step_row(number) for number in range(1, 30)]
@@ -227,7 +227,7 @@ def test_the_peak_a_run_is_measured_against_is_its_own_formats(typed, known) -> 
 @pytest.mark.parametrize(
     ("typed", "on", "decided"), [("auto", False, True), ("on", True, False), ("off", False, False)]
 )
-def test_tf32(typed, on, decided) -> None:
+def test_tf32_is_decided(typed, on, decided) -> None:
     plan = plan_of(*SYNTHETIC, f"precision.tf32={typed}", device=GPU)
     assert plan.compute.tf32 is on
     assert (decision(plan, "precision.tf32") is not None) == decided
@@ -239,7 +239,7 @@ def test_tf32(typed, on, decided) -> None:
      ("on", CPU, False)],
     ids=["auto-gpu", "auto-cpu", "on-gpu", "off-gpu", "on-cpu"],
 )  # fmt: skip
-def test_pinned_memory(typed, device, pinned) -> None:
+def test_pinned_memory_is_decided(typed, device, pinned) -> None:
     plan = plan_of(*SYNTHETIC, f"dataloader.pin_memory={typed}", device=device)
     assert plan.compute.pin_memory is pinned
 
@@ -255,14 +255,14 @@ def test_pinned_memory(typed, device, pinned) -> None:
         ("sgd", "", False),
     ],
 )
-def test_optimizer_implementation(option, implementation, decided) -> None:
+def test_optimizer_implementation_is_decided(option, implementation, decided) -> None:
     plan = plan_of(*SYNTHETIC, f"optimizer={option}")
     assert plan.compute.optimizer_implementation == implementation
     assert (decision(plan, "optimizer implementation") is not None) == decided
 
 
 @pytest.mark.parametrize("name", ["fused", "foreach", "forloop", "apex"])
-def test_an_implementation_is_the_option_of_that_name(name) -> None:
+def test_implementation_follows_the_option_name(name) -> None:
     """All that is planned is the same but the run's name: earlier runs keep theirs."""
     option = {"apex": "adamw_apex_fused"}.get(name, f"adamw_{name}")
     typed = plan_of(*SYNTHETIC, f"optimizer.implementation={name}", device=GPU)
@@ -289,7 +289,7 @@ def test_every_decision_has_a_value_and_a_reason() -> None:
     assert all(d.value and d.reason for d in plan.decisions)
 
 
-def test_the_plan_says_what_was_typed() -> None:
+def test_plan_name_holds_the_overrides() -> None:
     assert plan_of(*SYNTHETIC).name == " ".join(SYNTHETIC)
     assert plan_of().name == "defaults"
     plan = plan_of(*SYNTHETIC, warnings=["no effect"])
@@ -298,7 +298,7 @@ def test_the_plan_says_what_was_typed() -> None:
 
 
 @pytest.mark.parametrize("task", ["causal_lm", "seq2seq_lm"])
-def test_a_text_that_is_too_short_is_answered_with_a_length_that_it_has(task, tmp_path) -> None:
+def test_short_text_is_answered_with_a_valid_length(task, tmp_path) -> None:
     (tmp_path / "a.txt").write_text("word " * 60)
     model = "tiny_t5" if task == "seq2seq_lm" else "tiny"
     typed = ("data=text", f"data.path={tmp_path / 'a.txt'}", f"task={task}", f"model={model}",
@@ -310,7 +310,7 @@ def test_a_text_that_is_too_short_is_answered_with_a_length_that_it_has(task, tm
     assert plan_of(*typed, fix).steps.num_eval_samples == 1
 
 
-def test_the_folders_that_are_classes_are_named(tmp_path) -> None:
+def test_class_folders_are_named(tmp_path) -> None:
     for folder in ("a", "b", "c"):
         (tmp_path / folder).mkdir()
         for n in range(12):
@@ -325,7 +325,7 @@ def test_the_folders_that_are_classes_are_named(tmp_path) -> None:
     "drawn",
     ["data.data_seed=1", "data.min_token=101", "data.max_token=200", "data.lengths=uniform"],
 )
-def test_random_samples_are_named_by_what_they_are_drawn_from(drawn) -> None:
+def test_synthetic_data_is_named_by_its_parameters(drawn) -> None:
     """Losses are compared where the names are equal (results/report/compare/curves.py)."""
     name = plan_of(*SYNTHETIC).data_fingerprint
     assert plan_of(*SYNTHETIC, drawn).data_fingerprint != name

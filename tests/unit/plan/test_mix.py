@@ -46,7 +46,7 @@ def listed(*weights: object, third: str = "option:text,path:c.txt") -> str:
     return f"data.sources=[{','.join(f'{{{text},weight:{weight}}}' for text, weight in pairs)}]"
 
 
-def test_samples_are_those_of_the_sources(folder) -> None:
+def test_samples_of_a_mix_come_from_its_sources(folder) -> None:
     plan = plan_of(*SHORT, listed(5, 3, 2), "data.num_eval_samples=20")
     alone = [
         plan_of("data=jsonl", "data.path=a.jsonl", *SHORT[1:], "data.num_eval_samples=20"),
@@ -73,20 +73,20 @@ def test_each_source_is_evaluated_at_least_once() -> None:
     assert [source.evaluation for source in plan.sources] == [4, 1, 1]
 
 
-def test_without_weights_sizes_count() -> None:
+def test_sizes_are_the_default_weights() -> None:
     plan = plan_of(*SHORT, listed("null", "null", "null"))
     sizes = [source.train for source in plan.sources]
     assert [s.share for s in plan.sources] == [size / sum(sizes) for size in sizes]
 
 
-def test_num_samples_limits_the_epoch_and_a_source_its_own() -> None:
+def test_num_samples_limits_the_epoch_and_each_source() -> None:
     plan = plan_of(*SHORT, listed(1, 1), "data.num_samples=11")
     assert plan.steps.num_train_samples == 11
     limited = "data.sources=[{option:jsonl,path:a.jsonl,num_samples:7},{option:text,path:c.txt}]"
     assert plan_of(*SHORT, limited).sources[0].train == 7
 
 
-def test_weights_names_and_content_are_the_identity(folder) -> None:
+def test_weights_names_and_content_change_the_run_id(folder) -> None:
     def run_id(*weights: object, **more: str) -> str:
         return plan_of(*SHORT, listed(*weights, **more)).run_id
 
@@ -101,7 +101,7 @@ def test_weights_names_and_content_are_the_identity(folder) -> None:
     assert run_id(5, 3, 2, third="option:text,path:moved/c.txt") != first
 
 
-def test_a_plan_on_disk_is_the_same(folder) -> None:
+def test_plan_round_trips(folder) -> None:
     plan = plan_of(*SHORT, listed(5, 3, 2))
     paths = RunPaths(folder / "run")
     paths.folder.mkdir()
@@ -110,7 +110,7 @@ def test_a_plan_on_disk_is_the_same(folder) -> None:
     assert len(plans_of_sources(plan)) == 3
 
 
-def test_a_text_that_changes_is_refused(folder) -> None:
+def test_changed_text_is_rejected(folder) -> None:
     plan = plan_of(*SHORT, listed(5, 3, 2))
     check_inputs(plan)
     (folder / "c.txt").write_text("another text, as long as before. " * 60)
@@ -125,7 +125,7 @@ def test_a_text_that_changes_is_refused(folder) -> None:
     ids=["padded", "packed", "padding-free", "grouped", "multiple"],
 )  # fmt: skip
 @pytest.mark.parametrize("weights", [(5, 3, 2), (0.05, 0.95)], ids=["text too", "short rows"])
-def test_the_micro_batches_are_those_of_the_run(typed, weights) -> None:
+def test_forecast_micro_batches_of_a_mix_match_the_run(typed, weights) -> None:
     plan = plan_of(*SHORT, listed(*weights), *typed, "train.steps=400")
     data, found = build_data(plan), simulated_micro_batches(plan)
     sizes = [b.size for cut in data.train_steps(0) for b in cut if b.num_samples == 4]
@@ -138,7 +138,7 @@ def test_the_micro_batches_are_those_of_the_run(typed, weights) -> None:
     assert evaluated(plan) == largest
 
 
-def test_flops_are_those_of_the_tokens_drawn() -> None:
+def test_flops_of_a_mix_follow_drawn_tokens() -> None:
     long, short = (plan_of(*SHORT, listed(*weights)).size for weights in ((1, 99), (99, 1)))
     assert long.flops_per_sample is not None
     assert short.flops_per_sample > 1.2 * long.flops_per_sample
@@ -153,7 +153,7 @@ def refused(*overrides: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("content", "why"), [("", "empty"), ('{"text":""}\n', "empty"), ('{"text":"one"}\n', "row")]
 )
-def test_a_source_without_rows_is_refused_by_name(content, why, folder) -> None:
+def test_source_without_rows_is_rejected_by_name(content, why, folder) -> None:
     (folder / "bad.jsonl").write_text(content)
     third = "option:jsonl,path:bad.jsonl"
     [(key, said)] = refused(*SHORT, listed(1, 1, 1, third=third))
@@ -162,13 +162,13 @@ def test_a_source_without_rows_is_refused_by_name(content, why, folder) -> None:
     assert not (folder / "runs").exists()
 
 
-def test_all_sources_are_looked_at(folder) -> None:
+def test_all_sources_are_checked(folder) -> None:
     (folder / "a.jsonl").write_text("")
     found = refused(*SHORT, listed(1, 1, 1, third="option:csv,path:none.csv"))
     assert [key for key, _ in found] == ["data.sources[0].path", "data.sources[2].path"]
 
 
-def test_other_classes_are_refused(folder) -> None:
+def test_different_classes_are_rejected(folder) -> None:
     for name, labels in (("a", ["cat", "dog"]), ("b", ["cat", "cow"]), ("d", [0, 1])):
         rows = [{"text": f"{n}", "body": f"{n}", "label": labels[n % 2]} for n in range(40)]
         write_jsonl(folder / f"{name}.jsonl", rows)
@@ -179,7 +179,7 @@ def test_other_classes_are_refused(folder) -> None:
     plan_of(*base, listed(1))
 
 
-def test_classes_that_sources_number_otherwise(folder) -> None:
+def test_class_numbers_of_sources_are_unified(folder) -> None:
     import datasets  # slow, and only this test needs it
 
     for name, names in (("a", ["cat", "dog"]), ("b", ["dog", "cat"])):
@@ -211,7 +211,7 @@ def test_classes_that_sources_number_otherwise(folder) -> None:
     ],
     ids=["prompt", "limit", "chat"],
 )  # fmt: skip
-def test_rules_look_at_each_source(third, key, fix) -> None:
+def test_rules_check_each_source(third, key, fix) -> None:
     config = config_of("data=mix", "data.sources=[]")
     sources = [{"option": "jsonl", "path": "a.jsonl"}, {"option": "text", "path": "c.txt"}]
     pairs = (part.split(":", 1) for part in third.split(","))
@@ -224,7 +224,7 @@ def test_rules_look_at_each_source(third, key, fix) -> None:
 STREAM = "option:jsonl,path:a.jsonl,name:q,streaming:true"
 
 
-def test_a_stream_is_another_run_and_its_rows_are_not_counted() -> None:
+def test_stream_is_another_run_with_uncounted_rows() -> None:
     third = STREAM, f"{STREAM},shuffle_buffer:9", f"{STREAM},num_samples:20"
     third = *third, "option:jsonl,path:a.jsonl,name:q"
     few = (*SHORT, "data.num_eval_samples=10")
@@ -236,7 +236,7 @@ def test_a_stream_is_another_run_and_its_rows_are_not_counted() -> None:
     assert simulated_micro_batches(plans[0]).longest.source == 32
 
 
-def test_a_stream_is_not_packed() -> None:
+def test_stream_is_not_packed() -> None:
     third = [f"data.{key}" for key in ("packing=on", "length_grouping=true")]
     for word in third:
         config = config_of(*SHORT, word, listed(5, 3, 2, third=STREAM))
@@ -244,7 +244,7 @@ def test_a_stream_is_not_packed() -> None:
         assert [problem.key for problem in found] == ["data.sources[2].streaming"]
 
 
-def test_epochs_of_a_mix_with_a_stream_need_their_length() -> None:
+def test_epochs_of_a_mixed_stream_need_a_length() -> None:
     source = listed(5, 3, 2, third=STREAM)
     typed = (*SHORT[:3], "data.num_eval_samples=10", "train.epochs=2", source)
     found, _ = check(RuleInputs(config_of(*typed), detect(), planning=True))
@@ -259,7 +259,7 @@ def test_data_show_names_each_source(capsys) -> None:
     assert "source c: 20.0% of the samples\n\ntext without rows" in out
 
 
-def test_packing_that_helps_another_source_is_no_warning() -> None:
+def test_packing_useful_for_one_source_gives_no_warning() -> None:
     config = config_of(*SHORT, "data.packing=on", listed(5, 3, 2))
     _, warned = check(RuleInputs(config, detect(), planning=True))
     assert [problem.key for problem in warned if "packing" in problem.key] == []

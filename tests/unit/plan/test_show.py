@@ -16,7 +16,7 @@ from eke.plan.planner.plan import render_plan
         ("train.steps=11", "168", "1.40"),
     ],
 )
-def test_the_last_step_of_an_epoch_has_what_is_left(length, samples, epochs) -> None:
+def test_last_step_of_an_epoch_has_the_remaining_samples(length, samples, epochs) -> None:
     plan = plan_of(*SYNTHETIC, "data.num_samples=120", "batch.per_device=16", length)
     (row,) = [line for line in render_plan(plan).splitlines() if "total samples" in line]
     assert row.split()[2:4] == [samples, epochs]

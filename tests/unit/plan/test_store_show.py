@@ -22,7 +22,7 @@ def paths(tmp_path):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_model_and_task_comes_back_from_disk(model, paths) -> None:
+def test_every_model_and_task_round_trips(model, paths) -> None:
     config = config_of(*SYNTHETIC, f"model={model}", "optimizer=sgd", "schedule=wsd")
     for task in FAMILIES[config.model.family].tasks:
         cls = VARIANTS["task"][task]
@@ -36,13 +36,13 @@ def test_every_model_and_task_comes_back_from_disk(model, paths) -> None:
     ["", "[]", "null", "3", '"plan"', "{}", '{"run_id": "a"}', "{torn"],
     ids=["empty", "list", "null", "number", "text", "no keys", "one key", "torn"],
 )
-def test_what_is_no_plan_is_named(content, paths) -> None:
+def test_invalid_plan_file_is_named(content, paths) -> None:
     paths.plan.write_text(content)
     with pytest.raises(RunError, match=r"plan\.json: not a readable plan"):
         read_plan(paths)
 
 
-def test_a_missing_plan_is_named(paths) -> None:
+def test_missing_plan_is_reported(paths) -> None:
     with pytest.raises(RunError, match=r"plan\.json"):
         read_plan(paths)
 
@@ -50,7 +50,7 @@ def test_a_missing_plan_is_named(paths) -> None:
 @pytest.mark.parametrize(
     ("group", "key"), [("model", "speed"), ("batch", "speed"), ("optimizer", "momentum")]
 )
-def test_an_unknown_key_is_refused(group, key, paths) -> None:
+def test_unknown_key_is_rejected(group, key, paths) -> None:
     content = plan_to_plain(plan_of(*SYNTHETIC))
     content["config"][group][key] = 1
     paths.plan.write_text(json.dumps(content))
@@ -61,7 +61,7 @@ def test_an_unknown_key_is_refused(group, key, paths) -> None:
 # --- on the screen ------------------------------------------------------------------------------
 
 
-def test_the_screen_shows_every_decision_with_its_reason() -> None:
+def test_screen_shows_every_decision_with_its_reason() -> None:
     plan = plan_of("data=synthetic", "batch.target=16", "precision=bf16")
     text = render_plan(plan)
     assert text.startswith(f"plan {plan.run_id}\n")
@@ -73,7 +73,7 @@ def test_the_screen_shows_every_decision_with_its_reason() -> None:
     assert "recipe=none" not in text
 
 
-def test_the_screen_shows_the_size_of_the_job() -> None:
+def test_screen_shows_the_size_of_the_run() -> None:
     plan = plan_of(*SYNTHETIC, "batch.per_device=8", device=GPU)
     text = render_plan(plan)
     assert "160" in text, "20 steps of 8 samples"
@@ -92,7 +92,7 @@ def test_unknown_memory_stays_unknown() -> None:
     assert "unknown" in line
 
 
-def test_warnings_come_last() -> None:
+def test_warnings_are_printed_last() -> None:
     warnings = ("train.steps = 20: too short", "dataloader.pin_memory = on: no effect")
     text = render_plan(plan_of(*SYNTHETIC, warnings=warnings))
     assert text.splitlines()[-2:] == [f"  warning: {warning}" for warning in warnings]
@@ -102,7 +102,7 @@ def test_warnings_come_last() -> None:
 # --- the record that follows from it --------------------------------------------------------------
 
 
-def test_the_outline_of_a_record_holds_the_plan_and_the_rows(paths) -> None:
+def test_record_outline_holds_plan_and_rows(paths) -> None:
     from unit.plan.record.samples import eval_row, step_row
 
     plan = plan_of(*SYNTHETIC, "precision=bf16", device=GPU, warnings=("careful",))
@@ -129,7 +129,7 @@ def json_like(record):
     return dataclasses.replace(record, plan=json.loads(json.dumps(record.plan)))
 
 
-def test_the_outline_without_rows_measures_nothing() -> None:
+def test_record_outline_without_rows_has_no_measurements() -> None:
     record = outline_record(plan_of(*SYNTHETIC), [], 0, Outcome.crashed, None)
     assert record.steps_done == 0
     assert record.timing == Timing(clock="wall")

@@ -9,7 +9,7 @@ from eke.plan.planner import remove_swap, swap_files, swap_folder
 NVME = (*SYNTHETIC, "model=tiny", "distributed=zero3", "offload=nvme", "offload.path=/disk")
 
 
-def test_each_run_has_a_folder_of_its_own(tmp_path) -> None:
+def test_each_run_has_its_own_swap_folder(tmp_path) -> None:
     plan = plan_config(config_of(*NVME))
     one, two = (swap_folder(plan, RunPaths(tmp_path / at / "abc")) for at in ("runs", "other"))
     assert one != two
@@ -18,7 +18,7 @@ def test_each_run_has_a_folder_of_its_own(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_state_in_memory_has_none(tmp_path) -> None:
+def test_state_in_memory_has_no_swap_folder(tmp_path) -> None:
     plan = plan_config(config_of(*SYNTHETIC, "model=tiny", "distributed=zero3"))
     assert swap_folder(plan, RunPaths(tmp_path)) is None
     remove_swap(None, 0)
@@ -38,7 +38,7 @@ def test_bytes_are_counted_by_rank(files) -> None:
     assert swap_files(files, 1) == {"optimizer": 7, "weights": 3}
 
 
-def test_a_rank_removes_its_own_and_the_last_one_the_folder(files) -> None:
+def test_last_rank_removes_the_swap_folder(files) -> None:
     remove_swap(files, 0)
     assert swap_files(files, 0) == {"optimizer": 0, "weights": 0}
     assert swap_files(files, 1) == {"optimizer": 7, "weights": 3}
@@ -46,7 +46,7 @@ def test_a_rank_removes_its_own_and_the_last_one_the_folder(files) -> None:
     assert not files.exists()
 
 
-def test_all_at_once_and_nothing_else(files) -> None:
+def test_swap_removal_keeps_foreign_files(files) -> None:
     (files / "mine.txt").touch()
     remove_swap(files)
     assert [file.name for file in files.iterdir()] == ["mine.txt"]

@@ -35,7 +35,7 @@ def eight_cores(monkeypatch):
     monkeypatch.setattr("eke.plan.planner.planner.usable_cores", lambda: 8)
 
 
-def test_the_share_is_of_steady_steps() -> None:
+def test_waiting_share_is_of_steady_steps() -> None:
     warm_up = {**rows(9.0)[0], metrics.WARMUP: 1}
     assert metrics.timing([warm_up, *rows(1.0, 3.0)[1:]]).data_frac == 0.25
     assert metrics.timing([warm_up]).data_frac is None
@@ -49,18 +49,18 @@ def test_the_share_is_of_steady_steps() -> None:
         (("dataloader=workers", "dataloader.workers=4"), "(dataloader.workers=8)"),
     ],
 )
-def test_the_override_that_helps_is_named(typed, fix, eight_cores) -> None:
+def test_helpful_override_is_named(typed, fix, eight_cores) -> None:
     (hint,) = hints(plan_of(*SYNTHETIC, *typed), data_s=1.0, other_s=3.0)
     assert hint == f"25% of the step time was spent waiting for data {fix}"
 
 
-def test_no_override_where_the_cores_are_used_up(eight_cores) -> None:
+def test_override_is_omitted_if_all_cores_are_used(eight_cores) -> None:
     plan = plan_of(*SYNTHETIC, "dataloader=workers", "dataloader.workers=5")
     (hint,) = hints(plan, data_s=1.0)
     assert hint.endswith("8 cores are too few for more than 5 loader processes)")
 
 
-def test_a_small_share_and_few_steps_are_not_worth_a_word() -> None:
+def test_small_share_or_few_steps_give_no_hint() -> None:
     plan = plan_of(*SYNTHETIC)
     below, above = WORTH_SAYING_FRAC * 0.9, WORTH_SAYING_FRAC * 1.3
     assert hints(plan, data_s=below) == []
@@ -68,7 +68,7 @@ def test_a_small_share_and_few_steps_are_not_worth_a_word() -> None:
     assert hints(plan, data_s=above, num=MIN_STEPS - 1) == []
 
 
-def test_the_record_has_share_and_hint() -> None:
+def test_record_has_waiting_share_and_hint() -> None:
     plan = dataclasses.replace(plan_of(*SYNTHETIC), warnings=("first",))
     record = outline_record(plan, rows(1.0), 0, Outcome.ok, None)
     assert record.timing.data_frac == 0.5

@@ -32,7 +32,7 @@ def machine(monkeypatch):
 
 
 @pytest.mark.parametrize(("override", "rule"), OVERRIDES.items(), ids=OVERRIDES.values())
-def test_on_a_gpu_a_compiler_of_c_is_needed(override, rule, machine, monkeypatch) -> None:
+def test_gpu_requires_a_c_compiler(override, rule, machine, monkeypatch) -> None:
     refused = machine(override, HERE)
     assert str(refused[rule].fix).endswith("apt install gcc)")
     for compiler in ("gcc", "clang"):
@@ -43,13 +43,13 @@ def test_on_a_gpu_a_compiler_of_c_is_needed(override, rule, machine, monkeypatch
 
 
 @pytest.mark.parametrize(("override", "rule"), OVERRIDES.items(), ids=OVERRIDES.values())
-def test_what_runs_elsewhere_is_compiled_there(override, rule, machine) -> None:
+def test_remote_compiler_is_not_checked_here(override, rule, machine) -> None:
     assert rule not in machine(override, HERE, planning=True)
     assert rule not in machine(override, dataclasses.replace(HERE, present=False))
 
 
 @pytest.mark.parametrize("override", ["compile=inductor", "optimizer=adamw_torchao_8bit"])
-def test_on_a_cpu_a_compiler_of_cpp_is_needed(override, machine) -> None:
+def test_cpu_requires_a_cpp_compiler(override, machine) -> None:
     refused = machine(override, CPU, "gcc")
     assert str(refused[OVERRIDES[override]].fix).endswith("apt install g++)")
     assert OVERRIDES[override] not in machine(override, CPU, "g++")

@@ -78,18 +78,18 @@ every_case = pytest.mark.parametrize("expected", CASES, indirect=True)
 
 
 @every_case
-def test_it_is_found(expected: bool) -> None:
+def test_wandb_key_is_found(expected: bool) -> None:
     assert has_wandb_key() is expected
 
 
 @pytest.mark.slow
 @every_case
-def test_wandb_finds_it_too(expected: bool, home: Path) -> None:
+def test_wandb_finds_the_same_key(expected: bool, home: Path) -> None:
     said = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, cwd=home)
     assert said.stdout.strip() == str(expected), said.stderr
 
 
-def test_looking_loads_no_wandb() -> None:
+def test_key_lookup_does_not_import_wandb() -> None:
     code = (
         "import sys; from eke.rules.tracker import has_wandb_key; has_wandb_key(); "
         "sys.exit('wandb' in sys.modules)"
@@ -111,7 +111,7 @@ def test_looking_loads_no_wandb() -> None:
         ("WANDB_MODE", "disabled", ("tracker=tensorboard",), "tensorboard"),
     ],
 )
-def test_wandb_is_off_where_the_environment_says_so(
+def test_wandb_is_disabled_by_the_environment(
     name, value, typed, tracker, make_plan, monkeypatch
 ) -> None:
     monkeypatch.setenv(name, value)

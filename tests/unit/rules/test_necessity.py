@@ -26,7 +26,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request) -> Path:
     return tmp_path
 
 
-def test_every_rule_is_in_the_table_and_nothing_else() -> None:
+def test_necessity_table_lists_every_rule() -> None:
     assert set(SHOWN) == {rule.id for rule in RULES}
     assert len(ROWS) + len(SAME) == len(SHOWN), "none of them twice"
 
@@ -38,7 +38,7 @@ def functions(file: str) -> frozenset[str]:
     return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
 
 
-def test_the_tests_it_names_are_there() -> None:
+def test_tests_of_the_necessity_table_exist() -> None:
     for rule, shown in SHOWN.items():
         if not shown.test:
             assert shown.reason, f"{rule}: why there is none"
@@ -48,13 +48,13 @@ def test_the_tests_it_names_are_there() -> None:
         assert name in functions(file), rule
 
 
-def test_few_rules_are_shown_by_no_test() -> None:
+def test_few_rules_have_no_test() -> None:
     missing = Counter(shown.kind for shown in SHOWN.values() if not shown.test)
     assert missing == UNSHOWN
 
 
 @pytest.mark.parametrize("rule", FAILS)
-def test_without_the_rule_the_run_fails(rule, world, monkeypatch) -> None:
+def test_run_fails_if_the_rule_is_disabled(rule, world, monkeypatch) -> None:
     overrides = [o.format(tmp=world) for o in CASES[rule][0]]
     with pytest.raises(Exception, match=FAILS[rule]) as caught:  # whatever the libraries raise
         train_job(plan_without(rule, overrides, monkeypatch), world / "run")

@@ -41,12 +41,12 @@ def num_bytes(optimizer):
     return sum(t.nbytes for t in state_tensors(optimizer))
 
 
-def test_on_a_cpu_nothing_is_paged() -> None:
+def test_paged_optimizer_does_not_page_on_a_cpu() -> None:
     assert num_paged_bytes(stepped("optimizer=paged_adamw_8bit")) == 0
 
 
 @pytest.mark.parametrize("option", ["adamw_8bit", "lion_8bit"])
-def test_of_small_tensors_nothing_is_quantised(option) -> None:
+def test_small_tensors_are_not_quantized(option) -> None:
     optimizer = stepped(f"optimizer={option}", *NARROW)
     assert not any(is_quantised(state) for state in optimizer.state.values())
     assert "all_tensors_are_too_small_for_8_bits" in found(f"optimizer={option}", *NARROW)
@@ -54,14 +54,14 @@ def test_of_small_tensors_nothing_is_quantised(option) -> None:
     assert "all_tensors_are_too_small_for_8_bits" not in found(f"optimizer={option}")
 
 
-def test_torchao_quantises_whole_blocks_alone() -> None:
+def test_torchao_quantizes_only_complete_blocks() -> None:
     rule = "all_tensors_are_too_small_for_8_bits"
     assert rule in found("optimizer=adamw_torchao_8bit", "optimizer.block_size=4095")
     assert rule not in found("optimizer=adamw_torchao_8bit", "optimizer.block_size=4096")
 
 
 @pytest.mark.parametrize("option", ["galore", "apollo"])
-def test_from_the_rank_that_the_rule_names_on_states_are_no_smaller(option) -> None:
+def test_projected_states_are_not_smaller_from_the_rule_rank(option) -> None:
     """The tiny model's narrowest matrices are 128 x 128: 86 is two thirds of that."""
     whole = num_bytes(stepped("optimizer=adamw"))
     square = 16 * (2 * 128 * 128 * 4)  # four matrices of each of four layers, two moments
@@ -75,7 +75,7 @@ def test_from_the_rank_that_the_rule_names_on_states_are_no_smaller(option) -> N
     assert low > whole - 12 * (2 * 128 * 352 * 4), f"{square} bytes of square matrices only grew"
 
 
-def test_with_float32_weights_there_is_nothing_to_round() -> None:
+def test_float32_weights_need_no_stochastic_rounding() -> None:
     config = hand_plan("optimizer=adamw_bf16_sr")
     same = hand_plan("optimizer=adamw")
     first, second = (state_bytes(p.config).optimizer for p in (config, same))
@@ -91,7 +91,7 @@ def test_with_float32_weights_there_is_nothing_to_round() -> None:
         ("schedule_free_has_no_schedule", ["optimizer=schedule_free", "schedule=constant"]),
     ],
 )
-def test_on_a_gpu_it_is_let_through(rule, typed) -> None:
+def test_gpu_is_accepted(rule, typed) -> None:
     assert rule not in found(*typed, device=V100)
 
 
@@ -102,14 +102,16 @@ def test_on_a_gpu_it_is_let_through(rule, typed) -> None:
         ("package_missing", V100, "optimizer.implementation=auto   (or: build it"),
     ],
 )
-def test_an_implementation_without_its_device_or_package(rule, device, fix, monkeypatch) -> None:
-    monkeypatch.setattr("eke.rules.device.find_spec", lambda name: None)
+def test_implementation_without_device_or_package_is_rejected(
+    rule, device, fix, monkeypatch
+) -> None:
+    monkeypatch.setattr("eke.rules.requirements.find_spec", lambda name: None)
     problem = found("optimizer.implementation=apex", device=device)[rule]
     assert (problem.key, problem.value) == ("optimizer", "adamw_apex_fused")
     assert str(problem.fix).startswith(fix)
 
 
-def test_another_project_of_that_name_is_not_nvidias(tmp_path, monkeypatch) -> None:
+def test_foreign_apex_package_is_not_accepted(tmp_path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "apex").mkdir()
     (tmp_path / "apex" / "__init__.py").write_text("raise RuntimeError('imported')")

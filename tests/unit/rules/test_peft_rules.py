@@ -39,7 +39,7 @@ def state_of(*overrides):
         ("mixtral_8x7b", 24, None),
     ],
 )
-def test_the_first_saver_whose_state_fits(model, memory, fix):
+def test_first_option_with_fitting_state_is_proposed(model, memory, fix):
     found = first_that_fits(RuleInputs(make_config(f"model={model}"), gpu(memory)))
     assert (found.words[0] if found else None) == fix
     assert state_of(f"model={model}") > memory * GIB
@@ -47,7 +47,7 @@ def test_the_first_saver_whose_state_fits(model, memory, fix):
         assert state_of(f"model={model}", fix) * 1.05 <= memory * GIB
 
 
-def test_processes_that_share_the_memory_each_have_a_copy():
+def test_processes_sharing_memory_hold_separate_copies():
     cpu = replace(CPU, memory_bytes=33 * GIB)
     config = make_config("model=llama3_8b")
     assert first_that_fits(RuleInputs(config, cpu)).words == ("peft=lora",)
@@ -55,7 +55,7 @@ def test_processes_that_share_the_memory_each_have_a_copy():
     assert first_that_fits(RuleInputs(replace(config, distributed=four), cpu)) is None
 
 
-def test_adapters_are_not_given_up_for_what_is_frozen_already():
+def test_adapters_are_kept_if_the_base_model_is_frozen():
     config = make_config("model=llama3_8b", "peft=qlora")
     assert first_that_fits(RuleInputs(config, gpu(1))) is None
 
@@ -76,7 +76,7 @@ def test_bitsandbytes_rounds_biases_in_the_forward_pass():
 def test_packages_of_adapters_are_named(monkeypatch):
     absent = {"bitsandbytes"}
     monkeypatch.setattr(
-        "eke.rules.device.find_spec", lambda name: None if name in absent else object()
+        "eke.rules.requirements.find_spec", lambda name: None if name in absent else object()
     )
     refused, _ = check(RuleInputs(make_config("peft=qlora"), CPU))
     assert [(p.id, p.value) for p in refused] == [("package_missing", "qlora")]
@@ -85,7 +85,7 @@ def test_packages_of_adapters_are_named(monkeypatch):
     assert check(RuleInputs(make_config("peft=lora"), CPU))[0] == []
 
 
-def test_a_cpu_holds_all_weights_before_they_are_four_bits():
+def test_cpu_holds_full_weights_before_4_bit_rounding():
     """8.03 B float32 parameters are 29.9 GiB, which a GPU's own memory never holds."""
     config = make_config("model=llama3_8b", "peft=qlora")
     cpu = replace(CPU, memory_bytes=24 * GIB)
@@ -95,7 +95,7 @@ def test_a_cpu_holds_all_weights_before_they_are_four_bits():
     assert not check(RuleInputs(config, gpu(24), planning=True))[0]
 
 
-def test_a_fix_leaves_some_memory_for_activations() -> None:
+def test_fix_leaves_memory_for_activations() -> None:
     config = make_config("model=bert_large", "task=masked_lm")
     held = held_bytes(RuleInputs(replace(config, peft=Lora(option="lora")), H200))
 

@@ -15,7 +15,7 @@ from eke.common.errors import ConfigError
 from eke.config.compose import compose, is_set
 from eke.models.checkpoints import resolve_model
 from eke.rules import RULES, RuleInputs, Severity, check
-from eke.rules.device import NEEDS
+from eke.rules.requirements import NEEDS
 from eke.workflows.planning import plan_for
 
 
@@ -27,7 +27,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request) -> Path:
 
 
 @pytest.mark.parametrize("rule", CASES)
-def test_rule_is_found_and_named_and_its_fix_mends_it(rule, world) -> None:
+def test_rule_is_found_and_its_fix_is_valid(rule, world) -> None:
     overrides, _ = CASES[rule]
     facts = facts_of(CASES[rule], world)
     refused, warned = check(facts)
@@ -52,7 +52,7 @@ def test_rule_is_found_and_named_and_its_fix_mends_it(rule, world) -> None:
 @pytest.mark.parametrize(
     ("version", "refused"), [("0.18.9", True), ("0.19.2", True), ("0.19.3", False), ("1.0", False)]
 )
-def test_the_version_from_which_frozen_weights_are_recomputed(
+def test_frozen_weight_rule_depends_on_the_deepspeed_version(
     version, refused, tmp_path, monkeypatch
 ) -> None:
     """0.19.2 and 0.19.3 were run by hand (notes/lab/sharding.md)."""
@@ -70,7 +70,7 @@ def without(rule: str) -> tuple:
     return tuple(r for r in RULES if r.id != rule)
 
 
-def test_without_its_rule_t5_stays_tied_and_loses_the_scale_of_its_logits(monkeypatch) -> None:
+def test_tied_t5_without_its_rule_loses_logit_scale(monkeypatch) -> None:
     from eke.training.model.build_model import build_model
 
     monkeypatch.setattr(
@@ -82,7 +82,7 @@ def test_without_its_rule_t5_stays_tied_and_loses_the_scale_of_its_logits(monkey
     assert model.config.scale_decoder_outputs is False
 
 
-def test_untied_bert_really_has_a_bias_that_nothing_trains() -> None:
+def test_untied_bert_has_an_untrained_bias() -> None:
     from eke.training.model.build_model import build_model
 
     composed = compose([*CASES["untied_bert_has_dead_bias"][0], *TINY, "hardware=cpu"])
@@ -106,13 +106,13 @@ def test_untied_bert_really_has_a_bias_that_nothing_trains() -> None:
     ],
     ids=lambda value: value,
 )
-def test_limits(override, words) -> None:
+def test_numeric_limits_are_checked(override, words) -> None:
     refused, _ = check(RuleInputs(compose([override]).config, CPU))
     assert [p.key for p in refused if p.id == "limit"] == [override.split("=")[0]]
     assert words in next(p.why for p in refused if p.id == "limit")
 
 
-def test_a_plan_is_refused_with_every_rule_in_one_error() -> None:
+def test_plan_lists_every_violated_rule() -> None:
     typed = ("optimizer.lr=-1", "model.num_attention_heads=3", "precision=tf32", "batch.target=12")
     with pytest.raises(ConfigError) as caught:
         plan_for(compose([*typed, "hardware=cpu"]), planning=False)
@@ -122,8 +122,8 @@ def test_a_plan_is_refused_with_every_rule_in_one_error() -> None:
 
 
 @pytest.mark.parametrize(("group", "option"), NEEDS)
-def test_the_package_of_each_option_is_named(group, option, monkeypatch) -> None:
-    monkeypatch.setattr("eke.rules.device.find_spec", lambda name: None)
+def test_package_of_each_option_is_named(group, option, monkeypatch) -> None:
+    monkeypatch.setattr("eke.rules.requirements.find_spec", lambda name: None)
     refused, _ = check(
         RuleInputs(compose(last_wins("tracker=none", f"{group}={option}")).config, CPU)
     )
@@ -148,7 +148,7 @@ def test_the_package_of_each_option_is_named(group, option, monkeypatch) -> None
     ],
     ids=["weights", "compute"],
 )
-def test_a_format_that_was_typed_by_itself_is_fixed_by_itself(typed, device, fix) -> None:
+def test_explicit_format_has_a_fix_for_its_key(typed, device, fix) -> None:
     """Another option of the group would leave the key as it was typed."""
     problems, _ = check(RuleInputs(compose(list(typed)).config, device))
     assert fix in {str(problem.fix) for problem in problems}
@@ -158,20 +158,20 @@ def test_a_format_that_was_typed_by_itself_is_fixed_by_itself(typed, device, fix
     assert not [p for p in left if p.key in paths and p.id != "package_missing"]
 
 
-def test_on_a_cpu_there_are_no_graphs_that_want_one_shape() -> None:
+def test_cuda_graph_rules_do_not_apply_to_a_cpu() -> None:
     typed = ("model=tiny_bert", "task=masked_lm", "kernels=sparse_prediction",
              "compile=inductor", "compile.mode=reduce_overhead")  # fmt: skip
     problems, _ = check(RuleInputs(compose(typed).config, CPU, planning=True))
     assert not problems
 
 
-def test_an_id_names_one_rule() -> None:
+def test_rule_ids_are_unique() -> None:
     """Only a missing package is asked for group by group, under one id."""
     counts = Counter(rule.id for rule in RULES)
     assert {rule for rule, number in counts.items() if number > 1} == {"package_missing"}
 
 
-def test_heads_that_do_not_divide_are_one_problem(tmp_path) -> None:
+def test_indivisible_heads_are_one_problem(tmp_path) -> None:
     """Of the width of such heads nothing is said: what mends it would contradict the other."""
     odd = ("model.hidden_size=63", "model.num_attention_heads=4")
     refused, _ = check(facts_of((odd, CPU), tmp_path))
@@ -188,7 +188,7 @@ def test_heads_that_do_not_divide_are_one_problem(tmp_path) -> None:
         ),
     ],
 )
-def test_a_checkpoint_that_eke_trained_on_bytes_goes_on_with_them(files, warned, tmp_path) -> None:
+def test_checkpoint_trained_on_bytes_accepts_bytes(files, warned, tmp_path) -> None:
     prepare("bytes_on_checkpoint", tmp_path, None)
     for name in files:
         (tmp_path / "model" / name).write_text("{}")

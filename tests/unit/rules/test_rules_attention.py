@@ -29,7 +29,7 @@ def rules_of(*overrides: str, device=H200) -> set[str]:
     return {problem.id for problem in refused + warned}
 
 
-def test_pytorch_has_no_backward_pass_of_flex_on_a_cpu() -> None:
+def test_flex_has_no_cpu_backward() -> None:
     query = torch.randn(1, 1, 16, 16, requires_grad=True)
     with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
         flex_attention(query, query, query)
@@ -45,19 +45,19 @@ def test_pytorch_has_no_backward_pass_of_flex_on_a_cpu() -> None:
     ],
     ids=["gpt2 has no flex", "t5 has no flash", "no package: flash2", "no package: flash3"],
 )
-def test_transformers_refuses_what_the_rules_refuse(overrides, words) -> None:
+def test_transformers_rejects_configurations_the_rules_reject(overrides, words) -> None:
     with pytest.raises((ValueError, ImportError), match=words):
         build(*overrides)
 
 
-def test_transformers_refuses_what_a_class_does_not_have(tmp_path, monkeypatch) -> None:
+def test_transformers_rejects_unsupported_attention(tmp_path, monkeypatch) -> None:
     save_bloom(tmp_path / "bloom")
     words = "does not support an attention implementation through"
     with pytest.raises(ValueError, match=words):
         BloomForCausalLM.from_pretrained(tmp_path / "bloom", attn_implementation="sdpa")
 
 
-def test_flex_refuses_dropout() -> None:
+def test_flex_rejects_dropout() -> None:
     model = build("attention=flex", "model.dropout=0.1").train()
     with pytest.raises(ValueError, match="does not support `dropout`"):
         model.model.layers[0].self_attn(
@@ -71,7 +71,7 @@ def rotary(model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch 2.13 warns of a kernel's reasons
 @pytest.mark.parametrize("backend", ["mem_efficient", "cudnn"])
-def test_a_cpu_lacks_the_kernel_and_the_error_says_what_to_type(backend) -> None:
+def test_missing_cpu_kernel_is_reported_with_a_fix(backend) -> None:
     plan = hand_plan(f"attention.backend={backend}")
     model = build_model(plan, torch.device("cpu"))
     words = rf"backend = {backend}.*-> attention\.backend=auto"
@@ -79,7 +79,7 @@ def test_a_cpu_lacks_the_kernel_and_the_error_says_what_to_type(backend) -> None
         model(input_ids=torch.full((1, 4), 9))
 
 
-def test_another_error_is_passed_on() -> None:
+def test_unrelated_error_is_not_converted() -> None:
     with (
         pytest.raises(RuntimeError, match="something else"),
         pinned_backend(hand_plan("attention.backend=math")),
@@ -99,7 +99,7 @@ SWITCHES = {
 
 
 @pytest.mark.parametrize(("overrides", "cudnn"), SWITCHES.values(), ids=SWITCHES.keys())
-def test_cudnn_is_left_out_where_it_would_prepare_each_length(overrides, cudnn) -> None:
+def test_cudnn_is_disabled_for_variable_lengths(overrides, cudnn) -> None:
     plan = planned(*overrides)
     said = [d.value for d in plan.decisions if d.key == "attention.backend"]
     assert said == ([] if cudnn else ["auto, without cudnn"])
@@ -109,7 +109,7 @@ def test_cudnn_is_left_out_where_it_would_prepare_each_length(overrides, cudnn) 
             assert torch.backends.cuda.flash_sdp_enabled()
 
 
-def test_switches_are_as_before_afterwards() -> None:
+def test_global_switches_are_restored() -> None:
     switches = (
         torch.backends.cuda.flash_sdp_enabled,
         torch.backends.cuda.mem_efficient_sdp_enabled,
@@ -138,18 +138,18 @@ def test_masks_follow_from_the_data(overrides, rule) -> None:
     assert rule not in rules_of(*RAGGED, *overrides, *efficient)
 
 
-def test_padding_of_a_decoder_needs_no_mask() -> None:
+def test_decoder_padding_needs_no_mask() -> None:
     assert not rules_of(*RAGGED, HALF, "attention.backend=flash")
     assert not rules_of(*RAGGED, HALF, "attention=flash2")
 
 
-def test_cudnn_on_hopper_takes_wider_heads() -> None:
+def test_cudnn_accepts_wider_heads_on_hopper() -> None:
     wide = ("attention.backend=cudnn", HALF, f"model.head_dim={WIDEST_HEAD[Backend.cudnn] + 8}")
     assert "kernel_head_is_narrow" not in rules_of(*wide)
     assert "kernel_head_is_narrow" not in rules_of("attention=eager", *wide[1:], device=CPU)
 
 
-def test_the_probe_knows_the_kernels_of_other_packages() -> None:
+def test_kernel_probe_detects_kernels_of_other_packages() -> None:
     library = torch.library.Library("flash_attn", "DEF")
     library.define("_flash_attn_forward(Tensor x) -> Tensor")
     library.impl("_flash_attn_forward", lambda x: x + 1, "CompositeExplicitAutograd")

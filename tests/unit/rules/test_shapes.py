@@ -31,19 +31,19 @@ def proposals(device, *overrides):
     ],
     ids=["h200-bf16", "v100-fp16", "a100-bf16", "a100-tf32", "h200-tf32", "h200-fp32", "cpu"],
 )
-def test_the_unit_is_the_formats_and_the_devices(device, overrides, unit) -> None:
+def test_alignment_follows_format_and_device(device, overrides, unit) -> None:
     for size in (384, 384 + unit // 2):
         found = proposals(device, *overrides, f"model.intermediate_size={size}")
         next_one = f"model.intermediate_size={384 + unit}"
         assert found == ({} if size % unit == 0 else {"model.intermediate_size": next_one})
 
 
-def test_a_width_stays_one_that_its_heads_divide() -> None:
+def test_aligned_width_is_divisible_by_heads() -> None:
     typed = ("precision=bf16", "model.hidden_size=36", "model.num_attention_heads=6")
     assert proposals(H200, *typed)["model.hidden_size"] == "model.hidden_size=48"
 
 
-def test_a_classifier_has_no_output_layer_as_wide_as_its_vocabulary() -> None:
+def test_classifier_has_no_vocabulary_projection() -> None:
     typed = ("precision=bf16", "model.vocab_size=50257")
     assert "model.vocab_size" in proposals(H200, *typed)
     assert "model.vocab_size" not in proposals(H200, *typed, "task=sequence_classification")
@@ -66,6 +66,6 @@ def test_a_classifier_has_no_output_layer_as_wide_as_its_vocabulary() -> None:
     ],
     ids=["odd", "even", "smaller than the unit", "target", "target of two", "aligned length"],
 )
-def test_the_nearest_batch_is_proposed(per_device, seq_len, more, fix) -> None:
+def test_nearest_aligned_batch_is_proposed(per_device, seq_len, more, fix) -> None:
     typed = (f"batch.per_device={per_device}", f"data.seq_len={seq_len}")
     assert proposals(H200, "precision=bf16", *typed, *more).get("batch.per_device") == fix

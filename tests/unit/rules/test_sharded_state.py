@@ -19,7 +19,7 @@ def problem_of(device, *overrides):
     return next((p for p in refused if p.id == RULE), None)
 
 
-def test_several_gpus_are_proposed_where_one_is_too_small() -> None:
+def test_several_gpus_are_proposed_for_a_large_model() -> None:
     """8.03 B float32 parameters with AdamW are 120 GiB; an eighth of that fits into 80 GiB."""
     problem = problem_of(EIGHT, "model=llama3_8b")
     assert str(problem.fix) == "distributed=fsdp distributed.num_processes=8"
@@ -35,12 +35,12 @@ def test_several_gpus_are_proposed_where_one_is_too_small() -> None:
     ],
     ids=["one GPU", "an optimizer that cannot", "a target that eight do not divide"],
 )
-def test_it_is_not_proposed_where_it_would_not_do(device, overrides) -> None:
+def test_several_gpus_are_not_proposed_without_effect(device, overrides) -> None:
     problem = problem_of(device, "model=llama3_8b", *overrides)
     assert "fsdp" not in str(problem.fix)
 
 
-def test_parts_that_are_too_large_are_rejected() -> None:
+def test_oversized_shards_are_rejected() -> None:
     """46.7 B float32 parameters with AdamW are 696 GiB, of which each of eight holds 87."""
     typed = ("model=mixtral_8x7b", "distributed=fsdp", "distributed.num_processes=8")
     problem = problem_of(EIGHT, *typed)
@@ -49,7 +49,7 @@ def test_parts_that_are_too_large_are_rejected() -> None:
     assert problem_of(EIGHT, *typed, *problem.overrides) is None
 
 
-def test_no_process_holds_whole_weights_before_they_are_cut() -> None:
+def test_sharded_build_needs_no_full_weights() -> None:
     """1.24 B parameters in 8 parts are 18.4 GiB; whole weights in each process were 37."""
     memory = dataclasses.replace(CPU, memory_bytes=21 * 2**30)
     typed = ("model=llama_1b", "distributed=fsdp", "distributed.num_processes=8")
@@ -60,7 +60,7 @@ def test_no_process_holds_whole_weights_before_they_are_cut() -> None:
     ("gib", "strategy", "fix"),
     [(20, "ddp", "distributed=none"), (40, "ddp", "distributed.num_processes=2")],
 )
-def test_a_cpu_shares_its_memory_between_processes(gib, strategy, fix) -> None:
+def test_cpu_processes_share_memory(gib, strategy, fix) -> None:
     """1.24 B float32 parameters are 4.6 GiB, and 18.4 GiB with gradients and AdamW's moments."""
     memory = dataclasses.replace(CPU, memory_bytes=gib * 2**30)
     typed = ("model=llama_1b", f"distributed={strategy}", "distributed.num_processes=8")

@@ -26,13 +26,13 @@ def problems(*overrides: str):
 
 
 @pytest.mark.parametrize("prefix", ["", "+", "++"])
-def test_an_argument_is_typed_as_any_key_is(prefix) -> None:
+def test_trainer_argument_is_an_ordinary_key(prefix) -> None:
     assert extra(f"{prefix}trainer.extra.label_smoothing_factor=0.1") == {
         "label_smoothing_factor": 0.1
     }
 
 
-def test_mappings_and_several_arguments() -> None:
+def test_mappings_and_several_arguments_are_accepted() -> None:
     found = extra(
         "trainer.extra={neftune_noise_alpha:5,full_determinism:true}",
         "trainer.extra.accelerator_config={gradient_accumulation_kwargs:{sync_each_batch:true}}",
@@ -46,14 +46,14 @@ def test_mappings_and_several_arguments() -> None:
 
 
 @pytest.mark.parametrize("problem", ["multi_label", "regression"])
-def test_only_a_single_class_is_smoothed(problem) -> None:
+def test_label_smoothing_needs_a_single_class(problem) -> None:
     typed = ("task=sequence_classification", f"task.problem={problem}")
     (problem,) = problems(*typed, "trainer.extra.label_smoothing_factor=0.1")
     assert problem.id == "trainer_argument"
     plan_for(compose([*BASE, *typed, "trainer.extra.label_smoothing_factor=0.0"]), planning=True)
 
 
-def test_a_sweep_goes_over_an_argument() -> None:
+def test_trainer_argument_can_be_swept() -> None:
     cells = expand(["engine=trainer", "trainer.extra.neftune_noise_alpha=5,10"]).cells
     assert [cell.overrides[1] for cell in cells] == [
         "trainer.extra.neftune_noise_alpha=5",
@@ -64,7 +64,7 @@ def test_a_sweep_goes_over_an_argument() -> None:
     )
 
 
-def test_it_is_another_run() -> None:
+def test_trainer_argument_changes_the_run_id() -> None:
     plans = [
         plan_for(compose([*BASE, *more]), planning=True)
         for more in ((), ("trainer.extra.full_determinism=true",))
@@ -72,7 +72,7 @@ def test_it_is_another_run() -> None:
     assert plans[0].run_id != plans[1].run_id
 
 
-def test_everything_wrong_is_told_at_once() -> None:
+def test_all_invalid_trainer_arguments_are_reported_together() -> None:
     found = problems(
         "trainer.extra.label_smothing_factor=0.1",
         "trainer.extra.neftune_noise_alpha=loud",
@@ -96,11 +96,11 @@ def test_everything_wrong_is_told_at_once() -> None:
 @pytest.mark.parametrize(
     "typed", ["~trainer.extra.debug", "trainer.extra.debug=", "trainer.extra=5"]
 )
-def test_what_is_no_value(typed) -> None:
+def test_invalid_trainer_value_is_rejected(typed) -> None:
     assert len(problems(typed)) == 1
 
 
-def test_arguments_are_those_of_the_imported_class() -> None:
+def test_parsed_arguments_match_training_arguments() -> None:
     from transformers import TrainingArguments
 
     real = {f.name: f for f in dataclasses.fields(TrainingArguments) if f.init}
@@ -109,21 +109,21 @@ def test_arguments_are_those_of_the_imported_class() -> None:
         assert _is_one_of(read_arguments()[name][0], real[name].default)
 
 
-def test_types_that_are_no_plain_ones() -> None:
+def test_complex_argument_types_are_checked() -> None:
     found = read_arguments()
     assert found["debug"][0] == ("str", "list")
     assert found["accelerator_config"][0] == ("str", "dict", "None")
     assert found["save_strategy"][0] == ("str",)
 
 
-def test_the_tables_name_arguments_there_are() -> None:
+def test_argument_tables_name_existing_arguments() -> None:
     """Older and newer transformers differ by a few, which have to be named here."""
     others = {"warmup_ratio", "group_by_length"}
     assert {*OWNED, *UNREAD} - set(read_arguments()) == others
     assert not set(OWNED) & set(UNREAD)
 
 
-def test_every_key_that_decides_an_argument_exists() -> None:
+def test_keys_that_set_an_argument_exist() -> None:
     from eke.config.compose.catalogue import make_catalogue
 
     catalogue = make_catalogue()
@@ -131,7 +131,7 @@ def test_every_key_that_decides_an_argument_exists() -> None:
     assert set(OWNED.values()) <= known
 
 
-def test_transformers_is_not_imported() -> None:
+def test_check_does_not_import_transformers() -> None:
     code = (
         "import sys; from eke.rules.engine import read_arguments; read_arguments();"
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"

@@ -35,7 +35,7 @@ def rows(tmp_path) -> str:
     return f"data.path={path}"
 
 
-def test_a_checkpoints_tokenizer_numbers_bytes_otherwise() -> None:
+def test_checkpoint_tokenizer_numbers_bytes_differently() -> None:
     """Byte b of a text is token b + 8 here; not one of these words is that to the tokenizer."""
     for line in LINES:
         numbers = make_tokenizer()(line)["input_ids"]
@@ -44,7 +44,7 @@ def test_a_checkpoints_tokenizer_numbers_bytes_otherwise() -> None:
         assert not set(ours[:1]) & set(numbers[:1])
 
 
-def test_tables_are_read_by_datasets(rows, tmp_path, monkeypatch, own_cache) -> None:
+def test_tables_require_the_datasets_package(rows, tmp_path, monkeypatch, own_cache) -> None:
     table = tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b", "c"] * 9}), table)
     for package in ("datasets", "pyarrow.parquet"):  # the second comes with the first
@@ -54,7 +54,7 @@ def test_tables_are_read_by_datasets(rows, tmp_path, monkeypatch, own_cache) -> 
         store_of("data=parquet", f"data.path={table}")
 
 
-def test_packed_samples_of_a_bidirectional_model_see_each_other() -> None:
+def test_packed_bidirectional_samples_attend_to_each_other() -> None:
     plan = hand_plan("model=tiny_bert", "task=masked_lm", "model.dropout=0")
     model = build_model(plan, CPU).eval()
     first, second = torch.arange(10, 18)[None], torch.arange(30, 38)[None]
@@ -66,31 +66,31 @@ def test_packed_samples_of_a_bidirectional_model_see_each_other() -> None:
     assert (alone - together).abs().max() > 1e-2
 
 
-def test_a_second_text_is_left_out(rows, own_cache) -> None:
+def test_second_text_is_ignored(rows, own_cache) -> None:
     store = store_of("data=jsonl", rows, "data.text_pair=say")
     assert not any("so" in text for text in texts_of(store, "train"))
 
 
-def test_numbers_of_folders_are_no_labels_of_a_regression() -> None:
+def test_folder_numbers_are_not_regression_labels() -> None:
     """One output has one folder, and its number."""
     problem = ("task.problem=regression", "task.num_labels=1")
     data = build_data(hand_plan("task=sequence_classification", *problem))
     assert {float(data.train[0, index]["labels"]) for index in range(len(data.train))} == {0.0}
 
 
-def test_two_classes_of_one_name_are_one(tmp_path, own_cache) -> None:
+def test_classes_of_equal_name_are_merged(tmp_path, own_cache) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": f"{n}", "label": n % 3} for n in range(60)])
     typed = ("task=sequence_classification", "task.num_labels=3", "task.labels=[a,a,b]")
     store = store_of("model=tiny_bert", "data=jsonl", f"data.path={path}", *typed)
     assert set(store.array("labels").tolist()) == {1, 2}
 
 
-def test_a_prompt_alone_is_trained_on_as_if_it_were_the_text(rows, own_cache) -> None:
+def test_prompt_column_without_response_is_trained_as_text(rows, own_cache) -> None:
     store = store_of("data=jsonl", rows, "data.prompt=ask")
     assert set(texts_of(store, "train")) == {"why"}
 
 
-def test_a_translation_without_columns_has_no_target(rows, own_cache) -> None:
+def test_translation_without_columns_has_no_target(rows, own_cache) -> None:
     with pytest.raises(IndexError):
         store_of("model=tiny_t5", "task=seq2seq_lm", "data=jsonl", rows)
 
@@ -111,7 +111,7 @@ def test_bytes_have_no_chat_template(conversations, own_cache) -> None:
         store_of(*conversations, "data.tokenizer=bytes")
 
 
-def test_masked_lm_predicts_questions_too(conversations, own_cache, tmp_path) -> None:
+def test_masked_lm_predicts_prompt_tokens(conversations, own_cache, tmp_path) -> None:
     plan = hand_plan("model=tiny_bert", "task=masked_lm", "model.vocab_size=400", *conversations)
     store = store_of("model=tiny_bert", "task=masked_lm", *conversations)
     trained = store.array("trained")
@@ -122,7 +122,7 @@ def test_masked_lm_predicts_questions_too(conversations, own_cache, tmp_path) ->
     assert any(((label != IGNORED) & ~mask).any() for label, mask in zip(labels, held, strict=True))
 
 
-def test_pairs_of_a_task_without_them_are_not_read(rows, own_cache) -> None:
+def test_pairs_are_ignored_by_other_tasks(rows, own_cache) -> None:
     masked = ("model=tiny_bert", "task=masked_lm", "data=jsonl", rows)
     typed, plain = (
         store_of(*masked, *more) for more in (("data.prompt=ask", "data.response=say"), ())
@@ -130,7 +130,7 @@ def test_pairs_of_a_task_without_them_are_not_read(rows, own_cache) -> None:
     assert typed.manifest.digest == plain.manifest.digest
 
 
-def test_every_length_is_drawn_on_its_own(monkeypatch) -> None:
+def test_synthetic_lengths_are_independent(monkeypatch) -> None:
     """A million of them take seconds, a billion an hour."""
     drawn = []
     mix_seed = packing.mix_seed
@@ -140,14 +140,14 @@ def test_every_length_is_drawn_on_its_own(monkeypatch) -> None:
     assert len(drawn) == 1000
 
 
-def test_a_stream_has_no_lengths(rows, own_cache) -> None:
+def test_stream_has_no_lengths(rows, own_cache) -> None:
     typed = ("data.streaming=true", "data.num_eval_samples=2", "data.length_grouping=true")
     plan = plan_of("data=jsonl", rows, *typed)
     with pytest.raises(AssertionError, match="not read in advance"):
         next(build_data(plan).train_steps(0))
 
 
-def test_an_epoch_of_a_stream_is_as_long_as_the_run(rows, own_cache) -> None:
+def test_epoch_of_a_stream_is_the_run_length(rows, own_cache) -> None:
     """Each epoch would be as many steps as the run has by default, whatever the files hold."""
     typed = ("data=jsonl", rows, "data.streaming=true", "data.num_eval_samples=2")
     steps = plan_of(*typed, "train.epochs=2", "train.steps=null").steps

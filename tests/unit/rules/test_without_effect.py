@@ -105,16 +105,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TrainingState
 
 
 @pytest.mark.parametrize("rule", SAME)
-def test_the_run_is_the_same(rule: str, run: Callable[..., TrainingState]) -> None:
+def test_setting_without_effect_keeps_the_run_bit_exact(
+    rule: str, run: Callable[..., TrainingState]
+) -> None:
     with_it, without_it = SAME[rule]
     assert is_same(run(*with_it), run(*without_it))
 
 
 @pytest.mark.parametrize("key", EFFECTIVE)
-def test_a_difference_would_be_seen(key: str, run: Callable[..., TrainingState]) -> None:
+def test_difference_is_detected(key: str, run: Callable[..., TrainingState]) -> None:
     with_it, without_it = EFFECTIVE[key]
     assert not is_same(run(*with_it), run(*without_it))
 
 
-def test_nothing_is_pinned_on_a_cpu(run: Callable[..., TrainingState], tmp_path: Path) -> None:
+def test_memory_is_not_pinned_on_a_cpu(run: Callable[..., TrainingState], tmp_path: Path) -> None:
     assert run("dataloader.pin_memory=on").data.pinned is False

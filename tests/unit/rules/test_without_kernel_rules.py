@@ -14,7 +14,7 @@ from eke.training.model.loss import loss_sum, put_loss_head
 CPU = torch.device("cpu")
 
 
-def test_flash_attention_refuses_a_cpu(monkeypatch) -> None:
+def test_flash_attention_rejects_a_cpu(monkeypatch) -> None:
     """As if the package were there."""
     model = build_model(hand_plan(), CPU)
     monkeypatch.setattr(type(model), "_flash_attn_import_error", lambda *_, **__: None)
@@ -23,7 +23,7 @@ def test_flash_attention_refuses_a_cpu(monkeypatch) -> None:
         model._flash_attn_can_dispatch(2)
 
 
-def test_float32_is_handed_to_flash_attention_as_it_is() -> None:
+def test_float32_reaches_flash_attention_uncast() -> None:
     """Which has kernels for 16 bits; transformers casts to autocast's format where there is one."""
     from transformers.integrations.flash_attention import get_target_dtype
 
@@ -35,7 +35,7 @@ def test_float32_is_handed_to_flash_attention_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_dropout_is_left_out_where_the_package_has_none(version) -> None:
+def test_dropout_is_ignored_without_kernel_support(version) -> None:
     from transformers import modeling_flash_attention_utils as flash
 
     def flash2(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False): ...
@@ -47,7 +47,7 @@ def test_dropout_is_left_out_where_the_package_has_none(version) -> None:
     assert handed.get("dropout_p") == (0.1 if version == 2 else None)
 
 
-def test_packed_rows_are_found_in_a_batch_of_one_only() -> None:
+def test_packed_rows_are_detected_only_in_batches_of_one() -> None:
     from transformers import modeling_flash_attention_utils as flash
 
     positions = torch.tensor([[0, 1, 2, 0, 1, 2]])
@@ -59,7 +59,7 @@ def test_packed_rows_are_found_in_a_batch_of_one_only() -> None:
         spare_mask_checks(nn.Identity(), packed=False)
 
 
-def test_a_fused_head_leaves_out_what_a_model_does_with_its_logits() -> None:
+def test_fused_head_ignores_logit_scaling() -> None:
     from transformers import GraniteConfig, GraniteForCausalLM
 
     torch.manual_seed(0)
@@ -84,7 +84,7 @@ def steps(*overrides: str) -> list:
     return [cut[0] for cut in build_data(long_plan(6, *overrides)).train_steps(0)]
 
 
-def test_places_of_a_whole_batch_mean_others_in_its_parts() -> None:
+def test_positions_of_a_batch_are_wrong_for_its_parts() -> None:
     """As nn.DataParallel cuts what a module is called with."""
     batch = steps(*SPARSE)[0]
     assert batch.places is not None
@@ -94,10 +94,10 @@ def test_places_of_a_whole_batch_mean_others_in_its_parts() -> None:
     assert places.max() >= labels.numel(), "beyond this part's own positions"
 
 
-def test_causal_text_has_a_label_nearly_everywhere() -> None:
+def test_causal_text_has_labels_nearly_everywhere() -> None:
     for batch in steps("kernels=sparse_prediction"):
         assert batch.num_targets == batch.labels.numel() - len(batch.labels)
 
 
-def test_each_step_has_another_number_of_labels() -> None:
+def test_label_count_varies_between_steps() -> None:
     assert len({batch.num_targets for batch in steps(*SPARSE)}) > 3

@@ -23,14 +23,14 @@ from eke.training.optimizer.build_optimizer import build_schedule
 CPU = torch.device("cpu")
 
 
-def test_experts_of_a_crooked_width_cannot_be_multiplied(tmp_path) -> None:
+def test_experts_of_unaligned_width_cannot_be_multiplied(tmp_path) -> None:
     heads = ("model=tiny_moe", "model.num_attention_heads=3")
     with pytest.raises(RuntimeError, match="multiple of 16 bytes"):
         trained(tmp_path, *heads, "model.hidden_size=42")
     trained(tmp_path / "aligned", *heads, "model.hidden_size=48")
 
 
-def test_stretching_changes_the_frequencies_of_short_sequences_too() -> None:
+def test_rope_scaling_changes_frequencies_of_short_sequences() -> None:
     plain, stretched = (
         build_model(hand_plan(*more), CPU).model.rotary_emb.inv_freq
         for more in ((), ("model.rope_scaling_factor=8",))
@@ -40,7 +40,7 @@ def test_stretching_changes_the_frequencies_of_short_sequences_too() -> None:
 
 
 @pytest.mark.parametrize("typed", ["0.1", "aut", "-1", "0", "nan"])
-def test_a_router_loss_without_a_router_is_none(typed) -> None:
+def test_router_loss_without_router_is_zero(typed) -> None:
     for model in ("tiny", "tiny_moe"):
         plan = hand_plan(f"model={model}", f"task.router_loss={typed}")
         trains = router_loss(plan.config) is not None
@@ -49,7 +49,7 @@ def test_a_router_loss_without_a_router_is_none(typed) -> None:
         assert ("router_loss_needs_router" in found) != trains
 
 
-def test_special_ids_among_random_ones_end_texts_early(tmp_path) -> None:
+def test_random_special_ids_end_texts_early(tmp_path) -> None:
     with pytest.raises(ValueError, match="same number of <eos> tokens"):
         trained(
             tmp_path,
@@ -68,13 +68,13 @@ def test_special_ids_among_random_ones_end_texts_early(tmp_path) -> None:
     ],
     ids=["batch_contradiction", "target_is_multiple"],
 )
-def test_a_plan_of_a_batch_that_does_not_divide_is_of_another(typed, asked, got) -> None:
+def test_indivisible_batch_is_planned_as_another_batch(typed, asked, got) -> None:
     batch = light_plan(*typed, "data.num_samples=64").batch
     found = batch.samples_per_step if "batch.accumulation" not in " ".join(typed) else None
     assert (found or batch.accumulation) == got != asked
 
 
-def test_beside_auto_what_was_typed_of_the_batch_is_not_kept() -> None:
+def test_batch_auto_replaces_explicit_batch_keys() -> None:
     """A micro-batch leaves nothing to choose; an accumulation follows from the target."""
     typed = light_plan("batch=auto", "batch.per_device=2", "data.num_samples=64")
     assert typed.config.batch.per_device is not None
@@ -83,29 +83,29 @@ def test_beside_auto_what_was_typed_of_the_batch_is_not_kept() -> None:
     assert times.accumulation != 3
 
 
-def test_of_steps_and_epochs_the_plan_would_take_one() -> None:
+def test_steps_and_epochs_together_use_one() -> None:
     assert light_plan("train.steps=5", "train.epochs=1").steps.total == 4  # 16 samples / 4
 
 
-def test_a_warmup_longer_than_the_run_never_reaches_the_peak() -> None:
+def test_overlong_warm_up_never_reaches_the_peak() -> None:
     plan = dataclasses.replace(hand_plan(), steps=SimpleNamespace(total=5, warmup=6))
     rates = [build_schedule(plan)(step) for step in range(5)]
     assert max(rates) == 5 / 6
 
 
-def test_a_run_of_warmup_steps_alone_has_no_speed(tmp_path) -> None:
+def test_run_with_only_warm_up_steps_has_no_speed(tmp_path) -> None:
     record = record_of(trained(tmp_path, "train.timing_warmup_steps=2", "train.steps=2"))
     assert record.throughput.samples_per_s is None
     longer = trained(tmp_path / "longer", "train.timing_warmup_steps=2", "train.steps=4")
     assert record_of(longer).throughput.samples_per_s
 
 
-def test_pytorch_itself_advises_against_more_loader_processes_than_cores() -> None:
+def test_pytorch_warns_about_more_loader_processes_than_cores() -> None:
     with pytest.warns(UserWarning, match="suggested max number of worker"):
         DataLoader(range(4), num_workers=10_000)
 
 
-def test_a_file_of_another_user_cannot_be_read() -> None:
+def test_file_of_another_user_cannot_be_read() -> None:
     """In a process without the rights of root, which may read everything."""
     code = (
         "import os, sys, tempfile, pathlib\n"
@@ -119,7 +119,7 @@ def test_a_file_of_another_user_cannot_be_read() -> None:
     assert "PermissionError" in done.stderr.splitlines()[-1]
 
 
-def test_below_a_file_there_is_no_run_folder(tmp_path) -> None:
+def test_run_folder_below_a_file_cannot_be_created(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     folder = RunPaths(tmp_path / "file" / "runs" / "run")
     with pytest.raises(ConfigError, match="Not a directory"), lock_run_folder(folder):

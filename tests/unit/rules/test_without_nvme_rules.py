@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eke.hardware import file_system
-from eke.training.distributed.operators import prepare_swap
+from eke.training.distributed.build_operators import prepare_swap
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -23,7 +23,7 @@ if libc.mlock(buffer, len(buffer)):
 """
 
 
-def test_below_a_file_there_is_no_folder(tmp_path) -> None:
+def test_folder_below_a_file_cannot_be_created(tmp_path) -> None:
     (tmp_path / "a.txt").touch()
     with pytest.raises(NotADirectoryError):
         prepare_swap({"zero_optimization": {}}, tmp_path / "a.txt" / "disk")
@@ -40,7 +40,7 @@ def shared_bytes() -> int:
     not SHARED_MEMORY.is_dir() or file_system(SHARED_MEMORY) != "tmpfs",
     reason="Linux has a tmpfs here, some containers do not",
 )
-def test_a_file_in_a_tmpfs_takes_memory() -> None:
+def test_file_in_a_tmpfs_takes_memory() -> None:
     size, before = 32 * 1024**2, shared_bytes()
     file = SHARED_MEMORY / f"eke-{id(before)}"
     try:
@@ -50,7 +50,7 @@ def test_a_file_in_a_tmpfs_takes_memory() -> None:
         file.unlink()
 
 
-def test_the_kernel_locks_no_more_than_the_limit() -> None:
+def test_kernel_enforces_the_locked_memory_limit() -> None:
     done = subprocess.run(
         [sys.executable, "-S", "-c", LOCK_1_MIB], capture_output=True, text=True, check=False
     )

@@ -40,19 +40,19 @@ def pretend(monkeypatch):
 
 
 @pytest.mark.parametrize(("device", "supported"), [(V100, False), (ADA, True)], ids=["V100", "Ada"])
-def test_pytorch_names_the_same_generation_for_bf16_and_tf32(device, supported, pretend) -> None:
+def test_pytorch_requires_the_same_generation_for_bf16_and_tf32(device, supported, pretend) -> None:
     pretend(device)
     assert torch.cuda.is_bf16_supported(including_emulation=False) is supported
     assert torch.cuda.is_tf32_supported() is supported
 
 
-def test_narrow_weights_multiply_in_their_own_format_whatever_is_asked_for(tmp_path) -> None:
+def test_16_bit_weights_multiply_in_their_own_format(tmp_path) -> None:
     with pytest.warns(UserWarning, match="Disabling autocast"):
         job = trained(tmp_path, "precision=fp32", "precision.weights=bfloat16")
     assert job.effective["matmul_dtypes"] == ["bfloat16"]
 
 
-def test_ranks_do_not_exchange_the_gradients_of_copies() -> None:
+def test_ranks_do_not_reduce_gradients_of_copies() -> None:
     exchanged, model = [], nn.Linear(2, 2)
     shared = exchanging(model, lambda: exchanged.append(True))
     with shared as called, NarrowCopies(model, torch.bfloat16):
@@ -61,24 +61,24 @@ def test_ranks_do_not_exchange_the_gradients_of_copies() -> None:
     assert not exchanged
 
 
-def test_frozen_weights_multiply_in_their_own_format_without_autocast(tmp_path) -> None:
+def test_frozen_weights_without_autocast_use_their_own_format(tmp_path) -> None:
     job = trained(tmp_path, "precision=fp32", "peft=lora", "peft.base_weights=bfloat16")
     assert "bfloat16" in job.effective["matmul_dtypes"]
 
 
-def test_with_adapters_a_named_head_is_trained_all_the_same(tmp_path) -> None:
+def test_named_head_is_trained_with_adapters(tmp_path) -> None:
     job = trained(tmp_path, "task=sequence_classification", "peft=lora", "model.freeze=[score]")
     trained_heads = [n for n, p in job.bare_model.named_parameters() if p.requires_grad]
     assert any("score" in name for name in trained_heads)
 
 
-def test_evaluation_in_another_format_than_the_weights_is_in_theirs(tmp_path) -> None:
+def test_evaluation_uses_the_format_of_16_bit_weights(tmp_path) -> None:
     with pytest.warns(UserWarning, match="Disabling autocast"):
         job = trained(tmp_path, "precision=bf16_pure", "precision.evaluation=float32")
     assert job.effective["eval_matmul_dtypes"] == ["bfloat16"]
 
 
-def test_small_updates_leave_normalisation_weights_where_they_are(tmp_path) -> None:
+def test_small_updates_do_not_change_16_bit_norms(tmp_path) -> None:
     typed = ("precision=bf16_pure", "optimizer.lr=1e-3", "schedule=constant", "train.steps=6")
     moved = []
     for more in ((), ("precision.master=on",)):
@@ -88,7 +88,7 @@ def test_small_updates_leave_normalisation_weights_where_they_are(tmp_path) -> N
     assert moved == [False, True]
 
 
-def test_what_float16_cannot_hold_ends_t5_and_bfloat16_holds_it() -> None:
+def test_t5_overflows_in_float16_but_not_in_bfloat16() -> None:
     """As if trained in bfloat16: activations of a checkpoint that exceed 65504."""
     finite = {}
     for option in ("fp16", "bf16"):
@@ -102,7 +102,7 @@ def test_what_float16_cannot_hold_ends_t5_and_bfloat16_holds_it() -> None:
     assert finite == {"fp16": False, "bf16": True}
 
 
-def test_float8_layers_are_torchaos(tmp_path, monkeypatch) -> None:
+def test_float8_layers_come_from_torchao(tmp_path, monkeypatch) -> None:
     for name in [n for n in sys.modules if n.partition(".")[0] == "torchao"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torchao", None)
@@ -111,21 +111,21 @@ def test_float8_layers_are_torchaos(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(("device", "supported"), [(V100, False), (ADA, True)], ids=["V100", "Ada"])
-def test_torchao_names_the_same_generation_for_float8(device, supported, pretend) -> None:
+def test_torchao_requires_the_same_generation_for_float8(device, supported, pretend) -> None:
     from torchao.utils import is_sm_at_least_89
 
     pretend(device)
     assert bool(is_sm_at_least_89()) is supported
 
 
-def test_gpt2_and_crooked_widths_have_no_float8_layer() -> None:
+def test_gpt2_and_unaligned_widths_have_no_float8_layer() -> None:
     """With heads that divide it: 72 is no multiple of 16."""
     for typed in (("model=tiny_gpt2",), ("model.hidden_size=72",)):
         model = build_model(hand_plan("precision=fp8", *typed), CPU)
         assert not float8_layers(model)
 
 
-def test_crooked_feed_forwards_stay_as_they_are() -> None:
+def test_unaligned_feed_forwards_are_not_converted() -> None:
     from torchao.float8.float8_linear import Float8Linear
 
     model = build_model(light_plan("precision=fp8", "model.intermediate_size=100"), CPU)
@@ -150,7 +150,7 @@ def operations(option: str) -> tuple[int, tuple[str, ...]]:
     return Count.number, probe.seen().matmul_dtypes
 
 
-def test_without_a_compiler_float8_adds_operations_and_on_a_cpu_no_float8_product() -> None:
+def test_uncompiled_float8_adds_operations_and_cpu_has_no_product() -> None:
     plain, _ = operations("bf16")
     scaled, formats = operations("fp8")
     assert scaled > 1.5 * plain, "scaling and rounding, each a kernel of its own"
@@ -159,9 +159,7 @@ def test_without_a_compiler_float8_adds_operations_and_on_a_cpu_no_float8_produc
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("recipe", ["rowwise", "tensorwise"])
-def test_torchao_rounds_products_with_a_scale_per_row_to_bfloat16(
-    recipe, dtype, monkeypatch
-) -> None:
+def test_torchao_rounds_row_scaled_products_to_bfloat16(recipe, dtype, monkeypatch) -> None:
     """As on a GPU, with a stand-in for its kernel that gives whatever it is asked for."""
     asked = []
 
@@ -179,7 +177,7 @@ def test_torchao_rounds_products_with_a_scale_per_row_to_bfloat16(
     assert torch.equal(found, found.bfloat16().to(dtype)) is (recipe == "rowwise")
 
 
-def test_torchao_leaves_narrow_layers_out_itself() -> None:
+def test_torchao_skips_narrow_layers() -> None:
     from torchao.float8.float8_linear_utils import _auto_filter_for_recipe
 
     converts = _auto_filter_for_recipe("tensorwise", filter_fqns=[])
@@ -191,7 +189,7 @@ def test_torchao_leaves_narrow_layers_out_itself() -> None:
     ("device", "typed", "row_bytes"),
     [("h200", "bf16", 16), ("h200", "tf32", 16), ("v100_16", "fp16", 16), ("a100_80", "bf16", 128)],
 )
-def test_units_of_tensor_cores_are_the_bytes_of_nvidias_table(device, typed, row_bytes) -> None:
+def test_tensor_core_alignment_matches_nvidia_table(device, typed, row_bytes) -> None:
     """16 bytes in a row, on an A100 128: the table of the source that the rules name."""
     unit = _unit(RuleInputs(hand_plan(f"precision={typed}").config, DEVICES[device]))
     assert unit[0] * {"bf16": 2, "fp16": 2, "tf32": 4}[typed] == row_bytes

@@ -27,13 +27,13 @@ from eke.training.model.checkpointing import apply_checkpointing
 CPU = torch.device("cpu")
 
 
-def test_a_rank_that_is_alone_trains_on_its_share_of_the_planned_samples(tmp_path) -> None:
+def test_single_rank_trains_its_share_of_the_planned_samples(tmp_path) -> None:
     job = trained(tmp_path, "distributed.num_processes=2", "batch.per_device=2")
     trained_on = sum(b.num_samples for step in job.data.train_steps(0) for b in step)
     assert trained_on == job.plan.batch.samples_per_step * len(steps_of(job)) / 2
 
 
-def test_a_row_without_padding_is_one_row_that_cannot_be_split() -> None:
+def test_unpadded_row_cannot_be_split() -> None:
     """DataParallel scatters by torch.chunk: the second GPU gets nothing."""
     plan = light_plan("data.lengths=uniform", "data.packing=padding_free")
     batch = next(build_data(plan).train_steps(0))[0]
@@ -41,7 +41,7 @@ def test_a_row_without_padding_is_one_row_that_cannot_be_split() -> None:
     assert len(batch.inputs["input_ids"].chunk(2)) == 1
 
 
-def test_a_process_without_a_gpu_of_its_own(monkeypatch) -> None:
+def test_process_without_its_own_gpu_fails(monkeypatch) -> None:
     for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -62,7 +62,7 @@ def test_processes_on_one_core_wait_for_each_other() -> None:
     assert time.monotonic() - began > 0.39
 
 
-def test_zero_of_one_keeps_a_copy_more() -> None:
+def test_zero_with_one_process_keeps_an_extra_copy() -> None:
     alone, zero = (
         config_of(*more) for more in ((), ("distributed=zero1", "distributed.num_processes=1"))
     )
@@ -71,12 +71,12 @@ def test_zero_of_one_keeps_a_copy_more() -> None:
     assert shared_state_bytes(zero, size, False).total >= plain + 4 * size.num_parameters
 
 
-def test_what_is_offloaded_from_a_cpu_goes_to_the_cpu() -> None:
+def test_optimizer_offload_from_a_cpu_stays_on_the_cpu() -> None:
     plan = light_plan("distributed=zero2", "distributed.num_processes=1", "offload=optimizer_cpu")
     assert plan.deepspeed["zero_optimization"]["offload_optimizer"]["device"] == plan.device.kind
 
 
-def test_deepspeed_offloads_no_weights_below_stage_3() -> None:
+def test_deepspeed_offloads_weights_only_at_stage_3() -> None:
     from deepspeed.runtime.zero import stage3, stage_1_and_2
 
     def mentions(module) -> bool:
@@ -87,7 +87,7 @@ def test_deepspeed_offloads_no_weights_below_stage_3() -> None:
     assert not mentions(stage_1_and_2)
 
 
-def test_deepspeeds_adam_is_compiled_and_needs_a_compiler(tmp_path, monkeypatch) -> None:
+def test_deepspeed_adam_requires_a_compiler(tmp_path, monkeypatch) -> None:
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
@@ -97,7 +97,7 @@ def test_deepspeeds_adam_is_compiled_and_needs_a_compiler(tmp_path, monkeypatch)
         CPUAdamBuilder().load(verbose=False)
 
 
-def test_random_weights_stay_random_under_adapters(tmp_path) -> None:
+def test_random_weights_stay_random_with_adapters(tmp_path) -> None:
     job = trained(tmp_path, "peft=lora", "optimizer.lr=0.1")
     start = build_model(job.plan, CPU).state_dict()
     end = {
@@ -109,7 +109,7 @@ def test_random_weights_stay_random_under_adapters(tmp_path) -> None:
     assert all(torch.equal(start[name], end[name]) for name in kept)
 
 
-def test_from_half_the_width_on_adapters_are_no_smaller_than_what_they_adapt() -> None:
+def test_adapters_of_half_width_rank_are_not_smaller() -> None:
     sizes = {}
     for rank in (63, 64):
         plan = hand_plan("peft=lora", f"peft.r={rank}", "peft.target_modules=[q_proj]")
@@ -123,7 +123,7 @@ def test_from_half_the_width_on_adapters_are_no_smaller_than_what_they_adapt() -
 
 
 @pytest.mark.parametrize("peft", [("peft=qlora",), ("peft=lora", "peft.experts=true")], ids=str)
-def test_whole_experts_are_kept_for_the_backward_pass(peft) -> None:
+def test_full_expert_weights_are_kept_for_backward(peft) -> None:
     kept = {}
     for memory in ("none", "checkpointing"):
         plan = hand_plan("model=tiny_moe", *peft, f"memory={memory}")

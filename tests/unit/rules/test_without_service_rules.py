@@ -9,7 +9,7 @@ from unit.training.model.plans import hand_plan
 from eke.training.optimizer.build_optimizer import build_optimizer
 
 
-def test_mlflow_takes_no_folder_any_more(tmp_path) -> None:
+def test_mlflow_rejects_a_folder_store(tmp_path) -> None:
     from mlflow.exceptions import MlflowException
     from mlflow.store.tracking.file_store import FileStore
 
@@ -21,7 +21,7 @@ def test_mlflow_takes_no_folder_any_more(tmp_path) -> None:
     ("option", "package"),
     [("galore", "galore_torch"), ("apollo", "apollo_torch"), ("schedule_free", "schedulefree")],
 )
-def test_without_its_package_an_option_cannot_be_built(option, package, monkeypatch) -> None:
+def test_option_without_its_package_cannot_be_built(option, package, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=package):
         build_optimizer(hand_plan(f"optimizer={option}"), nn.Linear(2, 2))

@@ -21,7 +21,7 @@ IN_BACKWARD = ("memory=optimizer_in_backward", "train.max_grad_norm=null")
 
 
 @pytest.mark.parametrize("too_old", [True, False], ids=["Pascal", "Volta"])
-def test_inductor_refuses_what_is_older_than_volta(too_old, monkeypatch) -> None:
+def test_inductor_rejects_gpus_older_than_volta(too_old, monkeypatch) -> None:
     """Without triton for it; a Volta would go on to ask for triton itself."""
     from torch._inductor import scheduler
     from torch._inductor.exc import GPUTooOldForTriton, TritonMissing
@@ -37,7 +37,7 @@ def test_inductor_refuses_what_is_older_than_volta(too_old, monkeypatch) -> None
         scheduler.Scheduler.create_backend(SimpleNamespace(), torch.device("cuda", 0))
 
 
-def test_inductor_needs_a_compiler_on_a_cpu() -> None:
+def test_inductor_requires_a_compiler_on_a_cpu() -> None:
     """It compiles the layers of compile=inductor and the steps of torchao."""
     from torch._inductor import cpp_builder
     from torch._inductor.exc import InvalidCxxCompiler
@@ -46,7 +46,7 @@ def test_inductor_needs_a_compiler_on_a_cpu() -> None:
         cpp_builder.cpp_compiler_search(("no-such-compiler",))
 
 
-def test_cuda_graphs_of_a_cpu_are_skipped() -> None:
+def test_cuda_graphs_are_skipped_on_a_cpu() -> None:
     from torch._dynamo.backends.cudagraphs import check_for_skip
 
     traced = torch.fx.symbolic_trace(nn.ReLU())
@@ -55,7 +55,7 @@ def test_cuda_graphs_of_a_cpu_are_skipped() -> None:
     assert "cpu device" in check_for_skip(traced, 0)
 
 
-def test_the_mode_that_replays_graphs_is_only_that() -> None:
+def test_reduce_overhead_mode_only_adds_cuda_graphs() -> None:
     import torch._inductor
 
     assert torch._inductor.list_mode_options("reduce-overhead") == {"triton.cudagraphs": True}
@@ -68,7 +68,7 @@ def test_the_mode_that_replays_graphs_is_only_that() -> None:
 @pytest.mark.parametrize(
     ("pass_", "taken"), [("FORWARD", False), ("BACKWARD", True), ("INFERENCE", True)]
 )
-def test_the_memory_of_graphs_is_taken_with_the_next_forward(pass_, taken) -> None:
+def test_cuda_graph_memory_is_overwritten_by_the_next_forward(pass_, taken) -> None:
     """The next call of a compiled module takes it, unless a forward pass waits for its backward.
 
     So a gradient left there is lost with the next micro-batch, and a layer's output, where there
@@ -86,7 +86,7 @@ def test_the_memory_of_graphs_is_taken_with_the_next_forward(pass_, taken) -> No
     assert "gradient accumulation when a .grad tensor is allocated during" in message
 
 
-def test_other_compilers_are_not_told_the_mode(monkeypatch) -> None:
+def test_other_compilers_do_not_receive_the_mode(monkeypatch) -> None:
     told = []
     monkeypatch.setattr(torch, "compile", lambda model, **how: told.append(how))
     for more in ((), ("compile.mode=max_autotune",)):
@@ -94,7 +94,7 @@ def test_other_compilers_are_not_told_the_mode(monkeypatch) -> None:
     assert told == [{"backend": "eager"}] * 2
 
 
-def test_stochastic_rounding_of_float32_weights_is_plain_adamw(monkeypatch) -> None:
+def test_stochastic_rounding_of_float32_equals_adamw(monkeypatch) -> None:
     """Step by step, without compiling it."""
     ends = {}
     for weights in (torch.float32, torch.bfloat16):
@@ -112,7 +112,7 @@ def test_stochastic_rounding_of_float32_weights_is_plain_adamw(monkeypatch) -> N
         assert torch.allclose(*pair, rtol=1e-5, atol=1e-7) is same
 
 
-def test_an_average_stays_behind_when_the_rate_falls_too() -> None:
+def test_decaying_rate_slows_the_schedule_free_average() -> None:
     """On a bowl: after as many steps, the averaged weights are farther from its bottom."""
     from schedulefree import AdamWScheduleFree
 
@@ -132,7 +132,7 @@ def test_an_average_stays_behind_when_the_rate_falls_too() -> None:
     assert far["linear"] > 1.2 * far["constant"]
 
 
-def test_in_the_backward_pass_nothing_is_clipped(tmp_path) -> None:
+def test_optimizer_in_backward_does_not_clip(tmp_path) -> None:
     clipped = (*IN_BACKWARD[:1], "train.max_grad_norm=0.01")
     free = trained(tmp_path / "free", *IN_BACKWARD)
     asked = trained(tmp_path / "asked", *clipped)
@@ -142,7 +142,7 @@ def test_in_the_backward_pass_nothing_is_clipped(tmp_path) -> None:
     assert not is_same(plain, within)
 
 
-def test_in_the_backward_pass_each_micro_batch_is_a_step(tmp_path) -> None:
+def test_optimizer_in_backward_steps_every_micro_batch(tmp_path) -> None:
     cut = (
         "train.max_grad_norm=null",
         "optimizer=sgd",
@@ -155,7 +155,7 @@ def test_in_the_backward_pass_each_micro_batch_is_a_step(tmp_path) -> None:
     assert steps_of(plain)[2] != pytest.approx(steps_of(within)[2], rel=1e-6)
 
 
-def test_in_the_backward_pass_no_loss_is_scaled(tmp_path) -> None:
+def test_optimizer_in_backward_ignores_loss_scaling(tmp_path) -> None:
     scales = {}
     for more in ((), IN_BACKWARD[:1]):
         job = trained(tmp_path / str(len(more)), IN_BACKWARD[1], "precision=fp16", *more)
@@ -163,14 +163,14 @@ def test_in_the_backward_pass_no_loss_is_scaled(tmp_path) -> None:
     assert scales == {(): 2, IN_BACKWARD[:1]: 0}, "steps that the scaler has seen"
 
 
-def test_in_the_backward_pass_copies_are_no_weights_of_the_model(tmp_path) -> None:
+def test_optimizer_in_backward_does_not_step_master_copies(tmp_path) -> None:
     typed = ("precision=bf16_pure", "precision.master=on", *IN_BACKWARD)
     with pytest.raises(KeyError, match="Parameter containing"):
         trained(tmp_path, *typed)
 
 
 @pytest.mark.parametrize(("tied", "calls"), [("true", 2), ("false", 1)])
-def test_the_gradient_of_a_tied_table_comes_in_two_parts(tied, calls, tmp_path) -> None:
+def test_tied_gradient_arrives_in_two_parts(tied, calls, tmp_path) -> None:
     copies = ("precision=bf16", "precision.casts=per_step")
     job = trained(tmp_path, "model=tiny", *copies, f"model.tie_word_embeddings={tied}")
     steps = []
@@ -181,7 +181,7 @@ def test_the_gradient_of_a_tied_table_comes_in_two_parts(tied, calls, tmp_path) 
     assert len(steps) == calls
 
 
-def test_ranks_exchange_gradients_after_the_weights_own_hooks() -> None:
+def test_ddp_reduces_gradients_after_weight_hooks() -> None:
     order, model = [], nn.Linear(2, 2)
     with exchanging(model, lambda: order.append("exchange")) as shared:
         model.weight.register_post_accumulate_grad_hook(lambda _: order.append("step"))
@@ -204,7 +204,7 @@ def most_gradients_of_a_call(loss: torch.Tensor) -> int:
 
 
 @pytest.mark.slow
-def test_a_backward_pass_that_is_compiled_whole_returns_all_gradients_together() -> None:
+def test_compiled_backward_returns_all_gradients_together() -> None:
     most = {}
     for option in ("none", "aot_eager"):
         plan = light_plan(f"compile={option}", "model.num_hidden_layers=1")
@@ -214,7 +214,7 @@ def test_a_backward_pass_that_is_compiled_whole_returns_all_gradients_together()
     assert most == {"none": 1, "aot_eager": number}
 
 
-def test_a_declared_gpu_is_not_this_machine(monkeypatch) -> None:
+def test_declared_gpu_is_not_this_machine(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     plan = SimpleNamespace(device=H200)
     with pytest.raises(RuntimeError, match="has no GPU"):

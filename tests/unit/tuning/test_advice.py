@@ -19,8 +19,9 @@ from eke.plan.planner import Plan, outline_record, replan
 from eke.plan.record import MeasuredMemory, Outcome
 from eke.rules import RuleInputs, check
 from eke.rules.techniques import applied
-from eke.tuning import advice
-from eke.tuning.advice import (
+from eke.tuning import memory_advice
+from eke.tuning.check_memory_fit import DOES_NOT_FIT, reject_unfit_plan
+from eke.tuning.memory_advice import (
     HIGH_COST_TECHNIQUES,
     LOW_COST_TECHNIQUES,
     advice_for,
@@ -31,7 +32,6 @@ from eke.tuning.advice import (
     smaller_batches,
     techniques_for,
 )
-from eke.tuning.refuse_oom import DOES_NOT_FIT, reject_unfit_plan
 
 WORK = ("data=synthetic", "model.num_hidden_layers=6", "data.num_samples=4096")
 
@@ -68,7 +68,7 @@ def kept(overrides, more) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
-def test_overrides_mean_what_was_forecast(case, device) -> None:
+def test_advised_overrides_compose_to_the_forecast_configuration(case, device) -> None:
     """The configuration that a technique makes is the one that its overrides compose."""
     typed = (*WORK, *case)
     plan = plan_of(*typed, device=device)
@@ -117,12 +117,12 @@ def opposite(now: Plan, changed: Plan) -> tuple[float, str]:
     return (1.0 if changed.config.memory.checkpointing.value != "off" else 3.0), "a clock"
 
 
-def test_the_cheapest_by_the_time_model_comes_first(monkeypatch) -> None:
+def test_fastest_proposal_comes_first(monkeypatch) -> None:
     """By published figures smaller batches cost less; this device says otherwise."""
     plan = cramped(share=0.6)
     by_figures = advise(plan)[0]
     assert by_figures.overrides[0].startswith("batch.per_device=")
-    monkeypatch.setattr(advice, "slowdown", opposite)
+    monkeypatch.setattr(memory_advice, "slowdown", opposite)
     by_clock = advise(plan)[0]
     assert by_clock.overrides[0].startswith("memory=checkpointing")
     assert (by_clock.slowdown, by_clock.reasons) == (1.0, ("a clock",))
@@ -139,8 +139,8 @@ def free_adapters(now: Plan, changed: Plan) -> tuple[float, str]:
     return (2.0 if keeps else 0.1), "a clock"
 
 
-def test_the_same_training_comes_before_another_however_cheap_that_is(monkeypatch) -> None:
-    monkeypatch.setattr(advice, "slowdown", free_adapters)
+def test_equivalent_training_is_proposed_first(monkeypatch) -> None:
+    monkeypatch.setattr(memory_advice, "slowdown", free_adapters)
     plan = cramped(share=0.9)
     found = advise(plan, 20)
     kept = [each.keeps for each in found]
@@ -150,7 +150,7 @@ def test_the_same_training_comes_before_another_however_cheap_that_is(monkeypatc
     assert advise(plan, 1)[0].keeps
 
 
-def test_a_saver_that_may_keep_the_training_is_asked_for_both() -> None:
+def test_both_variants_of_a_technique_are_checked() -> None:
     """16-bit operands were passed over where only 16-bit weights surely had room."""
     plan = plan_of(*WORK, device=GPU)
     pure = plan_of(*WORK, "precision=bf16_pure", device=GPU)
@@ -162,7 +162,7 @@ def test_a_saver_that_may_keep_the_training_is_asked_for_both() -> None:
     assert typed["precision=bf16_pure",] is Verdict.fits
 
 
-def test_proposals_are_judged_by_what_is_known_best() -> None:
+def test_stored_traces_are_used_for_advice() -> None:
     """By a trace that is kept: as the plan itself is."""
     plan = cramped(share=0.9)
     first = advise(plan, 20)[0]
@@ -180,7 +180,7 @@ def test_proposals_are_judged_by_what_is_known_best() -> None:
 @pytest.mark.parametrize(
     ("device", "first"), [(GPU, "precision=tf32"), (DEVICES["v100_16"], "precision=fp32")]
 )
-def test_copies_of_weights_that_nobody_trains_need_not_be_there(device, first) -> None:
+def test_advice_avoids_copies_of_frozen_weights(device, first) -> None:
     wide = ("peft=lora", "model.hidden_size=1024", "batch.per_device=1")
     plan = plan_of(*WORK, *wide, "precision=fp16", device=device)
     plain = plan_of(*WORK, *wide, "precision=fp32", device=device)
@@ -189,26 +189,26 @@ def test_copies_of_weights_that_nobody_trains_need_not_be_there(device, first) -
     assert (first,) in same
 
 
-def test_smaller_batches_keep_the_samples_of_a_step() -> None:
+def test_smaller_batches_keep_samples_per_step() -> None:
     plan = cramped(share=0.5)
     (first,) = [a for a in advise(plan, 20) if a.overrides[0].startswith("batch") and a.keeps][:1]
     size, count = (int(text.partition("=")[2]) for text in first.overrides[:2])
     assert size * count == plan.batch.samples_per_step
 
 
-def test_no_smaller_batch_is_advised_beside_a_router_loss() -> None:
+def test_smaller_batch_is_not_advised_with_a_router_loss() -> None:
     typed = (*WORK, "model=tiny_moe", "batch.per_device=8")
     assert smaller_batches(plan_of(*typed))
     assert smaller_batches(plan_of(*typed, "task.router_loss=0.1")) == ()
 
 
-def test_nothing_makes_room_in_nothing() -> None:
+def test_advice_is_empty_if_no_change_fits() -> None:
     plan = cramped(share=0.001)
     assert advise(plan) == []
     assert "hardware=all" in render_advice(forecast(plan), [])
 
 
-def test_advice_is_text_of_80_columns() -> None:
+def test_advice_fits_80_columns() -> None:
     plan = cramped(share=0.9)
     text = render_advice(forecast(plan), advise(plan, 20))
     same, another = text.index("with the same training"), text.index("with another training")
@@ -216,7 +216,7 @@ def test_advice_is_text_of_80_columns() -> None:
     assert max(len(line) for line in text.splitlines() if "http" not in line) <= 80
 
 
-def test_after_an_out_of_memory_proposals_save_something() -> None:
+def test_advice_after_oom_saves_memory() -> None:
     """Of what was forecast or, where that is less, of what was seen."""
     plan = plan_of(*WORK)
     expected = forecast(plan).peak.expected
@@ -241,7 +241,7 @@ def test_after_an_out_of_memory_proposals_save_something() -> None:
     ],
     ids=["cpu", "cpu, nothing known before", "gpu", "gpu, nothing reserved", "nothing"],
 )
-def test_what_a_run_had_when_it_ran_out(device, measured, seen) -> None:
+def test_memory_at_oom_is_described(device, measured, seen) -> None:
     plan = plan_of(*WORK, device=device)
     record = outline_record(plan, [], 0, Outcome.oom, None)
     record.memory.measured = measured
@@ -258,7 +258,7 @@ def sized(low: float):
     return with_available_bytes(plan, memory)
 
 
-def test_below_the_lowest_forecast_a_run_is_refused_with_a_fix() -> None:
+def test_run_below_the_lowest_forecast_is_rejected_with_a_fix() -> None:
     with pytest.raises(ConfigError) as caught:
         weigh(sized(0.99))
     (problem,) = caught.value.problems
@@ -269,11 +269,11 @@ def test_below_the_lowest_forecast_a_run_is_refused_with_a_fix() -> None:
     assert weigh(fixed) == ""
 
 
-def test_what_may_fit_is_warned_of_and_started() -> None:
+def test_tight_run_starts_with_a_warning() -> None:
     assert "expected" in weigh(sized(1.01))
 
 
-def test_what_fits_or_may_and_what_is_forced_or_unknown_is_not_refused() -> None:
+def test_fitting_forced_and_unknown_runs_are_not_rejected() -> None:
     assert weigh(plan_of(*WORK)) == ""
     assert weigh(plan_of(*WORK, device=replace(CPU, memory_bytes=None))) == ""
     forced = sized(0.5)
@@ -282,7 +282,7 @@ def test_what_fits_or_may_and_what_is_forced_or_unknown_is_not_refused() -> None
 
 
 @pytest.mark.slow
-def test_the_guides_table_is_within_the_bounds_of_a_v100() -> None:
+def test_guide_table_is_within_v100_bounds() -> None:
     """Measured by NVML in 2022, context and all; MiB as nvidia-smi prints them."""
     from reference.published import ROWS
 
@@ -297,7 +297,7 @@ def test_the_guides_table_is_within_the_bounds_of_a_v100() -> None:
 EIGHT_B = ("model=llama3_8b", "data=synthetic", "data.seq_len=4096", "precision=bf16")
 
 
-def test_the_fewest_gpus_that_fit_are_proposed() -> None:
+def test_smallest_fitting_gpu_count_is_proposed() -> None:
     plan = plan_of(*EIGHT_B, "batch.per_device=8", device=DEVICES["h100"])
     found = [each for each in advise(plan, 20) if "distributed=fsdp" in each.overrides]
     counts = [each.plan.config.distributed.num_processes for each in found]
@@ -316,5 +316,5 @@ def test_the_fewest_gpus_that_fit_are_proposed() -> None:
     [(replace(DEVICES["h100"], present=True), ()), (DEVICES["h100"], ("distributed=zero3",))],
     ids=["this machine has one", "shared otherwise"],
 )
-def test_no_more_gpus_are_proposed_than_can_be(device, overrides) -> None:
+def test_proposed_gpu_count_is_possible(device, overrides) -> None:
     assert not more_devices(plan_of(*EIGHT_B, *overrides, device=device))

@@ -8,11 +8,11 @@ from eke.estimate.memory import forecast
 from eke.hardware import DEVICES
 from eke.plan.planner import outline_record
 from eke.plan.record import Outcome, read_record, write_record
-from eke.tuning.advice import note_predictions
+from eke.tuning.memory_advice import note_predictions
 
 
 @pytest.mark.parametrize("outcome", [Outcome.ok, Outcome.oom, Outcome.crashed])
-def test_every_record_has_the_prediction_and_advice_only_after_an_out_of_memory(outcome) -> None:
+def test_records_have_the_prediction_and_advice_only_after_oom(outcome) -> None:
     plan = plan_of("data=synthetic")
     record = outline_record(plan, [], 0, outcome, None)
     note_predictions(record, plan)
@@ -33,7 +33,7 @@ def test_every_record_has_the_prediction_and_advice_only_after_an_out_of_memory(
     assert bool(record.memory.advice) == (outcome is Outcome.oom)
 
 
-def test_a_record_that_has_a_corrected_forecast_is_still_read(tmp_path) -> None:
+def test_record_with_corrected_forecast_is_read(tmp_path) -> None:
     plan = plan_of("data=synthetic")
     record, paths = outline_record(plan, [], 0, Outcome.ok, None), RunPaths(tmp_path)
     note_predictions(record, plan)

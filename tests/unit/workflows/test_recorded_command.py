@@ -47,7 +47,7 @@ def command_of(plan):
     return record.command
 
 
-def test_of_a_single_run_with_own_options(own, monkeypatch, tmp_path):
+def test_recorded_command_of_a_single_run(own, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     relative = own.relative_to(tmp_path)
     plan = plan_for(compose(["experiment=ours", "hardware=cpu"], relative), planning=True)
@@ -56,7 +56,7 @@ def test_of_a_single_run_with_own_options(own, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_of_each_run_of_a_sweep(own):
+def test_recorded_command_of_each_run_of_a_sweep(own):
     cells = expand(["sweep=mine", "hardware=cpu", "seed=0,1"], own).cells
     plans = [plan_for(cell.composed, planning=True) for cell in cells]
     assert len({plan.run_id for plan in plans}) == 8

@@ -48,13 +48,13 @@ def planned(train_main, paths, *overrides):
     ],
     ids=" ".join,
 )
-def test_other_ranks_keep_the_id(begun, train_main, cut) -> None:
+def test_other_rank_count_keeps_the_run_id(begun, train_main, cut) -> None:
     paths = begun(*FOUR)
     done = planned(train_main, paths, *cut)
     assert (done.code, done.out.split()[:2]) == (0, ["plan", paths.folder.name]), done.err
 
 
-def test_the_id_is_kept_by_a_second_change(begun, train_main, make_plan) -> None:
+def test_second_rank_change_keeps_the_run_id(begun, train_main, make_plan) -> None:
     paths = begun(*FOUR)
     two = make_plan(*RUN, *FOUR[:1], "distributed.num_processes=2", "batch.per_device=4")
     assert two.run_id != paths.folder.name, "of its own it is another run"
@@ -78,7 +78,7 @@ def test_the_id_is_kept_by_a_second_change(begun, train_main, make_plan) -> None
         ("batch.per_device=1", "batch.per_device=2"),
     ],
 )
-def test_any_other_difference_is_rejected_by_its_key(begun, train_main, other, fix) -> None:
+def test_other_differences_are_rejected_by_key(begun, train_main, other, fix) -> None:
     paths = begun(*FOUR)
     done = planned(train_main, paths, other)
     assert done.code == 2
@@ -86,7 +86,7 @@ def test_any_other_difference_is_rejected_by_its_key(begun, train_main, other, f
     assert planned(train_main, paths, other, *fix.split()).code == 0
 
 
-def test_a_run_of_other_data_does_not_go_on(begun, train_main) -> None:
+def test_run_with_other_data_is_not_resumed(begun, train_main) -> None:
     paths = begun(*FOUR)
     plan = json.loads(paths.plan.read_text())
     paths.plan.write_text(json.dumps({**plan, "run_id": "0" * 16}))
@@ -95,14 +95,14 @@ def test_a_run_of_other_data_does_not_go_on(begun, train_main) -> None:
 
 
 @pytest.mark.parametrize("option", [(), ("-m", "seed=1,2")], ids=["no run", "a sweep"])
-def test_what_names_no_run_is_rejected(begun, train_main, option) -> None:
+def test_unknown_resume_name_is_rejected(begun, train_main, option) -> None:
     paths = begun(*FOUR)
     named = paths.folder if option else "nothing"
     done = train_main(*option, f"train.resume={named}", *RUN, *FOUR)
     assert (done.code, "train.resume" in done.out + done.err) == (2, True)
 
 
-def test_the_record_of_a_named_run_is_not_written_over(make_plan, begun, tmp_path) -> None:
+def test_record_of_a_named_run_is_not_overwritten(make_plan, begun, tmp_path) -> None:
     paths = begun(*FOUR)
     named = replace(make_plan(*RUN, *FOUR, planning=True).config.train, resume=str(paths.folder))
     plan = make_plan(*RUN, *FOUR, planning=True)
@@ -117,17 +117,17 @@ def test_the_record_of_a_named_run_is_not_written_over(make_plan, begun, tmp_pat
 
 
 @pytest.mark.parametrize("value", ["'a", "[a]", "a(1)"])
-def test_a_name_that_cannot_be_parsed_is_rejected_by_its_key(train_main, value) -> None:
+def test_unparsable_name_is_rejected_by_key(train_main, value) -> None:
     done = train_main(f"train.resume={value}")
     assert (done.code, "train.resume = " in done.err) == (2, True)
 
 
-def test_a_named_run_is_not_run_again(begun, train_main) -> None:
+def test_finished_named_run_is_not_repeated(begun, train_main) -> None:
     done = planned(train_main, begun(*FOUR), "rerun=true", "seed=4")
     assert (done.code, "-> rerun=false" in done.err, "-> seed=0" in done.err) == (2, True, True)
 
 
-def test_dropout_is_named(begun, train_main) -> None:
+def test_dropout_is_reported(begun, train_main) -> None:
     paths = begun(*FOUR, "model.dropout=0.1")
     same, other = (
         planned(train_main, paths),
@@ -139,7 +139,7 @@ def test_dropout_is_named(begun, train_main) -> None:
     ]
 
 
-def test_a_run_of_two_cuts_has_no_speed() -> None:
+def test_run_with_two_batch_layouts_has_no_speed() -> None:
     def row(step: int, **more: int) -> metrics.Row:
         phases = {key: 0.5 for key in metrics.PHASE_KEYS.values()}
         counts = {metrics.SAMPLES: 8, metrics.TOKENS: 80}

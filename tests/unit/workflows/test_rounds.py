@@ -13,9 +13,9 @@ from eke.launch.interface import Launcher, StartedSweep
 from eke.launch.processes.status import open_rows
 from eke.launch.processes.sweep import Job, SweepFile, SweepRun, sweep_paths
 from eke.plan.record import EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome
-from eke.results.report.compare.until_decided import Decision, State
+from eke.results.report.compare.until_decided import RowDecision, State
 from eke.workflows import rounds as rounds_module
-from eke.workflows.rounds import Rounds, find_problems
+from eke.workflows.rounds import Rounds, find_repeat_problems
 from eke.workflows.sweep import run_planned_sweep
 
 OPTIMIZERS = ("adamw", "adafactor", "sgd", "lion", "muon", "adamw_8bit")
@@ -82,7 +82,7 @@ class World:
         return {name: sum(key[0] == name for key in self.made) for name in self.factors}
 
 
-def test_rows_stop_when_they_are_decided_and_the_baseline_goes_on(tmp_path) -> None:
+def test_decided_rows_stop_and_the_baseline_continues(tmp_path) -> None:
     world = World(tmp_path, [1, 1.3, 0.8, 1.0, 1.04], noise=0.015)
     rounds = world.do(world.rounds())
     found = world.states()
@@ -95,7 +95,7 @@ def test_rows_stop_when_they_are_decided_and_the_baseline_goes_on(tmp_path) -> N
     assert rounds.show_outcome(EXIT_OK) == EXIT_OK
 
 
-def test_killed_and_typed_again_it_goes_on_with_its_decisions(tmp_path) -> None:
+def test_killed_sweep_resumes_with_its_decisions(tmp_path) -> None:
     world = World(tmp_path, [1, 1.3, 0.8, 1.02, 1.05], noise=0.01)
     world.do(world.rounds(), kill_at=("sgd", 2))
     assert world.stored()["rounds"] == 2
@@ -114,7 +114,7 @@ def test_killed_and_typed_again_it_goes_on_with_its_decisions(tmp_path) -> None:
     assert whole.stored() == world.stored()
 
 
-def test_the_same_records_are_looked_at_once(tmp_path, monkeypatch) -> None:
+def test_unchanged_records_are_tested_once(tmp_path, monkeypatch) -> None:
     """A smaller sweep.max_repeats has a larger level, for further looks."""
     world = World(tmp_path, [1, 1.3, 0.8, 1.03, 1.05], noise=0.02)
     world.do(world.rounds())
@@ -124,21 +124,21 @@ def test_the_same_records_are_looked_at_once(tmp_path, monkeypatch) -> None:
     assert world.stored() == before
 
 
-def test_a_baseline_stops_with_its_own_rows(tmp_path) -> None:
+def test_baseline_stops_with_its_rows(tmp_path) -> None:
     """Of two groups, the first is decided after three rounds."""
     rounds = World(tmp_path, [1, 1.3, 0.8, 1.03]).rounds()
     base, row, other, last = (("optimizer=adamw",), ("optimizer=adafactor",),
                               ("optimizer=sgd",), ("optimizer=lion",))  # fmt: skip
     rounds._rows = {
-        row: Decision(State.higher, 3, baseline=base, stopped=3),
-        last: Decision(State.open, 3, baseline=other),
+        row: RowDecision(State.higher, 3, baseline=base, stopped=3),
+        last: RowDecision(State.open, 3, baseline=other),
     }
     due = [key for key in (base, row, other, last) if rounds._is_due(key, 3)]
     assert due == [other, last]
     assert rounds._is_due(base, 2)
 
 
-def test_a_failed_row_stops_and_is_tried_again(tmp_path) -> None:
+def test_failed_row_stops_and_is_retried(tmp_path) -> None:
     world = World(tmp_path, [1, 1.2, 1.3, 1.0])
     world.fails["sgd"] = Outcome.crashed
     world.do(world.rounds())
@@ -151,7 +151,7 @@ def test_a_failed_row_stops_and_is_tried_again(tmp_path) -> None:
     assert len(set(world.made)) == len(world.made)
 
 
-def test_nothing_follows_a_baseline_that_fails_later(tmp_path) -> None:
+def test_late_baseline_failure_ends_the_rounds(tmp_path) -> None:
     world = World(tmp_path, [1, 1.2, 1.02, 1.0], noise=0.02)
     rounds = world.rounds()
     for batch in rounds:
@@ -163,14 +163,14 @@ def test_nothing_follows_a_baseline_that_fails_later(tmp_path) -> None:
     assert rounds.is_over
 
 
-def test_a_first_row_that_fails_at_once_is_no_baseline(tmp_path) -> None:
+def test_failed_first_row_is_not_the_baseline(tmp_path) -> None:
     world = World(tmp_path, [1, 1.0, 1.3, 0.7])
     world.fails["adamw"] = Outcome.oom
     world.do(world.rounds())
     assert world.states() == {"adamw": "failed", "sgd": "higher", "lion": "lower"}
 
 
-def test_more_repeats_allowed_later_reopen_what_was_futile(tmp_path, capsys) -> None:
+def test_higher_repeat_limit_reopens_futile_rows(tmp_path, capsys) -> None:
     world = World(tmp_path, [1, 1.06, 0.93, 1.06, 1.06, 1.3], noise=0.04, max_repeats=5)
     world.do(world.rounds())
     assert "futile" in world.states().values()
@@ -189,7 +189,7 @@ def test_more_repeats_allowed_later_reopen_what_was_futile(tmp_path, capsys) -> 
     assert len(set(world.made)) == len(world.made)
 
 
-def test_runs_done_anew_are_decided_anew(tmp_path) -> None:
+def test_rerun_rows_are_decided_from_new_records(tmp_path) -> None:
     world = World(tmp_path, [1, 1.3, 0.8, 1.0])
     world.do(world.rounds())
     world.factors["adafactor"] = 0.7
@@ -202,7 +202,7 @@ def test_runs_done_anew_are_decided_anew(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"repeats": []}', '{"repeats": {"max_repeats": "x"}}'])
-def test_a_damaged_file_has_no_decisions(text, tmp_path) -> None:
+def test_damaged_file_has_no_decisions(text, tmp_path) -> None:
     world = World(tmp_path, [1, 1.3, 0.8, 1.0])
     world.do(world.rounds())
     before, made = world.stored(), list(world.made)
@@ -212,7 +212,7 @@ def test_a_damaged_file_has_no_decisions(text, tmp_path) -> None:
     assert world.stored() == before
 
 
-def test_a_budget_ends_the_sweep_between_rounds(tmp_path, capsys) -> None:
+def test_budget_ends_the_sweep_between_rounds(tmp_path, capsys) -> None:
     """A run takes 3 s to start and 8 s to train."""
     world = World(tmp_path, [1, 1.03, 0.98, 1.02], noise=0.03, budget=4 * 11.2 * 4 / 3600)
     rounds = world.do(world.rounds())
@@ -223,13 +223,13 @@ def test_a_budget_ends_the_sweep_between_rounds(tmp_path, capsys) -> None:
     assert max(repeat for _, repeat in world.made) > 3
 
 
-def test_interrupted_it_can_be_resumed(tmp_path) -> None:
+def test_interrupted_sweep_is_resumable(tmp_path) -> None:
     world = World(tmp_path, [1, 1.03, 0.98])
     rounds = world.do(world.rounds(), kill_at=("sgd", 1))
     assert rounds.show_outcome(EXIT_OK) == EXIT_RESUMABLE
 
 
-def test_the_end_names_what_is_open_and_what_it_would_cost(tmp_path, capsys) -> None:
+def test_summary_names_open_rows_and_their_cost(tmp_path, capsys) -> None:
     world = World(tmp_path, [1, 1.3, 1.03, 0.97, 1.0], noise=0.03, max_repeats=4, seed=3)
     rounds = world.do(world.rounds())
     rounds.show_outcome(EXIT_OK)
@@ -237,7 +237,7 @@ def test_the_end_names_what_is_open_and_what_it_would_cost(tmp_path, capsys) -> 
     decided = sum(state in ("higher", "lower", "same") for state in world.states().values())
     assert first.strip().startswith(f"{decided} of 4 decided after ")
     assert f"({len(world.made)} runs, " in first
-    assert "4 repeats of all: 20 runs" in first
+    assert ": 20 runs" in first
     names = [name for name, state in world.states().items() if state in ("open", "futile")]
     assert names
     assert all(name in open_ for name in names)
@@ -293,7 +293,7 @@ def submit(world: World, cluster: Cluster, detach: bool) -> int:
     return run_planned_sweep(rounds._file, list(rounds._keys), "a", cluster, detach, rounds)
 
 
-def test_detached_each_command_submits_one_round(tmp_path) -> None:
+def test_detached_command_submits_one_round(tmp_path) -> None:
     world = World(tmp_path, [1, 1.3, 0.8, 1.02], noise=0.01)
     cluster = Cluster(world)
     codes = []
@@ -311,7 +311,7 @@ def test_detached_each_command_submits_one_round(tmp_path) -> None:
     assert (attended.made, attended.stored()) == (world.made, world.stored())
 
 
-def test_after_ctrl_c_a_cluster_goes_on_with_its_round(tmp_path) -> None:
+def test_slurm_round_continues_after_ctrl_c(tmp_path) -> None:
     world = World(tmp_path, [1, 1.3, 0.8, 1.0])
     cluster = Cluster(world, ctrl_c_at=2)
     assert submit(world, cluster, detach=False) == EXIT_RESUMABLE
@@ -321,7 +321,7 @@ def test_after_ctrl_c_a_cluster_goes_on_with_its_round(tmp_path) -> None:
     assert len(set(world.made)) == len(world.made)
 
 
-def test_a_sweep_without_runs_ends_at_once(tmp_path) -> None:
+def test_sweep_without_runs_ends_immediately(tmp_path) -> None:
     """A rule rejects all of them."""
     world = World(tmp_path, [1, 1.3])
     cells = [
@@ -350,12 +350,12 @@ TINY = ("data=synthetic", "hardware=cpu", "tracker=none")
     ],
     ids=["one configuration", "one seed has one loss", "no speed"],
 )  # fmt: skip
-def test_what_repeats_cannot_decide_is_rejected(runs, settings, key, fix) -> None:
+def test_auto_repeats_without_replicates_are_rejected(runs, settings, key, fix) -> None:
     slots = [f"launcher.cpu_slots={settings['cpu']}"] if settings else []
     composed = [compose([text, *slots, *TINY], in_sweep=True) for text in runs]
-    (problem,) = find_problems(composed, Sweep(repeats="auto"))
+    (problem,) = find_repeat_problems(composed, Sweep(repeats="auto"))
     assert (problem.key, problem.fix.words) == (key, (fix,))
-    assert not find_problems(composed, Sweep(repeats="3"))
+    assert not find_repeat_problems(composed, Sweep(repeats="3"))
 
 
 @pytest.mark.parametrize(
@@ -367,6 +367,6 @@ def test_what_repeats_cannot_decide_is_rejected(runs, settings, key, fix) -> Non
         (["memory=none", "memory=checkpointing"], False),
     ],
 )
-def test_the_loss_decides_where_only_learning_differs(runs, is_loss) -> None:
+def test_loss_decides_if_only_hyperparameters_differ(runs, is_loss) -> None:
     composed = [compose([text, *TINY], in_sweep=True) for text in runs]
     assert rounds_module.is_about_loss(composed) is is_loss

@@ -14,7 +14,7 @@ def cells_of(*typed: str):
 
 
 @pytest.mark.slow
-def test_rows_and_rounds() -> None:
+def test_rows_and_rounds_are_planned() -> None:
     rows = "sweep.rows={plain:{},small:{memory:checkpointing}}"
     cells, _ = cells_of(rows, "sweep.repeats=2")
     found = [(cell.row, cell.round) for cell in cells]
@@ -22,13 +22,13 @@ def test_rows_and_rounds() -> None:
 
 
 @pytest.mark.parametrize(("rounds", "said"), [("1", "1 cell"), ("0,3", "2 cells")])
-def test_cells_are_counted_in_words_that_agree(rounds, said) -> None:
+def test_run_counts_are_grammatical(rounds, said) -> None:
     cells, expanded = cells_of(f"repeat={rounds}")
     assert describe_sweep(cells, 0, expanded) == said
     assert [cell.round for cell in cells] == [int(text) for text in rounds.split(",")]
 
 
 @pytest.mark.slow
-def test_the_rule_of_a_refused_cell() -> None:
+def test_rejected_run_has_its_rule() -> None:
     cells, _ = cells_of("precision=fp32,tf32")
     assert [(cell.outcome, bool(cell.rule)) for cell in cells] == [("", False), ("refused", True)]

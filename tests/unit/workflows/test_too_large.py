@@ -7,7 +7,7 @@ from eke.common.errors import ConfigError, Problem
 from eke.config.compose import compose
 from eke.estimate.memory import Verdict, forecast, trace_client
 from eke.plan.planner import Plan
-from eke.tuning.advice import advise
+from eke.tuning.memory_advice import advise
 from eke.workflows.planning import plan_for
 
 SEVEN = ("model=llama2_7b", "data.seq_len=4096")
@@ -43,7 +43,7 @@ def refusal(*overrides: str) -> Problem:
         pytest.param(("model=llama3_8b", "data.seq_len=2048", "hardware=t4"), id="three-changes"),
     ],
 )
-def test_the_override_makes_room_for_activations_too(overrides) -> None:
+def test_proposed_override_leaves_room_for_activations(overrides) -> None:
     """Adafactor makes room for the state of each of them, and none of them trains with that."""
     problem = refusal(*overrides)
     assert problem.id == "states_do_not_fit"
@@ -57,7 +57,7 @@ def test_the_override_makes_room_for_activations_too(overrides) -> None:
 
 
 @pytest.mark.slow
-def test_where_nothing_makes_room_it_is_a_smaller_model() -> None:
+def test_smaller_model_is_proposed_if_no_override_fits() -> None:
     assert str(refusal("model=mixtral_8x7b", "hardware=t4").fix) == "model=tiny_moe"
 
 

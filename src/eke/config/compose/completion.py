@@ -11,7 +11,6 @@ from pathlib import Path, PurePath
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
-from eke.config.compose.arguments import CONFIG_DIR, FLAG_VALUES, LONG
 from eke.config.compose.catalogue import (
     FIXED_FIELDS,
     Catalogue,
@@ -19,6 +18,7 @@ from eke.config.compose.catalogue import (
     make_catalogue,
     suggest_match,
 )
+from eke.config.compose.command_line import CONFIG_DIR, FLAG_VALUES, LONG
 from eke.config.compose.compose_cache import PRESETS
 
 _FLAGS = ("--multirun", "--config-dir", "--cell", "--help", "--cfg", "--info", "--version")

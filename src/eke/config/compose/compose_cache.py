@@ -29,7 +29,7 @@ from eke.common.errors import ConfigError, format_os_error
 from eke.common.paths import conf_folder
 from eke.common.text import quoted
 from eke.config.compose.catalogue import Catalogue, make_catalogue
-from eke.config.compose.overrides import parse
+from eke.config.compose.check_overrides import parse
 from eke.config.schema import register
 
 PRESETS = ("recipe", "experiment", "sweep")

@@ -16,14 +16,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from eke.common.errors import ConfigError, Fix, Problem, is_placeholder
 from eke.common.paths import conf_folder
-from eke.config.compose.arguments import (
-    check_folder,
-    check_options,
-    explain_file,
-    explain_untyped,
-    find_source_problems,
-    secrets_in,
-)
 from eke.config.compose.catalogue import (
     Catalogue,
     class_fields,
@@ -33,6 +25,15 @@ from eke.config.compose.catalogue import (
     is_valid_value,
     make_catalogue,
     shown,
+)
+from eke.config.compose.check_overrides import find_problems, last_wins, parse, suggest_fix
+from eke.config.compose.command_line import (
+    check_folder,
+    check_options,
+    explain_file,
+    explain_untyped,
+    find_source_problems,
+    secrets_in,
 )
 from eke.config.compose.compose_cache import (
     PRESETS,
@@ -44,7 +45,6 @@ from eke.config.compose.compose_cache import (
     set_by_preset,
 )
 from eke.config.compose.hydra_settings import explain_in_file, is_hydras, is_launching
-from eke.config.compose.overrides import find_problems, last_wins, parse, suggest_fix
 from eke.config.compose.suggest import (
     as_evaluation,
     option_for,

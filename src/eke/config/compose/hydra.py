@@ -19,12 +19,12 @@ from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.paths import conf_folder
 from eke.common.plugins import LAUNCHERS, has_plugin, plugin_names
 from eke.common.text import first_line
-from eke.config.compose.arguments import FLAG_VALUES, LONG, Arguments
 from eke.config.compose.catalogue import Catalogue, make_catalogue, shown, suggest_match
+from eke.config.compose.check_overrides import find_problems
+from eke.config.compose.command_line import FLAG_VALUES, LONG, Arguments
 from eke.config.compose.compose_cache import hydra_base, hydra_state, to_hydra_override
 from eke.config.compose.composer import open_catalogue
 from eke.config.compose.hydra_settings import LAUNCHING
-from eke.config.compose.overrides import find_problems
 from eke.config.schema import register
 
 _QUESTIONS = ("--cfg", "--info", "--hydra-help")  # print information

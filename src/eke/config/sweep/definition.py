@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_number, format_value, quoted
 from eke.config.compose.catalogue import Catalogue, shown
+from eke.config.compose.check_overrides import find_problems, last_wins, parse
 from eke.config.compose.compose_cache import ComposeCache, hydra_state
 from eke.config.compose.composer import (
     Composed,
@@ -29,7 +30,6 @@ from eke.config.compose.composer import (
     problems_of,
 )
 from eke.config.compose.hydra_settings import is_hydras, is_launching, sweep_parts, sweep_values
-from eke.config.compose.overrides import find_problems, last_wins, parse
 from eke.config.schema import Sweep
 from eke.config.schema.resources import Seeds
 from eke.config.sweep.exclusion import KEY, Expression, read_clauses, value_of

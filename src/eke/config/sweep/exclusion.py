@@ -21,8 +21,8 @@ from typing import Any
 from eke.common.errors import Fix, Problem
 from eke.common.text import format_value, override
 from eke.config.compose.catalogue import FIXED_FIELDS, Catalogue
+from eke.config.compose.check_overrides import find_problems
 from eke.config.compose.composer import Composed
-from eke.config.compose.overrides import find_problems
 
 _ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _TOKEN = re.compile(

@@ -1,13 +1,13 @@
 """Data sources without torch: text, files of rows, prepared tokens, sample lengths."""
 
-from eke.data.sources.cache import (
+from eke.data.sources.content_hash import (
     CHUNK_BYTES,
     cache_folder,
     file_signature,
     files_digest,
     memoize_file_reads,
 )
-from eke.data.sources.draws import MixtureSampler
+from eke.data.sources.mixture_sampler import MixtureSampler
 from eke.data.sources.packing import (
     PackedRows,
     first_fit,

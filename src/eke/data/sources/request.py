@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eke.common.errors import ConfigError, Fix, Problem
+from eke.common.output import write_line
 from eke.common.paths import user_path
 from eke.common.process_env import child_environment, module_command
-from eke.common.streams import write_line
 from eke.config.schema import (
     Config,
     Conversations,
@@ -26,7 +26,7 @@ from eke.config.schema import (
     Rows,
     Text,
 )
-from eke.data.sources.cache import CHUNK_BYTES, content_hash, files_digest
+from eke.data.sources.content_hash import CHUNK_BYTES, content_hash, files_digest
 from eke.data.sources.source_files import (
     TextSource,
     find_files,

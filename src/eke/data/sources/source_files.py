@@ -18,7 +18,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
 from eke.common.text import closest_path, first_line, override
 from eke.config.schema import ENDINGS, Config, PythonSource, Text
-from eke.data.sources.cache import content_hash, digest_once, file_signature, memoized
+from eke.data.sources.content_hash import content_hash, digest_once, file_signature, memoized
 
 
 def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[tuple[str, Path]]:

@@ -13,7 +13,7 @@ import cattrs
 
 from eke.common.text import BOS, BYTE_VOCABULARY, EOS, MASK, NUM_SPECIAL_TOKENS, PAD
 from eke.config.schema import Data
-from eke.data.sources.cache import cache_folder
+from eke.data.sources.content_hash import cache_folder
 
 if TYPE_CHECKING:
     import numpy as np

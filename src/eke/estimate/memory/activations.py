@@ -5,7 +5,7 @@ from math import prod
 
 from eke.config.schema import Backend, Checkpointing, Config, Lora
 from eke.estimate.memory.components import (
-    NOTHING,
+    ZERO_RANGE,
     Range,
     range_around,
 )
@@ -40,7 +40,7 @@ def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
     config = plan.config
     trained = [w for w in parts if w.trained]
     if not trained:
-        return NOTHING
+        return ZERO_RANGE
     number = FLOAT32_BYTES if plan.compute.master else plan.compute.formats.weight_bytes
     if plan.ranks.zero_stage:  # flat shards, one after another
         trained, number = flat_pieces(config), FLOAT32_BYTES

@@ -23,7 +23,7 @@ from eke.plan.planner import Plan
 _FORMAT = 1
 """Version of the cached content, increased when its meaning changes."""
 
-FOLDER = "batches"
+CHOICES_FOLDER = "batches"
 """Folder in the cache."""
 
 
@@ -57,7 +57,7 @@ def _probe_key(plan: Plan, capacity: int) -> str:
 
 def _find_probes(key: str) -> ProbeResults:
     """Return the entry of a key, empty if unreadable."""
-    return trace_client.read_kept(FOLDER, key, ProbeResults) or ProbeResults()
+    return trace_client.read_kept(CHOICES_FOLDER, key, ProbeResults) or ProbeResults()
 
 
 def note_probe(key: str, size: int, fits: bool) -> ProbeResults:
@@ -69,7 +69,7 @@ def note_probe(key: str, size: int, fits: bool) -> ProbeResults:
     else:
         fails = min(size, seen.fails or size)
         seen = replace(seen, fits=seen.fits if seen.fits < size else 0, fails=fails)
-    trace_client.store_trace_result(FOLDER, key, seen)
+    trace_client.store_trace_result(CHOICES_FOLDER, key, seen)
     return seen
 
 
@@ -78,7 +78,7 @@ def note_choice(key: str, target: int, size: int) -> None:
     seen = _find_probes(key)
     if seen.chosen.get(str(target)) != size:
         seen = replace(seen, chosen={**seen.chosen, str(target): size})
-        trace_client.store_trace_result(FOLDER, key, seen)
+        trace_client.store_trace_result(CHOICES_FOLDER, key, seen)
 
 
 HOST_BYTES = GIB // 2

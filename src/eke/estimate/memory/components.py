@@ -10,7 +10,7 @@ from eke.models.families import Shape, family_of, head_width
 from eke.models.sizes import BFLOAT16_BYTES, is_ragged, predicted_frac
 from eke.plan.planner import MicroBatchShape, Plan, shares_heads, simulated_micro_batches
 
-PHASES = {
+MEMORY_PHASES = {
     "load": "while the model is loaded",
     "resume": "while a checkpoint is read",
     "forward": "at the end of the forward pass",
@@ -115,7 +115,7 @@ class Forecast:
         )
 
 
-NOTHING = Range(0, 0, 0)
+ZERO_RANGE = Range(0, 0, 0)
 
 
 def exact_range(number: int) -> Range:

@@ -8,9 +8,9 @@ from typing import Any
 from eke.common.text import GIB, MIB
 from eke.estimate.memory import trace_client
 from eke.estimate.memory.components import (
-    NOTHING,
-    PHASES,
+    MEMORY_PHASES,
     UNTRACED,
+    ZERO_RANGE,
     Forecast,
     Method,
     Range,
@@ -20,7 +20,7 @@ from eke.estimate.memory.components import (
     range_around,
     uncertainty_reasons,
 )
-from eke.estimate.memory.phases import COMPONENTS, MemoryPoint, memory_points, moments
+from eke.estimate.memory.peak_by_phase import COMPONENTS, MemoryPoint, memory_points, moments
 from eke.estimate.memory.sharding import saved_bytes
 from eke.models.sizes import shared_state_bytes
 from eke.plan.planner import MicroBatchShape, Plan, simulated_micro_batches
@@ -158,7 +158,7 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
         allocated=allocated,
         phases={
             phase: max((m.tensors.expected for m in found if m.phase == phase), default=0)
-            for phase in PHASES
+            for phase in MEMORY_PHASES
         },
         components={
             name: top.parts[name].expected
@@ -247,7 +247,7 @@ def _on_gpu(plan: Plan, moment: MemoryPoint, every: Sequence[MemoryPoint]) -> Me
     space = 0 if moment.phase == "load" else workspace_bytes(plan.device.capability)
     allocated, held = moment.total, 0
     if plan.ranks.fsdp:  # creates gradients on its own stream, whose memory is not shared
-        gradients = [m.parts.get("gradients", NOTHING).expected for m in (moment, *every)]
+        gradients = [m.parts.get("gradients", ZERO_RANGE).expected for m in (moment, *every)]
         held = max(gradients) - gradients[0]
     reserve = range_around(
         0,

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from eke.common.text import GIB, align, format_bytes, format_number
-from eke.estimate.memory.components import PHASES, Forecast, Method, Verdict
-from eke.estimate.memory.phases import COMPONENTS
+from eke.estimate.memory.components import MEMORY_PHASES, Forecast, Method, Verdict
+from eke.estimate.memory.peak_by_phase import COMPONENTS
 from eke.estimate.memory.predict_memory import (
     allocated_of,
     forecast,
@@ -85,7 +85,7 @@ def _available(plan: Plan, found: Forecast) -> str:
 
 
 def _table(found: Forecast) -> list[str]:
-    phase = PHASES[highest_phase(found)]
+    phase = MEMORY_PHASES[highest_phase(found)]
     rows = [(COMPONENTS.get(name, name), size) for name, size in found.components.items()]
     whole = sum(size for _, size in rows) or 1
     width = max((len(label) for label, _ in rows), default=0)
@@ -145,7 +145,7 @@ def largest_components(found: Forecast) -> str:
     largest = sorted(found.components.items(), key=lambda item: -item[1])[:3]
     whole = sum(found.components.values()) or 1
     parts = [f"{COMPONENTS.get(name, name)} {size / whole:.0%}" for name, size in largest]
-    return wrapped(f"Highest {PHASES[highest_phase(found)]}: {', '.join(parts)}.").strip()
+    return wrapped(f"Highest {MEMORY_PHASES[highest_phase(found)]}: {', '.join(parts)}.").strip()
 
 
 @dataclass(frozen=True)

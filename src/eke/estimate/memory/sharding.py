@@ -10,7 +10,7 @@ from typing import cast
 
 from eke.config.schema import FSDP, Config
 from eke.estimate.memory.components import (
-    NOTHING,
+    ZERO_RANGE,
     Range,
     exact_range,
     range_around,
@@ -94,13 +94,13 @@ def _zero_gradients(plan: Plan, sizes: _Sizes, moment: str, plain: Range) -> Ran
     stage = plan.ranks.zero_stage
     offload, on_host = plan.config.offload.is_on, plan.device.kind == "cpu"
     if stage == 3:
-        return exact_range(sizes.partition) if on_host or not offload else NOTHING
+        return exact_range(sizes.partition) if on_host or not offload else ZERO_RANGE
     if stage == 1:
         if moment == "optimizer":
-            return NOTHING if offload else range_around(sizes.partition, sizes.mine, sizes.whole)
-        return NOTHING if moment == "evaluation" else plain
+            return ZERO_RANGE if offload else range_around(sizes.partition, sizes.mine, sizes.whole)
+        return ZERO_RANGE if moment == "evaluation" else plain
     if offload or moment == "evaluation":
-        return NOTHING
+        return ZERO_RANGE
     several = plan.batch.accumulation > 1
     earlier = sizes.mine if several else 0  # `all_grad_tensors`: of earlier micro-batches
     if moment in ("forward", "loss"):
@@ -217,7 +217,7 @@ def held_at(
     if plan.ranks.is_dp:
         # The first device also has the gathered outputs of the others.
         return gradients, range_around(0, whole // 10, whole)
-    return gradients, NOTHING
+    return gradients, ZERO_RANGE
 
 
 def _ddp(plan: Plan, parts: _Parts, whole: int, moment: str) -> Range:
@@ -235,7 +235,7 @@ def _ddp(plan: Plan, parts: _Parts, whole: int, moment: str) -> Range:
     table = number * max((prod(w.shape) for w in trained if w.role is Role.embedding), default=0)
     tied = table if config.model.tie_word_embeddings and config.targets.per_token else 0
     if moment in ("optimizer", "evaluation"):
-        return NOTHING
+        return ZERO_RANGE
     if moment in ("forward", "loss"):
         return range_around(0, before, before)
     if moment == "last_layer":

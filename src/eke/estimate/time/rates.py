@@ -45,7 +45,7 @@ class Span:
         return Span(amount / low, amount / expected, amount / high)
 
 
-NOTHING = Span(0.0, 0.0, 0.0)
+ZERO_SPAN = Span(0.0, 0.0, 0.0)
 
 
 def exact_span(amount: float) -> Span:
@@ -70,7 +70,7 @@ class StepTime:
     tokens_per_s: Span
     """Tokens per second over all devices, padding included."""
     parts: dict[str, float]
-    """Expected seconds of each part of a step (`PARTS`) before calibration, without hidden time."""
+    """Expected seconds by part (`STEP_PARTS`) before calibration, without hidden time."""
     limit: str
     """Limit of the largest part, as text."""
     mfu: Span | None
@@ -95,7 +95,7 @@ class Unknown:
     """Reason and remedy in one line."""
 
 
-PARTS = {
+STEP_PARTS = {
     "compute": "matrix multiplications",
     "memory": "memory bandwidth",
     "optimizer": "the optimizer's memory traffic",

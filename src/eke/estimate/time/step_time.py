@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from eke.common.text import format_count, format_number, format_seconds
 from eke.estimate.memory.render_memory import wrapped
-from eke.estimate.time.rates import NOTHING, PARTS, Span, StepTime, Unknown
+from eke.estimate.time.flops import Work
+from eke.estimate.time.rates import STEP_PARTS, ZERO_SPAN, Span, StepTime, Unknown
 from eke.estimate.time.time_history import (
     Observation,
     amounts_of,
@@ -19,7 +20,6 @@ from eke.estimate.time.time_history import (
     time_group,
     why_unknown,
 )
-from eke.estimate.time.work import Work
 from eke.plan.planner import Plan
 from eke.plan.record import CalibratedStep, PredictedStep
 
@@ -69,7 +69,7 @@ def sum_line(found: Sequence[StepTime | Unknown], kind: str) -> str:
     unknown = [each.reason for each in found if isinstance(each, Unknown)]
     lines = []
     if known:
-        whole = sum(known, NOTHING)
+        whole = sum(known, ZERO_SPAN)
         text = (
             f"{_unit(kind)} (estimate): about {_hours(whole.expected)} "
             f"({_hours(whole.low)} to {_hours(whole.high)}) for {format_number(len(known), 'run')}"
@@ -101,7 +101,7 @@ def _shares(found: StepTime) -> str:
     whole = sum(found.parts.values()) or 1.0
     largest = sorted(found.parts.items(), key=lambda item: -item[1])
     shown = [(name, seconds) for name, seconds in largest if seconds >= 0.005 * whole]
-    words = [f"{PARTS[name]} {seconds / whole:.0%}" for name, seconds in shown[1:]]
+    words = [f"{STEP_PARTS[name]} {seconds / whole:.0%}" for name, seconds in shown[1:]]
     first = f"{shown[0][1] / whole:.0%}" if shown else "0%"
     return ", ".join([f"{first} of it", *words])
 

@@ -30,14 +30,16 @@ from eke.common.files import (
 from eke.config.schema.codec import make_converter
 from eke.data.sources import cache_folder
 from eke.estimate.memory.trace_client import digest_of, memory_fingerprint, software
+from eke.estimate.time.flops import Work
+from eke.estimate.time.memory_traffic import Product
 from eke.estimate.time.rates import (
     COLLECTIVE_S,
     DISK,
     HOST_UPDATE_S,
     LAUNCH_S,
-    NOTHING,
-    PARTS,
+    STEP_PARTS,
     TRAINER_S,
+    ZERO_SPAN,
     Rates,
     Span,
     StepTime,
@@ -46,8 +48,6 @@ from eke.estimate.time.rates import (
     highest,
     rates_of,
 )
-from eke.estimate.time.transfers import Product
-from eke.estimate.time.work import Work
 from eke.hardware import usable_cores
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, metrics
@@ -83,7 +83,7 @@ def why_unknown(plan: Plan) -> str:
 
 def _composed(plan: Plan, work: Work, rates: Rates) -> tuple[dict[str, float], Span]:
     """Return the expected seconds of each part, and the step's."""
-    products = sum([_product_s(each, rates) for each in work.products], NOTHING)
+    products = sum([_product_s(each, rates) for each in work.products], ZERO_SPAN)
     traffic = work.moved.over(rates.memory)
     device = products + traffic
     host = work.launches.by(LAUNCH_S)
@@ -150,7 +150,7 @@ def describe_step(
         samples_per_s=step.inverse(samples),
         tokens_per_s=step.inverse(work.tokens * plan.batch.world_size),
         parts={name: seconds for name, seconds in parts.items() if seconds > 0},
-        limit=PARTS[max(parts, key=lambda name: parts[name])],
+        limit=STEP_PARTS[max(parts, key=lambda name: parts[name])],
         mfu=mfu,
         total_s=whole,
         gpu_hours=whole * (devices / 3600),

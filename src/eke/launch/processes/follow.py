@@ -18,8 +18,8 @@ from eke.common.files import (
     open_to_read,
     try_lock,
 )
+from eke.common.output import printable, raw_stream, write_line
 from eke.common.paths import RunPaths, SweepPaths
-from eke.common.streams import printable, raw_stream, write_line
 from eke.common.text import format_seconds
 from eke.plan.record import IN_LOG, metrics
 

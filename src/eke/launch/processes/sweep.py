@@ -19,8 +19,8 @@ from eke.config.schema import LAUNCH_GROUPS, Config
 from eke.config.schema.codec import make_converter
 from eke.launch.devices import DeviceLease
 from eke.launch.processes.follow import RunView, open_view
-from eke.launch.processes.nodes import Coordinator, launch_attempt
-from eke.launch.processes.running_run import RunAttempt
+from eke.launch.processes.multi_node import Coordinator, launch_attempt
+from eke.launch.processes.run_attempt import RunAttempt
 from eke.launch.processes.worker_process import forward_signals
 from eke.plan.identity import meaningful
 from eke.plan.planner import Plan

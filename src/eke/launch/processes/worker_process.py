@@ -12,9 +12,9 @@ from types import FrameType
 from typing import NoReturn
 
 from eke.common.files import open_file
+from eke.common.output import write_line
 from eke.common.paths import SUPERVISOR, RunPaths
 from eke.common.process_env import child_environment, module_command
-from eke.common.streams import write_line
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that stop a supervisor: Ctrl-C, `kill`, or a batch system's warning before a limit."""

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError
+from eke.common.output import write_line
 from eke.common.paths import RunPaths, SweepPaths
-from eke.common.streams import write_line
 from eke.common.text import format_number
 from eke.config.schema import Config
 from eke.launch.interface import JobStatus, Launcher, PlannedDevice, StartedSweep, declared_target
 from eke.launch.processes.run_dir import RunFolder, find_place
 from eke.launch.processes.sweep import Job
-from eke.launch.processes.sweep_state import SweepState, has_final_record
+from eke.launch.processes.sweep_scheduler import SweepState, has_final_record
 from eke.launch.slurm import scheduler
-from eke.launch.slurm.run import ClusterRun, changes_since_planning, stamp_of
+from eke.launch.slurm.cluster_run import ClusterRun, changes_since_planning, stamp_of
 from eke.launch.slurm.scheduler import HELD, Element, SubmissionRefused, is_over, is_running
-from eke.launch.slurm.submission import (
+from eke.launch.slurm.submission_file import (
     NAME,
     Request,
     make_request,
@@ -28,7 +28,7 @@ from eke.launch.slurm.submission import (
     script_text,
     submission_file,
 )
-from eke.launch.slurm.submit import (
+from eke.launch.slurm.submit_array import (
     PATIENCE_S,
     arrays,
     describe_request,

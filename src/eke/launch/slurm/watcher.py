@@ -14,19 +14,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError
+from eke.common.output import open_streams
 from eke.common.paths import RunPaths
 from eke.common.process_env import SlurmTask, current_slurm_task
-from eke.common.streams import open_streams
 from eke.common.text import format_number
 from eke.hardware import choose_device, device_option, machine_fingerprint
-from eke.launch.processes.nodes import Coordinator, follow, launch_attempt
+from eke.launch.processes.multi_node import Coordinator, follow, launch_attempt
+from eke.launch.processes.run_attempt import WORKER_PHASE, outline
 from eke.launch.processes.run_dir import lock_run_folder
-from eke.launch.processes.running_run import WORKER_PHASE, outline
 from eke.launch.processes.sweep import MAX_CRASHES, POLL_S, training_and_startup_s
 from eke.launch.processes.worker_process import STOP_SIGNALS
-from eke.launch.slurm.run import note_software
+from eke.launch.slurm.cluster_run import note_software
 from eke.launch.slurm.scheduler import show_job
-from eke.launch.slurm.submission import (
+from eke.launch.slurm.submission_file import (
     REQUEUE_CODE,
     JobEntry,
     Submission,

@@ -2,7 +2,7 @@
 
 Known families have readers with the names and defaults of their architecture. For others the common
 names are read, and missing sizes stay unknown. Classes are read as source, since their import would
-import torch. A run also checks the built model (`eke.training.model.unused`).
+import torch. A run also checks the built model (`eke.training.model.model_checks`).
 """
 
 import ast

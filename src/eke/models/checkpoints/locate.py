@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from eke.common.errors import ConfigError, Fix, Problem
+from eke.common.output import write_line
 from eke.common.paths import user_path
-from eke.common.streams import write_line
 from eke.common.text import closest_path, override
 from eke.config.schema import Config, PretrainedModel
 from eke.data.sources import AUTO

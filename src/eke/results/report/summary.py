@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
-from eke.common.streams import raw_stream
+from eke.common.output import raw_stream
 from eke.common.text import (
     align,
     format_bytes,

@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import read_json, write_json
+from eke.common.output import escape, printable_line
 from eke.common.paths import RunPaths
-from eke.common.streams import escape, printable_line
 from eke.config import schema
 from eke.config.schema import TrackerMode
 from eke.plan.record import Record, metrics, table
 from eke.results.report.compare import Comparison
 from eke.results.report.compare.load_records import Entry
 from eke.results.report.compare.sentences import verdict_lines
-from eke.results.report.show.export import cut, main_table
-from eke.results.report.show.sections import count_outcomes
+from eke.results.report.show.file_formats import cut, main_table
+from eke.results.report.show.report_sections import count_outcomes
 from eke.results.trackers.async_tracker import TIME, TOTAL_TOKENS
 from eke.results.trackers.sync import account
 from eke.results.trackers.sync.account import read_receipts

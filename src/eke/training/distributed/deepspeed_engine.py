@@ -21,8 +21,8 @@ from eke.common.paths import LOCAL_RANK
 from eke.config.schema import GradientSync
 from eke.models.sizes import exchange_of
 from eke.plan.planner import Plan
+from eke.training.distributed.build_operators import Engine, in_memory, prepare_swap, swap_buffers
 from eke.training.distributed.fsdp import build_mesh, full_tensor, part_bytes, shard_model
-from eke.training.distributed.operators import Engine, in_memory, prepare_swap, swap_buffers
 from eke.training.distributed.parts import Parts
 from eke.training.distributed.ranks import Ranks
 from eke.training.loop.meter import LossScale

@@ -16,8 +16,8 @@ from eke.plan.planner import Plan
 from eke.plan.record import Outcome
 from eke.training.batches.batches import MicroBatch
 from eke.training.model.loss import LossFunction
+from eke.training.model.model_checks import add_zero_gradients, routed_parents
 from eke.training.model.number_formats import Formats
-from eke.training.model.unused import add_zero_gradients, routed_parents
 
 _STOPS = (Outcome.cancelled, Outcome.timeout, Outcome.preempted)
 """Stop requests of a rank, in order of priority."""

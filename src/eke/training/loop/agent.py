@@ -21,9 +21,9 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from eke.common.output import open_streams
 from eke.common.paths import AGENT, RENDEZVOUS_VARIABLE, SUPERVISOR, RunPaths
 from eke.common.process_env import end_with_parent, module_command
-from eke.common.streams import open_streams
 from eke.hardware import usable_cores
 from eke.plan.record import EXIT_FAILED, DeadRank, read_attempts, write_end
 

@@ -16,7 +16,7 @@ from eke.common.errors import (
     disk_full_hint,
     format_os_error,
 )
-from eke.common.runtime import describe_missing_api
+from eke.common.python_runtime import describe_missing_api
 from eke.common.text import first_line
 from eke.models.checkpoints.architecture import class_of
 from eke.models.families import family_of

@@ -18,7 +18,7 @@ from eke.training.loop.saving import await_copy, finish_saving, progress, save
 from eke.training.loop.step import take_step
 from eke.training.loop.stop import Interrupted, Stopped
 from eke.training.loop.training_state import TrainingState
-from eke.training.observe.effective import look_at_evaluation, profile_step
+from eke.training.observe.observe_run import look_at_evaluation, profile_step
 from eke.training.optimizer.build_optimizer import evaluation_weights
 from eke.training.optimizer.update import set_learning_rate
 

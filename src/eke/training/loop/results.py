@@ -11,7 +11,7 @@ import torch
 
 from eke.common.files import write_atomic
 from eke.common.paths import RunPaths
-from eke.common.runtime import describe_missing_api
+from eke.common.python_runtime import describe_missing_api
 from eke.estimate.memory import note_measured_batch
 from eke.hardware import environment
 from eke.hardware.fingerprint import git_state, package_folder
@@ -31,9 +31,9 @@ from eke.results.trackers import Tracker, build_tracker
 from eke.results.trackers.tracker import tracked_run
 from eke.training.loop.training_state import TrainingState
 from eke.training.model.number_formats import compile_report
-from eke.training.observe.effective import AT_THE_END
 from eke.training.observe.memory_stages import device_peak
-from eke.tuning.advice import note_predictions
+from eke.training.observe.observe_run import AT_THE_END
+from eke.tuning.memory_advice import note_predictions
 
 
 def make_record(

@@ -29,9 +29,9 @@ from eke.training.loop.meter import capture_random_state, restore_random_state
 from eke.training.loop.stop import Interrupted, Stopped
 from eke.training.loop.training_state import TrainingState
 from eke.training.model.loss import total_loss
-from eke.training.model.unused import routed_parents
-from eke.training.observe.effective import profile_step
-from eke.training.observe.libraries import note_trainer
+from eke.training.model.model_checks import routed_parents
+from eke.training.observe.observe_run import profile_step
+from eke.training.observe.record_settings import note_trainer
 from eke.training.optimizer.update import PlainUpdate, set_learning_rate
 
 

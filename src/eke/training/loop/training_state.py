@@ -47,9 +47,9 @@ from eke.training.model.loss import (
     loss_head,
     loss_sum,
 )
+from eke.training.model.model_checks import check_copies, check_head, check_packing
 from eke.training.model.number_formats import Formats, build_formats, compile_model
 from eke.training.model.save_model import build_trainable, set_eos_token_ids, set_id2label
-from eke.training.model.unused import check_copies, check_head, check_packing
 from eke.training.observe.memory_stages import memory_in_use
 from eke.training.optimizer.build_optimizer import Multiplier, build_optimizer, build_schedule
 from eke.training.optimizer.update import InBackwardUpdate, PlainUpdate, Update

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from eke.common.errors import ChangedError, EkeError
 from eke.common.files import make_private_dir, open_file, terminate_last_line
+from eke.common.output import open_streams
 from eke.common.paths import RANK, RunPaths
-from eke.common.runtime import describe_missing_api, importing
-from eke.common.streams import open_streams
+from eke.common.python_runtime import describe_missing_api, importing
 from eke.hardware import environment
 from eke.plan.planner import (
     Plan,

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from eke.common.runtime import importing
+from eke.common.python_runtime import importing
 
 NEEDLESS = {
     "scipy": "is_scipy_available",  # for losses of object detection, which eke does not train

@@ -33,8 +33,8 @@ from eke.training.model.adapted_layers import (
     without_adapters,
 )
 from eke.training.model.checkpointing import find_layers
+from eke.training.model.model_checks import preserve_rng_state
 from eke.training.model.number_formats import frozen_dtype, kept_in_float32, trained_dtype
-from eke.training.model.unused import preserve_rng_state
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 

@@ -20,14 +20,14 @@ from eke.training.model.load_pretrained import (
     load_pretrained,
     set_special_ids,
 )
-from eke.training.model.number_formats import base_dtype
-from eke.training.model.unused import (
+from eke.training.model.model_checks import (
     HEADS,
     cast_experts,
     drawn_in_float32,
     freeze_unused,
     preserve_rng_state,
 )
+from eke.training.model.number_formats import base_dtype
 
 
 def build_model(plan: Plan, device: torch.device) -> torch.nn.Module:

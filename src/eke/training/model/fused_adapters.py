@@ -21,7 +21,7 @@ from eke.config.schema import Checkpointing
 from eke.models.sizes import fuses_adapters
 from eke.plan.planner import Plan
 from eke.training.model.adapted_layers import is_linear, is_product
-from eke.training.model.unused import preserve_rng_state, probe_inputs
+from eke.training.model.model_checks import preserve_rng_state, probe_inputs
 
 _log = logging.getLogger(__name__)
 

@@ -23,8 +23,7 @@ from eke.plan.planner import Plan
 from eke.training.distributed.parts import Parts
 from eke.training.model.adapters import ADAPTER_CONFIG, freeze_named, trained_modules
 from eke.training.model.attention_kernels import ATTENTION
-from eke.training.model.number_formats import base_dtype, frozen_dtype, trained_dtype
-from eke.training.model.unused import (
+from eke.training.model.model_checks import (
     HEADS,
     check_positions,
     drawn_in_float32,
@@ -33,6 +32,7 @@ from eke.training.model.unused import (
     preserve_rng_state,
     set_dropout,
 )
+from eke.training.model.number_formats import base_dtype, frozen_dtype, trained_dtype
 
 _BUFFERS = re.compile(r"(rotary_emb\.inv_freq|position_ids|masked_bias|attn\.bias)$")
 # Old checkpoints store buffers that newer classes compute. GPT-2's attn.bias was its causal mask.

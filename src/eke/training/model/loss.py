@@ -24,7 +24,7 @@ from eke.training.batches.batches import MicroBatch
 from eke.training.model.adapters import is_adapted
 from eke.training.model.build_model import model_configuration
 from eke.training.model.fused_loss import UNCHANGED, change_logits, fused_loss_sum, with_parts
-from eke.training.model.unused import HEADS, has_experts
+from eke.training.model.model_checks import HEADS, has_experts
 
 
 def loss_sum(

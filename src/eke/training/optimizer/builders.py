@@ -32,8 +32,8 @@ from eke.config.schema import (
 from eke.models.families import Role
 from eke.models.sizes import PAGED_MIN_SIZE, optimizer_entry, projection_rank
 from eke.plan.planner import Plan
-from eke.training.distributed.operators import load_adam
-from eke.training.model.unused import preserve_rng_state
+from eke.training.distributed.build_operators import load_adam
+from eke.training.model.model_checks import preserve_rng_state
 from eke.training.optimizer.update import RATIO, Groups, split
 
 

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves, tree_map
 
 from eke.plan.planner.planner import FLASH_CAPABILITY, workspace_bytes
-from eke.training.trace.fakes import call_key
+from eke.training.trace.fake_device import call_key
 
 aten: Any = torch.ops.aten
 

@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eke.estimate.memory.components import Traced
-from eke.training.trace.allocator import CachingAllocator, PlainSum
-from eke.training.trace.fakes import FakeKernels
+from eke.training.trace.allocator_model import CachingAllocator, PlainSum
+from eke.training.trace.fake_device import FakeKernels
 from eke.training.trace.operations import PRODUCTS, Questions, Workspaces
 
 WEIGHTS, GRADIENTS, OPTIMIZER, MASTER = "weights", "gradients", "optimizer", "master"

@@ -11,7 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from eke.common.errors import RunError
-from eke.common.runtime import describe_missing_api
+from eke.common.python_runtime import describe_missing_api
 from eke.config.schema import Backend
 from eke.config.schema.resources import Distributed
 from eke.estimate.memory.components import Method, Traced
@@ -34,9 +34,15 @@ from eke.training.optimizer.build_optimizer import (
 )
 from eke.training.optimizer.update import InBackwardUpdate, PlainUpdate, Update, set_learning_rate
 from eke.training.trace import operations
-from eke.training.trace.allocator import CachingAllocator, PlainSum, fake_gpu, is_padded, make_batch
+from eke.training.trace.allocator_model import (
+    CachingAllocator,
+    PlainSum,
+    fake_gpu,
+    is_padded,
+    make_batch,
+)
 from eke.training.trace.compiled import TRACED, compile_for_trace
-from eke.training.trace.fakes import fake_surroundings, not_compiled, to_fake
+from eke.training.trace.fake_device import fake_surroundings, not_compiled, to_fake
 from eke.training.trace.operations import Questions, Workspaces
 from eke.training.trace.trace import (
     AUTOCAST,

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any, TextIO
 
-from eke.common.runtime import describe_missing_api, importing, relax_gc
+from eke.common.python_runtime import describe_missing_api, importing, relax_gc
 from eke.config.schema.codec import make_converter
 from eke.plan.planner import Plan
 from eke.training.loop.environment import QUIET

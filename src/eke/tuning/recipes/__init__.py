@@ -1,6 +1,6 @@
 """Adaptive recipes: choose techniques by device, model and overrides, without torch."""
 
-from eke.tuning.chooser import ChoiceContext
+from eke.tuning.recipe_search import ChoiceContext
 from eke.tuning.recipes.recipes import FASTEST, LARGE_MODEL, LOW_MEMORY
 from eke.tuning.recipes.resolver import RecipeResolver
 

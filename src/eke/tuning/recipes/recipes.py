@@ -19,7 +19,7 @@ from eke.estimate.memory import Verdict
 from eke.models.checkpoints.architecture import router_loss
 from eke.models.sizes import is_ragged, most_predicted, why_not_fused
 from eke.rules.techniques import TECHNIQUES, Published
-from eke.tuning.chooser import Axis, Change, ChoiceContext, Chooser, Combination, RecipeOption
+from eke.tuning.recipe_search import Axis, Change, ChoiceContext, Chooser, Combination, RecipeOption
 from eke.tuning.recipes.resolver import AdaptiveRecipe, Question
 from eke.tuning.recipes.techniques import (
     DECIDES,

@@ -8,7 +8,7 @@ from eke.common.errors import ConfigError
 from eke.common.text import format_bytes
 from eke.config.schema import Config
 from eke.plan.planner import Plan, RecipeDecision
-from eke.tuning.chooser import Change, ChoiceContext, RecipeOption, by_section
+from eke.tuning.recipe_search import Change, ChoiceContext, RecipeOption, by_section
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from eke.hardware import Device
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.rules.techniques import COMPILED, Published, Technique
-from eke.tuning.chooser import Axis, ChoiceContext, RecipeOption
+from eke.tuning.recipe_search import Axis, ChoiceContext, RecipeOption
 from eke.tuning.recipes.resolver import Question
 
 

@@ -17,7 +17,7 @@ from eke.hardware import Device
 from eke.models.checkpoints.architecture import router_loss
 from eke.plan.planner import Plan, possible_batches, replan, with_batch
 from eke.rules.techniques import CUDA, QUARTER_BATCH, TECHNIQUES, Numerics, group_of
-from eke.tuning.chooser import RuleFindings, combine, findings
+from eke.tuning.recipe_search import RuleFindings, combine, findings
 from eke.tuning.search.search import drop_overrides
 from eke.tuning.search.search_space import Point
 

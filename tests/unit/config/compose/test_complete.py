@@ -23,7 +23,7 @@ def offered(line: str) -> list[str]:
         pytest.param("eke a\\", (["eke"], "a"), id="lone backslash"),
     ],
 )
-def test_lines_are_split_as_a_shell_does(line, parts) -> None:
+def test_command_line_is_split_like_a_shell(line, parts) -> None:
     assert split_line(line) == parts
 
 
@@ -57,11 +57,11 @@ def test_lines_are_split_as_a_shell_does(line, parts) -> None:
         pytest.param("--config-dir /no/where sched", ["schedule=", "schedule."], id="no folder"),
     ],
 )
-def test_candidates(line, wanted) -> None:
+def test_completion_candidates(line, wanted) -> None:
     assert offered(line) == wanted
 
 
-def test_whatever_is_offered_goes_on_or_is_done() -> None:
+def test_every_completion_is_continued_or_complete() -> None:
     """Each group's options, and each key of each section, are reached from the first TAB."""
     reached = set()
     for start in offered(""):
@@ -73,14 +73,14 @@ def test_whatever_is_offered_goes_on_or_is_done() -> None:
     assert "train.max_grad_norm=" in reached
 
 
-def test_the_users_own_options(tmp_path) -> None:
+def test_user_options_are_completed(tmp_path) -> None:
     (tmp_path / "optimizer").mkdir()
     (tmp_path / "optimizer" / "mine.yaml").write_text("# optimizer=mine -- my own.\n")
     assert offered(f"--config-dir {tmp_path} optimizer=mi") == ["optimizer=mine"]
     assert offered(f"-cd={tmp_path} optimizer=mi") == ["optimizer=mine"]
 
 
-def test_files(tmp_path, monkeypatch) -> None:
+def test_files_are_completed(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "deep" / "er").mkdir(parents=True)
     (tmp_path / "deep" / "a b.txt").write_text("")
@@ -96,7 +96,7 @@ def test_files(tmp_path, monkeypatch) -> None:
 # --- what a shell is told -------------------------------------------------------------------------
 
 
-def test_bash_gets_what_follows_its_last_break(monkeypatch) -> None:
+def test_bash_completion_respects_word_breaks(monkeypatch) -> None:
     monkeypatch.setenv("COMP_LINE", "python train.py tracker.mode=on")
     assert answer_shell(["query=bash"]) == "tracker.mode=online\n"
     monkeypatch.setenv("COMP_WORDBREAKS", " \t\n\"'><=;|&(:")
@@ -115,7 +115,7 @@ def test_bash_gets_what_follows_its_last_break(monkeypatch) -> None:
         pytest.param("eke sync see", [], id="no overrides of other commands"),
     ],
 )
-def test_commands(line, wanted, monkeypatch, tmp_path) -> None:
+def test_commands_are_completed(line, wanted, monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COMP_LINE", line)
     answer = answer_shell(["query=zsh"], ("train", "sync"))
@@ -130,7 +130,7 @@ def test_commands(line, wanted, monkeypatch, tmp_path) -> None:
         pytest.param(["install=fsh"], "-sc install=fish", id="shell"),
     ],
 )
-def test_wrong_requests(request_, fix) -> None:
+def test_invalid_completion_requests(request_, fix) -> None:
     with pytest.raises(ConfigError) as caught:
         answer_shell(request_)
     assert str(caught.value.problems[0].fix) == fix

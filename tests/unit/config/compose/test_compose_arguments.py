@@ -35,7 +35,7 @@ def test_arguments_are_sorted(argv: list[str], expected: Arguments) -> None:
     assert split_arguments(argv) == expected
 
 
-def test_all_unknown_flags_are_told_at_once() -> None:
+def test_all_unknown_flags_are_reported_in_one_error() -> None:
     with pytest.raises(ConfigError) as caught:
         split_arguments(["--precision", "bf16", "--lr=0.1", "seed=1", "--bf16"])
     fixes = [str(problem.fix) for problem in caught.value.problems]
@@ -43,7 +43,7 @@ def test_all_unknown_flags_are_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--config-dir", "--cfg", "-p"])
-def test_flag_without_its_value(flag: str) -> None:
+def test_flag_without_value_has_a_fix(flag: str) -> None:
     with pytest.raises(ConfigError, match=f"{flag} needs a value"):
         split_arguments([flag])
 
@@ -58,14 +58,14 @@ def test_flag_without_its_value(flag: str) -> None:
         pytest.param(["--precison", "bf16"], "precision=bf16", id="a setting"),
     ],
 )
-def test_a_flag_of_the_command_that_was_misspelt_is_proposed(argv: list[str], fix: str) -> None:
+def test_flag_of_the_command_that_was_misspelt_is_proposed(argv: list[str], fix: str) -> None:
     with pytest.raises(ConfigError) as caught:
         split_arguments(argv, {"--why": 0, "--name": 1})
     assert str(caught.value.problems[0].fix) == fix
 
 
 @pytest.mark.parametrize("key", ["data.path=", "", "+my.key="])
-def test_a_name_of_other_bytes_is_refused(key: str) -> None:
+def test_override_with_invalid_bytes_is_rejected(key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         split_arguments([key + os.fsdecode(b"odd\xff.txt")])
     (problem,) = caught.value.problems

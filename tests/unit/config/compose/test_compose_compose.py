@@ -19,7 +19,7 @@ from eke.config.compose.compose_cache import hydra_base, hydra_state
 from eke.config.schema import SGD, AutoBool, BertModel, Config
 
 
-def test_defaults() -> None:
+def test_defaults_compose() -> None:
     composed = compose([])
     assert isinstance(composed.config, Config)
     assert composed.config.seed == 0
@@ -36,7 +36,7 @@ def test_values_have_their_types() -> None:
     assert config.train.steps == 7
 
 
-def test_experiment_changes_choices_and_typed_options_win() -> None:
+def test_experiment_changes_choices_and_overrides_are_applied_last() -> None:
     composed = compose(["experiment=guide_single_gpu", "schedule=cosine"])
     assert isinstance(composed.config.model, BertModel)
     assert composed.choices["model"] == "bert_large"
@@ -44,7 +44,7 @@ def test_experiment_changes_choices_and_typed_options_win() -> None:
     assert composed.choices["schedule"] == "cosine"
 
 
-def test_overrides_are_kept_as_typed() -> None:
+def test_overrides_are_stored_unchanged() -> None:
     assert compose(["++seed=1", "optimizer=sgd"]).overrides == ("++seed=1", "optimizer=sgd")
 
 
@@ -66,7 +66,7 @@ TWICE = [
 
 
 @pytest.mark.parametrize("typed", TWICE)
-def test_of_a_key_given_twice_hydra_takes_the_last_and_so_does_eke(typed) -> None:
+def test_last_value_of_a_repeated_key_is_used(typed) -> None:
     with hydra_state():
         hydras = OmegaConf.to_object(hydra.compose("config", typed.split()))
     mine = compose(typed.split()).config
@@ -75,7 +75,7 @@ def test_of_a_key_given_twice_hydra_takes_the_last_and_so_does_eke(typed) -> Non
 
 
 @pytest.mark.parametrize("typed", ["+seed=1 seed=2", "seed=1 +seed=2", "~seed seed=2"])
-def test_what_hydra_refuses_stays_refused(typed) -> None:
+def test_override_rejected_by_hydra_is_rejected(typed) -> None:
     with hydra_state(), pytest.raises(hydra.errors.HydraException):
         hydra.compose("config", typed.split())
     with pytest.raises(ConfigError):
@@ -95,7 +95,7 @@ def test_what_hydra_refuses_stays_refused(typed) -> None:
         ("trainer.extra={a:1} trainer.extra={b:1}", "trainer.extra={a:1} trainer.extra={b:1}", []),
     ],
 )
-def test_the_warning_names_both(typed, kept, warned) -> None:
+def test_repeated_key_warning_names_both_values(typed, kept, warned) -> None:
     found = split_arguments(typed.split())
     assert found.overrides == tuple(kept.split())
     assert len(found.warnings) == bool(warned)
@@ -107,23 +107,23 @@ def test_the_warning_names_both(typed, kept, warned) -> None:
     [("true", "root"), ("True", "root"), ("false", ""), ("[eke,filelock]", "eke,filelock"),
      ("[eke.common, filelock]", "eke.common,filelock"), ("filelock", "filelock")],
 )  # fmt: skip
-def test_loggers_to_debug_are_no_part_of_the_configuration(typed, loggers) -> None:
+def test_verbose_setting_is_not_part_of_the_configuration(typed, loggers) -> None:
     found = split_arguments([f"hydra.verbose={typed}", "seed=1"])
     assert (found.verbose, found.overrides) == (loggers, ("seed=1",))
 
 
 @pytest.mark.parametrize("typed", ["3", "{a:1}", "true,false", ""])
-def test_other_loggers_are_refused(typed) -> None:
+def test_unknown_loggers_are_rejected(typed) -> None:
     with pytest.raises(ConfigError) as caught:
         split_arguments([f"hydra.verbose={typed}"])
     assert caught.value.problems[0].overrides == ("hydra.verbose=true",)
 
 
-def test_a_single_run_may_be_called_one() -> None:
+def test_explicit_single_run_mode_is_accepted() -> None:
     assert split_arguments(["--run", "seed=1"]) == split_arguments(["seed=1"])
 
 
-def test_the_run_id_is_that_of_the_last() -> None:
+def test_last_value_of_a_key_sets_the_run_id() -> None:
     assert compose(["seed=1", "seed=2"]).overrides == compose(["seed=2"]).overrides
 
 
@@ -139,11 +139,11 @@ def test_interpolations_resolve() -> None:
         pytest.param(r'tracker.group="a\"b"', 'a"b', id="quote"),
     ],
 )
-def test_odd_texts(typed: str, value: str) -> None:
+def test_unusual_texts_compose(typed: str, value: str) -> None:
     assert compose([typed]).config.tracker.group == value
 
 
-def test_hydras_global_state_is_put_back() -> None:
+def test_global_state_of_hydra_is_restored() -> None:
     before = GlobalHydra.instance().hydra
     compose([])
     with pytest.raises(ConfigError):
@@ -153,7 +153,7 @@ def test_hydras_global_state_is_put_back() -> None:
     assert GlobalHydra.instance().hydra is before
 
 
-def test_composing_inside_a_hydra_application() -> None:
+def test_composition_inside_a_hydra_application() -> None:
     with initialize_config_dir(str(conf_folder()), **hydra_base()):
         outer = GlobalHydra.instance().hydra
         assert compose(["seed=2"]).config.seed == 2
@@ -202,7 +202,7 @@ GARBAGE = st.text(alphabet=st.characters(codec="utf-8"), max_size=20)
 @example(["++"])
 @example(["hydra.run=1"])
 @example(["seed=" + "9" * 400])
-def test_garbage_composes_or_is_a_config_error(typed: list[str]) -> None:
+def test_random_text_composes_or_is_a_config_error(typed: list[str]) -> None:
     try:
         composed: Composed | None = compose(typed)
         problems: list[Problem] = []

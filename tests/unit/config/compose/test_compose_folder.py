@@ -29,7 +29,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return path
 
 
-def test_own_experiment_composes(folder: Path) -> None:
+def test_user_experiment_composes(folder: Path) -> None:
     write(folder, "experiment/mine.yaml", "# @package _global_\ntrain:\n  steps: 7\n")
     composed = compose(["experiment=mine"], folder)
     assert composed.config.train.steps == 7
@@ -56,7 +56,9 @@ BROKEN = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("text", "line", "kind", "fix"), BROKEN)
-def test_mistake_in_a_file(tmp_path: Path, text: str, line: int, kind: str, fix: str) -> None:
+def test_mistake_in_a_file_is_reported_with_its_line(
+    tmp_path: Path, text: str, line: int, kind: str, fix: str
+) -> None:
     path = write(tmp_path, "experiment/mine.yaml", EXPERIMENT + text)
     problem = problem_of(["experiment=mine", "seed=1"], tmp_path)
     assert (problem.key, problem.id) == (f"{path}:{line}", kind)
@@ -65,7 +67,7 @@ def test_mistake_in_a_file(tmp_path: Path, text: str, line: int, kind: str, fix:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "train:\n  steps: 7\n", "seed: 1\n# @package _global_\n"])
-def test_an_experiment_without_its_first_line(tmp_path: Path, text: str) -> None:
+def test_experiment_without_package_header_is_reported(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, "experiment/mine.yaml", text)
     problem = problem_of(["experiment=mine"], tmp_path)
     assert (problem.key, str(problem.fix)) == (f"{path}:1", "write # @package _global_")
@@ -73,7 +75,7 @@ def test_an_experiment_without_its_first_line(tmp_path: Path, text: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "lr: 0.1\n", "momentum: 0.5\n"])
-def test_an_option_that_does_not_say_which_keys_it_has(tmp_path: Path, text: str) -> None:
+def test_option_file_without_schema_has_a_fix(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, "optimizer/mine.yaml", text)
     problem = problem_of(["optimizer=mine"], tmp_path)
     assert problem.key == f"{path}:1"
@@ -84,13 +86,13 @@ def test_an_option_that_does_not_say_which_keys_it_has(tmp_path: Path, text: str
     assert compose(["optimizer=mine"], tmp_path).config.optimizer.lr == 0.5
 
 
-def test_defaults_without_a_schema(tmp_path: Path) -> None:
+def test_defaults_without_schema_are_rejected(tmp_path: Path) -> None:
     write(tmp_path, "optimizer/mine.yaml", "defaults:\n  - _self_\nlr: 0.1\n")
     problem = problem_of(["optimizer=mine"], tmp_path)
     assert (problem.key, problem.value, problem.id) == ("optimizer", "mine", "wrong_file")
 
 
-def test_a_folder_in_which_runs_are_kept_as_well(tmp_path: Path) -> None:
+def test_config_folder_that_contains_runs(tmp_path: Path) -> None:
     """`--config-dir .`: the files of a run are no options, nor are those of anything so deep."""
     write(tmp_path, "runs/0c5a8c16148b9d5c/config.yaml", "seed: 1\n")
     write(tmp_path, "experiment/mine.yaml", EXPERIMENT)
@@ -99,7 +101,7 @@ def test_a_folder_in_which_runs_are_kept_as_well(tmp_path: Path) -> None:
     assert problem_of([], tmp_path).id == "wrong_file"
 
 
-def test_a_folder_that_is_none(tmp_path: Path) -> None:
+def test_missing_config_folder_is_rejected(tmp_path: Path) -> None:
     assert problem_of([], tmp_path / "x").id == "missing_folder"
     assert problem_of([], write(tmp_path, "x", "")).id == "missing_folder"
 
@@ -117,7 +119,7 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
         pytest.param("experiment/a.yml", "mv a.yml a.yaml", id="yml"),
     ],
 )
-def test_file_without_effect(tmp_path: Path, name: str, fix: str) -> None:
+def test_file_without_effect_is_reported(tmp_path: Path, name: str, fix: str) -> None:
     write(tmp_path, name, EXPERIMENT)
     problem = problem_of([], tmp_path)
     assert (problem.id, str(problem.fix)) == ("wrong_file", fix)
@@ -134,7 +136,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("group", "base", "option", "line"), OPTIONS)
-def test_an_unknown_option_in_a_file_is_refused(tmp_path, group, base, option, line) -> None:
+def test_unknown_option_in_a_file_is_rejected(tmp_path, group, base, option, line) -> None:
     text = f"defaults: [{base}, _self_]\n# mine.\noption: {option}\n"
     write(tmp_path, f"{group}/mine.yaml", text)
     with pytest.raises(ConfigError) as caught:
@@ -146,7 +148,7 @@ def test_an_unknown_option_in_a_file_is_refused(tmp_path, group, base, option, l
     assert compose([f"{group}=mine"], tmp_path).overrides == (f"{group}=mine",)
 
 
-def test_an_experiments_option_is_looked_up_too(tmp_path) -> None:
+def test_unknown_option_in_an_experiment_is_reported(tmp_path) -> None:
     write(tmp_path, "experiment/mine.yaml", EXPERIMENT + "optimizer:\n  option: nosuch\n")
     with pytest.raises(ConfigError) as caught:
         compose(["experiment=mine"], tmp_path)
@@ -154,7 +156,7 @@ def test_an_experiments_option_is_looked_up_too(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("group", ["model", "precision", "slurm"])
-def test_what_only_names_values_may_have_the_files_name(tmp_path, group) -> None:
+def test_preset_option_may_have_the_name_of_its_file(tmp_path, group) -> None:
     base = {"model": "tiny", "precision": "bf16", "slurm": "default"}[group]
     write(tmp_path, f"{group}/mine.yaml", f"defaults: [{base}, _self_]\noption: mine\n")
     assert getattr(compose([f"{group}=mine"], tmp_path).config, group).option == "mine"

@@ -12,18 +12,18 @@ CATALOGUE = make_catalogue()
 TOPICS = sorted({*CATALOGUE.options, *CATALOGUE.sections})
 
 
-def test_the_first_page_fits_one_screen() -> None:
+def test_first_help_page_fits_one_screen() -> None:
     assert len(help_text().splitlines()) <= 55
 
 
 @pytest.mark.parametrize("topic", ["", *TOPICS])
-def test_lines_fit_a_terminal(topic) -> None:
+def test_help_lines_fit_a_terminal(topic) -> None:
     lines = help_text(topic=topic).splitlines()
     assert max(len(line) for line in lines) <= 100
     assert all(line == line.rstrip() for line in lines)
 
 
-def test_the_first_page_names_every_group_and_counts_the_options_it_omits() -> None:
+def test_first_help_page_lists_groups_and_counts_options() -> None:
     listed = {group for groups in PARTS.values() for group in groups}
     assert set(CATALOGUE.options) - listed == {"slurm"}
     rows = {line.split()[0]: line[44:].split() for line in help_text().splitlines() if line.strip()}
@@ -43,13 +43,13 @@ def test_rarely_used_options_are_only_on_the_page_of_their_group() -> None:
         assert option in help_text(topic=group).split()
 
 
-def test_the_keys_of_the_first_page_exist() -> None:
+def test_keys_of_the_first_help_page_exist() -> None:
     assert set(COMMON_KEYS) <= set(CATALOGUE.keys)
     assert set(COMMON_KEYS) <= set(help_text().split())
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_the_page_of_a_group_has_all_its_options_and_keys(topic) -> None:
+def test_group_page_lists_all_options_and_keys(topic) -> None:
     words = help_text(topic=topic).split()
     assert set(CATALOGUE.options.get(topic, {})) <= set(words)
     missing = {name for name in CATALOGUE.names(topic) if f"{topic}.{name}" not in words}
@@ -66,14 +66,14 @@ FILLED_IN = {
 """Keys that the plan sets, not the user."""
 
 
-def test_a_key_is_described_once_below_the_options_that_have_it() -> None:
+def test_shared_key_is_described_once() -> None:
     page = help_text(topic="optimizer")
     assert page.split().count("optimizer.momentum") == 1
     heading = page[: page.index("optimizer.momentum")].rstrip().splitlines()[-1]
     assert heading == "keys of muon, sgd"
 
 
-def test_a_key_leads_to_the_page_of_its_group() -> None:
+def test_key_is_linked_to_its_group_page() -> None:
     assert help_text(topic="optimizer.lr") == help_text(topic="optimizer")
 
 
@@ -81,7 +81,7 @@ def test_a_key_leads_to_the_page_of_its_group() -> None:
     ("topic", "meant"),
     [("optimizers", " optimizer"), ("lr", " optimizer.lr"), ("seed", ""), ("sed", "")],
 )
-def test_an_unknown_group_is_a_problem_with_a_fix(topic, meant) -> None:
+def test_unknown_group_is_a_problem_with_a_fix(topic, meant) -> None:
     with pytest.raises(ConfigError, match=f"-> --help{meant}$"):
         help_text(topic=topic)
 
@@ -94,7 +94,7 @@ def test_an_unknown_group_is_a_problem_with_a_fix(topic, meant) -> None:
         (["--help", "seed=1"], "eke finds, runs and compares"),
     ],
 )
-def test_help_from_the_command_line(words, start, capsys) -> None:
+def test_help_is_printed_from_the_command_line(words, start, capsys) -> None:
     assert main(["train", *words]) == 0
     assert capsys.readouterr().out.startswith(start)
 

@@ -56,7 +56,7 @@ def described(tree) -> list[tuple]:
     ],
     ids=["values", "options", "experiment", "free keys", "text", "twice, and one missing"],
 )  # fmt: skip
-def test_the_same_tree_as_hydras(overrides) -> None:
+def test_cached_tree_matches_hydra(overrides) -> None:
     expected, choices = all_at_once(*overrides)
     for _ in range(2):  # composed, then from what is kept
         with hydra_state():
@@ -65,7 +65,7 @@ def test_the_same_tree_as_hydras(overrides) -> None:
         assert kept.choices == choices
 
 
-def test_what_is_kept_is_not_changed_by_who_gets_it() -> None:
+def test_cached_trees_are_not_modified_by_callers() -> None:
     first = compose(["seed=7", "trainer.extra.debug=x"]).config
     first.optimizer.lr = -1.0
     with hydra_state():
@@ -78,11 +78,11 @@ def test_what_is_kept_is_not_changed_by_who_gets_it() -> None:
     assert second.train.steps != 12345
 
 
-def test_what_must_be_given_is_marked_as_omegaconf_marks_it() -> None:
+def test_missing_marker_matches_omegaconf() -> None:
     assert model.MISSING == omegaconf.MISSING
 
 
-def test_cells_that_differ_in_values_are_composed_once() -> None:
+def test_runs_that_differ_in_values_are_composed_once() -> None:
     trees = make_trees(CATALOGUE)
     before = trees.num_composed
     for seed in range(3):
@@ -91,7 +91,7 @@ def test_cells_that_differ_in_values_are_composed_once() -> None:
 
 
 @pytest.mark.slow
-def test_an_edited_file_of_the_users_counts_at_once(tmp_path) -> None:
+def test_edited_user_file_invalidates_the_cache(tmp_path) -> None:
     file = tmp_path / "experiment" / "mine.yaml"
     file.parent.mkdir()
     for steps in (3, 4):
@@ -112,7 +112,7 @@ PARTS = [
 
 
 @pytest.mark.parametrize("preset", [(), ("experiment=smoke",)], ids=["none", "experiment"])
-def test_sections_that_are_missing_are_composed_without_the_others(preset) -> None:
+def test_missing_sections_are_composed_separately(preset) -> None:
     trees = ComposeCache(CATALOGUE)
     typed = (*preset, "model=tiny_bert", "task=masked_lm", "memory=max_savings")
     with hydra_state():
@@ -130,7 +130,7 @@ def test_sections_that_are_missing_are_composed_without_the_others(preset) -> No
     [(), ("experiment=smoke", "recipe=low_memory"), ("sweep=guide_table", "hydra.job.chdir=true")],
     ids=["none", "two", "sweep"],
 )
-def test_joined_trees_are_the_same_as_hydras(preset) -> None:
+def test_joined_tree_matches_hydra(preset) -> None:
     trees = ComposeCache(CATALOGUE)
     with hydra_state():
         for part in PARTS:
@@ -148,7 +148,7 @@ def test_joined_trees_are_the_same_as_hydras(preset) -> None:
     assert list(refused.value.errors) == ["optimizer.beta1=0.5"]
 
 
-def test_a_preset_at_its_default_is_joined_with_trees_without_it() -> None:
+def test_default_preset_is_joined_with_other_trees() -> None:
     """A recipe is composed again as `recipe=none` and its choices."""
     trees = ComposeCache(CATALOGUE)
     with hydra_state():
@@ -163,7 +163,7 @@ def test_a_preset_at_its_default_is_joined_with_trees_without_it() -> None:
     assert joined.choices == choices
 
 
-def test_each_of_ekes_options_stands_alone() -> None:
+def test_every_option_of_eke_is_independent() -> None:
     """Else sweeps over it would cost a composition of Hydra's for each combination."""
     for group, options in CATALOGUE.options.items():
         for option in options:
@@ -190,7 +190,7 @@ def test_each_of_ekes_options_stands_alone() -> None:
     ],
     ids=str,
 )
-def test_which_files_stand_alone(tmp_path, group, text, alone) -> None:
+def test_independence_of_an_option_file_is_detected(tmp_path, group, text, alone) -> None:
     folder = tmp_path / group
     folder.mkdir()
     (folder / "mine.yaml").write_text(text)
@@ -198,7 +198,7 @@ def test_which_files_stand_alone(tmp_path, group, text, alone) -> None:
     assert is_self_contained(group, "mine", make_catalogue(tmp_path)) is alone
 
 
-def test_a_preset_at_its_default_undoes_that_of_an_experiment(tmp_path) -> None:
+def test_explicit_none_overrides_preset_of_an_experiment(tmp_path) -> None:
     file = tmp_path / "experiment" / "mine.yaml"
     file.parent.mkdir()
     text = "defaults:\n  - override /recipe: fastest\n  - _self_\n"
@@ -210,7 +210,7 @@ def test_a_preset_at_its_default_undoes_that_of_an_experiment(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_what_writes_elsewhere_is_joined_with_nothing(tmp_path) -> None:
+def test_option_that_writes_other_sections_is_composed_by_hydra(tmp_path) -> None:
     """Here it writes what is the default, so that nothing is to be seen of it by itself."""
     file = tmp_path / "memory" / "mine.yaml"
     file.parent.mkdir()

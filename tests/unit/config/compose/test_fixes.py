@@ -10,7 +10,7 @@ import pytest
 from eke.common.errors import ConfigError, Problem
 from eke.config.compose import Composed, compose, split_arguments
 from eke.config.compose.catalogue import make_catalogue
-from eke.config.compose.overrides import find_problems
+from eke.config.compose.check_overrides import find_problems
 from eke.config.foreign_names import Retired, find_retired, retired_names
 from eke.rules.rule import find_limit_problems
 
@@ -122,7 +122,7 @@ MEANT = {
 
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize(("typed", "meant"), MEANT.items(), ids=list(MEANT))
-def test_a_fix_does_what_was_meant(typed: str, meant: str) -> None:
+def test_fix_has_the_intended_effect(typed: str, meant: str) -> None:
     composed = after_fixes(*typed.split(" "))
     for override in meant.split(" "):
         path, _, wanted = override.partition("=")
@@ -140,11 +140,11 @@ def test_a_fix_does_what_was_meant(typed: str, meant: str) -> None:
         ("data=text,imdb", ""),
     ],
 )
-def test_a_sweep_over_foreign_words(typed: str, fix: str) -> None:
+def test_sweep_over_foreign_names_has_a_fix(typed: str, fix: str) -> None:
     assert str(problems_of(typed)[-1].fix) == ("python train.py " if fix else "") + fix
 
 
-def test_a_number_that_zero_was_meant_to_turn_off_is_null() -> None:
+def test_zero_that_disables_a_limit_becomes_null() -> None:
     refused = list(find_limit_problems(compose(["train.max_grad_norm=0"]).config))
     assert [str(p.fix) for p in refused] == ["train.max_grad_norm=null"]
 
@@ -174,13 +174,13 @@ NOTHING_LIKE_IT = [
 
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize("typed", NOTHING_LIKE_IT)
-def test_no_fix_is_guessed_where_nothing_means_the_same(typed: str) -> None:
+def test_unknown_name_without_equivalent_has_no_fix(typed: str) -> None:
     problems = problems_of(*typed.split(" "))
     assert [str(p.fix) for p in problems] == [""]
     assert problems[0].why
 
 
-def test_a_deleted_group_or_key_gets_its_default() -> None:
+def test_deleted_group_or_key_becomes_its_default() -> None:
     for key in [*CATALOGUE.options, *CATALOGUE.keys]:
         (problem,) = find_problems(f"~{key}", CATALOGUE)
         (fix,) = problem.fix.words
@@ -195,13 +195,13 @@ ROWS = ["sweep.rows={seed:1},{seed:2}", "sweep.rows=[{seed:1},{seed:2}]"]
 
 
 @pytest.mark.parametrize("typed", ["~hydra/launcher", "~hydra.verbose", "~train", *ROWS])
-def test_no_fix_is_the_rejected_override(typed: str) -> None:
+def test_fix_never_repeats_the_rejected_override(typed: str) -> None:
     for multirun in (False, True):
         (problem,) = find_problems(typed, CATALOGUE, multirun)
         assert not problem.fix
 
 
-def test_an_unknown_flag_names_the_flags() -> None:
+def test_unknown_flag_lists_the_flags() -> None:
     with pytest.raises(ConfigError) as caught:
         split_arguments(["--foo"])
     (problem,) = caught.value.problems
@@ -214,7 +214,7 @@ BROKEN = ["seed=[1,2", "model={a", "x={", "a=[1,", "optimizer.lr=1e-3;", "precis
 
 
 @pytest.mark.parametrize("typed", BROKEN)
-def test_what_is_said_of_broken_syntax_is_of_eke(typed: str) -> None:
+def test_syntax_error_hides_parser_messages(typed: str) -> None:
     (problem,) = problems_of(typed)
     parser = r"viable|mismatched|extraneous|token recognition|expecting|line \d"
     assert not re.search(parser, problem.render())
@@ -252,7 +252,7 @@ def typed_words(row: Retired) -> list[tuple[str, tuple[str, ...]]]:
     return [(f"{row.name}={v}", row.overrides(v)) for v in values]
 
 
-def test_no_retired_name_is_a_real_one() -> None:
+def test_retired_names_are_not_current_names() -> None:
     for name in retired_names():
         group, _, option = name.partition("=")
         alive = option in CATALOGUE.options[group] if option else name in CATALOGUE.keys
@@ -260,7 +260,7 @@ def test_no_retired_name_is_a_real_one() -> None:
         assert option or name not in CATALOGUE.options
 
 
-def test_every_row_has_one_problem_with_a_reason_and_its_fix() -> None:
+def test_every_retired_name_has_one_problem_and_a_fix() -> None:
     for row in retired_names().values():
         for typed, wanted in typed_words(row):
             (problem, *others) = find_problems(typed, CATALOGUE)
@@ -272,7 +272,7 @@ def test_every_row_has_one_problem_with_a_reason_and_its_fix() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("files")
-def test_every_fix_composes_and_sets_what_it_names() -> None:
+def test_every_fix_composes_and_sets_its_keys() -> None:
     fixes = {str(p.fix) for row in retired_names().values() for typed, _ in typed_words(row)
              for p in find_problems(typed, CATALOGUE) if p.fix}  # fmt: skip
     for fix in sorted(fixes):
@@ -284,7 +284,7 @@ def test_every_fix_composes_and_sets_what_it_names() -> None:
                 assert got in (wanted.lower().replace("null", "none"), f"{wanted}.0"), fix
 
 
-def test_names_of_the_trainer_are_fields_of_its_arguments() -> None:
+def test_trainer_names_are_training_arguments() -> None:
     import dataclasses
 
     from transformers import TrainingArguments

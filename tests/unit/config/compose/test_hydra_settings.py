@@ -27,7 +27,7 @@ ALL = sorted(f"hydra.{name}" for name in OmegaConf.structured(HydraConf) if name
 
 @pytest.mark.parametrize("sweep", [False, True], ids=["run", "sweep"])
 @pytest.mark.parametrize("key", [k for k in ALL if k not in ("hydra.launcher", "hydra.sweeper")])
-def test_no_setting_of_hydras_schema_is_ignored(key, sweep) -> None:
+def test_every_hydra_setting_is_applied_or_rejected(key, sweep) -> None:
     """Asked of Hydra's own schema, so that one that it gets later is covered."""
     (problem,) = refused([f"++{key}=1"], sweep=sweep)
     assert problem.key == key
@@ -46,7 +46,7 @@ INSTEAD = [
 
 @pytest.mark.parametrize("sweep", [False, True], ids=["run", "sweep"])
 @pytest.mark.parametrize(("typed", "fix"), INSTEAD)
-def test_what_does_the_same_is_named(typed, fix, sweep) -> None:
+def test_equivalent_eke_key_is_proposed(typed, fix, sweep) -> None:
     (problem,) = refused([typed], sweep=sweep)
     assert str(problem.fix) == fix
     assert problem.id == "hydra_setting"
@@ -54,7 +54,7 @@ def test_what_does_the_same_is_named(typed, fix, sweep) -> None:
         assert compose([fix]).config.paths.runs == "elsewhere"
 
 
-def test_the_mode_that_m_says_anyway() -> None:
+def test_redundant_hydra_mode_is_accepted_with_m() -> None:
     cells = expand(["hydra.mode=MULTIRUN", "seed=1,2"]).cells
     assert [cell.overrides for cell in cells] == [("seed=1",), ("seed=2",)]
     assert refused(["hydra.mode=RUN", "seed=1,2"], sweep=True)[0].key == "hydra.mode"
@@ -86,7 +86,9 @@ FILES = [
     [pytest.param(False, id="run"), pytest.param(True, id="sweep", marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize(("text", "line", "value", "fix"), FILES)
-def test_in_a_file_it_is_told_with_its_line(tmp_path, text, line, value, fix, sweep) -> None:
+def test_hydra_setting_in_a_file_is_reported_with_its_line(
+    tmp_path, text, line, value, fix, sweep
+) -> None:
     write(tmp_path, "# hydra: not this file\nseed: 3\n", "another")
     file = write(tmp_path, text)
     (problem,) = refused(["experiment=mine"], tmp_path, sweep)
@@ -94,19 +96,19 @@ def test_in_a_file_it_is_told_with_its_line(tmp_path, text, line, value, fix, sw
     assert fix in str(problem.fix)
 
 
-def test_a_file_that_names_hydra_and_sets_nothing_of_it(tmp_path) -> None:
+def test_file_that_only_mentions_hydra_is_accepted(tmp_path) -> None:
     write(tmp_path, "# no hydra here\nseed: 3\n")
     assert compose(["experiment=mine"], tmp_path).config.seed == 3
 
 
-def test_in_a_job_of_hydras_it_was_read(tmp_path, monkeypatch) -> None:
+def test_hydra_settings_are_accepted_inside_a_hydra_job(tmp_path, monkeypatch) -> None:
     """A sweep of Hydra's own (`hydra/launcher=joblib`) has made that folder."""
     write(tmp_path, "hydra:\n  sweep:\n    dir: away\nseed: 3\n")
     monkeypatch.setattr(HydraConfig, "initialized", lambda: True)
     assert compose(["experiment=mine"], tmp_path, in_sweep=True).config.seed == 3
 
 
-def test_a_plugin_that_fails_is_one_problem(monkeypatch) -> None:
+def test_failing_plugin_is_one_problem(monkeypatch) -> None:
     def fail(*_) -> None:
         raise RuntimeError("no srun here\nare you on a cluster?") from ValueError()
 
@@ -118,7 +120,7 @@ def test_a_plugin_that_fails_is_one_problem(monkeypatch) -> None:
     assert problem.why == "no srun here"
 
 
-def test_an_error_of_a_run_stays_what_it_is(monkeypatch) -> None:
+def test_error_inside_a_job_is_not_changed(monkeypatch) -> None:
     """A mistake of eke's own keeps its traceback."""
 
     def job(*_) -> float:

@@ -31,16 +31,16 @@ def typed(*words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("text", [*PLAIN, *NUMBERS, *WORDS, *SIGNS])
-def test_a_text_is_itself_once_it_was_typed(text) -> None:
+def test_quoted_text_is_parsed_back(text) -> None:
     assert compose(typed(override("tracker.project", text))).config.tracker.project == text
 
 
 @pytest.mark.parametrize("text", PLAIN)
-def test_a_plain_text_has_no_quotes(text) -> None:
+def test_plain_text_is_not_quoted(text) -> None:
     assert str(Fix(override("tracker.project", text))) == f"tracker.project={text}"
 
 
-def test_texts_of_a_list_and_other_values() -> None:
+def test_lists_and_other_values_are_quoted() -> None:
     words = typed(override("model.freeze", ["1_0", "a,b", "x"]))
     assert compose([*words, "model=tiny"]).config.model.freeze == ["1_0", "a,b", "x"]
     assert override("seed", 3) == "seed=3"
@@ -49,7 +49,7 @@ def test_texts_of_a_list_and_other_values() -> None:
 
 
 @pytest.mark.parametrize("text", ["1_000", "1e5", "true", "1.50", "1E5", "1_0.5", "NaN"])
-def test_a_text_that_is_read_as_another_is_refused_with_the_one_typed(text) -> None:
+def test_text_parsed_differently_is_rejected_with_a_fix(text) -> None:
     """Hydra makes 1000 of `1_000` and True of `true`; a record would have another name."""
     with pytest.raises(ConfigError) as refused:
         compose([f"tracker.project={text}"])
@@ -57,7 +57,7 @@ def test_a_text_that_is_read_as_another_is_refused_with_the_one_typed(text) -> N
     assert compose(typed(*problem.fix.words)).config.tracker.project == text
 
 
-def test_so_is_one_of_a_sweep() -> None:
+def test_sweep_text_parsed_differently_is_rejected() -> None:
     """A short commit hash may be a number."""
     with pytest.raises(ConfigError) as refused:
         expand(["data=hub", "data.name=x", "data.revision=12e4567,main"])
@@ -66,7 +66,7 @@ def test_so_is_one_of_a_sweep() -> None:
     assert [each.composed.config.data.revision for each in cells] == ["12e4567", "main"]
 
 
-def test_so_is_a_list_of_texts() -> None:
+def test_list_text_parsed_differently_is_rejected() -> None:
     with pytest.raises(ConfigError) as refused:
         compose(["model=tiny", "model.freeze=[1e5,layers,true]"])
     words = typed(*refused.value.problems[0].fix.words)
@@ -74,7 +74,7 @@ def test_so_is_a_list_of_texts() -> None:
 
 
 @pytest.mark.parametrize("text", ["12", "1.5", "-3", "'1_000'", "null"])
-def test_numbers_that_stay_the_same_text_are_taken(text) -> None:
+def test_numbers_with_equal_text_are_accepted(text) -> None:
     found = compose([f"tracker.group={text}"]).config.tracker.group
     assert found == (None if text == "null" else text.strip("'"))
 
@@ -82,7 +82,7 @@ def test_numbers_that_stay_the_same_text_are_taken(text) -> None:
 @pytest.mark.parametrize(
     "name", ["1_000", "a b.jsonl", "it's.jsonl", "a,b.jsonl", "null", "x$y", "日本"]
 )
-def test_the_file_beside_a_misspelt_one_is_found_by_the_fix(name, tmp_path, make_plan) -> None:
+def test_fix_for_a_misspelt_file_is_valid(name, tmp_path, make_plan) -> None:
     (tmp_path / name).write_text('{"text": "words and words"}\n' * 20)
     wrong = f"{name[:-1]}{'_' if name[-1] != '_' else '-'}"
     command = ("data=jsonl", "data.tokenizer=bytes", "model=tiny", "data.seq_len=32")

@@ -18,14 +18,14 @@ def problems(*overrides: str) -> list[tuple[str, str, str]]:
     return [(p.key, p.value, str(p.fix)) for p in error.value.problems]
 
 
-def test_every_option_but_three_can_be_mixed() -> None:
+def test_every_data_option_but_three_can_be_mixed() -> None:
     catalogue = make_catalogue()
     others = set(catalogue.options["data"]) - set(MIXED)
     assert others == {"mix", "synthetic", "python_source"}
     assert all(catalogue.schema_class("data", option) is kind for option, kind in MIXED.items())
 
 
-def test_a_source_is_its_options_data_with_the_keys_of_the_mix() -> None:
+def test_source_has_the_keys_of_its_option_and_of_the_mix() -> None:
     config = compose(
         ["data=mix", TWO, "data.seq_len=77", "data.packing=on", "data.tokenizer=folder",
          "data.sources.0.text=body", "data.sources.1.bad_rows=skip"]
@@ -41,11 +41,11 @@ def test_a_source_is_its_options_data_with_the_keys_of_the_mix() -> None:
     assert source_shares(config.data, [10, 10]) == [0.75, 0.25]
 
 
-def test_other_data_has_no_sources() -> None:
+def test_only_a_mix_has_sources() -> None:
     assert source_configs(compose(["data=synthetic"]).config) == []
 
 
-def test_without_weights_sizes_decide() -> None:
+def test_sizes_are_the_default_weights() -> None:
     sources = "data.sources=[{option:text,path:a},{option:hub,name:x/y,config_name:z}]"
     mix = compose(["data=mix", sources]).config.data
     assert source_shares(mix, [30, 10]) == [0.75, 0.25]
@@ -87,30 +87,30 @@ def test_without_weights_sizes_decide() -> None:
     ],
     ids=lambda value: value[-1].split("=")[0] if value and isinstance(value[-1], str) else "",
 )  # fmt: skip
-def test_a_mistake_is_named_with_its_fix(typed, expected) -> None:
+def test_invalid_source_is_named_with_a_fix(typed, expected) -> None:
     found = problems(*typed)
     assert [each[:2] for each in found] == [each[:2] for each in expected]
     assert all(part[2] in each[2] for each, part in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("key", ["weight=0", "weight=null", "name=a", "option=mix", "eval_frac=3"])
-def test_the_fix_is_right(key) -> None:
+def test_proposed_fix_is_valid(key) -> None:
     typed = [TWO, f"data.sources.1.{key}"]
     [(_, _, fix)] = problems(*typed)
     compose(["data=mix", TWO, fix])
 
 
-def test_all_mistakes_are_listed_at_once() -> None:
+def test_all_invalid_sources_are_listed() -> None:
     found = problems(TWO, "data.sources.0.weight=0", "data.sources.1.option=no")
     assert [key for key, _, _ in found] == ["data.sources[0].weight", "data.sources[1].option"]
 
 
-def test_a_source_that_is_not_there_is_refused() -> None:
+def test_missing_source_is_rejected() -> None:
     assert problems(TWO, "data.sources.2.weight=1")
 
 
 @pytest.mark.parametrize("typed", [("data=jsonl", "data.path=a.jsonl"), ()], ids=["jsonl", "none"])
-def test_other_data_has_no_key_of_a_source(typed) -> None:
+def test_source_keys_are_limited_to_a_mix(typed) -> None:
     with pytest.raises(ConfigError) as error:
         compose([*typed, "data.sources.0.weight=1"])
     assert error.value.problems[0].id == "other_options_key"

@@ -35,7 +35,7 @@ def problems(*overrides, config_dir=None):
 
 
 @pytest.mark.slow
-def test_cells_are_what_hydra_composes() -> None:
+def test_runs_match_composition_by_hydra() -> None:
     """Put together from shared trees, or composed whole: the same configuration."""
     typed = ["optimizer=sgd,adafactor", "memory=none,checkpointing", "optimizer.lr=0.1", "seed=5"]
     for cell in expand(typed).cells:
@@ -45,7 +45,7 @@ def test_cells_are_what_hydra_composes() -> None:
 
 
 @pytest.mark.slow
-def test_an_option_that_writes_elsewhere(tmp_path) -> None:
+def test_option_that_writes_other_sections_in_a_sweep(tmp_path) -> None:
     (tmp_path / "memory").mkdir()
     text = "# @package _global_\n# both.\nmemory: {option: both}\nseed: 7\n"
     (tmp_path / "memory" / "both.yaml").write_text(text)
@@ -55,7 +55,7 @@ def test_an_option_that_writes_elsewhere(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_rows_zip_and_product(own) -> None:
+def test_rows_zip_and_product_are_expanded(own) -> None:
     folder = own(
         "sweep:\n"
         "  rows: {plain: {}, small: {batch.per_device: 2}}\n"
@@ -70,13 +70,13 @@ def test_rows_zip_and_product(own) -> None:
     assert expanded.cells[-1].name.startswith("small: ")
 
 
-def test_a_typed_key_replaces_the_files_own(own) -> None:
+def test_override_replaces_a_key_of_the_sweep_file(own) -> None:
     folder = own("sweep: {product: {precision: [fp32, bf16], seed: [1, 2]}, repeats: 4}\n")
     expanded = expand(["sweep=mine", "precision=fp16", "sweep.repeats=1"], folder)
     assert varied(expanded, "seed", "precision") == [("fp16", "1"), ("fp16", "2")]
 
 
-def test_repeats_go_in_rounds_every_other_one_the_other_way_round() -> None:
+def test_repeats_alternate_the_order_of_runs() -> None:
     expanded = expand(["seed=1,2", "sweep.repeats=3"])
     assert varied(expanded, "seed", "repeat") == [
         ("1", "0"), ("2", "0"), ("2", "1"), ("1", "1"), ("1", "2"), ("2", "2"),
@@ -85,7 +85,7 @@ def test_repeats_go_in_rounds_every_other_one_the_other_way_round() -> None:
 
 
 @pytest.mark.slow
-def test_each_repeat_has_its_own_seed_where_asked() -> None:
+def test_every_repeat_has_its_own_seed_on_request() -> None:
     expanded = expand(["precision=fp32,bf16", "sweep.repeats=3", "sweep.seeds=per_repeat"])
     found = [(c.composed.config.repeat, c.composed.config.seed) for c in expanded.cells]
     assert found == [(k, k) for k in range(3) for _ in range(2)]
@@ -93,7 +93,7 @@ def test_each_repeat_has_its_own_seed_where_asked() -> None:
     assert problem.value == "seed"
 
 
-def test_auto_repeats_are_rounds_of_which_the_first_identifies_the_sweep() -> None:
+def test_auto_repeats_share_the_sweep_id_of_the_first_round() -> None:
     expanded = expand(["seed=1,2", "sweep.repeats=auto", "sweep.max_repeats=4"])
     assert [c.composed.config.repeat for c in expanded.cells] == [0, 0, 1, 1, 2, 2, 3, 3]
     first = expanded.first_round()
@@ -106,14 +106,14 @@ def test_auto_repeats_are_rounds_of_which_the_first_identifies_the_sweep() -> No
     assert rules[0] == rules[1] == rules[2] != rules[3], "more repeats go on with the same sweep"
 
 
-def test_keys_of_auto_repeats_need_auto() -> None:
+def test_auto_repeat_keys_require_auto() -> None:
     typed = ["seed=1,2", "sweep.max_repeats=20", "sweep.budget=2"]
     assert len(expand([*typed, "sweep.repeats=2"]).warnings) == 2
     assert not expand([*typed, "sweep.repeats=auto"]).warnings
 
 
 @pytest.mark.slow
-def test_excluded_by_composed_values() -> None:
+def test_exclusion_uses_composed_values() -> None:
     clauses = "sweep.exclude=[precision=fp16 and seed=2, optimizer.lr<=1e-9]"
     expanded = expand(["precision=bf16,fp16", "seed=1,2", clauses, "sweep.strict=true"])
     assert varied(expanded, "precision", "seed") == [("bf16", "1"), ("bf16", "2"), ("fp16", "1")]
@@ -125,7 +125,7 @@ def test_excluded_by_composed_values() -> None:
     assert expanded.settings.strict
 
 
-def test_a_clause_may_have_large_numbers() -> None:
+def test_exclusion_accepts_large_numbers() -> None:
     assert len(expand(["train.steps=1,3000000", "sweep.exclude=[train.steps>2000000]"]).cells) == 1
 
 
@@ -140,17 +140,17 @@ def test_a_clause_may_have_large_numbers() -> None:
         pytest.param("seed in (1, 2)", "empty_sweep", id="everything"),
     ],
 )
-def test_a_wrong_clause(clause, kind) -> None:
+def test_invalid_exclusion_is_rejected(clause, kind) -> None:
     (problem,) = problems("seed=1,2", f"sweep.exclude=[{clause}]")
     assert (problem.key, problem.id) == ("sweep.exclude", kind)
 
 
-def test_zip_of_unequal_lengths() -> None:
+def test_zip_of_unequal_lengths_is_rejected() -> None:
     (problem,) = problems("sweep.zip={seed:[1,2,3],optimizer.lr:[0.1,0.2]}")
     assert (problem.value, problem.id) == ("optimizer.lr", "unequal_lengths")
 
 
-def test_a_mistake_in_many_cells_is_told_once() -> None:
+def test_mistake_shared_by_many_runs_is_reported_once() -> None:
     (problem,) = problems("precison=bf16", "seed=range(0,50)")
     assert problem.key == "precison"
     (problem,) = problems("precision=bf16,fp61", "seed=range(0,50)")
@@ -158,14 +158,14 @@ def test_a_mistake_in_many_cells_is_told_once() -> None:
 
 
 @pytest.mark.slow
-def test_a_value_that_some_cells_cannot_take() -> None:
+def test_value_invalid_for_some_runs_is_reported() -> None:
     (problem,) = problems("optimizer=adamw,sgd", "optimizer.momentum=0.5", "seed=1,2,3")
     assert problem.id == "other_options_key"
     assert problem.why.endswith("(in 3 of 6 runs)")
 
 
 @pytest.mark.slow
-def test_one_key_from_two_places(own) -> None:
+def test_key_set_twice_in_a_sweep_is_rejected(own) -> None:
     folder = own("sweep: {product: {seed: [1, 2]}, rows: {a: {seed: 3}}}\n")
     (problem,) = problems("sweep=mine", config_dir=folder)
     assert (problem.key, problem.value) == ("sweep.rows.a", "seed")
@@ -193,7 +193,7 @@ def test_one_key_from_two_places(own) -> None:
         pytest.param("seed=range(0,1000000)", "seed", id="too many"),
     ],
 )
-def test_refused(typed, path) -> None:
+def test_invalid_sweeps_are_rejected(typed, path) -> None:
     assert problems(typed)[0].key == path
 
 
@@ -208,7 +208,7 @@ SEEDS = [
 
 
 @pytest.mark.parametrize(("typed", "seeds"), SEEDS)
-def test_lists_within_lists(typed, seeds) -> None:
+def test_nested_lists_are_expanded(typed, seeds) -> None:
     assert [cell.composed.config.seed for cell in expand([typed]).cells] == seeds
 
 
@@ -236,7 +236,7 @@ EMPTY = [
 
 
 @pytest.mark.parametrize(("typed", "fix"), EMPTY)
-def test_what_the_grammar_takes_and_its_evaluation_does_not(typed, fix) -> None:
+def test_grammatical_but_invalid_sweep_has_a_fix(typed, fix) -> None:
     with pytest.raises(ConfigError) as caught:
         expand([typed])
     (problem,) = caught.value.problems
@@ -245,7 +245,7 @@ def test_what_the_grammar_takes_and_its_evaluation_does_not(typed, fix) -> None:
 
 
 @pytest.mark.slow
-def test_shuffled_parts_come_in_the_same_order_each_time() -> None:
+def test_shuffled_values_have_a_fixed_order() -> None:
     found = [varied(expand(["seed=shuffle(range(9)),99"]), "seed") for _ in range(3)]
     assert found[0] == found[1] == found[2]
     assert found[0][-1] == ("99",)
@@ -254,35 +254,35 @@ def test_shuffled_parts_come_in_the_same_order_each_time() -> None:
 
 
 @pytest.mark.slow
-def test_a_glob_among_other_options() -> None:
+def test_glob_and_options_are_combined() -> None:
     cells = expand(["model=glob(tiny_g*),gpt2,glob(tiny_b*)"]).cells
     assert [cell.composed.choices["model"] for cell in cells] == ["tiny_gpt2", "gpt2", "tiny_bert"]
     (problem,) = problems("model=gpt2,glob(nosuch*)")
     assert (problem.key, problem.value) == ("model", "gpt2,glob(nosuch*)")
 
 
-def test_what_hydra_cannot_list_is_refused() -> None:
+def test_unlistable_sweep_is_rejected() -> None:
     (problem,) = problems("seed=choice(range(3),7)")
     assert problem.key == "seed"
     (problem,) = problems("seed=1,interval(0,1)")
     assert str(problem.fix) == "hydra/sweeper=optuna"
 
 
-def test_hydras_own_place_is_refused(own) -> None:
+def test_hydra_output_folder_is_rejected(own) -> None:
     folder = own("hydra: {sweeper: {params: {seed: '1,2'}}}\n")
     (problem,) = problems("sweep=mine", config_dir=folder)
     assert problem.key == f"{folder / 'sweep' / 'mine.yaml'}:3"
     assert "sweep.product=" in str(problem.fix)
 
 
-def test_what_a_wandb_agent_types() -> None:
+def test_double_plus_overrides_of_a_wandb_agent_compose() -> None:
     composed = compose(["++optimizer.lr=0.01", "++precision=bf16"])
     assert composed.choices["precision"] == "bf16"
     assert composed.config.optimizer.lr == 0.01
 
 
 @pytest.mark.parametrize("dashes", ["--", ""])
-def test_a_run_that_a_wandb_agent_restarts_is_told_what_to_type(dashes) -> None:
+def test_restarted_wandb_agent_run_names_the_command(dashes) -> None:
     """It passes the whole logged configuration (https://github.com/wandb/wandb/issues/9143)."""
     logged = ["cfg={'seed': 1}", "model=tiny", "device=cpu", "seed=1"]
     with pytest.raises(ConfigError) as refused:

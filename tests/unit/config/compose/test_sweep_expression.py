@@ -38,7 +38,7 @@ RUN = {
         pytest.param("optimizer.momentum!=0.9", True, id="another option's key is unequal"),
     ],
 )
-def test_of_a_run(text, answer) -> None:
+def test_expression_is_evaluated_for_a_run(text, answer) -> None:
     assert read_expression(text).holds(RUN.__getitem__) is answer
 
 
@@ -64,7 +64,7 @@ def test_of_a_run(text, answer) -> None:
         pytest.param("(" * 10_000, id="deep"),
     ],
 )
-def test_not_in_the_language(text) -> None:
+def test_unsupported_expression_is_rejected(text) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # the caller has the message
         read_expression(text)
     assert str(caught.value) == text

@@ -16,7 +16,7 @@ from eke.config.schema.codec import make_converter
     [(g, n, c) for g, variants in VARIANTS.items() for n, c in variants.items()],
     ids=[f"{g}-{n}" for g, variants in VARIANTS.items() for n in variants],
 )
-def test_every_variant_comes_back_as_its_own_class(group, name, cls) -> None:
+def test_every_option_class_round_trips(group, name, cls) -> None:
     converter = make_converter()
     config = dataclasses.replace(config_of(), **{group: cls(option=name)})
     plain = json.loads(json.dumps(converter.unstructure(config)))
@@ -42,7 +42,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("group", "change"), CHANGES.values(), ids=CHANGES.keys())
-def test_what_does_not_fit_is_refused(group, change) -> None:
+def test_invalid_plain_values_are_rejected(group, change) -> None:
     plain = make_converter().unstructure(config_of())
     exact = group == "optimizer" and set(change) == {"option"}
     plain[group] = change if exact or not isinstance(change, dict) else plain[group] | change

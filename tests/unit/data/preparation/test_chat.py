@@ -86,7 +86,7 @@ def template_of(family: Family) -> ChatTemplate:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_oracle_agrees(name: str) -> None:
+def test_loss_mask_matches_the_oracle(name: str) -> None:
     family, rng = FAMILIES[name], random.Random(name)
     template, tokenizer = template_of(family), Characters(family.specials)
     for _ in range(COUNT):
@@ -133,7 +133,7 @@ SAY = {"role": "assistant", "content": "so."}
         (None, "chatml", 99, "has no messages"),
     ],
 )
-def test_a_row_that_cannot_be_trained_on_is_refused(messages, name, limit, reason) -> None:
+def test_untrainable_row_is_rejected(messages, name, limit, reason) -> None:
     with pytest.raises(BadRowError, match=reason):
         one(messages, name, limit=limit)
 
@@ -162,12 +162,12 @@ def with_template(template: str, messages: list[Message], special: tuple[str, ..
         ("{% if %}", "rejected by the chat template"),
     ],
 )  # fmt: skip
-def test_a_template_that_hides_what_is_generated_is_refused(template: str, reason: str) -> None:
+def test_template_that_hides_generated_text_is_rejected(template: str, reason: str) -> None:
     with pytest.raises(BadRowError, match=reason):
         with_template(template, [ASK, SAY])
 
 
-def test_an_answer_may_be_marked_in_parts() -> None:
+def test_answer_may_be_marked_in_several_parts() -> None:
     template = (
         "{% for m in messages %}{{ m.role + ':' }}{% if m.role == 'assistant' %}{% generation %}"
         "{{ m.content }}{% endgeneration %}{% generation %}{{ '<e>' }}{% endgeneration %}"
@@ -177,7 +177,7 @@ def test_an_answer_may_be_marked_in_parts() -> None:
     assert mask.sum() == len("so.") + 1
 
 
-def test_the_last_answer_alone_or_all() -> None:
+def test_train_on_selects_last_all_or_every_message() -> None:
     messages = [ASK, SAY, ASK, {"role": "assistant", "content": "end"}]
     both, last = one(messages)[1], one(messages, train_on="last_assistant")[1]
     assert (both.sum(), last.sum()) == (8, 4)
@@ -185,7 +185,7 @@ def test_the_last_answer_alone_or_all() -> None:
     assert one(messages, train_on="all")[1].all()
 
 
-def test_two_beginnings_of_a_text_are_refused() -> None:
+def test_double_bos_token_is_rejected() -> None:
     family = FAMILIES["llama 3.1"]
     template = ChatTemplate(
         "{{ bos_token }}" + family.template, template_of(family).variables,
@@ -214,7 +214,7 @@ SHAREGPT = [{"from": "human", "value": "why?"}, {"from": "gpt", "value": "so."}]
         ({"text": "why? so."}, []),
     ],
 )
-def test_columns_are_found(row: dict[str, Any], columns: list[str]) -> None:
+def test_chat_columns_are_found(row: dict[str, Any], columns: list[str]) -> None:
     assert columns_of(row) == columns
     if len(columns) == 1:
         read = read_conversation(row, columns[0])
@@ -223,7 +223,7 @@ def test_columns_are_found(row: dict[str, Any], columns: list[str]) -> None:
         ]  # fmt: skip
 
 
-def test_an_instruction_with_input_and_calls_of_tools() -> None:
+def test_instruction_with_input_and_tool_calls() -> None:
     read = read_conversation({"instruction": "add", "input": "1 2", "output": "3"}, "output")
     assert read.messages[0]["content"] == "add\n1 2"
     call = {"from": "function_call", "value": '{"name": "find", "arguments": {"n": 1}}'}
@@ -235,7 +235,7 @@ def test_an_instruction_with_input_and_calls_of_tools() -> None:
     assert read.tools == [{"type": "function"}]
 
 
-def test_answers_in_a_prompt_are_not_trained() -> None:
+def test_answers_inside_a_prompt_are_not_trained() -> None:
     row = {"prompt": [ASK, SAY, ASK], "completion": [{"role": "assistant", "content": "end"}]}
     assert encoded(read_conversation(row, "completion"))[1].sum() == len("end") + 1
 
@@ -354,7 +354,7 @@ CALLED = 'user why?. assistant [find {"n": 1}.] tool 7. assistant [so.]'
         )
     ],
 )  # fmt: skip
-def test_what_a_row_says_is_read(row: dict[str, Any], text: str) -> None:
+def test_clear_loss_mask_of_a_row_is_read(row: dict[str, Any], text: str) -> None:
     assert shown(row) == text
 
 
@@ -387,7 +387,7 @@ def test_what_a_row_says_is_read(row: dict[str, Any], text: str) -> None:
         ({"messages": [ASK, call({}, function_call={"name": "find"})]}, {}, "only one"),
     ],
 )  # fmt: skip
-def test_what_a_row_says_is_refused_where_it_is_unclear(row, how, reason) -> None:
+def test_unclear_loss_mask_of_a_row_is_rejected(row, how, reason) -> None:
     with pytest.raises(BadRowError, match=reason):
         shown(row, **how)
 
@@ -395,12 +395,12 @@ def test_what_a_row_says_is_refused_where_it_is_unclear(row, how, reason) -> Non
 @pytest.mark.parametrize(
     ("off", "text"), [(1, LAST), (3, "assistant [bad.] user why?. assistant good.")]
 )
-def test_a_marked_answer_may_be_context(off: int, text: str) -> None:
+def test_marked_answer_may_be_context(off: int, text: str) -> None:
     messages = [{**m, "weight": 0} if n == off else m for n, m in enumerate(FOUR)]
     assert shown({"messages": messages}, MARKED).endswith(text)
 
 
-def test_answers_that_are_marked_as_one_are_trained_together_or_not_at_all() -> None:
+def test_jointly_marked_answers_are_trained_together() -> None:
     template = (
         "{{ messages[0].content + '<|im_end|>' }}{% generation %}{% for m in messages[1:] %}"
         "{{ m.content + '<|im_end|>' }}{% endfor %}{% endgeneration %}"
@@ -420,7 +420,7 @@ def test_answers_that_are_marked_as_one_are_trained_together_or_not_at_all() -> 
         ("c.function.arguments['n']", False),
     ],
 )
-def test_arguments_are_text_or_an_object_as_the_template_reads_them(written, reads) -> None:
+def test_tool_arguments_may_be_text_or_an_object(written, reads) -> None:
     """DeepSeek-R1's joins texts; jinja would write an object as Python does."""
     template = TOOLS.replace("c.function.arguments | tojson", f"({written})")
     made = ChatTemplate(template, {}, frozenset())
@@ -453,7 +453,7 @@ MARKS = {
 
 
 @pytest.mark.parametrize("name", MARKS)
-def test_a_call_is_trained_with_its_marks_and_without_the_next_header(name) -> None:
+def test_tool_call_is_trained_without_the_next_header(name) -> None:
     source, special = MARKS[name]
     tool = {"role": "tool", "content": "find"}
     row = {"messages": [ASK, call({"find": "find"}), tool, call({"n": 1}), tool, say()]}
@@ -469,7 +469,7 @@ def test_a_call_is_trained_with_its_marks_and_without_the_next_header(name) -> N
     ]
 
 
-def test_rows_stay_in_the_splits_they_were_in() -> None:
+def test_rows_keep_their_split() -> None:
     answer = {**SAY, "name": "x", "weight": 1}
     asked = {"role": "user", "content": [{"type": "text", "text": "why?"}]}
     row = {"messages": [asked, {**answer, "y": None}], "tools": '[{"name": "t"}]', "id": 7}
@@ -484,7 +484,7 @@ def tokenizer(tmp_path_factory) -> str:
     return f"data.tokenizer={folder}"
 
 
-def test_keys_that_change_nothing_are_counted(tokenizer, tmp_path) -> None:
+def test_ignored_keys_are_counted(tokenizer, tmp_path) -> None:
     one = {"messages": [{**ASK, "name": "Ann"}, say(id=7)], "source": "web", "score": None}
     read = {"messages": [ASK, say(reasoning_content="hm")], "tools": [TOOL], "system": "be"}
     settings = {"messages": [ASK, say()], "chat_template_kwargs": {"effort": "low", "date": "1"}}
@@ -506,7 +506,7 @@ def test_keys_that_change_nothing_are_counted(tokenizer, tmp_path) -> None:
     } < set(found)
 
 
-def test_nulls_that_arrow_adds_are_no_part_of_a_row(tokenizer, tmp_path) -> None:
+def test_nulls_added_by_arrow_are_ignored(tokenizer, tmp_path) -> None:
     rows = [
         {"messages": [ASK, call({"town" if n % 2 else "stock": f"{n}"}), say()], "tools": [TOOL],
          "chat_template_kwargs": {"effort" if n % 2 else "date": "x"}}
@@ -526,7 +526,7 @@ def test_nulls_that_arrow_adds_are_no_part_of_a_row(tokenizer, tmp_path) -> None
         assert others == [first, first], name
 
 
-def test_the_fix_of_rows_that_are_too_long_is_their_length(tmp_path: Path) -> None:
+def test_long_rows_have_a_fix_with_their_length(tmp_path: Path) -> None:
     saved(FAMILIES["chatml"], tmp_path / "tokenizer")
     long = [{"role": "user", "content": "why? " * 40}, SAY]
     rows = [{"messages": long if n % 2 else [ASK, SAY]} for n in range(20)]
@@ -539,7 +539,7 @@ def test_the_fix_of_rows_that_are_too_long_is_their_length(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("more", [(), ("data.streaming=true",)], ids=["stored", "streamed"])
-def test_conversations_of_the_hub_are_those_of_a_file(more, tmp_path: Path) -> None:
+def test_hub_conversations_match_a_local_file(more, tmp_path: Path) -> None:
     saved(FAMILIES["chatml"], tmp_path / "tokenizer")
     rows = [{"id": n, "messages": [{**ASK, "content": f"{n}?"}, SAY]} for n in range(20)]
     (tmp_path / "mine").mkdir()
@@ -556,7 +556,7 @@ def test_conversations_of_the_hub_are_those_of_a_file(more, tmp_path: Path) -> N
         assert hub.array(name).tolist() == local.array(name).tolist()
 
 
-def test_a_table_of_instructions_is_conversations(tmp_path: Path) -> None:
+def test_instruction_table_is_read_as_conversations(tmp_path: Path) -> None:
     saved(FAMILIES["chatml"], tmp_path / "tokenizer")
     rows = [{"instruction": f"say {n}", "input": "", "output": str(n)} for n in range(20)]
     with (tmp_path / "rows.csv").open("w") as file:

@@ -33,12 +33,12 @@ def shipped() -> list[Path]:
 
 
 @pytest.mark.skipif(find_spec("trl") is None, reason="an extra of the tests")
-def test_there_are_many() -> None:
+def test_many_conversations_are_compared() -> None:
     assert len(shipped()) > 25
 
 
 @pytest.mark.parametrize("path", shipped(), ids=lambda path: path.stem.removesuffix("_training"))
-def test_the_same_tokens_are_trained(path, tmp_path) -> None:
+def test_trained_tokens_match_trl(path, tmp_path) -> None:
     in_bytes = shipped().index(path) % 2 == 0  # or unigrams
     source = path.read_text()
     specials = (*dict.fromkeys(SPECIAL.findall(source)), "<bos>", "<eos>")

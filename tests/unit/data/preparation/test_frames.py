@@ -47,7 +47,7 @@ def made(folder: str, task: str, *rows: tuple[str, ...], seq_len: int = 64, **mo
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_classifiers_and_masked_models(kind, kinds) -> None:
+def test_classifier_and_masked_rows_match_the_tokenizer(kind, kinds) -> None:
     folder, tokenizer = kinds[kind]
     task = "sequence_classification" if tokenizer.mask_token is None else "masked_lm"
     found = made(folder, task, *((text,) for text in [*TEXTS, LONG]), seq_len=24)
@@ -56,7 +56,7 @@ def test_rows_of_classifiers_and_masked_models(kind, kinds) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sources_and_targets(kind, kinds) -> None:
+def test_source_and_target_rows_match_the_tokenizer(kind, kinds) -> None:
     folder, tokenizer = kinds[kind]
     pairs = [(text, TEXTS[-number]) for number, text in enumerate(TEXTS)] + [(LONG, LONG)]
     found = made(folder, "seq2seq_lm", *pairs, seq_len=24, target_len=12, response="say")
@@ -66,7 +66,7 @@ def test_sources_and_targets(kind, kinds) -> None:
         assert row == (right + answer, len(right))
 
 
-def test_truncation_takes_the_side_that_the_tokenizer_says(tmp_path) -> None:
+def test_truncation_side_follows_the_tokenizer(tmp_path) -> None:
     folder = save_kind(tmp_path, "bytes with a template", truncation_side="left")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.truncation_side == "left"
@@ -87,7 +87,7 @@ def expected(tokenizer, text: str, border: int | None = None) -> tuple[list[int]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_texts_of_language_models_begin_as_the_tokenizer_does_and_end_once(kind, kinds) -> None:
+def test_texts_begin_as_the_tokenizer_does_and_end_once(kind, kinds) -> None:
     folder, tokenizer = kinds[kind]
     found = made(folder, "causal_lm", *((text,) for text in [*TEXTS, LONG]))
     assert found[:-1] == [expected(tokenizer, text) for text in TEXTS]
@@ -95,7 +95,7 @@ def test_texts_of_language_models_begin_as_the_tokenizer_does_and_end_once(kind,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rendered_rows_get_nothing_twice(kind, kinds) -> None:
+def test_special_tokens_of_rendered_rows_are_not_doubled(kind, kinds) -> None:
     folder, tokenizer = kinds[kind]
     names = KINDS[kind][3]
     begin = KINDS[kind][2].partition("$A")[0].replace(" ", "")
@@ -113,7 +113,7 @@ def test_rendered_rows_get_nothing_twice(kind, kinds) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_prompt_and_response_are_one_text(kind, kinds) -> None:
+def test_prompt_and_response_are_encoded_as_one_text(kind, kinds) -> None:
     folder, tokenizer = kinds[kind]
     pairs = [("what is 4 plus 52?", "56"), ("hello\n", "world"), ("the cat", " saw it")]
     found = made(folder, "causal_lm", *pairs, response="say")
@@ -123,13 +123,13 @@ def test_prompt_and_response_are_one_text(kind, kinds) -> None:
         assert row == expected(tokenizer, prompt + between + response, border)
 
 
-def test_a_separator_that_is_typed(kinds) -> None:
+def test_separator_can_be_set(kinds) -> None:
     folder, tokenizer = kinds["bytes without"]
     (row,) = made(folder, "causal_lm", ("4 plus", "52"), response="say", separator=" = ")
     assert row == expected(tokenizer, "4 plus = 52", len("4 plus = "))
 
 
-def test_rows_whose_prompt_alone_has_other_tokens_are_counted(kinds) -> None:
+def test_rows_with_other_prompt_tokens_are_counted(kinds) -> None:
     folder, tokenizer = kinds["bytes without"]
     whole = "the cat saw a bird"
     tokens = tokenizer.tokenize(whole)
@@ -140,7 +140,7 @@ def test_rows_whose_prompt_alone_has_other_tokens_are_counted(kinds) -> None:
     assert made_of.counts["num_other_prompts"] == 1
 
 
-def test_a_tokenizer_that_knows_no_offsets_splits_where_the_prompt_alone_ends(kinds) -> None:
+def test_tokenizer_without_offsets_splits_at_prompt_length(kinds) -> None:
     folder, tokenizer = kinds["llama, no space"]
     made_of = sequences(folder, "causal_lm", seq_len=64, response="say")
     slow = made_of.tokenizer.encode
@@ -153,7 +153,7 @@ def test_a_tokenizer_that_knows_no_offsets_splits_where_the_prompt_alone_ends(ki
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_document_in_chunks_has_the_tokens_of_the_whole(kind, kinds) -> None:
+def test_document_in_chunks_has_the_tokens_of_one_text(kind, kinds) -> None:
     folder, tokenizer = kinds[kind]
     loaded = load_request_tokenizer(PrepareRequest("text", "", "", tokenizer=folder))
     text = "".join(f"line {n} {LONG[n % 50 :][:90]}\n" for n in range(200))
@@ -163,7 +163,7 @@ def test_a_document_in_chunks_has_the_tokens_of_the_whole(kind, kinds) -> None:
     assert found.tolist() == tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def test_chunks_are_not_joined_where_equal_tokens_stand_for_other_texts() -> None:
+def test_ambiguous_chunk_borders_are_not_joined() -> None:
     """Unknown words are one token, whatever they are."""
     ids, ends = np.full(40, 3), np.arange(1, 41) * 3
     shifted = np.where(np.arange(40) == 20, ends, ends + 1)  # they agree at one end alone
@@ -173,7 +173,7 @@ def test_chunks_are_not_joined_where_equal_tokens_stand_for_other_texts() -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_rendered_document_gets_nothing_twice(kind, kinds, tmp_path) -> None:
+def test_special_tokens_of_a_rendered_document_are_not_doubled(kind, kinds, tmp_path) -> None:
     folder, _ = kinds[kind]
     begin, end = KINDS[kind][2].partition("$A")[0].replace(" ", ""), KINDS[kind][3]
     rendered = f"{begin}saw a bird{end.get('eos_token') or end['sep_token']}"
@@ -186,7 +186,7 @@ def test_a_rendered_document_gets_nothing_twice(kind, kinds, tmp_path) -> None:
     assert store.manifest.num_doubled == 0
 
 
-def test_what_is_doubled() -> None:
+def test_doubled_special_tokens_are_detected() -> None:
     special = [1, 2]
     rows = {(1, 1, 5): True, (1, 5, 2, 2): True, (1, 5, 5, 2): False, (5, 5): False, (1,): False}
     assert {row: is_doubled(np.array(row), special) for row in rows} == rows
@@ -200,7 +200,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pairs_of_texts(kind, kinds) -> None:
+def test_text_pairs_match_the_tokenizer(kind, kinds) -> None:
     folder, tokenizer = kinds[kind]
     limit = (9, 24, 25)[list(KINDS).index(kind) % 3]
     found = made(folder, "sequence_classification", *PAIRS, seq_len=limit, text_pair="b")
@@ -214,7 +214,7 @@ TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
 
 
 @pytest.mark.parametrize("limit", [9, 24])
-def test_token_types_of_pairs(limit, tmp_path) -> None:
+def test_token_types_of_pairs_match_the_tokenizer(limit, tmp_path) -> None:
     folder = save_kind(tmp_path, "wordpiece with bos", **TYPES)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     found = sequences(str(folder), "sequence_classification", seq_len=limit, text_pair="b")
@@ -225,7 +225,7 @@ def test_token_types_of_pairs(limit, tmp_path) -> None:
         assert [int(n >= row[1]) for n in range(len(row[0]))] == right
 
 
-def test_token_types_that_are_not_0_and_1_are_refused(tmp_path) -> None:
+def test_token_types_other_than_0_and_1_are_rejected(tmp_path) -> None:
     folder = save_kind(tmp_path, "wordpiece with bos", **TYPES)
     file = folder / "tokenizer.json"
     made_by = json.loads(file.read_text())
@@ -236,7 +236,7 @@ def test_token_types_that_are_not_0_and_1_are_refused(tmp_path) -> None:
     assert str(caught.value.problems[0].fix) == "data.text_pair=null"
 
 
-def test_a_pair_with_an_empty_text_is_empty(kinds) -> None:
+def test_pair_with_an_empty_text_is_skipped(kinds) -> None:
     folder, _ = kinds["wordpiece with bos"]
     task = "sequence_classification"
     empty = [("", "a"), ("a", " "), ("a", "")]
@@ -254,7 +254,7 @@ def test_a_pair_with_an_empty_text_is_empty(kinds) -> None:
         (("abcdef", "ghijkl"), 7, ("ab", "gh")),
     ],
 )
-def test_bytes_join_pairs_by_their_end_of_text(pair, limit, kept) -> None:
+def test_byte_pairs_are_joined_by_end_of_text(pair, limit, kept) -> None:
     (row,) = made("bytes", "sequence_classification", pair, seq_len=limit, text_pair="b")
     first, second = ([byte + NUM_SPECIAL_TOKENS for byte in part.encode()] for part in kept)
     assert row is not None

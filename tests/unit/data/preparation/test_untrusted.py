@@ -23,7 +23,7 @@ from eke.data.sources.request import PrepareRequest, _unforeseen
 SOURCE = Path(eke.__file__).parent
 
 
-def test_one_function_loads_what_others_have_made() -> None:
+def test_untrusted_files_are_loaded_in_one_module() -> None:
     found = []
     texts = {path: path.read_text() for path in SOURCE.rglob("*.py")}
     for path in (path for path, text in texts.items() if "from_pretrained" in text):
@@ -53,7 +53,7 @@ def raising(error: BaseException) -> SimpleNamespace:
      AssertionError(), ImportError("sentencepiece")],
     ids=lambda error: type(error).__name__,
 )  # fmt: skip
-def test_whatever_a_library_raises_is_one_error_of_one_line(error) -> None:
+def test_library_error_becomes_one_line(error) -> None:
     with pytest.raises(LoadError) as raised:
         load(raising(error), "FOLDER")
     assert raised.value.__cause__ is error
@@ -64,12 +64,12 @@ def test_whatever_a_library_raises_is_one_error_of_one_line(error) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), ConfigError("told")])
-def test_what_is_not_the_files_passes(error) -> None:
+def test_unrelated_errors_are_not_converted(error) -> None:
     with pytest.raises(type(error)):
         load(raising(error), "FOLDER")
 
 
-def test_a_question_of_a_library_is_answered_by_nothing_typed(monkeypatch) -> None:
+def test_prompt_of_a_library_is_not_answered_from_stdin(monkeypatch) -> None:
     typed = SimpleNamespace(readline=lambda *_: "yes\n")
     monkeypatch.setattr(sys, "stdin", typed)
     with pytest.raises(LoadError), reading("FOLDER"):
@@ -78,7 +78,7 @@ def test_a_question_of_a_library_is_answered_by_nothing_typed(monkeypatch) -> No
 
 
 @pytest.mark.slow
-def test_what_a_library_prints_is_no_part_of_the_answer(tmp_path) -> None:
+def test_library_output_goes_to_stderr(tmp_path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import atexit, os, sys\n"
         "class Loud:\n"
@@ -119,7 +119,7 @@ def template(source: str) -> ChatTemplate:
 ASKED = Conversation([{"role": "user", "content": "a"}])
 
 
-def test_a_rendering_has_limited_memory(quick) -> None:
+def test_template_rendering_has_a_memory_limit(quick) -> None:
     with pytest.raises(ConfigError, match="default of FOLDER") as raised:
         template(MEMORY).render(ASKED)
     assert raised.value.problems[0].key == "data.chat_template"
@@ -127,7 +127,7 @@ def test_a_rendering_has_limited_memory(quick) -> None:
     assert template("{{ messages[0]['content'] }}").render(ASKED)[0] == "a"
 
 
-def test_a_process_that_has_grown_still_renders() -> None:
+def test_large_process_still_renders_templates() -> None:
     some = template("{{ (messages[0]['content'] * 99999999) | length }}")
     assert some.render(ASKED)[0] == "99999999"
     held = bytearray(5 << 28)  # more than a rendering may add
@@ -135,14 +135,14 @@ def test_a_process_that_has_grown_still_renders() -> None:
     del held
 
 
-def test_the_time_is_that_of_one_rendering(quick) -> None:
+def test_template_time_limit_is_per_rendering(quick) -> None:
     some = template("{% for a in range(5000) %}{% endfor %}{{ messages[0]['content'] }}")
     started = os.times().user
     while os.times().user < started + 0.7:
         assert some.render(ASKED)[0] == "a"
 
 
-def test_a_text_far_longer_than_its_row_is_a_bad_row() -> None:
+def test_text_far_longer_than_its_row_is_a_bad_row() -> None:
     with pytest.raises(BadRowError):
         template("{{ 'x' * 20000000 }}").render(ASKED)
 
@@ -163,7 +163,7 @@ def tokenizer(source: str) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("kind", APART)
-def test_a_rendering_apart_ends_alone(kind, quick) -> None:
+def test_failed_rendering_process_is_replaced(kind, quick) -> None:
     source, why = APART[kind]
     messages = [{"role": "user", "content": "a\ud800"}]
     with pytest.raises((ValueError, TemplateError), match=why):
@@ -172,7 +172,7 @@ def test_a_rendering_apart_ends_alone(kind, quick) -> None:
     assert render_apart(messages, good) == "éa\ud800True"
 
 
-def test_a_preparation_that_was_ended_names_the_template() -> None:
+def test_killed_preparation_names_the_template() -> None:
     request = PrepareRequest("chat", "rows", "", tokenizer="FOLDER")
     problem = _unforeseen(request, -signal.SIGVTALRM, "")
     assert problem.key == "data.chat_template"

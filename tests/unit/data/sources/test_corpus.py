@@ -35,11 +35,11 @@ def places(pieces):
     return [(piece.path, piece.start, piece.size) for piece in pieces]
 
 
-def test_data_that_is_not_text_has_no_corpus() -> None:
+def test_other_data_has_no_corpus() -> None:
     assert sources.open_corpus(config_of("data=synthetic")) is None
 
 
-def test_the_standard_library_is_split_by_files_without_tests() -> None:
+def test_standard_library_is_split_by_file_without_tests() -> None:
     corpus = sources.standard_library()
     train, evaluation = (
         {piece.path for piece in part} for part in (corpus.train, corpus.evaluation)
@@ -54,7 +54,7 @@ def test_the_standard_library_is_split_by_files_without_tests() -> None:
     assert corpus == sources.standard_library.__wrapped__(), "the split is not the same twice"
 
 
-def test_a_folder_is_split_by_whole_files(folder) -> None:
+def test_folder_is_split_by_file(folder) -> None:
     corpus = sources.text_files(folder, "*.txt", 0.2)
     assert len(corpus.train) + len(corpus.evaluation) == 21
     assert len(corpus.evaluation) == 4
@@ -64,14 +64,14 @@ def test_a_folder_is_split_by_whole_files(folder) -> None:
     assert corpus == sources.text_files(folder, "*.txt", 0.2)
 
 
-def test_the_split_hardly_changes_when_a_file_is_added(folder) -> None:
+def test_split_is_stable_when_a_file_is_added(folder) -> None:
     before = {piece.path for piece in sources.text_files(folder, "*.txt", 0.2).evaluation}
     (folder / "a" / "new.txt").write_text("new")
     after = {piece.path for piece in sources.text_files(folder, "*.txt", 0.2).evaluation}
     assert len(before & after) >= 3
 
 
-def test_only_files_of_the_pattern_with_any_text_are_read(folder) -> None:
+def test_only_matching_nonempty_files_are_read(folder) -> None:
     (folder / "a" / "notes.md").write_text("notes")
     (folder / "empty.txt").touch()
     assert len(sources.text_files(folder, "*.txt", 0.2).pieces()) == 21
@@ -84,14 +84,14 @@ def test_only_files_of_the_pattern_with_any_text_are_read(folder) -> None:
     [(1000, 0.1, 900), (1000, 0.5, 500), (10, 0.001, 9), (7, 0.9, 1), (1, 0.1, 0)],
     ids=["tenth", "half", "at least a byte", "most", "one byte"],
 )
-def test_the_end_of_a_single_file_is_kept(size, frac, cut, tmp_path) -> None:
+def test_end_of_a_single_file_is_evaluation(size, frac, cut, tmp_path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"x" * size)
     corpus = sources.text_files(path, "*.txt", frac)
     assert corpus == TextSource((FileRange(path, 0, cut),), (FileRange(path, cut, size - cut),))
 
 
-def test_a_folder_with_one_file_is_that_file(tmp_path) -> None:
+def test_folder_with_one_file_equals_the_file(tmp_path) -> None:
     (tmp_path / "texts").mkdir()
     path = tmp_path / "texts" / "only.txt"
     path.write_text("x" * 100)
@@ -99,7 +99,7 @@ def test_a_folder_with_one_file_is_that_file(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("frac", [0.001, 0.5, 0.9])
-def test_both_parts_of_two_files_have_one(frac, tmp_path) -> None:
+def test_two_files_give_one_file_per_split(frac, tmp_path) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("text")
     corpus = sources.text_files(tmp_path, "*.txt", frac)
@@ -115,7 +115,7 @@ def test_both_parts_of_two_files_have_one(frac, tmp_path) -> None:
     ],
     ids=["empty file", "empty folder", "nowhere"],
 )
-def test_no_text_is_an_error_with_its_path(name, words, tmp_path) -> None:
+def test_missing_text_is_an_error_with_its_path(name, words, tmp_path) -> None:
     (tmp_path / "empty.txt").touch()
     (tmp_path / "nothing").mkdir()
     with pytest.raises(ConfigError, match=words) as caught:
@@ -125,14 +125,14 @@ def test_no_text_is_an_error_with_its_path(name, words, tmp_path) -> None:
     assert problem.value == str(tmp_path / name)
 
 
-def test_the_home_folder_may_be_a_tilde(tmp_path, monkeypatch) -> None:
+def test_tilde_is_expanded(tmp_path, monkeypatch) -> None:
     (tmp_path / "a.txt").write_text("x" * 100)
     monkeypatch.setenv("HOME", str(tmp_path))
     corpus = sources.open_corpus(config_of("data=text", "data.path='~/a.txt'"))
     assert corpus.train[0].path == tmp_path / "a.txt"
 
 
-def test_the_largest_classes_with_evaluation_text_are_taken() -> None:
+def test_largest_classes_with_evaluation_text_are_used() -> None:
     def piece(label, size):
         return FileRange(Path(label or "single.py"), 0, size, label)
 
@@ -154,7 +154,7 @@ def classify(path: object, num_labels: int):
     )
 
 
-def test_the_classes_of_a_text_are_its_folders(folder) -> None:
+def test_text_classes_are_folders(folder) -> None:
     corpus = sources.open_corpus(classify(folder, 3))
     assert {piece.label for piece in corpus.pieces()} == {"a", "b", "c"}
 
@@ -164,13 +164,13 @@ def test_the_classes_of_a_text_are_its_folders(folder) -> None:
     [("", 5, "task.num_labels=3"), ("a", 2, "data.path=FOLDER_OF_FOLDERS")],
     ids=["three folders", "no folders"],
 )
-def test_more_classes_than_folders_are_refused(part, num_labels, fix, folder) -> None:
+def test_more_classes_than_folders_are_rejected(part, num_labels, fix, folder) -> None:
     with pytest.raises(ConfigError, match=r"folders \(classes\)") as caught:
         sources.open_corpus(classify(folder / part, num_labels))
     assert str(caught.value.problems[0].fix) == fix
 
 
-def test_a_share_that_holds_all_folders_is_proposed(tmp_path) -> None:
+def test_evaluation_share_that_covers_all_folders_is_proposed(tmp_path) -> None:
     for n in range(8):
         (tmp_path / "ab"[n % 2]).mkdir(exist_ok=True)
         (tmp_path / "ab"[n % 2] / f"{n}.txt").write_text("text " * 50)
@@ -198,7 +198,7 @@ def test_windows_are_counted_class_by_class() -> None:
     sizes=st.lists(st.tuples(st.integers(1, 60), st.sampled_from("xy")), max_size=6),
     length=st.integers(4, 40),
 )
-def test_as_many_windows_are_packed_as_were_counted(sizes, length, tmp_path_factory) -> None:
+def test_packed_windows_match_the_count(sizes, length, tmp_path_factory) -> None:
     from eke.training.batches.sampler import pack_windows
 
     folder = tmp_path_factory.mktemp("pieces")
@@ -220,11 +220,11 @@ def test_as_many_windows_are_packed_as_were_counted(sizes, length, tmp_path_fact
     ],
     ids=["causal", "open target", "short target"],
 )
-def test_a_sample_takes_its_source_and_its_target(overrides, length) -> None:
+def test_sample_has_its_source_and_target(overrides, length) -> None:
     assert sources.window_length(config_of(*overrides)) == length
 
 
-def test_the_fingerprint_is_of_content_names_classes_and_split(folder) -> None:
+def test_fingerprint_covers_content_names_classes_and_split(folder) -> None:
     def fingerprint(frac: float = 0.2) -> str:
         return sources.fingerprint(sources.text_files(folder, "*.txt", frac))
 
@@ -247,7 +247,7 @@ def test_the_fingerprint_is_of_content_names_classes_and_split(folder) -> None:
     assert sources.fingerprint(halves[0]) != sources.fingerprint(halves[1])
 
 
-def test_a_cached_fingerprint_reads_no_text(folder, monkeypatch) -> None:
+def test_cached_fingerprint_reads_no_text(folder, monkeypatch) -> None:
     corpus = sources.text_files(folder, "*.txt", 0.2)
     before = sources.fingerprint(corpus)
     monkeypatch.setattr(
@@ -263,7 +263,7 @@ HASHES = [
 
 
 @pytest.mark.parametrize("digest", HASHES)
-def test_a_file_that_kept_size_and_time_is_another(digest, folder) -> None:
+def test_changed_file_with_equal_size_and_time_is_detected(digest, folder) -> None:
     path = folder / "top.txt"
     before, found = digest(path), path.stat()
     path.write_text(path.read_text().swapcase())
@@ -274,7 +274,7 @@ def test_a_file_that_kept_size_and_time_is_another(digest, folder) -> None:
 
 @pytest.mark.parametrize("damaged", [b"", b"\xff\xfe", b"0123", b"g" * 16, b"0" * 17])
 @pytest.mark.parametrize("digest", HASHES)
-def test_what_is_kept_and_is_no_hash_is_made_again(digest, damaged, folder) -> None:
+def test_damaged_cached_hash_is_recomputed(digest, damaged, folder) -> None:
     expected = digest(folder / "top.txt")
     (kept,) = (sources.cache_folder() / "fingerprints").iterdir()
     kept.write_bytes(damaged)
@@ -282,7 +282,7 @@ def test_what_is_kept_and_is_no_hash_is_made_again(digest, damaged, folder) -> N
     assert kept.read_text() == expected
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(folder, tmp_path, monkeypatch) -> None:
+def test_unwritable_cache_is_ignored(folder, tmp_path, monkeypatch) -> None:
     corpus = sources.text_files(folder, "*.txt", 0.2)
     expected = sources.fingerprint(corpus)
     (tmp_path / "file").touch()
@@ -290,14 +290,14 @@ def test_a_cache_that_cannot_be_written_is_done_without(folder, tmp_path, monkey
     assert sources.fingerprint(corpus) == expected
 
 
-def test_the_cache_is_where_it_should_be(tmp_path, monkeypatch) -> None:
+def test_cache_location_follows_xdg(tmp_path, monkeypatch) -> None:
     assert sources.cache_folder() == tmp_path / "cache" / "eke"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert sources.cache_folder() == tmp_path / "home" / ".cache" / "eke"
 
 
-def test_a_text_is_looked_at_once_while_many_runs_are_planned(folder, monkeypatch) -> None:
+def test_text_is_read_once_for_many_plans(folder, monkeypatch) -> None:
     config = config_of("data=text", f"data.path={folder}")
     looked = []
     stat = Path.stat
@@ -318,7 +318,7 @@ def test_a_text_is_looked_at_once_while_many_runs_are_planned(folder, monkeypatc
     assert sources.fingerprint(sources.open_corpus(config)) != answers[0][1], "and again after it"
 
 
-def test_names_of_other_bytes_are_read_and_are_labels_that_can_be_printed(tmp_path) -> None:
+def test_file_names_with_invalid_bytes_are_printable_labels(tmp_path) -> None:
     for label in (b"l\xff", b"m"):
         os.mkdir(os.path.join(os.fsencode(tmp_path), label))
         for name in (b"a.txt", b"b\xfe.txt"):

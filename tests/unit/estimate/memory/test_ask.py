@@ -49,7 +49,7 @@ def key_of(*overrides) -> str:
     ["seed=3", "optimizer.lr=1e-5", "schedule=linear", "train.steps=7", "repeat=1",
      "optimizer.beta1=0.8", "train.eval_every=3", "data.data_seed=4"],
 )  # fmt: skip
-def test_what_needs_no_memory_shares_a_trace(override) -> None:
+def test_keys_without_memory_effect_share_a_trace(override) -> None:
     assert key_of(override) == key_of()
 
 
@@ -59,17 +59,17 @@ def test_what_needs_no_memory_shares_a_trace(override) -> None:
      "model.hidden_size=64", "data.seq_len=32", "attention=eager", "peft=lora",
      "train.max_grad_norm=null", "batch.accumulation=2", "hardware=v100_16"],
 )  # fmt: skip
-def test_what_needs_memory_does_not(override) -> None:
+def test_keys_with_memory_effect_have_their_own_trace(override) -> None:
     """Another generation of GPUs chooses other kernels."""
     assert key_of(override) != key_of()
 
 
-def test_the_share_of_masks_counts_where_only_they_are_projected() -> None:
+def test_mask_share_changes_the_key_only_with_sparse_prediction() -> None:
     asked = ("model=tiny_bert", "task=masked_lm", "kernels=sparse_prediction")
     assert key_of(*asked, "task.mask_frac=0.15") != key_of(*asked, "task.mask_frac=0.6")
 
 
-def test_a_key_that_nobody_knows_counts(monkeypatch) -> None:
+def test_unknown_key_changes_the_trace_key(monkeypatch) -> None:
     plan, before = plan_of(), key_of()
     plain = plan_to_plain(plan)
     plain["config"]["memory"]["new_technique"] = True
@@ -77,13 +77,13 @@ def test_a_key_that_nobody_knows_counts(monkeypatch) -> None:
     assert trace_client.trace_key(plan) != before
 
 
-def test_the_libraries_count(monkeypatch) -> None:
+def test_library_versions_change_the_trace_key(monkeypatch) -> None:
     before = key_of()
     monkeypatch.setattr(trace_client, "software", lambda _: {"torch": "9.9"})
     assert key_of() != before
 
 
-def test_what_is_kept_is_found() -> None:
+def test_stored_trace_is_found() -> None:
     assert trace_client.find_trace("a" * 32) is None
     trace_client.keep_trace("a" * 32, FOUND)
     assert trace_client.find_trace("a" * 32) == FOUND
@@ -93,7 +93,7 @@ def test_what_is_kept_is_found() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"allocated": 3}', "null", "\x00"])
-def test_a_damaged_file_is_made_again(text, tmp_path) -> None:
+def test_damaged_trace_file_is_replaced(text, tmp_path) -> None:
     trace_client.keep_trace("b" * 32, FOUND)
     (path,) = (tmp_path / "cache").rglob("*.json")
     path.write_text(text)
@@ -102,7 +102,7 @@ def test_a_damaged_file_is_made_again(text, tmp_path) -> None:
     assert trace_client.find_trace("b" * 32) == FOUND
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path) -> None:
+def test_unwritable_cache_is_ignored(tmp_path) -> None:
     (tmp_path / "cache").write_text("a file where a folder should be")
     trace_client.keep_trace("c" * 32, FOUND)
     assert trace_client.find_trace("c" * 32) is None
@@ -117,7 +117,7 @@ for line in sys.stdin:
 """
 
 
-def test_one_process_answers_many(fake_worker) -> None:
+def test_one_worker_answers_many_plans(fake_worker) -> None:
     worker = fake_worker(ANSWERS)
     for size in (1, 2):
         answer = worker.ask(plan_of(f"batch.per_device={size}"))
@@ -134,7 +134,7 @@ def test_one_process_answers_many(fake_worker) -> None:
         ('sys.stdin.readline(); print(\'{"reason": "no"}\', flush=True)', "^no$"),
     ],
 )
-def test_a_process_that_dies_is_an_answer(fake_worker, code, reason) -> None:
+def test_dead_worker_gives_an_answer(fake_worker, code, reason) -> None:
     worker = fake_worker(code)
     answer = worker.ask(plan_of())
     worker.close()
@@ -142,7 +142,7 @@ def test_a_process_that_dies_is_an_answer(fake_worker, code, reason) -> None:
     assert re.search(reason, answer.reason)
 
 
-def test_a_process_that_hangs_is_stopped_and_another_one_answers(fake_worker) -> None:
+def test_hung_worker_is_replaced(fake_worker) -> None:
     worker = fake_worker("time.sleep(60)")
     assert "longer than 1 s" in worker.ask(plan_of(), limit_s=0.1).reason
     fake_worker(ANSWERS)
@@ -150,7 +150,7 @@ def test_a_process_that_hangs_is_stopped_and_another_one_answers(fake_worker) ->
     worker.close()
 
 
-def test_the_limit_is_of_processor_time(fake_worker) -> None:
+def test_trace_limit_is_cpu_time(fake_worker) -> None:
     """On a busy machine the clock runs on while a process waits for its turn."""
     worker = fake_worker("time.sleep(1.5)" + ANSWERS)
     assert worker.ask(plan_of(), limit_s=1.0).traced is not None
@@ -160,7 +160,7 @@ def test_the_limit_is_of_processor_time(fake_worker) -> None:
     worker.close()
 
 
-def test_a_sweep_shares_what_is_equal(fake_worker, monkeypatch) -> None:
+def test_equal_runs_of_a_sweep_share_a_trace(fake_worker, monkeypatch) -> None:
     fake_worker(ANSWERS)
     monkeypatch.setattr(trace_client, "TraceProcess", lambda: ask_worker("stand_in"))
     ask_worker = type(trace_client._worker)
@@ -177,14 +177,14 @@ def test_a_sweep_shares_what_is_equal(fake_worker, monkeypatch) -> None:
     assert again == [4], "nothing is traced twice"
 
 
-def test_the_worker_answers_what_it_cannot_read() -> None:
+def test_trace_worker_rejects_unreadable_plans() -> None:
     answers = io.StringIO()
     serve(["{\n", json.dumps({"run_id": 3}) + "\n"], answers)
     lines = [json.loads(line) for line in answers.getvalue().splitlines()]
     assert all("not a readable plan" in line["reason"] for line in lines)
 
 
-def test_the_true_worker_traces(monkeypatch) -> None:
+def test_real_worker_traces(monkeypatch) -> None:
     """Without its process, which tests/unit/workflows/test_forecasting.py starts."""
     monkeypatch.setattr("eke.training.trace.trace_worker.import_libraries", lambda: None)
     plan = plan_of("model.hidden_size=64", "model.num_hidden_layers=1", "data.seq_len=16")
@@ -197,7 +197,7 @@ def test_the_true_worker_traces(monkeypatch) -> None:
     assert trace_client.trace_key(replace(plan, name="another")) == trace_client.trace_key(plan)
 
 
-def test_a_pytorch_that_lacks_what_traces_are_made_with_is_told(monkeypatch) -> None:
+def test_incomplete_torch_is_reported_for_each_plan(monkeypatch) -> None:
     """Each plan gets the reason, and by formulas a forecast; the process lives on."""
     error = ImportError("cannot import name 'X' from 'torch._subclasses' (a/path)", name="torch._s")
     monkeypatch.setattr("eke.training.trace.trace_worker.import_libraries", lambda: raise_(error))

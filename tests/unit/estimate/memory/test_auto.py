@@ -84,28 +84,28 @@ def size_of(search: BatchSearch) -> tuple[int, str]:
         pytest.param(150, True, 1, id="the smallest"),
     ],
 )
-def test_the_largest_of_which_even_the_high_end_has_room(told, capacity, trace, expected) -> None:
+def test_largest_batch_with_a_fitting_high_end_is_chosen(told, capacity, trace, expected) -> None:
     assert size_of(BatchSearch(plans_of(), capacity, trace)) == (expected, "predicted")
 
 
-def test_nothing_is_traced_where_formulas_can_tell(told) -> None:
+def test_formulas_that_decide_avoid_traces(told) -> None:
     BatchSearch(plans_of(), 10**6, trace=True).run()
     assert told.traced == []
 
 
-def test_traces_are_made_of_what_is_open_alone(told) -> None:
+def test_only_undecided_batches_are_traced(told) -> None:
     BatchSearch(plans_of(), 2000, trace=True).run()
     assert told.traced
     assert set(told.traced) <= {16, 32}, "8 has room by formulas, 64 has none"
 
 
-def test_where_nothing_fits_the_smallest_is_taken_and_said_to_be_short(told) -> None:
+def test_smallest_batch_is_taken_if_no_batch_fits(told) -> None:
     chosen = BatchSearch(plans_of(), 95, trace=True).run()
     assert (chosen.number, chosen.fits, chosen.how) == (0, False, "predicted")
 
 
 @pytest.mark.parametrize(("capacity", "room"), [(3300, None), (2500, False)])
-def test_the_next_larger_one_is_open_or_does_not_fit(told, capacity, room) -> None:
+def test_next_larger_batch_is_open_or_does_not_fit(told, capacity, room) -> None:
     search = BatchSearch(plans_of(), capacity, trace=True)
     above = search.run().number + 1
     assert search.forecast(above).peak.expected == 3200
@@ -126,7 +126,7 @@ def test_the_next_larger_one_is_open_or_does_not_fit(told, capacity, room) -> No
         pytest.param(CPU, 3250, Prober(64), (32, "probed"), [32], id="a CPU"),
     ],
 )
-def test_what_a_trace_leaves_open_is_tried_out(
+def test_undecided_trace_is_followed_by_a_probe(
     told, device, capacity, prober, expected, asked
 ) -> None:
     assert size_of(BatchSearch(plans_of(device=device), capacity, True, prober)) == expected
@@ -134,7 +134,7 @@ def test_what_a_trace_leaves_open_is_tried_out(
 
 
 @pytest.mark.parametrize("most", [1, 2, 4, 8, 16, 32, 64])
-def test_a_search_by_probes_alone_ends_and_never_takes_what_failed(told, most) -> None:
+def test_probe_search_ends_and_avoids_failed_batches(told, most) -> None:
     prober = Prober(most)
     size, _ = size_of(BatchSearch(plans_of(), 199, False, prober))
     assert len(prober.asked) <= MAX_PROBES
@@ -142,14 +142,14 @@ def test_a_search_by_probes_alone_ends_and_never_takes_what_failed(told, most) -
     assert all(asked < 4 for asked in prober.asked), "4 has no room by any bound"
 
 
-def test_the_smallest_may_fail_too(told) -> None:
+def test_smallest_batch_can_fail(told) -> None:
     search = BatchSearch(plans_of(), 105, True, Prober(0))
     chosen = search.run()
     assert (chosen.number, chosen.fits) == (0, False)
     assert search.known.has_failed(search.plans[0])
 
 
-def test_the_same_question_again_tries_nothing_out(told) -> None:
+def test_repeated_search_reuses_earlier_probes(told) -> None:
     for most, expected in ((64, (32, "probed")), (16, (16, "predicted"))):
         capacity = 3300 + most  # another device
         assert size_of(BatchSearch(plans_of(), capacity, True, Prober(most))) == expected
@@ -158,7 +158,7 @@ def test_the_same_question_again_tries_nothing_out(told) -> None:
         assert again.asked == []
 
 
-def test_another_seed_or_target_profits_and_another_model_does_not(told) -> None:
+def test_probes_are_shared_across_seeds_but_not_models(told) -> None:
     BatchSearch(plans_of(), 3300, True, Prober(64)).run()
     for typed, asked in (
         (("seed=1", "optimizer.lr=0.1"), []),
@@ -173,7 +173,7 @@ def test_another_seed_or_target_profits_and_another_model_does_not(told) -> None
 # --- what is kept -------------------------------------------------------------------------------
 
 
-def test_a_run_keeps_the_choice_it_was_started_with(told) -> None:
+def test_started_run_keeps_its_batch(told) -> None:
     search = BatchSearch(plans_of(), 2000, trace=False)
     assert size_of(search) == (8, "predicted")
     auto_batch.note_choice(search.key, 64, 8)
@@ -181,14 +181,14 @@ def test_a_run_keeps_the_choice_it_was_started_with(told) -> None:
     assert size_of(BatchSearch(plans_of(), 2001, trace=True)) == (16, "predicted"), "another device"
 
 
-def test_a_choice_that_has_failed_since_is_made_anew(told) -> None:
+def test_failed_choice_is_replaced(told) -> None:
     search = BatchSearch(plans_of(), 2000, trace=False)
     auto_batch.note_choice(search.key, 64, 8)
     auto_batch.note_probe(search.key, 8, fits=False)
     assert size_of(BatchSearch(plans_of(), 2000, trace=True)) == (4, "predicted")
 
 
-def test_the_newer_of_two_probes_that_contradict_each_other_counts() -> None:
+def test_newer_of_contradicting_probes_is_used() -> None:
     assert auto_batch.note_probe("k", 16, fits=True) == auto_batch.ProbeResults(fits=16)
     assert auto_batch.note_probe("k", 32, fits=False) == auto_batch.ProbeResults(fits=16, fails=32)
     assert auto_batch.note_probe("k", 8, fits=True) == auto_batch.ProbeResults(fits=16, fails=32)
@@ -199,7 +199,7 @@ def test_the_newer_of_two_probes_that_contradict_each_other_counts() -> None:
 # --- capacity -----------------------------------------------------------------------------------
 
 
-def test_of_a_cpu_each_process_leaves_something_to_python() -> None:
+def test_cpu_room_reserves_memory_for_python() -> None:
     two = ("distributed=ddp", "distributed.num_processes=2")
     whole = CPU.memory_bytes
     assert whole == 8 * GIB
@@ -212,7 +212,7 @@ def test_of_a_cpu_each_process_leaves_something_to_python() -> None:
     assert room_for_a_batch(plan_of(*SYNTHETIC, device=unknown)) is None
 
 
-def test_a_choice_outlasts_what_others_hold_and_a_probe_does_not(told) -> None:
+def test_choice_is_kept_and_probe_is_not_kept_across_free_memory(told) -> None:
     """The same command stays the same run; what ran out beside others may fit without them."""
     plans, whole = plans_of(device=CPU), 9600
     first = BatchSearch(plans, 3300, False, Prober(16), whole)

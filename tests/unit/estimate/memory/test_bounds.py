@@ -18,7 +18,7 @@ SEED = 21
 
 @pytest.mark.parametrize("number", [pytest.param(n, marks=pytest.mark.slow if n >= 4 else ()) for n
                                     in range(16)])  # fmt: skip
-def test_the_truth_lies_within_the_bounds(number, tmp_path, monkeypatch) -> None:
+def test_measured_peak_is_within_bounds(number, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     rng = Random(SEED * 1000 + number)
     plan = None

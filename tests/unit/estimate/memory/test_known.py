@@ -69,7 +69,7 @@ def _own_cache(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(trace_client, "cache_folder", lambda: tmp_path)
 
 
-def test_a_kept_trace_is_known_and_nothing_is_started(plan, asked) -> None:
+def test_stored_trace_is_used_without_starting_a_worker(plan, asked) -> None:
     assert known_forecast(plan).method is Method.closed_form
     trace_client.keep_trace(trace_client.trace_key(plan), trace_of())
     assert known_forecast(plan).method is Method.trace
@@ -77,7 +77,7 @@ def test_a_kept_trace_is_known_and_nothing_is_started(plan, asked) -> None:
     assert not asked
 
 
-def test_what_fits_or_cannot_fit_by_any_bound_is_not_open() -> None:
+def test_forecast_with_a_clear_result_is_decided() -> None:
     closed = forecast(plan_of(*SYNTHETIC))
     for room in (closed.peak.low - 1, closed.peak.high):
         assert not needs_trace(forecast(with_available_bytes(plan_of(*SYNTHETIC), room)))
@@ -85,14 +85,14 @@ def test_what_fits_or_cannot_fit_by_any_bound_is_not_open() -> None:
     assert not needs_trace(forecast(plan_of(*SYNTHETIC, device=unknown)))
 
 
-def test_why_there_is_no_trace_is_said(plan, asked) -> None:
+def test_reason_for_a_missing_trace_is_reported(plan, asked) -> None:
     asked.answer = trace_client.TraceResult(None, "the trace took longer than 1 s")
     found = traced_forecast(plan)
     assert found.method is Method.closed_form
     assert found.notes[-1] == "not traced: the trace took longer than 1 s"
 
 
-def test_a_run_that_may_not_fit_is_traced_before_it_starts(plan, asked) -> None:
+def test_run_that_may_not_fit_is_traced_first(plan, asked) -> None:
     asked.answer = trace_client.TraceResult(trace_of(10_000))
     with pytest.raises(ConfigError, match="needs at least") as caught:
         check_memory_fit(plan)
@@ -102,13 +102,13 @@ def test_a_run_that_may_not_fit_is_traced_before_it_starts(plan, asked) -> None:
     assert check_memory_fit(plan) is plan, "it fits"
 
 
-def test_a_run_that_surely_fits_costs_no_trace(asked) -> None:
+def test_run_that_fits_is_not_traced(asked) -> None:
     plan = plan_of(*SYNTHETIC, device=replace(CPU, memory_bytes=64 * GIB))
     assert check_memory_fit(plan) is plan
     assert not asked
 
 
-def test_a_tight_trace_is_a_warning(plan, asked) -> None:
+def test_tight_trace_is_a_warning(plan, asked) -> None:
     capacity = int(100 * MIB * 1.005)
     tight = with_available_bytes(plan, capacity)
     asked.answer = trace_client.TraceResult(trace_of())
@@ -118,7 +118,7 @@ def test_a_tight_trace_is_a_warning(plan, asked) -> None:
     assert warning.startswith("memory: 100.00 MiB expected")
 
 
-def test_open_cells_of_a_sweep_are_traced_together(plan, asked) -> None:
+def test_undecided_runs_of_a_sweep_are_traced_together(plan, asked) -> None:
     fits = plan_of(*SYNTHETIC, device=replace(CPU, memory_bytes=64 * GIB))
     asked.answer = trace_client.TraceResult(trace_of(10_000))
     cells = [
@@ -136,7 +136,7 @@ def test_open_cells_of_a_sweep_are_traced_together(plan, asked) -> None:
     assert cells[2].reason == "why"
 
 
-def test_reserve_and_tensors_of_a_trace_are_told_apart() -> None:
+def test_reserve_and_tensors_of_a_trace_are_separated() -> None:
     plan = plan_of(*SYNTHETIC, device=GPU)
     reserved = {
         "load": 12 * MIB,
@@ -154,7 +154,7 @@ def test_reserve_and_tensors_of_a_trace_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("other", [{"is_exact": False}, {"method": Method.upper_bound}], ids=str)
-def test_a_trace_of_something_else_keeps_the_ends_of_the_formulas(other) -> None:
+def test_approximate_trace_keeps_formula_bounds(other) -> None:
     """A trace of the longest rows must refuse no run that may never see one."""
     plan = plan_of(*SYNTHETIC)
     closed = forecast(plan)
@@ -167,7 +167,7 @@ def test_a_trace_of_something_else_keeps_the_ends_of_the_formulas(other) -> None
     assert unsure.peak.high >= closed.peak.high
 
 
-def test_buffers_of_several_processes_are_those_of_the_formulas() -> None:
+def test_communication_buffers_come_from_the_formulas() -> None:
     plan = plan_of(*SYNTHETIC, "distributed=ddp", "distributed.num_processes=2")
     beside = dict.fromkeys(ALLOCATED, 400 * MIB)
     found = forecast(plan, replace(trace_of(), beside=beside))

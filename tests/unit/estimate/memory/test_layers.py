@@ -81,7 +81,7 @@ LAYERS = [
 
 
 @pytest.mark.parametrize(("model", "precision", "attention", "dropout"), LAYERS)
-def test_a_layer_keeps_what_the_formula_says(model, precision, attention, dropout) -> None:
+def test_activations_of_a_layer_match_the_formula(model, precision, attention, dropout) -> None:
     overrides = (
         f"model={model}",
         f"precision={precision}",
@@ -99,7 +99,7 @@ def test_a_layer_keeps_what_the_formula_says(model, precision, attention, dropou
     assert sum(layer.needed for layer in layers) < true
 
 
-def test_a_gated_t5_layer() -> None:
+def test_gated_t5_layer_matches_the_formula() -> None:
     overrides = ("model=tiny_t5", "model.gated=true", "attention=eager", *FAMILIES["tiny_t5"])
     shape = shape_of(plan_of(*overrides, *SIZES))
     kept = sum(stack.layer.kept for stack in shape.architecture.stacks(shape, "eager"))

@@ -10,8 +10,8 @@ from eke.common.errors import ConfigError
 from eke.common.paths import conf_folder
 from eke.common.text import GIB, MIB
 from eke.estimate.memory import Traced, Verdict, forecast, render_forecast
-from eke.estimate.memory.components import PHASES, Method, Range
-from eke.estimate.memory.phases import moments
+from eke.estimate.memory.components import MEMORY_PHASES, Method, Range
+from eke.estimate.memory.peak_by_phase import moments
 from eke.estimate.memory.predict_memory import (
     PYTHON_BYTES,
     available_bytes,
@@ -23,7 +23,7 @@ from eke.estimate.memory.predict_memory import (
 )
 from eke.hardware import DEVICES
 from eke.models.sizes import state_bytes
-from eke.tuning.refuse_oom import reject_unfit_plan
+from eke.tuning.check_memory_fit import reject_unfit_plan
 
 SYNTHETIC = ("data=synthetic",)
 VOCABULARY = ("model.vocab_size=8000",)
@@ -66,7 +66,7 @@ def test_every_option_has_a_forecast(overrides) -> None:
         found = forecast(plan_of(*SYNTHETIC, *overrides, device=device))
         assert found.peak.low <= found.peak.expected <= found.peak.high
         assert sum(found.components.values()) == found.peak.expected
-        assert set(found.phases) == set(PHASES)
+        assert set(found.phases) == set(MEMORY_PHASES)
         assert found.method is Method.closed_form
 
 
@@ -81,7 +81,7 @@ def test_every_option_has_a_forecast(overrides) -> None:
     ],
     ids=" ".join,
 )
-def test_the_low_end_is_what_stays_between_steps(overrides) -> None:
+def test_low_end_is_at_least_the_state_between_steps(overrides) -> None:
     plan = plan_of(*SYNTHETIC, "batch.per_device=1", "data.seq_len=4", *overrides)
     assert forecast(plan).peak.low >= state_bytes(plan.config).total
 
@@ -102,7 +102,7 @@ def test_the_low_end_is_what_stays_between_steps(overrides) -> None:
         ((), ("peft=lora",)),
     ],
 )  # fmt: skip
-def test_a_technique_that_saves_memory_is_expected_to(more, less) -> None:
+def test_memory_saving_technique_lowers_the_forecast(more, less) -> None:
     ends = [
         forecast(plan_of(*SYNTHETIC, "model.num_hidden_layers=6", *each)).peak.expected
         for each in (more, less)
@@ -110,7 +110,7 @@ def test_a_technique_that_saves_memory_is_expected_to(more, less) -> None:
     assert ends[0] > ends[1]
 
 
-def test_evaluation_can_be_what_needs_the_most() -> None:
+def test_evaluation_can_have_the_highest_peak() -> None:
     plan = plan_of(*SYNTHETIC, "batch.per_device=1", "batch.eval_per_device=512",
                    "model.vocab_size=30000")  # fmt: skip
     found = forecast(plan)
@@ -118,7 +118,7 @@ def test_evaluation_can_be_what_needs_the_most() -> None:
     assert found.peak.expected > 2 * found.allocated.expected, "a CPU's record measures a step"
 
 
-def test_a_gpu_has_a_context_and_a_reserve() -> None:
+def test_gpu_forecast_includes_context_and_reserve() -> None:
     on_cpu, on_gpu = (forecast(plan_of(*SYNTHETIC, device=device)) for device in (CPU, GPU))
     assert {"context", "reserve", "workspace"} & set(on_cpu.components) == set()
     assert {"context", "reserve", "workspace"} <= set(on_gpu.components)
@@ -126,7 +126,7 @@ def test_a_gpu_has_a_context_and_a_reserve() -> None:
     assert on_gpu.peak.low < on_gpu.peak.expected - 500 * MIB
 
 
-def test_offloaded_activations_wait_elsewhere() -> None:
+def test_offloaded_activations_are_held_in_host_memory() -> None:
     kept = forecast(plan_of(*SYNTHETIC, device=GPU)).components["activations"]
     found = forecast(plan_of(*SYNTHETIC, "memory=activation_offload", device=GPU))
     assert found.components.get("activations", 0) < kept / 2
@@ -142,7 +142,7 @@ def test_offloaded_activations_wait_elsewhere() -> None:
         (9, Verdict.fits),
     ],
 )
-def test_verdicts(capacity, expected) -> None:
+def test_all_verdicts_are_reached(capacity, expected) -> None:
     assert verdict(Range(2, 5, 9), capacity) is expected
 
 
@@ -155,7 +155,7 @@ def test_verdicts(capacity, expected) -> None:
         pytest.param(0, PYTHON_BYTES, id="full"),
     ],
 )
-def test_what_others_hold_of_a_cpu_s_memory_is_not_to_be_had(left, capacity) -> None:
+def test_cpu_capacity_excludes_memory_of_other_processes(left, capacity) -> None:
     device = replace(CPU, memory_bytes=8 * GIB, available_bytes=left)
     plan = plan_of(*SYNTHETIC, device=device)
     assert forecast(plan).capacity == capacity - PYTHON_BYTES
@@ -164,7 +164,7 @@ def test_what_others_hold_of_a_cpu_s_memory_is_not_to_be_had(left, capacity) -> 
     assert available_bytes(two) == max(0, capacity // 2 - PYTHON_BYTES)
 
 
-def test_what_is_not_known_well_says_so_and_is_wider() -> None:
+def test_uncertain_forecast_has_a_note_and_a_wider_range() -> None:
     def width(found) -> float:
         return (found.peak.high - found.peak.low) / found.peak.expected
 
@@ -190,7 +190,7 @@ TRACED = Traced(
 )
 
 
-def test_a_trace_narrows_the_forecast_on_a_cpu() -> None:
+def test_trace_narrows_a_cpu_forecast() -> None:
     traced = Traced(TRACED.allocated, TRACED.allocated, TRACED.components)
     plan = plan_of(*SYNTHETIC)
     found = forecast(plan, traced)
@@ -203,7 +203,7 @@ def test_a_trace_narrows_the_forecast_on_a_cpu() -> None:
     assert sum(found.components.values()) == found.peak.expected
 
 
-def test_shared_states_stay_those_of_the_formulas() -> None:
+def test_sharded_state_bytes_come_from_the_formulas() -> None:
     plan = plan_of(*SYNTHETIC, "distributed=zero3", device=GPU)
     closed, found = forecast(plan), forecast(plan, TRACED)
     assert found.components["weights"] == closed.components["weights"]
@@ -215,7 +215,7 @@ def test_notes_of_a_trace_are_shown() -> None:
     assert "kernels" in forecast(plan_of(*SYNTHETIC), traced).notes
 
 
-def test_a_large_model_on_a_small_gpu() -> None:
+def test_large_model_on_a_small_gpu_does_not_fit() -> None:
     small = replace(GPU, memory_bytes=24 * GIB)
     found = forecast(plan_of(*SYNTHETIC, "model=llama2_7b", "data.seq_len=512", device=small))
     assert found.verdict is Verdict.does_not_fit
@@ -233,12 +233,12 @@ def test_a_large_model_on_a_small_gpu() -> None:
     ],
     ids=["one", "two"],
 )
-def test_the_verdict_says_what_there_is(overrides, words) -> None:
+def test_verdict_line_states_free_and_expected_memory(overrides, words) -> None:
     plan = plan_of(*SYNTHETIC, *overrides)
     assert words in render_forecast(plan, forecast(plan)).splitlines()[0]
 
 
-def test_what_a_run_on_a_gpu_takes_of_its_machine() -> None:
+def test_host_memory_of_a_gpu_run_is_predicted() -> None:
     """Python of each of two processes, and what waits there: moments, and weights to step on."""
     plain = plan_of(*SYNTHETIC, "distributed=zero2", device=GPU)
     moved = plan_of(*SYNTHETIC, "distributed=zero2", "offload=optimizer_cpu", device=GPU)
@@ -249,7 +249,7 @@ def test_what_a_run_on_a_gpu_takes_of_its_machine() -> None:
     assert least_host_bytes(here, forecast(here)) == least_bytes(here, forecast(here))
 
 
-def test_a_trace_of_the_uncompiled_model_replaces_no_smaller_expected_value() -> None:
+def test_uncompiled_trace_does_not_lower_the_expected_peak() -> None:
     plan = plan_of(*SYNTHETIC, "compile=inductor", device=GPU)
     closed = forecast(plan)
     loose = {phase: 2 * closed.allocated.high for phase in TRACED.allocated}
@@ -261,7 +261,7 @@ def test_a_trace_of_the_uncompiled_model_replaces_no_smaller_expected_value() ->
     assert found.allocated.expected == closed.allocated.expected // 2
 
 
-def test_gradients_are_there_in_the_forward_pass_of_later_micro_batches_alone() -> None:
+def test_gradients_are_held_in_forward_only_when_accumulating() -> None:
     one, several = (
         next(
             m
@@ -285,7 +285,7 @@ LARGE = (
 H100 = replace(DEVICES["h100"], count=8)
 
 
-def test_a_70b_model_in_32_parts() -> None:
+def test_70b_model_in_32_shards() -> None:
     """Of 16 bytes a parameter each GPU holds 33 GiB; nothing holds copies of all weights."""
     cut = forecast(plan_of(*LARGE, "distributed=fsdp", device=H100))
     assert 50 <= cut.peak.expected / GIB <= 58
@@ -313,7 +313,7 @@ between two steps in addition to the state."""
 
 
 @pytest.mark.parametrize("casts", MEASURED)
-def test_phases_of_parts_are_as_measured(casts) -> None:
+def test_sharded_phases_match_measurements(casts) -> None:
     found = forecast(plan_of(*LLAMA_300M, f"precision.casts={casts}"))
     phases = {**found.phases, "step": found.allocated.expected}
     for phase, mib in MEASURED[casts].items():
@@ -345,13 +345,13 @@ TIED = "model.tie_word_embeddings=true"
     ],
     ids=["tied", "tied, per step", "tied, accumulated", "lora", "lora, short"],
 )
-def test_a_step_in_parts_takes_what_was_measured(mib, overrides) -> None:
+def test_sharded_step_matches_measured_peak(mib, overrides) -> None:
     """Tensors of the first of two gloo ranks, profiled."""
     found = forecast(plan_of(*SMALL_PARTS, *overrides))
     assert found.allocated.expected / MIB == pytest.approx(mib, rel=0.05)
 
 
-def test_replicas_hold_the_same_parts() -> None:
+def test_replicas_hold_equal_shards() -> None:
     def weights(*overrides) -> int:
         plan = plan_of(*LLAMA_300M, *overrides)
         return state_bytes(plan.config, plan.compute.formats).weights
@@ -360,7 +360,7 @@ def test_replicas_hold_the_same_parts() -> None:
     assert weights() == weights(eight, "distributed.replicas=2") == 2 * weights(eight)
 
 
-def test_ranks_on_gpus_share_their_machines_memory() -> None:
+def test_gpu_ranks_share_host_memory() -> None:
     """Eight copies of a 32nd of 12 bytes a parameter, and Python, are 201 GiB."""
     plan = plan_of(*LARGE, "distributed=fsdp", device=H100)
     found = forecast(plan)

@@ -10,7 +10,7 @@ TINY = ("model=tiny", "model.num_hidden_layers=4")
 
 
 @pytest.mark.parametrize("option", ["none", "eager", "aot_eager"])
-def test_without_inductor_nothing_is_generated(option):
+def test_model_without_inductor_has_no_compile_time(option):
     assert compile_seconds(small(f"compile={option}")) == 0
 
 
@@ -18,13 +18,13 @@ def test_without_inductor_nothing_is_generated(option):
     ("model", "regional", "measured"),
     [(BERT, False, 42.8), (BERT, True, 24.5), (TINY, False, 22.9), (TINY, True, 35.8)],
 )
-def test_on_a_processor_it_is_what_was_measured(model, regional, measured):
+def test_compile_time_on_a_cpu_matches_measurement(model, regional, measured):
     """Within a quarter, on the machine of the lab book."""
     plan = small(*model, "compile=inductor", f"compile.regional={regional}", device=CPU)
     assert compile_seconds(plan) == pytest.approx(measured, rel=0.25)
 
 
-def test_layers_count_where_all_are_compiled():
+def test_layer_count_changes_full_model_compile_time():
     """An encoder's and a decoder's."""
     twelve, four = (
         compile_seconds(small("compile=inductor", f"model.num_hidden_layers={layers}"))
@@ -44,6 +44,6 @@ def test_layers_count_where_all_are_compiled():
     assert compile_seconds(small(*seq2seq)) == 2 * regional[0]
 
 
-def test_in_steady_state_it_need_not_pay():
+def test_compiling_can_cost_more_than_it_saves():
     assert steps_to_pay(small("train.steps=30")) == 30
     assert 1 / steps_to_pay(small("train.steps=30", "recipe.horizon=steady")) == 0

@@ -5,7 +5,7 @@ from counted_work import counted
 from unit.plan.cases import plan_of
 
 from eke.estimate.memory.components import shape_of
-from eke.estimate.time.work import passes
+from eke.estimate.time.flops import passes
 from eke.hardware import DEVICES
 
 SIZES = ("data=synthetic", "data.seq_len=288", "batch.per_device=7", "batch.accumulation=1",
@@ -24,7 +24,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_passes_are_what_is_counted(name) -> None:
+def test_counted_passes_match_real_operators(name) -> None:
     plan = plan_of(*SIZES, *CASES[name], device=DEVICES["a100_80"])
     true = counted(plan)
     forward, backward, layers = passes(plan, shape_of(plan))

@@ -19,6 +19,7 @@ from eke.estimate.time import (
     sum_line,
     time_history,
 )
+from eke.estimate.time.flops import Work
 from eke.estimate.time.step_time import MIN_CALIBRATION_RUNS, fitted_rates
 from eke.estimate.time.time_history import (
     Observation,
@@ -29,7 +30,6 @@ from eke.estimate.time.time_history import (
     time_group,
     work_key,
 )
-from eke.estimate.time.work import Work
 from eke.plan.planner.planner import outline_record
 from eke.plan.record import Outcome, Record, Spread
 
@@ -59,14 +59,14 @@ def note_runs(count: int, noise: float = 0.0, device=CPU) -> None:
 
 
 @pytest.mark.parametrize("count", [0, MIN_CALIBRATION_RUNS - 1])
-def test_too_few_runs_say_nothing_of_a_processor(count) -> None:
+def test_too_few_runs_give_no_cpu_estimate(count) -> None:
     note_runs(count)
     found = forecast_time(small(device=CPU))
     assert isinstance(found, Unknown)
     assert f"5 finished runs here are needed ({count} so far" in found.reason
 
 
-def test_runs_give_the_rates_of_a_processor() -> None:
+def test_finished_runs_give_cpu_rates() -> None:
     note_runs(12)
     plan = small("batch.per_device=5", device=CPU)
     found = forecast_time(plan)
@@ -89,7 +89,7 @@ def test_noisy_runs_give_a_wide_range_that_holds_the_truth() -> None:
     [(2.0, "batch.per_device=5", "differ by more than 10x"), (0.0, "precision=bf16", "bfloat16")],
     ids=["runs that contradict each other", "a format that never ran"],
 )
-def test_what_runs_cannot_tell_is_unknown(noise, typed, words) -> None:
+def test_unsupported_configuration_has_no_estimate(noise, typed, words) -> None:
     note_runs(6, noise)
     found = forecast_time(small(typed, device=CPU))
     assert isinstance(found, Unknown)
@@ -104,7 +104,7 @@ def test_what_runs_cannot_tell_is_unknown(noise, typed, words) -> None:
         "data.seq_len=1024",
     ],
 )
-def test_far_beyond_all_runs_is_unknown(typed) -> None:
+def test_extrapolation_far_beyond_runs_is_unknown(typed) -> None:
     """Rates that fit the runs best may leave FLOPs without any: 20 ms for 381 GFLOP."""
     note_runs(12)
     found = forecast_time(small(*typed.split(), device=CPU))
@@ -113,7 +113,7 @@ def test_far_beyond_all_runs_is_unknown(typed) -> None:
     assert isinstance(forecast_time(small("batch.per_device=16", device=CPU)), StepTime)
 
 
-def test_a_datasheet_is_not_corrected_far_beyond_the_runs() -> None:
+def test_datasheet_is_not_corrected_far_beyond_the_runs() -> None:
     for n in range(6):
         plan = large(f"batch.per_device={BATCHES[n]}")
         record_step_time(plan, record_of(plan, 1.3 * calibrated_step_time(plan).step_s.expected))
@@ -125,7 +125,7 @@ def test_a_datasheet_is_not_corrected_far_beyond_the_runs() -> None:
     assert any("5 times the most in 6 finished runs" in note for note in found.notes)
 
 
-def test_tables_say_what_a_plan_says() -> None:
+def test_tables_match_the_estimates_of_plans() -> None:
     for n in range(6):
         plan = large(f"batch.per_device={BATCHES[n]}")
         record_step_time(plan, record_of(plan, 1.3 * calibrated_step_time(plan).step_s.expected))
@@ -136,7 +136,7 @@ def test_tables_say_what_a_plan_says() -> None:
     assert "without an estimate: 1 run: its" in " ".join(sum_line(rows, "cuda").split())
 
 
-def test_runs_correct_a_datasheet() -> None:
+def test_finished_runs_correct_a_datasheet() -> None:
     for n in range(6):
         plan = large(f"batch.per_device={BATCHES[n]}")
         prior = calibrated_step_time(plan)
@@ -149,7 +149,7 @@ def test_runs_correct_a_datasheet() -> None:
     assert found.calibrated.factor == pytest.approx(1.3, rel=0.01)
 
 
-def test_the_same_configuration_is_one_observation() -> None:
+def test_repeated_configuration_is_one_observation() -> None:
     plan = small(device=CPU)
     for seconds in (1.0, 2.0, 3.0):
         record_step_time(plan, replace(record_of(plan, seconds), run_id=f"run{seconds}"))
@@ -158,7 +158,7 @@ def test_the_same_configuration_is_one_observation() -> None:
 
 
 @pytest.mark.parametrize("broken", [{"shared": True}, {"n": 2}], ids=str)
-def test_what_makes_no_claim_about_speed_counts_for_nothing(broken) -> None:
+def test_invalid_timings_are_not_recorded(broken) -> None:
     plan = small(device=CPU)
     record_step_time(plan, record_of(plan, 1.0, **broken))
     failed = record_of(plan, 1.0)
@@ -170,7 +170,7 @@ def test_what_makes_no_claim_about_speed_counts_for_nothing(broken) -> None:
     assert read_observations(time_group(plan)) == ()
 
 
-def test_broken_lines_are_passed_over() -> None:
+def test_broken_history_lines_are_skipped() -> None:
     note_runs(6)
     plan = small(device=CPU)
     path = path_of(time_group(plan))
@@ -186,7 +186,7 @@ def test_broken_lines_are_passed_over() -> None:
     assert len(read_observations(time_group(plan))) == 6
 
 
-def test_keys_differ_in_what_takes_time() -> None:
+def test_work_key_differs_with_step_time() -> None:
     plan = large()
     same = large("seed=7", "optimizer.lr=0.5")
     assert work_key(plan) == work_key(same)
@@ -210,7 +210,7 @@ def test_rates_are_never_negative() -> None:
     assert any(found.seconds.values())
 
 
-def test_a_line_that_a_kill_has_cut_costs_no_other() -> None:
+def test_torn_history_line_does_not_affect_others() -> None:
     plan = small(device=CPU)
     note_runs(2)
     path = path_of(time_group(plan))
@@ -220,7 +220,7 @@ def test_a_line_that_a_kill_has_cut_costs_no_other() -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "unreadable", "binary", "enormous", "file"])
-def test_what_is_no_file_of_runs_is_no_trouble(kind) -> None:
+def test_invalid_history_file_is_ignored(kind) -> None:
     plan = small(device=CPU)
     path = path_of(time_group(plan))
     if kind == "file":  # where the folder should be
@@ -243,7 +243,7 @@ def test_what_is_no_file_of_runs_is_no_trouble(kind) -> None:
     record_step_time(plan, record_of(plan, 1.0))  # may or may not be kept; says nothing
 
 
-def test_files_do_not_grow_without_end(monkeypatch) -> None:
+def test_history_files_have_a_size_limit(monkeypatch) -> None:
     monkeypatch.setattr(time_history, "KEPT_LINES", 10)
     plan = small(device=CPU)
     path = path_of(time_group(plan))
@@ -253,7 +253,7 @@ def test_files_do_not_grow_without_end(monkeypatch) -> None:
     assert read_observations(time_group(plan))[-1].run_id == "run54"
 
 
-def test_runs_beside_each_other_lose_nothing() -> None:
+def test_concurrent_runs_keep_all_history_lines() -> None:
     plan = small(device=CPU)
     path = path_of(time_group(plan))
 

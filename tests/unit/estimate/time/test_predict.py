@@ -9,7 +9,7 @@ from unit.estimate.time.cases import A100, CPU, V100, large, small
 
 from eke.common.errors import ConfigError
 from eke.config.compose import compose
-from eke.estimate.time import StepTime, Unknown, transfers
+from eke.estimate.time import StepTime, Unknown, memory_traffic
 from eke.estimate.time.rates import Span
 from eke.estimate.time.time_history import calibrated_step_time
 from eke.hardware import DEVICES, Device
@@ -51,7 +51,7 @@ LONGER = {
 
 
 @pytest.mark.parametrize("name", LONGER)
-def test_what_takes_longer(name) -> None:
+def test_more_work_has_a_longer_step_time(name) -> None:
     less, more = LONGER[name]()
     assert expected(less) < expected(more)
 
@@ -70,7 +70,7 @@ def test_offloading_adds_transfers() -> None:
 
 
 @pytest.mark.parametrize("option", ["ddp", "fsdp", "zero1", "zero2", "zero3", "dp"])
-def test_several_devices_exchange_and_are_counted(option) -> None:
+def test_communication_of_several_devices_is_counted(option) -> None:
     alone = calibrated_step_time(large(device=FOUR))
     many = calibrated_step_time(
         large(f"distributed={option}", "distributed.num_processes=4", device=FOUR)
@@ -88,7 +88,7 @@ def test_slower_links_take_longer() -> None:
     assert through_host.parts["communication"] > linked.parts["communication"]
 
 
-def test_small_steps_wait_for_the_host_and_compiling_helps() -> None:
+def test_small_steps_are_host_bound_and_gain_from_compiling() -> None:
     tiny = ("batch.per_device=1", "data.seq_len=32", "precision=bf16")
     eager, compiled = (
         calibrated_step_time(small(*tiny)),
@@ -98,7 +98,7 @@ def test_small_steps_wait_for_the_host_and_compiling_helps() -> None:
     assert compiled.parts["host"] < eager.parts["host"] / 2
 
 
-def test_large_steps_are_limited_by_products() -> None:
+def test_large_steps_are_compute_bound() -> None:
     found = calibrated_step_time(large("batch.per_device=32", "precision=fp32"))
     assert found.limit == "matrix multiplications"
     assert 0.3 < found.mfu.expected < 1
@@ -123,7 +123,7 @@ def test_ragged_rows_are_shorter_on_average() -> None:
     assert many > few
 
 
-def test_a_device_without_a_datasheet_is_unknown() -> None:
+def test_device_without_datasheet_is_unknown() -> None:
     for device in (CPU, Device(kind="cuda", name="a GPU of tomorrow", memory_bytes=2**35)):
         found = calibrated_step_time(small(device=device))
         assert isinstance(found, Unknown)
@@ -131,7 +131,7 @@ def test_a_device_without_a_datasheet_is_unknown() -> None:
         assert "\n" not in found.reason
 
 
-def test_a_span_has_its_ends_in_order() -> None:
+def test_span_ends_are_ordered() -> None:
     with pytest.raises(AssertionError):
         Span(2.0, 1.0, 3.0)
 
@@ -161,7 +161,7 @@ def test_random_configurations_have_ranges_in_order(seed, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("casts", "gathered"), [("per_use", 883 + 62.5 + 125), ("per_step", 883 + 62.5 + 62.5)]
 )
-def test_fsdp_sends_matrices_in_16_bits_and_sums_in_32(casts, gathered) -> None:
+def test_fsdp_sends_16_bit_weights_and_float32_gradients(casts, gathered) -> None:
     """18 layers of 12.8 M numbers twice, head and table once, of 4 bytes half; 4 bytes of all."""
     sizes = "hidden_size=1024 num_hidden_layers=18 num_attention_heads=16 num_key_value_heads=16"
     sizes += " head_dim=64 intermediate_size=2816 vocab_size=32000 tie_word_embeddings=false"
@@ -171,5 +171,5 @@ def test_fsdp_sends_matrices_in_16_bits_and_sums_in_32(casts, gathered) -> None:
         "distributed.num_processes=4", "hardware=h100",
     ]  # fmt: skip
     plan = plan_for(compose(typed), planning=True)
-    sent = transfers._exchanged(plan, transfers.Contents(plan.config))[0]
+    sent = memory_traffic._exchanged(plan, memory_traffic.Contents(plan.config))[0]
     assert sent / 2**20 == pytest.approx(0.75 * (gathered + 1132), rel=0.01)

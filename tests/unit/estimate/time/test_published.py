@@ -33,7 +33,7 @@ HELD_OUT = {
 
 
 @pytest.mark.parametrize("kind", HELD_OUT)
-def test_speeds_that_were_not_fitted(kind) -> None:
+def test_held_out_speeds_are_predicted(kind) -> None:
     lines = llm_foundry.table()
     ratios = []
     for name in HELD_OUT[kind]:
@@ -50,7 +50,7 @@ TWO = ("distributed=fsdp", "distributed.num_processes=16", "distributed.num_node
 @pytest.mark.parametrize(
     ("option", "gbit"), [("a100_80", 1600), ("h100", 3200), ("v100_16", 400), ("rtx3090", None)]
 )
-def test_a_network_is_that_of_the_device_or_the_typed_one(option, gbit) -> None:
+def test_network_comes_from_the_device_or_the_override(option, gbit) -> None:
     plan = large(*TWO, device=llm_foundry.replace(DEVICES[option], count=8))
     expected = gbit * 1e9 / 8 if gbit else WORKSTATION_BYTES_PER_S
     assert network_of(plan)[0] == pytest.approx(expected)
@@ -64,6 +64,6 @@ def test_a_network_is_that_of_the_device_or_the_typed_one(option, gbit) -> None:
     assert typed.run_id == plan.run_id
 
 
-def test_a_run_on_one_machine_has_no_network() -> None:
+def test_single_node_run_has_no_network() -> None:
     found = calibrated_step_time(small())
     assert not any("network" in note for note in found.notes)

@@ -20,7 +20,7 @@ from eke.estimate.time import (
     "overrides",
     [(), ("precision=fp8",), ("compile=inductor", "peft=lora"), ("data.lengths=uniform",)],
 )
-def test_it_is_called_an_estimate_and_fits_the_screen(overrides) -> None:
+def test_estimate_is_labelled_and_fits_the_screen(overrides) -> None:
     found = forecast_time(small(*overrides))
     text = render_time(found, "cuda")
     assert text.startswith("step time (estimate): ")
@@ -30,7 +30,7 @@ def test_it_is_called_an_estimate_and_fits_the_screen(overrides) -> None:
     assert "estimate" in time_line(found, "cuda")
 
 
-def test_what_is_unknown_says_what_would_tell() -> None:
+def test_missing_estimate_names_the_required_runs() -> None:
     found = forecast_time(small(device=CPU))
     assert isinstance(found, Unknown)
     assert "5 finished runs" in " ".join(render_time(found, "cpu").split())
@@ -38,7 +38,7 @@ def test_what_is_unknown_says_what_would_tell() -> None:
     assert step_time_json(found)["timing"]["predicted_step_s"] is None
 
 
-def test_json_has_the_records_paths() -> None:
+def test_json_uses_record_paths() -> None:
     plan = large()
     content = json.loads(json.dumps(step_time_json(forecast_time(plan))))
     step = content["timing"]["predicted_step_s"]
@@ -48,7 +48,7 @@ def test_json_has_the_records_paths() -> None:
     assert content["timing"]["predicted_device_hours"]["low"] > 0
 
 
-def test_a_sweep_is_the_sum_of_its_runs() -> None:
+def test_sweep_time_is_the_sum_of_its_runs() -> None:
     found = [forecast_time(large(f"batch.per_device={n}")) for n in (1, 2)]
     hours = sum(each.gpu_hours.expected for each in found)
     text = sum_line([*found, Unknown("nothing is known")], "cuda")

@@ -17,7 +17,7 @@ def note_slow_runs(*overrides: str) -> None:
         record_step_time(plan, record_of(plan, 3.0 * calibrated_step_time(plan).step_s.expected))
 
 
-def test_by_datasheets_it_says_so() -> None:
+def test_uncalibrated_slowdown_has_a_note() -> None:
     for less, more in (
         (small(), small("memory=checkpointing")),
         (large(), large("batch.per_device=2", "batch.accumulation=2")),  # the same samples
@@ -33,7 +33,7 @@ def test_runs_that_correct_both_are_named() -> None:
     assert f"calibrated by {MIN_CALIBRATION_RUNS} runs" in found[1]
 
 
-def test_a_correction_of_one_side_is_not_taken_for_speed() -> None:
+def test_one_sided_correction_is_not_a_slowdown() -> None:
     """Runs without torch.compile say nothing of those with it."""
     plain, compiled = small(), small("compile=inductor")
     before = slowdown(plain, compiled)
@@ -43,7 +43,7 @@ def test_a_correction_of_one_side_is_not_taken_for_speed() -> None:
     assert slowdown(plain, compiled) == before
 
 
-def test_a_processor_is_known_by_its_runs_alone() -> None:
+def test_cpu_slowdown_requires_finished_runs() -> None:
     plan, less = small(device=CPU), small("memory=checkpointing", device=CPU)
     assert slowdown(plan, less) is None
     note_runs(12)

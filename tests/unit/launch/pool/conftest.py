@@ -15,7 +15,7 @@ from eke.launch.devices import DeviceLease, Devices
 from eke.launch.local import Pool
 from eke.launch.processes.run_dir import RunFolder
 from eke.launch.processes.sweep import Job
-from eke.launch.processes.sweep_state import SweepState
+from eke.launch.processes.sweep_scheduler import SweepState
 from eke.plan.record import Outcome, Record
 
 

@@ -19,7 +19,7 @@ from eke.launch.devices import (
 )
 
 
-def test_a_run_sees_the_devices_it_was_granted_and_no_others(gpus) -> None:
+def test_run_gets_only_its_leased_devices(gpus) -> None:
     devices = gpus(4)
     first, second = devices.take(1), devices.take(2)
     assert first.environment()["CUDA_VISIBLE_DEVICES"] == "GPU-0"
@@ -31,7 +31,7 @@ def test_a_run_sees_the_devices_it_was_granted_and_no_others(gpus) -> None:
     assert third.name == "GPU 0,3"
 
 
-def test_two_pools_never_get_the_same_device(gpus) -> None:
+def test_two_pools_never_lease_the_same_device(gpus) -> None:
     one, other = gpus(2), gpus(2)
     grants = [one.take(1), other.take(1)]
     assert {grant.name for grant in grants} == {"GPU 0", "GPU 1"}
@@ -42,7 +42,7 @@ def test_two_pools_never_get_the_same_device(gpus) -> None:
     assert one.take(1).name == "GPU 1", "the other pool let go of what it could have had"
 
 
-def test_several_runs_share_a_device_but_never_a_run_with_itself(gpus) -> None:
+def test_shared_device_is_never_leased_twice_by_one_run(gpus) -> None:
     devices = gpus(2, runs_per_device=2)
     assert devices.count == 2
     first = devices.take(2)
@@ -51,7 +51,7 @@ def test_several_runs_share_a_device_but_never_a_run_with_itself(gpus) -> None:
     assert devices.take(1) is None
 
 
-def test_what_gets_free_is_gathered_for_a_run_that_needs_many(gpus) -> None:
+def test_freed_devices_are_gathered_for_a_large_run(gpus) -> None:
     devices, other = gpus(3), gpus(3)
     held = [devices.take(1), devices.take(1), devices.take(1)]
     assert devices.take(2, gather=True) is None
@@ -62,7 +62,7 @@ def test_what_gets_free_is_gathered_for_a_run_that_needs_many(gpus) -> None:
     assert devices.take(2, gather=True).name == "GPU 2,1"
 
 
-def test_two_pools_that_gather_do_not_wait_for_each_other(gpus) -> None:
+def test_two_gathering_pools_do_not_deadlock(gpus) -> None:
     one, other = gpus(2), gpus(2)
     held = one.take(1)
     assert one.take(2, gather=True) is None
@@ -72,7 +72,7 @@ def test_two_pools_that_gather_do_not_wait_for_each_other(gpus) -> None:
     assert one.take(2, gather=True) is not None
 
 
-def test_what_was_gathered_is_let_go_when_it_is_no_longer_wanted(gpus) -> None:
+def test_gathered_devices_are_released_if_unused(gpus) -> None:
     one, other = gpus(2), gpus(2)
     held = one.take(1)
     assert one.take(2, gather=True) is None
@@ -81,18 +81,18 @@ def test_what_was_gathered_is_let_go_when_it_is_no_longer_wanted(gpus) -> None:
     held.release()
 
 
-def test_a_gpu_that_somebody_computes_on_is_left_alone(gpus) -> None:
+def test_busy_gpu_is_not_leased(gpus) -> None:
     devices = gpus(2, busy=lambda device: "used by process 4242" if device == "GPU-0" else "")
     assert devices.take(1).name == "GPU 1"
     assert devices.take(1) is None
     assert devices.why == "GPU 0 is used by process 4242" or "leased" in devices.why
 
 
-def test_a_cpu_is_never_occupied() -> None:
+def test_cpu_is_never_busy() -> None:
     assert why_busy("cpu-0") == ""
 
 
-def test_a_killed_pool_leaves_its_device_to_its_worker(gpus, leases) -> None:
+def test_lease_of_a_killed_pool_passes_to_its_worker(gpus, leases) -> None:
     """The worker has the lock's descriptor, too: the device is free when both are gone."""
     code = (
         "import subprocess, os\n"
@@ -116,21 +116,19 @@ def test_a_killed_pool_leaves_its_device_to_its_worker(gpus, leases) -> None:
     assert grant is not None
 
 
-def test_a_lease_is_for_all_users_and_never_follows_a_link(leases) -> None:
+def test_lease_is_for_all_users_and_follows_no_link(leases) -> None:
     descriptor = try_lease("GPU-0")
     assert leases.stat().st_mode & 0o7777 == 0o1777
     assert (leases / "GPU-0.lock").stat().st_mode & 0o777 == 0o666
     assert holder_of("GPU-0") == f"process {os.getpid()}"
     os.close(descriptor)
     (lease_folder() / "GPU-1.lock").symlink_to(leases / "elsewhere")
-    with pytest.raises(EkeError, match=r"is a link.*export EKE_LEASES="):
+    with pytest.raises(EkeError, match=r"link.*export EKE_LEASES="):
         try_lease("GPU-1")
     assert not (leases / "elsewhere").exists()
 
 
-def test_leases_are_in_one_place_whatever_a_shell_has_for_temporary_files(
-    tmp_path, monkeypatch
-) -> None:
+def test_lease_folder_is_independent_of_tmpdir(tmp_path, monkeypatch) -> None:
     """Two sweeps on a CPU would make each other slow, and neither would know."""
     everybodys = tmp_path / "everybodys"
     monkeypatch.setattr("eke.hardware.device_use._ALL_USERS", everybodys)
@@ -142,7 +140,7 @@ def test_leases_are_in_one_place_whatever_a_shell_has_for_temporary_files(
         assert lease_folder() == everybodys
 
 
-def test_leases_need_room(leases, monkeypatch) -> None:
+def test_full_disk_prevents_leases(leases, monkeypatch) -> None:
     real_open = os.open
 
     def no_room(path, flags, *rest, **more) -> int:
@@ -151,22 +149,22 @@ def test_leases_need_room(leases, monkeypatch) -> None:
         return real_open(path, flags, *rest, **more)
 
     monkeypatch.setattr(os, "open", no_room)
-    with pytest.raises(EkeError, match=r"GPU-0.lock: No space left.*export EKE_LEASES=FOLDER"):
+    with pytest.raises(EkeError, match=r"GPU-0.lock: .*export EKE_LEASES="):
         try_lease("GPU-0")
 
 
-def test_leases_need_locks(leases, monkeypatch) -> None:
+def test_missing_locks_prevent_leases(leases, monkeypatch) -> None:
     def flock(*_) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", flock)
     before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(EkeError, match=r"No locks available.*export EKE_LEASES=FOLDER"):
+    with pytest.raises(EkeError, match=r"export EKE_LEASES="):
         try_lease("GPU-0")
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_runs_that_share_a_cpu_use_as_many_threads_as_they_have_cores(plan, monkeypatch) -> None:
+def test_runs_sharing_a_cpu_divide_its_threads(plan, monkeypatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
     launcher = dataclasses.replace(plan.config.launcher, cpu_slots=2)
     config = dataclasses.replace(plan.config, launcher=launcher)
@@ -182,7 +180,7 @@ def test_runs_that_share_a_cpu_use_as_many_threads_as_they_have_cores(plan, monk
     assert (alone.take(1) is None) or not alone.shared
 
 
-def test_no_gpus_without_a_driver(plan, monkeypatch) -> None:
+def test_missing_driver_gives_no_gpus(plan, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     device = dataclasses.replace(plan.device, kind="cuda")
     assert find_devices(dataclasses.replace(plan, device=device)).count == 0

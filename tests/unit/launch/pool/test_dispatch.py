@@ -12,7 +12,7 @@ from eke.launch.local import MAX_QUEUE_JUMPS
 from eke.plan.record import Outcome
 
 
-def test_at_no_time_a_device_has_two_runs(make_jobs, make_pool, machine, gpus) -> None:
+def test_device_never_has_two_runs(make_jobs, make_pool, machine, gpus) -> None:
     jobs = make_jobs(*[1, 2, 1, 3, 1, 1, 2, 1, 4, 1])
     machine.ends = {job.plan.run_id: deque([("ok", 20, job.number % 4)]) for job in jobs}
     pool = make_pool(jobs, gpus(4))
@@ -30,7 +30,7 @@ def test_at_no_time_a_device_has_two_runs(make_jobs, make_pool, machine, gpus) -
 
 
 @pytest.mark.parametrize("outcome", ["crashed", "diverged", "timeout"])
-def test_one_runs_end_never_ends_the_others(outcome, make_jobs, make_pool, machine, gpus) -> None:
+def test_failed_run_does_not_end_other_runs(outcome, make_jobs, make_pool, machine, gpus) -> None:
     jobs = make_jobs(1, 1, 1)
     machine.ends["a"] = deque([(outcome, 0, 0)])
     machine.ends["b"] = deque([("ok", 20, 0)])
@@ -40,9 +40,7 @@ def test_one_runs_end_never_ends_the_others(outcome, make_jobs, make_pool, machi
     assert [job.outcome for job in jobs[1:]] == [Outcome.ok, Outcome.ok]
 
 
-def test_what_nobody_thought_of_in_one_runs_files_never_ends_the_others(
-    make_jobs, make_pool, gpus
-) -> None:
+def test_unexpected_error_of_one_run_does_not_stop_the_others(make_jobs, make_pool, gpus) -> None:
     jobs = make_jobs(1, 1, 1)
     pool = make_pool(jobs, gpus(3))
     settled = pool.books.settle
@@ -55,18 +53,18 @@ def test_what_nobody_thought_of_in_one_runs_files_never_ends_the_others(
     pool.books.settle = settle
     pool.wait()
     assert [job.outcome for job in jobs] == [Outcome.crashed, Outcome.ok, Outcome.ok]
-    assert jobs[0].reason == "the run's files cannot be read: TypeError: a number is missing"
+    assert jobs[0].reason.endswith("TypeError: a number is missing")
     assert not pool.books.running()
 
 
-def test_a_small_run_fills_the_gap_before_a_large_one(make_jobs, make_pool, machine, gpus) -> None:
+def test_small_run_fills_the_gap_before_a_large_run(make_jobs, make_pool, machine, gpus) -> None:
     jobs = make_jobs(1, 2, 1)
     machine.ends["a"] = deque([("ok", 20, 5)])
     make_pool(jobs, gpus(2)).wait()
     assert [run for run, _ in machine.started] == ["a", "c", "b"]
 
 
-def test_a_large_run_does_not_starve(make_jobs, make_pool, machine, gpus) -> None:
+def test_large_run_does_not_starve(make_jobs, make_pool, machine, gpus) -> None:
     """Two GPUs, small runs that never end together, and one run that needs both."""
     jobs = make_jobs(1, 2, *[1] * 23)
     machine.ends = {job.plan.run_id: deque([("ok", 20, 3 + job.number % 2)]) for job in jobs}
@@ -76,7 +74,7 @@ def test_a_large_run_does_not_starve(make_jobs, make_pool, machine, gpus) -> Non
     assert len(order) == 25
 
 
-def test_a_crash_is_tried_again_once(make_jobs, make_pool, machine, gpus) -> None:
+def test_crashed_run_is_retried_once(make_jobs, make_pool, machine, gpus) -> None:
     jobs = make_jobs(1, 1)
     machine.ends["a"] = deque([("crashed", 0, 0), ("ok", 20, 0)])
     machine.ends["b"] = deque([("crashed", 0, 0)])
@@ -85,7 +83,7 @@ def test_a_crash_is_tried_again_once(make_jobs, make_pool, machine, gpus) -> Non
     assert [run for run, _ in machine.started].count("b") == 2
 
 
-def test_finished_runs_are_answered_from_their_records(make_jobs, make_pool, machine, gpus) -> None:
+def test_finished_runs_reuse_their_records(make_jobs, make_pool, machine, gpus) -> None:
     jobs = make_jobs(1, 1, 1)
     machine.finished = {"a": record_for("a", "ok", 20), "c": record_for("c", "diverged", 4)}
     make_pool(jobs, gpus(1)).wait()
@@ -94,7 +92,7 @@ def test_finished_runs_are_answered_from_their_records(make_jobs, make_pool, mac
     assert machine.started == [("b", "GPU 0")]
 
 
-def test_finished_runs_that_answer_no_more_are_told_once_with_the_reason(
+def test_outdated_records_are_reported_once_with_the_reason(
     make_jobs, make_pool, machine, gpus
 ) -> None:
     jobs = make_jobs(1, 1, 1, 1)
@@ -113,9 +111,7 @@ def test_finished_runs_that_answer_no_more_are_told_once_with_the_reason(
     ]
 
 
-def test_a_run_that_another_pool_finishes_is_not_run_again(
-    make_jobs, make_pool, machine, gpus
-) -> None:
+def test_run_finished_by_another_pool_is_not_repeated(make_jobs, make_pool, machine, gpus) -> None:
     jobs = make_jobs(1)
     machine.busy = {"a"}
     pool = make_pool(jobs, gpus(1))
@@ -130,9 +126,7 @@ def test_a_run_that_another_pool_finishes_is_not_run_again(
     assert (jobs[0].outcome, machine.started) == (Outcome.ok, [])
 
 
-def test_what_keeps_one_run_from_starting_is_told_on_one_line(
-    make_jobs, make_pool, machine, gpus
-) -> None:
+def test_start_error_is_reported_on_one_line(make_jobs, make_pool, machine, gpus) -> None:
     jobs = make_jobs(1, 1)
     pool = make_pool(jobs, gpus(1))
 
@@ -147,9 +141,7 @@ def test_what_keeps_one_run_from_starting_is_told_on_one_line(
     assert jobs[0].reason == "paths.runs = r is full -> paths.runs=X"
 
 
-def test_what_runs_is_not_ended_because_nothing_more_can_be_leased(
-    make_jobs, make_pool, machine, gpus
-) -> None:
+def test_failed_lease_does_not_stop_running_runs(make_jobs, make_pool, machine, gpus) -> None:
     jobs = make_jobs(1, 1)
     machine.ends["a"] = deque([("ok", 20, 9)])
     pool = make_pool(jobs, gpus(2))
@@ -173,14 +165,14 @@ def test_what_runs_is_not_ended_because_nothing_more_can_be_leased(
         pool.wait()
 
 
-def test_more_devices_than_there_are_is_refused(make_jobs, make_pool, machine, gpus) -> None:
+def test_run_with_too_many_devices_is_rejected(make_jobs, make_pool, machine, gpus) -> None:
     jobs = make_jobs(3, 1)
     make_pool(jobs, gpus(2)).wait()
     assert [job.outcome for job in jobs] == [Outcome.refused, Outcome.ok]
     assert "needs 3 devices" in jobs[0].reason
 
 
-def test_asked_to_stop_it_starts_nothing_more_and_waits_for_the_checkpoints(
+def test_stopped_pool_waits_for_checkpoints_and_starts_no_run(
     make_jobs, make_pool, machine, gpus
 ) -> None:
     jobs = make_jobs(1, 1, 1, 1)
@@ -200,9 +192,7 @@ def test_asked_to_stop_it_starts_nothing_more_and_waits_for_the_checkpoints(
     assert [job.waiting_for for job in jobs] == [""] * 4, "nothing waits for devices any more"
 
 
-def test_an_error_of_the_pools_own_leaves_no_worker_behind(
-    make_jobs, make_pool, machine, gpus
-) -> None:
+def test_internal_pool_error_leaves_no_worker(make_jobs, make_pool, machine, gpus) -> None:
     jobs = make_jobs(1, 1)
     machine.ends = {job.plan.run_id: deque([("crashed", 0, 10**9)]) for job in jobs}
     pool = make_pool(jobs, gpus(2))

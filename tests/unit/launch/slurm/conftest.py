@@ -16,8 +16,8 @@ from eke.config.schema.resources import Slurm
 from eke.hardware import software_now, software_places
 from eke.launch.processes.run_dir import RunFolder
 from eke.launch.processes.sweep import Job
-from eke.launch.processes.sweep_state import SweepState
-from eke.launch.slurm import run, scheduler
+from eke.launch.processes.sweep_scheduler import SweepState
+from eke.launch.slurm import cluster_run, scheduler
 from eke.launch.slurm.dispatch import Cluster
 from eke.launch.slurm.scheduler import Element
 from eke.plan.planner import Plan
@@ -53,7 +53,7 @@ class Stubs:
 
     def say(self, name: str, out: str = "", err: str = "", code: int = 0, run: str = "") -> None:
         """What a command answers from now on."""
-        for kind, text in (("out", out), ("err", err), ("code", str(code)), ("run", run)):
+        for kind, text in (("out", out), ("err", err), ("code", str(code)), ("run", cluster_run)):
             (self.folder / f"{name}.{kind}").write_text(text)
 
     def calls(self, name: str = "") -> list[str]:
@@ -79,8 +79,8 @@ SOFTWARE, PLACES = cache(software_now), cache(software_places)
 @pytest.fixture(autouse=True)
 def same_software(monkeypatch) -> None:
     """It is looked up once for all tests: a submission reads every file of eke."""
-    monkeypatch.setattr(run, "software_now", SOFTWARE)
-    monkeypatch.setattr(run, "software_places", PLACES)
+    monkeypatch.setattr(cluster_run, "software_now", SOFTWARE)
+    monkeypatch.setattr(cluster_run, "software_places", PLACES)
 
 
 @pytest.fixture

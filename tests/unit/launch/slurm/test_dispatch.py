@@ -6,13 +6,13 @@ import pytest
 from unit.launch.scripted import QuietBoard, QuietLedger, leave, look
 
 from eke.common.paths import SweepPaths
-from eke.launch.processes.sweep_state import SweepState
+from eke.launch.processes.sweep_scheduler import SweepState
 from eke.launch.slurm.dispatch import MAX_MISSING_POLLS, Cluster, paths_of
-from eke.launch.slurm.submission import read_ticket, write_ticket
+from eke.launch.slurm.submission_file import read_ticket, write_ticket
 from eke.plan.record import Outcome, read_record
 
 
-def test_waits_runs_and_is_done(submitted, cluster) -> None:
+def test_job_is_followed_from_queue_to_end(submitted, cluster) -> None:
     made = submitted()
     (job,) = made.books.jobs
     cluster.put("100_0", "PENDING", "Priority")
@@ -31,7 +31,7 @@ def test_waits_runs_and_is_done(submitted, cluster) -> None:
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
-def test_a_final_record_is_not_waited_for(state, submitted, cluster) -> None:
+def test_final_record_ends_a_job_immediately(state, submitted, cluster) -> None:
     """What SLURM has still to do for the job, an epilog or a transfer, may take minutes."""
     made = submitted()
     (job,) = made.books.jobs
@@ -47,7 +47,7 @@ def test_a_final_record_is_not_waited_for(state, submitted, cluster) -> None:
     assert not made.books.unfinished()
 
 
-def test_a_job_that_is_put_back_waits_and_runs_again(submitted, cluster) -> None:
+def test_requeued_job_waits_and_runs_again(submitted, cluster) -> None:
     made = submitted()
     (job,) = made.books.jobs
     cluster.put("100_0", "RUNNING")
@@ -64,7 +64,7 @@ def test_a_job_that_is_put_back_waits_and_runs_again(submitted, cluster) -> None
     assert cluster.submitted == [1]
 
 
-def test_what_is_held_names_the_command(submitted, cluster) -> None:
+def test_held_job_is_reported_with_the_release_command(submitted, cluster) -> None:
     made = submitted()
     cluster.put("100_0", "REQUEUE_HOLD", "launch failed requeued held")
     look(made)
@@ -72,7 +72,7 @@ def test_what_is_held_names_the_command(submitted, cluster) -> None:
 
 
 @pytest.mark.parametrize("state", ["NEW_IN_26", "", "COMPLETING"])
-def test_an_unknown_state_is_neither_the_end_nor_a_start(state, submitted, cluster) -> None:
+def test_unknown_state_is_neither_start_nor_end(state, submitted, cluster) -> None:
     made = submitted()
     cluster.put("100_0", state)
     look(made, 2 * MAX_MISSING_POLLS)
@@ -81,7 +81,7 @@ def test_an_unknown_state_is_neither_the_end_nor_a_start(state, submitted, clust
     assert cluster.submitted == [1]
 
 
-def test_a_job_is_missed_several_times_before_it_counts_as_over(submitted, cluster) -> None:
+def test_missing_job_counts_as_finished_after_several_misses(submitted, cluster) -> None:
     made = submitted()
     cluster.end("100_0", "FAILED")
     look(made, MAX_MISSING_POLLS - 1)
@@ -90,7 +90,7 @@ def test_a_job_is_missed_several_times_before_it_counts_as_over(submitted, clust
     assert made.books.jobs[0].outcome is Outcome.crashed
 
 
-def test_a_job_that_turns_up_again_has_never_been_away(submitted, cluster) -> None:
+def test_reappearing_job_resets_the_miss_count(submitted, cluster) -> None:
     made = submitted()
     for _ in range(3):
         del cluster.now["100_0"]
@@ -100,7 +100,7 @@ def test_a_job_that_turns_up_again_has_never_been_away(submitted, cluster) -> No
     assert made.books.jobs[0].outcome is None
 
 
-def test_no_answer_is_no_verdict(submitted, cluster) -> None:
+def test_unanswered_query_does_not_end_a_job(submitted, cluster) -> None:
     made = submitted(2)
     down = cluster.down = "squeue: no controller"
     look(made, 3 * MAX_MISSING_POLLS)
@@ -122,7 +122,7 @@ def test_no_answer_is_no_verdict(submitted, cluster) -> None:
         ("NEW_IN_26", None, False),
     ],
 )
-def test_a_job_that_ended_without_a_word(state, outcome, printed, submitted, cluster) -> None:
+def test_job_without_a_record_is_settled(state, outcome, printed, submitted, cluster) -> None:
     """It is looked into; what the controller still has is not over."""
     made = submitted()
     (job,) = made.books.jobs
@@ -145,9 +145,7 @@ def test_a_job_that_ended_without_a_word(state, outcome, printed, submitted, clu
 
 
 @pytest.mark.parametrize("outcome", ["preempted", "timeout"])
-def test_what_somebody_cancelled_is_not_submitted_again_whatever_its_worker_thought(
-    outcome, submitted, cluster
-) -> None:
+def test_cancelled_job_is_not_resubmitted(outcome, submitted, cluster) -> None:
     """scancel reaches the worker, too, and may kill the watcher before it has said why."""
     made = submitted()
     (job,) = made.books.jobs
@@ -160,7 +158,7 @@ def test_what_somebody_cancelled_is_not_submitted_again_whatever_its_worker_thou
 
 
 @pytest.mark.parametrize("state", ["TIMEOUT", "NODE_FAIL"])
-def test_a_lost_job_is_submitted_again_and_not_for_ever(state, submitted, cluster) -> None:
+def test_lost_job_is_resubmitted_a_limited_number_of_times(state, submitted, cluster) -> None:
     made = submitted()
     (job,) = made.books.jobs
     said = f"the job ended without a record: {state}"
@@ -176,7 +174,7 @@ def test_a_lost_job_is_submitted_again_and_not_for_ever(state, submitted, cluste
 @pytest.mark.parametrize(
     ("outcome", "again"), [("timeout", 2), ("preempted", 2), ("cancelled", 1), ("crashed", 1)]
 )
-def test_an_interrupted_run_is_continued_but_for_who_cancelled_it(
+def test_interrupted_run_is_resubmitted_unless_cancelled(
     outcome, again, submitted, cluster
 ) -> None:
     made = submitted()
@@ -188,7 +186,7 @@ def test_an_interrupted_run_is_continued_but_for_who_cancelled_it(
 
 
 @pytest.mark.parametrize("stalled", [2, 3])
-def test_a_job_that_gave_up_is_not_submitted_again(stalled, submitted, cluster) -> None:
+def test_job_that_gave_up_is_not_resubmitted(stalled, submitted, cluster) -> None:
     """Five restarts that came to nothing would come to nothing five times more."""
     made = submitted()
     (job,) = made.books.jobs
@@ -203,7 +201,7 @@ def test_a_job_that_gave_up_is_not_submitted_again(stalled, submitted, cluster) 
 
 
 @pytest.mark.parametrize("before", ["cancelled", "crashed"])
-def test_the_record_of_an_earlier_job_says_nothing_of_this_one(
+def test_record_of_an_earlier_job_is_not_used(
     before, jobs_here, machine, cluster, tmp_path
 ) -> None:
     (job,) = jobs_here(1)
@@ -219,7 +217,7 @@ def test_the_record_of_an_earlier_job_says_nothing_of_this_one(
     assert "NODE_FAIL" in job.record.failure.message
 
 
-def test_a_final_record_is_never_written_over(submitted, cluster) -> None:
+def test_final_record_is_never_overwritten(submitted, cluster) -> None:
     """Somebody else has finished the run just before its plan was frozen."""
     made = submitted()
     (job,) = made.books.jobs

@@ -28,13 +28,13 @@ def planned(plan, tmp_path):
     return mine, paths
 
 
-def test_what_would_be_planned_the_same_way_answers(planned) -> None:
+def test_record_planned_with_the_same_software_is_reused(planned) -> None:
     plan, paths = planned
     write_json(paths.planned_with, LOGIN)
     assert SlurmLauncher().place_of(plan).record is not None
 
 
-def test_new_software_where_it_is_planned_runs_beside(planned) -> None:
+def test_new_software_on_the_planning_host_runs_separately(planned) -> None:
     plan, paths = planned
     write_json(paths.planned_with, {**LOGIN, "torch": "2.11.0"})
     place = SlurmLauncher().place_of(plan)
@@ -43,7 +43,7 @@ def test_new_software_where_it_is_planned_runs_beside(planned) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "[]", "{"], ids=["absent", "a list", "torn"])
-def test_a_run_that_nobody_planned_for_a_cluster(content, planned) -> None:
+def test_record_without_cluster_planning_is_not_reused(content, planned) -> None:
     plan, paths = planned
     if content is not None:
         paths.planned_with.write_text(content)

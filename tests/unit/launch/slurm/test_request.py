@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from eke.common.errors import ConfigError
-from eke.launch.slurm.submission import make_request, read_minutes
+from eke.launch.slurm.submission_file import make_request, read_minutes
 
 TIMES = {
     "90": 90, "1:00": 1, "1:01": 2, "0:30": 1, "2:00:00": 120, "00:00:01": 1, "0:59:59": 60,
@@ -17,24 +17,24 @@ NO_TIMES = [
 ]  # fmt: skip
 
 
-def test_times_as_sbatch_reads_them() -> None:
+def test_time_limits_are_read_like_sbatch() -> None:
     assert {text: read_minutes(text) for text in TIMES} == TIMES
 
 
-def test_what_is_no_time(plan_with) -> None:
+def test_invalid_time_limit_is_rejected(plan_with) -> None:
     assert [text for text in NO_TIMES if read_minutes(text) is not None] == []
     with pytest.raises(ConfigError, match=r"resources\.time"):
         make_request(plan_with({"resources.time": "1h"}))
 
 
-def test_a_limit_within_the_grace_leaves_nothing_to_train_in(plan_with) -> None:
+def test_time_limit_within_the_grace_period_is_rejected(plan_with) -> None:
     with pytest.raises(ConfigError, match=r"slurm\.grace_s=120") as caught:
         make_request(plan_with({"resources.time": "2"}))
     assert str(caught.value.problems[0].fix) == "resources.time=7"
     assert make_request(plan_with({"resources.time": "7"})).minutes == 7
 
 
-def test_memory(plan_with) -> None:
+def test_memory_is_read_like_sbatch(plan_with) -> None:
     for text in ("64G", "64g", "512M", "2048", "1T", "100K", "64GB", "0"):
         assert make_request(plan_with({"resources.memory": text})).memory == text
 
@@ -42,7 +42,7 @@ def test_memory(plan_with) -> None:
 @pytest.mark.parametrize(
     "text", ["64 G", "G", "1.5G", "-1", "64G\n", "64GiB", "all", "٣G"], ids=ascii
 )
-def test_what_is_no_memory(text, plan_with) -> None:
+def test_invalid_memory_request_is_rejected(text, plan_with) -> None:
     with pytest.raises(ConfigError, match=r"resources\.memory"):
         make_request(plan_with({"resources.memory": text}))
 
@@ -59,20 +59,20 @@ def test_what_is_no_memory(text, plan_with) -> None:
         pytest.param({"resources.gpus": 1}, 1, "cpu", 1, 1, id="cpu with a GPU"),
     ],
 )
-def test_gpus_and_cores_of_all_processes(values, processes, kind, gpus, cpus, plan_with) -> None:
+def test_gpus_and_cores_cover_all_processes(values, processes, kind, gpus, cpus, plan_with) -> None:
     request = make_request(plan_with({"resources.time": "3:00:00", **values}, processes, kind))
     assert (request.gpus, request.cpus) == (gpus, cpus)
     assert request.gpu_hours == 3 * gpus
 
 
-def test_devices_of_one_process_count(plan_with) -> None:
+def test_devices_of_one_process_are_counted(plan_with) -> None:
     plan = plan_with(kind="cuda")
     plan = replace(plan, batch=replace(plan.batch, devices=4))
     assert make_request(plan).gpus == 4
 
 
 @pytest.mark.parametrize("name", ["partition", "account", "qos", "constraint"])
-def test_resources_come_before_the_profile(name, plan_with) -> None:
+def test_resources_override_the_profile(name, plan_with) -> None:
     profile, own = {f"slurm.{name}": "theirs"}, {f"resources.{name}": "mine"}
     assert getattr(make_request(plan_with()), name) == ""
     assert getattr(make_request(plan_with(profile)), name) == "theirs"
@@ -96,7 +96,7 @@ LINES = {
     [*((path, "\n") for path in LINES), ("paths.runs", "\r"), ("slurm.setup", "\0")],
     ids=ascii,
 )
-def test_nothing_is_more_than_one_line(path, end, plan_with) -> None:
+def test_multi_line_value_is_rejected(path, end, plan_with) -> None:
     value = LINES[path]
     if isinstance(value, dict):
         value = {name: text.format(end=end) for name, text in value.items()}
@@ -109,21 +109,21 @@ def test_nothing_is_more_than_one_line(path, end, plan_with) -> None:
     assert [p.key for p in caught.value.problems] == [path]
 
 
-def test_a_newline_in_the_folder_we_are_in(plan_with, tmp_path, monkeypatch) -> None:
+def test_newline_in_the_current_folder_is_rejected(plan_with, tmp_path, monkeypatch) -> None:
     (tmp_path / "a\nb").mkdir()
     monkeypatch.chdir(tmp_path / "a\nb")
     with pytest.raises(ConfigError, match=r"paths\.runs"):
         make_request(plan_with())
 
 
-def test_an_indented_line_of_shell_is_one_line(plan_with) -> None:
+def test_indented_shell_line_is_accepted(plan_with) -> None:
     make_request(plan_with({"slurm.setup": ["if true; then", "\tulimit -n 4096", "fi"]}))
 
 
 @pytest.mark.parametrize(
     "name", ["Comment", "comment=x", "comment x", "-J", "--comment", "comment\n", "", "über"]
 )
-def test_options_have_long_names(name, plan_with) -> None:
+def test_options_use_long_names(name, plan_with) -> None:
     with pytest.raises(ConfigError, match=r"slurm\.options"):
         make_request(plan_with({"slurm.options": {name: "x"}}))
 
@@ -132,13 +132,13 @@ def test_options_have_long_names(name, plan_with) -> None:
     ("name", "fix"),
     [("time", "resources.time"), ("gres", "resources.gpus"), ("array", ""), ("job-name", "")],
 )
-def test_options_that_eke_sets_are_refused(name, fix, plan_with) -> None:
+def test_options_set_by_eke_are_rejected(name, fix, plan_with) -> None:
     with pytest.raises(ConfigError, match="is set by eke") as caught:
         make_request(plan_with({"slurm.options": {name: "5"}}))
     assert str(caught.value.problems[0].fix) == fix
 
 
-def test_all_problems_at_once(plan_with) -> None:
+def test_all_invalid_requests_are_reported(plan_with) -> None:
     values = {"resources.time": "soon", "resources.memory": "much", "slurm.python": "a\nb"}
     with pytest.raises(ConfigError, match="3 problems"):
         make_request(plan_with(values))

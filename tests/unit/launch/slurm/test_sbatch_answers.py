@@ -22,7 +22,7 @@ def script(tmp_path):
 
 
 @pytest.mark.parametrize("said", ["12\n", "12;cluster\n", "a note of the site's\n12\n"])
-def test_a_job_id(said, stubs, script) -> None:
+def test_job_id_is_read(said, stubs, script) -> None:
     stubs.say("sbatch", said)
     assert scheduler.submit(script) == "12"
     options = "--partition=long jobs --time=60 --requeue"
@@ -30,7 +30,7 @@ def test_a_job_id(said, stubs, script) -> None:
 
 
 @pytest.mark.parametrize("said", ["", "Submitted\n"])
-def test_an_answer_without_sense_is_no_refusal(said, stubs, script) -> None:
+def test_unintelligible_answer_is_not_a_rejection(said, stubs, script) -> None:
     stubs.say("sbatch", said)
     with pytest.raises(EkeError, match="is not a job id") as caught:
         scheduler.submit(script)
@@ -52,7 +52,7 @@ FULL = {
 
 
 @pytest.mark.parametrize("said", FULL, ids=lambda text: text.split("\n")[0][15:])
-def test_a_refusal(said, stubs, script) -> None:
+def test_rejection_is_read(said, stubs, script) -> None:
     stubs.say("sbatch", err=said, code=1)
     with pytest.raises(SubmissionRefused) as caught:
         scheduler.submit(script)
@@ -69,7 +69,7 @@ def test_a_refusal(said, stubs, script) -> None:
     ],
     ids=["timeout", "zero", "killed", "slow"],
 )
-def test_a_lost_answer_is_no_refusal(said, stubs, script, monkeypatch) -> None:
+def test_lost_answer_is_not_a_rejection(said, stubs, script, monkeypatch) -> None:
     monkeypatch.setattr(scheduler, "PATIENCE_S", 0.1 if "exec" in said.get("run", "") else 60)
     stubs.say("sbatch", code=1, **said)
     with pytest.raises(EkeError) as caught:

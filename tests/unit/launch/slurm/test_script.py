@@ -7,9 +7,9 @@ import sys
 import pytest
 from support import REPO
 
-import eke.launch.slurm.submission as script_module
+import eke.launch.slurm.submission_file as script_module
 from eke.config.schema.resources import GpuRequest
-from eke.launch.slurm.submission import make_request, script_text
+from eke.launch.slurm.submission_file import make_request, script_text
 
 GOLDEN = REPO / "tests" / "unit" / "launch" / "slurm" / "golden"
 
@@ -60,7 +60,7 @@ def text_of(plan_with, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_script_is_what_it_was(case, text_of, tmp_path) -> None:
+def test_script_matches_golden_text(case, text_of, tmp_path) -> None:
     text = text_of(CASES[case]).replace(str(tmp_path), "/runs/sweep-0123456789ab/slurm") + "\n"
     golden = GOLDEN / f"{case}.sbatch"
     if os.environ.get("EKE_UPDATE"):
@@ -104,7 +104,7 @@ def run(stubs, tmp_path):
 ODD = 'a b it\'s "quoted" $(touch injected) `touch injected`;touch injected; ä*?'
 
 
-def test_odd_paths_arrive_as_they_are(text_of, run, stubs, tmp_path) -> None:
+def test_unusual_paths_are_quoted(text_of, run, stubs, tmp_path) -> None:
     folder = tmp_path / "runs" / ODD
     folder.mkdir(parents=True)
     assert run(text_of(folder=folder)) == 0
@@ -117,12 +117,12 @@ def test_odd_paths_arrive_as_they_are(text_of, run, stubs, tmp_path) -> None:
     assert not list(tmp_path.rglob("injected"))
 
 
-def test_a_percent_sign_in_a_path_is_not_slurms(text_of, tmp_path) -> None:
+def test_percent_sign_in_a_path_is_escaped(text_of, tmp_path) -> None:
     lines = text_of(folder=tmp_path / "100%a").splitlines()
     assert f"#SBATCH --output={tmp_path}/100%%a/eke-0123456789ab-00000000_%a.log" in lines
 
 
-def test_the_prefix_is_read_by_a_shell(text_of, run, stubs) -> None:
+def test_prefix_is_parsed_by_a_shell(text_of, run, stubs) -> None:
     text = text_of(CASES["profile"] | {"slurm.setup": ["export GREETING='hello you'"]})
     assert run(text) == 0
     started = (stubs.folder / "started").read_text().splitlines()
@@ -137,7 +137,7 @@ def test_the_prefix_is_read_by_a_shell(text_of, run, stubs) -> None:
     ("given", "kept"),
     [("", ""), (":", ""), ("/x::.:a/b", ":/x"), ("/a b:/c*", ":/a b:/c*")],
 )
-def test_the_current_folder_is_on_no_import_path(given, kept, text_of, run, stubs) -> None:
+def test_current_folder_is_not_on_the_import_path(given, kept, text_of, run, stubs) -> None:
     assert run(text_of({"slurm.setup": [f"export PYTHONPATH='{given}'"]})) == 0
     environment = (stubs.folder / "environment").read_text().splitlines()
     assert f"PYTHONPATH=/opt/eke/src{kept}" in environment
@@ -160,24 +160,26 @@ STRICT = ["set -euo pipefail"]
         pytest.param(99, "PENDING", 75, False, [], id="put back already"),
     ],
 )
-def test_what_follows_srun(code, state, ends, requeued, setup, text_of, run, stubs) -> None:
+def test_srun_result_sets_exit_code_and_requeue(
+    code, state, ends, requeued, setup, text_of, run, stubs
+) -> None:
     assert run(text_of({"slurm.setup": setup}), code, state) == ends
     assert (REQUEUE in stubs.calls()) is requeued
     asked = [call for call in stubs.calls("scontrol") if "requeue" in call]
     assert all(call == REQUEUE for call in asked), "the bare id of an array is all of it"
 
 
-def test_a_requeue_that_fails_ends_as_resumable(text_of, run, stubs) -> None:
+def test_failed_requeue_exits_as_resumable(text_of, run, stubs) -> None:
     assert run(text_of(), 99, requeue=1) == 75
     assert REQUEUE in stubs.calls()
 
 
-def test_setup_that_fails_strictly_starts_nothing(text_of, run, stubs) -> None:
+def test_failed_strict_setup_starts_no_run(text_of, run, stubs) -> None:
     assert run(text_of({"slurm.setup": ["set -e", "false"]})) == 1
     assert not (stubs.folder / "started").exists()
 
 
-def test_sigterm_to_the_script_waits_for_the_run(text_of, stubs, run) -> None:
+def test_sigterm_waits_for_the_run(text_of, stubs, run) -> None:
     """Scancel reaches every process of a job; the shell has to stay until srun is back."""
     text = text_of().replace("srun --unbuffered", "kill -TERM $$; srun --unbuffered")
     assert run(text, code=3) == 3

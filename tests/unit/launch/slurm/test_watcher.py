@@ -8,7 +8,7 @@ from unit.launch.scripted import record_for
 from eke.common.errors import EkeError
 from eke.launch.processes.run_dir import lock_run_folder
 from eke.launch.slurm import watcher
-from eke.launch.slurm.submission import (
+from eke.launch.slurm.submission_file import (
     REQUEUE_CODE,
     JobEntry,
     Submission,
@@ -97,7 +97,7 @@ def watch(paths, heard):
 
 
 @pytest.mark.parametrize(("outcome", "code"), [("ok", 0), ("oom", 1), ("diverged", 1)])
-def test_a_final_outcome_is_the_jobs_and_what_is_done_is_not_started(
+def test_final_outcome_sets_the_exit_code_and_is_not_repeated(
     outcome, code, attempts, watch
 ) -> None:
     attempts.ends = [(outcome, 20)]
@@ -108,7 +108,7 @@ def test_a_final_outcome_is_the_jobs_and_what_is_done_is_not_started(
 @pytest.mark.parametrize(
     ("steps", "code", "started"), [((0, 0), 1, 2), ((5, 9, 12), 0, 4)], ids=["stuck", "further"]
 )
-def test_a_crash_is_tried_again_once_or_for_as_long_as_it_gets_further(
+def test_crash_is_retried_once_or_while_progress_continues(
     steps, code, started, attempts, watch
 ) -> None:
     attempts.ends = [*(("crashed", n) for n in steps), ("ok", 20)]
@@ -125,15 +125,13 @@ def test_a_crash_is_tried_again_once_or_for_as_long_as_it_gets_further(
         pytest.param("crashed", TERM, 1, id="a crash after a signal"),
     ],
 )
-def test_what_becomes_of_an_interrupted_run(ends, number, code, attempts, watch) -> None:
+def test_interrupted_run_is_retried_or_requeued(ends, number, code, attempts, watch) -> None:
     attempts.ends, attempts.signals = [(ends, 5), ("ok", 20)], {0: number}
     assert watch() == code
     assert (attempts.started, attempts.asked) == (1, [number]), "once"
 
 
-def test_a_run_that_gets_no_further_leaves_the_queue_in_the_end(
-    attempts, watch, paths, heard
-) -> None:
+def test_run_without_progress_leaves_the_queue(attempts, watch, paths, heard) -> None:
     attempts.ends, attempts.signals = [("timeout", 0)] * 9, dict.fromkeys(range(9), USR2)
     codes = []
     while codes[-1:] != [75]:
@@ -143,7 +141,7 @@ def test_a_run_that_gets_no_further_leaves_the_queue_in_the_end(
     assert read_ticket(paths).stalled == 3
 
 
-def test_a_step_more_resets_the_budget(attempts, watch, paths, heard) -> None:
+def test_progress_resets_the_retry_budget(attempts, watch, paths, heard) -> None:
     attempts.ends = [("timeout", n) for n in (0, 0, 4, 4, 4)]
     attempts.signals = dict.fromkeys(range(5), USR2)
     for stalled in (1, 2, 0, 1, 2):
@@ -153,7 +151,7 @@ def test_a_step_more_resets_the_budget(attempts, watch, paths, heard) -> None:
 
 
 @pytest.mark.parametrize(("startup_s", "stops"), [(60.0, True), (2.0, False)])
-def test_steps_that_cost_more_starts_than_they_are_worth(
+def test_retries_that_cost_more_than_they_gain_end(
     startup_s, stops, attempts, watch, paths, heard, monkeypatch
 ) -> None:
     """A step of 3 s more each time: preempted so often, it would never come to an end."""
@@ -187,13 +185,13 @@ def watcher_test_write(startup_s: float, step_s: float):
     return finish
 
 
-def test_another_submissions_budget_does_not_count(attempts, watch, paths) -> None:
+def test_retry_budget_is_per_submission(attempts, watch, paths) -> None:
     write_ticket(paths, JobEntry("/other.json", 0, stalled=9))
     attempts.ends, attempts.signals = [("timeout", 0)], {0: USR2}
     assert watch() == REQUEUE_CODE
 
 
-def test_a_wrong_node_leaves_a_clear_record(attempts, watch, paths, monkeypatch) -> None:
+def test_wrong_node_is_recorded(attempts, watch, paths, monkeypatch) -> None:
     def refuse(plan):
         raise EkeError("planned for X, and this node has Y")
 
@@ -232,18 +230,18 @@ def command(tmp_path, paths, monkeypatch):
     return run
 
 
-def test_it_finds_its_run(command, attempts) -> None:
+def test_watcher_finds_the_run_of_its_job(command, attempts) -> None:
     attempts.ends = [("ok", 20)]
     assert command() == 0
 
 
 @pytest.mark.parametrize("task", ["1", "-1", "x", ""])
-def test_no_such_element(task, command, capsys) -> None:
+def test_missing_array_element_is_an_error(task, command, capsys) -> None:
     assert command(task) == 2
     assert f"no element {task}" in capsys.readouterr().err
 
 
-def test_a_busy_run_is_left_alone(command, paths, plan, monkeypatch, capsys) -> None:
+def test_busy_run_is_not_started(command, paths, plan, monkeypatch, capsys) -> None:
     monkeypatch.setattr(watcher, "for_this_node", lambda plan: plan)
     write_plan(paths, plan)
     with lock_run_folder(paths):
@@ -252,7 +250,7 @@ def test_a_busy_run_is_left_alone(command, paths, plan, monkeypatch, capsys) -> 
     assert not paths.record.exists()
 
 
-def test_what_cannot_be_read_is_told(command, paths, capsys) -> None:
+def test_unreadable_files_are_reported(command, paths, capsys) -> None:
     assert command(name="/nowhere.json") == 1
     assert command() == 1
     paths.record.write_text("{")
@@ -264,7 +262,7 @@ def test_what_cannot_be_read_is_told(command, paths, capsys) -> None:
     assert main([]) == 2
 
 
-def test_a_run_whose_software_was_changed_is_refused_and_not_tried(attempts, watch, paths) -> None:
+def test_run_with_changed_software_is_rejected_without_retry(attempts, watch, paths) -> None:
     attempts.changed = "the software has changed since the sweep was started (torch: 1 -> 2)"
     assert watch() == 2
     record = read_record(paths)

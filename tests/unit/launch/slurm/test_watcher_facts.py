@@ -35,7 +35,7 @@ BOOKS = {
 
 
 @pytest.mark.parametrize("case", BOOKS)
-def test_why_slurm_sends_a_signal(case) -> None:
+def test_reason_of_a_slurm_signal_is_found(case) -> None:
     number, job, count, why = BOOKS[case]
     environment = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3", "SLURM_JOB_ID": "5"}
     environment |= {"SLURM_RESTART_COUNT": count} if count else {}
@@ -44,24 +44,24 @@ def test_why_slurm_sends_a_signal(case) -> None:
     assert set(asked) <= {"5_3"}, "the bare id is the whole array's"
 
 
-def test_outside_of_an_array_nobody_is_asked() -> None:
+def test_reason_outside_an_array_needs_no_query() -> None:
     assert reason_of(TERM, {}, pytest.fail) is Outcome.preempted
 
 
 @pytest.mark.parametrize("wrote", ["timeout", "preempted", "cancelled"])
-def test_the_reason_of_the_books_counts(wrote, paths) -> None:
+def test_accounting_reason_is_used(wrote, paths) -> None:
     record = with_reason(paths, record_for("a", wrote, 3), Outcome.cancelled)
     assert (record.outcome, record.exit_code) == ("cancelled", 75)
 
 
 @pytest.mark.parametrize("wrote", ["ok", "oom", "diverged", "crashed"])
-def test_what_ended_by_itself_keeps_its_outcome(wrote, paths) -> None:
+def test_finished_job_keeps_outcome(wrote, paths) -> None:
     assert with_reason(paths, record_for("a", wrote, 3), Outcome.timeout).outcome == wrote
     assert not paths.record.exists()
     assert with_reason(paths, record_for("a", wrote, 3), None).outcome == wrote
 
 
-def test_a_worker_that_died_of_the_signal_was_interrupted(paths) -> None:
+def test_worker_killed_by_the_signal_was_interrupted(paths) -> None:
     record = record_for("a", "crashed", 3)
     record.failure = Failure("worker", "killed by SIGUSR2")
     assert with_reason(paths, record, Outcome.timeout, -signal.SIGUSR2).outcome == "timeout"
@@ -94,7 +94,7 @@ def gpu(plan, name: str, count: int = 1):
 @pytest.mark.parametrize(
     ("planned", "here"), [(H100, H100), ("some GPU", "some GPU")], ids=["known", "unknown"]
 )
-def test_the_gpu_that_was_planned_for(planned, here, plan, node) -> None:
+def test_planned_gpu_is_accepted(planned, here, plan, node) -> None:
     node(gpu(plan, here))
     wanted = dataclasses.replace(plan, device=gpu(plan, planned))
     found = for_this_node(wanted)
@@ -106,13 +106,13 @@ def test_the_gpu_that_was_planned_for(planned, here, plan, node) -> None:
     ("planned", "here"),
     [(H100, A100), ("some GPU", "another GPU"), (H100, "some GPU"), ("some GPU", H100)],
 )
-def test_another_gpu_is_refused_with_the_fix(planned, here, plan, node) -> None:
+def test_different_gpu_is_rejected_with_a_fix(planned, here, plan, node) -> None:
     node(gpu(plan, here))
-    with pytest.raises(EkeError, match=rf"planned for {planned}.*has {here}.*constraint"):
+    with pytest.raises(EkeError, match=rf"{planned}.*{here}.*constraint"):
         for_this_node(dataclasses.replace(plan, device=gpu(plan, planned)))
 
 
-def test_too_few_gpus(plan, node) -> None:
+def test_too_few_gpus_are_rejected(plan, node) -> None:
     node(gpu(plan, H100, 1))
     batch = dataclasses.replace(plan.batch, world_size=2)
     with pytest.raises(EkeError, match="needs 2 GPUs, 1 visible"):

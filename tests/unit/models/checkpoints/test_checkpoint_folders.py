@@ -27,7 +27,7 @@ from eke.models.checkpoints.locate import LocalCheckpoint, resolve_tokenizer
 from eke.models.checkpoints.resolve import weight_files
 from eke.models.families import FAMILIES as RECORDS
 from eke.models.sizes import model_size, state_bytes, structure
-from eke.training.model.unused import HEADS
+from eke.training.model.model_checks import HEADS
 from eke.workflows.planning import plan_for
 
 SHORT = ("data=synthetic", "data.seq_len=16", "data.max_token=300", "hardware=cpu", "tracker=none")
@@ -73,7 +73,7 @@ def edit(folder, **changes):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sizes_are_those_of_the_loaded_model(saved, family):
+def test_planned_sizes_match_the_loaded_model(saved, family):
     task = RECORDS[{"mistral": "llama"}.get(family, family)].tasks[0]
     config = resolved(saved[family], f"task={task}")
     loaded = getattr(transformers, HEADS[task]).from_pretrained(saved[family])
@@ -94,7 +94,7 @@ MINIMAL = {
 
 
 @pytest.mark.parametrize("kind", MINIMAL)
-def test_what_config_json_leaves_out_is_transformers_own_default(kind, tmp_path):
+def test_missing_config_values_use_transformers_defaults(kind, tmp_path):
     from eke.models.checkpoints.architecture import read_sizes
 
     own = getattr(transformers, MINIMAL[kind])()
@@ -118,7 +118,7 @@ def test_what_config_json_leaves_out_is_transformers_own_default(kind, tmp_path)
         assert value == other, key
 
 
-def test_an_architecture_without_closed_form_is_counted_from_its_tensors(tmp_path):
+def test_architecture_without_formula_is_counted_from_tensors(tmp_path):
     config = transformers.PhiConfig(
         vocab_size=320, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
         intermediate_size=64,
@@ -135,7 +135,7 @@ def test_an_architecture_without_closed_form_is_counted_from_its_tensors(tmp_pat
     assert str(refused(tmp_path, "task=masked_lm").fix) == "task=causal_lm"
 
 
-def test_experts_of_an_unknown_architecture_leave_flops_unknown(folder):
+def test_unknown_expert_architecture_has_no_flops(folder):
     edit(folder, model_type="olmoe", num_experts=4)
     plan = plan_of(folder)
     assert plan.size.flops_per_sample is None
@@ -158,7 +158,7 @@ def test_untied_t5_keeps_its_projection(saved, tmp_path):
     assert model_size(config).num_parameters == sum(p.numel() for p in model.parameters())
 
 
-def test_its_content_alone_tells_a_checkpoint_from_another(folder, tmp_path):
+def test_identity_of_a_checkpoint_is_its_content(folder, tmp_path):
     before = plan_of(folder).run_id
     assert plan_of(folder, "model.dropout=0.1").run_id != before
     (folder / "tokenizer.json").write_text("{}")
@@ -173,7 +173,7 @@ def test_its_content_alone_tells_a_checkpoint_from_another(folder, tmp_path):
     assert plan_of(moved).run_id != before
 
 
-def test_the_plan_survives_json(saved):
+def test_plan_round_trips_through_json(saved):
     from eke.plan.planner import Plan
 
     plan = plan_of(saved["mixtral"])
@@ -185,7 +185,7 @@ def test_the_plan_survives_json(saved):
     ("flag", "typed", "wanted"),
     [(True, "auto", 0.02), (False, "auto", None), (True, "off", None), (False, "0.5", 0.5)],
 )
-def test_a_router_loss_is_trained_where_it_is_asked_for(flag, typed, wanted, tmp_path):
+def test_router_loss_is_trained_only_on_request(flag, typed, wanted, tmp_path):
     path = save_checkpoint(
         tmp_path / "moe", "mixtral", output_router_logits=flag, router_aux_loss_coef=0.02
     )
@@ -204,7 +204,7 @@ def test_a_router_loss_is_trained_where_it_is_asked_for(flag, typed, wanted, tmp
         ("mixtral", "causal_lm", {"router_aux_loss_coef": None}),
     ],
 )
-def test_a_router_loss_that_cannot_be_trained_is_refused(kind, task, settings) -> None:
+def test_untrainable_router_loss_is_rejected(kind, task, settings) -> None:
     raw = {"model_type": kind, "output_router_logits": True, **settings}
     typed = [*SHORT, f"task={task}"]
     with pytest.raises(ConfigError) as caught:
@@ -213,13 +213,13 @@ def test_a_router_loss_that_cannot_be_trained_is_refused(kind, task, settings) -
     asked_router_loss(compose([*typed, *problem.fix.overrides]).config, raw)
 
 
-def test_dbrx_has_its_coefficient_in_a_part() -> None:
+def test_dbrx_router_coefficient_is_read_from_its_subconfig() -> None:
     raw = {"model_type": "dbrx", "output_router_logits": True}
     part = {"ffn_config": {"moe_loss_weight": 0.05}}
     assert asked_router_loss(compose([*SHORT]).config, raw | part) == 0.05
 
 
-def test_sizes_cannot_be_typed(folder):
+def test_checkpoint_sizes_cannot_be_overridden(folder):
     problem = refused(folder, "model.hidden_size=64")
     assert (problem.key, problem.value) == ("model.hidden_size", "64")
     assert "read from the checkpoint" in problem.why
@@ -330,7 +330,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_one_clear_refusal(folder, case):
+def test_invalid_checkpoint_is_rejected_with_one_problem(folder, case):
     spoil, why, fix = BROKEN[case]
     spoil(folder)
     problem = refused(folder)
@@ -341,7 +341,7 @@ def test_one_clear_refusal(folder, case):
 
 
 @pytest.mark.parametrize("name", ["quote'); import os; os.abort(); ('", "dollar$(id)", "a b`id`"])
-def test_a_line_to_paste_runs_nothing_of_a_folders_name(folder, name):
+def test_proposed_command_quotes_the_folder_name(folder, name):
     pickled(folder)
     with pytest.raises(ConfigError) as caught:
         weight_files(LocalCheckpoint("typed", folder.rename(folder.with_name(name))))
@@ -368,7 +368,7 @@ KEYS = (
 @settings(max_examples=25)
 @given(changes=st.dictionaries(st.sampled_from(KEYS), JSON, min_size=1, max_size=3))
 @pytest.mark.slow
-def test_whatever_config_json_says_there_is_a_plan_or_a_refusal(saved, tmp_path_factory, changes):
+def test_any_config_json_gives_a_plan_or_a_rejection(saved, tmp_path_factory, changes):
     folder = tmp_path_factory.mktemp("any") / "m"
     shutil.copytree(saved["llama"], folder)
     content = json.loads((folder / "config.json").read_text())
@@ -384,7 +384,7 @@ def test_whatever_config_json_says_there_is_a_plan_or_a_refusal(saved, tmp_path_
 @settings(max_examples=25)
 @given(data=st.data())
 @pytest.mark.slow
-def test_whatever_the_weights_start_with_they_are_refused(saved, tmp_path_factory, data):
+def test_invalid_weight_files_are_rejected(saved, tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("any") / "m"
     shutil.copytree(saved["llama"], folder)
     header = json.dumps(data.draw(st.dictionaries(st.text(max_size=4), JSON, max_size=3))).encode()
@@ -395,21 +395,21 @@ def test_whatever_the_weights_start_with_they_are_refused(saved, tmp_path_factor
         plan_of(folder)
 
 
-def test_a_file_is_no_checkpoint(folder):
+def test_file_is_not_a_checkpoint(folder):
     problem = refused(folder / "model.safetensors")
     assert str(problem.fix) == f"model.name_or_path={folder}"
 
 
-def test_a_revision_is_of_the_hub(folder):
+def test_revision_requires_a_hub_model(folder):
     assert refused(folder, "model.revision=main").key == "model.revision"
 
 
-def test_no_folder_and_no_name():
+def test_neither_folder_nor_hub_name_is_rejected():
     for name in ("./nowhere", "/no/where", "~/nowhere", "a/b/c", "-x", "a b"):
         assert "no such folder, and it is no name" in refused(name).why, name
 
 
-def test_another_architecture_than_the_task_needs(saved):
+def test_unsuitable_architecture_for_a_task_is_rejected(saved):
     with pytest.raises(ConfigError) as caught:
         plan_of(saved["llama"], "task=masked_lm")
     (problem,) = caught.value.problems
@@ -417,7 +417,7 @@ def test_another_architecture_than_the_task_needs(saved):
     assert str(problem.fix).startswith("task=causal_lm")
 
 
-def test_rules_see_the_checkpoint(saved):
+def test_rules_use_checkpoint_values(saved):
     with pytest.raises(ConfigError) as caught:
         plan_of(saved["bert"], "task=masked_lm", "data.seq_len=129")
     assert [p.id for p in caught.value.problems] == ["sequence_fits_positions"]
@@ -425,7 +425,7 @@ def test_rules_see_the_checkpoint(saved):
 
 
 @pytest.mark.parametrize("kind", ["t5", "mt5", "umt5", "longt5"])
-def test_float16_is_too_narrow_for_every_kind_of_t5(kind, saved, tmp_path):
+def test_float16_is_rejected_for_every_t5(kind, saved, tmp_path):
     edit(shutil.copytree(saved["t5"], tmp_path / "mine"), model_type=kind)
     plan = plan_of(tmp_path / "mine", "task=seq2seq_lm", "precision=fp16")
     assert any(f"{kind}'s checkpoints" in text for text in plan.warnings)
@@ -468,7 +468,7 @@ def put(hub, checkpoint, name="org/model", commit=COMMIT):
     return place / "snapshots" / commit
 
 
-def test_a_cached_model_of_the_hub_is_planned_without_a_connection(hub, saved):
+def test_cached_hub_model_is_planned_offline(hub, saved):
     put(hub, saved["llama"])
     by_branch, by_commit = plan_of("org/model"), plan_of("org/model", f"model.revision={COMMIT}")
     model = by_branch.config.model
@@ -477,7 +477,7 @@ def test_a_cached_model_of_the_hub_is_planned_without_a_connection(hub, saved):
     assert by_branch.run_id == by_commit.run_id
 
 
-def test_the_tokenizer_is_of_the_commit_of_the_weights(hub, saved, monkeypatch):
+def test_tokenizer_has_the_commit_of_the_weights(hub, saved, monkeypatch):
     put(hub, saved["llama"])
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     asked = {}
@@ -489,13 +489,13 @@ def test_the_tokenizer_is_of_the_commit_of_the_weights(hub, saved, monkeypatch):
     assert asked["revision"] == COMMIT
 
 
-def test_offline_and_not_cached(hub):
+def test_uncached_model_offline_is_rejected(hub):
     problem = refused("org/absent")
     assert "cannot be reached (HF_HUB_OFFLINE is set)" in problem.why
     assert "hf download org/absent" in str(problem.fix)
 
 
-def test_offline_without_weights(hub, saved):
+def test_cached_model_without_weights_offline_is_rejected(hub, saved):
     (put(hub, saved["llama"]) / "model.safetensors").unlink()
     assert resolved("org/model").model.num_hidden_layers == 2
     assert "not in the hub's cache" in refused("org/model", planning=False).why
@@ -512,7 +512,7 @@ def test_offline_without_weights(hub, saved):
     ],
     ids=lambda value: value.split()[0],
 )
-def test_what_the_hub_answers_is_told_in_words(hub, monkeypatch, error, path, words):
+def test_hub_errors_are_explained(hub, monkeypatch, error, path, words):
     from huggingface_hub import errors
 
     cls = getattr(errors, error)
@@ -526,7 +526,7 @@ def test_what_the_hub_answers_is_told_in_words(hub, monkeypatch, error, path, wo
     assert words in problem.why
 
 
-def test_the_hubs_retries_are_one_line(hub, monkeypatch, capsys, caplog):
+def test_hub_retries_are_logged_on_one_line(hub, monkeypatch, capsys, caplog):
     """huggingface_hub tells each attempt in two lines of its own, for 23 seconds."""
     talker = logging.getLogger("huggingface_hub.utils._http")
 
@@ -541,7 +541,7 @@ def test_the_hubs_retries_are_one_line(hub, monkeypatch, capsys, caplog):
 
 
 @pytest.mark.slow
-def test_planning_a_checkpoint_needs_no_torch(saved, tmp_path):
+def test_planning_a_checkpoint_does_not_import_torch(saved, tmp_path):
     code = (
         "from eke.workflows import main\n"
         f"assert main(['model=pretrained', 'model.name_or_path={saved['llama']}',"
@@ -560,14 +560,14 @@ def test_planning_a_checkpoint_needs_no_torch(saved, tmp_path):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_architectures_of_transformers_own_list_are_known(folder):
+def test_architectures_of_transformers_are_known(folder):
     """Also those whose source lies in a folder of another name."""
     for kind in ("phi", "hrm_text", "openai-gpt", "gemma3_text"):
         edit(folder, model_type=kind, architectures=["LlamaForCausalLM"])
         assert resolved(folder).model.model_type == kind
 
 
-def test_widths_by_layer_leave_a_size_unknown(tmp_path):
+def test_per_layer_widths_leave_the_size_unknown(tmp_path):
     from eke.models.checkpoints.architecture import read_sizes
 
     raw = {"model_type": "gemma3n_text", "hidden_size": 32, "vocab_size": 64, "num_layers": 2}
@@ -587,7 +587,7 @@ def test_widths_by_layer_leave_a_size_unknown(tmp_path):
     ],
     ids=["its text part is a model", "it is none", "sizes outside"],
 )  # fmt: skip
-def test_a_multimodal_checkpoint_says_what_to_load(folder, changes, why, fix):
+def test_multimodal_checkpoint_names_a_loadable_class(folder, changes, why, fix):
     edit(folder, model_type="gemma3")
     edit(folder, **changes)
     problem = refused(folder)
@@ -595,13 +595,13 @@ def test_a_multimodal_checkpoint_says_what_to_load(folder, changes, why, fix):
     assert re.search(fix, str(problem.fix))
 
 
-def test_a_model_of_sound_is_refused_for_every_task(folder):
+def test_audio_model_is_rejected_for_every_task(folder):
     edit(folder, model_type="whisper", architectures=["WhisperForConditionalGeneration"])
     for task in ("causal_lm", "seq2seq_lm"):
         assert "WhisperForConditionalGeneration" in refused(folder, f"task={task}").why
 
 
-def test_a_configuration_does_not_make_an_adapter_a_model(folder):
+def test_adapter_with_config_json_is_not_a_model(folder):
     (folder / "adapter_config.json").write_text("{}")
     (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
     assert "holds an adapter" in refused(folder).why

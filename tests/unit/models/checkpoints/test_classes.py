@@ -38,11 +38,11 @@ def differences(kind: str, task: str) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("kind", SOME)
-def test_flags_are_those_of_the_imported_class(kind) -> None:
+def test_class_flags_match_the_imported_class(kind) -> None:
     assert [d for task in MAPPINGS for d in differences(kind, task)] == []
 
 
-def test_both_answers_are_among_them() -> None:
+def test_class_flags_include_true_and_false() -> None:
     found = {kind: class_attribute(kind, "causal_lm", "_supports_sdpa") for kind in SOME}
     assert {found["llama"], found["gemma2"], found["t5"]} == {True, False, None}
 
@@ -54,18 +54,18 @@ def test_both_answers_are_among_them() -> None:
         ("hy_v3", False), ("deepseek_v3", False), ("llama", False), ("nobodys", False),
     ],
 )  # fmt: skip
-def test_what_a_class_does_with_router_logits(kind, adds) -> None:
+def test_router_loss_of_a_class_is_detected(kind, adds) -> None:
     assert adds_router_loss(kind, "causal_lm") == adds
     assert not adds_router_loss(kind, "sequence_classification")
 
 
-def test_an_unknown_model_type_tells_nothing() -> None:
+def test_unknown_model_type_has_no_class_attributes() -> None:
     assert class_attribute("nobodys", "causal_lm", "_supports_sdpa") is None
     assert first_position("nobodys", 1) == 0
 
 
 @pytest.mark.slow
-def test_flags_of_every_class_of_every_task() -> None:
+def test_class_flags_match_for_every_task() -> None:
     every = [(kind, task) for task in MAPPINGS for kind in getattr(modeling_auto, MAPPINGS[task])]
     assert len(every) > 350
     assert [d for kind, task in every for d in differences(kind, task)] == []
@@ -98,7 +98,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_positions_are_as_many_as_the_table_takes(kind) -> None:
+def test_max_positions_match_the_table(kind) -> None:
     pad = 1 if kind == "mpnet" else 5  # its table keeps the rows up to 1, whatever is configured
     head, more = TABLES[kind]
     config = transformers.AutoConfig.for_model(kind, **{**SIZES, **more, "pad_token_id": pad})
@@ -121,7 +121,7 @@ def test_positions_are_as_many_as_the_table_takes(kind) -> None:
     ],
     ids=str,
 )
-def test_an_encoder_and_a_decoder_support_what_both_do(parts, sdpa) -> None:
+def test_encoder_decoder_supports_the_intersection(parts, sdpa) -> None:
     encoder, decoder = ({"model_type": kind} for kind in parts)
     raw = {"model_type": "encoder-decoder", "encoder": encoder, "decoder": decoder}
     assert supports(raw, "seq2seq_lm", "sdpa") is sdpa

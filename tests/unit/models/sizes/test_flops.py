@@ -12,7 +12,7 @@ from eke.models.freezing import is_frozen
 from eke.models.sizes import SampleMeans, model_size, structure, training_structure
 from eke.models.sizes.parameters import training_flops
 from eke.training.model.build_model import make_model_config
-from eke.training.model.unused import HEADS
+from eke.training.model.model_checks import HEADS
 
 BATCH, SEQ, TARGET = 2, 48, 32
 
@@ -43,7 +43,7 @@ def full_attention(parts):
 
 
 @pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
-def test_formula_counts_what_the_real_model_computes(option, task):
+def test_flops_formula_matches_the_counter(option, task):
     overrides = (f"data.seq_len={SEQ}", "model.num_hidden_layers=2")
     config = make_config(f"model={option}", f"task={task}", *overrides)
     expected = training_flops(config, full_attention(structure(config)))[0]
@@ -58,14 +58,14 @@ def test_formula_counts_what_the_real_model_computes(option, task):
         pytest.param(["model.gated=true"], id="gated"),
     ],
 )
-def test_t5_counts_encoder_and_decoder_tokens_apart(overrides):
+def test_t5_counts_encoder_and_decoder_tokens_separately(overrides):
     short = (f"data.seq_len={SEQ}", f"task.target_len={TARGET}", "model.num_hidden_layers=2")
     config = make_config("model=tiny_t5", "task=seq2seq_lm", *short, *overrides)
     expected = training_flops(config, full_attention(structure(config)))[0]
     assert counted_flops(config, TARGET) == pytest.approx(expected, rel=1e-9)
 
 
-def test_formula_is_the_number():
+def test_formula_text_evaluates_to_the_number():
     words = (" active", " decoder tokens", " tokens", " per sample", " layers", " (causal)")
     for option, task in TINY_CASES:
         size = model_size(make_config(f"model={option}", f"task={task}", "data.seq_len=48"))
@@ -83,7 +83,7 @@ def test_means_are_short_in_the_formula():
     assert " x 512.1 (mean of tokens x tokens) / 2 (causal)" in formula
 
 
-def test_numbers_of_the_default_model_by_hand():
+def test_default_model_flops_match_hand_computed_values():
     size = model_size(make_config("model=tiny", "data.seq_len=256"))
     matmul = 6 * (4 * (4 * 128 * 128 + 3 * 128 * 352) + 320 * 128) * 256
     attention = 12 * 4 * 128 * 256 * 256 / 2
@@ -95,7 +95,7 @@ def test_numbers_of_the_default_model_by_hand():
 
 
 @pytest.mark.parametrize(("option", "task"), FAMILY_CASES[::2], ids=lambda value: value)
-def test_adapters_cost_what_they_say(option, task):
+def test_flops_of_adapters_match_the_counter(option, task):
     """Frozen weights have no gradient of their own; at most the first layers' is left out, too."""
     from unit.training.model.plans import hand_plan
 
@@ -121,7 +121,7 @@ def test_adapters_cost_what_they_say(option, task):
         ("tiny_moe", "causal_lm", "experts,lm_head"),
     ],
 )
-def test_no_gradient_passes_what_is_frozen_below_all_that_is_trained(option, task, freeze):
+def test_frozen_layers_need_no_gradient_flops(option, task, freeze):
     """PyTorch leaves out a little more: of the first layer with anything to train."""
     overrides = (f"model={option}", f"task={task}", f"data.seq_len={SEQ}")
     config = make_config(*overrides, f"model.freeze=[{freeze}]")

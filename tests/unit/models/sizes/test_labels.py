@@ -18,12 +18,12 @@ SPARSE = "kernels=sparse_prediction"
     ("typed", "share"),
     [((*BERT, SPARSE, "task.mask_frac=0.3"), 0.3), (BERT, 1.0), ((SPARSE,), 1.0)],
 )
-def test_only_masks_are_known_beforehand(typed, share) -> None:
+def test_predicted_fraction_is_fixed_only_for_masking(typed, share) -> None:
     assert predicted_frac(hand_plan(*typed).config) == share
 
 
 @pytest.mark.parametrize("length", [5, 100])
-def test_short_rows_have_one_target_at_least(length) -> None:
+def test_short_rows_have_at_least_one_target(length) -> None:
     """The share of the very samples that a run is given, within 3 standard errors."""
     typed = (*BERT, SPARSE, "data=synthetic", f"data.seq_len={length}")
     plan = long_plan(1000, *typed)
@@ -36,7 +36,7 @@ def test_short_rows_have_one_target_at_least(length) -> None:
 
 
 @pytest.mark.parametrize("frac", [0.05, 0.9])
-def test_the_most_is_seldom_exceeded_and_not_far_above(frac) -> None:
+def test_upper_bound_of_masks_is_tight_and_rarely_exceeded(frac) -> None:
     typed = (*BERT, SPARSE, f"task.mask_frac={frac}", "data=synthetic", "data.seq_len=64")
     plan = long_plan(128, *typed)
     counts = [cut[0].num_targets for cut in build_data(plan).train_steps(0)]
@@ -46,7 +46,7 @@ def test_the_most_is_seldom_exceeded_and_not_far_above(frac) -> None:
     assert most <= 2 * 64
 
 
-def test_model_flops_lack_what_is_left_out() -> None:
+def test_model_flops_exclude_unpredicted_positions() -> None:
     dense, sparse = (hand_plan(*BERT, *more).size for more in ((), (SPARSE,)))
     config = hand_plan(*BERT).config
     head = 6 * config.model.vocab_size * config.model.hidden_size * config.data.seq_len
@@ -56,7 +56,7 @@ def test_model_flops_lack_what_is_left_out() -> None:
     assert dense.num_parameters == sparse.num_parameters
 
 
-def test_of_short_samples_a_larger_share_is_predicted() -> None:
+def test_short_samples_have_a_larger_predicted_share() -> None:
     config = hand_plan(*BERT, SPARSE, "task.mask_frac=0.1").config
     counts = tokens_per_sample(config, SampleMeans(2, 2, 4, 4, 4))
     assert counts[Tokens.predicted] == pytest.approx(2 * 0.1 + 0.9**2)  # one, if by chance none

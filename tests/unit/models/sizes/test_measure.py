@@ -12,7 +12,7 @@ from eke.common.paths import conf_folder
 from eke.models.families import FAMILIES
 from eke.models.sizes import model_size, structure
 from eke.training.model.build_model import make_model_config
-from eke.training.model.unused import HEADS
+from eke.training.model.model_checks import HEADS
 
 OPTIONS = sorted({path.stem for path in (conf_folder() / "model").glob("*.yaml")} - {"pretrained"})
 
@@ -60,7 +60,7 @@ def names_and_shapes(model):
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_every_option_has_the_tensors_of_the_real_class(option):
+def test_option_sizes_match_real_classes(option):
     """Heads are those of the smallest of each family; `PUBLISHED` counts all layers."""
     tasks = FAMILIES[make_config(f"model={option}").model.family].tasks
     for task in tasks if option in TINY.values() else tasks[:1]:
@@ -101,18 +101,18 @@ def test_every_option_has_the_tensors_of_the_real_class(option):
         ),
     ],
 )
-def test_changed_fields_change_the_tensors_alike(overrides):
+def test_changed_fields_change_sizes_like_real_classes(overrides):
     assert_same_tensors(make_config(*overrides))
 
 
 @pytest.mark.parametrize(("option", "count"), PUBLISHED.items(), ids=PUBLISHED)
-def test_published_sizes(option, count):
+def test_published_sizes_are_matched(option, count):
     family = make_config(f"model={option}").model.family
     config = make_config(f"model={option}", f"task={FAMILIES[family].tasks[0]}")
     assert model_size(config).num_parameters == count
 
 
-def test_active_parameters_of_mixtral_are_the_published_ones():
+def test_active_parameters_of_mixtral_match_published_values():
     size = model_size(make_config("model=mixtral_8x7b"))
     # "13B active parameters": arXiv:2401.04088, section 2.1.
     assert size.num_active_parameters == 12_879_925_248
@@ -121,7 +121,7 @@ def test_active_parameters_of_mixtral_are_the_published_ones():
     assert model_size(make_config("model=tiny")).num_active_parameters == 844928
 
 
-def test_matmul_parameters_are_those_multiplied_with_every_token():
+def test_matmul_parameters_are_used_for_every_token():
     # 4 layers of 4 x 128 x 128 and 3 x 128 x 352, and the embedding that is also the projection.
     expected = 4 * (4 * 128 * 128 + 3 * 128 * 352) + 320 * 128
     assert model_size(make_config("model=tiny")).num_matmul_parameters == expected
@@ -129,7 +129,7 @@ def test_matmul_parameters_are_those_multiplied_with_every_token():
     assert size.num_matmul_parameters == 4 * (4 * 128 * 128 + 2 * 128 * 512), "no pooled head"
 
 
-def test_task_without_a_head_is_refused_with_its_fix():
+def test_task_without_head_is_rejected_with_a_fix():
     config = make_config("model=tiny_bert", "task=causal_lm")
     with pytest.raises(ConfigError, match="have heads only for masked_lm and") as caught:
         model_size(config)

@@ -12,7 +12,7 @@ from unit.plan.cases import plan_config
 from eke.common.paths import conf_folder
 from eke.models.sizes import model_size, state_bytes
 from eke.training.model.build_model import make_model_config
-from eke.training.model.unused import HEADS
+from eke.training.model.model_checks import HEADS
 from eke.training.optimizer.build_optimizer import build_optimizer, state_tensors
 
 COMPILED = ("adamw_torchao_8bit", "adamw_torchao_4bit", "adamw_bf16_sr")
@@ -93,14 +93,14 @@ TAKEN = {
 @pytest.mark.parametrize(
     ("option", "task", "name"), [(*case, name) for name, cases in TAKEN.items() for case in cases]
 )
-def test_bytes_are_those_of_the_real_tensors(option, task, name):
+def test_state_bytes_match_real_tensors(option, task, name):
     optimizer = make_config(*OPTIMIZERS[name]).optimizer
     model = make_config(f"model={option}", f"task={task}")
     config = dataclasses.replace(model, optimizer=optimizer)
     assert predicted_bytes(config) == held_bytes(config, trained_model(option, task))
 
 
-def test_a_tensor_without_gradient_has_no_state():
+def test_tensor_without_gradient_has_no_state():
     overrides = ("model.tie_word_embeddings=false",)
     config = make_config("model=tiny_bert", "task=masked_lm", *overrides)
     model = trained_model("tiny_bert", "masked_lm", *overrides)
@@ -121,13 +121,13 @@ def test_a_tensor_without_gradient_has_no_state():
         pytest.param("adafactor", 0.001, 0.02, id="adafactor"),
     ],
 )
-def test_bytes_per_parameter_are_what_each_is_known_for(optimizer, low, high):
+def test_optimizer_bytes_per_parameter_match_literature(optimizer, low, high):
     config = make_config("model=bert_large", "task=masked_lm", f"optimizer={optimizer}")
     size = model_size(config)
     assert low <= state_bytes(config).optimizer / size.num_parameters <= high
 
 
-def test_the_last_block_of_8_bit_states_has_a_scale_of_its_own():
+def test_last_block_of_8_bit_states_has_its_own_scale():
     """64 x 66 numbers are 16 blocks of 256 and a half."""
     model = ("model=tiny", "model.hidden_size=64", "model.intermediate_size=66")
     config = make_config(*model, "optimizer=lion_8bit")
@@ -135,20 +135,20 @@ def test_the_last_block_of_8_bit_states_has_a_scale_of_its_own():
     assert predicted_bytes(config) == held_bytes(config, network)
 
 
-def test_a_gradient_at_a_time_is_the_largest():
+def test_gradient_by_gradient_bytes_are_the_largest_gradient():
     config = make_config("model=tiny", "memory=optimizer_in_backward")
     largest = max(p.nbytes for p in trained_model("tiny", "causal_lm").parameters())
     assert predicted_bytes(config)[1] == largest
 
 
 @pytest.mark.parametrize(("optimizer", "bytes_per_parameter"), [("adamw", 16), ("sgd", 12)])
-def test_bert_large_as_in_the_textbooks(optimizer, bytes_per_parameter):
+def test_bert_large_state_matches_literature(optimizer, bytes_per_parameter):
     config = make_config("model=bert_large", "task=masked_lm", f"optimizer={optimizer}")
     size = model_size(config)
     assert state_bytes(config).total == bytes_per_parameter * size.num_parameters
 
 
-def test_an_optimizer_of_float32_copies_has_float32_moments():
+def test_master_copy_optimizer_has_float32_moments():
     plain, narrow, copied = (
         state_bytes(make_config("model=tiny", *overrides))
         for overrides in (

@@ -19,7 +19,7 @@ def files_of(*overrides: str):
     return config, state_files(config)
 
 
-def test_matrices_are_files_and_the_rest_stays_in_memory() -> None:
+def test_only_matrices_are_swapped() -> None:
     config, found = files_of("distributed.num_processes=1")
     assert found.files == 4 * 3 * HIDDEN  # no weight has 1 MiB, so no gradient has a file
     kept = config.model.vocab_size * 128 + 5 * 128
@@ -30,18 +30,18 @@ def test_matrices_are_files_and_the_rest_stays_in_memory() -> None:
     assert shared_state_bytes(config, model_size(config)).optimizer == 0
 
 
-def test_two_processes_halve_the_files_until_they_are_too_small() -> None:
+def test_two_processes_halve_files_down_to_a_minimum() -> None:
     assert files_of("distributed.num_processes=2")[1].files == 4 * 3 * HIDDEN // 2
     assert files_of("distributed.num_processes=4")[1].files == 0
 
 
-def test_large_blocks_need_large_pieces() -> None:
+def test_large_blocks_need_large_shards() -> None:
     one = "distributed.num_processes=1"
     assert files_of(one, f"offload.block_bytes={4 * HIDDEN}")[1].files > 0
     assert files_of(one, f"offload.block_bytes={4 * HIDDEN + 1}")[1].files == 0
 
 
-def test_gradients_of_a_mebibyte_are_files() -> None:
+def test_large_gradients_are_swapped() -> None:
     large = ("model.intermediate_size=2048", "distributed.num_processes=1")
     config, found = files_of(*large, "offload.weights=disk")
     matrices = 2 * 3 * 128 * 2048
@@ -49,12 +49,12 @@ def test_gradients_of_a_mebibyte_are_files() -> None:
     assert shared_state_bytes(config, model_size(config)).weights == 0
 
 
-def test_momentum_alone_is_one_file_less() -> None:
+def test_momentum_state_has_one_file_less() -> None:
     one = "distributed.num_processes=1"
     assert files_of(one, "optimizer=sgd")[1].files == 4 * 2 * HIDDEN
 
 
-def test_small_pieces_need_small_buffers() -> None:
+def test_small_shards_need_small_buffers() -> None:
     one = "distributed.num_processes=1"
     found = files_of(one, "offload.piece_numbers=262144")[1]
     assert found.pinned <= 4 * 4 * (262144 + 128 * 512)

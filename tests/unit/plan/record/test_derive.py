@@ -23,7 +23,7 @@ WARM = {metrics.WARMUP: 1}
     ],
     ids=["nothing", "one", "two", "deciles"],
 )
-def test_spread(values, expected) -> None:
+def test_spread_of_values(values, expected) -> None:
     found = metrics.spread(values)
     if expected is None:
         assert found is None
@@ -42,7 +42,7 @@ def test_spread_is_ordered_and_within_its_values(values) -> None:
     assert found.median == statistics.median(values)
 
 
-def test_timing_leaves_the_warm_up_out_of_the_steady_steps() -> None:
+def test_steady_steps_exclude_warm_up() -> None:
     rows = [step_row(1, seconds=5.0, **WARM), step_row(2, seconds=1.0, **WARM)]
     rows += [step_row(3, seconds=0.2), step_row(4, seconds=0.4)]
     found = metrics.timing(rows)
@@ -54,14 +54,14 @@ def test_timing_leaves_the_warm_up_out_of_the_steady_steps() -> None:
     assert found.phases["backward"].median == pytest.approx(0.15)
 
 
-def test_a_step_that_was_done_twice_counts_once() -> None:
+def test_repeated_step_counts_once() -> None:
     rows = [step_row(1), step_row(2, seconds=9.0), step_row(2, attempt=1, seconds=0.3)]
     found = metrics.timing(rows)
     assert found.train_s == pytest.approx(0.4)
     assert found.steady_step_s.n == 2
 
 
-def test_timing_of_nothing_is_absent() -> None:
+def test_timing_without_steps_is_empty() -> None:
     assert metrics.timing([]) == Timing(clock="wall")
     assert metrics.timing([eval_row(0, 5.0)]) == Timing(clock="wall")
 
@@ -71,7 +71,7 @@ def test_timing_of_nothing_is_absent() -> None:
     [((0.0, 0.1), "wall"), ((None, None), None), ((None, 0.1), "mixed")],
     ids=["of-now", "former", "continued-since"],
 )
-def test_the_clock_is_told_by_the_rows(gaps, clock) -> None:
+def test_clock_is_read_from_the_rows(gaps, clock) -> None:
     key = metrics.PHASE_KEYS["between"]
     rows = [step_row(n, **({} if gap is None else {key: gap})) for n, gap in enumerate(gaps, 1)]
     found = metrics.timing(rows)
@@ -79,7 +79,7 @@ def test_the_clock_is_told_by_the_rows(gaps, clock) -> None:
     assert ("between" in found.phases) == (clock is not None)
 
 
-def test_timing_of_warm_up_alone_has_no_steady_step() -> None:
+def test_warm_up_only_timing_has_no_steady_step() -> None:
     found = metrics.timing([step_row(1, **WARM)])
     assert found.steady_step_s is None
     assert found.phases == {}
@@ -96,32 +96,32 @@ def test_throughput_is_samples_over_seconds_of_steady_steps() -> None:
     assert found.flops_formula == "formula"
 
 
-def test_mfu_is_absent_when_the_peak_is_unknown() -> None:
+def test_unknown_peak_gives_no_mfu() -> None:
     found = metrics.throughput([step_row(1)], 1e9, "formula", 1, None)
     assert found.mfu_frac is None
     assert found.model_flops_per_s == pytest.approx(1e12)
 
 
 @pytest.mark.parametrize("rows", [[], [step_row(1, **WARM)]], ids=["no rows", "warm-up only"])
-def test_no_steady_step_no_rate(rows) -> None:
+def test_missing_steady_step_gives_no_rate(rows) -> None:
     assert metrics.throughput(rows, 1e9, "f", 1, 1e12) == Throughput(flops_formula="f")
 
 
-def test_losses_are_the_first_and_the_last() -> None:
+def test_losses_are_the_first_and_last() -> None:
     bits = {metrics.BITS_PER_BYTE: 8.0}, {metrics.BITS_PER_BYTE: 4.0}
     rows = [eval_row(0, 5.5, **bits[0]), step_row(1), step_row(2), eval_row(2, 2.75, **bits[1])]
     assert metrics.losses(rows) == Loss(4.0, 2.0, 5.5, 2.75, 8.0, 4.0)
 
 
-def test_one_evaluation_is_a_start_and_no_end() -> None:
+def test_single_evaluation_has_no_final_loss() -> None:
     assert metrics.losses([eval_row(0, 5.5)]) == Loss(eval_start=5.5)
 
 
-def test_a_loss_that_is_not_finite_is_absent() -> None:
+def test_non_finite_loss_is_missing() -> None:
     rows = [step_row(1), step_row(2, **{metrics.LOSS: math.nan}), eval_row(0, math.inf)]
     assert metrics.losses(rows) == Loss(train_first=4.0)
 
 
-def test_after_a_resume_the_newer_attempt_is_the_final_loss() -> None:
+def test_newer_attempt_gives_the_final_loss() -> None:
     rows = [step_row(1), step_row(2), step_row(2, 1, **{metrics.LOSS: 1.25})]
     assert metrics.losses(rows).train_final == 1.25

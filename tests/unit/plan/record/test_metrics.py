@@ -19,11 +19,11 @@ def path(tmp_path):
     return tmp_path / "metrics.jsonl"
 
 
-def test_no_file_has_no_rows(path) -> None:
+def test_missing_file_has_no_rows(path) -> None:
     assert metrics.read_rows(path) == ([], 0)
 
 
-def test_appending_nothing_makes_no_file(path) -> None:
+def test_appending_no_rows_creates_no_file(path) -> None:
     metrics.append_rows(path, [])
     assert not path.exists()
 
@@ -31,7 +31,7 @@ def test_appending_nothing_makes_no_file(path) -> None:
 @pytest.mark.slow
 @settings(deadline=None)
 @given(first=rows_strategy, second=rows_strategy)
-def test_rows_come_back_as_they_were_written(first, second, tmp_path_factory) -> None:
+def test_rows_round_trip(first, second, tmp_path_factory) -> None:
     path = tmp_path_factory.mktemp("metrics") / "metrics.jsonl"
     metrics.append_rows(path, first)
     metrics.append_rows(path, second)
@@ -39,7 +39,7 @@ def test_rows_come_back_as_they_were_written(first, second, tmp_path_factory) ->
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
-def test_not_finite_numbers_survive_strict_json(value, path) -> None:
+def test_non_finite_numbers_survive_json(value, path) -> None:
     metrics.append_rows(path, [{metrics.STEP: 1, metrics.LOSS: value}])
     assert f'"{value}"' in path.read_text(), "strict JSON has only text for it"
     (row,), _ = metrics.read_rows(path)
@@ -62,7 +62,7 @@ def test_not_finite_numbers_survive_strict_json(value, path) -> None:
     ],
     ids=["half", "list", "number", "null", "bytes", "half a letter", "no step", "a text", "lists"],
 )
-def test_what_is_no_row_is_counted_and_skipped(torn, path) -> None:
+def test_invalid_row_is_counted_and_skipped(torn, path) -> None:
     metrics.append_rows(path, [step_row(1)])
     with open(path, "ab") as file:
         file.write(torn + b"\n")
@@ -72,7 +72,7 @@ def test_what_is_no_row_is_counted_and_skipped(torn, path) -> None:
     assert unreadable == 1
 
 
-def test_cut_at_any_byte_loses_only_the_last_row(path) -> None:
+def test_truncation_loses_only_the_last_row(path) -> None:
     metrics.append_rows(path, [step_row(1), step_row(2)])
     whole = path.read_bytes()
     first = whole.index(b"\n") + 1
@@ -85,7 +85,7 @@ def test_cut_at_any_byte_loses_only_the_last_row(path) -> None:
         assert unreadable == (size > first)
 
 
-def test_seal_leaves_whole_and_missing_files_alone(path) -> None:
+def test_seal_does_not_change_complete_files(path) -> None:
     terminate_last_line(path)
     assert not path.exists()
     metrics.append_rows(path, [step_row(1)])
@@ -94,7 +94,7 @@ def test_seal_leaves_whole_and_missing_files_alone(path) -> None:
     assert path.read_bytes() == before
 
 
-def test_the_highest_attempt_of_each_step_wins() -> None:
+def test_highest_attempt_of_each_step_is_used() -> None:
     rows = [step_row(s, 0) for s in (1, 2, 3)]
     rows += [step_row(s, 1, again=True) for s in (3, 4)]
     rows.append(step_row(2, 0, late=True))  # the same attempt: what was written last
@@ -105,7 +105,7 @@ def test_the_highest_attempt_of_each_step_wins() -> None:
     assert "late" in latest[1]
 
 
-def test_evaluations_and_steps_are_kept_apart() -> None:
+def test_evaluations_and_steps_are_separated() -> None:
     rows = [step_row(1), {metrics.STEP: 1, metrics.EVAL_LOSS: 3.0}]
     assert metrics.latest(rows, metrics.EVAL_LOSS) == [rows[1]]
     assert metrics.latest(rows, metrics.LOSS) == [rows[0]]

@@ -13,7 +13,7 @@ from eke.plan.record import no_runs
         pytest.param("runs", "contains no readable run", "eke sync runs", id="empty"),
     ],
 )
-def test_what_can_be_typed_is_said(typed, why, fix, tmp_path) -> None:
+def test_missing_runs_are_answered_with_a_command(typed, why, fix, tmp_path) -> None:
     (tmp_path / "nowhat").mkdir()  # near, and nobody's runs
     (tmp_path / "runs").mkdir()
     if typed != "runs":
@@ -24,7 +24,7 @@ def test_what_can_be_typed_is_said(typed, why, fix, tmp_path) -> None:
     assert (problem.key, str(problem.fix)) == ("DIR", fix.format(tmp_path))
 
 
-def test_several_folders_are_one_problem(tmp_path) -> None:
+def test_several_folders_give_one_problem(tmp_path) -> None:
     problem = no_runs([tmp_path, tmp_path / "b"], "report", ["x: unreadable"])
     assert problem.value == f"{tmp_path}, {tmp_path / 'b'}"
     assert problem.why == "contains no readable run or sweep; x: unreadable"

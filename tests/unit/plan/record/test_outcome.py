@@ -19,11 +19,11 @@ TABLE = {
 
 
 @pytest.mark.parametrize(("name", "expected"), TABLE.items(), ids=TABLE.keys())
-def test_outcome(name, expected) -> None:
+def test_exit_code_of_every_outcome(name, expected) -> None:
     outcome = Outcome(name)
     assert (outcome.exit_code, outcome.is_final) == expected
     assert Outcome[name] is outcome, "names and values are the same word"
 
 
-def test_the_set_is_closed() -> None:
+def test_outcomes_are_a_closed_set() -> None:
     assert {outcome.value for outcome in Outcome} == set(TABLE)

@@ -30,16 +30,16 @@ def paths(tmp_path):
     [full_record(), bare_record(), failed("oom"), full_record(shared_device=None)],
     ids=["full", "bare", "failed", "not looked at"],
 )
-def test_a_record_comes_back_as_it_was(record, paths) -> None:
+def test_record_round_trips(record, paths) -> None:
     write_record(paths, record)
     assert read_record(paths) == record
 
 
-def test_there_is_no_record_yet(paths) -> None:
+def test_missing_record_is_none(paths) -> None:
     assert read_record(paths) is None
 
 
-def test_not_finite_measurements_stay_strict_json(paths) -> None:
+def test_non_finite_measurements_are_strict_json(paths) -> None:
     write_record(paths, bare_record(timing=Timing(steady_step_s=Spread(math.inf, 0.0, 1.0, 3))))
     json.loads(paths.record.read_text(), parse_constant=pytest.fail)
     assert read_record(paths).timing.steady_step_s.median == math.inf
@@ -76,7 +76,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_broken_record_is_reported_with_its_file(damage, paths) -> None:
+def test_broken_record_is_reported_with_its_file(damage, paths) -> None:
     write_record(paths, full_record())
     content = damage(json.loads(paths.record.read_text()))
     paths.record.write_text(content)
@@ -87,13 +87,13 @@ def test_a_broken_record_is_reported_with_its_file(damage, paths) -> None:
     assert paths.record.read_text() == content, "a broken record is never touched"
 
 
-def test_bytes_that_are_no_text_are_reported(paths) -> None:
+def test_binary_record_is_reported(paths) -> None:
     paths.record.write_bytes(b"\xff\x00\xfe")
     with pytest.raises(UnreadableRecord, match=r"record\.json"):
         read_record(paths)
 
 
-def test_the_version_is_named(paths) -> None:
+def test_record_version_is_reported(paths) -> None:
     paths.record.write_text('{"schema_version": 99}')
     with pytest.raises(UnreadableRecord, match=f"version 99, this eke reads {RECORD_VERSION}"):
         read_record(paths)
@@ -107,7 +107,7 @@ def test_attempts_are_numbered_from_zero(paths) -> None:
     assert all(entry["machine"] == machine for entry in read_attempts(paths))
 
 
-def test_a_torn_attempt_does_not_swallow_the_next(paths) -> None:
+def test_torn_attempt_does_not_hide_the_next(paths) -> None:
     start_attempt(paths, {}, {})
     with open(paths.attempts, "ab") as file:
         file.write(b'{"attempt": 1, "pi\xc3')
@@ -116,7 +116,7 @@ def test_a_torn_attempt_does_not_swallow_the_next(paths) -> None:
 
 
 @pytest.mark.parametrize("line", ["5", "[1]", "null", '"text"'])
-def test_a_line_that_is_no_object_is_no_attempt(line, paths) -> None:
+def test_invalid_line_is_not_an_attempt(line, paths) -> None:
     start_attempt(paths, {}, {})
     with open(paths.attempts, "a") as file:
         file.write(f"{line}\n")

@@ -5,14 +5,14 @@ from unit.plan.record.samples import bare_record, full_record
 from eke.results.report.summary import distinct_overrides, render_cells
 
 
-def test_only_what_differs_is_shown():
+def test_only_differing_overrides_are_shown():
     cells = [("seed=1", "precision=bf16"), ("seed=1", "precision=fp16"), ("seed=1",)]
     assert distinct_overrides(cells) == [("precision=bf16",), ("precision=fp16",), ()]
     assert distinct_overrides([("seed=1",)]) == [("seed=1",)]
     assert distinct_overrides([]) == []
 
 
-def test_one_line_a_cell_and_blanks_for_what_was_not_measured():
+def test_table_has_one_line_per_run_with_blank_missing_values():
     table = render_cells(
         [
             (("precision=bf16",), "ok", "", full_record()),

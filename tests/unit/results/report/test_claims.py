@@ -197,7 +197,7 @@ def shares(kind, sets):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_few_sets_of_each_kind_are_claimed_rightly(kind):
+def test_claims_are_correct_on_few_simulated_sets(kind):
     """Two of three sets are wrong by chance in less than one of a hundred such tests."""
     false, made = shares(kind, 3)
     assert max(false.values(), default=0) <= 1, false
@@ -206,7 +206,7 @@ def test_a_few_sets_of_each_kind_are_claimed_rightly(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_false_claims_are_in_no_more_than_one_set_of_twenty(kind):
+def test_false_claims_occur_in_at_most_5_percent_of_sets(kind):
     sets = 200
     false, made = shares(kind, sets)
     assert max(false.values(), default=0) <= 0.05 * sets, false

@@ -22,7 +22,7 @@ def outcomes(gathered):
     return [(entry.outcome, entry.reason) for entry in gathered.entries]
 
 
-def test_a_sweep_has_every_cell_in_its_order(tmp_path):
+def test_sweep_lists_every_run_in_order(tmp_path):
     found = gather([make_sweep(tmp_path, RUNS, rows=["a", "b", "c", "d"], name="ladder")])
     assert outcomes(found) == [
         ("ok", ""),
@@ -35,7 +35,7 @@ def test_a_sweep_has_every_cell_in_its_order(tmp_path):
     assert found.notes == ()
 
 
-def test_what_could_not_be_started_is_told_with_its_reason(tmp_path):
+def test_unstarted_run_is_listed_with_its_reason(tmp_path):
     sweep = make_sweep(tmp_path, [RUNS[0], Run({"precision": "bf16"}, outcome="not run")])
     file = SweepPaths(sweep).sweep
     content = json.loads(file.read_text())
@@ -48,7 +48,7 @@ def test_what_could_not_be_started_is_told_with_its_reason(tmp_path):
     assert [entry.rule for entry in found.entries] == ["", "a_rule"], "it was started since"
 
 
-def test_a_sweep_that_was_copied_without_its_runs_says_so(tmp_path):
+def test_copied_sweep_without_runs_is_noted(tmp_path):
     sweep = make_sweep(tmp_path / "there", RUNS)
     copy = shutil.copytree(sweep, tmp_path / "here" / sweep.name)
     found = outcomes(gather([copy]))
@@ -59,7 +59,7 @@ def test_a_sweep_that_was_copied_without_its_runs_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("given", ["runs", "both", "run and sweep"])
-def test_a_run_counts_once_however_it_is_named(tmp_path, given):
+def test_run_counts_once_for_any_path(tmp_path, given):
     sweep = make_sweep(tmp_path, RUNS)
     folders = {
         "runs": [tmp_path],
@@ -73,7 +73,7 @@ def test_a_run_counts_once_however_it_is_named(tmp_path, given):
 
 
 @pytest.mark.parametrize("name", ["{}-copy", "{}-2", "backup/{}"])
-def test_a_copy_of_a_run_counts_once_and_is_named(tmp_path, name):
+def test_copied_run_counts_once_and_is_noted(tmp_path, name):
     run = make_run(tmp_path / f"{0:016x}", RUNS[0])
     again = make_run(tmp_path / f"{0:016x}-3", Run({"precision": "fp32"}, speed=7.0))
     copy = tmp_path / name.format(run.name)
@@ -83,7 +83,7 @@ def test_a_copy_of_a_run_counts_once_and_is_named(tmp_path, name):
     assert found.notes == (f"{copy}: a copy of {run}, counted once",)
 
 
-def test_a_sweep_may_have_been_moved(tmp_path):
+def test_moved_sweep_is_read(tmp_path):
     make_sweep(tmp_path / "runs", RUNS)
     shutil.move(tmp_path / "runs", tmp_path / "elsewhere")
     found = gather([tmp_path / "elsewhere" / "sweep-0123456789ab"])
@@ -91,7 +91,7 @@ def test_a_sweep_may_have_been_moved(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"schema_version": 99}', "\x00\xff"])
-def test_a_record_that_cannot_be_read_is_shown(tmp_path, content):
+def test_unreadable_record_is_shown(tmp_path, content):
     sweep = make_sweep(tmp_path, RUNS)
     RunPaths(tmp_path / f"{0:016x}").record.write_text(content)
     found = gather([sweep])
@@ -101,7 +101,7 @@ def test_a_record_that_cannot_be_read_is_shown(tmp_path, content):
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"cells": 3}', '{"cells": [3, null]}'])
-def test_the_runs_of_a_torn_sweep_are_shown_by_themselves(tmp_path, content):
+def test_runs_of_a_torn_sweep_are_read_from_their_folders(tmp_path, content):
     sweep = make_sweep(tmp_path, RUNS)
     SweepPaths(sweep).sweep.write_text(content)
     found = gather([tmp_path])
@@ -109,7 +109,7 @@ def test_the_runs_of_a_torn_sweep_are_shown_by_themselves(tmp_path, content):
     assert any("sweep.json" in note for note in found.notes) or "null" in content
 
 
-def test_a_run_alone_and_one_that_has_begun(tmp_path):
+def test_single_and_started_runs_are_gathered(tmp_path):
     run = make_run(tmp_path / "one", Run())
     assert outcomes(gather([run])) == [("ok", "")]
     begun = tmp_path / "two"
@@ -123,7 +123,7 @@ def test_a_run_alone_and_one_that_has_begun(tmp_path):
     ("make", "why"),
     [(lambda path: None, "no such folder"), (lambda path: path.mkdir(), "no readable run")],
 )
-def test_where_there_is_nothing_that_is_said(tmp_path, make, why):
+def test_folder_without_runs_is_an_error(tmp_path, make, why):
     make(tmp_path / "none")
     with pytest.raises(ConfigError, match=why):
         gather([tmp_path / "none"])

@@ -26,7 +26,7 @@ def schema_fields():
                     yield f"{each.name}.{key.name}", key
 
 
-def test_each_key_has_a_class_and_one_only():
+def test_each_key_has_exactly_one_class():
     found = {}
     for path, key in schema_fields():
         assert isinstance(key.metadata.get("affects"), Affects), path
@@ -35,7 +35,7 @@ def test_each_key_has_a_class_and_one_only():
     assert not {path: classes for path, classes in found.items() if len(classes) > 1}
 
 
-def test_presentation_affects_nothing():
+def test_presentation_keys_have_no_effect():
     roots = {each.name: each.metadata["affects"] for each in dataclasses.fields(Config)}
     assert {roots[name] for name in PRESENTATION} == {Affects.none}
 
@@ -74,7 +74,7 @@ def test_class_of_an_option_follows_its_numerics(name):
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
-def test_class_of_a_difference(key, values, expected):
+def test_class_of_a_difference_is_found(key, values, expected):
     assert affects(key, values) is Affects[expected]
 
 
@@ -90,7 +90,7 @@ def test_class_of_a_difference(key, values, expected):
     ],
     ids=["checkpointing", "bf16", "fp8", "lr", "steps", "logging"],
 )
-def test_rows_of_one_training(choices, keys, is_same, tmp_path):
+def test_rows_of_one_training_are_grouped(choices, keys, is_same, tmp_path):
     runs = [Run({"precision": "fp32", **c}, keys=k) for c, k in (({}, {}), (choices, keys))]
     variants, _, _ = group(gather([make_sweep(tmp_path, runs)]).entries)
     assert len(variants) == 2
@@ -98,7 +98,7 @@ def test_rows_of_one_training(choices, keys, is_same, tmp_path):
 
 
 @pytest.mark.parametrize(("accumulation", "is_same"), [(2, True), (1, False)], ids=["same", "half"])
-def test_batches_of_one_size_are_one_training(accumulation, is_same, tmp_path):
+def test_equal_batch_sizes_are_one_training(accumulation, is_same, tmp_path):
     runs = [Run(keys={"batch.per_device": size}, per_device=size, accumulation=times)
             for size, times in ((8, 1), (4, accumulation))]  # fmt: skip
     variants, _, _ = group(gather([make_sweep(tmp_path, runs)]).entries)

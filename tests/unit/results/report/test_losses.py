@@ -48,7 +48,7 @@ def of_changes(*changes):
         pytest.param((0.1,), Parity.few, "not compared: one seed", id="one seed"),
     ],
 )
-def test_words_follow_from_the_interval(changes, parity, word):
+def test_verdict_words_follow_the_interval(changes, parity, word):
     found = of_changes(*changes)
     assert (found.parity, found.word) == (parity, word)
     if found.low is not None:
@@ -62,7 +62,7 @@ def test_words_follow_from_the_interval(changes, parity, word):
     [((0.0051, 0.008, 0.0115), False), ((0.04, 0.041, 0.042), True), ((0.1, -0.05, 0.1), False)],
     ids=["higher by less than the margin", "higher", "not decided"],
 )
-def test_only_a_row_shown_higher_beyond_the_margin_is_excluded(changes, excludes):
+def test_only_significantly_higher_rows_are_excluded(changes, excludes):
     assert of_changes(*changes).excludes == excludes
 
 
@@ -77,7 +77,7 @@ def noisy(rows, noise=0.005, seeds=3, seed=5):
     return {row: np.exp(values) for row, values in enumerate(logs)}
 
 
-def test_all_rows_tell_the_noise_of_one():
+def test_noise_is_pooled_over_all_rows():
     """Three seeds of a row alone: t at 5 % / 11 asks for 10 % at this noise."""
     samples = noisy(12)
     samples[3] = samples[3] * 1.04
@@ -105,7 +105,7 @@ def test_rows_of_one_training_are_one_comparison():
     assert found["1"].first_level == pytest.approx(0.05 / 11)
 
 
-def test_exact_copies_are_one_comparison_without_a_key_that_says_so():
+def test_duplicate_rows_are_one_comparison():
     samples = noisy(6)
     copies = {**samples, **{row + 10: values for row, values in samples.items()}}
     found, once = judged(copies), judged(samples)
@@ -116,7 +116,7 @@ def test_exact_copies_are_one_comparison_without_a_key_that_says_so():
 
 @pytest.mark.parametrize("of_base", [False, True], ids=["of another", "of the baseline's"])
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_a_row_that_stands_apart_is_a_training_of_its_own(of_base, size):
+def test_outlying_row_is_a_separate_training(of_base, size):
     samples = noisy(12)
     trainings = {row: row // size for row in samples}
     for row in samples:  # rows of a training differ by their rounding
@@ -131,7 +131,7 @@ def test_a_row_that_stands_apart_is_a_training_of_its_own(of_base, size):
     assert all(found[row] != found[odd] for row in others)
 
 
-def test_seeds_needed_follow_the_rule_of_the_normal_quantile():
+def test_required_seeds_follow_the_normal_quantile():
     """12 rows: z = 2.84, so 5 % at 1.5 % of noise takes 5 seeds after rounding (report: 90 %)."""
     found = LossComparison(spread=1.5 * math.sqrt(2), first_level=0.05 / 11, seeds=3)
     by_hand = 2 * (2.84 + 1.28) ** 2 * (1.5 / 2) ** 2
@@ -144,7 +144,7 @@ def test_seeds_needed_follow_the_rule_of_the_normal_quantile():
 
 
 @pytest.mark.parametrize("rows", [4, 12])
-def test_noise_of_the_seeds_is_that_of_all_rows(rows):
+def test_seed_noise_is_pooled_over_rows(rows):
     found = [judged(noisy(rows, 0.02, seed=seed))[1].spread for seed in range(30)]
     assert np.median(found) == pytest.approx(2.0 * math.sqrt(2), rel=0.2)
 
@@ -152,7 +152,7 @@ def test_noise_of_the_seeds_is_that_of_all_rows(rows):
 # --- metrics --------------------------------------------------------------------------------------
 
 
-def test_three_equal_accuracies_of_few_samples_are_no_certainty():
+def test_equal_accuracies_of_few_samples_are_not_significant():
     samples = {"base": [0.80] * 3, "other": [0.85] * 3}
     sure = judged(samples, key=ACCURACY)["other"]
     found = judged(samples, key=ACCURACY, evaluated=20)["other"]
@@ -163,14 +163,14 @@ def test_three_equal_accuracies_of_few_samples_are_no_certainty():
     assert (found.low, found.high) == (pytest.approx(5 - half), pytest.approx(5 + half))
 
 
-def test_rounding_is_in_the_noise_of_all_rows():
+def test_pooled_noise_includes_rounding():
     """Macro F1 that never varies, a fifth of an example of 20 from each other."""
     samples = {row: [0.80 + 0.01 * (row % 2)] * 3 for row in range(6)}
     found = judged(samples, key="metrics.f1_macro", evaluated=20)
     assert {each.parity for each in found.values()} == {Parity.undecided, Parity.equal}
 
 
-def test_metrics_that_are_equal_by_rounding_still_count_as_compared():
+def test_metrics_equal_by_rounding_count_as_compared():
     """Leaving the family would ask less of the others, by chance."""
     random = np.random.default_rng(2)
     samples = {row: random.binomial(200, 0.8, size=3) / 200 for row in range(6)}
@@ -211,7 +211,7 @@ def seeds(values, choices, **options):
             for n, value in enumerate(values)]  # fmt: skip
 
 
-def test_losses_of_0_and_below_are_compared(tmp_path):
+def test_nonpositive_losses_are_compared(tmp_path):
     runs = [*seeds((0.1, -0.1, 0.0), {}), *seeds((-0.4, -0.6, -0.5), {"optimizer": "sgd"})]
     rows = compared(tmp_path, runs).rows
     assert (rows[1].quality.word, rows[1].quality.unit) == ("lower", "")
@@ -229,14 +229,14 @@ def test_rows_are_judged_and_sorted_by_a_loss(tmp_path, by):
     assert found.rows[0].quality.name == ("train loss" if by == "train_loss" else "eval loss")
 
 
-def test_one_of_the_losses_alone_can_be_named():
+def test_single_loss_can_be_selected():
     assert keys_by("eval_loss") == (EVAL,)
     assert keys_by("train_loss") == ("loss.train_final",)
     assert keys_by("") == keys_by("loss") == (EVAL, "loss.train_final")
     assert keys_by("accuracy") == (ACCURACY,)
 
 
-def test_a_loss_that_no_run_has_is_unknown(tmp_path):
+def test_unknown_loss_is_rejected(tmp_path):
     with pytest.raises(ConfigError) as caught:
         compared(tmp_path, [Run({"precision": p}, loss=None) for p in ("fp32", "bf16")], by="loss")
     assert caught.value.problems[0].key == "--by"
@@ -266,13 +266,11 @@ def best_runs(folder, every, keep):
     ],
     ids=["same number", "more", "another metric", "last one", "only one"],
 )
-def test_the_best_of_some_evaluations_is_compared_with_the_best_of_as_many(
-    tmp_path, every, keep, name
-):
+def test_best_of_equal_evaluation_counts_is_compared(tmp_path, every, keep, name):
     best_runs(tmp_path, every, keep)
     found = next(row.quality for row in compare_runs([tmp_path]).rows if not row.is_baseline)
     if name:
         assert (found.name, found.parity) == (name, Parity.equal)
     else:
         assert found.parity is Parity.other
-        assert "best loss of 10 evaluations" in found.why
+        assert " 10 evaluations" in found.why

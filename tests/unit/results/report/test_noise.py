@@ -37,7 +37,7 @@ def shares(effects, sigma):
 
 
 @pytest.mark.parametrize("rows", [4, 12])
-def test_three_repeats_find_ten_per_cent_among_many(rows):
+def test_three_repeats_detect_ten_percent(rows):
     effects = [0.0, *([math.log(1.1), 0.0, math.log(0.9), 0.0] * 8)][:rows]
     false, found, _ = shares(effects, 0.02)
     assert found >= 0.78  # by Bonferroni; Holm finds more
@@ -45,7 +45,7 @@ def test_three_repeats_find_ten_per_cent_among_many(rows):
 
 
 @pytest.mark.parametrize(("rows", "pooled"), [(4, 0.34), (12, 0.66)])
-def test_a_noisy_row_hides_no_more_than_one_variance_for_all_would(rows, pooled):
+def test_noisy_row_hides_no_more_than_pooled_noise(rows, pooled):
     effects = [0.0, *([math.log(1.1), 0.0, math.log(0.9), 0.0] * 8)][:rows]
     effects[-1] = 0.0
     false, found, noise = shares(effects, np.array([0.02] * (rows - 1) + [0.1]))
@@ -56,7 +56,7 @@ def test_a_noisy_row_hides_no_more_than_one_variance_for_all_would(rows, pooled)
 
 
 @pytest.mark.slow
-def test_unequal_noise_makes_no_more_false_claims():
+def test_unequal_noise_adds_no_false_claims():
     for rows in (4, 30):
         sigma = 0.02 * np.exp(0.5 * np.random.default_rng(3).normal(size=(TRIALS, 1, rows)))
         assert shares([0.0] * rows, sigma)[0] <= ALLOWED
@@ -73,7 +73,7 @@ def ratio(each, *pairs):
     return ratio_of(each.difference(*pairs))
 
 
-def test_a_shared_drift_between_repeats_is_no_noise():
+def test_shared_drift_is_not_noise():
     logs = sweeps(np.zeros(6), 0.02, trials=1)[0]
     plain, moved = compared(logs), compared(logs + np.array([[0.0], [0.4], [0.8]]))
     for n in range(1, 6):
@@ -81,7 +81,7 @@ def test_a_shared_drift_between_repeats_is_no_noise():
         assert (one.low, one.p) == pytest.approx((other.low, other.p))
 
 
-def test_an_interval_leaves_out_one_where_its_chance_is_below_the_level():
+def test_interval_excludes_one_at_its_level():
     logs = sweeps(np.array([0.0, 0.01, 0.03, 0.04, 0.06, 0.1]), 0.02, trials=20)
     for each in map(compared, logs):
         for n in range(1, 6):
@@ -106,7 +106,7 @@ def alone(base, other):
     return ratio(Compared({0: base, 1: other}), (0, 1))
 
 
-def test_few_rows_and_rows_without_noise_are_compared_by_themselves():
+def test_few_or_noiseless_rows_are_compared_without_pooling():
     three = [dict(enumerate(c)) for c in np.exp(sweeps(np.zeros(3), 0.02, 1)[0]).T.tolist()]
     exact = [dict.fromkeys(range(3), 100.0 + n) for n in range(6)]
     for samples in (three, exact):
@@ -115,7 +115,7 @@ def test_few_rows_and_rows_without_noise_are_compared_by_themselves():
             assert ratio(each, (0, n)) == alone(samples[0], samples[n])
 
 
-def test_missing_repeats_and_rows_of_other_repeats_have_their_ratio():
+def test_missing_and_unshared_repeats_have_a_ratio():
     columns = np.exp(sweeps(np.zeros(7), 0.02, 1)[0]).T.tolist()
     samples = dict(enumerate(dict(enumerate(column)) for column in columns))
     del samples[1][0]
@@ -128,7 +128,7 @@ def test_missing_repeats_and_rows_of_other_repeats_have_their_ratio():
     assert ratio(each, (0, 3)).low is not None
 
 
-def test_shared_repeats_are_compared_where_one_side_has_few():
+def test_shared_repeats_are_paired_if_one_side_has_few():
     """A sweep that was stopped: the machine drifted, the configurations are the same."""
     found = alone({0: 100.0, 1: 500.0, 2: 600.0}, {0: 100.0, 1: 500.0})
     assert (found.value, found.n, found.decision) == (pytest.approx(1.0), 2, Significance.single)

@@ -56,15 +56,15 @@ def share_of_claims(effects, rounds, seed, trials=TRIALS, **kind):
 
 
 @pytest.mark.parametrize("rounds", [3, 8])
-def test_the_same_configuration_twice_is_no_difference(rounds):
+def test_equal_configurations_show_no_difference(rounds):
     assert share_of_claims([1.0], rounds, seed=1) <= 0.065  # 0.05 and two standard errors of TRIALS
 
 
-def test_nor_are_twelve_of_them():
+def test_twelve_equal_configurations_show_no_difference():
     assert share_of_claims([1.0] * 11, 3, seed=3, trials=300) <= allowed(300)
 
 
-def test_nor_with_outliers():
+def test_equal_configurations_with_outliers_show_no_difference():
     assert share_of_claims([1.0], 5, seed=4, heavy=True) <= 0.065
 
 
@@ -72,11 +72,11 @@ def test_nor_with_outliers():
     ("effect", "rounds", "power"),
     [(1.20, 3, 0.90), (1.10, 4, 0.90), (1.05, 6, 0.80), (1.05, 8, 0.90)],
 )
-def test_a_planted_difference_is_found(effect, rounds, power):
+def test_planted_difference_is_detected(effect, rounds, power):
     assert share_of_claims([effect], rounds, seed=5) >= power
 
 
-def test_intervals_hold_the_truth():
+def test_intervals_cover_the_truth():
     held = 0
     for base, other in sweeps([1.1], 4, seed=6):
         found = ratio_of(differences(base, [other])[0])
@@ -85,7 +85,7 @@ def test_intervals_hold_the_truth():
     assert held / TRIALS >= 0.94
 
 
-def test_without_rounds_drift_would_be_taken_for_a_difference():
+def test_drift_without_rounds_is_a_false_difference():
     """Why sweeps measure in rounds: all repeats of one configuration after the other's."""
     random = np.random.default_rng(7)
     wrong = 0
@@ -133,7 +133,7 @@ def half_of(difference):
     [(0.05, None, 1), (0.02, 0.05, 4), (0.02, 1e-4, 2)],
     ids=["twelve trainings", "trainings of four", "copies in pairs"],
 )
-def test_equal_losses_are_not_called_different(noise, own, size):
+def test_equal_losses_show_no_difference(noise, own, size):
     """Each row alone: false in 30 % of sweeps of twelve rows."""
     trainings = {row: row // size for row in range(12)}
     false = sum(
@@ -143,7 +143,7 @@ def test_equal_losses_are_not_called_different(noise, own, size):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_a_row_that_is_worse_than_its_training_says_nothing_about_the_others(size):
+def test_worse_row_does_not_affect_its_siblings(size):
     """Without the exception, its equal siblings are called higher in 10 to 96 % of sweeps."""
     truth, odd = [0.0] * 12, 2 * size - 1
     truth[odd] = np.log(1.06)
@@ -156,7 +156,7 @@ def test_a_row_that_is_worse_than_its_training_says_nothing_about_the_others(siz
 @pytest.mark.parametrize(
     ("noise", "difference", "power"), [(0.005, 0.02, 0.7), (0.005, 0.03, 0.93), (0.015, 0.05, 0.45)]
 )
-def test_losses_that_differ_are_found_and_not_called_the_same(noise, difference, power):
+def test_different_losses_are_detected(noise, difference, power):
     """Each row alone finds 28, 70 and 43 %, and calls a differing row the same in 57 to 94 %."""
     truth = half_of(difference)
     found, same = [], 0
@@ -174,14 +174,14 @@ def test_losses_that_differ_are_found_and_not_called_the_same(noise, difference,
 
 
 @pytest.mark.parametrize("examples", [20, 50])
-def test_accuracies_of_few_examples_are_not_called_different(examples):
+def test_accuracies_of_few_examples_show_no_difference(examples):
     """Without the floor of rounding, false in 22 to 25 % of sweeps of twelve rows."""
     values = np.random.default_rng(4).binomial(examples, 0.9, size=(SWEEPS, 3, 12)) / examples
     found = [judged(each, None, "metrics.accuracy", examples) for each in values]
     assert np.mean([bool(claimed(each)) for each in found]) <= allowed(SWEEPS)
 
 
-def test_all_intervals_of_a_sweep_hold_together():
+def test_intervals_of_a_sweep_hold_jointly():
     """Plain 95 % intervals of twelve rows do in 77 % of sweeps."""
     held, effects = 0, [1.1, 0.9, 1.0] * 4
     for base, *others in sweeps(effects, 4, seed=8, trials=300):

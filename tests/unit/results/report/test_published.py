@@ -15,7 +15,7 @@ IDS = [table.name for table in TABLES]
 
 
 @pytest.mark.parametrize("table", TABLES, ids=IDS)
-def test_a_table_has_texts_a_source_and_positive_numbers(table):
+def test_published_table_has_texts_source_and_numbers(table):
     content = asdict(table)
     rows = content.pop("rows")
     assert all(isinstance(text, str) and text for text in content.values())
@@ -28,14 +28,14 @@ def test_a_table_has_texts_a_source_and_positive_numbers(table):
 
 
 @pytest.mark.parametrize("table", TABLES, ids=IDS)
-def test_rows_are_those_of_the_sweep(table):
+def test_published_rows_exist_in_the_sweep(table):
     file = conf_folder() / "sweep" / f"{table.sweep}.yaml"
     known = yaml.safe_load(file.read_text())["sweep"]["rows"]
     assert set(table.rows) <= set(known)
 
 
 @pytest.mark.parametrize("table", TABLES, ids=IDS)
-def test_relative_speeds_agree_with_the_speeds(table):
+def test_relative_speeds_match_absolute_speeds(table):
     base = table.rows[table.baseline].samples_per_s
     for row, figures in table.rows.items():
         if figures.diff_frac is not None:
@@ -45,7 +45,7 @@ def test_relative_speeds_agree_with_the_speeds(table):
             )
 
 
-def test_the_guides_table_is_the_one_that_the_documentation_shows():
+def test_published_table_matches_the_documentation():
     (table,) = [table for table in TABLES if table.sweep == "guide_table"]
     found = [(figures.samples_per_s, figures.peak_memory_mb) for figures in table.rows.values()]
     assert found == [(row.samples_per_s, row.memory_mb) for row in ROWS]

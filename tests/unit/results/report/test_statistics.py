@@ -33,13 +33,13 @@ def of_logs(values):
     return ratio_of(mean_difference(values))
 
 
-def test_a_value_is_the_geometric_mean():
+def test_ratio_is_a_geometric_mean():
     assert estimate(BASE).value == pytest.approx(stats.gmean(list(BASE.values())))
     assert estimate(BASE).n == 4
 
 
 @pytest.mark.parametrize("count", range(1, MIN_REPEATS))
-def test_with_few_repeats_there_is_a_value_and_no_interval(count):
+def test_few_repeats_give_no_interval(count):
     few = dict(list(BASE.items())[:count])
     assert estimate(few).n == count
     found = ratio(few, OTHER)
@@ -48,7 +48,7 @@ def test_with_few_repeats_there_is_a_value_and_no_interval(count):
     assert estimate({}) is ratio({}, BASE) is ratio(BASE, {}) is None
 
 
-def test_repeats_that_belong_together_are_compared_in_pairs():
+def test_matching_repeats_are_paired():
     found = ratio(BASE, OTHER)
     paired = stats.ttest_rel(logs(OTHER), logs(BASE))
     low, high = paired.confidence_interval(0.95)
@@ -57,7 +57,7 @@ def test_repeats_that_belong_together_are_compared_in_pairs():
     assert (found.decision, found.n) == (Significance.higher, 4)
 
 
-def test_others_by_welch():
+def test_unpaired_repeats_use_welch():
     other = {key + 10: value for key, value in OTHER.items()} | {99: 119.0}
     found = ratio(BASE, other)
     welch = stats.ttest_ind(logs(other), logs(BASE), equal_var=False)
@@ -67,7 +67,7 @@ def test_others_by_welch():
     assert found.n == 4
 
 
-def test_what_never_varies_is_known_exactly():
+def test_constant_values_have_an_exact_ratio():
     bytes_before, bytes_after = dict.fromkeys(range(3), 100.0), dict.fromkeys(range(3), 80.0)
     found = ratio(bytes_before, bytes_after)
     assert (found.low, found.high, found.decision) == (
@@ -91,7 +91,7 @@ def test_what_never_varies_is_known_exactly():
         ([0.2, 0.3], Significance.single),
     ],
 )
-def test_decisions(values, decision):
+def test_significance_of_intervals(values, decision):
     assert of_logs(values).decision is decision
 
 
@@ -103,7 +103,7 @@ def noise(count):
     return {n: mean_difference([0.3 * (-1) ** n, -0.2 * (-1) ** n, 0.01 * n]) for n in range(count)}
 
 
-def test_many_comparisons_ask_for_more_each():
+def test_many_comparisons_widen_intervals():
     alone = correct({"only": mean_difference(NEAR)})["only"]
     assert alone == ratio_of(mean_difference(NEAR))
     assert alone.decision is Significance.higher
@@ -116,7 +116,7 @@ def test_many_comparisons_ask_for_more_each():
 
 
 @pytest.mark.parametrize("level", [0.05, 0.015])
-def test_an_interval_is_the_one_at_which_holm_tested(level):
+def test_interval_matches_the_holm_test(level):
     """Of four with p = 0.0001, 0.015, and two of noise: at 1/4, 1/3, and twice 1/2 of the level."""
     first, second = [0.1, 0.11, 0.09, 0.1], [0.05, 0.06, 0.09, 0.03, 0.02]
     differences = {"first": mean_difference(first), "second": mean_difference(second), **noise(2)}
@@ -132,7 +132,7 @@ def test_an_interval_is_the_one_at_which_holm_tested(level):
         assert is_shown == (each.low > 1 or each.high < 1) == (each.p <= each.level)
 
 
-def test_what_is_not_tested_asks_nothing_of_the_others():
+def test_untested_rows_do_not_affect_corrections():
     """Bytes that never vary, and a row of one repeat."""
     exact, once = mean_difference([0.1] * 3), mean_difference([0.1])
     found = correct({"exact": exact, "same": mean_difference([0.0] * 3), "once": once,
@@ -143,7 +143,7 @@ def test_what_is_not_tested_asks_nothing_of_the_others():
     assert (found["once"].decision, found["once"].low) == (Significance.single, None)
 
 
-def test_rounding_is_the_least_noise():
+def test_rounding_is_the_minimum_noise():
     """Three equal accuracies of 20 samples: 5 points between them are no certainty."""
     floor = 2 * 5.0**2 / 12
     found = mean_difference([5.0] * 3, floor)
@@ -153,7 +153,7 @@ def test_rounding_is_the_least_noise():
 
 
 @pytest.mark.parametrize(("mean", "margin"), [(0.01, 0.05), (-0.01, 0.05), (0.06, 0.05)])
-def test_sameness_is_two_one_sided_tests(mean, margin):
+def test_equality_uses_two_one_sided_tests(mean, margin):
     values = [mean - 0.01, mean, mean + 0.02]
     below = stats.ttest_1samp(values, margin, alternative="less").pvalue
     above = stats.ttest_1samp(values, -margin, alternative="greater").pvalue
@@ -161,7 +161,7 @@ def test_sameness_is_two_one_sided_tests(mean, margin):
     assert mean_difference([0.1]).p_same(margin) is None
 
 
-def test_repeats_needed_are_those_of_the_normal_rule():
+def test_required_repeats_follow_the_normal_rule():
     found = mean_difference([0.03, 0.05, 0.07])
     z = stats.norm.isf(0.005 / 2) + stats.norm.isf(0.2)
     assert found.repeats_needed(0.005) == pytest.approx(max(3, (z * 0.02 / 0.05) ** 2))

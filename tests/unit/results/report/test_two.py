@@ -91,7 +91,7 @@ def test_every_row_and_the_mean_are_compared(both):
         pytest.param(0.96, ("--tolerance", "3%"), 1, id="slower, beyond a typed tolerance"),
     ],
 )
-def test_the_exit_code(tmp_path, capsys, factor, options, code):
+def test_exit_code_of_a_comparison(tmp_path, capsys, factor, options, code):
     sweep(tmp_path / "a", runs())
     sweep(tmp_path / "b", runs(factor), 60)
     found, content = told(capsys, str(tmp_path / "a"), str(tmp_path / "b"), *options)
@@ -99,7 +99,7 @@ def test_the_exit_code(tmp_path, capsys, factor, options, code):
     assert ("slower" in [each["kind"] for each in content["claims"]]) == bool(code)
 
 
-def test_a_slower_row_among_others_is_an_alarm(tmp_path):
+def test_single_slower_row_fails_the_comparison(tmp_path):
     slow = [
         replace(r, speed=r.speed * 0.85) if r.choices["optimizer"] == "sgd" else r for r in runs()
     ]
@@ -114,7 +114,7 @@ def test_a_slower_row_among_others_is_an_alarm(tmp_path):
     ]
 
 
-def test_noise_that_a_round_shares_is_in_the_interval():
+def test_interval_includes_noise_of_a_round():
     """All rows of a round 10 % up or down: seen as such, and no row's own difference."""
     quiet, rounds = [100 * n for n in NOISE], (1.0, 1.1, 0.9)
     loud = [speed * shared for speed, shared in zip(quiet, rounds, strict=True)]
@@ -127,7 +127,7 @@ def test_noise_that_a_round_shares_is_in_the_interval():
     assert shared[MEAN].high > 1
 
 
-def test_sides_of_one_sweep_are_measured_in_turns(tmp_path):
+def test_sides_of_one_sweep_are_alternated(tmp_path):
     """A round holds a run of each; reversed in every other round."""
     made = [
         each
@@ -143,14 +143,14 @@ def test_sides_of_one_sweep_are_measured_in_turns(tmp_path):
     assert found.is_measurable
 
 
-def test_a_row_has_the_name_that_the_report_gives_it(tmp_path):
+def test_row_name_matches_the_report(tmp_path):
     sweep(tmp_path, runs())
     found = compared(f"{tmp_path}@adamw", f"{tmp_path}@lion")
     assert found.keys == {"optimizer": ("adamw", "lion")}
     assert [row.label for row in found.rows] == ["optimizer=lion"]
 
 
-def test_the_time_between_two_occasions_is_told(both, tmp_path):
+def test_time_between_two_sides_is_noted(both, tmp_path):
     found = compared(*both)
     assert (found.in_turns, found.tolerance) == (False, 0.05)
     assert any("1 h" in note and "apart" in note for note in found.notes)
@@ -164,7 +164,7 @@ def test_the_time_between_two_occasions_is_told(both, tmp_path):
         pytest.param("@commit=aaaaaaaa", "@optimizer=lion,changed", 1, id="settings"),
     ],
 )
-def test_parts_of_one_folder(tmp_path, first, second, rows):
+def test_sides_can_be_parts_of_one_folder(tmp_path, first, second, rows):
     made = [*runs(), *runs(0.9)]
     sweep(tmp_path, made, **git("a"))
     for n in range(12, 24):
@@ -177,7 +177,7 @@ def test_parts_of_one_folder(tmp_path, first, second, rows):
     assert len(found.rows) == rows
 
 
-def test_one_folder_by_a_version(tmp_path):
+def test_folder_can_be_split_by_version(tmp_path):
     newer = {**MACHINE, "torch": "2.14.0"}
     sweep(tmp_path, [*runs(), *runs(0.8, machine=newer)])
     found = compared(str(tmp_path), by="torch")
@@ -185,7 +185,7 @@ def test_one_folder_by_a_version(tmp_path):
     assert [row.speed.value for row in found.rows] == pytest.approx([0.8] * 4)
 
 
-def test_keys_in_which_all_rows_differ_need_not_match(tmp_path):
+def test_keys_that_differ_in_all_rows_need_not_match(tmp_path):
     sweep(tmp_path / "a", [replace(r, choices={**r.choices, "precision": "fp32"}) for r in runs()])
     sweep(tmp_path / "b", [replace(r, choices={**r.choices, "precision": "bf16"}) for r in runs()])
     found = compared(str(tmp_path / "a"), str(tmp_path / "b"))
@@ -205,7 +205,7 @@ def test_keys_in_which_all_rows_differ_need_not_match(tmp_path):
         pytest.param(runs(rows=("muon",)), "no configuration", id="no row in both"),
     ],
 )  # fmt: skip
-def test_what_is_not_comparable_is_refused_with_a_command(tmp_path, capsys, other, why):
+def test_incomparable_sides_are_rejected_with_a_command(tmp_path, capsys, other, why):
     sweep(tmp_path / "a", runs())
     sweep(tmp_path / "b", other)
     code, content = told(capsys, str(tmp_path / "a"), str(tmp_path / "b"))
@@ -214,7 +214,7 @@ def test_what_is_not_comparable_is_refused_with_a_command(tmp_path, capsys, othe
     assert "sweep.repeats=3" in content["problems"][0]["remark"]
 
 
-def test_too_few_repeats_are_no_answer(tmp_path, capsys):
+def test_too_few_repeats_give_no_answer(tmp_path, capsys):
     sweep(tmp_path / "a", runs())
     sweep(tmp_path / "b", runs(0.5, rounds=2), 60)
     code, content = told(capsys, str(tmp_path / "a"), str(tmp_path / "b"))
@@ -223,7 +223,7 @@ def test_too_few_repeats_are_no_answer(tmp_path, capsys):
     assert content["problem"]["remark"].endswith("sweep.repeats=3")
 
 
-def test_a_row_that_failed_in_b_is_no_answer_but_a_slower_one_is(tmp_path, capsys):
+def test_failed_row_gives_no_answer_but_slower_row_does(tmp_path, capsys):
     failed = [
         replace(r, speed=None, outcome="oom") if r.choices["optimizer"] == "sgd" else r
         for r in runs()
@@ -238,7 +238,7 @@ def test_a_row_that_failed_in_b_is_no_answer_but_a_slower_one_is(tmp_path, capsy
     assert told(capsys, str(tmp_path / "a"), str(tmp_path / "c"))[0] == 1
 
 
-def test_the_same_runs_are_not_compared_with_themselves(tmp_path, both):
+def test_identical_runs_are_not_compared(tmp_path, both):
     with pytest.raises(ConfigError, match="all runs of one side"):
         compared(both[0], both[0])
     shutil.copytree(tmp_path / "a" / f"{0:016x}", tmp_path / "b" / "copy")
@@ -246,7 +246,7 @@ def test_the_same_runs_are_not_compared_with_themselves(tmp_path, both):
     assert {row.label: row.repeats for row in found.rows}["adamw"] == "2 and 3"
 
 
-def test_each_machine_is_compared_by_itself(tmp_path):
+def test_machines_are_compared_separately(tmp_path):
     other = {**MACHINE, "device": "H100"}
     sweep(tmp_path / "a", [*runs(), *runs(3, machine=other)])
     sweep(tmp_path / "b", [*runs(), *runs(3, machine=other)], 60)
@@ -282,7 +282,7 @@ def test_packed_rows_are_compared_by_tokens(tmp_path):
         pytest.param(["a", "b", "--again"], "--again", "with commit aaaaaaaa", id="two commits"),
     ],
 )
-def test_a_slip_is_answered_with_a_command(tmp_path, monkeypatch, capsys, words, key, fix):
+def test_mistyped_side_is_answered_with_a_command(tmp_path, monkeypatch, capsys, words, key, fix):
     rows = ROWS * 3 if "@addamw" in words[0] else ()
     sweep(tmp_path / "a", runs(), rows=rows, **git("a"))
     sweep(tmp_path / "b", runs(), 60, **git("b"))
@@ -303,7 +303,7 @@ def test_a_slip_is_answered_with_a_command(tmp_path, monkeypatch, capsys, words,
         ["a", "b", "--tolerance", "three"],
     ],
 )
-def test_a_wrong_number_of_sides_is_refused(arguments):
+def test_wrong_number_of_sides_is_rejected(arguments):
     with pytest.raises(SystemExit) as ended:
         main(["compare", *arguments])
     assert ended.value.code == 2
@@ -352,7 +352,7 @@ def machine(monkeypatch):
     return asked
 
 
-def test_again_measures_both_in_turns_and_goes_on_with_the_same_sweep(tmp_path, capsys, machine):
+def test_again_alternates_both_sides_in_the_same_sweep(tmp_path, capsys, machine):
     folder = tmp_path / "runs"
     once = [replace(r, overrides=typed(r.choices["optimizer"], "1e-3")) for r in runs(rounds=1)[:2]]
     sweep(folder, once, identity="sweep-old")
@@ -371,7 +371,7 @@ def test_again_measures_both_in_turns_and_goes_on_with_the_same_sweep(tmp_path, 
     assert machine[1] == machine[0]
 
 
-def test_again_composes(tmp_path):
+def test_repeat_command_composes(tmp_path):
     """Rows of any overrides that a run may have."""
     made = [
         Run({"optimizer": each}, overrides=(f"optimizer={each}", "data=csv", "data.path='a b.csv'",
@@ -388,7 +388,7 @@ def test_again_composes(tmp_path):
     assert config.task.labels == ["x", "y z"]
 
 
-def test_a_key_that_an_older_version_lacks_is_at_its_former_value(tmp_path):
+def test_key_missing_in_an_older_version_has_its_former_value(tmp_path):
     sweep(tmp_path / "a", runs())
     sweep(tmp_path / "b", runs(), 60)
     for file in (tmp_path / "a").glob("*/record.json"):
@@ -400,7 +400,7 @@ def test_a_key_that_an_older_version_lacks_is_at_its_former_value(tmp_path):
     assert len(found.rows) == 4
 
 
-def test_one_slow_run_of_repeats_that_agree_is_excluded_and_named(tmp_path):
+def test_single_slow_run_is_excluded_and_named(tmp_path):
     made = runs(rounds=5)
     made[4] = replace(made[4], speed=40)  # adamw's second
     sweep(tmp_path / "a", runs(rounds=5))
@@ -411,7 +411,7 @@ def test_one_slow_run_of_repeats_that_agree_is_excluded_and_named(tmp_path):
     assert all(row.speed.low > 0.9 for row in found.rows)
 
 
-def test_a_folder_may_have_the_sign_in_its_name(tmp_path):
+def test_folder_name_may_contain_the_separator(tmp_path):
     sweep(tmp_path / "a@home", runs())
     sweep(tmp_path / "b", runs(), 60)
     found = compared(f"{tmp_path}/a@home@optimizer=lion", f"{tmp_path}/b")
@@ -419,7 +419,7 @@ def test_a_folder_may_have_the_sign_in_its_name(tmp_path):
     assert len(compared(f"{tmp_path}/a@home", f"{tmp_path}/b").rows) == 4
 
 
-def test_a_folder_without_a_record_has_nothing_to_split(tmp_path):
+def test_folder_without_record_cannot_be_split(tmp_path):
     sweep(tmp_path, [])
     (tmp_path / SWEEP / "sweep.json").write_text(json.dumps({"cells": [{"overrides": ["a=1"]}]}))
     with pytest.raises(ConfigError, match="none"):
@@ -487,6 +487,6 @@ def of_another_model(record):
         pytest.param(of_another_model, 2, id="another model"),
     ],
 )
-def test_real_rounds_of_one_sweep(rounds, capsys, change, code):
+def test_recorded_rounds_are_compared(rounds, capsys, change, code):
     a, b = rounds("even", (0, 2, 4)), rounds("odd", (1, 3, 5), change)
     assert told(capsys, a, b)[0] == code

@@ -12,7 +12,7 @@ def grouped(tmp_path, runs, rows=()):
     return group(gather([make_sweep(tmp_path, runs, rows)]).entries)
 
 
-def test_seed_and_repeat_make_no_other_configuration(tmp_path):
+def test_seed_and_repeat_do_not_split_configurations(tmp_path):
     runs = [Run({"precision": p}, repeat=r, seed=s) for r in (0, 1) for s in (0, 1)
             for p in ("fp32", "bf16")]  # fmt: skip
     variants, _, keys = grouped(tmp_path, runs)
@@ -24,7 +24,7 @@ def test_seed_and_repeat_make_no_other_configuration(tmp_path):
     assert len(variants[0].sample("throughput.samples_per_s")) == 4
 
 
-def test_a_groups_option_says_what_its_keys_say(tmp_path):
+def test_option_and_its_keys_are_one_factor(tmp_path):
     """batch=guide sets the micro-batch: one factor, not two."""
     runs = [
         Run({"batch": "fixed"}, keys={"batch.per_device": 8}),
@@ -33,7 +33,7 @@ def test_a_groups_option_says_what_its_keys_say(tmp_path):
     assert grouped(tmp_path, runs)[2] == ["batch"]
 
 
-def test_a_key_beyond_the_option_is_a_factor_of_its_own(tmp_path):
+def test_key_beyond_its_option_is_a_factor(tmp_path):
     runs = [
         Run({"optimizer": o}, keys={"optimizer.lr": lr})
         for o in ("adamw", "adafactor")
@@ -43,7 +43,7 @@ def test_a_key_beyond_the_option_is_a_factor_of_its_own(tmp_path):
     assert keys == ["optimizer", "optimizer.lr"]
 
 
-def test_names_hold_only_values_that_differ_from_the_baselines(tmp_path):
+def test_names_hold_only_values_that_differ_from_the_baseline(tmp_path):
     """Numbers keep the last part of their key, and so do values that say little without it."""
     grid = [Run({"optimizer": o, "memory": m}) for o in ("adamw", "adafactor")
             for m in ("none", "checkpointing")]  # fmt: skip
@@ -54,7 +54,7 @@ def test_names_hold_only_values_that_differ_from_the_baselines(tmp_path):
     ]  # fmt: skip
 
 
-def test_none_is_named_where_the_baseline_has_something(tmp_path):
+def test_disabled_option_is_named_against_the_baseline(tmp_path):
     """A key that follows from the adapters, as the norm does here, is not the only name."""
     runs = [Run({"peft": peft}, keys={"train.max_grad_norm": norm})
             for peft, norm in (("lora", 0.3), ("none", 1.0))]  # fmt: skip
@@ -62,7 +62,7 @@ def test_none_is_named_where_the_baseline_has_something(tmp_path):
     assert labels[1].split(" + ")[0] == "peft=none"
 
 
-def test_names_that_would_be_the_same_have_their_keys(tmp_path):
+def test_ambiguous_names_include_keys(tmp_path):
     runs = [Run({"attention": "sdpa", "compile": "none"}),
             Run({"attention": "eager", "compile": "none"}),
             Run({"attention": "sdpa", "compile": "eager"})]  # fmt: skip
@@ -84,7 +84,7 @@ def names_of(tmp_path, *runs):
 
 
 @pytest.mark.parametrize("typed", [[], ["hidden_size"]], ids=["no", "typed"])
-def test_a_groups_name_has_as_few_values_as_tell_it_apart(tmp_path, typed):
+def test_group_name_is_minimal(tmp_path, typed):
     """One size of GPT-2 beside two of Llama, each a group."""
     runs = [
         ("tiny", {"hidden_size": 128}, []),
@@ -98,7 +98,7 @@ def test_a_groups_name_has_as_few_values_as_tell_it_apart(tmp_path, typed):
     ]
 
 
-def test_a_name_has_nothing_that_follows_from_what_was_typed(tmp_path):
+def test_name_excludes_derived_values(tmp_path):
     """A checkpoint's hash beside its folder; where the folder is the same, the hash tells."""
     a, b, b_later = ({"name_or_path": name, "content": c} for name, c in ("a1", "b2", "b3"))
     typed = ["name_or_path"]
@@ -113,7 +113,7 @@ def test_a_name_has_nothing_that_follows_from_what_was_typed(tmp_path):
     ]
 
 
-def test_naming_ten_times_as_many_takes_ten_times_as_long(tmp_path, monkeypatch):
+def test_naming_time_is_linear(tmp_path, monkeypatch):
     """Ten thousand records: a report took 27 s instead of 7 when each was compared with all."""
     looks = {}
     original = load_records.typed_settings
@@ -130,7 +130,7 @@ def test_naming_ten_times_as_many_takes_ten_times_as_long(tmp_path, monkeypatch)
     assert looks[100] == pytest.approx(10 * looks[10], rel=0.2)
 
 
-def test_presentation_is_no_factor(tmp_path):
+def test_presentation_is_not_a_factor(tmp_path):
     runs = [Run(keys={"tracker.project": name, "train.log_every": n}) for n, name in
             enumerate(("a", "b"), 1)]  # fmt: skip
     variants, _, keys = grouped(tmp_path, runs)
@@ -138,7 +138,7 @@ def test_presentation_is_no_factor(tmp_path):
     assert [len(v.entries) for v in variants] == [2]
 
 
-def test_two_kinds_of_machines_are_never_put_together(tmp_path):
+def test_machines_are_never_merged(tmp_path):
     other = {**MACHINE, "torch": "2.14.0"}
     another_eke = {**MACHINE, "eke_source": "b"}  # on the same machine
     runs = [Run(repeat=0), Run(repeat=1, machine=other), Run(repeat=2, machine=another_eke)]
@@ -149,7 +149,7 @@ def test_two_kinds_of_machines_are_never_put_together(tmp_path):
     assert variants[0].label.endswith("[A]")
 
 
-def test_a_refused_cell_is_named_by_what_was_typed(tmp_path):
+def test_rejected_run_is_named_by_its_overrides(tmp_path):
     runs = [
         Run({"precision": "fp32"}),
         Run({"precision": "bf16"}),
@@ -161,7 +161,7 @@ def test_a_refused_cell_is_named_by_what_was_typed(tmp_path):
     assert variants[0].factors == {"precision": "fp32"}
 
 
-def test_repeats_that_failed_stay_beside_those_that_did_not(tmp_path):
+def test_failed_and_successful_repeats_are_kept(tmp_path):
     runs = [Run(repeat=0), Run(repeat=1, outcome="oom", reason="full", speed=None, loss=None),
             Run(repeat=2, outcome="not run"), Run({"precision": "bf16"})]  # fmt: skip
     variants, _, _ = grouped(tmp_path, runs)
@@ -169,7 +169,7 @@ def test_repeats_that_failed_stay_beside_those_that_did_not(tmp_path):
     assert len(variants) == 2
 
 
-def test_rows_of_one_name_that_are_several_configurations_are_told_apart(tmp_path):
+def test_configurations_with_one_name_are_distinguished(tmp_path):
     """Two searches of `eke fit`, or a named sweep of two models, under one folder."""
     shown = [
         (
@@ -193,20 +193,20 @@ def test_rows_of_one_name_that_are_several_configurations_are_told_apart(tmp_pat
     assert [variant.label for variant in variants] == [label for _, _, label in shown]
 
 
-def test_one_row_on_two_machines_has_its_own_name(tmp_path):
+def test_row_on_two_machines_has_separate_names(tmp_path):
     runs = [Run({"precision": "fp32"}), Run({"precision": "fp32"}, machine={"device": "another"})]
     variants, _, _ = grouped(tmp_path, runs, ["whole", "whole"])
     assert [variant.label for variant in variants] == ["whole [A]", "whole [B]"]
 
 
-def test_a_run_that_was_measured_again_counts_twice_but_for_what_neighbours_disturbed(tmp_path):
+def test_repeated_run_counts_twice_without_disturbed_speeds(tmp_path):
     runs = [Run(speed=100.0), Run(speed=102.0), Run(speed=90.0, shared=True)]
     variants, _, _ = grouped(tmp_path, runs)
     assert len(variants[0].sample("memory.measured.peak_allocated_bytes")) == 3
     assert sorted(variants[0].sample("throughput.samples_per_s").values()) == [100.0, 102.0]
 
 
-def test_numbers_that_are_none_are_absent(tmp_path):
+def test_non_finite_numbers_are_missing(tmp_path):
     odd = [float("nan"), float("inf"), 0.0, -1.0]
     runs = [Run(repeat=n, seed=n, speed=value or -1, loss=value) for n, value in enumerate(odd)]
     variants, _, _ = grouped(tmp_path, runs)
@@ -214,7 +214,7 @@ def test_numbers_that_are_none_are_absent(tmp_path):
     assert variants[0].sample("loss.eval_final") == {2: 0.0, 3: -1.0}, "of a regression"
 
 
-def test_order_is_that_in_which_it_was_typed(tmp_path):
+def test_rows_keep_their_command_line_order(tmp_path):
     runs = [
         Run({}, overrides=("precision=bf16", "memory=none")),
         Run({"memory": "checkpointing", "precision": "bf16"},
@@ -224,7 +224,7 @@ def test_order_is_that_in_which_it_was_typed(tmp_path):
     assert grouped(tmp_path, runs)[2] == ["precision", "memory"]
 
 
-def test_runs_of_which_nothing_can_be_read_are_nobodys_repeats(tmp_path):
+def test_unreadable_runs_are_not_repeats(tmp_path):
     """Not of each other, and not of the run for which nothing was typed."""
     make_run(tmp_path, Run(overrides=()))
     for name in ("torn", "cut"):

@@ -76,7 +76,7 @@ def place_store(option: str, folder: Path, request: pytest.FixtureRequest) -> No
     "option",
     ["tensorboard", *(pytest.param(o, marks=pytest.mark.slow) for o in ("mlflow", "trackio"))],
 )
-def test_two_attempts_are_one_run_that_comes_back_whole(option, forks, tmp_path, request):
+def test_two_attempts_form_one_complete_run(option, forks, tmp_path, request):
     """Five steps and a checkpoint at the third; then from there to the sixth."""
     folder = tmp_path / "run"
     folder.mkdir()
@@ -118,7 +118,7 @@ def test_two_attempts_are_one_run_that_comes_back_whole(option, forks, tmp_path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["mlflow", "trackio"])
-def test_rows_that_were_lost_are_sent_by_the_next_attempt(option, forks, tmp_path, request):
+def test_lost_rows_are_sent_by_the_next_attempt(option, forks, tmp_path, request):
     folder = tmp_path / "run"
     folder.mkdir()
     place_store(option, folder, request)
@@ -137,7 +137,7 @@ def test_rows_that_were_lost_are_sent_by_the_next_attempt(option, forks, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["mlflow", "trackio"])
-def test_the_runs_of_a_folder_stand_side_by_side(option, forks, tmp_path, request):
+def test_runs_of_a_folder_share_a_store(option, forks, tmp_path, request):
     names = ("0" * 16, "f" * 16)
     for name in names:
         (tmp_path / name).mkdir()
@@ -148,7 +148,7 @@ def test_the_runs_of_a_folder_stand_side_by_side(option, forks, tmp_path, reques
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_a_missing_package_is_named(option, make_run, monkeypatch):
+def test_missing_package_is_named(option, make_run, monkeypatch):
     monkeypatch.setitem(sys.modules, option, None)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     tracker = track(make_run(settings=schema.Tracker(option=option)), rows(1))
@@ -158,7 +158,7 @@ def test_a_missing_package_is_named(option, make_run, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
-def test_a_store_that_cannot_be_written(option, forks, tmp_path):
+def test_unwritable_store_is_reported(option, forks, tmp_path):
     # A folder where a file belongs, or the other way round.
     folder = tmp_path / "run"
     (folder / "tensorboard").mkdir(parents=True)
@@ -174,7 +174,7 @@ def test_a_store_that_cannot_be_written(option, forks, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
-def test_a_full_disk_is_noticed(option, forks, tmp_path, request):
+def test_full_disk_is_reported(option, forks, tmp_path, request):
     folder = tmp_path / "run"
     folder.mkdir()
     place_store(option, folder, request)
@@ -184,7 +184,7 @@ def test_a_full_disk_is_noticed(option, forks, tmp_path, request):
     assert "problem: \n" not in said
 
 
-def test_a_run_that_ended_before_its_first_step(make_run, monkeypatch):
+def test_run_that_ended_before_its_first_step_is_reported(make_run, monkeypatch):
     # Other tests of this process may have made Accelerate's state, as the worker does.
     monkeypatch.setattr("accelerate.state.is_initialized", lambda: False)
     tracker = build_tracker(make_run(settings=schema.Tracker(option="tensorboard")))

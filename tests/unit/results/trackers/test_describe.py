@@ -17,7 +17,7 @@ SPEEDS = {"samples_per_s": 80.0, "tokens_per_s": 160.0, "mfu_frac": 0.25, "stead
 
 
 @pytest.mark.parametrize("shared", [True, False, None])
-def test_a_run_that_shared_its_device_claims_no_speed(shared):
+def test_run_on_a_shared_device_reports_no_speed(shared):
     record = make_record(
         throughput=Throughput(samples_per_s=80.0, tokens_per_s=160.0, mfu_frac=0.25),
         timing=Timing(steady_step_s=Spread(0.1, 0.1, 0.1, 3)),
@@ -47,7 +47,7 @@ def in_sweep(folder, overrides, row=""):
     return tracked_run(record, RunPaths(folder / RUN_ID), 0, Tracker(group="sweep-1"))
 
 
-def test_a_run_is_named_by_what_differs_in_its_sweep(tmp_path):
+def test_tracker_name_of_a_run_lists_differing_overrides(tmp_path):
     found = in_sweep(tmp_path, ["optimizer=lion", "optimizer.lr=0.25", "seed=3"])
     assert found.name == "optimizer=lion optimizer.lr=0.25 seed=3"
     assert found.told == {"optimizer": "lion", "optimizer.lr": 0.25, "seed": 3, "repeat": 2}
@@ -55,13 +55,13 @@ def test_a_run_is_named_by_what_differs_in_its_sweep(tmp_path):
     assert found.factors == {**found.told, **own}
 
 
-def test_a_row_is_part_of_the_name_and_a_factor(tmp_path):
+def test_row_is_part_of_the_name_and_a_factor(tmp_path):
     found = in_sweep(tmp_path, ["seed=3"], row="slow")
     assert (found.name, found.factors["row"]) == ("slow: seed=3", "slow")
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"cells": [1]}', '{"cells": [{}]}'])
-def test_a_sweep_that_cannot_be_read_leaves_all_overrides(tmp_path, content):
+def test_unreadable_sweep_keeps_all_overrides(tmp_path, content):
     (tmp_path / "sweep-1").mkdir()
     (tmp_path / "sweep-1" / "sweep.json").write_text(content)
     record = make_record(overrides=["seed=3", "optimizer=lion"])
@@ -69,7 +69,7 @@ def test_a_sweep_that_cannot_be_read_leaves_all_overrides(tmp_path, content):
     assert found.name == "seed=3 optimizer=lion"
 
 
-def test_the_best_evaluation_tokens_and_gib_are_in_the_summary():
+def test_best_evaluation_tokens_and_gib_are_in_the_summary():
     rows = [
         step_row(1),
         eval_row(1, 2.0),

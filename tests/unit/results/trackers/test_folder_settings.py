@@ -37,7 +37,7 @@ def own_file(online: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return online
 
 
-def test_sync_asks_the_users_server_and_names_it_first(planted, own_file, tmp_path, capsys):
+def test_sync_uses_the_configured_server_and_names_it_first(planted, own_file, tmp_path, capsys):
     paths = make_folder(tmp_path / "runs")
     with lock_run_folder(paths):  # the account is asked, and nothing is sent
         assert main(["sync", str(paths.folder)]) == 0
@@ -46,7 +46,7 @@ def test_sync_asks_the_users_server_and_names_it_first(planted, own_file, tmp_pa
     assert capsys.readouterr().err.splitlines()[0] == f"W&B's server: {own_file.url}"
 
 
-def test_nor_does_a_run_that_is_shown_online(planted, own_file, make_run, caplog):
+def test_online_run_ignores_settings_of_the_folder(planted, own_file, make_run, caplog):
     with caplog.at_level(logging.INFO):
         tracker = track(make_run(mode="online"), rows(1))
     assert tracker.problem == ""
@@ -55,7 +55,7 @@ def test_nor_does_a_run_that_is_shown_online(planted, own_file, make_run, caplog
     assert f"W&B's server is {own_file.url}" in caplog.text
 
 
-def test_a_key_in_the_folder_is_no_key(planted, monkeypatch, tmp_path):
+def test_key_in_the_folder_is_ignored(planted, monkeypatch, tmp_path):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.delenv("NETRC", raising=False)
     Path("wandb/settings").write_text("[default]\napi_key = " + "ab" * 20 + "\n")

@@ -32,7 +32,7 @@ def only_file(folder: Path) -> WandbFile:
     return read_wandb_file(path)
 
 
-def test_a_run_that_ends_in_the_ordinary_way(tmp_path):
+def test_normal_end_is_recorded(tmp_path):
     """A process that logged 25 rows, looked at from every side."""
     folder = tmp_path / "run"
     folder.mkdir()
@@ -103,7 +103,7 @@ def test_kill_9_loses_at_most_the_last_interval(child, tmp_path):
 
 
 @pytest.mark.slow
-def test_wandb_core_dies_in_mid_run(child, tmp_path):
+def test_death_of_wandb_core_is_survived(child, tmp_path):
     ask(child, 20)
     wait_until(lambda: has_rows(tmp_path, 19))
     cores = find_cores(child.pid)
@@ -115,12 +115,12 @@ def test_wandb_core_dies_in_mid_run(child, tmp_path):
     assert len(cores) == 1
     assert child.returncode == 0
     assert stdout.startswith("problem: stopped by ConnectionResetError")
-    assert "rows not mirrored (metrics.jsonl has every row)" in stdout
+    assert "rows not mirrored" in stdout
     assert stderr.count("training goes on") == 1
     assert "Traceback" not in stderr
 
 
-def test_another_run_is_another_file_and_a_later_attempt_a_fragment_of_the_same(make_run):
+def test_every_run_and_attempt_has_its_own_file(make_run):
     for run_id, attempt, step in (("a" * 16, 0, 1), ("a" * 16, 1, 2), ("b" * 16, 0, 3)):
         run = make_run(run_id=run_id, attempt=attempt, factors={"precision": run_id})
         assert track(run, rows(step)).problem == ""
@@ -132,9 +132,7 @@ def test_another_run_is_another_file_and_a_later_attempt_a_fragment_of_the_same(
     assert [r.config["precision"] for r in reads] == [r.run_id for r in reads]
 
 
-def test_a_folder_that_cannot_be_written_is_not_replaced_by_the_temporary_one(
-    make_run, monkeypatch, tmp_path
-):
+def test_unwritable_folder_is_not_replaced_by_a_temporary_folder(make_run, monkeypatch, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
@@ -147,7 +145,7 @@ def test_a_folder_that_cannot_be_written_is_not_replaced_by_the_temporary_one(
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_noticed(tmp_path):
+def test_full_disk_is_reported(tmp_path):
     # A limit on the size of files; exec keeps it for the process and for wandb-core.
     limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536)); "
     code = limit + "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"

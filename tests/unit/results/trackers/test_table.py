@@ -9,12 +9,12 @@ from eke.results.trackers import TRACKERS, build_tracker
 from .conftest import rows
 
 
-def test_options_are_the_trackers():
+def test_options_match_trackers():
     options = {file.stem for file in (conf_folder() / "tracker").glob("*.yaml")}
     assert options == set(TRACKERS)
 
 
-def test_none_writes_nothing(make_run):
+def test_tracker_none_writes_no_files(make_run):
     run = make_run(settings=schema.Tracker(option="none"))
     tracker = build_tracker(run)
     tracker.log(rows(1))
@@ -24,7 +24,7 @@ def test_none_writes_nothing(make_run):
     assert list(run.directory.iterdir()) == []
 
 
-def test_an_unknown_option_is_named(make_run):
+def test_unknown_tracker_is_named(make_run):
     tracker = build_tracker(make_run(settings=schema.Tracker(option="aim")))
     tracker.log(rows(1))
     tracker.finish(0)
@@ -58,7 +58,7 @@ class ToFile:
 
 
 @pytest.mark.parametrize("name", ["ToFile", "Missing"])
-def test_an_installed_package_adds_a_tracker(name, make_run, tmp_path, monkeypatch):
+def test_installed_plugin_adds_a_tracker(name, make_run, tmp_path, monkeypatch):
     info = tmp_path / "site" / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
     (tmp_path / "site" / "to_file.py").write_text(MIRROR)

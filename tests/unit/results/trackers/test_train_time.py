@@ -26,7 +26,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "metrics.jsonl"
 
 
-def test_it_grows_over_batches_and_changes_nothing_else(file):
+def test_training_time_accumulates_over_batches(file):
     clock = Totals(file, 0)
     assert times(clock.add([row(1), row(2, 1.0)])) == [0.5, 1.5]
     assert times(clock.add([row(3)])) == [2.0]
@@ -35,29 +35,29 @@ def test_it_grows_over_batches_and_changes_nothing_else(file):
     assert TIME not in given[1]
 
 
-def test_a_later_attempt_goes_on_where_its_checkpoint_was(file):
+def test_later_attempt_continues_from_its_checkpoint(file):
     # The checkpoint was at step 2: step 3 of the attempt before is done again.
     metrics.append_rows(file, [row(1), row(2), row(3, 9.0), evaluation(3), row(3, 0.7, attempt=1)])
     assert times(Totals(file, 1).add([row(3, 0.7, attempt=1)])) == pytest.approx([1.7])
 
 
-def test_steps_that_two_attempts_did_count_once(file):
+def test_steps_of_two_attempts_count_once(file):
     metrics.append_rows(file, [row(1), row(2, 9.0), row(2, 0.25, attempt=1)])
     assert times(Totals(file, 2).add([row(3, attempt=2)])) == [1.25]
 
 
-def test_an_evaluation_first_counts_the_step_before_it(file):
+def test_evaluation_includes_the_previous_step(file):
     metrics.append_rows(file, [row(1), row(2)])
     rows = Totals(file, 1).add([evaluation(2, attempt=1), row(3, attempt=1)])
     assert times(rows) == [1.5]
 
 
 @pytest.mark.parametrize("broken", ["nan", float("nan"), float("inf")])
-def test_a_step_without_a_time_adds_none(broken, file):
+def test_step_without_time_adds_no_time(broken, file):
     assert times(Totals(file, 0).add([row(1), row(2, broken), row(3)])) == [0.5, 0.5, 1.0]
 
 
-def test_without_the_rows_of_earlier_attempts_it_starts_anew(file):
+def test_training_time_restarts_without_earlier_rows(file):
     assert times(Totals(file, 1).add([row(7, attempt=1)])) == [0.5]
 
 

@@ -44,7 +44,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("padding", [0, 32761, 100_000], ids=str)
-def test_records_of_any_length(path, padding):
+def test_records_of_any_length_are_read(path, padding):
     path.write_bytes(make_frames([make_history(step, padding) for step in range(50)]))
     read = read_wandb_file(path)
     assert [row["train/global_step"] for row in read.rows] == list(range(50))
@@ -54,7 +54,7 @@ def test_records_of_any_length(path, padding):
 
 
 @pytest.mark.parametrize("missing", [1, 7, 8, 29])
-def test_a_torn_tail_costs_only_the_torn_record(path, missing):
+def test_torn_tail_loses_only_the_torn_record(path, missing):
     whole = make_frames([make_history(1), make_history(2)])
     tail = make_frames([make_history(1), make_history(2), make_history(3)])
     assert len(tail) - len(whole) > 30
@@ -66,7 +66,7 @@ def test_a_torn_tail_costs_only_the_torn_record(path, missing):
     assert not read_wandb_file(path).is_torn
 
 
-def test_a_damaged_record_ends_the_reading(path):
+def test_damaged_record_ends_reading(path):
     first = len(make_frames([make_history(1)]))
     data = bytearray(make_frames([make_history(1), make_history(2), make_history(3)]))
     data[first + 10] ^= 1
@@ -75,14 +75,14 @@ def test_a_damaged_record_ends_the_reading(path):
     assert read_wandb_file(path).safe_length == first
 
 
-def test_a_header_alone_is_an_empty_run(path):
+def test_wandb_file_with_only_a_header_is_empty(path):
     path.write_bytes(HEADER)
     read = read_wandb_file(path)
     assert (read.rows, read.exit_code, read.is_torn) == ([], None, False)
 
 
 @pytest.mark.parametrize("content", [b"", b":W&", b"PK\x03\x04 some other file"], ids=repr)
-def test_another_file_is_refused(path, content):
+def test_other_file_format_is_rejected(path, content):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"not a \.wandb file"):
         read_wandb_file(path)

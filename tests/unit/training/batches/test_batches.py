@@ -33,7 +33,7 @@ def test_class_labels_are_stacked() -> None:
     assert (batch.num_samples, batch.num_targets, batch.num_tokens) == (2, 2, 3)
 
 
-def test_source_and_target_are_padded_on_their_own() -> None:
+def test_source_and_target_are_padded_separately() -> None:
     def shift(labels):
         return labels.roll(1, 1).clamp(min=0)
 
@@ -57,7 +57,7 @@ def test_counts_are_sums_over_samples(rows) -> None:
         assert batch.inputs["input_ids"][number, : len(row)].tolist() == row
 
 
-def test_places_are_those_of_labels_in_the_flattened_batch() -> None:
+def test_label_positions_index_the_flattened_batch() -> None:
     batch = Collator(needs_mask=False, sparse=True)(
         [sample(5, 6, 7, labels=[IGNORED, 7, IGNORED]), sample(8, labels=[9])]
     )
@@ -70,7 +70,7 @@ def test_places_are_those_of_labels_in_the_flattened_batch() -> None:
     assert Collator(needs_mask=False)([sample(5)]).places is None
 
 
-def test_moving_keeps_the_counts() -> None:
+def test_moved_batch_keeps_its_counts() -> None:
     batch = Collator(needs_mask=True, sparse=True)([sample(5, 6), sample(8)])
     moved = batch.to(torch.device("meta"))
     assert moved.labels.device.type == "meta"
@@ -84,7 +84,7 @@ orders = st.builds(SampleOrder, st.integers(1, 40), st.integers(1, 12), st.integ
 
 @settings(max_examples=40)
 @given(order=orders)
-def test_every_epoch_sees_every_sample_once(order) -> None:
+def test_every_epoch_holds_every_sample_once(order) -> None:
     per_epoch = order.steps_per_epoch
     steps = list(order.steps(0, 2 * per_epoch))
     for epoch in (0, 1):
@@ -95,7 +95,7 @@ def test_every_epoch_sees_every_sample_once(order) -> None:
 
 @settings(max_examples=40)
 @given(order=orders, start=st.integers(0, 30), count=st.integers(0, 10))
-def test_a_resume_at_any_step_sees_the_same_samples(order, start, count) -> None:
+def test_resume_at_any_step_yields_the_same_samples(order, start, count) -> None:
     whole = list(order.steps(0, start + count))
     assert list(order.steps(start, start + count)) == whole[start:]
 
@@ -106,7 +106,7 @@ def test_a_resume_at_any_step_sees_the_same_samples(order, start, count) -> None
     per_device=st.integers(1, 8),
     world_size=st.integers(1, 4),
 )
-def test_the_cut_changes_no_sample(order, per_device, world_size) -> None:
+def test_micro_batch_size_changes_no_sample(order, per_device, world_size) -> None:
     """However a step is cut into micro-batches and ranks, together they are its samples, once."""
     for keys in order.steps(0, order.steps_per_epoch + 1):
         cuts = [cut_step(keys, per_device, rank, world_size) for rank in range(world_size)]
@@ -114,13 +114,13 @@ def test_the_cut_changes_no_sample(order, per_device, world_size) -> None:
         assert sorted(k for cut in cuts for piece in cut for k in piece) == sorted(keys)
 
 
-def test_one_rank_keeps_the_order() -> None:
+def test_rank_keeps_the_order_of_samples() -> None:
     keys = [(0, n) for n in (4, 2, 9, 7, 1)]
     assert cut_step(keys, 2) == [keys[:2], keys[2:4], keys[4:]]
     assert cut_step(keys, 2, rank=1, world_size=2) == [keys[2:4]]
 
 
-def test_epochs_and_seeds_are_other_permutations() -> None:
+def test_epochs_and_seeds_have_different_permutations() -> None:
     order = SampleOrder(num_samples=50, samples_per_step=7, seed=0)
     made = [order.permutation(0), order.permutation(1), SampleOrder(50, 7, 1).permutation(0)]
     permutations = [p.tolist() for p in made]

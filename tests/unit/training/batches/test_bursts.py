@@ -22,7 +22,7 @@ class Maker:
 
 @pytest.mark.parametrize("count", [0, 1, AT_MOST, AT_MOST + 1, 5 * AT_MOST + 3])
 @pytest.mark.parametrize("takes_s", [0.0, LONG_ENOUGH_S / 2.5, 1.0])
-def test_every_item_comes_once_and_in_order(count, takes_s) -> None:
+def test_items_arrive_once_in_order(count, takes_s) -> None:
     maker = Maker(count, takes_s)
     assert list(prefetch_in_groups(iter(maker), lambda: maker.now)) == list(range(count))
 
@@ -30,7 +30,7 @@ def test_every_item_comes_once_and_in_order(count, takes_s) -> None:
 @pytest.mark.parametrize(
     ("takes_s", "ahead"), [(0.0, AT_MOST), (LONG_ENOUGH_S / 2.5, 3), (1.0, 1)], ids=str
 )
-def test_slow_items_are_not_made_ahead(takes_s, ahead) -> None:
+def test_slow_items_are_not_prefetched(takes_s, ahead) -> None:
     maker = Maker(100, takes_s)
     items = prefetch_in_groups(iter(maker), lambda: maker.now)
     not_asked_for = []

@@ -24,7 +24,7 @@ def files(folder, *contents: bytes) -> tuple[FileRange, ...]:
     return tuple(pieces)
 
 
-def test_the_stream_is_the_bytes_with_a_separator_after_each_piece(tmp_path, monkeypatch) -> None:
+def test_stream_separates_texts(tmp_path, monkeypatch) -> None:
     pieces = files(tmp_path, b"ab", b"", bytes([0, 255]))
     expected = [97 + 8, 98 + 8, BOS, BOS, 8, 263, BOS]
     assert NUM_SPECIAL_TOKENS == 8
@@ -38,7 +38,7 @@ def test_the_stream_is_the_bytes_with_a_separator_after_each_piece(tmp_path, mon
 
 @settings(max_examples=40)
 @given(st.lists(st.binary(max_size=9), min_size=1, max_size=6), st.data())
-def test_every_stretch_is_the_same_in_memory_and_in_place(tmp_path_factory, contents, data) -> None:
+def test_every_slice_is_equal_in_memory_and_in_place(tmp_path_factory, contents, data) -> None:
     pieces = files(tmp_path_factory.mktemp("text"), *contents)
     kept, in_place = byte_stream(pieces), InPlace(pieces)
     start = data.draw(st.integers(0, len(kept)))
@@ -49,7 +49,7 @@ def test_every_stretch_is_the_same_in_memory_and_in_place(tmp_path_factory, cont
     assert found.tolist() == kept[start:stop].tolist()
 
 
-def test_few_files_are_open_at_a_time_and_none_afterwards(tmp_path) -> None:
+def test_few_files_are_open_at_a_time(tmp_path) -> None:
     def num_open() -> int:
         return len(os.listdir("/proc/self/fd"))
 
@@ -61,7 +61,7 @@ def test_few_files_are_open_at_a_time_and_none_afterwards(tmp_path) -> None:
     assert num_open() == before
 
 
-def test_a_file_that_shrank_is_an_error_and_no_wrong_text(tmp_path) -> None:
+def test_truncated_file_is_an_error(tmp_path) -> None:
     stream = InPlace(files(tmp_path, b"some text"))
     (tmp_path / "0.txt").write_bytes(b"short")
     with pytest.raises(RunError, match="shorter than when the run was planned"):
@@ -69,7 +69,7 @@ def test_a_file_that_shrank_is_an_error_and_no_wrong_text(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_a_large_text_is_not_held_in_memory(tmp_path) -> None:
+def test_large_text_is_not_held_in_memory(tmp_path) -> None:
     """Windows over 1.5 GB, a sparse file: most of it is holes, which take no disk either."""
     import resource
 
@@ -89,7 +89,7 @@ def watched(pieces) -> tuple[InPlace, list[str]]:
     return InPlace(pieces, lambda: seen.append(pieces[0].path.read_text())), seen
 
 
-def test_a_file_that_is_edited_while_it_is_read_in_place_is_held_against_the_plan(tmp_path) -> None:
+def test_file_edited_in_place_is_checked_against_the_plan(tmp_path) -> None:
     path = tmp_path / "0.txt"
     stream, seen = watched(files(tmp_path, b"some text"))
     whole = stream[0:10].tolist()
@@ -103,7 +103,7 @@ def test_a_file_that_is_edited_while_it_is_read_in_place_is_held_against_the_pla
     assert seen[1:] == ["beforeOTHERTEXTafter"]
 
 
-def test_what_was_replaced_or_deleted_is_read_to_its_end_and_not_opened_again(tmp_path) -> None:
+def test_replaced_file_is_read_from_its_open_handle(tmp_path) -> None:
     stream, seen = watched(files(tmp_path, b"some text"))
     whole = stream[0:10].tolist()
     (tmp_path / "new").write_text("beforeOTHERTEXTafter")
@@ -112,5 +112,5 @@ def test_what_was_replaced_or_deleted_is_read_to_its_end_and_not_opened_again(tm
     assert not seen
     again = pickle.loads(pickle.dumps(InPlace(stream.pieces, stamps=stream.stamps)))
     (tmp_path / "0.txt").unlink()
-    with pytest.raises(ChangedError, match=r"0\.txt: No such file"):
+    with pytest.raises(ChangedError, match=r"0\.txt: "):
         again[0:10]

@@ -16,14 +16,14 @@ def emptied(monkeypatch):
 
 
 @pytest.mark.parametrize(("every", "expected"), [(1, 6), (2, 3), (4, 1), (7, 0), (None, 0)])
-def test_every_nth_step_of_a_gpu(every, expected, emptied):
+def test_cache_is_emptied_every_nth_gpu_step(every, expected, emptied):
     release = CacheRelease(every, CUDA)
     for step in range(6):
         release.after_forward(step)
     assert release.calls == len(emptied) == expected
 
 
-def test_a_cpu_has_no_such_cache(emptied):
+def test_cpu_has_no_allocator_cache(emptied):
     release = CacheRelease(1, CPU)
     release.after_forward(0)
     assert (release.calls, emptied) == (0, [])

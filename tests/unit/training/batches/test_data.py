@@ -82,14 +82,14 @@ def test_steps_have_the_planned_micro_batches() -> None:
     assert sizes == [[4, 4, 4], [4, 4, 4], [4, 3]] * 2 + [[4, 4, 4]]
 
 
-def test_a_resume_goes_on_with_the_same_samples() -> None:
+def test_resume_continues_with_the_same_samples() -> None:
     data = build_data(plan_of(*SMALL, "task=masked_lm", "model=tiny_bert"))
     whole = flat(data.train_steps(0))
     for start in (1, 2, 3, 6):
         assert flat(data.train_steps(start)) == whole[start:]
 
 
-def test_a_step_has_the_same_samples_however_it_is_cut() -> None:
+def test_samples_of_a_step_are_independent_of_micro_batch_size() -> None:
     whole = [rows(step) for step in build_data(plan_of(*SMALL)).train_steps(0)]
     for each, times in ((12, 1), (1, 12)):
         cut = (f"batch.per_device={each}", f"batch.accumulation={times}")
@@ -107,7 +107,7 @@ def test_ranks_share_a_step() -> None:
     assert together == [rows(step) for step in one.train_steps(0)]
 
 
-def test_a_rank_with_fewer_micro_batches_gets_placeholders() -> None:
+def test_rank_with_fewer_micro_batches_gets_placeholders() -> None:
     uneven = ("batch.accumulation=1", "batch.per_device=3", "distributed.num_processes=2")
     data = build_data(plan_of(*SMALL, *uneven))
     for even, filled in ((False, []), (True, [0])):
@@ -116,7 +116,7 @@ def test_a_rank_with_fewer_micro_batches_gets_placeholders() -> None:
         assert sizes == [[3], [3], [3], [3], [3], filled, [3]]
 
 
-def test_loader_processes_change_nothing() -> None:
+def test_loader_processes_do_not_change_batches() -> None:
     overrides = (*SMALL, "task=masked_lm", "model=tiny_bert")
     alone, helped = (
         build_data(plan_of(*overrides, f"dataloader.workers={n}", *more))
@@ -125,7 +125,7 @@ def test_loader_processes_change_nothing() -> None:
     assert flat(helped.train_steps(1)) == flat(alone.train_steps(1))
 
 
-def test_evaluation_sees_every_sample_once_and_always_the_same() -> None:
+def test_evaluation_holds_every_sample_once_in_fixed_order() -> None:
     plan = plan_of(*SMALL, "batch.eval_per_device=2")
     data = build_data(plan)
     batches = list(data.eval_batches())
@@ -136,13 +136,13 @@ def test_evaluation_sees_every_sample_once_and_always_the_same() -> None:
     assert rows(shared) == rows(batches)
 
 
-def test_evaluation_is_not_the_training_data() -> None:
+def test_evaluation_data_differs_from_training_data() -> None:
     data = build_data(plan_of(*SMALL))
     train = {tuple(row) for step in data.train_steps(0) for row in rows(step)}
     assert not train & set(rows(list(data.eval_batches())))
 
 
-def test_loading_leaves_the_global_generator_alone() -> None:
+def test_loading_keeps_the_global_random_state() -> None:
     """Else dropout would differ after a resume."""
     data = build_data(plan_of(*SMALL, *TASKS["masked"]))
     torch.manual_seed(3)
@@ -163,13 +163,13 @@ def test_loading_leaves_the_global_generator_alone() -> None:
     ],
     ids=["ragged bert", "ragged t5", "ragged causal", "fixed bert"],
 )
-def test_a_mask_only_where_padding_would_be_attended_to(overrides, masked) -> None:
+def test_mask_is_built_only_if_padding_is_attended_to(overrides, masked) -> None:
     data = build_data(plan_of(*SMALL, *overrides))
     batch = next(data.train_steps(0))[0]
     assert ("attention_mask" in batch.inputs) == masked
 
 
-def test_synthetic_samples_stay_when_the_seed_of_training_changes() -> None:
+def test_synthetic_samples_are_independent_of_the_training_seed() -> None:
     def tokens(*overrides: str) -> list[int]:
         plan: Plan = plan_of(*SMALL, *overrides)
         return build_data(plan).train[0, 0]["input_ids"].tolist()
@@ -189,7 +189,7 @@ since no token is chosen too many, of seq2seq since the model's class shifts the
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_batches_are_what_they_were(task) -> None:
+def test_batches_match_golden_digests(task) -> None:
     """What a run is compared with may be months old: the same command is the same data."""
     data = build_data(plan_of(*SMALL, "data.lengths=uniform", *TASKS[task]))
     digest = hashlib.sha256()

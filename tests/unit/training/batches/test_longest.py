@@ -29,7 +29,7 @@ def batches(typed, probe: bool):
 
 
 @pytest.mark.parametrize("typed", CASES.values(), ids=CASES.keys())
-def test_a_batch_has_what_a_real_one_has_and_is_no_shorter(typed) -> None:
+def test_longest_batch_has_real_inputs_and_is_not_shorter(typed) -> None:
     for real, trial in zip(batches(typed, False)[1:], batches(typed, True)[1:], strict=True):
         assert real.inputs.keys() == trial.inputs.keys()
         assert trial.num_samples == real.num_samples
@@ -39,7 +39,7 @@ def test_a_batch_has_what_a_real_one_has_and_is_no_shorter(typed) -> None:
             assert tensor.numel() >= real.inputs[name].numel()
 
 
-def test_rows_are_padded_hold_two_sequences_and_end_as_real_ones() -> None:
+def test_longest_rows_are_padded_like_real_rows() -> None:
     mask = batches(CASES["masked, ragged"], True)[1].inputs["attention_mask"]
     assert mask[:, 0].all()
     assert mask.sum() == mask.numel() - 1, "one row is one token shorter"
@@ -50,7 +50,7 @@ def test_rows_are_padded_hold_two_sequences_and_end_as_real_ones() -> None:
     assert torch.unique(ids[:, :-1]).numel() == 1
 
 
-def test_there_is_a_sample_for_each_step() -> None:
+def test_every_step_has_a_sample() -> None:
     data, _, _ = batches(CASES["causal"], True)
     assert len(data.train) == data.plan.steps.num_train_samples
     assert len(list(data.train_steps(0))) == data.plan.steps.total

@@ -26,7 +26,7 @@ def keys_of(made: SampleOrder, start: int, stop: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("width", [8, 50, 347, 3000])
-def test_each_window_has_the_shares(width) -> None:
+def test_every_window_has_the_configured_shares(width) -> None:
     found = sources(keys_of(order(), 0, 1000))
     for start in range(0, len(found) - width, 97):
         counts = Counter(found[start : start + width])
@@ -34,13 +34,13 @@ def test_each_window_has_the_shares(width) -> None:
             assert abs(counts[source] - width * share) <= len(SHARES)
 
 
-def test_a_small_share_is_drawn_as_often_as_it_says() -> None:
+def test_small_share_is_drawn_at_its_rate() -> None:
     draws = MixtureSampler((10, 5), (0.999, 0.001), 0)
     found = Counter(key[1] >= 10 for key in keys_of(order(draws, 15, 4), 0, 3000))
     assert abs(found[True] - found.total() / 1000) <= 1
 
 
-def test_the_seed_and_the_step_decide() -> None:
+def test_draws_depend_on_seed_and_step() -> None:
     whole = list(order().steps(0, 200))
     assert list(order().steps(0, 200)) == whole
     for start in (1, 43, 44, 45, 130):
@@ -48,7 +48,7 @@ def test_the_seed_and_the_step_decide() -> None:
     assert list(order(MixtureSampler(SIZES, SHARES, 6)).steps(0, 200)) != whole
 
 
-def test_the_draws_do_not_depend_on_where_one_begins() -> None:
+def test_draws_are_independent_of_the_start() -> None:
     epochs, numbers = MIX.take(0, 5000)
     for first in (0, 1, 2, 3, 999, 4321):
         part = MIX.take(first, 500)
@@ -57,7 +57,7 @@ def test_the_draws_do_not_depend_on_where_one_begins() -> None:
 
 
 @pytest.mark.parametrize("source", range(3))
-def test_a_source_runs_through_its_rows_in_a_new_order(source) -> None:
+def test_source_is_reshuffled_after_each_pass(source) -> None:
     first = (0, *ENDS)[source]
     keys = [k for k in keys_of(order(), 0, 1500) if first <= k[1] < ENDS[source]]
     size = SIZES[source]
@@ -69,13 +69,13 @@ def test_a_source_runs_through_its_rows_in_a_new_order(source) -> None:
     assert [n for _, n in rounds[0]] != [n for _, n in rounds[1]]
 
 
-def test_no_key_comes_twice() -> None:
+def test_keys_are_unique() -> None:
     """Masks are drawn by it."""
     keys = keys_of(order(), 0, 3000)
     assert len(set(keys)) == len(keys)
 
 
-def test_by_number_of_samples_an_epoch_has_each_once() -> None:
+def test_unweighted_epoch_draws_each_sample_once() -> None:
     draws = MixtureSampler(SIZES, tuple(size / 347 for size in SIZES), 1)
     for epoch in range(20):
         epochs, numbers = order(draws).keys(epoch)
@@ -83,7 +83,7 @@ def test_by_number_of_samples_an_epoch_has_each_once() -> None:
         assert sorted(numbers.tolist()) == list(range(347))
 
 
-def test_a_stream_is_numbered_on_and_drawn_in_parts(monkeypatch) -> None:
+def test_stream_numbers_continue_across_blocks(monkeypatch) -> None:
     draws = MixtureSampler(SIZES, SHARES, 5, (False, True, False))
     made = order(draws, 300, is_stream=True)
     whole = keys_of(made, 0, 200)

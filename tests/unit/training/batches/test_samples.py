@@ -17,7 +17,7 @@ def random_tokens(**changes):
     return RandomTokens(data, length=32, vocab_size=1000, num_labels=3, count=200, split=0)
 
 
-def test_tokens_are_within_their_limits_and_the_vocabularys() -> None:
+def test_tokens_are_within_limits_and_vocabulary() -> None:
     source = random_tokens(min_token=100, max_token=120)
     for each, most in ((source, 120), (dataclasses.replace(source, vocab_size=110), 110)):
         tokens = np.concatenate([each.row(index).tokens for index in range(50)])
@@ -25,7 +25,7 @@ def test_tokens_are_within_their_limits_and_the_vocabularys() -> None:
         assert set(tokens.tolist()) == set(range(100, most)), "every id, and no other"
 
 
-def test_samples_depend_on_their_number_alone() -> None:
+def test_samples_depend_only_on_their_index() -> None:
     source = random_tokens()
     forwards = [source.row(index).tokens.tolist() for index in range(5)]
     torch.manual_seed(99)
@@ -36,14 +36,14 @@ def test_samples_depend_on_their_number_alone() -> None:
 
 @pytest.mark.parametrize("other", [{"split": 1}, {"data": Synthetic(seq_len=32, data_seed=1)}],
                          ids=["evaluation", "data seed"])  # fmt: skip
-def test_splits_and_seeds_are_other_samples(other) -> None:
+def test_splits_and_seeds_have_different_samples(other) -> None:
     source = random_tokens()
     changed = dataclasses.replace(source, **other)
     assert not np.array_equal(source.row(0).tokens, changed.row(0).tokens)
 
 
 @pytest.mark.parametrize(("min_len", "shortest"), [(None, 16), (30, 30), (2, 2)], ids=str)
-def test_uniform_lengths_reach_both_ends(min_len, shortest) -> None:
+def test_uniform_lengths_reach_both_limits(min_len, shortest) -> None:
     source = random_tokens(lengths=Lengths.uniform, min_len=min_len)
     lengths = [len(source.row(index).tokens) for index in range(200)]
     assert (min(lengths), max(lengths)) == (shortest, 32)
@@ -58,7 +58,7 @@ def test_labels_are_spread_over_the_classes() -> None:
     assert min(counts) > 40, "a third of 200 each, five standard deviations below"
 
 
-def test_seeds_are_mixed_apart() -> None:
+def test_seeds_are_mixed() -> None:
     seeds = {mix_seed(a, b) for a in range(50) for b in range(50)}
     assert len(seeds) == 2500
     assert all(0 <= seed < 2**63 for seed in seeds)
@@ -79,7 +79,7 @@ def coded(text: str) -> list[int]:
     return [BOS if c == "|" else ord(c) + NUM_SPECIAL_TOKENS for c in text]
 
 
-def test_whole_windows_are_packed_class_by_class(pieces) -> None:
+def test_full_windows_are_packed_class_by_class(pieces) -> None:
     for length, texts in ((3, ["abc", "de|", "hij", "kl|", "fg|"]), (5, ["abcde", "|hijk"])):
         windows = pack_windows(pieces, length, ["x", "y"])
         found = [windows.row(index).tokens.tolist() for index in range(len(windows))]

@@ -37,7 +37,7 @@ def test_grouping_saves_padding_and_is_measured() -> None:
     assert shares[1] < 0.1
 
 
-def test_a_grouped_epoch_sees_every_sample_once_and_is_shuffled() -> None:
+def test_grouped_epoch_holds_every_sample_once_in_random_order() -> None:
     lengths = np.arange(1, 104)
     order = SampleOrder(103, 10, 0, lengths)
     first, second = (list(order.steps(11 * epoch, 11 * epoch + 11)) for epoch in (0, 1))
@@ -75,7 +75,7 @@ def test_padding_free_is_one_row() -> None:
     ],
     ids=["first fit", "full", "ones", "none"],
 )
-def test_first_fit(lengths, rows) -> None:
+def test_first_fit_packing(lengths, rows) -> None:
     packs = first_fit(np.array(lengths, np.int64), 10)
     assert [packs.row(n).tolist() for n in range(len(packs))] == rows
 
@@ -100,7 +100,7 @@ def test_lognormal_lengths_have_the_stated_median_and_spread() -> None:
     assert (found.min(), found.max()) == (9, 50)
 
 
-def test_the_plan_counts_packed_synthetic_rows() -> None:
+def test_plan_counts_packed_synthetic_rows() -> None:
     plan = plan_of(*RAGGED, "data.packing=on")
     data = build_data(plan)
     assert len(data.train) == plan.steps.num_train_samples < 400
@@ -113,7 +113,7 @@ def test_the_plan_counts_packed_synthetic_rows() -> None:
     [("causal_lm", True, None), ("sequence_classification", True, 7), ("causal_lm", False, 7)],
     ids=["end pads", "classifier", "own padding"],
 )
-def test_another_tokenizers_ids_reach_the_model(task, pad_is_eos, padding) -> None:
+def test_tokenizer_special_ids_reach_the_model(task, pad_is_eos, padding) -> None:
     import dataclasses
 
     vocabulary = Vocabulary("other", 300, pad=7, pad_is_eos=pad_is_eos, bos=None, eos=9)

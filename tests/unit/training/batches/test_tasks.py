@@ -46,7 +46,7 @@ MASKED = ("task=masked_lm", "model=tiny_bert")
 
 
 @pytest.mark.parametrize("frac", [0.15, 0.4], ids=str)
-def test_of_the_chosen_tokens_eight_in_ten_are_masked(frac) -> None:
+def test_eight_of_ten_selected_tokens_are_masked(frac) -> None:
     source = samples(*MASKED, f"task.mask_frac={frac}", length=200)
     made = [source[0, index] for index in range(100)]
     inputs = np.stack([m["input_ids"] for m in made])
@@ -74,7 +74,7 @@ def test_masks_differ_between_epochs_samples_and_seeds() -> None:
 
 
 @pytest.mark.parametrize("length", [3, 100])
-def test_no_token_is_predicted_too_many(length) -> None:
+def test_masked_fraction_matches_the_request(length) -> None:
     """The share that was asked for; one token at least where none was chosen."""
     frac, count = 0.15, 1000
     source = samples(*MASKED, length=length)
@@ -96,7 +96,7 @@ def test_classification_ends_in_eos_and_keeps_the_source() -> None:
 SEQ2SEQ = ("task=seq2seq_lm", "model=tiny_t5")
 
 
-def test_the_target_continues_the_source_and_is_shifted() -> None:
+def test_target_follows_the_source_and_is_shifted() -> None:
     made = samples(*SEQ2SEQ, "data.seq_len=16", "task.target_len=8")[0, 0]
     assert made["input_ids"].tolist() == list(range(8, 24))
     assert made["labels"].tolist() == [*range(24, 31), EOS]

@@ -14,7 +14,7 @@ def batch() -> MicroBatch:
     return MicroBatch({"input_ids": ids, "attention_mask": ids > 0}, ids, 2, 4, 6)
 
 
-def test_on_a_cpu_nothing_is_copied() -> None:
+def test_cpu_transfer_does_not_copy() -> None:
     before = batch()
     moved = Transfer(torch.device("cpu"))(before)
     assert [m is b for m, b in zip(moved.tensors, before.tensors, strict=True)] == [True] * 3
@@ -57,7 +57,7 @@ def said(monkeypatch) -> list[str]:
     return said
 
 
-def test_a_gpu_copies_beside_computing_and_computes_with_what_has_arrived(said) -> None:
+def test_gpu_transfer_uses_a_copy_stream(said) -> None:
     Transfer(torch.device("cuda"))(batch())
     assert said == [
         *["copied in copying"] * 3,

@@ -84,7 +84,7 @@ def saved(tmp_path):
     return model, optimizer, save_checkpoint(tmp_path, 3, model, optimizer, None, keep=2)
 
 
-def test_training_goes_on_as_if_nothing_had_been(tmp_path) -> None:
+def test_resumed_training_is_bit_exact(tmp_path) -> None:
     """With other optimizers: ../loop/test_optimizer_checkpoints.py."""
     seed_all(5)
     model, optimizer = make()
@@ -98,7 +98,7 @@ def test_training_goes_on_as_if_nothing_had_been(tmp_path) -> None:
     assert train(other, other_optimizer, 4) == undisturbed
 
 
-def test_each_rank_gets_its_own_random_state_back(tmp_path) -> None:
+def test_each_rank_restores_its_random_state(tmp_path) -> None:
     model, optimizer = make()
     states, expected = [], []
     for seed in (1, 2):
@@ -111,7 +111,7 @@ def test_each_rank_gets_its_own_random_state_back(tmp_path) -> None:
         assert torch.rand(3).tolist() == expected[rank]
 
 
-def test_half_a_pair_of_gaussians_comes_back(tmp_path) -> None:
+def test_cached_gaussian_is_restored(tmp_path) -> None:
     seed_all(3)
     random.gauss(0, 1)
     np.random.normal()
@@ -123,7 +123,7 @@ def test_half_a_pair_of_gaussians_comes_back(tmp_path) -> None:
     assert (random.gauss(0, 1), float(np.random.normal())) == expected
 
 
-def test_the_loss_scale_comes_back(tmp_path) -> None:
+def test_loss_scale_is_restored(tmp_path) -> None:
     model, optimizer = make()
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
     train(model, optimizer, 3, scaler)
@@ -146,7 +146,7 @@ def test_tied_weights_stay_tied(saved) -> None:
     assert [tuple(t.shape) for t in load_file(path / MODEL).values()].count(shape) == 1
 
 
-def test_saving_disturbs_no_random_state(tmp_path) -> None:
+def test_saving_keeps_random_states(tmp_path) -> None:
     model, optimizer = make()
     seed_all(7)
     expected = random.random(), float(np.random.random()), torch.rand(1).item()
@@ -155,7 +155,7 @@ def test_saving_disturbs_no_random_state(tmp_path) -> None:
     assert (random.random(), float(np.random.random()), torch.rand(1).item()) == expected
 
 
-def test_only_the_newest_are_kept(tmp_path) -> None:
+def test_only_the_newest_checkpoints_are_kept(tmp_path) -> None:
     model, optimizer = make()
     (tmp_path / ".step-00000009.1.tmp").mkdir()
     for step in (2, 4, 10, 100):
@@ -165,7 +165,7 @@ def test_only_the_newest_are_kept(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_damaged_ones_of_later_steps_push_out_none_that_can_be_used(keep, tmp_path) -> None:
+def test_damaged_checkpoints_do_not_displace_usable_checkpoints(keep, tmp_path) -> None:
     model, optimizer = make()
     for step in (100, 110)[:keep]:
         cut(MODEL)(save_checkpoint(tmp_path, step, model, optimizer, None, keep))
@@ -176,7 +176,7 @@ def test_damaged_ones_of_later_steps_push_out_none_that_can_be_used(keep, tmp_pa
     assert [each.name for each in kept] == [checkpoint_name(n) for n in (40, 60)[-keep:]]
 
 
-def test_a_step_saved_twice_is_the_second(tmp_path) -> None:
+def test_second_save_of_a_step_replaces_the_first(tmp_path) -> None:
     model, optimizer = make()
     save_checkpoint(tmp_path, 5, model, optimizer, None, keep=2)
     train(model, optimizer, 1)
@@ -187,7 +187,7 @@ def test_a_step_saved_twice_is_the_second(tmp_path) -> None:
     assert os.listdir(tmp_path) == [path.name]
 
 
-def test_there_is_none(tmp_path) -> None:
+def test_missing_checkpoint_is_none(tmp_path) -> None:
     assert newest_complete(tmp_path / "nowhere") is None
     assert newest_complete(tmp_path) is None
     (tmp_path / ".step-00000003.77.tmp").mkdir()
@@ -231,7 +231,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_damaged_checkpoint_is_skipped_aloud(damage, saved, tmp_path, caplog) -> None:
+def test_damaged_checkpoint_is_skipped_with_a_warning(damage, saved, tmp_path, caplog) -> None:
     model, optimizer, older = saved
     newest = save_checkpoint(tmp_path, 6, model, optimizer, None, keep=2)
     assert newest_complete(tmp_path) == newest
@@ -243,7 +243,7 @@ def test_a_damaged_checkpoint_is_skipped_aloud(damage, saved, tmp_path, caplog) 
     assert newest_complete(tmp_path) == newest, "a new one takes the name of the damaged one"
 
 
-def test_what_others_load_holds_nothing_of_the_training(saved) -> None:
+def test_export_excludes_training_state(saved) -> None:
     """An export is loaded, copied and uploaded as it is: no optimizer, which is twice its size."""
     *_, path = saved
     exported = {file.name for file in (path / EXPORT).iterdir()}
@@ -258,7 +258,7 @@ class Bomb:
         return os.system, ("touch exploded",)
 
 
-def test_loading_runs_no_code(saved, tmp_path, monkeypatch) -> None:
+def test_loading_executes_no_code(saved, tmp_path, monkeypatch) -> None:
     """A pickle in optimizer.pt that would run a command, with a manifest that vouches for it."""
     model, optimizer, path = saved
     monkeypatch.chdir(tmp_path)
@@ -270,7 +270,7 @@ def test_loading_runs_no_code(saved, tmp_path, monkeypatch) -> None:
     assert (tmp_path / "exploded").exists(), "the bomb would have worked"
 
 
-def test_a_checkpoint_of_another_model_is_refused(saved) -> None:
+def test_checkpoint_of_another_model_is_rejected(saved) -> None:
     _, optimizer, path = saved
     with pytest.raises(RunError, match=r"\[11, 4\], the model's is .*\[13, 4\]"):
         load_checkpoint(path, tiny_gpt2(vocabulary=13), optimizer, None)
@@ -292,7 +292,7 @@ def in_a_fork(work) -> int:
 
 
 @pytest.mark.parametrize("limit", [-100, 100], ids=["weights", "optimizer"])
-def test_a_full_disk_leaves_the_earlier_checkpoint_and_nothing_else(limit, tmp_path) -> None:
+def test_full_disk_keeps_only_the_earlier_checkpoint(limit, tmp_path) -> None:
     """The libraries hide the system's error, or lose it; it must reach the user as what it is."""
     folder, told = tmp_path / "checkpoints", tmp_path / "told"
     model, optimizer = make()
@@ -315,7 +315,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_nothing_else(limit, tmp_p
     assert newest_complete(folder) is not None
 
 
-def test_an_error_that_is_not_the_systems_stays_what_it_is(tmp_path, monkeypatch) -> None:
+def test_unrelated_error_is_not_converted(tmp_path, monkeypatch) -> None:
     model, optimizer = make()
 
     def broken(*_):
@@ -327,7 +327,7 @@ def test_an_error_that_is_not_the_systems_stays_what_it_is(tmp_path, monkeypatch
     assert os.listdir(tmp_path) == []
 
 
-def test_killed_while_saving_leaves_no_half_checkpoint(tmp_path, monkeypatch) -> None:
+def test_kill_while_saving_leaves_no_partial_checkpoint(tmp_path, monkeypatch) -> None:
     model, optimizer = make()
 
     def work() -> None:
@@ -344,7 +344,7 @@ def test_killed_while_saving_leaves_no_half_checkpoint(tmp_path, monkeypatch) ->
     assert os.listdir(tmp_path) == [checkpoint_name(1)], "what the kill left is swept up"
 
 
-def test_states_of_before_are_not_shared(saved) -> None:
+def test_loaded_states_are_not_shared(saved) -> None:
     """Loading copies: training on does not change what another model loaded."""
     *_, path = saved
     first, second = make(seed=1), make(seed=2)

@@ -164,7 +164,7 @@ def stage(folder, kind, steps, background, first):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("background", [False, True], ids=["at once", "beside"])
-def test_any_number_of_ranks_goes_on(background, tmp_path) -> None:
+def test_any_number_of_ranks_resumes(background, tmp_path) -> None:
     """4 -> 2 -> 3 -> 1, bit for bit what one process computes."""
     drawn = {}
     for number, world_size in enumerate((4, 2, 3, 1)):
@@ -198,7 +198,7 @@ def test_any_number_of_ranks_goes_on(background, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_parts_read_what_one_process_wrote(tmp_path) -> None:
+def test_shards_load_a_single_process_checkpoint(tmp_path) -> None:
     for kind in KINDS:
         model, optimizer = build(kind)
         train(model, optimizer, 2)
@@ -219,7 +219,7 @@ def test_parts_read_what_one_process_wrote(tmp_path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("background", [False, True], ids=["at once", "beside"])
-def test_a_full_disk_on_rank_1_is_told_on_all(background, tmp_path, monkeypatch) -> None:
+def test_full_disk_on_rank_1_is_raised_on_every_rank(background, tmp_path, monkeypatch) -> None:
     real = checkpoint.write_part
 
     def work(rank, mesh):
@@ -261,7 +261,7 @@ def test_a_full_disk_on_rank_1_is_told_on_all(background, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("name", "rank"), [("save_settings", 0), ("save_weights", 1), ("finish_checkpoint", 0)]
 )
-def test_what_fails_after_the_parts_is_told_on_all(name, rank, tmp_path, monkeypatch) -> None:
+def test_late_save_failure_is_raised_on_every_rank(name, rank, tmp_path, monkeypatch) -> None:
     def work(mine, mesh):
         model, optimizer = build("adamw", mesh)
         job = job_of(tmp_path, mine, 2, model, optimizer, True)
@@ -280,7 +280,7 @@ def test_what_fails_after_the_parts_is_told_on_all(name, rank, tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_whoever_is_killed_at_any_moment_the_last_whole_checkpoint_is_used(tmp_path) -> None:
+def test_kill_during_saving_keeps_the_last_complete_checkpoint(tmp_path) -> None:
     """Twenty times: the weights of step n are all n."""
     chance, last = random.Random(0), 0
     folder = tmp_path / "adamw" / "checkpoints"
@@ -313,7 +313,7 @@ def test_whoever_is_killed_at_any_moment_the_last_whole_checkpoint_is_used(tmp_p
 
 
 @pytest.mark.slow
-def test_one_of_two_replicas_writes(tmp_path) -> None:
+def test_only_one_replica_writes(tmp_path) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     def work(rank, mesh):
@@ -353,7 +353,7 @@ class Bomb:
 
 
 @pytest.mark.slow
-def test_a_planted_pickle_runs_nothing(tmp_path, monkeypatch) -> None:
+def test_planted_pickle_is_not_executed(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "died" not in in_ranks(tmp_path, 2, stage(tmp_path, "adamw", 1, False, True))
     path = newest_complete(tmp_path / "adamw" / "checkpoints")

@@ -47,7 +47,7 @@ def write(folder, world_size, kind=ROWS, tensors=None, run="a"):
 @pytest.mark.parametrize("kind", [ROWS, FLAT])
 @pytest.mark.parametrize("readers", [1, 2, 3, 7])
 @pytest.mark.parametrize("writers", [1, 2, 4])
-def test_any_number_of_ranks_reads_any_parts(writers, readers, kind, tmp_path) -> None:
+def test_any_rank_count_reads_any_shards(writers, readers, kind, tmp_path) -> None:
     tensors = write(tmp_path, writers, kind)
     parts = PartFiles(tmp_path)
     assert parts.names == sorted(tensors)
@@ -64,7 +64,7 @@ def test_any_number_of_ranks_reads_any_parts(writers, readers, kind, tmp_path) -
                     assert torch.equal(read, piece.tensor.reshape(-1))
 
 
-def test_each_rank_has_tensors_and_notes_of_itself(tmp_path) -> None:
+def test_each_rank_has_its_own_tensors_and_metadata(tmp_path) -> None:
     write(tmp_path, 3)
     parts = PartFiles(tmp_path)
     assert [parts.own(rank)["mine"].tolist() for rank in range(3)] == [[0, 0], [1, 1], [2, 2]]
@@ -74,7 +74,7 @@ def test_each_rank_has_tensors_and_notes_of_itself(tmp_path) -> None:
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.bool]
 )
-def test_formats_stay_and_safetensors_reads_them(dtype, tmp_path) -> None:
+def test_shards_keep_formats_and_are_read_by_safetensors(dtype, tmp_path) -> None:
     tensors = {"odd": numbers((3,), torch.uint8), "a": numbers((5, 3), dtype), "b": numbers((2,))}
     write(tmp_path, 1, tensors=tensors)
     assert PartFiles(tmp_path).dtype("a") is dtype
@@ -82,12 +82,12 @@ def test_formats_stay_and_safetensors_reads_them(dtype, tmp_path) -> None:
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
 
 
-def test_a_view_that_is_not_contiguous_is_written_in_its_order(tmp_path) -> None:
+def test_noncontiguous_view_is_written_in_order(tmp_path) -> None:
     write(tmp_path, 1, tensors={"t": numbers((4, 6)).T})
     assert torch.equal(PartFiles(tmp_path).read("t"), numbers((4, 6)).T)
 
 
-def test_a_tied_tensor_is_read_under_each_of_its_names(tmp_path) -> None:
+def test_tied_tensor_is_read_by_each_name(tmp_path) -> None:
     held = Held({"table": Piece(numbers((3,)), 0, (3,))}, {"tied": {"head": "table"}})
     write_part(tmp_path / part_name(0, 1), held, "")
     assert PartFiles(tmp_path).read_flat("head", 1, 3).tolist() == [1, 2]
@@ -133,7 +133,7 @@ def without_rows(folder):
     ],
     ids=lambda value: getattr(value, "__name__", "named"),
 )
-def test_a_harmed_part_is_named(harm, named, tmp_path) -> None:
+def test_damaged_shard_is_named(harm, named, tmp_path) -> None:
     write(tmp_path, 3)
     PartFiles(tmp_path)
     harm(tmp_path)
@@ -141,12 +141,12 @@ def test_a_harmed_part_is_named(harm, named, tmp_path) -> None:
         PartFiles(tmp_path)
 
 
-def test_a_folder_without_parts_is_refused(tmp_path) -> None:
+def test_folder_without_shards_is_rejected(tmp_path) -> None:
     with pytest.raises(RunError, match="every part is missing"):
         PartFiles(tmp_path)
 
 
-def test_the_header_says_what_is_in_pieces(tmp_path) -> None:
+def test_shard_header_holds_positions(tmp_path) -> None:
     write(tmp_path, 2, FLAT, {"w": numbers((3, 2))})
     file = (tmp_path / part_name(1, 2)).read_bytes()
     length = int.from_bytes(file[:8], "little")

@@ -57,7 +57,7 @@ def load(path, rank, world_size):
     return step, update.shard, optimizer.state[update.shard]
 
 
-def test_the_ranks_that_wrote_it_read_it(tmp_path) -> None:
+def test_same_rank_count_reads_its_shards(tmp_path) -> None:
     path = former(tmp_path, 3)
     assert newest_complete(tmp_path) == path
     step, shard, state = load(path, 1, 2)
@@ -67,12 +67,12 @@ def test_the_ranks_that_wrote_it_read_it(tmp_path) -> None:
     assert float(state["step"]) == 4
 
 
-def test_other_numbers_of_ranks_are_refused_with_the_right_one(tmp_path) -> None:
+def test_different_rank_count_is_rejected_with_the_right_count(tmp_path) -> None:
     with pytest.raises(RunError, match=r"distributed.num_processes=2"):
         load(former(tmp_path, 3), 0, 3)
 
 
-def test_a_part_that_is_missing_or_harmed_is_noticed(tmp_path) -> None:
+def test_missing_or_damaged_shard_is_detected(tmp_path) -> None:
     first, second = former(tmp_path, 3), former(tmp_path, 6)
     part = second / "optimizer-00001-of-00002.pt"
     part.write_bytes(b"torn")
@@ -94,7 +94,7 @@ def in_blocks(folder, ranks):
     return finish_checkpoint(unfinished, 4, keep=2, world_size=ranks)
 
 
-def test_states_in_blocks_are_read_by_as_many_ranks(tmp_path) -> None:
+def test_blockwise_states_require_the_same_rank_count(tmp_path) -> None:
     path = in_blocks(tmp_path, 2)
     update = Flat()
     optimizer = torch.optim.AdamW([update.shard])
@@ -114,8 +114,6 @@ def test_states_in_blocks_are_read_by_as_many_ranks(tmp_path) -> None:
     [("adamw_8bit", "zero2", False), ("adamw", "zero2", True), ("muon", "fsdp", True),
      ("adamw_8bit", "ddp", True)],
 )  # fmt: skip
-def test_what_no_other_number_of_processes_can_read_is_known_before(
-    optimizer, distributed, can
-) -> None:
+def test_states_bound_to_their_rank_count_are_detected(optimizer, distributed, can) -> None:
     config = compose([f"optimizer={optimizer}", f"distributed={distributed}"]).config
     assert (why_not_elastic(config) == "") is can

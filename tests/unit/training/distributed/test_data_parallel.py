@@ -15,7 +15,7 @@ from eke.training.distributed.ranks import LossOnDevice, build_data_parallel
 from eke.training.model.build_model import build_model
 from eke.training.model.loss import build_loss
 from eke.training.model.number_formats import build_formats
-from eke.training.observe.libraries import note_devices
+from eke.training.observe.record_settings import note_devices
 
 CPU = torch.device("cpu")
 
@@ -41,12 +41,12 @@ def test_one_process_feeds_all_devices() -> None:
     assert next(iter(build_data(plan).eval_batches())).num_samples == 6
 
 
-def test_a_target_is_divided_by_the_devices() -> None:
+def test_target_is_divided_by_the_devices() -> None:
     assert plan_for("batch.per_device=2", "batch.target=24").batch.accumulation == 4
 
 
 @pytest.mark.parametrize(("precision", "bound"), [("fp32", 0.0), ("bf16", 2**-6)])
-def test_the_loss_is_that_of_the_model(precision, bound) -> None:
+def test_data_parallel_loss_matches_the_model(precision, bound) -> None:
     plan = plan_for(f"precision={precision}")
     model, loss = build_model(plan, CPU), build_loss(plan)
     batch = next(build_data(plan).train_steps(0))[0]
@@ -57,7 +57,7 @@ def test_the_loss_is_that_of_the_model(precision, bound) -> None:
     assert (difference > 0) == (precision == "bf16"), "autocast is entered where the model runs"
 
 
-def test_a_device_that_was_not_used_is_warned_about() -> None:
+def test_unused_device_is_warned_about() -> None:
     plan = plan_for()
     warnings: list[str] = []
     module = LossOnDevice(torch.nn.Linear(1, 1), build_loss(plan), build_formats(plan, CPU))
@@ -70,4 +70,4 @@ def test_a_device_that_was_not_used_is_warned_about() -> None:
     assert not warnings
     module.devices.discard("cuda:1")
     note_devices(job)
-    assert warnings == ["distributed=dp used 2 of 3 devices: each needs at least one row"]
+    assert [" 2 of 3 devices" in warning for warning in warnings] == [True]

@@ -22,11 +22,11 @@ from eke.training.loop.failure import classify
     ],
     ids=["alone", "killed", "rank 0 killed", "not rank 0", "hung, killed later", "the first"],
 )
-def test_the_rank_that_took_the_others_along(ends, rank) -> None:
+def test_first_failed_rank_is_identified(ends, rank) -> None:
     assert first_failed_rank(ends) == rank
 
 
-def test_alone_nothing_is_sent() -> None:
+def test_single_process_sends_no_messages() -> None:
     assert not dist.is_initialized()
     totals = StepTotals(3, 2, 1, Outcome.preempted, (2, 0), (3, 0))
     values = torch.arange(3.0)
@@ -48,13 +48,13 @@ def test_alone_nothing_is_sent() -> None:
     ],
     ids=["gloo", "timeout", "nccl"],
 )
-def test_losing_another_process_is_known_for_what_it_is(error) -> None:
+def test_lost_contact_is_classified_as_a_crash_elsewhere(error) -> None:
     outcome, failure = classify(error, "backward")
     assert outcome is Outcome.crashed
     assert failure.lost_contact
     assert "another process" in failure.message
 
 
-def test_an_ordinary_error_is_no_lost_contact() -> None:
+def test_ordinary_error_is_not_lost_contact() -> None:
     _, failure = classify(RuntimeError("shapes do not match"), "forward")
     assert not failure.lost_contact

@@ -21,7 +21,7 @@ def job_of(make_plan, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["lora", "dora", "qlora", "ia3"])
-def test_effective_tells_what_is_there(method, job_of) -> None:
+def test_effective_peft_describes_the_modules(method, job_of) -> None:
     job = job_of(f"peft={method}")
     found = job.effective["peft"]
     assert job.warnings == []
@@ -34,31 +34,31 @@ def test_effective_tells_what_is_there(method, job_of) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_an_optimizer_of_float32_copies_knows_its_adapters(optimizer, job_of) -> None:
+def test_master_copy_optimizer_includes_adapters(optimizer, job_of) -> None:
     job = job_of("precision=bf16_pure", "precision.master=on", f"optimizer={optimizer}")
     assert not [warning for warning in job.warnings if "adapters" in warning]
 
 
-def test_adapters_that_the_optimizer_was_not_given_are_told(job_of, monkeypatch) -> None:
-    monkeypatch.setattr("eke.training.observe.effective.optimized_weights", lambda optimizer: [])
+def test_adapters_missing_from_the_optimizer_are_reported(job_of, monkeypatch) -> None:
+    monkeypatch.setattr("eke.training.observe.observe_run.optimized_weights", lambda optimizer: [])
     job = job_of("precision=bf16_pure", "precision.master=on")
     assert any("28 adapters" in w for w in job.warnings)
 
 
-def test_nothing_is_said_of_a_model_without_adapters(job_of) -> None:
+def test_model_without_adapters_has_no_peft_entry(job_of) -> None:
     job = job_of("peft=none")
     assert "peft" not in job.effective
     assert job.warnings == []
 
 
-def test_an_adapter_that_was_not_built_is_told(job_of, monkeypatch) -> None:
+def test_missing_adapter_is_reported(job_of, monkeypatch) -> None:
     monkeypatch.setitem(adapters.BUILDERS, "lora", None)
     job = job_of()
     assert job.effective["peft"] == {}
     assert any("peft=lora did not take effect: the model has none" in w for w in job.warnings)
 
 
-def test_another_method_is_told(job_of, monkeypatch) -> None:
+def test_wrong_adapter_method_is_reported(job_of, monkeypatch) -> None:
     def dora(plan, names, targets):
         config = adapters._lora(plan, names, targets)
         config.use_dora = True
@@ -67,18 +67,18 @@ def test_another_method_is_told(job_of, monkeypatch) -> None:
     monkeypatch.setitem(adapters.BUILDERS, "lora", dora)
     job = job_of()
     assert job.effective["peft"]["magnitude_vectors"] == 14
-    assert any("the model has dora" in w for w in job.warnings)
+    assert any("dora" in w for w in job.warnings)
 
 
-def test_weights_that_stayed_whole_are_told(job_of, monkeypatch) -> None:
+def test_unquantized_qlora_weights_are_reported(job_of, monkeypatch) -> None:
     monkeypatch.setattr("eke.training.model.build_model.quantise", lambda _, model, *__: model)
     job = job_of("peft=qlora")
     assert job.effective["peft"]["four_bit_tensors"] == 0
-    assert any("peft=qlora did not take effect: the model has lora" in w for w in job.warnings)
+    assert any("peft=qlora" in w for w in job.warnings)
 
 
 @pytest.mark.slow
-def test_a_run_continues_from_its_adapters_to_the_bit(job_of, tmp_path) -> None:
+def test_run_resumes_bit_exact_from_adapters(job_of, tmp_path) -> None:
     from eke.plan.record import metrics
 
     whole, cut = tmp_path / "whole", tmp_path / "cut"

@@ -27,7 +27,7 @@ def metadata(card: str) -> dict[str, object]:
     return {key: json.loads(value) for key, value in pairs}
 
 
-def test_it_says_what_it_was_made_from_and_what_was_measured(record) -> None:
+def test_card_lists_sources_and_measurements(record) -> None:
     card = render_card(record)
     assert metadata(card) == {
         "library_name": "transformers", "base_model": "org/base", "datasets": ["imdb"]
@@ -39,7 +39,7 @@ def test_it_says_what_it_was_made_from_and_what_was_measured(record) -> None:
     assert metadata(render_card(record))["datasets"] == ["imdb"]
 
 
-def test_what_lies_on_this_machine_is_no_name_of_the_hub(record, tmp_path) -> None:
+def test_local_paths_are_excluded_from_card_metadata(record, tmp_path) -> None:
     record.config["model"]["name_or_path"] = str(tmp_path)
     record.config["data"] = {"option": "chat_hub", "name": str(tmp_path)}
     record.choices |= {"data": "chat_hub", "peft": "lora"}
@@ -49,7 +49,7 @@ def test_what_lies_on_this_machine_is_no_name_of_the_hub(record, tmp_path) -> No
     assert "samples/s" not in card
 
 
-def test_each_export_has_one(record, tmp_path) -> None:
+def test_every_export_has_a_card(record, tmp_path) -> None:
     paths = RunPaths(tmp_path)
     write_card(paths, record)
     assert not list(tmp_path.rglob(CARD))

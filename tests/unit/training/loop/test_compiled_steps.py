@@ -22,7 +22,7 @@ EVEN = tuple(text for text in RAGGED if text not in ("data.lengths=uniform", "da
 
 
 @pytest.mark.slow
-def test_a_recompilation_after_warm_up_is_left_out(curve_of, tmp_path) -> None:
+def test_recompiled_steps_are_excluded(curve_of, tmp_path) -> None:
     """One sample a step, each of another length: the compiler meets new shapes."""
     curve_of(*RAGGED, *ONE_LAYER, "compile=eager")
     found = flags(tmp_path)
@@ -30,12 +30,12 @@ def test_a_recompilation_after_warm_up_is_left_out(curve_of, tmp_path) -> None:
     assert not all(found), "dynamic shapes settle after a recompilation or two"
 
 
-def test_without_compilation_only_warm_up_is_left_out(curve_of, tmp_path) -> None:
+def test_uncompiled_run_excludes_only_warm_up(curve_of, tmp_path) -> None:
     curve_of(*EVEN)
     assert flags(tmp_path) == [True, True] + [False] * 6
 
 
-def test_the_step_whose_memory_is_measured_is_left_out(curve_of, tmp_path) -> None:
+def test_memory_profile_step_is_excluded(curve_of, tmp_path) -> None:
     curve_of(*RAGGED)
     found = flags(tmp_path)
     assert found[:2] == [True, True]
@@ -43,8 +43,8 @@ def test_the_step_whose_memory_is_measured_is_left_out(curve_of, tmp_path) -> No
 
 
 @pytest.mark.slow
-def test_a_new_graph_in_a_later_step_is_seen(curve_of, tmp_path, monkeypatch) -> None:
-    import eke.training.observe.effective as look
+def test_late_new_graph_is_detected(curve_of, tmp_path, monkeypatch) -> None:
+    import eke.training.observe.observe_run as look
 
     counts = iter([1, 1, 1, 1, 1, 1, 1, 1, 1, 2, *([2] * 10)])  # before and after each step
     monkeypatch.setattr(look, "num_graphs", lambda plan: next(counts))

@@ -49,9 +49,7 @@ WAYS = {
         pytest.param("trainer", marks=pytest.mark.slow),
     ],
 )
-def test_without_it_the_same_is_trained_and_nothing_reads_the_gradients(
-    way, make_plan, tmp_path
-) -> None:
+def test_disabled_grad_norm_keeps_losses_and_skips_norms(way, make_plan, tmp_path) -> None:
     found = {}
     for name, more in {"with": (), "without": SILENT}.items():
         plan = make_plan(*last_wins(*WORK, *WAYS[way], *more))
@@ -67,7 +65,7 @@ def test_without_it_the_same_is_trained_and_nothing_reads_the_gradients(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sharing", ["ddp", "fsdp"])
-def test_ranks_do_not_compute_it_either(sharing, train_ranks, tmp_path) -> None:
+def test_ranks_skip_the_grad_norm(sharing, train_ranks, tmp_path) -> None:
     folder = train_ranks(*WORK, *SILENT, f"distributed={sharing}", "distributed.num_processes=2")
     rows = rows_of(folder)
     assert len(rows) == 3
@@ -82,14 +80,14 @@ def test_ranks_do_not_compute_it_either(sharing, train_ranks, tmp_path) -> None:
         (("distributed=zero2", "distributed.num_processes=2"), "DeepSpeed always computes"),
     ],
 )
-def test_where_it_is_needed_leaving_it_out_is_said_to_change_nothing(typed, why, make_plan) -> None:
+def test_required_grad_norm_warns_that_disabling_has_no_effect(typed, why, make_plan) -> None:
     plan = make_plan(*last_wins(*WORK, *SILENT, *typed), planning=True)
     (warning,) = [text for text in plan.warnings if "record_grad_norm" in text]
     assert why in warning
 
 
 @pytest.mark.slow
-def test_where_float16_needs_it_it_is_written(make_plan, tmp_path) -> None:
+def test_float16_always_records_the_grad_norm(make_plan, tmp_path) -> None:
     plan = make_plan(*last_wins(*WORK, *SILENT, "precision=fp16"))
     job = train_job(plan, tmp_path / "run")
     assert all(metrics.GRAD_NORM in row for row in rows_of(job.paths.folder))

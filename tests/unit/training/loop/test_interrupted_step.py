@@ -29,7 +29,7 @@ def stop_at(job, number: int) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
-def test_an_unfinished_step_is_given_up_and_taken_again(engine, make_plan, tmp_path) -> None:
+def test_unfinished_step_is_repeated(engine, make_plan, tmp_path) -> None:
     plan = make_plan(*last_wins(*TYPED, f"engine={engine}"))
     whole = start_job(plan, tmp_path / "whole")
     run_engine(whole)
@@ -43,10 +43,10 @@ def test_an_unfinished_step_is_given_up_and_taken_again(engine, make_plan, tmp_p
     assert {**steps_of(job), **steps_of(resumed)} == steps_of(whole)
 
 
-def test_a_first_step_leaves_nothing_to_save(make_plan, tmp_path) -> None:
+def test_interrupted_first_step_saves_no_checkpoint(make_plan, tmp_path) -> None:
     job = start_job(make_plan(*last_wins(*TYPED)), tmp_path / "first")
     stop_at(job, 1)
-    with pytest.raises(Stopped, match="after step 0; no new steps to save"):
+    with pytest.raises(Stopped, match="after step 0"):
         run_engine(job)
     assert not job.paths.checkpoints.exists()
 
@@ -60,7 +60,7 @@ def test_a_first_step_leaves_nothing_to_save(make_plan, tmp_path) -> None:
     ],
     ids=["within-a-step", "at-its-end-after-one", "due"],
 )
-def test_a_stop_that_saves_nothing_leaves_what_was_saved_last(
+def test_stop_without_saving_keeps_the_last_checkpoint(
     number, every, said, kept, make_plan, tmp_path
 ) -> None:
     never = ("train.save_on_signal=false", f"train.checkpoint_every={every}")

@@ -27,9 +27,7 @@ TYPED = (
 
 
 @pytest.mark.parametrize("more", [(), ("data.packing=padding_free",)], ids=["padded", "free"])
-def test_the_forecast_is_of_the_step_that_is_profiled_and_has_the_longest_rows(
-    more, make_plan, tmp_path
-) -> None:
+def test_forecast_is_of_the_profiled_step_with_longest_rows(more, make_plan, tmp_path) -> None:
     job = train_job(make_plan(*TYPED, *more), tmp_path / "run")
     steps = list(job.data.train_steps(0))
     tokens = [max(batch.size.tokens for batch in cut) for cut in steps]
@@ -48,6 +46,6 @@ def test_the_forecast_is_of_the_step_that_is_profiled_and_has_the_longest_rows(
 @pytest.mark.parametrize(
     ("mine", "peaks", "expected"), [(7, [7, 13], 13), (7, [7, None], 7), (None, None, None)]
 )
-def test_the_largest_rank_is_recorded(mine, peaks, expected) -> None:
+def test_largest_rank_is_recorded(mine, peaks, expected) -> None:
     job = SimpleNamespace(device=torch.device("cpu"), profiled_peak=mine, peaks=peaks, stages={})
     assert measured_memory(job).peak_allocated_bytes == expected

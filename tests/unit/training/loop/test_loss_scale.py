@@ -7,7 +7,7 @@ from eke.training.loop.meter import GROWTH_INTERVAL, LossScale
 
 
 @pytest.mark.parametrize("overflows", [[], [0], [1, 2], [5]], ids=str)
-def test_it_moves_like_gradscaler(overflows) -> None:
+def test_loss_scale_changes_like_gradscaler(overflows) -> None:
     mine, parameter = LossScale(), torch.nn.Parameter(torch.ones(1))
     theirs = torch.amp.GradScaler("cpu", growth_interval=GROWTH_INTERVAL)
     optimizer = torch.optim.SGD([parameter], lr=0.0)
@@ -21,13 +21,13 @@ def test_it_moves_like_gradscaler(overflows) -> None:
         assert mine.value == theirs.get_scale()
 
 
-def test_it_grows_after_a_long_time() -> None:
+def test_loss_scale_grows_after_an_interval() -> None:
     scale = LossScale(value=4.0, good_steps=GROWTH_INTERVAL - 1)
     scale.update(overflowed=False)
     assert (scale.value, scale.good_steps) == (8.0, 0)
 
 
-def test_it_is_saved() -> None:
+def test_loss_scale_is_saved() -> None:
     scale, other = LossScale(value=2.0, good_steps=7), LossScale()
     other.load_state_dict(scale.state_dict())
     assert other == scale

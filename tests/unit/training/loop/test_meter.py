@@ -44,7 +44,7 @@ def seconds_of(row: metrics.Row) -> dict[str, float]:
     return {phase: row[metrics.PHASE_KEYS[phase]] for phase in metrics.PHASES[1:]}
 
 
-def test_a_row_without_a_norm_has_none_and_its_neighbours_keep_theirs() -> None:
+def test_missing_norm_affects_only_its_row() -> None:
     meter = Meter(FakeClock(ONE_STEP * 3), attempt=0, timed_from=0)
     for step, norm in enumerate((0.5, None, 0.75)):
         do_step(meter, step, loss=float(step), norm=norm)
@@ -54,7 +54,7 @@ def test_a_row_without_a_norm_has_none_and_its_neighbours_keep_theirs() -> None:
     assert [row[metrics.LOSS] for row in rows] == [0.0, 1.0, 2.0]
 
 
-def test_rows_are_marked_from_the_write_in_which_another_run_was_seen() -> None:
+def test_rows_are_marked_after_another_run_appears() -> None:
     meter = Meter(FakeClock(ONE_STEP * 3), attempt=0, timed_from=0)
     marked = []
     for step, shared in enumerate((None, False, True)):
@@ -64,7 +64,7 @@ def test_rows_are_marked_from_the_write_in_which_another_run_was_seen() -> None:
     assert marked == [False, False, True]
 
 
-def test_a_row_says_everything_about_its_step() -> None:
+def test_row_describes_its_step() -> None:
     meter = Meter(FakeClock(ONE_STEP), attempt=2, timed_from=0)
     do_step(meter, step=6)
     (row,) = meter.flush()
@@ -86,7 +86,7 @@ def test_a_row_says_everything_about_its_step() -> None:
 
 
 @pytest.mark.parametrize("sources", [(), ("a", "b")], ids=["one", "mix"])
-def test_a_router_loss_is_beside_the_cross_entropy(sources) -> None:
+def test_router_loss_is_recorded_with_the_cross_entropy(sources) -> None:
     """As of `with_router`: what is trained, the sources, and its router loss."""
     meter = Meter(FakeClock(ONE_STEP), attempt=0, timed_from=0, sources=sources)
     parts = [12.0, *(3.0, 5.0)[: len(sources)], 4.0]
@@ -114,7 +114,7 @@ TWO_STEPS = [0.0, 1.0, 2.0, 3.0, 4.0, 100.0, 102.0, 104.0, 106.0, 108.0]
 """96 s lie between them."""
 
 
-def test_a_step_begins_where_the_one_before_ended() -> None:
+def test_step_begins_at_the_end_of_the_previous_step() -> None:
     meter = Meter(FakeClock(TWO_STEPS), 0, 0)
     do_step(meter, 0)
     meter.flush()  # what is written in between is what takes that time
@@ -125,7 +125,7 @@ def test_a_step_begins_where_the_one_before_ended() -> None:
     assert seconds_of(row) == dict.fromkeys(metrics.PHASES[1:], 2)
 
 
-def test_an_evaluation_between_two_steps_is_in_neither() -> None:
+def test_evaluation_between_steps_is_excluded() -> None:
     meter = Meter(FakeClock(TWO_STEPS), 0, 0)
     do_step(meter, 0)
     meter.leave("eval")
@@ -148,7 +148,7 @@ def test_steps_before_timed_from_are_warm_up(timed_from, expected) -> None:
     assert [metrics.WARMUP in row for row in rows] == expected  # absent, not 0
 
 
-def test_a_step_is_written_once() -> None:
+def test_step_is_written_once() -> None:
     meter = Meter(FakeClock(list(range(20))), 0, 0)
     assert meter.flush() == []
     do_step(meter, 0)
@@ -158,7 +158,7 @@ def test_a_step_is_written_once() -> None:
     assert [row[metrics.STEP] for row in meter.flush()] == [2]
 
 
-def test_a_step_that_was_broken_off_is_not_written_and_does_not_spoil_the_flush() -> None:
+def test_interrupted_step_is_not_written() -> None:
     meter = Meter(FakeClock(list(range(20))), 0, 0)
     do_step(meter, 0)
     meter.enter("data")
@@ -167,7 +167,7 @@ def test_a_step_that_was_broken_off_is_not_written_and_does_not_spoil_the_flush(
     assert [row[metrics.STEP] for row in meter.flush()] == [1]
 
 
-def test_the_time_is_asked_only_when_rows_are_made() -> None:
+def test_clock_is_read_only_when_rows_are_written() -> None:
     clock = FakeClock(ONE_STEP)
     meter = Meter(clock, 0, 0)
     do_step(meter)
@@ -177,7 +177,7 @@ def test_the_time_is_asked_only_when_rows_are_made() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
-def test_numbers_of_any_format_and_shape_are_taken(dtype) -> None:
+def test_numbers_of_any_format_are_accepted(dtype) -> None:
     meter = Meter(FakeClock(ONE_STEP), 0, 0)
     for phase in metrics.PHASES[1:]:
         meter.enter(phase)
@@ -187,7 +187,7 @@ def test_numbers_of_any_format_and_shape_are_taken(dtype) -> None:
     assert (row[metrics.LOSS], row["train/grad_norm"]) == (1.5, 0.25)
 
 
-def test_the_host_clock_runs_forward_in_seconds(monkeypatch) -> None:
+def test_host_clock_is_monotonic_in_seconds(monkeypatch) -> None:
     moments = iter([10.0, 10.25])
     monkeypatch.setattr("time.perf_counter", lambda: next(moments))
     clock = Clock()

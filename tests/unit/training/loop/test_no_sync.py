@@ -5,7 +5,7 @@ host. Here is only a CPU, so reads are counted. `item`, `bool`, `float`, `int` a
 C++ all end in the operation `_local_scalar_dense`, which a dispatch mode sees; `tolist`, `numpy`
 and `cpu` reach into memory directly and are replaced. Batches are prepared before the count begins:
 collation reads its own tensors, which have not been on the device yet. The first two steps, which
-`eke.training.observe.effective` looks at, are not counted either.
+`eke.training.observe.observe_run` looks at, are not counted either.
 """
 
 import itertools
@@ -116,7 +116,9 @@ QUIET = {
 
 
 @pytest.mark.parametrize("overrides", QUIET.values(), ids=QUIET.keys())
-def test_no_value_is_read_between_two_writes(overrides, job_after_two_steps, monkeypatch) -> None:
+def test_no_tensor_value_is_read_between_writes(
+    overrides, job_after_two_steps, monkeypatch
+) -> None:
     assert reads_per_step(job_after_two_steps(*overrides), monkeypatch) == 0
 
 
@@ -132,7 +134,7 @@ READ_BY_TRANSFORMERS = {
 @pytest.mark.parametrize(
     ("overrides", "expected"), READ_BY_TRANSFORMERS.values(), ids=READ_BY_TRANSFORMERS.keys()
 )
-def test_the_loop_adds_nothing_to_what_transformers_reads(
+def test_loop_adds_no_reads_to_transformers(
     overrides, expected, job_after_two_steps, monkeypatch
 ) -> None:
     job = job_after_two_steps(*overrides, "batch.accumulation=2")
@@ -142,7 +144,9 @@ def test_the_loop_adds_nothing_to_what_transformers_reads(
 @pytest.mark.parametrize(
     ("optimizer", "expected"), [("adamw_fused", 0), ("adamw_foreach", 1), ("sgd", 1)]
 )
-def test_what_loss_scaling_reads(optimizer, expected, job_after_two_steps, monkeypatch) -> None:
+def test_loss_scaling_reads_one_value_per_step(
+    optimizer, expected, job_after_two_steps, monkeypatch
+) -> None:
     """precision=fp16: GradScaler must know whether a gradient overflowed before it may step.
 
     A fused kernel is handed the flag and looks itself; for all others the host reads it, once per
@@ -167,7 +171,7 @@ WAYS = {
 }
 
 
-def test_planted_reads_are_found(job_after_two_steps, monkeypatch) -> None:
+def test_planted_reads_are_detected(job_after_two_steps, monkeypatch) -> None:
     job = job_after_two_steps()
     apply = job.update.apply
 

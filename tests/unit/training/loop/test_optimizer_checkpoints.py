@@ -50,7 +50,7 @@ def train(model, optimizer, steps):
 
 
 @pytest.mark.parametrize("option", ALL)
-def test_saving_disturbs_nothing_and_training_continues_bit_for_bit(option, tmp_path) -> None:
+def test_saving_keeps_training_bit_exact(option, tmp_path) -> None:
     """From a file that is loaded with `weights_only`, whatever the state is made of."""
     whole = make(option)
     expected = train(*whole, range(5))
@@ -71,7 +71,7 @@ def test_saving_disturbs_nothing_and_training_continues_bit_for_bit(option, tmp_
 
 
 @pytest.mark.parametrize("option", ALL)
-def test_a_loss_scaler_skips_the_step_of_an_overflow_and_takes_the_next(option) -> None:
+def test_loss_scaler_skips_only_overflow_steps(option) -> None:
     model, optimizer = make(option)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     for factor, moves in [(float("inf"), False), (1.0, True)]:
@@ -87,7 +87,7 @@ def test_a_loss_scaler_skips_the_step_of_an_overflow_and_takes_the_next(option) 
     assert scaler.get_scale() == 4.0
 
 
-def test_schedule_free_exports_its_average_and_trains_on_other_weights(tmp_path) -> None:
+def test_schedule_free_exports_averaged_weights(tmp_path) -> None:
     from eke.training.model.save_model import load_weights
 
     model, optimizer = make("schedule_free")
@@ -119,7 +119,7 @@ class Paging(torch.optim.SGD):
         return buffer
 
 
-def test_states_that_were_loaded_are_paged_again() -> None:
+def test_loaded_states_are_paged() -> None:
     large, small = (torch.nn.Parameter(torch.zeros(n)) for n in (100_000, 99_999))
     optimizer = Paging([large, small], lr=0.1)
     codes = torch.arange(100_000).to(torch.uint8)
@@ -144,7 +144,7 @@ class Drawing(torch.optim.SGD):
         self.drawn = torch.rand(()).item()
 
 
-def test_random_rounding_is_alike_on_all_ranks_and_differs_between_steps() -> None:
+def test_random_rounding_is_equal_on_ranks_and_differs_between_steps() -> None:
     """Ranks have different generators, for dropout; their weights have to stay the same."""
     draws, after = [], []
     for rank in range(2):

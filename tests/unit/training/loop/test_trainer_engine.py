@@ -48,7 +48,7 @@ def curve(job) -> list[tuple[float, float, float]]:
     return [tuple(row[name] for name in names) for row in rows_of(job)]
 
 
-def test_the_plan_in_trainers_words(make_plan, tmp_path) -> None:
+def test_plan_is_converted_to_training_arguments(make_plan, tmp_path) -> None:
     plan = make_plan(*BASE, "train.max_grad_norm=null", "trainer.extra.neftune_noise_alpha=5")
     told = render_arguments(plan, RunPaths(tmp_path))
     assert told["gradient_accumulation_steps"] == 2
@@ -59,13 +59,13 @@ def test_the_plan_in_trainers_words(make_plan, tmp_path) -> None:
     assert told["use_cpu"] is True
 
 
-def test_what_trainer_itself_refuses_is_told(make_plan, tmp_path) -> None:
+def test_arguments_rejected_by_trainer_are_reported(make_plan, tmp_path) -> None:
     plan = make_plan(*BASE, "trainer.extra.debug=nonsense")
     with pytest.raises(RunError, match=r"engine = trainer: .*nonsense"):
         build_arguments(plan, RunPaths(tmp_path))
 
 
-def test_one_of_several_gpus_is_trained_on(make_plan, tmp_path, monkeypatch) -> None:
+def test_one_of_several_gpus_is_used(make_plan, tmp_path, monkeypatch) -> None:
     """With two of them Trainer would split the plan's rows, and average what has been divided."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     plan = make_plan(*BASE)
@@ -77,7 +77,7 @@ def test_one_of_several_gpus_is_trained_on(make_plan, tmp_path, monkeypatch) -> 
 
 
 @pytest.mark.slow
-def test_record_and_rows_say_who_took_the_steps_and_how_long_each_phase_took(job_of) -> None:
+def test_record_names_the_engine_and_phase_times(job_of) -> None:
     job = run(job_of())
     told = job.effective["trainer"]
     assert told["class"] == "transformers.trainer.Trainer"
@@ -98,7 +98,7 @@ def test_record_and_rows_say_who_took_the_steps_and_how_long_each_phase_took(job
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["loop", "trainer"])
-def test_either_engine_continues_the_others_run(first, job_of, tmp_path) -> None:
+def test_either_engine_resumes_the_other(first, job_of, tmp_path) -> None:
     second = {"loop": "trainer", "trainer": "loop"}[first]
     precise = ("precision=fp16", "optimizer=adamw_foreach", f"engine={first}")
     run(job_of(*precise, "train.steps=4", "train.save_final=true", "schedule=constant"))
@@ -114,7 +114,7 @@ def test_either_engine_continues_the_others_run(first, job_of, tmp_path) -> None
 
 
 @pytest.mark.slow
-def test_a_skipped_step_does_not_hold_the_schedule_up(job_of) -> None:
+def test_skipped_step_does_not_delay_the_schedule(job_of) -> None:
     """fp16: Trainer moves its schedule only when a step was taken; eke's goes by step number."""
     overrides = ("precision=fp16", "optimizer=adamw_foreach", "schedule=linear", "train.steps=9")
     jobs = [job_of(*overrides, f"engine={engine}") for engine in ENGINES]
@@ -134,7 +134,7 @@ def test_a_skipped_step_does_not_hold_the_schedule_up(job_of) -> None:
 
 
 @pytest.mark.slow
-def test_divergence_ends_it(job_of) -> None:
+def test_divergence_ends_training(job_of) -> None:
     job = job_of(*DIVERGES, "train.steps=9")
     with pytest.raises(Diverged, match="the loss is"):
         run(job)
@@ -142,13 +142,13 @@ def test_divergence_ends_it(job_of) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
-def test_a_last_evaluation_that_is_no_number_is_no_success(engine, job_of, monkeypatch) -> None:
+def test_non_finite_final_evaluation_is_a_failure(engine, job_of, monkeypatch) -> None:
     monkeypatch.setattr(
         "eke.training.loop.evaluation._TokenAccuracy.add_evaluation",
         lambda self, job, batch, total: total.fill_(math.nan),
     )
     short = (f"engine={engine}", "train.steps=2")
-    with pytest.raises(Diverged, match="evaluation loss is nan at step 2"):
+    with pytest.raises(Diverged, match="nan at step 2"):
         run(job_of(*short))
     run(job_of(*short, "train.stop_on_nonfinite=false"))
 
@@ -170,7 +170,7 @@ def test_extra_arguments_take_effect(job_of, tmp_path) -> None:
         pytest.param("none", marks=pytest.mark.slow),
     ],
 )
-def test_label_smoothing_is_torchs_through_each_loss_head(job_of, kernels) -> None:
+def test_label_smoothing_matches_torch_for_each_loss_head(job_of, kernels) -> None:
     typed = ("train.steps=2", "trainer.extra.label_smoothing_factor=0.3")
     plain = job_of(*typed)
     batch = next(plain.data.train_steps(0))
@@ -192,20 +192,20 @@ def test_label_smoothing_is_torchs_through_each_loss_head(job_of, kernels) -> No
 
 
 @pytest.mark.slow
-def test_an_extra_that_is_the_default_is_warned_about(job_of) -> None:
+def test_default_extra_argument_is_warned_about(job_of) -> None:
     job = run(job_of("train.steps=2", "trainer.extra.full_determinism=false"))
     assert job.warnings == [
         "trainer.extra.full_determinism=False had no effect: equal to Trainer's default"
     ]
 
 
-def test_an_update_of_another_kind_is_refused(job_of) -> None:
+def test_different_update_class_is_rejected(job_of) -> None:
     with pytest.raises(RunError, match="-> engine=loop"):
         run(changed(job_of(), update=SimpleNamespace()))
 
 
 @pytest.mark.slow
-def test_no_value_is_read_between_two_writes(job_of, monkeypatch) -> None:
+def test_no_tensor_value_is_read_between_writes(job_of, monkeypatch) -> None:
     """Trainer waits for no device between two writes, either; the first two steps are looked at."""
     from unit.training.loop.test_no_sync import trapped
 

@@ -38,7 +38,7 @@ def gradients(model, inputs, context):
     return {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-def test_the_option_says_whether():
+def test_offload_is_built_only_on_request():
     model = nn.Linear(2, 2)
     assert isinstance(
         build_activation_offload(hand_plan("memory=activation_offload"), model), ActivationOffload
@@ -47,7 +47,7 @@ def test_the_option_says_whether():
     assert isinstance(off, contextlib.nullcontext)
 
 
-def test_weights_and_small_tensors_stay(everything_is_away):
+def test_weights_and_small_tensors_are_not_offloaded(everything_is_away):
     model = nn.Linear(64, 64, bias=False)
     x = torch.randn(64, 64, requires_grad=True)  # saved for the weight's gradient
     small = torch.randn(2, requires_grad=True)
@@ -80,7 +80,7 @@ FAMILIES = ("tiny", "tiny_bert", "tiny_t5", "tiny_gpt2", "tiny_moe", "tiny_qwen3
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_copies_that_autocast_makes_of_weights_stay(family, everything_is_away, monkeypatch):
+def test_autocast_weight_copies_are_not_offloaded(family, everything_is_away, monkeypatch):
     _, kept, moved, num_bytes = moved_under_autocast(family)
     assert all(torch.equal(kept[name], moved[name]) for name in kept)
     monkeypatch.setattr(activation_offload, "copied_leaf", lambda tensor: None)
@@ -90,7 +90,7 @@ def test_copies_that_autocast_makes_of_weights_stay(family, everything_is_away, 
     assert matrices - tables <= with_copies - num_bytes <= matrices
 
 
-def test_a_copy_is_made_again_of_the_weight_as_it_was(everything_is_away):
+def test_weight_copy_is_rebuilt_from_the_saved_version(everything_is_away):
     model = nn.Linear(64, 64, bias=False)
     x = torch.randn(8, 64, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16), ActivationOffload(model):
@@ -111,7 +111,7 @@ def test_a_copy_is_made_again_of_the_weight_as_it_was(everything_is_away):
     ],
     ids=["copy", "copy of a transpose", "view", "transpose of a copy"],
 )
-def test_any_view_of_a_copy_is_made_again(view):
+def test_any_view_of_a_weight_copy_is_rebuilt(view):
     weight = nn.Parameter(torch.randn(16, 32))
     seen = view(weight)
     leaf = activation_offload.copied_leaf(seen)
@@ -134,11 +134,11 @@ def test_any_view_of_a_copy_is_made_again(view):
     ],
     ids=["part", "copy of a part", "repeated", "product", "copied twice", "no copy", "no graph"],
 )
-def test_anything_else_is_an_activation(other):
+def test_other_tensors_are_activations(other):
     assert activation_offload.copied_leaf(other(nn.Parameter(torch.randn(16, 32)))) is None
 
 
-def test_what_has_left_is_not_kept(everything_is_away):
+def test_offloaded_activations_are_not_kept(everything_is_away):
     offload = ActivationOffload(nn.Identity())
     with offload:
         x = torch.randn(64, 64, requires_grad=True)
@@ -159,7 +159,7 @@ def repeated_cos(z):
     return z.sum()
 
 
-def test_what_is_leaving_must_not_be_changed(everything_is_away):
+def test_in_place_change_during_offload_is_an_error(everything_is_away):
     with ActivationOffload(nn.Identity()):
         x = torch.randn(64, 64, requires_grad=True)
         y = x.exp()
@@ -168,7 +168,7 @@ def test_what_is_leaving_must_not_be_changed(everything_is_away):
         y.sum().backward()
 
 
-def test_what_several_operations_save_is_moved_once(everything_is_away):
+def test_shared_activation_is_moved_once(everything_is_away):
     x = torch.randn(64, 64, requires_grad=True)
     projections = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
     offload = ActivationOffload(projections)
@@ -204,7 +204,7 @@ class LateStream:
 
 
 @pytest.mark.parametrize("family", ["tiny", "tiny_t5"])
-def test_no_tensor_is_used_before_its_copy_is_done(family, everything_is_away):
+def test_offloaded_tensor_is_used_only_after_its_copy(family, everything_is_away):
     task = {"tiny_t5": "seq2seq_lm"}.get(family, "causal_lm")
     model = build_model(hand_plan(f"model={family}", f"task={task}"), CPU)
     inputs = make_inputs(model, length=32)
@@ -218,7 +218,7 @@ def test_no_tensor_is_used_before_its_copy_is_done(family, everything_is_away):
     assert len(late.protected) <= 3 * 2 * IN_FLIGHT, "nearly all memory is the allocator's own"
 
 
-def test_with_checkpointing_only_the_inputs_of_layers_are_moved(everything_is_away):
+def test_checkpointing_offloads_only_layer_inputs(everything_is_away):
     moved = {}
     for option in ("memory=none", "memory=checkpointing"):
         plan = hand_plan("model=tiny", option)
@@ -230,7 +230,7 @@ def test_with_checkpointing_only_the_inputs_of_layers_are_moved(everything_is_aw
     assert 0 < moved["memory=checkpointing"] < moved["memory=none"] / 2
 
 
-def test_gathered_weights_are_moved_as_if_they_were_activations(everything_is_away):
+def test_gathered_weights_are_offloaded_like_activations(everything_is_away):
     """Why there is a rule: FSDP2 puts a layer's weights together in memory of their own."""
 
     def moved(model, weights):

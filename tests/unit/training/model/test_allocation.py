@@ -10,7 +10,7 @@ from unit.models.sizes.configs import FAMILY_CASES
 from unit.training.model.plans import hand_plan
 
 from eke.training.model.build_model import build_model, make_model_config
-from eke.training.model.unused import HEADS
+from eke.training.model.model_checks import HEADS
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -31,7 +31,7 @@ class Allocations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("option", "task"), FAMILY_CASES, ids=lambda value: value)
-def test_nothing_is_made_on_the_host_for_another_device(option, task):
+def test_model_for_another_device_is_not_allocated_on_the_host(option, task):
     # The meta device stands in for a GPU: the code is the same for every device.
     with Allocations() as seen:
         model = build_model(hand_plan(f"model={option}", f"task={task}"), META)
@@ -40,7 +40,7 @@ def test_nothing_is_made_on_the_host_for_another_device(option, task):
 
 
 @pytest.mark.parametrize("option", ["tiny_moe", "tiny_bert", "tiny_gpt2"])
-def test_building_takes_the_memory_of_the_weights(option):
+def test_building_takes_only_the_memory_of_the_weights(option):
     task = "masked_lm" if option == "tiny_bert" else "causal_lm"
     plan = hand_plan(f"model={option}", f"task={task}")
     build_model(plan, CPU)  # imports and caches
@@ -65,7 +65,7 @@ def _held_bytes(profiled):
 
 
 @pytest.mark.parametrize(("option", "task"), FAMILY_CASES, ids=lambda value: value)
-def test_weights_are_those_of_plain_from_config(option, task):
+def test_built_weights_match_from_config(option, task):
     plan = hand_plan(f"model={option}", f"task={task}", "seed=11")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(11)
@@ -81,7 +81,7 @@ def test_weights_are_those_of_plain_from_config(option, task):
         assert torch.equal(one, two), name
 
 
-def test_rotary_frequencies_are_stretched_as_published():
+def test_rotary_frequencies_are_scaled_as_published():
     plain = build_model(hand_plan("model=tiny", "model.rope_theta=500000"), CPU)
     longer = build_model(
         hand_plan("model=tiny", "model.rope_theta=500000", "model.rope_scaling_factor=32"), CPU
@@ -95,7 +95,7 @@ def test_rotary_frequencies_are_stretched_as_published():
     assert torch.allclose(after[slow], before[slow] / 32)
 
 
-def test_a_checkpoint_is_loaded_once(tmp_path):
+def test_checkpoint_is_loaded_once(tmp_path):
     wide = {"hidden_size": 256, "intermediate_size": 1024, "tie_word_embeddings": True}
     path = save_checkpoint(tmp_path / "m", "llama", **wide)
     plan = checkpoint_plan(path)

@@ -36,7 +36,7 @@ def probed_step(model, **inputs):
     return watched.seen(), result
 
 
-def test_options_are_the_builders():
+def test_options_match_builders():
     assert {*ATTENTION, AUTO_ATTENTION} == options_of("attention")
 
 
@@ -62,19 +62,19 @@ def test_counts_and_formats_of_a_float32_step():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast_shows_in_the_operands(dtype):
+def test_autocast_formats_are_detected(dtype):
     model = build("model=tiny_bert", "task=masked_lm")
     with KernelProbe() as watched, torch.autocast("cpu", dtype=dtype):
         model(**make_inputs(model)).logits.float().mean().backward()
     assert watched.seen().matmul_dtypes == (str(dtype).removeprefix("torch."),)
 
 
-def test_a_forced_backend_is_seen():
+def test_pinned_backend_is_detected():
     with sdpa_kernel(SDPBackend.MATH):
         assert probe(build("model=tiny")).attention_kernels == ("math",)
 
 
-def test_backward_is_watched_too():
+def test_kernel_probe_observes_backward():
     model = build("model=tiny_gpt2")
     with KernelProbe() as forward:
         loss = model(**make_inputs(model)).logits.mean()
@@ -91,7 +91,7 @@ def test_backward_is_watched_too():
         pytest.param("inductor", id="inductor", marks=[IGNORE_JIT, pytest.mark.slow]),
     ],
 )
-def test_compiled_code_is_looked_into_and_not_compiled_again(backend):
+def test_compiled_code_is_probed_without_recompilation(backend):
     plan = hand_plan("model.num_hidden_layers=1", f"compile={backend}")
     model = compile_model(plan, build_model(plan, CPU))
     inputs = make_inputs(model)

@@ -44,7 +44,7 @@ def test_presets_cover_the_builders():
     ],
     ids=str,
 )
-def test_the_field_counts_not_the_name_of_the_preset(overrides, on):
+def test_field_value_is_used_instead_of_preset_name(overrides, on):
     assert {m.gradient_checkpointing for m in find_layers(build(*overrides))} == {on}
 
 
@@ -90,12 +90,12 @@ def test_counting_leaves_no_hooks():
     assert not any(m._forward_pre_hooks for m in model.modules())
 
 
-def test_a_model_without_layers_is_refused():
-    with pytest.raises(RunError, match=r"Linear has no layer.*\n  -> memory=none"):
+def test_model_without_layers_is_rejected():
+    with pytest.raises(RunError, match=r"Linear.*\n  -> memory=none"):
         apply_checkpointing(hand_plan("memory=checkpointing"), torch.nn.Linear(2, 2))
 
 
-def test_a_layer_that_stays_off_is_refused():
+def test_layer_that_cannot_be_checkpointed_is_rejected():
     model = build_model(hand_plan("model=tiny"), CPU)
     model.activation_checkpointing_enable = lambda arguments: None
     with pytest.raises(RunError, match=r"4 of 4 layers .*\(LlamaDecoderLayer\)"):
@@ -103,7 +103,7 @@ def test_a_layer_that_stays_off_is_refused():
 
 
 @pytest.mark.parametrize("zero3", [False, True], ids=["one process", "zero3"])
-def test_what_is_changed_in_place_is_kept_as_it_was(zero3):
+def test_in_place_changes_are_recomputed_correctly(zero3):
     """As GPT-OSS's experts do; a result that nothing changes is kept without a copy."""
     contexts = CHECKPOINTING[Checkpointing.selective][zero3]
     weights = [torch.randn(8, 8, requires_grad=True) for _ in range(2)]

@@ -62,7 +62,7 @@ def reference(build, sizes):
     [*IN_KERNEL.values(), *APART.values()],
     ids=[*(f"{name} fused" for name in IN_KERNEL), *APART],
 )
-def test_steps_are_those_of_clipping_apart(build) -> None:
+def test_fused_clipping_matches_separate_clipping(build) -> None:
     sizes = [10.0, 0.001, 1e6, 3.0, 0.05]
     model, update = make(build)
     expected, norms = reference(build, sizes)
@@ -73,7 +73,7 @@ def test_steps_are_those_of_clipping_apart(build) -> None:
 
 
 @pytest.mark.parametrize("build", IN_KERNEL.values(), ids=IN_KERNEL)
-def test_what_is_not_clipped_is_the_same_to_the_last_bit(build) -> None:
+def test_unclipped_steps_are_bit_exact(build) -> None:
     sizes = [0.01, 0.02, 0.005]
     model, update = make(build)
     expected, norms = reference(build, sizes)
@@ -83,7 +83,7 @@ def test_what_is_not_clipped_is_the_same_to_the_last_bit(build) -> None:
 
 
 @pytest.mark.parametrize("build", IN_KERNEL.values(), ids=IN_KERNEL)
-def test_gradients_are_not_passed_over_once_more(build) -> None:
+def test_fused_clipping_needs_no_extra_pass(build) -> None:
     model, update = make(build)
     with Counted() as seen:
         train(model, update.apply, [10.0])
@@ -92,7 +92,7 @@ def test_gradients_are_not_passed_over_once_more(build) -> None:
 
 
 @pytest.mark.parametrize("size", [float("nan"), float("inf")])
-def test_a_gradient_that_is_no_number_is_not_hidden(size) -> None:
+def test_non_finite_gradient_is_not_hidden(size) -> None:
     model, update = make(IN_KERNEL["sgd"])
     expected, _ = reference(IN_KERNEL["sgd"], [size])
     train(model, update.apply, [size])
@@ -101,7 +101,7 @@ def test_a_gradient_that_is_no_number_is_not_hidden(size) -> None:
         assert mine.isnan().any()
 
 
-def test_copies_in_float32_are_clipped_as_such() -> None:
+def test_master_copies_are_clipped() -> None:
     """Clipping bfloat16 gradients apart would round each of them once more."""
     torch.manual_seed(0)
     layer = nn.Linear(64, 64, dtype=torch.bfloat16)
@@ -128,14 +128,14 @@ def test_copies_in_float32_are_clipped_as_such() -> None:
     ],
     ids=["loss scaling", "fsdp"],
 )
-def test_it_is_left_to_others_where_they_need_the_place(plan, scaler) -> None:
+def test_fused_clipping_is_skipped_with_a_loss_scaler(plan, scaler) -> None:
     _, update = make(IN_KERNEL["adamw"], plan, scaler)
     assert not update.clips_in_step
     assert make(IN_KERNEL["adamw"])[1].clips_in_step
 
 
 @pytest.mark.parametrize(("plan", "factor"), [(PLAN, 1), (several(PLAN), 2)], ids=["one", "two"])
-def test_ranks_that_average_gradients_add_them_up(plan, factor) -> None:
+def test_averaging_ranks_sum_gradients(plan, factor) -> None:
     """DistributedDataParallel divides by the number of processes; the loss is a sum."""
     model, update = make(IN_KERNEL["sgd"], plan)
     update.backward(model[0].bias.sum(), 4)

@@ -21,7 +21,7 @@ from eke.training.model.loss import (
     put_loss_head,
     with_router,
 )
-from eke.training.model.unused import cast_experts, has_experts
+from eke.training.model.model_checks import cast_experts, has_experts
 
 CPU = torch.device("cpu")
 
@@ -30,14 +30,14 @@ def build(*overrides: str) -> torch.nn.Module:
     return build_model(hand_plan("model=tiny_moe", *overrides), CPU)
 
 
-def test_only_a_mixture_has_experts() -> None:
+def test_only_moe_models_have_experts() -> None:
     assert has_experts(build())
     assert not has_experts(build_model(hand_plan("model=tiny"), CPU))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, None], ids=str)
 @pytest.mark.parametrize("fallback", [False, True], ids=["PyTorch's", "transformers'"])
-def test_experts_multiply_in_the_format_of_autocast(dtype, fallback, monkeypatch) -> None:
+def test_experts_multiply_in_the_autocast_format(dtype, fallback, monkeypatch) -> None:
     """And only there: forward and backward, by either of the two products transformers has."""
     from transformers.integrations import moe
 
@@ -54,7 +54,7 @@ def test_experts_multiply_in_the_format_of_autocast(dtype, fallback, monkeypatch
     assert all(p.grad.dtype is torch.float32 for p in model.parameters())
 
 
-def test_the_loss_is_that_of_float32_but_for_rounding() -> None:
+def test_expert_loss_matches_float32_within_rounding() -> None:
     loss, gradients = step(build())
     with torch.autocast("cpu", torch.bfloat16):
         narrow, found = step(build())
@@ -66,7 +66,7 @@ def test_the_loss_is_that_of_float32_but_for_rounding() -> None:
 
 
 @pytest.mark.parametrize(("width", "fits"), [(36, False), (40, True)])
-def test_rows_of_cast_experts_must_be_whole_too(width, fits) -> None:
+def test_expert_rows_must_be_aligned_after_the_cast(width, fits) -> None:
     """Four float32 numbers fill 16 bytes, of 16 bits it takes eight; 36 is no multiple of these."""
     sizes = ("model=tiny_moe", f"model.intermediate_size={width}")
     for precision in ("fp32", "bf16"):
@@ -83,7 +83,7 @@ def _misaligned() -> AbstractContextManager[object]:
     return pytest.raises(RuntimeError, match="multiple of 16 bytes")
 
 
-def test_it_is_replaced_once() -> None:
+def test_expert_product_is_patched_once() -> None:
     from transformers.integrations import moe
 
     model = build()
@@ -93,7 +93,7 @@ def test_it_is_replaced_once() -> None:
     assert moe._grouped_mm is replaced
 
 
-def test_a_version_without_that_product_is_left_alone(monkeypatch) -> None:
+def test_transformers_without_grouped_product_is_not_patched(monkeypatch) -> None:
     from transformers.integrations import moe
 
     model = build()
@@ -147,7 +147,7 @@ def padded_rows() -> tuple[dict[str, torch.Tensor], torch.Tensor, MicroBatch]:
 
 @pytest.mark.parametrize("fused", [False, True], ids=["logits", "fused"])
 @pytest.mark.parametrize("kind", ROUTED)
-def test_a_router_loss_is_that_of_plain_transformers(kind, fused) -> None:
+def test_router_loss_matches_transformers(kind, fused) -> None:
     plain = routed_model(kind)
     mine = copy.deepcopy(plain)
     inputs, labels, batch = padded_rows()
@@ -168,7 +168,7 @@ def test_a_router_loss_is_that_of_plain_transformers(kind, fused) -> None:
 
 
 @pytest.mark.parametrize(("coefficient", "trains"), [(0.5, False), (0.0, True)])
-def test_a_router_loss_that_is_not_trained_is_not_computed(coefficient, trains, monkeypatch):
+def test_untrained_router_loss_is_not_computed(coefficient, trains, monkeypatch):
     model, (_, _, batch) = routed_model("mixtral"), padded_rows()
     plain = from_logits(model, batch)
     monkeypatch.delattr(sys.modules[type(model).__module__], "load_balancing_loss_func")

@@ -12,8 +12,8 @@ from unit.training.model.steps import make_inputs, same_weights
 
 from eke.common.errors import RunError
 from eke.training.model.build_model import build_model
+from eke.training.model.model_checks import HEADS
 from eke.training.model.save_model import load_weights, save_pretrained
-from eke.training.model.unused import HEADS
 
 CPU = torch.device("cpu")
 
@@ -52,12 +52,12 @@ ROUND_TRIPS = [
 
 
 @pytest.mark.parametrize("case", ROUND_TRIPS, ids=" ".join)
-def test_transformers_loads_it_with_equal_logits(case, tmp_path):
+def test_transformers_loads_export_with_equal_logits(case, tmp_path):
     option, task, *overrides = case
     assert_round_trip(build(*case), option, task, tmp_path / "saved", *overrides)
 
 
-def test_shards(tmp_path):
+def test_large_model_is_exported_in_shards(tmp_path):
     model = build("tiny_moe", "causal_lm")
     save_pretrained(model, tmp_path, shard_bytes=1_000_000)
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
@@ -69,7 +69,7 @@ def test_shards(tmp_path):
     assert torch.equal(logits(plain), logits(model))
 
 
-def test_files_and_their_content(tmp_path):
+def test_exported_files_and_content(tmp_path):
     model = build("tiny", "causal_lm")
     save_pretrained(model, tmp_path, make_tokenizer())
     assert {p.name for p in tmp_path.iterdir()} == {
@@ -91,7 +91,7 @@ def test_files_and_their_content(tmp_path):
     )
 
 
-def test_a_published_generation_config_that_is_odd_does_not_stop_a_save(tmp_path):
+def test_invalid_generation_config_does_not_stop_saving(tmp_path):
     path = save_checkpoint(tmp_path / "odd", "llama")
     odd = {"temperature": 0.6, "top_p": 0.9, "do_sample": False}
     (path / "generation_config.json").write_text(json.dumps(odd))

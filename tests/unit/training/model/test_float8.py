@@ -31,7 +31,7 @@ def tasks(option):
 
 
 @pytest.mark.parametrize("option", CONVERTED)
-def test_all_but_the_first_and_the_last_are_converted(option) -> None:
+def test_first_and_last_layers_are_not_converted(option) -> None:
     model = build_model(float8_plan(f"model={option}", f"task={tasks(option)}"), CPU)
     layers = float8_layers(model)
     assert len(layers) == CONVERTED[option]
@@ -39,7 +39,7 @@ def test_all_but_the_first_and_the_last_are_converted(option) -> None:
     assert all(p.dtype == torch.float32 for p in model.parameters())
 
 
-def test_a_gpu_multiplies_in_float8_itself() -> None:
+def test_gpu_multiplies_in_float8() -> None:
     """Nothing is computed here: the recipe is read from the layers."""
     layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
     convert_linear_layers(float8_plan(), layers, torch.device("cuda"))
@@ -47,7 +47,7 @@ def test_a_gpu_multiplies_in_float8_itself() -> None:
 
 
 @pytest.mark.parametrize("sides", [(24, 32), (32, 24)], ids=["in", "out"])
-def test_a_layer_with_a_crooked_side_is_left_alone(sides) -> None:
+def test_layer_with_unaligned_size_is_not_converted(sides) -> None:
     layers = nn.ModuleList([nn.Linear(32, 32), nn.Linear(*sides), nn.Linear(32, 32)])
     convert_linear_layers(float8_plan(), layers, CPU)
     assert not float8_layers(layers)
@@ -69,11 +69,11 @@ def test_operands_are_rounded_to_float8(recipe) -> None:
     assert weight.grad.dtype == torch.float32
 
 
-def test_nothing_is_converted_unasked() -> None:
+def test_float8_is_off_by_default() -> None:
     assert not float8_layers(build_model(hand_plan("model=tiny"), CPU))
 
 
-def test_weights_are_those_of_any_other_format() -> None:
+def test_float8_model_has_the_weights_of_other_formats() -> None:
     plain = build_model(plan_of(*SYNTHETIC, *SIZE, "model.num_hidden_layers=2"), CPU)
     model = build_model(float8_plan(), CPU)
     other = model.state_dict()
@@ -83,7 +83,7 @@ def test_weights_are_those_of_any_other_format() -> None:
     assert not torch.equal(*logits)
 
 
-def test_a_float8_product_is_seen_as_one() -> None:
+def test_float8_product_is_detected() -> None:
     """torch 2.13 has one on a CPU, too; torchao 0.18 uses it on GPUs alone."""
     x = torch.randn(16, 16).to(torch.float8_e4m3fn)
     scale = torch.ones(())
@@ -92,7 +92,7 @@ def test_a_float8_product_is_seen_as_one() -> None:
     assert probe.seen().matmul_dtypes == ("float8_e4m3fn",)
 
 
-def test_every_recipe_is_one_of_torchaos() -> None:
+def test_every_recipe_exists_in_torchao() -> None:
     from torchao.float8.config import Float8LinearRecipeName
 
     known = {recipe.value for recipe in Float8LinearRecipeName}
@@ -100,7 +100,7 @@ def test_every_recipe_is_one_of_torchaos() -> None:
 
 
 @pytest.mark.slow
-def test_the_probe_sees_the_products_of_float8(recwarn) -> None:
+def test_kernel_probe_detects_float8_products(recwarn) -> None:
     """torchao's tensors say bfloat16; what is multiplied is inside them."""
     from torchao.float8 import convert_to_float8_training
 

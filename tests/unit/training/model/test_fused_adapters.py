@@ -96,7 +96,7 @@ def replaced(model):
 
 
 @pytest.mark.parametrize("family", NAMES)
-def test_gradients_are_pefts(saved, family):
+def test_fused_gradients_match_peft(saved, family):
     plan = plan_of(saved[family], f"task={TASK_OF.get(family, 'causal_lm')}")
     model = build(plan)
     one, other = (gradients(m, torch.float32) for m in (fused(plan, model), model))
@@ -114,7 +114,7 @@ WIDER = {
 
 
 @pytest.mark.parametrize("family", WIDER)
-def test_bfloat16_is_no_further_from_float64_than_peft(family, tmp_path):
+def test_bfloat16_is_as_accurate_as_peft(family, tmp_path):
     """The mean ratio over several adapters and inputs: one draw decides little."""
     path = save_checkpoint(tmp_path, family, **WIDER[family])
     plan = plan_of(path, f"task={TASK_OF.get(family, 'causal_lm')}", "precision=bf16")
@@ -139,7 +139,7 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("family", GROUPS)
-def test_layers_that_read_the_same_tensor_are_found(saved, family):
+def test_layers_with_a_shared_input_are_found(saved, family):
     shared, others = GROUPS[family]
     plan = plan_of(saved[family], f"task={TASK_OF.get(family, 'causal_lm')}")
     model = fused(plan)
@@ -147,7 +147,7 @@ def test_layers_that_read_the_same_tensor_are_found(saved, family):
     assert replaced(model) == others
 
 
-def test_a_model_without_data_is_seen_the_same(saved):
+def test_shared_inputs_are_found_on_meta_tensors(saved):
     plan = plan_of(saved["llama"])
     meta = torch.device("meta")
     with meta:
@@ -156,7 +156,7 @@ def test_a_model_without_data_is_seen_the_same(saved):
     assert replaced(model) == GROUPS["llama"][1]
 
 
-def test_what_is_not_lora_alone_is_left_to_peft(saved):
+def test_unsupported_adapters_are_not_fused(saved):
     for family, *others in (
         ("llama", "peft=dora", "peft=qlora", "peft.dropout=0.1", "precision=bf16_pure",
          "distributed=fsdp", "peft.fused=false"),
@@ -169,12 +169,12 @@ def test_what_is_not_lora_alone_is_left_to_peft(saved):
 
 
 @pytest.mark.parametrize("more", ["peft=dora", "peft.dropout=0.1"])
-def test_layers_of_another_kind_are_left_to_peft(saved, more):
+def test_other_layer_types_are_not_fused(saved, more):
     model = build(plan_of(saved["llama"], more))
     assert not groups(fused(plan_of(saved["llama"]), model))
 
 
-def test_merged_and_disabled_adapters_are_pefts(saved):
+def test_merged_and_disabled_adapters_use_peft(saved):
     plan = plan_of(saved["llama"])
     other = build(plan).eval()
     one = fused(plan, other)
@@ -187,7 +187,7 @@ def test_merged_and_disabled_adapters_are_pefts(saved):
             assert torch.allclose(one(**inputs).logits, other(**inputs).logits, atol=1e-6), change
 
 
-def test_nothing_is_held_after_a_failed_forward_pass(saved):
+def test_failed_forward_pass_releases_tensors(saved):
     model = fused(plan_of(saved["llama"]))
     layer = model.get_base_model().model.layers[1].self_attn
     layer.v_proj.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(MemoryError))
@@ -225,7 +225,7 @@ def kept_bytes(num_layers, *more):
 
 
 @pytest.mark.parametrize(("setting", "most"), [("true", 29), ("false", 47)])
-def test_bytes_that_a_llama_layer_keeps_for_each_token_and_width(setting, most):
+def test_kept_bytes_of_a_llama_layer(setting, most):
     """53 at 2150d39. The thin products are 0.9 of it at this width, 0.05 at that of 8B."""
     one, two = (kept_bytes(n, f"peft.fused={setting}") for n in (1, 2))
     assert (two - one) / (2 * 128 * WIDTH) <= most

@@ -52,7 +52,7 @@ def heads(monkeypatch) -> list[tuple[int, bool]]:
     ],
     ids=str,
 )
-def test_heads_are_shared_where_a_kernel_can(gpu, overrides, shared, heads) -> None:
+def test_grouped_heads_are_passed_to_supporting_kernels(gpu, overrides, shared, heads) -> None:
     plan = hand_plan(*GROUPED, *overrides)
     if gpu != "cpu":
         plan = dataclasses.replace(plan, device=DEVICES[gpu])
@@ -64,7 +64,7 @@ def test_heads_are_shared_where_a_kernel_can(gpu, overrides, shared, heads) -> N
     assert set(heads) == {(2, True) if shared else (4, False)}
 
 
-def test_evaluation_in_float32_repeats_them_though_training_shares(heads) -> None:
+def test_float32_evaluation_repeats_grouped_heads(heads) -> None:
     """And the logits are the same either way; the next plan begins with transformers' own."""
     repeat_heads(dataclasses.replace(hand_plan(*GROUPED), device=DEVICES["h200"]))
     model = build_model(hand_plan(*GROUPED), CPU)
@@ -81,7 +81,7 @@ def test_evaluation_in_float32_repeats_them_though_training_shares(heads) -> Non
 # torch 2.13's Dynamo uses what torch itself deprecates.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_question_is_no_break_in_a_compiled_model(heads) -> None:
+def test_grouped_heads_check_causes_no_graph_break(heads) -> None:
     repeat_heads(dataclasses.replace(hand_plan(*GROUPED), device=DEVICES["h200"]))
     model = build_model(hand_plan(*GROUPED), CPU)
     compiled = torch.compile(model, backend="eager", fullgraph=True)

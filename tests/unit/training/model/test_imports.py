@@ -9,7 +9,7 @@ import pytest
 from support import TINY, environment
 
 from eke.common.paths import RunPaths
-from eke.launch.processes.running_run import write_plan_files
+from eke.launch.processes.run_attempt import write_plan_files
 from eke.training.model import hidden
 
 UNUSED = (
@@ -30,7 +30,7 @@ sys.stdout.flush()
 
 
 @pytest.mark.slow
-def test_a_plain_run_imports_nothing_for_other_options(make_plan, tmp_path) -> None:
+def test_default_run_imports_no_optional_libraries(make_plan, tmp_path) -> None:
     paths = RunPaths(tmp_path / "run")
     paths.folder.mkdir()
     write_plan_files(
@@ -70,14 +70,14 @@ import_transformers()
     not (find_spec("scipy") and find_spec("torchao") and find_spec("trio")),
     reason="what would be imported for nothing is not all installed",
 )
-def test_who_needs_them_later_has_them(tmp_path) -> None:
+def test_hidden_modules_can_be_imported_later(tmp_path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LATER], env=environment(tmp_path), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_hidden_packages_are_not_found_and_come_back(tmp_path, monkeypatch) -> None:
+def test_hidden_packages_are_restored(tmp_path, monkeypatch) -> None:
     name = "only_for_this_test"
     (tmp_path / f"{name}.py").touch()
     monkeypatch.syspath_prepend(tmp_path)

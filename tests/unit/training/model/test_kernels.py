@@ -47,9 +47,7 @@ def bind_forward(module: torch.nn.Module) -> None:
 
 
 @pytest.mark.parametrize(("model", "swiglu"), [("tiny", True), ("tiny_moe", False)])
-def test_replaced_modules_are_counted_and_loss_and_experts_are_left_alone(
-    liger, model, swiglu
-) -> None:
+def test_liger_replaces_modules_but_not_loss_or_experts(liger, model, swiglu) -> None:
     asked = {}
 
     def bind_norms(model, **kwargs) -> None:
@@ -68,7 +66,7 @@ def test_replaced_modules_are_counted_and_loss_and_experts_are_left_alone(
 
 
 @pytest.mark.parametrize("peft", ["lora", "ia3"])
-def test_layers_are_found_below_adapters(liger, peft) -> None:
+def test_layers_below_adapters_are_found(liger, peft) -> None:
     """Where liger-kernel 0.8.5 looks (monkey_patch.py, apply_liger_kernel_to_llama)."""
     found = []
 
@@ -84,7 +82,7 @@ def test_layers_are_found_below_adapters(liger, peft) -> None:
     assert len(found) == 1 + plan.config.model.num_hidden_layers
 
 
-def test_liger_that_replaces_nothing_is_an_error(liger) -> None:
+def test_liger_without_replacements_is_an_error(liger) -> None:
     liger(lambda model, **kwargs: None)
     plan = hand_plan("kernels=liger")
     with pytest.raises(RunError, match=r"LlamaForCausalLM\n  -> kernels=none"):
@@ -106,7 +104,7 @@ def _of_family(family: str) -> torch.nn.Module:
 
 @pytest.mark.parametrize("memory", ["checkpointing", "checkpointing_selective"])
 @pytest.mark.parametrize("family", ["Llama", "Qwen3"])
-def test_what_is_kept_must_not_be_rotated_in_place(family, memory, monkeypatch) -> None:
+def test_in_place_rotation_breaks_selective_checkpointing(family, memory, monkeypatch) -> None:
     """Only Qwen3 has a norm between the projections that are kept and their rotation."""
     plain_loss, plain = step(_of_family(family))
     name = family.lower()

@@ -39,7 +39,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("case", HEADS.values(), ids=HEADS.keys())
-def test_names_weights_and_ties_stay_and_without_labels_there_are_logits(case) -> None:
+def test_loss_head_keeps_names_weights_and_ties(case) -> None:
     plan = hand_plan(*case, FUSED)
     plain, fused = (build_model(plan, CPU).eval() for _ in range(2))
     apply_loss(plan, fused)
@@ -58,7 +58,7 @@ def test_names_weights_and_ties_stay_and_without_labels_there_are_logits(case) -
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_only_places_with_a_label_are_projected(fused) -> None:
+def test_only_labelled_positions_are_projected(fused) -> None:
     plan = hand_plan(*HEADS["bert"], f"kernels.fused_linear_cross_entropy={fused}",
                      "kernels.sparse_prediction=true")  # fmt: skip
     plain, sparse = (build_model(plan, CPU).eval() for _ in range(2))
@@ -76,7 +76,7 @@ def test_only_places_with_a_label_are_projected(fused) -> None:
     assert head.projected == (2, labels.numel())
 
 
-def test_a_batch_without_labels_has_no_loss_and_gradients_of_zero() -> None:
+def test_batch_without_labels_has_zero_gradients() -> None:
     """A placeholder of a rank, or of Trainer's last step."""
     plan = hand_plan(*HEADS["bert"], "kernels=sparse_prediction")
     model = build_model(plan, CPU)
@@ -92,7 +92,7 @@ def test_a_batch_without_labels_has_no_loss_and_gradients_of_zero() -> None:
 
 
 @pytest.mark.slow
-def test_a_large_vocabulary_never_has_all_its_logits() -> None:
+def test_large_vocabulary_never_allocates_all_logits() -> None:
     """4096 x 32768 are 512 MiB of float32 logits, and as many of their gradient."""
     logits_bytes = 4096 * 32768 * 4
     weight = torch.randn(32768, 32, requires_grad=True)
@@ -130,9 +130,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("change", "smoothing", "compiled"), WAYS)
-def test_gradients_are_the_plain_ones_whatever_the_chunks(
-    change, smoothing, compiled, monkeypatch
-) -> None:
+def test_chunk_size_does_not_change_gradients(change, smoothing, compiled, monkeypatch) -> None:
     """In float32 to 1e-6; 300 rows in chunks of 64 and blocks of 16, a seventh without a label."""
     monkeypatch.setattr("eke.models.sizes.parameters.CHUNK_BYTES", 64 * 1000 * 4)
     monkeypatch.setattr("eke.training.model.fused_loss.BLOCK_BYTES", 16 * 1000 * 4)
@@ -164,7 +162,7 @@ def test_gradients_are_the_plain_ones_whatever_the_chunks(
     ],
     ids=str,
 )
-def test_in_sixteen_bits_it_is_no_further_from_the_truth(dtype, compiled) -> None:
+def test_16_bit_fused_loss_is_as_accurate(dtype, compiled) -> None:
     """Than the plain loss under autocast, by float64; 20,000 classes, so that most have 1e-5."""
     torch.manual_seed(0)
     tensors = torch.randn(128, 64), torch.randn(20000, 64) * 0.02
@@ -189,7 +187,7 @@ def test_in_sixteen_bits_it_is_no_further_from_the_truth(dtype, compiled) -> Non
         assert (new - truth).norm() < 1.1 * (old - truth).norm() + 1e-5 * truth.norm()
 
 
-def test_what_is_frozen_gets_no_gradient_and_evaluation_makes_none() -> None:
+def test_frozen_head_gets_no_gradient_and_evaluation_builds_no_graph() -> None:
     hidden, weight = torch.randn(9, 8, requires_grad=True), torch.randn(20, 8)
     labels = torch.arange(9)
     fused_loss_sum(hidden, weight, None, labels).backward()
@@ -198,7 +196,7 @@ def test_what_is_frozen_gets_no_gradient_and_evaluation_makes_none() -> None:
         assert not fused_loss_sum(hidden, weight, None, labels).requires_grad
 
 
-def test_a_second_backward_pass_is_refused() -> None:
+def test_second_backward_pass_is_rejected() -> None:
     """The gradients were given away; they would be scaled twice."""
     hidden = torch.randn(9, 8, requires_grad=True)
     loss = fused_loss_sum(hidden, torch.randn(20, 8), None, torch.arange(9))
@@ -208,14 +206,14 @@ def test_a_second_backward_pass_is_refused() -> None:
 
 
 @pytest.mark.parametrize("hardware", ["h100", "cpu"])
-def test_the_loss_is_compiled_with_the_model_on_a_gpu(hardware) -> None:
+def test_gpu_loss_is_compiled_with_the_model(hardware) -> None:
     overrides = ("compile=inductor", "compile.regional=true", f"hardware={hardware}")
     loss = build_compiled_loss(planned(*overrides))
     assert getattr(loss, "keywords", None) == ({"compiled": True} if hardware == "h100" else None)
 
 
 @pytest.mark.slow
-def test_the_compiled_plain_loss_is_the_plain_loss() -> None:
+def test_compiled_loss_matches_the_uncompiled_loss() -> None:
     torch.manual_seed(0)
     logits, labels = torch.randn(6, 5, 40), torch.randint(0, 40, (6, 5))
     plain = gradients_of(lambda x: loss_sum(x, labels), logits)
@@ -224,7 +222,7 @@ def test_the_compiled_plain_loss_is_the_plain_loss() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_a_model_without_a_projection_is_refused() -> None:
+def test_model_without_projection_is_rejected() -> None:
     with pytest.raises(RunError, match="no linear projection onto a vocabulary"):
         put_loss_head(nn.Linear(2, 2), fused=True)
     plan = hand_plan("task=sequence_classification")
@@ -234,7 +232,7 @@ def test_a_model_without_a_projection_is_refused() -> None:
         put_loss_head(build_model(plan, CPU), fused=False)
 
 
-def test_classification_takes_its_logits() -> None:
+def test_classification_uses_its_logits() -> None:
     plan = hand_plan("task=sequence_classification", FUSED)
     assert not has_fused_loss(plan)
     assert build_loss(plan) is from_logits
@@ -243,7 +241,7 @@ def test_classification_takes_its_logits() -> None:
     assert loss_head(model) is None
 
 
-def test_the_field_chooses_the_loss() -> None:
+def test_field_selects_the_loss() -> None:
     assert build_loss(hand_plan(FUSED)) is from_loss_head
     assert build_loss(hand_plan("kernels.fused_linear_cross_entropy=true")) is from_loss_head
     assert build_loss(hand_plan()) is from_logits

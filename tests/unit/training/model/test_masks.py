@@ -34,7 +34,7 @@ def kernels(monkeypatch):
 
 @pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
 @pytest.mark.parametrize("positions", POSITIONS.values(), ids=POSITIONS.keys())
-def test_a_row_is_looked_into_where_it_may_hold_several(packed, positions, kernels) -> None:
+def test_packed_rows_are_inspected_for_masks(packed, positions, kernels) -> None:
     from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
     spare_mask_checks(torch.nn.Identity(), packed=packed)

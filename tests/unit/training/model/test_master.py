@@ -35,7 +35,7 @@ def step(layer, optimizer, times=1):
 
 
 @pytest.mark.parametrize(("master", "moved"), [(False, 0.0), (True, 100 * TINY_STEP)])
-def test_small_updates_add_up_in_the_copies_alone(master, moved) -> None:
+def test_small_updates_accumulate_only_in_master_copies(master, moved) -> None:
     layer, optimizer = make(master)
     step(layer, optimizer, times=100)
     assert layer.weight.dtype == torch.bfloat16
@@ -43,7 +43,7 @@ def test_small_updates_add_up_in_the_copies_alone(master, moved) -> None:
     assert (layer.weight[0, 0].item() < 1) == master
 
 
-def test_steps_are_those_of_a_float32_model_whose_gradients_were_rounded() -> None:
+def test_master_steps_match_float32_with_rounded_gradients() -> None:
     layer, optimizer = make()
     wide = nn.Linear(4, 3)
     wide.load_state_dict({k: v.float() for k, v in layer.state_dict().items()})
@@ -59,7 +59,7 @@ def test_steps_are_those_of_a_float32_model_whose_gradients_were_rounded() -> No
     assert torch.equal(optimizer.state_dict()[MASTER][0], wide.weight)
 
 
-def test_a_weight_without_gradient_stays() -> None:
+def test_weight_without_gradient_is_unchanged() -> None:
     layer, optimizer = make()
     before = layer.bias.detach().clone()
     layer.weight.grad = torch.ones_like(layer.weight)
@@ -67,7 +67,7 @@ def test_a_weight_without_gradient_stays() -> None:
     assert torch.equal(layer.bias, before)
 
 
-def test_the_copies_are_saved_and_come_back() -> None:
+def test_master_copies_are_saved_and_restored() -> None:
     layer, optimizer = make()
     step(layer, optimizer, times=3)
     saved = copy.deepcopy(optimizer.state_dict())  # loading shares tensors, a file does not
@@ -83,7 +83,7 @@ def test_the_copies_are_saved_and_come_back() -> None:
     assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
-def test_their_bytes_are_counted() -> None:
+def test_master_copy_bytes_are_counted() -> None:
     layer, optimizer = make()
     assert master_bytes(layer, optimizer) == 4 * (12 + 3)
     assert master_bytes(*make(master=False)) == 0
@@ -105,7 +105,7 @@ def give_gradients(layers):
 
 
 @pytest.mark.parametrize("at_once", [1, 300, 1000, master_copies.AT_ONCE_BYTES])
-def test_stretches_change_nothing(at_once, monkeypatch) -> None:
+def test_chunk_size_does_not_change_master_steps(at_once, monkeypatch) -> None:
     """A layer has 256 and 32 bytes in float32."""
     expected, optimizer = deep(5)
     optimizer.step()
@@ -119,7 +119,7 @@ def test_stretches_change_nothing(at_once, monkeypatch) -> None:
     assert all(map(torch.equal, layers.parameters(), expected.parameters()))
 
 
-def test_the_norm_of_all_gradients_is_one_operation_and_not_rounded() -> None:
+def test_gradient_norm_is_one_unrounded_operation() -> None:
     layers, _ = deep(40)
     gradients = [p.grad for p in layers.parameters()]
     with Counted() as counted:

@@ -11,7 +11,7 @@ from unit.training.model.plans import hand_plan, options_of
 from unit.training.model.steps import make_inputs, same_weights
 
 from eke.training.model.build_model import build_model
-from eke.training.model.unused import HEADS
+from eke.training.model.model_checks import HEADS
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
@@ -22,7 +22,7 @@ def build(*overrides, device=CPU):
 
 
 @pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
-def test_trains_in_float32_with_the_planned_size_and_the_shape_of_the_task(option, task):
+def test_model_trains_in_float32_with_the_planned_size(option, task):
     model = build(f"model={option}", f"task={task}")
     parameters = list(model.parameters())
     assert model.training
@@ -38,7 +38,7 @@ def test_trains_in_float32_with_the_planned_size_and_the_shape_of_the_task(optio
     assert getattr(config, "decoder_start_token_id", None) in (None, 0)
 
 
-def test_number_of_labels():
+def test_number_of_labels_reaches_the_model():
     model = build("model=tiny_bert", "task=sequence_classification", "task.num_labels=5")
     assert model(**make_inputs(model)).logits.shape == (2, 5)
 
@@ -50,7 +50,7 @@ def test_weights_do_not_depend_on_techniques():
         assert same_weights(plain, build("model=tiny", override)), override
 
 
-def test_building_leaves_the_random_state_alone():
+def test_building_keeps_the_random_state():
     torch.manual_seed(7)
     expected = torch.rand(4)
     torch.manual_seed(7)
@@ -59,7 +59,7 @@ def test_building_leaves_the_random_state_alone():
 
 
 @pytest.mark.parametrize(("option", "task"), FAMILY_CASES, ids=lambda value: value)
-def test_every_dropout_is_the_configured_one(option, task):
+def test_every_dropout_has_the_configured_value(option, task):
     model = build(f"model={option}", f"task={task}", "model.dropout=0.25", device=META)
     modules = {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)}
     decoder = option in ("tiny", "tiny_qwen3", "tiny_moe")
@@ -82,11 +82,11 @@ def test_rope_theta_reaches_the_frequencies():
     assert fast.model.rotary_emb.inv_freq[1] == pytest.approx(500000 ** (-2 / 32))
 
 
-def test_heads_are_the_tasks_of_the_options():
+def test_heads_match_task_options():
     assert set(HEADS) == options_of("task")
 
 
-def test_import_and_build_leave_the_heavy_libraries_alone(tmp_path):
+def test_import_of_build_model_loads_no_heavy_library(tmp_path):
     code = """
 import sys
 import eke.training.model.build_model

@@ -40,7 +40,7 @@ def built(*overrides):
     return build_optimizer(plan_of(*SYNTHETIC, *overrides), Small())
 
 
-def test_vectors_are_not_decayed_and_frozen_weights_are_left_out() -> None:
+def test_vectors_are_not_decayed_and_frozen_weights_excluded() -> None:
     model = Small()
     decayed, rest = parameter_groups(model, 0.1)
     assert (decayed["weight_decay"], decayed["role"]) == (0.1, "outer")
@@ -74,7 +74,7 @@ def listed_differences(family) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_decayed_differs_from_trainer_as_the_page_lists(family) -> None:
+def test_weight_decay_groups_differ_from_trainer_as_documented(family) -> None:
     import transformers
 
     task, settings = FAMILIES[family]
@@ -122,7 +122,7 @@ def test_biases_and_gains_of_any_shape_are_not_decayed() -> None:
 
 
 @pytest.mark.parametrize(("model", "task"), TINY_CASES, ids=lambda value: value)
-def test_roles_are_those_that_sizes_are_computed_with(model, task) -> None:
+def test_optimizer_roles_match_size_formulas(model, task) -> None:
     plan = hand_plan(f"model={model}", f"task={task}")
     network = build_model(plan, torch.device("meta"))
     found = Counter(
@@ -160,7 +160,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("option", NUMBERS)
-def test_the_numbers_reach_it(option) -> None:
+def test_optimizer_receives_configured_values(option) -> None:
     keys, reached = NUMBERS[option]
     common = {"lr": 0.5, "weight_decay": 0.25}
     optimizer = built(
@@ -172,7 +172,7 @@ def test_the_numbers_reach_it(option) -> None:
 
 
 @pytest.mark.parametrize("option", ["galore", "apollo"])
-def test_the_numbers_of_a_projection_reach_matrices_inside_layers_alone(option) -> None:
+def test_projection_settings_apply_only_to_matrices_in_layers(option) -> None:
     plan = plan_of(
         *SYNTHETIC, f"optimizer={option}", "optimizer.rank=3", "optimizer.update_proj_gap=7",
         "optimizer.scale=0.5",
@@ -186,7 +186,7 @@ def test_the_numbers_of_a_projection_reach_matrices_inside_layers_alone(option) 
 
 
 @pytest.mark.parametrize("option", ["galore", "apollo"])
-def test_a_rank_that_is_left_open_is_a_quarter_of_the_width(option) -> None:
+def test_default_projection_rank_is_a_quarter_of_the_width(option) -> None:
     plan = plan_of(*SYNTHETIC, f"optimizer={option}", "model.hidden_size=64")
     assert decision(plan, "optimizer.rank") == ("16", "a quarter of model.hidden_size 64")
     optimizer = build_optimizer(plan, build_model(plan, torch.device("cpu")))
@@ -196,13 +196,13 @@ def test_a_rank_that_is_left_open_is_a_quarter_of_the_width(option) -> None:
 
 
 @pytest.mark.parametrize("option", HERE)
-def test_the_rate_of_a_step_reaches_every_group(option) -> None:
+def test_learning_rate_reaches_every_group(option) -> None:
     optimizer = built(f"optimizer={option}") if option != "muon" else whole("optimizer=muon")
     set_learning_rate(optimizer, 0.125)
     assert {float(group["lr"]) for group in optimizer.param_groups} == {0.125}
 
 
-def test_a_rate_that_is_a_tensor_stays_that_tensor() -> None:
+def test_tensor_learning_rate_is_updated_in_place() -> None:
     """torchao refuses any other: its compiled step has read the tensor."""
     optimizer = built("optimizer=adamw_torchao_8bit")
     before = [group["lr"] for group in optimizer.param_groups]
@@ -211,7 +211,7 @@ def test_a_rate_that_is_a_tensor_stays_that_tensor() -> None:
     assert [t.item() for t in before] == [0.125, 0.125]
 
 
-def test_muon_has_the_matrices_inside_layers_and_adamw_the_rest() -> None:
+def test_muon_gets_layer_matrices_and_adamw_gets_other_weights() -> None:
     optimizer = whole("optimizer=muon", "optimizer.adamw_lr=2e-3", "optimizer.lr=1e-3")
     muon, adamw = optimizer.parts
     assert [g["role"] for g in muon.param_groups] == ["hidden"]
@@ -221,12 +221,12 @@ def test_muon_has_the_matrices_inside_layers_and_adamw_the_rest() -> None:
     assert {g["lr"] for g in adamw.param_groups} == {1.0}
 
 
-def test_muon_without_such_a_matrix_says_what_to_type() -> None:
+def test_muon_without_matrices_is_rejected_with_a_fix() -> None:
     with pytest.raises(RunError, match="optimizer=adamw"):
         built("optimizer=muon")
 
 
-def test_embeddings_of_8_bit_optimizers_have_32_bit_states_unless_told_otherwise() -> None:
+def test_embeddings_of_8_bit_optimizers_have_32_bit_states_by_default() -> None:
     for option, keep, wanted in [
         ("adamw_8bit", "true", torch.float32),
         ("adamw_8bit", "false", torch.uint8),
@@ -254,7 +254,7 @@ def whole(*overrides):
     "option", [pytest.param(o, marks=pytest.mark.slow) for o in sorted(COMPILED)]
     + [o for o in HERE if o != "muon"],
 )  # fmt: skip
-def test_a_step_changes_every_trainable_parameter_and_no_other(option) -> None:
+def test_step_changes_exactly_the_trainable_parameters(option) -> None:
     torch.manual_seed(0)
     model = Small()
     optimizer = build_optimizer(plan_of(*SYNTHETIC, f"optimizer={option}"), model)
@@ -265,7 +265,7 @@ def test_a_step_changes_every_trainable_parameter_and_no_other(option) -> None:
     assert changed == {name for name in before if not name.startswith("frozen")}
 
 
-def test_adafactor_keeps_rows_and_columns_only() -> None:
+def test_adafactor_keeps_only_rows_and_columns() -> None:
     model = nn.Linear(64, 32, bias=False)
     optimizer = build_optimizer(plan_of(*SYNTHETIC, "optimizer=adafactor"), model)
     model(torch.randn(2, 64)).pow(2).sum().backward()
@@ -277,7 +277,7 @@ def test_adafactor_keeps_rows_and_columns_only() -> None:
 
 # bitsandbytes 0.50 says so of pages on a CPU.
 @pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU:UserWarning")
-def test_only_pages_are_waited_for(monkeypatch) -> None:
+def test_only_paged_states_are_synchronized(monkeypatch) -> None:
     """bitsandbytes waits for the GPU after each parameter, and once more for its pages."""
     from bitsandbytes import utils
     from bitsandbytes.optim import optimizer as stepping

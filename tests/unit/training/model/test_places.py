@@ -13,7 +13,7 @@ from eke.common.errors import RunError
 from eke.plan.planner import Plan
 from eke.training.batches.batches import Collator
 from eke.training.model.build_model import build_model_and_report
-from eke.training.model.unused import HEADS, check_positions, padding_side
+from eke.training.model.model_checks import HEADS, check_positions, padding_side
 
 WIDTH = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
          "intermediate_size": 32, "max_position_embeddings": 64}  # fmt: skip
@@ -46,12 +46,12 @@ def make(kind: str, task: str, sizes, **more):
         ("convbert", "masked_lm", {**WIDTH, "embedding_size": 32, "head_ratio": 2}, ""),
     ],
 )
-def test_padding_stands_where_it_changes_nothing(kind, task, sizes, side) -> None:
+def test_padding_side_is_detected(kind, task, sizes, side) -> None:
     assert padding_side(make(kind, task, sizes), task, PAD) == side
 
 
 @torch.no_grad()
-def test_rows_padded_on_that_side_are_classified_as_alone() -> None:
+def test_left_padded_rows_are_classified_like_single_rows() -> None:
     model = make("xlnet", "sequence_classification", XLNET)
     rows = [np.arange(10, 13), np.arange(10, 18)]
     samples = [{"input_ids": row, "labels": np.asarray(0)} for row in rows]
@@ -62,20 +62,20 @@ def test_rows_padded_on_that_side_are_classified_as_alone() -> None:
     assert not torch.allclose(model(**other.inputs).logits, torch.cat(alone), atol=1e-3)
 
 
-def test_what_sees_the_next_token_cannot_learn_to_predict_it() -> None:
+def test_bidirectional_model_is_rejected_for_causal_lm() -> None:
     check_positions(make("roberta", "causal_lm", WIDTH, is_decoder=True), "causal_lm")
     for kind, sizes in (("roberta", WIDTH), ("xlnet", XLNET)):
         with pytest.raises(RunError, match="task=masked_lm"):
             check_positions(make(kind, "causal_lm", sizes), "causal_lm")
 
 
-def test_a_model_that_takes_no_padding_is_trained_row_by_row() -> None:
+def test_model_without_padding_support_is_trained_row_by_row() -> None:
     model = make("xlnet", "causal_lm", XLNET, attn_type="uni")
     with pytest.raises(RunError, match=r"batch\.per_device=1"):
         padding_side(model, "causal_lm", PAD)
 
 
-def test_an_output_without_a_place_for_each_token_is_refused() -> None:
+def test_output_without_position_per_token_is_rejected() -> None:
     with pytest.raises(RunError, match="64 outputs for 8 tokens"):
         check_positions(make("perceiver", "masked_lm", PERCEIVER), "masked_lm")
 
@@ -101,7 +101,7 @@ def planned(make_plan, folder: Path, kind: str, task: str, sizes) -> Plan:
         ("perceiver", "sequence_classification", PERCEIVER, "right"),  # without a table
     ],
 )
-def test_the_report_says_where_padding_stands(kind, task, sizes, side, make_plan, tmp_path) -> None:
+def test_report_holds_the_padding_side(kind, task, sizes, side, make_plan, tmp_path) -> None:
     plan = planned(make_plan, tmp_path, kind, task, sizes)
     _, report = build_model_and_report(plan, torch.device("cpu"))
     assert report.padding == side
@@ -109,7 +109,7 @@ def test_the_report_says_where_padding_stands(kind, task, sizes, side, make_plan
     assert warned is (side == "")
 
 
-def test_a_quantizers_buffers_are_no_second_table(make_plan, tmp_path) -> None:
+def test_quantizer_buffers_are_not_position_tables(make_plan, tmp_path) -> None:
     plan = planned(make_plan, tmp_path, "ibert", "masked_lm", WIDTH)
     model, report = build_model_and_report(plan, torch.device("cpu"))
     assert model.lm_head.decoder.weight is model.ibert.embeddings.word_embeddings.weight

@@ -9,8 +9,8 @@ from unit.models.sizes.configs import FAMILY_CASES
 from unit.plan.cases import CPU, GPU, SYNTHETIC, plan_of
 
 from eke.training.model.build_model import build_model
+from eke.training.model.model_checks import HEADS, drawn_in_float32
 from eke.training.model.number_formats import build_formats, set_tf32
-from eke.training.model.unused import HEADS, drawn_in_float32
 
 DEVICE = torch.device("cpu")
 
@@ -29,7 +29,7 @@ def formats(option, device=CPU):
         ("bf16_pure", torch.float32, False),
     ],
 )
-def test_a_product_has_the_format_that_was_asked_for(option, dtype, scaled) -> None:
+def test_autocast_products_have_the_configured_format(option, dtype, scaled) -> None:
     made = formats(option)
     layer = nn.Linear(8, 8)
     for _ in range(2):  # a fresh context each time
@@ -43,7 +43,7 @@ def test_a_product_has_the_format_that_was_asked_for(option, dtype, scaled) -> N
     assert layer.weight.grad.dtype == torch.float32
 
 
-def test_the_loss_scale_keeps_small_gradients_on_a_cpu() -> None:
+def test_loss_scale_keeps_small_gradients_on_a_cpu() -> None:
     """1e-8 is below float16's smallest number, 6e-8; scaled by 2^16 it is not."""
     made = formats("fp16")
     weight = torch.ones(1, requires_grad=True)
@@ -60,14 +60,14 @@ def test_the_loss_scale_keeps_small_gradients_on_a_cpu() -> None:
 
 
 @pytest.mark.parametrize("option", ["fp32", "tf32"])
-def test_a_cpu_leaves_the_global_flags_alone(option) -> None:
+def test_cpu_run_keeps_global_tf32_flags(option) -> None:
     before = torch.backends.cuda.matmul.allow_tf32
     formats(option, device=GPU)
     assert torch.backends.cuda.matmul.allow_tf32 == before
 
 
 @pytest.mark.parametrize(("option", "task"), FAMILY_CASES, ids=str)
-def test_narrow_weights_are_the_float32_ones_rounded(option, task) -> None:
+def test_16_bit_weights_are_rounded_float32_weights(option, task) -> None:
     """So that runs in several formats start from the same model."""
     assert task in HEADS
     wide, narrow = (
@@ -84,7 +84,7 @@ def test_narrow_weights_are_the_float32_ones_rounded(option, task) -> None:
     "draw", [torch.nn.init.normal_, torch.nn.init.uniform_], ids=["normal", "uniform"]
 )
 @pytest.mark.parametrize("size", [5, 16, 1000])
-def test_every_number_is_drawn_as_in_float32(draw, size) -> None:
+def test_random_numbers_match_float32(draw, size) -> None:
     """PyTorch's own draws differ in a tensor's last numbers, or in all of them."""
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
@@ -107,7 +107,7 @@ def test_every_number_is_drawn_as_in_float32(draw, size) -> None:
         ("fp16", "bfloat16", torch.bfloat16),
     ],
 )
-def test_evaluation_has_a_format_of_its_own(option, evaluation, dtype) -> None:
+def test_evaluation_uses_its_configured_format(option, evaluation, dtype) -> None:
     overrides = (f"precision={option}", f"precision.evaluation={evaluation}")
     made = build_formats(plan_of(*SYNTHETIC, *overrides), DEVICE)
     with made.eval_autocast():
@@ -123,14 +123,14 @@ def tf32_flags():
     torch.backends.cudnn.allow_tf32 = before[1]
 
 
-def test_copies_for_no_backward_pass_are_not_kept() -> None:
+def test_autocast_copies_are_not_cached_in_evaluation() -> None:
     made = build_formats(plan_of(*SYNTHETIC, "precision=bf16"), DEVICE)
     for context, kept in ((made.autocast, True), (made.eval_autocast, False)):
         with context():
             assert torch.is_autocast_cache_enabled() is kept
 
 
-def test_tf32_is_set_under_all_its_names_without_a_warning(tf32_flags) -> None:
+def test_tf32_is_set_through_all_apis_without_a_warning(tf32_flags) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for on in (True, False, True):

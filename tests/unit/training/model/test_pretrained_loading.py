@@ -22,7 +22,7 @@ from eke.common.errors import ChangedError, RunError
 from eke.data.sources import Vocabulary
 from eke.plan.planner import check_inputs
 from eke.training.model.build_model import build_model, build_model_and_report
-from eke.training.model.unused import HEADS
+from eke.training.model.model_checks import HEADS
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -36,7 +36,7 @@ def own_task(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_weights_are_those_of_the_checkpoint(saved, family):
+def test_loaded_weights_match_the_checkpoint(saved, family):
     model, report = load(saved[family], f"task={own_task(family)}")
     plain = getattr(transformers, HEADS[own_task(family)]).from_pretrained(saved[family])
     assert same_weights(model, plain)
@@ -60,7 +60,7 @@ CLASSIFY = "task=sequence_classification"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "bert", "gpt2", "t5"])
-def test_a_new_head_is_named_and_seeded(saved, family):
+def test_new_head_is_named_and_seeded(saved, family):
     three = (CLASSIFY, "task.num_labels=3")
     model, report = load(saved[family], *three)
     assert set(report.new_weights) == HEAD.get(family, {"score.weight"})
@@ -75,7 +75,7 @@ def test_a_new_head_is_named_and_seeded(saved, family):
     assert len(gradients) == sum(p.requires_grad for p in model.parameters())
 
 
-def test_the_configuration_names_the_problem_that_is_trained(tmp_path):
+def test_saved_configuration_names_the_problem_type(tmp_path):
     several = {"num_labels": 3, "problem_type": "multi_label_classification"}
     path = save_checkpoint(tmp_path / "c", "bert", task="sequence_classification", **several)
     for problem, name, count in (
@@ -89,7 +89,7 @@ def test_the_configuration_names_the_problem_that_is_trained(tmp_path):
         assert bool(report.resized_weights) == (count == 1)
 
 
-def test_a_classifier_keeps_its_head_unless_the_classes_differ(tmp_path):
+def test_classifier_keeps_its_head_for_equal_classes(tmp_path):
     path = save_checkpoint(tmp_path / "c", "llama", task="sequence_classification", num_labels=3)
     model, report = load(path, CLASSIFY, "task.num_labels=3")
     assert report.warnings == []
@@ -99,7 +99,7 @@ def test_a_classifier_keeps_its_head_unless_the_classes_differ(tmp_path):
     assert model(**make_inputs(model)).logits.shape == (2, 5)
 
 
-def test_pure_bfloat16_loads_rounded_weights_and_the_same_new_head(saved):
+def test_pure_bfloat16_rounds_weights_and_keeps_the_new_head(saved):
     """transformers would keep some of T5's in float32."""
     wide, _ = load(saved["t5"], CLASSIFY)
     narrow, report = load(saved["t5"], CLASSIFY, "precision=bf16_pure")
@@ -109,7 +109,7 @@ def test_pure_bfloat16_loads_rounded_weights_and_the_same_new_head(saved):
         assert torch.equal(weight.bfloat16(), narrow.get_parameter(name)), name
 
 
-def test_narrow_weights_are_loaded_as_float32(saved, tmp_path):
+def test_16_bit_weights_are_loaded_as_float32(saved, tmp_path):
     path, narrow = tmp_path / "narrow", torch.bfloat16
     transformers.LlamaForCausalLM.from_pretrained(saved["llama"], dtype=narrow).save_pretrained(
         path
@@ -119,7 +119,7 @@ def test_narrow_weights_are_loaded_as_float32(saved, tmp_path):
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
-def test_attention_is_the_chosen_one(saved):
+def test_attention_has_the_configured_implementation(saved):
     assert load(saved["gpt2"], "attention=eager")[0].config._attn_implementation == "eager"
     assert load(saved["gpt2"])[0].config._attn_implementation == "sdpa"
 
@@ -127,7 +127,7 @@ def test_attention_is_the_chosen_one(saved):
 @pytest.mark.parametrize(
     ("family", "name"), [("llama", "attention_dropout"), ("t5", "dropout_rate")], ids=str
 )
-def test_dropout_is_the_checkpoints_until_it_is_typed(tmp_path, family, name):
+def test_dropout_defaults_to_the_checkpoint(tmp_path, family, name):
     """Below every dropout of many kinds of models is set."""
     path = save_checkpoint(tmp_path / "m", family, **{name: 0.125})
     task = f"task={own_task(family)}"
@@ -138,7 +138,7 @@ def test_dropout_is_the_checkpoints_until_it_is_typed(tmp_path, family, name):
     assert found == {0.25}
 
 
-def test_padding_of_a_classifier_is_that_of_the_rows(tmp_path):
+def test_classifier_padding_id_comes_from_the_data(tmp_path):
     path = save_checkpoint(tmp_path / "m", "llama", pad_token_id=None, eos_token_id=[7, 9])
     config = load(path, CLASSIFY)[0].config
     assert (config.pad_token_id, config.eos_token_id) == (0, 2)  # eke's bytes and synthetic rows
@@ -149,7 +149,7 @@ def test_padding_of_a_classifier_is_that_of_the_rows(tmp_path):
     assert (made.pad_token_id, made.eos_token_id) == (7, 9)
 
 
-def test_on_meta_nothing_is_read(saved):
+def test_meta_device_loads_no_weights(saved):
     plan = checkpoint_plan(saved["t5"], "task=seq2seq_lm")
     model = build_model(plan, META)
     assert {p.device.type for p in model.parameters()} == {"meta"}
@@ -187,7 +187,7 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("case", SPOILT)
-def test_tensors_that_are_not_a_heads_must_agree(saved, tmp_path, case):
+def test_body_tensors_must_match(saved, tmp_path, case):
     change, words = SPOILT[case]
     path = shutil.copytree(saved["llama"], tmp_path / "m")
     spoil(path, change)
@@ -200,7 +200,7 @@ def test_tensors_that_are_not_a_heads_must_agree(saved, tmp_path, case):
     assert "\n" not in text
 
 
-def test_a_file_cut_after_planning(saved, tmp_path):
+def test_file_truncated_after_planning_is_rejected(saved, tmp_path):
     path = shutil.copytree(saved["llama"], tmp_path / "m")
     plan = checkpoint_plan(path)
     (path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes()[:-64])
@@ -212,7 +212,7 @@ TIES = [("llama", True), ("llama", False), ("bert", True), ("bert", False), ("gp
 
 
 @pytest.mark.parametrize(("kind", "tied"), TIES, ids=str)
-def test_the_tensors_say_whether_the_output_is_tied(tmp_path, kind, tied):
+def test_tied_output_is_read_from_the_tensors(tmp_path, kind, tied):
     """A flag of config.json that says the contrary changes nothing, and is saved as it is true."""
     from eke.training.model.save_model import save_pretrained
 
@@ -285,8 +285,8 @@ class RecordedDropouts(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("kind", DROPPED)
-def test_every_dropout_of_a_forward_pass_is_the_typed_one(kind):
-    from eke.training.model.unused import probe_inputs, set_dropout
+def test_every_dropout_of_a_forward_pass_has_the_configured_value(kind):
+    from eke.training.model.model_checks import probe_inputs, set_dropout
 
     task, sizes = DROPPED[kind]
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0}
@@ -301,8 +301,8 @@ def test_every_dropout_of_a_forward_pass_is_the_typed_one(kind):
     assert recorded.used - {0.0} == {0.3}
 
 
-def test_a_dropout_that_a_configuration_class_refuses():
-    from eke.training.model.unused import set_dropout
+def test_dropout_rejected_by_a_configuration_class_has_a_fix():
+    from eke.training.model.model_checks import set_dropout
 
     with pytest.raises(RunError, match=r"MptAttentionConfig.*attn_pdrop") as caught:
         set_dropout(transformers.MptConfig(), 0.3)
@@ -310,7 +310,7 @@ def test_a_dropout_that_a_configuration_class_refuses():
 
 
 @pytest.mark.parametrize("changes", [{"rope_parameters": 3}, {"hidden_act": "no"}], ids=str)
-def test_a_config_that_transformers_cannot_use(saved, tmp_path, changes):
+def test_config_unusable_by_transformers_is_rejected(saved, tmp_path, changes):
     path = shutil.copytree(saved["llama"], tmp_path / "m")
     content = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**content, **changes}))
@@ -323,7 +323,7 @@ BASES = {"bert": "BertModel", "t5": "T5Model", "mixtral": "MixtralModel"}
 
 
 @pytest.mark.parametrize("family", BASES)
-def test_a_checkpoint_without_any_head(tmp_path, family):
+def test_checkpoint_without_head_is_loaded(tmp_path, family):
     with torch.random.fork_rng():
         plain = getattr(transformers, BASES[family])(make_model_config(family))
     plain.save_pretrained(tmp_path / "base")
@@ -335,7 +335,7 @@ def test_a_checkpoint_without_any_head(tmp_path, family):
 
 
 @pytest.mark.parametrize("kind", ["distilbert", "opt"])
-def test_architectures_without_closed_form_load_too(tmp_path, kind):
+def test_architectures_without_formulas_are_loaded(tmp_path, kind):
     config = transformers.AutoConfig.for_model(
         kind, vocab_size=320, hidden_size=32, dim=32, num_hidden_layers=2, n_layers=2,
         num_attention_heads=2, n_heads=2, intermediate_size=64, ffn_dim=64, hidden_dim=64,
@@ -364,7 +364,7 @@ def adapted(path, *overrides):
 
 
 @pytest.mark.parametrize(("peft", "decay"), [("lora", 0.01), ("ia3", 0.0)], ids=str)
-def test_adapters_of_one_rank_are_matrices_and_scales_are_not(saved, peft, decay):
+def test_rank_1_adapters_are_decayed_and_scales_are_not(saved, peft, decay):
     rank = ("peft.r=1",) if peft == "lora" else ()
     _, _, decays = adapted(saved["llama"], f"peft={peft}", *rank)
     assert set(decays.values()) == {decay}
@@ -375,7 +375,7 @@ def test_adapters_of_one_rank_are_matrices_and_scales_are_not(saved, peft, decay
     [("llama", (), False), ("bert", (CLASSIFY,), True)],
     ids=str,
 )
-def test_small_updates_are_lost_where_something_narrow_is_trained(saved, family, overrides, warned):
+def test_lost_small_updates_are_warned_about(saved, family, overrides, warned):
     typed = ("peft=lora", "peft.r=2", "precision=bf16_pure", "optimizer.lr=1e-3")
     plan, model, _ = adapted(saved[family], *typed, *overrides)
     formats = {p.dtype for p in model.parameters() if p.requires_grad}
@@ -393,7 +393,7 @@ def test_experts_without_adapters_are_named(saved):
     assert adapted(saved["llama"], "peft=lora", "peft.r=2")[1].without_adapters == []
 
 
-def test_an_adapter_beside_whole_weights_is_not_loaded(tmp_path):
+def test_adapter_next_to_full_weights_is_not_loaded(tmp_path):
     """transformers would freeze the model, or load the one that the adapter names instead."""
     folder = save_checkpoint(tmp_path / "whole", "llama")
     whole, _ = load(folder)
@@ -402,4 +402,4 @@ def test_an_adapter_beside_whole_weights_is_not_loaded(tmp_path):
     model, report = load(folder)
     assert same_weights(model, whole)
     assert all(p.requires_grad for p in model.parameters())
-    assert "adapter_config.json is ignored" in report.warnings[0]
+    assert "adapter_config.json" in report.warnings[0]

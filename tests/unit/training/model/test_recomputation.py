@@ -57,7 +57,7 @@ def test_selective_repeats_no_matrix_multiplication(option, task):
     assert seen.num_repeated_dear == 0 < whole.num_repeated_dear
 
 
-def test_nothing_is_repeated_without_checkpointing():
+def test_model_without_checkpointing_does_not_recompute():
     seen, calls = probed(build("memory=none"))
     assert (seen.num_repeated, calls) == (0, [1] * NUM_LAYERS)
 
@@ -74,7 +74,7 @@ def test_every_nth_layer_is_recomputed(option, every_n, counts):
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_the_more_is_recomputed_the_less_is_kept(attention):
+def test_more_recomputation_keeps_less_memory(attention):
     """none > every other layer > all layers, and selective between none and all."""
     ways = {
         "none": ("memory=none",),
@@ -90,7 +90,7 @@ def test_the_more_is_recomputed_the_less_is_kept(attention):
     assert kept["half"] == pytest.approx(middle, rel=0.05)
 
 
-def test_a_policy_that_keeps_nothing_is_seen(monkeypatch):
+def test_policy_that_keeps_no_results_is_detected(monkeypatch):
     from torch.utils.checkpoint import CheckpointPolicy
 
     monkeypatch.setattr(
@@ -138,14 +138,14 @@ def backward_of(context_fn, fetches=(0, 0)):
     return probe.seen().num_repeated_dear
 
 
-def test_what_an_autograd_function_repeats_is_seen_where_the_pass_is_marked():
+def test_recomputation_in_a_marked_autograd_function_is_detected():
     assert backward_of(torch.utils.checkpoint.noop_context_fn) == 0  # unseen
     assert backward_of(marked) == 1
     assert backward_of(selective_with_user_ops) == 0
 
 
 @pytest.mark.parametrize("fetches", [(0, 2), (2, 0), (3, 1)])
-def test_what_is_fetched_inside_a_layer_may_differ(fetches):
+def test_fetched_weights_inside_a_layer_may_differ(fetches):
     assert backward_of(selective_with_user_ops, fetches) == 0
     if fetches[1] > fetches[0]:
         with pytest.raises(RuntimeError, match="not found in storage"):

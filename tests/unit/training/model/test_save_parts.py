@@ -49,7 +49,7 @@ def write_parts(model, folder, world_size) -> PartFiles:
 
 @pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("kind", MODELS)
-def test_files_of_parts_equal_those_of_a_whole_model(kind, world_size, tmp_path) -> None:
+def test_model_saved_from_shards_equals_a_single_process_save(kind, world_size, tmp_path) -> None:
     name, sizes = MODELS[kind]
     cls = getattr(transformers, name)
     config = cls.config_class(**sizes, pad_token_id=0)

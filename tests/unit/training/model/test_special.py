@@ -54,7 +54,7 @@ def end_pads(tmp_path):
 
 
 @pytest.mark.parametrize("task", ["causal_lm", "sequence_classification"])
-def test_a_checkpoint_whose_end_of_text_pads_learns_it(task, tmp_path, end_pads) -> None:
+def test_padding_used_as_eos_is_trained(task, tmp_path, end_pads) -> None:
     tokenizer, end = end_pads
     ids = {"pad_token_id": end, "eos_token_id": end, "bos_token_id": end}
     folder = save_checkpoint(tmp_path / "model", "llama", task=task, vocab_size=340, **ids)
@@ -75,7 +75,7 @@ def test_a_checkpoint_whose_end_of_text_pads_learns_it(task, tmp_path, end_pads)
 
 @pytest.mark.parametrize("task", ["causal_lm", "sequence_classification"])
 @pytest.mark.parametrize("family", ["tiny", "tiny_gpt2"])
-def test_random_weights_learn_an_end_of_text_that_pads(family, task, tmp_path, end_pads) -> None:
+def test_random_model_with_padding_as_eos_learns_eos(family, task, tmp_path, end_pads) -> None:
     tokenizer, end = end_pads
     rows = rows_of(tmp_path, tokenizer, labels=task != "causal_lm")
     sizes = (*TINY, f"model={family}", "model.vocab_size=340", f"task={task}")
@@ -90,7 +90,7 @@ def test_random_weights_learn_an_end_of_text_that_pads(family, task, tmp_path, e
         assert model.config.pad_token_id == end, "for pooling"
 
 
-def test_padding_that_stands_nowhere_else_is_not_learnt(tmp_path) -> None:
+def test_padding_with_its_own_id_is_not_trained(tmp_path) -> None:
     tokenizer = save_kind(tmp_path / "tokenizer", "bytes with a template")
     sizes = (*TINY, "model=tiny", "model.vocab_size=340")
     plan = plan_of(*sizes, *rows_of(tmp_path, tokenizer))
@@ -113,13 +113,13 @@ def test_padding_that_stands_nowhere_else_is_not_learnt(tmp_path) -> None:
     ],
     ids=["alone", "end of text", "beginning", "in front", "behind a target"],
 )
-def test_where_else_padding_can_stand(changes, alone) -> None:
+def test_padding_id_in_other_positions_is_found(changes, alone) -> None:
     vocabulary = Vocabulary(**{"tokenizer": "x", "pad": 7, "bos": 1, "eos": 2, **changes})
     assert is_padding_alone(vocabulary, 7) is alone
     assert not is_padding_alone(vocabulary, 3), "no padding at all"
 
 
-def test_bytes_are_left_as_they_are() -> None:
+def test_bytes_are_unchanged() -> None:
     model = build_model(hand_plan("model=tiny", "data=synthetic"), CPU)
     assert model.model.embed_tokens.padding_idx == model.config.pad_token_id == 0
 
@@ -143,7 +143,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_whatever_decides_how_a_model_is_built_is_in_the_datas_digest(change, tmp_path) -> None:
+def test_data_fingerprint_covers_special_tokens(change, tmp_path) -> None:
     kind, apply = CHANGES[change]
     before = save_kind(tmp_path / "before", kind)
     tokenizer = transformers.AutoTokenizer.from_pretrained(before)

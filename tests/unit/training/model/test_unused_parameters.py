@@ -9,7 +9,7 @@ from unit.training.model.steps import make_inputs, step
 
 from eke.models.sizes import structure
 from eke.training.model.build_model import build_model
-from eke.training.model.unused import (
+from eke.training.model.model_checks import (
     add_zero_gradients,
     freeze_unreached,
     probe_inputs,
@@ -41,7 +41,7 @@ def test_every_trainable_parameter_gets_a_gradient(option, task, tied):
     assert freeze_unreached(model) == tuple(frozen), "the graph says the same"
 
 
-def test_an_unused_pooler_is_found():
+def test_unused_pooler_is_detected():
     config = transformers.BertConfig(
         vocab_size=320, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=64,
@@ -65,7 +65,7 @@ def switch(**changes):
         return transformers.SwitchTransformersForConditionalGeneration(config)
 
 
-def test_no_expert_is_frozen():
+def test_experts_are_never_frozen():
     """Three of eight may be reached by a probe; the others are by other tokens."""
     model = switch()
     assert freeze_unreached(model) == ()
@@ -73,7 +73,7 @@ def test_no_expert_is_frozen():
     assert [len(siblings) for siblings in routed_siblings(model)] == [8, 8]
 
 
-def test_experts_beside_a_dropout_in_one_container():
+def test_experts_and_dropout_in_one_container_are_separated():
     config = transformers.NllbMoeConfig(
         vocab_size=320, d_model=32, encoder_layers=1, decoder_layers=1, num_experts=8,
         encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=64,
@@ -87,14 +87,14 @@ def test_experts_beside_a_dropout_in_one_container():
     assert [len(siblings) for siblings in routed_siblings(model)] == [8, 8]
 
 
-def test_modules_outside_a_layer_are_not_taken_for_experts():
+def test_modules_outside_a_layer_are_not_experts():
     model = switch()
     model.extra = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
     assert len(freeze_unreached(model)) == 4
 
 
 @pytest.mark.parametrize("eos", [5000, [2, 5000], [5000], -1, None], ids=str)
-def test_an_end_of_text_outside_of_the_vocabulary(eos):
+def test_probe_inputs_stay_in_the_vocabulary(eos):
     config = transformers.LlamaConfig(
         vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=32,
@@ -109,7 +109,7 @@ def test_an_end_of_text_outside_of_the_vocabulary(eos):
 
 
 @pytest.mark.parametrize("late", [False, True], ids=str)
-def test_unreached_experts_get_a_gradient_of_zero_where_ranks_need_one(late):
+def test_unused_experts_get_zero_gradients_if_ranks_need_them(late):
     model = switch().eval()
     ids = torch.full((1, 4), 9)
     plain = model(input_ids=ids, decoder_input_ids=ids).logits

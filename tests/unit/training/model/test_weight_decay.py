@@ -84,7 +84,7 @@ def test_weight_decay_is_decoupled(typed) -> None:
     assert (found - plain[-1]).abs().max() > 1e-3
 
 
-def test_sgd_within_the_backward_pass_decays_each_weight_once() -> None:
+def test_sgd_in_backward_decays_each_weight_once() -> None:
     """There the optimizer's groups are narrowed to one weight before each step."""
     model, optimizer = make("optimizer=sgd")
     start = model.weight.detach().clone()
@@ -95,7 +95,7 @@ def test_sgd_within_the_backward_pass_decays_each_weight_once() -> None:
     torch.testing.assert_close(model.weight.detach(), expected, rtol=0, atol=1e-6)
 
 
-def test_sgd_decays_what_stands_in_its_groups_at_the_step() -> None:
+def test_sgd_decays_the_current_weights_of_its_groups() -> None:
     """DeepSpeed replaces the weights of each group by flat pieces after the optimizer was made."""
     model, optimizer = make("optimizer=sgd")
     start = model.weight.detach().clone()
@@ -109,7 +109,7 @@ def test_sgd_decays_what_stands_in_its_groups_at_the_step() -> None:
     assert torch.equal(model.weight.detach(), start)
 
 
-def test_the_decay_of_sgd_is_in_its_saved_state() -> None:
+def test_sgd_state_dict_holds_weight_decay() -> None:
     """A restored optimizer that was made without decay takes the step of the saved one."""
     model, optimizer = make("optimizer=sgd")
     other, restored = make("optimizer=sgd", decay=0.0)

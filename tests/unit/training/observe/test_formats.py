@@ -42,7 +42,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("overrides", STATES.values(), ids=STATES.keys())
-def test_bytes_of_the_state_are_those_of_the_plan(overrides, trained) -> None:
+def test_state_bytes_match_the_plan(overrides, trained) -> None:
     job, record = trained(*overrides)
     expected = state_bytes(job.plan.config)
     weights = list(job.bare_model.parameters())
@@ -57,7 +57,7 @@ def test_bytes_of_the_state_are_those_of_the_plan(overrides, trained) -> None:
     assert no_effect(record) == []
 
 
-def test_pure_bfloat16_computes_in_it_and_its_norm_is_float32(trained) -> None:
+def test_pure_bfloat16_has_a_float32_norm(trained) -> None:
     job, record = trained(PURE)
     assert record.effective["matmul_dtypes"] == ["bfloat16"]
     assert record.effective["eval_matmul_dtypes"] == ["bfloat16"]
@@ -99,7 +99,7 @@ CORRUPTED = {
 
 
 @pytest.mark.parametrize("what", CORRUPTED)
-def test_a_builder_that_builds_something_else_is_found_out(what, trained, monkeypatch) -> None:
+def test_wrong_builder_is_detected(what, trained, monkeypatch) -> None:
     overrides, target, instead = CORRUPTED[what]
     monkeypatch.setattr(f"eke.training.{target}", instead)
     _, record = trained(*overrides)
@@ -107,7 +107,7 @@ def test_a_builder_that_builds_something_else_is_found_out(what, trained, monkey
     assert any(warning.startswith(key) for warning in no_effect(record)), record.warnings
 
 
-def test_evaluation_in_another_format_is_another_loss(trained) -> None:
+def test_evaluation_format_changes_the_loss(trained) -> None:
     _, record = trained("precision=fp32", "precision.evaluation=bfloat16")
     assert record.effective["matmul_dtypes"] == ["float32"]
     assert record.effective["eval_matmul_dtypes"] == ["bfloat16"]
@@ -130,7 +130,7 @@ def test_skipped_steps_are_counted(exponent, skipped, trained, monkeypatch) -> N
 
 
 @pytest.mark.parametrize(("master", "moved"), [("off", False), ("on", True)])
-def test_normalisation_weights_stay_where_updates_are_lost(master, moved, trained) -> None:
+def test_16_bit_norms_do_not_change_with_small_updates(master, moved, trained) -> None:
     """Rule small_updates_are_lost: at a learning rate of 1e-3 no bfloat16 weight of 1 moves."""
     job, _ = trained(PURE, "optimizer.lr=1e-3", f"precision.master={master}", "train.steps=8")
     norms = [p for name, p in job.bare_model.named_parameters() if "norm" in name]
@@ -145,7 +145,7 @@ def unchecked(monkeypatch):
 
 
 @pytest.mark.parametrize("key", ["compute", "evaluation"])
-def test_without_its_rule_bfloat16_weights_stay_what_they_are(key, trained, unchecked) -> None:
+def test_bfloat16_weights_ignore_a_wider_compute_format(key, trained, unchecked) -> None:
     """Autocast does not widen them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="In CPU autocast", category=UserWarning)
@@ -158,7 +158,7 @@ def test_without_its_rule_bfloat16_weights_stay_what_they_are(key, trained, unch
 @pytest.mark.parametrize(
     "model", [("model=tiny_gpt2",), ("model.hidden_size=40", "model.intermediate_size=64")]
 )
-def test_without_their_rules_there_are_no_float8_layers(model, trained, unchecked) -> None:
+def test_disabled_rules_give_no_float8_layers(model, trained, unchecked) -> None:
     """GPT-2 has no linear layers; a width that is no multiple of 16 has no product."""
     pytest.importorskip("torchao", reason="an extra")
     _, record = trained("precision=fp8", *model)

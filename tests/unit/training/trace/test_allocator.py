@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from eke.training.trace.allocator import MIB, CachingAllocator, PlainSum
+from eke.training.trace.allocator_model import MIB, CachingAllocator, PlainSum
 from eke.training.trace.trace import ACTIVATIONS, WEIGHTS, History, replay
 
 
@@ -30,7 +30,7 @@ def held(*sizes: int) -> CachingAllocator:
         (19 * MIB + 1, 20 * MIB, 20 * MIB),
     ],
 )
-def test_one_request(size, allocated, reserved) -> None:
+def test_single_allocation(size, allocated, reserved) -> None:
     allocator = held(size)
     assert (allocator.allocated, allocator.reserved) == (allocated, reserved)
 
@@ -41,13 +41,13 @@ def test_small_requests_share_a_segment_until_it_is_full() -> None:
     assert held(*[512] * 4096).reserved == 2 * MIB
 
 
-def test_small_and_large_ones_never_mix() -> None:
+def test_small_and_large_blocks_are_separate() -> None:
     allocator = held(2 * MIB)
     allocator.malloc(9, 512)
     assert allocator.reserved == 22 * MIB
 
 
-def test_the_smallest_block_that_fits_is_taken() -> None:
+def test_smallest_fitting_block_is_used() -> None:
     allocator = held(40 * MIB, 30 * MIB)
     allocator.free(0)
     allocator.free(1)
@@ -56,7 +56,7 @@ def test_the_smallest_block_that_fits_is_taken() -> None:
     assert allocator.reserved == 70 * MIB, "the other way round there would be no room for 40"
 
 
-def test_free_neighbours_become_one_block() -> None:
+def test_free_neighbours_are_merged() -> None:
     allocator = held(5 * MIB, 5 * MIB, 5 * MIB)
     for key in (0, 2, 1):
         allocator.free(key)
@@ -64,7 +64,7 @@ def test_free_neighbours_become_one_block() -> None:
     assert allocator.reserved == 20 * MIB
 
 
-def test_fragments_do_not_help() -> None:
+def test_fragments_are_not_reused() -> None:
     allocator = held(*[6 * MIB] * 6)
     for key in (0, 2, 4):
         allocator.free(key)
@@ -73,7 +73,7 @@ def test_fragments_do_not_help() -> None:
     assert allocator.reserved == before + 12 * MIB
 
 
-def test_an_empty_segment_goes_back_and_a_used_one_stays() -> None:
+def test_only_empty_segments_are_released() -> None:
     allocator = held(30 * MIB, 5 * MIB)
     allocator.free(0)
     allocator.empty_cache()
@@ -83,7 +83,7 @@ def test_an_empty_segment_goes_back_and_a_used_one_stays() -> None:
     assert (allocator.reserved, allocator.allocated) == (0, 0)
 
 
-def test_random_requests_never_lose_a_byte() -> None:
+def test_random_allocations_keep_all_bytes_accounted() -> None:
     rng, allocator, alive = Random(3), CachingAllocator(), {}
     for key in range(4000):
         if alive and rng.random() < 0.48:
@@ -101,7 +101,7 @@ def test_random_requests_never_lose_a_byte() -> None:
     assert (allocator.allocated, allocator.reserved) == (0, 0)
 
 
-def test_a_history_is_replayed_by_phase() -> None:
+def test_history_is_replayed_by_phase() -> None:
     history = History()
     history.begin("load")
     weight = history.born(1000, WEIGHTS)
@@ -120,7 +120,7 @@ def test_a_history_is_replayed_by_phase() -> None:
     assert replay(history, CachingAllocator()).reserved["optimizer"] == 2 * MIB
 
 
-def test_a_phase_without_a_name_is_not_counted() -> None:
+def test_unnamed_phase_is_not_counted() -> None:
     history = History()
     history.begin("")
     first = history.born(5000, ACTIVATIONS)

@@ -13,9 +13,9 @@ from eke.estimate.memory.components import Method
 from eke.training.model import loss
 from eke.training.model.loss import compiled_loss_sum
 from eke.training.trace import trace_plan
-from eke.training.trace.allocator import fake_gpu
+from eke.training.trace.allocator_model import fake_gpu
 from eke.training.trace.compiled import CPP_REPLACEMENTS, compile_for_trace
-from eke.training.trace.fakes import fake_surroundings
+from eke.training.trace.fake_device import fake_surroundings
 from eke.training.trace.operations import Questions, Workspaces
 from eke.training.trace.trace import StorageTrace
 from eke.training.trace.trace_plan import trace
@@ -51,33 +51,33 @@ def births_of(function, *shapes, device=CPU) -> list[int]:
 
 
 @pytest.mark.parametrize("device", [CPU, fake_gpu()], ids=str)
-def test_what_is_fused_into_a_reader_has_no_memory(device) -> None:
+def test_fused_intermediate_results_take_no_memory(device) -> None:
     def function(x, w):
         return ((x.relu() * 2).mm(w) + 1).exp().sum(0)
 
     assert births_of(function, (40, 30), (30, 50), device=device) == [1200, 2000, 50]
 
 
-def test_a_result_overwrites_what_is_read_for_the_last_time() -> None:
+def test_result_reuses_memory_of_its_last_input() -> None:
     def function(x, w):
         return (x.mm(w) + 1).mm(w).exp()
 
     assert births_of(function, (40, 30), (30, 30)) == [1200, 1200]
 
 
-def test_a_part_of_a_part_lies_behind_both_beginnings() -> None:
+def test_nested_view_offsets_add_up() -> None:
     part = CPP_REPLACEMENTS["reinterpret_tensor"](torch.arange(9)[2:], (2,), (1,), 3)
     assert part.tolist() == [5, 6]
 
 
-def test_layers_that_are_computed_again_are_traced_as_compiled() -> None:
+def test_recomputed_layers_are_traced_as_compiled() -> None:
     """On a CPU: tests/e2e/test_memory_truth.py."""
     again = ("compile=inductor", "compile.regional=true", "memory=checkpointing")
     found = trace(plan_of(*again, "model.num_hidden_layers=1", "hardware=h100"))
     assert (found.method, found.is_exact) == (Method.trace, True), found.notes
 
 
-def test_what_cannot_be_compiled_is_traced_eagerly(monkeypatch) -> None:
+def test_uncompilable_model_is_traced_eagerly(monkeypatch) -> None:
     def fails(*_, **__):
         raise RuntimeError("no")
 
@@ -89,7 +89,7 @@ def test_what_cannot_be_compiled_is_traced_eagerly(monkeypatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama_1b_4096", "llama_1b_4096_fused_loss"])
-def test_an_h100s_peak_is_that_of_the_trace(name) -> None:
+def test_h100_peak_matches_the_trace(name) -> None:
     run = json.loads((REPO / "results" / "gpu_runs_h100.json").read_text())["runs"][name]
     plan = plan_for(compose([*run["overrides"], "hardware=h100", "tracker=none"]), planning=True)
     found = trace(plan)
@@ -98,7 +98,7 @@ def test_an_h100s_peak_is_that_of_the_trace(name) -> None:
     assert max(found.allocated.values()) == pytest.approx(measured, rel=0.01)
 
 
-def test_a_run_in_this_process_does_not_get_code_of_a_trace() -> None:
+def test_trace_does_not_leave_compiled_code_for_a_run() -> None:
     compiled_loss_sum.cache_clear()
     with fake_surroundings(compile_for_trace):
         assert loss.compiled_loss_sum() is loss.compiled_loss_sum()

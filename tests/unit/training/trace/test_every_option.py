@@ -75,14 +75,14 @@ def test_every_option_is_traced(option) -> None:
 
 
 @pytest.mark.parametrize("option", NOT_TRACED)
-def test_what_is_not_traced_says_why(option) -> None:
+def test_untraceable_option_has_a_reason(option) -> None:
     with pytest.raises(Untraceable, match=NOT_TRACED[option]):
         trace(plan_of("batch.per_device=2", option))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["adamw_torchao_8bit", "adamw_torchao_4bit", "adamw_bf16_sr"])
-def test_states_of_compiled_optimizers_are_those_of_the_formulas(option) -> None:
+def test_compiled_optimizer_state_bytes_match_formulas(option) -> None:
     plan = plan_of("batch.per_device=2", "precision=bf16_pure", f"optimizer={option}")
     counters = 1024  # float32 numbers of steps, and learning rates
     found = trace(plan).components["optimizer"]
@@ -90,11 +90,11 @@ def test_states_of_compiled_optimizers_are_those_of_the_formulas(option) -> None
     assert expected <= found <= expected + counters
 
 
-def test_apollos_projections_are_made_without_a_generator() -> None:
+def test_apollo_projections_are_traced_without_a_generator() -> None:
     assert trace(plan_of("batch.per_device=2", "optimizer=apollo")).components["optimizer"] > 0
 
 
-def test_paged_moments_are_not_on_the_device() -> None:
+def test_paged_moments_are_excluded_from_device_memory() -> None:
     """By hand: two bytes a number, or eight, of tensors with 100,000 numbers and more."""
     wide = ("batch.per_device=2", "model.hidden_size=512")
     paged, kept = (plan_of(*wide, f"optimizer={name}adamw_8bit") for name in ("paged_", ""))
@@ -107,7 +107,7 @@ def test_paged_moments_are_not_on_the_device() -> None:
 
 
 @pytest.mark.slow
-def test_the_first_trace_of_a_process_pages() -> None:
+def test_first_trace_of_a_process_supports_paging() -> None:
     """bitsandbytes is imported by nothing before it there."""
     code = (
         "import sys; sys.path[:0] = sys.argv[1:]; from test_every_option import *\n"

@@ -7,7 +7,7 @@ from reference.libraries_2022 import libraries_of_2022
 from reference.published import KERNELS_MB, ROWS
 
 from eke.config.compose import compose
-from eke.training.trace.allocator import MIB, SMALL_SEGMENT_BYTES
+from eke.training.trace.allocator_model import MIB, SMALL_SEGMENT_BYTES
 from eke.training.trace.trace_plan import trace
 from eke.workflows.planning import plan_for
 
@@ -36,7 +36,7 @@ def then() -> list[float]:
 
 
 @pytest.mark.slow
-def test_the_nine_rows_are_predicted_to_a_percent(then) -> None:
+def test_nine_guide_rows_are_predicted_within_1_percent(then) -> None:
     errors = [abs(p / row.memory_mb - 1) for p, row in zip(then, NINE, strict=True)]
     for row, mb, error in zip(NINE, then, errors, strict=True):
         print(f"{row.technique:40} {row.memory_mb:6} {mb:8.0f} {error:6.2%}")
@@ -46,7 +46,7 @@ def test_the_nine_rows_are_predicted_to_a_percent(then) -> None:
 
 
 @pytest.mark.slow
-def test_todays_libraries_need_less(then) -> None:
+def test_current_libraries_need_less_memory(then) -> None:
     """Fused attention keeps no scores, and what made the others old ends with its block."""
     now = predicted_mb(NINE[0])
     eager = predicted_mb(NINE[0], "attention=eager")

@@ -9,9 +9,9 @@ from torch.optim import optimizer as optimizers
 from eke.config.compose import compose
 from eke.estimate.memory.components import Method
 from eke.plan.planner.planner import workspace_bytes
-from eke.training.trace import fakes, operations
-from eke.training.trace.allocator import NAME, fake_gpu
-from eke.training.trace.fakes import FakeKernels, fake_surroundings
+from eke.training.trace import fake_device, operations
+from eke.training.trace.allocator_model import ALLOCATOR_NAME, fake_gpu
+from eke.training.trace.fake_device import FakeKernels, fake_surroundings
 from eke.training.trace.operations import Questions, Workspaces
 from eke.training.trace.trace import StorageTrace
 from eke.training.trace.trace_plan import Untraceable, trace, trace_history
@@ -35,11 +35,13 @@ def highest(*overrides) -> int:
     return max(trace(plan_of(*overrides)).allocated.values())
 
 
-def test_the_lists_of_autocast_are_this_torchs() -> None:
-    assert fakes.drift() == [], "eke/training/trace/fakes.py names operators of another torch"
+def test_autocast_lists_match_this_torch() -> None:
+    assert fake_device.drift() == [], (
+        "eke/training/trace/fake_device.py names operators of another torch"
+    )
     # A new rule may be one of lower precision: then the count changes, and the lists must be read.
     version = ".".join(torch.__version__.split(".")[:2])
-    assert len(fakes.known_operators()) == KNOWN_RULES[version]
+    assert len(fake_device.known_operators()) == KNOWN_RULES[version]
 
 
 KNOWN_RULES = {"2.11": 126, "2.13": 119}
@@ -47,13 +49,13 @@ KNOWN_RULES = {"2.11": 126, "2.13": 119}
 rules for named dimensions, and none for rms_norm."""
 
 
-def test_the_device_is_never_available() -> None:
+def test_fake_device_is_never_available() -> None:
     device = fake_gpu()
-    assert device.type == NAME
+    assert device.type == ALLOCATOR_NAME
     assert not torch.fakegpu.is_available()
 
 
-def test_fake_tensors_are_never_taken_for_a_graph_being_captured() -> None:
+def test_fake_tensors_are_not_seen_as_graph_capture() -> None:
     """transformers would build a mask, and lose causal attention and grouped heads."""
     from transformers import masking_utils
 
@@ -63,7 +65,7 @@ def test_fake_tensors_are_never_taken_for_a_graph_being_captured() -> None:
     assert masking_utils.is_tracing is true
 
 
-def test_foreach_stays_foreach_and_only_inside() -> None:
+def test_foreach_is_kept_only_inside_the_trace() -> None:
     with fake_surroundings():
         assert FakeTensor in optimizers._foreach_supported_types
     assert FakeTensor not in optimizers._foreach_supported_types
@@ -75,7 +77,7 @@ def test_foreach_stays_foreach_and_only_inside() -> None:
     assert lists > 1.05 * loop, "whole lists of temporaries"
 
 
-def test_a_trace_is_the_same_again_and_on_a_machine_with_gpus(monkeypatch) -> None:
+def test_trace_is_reproducible_and_independent_of_gpus(monkeypatch) -> None:
     """Remembered results, views above all, are those of the first time. Where CUDA is there,
     PyTorch's optimizers ask whether a graph is being captured."""
     FakeKernels._made.clear()
@@ -91,7 +93,7 @@ def test_a_trace_is_the_same_again_and_on_a_machine_with_gpus(monkeypatch) -> No
     assert not asked
 
 
-def test_a_constant_on_the_device_is_made_on_the_host_first() -> None:
+def test_device_constant_is_created_on_the_host() -> None:
     """As transformers 5.17's mask of plain attention does; the device has no kernel to make it."""
     device, mode = fake_gpu(), FakeTensorMode()
     before = torch._C._only_lift_cpu_tensors()
@@ -99,7 +101,7 @@ def test_a_constant_on_the_device_is_made_on_the_host_first() -> None:
     with fake_surroundings(), watch:
         constant = torch.tensor(0.5, device=device)
     assert type(constant) is FakeTensor
-    assert constant.device.type == NAME
+    assert constant.device.type == ALLOCATOR_NAME
     assert torch._C._only_lift_cpu_tensors() is before
 
 
@@ -113,13 +115,13 @@ def test_gradients_are_summed_in_place(monkeypatch) -> None:
     assert len(trace_history(plan_of(*t5)).components) > as_autograd
 
 
-def test_autocasts_copies_of_weights_are_memory() -> None:
+def test_autocast_weight_copies_are_counted() -> None:
     found = trace(plan_of(*ONE_LAYER, "precision=bf16"))
     assert found.components["autocast_cache"] > 0
     assert "autocast_cache" not in trace(plan_of(*ONE_LAYER)).components
 
 
-def test_attention_is_chosen_as_cuda_does() -> None:
+def test_attention_is_chosen_as_in_cuda() -> None:
     def query(dtype, heads=4):
         return torch.empty(2, heads, 16, 32, dtype=dtype, device="meta")
 
@@ -144,7 +146,7 @@ def test_attention_is_chosen_as_cuda_does() -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
-def test_grouped_heads_are_no_reason_for_plain_attention(overrides, kernel, monkeypatch) -> None:
+def test_grouped_heads_do_not_disable_fused_attention(overrides, kernel, monkeypatch) -> None:
     found, choose = [], operations.choose_kernel
     monkeypatch.setattr(
         operations, "choose_kernel", lambda *args: found.append(choose(*args)) or choose(*args)
@@ -156,7 +158,7 @@ def test_grouped_heads_are_no_reason_for_plain_attention(overrides, kernel, monk
 
 
 @pytest.mark.slow
-def test_an_old_gpu_has_no_flash_kernel() -> None:
+def test_old_gpu_has_no_flash_kernel() -> None:
     new = highest("hardware=h100", *SMALL, "model=tiny_bert", "precision=fp16", "task=masked_lm")
     old = highest("hardware=v100_16", *SMALL, "model=tiny_bert", "precision=fp16", "task=masked_lm")
     assert old != new
@@ -169,7 +171,7 @@ def test_an_old_gpu_has_no_flash_kernel() -> None:
     [(8, 4 * 2 * 8 * 256 * 96), (2, 4 * 2 * 8 * 256 * 96 + 2 * 2 * 2 * 8 * 200 * 80)],
     ids=["own", "shared"],
 )
-def test_the_flash_kernel_takes_float32_sums_in_the_backward_pass(key_heads, num_bytes) -> None:
+def test_flash_backward_allocates_float32_sums(key_heads, num_bytes) -> None:
     """Lengths to a multiple of 128, widths to one of 32; shared keys once per query head."""
     query, key = (
         torch.empty(2, heads, 200, 80, dtype=torch.bfloat16, device="meta")
@@ -179,7 +181,7 @@ def test_the_flash_kernel_takes_float32_sums_in_the_backward_pass(key_heads, num
     assert found == num_bytes
 
 
-def test_the_sums_of_the_flash_kernel_are_in_a_trace() -> None:
+def test_trace_includes_flash_sums() -> None:
     typed = ("precision=bf16", "data.seq_len=512", "batch.per_device=16")
     history = trace_history(plan_of(*GPU, *typed))
     sums = 4 * 16 * 4 * 512 * 32
@@ -187,7 +189,7 @@ def test_the_sums_of_the_flash_kernel_are_in_a_trace() -> None:
     assert [history.components[number] for number in found].count("temporaries") >= 2, "layers"
 
 
-def test_the_pinned_kernel_is_the_one_that_runs() -> None:
+def test_pinned_kernel_is_traced() -> None:
     long = (*ONE_LAYER, "precision=bf16", "data.seq_len=512")
     flash, *others = (
         highest(*long, f"attention.backend={backend}")
@@ -217,13 +219,13 @@ def test_checkpointing_and_offload_need_less() -> None:
     ("override", "word"),
     [("compile=cudagraphs", "compile"), ("kernels=liger", "liger"), ("attention=flash2", "flash")],
 )
-def test_what_is_traced_as_something_else_says_so(override, word) -> None:
+def test_substituted_operation_is_noted(override, word) -> None:
     found = trace(plan_of(*ONE_LAYER, override, "precision=bf16"))
     assert any(word in note for note in found.notes)
     assert (found.method is Method.upper_bound) is (word != "flash")
 
 
-def test_what_cannot_be_traced_says_why(monkeypatch) -> None:
+def test_failed_trace_has_a_reason(monkeypatch) -> None:
     def broken(*_):
         raise RuntimeError("torch has changed\nand more")
 
@@ -240,7 +242,7 @@ def test_one_of_several_processes_is_traced() -> None:
     assert highest(*one_of_two) == pytest.approx(highest(*one), rel=0.01)
 
 
-def test_a_batch_is_memory_of_a_gpu_and_not_of_a_cpus_allocator() -> None:
+def test_batch_counts_as_gpu_memory_but_not_on_a_cpu() -> None:
     """NumPy makes it; on a CPU those very tensors are trained on."""
     assert trace(plan_of(*ONE_LAYER)).components["batch"] > 0
     assert "batch" not in trace(plan_of(*ONE_LAYER, "hardware=cpu")).components

@@ -23,7 +23,7 @@ FASTEST = "recipe=fastest"
         ("h100", "bf16", "14.8 times as fast"),
     ],
 )
-def test_the_format_is_the_devices(hardware, precision, words) -> None:
+def test_format_follows_the_device(hardware, precision, words) -> None:
     plan = planned(FASTEST, *BERT, f"hardware={hardware}")
     assert plan.choices["precision"] == precision
     assert plan.config.precision.option == precision
@@ -41,7 +41,7 @@ def test_the_format_is_the_devices(hardware, precision, words) -> None:
         ((), 256, "fp32", "no units for bfloat16"),
     ],
 )
-def test_on_a_cpu_it_is_a_question_of_units_and_width(flags, width, precision, words, units):
+def test_cpu_format_follows_matrix_units_and_width(flags, width, precision, words, units):
     units(*flags)
     plan = planned(FASTEST, "hardware=cpu", f"model.hidden_size={width}")
     assert plan.choices["precision"] == precision
@@ -49,7 +49,7 @@ def test_on_a_cpu_it_is_a_question_of_units_and_width(flags, width, precision, w
 
 
 @pytest.mark.slow
-def test_a_gpu_without_a_datasheet_is_known_by_its_generation(monkeypatch) -> None:
+def test_gpu_without_datasheet_is_identified_by_generation(monkeypatch) -> None:
     from eke.hardware import Device
 
     for capability, precision in (((8, 6), "bf16"), ((7, 5), "fp16"), ((6, 1), "fp32")):
@@ -63,7 +63,7 @@ def test_a_gpu_without_a_datasheet_is_known_by_its_generation(monkeypatch) -> No
 
 
 @pytest.mark.slow
-def test_float8_is_hinted_at_where_matrices_are_wide_and_never_chosen() -> None:
+def test_float8_is_suggested_for_wide_matrices_and_never_chosen() -> None:
     wide, narrow = (
         planned(FASTEST, *LLAMA, "hardware=h100"),
         planned(FASTEST, *BERT, "hardware=h100"),
@@ -76,7 +76,7 @@ def test_float8_is_hinted_at_where_matrices_are_wide_and_never_chosen() -> None:
 
 
 @pytest.mark.slow
-def test_the_samples_of_a_step_stay_and_the_micro_batch_is_the_largest_that_fits() -> None:
+def test_samples_per_step_are_kept_with_the_largest_micro_batch() -> None:
     plain = planned(*BERT, "batch.per_device=1", "batch.target=32", "hardware=h200")
     plan = planned(FASTEST, *BERT, "batch.target=32", "hardware=h200")
     assert plan.batch.samples_per_step == plain.batch.samples_per_step == 32
@@ -88,7 +88,7 @@ def test_the_samples_of_a_step_stay_and_the_micro_batch_is_the_largest_that_fits
 
 
 @pytest.mark.slow
-def test_flash3_where_its_package_is_and_the_reason_where_it_is_not(packages) -> None:
+def test_flash3_is_chosen_with_its_package_or_a_reason(packages) -> None:
     asked = (FASTEST, *LLAMA, "hardware=h200")
     packages("flash_attn_interface")
     assert planned(*asked).choices["attention"] == "flash3"
@@ -100,7 +100,7 @@ def test_flash3_where_its_package_is_and_the_reason_where_it_is_not(packages) ->
     assert "flash_attn_interface is not installed" in said(plan, "attention").reason
 
 
-def test_padding_goes_where_the_kernel_knows_lengths(packages) -> None:
+def test_padding_free_is_chosen_if_the_kernel_supports_it(packages) -> None:
     ragged = (FASTEST, *LLAMA, "data.lengths=uniform", "hardware=a100_80")
     packages("flash_attn")
     plan = planned(*ragged)
@@ -112,7 +112,7 @@ def test_padding_goes_where_the_kernel_knows_lengths(packages) -> None:
     assert "data.packing" not in chosen(plan)
 
 
-def test_the_fused_loss_is_for_vocabularies_that_weigh() -> None:
+def test_fused_loss_is_chosen_for_large_vocabularies() -> None:
     heavy = planned(FASTEST, *LLAMA, "batch.target=16", "hardware=a100_80")
     light = planned(FASTEST, *LLAMA, "model.vocab_size=512", "batch.target=16", "hardware=a100_80")
     no_tokens = planned(FASTEST, *BERT, "hardware=a100_80")
@@ -123,7 +123,7 @@ def test_the_fused_loss_is_for_vocabularies_that_weigh() -> None:
     assert "expected instead of" in reason
 
 
-def test_why_a_heavy_loss_stays_as_it_is() -> None:
+def test_reason_for_an_unfused_loss_is_given() -> None:
     """A short batch's logits weigh much of little: nothing is gained, and that is said."""
     short = ("model=llama_1b", "data=synthetic", "data.seq_len=128", "hardware=h100")
     plan = planned(FASTEST, *short)
@@ -136,7 +136,7 @@ MASKED = ("model=bert_large", "task=masked_lm", "data=synthetic", "data.seq_len=
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["fastest", "low_memory", "large_model_one_gpu"])
-def test_positions_without_a_label_are_left_out(recipe) -> None:
+def test_sparse_prediction_is_chosen(recipe) -> None:
     """On every device: it is the same training, and less of it."""
     asked = (f"recipe={recipe}", "batch.per_device=8")
     for hardware in ("h100", "cpu") if recipe == "fastest" else ("h100",):
@@ -150,7 +150,7 @@ def test_positions_without_a_label_are_left_out(recipe) -> None:
 
 
 @pytest.mark.slow
-def test_where_there_are_prompts_their_positions_are_left_out(tmp_path) -> None:
+def test_sparse_prediction_is_chosen_for_prompts(tmp_path) -> None:
     rows = tmp_path / "rows.jsonl"
     each = [{"q": "how many?", "a": f"three, or {number}"} for number in range(64)]
     rows.write_text("\n".join(map(json.dumps, each)))
@@ -161,7 +161,7 @@ def test_where_there_are_prompts_their_positions_are_left_out(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_graphs_come_before_leaving_positions_out() -> None:
+def test_cuda_graphs_precede_sparse_prediction() -> None:
     """They are recorded for one number of labels, and save more where the host is the limit."""
     asked = (FASTEST, *MASKED, "hardware=h200", "batch.per_device=2", LONG)
     plan = planned(*asked)
@@ -169,7 +169,7 @@ def test_graphs_come_before_leaving_positions_out() -> None:
     assert not plan.config.kernels.sparse_prediction
 
 
-def test_compilation_is_earned_or_left() -> None:
+def test_compilation_requires_enough_steps() -> None:
     assert pytest.approx(1.157, abs=1e-3) == COMPILE_GAIN
     step = 16 * planned(*LLAMA, "hardware=a100_80").size.flops_per_sample / 312e12
     spent = compile_seconds(planned(*LLAMA, *REGIONAL, "hardware=a100_80"))
@@ -184,7 +184,7 @@ def test_compilation_is_earned_or_left() -> None:
     assert "torchtitan" in said(long, "compile").reason
 
 
-def test_the_whole_model_is_compiled_where_that_is_earned() -> None:
+def test_full_compilation_requires_enough_steps() -> None:
     """CUDA graphs need it, and it takes three times as long with 24 layers as by regions."""
     asked = (FASTEST, *BERT, "batch.target=4", "hardware=h200")
     whole = ("compile=inductor", "compile.mode=reduce_overhead")
@@ -204,7 +204,7 @@ def test_the_whole_model_is_compiled_where_that_is_earned() -> None:
     assert f"({spent:.2g} s saved" in said(typed, "compile").reason
 
 
-def test_in_steady_state_compilation_need_not_pay() -> None:
+def test_compilation_is_free_in_steady_state() -> None:
     """The choice of a run of days, and the same run as if it were typed."""
     few = ("train.steps=30", "hardware=h100")
     days, steady = (
@@ -221,7 +221,7 @@ def test_in_steady_state_compilation_need_not_pay() -> None:
     assert graphs.config.compile.mode.value == "reduce_overhead"
 
 
-def test_graphs_are_for_steps_that_the_host_limits() -> None:
+def test_cuda_graphs_are_chosen_for_host_bound_steps() -> None:
     small = planned(FASTEST, *BERT, "batch.target=4", LONG, "hardware=h200")
     large = planned(FASTEST, *BERT, "batch.target=64", LONG, "hardware=h200")
     assert small.config.compile.mode.value == "reduce_overhead"
@@ -245,11 +245,9 @@ def test_graphs_are_for_steps_that_the_host_limits() -> None:
         ),
     ],
 )  # fmt: skip
-def test_graphs_are_not_for_steps_of_several_micro_batches(
-    typed, option, words, monkeypatch
-) -> None:
+def test_cuda_graphs_are_not_chosen_with_accumulation(typed, option, words, monkeypatch) -> None:
     monkeypatch.setattr(
-        "eke.tuning.chooser.forecast",
+        "eke.tuning.recipe_search.forecast",
         lambda plan: replace(forecast(plan), verdict=Verdict.tight),
     )
     plan = planned(FASTEST, *BERT, *typed, LONG, "hardware=h200")
@@ -266,14 +264,14 @@ def test_ragged_rows_are_not_compiled() -> None:
     assert "each new sequence length" in said(plan, "compile").reason
 
 
-def test_workers_need_cores(monkeypatch) -> None:
+def test_loader_processes_need_cores(monkeypatch) -> None:
     for cores, option in ((16, "workers"), (2, "none")):
         monkeypatch.setattr("eke.workflows.auto_batch.usable_cores", lambda cores=cores: cores)
         monkeypatch.setattr("eke.rules.training.usable_cores", lambda cores=cores: cores)
         assert planned(FASTEST, *BERT, "hardware=h100").choices["dataloader"] == option
 
 
-def test_nothing_that_costs_time_is_taken() -> None:
+def test_fastest_recipe_takes_no_slow_option() -> None:
     plan = planned(FASTEST, *LLAMA, "hardware=t4")
     assert plan.choices["memory"] == plan.choices["offload"] == "none"
     assert plan.choices["optimizer"] == "adamw"

@@ -10,7 +10,7 @@ from eke.estimate.memory import Verdict, forecast
 from eke.hardware import DEVICES
 from eke.plan.planner import Plan
 from eke.rules.techniques import Numerics, Published, Technique
-from eke.tuning.chooser import cost_of
+from eke.tuning.recipe_search import cost_of
 from eke.workflows.planning import plan_for
 
 LOW, LARGE = "recipe=low_memory", "recipe=large_model_one_gpu"
@@ -29,7 +29,7 @@ def planned_with(capacity: int, *overrides: str) -> Plan:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hardware", ["rtx3090", "cpu"])
-def test_low_memory_needs_less_than_without_and_than_each_choice_left_out(hardware) -> None:
+def test_low_memory_needs_less_than_without_any_of_its_choices(hardware) -> None:
     asked = (*BERT, "batch.per_device=4", f"hardware={hardware}")
     plan = planned(LOW, *asked)
     assert peak(plan) < 0.7 * peak(planned(*asked))
@@ -43,7 +43,7 @@ def test_low_memory_needs_less_than_without_and_than_each_choice_left_out(hardwa
 
 
 @pytest.mark.slow
-def test_low_memory_leaves_what_would_save_nothing() -> None:
+def test_low_memory_skips_checkpointing_without_savings() -> None:
     """One short sample: nearly all of the memory is states, and recomputation saves none of it."""
     plan = planned(LOW, *BERT, "data.seq_len=512", "batch.per_device=4", "hardware=h200")
     tiny = planned(LOW, *BERT[:3], "data.seq_len=8", "batch.per_device=1", "hardware=h200")
@@ -52,7 +52,7 @@ def test_low_memory_leaves_what_would_save_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_low_memory_cuts_the_micro_batch_where_nothing_else_makes_room() -> None:
+def test_low_memory_reduces_the_micro_batch_last() -> None:
     long = (LOW, "model=llama_1b", "data=synthetic", "data.seq_len=16384")
     asked = (*long, "hardware=a100_40")
     plan = planned(*asked)
@@ -68,7 +68,7 @@ def test_low_memory_cuts_the_micro_batch_where_nothing_else_makes_room() -> None
 
 
 @pytest.mark.slow
-def test_low_memory_does_not_cut_where_pieces_need_more() -> None:
+def test_low_memory_keeps_the_batch_if_smaller_batches_need_more() -> None:
     """Gradients of 7 B parameters are kept from one piece to the next."""
     asked = (LOW, *SEVEN[:2], "data.seq_len=512", "precision=bf16", "hardware=rtx3090")
     assert peak(planned(*asked, "batch=auto")) > peak(planned(*asked, "batch=fixed"))
@@ -90,7 +90,7 @@ def test_low_memory_keeps_frozen_weights_in_16_bits(hardware, half, packages) ->
 
 
 @pytest.mark.slow
-def test_of_combinations_that_are_as_good_one_with_room_is_taken(packages) -> None:
+def test_combination_with_free_memory_is_preferred(packages) -> None:
     """The fused loss saves nothing of the expected peak, and something of the highest one."""
     packages()
     asked = (LOW, "model=llama_1b", "data=synthetic", "data.seq_len=256")
@@ -105,7 +105,7 @@ def test_of_combinations_that_are_as_good_one_with_room_is_taken(packages) -> No
     assert forecast(plan).verdict is Verdict.fits
 
 
-def test_low_memory_takes_eight_bits_where_adafactor_would_be_another_algorithm(packages) -> None:
+def test_low_memory_uses_8_bit_adam_if_adafactor_is_unsuitable(packages) -> None:
     packages("bitsandbytes", "deepspeed")
     ranks = ("distributed=zero2", "distributed.num_processes=1")
     plan = planned(LOW, *BERT, *ranks, "hardware=h100")
@@ -113,14 +113,14 @@ def test_low_memory_takes_eight_bits_where_adafactor_would_be_another_algorithm(
 
 
 @pytest.mark.slow
-def test_a_model_that_fits_is_left_as_it_is() -> None:
+def test_fitting_model_is_unchanged() -> None:
     plan = planned(LARGE, *BERT, "hardware=h200")
     assert set(chosen(plan)) == {"precision", "batch", "memory forecast"}
     assert said(plan, "memory forecast").reason.startswith(f"{LARGE}: fits: ")
 
 
 @pytest.mark.slow
-def test_the_mildest_that_fits_is_taken(packages) -> None:
+def test_first_fitting_option_is_chosen(packages) -> None:
     """7 billion parameters: 16 bytes each do not fit into 80 GB, 8 bytes do."""
     packages("torchao", "bitsandbytes", "deepspeed")
     plan = planned(LARGE, *SEVEN, "hardware=h100")
@@ -133,7 +133,7 @@ def test_the_mildest_that_fits_is_taken(packages) -> None:
 
 
 @pytest.mark.slow
-def test_without_the_packages_something_else_is_taken_and_the_reason_names_them(packages) -> None:
+def test_missing_packages_change_the_choice_and_are_named(packages) -> None:
     packages("deepspeed")
     plan = planned(LARGE, *SEVEN, "hardware=h100")
     assert plan.choices["optimizer"] == "adamw"
@@ -145,7 +145,7 @@ def test_without_the_packages_something_else_is_taken_and_the_reason_names_them(
 
 
 @pytest.mark.slow
-def test_updates_in_the_backward_pass_only_where_nothing_is_clipped(packages) -> None:
+def test_optimizer_in_backward_is_chosen_only_without_clipping(packages) -> None:
     """Clipping is part of the training: no recipe switches it off."""
     packages()
     asked = (LARGE, *SEVEN, "batch.target=1", "hardware=a100_40")
@@ -157,7 +157,7 @@ def test_updates_in_the_backward_pass_only_where_nothing_is_clipped(packages) ->
 
 
 @pytest.mark.slow
-def test_what_fits_nowhere_is_said(packages) -> None:
+def test_model_too_large_for_every_option_is_reported(packages) -> None:
     packages()
     asked = (LARGE, "model=mixtral_8x7b", "data=synthetic", "hardware=t4")
     plan = planned(*asked)
@@ -171,7 +171,7 @@ def test_what_fits_nowhere_is_said(packages) -> None:
     assert forecast(plan).verdict is Verdict.does_not_fit
 
 
-def test_the_rank_of_a_combination() -> None:
+def test_combinations_are_ranked() -> None:
     free = Technique("a=1", "", published=Published(1.0, ""))
     slow, unknown = replace(free, published=Published(1.3, "")), replace(free, published=None)
     changing = replace(free, numerics=Numerics.reduced)

@@ -23,14 +23,14 @@ from eke.tuning.recipes import RECIPES
         ("large_model_one_gpu", "optimizer=adafactor", "optimizer", "adafactor"),
     ],
 )
-def test_what_is_typed_stays(recipe, typed, group, option) -> None:
+def test_explicit_option_overrides_the_recipe(recipe, typed, group, option) -> None:
     plan = planned(f"recipe={recipe}", *LLAMA, typed, LONG, "hardware=h100")
     assert plan.choices[group] == option
     assert group not in chosen(plan)
 
 
 @pytest.mark.slow
-def test_keys_of_an_open_group_stay() -> None:
+def test_keys_of_an_open_group_are_kept() -> None:
     plan = planned("recipe=fastest", *BERT, "compile.mode=max_autotune", LONG, "hardware=h200")
     assert plan.choices["compile"] == "inductor"
     assert plan.config.compile.mode.value == "max_autotune"
@@ -41,7 +41,7 @@ def test_keys_of_an_open_group_stay() -> None:
 
 
 @pytest.mark.slow
-def test_an_optimizer_without_a_key_that_was_typed_is_passed_over(packages) -> None:
+def test_optimizer_without_an_explicit_key_is_skipped(packages) -> None:
     packages("bitsandbytes", "torchao")
     plan = planned("recipe=low_memory", *BERT, "optimizer.beta1=0.5", "hardware=v100_16")
     assert plan.choices["optimizer"] in ("adamw_8bit", "adamw_torchao_8bit")
@@ -51,7 +51,7 @@ def test_an_optimizer_without_a_key_that_was_typed_is_passed_over(packages) -> N
 
 
 @pytest.mark.slow
-def test_an_experiment_of_the_users_own(tmp_path) -> None:
+def test_user_experiment_overrides_the_recipe(tmp_path) -> None:
     """It may name the recipe, too, and builds on others."""
     from eke.config.compose import compose
     from eke.workflows.planning import plan_for
@@ -74,7 +74,7 @@ def test_an_experiment_of_the_users_own(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_a_row_of_a_sweep_stays_and_its_other_settings_do_not() -> None:
+def test_sweep_row_overrides_the_recipe() -> None:
     from eke.workflows.planning import plan_for
 
     typed = ("sweep=precision_ladder", "recipe=fastest", "hardware=h100", "tracker=none")
@@ -87,7 +87,7 @@ def test_a_row_of_a_sweep_stays_and_its_other_settings_do_not() -> None:
 
 
 @pytest.mark.slow
-def test_cells_of_a_sweep_over_recipes() -> None:
+def test_sweep_over_recipes() -> None:
     from eke.workflows.planning import plan_for
 
     cells = expand(("recipe=none,fastest", *BERT, "hardware=h100", "tracker=none")).cells
@@ -108,7 +108,7 @@ def test_cells_of_a_sweep_over_recipes() -> None:
         pytest.param(("recipe=fastest", "hardware=cpu"), id="cpu"),
     ],
 )
-def test_the_same_options_by_hand_are_the_same_run(asked) -> None:
+def test_equivalent_options_are_the_same_run(asked) -> None:
     by_recipe = planned(*asked)
     choices = chosen(by_recipe)
     choices.pop("memory forecast", None)
@@ -120,7 +120,7 @@ def test_the_same_options_by_hand_are_the_same_run(asked) -> None:
     assert {**by_hand.choices, "recipe": ""} == {**by_recipe.choices, "recipe": ""}
 
 
-def test_a_users_mistake_is_told_as_without_the_recipe() -> None:
+def test_invalid_override_has_the_same_error_with_a_recipe() -> None:
     wrong = ("model.num_attention_heads=3", "hardware=h100")
     with pytest.raises(ConfigError) as plain:
         planned(*wrong)
@@ -130,7 +130,7 @@ def test_a_users_mistake_is_told_as_without_the_recipe() -> None:
         assert str(adapted.value) == str(plain.value)
 
 
-def test_what_only_the_recipe_makes_possible_is_possible(packages) -> None:
+def test_option_that_depends_on_the_recipe_is_accepted(packages) -> None:
     """FlashAttention wants 16 bits, and four samples want another micro-batch than eight."""
     packages("flash_attn")
     plan = planned("recipe=fastest", *LLAMA, "attention=flash2", "hardware=a100_80")
@@ -140,7 +140,7 @@ def test_what_only_the_recipe_makes_possible_is_possible(packages) -> None:
 
 
 @pytest.mark.slow
-def test_the_trainer_engine_is_given_what_it_takes() -> None:
+def test_recipe_respects_engine_trainer() -> None:
     plain = planned(*BERT, "engine=trainer", "hardware=h100")
     for recipe in RECIPES:
         plan = planned(f"recipe={recipe}", *BERT, "engine=trainer", "hardware=h100")

@@ -36,7 +36,7 @@ def of_class():
 
 
 @pytest.mark.slow
-def test_the_typed_configuration_is_among_them_and_all_keep_its_samples(own_machine):
+def test_starting_configuration_is_a_candidate_and_samples_are_kept(own_machine):
     plan, found = candidates("compile=none", "batch.per_device=4", "batch.accumulation=3")
     first = found.found[found.first]
     assert not [text for value in first.values for text in value.overrides]
@@ -49,7 +49,7 @@ def test_the_typed_configuration_is_among_them_and_all_keep_its_samples(own_mach
 
 
 @pytest.mark.parametrize("typed", ["attention=sdpa", "compile=none", "memory.every_n=1"])
-def test_what_is_typed_stays(own_machine, typed):
+def test_explicit_options_are_not_searched(own_machine, typed):
     composed = compose([*WORK, typed])
     plan = plan_for(composed, planning=True, refuse=False)
     axes = axes_for(composed.choices, composed.overrides, plan.device, Numerics.reduced)
@@ -60,7 +60,7 @@ def test_what_is_typed_stays(own_machine, typed):
 
 
 @pytest.mark.slow
-def test_classes_of_numerics_hold_each_other(own_machine, of_class):
+def test_classes_of_numerics_are_nested(own_machine, of_class):
     names = {}
     for numerics in Numerics:
         found = of_class(numerics)
@@ -71,7 +71,7 @@ def test_classes_of_numerics_hold_each_other(own_machine, of_class):
 
 
 @pytest.mark.slow
-def test_no_group_is_decided_twice(own_machine, of_class):
+def test_candidate_sets_each_group_once(own_machine, of_class):
     """bfloat16 weights bring an optimizer of their own; another one is not typed beside it."""
     found = of_class(Numerics.reduced)
     seen = set()
@@ -84,7 +84,7 @@ def test_no_group_is_decided_twice(own_machine, of_class):
 
 
 @pytest.mark.slow
-def test_what_rules_refuse_is_counted_by_rule(own_machine):
+def test_rejected_candidates_are_counted_by_rule(own_machine):
     _, found = candidates("model=tiny_bert", "task=masked_lm", "model.dropout=0.1",
                           numerics=Numerics.reduced)  # fmt: skip
     assert sum(found.refused.values()) + len({e.values for e in found.found}) == found.num_sets
@@ -93,7 +93,7 @@ def test_what_rules_refuse_is_counted_by_rule(own_machine):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", [(16, 1), (4, 4)], ids=["at once", "in pieces"])
-def test_rules_are_asked_of_each_micro_batch(cut):
+def test_rules_check_each_micro_batch(cut):
     """CUDA graphs take one micro-batch, whichever was typed; the rest is free to be cut."""
     size, times = cut
     typed = (f"batch.per_device={size}", f"batch.accumulation={times}", "hardware=h200")
@@ -104,7 +104,7 @@ def test_rules_are_asked_of_each_micro_batch(cut):
 
 
 @pytest.mark.slow
-def test_what_cannot_fit_is_left_out_and_the_rest_keeps_its_room(own_machine):
+def test_candidates_that_do_not_fit_are_excluded(own_machine):
     typed = ("compile=none", "batch.per_device=64", "data.seq_len=512", "data.num_samples=640")
     _, everything = candidates(*typed)
     assert everything.too_large == 0
@@ -116,7 +116,7 @@ def test_what_cannot_fit_is_left_out_and_the_rest_keeps_its_room(own_machine):
     assert all(each.point.room is not Verdict.does_not_fit for each in some.found)
 
 
-def test_the_time_model_is_asked_for_each(own_machine):
+def test_time_model_estimates_each_candidate(own_machine):
     _, found = candidates(expected=lambda plan: float(plan.batch.accumulation))
     assert {each.point.expected_s for each in found.found} == {
         float(each.plan.batch.accumulation) for each in found.found
@@ -124,7 +124,7 @@ def test_the_time_model_is_asked_for_each(own_machine):
 
 
 @pytest.mark.slow
-def test_a_candidates_overrides_compose_to_its_plan(own_machine):
+def test_candidate_overrides_compose_to_its_plan(own_machine):
     """What is forecast is what would be run."""
     typed = ("batch.per_device=4", "batch.accumulation=2")
     _, found = candidates(*typed, numerics=Numerics.reduced)
@@ -148,7 +148,7 @@ def test_every_technique_is_an_override_that_composes():
         assert (technique.applies is None) == (technique.edit is None)
 
 
-def test_gpus_can_be_shared_out_where_there_are_several():
+def test_several_gpus_can_be_divided():
     composed = compose([*WORK, "hardware=h100"])
     device = Device(kind="cuda", name="NVIDIA H100 80GB HBM3", count=4, memory_bytes=80 * GIB)
     axes = axes_for(composed.choices, WORK, device, Numerics.same)
@@ -172,7 +172,7 @@ def test_gpus_can_be_shared_out_where_there_are_several():
         ),
     ],
 )
-def test_what_rules_say_has_no_effect_takes_no_trial(own_machine, typed, useless):
+def test_options_without_effect_are_not_tried(own_machine, typed, useless):
     _, found = candidates("compile=none", *typed)
     names = {value.name for each in found.found for value in each.values}
     assert not names & useless
@@ -183,7 +183,7 @@ def test_what_rules_say_has_no_effect_takes_no_trial(own_machine, typed, useless
 
 
 @pytest.mark.slow
-def test_advice_about_a_model_is_no_objection_to_a_format(own_machine):
+def test_model_advice_does_not_exclude_a_format(own_machine):
     """Sizes that tensor cores like are the model's matter, and 16 bits pay all the same."""
     odd = ("hardware=h100", "model.vocab_size=333", "compile=none")
     _, found = candidates(*odd, numerics=Numerics.mixed)
@@ -191,8 +191,8 @@ def test_advice_about_a_model_is_no_objection_to_a_format(own_machine):
 
 
 @pytest.mark.slow
-def test_a_technique_whose_package_is_missing_takes_no_trial(own_machine, monkeypatch):
-    monkeypatch.setattr("eke.rules.device._is_there", lambda name: name != "bitsandbytes")
+def test_technique_with_missing_package_is_not_tried(own_machine, monkeypatch):
+    monkeypatch.setattr("eke.rules.requirements._is_there", lambda name: name != "bitsandbytes")
     _, found = candidates("compile=none", numerics=Numerics.reduced)
     assert "optimizer=adamw_8bit" not in {v.name for each in found.found for v in each.values}
     assert found.refused["package_missing"] > 0

@@ -27,7 +27,7 @@ TYPED = [
 
 
 @pytest.mark.parametrize("typed", TYPED)
-def test_it_is_the_same_run(tmp_path, typed):
+def test_written_experiment_is_the_same_run(tmp_path, typed):
     wanted = compose([*typed, *SMALL])
     path = write_experiment(wanted, "found", tmp_path, tmp_path, ["2x as fast", ""])
     assert path == tmp_path / "experiment" / "found.yaml"
@@ -37,7 +37,7 @@ def test_it_is_the_same_run(tmp_path, typed):
 
 
 @pytest.mark.slow
-def test_a_key_without_a_default_is_in_it(tmp_path):
+def test_written_experiment_includes_keys_without_default(tmp_path):
     (tmp_path / "a b.txt").write_text("words and 'words'\n" * 400)
     typed = ["data=text", f"data.path='{tmp_path}/a b.txt'", "data.seq_len=16", "tracker=none"]
     wanted = compose(typed)
@@ -46,7 +46,7 @@ def test_a_key_without_a_default_is_in_it(tmp_path):
     assert again.config.data == wanted.config.data
 
 
-def test_its_head_says_how_to_run_it_and_why(tmp_path):
+def test_experiment_header_has_command_and_result(tmp_path):
     path = write_experiment(compose([]), "found", tmp_path, tmp_path, ["best: a: 2.00x", "", "b"])
     head = path.read_text().splitlines()[:5]
     assert head[0] == "# @package _global_"
@@ -54,13 +54,13 @@ def test_its_head_says_how_to_run_it_and_why(tmp_path):
     assert head[2:] == ["# best: a: 2.00x", "#", "# b"]
 
 
-def test_where_it_runs_is_not_in_it(tmp_path):
+def test_experiment_excludes_device_and_paths(tmp_path):
     wanted = compose(["hardware=cpu", f"paths.runs={tmp_path}/r", "resources.gpus=2"])
     text = write_experiment(wanted, "found", tmp_path, tmp_path, []).read_text()
     assert not [key for key in ("hardware", "paths", "resources") if key in text]
 
 
-def test_it_writes_over_its_own_file_and_over_no_other(tmp_path):
+def test_only_own_experiment_files_are_replaced(tmp_path):
     write_experiment(compose([]), "found", tmp_path, tmp_path, [])
     write_experiment(compose(["seed=3"]), "found", tmp_path, tmp_path, [])
     assert "seed: 3" in (tmp_path / "experiment/found.yaml").read_text()
@@ -70,19 +70,19 @@ def test_it_writes_over_its_own_file_and_over_no_other(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["smoke", "none"])
-def test_a_name_that_eke_has_is_refused_before_it_shadows_an_option(tmp_path, name):
+def test_name_of_an_existing_option_is_rejected(tmp_path, name):
     """A folder of one's own with such an option is refused by every later command."""
     with pytest.raises(ConfigError, match=f"--name {name}_fit"):
         free_path(tmp_path, name)
 
 
 @pytest.mark.parametrize("name", ["a b", "../up", "", "1st", "x.yaml"])
-def test_a_name_that_is_none_is_refused(tmp_path, name):
+def test_invalid_experiment_name_is_rejected(tmp_path, name):
     with pytest.raises(ConfigError, match="letters, digits"):
         free_path(tmp_path, name)
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_any_trial(tmp_path, monkeypatch):
+def test_unwritable_folder_is_rejected_before_the_first_trial(tmp_path, monkeypatch):
     """root may write anywhere: the system's answer is made up."""
     monkeypatch.setattr("eke.tuning.search.result.os.access", lambda place, _: place != tmp_path)
     with pytest.raises(ConfigError, match=r"is not writable[^>]+-> --config-dir my_conf"):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from eke.rules.techniques import Numerics
+from eke.tuning.search.render_result import describe_fit, notes
 from eke.tuning.search.result import Fit, all_diverge
 from eke.tuning.search.search import Measured
 from eke.tuning.search.search_space import Objective, Trial, deviation, deviation_between
-from eke.tuning.search.show import describe_fit, notes
 
 SPREAD = 0.002
 
@@ -44,7 +44,7 @@ def found(
     return Fit(search, candidates, trials, Numerics.same)
 
 
-def test_what_trials_do_not_tell_from_the_best_is_named() -> None:
+def test_equivalent_rivals_of_the_best_are_named() -> None:
     """What was typed is in the verdict, where it is not the best."""
     typed_is_best = found((0, 1.0), (1, 1.001), (2, 1.2))
     assert [each.candidate for each in typed_is_best.rivals] == [typed_is_best.candidates.found[1]]
@@ -58,7 +58,7 @@ def test_what_trials_do_not_tell_from_the_best_is_named() -> None:
     assert len(memory.rivals) == 1, "as much memory, and as fast"
 
 
-def test_only_what_is_better_by_more_than_chance_is_worth_an_option() -> None:
+def test_only_a_significant_gain_is_written_as_an_option() -> None:
     assert found((0, 1.1), (1, 1.0), (1, 1.001)).is_found
     assert not found((0, 1.001), (1, 1.0)).is_found, "not resolved"
     assert not found((0, 1.0), (1, 1.1)).is_found, "what was typed is the best"
@@ -66,13 +66,13 @@ def test_only_what_is_better_by_more_than_chance_is_worth_an_option() -> None:
     assert not found().is_found
 
 
-def test_a_best_that_was_tried_once_is_called_so() -> None:
+def test_single_trial_of_the_best_is_stated() -> None:
     (note,) = notes(found((0, 1.1), (1, 1.0)), WORK)
     assert "the best was tried once" in note
     assert not notes(found((0, 1.0), (1, 1.1)), WORK), "what was typed needs no option"
 
 
-def test_the_price_of_less_memory_is_in_the_verdict() -> None:
+def test_cost_of_less_memory_is_stated() -> None:
     fit = found((0, 1.0), (1, 3.5), objective=Objective.memory)
     one = next(each for each in fit.standings if each.candidate is fit.candidates.found[1])
     less = replace(one, tried=(replace(one.tried[0], trial=Trial(3.5, SPREAD, peak_bytes=2**19)),))
@@ -102,13 +102,13 @@ def peaks(fit, *, best: float, typed: float):
         (8.0, 8.2, "8.00x (7.67 to 8.34) as fast as the baseline, its peak is 2.5% higher"),
     ],
 )
-def test_of_much_the_same_memory_the_faster_is_found(before, best, told) -> None:
+def test_faster_of_equal_memory_is_chosen(before, best, told) -> None:
     fit = peaks(found((0, before), (1, 1.0), objective=Objective.memory), best=best, typed=8)
     assert fit.is_found
     assert f"best: a=1: {told}" in describe_fit(fit, WORK)
 
 
-def test_one_disturbed_trial_of_three_leaves_the_gain_resolved() -> None:
+def test_single_disturbed_trial_leaves_the_gain_significant() -> None:
     fit = found((0, 1.2), (0, 1.21), (1, 1.0), (1, 10.0), (1, 1.01))
     assert fit.best.step_s == pytest.approx(1.01)
     assert fit.gain.is_resolved
@@ -116,26 +116,26 @@ def test_one_disturbed_trial_of_three_leaves_the_gain_resolved() -> None:
 
 
 @pytest.mark.parametrize("count", [3, 4])
-def test_deviation_of_few_values_is_that_of_the_distribution(count) -> None:
+def test_deviation_of_few_values_is_unbiased(count) -> None:
     draws = np.random.default_rng(count).normal(5.0, 0.2, size=(4000, count))
     assert np.mean([deviation(each) for each in draws]) == pytest.approx(0.2, rel=0.05)
 
 
-def test_what_a_larger_budget_may_gain_is_said() -> None:
+def test_gain_of_a_larger_budget_is_stated() -> None:
     (note,) = notes(found((0, 1.1), (1, 1.0), (1, 1.001), further=0.0213), WORK)
     assert note == (
         "one more trial was expected to gain 2.1%: to continue from these: --budget-trials 6"
     )
 
 
-def test_steps_that_stall_are_doubt_about_a_trial() -> None:
+def test_stalling_steps_widen_the_error() -> None:
     told = describe_fit(found((0, 1.0), (1, 1.5), spread=9.4), WORK)
     assert "steps of one trial differ so much that its median may be 940% off" in told
     assert "paths.runs=ANOTHER_FOLDER" in told
     assert "so much" not in describe_fit(found((0, 1.0), (1, 1.5)), WORK)
 
 
-def test_what_repeats_differ_by_is_doubt_about_all_of_them() -> None:
+def test_spread_between_repeats_widens_all_errors() -> None:
     """Steps within each trial are alike; another trial of the same took 1.5 times as long."""
     fit = found((0, 1.3), (1, 1.0), (1, 1.5))
     assert fit.between == pytest.approx(math.log(1.5) / math.sqrt(2))
@@ -146,7 +146,7 @@ def test_what_repeats_differ_by_is_doubt_about_all_of_them() -> None:
     assert "differ by 29%" in note
 
 
-def test_deviation_is_pooled_over_what_was_repeated() -> None:
+def test_deviation_is_pooled_over_repeated_trials() -> None:
     assert deviation_between([]) == 0
     assert deviation_between([[1.0], [2.0]]) == 0
     assert deviation_between([[0.0, 2.0], [5.0]]) == pytest.approx(math.sqrt(2))
@@ -163,9 +163,7 @@ def test_deviation_is_pooled_over_what_was_repeated() -> None:
         ("crashed", 0, Numerics.same, False),
     ],
 )
-def test_what_was_typed_diverges_and_so_does_whatever_computes_the_same(
-    outcome, number, numerics, expected
-) -> None:
+def test_divergence_of_the_starting_point_is_explained(outcome, number, numerics, expected) -> None:
     trials = [Measured(number, 0, Trial(None), outcome)]
     assert all_diverge(trials, 0, numerics) is expected
     candidates = SimpleNamespace(found=[candidate("")] * 2, first=0)

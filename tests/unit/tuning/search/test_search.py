@@ -24,7 +24,7 @@ SEEDS = range(40)
 
 
 @pytest.mark.slow
-def test_with_a_time_model_it_ends_within_five_percent():
+def test_search_with_time_model_ends_within_five_percent():
     """Which is off by 12 % a technique and 40 % a machine, and shares nothing with the surfaces."""
     estimated = [search(make(seed, estimated=True), seed + 1) for seed in SEEDS]
     near = sum(found.off <= OFF for found in estimated)
@@ -35,7 +35,7 @@ def test_with_a_time_model_it_ends_within_five_percent():
 
 
 @pytest.mark.slow
-def test_it_does_so_where_techniques_act_on_parts_of_a_step():
+def test_search_succeeds_if_techniques_act_on_step_phases():
     """Another generator: what a technique is worth depends on the others and on the micro-batch."""
     surfaces = [make_of_parts(seed, estimated=True) for seed in SEEDS]
     ends = [search(surface, seed + 1) for seed, surface in zip(SEEDS, surfaces, strict=True)]
@@ -45,7 +45,7 @@ def test_it_does_so_where_techniques_act_on_parts_of_a_step():
 
 
 @pytest.mark.slow
-def test_without_a_time_model_it_still_gains_most_of_what_there_is():
+def test_search_without_time_model_finds_most_of_the_gain():
     surfaces = [make(seed, estimated=False) for seed in SEEDS]
     ends = [search(surface, seed + 1) for seed, surface in zip(SEEDS, surfaces, strict=True)]
     before = [s.step_s[s.typed] / s.best_s for s in surfaces if s.typed is not None]
@@ -54,7 +54,7 @@ def test_without_a_time_model_it_still_gains_most_of_what_there_is():
 
 
 @pytest.mark.slow
-def test_more_trials_come_closer():
+def test_more_trials_improve_the_result():
     few = [search(make(seed, estimated=False), seed, budget=4).off for seed in SEEDS]
     many = [search(make(seed, estimated=False), seed, budget=16).off for seed in SEEDS]
     assert np.mean(np.log(many)) < 0.5 * np.mean(np.log(few))
@@ -65,7 +65,7 @@ def points(*seconds: float) -> list[Point]:
     return [Point((f"v{n}",), 1, peak_bytes=2**20, expected_s=s) for n, s in enumerate(seconds)]
 
 
-def test_what_was_typed_is_tried_first_and_the_best_is_confirmed():
+def test_starting_point_is_tried_first_and_the_best_confirmed():
     looking = Search(points(1.0, 0.5, 2.0), Objective.speed, 4, first=2)
     assert looking.next() == [2]
     looking.tell(2, Trial(2.0))
@@ -77,7 +77,7 @@ def test_what_was_typed_is_tried_first_and_the_best_is_confirmed():
     assert looking.left >= 1
 
 
-def test_what_is_left_confirms_a_close_rival_and_what_the_best_is_compared_with():
+def test_remaining_budget_confirms_rivals_and_starting_point():
     looking = Search(points(1.0, 0.50, 0.51, 3.0), Objective.speed, 8, first=0)
     for number, seconds in ((0, 1.0), (1, 0.50), (2, 0.51)):
         looking.tell(number, Trial(seconds))
@@ -97,7 +97,7 @@ def test_what_is_left_confirms_a_close_rival_and_what_the_best_is_compared_with(
     assert best_is_typed.to_confirm() == [0]
 
 
-def test_what_the_budget_leaves_to_gain_is_known():
+def test_expected_further_gain_is_estimated():
     looking = Search(points(1.0, 0.5, 0.49, 50.0), Objective.speed, 3, first=0)
     looking.tell(0, Trial(1.0))
     looking.tell(1, Trial(0.5))
@@ -108,7 +108,7 @@ def test_what_the_budget_leaves_to_gain_is_known():
     assert looking.further_gain() == 0.0, "the fourth is not"
 
 
-def test_out_of_memory_closes_what_needs_as_much_and_every_risk():
+def test_oom_excludes_larger_and_risky_points():
     large = Point(("a",), 8, room=Verdict.tight, peak_bytes=100, expected_s=0.5)
     larger = Point(("b",), 8, room=Verdict.fits, peak_bytes=120, expected_s=0.5)
     risky = Point(("c",), 4, room=Verdict.tight, peak_bytes=50, expected_s=0.5)
@@ -118,7 +118,7 @@ def test_out_of_memory_closes_what_needs_as_much_and_every_risk():
     assert looking.next(4) == [3]
 
 
-def test_a_failure_is_not_tried_again_and_does_not_end_the_search():
+def test_failed_point_is_not_repeated_and_the_search_continues():
     looking = Search(points(1.0, 0.5, 0.6), Objective.speed, 8, first=0)
     looking.tell(0, Trial(1.0))
     looking.tell(1, Trial(None))
@@ -136,7 +136,7 @@ def with_kernels(*names: str) -> list[Point]:
     ]
 
 
-def test_what_fails_by_itself_is_not_tried_with_anything_else():
+def test_failing_technique_is_not_combined():
     """A package that does not know the model costs one trial, and not all of them."""
     looking = Search(with_kernels("plain", "liger"), Objective.speed, 8, first=0)
     looking.tell(0, Trial(1.0))
@@ -147,7 +147,7 @@ def test_what_fails_by_itself_is_not_tried_with_anything_else():
     assert looking.next() == [], "so it was the kernels"
 
 
-def test_who_worked_elsewhere_is_not_to_blame():
+def test_proven_technique_is_not_blamed_for_a_failure():
     other_cut = Point(("liger", "inductor"), 4, expected_s=0.5)
     every = [*with_kernels("plain", "liger"), other_cut]
     looking = Search(every, Objective.speed, 8, first=0)
@@ -156,7 +156,7 @@ def test_who_worked_elsewhere_is_not_to_blame():
     assert looking.next() == [4]
 
 
-def test_nothing_measured_means_nothing_to_confirm():
+def test_search_without_measurements_confirms_no_point():
     looking = Search(points(1.0, 0.5), Objective.speed, 8, first=0)
     for number in (0, 1):
         looking.tell(number, Trial(None))
@@ -173,7 +173,7 @@ def beside_its_rival(room: Verdict = Verdict.fits) -> list[Point]:
     return [first, kept, recomputed, replace(recomputed, micro_batch=8, peak_bytes=110)]
 
 
-def test_more_work_for_less_memory_is_not_tried_where_there_is_room():
+def test_memory_saving_is_not_tried_with_enough_memory():
     """Only with the micro-batch that has none otherwise, whatever estimates say."""
     looking = Search(beside_its_rival(), Objective.speed, 8, first=0)
     tried = []
@@ -186,14 +186,14 @@ def test_more_work_for_less_memory_is_not_tried_where_there_is_room():
 
 
 @pytest.mark.parametrize("outcome", [Trial(None), Trial(None, ran_out=True)])
-def test_it_is_tried_where_what_needs_less_work_fails(outcome):
+def test_point_is_tried_after_a_cheaper_one_fails(outcome):
     looking = Search(beside_its_rival(), Objective.speed, 8, first=0)
     looking.tell(0, Trial(1.0))
     looking.tell(1, outcome)
     assert 2 in looking.next(4)
 
 
-def test_it_is_tried_where_there_may_be_no_room_and_where_memory_is_the_aim():
+def test_memory_saving_is_tried_if_memory_is_scarce_or_the_goal():
     tight = Search(beside_its_rival(Verdict.tight), Objective.speed, 8, first=0)
     frugal = Search(beside_its_rival(), Objective.memory, 8, first=0)
     for looking in (tight, frugal):
@@ -211,7 +211,7 @@ def compiling(seconds: float, steps: int, estimated: bool = True) -> list[Point]
 
 
 @pytest.mark.parametrize("estimated", [True, False])
-def test_compiling_is_tried_where_its_steps_are_many(estimated):
+def test_compiling_is_tried_for_long_runs(estimated):
     """30 s of it halve a second: not in five steps, but in ten thousand."""
     for steps, pays in ((5, False), (10_000, True)):
         looking = Search(compiling(30, steps, estimated), Objective.speed, 8, first=0)
@@ -219,7 +219,7 @@ def test_compiling_is_tried_where_its_steps_are_many(estimated):
         assert bool(looking.next()) == pays
 
 
-def test_what_compiling_took_is_what_it_takes_elsewhere():
+def test_measured_compile_time_replaces_the_estimate():
     """Its estimate was fifty times too low: the other micro-batch is not tried either."""
     looking = Search(compiling(3, 100), Objective.speed, 8, first=0)
     looking.tell(0, Trial(1.0))
@@ -230,13 +230,13 @@ def test_what_compiling_took_is_what_it_takes_elsewhere():
     assert looking.expected_s()[2] == pytest.approx(0.6 + 1.5, rel=0.1)
 
 
-def test_without_estimates_and_without_what_was_typed_it_begins_with_what_is_usual():
+def test_search_without_estimates_starts_with_the_default():
     """Nothing is known in seconds yet, so that none can be added."""
     looking = Search(compiling(30, 10, estimated=False), Objective.speed, 8, first=None)
     assert looking.next() == [1]
 
 
-def test_a_point_without_an_estimate_is_judged_by_its_nearest_relative():
+def test_missing_estimate_is_taken_from_the_nearest_point():
     known = Point(("none", "sdpa"), 8, expected_s=2.0)
     smaller = Point(("none", "sdpa"), 4, expected_s=3.0)
     eager = Point(("none", "eager"), 8, expected_s=4.0, usual=1.1)
@@ -247,14 +247,14 @@ def test_a_point_without_an_estimate_is_judged_by_its_nearest_relative():
     assert prior_s([unknown, alone]) == [0.55, 0.5]
 
 
-def test_several_at_once_are_different_and_within_the_budget():
+def test_parallel_trials_are_different_and_within_the_budget():
     looking = Search(points(1.0, 0.9, 0.8, 0.7, 0.6), Objective.speed, 4, first=0)
     chosen = looking.next(5)
     assert chosen[0] == 0
     assert len(set(chosen)) == len(chosen) <= 3  # one is kept for confirming
 
 
-def test_memory_prefers_less_memory_and_of_equals_the_faster():
+def test_memory_objective_prefers_less_memory_then_speed():
     small_slow = Point(("a",), 1, peak_bytes=50, expected_s=2.0)
     small_fast = Point(("b",), 1, peak_bytes=50, expected_s=1.0)
     large = Point(("c",), 1, peak_bytes=100, expected_s=0.5)
@@ -264,7 +264,7 @@ def test_memory_prefers_less_memory_and_of_equals_the_faster():
     assert looking.ranking() == [1, 0, 2]
 
 
-def test_cost_counts_devices():
+def test_cost_objective_counts_devices():
     one = Point(("a",), 1, devices=1, expected_s=1.0)
     four = Point(("b",), 1, devices=4, expected_s=0.3)
     for objective, first in ((Objective.speed, 1), (Objective.cost, 0)):
@@ -274,7 +274,7 @@ def test_cost_counts_devices():
         assert looking.ranking()[0] == first
 
 
-def test_a_disturbed_trial_does_not_decide():
+def test_disturbed_trial_does_not_decide():
     """Its configuration took ten times as long once: a third trial tells which of them it was."""
     looking = Search(points(1.0, 0.5, 3.0), Objective.speed, 8, first=0)
     for number, seconds in ((0, 1.0), (1, 0.5), (1, 5.0)):
@@ -289,7 +289,7 @@ def test_a_disturbed_trial_does_not_decide():
     assert looking.expected_s()[1] == pytest.approx(0.51, rel=0.02)
 
 
-def test_a_machine_that_is_never_quiet_does_not_take_the_whole_budget():
+def test_noisy_machine_does_not_use_the_full_budget():
     looking = Search(points(1.0, 9.0), Objective.speed, 100, first=0)
     for seconds in (1.0, 2.0, 4.0, 8.0):
         assert looking.to_confirm() == ([0] if looking.trials else [])
@@ -297,21 +297,21 @@ def test_a_machine_that_is_never_quiet_does_not_take_the_whole_budget():
     assert looking.to_confirm() == []
 
 
-def test_what_cannot_be_the_best_is_not_tried_again_because_its_trials_differ():
+def test_clearly_slower_point_with_noise_is_not_repeated():
     looking = Search(points(1.0, 3.0), Objective.speed, 8, first=0)
     for number, seconds in ((0, 1.0), (0, 1.0), (1, 3.0), (1, 9.0)):
         looking.tell(number, Trial(seconds))
     assert looking.to_confirm() == []
 
 
-def test_what_a_trial_says_of_a_technique_it_says_of_all_points_with_it():
+def test_trial_updates_all_points_with_its_technique():
     every = [Point((a, b), 1, expected_s=1.0) for a in "xy" for b in "pq"]
     mean, deviation = Surrogate(every).posterior([0, 2], [0.0, math.log(0.5)], [0.01, 0.01])
     assert mean[3] < mean[1] - 0.2, "y halved the step with p, and is expected to with q"
     assert deviation[0] < deviation[1]
 
 
-def test_expected_improvement_by_integration():
+def test_expected_improvement_matches_integration():
     mean, deviation, best = np.array([0.2, -0.1]), np.array([0.5, 0.05]), 0.1
     grid = np.linspace(-6, 6, 200_001)
     for each, sd, found in zip(

@@ -8,8 +8,8 @@ from unit.results.report.made import Run, make_record
 
 from eke.config.compose import compose
 from eke.plan.record import Failure, Outcome, Spread
+from eke.tuning.search.render_result import describe_trial
 from eke.tuning.search.search import is_higher, measured, trial_overrides
-from eke.tuning.search.show import describe_trial
 
 TYPED = ("model=tiny", "train.steps=5000", "train.epochs=null", "batch=auto", "batch.target=32",
          "schedule.warmup_steps=100", "train.checkpoint_every=10", "plan_only=true")  # fmt: skip
@@ -17,7 +17,7 @@ CANDIDATE = ("compile=inductor", "batch.per_device=4", "batch.target=32", "batch
 CANDIDATE_POINT = SimpleNamespace(point=SimpleNamespace(expected_s=None))
 
 
-def test_a_trial_is_short_saves_nothing_and_composes():
+def test_trial_is_short_and_saves_no_checkpoint():
     config = compose(trial_overrides(TYPED, CANDIDATE, 0), in_sweep=True).config
     assert config.train.steps == 20
     assert config.train.checkpoint_every is None
@@ -35,7 +35,7 @@ def record():
     return made
 
 
-def test_compiling_is_spread_over_the_run_it_is_for(record):
+def test_compile_time_is_divided_over_the_run(record):
     record.timing.compile_s = 50.0
     found = measured(3, 0, record, "runs/a", total_steps=1000, on_gpu=False)
     assert found.trial.step_s == pytest.approx(0.1 + 0.05)
@@ -47,14 +47,14 @@ def test_compiling_is_spread_over_the_run_it_is_for(record):
     assert found.trial.spread == pytest.approx(median, rel=1e-3)
 
 
-def test_the_peak_is_comparable_with_the_forecast(record):
+def test_trial_peak_is_comparable_with_the_forecast(record):
     record.memory.measured.peak_allocated_bytes = 10
     record.memory.measured.peak_reserved_bytes = 20
     assert measured(0, 0, record, "", 10, on_gpu=False).trial.peak_bytes == 10
     assert measured(0, 0, record, "", 10, on_gpu=True).trial.peak_bytes == 20
 
 
-def test_out_of_memory_is_told_apart_from_a_crash(record):
+def test_oom_trial_is_distinguished_from_a_crash(record):
     for outcome, ran_out in ((Outcome.oom, True), (Outcome.crashed, False)):
         record.outcome = outcome.name
         record.failure = Failure("forward", "it broke")
@@ -63,7 +63,7 @@ def test_out_of_memory_is_told_apart_from_a_crash(record):
         assert found.reason == "it broke"
 
 
-def test_a_higher_loss_is_one_percent_above():
+def test_loss_one_percent_higher_is_worse():
     assert is_higher(1.02, 1.0)
     assert not is_higher(1.005, 1.0)
     assert not is_higher(0.5, 1.0)

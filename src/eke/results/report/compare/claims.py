@@ -12,7 +12,7 @@ from eke.results.report.compare.losses import Parity
 from eke.results.report.compare.measures import (
     EVAL_LOSS,
     PEAK,
-    SAMPLES,
+    SAMPLE_SPEED,
     Measure,
     is_better_lower,
     metric_of,
@@ -51,7 +51,7 @@ class Claim:
     kind: Kind
     part: MachineComparison | None = None
     rows: tuple[ComparisonRow, ...] = ()
-    measure: Measure = SAMPLES
+    measure: Measure = SAMPLE_SPEED
     is_limited: bool = False
     """True if rows with a better value were skipped for their higher loss."""
 

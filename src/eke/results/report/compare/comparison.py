@@ -27,9 +27,9 @@ from eke.results.report.compare.measures import (
     PREDICTED,
     PREDICTED_STEP,
     RESERVED,
-    SAMPLES,
-    STEP,
-    TOKENS,
+    SAMPLE_SPEED,
+    STEP_TIME,
+    TOKEN_SPEED,
     Measure,
     is_better_lower,
     keys_by,
@@ -49,7 +49,7 @@ from eke.results.report.compare.statistics import (
 )
 from eke.results.report.compare.variants import CLOCK, Machine, Variant, group, named, training_key
 
-_COMPARED = (SAMPLES, TOKENS, STEP, PEAK, RESERVED)
+_COMPARED = (SAMPLE_SPEED, TOKEN_SPEED, STEP_TIME, PEAK, RESERVED)
 """Measures with a ratio to the baseline."""
 
 _MAX_CURVES = 200
@@ -74,7 +74,7 @@ class ComparisonRow:
     curve: Curve | None = None
     loss_at_equal_time: float | None = None
     """Loss of the curve at the `equal_time_s` of `MachineComparison`."""
-    speed: Measure = SAMPLES
+    speed: Measure = SAMPLE_SPEED
     """As of `MachineComparison`."""
 
     @property
@@ -85,7 +85,7 @@ class ComparisonRow:
     @property
     def step_prediction_error(self) -> float | None:
         """Relative error of the predicted step time."""
-        return self._error(PREDICTED_STEP, STEP)
+        return self._error(PREDICTED_STEP, STEP_TIME)
 
     def _error(self, expected: Measure, measure: Measure) -> float | None:
         before, after = self.estimates.get(expected.key), self.estimates.get(measure.key)
@@ -222,7 +222,7 @@ def _divided(
     variants, machines, keys = group(entries)
     out: dict[Variant, tuple[int, int, int]] = {}
     for _, members in _parts(variants, machines):
-        out |= find_outliers({v: v.sample(SAMPLES.key) for v in members})
+        out |= find_outliers({v: v.sample(SAMPLE_SPEED.key) for v in members})
     variants = [replace(v, excluded=out[v]) if v in out else v for v in variants]
     chosen, notes = _choose_baselines(variants, machines, wanted, keys)
     labelled = dict(zip(variants, named(variants, chosen), strict=True))
@@ -231,7 +231,9 @@ def _divided(
         base = next((labelled[each] for each in chosen if each in members), None)
         own, work = [labelled[each] for each in members], members[0].work
         differing, focus = _focus(members)
-        speed = TOKENS if "data.packing" in differing else SAMPLES  # a packed row: several samples
+        speed = (
+            TOKEN_SPEED if "data.packing" in differing else SAMPLE_SPEED
+        )  # a packed row: several samples
         parts.append(MachineComparison(machine, base, own, work, tuple(differing), focus, speed))
     return list(labelled.values()), machines, keys, notes, parts
 
@@ -336,7 +338,7 @@ def _on(
     """Compare one group's variants on one machine, with effects of `shown`, or of all factors."""
     here, baseline, speed = part.members, part.baseline, part.speed
     good = [v for v in here if v.records]
-    compared = _COMPARED if speed is SAMPLES else (TOKENS, PEAK, RESERVED)
+    compared = _COMPARED if speed is SAMPLE_SPEED else (TOKEN_SPEED, PEAK, RESERVED)
     noise = {m.key: Compared({v: v.sample(m.key) for v in here}) for m in compared}
     has_speeds = part.focus is not Affects.learning and len(good) > 1
     front = techniques.pareto(good, speed, noise[speed.key]) if has_speeds else []
@@ -440,7 +442,7 @@ def _kept(
 
 def _unequal(ratios: Sequence[Mapping[str, Ratio]]) -> list[str]:
     """Return a note on resolved differences of speed if no key can cause one."""
-    speeds = [each[SAMPLES.key] for each in ratios if SAMPLES.key in each]
+    speeds = [each[SAMPLE_SPEED.key] for each in ratios if SAMPLE_SPEED.key in each]
     resolved = (Significance.higher, Significance.lower)
     values = [each.value for each in speeds if each.decision in resolved]
     if not values:

@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 from eke.common.paths import RunPaths
 from eke.plan.record import Outcome, metrics
-from eke.results.report.compare.measures import LARGEST, SAMPLES, TOKENS, ended_s
+from eke.results.report.compare.measures import LARGEST, SAMPLE_SPEED, TOKEN_SPEED, ended_s
 from eke.results.report.compare.statistics import Compared
 from eke.results.report.compare.variants import Variant
 
@@ -97,7 +97,7 @@ _FAR_S = 600.0
 
 def repeat_spread(variant: Variant) -> float:
     """Return the fastest over the slowest repeat, or 1 without speeds."""
-    speeds = variant.sample(SAMPLES.key).values()
+    speeds = variant.sample(SAMPLE_SPEED.key).values()
     return max(speeds) / min(speeds) if speeds else 1.0
 
 
@@ -107,7 +107,7 @@ def quiet_notes(
     """Return notes on noisy configurations of one machine, and on pairs distant in time."""
     if base is None:
         return []
-    speeds = noise.get(SAMPLES.key) or noise[TOKENS.key]
+    speeds = noise.get(SAMPLE_SPEED.key) or noise[TOKEN_SPEED.key]
     notes = [
         f"{each.label}: noisier than the others, repeats differ by {repeat_spread(each):.2f}x"
         for each in variants if speeds.is_noisy(each)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from eke.results.report.compare.measures import PEAK, SAMPLES, Measure
+from eke.results.report.compare.measures import PEAK, SAMPLE_SPEED, Measure
 from eke.results.report.compare.statistics import (
     ALPHA,
     MIN_REPEATS,
@@ -232,4 +232,4 @@ def _published(there: Figures, before: Figures) -> dict[str, float | None]:
         speed = there.samples_per_s / before.samples_per_s
     elif before.runtime_s and there.runtime_s:
         speed = before.runtime_s / there.runtime_s
-    return {SAMPLES.key: speed, PEAK.key: memory}
+    return {SAMPLE_SPEED.key: speed, PEAK.key: memory}

@@ -23,7 +23,7 @@ from eke.plan.record import (
 )
 from eke.results.report.compare.measures import measured_values
 from eke.results.report.compare.statistics import ALPHA
-from eke.results.report.compare.until_decided import Decision, decision_of
+from eke.results.report.compare.until_decided import RowDecision, decision_of
 
 NOT_RUN = "not run"
 """Outcome shown for a sweep's run without one."""
@@ -31,7 +31,7 @@ NOT_RUN = "not run"
 UNREADABLE = "unreadable"
 """Outcome shown for a run whose record is unreadable."""
 
-Key = tuple[str, ...]
+RunKey = tuple[str, ...]
 """Configuration of a sweep: its overrides without seed and repeat."""
 
 
@@ -88,7 +88,7 @@ class LoadedRecords:
     level: float = ALPHA
     """Chance of a false claim among the comparisons with one baseline, with `sweep.repeats=auto` at
     each look: the smallest of several sweeps."""
-    decided: Mapping[tuple[Key, Key], Decision] = field(default_factory=dict)
+    decided: Mapping[tuple[RunKey, RunKey], RowDecision] = field(default_factory=dict)
     """Configuration and its baseline -> decision of `sweep.repeats=auto`, which stays."""
 
 
@@ -98,7 +98,7 @@ def gather(folders: Sequence[Path]) -> LoadedRecords:
     names: list[str] = []
     commands: list[tuple[str, ...]] = []
     notes: list[str] = []
-    level, decided = ALPHA, dict[tuple[Key, Key], Decision]()
+    level, decided = ALPHA, dict[tuple[RunKey, RunKey], RowDecision]()
     seen: set[Path] = set()
     # Sweeps first: a run of a sweep has a name and an order there.
     for sweep in _unique(found for folder in folders for found in _sweeps_of(folder)):
@@ -236,7 +236,7 @@ ABSENT = ""
 """Value of a key that a configuration lacks."""
 
 
-def key_of(overrides: Sequence[str]) -> Key:
+def key_of(overrides: Sequence[str]) -> RunKey:
     """Return the configuration of a run."""
     return tuple(text for text in overrides if not text.startswith(("repeat=", "seed=")))
 
@@ -271,7 +271,7 @@ def typed_settings(overrides: Sequence[str]) -> dict[str, str]:
     }  # fmt: skip
 
 
-class Settings:
+class RunSettings:
     """Settings of the configurations with a record, and the overrides of each."""
 
     def __init__(self, found: Sequence[Factors], overrides: Sequence[Sequence[str]]) -> None:

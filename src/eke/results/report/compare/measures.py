@@ -22,9 +22,9 @@ class Measure:
     """True if it is invalid on a shared device."""
 
 
-SAMPLES = Measure("throughput.samples_per_s", "samples/s", "1/s", True)
-TOKENS = Measure("throughput.tokens_per_s", "tokens/s", "1/s", True)
-STEP = Measure("timing.steady_step_s.median", "step", "s", True)
+SAMPLE_SPEED = Measure("throughput.samples_per_s", "samples/s", "1/s", True)
+TOKEN_SPEED = Measure("throughput.tokens_per_s", "tokens/s", "1/s", True)
+STEP_TIME = Measure("timing.steady_step_s.median", "step", "s", True)
 MFU = Measure("throughput.mfu_frac", "MFU", "fraction", True)
 PEAK = Measure("memory.measured.peak_allocated_bytes", "peak memory", "bytes", False)
 RESERVED = Measure("memory.measured.peak_reserved_bytes", "reserved", "bytes", False)
@@ -38,7 +38,7 @@ LOSS_NAMES = {"loss": LOSSES, "eval_loss": LOSSES[:1], "train_loss": LOSSES[1:]}
 """Name for `--by` -> keys, in order of preference."""
 METRIC = "metrics."
 """Prefix of the keys of an evaluation's metrics."""
-BY_STEP = (SAMPLES.key, TOKENS.key, STEP.key, MFU.key)
+BY_STEP = (SAMPLE_SPEED.key, TOKEN_SPEED.key, STEP_TIME.key, MFU.key)
 """Keys of measures that follow from the time of a step."""
 BY_SEED = (*LOSSES, METRIC)
 """Prefixes of measures that the seed determines: repeats of a seed are one observation."""
@@ -48,8 +48,8 @@ _COMPILE = Measure("timing.compile_s", "compiling", "s", True)
 DEVICE_HOURS = Measure("device_hours", "device-hours", "h", True)
 
 MEASURES = (
-    SAMPLES, TOKENS, STEP, MFU, PEAK, RESERVED, _RESIDENT, PREDICTED, PREDICTED_STEP, EVAL_LOSS,
-    TRAIN_LOSS, _STARTUP, _COMPILE, DEVICE_HOURS,
+    SAMPLE_SPEED, TOKEN_SPEED, STEP_TIME, MFU, PEAK, RESERVED, _RESIDENT, PREDICTED, PREDICTED_STEP,
+    EVAL_LOSS, TRAIN_LOSS, _STARTUP, _COMPILE, DEVICE_HOURS,
 )  # fmt: skip
 
 

@@ -27,13 +27,13 @@ from eke.results.report.compare.keys import affects
 from eke.results.report.compare.load_records import (
     ABSENT,
     Entry,
-    Settings,
+    RunSettings,
     gather,
     key_of,
     settings,
 )
 from eke.results.report.compare.losses import LossComparison, compare_losses
-from eke.results.report.compare.measures import PEAK, SAMPLES, TOKENS, Measure, ended_s
+from eke.results.report.compare.measures import PEAK, SAMPLE_SPEED, TOKEN_SPEED, Measure, ended_s
 from eke.results.report.compare.statistics import GRID, MIN_REPEATS, Difference, Error, Ratio
 from eke.results.report.compare.variants import CLOCK, Variant, group, training_key
 
@@ -336,7 +336,9 @@ def compare_sides(sides: Sequence[Side], tolerance: float | None = None) -> TwoS
     for side, each in zip(sides, rows, strict=True):
         if rest := len(each) - len(shared):
             notes.append(f"{format_number(rest, 'configuration')} only in {side.name}")
-    measure = TOKENS if "data.packing" in keys else SAMPLES  # a packed row holds several samples
+    measure = (
+        TOKEN_SPEED if "data.packing" in keys else SAMPLE_SPEED
+    )  # a packed row holds several samples
     variants = [(rows[0][key], rows[1][key]) for key in shared]
     if len(variants) == 1:  # alone it has no other name than its overrides
         one, other = variants[0]
@@ -381,7 +383,7 @@ def _matched(
         if len(one) == len(other) == 1 and one != other:
             fixed[key] = (one.pop(), other.pop())
     parts = [{key: values[n] for key, values in fixed.items()} for n in (0, 1)]
-    keys = {key: fixed[key] for key in Settings(parts, [(), ()]).differing()}
+    keys = {key: fixed[key] for key in RunSettings(parts, [(), ()]).differing()}
     rows = [
         {canonical({k: own[k] for k in own if k not in fixed}): each for own, each in side}
         for side in found

@@ -52,7 +52,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True)
-class Rule:
+class StoppingRule:
     """Rule of a sweep: the keys `sweep.max_repeats` and `sweep.resolve`."""
 
     max_repeats: int = 10
@@ -65,7 +65,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Decision:
+class RowDecision:
     """State of one configuration after a look, with the ratio and interval of this look."""
 
     state: State = State.open
@@ -90,23 +90,23 @@ class Decision:
         return {"overrides": key, **vars(self), "state": self.state.name}
 
 
-def decision_of(plain: Mapping[str, Any]) -> tuple[tuple[str, ...], Decision]:
+def decision_of(plain: Mapping[str, Any]) -> tuple[tuple[str, ...], RowDecision]:
     """Return an entry of sweep.json. Raise KeyError or TypeError if it is none."""
-    known: dict[str, Any] = {name: plain[name] for name in Decision.__dataclass_fields__}
+    known: dict[str, Any] = {name: plain[name] for name in RowDecision.__dataclass_fields__}
     known |= {"state": State[plain["state"]], "baseline": tuple(plain["baseline"])}
-    return tuple(plain["overrides"]), Decision(**known)
+    return tuple(plain["overrides"]), RowDecision(**known)
 
 
 def decide(
-    samples: Mapping[K, Sample], baseline: K, rule: Rule, known: Mapping[K, Decision]
-) -> dict[K, Decision]:
+    samples: Mapping[K, Sample], baseline: K, rule: StoppingRule, known: Mapping[K, RowDecision]
+) -> dict[K, RowDecision]:
     """Return the state of every configuration of a family but the baseline, after one look.
 
     `samples` are configuration -> repeat or seed -> speed or loss. `known` are failures and
     decisions of earlier looks, which stay.
     """
     if any(value <= 0 for sample in samples.values() for value in sample.values()):
-        undecided = Decision(State.futile)  # a loss that has no ratios
+        undecided = RowDecision(State.futile)  # a loss that has no ratios
         return {key: known.get(key, undecided) for key in samples if key != baseline}
     compared, margin = Compared(samples), math.log1p(rule.resolve)
     pairs = {key: compared.difference((baseline, key)) for key in samples if key != baseline}
@@ -123,15 +123,19 @@ def decide(
         key: _decide(found[key], levels[key], margin, rule, len(found))
         for key in found.keys() - stopped
     }
-    return {key: Decision() for key in pairs} | {k: known[k] for k in pairs if k in known} | decided
+    return (
+        {key: RowDecision() for key in pairs} | {k: known[k] for k in pairs if k in known} | decided
+    )
 
 
-def _decide(each: Difference, level: float, margin: float, rule: Rule, number: int) -> Decision:
+def _decide(
+    each: Difference, level: float, margin: float, rule: StoppingRule, number: int
+) -> RowDecision:
     """Decide one of `number` configurations, which Holm's method tests at this level."""
     ratio, p_same = ratio_of(each, level), each.p_same(margin)
     if each.p is None or p_same is None or each.n < MIN_REPEATS:
-        return Decision(State.open, each.n, ratio.value)
-    at = Decision(State.open, each.n, ratio.value, ratio.low, ratio.high, level)
+        return RowDecision(State.open, each.n, ratio.value)
+    at = RowDecision(State.open, each.n, ratio.value, ratio.low, ratio.high, level)
     if each.p <= level and each.mean:
         return replace(at, state=State.higher if each.mean > 0 else State.lower)
     if p_same <= rule.level / number:

@@ -16,7 +16,7 @@ from eke.results.report.compare.keys import affects
 from eke.results.report.compare.load_records import (
     Entry,
     Factors,
-    Settings,
+    RunSettings,
     configuration,
     key_of,
     settings,
@@ -181,7 +181,7 @@ def _find_machines(entries: Sequence[Entry]) -> list[Machine]:
 def _described(variants: Sequence[Variant]) -> tuple[list[str], list[Variant]]:
     """Return the keys in which variants differ, and the variants with their values."""
     firsts = {each: each.first for each in variants if each.first}
-    known = Settings(
+    known = RunSettings(
         [each.settings for each in firsts], [first.overrides for first in firsts.values() if first]
     )
     lone = [each for each in variants if not each.first and each.entries[0].is_known]

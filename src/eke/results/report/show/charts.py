@@ -15,7 +15,7 @@ from eke.config.schema.fields import Affects
 from eke.results.report.compare import Comparison, ComparisonRow, MachineComparison
 from eke.results.report.compare.comparison import times
 from eke.results.report.compare.curves import Curve, curves_of
-from eke.results.report.compare.measures import PEAK, SAMPLES, samples_seen
+from eke.results.report.compare.measures import PEAK, SAMPLE_SPEED, samples_seen
 from eke.results.report.show.table import ranked, shortened
 
 _Spec = dict[str, Any]
@@ -213,7 +213,7 @@ def phases(rows: Sequence[ComparisonRow]) -> tuple[_Spec, list[tuple[str, str]]]
     colors = {name: f"p{n * 4 // max(1, len(names) - 1)}" for n, name in enumerate(names)}
     found: _Values = [
         {"name": row.variant.label, "phase": name, "order": names.index(name),
-         "time": share / speed.value * (1e3 if row.speed is SAMPLES else 1e6),
+         "time": share / speed.value * (1e3 if row.speed is SAMPLE_SPEED else 1e6),
          "color": _color(colors[name]),
          "text": f"{format_seconds(share / speed.value)}, {share:.0%}"}
         for row in rows
@@ -222,7 +222,7 @@ def phases(rows: Sequence[ComparisonRow]) -> tuple[_Spec, list[tuple[str, str]]]
     ]  # fmt: skip
     if not found:
         return {}, []
-    unit = "ms per sample" if rows[0].speed is SAMPLES else "µs per token"
+    unit = "ms per sample" if rows[0].speed is SAMPLE_SPEED else "µs per token"
     encoding = {
         "y": _NAMES,
         "x": _axis("time", unit, stack=True),

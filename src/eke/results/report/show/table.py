@@ -17,9 +17,9 @@ from eke.results.report.compare.measures import (
     MFU,
     PEAK,
     RESERVED,
-    SAMPLES,
-    STEP,
-    TOKENS,
+    SAMPLE_SPEED,
+    STEP_TIME,
+    TOKEN_SPEED,
     TRAIN_LOSS,
     Measure,
     metric_of,
@@ -169,9 +169,9 @@ def _numbers(rows: Sequence[ComparisonRow]) -> list[Column]:
     metrics = dict.fromkeys(k for row in rows for k in row.estimates if METRIC in k)
     loss = "{:.4f}".format
     return [
-        _measure(SAMPLES, "{:.4g}".format, "over steady steps"),
-        _measure(STEP, format_seconds, "median of an optimizer step after warm-up"),
-        _measure(TOKENS, format_count, "tokens without padding"),
+        _measure(SAMPLE_SPEED, "{:.4g}".format, "over steady steps"),
+        _measure(STEP_TIME, format_seconds, "median of an optimizer step after warm-up"),
+        _measure(TOKEN_SPEED, format_count, "tokens without padding"),
         _measure(MFU, "{:.1%}".format, "model FLOP/s over the device's datasheet peak"),
         _measure(PEAK, format_bytes, "highest sum of tensors"),
         _measure(RESERVED, format_bytes, "device memory reserved by PyTorch"),
@@ -245,7 +245,7 @@ def _ratio_cell(ratio: Ratio, measure: Measure, value: str = "") -> Cell:
 
 def ratio_cells(ratios: Mapping[str, Ratio]) -> list[str]:
     """Return the cells of speed and memory in a table of techniques."""
-    speed = SAMPLES if SAMPLES.key in ratios else TOKENS  # of packed rows
+    speed = SAMPLE_SPEED if SAMPLE_SPEED.key in ratios else TOKEN_SPEED  # of packed rows
     both = [(ratios.get(measure.key), measure) for measure in (speed, PEAK)]
     return [_ratio_cell(ratio, measure).line() if ratio else "" for ratio, measure in both]
 

@@ -10,16 +10,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from eke.common.streams import printable
+from eke.common.output import printable
 from eke.results.report.compare import Comparison, ComparisonRow
 from eke.results.report.compare.sentences import verdict_lines
-from eke.results.report.show.sections import (
+from eke.results.report.show.report_sections import (
     Section,
     measured,
     problems,
     provenance,
+    report_title,
     sections,
-    title,
 )
 from eke.results.report.show.table import CHARS_FOR_NAMES, Column, columns, groups
 
@@ -55,7 +55,7 @@ def render_terminal(
         file=stream, width=wide, force_terminal=terminal, highlight=False, markup=False, emoji=False
     )
     lines, notes = verdict_lines(comparison), comparison.notes
-    parts: list[RenderableType] = [_text(title(comparison), "dim"), _text(lines[0], "bold")]
+    parts: list[RenderableType] = [_text(report_title(comparison), "dim"), _text(lines[0], "bold")]
     parts += [*map(_text, lines[1:]), Text()]
     for group in groups(comparison):
         parts += [_text(group.heading, "bold")] if group.heading else []

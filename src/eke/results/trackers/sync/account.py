@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from eke.common.errors import ConfigError, EkeError
 from eke.common.files import open_file, read_bytes, read_json, try_lock, write_json
+from eke.common.output import write_line
 from eke.common.paths import RunPaths
-from eke.common.streams import write_line
 from eke.config import schema
 from eke.plan.planner import outline_record, read_plan
 from eke.plan.record import RECORD_LIMIT, Outcome, metrics, read_attempts, read_record, table

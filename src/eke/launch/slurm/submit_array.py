@@ -11,12 +11,12 @@ from eke.common.files import make_private_dir, open_shared_lock, try_lock, write
 from eke.common.paths import RunPaths
 from eke.common.text import format_number
 from eke.config.schema.resources import Slurm
+from eke.launch.processes.run_attempt import write_plan_files
 from eke.launch.processes.run_dir import lock_run_folder, without_locks
-from eke.launch.processes.running_run import write_plan_files
 from eke.launch.processes.sweep import Job
 from eke.launch.slurm import scheduler
-from eke.launch.slurm.run import note_software
-from eke.launch.slurm.submission import (
+from eke.launch.slurm.cluster_run import note_software
+from eke.launch.slurm.submission_file import (
     NAME,
     Request,
     Submission,
@@ -37,7 +37,7 @@ GIVEN_UP_S = 30.0
 _LOOK_S = 1.0
 """Interval between two queries for an intent, or two tries of a lock, in seconds."""
 
-LOCK = ".submitting"
+LEDGER_LOCK = ".submitting"
 """Name of the lock in the folder of all runs."""
 
 PATIENCE_S = 60.0
@@ -64,7 +64,7 @@ def submitting(
     """Lock the ledgers of a runs folder. Raise BusyError, or ConfigError without file locks."""
     make_private_dir(folder)
     runs = folder.parents[1]
-    descriptor = open_shared_lock(runs / LOCK)
+    descriptor = open_shared_lock(runs / LEDGER_LOCK)
     try:
         try:
             while not (is_ours := try_lock(descriptor)) and patience_s > 0:

@@ -24,7 +24,8 @@ from eke.training.model.number_formats import (
     num_graphs,
     optimized_weights,
 )
-from eke.training.observe.libraries import (
+from eke.training.observe.memory_stages import AllocationProfile, live_bytes, storage_bytes
+from eke.training.observe.record_settings import (
     note_compiler,
     note_copies,
     note_deepspeed,
@@ -35,7 +36,6 @@ from eke.training.observe.libraries import (
     note_sharding,
     note_transport,
 )
-from eke.training.observe.memory_stages import AllocationProfile, live_bytes, storage_bytes
 from eke.training.optimizer.build_optimizer import is_quantised, num_paged_bytes, state_tensors
 from eke.training.optimizer.builders import projected_parameters
 

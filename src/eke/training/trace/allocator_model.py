@@ -21,7 +21,7 @@ from eke.plan.planner import MicroBatchShape, Plan
 from eke.training.batches.batches import MicroBatch, probe_sample
 from eke.training.batches.dataset import build_collator
 from eke.training.batches.tasks import concatenate_samples, is_packed
-from eke.training.trace.fakes import register_autocast
+from eke.training.trace.fake_device import register_autocast
 from eke.training.trace.operations import register_attention
 
 # Source: c10/cuda/CUDACachingAllocator.h and .cpp, torch 2.13 (kMinBlockSize and following).
@@ -156,7 +156,7 @@ class CachingAllocator:
         return first
 
 
-NAME = "fakegpu"
+ALLOCATOR_NAME = "fakegpu"
 
 _DEVICE_MODULE = SimpleNamespace(
     # If it were available, torch would copy constants to it, without a kernel for that.
@@ -177,14 +177,16 @@ _DEVICE_MODULE = SimpleNamespace(
 def fake_gpu() -> torch.device:
     """Return the device, registered at the first call."""
     _register()
-    return torch.device(NAME, 0)
+    return torch.device(ALLOCATOR_NAME, 0)
 
 
 @functools.cache
 def _register() -> object:
     register: Any = backend_registration._setup_privateuseone_for_python_backend
-    register(NAME, backend_module=_DEVICE_MODULE)
-    return register_autocast(NAME), register_attention()  # objects that keep the registrations
+    register(ALLOCATOR_NAME, backend_module=_DEVICE_MODULE)
+    return register_autocast(
+        ALLOCATOR_NAME
+    ), register_attention()  # objects that keep the registrations
 
 
 def make_batch(plan: Plan, micro: MicroBatchShape) -> MicroBatch:

@@ -16,8 +16,8 @@ from importlib import metadata, resources
 from typing import Any
 
 from eke.common.files import json_safe, make_private_dir, read_text, write_atomic
+from eke.common.output import escape, printable
 from eke.common.process_env import SAFE_PATH
-from eke.common.streams import escape, printable
 from eke.data.sources import cache_folder
 from eke.results.report.compare import Comparison, ComparisonRow, MachineComparison
 from eke.results.report.compare.claims import Claim, find_claims, with_beside
@@ -25,14 +25,14 @@ from eke.results.report.compare.measures import MEASURES
 from eke.results.report.compare.sentences import verdict_lines
 from eke.results.report.compare.statistics import Ratio
 from eke.results.report.show.charts import charts
-from eke.results.report.show.sections import (
+from eke.results.report.show.report_sections import (
     METHOD,
     Lines,
     measured,
     problems,
     provenance,
+    report_title,
     sections,
-    title,
     winner_command,
 )
 from eke.results.report.show.table import Cell, columns, groups
@@ -194,7 +194,7 @@ def render_page(comparison: Comparison, repeats: bool = False) -> str:
     tables = [table_data(comparison, each.rows) for each in parts]
     number = iter(range(len(specs)))
     page = environment.from_string(template).render(
-        title=title(comparison),
+        title=report_title(comparison),
         verdict=verdict_lines(comparison),
         command=winner_command(comparison),
         measured=measured(comparison),
@@ -270,7 +270,7 @@ def vega_script() -> str:
 def render_markdown(comparison: Comparison, repeats: bool = False) -> str:
     """Render the report as Markdown, with names and errors escaped."""
     first, *others = verdict_lines(comparison)
-    lines = [escape(title(comparison)), "", f"**{escape(first)}**", ""]
+    lines = [escape(report_title(comparison)), "", f"**{escape(first)}**", ""]
     for line in others:
         lines += [escape(line), ""]
     # GitHub truncates a comment at 65,536 characters.

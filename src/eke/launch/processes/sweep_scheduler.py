@@ -23,7 +23,7 @@ from eke.common.files import make_private_dir, open_file, read_json, write_json
 from eke.common.paths import RunPaths, SweepPaths
 from eke.common.text import format_number
 from eke.config.schema import Checkpointing
-from eke.launch.processes.board import ProgressTable
+from eke.launch.processes.progress_table import ProgressTable
 from eke.launch.processes.run_dir import RunFolder, find_place, folder_names
 from eke.launch.processes.sweep import CHANGED, Job, SweepFile
 from eke.plan.planner import Plan

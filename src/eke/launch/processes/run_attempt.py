@@ -42,7 +42,7 @@ from eke.plan.record import (
     read_record,
     write_record,
 )
-from eke.tuning.advice import note_predictions
+from eke.tuning.memory_advice import note_predictions
 
 LOG_LINES = 40
 """Lines of train.log in the record of a run that left none. A traceback has about thirty."""

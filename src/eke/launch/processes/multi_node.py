@@ -21,7 +21,7 @@ from eke.common.errors import EkeError
 from eke.common.files import make_private_dir, read_json, write_atomic
 from eke.common.paths import RunPaths
 from eke.common.process_env import SlurmTask
-from eke.launch.processes.running_run import RunAttempt, describe_exit, end_of_ranks
+from eke.launch.processes.run_attempt import RunAttempt, describe_exit, end_of_ranks
 from eke.launch.processes.worker_process import NodeAssignment, Worker
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, write_record

@@ -9,7 +9,7 @@ from eke.estimate.memory import Forecast, Method, Verdict, least_host_bytes
 from eke.estimate.memory.predict_memory import available_bytes
 from eke.estimate.memory.render_memory import host_budget
 from eke.plan.planner import Plan
-from eke.tuning.advice import Advice, advise
+from eke.tuning.memory_advice import Advice, advise
 
 DOES_NOT_FIT = "does_not_fit"
 """Id of the rule. Its condition needs a plan, so it is not in `eke.rules.RULES`."""

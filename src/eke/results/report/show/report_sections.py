@@ -14,7 +14,7 @@ from eke.results.report.compare.claims import Kind, find_claims
 from eke.results.report.compare.comparison import times
 from eke.results.report.compare.effects import PublishedMatch
 from eke.results.report.compare.load_records import NOT_RUN
-from eke.results.report.compare.measures import PEAK, SAMPLES
+from eke.results.report.compare.measures import PEAK, SAMPLE_SPEED
 from eke.results.report.compare.variants import Machine
 from eke.results.report.show.table import ratio_cells
 
@@ -31,7 +31,7 @@ class Section:
     note: str = ""
 
 
-def title(comparison: Comparison) -> str:
+def report_title(comparison: Comparison) -> str:
     """Return the compared models, data and devices, and the number of configurations."""
     counts = [len(row.variant.records) for row in comparison.rows if row.variant.records]
     rows = format_number(len(comparison.rows), "configuration")
@@ -121,7 +121,7 @@ def problems(comparison: Comparison) -> list[Section]:
     unmeasured = _by_reason(
         ((_no_speed(row.variant.records[0]),), row.variant.label)
         for row in comparison.rows
-        if row.variant.records and SAMPLES.key not in row.estimates
+        if row.variant.records and SAMPLE_SPEED.key not in row.estimates
     )
     missing = {NOT_RUN: "repeat the command to start missing runs"}
     rows = [(how, who, why or missing.get(how, "")) for (how, why), who in failed.items()]
@@ -227,7 +227,7 @@ def _published(each: PublishedMatch) -> Section:
     rows = []
     for row in each.rows:
         cells = [row.row]
-        for key in (SAMPLES.key, PEAK.key):
+        for key in (SAMPLE_SPEED.key, PEAK.key):
             here, there = row.measured[key], row.published[key]
             cells += [times(here) if here else "", "" if there is None else f"{there:.2f}x"]
         rows.append(cells)
@@ -270,7 +270,7 @@ def _sources(row: ComparisonRow) -> Section:
 def _runs(comparison: Comparison) -> Section:
     rows = []
     for row, entry in ((each, entry) for each in comparison.rows for entry in each.variant.entries):
-        speed, peak = entry.measures.get(SAMPLES.key), entry.measures.get(PEAK.key)
+        speed, peak = entry.measures.get(SAMPLE_SPEED.key), entry.measures.get(PEAK.key)
         numbers = f"{speed:.4g}" if speed else "", format_bytes(peak) if peak else ""
         folder = entry.folder.name if entry.folder else ""
         rows.append((row.variant.label, *map(str, entry.repeat), entry.outcome, *numbers, folder))

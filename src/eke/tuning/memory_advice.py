@@ -29,7 +29,7 @@ from eke.rules.techniques import (
     applied,
     precision_slowdown,
 )
-from eke.tuning.chooser import ROOM, combine, first_that_fits_memory
+from eke.tuning.recipe_search import ROOM, combine, first_that_fits_memory
 
 _Techniques = tuple[Technique, ...]
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from eke.common.output import write_line
 from eke.common.paths import RunPaths
-from eke.common.streams import write_line
 from eke.common.text import format_number, format_seconds
 from eke.launch.processes.follow import LOG_INTERVAL_S, REFRESH_S, newest_step, print_line, terminal
 from eke.launch.processes.run_dir import tracker_change_note

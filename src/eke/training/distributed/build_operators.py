@@ -167,7 +167,7 @@ def swap_buffers(engine: Engine) -> tuple[list[Any], list[Any]]:
 
 
 def _main() -> int:
-    """Compile all operators: `python -m eke.training.distributed.operators`."""
+    """Compile all operators: `python -m eke.training.distributed.build_operators`."""
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")

@@ -12,9 +12,16 @@ from typing import Any
 from eke.config.schema import Checkpointing
 from eke.estimate.memory.activations import attention_kernel
 from eke.estimate.memory.components import shape_of
-from eke.estimate.time.rates import NOTHING, Span, exact_span
+from eke.estimate.time.memory_traffic import (
+    Contents,
+    MemoryTraffic,
+    Product,
+    Updates,
+    counts,
+    products,
+)
+from eke.estimate.time.rates import ZERO_SPAN, Span, exact_span
 from eke.estimate.time.slowdowns import factors_of, notes_of
-from eke.estimate.time.transfers import Contents, MemoryTraffic, Product, Updates, counts, products
 from eke.models.families import FAMILIES, Shape
 from eke.models.sizes import fuses_adapters, passed_layers
 from eke.plan.planner import Plan, simulated_micro_batches
@@ -161,7 +168,7 @@ def _repeated(
     """Return products, bytes and launches of the forward passes that checkpointing repeats."""
     memory = plan.config.memory
     if memory.checkpointing is Checkpointing.off:
-        return [], 0.0, NOTHING
+        return [], 0.0, ZERO_SPAN
     count = max(1, shape.layers + shape.decoder_layers)
     passed = sum(passed_layers(plan.config, list(_stacks_of(shape).values())))
     share = len(range(0, count, memory.every_n)) / count * passed / count

@@ -21,7 +21,7 @@ from eke.common.paths import RunPaths, source_folder, user_path
 from eke.common.process_env import SAFE_PATH
 from eke.config.schema import Config
 from eke.config.schema.resources import GpuRequest, Slurm
-from eke.launch.processes.nodes import LOST_COORDINATOR_TIMEOUT_S
+from eke.launch.processes.multi_node import LOST_COORDINATOR_TIMEOUT_S
 from eke.launch.processes.sweep import why_not_restart
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_RESUMABLE, RECORD_LIMIT

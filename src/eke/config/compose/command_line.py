@@ -30,9 +30,9 @@ from eke.config.compose.catalogue import (
     suggest_match,
     suggest_value,
 )
+from eke.config.compose.check_overrides import find_problems, last_wins, suggest_fix
 from eke.config.compose.compose_cache import PRESETS
 from eke.config.compose.hydra_settings import explain_in_file, is_hydras
-from eke.config.compose.overrides import find_problems, last_wins, suggest_fix
 from eke.config.compose.suggest import nearest_key, option_for, suggest_value_for_key
 from eke.config.foreign_names import find_retired
 from eke.config.mixing import SHARED, source_names

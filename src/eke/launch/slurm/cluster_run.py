@@ -13,14 +13,14 @@ from eke.common.errors import BusyError, EkeError, RunError
 from eke.common.files import append_line, read_json, read_text
 from eke.common.paths import RunPaths
 from eke.hardware import software_now, software_places
+from eke.launch.processes.run_attempt import machine_of, outline
 from eke.launch.processes.run_dir import lock_run_folder
-from eke.launch.processes.running_run import machine_of, outline
 from eke.launch.slurm.scheduler import OUT_OF_MEMORY, outcome_of
-from eke.launch.slurm.submission import read_ticket
+from eke.launch.slurm.submission_file import read_ticket
 from eke.plan.identity import changed_fingerprint
 from eke.plan.planner import Plan
 from eke.plan.record import Failure, Outcome, Record, read_attempts, read_record, write_record
-from eke.tuning.advice import note_predictions
+from eke.tuning.memory_advice import note_predictions
 
 _STOPPED = (Outcome.preempted, Outcome.timeout)
 """Outcomes of a run that is resumed automatically."""

@@ -15,6 +15,7 @@ from eke.config.schema import Attention, Backend, Packing, PeerToPeer
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.plan.planner import swap_files, swap_folder
+from eke.training.distributed.build_operators import Engine, in_files, swap_buffers
 from eke.training.distributed.deepspeed_engine import (
     DeepSpeedUpdate,
     ShardedUpdate,
@@ -22,7 +23,6 @@ from eke.training.distributed.deepspeed_engine import (
     shard_lengths,
 )
 from eke.training.distributed.fsdp import groups_of, is_sharded, part_bytes
-from eke.training.distributed.operators import Engine, in_files, swap_buffers
 from eke.training.distributed.ranks import P2P_VARIABLE, LossOnDevice
 from eke.training.loop.training_state import TrainingState
 from eke.training.model.attention_kernels import ATTENTION, EXPECTED, ObservedKernels

@@ -9,7 +9,7 @@ from eke.config.schema import PretrainedModel
 from eke.estimate.memory import sharding
 from eke.estimate.memory.activations import Activations, optimizer_temporaries, singular_vectors
 from eke.estimate.memory.components import (
-    NOTHING,
+    ZERO_RANGE,
     Range,
     exact_range,
     range_around,
@@ -65,12 +65,12 @@ class MemoryPoint:
     @property
     def total(self) -> Range:
         """Bytes of all components."""
-        return sum(self.parts.values(), NOTHING)
+        return sum(self.parts.values(), ZERO_RANGE)
 
     @property
     def tensors(self) -> Range:
         """Bytes of all components except the allocator's reserve."""
-        return sum((part for name, part in self.parts.items() if name != "reserve"), NOTHING)
+        return sum((part for name, part in self.parts.items() if name != "reserve"), ZERO_RANGE)
 
 
 def _range_from_zero(expected: int, low: int = 0, high: int | None = None) -> Range:
@@ -142,10 +142,10 @@ class _Moments:
         largest = max(prod(w.shape) for w in self.parts) // config.ranks.num_processes
         piece, saved = on_host * FLOAT32_BYTES * largest, sharding.saved_bytes(self.plan)
         behind = config.train.checkpoint_async is not False
-        copies = _range_from_zero(on_host * saved) if behind else NOTHING
+        copies = _range_from_zero(on_host * saved) if behind else ZERO_RANGE
         # Files are mapped: numbers are copied only for ranks that hold other rows.
         sizes = {"resume": _range_from_zero(0, high=piece), "save": copies}
-        held = self.held("between", NOTHING)
+        held = self.held("between", ZERO_RANGE)
         return [MemoryPoint(phase, held | {"saving": size}, phase)
                 for phase, size in sizes.items() if saved]  # fmt: skip
 
@@ -170,7 +170,7 @@ class _Moments:
             found.append(
                 MemoryPoint("backward", parts | self.held("middle", whole) | half, "middle")
             )
-        new = self.held("evaluation", NOTHING)
+        new = self.held("evaluation", ZERO_RANGE)
         more = sharding.regather_bytes(self.plan, self.parts)
         new["buffers"] = new["buffers"] + Range(0, more, more)
         return [*found, MemoryPoint("optimizer", new, "regather")]
@@ -178,7 +178,7 @@ class _Moments:
     def of_gathering(self) -> Iterator[MemoryPoint]:
         """Moments at which a CPU has gathered a layer that has not yet computed."""
         shape, count = shape_of(self.plan, evaluated(self.plan)), sharding.num_layers(self.config)
-        parts = self.held("evaluation_gathered", NOTHING)
+        parts = self.held("evaluation_gathered", ZERO_RANGE)
         stream = 2 * FLOAT32_BYTES * shape.tokens * shape.hidden
         parts["activations"] = _range_from_zero(stream, high=2 * self.acts.one_layer + _SMALL_BYTES)
         yield MemoryPoint("evaluation", parts, "evaluation_gathered")
@@ -219,7 +219,7 @@ class _Moments:
     def earlier(self) -> Range:
         """Gradients of earlier micro-batches of the step."""
         several = self.plan.batch.accumulation > 1
-        return exact_range(self.state.gradients) if several else NOTHING
+        return exact_range(self.state.gradients) if several else ZERO_RANGE
 
     def kept(self, casts: int) -> _Parts:
         """Return activations of all layers, and 16-bit copies of weights."""
@@ -340,7 +340,7 @@ class _Moments:
         """Return a forward pass that keeps no activations. Gradients are already freed."""
         shape = shape_of(self.plan, evaluated(self.plan))
         acts = Activations(self.plan, shape, self.parts)
-        parts = self.held("evaluation", NOTHING)
+        parts = self.held("evaluation", ZERO_RANGE)
         parts["activations"] = _range_from_zero(
             acts.one_layer // 2, high=2 * acts.one_layer + _SMALL_BYTES
         )
