@@ -17,14 +17,7 @@ from typing import Any
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_value, override
-from eke.config.schema import (
-    Config,
-    Mix,
-    PretrainedModel,
-    ProblemType,
-    SequenceClassification,
-    TextColumns,
-)
+from eke.config.schema import Config, Mix, PretrainedModel, SequenceClassification, TextColumns
 from eke.data.sources import files_digest
 from eke.models.checkpoints.architecture import (
     MAPPINGS,
@@ -135,7 +128,7 @@ def follow_head(config: Config) -> Config:
     """Set the number of classes from the checkpoint's head or from `task.labels`."""
     count = len(getattr(config.model, "label_names", []))
     count = count if count > 1 else len(getattr(config.task, "labels", []))
-    if config.targets.problem is ProblemType.regression:
+    if config.targets.problem.value == "regression":
         count = 1
     elif count < 2 or not isinstance(config.data, TextColumns | Mix):
         return config
