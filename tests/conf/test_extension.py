@@ -1,14 +1,20 @@
 """Adding an option is one YAML file and one entry in a table; and no option lacks its entry."""
 
+import json
 import math
+import os
+import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 import torch
-from support import TINY
+from support import REPO, TINY, environment
 
 from eke.common.errors import ConfigError
 from eke.common.plugins import load_plugin
@@ -267,3 +273,211 @@ def test_new_family_reads_its_checkpoints_from_its_record(mistral_options, monke
     new = replace(FAMILIES["mistral"], checkpoints={"new_type": lambda reader: reader.main()})
     monkeypatch.setitem(FAMILIES, "mistral", new)
     assert read_sizes(raw, "folder") == ("mistral", dict.fromkeys(MAIN, 64))
+
+
+Edits = dict[str, str | tuple[str, str]]
+"""File -> content of a new file, or a line and the text in its place."""
+
+SCALED_LORA: Edits = {
+    "conf/peft/scaled_lora.yaml": """\
+# peft=scaled_lora -- LoRA with a scale that does not depend on the rank.
+# Does     adds scale x B A to each linear layer's weight
+# Costs    as lora
+# Saves    as lora
+# Needs    as lora
+# Source   this test
+defaults:
+  - /schema/peft/scaled_lora@_here_
+  - _self_
+option: scaled_lora
+""",
+    "src/eke/config/schema/techniques.py": (
+        "PEFTS: dict[str, type] = {",
+        """\
+@dataclass
+class ScaledLora(Lora):
+    scale: float = field(default=2.0, metadata=Key.LEARNING | above(0))
+    \"\"\"Factor of the update.\"\"\"
+
+
+PEFTS: dict[str, type] = {"scaled_lora": ScaledLora, """,
+    ),
+    "src/eke/training/model/adapters.py": (
+        '    "lora": _lora,\n',
+        """\
+    "lora": _lora,
+    "scaled_lora": lambda plan, names, targets: _scaled(plan, _lora(plan, names, targets)),
+}
+
+
+def _scaled(plan: Plan, made: Any) -> Any:
+    made.lora_alpha = cast(Any, plan.config.peft).scale * made.r
+    return made
+
+
+BUILDERS |= {
+""",
+    ),
+    "src/eke/rules/techniques.py": (
+        '    Technique(\n        "peft=lora",',
+        """\
+    Technique(
+        "peft=scaled_lora", "gradients, states", "as peft=lora", Published(0.8, "as peft=lora"),
+        numerics=Numerics.reduced,
+    ),
+    Technique(
+        "peft=lora",""",
+    ),
+    "src/eke/rules/optimizer.py": (
+        "PEFT_RULES: tuple[Rule, ...] = (\n",
+        """\
+PEFT_RULES: tuple[Rule, ...] = (
+    Rule(
+        id="scale_without_rslora",
+        key="peft.use_rslora",
+        when=lambda f: f.config.peft.option == "scaled_lora" and f.config.peft.use_rslora,
+        why="the scale does not depend on the rank",
+        fix=Fix("peft.use_rslora=false"),
+        source="this test",
+    ),
+""",
+    ),
+}
+
+SECOND_PART: Edits = {
+    "conf/task/second_part.yaml": """\
+# task=second_part -- predict the second part of each sample.
+defaults:
+  - /schema/task/second_part@_here_
+  - _self_
+option: second_part
+""",
+    "src/eke/config/schema/data.py": (
+        "TASKS: dict[str, type] = {\n",
+        """\
+@dataclass
+class SecondPart(Task):
+    first_frac: float = field(default=0.5, metadata=Key.GROUP | between(0.01, 0.99))
+    \"\"\"Share of the tokens that are not predicted.\"\"\"
+
+
+TASKS: dict[str, type] = {
+    "second_part": SecondPart,
+""",
+    ),
+    "src/eke/training/batches/tasks.py": (
+        "TASKS: dict[str, Callable[[TaskSamples, int, int], Sample]] = {\n",
+        """\
+def second_part(samples: TaskSamples, epoch: int, index: int) -> Sample:
+    sample = causal_lm(samples, epoch, index)
+    first_frac = getattr(samples.config.task, "first_frac")
+    sample["labels"][: int(first_frac * len(sample["labels"]))] = IGNORED
+    return sample
+
+
+TASKS: dict[str, Callable[[TaskSamples, int, int], Sample]] = {
+    "second_part": second_part,
+""",
+    ),
+    "src/eke/training/model/model_checks.py": (
+        "HEADS: dict[str, str] = {\n",
+        'HEADS: dict[str, str] = {\n    "second_part": "AutoModelForCausalLM",\n',
+    ),
+    "src/eke/training/model/adapters.py": (
+        "_TASK_TYPES: dict[str, str] = {\n",
+        '_TASK_TYPES: dict[str, str] = {\n    "second_part": "CAUSAL_LM",\n',
+    ),
+    "src/eke/models/checkpoints/architecture.py": (
+        "MAPPINGS = {\n",
+        'MAPPINGS = {\n    "second_part": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",\n',
+    ),
+    "src/eke/models/families/llama.py": (
+        '    tasks=("causal_lm", "sequence_classification"),\n',
+        '    tasks=("causal_lm", "second_part", "sequence_classification"),\n',
+    ),
+}
+
+USE = """\
+import json, sys
+from pathlib import Path
+
+from peft.tuners.lora import LoraLayer
+from trained import BRIEF, steps_of, train_job
+
+from eke.common.errors import ConfigError
+from eke.config.compose import compose
+from eke.estimate.memory.predict_memory import forecast
+from eke.estimate.time.flops import Work
+from eke.rules.techniques import TECHNIQUES
+from eke.workflows.planning import plan_for
+
+NEW = (*BRIEF, "model=tiny", "hardware=cpu", "task=second_part", "peft=scaled_lora",
+       "task.first_frac=0.75", "peft.scale=3")
+plan = plan_for(compose(NEW), planning=False)
+assert plan.targets.per_token and plan.targets.is_causal and plan.config.peft.is_on
+job = train_job(plan, Path(sys.argv[1]))
+modules = list(job.bare_model.modules())
+found = {
+    "losses": [loss for loss, _ in steps_of(job).values()],
+    "scales": sorted({m.scaling["default"] for m in modules if isinstance(m, LoraLayer)}),
+    "warnings": [text for text in job.warnings if "effect" in text],
+    "bytes": forecast(plan).components["activations"],
+    "moved": Work(plan).moved.expected,
+    "technique": TECHNIQUES["peft=scaled_lora"].slowdown,
+}
+for group, wrong in (("peft", "peft.use_rslora=true"), ("task", "model=tiny_bert")):
+    try:
+        plan_for(compose((*NEW, wrong)), planning=False)
+    except ConfigError as error:
+        found[group] = [problem.id for problem in error.problems]
+print(json.dumps(found))
+"""
+
+
+def files_to_add(heading: str) -> list[str]:
+    """Patterns of the files that a section of CONTRIBUTING.md lists for a new option."""
+    section = (REPO / "CONTRIBUTING.md").read_text().partition(f"## {heading}\n")[2]
+    table = section.partition("| --- | --- |\n")[2].partition("\n\n")[0]
+    cells = [row.split("|")[1] for row in table.splitlines()]
+    return [re.sub(r"<\w+>", "*", name) for cell in cells for name in re.findall(r"`(.+?)`", cell)]
+
+
+@pytest.mark.parametrize(
+    ("heading", "edits"),
+    [("Add a technique", SCALED_LORA), ("Add a task", SECOND_PART)],
+    ids=["technique", "task"],
+)
+def test_contributing_lists_the_files_of_a_new_option(heading, edits) -> None:
+    listed = files_to_add(heading)
+    assert len(listed) <= 8
+    for pattern in listed:
+        assert pattern.startswith("tests/") or any(fnmatch(file, pattern) for file in edits)
+    for file in edits:
+        assert any(fnmatch(file, pattern) for pattern in listed), file
+
+
+@pytest.mark.slow
+def test_a_new_technique_and_a_new_task_need_no_other_file(tmp_path) -> None:
+    for part in ("src", "conf"):
+        shutil.copytree(REPO / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for file, edit in [*SCALED_LORA.items(), *SECOND_PART.items()]:
+        path = tmp_path / file
+        if isinstance(edit, tuple):
+            assert path.read_text().count(edit[0]) == 1, file
+            edit = path.read_text().replace(*edit)
+        path.write_text(edit)
+    paths = os.pathsep.join(map(str, (tmp_path / "src", REPO / "tests")))
+    command = [sys.executable, "-c", USE, str(tmp_path / "run")]
+    env = environment(tmp_path) | {"PYTHONPATH": paths}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found["losses"]) == 4
+    assert all(map(math.isfinite, found["losses"]))
+    assert found["scales"] == [3]
+    assert found["warnings"] == []
+    assert found["bytes"] > 0
+    assert found["moved"] > 0
+    assert found["technique"] == 0.8
+    assert found["peft"] == ["scale_without_rslora"]
+    assert found["task"] == ["task_needs_other_model"]

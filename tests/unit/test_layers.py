@@ -138,6 +138,22 @@ def test_few_files_name_one_launcher() -> None:
     assert {name for name in found if "slurm" not in name} == NAMING_SLURM
 
 
+def test_few_modules_ask_for_options() -> None:
+    """Others read facts: `plan.ranks`, `plan.targets`, properties of the configuration's groups."""
+    deciding = ("config", "rules", "plan")
+    files = [path for path in FILES if path.relative_to(SOURCE).parts[0] not in deciding]
+    texts = [path.read_text() for path in files]
+    compared = sum(len(re.findall(r"\.option (?:==|!=|in|not in)", text)) for text in texts)
+    of_task, of_ranks = (
+        sum(bool(re.search(rf"config\.{group}\b", text)) for text in texts)
+        for group in ("task", "distributed")
+    )
+    assert len(texts) > 100
+    assert compared <= 22
+    assert of_task <= 5
+    assert of_ranks <= 7
+
+
 def test_help_imports_only_the_configuration(tmp_path) -> None:
     code = "from eke.cli import main\nassert main(['train', '--help']) == 0"
     later = {"eke.workflows", "eke.plan.planner", "eke.estimate", "eke.rules", "eke.launch"}
@@ -217,7 +233,7 @@ def test_every_public_function_and_class_is_documented() -> None:
 
 
 def schema_fields():
-    return [path for path in FILES if path.parent.name == "schema"]
+    return [path for path in FILES if path.parent.name == "schema" and path.stem != "facts"]
 
 
 @pytest.mark.parametrize("path", schema_fields(), ids=name_of)

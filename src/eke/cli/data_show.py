@@ -24,9 +24,6 @@ from eke.workflows import heed, print_once
 _DESCRIPTION = """Shows the first rows as text, with trained tokens in green, or between [[ and ]]
 without colours. Then shows row lengths and the numbers of bad, empty and truncated rows."""
 
-_TOKEN_TASKS = ("causal_lm", "seq2seq_lm")
-"""Tasks that predict the tokens of a row. The loss of others uses a label or masked tokens."""
-
 _Join = Callable[[list[int]], str]
 
 
@@ -84,14 +81,14 @@ def _configuration(typed: list[str]) -> Config:
 def _row(config: Config, store: Store, join: _Join, number: int, with_ids: bool) -> str:
     start, end = map(int, store.array("offsets")[number : number + 2])
     ids = store.array("tokens")[start:end].tolist()
-    cut = int(store.array("cuts")[number]) if config.task.option in _TOKEN_TASKS else len(ids)
+    cut = int(store.array("cuts")[number]) if config.targets.is_generated else len(ids)
     trained = [place >= cut for place in range(len(ids))]
     if store.has("trained"):
         trained = store.array("trained")[start:end].astype(bool).tolist()
-    trained[0] &= config.task.option != "causal_lm"  # the first token is not predicted
+    trained[0] &= not config.targets.is_causal  # the first token is not predicted
     use = "evaluation" if number in store.array("evaluation") else "training"
     heading = f"row {number + 1} ({use}): {format_number(len(ids), 'token')}"
-    heading += f", {sum(trained)} trained" if config.task.option in _TOKEN_TASKS else ""
+    heading += f", {sum(trained)} trained" if config.targets.is_generated else ""
     heading += _label(store, number)
     ways: list[_Join] = [join, lambda part: " ".join(map(str, part))]
     return "\n".join([heading, *(_marked(way, ids, trained) for way in ways[: 1 + with_ids])])
@@ -136,8 +133,8 @@ def _summary(config: Config, store: Store) -> str:
     for first, size in zip(range(low, high + 1, step), sizes, strict=True):
         bar = "#" * round(40 * size / max(sizes))
         lines.append(f"  {first:>7} to {first + step - 1:<7} {size:>9}  {bar}".rstrip())
-    if config.task.option in _TOKEN_TASKS:
-        first = int(config.task.option == "causal_lm")  # the first token is not predicted
+    if config.targets.is_generated:
+        first = int(config.targets.is_causal)  # the first token is not predicted
         trained = found.num_trained or total - int(np.maximum(store.array("cuts"), first).sum())
         lines.append(f"trained: {trained / total:.1%} ({trained} of {total} tokens)")
     counts = f"{found.num_bad} bad, {found.num_empty} empty, {found.num_truncated} truncated"

@@ -58,7 +58,7 @@ FUSED, SPARSE = "fused_linear_cross_entropy", "sparse_prediction"
 
 def _sparse(facts: RuleInputs) -> bool:
     """Return whether sparse prediction has an effect, i.e. the model predicts tokens."""
-    return facts.config.kernels.sparse_prediction and _predicts_tokens(facts)
+    return facts.config.kernels.sparse_prediction and facts.config.targets.per_token
 
 
 def _liger(facts: RuleInputs) -> bool:
@@ -82,10 +82,6 @@ def _has_all_labels(facts: RuleInputs) -> bool:
     return not is_ragged(facts.config) or data.packing is not Packing.off
 
 
-def _predicts_tokens(facts: RuleInputs) -> bool:
-    return facts.config.task.option != "sequence_classification"
-
-
 def _known_head(rule: str, key: str) -> Rule:
     """Return the rule that a fused head needs a known transformation of the logits."""
     return Rule(
@@ -93,7 +89,7 @@ def _known_head(rule: str, key: str) -> Rule:
         key=f"kernels.{key}",
         when=lambda f: (
             getattr(f.config.kernels, key)
-            and _predicts_tokens(f)
+            and f.config.targets.per_token
             and logits_change(f.config) is None
         ),
         why="the model class may change its logits in a way that this kernel would skip",
@@ -175,7 +171,9 @@ RULES = (
     without_effect(
         id="fused_loss_needs_vocabulary",
         key="kernels.fused_linear_cross_entropy",
-        when=lambda f: f.config.kernels.fused_linear_cross_entropy and not _predicts_tokens(f),
+        when=lambda f: (
+            f.config.kernels.fused_linear_cross_entropy and not f.config.targets.per_token
+        ),
         why="sequence_classification has no vocabulary projection",
         fix=_without(FUSED),
         source="https://arxiv.org/abs/2410.10989, section 3.2",
@@ -184,7 +182,7 @@ RULES = (
     without_effect(
         id="sparse_prediction_needs_vocabulary",
         key="kernels.sparse_prediction",
-        when=lambda f: f.config.kernels.sparse_prediction and not _predicts_tokens(f),
+        when=lambda f: f.config.kernels.sparse_prediction and not f.config.targets.per_token,
         why="sequence_classification predicts one label per sequence",
         fix=_without(SPARSE),
         source=_SPARSE_SOURCE,

@@ -36,11 +36,6 @@ def _is_zero(facts: RuleInputs) -> bool:
     return facts.distributed.option in STAGE
 
 
-def _offloads(facts: RuleInputs) -> bool:
-    """Return whether any state is offloaded from device memory."""
-    return facts.config.offload.option != "none"
-
-
 def _whole(facts: RuleInputs) -> int:
     """Return the bytes of training state in one process without DeepSpeed."""
     return state_bytes(facts.config).total
@@ -193,7 +188,9 @@ RULES = (
     without_benefit(
         id="zero_of_one",
         key="distributed",
-        when=lambda f: _is_zero(f) and f.distributed.num_processes == 1 and not _offloads(f),
+        when=lambda f: (
+            _is_zero(f) and f.distributed.num_processes == 1 and not f.config.offload.is_on
+        ),
         why="one process has nothing to shard. DeepSpeed adds a float32 copy of the weights "
         "(4 bytes per parameter)",
         fix=Fix("distributed=none", remark="or: offload=optimizer_cpu"),
@@ -211,7 +208,7 @@ RULES = (
         ),
         fix=lambda f: Fix(
             "distributed=ddp" if f.distributed.num_processes > 1 else "distributed=none",
-            *(("offload=none",) if _offloads(f) else ()),
+            *(("offload=none",) if f.config.offload.is_on else ()),
         ),
         source="https://huggingface.co/docs/transformers/v4.25.1/en/perf_train_gpu_one#deepspeed-zero",
         sized=True,
@@ -244,7 +241,7 @@ RULES = (
         when=lambda f: (
             not f.planning
             and _is_zero(f)
-            and _offloads(f)
+            and f.config.offload.is_on
             and f.optimizer.implementation == AUTO
             and shutil.which("g++") is None
         ),
@@ -255,7 +252,7 @@ RULES = (
     Rule(
         id="offload_needs_zero",
         key="offload",
-        when=lambda f: _offloads(f) and not _is_zero(f),
+        when=lambda f: f.config.offload.is_on and not _is_zero(f),
         why=lambda f: f"needs DeepSpeed. distributed={f.distributed.option} does not use it",
         fix=_stage,
         source=_OFFLOAD_DOCS,
@@ -278,7 +275,10 @@ RULES = (
         id="offload_on_cpu",
         key="offload",
         when=lambda f: (
-            _is_zero(f) and _offloads(f) and f.on_cpu and f.config.offload.option != "nvme"
+            _is_zero(f)
+            and f.config.offload.is_on
+            and f.on_cpu
+            and f.config.offload.option != "nvme"
         ),
         why="the device is the CPU. Its memory is host memory",
         fix=Fix("offload=none"),

@@ -40,10 +40,6 @@ def _shared_evenly(facts: RuleInputs) -> int:
     return sharing.processes_per_node * sharing.num_nodes
 
 
-def _is_data_parallel(facts: RuleInputs) -> bool:
-    return facts.distributed.option == "dp"
-
-
 def _usable_gpus(facts: RuleInputs) -> int:
     return min(facts.distributed.num_processes, facts.device.count)
 
@@ -63,7 +59,7 @@ RULES = (
     Rule(
         id="dp_needs_two_gpus",
         key="distributed",
-        when=lambda f: _is_data_parallel(f) and (not f.on_cuda or _usable_gpus(f) < 2),
+        when=lambda f: f.config.ranks.is_dp and (not f.on_cuda or _usable_gpus(f) < 2),
         why=lambda f: (
             "DataParallel needs two GPUs or more. "
             + (f"This run has {_usable_gpus(f)}" if f.on_cuda else f"{f.device.name} is a CPU")
@@ -74,7 +70,7 @@ RULES = (
     Rule(
         id="dp_splits_rows",
         key="data.packing",
-        when=lambda f: _is_data_parallel(f) and f.data.packing is Packing.padding_free,
+        when=lambda f: f.config.ranks.is_dp and f.data.packing is Packing.padding_free,
         why="DataParallel splits the rows of a micro-batch. This one has a single row",
         fix=Fix("distributed=ddp"),
         source=_DP_DOCS,
@@ -82,7 +78,7 @@ RULES = (
     Rule(
         id="dp_is_not_compiled",
         key="compile",
-        when=lambda f: _is_data_parallel(f) and f.config.compile.option != "none",
+        when=lambda f: f.config.ranks.is_dp and f.config.compile.option != "none",
         why="DataParallel copies the module in each forward pass, which discards compiled code",
         fix=Fix("compile=none", remark="or: distributed=ddp"),
         source=_DP_DOCS,

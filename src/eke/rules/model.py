@@ -16,16 +16,15 @@ from eke.config.schema import (
 )
 from eke.data.sources import BYTES, tokenizer_of
 from eke.models.checkpoints.architecture import router_loss
-from eke.models.families import head_width
+from eke.models.families import FAMILIES, head_width
 from eke.models.sizes import BFLOAT16_BYTES, computed_formats, decide_formats
 from eke.rules.rule import Rule, RuleInputs, unsafe, without_benefit, without_effect
 
-_OPTION_FOR_TASK = {
-    "causal_lm": "model=tiny",
-    "masked_lm": "model=tiny_bert",
-    "seq2seq_lm": "model=tiny_t5",
-    "sequence_classification": "model=tiny_bert",
-}
+
+def _smallest_model(facts: RuleInputs) -> str:
+    """Return the override of the smallest model for the task."""
+    task = facts.config.targets.option
+    return f"model={next(each.smallest for each in FAMILIES.values() if task in each.tasks)}"
 
 
 def _heads(facts: RuleInputs) -> int:
@@ -138,7 +137,7 @@ RULES = (
         ),
         fix=lambda f: Fix(
             f"task={f.model_family.tasks[0]}",
-            remark=f"or keep the task: {_OPTION_FOR_TASK[f.config.task.option]}",
+            remark=f"or keep the task: {_smallest_model(f)}",
         ),
         source=_HF_MODELS,
     ),

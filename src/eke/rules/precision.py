@@ -20,7 +20,6 @@ from eke.config.schema import (
     TrainedBias,
     Weights,
 )
-from eke.models.families import is_classification
 from eke.models.sizes import computed_formats, decide_formats, optimizer_entry
 from eke.rules.rule import (
     ADA,
@@ -60,7 +59,7 @@ def _trains_adapters_alone(config: Config) -> bool:
     # A classifier's head and biases have the format of the weights.
     peft = config.peft
     biases = isinstance(peft, Lora) and peft.bias is not TrainedBias.none
-    return isinstance(peft, Adapters) and not biases and not is_classification(config)
+    return isinstance(peft, Adapters) and not biases and config.targets.per_token
 
 
 def _loses_updates(facts: RuleInputs) -> bool:

@@ -15,7 +15,7 @@ from eke.estimate.memory.predict_memory import with_available_bytes
 from eke.estimate.memory.render_memory import METHODS, as_record, largest_components, wrapped
 from eke.estimate.time import StepTime, forecast_time, predicted_step, slowdown
 from eke.models.checkpoints.architecture import router_loss
-from eke.models.sizes import STAGE, predicted_frac
+from eke.models.sizes import predicted_frac
 from eke.plan.planner import Plan, replan
 from eke.plan.record import Outcome, Record
 from eke.rules import NOT_BY_SIZE, RuleInputs, check
@@ -54,7 +54,7 @@ HIGH_COST_TECHNIQUES = (
 
 def techniques_for(plan: Plan, groups: Iterable[tuple[str, ...]]) -> list[_Techniques]:
     """Return the techniques of the table for the plan's device, with all their overrides."""
-    count = plan.config.distributed.num_processes
+    count = plan.ranks.num_processes
     # An option of `distributed` sets its own number of processes.
     processes = {"distributed": f" distributed.num_processes={count}"}
     return [
@@ -108,9 +108,9 @@ MOST_GPUS, OF_A_MACHINE = 512, 8
 def more_devices(plan: Plan) -> _Techniques:
     """Return FSDP2 on more GPUs, the fewest first, with the same samples per step if possible."""
     config, device, found = plan.config, plan.device, []
-    now, samples = config.distributed, plan.batch.samples_per_step
+    now, samples = plan.ranks, plan.batch.samples_per_step
     most = device.count * now.num_nodes if device.present else MOST_GPUS
-    if device.kind != "cuda" or now.option in STAGE:
+    if device.kind != "cuda" or now.zero_stage:
         return ()
     for count in (2**n for n in range(1, most.bit_length()) if 2**n > now.num_processes):
         nodes, batch, is_kept = -(-count // device.count), config.batch, bool(config.batch.target)
@@ -151,7 +151,7 @@ class Advice:
         """Sort key: same training, no adapters of random weights, free memory, cost, brevity."""
         config = self.plan.config
         is_loaded = isinstance(config.model, PretrainedModel)
-        learns_little = config.peft.option != "none" and not is_loaded
+        learns_little = config.peft.is_on and not is_loaded
         slowdown = _UNKNOWN_SLOWDOWN if self.slowdown is None else self.slowdown
         tight = self.forecast.verdict is not Verdict.fits
         return not self.keeps, learns_little, tight, slowdown, len(self.overrides)

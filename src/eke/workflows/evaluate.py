@@ -109,7 +109,7 @@ def _check_answers(plan: Plan) -> None:
     """Raise ConfigError unless answers can be generated and compared."""
     config = plan.config
     has_prompt = getattr(config.data, "prompt", None) or isinstance(config.data, Conversations)
-    if config.task.option not in ("causal_lm", "seq2seq_lm") or not has_prompt:
+    if not config.targets.is_generated or not has_prompt:
         why = "requires data with prompts and answers"
         fix = Fix("data.prompt=COLUMN", "data.response=COLUMN")
         raise ConfigError(Problem(GENERATE, "true", why, fix))

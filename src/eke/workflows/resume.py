@@ -68,7 +68,7 @@ def continued(plan: Plan, in_sweep: bool = False) -> Plan:
     paths = _find(named)
     before = read_plan(paths)
     if cut_of(before) != cut_of(plan) and (why := why_not_elastic(plan.config)):
-        count = before.config.distributed.num_processes
+        count = before.ranks.num_processes
         fix = Fix(f"distributed.num_processes={count}")
         raise ConfigError(Problem(_KEY, named, why, fix))
     old, new = (meaningful(make_converter().unstructure(p.config)) for p in (before, plan))

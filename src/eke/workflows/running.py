@@ -53,7 +53,7 @@ def plan_unless_answered(
 def run_composed(composed: Composed) -> int:
     """Run on this machine, or as one of several tasks, and return the exit code."""
     task = current_slurm_task()
-    check_started_tasks("a run", composed.config.distributed.num_nodes)
+    check_started_tasks("a run", composed.config.ranks.num_nodes)
     means = single_run_budget(composed.config)
     if task.count == 1:
         planned = partial(plan_for, composed, means=means)
@@ -62,7 +62,7 @@ def run_composed(composed: Composed) -> int:
     if task.node:
         for listened in STOP_SIGNALS:  # the first node stops all processes together
             signal.signal(listened, lambda *_: None)
-        follow(invitation, task, composed.config.distributed.timeout_s)
+        follow(invitation, task, composed.config.ranks.timeout_s)
         return EXIT_OK
     with closing(Coordinator(invitation, task)) as head:
         return run_planned(plan_for(composed, planning=False, means=means), head)
@@ -70,7 +70,7 @@ def run_composed(composed: Composed) -> int:
 
 def run_planned(plan: Plan, head: Coordinator | None = None) -> int:
     """Run a plan, or print its final record, and return the exit code."""
-    check_started_ranks(plan.config.distributed.option, plan.batch.world_size)
+    check_started_ranks(plan.ranks.option, plan.batch.world_size)
     place = find_place(plan)
     if place.record is not None:
         print_once(render_summary(place.record, str(place.paths.folder)))

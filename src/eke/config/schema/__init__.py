@@ -38,6 +38,7 @@ from eke.config.schema.data import (
     TextColumns,
     Weighted,
 )
+from eke.config.schema.facts import STAGE, Ranks, Targets
 from eke.config.schema.fields import AutoBool, Limit
 from eke.config.schema.model import (
     AUTO_ATTENTION,

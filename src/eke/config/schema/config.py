@@ -8,6 +8,7 @@ from eke.config.schema import data as work
 from eke.config.schema import model as models
 from eke.config.schema import resources as res
 from eke.config.schema import techniques as tech
+from eke.config.schema.facts import Ranks, Targets, ranks_of, targets_of
 from eke.config.schema.fields import Key, at_least, between
 
 SCHEMA_VERSION = 1
@@ -64,6 +65,16 @@ class Config:
     ignore_forecast: bool = field(default=False, metadata=Key.NONE)
     """Start runs even if the lowest memory forecast does not fit."""
 
+    @property
+    def ranks(self) -> Ranks:
+        """Facts about the processes of the run."""
+        return ranks_of(self.distributed)
+
+    @property
+    def targets(self) -> Targets:
+        """Facts about the targets of the task."""
+        return targets_of(self.task, self.data)
+
 
 VARIANTS: dict[str, dict[str, type]] = {
     "model": {
@@ -74,12 +85,7 @@ VARIANTS: dict[str, dict[str, type]] = {
         "t5": models.T5Model,
         "pretrained": models.PretrainedModel,
     },
-    "task": {
-        "causal_lm": work.Task,
-        "masked_lm": work.MaskedLM,
-        "sequence_classification": work.SequenceClassification,
-        "seq2seq_lm": work.Seq2SeqLM,
-    },
+    "task": work.TASKS,
     "data": {
         "python_source": work.PythonSource,
         "synthetic": work.Synthetic,
@@ -98,7 +104,7 @@ VARIANTS: dict[str, dict[str, type]] = {
     },
     "distributed": {"copies": res.Distributed, "fsdp": res.FSDP},
     "offload": {"memory": tech.Offload, "nvme": tech.NvmeOffload},
-    "peft": {"none": tech.Peft, "lora": tech.Lora, "qlora": tech.QLora, "ia3": tech.Adapters},
+    "peft": tech.PEFTS,
 }
 """Groups whose fields depend on the option: schema name -> class, named by the option file."""
 

@@ -66,7 +66,9 @@ class Task(OptionGroup):
     """Router loss that balances the experts of a mixture. auto: used if the checkpoint's
     config.json has output_router_logits=true. off: not used. Else the coefficient of the auxiliary
     loss."""
-    problem = ProblemType.single  # no key but of classification
+    # Facts about a task (eke.config.schema.facts), not keys.
+    problem = ProblemType.single
+    per_token, is_causal, has_target = True, True, False
 
 
 @dataclass
@@ -75,6 +77,7 @@ class MaskedLM(Task):
 
     mask_frac: float = field(default=0.15, metadata=Key.GROUP | between(0.01, 0.99))
     """Share of tokens to predict. 80 % of them are masked, 10 % random, 10 % unchanged."""
+    is_causal = False
 
 
 @dataclass
@@ -89,6 +92,7 @@ class SequenceClassification(Task):
     labels: list[str] = field(default_factory=list, metadata=Key.GROUP)
     """Names of the classes 0, 1, ... for numeric labels. For labels with names, the order of the
     classes. []: names from the data or the checkpoint."""
+    per_token, is_causal = False, False
 
 
 @dataclass
@@ -97,6 +101,16 @@ class Seq2SeqLM(Task):
 
     target_len: int | None = field(default=None, metadata=Key.GROUP | at_least(2))
     """Tokens of the target. null: `data.seq_len`."""
+    is_causal, has_target = False, True
+
+
+TASKS: dict[str, type] = {
+    "causal_lm": Task,
+    "masked_lm": MaskedLM,
+    "sequence_classification": SequenceClassification,
+    "seq2seq_lm": Seq2SeqLM,
+}
+"""Schema name -> class."""
 
 
 @dataclass

@@ -106,6 +106,11 @@ class OptionGroup:
     option: str = "none"
     """Selected option, set by the option file."""
 
+    @property
+    def is_on(self) -> bool:
+        """Whether another option than none is selected."""
+        return self.option != "none"
+
 
 class AutoBool(Enum):
     """Switch of a feature. auto: the plan decides."""

@@ -191,6 +191,11 @@ class Kernels(OptionGroup):
     sparse_prediction: bool = field(default=False, metadata=Key.ROUNDING)
     """Skip the projection of positions without a label. The loss does not depend on them."""
 
+    @property
+    def is_liger(self) -> bool:
+        """Whether Liger's modules replace modules of the model."""
+        return self.option == "liger"
+
 
 class CompileMode(Enum):
     """Mode of inductor: trades compile time for speed."""
@@ -217,7 +222,12 @@ class Compile(OptionGroup):
     """Compile one Transformer layer for all layers. Compiles faster and fuses less."""
 
     @property
+    def is_inductor(self) -> bool:
+        """Whether inductor fuses operations."""
+        return self.option == "inductor"
+
+    @property
     def replays_graphs(self) -> bool:
         """True if CUDA graphs are replayed on a GPU."""
-        by_mode = self.option == "inductor" and self.mode in GRAPH_MODES
+        by_mode = self.is_inductor and self.mode in GRAPH_MODES
         return self.option == "cudagraphs" or by_mode

@@ -255,6 +255,11 @@ class Engine(OptionGroup):
 
     option: str = "loop"
 
+    @property
+    def is_trainer(self) -> bool:
+        """Whether Hugging Face Trainer runs the steps."""
+        return self.option == "trainer"
+
 
 @dataclass
 class Trainer:

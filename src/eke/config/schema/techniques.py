@@ -133,6 +133,11 @@ class _FourBits(Enum):
 class Peft(OptionGroup):
     """Parameters that are trained: all, or a few added parameters."""
 
+    @property
+    def is_dora(self) -> bool:
+        """Whether adapters also train the norm of each row of a weight (DoRA)."""
+        return self.option == "dora"
+
 
 @dataclass
 class Adapters(Peft):
@@ -176,6 +181,10 @@ class QLora(Lora):
     """Keep the scales of the blocks in 8 bits."""
 
 
+PEFTS: dict[str, type] = {"none": Peft, "lora": Lora, "qlora": QLora, "ia3": Adapters}
+"""Schema name -> class."""
+
+
 class WeightsPlace(Enum):
     """Place of the weights between two uses."""
 
@@ -187,6 +196,12 @@ class WeightsPlace(Enum):
 @dataclass
 class Offload(OptionGroup):
     """Parts of the training state that are kept in host memory or on a disk."""
+
+    @property
+    def moves_weights(self) -> bool:
+        """Whether the weights leave the device between two uses."""
+        place = getattr(self, "weights", WeightsPlace.device)
+        return self.option == "params_cpu" or place is not WeightsPlace.device
 
 
 @dataclass

@@ -52,7 +52,7 @@ def reading_of(request: PrepareRequest, labels: Iterable[Any]) -> str:
             why = "has only the lists [0, 1] and [1, 0]: class numbers or multi-hot vectors"
             fix = Fix("data.multi_hot=true", remark="for class numbers data.multi_hot=false")
             raise ConfigError(Problem("data.label", str(request.label), why, fix))
-    if request.option != "csv" or not kinds:
+    if not request.is_csv or not kinds:
         return ""
     return "number" if kinds[int] > kinds[str] else "name"
 

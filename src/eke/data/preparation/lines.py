@@ -115,7 +115,7 @@ class Columns:
             return self._class(self._checked(value))
         value = self.items(value)
         if not isinstance(value, list):
-            single = "" if self.request.option == "csv" else "task.problem=single"
+            single = "" if self.request.is_csv else "task.problem=single"
             raise self._unsuited(value, "not a list of classes", single)
         each = [self._checked(n) for n in self._positions(value)]
         if len(set(each)) < len(each):
@@ -124,7 +124,7 @@ class Columns:
 
     def items(self, value: Any) -> Any:
         """Return the list of classes in a text of csv, any other value unchanged."""
-        several = self.request.problem == "multi_label" and self.request.option == "csv"
+        several = self.request.problem == "multi_label" and self.request.is_csv
         if not several or not isinstance(value, str):
             return value
         if value.lstrip().startswith(("[", "(")):  # Python writes ['a', 'b'], numpy [0. 1.]
@@ -146,7 +146,7 @@ class Columns:
         raise BadRowError(f"{self.request.label} is {_shown(found)}, not {size} zeros and ones")
 
     def _number(self, value: Any) -> float:
-        if isinstance(value, str) and self.request.option == "csv":
+        if isinstance(value, str) and self.request.is_csv:
             with contextlib.suppress(ValueError):
                 value = float(value)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -164,7 +164,7 @@ class Columns:
     def _checked(self, value: Any) -> int | str:
         """Return a class number or name; BadRowError if out of range or of another kind."""
         column, single = self.request.label, self.request.problem == "single"
-        if isinstance(value, str) and self.request.option == "csv" and self.kind != "name":
+        if isinstance(value, str) and self.request.is_csv and self.kind != "name":
             value = whole(value) if single or not is_decimal(value) else value
         if isinstance(value, float) and value.is_integer() and single:
             value = int(value)

@@ -284,7 +284,7 @@ class _RowStore:
             self.writer.append("labels", [])
             self.writer.append("label_offsets", [0])
         split = self._has_eval_source()
-        is_csv = self.request.option == "csv" and self.request.problem != "regression"
+        is_csv = self.request.is_csv and self.request.problem != "regression"
         if self.request.label is not None and (several or is_csv):
             self.columns.kind = reading_of(self.request, self._labels())
         rows, held = (all_rows(self.request, each, self.columns) for each in (False, True))

@@ -24,8 +24,6 @@ from eke.config.schema import (
     Packing,
     PythonSource,
     Rows,
-    Seq2SeqLM,
-    SequenceClassification,
     Text,
 )
 from eke.data.sources.content_hash import CHUNK_BYTES, content_hash, files_digest
@@ -108,6 +106,11 @@ class PrepareRequest:
     """Evaluation samples of a source streamed during training, 0: all rows are prepared."""
 
     @property
+    def is_csv(self) -> bool:
+        """Whether all values are text."""
+        return self.option == "csv"
+
+    @property
     def only_evaluates(self) -> bool:
         """True if all rows are for evaluation, as in `eke evaluate`."""
         hub = self.hub
@@ -146,22 +149,19 @@ def request_of(config: Config) -> PrepareRequest | None:
 
 
 def _common(config: Config) -> PrepareRequest:
-    data, target_len, tokenizer = config.data, 0, tokenizer_of(config.data)
-    if isinstance(config.task, Seq2SeqLM):
-        target_len = config.task.target_len or config.data.seq_len
-    labels = config.task.num_labels if isinstance(config.task, SequenceClassification) else 0
+    data, targets, tokenizer = config.data, config.targets, tokenizer_of(config.data)
     content = tokenizer_content(tokenizer)  # of a folder
     return PrepareRequest(
         option=data.option,
         path=getattr(data, "path", getattr(data, "name", data.option)),
         content="",
-        task=config.task.option,
-        num_labels=labels,
-        problem=config.task.problem.value,
+        task=targets.option,
+        num_labels=targets.num_labels,
+        problem=targets.problem.value,
         tokenizer=str(user_path(tokenizer).absolute()) if content else tokenizer,
         tokenizer_content=content,
         seq_len=data.seq_len,
-        target_len=target_len,
+        target_len=targets.length,
         packing=data.packing is Packing.on,
         streamed=data.num_eval_samples if data.is_stream else 0,
         eval_frac=data.eval_frac if isinstance(data, Rows) else 0.1,
@@ -185,15 +185,15 @@ def _conversations(config: Config, data: Conversations) -> PrepareRequest:
 
 
 def _rows(config: Config, data: Hub | Files) -> PrepareRequest:
-    task = config.task.option
-    pairs = task == "seq2seq_lm" or (task == "causal_lm" and data.prompt is not None)
+    targets = config.targets
+    pairs = targets.length > 0 or (targets.is_causal and data.prompt is not None)
     return dataclasses.replace(
         _common(config),
         text=None if pairs else data.text,
         prompt=data.prompt if pairs else None,
         response=data.response if pairs else None,
-        separator=data.separator if pairs and task == "causal_lm" else None,
-        label=data.label if task == "sequence_classification" else None,
+        separator=data.separator if pairs and targets.is_causal else None,
+        label=None if targets.per_token else data.label,
         text_pair=data.text_pair,
         head_labels=_head_labels(config),
         class_names=tuple(getattr(config.task, "labels", ())),
@@ -204,8 +204,7 @@ def _rows(config: Config, data: Hub | Files) -> PrepareRequest:
 def _head_labels(config: Config) -> tuple[str, ...]:
     """Return the checkpoint's class names, () if they are transformers' default `LABEL_0`."""
     names = getattr(config.model, "label_names", [])
-    task = config.task
-    is_kept = isinstance(task, SequenceClassification) and task.num_labels == len(names)
+    is_kept = config.targets.num_labels == len(names)
     is_named = any(name != f"LABEL_{number}" for number, name in enumerate(names))
     return tuple(names) if is_kept and is_named else ()
 

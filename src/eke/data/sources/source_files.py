@@ -17,7 +17,7 @@ from pathlib import Path
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
 from eke.common.text import closest_path, first_line, override
-from eke.config.schema import ENDINGS, Config, PythonSource, Seq2SeqLM, SequenceClassification, Text
+from eke.config.schema import ENDINGS, Config, PythonSource, Text
 from eke.data.sources.content_hash import content_hash, digest_once, file_signature, memoized
 
 
@@ -155,8 +155,8 @@ def open_corpus(config: Config) -> TextSource | None:
         corpus = text_files(user_path(config.data.path), config.data.pattern, config.data.eval_frac)
     else:
         return None
-    if isinstance(config.task, SequenceClassification):
-        return _classes(corpus, config.data, config.task.num_labels)
+    if num_labels := config.targets.num_labels:
+        return _classes(corpus, config.data, num_labels)
     return corpus
 
 
@@ -257,16 +257,14 @@ def largest_labels(corpus: TextSource, num_labels: int) -> list[str]:
 
 def labels_of(config: Config, corpus: TextSource) -> list[str]:
     """Return the labels of a corpus by number: the classes, else all folders."""
-    if isinstance(config.task, SequenceClassification):
-        return largest_labels(corpus, config.task.num_labels)
+    if num_labels := config.targets.num_labels:
+        return largest_labels(corpus, num_labels)
     return sorted({piece.label for piece in corpus.pieces()})
 
 
 def window_length(config: Config) -> int:
     """Return the tokens of text per sample; in seq2seq, source and target together."""
-    if isinstance(config.task, Seq2SeqLM):
-        return config.data.seq_len + (config.task.target_len or config.data.seq_len)
-    return config.data.seq_len
+    return config.data.seq_len + config.targets.length
 
 
 def count_windows(pieces: Iterable[FileRange], length: int) -> int:

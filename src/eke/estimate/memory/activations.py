@@ -8,7 +8,6 @@ from eke.estimate.memory.components import (
     ZERO_RANGE,
     Range,
     range_around,
-    trains_adapters,
 )
 from eke.models.families import (
     FLOAT32_BYTES,
@@ -18,13 +17,11 @@ from eke.models.families import (
     Stack,
     Tokens,
     Weight,
-    is_classification,
 )
 from eke.models.families.family_record import INDEX_BYTES
 from eke.models.sizes import (
     BFLOAT16_BYTES,
     BLOCK_BYTES,
-    STAGE,
     chunk_rows,
     flat_pieces,
     fuses_adapters,
@@ -45,7 +42,7 @@ def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
     if not trained:
         return ZERO_RANGE
     number = FLOAT32_BYTES if plan.compute.master else plan.compute.formats.weight_bytes
-    if config.distributed.option in STAGE:  # flat shards, one after another
+    if plan.ranks.zero_stage:  # flat shards, one after another
         trained, number = flat_pieces(config), FLOAT32_BYTES
     largest = number * max(prod(w.shape) for w in trained)
     groups = [number * sum(prod(w.shape) for w in trained if w.role is role) for role in Role]
@@ -67,7 +64,7 @@ def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
     loop = plan.compute.optimizer_implementation
     formula = LOOPS[loop] if loop else optimizer_entry(config.optimizer).temporaries
     found = range_around(0, *formula(step))
-    if plan.compute.master and not in_backward and config.distributed.option not in STAGE:
+    if plan.compute.master and not in_backward and not plan.ranks.zero_stage:
         # While the optimizer updates the copies, there are also float32 gradients.
         more = 0 if step.on_cpu else step.total // 4
         found = range_around(
@@ -114,7 +111,7 @@ class Activations:
             self.offloaded, kept, share = kept, 0, 0.0  # copies of weights are made again
             passing = max(passing, layer)
         needed = sum(s.layer.needed * s.count for s in each)
-        if trains_adapters(config) or config.memory.checkpointing is not Checkpointing.off:
+        if config.peft.is_on or config.memory.checkpointing is not Checkpointing.off:
             needed = 0
         if config.model.freeze:  # a frozen layer keeps no operands, but is computed
             kept, needed = max(kept, layer), 0
@@ -167,7 +164,7 @@ def _outside(config: Config, shape: Shape) -> int:
     positions = tokens * 3 * INDEX_BYTES + shape.rows * shape.target * 2 * INDEX_BYTES
     norm = hidden * (FLOAT32_BYTES + 2 * shape.weights + (shape.compute if shape.cast else 0))
     outer = positions + tokens * norm
-    return outer + shape.architecture.outside(shape, config.task.option)
+    return outer + shape.architecture.outside(shape, config.targets.option)
 
 
 def _cast_bytes(plan: Plan, parts: tuple[Weight, ...]) -> list[int]:
@@ -190,15 +187,15 @@ def _cast_bytes(plan: Plan, parts: tuple[Weight, ...]) -> list[int]:
 def _logits(plan: Plan, shape: Shape) -> tuple[int, int, int]:
     """Return the bytes of logits at the end of the forward pass, in the backward pass, at least."""
     config = plan.config
-    if is_classification(config):
+    if not config.targets.per_token:
         return 0, 0, 0
     rows = most_predicted(config, shape.rows, shape.target)
     numbers = rows * shape.vocabulary
-    compiled = config.compile.option == "inductor" and not shape.on_cpu
+    compiled = config.compile.is_inductor and not shape.on_cpu
     if config.kernels.fused_linear_cross_entropy:
         chunk = chunk_rows(rows, shape.vocabulary, shape.compute) * shape.vocabulary
         of_hidden = FLOAT32_BYTES * rows * shape.hidden
-        head = 0 if trains_adapters(config) else shape.vocabulary * shape.hidden
+        head = 0 if config.peft.is_on else shape.vocabulary * shape.hidden
         block = 0 if compiled else min(FLOAT32_BYTES * chunk, BLOCK_BYTES)
         rounded = shape.compute * head if shape.on_cpu and shape.compute < FLOAT32_BYTES else 0
         gradients = of_hidden + FLOAT32_BYTES * head
@@ -219,14 +216,14 @@ def _adapted(
     peft's `_cast_input_dtype`) and its inner result.
     """
     config = plan.config
-    if not trains_adapters(config):
+    if not config.peft.is_on:
         return each
     total = sum(stack.count for stack in each) or 1
     rank = config.peft.r if isinstance(config.peft, Lora) else 0
     # Inputs of matrix A, shape (r, in). Without casts, adapters of one input share it.
     read = [w.shape[1] for w in parts if w.is_adapter and len(w.shape) == 2 and w.shape[0] == rank]
     autocast = plan.compute.autocast is not None
-    widened = not autocast or config.peft.option == "dora"  # as in training.model.adapters
+    widened = not autocast or config.peft.is_dora  # as in training.model.adapters
     narrow = shape.cast or (shape.weights < FLOAT32_BYTES and widened)
     width = shape.compute if autocast else FLOAT32_BYTES
     inputs = sum(read) * width // total if narrow else 0

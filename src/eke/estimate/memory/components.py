@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import cast
 
-from eke.config.schema import FSDP, Adapters, Config, Packing, T5Model
+from eke.config.schema import Packing, T5Model
 from eke.models.families import Shape, family_of, head_width
-from eke.models.sizes import BFLOAT16_BYTES, STAGE, is_ragged, predicted_frac
+from eke.models.sizes import BFLOAT16_BYTES, is_ragged, predicted_frac
 from eke.plan.planner import MicroBatchShape, Plan, shares_heads, simulated_micro_batches
 
 MEMORY_PHASES = {
@@ -172,16 +172,6 @@ def shape_of(plan: Plan, micro: MicroBatchShape | None = None) -> Shape:
     )
 
 
-def trains_adapters(config: Config) -> bool:
-    """Return whether the model's own weights are frozen."""
-    return isinstance(config.peft, Adapters)
-
-
-def is_fsdp(config: Config) -> bool:
-    """Return whether torch's FSDP2 shards the model."""
-    return isinstance(config.distributed, FSDP)
-
-
 @dataclass(frozen=True)
 class _Reason:
     """Condition under which a doubt applies to a plan, and its text."""
@@ -200,7 +190,7 @@ UNCERTAINTY_REASONS = {
         "torch.compile selects the activations kept for the backward pass",
     ),
     "fused_kernels": _Reason(
-        lambda plan, shape: plan.config.kernels.option == "liger",
+        lambda plan, shape: plan.config.kernels.is_liger,
         "fused kernels keep less than the model's own operations",
     ),
     "lengths": _Reason(
@@ -208,7 +198,7 @@ UNCERTAINTY_REASONS = {
         "samples differ in length: the longest micro-batch of a training is counted",
     ),
     "adapters": _Reason(
-        lambda plan, shape: trains_adapters(plan.config),
+        lambda plan, shape: plan.config.peft.is_on,
         "adapters change the tensors kept by each layer",
     ),
     "frozen": _Reason(
@@ -224,15 +214,15 @@ UNCERTAINTY_REASONS = {
         "4-bit weights are unpacked layer by layer",
     ),
     "ds_config": _Reason(
-        lambda plan, shape: plan.config.distributed.deepspeed_config,
+        lambda plan, shape: plan.ranks.deepspeed_config,
         "a user's ds_config.json may move or share anything",
     ),
     "gathering": _Reason(
-        lambda plan, shape: is_fsdp(plan.config) or plan.config.distributed.option in STAGE,
+        lambda plan, shape: plan.ranks.shards_states,
         "the library decides when sharded weights are gathered, and how many",
     ),
     "data_parallel": _Reason(
-        lambda plan, shape: plan.config.distributed.option == "dp",
+        lambda plan, shape: plan.ranks.is_dp,
         "the first device gathers the outputs of the others",
     ),
     "float8": _Reason(

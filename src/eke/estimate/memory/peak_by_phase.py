@@ -14,10 +14,9 @@ from eke.estimate.memory.components import (
     exact_range,
     range_around,
     shape_of,
-    trains_adapters,
 )
-from eke.models.families import FLOAT32_BYTES, Role, family_of, is_classification
-from eke.models.sizes import IN_PARTS, STAGE, shared_state_bytes, training_structure
+from eke.models.families import FLOAT32_BYTES, Role, family_of
+from eke.models.sizes import shared_state_bytes, training_structure
 from eke.plan.planner import MicroBatchShape, Plan, evaluated, simulated_micro_batches
 
 _Parts = dict[str, Range]
@@ -131,16 +130,16 @@ class _Moments:
     def loading(self) -> int:
         """Bytes of weights at most while they are made or read."""
         config, start = self.config, self.state.start or self.state.weights
-        if config.distributed.option not in IN_PARTS or isinstance(config.model, PretrainedModel):
+        if not config.ranks.shards_weights or isinstance(config.model, PretrainedModel):
             return start
         # A tied head is drawn by itself, and has its part until it is tied.
         tied = max((prod(w.shape) for w in self.parts if sharding.is_tied(w)), default=0)
-        return start + FLOAT32_BYTES * tied // config.distributed.num_processes
+        return start + FLOAT32_BYTES * tied // config.ranks.num_processes
 
     def of_checkpoints(self) -> list[MemoryPoint]:
         """Return the moments of reading and saving a rank's shard, by tensor or as a copy."""
         config, on_host = self.config, self.plan.device.kind == "cpu"
-        largest = max(prod(w.shape) for w in self.parts) // config.distributed.num_processes
+        largest = max(prod(w.shape) for w in self.parts) // config.ranks.num_processes
         piece, saved = on_host * FLOAT32_BYTES * largest, sharding.saved_bytes(self.plan)
         behind = config.train.checkpoint_async is not False
         copies = _range_from_zero(on_host * saved) if behind else ZERO_RANGE
@@ -152,15 +151,15 @@ class _Moments:
 
     def of_sharing(self) -> list[MemoryPoint]:
         """Return the moments that only FSDP2 or ZeRO has."""
-        option = self.config.distributed.option
-        if option == "fsdp":  # the head is gathered before there are logits
+        ranks = self.plan.ranks
+        if ranks.fsdp:  # the head is gathered before there are logits
             parts = self.held("gathered", self.earlier) | self.kept(self.acts.casts)
             return [MemoryPoint("forward", parts, "gathered"), *self.of_gathering()]
-        if option not in STAGE:
+        if not ranks.zero_stage:
             return []
         whole = exact_range(self.state.gradients)
         found = [MemoryPoint("backward", self.held("reduced", whole), "reduced")]
-        if STAGE[option] == 2:
+        if ranks.zero_stage == 2:
             parts = self.last_layer().parts
             # Bytes kept by half of the layers, plus or minus a quarter.
             half = {
@@ -189,7 +188,7 @@ class _Moments:
         outer = 0 if is_tied else self.last_layer().parts["gradients"].expected
         whole = self.state.gradients
         inner = self.plan.compute.formats.weight_bytes * self.layer * count
-        inner = min(inner // getattr(self.config.distributed, "shards", 1), whole)
+        inner = min(inner // self.plan.ranks.shards, whole)
         for done in {1, count - 1} - {0}:  # layers whose backward pass is over
             made = whole if self.plan.batch.accumulation > 1 else outer + inner * done // count
             parts = self.held("next_layer", range_around(0, made, whole))
@@ -212,7 +211,7 @@ class _Moments:
             "master": exact_range(state.master),
             "buffers": buffers,
         }
-        if self.config.distributed.option in STAGE and self.config.distributed.deepspeed_config:
+        if self.plan.ranks.zero_stage and self.plan.ranks.deepspeed_config:
             parts = {name: Range(0, part.expected, part.high) for name, part in parts.items()}
         return parts
 
@@ -225,17 +224,17 @@ class _Moments:
     def kept(self, casts: int) -> _Parts:
         """Return activations of all layers, and 16-bit copies of weights."""
         acts, compiled = self.acts, self.config.compile.option not in ("none", "eager")
-        casts_all = self.plan.compute.autocast and not trains_adapters(self.config)
+        casts_all = self.plan.compute.autocast and not self.config.peft.is_on
         share = COMPILED_AUTOCAST_SHARE if casts_all else COMPILED_SHARE
         share = share if compiled and acts.passing == 0 else 1.0
         low = acts.needed
-        if compiled or self.plan.compute.float8 != "off" or self.config.kernels.option == "liger":
+        if compiled or self.plan.compute.float8 != "off" or self.config.kernels.is_liger:
             low //= 4  # cheap operations are recomputed, operands are kept in 8 bits
         expected = int(acts.kept * share)
         doubt = self.doubt * acts.kept
         # ZeRO-3's linear layers keep the weight itself, which is gathered again (deepspeed 0.19.8,
         # runtime/zero/linear.py, `save_for_backward`).
-        copies = 0 if self.config.distributed.option == "zero3" else casts
+        copies = 0 if self.plan.ranks.zero_stage == 3 else casts
         return {
             "activations": _range_from_zero(expected, low, int(doubt + _SMALL_BYTES)),
             "autocast": Range(0, copies, casts),
@@ -248,9 +247,9 @@ class _Moments:
         doubt = _SLACK_HIGH
         if not shape.architecture.is_known:
             doubt = 3.0
-        elif trains_adapters(config):
+        elif config.peft.is_on:
             doubt = 1.6
-        elif config.engine.option == "trainer" or shape.masked or shape.experts:
+        elif config.engine.is_trainer or shape.masked or shape.experts:
             doubt = 1.3
         if self.plan.compute.float8 != "off":
             doubt += 0.3  # 8-bit operands in addition to 16-bit ones
@@ -272,10 +271,10 @@ class _Moments:
         room = acts.logits_backward + acts.logits_forward
         fused = (
             self.config.kernels.fused_linear_cross_entropy
-            or self.config.kernels.option != "none"
-            or self.config.engine.option == "trainer"
+            or self.config.kernels.is_on
+            or self.config.engine.is_trainer
         )
-        low = 0 if fused or self.config.compile.option != "none" else acts.logits_needed
+        low = 0 if fused or self.config.compile.is_on else acts.logits_needed
         parts["logits"] = _range_from_zero(acts.logits_backward, low, room)
         return MemoryPoint("backward", parts, "loss")
 
@@ -283,9 +282,10 @@ class _Moments:
         """Return the last layer's backward pass: others are kept, the head has a gradient."""
         acts = self.acts
         number = self.plan.compute.formats.weight_bytes
-        trained = not is_classification(self.config) and not trains_adapters(self.config)
+        trained = self.config.targets.per_token and not self.config.peft.is_on
         head = trained * number * self.shape.vocabulary * self.shape.hidden
-        head = min(head // getattr(self.config.distributed, "shards", 1), self.state.gradients)
+        shards = self.plan.ranks.shards if self.plan.ranks.fsdp else 1
+        head = min(head // shards, self.state.gradients)
         gradients = range_around(
             0, head, min(2 * head + number * self.layer, 2 * self.state.gradients)
         )
@@ -305,7 +305,7 @@ class _Moments:
         """Return the first layer's backward pass: all gradients but its own exist."""
         acts, own = self.acts, self.plan.compute.formats.weight_bytes * self.layer
         whole = self.state.gradients
-        own = 0 if self.config.memory.optimizer_in_backward or trains_adapters(self.config) else own
+        own = 0 if self.config.memory.optimizer_in_backward or self.config.peft.is_on else own
         own = 0 if self.plan.batch.accumulation > 1 else min(own, whole)
         parts = self.held("first_layer", range_around(whole - own, whole - own // 2, whole))
         layer = int(self.doubt * acts.one_layer)
@@ -317,11 +317,11 @@ class _Moments:
         """Return the end of the backward pass, with gradients of the embedding and a tied head."""
         number, model = self.plan.compute.formats.weight_bytes, self.config.model
         table = number * self.shape.vocabulary * self.shape.hidden
-        is_tied = model.tie_word_embeddings and not is_classification(self.config)
+        is_tied = model.tie_word_embeddings and self.config.targets.per_token
         # torch sums two gradients of one table into a third.
         several = is_tied or family_of(self.config).is_encoder_decoder
         times = 2 if several else int(self.plan.batch.accumulation > 1)
-        if trains_adapters(self.config) or self.config.distributed.option == "fsdp":
+        if self.config.peft.is_on or self.plan.ranks.fsdp:
             table = 0
         parts = self.held("embedding", exact_range(self.state.gradients))
         more = times * min(table, self.state.gradients)
@@ -346,7 +346,7 @@ class _Moments:
         )
         parts["logits"] = _range_from_zero(acts.logits_forward, high=2 * acts.logits_forward)
         # A copy is freed after its product (`cache_enabled=False`). ZeRO-3's product casts a view.
-        cast = acts.largest_cast * (self.config.distributed.option != "zero3")
+        cast = acts.largest_cast * (self.plan.ranks.zero_stage != 3)
         cast = cast if self.plan.compute.eval_autocast else 0
         parts["autocast"] = range_around(0, cast, acts.casts)
         return MemoryPoint("evaluation", parts, "evaluation")

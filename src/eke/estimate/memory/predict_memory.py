@@ -17,13 +17,12 @@ from eke.estimate.memory.components import (
     Traced,
     Verdict,
     exact_range,
-    is_fsdp,
     range_around,
     uncertainty_reasons,
 )
 from eke.estimate.memory.peak_by_phase import COMPONENTS, MemoryPoint, memory_points, moments
 from eke.estimate.memory.sharding import saved_bytes
-from eke.models.sizes import STAGE, shared_state_bytes
+from eke.models.sizes import shared_state_bytes
 from eke.plan.planner import MicroBatchShape, Plan, simulated_micro_batches
 from eke.plan.planner.planner import workspace_bytes
 
@@ -48,9 +47,7 @@ _STATES = ("weights", "gradients", "optimizer", "master")
 
 def _refine_with_trace(plan: Plan, found: list[MemoryPoint], traced: Traced) -> list[MemoryPoint]:
     """Return the closed form's moments with a trace's numbers. With sharding, only of the rest."""
-    option = plan.config.distributed.option
-    copies = option == "ddp" and plan.batch.world_size > 1
-    if copies or is_fsdp(plan.config) or option in STAGE:
+    if plan.ranks.shards_states or (plan.ranks.is_ddp and plan.batch.world_size > 1):
         return [_with_traced_activations(moment, traced) for moment in found]
     # The highest moment of each phase, the first one of equals.
     closed = {m.phase: m for m in sorted(reversed(found), key=lambda m: m.total.expected)}
@@ -65,7 +62,7 @@ def _traced(closed: MemoryPoint, traced: Traced, plan: Plan) -> MemoryPoint:
     """
     allocated, config = traced.allocated[closed.phase], plan.config
     # A compiled model or liger's kernels change every pass, a compiled optimizer only its step.
-    changed = config.compile.option != "none" or config.kernels.option == "liger"
+    changed = config.compile.is_on or config.kernels.is_liger
     is_bound = traced.method is Method.upper_bound and (changed or closed.phase == "optimizer")
     if is_bound and allocated > closed.total.expected:  # the formula is closer
         more = max(0, allocated - closed.total.high)
@@ -138,7 +135,7 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
     substitutions: tuple[str, ...] = ()
     # ZeRO-3's linear layers keep other tensors than the traced ones (see moments.kept). On two
     # ranks, formulas were right to 5 %, the trace to 16 % (notes/lab/memory.md).
-    if traced is not None and plan.config.distributed.option != "zero3":
+    if traced is not None and plan.ranks.zero_stage != 3:
         found = _refine_with_trace(plan, found, traced)
         method, substitutions = traced.method, traced.notes
         doubts = tuple(doubt for doubt in doubts if doubt in UNTRACED)
@@ -249,7 +246,7 @@ def _on_gpu(plan: Plan, moment: MemoryPoint, every: Sequence[MemoryPoint]) -> Me
     """Return a moment with cuBLAS's workspace, the allocator's reserve and the driver's context."""
     space = 0 if moment.phase == "load" else workspace_bytes(plan.device.capability)
     allocated, held = moment.total, 0
-    if is_fsdp(plan.config):  # creates gradients on its own stream, whose memory is not shared
+    if plan.ranks.fsdp:  # creates gradients on its own stream, whose memory is not shared
         gradients = [m.parts.get("gradients", ZERO_RANGE).expected for m in (moment, *every)]
         held = max(gradients) - gradients[0]
     reserve = range_around(

@@ -34,7 +34,7 @@ def render_forecast(plan: Plan, found: Forecast) -> str:
     peak, tight = found.peak, found.verdict is Verdict.tight
     verdict = "tight: may not fit" if tight else found.verdict.value
     between = f"between {format_bytes(peak.low)} and {format_bytes(peak.high)}"
-    several = plan.device.kind != "cpu" and plan.config.distributed.num_processes > 1
+    several = plan.device.kind != "cpu" and plan.ranks.num_processes > 1
     sizes = [f"{phase} {format_bytes(size)}" for phase, size in found.phases.items() if size]
     lines = [
         f"memory: {verdict}   ({_available(plan, found)})",

@@ -6,6 +6,7 @@ device share one memory.
 """
 
 from math import prod
+from typing import cast
 
 from eke.config.schema import FSDP, Config
 from eke.estimate.memory.components import (
@@ -13,11 +14,9 @@ from eke.estimate.memory.components import (
     Range,
     exact_range,
     range_around,
-    trains_adapters,
 )
-from eke.models.families import FLOAT32_BYTES, Role, Tokens, Weight, family_of, is_classification
+from eke.models.families import FLOAT32_BYTES, Role, Tokens, Weight, family_of
 from eke.models.sizes import (
-    STAGE,
     adds_up_whole,
     flat_shard_sizes,
     sent_bytes,
@@ -37,7 +36,7 @@ class _Sizes:
     """Bytes of a model sharded by DeepSpeed, in the weights' format."""
 
     def __init__(self, plan: Plan, parts: _Parts) -> None:
-        mine, stage = flat_shard_sizes(plan.config), STAGE[plan.config.distributed.option]
+        mine, stage = flat_shard_sizes(plan.config), plan.ranks.zero_stage
         trained = [w for w in parts if w.trained]
         number = self.number = plan.compute.formats.weight_bytes
         self.whole = number * sum(prod(w.shape) for w in trained)
@@ -80,7 +79,7 @@ def _step_bytes(plan: Plan, sizes: _Sizes) -> int:
     ZeRO-1 and 2 flatten one group at a time, and copy narrow gradients to float32 (`step`:
     `flatten`, `.to`). So does ZeRO-3 (`_prepare_fp32_grad_for_sub_group`).
     """
-    if plan.config.offload.option != "none":
+    if plan.config.offload.is_on:
         return 0
     narrow = sizes.number if sizes.number < FLOAT32_BYTES else 0
     return sizes.group * (FLOAT32_BYTES + narrow)
@@ -92,8 +91,8 @@ def _zero_gradients(plan: Plan, sizes: _Sizes, moment: str, plain: Range) -> Ran
     ZeRO-2 keeps full gradients of tensors with a shard here (`copy_grads_in_partition`:
     `grads_in_partition`), ZeRO-3 its shard, permanently (`grad_partitions_flat_buffer`).
     """
-    stage = STAGE[plan.config.distributed.option]
-    offload, on_host = plan.config.offload.option != "none", plan.device.kind == "cpu"
+    stage = plan.ranks.zero_stage
+    offload, on_host = plan.config.offload.is_on, plan.device.kind == "cpu"
     if stage == 3:
         return exact_range(sizes.partition) if on_host or not offload else ZERO_RANGE
     if stage == 1:
@@ -115,7 +114,7 @@ def _zero_gradients(plan: Plan, sizes: _Sizes, moment: str, plain: Range) -> Ran
 
 def _zero_buffers(plan: Plan, parts: _Parts, sizes: _Sizes, moment: str) -> Range:
     """Return the bytes of buckets, staging areas, gradients in transfer and gathered weights."""
-    stage = STAGE[plan.config.distributed.option]
+    stage = plan.ranks.zero_stage
     always = _staging(plan, sizes)
     if stage == 3:  # the bucket is permanent (`ipg_buckets`)
         gathered = _gathered_weights(plan, parts)
@@ -130,13 +129,13 @@ def _zero_buffers(plan: Plan, parts: _Parts, sizes: _Sizes, moment: str) -> Rang
     expected, more = always, 0
     if moment in _BACKWARD:  # `setup_buckets`, at the first gradient
         expected, more = always + sizes.bucket, sizes.largest
-    if moment == "reduced" and stage == 1 and plan.config.offload.option == "none":
+    if moment == "reduced" and stage == 1 and not plan.config.offload.is_on:
         # ZeRO-1 copies its gradients into a separate buffer. Gradients in the bucket have by then
         # left their first place (`reduce_gradients`, `copy_grads_in_partition`).
         expected, more = always + sizes.mine, sizes.bucket + sizes.largest
     if moment == "optimizer":
         expected, more = always + _step_bytes(plan, sizes), 2 * sizes.group * FLOAT32_BYTES
-    doubt = sizes.mine if plan.config.offload.option != "none" else sizes.bucket
+    doubt = sizes.mine if plan.config.offload.is_on else sizes.bucket
     return range_around(0, expected, expected + more + doubt)
 
 
@@ -147,9 +146,9 @@ def _staging(plan: Plan, sizes: _Sizes) -> int:
     `param_buffer_of_bit16_for_cpu_offload_groups` and, the only one on a GPU,
     `temp_grad_buffer_for_gpu_offload`; stage3.py, `subgroup_gradient_buffer`.
     """
-    if plan.config.offload.option == "none":
+    if not plan.config.offload.is_on:
         return 0
-    staged = STAGE[plan.config.distributed.option] < 3
+    staged = plan.ranks.zero_stage < 3
     if plan.device.kind != "cpu":
         return sizes.largest * staged
     narrow = sizes.partition + 2 * sizes.largest if staged else 0
@@ -163,7 +162,7 @@ def regather_bytes(plan: Plan, parts: _Parts) -> int:
     DeepSpeed gathers a group at once (runtime/utils.py, `all_gather_into_tensor_dp_groups`), gloo
     into its own output (torch 2.13, ProcessGroupGloo.cpp, `_allgather_base`).
     """
-    if plan.device.kind != "cpu" or STAGE[plan.config.distributed.option] == 3:
+    if plan.device.kind != "cpu" or plan.ranks.zero_stage == 3:
         return 0
     if plan.batch.world_size == 1:
         return 0
@@ -191,32 +190,31 @@ def _gathered_weights(plan: Plan, parts: _Parts) -> Range:
 
 def saved_bytes(plan: Plan) -> int:
     """Return the bytes that a rank saves: its shard of states and weights or adapters, else 0."""
-    config, sharing = plan.config, plan.config.distributed
-    if sharing.num_processes == 1 or sharing.option not in (*STAGE, "fsdp"):
+    config, ranks = plan.config, plan.ranks
+    if ranks.num_processes == 1 or not ranks.shards_states:
         return 0
     state = shared_state_bytes(config, plan.size, host=True, formats=plan.compute.formats)
-    cut, weights = getattr(sharing, "shards", sharing.num_processes), state.weights
-    if trains_adapters(config):
+    weights = state.weights
+    if config.peft.is_on:
         weights = FLOAT32_BYTES * sum(prod(w.shape) for w in trained_weights(config))
-    whole = trains_adapters(config) or sharing.option in ("zero1", "zero2")
-    return weights // (cut if whole else 1) + state.optimizer + state.master
+    whole = config.peft.is_on or not ranks.shards_weights
+    return weights // (ranks.shards if whole else 1) + state.optimizer + state.master
 
 
 def held_at(
     plan: Plan, parts: _Parts, whole: int, moment: str, gradients: Range
 ) -> tuple[Range, Range]:
     """Return gradients, and other buffers, at a moment. `gradients`: those of a single process."""
-    option = plan.config.distributed.option
-    if isinstance(plan.config.distributed, FSDP):
+    if plan.ranks.fsdp:
         return gradients, _fsdp(plan, parts, moment)
-    if option in STAGE:
+    if plan.ranks.zero_stage:
         moment = moment if moment != "between" else "evaluation"
         sizes = _Sizes(plan, parts)
         held = _zero_gradients(plan, sizes, moment, gradients)
         return held, _zero_buffers(plan, parts, sizes, moment)
-    if option == "ddp" and plan.batch.world_size > 1:
+    if plan.ranks.is_ddp and plan.batch.world_size > 1:
         return Range(min(gradients.low, whole), whole, whole), _ddp(plan, parts, whole, moment)
-    if option == "dp":
+    if plan.ranks.is_dp:
         # The first device also has the gathered outputs of the others.
         return gradients, range_around(0, whole // 10, whole)
     return gradients, ZERO_RANGE
@@ -235,7 +233,7 @@ def _ddp(plan: Plan, parts: _Parts, whole: int, moment: str) -> Range:
     number = min(plan.compute.formats.weight_bytes, whole)
     matrix = number * max((prod(w.shape) for w in trained if w.role is Role.hidden), default=0)
     table = number * max((prod(w.shape) for w in trained if w.role is Role.embedding), default=0)
-    tied = table if config.model.tie_word_embeddings and not is_classification(config) else 0
+    tied = table if config.model.tie_word_embeddings and config.targets.per_token else 0
     if moment in ("optimizer", "evaluation"):
         return ZERO_RANGE
     if moment in ("forward", "loss"):
@@ -293,8 +291,7 @@ def _fsdp(plan: Plan, parts: _Parts, moment: str) -> Range:
     Source: torch 2.13, _fully_shard, `wait_for_unshard` and `post_backward`;
     ProcessGroupGloo.cpp, `_allgather_base`.
     """
-    sharing, on_cpu = plan.config.distributed, plan.device.kind == "cpu"
-    assert isinstance(sharing, FSDP)
+    sharing, on_cpu = cast(FSDP, plan.ranks.fsdp), plan.device.kind == "cpu"
     layer, table, head = units(plan, parts)
     gradient, is_one = head[1], any(map(is_tied, parts))
     if is_one:

@@ -11,7 +11,7 @@ from typing import Any
 
 from eke.config.schema import Checkpointing
 from eke.estimate.memory.activations import attention_kernel
-from eke.estimate.memory.components import shape_of, trains_adapters
+from eke.estimate.memory.components import shape_of
 from eke.estimate.time.memory_traffic import (
     Contents,
     MemoryTraffic,
@@ -22,7 +22,7 @@ from eke.estimate.time.memory_traffic import (
 )
 from eke.estimate.time.rates import ZERO_SPAN, Span, exact_span
 from eke.estimate.time.slowdowns import factors_of, notes_of
-from eke.models.families import FAMILIES, Shape, is_classification
+from eke.models.families import FAMILIES, Shape
 from eke.models.sizes import fuses_adapters, passed_layers
 from eke.plan.planner import Plan, simulated_micro_batches
 
@@ -95,7 +95,7 @@ class _Pass:
 def passes(plan: Plan, shape: Shape) -> tuple[_Pass, _Pass, _Pass]:
     """Return the forward pass, the backward pass, and the layers' forward pass."""
     layers, outer = _entries(plan, shape)
-    classifies = is_classification(plan.config)
+    classifies = not plan.targets.per_token
     around = outer_units(shape, classifies)
     found = []
     for phase in ("forward", "backward"):
@@ -125,11 +125,7 @@ def _entries(plan: Plan, shape: Shape) -> tuple[Mapping[str, Any], Mapping[str, 
     kernel = "fused" if attention_kernel(plan, shape) == "fused" else "eager"
     dropped = "dropped" if shape.dropout else "whole"
     layers = table.get(f"{width}/{kernel}/{dropped}") or table[f"{width}/{kernel}/whole"]
-    task = (
-        "sequence_classification"
-        if is_classification(plan.config)
-        else FAMILIES[counted_as].tasks[0]
-    )
+    task = FAMILIES[counted_as].tasks[0] if plan.targets.per_token else plan.targets.option
     outer = table[f"{width}/fused/whole"]
     return layers, outer.get(task) or next(
         v for k, v in outer.items() if k not in _stacks_of(shape)
@@ -149,7 +145,7 @@ class Work:
         again, moved_again, launched_again = _repeated(plan, there, shape, layers)
         moved = forward.moved + backward.moved + moved_again + _adapters(plan, contents, shape)
         launches = forward.launches + backward.launches
-        if trains_adapters(plan.config):
+        if plan.config.peft.is_on:
             launches += _ADAPTER_LAUNCHES * contents.adapted
         self.products = tuple(_times(each, rounds) for each in (*there, *back, *again))
         """Matrix multiplications of all micro-batches, including recomputation."""
@@ -197,7 +193,7 @@ _ADAPTER_READS = 8
 
 def _adapters(plan: Plan, contents: Contents, shape: Shape) -> float:
     """Return the bytes moved for adapters and for unpacking 4-bit weights."""
-    if not trains_adapters(plan.config):
+    if not plan.config.peft.is_on:
         return 0.0
     # By count, `peft.fused` saves 12 to 14 (notes/lab/techniques.md).
     reads = 0 if fuses_adapters(plan.config) else _ADAPTER_READS

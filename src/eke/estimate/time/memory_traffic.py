@@ -19,12 +19,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from eke.config.schema import FSDP, Config, GradientSync, NvmeOffload, WeightsPlace
+from eke.config.schema import FSDP, Config, GradientSync, NvmeOffload
 from eke.estimate.memory.activations import Activations
 from eke.estimate.memory.sharding import num_layers, units
 from eke.estimate.time.rates import exact_span
 from eke.models.families import AttentionLayers, Role, Shape, Tokens, Weight
-from eke.models.sizes import STAGE, exchange_of, optimizer_entry, training_structure
+from eke.models.sizes import exchange_of, optimizer_entry, training_structure
 from eke.plan.planner import Plan
 
 FUSED_BACKWARD, PLAIN_BACKWARD = 2.5, 2.0
@@ -167,35 +167,25 @@ class MemoryTraffic:
             self.to_host += 2.0 * kept * plan.batch.accumulation
 
 
-def _shares(plan: Plan) -> int:
-    """Return the number of processes that share the optimizer's work."""
-    config = plan.config
-    if isinstance(config.distributed, FSDP):
-        return config.distributed.shards
-    return max(1, plan.batch.world_size) if config.distributed.option in STAGE else 1
-
-
 def _offloaded(plan: Plan, contents: Contents) -> tuple[float, float, float]:
     config = plan.config
-    if config.offload.option == "none" or plan.device.kind == "cpu":
+    if not config.offload.is_on or plan.device.kind == "cpu":
         return 0.0, 0.0, 0.0
-    numbers = contents.trained / _shares(plan)
+    numbers = contents.trained / plan.ranks.shards
     width = plan.compute.formats.weight_bytes
     moved = 2 * width * numbers  # gradients to the host, weights back
     disk = 0.0
-    leaves = config.offload.option == "params_cpu"
     if isinstance(config.offload, NvmeOffload):
         disk = _STATE_READS * numbers
-        leaves = config.offload.weights is not WeightsPlace.device
-    if leaves:  # each process loads its shard for every pass
+    if config.offload.moves_weights:  # each process loads its shard for every pass
         width = plan.compute.formats.frozen_bytes
-        moved += 2 * plan.batch.accumulation * width * contents.numbers / _shares(plan)
+        moved += 2 * plan.batch.accumulation * width * contents.numbers / plan.ranks.shards
     return moved, numbers, disk
 
 
 def _exchanged(plan: Plan, contents: Contents) -> tuple[float, int]:
     config, rounds = plan.config, plan.batch.accumulation
-    option = config.distributed.option
+    ranks = plan.ranks
     count = max(plan.batch.world_size, plan.batch.devices)
     if count < 2:
         return 0.0, 0
@@ -204,15 +194,15 @@ def _exchanged(plan: Plan, contents: Contents) -> tuple[float, int]:
     weights = formats.frozen_bytes * contents.numbers
     gradients = formats.weight_bytes * contents.trained
     layers = max(1, config.model.num_hidden_layers)
-    if option == "dp":
+    if ranks.is_dp:
         # The first device sends all weights and gathers all gradients, in every micro-batch.
         return (count - 1) * rounds * (weights + gradients), 2 * rounds * layers
-    if option == "zero3":
+    if ranks.zero_stage == 3:
         return part * rounds * (2 * weights + gradients), 3 * rounds * layers
-    if isinstance(config.distributed, FSDP):
-        return _exchanged_parts(plan, config.distributed)
-    reduced = rounds if option == "zero2" else 1
-    back = weights if option in STAGE else gradients  # updated weights in ZeRO, sums in DDP
+    if ranks.fsdp:
+        return _exchanged_parts(plan, ranks.fsdp)
+    reduced = rounds if ranks.zero_stage == 2 else 1
+    back = weights if ranks.zero_stage else gradients  # updated weights in ZeRO, sums in DDP
     return part * (reduced * gradients + back), 25
 
 
@@ -249,9 +239,9 @@ class Updates:
         entry, self.notes = _entry(plan)
         config, tensors = plan.config, contents.trained_tensors
         # Parameters that this process updates on its device. With offloading, the host does.
-        numbers = 0.0 if config.offload.option != "none" else contents.trained / _shares(plan)
+        numbers = 0.0 if config.offload.is_on else contents.trained / plan.ranks.shards
         shared = numbers < contents.trained
-        if shared and config.distributed.option in STAGE:
+        if shared and plan.ranks.zero_stage:
             tensors = min(tensors, 4)  # flat shards, one per parameter group
         moved, launches = entry["bytes"] * numbers, 0.0
         if numbers:

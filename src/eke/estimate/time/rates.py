@@ -234,14 +234,14 @@ def network_of(plan: Plan) -> tuple[float, str]:
 def _link(plan: Plan, device: Device, pcie: Span) -> Span:
     """Return the rate between a run's devices. A ring uses all adapters of a node."""
     own = pcie
-    through_host = plan.config.distributed.p2p is PeerToPeer.off
+    through_host = plan.ranks.p2p is PeerToPeer.off
     if device.link_bytes_per_s is not None and not through_host:
         own = _LINK * (device.link_bytes_per_s / 2)
         is_soldered = "SXM" in device.name or "HBM" in device.name
         if not is_soldered and not device.name.endswith(("H200", "B200")):
             # An optional bridge between two cards.
             own = Span(min(pcie.low, own.low), own.expected, own.high)
-    if plan.config.distributed.num_nodes == 1:
+    if plan.ranks.num_nodes == 1:
         return own
     net = _LINK * network_of(plan)[0]
     return Span(*map(min, (net.low, net.expected, net.high), (own.low, own.expected, own.high)))

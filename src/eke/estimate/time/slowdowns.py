@@ -31,11 +31,11 @@ def factors_of(plan: Plan) -> tuple[Span, Span]:
     """Return the factors of compilation and fused kernels on moved bytes and on launches."""
     config = plan.config
     moved = launches = exact_span(1.0)
-    if config.compile.option == "inductor":
+    if config.compile.is_inductor:
         moved, launches = _COMPILED_MOVED, _COMPILED_LAUNCHES
     if config.compile.replays_graphs:
         launches = _GRAPH_LAUNCHES
-    if config.kernels.option == "liger":
+    if config.kernels.is_liger:
         moved, launches = moved.by(_LIGER), launches.by(_LIGER)
     return moved, launches
 
@@ -63,7 +63,7 @@ def notes_of(plan: Plan, shape: Shape) -> tuple[str, ...]:
         found.append("the fused loss: its logits are counted as if not split")
     if config.kernels.sparse_prediction and shape.predicted == 1:
         found.append("sparse prediction: every position is counted as labelled")
-    if config.offload.option != "none":
+    if config.offload.is_on:
         found.append("the speed of the host's CPU, and of a disk, is known as a wide range")
     if config.memory.empty_cache_every is not None:
         found.append("releasing cached memory: about a tenth of a step each time (transformers)")
@@ -76,7 +76,7 @@ def notes_of(plan: Plan, shape: Shape) -> tuple[str, ...]:
         found.append(f"compiling takes about {took} once, less with an earlier run's cached code")
     if not_timed := optimizer_entry(config.optimizer).not_timed:
         found.append(not_timed)
-    if config.distributed.num_nodes > 1:
+    if plan.ranks.num_nodes > 1:
         rate, why = network_of(plan)
         found.append(f"network of each node: {rate * 8e-9:g} Gbit/s, {why}")
     return tuple(found)
@@ -114,7 +114,7 @@ def steps_to_pay(plan: Plan) -> float:
 def compile_seconds(plan: Plan) -> float:
     """Return the expected seconds of compilation, once per run, within a factor of two."""
     config = plan.config.compile
-    if config.option != "inductor":
+    if not config.is_inductor:
         return 0.0
     compiler = _GPU if plan.device.kind == "cuda" else _CPU
     shape = shape_of(plan)

@@ -87,7 +87,7 @@ def _composed(plan: Plan, work: Work, rates: Rates) -> tuple[dict[str, float], S
     traffic = work.moved.over(rates.memory)
     device = products + traffic
     host = work.launches.by(LAUNCH_S)
-    if plan.config.engine.option == "trainer":
+    if plan.config.engine.is_trainer:
         host = host + TRAINER_S * plan.batch.accumulation
     passes = highest(device, host)
     updated = work.updates.moved.over(rates.memory) + exact_span(work.updates.flops).over(
@@ -227,7 +227,7 @@ def time_group(plan: Plan) -> _Group:
         "kind": plan.device.kind,
         "cores": usable_cores() if plan.device.kind == "cpu" else 0,
         "processes": plan.batch.world_size * plan.batch.devices,
-        "distributed": config.distributed.option,
+        "distributed": plan.ranks.option,
         "offload": config.offload.option,
         "compile": config.compile.option,
         "engine": config.engine.option,

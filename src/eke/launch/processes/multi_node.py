@@ -268,7 +268,7 @@ class MultiNodeRun(RunAttempt):
         self._head = head
         self._left_behind: float | None = None
         self._killed_for = ""
-        head.gather(plan.config.distributed.timeout_s)
+        head.gather(plan.ranks.timeout_s)
         make_private_dir(paths.folder)
         spot = NodeAssignment(0, head.count, head.begin(paths.folder, plan.processes_per_node))
         try:

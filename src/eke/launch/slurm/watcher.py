@@ -95,7 +95,7 @@ def _run_follower_node(paths: RunPaths, task: SlurmTask) -> int:
         for_this_node(plan)
     except EkeError as error:
         problem = str(error)
-    follow(paths.invitation, task, plan.config.distributed.timeout_s, problem)
+    follow(paths.invitation, task, plan.ranks.timeout_s, problem)
     return EXIT_OK
 
 
@@ -147,7 +147,7 @@ def _one_attempt(paths: RunPaths, heard: list[int], head: Coordinator | None = N
     try:
         plan = for_this_node(plan)
         if head is not None:
-            head.gather(plan.config.distributed.timeout_s)
+            head.gather(plan.ranks.timeout_s)
     except EkeError as error:
         return _note_misplaced(paths, plan, str(error))
     live = launch_attempt(plan, paths, head)

@@ -152,7 +152,7 @@ def logits_change(config: Config) -> str | None:
     model = config.model
     if family_of(config).is_known or not isinstance(model, PretrainedModel):
         return ""
-    return change_of_logits(model.model_type, config.task.option)
+    return change_of_logits(model.model_type, config.targets.option)
 
 
 @cache
@@ -198,7 +198,7 @@ def asked_router_loss(config: Config, raw: _Raw) -> float | None:
 
     ConfigError if it has no coefficient, or the class does not return the loss (NLLB-MoE).
     """
-    kind, task = str(raw["model_type"]), config.task.option
+    kind, task = str(raw["model_type"]), config.targets.option
     # The class of Switch Transformers has an argument instead of a key in the configuration.
     reads = "config.output_router_logits" in _source(kind, task, "forward")
     if raw.get("output_router_logits") is not True or not reads:
@@ -222,7 +222,7 @@ def router_loss(config: Config) -> float | None:
         return getattr(config.model, "router_loss", None) or None
     kind = getattr(config.model, "model_type", family_of(config).name)
     with suppress(ValueError):  # off, and what a rule rejects
-        if float(typed) > 0 and adds_router_loss(kind, config.task.option):
+        if float(typed) > 0 and adds_router_loss(kind, config.targets.option):
             return float(typed)
     return None
 

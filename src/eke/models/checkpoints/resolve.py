@@ -91,7 +91,7 @@ def _counts(model: PretrainedModel, shapes: _Shapes) -> dict[str, Any]:
 
 def _of_the_class(config: Config, raw: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
     """Return the supported attention kernels, router loss, labels and usable positions."""
-    kind, task = str(raw["model_type"]), config.task.option
+    kind, task = str(raw["model_type"]), config.targets.option
     found: dict[str, Any] = {
         f"supports_{name}": supports(raw, task, name)
         for name in ("sdpa", "flash_attn", "flex_attn")
@@ -128,7 +128,7 @@ def follow_head(config: Config) -> Config:
     """Set the number of classes from the checkpoint's head or from `task.labels`."""
     count = len(getattr(config.model, "label_names", []))
     count = count if count > 1 else len(getattr(config.task, "labels", []))
-    if config.task.problem.value == "regression":
+    if config.targets.problem.value == "regression":
         count = 1
     elif count < 2 or not isinstance(config.data, TextColumns | Mix):
         return config
@@ -222,17 +222,17 @@ _BY_ENDING = {
 
 def _refuse_task(config: Config, raw: dict[str, Any], family: str, found: LocalCheckpoint) -> None:
     """Raise ConfigError if the saved class is for another task. Known families have a rule."""
-    if FAMILIES[family].is_known or isinstance(config.task, SequenceClassification):
+    if FAMILIES[family].is_known or not config.targets.per_token:
         return
     name = _saved_by(raw)
     task = next((t for ending, t in _BY_ENDING.items() if name.endswith(ending)), None)
     if task and not class_of(str(raw["model_type"]), task):  # Whisper reads sound
         raise refuse(found.typed, f"was saved by {name}, which is for none of eke's tasks")
-    if task is None or task == config.task.option:
+    if task is None or task == config.targets.option:
         return
     why = f"the checkpoint was saved by {name}"
     fix = Fix(f"task={task}")
-    raise ConfigError(Problem("task", config.task.option, why, fix, "task_needs_other_model"))
+    raise ConfigError(Problem("task", config.targets.option, why, fix, "task_needs_other_model"))
 
 
 def _refuse_absent(found: LocalCheckpoint, family: str, planning: bool) -> None:

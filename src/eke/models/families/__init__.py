@@ -14,7 +14,6 @@ from eke.models.families.family_record import (
     Tokens,
     Weight,
     head_width,
-    is_classification,
 )
 from eke.models.families.llama import LLAMA, MIXTRAL, OTHER, QWEN2, QWEN3
 

@@ -29,13 +29,11 @@ from eke.models.families.family_record import (
     embedding_and_lm_head,
     head,
     head_width,
-    is_classification,
     kept_by_attention,
     layer_norm,
     layers,
     linear,
     norm,
-    num_labels,
     table,
     working_bytes,
 )
@@ -54,8 +52,8 @@ def _bert_structure(config: Config) -> Structure:
         *layer_norm(hidden, f"{around}.LayerNorm"),
         *layers("bert.encoder.layer", model.num_hidden_layers, _bert_weights(model)),
     ]
-    if is_classification(config):
-        for name, out in {"bert.pooler.dense": hidden, "classifier": num_labels(config)}.items():
+    if labels := config.targets.num_labels:
+        for name, out in {"bert.pooler.dense": hidden, "classifier": labels}.items():
             weights += head(out, hidden, Tokens.sample, name, bias=True, is_head=True)
     else:
         weights += head(hidden, hidden, Tokens.source, f"{lm_head}.transform.dense", bias=True)
@@ -153,8 +151,7 @@ def _gpt2_structure(config: Config) -> Structure:
         *layer_norm(hidden, "transformer.ln_f"),
         *last,
     ]
-    if is_classification(config):
-        labels = num_labels(config)
+    if labels := config.targets.num_labels:
         weights += head(labels, hidden, Tokens.source, "score", bias=False, is_head=True)
     attention = AttentionLayers(model.num_hidden_layers, hidden, causal=True)
     return Structure(tuple(weights), (attention,))
@@ -219,14 +216,14 @@ def _t5_structure(config: Config) -> Structure:
     hidden, heads = model.hidden_size, model.num_attention_heads
     encoders = model.num_hidden_layers
     decoders = model.num_decoder_layers or encoders
-    classify = is_classification(config)
-    base = "transformer." if classify else ""
+    labels = config.targets.num_labels
+    base = "transformer." if labels else ""
     names = [f"{base}{name}" for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")]
     # transformers 5 ties embedding and projection unless a checkpoint has both (T5 v1.1, Flan-T5).
     # Otherwise `tie_word_embeddings=false` only disables T5Config.scale_decoder_outputs.
-    untied = isinstance(model, PretrainedModel) and not model.tie_word_embeddings and not classify
+    untied = isinstance(model, PretrainedModel) and not model.tie_word_embeddings and not labels
     weights = [table(model.vocab_size, hidden, *names)]
-    if not classify and not untied:
+    if not labels and not untied:
         weights = [table(model.vocab_size, hidden, *names, "lm_head", tokens=Tokens.target)]
     stacks = (("encoder", encoders, Tokens.source), ("decoder", decoders, Tokens.target))
     for part, count, tokens in stacks:
@@ -237,7 +234,7 @@ def _t5_structure(config: Config) -> Structure:
         weights.append(norm(hidden, f"{base}{part}.final_layer_norm"))
     if untied:
         weights += head(model.vocab_size, hidden, Tokens.target, "lm_head", bias=False)
-    for name, out in {"dense": hidden, "out_proj": num_labels(config)}.items() if classify else ():
+    for name, out in {"dense": hidden, "out_proj": labels}.items() if labels else ():
         name = f"classification_head.{name}"
         weights += head(out, hidden, Tokens.sample, name, bias=True, is_head=True)
     width = heads * head_width(model)

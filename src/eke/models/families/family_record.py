@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from math import prod
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from eke.config.schema import Config, LlamaModel, SequenceClassification, T5Model
+from eke.config.schema import Config, LlamaModel, T5Model
 from eke.config.schema.fields import LARGEST
 from eke.config.schema.model import MAX_LAYERS
 
@@ -405,16 +405,6 @@ class Family:
     """Suffix of the name of a matrix [intermediate_size, hidden_size]."""
 
 
-def is_classification(config: Config) -> bool:
-    """Return whether the head predicts one label per sample."""
-    return config.task.option == "sequence_classification"
-
-
-def num_labels(config: Config) -> int:
-    """Return the number of classes of a classification task."""
-    return cast(SequenceClassification, config.task).num_labels
-
-
 def head_width(model: LlamaModel | T5Model) -> int:
     """Return the width of an attention head: `head_dim`, else hidden size // heads."""
     return model.head_dim or model.hidden_size // model.num_attention_heads
@@ -424,7 +414,7 @@ def embedding_and_lm_head(config: Config, embedding: str, lm_head: str) -> tuple
     """Return the input embedding, and the output projection unless it is tied."""
     model = config.model
     rows, width = model.vocab_size, model.hidden_size
-    if is_classification(config):
+    if not config.targets.per_token:
         return [table(rows, width, embedding)], []
     if model.tie_word_embeddings:
         return [table(rows, width, embedding, lm_head, tokens=Tokens.source)], []

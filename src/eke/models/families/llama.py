@@ -21,11 +21,9 @@ from eke.models.families.family_record import (
     embedding_and_lm_head,
     head,
     head_width,
-    is_classification,
     kept_by_attention,
     layers,
     norm,
-    num_labels,
     table,
     working_bytes,
 )
@@ -57,8 +55,7 @@ def _decoder(
     first, last = embedding_and_lm_head(config, "model.embed_tokens", "lm_head")
     weights = [*first, *layers("model.layers", model.num_hidden_layers, layer)]
     weights += [norm(hidden, "model.norm"), *last]
-    if is_classification(config):
-        labels = num_labels(config)
+    if labels := config.targets.num_labels:
         weights += head(labels, hidden, Tokens.source, "score", bias=False, is_head=True)
     attention = AttentionLayers(model.num_hidden_layers, queries, causal=True)
     return Structure(tuple(weights), (attention,))
@@ -85,7 +82,7 @@ def _other(config: Config) -> Structure:
     model = cast(PretrainedModel, config.model)
     count = model.num_parameters or 0
     embedding = model.vocab_size * model.hidden_size
-    counted = not is_classification(config) and model.tie_word_embeddings
+    counted = config.targets.per_token and model.tie_word_embeddings
     frozen = model.num_frozen_parameters or 0
     looked_up = 0 if counted else min(embedding, count - frozen)
     rows, rest = divmod(count - looked_up - frozen, model.hidden_size)
@@ -99,7 +96,7 @@ def _other(config: Config) -> Structure:
         return Structure(tuple(weights), ())
     width = model.head_dim or model.hidden_size // model.num_attention_heads
     width *= model.num_attention_heads
-    causal = config.task.option == "causal_lm"
+    causal = config.targets.is_causal
     attention = AttentionLayers(model.num_hidden_layers, width, causal=causal)
     return Structure(tuple(weights), (attention,))
 

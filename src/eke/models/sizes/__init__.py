@@ -1,5 +1,6 @@
 """Closed-form sizes of models and their training state, without torch and transformers."""
 
+from eke.config.schema import STAGE
 from eke.models.sizes.optimizers import (
     OPTIMIZER_REGISTRY,
     PAGED_MIN_SIZE,
@@ -32,9 +33,7 @@ from eke.models.sizes.parameters import (
 )
 from eke.models.sizes.state import (
     BFLOAT16_BYTES,
-    IN_PARTS,
     PIECE_BUFFERS,
-    STAGE,
     WHOLE_GRADIENTS_BYTES,
     StateBytes,
     SwapBytes,

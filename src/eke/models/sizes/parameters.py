@@ -26,11 +26,9 @@ from eke.config.schema import (
     Float8,
     Lengths,
     Lora,
-    MaskedLM,
     Mix,
     QLora,
     Rows,
-    Seq2SeqLM,
     Synthetic,
     TrainedBias,
     Weights,
@@ -67,9 +65,9 @@ class ModelSize:
 
 def predicted_frac(config: Config, length: float | None = None) -> float:
     """Return the mean fraction of positions with a label (at least one per row), 1 if unknown."""
-    if not config.kernels.sparse_prediction or not isinstance(config.task, MaskedLM):
+    share, tokens = config.targets.mask_frac, length or config.data.seq_len
+    if not config.kernels.sparse_prediction or not share:
         return 1.0
-    share, tokens = config.task.mask_frac, length or config.data.seq_len
     return share + (1 - share) ** tokens / tokens
 
 
@@ -138,9 +136,8 @@ class SampleMeans:
 
 def full_samples(config: Config) -> SampleMeans:
     """Return the means of samples that all have `data.seq_len` tokens."""
-    source = target = config.data.seq_len
-    if config.task.option == "seq2seq_lm":
-        target = cast(Seq2SeqLM, config.task).target_len or source
+    source = config.data.seq_len
+    target = config.targets.length or source
     return SampleMeans(source, target, source * source, target * target, target * source)
 
 
@@ -242,7 +239,7 @@ def _once(content: str, make: Callable[[], Structure]) -> Structure:
 
 def structure(config: Config) -> Structure:
     """Return the structure of the model with its task head; ConfigError if there is no head."""
-    family, task, tasks = family_of(config), config.task.option, family_of(config).tasks
+    family, task, tasks = family_of(config), config.targets.option, family_of(config).tasks
     if task not in tasks:
         why = f"{family.name} models have heads only for {' and '.join(tasks)}"
         raise ConfigError(Problem(key="task", value=task, why=why, fix=Fix(f"task={tasks[0]}")))
@@ -268,7 +265,7 @@ def model_size(config: Config, means: SampleMeans | None = None) -> ModelSize:
     known = parts.attention and _is_known(config) and knows_frozen
     flops, formula = training_flops(config, trained, means) if known else (None, "")
     samples = means or full_samples(config)
-    tokens = samples.source + (samples.target if config.task.option == "seq2seq_lm" else 0)
+    tokens = samples.source + (samples.target if config.targets.length else 0)
     architecture = getattr(config.model, "model_type", family_of(config).name)
     per_token = (Tokens.source, Tokens.target)
     return ModelSize(
@@ -339,7 +336,7 @@ def fuses_adapters(config: Config) -> bool:
 
 def why_not_fused(config: Config) -> str:
     """Return the setting that requires PEFT's forward passes, "" if `peft.fused` is possible."""
-    peft, shared = config.peft, config.distributed.option
+    peft, ranks = config.peft, config.ranks
     if not isinstance(peft, Lora) or peft.option != "lora":
         return f"peft={peft.option}"
     if peft.dropout:
@@ -349,7 +346,7 @@ def why_not_fused(config: Config) -> str:
     if config.precision.weights is not Weights.float32 or config.precision.float8 is not Float8.off:
         return f"precision={config.precision.option}"
     # Other strategies gather, shard or copy a layer's weights when its module is called.
-    return "" if shared in ("none", "ddp") else f"distributed={shared}"
+    return f"distributed={ranks.option}" if ranks.is_dp or ranks.shards_states else ""
 
 
 def _named(name: str, paths: frozenset[str]) -> frozenset[str]:
@@ -432,7 +429,7 @@ def _added(config: Config, weight: Weight, feed_forward: bool) -> Iterator[Weigh
     rank = config.peft.r * prod(experts)
     for shape in ((rank, inp), (out, rank)):
         yield Weight(shape, weight.tokens, active=weight.active, is_adapter=True)
-    if config.peft.option == "dora":
+    if config.peft.is_dora:
         yield Weight((out,), is_adapter=True)
 
 

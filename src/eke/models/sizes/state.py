@@ -23,19 +23,12 @@ from eke.config.schema import (
     NvmeOffload,
     QLora,
     Weights,
-    WeightsPlace,
 )
 from eke.models.families import FLOAT32_BYTES, Role, Tokens, Weight, family_of
 from eke.models.sizes.optimizers import optimizer_bytes, optimizer_entry, paged_bytes
 from eke.models.sizes.parameters import ModelSize, training_structure
 
 BFLOAT16_BYTES = 2
-
-STAGE = {"zero1": 1, "zero2": 2, "zero3": 3}
-"""Option of the group `distributed` -> ZeRO stage."""
-
-IN_PARTS = ("fsdp", "zero3")
-"""Options of `distributed` that initialize or load weights in shards."""
 
 BLOCK, SCALES_PER_BLOCK = 64, 256
 """Weights per scale, and scales per second-level scale: arXiv:2305.14314, section 3."""
@@ -107,14 +100,14 @@ def _width(dtype: str) -> int:
 def decide_formats(config: Config) -> WeightFormats:
     """Decide the number formats. ZeRO always has float32 copies of 16-bit weights."""
     precision = config.precision
-    wanted = precision.master is AutoBool.on or config.distributed.option in STAGE
+    wanted = precision.master is AutoBool.on or config.ranks.zero_stage > 0
     master = precision.weights is Weights.bfloat16 and wanted
     narrow = precision.weights is Weights.float32 and precision.compute is not Compute.float32
     copies = precision.compute.value if narrow and precision.casts is Casts.per_step else ""
     # Gathered weights are used in training and evaluation, so both must compute in one format.
     # Scales of float8 and norms of DoRA need float32 weights.
-    sent = isinstance(config.distributed, FSDP) and narrow and len(computed_formats(config)) == 1
-    sent = sent and precision.float8 is Float8.off and config.peft.option != "dora"
+    sent = config.ranks.fsdp is not None and narrow and len(computed_formats(config)) == 1
+    sent = sent and precision.float8 is Float8.off and not config.peft.is_dora
     gathered = precision.compute.value if sent else ""
     return WeightFormats(precision.weights.value, master, _frozen_format(config), copies, gathered)
 
@@ -140,11 +133,10 @@ def _frozen_format(config: Config) -> str:
 def state_bytes(config: Config, formats: WeightFormats | None = None) -> StateBytes:
     """Return the exact bytes of the state after a step; `formats` None: decided here."""
     whole = training_structure(config).weights
-    weights, cut = whole, config.distributed.option in IN_PARTS
-    if isinstance(config.distributed, FSDP):
-        shards = config.distributed.shards
+    weights, ranks = whole, config.ranks
+    if ranks.fsdp:
         # FSDP2's first shard: the first dimension divided and rounded up.
-        parts = [(*(-(-n // shards) for n in w.shape[:1]), *w.shape[1:]) for w in whole]
+        parts = [(*(-(-n // ranks.shards) for n in w.shape[:1]), *w.shape[1:]) for w in whole]
         weights = tuple(replace(w, shape=part) for w, part in zip(whole, parts, strict=True))
     trained = [weight for weight in weights if weight.trained]
     gradients = [w for w in whole if w.trained] if adds_up_whole(config) else trained
@@ -161,7 +153,7 @@ def state_bytes(config: Config, formats: WeightFormats | None = None) -> StateBy
             lambda w: FLOAT32_BYTES if formats.master else _number_bytes(formats, w),
         ),
         master=FLOAT32_BYTES * sum(prod(w.shape) for w in trained) if formats.master else 0,
-        start=stored + largest * cut,
+        start=stored + largest * ranks.shards_weights,
     )
 
 
@@ -181,7 +173,7 @@ WHOLE_GRADIENTS_BYTES = 8 * 2**30
 
 def exchange_of(config: Config) -> GradientSync:
     """Return when FSDP2 synchronizes gradients; `auto` is decided by their size."""
-    typed = cast(FSDP, config.distributed).exchange
+    typed = cast(FSDP, config.ranks.fsdp).exchange
     trained = (prod(w.shape) for w in training_structure(config).weights if w.trained)
     is_large = FLOAT32_BYTES * sum(trained) > WHOLE_GRADIENTS_BYTES and _accumulation(config) > 1
     chosen = GradientSync.every if is_large else GradientSync.last
@@ -191,13 +183,13 @@ def exchange_of(config: Config) -> GradientSync:
 def _accumulation(config: Config) -> int:
     """Return the micro-batches per step that are known before there is a plan."""
     batch = config.batch
-    per_round = batch.micro_batch * config.distributed.num_processes
+    per_round = batch.micro_batch * config.ranks.num_processes
     return batch.target // per_round if batch.target else batch.accumulation or 1
 
 
 def adds_up_whole(config: Config) -> bool:
     """Return whether full gradients of several micro-batches accumulate before synchronization."""
-    several = isinstance(config.distributed, FSDP) and _accumulation(config) > 1
+    several = config.ranks.fsdp is not None and _accumulation(config) > 1
     return several and exchange_of(config) is GradientSync.last
 
 
@@ -256,8 +248,8 @@ def state_files(config: Config) -> SwapBytes | None:
     shards are assumed to be full, and the last one large enough for a file. Weights on the disk are
     not counted: a rule rejects them.
     """
-    offload, processes = config.offload, config.distributed.num_processes
-    if not isinstance(offload, NvmeOffload) or config.distributed.option != "zero3":
+    offload, processes = config.offload, config.ranks.num_processes
+    if not isinstance(offload, NvmeOffload) or config.ranks.zero_stage < 3:
         return None
     state, trained = state_bytes(config), trained_weights(config)
     copies = 1 + state.optimizer // (state.gradients or 1)  # weights and their moments
@@ -299,13 +291,13 @@ def trained_weights(config: Config) -> list[Weight]:
 
 def flat_shard_sizes(config: Config) -> dict[Role, int]:
     """Return the numbers in each flat shard of a process (one per parameter group) with padding."""
-    processes = config.distributed.num_processes
+    processes = config.ranks.num_processes
     trained = trained_weights(config)
     found = {}
     for role in Role:
         mine = [prod(weight.shape) for weight in trained if weight.role is role]
         # ZeRO-1 and 2 pad each parameter group (one per role), ZeRO-3 each weight.
-        if STAGE[config.distributed.option] == 3:
+        if config.ranks.zero_stage == 3:
             numbers = sum(-(-number // processes) for number in mine)
         else:
             numbers = -(-sum(mine) // (_ALIGNMENT * processes)) * _ALIGNMENT
@@ -318,7 +310,7 @@ def flat_pieces(config: Config) -> list[Weight]:
     """Return the flat float32 shards as weights of the optimizer."""
     # bitsandbytes 0.50 finds embeddings by their position in the parameter groups. Only ZeRO-3 puts
     # a shard at the position of the group's first weight.
-    has_roles = STAGE[config.distributed.option] == 3
+    has_roles = config.ranks.zero_stage == 3
     return [
         Weight((numbers,), place=role if has_roles else Role.hidden)
         for role, numbers in flat_shard_sizes(config).items()
@@ -335,31 +327,28 @@ def shared_state_bytes(
     """
     formats = formats or decide_formats(config)
     whole = state_bytes(config, formats)
-    if host and config.distributed.option not in IN_PARTS:  # built before moved or rounded
+    if host and not config.ranks.shards_weights:  # built before moved or rounded
         whole = replace(whole, start=max(whole.start, formats.frozen_bytes * size.num_parameters))
     pages = optimizer_entry(config.optimizer).pages and not host
-    if config.distributed.option not in STAGE:
+    if not config.ranks.zero_stage:
         paged = paged_bytes(config, trained_weights(config)) if pages else 0
         return replace(whole, optimizer=whole.optimizer - paged)
-    stage, offload = STAGE[config.distributed.option], config.offload.option
-    processes = config.distributed.num_processes
+    stage, offload = config.ranks.zero_stage, config.offload
+    processes = config.ranks.num_processes
     numbers = sum(flat_shard_sizes(config).values())
     trained = sum(prod(w.shape) for w in trained_weights(config)) or 1
     optimizer = optimizer_bytes(config, flat_pieces(config))
     # ZeRO-3 updates float32 weights directly if they are on the device.
-    if stage < 3 or offload != "none" or formats.weight_bytes < FLOAT32_BYTES:
+    if stage < 3 or offload.is_on or formats.weight_bytes < FLOAT32_BYTES:
         optimizer += FLOAT32_BYTES * numbers
     optimizer -= paged_bytes(config, flat_pieces(config)) if pages else 0
     gradients = whole.gradients if stage == 1 else whole.gradients * numbers // trained
     weights = whole.weights if stage < 3 else -(-whole.weights // processes)
-    leave = config.offload.option == "params_cpu"
-    if isinstance(config.offload, NvmeOffload):
-        leave = config.offload.weights is not WeightsPlace.device
     if host and (files := state_files(config)):
         optimizer = files.memory
     return StateBytes(
-        weights=0 if leave and not host else weights,
-        gradients=0 if offload != "none" and stage > 1 and not host else gradients,
-        optimizer=0 if offload != "none" and not host else optimizer,
+        weights=0 if offload.moves_weights and not host else weights,
+        gradients=0 if offload.is_on and stage > 1 and not host else gradients,
+        optimizer=0 if offload.is_on and not host else optimizer,
         start=weights + whole.start - whole.weights if stage == 3 else 0,
     )

@@ -12,7 +12,7 @@ from eke.common.files import read_json, write_json
 from eke.common.paths import RunPaths, program
 from eke.common.text import align, format_bytes, format_count, format_flops
 from eke.config.mixing import source_configs
-from eke.config.schema import Config, PretrainedModel
+from eke.config.schema import Config, PretrainedModel, Ranks, Targets
 from eke.config.schema.codec import make_converter
 from eke.data.sources import BYTE_TOKENS, Vocabulary
 from eke.hardware import Device
@@ -183,9 +183,19 @@ class Plan:
         return [*program().split(), *own, *cell, *given]
 
     @property
+    def ranks(self) -> Ranks:
+        """Facts about the processes of the run."""
+        return self.config.ranks
+
+    @property
+    def targets(self) -> Targets:
+        """Facts about the targets of the task."""
+        return self.config.targets
+
+    @property
     def processes_per_node(self) -> int:
         """Number of processes per node."""
-        return self.batch.world_size // self.config.distributed.num_nodes
+        return self.batch.world_size // self.ranks.num_nodes
 
 
 def plans_of_sources(plan: Plan) -> list[Plan]:

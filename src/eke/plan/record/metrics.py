@@ -15,7 +15,6 @@ from typing import Any
 
 from eke.common.files import UntrustedPathError, append_line, json_safe, open_to_read
 from eke.config.schema import Config, ProblemType
-from eke.models.families import is_classification
 from eke.plan.record import Best, Loss, Spread, Throughput, Timing
 
 Row = dict[str, Any]
@@ -193,7 +192,7 @@ def evaluation_metrics(config: Config) -> tuple[str, ...]:
     """Return the names of an evaluation's metrics without `eval/`."""
     if config.task.problem is ProblemType.regression:
         return "loss", "mae", "mse", "r2", "pearson", "spearman"
-    if is_classification(config):
+    if not config.targets.per_token:
         return "loss", "accuracy", "f1_macro", "f1_micro"
     kernels = config.kernels
     no_logits = kernels.fused_linear_cross_entropy or kernels.sparse_prediction

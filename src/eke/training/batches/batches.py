@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eke.common.text import IGNORED, PAD
-from eke.config.schema import Packing, Seq2SeqLM, SequenceClassification
+from eke.config.schema import Packing
 from eke.data.sources import MixtureSampler, mix_seed
 from eke.models.sizes import is_ragged, most_predicted
 from eke.plan.planner import Plan, evaluated, simulated_micro_batches
@@ -386,12 +386,12 @@ def probe_sample(plan: Plan, length: int, of_target: int, together: int) -> Samp
     special = {vocabulary.pad, vocabulary.eos, vocabulary.mask, *vocabulary.special}
     ordinary = next(token for token in range(len(special) + 1) if token not in special)
     ids = np.full(length, ordinary)
-    if isinstance(config.task, Seq2SeqLM):
+    if plan.targets.length:
         return {"input_ids": ids, "labels": np.full(of_target, ordinary)}
-    if isinstance(config.task, SequenceClassification):
+    if not plan.targets.per_token:
         # T5 pools at the end of text, which each row contains once (eke.training.batches.tasks).
         ids[-1] = vocabulary.pad if vocabulary.eos is None else vocabulary.eos
-        return {"input_ids": ids, "labels": as_label(config.task, 0)}
+        return {"input_ids": ids, "labels": as_label(plan.targets, 0)}
     most = -(-most_predicted(config, together, length) // together)
     return {"input_ids": ids, "labels": np.where(np.arange(length) < most, ids, IGNORED)}
 

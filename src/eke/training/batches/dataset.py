@@ -115,7 +115,7 @@ class TrainingData:
         """True if a loss per token is a loss per byte. A document separator counts as a byte."""
         config = self.plan.config
         text = self.plan.vocabulary.is_bytes and not isinstance(config.data, Synthetic)
-        return text and config.task.option in ("causal_lm", "seq2seq_lm")
+        return text and config.targets.is_generated
 
     def train_steps(
         self, start: int, rank: int = 0, even: bool = False

@@ -12,7 +12,7 @@ import torch
 
 from eke.common.errors import ChangedError, format_os_error
 from eke.common.text import BOS, NUM_SPECIAL_TOKENS
-from eke.config.schema import ProblemType, SequenceClassification, Synthetic
+from eke.config.schema import ProblemType, Synthetic, Targets
 from eke.data.sources import (
     FileRange,
     Store,
@@ -129,11 +129,11 @@ class TokenRow:
     """Tokens with loss of a conversation, bool `[length]`. None: all tokens after the cut."""
 
 
-def as_label(task: SequenceClassification, value: Any) -> np.ndarray:
+def as_label(targets: Targets, value: Any) -> np.ndarray:
     """Return a class (int64 `[]`), a number (float32 `[]`) or classes (multi-hot `[classes]`)."""
-    if task.problem is not ProblemType.multi_label:
-        return np.asarray(value, np.int64 if task.problem is ProblemType.single else np.float32)
-    has = np.zeros(task.num_labels, np.float32)
+    if targets.problem is not ProblemType.multi_label:
+        return np.asarray(value, np.int64 if targets.problem is ProblemType.single else np.float32)
+    has = np.zeros(targets.num_labels, np.float32)
     has[value] = 1
     return has
 

@@ -12,11 +12,8 @@ from eke.common.text import IGNORED
 from eke.config.schema import (
     Config,
     Conversations,
-    MaskedLM,
     Packing,
     Rows,
-    Seq2SeqLM,
-    SequenceClassification,
     Synthetic,
 )
 from eke.data.sources import (
@@ -83,7 +80,7 @@ class TaskSamples:
 
     def __getitem__(self, key: Key) -> Sample:
         """Return the sample with this number in this epoch (masking differs between epochs)."""
-        sample = TASKS[self.config.task.option](self, *key)
+        sample = TASKS[self.config.targets.option](self, *key)
         if isinstance(self.source, StreamedRows):
             sample["skipped"] = np.asarray(self.source.taken(key[1])[2])
         return sample
@@ -170,13 +167,12 @@ def causal_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
 def masked_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
     """Return a sample of BERT's objective (Devlin et al. 2018, arXiv:1810.04805, appendix A.1)."""
     config, vocabulary = samples.config, samples.vocabulary
-    assert isinstance(config.task, MaskedLM)
     assert vocabulary.mask is not None, "a tokenizer without mask token is rejected when loaded"
     tokens = samples.source.row(index).tokens
     if not samples.source.framed and not vocabulary.is_bytes:
         _add_special_tokens(tokens, vocabulary, vocabulary.frame)
     generator = seeded(config.seed, epoch, index)
-    chosen = torch.rand(len(tokens), generator=generator).numpy() < config.task.mask_frac
+    chosen = torch.rand(len(tokens), generator=generator).numpy() < config.targets.mask_frac
     at_least = int(torch.randint(len(tokens), (1,), generator=generator))
     ordinary = ~np.isin(tokens, vocabulary.special)
     chosen &= ordinary
@@ -195,13 +191,12 @@ def masked_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
 
 def sequence_classification(samples: TaskSamples, epoch: int, index: int) -> Sample:
     """Return a sample with one label per sequence, and token types of a pair of texts."""
-    source, task = samples.source, samples.config.task
-    assert isinstance(task, SequenceClassification)
+    source = samples.source
     row = source.row(index)
     tokens = row.tokens
     if not source.framed:
         _add_special_tokens(tokens, samples.vocabulary, samples.vocabulary.frame)
-    sample = {"input_ids": tokens, "labels": as_label(task, source.label(index))}
+    sample = {"input_ids": tokens, "labels": as_label(samples.config.targets, source.label(index))}
     if samples.vocabulary.has_types:
         sample["token_type_ids"] = (np.arange(len(tokens)) >= row.cut).astype(np.int64)
     return sample
@@ -220,12 +215,12 @@ def _add_special_tokens(tokens: np.ndarray, vocabulary: Vocabulary, frame: Speci
 def seq2seq_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
     """Return source and target of a row. The second part of a slice of text is the target."""
     config, vocabulary = samples.config, samples.vocabulary
-    assert isinstance(config.task, Seq2SeqLM)
     row = samples.source.row(index)
     tokens, cut = row.tokens, row.cut
     if not samples.source.framed:
-        whole = config.data.seq_len + (config.task.target_len or config.data.seq_len)
-        cut = max(1, len(tokens) * config.data.seq_len // whole)  # ragged: the same proportion
+        cut = max(
+            1, len(tokens) * config.data.seq_len // window_length(config)
+        )  # ragged: the same proportion
         if not vocabulary.is_bytes:
             _add_special_tokens(tokens[:cut], vocabulary, vocabulary.frame)
         _add_special_tokens(tokens[cut:], vocabulary, vocabulary.target_frame)
@@ -281,7 +276,7 @@ def class_names(plan: Plan) -> tuple[str, ...]:
     if plan.sources:
         return class_names(plans_of_sources(plan)[0])
     config = plan.config
-    if not isinstance(config.task, SequenceClassification) or isinstance(config.data, Synthetic):
+    if config.targets.per_token or isinstance(config.data, Synthetic):
         return ()
     if isinstance(config.data, Rows):
         return _open(plan).manifest.label_names
@@ -301,11 +296,11 @@ def chat_manifest(plan: Plan) -> Manifest | None:
 def _random(
     config: Config, data: Synthetic, keep: int | None, evaluation: bool
 ) -> tuple[_Source, PackedRows | None]:
-    labels = config.task.num_labels if isinstance(config.task, SequenceClassification) else 2
+    labels = config.targets.num_labels or 2
     drawn = data.num_eval_samples if evaluation else data.num_samples or DEFAULT_SYNTHETIC_SAMPLES
     count = drawn if keep is None else keep
     length, split = window_length(config), int(evaluation)
-    problem = config.task.problem
+    problem = config.targets.problem
     source = RandomTokens(data, length, config.model.vocab_size, labels, count, split, problem)
     if keep is not None:
         return source, None

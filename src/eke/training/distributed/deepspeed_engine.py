@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from eke.common.paths import LOCAL_RANK
-from eke.config.schema import FSDP, GradientSync
+from eke.config.schema import GradientSync
 from eke.models.sizes import exchange_of
 from eke.plan.planner import Plan
 from eke.training.distributed.build_operators import Engine, in_memory, prepare_swap, swap_buffers
@@ -61,7 +61,7 @@ def build_engine(
     communication.build_shm_op = lambda: None
     deepspeed.init_distributed(auto_mpi_discovery=False)  # uses the existing group
     _compute_under_autocast(model, formats)
-    if is_zero3(plan):
+    if plan.ranks.zero_stage == 3:
         with parts.sharded_flat(deepspeed.zero.Init) if parts else nullcontext():
             deepspeed.zero.Init(module=model, config_dict_or_path=settings)
         for buffer in model.buffers():  # Init moves only parameters
@@ -69,7 +69,7 @@ def build_engine(
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, config=settings, dist_init_required=False
     )
-    if is_zero3(plan) and plan.config.offload.option == "none":
+    if plan.ranks.zero_stage == 3 and not plan.config.offload.is_on:
         # It should step on the float32 weights themselves, but deepspeed 0.19.8 copies them:
         # stage3.py, `_create_fp32_partitions`, compares their device with its name, which is never
         # equal.
@@ -148,7 +148,7 @@ class DeepSpeedUpdate(Update):
     def __init__(self, plan: Plan, engine: Engine, device: torch.device) -> None:
         self.engine = engine
         # These two communicate in every pass, so all ranks need the same number of passes.
-        self.even = plan.config.distributed.option in ("zero2", "zero3")
+        self.even = plan.ranks.zero_stage >= 2
         self.device = device
         self.world_size = plan.batch.world_size
         self.scale = LossScale() if plan.compute.loss_scaling else None
@@ -240,16 +240,11 @@ def _range_of(weight: Any, shard: Tensor, at: int) -> Piece:
     return Piece(view, first, tuple(weight.ds_shape))
 
 
-def is_zero3(plan: Plan) -> bool:
-    """Return whether DeepSpeed shards the weights."""
-    return plan.deepspeed is not None and plan.deepspeed["zero_optimization"]["stage"] == 3
-
-
 def parts_of(plan: Plan, device: torch.device, ranks: Ranks) -> Parts | None:
     """Return a holder of this rank's rows of the weights, None without sharding."""
-    if ranks.world_size > 1 and isinstance(plan.config.distributed, FSDP):
+    if ranks.world_size > 1 and plan.ranks.fsdp:
         return Parts(build_mesh(plan, device))
-    if ranks.world_size > 1 and is_zero3(plan):
+    if ranks.world_size > 1 and plan.ranks.zero_stage == 3:
         return Parts(init_device_mesh(device.type, (ranks.world_size,), mesh_dim_names=("shard",)))
     return None
 
@@ -263,7 +258,7 @@ def share_model(
     if parts:
         parts.put(model, lambda: shard_model(plan, model, parts.mesh))
         return model
-    if plan.config.engine.option == "trainer":
+    if plan.config.engine.is_trainer:
         return model  # Trainer wraps it with a separate Accelerator
     prepared: nn.Module = accelerator.prepare_model(model)
     return prepared

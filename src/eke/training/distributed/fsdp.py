@@ -26,7 +26,7 @@ from eke.training.model.checkpointing import find_layers
 
 def build_mesh(plan: Plan, device: torch.device) -> DeviceMesh:
     """Return the mesh of ranks: "shard" divides a tensor, "replicate" copies its shards."""
-    replicas = cast(FSDP, plan.config.distributed).replicas
+    replicas = cast(FSDP, plan.ranks.fsdp).replicas
     skipped = replicas == 1  # a dimension of one rank would have process groups of its own
     shape = (replicas, plan.batch.world_size // replicas)[skipped:]
     return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")[skipped:])
@@ -42,7 +42,7 @@ def shard_model(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> None:
     sent = getattr(torch, plan.compute.gathered) if plan.compute.gathered else None
     # Modules cast their inputs as in one process.
     policy = MixedPrecisionPolicy(sent, torch.float32 if sent else None, cast_forward_inputs=False)
-    again = cast(FSDP, plan.config.distributed).reshard_after_forward
+    again = cast(FSDP, plan.ranks.fsdp).reshard_after_forward
     layers, table, head = find_layers(model), _alone(model, "input"), _alone(model, "output")
     units: list[Any] = [unit for unit in (table, *layers, head) if unit is not None]
     for unit in [*units, model]:

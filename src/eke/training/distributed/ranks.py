@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from eke.common.paths import LOCAL_RANK, RANK, RENDEZVOUS_VARIABLE, WORLD_SIZE
 from eke.config.schema import PeerToPeer
-from eke.models.sizes import STAGE
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome
 from eke.training.batches.batches import MicroBatch
@@ -97,8 +96,8 @@ https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-p2p-disa
 
 def join_ranks(plan: Plan) -> Ranks:
     """Join the run's processes by a file or as in torchrun. RuntimeError: Some are missing."""
-    config, kind = plan.config.distributed, plan.device.kind
-    if config.p2p is PeerToPeer.off:
+    planned, kind = plan.ranks, plan.device.kind
+    if planned.p2p is PeerToPeer.off:
         os.environ[P2P_VARIABLE] = "1"
     world_size = int(os.environ.get(WORLD_SIZE, "1"))
     if world_size == 1:
@@ -111,7 +110,7 @@ def join_ranks(plan: Plan) -> Ranks:
         torch.cuda.set_device(local)
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
     rank, meeting = int(os.environ[RANK]), os.environ.get(RENDEZVOUS_VARIABLE)
-    limit = timedelta(seconds=config.timeout_s)  # of each collective
+    limit = timedelta(seconds=planned.timeout_s)  # of each collective
     if meeting:
         dist.init_process_group(backend, f"file://{meeting}", limit, world_size, rank)
     else:
@@ -129,7 +128,7 @@ def is_lost_contact(error: BaseException) -> bool:
 
 def build_handlers(plan: Plan) -> list[Any]:
     """Return Accelerate's `kwargs_handlers` for ddp, [] for other options."""
-    if plan.config.distributed.option != "ddp":
+    if not plan.ranks.is_ddp:
         return []
     from accelerate import DistributedDataParallelKwargs
 
@@ -145,15 +144,15 @@ def allow_unused_experts(plan: Plan, model: nn.Module, accelerator: Any) -> None
     DDP detects them after each forward pass. FSDP and ZeRO exchange only gradients that all ranks
     have, so every expert gets one, zero if unreached.
     """
-    routed, option = routed_parents(model), plan.config.distributed.option
+    routed, planned = routed_parents(model), plan.ranks
     if not routed:
         return
-    if option == "ddp":
+    if planned.is_ddp:
         accelerator.ddp_handler.find_unused_parameters = True
-    elif option in ("fsdp", *STAGE):
+    elif planned.shards_states:
         for parent in routed:
-            add_zero_gradients(parent, late=option == "zero3")
-    if option == "zero3":  # gathers such a module at once, with all experts
+            add_zero_gradients(parent, late=planned.zero_stage == 3)
+    if planned.zero_stage == 3:  # gathers such a module at once, with all experts
         from deepspeed.utils import set_z3_leaf_modules
 
         set_z3_leaf_modules(model, list({type(parent) for parent in routed}))

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eke.models.families import is_classification
 from eke.plan.record import Best, metrics
 from eke.training.batches.batches import MicroBatch
 from eke.training.loop.classification import Predictions, classification_metrics
@@ -51,9 +50,9 @@ def measure(
     look: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[metrics.Row, dict[str, Any]]:
     """Return metrics of the evaluation samples and of each class. `look` surrounds each batch."""
-    copies = job.plan.config.distributed.option == "dp"
+    copies = job.plan.ranks.is_dp
     model = job.bare_model if copies else job.model
-    is_classifier = is_classification(job.plan.config)
+    is_classifier = not job.plan.targets.per_token
     predictions = Predictions(model) if is_classifier else None
     names = [source.name for source in job.plan.sources]
     totals = torch.zeros(1 + len(names), device=job.device)
@@ -91,7 +90,7 @@ def row_of_loss(job: TrainingState, loss: float) -> metrics.Row:
     row: metrics.Row = {metrics.EVAL_LOSS: loss}
     if job.data.bytes_are_tokens:
         row[metrics.BITS_PER_BYTE] = loss / math.log(2)
-    if not is_classification(job.plan.config) and loss < math.log(sys.float_info.max):
+    if job.plan.targets.per_token and loss < math.log(sys.float_info.max):
         row[metrics.PERPLEXITY] = math.exp(loss)
     return row
 

@@ -54,7 +54,7 @@ def make_record(
     if job:
         for note in AT_THE_END:
             note(job)
-        if job.plan.config.compile.option != "none":
+        if job.plan.config.compile.is_on:
             try:
                 job.effective["compile"] = compile_report()
             except (ImportError, AttributeError, LookupError, TypeError) as error:

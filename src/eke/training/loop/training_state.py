@@ -24,7 +24,6 @@ from eke.training.distributed.deepspeed_engine import (
     DeepSpeedUpdate,
     ShardedUpdate,
     build_engine,
-    is_zero3,
     parts_of,
     share_model,
 )
@@ -156,7 +155,7 @@ class TrainingState:
         scaler: Any = self.formats.scaler
         if plan.deepspeed is None:
             self.model, self.loss = compile_model(plan, shared), build_compiled_loss(plan)
-            if plan.config.distributed.option == "dp":  # one module per device of this rank
+            if plan.ranks.is_dp:  # one module per device of this rank
                 made = build_data_parallel(plan, self.model, self.loss, self.formats)
                 self.model, self.loss = made
             if plan.config.memory.optimizer_in_backward:
@@ -223,7 +222,9 @@ def build_checked(
 ) -> tuple[nn.Module, LoadReport]:
     """Build the model. A model of an unknown family is checked with eight tokens."""
     # ZeRO-3 builds weights on the host and moves them to the device one by one.
-    bare, report = build_trainable(plan, torch.device("cpu") if is_zero3(plan) else device, parts)
+    bare, report = build_trainable(
+        plan, torch.device("cpu") if plan.ranks.zero_stage == 3 else device, parts
+    )
     if not family_of(plan.config).is_known:
         training = bare.training
         bare.eval()

@@ -288,7 +288,7 @@ def apply_peft(plan: Plan, model: nn.Module, parts: Parts | None = None) -> nn.M
     warned = without_adapters(model, wanted, left_out)
     heads = {name.rpartition(".")[2] for name in trained_modules(plan, model)}
     config.modules_to_save = sorted(heads) or None
-    config.task_type = _TASK_TYPES[plan.config.task.option]
+    config.task_type = _TASK_TYPES[plan.targets.option]
     # Needed to load the adapter. A model with random weights has no name.
     config.base_model_name_or_path = getattr(plan.config.model, "name_or_path", None)
     device = next(model.parameters()).device
@@ -301,7 +301,7 @@ def apply_peft(plan: Plan, model: nn.Module, parts: Parts | None = None) -> nn.M
         why = f"PEFT {version('peft')} adapts other layers of {type(model).__name__} than planned: "
         why += f"{len(other)} differ, the first is {other[0]}"
         raise ConfigError(Problem("peft", plan.config.peft.option, why, Fix("peft=none")))
-    if plan.config.peft.option == "dora" and taken_by_peft(adapted):
+    if plan.config.peft.is_dora and taken_by_peft(adapted):
         why = f"PEFT {version('peft')} cannot load DoRA of MLPs of {type(model).__name__}"
         warned.append(f"{why}. Use eke export --merge")
     adapted.without_adapters = warned  # reported when training starts
@@ -368,7 +368,7 @@ def _set_formats(plan: Plan, adapted: nn.Module) -> None:
             cast(nn.Module, module.original_module).to(frozen)
         elif isinstance(module, BaseTunerLayer) and plan.compute.autocast:
             # PEFT would keep a float32 copy of the input for backward, which only DoRA needs.
-            cast(Any, module).cast_input_dtype_enabled = plan.config.peft.option == "dora"
+            cast(Any, module).cast_input_dtype_enabled = plan.config.peft.is_dora
             for factors in (getattr(module, name, {}) for name in ("lora_A", "lora_B")):
                 for factor in factors.values():
                     factor.__class__ = _Factor
@@ -379,7 +379,7 @@ def _set_formats(plan: Plan, adapted: nn.Module) -> None:
 
 def trained_modules(plan: Plan, model: nn.Module) -> list[str]:
     """Return names of fully trained modules: a classifier's head, usually not in a checkpoint."""
-    if plan.config.task.option != "sequence_classification":
+    if plan.targets.per_token:
         return []
     return [n for n, _ in model.named_modules() if n.rpartition(".")[2] in _CLASSIFIERS]
 
@@ -394,7 +394,7 @@ def _lora(plan: Plan, names: Mapping[str, str], targets: Targets) -> Any:
         lora_dropout=config.dropout,
         bias=config.bias.value,
         use_rslora=config.use_rslora,
-        use_dora=config.option == "dora",
+        use_dora=config.is_dora,
         target_modules=list(names),
     )
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 
 from eke.common.text import BOS, EOS, PAD
-from eke.config.schema import Config, PretrainedModel, SequenceClassification
+from eke.config.schema import Config, PretrainedModel
 from eke.models.families import family_of
 from eke.plan.planner import Plan
 from eke.training.distributed.parts import Parts
@@ -71,7 +71,7 @@ def _random_model(plan: Plan, device: torch.device, parts: Parts | None) -> torc
     pad = model_config.pad_token_id
     if pad is not None and not is_padding_alone(plan.vocabulary, pad):
         model_config.pad_token_id = None  # draws its row too, and is restored for classifiers
-    head = getattr(transformers, HEADS[config.task.option])
+    head = getattr(transformers, HEADS[plan.targets.option])
     dtype = base_dtype(plan)
     random, cut = preserve_rng_state(device, config.seed), parts.drawn() if parts else nullcontext()
     with random, device, drawn_in_float32(dtype), cut:
@@ -106,7 +106,7 @@ def make_model_config(config: Config) -> Any:
         "eos_token_id": EOS,
         **family.config_arguments(config),
     }
-    if isinstance(config.task, SequenceClassification):
-        arguments["num_labels"] = config.task.num_labels
-        arguments["problem_type"] = config.task.problem.full_name
+    if num_labels := config.targets.num_labels:
+        arguments["num_labels"] = num_labels
+        arguments["problem_type"] = config.targets.problem.full_name
     return getattr(transformers, family.config_class)(**arguments)

@@ -182,7 +182,7 @@ def _checkpoint_arguments(plan: Plan) -> dict[str, Any] | None:
     # Reentrant checkpointing needs inputs that require gradients, and cannot be compiled.
     arguments: dict[str, Any] = {"use_reentrant": False}
     # ZeRO-3 gathers a layer's weights by operations of the layer's own forward pass.
-    if make := ways[plan.config.distributed.option == "zero3"]:
+    if make := ways[plan.ranks.zero_stage == 3]:
         # Without a name of the policy, torch 2.13 does not cache compiled graphs across runs.
         vars(make)["cache_hash"] = f"eke {make.__name__}: {sorted(KEPT)}"
         arguments["context_fn"] = make

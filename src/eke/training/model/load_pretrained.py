@@ -14,7 +14,7 @@ from torch import nn
 
 from eke.common.errors import RunError
 from eke.common.text import first_line, format_number
-from eke.config.schema import PretrainedModel, SequenceClassification
+from eke.config.schema import PretrainedModel
 from eke.data.preparation.untrusted import LoadError, load, reading
 from eke.data.sources import Vocabulary
 from eke.models.families import family_of
@@ -94,7 +94,7 @@ def load_pretrained(
     import transformers
 
     config = plan.config
-    head = getattr(transformers, HEADS[config.task.option])
+    head = getattr(transformers, HEADS[plan.targets.option])
     pretrained = cast(PretrainedModel, config.model)
     dtype = base_dtype(plan)
     settings = {"dtype": dtype, "attn_implementation": ATTENTION[config.attention.option]}
@@ -132,10 +132,10 @@ def load_pretrained(
         frozen = frozen_dtype(plan)
         mixed = frozen is not trained_dtype(plan)
         with torch.autocast(device.type, frozen, enabled=mixed), computing:
-            check_positions(model, config.task.option)
+            check_positions(model, plan.targets.option)
             report = replace(report, unreached=freeze_unreached(model))
             if is_ragged(config) and max(plan.batch.per_device, plan.batch.eval_per_device) > 1:
-                side = padding_side(model, config.task.option, plan.vocabulary.pad)
+                side = padding_side(model, plan.targets.option, plan.vocabulary.pad)
                 report = replace(report, padding=side)
     return cast(nn.Module, model), report
 
@@ -217,12 +217,13 @@ def checkpoint_configuration(plan: Plan) -> Any:
         why = f"unusable config.json: {error.why}"
         raise _refusal(model, why, "another checkpoint") from error
     loaded.use_cache = False
-    if config.task.option in ("causal_lm", "masked_lm"):
+    targets = plan.targets
+    if targets.per_token and not targets.length:
         loaded.tie_word_embeddings = model.tie_word_embeddings  # as in the tensors
-    if isinstance(config.task, SequenceClassification):
-        if loaded.num_labels != config.task.num_labels:
-            loaded.num_labels = config.task.num_labels
-        loaded.problem_type = config.task.problem.full_name
+    if not targets.per_token:
+        if loaded.num_labels != targets.num_labels:
+            loaded.num_labels = targets.num_labels
+        loaded.problem_type = targets.problem.full_name
         # Decoders locate the padding, T5 the end of text, by the ids used in the rows.
         loaded.pad_token_id, loaded.eos_token_id = plan.vocabulary.pad, plan.vocabulary.eos
     if model.dropout is not None:
@@ -296,8 +297,8 @@ def set_special_ids(model_config: Any, plan: Plan) -> None:
     if vocabulary.is_bytes:
         return
     # Only a classifier needs a padding id that is also the end of text.
-    classifies = plan.config.task.option == "sequence_classification"
-    model_config.pad_token_id = None if vocabulary.pad_is_eos and not classifies else vocabulary.pad
+    no_pad = vocabulary.pad_is_eos and plan.targets.per_token
+    model_config.pad_token_id = None if no_pad else vocabulary.pad
     model_config.bos_token_id = vocabulary.bos
     model_config.eos_token_id = vocabulary.eos
     if model_config.is_encoder_decoder:

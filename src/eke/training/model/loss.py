@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from eke.common.errors import RunError
 from eke.common.text import IGNORED
 from eke.models.checkpoints.architecture import logits_change, router_loss
-from eke.models.families import is_classification
 from eke.plan.planner import Plan
 from eke.training.batches.batches import MicroBatch
 from eke.training.model.adapters import is_adapted
@@ -167,7 +166,7 @@ def build_compiled_loss(plan: Plan) -> LossFunction:
     loss = build_loss(plan)
     # Eager cross-entropy moves 44 bytes per logit, compiled 12 (16-bit logits; 17.8 and 2.9 ms for
     # 8,192 x 128,256 on an H100). On a CPU most runs would lose more time by compilation.
-    if plan.config.compile.option != "inductor" or plan.device.kind != "cuda":
+    if not plan.config.compile.is_inductor or plan.device.kind != "cuda":
         return loss
     return partial(loss, compiled=True)
 
@@ -180,12 +179,12 @@ def compiled_loss_sum() -> Callable[..., Tensor]:
 
 def has_fused_loss(plan: Plan) -> bool:
     """Return whether the vocabulary projection and the loss are one operation."""
-    return plan.config.kernels.fused_linear_cross_entropy and not is_classification(plan.config)
+    return plan.config.kernels.fused_linear_cross_entropy and plan.targets.per_token
 
 
 def is_sparse(plan: Plan) -> bool:
     """Return whether positions without a label skip the vocabulary projection."""
-    return plan.config.kernels.sparse_prediction and not is_classification(plan.config)
+    return plan.config.kernels.sparse_prediction and plan.targets.per_token
 
 
 def apply_loss(plan: Plan, model: nn.Module) -> None:
@@ -240,13 +239,13 @@ _Shift = Callable[[Tensor], Tensor]
 
 def build_shift(plan: Plan) -> _Shift | None:
     """Return the label shift of the model's class, None for other tasks. RunError: no shift."""
-    if plan.config.task.option != "seq2seq_lm":
+    if not plan.targets.length:
         return None
     import transformers
 
     # Families differ: T5 starts with a token of its config, mBART with the last one of the target.
     config = model_configuration(plan)
-    head = getattr(transformers, HEADS["seq2seq_lm"])
+    head = getattr(transformers, HEADS[plan.targets.option])
     kind = head._model_mapping[type(config)]
     model: Any = kind.__new__(kind)
     nn.Module.__init__(model)
@@ -272,7 +271,7 @@ def build_shift(plan: Plan) -> _Shift | None:
 
 def apply_kernels(plan: Plan, model: nn.Module) -> None:
     """Replace norms, rotary positions and feed-forward by Liger's. RunError: none replaced."""
-    if plan.config.kernels.option != "liger":
+    if not plan.config.kernels.is_liger:
         return
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
 

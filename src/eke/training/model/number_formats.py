@@ -347,12 +347,12 @@ def compile_model(plan: Plan, model: torch.nn.Module) -> torch.nn.Module:
     code. Resets earlier graphs of this process and the counters of `compile_report`.
     """
     config = plan.config.compile
-    if not is_compiled(plan):
+    if not plan.config.compile.is_on:
         return model
     from torch._dynamo import utils
 
     arguments: dict[str, Any] = {"backend": config.option}
-    if config.option == "inductor" and config.mode is not CompileMode.default:
+    if config.is_inductor and config.mode is not CompileMode.default:
         arguments["mode"] = config.mode.value.replace("_", "-")
     torch._dynamo.reset()
     utils.counters.clear()
@@ -373,14 +373,9 @@ def compile_model(plan: Plan, model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def is_compiled(plan: Plan) -> bool:
-    """Return whether torch.compile is used. The other options are names of its backends."""
-    return plan.config.compile.option != "none"
-
-
 def num_graphs(plan: Plan) -> int:
     """Return the number of captured graphs, which grows in a step with compilation."""
-    if not is_compiled(plan):
+    if not plan.config.compile.is_on:
         return 0
     from torch._dynamo.utils import counters
 

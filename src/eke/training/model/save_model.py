@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from eke.common.errors import EkeError, RunError
 from eke.common.text import format_number
-from eke.config.schema import PretrainedModel, SequenceClassification
-from eke.models.families import is_classification
+from eke.config.schema import PretrainedModel
 from eke.plan.planner import Plan
 from eke.training.batches.tasks import chat_manifest, class_names, is_packed
 from eke.training.distributed.fsdp import local_tensor
@@ -230,7 +229,7 @@ def save_merged_adapter(plan: Plan, adapter: Path, folder: Path) -> str:
         set_id2label(plan, base, report)
         set_eos_token_ids(plan, base)
     except (EkeError, OSError) as error:
-        what = "class names" if is_classification(plan.config) else "ends of turn"
+        what = "class names" if not plan.targets.per_token else "ends of turn"
         missing = f"the configuration lacks {what}: {error}"
     save_pretrained(merge_adapters(plan, model), folder)
     return missing
@@ -250,14 +249,13 @@ def set_eos_token_ids(plan: Plan, model: nn.Module) -> None:
 
 def set_id2label(plan: Plan, model: nn.Module, report: LoadReport) -> list[str]:
     """Write the data's class names into the configuration, and warn of a head with others."""
-    task = plan.config.task
     names = class_names(plan)
-    if not names or not isinstance(task, SequenceClassification):
+    if not names:
         return []
     config: Any = model.config
     before = config.id2label
     after = dict(enumerate(names))
-    for number in range(len(names), task.num_labels):
+    for number in range(len(names), plan.targets.num_labels):
         name = f"LABEL_{number}"
         after[number] = name if name not in names else f"CLASS_{number}"  # another class has it
     config.id2label = after

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from eke.config.schema import Checkpointing
-from eke.models.sizes import fuses_adapters, optimizer_entry
+from eke.config.schema import Checkpointing, QLora
+from eke.models.sizes import fuses_adapters, is_ia3, optimizer_entry
 from eke.models.sizes.optimizers import AUTO
+from eke.plan.planner import Plan
 from eke.training.distributed import deepspeed_engine
 from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate, shard_lengths
 from eke.training.loop.training_state import TrainingState
@@ -19,7 +20,6 @@ from eke.training.model.adapters import float8_layers, is_adapted, quant_states,
 from eke.training.model.attention_kernels import KernelProbe, ObservedKernels
 from eke.training.model.checkpointing import count_layer_calls
 from eke.training.model.number_formats import (
-    is_compiled,
     master_bytes,
     num_graphs,
     optimized_weights,
@@ -48,7 +48,7 @@ def _note_adapters(job: TrainingState) -> None:
         return
     job.effective["peft"] = found
     method, modules = _method(found), found.get("adapted_modules", 0)
-    if method != wanted:
+    if method != _planned_method(job.plan):
         has = f"the model has {method}, with {modules} adapted modules"
         job.warn(f"peft={wanted} did not take effect: {has}")
     left = modules - found.get("fused_modules", 0)
@@ -100,6 +100,15 @@ def _method(found: dict[str, Any]) -> str:
         return "dora"
     four_bit = found["type"] == "lora" and found["four_bit_tensors"]
     return "qlora" if four_bit else str(found["type"])
+
+
+def _planned_method(plan: Plan) -> str:
+    """Return what `_method` finds if the option of `peft` took effect."""
+    if plan.config.peft.is_dora or not plan.config.peft.is_on:
+        return plan.config.peft.option
+    if is_ia3(plan.config):
+        return "ia3"
+    return "qlora" if isinstance(plan.config.peft, QLora) else "lora"
 
 
 def _numbers(weight: nn.Parameter) -> int:
@@ -284,7 +293,7 @@ def profile_step(job: TrainingState, nth: int) -> AbstractContextManager[None]:
     Observed steps are excluded from timings. For their cost see notes/lab/memory.md.
     """
     # One profile per run: PyTorch's profiler miscounts addresses from an earlier profile.
-    if nth > 1 and nth != job.longest and not is_compiled(job.plan):
+    if nth > 1 and nth != job.longest and not job.plan.config.compile.is_on:
         return nullcontext()
     return _closer_look(job, nth)
 
@@ -342,7 +351,7 @@ def _cut_by_micro_batch(job: TrainingState, profile: AllocationProfile) -> Itera
 @contextmanager
 def look_at_evaluation(job: TrainingState) -> Iterator[None]:
     """Observe the first evaluation batch of an attempt."""
-    watchable = job.plan.config.compile.option == "none" and job.plan.batch.devices == 1
+    watchable = not job.plan.config.compile.is_on and job.plan.batch.devices == 1
     if not watchable or "eval_matmul_dtypes" in job.effective:
         yield
         return

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from eke.config.schema import FSDP, Attention, Backend, Packing, PeerToPeer
+from eke.config.schema import Attention, Backend, Packing, PeerToPeer
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.plan.planner import swap_files, swap_folder
@@ -113,7 +113,7 @@ def note_kernels(job: TrainingState, seen: ObservedKernels) -> None:
     plan = job.plan
     job.effective["matmul_dtypes"] = list(seen.matmul_dtypes)
     wanted = plan.compute.matmul
-    compiled = plan.config.compile.option != "none"
+    compiled = plan.config.compile.is_on
     if wanted not in seen.matmul_dtypes and (seen.matmul_dtypes or not compiled):
         ran = f"matrix multiplications ran in {', '.join(seen.matmul_dtypes) or 'no format'}"
         job.warn(f"precision.compute={wanted} had no effect: {ran}")
@@ -122,7 +122,7 @@ def note_kernels(job: TrainingState, seen: ObservedKernels) -> None:
     _note_sparse(job)
     if has_fused_loss(plan) and "linear_cross_entropy" not in seen.loss_kernels:
         job.warn("kernels.fused_linear_cross_entropy=true had no effect: the loss used all logits")
-    if plan.config.kernels.option == "liger":
+    if plan.config.kernels.is_liger:
         count = job.effective["liger_modules"] = replaced_modules(job.bare_model)
         if not count:
             job.warn("kernels=liger had no effect: no module uses Liger's forward pass")
@@ -140,7 +140,7 @@ def _note_attention(job: TrainingState, seen: ObservedKernels) -> None:
     if implementation != ATTENTION[attention.option]:
         job.warn(f"attention={attention.option} had no effect: the model uses {implementation}")
         return
-    if not ran and job.plan.config.compile.option != "none":
+    if not ran and job.plan.config.compile.is_on:
         return  # the compiler fuses eager and math attention with other operations
     if not ran or ran - expected_kernels(attention):
         pinned = attention.backend is not Backend.auto
@@ -238,8 +238,7 @@ def note_devices(job: TrainingState) -> None:
 
 def note_copies(job: TrainingState) -> None:
     """Record how many processes exchange gradients, except with Trainer's own wrapper."""
-    config = job.plan.config
-    if config.distributed.option != "ddp" or config.engine.option != "loop":
+    if not job.plan.ranks.is_ddp or job.plan.config.engine.is_trainer:
         return
     wrapped = [m for m in job.model.modules() if isinstance(m, DistributedDataParallel)]
     processes = wrapped[0].process_group.size() if wrapped else 1
@@ -252,7 +251,7 @@ def note_copies(job: TrainingState) -> None:
 def note_sharding(job: TrainingState) -> None:
     """Record sharded bytes of weights, gradients and optimizer state by rank. Collective."""
     plan = job.plan
-    if not isinstance(plan.config.distributed, FSDP) or plan.batch.world_size == 1:
+    if not plan.ranks.fsdp or plan.batch.world_size == 1:
         return
     parameters = list(job.bare_model.parameters())
     cut: list[Any] = [p for p in parameters if is_sharded(p)]  # DTensors of FSDP2
@@ -288,7 +287,7 @@ def note_transport(job: TrainingState) -> None:
     # NCCL reads any number except 0 as yes.
     switched_off = [value not in ("", "0") for value in values]
     job.effective["nccl_p2p"] = ["off" if off else "auto" for off in switched_off]
-    wanted = job.plan.config.distributed.p2p
+    wanted = job.plan.ranks.p2p
     if any(off != (wanted is PeerToPeer.off) for off in switched_off):
         found = ", ".join(value or "unset" for value in values)
         job.warn(f"distributed.p2p={wanted.value}, but {P2P_VARIABLE} is {found} on the ranks")

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from eke.config.schema import FSDP
 from eke.models.families import Role
 from eke.plan.planner import Plan
 from eke.training.model.checkpointing import find_layers
@@ -61,7 +60,7 @@ class PlainUpdate(Update):
         self.knows_norm = needed or plan.config.train.record_grad_norm
         # torch's fused kernels divide gradients by `grad_scale`, made for GradScaler. Clipping by
         # it saves a pass. The kernels do not accept FSDP2's DTensors with a plain scale.
-        cut = plan.batch.world_size > 1 and isinstance(plan.config.distributed, FSDP)
+        cut = plan.batch.world_size > 1 and plan.ranks.fsdp is not None
         divides = getattr(optimizer, "_step_supports_amp_scaling", False)
         self.clips_in_step = scaler is None and divides and not cut
 

@@ -25,7 +25,7 @@ from eke.training.model.activation_offload import build_activation_offload
 from eke.training.model.adapters import is_four_bit
 from eke.training.model.attention_kernels import pinned_backend
 from eke.training.model.loss import build_compiled_loss
-from eke.training.model.number_formats import build_formats, compile_model, is_compiled
+from eke.training.model.number_formats import build_formats, compile_model
 from eke.training.model.save_model import build_trainable
 from eke.training.optimizer.build_optimizer import (
     build_optimizer,
@@ -99,9 +99,9 @@ def _adapt_for_trace(plan: Plan) -> _TraceablePlan:
     if is_four_bit(plan):
         raise Untraceable("peft=qlora: weights become 4-bit where bitsandbytes reads their values")
     found, config = _TraceablePlan(plan), plan.config
-    processes, compiler = config.distributed.option, config.compile.option
+    processes, compiler = plan.ranks.option, config.compile.option
     replays = plan.device.kind == "cuda" and config.compile.replays_graphs
-    if is_compiled(plan) and (compiler not in TRACED or replays):
+    if plan.config.compile.is_on and (compiler not in TRACED or replays):
         found.leave_uncompiled()
     if processes != "none":
         if plan.compute.optimizer_implementation == "deepspeed_cpu":
@@ -110,13 +110,13 @@ def _adapt_for_trace(plan: Plan) -> _TraceablePlan:
             f"distributed={processes}: one process with all weights is traced; activations, logits "
             "and temporaries of the passes hold, what processes share and exchange is not in it"
         )
-    if processes == "fsdp":  # otherwise weights that are not gathered in 16 bits stay uncast
+    if plan.ranks.fsdp:  # otherwise weights that are not gathered in 16 bits stay uncast
         found.change(distributed=Distributed("none"))
     _adapt_kernels(found)
     _adapt_optimizer(found)
     if not family_of(config).is_known:
         found.notes.append("parameters that no output depends on are taken for trained")
-    if config.engine.option == "trainer":
+    if config.engine.is_trainer:
         found.notes.append("engine=trainer: traced as eke's own loop")
     return found
 
@@ -129,7 +129,7 @@ def _adapt_kernels(found: _TraceablePlan) -> None:
     if attention.option == "flex":
         found.change(attention=replace(attention, option="sdpa", backend=Backend.auto))
         found.notes.append("attention=flex: traced as sdpa, without flex's block mask")
-    if kernels.option == "liger":
+    if kernels.is_liger:
         found.change(kernels=replace(kernels, option="none"))
         found.bound("kernels=liger: the plain operations are traced, which keep no less")
     if found.plan.compute.float8 != "off":
@@ -157,11 +157,11 @@ def trace(plan: Plan) -> Traced:
     try:
         history = _traced(adapted)
     except Untraceable:
-        if not is_compiled(adapted.plan):
+        if not adapted.plan.config.compile.is_on:
             raise
         adapted.leave_uncompiled()
         history = _traced(adapted)
-    apart = (*STATES, AUTOCAST) if plan.config.distributed.option == "fsdp" else STATES
+    apart = (*STATES, AUTOCAST) if plan.ranks.fsdp else STATES
     allocator = CachingAllocator() if plan.device.kind == "cuda" else PlainSum()
     peaks = replay(history, allocator, apart)
     notes = tuple(adapted.notes)
@@ -197,9 +197,9 @@ def trace_history(plan: Plan) -> History:
     watch = StorageTrace(mode, device, Questions(is_padded(plan), mode), workspaces)
     if package := optimizer_entry(plan.config.optimizer).package:
         importlib.import_module(package)  # before its functions are patched
-    if is_compiled(plan):
+    if plan.config.compile.is_on:
         importlib.import_module("torch._inductor.compile_fx")  # before it is patched
-    with fake_surroundings(compile_for_trace if is_compiled(plan) else not_compiled):
+    with fake_surroundings(compile_for_trace if plan.config.compile.is_on else not_compiled):
         model = to_fake(model, mode, device)
         with watched_attention(watch), watch:
             Training(plan, model, watch, device).run(train, evaluation)

@@ -88,7 +88,7 @@ def _fused_loss_question(situation: ChoiceContext) -> Question | None:
     if situation.device.kind != "cuda" or found is None:
         return None
     config = situation.whole
-    tokens = getattr(config.task, "target_len", None) or config.data.seq_len
+    tokens = config.targets.length or config.data.seq_len
     positions = most_predicted(config, config.batch.per_device or 1, tokens)
     logits = _LOGITS_BYTES * positions * config.model.vocab_size
     share = logits / (logits + found.components.get("activations", 0))
@@ -170,7 +170,7 @@ def _conclusion(situation: ChoiceContext) -> str:
         Verdict.fits: f"fits: {size} with batch.per_device={count}",
         Verdict.tight: f"tight: {size} with batch.per_device={count}",
     }
-    less = ". peft=qlora trains less of the model" if situation.config.peft.option == "none" else ""
+    less = ". peft=qlora trains less of the model" if not situation.config.peft.is_on else ""
     lost = f"no known technique makes it fit: {size}{less}"
     return words.get(found.verdict, lost)
 

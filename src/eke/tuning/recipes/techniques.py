@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from eke.common.text import format_seconds
-from eke.config.schema import MaskedLM, OptimizeFor
+from eke.config.schema import OptimizeFor
 from eke.estimate.memory import Verdict
 from eke.estimate.time import compile_seconds
 from eke.hardware import Device
@@ -18,9 +18,9 @@ def sparse(situation: ChoiceContext) -> Question | None:
     """Skip the logits of positions without a label, if there are any."""
     config = situation.config
     decides = ("kernels", "kernels.sparse_prediction")
-    if isinstance(config.task, MaskedLM):
-        why = f"{1 - config.task.mask_frac:.0%} of the positions have no label and need no logits"
-    elif config.task.option == "causal_lm" and getattr(config.data, "prompt", None) is not None:
+    if share := config.targets.mask_frac:
+        why = f"{1 - share:.0%} of the positions have no label and need no logits"
+    elif config.targets.is_causal and getattr(config.data, "prompt", None) is not None:
         why = "a prompt's positions have no label and need no logits"
     else:
         return None
@@ -116,7 +116,7 @@ def half_and_hint(situation: ChoiceContext) -> Question:
     question, device, config = choose_16_bit(situation), situation.device, situation.config
     is_fast = device.kind == "cuda" and (device.capability or (0, 0)) >= _FLOAT8_CAPABILITY
     is_wide = (config.model.hidden_size or 0) >= _FLOAT8_WIDTH
-    if not (is_fast and is_wide) or config.peft.option != "none":  # published for full training
+    if not (is_fast and is_wide) or config.peft.is_on:  # published for full training
         return question
     hinted = tuple(replace(c, reason=f"{c.reason}. {_FLOAT8_HINT}") for c in question.candidates)
     return replace(question, candidates=hinted)

@@ -149,7 +149,7 @@ def enumerate_candidates(
     every = [value for axis in axes for value in axis]
     sections = {value: _sections(composed, value, config_dir) for value in every}
     target = baseline.batch.samples_per_step
-    before = findings(baseline.config, baseline.device, baseline.config.distributed.num_nodes)
+    before = findings(baseline.config, baseline.device, baseline.ranks.num_nodes)
     found: list[Candidate] = []
     refused: dict[str, int] = {}
     first, too_large = None, 0
@@ -195,9 +195,9 @@ def _composed(composed: Composed, value: _Value, config_dir: Path | None) -> Con
 def _with_target(config: Config, baseline: Plan, target: int) -> Config | None:
     """Return the same samples per step in open micro-batches, None if devices cannot share them."""
     kept = 1 if router_loss(config) is None else baseline.batch.per_device
-    if target % (kept * config.distributed.num_processes):
+    if target % (kept * config.ranks.num_processes):
         return None
-    size = min(baseline.batch.per_device, target // config.distributed.num_processes)
+    size = min(baseline.batch.per_device, target // config.ranks.num_processes)
     batch = replace(config.batch, option="fixed", target=target, accumulation=None, per_device=size)
     return replace(config, batch=batch)
 
@@ -213,7 +213,7 @@ def _allowed(
     """
 
     def rule_against(config: Config) -> str:
-        found = findings(config, baseline.device, config.distributed.num_nodes)
+        found = findings(config, baseline.device, config.ranks.num_nodes)
         problem = before.objection(found, changed, permit_unsafe=True)
         return "" if problem is None else problem.id or problem.key
 
