@@ -383,3 +383,28 @@ def test_number_formats_are_read_from_the_plan() -> None:
     found = {name_of(path): reads_of_precision(parsed(path)) for path in later}
     assert {name: reads for name, reads in found.items() if reads} == {}
     assert [name_of(path) for path in later if "decide_formats" in path.read_text()] == []
+
+
+def test_text_names_no_module_of_a_higher_package() -> None:
+    """Imports are checked by import-linter. Names of modules in texts are in common/plugins.py."""
+    rules = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["importlinter"]
+    order = [name.partition(".")[2] for name in rules["contracts"][0]["layers"]]
+    found = set()
+    for path in FILES:
+        package = path.relative_to(SOURCE).parts[0]
+        if package not in order or path == SOURCE / "common" / "plugins.py":
+            continue
+        for node in ast.walk(parsed(path)):
+            text = node.value if isinstance(node, ast.Constant) else None
+            match = (
+                re.fullmatch(r"eke\.(\w+)((?:\.\w+)*)(?::\w*)?", text)
+                if isinstance(text, str)
+                else None
+            )
+            if match is None or match[1] not in order:
+                continue
+            module = SOURCE.joinpath(match[1], *match[2].split(".")[1:])
+            exists = module.is_dir() or module.with_suffix(".py").exists()
+            if exists and order.index(match[1]) < order.index(package):
+                found.add((name_of(path), text))
+    assert not {(file, text) for file, text in found if not file.startswith("rules/")}

@@ -1,4 +1,8 @@
-"""The `eke` command: parse arguments and print results."""
+"""The `eke` command: parse arguments and print results.
+
+Input: `sys.argv`. Output: text or JSON on standard output, and the exit code. Begin with `main`.
+Each other module is one subcommand.
+"""
 
 import argparse
 import shlex

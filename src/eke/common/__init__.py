@@ -1,1 +1,4 @@
-"""Common helpers: errors, files, paths, text and process environments."""
+"""Helpers without knowledge of runs: errors, files, paths, output, text, process environments.
+
+Begin with `errors` (problems and their fixes), `files` (atomic writes) and `paths` (run folders).
+"""

@@ -8,6 +8,15 @@ from typing import Any
 
 from eke.common.errors import EkeError
 
+OPTIMIZER_BUILDERS = "eke.training.optimizer.builders"
+TRACE_WORKER = "eke.training.trace.trace_worker"
+TRAINING_WORKER = "eke.training.loop.worker"
+TRAINING_AGENT = "eke.training.loop.agent"
+"""Modules of training that other packages load, or start as processes, by name.
+
+All names of modules in texts are in this file, so that tests/unit/test_layers.py can check them.
+"""
+
 LAUNCHERS = "eke.launchers"
 """Group with option of `hydra/launcher` -> class that implements `eke.launch.Launcher`."""
 

@@ -36,7 +36,7 @@ class SlurmTask:
     """Identifier of the step, different for each restart of a job: `123.0.1`."""
 
 
-def current_slurm_task(environment: Mapping[str, str] = os.environ) -> SlurmTask:
+def current_cluster_task(environment: Mapping[str, str] = os.environ) -> SlurmTask:
     """Return this process's SLURM task, a single task outside SLURM."""
     names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID")
     rank, count, job, step = (environment.get(name, "") for name in names)
@@ -48,7 +48,7 @@ def current_slurm_task(environment: Mapping[str, str] = os.environ) -> SlurmTask
 
 def check_started_tasks(what: str, num_nodes: int) -> None:
     """Raise ConfigError if the SLURM step has not as many tasks as the run has nodes (1: sweep)."""
-    count = current_slurm_task().count
+    count = current_cluster_task().count
     if count in (1, num_nodes):
         return
     why = f"srun started {count} tasks, and {what} needs one task per node"
@@ -90,12 +90,12 @@ def my_rank() -> int:
 
 def is_first() -> bool:
     """Return whether this process reports for all processes of the command."""
-    return my_rank() == 0 and current_slurm_task().node == 0
+    return my_rank() == 0 and current_cluster_task().node == 0
 
 
 def num_allocated_nodes() -> int:
     """Return the number of nodes on which srun or torchrun started this command."""
-    return max(1, current_slurm_task().count, _started_ranks() // _number_of(LOCAL_WORLD_SIZE))
+    return max(1, current_cluster_task().count, _started_ranks() // _number_of(LOCAL_WORLD_SIZE))
 
 
 def check_started_ranks(option: str, num_processes: int) -> None:

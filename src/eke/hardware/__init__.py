@@ -1,4 +1,8 @@
-"""Detected devices and datasheets, without torch."""
+"""Detected devices and datasheets, without torch.
+
+Input: `hardware=...` and this machine. Output: a `Device`, its free memory, and fingerprints.
+Begin with `choose_device` and `DEVICES`.
+"""
 
 from eke.hardware.cpu import bfloat16_units, choose_device, detect, file_system, usable_cores
 from eke.hardware.datasheets import DEVICES, Device, device_option

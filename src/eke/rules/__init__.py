@@ -1,4 +1,8 @@
-"""Rules that find invalid or ineffective configurations without importing torch."""
+"""Rules that find invalid or ineffective configurations without importing torch.
+
+Input: a `Config` and its device. Output: problems and warnings with their fixes. Begin with `check`
+and `rule.Rule`. Each other module is one topic.
+"""
 
 import dataclasses
 

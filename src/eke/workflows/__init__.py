@@ -1,4 +1,8 @@
-"""Commands of `train.py`: help, one plan, one run (running.py) or a sweep (sweep.py)."""
+"""Commands of `train.py`: help, one plan, one run (running.py) or a sweep (sweep.py).
+
+Input: arguments of the command line. Output: exit codes, and printed plans and results. Begin
+with `main`. Each other module is one command.
+"""
 
 import os
 import shlex

@@ -11,7 +11,7 @@ from eke.common.paths import user_path
 from eke.common.process_env import (
     check_started_ranks,
     check_started_tasks,
-    current_slurm_task,
+    current_cluster_task,
     my_rank,
 )
 from eke.config.compose import Composed, compose
@@ -52,7 +52,7 @@ def plan_unless_answered(
 
 def run_composed(composed: Composed) -> int:
     """Run on this machine, or as one of several tasks, and return the exit code."""
-    task = current_slurm_task()
+    task = current_cluster_task()
     check_started_tasks("a run", composed.config.ranks.num_nodes)
     means = single_run_budget(composed.config)
     if task.count == 1:

@@ -18,7 +18,7 @@ from eke.common.paths import RunPaths
 from eke.common.process_env import (
     SlurmTask,
     check_started_tasks,
-    current_slurm_task,
+    current_cluster_task,
     is_first,
     num_allocated_nodes,
 )
@@ -80,10 +80,10 @@ def started(file, count: int, problem: str = "") -> list[threading.Thread]:
 
 
 def test_slurm_task_has_step_and_restart_numbers() -> None:
-    assert current_slurm_task({}) == SlurmTask(0, 1, "")
-    assert current_slurm_task({**STEP, "SLURM_PROCID": "2"}) == SlurmTask(2, 3, "12.0.0")
+    assert current_cluster_task({}) == SlurmTask(0, 1, "")
+    assert current_cluster_task({**STEP, "SLURM_PROCID": "2"}) == SlurmTask(2, 3, "12.0.0")
     again = {**STEP, "SLURM_PROCID": "0", "SLURM_RESTART_COUNT": "1"}
-    assert current_slurm_task(again) == SlurmTask(0, 3, "12.0.1"), "an old invitation is none"
+    assert current_cluster_task(again) == SlurmTask(0, 3, "12.0.1"), "an old invitation is none"
 
 
 def test_worker_command_includes_the_node(tmp_path) -> None:

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import cattrs
 
 from eke.common.files import make_private_dir, read_json, write_atomic
+from eke.common.plugins import TRACE_WORKER
 from eke.common.process_env import child_environment, module_command
 from eke.config.schema.codec import make_converter
 from eke.data.sources import cache_folder
@@ -155,7 +156,7 @@ def _path(folder: str, key: str) -> Path:
 _LIMIT_S = 120.0
 """CPU seconds for one plan, including imports. The limit of elapsed time is ten times as long."""
 
-MODULE = "eke.training.trace.trace_worker"
+MODULE = TRACE_WORKER
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import NoReturn
 from eke.common.files import open_file
 from eke.common.output import write_line
 from eke.common.paths import SUPERVISOR, RunPaths
+from eke.common.plugins import TRAINING_AGENT, TRAINING_WORKER
 from eke.common.process_env import child_environment, module_command
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -36,9 +37,9 @@ def worker_command(
 ) -> list[str]:
     """Return the command of the worker, or of the agent that starts a worker per rank."""
     if spot is None and num_processes == 1:
-        return module_command("eke.training.loop.worker", str(paths.folder))
+        return module_command(TRAINING_WORKER, str(paths.folder))
     where = [str(spot.node), str(spot.num_nodes), spot.endpoint] if spot else []
-    return module_command("eke.training.loop.agent", str(paths.folder), str(num_processes), *where)
+    return module_command(TRAINING_AGENT, str(paths.folder), str(num_processes), *where)
 
 
 def worker_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

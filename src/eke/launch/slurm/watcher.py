@@ -16,7 +16,7 @@ from pathlib import Path
 from eke.common.errors import BusyError, EkeError
 from eke.common.output import open_streams
 from eke.common.paths import RunPaths
-from eke.common.process_env import SlurmTask, current_slurm_task
+from eke.common.process_env import SlurmTask, current_cluster_task
 from eke.common.text import format_number
 from eke.hardware import choose_device, device_option, machine_fingerprint
 from eke.launch.processes.multi_node import Coordinator, follow, launch_attempt
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
             return _log_and_exit(f"{file}: no element {task}", EXIT_USER)
         number = int(task)
         paths = RunPaths(Path(submission.runs[number]))
-        mine = current_slurm_task()
+        mine = current_cluster_task()
         if mine.node:
             return _run_follower_node(paths, mine)
         ticket = JobEntry(str(file), number)

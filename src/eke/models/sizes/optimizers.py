@@ -12,7 +12,7 @@ from math import prod
 from typing import cast
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.plugins import load_plugin
+from eke.common.plugins import OPTIMIZER_BUILDERS, load_plugin
 from eke.config.schema import (
     SGD,
     AdamW8bit,
@@ -292,7 +292,7 @@ _WHOLE = (
 )
 ZERO_FLAT_SHARDS_REASON = "ZeRO gives it flat shards"
 _COUNTS = "counts steps per group of weights, and would count one step for each weight"
-_BUILDERS = "eke.training.optimizer.builders:"
+_BUILDERS = f"{OPTIMIZER_BUILDERS}:"
 
 _adamw_sized = partial(OptimizerEntry, steps_like_adamw=lambda optimizer: True)
 

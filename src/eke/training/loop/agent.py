@@ -23,6 +23,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from eke.common.output import open_streams
 from eke.common.paths import AGENT, RENDEZVOUS_VARIABLE, SUPERVISOR, RunPaths
+from eke.common.plugins import TRAINING_WORKER
 from eke.common.process_env import end_with_parent, module_command
 from eke.hardware import usable_cores
 from eke.plan.record import EXIT_FAILED, DeadRank, read_attempts, write_end
@@ -49,7 +50,7 @@ def _main(arguments: list[str]) -> int:
     meeting = "" if endpoint else tempfile.mkdtemp(prefix="eke-ranks-")  # mode 0700
     config = _launch_config(num_processes, int(node), int(num_nodes), endpoint, meeting)
     try:
-        worker = module_command("eke.training.loop.worker", str(paths.folder))
+        worker = module_command(TRAINING_WORKER, str(paths.folder))
         elastic_launch(config, worker[0])(*worker[1:])
         return 0
     except SignalException:

@@ -57,7 +57,7 @@ def adamw(plan: Plan, groups: Groups) -> Optimizer:
     return _make("torch.optim:AdamW", groups, config, foreach=foreach, fused=fused)
 
 
-def _adamw_apex_fused(plan: Plan, groups: Groups) -> Optimizer:
+def adamw_apex_fused(plan: Plan, groups: Groups) -> Optimizer:
     """Return NVIDIA apex's AdamW: one kernel per list of tensors, only for CUDA."""
     config = cast(AdamW, plan.config.optimizer)
     return _make("apex.optimizers:FusedAdam", groups, config, adam_w_mode=True)
@@ -78,7 +78,7 @@ def schedule_free(plan: Plan, groups: Groups) -> Optimizer:
     return optimizer
 
 
-def _adamw_torchao(plan: Plan, groups: Groups) -> Optimizer:
+def adamw_torchao(plan: Plan, groups: Groups) -> Optimizer:
     """Return AdamW with moments of 8 or 4 bits."""
     config = cast(AdamWTorchAO8bit | AdamWTorchAO4bit, plan.config.optimizer)
     bits = 8 if isinstance(config, AdamWTorchAO8bit) else 4
@@ -292,7 +292,7 @@ def projected_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     return [p for p, state in optimizer.state.items() if _PROJECTOR in state]
 
 
-def _eight_bit(plan: Plan, groups: Groups) -> Optimizer:
+def eight_bit(plan: Plan, groups: Groups) -> Optimizer:
     """Return AdamW or Lion with 8-bit moments, paged on a GPU with `paged_adamw_8bit`."""
     config = cast(AdamW8bit | Lion8bit, plan.config.optimizer)
     paged = optimizer_entry(config).pages and plan.device.kind == "cuda"
