@@ -122,8 +122,8 @@ FAULTS = (
     fault(
         "tracker_repeats_a_step",
         "results/trackers/async_tracker.py",
-        "> self.seen.get(kind_of(row), -1)",
-        ">= self.seen.get(kind_of(row), -1)",
+        "> self.seen.get(_kind_of(row), -1)",
+        ">= self.seen.get(_kind_of(row), -1)",
         "the tracker gets a step twice after a resume",
         "unit/results/trackers/test_online.py::test_repeated_steps_after_a_resume_are_one_row",
     ),
@@ -137,7 +137,7 @@ FAULTS = (
     ),
     fault(
         "changed_data_unseen",
-        "data/sources/cache.py",
+        "data/sources/content_hash.py",
         "found.st_size, found.st_mtime_ns, found.st_ctime_ns",
         "found.st_size, found.st_mtime_ns, 0",
         "data changed by `cp -p` keeps its old identity",
@@ -145,7 +145,7 @@ FAULTS = (
     ),
     fault(
         "intent_not_named",
-        "launch/slurm/submit.py",
+        "launch/slurm/submit_array.py",
         "    name_in_runs(path, submission)",
         "    pass",
         "a kill during sbatch lets another sweep submit the runs again",
@@ -153,7 +153,7 @@ FAULTS = (
     ),
     fault(
         "intent_given_up_at_once",
-        "launch/slurm/submit.py",
+        "launch/slurm/submit_array.py",
         "abs(time.time() - each.created) <= GIVEN_UP_S",
         "abs(time.time() - each.created) > GIVEN_UP_S",
         "runs whose sbatch is still under way are submitted twice",
@@ -169,7 +169,7 @@ FAULTS = (
     ),
     fault(
         "time_rounded_down",
-        "launch/slurm/submission.py",
+        "launch/slurm/submission_file.py",
         "seconds + 59) // 60",
         "seconds + 0) // 60",
         "a run gets less time than it asks for",
@@ -202,8 +202,8 @@ FAULTS = (
     fault(
         "lost_updates_allowed",
         "rules/precision.py",
-        "config.optimizer.lr < SMALLEST_STEP",
-        "config.optimizer.lr > SMALLEST_STEP",
+        "config.optimizer.lr < _SMALLEST_STEP",
+        "config.optimizer.lr > _SMALLEST_STEP",
         "bfloat16 weights that no step changes are trained",
         "unit/rules/test_rules.py::test_rule_is_found_and_its_fix_is_valid",
     ),
@@ -218,14 +218,14 @@ FAULTS = (
     fault(
         "room_on_the_wrong_side",
         "rules/memory.py",
-        "* ROOM <= memory:",
-        "<= memory * ROOM:",
+        "* _MIN_FREE_STATE_RATIO <= memory:",
+        "<= memory * _MIN_FREE_STATE_RATIO:",
         "the proposed fix does not fit either",
         "unit/rules/test_peft_rules.py::test_fix_leaves_memory_for_activations",
     ),
     fault(
         "gradients_counted_twice",
-        "estimate/memory/phases.py",
+        "estimate/memory/peak_by_phase.py",
         "several = self.plan.batch.accumulation > 1",
         "several = self.plan.batch.accumulation > 0",
         "runs that fit are rejected, since gradients are counted in the forward pass",
@@ -233,7 +233,7 @@ FAULTS = (
     ),
     fault(
         "high_end_rejects",
-        "tuning/refuse_oom.py",
+        "tuning/check_memory_fit.py",
         "found.peak.low > found.capacity",
         "found.peak.high > found.capacity",
         "runs that may fit are rejected",
@@ -289,7 +289,7 @@ FAULTS = (
     ),
     fault(
         "oom_of_a_neighbour",
-        "launch/processes/sweep_state.py",
+        "launch/processes/sweep_scheduler.py",
         "(job.record and job.record.shared_device)",
         "(job.record and job.record is None)",
         "jobs are skipped after a neighbour on the GPU took the memory",
@@ -402,8 +402,8 @@ FAULTS = (
     fault(
         "evaluated_on_training_text",
         "data/sources/source_files.py",
-        "(Piece(paths[0], cut, size - cut),)",
-        "(Piece(paths[0], 0, size - cut),)",
+        "(FileRange(paths[0], cut, size - cut),)",
+        "(FileRange(paths[0], 0, size - cut),)",
         "the evaluation loss is that of training text",
         "unit/data/sources/test_corpus.py::test_end_of_a_single_file_is_evaluation",
     ),
@@ -418,8 +418,8 @@ FAULTS = (
     fault(
         "frozen_weights_counted",
         "models/sizes/parameters.py",
-        "PER_PARAMETER if weight.trained else PER_FROZEN_PARAMETER",
-        "PER_FROZEN_PARAMETER if weight.trained else PER_PARAMETER",
+        "PER_PARAMETER if weight.trained else _PER_FROZEN_PARAMETER",
+        "PER_FROZEN_PARAMETER if weight.trained else _PER_PARAMETER",
         "FLOPs of frozen and trained weights are swapped",
         "unit/models/sizes/test_flops.py::test_flops_formula_matches_the_counter",
     ),

@@ -14,19 +14,19 @@ pytestmark = needs_root
 __all__ = ["machine"]
 
 WRITERS = {
-    ".lock": "from eke.launch.processes.run_dir import claim\nwith claim(RunPaths(P(1))): pass",
+    ".lock": "from eke.launch.processes.run_dir import lock_run_folder\nwith lock_run_folder(RunPaths(P(1))): pass",
     "train.log": "from eke.launch.processes.worker_process import Worker\nWorker(RunPaths(P(1)))",
-    "train-node1.log": "from eke.launch.processes.worker_process import Spot, Worker\n"
-    "Worker(RunPaths(P(1)), spot=Spot(1, 2, 'x:1'))",
-    "rank log": "from eke.training.loop.worker import redirect_output\n"
+    "train-node1.log": "from eke.launch.processes.worker_process import NodeAssignment, Worker\n"
+    "Worker(RunPaths(P(1)), spot=NodeAssignment(1, 2, 'x:1'))",
+    "rank log": "from eke.training.loop.worker import _redirect_output\n"
     "redirect_output(RunPaths(P(1)), 1)",
-    "metrics.jsonl": "from eke.common.files import seal\nseal(RunPaths(P(1)).metrics)\n"
+    "metrics.jsonl": "from eke.common.files import terminate_last_line\nseal(RunPaths(P(1)).metrics)\n"
     "from eke.common.files import append_line\nappend_line(RunPaths(P(1)).metrics, '{}')",
     "attempts.jsonl": "from eke.plan.record import start_attempt\n"
     "start_attempt(RunPaths(P(1)), {})",
-    "sync lock": "from eke.results.trackers.sync.account import sole_sender\n"
-    "with sole_sender(RunPaths(P(1))): pass",
-    "operators lock": "from eke.training.distributed.build_operators import Turn\n"
+    "sync lock": "from eke.results.trackers.sync.account import lock_for_sync\n"
+    "with lock_for_sync(RunPaths(P(1))): pass",
+    "operators lock": "from eke.training.distributed.build_operators import BuildLock\n"
     "Turn(str(P(1) / 'lock')).try_acquire()",
 }
 """Name of a file -> what writes it in the folder that is the first argument."""
@@ -139,9 +139,9 @@ def test_runs_folder_may_be_a_link_of_the_caller_or_root(owner, machine) -> None
     (machine / "runs").symlink_to(scratch)
     hand(machine / "runs", owner)
     code = (
-        "from eke.launch.processes.run_dir import claim\nfrom eke.common.paths import RunPaths\n"
+        "from eke.launch.processes.run_dir import lock_run_folder\nfrom eke.common.paths import RunPaths\n"
         "from eke.common.files import write_json\n"
-        "with claim(RunPaths(P(1))): write_json(P(1) / 'record.json', {})"
+        "with lock_run_folder(RunPaths(P(1))): write_json(P(1) / 'record.json', {})"
     )
     done = python(VICTIM, code, machine / "runs" / "0123456789abcdef", cwd=machine / "victim")
     written = (scratch / "0123456789abcdef" / "record.json").exists()
@@ -340,7 +340,7 @@ def test_spoiled_lease_is_reported_with_a_fix(planted, machine) -> None:
 
 @pytest.mark.slow
 def test_doctor_warns_about_a_shared_runs_folder(run, machine) -> None:
-    code = "from eke.cli.doctor import find_risks\nprint(*find_risks(P(1)), sep='\\n')"
+    code = "from eke.cli.doctor import _find_risks\nprint(*_find_risks(P(1)), sep='\\n')"
 
     def risks(uid: int) -> str:
         return python(uid, code, run.parent, cwd=machine / "victim").out

@@ -273,9 +273,9 @@ def test_record_of_another_user_is_read(runs, plan, leave, monkeypatch) -> None:
 
 HOLD = """
 import sys, pathlib
-from eke.launch.processes.run_dir import claim
+from eke.launch.processes.run_dir import lock_run_folder
 from eke.common.paths import RunPaths
-with claim(RunPaths(pathlib.Path(sys.argv[1]))):
+with lock_run_folder(RunPaths(pathlib.Path(sys.argv[1]))):
     print("held", flush=True)
     sys.stdin.read()
 """

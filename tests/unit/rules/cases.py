@@ -55,7 +55,7 @@ SMALL_DISK = SimpleNamespace(
     disk_usage=lambda path: SimpleNamespace(free=5), which=shutil.which
 )  # fmt: skip
 FAKES: dict[str, tuple[str, Any]] = {
-    "package_missing": ("device.find_spec", lambda name: None),
+    "package_missing": ("requirements.find_spec", lambda name: None),
     "datasets_missing": ("data.find_spec", lambda name: None),
     "float8_needs_torchao": ("precision.find_spec", lambda name: None),
     "runs_has_space": ("training.MIN_FREE_BYTES", 2**62),
@@ -64,7 +64,7 @@ FAKES: dict[str, tuple[str, Any]] = {
     "nvme_folder_is_a_disk": ("deepspeed.file_system", lambda path: "tmpfs"),
     "nvme_folder_is_local": ("deepspeed.file_system", lambda path: "nfs4"),
     "nvme_has_space": ("deepspeed.shutil", SMALL_DISK),
-    "nvme_buffers_are_locked": ("deepspeed.lockable_bytes", lambda: 65536),
+    "nvme_buffers_are_locked": ("deepspeed._lockable_bytes", lambda: 65536),
     "nvme_needs_libaio": ("deepspeed.has_libaio_header", lambda flags: False),
 }
 """Rule -> what in eke.rules is replaced, and by what."""

@@ -539,7 +539,7 @@ def test_memory_is_independent_of_file_size(tmp_path, own_cache) -> None:
             for n in range(size * 2**20 // len(line)):
                 opened.write(line % n)
         request = request_of(config_of("data=jsonl", f"data.path={file}", "data.seq_len=512"))
-        code = f"from eke.data.preparation.__main__ import main\nassert main() == 0\n{PEAK}"
+        code = f"from eke.data.preparation.__main__ import _main\nassert _main() == 0\n{PEAK}"
         done = subprocess.run(
             [sys.executable, "-c", code], input=request.to_json(), text=True,
             env={**environment(tmp_path), "XDG_CACHE_HOME": str(own_cache)},

@@ -53,7 +53,7 @@ class Stubs:
 
     def say(self, name: str, out: str = "", err: str = "", code: int = 0, run: str = "") -> None:
         """What a command answers from now on."""
-        for kind, text in (("out", out), ("err", err), ("code", str(code)), ("run", cluster_run)):
+        for kind, text in (("out", out), ("err", err), ("code", str(code)), ("run", run)):
             (self.folder / f"{name}.{kind}").write_text(text)
 
     def calls(self, name: str = "") -> list[str]:

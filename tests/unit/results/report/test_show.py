@@ -98,7 +98,7 @@ def test_baseline_has_the_selected_metric(tmp_path):
             for n in range(3) for o, a in (("adamw", 0.8), ("lion", 0.9))]  # fmt: skip
     found = compare_runs([make_sweep(tmp_path, runs)], by="accuracy")
     rows = table_data(found, found.rows)
-    at = [column["report_title"] for column in rows["columns"]].index("accuracy")
+    at = [column["title"] for column in rows["columns"]].index("accuracy")
     cells = {row["class"]: row["cells"][at] for row in rows["rows"]}
     assert cells["baseline"] == "0.81"
     assert cells[""][1].endswith("0.91")
@@ -204,14 +204,14 @@ def test_page_escapes_all_texts(hostile):
 
 def test_table_sorts_by_numbers(ladder):
     found = table_data(ladder, ladder.rows)
-    titles = [column["report_title"] for column in found["columns"]]
+    titles = [column["title"] for column in found["columns"]]
     at = titles.index("samples/s")
     assert found["rows"][0]["values"][at] == pytest.approx(100.997, abs=0.01)
     first, second = (row["cells"][titles.index("speed")] for row in found["rows"][:2])
     assert first == "101 samples/s"
     assert second == ["2.00x faster", "202 samples/s", "good"]  # equal repeats: no interval
     assert [row["class"] for row in found["rows"]] == ["baseline", "", "", "", "bad"]
-    main = [column["report_title"] for column in found["columns"] if column["main"]]
+    main = [column["title"] for column in found["columns"] if column["main"]]
     assert main == ["configuration", "speed", "memory", "eval loss", "decision", "repeats"]
 
 
@@ -242,7 +242,7 @@ def told(tmp_path):
 def test_predicted_step_times_are_in_every_format(told, ladder):
     assert "predicted step" not in json.dumps(table_data(ladder, ladder.rows))
     page, files = table_data(told, told.rows), as_plain(told)["configurations"]
-    titles = [column["report_title"] for column in page["columns"]]
+    titles = [column["title"] for column in page["columns"]]
     at = titles.index("predicted step")
     assert [row["cells"][at] for row in page["rows"]] == ["+25.0 %", "-10.0 %"]
     assert [each["step_prediction_error"] for each in files] == pytest.approx([0.25, -0.1])

@@ -15,8 +15,8 @@ from eke.training.distributed import build_operators
 from eke.training.distributed.build_operators import FOLDER, BuildLock, build_folder, compiling
 
 HOLD = (
-    "import sys, time; from eke.training.distributed.build_operators import Turn; "
-    "turn = Turn(sys.argv[1]); turn.try_acquire(); print(1, flush=True); time.sleep(60)"
+    "import sys, time; from eke.training.distributed.build_operators import BuildLock; "
+    "turn = BuildLock(sys.argv[1]); turn.try_acquire(); print(1, flush=True); time.sleep(60)"
 )
 
 

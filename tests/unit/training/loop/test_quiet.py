@@ -20,8 +20,8 @@ from eke.training.loop.environment import (
 SAVE = """
 import sys
 from pathlib import Path
-from eke.training.loop.worker import set_up_output
-set_up_output()
+from eke.training.loop.worker import _set_up_output
+_set_up_output()
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging

@@ -183,7 +183,7 @@ TWO_MODELS = """
 import json, torch
 from torch.utils.checkpoint import checkpoint
 from unit.training.model.plans import hand_plan
-from eke.training.model.checkpointing import checkpoint_arguments
+from eke.training.model.checkpointing import _checkpoint_arguments
 from eke.training.model.number_formats import compile_model, compile_report
 layers = torch.nn.Sequential(*(torch.nn.Linear(4, 4, bias=False) for _ in range(2)))
 class Plain(torch.nn.Module):
@@ -195,7 +195,7 @@ class Checkpointed(torch.nn.Module):
 reports = []
 for memory, kind in (("none", Plain), ("checkpointing_selective", Checkpointed)):
     plan = hand_plan("compile=inductor", f"memory={memory}")
-    arguments = checkpoint_arguments(plan)
+    arguments = _checkpoint_arguments(plan)
     compile_model(plan, kind())(torch.ones(2, 4)).sum().backward()
     reports.append(compile_report())
 print(json.dumps(reports))
