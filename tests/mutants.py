@@ -482,8 +482,8 @@ FAULTS = (
     fault(
         "error_of_one_repeat",
         "results/report/compare/statistics.py",
-        "* self.spread / math.sqrt(self.n)",
-        "* self.spread",
+        "max(_variance(differences), floor) / n, n - 1)",
+        "max(_variance(differences), floor), n - 1)",
         "intervals do not shrink with repeats",
         "unit/results/report/test_statistics.py::test_matching_repeats_are_paired",
     ),

@@ -14,20 +14,22 @@ pytestmark = needs_root
 __all__ = ["machine"]
 
 WRITERS = {
-    ".lock": "from eke.launch.processes.run_dir import lock_run_folder\nwith lock_run_folder(RunPaths(P(1))): pass",
+    ".lock": "from eke.launch.processes.run_dir import lock_run_folder\n"
+    "with lock_run_folder(RunPaths(P(1))): pass",
     "train.log": "from eke.launch.processes.worker_process import Worker\nWorker(RunPaths(P(1)))",
     "train-node1.log": "from eke.launch.processes.worker_process import NodeAssignment, Worker\n"
     "Worker(RunPaths(P(1)), spot=NodeAssignment(1, 2, 'x:1'))",
     "rank log": "from eke.training.loop.worker import _redirect_output\n"
-    "redirect_output(RunPaths(P(1)), 1)",
-    "metrics.jsonl": "from eke.common.files import terminate_last_line\nseal(RunPaths(P(1)).metrics)\n"
+    "_redirect_output(RunPaths(P(1)), 1)",
+    "metrics.jsonl": "from eke.common.files import terminate_last_line\n"
+    "terminate_last_line(RunPaths(P(1)).metrics)\n"
     "from eke.common.files import append_line\nappend_line(RunPaths(P(1)).metrics, '{}')",
     "attempts.jsonl": "from eke.plan.record import start_attempt\n"
     "start_attempt(RunPaths(P(1)), {})",
     "sync lock": "from eke.results.trackers.sync.account import lock_for_sync\n"
     "with lock_for_sync(RunPaths(P(1))): pass",
     "operators lock": "from eke.training.distributed.build_operators import BuildLock\n"
-    "Turn(str(P(1) / 'lock')).try_acquire()",
+    "BuildLock(str(P(1) / 'lock')).try_acquire()",
 }
 """Name of a file -> what writes it in the folder that is the first argument."""
 
@@ -139,7 +141,8 @@ def test_runs_folder_may_be_a_link_of_the_caller_or_root(owner, machine) -> None
     (machine / "runs").symlink_to(scratch)
     hand(machine / "runs", owner)
     code = (
-        "from eke.launch.processes.run_dir import lock_run_folder\nfrom eke.common.paths import RunPaths\n"
+        "from eke.launch.processes.run_dir import lock_run_folder\n"
+        "from eke.common.paths import RunPaths\n"
         "from eke.common.files import write_json\n"
         "with lock_run_folder(RunPaths(P(1))): write_json(P(1) / 'record.json', {})"
     )
@@ -229,7 +232,8 @@ CACHES = {
     "remember(P(1) / 'x', 'y')",
     "step time": "from eke.estimate.time.time_history import add_line\nadd_line(P(1) / 'x', '{}')",
     "store": "from eke.data.preparation.writer import locked\nwith locked(P(1) / 'store'): pass",
-    "swap": "from eke.training.distributed.build_operators import own_folder\nown_folder(P(1))",
+    "swap": "from eke.training.distributed.build_operators import make_private_dir\n"
+    "make_private_dir(P(1))",
 }
 
 

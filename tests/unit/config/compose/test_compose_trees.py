@@ -79,7 +79,7 @@ def test_cached_trees_are_not_modified_by_callers() -> None:
 
 
 def test_missing_marker_matches_omegaconf() -> None:
-    assert model.MISSING == omegaconf.MISSING
+    assert model.PretrainedModel().name_or_path == omegaconf.MISSING
 
 
 def test_runs_that_differ_in_values_are_composed_once() -> None:
