@@ -32,6 +32,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Inductor compiles a probe of the processor in each new cache, and loads it in each process.
 os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
 
+# With more, each process that compiles starts another one, which imports torch for seconds.
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+
 # Hundreds of processes are started: each would compile eke, and pytest rewrite the tests, anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

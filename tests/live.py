@@ -73,6 +73,7 @@ class Live:
 
     def __init__(self, tmp: Path, arguments: tuple[str, ...]) -> None:
         self.tmp = tmp
+        self._read: dict[Path, tuple[int, int]] = {}
         self.before = self.last_step()
         self.process = subprocess.Popen(
             [sys.executable, str(REPO / "train.py"), *arguments],
@@ -85,9 +86,16 @@ class Live:
         )
 
     def last_step(self) -> int:
-        """The highest step in any metrics.jsonl."""
-        files = self.tmp.glob("runs/*/metrics.jsonl")
-        return max((r["train/global_step"] for f in files for r in rows_of(f.parent)), default=0)
+        """The highest step in any metrics.jsonl, of which only what is new is read."""
+        for file in self.tmp.glob("runs/*/metrics.jsonl"):
+            start, highest = self._read.get(file, (0, 0))
+            with open(file, "rb") as rows:
+                rows.seek(start)
+                new = rows.read()
+            whole = new[: new.rfind(b"\n") + 1]
+            steps = [json.loads(row)["train/global_step"] for row in whole.splitlines()]
+            self._read[file] = start + len(whole), max([highest, *steps])
+        return max((highest for _, highest in self._read.values()), default=0)
 
     def wait_for_more(self, steps: int) -> None:
         """Until it is so many steps further than when it was started."""
@@ -100,7 +108,7 @@ class Live:
             if self.last_step() >= step:
                 return
             assert self.process.poll() is None, self.finish()
-            time.sleep(0.02)
+            time.sleep(0.05)
         raise TimeoutError(f"step {step} never came")
 
     def worker_pid(self) -> int:

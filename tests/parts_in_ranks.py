@@ -1,8 +1,9 @@
 """Models that ranks hold parts of from the start, against one process's, in forked ranks.
 
-`python parts_in_ranks.py FOLDER WORLDS CASES` builds each case whole, forks as many ranks as each
-of WORLDS says, has them build the same, and prints a JSON object: world -> case -> what differs.
-Everything is imported once; each number of ranks is one process group for all cases.
+`python parts_in_ranks.py FOLDER CASES`, with CASES an object of number of ranks -> names, builds
+each case whole, forks so many ranks, has them build the same, and prints a JSON object: number of
+ranks -> case -> differences. Everything is imported once; one process group per number of ranks.
+Logits are compared with the first number of ranks of a case: the others have equal weights.
 """
 
 import faulthandler
@@ -284,7 +285,9 @@ def write_unequal(folder: Path) -> Path:
     return folder
 
 
-def be_rank(rank: int, world: int, meeting: Path, cases: dict[str, Any]) -> dict[str, list[str]]:
+def be_rank(
+    rank: int, world: int, meeting: Path, cases: dict[str, Any], computed: set[str]
+) -> dict[str, list[str]]:
     dist.init_process_group("gloo", f"file://{meeting}", None, world, rank)
     if any("zero3" in name for name in cases):
         from eke.training.distributed.deepspeed_engine import import_deepspeed
@@ -301,7 +304,7 @@ def be_rank(rank: int, world: int, meeting: Path, cases: dict[str, Any]) -> dict
                 continue
             cut = build_cut(plan)
             found[name] = differences(whole, cut)
-            if plan.deepspeed is None:  # the other takes an engine
+            if plan.deepspeed is None and name in computed:  # the other takes an engine
                 found[name] += computes_otherwise(whole[0], cut[0])
         except Exception:
             found[name] = [traceback.format_exc()[-1500:]]
@@ -309,25 +312,31 @@ def be_rank(rank: int, world: int, meeting: Path, cases: dict[str, Any]) -> dict
     return found
 
 
-def main(folder: Path, worlds: list[int], names: list[str]) -> dict[int, dict[str, list[str]]]:
+def main(folder: Path, names_of: dict[str, list[str]]) -> dict[str, dict[str, list[str]]]:
     import accelerate.utils.other
     import transformers
 
     transformers.logging.set_verbosity_error()
     # It would be imported wherever a model is saved, which takes seconds.
     vars(accelerate.utils.other)["is_deepspeed_available"] = lambda: False
+    names = list(dict.fromkeys(name for of in names_of.values() for name in of))
     unequal = {name: (write_unequal(folder / name), None) for name in names if name in UNEQUAL}
     plans = {name: make_case(name, folder) for name in names if name not in UNEQUAL}
     cases = {name: (plan, build_whole(plan)) for name, plan in plans.items()} | unequal
-    results = {}
-    for world in worlds:
-        pipes = []
-        for rank in range(world):
+    if any("zero3" in name for name in names):  # once, and not in each rank
+        os.environ["DS_ACCELERATOR"] = CPU.type
+        importlib.import_module("deepspeed")
+    results, computed = {}, set(UNEQUAL)
+    for world, mine in names_of.items():
+        pipes, here = [], {name: cases[name] for name in mine}
+        new = set(mine) - computed
+        computed |= new
+        for rank in range(int(world)):
             reading, writing = os.pipe()
             if os.fork() == 0:
                 code = 1
                 try:
-                    answer = be_rank(rank, world, folder / f"meeting-{world}", cases)
+                    answer = be_rank(rank, int(world), folder / f"meeting-{world}", here, new)
                     os.write(writing, json.dumps(answer).encode())
                     code = 0
                 except BaseException:
@@ -343,11 +352,11 @@ def main(folder: Path, worlds: list[int], names: list[str]) -> dict[int, dict[st
             os.wait()
         results[world] = {
             name: [f"rank {r}: {what}" for r, of in enumerate(said) for what in of.get(name, ["?"])]
-            for name in names
+            for name in mine
         }
     return results
 
 
 if __name__ == "__main__":
-    answer = main(Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3]))
+    answer = main(Path(sys.argv[1]), json.loads(sys.argv[2]))
     print("RESULT", json.dumps(answer))

@@ -43,7 +43,8 @@ def modules_of(plan: Plan) -> list[str]:
     """What ranks with this plan need besides; DeepSpeed, above all, is not for the others."""
     config = plan.config
     needed = {
-        "deepspeed": plan.deepspeed is not None,
+        # Accelerate imports it wherever the Trainer saves, and it brings mlflow.
+        "deepspeed": plan.deepspeed is not None or config.engine.option == "trainer",
         "peft": config.peft.option != "none",
         "torch.export._trace": config.compile.option != "none",  # the most of what dynamo imports
         "transformers.trainer": config.engine.option == "trainer",

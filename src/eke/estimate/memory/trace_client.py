@@ -268,7 +268,7 @@ def _read(line: str) -> TraceResult:
     try:
         found = json.loads(line)
         if "traced" in found:
-            return TraceResult(make_converter().structure(found["get_or_run_trace"], Traced))
+            return TraceResult(make_converter().structure(found["traced"], Traced))
         return TraceResult(None, str(found["reason"]))
     except Exception as error:  # output of a broken process, unreadable in any way
         return TraceResult(
