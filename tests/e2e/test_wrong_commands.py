@@ -24,7 +24,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     ),
     "step larger than the data": (
         "data=synthetic data.num_samples=100 batch.accumulation=16",
-        "makes steps of 128 samples; there are 100 to train on",
+        "needs 128 samples per step, only 100 for training",
         "batch.accumulation=12",
     ),
     "negative rate": ("optimizer.lr=-1e-3", "must be above 0", "optimizer.lr=0.001"),
@@ -59,7 +59,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "device file": ("data=text data.path=/dev/null", "no text", "data.path=FILE_OR_FOLDER"),
     "pattern of a path": (
         "data=text data.path={tmp}/bare data.pattern=/etc/*",
-        "is not a valid file name pattern",
+        "invalid file name pattern",
         "'data.pattern=*.txt'",
     ),
     "no path at all": ("data=text", "data=text needs a value", "data.path=FILE_OR_FOLDER"),
@@ -80,7 +80,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "detached single run": ("launcher.detach=true", "this is a single run", "python train.py -m"),
     "not a number": ("optimizer.lr=nan", "a finite number, above 0", "optimizer.lr=0.001"),
     "huge width": ("model.hidden_size=100000000", "optimizer state", "model=tiny"),
-    "huge epochs": ("train.epochs=1e12", "is the most a run may have", "train.epochs=1"),
+    "huge epochs": ("train.epochs=1e12", "the limit is 1000000000", "train.epochs=1"),
     "huge batch": ("batch.per_device=1000000000", "the embeddings of", "batch.per_device="),
     "huge sequence": (
         "model=tiny_t5 task=seq2seq_lm data=synthetic data.seq_len=100000000000",

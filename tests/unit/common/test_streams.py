@@ -53,7 +53,7 @@ def test_closed_stream_descriptor_is_not_reused(closed, tmp_path) -> None:
 
 
 def test_full_disk_is_reported_once_without_a_crash(tmp_path) -> None:
-    code = "print('a' * 9999, flush=True); print('b', flush=True); sys.exit(5 + lost())"
+    code = "print('a' * 9999, flush=True); print('b', flush=True); sys.exit(5 + output_was_lost())"
     done = python(code, tmp_path, "> /dev/full")
     assert done.returncode == 6
     assert done.stderr.decode() == "standard output: No space left on device. The rest is lost\n"
@@ -62,8 +62,8 @@ def test_full_disk_is_reported_once_without_a_crash(tmp_path) -> None:
 
 def test_closed_reader_is_not_reported_as_lost_output(tmp_path) -> None:
     code = (
-        "heard = is_heard()\nfor _ in range(9): print('a' * 99999, flush=True)\n"
-        "sys.stderr.write(str((heard, is_heard(), lost())))"
+        "heard = has_reader()\nfor _ in range(9): print('a' * 99999, flush=True)\n"
+        "sys.stderr.write(str((heard, has_reader(), output_was_lost())))"
     )
     done = python(code, tmp_path, "| head -c 1")
     assert (done.stdout, done.stderr) == (b"a", b"(True, False, False)")
@@ -139,7 +139,7 @@ def test_control_characters_in_output_are_escaped(tmp_path) -> None:
 
 
 def test_own_colours_tabs_and_bars_are_kept(tmp_path) -> None:
-    code = "print('\\x1b[1;31mred\\x1b[0m\\tx'); unfiltered(sys.stdout).write('\\r50 %\\x1b[K\\n')"
+    code = "print('\\x1b[1;31mred\\x1b[0m\\tx'); raw_stream(sys.stdout).write('\\r50 %\\x1b[K\\n')"
     done = python(code, tmp_path)
     assert done.stdout == b"\x1b[1;31mred\x1b[0m\tx\n\r50 %\x1b[K\n"
 
