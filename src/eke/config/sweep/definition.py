@@ -32,7 +32,7 @@ from eke.config.compose.composer import (
 from eke.config.compose.hydra_settings import is_hydras, is_launching, sweep_parts, sweep_values
 from eke.config.schema import Sweep
 from eke.config.schema.resources import Seeds
-from eke.config.sweep.exclusion import KEY, Expression, read_clauses, value_of
+from eke.config.sweep.exclusion import CLAUSE_KEY, Expression, read_clauses, value_of
 
 
 def value_text(value: Any) -> str:
@@ -269,7 +269,9 @@ def expand(
     composed = compose_cells(texts, trees, progress)
     cells = [SweepCell(c, row) for c, (_, row) in zip(composed, points, strict=True)]
     kept, excluded = _exclude(cells, clauses)
-    warnings = [f"{KEY}: {clause} excludes no run" for clause, n in excluded.items() if not n]
+    warnings = [
+        f"{CLAUSE_KEY}: {clause} excludes no run" for clause, n in excluded.items() if not n
+    ]
     warnings += [
         f"sweep.{name} has no effect without sweep.repeats=auto"
         for name in ("max_repeats", "resolve", "budget")
@@ -331,5 +333,5 @@ def _exclude(
             kept.append(cell)
     if not kept:
         why = f"all {len(cells)} runs are excluded"
-        raise ConfigError(Problem(KEY, " ".join(counts), why, id="empty_sweep"))
+        raise ConfigError(Problem(CLAUSE_KEY, " ".join(counts), why, id="empty_sweep"))
     return kept, counts

@@ -129,7 +129,7 @@ def _equal(found: Any, value: Any) -> bool:
     return str(found) == (f"{value:g}" if _is_number(value) else str(value))
 
 
-KEY = "sweep.exclude"
+CLAUSE_KEY = "sweep.exclude"
 _ROW = "row"
 """Key of the row's name in a clause."""
 _CLAUSE = "wrong_clause"
@@ -146,7 +146,7 @@ def read_clauses(
             expression = read_expression(text)
         except ValueError:
             why = "invalid expression. Example: precision=fp16 and model=tiny_t5"
-            problems.append(Problem(KEY, text, why, id=_CLAUSE))
+            problems.append(Problem(CLAUSE_KEY, text, why, id=_CLAUSE))
             continue
         wrong = [p for c in expression.comparisons() for p in _check(c, text, catalogue, rows)]
         problems += wrong
@@ -162,17 +162,17 @@ def _check(
     if key == _ROW:
         named = f"unknown row. Rows: {', '.join(rows) or 'none'}"
         wrong = [value for value in values if str(value) not in rows]
-        return [Problem(KEY, text, f"{value}: {named}", id=_CLAUSE) for value in wrong]
+        return [Problem(CLAUSE_KEY, text, f"{value}: {named}", id=_CLAUSE) for value in wrong]
     field = catalogue.keys.get(key)
     if comparison.sign in _ORDERS and (not field or field.kind not in (int, float)):
         why = f"{comparison.sign} needs a number. {key} is none"
-        return [Problem(KEY, text, why, id=_CLAUSE)]
+        return [Problem(CLAUSE_KEY, text, why, id=_CLAUSE)]
     if key.rpartition(".")[2] in FIXED_FIELDS:  # may be compared, but not set
         return []
     texts = [int(v) if isinstance(v, float) and v.is_integer() else v for v in values]
     found = [p for value in texts for p in find_problems(f"{key}={format_value(value)}", catalogue)]
     wrongs = [(f"{p.key}={p.value}: {p.why}", _corrected(text, p)) for p in found]
-    return [Problem(KEY, text, why, fix, _CLAUSE) for why, fix in wrongs]
+    return [Problem(CLAUSE_KEY, text, why, fix, _CLAUSE) for why, fix in wrongs]
 
 
 def _corrected(text: str, problem: Problem) -> Fix:
@@ -180,7 +180,7 @@ def _corrected(text: str, problem: Problem) -> Fix:
         return Fix()
     key, _, value = problem.fix.words[0].partition("=")
     clause = text.replace(problem.key, key, 1).replace(problem.value, value, 1)
-    return Fix(override(KEY, [clause]))
+    return Fix(override(CLAUSE_KEY, [clause]))
 
 
 def value_of(composed: Composed, row: str, key: str) -> Any:

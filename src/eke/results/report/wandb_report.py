@@ -43,7 +43,7 @@ SAMPLES_PER_S, PEAK_GIB = "samples_per_s", "peak_allocated_gib"
 MAX_FACTORS = 6
 """Factors above which runs are not grouped, as W&B nests groups. Not a limit of W&B."""
 
-MAX_ROWS = 100
+MAX_TABLE_ROWS = 100
 """Maximum rows of the table, as W&B renders the entire report in the browser."""
 
 _MAX_TITLE_CHARS = 128
@@ -188,7 +188,7 @@ def specification(comparison: Comparison, place: WandbProject, is_online: bool =
         grid = library.PanelGrid(runsets=[run_set], panels=_panels(library))
         blocks += [grid, library.MarkdownBlock(live)]
     first, *others = map(escape, verdict_lines(comparison))
-    rows = main_table(comparison, MAX_ROWS, max_chars=300) if comparison.rows else []
+    rows = main_table(comparison, MAX_TABLE_ROWS, max_chars=300) if comparison.rows else []
     notes = "\n".join(f"- {escape(note)}" for note in comparison.notes)
     texts = [f"**{first}**", *others, escape(count_outcomes(comparison)), "\n".join(rows), notes]
     blocks.append(library.MarkdownBlock("\n\n".join(filter(None, texts))))

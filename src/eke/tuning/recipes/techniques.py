@@ -129,7 +129,7 @@ COMPILE_GAIN = 1 / COMPILED.slowdown
 
 LAUNCHES_PER_LAYER = 116
 """Kernel launches of a BERT layer under autocast: 2789 for 24 layers (notes/lab/recipes.md)."""
-LAUNCH_S = 5e-6
+HOST_LAUNCH_S = 5e-6
 """Host time of one launch in seconds: an estimate, the lower end for PyTorch on current hosts."""
 
 
@@ -161,8 +161,8 @@ def compiler(situation: ChoiceContext) -> Question | None:
         steps = situation.plan.steps.total
         why = (
             f"a step's kernels take the host {host_s / steps * 1e3:.1f} ms to launch (estimate, "
-            f"{LAUNCH_S * 1e6:g} us each), the device {device_s / steps * 1e3:.1f} ms at its peak. "
-            "CUDA graphs launch them at once"
+            f"{HOST_LAUNCH_S * 1e6:g} us each), the device {device_s / steps * 1e3:.1f} ms at its "
+            "peak. CUDA graphs launch them at once"
         )
         options.insert(0, RecipeOption(("compile=inductor", "compile.mode=reduce_overhead"), why))
     return Question(("compile",), tuple(options), otherwise=STAYS)
@@ -179,7 +179,7 @@ def _least_seconds(situation: ChoiceContext) -> tuple[float, float] | None:
     samples = plan.batch.samples_per_step / (plan.batch.world_size * plan.batch.devices)
     pieces = plan.batch.accumulation if config.batch.per_device is not None else 1
     device_s = steps * plan.size.flops_per_sample * samples / peak
-    return device_s, steps * LAUNCH_S * LAUNCHES_PER_LAYER * layers * pieces
+    return device_s, steps * HOST_LAUNCH_S * LAUNCHES_PER_LAYER * layers * pieces
 
 
 def _compile_overhead_s(situation: ChoiceContext, *, regional: bool) -> float:

@@ -8,7 +8,7 @@ from recipe_plans import BERT, LLAMA, LONG, chosen, planned, said
 
 from eke.estimate.memory import Verdict, forecast
 from eke.estimate.time import compile_seconds
-from eke.tuning.recipes.techniques import COMPILE_GAIN, LAUNCH_S, LAUNCHES_PER_LAYER, REGIONAL
+from eke.tuning.recipes.techniques import COMPILE_GAIN, HOST_LAUNCH_S, LAUNCHES_PER_LAYER, REGIONAL
 
 FASTEST = "recipe=fastest"
 
@@ -191,9 +191,9 @@ def test_full_compilation_requires_enough_steps() -> None:
     plan = planned(*BERT, "precision=bf16", "batch.per_device=4", *whole, "hardware=h200")
     spent = compile_seconds(plan)
     device = 4 * plan.size.flops_per_sample / 989e12
-    steps = spent / (LAUNCH_S * LAUNCHES_PER_LAYER * 24 - device)
+    steps = spent / (HOST_LAUNCH_S * LAUNCHES_PER_LAYER * 24 - device)
     regional = compile_seconds(planned(*BERT, *REGIONAL, "hardware=h200"))
-    pays = regional / (1 - 1 / COMPILE_GAIN) / (LAUNCH_S * LAUNCHES_PER_LAYER * 24)
+    pays = regional / (1 - 1 / COMPILE_GAIN) / (HOST_LAUNCH_S * LAUNCHES_PER_LAYER * 24)
     assert pays > steps, "compiling at all pays later"
     short = planned(*asked, f"train.steps={int(0.99 * pays)}")
     long = planned(*asked, f"train.steps={int(1.01 * pays) + 1}")
@@ -226,7 +226,7 @@ def test_cuda_graphs_are_chosen_for_host_bound_steps() -> None:
     large = planned(FASTEST, *BERT, "batch.target=64", LONG, "hardware=h200")
     assert small.config.compile.mode.value == "reduce_overhead"
     assert not small.config.compile.regional
-    launches = LAUNCH_S * LAUNCHES_PER_LAYER * 24
+    launches = HOST_LAUNCH_S * LAUNCHES_PER_LAYER * 24
     assert f"{launches * 1e3:.1f} ms to launch (estimate" in said(small, "compile").reason
     assert large.config.compile.mode.value == "default"
     assert large.config.compile.regional

@@ -193,7 +193,7 @@ def test_wandb_report_has_the_texts_of_other_formats(sweep):
 
 
 def test_long_table_is_shortened(sweep, monkeypatch):
-    monkeypatch.setattr(module, "MAX_ROWS", 1)
+    monkeypatch.setattr(module, "MAX_TABLE_ROWS", 1)
     assert "report.csv" in text_of(compare_runs([sweep]))
 
 
