@@ -74,10 +74,10 @@ NAMES_IT = {
     "config/schema/": "the fields themselves",
     "models/sizes/": "the registry",
     "training/optimizer/": "builds it, and reads the fields that its library takes",
-    "rules/device.py": "what to type where a package is missing: a default, not a fact",
+    "rules/requirements.py": "what to type where a package is missing: a default, not a fact",
     "rules/training.py": "two fields of one schema that contradict each other",
     "rules/techniques.py": "the table of techniques",
-    "estimate/time/transfers.py": "the key of what was counted where nothing else is known",
+    "estimate/time/memory_traffic.py": "the key of what was counted where nothing else is known",
     "plan/planner/deepspeed_config.py": "DeepSpeed's own names of optimizers",
 }
 """Modules that may name an optimizer, and why. An override in a text (`optimizer=adamw`) is advice,

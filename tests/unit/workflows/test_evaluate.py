@@ -185,7 +185,7 @@ def test_answer_is_not_limited_by_the_position_table(trained) -> None:
         (["data.path=new.jsonl"], "classes that the model was not trained on: never"),
         (["data.path=absent.jsonl"], "no such file"),
         (["optimizer.lr=1"], "optimizer.lr = 1"),
-        (["model=tiny"], "would make another model"),
+        (["model=tiny"], "would change the model"),
         (["batch.per_device=2"], "has no effect on an evaluation"),
         (["data.label=text", "data.path=other.jsonl"], "21 different labels"),
     ],

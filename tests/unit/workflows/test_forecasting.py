@@ -110,7 +110,7 @@ def test_unsupported_format_is_shown_in_the_device_row(plan) -> None:
     code, out, _ = plan("hardware=all", "precision=bf16")
     assert code == 0
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line.split()[:1]}
-    assert rows["t4"][2] == "refused"
+    assert rows["t4"][2] == "rejected"
     assert rows["h100"][2] == "fits"
     assert "-> precision=fp16" in out
     assert max(map(len, out.splitlines())) <= 80

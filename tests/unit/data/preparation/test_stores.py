@@ -472,9 +472,9 @@ def test_missing_connection_is_answered_with_a_download_command(name, hub_cache)
         store_of("data=hub", f"data.name={name}")
     (problem,) = caught.value.problems
     assert problem.key == "data.name"
-    assert problem.fix.overrides[0] == "data=jsonl"
+    assert problem.fix.words[0] == "data=jsonl"
     if name == "owner/absent":
-        assert "hf download " in problem.why
+        assert "hf download " in problem.fix.remark
 
 
 def test_tokenizer_is_available_for_saving(rows_file, tmp_path) -> None:

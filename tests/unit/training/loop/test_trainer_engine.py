@@ -148,7 +148,7 @@ def test_non_finite_final_evaluation_is_a_failure(engine, job_of, monkeypatch) -
         lambda self, job, batch, total: total.fill_(math.nan),
     )
     short = (f"engine={engine}", "train.steps=2")
-    with pytest.raises(Diverged, match="nan at step 2"):
+    with pytest.raises(Diverged, match="nan at the last step, 2"):
         run(job_of(*short))
     run(job_of(*short, "train.stop_on_nonfinite=false"))
 

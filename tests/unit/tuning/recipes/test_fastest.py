@@ -18,7 +18,7 @@ FASTEST = "recipe=fastest"
     ("hardware", "precision", "words"),
     [
         ("v100_16", "fp16", "8.0 times as fast as float32 (125 and 15.7 TFLOP/s"),
-        ("t4", "fp16", "no units for bfloat16"),
+        ("t4", "fp16", "without units for bfloat16"),
         ("rtx3090", "bf16", "2.0 times as fast as float32 (71 and 35.6 TFLOP/s"),
         ("h100", "bf16", "14.8 times as fast"),
     ],
