@@ -112,8 +112,7 @@ def _plan_for(
 
     config, first, _ = apply_fine_tuning_defaults(resolve_tokenizer(config), composed, count)
     config, choices, chosen = apply_recipe(composed, config, device, num_nodes)
-    # Again, for the recipe's optimizer.
-    config, again, remark = apply_fine_tuning_defaults(config, composed, count)
+    config, again, remark = apply_fine_tuning_defaults(config, composed, count)  # for the recipe
     if off := switched_off_tracker(composed):
         config, choices = replace(config, tracker=Tracker("none")), {**choices, "tracker": "none"}
     usual = {decision.key: decision for decision in (*first, *again)}
