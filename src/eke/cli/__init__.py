@@ -15,6 +15,7 @@ from eke.common.masking import mask
 from eke.common.output import open_streams, output_was_lost, print_problems_json, use_utf8
 from eke.common.process_env import ensure_home
 from eke.common.python_runtime import relax_gc
+from eke.common.screen import take_flags
 from eke.common.text import suggest_match
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER
 
@@ -77,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     open_streams()
     ensure_home()
     relax_gc()
-    typed = sys.argv[1:] if arguments is None else arguments
+    typed = take_flags(sys.argv[1:] if arguments is None else arguments)
     try:
         code = _do(typed)
     except EkeError as error:

@@ -11,6 +11,7 @@ from eke.cli import make_parser
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import json_safe, open_trusted_dir, write_atomic
 from eke.common.paths import short_path, user_path
+from eke.common.screen import is_quiet
 from eke.common.text import format_number
 from eke.plan.record import EXIT_OK
 from eke.results.report.compare import Comparison, compare_runs
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
     folders = [user_path(each) for each in options.folders]
     found = compare_runs(folders, options.baseline, options.by)
-    if not options.quiet:
+    if not is_quiet():
         from eke.results.report.show.terminal import render_terminal
 
         everything = options.provenance or options.by in found.factors
@@ -94,7 +95,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--formats", type=_formats, default=_FORMATS, metavar="LIST",
         help=f"files to write: any of {','.join(_FORMATS)}, or none (default: all)",
     )  # fmt: skip
-    add("--quiet", action="store_true", help="do not print the table")
     group = parser.add_argument_group("Weights & Biases")
     about = f"write {_FILE}, a W&B report, without a connection"
     group.add_argument("--wandb", action="store_true", help=about)
