@@ -188,7 +188,7 @@ PACKAGES = (
 def test_top_level_packages_are_fixed() -> None:
     assert sorted(path.parent.name for path in SOURCE.glob("*/__init__.py")) == sorted(PACKAGES)
     assert sorted(path.name for path in SOURCE.glob("*.py")) == ["__init__.py", "__main__.py"]
-    assert len(FILES) <= 280
+    assert len(FILES) <= 285
 
 
 def test_caches_depend_on_packages_that_exist() -> None:
@@ -337,6 +337,48 @@ def test_only_the_command_line_prints() -> None:
         if ast.unparse(call.func) == "print"
     }
     assert printing <= {"cli/__init__.py", "cli/__main__.py"}
+
+
+def problem_without_id(call: ast.Call) -> bool:
+    """True if no argument of `Problem(...)` is an identifier in snake case."""
+    named = next((k.value for k in call.keywords if k.arg in ("id", None)), None)
+    if named is None and (
+        len(call.args) >= 5 or any(isinstance(a, ast.Starred) for a in call.args)
+    ):
+        named = call.args[4] if len(call.args) >= 5 else call.args[-1]
+    if isinstance(named, ast.Constant):
+        return not re.fullmatch(r"[a-z]+(_[a-z0-9]+)*", str(named.value))
+    return named is None or isinstance(named, ast.Starred)
+
+
+@pytest.mark.parametrize(
+    ("source", "lacks"),
+    [
+        ("Problem(key, value, why, fix)", True),
+        ("Problem(key, value, why, id='')", True),
+        ("Problem(key, value, why, fix, 'Wrong type')", True),
+        ("Problem(key, *explained)", True),
+        ("Problem(key, value, why, passing=True)", True),
+        ("Problem(key, value, why, fix, 'wrong_type')", False),
+        ("Problem(*pair, why, fix, 'wrong_type')", False),
+        ("Problem(key, value, why, id=cell.rule)", False),
+    ],
+)
+def test_missing_id_of_a_problem_is_found(source, lacks) -> None:
+    (call,) = calls_of(ast.parse(source), "Problem")
+    assert problem_without_id(call) is lacks
+
+
+def test_every_problem_has_an_id() -> None:
+    texts = {path: path.read_text() for path in FILES}
+    lacking = [
+        f"{name_of(path)}:{call.lineno}"
+        for path, text in texts.items()
+        if "Problem(" in text  # to take a text apart is slow
+        for call in calls_of(ast.parse(text), "Problem")
+        if problem_without_id(call)
+    ]
+    assert lacking == []
 
 
 def test_source_has_no_todo() -> None:

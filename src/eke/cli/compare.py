@@ -106,7 +106,8 @@ def _measure(found: TwoSides) -> list[Side]:
 
     if not found.is_measurable:
         why = "this installation cannot measure both: versions differ, or no configuration does"
-        raise ConfigError(Problem("--again", "", why, Fix(remark=found.measuring)))
+        problem = Problem("--again", "", why, Fix(remark=found.measuring), "not_measurable")
+        raise ConfigError(problem)
     # Sorted, and of the oldest runs: the same sweep until it is finished.
     texts = sorted([_as_row(each) for each in row.oldest] for row in found.rows)
     rows = [f"A{n}:{a},B{n}:{b}" for n, (a, b) in enumerate(texts)]

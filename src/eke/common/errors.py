@@ -76,7 +76,7 @@ class Problem:
     fix: Fix = Fix()
     """Fix, empty if no override or command fixes it."""
     id: str = ""
-    """Identifier of the rule, or of the kind of mistake: `unknown_key`, `wrong_type`."""
+    """Identifier of the rule, or of the kind of mistake: `unknown_key`, `wrong_type`. Required."""
     passing: bool = False
     """True if the machine's current state is the cause: the command may work later."""
 
@@ -104,9 +104,9 @@ class Problem:
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, object]:
-        """Return the problem as plain values. Problems without id get a general one."""
+        """Return the problem as plain values."""
         return {
-            "id": self.id or ("wrong_argument" if self.is_argument else "wrong_override"),
+            "id": self.id,
             "key": self.key,
             "value": self.value,
             "why": self.why,
@@ -119,6 +119,8 @@ class EkeError(Exception):
     """Base of every error shown to the user, without a traceback and with secrets masked."""
 
     exit_code: int = 1
+    id: str = "failed"
+    """Identifier of the kind of error, for `--json`. Problems have their own."""
 
     def __str__(self) -> str:
         return mask(super().__str__())
@@ -133,9 +135,7 @@ class ConfigError(EkeError):
 
     exit_code = 2
 
-    def __init__(self, problems: "list[Problem] | Problem | str") -> None:
-        if isinstance(problems, str):
-            problems = Problem(key=problems, value="", why="")
+    def __init__(self, problems: list[Problem] | Problem) -> None:
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
         self.is_passing = bool(self.problems) and all(p.passing for p in self.problems)
         """True if the machine's current state is the only cause."""
@@ -146,7 +146,7 @@ class ConfigError(EkeError):
     @property
     def rule(self) -> str:
         """Identifier of the first problem, "" without one."""
-        return next((problem.id for problem in self.problems if problem.id), "")
+        return self.problems[0].id if self.problems else ""
 
     def short(self) -> str:
         """Return all problems on one line."""
@@ -170,6 +170,7 @@ class ConfigError(EkeError):
 class BusyError(EkeError):
     """Error of a run folder that another process uses."""
 
+    id = "busy"
     exit_code = errno.EBUSY
     """16 is neither of invalid commands nor 75, on which a job script requeues."""
 
@@ -177,10 +178,13 @@ class BusyError(EkeError):
 class RunError(EkeError):
     """Error of a run that could not be finished, with a reason for the user."""
 
+    id = "failed_run"
+
 
 class ChangedError(RunError):
     """Error of a run whose input or software changed since planning."""
 
+    id = "changed_input"
     exit_code = 2
 
 

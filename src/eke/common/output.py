@@ -16,7 +16,7 @@ import select
 import sys
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from eke.common.errors import ConfigError, EkeError
+from eke.common.errors import ConfigError, EkeError, Problem
 from eke.common.masking import mask
 
 if TYPE_CHECKING:
@@ -161,10 +161,11 @@ def _errno() -> int | None:
 
 
 def print_problems_json(error: EkeError) -> None:
-    """Print the problems of an invalid configuration as JSON to standard output."""
-    if isinstance(error, ConfigError):
-        content = {"problems": [problem.as_json() for problem in error.problems]}
-        write_line(mask(json.dumps(content, indent=2)))
+    """Print the problems of an error as JSON to standard output."""
+    one = [Problem("", "", str(error), id=error.id)]
+    problems = error.problems if isinstance(error, ConfigError) else one
+    content = {"problems": [problem.as_json() for problem in problems]}
+    write_line(mask(json.dumps(content, indent=2)))
 
 
 def write_line(text: str, to: TextIO | None = None) -> None:

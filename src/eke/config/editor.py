@@ -264,7 +264,8 @@ def write_schemas(folder: Path, config_dir: Path | None = None) -> dict[str, Any
     """Write one JSON schema per kind of file into `folder` and return the editor settings."""
     catalogue = open_catalogue(config_dir)
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(Problem("eke schema", str(folder), "is a file, not a folder"))
+        problem = Problem("eke schema", str(folder), "is a file, not a folder", id="not_a_folder")
+        raise ConfigError(problem)
     folder.mkdir(parents=True, exist_ok=True)
     schemas = make_schemas(catalogue)
     for name, schema in schemas.items():

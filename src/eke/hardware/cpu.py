@@ -199,7 +199,8 @@ def choose_device(option: str) -> tuple[Device, str]:
         known = ["auto", "cpu", *DEVICES]
         nearest = difflib.get_close_matches(option, known, n=1) or ["auto"]
         why = f"not one of the {len(known)} known devices: {', '.join(known)}"
-        raise ConfigError(Problem("hardware", option, why, Fix(f"hardware={nearest[0]}")))
+        problem = Problem("hardware", option, why, Fix(f"hardware={nearest[0]}"), "unknown_option")
+        raise ConfigError(problem)
     found = detect()
     if option == "auto" or device_option(found.name) == option:  # this machine has the model
         return found, found.note

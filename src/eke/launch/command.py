@@ -157,17 +157,18 @@ class CommandLauncher(Launcher):
         key, fix, problems = "launcher.prefix", Fix("launcher.prefix=[ssh HOST]"), []
         if not prefixes:
             why = f"hydra/launcher={self.name} needs at least one prefix"
-            problems.append(Problem(key, "[]", why, fix))
+            problems.append(Problem(key, "[]", why, fix, "missing_value"))
         for text in prefixes:
             words: list[str] = []
             with contextlib.suppress(ValueError):
                 words = shlex.split(text)
             if not words:
                 why = "must be a command that a shell can read"
-                problems.append(Problem(key, repr(text), why, fix))
+                problems.append(Problem(key, repr(text), why, fix, "wrong_type"))
         if shlex.quote(runs) != runs:
             why = "may only have letters, digits and @%+=:,./-_: a shell may read it"
-            problems.append(Problem("paths.runs", runs, why, Fix("paths.runs=FOLDER")))
+            fix = Fix("paths.runs=FOLDER")
+            problems.append(Problem("paths.runs", runs, why, fix, "unsafe_path"))
         if problems:
             raise ConfigError(problems)
         return declared_target(config)

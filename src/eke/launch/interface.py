@@ -123,7 +123,7 @@ def find_launcher(name: str) -> Launcher:
     found = load_plugin(LAUNCHERS, name)
     if found is None:
         why = f"no such launcher. Launchers: {', '.join(plugin_names(LAUNCHERS))}"
-        raise ConfigError(Problem("hydra/launcher", name, why))
+        raise ConfigError(Problem("hydra/launcher", name, why, id="unknown_option"))
     return cast(Launcher, found())
 
 
@@ -158,7 +158,7 @@ def declared_target(config: Config, num_nodes: int = 1) -> PlannedDevice:
     if option == "auto" and found.kind == "cpu":
         why = "the devices of the nodes are unknown: this machine has no GPU"
         fix = Fix("hardware=h100", remark="or hardware=cpu")
-        raise ConfigError(Problem("hardware", option, why, fix))
+        raise ConfigError(Problem("hardware", option, why, fix, "unknown_device"))
     is_gpu = found.kind == "cuda"
     note = f"{found.name}, declared by hardware={option}"
     count = config.distributed.processes_per_node if is_gpu else 1

@@ -108,7 +108,7 @@ def run(composed: Composed, as_json: bool = False, why: bool = False, trace: boo
     if pooled := [o.split("=", 1) for o in composed.overrides if o.startswith("launcher.")]:
         reason = "is for the runs of a sweep, but this is a single run"
         command = Fix(remark=f"{program()} -m {shlex.join(composed.overrides)}")
-        raise ConfigError([Problem(key, value, reason, command) for key, value in pooled])
+        raise ConfigError([Problem(k, v, reason, command, "needs_sweep") for k, v in pooled])
     if composed.config.plan_only:
         from eke.workflows.auto_batch import BatchSearchBudget
         from eke.workflows.planning import plan_for, plan_text

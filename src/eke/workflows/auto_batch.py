@@ -116,7 +116,7 @@ def choose_batch(
         fix = Fix("batch=fixed", f"batch.per_device={DEFAULT_PER_DEVICE}")
         if plan.device.kind == "cpu":
             fix = Fix("resources.memory=64G", remark=f"or {fix}")
-        raise ConfigError(Problem("batch", "auto", why, fix))
+        raise ConfigError(Problem("batch", "auto", why, fix, "unknown_device"))
     plans = [replan(plan, each.config) for each in allowed]
     whole = room_for_a_batch(with_all_memory_free(plan), share)
     search = BatchSearch(plans, capacity, means.trace, means.probe, whole)

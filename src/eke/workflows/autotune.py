@@ -250,8 +250,8 @@ def prepare(request: TuneRequest) -> _Fitting:
     except ConfigError as error:
         why = "a search starts from one value and tries others (of precision with --numerics mixed)"
         fix = Fix(remark="one value, or remove the key")
-        swept = [Problem(p.key, p.value, why, fix) if p.fix.is_sweep else p for p in error.problems]
-        raise ConfigError(swept) from error
+        problems = [replace(p, why=why, fix=fix) if p.fix.is_sweep else p for p in error.problems]
+        raise ConfigError(problems) from error
     _check_keys(composed)
     usual = {request.objective: Objective.speed, request.numerics: Numerics.same}
     unusual = [str(wanted.value) for wanted, each in usual.items() if wanted is not each]
@@ -263,7 +263,7 @@ def prepare(request: TuneRequest) -> _Fitting:
     if not baseline.device.present and not composed.config.plan_only:
         why = f"this machine has no {baseline.device.name}, and a search runs trials"
         wanted = composed.config.hardware.option
-        raise ConfigError(Problem("hardware", wanted, why, Fix("plan_only=true")))
+        raise ConfigError(Problem("hardware", wanted, why, Fix("plan_only=true"), "absent_device"))
     axes = axes_for(baseline.choices, composed.overrides, baseline.device, request.numerics)
     composed = _without_recipe(composed, baseline)
     axes = [spelt_out(axis, baseline.config, composed, own) for axis in axes]
@@ -301,7 +301,7 @@ def _check_choice(found: Candidates, composed: Composed) -> None:
         if not found.too_large:
             why = f"rules reject all candidates: {rules}"
         fix = Fix(remark=f"eke plan --why {' '.join(composed.overrides)}")
-        raise ConfigError(Problem("eke fit", "", why, fix))
+        raise ConfigError(Problem("eke fit", "", why, fix, "no_candidates"))
     if len(found.found) > 1 or found.first is None:
         return
     reasons = ["groups that were set are kept"]
@@ -310,7 +310,7 @@ def _check_choice(found: Candidates, composed: Composed) -> None:
     why = f"your configuration is the only candidate ({'; '.join(reasons)})"
     again = shlex.join([*program().split(), *composed.overrides])
     fix = Fix(remark=f"{again}   (or leave a group open)")
-    raise ConfigError(Problem("eke fit", "", why, fix))
+    raise ConfigError(Problem("eke fit", "", why, fix, "no_candidates"))
 
 
 def _without_recipe(composed: Composed, baseline: Plan) -> Composed:
@@ -331,17 +331,18 @@ def _check_request(request: TuneRequest) -> None:
     if arguments.multirun:
         single = [word for word in request.command if word not in ("-m", "--multirun")]
         fix = Fix(remark=shlex.join(["eke", "fit", *single]))
-        problems.append(Problem("-m", "", f"starts a sweep, {one}", fix))
+        problems.append(Problem("-m", "", f"starts a sweep, {one}", fix, "not_for_fit"))
     if arguments.hydra_flags:
         flag, *values = arguments.hydra_flags
         question = shlex.join([*arguments.hydra_flags, *arguments.overrides])
         why = "shows one configuration, but a search has many"
-        problems.append(Problem(flag, " ".join(values), why, Fix(remark=f"{program()} {question}")))
+        fix = Fix(remark=f"{program()} {question}")
+        problems.append(Problem(flag, " ".join(values), why, fix, "not_for_fit"))
     for text in arguments.overrides:
         key, _, value = text.lstrip("+").partition("=")
         if (key == "sweep" and value != "none") or key.startswith("sweep."):
-            why = f"is for a set of runs, {one}"
-            problems.append(Problem(key, value, why, Fix("-m", *arguments.overrides)))
+            why, fix = f"is for a set of runs, {one}", Fix("-m", *arguments.overrides)
+            problems.append(Problem(key, value, why, fix, "not_for_fit"))
     if problems:
         raise ConfigError(problems)
 
@@ -355,7 +356,7 @@ def _check_keys(composed: Composed) -> None:
         if wanted := operator.attrgetter(key)(composed.config):
             default = type(wanted)()  # False or 0
             fix = Fix(f"{key}={default}".lower())
-            raise ConfigError(Problem(key, str(wanted).lower(), why, fix))
+            raise ConfigError(Problem(key, str(wanted).lower(), why, fix, "not_for_fit"))
 
 
 def fit(request: TuneRequest) -> int:

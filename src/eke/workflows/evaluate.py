@@ -98,10 +98,11 @@ def _generation(overrides: Sequence[str]) -> tuple[int, list[str]]:
     asked, most = own.get(GENERATE, "false"), own.get(NEW_TOKENS, str(_MAX_NEW_TOKENS))
     if asked not in ("true", "false"):
         why = "must be true or false"
-        raise ConfigError(Problem(GENERATE, asked, why, Fix(f"{GENERATE}=true")))
+        raise ConfigError(Problem(GENERATE, asked, why, Fix(f"{GENERATE}=true"), "wrong_type"))
     if not most.isdecimal() or not int(most):
         fix = Fix(f"{NEW_TOKENS}={_MAX_NEW_TOKENS}")
-        raise ConfigError(Problem(NEW_TOKENS, most, "must be a positive integer", fix))
+        problem = Problem(NEW_TOKENS, most, "must be a positive integer", fix, "wrong_type")
+        raise ConfigError(problem)
     return int(most) if asked == "true" else 0, rest
 
 
@@ -112,10 +113,12 @@ def _check_answers(plan: Plan) -> None:
     if not config.targets.is_generated or not has_prompt:
         why = "requires data with prompts and answers"
         fix = Fix("data.prompt=COLUMN", "data.response=COLUMN")
-        raise ConfigError(Problem(GENERATE, "true", why, fix))
+        raise ConfigError(Problem(GENERATE, "true", why, fix, "no_generation"))
     if importlib.util.find_spec("torchmetrics") is None:
         fix = Fix(remark='pip install "eke[metrics]"')
-        raise ConfigError(Problem(GENERATE, "true", "needs torchmetrics", fix, passing=True))
+        raise ConfigError(
+            Problem(GENERATE, "true", "needs torchmetrics", fix, passing=True, id="package_missing")
+        )
 
 
 def evaluation_plan(plan: Plan, overrides: Sequence[str]) -> Plan:
@@ -125,7 +128,7 @@ def evaluation_plan(plan: Plan, overrides: Sequence[str]) -> Plan:
     if wrong := [key for key in typed if not {key, key.split(".")[0]} & {*allowed}]:
         why = "has no effect on an evaluation, or would change the model"
         fix = Fix(remark=f"overrides of {', '.join(allowed)}")
-        raise ConfigError([Problem(key, typed[key], why, fix) for key in wrong])
+        raise ConfigError([Problem(key, typed[key], why, fix, "no_effect") for key in wrong])
     kept = [word for word in plan.overrides if _is_kept(word, typed)]
     names_data = any(key in typed for key in ("data", "data.path", "data.name", "data.split"))
     fixed = ["batch=fixed", "batch.per_device=1", "train.steps=1", "tracker=none"]
@@ -219,14 +222,14 @@ def _classes(plan: Plan, known: list[str], trained: Plan) -> tuple[list[str], "T
         rows, mine = others[0].partition(": ")[2], ", ".join(known)
         why = f"has numbers. 0, 1, ... were {rows} in the run's rows, {mine} in its model"
         fix = Fix(f"{LABELS}=[NAME,NAME]", remark="names of the numbers 0, 1, ... in these rows")
-        raise ConfigError(Problem("data.label", column, why, fix))
+        raise ConfigError(Problem("data.label", column, why, fix, "other_classes"))
     if not known or not found:
         return known, None
     numbers = matched(found, known)
     if unknown := [name for name in found if name not in numbers]:
         why = f"has classes that the model was not trained on: {', '.join(unknown)}"
         fix = Fix("data.label=COLUMN", remark=f"classes of the model: {', '.join(known)}")
-        raise ConfigError(Problem("data.label", column, why, fix))
+        raise ConfigError(Problem("data.label", column, why, fix, "other_classes"))
     return known, torch.tensor([numbers[name] for name in found])
 
 

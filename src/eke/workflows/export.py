@@ -44,7 +44,7 @@ def export(run: str, folder: str, merge: bool = False, push: str | None = None) 
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         why = "is a folder with files" if target.is_dir() else "is a file"
         fix = Fix(remark="another name, or an empty folder")
-        raise ConfigError(Problem("DIR", folder, why, fix))
+        raise ConfigError(Problem("DIR", folder, why, fix, "folder_in_use"))
     send = _hub(push) if push else None
     try:
         card = render_card(record, merged=plan is not None)
@@ -79,7 +79,7 @@ def find_run(run: str, command: str = "export", rest: str = "DIR") -> RunPaths:
     found = [paths for paths in places if paths.is_run]
     if SweepPaths(places[0].folder).sweep.exists():
         fix = Fix(remark=f"eke status {shlex.quote(run)} names its runs")
-        raise ConfigError(Problem("RUN", run, "is a sweep, not a run", fix))
+        raise ConfigError(Problem("RUN", run, "is a sweep, not a run", fix, "not_a_run"))
     if not found:
         raise ConfigError(no_runs([user_path(run)], command, usual=f"runs/ID {rest}".strip()))
     return found[0]
@@ -116,7 +116,7 @@ def finished_record(paths: RunPaths, stopped: bool = False) -> Record:
         fix = f"{again} train.save_final=true rerun=true"
     else:
         return record
-    raise ConfigError(Problem("RUN", str(paths.folder), why, Fix(remark=fix)))
+    raise ConfigError(Problem("RUN", str(paths.folder), why, Fix(remark=fix), "not_exportable"))
 
 
 @contextmanager
@@ -164,11 +164,11 @@ def _mergeable(paths: RunPaths) -> Plan:
     if not isinstance(plan.config.model, PretrainedModel) and plan.device.kind != "cpu":
         why = "has adapters for random weights of a GPU, which were not saved"
         fix = Fix(remark="model=pretrained, or peft=none")
-        raise ConfigError(Problem("RUN", str(paths.folder), why, fix))
+        raise ConfigError(Problem("RUN", str(paths.folder), why, fix, "not_exportable"))
     if found := change_of(plan, MODEL):
         why = f"the adapter's base model has changed ({found.partition(' -> ')[0]})"
         fix = Fix(remark="restore it, or export only the adapter without --merge")
-        raise ConfigError(Problem("RUN", str(paths.folder), why, fix))
+        raise ConfigError(Problem("RUN", str(paths.folder), why, fix, "not_exportable"))
     return plan
 
 

@@ -78,7 +78,8 @@ class TextWriter:
 
     def _refuse(self, why: str) -> ConfigError:
         fix = Fix(remark="eke export, and transformers' pipeline for its task")
-        return ConfigError(Problem("RUN", self.run, f"{why}, which generates no text", fix))
+        problem = Problem("RUN", self.run, f"{why}, which generates no text", fix, "no_generation")
+        return ConfigError(problem)
 
     @cached_property
     def is_adapter(self) -> bool:

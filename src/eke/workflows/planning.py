@@ -61,8 +61,8 @@ def plan_for(composed: Composed, planning: bool, **how: Any) -> Plan:
     try:
         return _plan_for(composed, planning, **how)
     except ConfigError as error:
-        # The error about the data proposes a smaller value. Problems of rules have an id.
-        words = [p.fix.words for p in error.problems if (p.key, p.id) == (SIZE, "")]
+        # The error about the data proposes a smaller value.
+        words = [p.fix.words for p in error.problems if (p.key, p.id) == (SIZE, "too_few_samples")]
         key, _, size = words[0][0].partition("=") if list(map(len, words)) == [1] else ("", "", "")
         is_unset = composed.choices["batch"] == "fixed" and not is_set(composed, SIZE)
         if key != SIZE or not is_unset:
@@ -306,7 +306,8 @@ def require_single_plan(arguments: Arguments, why: bool) -> None:
     if why and (arguments.multirun or ALL_DEVICES in arguments.overrides):
         many = "-m" if arguments.multirun else ALL_DEVICES
         text = f"explains one configuration on one device, but {many} has several"
-        raise ConfigError(Problem("--why", "", text, Fix(remark="--why with one of them")))
+        problem = Problem("--why", "", text, Fix(remark="--why with one of them"), "single_only")
+        raise ConfigError(problem)
 
 
 def compare_on_all_devices(
@@ -316,11 +317,11 @@ def compare_on_all_devices(
     typed = [text for text in arguments.overrides if text != ALL_DEVICES]
     if arguments.multirun:
         why = "compares devices for one configuration, but -m has several"
-        raise ConfigError(Problem("hardware", "all", why, Fix("hardware=h100")))
+        raise ConfigError(Problem("hardware", "all", why, Fix("hardware=h100"), "single_only"))
     if "plan_only=true" not in typed:
         why = "compares the known devices, which requires plan_only=true"
         fix = Fix("plan_only=true", remark="or hardware=auto")
-        raise ConfigError(Problem("hardware", "all", why, fix))
+        raise ConfigError(Problem("hardware", "all", why, fix, "needs_plan_only"))
     composed = compose(typed, arguments.config_dir)
     plans: dict[str, Plan] = {}
     refused: list[DeviceForecast] = []
@@ -333,7 +334,7 @@ def compare_on_all_devices(
         except ConfigError as error:
             refused.append(DeviceForecast(option, device.memory_bytes, reason=error.short()))
     if not plans:
-        raise ConfigError(Problem("hardware", "all", refused[0].reason))
+        raise ConfigError(Problem("hardware", "all", refused[0].reason, id="all_rejected"))
     times = {option: forecast_time(plan) for option, plan in plans.items()}
     line = PlanningLine()
     forecasts = {option: known_forecast(plan) for option, plan in plans.items()}

@@ -64,23 +64,23 @@ def continued(plan: Plan, in_sweep: bool = False) -> Plan:
     assert named is not None, "a run is named"
     if in_sweep:
         why = "is for a single run, not for a launcher or a sweep"
-        raise ConfigError(Problem(_KEY, named, why, Fix(f"{_KEY}=null")))
+        raise ConfigError(Problem(_KEY, named, why, Fix(f"{_KEY}=null"), "single_only"))
     paths = _find(named)
     before = read_plan(paths)
     if cut_of(before) != cut_of(plan) and (why := why_not_elastic(plan.config)):
         count = before.ranks.num_processes
         fix = Fix(f"distributed.num_processes={count}")
-        raise ConfigError(Problem(_KEY, named, why, fix))
+        raise ConfigError(Problem(_KEY, named, why, fix, "not_resumable"))
     old, new = (meaningful(make_converter().unstructure(p.config)) for p in (before, plan))
     problems = [*_other_values(old, new), *_other_batch(before, plan)]
     if plan.config.rerun:
         why = f"conflicts with {_KEY}, which continues a run"
-        problems.append(Problem("rerun", "true", why, Fix("rerun=false")))
+        problems.append(Problem("rerun", "true", why, Fix("rerun=false"), "conflicting_keys"))
     first = next(iter(read_attempts(paths)), {}).get("cut")
     if not problems and _as_begun(plan, first or cut_of(before)).run_id != before.run_id:
         why = "was started with other data, another kind of device or a numerically different eke"
         fix = Fix(f"{_KEY}=null", remark="starts another run")
-        problems.append(Problem(_KEY, named, why, fix))
+        problems.append(Problem(_KEY, named, why, fix, "not_resumable"))
     if problems:
         raise ConfigError(problems)
     remarks = remarks_on_cuts(plan) if cut_of(before) != cut_of(plan) else ()
@@ -109,7 +109,7 @@ def _other_values(before: Any, now: Any, key: str = "") -> Iterator[Problem]:
             yield from _other_values(before.get(name), now.get(name), path)
     elif before != now:
         why = "differs from the resumed run. Only distributed.* and batch.* may change"
-        yield Problem(key, format_value(now), why, Fix(override(key, before)))
+        yield Problem(key, format_value(now), why, Fix(override(key, before)), "not_resumable")
 
 
 def _other_batch(before: Plan, plan: Plan) -> list[Problem]:
@@ -125,10 +125,11 @@ def _other_batch(before: Plan, plan: Plan) -> list[Problem]:
     if plan.config.batch.target is None:
         words.append(f"batch.accumulation={each // size}")
     if count == asked:
-        return [Problem("batch.per_device", str(plan.batch.per_device), why, Fix(*words))]
+        size = plan.batch.per_device
+        return [Problem("batch.per_device", str(size), why, Fix(*words), "not_resumable")]
     why += f", which {asked} processes cannot share evenly"
     fix = Fix(f"distributed.num_processes={count}", *words)
-    return [Problem("distributed.num_processes", str(asked), why, fix)]
+    return [Problem("distributed.num_processes", str(asked), why, fix, "not_resumable")]
 
 
 def _as_begun(plan: Plan, cut: Mapping[str, Any]) -> Plan:

@@ -58,15 +58,17 @@ def find_repeat_problems(runs: Sequence[Composed], settings: Sweep) -> list[Prob
     if len({key_of(each.overrides) for each in runs}) < 2:
         why = "compares configurations, and this sweep has one"
         fix = Fix(f"sweep.repeats={MIN_REPEATS}")
-        return [Problem("sweep.repeats", settings.repeats, why, fix)]
+        return [Problem("sweep.repeats", settings.repeats, why, fix, "no_comparison")]
     if is_about_loss(runs):
         why = "only the loss can differ, and repeats with one seed have one loss"
-        problem = Problem("sweep.seeds", "same", why, Fix("sweep.seeds=per_repeat"))
+        problem = Problem(
+            "sweep.seeds", "same", why, Fix("sweep.seeds=per_repeat"), "no_comparison"
+        )
         return [problem] if settings.seeds is Seeds.same else []
     why, launcher = "runs that share a device have no comparable speed", runs[0].config.launcher
     several = {key: getattr(launcher, key) for key in ("cpu_slots", "runs_per_device")}
     return [
-        Problem(f"launcher.{key}", str(number), why, Fix(f"launcher.{key}=1"))
+        Problem(f"launcher.{key}", str(number), why, Fix(f"launcher.{key}=1"), "no_comparison")
         for key, number in several.items() if number > 1
     ]  # fmt: skip
 

@@ -214,7 +214,7 @@ def _check_detach(config: Config, launcher: Launcher) -> list[Problem]:
     other = next(each.name for each in others if each.can_detach)
     why = "this launcher's runs end with the supervising process"
     fix = Fix(f"hydra/launcher={other}", remark="or start it under tmux or nohup")
-    return [Problem("launcher.detach", "true", why, fix)]
+    return [Problem("launcher.detach", "true", why, fix, "not_detachable")]
 
 
 def run_planned_sweep(
@@ -349,7 +349,7 @@ def trace_undecided_runs(
 def _check_strict(cells: Sequence[SweepRun], expanded: Expanded) -> None:
     """With `sweep.strict=true`, raise ConfigError if a run is rejected."""
     refused = [
-        Problem(planned.name, "", cell.reason)
+        Problem(planned.name, "", cell.reason, id=cell.rule)
         for cell, planned in zip(cells, expanded.cells, strict=True)
         if cell.outcome == Outcome.refused.name
     ]

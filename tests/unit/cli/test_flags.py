@@ -8,7 +8,7 @@ import pytest
 
 from eke.cli import main, models
 from eke.cli.plan import FLAGS
-from eke.common.errors import EkeError
+from eke.common.errors import BusyError, ChangedError, EkeError, RunError
 
 
 def shown(command: str, flag: str, capsys) -> str:
@@ -162,3 +162,21 @@ def test_status_without_runs_prints_its_problem_as_json(tmp_path, capsys) -> Non
     (problem,) = problems_in_json(["status", str(tmp_path / "none"), "--json"], capsys)
     assert (problem["key"], problem["value"]) == ("DIR", str(tmp_path / "none"))
     assert problem["remark"].startswith("eke status ")
+
+
+@pytest.mark.parametrize(
+    ("error", "identifier"),
+    [
+        pytest.param(BusyError("run abc is in use"), "busy", id="busy"),
+        pytest.param(RunError("crashed (log)"), "failed_run", id="failed run"),
+        pytest.param(ChangedError("the data changed"), "changed_input", id="changed input"),
+    ],
+)
+def test_error_of_a_run_is_printed_as_json(error, identifier, monkeypatch, capsys) -> None:
+    def fail(*_: Any) -> int:
+        raise error
+
+    monkeypatch.setattr("eke.cli.run_commands.main", fail)
+    assert main(["status", "--json"]) == error.exit_code
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert (problem["id"], problem["why"]) == (identifier, str(error))

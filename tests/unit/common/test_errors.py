@@ -4,7 +4,15 @@ import os
 
 import pytest
 
-from eke.common.errors import BusyError, ConfigError, EkeError, Problem, RunError, format_os_error
+from eke.common.errors import (
+    BusyError,
+    ChangedError,
+    ConfigError,
+    EkeError,
+    Problem,
+    RunError,
+    format_os_error,
+)
 from eke.config.compose import compose
 
 
@@ -36,8 +44,7 @@ def test_passing_problem_has_exit_code_1() -> None:
 
 
 def test_every_error_has_exit_code_and_plain_text() -> None:
-    for error, code in ((EkeError, 1), (ConfigError, 2), (BusyError, 16), (RunError, 1)):
-        assert issubclass(error, EkeError)
+    for error, code in ((EkeError, 1), (ChangedError, 2), (BusyError, 16), (RunError, 1)):
         assert error("words").exit_code == code, error
         assert str(error("no such file")) == "no such file"
 
@@ -76,5 +83,5 @@ def test_deleted_current_folder_is_reported(tmp_path, monkeypatch) -> None:
         os.getcwd()
     with pytest.raises(ConfigError) as refused:
         compose(["model=tiny"])
-    assert format_os_error(failed.value) == str(refused.value)
-    assert "current folder" in str(refused.value)
+    assert "current folder" in format_os_error(failed.value)
+    assert refused.value.rule == "missing_folder"

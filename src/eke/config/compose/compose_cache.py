@@ -25,7 +25,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from eke.common.errors import ConfigError, format_os_error
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import conf_folder
 from eke.common.text import quoted
 from eke.config.compose.catalogue import Catalogue, make_catalogue
@@ -115,7 +115,8 @@ def hydra_state() -> Iterator[None]:
     try:
         os.getcwd()
     except OSError as error:
-        raise ConfigError(format_os_error(error)) from error
+        why, fix = f"the current folder cannot be used: {error.strerror}", Fix(remark="cd FOLDER")
+        raise ConfigError(Problem("PWD", "", why, fix, "missing_folder")) from error
     register()
     before = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()

@@ -145,7 +145,8 @@ class ChatTemplate:
         except MemoryError as error:
             why = "rendering one conversation needs more than 1 GiB of memory"
             fix = Fix("data.chat_template=FILE")
-            raise ConfigError(Problem("data.chat_template", self.name, why, fix)) from error
+            problem = Problem("data.chat_template", self.name, why, fix, "costly_template")
+            raise ConfigError(problem) from error
         except Exception as error:  # a template may fail in any way
             why = f"is rejected by the chat template: {first_line(error)[:200]}"
             raise BadRowError(why) from error
@@ -420,7 +421,8 @@ class ChatRows:
         if not tokenizer.knows_ends:
             why = "has no character offsets of tokens, which are needed to find answers"
             fix = Fix("data.tokenizer=FOLDER", remark="one with a tokenizer.json")
-            raise ConfigError(Problem("data.tokenizer", request.tokenizer, why, fix))
+            problem = Problem("data.tokenizer", request.tokenizer, why, fix, "wrong_tokenizer")
+            raise ConfigError(problem)
         chosen = request.chat_template
         name = "of a file" if "{" in chosen else f"{chosen or 'default'} of {request.tokenizer}"
         special = frozenset(tokenizer.special_texts)
@@ -437,7 +439,7 @@ class ChatRows:
             names = ", ".join(named) or "none"
             why = f"is neither a file nor one of the tokenizer's templates ({names})"
         fix = Fix("data.chat_template=FILE", remark="a template in jinja")
-        raise ConfigError(Problem("data.chat_template", chosen, why, fix))
+        raise ConfigError(Problem("data.chat_template", chosen, why, fix, "missing_template"))
 
     def take(self, row: Mapping[str, Any]) -> Fields:
         """Read and tokenize the conversation of a row."""
@@ -477,7 +479,7 @@ class ChatRows:
         if found:
             why = f"several columns have conversations: {', '.join(found)}"
             fixes = Fix(override("data.messages", found[0]))
-        raise ConfigError(Problem("data.messages", "null", why, fixes))
+        raise ConfigError(Problem("data.messages", "null", why, fixes, "unknown_column"))
 
     def found(self) -> dict[str, Any]:
         """Return the manifest's statistics of conversations."""

@@ -51,7 +51,8 @@ def reading_of(request: PrepareRequest, labels: Iterable[Any]) -> str:
         if are_alike:
             why = "has only the lists [0, 1] and [1, 0]: class numbers or multi-hot vectors"
             fix = Fix("data.multi_hot=true", remark="for class numbers data.multi_hot=false")
-            raise ConfigError(Problem("data.label", str(request.label), why, fix))
+            problem = Problem("data.label", str(request.label), why, fix, "ambiguous_labels")
+            raise ConfigError(problem)
     if not request.is_csv or not kinds:
         return ""
     return "number" if kinds[int] > kinds[str] else "name"
@@ -123,12 +124,13 @@ def numbered(
         whose = "task.labels" if typed else "the checkpoint's head"
         why = f"has the classes {listed}, but {whose} has {', '.join(known[:10])}"
         fix = Fix(override("task.labels", list(classes)), *[sized][: size != count])
-        raise ConfigError(Problem("data.label", column, why, fix))
+        raise ConfigError(Problem("data.label", column, why, fix, "other_classes"))
     if size > count:
         why = f"column {column} has {size} different labels: {listed}"
-        raise ConfigError(Problem("task.num_labels", str(count), why, Fix(sized)))
+        problem = Problem("task.num_labels", str(count), why, Fix(sized), "too_many_classes")
+        raise ConfigError(problem)
     if request.streamed and not given and size < count:
         why = f"has names, and the first rows have only {size} of {count} classes"
         fix = Fix("data.streaming=false", remark="or task.labels=[NAME,NAME]")
-        raise ConfigError(Problem("data.label", column, why, fix))
+        raise ConfigError(Problem("data.label", column, why, fix, "too_few_classes"))
     return classes, matched(used, classes)

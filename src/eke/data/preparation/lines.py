@@ -196,7 +196,8 @@ class Columns:
         if len(self.names) >= _MAX_NAMES:
             why = f"has more than {_MAX_NAMES} different texts, which is the limit for classes"
             fix = Fix("data.label=COLUMN")
-            raise ConfigError(Problem("data.label", str(self.request.label), why, fix))
+            column = str(self.request.label)
+            raise ConfigError(Problem("data.label", column, why, fix, "too_many_classes"))
         return self.names.setdefault(name, len(self.names))
 
     def require_in(self, names: list[str], file: str = "") -> None:
@@ -214,7 +215,7 @@ class Columns:
         key = "data.eval_path" if is_evaluation else "data.path"
         why = f"lacks column {_shown(column)} of {self.first_table}. Columns: {_listed(names)}"
         fix = Fix("data.eval_path=FILE") if is_evaluation else Fix(override(key, self.first_table))
-        return Problem(key, file, why, fix)
+        return Problem(key, file, why, fix, "unknown_column")
 
     def _absent(self, key: str, column: str, there: list[str]) -> Problem:
         free = [name for name in there if name not in self.names_wanted]
@@ -223,7 +224,7 @@ class Columns:
         fix = Fix(override(key, near)) if near else Fix(f"{key}=COLUMN")
         if key == "data.text" and (pair := self._pair(there)):
             fix = Fix(*map(override, ("data.prompt", "data.response"), pair))
-        return Problem(key, column, why, fix)
+        return Problem(key, column, why, fix, "unknown_column")
 
     def _pair(self, there: list[str]) -> tuple[str, ...]:
         known = {name.lower(): name for name in there}
@@ -309,13 +310,13 @@ def lines(file: str, limit: int) -> Iterator[tuple[int, str]]:
 
 def _needs_conversion(file: str, why: str, command: str) -> ConfigError:
     fix = Fix("data.path=NEW_FILE", remark=f"made by: {command}")
-    return ConfigError(Problem("data.path", file, why, fix))
+    return ConfigError(Problem("data.path", file, why, fix, "wrong_format"))
 
 
 def _too_long(place: str, limit: int) -> ConfigError:
     why = f"{place} is longer"
     fix = Fix(f"data.max_row_bytes={2 * limit}", remark="or more, which takes memory")
-    return ConfigError(Problem("data.max_row_bytes", str(limit), why, fix))
+    return ConfigError(Problem("data.max_row_bytes", str(limit), why, fix, "large_row"))
 
 
 def _texts(file: str, most: int) -> Iterator[str]:
@@ -404,11 +405,12 @@ def _header(file: str, record: list[str], columns: Columns) -> list[str]:
     # This is plain text in most cases.
     if not set(wanted) & set(names) and (other := other_format("csv", [file])):
         why = f"has no column {_listed(wanted)}, and its name does not end in .csv"
-        raise ConfigError(Problem("data.path", file, why, Fix(other)))
+        raise ConfigError(Problem("data.path", file, why, Fix(other), "wrong_format"))
     columns.require_in(names, file)
     if twice := [column for column in wanted if names.count(column) > 1]:
         why = f"the first line names {twice[0]} twice"
-        raise ConfigError(Problem("data.path", file, why, Fix("data.path=FILE_OR_FOLDER")))
+        fix = Fix("data.path=FILE_OR_FOLDER")
+        raise ConfigError(Problem("data.path", file, why, fix, "duplicate_column"))
     return names
 
 
@@ -418,13 +420,13 @@ def parquet_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]
         import pyarrow.parquet
     except ImportError as error:
         why, fix = "needs the package pyarrow", Fix(remark='pip install "eke[data]"')
-        raise ConfigError(Problem("data.path", file, why, fix)) from error
+        raise ConfigError(Problem("data.path", file, why, fix, "package_missing")) from error
     try:
         table = pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=MIB)
     except Exception as error:  # Arrow has several error classes
         why = f"is not a parquet file: {first_line(error)[:150]}"
         fix = Fix(other_format("parquet", [file]) or "data.path=FILE_OR_FOLDER")
-        raise ConfigError(Problem("data.path", file, why, fix)) from error
+        raise ConfigError(Problem("data.path", file, why, fix, "wrong_format")) from error
     columns.require_in(list(table.schema_arrow.names), file)
     named = naming(columns.request, table.schema_arrow.metadata, columns.given)
     limit, number = columns.request.max_row_bytes, 0
@@ -444,7 +446,7 @@ def parquet_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]
     except MemoryError as error:
         why = f"row {number + 1} needs too much memory for a file of this size"
         fix = Fix("data=jsonl", "data.path=FILE", remark="or a file with smaller pages")
-        raise ConfigError(Problem("data.path", file, why, fix)) from error
+        raise ConfigError(Problem("data.path", file, why, fix, "large_row")) from error
     except Exception as error:  # a page that does not decompress
         raise unreadable(error, value=file) from error
 
@@ -489,7 +491,7 @@ def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[
         key, there = "data.eval_split" if evaluation else "data.split", list(map(str, loaded))
         close = suggest_match(split, there) or there[0]
         why = f"no such split. Splits: {', '.join(there)}"
-        raise ConfigError(Problem(key, split, why, Fix(override(key, close))))
+        raise ConfigError(Problem(key, split, why, Fix(override(key, close)), "unknown_split"))
     rows = loaded[split]
     if rows.column_names is not None:
         columns.require_in(list(rows.column_names))
@@ -542,8 +544,8 @@ def _unavailable(source: HubSource, error: Exception) -> ConfigError:
     if "onfig name is missing" in text or "BuilderConfig" in text:
         names = text.partition("[")[2].partition("]")[0].replace("'", "").split(", ")
         why = f"must be one of: {', '.join(names)[:200]}"
-        fix = Fix(override("data.config_name", names[0]))
-        return ConfigError(Problem("data.config_name", source.config_name or "null", why, fix))
+        key, name = "data.config_name", source.config_name or "null"
+        return ConfigError(Problem(key, name, why, Fix(override(key, names[0])), "unknown_subset"))
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if kinds & {"DatasetNotFoundError", "OfflineModeIsEnabled", "ConnectionError",
                 "LocalEntryNotFoundError", "RepositoryNotFoundError"}:  # fmt: skip
@@ -551,6 +553,9 @@ def _unavailable(source: HubSource, error: Exception) -> ConfigError:
         download = f"hf download --repo-type dataset {source.name}"
         other = f"or data.name=FOLDER, or with a connection: {download}"
         fix = Fix("data=jsonl", "data.path=FILE", remark=other)
-        return ConfigError(Problem("data.name", source.name, why, fix))
-    why = f"cannot be loaded by the datasets library: {line}"
-    return ConfigError(Problem("data.name", source.name, why, Fix("data=jsonl", "data.path=FILE")))
+        return ConfigError(Problem("data.name", source.name, why, fix, "no_dataset"))
+    why, fix = (
+        f"cannot be loaded by the datasets library: {line}",
+        Fix("data=jsonl", "data.path=FILE"),
+    )
+    return ConfigError(Problem("data.name", source.name, why, fix, "unreadable"))

@@ -386,8 +386,10 @@ class _RowStore:
         other = other_format(self.request.option, files)  # empty for the Hub
         fix = Fix(self._bad_fix() or other or "data.path=FILE_OR_FOLDER")
         if self.request.hub is not None:
-            raise ConfigError(Problem("data.name", self.request.path, why, Fix("data.split=SPLIT")))
-        raise ConfigError(Problem("data.path", self.request.path, why, fix))
+            raise ConfigError(
+                Problem("data.name", self.request.path, why, Fix("data.split=SPLIT"), "no_rows")
+            )
+        raise ConfigError(Problem("data.path", self.request.path, why, fix, "no_rows"))
 
     def _bad_fix(self) -> str:
         """Return the override that makes most bad rows usable, "" without one."""
@@ -444,7 +446,8 @@ class _RowStore:
         part = "evaluate" if counts["train"] else "train"
         why = f"no usable row to {part} on ({counts['cuts']} in total)"
         key = "data.eval_path" if self.request.evaluation and part == "evaluate" else "data.path"
-        raise ConfigError(Problem(key, self.request.path, why, Fix(f"{key}=FILE_WITH_MORE_ROWS")))
+        problem = Problem(key, self.request.path, why, Fix(f"{key}=FILE_WITH_MORE_ROWS"), "no_rows")
+        raise ConfigError(problem)
 
     def _number_labels(self) -> tuple[str, ...]:
         if not (found := self.columns.names):
@@ -474,7 +477,7 @@ class _RowStore:
         # Files are often sorted by class, and of a stream only the beginning is read here.
         other = "data.streaming=false" if self.request.streamed else "data.label=COLUMN"
         fix = Fix(self._bad_fix() or other)
-        raise ConfigError(Problem("data.label", self.request.label, why, fix))
+        raise ConfigError(Problem("data.label", self.request.label, why, fix, "too_few_classes"))
 
     def _pack(self, split: str) -> None:
         offsets, rows = self.writer.read("offsets"), self.writer.read(split)

@@ -309,7 +309,7 @@ def _auto_tokenizer(name: str) -> Any:
         why = f"cannot be loaded by AutoTokenizer: {error.why[:200]}"
         remark = "not a file; or a Hub name with a connection, or data.tokenizer=bytes"
         fix = Fix("data.tokenizer=FOLDER", remark=remark)
-        raise ConfigError(Problem("data.tokenizer", name, why, fix)) from error
+        raise ConfigError(Problem("data.tokenizer", name, why, fix, "unreadable")) from error
 
 
 def _vocabulary(request: PrepareRequest, loaded: Any) -> Vocabulary:
@@ -317,7 +317,7 @@ def _vocabulary(request: PrepareRequest, loaded: Any) -> Vocabulary:
     fallback = next(t for t in (eos, loaded.sep_token_id, loaded.unk_token_id, 0) if t is not None)
     if request.task == "masked_lm" and loaded.mask_token_id is None:
         why, fix = "has no mask token for task=masked_lm", Fix("data.tokenizer=bytes")
-        raise ConfigError(Problem("data.tokenizer", request.tokenizer, why, fix))
+        raise ConfigError(Problem("data.tokenizer", request.tokenizer, why, fix, "wrong_tokenizer"))
     # A padding token added later may have an id above the vocabulary size.
     size = max(len(loaded), 1 + max(loaded.get_vocab().values(), default=0))
     return Vocabulary(
@@ -341,7 +341,8 @@ def _has_types(request: PrepareRequest, loaded: Any) -> bool:
     if types != sorted(types) or not set(types) <= {0, 1}:  # XLNet has other types
         why = f"the tokenizer has token types {types}. A pair of texts needs types 0 and 1"
         fix = Fix("data.text_pair=null")
-        raise ConfigError(Problem("data.text_pair", str(request.text_pair), why, fix))
+        problem = Problem("data.text_pair", str(request.text_pair), why, fix, "wrong_tokenizer")
+        raise ConfigError(problem)
     return bool(types)
 
 

@@ -30,6 +30,7 @@ RENDER_CHARACTERS = 1 << 24
 class LoadError(EkeError):
     """Files that a library cannot use. The library's exception is the cause."""
 
+    id = "unreadable"
     exit_code = 2
 
     def __init__(self, source: object, error: BaseException) -> None:

@@ -27,7 +27,7 @@ def _disk_error(error: OSError) -> ConfigError:
     too_large = error.errno == errno.EFBIG  # another folder does not help
     other_folder = "export XDG_CACHE_HOME=FOLDER_WITH_SPACE"
     fix = Fix(remark="ulimit -f unlimited" if too_large else other_folder)
-    return ConfigError(Problem("XDG_CACHE_HOME", str(folder), why, fix))
+    return ConfigError(Problem("XDG_CACHE_HOME", str(folder), why, fix, "not_writable"))
 
 
 @contextlib.contextmanager

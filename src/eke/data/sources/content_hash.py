@@ -39,7 +39,8 @@ def _checked(folder: Path) -> Path:
     except UntrustedPathError as error:
         why = f"{error.strerror}. Prepared tokens are read from this folder"
         fix = Fix(remark="export XDG_CACHE_HOME=FOLDER_OF_YOURS")
-        raise ConfigError(Problem("XDG_CACHE_HOME", str(folder), why, fix)) from error
+        problem = Problem("XDG_CACHE_HOME", str(folder), why, fix, "untrusted_file")
+        raise ConfigError(problem) from error
     except OSError:  # missing or unreadable
         return folder
 

@@ -340,9 +340,9 @@ def _unforeseen(request: PrepareRequest, code: int, err: str) -> Problem:
         why = "rendering one conversation exceeds the time limit"
         fix = Fix("data.chat_template=FILE")
         name = f"{request.chat_template[:60] or 'default'} of {request.tokenizer}"
-        return Problem("data.chat_template", name, why, fix)
+        return Problem("data.chat_template", name, why, fix, "costly_template")
     lines = [line.strip() for line in err.splitlines() if line.strip()]
     how = f"killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
     why = f"data preparation {how}: {(lines or ['no output'])[-1][:300]}"
     fix = Fix(remark="free memory, repeat the command") if code == -9 else Fix("data=synthetic")
-    return Problem("data", request.option, why, fix)
+    return Problem("data", request.option, why, fix, "failed_preparation")

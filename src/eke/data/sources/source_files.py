@@ -43,12 +43,13 @@ def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[t
     strange = [f for f in found if f.suffix and not f.name.lower().endswith(ENDINGS[option])]
     if pattern is not None and 0 < len(strange) < len(found):
         why = f"also matches files without the ending {ENDINGS[option][0]}: {strange[0].name}"
-        raise ConfigError(Problem("data.pattern", pattern, why, Fix("data.pattern=null")))
+        fix = Fix("data.pattern=null")
+        raise ConfigError(Problem("data.pattern", pattern, why, fix, "wrong_format"))
     # The CSV reader accepts JSON as a header. The other readers detect a wrong format.
     other = other_format(option, [file.name for file in found]) if option == "csv" else ""
     if other not in ("", "data=text"):
         why = "has the ending of another format, which data=csv would read as a table"
-        raise ConfigError(Problem(key, typed, why, Fix(other)))
+        raise ConfigError(Problem(key, typed, why, Fix(other), "wrong_format"))
     named = [(file.relative_to(root).as_posix(), file.absolute()) for file in found]
     return sorted(named, key=lambda pair: pair[0])
 
@@ -70,7 +71,7 @@ def _files_below(folder: Path, pattern: str, ending: str) -> list[Path]:
     except (ValueError, NotImplementedError) as error:  # raised by pathlib for "" and "/etc/*"
         why = f"invalid file name pattern: {error}"
         fix = Fix(f"data.pattern=*{ending}")
-        raise ConfigError(Problem("data.pattern", pattern, why, fix)) from error
+        raise ConfigError(Problem("data.pattern", pattern, why, fix, "invalid_pattern")) from error
 
 
 def _in_folder(folder: Path, option: str, pattern: str | None) -> list[Path]:
@@ -87,26 +88,27 @@ def _nothing(option: str, key: str, typed: str, path: Path, pattern: str | None)
         others = sorted({p.suffix for p in path.rglob("*") if p.is_file() and p.suffix})
         there = f". Endings in the folder: {', '.join(others[:5])}" if others else ""
         why = f"no file in the folder matches {wanted}{there}"
-        return Problem(key, typed, why, Fix(override("data.pattern", f"*{[*others, '.txt'][0]}")))
+        fix = Fix(override("data.pattern", f"*{[*others, '.txt'][0]}"))
+        return Problem(key, typed, why, fix, "missing_file")
     meant = closest_path(path) if typed else None
-    why = "no such file or folder"
+    why, fix = "no such file or folder", Fix(override(key, str(meant or "FILE_OR_FOLDER")))
     is_name = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", typed) and not path.parent.exists()
     if key == "data.path" and is_name and option != "text":
         hub = "chat_hub" if option == "chat" else "hub"
         why += f". data={hub} reads datasets of the Hub"
-        return Problem(key, typed, why, Fix(f"data={hub}", override("data.name", typed)))
-    return Problem(key, typed, why, Fix(override(key, str(meant or "FILE_OR_FOLDER"))))
+        fix = Fix(f"data={hub}", override("data.name", typed))
+    return Problem(key, typed, why, fix, "missing_file")
 
 
 def _check(file: Path, key: str) -> None:
     """Raise ConfigError unless a file is readable and not empty."""
     fix = Fix(f"{key}=FILE_OR_FOLDER")
     if not file.is_file():  # a FIFO would block and can be read only once
-        raise ConfigError(Problem(key, str(file), "is not a regular file", fix))
+        raise ConfigError(Problem(key, str(file), "is not a regular file", fix, "unreadable"))
     try:
         with open(file, "rb") as opened:
             if not opened.read(1):
-                raise ConfigError(Problem(key, str(file), "is empty", fix))
+                raise ConfigError(Problem(key, str(file), "is empty", fix, "empty_file"))
     except OSError as error:
         raise unreadable(error, key, str(file)) from error
 
@@ -117,7 +119,7 @@ def unreadable(
     """Return the error for a file that the system, a decompressor or a library cannot read."""
     why = f"cannot be read: {getattr(error, 'strerror', None) or first_line(error)}"
     value = value or str(getattr(error, "filename", ""))
-    return ConfigError(Problem(key, value, why, Fix(f"{key}={instead}")))
+    return ConfigError(Problem(key, value, why, Fix(f"{key}={instead}"), "unreadable"))
 
 
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
@@ -167,7 +169,7 @@ def _classes(corpus: TextSource, data: PythonSource | Text, num_labels: int) -> 
         why = f"only {count} folders (classes) have files for both training and evaluation"
         fewer = f"task.num_labels={count}" if count > 1 else "data.path=FOLDER_OF_FOLDERS"
         fix = _more_classes(corpus, data, num_labels) or Fix(fewer)
-        raise ConfigError(Problem("task.num_labels", str(num_labels), why, fix))
+        raise ConfigError(Problem("task.num_labels", str(num_labels), why, fix, "too_few_classes"))
     parts = (corpus.train, corpus.evaluation)
     return TextSource(*(tuple(piece for piece in part if piece.label in labels) for part in parts))
 
@@ -202,12 +204,13 @@ def text_files(path: Path, pattern: str, eval_frac: float) -> TextSource:
     if path.is_file() and (rows := other_format("text", [path.name])):
         why = "has rows, but data=text trains on the raw file, including markup and column names."
         why += f" If intended: data.path={path.parent} data.pattern='{path.name}'"
-        raise ConfigError(Problem("data.path", str(path), why, Fix(rows)))
+        raise ConfigError(Problem("data.path", str(path), why, Fix(rows), "wrong_format"))
     paths = sorted(_files_below(path, pattern, ".txt")) if path.is_dir() else [path]
     paths = [p for p in paths if p.is_file() and p.stat().st_size > 0]
     if not paths:
         why = f"no file that matches {pattern!r} contains text" if path.is_dir() else "no text"
-        raise ConfigError(Problem("data.path", str(path), why, Fix("data.path=FILE_OR_FOLDER")))
+        fix = Fix("data.path=FILE_OR_FOLDER")
+        raise ConfigError(Problem("data.path", str(path), why, fix, "empty_file"))
     if eval_frac == 1:  # both splits are the entire source
         root = path if path.is_dir() else path.parent
         names = [_label(p.relative_to(root).as_posix()) for p in paths]

@@ -149,7 +149,7 @@ def lock_run_folder(paths: RunPaths) -> Iterator[int]:
         is_refused = isinstance(error, UntrustedPathError)
         fix = Fix(f"paths.runs=FOLDER_{'OF_YOURS' if is_refused else 'ON_ANOTHER_DISK'}")
         runs = str(paths.folder.parent)
-        problem = Problem("paths.runs", runs, why, fix, passing=not is_refused)
+        problem = Problem("paths.runs", runs, why, fix, passing=not is_refused, id="not_writable")
         raise ConfigError(problem) from error
     try:
         try:
@@ -179,4 +179,4 @@ def without_locks(folder: Path, error: OSError) -> ConfigError:
     """Return the error for a folder on a file system without locks."""
     why = f"its file system has no locks ({error.strerror}). Lustre has them if mounted with flock"
     fix = Fix("paths.runs=FOLDER", remark="on another file system")
-    return ConfigError(Problem("paths.runs", str(folder), why, fix))
+    return ConfigError(Problem("paths.runs", str(folder), why, fix, "no_locks"))

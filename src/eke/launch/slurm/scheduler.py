@@ -111,9 +111,13 @@ class Element:
 class _SlurmCommandError(EkeError):
     """A command has answered with an error."""
 
+    id = "failed_command"
+
 
 class SubmissionRefused(EkeError):
     """sbatch has rejected the job. Nothing was submitted."""
+
+    id = "rejected_job"
 
     @property
     def is_full(self) -> bool:

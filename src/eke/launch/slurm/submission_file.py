@@ -114,26 +114,28 @@ def _problems(config: Config) -> list[Problem]:
     minutes = read_minutes(wanted.time)
     if minutes is None:
         why = "must be a time limit of sbatch: minutes, H:MM:SS or D-HH:MM:SS"
-        found.append(Problem("resources.time", wanted.time, why, Fix("resources.time=2:00:00")))
+        fix = Fix("resources.time=2:00:00")
+        found.append(Problem("resources.time", wanted.time, why, fix, "wrong_type"))
     elif minutes * 60 <= config.slurm.grace_s:
         why = f"must be longer than slurm.grace_s={config.slurm.grace_s}, the seconds for saving"
         fix = Fix(f"resources.time={config.slurm.grace_s // 60 + 5}")
-        found.append(Problem("resources.time", wanted.time, why, fix))
+        found.append(Problem("resources.time", wanted.time, why, fix, "limit"))
     if wanted.memory and not _MEMORY.fullmatch(wanted.memory):
-        why = "must be a number with K, M, G or T"
-        found.append(Problem("resources.memory", wanted.memory, why, Fix("resources.memory=64G")))
+        why, fix = "must be a number with K, M, G or T", Fix("resources.memory=64G")
+        found.append(Problem("resources.memory", wanted.memory, why, fix, "wrong_type"))
+    why = "must be one line: it is written into the batch script"
     found += [
-        Problem(path, repr(text), "must be one line: it is written into the batch script")
+        Problem(path, repr(text), why, id="wrong_type")
         for path, text in _lines_of(config)
         if re.search(r"[\x00-\x08\x0a-\x1f]", text)
     ]
     for name, value in config.slurm.options.items():
         if not _OPTION.fullmatch(name):
             why = "must be a long option of sbatch: letters, digits and dashes"
-            found.append(Problem("slurm.options", repr(name), why))
+            found.append(Problem("slurm.options", repr(name), why, id="wrong_type"))
         elif (key := _OWN.get(name)) is not None:
             why = "is set by eke" + (f", from {key}" if key else " itself")
-            found.append(Problem(f"slurm.options.{name}", value, why, Fix(remark=key)))
+            found.append(Problem(f"slurm.options.{name}", value, why, Fix(remark=key), "fixed_key"))
     return found
 
 

@@ -485,6 +485,7 @@ def optimizer_entry(optimizer: Optimizer) -> OptimizerEntry:
     entry = OPTIMIZER_REGISTRY.get(option) or load_plugin("eke.optimizers", option)
     if entry is None:
         why = "is not registered by any package (entry point group eke.optimizers)"
-        raise ConfigError([Problem("optimizer", option, why, Fix("optimizer=adamw"))])
+        fix = Fix("optimizer=adamw")
+        raise ConfigError(Problem("optimizer", option, why, fix, "missing_plugin"))
     assert isinstance(entry, OptimizerEntry), f"eke.optimizers: {option} is not an OptimizerEntry"
     return entry

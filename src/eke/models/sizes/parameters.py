@@ -242,7 +242,8 @@ def structure(config: Config) -> Structure:
     family, task, tasks = family_of(config), config.targets.option, family_of(config).tasks
     if task not in tasks:
         why = f"{family.name} models have heads only for {' and '.join(tasks)}"
-        raise ConfigError(Problem(key="task", value=task, why=why, fix=Fix(f"task={tasks[0]}")))
+        fix = Fix(f"task={tasks[0]}")
+        raise ConfigError(Problem("task", task, why, fix, "task_needs_other_model"))
     return _once(repr((config.model, config.task)), lambda: family.structure(config))
 
 

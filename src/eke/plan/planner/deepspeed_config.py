@@ -171,7 +171,7 @@ def read_user_settings(config: Config) -> Settings | None:
     except (OSError, ValueError) as error:
         content, why = None, f"cannot be read: {getattr(error, 'strerror', None) or error}"
     if not isinstance(content, dict):
-        raise ConfigError(Problem(_KEY, name, why, Fix(f"{_KEY}=null")))
+        raise ConfigError(Problem(_KEY, name, why, Fix(f"{_KEY}=null"), "unreadable"))
     return content
 
 
@@ -185,7 +185,7 @@ def merge_user_settings(
     """
     name = str(config.distributed.deepspeed_config)
     problems = [
-        Problem(_KEY, name, f"has {key}, but {why}", Fix(remark=f"remove {key} from {name}"))
+        _problem(name, f"has {key}, but {why}", Fix(remark=f"remove {key} from {name}"))
         for key, why in _FORBIDDEN.items()
         if key in theirs and not _is_off(theirs[key])
     ]
@@ -213,7 +213,7 @@ def _lay_over(
         elif value == _AUTO:
             if path not in _OWNED and key not in mine:
                 why = f"has {path}=auto, but eke does not set {path}"
-                problems.append(Problem(_KEY, name, why, Fix(remark=f"remove {path} from {name}")))
+                problems.append(_problem(name, why, Fix(remark=f"remove {path} from {name}")))
         elif (
             (path in _OWNED or (path in _OWNED_ON_DISK and ours is not None))
             and value != ours
@@ -237,7 +237,11 @@ def _contradiction(path: str, theirs: Any, ours: Any, name: str) -> Problem:
     if path in ("fp16.enabled", "bf16.enabled"):
         why += f": it sets the format of weights, not of autocast ({path}=auto: eke chooses)"
     fix = (_OWNED | _OWNED_ON_DISK)[path]
-    return Problem(_KEY, name, why, Fix(fix(theirs), remark=f"or: remove {path} from {name}"))
+    return _problem(name, why, Fix(fix(theirs), remark=f"or: remove {path} from {name}"))
+
+
+def _problem(name: str, why: str, fix: Fix) -> Problem:
+    return Problem(_KEY, name, why, fix, "deepspeed_entry")
 
 
 def _offload(device: str, cpu_option: str) -> str:
@@ -253,7 +257,7 @@ def _other_optimizer(config: Config, section: Any) -> list[Problem]:
     if theirs != _AUTO and not config.optimizer.option.startswith(wanted):
         why = f"has optimizer.type={section['type']}, but optimizer={config.optimizer.option}"
         fix = Fix(f"optimizer={wanted}", remark=f"or: remove optimizer from {name}")
-        problems.append(Problem(_KEY, name, why, fix))
+        problems.append(_problem(name, why, fix))
     for key, value in dict(section.get("params") or {}).items():
         # A pair of betas or one value; `auto` may replace both betas.
         each = value if isinstance(value, list) else [value, value]
@@ -261,7 +265,7 @@ def _other_optimizer(config: Config, section: Any) -> list[Problem]:
             ours = getattr(config.optimizer, field, None)
             if one != _AUTO and ours is not None and one != ours:
                 why = f"has optimizer.params.{key}={format_value(value)}, but {field} is {ours}"
-                problems.append(Problem(_KEY, name, why, Fix(override(f"optimizer.{field}", one))))
+                problems.append(_problem(name, why, Fix(override(f"optimizer.{field}", one))))
     return problems
 
 
@@ -275,4 +279,4 @@ def _other_schedule(config: Config, section: Any) -> list[Problem]:
         return []
     why = f"has scheduler.type={theirs}, but schedule={config.schedule.option}"
     fix = Fix(f"schedule={wanted}") if wanted else Fix(remark=f"remove scheduler from {name}")
-    return [Problem(_KEY, name, why, fix)]
+    return [_problem(name, why, fix)]

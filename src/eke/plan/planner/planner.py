@@ -240,14 +240,19 @@ def _impossible_lengths(
         why = f"needs {batch.samples_per_step} samples per step, only {num_samples} for training"
         fix = batch_of(config, batch, num_samples)
         key = "per_device" if config.batch.target is None else "target"
-        problems.append(Problem(f"batch.{key}", str(getattr(config.batch, key)), why, fix))
+        value = str(getattr(config.batch, key))
+        problems.append(Problem(f"batch.{key}", value, why, fix, "too_few_samples"))
     if total > MAX_STEPS:
-        why, epochs = f"means {total} steps, the limit is {MAX_STEPS}", "train.epochs"
-        problems.append(Problem(epochs, f"{config.train.epochs:g}", why, Fix(f"{epochs}=1")))
+        why, epochs = f"means {total} steps, the limit is {MAX_STEPS}", f"{config.train.epochs:g}"
+        problems.append(Problem("train.epochs", epochs, why, Fix("train.epochs=1"), "limit"))
     if warmup > total:
-        why = f"is longer than the run ({format_number(total, 'step')})"
-        fix = Fix(f"schedule.warmup_steps={total // 10}")
-        problems.append(Problem("schedule.warmup_steps", str(warmup), why, fix))
+        why, key = (
+            f"is longer than the run ({format_number(total, 'step')})",
+            "schedule.warmup_steps",
+        )
+        problems.append(
+            Problem(key, str(warmup), why, Fix(f"{key}={total // 10}"), "warmup_within_run")
+        )
     return problems
 
 

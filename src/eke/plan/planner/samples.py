@@ -179,7 +179,9 @@ def _other_classes(
     if all(set(names) == set(found[0]) for names in found):
         fix = Fix(override("task.labels", list(found[0])))
     numbered = [each for each in enumerate(shown) if each[1] != shown[0]]
-    return [Problem(f"data.sources[{number}]", names, why, fix) for number, names in numbered]
+    return [
+        Problem(f"data.sources[{n}]", names, why, fix, "other_classes") for n, names in numbered
+    ]
 
 
 def _other_templates(mix: Mix, manifests: Sequence[Manifest | None]) -> list[Problem]:
@@ -193,6 +195,7 @@ def _other_templates(mix: Mix, manifests: Sequence[Manifest | None]) -> list[Pro
             format_value(typed[n]),
             why,
             Fix(override(f"data.sources.{n}.chat_template", typed[first])),
+            "other_templates",
         )
         for n, template in chats.items()
         if template != chats[first]
@@ -222,8 +225,8 @@ def _without_end(config: Config, vocabulary: Vocabulary) -> list[Problem]:
     classifies = isinstance(config.task, SequenceClassification)
     if is_written or not classifies or not family_of(config).is_encoder_decoder:
         return []
-    why = "writes no EOS token, which T5 needs for classification"
-    return [Problem("data.tokenizer", vocabulary.tokenizer, why, Fix("data.tokenizer=bytes"))]
+    why, fix = "writes no EOS token, which T5 needs for classification", Fix("data.tokenizer=bytes")
+    return [Problem("data.tokenizer", vocabulary.tokenizer, why, fix, "wrong_tokenizer")]
 
 
 def _note_tokens(manifest: Manifest, decisions: list[Decision]) -> None:
@@ -343,7 +346,7 @@ def _take(
         # In seq2seq a sample has source and target.
         room = longest * data.seq_len // length
         fix = Fix(f"data.seq_len={room}") if room >= 4 else Fix("data.path=LONGER_TEXT")
-        raise ConfigError(Problem("data.seq_len", str(data.seq_len), why, fix))
+        raise ConfigError(Problem("data.seq_len", str(data.seq_len), why, fix, "too_few_samples"))
     train, reason = min(data.num_samples or available[0], available[0]), ""
     if data.num_samples is None:
         reason = f"all training text in samples of {length} tokens"

@@ -347,7 +347,7 @@ def no_runs(
         near = closest_path(folders[0]) if len(folders) == 1 else None
         meant = near if near is not None and _leads_to_runs(near) else None
     fix = Fix(remark=f"eke {command} {shlex.quote(str(meant)) if meant else usual}")
-    return Problem("DIR", ", ".join(map(str, folders)), "; ".join([why, *notes]), fix)
+    return Problem("DIR", ", ".join(map(str, folders)), "; ".join([why, *notes]), fix, "no_runs")
 
 
 def _leads_to_runs(folder: Path) -> bool:
@@ -357,6 +357,8 @@ def _leads_to_runs(folder: Path) -> bool:
 
 class UnreadableRecord(EkeError):
     """A record cannot be read now or by this version."""
+
+    id = "unreadable"
 
 
 class NoRecord(UnreadableRecord):

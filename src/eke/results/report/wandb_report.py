@@ -72,8 +72,8 @@ def _workspaces() -> ModuleType:
             warnings.simplefilter("ignore", DeprecationWarning)
             import wandb_workspaces.reports.v2 as reports
     except ModuleNotFoundError:
-        why = "--wandb needs the package wandb-workspaces, which is not installed"
-        raise ConfigError(f'{why} -> pip install "eke[report]"') from None
+        why, fix = "needs the package wandb-workspaces", Fix(remark='pip install "eke[report]"')
+        raise ConfigError(Problem("--wandb", "", why, fix, "package_missing")) from None
     return reports
 
 
@@ -96,8 +96,9 @@ def _only(key: str, settings: list[dict[str, Any]]) -> str:
     found = list(dict.fromkeys(str(each.get(key) or "") for each in settings))
     if len(found) > 1:
         names = ", ".join(name or "the account's default" for name in found)
+        why = f"differs between runs: {names}"
         fix = Fix(remark=f"eke report ... --{key} {next(filter(None, found))}")
-        raise ConfigError(Problem(f"tracker.{key}", "", f"differs between runs: {names}", fix))
+        raise ConfigError(Problem(f"tracker.{key}", "", why, fix, "ambiguous_tracker"))
     return found[0] if found else ""
 
 
@@ -249,16 +250,16 @@ def publish(comparison: Comparison, place: WandbProject, file: Path) -> tuple[st
     with account.session() as (user, _):
         place = replace(place, entity=place.entity or user.entity)
         if not place.entity:
-            raise ConfigError("W&B's server names no default entity -> --entity NAME")
+            why, fix = "W&B's server names no default entity", Fix(remark="--entity NAME")
+            raise ConfigError(Problem("--entity", "", why, fix, "missing_value"))
         where = (user.server, place.entity, place.project)
         known_id = next((p.id for p in others if p[:3] == where), "")
         # Four requests, for which W&B allows 19 s each.
         answer = account.bounded(lambda: _save(comparison, place, known_id), 60.0)
     if answer is None:
-        raise ConfigError(
-            f"project {place}: does not exist, or this account has no access\n"
-            "  -> eke sync RUNS   (sends the runs, and makes it), or --project NAME, --entity NAME"
-        )
+        why, create = "does not exist, or this account has no access", "eke sync RUNS creates it"
+        fix = Fix(remark=f"--project NAME or --entity NAME. {create}")
+        raise ConfigError(Problem("--project", str(place), why, fix, "unknown_project"))
     report_id, url = answer
     kept = [*(p for p in others if p[:3] != where), _PublishedReport(*where, report_id, url)]
     write_json(file, {"schema_version": 1, "published": [each._asdict() for each in kept]})

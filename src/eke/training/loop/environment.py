@@ -80,7 +80,7 @@ def choose_compiled_code_folders() -> None:
             except OSError as error:
                 why = f"{error.strerror}. Compiled code in it would run as this user."
                 fix = Fix(remark=f"export {variable}=FOLDER_OF_YOURS")
-                raise ConfigError(Problem(variable, given, why, fix)) from error
+                raise ConfigError(Problem(variable, given, why, fix, "untrusted_file")) from error
             continue
         try:
             folder = make_private_dir(make_private_dir(local, private=True) / name, private=True)

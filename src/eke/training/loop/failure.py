@@ -141,7 +141,8 @@ def _problem(error: BaseException, message: str, plan: Plan) -> ConfigError:
     for module in reversed(modules):
         group = next((g for m, g in _TECHNIQUES.items() if f"{module}.".startswith(f"{m}.")), "")
         if group and options[group] != "none":
-            return ConfigError(Problem(group, options[group], why, Fix(f"{group}=none")))
+            problem = Problem(group, options[group], why, Fix(f"{group}=none"), "rejected_model")
+            return ConfigError(problem)
         if module.startswith("transformers."):
             break  # code of the model, whichever library called it
-    return ConfigError(Problem("model", config.model.option, why))
+    return ConfigError(Problem("model", config.model.option, why, id="rejected_model"))

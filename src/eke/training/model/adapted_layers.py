@@ -61,7 +61,8 @@ def choose_layers(plan: Plan, model: nn.Module) -> tuple[dict[str, str], Targets
         key, value = "peft", peft.option
         if typed:
             key, value = "peft.target_modules", format_value(peft.target_modules)
-        raise ConfigError(Problem(key, value, f"{type(model).__name__}: {why}", Fix(fix)))
+        problem = Problem(key, value, f"{type(model).__name__}: {why}", Fix(fix), "not_adaptable")
+        raise ConfigError(problem)
     return {n: short for n, short in chosen.items() if n not in unfit}, targets, left_out
 
 
@@ -157,7 +158,7 @@ def stacked_experts(plan: Plan, model: nn.Module) -> list[str]:
     elif stacks and peft.dropout:
         why, fix = "stacked experts do not support dropout", "peft.dropout=0"
     if why:
-        raise ConfigError(Problem("peft.experts", "true", why, Fix(fix)))
+        raise ConfigError(Problem("peft.experts", "true", why, Fix(fix), "not_adaptable"))
     return sorted(stacks)
 
 

@@ -300,7 +300,8 @@ def apply_peft(plan: Plan, model: nn.Module, parts: Parts | None = None) -> nn.M
     if other := sorted(wanted ^ adapted_modules(adapted)):
         why = f"PEFT {version('peft')} adapts other layers of {type(model).__name__} than planned: "
         why += f"{len(other)} differ, the first is {other[0]}"
-        raise ConfigError(Problem("peft", plan.config.peft.option, why, Fix("peft=none")))
+        problem = Problem("peft", plan.config.peft.option, why, Fix("peft=none"), "not_adaptable")
+        raise ConfigError(problem)
     if plan.config.peft.is_dora and taken_by_peft(adapted):
         why = f"PEFT {version('peft')} cannot load DoRA of MLPs of {type(model).__name__}"
         warned.append(f"{why}. Use eke export --merge")

@@ -195,7 +195,7 @@ def free_path(folder: Path, name: str, planning: bool = False) -> Path:
     """
     if not re.fullmatch(r"[A-Za-z]\w*", name):
         why = "must be letters, digits and underscores"
-        raise ConfigError(Problem("--name", name, why, Fix(remark="--name fastest")))
+        raise ConfigError(Problem("--name", name, why, Fix(remark="--name fastest"), "wrong_type"))
     path, why = folder / "experiment" / f"{name}.yaml", ""
     if path.exists():
         if MADE_BY not in path.read_text(encoding="utf-8"):
@@ -203,12 +203,13 @@ def free_path(folder: Path, name: str, planning: bool = False) -> Path:
     elif (conf_folder() / "experiment" / path.name).exists():
         why = "eke has an experiment of this name, which takes precedence"
     if why:
-        raise ConfigError(Problem("--name", name, why, Fix(remark=f"--name {name}_fit")))
+        problem = Problem("--name", name, why, Fix(remark=f"--name {name}_fit"), "name_in_use")
+        raise ConfigError(problem)
     place = next(each for each in (path.parent, *path.parents) if each.exists())
     if not planning and not os.access(place, os.W_OK):
         why = f"{place} is not writable, and the best configuration is stored there"
         fix = Fix(remark="--config-dir my_conf")
-        raise ConfigError(Problem("--config-dir", str(folder), why, fix))
+        raise ConfigError(Problem("--config-dir", str(folder), why, fix, "not_writable"))
     return path
 
 

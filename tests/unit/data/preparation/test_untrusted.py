@@ -63,7 +63,7 @@ def test_library_error_becomes_one_line(error) -> None:
     assert raised.value.exit_code == 2
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), ConfigError("told")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), ConfigError([])])
 def test_unrelated_errors_are_not_converted(error) -> None:
     with pytest.raises(type(error)):
         load(raising(error), "FOLDER")

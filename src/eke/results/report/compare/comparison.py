@@ -280,7 +280,8 @@ def _choose_baselines(
         spelled = _spelled(first, list(first.factors), variants)
         example = spelled if spelled != shlex.quote("") else "KEY=VALUE"
         why = f"no run has it; differing: {', '.join(keys) or 'nothing'}"
-        raise ConfigError(Problem("--baseline", wanted, why, Fix(remark=f"--baseline {example}")))
+        fix = Fix(remark=f"--baseline {example}")
+        raise ConfigError(Problem("--baseline", wanted, why, fix, "unknown_baseline"))
     chosen: list[Variant] = []
     notes: list[str] = []
     for machine in machines:
@@ -295,7 +296,7 @@ def _choose_baselines(
         if wanted and len(here) > 1:
             why = f"{len(here)} configurations have it: {'; '.join(v.label for v in here[:4])}"
             fix = Fix(remark=f"--baseline {_spelled(here[0], keys, variants)}")
-            raise ConfigError(Problem("--baseline", wanted, why, fix))
+            raise ConfigError(Problem("--baseline", wanted, why, fix, "ambiguous_baseline"))
         good = [v for v in here if v.records]
         if not wanted or (not here and any(v.machine == machine.letter for v in meant)):
             good = good or [v for v in part if v.records]
@@ -481,7 +482,7 @@ def _unknown_factor(by: str, keys: Sequence[str], metrics: Sequence[str]) -> Con
     why += f"; measured: {', '.join(metrics)}" if metrics else ""
     known = [*keys, *metrics]
     fix = Fix(remark=f"--by {suggest_match(by, known) or known[0]}" if known else "omit --by")
-    return ConfigError(Problem("--by", by, why, fix))
+    return ConfigError(Problem("--by", by, why, fix, "unknown_factor"))
 
 
 def _notes(gathered: LoadedRecords, machines: Sequence[Machine]) -> list[str]:

@@ -140,7 +140,8 @@ def open_sides(words: Sequence[str], by: str = "") -> list[Side]:
         fix = f"{key}={','.join([*values][-2:])}" if len(values) > 1 else ""
         fix = fix or suggest_match(key, names) or next(iter(names), "NAME")
         why = f"two values are compared, the runs have {', '.join(values) or 'none'}"
-        raise ConfigError(Problem("--by", by, why, Fix(remark=f"--by {shlex.quote(fix)}")))
+        example = Fix(remark=f"--by {shlex.quote(fix)}")
+        raise ConfigError(Problem("--by", by, why, example, "unknown_factor"))
     return [_open(f"{words[0]}@{key}={each}", words, 0) for each in chosen]
 
 
@@ -180,8 +181,8 @@ def _open(word: str, words: Sequence[str], place: int) -> Side:
         commits = dict.fromkeys(_facts(record)["commit"] for record in records.values())
         why = f"matches no run. Rows: {', '.join(rows)}. Commits: {', '.join(commits) or 'none'}"
         names = [*(commit.split()[0] for commit in commits), *rows]
-        example = suggest_match(which, names) or next(iter(names), "KEY=VALUE")
-        raise ConfigError(Problem("FOLDER@WHICH", word, why, instead(f"{path}@{example}")))
+        fix = instead(f"{path}@{suggest_match(which, names) or next(iter(names), 'KEY=VALUE')}")
+        raise ConfigError(Problem("FOLDER@WHICH", word, why, fix, "no_runs"))
     return Side(word, entries, found.commands[0] if len(found.commands) == 1 else ())
 
 
@@ -297,7 +298,8 @@ class TwoSides:
         """Problem of rows with too few repeats."""
         lacking = [f"{row.label} ({row.repeats})" for row in self.rows if not row.speed]
         why = f"fewer than {MIN_REPEATS} repeats with a speed: {', '.join(lacking)}"
-        return Problem("A B", "", why, Fix(remark=self.measuring)) if lacking else None
+        found = Problem("A B", "", why, Fix(remark=self.measuring), "too_few_repeats")
+        return found if lacking else None
 
 
 def compare_sides(sides: Sequence[Side], tolerance: float | None = None) -> TwoSides:
@@ -317,7 +319,7 @@ def compare_sides(sides: Sequence[Side], tolerance: float | None = None) -> TwoS
     if not all(found):
         why = "all runs of one side are also in the other" if a & b else "a side has no record"
         fix = Fix(remark="eke compare FOLDER --by NAME, or FOLDER@ROW FOLDER@ROW")
-        raise ConfigError(Problem("A B", names, why, fix))
+        raise ConfigError(Problem("A B", names, why, fix, "same_runs"))
     keys, rows = _matched(found)
     shared = [key for key in rows[0] if key in rows[1]]
     work = [
@@ -331,7 +333,7 @@ def compare_sides(sides: Sequence[Side], tolerance: float | None = None) -> TwoS
         why = f"the work is not the same: {changes}"
     if why:
         fix = Fix(remark=f"{sides[0].measuring}   (A's, where B was measured)")
-        raise ConfigError(Problem("A B", names, why, fix))
+        raise ConfigError(Problem("A B", names, why, fix, "other_work"))
     notes = [f"{format_number(len(a & b), 'run')} of both sides are not compared"] if a & b else []
     for side, each in zip(sides, rows, strict=True):
         if rest := len(each) - len(shared):

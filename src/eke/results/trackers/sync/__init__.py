@@ -62,7 +62,8 @@ def find_runs(arguments: Sequence[str]) -> list[FoundRun]:
                 hits = list(_find(path))
         except (OSError, ValueError) as error:
             why = str(getattr(error, "strerror", None) or error)
-            problems.append(Problem("DIR", argument, why, Fix(remark="eke sync runs")))
+            fix = Fix(remark="eke sync runs")
+            problems.append(Problem("DIR", argument, why, fix, "unreadable"))
             continue
         if all(hit.foreign for hit in hits):
             problems.append(no_runs([path], "sync"))

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from eke.common.errors import ConfigError, EkeError
+from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import open_file, read_bytes, read_json, try_lock, write_json
 from eke.common.output import write_line
 from eke.common.paths import RunPaths
@@ -32,9 +32,13 @@ _T = TypeVar("_T")
 class NoAnswer(EkeError):
     """The server does not answer."""
 
+    id = "no_answer"
+
 
 class Refusal(EkeError):
     """The server rejected the request."""
+
+    id = "rejected_request"
 
 
 class ServerState(NamedTuple):
@@ -69,7 +73,8 @@ def log_in(answer_s: float = ANSWER_S) -> Account:
         return bounded(request, answer_s)
     except Refusal as error:
         if any(word in str(error) for word in ("401", "403", "API key")):
-            raise ConfigError(f"{error}\n  -> wandb login") from error
+            problem = Problem("W&B", "", str(error), Fix(remark="wandb login"), "missing_login")
+            raise ConfigError(problem) from error
         raise
 
 
@@ -83,7 +88,8 @@ def session(answer_s: float = ANSWER_S) -> Iterator[tuple[Account, Path]]:
             os.environ.pop(name, None)
         if not has_wandb_key():
             other = "export WANDB_API_KEY=...; for a private server also WANDB_BASE_URL"
-            raise ConfigError(f"no API key for W&B -> wandb login   (or: {other})")
+            fix = Fix(remark=f"wandb login   (or: {other})")
+            raise ConfigError(Problem("W&B", "", "has no API key", fix, "missing_login"))
         from wandb.sdk.wandb_setup import singleton
 
         ignore_folder_settings()
