@@ -17,7 +17,7 @@ from unit.training.model.steps import make_inputs
 from eke.hardware import DEVICES
 from eke.models.sizes import model_size, shared_state_bytes, state_bytes
 from eke.rules import RuleInputs
-from eke.rules.optimizer import _expert_bytes
+from eke.rules.peft import _expert_bytes
 from eke.training.batches.dataset import build_data
 from eke.training.distributed.ranks import join_ranks
 from eke.training.model.adapters import apply_peft
