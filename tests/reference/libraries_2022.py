@@ -24,8 +24,8 @@ import torch
 from eke.config.schema import Checkpointing
 from eke.models.families import Role
 from eke.training.optimizer.build_optimizer import build_optimizer
-from eke.training.trace.allocator_model import ALLOCATOR_NAME, fake_gpu
 from eke.training.trace.fake_device import autocast_kernel
+from eke.training.trace.fake_gpu import FAKE_GPU, fake_gpu
 from eke.training.trace.trace_plan import Training
 
 aten = torch.ops.aten
@@ -104,7 +104,7 @@ def libraries_of_2022() -> Iterator[None]:
     rules = torch.library.Library("aten", "IMPL")
     rules.impl("_softmax", SoftmaxKeepsInput.apply, "AutogradPrivateUse1")
     rules.impl(
-        "gelu", autocast_kernel(aten.gelu.default, "float32", ALLOCATOR_NAME), "AutocastPrivateUse1"
+        "gelu", autocast_kernel(aten.gelu.default, "float32", FAKE_GPU), "AutocastPrivateUse1"
     )
 
     def reentrant(plan):

@@ -1,28 +1,9 @@
-"""Allocator models, the fake GPU device, and fake micro-batches.
-
-The fake GPU is a device registered from Python (PrivateUse1), once per process, with CUDA's
-autocast rules and attention kernels. A fake `cuda` device would abort the process if torch was
-built without CUDA, and fake `cpu` tensors use the CPU's operators, which differ.
-"""
+"""Models of PyTorch's allocators on a CPU and a GPU."""
 
 import bisect
-import functools
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any
-
-import torch
-from torch.utils import backend_registration
 
 from eke.common.text import MIB
-from eke.config.schema import Packing
-from eke.models.sizes import is_ragged
-from eke.plan.planner import MicroBatchShape, Plan
-from eke.training.batches.batches import MicroBatch, probe_sample
-from eke.training.batches.dataset import build_collator
-from eke.training.batches.tasks import concatenate_samples, is_packed
-from eke.training.trace.fake_device import register_autocast
-from eke.training.trace.operations import register_attention
 
 # Source: c10/cuda/CUDACachingAllocator.h and .cpp, torch 2.13 (kMinBlockSize and following).
 _BLOCK_BYTES = 512
@@ -154,51 +135,3 @@ class CachingAllocator:
         first.free = True
         del self._blocks[second.address]
         return first
-
-
-ALLOCATOR_NAME = "fakegpu"
-
-_DEVICE_MODULE = SimpleNamespace(
-    # If it were available, torch would copy constants to it, without a kernel for that.
-    is_available=lambda: False,
-    is_initialized=lambda: False,
-    _is_in_bad_fork=lambda: False,
-    device_count=lambda: 1,
-    current_device=lambda: 0,
-    manual_seed_all=lambda seed: None,
-    get_amp_supported_dtype=lambda: [torch.float16, torch.bfloat16],  # CUDA's
-    # As long as CUDA's state: seed and offset.
-    get_rng_state=lambda device=None: torch.empty(16, dtype=torch.uint8, device="cpu"),
-    set_rng_state=lambda state, device=None: None,
-)
-"""Functions that torch requires in the module of a device."""
-
-
-def fake_gpu() -> torch.device:
-    """Return the device, registered at the first call."""
-    _register()
-    return torch.device(ALLOCATOR_NAME, 0)
-
-
-@functools.cache
-def _register() -> object:
-    register: Any = backend_registration._setup_privateuseone_for_python_backend
-    register(ALLOCATOR_NAME, backend_module=_DEVICE_MODULE)
-    return register_autocast(
-        ALLOCATOR_NAME
-    ), register_attention()  # objects that keep the registrations
-
-
-def make_batch(plan: Plan, micro: MicroBatchShape) -> MicroBatch:
-    """Return a micro-batch of these lengths, on the host."""
-    sample = probe_sample(plan, micro.source, micro.target, micro.rows)
-    if plan.config.data.packing is Packing.on and is_ragged(plan.config):
-        sample = concatenate_samples([sample])
-    return build_collator(plan)([sample] * micro.rows)
-
-
-def is_padded(plan: Plan) -> bool:
-    """Return whether a row of a batch can have padding at its end."""
-    data = plan.config.data
-    ragged = is_ragged(plan.config) and not is_packed(plan.config)
-    return ragged or data.seq_len % (data.pad_to_multiple_of or 1) != 0

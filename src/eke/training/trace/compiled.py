@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from eke.training.trace.allocator_model import ALLOCATOR_NAME
+from eke.training.trace.fake_gpu import FAKE_GPU
 
 TRACED = ("eager", "aot_eager", "inductor")
 """Options of `compile` that `compile_for_trace` supports."""
@@ -61,12 +61,12 @@ def _compile_graph(graph: GraphModule, inputs: Sequence[Any], *args: Any, **kwar
         "torch._inductor.graph.GraphLowering.compile_to_module": _load,
         "torch.Generator": _TRUE_GENERATOR,  # inductor tests for its instances
     }
-    if any(isinstance(x, Tensor) and x.device.type == ALLOCATOR_NAME for x in inputs):
+    if any(isinstance(x, Tensor) and x.device.type == FAKE_GPU for x in inputs):
         _register_gpu()
         wrapper = "torch._inductor.codegen.wrapper.PythonWrapperCodegen"
         patches |= {
-            "torch._inductor.utils.GPU_TYPES": [*utils.GPU_TYPES, ALLOCATOR_NAME],
-            "torch._inductor.fx_passes.post_grad.get_gpu_type": lambda: ALLOCATOR_NAME,
+            "torch._inductor.utils.GPU_TYPES": [*utils.GPU_TYPES, FAKE_GPU],
+            "torch._inductor.fx_passes.post_grad.get_gpu_type": lambda: FAKE_GPU,
             "torch._inductor.compile_fx.get_input_idxs_to_check": lambda *_: (),  # their addresses
             "torch._prims.rng_prims.get_device": lambda *_: "cpu",  # a generator's state
             # Inductor would import Triton and query its version.
@@ -148,6 +148,6 @@ def _register_gpu() -> None:
         def get_compute_capability(device: Any = None) -> Any:
             return 10 * properties.major
 
-    register_interface_for_device(ALLOCATOR_NAME, Interface)
-    common.register_device_op_overrides(ALLOCATOR_NAME, CpuDeviceOpOverrides())
-    common.register_backend_for_device(ALLOCATOR_NAME, TritonScheduling, PythonWrapperCodegen)
+    register_interface_for_device(FAKE_GPU, Interface)
+    common.register_device_op_overrides(FAKE_GPU, CpuDeviceOpOverrides())
+    common.register_backend_for_device(FAKE_GPU, TritonScheduling, PythonWrapperCodegen)

@@ -12,14 +12,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from eke.common.errors import RunError
 from eke.common.python_runtime import describe_missing_api
-from eke.config.schema import Backend
+from eke.config.schema import Backend, Packing
 from eke.config.schema.resources import Distributed
 from eke.estimate.memory.components import Method, Traced
 from eke.models.families import family_of
-from eke.models.sizes import OPTIMIZER_REGISTRY, optimizer_entry
-from eke.plan.planner import Plan, evaluated, simulated_micro_batches
+from eke.models.sizes import OPTIMIZER_REGISTRY, is_ragged, optimizer_entry
+from eke.plan.planner import MicroBatchShape, Plan, evaluated, simulated_micro_batches
 from eke.plan.planner.planner import FLASH_CAPABILITY
-from eke.training.batches.batches import CacheRelease, MicroBatch
+from eke.training.batches.batches import CacheRelease, MicroBatch, probe_sample
+from eke.training.batches.dataset import build_collator
+from eke.training.batches.tasks import concatenate_samples, is_packed
 from eke.training.loop.step import add_evaluation, take_step
 from eke.training.model.activation_offload import build_activation_offload
 from eke.training.model.adapters import is_four_bit
@@ -34,15 +36,10 @@ from eke.training.optimizer.build_optimizer import (
 )
 from eke.training.optimizer.update import InBackwardUpdate, PlainUpdate, Update, set_learning_rate
 from eke.training.trace import operations
-from eke.training.trace.allocator_model import (
-    CachingAllocator,
-    PlainSum,
-    fake_gpu,
-    is_padded,
-    make_batch,
-)
+from eke.training.trace.allocator_model import CachingAllocator, PlainSum
 from eke.training.trace.compiled import TRACED, compile_for_trace
 from eke.training.trace.fake_device import fake_surroundings, not_compiled, to_fake
+from eke.training.trace.fake_gpu import fake_gpu
 from eke.training.trace.operations import Questions, Workspaces
 from eke.training.trace.trace import (
     AUTOCAST,
@@ -184,17 +181,32 @@ def _traced(adapted: _TraceablePlan) -> History:
         raise Untraceable(why) from error
 
 
+def _make_batch(plan: Plan, micro: MicroBatchShape) -> MicroBatch:
+    """Return a micro-batch of these lengths, on the host."""
+    sample = probe_sample(plan, micro.source, micro.target, micro.rows)
+    if plan.config.data.packing is Packing.on and is_ragged(plan.config):
+        sample = concatenate_samples([sample])
+    return build_collator(plan)([sample] * micro.rows)
+
+
+def _is_padded(plan: Plan) -> bool:
+    """Return whether a row of a batch can have padding at its end."""
+    data = plan.config.data
+    ragged = is_ragged(plan.config) and not is_packed(plan.config)
+    return ragged or data.seq_len % (data.pad_to_multiple_of or 1) != 0
+
+
 def trace_history(plan: Plan) -> History:
     """Return events of storages from loading the model to the second evaluation."""
     device = fake_gpu() if plan.device.kind == "cuda" else torch.device("cpu")
     operations.capability = plan.device.capability or FLASH_CAPABILITY
     with torch.device("meta"):
         model, _ = build_trainable(plan, torch.device("meta"))
-    train = make_batch(plan, simulated_micro_batches(plan).expected)
-    evaluation = make_batch(plan, evaluated(plan))
+    train = _make_batch(plan, simulated_micro_batches(plan).expected)
+    evaluation = _make_batch(plan, evaluated(plan))
     mode = FakeTensorMode()
     workspaces = Workspaces(plan.device.kind, plan.device.capability)
-    watch = StorageTrace(mode, device, Questions(is_padded(plan), mode), workspaces)
+    watch = StorageTrace(mode, device, Questions(_is_padded(plan), mode), workspaces)
     if package := optimizer_entry(plan.config.optimizer).package:
         importlib.import_module(package)  # before its functions are patched
     if plan.config.compile.is_on:

@@ -13,9 +13,9 @@ from eke.estimate.memory.components import Method
 from eke.training.model import loss
 from eke.training.model.loss import compiled_loss_sum
 from eke.training.trace import trace_plan
-from eke.training.trace.allocator_model import fake_gpu
 from eke.training.trace.compiled import CPP_REPLACEMENTS, compile_for_trace
 from eke.training.trace.fake_device import fake_surroundings
+from eke.training.trace.fake_gpu import fake_gpu
 from eke.training.trace.operations import Questions, Workspaces
 from eke.training.trace.trace import StorageTrace
 from eke.training.trace.trace_plan import trace

@@ -10,8 +10,8 @@ from eke.config.compose import compose
 from eke.estimate.memory.components import Method
 from eke.plan.planner.planner import workspace_bytes
 from eke.training.trace import fake_device, operations
-from eke.training.trace.allocator_model import ALLOCATOR_NAME, fake_gpu
 from eke.training.trace.fake_device import FakeKernels, fake_surroundings
+from eke.training.trace.fake_gpu import FAKE_GPU, fake_gpu
 from eke.training.trace.operations import Questions, Workspaces
 from eke.training.trace.trace import StorageTrace
 from eke.training.trace.trace_plan import Untraceable, trace, trace_history
@@ -51,7 +51,7 @@ rules for named dimensions, and none for rms_norm."""
 
 def test_fake_device_is_never_available() -> None:
     device = fake_gpu()
-    assert device.type == ALLOCATOR_NAME
+    assert device.type == FAKE_GPU
     assert not torch.fakegpu.is_available()
 
 
@@ -101,7 +101,7 @@ def test_device_constant_is_created_on_the_host() -> None:
     with fake_surroundings(), watch:
         constant = torch.tensor(0.5, device=device)
     assert type(constant) is FakeTensor
-    assert constant.device.type == ALLOCATOR_NAME
+    assert constant.device.type == FAKE_GPU
     assert torch._C._only_lift_cpu_tensors() is before
 
 
