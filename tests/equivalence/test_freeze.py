@@ -18,7 +18,8 @@ from eke.models.freezing import is_frozen
 from eke.models.sizes import state_bytes
 from eke.plan.record import metrics
 from eke.training.model.build_model import build_model_and_report
-from eke.training.model.model_checks import HEADS, set_dropout
+from eke.training.model.dropout import set_dropout
+from eke.training.model.model_checks import HEADS
 from eke.training.model.save_model import save_pretrained
 
 CPU = torch.device("cpu")

@@ -14,7 +14,8 @@ from unit.training.model.steps import make_inputs
 from eke.models.sizes import state_bytes
 from eke.training.model.adapters import apply_peft, merge_adapters, quant_tensors, save_adapter
 from eke.training.model.build_model import build_model_and_report
-from eke.training.model.model_checks import HEADS, set_dropout
+from eke.training.model.dropout import set_dropout
+from eke.training.model.model_checks import HEADS
 
 # peft 0.21 asks by a name that transformers 5.23 has renamed.
 pytestmark = pytest.mark.filterwarnings(

@@ -23,6 +23,7 @@ from eke.plan.planner import Plan
 from eke.training.distributed.parts import Parts
 from eke.training.model.adapters import ADAPTER_CONFIG, freeze_named, trained_modules
 from eke.training.model.attention_kernels import ATTENTION
+from eke.training.model.dropout import set_dropout
 from eke.training.model.model_checks import (
     HEADS,
     check_positions,
@@ -30,7 +31,6 @@ from eke.training.model.model_checks import (
     freeze_unreached,
     padding_side,
     preserve_rng_state,
-    set_dropout,
 )
 from eke.training.model.number_formats import base_dtype, frozen_dtype, trained_dtype
 

@@ -286,7 +286,8 @@ class RecordedDropouts(TorchFunctionMode):
 
 @pytest.mark.parametrize("kind", DROPPED)
 def test_every_dropout_of_a_forward_pass_has_the_configured_value(kind):
-    from eke.training.model.model_checks import probe_inputs, set_dropout
+    from eke.training.model.dropout import set_dropout
+    from eke.training.model.model_checks import probe_inputs
 
     task, sizes = DROPPED[kind]
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0}
@@ -302,7 +303,7 @@ def test_every_dropout_of_a_forward_pass_has_the_configured_value(kind):
 
 
 def test_dropout_rejected_by_a_configuration_class_has_a_fix():
-    from eke.training.model.model_checks import set_dropout
+    from eke.training.model.dropout import set_dropout
 
     with pytest.raises(RunError, match=r"MptAttentionConfig.*attn_pdrop") as caught:
         set_dropout(transformers.MptConfig(), 0.3)
