@@ -238,7 +238,7 @@ tie_word_embeddings: false
 @pytest.fixture
 def mistral_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of options with model=tiny_mistral, and the record of its family."""
-    monkeypatch.setattr("eke.config.compose.command_line.LABELS", ("model",))
+    monkeypatch.setattr("eke.config.compose.check_files.LABELS", ("model",))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "tiny_mistral.yaml").write_text(MISTRAL)
     wide = replace(
@@ -328,10 +328,10 @@ BUILDERS |= {
     Technique(
         "peft=lora",""",
     ),
-    "src/eke/rules/optimizer.py": (
-        "PEFT_RULES: tuple[Rule, ...] = (\n",
+    "src/eke/rules/peft.py": (
+        "RULES: tuple[Rule, ...] = (\n",
         """\
-PEFT_RULES: tuple[Rule, ...] = (
+RULES: tuple[Rule, ...] = (
     Rule(
         id="scale_without_rslora",
         key="peft.use_rslora",

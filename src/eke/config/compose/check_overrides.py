@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Any, get_args
@@ -11,9 +11,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 
 from eke.common.errors import Fix, Problem
+from eke.common.masking import masked
 from eke.common.text import format_value, override, quoted
 from eke.config.compose.catalogue import (
     FIXED_FIELDS,
+    SECRET_FIX,
     Catalogue,
     Field,
     default_text,
@@ -380,3 +382,15 @@ def _fixed(section: str, name: str, raw: str, catalogue: Catalogue) -> Problem:
     fix = suggest_fix(f"{section}={raw}", catalogue) or usual
     why = f"is set by the option of {section}"
     return Problem(f"{section}.{name}", shown(raw), why, fix, "fixed_key")
+
+
+def secrets_in(config: Mapping[str, object]) -> list[Problem]:
+    """Return a problem for each key, top-level or nested, whose value holds a secret."""
+    found: dict[str, str] = {}
+    masked(config, found=found)
+    why = "holds a secret that records and trackers would store"
+    fixes = {"tracker.uri": Fix("tracker.uri=null", remark="and: export MLFLOW_TRACKING_URI=...")}
+    return [
+        Problem(key, text, why, fixes.get(key, Fix(remark=SECRET_FIX)), "secret")
+        for key, text in found.items()
+    ]

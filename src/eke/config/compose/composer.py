@@ -26,15 +26,20 @@ from eke.config.compose.catalogue import (
     make_catalogue,
     shown,
 )
-from eke.config.compose.check_overrides import find_problems, last_wins, parse, suggest_fix
-from eke.config.compose.command_line import (
+from eke.config.compose.check_files import (
     check_folder,
     check_options,
     explain_file,
     explain_untyped,
-    find_source_problems,
-    secrets_in,
 )
+from eke.config.compose.check_overrides import (
+    find_problems,
+    last_wins,
+    parse,
+    secrets_in,
+    suggest_fix,
+)
+from eke.config.compose.check_sources import find_source_problems
 from eke.config.compose.compose_cache import (
     PRESETS,
     ComposeCache,
