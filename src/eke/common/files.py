@@ -78,6 +78,7 @@ def open_trusted_dir(path: Path, own: bool = False) -> Iterator[int]:
                 raise UntrustedPathError(f"{name} is a link that {_owner(found)} made", path)
             if (links := links + 1) > _MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+            # Read by its descriptor: the name may be another link by now.
             target = PurePath(os.readlink("", dir_fd=step))
             at = open_("/", os.O_RDONLY) if target.anchor else at
             rest.extendleft(reversed(_steps(target)))

@@ -76,6 +76,7 @@ def continued(plan: Plan, in_sweep: bool = False) -> Plan:
     if plan.config.rerun:
         why = f"conflicts with {_KEY}, which continues a run"
         problems.append(Problem("rerun", "true", why, Fix("rerun=false"), "conflicting_keys"))
+    # The id was computed with the first attempt's division of the batch.
     first = next(iter(read_attempts(paths)), {}).get("cut")
     if not problems and _as_begun(plan, first or cut_of(before)).run_id != before.run_id:
         why = "was started with other data, another kind of device or a numerically different eke"

@@ -226,7 +226,7 @@ def run_planned_sweep(
     auto: Rounds | None = None,
 ) -> int:
     """Start a sweep or its rounds, wait unless it is detached, and return its exit code."""
-    stop_tracing()
+    stop_tracing()  # its processes would take memory from the runs
     if len(jobs) > 1:
         leave_tracked_run()
     with open_board(len(file.cells)) as board, watching(file.paths):
@@ -256,6 +256,7 @@ def run_planned_sweep(
     print_once(f"the runs continue: eke status {folder}   (eke cancel {folder} stops them)")
     if auto:
         print_once("repeat the command after this round to submit the next one")
+    # A job script that requeues on this code repeats the command, which submits the rest.
     if left or not detach:
         return EXIT_RESUMABLE
     failed = any(job.outcome is Outcome.crashed for job in jobs)

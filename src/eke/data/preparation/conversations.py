@@ -93,6 +93,7 @@ def read_conversation(
         question = ""
     if question and (asked := row.get(question)) is None:
         raise BadRowError(f"has {column} but no {question}")
+    # Alpaca's columns: the input continues the instruction.
     used = {column, question, *_BESIDE}
     if column == "output" and isinstance(asked, str):
         used.add("input")

@@ -285,6 +285,7 @@ class _RowStore:
             self.writer.append("label_offsets", [0])
         split = self._has_eval_source()
         is_csv = self.request.is_csv and self.request.problem != "regression"
+        # CSV has only text: whether "1" is a class or a number depends on all rows.
         if self.request.label is not None and (several or is_csv):
             self.columns.kind = reading_of(self.request, self._labels())
         rows, held = (all_rows(self.request, each, self.columns) for each in (False, True))

@@ -225,6 +225,7 @@ def load_request_tokenizer(request: PrepareRequest) -> Tokenizer:
         made = loaded(**named, return_attention_mask=False, return_token_type_ids=False)
         return [np.asarray(row, np.int64) for row in made["input_ids"]]
 
+    # Markers of a chat, as <|im_start|>, can be added tokens that all_special_tokens lacks.
     added = loaded.added_tokens_decoder.values()
     special = {*loaded.all_special_tokens, *(str(t) for t in added if t.special)}
     vocabulary = _vocabulary(request, loaded)

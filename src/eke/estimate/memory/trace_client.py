@@ -302,6 +302,7 @@ def trace_all(
         if (found := find_trace(key)) is not None:
             answers[key] = TraceResult(found)
     progress(sum(key in answers for key in keys), len(keys))
+    # Plans with one key share a trace.
     missing = {key: plan for key, plan in zip(keys, plans, strict=True) if key not in answers}
     if missing:
         workers: queue.SimpleQueue[TraceProcess] = queue.SimpleQueue()

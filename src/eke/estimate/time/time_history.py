@@ -89,6 +89,7 @@ def _composed(plan: Plan, work: Work, rates: Rates) -> tuple[dict[str, float], S
     host = work.launches.by(LAUNCH_S)
     if plan.config.engine.is_trainer:
         host = host + TRAINER_S * plan.batch.accumulation
+    # The host launches kernels while the device computes, so the slower one decides.
     passes = highest(device, host)
     updated = work.updates.moved.over(rates.memory) + exact_span(work.updates.flops).over(
         rates.optimizer

@@ -78,6 +78,7 @@ def find_place(
                 continue
             fix = "Nothing was changed. Another folder: paths.runs=FOLDER"
             raise EkeError(f"{error}\n{fix}") from error
+        # An unfinished run keeps its folder even with `rerun`: it has no result to preserve.
         if record is None or not Outcome[record.outcome].is_final:
             note = f"resuming {paths.folder}" if paths.attempts.exists() else passed
             return RunFolder(paths, None, note)

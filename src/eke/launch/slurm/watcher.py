@@ -125,6 +125,7 @@ def watch_run(
         outcome = Outcome[record.outcome]
         moved = record.steps_done > (before.steps_done if before else 0)
         _log(f"{paths.folder}: {record.outcome} after {format_number(record.steps_done, 'step')}")
+        # A run that made progress may have met a passing fault. A signal is a request to stop.
         if outcome is Outcome.crashed and not heard:
             crashes = 1 if moved else crashes + 1
             misplaced = record.failure is not None and record.failure.phase == _WRONG_NODE_PHASE
@@ -132,6 +133,7 @@ def watch_run(
                 continue
         if outcome not in (Outcome.timeout, Outcome.preempted):
             return record.exit_code
+        # Without this count, a run that never saves a step would be requeued forever.
         worths = [*ticket.worths, training_and_startup_s(record, before, time.monotonic() - began)]
         stalled = 0 if moved else ticket.stalled + 1
         ticket = replace(ticket, stalled=stalled, worths=worths[-submission.max_restarts :])

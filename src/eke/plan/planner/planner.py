@@ -101,6 +101,7 @@ def make_plan(
     theirs = read_user_settings(config)
     deepspeed, hints = _plan_deepspeed(config, batch, device, theirs, decisions)
     _plan_sharding(config, device, decisions)
+    # The settings of the user's DeepSpeed file are part of the run's identity.
     resolved = _resolved(config, batch, steps, compute, theirs) | _plan_rank(config, decisions)
     return Plan(
         run_id=run_id(make_converter().unstructure(config), resolved, data.fingerprint),
@@ -311,6 +312,8 @@ def _plan_compute(
         if formats.master:
             reason = "DeepSpeed's ZeRO updates float32 copies of its shard of the weights"
         decisions.append(Decision("precision.master", "on" if formats.master else "off", reason))
+    # Only frozen weights may have another format: the optimizer never rounds them.
+    # Weights that model.freeze excludes from training are stored like the base of adapters.
     base = getattr(config.peft, "base_weights", BaseWeights.auto if config.model.freeze else None)
     if base is BaseWeights.auto:
         other = "precision.evaluation differs from precision.compute"

@@ -305,6 +305,7 @@ def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int,
         keys = format_number(len(manifest.ignored), "key")
         decisions.append(Decision("data ignored", keys, f"ignored: {', '.join(manifest.ignored)}"))
     if manifest.label_names:
+        # A checkpoint's head keeps its numbers, whichever order the rows have.
         own = list(manifest.label_names) == getattr(config.model, "label_names", [])
         order = "the checkpoint's numbers" if own else "as named in the rows"
         decisions.append(_numbered(manifest.label_names, order))

@@ -55,6 +55,7 @@ def measure(
     is_classifier = not job.plan.targets.per_token
     predictions = Predictions(model) if is_classifier else None
     names = [source.name for source in job.plan.sources]
+    # Sums stay on the device during the loop: reading one would wait for each batch.
     totals = torch.zeros(1 + len(names), device=job.device)
     targets = torch.zeros(len(totals), dtype=torch.int64)
     tokens = None

@@ -133,6 +133,7 @@ class Meter:
         for (phase, start), (_, end) in zip(note.stamps, note.stamps[1:], strict=False):
             seconds[phase] += self.clock.seconds(start, end)
         router = {}
+        # The last part is the router's loss, which is reported separately from the task's.
         if len(parts) > len(self.sources):
             *parts, share = parts
             loss -= share

@@ -32,7 +32,7 @@ from eke.training.part_files import PartFiles
 
 def save(job: TrainingState, step: int, exports: bool = False) -> None:
     """Write a checkpoint, or begin to. Raises OSError on all ranks if it or the last one failed."""
-    finish_saving(job)
+    finish_saving(job)  # one checkpoint at a time, and its failure is reported here
     start = time.perf_counter()
     job.meter.leave("checkpoint")
     ranks, best = job.ranks, best_so_far(job)
@@ -53,6 +53,7 @@ def save(job: TrainingState, step: int, exports: bool = False) -> None:
             state = job.bare_model, job.optimizer, scaler, states, job.tokenizer
             write_whole(unfinished, *state)
 
+    # A failure on one rank stops all ranks, which would otherwise wait for it.
     _together(job, saving, prepare)
     saving.exports = exports and saving.held is not None
     in_parts = saving.held is not None and ranks.world_size > 1

@@ -35,6 +35,7 @@ def choose_layers(plan: Plan, model: nn.Module) -> tuple[dict[str, str], Targets
     peft, layers = cast(Adapters, plan.config.peft), set(find_layers(model))
     typed = peft.target_modules is not None
     routed = typed or getattr(peft, "experts", False)
+    # Names inside a layer, so that one name selects the same layer of every block.
     names = {
         f"{prefix}.{name}": name
         for prefix, layer in model.named_modules()

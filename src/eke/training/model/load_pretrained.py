@@ -241,6 +241,7 @@ def _judge(plan: Plan, model: Any, info: Any) -> LoadReport:
         [name for name in names if not _is_head(model, name)]
         for names in (mismatched, sorted(info["missing_keys"]), unexpected)
     )
+    # Only the head may be new: other missing tensors would silently be random.
     count, kind, why = sum(p.numel() for p in model.parameters()), type(model).__name__, ""
     if strange:
         found, wanted = mismatched[strange[0]]

@@ -283,7 +283,7 @@ def _connect(optimizer: torch.optim.Optimizer, pairs: _Pairs) -> None:
                 if weight.grad is not None and copy.grad is not None:
                     narrow.append(weight.grad)
                     wide.append(copy.grad)
-                weight.grad = None
+                weight.grad = None  # frees it before the next stretch is allocated
             _copy_all(wide, narrow)
 
     @torch.no_grad()

@@ -170,6 +170,7 @@ def enumerate_candidates(
         fitting = [each for each in sizes if each.point.room is not Verdict.does_not_fit]
         too_large += len(sizes) - len(fitting)
         is_typed = not any(value.overrides for value in values)
+        # The baseline is always a candidate, also if it is not among the first sizes.
         for larger, each in enumerate(fitting):
             is_first = is_typed and each.point.micro_batch == baseline.batch.per_device
             if is_first:

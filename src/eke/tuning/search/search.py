@@ -276,6 +276,7 @@ def measured(
     spread, compile_s = record.timing.steady_step_s, record.timing.compile_s or 0.0
     trial = Trial(None, peak_bytes=peak, ran_out=record.outcome == Outcome.oom.name)
     if record.outcome == Outcome.ok.name and spread is not None:
+        # Percentiles are robust against single slow steps, which the deviation is not.
         relative = (spread.p90 - spread.p10) / _PER_NORMAL / spread.median
         error = OF_MEDIAN * relative / math.sqrt(spread.n)
         share = compile_s / total_steps

@@ -231,6 +231,7 @@ class _Words:
             return f"Nothing is shown to be faster than {base}"
         if Significance.lower in {ratio.decision for ratio in ratios}:
             return f"Nothing is shown to be faster than {base}: {span}; {its}"
+        # Half the widest interval, as a factor: the smallest difference that would be shown.
         width = max(math.sqrt((each.high or 1) / (each.low or 1)) for each in ratios) - 1
         among = f"among {len(rows) + 1} configurations ({values[0]:.2f}x to {values[-1]:.2f}x, "
         start = f"No difference in speed is shown {among}intervals up to +-{100 * width:.0f} %)"
