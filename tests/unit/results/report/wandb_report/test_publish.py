@@ -109,7 +109,7 @@ def failed(sweep: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tupl
 def test_unknown_project_is_not_created(online, sweep, capsys):
     code, said = failed(sweep, capsys, "--project", "mistyped")
     assert (code, online.views) == (2, {})
-    assert "me/mistyped: " in said
+    assert "--project = me/mistyped" in said
     assert "--project NAME" in said
 
 

@@ -269,10 +269,9 @@ def test_missing_wandb_package_is_reported(option, sweep, monkeypatch, capsys):
 
     monkeypatch.setattr(builtins, "__import__", without)
     assert main(["report", str(sweep), "--quiet", "--formats=md", option]) == 2
-    assert capsys.readouterr().err == (
-        "--wandb needs the package wandb-workspaces, which is not installed -> "
-        'pip install "eke[report]"\n'
-    )
+    told = capsys.readouterr().err
+    assert "wandb-workspaces" in told
+    assert '-> pip install "eke[report]"' in told
     assert (sweep / "report.md").exists()  # the other files have been written
     assert not (sweep / "report.wandb.json").exists()
 
