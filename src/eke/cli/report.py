@@ -29,8 +29,7 @@ def _write_report(found: Comparison, options: argparse.Namespace, folder: Path) 
     from eke.results.report.wandb_report import dump, find_project, publish, specification
 
     place = find_project(found, options.project, options.entity)
-    text = dump(specification(found, place))
-    write_atomic(folder / _FILE, text, shared=bool(options.output))
+    write_atomic(folder / _FILE, dump(specification(found, place)), shared=bool(options.output))
     hint = "" if options.publish else " (--publish saves it at W&B)"
     sys.stdout.write(f"written to {folder}: {_FILE}{hint}\n")
     if not options.publish:
@@ -40,8 +39,7 @@ def _write_report(found: Comparison, options: argparse.Namespace, folder: Path) 
         runs = format_number(missing, "run")
         places = [short_path(Path(folder)) for folder in found.folders]
         pairs = (("--project", options.project), ("--entity", options.entity))
-        named = [word for pair in pairs if pair[1] for word in pair]
-        typed = shlex.join([*places, *named])
+        typed = shlex.join([*places, *[word for pair in pairs if pair[1] for word in pair]])
         sys.stderr.write(f"{runs} missing at W&B and in its panels -> eke sync {typed}\n")
     sys.stdout.write(f"{'published' if is_new else 'updated'}: {url}\n")
 

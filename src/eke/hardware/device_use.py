@@ -74,8 +74,7 @@ class DeviceUse:
         self._held.callback(path.unlink, missing_ok=True)
         if not try_lock(self._descriptor):
             return
-        words = " ".join([self._run, *self._devices]).encode()
-        self._size = os.write(self._descriptor, words)
+        self._size = os.write(self._descriptor, " ".join([self._run, *self._devices]).encode())
         self._shared = bool(self._shared)
         for other in path.parent.glob("training-*"):
             with contextlib.suppress(OSError):  # just ended, or not a file

@@ -183,8 +183,7 @@ class CommandLauncher(Launcher):
         devices = Devices(slots, slots_per_run=1)
         kinds = {job.kind: devices for job in books.jobs}
         # Free memory behind the prefix is unknown here.
-        room = partial(FreeMemory, free=lambda _: None)
-        return Pool(books, kinds, self.start_run, room=room)
+        return Pool(books, kinds, self.start_run, room=partial(FreeMemory, free=lambda _: None))
 
     def start_run(self, plan: Plan, paths: RunPaths, grant: DeviceLease) -> RunAttempt:
         """Start a run behind its leased prefix."""

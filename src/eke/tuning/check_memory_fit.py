@@ -82,8 +82,7 @@ def _has(plan: Plan, found: Forecast) -> str:
 
 def first_memory_advice(plan: Plan, found: Forecast) -> Advice | None:
     """Return the first advice for a plan that does not fit, cached for similar plans."""
-    choices = tuple(sorted(plan.choices.items()))
-    key = (found.peak, found.capacity, plan.batch, choices)
+    key = (found.peak, found.capacity, plan.batch, tuple(sorted(plan.choices.items())))
     if key not in _found:
         _found[key] = next(iter(advise(plan, 1, other_devices=False)), None)
     return _found[key]

@@ -297,8 +297,7 @@ def _elsewhere(text: str, option: str, good: Sequence[str], catalogue: Catalogue
     key, _, value = text.lstrip("+").partition("=")
     section, _, name = key.rpartition(".")
     others = catalogue.options_with(section, name)
-    why = f"{section}={option} has no {name}. Options with it: {', '.join(others)}"
-    fix = Fix()
+    why, fix = f"{section}={option} has no {name}. Options with it: {', '.join(others)}", Fix()
     if any(other.startswith(f"{section}=") for other in good):
         why += ". Choose one of them, or remove the key"
     elif name == "eval_path":

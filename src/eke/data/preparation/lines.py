@@ -408,8 +408,7 @@ def _header(file: str, record: list[str], columns: Columns) -> list[str]:
         raise ConfigError(Problem("data.path", file, why, Fix(other), "wrong_format"))
     columns.require_in(names, file)
     if twice := [column for column in wanted if names.count(column) > 1]:
-        why = f"the first line names {twice[0]} twice"
-        fix = Fix("data.path=FILE_OR_FOLDER")
+        why, fix = f"the first line names {twice[0]} twice", Fix("data.path=FILE_OR_FOLDER")
         raise ConfigError(Problem("data.path", file, why, fix, "duplicate_column"))
     return names
 

@@ -69,8 +69,7 @@ def _files_below(folder: Path, pattern: str, ending: str) -> list[Path]:
     try:
         return [path for path in folder.rglob(pattern) if path.is_file()]
     except (ValueError, NotImplementedError) as error:  # raised by pathlib for "" and "/etc/*"
-        why = f"invalid file name pattern: {error}"
-        fix = Fix(f"data.pattern=*{ending}")
+        why, fix = f"invalid file name pattern: {error}", Fix(f"data.pattern=*{ending}")
         raise ConfigError(Problem("data.pattern", pattern, why, fix, "invalid_pattern")) from error
 
 

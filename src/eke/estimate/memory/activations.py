@@ -154,8 +154,7 @@ def _checkpointed(config: Config, shape: Shape, each: tuple[Stack, ...]) -> tupl
     again = [s.layer.kept - s.layer.dear if selective else s.layer.kept for s in each]
     # If the last layer is kept, the first recomputation reuses its memory.
     freed = (total - 1) % memory.every_n * each[-1].layer.kept if each else 0
-    passing = max(0, max([0, *again]) - freed)
-    return min(kept, whole), passing, 1 - repeated / max(1, total)
+    return min(kept, whole), max(0, max([0, *again]) - freed), 1 - repeated / max(1, total)
 
 
 def _outside(config: Config, shape: Shape) -> int:

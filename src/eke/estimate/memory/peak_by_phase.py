@@ -338,8 +338,7 @@ class _Moments:
 
     def evaluation(self) -> MemoryPoint:
         """Return a forward pass that keeps no activations. Gradients are already freed."""
-        shape = shape_of(self.plan, evaluated(self.plan))
-        acts = Activations(self.plan, shape, self.parts)
+        acts = Activations(self.plan, shape_of(self.plan, evaluated(self.plan)), self.parts)
         parts = self.held("evaluation", ZERO_RANGE)
         parts["activations"] = _range_from_zero(
             acts.one_layer // 2, high=2 * acts.one_layer + _SMALL_BYTES

@@ -89,8 +89,7 @@ def finish_attempt(
 def outline(paths: RunPaths, plan: Plan, outcome: Outcome, failure: Failure) -> Record:
     """Return the record of a run whose newest attempt left none, from its metrics."""
     rows, _ = metrics.read_rows(paths.metrics)
-    attempt = max(0, len(read_attempts(paths)) - 1)
-    return outline_record(plan, rows, attempt, outcome, failure)
+    return outline_record(plan, rows, max(0, len(read_attempts(paths)) - 1), outcome, failure)
 
 
 def machine_of(attempts: Sequence[Mapping[str, Any]], plan: Plan) -> dict[str, str]:
@@ -187,8 +186,7 @@ class RunAttempt:
             lock = self._held.enter_context(lock_run_folder(paths))
             write_plan_files(paths, plan)
             self._attempts_before = len(read_attempts(paths))
-            locks = [lock, *descriptors]
-            self.worker = start(paths, num_processes, environment, locks, spot)
+            self.worker = start(paths, num_processes, environment, [lock, *descriptors], spot)
         except BaseException as error:
             self._held.close()
             if isinstance(error, OSError):

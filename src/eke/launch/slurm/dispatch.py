@@ -202,8 +202,7 @@ class Cluster(StartedSweep):
 
     def run_of(self, job: Job, state: str = "") -> ClusterRun:
         """Return a run with the last state of its job."""
-        stamp = self.stamps.get(job.number, 0)
-        return ClusterRun(job.plan, paths_of(job), state, stamp)
+        return ClusterRun(job.plan, paths_of(job), state, self.stamps.get(job.number, 0))
 
     def note_waiting(self, job: Job, seen: Element) -> None:
         """Mark a job as waiting in the queue, perhaps again."""

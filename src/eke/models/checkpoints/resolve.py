@@ -230,8 +230,7 @@ def _refuse_task(config: Config, raw: dict[str, Any], family: str, found: LocalC
         raise refuse(found.typed, f"was saved by {name}, which is for none of eke's tasks")
     if task is None or task == config.targets.option:
         return
-    why = f"the checkpoint was saved by {name}"
-    fix = Fix(f"task={task}")
+    why, fix = f"the checkpoint was saved by {name}", Fix(f"task={task}")
     raise ConfigError(Problem("task", config.targets.option, why, fix, "task_needs_other_model"))
 
 

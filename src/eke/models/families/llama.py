@@ -96,8 +96,7 @@ def _other(config: Config) -> Structure:
         return Structure(tuple(weights), ())
     width = model.head_dim or model.hidden_size // model.num_attention_heads
     width *= model.num_attention_heads
-    causal = config.targets.is_causal
-    attention = AttentionLayers(model.num_hidden_layers, width, causal=causal)
+    attention = AttentionLayers(model.num_hidden_layers, width, causal=config.targets.is_causal)
     return Structure(tuple(weights), (attention,))
 
 

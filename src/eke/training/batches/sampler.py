@@ -198,8 +198,7 @@ def pack_windows(
 ) -> Windows:
     """Concatenate byte ranges by class, each followed by BOS, and cut them into windows."""
     parts = [tuple(p for p in pieces if p.label == label) for label in labels]
-    streams = [byte_stream(part, check) for part in parts]
-    return _cut_windows(streams, length, keep)
+    return _cut_windows([byte_stream(part, check) for part in parts], length, keep)
 
 
 def stored_windows(store: Store, evaluation: bool, length: int, keep: int) -> Windows:

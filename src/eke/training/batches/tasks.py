@@ -111,8 +111,7 @@ class PackedSamples:
 
     def lengths(self) -> np.ndarray:
         """Return the tokens of each row."""
-        lengths = self.samples.lengths()[self.packs.members]
-        sums = np.concatenate([[0], np.cumsum(lengths)])
+        sums = np.concatenate([[0], np.cumsum(self.samples.lengths()[self.packs.members])])
         of_rows = sums[self.packs.offsets[1:]] - sums[self.packs.offsets[:-1]]
         return np.asarray(of_rows[self.chosen])
 

@@ -104,8 +104,7 @@ class Meter:
         end = self.clock.stamp()
         self._stamps.append(("end", end))
         noted = self._stamps, loss, grad_norm, learning_rate, totals, self.is_saving
-        note = _StepNote(step, *noted)
-        self.notes.append(note)
+        self.notes.append(_StepNote(step, *noted))
         self.steps_ended += 1
         self._stamps = [("between", end)]
 

@@ -20,8 +20,7 @@ def set_dropout(config: Any, value: float) -> None:
                 try:
                     setattr(part, name, value)
                 except Exception as error:  # of huggingface_hub. MPT declares an integer
-                    why = f"{type(part).__name__} rejects it as {name}"
-                    fix = "model.dropout=null"
+                    why, fix = f"{type(part).__name__} rejects it as {name}", "model.dropout=null"
                     raise RunError(f"model.dropout = {value:g}: {why}\n  -> {fix}") from error
 
 

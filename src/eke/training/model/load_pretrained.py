@@ -209,8 +209,7 @@ def checkpoint_configuration(plan: Plan) -> Any:
     """Return the checkpoint's configuration, adjusted for training and task, or raise RunError."""
     from transformers import AutoConfig
 
-    config = plan.config
-    model = cast(PretrainedModel, config.model)
+    model = cast(PretrainedModel, plan.config.model)
     try:
         loaded = load(AutoConfig, model.name_or_path, revision=_commit_of(model))
     except LoadError as error:

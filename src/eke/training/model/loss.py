@@ -245,8 +245,7 @@ def build_shift(plan: Plan) -> _Shift | None:
 
     # Families differ: T5 starts with a token of its config, mBART with the last one of the target.
     config = model_configuration(plan)
-    head = getattr(transformers, HEADS[plan.targets.option])
-    kind = head._model_mapping[type(config)]
+    kind = getattr(transformers, HEADS[plan.targets.option])._model_mapping[type(config)]
     model: Any = kind.__new__(kind)
     nn.Module.__init__(model)
     model.config = config

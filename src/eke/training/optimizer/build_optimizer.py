@@ -115,8 +115,7 @@ def build_schedule(plan: Plan) -> Multiplier:
 
 
 def _linear(plan: Plan, progress: float) -> float:
-    final = cast(DecayingSchedule, plan.config.schedule).final_frac
-    return 1.0 + (final - 1.0) * progress
+    return 1.0 + (cast(DecayingSchedule, plan.config.schedule).final_frac - 1.0) * progress
 
 
 def _cosine(plan: Plan, progress: float) -> float:

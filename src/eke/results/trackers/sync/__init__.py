@@ -61,8 +61,7 @@ def find_runs(arguments: Sequence[str]) -> list[FoundRun]:
             with suppress(FileNotFoundError):
                 hits = list(_find(path))
         except (OSError, ValueError) as error:
-            why = str(getattr(error, "strerror", None) or error)
-            fix = Fix(remark="eke sync runs")
+            why, fix = str(getattr(error, "strerror", None) or error), Fix(remark="eke sync runs")
             problems.append(Problem("DIR", argument, why, fix, "unreadable"))
             continue
         if all(hit.foreign for hit in hits):
