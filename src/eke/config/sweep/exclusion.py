@@ -165,7 +165,7 @@ def _check(
         return [Problem(CLAUSE_KEY, text, f"{value}: {named}", id=_CLAUSE) for value in wrong]
     field = catalogue.keys.get(key)
     if comparison.sign in _ORDERS and (not field or field.kind not in (int, float)):
-        why = f"{comparison.sign} needs a number. {key} is none"
+        why = f"{key} is not a number, which {comparison.sign} needs"
         return [Problem(CLAUSE_KEY, text, why, id=_CLAUSE)]
     if key.rpartition(".")[2] in FIXED_FIELDS:  # may be compared, but not set
         return []

@@ -157,6 +157,7 @@ class Search:
             spread.append(max(statistics.median(errors), deviation(steady)))
         if chosen:
             mean, _ = self._surrogate.posterior(seen, values, spread)
+            # Untried points are taken to have their expected time (kriging believer).
             believed = [number for number in chosen if number not in seen]
             seen, spread = seen + believed, spread + [NOISE] * len(believed)
             values = values + [float(mean[number]) for number in believed]

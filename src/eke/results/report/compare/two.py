@@ -62,6 +62,7 @@ def differences(
     rest, changes = logs - means, means[rows:] - means[:rows]
     inverse, num_rounds = 1 / counts[:rows] + 1 / counts[rows:], sum(1 / each for each in shapes)
     freedom, one = sum(shapes) - 2, np.ones(1)
+    # Together: variance of a row's difference if all rows share the noise of their rounds.
     together = float((np.nanmean(rest, axis=1) ** 2).sum()) / freedom * num_rounds
     noise = statistics.Noise(logs) if rows >= statistics.MIN_ROWS else None
     sums = [noise.sums([n, rows + n]) if noise else one for n in range(rows)]
