@@ -116,6 +116,16 @@ def wrap(text: str, columns: int, first: str = "", other: str | None = None) -> 
     return [first + lines[0][len(margin) :], *lines[1:]] if lines else [first.rstrip()]
 
 
+def row(name: str, text: str, at: int, columns: int, style: str = "") -> list[str]:
+    """Return a name and a text that begins in column `at`, below a longer name."""
+    shown = paint(name, style) if style else name
+    if not text:
+        return [shown]
+    if len(name) + 2 <= at:
+        return wrap(text, columns, shown + " " * (at - len(name)))
+    return [shown, *wrap(text, columns, " " * min(at, columns // 2))]
+
+
 def console(stream: TextIO | None = None) -> "Console":
     """Return a rich console of this width and these colours, without markup and highlighting.
 

@@ -206,6 +206,10 @@ class Catalogue:
         ]
 
 
+REQUIRED = "required"
+"""Default of a key without one."""
+
+
 @dataclass(frozen=True)
 class KeyRow:
     """One key as help and reference show it."""
@@ -226,7 +230,12 @@ class KeyRow:
     @property
     def shown_default(self) -> str:
         """The default, with its meaning if it is null: `null: 300`."""
-        return f"null: {self.null}" if self.default == "null" and self.null else self.default
+        return f"null: {self.null}" if self.null else self.default
+
+    @property
+    def default_words(self) -> str:
+        """The default as text: `default 0.001`, `required`."""
+        return self.default if self.default == REQUIRED else f"default {self.shown_default}"
 
 
 def key_rows(section: str, option: str, catalogue: Catalogue) -> list[KeyRow]:
@@ -258,13 +267,14 @@ _NULL = re.compile(r"\s*\bnull: (.+?)\.(?=\s|$)")
 def _key_row(key: str, field: Field, doc: str) -> KeyRow:
     default = default_text(field) or "''"
     if field.default == "???":
-        default = "required"
+        default = REQUIRED
     elif field.kind is float and default != "null":
         default = f"{float(default):g}"
     meaning = _NULL.search(doc) if default == "null" else None
     about = _NULL.sub("", doc, count=1) if meaning else doc
     limits = field.limit.describe(0) if field.limit else ""
-    return KeyRow(key, field.words(), limits, default, meaning[1] if meaning else "", about)
+    null = meaning[1].replace("`", "") if meaning else ""
+    return KeyRow(key, field.words(), limits, default, null, about)
 
 
 def class_fields(cls: type) -> tuple[tuple[str, Field], ...]:

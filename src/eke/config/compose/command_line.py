@@ -66,7 +66,7 @@ class Arguments:
     warnings: tuple[str, ...] = ()
     """Warnings about overrides that a later override of the same key replaces."""
     help: str | None = None
-    """Group of --help or -h, empty for the first page. None: without the flag."""
+    """Topic of --help or -h, empty for the first page. None: without the flag."""
     version: bool = False
     """True if --version is given."""
     multirun: bool = False
@@ -151,7 +151,8 @@ def _read_flag(token: str, found: Arguments, reader: _Reader, also: Mapping[str,
     if flag in _RUN and inline is None:
         return found
     if flag in _HELP:
-        named = reader.tokens and re.fullmatch(r"\w[\w.]*", reader.tokens[0])
+        topic = re.fullmatch(r"(\w[\w.]*)(=\w+)?", "".join(reader.tokens[:1]))
+        named = topic and (not topic[2] or topic[1] in make_catalogue().options)
         return replace(found, help=inline or (reader.tokens.pop(0) if named else ""))
     if flag in CONFIG_DIR:
         return replace(found, config_dir=user_path(reader.value(flag, inline)))

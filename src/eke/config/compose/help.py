@@ -1,92 +1,135 @@
 """Generate the pages of `python train.py --help` and `--help GROUP` from `conf/` and schema."""
 
-import re
-import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import program
+from eke.common.screen import paint, plain, row, width, wrap
 from eke.config.compose.catalogue import (
     GROUPS,
     Catalogue,
-    class_fields,
+    KeyRow,
+    key_rows,
     make_catalogue,
     option_summaries,
     suggest_match,
     title,
 )
 from eke.config.compose.suggest import nearest_key
-from eke.config.schema import Config
-from eke.config.schema.fields import field_docs, summary
+from eke.config.schema.fields import summary
 
-PARTS: Mapping[str, tuple[str, ...]] = {
-    "training": ("model", "task", "data", "batch"),
-    "techniques": (
-        "precision", "optimizer", "schedule", "memory", "attention", "compile", "kernels",
-        "distributed", "offload", "dataloader", "peft", "engine",
-    ),
-    "device and tracker": ("hardware", "tracker"),
-    "presets": ("recipe", "experiment", "sweep"),
-}  # fmt: skip
-"""Heading of the first page -> groups. Other groups belong to a launcher and come last."""
-
-COMMON_KEYS = (
-    "train.steps", "batch.per_device", "batch.accumulation", "optimizer.lr", "data.seq_len",
-    "train.eval_every", "train.checkpoint_every", "seed", "plan_only", "rerun", "paths.runs",
+_SHORT = (
+    "batch", "schedule", "kernels", "offload", "dataloader", "engine", "hardware", "tracker",
+    "recipe", "experiment", "sweep", "slurm",
 )  # fmt: skip
-"""Keys on the first page."""
+"""Groups on the first page without their options."""
 
-_WIDTH = 100
-_HEAD = """\
-eke finds, runs and compares training recipes that use the available GPUs efficiently.
+COMMON_KEYS = {
+    "train.steps": "optimizer steps",
+    "batch.per_device": "samples per device and pass",
+    "batch.accumulation": "passes per step",
+    "optimizer.lr": "peak learning rate",
+    "data.seq_len": "tokens per sample",
+    "train.checkpoint_every": "steps between checkpoints",
+    "seed": "seed of weights and sample order",
+    "plan_only": "print the plan and exit",
+    "rerun": "run again, even if finished",
+    "paths.runs": "folder of all runs",
+}
+"""Keys on the first page -> short description."""
 
-usage: PROGRAM [group=option ...] [key=value ...]         one run
-       PROGRAM -m [group=option,option] [key=value,...]   a sweep: every combination
-       PROGRAM --help GROUP                               all options and keys of a group
-"""
-_TAIL = """
-other keys: --help train, --help launcher, --help resources. All values: --cfg job
-flags: -m, --config-dir FOLDER (folder with own options), --cell, --version, --hydra-help
+ALL = "all"
+"""Topic with all keys: `--help all`, `--help optimizer=all`."""
 
-  PROGRAM precision=bf16 optimizer=adafactor
-  PROGRAM -m precision=fp32,bf16,fp16 seed=0,1
-  PROGRAM experiment=smoke hardware=cpu
-  PROGRAM recipe=low_memory model=llama_1b plan_only=true"""
+_MAX_COLUMNS = 100
+"""Longer lines are harder to read."""
+
+_USAGE = (
+    ("PROGRAM [group=option ...] [key=value ...]", "one run"),
+    ("PROGRAM -m group=a,b [key=1,2 ...]", "a sweep: all pairs"),
+    ("PROGRAM --help GROUP", "keys of a group"),
+)
+_EXAMPLES = (
+    "PROGRAM precision=bf16 optimizer=adafactor",
+    "PROGRAM -m precision=fp32,bf16 seed=0,1",
+    "PROGRAM recipe=low_memory model=llama_1b plan_only=true",
+)
+_TAIL = (
+    "flags: -m, -q, -v, --json, --color WHEN, --config-dir FOLDER (own options), --cell, --version,"
+    " --hydra-help. --cfg job shows all values. `eke --help` lists the other commands."
+)
 
 
-def help_text(config_dir: Path | None = None, topic: str = "") -> str:
-    """Return the help page of a group, section or key, or the first page without `topic`."""
+def help_text(config_dir: Path | None = None, topic: str = "", columns: int | None = None) -> str:
+    """Return the help page of a topic, or the first page without one.
+
+    Topics are a group or section, an option (`optimizer=muon`), `optimizer=all` and `all`.
+    `columns` is the width of the page, by default the terminal's.
+    """
     catalogue = make_catalogue(config_dir)
-    page = _topic_page(topic, catalogue) if topic else _first_page(catalogue)
-    return page.replace("PROGRAM", program())
+    columns = min(columns or width(), _MAX_COLUMNS)
+    if topic == ALL:
+        sections = ["", *dict.fromkeys([*catalogue.options, *catalogue.sections])]
+        blocks = [block for each in sections for block in _section(each, catalogue, columns)]
+    elif topic:
+        blocks = _topic(topic, catalogue, columns)
+    else:
+        blocks = _first_page(catalogue, columns)
+    return "\n\n".join("\n".join(lines) for lines in blocks)
 
 
-def _first_page(catalogue: Catalogue) -> str:
-    lines = [_HEAD]
-    listed = {group for groups in PARTS.values() for group in groups}
-    others = tuple(group for group in catalogue.options if group not in listed)
-    heading = "   (option: the first is the default)"
-    for part, groups in {**PARTS, "launchers": others}.items():
-        found = [_first_page_row(group, catalogue) for group in groups]
-        lines += [f"{part}{heading}", *found] if found else []
-        heading = ""
-    lines.append("common keys")
-    for key in COMMON_KEYS:
-        clause = _first_sentence(_doc(key, catalogue)).partition(";")[0].removesuffix(".")
-        lines.append(f"  {key:<24}{clause}.")
-    return "\n".join([*lines, _TAIL])
+def _first_page(catalogue: Catalogue, columns: int) -> list[list[str]]:
+    usage = [(each.replace("PROGRAM", program()), about) for each, about in _USAGE]
+    at = max(len(each) for each, _ in usage) + 10
+    lines = [
+        row(f"{'' if number else 'usage:':<6} {each}", about, at, columns)
+        for number, (each, about) in enumerate(usage)
+    ]
+    head = wrap("Train Transformers efficiently: choose techniques, compare runs, keep results.",
+                columns)  # fmt: skip
+    short = [group for group in catalogue.options if group in _SHORT]
+    groups = [_heading("groups (first option: the default)", "more: --help GROUP", columns)]
+    for group in catalogue.options:
+        if group not in short:
+            groups += row(f"  {group}", _few_options(group, catalogue), 16, columns, "cyan")
+    groups += wrap(" ".join(short), columns, "  also: ")
+    keys = [_heading("keys used most", "all: --help all", columns)]
+    for found in _rows_of(COMMON_KEYS, catalogue):
+        about, at = COMMON_KEYS[found.key], min(26, columns // 2)
+        keys += _key_lines(found.key, about, found.default_words, at, columns)
+    return [
+        head,
+        [line for each in lines for line in each],
+        [paint("examples", "bold"), *(f"  {x}".replace("PROGRAM", program()) for x in _EXAMPLES)],
+        groups,
+        keys,
+        wrap(_TAIL, columns),
+    ]
 
 
-def _first_page_row(group: str, catalogue: Catalogue) -> str:
+def _heading(text: str, more: str, columns: int) -> str:
+    space = columns - len(text) - len(more)
+    return f"{paint(text, 'bold')}{' ' * max(space, 2)}{more}" if space > 1 else paint(text, "bold")
+
+
+def _rows_of(keys: Iterable[str], catalogue: Catalogue) -> list[KeyRow]:
+    """Return the rows of keys, with the default options of their groups."""
+    sections = dict.fromkeys(key.rpartition(".")[0] for key in keys)
+    each = [key_rows(s, catalogue.defaults.get(s, ""), catalogue) for s in sections]
+    found = {known.key: known for rows in each for known in rows}
+    return [found[key] for key in keys]
+
+
+def _few_options(group: str, catalogue: Catalogue) -> str:
     options, files = _ordered(group, catalogue), catalogue.options[group]
-    about, common = GROUPS.get(group, ("", ""))
+    common = GROUPS.get(group, ("", ""))[1]
     shown = [name for name in common.split() or options if name in options]
     # Always show the user's own options.
     shown += [o for o in options if not files[o].is_relative_to(catalogue.folders[0])]
     shown = list(dict.fromkeys(shown))
-    more = [f"(+{len(options) - len(shown)})"] if len(options) > len(shown) else []
-    return _wrapped(f"  {group:<13}{about:<29}", " ".join([*shown, *more]))
+    more = f" +{len(options) - len(shown)}" if len(options) > len(shown) else ""
+    return ", ".join(shown) + more
 
 
 def _ordered(group: str, catalogue: Catalogue) -> list[str]:
@@ -95,69 +138,107 @@ def _ordered(group: str, catalogue: Catalogue) -> list[str]:
     return sorted(catalogue.options[group], key=lambda name: (name != default, name))
 
 
-def _topic_page(topic: str, catalogue: Catalogue) -> str:
-    """Return the page of one section. ConfigError if there is none."""
+def _topic(topic: str, catalogue: Catalogue, columns: int) -> list[list[str]]:
+    """Return the page of a section or an option. ConfigError if there is none."""
     names = [*catalogue.options, *(s for s in catalogue.sections if s not in catalogue.options)]
-    section = topic.partition(".")[0] if topic in catalogue.keys else topic
+    path, _, option = topic.partition("=")
+    section = path.partition(".")[0] if path in catalogue.keys else path
     if section not in names:
         near = suggest_match(section, names) or nearest_key(topic, catalogue) or names[0]
         why = f"is not a group. Groups: {', '.join(names)}"
-        pages = [near] if near.partition(".")[0] in names else []  # `seed` is in no section
-        raise ConfigError(Problem("--help", topic, why, Fix("--help", *pages), "unknown_group"))
-    classes = catalogue.sections.get(section, ())
-    in_table = section in GROUPS or not classes
-    blocks = [title(section) if in_table else f"{section}: {summary(classes[0])}"]
-    if section in catalogue.options:
-        blocks.append(_option_rows(section, catalogue))
-    if classes:
-        blocks += _key_rows(section, catalogue)
-    return "\n\n".join(blocks)
-
-
-def _option_rows(group: str, catalogue: Catalogue) -> str:
-    names = _ordered(group, catalogue)
-    default = catalogue.defaults.get(group)
-    width = max(map(len, names)) + 4
-    about = option_summaries(group, catalogue)
-    rows = [_wrapped(f"  {name:<{width - 2}}", about[name]) for name in names]
-    return "\n".join([f"options (default: {default})" if default else "options", *rows])
-
-
-def _key_rows(section: str, catalogue: Catalogue) -> list[str]:
-    """Return the rows of a section's keys: first of all options, then of some."""
+        page = near if near.partition(".")[0] in names else ALL  # `seed` is in no section
+        raise ConfigError(Problem("--help", topic, why, Fix("--help", page), "unknown_group"))
     options = catalogue.options.get(section, {})
-    fields = {o: {n for n, _ in class_fields(catalogue.schema_class(section, o))} for o in options}
-    blocks: dict[tuple[str, ...], list[tuple[str, str]]] = {tuple(options): []}
-    for name in catalogue.names(section):
-        key = f"{section}.{name}"
-        about = _doc(key, catalogue)
-        if not about.startswith("Filled in"):  # not set by users
-            having = tuple(option for option in options if name in fields[option])
-            row = (key, f"{about} ({catalogue.keys[key].words()})")
-            blocks.setdefault(having, []).append(row)
-    width = max((len(key) for rows in blocks.values() for key, _ in rows), default=0) + 2
-    found = []
-    for having, rows in blocks.items():
-        heading = "keys" if having == tuple(options) else f"keys of {', '.join(having)}"
-        lines = [_wrapped(f"  {key:<{width}}", about) for key, about in rows]
-        found += ["\n".join([_wrapped("", heading), *lines])] if lines else []
-    return found
+    if not option:
+        return _section(section, catalogue, columns)
+    if option == ALL:
+        each = _ordered(section, catalogue) if options else [""]
+        return [block for name in each for block in _option(section, name, catalogue, columns)]
+    if option not in options:
+        near = suggest_match(option, options) or ALL
+        why = f"is not an option of {section}. Options: {', '.join(options) or 'none'}"
+        fix = Fix("--help", f"{section}={near}" if options else section)
+        raise ConfigError(Problem("--help", topic, why, fix, "unknown_option"))
+    return _option(section, option, catalogue, columns)
 
 
-def _doc(key: str, catalogue: Catalogue) -> str:
-    """Return the schema's description of a key, from the first class that has it."""
-    section, _, name = key.rpartition(".")
-    classes: Iterable[type] = catalogue.sections[section] if section else (Config,)
-    return next((docs[name] for docs in map(field_docs, classes) if name in docs), "")
+def _option(section: str, option: str, catalogue: Catalogue, columns: int) -> list[list[str]]:
+    """Return the page of one option: its description and its keys."""
+    name = f"{section}={option}" if option else section
+    about = option_summaries(section, catalogue).get(option, "")
+    heading = wrap(about, columns, f"{paint(name, 'bold')}  ", "  ")
+    rows = key_rows(section, option, catalogue) if section in catalogue.sections else []
+    return [heading, _table(rows, columns)] if rows else [heading]
 
 
-def _first_sentence(text: str) -> str:
-    return re.split(r"(?<=[^.])\. ", text)[0].removesuffix(".") + "."
+def _section(section: str, catalogue: Catalogue, columns: int) -> list[list[str]]:
+    """Return the page of a section: options, keys of the default option, and other keys."""
+    classes, options = catalogue.sections.get(section, ()), catalogue.options.get(section, {})
+    described = section in GROUPS or not classes or not section
+    about = title(section) if described else f"{section}: {summary(classes[0])}"
+    name, _, about = (about if section else "keys without group: ").partition(": ")
+    blocks = [wrap(about, columns, f"{paint(name, 'bold')}: ") if about else [paint(name, "bold")]]
+    default = catalogue.defaults.get(section, "")
+    if options:
+        summaries = option_summaries(section, catalogue)
+        at = min(max(map(len, options)) + 4, columns // 2)
+        each = [row(f"  {o}", summaries[o], at, columns, "green" if o == default else "")
+                for o in _ordered(section, catalogue)]  # fmt: skip
+        heading = f"options (default: {default})" if default else "options"
+        blocks.append([paint(heading, "bold"), *(line for lines in each for line in lines)])
+    if not classes and section:
+        return blocks
+    if rows := key_rows(section, default, catalogue):
+        blocks.append([paint(f"keys of {default}" if options else "keys", "bold"),
+                       *_table(rows, columns)])  # fmt: skip
+    if others := _other_keys(section, default, catalogue, columns):
+        blocks += others
+        more = f"--help {section}=OPTION (all keys of one option), --help {section}={ALL}"
+        blocks.append(wrap(more, columns, "more: "))
+    return blocks
 
 
-def _wrapped(margin: str, text: str) -> str:
-    """Wrap text with a prefix on the first line and equal indentation on the others."""
-    return textwrap.fill(
-        text, _WIDTH, initial_indent=margin, subsequent_indent=" " * len(margin),
-        break_long_words=False, break_on_hyphens=False,
-    ).rstrip()  # fmt: skip
+def _other_keys(section: str, default: str, catalogue: Catalogue, columns: int) -> list[list[str]]:
+    """Return blocks of the keys that the default option lacks, by the options that have them."""
+    known = {found.key for found in key_rows(section, default, catalogue)}
+    having: dict[str, dict[str, KeyRow]] = {}
+    for option in catalogue.options.get(section, {}):
+        for found in key_rows(section, option, catalogue):
+            if found.key not in known:
+                having.setdefault(found.key, {})[option] = found
+    blocks: dict[tuple[str, ...], list[KeyRow]] = {}
+    for each in having.values():
+        by_default: dict[str, list[str]] = {}
+        for option, found in each.items():
+            by_default.setdefault(found.shown_default, []).append(option)
+        defaults = [f"{value} ({', '.join(names)})" for value, names in by_default.items()]
+        shown = next(iter(each.values()))
+        if len(defaults) > 1:
+            shown = KeyRow(shown.key, shown.type, shown.limits, ", ".join(defaults), "",
+                           shown.about)  # fmt: skip
+        blocks.setdefault(tuple(each), []).append(shown)
+    return [
+        [*wrap(", ".join(options), columns, f"{paint('keys of', 'bold')} ", "  "),
+         *_table(rows, columns)]
+        for options, rows in blocks.items()
+    ]  # fmt: skip
+
+
+def _table(rows: list[KeyRow], columns: int) -> list[str]:
+    """Return key, description, type, limits and default of each key."""
+    at = min(max(len(found.key) for found in rows) + 4, 30, columns // 2)
+    lines = []
+    for found in rows:
+        facts = ", ".join(filter(None, [found.type, found.limits, found.default_words]))
+        lines += _key_lines(found.key, found.about, facts, at, columns)
+    return lines
+
+
+def _key_lines(key: str, about: str, facts: str, at: int, columns: int) -> list[str]:
+    """Return a key, its description, and dim facts: right-aligned if they fit, else below."""
+    lines = row(f"  {key}", about, at, columns, "cyan")
+    space = columns - len(plain(lines[-1])) - len(facts)
+    if space > 1 and len(lines) == 1:
+        return [f"{lines[0]}{' ' * space}{paint(facts, 'dim')}"]
+    below = wrap(facts, columns, " " * at)
+    return [*lines, *(" " * at + paint(line[at:], "dim") for line in below)]

@@ -354,7 +354,7 @@ class Batch(OptionGroup):
     per_device: int | None = field(default=DEFAULT_PER_DEVICE, metadata=Key.ROUNDING | at_least(1))
     """Samples per device and forward pass (micro-batch). null: the most that fit (batch=auto)."""
     accumulation: int | None = field(default=None, metadata=Key.ROUNDING | at_least(1))
-    """Forward passes per optimizer step. null: derived from `target`, else 1."""
+    """Forward passes per optimizer step. null: from `target`, else 1."""
     target: int | None = field(default=None, metadata=Key.BOTH | at_least(1))
     """Samples per optimizer step on all devices. null: per_device x accumulation x processes
     (batch=auto: 8 x processes). Fine-tuning may use more (docs/how-to/models.md)."""
@@ -372,7 +372,7 @@ class Train:
     """Length of training, evaluation, checkpoints and timing."""
 
     steps: int | None = field(default=None, metadata=Key.BUDGET | between(1, MAX_STEPS))
-    """Number of optimizer steps. null: derived from `epochs`, else 300."""
+    """Number of optimizer steps. null: from `epochs`, else 300."""
     epochs: float | None = field(default=None, metadata=Key.BUDGET | above(0))
     """Number of passes over the training samples. null: not used."""
     max_grad_norm: float | None = field(
