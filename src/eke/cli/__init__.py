@@ -5,58 +5,50 @@ Each other module is one subcommand.
 """
 
 import argparse
+import re
 import shlex
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from typing import NoReturn
 
-from eke.common.errors import EkeError, format_os_error
+from eke.common.errors import ConfigError, EkeError, Fix, Problem, format_os_error
 from eke.common.masking import mask
-from eke.common.output import open_streams, output_was_lost, print_problems_json, use_utf8
+from eke.common.output import (
+    open_streams,
+    output_was_lost,
+    print_problems_json,
+    use_utf8,
+    write_line,
+)
 from eke.common.process_env import ensure_home
 from eke.common.python_runtime import relax_gc
-from eke.common.screen import take_flags
+from eke.common.screen import row, take_flags, width, wrap
 from eke.common.text import suggest_match
-from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER
+from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 
-USAGE = """\
-eke: find, run and compare training recipes that use the available GPUs efficiently
+_COMMANDS = {
+    "train [overrides]": "train one run, or with -m a sweep (python train.py in a checkout)",
+    "plan [overrides]": "show whether it fits, memory, time and all decisions, without training",
+    "fit [overrides]": "find the fastest configuration that fits, by a few short trials",
+    "show WHAT": "explain a key, option or group, or print all figures of a run",
+    "data show ...": "show the first rows and mark the trained tokens",
+    "schema [FOLDER]": "write JSON schemas of the option files for editors",
+    "doctor": "show the properties of this machine and its usable options",
+    "status DIR": "show the progress of runs (--live: update until all end)",
+    "logs DIR": "show the last log lines of running and failed runs (-f: follow)",
+    "cancel DIR": "stop runs after saving. Repeat the command to resume them",
+    "retry DIR": "rerun crashed, diverged and out-of-memory runs",
+    "report DIR...": "compare runs: which techniques help, how much, and how certainly",
+    "compare A B": "test whether B is slower: runs, sweeps, commits or versions",
+    "export RUN DIR": "write the model of a run for transformers, PEFT or the Hub",
+    "generate RUN PROMPT": "generate text with a trained model, or chat with it",
+    "evaluate RUN": "compute loss and metrics of a trained model, also on other data",
+    "sync RUNS...": "send runs to Weights & Biases and verify them",
+}
+"""Command and its arguments -> description."""
 
-  eke train [overrides]    train one run, or with -m a sweep (python train.py in a checkout)
-  eke plan [overrides]     show all decisions with reasons and the memory, without training
-                           (--json)
-                           (--why: largest memory use, and overrides that reduce it)
-                           (--quick: use formulas if there is no cached trace)
-                           (hardware=all: on every known GPU. Details: eke plan --help)
-  eke fit [overrides]      find the fastest configuration that fits, by rules, forecasts and
-                           a few short trials. Details: eke fit --help
-  eke data show ...        show the first rows and mark the trained tokens (eke data --help)
-  eke schema [FOLDER]      write JSON schemas of the option files for editors
-  eke doctor               show the properties of this machine and its usable options
-                           (--json)
-  eke status DIR           show the progress of runs, on this machine or in a cluster
-                           (--live: update until all end, --json)
-  eke logs DIR             show the last log lines of running and failed runs (-f: follow)
-  eke cancel DIR           stop runs after saving. Repeat the command to resume them
-  eke retry DIR            rerun crashed, diverged and out-of-memory runs
-  eke report DIR...        compare runs: which techniques help, by how much, with what certainty
-                           (--publish: at Weights & Biases. Details: eke report --help)
-  eke compare A B          test whether B is slower: two runs, sweeps, commits or versions
-                           (exit code 1: slower. --again measures both. eke compare --help)
-  eke export RUN DIR       write the model of a finished run for transformers, PEFT or the Hub
-                           (--merge: merge adapters. Details: eke export --help)
-  eke generate RUN PROMPT  generate text with a trained model, or chat with it
-                           (eke generate --help)
-  eke evaluate RUN         compute loss and metrics of a trained model, also on other data
-                           (data.path=test.csv. Details: eke evaluate --help)
-  eke sync RUNS...         send runs to Weights & Biases and verify them
-                           (eke sync --help)
-  eke --version
-
-Overrides and options: eke train --help   (one group: eke train --help GROUP)
-"""
-
-_OWN_MODULE = ("plan", "report", "compare", "fit", "schema", "doctor", "sync")
+_OWN_MODULE = ("plan", "report", "compare", "fit", "schema", "doctor", "sync", "show")
 """Commands with a module of the same name, imported when needed."""
 
 _SHARED_MODULE = {
@@ -68,7 +60,7 @@ _SHARED_MODULE = {
 
 HELP_FLAGS = ("--help", "-h")
 
-_COMMANDS = ("train", *_OWN_MODULE, *_SHARED_MODULE)
+_NAMES = tuple(each.partition(" ")[0] for each in _COMMANDS)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -81,14 +73,12 @@ def main(arguments: list[str] | None = None) -> int:
     typed = take_flags(sys.argv[1:] if arguments is None else arguments)
     try:
         code = _do(typed)
-    except EkeError as error:
+    except (EkeError, OSError) as error:  # OSError: e.g. a full disk, or a deleted folder
+        shown = error if isinstance(error, EkeError) else EkeError(format_os_error(error))
         if "--json" in typed:
-            print_problems_json(error)
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    except OSError as error:  # e.g. a full disk, or a deleted or read-only folder
-        sys.stderr.write(f"{format_os_error(error)}\n")
-        return EXIT_FAILED
+            print_problems_json(shown)
+        sys.stderr.write(f"{shown.screen(sys.stderr, ['eke', *typed])}\n")
+        return shown.exit_code
     except KeyboardInterrupt:
         return EXIT_RESUMABLE
     only_answers = typed[:1] not in (["train"], ["fit"], ["retry"])
@@ -97,6 +87,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _do(arguments: list[str]) -> int:
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if command in HELP_FLAGS:
+        write_line(_usage())
+        return EXIT_OK
     if command in _OWN_MODULE:
         return int(import_module(f"eke.cli.{command}").main(rest))
     if command in _SHARED_MODULE:
@@ -114,39 +107,100 @@ def _do(arguments: list[str]) -> int:
     if command in COMPLETION_FLAGS:
         from eke.config.compose import answer_shell
 
-        sys.stdout.write(answer_shell(rest, _COMMANDS))
+        sys.stdout.write(answer_shell(rest, _NAMES))
         return EXIT_OK
-    if command in HELP_FLAGS:
-        return _usage(0)
     if command not in ("train", "--version"):
-        return _unknown(command, rest)
+        raise ConfigError(_unknown(command, rest))
     from eke import workflows
 
     return workflows.main(rest if command == "train" else ["--version"])
 
 
-def _unknown(command: str, rest: list[str]) -> int:
+def _unknown(command: str, rest: list[str]) -> Problem:
     """Suggest the intended command, or `train` if the word is an override."""
-    typed = ["train", command] if "=" in command else [suggest_match(command, _COMMANDS)]
-    if typed[0] is None:
-        sys.stderr.write(f"eke: unknown command {command!r}\n\n")
-        return _usage(EXIT_USER)
-    again = mask(shlex.join(["eke", *filter(None, typed), *rest]))
-    sys.stderr.write(f"eke: unknown command {mask(command)!r}\n  -> {again}\n")
-    return EXIT_USER
+    meant = suggest_match(command, _NAMES)
+    typed = ["train", command] if "=" in command else [meant] if meant else []
+    why = f"unknown command. Commands: {', '.join(_NAMES)}"
+    if typed:
+        fix = shlex.join(["eke", *typed, *rest])
+        why = "is an override" if "=" in command else "unknown command"
+    else:
+        fix = "eke --help"
+    return Problem(f"eke {mask(command)}", "", why, Fix(remark=mask(fix)), "unknown_command")
 
 
-def _usage(code: int) -> int:
-    (sys.stdout if code == 0 else sys.stderr).write(USAGE)
-    return code
+def _usage() -> str:
+    columns = min(width(), 100)
+    about = "eke: find, run and compare training recipes that use the available GPUs efficiently"
+    rows = [
+        row(f"  eke {command}", text, 26, columns, "cyan") for command, text in _COMMANDS.items()
+    ]
+    ends = [
+        "All take -q (result only), -v (details), --json and --color auto|always|never. "
+        "Flags of a command: eke COMMAND --help. Version: eke --version",
+        "Overrides and options: eke train --help. One group: eke train --help GROUP",
+    ]
+    blocks = [wrap(about, columns), [line for each in rows for line in each]]
+    blocks += [wrap(text, columns) for text in ends]
+    return "\n\n".join("\n".join(lines) for lines in blocks)
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Help at the width of the terminal. Indented paragraphs of a description keep their lines."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return wrap(" ".join(text.split()), width)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines: list[str] = []
+        for paragraph in text.strip("\n").split("\n\n"):
+            kept = any(line.startswith(" ") for line in paragraph.split("\n"))
+            lines += paragraph.split("\n") if kept else wrap(" ".join(paragraph.split()), width)
+            lines.append("")
+        return "\n".join(lines[:-1])
+
+
+class _Parser(argparse.ArgumentParser):
+    """Parser whose errors look like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(self._problem(message))
+
+    def _problem(self, message: str) -> Problem:
+        fix = Fix(remark=f"{self.prog} --help")
+        if match := re.fullmatch(r"unrecognized arguments: (.+)", message):
+            flag, _, value = match[1].partition(" ")[0].partition("=")
+            known = [each for each in self._option_string_actions if each.startswith("--")]
+            near = suggest_match(flag, known)
+            why = "unknown flag" if flag.startswith("-") else "unexpected argument"
+            flags = f". Flags: {', '.join(known)}" if not near else ""
+            fix = Fix(remark=f"{near}={value}" if value else near) if near else fix
+            return Problem(flag, value, why + flags, fix, "unknown_flag")
+        if match := re.fullmatch(r"the following arguments are required: (.+)", message):
+            usage = " ".join(self.format_usage().split()).removeprefix("usage: ")
+            return Problem(match[1], "", f"is missing. Usage: {usage}", fix, "missing_argument")
+        if match := re.fullmatch(r"argument (\S+): invalid choice: '?(.*?)'? \(.*\)", message):
+            key, value = match[1].split("/")[-1], match[2]
+            action = next((a for a in self._actions if a.choices and key in _names(a)), None)
+            options = [str(each) for each in action.choices or ()] if action else []
+            near = suggest_match(value, options) or next(iter(options), "")
+            fix = Fix(remark=f"{key} {near}" if key.startswith("-") else near)
+            return Problem(key, value, f"must be one of {', '.join(options)}", fix, "wrong_value")
+        key, _, why = message.removeprefix("argument ").partition(": ")
+        has_key = message.startswith("argument ") and why
+        return Problem(
+            key.split("/")[-1] if has_key else self.prog, "", why if has_key else message, fix,
+            "wrong_argument",
+        )  # fmt: skip
+
+
+def _names(action: argparse.Action) -> list[str]:
+    return [*action.option_strings, str(action.metavar or action.dest)]
 
 
 def make_parser(command: str, description: str) -> argparse.ArgumentParser:
-    """Return a parser of `eke COMMAND` that keeps the line breaks of its description."""
-    return argparse.ArgumentParser(
-        f"eke {command}", description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    """Return a parser of `eke COMMAND`, whose errors are ConfigErrors."""
+    return _Parser(f"eke {command}", description=description, formatter_class=_Formatter)
 
 
 def whole_number(lowest: int) -> Callable[[str], int]:

@@ -13,12 +13,19 @@ import re
 import resource
 import shlex
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TextIO
 
 from eke.common.masking import mask
 from eke.common.paths import program
+from eke.common.screen import paint, width, wrap
 
 _PLACEHOLDER = re.compile(r"COLUMN|FILE|FOLDER|SPLIT|[A-Z]+(_[A-Z]+)+")
+
+
+_COMMAND = re.compile(r"(eke|python\S*|pip|uv|export|ulimit|mv|cp|rm|cd|git|chmod|\w+=\S*|--?\w)\b")
+"""Start of a remark that is a command, an override or a flag, which is kept on one line."""
 
 
 def is_placeholder(override: str) -> bool:
@@ -93,7 +100,7 @@ class Problem:
     @property
     def is_argument(self) -> bool:
         """True if it is about an argument of a command (DIR, --by), not about an override."""
-        return bool(re.match(r"[A-Z]|-|eke ", self.key))
+        return bool(re.match(r"[A-Z]|-|eke\b", self.key))
 
     def render(self) -> str:
         """Format the problem as two indented lines and the fix."""
@@ -102,6 +109,23 @@ class Problem:
         if self.fix:
             lines.append(f"      -> {self.fix}")
         return "\n".join(lines)
+
+    def screen(self, columns: int, stream: TextIO) -> list[str]:
+        """Return the problem as lines for a terminal or pipe: key, reason and fix."""
+        what = " ".join((f"{self.key} = {self.value}" if self.value else self.key).split("\n"))
+        lines = [f"  {paint(mask(what), 'red', stream)}"]
+        lines += wrap(mask(self.why), columns, " " * 4) if self.why else []
+        fix = mask(str(Fix(*self.fix.words, remark="" if self.fix.words else self.fix.remark)))
+        remark = f"({mask(self.fix.remark)})" if self.fix.words and self.fix.remark else ""
+        if fix and not self.fix.words and not _COMMAND.match(fix):
+            return [*lines, *wrap(fix, columns, f"    {paint('->', 'green', stream)} ")]
+        if fix:
+            lines.append(f"    {paint(f'-> {fix}', 'green', stream)}")
+        if remark and len(fix) + len(remark) + 10 <= columns:
+            lines[-1] += f"   {remark}"
+        elif remark:
+            lines += wrap(remark, columns, " " * 7)
+        return lines
 
     def as_json(self) -> dict[str, object]:
         """Return the problem as plain values."""
@@ -128,6 +152,15 @@ class EkeError(Exception):
     def short(self) -> str:
         """Return the error on one line, for tables of runs."""
         return str(self)
+
+    def screen(self, stream: TextIO, typed: Sequence[str] = ()) -> str:
+        """Return the error as wrapped text with the colours of a stream.
+
+        `typed`: words of the command, with its program. It is shown again with all fixes.
+        """
+        heading = f"{paint('error:', 'bold red', stream)} "
+        first, *more = str(self).split("\n")
+        return "\n".join([*wrap(first, width(stream), heading, "  "), *more])
 
 
 class ConfigError(EkeError):
@@ -157,14 +190,67 @@ class ConfigError(EkeError):
         return mask("; ".join(lines))
 
     def render(self) -> str:
-        """Format all problems under a heading with their number."""
-        count = len(self.problems)
-        if count == 1 and not self.problems[0].why:
+        """Format all problems under a heading with their number, as plain text."""
+        if self._is_sentence:
             return self.problems[0].key
-        heading = "1 problem" if count == 1 else f"{count} problems"
-        where = " on this machine at the moment" if self.is_passing else " in this configuration"
-        where = "" if all(p.is_argument for p in self.problems) else where
-        return "\n".join([f"{heading}{where}:", *(p.render() for p in self.problems)])
+        return "\n".join([f"{self._heading()}:", *(p.render() for p in self.problems)])
+
+    @property
+    def _is_sentence(self) -> bool:
+        return len(self.problems) == 1 and not self.problems[0].why
+
+    def _heading(self) -> str:
+        count, keys = len(self.problems), {problem.key for problem in self.problems}
+        where = "in this configuration"
+        place = re.fullmatch(r"(.+\.\w+):(\d+)", next(iter(keys), ""))
+        if self.is_passing:
+            where = "on this machine at the moment"
+        elif len(keys) == 1 and place:
+            where = f"in {place[1]}, line {place[2]}"
+        elif len(keys) == 1 and re.fullmatch(r"[A-Z]+", next(iter(keys))):
+            where = f"with {next(iter(keys))}"
+        elif all(problem.is_argument for problem in self.problems):
+            where = "in this command"
+        return f"{count} problem{'s' if count != 1 else ''} {where}"
+
+    def screen(self, stream: TextIO, typed: Sequence[str] = ()) -> str:
+        """Return all problems under a heading, and the command with all fixes."""
+        if self._is_sentence and not self.problems[0].fix:
+            return super().screen(stream)
+        columns = width(stream)
+        lines = wrap(self._heading(), columns, f"{paint('error:', 'bold red', stream)} ")
+        for problem in self.problems:
+            lines += problem.screen(columns, stream)
+        if words := self._fixed(typed):
+            lines += ["", paint("with all fixes:", "bold", stream)]
+            lines += _command_lines(words, columns)
+        return "\n".join(lines)
+
+    def _fixed(self, typed: Sequence[str]) -> list[str]:
+        """Return the command with the fixes in place of the wrong words, [] without all fixes."""
+        unclear = [
+            p for p in self.problems
+            if p.fix.is_sweep or p.is_argument or not p.overrides or p.id == "spaces"
+            or p.key.endswith("...")
+        ]  # fmt: skip
+        if len(self.problems) < 2 or unclear or not typed:
+            return []
+        fixes = {word.partition("=")[0]: word for p in self.problems for word in p.overrides}
+        wrong = {problem.key.lstrip("+~") for problem in self.problems} | set(fixes)
+        kept = [word for word in typed if word.lstrip("+~").partition("=")[0] not in wrong]
+        return [mask(_for_shell(word)) for word in [*kept, *fixes.values()]]
+
+
+def _command_lines(words: Sequence[str], columns: int) -> list[str]:
+    """Wrap a command between its words, with backslashes for a shell."""
+    lines = [f"  {words[0]}"]
+    for word in words[1:]:
+        if len(lines[-1]) + len(word) + 3 > columns:  # a space before the word, and " \\" after it
+            lines[-1] += " \\"
+            lines.append(f"    {word}")
+        else:
+            lines[-1] += f" {word}"
+    return lines
 
 
 class BusyError(EkeError):

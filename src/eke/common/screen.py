@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
+_NARROWEST = 20
+"""Columns that a text needs next to its name. It is otherwise below."""
+
 DEFAULT_WIDTH = 80
 """Columns of prose in a pipe or a file."""
 
@@ -121,9 +124,9 @@ def row(name: str, text: str, at: int, columns: int, style: str = "") -> list[st
     shown = paint(name, style) if style else name
     if not text:
         return [shown]
-    if len(name) + 2 <= at:
+    if len(name) + 2 <= at and at + _NARROWEST <= columns:
         return wrap(text, columns, shown + " " * (at - len(name)))
-    return [shown, *wrap(text, columns, " " * min(at, columns // 2))]
+    return [shown, *wrap(text, columns, " " * min(at, columns // 3))]
 
 
 def console(stream: TextIO | None = None) -> "Console":

@@ -86,9 +86,10 @@ def main(
             return sweep(arguments, as_json, trace)
         return run(_composed(arguments), as_json, why, trace)
     except EkeError as error:
-        return report_error(error, as_json)
+        command = ["eke", "plan", *argv[:-1]] if also else [*program().split(), *argv]
+        return report_error(error, as_json, command)
     except OSError as error:  # for example a full disk
-        return report_failure(format_os_error(error), EXIT_FAILED)
+        return report_error(EkeError(format_os_error(error)), as_json)
     except KeyboardInterrupt:
         return report_failure("\ninterrupted; the same command continues", EXIT_RESUMABLE)
 
@@ -155,8 +156,8 @@ def report_failure(text: str, code: int) -> int:
     return code
 
 
-def report_error(error: EkeError, as_json: bool) -> int:
+def report_error(error: EkeError, as_json: bool, typed: Sequence[str] = ()) -> int:
     """Print an error, with `as_json` also as JSON, and return the exit code."""
     if as_json and is_first():
         print_problems_json(error)
-    return report_failure(str(error), error.exit_code)
+    return report_failure(error.screen(sys.stderr, typed), error.exit_code)
