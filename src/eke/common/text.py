@@ -138,6 +138,19 @@ def suggest_match(name: str, names: Iterable[str]) -> str | None:
     return known[like[near[1]]] if near[0] <= allowed else None
 
 
+_MAX_LISTED_NAMES = 8
+"""Maximum number of names in a message."""
+
+
+def list_closest(name: str, names: Iterable[str], topic: str) -> str:
+    """List names: all if they are few, else the closest ones and the help page with all."""
+    typed, known = normalize_name(name), list(names)
+    if len(known) <= _MAX_LISTED_NAMES + 1:
+        return ", ".join(known)
+    near = sorted(known, key=lambda each: _mistakes(typed, each[: len(typed) + 2]))
+    return f"{', '.join(near[:_MAX_LISTED_NAMES])} (all: --help {topic})"
+
+
 def _mistakes(typed: str, meant: str) -> int:
     """Return the optimal string alignment distance: inserted, missing, wrong, swapped letters."""
     before: list[int] = []

@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from eke.common.errors import Fix, Problem
 from eke.common.paths import conf_folder
 from eke.common.plugins import load_plugin
+from eke.common.text import list_closest
 from eke.config.compose.catalogue import (
     LABELS,
     Catalogue,
@@ -151,7 +152,7 @@ def _absent_option(group: str, option: str, catalogue: Catalogue) -> Problem:
     if is_hydras(group):
         return explain_in_file(group, files, option)
     options = catalogue.options.get(group, {})
-    why = f"{option} is not an option of {group}. Options: {', '.join(options)}"
+    why = f"{option} is not an option of {group}. Options: {list_closest(option, options, group)}"
     near = suggest_match(option, options)
     fix = Fix(remark=f"write {group}: {near}") if near else _CORRECT_FILE
     entry = rf"{group}\s*:\s*{option}\b"

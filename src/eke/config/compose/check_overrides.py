@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 
 from eke.common.errors import Fix, Problem
 from eke.common.masking import masked
-from eke.common.text import format_value, override, quoted
+from eke.common.text import format_value, list_closest, override, quoted
 from eke.config.compose.catalogue import (
     FIXED_FIELDS,
     SECRET_FIX,
@@ -159,7 +159,8 @@ def _unparsable(text: str, catalogue: Catalogue) -> Problem:
         why = f"not an option of {plain}. Set {found[-1].partition('=')[0]}"
         return Problem(key, shown(value), why, _all_fixes(found, catalogue), "unknown_option")
     bare = re.sub(r"[\[\](){}\"'$\\]", "", value).strip(", ")
-    wanted = field.words() if field else f"one of {', '.join(catalogue.options[plain])}"
+    wanted = "" if field else list_closest(value, catalogue.options[plain], plain)
+    wanted = field.words() if field else f"one of {wanted}"
     why = f"must be {wanted}. Brackets or quotes do not match"
     if wanted.startswith("a list"):
         bare = f"[{bare}]"
@@ -238,7 +239,8 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
     wrong = _next_problems(f"{found}={raw}", catalogue) if raw else []
     section = key.rpartition(".")[0]
     if wrong and section in catalogue.sections and found.rpartition(".")[0] != section:
-        why = f"unknown key. Keys of {section}: {', '.join(catalogue.names(section))}"
+        why = f"unknown key. Keys of {section}: "
+        why += list_closest(key.rpartition(".")[2], catalogue.names(section), section)
         return Problem(shown(key), shown(raw), why + own, id="unknown_key")
     why += f" {wrong[0].value}: {wrong[0].why}" if wrong and found in catalogue.keys else ""
     usual = Fix(suggest_value_for_key(found, catalogue) or found)
@@ -278,7 +280,7 @@ def _check_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
     options = catalogue.options[group]
     if value is None or value == "":
         fix = Fix(f"{group}={catalogue.without_effect(group)}")
-        why = f"needs an option: {', '.join(options)}"
+        why = f"needs an option: {list_closest('', options, group)}"
         return Problem(group, shown(raw) or "(nothing)", why, fix, "missing_value")
     if isinstance(value, list):
         if group == "tracker" and len(value) > 1:
@@ -295,8 +297,8 @@ def _check_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
 
 def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Problem:
     options = catalogue.options[group]
-    why, fix = f"not an option of {group}: {', '.join(options)}", Fix()
-    text = str(value)
+    text, fix = str(value), Fix()
+    why = f"not an option of {group}: {list_closest(text, options, group)}"
     if row := find_retired(f"{group}={text}"):
         fix = _all_fixes(row.overrides(text), catalogue)
         return Problem(group, shown(raw), row.why(text), fix, "foreign_name")
@@ -308,6 +310,9 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
         why, fix = f"{why}. Did you mean {key}?", suggest_fix(f"{key}={raw}", catalogue)
         return Problem(group, shown(raw), why, fix, "unknown_option")
     near = suggest_match(text, options)
+    # A name that is not understood must not turn a technique off.
+    if near == "none" and not text.lower().startswith("non"):
+        near = None
     # Option names of these groups contain sizes.
     if near and group in ("model", "hardware") and not shares_numbers(group, text, near):
         near = None
@@ -328,7 +333,7 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
 
 def _section(section: str, value: Any, raw: str, catalogue: Catalogue) -> Problem:
     """Return the problem of a value for an entire section instead of one of its keys."""
-    why = f"set one key of {section}: {', '.join(catalogue.names(section))}"
+    why = f"set one key of {section}: {list_closest('', catalogue.names(section), section)}"
     if isinstance(value, dict) and value:
         items = [override(f"{section}.{name}", item) for name, item in value.items()]
         return Problem(section, shown(raw), why, _all_fixes(items, catalogue), "section_value")

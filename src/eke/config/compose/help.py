@@ -6,6 +6,7 @@ from pathlib import Path
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import program
 from eke.common.screen import paint, plain, row, width, wrap
+from eke.common.text import list_closest
 from eke.config.compose.catalogue import (
     GROUPS,
     Catalogue,
@@ -156,7 +157,8 @@ def _topic(topic: str, catalogue: Catalogue, columns: int) -> list[list[str]]:
         return [block for name in each for block in _option(section, name, catalogue, columns)]
     if option not in options:
         near = suggest_match(option, options) or ALL
-        why = f"is not an option of {section}. Options: {', '.join(options) or 'none'}"
+        why = f"is not an option of {section}"
+        why += f". Options: {list_closest(option, options, section)}" if options else ""
         fix = Fix("--help", f"{section}={near}" if options else section)
         raise ConfigError(Problem("--help", topic, why, fix, "unknown_option"))
     return _option(section, option, catalogue, columns)

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from eke.common.paths import program, user_path
-from eke.common.text import normalize_name, override
+from eke.common.text import list_closest, normalize_name, override
 from eke.config.compose.catalogue import (
     FIXED_FIELDS,
     Catalogue,
@@ -72,7 +72,8 @@ def list_known_keys(key: str, catalogue: Catalogue) -> str:
     if several := _named_so(name, catalogue):
         return f"unknown key. Did you mean {' or '.join(several)}?"
     if section in catalogue.sections:
-        return f"unknown key. Keys of {section}: {', '.join(catalogue.names(section))}"
+        keys = list_closest(name, catalogue.names(section), section)
+        return f"unknown key. Keys of {section}: {keys}"
     return f"unknown key or group. List: {program()} --help"
 
 
