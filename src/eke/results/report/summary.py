@@ -24,17 +24,26 @@ _Line = tuple[str, str, str]
 """Quantity, value and explanation."""
 
 
-def render_summary(record: Record, folder: str) -> str:
-    """Return the record as text, at most a screen."""
-    lines = [
-        *_outcome_lines(record),
-        *_speed_lines(record),
-        *_memory_lines(record),
-        *_loss_lines(record),
+def group_figures(record: Record) -> dict[str, list[_Line]]:
+    """Return all figures of a record: group -> lines."""
+    effective = [
         *_effective_lines(record.effective),
         *_technique_lines(record.effective, record.timing.compile_s),
-        ("record", folder, ""),
     ]
+    groups = {
+        "run": list(_outcome_lines(record)),
+        "speed": list(_speed_lines(record)),
+        "memory": list(_memory_lines(record)),
+        "loss": list(_loss_lines(record)),
+        "computation": effective,
+    }
+    return {group: lines for group, lines in groups.items() if lines}
+
+
+def render_summary(record: Record, folder: str) -> str:
+    """Return the record as text, at most a screen."""
+    lines = [line for group in group_figures(record).values() for line in group]
+    lines.append(("record", folder, ""))
     first, second, _ = (max(map(len, column)) for column in zip(*lines, strict=True))
     text = [f"  {a:<{first}}  {b:<{min(second, 34)}}  {note}".rstrip() for a, b, note in lines]
     shared = "another process used the device: no speed above is a measurement"
