@@ -92,6 +92,8 @@ def _explain(what: str, catalogue: Catalogue) -> dict[str, Any]:
 
     key = facts.get("key", section)  # a group has the rules of all its keys
     named = [rule for rule in RULES if f"{rule.key}.".startswith(f"{key}.")]
+    if "option" in facts:
+        named = [rule for rule in named if rule.key in (section, *facts["defaults"])]
     rules = [{"id": rule.id, "key": rule.key, "verdict": rule.verdict.name} for rule in named]
     return facts | {"rules": rules, "page": _PAGE.format(section or "run")}
 

@@ -32,7 +32,7 @@ FLAG_VALUES = {
     "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
 }
 """Flag of Hydra -> allowed values."""
-_HELP = ("--help", "-h")
+HELP = ("--help", "-h")
 _RUN = ("--run", "-r")
 """Flags of Hydra for a single run, the default."""
 _SWITCHES = {
@@ -50,7 +50,7 @@ _BYTE = re.compile("[\udc80-\udcff]")
 _FLAGS = {
     **_HYDRA_FLAGS,
     **dict.fromkeys(_INFO_FLAGS, 1),
-    **dict.fromkeys((*_HELP, *_RUN, *_SWITCHES), 0),
+    **dict.fromkeys((*HELP, *_RUN, *_SWITCHES), 0),
     **dict.fromkeys(CONFIG_DIR, 1),
 }
 
@@ -150,7 +150,7 @@ def _read_flag(token: str, found: Arguments, reader: _Reader, also: Mapping[str,
         return replace(found, **switched)
     if flag in _RUN and inline is None:
         return found
-    if flag in _HELP:
+    if flag in HELP:
         topic = re.fullmatch(r"(\w[\w.]*)(=\w+)?", "".join(reader.tokens[:1]))
         named = topic and (not topic[2] or topic[1] in make_catalogue().options)
         return replace(found, help=inline or (reader.tokens.pop(0) if named else ""))

@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
+from eke.common.screen import COLOR_CHOICES
 from eke.config.compose.catalogue import (
     FIXED_FIELDS,
     Catalogue,
@@ -18,10 +19,12 @@ from eke.config.compose.catalogue import (
     make_catalogue,
     suggest_match,
 )
-from eke.config.compose.command_line import CONFIG_DIR, FLAG_VALUES, LONG
+from eke.config.compose.command_line import CONFIG_DIR, FLAG_VALUES, HELP, LONG
 from eke.config.compose.compose_cache import PRESETS
+from eke.config.compose.suggest import typable_keys
 
-_FLAGS = ("--multirun", "--config-dir", "--cell", "--help", "--cfg", "--info", "--version")
+_SHARED_FLAGS = ("--help", "--quiet", "--verbose", "--json", "--color", "-q", "-v")
+_FLAGS = (*_SHARED_FLAGS, "--multirun", "--config-dir", "--cell", "--cfg", "--info", "--version")
 
 
 def split_line(line: str) -> tuple[list[str], str]:
@@ -42,9 +45,13 @@ def candidates(words: Sequence[str], word: str) -> list[str]:
         return list(_files("", word, folders=True))
     if values := FLAG_VALUES.get(LONG.get(before, before)):
         return [value for value in values if value.startswith(word)]
+    if before == "--color":
+        return [value for value in COLOR_CHOICES if value.startswith(word)]
     if word.startswith("-"):
         return [flag for flag in _FLAGS if flag.startswith(word)]
     catalogue = make_catalogue(_config_dir(words))
+    if before in HELP:
+        return _topics(word, catalogue)
     key, equals, value = word.partition("=")
     if equals:
         multirun = "-m" in words or "--multirun" in words
@@ -56,6 +63,20 @@ def candidates(words: Sequence[str], word: str) -> list[str]:
     if "." in word:
         found = _keys(word.rpartition(".")[0], words, catalogue)
     return [each for each in found if each.startswith(word) and each.removesuffix("=") not in typed]
+
+
+def _topics(word: str, catalogue: Catalogue, keys: bool = False) -> list[str]:
+    """Return topics of `--help`, or with `keys` of `eke show`."""
+    group, equals, _ = word.partition("=")
+    if equals:
+        options = [*catalogue.options.get(group, ()), *([] if keys else ["all"])]
+        return [t for each in options if (t := f"{group}={each}").startswith(word)]
+    found = list(dict.fromkeys([*catalogue.options, *catalogue.sections]))
+    if keys:
+        found += [key for key in typable_keys(catalogue) if "." in word or "." not in key]
+    else:
+        found.append("all")
+    return [topic for topic in found if topic.startswith(word)]
 
 
 def _config_dir(words: Sequence[str]) -> Path | None:
@@ -138,8 +159,14 @@ def answer_shell(request: Sequence[str], commands: Sequence[str] = ()) -> str:
     typed = _without_program(words)
     if commands and not typed:
         found = [command for command in commands if command.startswith(word)]
-    elif commands and typed[0] not in ("train", "plan", "data"):
-        found = list(_files("", word))
+    elif commands and typed[0] == "show" and not word.startswith(("-", "/")):
+        topics = _topics(word, make_catalogue(_config_dir(typed)), keys=True)
+        found = topics or list(_files("", word))
+    elif commands and typed[0] not in ("train", "plan", "data", "fit"):
+        is_flag = word.startswith("-") or typed[-1] == "--color"
+        found = candidates(typed[1:], word) if is_flag else list(_files("", word))
+        if word.startswith("-"):
+            found = [flag for flag in found if flag in _SHARED_FLAGS]
     else:
         found = candidates(typed[1:] if commands else typed, word)
     # bash replaces only the text after the last word break.

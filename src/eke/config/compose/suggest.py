@@ -40,7 +40,7 @@ def nearest_key(key: str, catalogue: Catalogue) -> str | None:
     roots = [path for path in catalogue.keys if "." not in path]
     if near := suggest_match(name, [*catalogue.options, *catalogue.sections, *roots]):
         return near
-    near = suggest_match(name, [path.rpartition(".")[2] for path in _typable(catalogue)])
+    near = suggest_match(name, [path.rpartition(".")[2] for path in typable_keys(catalogue)])
     return _by_name(near, catalogue) if near else None
 
 
@@ -53,7 +53,7 @@ def _nearest_nested(section: str, name: str, catalogue: Catalogue) -> str | None
         return f"{near_section}.{near}"
     if section in catalogue.sections:
         return name if name in catalogue.options else _by_name(name, catalogue)
-    return _by_name(name, catalogue) or suggest_match(f"{section}.{name}", _typable(catalogue))
+    return _by_name(name, catalogue) or suggest_match(f"{section}.{name}", typable_keys(catalogue))
 
 
 def _by_name(name: str, catalogue: Catalogue) -> str | None:
@@ -63,7 +63,7 @@ def _by_name(name: str, catalogue: Catalogue) -> str | None:
 
 
 def _named_so(name: str, catalogue: Catalogue) -> list[str]:
-    return [k for k in _typable(catalogue) if k.rpartition(".")[2] == name]
+    return [k for k in typable_keys(catalogue) if k.rpartition(".")[2] == name]
 
 
 def list_known_keys(key: str, catalogue: Catalogue) -> str:
@@ -88,7 +88,8 @@ def suggest_option(section: str, option: str, others: Sequence[str], catalogue: 
     return min(others, key=rank)
 
 
-def _typable(catalogue: Catalogue) -> list[str]:
+def typable_keys(catalogue: Catalogue) -> list[str]:
+    """Return all keys but those that only option files set."""
     return [k for k in catalogue.keys if k.rpartition(".")[2] not in FIXED_FIELDS]
 
 
