@@ -87,10 +87,8 @@ def test_invalid_report_command_prints_one_problem(sweep, arguments, text, capsy
 
 @pytest.mark.parametrize("arguments", [[], ["x", "--formats", "pdf"]])
 def test_wrong_option_exits_with_2(arguments, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["report", *arguments])
-    assert caught.value.code == 2
-    assert "Traceback" not in capsys.readouterr().err
+    assert main(["report", *arguments]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
 
 
 @pytest.mark.parametrize("kind", ["a file", "read-only"])

@@ -56,7 +56,9 @@ def test_plan_help_lists_flags_and_groups(capsys) -> None:
 )
 def test_similar_command_is_proposed(typed: list[str], meant: str, capsys) -> None:
     assert main(typed) == 2
-    assert capsys.readouterr().err == f"eke: unknown command {typed[0]!r}\n  -> {meant}\n"
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: 1 problem in this command\n  eke {typed[0]}\n")
+    assert told.endswith(f"    -> {meant}\n")
 
 
 def test_evaluate_warns_about_replaced_values(monkeypatch, capsys) -> None:
@@ -67,14 +69,13 @@ def test_evaluate_warns_about_replaced_values(monkeypatch, capsys) -> None:
     assert main(["evaluate", "run", "data.path=a", "precision=bf16", "data.path=b"]) == 1
     assert capsys.readouterr().err.splitlines() == [
         "warning: data.path=a has no effect. A later override replaces it: data.path=b",
-        "precision=bf16 data.path=b",
+        "error: precision=bf16 data.path=b",
     ]
 
 
 def test_invalid_seconds_are_rejected(capsys) -> None:
-    with pytest.raises(SystemExit):
-        main(["sync", "runs", "--timeout", "0"])
-    assert "--timeout: 0" in capsys.readouterr().err
+    assert main(["sync", "runs", "--timeout", "0"]) == 2
+    assert "  --timeout\n    0 " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_invalid_seconds_are_rejected(capsys) -> None:
     [
         pytest.param(
             ["train", "seed=1", "plan_only=true", "--quick", "lr=2"],
-            "--quick\n      is a flag of eke plan\n      -> eke plan --quick seed=1 lr=2\n",
+            "--quick\n    is a flag of eke plan\n    -> eke plan --quick seed=1 lr=2\n",
             id="of another command",
         ),
         pytest.param(
@@ -90,9 +91,7 @@ def test_invalid_seconds_are_rejected(capsys) -> None:
             "-> --why with one of them\n",
             id="of one plan",
         ),
-        pytest.param(
-            ["plan", "hardware=a100"], "not an option of hardware: a100_40, a100_80", id="begun"
-        ),
+        pytest.param(["plan", "hardware=a100"], "a100_40, a100_80, ", id="begun"),
         pytest.param(
             ["plan", "experiment=zzz"],
             "--config-dir FOLDER\n",

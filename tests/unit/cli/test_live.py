@@ -3,7 +3,6 @@
 import io
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from eke.cli import main, run_commands
@@ -81,5 +80,5 @@ def test_live_status_ends_with_the_last_active_run(monkeypatch, capsys):
 
 
 def test_json_and_live_are_exclusive(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main(["status", "--live", "--json", str(tmp_path)])
+    assert main(["status", "--live", "--json", str(tmp_path)]) == 2
+    assert "wrong_argument" in capsys.readouterr().out

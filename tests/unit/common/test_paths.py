@@ -52,7 +52,7 @@ def test_checkout_uses_train_py_and_package_uses_eke(tmp_path, monkeypatch) -> N
     (package / "conf").symlink_to(conf_folder())
     monkeypatch.setattr("eke.common.paths.__file__", str(package / "common" / "paths.py"))
     assert program() == "eke train"
-    assert help_text().count("eke train ") == 7
+    assert help_text().count("eke train ") == 6
     assert "train.py" not in help_text()
 
 

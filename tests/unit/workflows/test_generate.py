@@ -161,7 +161,5 @@ def test_folder_without_tokenizer_is_reported(trained, tmp_path, capsys) -> None
     "typed", [["--top-p=0.5"], ["--temperature=-1"], ["--max-new-tokens=0"], ["--top-p=2"]]
 )
 def test_contradicting_options_are_rejected(typed, capsys) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["generate", "run", "a", *typed])
-    assert ended.value.code == 2
-    assert "error" in capsys.readouterr().err
+    assert main(["generate", "run", "a", *typed]) == 2
+    assert capsys.readouterr().err.startswith("error: ")

@@ -304,9 +304,7 @@ def test_mistyped_side_is_answered_with_a_command(tmp_path, monkeypatch, capsys,
     ],
 )
 def test_wrong_number_of_sides_is_rejected(arguments):
-    with pytest.raises(SystemExit) as ended:
-        main(["compare", *arguments])
-    assert ended.value.code == 2
+    assert main(["compare", *arguments]) == 2
 
 
 def typed(optimizer, rate):
