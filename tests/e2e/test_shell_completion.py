@@ -120,11 +120,14 @@ AT_A_TERMINAL = [
     pytest.param("true; python train.py precision.tf32=of", r"tf32=off $", id="second command"),
     pytest.param("eke train -m precision=fp32,b", r"fp32,bf16$", id="one more value"),
     pytest.param("eke train train.steps=\t7", r"train.steps=7$", id="nothing to offer"),
+    pytest.param("eke show optimizer.we", r"optimizer.weight_decay $", id="key of show"),
+    pytest.param("eke train --help optimizer=mu", r"optimizer=muon $", id="topic of help"),
+    pytest.param("eke status --js", r"--json $", id="flag of a command"),
     pytest.param("python oth", r"python other.py $", id="a script"),
     pytest.param("python other.py ze", r"zebra\\ data.txt $", id="another script"),
 ]
 OF_A_SHELL = (
-    "option", "key", "behind an assignment", "file with a space", "second command",
+    "option", "key", "behind an assignment", "file with a space", "second command", "key of show",
     "another script",
 )  # fmt: skip
 """What each shell has code of its own for."""
@@ -185,6 +188,7 @@ def test_zsh_completion(zsh, place, typed, wanted) -> None:
         pytest.param("python train.py mod", ["model=", "model."], id="group"),
         pytest.param("python3 train.py model=tiny_b", ["model=tiny_bert"], id="option"),
         pytest.param("eke pl", ["plan"], id="command"),
+        pytest.param("eke show optimizer.we", ["optimizer.weight_decay"], id="key of show"),
         pytest.param("A=1 eke train precision.tf32=o", ["on", "off"], id="enum"),
         pytest.param("eke train data.path=ze", ["zebra data.txt"], id="file with a space"),
         pytest.param("python other.py ze", ["zebra data.txt"], id="another script"),

@@ -124,7 +124,8 @@ def row(name: str, text: str, at: int, columns: int, style: str = "") -> list[st
     shown = paint(name, style) if style else name
     if not text:
         return [shown]
-    if len(name) + 2 <= at and at + _NARROWEST <= columns:
+    longest = max(map(len, text.split()), default=0)
+    if len(name) + 2 <= at and at + max(longest, _NARROWEST) <= columns:
         return wrap(text, columns, shown + " " * (at - len(name)))
     return [shown, *wrap(text, columns, " " * min(at, columns // 3))]
 

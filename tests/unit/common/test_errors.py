@@ -1,18 +1,23 @@
 """Errors say what, why and how to mend it, all at once."""
 
+import io
+import json
 import os
 
 import pytest
 
+from eke.cli import main
 from eke.common.errors import (
     BusyError,
     ChangedError,
     ConfigError,
     EkeError,
+    Fix,
     Problem,
     RunError,
     format_os_error,
 )
+from eke.common.screen import plain, take_flags
 from eke.config.compose import compose
 
 
@@ -85,3 +90,105 @@ def test_deleted_current_folder_is_reported(tmp_path, monkeypatch) -> None:
         compose(["model=tiny"])
     assert "current folder" in format_os_error(failed.value)
     assert refused.value.rule == "missing_folder"
+
+
+WRONG = ("optimzer=adamw", "model=tiny", "precision=fp8x", "train.stepz=3")
+
+
+def screen(error: EkeError, columns: int, monkeypatch, *typed: str) -> str:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    return error.screen(io.StringIO(), typed)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_error_fits_the_terminal(columns, monkeypatch) -> None:
+    with pytest.raises(ConfigError) as refused:
+        compose([*WRONG, "optimizer=nope", "sweep.exclude=[a"])
+    text = screen(refused.value, columns, monkeypatch)
+    assert all(len(line) <= columns or "->" in line for line in text.splitlines())
+    assert {word for word in str(refused.value).split() if word != "configuration:"} <= set(
+        text.split()
+    )
+
+
+def test_error_ends_with_the_command_with_all_fixes(monkeypatch) -> None:
+    with pytest.raises(ConfigError) as refused:
+        compose(WRONG)
+    text = screen(refused.value, 60, monkeypatch, "eke", "train", *WRONG)
+    command = text.partition("with all fixes:\n")[2]
+    assert all(len(line) <= 60 for line in command.splitlines())
+    words = command.replace("\\\n", " ").split()
+    assert words[:3] == ["eke", "train", "model=tiny"]
+    assert set(words[3:]) == {"optimizer=adamw", "precision=fp8", "train.steps=3"}
+    compose([word for word in words[2:] if word != "precision=fp8"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "more"),
+    [
+        (["optimzer=adamw"], "one problem"),
+        (["optimzer=adamw", "sweep=xyz"], "no fix for the second one"),
+        (["optimzer=adamw", "seed=1,2"], "a sweep"),
+        (["optimzer=adamw", "seed", "=", "3"], "spaces"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_incomplete_command_is_not_suggested(typed, more, monkeypatch) -> None:
+    with pytest.raises(ConfigError) as refused:
+        compose(typed)
+    assert "with all fixes" not in screen(refused.value, 80, monkeypatch, "eke", "train", *typed)
+
+
+@pytest.mark.parametrize(
+    ("keys", "heading"),
+    [
+        (["seed"], "1 problem in this configuration"),
+        (["seed", "--by"], "2 problems in this configuration"),
+        (["--by", "DIR"], "2 problems in this command"),
+        (["RUN"], "1 problem with RUN"),
+        (["eke foo"], "1 problem in this command"),
+        (["my/rows.jsonl:3"], "1 problem in my/rows.jsonl, line 3"),
+    ],
+)
+def test_heading_fits_the_problems(keys, heading, monkeypatch) -> None:
+    error = ConfigError([Problem(key, "", "why") for key in keys])
+    assert screen(error, 80, monkeypatch).splitlines()[0] == f"error: {heading}"
+
+
+def test_colours_are_only_on_the_screen(monkeypatch) -> None:
+    error = ConfigError(Problem("seed", "x", "must be a number", Fix("seed=0", remark="default")))
+    without = screen(error, 80, monkeypatch)
+    take_flags(["--color=always"])
+    try:
+        colored = screen(error, 80, monkeypatch)
+        assert "\x1b" not in f"{error}{error.short()}"
+    finally:
+        take_flags([])
+    assert plain(colored) == without
+    assert "\x1b[31mseed = x\x1b[0m" in colored
+    assert "\x1b[32m-> seed=0\x1b[0m" in colored
+
+
+@pytest.mark.parametrize(
+    ("typed", "id_", "key"),
+    [
+        (["foo"], "unknown_command", "eke foo"),
+        (["fit", "--objective", "x"], "wrong_value", "--objective"),
+        (["status", "--nope", "."], "unknown_flag", "--nope"),
+        (["status", "/no/where"], "wrong_argument", "DIR"),
+        (["report"], "missing_argument", "DIR"),
+        (["show", "nothing_like_it"], "unknown_name", "WHAT"),
+        (["plan", "sweep=nope"], "unknown_option", "sweep"),
+    ],
+)
+def test_errors_of_all_commands_look_alike(typed, id_, key, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main([*typed, "--json"]) == 2
+    told = capsys.readouterr()
+    (problem,) = json.loads(told.out)["problems"]
+    assert (problem["id"], problem["key"]) == (id_, key)
+    assert problem["overrides"] == []
+    lines = told.err.splitlines()
+    assert lines[0].startswith("error: 1 problem ")
+    assert lines[1].startswith(f"  {key}")
+    assert all(len(line) <= 60 or "->" in line for line in lines)
