@@ -175,7 +175,7 @@ def test_colours_are_only_on_the_screen(monkeypatch) -> None:
         (["foo"], "unknown_command", "eke foo"),
         (["fit", "--objective", "x"], "wrong_value", "--objective"),
         (["status", "--nope", "."], "unknown_flag", "--nope"),
-        (["status", "/no/where"], "wrong_argument", "DIR"),
+        (["status", "/no/where"], "no_runs", "DIR"),
         (["report"], "missing_argument", "DIR"),
         (["show", "nothing_like_it"], "unknown_name", "WHAT"),
         (["plan", "sweep=nope"], "unknown_option", "sweep"),
