@@ -10,10 +10,6 @@ import yaml
 from live import SHORT, record_of, rows_of, run_folders
 from support import PATIENCE_S, REPO, environment
 from unit.results.trackers.stub import serving
-from wandb.sdk.launch.sweeps.utils import (
-    create_sweep_command_args,
-)  # what the agent calls, wandb 0.31
-from wandb.wandb_agent import Agent
 
 from eke.common.errors import ConfigError
 from eke.config.compose import compose, split_arguments
@@ -48,12 +44,19 @@ def test_sweep_file_has_an_example() -> None:
     assert FILES
 
 
+def agent_arguments(of: dict[str, object]) -> dict[str, list[str]]:
+    """The words of a command by the agent's own function, as of wandb 0.31."""
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command_args  # imports for seconds
+
+    return create_sweep_command_args(of)
+
+
 @pytest.mark.parametrize("file", FILES, ids=IDS)
 @pytest.mark.parametrize("last", [False, True], ids=["lowest", "highest"])
 def test_command_of_a_wandb_agent_composes(file: Path, last: bool) -> None:
     sweep = yaml.safe_load(file.read_text())  # as `wandb sweep` reads it
     values = choices(sweep, last) | {"plan_only": True}
-    said = create_sweep_command_args(command(values))
+    said = agent_arguments(command(values))
     macros = {"${env}", "${interpreter}", "${program}"}
     words = [word for word in sweep["command"] if word not in macros]
     at = words.index("${args_no_hyphens}")
@@ -87,7 +90,7 @@ def test_restart_with_logged_configuration_names_the_command(form, make_plan) ->
     """W&B's agent starts a run again with all that it has logged: wandb/wandb#9143."""
     plan = make_plan("model=tiny", "data=synthetic", "optimizer.lr=0.002")
     logged = make_config({**plan.choices, "device": "NVIDIA L4"}, plan_to_plain(plan)["config"])
-    said = create_sweep_command_args(command({"optimizer.lr": 0.002, **logged}))
+    said = agent_arguments(command({"optimizer.lr": 0.002, **logged}))
     with pytest.raises(ConfigError) as refused:
         compose(split_arguments(said[form]).overrides)
     (problem,) = refused.value.problems
@@ -118,6 +121,8 @@ def of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("file", FILES, ids=IDS)
 def test_agents_run_is_in_its_sweep(file: Path, of_a_user: Path, monkeypatch) -> None:
+    from wandb.wandb_agent import Agent
+
     sweep = yaml.safe_load(file.read_text())
     short = dict(word.split("=", 1) for word in SHORT if not word.startswith("tracker"))
     with serving() as server:

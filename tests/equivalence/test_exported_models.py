@@ -4,7 +4,6 @@ import pytest
 import torch
 import transformers
 from checkpoints import TASK_OF, save_checkpoint, save_unknown
-from peft import PeftModel
 from trained import record_of, train_job
 
 from eke.config.compose import compose
@@ -41,6 +40,8 @@ IDS = torch.arange(5, 17).reshape(1, 12)
 def test_merged_weights_and_logits_match_peft(
     family, method, precision, tmp_path, monkeypatch
 ) -> None:
+    from peft import PeftModel  # takes seconds, also where tests are only collected
+
     monkeypatch.chdir(tmp_path)
     base = tmp_path / "base"
     save_unknown(base) if family == "phi" else save_checkpoint(base, family)
