@@ -1,6 +1,8 @@
 """What all tests share: plans for small models, and trainings in this process or in a fresh one."""
 
 import gc
+import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -212,5 +214,30 @@ def curve_of(make_plan, tmp_path: Path) -> Callable[..., Curve]:
         steps = metrics.latest(rows, metrics.LOSS)
         assert len(steps) == plan.steps.total
         return [(row[metrics.LOSS], row["train/grad_norm"]) for row in steps]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def known_curves(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the runs that `baseline_of` has trained, the same for all workers of xdist."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    (shared / "curves").mkdir(exist_ok=True)
+    return shared / "curves"
+
+
+@pytest.fixture
+def baseline_of(curve_of, known_curves) -> Callable[..., Curve]:
+    """As curve_of, but trained once for all tests; not for source that a test has changed."""
+
+    def run(*overrides: str) -> Curve:
+        key = " ".join(sorted(last_wins(*overrides)))
+        file = known_curves / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+        if not file.exists():
+            own = file.with_suffix(f".{os.getpid()}")
+            own.write_text(json.dumps(curve_of(*overrides)))
+            own.replace(file)  # whole: another worker may read it now
+        return [tuple(step) for step in json.loads(file.read_text())]
 
     return run

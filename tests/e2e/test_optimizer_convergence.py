@@ -39,17 +39,10 @@ MARGINS = {
 OTHERS = 0.15
 
 
-@pytest.fixture(scope="module")
-def losses():
-    """Mean loss of the last ten steps, by option; filled as the tests run."""
-    return {}
-
-
-def learn(curve_of, losses, option):
-    if option not in losses:
-        curve = curve_of(*LEARN, f"optimizer={option}", *MORE.get(option, ()))
-        losses[option] = sum(loss for loss, _ in curve[-10:]) / 10
-    return losses[option]
+def final_loss(curve_of, option):
+    """Mean loss of the last ten steps."""
+    curve = curve_of(*LEARN, f"optimizer={option}", *MORE.get(option, ()))
+    return sum(loss for loss, _ in curve[-10:]) / 10
 
 
 SAME = {"adamw", "adamw_forloop", "adamw_foreach", "adamw_fused"}
@@ -57,7 +50,7 @@ SAME = {"adamw", "adamw_forloop", "adamw_foreach", "adamw_fused"}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", sorted({*HERE, *COMPILED} - SAME))
-def test_optimizer_reaches_loss_near_adamw(option, curve_of, losses) -> None:
-    reference = learn(curve_of, losses, "adamw")
+def test_optimizer_reaches_loss_near_adamw(option, curve_of, baseline_of) -> None:
+    reference = final_loss(baseline_of, "adamw")
     assert reference < 3.5, "of 5.8 at the start, ln 320"
-    assert learn(curve_of, losses, option) < reference * (1 + MARGINS.get(option, OTHERS))
+    assert final_loss(curve_of, option) < reference * (1 + MARGINS.get(option, OTHERS))

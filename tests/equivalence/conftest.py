@@ -1,11 +1,10 @@
-"""Trainings that leave their job to be looked at, and those that many tests compare with."""
+"""Trainings that leave their job to be looked at."""
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
-from equivalence_compare import Curve
 from support import last_wins
 
 import eke.data.sources.request as asking
@@ -18,25 +17,6 @@ def job_of(make_plan, tmp_path):
 
     def run(name: str, *overrides: str):
         return train_job(make_plan(*last_wins(*overrides)), tmp_path / name)
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def known_curves() -> dict[frozenset[str], Curve]:
-    """Of the runs that `baseline_of` has trained."""
-    return {}
-
-
-@pytest.fixture
-def baseline_of(curve_of, known_curves) -> Callable[..., Curve]:
-    """As curve_of, but trained once for all tests; not for source that a test has changed."""
-
-    def run(*overrides: str) -> Curve:
-        key = frozenset(last_wins(*overrides))
-        if key not in known_curves:
-            known_curves[key] = curve_of(*overrides)
-        return known_curves[key]
 
     return run
 
