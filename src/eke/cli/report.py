@@ -14,6 +14,7 @@ from eke.common.paths import short_path, user_path
 from eke.common.screen import is_quiet
 from eke.common.text import format_number
 from eke.plan.record import EXIT_OK
+from eke.plan.record.find_folder import find_folder
 from eke.results.report.compare import Comparison, compare_runs
 
 _FILE = "report.wandb.json"
@@ -58,7 +59,7 @@ _FORMATS = ("html", "md", "json", "csv")
 def main(arguments: Sequence[str]) -> int:
     """Parse, compare, print and write. Return the exit code."""
     options = _parse(arguments)
-    folders = [user_path(each) for each in options.folders]
+    folders = [find_folder(each) for each in options.folders]
     found = compare_runs(folders, options.baseline, options.by)
     if not is_quiet():
         from eke.results.report.show.terminal import render_terminal
@@ -114,7 +115,7 @@ def _formats(text: str) -> tuple[str, ...]:
 
 
 def _write(found: Comparison, options: argparse.Namespace) -> int:
-    folder = user_path(options.output or options.folders[0])
+    folder = user_path(options.output) if options.output else find_folder(options.folders[0])
     asked = [*options.formats]
     try:
         folder.mkdir(parents=True, exist_ok=True)

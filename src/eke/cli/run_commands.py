@@ -6,22 +6,14 @@ import itertools
 import json
 import os
 import shlex
-import shutil
 import signal
 import socket
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
 
 from eke import workflows
 from eke.cli import make_parser
@@ -36,38 +28,37 @@ from eke.common.files import (
     read_text,
     who_has_open,
 )
-from eke.common.output import has_reader, printable, raw_stream, write_line
-from eke.common.paths import RunPaths, SweepPaths, program, user_path
-from eke.common.text import align, format_number, format_seconds
+from eke.common.output import has_reader, raw_stream, write_line
+from eke.common.paths import RunPaths, SweepPaths, program, short_path
+from eke.common.screen import console, is_quiet, is_verbose, paint, width, wrap
+from eke.common.text import format_number
 from eke.launch.interface import find_launcher, launchers_of
 from eke.launch.processes.follow import Tail, Watcher, watchers_in
-from eke.launch.processes.status import (
+from eke.launch.processes.runs_table import (
     INTERRUPTED,
-    NO_FOLDER,
     NOT_STARTED,
-    QUEUED,
     RUNNING,
-    UNREADABLE,
     WAITING,
     RunStatus,
-    find_statuses,
-    is_active,
-    open_rows,
+    describe_states,
+    progress_lines,
+    render_runs,
 )
-from eke.plan.record import EXIT_FAILED, EXIT_OK, Outcome, no_runs, read_attempts, read_record
-from eke.results.report.summary import distinct_overrides
-
-_RETRYABLE_OUTCOMES = (Outcome.oom.name, Outcome.diverged.name, Outcome.crashed.name)
-"""Outcomes that `eke retry` reruns."""
+from eke.launch.processes.status import UNREADABLE, find_statuses, is_active, open_rows
+from eke.launch.processes.sweep import RETRYABLE
+from eke.plan.record import EXIT_FAILED, EXIT_OK, no_runs, read_attempts, read_record
+from eke.plan.record.find_folder import find_folder
+from eke.results.report import label_cells, shared_overrides
+from eke.results.report.sweep_result import Failed, failure_lines
 
 
 def retry(options: argparse.Namespace) -> int:
     """Rename the records of failed runs and rerun the sweep's command."""
-    folder = user_path(options.folder).resolve()  # before the change to the start folder
+    folder = find_folder(options.folder).resolve()  # before the change to the start folder
     sweep = SweepPaths(folder)
     if not sweep.sweep.exists():
         if not folder.exists():
-            raise ConfigError(no_runs([user_path(options.folder)], "retry", usual="runs/sweep-ID"))
+            raise ConfigError(no_runs([Path(options.folder)], "retry", usual="runs/sweep-ID"))
         run, paths = None, RunPaths(folder)
         with contextlib.suppress(OSError):  # do not suggest another user's command
             run = read_record(paths) if read_bytes(paths.record, own=True) else None
@@ -75,24 +66,26 @@ def retry(options: argparse.Namespace) -> int:
         again = shlex.join([*run.command, "rerun=true"]) if run else "eke retry runs/sweep-ID"
         raise ConfigError(Problem("DIR", str(folder), why, Fix(remark=again), "not_a_sweep"))
     directory, command, cells = _recorded(sweep.sweep, options.trust)
-    wanted = options.only or [*_RETRYABLE_OUTCOMES, UNREADABLE]
-    found = {_run_name(s) or s.label: s.paths for s in find_statuses(folder) if s.state in wanted}
+    wanted = options.only or [*RETRYABLE, UNREADABLE]
+    found = {s.name or s.label: s.paths for s in find_statuses(folder) if s.state in wanted}
     chosen = list(found.values())  # several cells may be the same run
     _refuse_a_copy(folder, directory, cells)
     if not chosen:
-        write_line(f"no run is {' or '.join(wanted)}")
+        none = f"no run is {' or '.join(wanted)}"
+        write_line(json.dumps({"rerun": []}) if options.json else none)
         return EXIT_OK
     is_search = command[0] == "fit"
     words = ["eke", *command] if is_search else [*program().split(), *command]
-    write_line(f"in {shlex.quote(directory)}: {shlex.join(words)}")
-    write_line(f"rerunning {format_number(len(chosen), 'run')}")
+    if not is_quiet():
+        write_line(f"in {shlex.quote(directory)}: {shlex.join(words)}", sys.stderr)
+        write_line(f"rerunning {format_number(len(chosen), 'run')}", sys.stderr)
     os.chdir(directory)
     with _set_records_aside(chosen):
         if not is_search:
-            return workflows.main(command)
+            return workflows.main(command, as_json=options.json)
         from eke.cli import fit  # slow, and few sweeps are searches
 
-        return fit.main(command[1:])
+        return fit.main([*command[1:], *["--json"] * options.json])
 
 
 def _recorded(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, Any]]]:
@@ -154,8 +147,6 @@ def _traces(paths: RunPaths) -> list[int]:
     return [file.stat().st_mtime_ns for file in files]
 
 
-_HEADER = ("state", "step", "loss", "where", "run", "overrides")
-
 _ASK_S = 10.0
 """Poll interval for ended runs in seconds. Each poll is one scheduler query."""
 
@@ -164,18 +155,19 @@ def main(command: str, arguments: Sequence[str]) -> int:
     """Parse and run a command. Return the exit code."""
     run, about = _COMMANDS[command]
     parser = make_parser(command, about)
-    parser.add_argument("folder", metavar="DIR", help="a run, a sweep, or the folder of all runs")
+    about = "a run, a sweep, or the folder of all runs. The beginning of a name is enough"
+    parser.add_argument("folder", metavar="DIR", help=about)
     add = parser.add_argument
+    add("--json", action="store_true", help="print JSON")
     if command == "status":
-        how = parser.add_mutually_exclusive_group()
-        how.add_argument("--json", action="store_true", help="print JSON")
-        how.add_argument("--live", action="store_true", help="update until all end (terminal)")
+        add("--live", action="store_true", help="update until all end (terminal)")
+        add("--all", action="store_true", help="show all rows (default: ten of ended runs)")
     elif command == "logs":
         add("-f", "--follow", action="store_true", help="print new lines until all runs end")
         add("-n", "--lines", type=int, default=20, help="lines per log, 0 for all (default: 20)")
     elif command == "retry":
         add(
-            "--only", choices=_RETRYABLE_OUTCOMES, action="append",
+            "--only", choices=RETRYABLE, action="append",
             help="rerun only this outcome (default: all three, and unreadable records). The "
             "sweep's command also runs crashed and unfinished runs",
         )  # fmt: skip
@@ -183,44 +175,54 @@ def main(command: str, arguments: Sequence[str]) -> int:
             "--trust", action="store_true",
             help="use a sweep.json of another user. Its command can run any program",
         )  # fmt: skip
-    return run(parser.parse_args(arguments))
+    options = parser.parse_args(arguments)
+    if options.json and (getattr(options, "live", False) or getattr(options, "follow", False)):
+        parser.error("--json prints the present state: without --live and --follow")
+    return run(options)
 
 
-_JSON = ("label", "state", "step", "total", "loss", "where", "note", "silent")
+_JSON = ("label", "state", "step", "total", "loss", "where", "note", "silent", "step_s")
 
 
 def status(options: argparse.Namespace) -> int:
     """Print the progress of all runs. Return EXIT_FAILED if a launcher did not answer."""
+    folder = find_folder(options.folder)
     if options.live and sys.stdout.isatty():
-        return watch(user_path(options.folder))
-    standings = find_statuses(user_path(options.folder))
+        return watch(folder)
+    standings = find_statuses(folder)
     if options.json:
         plain = [
             {"folder": str(s.paths.folder), **{f: getattr(s, f) for f in _JSON}} for s in standings
         ]
-        sys.stdout.write(json.dumps(plain, indent=2) + "\n")
+        write_line(json.dumps(plain, indent=2))
     else:
-        rounds = open_rows(user_path(options.folder))
-        sys.stdout.write(
-            "\n".join([_status_table(standings), *([rounds] if rounds else [])]) + "\n"
-        )
+        lines = _heading_lines(folder, standings)
+        lines += [] if is_quiet() else _table_lines(folder, standings, options.all)
+        write_line("\n".join(lines[:1] if is_quiet() else lines))
     return EXIT_FAILED if any(each.silent for each in standings) else EXIT_OK
 
 
-def _status_table(standings: Sequence[RunStatus]) -> str:
-    """Format one line per run, reasons for failing or waiting, and the number in each state."""
-    rows = [
-        (s.state, *s.newest.texts(s.total)[:2], s.where, _run_name(s), words)
-        for s, words in zip(standings, _distinguishing_overrides(standings), strict=True)
-    ]
-    lines = align([_HEADER, *rows])
-    for each in standings:
-        if each.note:
-            lines += ["", *align([[f"{each.state}: {_run_name(each) or each.label}"]])]
-            lines += align([[f"  {each.note}"]])
-    return "\n".join(
-        [*lines, "", _counts_by_state(standings) + _unreachable_launcher_message(standings)]
-    )
+def _heading_lines(folder: Path, standings: Sequence[RunStatus]) -> list[str]:
+    """Return the numbers of runs in each state, and the overrides of all runs."""
+    states = describe_states(standings)
+    shared = " ".join(shared_overrides([each.overrides for each in standings]))
+    lines = [f"{paint(short_path(folder), 'bold')}: {states}"]
+    return lines + (wrap(shared, width(), "shared: ") if shared else [])
+
+
+def _table_lines(folder: Path, standings: Sequence[RunStatus], every: bool) -> list[str]:
+    """Return the table, reasons of failures and waiting, and the next commands."""
+    lines = render_runs(standings, fold=not every and not is_verbose())
+    is_folded = lines[-1:] != [] and lines[-1].startswith("  ...")
+    names = label_cells([s.overrides for s in standings], [s.row for s in standings])
+    noted = [pair for pair in zip(names, standings, strict=True) if pair[1].note]
+    failed = [Failed(name or each.name, each.state, each.note) for name, each in noted]
+    lines += ["", *failure_lines(failed), ""] if failed else []
+    lines += filter(None, (open_rows(folder), _unreachable_launcher_message(standings)))
+    hints = ["--live to follow"] if is_active(folder, standings) else []
+    hints += [f"`eke logs {shlex.quote(short_path(folder))}` for output"]
+    hints += [f"--all for all {len(standings)} rows"] if is_folded else []
+    return [*lines, *(paint(line, "dim") for line in wrap(", ".join(hints), width()))]
 
 
 LOOK_S, POLL_CLUSTER_S = 1.0, 15.0
@@ -229,92 +231,26 @@ LOOK_S, POLL_CLUSTER_S = 1.0, 15.0
 _SLOW_FACTOR = 10.0
 """Minimum ratio of a pause to the duration of the poll before it, for slow disks."""
 
-_STYLES = {
-    RUNNING: "cyan", Outcome.ok.name: "green", Outcome.refused.name: "dim", QUEUED: "",
-    Outcome.skipped.name: "dim", NOT_STARTED: "dim", WAITING: "",
-}  # fmt: skip
-"""State -> style. States without a style are failures."""
-
 
 def watch(folder: Path) -> int:
     """Show the progress of all runs until they end. Ctrl-C only stops the display."""
-    console = Console(file=raw_stream(sys.stdout), highlight=False, markup=False, emoji=False)
-    with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
+    from rich.live import Live
+    from rich.text import Text
+
+    screen = console(raw_stream(sys.stdout))
+    with contextlib.suppress(KeyboardInterrupt), Live(console=screen, auto_refresh=False) as live:
         while True:
             began = time.monotonic()
             standings = find_statuses(folder)
-            live.update(render_runs(standings, shutil.get_terminal_size().lines), refresh=True)
+            lines = [*_heading_lines(folder, standings), *progress_lines(standings), ""]
+            lines += render_runs(standings, max(3, screen.height - len(lines) - 3))
+            lines += _unreachable_launcher_message(standings).splitlines()
+            live.update(Text("\n").join(map(Text.from_ansi, lines)), refresh=True)
             pause = POLL_CLUSTER_S if any(each.job for each in standings) else LOOK_S
             if not (is_active(folder, standings) and has_reader()):
                 break
             time.sleep(max(pause, _SLOW_FACTOR * (time.monotonic() - began)))
     return EXIT_OK
-
-
-def render_runs(standings: Sequence[RunStatus], height: int = 24) -> RenderableType:
-    """Render a progress bar, active runs, then as many others as fit."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("state", "", "step", "loss", "a step", "left"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("overrides")  # the only column that shrinks in a narrow terminal
-    worded = zip(standings, _distinguishing_overrides(standings), strict=True)
-    ordered = sorted(worded, key=lambda pair: _importance(pair[0]))
-    room = max(3, height - 6)
-    for each, words in ordered[:room]:
-        bar = ProgressBar(total=max(each.total, 1), completed=each.step, width=10)
-        cells = map(Text, each.newest.texts(each.total))
-        label = Text(printable(words), no_wrap=True, overflow="ellipsis")
-        style = _STYLES.get(each.state, "red")
-        table.add_row(each.state, bar if each.total else "", *cells, label, style=style)
-    parts: list[RenderableType] = [_whole(standings), Text(summary_line(standings)), Text(), table]
-    if len(ordered) > room:
-        parts.append(Text(f"... and {len(ordered) - room} more", style="dim"))
-    return Group(*parts)
-
-
-def summary_line(standings: Sequence[RunStatus]) -> str:
-    """Format the number of runs in each state and the remaining time of active runs."""
-    running = (each for each in standings if each.state == RUNNING)
-    left = [s for each in running if (s := each.newest.left_s(each.total)) is not None]
-    longest = f" ({format_seconds(max(left))} left)" if left else ""
-    return _counts_by_state(standings) + longest + _unreachable_launcher_message(standings)
-
-
-def _whole(standings: Sequence[RunStatus]) -> RenderableType:
-    """Render a progress bar of finished runs and the finished parts of active runs."""
-    over = sum(not each.is_active and each.state != NOT_STARTED for each in standings)
-    parts = sum(each.step / each.total for each in standings if each.is_active and each.total)
-    line = Table.grid()  # a separate bar prints no newline
-    line.add_row(ProgressBar(total=len(standings), completed=over + parts, width=60))
-    return line
-
-
-def _importance(each: RunStatus) -> tuple[int, bool]:
-    """Return a sort key: running, failed, finished, waiting."""
-    if each.state not in _STYLES:
-        return 1, False
-    rank = {RUNNING: 0, Outcome.ok.name: 2}.get(each.state, 3)
-    return rank, rank == 3 and not each.is_active
-
-
-def _distinguishing_overrides(standings: Sequence[RunStatus]) -> list[str]:
-    """Return the overrides of each run without those common to all."""
-    return [
-        " ".join(own) for own in distinct_overrides([tuple(s.label.split()) for s in standings])
-    ]
-
-
-def _run_name(each: RunStatus) -> str:
-    """Return the name of a run's folder, "" for a configuration without run."""
-    has_none = each.state == Outcome.refused.name or each.paths.folder.name == NO_FOLDER
-    return "" if has_none else each.paths.folder.name
-
-
-def _counts_by_state(standings: Sequence[RunStatus]) -> str:
-    """Format the total number of runs and the number in each state: `3 runs: 2 ok, 1 running`."""
-    counts = Counter(each.state for each in standings)
-    total = ", ".join(f"{count} {state}" for state, count in counts.most_common())
-    return f"{format_number(len(standings), 'run')}: {total}"
 
 
 def _unreachable_launcher_message(standings: Sequence[RunStatus]) -> str:
@@ -324,23 +260,26 @@ def _unreachable_launcher_message(standings: Sequence[RunStatus]) -> str:
         return ""
     first = next(iter(silent.values()))
     return (
-        f"\n{first.launcher} does not answer: {first.silent}\n"
+        f"{first.launcher} does not answer: {first.silent}\n"
         f"unknown: the jobs of {format_number(len(silent), 'run')}. All else is read from files"
     )
 
 
 def logs(options: argparse.Namespace) -> int:
     """Print the last log lines of one run, or of the running and failed runs."""
-    folder = user_path(options.folder)
+    folder = find_folder(options.folder)
     standings = find_statuses(folder)
     several = len(standings) > 1
-    shown = (
-        [s for s in standings if s.state in (*_RETRYABLE_OUTCOMES, RUNNING)]
-        if several
-        else standings
-    )
+    shown = [s for s in standings if s.state in (*RETRYABLE, RUNNING)] if several else standings
+    if options.json:
+        found = [
+            {"folder": str(s.paths.folder), "state": s.state, "log": str(_log_of(s.paths)),
+             "lines": _last_lines(_log_of(s.paths), options.lines)} for s in shown
+        ]  # fmt: skip
+        write_line(json.dumps(found, indent=2))
+        return EXIT_OK
     if not shown:
-        sys.stdout.write("no run is running or has failed\n")
+        write_line("no run is running or has failed")
     # Output from now on is new, also of runs that start later.
     tails = {each.paths.folder: Tail(each.paths.log) for each in standings}
     for each in shown:
@@ -399,7 +338,7 @@ def _last_lines(log: Path, count: int) -> list[str]:
 
 def _cancel(options: argparse.Namespace) -> int:
     """Ask queued and running runs to save and end, and keep waiting runs from starting."""
-    folder = user_path(options.folder)
+    folder = find_folder(options.folder)
     # Several runs of a sweep may share a folder.
     found = {s.paths.folder: s for s in find_statuses(folder)}
     active = [s for s in found.values() if s.is_active]
@@ -432,7 +371,9 @@ def _cancel(options: argparse.Namespace) -> int:
         gone = [s for s in found.values() if s.launcher and s.state in (NOT_STARTED, INTERRUPTED)]
         lost = f", the jobs of {format_number(len(gone), 'run')} are gone" if gone else ""
         said = [f"no run is queued or running{lost}"]
-    write_line("\n".join(line for line in (", ".join(said), *refused) if line))
+    result = {"asked": [*map(str, sorted(asked))], "waiting": waiting, "not_stopped": refused}
+    text = "\n".join(line for line in (", ".join(said), *refused) if line)
+    write_line(json.dumps(result, indent=2) if options.json else text)
     return EXIT_FAILED if refused else EXIT_OK
 
 

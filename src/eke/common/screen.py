@@ -130,20 +130,22 @@ def row(name: str, text: str, at: int, columns: int, style: str = "") -> list[st
     return [shown, *wrap(text, columns, " " * min(at, columns // 3))]
 
 
-def console(stream: TextIO | None = None) -> "Console":
-    """Return a rich console of this width and these colours, without markup and highlighting.
-
-    In a pipe, lines are as wide as their tables need.
-    """
-    from rich.console import Console
-
+def table_width(stream: TextIO | None = None) -> int:
+    """Return the columns of tables: `width`, but in a pipe rows are as long as they need."""
     stream = stream or sys.stdout
     try:
         is_terminal = stream.isatty()
     except ValueError:
         is_terminal = False
+    return width(stream) if is_terminal or "COLUMNS" in os.environ else 10_000
+
+
+def console(stream: TextIO | None = None) -> "Console":
+    """Return a rich console of `table_width` and these colours, without markup and highlighting."""
+    from rich.console import Console
+
+    stream = stream or sys.stdout
     return Console(
-        file=stream, width=width(stream) if is_terminal or "COLUMNS" in os.environ else 10_000,
-        force_terminal=has_color(stream) or None, no_color=not has_color(stream), markup=False,
-        highlight=False, emoji=False, soft_wrap=False,
+        file=stream, width=table_width(stream), force_terminal=has_color(stream) or None,
+        no_color=not has_color(stream), markup=False, highlight=False, emoji=False, soft_wrap=False,
     )  # fmt: skip

@@ -153,7 +153,7 @@ class _Fitting:
     def _run(self, jobs: list[Job]) -> None:
         command = ("fit", *self.request.command)
         file = SweepFile(self.paths, command, self.cells, "fit")
-        with open_board(len(jobs)) as board:
+        with open_board(file) as board:
             books = SweepState(jobs, board, file, self.launcher.place_of)
             started = self.launcher.start(books, self.paths, self.paths.folder.name)
             refused = [j for j in jobs if j.outcome is Outcome.crashed and j.record is None]

@@ -22,6 +22,7 @@ from eke.config.schema import Config, PretrainedModel
 from eke.data.preparation.untrusted import LoadError, reading
 from eke.plan.planner import MODEL, Plan, change_of, read_plan
 from eke.plan.record import Outcome, Record, no_runs, read_record
+from eke.plan.record.find_folder import find_folder
 from eke.results.card import CARD, render_card
 
 ADAPTER = "adapter_"
@@ -74,8 +75,8 @@ def _unmerged(record: Record, adapted: bool, merge: bool) -> list[str]:
 
 
 def find_run(run: str, command: str = "export", rest: str = "DIR") -> RunPaths:
-    """Return the run of a folder, or of an id in the default folder of runs."""
-    places = [RunPaths(user_path(run)), RunPaths(user_path(Config().paths.runs) / run)]
+    """Return the run of a folder, or of an id or its beginning in the default folder of runs."""
+    places = [RunPaths(find_folder(run, "RUN")), RunPaths(user_path(Config().paths.runs) / run)]
     found = [paths for paths in places if paths.is_run]
     if SweepPaths(places[0].folder).sweep.exists():
         fix = Fix(remark=f"eke status {shlex.quote(run)} names its runs")

@@ -9,6 +9,7 @@ from typing import Any
 
 from eke.common.errors import Fix, Problem
 from eke.common.files import read_json
+from eke.common.screen import width, wrap
 from eke.common.text import format_number, format_seconds
 from eke.config.compose import Composed
 from eke.config.schema import Sweep
@@ -17,7 +18,7 @@ from eke.config.schema.fields import Affects
 from eke.config.schema.resources import Seeds
 from eke.estimate.time import StepTime, Unknown, sum_line
 from eke.launch.processes.sweep import Job, SweepFile, SweepRun
-from eke.plan.record import EXIT_RESUMABLE, Outcome
+from eke.plan.record import Outcome
 from eke.results.report.compare.comparison import find_families
 from eke.results.report.compare.keys import affects
 from eke.results.report.compare.load_records import (
@@ -209,27 +210,25 @@ class Rounds:
         self._ended_by = [f"sweep.budget={budget:g} is too small for another round"]
         return True
 
-    def show_outcome(self, code: int) -> int:
-        """Print decisions and open configurations. Return `code` if the sweep has ended."""
-        code = code if self.is_over else EXIT_RESUMABLE
+    def outcome_lines(self) -> list[str]:
+        """Return decisions and open configurations."""
         baselines = {row.baseline for row in self._rows.values()}
         rows = {key: row for key, row in self._rows.items() if key not in baselines}
         if not rows:
-            return code
+            return []
         decided = sum(row.state.is_decided for row in rows.values())
         number, runs, most = len({*self._keys.values()}), len(self.jobs), self._rule.max_repeats
         took = sum(map(_seconds, self.jobs))
-        print_once(
-            f"  {decided} of {len(rows)} decided after {runs / number:.1f} repeats on average "
+        text = (
+            f"{decided} of {len(rows)} decided after {runs / number:.1f} repeats on average "
             f"({format_number(runs, 'run')}, {format_seconds(took)}; {most} repeats of all: "
             f"{most * number} runs, about {format_seconds(took / runs * most * number)})."
         )
         left = [self._open(k, r) for k, r in rows.items() if r.state in (State.open, State.futile)]
         failed = [row.name for row in rows.values() if row.state is State.failed]
-        for name, found in (("Open", left), ("Failed", failed), ("Ended", self._ended_by)):
-            if found:
-                print_once(f"  {name}: {'; '.join(found)}.")
-        return code
+        parts = (("Open", left), ("Failed", failed), ("Ended", self._ended_by))
+        texts = [text, *(f"{name}: {'; '.join(found)}." for name, found in parts if found)]
+        return [line for text in texts for line in wrap(text, width(), "  ", "  ")]
 
     def _open(self, key: RunKey, row: RowDecision) -> str:
         """Return an open configuration with its interval, and the repeats that would decide it."""
@@ -253,7 +252,5 @@ def _name(job: Job) -> str:
 
 def _seconds(job: Job, of_devices: bool = False) -> float:
     """Return the seconds of a run by its record, or the sum over its devices."""
-    times = job.record.timing if job.record else None
-    parts = (times.startup_s, times.train_s, times.eval_s, times.checkpoint_s) if times else ()
-    whole = sum(each or 0.0 for each in parts)
+    whole = job.record.timing.whole_s if job.record else 0.0
     return whole * num_devices(job.record) if of_devices and job.record else whole

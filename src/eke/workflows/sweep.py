@@ -2,16 +2,22 @@
 
 import json
 import shlex
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
+from eke.common.masking import masked
+from eke.common.output import write_line
 from eke.common.paths import short_path
 from eke.common.plugins import LAUNCHERS, plugin_names
-from eke.common.process_env import leave_tracked_run
+from eke.common.process_env import is_first, leave_tracked_run
+from eke.common.screen import is_quiet, is_verbose, paint, width, wrap
 from eke.common.text import align, format_bytes, format_number, format_seconds
 from eke.config.compose import Arguments, launcher_of
 from eke.config.schema import Config, Sweep
@@ -25,6 +31,7 @@ from eke.launch.processes.follow import watching
 from eke.launch.processes.progress_table import open_board
 from eke.launch.processes.run_dir import RunFolder
 from eke.launch.processes.sweep import (
+    RETRYABLE,
     Job,
     SweepFile,
     SweepRun,
@@ -36,7 +43,15 @@ from eke.launch.processes.sweep import (
 from eke.launch.processes.sweep_scheduler import Rerun, SweepState, rerun_reasons, smallest_first
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
-from eke.results.report import PlanningLine, label_cells, render_cells
+from eke.results.report import PlanningLine, describe_factors, label_cells, shared_overrides
+from eke.results.report.sweep_result import (
+    Failed,
+    SweepCellResult,
+    failure_lines,
+    means_over_repeats,
+    outcome_line,
+    result_table,
+)
 from eke.workflows import print_once
 from eke.workflows.planning import (
     SIZE,
@@ -82,12 +97,13 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
         return print_once(json.dumps(_plain_plan(cells, jobs, launcher, settings), indent=2))
     shown = cells[: len(first_round.cells)]
     num_same = sum(number < len(shown) for number in duplicates)
-    print_once(f"sweep {identity}: {describe_sweep(shown, num_same, first_round)}")
     unused = launcher.unused(arguments.overrides)
     unused += sorted(filter(None, {switched_off_tracker(each) for each in composed}))
     said = {text for plan in plans if plan for text in plan.warnings}
-    for text in unused + sorted(text for text in said if text.startswith(f"{SIZE}=")):
-        print_once(f"  warning: {text}")
+    warnings = [*first_round.warnings, *unused]
+    warnings += sorted(text for text in said if text.startswith(f"{SIZE}="))
+    head = f"sweep {identity}: {describe_sweep(shown, num_same, first_round)}"
+    _show_head(head, shown, warnings, sys.stdout if planning else sys.stderr)
     first = composed[0].config
     paths = sweep_paths(first.paths.runs, identity)
     if planning:
@@ -96,6 +112,8 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
             print_once("\n" + preview)
         return EXIT_OK
     _check_strict(shown, first_round)
+    if is_verbose() and not as_json:
+        _show_plan(cells, labels, jobs, launcher, settings)
     options = arguments.config_dir  # the command is valid from any working directory
     words = ("--config-dir", str(options.absolute())) if options else ()
     command = ("-m", *words, *arguments.overrides)
@@ -103,7 +121,9 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     file = SweepFile(paths, command, shown, "" if name == "none" else name)
     ordered = smallest_first(jobs, _bytes_at_risk)
     auto = Rounds(file, cells, ordered, settings) if settings.is_auto else None
-    return run_planned_sweep(file, ordered, identity, launcher, first.launcher.detach, auto)
+    return run_planned_sweep(
+        file, ordered, identity, launcher, first.launcher.detach, auto, as_json
+    )
 
 
 def _forecasts(jobs: Sequence[Job]) -> dict[int, tuple[Forecast, StepTime | Unknown]]:
@@ -224,19 +244,20 @@ def run_planned_sweep(
     launcher: Launcher,
     detach: bool,
     auto: Rounds | None = None,
+    as_json: bool = False,
 ) -> int:
     """Start a sweep or its rounds, wait unless it is detached, and return its exit code."""
+    began = time.monotonic()
     stop_tracing()  # its processes would take memory from the runs
     if len(jobs) > 1:
         leave_tracked_run()
-    with open_board(len(file.cells)) as board, watching(file.paths):
+    with open_board(file) as board, watching(file.paths):
         rerun = Rerun(file.paths, jobs)
         if rerun.goes_on:
             anew = f"To start over: rm {shlex.quote(str(file.paths.rerun))}"
             board.note(f"rerun=true continues after the interruption. {anew}")
         place_of = partial(launcher.place_of, old=rerun.old)
         for batch in auto or [jobs]:
-            board.total = len(file.cells)
             started = launcher.start(SweepState(batch, board, file, place_of), file.paths, identity)
             if _is_interrupted(started, launcher, detach):
                 break
@@ -244,9 +265,11 @@ def run_planned_sweep(
             rerun.jobs = [job for job in rerun.jobs if job in auto.jobs]
         rerun.end()
     if not started.goes_on():
-        code = _show_outcome(file, auto.jobs if auto else jobs)
-        code = auto.show_outcome(code) if auto else code
-        print_once(f"\nnext: eke report {shlex.quote(short_path(file.paths.folder))}")
+        told = auto.outcome_lines() if auto else []
+        code = sweep_exit_code(file.cells) if not auto or auto.is_over else EXIT_RESUMABLE
+        result = _plain_outcome if as_json else _outcome_lines
+        lines = result(file, auto.jobs if auto else jobs, told, code, time.monotonic() - began)
+        print_once("\n".join(lines))
         return code
     folder, left = shlex.quote(str(file.paths.folder)), started.not_started()
     if left:
@@ -276,17 +299,50 @@ def _is_interrupted(started: StartedSweep, launcher: Launcher, detach: bool) -> 
     return started.goes_on()
 
 
-def _show_outcome(file: SweepFile, jobs: Sequence[Job]) -> int:
-    """Print the outcomes of the runs, and return the sweep's exit code."""
+def _results(file: SweepFile, jobs: Sequence[Job]) -> list[SweepCellResult]:
+    """Return the cells, each with the record of its run."""
     records = {number: job.record for job in jobs for number in job.cells}
-    shown = [
-        (cell.overrides, cell.outcome, cell.reason, records.get(number))
+    return [
+        SweepCellResult(cell.overrides, cell.row, cell.outcome, records.get(number))
         for number, cell in enumerate(file.cells)
     ]
-    rows = [cell.row for cell in file.cells]
-    behind = f" is not up to date: {file.problem}" if file.problem else ""
-    print_once(f"\n{render_cells(shown, rows)}\n\n  {file.paths.sweep}{behind}")
-    return sweep_exit_code(file.cells)
+
+
+def _outcome_lines(
+    file: SweepFile, jobs: Sequence[Job], told: Sequence[str], code: int, seconds: float
+) -> list[str]:
+    """Return failures, the means over repeats, the decisions of the rounds and the next command."""
+    results = _results(file, jobs)
+    names = label_cells([cell.overrides for cell in file.cells], [cell.row for cell in file.cells])
+    failed = []
+    for cell, result, name in zip(file.cells, results, names, strict=True):
+        advice = [*result.record.memory.advice] if result.record else []
+        logs = f"eke logs {shlex.quote(short_path(Path(cell.folder)))}" if result.record else ""
+        if cell.reason:
+            failed.append(Failed(name, cell.outcome, cell.reason, advice[0] if advice else logs))
+    lines = [outcome_line([cell.outcome for cell in file.cells], seconds), ""]
+    lines += [*failure_lines(failed), ""] if failed else []
+    lines += [*table, ""] if (table := result_table(means_over_repeats(results))) else []
+    lines += [*told, ""] if told else []
+    if file.problem:
+        lines += wrap(f"{file.paths.sweep} is not up to date: {file.problem}", width(), "warning: ")
+    where = shlex.quote(short_path(file.paths.folder))
+    lines += ["interrupted: repeat the command to continue"] * (code == EXIT_RESUMABLE)
+    lines += [f"next: eke report {where}"]
+    again = any(cell.outcome in RETRYABLE for cell in file.cells)
+    return lines + ([f"      eke retry {where}"] if again else [])
+
+
+def _plain_outcome(
+    file: SweepFile, jobs: Sequence[Job], told: Sequence[str], code: int, seconds: float
+) -> list[str]:
+    """Return the result of the sweep as JSON. Arguments as in `_outcome_lines`."""
+    content = {
+        "sweep": str(file.paths.folder), "exit_code": code, "seconds": seconds,
+        "runs": [asdict(cell) for cell in file.cells],
+        "means": means_over_repeats(_results(file, jobs)), "rounds": [*told],
+    }  # fmt: skip
+    return [json.dumps(masked(content), indent=2)]
 
 
 def make_jobs(
@@ -359,8 +415,19 @@ def _check_strict(cells: Sequence[SweepRun], expanded: Expanded) -> None:
         raise ConfigError([*refused[:-1], replace(refused[-1], fix=fix)])
 
 
+def _show_head(text: str, cells: Sequence[SweepRun], warnings: Sequence[str], to: TextIO) -> None:
+    """Print the numbers of runs, the overrides of all of them, and warnings."""
+    shared = " ".join(shared_overrides([cell.overrides for cell in cells])) if cells else ""
+    lines = [] if is_quiet() else wrap(text, width(to))
+    lines += wrap(shared, width(to), "shared: ") if shared and not is_quiet() else []
+    for warning in warnings:
+        lines += wrap(warning, width(to), f"{paint('warning', 'yellow', to)}: ")
+    if is_first() and lines:
+        write_line("\n".join(lines), to)
+
+
 def describe_sweep(cells: Sequence[SweepRun], num_duplicates: int, expanded: Expanded) -> str:
-    """Return the numbers of cells, rejected, equal and excluded cells, with reasons."""
+    """Return the numbers of runs, factors, and rejected, equal and excluded runs, with reasons."""
     outcomes = Counter(cell.outcome for cell in cells)
     numbers = {
         "refused": outcomes[Outcome.refused.name],
@@ -369,5 +436,6 @@ def describe_sweep(cells: Sequence[SweepRun], num_duplicates: int, expanded: Exp
         **{f"excluded by {clause}": n for clause, n in expanded.excluded.items()},
     }
     parts = [f"{number} {text}" for text, number in numbers.items() if number]
-    first = ", ".join([format_number(len(cells), "cell"), *parts])
-    return "\n  ".join([first, *(f"warning: {text}" for text in expanded.warnings)])
+    return ", ".join(
+        [describe_factors([c.overrides for c in cells], [c.row for c in cells]), *parts]
+    )

@@ -9,7 +9,7 @@ from support import environment
 
 from eke import cli
 from eke.cli import run_commands
-from eke.launch.processes.status import RunStatus
+from eke.launch.processes.runs_table import RunStatus
 from eke.launch.slurm.submission_file import JobEntry, write_ticket
 
 # --- status ---------------------------------------------------------------------------------------

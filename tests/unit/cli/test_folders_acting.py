@@ -16,7 +16,7 @@ from eke.cli import run_commands
 from eke.common.errors import EkeError
 from eke.common.files import try_lock
 from eke.common.paths import RunPaths, SweepPaths
-from eke.launch.processes.status import RunStatus
+from eke.launch.processes.runs_table import RunStatus
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
 from eke.plan.record import read_record, start_attempt, write_record

@@ -1,25 +1,27 @@
-"""`eke status --live`: what is shown, and when it ends."""
+"""Table of a sweep's runs: `eke status`, its live view, and when that ends."""
 
 import io
+import re
 from pathlib import Path
 
-from rich.console import Console
+import pytest
 
 from eke.cli import main, run_commands
-from eke.cli.run_commands import render_runs, summary_line, watch
+from eke.cli.run_commands import watch
 from eke.common.paths import RunPaths
-from eke.launch.processes.status import RunStatus
+from eke.common.screen import plain
+from eke.launch.processes.runs_table import RunStatus, progress_lines, render_runs
 
 
 def standing(name, state, step=0, **more):
-    label = f"-m precision=bf16 seed={name}"
-    return RunStatus(RunPaths(Path(name)), label, state, step, 100, **more)
+    words = ("precision=bf16", f"seed={name}")
+    return RunStatus(
+        RunPaths(Path(name)), " ".join(words), state, step, 100, overrides=words, **more
+    )
 
 
-def shown(standings, height=24, width=120):
-    stream = io.StringIO()
-    Console(file=stream, width=width).print(render_runs(standings, height))
-    return stream.getvalue()
+def shown(standings, live=20, fold=True):
+    return "\n".join(render_runs(standings, live, fold, io.StringIO()))
 
 
 RUNS = [
@@ -31,34 +33,63 @@ RUNS = [
 ]
 
 
-def test_running_runs_are_listed_first():
-    lines = [line for line in shown(RUNS).splitlines() if "seed=" in line]
-    assert [line.split()[0] for line in lines] == ["running", "running", "oom", "ok", "not"]
-    assert "40/100" in lines[0]
-    assert "2.5000" in lines[0]
-    assert "500 ms" in lines[0]
-    assert "30 s" in lines[0]
-    assert "precision=bf16" not in lines[0], "what all have says nothing"
+def test_running_and_failed_runs_are_listed_first():
+    header, *lines = shown(RUNS).splitlines()
+    assert header.split() == ["seed", "step", "loss", "ms/step", "left"]
+    assert [line.split(maxsplit=1)[0] for line in lines] == ["2", "5", "3", "1", "4"]
+    assert lines[0].split() == ["2", "40/100", "2.5000", "500", "30", "s"]
+    assert [line.split(maxsplit=1)[1] for line in lines[2:]] == ["oom", "ok", "not started"]
 
 
-def test_summary_line_counts_runs_and_gives_time_left():
-    assert summary_line(RUNS) == ("5 runs: 2 running, 1 ok, 1 oom, 1 not started (30 s left)")
+def test_progress_counts_failures_first_and_adds_the_time_left():
+    (line,) = progress_lines(RUNS, 5.0, io.StringIO())
+    assert re.fullmatch(r"━+─+  1 oom, 1 ok, 2 running, 1 not started   5 s, 30 s left", line)
+
+
+def test_time_left_is_that_of_waiting_runs_on_the_used_devices():
+    done = standing("1", "ok", 100, lasted_s=20.0)
+    waiting = [standing(str(n), "waiting") for n in (3, 4, 5)]
+    (line,) = progress_lines([done, RUNS[1], *waiting], stream=io.StringIO())
+    assert line.endswith("   1 m 30 s left"), "30 s and three times 20 s on one device"
 
 
 def test_small_window_shows_running_runs_and_counts_the_others():
-    text = shown(RUNS, height=9)
-    assert "... and 2 more" in text
-    assert text.count("running") == 3
+    text = shown(RUNS, live=3)
+    assert [line.split()[0] for line in text.splitlines()] == ["seed", "2", "5", "3", "..."]
+    assert text.endswith("1 ok, 1 not started")
 
 
-def test_narrow_terminal_shortens_only_overrides():
-    long = standing(" ".join("abcdefgh" * 2), "running", 40, loss=2.5, step_s=95.0)
-    whole, counted, *_, row = shown([long], width=80).splitlines()
-    assert set(whole.strip()) <= set("━╸╺ "), "a bar has its own line"
-    assert counted.startswith("1 run: 1 running (1 h 35 m left)")
-    assert "40/100  2.5000  1 m 35 s  1 h 35 m" in row
-    assert row.count("…") == 1
-    assert row.rstrip().endswith("…")
+def test_finished_runs_fold_after_ten():
+    many = [standing(str(n), "ok", 100) for n in range(12)] + [standing("a", "oom")]
+    lines = shown(many, live=0).splitlines()
+    assert len(lines) == 1 + 1 + 10 + 1
+    assert lines[1].split()[:2] == ["a", "a"], "the failed run is first"
+    assert lines[-1].split() == ["...", "and", "2", "ok"]
+    assert len(shown(many, live=0, fold=False).splitlines()) == 14
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120, 200])
+@pytest.mark.parametrize("live", [0, 9], ids=["folder", "live"])
+def test_no_line_is_wider_than_the_terminal(columns, live, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    long = [
+        RunStatus(RunPaths(Path(f"{n}" * 16)), "", "running", 40, 1000, 2.5, step_s=95.0,
+                  where=f"job 12345_{n}: AssocGrpGRES", job="1", overrides=(
+                      f"data.path=/data/{'very' * 20}/{n}.jsonl", f"optimizer={'x' * n}adamw"))
+        for n in range(4)
+    ]  # fmt: skip
+    stream = io.StringIO()
+    lines = render_runs(long, live, stream=stream) + progress_lines(long, 5.0, stream)
+    assert max(map(len, lines)) <= columns
+    assert all("0/1000"[1:] in line for line in lines[1:5]), "a number is never cut"
+    assert sum("…" in line for line in lines) >= 4
+    assert all(f"{n}.jsonl" in lines[n + 1] for n in range(4)) or columns == 40
+
+
+def test_rows_are_unbroken_in_a_pipe(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    long = [standing("x" * 300, "ok"), standing("y", "ok")]
+    assert "x" * 300 in shown(long)
 
 
 def test_live_status_ends_with_the_last_active_run(monkeypatch, capsys):
@@ -76,9 +107,10 @@ def test_live_status_ends_with_the_last_active_run(monkeypatch, capsys):
     monkeypatch.setattr(run_commands.time, "sleep", waited.append)
     assert watch(Path("runs")) == 0
     assert len(waited) == 2
-    assert "2 runs: 1 ok, 1 crashed" in capsys.readouterr().out
+    assert "runs: 1 crashed, 1 ok" in plain(capsys.readouterr().out)
 
 
-def test_json_and_live_are_exclusive(tmp_path, capsys):
-    assert main(["status", "--live", "--json", str(tmp_path)]) == 2
+@pytest.mark.parametrize("typed", [["status", "--live"], ["logs", "-f"]], ids=" ".join)
+def test_json_and_live_views_are_exclusive(typed, tmp_path, capsys):
+    assert main([*typed, "--json", str(tmp_path)]) == 2
     assert "wrong_argument" in capsys.readouterr().out

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,17 @@ from eke.common.errors import ConfigError, EkeError
 from eke.common.files import is_locked, read_json, read_text
 from eke.common.paths import RunPaths, SweepPaths
 from eke.launch.interface import JobStatus, job_statuses
-from eke.launch.processes.follow import NewestStep, as_number, newest_step, watchers_in, watchers_of
+from eke.launch.processes.follow import newest_step, watchers_in, watchers_of
+from eke.launch.processes.runs_table import (
+    INTERRUPTED,
+    NO_FOLDER,
+    NOT_STARTED,
+    QUEUED,
+    RUNNING,
+    WAITING,
+    RunStatus,
+    progress_of,
+)
 from eke.plan.record import (
     RECORD_LIMIT,
     NoRecord,
@@ -23,58 +33,11 @@ from eke.plan.record import (
     read_record,
 )
 
-RUNNING, QUEUED, NOT_STARTED, INTERRUPTED = "running", "queued", "not started", "interrupted"
-"""States of a run without an outcome. Outcomes that are not final are further states."""
-
-WAITING = "waiting"
-"""State of a run that its sweep's process will start."""
-
 _UNKNOWN = "unknown"
 """State of a run whose job may wait or run while its launcher does not answer."""
 
-_ACTIVE = (RUNNING, QUEUED, WAITING)
-"""States of runs that are running or will start without user action."""
-
-NO_FOLDER = "refused"
-"""Placeholder for the folder name of a job without a folder."""
-
 UNREADABLE = "unreadable"
 """State of a run with an unreadable record. Sweeps skip such a run."""
-
-
-@dataclass(frozen=True)
-class RunStatus:
-    """Current state of one run. `launcher`, `job` and `silent` as in `JobStatus`."""
-
-    paths: RunPaths
-    label: str
-    state: str
-    """Name of an outcome, or one of the states above."""
-    step: int = 0
-    total: int = 0
-    """Completed and planned steps. 0 before planning."""
-    loss: float | None = None
-    """Loss of the newest training step, or the record's if the run has ended."""
-    where: str = ""
-    """Job or process of the run, for display."""
-    note: str = ""
-    """Why it failed, or its reason for waiting."""
-    launcher: str = ""
-    job: str = ""
-    """Empty unless the run waits or runs."""
-    silent: str = ""
-    step_s: float | None = None
-    """Seconds of the newest step of a running run."""
-
-    @property
-    def newest(self) -> NewestStep:
-        """Newest training step."""
-        return NewestStep(self.step, self.loss, self.step_s)
-
-    @property
-    def is_active(self) -> bool:
-        """True if the run is running or will start without user action."""
-        return self.state in _ACTIVE
 
 
 def find_statuses(folder: Path) -> list[RunStatus]:
@@ -86,10 +49,11 @@ def find_statuses(folder: Path) -> list[RunStatus]:
     jobs = job_statuses(paths for paths, _, _ in found)
     goes_on = bool(watchers_of(SweepPaths(folder)))
     standings = []
-    for paths, cell, label in found:
+    for paths, cell, words in found:
         launcher, job = jobs.get(paths.folder, ("", JobStatus("")))
-        standing = _run_status(paths, cell, label, job, goes_on)
-        standings.append(replace(standing, launcher=launcher))
+        standing = _run_status(paths, cell, " ".join(words), job, goes_on)
+        row = str(cell.get("row", ""))
+        standings.append(replace(standing, launcher=launcher, overrides=words, row=row))
     return standings
 
 
@@ -156,18 +120,18 @@ def _holder(paths: RunPaths) -> str:
     return f"process {attempts[-1].get('pid')} on {attempts[-1].get('host')}"
 
 
-def _runs_of(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any], str]]:
+def _runs_of(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any], tuple[str, ...]]]:
     sweep = SweepPaths(folder)
     if sweep.sweep.exists():
         try:
             cells = read_json(sweep.sweep)["cells"]
             names = [cell.get("folder") or cell.get("run_id") or NO_FOLDER for cell in cells]
-            labels = [" ".join(cell["overrides"]) for cell in cells]
+            words = [tuple(map(str, cell["overrides"])) for cell in cells]
             # Siblings of the sweep's folder, also after both were moved.
             places = [RunPaths(folder.parent / Path(name).name) for name in names]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise EkeError(f"{sweep.sweep}: not a readable sweep ({error})") from error
-        yield from zip(places, cells, labels, strict=True)
+        yield from zip(places, cells, words, strict=True)
         return
     folders = [folder]
     if not RunPaths(folder).plan.exists():
@@ -176,7 +140,7 @@ def _runs_of(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any], str]]:
             for path in (Path(entry.path) for entry in entries if entry.is_dir()):
                 folders += [path] if RunPaths(path).plan.exists() else []
     for paths in map(RunPaths, sorted(folders)):
-        yield paths, {}, _overrides(paths)
+        yield paths, {}, tuple(_overrides(paths).split())
 
 
 def _overrides(paths: RunPaths) -> str:
@@ -197,11 +161,9 @@ def _recorded(paths: RunPaths, label: str) -> tuple[RunStatus, str]:
         damage = str(error)
     if record is None:
         return RunStatus(paths, label, ""), damage
-    total = _steps_of(record.plan)
-    note = record.failure.message if record.failure else ""
-    loss = as_number(record.loss.train_final)
-    outcome, done = record.outcome, record.steps_done
-    return RunStatus(paths, label, outcome, done, total, loss, note=note), damage
+    note, total = record.failure.message if record.failure else "", _steps_of(record.plan)
+    known = RunStatus(paths, label, record.outcome, total=total, note=note)
+    return replace(known, **progress_of(record)), damage
 
 
 def _planned_steps(paths: RunPaths) -> int:

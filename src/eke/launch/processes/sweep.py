@@ -32,6 +32,9 @@ MAX_CRASHES = 2
 MAX_INTERRUPTIONS = 5
 """Number of external stops in a row without progress after which a run is not started again."""
 
+RETRYABLE = (Outcome.oom.name, Outcome.diverged.name, Outcome.crashed.name)
+"""Outcomes that `eke retry` reruns."""
+
 CHANGED = "as_planned"
 """Rule of a run rejected by its worker because its input or software changed after planning."""
 

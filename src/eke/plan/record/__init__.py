@@ -131,6 +131,12 @@ class Timing:
     phases: dict[str, Spread] = field(default_factory=dict)
     """Seconds per step by phase: `between` (after the previous step), `data`, `forward`, ..."""
 
+    @property
+    def whole_s(self) -> float:
+        """Seconds of the known parts, from the start of the worker to its end."""
+        parts = (self.startup_s, self.train_s, self.eval_s, self.checkpoint_s)
+        return sum(each or 0.0 for each in parts)
+
 
 @dataclass
 class Throughput:

@@ -1,3 +1,9 @@
 """Reports of records; imports neither torch nor Hydra."""
 
-from eke.results.report.summary import PlanningLine, label_cells, render_cells, render_summary
+from eke.results.report.summary import (
+    PlanningLine,
+    describe_factors,
+    label_cells,
+    render_summary,
+    shared_overrides,
+)

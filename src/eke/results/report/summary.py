@@ -1,16 +1,17 @@
-"""Summary of a finished run, table of a sweep's runs, and the planning progress line.
+"""Summary of a finished run, names of a sweep's runs, and the planning progress line.
 
 Lines without a measured number are omitted.
 """
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 from eke.common.output import raw_stream
+from eke.common.table import Column
 from eke.common.text import (
-    align,
     format_bytes,
     format_count,
     format_flops,
@@ -18,7 +19,6 @@ from eke.common.text import (
     format_seconds,
 )
 from eke.plan.record import Outcome, Record
-from eke.results.trackers.tracker import summary_values
 
 _Line = tuple[str, str, str]
 """Quantity, value and explanation."""
@@ -199,23 +199,6 @@ def _technique_lines(seen: dict[str, Any], compile_s: float | None) -> Iterator[
         yield "compiled", f"{compiler['graphs']} graphs", counts
 
 
-_HEADER = ("outcome", "samples/s", "step", "peak memory", "eval loss", "what differs")
-
-_CellResult = tuple[tuple[str, ...], str, str, Record | None]
-"""Overrides, outcome, reason of the failure, and record of a sweep's run."""
-
-
-def render_cells(cells: Sequence[_CellResult], names: Sequence[str] = ()) -> str:
-    """Return one line per run, named by `names` of rows, then failures."""
-    labels = label_cells([overrides for overrides, *_ in cells], names)
-    pairs = list(zip(cells, labels, strict=True))
-    rows = [_row(outcome, record, label) for (_, outcome, _, record), label in pairs]
-    lines = align([_HEADER, *rows])
-    for (_, outcome, reason, _), label in pairs:
-        lines += ["", f"{outcome}: {label}", f"  {reason}"] if reason else []
-    return "\n".join(lines)
-
-
 def label_cells(overrides: Sequence[tuple[str, ...]], names: Sequence[str] = ()) -> list[str]:
     """Return a short label of each run: its row, if any, and the differing overrides."""
     labels = [" ".join(label) for label in distinct_overrides(overrides)]
@@ -233,19 +216,44 @@ def distinct_overrides(overrides: Sequence[tuple[str, ...]]) -> list[tuple[str, 
     return [tuple(o for o in cell if o not in shared) for cell in overrides]
 
 
-_COLUMNS: dict[str, Callable[[Any], str]] = {
-    "samples_per_s": "{:.2f}".format,
-    "steady_step_s": format_seconds,
-    "peak_allocated_bytes": format_bytes,
-    "eval_final": "{:.4f}".format,
-}
-"""Number of a run -> its text."""
+_MAX_FACTORS = 5
+"""Number of differing keys up to which each has a column."""
 
 
-def _row(outcome: str, record: Record | None, label: str) -> tuple[str, ...]:
-    values = summary_values(record) if record else {}
-    numbers = [text(values[key]) if key in values else "" for key, text in _COLUMNS.items()]
-    return (outcome or "not run", *numbers, label)
+def shared_overrides(overrides: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return the overrides of all runs, in order."""
+    return [text for text in next(iter(overrides), ()) if all(text in each for each in overrides)]
+
+
+def factor_columns(overrides: Sequence[tuple[str, ...]], rows: Sequence[str]) -> list[Column]:
+    """Return columns that name runs: rows of the sweep, and keys that differ."""
+    shared, count = set(shared_overrides(overrides)), len(overrides)
+    runs = [
+        dict(text.lstrip("+").partition("=")[::2] for text in each if text not in shared)
+        for each in overrides
+    ]
+    keys = dict.fromkeys(key for run in runs for key in run)
+    factors = {key: [run.get(key, "") for run in runs] for key in keys}
+    if any(rows):  # what a row sets is not repeated
+        pairs = {key: set(zip(rows, cells, strict=True)) for key, cells in factors.items()}
+        factors = {key: cells for key, cells in factors.items() if len(pairs[key]) > len({*rows})}
+    if len(factors) > _MAX_FACTORS:
+        texts = [[f"{key}={cells[n]}" for key, cells in factors.items()] for n in range(count)]
+        factors = {"configuration": [" ".join(t for t in each if t[-1] != "=") for each in texts]}
+    named = {"row": [*rows]} if any(rows) else {}
+    return [Column(key, cells) for key, cells in (named | factors).items()]
+
+
+_COUNTED = ("row", "repeat", "seed")
+"""Factors whose plural is shown."""
+
+
+def describe_factors(overrides: Sequence[tuple[str, ...]], rows: Sequence[str]) -> str:
+    """Return the number of runs and the factors: `8 runs (2 optimizer x 4 seeds)`."""
+    sizes = {column.title: len(set(column.cells)) for column in factor_columns(overrides, rows)}
+    parts = [f"{size} {name}{'s' * (name in _COUNTED)}" for name, size in sizes.items()]
+    is_product = math.prod(sizes.values()) == len(overrides) > 1
+    return format_number(len(overrides), "run") + f" ({' x '.join(parts)})" * is_product
 
 
 _QUIET_S = 2.0
@@ -266,8 +274,8 @@ class PlanningLine:
         self._due = clock() + _QUIET_S
         self._written = ""
 
-    def counter(self, done: str, what: str = "cell") -> Callable[[int, int], None]:
-        """Return a reporter of a number and the total: `composed 3 of 8 cells`."""
+    def counter(self, done: str, what: str = "run") -> Callable[[int, int], None]:
+        """Return a reporter of a number and the total: `composed 3 of 8 runs`."""
         return lambda count, total: self._show(f"{done} {count} of {format_number(total, what)}")
 
     def close(self) -> None:

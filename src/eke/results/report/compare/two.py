@@ -17,10 +17,10 @@ import numpy as np
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import program, user_path
 from eke.common.text import format_number, format_seconds, format_value, suggest_match
-from eke.config.schema import Config
 from eke.config.schema.fields import Affects
 from eke.plan.identity import FORMER_VALUES, canonical
 from eke.plan.record import Outcome, Record, table
+from eke.plan.record.find_folder import find_folder
 from eke.results.report.compare import statistics
 from eke.results.report.compare.comparison import compare_runs
 from eke.results.report.compare.keys import affects
@@ -151,9 +151,7 @@ def _open(word: str, words: Sequence[str], place: int) -> Side:
     places = (word, "", ""), word.rpartition("@"), word.partition("@")  # names may have an @
     known_places = (each for each in places if each[0] and user_path(each[0]).exists())
     path, _, which = next(known_places, places[2])
-    folder = user_path(path)
-    if not folder.exists() and (own := user_path(Config().paths.runs) / folder).exists():
-        folder = own
+    folder = find_folder(path, "A B")
 
     def instead(meant: str) -> Fix:
         command = ["eke", "compare", *words[:place], meant, *words[place + 1 :]]

@@ -16,8 +16,9 @@ from typing import Any
 
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import is_locked, read_json
-from eke.common.paths import RunPaths, SweepPaths, user_path
+from eke.common.paths import RunPaths, SweepPaths
 from eke.plan.record import no_runs
+from eke.plan.record.find_folder import find_folder
 from eke.results.trackers.accelerate import TrackioRun
 from eke.results.trackers.sync import account
 from eke.results.trackers.sync.account import (
@@ -55,7 +56,7 @@ def find_runs(arguments: Sequence[str]) -> list[FoundRun]:
     found: dict[Path, FoundRun] = {}
     problems = []
     for argument in arguments:
-        path = user_path(argument)
+        path = find_folder(argument)
         hits: list[FoundRun] = []
         try:
             with suppress(FileNotFoundError):
