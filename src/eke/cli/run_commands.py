@@ -82,7 +82,7 @@ def retry(options: argparse.Namespace) -> int:
     os.chdir(directory)
     with _set_records_aside(chosen):
         if not is_search:
-            return workflows.main(command, as_json=options.json)
+            return workflows.main([*command, *["--json"] * options.json])
         from eke.cli import fit  # slow, and few sweeps are searches
 
         return fit.main([*command[1:], *["--json"] * options.json])

@@ -55,10 +55,11 @@ def main(
     """Run the command `python train.py` and return its exit code. Errors have no traceback.
 
     With `plan_only=true`, `as_json` prints JSON, `why` adds changes that make the plan fit, and
-    `trace` spends seconds on a trace. `also`: flag of the calling command -> number of its values.
+    `trace` spends seconds on a trace. `-m --json` prints the result of a sweep as JSON. `also`: flag of the calling command -> number of its values.
     """
     try:
-        arguments = split_arguments(argv, also)
+        for_sweep = "--json" in argv and {"-m", "--multirun"} & {*argv}
+        arguments = split_arguments([*filter("--json".__ne__, argv)] if for_sweep else argv, also)
         if arguments.version:
             return print_once(f"eke {eke.__version__}")
         heed(arguments)
@@ -83,7 +84,7 @@ def main(
                 return EXIT_OK
             from eke.workflows.sweep import sweep
 
-            return sweep(arguments, as_json, trace)
+            return sweep(arguments, as_json or bool(for_sweep), trace)
         return run(_composed(arguments), as_json, why, trace)
     except EkeError as error:
         command = ["eke", "plan", *argv[:-1]] if also else [*program().split(), *argv]

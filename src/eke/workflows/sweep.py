@@ -328,9 +328,9 @@ def _outcome_lines(
         lines += wrap(f"{file.paths.sweep} is not up to date: {file.problem}", width(), "warning: ")
     where = shlex.quote(short_path(file.paths.folder))
     lines += ["interrupted: repeat the command to continue"] * (code == EXIT_RESUMABLE)
-    lines += [f"next: eke report {where}"]
     again = any(cell.outcome in RETRYABLE for cell in file.cells)
-    return lines + ([f"      eke retry {where}"] if again else [])
+    commands = [*[f"eke retry {where}"] * again, f"eke report {where}"]
+    return [*lines, "next: " + "\n      ".join(commands)]
 
 
 def _plain_outcome(

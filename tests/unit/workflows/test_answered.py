@@ -91,6 +91,6 @@ def test_sweep_on_a_full_disk_keeps_finished_runs(typed, full_disk, tmp_path, ca
         ("crashed", False),
     ]
     assert "paths.runs=" in cells[1]["reason"]
-    told = capsys.readouterr().out
-    assert "2 cells, 1 " in told
-    assert re.search(rf"eke report \S*{file.parent.name}$", told.rstrip()), "the last line"
+    told = capsys.readouterr()
+    assert "2 runs (2 seeds), 1 " in told.err
+    assert re.search(rf"eke report \S*{file.parent.name}$", told.out.rstrip()), "the last line"

@@ -92,7 +92,7 @@ def test_decided_rows_stop_and_the_baseline_continues(tmp_path) -> None:
     assert repeats["adamw"] == max(repeats.values()) > 3
     assert len(set(world.made)) == len(world.made) == len(rounds.jobs)
     assert world.stored()["level"] == 0.015
-    assert rounds.show_outcome(EXIT_OK) == EXIT_OK
+    assert rounds.is_over
 
 
 def test_killed_sweep_resumes_with_its_decisions(tmp_path) -> None:
@@ -217,8 +217,8 @@ def test_budget_ends_the_sweep_between_rounds(tmp_path, capsys) -> None:
     world = World(tmp_path, [1, 1.03, 0.98, 1.02], noise=0.03, budget=4 * 11.2 * 4 / 3600)
     rounds = world.do(world.rounds())
     assert max(repeat for _, repeat in world.made) == 3
-    assert rounds.show_outcome(EXIT_OK) == EXIT_OK
-    assert "sweep.budget" in capsys.readouterr().out
+    assert rounds.is_over
+    assert "sweep.budget" in "".join(rounds.outcome_lines())
     world.do(world.rounds(budget=None))
     assert max(repeat for _, repeat in world.made) > 3
 
@@ -226,14 +226,14 @@ def test_budget_ends_the_sweep_between_rounds(tmp_path, capsys) -> None:
 def test_interrupted_sweep_is_resumable(tmp_path) -> None:
     world = World(tmp_path, [1, 1.03, 0.98])
     rounds = world.do(world.rounds(), kill_at=("sgd", 1))
-    assert rounds.show_outcome(EXIT_OK) == EXIT_RESUMABLE
+    assert not rounds.is_over
 
 
-def test_summary_names_open_rows_and_their_cost(tmp_path, capsys) -> None:
+def test_summary_names_open_rows_and_their_cost(tmp_path, monkeypatch) -> None:
     world = World(tmp_path, [1, 1.3, 1.03, 0.97, 1.0], noise=0.03, max_repeats=4, seed=3)
     rounds = world.do(world.rounds())
-    rounds.show_outcome(EXIT_OK)
-    first, open_, *_ = capsys.readouterr().out.strip().splitlines()
+    monkeypatch.setenv("COLUMNS", "1000")
+    first, open_, *_ = rounds.outcome_lines()
     decided = sum(state in ("higher", "lower", "same") for state in world.states().values())
     assert first.strip().startswith(f"{decided} of 4 decided after ")
     assert f"({len(world.made)} runs, " in first

@@ -21,7 +21,7 @@ def test_rows_and_rounds_are_planned() -> None:
     assert found == [("plain", 0), ("small", 0), ("small", 1), ("plain", 1)]
 
 
-@pytest.mark.parametrize(("rounds", "said"), [("1", "1 cell"), ("0,3", "2 cells")])
+@pytest.mark.parametrize(("rounds", "said"), [("1", "1 run"), ("0,3", "2 runs (2 repeats)")])
 def test_run_counts_are_grammatical(rounds, said) -> None:
     cells, expanded = cells_of(f"repeat={rounds}")
     assert describe_sweep(cells, 0, expanded) == said

@@ -118,8 +118,9 @@ def progress_lines(
     """Return a bar of finished runs, the number in each state, and the elapsed and left time."""
     over = sum(not each.is_active and each.state != NOT_STARTED for each in standings)
     parts = sum(each.step / each.total for each in standings if each.is_active and each.total)
-    full = int(_BAR * min(1, (over + parts) / max(1, len(standings))))
-    bar = paint("━" * full, "green", stream) + paint("─" * (_BAR - full), "dim", stream)
+    size = min(_BAR, width(stream) // 4)
+    full = int(size * min(1, (over + parts) / max(1, len(standings))))
+    bar = paint("━" * full, "green", stream) + paint("─" * (size - full), "dim", stream)
     times = [format_seconds(elapsed_s)] if elapsed_s is not None else []
     times += [f"{format_seconds(left)} left"] if (left := _left_s(standings)) is not None else []
     states, time = describe_states(standings, stream), ", ".join(times)
@@ -136,7 +137,9 @@ def _left_s(standings: Sequence[RunStatus]) -> float | None:
     if not running or not whole:
         return None
     mean = fmean(whole)
-    ahead = [mean if each.left_s is None else each.left_s for each in running]
+    ahead = [
+        mean * (1 - s.step / max(1, s.total)) if s.left_s is None else s.left_s for s in running
+    ]
     waiting = sum(each.state in (WAITING, QUEUED) for each in standings)
     return max(*ahead, (sum(ahead) + mean * waiting) / len(running), 0.0)
 
@@ -190,12 +193,14 @@ def _state_columns(shown: Sequence[RunStatus], live: bool, states: set[str]) -> 
         columns = [Column("state", several), Column("step", steps)]
     is_slow = max((each.step_s or 0 for each in shown), default=0) >= 10
     times = [each.step_s and each.step_s * (1 if is_slow else 1000) for each in shown]
-    speeds = ["" if t is None else f"{t:.0f}" if t >= 100 else f"{t:.3g}" for t in times]
+    speeds = ["" if t is None else f"{t:.{0 if t >= 100 else 1}f}" for t in times]
     losses = ["" if each.loss is None else f"{each.loss:.4f}" for each in shown]
-    left = ["" if each.left_s is None else format_seconds(each.left_s) for each in shown]
-    is_known = [live or is_verbose() or each.job or not each.where.startswith("process ")
-                for each in shown]  # fmt: skip
-    where = [each.where if known else "" for known, each in zip(is_known, shown, strict=True)]
+    left = [format_seconds(each.left_s) if each.left_s else "" for each in shown]
+    # The only device of a machine, and processes, tell no more than the state.
+    devices = {each.where for each in shown if each.state == RUNNING and each.where}
+    hidden = devices if len(devices) == 1 or all(d.startswith("process ") for d in devices) else ()
+    where = ["" if each.where in hidden and not each.job and not is_verbose() else each.where
+             for each in shown]  # fmt: skip
     title = "job" if any(each.job for each in shown) else "where"
     return [
         *columns, Column("loss", losses, right=True, rank=2),
