@@ -1,15 +1,15 @@
 """`eke data show`: print the first rows of the training data and the row lengths."""
 
-import sys
+import json
 from argparse import Namespace
 from collections.abc import Callable
 from itertools import groupby
-
-from rich.console import Console
+from typing import Any
 
 from eke.cli import make_parser
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.output import printable
+from eke.common.screen import has_color
 from eke.common.text import format_number
 from eke.config.compose import compose, is_set, needs_sweep, split_arguments
 from eke.config.mixing import source_configs
@@ -30,12 +30,16 @@ _Join = Callable[[list[int]], str]
 def main(command: str, arguments: list[str]) -> int:
     """Run the command and return the exit code."""
     parser = make_parser(command, _DESCRIPTION)
-    parser.usage = "eke data show [--rows N] [--ids] [--config-dir FOLDER] [overrides]"
+    parser.usage = "eke data show [--rows N] [--ids] [--json] [--config-dir FOLDER] [overrides]"
     parser.add_argument("show", choices=["show"], help="the only command")
     parser.add_argument("--rows", type=int, default=3, metavar="N", help="rows (default 3)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--ids", action="store_true", help="also show the token ids")
     options, typed = parser.parse_known_args(arguments)
     config = _configuration(typed)
+    if options.json:
+        parts = source_configs(config) if isinstance(config.data, Mix) else [config]
+        return print_once(json.dumps([_plain(part, options.rows) for part in parts], indent=2))
     if not isinstance(config.data, Mix):
         return print_once(_shown(config, options))
     texts = []
@@ -60,9 +64,27 @@ def _shown(config: Config, options: Namespace) -> str:
     return "\n\n".join([*rows, _summary(config, store)])
 
 
+def _plain(config: Config, most: int) -> dict[str, Any]:
+    """Return the first rows and the counts of one source as JSON values."""
+    request, rows = request_of(config), list[dict[str, Any]]()
+    if request is None or request.corpus:
+        return {"data": config.data.option, "counts": {}, "rows": rows}
+    store = open_store(request)
+    from eke.data.preparation.tokenizers import load_request_tokenizer  # imports transformers
+
+    join, found = load_request_tokenizer(request).join, store.manifest
+    for number in range(min(most, found.counts["cuts"])):
+        ids, trained = _tokens(config, store, number)
+        label = _label(store, number).removeprefix(", ")
+        rows.append({"ids": ids, "trained": trained, "text": join(ids), "label": label})
+    names = ("num_rows", "num_bad", "num_empty", "num_truncated")
+    counts = {name: getattr(found, name) for name in names}
+    return {"data": config.data.option, "counts": counts, "rows": rows}
+
+
 def _configuration(typed: list[str]) -> Config:
     """Return the configuration with its checkpoint's tokenizer. Check only rules about data."""
-    arguments = split_arguments(typed, {"--rows": 1, "--ids": 0})
+    arguments = split_arguments(typed, {"--rows": 1, "--ids": 0, "--json": 0})
     if arguments.multirun or arguments.hydra_flags or needs_sweep(arguments.overrides):
         fix, why = Fix(remark="eke data show with the overrides of one run"), "shows a single run"
         raise ConfigError(Problem("eke data show", "", why, fix, "wrong_argument"))
@@ -78,7 +100,8 @@ def _configuration(typed: list[str]) -> Config:
     return config
 
 
-def _row(config: Config, store: Store, join: _Join, number: int, with_ids: bool) -> str:
+def _tokens(config: Config, store: Store, number: int) -> tuple[list[int], list[bool]]:
+    """Return the token ids of a row, and whether each is trained."""
     start, end = map(int, store.array("offsets")[number : number + 2])
     ids = store.array("tokens")[start:end].tolist()
     cut = int(store.array("cuts")[number]) if config.targets.is_generated else len(ids)
@@ -86,6 +109,11 @@ def _row(config: Config, store: Store, join: _Join, number: int, with_ids: bool)
     if store.has("trained"):
         trained = store.array("trained")[start:end].astype(bool).tolist()
     trained[0] &= not config.targets.is_causal  # the first token is not predicted
+    return ids, list(map(bool, trained))
+
+
+def _row(config: Config, store: Store, join: _Join, number: int, with_ids: bool) -> str:
+    ids, trained = _tokens(config, store, number)
     use = "evaluation" if number in store.array("evaluation") else "training"
     heading = f"row {number + 1} ({use}): {format_number(len(ids), 'token')}"
     heading += f", {sum(trained)} trained" if config.targets.is_generated else ""
@@ -108,9 +136,7 @@ def _label(store: Store, number: int) -> str:
 
 def _marked(join: _Join, ids: list[int], trained: list[bool]) -> str:
     """Mark the trained parts of a row. Each part begins after the text of the parts before."""
-    console = Console(file=sys.stdout)
-    coloured = console.is_terminal and console.color_system and not console.no_color
-    before, after = ("\x1b[1;32m", "\x1b[0m") if coloured else ("[[", "]]")
+    before, after = ("\x1b[1;32m", "\x1b[0m") if has_color() else ("[[", "]]")
     whole, marked, at, end = join(ids), "", 0, 0
     for is_trained, tokens in groupby(trained):
         end += len(list(tokens))

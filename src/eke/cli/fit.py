@@ -24,7 +24,10 @@ lengths are kept. Groups, options and keys: eke train --help
   eke fit model=llama_1b hydra/launcher=command 'launcher.prefix=[ssh gpu1]' hardware=h100
 """
 
-_FLAGS = dict.fromkeys(("--objective", "--numerics", "--budget-trials", "--name"), 1)
+_FLAGS = {
+    **dict.fromkeys(("--objective", "--numerics", "--budget-trials", "--name"), 1),
+    "--json": 0,
+}
 """Flag of `eke fit` -> number of its values."""
 
 
@@ -50,6 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     about = "folder with your options, where the new option is written"
     parser.add_argument("--config-dir", metavar="FOLDER", help=about)
+    parser.add_argument("--json", action="store_true", help="print JSON, the content of fit.json")
     options, overrides = parser.parse_known_args(list(arguments))
     folder = ["--config-dir", options.config_dir] if options.config_dir else []
     typed = split_arguments([*folder, *overrides], _FLAGS)
@@ -57,11 +61,12 @@ def main(arguments: Sequence[str]) -> int:
         return print_once(f"eke {eke.__version__}")
     heed(typed)
     request = TuneRequest(
-        tuple(arguments),
+        tuple(word for word in arguments if word != "--json"),
         typed,
         Objective(options.objective),
         Numerics(options.numerics),
         options.budget_trials,
         options.name,
+        options.json,
     )
     return fit(request)

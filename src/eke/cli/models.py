@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 from eke.cli import make_parser, whole_number
 from eke.common.files import json_safe
+from eke.common.paths import user_path
 from eke.config.compose import split_arguments
 from eke.plan.record import EXIT_OK
 from eke.workflows import heed, print_once
@@ -54,8 +55,16 @@ def _export(arguments: Sequence[str]) -> int:
     parser.add_argument("--merge", action="store_true", help="merge adapters into the weights")
     about = "send DIR to this repository of the Hub (created as private)"
     parser.add_argument("--push", metavar="NAME", help=about)
+    parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
-    return print_once(export(options.run, options.folder, options.merge, options.push))
+    text = export(options.run, options.folder, options.merge, options.push)
+    if not options.json:
+        return print_once(text)
+    folder = user_path(options.folder)
+    files = {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+    notes = [line.strip() for line in text.splitlines()[1:]]
+    content = {"run": options.run, "folder": str(folder), "files": files, "notes": notes}
+    return print_once(json.dumps(content, indent=1))
 
 
 def _evaluate(arguments: Sequence[str]) -> int:
@@ -75,12 +84,14 @@ def _generate(arguments: Sequence[str]) -> int:
     options = _sampling_options(arguments)
     sampling = Sampling(options.max_new_tokens, options.temperature, options.top_p, options.seed)
     with contextlib.closing(TextWriter(options.run, sampling, options.raw)) as writer:
-        if not options.prompts and sys.stdin.isatty():
+        if not options.prompts and sys.stdin.isatty() and not options.json:
             return _converse(writer)
         code = EXIT_OK
         for prompt in options.prompts or [sys.stdin.read()]:
             writer.forget()
-            code = max(code, print_once(writer.answer(prompt)))
+            answer = writer.answer(prompt)
+            text = json.dumps({"prompt": prompt, "answer": answer}) if options.json else answer
+            code = max(code, print_once(text))
         return code
 
 
@@ -102,6 +113,8 @@ def _sampling_options(arguments: Sequence[str]) -> argparse.Namespace:
         help="sample from the most probable tokens with sum P (default: all)",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=how.seed, metavar="S", help="sampling seed")
+    about = "print one JSON object per line for each PROMPT"
+    parser.add_argument("--json", action="store_true", help=about)
     parser.add_argument("--raw", action="store_true", help="do not use the chat template")
     options = parser.parse_args(arguments)
     if options.temperature < 0 or not 0 < options.top_p <= 1:

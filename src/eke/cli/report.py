@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from eke.cli import make_parser
 from eke.common.errors import ConfigError, Fix, Problem
@@ -32,7 +33,7 @@ def _write_report(found: Comparison, options: argparse.Namespace, folder: Path) 
     place = find_project(found, options.project, options.entity)
     write_atomic(folder / _FILE, dump(specification(found, place)), shared=bool(options.output))
     hint = "" if options.publish else " (--publish saves it at W&B)"
-    sys.stdout.write(f"written to {folder}: {_FILE}{hint}\n")
+    _told(options).write(f"written to {folder}: {_FILE}{hint}\n")
     if not options.publish:
         return
     url, is_new, missing = publish(found, place, folder / _PUBLISHED_FILE)
@@ -42,7 +43,11 @@ def _write_report(found: Comparison, options: argparse.Namespace, folder: Path) 
         pairs = (("--project", options.project), ("--entity", options.entity))
         typed = shlex.join([*places, *[word for pair in pairs if pair[1] for word in pair]])
         sys.stderr.write(f"{runs} missing at W&B and in its panels -> eke sync {typed}\n")
-    sys.stdout.write(f"{'published' if is_new else 'updated'}: {url}\n")
+    _told(options).write(f"{'published' if is_new else 'updated'}: {url}\n")
+
+
+def _told(options: argparse.Namespace) -> TextIO:
+    return sys.stderr if options.json else sys.stdout
 
 
 _DESCRIPTION = """\
@@ -61,7 +66,9 @@ def main(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
     folders = [find_folder(each) for each in options.folders]
     found = compare_runs(folders, options.baseline, options.by)
-    if not is_quiet():
+    if options.json:
+        sys.stdout.write(_render("json", found, options.repeats))
+    elif not is_quiet():
         from eke.results.report.show.terminal import render_terminal
 
         everything = options.provenance or options.by in found.factors
@@ -84,6 +91,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="show only effects of this technique (--by precision), or judge and sort rows by this "
         "metric (--by accuracy, --by loss)",
     )  # fmt: skip
+    add("--json", action="store_true", help="print JSON, the content of report.json")
     add("--repeats", action="store_true", help="also list all runs")
     add(
         "--provenance", action="store_true",
@@ -132,7 +140,7 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
         raise ConfigError(Problem("--output", where, why, fix, "not_writable", True)) from error
     if asked:
         names = ", ".join(f"report.{name}" for name in asked)
-        sys.stdout.write(f"written to {folder}: {names}\n")
+        _told(options).write(f"written to {folder}: {names}\n")
     _write_report(found, options, folder)
     return EXIT_OK
 

@@ -28,7 +28,7 @@ from eke.common.files import (
     read_text,
     who_has_open,
 )
-from eke.common.output import has_reader, raw_stream, write_line
+from eke.common.output import has_reader, printable, raw_stream, write_line
 from eke.common.paths import RunPaths, SweepPaths, program, short_path
 from eke.common.screen import console, is_quiet, is_verbose, paint, width, wrap
 from eke.common.text import format_number
@@ -76,7 +76,7 @@ def retry(options: argparse.Namespace) -> int:
         return EXIT_OK
     is_search = command[0] == "fit"
     words = ["eke", *command] if is_search else [*program().split(), *command]
-    if not is_quiet():
+    if not is_quiet() or options.trust:
         write_line(f"in {shlex.quote(directory)}: {shlex.join(words)}", sys.stderr)
         write_line(f"rerunning {format_number(len(chosen), 'run')}", sys.stderr)
     os.chdir(directory)
@@ -245,7 +245,7 @@ def watch(folder: Path) -> int:
             lines = [*_heading_lines(folder, standings), *progress_lines(standings), ""]
             lines += render_runs(standings, max(3, screen.height - len(lines) - 3))
             lines += _unreachable_launcher_message(standings).splitlines()
-            live.update(Text("\n").join(map(Text.from_ansi, lines)), refresh=True)
+            live.update(Text("\n").join(Text.from_ansi(printable(s)) for s in lines), refresh=True)
             pause = POLL_CLUSTER_S if any(each.job for each in standings) else LOOK_S
             if not (is_active(folder, standings) and has_reader()):
                 break

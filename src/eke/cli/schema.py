@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from eke.cli import make_parser
 from eke.common.paths import user_path
+from eke.common.screen import is_quiet
 from eke.config.editor import write_schemas
 
 DEFAULT_FOLDER = ".schemas"
@@ -24,11 +25,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", nargs="?", default=DEFAULT_FOLDER, metavar="FOLDER", help=about)
     about = "folder with your options, included in the schemas"
     parser.add_argument("--config-dir", "-cd", metavar="CONF", help=about)
+    parser.add_argument("--json", action="store_true", help="no effect: settings are JSON")
     options = parser.parse_args(arguments)
     folder = user_path(options.folder)
     config_dir = user_path(options.config_dir) if options.config_dir else None
     settings = write_schemas(folder, config_dir)
     number = len(settings["yaml.schemas"])
-    sys.stderr.write(f"{number} schemas in {folder}. Settings of the YAML language server:\n")
+    if not is_quiet():
+        sys.stderr.write(f"{number} schemas in {folder}. Settings of the YAML language server:\n")
     sys.stdout.write(json.dumps(settings, indent=2) + "\n")
     return 0

@@ -1,12 +1,15 @@
 """`eke sync RUNS...`: send runs to W&B and print the result of each run."""
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 
 from eke.cli import make_parser, whole_number
+from eke.common.output import write_line
 from eke.common.paths import short_path
-from eke.common.text import align, format_number
+from eke.common.screen import is_quiet, width, wrap
+from eke.common.text import format_number
 from eke.plan.record import EXIT_FAILED, EXIT_OK
 from eke.results.trackers.sync import FAILURES, Options, Report, SyncOutcome, find_runs, sync
 
@@ -27,14 +30,16 @@ def main(arguments: Sequence[str]) -> int:
     try:
         for report in sync(find_runs(options.runs), wanted):
             reports.append(report)
-            sys.stdout.write(f"{_run_line(report)}\n")
-            sys.stdout.flush()
+            if not options.json and not is_quiet():
+                write_line(_run_line(report))
     except KeyboardInterrupt:
         sys.stderr.write("\nInterrupted. Repeat the command to send the rest\n")
         raise
     finally:
-        if reports:
-            sys.stdout.write(ending(reports) + "\n")
+        if options.json:
+            write_line(json.dumps([_plain(report) for report in reports], indent=2))
+        elif reports:
+            write_line(ending(reports))
     return EXIT_FAILED if any(report.verdict in FAILURES for report in reports) else EXIT_OK
 
 
@@ -46,11 +51,17 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--entity", help="default: tracker.entity of each run")
     parser.add_argument("--dry-run", action="store_true", help="only print the runs to send")
     parser.add_argument("--again", action="store_true", help="also send existing runs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--timeout", type=whole_number(1), default=Options.timeout_s, metavar="SECONDS",
         help="time limit of a run, plus 1 s per 100 rows (default: 60)",
     )  # fmt: skip
     return parser.parse_args(arguments)
+
+
+def _plain(report: Report) -> dict[str, object]:
+    known = {"rows": report.num_rows, "url": report.url, "note": report.note}
+    return {"folder": str(report.folder), "outcome": report.verdict.value, **known}
 
 
 def _run_line(report: Report) -> str:
@@ -70,7 +81,8 @@ def ending(reports: Sequence[Report]) -> str:
             reasons.setdefault((report.verdict, report.note), []).append(short_path(report.folder))
     for (verdict, note), folders in reasons.items():
         others = f" and {format_number(len(folders) - 1, 'other')}" if len(folders) > 1 else ""
-        lines += ["", f"{verdict.value}: {folders[0]}{others}", *align([[f"  {note}"]])]
+        lines += ["", f"{verdict.value}: {folders[0]}{others}"]
+        lines += wrap(" ".join(note.split()), width(), "  ")
     counts = {v: sum(report.verdict is v for report in reports) for v in SyncOutcome}
     lines += ["", ", ".join(f"{count} {v.value}" for v, count in counts.items() if count)]
     return "\n".join(lines)

@@ -24,6 +24,7 @@ from eke.common.process_env import (
     leave_tracked_run,
     my_rank,
 )
+from eke.common.screen import is_quiet
 from eke.config.compose import (
     COMPLETION_FLAGS,
     Arguments,
@@ -55,7 +56,8 @@ def main(
     """Run the command `python train.py` and return its exit code. Errors have no traceback.
 
     With `plan_only=true`, `as_json` prints JSON, `why` adds changes that make the plan fit, and
-    `trace` spends seconds on a trace. `-m --json` prints the result of a sweep as JSON. `also`: flag of the calling command -> number of its values.
+    `trace` spends seconds on a trace. `-m --json` prints the result of a sweep as JSON.
+    `also`: flag of the calling command -> number of its values.
     """
     try:
         for_sweep = "--json" in argv and {"-m", "--multirun"} & {*argv}
@@ -137,6 +139,12 @@ def print_once(text: str) -> int:
     if is_first():
         write_line(text)
     return EXIT_FAILED if output_was_lost() else EXIT_OK
+
+
+def print_progress(text: str) -> None:
+    """Print a text once for all ranks on stderr, unless only results are shown (`-q`)."""
+    if is_first() and not is_quiet():
+        write_line(text, sys.stderr)
 
 
 def heed(arguments: Arguments) -> None:

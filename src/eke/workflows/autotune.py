@@ -1,5 +1,6 @@
 """Search for the fastest configuration (`eke fit`): setup, trials and result."""
 
+import json
 import operator
 import shlex
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from functools import partial
 
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import write_atomic, write_json
-from eke.common.paths import SweepPaths, conf_folder, program
+from eke.common.paths import SweepPaths, conf_folder, program, short_path
 from eke.common.text import format_number
 from eke.config.compose import Arguments, Composed, compose, launcher_of
 from eke.config.sweep import SweepCell
@@ -50,7 +51,7 @@ from eke.tuning.search.search import (
     trial_overrides,
 )
 from eke.tuning.search.search_space import Objective, Trial
-from eke.workflows import print_once, report_failure
+from eke.workflows import print_once, print_progress, report_failure
 from eke.workflows.auto_batch import chosen_overrides
 from eke.workflows.planning import plan_for
 from eke.workflows.running import plan_unless_answered
@@ -68,6 +69,8 @@ class TuneRequest:
     budget: int
     name: str = ""
     """Name of the written option. Empty: `fit_`, the model, and unusual goals of the search."""
+    as_json: bool = False
+    """True to print JSON instead of text."""
 
 
 @dataclass
@@ -129,7 +132,7 @@ class _Fitting:
             repeat = sum(each.number == n for each in self.trials)
             labels.append(f"trial {len(self.trials) + len(labels) + 1}")
             again = ", repeated" if repeat else ""
-            print_once(f"{labels[-1]} of at most {self.request.budget}: {name}{again}")
+            print_progress(f"{labels[-1]} of at most {self.request.budget}: {name}{again}")
             overrides = trial_overrides(self.typed, candidate.overrides, repeat)
             composed = compose(overrides, self.request.arguments.config_dir, in_sweep=True)
             new.append(SweepCell(composed, name))
@@ -148,7 +151,7 @@ class _Fitting:
             found = self._measured(n, repeats[at], cells[at], by_number.get(at))
             self.trials.append(found)
             self.search.tell(found.number, found.trial)
-            print_once(f"  {describe_trial(found, self.candidates.found[found.number])}")
+            print_progress(f"  {describe_trial(found, self.candidates.found[found.number])}")
 
     def _run(self, jobs: list[Job]) -> None:
         command = ("fit", *self.request.command)
@@ -194,24 +197,29 @@ def keep_result(fitting: _Fitting, fit: Fit) -> None:
     space += f" of at most {fitting.request.budget}"
     heading = f"# {command}\n\n{fitting.baseline.device.name}, {when}"
     write_atomic(file, f"{heading}\n\n```\n{space}\n\n{text}\n```\n")
-    write_json(file.with_suffix(".json"), _values(command, fitting, fit))
-    print_once(f"\n{text}")
+    values = _values(command, fitting, fit)
+    write_json(file.with_suffix(".json"), values)
     start = [*program().split(), *(["--config-dir", str(own)] if own else [])]
     winner = fit.best.candidate.overrides if fit.best else ()
-    best = [*drop_overrides(fitting.typed, winner), *winner]
+    best, after = [*drop_overrides(fitting.typed, winner), *winner], list[str]()
+    verdict, _, table = text.partition("\n")
+    lines = [f"{verdict} (measured)" if fit.best else verdict]
     if fit.is_found:
         evidence = [*text.splitlines(), f"{file}"]
         composed, name = compose(best, own, in_sweep=True), fitting.option
         path = write_experiment(composed, name, own, own or conf_folder(), evidence)
-        print_once(f"\nwritten to {path}:\n  {shlex.join([*start, f'experiment={name}'])}")
+        lines += [f"  {shlex.join([*start, f'experiment={name}'])}"]
+        after = [f"written to {path}"]
     else:
         if fit.best is not None and fit.best is not fit.typed:
-            typed = shlex.join([*start, *best])
-            print_once(f"\nno option is written: your configuration may be as good\n  {typed}")
+            lines += [f"  {shlex.join([*start, *best])}"]
+            after += ["no option is written: your configuration may be as good"]
         path = free_path(own or conf_folder(), fitting.option)
         if path.exists():
-            print_once(f"\n{path} is the result of an earlier search, and is kept")
-    print_once(f"\n  {file}   (all trials: eke report {shlex.quote(str(file.parent))})")
+            after += [f"{path} is the result of an earlier search, and is kept"]
+    where = shlex.quote(short_path(file.parent))
+    lines += [table, "", *after, f"{file}   (all trials: eke report {where})"]
+    print_once(json.dumps(values, indent=2) if fitting.request.as_json else "\n".join(lines))
 
 
 def _values(command: str, fitting: _Fitting, fit: Fit) -> dict[str, object]:
@@ -282,7 +290,7 @@ def prepare(request: TuneRequest) -> _Fitting:
     count = line.counter("checked", "combination")
     found = enumerate_candidates(baseline, composed, axes, own, expected_step_s, count)
     line.close()
-    print_once(describe_candidates(found, baseline, request.numerics))
+    print_progress(describe_candidates(found, baseline, request.numerics))
     _check_choice(found, composed)
     points = [candidate.point for candidate in found.found]
     search = Search(points, request.objective, request.budget, found.first)

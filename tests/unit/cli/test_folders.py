@@ -40,7 +40,7 @@ def test_rejected_run_is_listed_by_its_overrides(runs, capsys) -> None:
     assert cli.main(["status", str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[3].split() == ["1"]
-    assert lines[5:7] == ["  refused  b=1 and 1 other", "    too large"]
+    assert lines[6:8] == ["  refused  b=1 and 1 other", "    too large"]
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel"])

