@@ -109,7 +109,7 @@ def test_sweep_runs_with_a_foreign_launch_command(of_another_package, train_py, 
     pids = [attempts(run)[-1]["pid"] for run in runs]
     assert max(pids) < 1000, "numbers of a namespace that had no process before"
     assert not list(tmp_path.glob("runs/*/co*.json")), "nothing is left to look for"
-    assert train_py(*typed).out.count("answered from its record") == 2
+    assert train_py(*typed).err.count("answered from its record") == 2
 
 
 def test_orphaned_run_is_ended_or_cancelled(launcher, start, tmp_path) -> None:

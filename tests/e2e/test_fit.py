@@ -67,7 +67,7 @@ def test_fit_tries_confirms_and_resumes_after_ctrl_c(fit, train_py, tmp_path) ->
 
     done = fit(*typed)
     assert done.code == 0, done.text
-    assert "answered from its record" in done.out
+    assert "answered from its record" in done.err
     values = values_of(tmp_path)
     assert values["trials"][0]["configuration"] == "baseline"
     assert len(values["trials"]) == 3
@@ -84,7 +84,7 @@ def test_fit_tries_confirms_and_resumes_after_ctrl_c(fit, train_py, tmp_path) ->
 
     again = fit(*typed)
     assert again.code == 0, again.text
-    assert again.out.count("answered from its record") == len(values["trials"])
+    assert again.err.count("answered from its record") == len(values["trials"])
 
     plan = train_py("--config-dir", "mine", "experiment=found", "plan_only=true")
     assert plan.code == 0, plan.text
@@ -105,7 +105,7 @@ def test_fit_tries_confirms_and_resumes_after_ctrl_c(fit, train_py, tmp_path) ->
 def test_diverging_trial_is_not_repeated(fit, tmp_path) -> None:
     done = fit(*last_wins(*WORK, *DIVERGES, "train.steps=50"))
     assert done.code == 1, done.text
-    assert done.out.count("diverged:") == 1, done.text
+    assert done.text.count("diverged:") == 1, done.text
     assert "Lower optimizer.lr" in done.out
     assert not list(tmp_path.glob("mine/experiment/*"))
 

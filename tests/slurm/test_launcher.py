@@ -78,7 +78,7 @@ def test_sweep_runs_every_run_once(cluster, train_py, train_main, tmp_path, monk
     again = train_main(*command)
     assert again.code == 0
     assert "submitted" not in again.out
-    assert again.out.count("answered from its record") == 2
+    assert again.err.count("answered from its record") == 2
     assert not cluster.ask("squeue", "--noheader")
     told = ("--noheader", "--parsable2", "-X", "--format=Partition,ReqTRES")
     expected = ["spot|billing=1,cpu=1,mem=500M,node=1"] * 2
@@ -104,14 +104,14 @@ def test_detached_jobs_are_found_by_the_same_command(
     assert "submitted" not in second.out
     assert len(cluster.ask("squeue", "--noheader", "--array").splitlines()) == 2
     status = eke("status", "runs").out
-    assert "2 runs: 2 queued" in status
+    assert ": 2 queued" in status
     assert status.count(": BeginTime") == 2, status
     down = tmp_path / "down.conf"
     down.write_text(f"{cluster.conf.read_text()}\nSlurmctldPort=1\nMessageTimeout=2\n")
     monkeypatch.setenv("SLURM_CONF", str(down))
     shown = eke("status", "runs")
     assert shown.code == 1
-    assert "2 runs: 2 unknown" in shown.out
+    assert ": 2 unknown" in shown.out
     assert "slurm does not answer: squeue cannot reach a SLURM controller" in shown.out
     ended = eke("cancel", "runs")
     assert ended.code == 1
@@ -135,7 +135,7 @@ def test_jobs_are_matched_by_submission_name(cluster, train_main, eke, tmp_path)
     cluster.ask("scontrol", "requeuehold", f"{job}_0")
     cluster.wait_for(f"{job}_0", "PENDING", "REQUEUE_HOLD", "SPECIAL_EXIT")
     status = eke("status", "runs").out
-    assert "1 run: 1 queued" in status, status
+    assert ": 1 queued" in status, status
     assert f"job {job}_0: " in status
     assert cluster.job(f"{job}_0")["SubmitTime"] >= before
     cluster.sbatch("--begin=now+1hour", str(script))

@@ -15,7 +15,9 @@ from eke.cli import make_parser
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import json_safe, read_json
 from eke.common.output import printable
-from eke.common.text import align, format_number, override
+from eke.common.screen import table_width, width, wrap
+from eke.common.table import Column, render_table
+from eke.common.text import format_number, override
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_USER
 from eke.results.report.compare.comparison import loss_words, times
 from eke.results.report.compare.load_records import Entry, gather
@@ -53,7 +55,10 @@ _WORDS = {
 _OWN = ("rerun", "paths.runs")
 """Keys that --again sets for all runs."""
 
-_HEADER = ("speed", "decision", "memory", "repeats", "configuration", "loss")
+_HEADER = {
+    "speed": 0, "decision": 0, "memory": 2, "repeats": 3, "configuration": 0, "loss": 1,
+}  # fmt: skip
+"""Column -> rank (`Column.rank`)."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -152,8 +157,14 @@ def _render(found: TwoSides) -> str:
     slower = ", ".join(row[4] for row in rows if row[1] == "slower")
     verdict = f"No slowdown beyond {limit} is shown." if tested else ""
     verdict = f"Slower by more than {limit}: {slower}." if slower else verdict
-    lines = [f"A -> B: {changes or 'nothing differs'}", f"A: {sides[0]}", f"B: {sides[1]}", ""]
-    return "\n".join([*lines, *align([_HEADER, *rows]), "", verdict, *found.notes]).rstrip()
+    lines = [f"A -> B: {changes or 'nothing differs'}", f"A: {sides[0]}", f"B: {sides[1]}"]
+    shown = [
+        Column(title, [row[n] for row in rows], rank=rank)
+        for n, (title, rank) in enumerate(_HEADER.items())
+    ]
+    prose = [line for text in lines for line in wrap(text, width(), "", "   ")]
+    notes = [line for text in (verdict, *found.notes) for line in wrap(text, width())]
+    return "\n".join([*prose, "", *render_table(shown, table_width()), "", *notes]).rstrip()
 
 
 def _decision(found: TwoSides, speed: Ratio | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from eke.cli import make_parser
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.output import printable
-from eke.common.screen import has_color
+from eke.common.screen import has_color, width, wrap
 from eke.common.text import format_number
 from eke.config.compose import compose, is_set, needs_sweep, split_arguments
 from eke.config.mixing import source_configs
@@ -54,7 +54,7 @@ def _shown(config: Config, options: Namespace) -> str:
     if request is None or request.corpus:
         what = f"text is cut into samples of {config.data.seq_len} tokens, all of them trained"
         what = "tokens are drawn at random" if config.data.option == "synthetic" else what
-        return f"data={config.data.option} has no rows: {what}"
+        return "\n".join(wrap(f"data={config.data.option} has no rows: {what}", width()))
     store = open_store(request)
     from eke.data.preparation.tokenizers import load_request_tokenizer  # imports transformers
 
@@ -169,4 +169,6 @@ def _summary(config: Config, store: Store) -> str:
     lines += [f"first bad row: {printable(row)}" for row in found.bad_rows[:1]]
     if found.num_bad > getattr(config.data, "max_bad_frac", 1) * found.num_rows:
         lines.append("A run rejects data with so many bad rows. Details: eke plan")
-    return "\n".join(lines)
+    columns = width()
+    fitting = [[s] if len(s) <= columns else wrap(s, columns, "", "  ") for s in lines]
+    return "\n".join(line for part in fitting for line in part)

@@ -218,7 +218,8 @@ def _table_lines(folder: Path, standings: Sequence[RunStatus], every: bool) -> l
     noted = [pair for pair in zip(names, standings, strict=True) if pair[1].note]
     failed = [Failed(name or each.name, each.state, each.note) for name, each in noted]
     lines += ["", *failure_lines(failed), ""] if failed else []
-    lines += filter(None, (open_rows(folder), _unreachable_launcher_message(standings)))
+    told = f"{open_rows(folder)}\n{_unreachable_launcher_message(standings)}".strip().splitlines()
+    lines += [line for text in told if text for line in wrap(text, width())]
     hints = ["--live to follow"] if is_active(folder, standings) else []
     hints += [f"`eke logs {shlex.quote(short_path(folder))}` for output"]
     hints += [f"--all for all {len(standings)} rows"] if is_folded else []

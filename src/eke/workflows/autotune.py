@@ -11,6 +11,7 @@ from functools import partial
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import write_atomic, write_json
 from eke.common.paths import SweepPaths, conf_folder, program, short_path
+from eke.common.screen import table_width, width, wrap
 from eke.common.text import format_number
 from eke.config.compose import Arguments, Composed, compose, launcher_of
 from eke.config.sweep import SweepCell
@@ -202,8 +203,9 @@ def keep_result(fitting: _Fitting, fit: Fit) -> None:
     start = [*program().split(), *(["--config-dir", str(own)] if own else [])]
     winner = fit.best.candidate.overrides if fit.best else ()
     best, after = [*drop_overrides(fitting.typed, winner), *winner], list[str]()
-    verdict, _, table = text.partition("\n")
-    lines = [f"{verdict} (measured)" if fit.best else verdict]
+    shown = describe_fit(fit, fitting.baseline, table_width(), width())
+    verdict, _, table = shown.partition("\n")
+    lines = wrap(f"{verdict} (measured)" if fit.best else verdict, width(), "", "  ")
     if fit.is_found:
         evidence = [*text.splitlines(), f"{file}"]
         composed, name = compose(best, own, in_sweep=True), fitting.option
@@ -290,7 +292,8 @@ def prepare(request: TuneRequest) -> _Fitting:
     count = line.counter("checked", "combination")
     found = enumerate_candidates(baseline, composed, axes, own, expected_step_s, count)
     line.close()
-    print_progress(describe_candidates(found, baseline, request.numerics))
+    told = describe_candidates(found, baseline, request.numerics).splitlines()
+    print_progress("\n".join(line for text in told for line in wrap(text, width(), "", "    ")))
     _check_choice(found, composed)
     points = [candidate.point for candidate in found.found]
     search = Search(points, request.objective, request.budget, found.first)

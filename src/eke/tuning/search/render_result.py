@@ -1,6 +1,8 @@
 """Text output of a search: before, during and after it."""
 
-from eke.common.text import align, format_bytes, format_number, format_seconds
+from eke.common.screen import width, wrap
+from eke.common.table import Column, render_table
+from eke.common.text import format_bytes, format_number, format_seconds
 from eke.estimate.memory import Verdict
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome
@@ -87,8 +89,11 @@ def describe_trial(trial: Measured, candidate: Candidate) -> str:
     return ", ".join(parts)
 
 
-def describe_fit(fit: Fit, baseline: Plan) -> str:
-    """Return the result: the best configuration, its significance, and all measurements."""
+def describe_fit(fit: Fit, baseline: Plan, columns: int = 10_000, prose: int = 10_000) -> str:
+    """Return the result: the best configuration, its significance, and all measurements.
+
+    `columns` is the width of the table, `prose` of the notes: of a terminal, or without limit.
+    """
     if fit.diverges:
         fix = "set train.max_grad_norm, or allow other formats with --numerics mixed"
         why = "the baseline diverges, as does every numerically equivalent one"
@@ -97,11 +102,9 @@ def describe_fit(fit: Fit, baseline: Plan) -> str:
         return "all trials diverged. Lower optimizer.lr, or set train.max_grad_norm"
     if fit.best is None:
         return "no trial could be measured. The trials' logs have the reasons"
-    lines = [_verdict(fit, fit.gain, baseline), ""]
-    lines += [f"  {line}" for line in _results_table(fit, baseline)]
-    lines += [f"  {_BY_MEDIAN}"]
-    lines += [f"  {note}" for note in notes(fit, baseline)]
-    return "\n".join(lines)
+    texts = [_BY_MEDIAN, *notes(fit, baseline)]
+    lines = [_verdict(fit, fit.gain, baseline), "", *_results_table(fit, baseline, columns)]
+    return "\n".join([*lines, *(line for text in texts for line in wrap(text, prose, "  "))])
 
 
 def _verdict(fit: Fit, gain: Gain | None, baseline: Plan) -> str:
@@ -131,7 +134,7 @@ def _price(fit: Fit, gain: Gain) -> str:
     )
 
 
-def _results_table(fit: Fit, baseline: Plan) -> list[str]:
+def _results_table(fit: Fit, baseline: Plan, columns: int) -> list[str]:
     """Return a line for each measured configuration, the best first."""
     rows = [
         (
@@ -143,7 +146,12 @@ def _results_table(fit: Fit, baseline: Plan) -> list[str]:
         )
         for standing in fit.standings
     ]
-    return align([("step", "samples/s", "peak", "trials", "configuration"), *rows], right=range(4))
+    titles = (("step", 0), ("samples/s", 2), ("peak", 3), ("trials", 4))
+    numbers = [
+        Column(title, [row[n] for row in rows], right=True, rank=rank)
+        for n, (title, rank) in enumerate(titles)
+    ]
+    return render_table([*numbers, Column("configuration", [row[4] for row in rows])], columns)
 
 
 def notes(fit: Fit, baseline: Plan) -> list[str]:
@@ -213,8 +221,8 @@ def likely(candidates: Candidates, search: Search, baseline: Plan) -> str:
     lines = ["best configurations by estimate, from which trials are chosen:", ""]
     for (seconds, peak), names in list(alike.items())[:_SHOWN]:
         others = format_number(len(names) - 1, "other")
-        alike_too = f"   (or {others} with this estimate)" if len(names) > 1 else ""
-        lines.append(f"  {seconds:>8}  {peak:>10}  {min(names, key=len)}{alike_too}")
+        alike_too = f" (or {others} with this estimate)" if len(names) > 1 else ""
+        lines += wrap(f"{min(names, key=len)}{alike_too}", width(), f"  {seconds:>8}  {peak:>10}  ")
     if any(candidate.point.compiling_s for candidate in candidates.found):
         total = format_number(baseline.steps.total, "step")
         lines.append(f"  steps include their share of compiling, once for {total}")
