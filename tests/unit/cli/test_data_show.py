@@ -1,6 +1,7 @@
 """`eke data show`: the rows, what is trained of them, and how long they are."""
 
 import io
+import json
 import re
 import sys
 from pathlib import Path
@@ -234,3 +235,14 @@ def test_invalid_arguments_are_rejected(words: list[str], capsys) -> None:
     told = capsys.readouterr().err
     assert told.startswith("error: ")
     assert "-> " in told
+
+
+def test_rows_as_json_have_tokens_text_and_counts(here, capsys) -> None:
+    assert show("--json", "--rows", "2", *chats(here)) == 0
+    (source,) = json.loads(capsys.readouterr().out)
+    assert source["data"] == "chat"
+    assert (source["counts"]["num_rows"], source["counts"]["num_bad"]) == (4, 0)
+    first, second = source["rows"]
+    assert len(first["ids"]) == len(first["trained"]) < len(second["ids"])
+    assert 0 < sum(first["trained"]) < len(first["ids"])
+    assert ASK["content"] in first["text"]

@@ -43,6 +43,26 @@ def test_rejected_run_is_listed_by_its_overrides(runs, capsys) -> None:
     assert lines[6:8] == ["  refused  b=1 and 1 other", "    too large"]
 
 
+def test_ids_are_cut_where_unique_and_found_by_their_beginning(make_run, capsys) -> None:
+    names = ("18468d6c11112222", "18468d6c33334444", "9dfebed7d5fce6b0")
+    for name in names:
+        make_run(name, "ok")
+    assert cli.main(["status", "runs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[3:6]] == [*names[:2], names[2][:8]]
+    assert cli.main(["status", "9dfe"]) == 0
+    assert capsys.readouterr().out.startswith(f"runs/{names[2]}: 1 ok\n")
+    assert cli.main(["status", "1846"]) == 2
+    assert all(name in capsys.readouterr().err for name in names[:1])
+
+
+def test_quiet_status_counts_the_runs(make_run, capsys) -> None:
+    make_run("1", "ok")
+    make_run("2", "oom")
+    assert cli.main(["status", "runs", "-q"]) == 0
+    assert capsys.readouterr().out == "runs: 1 oom, 1 ok\n"
+
+
 @pytest.mark.parametrize("command", ["status", "logs", "cancel"])
 def test_folder_without_runs_is_an_error(command, tmp_path, capsys) -> None:
     assert cli.main([command, str(tmp_path)]) == 2
@@ -59,6 +79,17 @@ def test_logs_shows_the_end_of_one_log(options, first, make_run, capsys) -> None
     paths = make_run("1", "ok", LOG)
     assert cli.main(["logs", str(paths.folder), *options]) == 0
     assert capsys.readouterr().out.splitlines() == [f"line {n}" for n in range(first, 30)]
+
+
+def test_logs_as_json_have_the_lines_of_each_log(make_run, capsys) -> None:
+    paths = make_run("1", "ok", LOG)
+    assert cli.main(["logs", "runs/1", "-n", "2", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["state"], found["log"]) == (
+        "ok",
+        str(paths.log.relative_to(paths.log.parents[2])),
+    )
+    assert found["lines"] == ["line 28", "line 29"]
 
 
 def test_logs_shows_failed_runs_of_several(make_run, runs, capsys) -> None:

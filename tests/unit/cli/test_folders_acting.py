@@ -97,6 +97,15 @@ def test_cancel_signals_a_local_sweep_once(world, capsys) -> None:
     assert capsys.readouterr().out == "asked 3 runs to save and end\n"
 
 
+def test_cancelled_runs_are_listed_as_json(world, capsys) -> None:
+    world.run("a", pid="4711")
+    world.run("b", "waiting")
+    assert cli.main(["cancel", "runs", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [Path(each).name for each in found["asked"]] == ["a"]
+    assert (found["waiting"], found["not_stopped"]) == (1, [])
+
+
 def test_jobs_are_cancelled_in_one_call(world, capsys) -> None:
     world.run("a", where="n1, job 5_0", job="eke-s_0", pid="77", host="n1")
     world.run("b", "queued", where="job 5_1", job="eke-s_1")

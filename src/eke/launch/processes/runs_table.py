@@ -122,7 +122,7 @@ def progress_lines(
     full = int(size * min(1, (over + parts) / max(1, len(standings))))
     bar = paint("━" * full, "green", stream) + paint("─" * (size - full), "dim", stream)
     times = [format_seconds(elapsed_s)] if elapsed_s is not None else []
-    times += [f"{format_seconds(left)} left"] if (left := _left_s(standings)) is not None else []
+    times += [f"{format_seconds(left)} left"] if (left := _left_s(standings)) else []
     states, time = describe_states(standings, stream), ", ".join(times)
     line = f"{bar}  {states}   {time}".rstrip()
     fits = len(plain(line)) <= width(stream)
