@@ -100,7 +100,7 @@ def planned(folder: Path, runs: int) -> list:
 def pool(folder: Path, cells: list[SweepRun], jobs: list) -> None:
     """Eke's pool."""
     file = SweepFile(sweep_paths(str(folder), "bench"), ["-m"], cells)
-    books, devices = SweepState(jobs, Quiet(len(jobs)), file), {"cpu": find_devices(jobs[0].plan)}
+    books, devices = SweepState(jobs, Quiet(file), file), {"cpu": find_devices(jobs[0].plan)}
     Pool(books, devices).wait()
     assert all(job.outcome is Outcome.ok for job in jobs)
 
