@@ -17,6 +17,7 @@ from eke.models.families import (
     Stack,
     Tokens,
     Weight,
+    family_of,
 )
 from eke.models.families.family_record import INDEX_BYTES
 from eke.models.sizes import (
@@ -171,12 +172,14 @@ def _cast_bytes(plan: Plan, parts: tuple[Weight, ...]) -> list[int]:
     formats = plan.compute.formats
     if plan.compute.autocast is None or formats.copies or formats.gathered:
         return []  # FSDP2 gathers 16 bits
+    # ZeRO-3's linear layers cast a view, which autocast does not keep.
+    is_kept = plan.ranks.zero_stage != 3 or family_of(plan.config).stores_transposed
     is_narrow = formats.frozen_bytes < FLOAT32_BYTES
     return [
         BFLOAT16_BYTES * prod(w.shape)
         for w in parts
         if w.tokens is not Tokens.none
-        and len(w.shape) > 1
+        and len(w.shape) > (1 if is_kept else 2)
         and not w.four_bits
         and not w.is_adapter  # cast by each of its two products
         and (w.trained or not is_narrow)

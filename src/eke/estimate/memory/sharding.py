@@ -31,6 +31,9 @@ _Parts = tuple[Weight, ...]
 _BACKWARD = ("last_layer", "middle", "first_layer", "embedding", "reduced")
 """Moments of the backward pass after its first gradient."""
 
+_REUSE_DISTANCE = 10**9
+"""Elements of `stage3_max_reuse_distance` by default: deepspeed 0.19.8, runtime/zero/config.py."""
+
 
 class _Sizes:
     """Bytes of a model sharded by DeepSpeed, in the weights' format."""
@@ -173,9 +176,10 @@ def regather_bytes(plan: Plan, parts: _Parts) -> int:
 def _gathered_weights(plan: Plan, parts: _Parts) -> Range:
     """Return the full weights in ZeRO-3: small ones, the current module's, and prefetched ones.
 
-    partitioned_param_coordinator.py prefetches up to `stage3_prefetch_bucket_size` and may keep
-    weights used again soon (`stage3_max_reuse_distance`). Tensors fetched together are copied out
-    of one buffer (partition_parameters.py, `AllGatherCoalescedHandle.wait`).
+    partitioned_param_coordinator.py prefetches up to `stage3_prefetch_bucket_size` and keeps
+    weights used again within `stage3_max_reuse_distance` elements, by the module of the last one.
+    Tensors fetched together are copied out of one buffer (partition_parameters.py,
+    `AllGatherCoalescedHandle.wait`).
     """
     number, each = plan.compute.formats.weight_bytes, [prod(w.shape) for w in parts]
     limit = _setting(plan, "stage3_param_persistence_threshold")
@@ -185,7 +189,9 @@ def _gathered_weights(plan: Plan, parts: _Parts) -> Range:
     table = max((prod(w.shape) for w in parts if w.role is Role.embedding), default=0)
     next_ones = _setting(plan, "stage3_prefetch_bucket_size")
     at_work = (2 * experts + table if experts else max(each, default=0)) + next_ones
-    return range_around(number * small, number * at_work, number * (2 * sum(each) + at_work))
+    reused = _setting(plan, "stage3_max_reuse_distance") or _REUSE_DISTANCE
+    most = min(sum(each), small + reused + at_work)
+    return range_around(number * small, number * at_work, number * (2 * most + at_work))
 
 
 def saved_bytes(plan: Plan) -> int:
