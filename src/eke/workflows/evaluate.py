@@ -1,6 +1,8 @@
 """`eke evaluate`: metrics of a finished run's model on its evaluation samples or other data."""
 
 import importlib.util
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import read_json
+from eke.common.paths import LOCAL_RANK, RANK, RENDEZVOUS_VARIABLE, WORLD_SIZE
 from eke.common.text import align, format_number
 from eke.config.compose import Composed, compose
 from eke.config.schema import Config, Conversations, HubRows, LocalRows, Text
@@ -25,12 +28,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from eke.training.batches.batches import MicroBatch
+    from eke.training.distributed.ranks import Ranks
 
 _OF_THE_EVALUATION = ("data", "precision", "attention", "hardware", "dataloader")
 """Groups that overrides may change. Other groups have the run's value, or for training defaults."""
 
-EVAL_BATCH, LABELS = "batch.eval_per_device", "task.labels"
-"""Further keys that overrides may change."""
+EVAL_BATCH, LABELS, PROCESSES = (
+    "batch.eval_per_device", "task.labels", "distributed.num_processes"
+)  # fmt: skip
+"""Further keys that overrides may change. Several processes of this machine share the weights."""
 
 GENERATE, NEW_TOKENS = "evaluate.generate", "evaluate.max_new_tokens"
 """Keys of evaluations: whether to generate and compare answers, and maximum tokens of an answer."""
@@ -65,6 +71,20 @@ def evaluate_run(run: str, overrides: Sequence[str]) -> _EvaluationResult:
     plan = evaluation_plan(trained, overrides)
     if new_tokens:
         _check_answers(plan)
+    with checked_model(paths, record) as folder:
+        job = plan, folder, record, trained, new_tokens
+        row, classes = _measured(*job) if plan.batch.world_size == 1 else _in_ranks(*job)
+    found = {key.removeprefix("eval/"): value for key, value in row.items()}
+    parts = newest_parts(paths, record)
+    step = int(parts.name.partition("-")[2]) if parts else record.model_step
+    return _EvaluationResult(run, step, plan.steps.num_eval_samples, found, classes)
+
+
+def _measured(
+    plan: Plan, folder: Path, record: Record, trained: Plan, new_tokens: int
+) -> tuple[metrics.Row, dict[str, Any]]:
+    """Return metrics, and those of each class, as the only process or as a rank. Collective."""
+    from eke.training.distributed.ranks import SINGLE_PROCESS, join_ranks
     from eke.training.loop.attempt import verify_inputs
     from eke.training.loop.environment import quiet_libraries
     from eke.training.loop.evaluation import measure
@@ -72,23 +92,52 @@ def evaluate_run(run: str, overrides: Sequence[str]) -> _EvaluationResult:
     from eke.training.model.attention_kernels import pinned_backend
 
     quiet_libraries(plan)
-    with checked_model(paths, record) as folder, verify_inputs(plan), pinned_backend(plan):
+    with verify_inputs(plan), pinned_backend(plan):
         try:
-            job = _build(plan, folder, record, trained)
-            row, classes = measure(job)
-            if new_tokens:
-                row |= _answers(job, new_tokens)
+            several = plan.batch.world_size > 1
+            ranks = join_ranks(plan) if several else SINGLE_PROCESS
+            job = _build(plan, folder, record, trained, ranks)
+            row, classes = measure(job, even=several)
+            return (row | _answers(job, new_tokens) if new_tokens else row), classes
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             size = plan.batch.eval_per_device
-            fix = f"{EVAL_BATCH}={size // 2}" if size > 1 else "hardware=cpu, or a larger device"
+            fix = f"{PROCESSES}={2 * plan.batch.world_size}, hardware=cpu, or a larger device"
+            fix = f"{EVAL_BATCH}={size // 2}" if size > 1 else fix
             why = f"{plan.device.name} has no memory for {format_number(size, 'sample')} at a time"
             raise EkeError(f"{why}\n  -> {fix}") from error
-    found = {key.removeprefix("eval/"): value for key, value in row.items()}
-    parts = newest_parts(paths, record)
-    step = int(parts.name.partition("-")[2]) if parts else record.model_step
-    return _EvaluationResult(run, step, plan.steps.num_eval_samples, found, classes)
+
+
+def _in_ranks(plan: Plan, *job: Any) -> tuple[metrics.Row, dict[str, Any]]:
+    """Return `_measured` of several processes, each with its shard of the weights."""
+    from torch import multiprocessing
+
+    results: Any = multiprocessing.get_context("spawn").SimpleQueue()
+    with tempfile.TemporaryDirectory(prefix="eke-") as folder:
+        arguments = str(Path(folder) / "meeting"), results, plan, *job
+        try:
+            multiprocessing.spawn(_as_rank, arguments, plan.batch.world_size)
+        except multiprocessing.ProcessExitedException as error:
+            raise EkeError(str(error)) if results.empty() else results.get() from None
+    found: tuple[metrics.Row, dict[str, Any]] = results.get()
+    return found
+
+
+def _as_rank(rank: int, meeting: str, results: Any, plan: Plan, *job: Any) -> None:
+    """Put the result of rank 0, or the first error of a rank, which ends all."""
+    import torch
+
+    torch.set_num_threads(max(1, torch.get_num_threads() // plan.batch.world_size))
+    place = {RANK: rank, LOCAL_RANK: rank, WORLD_SIZE: plan.batch.world_size}
+    os.environ |= {RENDEZVOUS_VARIABLE: meeting, **{k: str(v) for k, v in place.items()}}
+    try:
+        found = _measured(plan, *job)
+    except EkeError as error:
+        results.put(error)
+        raise SystemExit(1) from None
+    if rank == 0:
+        results.put(found)
 
 
 def _generation(overrides: Sequence[str]) -> tuple[int, list[str]]:
@@ -109,6 +158,9 @@ def _generation(overrides: Sequence[str]) -> tuple[int, list[str]]:
 def _check_answers(plan: Plan) -> None:
     """Raise ConfigError unless answers can be generated and compared."""
     config = plan.config
+    if plan.batch.world_size > 1:
+        why, count = "is for one process: answers differ in length", str(plan.batch.world_size)
+        raise ConfigError(Problem(PROCESSES, count, why, Fix(f"{PROCESSES}=1")))
     has_prompt = getattr(config.data, "prompt", None) or isinstance(config.data, Conversations)
     if not config.targets.is_generated or not has_prompt:
         why = "requires data with prompts and answers"
@@ -124,7 +176,7 @@ def _check_answers(plan: Plan) -> None:
 def evaluation_plan(plan: Plan, overrides: Sequence[str]) -> Plan:
     """Return the plan of an evaluation of a run's model."""
     typed = {k.lstrip("+~"): v for k, _, v in (word.partition("=") for word in overrides)}
-    allowed = (*_OF_THE_EVALUATION, EVAL_BATCH, LABELS)
+    allowed = (*_OF_THE_EVALUATION, EVAL_BATCH, LABELS, PROCESSES)
     if wrong := [key for key in typed if not {key, key.split(".")[0]} & {*allowed}]:
         why = "has no effect on an evaluation, or would change the model"
         fix = Fix(remark=f"overrides of {', '.join(allowed)}")
@@ -134,6 +186,8 @@ def evaluation_plan(plan: Plan, overrides: Sequence[str]) -> Plan:
     fixed = ["batch=fixed", "batch.per_device=1", "train.steps=1", "tracker=none"]
     if EVAL_BATCH not in typed:
         fixed.append(f"{EVAL_BATCH}={plan.batch.eval_per_device}")
+    if typed.get(PROCESSES, "1") != "1":
+        fixed.append("distributed=fsdp")
     directory = Path(plan.config_dir) if plan.config_dir else None
     composed = compose([*kept, *overrides, *fixed], directory)
     if names_data or "data.eval_path" in typed:
@@ -169,18 +223,22 @@ def _whole(composed: Composed, typed: Mapping[str, str], names_data: bool) -> Co
     return replace(composed, config=replace(composed.config, data=data))
 
 
-def _build(plan: Plan, folder: Path, record: Record, trained: Plan) -> Any:
+def _build(plan: Plan, folder: Path, record: Record, trained: Plan, ranks: "Ranks") -> Any:
     """Return a job for `measure`, with the weights of the run and samples with its classes."""
     from eke.training.batches.batches import Transfer
     from eke.training.batches.dataset import build_data
-    from eke.training.distributed.ranks import SINGLE_PROCESS
+    from eke.training.distributed.deepspeed_engine import parts_of
+    from eke.training.distributed.fsdp import shard_model
     from eke.training.loop.training_state import build_checked, torch_device
     from eke.training.model.loss import build_loss
     from eke.training.model.number_formats import build_formats
     from eke.training.model.save_model import load_weights
 
     device = torch_device(plan)
-    model, report = build_checked(plan, device)
+    parts = parts_of(plan, device, ranks)
+    model, report = build_checked(plan, device, parts)
+    if parts:
+        parts.put(model, lambda: shard_model(plan, model, parts.mesh))
     with reading(folder):
         load_weights(model, folder)
         known = list(record.classes.get("names", []))  # of an adapter
@@ -193,7 +251,7 @@ def _build(plan: Plan, folder: Path, record: Record, trained: Plan) -> Any:
         config.id2label = dict(enumerate(names))
     move = Transfer(device)
     return SimpleNamespace(
-        plan=plan, device=device, model=model, bare_model=model, ranks=SINGLE_PROCESS,
+        plan=plan, device=device, model=model, bare_model=model, ranks=ranks,
         formats=build_formats(plan, device), loss=build_loss(plan),
         data=build_data(plan, left=report.padding == "left"),
         transfer=move if numbers is None else lambda batch: move(_renumbered(batch, numbers)),

@@ -49,6 +49,9 @@ def test_parts_are_evaluated_like_the_run(case, stopped, capsys) -> None:
     found = evaluate_run(str(folder), [])
     assert found.step == 2
     assert found.metrics["loss"] == pytest.approx(loss, rel=1e-5)
+    several = evaluate_run(str(folder), ["distributed.num_processes=2"])
+    assert several.metrics == pytest.approx(found.metrics, rel=1e-6)
+    assert several.num_samples == found.num_samples
     if "task=sequence_classification" not in case and "peft=lora" not in case:
         assert main(["generate", str(folder), "ab", "--max-new-tokens=4"]) == 0
         assert capsys.readouterr().out
