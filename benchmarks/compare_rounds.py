@@ -22,7 +22,7 @@ from arguments import writable
 from provenance import machine
 
 SWEEP = (
-    "experiment=smoke", "train.steps=300", "train.timing_warmup_steps=20", "train.save_final=false",
+    "experiment=smoke", "train.steps=200", "train.timing_warmup_steps=20", "train.save_final=false",
     "batch.per_device=1", "data.seq_len=16", "tracker=none", "optimizer=adamw,adafactor",
     "memory=none,checkpointing", "sweep.repeats=6", "sweep.seeds=per_repeat",
 )  # fmt: skip
