@@ -17,6 +17,7 @@ from eke.common.text import align, format_number
 from eke.config.compose import Composed, compose
 from eke.config.schema import Config, Conversations, HubRows, LocalRows, Text
 from eke.data.preparation.untrusted import reading
+from eke.launch.processes.run_attempt import describe_exit
 from eke.plan.planner import Plan, read_plan
 from eke.plan.planner.samples import ROW_NUMBERS
 from eke.plan.record import Record, metrics
@@ -113,13 +114,15 @@ def _in_ranks(plan: Plan, *job: Any) -> tuple[metrics.Row, dict[str, Any]]:
     """Return `_measured` of several processes, each with its shard of the weights."""
     from torch import multiprocessing
 
-    results: Any = multiprocessing.get_context("spawn").SimpleQueue()
+    spawning: Any = multiprocessing  # torch 2.13: not annotated
+    results: Any = spawning.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="eke-") as folder:
         arguments = str(Path(folder) / "meeting"), results, plan, *job
         try:
-            multiprocessing.spawn(_as_rank, arguments, plan.batch.world_size)
-        except multiprocessing.ProcessExitedException as error:
-            raise EkeError(str(error)) if results.empty() else results.get() from None
+            spawning.spawn(_as_rank, arguments, plan.batch.world_size)
+        except spawning.ProcessExitedException as error:
+            why = f"process {error.error_index}: {describe_exit(error.exit_code)}"
+            raise EkeError(why) if results.empty() else results.get() from None
     found: tuple[metrics.Row, dict[str, Any]] = results.get()
     return found
 
