@@ -5,8 +5,8 @@ python benchmarks/compare_rounds.py results/compare_rounds_cpu.json
 The first record is written whole, the others as differences from it (`restored`). The test compares
 odd with even rounds, and with 10 % less speed. Steps are shorter than most interruptions by other
 processes, so that their median is of undisturbed steps, and a round takes one or two minutes: what
-changes more slowly is in odd and even rounds. Root may add `nice -n -20`. No other run of eke may use
-the machine.
+changes more slowly is in odd and even rounds. Root may add `nice -n -20`. No other run of eke may
+use the machine.
 """
 
 import argparse
