@@ -185,14 +185,15 @@ def is_misshapen(line):
 
 
 def shares(kind, sets):
-    """Number of sets of a kind with each false claim, and the kinds of claims made."""
+    """Number of sets with each false claim, or any, and the kinds of claims made."""
     false, made = Counter(), Counter()
     for seed in range(sets):
         planted = Planted(kind, seed)
         found = planted.compared()
         assert not wrong_forms(planted, found), (kind, seed)
         made.update(claim.kind for claim in find_claims(found))
-        false.update({what for what, *_ in false_claims(planted, found)})
+        wrong = {what for what, *_ in false_claims(planted, found)}
+        false.update({*wrong, "any"} if wrong else ())
     return false, made
 
 
@@ -200,15 +201,17 @@ def shares(kind, sets):
 def test_claims_are_correct_on_few_simulated_sets(kind):
     """Two of three sets are wrong by chance in less than one of a hundred such tests."""
     false, made = shares(kind, 3)
-    assert max(false.values(), default=0) <= 1, false
+    assert false["any"] <= 1, false
     assert made
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_false_claims_occur_in_at_most_5_percent_of_sets(kind):
+    """Any claim together: at most 5.0 % of 2,000 sets of a kind, here two standard errors more."""
     sets = 200
     false, made = shares(kind, sets)
+    assert false.pop("any", 0) <= 0.05 * sets + 2 * (0.05 * 0.95 * sets) ** 0.5, false
     assert max(false.values(), default=0) <= 0.05 * sets, false
     expected = {
         "effects": {Kind.best, Kind.peers, Kind.at_worse_loss, Kind.not_better},
