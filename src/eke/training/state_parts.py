@@ -61,9 +61,8 @@ def row_piece(tensor: Tensor, rank: int = 0, world_size: int = 1) -> Piece:
     cut = _place_of(tensor)[1] > 1
     rank, world_size = _place_of(tensor)[:2] if cut else (rank, world_size)
     shape = tuple(tensor.shape)
-    local = (
-        local_tensor(tensor.detach()).reshape(-1) if not shape else local_tensor(tensor.detach())
-    )
+    local = local_tensor(tensor.detach())
+    local = local if shape else local.reshape(-1)
     mine = rows((*shape, 1)[0], rank, world_size)
     return Piece(local if cut else local[mine], mine.start * prod(shape[1:]), shape)
 

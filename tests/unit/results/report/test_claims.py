@@ -148,8 +148,8 @@ def beaten_by(planted, found, claim):
     named = {row for each in beside if each.measure == claim.measure for row in each.rows}
     key, top = claim.measure.key, planted.truth[planted.place(claim.rows[0])]
     rows = [row for row in found.rows_of(claim.part) if key in row.estimates and row not in named]
-    compared = [row for row in rows if claim.is_loss or key in row.ratios]
-    sound = [row for row in compared if claim.is_loss or not row.quality.excludes]
+    compared = [row for row in rows if claim.measure.is_loss or key in row.ratios]
+    sound = [row for row in compared if claim.measure.is_loss or not row.quality.excludes]
     places = [planted.place(row) for row in sound]
     return [p for p in places if better(claim.measure, planted.truth[p][key], top[key]) > 0]
 

@@ -55,18 +55,13 @@ class Claim:
     is_limited: bool = False
     """True if rows with a better value were skipped for their higher loss."""
 
-    @property
-    def is_loss(self) -> bool:
-        """True if the claim is about a loss or a metric."""
-        return _is_loss(self.measure)
-
     def numbers(self, row: ComparisonRow) -> dict[str, float | str | None]:
         """Return value relative to the baseline's, unit, interval, and level, or empty if none.
 
         Ratios have the unit `x`. A loss has the unit of its comparison.
         """
         found, ratio = row.quality, row.ratios.get(self.measure.key)
-        if self.is_loss and found.estimate is not None:
+        if self.measure.is_loss and found.estimate is not None:
             numbers = found.estimate, found.unit, found.low, found.high, found.level
         elif ratio is not None:
             numbers = ratio.value, "x", ratio.low, ratio.high, ratio.level
@@ -141,10 +136,6 @@ def _some(
     return [Claim(kind, part, tuple(found), measure) for kind, found in rows.items() if found]
 
 
-def _is_loss(measure: Measure) -> bool:
-    return measure is not PEAK and not measure.is_speed
-
-
 _STATES: Mapping[Enum, str] = {
     Parity.better: "better", Parity.worse: "worse", Parity.equal: "same", Parity.few: "few",
     Significance.same: "same", Significance.unresolved: "open", Significance.single: "few",
@@ -157,7 +148,7 @@ def _judged(row: ComparisonRow, measure: Measure) -> tuple[float, str] | None:
     The decision is better, worse, same, open, or few for too few repeats.
     """
     quality, ratio = row.quality, row.ratios.get(measure.key)
-    if _is_loss(measure):
+    if measure.is_loss:
         if quality.estimate is None or quality.measure != measure.key:
             return None
         sign = 1 if is_better_lower(measure.key) else -1
@@ -186,7 +177,7 @@ def _best(part: MachineComparison, rows: Sequence[ComparisonRow], measure: Measu
         kind = kinds.get("".join(states), Kind.not_better)
         return [Claim(kind, part, tuple(tested), measure)]
     shown = [row for row in tested if judged[row][1] == "better"]
-    sound = [row for row in tested if _is_loss(measure) or not row.quality.excludes]
+    sound = [row for row in tested if measure.is_loss or not row.quality.excludes]
     top = next((row for row in shown if row in sound), None)
     if top is None:
         return [Claim(Kind.at_worse_loss, part, tuple(shown), measure)]
@@ -204,7 +195,7 @@ def _peers_of(
     part: MachineComparison, top: ComparisonRow, rows: Sequence[ComparisonRow], measure: Measure
 ) -> list[ComparisonRow]:
     """Return the rows that are not distinguishable from the best one."""
-    if _is_loss(measure):  # one row stands for its training
+    if measure.is_loss:  # one row stands for its training
         first = {training_key(row.variant): row.variant for row in reversed(rows)}
         tested = {row: first[training_key(row.variant)] for row in rows}
         samples = {variant: variant.sample(measure.key) for variant in first.values()}

@@ -21,6 +21,11 @@ class Measure:
     is_speed: bool
     """True if it is invalid on a shared device."""
 
+    @property
+    def is_loss(self) -> bool:
+        """True for a loss, or a metric of evaluations."""
+        return self.key.startswith(BY_SEED)
+
 
 SAMPLE_SPEED = Measure("throughput.samples_per_s", "samples/s", "1/s", True)
 TOKEN_SPEED = Measure("throughput.tokens_per_s", "tokens/s", "1/s", True)

@@ -89,7 +89,7 @@ class _Words:
         self.base = next((row for row in self.rows if row.is_baseline), None)
         name = _name(self.base) if self.base else ""
         self.base_name = name if 0 < len(name) <= _LONG else "the baseline"
-        self.is_low = claim.measure is PEAK or (claim.is_loss and is_better_lower(self.key))
+        self.is_low = claim.measure is PEAK or (claim.measure.is_loss and is_better_lower(self.key))
 
     def sentence(self) -> str:
         """Return the sentence without its point, or empty if another one says the same."""
@@ -115,14 +115,14 @@ class _Words:
             return common[self.kind]()
         if claim.measure is PEAK:
             return self._of_memory()
-        if claim.is_loss:
+        if claim.measure.is_loss:
             is_only = self.part and self.part.focus is Affects.learning
             keys = ", ".join(self.part.keys[:_NAMED]) if self.part and is_only else ""
             return self._of_loss() + (f"; the speed does not depend on {keys}" if keys else "")
         return self._fastest() if self.kind is Kind.best else self._of_speed()
 
     def _unmeasured(self) -> str:
-        if not self.claim.is_loss:
+        if not self.claim.measure.is_loss:
             return "No comparable speed was measured"
         keys, what = keys_by(self.comparison.metric), self.comparison.metric or "loss"
         have = {row for row in self.rows if any(row.variant.sample(key) for key in keys)}
@@ -296,7 +296,7 @@ class _Words:
         return row.ratios[self.key]
 
     def _number(self, row: ComparisonRow) -> str:
-        return row.quality.change if self.claim.is_loss else times(self._ratio(row))
+        return row.quality.change if self.claim.measure.is_loss else times(self._ratio(row))
 
     def _worse(self) -> str:
         """Return the loss or metric for which a row was skipped: `higher eval loss`."""

@@ -337,9 +337,8 @@ def compare_sides(sides: Sequence[Side], tolerance: float | None = None) -> TwoS
     for side, each in zip(sides, rows, strict=True):
         if rest := len(each) - len(shared):
             notes.append(f"{format_number(rest, 'configuration')} only in {side.name}")
-    measure = (
-        TOKEN_SPEED if "data.packing" in keys else SAMPLE_SPEED
-    )  # a packed row holds several samples
+    is_packed = "data.packing" in keys  # a packed row holds several samples
+    measure = TOKEN_SPEED if is_packed else SAMPLE_SPEED
     variants = [(rows[0][key], rows[1][key]) for key in shared]
     if len(variants) == 1:  # alone it has no other name than its overrides
         one, other = variants[0]
