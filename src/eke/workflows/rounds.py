@@ -20,13 +20,13 @@ from eke.estimate.time import StepTime, Unknown, sum_line
 from eke.launch.processes.sweep import Job, SweepFile, SweepRun
 from eke.plan.record import Outcome
 from eke.results.report.compare.comparison import find_families
-from eke.results.report.compare.keys import affects
 from eke.results.report.compare.load_records import (
     ABSENT,
     NOT_RUN,
     Entry,
     RunKey,
     RunSettings,
+    affects,
     key_of,
     settings_of,
 )

@@ -8,8 +8,7 @@ from unit.results.report.made import Run, make_sweep
 from eke.config.schema import VARIANTS, Config
 from eke.config.schema.fields import Affects
 from eke.plan.identity import PRESENTATION
-from eke.results.report.compare.keys import affects
-from eke.results.report.compare.load_records import gather
+from eke.results.report.compare.load_records import affects, gather
 from eke.results.report.compare.variants import group, training_key
 from eke.rules.techniques import TECHNIQUES, Numerics
 

@@ -14,8 +14,7 @@ from eke.config.schema.fields import Affects
 from eke.results.report.compare import effects as techniques
 from eke.results.report.compare.curves import Curve, curve_of, quiet_notes
 from eke.results.report.compare.effects import SAME_BYTES, Effect, PublishedMatch
-from eke.results.report.compare.keys import affects
-from eke.results.report.compare.load_records import Entry, LoadedRecords, gather, key_of
+from eke.results.report.compare.load_records import Entry, LoadedRecords, affects, gather, key_of
 from eke.results.report.compare.losses import LossComparison, Parity, compare_losses
 from eke.results.report.compare.measures import (
     BY_SEED,

@@ -1,8 +1,8 @@
 """Records of runs and sweeps in some folders, and the keys in which they differ."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from eke.common.errors import ConfigError
 from eke.common.files import read_json
 from eke.common.paths import RunPaths, SweepPaths
 from eke.common.text import first_line, format_value
+from eke.config.schema import VARIANTS, Config
+from eke.config.schema.fields import Affects
 from eke.plan.identity import PRESENTATION, meaningful
 from eke.plan.record import (
     RECORD_LIMIT,
@@ -24,6 +26,7 @@ from eke.plan.record import (
 from eke.results.report.compare.measures import measured_values
 from eke.results.report.compare.statistics import ALPHA
 from eke.results.report.compare.until_decided import RowDecision, decision_of
+from eke.rules.techniques import TECHNIQUES, Numerics
 
 NOT_RUN = "not run"
 """Outcome shown for a sweep's run without one."""
@@ -368,3 +371,41 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         elif key != "option":
             leaves[f"{prefix}{key}"] = format_value(value)
     return leaves
+
+
+def affects(key: str, values: Collection[str]) -> Affects:
+    """Return the class of a key's difference, or *both* if one of the values changes more.
+
+    `key` is a path of the configuration or a group. A key of another version counts as *both*.
+    """
+    found = _metadata().get(key)
+    while found is None and "." in key:  # below a key whose value is a mapping
+        key = key.rpartition(".")[0]
+        found = _metadata().get(key)
+    if found is None:
+        return Affects.both
+    is_off = found.get("is_off_at_zero") and not all(map(_is_positive, values))
+    techniques = [TECHNIQUES.get(f"{key}={value}") for value in values]
+    if is_off or any(each and each.numerics is Numerics.reduced for each in techniques):
+        return Affects.both
+    return Affects(found["affects"])
+
+
+@cache
+def _metadata() -> dict[str, Mapping[str, Any]]:
+    """Return metadata by group and key. Keys without a class have the class of their group."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for group in fields(Config):
+        found[group.name] = group.metadata
+        for cls in (group.default_factory, *VARIANTS.get(group.name, {}).values()):
+            for each in fields(cls) if isinstance(cls, type) else ():
+                known = each.metadata if "affects" in each.metadata else group.metadata
+                found.setdefault(f"{group.name}.{each.name}", known)
+    return found
+
+
+def _is_positive(value: str) -> bool:
+    try:
+        return float(value) > 0
+    except ValueError:
+        return False

@@ -23,11 +23,11 @@ from eke.plan.record import Outcome, Record, table
 from eke.plan.record.find_folder import find_folder
 from eke.results.report.compare import statistics
 from eke.results.report.compare.comparison import compare_runs
-from eke.results.report.compare.keys import affects
 from eke.results.report.compare.load_records import (
     ABSENT,
     Entry,
     RunSettings,
+    affects,
     gather,
     key_of,
     settings,

@@ -12,11 +12,11 @@ from eke.common.files import json_safe
 from eke.config.schema.fields import Affects
 from eke.plan.identity import canonical
 from eke.plan.record import Outcome, Record
-from eke.results.report.compare.keys import affects
 from eke.results.report.compare.load_records import (
     Entry,
     Factors,
     RunSettings,
+    affects,
     configuration,
     key_of,
     settings,
