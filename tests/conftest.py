@@ -47,6 +47,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True)
+def unwrapped_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Print errors without line breaks, except in tests of the width, which set COLUMNS."""
+    monkeypatch.setattr(
+        "eke.common.errors.width", lambda stream: int(os.environ.get("COLUMNS", 10_000))
+    )
+
+
 def pytest_collection_finish() -> None:
     """Let no collection of garbage look again at a million objects that stay to the end."""
     gc.collect()

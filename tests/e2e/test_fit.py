@@ -124,7 +124,7 @@ def test_declared_hardware_requires_plan_only(fit_here) -> None:
     ("arguments", "word"),
     [
         pytest.param(["--objective", "fast"], "speed", id="objective"),
-        pytest.param(["--budget-trials", "1"], "--budget-trials: 1 is below 2", id="budget"),
+        pytest.param(["--budget-trials", "1"], "1 is below 2", id="budget"),
         pytest.param(["precison=bf16"], "precision=bf16", id="key"),
         pytest.param(["seed=1,2"], "one value, or remove the key", id="a sweep"),
         pytest.param(

@@ -204,7 +204,7 @@ def test_help_fits_a_screen_and_names_every_group(capsys) -> None:
     assert cli.main(["train", "--help"]) == 0
     shown = capsys.readouterr().out
     for group in ("model", "precision", "optimizer", "tracker", "sweep"):
-        assert f"  {group} " in shown
+        assert group in shown.split()
     assert len(shown.splitlines()) <= 60
 
 
@@ -219,7 +219,7 @@ def test_version_is_printed(command, capsys) -> None:
     [
         pytest.param([], 0, "eke train [overrides]", id="nothing"),
         pytest.param(["--help"], 0, "eke train [overrides]", id="help"),
-        pytest.param(["nonsense"], 2, "eke: unknown command 'nonsense'", id="nonsense"),
+        pytest.param(["nonsense"], 2, "eke nonsense", id="nonsense"),
         pytest.param(["plan", "model=tiny_bert"], 2, "-> task=masked_lm", id="plan, refused"),
         pytest.param(["plan", "batch.target=64", "--quick"], 0, "batch.accumulation", id="plan"),
         pytest.param(

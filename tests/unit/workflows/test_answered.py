@@ -55,7 +55,7 @@ def test_finished_run_is_reused_on_a_full_disk(trouble, typed, capsys, request) 
 def test_run_that_must_write_does_not_start_on_a_full_disk(more, typed, full_disk, capsys) -> None:
     assert workflows.main([*typed, more]) == 1, "nothing is wrong with the command"
     told = capsys.readouterr().err
-    assert told.startswith("1 problem ")
+    assert told.startswith("error: 1 problem ")
     assert "-> paths.runs=" in told
 
 
@@ -70,7 +70,7 @@ def test_disk_problem_is_reported_with_other_problems(typed, full_disk, capsys) 
 def test_run_without_free_memory_is_rejected_for_now(more, typed, full_memory, capsys) -> None:
     assert workflows.main([*typed, more]) == 1, "nothing is wrong with the command"
     told = capsys.readouterr().err
-    assert told.startswith("1 problem ")
+    assert told.startswith("error: 1 problem ")
     assert "needs at least" in told
     assert "0 B " in told
     assert "ignore_forecast=true" in told

@@ -187,11 +187,11 @@ def test_merge_without_adapters_warns(export, tmp_path) -> None:
         pytest.param("full", lambda run, out: run.record.unlink(), "",
                      "is not finished (no record)", id="no record"),
         pytest.param("full", lambda run, out: (run.record.unlink(), lock(run)), "",
-                     "is not finished (running)\n      -> eke status runs/copy", id="running"),
+                     "is not finished (running)\n    -> eke status runs/copy", id="running"),
         pytest.param("full", lambda run, out: change_record(run, outcome="preempted"), "",
                      "is not finished (preempted)", id="interrupted"),
         pytest.param("full", lambda run, out: change_record(run, outcome="diverged"), "",
-                     "ended as diverged\n      -> eke logs runs/copy", id="diverged"),
+                     "ended as diverged\n    -> eke logs runs/copy", id="diverged"),
         pytest.param("full", lambda run, out: shutil.rmtree(run.checkpoints), "",
                      "train.save_final=true rerun=true", id="no checkpoint"),
         pytest.param("full", lambda run, out: cut(run, "model.safetensors"), "",
@@ -279,7 +279,7 @@ def test_untrained_random_weights_are_not_merged(export, tmp_path, monkeypatch) 
     )
     code, _, err = export("lora", tmp_path / "out", "--merge")
     assert code == 1
-    assert err == "cannot merge: 1 tensor left random: x. The run did not save them\n"
+    assert err == "error: cannot merge: 1 tensor left random: x. The run did not save them\n"
     assert not any(tmp_path.iterdir())
 
 
