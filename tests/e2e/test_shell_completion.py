@@ -1,13 +1,16 @@
 """Completion in real shells: bash and zsh at a terminal, fish by its own `complete -C`."""
 
+import fcntl
 import os
 import pty
 import re
 import select
 import shlex
 import shutil
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -89,6 +92,28 @@ def shell_environment(place: Path) -> dict[str, str]:
         "PS1": READY,
         "INPUTRC": "/dev/null",
     }
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted", "code"),
+    [
+        (["--help", "memory"], "memory.every_n\x1b[0m", 0),
+        (["seed=x"], "\x1b[31mseed = x\x1b[0m", 2),
+    ],
+    ids=["help", "error"],
+)
+def test_screen_has_colours_and_width_of_the_terminal(place, words, wanted, code) -> None:
+    env = {**shell_environment(place), "TERM": "xterm", "COLUMNS": ""}
+    terminal = Terminal([sys.executable, "train.py", *words], place, env)
+    try:
+        fcntl.ioctl(terminal.master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+        terminal.process.wait(PATIENCE_S)
+        shown = os.read(terminal.master, 1 << 16).decode()
+    finally:
+        terminal.close()
+    assert terminal.process.returncode == code
+    assert wanted in shown
+    assert max(len(plain(line)) for line in shown.splitlines()) <= 60
 
 
 @pytest.fixture(scope="module")

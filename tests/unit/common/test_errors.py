@@ -92,7 +92,7 @@ def test_deleted_current_folder_is_reported(tmp_path, monkeypatch) -> None:
     assert refused.value.rule == "missing_folder"
 
 
-WRONG = ("optimzer=adamw", "model=tiny", "precision=fp8x", "train.stepz=3")
+WRONG = ("tracke=none", "model=tiny", "precision=fp8x", "train.stepz=3")
 
 
 def screen(error: EkeError, columns: int, monkeypatch, *typed: str) -> str:
@@ -119,17 +119,17 @@ def test_error_ends_with_the_command_with_all_fixes(monkeypatch) -> None:
     assert all(len(line) <= 60 for line in command.splitlines())
     words = command.replace("\\\n", " ").split()
     assert words[:3] == ["eke", "train", "model=tiny"]
-    assert set(words[3:]) == {"optimizer=adamw", "precision=fp8", "train.steps=3"}
+    assert set(words[3:]) == {"tracker=none", "precision=fp8", "train.steps=3"}
     compose([word for word in words[2:] if word != "precision=fp8"])
 
 
 @pytest.mark.parametrize(
     ("typed", "more"),
     [
-        (["optimzer=adamw"], "one problem"),
-        (["optimzer=adamw", "sweep=xyz"], "no fix for the second one"),
-        (["optimzer=adamw", "seed=1,2"], "a sweep"),
-        (["optimzer=adamw", "seed", "=", "3"], "spaces"),
+        (["tracke=none"], "one problem"),
+        (["tracke=none", "sweep=xyz"], "no fix for the second one"),
+        (["tracke=none", "seed=1,2"], "a sweep"),
+        (["tracke=none", "seed", "=", "3"], "spaces"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
