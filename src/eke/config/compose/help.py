@@ -57,8 +57,8 @@ _EXAMPLES = (
     "PROGRAM recipe=low_memory model=llama_1b plan_only=true",
 )
 _TAIL = (
-    "flags: -m, -q, -v, --json, --color WHEN, --config-dir FOLDER (own options), --cell, --version,"
-    " --hydra-help. --cfg job shows all values. `eke --help` lists the other commands."
+    "flags: -m, -q, -v, --color WHEN, --config-dir FOLDER (own options), --cell, --version, "
+    "--hydra-help. --cfg job shows all values. `eke --help` lists the other commands."
 )
 
 
