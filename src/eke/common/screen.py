@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -128,6 +129,19 @@ def row(name: str, text: str, at: int, columns: int, style: str = "") -> list[st
     if len(name) + 2 <= at and at + max(longest, _NARROWEST) <= columns:
         return wrap(text, columns, shown + " " * (at - len(name)))
     return [shown, *wrap(text, columns, " " * min(at, columns // 3))]
+
+
+def fields(rows: Sequence[tuple[str, str]], columns: int, indent: int = 0) -> list[str]:
+    """Return aligned names with their texts, wrapped. Without a name, a text continues a field."""
+    widest = max((len(plain(name)) for name, _ in rows), default=0)
+    margin, lines = " " * indent, list[str]()
+    for name, text in rows:
+        first = margin + name + " " * (widest + 2 - len(plain(name)))
+        if indent + widest + 2 + len(plain(text.partition(" ")[0])) > columns:
+            lines += [first.rstrip(), *wrap(text, columns, f"{margin}  ")]
+        else:
+            lines += wrap(text, columns, first, " " * (indent + widest + 2))
+    return lines
 
 
 def table_width(stream: TextIO | None = None) -> int:

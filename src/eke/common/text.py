@@ -63,6 +63,12 @@ def format_seconds(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} m"
 
 
+def format_range(low: str, high: str) -> str:
+    """Format two amounts, with their unit once if it is the same: `21.7 to 26.9 GiB`."""
+    unit = high.rpartition(" ")[2] if high.count(" ") == 1 else ""
+    return f"{low.removesuffix(f' {unit}') if unit else low} to {high}"
+
+
 def format_value(value: object, text: Callable[[str], str] = str) -> str:
     """Format a configuration value as on the command line. `text` formats strings."""
     if value is None:

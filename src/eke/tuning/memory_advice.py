@@ -8,11 +8,12 @@ from itertools import combinations, islice
 from math import prod
 
 from eke.common.errors import ConfigError
-from eke.common.text import format_bytes
+from eke.common.screen import paint, width, wrap
+from eke.common.text import align, format_bytes
 from eke.config.schema import FSDP, Config, PretrainedModel
 from eke.estimate.memory import Forecast, Verdict, known_forecast
 from eke.estimate.memory.predict_memory import with_available_bytes
-from eke.estimate.memory.render_memory import METHODS, as_record, largest_components, wrapped
+from eke.estimate.memory.render_memory import METHODS, as_record, wrapped
 from eke.estimate.time import StepTime, forecast_time, predicted_step, slowdown
 from eke.models.checkpoints.architecture import router_loss
 from eke.models.sizes import predicted_frac
@@ -225,50 +226,42 @@ def _tried(plan: Plan, techniques: _Techniques) -> Advice | None:
     )
 
 
-def render_advice(found: Forecast, advice: list[Advice]) -> str:
-    """Return the largest components and the overrides as text, equivalent training first."""
-    lines = [largest_components(found), ""]
+_OTHER_MEANS = """No technique and no two techniques reduce memory enough. Other means: a smaller
+model, shorter samples (data.seq_len), more devices (distributed=fsdp) or a larger device
+(hardware=all)"""
+
+
+def render_advice(found: Forecast, advice: list[Advice], sources: bool = False) -> list[str]:
+    """Return the overrides with memory and time, equivalent training first."""
     if found.verdict is Verdict.unknown:
-        lines.append("The device's memory is unknown. To declare it: hardware=NAME")
-        return "\n".join(lines)
+        return wrap("The device's memory is unknown. To declare it: hardware=NAME", width())
     if not advice:
-        lines += [
-            "No technique and no two techniques reduce memory enough. Other means: a smaller",
-            "model, shorter samples (data.seq_len), more devices (distributed=fsdp) or a larger",
-            "device (hardware=all)",
-        ]
-        return "\n".join(lines)
+        return wrap(_OTHER_MEANS, width())
     head = "make it fit" if found.verdict is not Verdict.fits else "need less memory"
-    for keeps, whose in ((True, "with the same training"), (False, "with another training")):
-        group = [each for each in advice if each.keeps is keeps]
-        if group:
-            lines += [] if lines[-1] == "" else [""]
-            lines.append(f"Overrides that {head}, {whose}, cheapest first:")
-            lines += [line for each in group for line in _proposal(each)]
-    return "\n".join(lines)
+    names = [" ".join(each.overrides) for each in advice]
+    figures = align([*map(_figures, advice)], right=[0])
+    most = max(24, width() - 4 - max(map(len, figures)))  # columns of overrides
+    place, lines = min(max(map(len, names)), most), list[str]()
+    for keeps, whose in ((True, "same training"), (False, "another training (compare the loss)")):
+        group = [n for n, each in enumerate(advice) if each.keeps is keeps]
+        lines += [f"{head}, {whose}:"] if group else []
+        for name, figure in ((names[n], figures[n]) for n in group):
+            is_short = len(name) <= place
+            lines += [] if is_short else [f"  {paint(name, 'green')}"]
+            beside = paint(name, "green") + " " * (place - len(name)) if is_short else " " * place
+            lines.append(f"  {beside}  {figure}")
+    reasons = dict.fromkeys(reason for each in advice for reason in each.reasons if sources)
+    return lines + [wrapped(f"source: {reason}") for reason in reasons]
 
 
-def _proposal(advice: Advice) -> list[str]:
-    peak, method = advice.forecast.peak, METHODS[advice.forecast.method]
-    size = f"{format_bytes(peak.expected)} expected, at most {format_bytes(peak.high)} ({method})"
-    return [
-        "",
-        f"  {' '.join(advice.overrides)}",
-        wrapped(f"{size}: {advice.forecast.verdict.value}", 6),
-        f"      {_cost(advice)}",
-        *(wrapped(f"source: {reason}", 6) for reason in advice.reasons),
-    ]
-
-
-def _cost(advice: Advice) -> str:
-    changes = "" if advice.keeps else ". Another training: compare its loss"
-    if advice.slowdown is None:
-        return f"speed depends on the machine{changes}"
-    change = advice.slowdown - 1
-    if abs(change) < 0.005:
-        return f"same speed{changes}"
-    words = f"{change:.0%} more time" if change > 0 else f"{-change:.0%} less time"
-    return f"about {words} per step{changes}"
+def _figures(advice: Advice) -> tuple[str, str, str]:
+    """Return memory, method with verdict, and time per step."""
+    found = advice.forecast
+    remark = f"({METHODS[found.method]}): {found.verdict.value}"
+    time = "not known" if advice.slowdown is None else f"{advice.slowdown - 1:+.0%} time"
+    if time in ("+0% time", "-0% time"):
+        time = "same speed"
+    return format_bytes(found.peak.expected), remark, time
 
 
 _SAVED = 0.85

@@ -9,6 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import TextIO
 
 import eke
 from eke.common.errors import ConfigError, EkeError, Fix, Problem, format_os_error
@@ -134,10 +135,10 @@ def ask_hydra(arguments: Arguments) -> int:
     return print_once(run_hydra_flags(arguments))
 
 
-def print_once(text: str) -> int:
+def print_once(text: str, to: TextIO | None = None) -> int:
     """Print a text once for all ranks, and return the exit code of a command that only prints."""
     if is_first():
-        write_line(text)
+        write_line(text, to)
     return EXIT_FAILED if output_was_lost() else EXIT_OK
 
 

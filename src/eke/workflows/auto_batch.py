@@ -24,7 +24,15 @@ from eke.estimate.memory import (
 from eke.hardware import Device, bfloat16_units, usable_cores
 from eke.models.checkpoints.architecture import router_loss
 from eke.plan.fine_tuning_defaults import LR, SAMPLES, SET_BY, fine_tuning_defaults
-from eke.plan.planner import Decision, Plan, RecipeDecision, make_plan, replan, with_batch
+from eke.plan.planner import (
+    Decision,
+    Plan,
+    RecipeDecision,
+    ShownDecision,
+    make_plan,
+    replan,
+    with_batch,
+)
 from eke.plan.planner.samples import plan_batch, possible_batches, samples_to_keep
 from eke.rules import BY_SIZE, RuleInputs, check
 from eke.tuning.check_memory_fit import reject_probed_oom
@@ -125,7 +133,7 @@ def choose_batch(
     reasons = _reasons(search, chosen, means)
     if not target_given:
         why = "samples per step of batch=fixed"
-        reasons.insert(0, Decision("batch.target", str(samples_to_keep(plan.config)), why))
+        reasons.insert(0, ShownDecision("batch.target", str(samples_to_keep(plan.config)), why))
     cut = with_batch(plan, taken.config, reasons, taken.warnings)
     if search.known.has_failed(plans[chosen.number]):
         reject_probed_oom(cut, search.forecast(chosen.number))
@@ -160,7 +168,7 @@ def _reasons(search: BatchSearch, chosen: BatchChoice, means: BatchSearchBudget)
         words.append("probed" if chosen.how == "probed" else "same choice as before")
     if has_larger:
         words.append(_of_larger(search, chosen, means))
-    return [Decision("batch.per_device", str(plan.batch.per_device), "; ".join(words))]
+    return [ShownDecision("batch.per_device", str(plan.batch.per_device), "; ".join(words))]
 
 
 def _of_larger(search: BatchSearch, chosen: BatchChoice, means: BatchSearchBudget) -> str:
@@ -245,7 +253,7 @@ def apply_fine_tuning_defaults(
         config = replace(config, **{group: replace(getattr(config, group), **changes)})
         reason = f"{words} for {each.source}; no {SET_BY[quantity][0]} was set"
         row = "learning rate" if quantity == LR else quantity
-        decisions.append(Decision(row, f"{each.value:g}", reason))
+        decisions.append(ShownDecision(row, f"{each.value:g}", reason))
     if LR not in usual and not is_set(composed, LR):
         warning = f"optimizer.lr = {config.optimizer.lr:g} is {config.optimizer.option}'s for "
         warning += "random weights; fine-tuning usually takes less (optimizer.lr=...)"
@@ -254,7 +262,7 @@ def apply_fine_tuning_defaults(
         epochs = 3.0  # transformers' TrainingArguments.num_train_epochs
         config = replace(config, train=replace(config.train, epochs=epochs))
         reason = "usual for fine-tuning; neither train.steps nor train.epochs was set"
-        decisions.append(Decision("train.epochs", f"{epochs:g}", reason))
+        decisions.append(ShownDecision("train.epochs", f"{epochs:g}", reason))
     return config, tuple(decisions), warning
 
 

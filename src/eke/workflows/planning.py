@@ -6,31 +6,52 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.process_env import is_first, num_allocated_nodes, ranks_are_started
+from eke.common.screen import fields, is_quiet, is_verbose, paint, width, wrap
 from eke.common.text import format_bytes
 from eke.config.compose import Arguments, Composed, compose, is_set
 from eke.config.schema import Config, Tracker, resolve_attention
 from eke.estimate.memory import (
     DeviceForecast,
     Forecast,
+    Verdict,
     as_json,
+    forecast_details,
     known_forecast,
     largest_batch,
+    memory_table,
     needs_trace,
     render_devices,
-    render_forecast,
     stop_tracing,
     traced_forecast,
     traced_forecasts,
+    verdict_lines,
 )
-from eke.estimate.time import forecast_time, num_runs, render_time, speed_cell, table_notes
+from eke.estimate.memory.render_memory import host_budget
+from eke.estimate.time import (
+    StepTime,
+    Unknown,
+    forecast_time,
+    num_runs,
+    speed_cell,
+    table_notes,
+    time_rows,
+)
 from eke.estimate.time import step_time_json as time_as_json
 from eke.hardware import DEVICES, Device, choose_device, usable_cores
 from eke.models.checkpoints import follow_head, resolve_model, resolve_tokenizer
-from eke.plan.planner import Decision, Plan, make_plan, plan_to_plain, render_plan, samples_to_keep
+from eke.plan.planner import (
+    Decision,
+    Plan,
+    ShownDecision,
+    make_plan,
+    plan_to_plain,
+    render_plan,
+    samples_to_keep,
+)
 from eke.plan.planner.samples import plan_data
 from eke.results.report import PlanningLine
 from eke.rules import BY_SIZE, NOT_BY_SIZE, RuleInputs, check
@@ -254,17 +275,46 @@ def plan_text(
 ) -> str:
     """Return a plan with its forecasts as text or JSON. Arguments as in `workflows.main`."""
     found = traced_forecast(plan) if trace else known_forecast(plan)
-    time = forecast_time(plan)
-    advice = _composed_advice(plan, trace) if why else []
+    time, advice = forecast_time(plan), None
+    shows_advice = is_verbose() or found.verdict is Verdict.does_not_fit
+    if why or (shows_advice and not is_quiet() and not as_json_text):
+        advice = _composed_advice(plan, trace)
     if as_json_text:
         content = plan_to_plain(plan) | {"memory": as_json(found)} | time_as_json(time)
         if why:
-            content["memory"]["advice"] = [" ".join(each.overrides) for each in advice]
+            content["memory"]["advice"] = [" ".join(each.overrides) for each in advice or ()]
         return json.dumps(content, indent=2)
-    parts = [render_plan(plan), render_forecast(plan, found), render_time(time, plan.device.kind)]
-    if why:
-        parts.append(render_advice(found, advice))
-    return "\n\n".join(parts)
+    return "\n".join(_plan_lines(plan, found, time, advice))
+
+
+def _plan_lines(
+    plan: Plan, found: Forecast, time: StepTime | Unknown, advice: list[Advice] | None
+) -> list[str]:
+    """Return verdict, cost, advice and remarks. With `-v`, also every derived setting."""
+    details = is_verbose()
+    lines = verdict_lines(plan, found)
+    if is_quiet():
+        return lines
+    rows = time_rows(time, plan.steps.total, plan.device.kind, details)
+    if plan.device.kind != "cpu" and plan.ranks.num_processes > 1:
+        rows.append(("host", f"{host_budget(plan, found)} memory of a node"))
+    lines += ["", *memory_table(found, details), "", *fields(rows, width())]
+    if advice is not None:
+        lines += ["", *render_advice(found, advice, details)]
+    lines += ["", *remarks] if (remarks := remark_lines(plan)) else []
+    if details:
+        return [*lines, "", render_plan(plan), "", *forecast_details(plan, found)]
+    more = "" if advice is not None else "--why: changes that need less memory   "
+    more = f"-v: every derived setting with its reason   {more}--json"
+    return [*lines, "", *(paint(line, "dim") for line in wrap(more, width()))]
+
+
+def remark_lines(plan: Plan, to: TextIO | None = None) -> list[str]:
+    """Return warnings, and what is ignored or chosen in place of the user."""
+    chosen = [each for each in plan.decisions if isinstance(each, ShownDecision)]
+    rows = [("chosen", f"{each.key}={each.value}: {each.reason}") for each in chosen]
+    rows += [(paint("warning", "yellow", to), warning) for warning in plan.warnings]
+    return fields(rows, width(to))
 
 
 def _composed_advice(plan: Plan, trace: bool = False) -> list[Advice]:

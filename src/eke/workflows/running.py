@@ -1,6 +1,8 @@
 """Run one plan, or return the record of a finished run."""
 
+import shlex
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -14,20 +16,25 @@ from eke.common.process_env import (
     current_cluster_task,
     my_rank,
 )
+from eke.common.screen import fields, is_quiet, is_verbose, paint, width
+from eke.common.text import format_bytes, format_number
 from eke.config.compose import Composed, compose
-from eke.estimate.memory import forecast_line, stop_tracing
+from eke.estimate.memory import expected_text, known_forecast, stop_tracing
 from eke.estimate.time import forecast_time, time_line
 from eke.launch.processes.multi_node import Coordinator, follow
-from eke.launch.processes.run_dir import RunFolder, find_place
+from eke.launch.processes.run_dir import RunFolder, find_place, tracker_change_note
 from eke.launch.processes.sweep import FOR_WRITING, run_single
 from eke.launch.processes.worker_process import STOP_SIGNALS, become_worker
-from eke.plan.planner import Plan, render_plan
+from eke.plan.planner import Plan, describe_model, length_of_run, render_plan
 from eke.plan.record import EXIT_OK, EXIT_RESUMABLE
-from eke.results.report import render_summary
+from eke.results.report.run_result import result_lines
 from eke.tuning.check_memory_fit import DOES_NOT_FIT
 from eke.workflows import print_once
 from eke.workflows.auto_batch import BatchSearchBudget
-from eke.workflows.planning import plan_for, single_run_budget
+from eke.workflows.planning import plan_for, plan_text, remark_lines, single_run_budget
+
+_TECHNIQUES = ("memory", "kernels", "peft", "compile", "distributed", "offload")
+"""Groups of which options other than `none` are shown when a run starts."""
 
 
 def plan_unless_answered(
@@ -73,20 +80,58 @@ def run_planned(plan: Plan, head: Coordinator | None = None) -> int:
     check_started_ranks(plan.ranks.option, plan.batch.world_size)
     place = find_place(plan)
     if place.record is not None:
-        print_once(render_summary(place.record, str(place.paths.folder)))
-        print_once(f"  {place.note}")
+        note = tracker_change_note(place.record, plan, str(place.paths.folder))
+        print_once("\n".join(result_lines(place.record, place.paths.folder, True, note)))
         return place.record.exit_code
-    print_once(f"{render_plan(plan)}\n  {forecast_line(plan)}")
-    print_once(f"  {time_line(forecast_time(plan), plan.device.kind)}")
-    if place.note:
-        print_once(f"  {place.note}")
+    if not is_quiet():
+        print_once("\n".join([*_start_lines(plan, place.note), ""]), sys.stderr)
     if my_rank():
         become_worker(place.paths)
-    print_once("")
     stop_tracing()
     record = run_single(plan, place.paths, head)
-    print_once("\n" + render_summary(record, str(place.paths.folder)))
+    print_once("\n".join(result_lines(record, place.paths.folder)))
     return record.exit_code
+
+
+def _start_lines(plan: Plan, note: str) -> list[str]:
+    """Return run, device, cost, remarks and the next command. With `-v`, also every setting."""
+    device, config, steps = plan.device, plan.config, plan.steps
+    found, (num_samples, _) = known_forecast(plan), length_of_run(plan)
+    count = plan.batch.world_size * plan.batch.devices
+    memory = f", {format_bytes(device.memory_bytes)}" if device.memory_bytes else ""
+    data = f"{plan.choices['data']}, {num_samples} of {steps.num_train_samples} samples"
+    if config.data.is_stream:
+        data = f"{plan.choices['data']}, {num_samples} samples of a stream"
+    options = [plan.choices[group] for group in ("precision", "attention") if group in plan.choices]
+    more = [
+        f"{group}={option}"
+        for group, option in sorted(plan.choices.items())
+        if option != "none" and group in _TECHNIQUES
+    ]
+    train = [
+        config.optimizer.option, f"lr {config.optimizer.lr:g}", config.schedule.option,
+        format_number(steps.warmup, "warm-up step"), *options, *more,
+    ]  # fmt: skip
+    run = f"{describe_model(plan)}, {format_number(steps.total, 'step')}"
+    rows = [
+        ("run", f"{plan.run_id}, {run}"),
+        ("device", f"{count} x " * (count > 1) + f"{device.name}{memory}"),
+        ("memory", f"{found.verdict.value}, {expected_text(found)}"),
+        ("data", f"{data}, {plan.batch.samples_per_step} per step, {config.data.seq_len} tokens"),
+        ("train", ", ".join(train)),
+        ("time", time_line(forecast_time(plan))),
+        *([("note", note)] if note else []),
+    ]
+    lines = [*fields(rows, width(sys.stderr)), *remark_lines(plan, sys.stderr)]
+    stop = "Ctrl-C saves and stops" if config.train.save_on_signal else "Ctrl-C stops"
+    folder = ["--config-dir", plan.config_dir] if plan.config_dir else []
+    last = [f"details: {shlex.join(['eke', 'plan', *folder, *plan.overrides])}", stop]
+    if len("   ".join(last)) <= width(sys.stderr):
+        last = ["   ".join(last)]
+    elif len(last[0]) > width(sys.stderr):
+        last = [f"details: -v   {stop}"]
+    lines += [paint(line, "dim", sys.stderr) for line in last]
+    return [*lines, *(["", render_plan(plan)] if is_verbose() else [])]
 
 
 def run_for_hydra(overrides: tuple[str, ...], config_dir: Path | None) -> float | None:
@@ -97,7 +142,7 @@ def run_for_hydra(overrides: tuple[str, ...], config_dir: Path | None) -> float 
     """
     composed = compose(overrides, config_dir, in_sweep=True)
     if composed.config.plan_only:
-        print_once(render_plan(plan_for(composed, planning=True, means=BatchSearchBudget())))
+        print_once(plan_text(plan_for(composed, planning=True, means=BatchSearchBudget())))
         return None
     means = single_run_budget(composed.config)
     plan = plan_unless_answered(partial(plan_for, composed, means=means), find_place)

@@ -21,10 +21,12 @@ from eke.estimate.memory.predict_memory import (
 from eke.estimate.memory.render_memory import (
     DeviceForecast,
     as_json,
-    forecast_line,
+    expected_text,
+    forecast_details,
     largest_batch,
+    memory_table,
     note_measured_batch,
     render_devices,
-    render_forecast,
+    verdict_lines,
 )
 from eke.estimate.memory.trace_client import stop_tracing

@@ -1,26 +1,23 @@
-"""A forecast as text of at most 80 columns, for one or all devices, for records and as JSON."""
+"""A forecast as text in the terminal's width, for one or all devices, for records and as JSON."""
 
-import textwrap
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from eke.common.text import GIB, align, format_bytes, format_number
+from eke.common.screen import paint, table_width, width, wrap
+from eke.common.text import GIB, align, format_bytes, format_number, format_range
 from eke.estimate.memory.components import MEMORY_PHASES, Forecast, Method, Verdict
 from eke.estimate.memory.peak_by_phase import COMPONENTS
 from eke.estimate.memory.predict_memory import (
     allocated_of,
     forecast,
     highest_phase,
-    known_forecast,
     least_host_bytes,
 )
 from eke.models.sizes import shared_state_bytes
 from eke.plan.planner import MicroBatchShape, Plan, simulated_micro_batches
 from eke.plan.record import PredictedMemory, Record
-
-_WIDTH = 80
 
 METHODS = {
     Method.trace: "traced",
@@ -29,73 +26,68 @@ METHODS = {
 }
 
 
-def render_forecast(plan: Plan, found: Forecast) -> str:
-    """Return verdict, range, components, phases, and reasons for the range as text."""
-    peak, tight = found.peak, found.verdict is Verdict.tight
-    verdict = "tight: may not fit" if tight else found.verdict.value
-    between = f"between {format_bytes(peak.low)} and {format_bytes(peak.high)}"
-    several = plan.device.kind != "cpu" and plan.ranks.num_processes > 1
+_STYLES = {Verdict.fits: "bold green", Verdict.does_not_fit: "bold red"}
+
+
+def verdict_lines(plan: Plan, found: Forecast) -> list[str]:
+    """Return verdict, expected memory and device."""
+    first = f"{paint(found.verdict.value, _STYLES.get(found.verdict, 'bold yellow'))}  "
+    method = METHODS[found.method]
+    return wrap(f"{expected_text(found, method)} {_place(plan, found)}", width(), first, "  ")
+
+
+def expected_text(found: Forecast, method: str = "") -> str:
+    """Return expected peak and range as text."""
+    peak, remark = found.peak, f", {method}" if method else ""
+    between = format_range(format_bytes(peak.low), format_bytes(peak.high))
+    return f"{format_bytes(peak.expected)} expected ({between}{remark})"
+
+
+def _place(plan: Plan, found: Forecast) -> str:
+    capacity = None if found.capacity is None else format_bytes(found.capacity)
+    if plan.device.kind != "cpu":
+        return f"on {plan.device.name}, {capacity or 'whose memory is unknown'}"
+    if capacity is None:
+        return "in host memory of unknown size"
+    many = plan.processes_per_node
+    return f"of {capacity} on this machine" + (f" for each of {many} processes" if many > 1 else "")
+
+
+_MOST_PARTS = 6
+"""Number of rows of the short memory table: a choice."""
+
+
+def memory_table(found: Forecast, every: bool) -> list[str]:
+    """Return the parts of the expected peak: the largest and their rest, or every part."""
+    rows = [(COMPONENTS.get(name, name), size) for name, size in found.components.items()]
+    if not every and len(rows) > _MOST_PARTS:
+        rows.sort(key=lambda row: -row[1])
+        rest = sum(size for _, size in rows[_MOST_PARTS - 1 :])
+        rows = [*rows[: _MOST_PARTS - 1], ("other", rest)]
+    whole = sum(size for _, size in rows) or 1
+    cells = [(label, format_bytes(size), f"{size / whole:.0%}") for label, size in rows]
+    lines = [f"  {line}" for line in align(cells, right=[1, 2])] if cells else []
+    longest = min(30, width() - max(map(len, lines), default=0) - 2)
+    bars = (f"  {'#' * round(longest * size / whole)}" for _, size in rows)
+    return [f"{line}{bar}".rstrip() for line, bar in zip(lines, bars, strict=True)]
+
+
+def forecast_details(plan: Plan, found: Forecast) -> list[str]:
+    """Return phases, basis and reasons for the range."""
     sizes = [f"{phase} {format_bytes(size)}" for phase, size in found.phases.items() if size]
-    lines = [
-        f"memory: {verdict}   ({_available(plan, found)})",
-        f"  expected {format_bytes(peak.expected)}, {between} ({METHODS[found.method]})",
-        "",
-        *_table(found),
-        "",
+    return [
+        wrapped(f"memory is highest {MEMORY_PHASES[highest_phase(found)]}"),
         wrapped(f"tensors by phase: {', '.join(sizes)}"),
         *_anatomy(plan),
-        *([f"  host memory of a node: {host_budget(plan, found)}"] if several else []),
         wrapped(f"counted: {found.basis}"),
         *_rows(plan),
         *(wrapped(f"not exact: {note}") for note in found.notes),
     ]
-    return "\n".join(lines)
 
 
 def wrapped(text: str, indent: int = 2) -> str:
-    """Return a paragraph of at most 80 columns, with further lines indented by two more."""
-    return textwrap.fill(
-        text,
-        _WIDTH,
-        initial_indent=" " * indent,
-        subsequent_indent=" " * (indent + 2),
-        break_long_words=False,
-    )
-
-
-def forecast_line(plan: Plan) -> str:
-    """Return the forecast of a plan in one line, for a run that is about to start."""
-    found = known_forecast(plan)
-    peak = found.peak
-    return (
-        f"memory: {found.verdict.value}, about {format_bytes(peak.expected)} "
-        f"({format_bytes(peak.low)} to {format_bytes(peak.high)}). Details: eke plan"
-    )
-
-
-def _available(plan: Plan, found: Forecast) -> str:
-    on_cpu = plan.device.kind == "cpu"
-    if found.capacity is None:
-        return "host memory" if on_cpu else plan.device.name
-    capacity = format_bytes(found.capacity)
-    if not on_cpu:
-        return f"{plan.device.name}, {capacity}"
-    many = plan.processes_per_node
-    return f"this machine has {capacity}" + (f" for each of {many} processes" if many > 1 else "")
-
-
-def _table(found: Forecast) -> list[str]:
-    phase = MEMORY_PHASES[highest_phase(found)]
-    rows = [(COMPONENTS.get(name, name), size) for name, size in found.components.items()]
-    whole = sum(size for _, size in rows) or 1
-    width = max((len(label) for label, _ in rows), default=0)
-    lines = [f"  highest {phase}:"]
-    for label, size in rows:
-        bar = "#" * round(30 * size / whole)
-        lines.append(
-            f"    {label:<{width}}  {format_bytes(size):>10}  {size / whole:>4.0%}  {bar}".rstrip()
-        )
-    return lines
+    """Return a paragraph of the terminal's width, with further lines indented by two more."""
+    return "\n".join(wrap(text, width(), " " * indent, " " * (indent + 2)))
 
 
 def _anatomy(plan: Plan) -> list[str]:
@@ -140,14 +132,6 @@ def _rows(plan: Plan) -> list[str]:
     return [wrapped(f"{text} the mean, {mean}, FLOPs for {tokens:.1f} tokens per sample")]
 
 
-def largest_components(found: Forecast) -> str:
-    """Return the largest components at the peak as text."""
-    largest = sorted(found.components.items(), key=lambda item: -item[1])[:3]
-    whole = sum(found.components.values()) or 1
-    parts = [f"{COMPONENTS.get(name, name)} {size / whole:.0%}" for name, size in largest]
-    return wrapped(f"Highest {MEMORY_PHASES[highest_phase(found)]}: {', '.join(parts)}.").strip()
-
-
 @dataclass(frozen=True)
 class DeviceForecast:
     """One configuration on one device."""
@@ -186,9 +170,19 @@ def render_devices(
     last = "micro-batch"
     head = ("hardware", "GiB", "verdict", "expected", "of it", "samples/s", last)
     numbers = (1, 3, 4, 5, 6)  # right-aligned columns
-    table = align([head, *(_cells(row, per_device is None) for row in rows)], numbers)
+    cells = [head, *(_cells(row, per_device is None) for row in rows)]
+    table = align(cells, numbers)
+    for name in ("of it", "GiB", "expected"):  # the least needed first
+        if max(map(len, table)) + 2 > table_width():
+            at = cells[0].index(name)
+            cells = [(*row[:at], *row[at + 1 :]) for row in cells]
+            table = align(cells, [cells[0].index(head[n]) for n in numbers if head[n] in cells[0]])
     batch = f"batch.per_device={per_device}" if per_device else f"batch=auto batch.target={target}"
-    lines = [f"{format_number(count, 'device')} each, {batch}", ""]
+    verdicts = [row.forecast.verdict for row in rows if row.forecast is not None]
+    fits, each = verdicts.count(Verdict.fits), f"{format_number(count, 'device')} each"
+    style = _STYLES[Verdict.fits if fits else Verdict.does_not_fit]
+    first = paint(f"fits on {fits} of {format_number(len(rows), 'GPU model')}", style)
+    lines = [*wrap(f"{each}, {batch}", width(), f"{first}  ", "  "), ""]
     lines += [f"  {line}" for line in table]
     what = "the largest whose highest forecast fits"
     if per_device is None:

@@ -6,12 +6,12 @@ from eke.estimate.time.step_time import (
     forecast_time,
     num_runs,
     predicted_step,
-    render_time,
     slowdown,
     speed_cell,
     step_time_json,
     sum_line,
     table_notes,
     time_line,
+    time_rows,
 )
 from eke.estimate.time.time_history import record_step_time

@@ -7,7 +7,7 @@ from functools import lru_cache
 from math import exp, expm1, inf, log
 from typing import TYPE_CHECKING, Any
 
-from eke.common.text import format_count, format_number, format_seconds
+from eke.common.text import format_count, format_number, format_range, format_seconds
 from eke.estimate.memory.render_memory import wrapped
 from eke.estimate.time.flops import Work
 from eke.estimate.time.rates import STEP_PARTS, ZERO_SPAN, Span, StepTime, Unknown
@@ -26,33 +26,41 @@ from eke.plan.record import CalibratedStep, PredictedStep
 if TYPE_CHECKING:
     from eke.estimate.time.rate_regression import Correction
 
-_TITLE = "step time (estimate)"
 
-
-def render_time(found: StepTime | Unknown, kind: str) -> str:
-    """Return the step time, its limit, rates, the entire run and the uncertainty as text."""
+def time_rows(
+    found: StepTime | Unknown, steps: int, kind: str, details: bool = False
+) -> list[tuple[str, str]]:
+    """Return names and texts of step time, rates, the entire run and the source."""
     if isinstance(found, Unknown):
-        return wrapped(f"{_TITLE}: unknown: {found.reason}", 0)
-    hours = found.gpu_hours
-    lines = [
-        f"{_TITLE}: {_seconds(found.step_s)}",
-        wrapped(f"limited by {found.limit} ({_shares(found)})"),
-        wrapped(_rates(found)),
-        wrapped(
-            f"this run: {format_seconds(found.total_s.expected)}, about {_hours(hours.expected)} "
-            f"{_unit(kind)} ({_hours(hours.low)} to {_hours(hours.high)}), training steps only"
-        ),
-        wrapped(f"by {found.basis}{_calibration(found)}"),
+        return [("time", f"unknown: {found.reason}")]
+    hours, limit = found.gpu_hours, f"limited by {found.limit}"
+    if details:
+        limit += f" ({_shares(found)})"
+    between = _between(found.step_s)
+    total = (
+        f"{format_number(steps, 'step')}, {format_seconds(found.total_s.expected)}, about "
+        f"{_hours(hours.expected)} {_unit(kind)} ({_hours(hours.low)} to {_hours(hours.high)}), "
+        "training steps only"
+    )
+    return [
+        ("step", f"{format_seconds(found.step_s.expected)} ({between}), {limit}"),
+        ("speed", _rates(found)),
+        ("total", total),
+        ("source", f"estimate by {found.basis}{_calibration(found)}"),
+        *(("", f"not exact: {note}") for note in found.notes if details),
     ]
-    return "\n".join([*lines, *(wrapped(f"not exact: {note}") for note in found.notes)])
 
 
-def time_line(found: StepTime | Unknown, kind: str) -> str:
+def time_line(found: StepTime | Unknown) -> str:
     """Return the estimate in one line, for a run that is about to start."""
     if isinstance(found, Unknown):
-        return f"{_TITLE}: unknown: {found.reason}"
-    hours = f"about {_hours(found.gpu_hours.expected)} {_unit(kind)}"
-    return f"{_TITLE}: {_seconds(found.step_s)}; this run: {hours}"
+        return f"unknown: {found.reason}"
+    step, whole = found.step_s, format_seconds(found.total_s.expected)
+    return f"{_between(step)} per step, {whole} in all (estimate)"
+
+
+def _between(step: Span) -> str:
+    return format_range(format_seconds(step.low), format_seconds(step.high))
 
 
 def speed_cell(found: StepTime | Unknown) -> str:
@@ -88,13 +96,6 @@ def table_notes(found: Iterable[StepTime | Unknown]) -> list[str]:
     return [
         wrapped(f"not exact: {format_number(n, 'run')}: {note}", 0) for note, n in notes.items()
     ]
-
-
-def _seconds(step: Span) -> str:
-    return (
-        f"{format_seconds(step.low)} to {format_seconds(step.high)}, "
-        f"expected {format_seconds(step.expected)}"
-    )
 
 
 def _shares(found: StepTime) -> str:

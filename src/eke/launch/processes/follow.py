@@ -1,13 +1,16 @@
 """Live view of a run (a bar on a terminal, else lines), and the processes that run a sweep."""
 
 import contextlib
+import math
 import os
+import re
 import socket
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from eke.common.files import (
     READ_LIMIT,
@@ -20,7 +23,8 @@ from eke.common.files import (
 )
 from eke.common.output import printable, raw_stream, write_line
 from eke.common.paths import RunPaths, SweepPaths
-from eke.common.text import format_seconds
+from eke.common.screen import is_quiet, paint, width, wrap
+from eke.common.text import format_count, format_seconds
 from eke.plan.record import IN_LOG, metrics
 
 REFRESH_S = 0.5
@@ -93,23 +97,144 @@ def as_number(value: Any) -> float | None:
     return value if isinstance(value, int | float) else None
 
 
-class RunView:
-    """The lines of a run's log, above a progress bar if there is one."""
+class _LiveLine:
+    """A line at the end of a terminal's output that is redrawn below printed lines."""
 
-    def __init__(self, paths: RunPaths, bar: Any = None) -> None:
-        self.paths, self.bar = paths, bar
-        self.log = Tail(paths.log)
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.started, self._drawn = raw_stream(stream), time.monotonic(), ""
+
+    def print_above(self, text: str) -> None:
+        """Print a text in place of the line, which the next `draw` shows again."""
+        self.stream.write(f"\r\x1b[K{printable(text)}\n")  # ECMA-48 EL: erases the line
+        self._drawn = ""
+
+    def draw(self, text: str) -> None:
+        """Show a text in place of the line."""
+        if text != self._drawn:
+            self.stream.write(f"\r{text}\x1b[K")
+            self.stream.flush()
+        self._drawn = text
+
+
+class RunView:
+    """New lines of a run's log, steps and evaluations. On a terminal, a bar below them."""
+
+    def __init__(
+        self, paths: RunPaths, total: int = 0, log_every: int = 1, bar: _LiveLine | None = None
+    ) -> None:
+        self.paths, self.total, self.log_every, self.bar = paths, total, log_every, bar
+        self.log, self.rows = Tail(paths.log), Tail(paths.metrics)
+        self._shown, self._steps = _Progress(), list[metrics.Row]()
 
     def update(self, last: bool = False) -> None:
-        """Print new lines of the log, and move the bar to the newest step."""
-        for line in self.log.lines(last):
-            if not line.startswith(IN_LOG):
-                print_line(line, self.bar)
-        if self.bar is None:
+        """Print new lines, and redraw the bar."""
+        log, rows = self.log.lines(last), self.rows.lines(last)
+        if is_quiet():
             return
-        step, loss, _ = newest_step(self.paths)
-        text = "" if loss is None else f"loss {loss:.4f}"
-        self.bar.update(self.bar.task_ids[0], completed=step, loss=text)
+        for line in log:
+            if not line.startswith(IN_LOG) and not _STEP_LINE.match(line):
+                self._print(line, is_log=True)
+        for row in filter(None, map(metrics.parse_row, rows)):
+            self._take(row)
+        if self.bar and last:
+            self.bar.draw("")
+        elif self.bar:
+            elapsed = time.monotonic() - self.bar.started
+            self.bar.draw(_bar_text(self._shown, self.total, elapsed))
+
+    def _take(self, row: metrics.Row) -> None:
+        step = int(row.get(metrics.STEP, 0))
+        if metrics.EVAL_LOSS in row:
+            self._print(f"eval  step {step}  {_evaluation_text(row)}")
+        if metrics.LOSS not in row:
+            return
+        self._steps.append(row)
+        if step % self.log_every and step != self.total:
+            return
+        self._shown = _progress_of(self._steps)
+        self._steps.clear()
+        if self.bar is None:
+            self._print("  ".join([f"step {step}/{self.total}", *self._shown.texts()]))
+
+    def _print(self, text: str, is_log: bool = False) -> None:
+        if self.bar is None:  # a line of a log is not wrapped in another log
+            lines = [text] if is_log else wrap(text, width(sys.stderr), other="  ")
+            return write_line("\n".join(lines), sys.stderr)
+        indent = text[: len(text) - len(text.lstrip())]
+        self.bar.print_above("\n".join(wrap(text, width(sys.stderr), indent, f"{indent}  ")))
+
+
+_STEP_LINE = re.compile(r"\d\d:\d\d:\d\d step \d+/\d+  (eval )?loss ")
+"""Lines of a log about a step or an evaluation, which are shown from the metrics."""
+
+
+class _Progress(NamedTuple):
+    """Newest step and means over the steps since the step shown before."""
+
+    step: int = 0
+    loss: float = math.nan
+    step_s: float | None = None
+    """None if all of these steps are warm-up."""
+    tokens_per_s: float = 0.0
+
+    def texts(self) -> list[str]:
+        """Return loss, time per step and rate."""
+        if self.step_s is None:
+            return [f"loss {self.loss:.4f}", "warm-up"]
+        rate = f"{format_count(self.tokens_per_s)} tokens/s"
+        return [f"loss {self.loss:.4f}", f"{format_seconds(self.step_s)}/step", rate]
+
+
+def _progress_of(rows: Sequence[metrics.Row]) -> _Progress:
+    newest, steady = rows[-1], [row for row in rows if metrics.WARMUP not in row]
+    at = int(newest[metrics.STEP]), newest[metrics.LOSS]
+    seconds = sum(row[metrics.STEP_TIME] for row in steady)
+    if not seconds:
+        return _Progress(*at)
+    tokens = sum(row[metrics.TOKENS] for row in steady)
+    return _Progress(*at, seconds / len(steady), tokens / seconds)
+
+
+def _evaluation_text(row: metrics.Row) -> str:
+    hidden = (metrics.EVAL_LOSS, metrics.BITS_PER_BYTE)
+    names = [key for key in row if key.startswith("eval/") and key not in hidden]
+    texts = [f"{key[5:].replace('_', ' ')} {row[key]:.4g}" for key in names]
+    return "  ".join([f"loss {row[metrics.EVAL_LOSS]:.4f}", *texts])
+
+
+_MIN_BAR, _MAX_BAR = 4, 40
+"""Columns of the bar: choices."""
+
+
+def _bar_text(shown: _Progress, total: int, elapsed_s: float) -> str:
+    """Return bar, step, loss, rate and times, without those that do not fit."""
+    step, past = f"{shown.step}/{total}", _clock(elapsed_s)
+    if shown.step_s is not None:
+        loss, _, rate = shown.texts()
+        left = f"{_clock(shown.step_s * max(0, total - shown.step))} left"
+        parts = [f"{step}  {loss}  {rate}  {past}, {left}", f"{step}  {loss}  {rate}  {left}"]
+        parts += [f"{step}  {loss}  {left}", f"{step}  {loss}"]
+    elif shown.step:
+        parts = [f"{step}  {shown.texts()[0]}  {past}", step]
+    else:
+        parts = [f"{step}  {past}", step]
+    # The last column stays free: some terminals begin a new line after it.
+    rooms = [width(sys.stderr) - 1 - len(f"train   {text}") for text in parts]
+    fitting = (pair for pair in zip(rooms, parts, strict=True) if pair[0] >= _MIN_BAR)
+    room, text = next(fitting, (0, parts[-1]))
+    room = min(room, _MAX_BAR)
+    done = room * min(shown.step, total) // max(1, total)
+    bar = f"{paint(_DONE * done, 'green', sys.stderr)}{_OPEN * (room - done)}"
+    return f"train {bar}  {text}" if room else text
+
+
+_DONE, _OPEN = "\N{BOX DRAWINGS HEAVY HORIZONTAL}", "\N{BOX DRAWINGS LIGHT HORIZONTAL}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def print_line(text: str, above: Any = None) -> None:
@@ -132,20 +257,15 @@ def terminal() -> Any:
 
 
 @contextmanager
-def open_view(paths: RunPaths, total_steps: int) -> Iterator[RunView]:
+def open_view(paths: RunPaths, total_steps: int, log_every: int) -> Iterator[RunView]:
     """Open a progress bar on a terminal, else plain lines."""
-    if (console := terminal()) is None:
-        yield RunView(paths)
-        return
-    from rich import progress
-
-    columns = (
-        "training", progress.BarColumn(), progress.MofNCompleteColumn(), "{task.fields[loss]}",
-        progress.TimeElapsedColumn(), "left", progress.TimeRemainingColumn(),
-    )  # fmt: skip
-    with progress.Progress(*columns, console=console, transient=True) as bar:
-        bar.add_task("run", total=total_steps, loss="")
-        yield RunView(paths, bar)
+    is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not is_quiet()
+    bar = _LiveLine(sys.stderr) if is_terminal else None
+    try:
+        yield RunView(paths, total_steps, log_every, bar)
+    finally:
+        if bar:
+            bar.draw("")
 
 
 class Watcher(NamedTuple):

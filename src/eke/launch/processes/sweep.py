@@ -291,7 +291,7 @@ def show_until_over(live: RunAttempt, view: RunView) -> None:
 
 def run_single(plan: Plan, paths: RunPaths, head: Coordinator | None = None) -> Record:
     """Start or resume the plan in its folder and show it. Errors as in `launch_attempt`."""
-    with open_view(paths, plan.steps.total) as view:
+    with open_view(paths, plan.steps.total, plan.config.train.log_every) as view:
         live = launch_attempt(plan, paths, head, 1 if ranks_are_started() else None)
         try:
             show_until_over(live, view)

@@ -1,6 +1,5 @@
 """Plan of a run: every derived decision with its reason, as text and on disk."""
 
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,6 +9,7 @@ import cattrs
 from eke.common.errors import RunError
 from eke.common.files import read_json, write_json
 from eke.common.paths import RunPaths, program
+from eke.common.screen import fields, width, wrap
 from eke.common.text import align, format_bytes, format_count, format_flops
 from eke.config.mixing import source_configs
 from eke.config.schema import Config, PretrainedModel, Ranks, Targets
@@ -33,7 +33,11 @@ class Decision:
     reason: str
 
 
-class RecipeDecision(Decision):
+class ShownDecision(Decision):
+    """Decision that is always shown: what is ignored, or chosen in place of the user."""
+
+
+class RecipeDecision(ShownDecision):
     """Decision of an adaptive recipe about a key of the configuration."""
 
 
@@ -253,8 +257,12 @@ def read_plan(paths: RunPaths) -> Plan:
         raise RunError(f"{paths.plan}: not a readable plan ({error})") from error
 
 
+_MIN_REASON = 30
+"""Fewest columns for reasons on the line of their values: a choice."""
+
+
 def render_plan(plan: Plan) -> str:
-    """Render every decision with its reason, the size of the run, and warnings."""
+    """Render every decision with its reason, and the size of the run, in the terminal's width."""
     rows = [(d.key, d.value, d.reason) for d in plan.decisions]
     rows += _size_rows(plan)
     chosen = "  ".join(
@@ -262,13 +270,22 @@ def render_plan(plan: Plan) -> str:
         for group, option in sorted(plan.choices.items())
         if option not in ("none", "loop") and group not in ("hardware", "sweep", "distributed")
     )
-    options = textwrap.wrap(chosen, 98, initial_indent="  ", subsequent_indent="  ")
-    lines = [f"  {line}" for line in align(rows, right=[1])]
-    warnings = [f"  warning: {warning}" for warning in plan.warnings]
-    return "\n".join([f"plan {plan.run_id}", *options, "", *lines, *warnings])
+    values = align([row[:2] for row in rows], right=[1])
+    pairs = list(zip(values, (reason for *_, reason in rows), strict=True))
+    if max(map(len, values)) + 4 + _MIN_REASON <= width():
+        lines = fields(pairs, width(), 2)
+    else:
+        lines = [line for pair in pairs for line in _below(*pair)]
+    return "\n".join([f"plan {plan.run_id}", *wrap(chosen, width(), "  "), "", *lines])
 
 
-def _which_model(plan: Plan) -> str:
+def _below(value: str, reason: str) -> list[str]:
+    """Return a value and below it its reason."""
+    return [f"  {value}", *(wrap(reason, width(), " " * 6) if reason else [])]
+
+
+def describe_model(plan: Plan) -> str:
+    """Return the model's option, name and active parameters as text."""
     words = f"model={plan.config.model.option}"
     if isinstance(plan.config.model, PretrainedModel):
         words += f" {plan.config.model.name_or_path}"
@@ -278,7 +295,7 @@ def _which_model(plan: Plan) -> str:
 
 
 def _size_rows(plan: Plan) -> list[tuple[str, str, str]]:
-    size, steps = plan.size, plan.steps
+    size = plan.size
     flops = size.flops_per_sample
     step = "unknown" if flops is None else format_flops(flops * plan.batch.samples_per_step)
     memory, free = plan.device.memory_bytes, ""
@@ -292,15 +309,9 @@ def _size_rows(plan: Plan) -> list[tuple[str, str, str]]:
     if trained is not None:
         share = f"{trained / size.num_parameters:.2%} of the model's parameter count, by {by}"
     count = "unknown" if trained is None else format_count(trained)
-    # The last step of an epoch has the remaining samples.
-    epochs, more = divmod(steps.total, steps.per_epoch)
-    once = steps.num_train_samples
-    num_samples = epochs * once + min(more * plan.batch.samples_per_step, once)
-    length = f"{num_samples / once:.2f} epochs of {once} samples"
-    if plan.config.data.is_stream and plan.config.data.num_samples is None:
-        length = "of a stream, repeated at its end"
+    num_samples, length = length_of_run(plan)
     return [
-        ("parameters", format_count(size.num_parameters), _which_model(plan)),
+        ("parameters", format_count(size.num_parameters), describe_model(plan)),
         *([("trained parameters", count, share)] if by != "peft=none" else []),
         ("model FLOPs per step", step, size.flops_formula),
         ("total samples", format_count(num_samples), length),
@@ -310,6 +321,17 @@ def _size_rows(plan: Plan) -> list[tuple[str, str, str]]:
         ),
         ("device memory", format_bytes(memory) if memory else "unknown", free),
     ]
+
+
+def length_of_run(plan: Plan) -> tuple[int, str]:
+    """Return the samples of all steps, and the epochs as text."""
+    steps, once = plan.steps, plan.steps.num_train_samples
+    # The last step of an epoch has the remaining samples.
+    epochs, more = divmod(steps.total, steps.per_epoch)
+    num_samples = epochs * once + min(more * plan.batch.samples_per_step, once)
+    if plan.config.data.is_stream and plan.config.data.num_samples is None:
+        return num_samples, "of a stream, repeated at its end"
+    return num_samples, f"{num_samples / once:.2f} epochs of {once} samples"
 
 
 def _times(source: DataPlan, num_samples: int, sizes: dict[str, int | None]) -> str:

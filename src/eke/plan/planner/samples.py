@@ -27,7 +27,7 @@ from eke.data.sources import Manifest, PrepareRequest, Store, Vocabulary
 from eke.models.checkpoints.architecture import router_loss
 from eke.models.families import family_of
 from eke.plan.planner.inputs import DATA, inputs_of
-from eke.plan.planner.plan import BatchPlan, DataPlan, Decision
+from eke.plan.planner.plan import BatchPlan, DataPlan, Decision, ShownDecision
 
 DEFAULT_SYNTHETIC_SAMPLES = 512
 """Dataset size in https://huggingface.co/docs/transformers/model_memory_anatomy."""
@@ -281,7 +281,8 @@ def _windows(config: Config, manifest: Manifest, decisions: list[Decision]) -> t
     available = [sum(size // length for size in part) for part in parts]
     if manifest.num_replaced:
         reason = "bytes of the text that are not UTF-8 became U+FFFD"
-        decisions.append(Decision("data.path", f"{manifest.num_replaced} replaced", reason))
+        replaced = f"{manifest.num_replaced} replaced"
+        decisions.append(ShownDecision("data.path", replaced, reason))
     source = sources.open_corpus(config)
     assert source is not None, "windows are cut from text"
     _note_folders(config, source, decisions)
@@ -296,14 +297,17 @@ def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int,
         f"of {manifest.num_rows} read; {manifest.num_bad} bad, {manifest.num_empty} empty "
         f"(excluded), {manifest.num_truncated} truncated{bad}"
     )
-    decisions.append(Decision("data rows", format_count(usable), reason))
+    has_all = usable == manifest.num_rows and not manifest.num_truncated
+    kind = Decision if has_all else ShownDecision
+    decisions.append(kind("data rows", format_count(usable), reason))
     if manifest.num_trained:
         tokens = manifest.counts["tokens"]
         reason = f"{manifest.num_trained} of {tokens} tokens, the others are context"
         decisions.append(Decision("data trained", f"{manifest.num_trained / tokens:.1%}", reason))
     if manifest.ignored:
         keys = format_number(len(manifest.ignored), "key")
-        decisions.append(Decision("data ignored", keys, f"ignored: {', '.join(manifest.ignored)}"))
+        reason = f"ignored: {', '.join(manifest.ignored)}"
+        decisions.append(ShownDecision("data ignored", keys, reason))
     if manifest.label_names:
         # A checkpoint's head keeps its numbers, whichever order the rows have.
         own = list(manifest.label_names) == getattr(config.model, "label_names", [])
