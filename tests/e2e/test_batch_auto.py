@@ -142,10 +142,10 @@ def test_interrupted_probe_is_repeated_and_its_result_reused(tmp_path) -> None:
     assert record["plan"]["probe"] is False
     again = train(tmp_path, TIGHT, 0, *WORK)
     assert "probing" not in again.text
-    assert "answered from" in again.out
+    assert "(recorded " in again.out
     typed = [text for text in WORK if not text.startswith(("batch=", "batch.target="))]
     same = train(tmp_path, TIGHT, 0, *typed, "batch.per_device=31", "batch.accumulation=2")
-    assert "answered from" in same.out, "typed, it is the same run"
+    assert "(recorded " in same.out, "typed, it is the same run"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is enforced on Linux only")

@@ -102,7 +102,7 @@ def test_sweep_skips_larger_runs_after_oom(train_py, tmp_path) -> None:
 
     again = train_py(*last_wins(*sweep, "batch.per_device=256"))
     assert again.code == 1
-    assert "answered from" in again.out, "out of memory is final"
+    assert "(recorded " in again.out, "out of memory is final"
     assert "rerun=true" in again.out
     assert memory["advice"][0] in again.out
     assert len((folder / "attempts.jsonl").read_text().splitlines()) == 1

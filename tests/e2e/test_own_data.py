@@ -72,4 +72,4 @@ def test_record_describes_the_data(train_py, tmp_path) -> None:
     saved = json.loads((folder / "model" / "config.json").read_text())
     assert saved["id2label"] == {"0": "ham", "1": "spam"}
     again = train_py(*typed)
-    assert "answered from" in again.out
+    assert "(recorded " in again.out

@@ -174,7 +174,7 @@ def test_named_run_resumes_with_another_rank_count(going, train_py, tmp_path, tr
     assert first["steps"] + second["steps"] == 150
     assert second["steady_step_s"]["median"] > 0
     again = train_py(*rest, "batch.accumulation=4")
-    assert "answered from" in again.out
+    assert "(recorded " in again.out
     assert len(attempts(folder)) == 2
     other = train_ranks(*case, "distributed=none", "batch.per_device=8")
     for step, (loss, norm) in curve(other).items():
@@ -220,13 +220,13 @@ def test_torchrun_trains_the_same_run(tmp_path, make_plan, rank_server) -> None:
         place.mkdir()
         done = launched(place, launcher, *SHORT)
         assert done.code == 0, done.text
-        assert done.out.count("record  ") == 1, "rank 0 alone speaks"
+        assert done.out.count("eke show ") == 1, "rank 0 alone speaks"
         (folder,) = run_folders(place)
         assert (folder / "rank_1.log").exists()
         formats = record_of(folder)["effective"]["matmul_dtypes"]
         assert formats == ["float32"], "the launcher's bf16"
         assert (ours.name, curve(ours)) == (folder.name, curve(folder)), launcher
-    assert "answered from" in launched(tmp_path / TORCHRUN[0], TORCHRUN, *SHORT).out
+    assert "(recorded " in launched(tmp_path / TORCHRUN[0], TORCHRUN, *SHORT).out
 
 
 @pytest.mark.slow

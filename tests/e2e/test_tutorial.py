@@ -110,7 +110,7 @@ def train(afternoon: Path) -> Path:
     record = record_of(afternoon / run)
     assert (record["outcome"], record["attempt"]) == ("ok", 1)
     assert record["loss"]["eval_final"] < record["loss"]["eval_start"]
-    assert "answered from" in typed(afternoon, again).out
+    assert "(recorded " in typed(afternoon, again).out
     return afternoon / run
 
 

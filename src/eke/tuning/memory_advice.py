@@ -13,7 +13,7 @@ from eke.common.text import align, format_bytes
 from eke.config.schema import FSDP, Config, PretrainedModel
 from eke.estimate.memory import Forecast, Verdict, known_forecast
 from eke.estimate.memory.predict_memory import with_available_bytes
-from eke.estimate.memory.render_memory import METHODS, as_record, wrapped
+from eke.estimate.memory.render_memory import METHODS, as_record
 from eke.estimate.time import StepTime, forecast_time, predicted_step, slowdown
 from eke.models.checkpoints.architecture import router_loss
 from eke.models.sizes import predicted_frac
@@ -240,7 +240,7 @@ def render_advice(found: Forecast, advice: list[Advice], sources: bool = False) 
     head = "make it fit" if found.verdict is not Verdict.fits else "need less memory"
     names = [" ".join(each.overrides) for each in advice]
     figures = align([*map(_figures, advice)], right=[0])
-    most = max(24, width() - 4 - max(map(len, figures)))  # columns of overrides
+    most = width() - 4 - max(map(len, figures))  # columns of overrides
     place, lines = min(max(map(len, names)), most), list[str]()
     for keeps, whose in ((True, "same training"), (False, "another training (compare the loss)")):
         group = [n for n, each in enumerate(advice) if each.keeps is keeps]
@@ -251,7 +251,9 @@ def render_advice(found: Forecast, advice: list[Advice], sources: bool = False) 
             beside = paint(name, "green") + " " * (place - len(name)) if is_short else " " * place
             lines.append(f"  {beside}  {figure}")
     reasons = dict.fromkeys(reason for each in advice for reason in each.reasons if sources)
-    return lines + [wrapped(f"source: {reason}") for reason in reasons]
+    for reason in reasons:
+        lines += wrap(f"source: {reason}", width(), "  ", "    ")
+    return lines
 
 
 def _figures(advice: Advice) -> tuple[str, str, str]:

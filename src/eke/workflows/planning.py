@@ -284,11 +284,11 @@ def plan_text(
         if why:
             content["memory"]["advice"] = [" ".join(each.overrides) for each in advice or ()]
         return json.dumps(content, indent=2)
-    return "\n".join(_plan_lines(plan, found, time, advice))
+    return "\n".join(_plan_lines(plan, found, time, advice, why))
 
 
 def _plan_lines(
-    plan: Plan, found: Forecast, time: StepTime | Unknown, advice: list[Advice] | None
+    plan: Plan, found: Forecast, time: StepTime | Unknown, advice: list[Advice] | None, why: bool
 ) -> list[str]:
     """Return verdict, cost, advice and remarks. With `-v`, also every derived setting."""
     details = is_verbose()
@@ -300,7 +300,7 @@ def _plan_lines(
         rows.append(("host", f"{host_budget(plan, found)} memory of a node"))
     lines += ["", *memory_table(found, details), "", *fields(rows, width())]
     if advice is not None:
-        lines += ["", *render_advice(found, advice, details)]
+        lines += ["", *render_advice(found, advice, why or details)]
     lines += ["", *remarks] if (remarks := remark_lines(plan)) else []
     if details:
         return [*lines, "", render_plan(plan), "", *forecast_details(plan, found)]

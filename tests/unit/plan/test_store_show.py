@@ -61,10 +61,11 @@ def test_unknown_key_is_rejected(group, key, paths) -> None:
 # --- on the screen ------------------------------------------------------------------------------
 
 
-def test_screen_shows_every_decision_with_its_reason() -> None:
+def test_screen_shows_every_decision_with_its_reason(monkeypatch) -> None:
     plan = plan_of("data=synthetic", "batch.target=16", "precision=bf16")
+    assert render_plan(plan).startswith(f"plan {plan.run_id}\n")
+    monkeypatch.setenv("COLUMNS", "400")
     text = render_plan(plan)
-    assert text.startswith(f"plan {plan.run_id}\n")
     for one in plan.decisions:
         (line,) = [line for line in text.splitlines() if line.startswith(f"  {one.key} ")]
         assert line.endswith(one.reason)
@@ -73,7 +74,8 @@ def test_screen_shows_every_decision_with_its_reason() -> None:
     assert "recipe=none" not in text
 
 
-def test_screen_shows_the_size_of_the_run() -> None:
+def test_screen_shows_the_size_of_the_run(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     plan = plan_of(*SYNTHETIC, "batch.per_device=8", device=GPU)
     text = render_plan(plan)
     assert "160" in text, "20 steps of 8 samples"
@@ -92,11 +94,15 @@ def test_unknown_memory_stays_unknown() -> None:
     assert "unknown" in line
 
 
-def test_warnings_are_printed_last() -> None:
-    warnings = ("train.steps = 20: too short", "dataloader.pin_memory = on: no effect")
-    text = render_plan(plan_of(*SYNTHETIC, warnings=warnings))
-    assert text.splitlines()[-2:] == [f"  warning: {warning}" for warning in warnings]
-    assert "warning" not in render_plan(plan_of(*SYNTHETIC))
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_reasons_are_wrapped_between_words(columns, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    plan = plan_of(*SYNTHETIC)
+    text = render_plan(plan)
+    assert max(map(len, text.splitlines())) <= columns
+    words = text.split()
+    for one in plan.decisions:
+        assert " ".join(one.reason.split()) in " ".join(words)
 
 
 # --- the record that follows from it --------------------------------------------------------------

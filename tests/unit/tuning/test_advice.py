@@ -172,7 +172,7 @@ def test_stored_traces_are_used_for_advice() -> None:
     found = advise(plan, 20)
     (first,) = [each for each in found if each.overrides == first.overrides]
     assert first.forecast.peak.expected == 9 * MIB
-    text = " ".join(render_advice(forecast(plan), found).split())
+    text = " ".join(" ".join(render_advice(forecast(plan), found)).split())
     assert "(traced): fits" in text
     assert "(by formulas): fits" in text
 
@@ -205,15 +205,21 @@ def test_smaller_batch_is_not_advised_with_a_router_loss() -> None:
 def test_advice_is_empty_if_no_change_fits() -> None:
     plan = cramped(share=0.001)
     assert advise(plan) == []
-    assert "hardware=all" in render_advice(forecast(plan), [])
+    assert "hardware=all" in "\n".join(render_advice(forecast(plan), []))
 
 
-def test_advice_fits_80_columns() -> None:
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_advice_fits_the_screen(columns, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
     plan = cramped(share=0.9)
-    text = render_advice(forecast(plan), advise(plan, 20))
-    same, another = text.index("with the same training"), text.index("with another training")
-    assert 0 < text.index("make it fit") < same < another
-    assert max(len(line) for line in text.splitlines() if "http" not in line) <= 80
+    found = advise(plan, 20)
+    lines = render_advice(forecast(plan), found, sources=True)
+    text = "\n".join(lines)
+    assert text.index("same training") < text.index("another training")
+    typed = {" ".join(each.overrides) for each in found}
+    assert all(any(line.strip().startswith(each) for line in lines) for each in typed)
+    long = {line.strip() for line in lines if len(line) > columns}
+    assert all(line in typed or line.startswith("http") for line in long)
 
 
 def test_advice_after_oom_saves_memory() -> None:

@@ -9,7 +9,7 @@ from eke.common.paths import RunPaths, short_path
 from eke.common.screen import fields, is_quiet, is_verbose, paint, width, wrap
 from eke.common.text import format_bytes, format_count, format_number, format_range, format_seconds
 from eke.plan.record import Outcome, Record
-from eke.results.report.summary import render_summary
+from eke.results.report.summary import advice_lines, render_summary
 
 _Row = tuple[str, str]
 """Name and text of a field."""
@@ -71,17 +71,8 @@ def _failure_rows(record: Record) -> Iterator[_Row]:
         yield "cause", record.failure.message
     if record.attempt:
         yield "attempts", f"{record.attempt + 1}, earlier ones were interrupted"
-    measured, predicted = record.memory.measured, record.memory.predicted
-    if record.outcome == Outcome.oom.value and measured is not None:
-        if measured.peak_reserved_bytes:
-            yield "had", f"{format_bytes(measured.peak_reserved_bytes)} reserved by PyTorch"
-        elif measured.process_peak_bytes:
-            yield "had", f"{format_bytes(measured.process_peak_bytes)} with Python and libraries"
-    if record.memory.advice and predicted is not None:
-        between = format_range(format_bytes(predicted.low), format_bytes(predicted.high))
-        yield "forecast", f"{format_bytes(predicted.expected)} ({between})"
-    for number, text in enumerate(record.memory.advice):
-        yield ("needs less" if number == 0 else ""), paint(text, "green")
+    for name, value, note in advice_lines(record):
+        yield name, "  ".join(filter(None, (value, note)))
 
 
 def _result_rows(record: Record, outcome: Outcome) -> Iterator[_Row]:
@@ -198,7 +189,7 @@ def _next_commands(record: Record, outcome: Outcome, folder: Path) -> Iterator[s
             yield _again(record.command, [f"optimizer.lr={rate / 10:g}"])
     elif outcome is Outcome.crashed:
         yield f"eke logs {name}"
-        yield f"{shlex.join(record.command)}   (after the cause is removed)"
+        yield shlex.join(record.command)
     elif outcome in _RESUMABLE:
         yield shlex.join(record.command)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 from eke.common.output import raw_stream
+from eke.common.screen import fields, width, wrap
 from eke.common.table import Column
 from eke.common.text import (
     format_bytes,
@@ -41,15 +42,15 @@ def group_figures(record: Record) -> dict[str, list[_Line]]:
 
 
 def render_summary(record: Record, folder: str) -> str:
-    """Return the record as text, at most a screen."""
+    """Return all figures of a record in the terminal's width."""
     lines = [line for group in group_figures(record).values() for line in group]
     lines.append(("record", folder, ""))
-    first, second, _ = (max(map(len, column)) for column in zip(*lines, strict=True))
-    text = [f"  {a:<{first}}  {b:<{min(second, 34)}}  {note}".rstrip() for a, b, note in lines]
+    rows = [(name, "  ".join(filter(None, (value, note)))) for name, value, note in lines]
+    text = fields(rows, width(), 2)
     shared = "another process used the device: no speed above is a measurement"
     warnings = [*record.warnings, *([shared] if record.shared_device else [])]
-    text += [f"  warning: {warning}" for warning in warnings]
-    return "\n".join([f"{record.outcome}: {record.name}", *text])
+    text += [line for each in warnings for line in wrap(f"warning: {each}", width(), "  ", "    ")]
+    return "\n".join(text)
 
 
 def _outcome_lines(record: Record) -> Iterator[_Line]:
@@ -105,7 +106,7 @@ def _predicted_step_lines(record: Record, measured: float) -> Iterator[_Line]:
 
 def _memory_lines(record: Record) -> Iterator[_Line]:
     memory, predicted = record.memory.measured, record.memory.predicted
-    yield from _advice_lines(record)
+    yield from advice_lines(record)
     if memory is None:
         return
     if (peak := memory.peak_allocated_bytes) is not None:
@@ -125,7 +126,7 @@ def _memory_lines(record: Record) -> Iterator[_Line]:
         yield "memory by stage", ", ".join(sizes), ""
 
 
-def _advice_lines(record: Record) -> Iterator[_Line]:
+def advice_lines(record: Record) -> Iterator[_Line]:
     """Yield suggested overrides and their predicted memory, after running out of memory."""
     predicted, measured = record.memory.predicted, record.memory.measured
     if record.outcome == Outcome.oom.value and measured is not None:

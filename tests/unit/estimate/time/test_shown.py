@@ -8,11 +8,11 @@ from unit.estimate.time.cases import CPU, large, small
 from eke.estimate.time import (
     Unknown,
     forecast_time,
-    render_time,
     speed_cell,
     step_time_json,
     sum_line,
     time_line,
+    time_rows,
 )
 
 
@@ -22,18 +22,25 @@ from eke.estimate.time import (
 )
 def test_estimate_is_labelled_and_fits_the_screen(overrides) -> None:
     found = forecast_time(small(*overrides))
-    text = render_time(found, "cuda")
-    assert text.startswith("step time (estimate): ")
-    assert all(len(line) <= 80 for line in text.splitlines())
-    for word in ("expected", "limited by", "samples/s", "GPU-hours", "not calibrated"):
-        assert word in text
-    assert "estimate" in time_line(found, "cuda")
+    rows = dict(time_rows(found, 300, "cuda"))
+    assert list(rows) == ["step", "speed", "total", "source"]
+    for name, word in (("step", "limited by"), ("speed", "samples/s"), ("total", "GPU-hours")):
+        assert word in rows[name]
+    assert "estimate" in rows["source"]
+    assert "not calibrated" in rows["source"]
+    assert "estimate" in time_line(found)
+    details = time_rows(found, 300, "cuda", details=True)
+    assert [text for _, text in details if text.startswith("not exact: ")] == [
+        f"not exact: {note}" for note in found.notes
+    ]
 
 
 def test_missing_estimate_names_the_required_runs() -> None:
     found = forecast_time(small(device=CPU))
     assert isinstance(found, Unknown)
-    assert "5 finished runs" in " ".join(render_time(found, "cpu").split())
+    ((_, text),) = time_rows(found, 300, "cpu")
+    assert "5 finished runs" in text
+    assert text == time_line(found)
     assert speed_cell(found) == ""
     assert step_time_json(found)["timing"]["predicted_step_s"] is None
 
