@@ -131,9 +131,9 @@ def test_interrupted_probe_is_repeated_and_its_result_reused(tmp_path) -> None:
     interrupt_a_probe(tmp_path)
     done = train(tmp_path, TIGHT, 0, *WORK)
     assert done.code == 0, done.text
-    assert "probing batch.per_device=31" in done.out
-    assert "batch.per_device=31 fits" in done.out
-    assert "probed" in done.out
+    assert "probing batch.per_device=31" in done.err
+    assert "batch.per_device=31 fits" in done.err
+    assert "probed" in done.err
     batch = batch_of(tmp_path)
     assert (batch["per_device"], batch["accumulation"]) == (31, 2)
     (folder,) = run_folders(tmp_path)
@@ -153,9 +153,9 @@ def test_oom_probe_lowers_the_batch(tmp_path) -> None:
     # Python, torch and its profiler take about 1.3 GB of addresses; 31 samples do not fit beside.
     done = train(tmp_path, TIGHT, 1500 * MIB, *WORK)
     assert done.code == 0, done.text
-    assert "batch.per_device=31 does not fit: out of memory in" in done.out
+    assert "batch.per_device=31 does not fit: out of memory in" in done.err
     assert batch_of(tmp_path)["per_device"] == 2
-    assert "31 ran out of memory in a probe" in done.out
+    assert "31 ran out of memory in a probe" in " ".join(done.err.split())
 
 
 def test_two_processes_are_probed_together(tmp_path) -> None:
@@ -164,6 +164,6 @@ def test_two_processes_are_probed_together(tmp_path) -> None:
     # Each process has half of the machine; DDP's buckets come on top of one process's forecast.
     done = train(tmp_path, 2 * (TIGHT + 10 * MIB), 0, *typed)
     assert done.code == 0, done.text
-    assert "batch.per_device=31 fits" in done.out, done.text
+    assert "batch.per_device=31 fits" in done.err, done.text
     batch = batch_of(tmp_path)
     assert (batch["per_device"], batch["accumulation"], batch["world_size"]) == (31, 2, 2)

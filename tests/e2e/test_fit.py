@@ -86,7 +86,7 @@ def test_fit_tries_confirms_and_resumes_after_ctrl_c(fit, train_py, tmp_path) ->
     assert again.code == 0, again.text
     assert again.err.count("answered from its record") == len(values["trials"])
 
-    plan = train_py("--config-dir", "mine", "experiment=found", "plan_only=true")
+    plan = train_py("-v", "--config-dir", "mine", "experiment=found", "plan_only=true")
     assert plan.code == 0, plan.text
     for text in values["best"]:
         key, _, value = text.partition("=")

@@ -61,8 +61,9 @@ def test_record_describes_the_data(train_py, tmp_path) -> None:
              f"data.path={file}", "data.max_bad_frac=0.1")  # fmt: skip
     done = train_py(*typed)
     assert done.code == 0, done.text
-    assert "1 bad, 0 empty (excluded)" in done.out
-    assert "first: a.jsonl:81 text is the number 5, not text" in done.out
+    shown = " ".join(done.err.split())
+    assert "1 bad, 0 empty (excluded)" in shown
+    assert "first: a.jsonl:81 text is the number 5, not text" in shown
     (folder,) = run_folders(tmp_path)
     record = record_of(folder)
     said = {d["key"]: d["value"] for d in record["plan"]["decisions"]}

@@ -33,7 +33,7 @@ def test_run_writes_a_correct_record_with_16_bit_formats(train_py, tmp_path) -> 
     more = ("trainer.extra.neftune_noise_alpha=5", "precision=fp16", "tracker=wandb")
     done = train_py(*last_wins(*TRAINER, *more))
     assert done.code == 0, done.text
-    assert "engine=trainer" in done.out
+    assert "engine=trainer" in done.err
     (folder,) = run_folders(tmp_path)
     record = record_of(folder)
     assert (record["outcome"], record["steps_done"]) == ("ok", 20)

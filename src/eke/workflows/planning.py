@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -258,15 +259,14 @@ def _probe_and_report(plan: Plan, in_pool: bool = False) -> bool | None:
 
     size = plan.batch.per_device
     stop_tracing()
-    print_once(
-        f"  probing batch.per_device={size}: two steps, to test whether they fit into memory"
-    )
+    show = partial(print_once, to=sys.stderr)
+    show(f"probing batch.per_device={size}: two steps, to test whether they fit into memory")
     found = probe_in_pool(plan) if in_pool else probe(plan)
     if found.fits is None:
-        print_once(f"  the probe has no result: {found.reason}")
+        show(f"the probe has no result: {found.reason}")
     else:
         result = "fits" if found.fits else f"does not fit: {found.reason}"
-        print_once(f"  batch.per_device={size} {result}")
+        show(f"batch.per_device={size} {result}")
     return found.fits
 
 

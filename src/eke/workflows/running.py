@@ -33,8 +33,8 @@ from eke.workflows import print_once
 from eke.workflows.auto_batch import BatchSearchBudget
 from eke.workflows.planning import plan_for, plan_text, remark_lines, single_run_budget
 
-_TECHNIQUES = ("memory", "kernels", "peft", "compile", "distributed", "offload")
-"""Groups of which options other than `none` are shown when a run starts."""
+_TECHNIQUES = ("engine", "memory", "kernels", "peft", "compile", "distributed", "offload")
+"""Groups whose options are shown when a run starts, except the defaults."""
 
 
 def plan_unless_answered(
@@ -106,7 +106,7 @@ def _start_lines(plan: Plan, note: str) -> list[str]:
     more = [
         f"{group}={option}"
         for group, option in sorted(plan.choices.items())
-        if option != "none" and group in _TECHNIQUES
+        if option not in ("none", "loop") and group in _TECHNIQUES
     ]
     train = [
         config.optimizer.option, f"lr {config.optimizer.lr:g}", config.schedule.option,

@@ -174,11 +174,15 @@ def test_identity_of_a_checkpoint_is_its_content(folder, tmp_path):
 
 
 def test_plan_round_trips_through_json(saved):
+    from dataclasses import replace
+
     from eke.plan.planner import Plan
 
     plan = plan_of(saved["mixtral"])
     plain = json.loads(json.dumps(make_converter().unstructure(plan)))
-    assert make_converter().structure(plain, Plan) == plan
+    read = make_converter().structure(plain, Plan)
+    assert replace(read, decisions=()) == replace(plan, decisions=())
+    assert make_converter().unstructure(read) == plain
 
 
 @pytest.mark.parametrize(
