@@ -70,10 +70,9 @@ def test_divergence_is_recorded_as_outcome(train_py, tmp_path) -> None:
 
 
 def test_plan_only_starts_no_run(train_main, tmp_path) -> None:
-    done = train_main("-v", "plan_only=true", "batch.target=64", "precision=fp16")
+    done = train_main("plan_only=true", "batch.target=64", "precision=fp16")
     assert done.code == 0, done.text
-    assert "batch.accumulation" in done.out
-    assert "loss scaling" in done.out
+    assert done.out.startswith("fits ")
     assert not (tmp_path / "runs").exists()
 
 
