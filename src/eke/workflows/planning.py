@@ -301,7 +301,7 @@ def _plan_lines(
     lines += ["", *memory_table(found, details), "", *fields(rows, width())]
     if advice is not None:
         lines += ["", *render_advice(found, advice, why or details)]
-    lines += ["", *remarks] if (remarks := remark_lines(plan)) else []
+    lines += ["", *fields(remarks, width())] if (remarks := remark_rows(plan)) else []
     if details:
         return [*lines, "", render_plan(plan), "", *forecast_details(plan, found)]
     more = "" if advice is not None else "--why: changes that need less memory   "
@@ -309,12 +309,11 @@ def _plan_lines(
     return [*lines, "", *(paint(line, "dim") for line in wrap(more, width()))]
 
 
-def remark_lines(plan: Plan, to: TextIO | None = None) -> list[str]:
+def remark_rows(plan: Plan, to: TextIO | None = None) -> list[tuple[str, str]]:
     """Return warnings, and what is ignored or chosen in place of the user."""
     chosen = [each for each in plan.decisions if isinstance(each, ShownDecision)]
     rows = [("chosen", f"{each.key}={each.value}: {each.reason}") for each in chosen]
-    rows += [(paint("warning", "yellow", to), warning) for warning in plan.warnings]
-    return fields(rows, width(to))
+    return rows + [(paint("warning", "yellow", to), warning) for warning in plan.warnings]
 
 
 def _composed_advice(plan: Plan, trace: bool = False) -> list[Advice]:

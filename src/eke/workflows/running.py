@@ -31,7 +31,7 @@ from eke.results.report.run_result import result_lines
 from eke.tuning.check_memory_fit import DOES_NOT_FIT
 from eke.workflows import print_once
 from eke.workflows.auto_batch import BatchSearchBudget
-from eke.workflows.planning import plan_for, plan_text, remark_lines, single_run_budget
+from eke.workflows.planning import plan_for, plan_text, remark_rows, single_run_budget
 
 _TECHNIQUES = ("engine", "memory", "kernels", "peft", "compile", "distributed", "offload")
 """Groups whose options are shown when a run starts, except the defaults."""
@@ -121,8 +121,9 @@ def _start_lines(plan: Plan, note: str) -> list[str]:
         ("train", ", ".join(train)),
         ("time", time_line(forecast_time(plan))),
         *([("note", note)] if note else []),
+        *remark_rows(plan, sys.stderr),
     ]
-    lines = [*fields(rows, width(sys.stderr)), *remark_lines(plan, sys.stderr)]
+    lines = fields(rows, width(sys.stderr))
     stop = "Ctrl-C saves and stops" if config.train.save_on_signal else "Ctrl-C stops"
     folder = ["--config-dir", plan.config_dir] if plan.config_dir else []
     last = [f"details: {shlex.join(['eke', 'plan', *folder, *plan.overrides])}", stop]

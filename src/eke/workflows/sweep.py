@@ -202,7 +202,7 @@ def _show_plan(
         lines.append(f"step, samples/s: estimates, {corrected} of {len(times)} calibrated")
     for cell, label in zip(cells, labels, strict=True):
         if cell.reason:
-            lines += ["", f"{cell.outcome}: {label}", f"  {cell.reason}"]
+            lines += ["", f"{cell.outcome}: {label}", *wrap(cell.reason, width(), "  ")]
     print_once("\n" + "\n".join(lines))
     _show_finished(jobs, launcher)
     if jobs:  # each counted once

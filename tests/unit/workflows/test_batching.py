@@ -1,6 +1,7 @@
 """`batch=auto` as it is typed: what the plan says, what is refused, and when a run is tried out."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from unit.plan.cases import plan_of
 
 from eke import workflows
 from eke.cli import main as cli
+from eke.common.screen import take_flags
 from eke.common.text import GIB, MIB
 from eke.config.compose import compose
 from eke.estimate.memory import room_for_a_batch
@@ -25,12 +27,20 @@ WORK = ("data=synthetic", "data.seq_len=32", "data.num_samples=64", "train.steps
 AUTO = (*WORK, "batch=auto", "batch.target=64")
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch) -> Iterator[None]:
+    """Rows of a table on one line, and every flag as before."""
+    monkeypatch.setenv("COLUMNS", "400")
+    yield
+    take_flags([])
+
+
 @pytest.fixture
 def plan(capsys):
-    """`eke plan --quick`: exit code, stdout and stderr."""
+    """`eke plan --quick -v`: exit code, stdout and stderr."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        code = cli(["plan", "--quick", *arguments])
+        code = cli(["plan", "--quick", "-v", *arguments])
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
@@ -38,7 +48,7 @@ def plan(capsys):
 
 
 def identity(out: str) -> str:
-    return out.split()[1]
+    return row(out, "plan").split()[1]
 
 
 def row(out: str, key: str) -> str:
@@ -173,7 +183,7 @@ def run(monkeypatch, capsys):
         monkeypatch.setattr(running, "run_planned", stop)
         code = workflows.main([*AUTO, *arguments])
         captured = capsys.readouterr()
-        return code, captured.out + captured.err
+        return code, captured.err + captured.out
 
     return typed
 
@@ -207,7 +217,7 @@ def tight(own_machine, monkeypatch):
 
 
 def test_plan_notes_a_forecast_by_formulas(tight, capsys) -> None:
-    assert cli(["plan", *AUTO]) == 0
+    assert cli(["plan", "-v", *AUTO]) == 0
     said = row(capsys.readouterr().out, "batch.per_device")
     assert "not here" in said
 
