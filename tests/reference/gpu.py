@@ -207,7 +207,7 @@ def not_there_yet(options: list[str], folder: Path) -> str:
             if (found := list(errors(runs)))
         ]
         if said:
-            about = "[accuracy](docs/reference/accuracy.md)"
+            about = "[accuracy](docs/reference/measured.md)"
             parts.append(f"On one {gpu.device} they were {', '.join(said)}: {about}.")
     if unseen := never_seen(options, folder):
         listed = ", ".join(f"`{option}`" for option in unseen)
