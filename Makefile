@@ -11,6 +11,7 @@
 # make bench    what a GPU is to measure, at small size: some minutes on two cores
 # make check    style, types, layers, spelling, docs    make format   fix the style
 # make docs     the documentation as a site, in site/
+# make dist     wheel and source distribution, in dist/
 # make clean    remove the environment and caches; runs/ is kept
 #
 # PYTHON=python3.12 make run       another interpreter
@@ -32,7 +33,7 @@ STAMP := $(VENV)/.installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo setup operators test test-all test-again test-random test-fuzz test-pairs test-hydra test-faults test-gpu bench check docs format clean
+.PHONY: help run demo setup operators test test-all test-again test-random test-fuzz test-pairs test-hydra test-faults test-gpu bench check docs dist format clean
 .PHONY: check-style check-format check-types check-layers check-spelling check-yaml check-words
 
 help:
@@ -131,7 +132,16 @@ check: $(STAMP)
 check-style: $(STAMP)
 	$(BIN)/ruff check
 
-check-format: $(STAMP)
+check-# In an environment for itself: needs neither torch nor the other packages of eke.
+DIST := $(VENV)/.dist
+dist:
+	@[ -x $(DIST)/bin/twine ] || { $(PYTHON) -m venv --clear $(DIST) && \
+	  $(DIST)/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt build twine hatchling; }
+	rm -rf dist
+	$(DIST)/bin/python -m build --no-isolation --outdir dist .
+	$(DIST)/bin/twine check --strict dist/*
+
+format: $(STAMP)
 	$(BIN)/ruff format --check
 
 check-types: $(STAMP)
@@ -164,6 +174,15 @@ check-words: $(STAMP)
 # Warnings are errors: a page without a place in the navigation, a link or an anchor that leads nowhere.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# In an environment for itself: needs neither torch nor the other packages of eke.
+DIST := $(VENV)/.dist
+dist:
+	@[ -x $(DIST)/bin/twine ] || { $(PYTHON) -m venv --clear $(DIST) && \
+	  $(DIST)/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt build twine hatchling; }
+	rm -rf dist
+	$(DIST)/bin/python -m build --no-isolation --outdir dist .
+	$(DIST)/bin/twine check --strict dist/*
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix

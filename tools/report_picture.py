@@ -1,9 +1,9 @@
 """Draw the picture of README from a report's figures.
 
-    python tools/report_picture.py runs/report.json    # keeps its figures in results/readme_report.json, and draws
-    python tools/report_picture.py                     # draws again from results/
+    python tools/report_picture.py runs/report.json    # keep its figures, and draw
+    python tools/report_picture.py                     # draw again
 
-Input: `report.json` of `eke report`. Output: docs/assets/report.svg.
+Input: `report.json` of `eke report`. Output: results/readme_report.json and docs/assets/report.svg.
 """
 
 import json
