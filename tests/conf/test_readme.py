@@ -1,5 +1,7 @@
 """README, CONTRIBUTING and the pages of docs: commands, links, named files, generated blocks."""
 
+import contextlib
+import io
 import os
 import re
 import shlex
@@ -13,6 +15,7 @@ from reference.gpu import not_there_yet, read_gpus, speeds
 from reference.links import anchors, links
 from support import REPO
 
+from eke.cli import main
 from eke.config.compose import compose, help_text
 from eke.config.compose.catalogue import make_catalogue
 from eke.estimate.memory import forecast
@@ -52,9 +55,28 @@ def first_output() -> str:
     return f"```\n{render_summary(record, f'runs/{record.run_id}')}\n```"
 
 
+COMMANDS_WITH_HELP = (
+    "plan", "fit", "data show", "report", "compare", "status", "logs", "cancel", "retry",
+    "generate", "evaluate", "export", "sync", "schema", "doctor",
+)  # fmt: skip
+
+
+def helps() -> str:
+    """What `eke COMMAND --help` prints, at 80 columns."""
+    parts = []
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("COLUMNS", "80")
+        for command in COMMANDS_WITH_HELP:
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+                main([*command.split(), "--help"])
+            parts.append(f"### eke {command}\n\n```text\n{printed.getvalue().strip()}\n```")
+    return "\n\n".join(parts)
+
+
 BLOCKS = {
     FIRST: {"output": first_output},
-    COMMANDS: {"help": lambda: f"```\n{help_text().strip()}\n```", "tasks": tasks_table},
+    COMMANDS: {"help": lambda: f"```\n{help_text().strip()}\n```", "tasks": tasks_table, "commands": helps},
     README: {"speeds": lambda: speeds(REPO / "results"), "unseen": unseen},
 }
 

@@ -46,8 +46,8 @@ _EXAMPLES = {
     "slurm.account": "my_group", "slurm.constraint": "a100", "slurm.gpu_type": "a100",
     "slurm.partition": "gpu", "slurm.python": "/opt/venv/bin/python", "slurm.qos": "long",
     "slurm.command_prefix": "apptainer exec --nv eke.sif", "slurm.setup": "[module load cuda]",
-    "slurm.srun": "[--cpu-bind=none]", "slurm.options": "{reservation:course}",
-    "sweep.exclude": "[precision=fp16 and model=tiny_t5]", "sweep.repeats": "auto",
+    "slurm.srun": "['--cpu-bind=none']", "slurm.options": "{reservation:course}",
+    "sweep.exclude": "['precision=fp16 and model=tiny_t5']", "sweep.repeats": "auto",
     "sweep.product": "{seed:[0,1]}", "sweep.rows": "{big:{model:gpt2}}",
     "sweep.zip": "{batch.per_device:[4,8],batch.accumulation:[2,1]}",
     "task.labels": "[no,yes]", "task.router_loss": "0.01", "tracker.entity": "my_team",
@@ -196,7 +196,9 @@ def example(key: str, field: Field) -> str:
     """An override with a valid value, other than the default if the type shows one."""
     if key in _EXAMPLES:
         value = _EXAMPLES[key]
-        return f"'{key}={value}'" if re.search(r"[\s\[{*\\&]", value) else f"{key}={value}"
+        quote = '"' if "'" in value else "'"
+        quoted = f"{quote}{key}={value}{quote}"
+        return quoted if re.search(r"[\s\[{*\\&]", value) else f"{key}={value}"
     if get_origin(field.kind) in (list, dict):
         return f"{key}={default_text(field, key)}"
     if issubclass(field.kind, Enum):

@@ -130,7 +130,8 @@ def row(model: str, weights: str, gpu: str, results: Path) -> str:
     valid = plan((f"model={model}", *longer)) is not None  # not more than the model's positions
     long = shortest(model, weights, gpu, longer) if valid else None
     typed = f"`{' '.join((f'model={model}', *found.overrides))}`"
-    cells = [typed, _memory(found.plan), _step(found.plan) + _measured(found, gpu, results)]
+    cells = [typed, *figures_of(found.plan)]
+    cells[-1] += _measured(found, gpu, results)
     return f"| {' | '.join([*first, *cells, _longer(found, long, valid)])} |"
 
 
@@ -140,15 +141,12 @@ def _longer(short: Found, long: Found | None, valid: bool) -> str:
     return "the same" if long.overrides == short.overrides else f"`{' '.join(long.overrides)}`"
 
 
-def _memory(answer: dict[str, Any]) -> str:
-    found = answer["memory"]["predicted"]
-    low, expected, high = (f"{found[key] / GIB:.1f}" for key in ("low", "expected", "high"))
-    return f"{expected} ({low} to {high})"
-
-
-def _step(answer: dict[str, Any]) -> str:
-    found = answer["throughput"]["predicted_tokens_per_s"]
-    return f"{_rounded(found['low'])} to {_rounded(found['high'])}" if found else ""
+def figures_of(answer: dict[str, Any]) -> list[str]:
+    """Cells of memory and speed."""
+    memory, speed = answer["memory"]["predicted"], answer["throughput"]["predicted_tokens_per_s"]
+    low, expected, high = (f"{memory[key] / GIB:.1f}" for key in ("low", "expected", "high"))
+    cell = f"{_rounded(speed['low'])} to {_rounded(speed['high'])}" if speed else ""
+    return [f"{expected} ({low} to {high})", cell]
 
 
 def _rounded(value: float) -> str:
