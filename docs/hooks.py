@@ -12,6 +12,7 @@ _BOOSTS = {
     "troubleshooting.md": 8.0,
     "what-to-type.md": 8.0,
     "coming-from.md": 4.0,
+    "how-to/interrupt.md": 8.0,
     "how-to/": 4.0,
     "tutorial/": 2.0,
     "installation.md": 2.0,

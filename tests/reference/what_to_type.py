@@ -19,7 +19,7 @@ HEAD = """\
 
 *For everyone who has a GPU and a model, and needs a command to begin with.*
 
-Each row is the shortest command that `eke plan` calls *fits*. Find your GPU, copy the row, and put it behind
+Each row is the shortest command that `eke plan --quick` calls *fits*. Find your GPU, copy the row, and put it behind
 `python train.py`. Commands of one length are tried in this order: the same training first, then 16-bit weights,
 8-bit optimizer states and recipes.
 
@@ -31,12 +31,12 @@ Each row is the shortest command that `eke plan` calls *fits*. Find your GPU, co
 - **Faster**: add `precision=bf16` (not on a T4) or `recipe=fastest`, or let [eke fit](how-to/fit.md) measure.
 - **Another GPU or model**: `eke plan model=MODEL hardware=all` answers for all known GPUs.
 
-Memory is the expected peak, with its range. Every number is a forecast, not measured, where a row does not say otherwise
-([how forecasts are made](explanation/forecast.md), [how accurate they were](reference/measured.md)).
+Memory is the expected peak by formulas, with its range; `eke plan` without `--quick` also traces a training step and may find
+that more fits. Every number is a forecast, not measured, where a row does not say otherwise ([how forecasts are made](explanation/forecast.md), [how accurate they were](reference/measured.md)).
 """
 
 FOOT = """
-Generated from `eke plan --json` by `make pages`.
+Generated from `eke plan --json --quick` by `make pages`.
 """
 
 GPUS = {
@@ -51,13 +51,13 @@ GPUS = {
 
 ALL, ADAPTERS = "all weights", "adapters"
 MODELS = (
-    ("tiny", ALL, "0.8 M"),
-    ("gpt2", ALL, "124 M"),
-    ("llama_1b", ALL, "1.2 B"),
-    ("llama2_7b", ALL, "7 B"),
-    ("llama2_7b", ADAPTERS, "7 B"),
-    ("llama3_8b", ALL, "8 B"),
-    ("llama3_8b", ADAPTERS, "8 B"),
+    ("tiny", ALL, "0.8M"),
+    ("gpt2", ALL, "124M"),
+    ("llama_1b", ALL, "1.2B"),
+    ("llama2_7b", ALL, "7B"),
+    ("llama2_7b", ADAPTERS, "7B"),
+    ("llama3_8b", ALL, "8B"),
+    ("llama3_8b", ADAPTERS, "8B"),
 )
 """Option of model, trained weights, and parameters."""
 
@@ -102,10 +102,10 @@ class Found:
 
 
 def plan(overrides: tuple[str, ...]) -> dict[str, Any] | None:
-    """The answer of `eke plan --json`, None if it rejects the configuration."""
+    """The answer of `eke plan --json --quick`, which uses formulas only, None if it rejects the configuration."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
-        code = main(["plan", *overrides, "--json"])
+        code = main(["plan", *overrides, "--json", "--quick"])
     return json.loads(printed.getvalue()) if code == 0 else None
 
 
@@ -125,7 +125,7 @@ def row(model: str, weights: str, gpu: str, results: Path) -> str:
     first = [f"{model} ({number})", weights]
     found = shortest(model, weights, gpu)
     if found is None:
-        return f"| {' | '.join([*first, 'nothing fits on one GPU', '', '', ''])} |"
+        return f"| {' | '.join([*first, 'nothing fits', '', '', ''])} |"
     longer = ("data.seq_len=2048",)
     valid = plan((f"model={model}", *longer)) is not None  # not more than the model's positions
     long = shortest(model, weights, gpu, longer) if valid else None
@@ -170,7 +170,7 @@ def section(gpu: str, results: Path) -> Iterator[str]:
     """The heading and the table of one GPU."""
     name, size = GPUS[gpu]
     yield f"## {name} ({size} GB)\n"
-    yield f"Add `hardware={gpu}` to plan on a machine without this GPU.\n"
+    yield f"`hardware={gpu}` plans for it on a machine without this GPU.\n"
     yield "| model | trains | command | memory, GiB | tokens/s | 2,048 tokens |"
     yield "| --- " * 6 + "|"
     yield from (row(model, weights, gpu, results) for model, weights, _ in MODELS)
