@@ -11,6 +11,7 @@
 # make bench    what a GPU is to measure, at small size: some minutes on two cores
 # make check    style, types, layers, spelling, docs    make format   fix the style
 # make docs     the documentation as a site, in site/
+# make pages    rewrite the generated pages of docs/ and notes/; some minutes
 # make clean    remove the environment and caches; runs/ is kept
 #
 # PYTHON=python3.12 make run       another interpreter
@@ -32,7 +33,7 @@ STAMP := $(VENV)/.installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo setup operators test test-all test-again test-random test-fuzz test-pairs test-hydra test-faults test-gpu bench check docs format clean
+.PHONY: help run demo setup operators test test-all test-again test-random test-fuzz test-pairs test-hydra test-faults test-gpu bench check docs pages format clean
 .PHONY: check-style check-format check-types check-layers check-spelling check-yaml check-words
 
 help:
@@ -131,7 +132,13 @@ check: $(STAMP)
 check-style: $(STAMP)
 	$(BIN)/ruff check
 
-check-format: $(STAMP)
+check-# The pages that tests compare with schema, conf/, plans, rules and the records in results/.
+pages: $(STAMP)
+	EKE_UPDATE=1 $(BIN)/python -m pytest -q -m "" tests/conf/test_reference.py tests/conf/test_readme.py \
+	  tests/conf/test_benchmarks_page.py tests/conf/test_accuracy.py tests/conf/test_claims.py \
+	  -k "up_to_date or rewritten or match_records"
+
+format: $(STAMP)
 	$(BIN)/ruff format --check
 
 check-types: $(STAMP)
@@ -164,6 +171,12 @@ check-words: $(STAMP)
 # Warnings are errors: a page without a place in the navigation, a link or an anchor that leads nowhere.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# The pages that tests compare with schema, conf/, plans, rules and the records in results/.
+pages: $(STAMP)
+	EKE_UPDATE=1 $(BIN)/python -m pytest -q -m "" tests/conf/test_reference.py tests/conf/test_readme.py \
+	  tests/conf/test_benchmarks_page.py tests/conf/test_accuracy.py tests/conf/test_claims.py \
+	  -k "up_to_date or rewritten or match_records"
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix
