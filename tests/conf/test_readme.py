@@ -76,7 +76,11 @@ def helps() -> str:
 
 BLOCKS = {
     FIRST: {"output": first_output},
-    COMMANDS: {"help": lambda: f"```\n{help_text().strip()}\n```", "tasks": tasks_table, "commands": helps},
+    COMMANDS: {
+        "help": lambda: f"```\n{help_text().strip()}\n```",
+        "tasks": tasks_table,
+        "commands": helps,
+    },
     README: {"speeds": lambda: speeds(REPO / "results"), "unseen": unseen},
 }
 

@@ -121,7 +121,8 @@ def search(browser, address: str, words: str) -> list[str]:
         words,
     )
     until(browser, f"{RESULTS}.length > 0")
-    return [link.removeprefix(f"{address}/") for link in browser.execute_script(f"return {RESULTS}")]
+    found = browser.execute_script(f"return {RESULTS}")
+    return [link.removeprefix(f"{address}/") for link in found]
 
 
 @pytest.mark.parametrize("words", FIRST)
@@ -172,8 +173,8 @@ def test_flowchart_is_drawn(browser, address):
     opened(browser, f"{address}/architecture.html")
     assert browser.execute_script("return document.querySelectorAll('svg.diagram rect').length") > 9
     boxes = browser.execute_script(
-        "return [...document.querySelectorAll('svg.diagram rect')].map(e => e.getBoundingClientRect())"
-        ".map(r => [r.left, r.top, r.right, r.bottom])"
+        "return [...document.querySelectorAll('svg.diagram rect')]"
+        ".map(e => e.getBoundingClientRect()).map(r => [r.left, r.top, r.right, r.bottom])"
     )
     for i, one in enumerate(boxes):
         for other in boxes[i + 1 :]:

@@ -11,8 +11,9 @@ HEAD = """\
 
 *For those who know HF Trainer, TRL, axolotl, Lightning, torchtune, LLaMA-Factory or Accelerate.*
 
-Each table has a tool's name of a setting and eke's override, where `VALUE` is your value. An empty cell means that eke has no
-such setting, and the remark says why. You need not learn the table: eke rejects each of these names with the override to type.
+Each table has a tool's name of a setting and eke's override, where `VALUE` is your value. An
+empty cell means that eke has no such setting, and the remark says why. You need not learn the
+table: eke rejects each of these names with the override to type.
 
 A script for HF Trainer becomes one command:
 

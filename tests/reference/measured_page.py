@@ -17,11 +17,13 @@ from eke.config.compose.catalogue import make_catalogue
 HEAD = """\
 # Measured
 
-*For those who want to know how fast eke is, how right its forecasts are, and which advice of the guides holds.*
+*For those who want to know how fast eke is, how right its forecasts are, and which advice of the
+guides holds.*
 
-Every number comes from a record in `results/`, by `make pages`. Numbers of one machine say little about another. Brackets
-are the 10th and the 90th percentile of rounds in which the compared programs took turns. All tables:
-[benchmarks](../../notes/benchmarks.md), [accuracy](../../notes/accuracy.md), [claims](../../notes/claims.md).
+Every number comes from a record in `results/`, by `make pages`. Numbers of one machine say little
+about another. Brackets are the 10th and the 90th percentile of rounds in which the compared
+programs took turns. All tables: [benchmarks](../../notes/benchmarks.md),
+[accuracy](../../notes/accuracy.md), [claims](../../notes/claims.md).
 """
 
 SHOWN = ("Single runs on a GPU", "Recipes", "Start-up", "Reports")

@@ -19,20 +19,23 @@ HEAD = """\
 
 *For everyone who has a GPU and a model, and needs a command to begin with.*
 
-Each row is the shortest command that `eke plan --quick` calls *fits*. Find your GPU, copy the row, and put it behind
-`python train.py`. Commands of one length are tried in this order: the same training first, then 16-bit weights,
-8-bit optimizer states and recipes.
+Each row is the shortest command that `eke plan --quick` calls *fits*. Find your GPU, copy the
+row, and put it behind `python train.py`. Commands of one length are tried in this order: the same
+training first, then 16-bit weights, 8-bit optimizer states and recipes.
 
-- **Rows** train samples of 256 tokens, eight in a step. **2,048 tokens** has the overrides that fit with
-  `data.seq_len=2048`.
-- **Your checkpoint**: replace `model=llama2_7b` by `model=pretrained model.name_or_path=FOLDER`. The named models
-  have random weights, so adapters on them only measure memory and speed.
+- **Rows** train samples of 256 tokens, eight in a step. **2,048 tokens** has the overrides that
+  fit with `data.seq_len=2048`.
+- **Your checkpoint**: replace `model=llama2_7b` by `model=pretrained model.name_or_path=FOLDER`.
+  The named models have random weights, so adapters on them only measure memory and speed.
 - **Your rows**: add `data=jsonl data.path=rows.jsonl` ([data](how-to/data.md)).
-- **Faster**: add `precision=bf16` (not on a T4) or `recipe=fastest`, or let [eke fit](how-to/fit.md) measure.
+- **Faster**: add `precision=bf16` (not on a T4) or `recipe=fastest`, or let [eke
+  fit](how-to/fit.md) measure.
 - **Another GPU or model**: `eke plan model=MODEL hardware=all` answers for all known GPUs.
 
-Memory is the expected peak by formulas, with its range; `eke plan` without `--quick` also traces a training step and may find
-that more fits. Every number is a forecast, not measured, where a row does not say otherwise ([how forecasts are made](explanation/forecast.md), [how accurate they were](reference/measured.md)).
+Memory is the expected peak by formulas, with its range; `eke plan` without `--quick` also traces
+a training step and may find that more fits. Every number is a forecast, not measured, where a row
+does not say otherwise ([how forecasts are made](explanation/forecast.md), [how accurate they
+were](reference/measured.md)).
 """
 
 FOOT = """
@@ -102,7 +105,7 @@ class Found:
 
 
 def plan(overrides: tuple[str, ...]) -> dict[str, Any] | None:
-    """The answer of `eke plan --json --quick`, which uses formulas only, None if it rejects the configuration."""
+    """The answer of `eke plan --json --quick` (by formulas), None for a rejected configuration."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
         code = main(["plan", *overrides, "--json", "--quick"])
