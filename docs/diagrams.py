@@ -67,9 +67,7 @@ def _size(rows: list[str]) -> Point:
     return max(map(len, rows)) * _CHARACTER + 2 * _PAD, len(rows) * _LINE + _PAD
 
 
-def _layers(
-    names: list[str], edges: list[Edge]
-) -> tuple[dict[Edge, list[str]], list[list[str]]]:
+def _layers(names: list[str], edges: list[Edge]) -> tuple[dict[Edge, list[str]], list[list[str]]]:
     """Longest paths give the level of a node; edges over several levels pass through points."""
     after = defaultdict(list)
     for a, b, *_ in edges:

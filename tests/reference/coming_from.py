@@ -44,7 +44,6 @@ TOOLS = {
 """Owner in `foreign_names.yaml` -> heading, in the order of the page."""
 
 
-
 def coming_from_page() -> str:
     """The whole page, ending in a newline."""
     names = list(retired_names().values())

@@ -5,11 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from reference import accuracy
-from reference.benchmarks_page import LETTERS, SECTIONS, Source, found_records, missing_records, origin
+from reference.benchmarks_page import (
+    SECTIONS,
+    Source,
+    found_records,
+    missing_records,
+    origin,
+)
+from reference.cards import TECHNIQUES
 from reference.claims import VERDICTS, read_answers, read_guides, read_sections
 from reference.claims_tables import answers_table
-from reference.gpu import read_gpus
-from reference.cards import TECHNIQUES
 from reference.gpu import never_seen
 
 from eke.config.compose.catalogue import make_catalogue
