@@ -5,6 +5,7 @@ Reads the part of Mermaid's syntax that the pages use: `flowchart TD|LR`, `a & b
 """
 
 import html
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -66,9 +67,7 @@ def _size(rows: list[str]) -> Point:
     return max(map(len, rows)) * _CHARACTER + 2 * _PAD, len(rows) * _LINE + _PAD
 
 
-def _layers(
-    names: list[str], edges: list[Edge]
-) -> tuple[dict[Edge, list[str]], list[list[str]]]:
+def _layers(names: list[str], edges: list[Edge]) -> tuple[dict[Edge, list[str]], list[list[str]]]:
     """Longest paths give the level of a node; edges over several levels pass through points."""
     after = defaultdict(list)
     for a, b, *_ in edges:
@@ -103,7 +102,7 @@ def _sort(levels: list[list[str]], chain: dict[Edge, list[str]]) -> None:
     """Order each level by the mean place of its neighbours, downwards and upwards."""
     near = defaultdict(set)
     for names in chain.values():
-        for a, b in zip(names, names[1:], strict=False):
+        for a, b in itertools.pairwise(names):
             near[a].add(b)
             near[b].add(a)
     for _ in range(4):
@@ -148,7 +147,7 @@ def _path(points: list[Point], edge: Edge, sizes: dict[str, Point], across: bool
     move = (lambda p, d: (p[0] + d, p[1])) if across else (lambda p, d: (p[0], p[1] + d))
     line = [move(points[0], first), *points[1:-1], move(points[-1], -last)]
     text = f"M{line[0][0]:.1f} {line[0][1]:.1f}"
-    for a, b in zip(line, line[1:], strict=False):
+    for a, b in itertools.pairwise(line):
         half = (b[0] - a[0]) / 2 if across else (b[1] - a[1]) / 2
         c, d = move(a, half), move(b, -half)
         text += f"C{c[0]:.1f} {c[1]:.1f} {d[0]:.1f} {d[1]:.1f} {b[0]:.1f} {b[1]:.1f}"

@@ -19,35 +19,46 @@ MEASURES = {
     "speed": "throughput.samples_per_s",
     "memory": "memory.measured.peak_allocated_bytes",
 }
+MIN_REPEATS = 3
+"""Repeats of each configuration without which speeds are omitted, as in the report."""
 COLOURS = {"speed": "#3568a8", "memory": "#c4762b"}
 WIDTH, ROW, LEFT, SCALE = 720, 44, 210, 380
 
 
 def read_figures(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the ratios to the baseline of each configuration, and the report's verdict."""
+    """Return the ratios to the baseline of each configuration, and a caption."""
     rows = report["configurations"]
     (base,) = [row["estimates"] for row in rows if row["is_baseline"]]
-    found = [
-        {"name": row["configuration"], "repeats": row["outcomes"]["ok"]}
-        | {n: row["estimates"][key]["value"] / base[key]["value"] for n, key in MEASURES.items()}
-        for row in rows
-    ]
+    enough = all(row["outcomes"].get("ok", 0) >= MIN_REPEATS for row in rows)
+    found = []
+    for row in rows:
+        ratios = {n: row["estimates"][k]["value"] / base[k]["value"] for n, k in MEASURES.items()}
+        if not enough:
+            ratios["speed"] = None
+        found.append({"name": row["configuration"], **ratios})
+    caption = report["verdict"][0]
+    if not enough:
+        least = min(found, key=lambda each: each["memory"])
+        caption = (
+            f"{least['name']} needs {least['memory']:.2f}x the memory of {found[0]['name']}. "
+            "Speeds are not shown: fewer than three repeats."
+        )
     machine = report["machines"][0]["facts"]["device"]
     command = " ".join(report["commands"][0])
-    return {"command": command, "device": machine, "verdict": report["verdict"], "rows": found}
+    return {"command": command, "device": machine, "caption": caption, "rows": found}
 
 
 def draw(figures: dict[str, Any]) -> str:
     """Return an SVG with two bars per configuration: speed and memory, baseline = 1."""
-    rows, high = figures["rows"], max(max(r["speed"], r["memory"]) for r in figures["rows"])
+    rows, high = figures["rows"], max(r[n] or 0 for r in figures["rows"] for n in MEASURES)
     height = 64 + ROW * len(rows)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         'font-family="sans-serif" font-size="14">',
-        f"<title>{escape(figures['verdict'][0])}</title>",
+        f"<title>{escape(figures['caption'])}</title>",
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
     ]
-    for at, name in enumerate(MEASURES):
+    for at, name in enumerate(n for n in MEASURES if rows[0][n] is not None):
         x = LEFT + 110 * at
         parts.append(f'<rect x="{x}" y="14" width="12" height="12" fill="{COLOURS[name]}"/>')
         parts.append(f'<text x="{x + 18}" y="25" fill="#222">{name}</text>')
@@ -58,6 +69,8 @@ def draw(figures: dict[str, Any]) -> str:
             f"{escape(row['name'])}</text>"
         )
         for at, name in enumerate(MEASURES):
+            if row[name] is None:
+                continue
             length, top = row[name] / high * SCALE, y + 16 * at
             parts.append(
                 f'<rect x="{LEFT}" y="{top}" width="{length:.1f}" height="13" '

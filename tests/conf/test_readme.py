@@ -64,7 +64,7 @@ def picture() -> str:
     figures = json.loads((REPO / "results" / "readme_report.json").read_text())
     return (
         f"    python train.py {figures['command']}\n    eke report runs\n\n"
-        f"on {figures['device']}: {figures['verdict'][0]}"
+        f"on {figures['device']}: {figures['caption']}"
     )
 
 
@@ -86,9 +86,32 @@ def first_output() -> str:
     return f"```\n{render_summary(record, f'runs/{record.run_id}')}\n```"
 
 
+COMMANDS_WITH_HELP = (
+    "plan", "fit", "data show", "report", "compare", "status", "logs", "cancel", "retry",
+    "generate", "evaluate", "export", "sync", "schema", "doctor",
+)  # fmt: skip
+
+
+def helps() -> str:
+    """What `eke COMMAND --help` prints, at 80 columns."""
+    parts = []
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("COLUMNS", "80")
+        for command in COMMANDS_WITH_HELP:
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+                main([*command.split(), "--help"])
+            parts.append(f"### eke {command}\n\n```text\n{printed.getvalue().strip()}\n```")
+    return "\n\n".join(parts)
+
+
 BLOCKS = {
     FIRST: {"output": first_output},
-    COMMANDS: {"help": lambda: f"```\n{help_text().strip()}\n```", "tasks": tasks_table},
+    COMMANDS: {
+        "help": lambda: f"```\n{help_text().strip()}\n```",
+        "tasks": tasks_table,
+        "commands": helps,
+    },
     README: {"ran": ran, "picture": picture},
     INDEX: {"report": picture},
     FORECAST: {"plan": quick_plan},

@@ -52,4 +52,4 @@ def words(page: Path) -> int:
 
 def budget_of(name: str) -> str | None:
     """Entry of `BUDGETS` for a page, None without one."""
-    return next((each for each in BUDGETS if name == each or name.startswith(each.rstrip("/") + "/")), None)  # fmt: skip
+    return next((each for each in BUDGETS if f"{name}/".startswith(f"{each.rstrip('/')}/")), None)

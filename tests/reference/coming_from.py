@@ -11,9 +11,9 @@ HEAD = """\
 
 *For those who know HF Trainer, TRL, axolotl, Lightning, torchtune, LLaMA-Factory or Accelerate.*
 
-Each table has a tool's name for a setting and eke's override. You need not learn them: eke also accepts none of the names,
-and answers each with the override to type. `VALUE` is your value. An empty cell means that eke has no such setting; the
-remark says why.
+Each table has a tool's name of a setting and eke's override, where `VALUE` is your value. An
+empty cell means that eke has no such setting, and the remark says why. You need not learn the
+table: eke rejects each of these names with the override to type.
 
 A script for HF Trainer becomes one command:
 
@@ -28,7 +28,7 @@ python train.py model=pretrained model.name_or_path=my_model data=jsonl data.pat
 TOOLS = {
     "the Hugging Face Trainer": "HF Trainer",
     "a Hugging Face example": "Hugging Face's example scripts",
-    "transformers": "transformers",
+    "transformers": "transformers: other classes and values",
     "TRL": "TRL",
     "axolotl": "axolotl",
     "LLaMA-Factory": "LLaMA-Factory",
@@ -42,8 +42,6 @@ TOOLS = {
     "W&B": "Weights & Biases",
 }
 """Owner in `foreign_names.yaml` -> heading, in the order of the page."""
-
-
 
 
 def coming_from_page() -> str:

@@ -12,14 +12,14 @@ from eke.config.compose.catalogue import (
     GROUPS,
     Catalogue,
     Field,
-    class_fields,
+    KeyRow,
     default_text,
+    key_rows,
     make_catalogue,
     option_summaries,
     title,
 )
-from eke.config.schema import Config
-from eke.config.schema.fields import field_docs, summary
+from eke.config.schema.fields import summary
 
 _HEAD = "Generated from the schema and `conf/` by `make pages`.\n"
 _ROOT = "run"
@@ -32,7 +32,8 @@ _WORDS = {
     "a list [a,b]": "list",
 }
 _EXAMPLES = {
-    "data.chat_template": "template.jinja", "data.config_name": "main", "data.eval_path": "eval.jsonl",
+    "data.chat_template": "template.jinja", "data.config_name": "main",
+    "data.eval_path": "eval.jsonl",
     "data.eval_split": "validation", "data.messages": "messages", "data.multi_hot": "true",
     "data.name": "OWNER/NAME", "data.path": "rows.jsonl", "data.pattern": "**/*.txt",
     "data.prompt": "question", "data.response": "answer", "data.revision": "v1.0",
@@ -40,14 +41,15 @@ _EXAMPLES = {
     "data.sources": "[{option:jsonl,path:a.jsonl,weight:1}]",
     "distributed.deepspeed_config": "ds.json", "launcher.prefix": "[ssh node1,ssh node2]",
     "model.freeze": "[embed_tokens]", "model.name_or_path": "my_model", "model.revision": "main",
-    "offload.path": "/scratch/nvme", "paths.runs": "/scratch/runs", "peft.target_modules": "[q_proj,v_proj]",
+    "offload.path": "/scratch/nvme", "paths.runs": "/scratch/runs",
+    "peft.target_modules": "[q_proj,v_proj]",
     "resources.account": "my_group", "resources.constraint": "a100", "resources.memory": "64G",
     "resources.partition": "gpu", "resources.qos": "long", "resources.time": "12:00:00",
     "slurm.account": "my_group", "slurm.constraint": "a100", "slurm.gpu_type": "a100",
     "slurm.partition": "gpu", "slurm.python": "/opt/venv/bin/python", "slurm.qos": "long",
     "slurm.command_prefix": "apptainer exec --nv eke.sif", "slurm.setup": "[module load cuda]",
-    "slurm.srun": "[--cpu-bind=none]", "slurm.options": "{reservation:course}",
-    "sweep.exclude": "[precision=fp16 and model=tiny_t5]", "sweep.repeats": "auto",
+    "slurm.srun": "['--cpu-bind=none']", "slurm.options": "{reservation:course}",
+    "sweep.exclude": "['precision=fp16 and model=tiny_t5']", "sweep.repeats": "auto",
     "sweep.product": "{seed:[0,1]}", "sweep.rows": "{big:{model:gpt2}}",
     "sweep.zip": "{batch.per_device:[4,8],batch.accumulation:[2,1]}",
     "task.labels": "[no,yes]", "task.router_loss": "0.01", "tracker.entity": "my_team",
@@ -105,7 +107,7 @@ def _page(name: str, catalogue: Catalogue) -> str:
     if keys:
         lines += ["## Keys\n", "| key | type | default | meaning | example |",
                   "| --- " * 5 + "|"]  # fmt: skip
-        lines += [_key_row(key, keys[key], name, catalogue) for key in keys]
+        lines += [_key_row(row, name, catalogue) for row in keys.values()]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -113,21 +115,19 @@ def _named(name: str) -> str:
     return "the keys without a group" if name == _ROOT else f"`{name}`"
 
 
-def _keys(name: str, catalogue: Catalogue) -> dict[str, Field]:
-    """Keys that a user can set."""
+def _keys(name: str, catalogue: Catalogue) -> dict[str, KeyRow]:
+    """Keys that a user can set, each as the first option has it, beginning with the default."""
     if name == _ROOT:
-        return {key: field for key, field in catalogue.keys.items() if "." not in key}
+        return {row.key: row for row in key_rows("", "", catalogue)}
     if name not in catalogue.sections:
         return {}
-    keys = (f"{name}.{each}" for each in catalogue.names(name))
-    return {key: catalogue.keys[key] for key in keys if not about(key, catalogue).startswith("Filled in")}  # fmt: skip
-
-
-def about(key: str, catalogue: Catalogue) -> str:
-    """The schema's description of a key, from the first class that has it."""
-    section, _, name = key.rpartition(".")
-    classes = catalogue.sections[section] if section else (Config,)
-    return next((docs[name] for docs in map(field_docs, classes) if name in docs), "")
+    options = catalogue.options.get(name, {})
+    default = catalogue.defaults.get(name)
+    ordered = sorted(options, key=lambda option: option != default) or [""]
+    found: dict[str, KeyRow] = {}
+    for option in ordered:
+        found = {row.key: row for row in key_rows(name, option, catalogue)} | found
+    return {key: found[key] for key in catalogue.keys if key in found}
 
 
 def _options(group: str, catalogue: Catalogue) -> Iterator[str]:
@@ -148,15 +148,15 @@ def _sets(group: str, option: str, catalogue: Catalogue) -> str:
     bases, typed = [], []
     for entry in content.pop("defaults", []):
         if isinstance(entry, dict):
-            typed += [f"{key.removeprefix('override ').strip('/')}={value}" for key, value in entry.items()]  # fmt: skip
+            chosen = ((key.removeprefix("override ").strip("/"), entry[key]) for key in entry)
+            typed += [f"{group}={value}" for group, value in chosen]
         elif entry != "_self_" and "schema/" not in entry:
             bases.append(f"as `{entry.removesuffix('@_here_').strip('/').replace('/', '=')}`")
     if rows := content.get("sweep", {}).get("rows"):
         content["sweep"] = {**content["sweep"], "rows": f"{len(rows)} named runs"}
-    typed += [
-        text for text in _flat(content) if text.partition("=")[0] not in ("option", "family")
-    ]
-    return ", ".join([*bases, *(f"`{each}`" for each in typed[:8]), *(["..."] if typed[8:] else [])])
+    typed += [text for text in _flat(content) if text.partition("=")[0] not in ("option", "family")]
+    more = ["..."] if typed[8:] else []
+    return ", ".join([*bases, *(f"`{each}`" for each in typed[:8]), *more])
 
 
 def _flat(content: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -171,32 +171,35 @@ def _cell(value: Any) -> str:
     return str(value if isinstance(value, str) else format_value(value)).replace("|", "\\|")
 
 
-def _key_row(key: str, field: Field, section: str, catalogue: Catalogue) -> str:
+def _key_row(row: KeyRow, section: str, catalogue: Catalogue) -> str:
     options = catalogue.options.get(section, {})
-    having = catalogue.options_with(section, key.rpartition(".")[2]) if options else []
-    text = about(key, catalogue)
+    having = catalogue.options_with(section, row.key.rpartition(".")[2]) if options else []
+    text = row.about
     if having and len(having) < len(options):
         shown = ", ".join(having[:4]) + (f" and {len(having) - 4} more" if having[4:] else "")
         text = f"Only {shown}. {text}"
-    default = default_text(field, key)
-    required = field.default == "???"
-    cells = [f"`{key}`", _type(field), "required" if required else f"`{default or repr('')}`"]
-    return f"| {' | '.join([*cells, _plain(text), f'`{example(key, field)}`'])} |"
+    default = row.default if row.default == "required" else f"`{row.default}`"
+    default += f": {row.null}" if row.null else ""
+    typed = example(row.key, catalogue.keys[row.key])
+    cells = [f"`{row.key}`", _type(row), _plain(default), _plain(text), f"`{typed}`"]
+    return f"| {' | '.join(cells)} |"
 
 
-def _type(field: Field) -> str:
+def _type(row: KeyRow) -> str:
     """Type and limits: `integer, at least 1`."""
-    word = field.words()
+    word = row.type
     for long, short in _WORDS.items():
         word = re.sub(rf"^{re.escape(long)}", short, word)
-    return f"{word}, {field.limit.describe(0.0)}" if field.limit else word
+    return f"{word}, {row.limits}" if row.limits else word
 
 
 def example(key: str, field: Field) -> str:
     """An override with a valid value, other than the default if the type shows one."""
     if key in _EXAMPLES:
         value = _EXAMPLES[key]
-        return f"'{key}={value}'" if re.search(r"[\s\[{*\\&]", value) else f"{key}={value}"
+        quote = '"' if "'" in value else "'"
+        quoted = f"{quote}{key}={value}{quote}"
+        return quoted if re.search(r"[\s\[{*\\&]", value) else f"{key}={value}"
     if get_origin(field.kind) in (list, dict):
         return f"{key}={default_text(field, key)}"
     if issubclass(field.kind, Enum):

@@ -5,11 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from reference import accuracy
-from reference.benchmarks_page import LETTERS, SECTIONS, Source, found_records, missing_records, origin
+from reference.benchmarks_page import (
+    SECTIONS,
+    Source,
+    found_records,
+    missing_records,
+    origin,
+)
+from reference.cards import TECHNIQUES
 from reference.claims import VERDICTS, read_answers, read_guides, read_sections
 from reference.claims_tables import answers_table
-from reference.gpu import read_gpus
-from reference.cards import TECHNIQUES
 from reference.gpu import never_seen
 
 from eke.config.compose.catalogue import make_catalogue
@@ -17,11 +22,13 @@ from eke.config.compose.catalogue import make_catalogue
 HEAD = """\
 # Measured
 
-*For those who want to know how fast eke is, how right its forecasts are, and which advice of the guides holds.*
+*For those who want to know how fast eke is, how right its forecasts are, and which advice of the
+guides holds.*
 
-Every number comes from a record in `results/`, by `make pages`. Numbers of one machine say little about another. Brackets
-are the 10th and the 90th percentile of rounds in which the compared programs took turns. All tables:
-[benchmarks](../../notes/benchmarks.md), [accuracy](../../notes/accuracy.md), [claims](../../notes/claims.md).
+Every number comes from a record in `results/`, by `make pages`. Numbers of one machine say little
+about another. Brackets are the 10th and the 90th percentile of rounds in which the compared
+programs took turns. All tables: [benchmarks](../../notes/benchmarks.md),
+[accuracy](../../notes/accuracy.md), [claims](../../notes/claims.md).
 """
 
 SHOWN = ("Single runs on a GPU", "Recipes", "Start-up", "Reports")

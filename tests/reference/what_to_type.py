@@ -19,24 +19,27 @@ HEAD = """\
 
 *For everyone who has a GPU and a model, and needs a command to begin with.*
 
-Each row is the shortest command that `eke plan` calls *fits*. Find your GPU, copy the row, and put it behind
-`python train.py`. Commands of one length are tried in this order: the same training first, then 16-bit weights,
-8-bit optimizer states and recipes.
+Each row is the shortest command that `eke plan --quick` calls *fits*. Find your GPU, copy the
+row, and put it behind `python train.py`. Commands of one length are tried in this order: the same
+training first, then 16-bit weights, 8-bit optimizer states and recipes.
 
-- **Rows** train samples of 256 tokens, eight in a step. **2,048 tokens** has the overrides that fit with
-  `data.seq_len=2048`.
-- **Your checkpoint**: replace `model=llama2_7b` by `model=pretrained model.name_or_path=FOLDER`. The named models
-  have random weights, so adapters on them only measure memory and speed.
+- **Rows** train samples of 256 tokens, eight in a step. **2,048 tokens** has the overrides that
+  fit with `data.seq_len=2048`.
+- **Your checkpoint**: replace `model=llama2_7b` by `model=pretrained model.name_or_path=FOLDER`.
+  The named models have random weights, so adapters on them only measure memory and speed.
 - **Your rows**: add `data=jsonl data.path=rows.jsonl` ([data](how-to/data.md)).
-- **Faster**: add `precision=bf16` (not on a T4) or `recipe=fastest`, or let [eke fit](how-to/fit.md) measure.
+- **Faster**: add `precision=bf16` (not on a T4) or `recipe=fastest`, or let [eke
+  fit](how-to/fit.md) measure.
 - **Another GPU or model**: `eke plan model=MODEL hardware=all` answers for all known GPUs.
 
-Memory is the expected peak, with its range. Every number is a forecast, not measured, where a row does not say otherwise
-([how forecasts are made](explanation/forecast.md), [how accurate they were](reference/measured.md)).
+Memory is the expected peak by formulas, with its range; `eke plan` without `--quick` also traces
+a training step and may find that more fits. Every number is a forecast, not measured, where a row
+does not say otherwise ([how forecasts are made](explanation/forecast.md), [how accurate they
+were](reference/measured.md)).
 """
 
 FOOT = """
-Generated from `eke plan --json` by `make pages`.
+Generated from `eke plan --json --quick` by `make pages`.
 """
 
 GPUS = {
@@ -51,13 +54,13 @@ GPUS = {
 
 ALL, ADAPTERS = "all weights", "adapters"
 MODELS = (
-    ("tiny", ALL, "0.8 M"),
-    ("gpt2", ALL, "124 M"),
-    ("llama_1b", ALL, "1.2 B"),
-    ("llama2_7b", ALL, "7 B"),
-    ("llama2_7b", ADAPTERS, "7 B"),
-    ("llama3_8b", ALL, "8 B"),
-    ("llama3_8b", ADAPTERS, "8 B"),
+    ("tiny", ALL, "0.8M"),
+    ("gpt2", ALL, "124M"),
+    ("llama_1b", ALL, "1.2B"),
+    ("llama2_7b", ALL, "7B"),
+    ("llama2_7b", ADAPTERS, "7B"),
+    ("llama3_8b", ALL, "8B"),
+    ("llama3_8b", ADAPTERS, "8B"),
 )
 """Option of model, trained weights, and parameters."""
 
@@ -102,10 +105,10 @@ class Found:
 
 
 def plan(overrides: tuple[str, ...]) -> dict[str, Any] | None:
-    """The answer of `eke plan --json`, None if it rejects the configuration."""
+    """The answer of `eke plan --json --quick` (by formulas), None for a rejected configuration."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
-        code = main(["plan", *overrides, "--json"])
+        code = main(["plan", *overrides, "--json", "--quick"])
     return json.loads(printed.getvalue()) if code == 0 else None
 
 
@@ -125,12 +128,13 @@ def row(model: str, weights: str, gpu: str, results: Path) -> str:
     first = [f"{model} ({number})", weights]
     found = shortest(model, weights, gpu)
     if found is None:
-        return f"| {' | '.join([*first, 'nothing fits on one GPU', '', '', ''])} |"
+        return f"| {' | '.join([*first, 'nothing fits', '', '', ''])} |"
     longer = ("data.seq_len=2048",)
     valid = plan((f"model={model}", *longer)) is not None  # not more than the model's positions
     long = shortest(model, weights, gpu, longer) if valid else None
     typed = f"`{' '.join((f'model={model}', *found.overrides))}`"
-    cells = [typed, _memory(found.plan), _step(found.plan) + _measured(found, gpu, results)]
+    cells = [typed, *figures_of(found.plan)]
+    cells[-1] += _measured(found, gpu, results)
     return f"| {' | '.join([*first, *cells, _longer(found, long, valid)])} |"
 
 
@@ -140,15 +144,12 @@ def _longer(short: Found, long: Found | None, valid: bool) -> str:
     return "the same" if long.overrides == short.overrides else f"`{' '.join(long.overrides)}`"
 
 
-def _memory(answer: dict[str, Any]) -> str:
-    found = answer["memory"]["predicted"]
-    low, expected, high = (f"{found[key] / GIB:.1f}" for key in ("low", "expected", "high"))
-    return f"{expected} ({low} to {high})"
-
-
-def _step(answer: dict[str, Any]) -> str:
-    found = answer["throughput"]["predicted_tokens_per_s"]
-    return f"{_rounded(found['low'])} to {_rounded(found['high'])}" if found else ""
+def figures_of(answer: dict[str, Any]) -> list[str]:
+    """Cells of memory and speed."""
+    memory, speed = answer["memory"]["predicted"], answer["throughput"]["predicted_tokens_per_s"]
+    low, expected, high = (f"{memory[key] / GIB:.1f}" for key in ("low", "expected", "high"))
+    cell = f"{_rounded(speed['low'])} to {_rounded(speed['high'])}" if speed else ""
+    return [f"{expected} ({low} to {high})", cell]
 
 
 def _rounded(value: float) -> str:
@@ -172,7 +173,7 @@ def section(gpu: str, results: Path) -> Iterator[str]:
     """The heading and the table of one GPU."""
     name, size = GPUS[gpu]
     yield f"## {name} ({size} GB)\n"
-    yield f"Add `hardware={gpu}` to plan on a machine without this GPU.\n"
+    yield f"`hardware={gpu}` plans for it on a machine without this GPU.\n"
     yield "| model | trains | command | memory, GiB | tokens/s | 2,048 tokens |"
     yield "| --- " * 6 + "|"
     yield from (row(model, weights, gpu, results) for model, weights, _ in MODELS)

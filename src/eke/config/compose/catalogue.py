@@ -11,6 +11,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+import yaml
 from omegaconf import BooleanNode, EnumNode, FloatNode, IntegerNode, ListConfig, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
@@ -18,6 +19,7 @@ from eke.common.paths import conf_folder
 from eke.common.text import format_value
 from eke.common.text import suggest_match as suggest_match
 from eke.config.schema import VARIANTS, Config, Limit
+from eke.config.schema.fields import field_docs
 
 GROUPS: dict[str, tuple[str, str]] = {
     "model": ("architecture and size", "tiny bert_base gpt2 t5_base llama_1b pretrained"),
@@ -171,17 +173,29 @@ class Catalogue:
 
     def schema_class(self, group: str, option: str) -> type:
         """Return the schema class of an option or its base, else the first of the group."""
-        seen: set[str] = set()
-        while option in self.options[group] and option not in seen:
-            seen.add(option)
-            text = self.options[group][option].read_text()
+        for text in self._files(group, option):
             match = re.search(rf"/schema/{group}/(\w+)@_here_", text)
-            if match and match[1] in VARIANTS[group]:
+            if match and match[1] in VARIANTS.get(group, ()):
                 return VARIANTS[group][match[1]]
-            entry = rf"^\s*- *(?:/{group}/)?(?!_self_)(\w+)(?:@_here_)?\s*$"
-            base = re.search(entry, text, flags=re.MULTILINE)
-            option = base[1] if base else option
         return self.sections[group][0]
+
+    def _files(self, group: str, option: str) -> list[str]:
+        """Return the contents of an option's file and of its bases' files."""
+        files, texts = self.options.get(group, {}), dict[str, str]()
+        entry = rf"^\s*- *(?:/{group}/)?(?!_self_)(\w+)(?:@_here_)?\s*$"
+        while option in files and option not in texts:
+            texts[option] = files[option].read_text()
+            base = re.search(entry, texts[option], flags=re.MULTILINE)
+            option = base[1] if base else option
+        return list(texts.values())
+
+    def _values(self, group: str, option: str) -> dict[str, Any]:
+        """Return the values of an option's file and of its bases' files."""
+        found: dict[str, Any] = {}
+        for text in reversed(self._files(group, option)):
+            values = yaml.safe_load(text) or {}
+            found |= values.get(group, {}) if "@package _global_" in text else values
+        return found
 
     def options_with(self, group: str, name: str) -> list[str]:
         """Return the options of a group that have the key `group.name`."""
@@ -190,6 +204,67 @@ class Catalogue:
             for option in self.options.get(group, {})
             if name in dict(class_fields(self.schema_class(group, option)))
         ]
+
+
+@dataclass(frozen=True)
+class KeyRow:
+    """One key as help and reference show it."""
+
+    key: str
+    """Key as on the command line: `optimizer.lr`."""
+    type: str
+    """Valid values: `a number`, `one of auto, on, off`."""
+    limits: str
+    """Valid range of a number: `above 0 and at most 100`. Empty without one."""
+    default: str
+    """Value of a run without this key, as on the command line, or `required`."""
+    null: str
+    """Meaning of the default null. Empty for other defaults."""
+    about: str
+    """Description, without `null`."""
+
+    @property
+    def shown_default(self) -> str:
+        """The default, with its meaning if it is null: `null: 300`."""
+        return f"null: {self.null}" if self.default == "null" and self.null else self.default
+
+
+def key_rows(section: str, option: str, catalogue: Catalogue) -> list[KeyRow]:
+    """Return the keys of a section with one option, with the defaults of its file.
+
+    `option` is empty for a section without options. The section "" has the keys without section.
+    Keys that eke fills in are absent.
+    """
+    cls: type = Config if not section else catalogue.sections[section][0]
+    if option:
+        cls = catalogue.schema_class(section, option)
+    values, docs = catalogue._values(section, option), field_docs(cls)
+    return [
+        _key_row(
+            f"{section}.{name}".lstrip("."),
+            dataclasses.replace(field, default=values.get(name, field.default)),
+            docs.get(name, ""),
+        )
+        for name, field in class_fields(cls)
+        if name not in (*FIXED_FIELDS, *(catalogue.sections if not section else ()))
+        and not docs.get(name, "").startswith("Filled in")
+    ]
+
+
+_NULL = re.compile(r"\s*\bnull: (.+?)\.(?=\s|$)")
+"""Sentence of a description with the meaning of null."""
+
+
+def _key_row(key: str, field: Field, doc: str) -> KeyRow:
+    default = default_text(field) or "''"
+    if field.default == "???":
+        default = "required"
+    elif field.kind is float and default != "null":
+        default = f"{float(default):g}"
+    meaning = _NULL.search(doc) if default == "null" else None
+    about = _NULL.sub("", doc, count=1) if meaning else doc
+    limits = field.limit.describe(0) if field.limit else ""
+    return KeyRow(key, field.words(), limits, default, meaning[1] if meaning else "", about)
 
 
 def class_fields(cls: type) -> tuple[tuple[str, Field], ...]:

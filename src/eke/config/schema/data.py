@@ -181,7 +181,7 @@ class Text(_Tokenized):
     path: str = field(default="???", metadata=Key.GROUP)
     """File or folder (options that read rows: also a glob)."""
     pattern: str = field(default="*.txt", metadata=Key.GROUP)
-    """Glob of files in a folder, searched recursively. Rows: null for all of the format."""
+    """Glob of files in a folder, searched recursively."""
     eval_frac: float = field(default=0.1, metadata=Key.GROUP | between(0.001, 1))
     """Share of the data for evaluation. text: whole files of a folder, or the end of a file (1: the
     training data). Rows: selected by a hash of their content."""
@@ -207,11 +207,13 @@ class TextColumns:
     text: str = field(default="text", metadata=Key.GROUP)
     """Column of the text. Not used by seq2seq_lm, or by causal_lm with `prompt`."""
     text_pair: str | None = field(default=None, metadata=Key.GROUP)
-    """Column of a second text after the first one. Used by sequence_classification."""
+    """Column of a second text after the first one. Used by sequence_classification. null: none."""
     prompt: str | None = field(default=None, metadata=Key.GROUP)
-    """Column of the prompt, which is not predicted. seq2seq_lm: column of the source."""
+    """Column of the prompt, which is not predicted. seq2seq_lm: column of the source. null:
+    none."""
     response: str | None = field(default=None, metadata=Key.GROUP)
-    """Column of the answer, predicted after the prompt. seq2seq_lm: column of the target."""
+    """Column of the answer, predicted after the prompt. seq2seq_lm: column of the target. null:
+    none."""
     separator: str | None = field(default=None, metadata=Key.GROUP)
     """Text between prompt and response (causal_lm). null: a newline. It is omitted next to white
     space and after a prompt rendered by a template."""
