@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from reference.cards import TECHNIQUES
-from reference.gpu import not_there_yet, read_gpus, speeds
+from reference.gpu import never_seen, read_gpus, speeds
 from reference.links import anchors, links
 from reference.seen import read_seen
 from support import REPO
@@ -53,10 +53,13 @@ def ran() -> str:
     named = [f"{group}={option}" for group in TECHNIQUES for option in options[group]]
     places = [(each.device, each.ran) for each in read_seen(results)]
     places += [(each.device, each.saw) for each in read_gpus(results)]
-    lines = ["| where | options of techniques that ran |", "| --- | --- |"]
+    lines = ["| where | ran |", "| --- | --- |"]
     for device, has_run in places:
-        lines.append(f"| {device} | {sum(map(has_run, named))} of {len(named)} |")
-    return "\n".join([*lines, "", speeds(results), not_there_yet(named, results)])
+        lines.append(f"| {device} | {sum(map(has_run, named))} of {len(named)} techniques |")
+    lines.append("| SLURM | a cluster of one machine, in tests ([slurm](slurm/README.md)) |")
+    listed = ", ".join(f"`{option}`" for option in never_seen(named, results))
+    lines.append(f"| nowhere yet | {listed} |")
+    return "\n".join([*lines, "", speeds(results)])
 
 
 def picture() -> str:

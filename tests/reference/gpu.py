@@ -192,24 +192,3 @@ def speeds(folder: Path) -> str:
 def never_seen(options: list[str], folder: Path) -> list[str]:
     """The options, each `group=option`, that no record has seen running anywhere."""
     return [option for option in options if where_seen(option, folder).startswith("never")]
-
-
-def not_there_yet(options: list[str], folder: Path) -> str:
-    """Of README: how wrong step times were on GPUs, and what was never seen running."""
-    parts = [
-        "Step times in `eke plan` are estimates from datasheets and published efficiencies until "
-        "your runs correct them."
-    ]
-    for gpu in read_gpus(folder):
-        said = [
-            f"{span(e for e, _ in found)} off ({name})"
-            for name, runs in kinds(gpu).items()
-            if (found := list(errors(runs)))
-        ]
-        if said:
-            about = "[accuracy](docs/reference/measured.md)"
-            parts.append(f"On one {gpu.device} they were {', '.join(said)}: {about}.")
-    if unseen := never_seen(options, folder):
-        listed = ", ".join(f"`{option}`" for option in unseen)
-        parts.append(f"Never seen running: {listed}; `python benchmarks/on_gpu.py` measures them.")
-    return "\n".join(parts)
