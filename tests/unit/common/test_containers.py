@@ -71,7 +71,9 @@ def test_container_copies_all_required_files(kind) -> None:
         copied = [line.split()[0] for line in definition()[1]["files"].splitlines() if line.strip()]
     assert all((REPO / name).exists() for name in copied)
     project = tomllib.loads((REPO / "pyproject.toml").read_text())
-    needed = {"pyproject.toml", "hatch_build.py", project["project"]["readme"], "src", "sweeps"}
+    needed = {"pyproject.toml", "hatch_build.py", project["project"]["readme"], "src"}
+    links = [path for path in (REPO / "conf").iterdir() if path.is_symlink()]
+    needed |= {path.resolve().relative_to(REPO).parts[0] for path in links}
     needed |= set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"])
     assert needed <= set(copied)
 
