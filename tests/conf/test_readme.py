@@ -20,6 +20,7 @@ from support import REPO
 from eke.cli import main
 from eke.config.compose import compose, help_text
 from eke.config.compose.catalogue import make_catalogue
+from eke.config.foreign_names import retired_names
 from eke.estimate.memory import forecast
 from eke.models.families import FAMILIES
 from eke.plan.record import read_record
@@ -236,7 +237,8 @@ def gone(text: str) -> list[str]:
     places = [*files, *folders]
     found = [name for name in places if not any((root / name).exists() for root in ROOTS)]
     found += [p for p in paths if not is_python(p)]
-    return found + [name for name in re.findall(r"\b(test_\w+)\b", text) if name not in DEFINED]
+    known = DEFINED | retired_names().keys()  # `test_size` is a name of other tools
+    return found + [name for name in re.findall(r"\b(test_\w+)\b", text) if name not in known]
 
 
 def is_python(path: str) -> bool:

@@ -81,23 +81,6 @@ def where_seen(command: str, results: Path) -> str:
     return "; ".join(words) or ran
 
 
-def lines_of(command: str, gpus: list[OnGpu]) -> Iterator[str]:
-    """Per GPU a line of the tests and single runs of an option; none where there are none."""
-    for each in gpus:
-        found = each.outcomes(command)
-        said = [f"{len(found['passed'])} passed"] if "passed" in found else []
-        said += [f"failed: {_names(found['failed'])}"] if "failed" in found else []
-        words = [f"tests: {', '.join(said)}"] if said else []
-        if runs := each.trained(command):
-            words.append(f"trained: {', '.join(f'`{name}`' for name in runs)}")
-        if words:
-            yield f"- **On {each.device}** {'; '.join(words)}"
-
-
-def _names(tests: list[str]) -> str:
-    return ", ".join(f"`{test}`" for test in tests)
-
-
 # ------------------------------------------------------------------------- errors of forecasts
 
 
