@@ -11,6 +11,8 @@
 # make bench    what a GPU is to measure, at small size: some minutes on two cores
 # make check    style, types, layers, spelling, docs    make format   fix the style
 # make docs     the documentation as a site, in site/
+# make dist     wheel and source distribution, in dist/
+# make pages    rewrite the generated pages of docs/ and notes/; some minutes
 # make clean    remove the environment and caches; runs/ is kept
 #
 # PYTHON=python3.12 make run       another interpreter
@@ -32,7 +34,7 @@ STAMP := $(VENV)/.installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo setup operators test test-all test-again test-random test-fuzz test-pairs test-hydra test-faults test-gpu bench check docs format clean
+.PHONY: help run demo setup operators test test-all test-again test-random test-fuzz test-pairs test-hydra test-faults test-gpu bench check docs dist pages format clean
 .PHONY: check-style check-format check-types check-layers check-spelling check-yaml check-words
 
 help:
@@ -164,6 +166,21 @@ check-words: $(STAMP)
 # Warnings are errors: a page without a place in the navigation, a link or an anchor that leads nowhere.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# In an environment for itself: needs neither torch nor the other packages of eke.
+DIST := $(VENV)/.dist
+dist:
+	@[ -x $(DIST)/bin/twine ] || { $(PYTHON) -m venv --clear $(DIST) && \
+	  $(DIST)/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt build twine hatchling; }
+	rm -rf dist
+	$(DIST)/bin/python -m build --no-isolation --outdir dist .
+	$(DIST)/bin/twine check --strict dist/*
+
+# The pages that tests compare with schema, conf/, plans, rules and the records in results/.
+pages: $(STAMP)
+	EKE_UPDATE=1 $(BIN)/python -m pytest -q -m "" tests/conf/test_reference.py tests/conf/test_readme.py \
+	  tests/conf/test_benchmarks_page.py tests/conf/test_accuracy.py tests/conf/test_claims.py \
+	  -k "up_to_date or rewritten or match_records"
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix

@@ -1,7 +1,8 @@
 """What a report finds in simulated sweeps, and how often it claims what is not there.
 
 python benchmarks/report_power.py [--sweeps 2000] [--only losses_alike ...] [--seed 1]
-                                  [--out results/report_power.json] [--docs docs/how-to/report.md]
+                                  [--out results/report_power.json]
+                                  [--docs notes/report_statistics.md]
 
 Each function of ROWS simulates one row of the table and returns its lines. Everything is decided
 by eke's own functions. Row 0 is the baseline. Noise is the standard deviation of the logarithm of

@@ -1,4 +1,4 @@
-"""The tables of docs/reference/accuracy.md match the records in results/."""
+"""The tables of notes/accuracy.md match the records in results/."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import re
 from reference.accuracy import ABSENT, accuracy_page, percent
 from support import REPO
 
-PAGE = REPO / "docs" / "reference" / "accuracy.md"
+PAGE = REPO / "notes" / "accuracy.md"
 PATTERN = re.compile(r"<!-- accuracy -->.*?<!-- /accuracy -->", re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""docs/reference/benchmarks.md says what the records in results/ say, and nothing else."""
+"""notes/benchmarks.md says what the records in results/ say, and nothing else."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from reference.benchmarks_page import LETTERS, SECTIONS, benchmarks_page, origin
 from reference.links import anchors
 from support import REPO
 
-PAGE = REPO / "docs" / "reference" / "benchmarks.md"
+PAGE = REPO / "notes" / "benchmarks.md"
 SOURCES = [source for section in SECTIONS for source in section.sources]
 COMMANDS = sorted({command for source in SOURCES for command in source.expected.values()})
 SUMMARY = {"median": 2.0, "p10": 1.5, "p90": 2.5, "low": 1.9, "high": 2.1, "n": 3}
@@ -45,7 +45,7 @@ def test_every_record_is_shown_once_per_section() -> None:
     for section in SECTIONS:
         for source in section.sources:
             for path in (REPO / "results").glob(source.pattern):
-                assert f"**[{path.stem}](../../results/{path.name})**" in page
+                assert f"**[{path.stem}](../results/{path.name})**" in page
 
 
 @pytest.mark.parametrize("command", COMMANDS)

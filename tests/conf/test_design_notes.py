@@ -5,7 +5,7 @@ import re
 import pytest
 from support import REPO
 
-NOTE = REPO / "docs" / "explanation" / "slurm.md"
+NOTE = REPO / "notes" / "slurm.md"
 
 
 def test_every_behaviour_has_a_row() -> None:

@@ -1,31 +1,122 @@
-"""docs/reference/techniques.md and rules.md match the code; `EKE_UPDATE=1` rewrites them."""
+"""Generated pages of docs/ match code and records. `make pages` rewrites them."""
 
 import json
 import os
+import re
+import shlex
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from reference.cards import TECHNIQUES
+from reference.coming_from import coming_from_page
+from reference.configuration import configuration_pages, example
 from reference.measured import cell, read_measured
+from reference.measured_page import measured_page
 from reference.published import ROWS
 from reference.rules_page import rules_page
 from reference.seen import Seen, describe, observations, read_seen
 from reference.techniques import techniques_page
+from reference.what_to_type import (
+    ADAPTERS,
+    ALL,
+    CANDIDATES,
+    GPUS,
+    figures_of,
+    plan,
+    what_to_type_page,
+)
 from support import REPO
 
 from eke.config.compose import compose
-from eke.config.compose.catalogue import make_catalogue
+from eke.config.compose.catalogue import FIXED_FIELDS, is_valid_value, make_catalogue
+from eke.config.schema.fields import field_docs
+
+DOCS = REPO / "docs"
 
 
 def compare(name: str, fresh: str) -> None:
-    page = REPO / "docs" / "reference" / name
+    page = DOCS / name
     if os.environ.get("EKE_UPDATE"):
         page.write_text(fresh)
     else:
-        assert fresh == page.read_text(), "run EKE_UPDATE=1 pytest tests/conf/test_reference.py"
+        assert fresh == page.read_text(), "make pages"
 
 
 def test_techniques_page_is_up_to_date() -> None:
-    compare("techniques.md", techniques_page(REPO / "results"))
+    compare("reference/techniques.md", techniques_page(REPO / "results"))
+
+
+def test_measured_page_is_up_to_date() -> None:
+    compare("reference/measured.md", measured_page(REPO / "results"))
+
+
+def test_page_of_other_tools_is_up_to_date() -> None:
+    compare("coming-from.md", coming_from_page())
+
+
+def test_configuration_pages_are_up_to_date() -> None:
+    pages = configuration_pages()
+    for name, text in pages.items():
+        compare(f"reference/configuration/{name}", text)
+    assert {path.name for path in (DOCS / "reference/configuration").iterdir()} == set(pages)
+
+
+CATALOGUE = make_catalogue()
+KEYS = {
+    key: field
+    for key, field in CATALOGUE.keys.items()
+    if key.rpartition(".")[2] not in FIXED_FIELDS
+}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_example_of_a_key_is_valid(key: str) -> None:
+    (typed,) = shlex.split(example(key, KEYS[key]))
+    (override,) = OverridesParser.create().parse_overrides([typed])
+    value = override.value()
+    assert is_valid_value(KEYS[key], value), typed
+    if KEYS[key].limit and value is not None:
+        assert KEYS[key].limit.admits(value), typed
+
+
+def test_every_key_shows_type_default_and_example() -> None:
+    rows = {}
+    for page in configuration_pages().values():
+        for line in page.splitlines():
+            if match := re.match(r"\| `([\w.]+)` \| ([^|]+) \| (`[^`]+`.*?|required) \| ", line):
+                rows[match[1]] = match.groups()
+    settable = {
+        f"{section}.{name}"
+        for section, classes in CATALOGUE.sections.items()
+        for each in classes
+        for name, text in field_docs(each).items()
+        if not text.startswith("Filled in") and f"{section}.{name}" in KEYS
+    }
+    assert set(rows) == settable | {key for key in KEYS if "." not in key}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "weights"), [("rtx3090", "tiny", ALL), ("rtx4090", "llama2_7b", ADAPTERS)]
+)
+def test_cells_of_what_to_type_are_up_to_date(gpu, model, weights, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no corrections from runs
+    text = (DOCS / "what-to-type.md").read_text()
+    section = text.partition(f"## {GPUS[gpu][0]}")[2].partition("\n## ")[0]
+    (line,) = re.findall(rf"^\| {model} \([^)]*\) \| {weights} \|.*$", section, re.M)
+    command, memory, speed = line.split(" | ")[2:5]
+    typed = command.strip("`").split()
+    answer = plan((*typed, f"hardware={gpu}"))
+    assert answer["memory"]["predicted"]["verdict"] == "fits"
+    assert [memory, speed] == figures_of(answer)
+    shorter = [c for c in CANDIDATES[weights] if len(c) < len(typed) - 1]
+    for candidate in shorter:
+        other = plan((f"model={model}", *candidate, f"hardware={gpu}"))
+        assert other is None or other["memory"]["predicted"]["verdict"] != "fits", candidate
+
+
+@pytest.mark.skipif(not os.environ.get("EKE_UPDATE"), reason="minutes: `make pages` only")
+def test_what_to_type_is_rewritten() -> None:
+    compare("what-to-type.md", what_to_type_page(REPO / "results"))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.technique)
@@ -35,7 +126,7 @@ def test_guides_rows_are_commands_that_compose(row) -> None:
 
 @pytest.mark.slow
 def test_rules_page_is_up_to_date(tmp_path) -> None:
-    compare("rules.md", rules_page(tmp_path))
+    compare("reference/rules.md", rules_page(tmp_path))
 
 
 def test_every_option_has_been_tried_on_a_cpu() -> None:

@@ -1,4 +1,4 @@
-"""The tables of docs/reference/accuracy.md, from the records in results/."""
+"""The tables of notes/accuracy.md, from the records in results/."""
 
 import json
 import statistics
@@ -39,6 +39,16 @@ def accuracy_page(folder: Path) -> str:
     parts = [_formulas(folder), _traces(folder), _ranks(folder), _torchtitan()]
     parts.append(_step_time(folder))
     return "\n\n".join(parts)
+
+
+def main_tables(folder: Path) -> list[str]:
+    """The tables of formulas, traces and step times, without their parts."""
+    tables = (_formulas(folder), _traces(folder), _step_time(folder))
+    parts = ("held out, rows", "several machines", "fitted", "T5-base,", "GPT-2 on two")
+    return [
+        "\n".join(row for row in table.splitlines() if not any(part in row for part in parts))
+        for table in tables
+    ]
 
 
 def _read(folder: Path, name: str) -> Content | None:

@@ -1,4 +1,4 @@
-"""docs/reference/benchmarks.md: results of the benchmarks, from the records in results/."""
+"""notes/benchmarks.md: results of the benchmarks, from the records in results/."""
 
 import json
 from collections.abc import Callable
@@ -27,8 +27,8 @@ TAIL = """\
 ## Elsewhere
 
 How right forecasts of memory and step time are: [accuracy.md](accuracy.md). The guides' table:
-[techniques.md](techniques.md). Failed experiments:
-[the lab book](../../notes/lab/index.md).
+[techniques.md](../docs/reference/techniques.md). Failed experiments:
+[the lab book](lab/index.md).
 """
 
 
@@ -235,7 +235,7 @@ def benchmarks_page(results: Path) -> str:
         f"`{name}` ({letter})"
         for letter, section in lettered
         for source in section.sources
-        for name in _missing(source, _found(source, results))
+        for name in missing_records(source, found_records(source, results))
         if name in source.on_gpu
     ]
     line = f"Waiting for a GPU: {', '.join(waiting)}.\n" if waiting else ""
@@ -249,24 +249,24 @@ def _section(letter: str, section: Section, results: Path) -> str:
     for source in section.sources:
         lines += _records(source, results)
     if section.lab:
-        lines.append(f"Method and interpretation: [lab book](../../notes/lab/{section.lab}).")
+        lines.append(f"Method and interpretation: [lab book](lab/{section.lab}).")
     return "\n\n".join(lines) + "\n"
 
 
 def _records(source: Source, results: Path) -> list[str]:
     """A line and a table for each record; a line for each that is not there."""
-    found = _found(source, results)
+    found = found_records(source, results)
     parts = []
     for name, content in found.items():
         parts += [
-            f"**[{name}](../../results/{name}.json)**: {origin(content)}",
+            f"**[{name}](../results/{name}.json)**: {origin(content)}",
             source.show(content),
         ]
-    missing = _missing(source, found)
+    missing = missing_records(source, found)
     return parts + [f"**{name}**: {ABSENT}; `{source.expected[name]}`" for name in missing]
 
 
-def _found(source: Source, results: Path) -> dict[str, Content]:
+def found_records(source: Source, results: Path) -> dict[str, Content]:
     """Name of each record -> its content."""
     return {
         path.stem: content
@@ -275,7 +275,7 @@ def _found(source: Source, results: Path) -> dict[str, Content]:
     }
 
 
-def _missing(source: Source, found: dict[str, Content]) -> list[str]:
+def missing_records(source: Source, found: dict[str, Content]) -> list[str]:
     """Names of records that should be there; one of any device will do for `_DEVICE`."""
     return [
         name

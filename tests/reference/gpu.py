@@ -81,23 +81,6 @@ def where_seen(command: str, results: Path) -> str:
     return "; ".join(words) or ran
 
 
-def lines_of(command: str, gpus: list[OnGpu]) -> Iterator[str]:
-    """Per GPU a line of the tests and single runs of an option; none where there are none."""
-    for each in gpus:
-        found = each.outcomes(command)
-        said = [f"{len(found['passed'])} passed"] if "passed" in found else []
-        said += [f"failed: {_names(found['failed'])}"] if "failed" in found else []
-        words = [f"tests: {', '.join(said)}"] if said else []
-        if runs := each.trained(command):
-            words.append(f"trained: {', '.join(f'`{name}`' for name in runs)}")
-        if words:
-            yield f"- **On {each.device}** {'; '.join(words)}"
-
-
-def _names(tests: list[str]) -> str:
-    return ", ".join(f"`{test}`" for test in tests)
-
-
 # ------------------------------------------------------------------------- errors of forecasts
 
 
@@ -192,24 +175,3 @@ def speeds(folder: Path) -> str:
 def never_seen(options: list[str], folder: Path) -> list[str]:
     """The options, each `group=option`, that no record has seen running anywhere."""
     return [option for option in options if where_seen(option, folder).startswith("never")]
-
-
-def not_there_yet(options: list[str], folder: Path) -> str:
-    """Of README: how wrong step times were on GPUs, and what was never seen running."""
-    parts = [
-        "Step times in `eke plan` are estimates from datasheets and published efficiencies until "
-        "your runs correct them."
-    ]
-    for gpu in read_gpus(folder):
-        said = [
-            f"{span(e for e, _ in found)} off ({name})"
-            for name, runs in kinds(gpu).items()
-            if (found := list(errors(runs)))
-        ]
-        if said:
-            about = "[accuracy](docs/reference/accuracy.md)"
-            parts.append(f"On one {gpu.device} they were {', '.join(said)}: {about}.")
-    if unseen := never_seen(options, folder):
-        listed = ", ".join(f"`{option}`" for option in unseen)
-        parts.append(f"Never seen running: {listed}; `python benchmarks/on_gpu.py` measures them.")
-    return "\n".join(parts)

@@ -10,7 +10,7 @@ def anchors(page: Path) -> set[str]:
     for heading in re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE):
         kept = "".join(c for c in heading.lower() if c.isalnum() or c in " -_")
         found.add(kept.strip().replace(" ", "-"))
-    return found
+    return found | set(re.findall(r'<a id="([^"]+)"', page.read_text()))
 
 
 def links(page: Path) -> list[str]:

@@ -303,7 +303,7 @@ def test_page_has_the_table_of_simulated_errors() -> None:
     lines = [report_power.Line(**each) for each in record["lines"]]
     assert {line.row for line in lines} == {row.__name__ for row in report_power.ROWS}
     assert not [line for line in lines if not line.is_right]
-    page = (root / "docs" / "how-to" / "report.md").read_text()
+    page = (root / "notes" / "report_statistics.md").read_text()
     before, _, rest = page.partition(report_power.BEGIN)
     table, _, after = rest.partition(report_power.END)
     assert before

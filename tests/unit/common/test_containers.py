@@ -8,7 +8,7 @@ import pytest
 from support import REPO
 
 FOLDER = REPO / "containers"
-INSTRUCTIONS = {"FROM", "WORKDIR", "COPY", "RUN", "CMD", "ENV"}
+INSTRUCTIONS = {"FROM", "SHELL", "WORKDIR", "COPY", "RUN", "CMD", "ENV"}
 SECTIONS = {"files", "post", "runscript", "test", "environment"}
 
 
@@ -71,7 +71,10 @@ def test_container_copies_all_required_files(kind) -> None:
         copied = [line.split()[0] for line in definition()[1]["files"].splitlines() if line.strip()]
     assert all((REPO / name).exists() for name in copied)
     project = tomllib.loads((REPO / "pyproject.toml").read_text())
-    needed = {"pyproject.toml", project["project"]["readme"], "src", "conf", "sweeps"}
+    needed = {"pyproject.toml", "hatch_build.py", project["project"]["readme"], "src"}
+    links = [path for path in (REPO / "conf").iterdir() if path.is_symlink()]
+    needed |= {path.resolve().relative_to(REPO).parts[0] for path in links}
+    needed |= set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"])
     assert needed <= set(copied)
 
 

@@ -231,7 +231,7 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
         return Problem(key, shown(raw), "is an option, not a key", Fix(chosen), "option_as_key")
     found, own = nearest_key(key, catalogue), ""
     if re.search(r"_target_|class|loss|metric|callback", key) or re.search(r"\w[.:][A-Z]", raw):
-        own = ". eke does not load classes from overrides (docs/how-to/use.md)"
+        own = ". eke does not load classes from overrides (docs/how-to/models.md)"
     if not found:
         why = list_known_keys(key, catalogue) + own
         return Problem(shown(key), shown(raw), why, id="unknown_key")

@@ -1,7 +1,7 @@
 """How often equal things are called different, and how often a planted difference is found.
 
 Simulated sweeps: rounds of repeats on a machine that drifts by several per cent while they last.
-The shares are those of seeded random numbers; docs/how-to/report.md quotes them.
+The shares are those of seeded random numbers; notes/report_statistics.md quotes them.
 """
 
 import numpy as np

@@ -289,4 +289,4 @@ METHOD = (
     "at equal samples, with a margin of 1 %. Rows that differ only in rounding are one training. "
     "Values that were not measured are omitted."
 )
-"""The method, in the words of docs/how-to/report.md."""
+"""The method, in the words of notes/report_statistics.md."""
