@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import subprocess
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +25,7 @@ from eke.config.foreign_names import retired_names
 from eke.estimate.memory import forecast
 from eke.models.families import FAMILIES
 from eke.plan.record import read_record
-from eke.results.report import render_summary
+from eke.results.report.run_result import result_lines
 from eke.workflows.auto_batch import BatchSearchBudget
 from eke.workflows.planning import plan_for
 
@@ -87,7 +88,11 @@ def first_output() -> str:
     results = REPO / "results"
     paths = {"folder": results, "record": results / "first_run.json", "plan": results / "plan.json"}
     record = read_record(SimpleNamespace(**paths))
-    return f"```\n{render_summary(record, f'runs/{record.run_id}')}\n```"
+    with tempfile.TemporaryDirectory() as here, contextlib.chdir(here):
+        run = Path("runs") / record.run_id
+        (run / "model").mkdir(parents=True)  # as the page's command leaves it
+        lines = result_lines(record, run)
+    return "\n".join(["```", *lines, "```"])
 
 
 COMMANDS_WITH_HELP = (

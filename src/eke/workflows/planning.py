@@ -21,6 +21,7 @@ from eke.estimate.memory import (
     Verdict,
     as_json,
     forecast_details,
+    forecast_lines,
     known_forecast,
     largest_batch,
     memory_table,
@@ -29,7 +30,6 @@ from eke.estimate.memory import (
     stop_tracing,
     traced_forecast,
     traced_forecasts,
-    verdict_lines,
 )
 from eke.estimate.memory.render_memory import host_budget
 from eke.estimate.time import (
@@ -292,7 +292,7 @@ def _plan_lines(
 ) -> list[str]:
     """Return verdict, cost, advice and remarks. With `-v`, also every derived setting."""
     details = is_verbose()
-    lines = verdict_lines(plan, found)
+    lines = forecast_lines(plan, found)
     if is_quiet():
         return lines
     rows = time_rows(time, plan.steps.total, plan.device.kind, details)

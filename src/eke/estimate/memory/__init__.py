@@ -23,10 +23,10 @@ from eke.estimate.memory.render_memory import (
     as_json,
     expected_text,
     forecast_details,
+    forecast_lines,
     largest_batch,
     memory_table,
     note_measured_batch,
     render_devices,
-    verdict_lines,
 )
 from eke.estimate.memory.trace_client import stop_tracing

@@ -29,7 +29,7 @@ METHODS = {
 _STYLES = {Verdict.fits: "bold green", Verdict.does_not_fit: "bold red"}
 
 
-def verdict_lines(plan: Plan, found: Forecast) -> list[str]:
+def forecast_lines(plan: Plan, found: Forecast) -> list[str]:
     """Return verdict, expected memory and device."""
     first = f"{paint(found.verdict.value, _STYLES.get(found.verdict, 'bold yellow'))}  "
     method = METHODS[found.method]

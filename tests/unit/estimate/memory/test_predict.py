@@ -9,7 +9,7 @@ from unit.plan.cases import CPU, GPU, plan_of
 from eke.common.errors import ConfigError
 from eke.common.paths import conf_folder
 from eke.common.text import GIB, MIB
-from eke.estimate.memory import Traced, Verdict, forecast, verdict_lines
+from eke.estimate.memory import Traced, Verdict, forecast, forecast_lines
 from eke.estimate.memory.components import MEMORY_PHASES, Method, Range
 from eke.estimate.memory.peak_by_phase import moments
 from eke.estimate.memory.predict_memory import (
@@ -235,7 +235,7 @@ def test_large_model_on_a_small_gpu_does_not_fit() -> None:
 )
 def test_verdict_line_states_free_and_expected_memory(overrides, words) -> None:
     plan = plan_of(*SYNTHETIC, *overrides)
-    text = " ".join(map(str.strip, verdict_lines(plan, forecast(plan))))
+    text = " ".join(map(str.strip, forecast_lines(plan, forecast(plan))))
     assert text.endswith(words)
 
 
