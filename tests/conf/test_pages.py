@@ -7,7 +7,7 @@ import pytest
 from reference.budgets import BUDGETS, TOLERANCE, budget_of, words
 from support import REPO
 
-from eke.cli import _COMMANDS
+from eke.cli import _NAMES
 from eke.common.errors import EkeError
 from eke.config.compose import compose
 from eke.config.compose.command_line import split_arguments
@@ -65,7 +65,7 @@ def problem_with(line: str) -> str:
     command = "train"
     if line.startswith("eke"):
         command = typed.pop(0) if typed else "--help"
-        if command not in (*_COMMANDS, "--help", "--version"):
+        if command not in (*_NAMES, "--help", "--version"):
             return f"no command {command}"
     if command in _NO_OVERRIDES or command.startswith("--") or "-sc" in typed:
         return ""

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-import eke.config.compose  # noqa: F401  foreign_names needs the package to be imported first
+import eke.config.compose  # noqa: F401  # foreign_names needs the package to be imported first
 from eke.config.foreign_names import Retired, retired_names
 
 HEAD = """\

@@ -221,7 +221,7 @@ def _number(field: Field) -> int | float:
         number = int(value) if whole else float(value)
         if field.limit is None or field.limit.admits(number):
             return number
-    return field.default  # type: ignore[no-any-return]
+    return field.default  # type: ignore[no-any-return]  # defaults have any type
 
 
 def _plain(text: str) -> str:

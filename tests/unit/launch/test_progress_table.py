@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import pty
+import select
 import struct
 import sys
 import termios
@@ -38,6 +39,14 @@ def sweep(make_jobs, tmp_path):
     return SweepFile(SweepPaths(tmp_path / "sweep-1"), ["-m"], cells), jobs
 
 
+def _shown(leader: int) -> str:
+    """Read until the terminal is quiet: a busy machine delivers a text in parts."""
+    found = b""
+    while select.select([leader], [], [], 0.2)[0]:
+        found += os.read(leader, 1 << 16)
+    return found.decode()
+
+
 @pytest.fixture
 def terminal(monkeypatch):
     """Standard error on a terminal of 60 columns. Returns a reader of what it shows."""
@@ -50,7 +59,7 @@ def terminal(monkeypatch):
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
     os.set_blocking(leader, False)
     with os.fdopen(follower, "w", encoding="utf-8") as stream:
-        yield stream, lambda: os.read(leader, 1 << 16).decode()
+        yield stream, lambda: _shown(leader)
     os.close(leader)
 
 

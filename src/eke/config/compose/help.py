@@ -20,11 +20,11 @@ from eke.config.compose.catalogue import (
 from eke.config.compose.suggest import nearest_key
 from eke.config.schema.fields import summary
 
-_SHORT = (
-    "batch", "schedule", "kernels", "offload", "dataloader", "engine", "hardware", "tracker",
-    "recipe", "experiment", "sweep", "slurm",
+_IN_FULL = (
+    "model", "task", "data", "precision", "optimizer", "memory", "attention", "compile",
+    "distributed", "peft",
 )  # fmt: skip
-"""Groups on the first page without their options."""
+"""Groups on the first page with their options."""
 
 COMMON_KEYS = {
     "train.steps": "optimizer steps",
@@ -89,7 +89,7 @@ def _first_page(catalogue: Catalogue, columns: int) -> list[list[str]]:
     ]
     head = wrap("Train Transformers efficiently: choose techniques, compare runs, keep results.",
                 columns)  # fmt: skip
-    short = [group for group in catalogue.options if group in _SHORT]
+    short = [group for group in catalogue.options if group not in _IN_FULL]
     groups = [_heading("groups (first option: the default)", "more: --help GROUP", columns)]
     for group in catalogue.options:
         if group not in short:
