@@ -23,7 +23,7 @@ from eke.common.output import (
 )
 from eke.common.process_env import ensure_home
 from eke.common.python_runtime import relax_gc
-from eke.common.screen import row, take_flags, width, wrap
+from eke.common.screen import COLOR_CHOICES, row, take_flags, width, wrap
 from eke.common.text import suggest_match
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 
@@ -86,6 +86,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _do(arguments: list[str]) -> int:
+    for wrong in (each for each in arguments if each.startswith("--color=")):
+        value, why = wrong.partition("=")[2], f"must be one of {', '.join(COLOR_CHOICES)}"
+        raise ConfigError(Problem("--color", value, why, Fix(remark="--color=auto"), "wrong_argument"))
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if command in HELP_FLAGS:
         write_line(_usage())

@@ -57,12 +57,12 @@ def main(
     """Run the command `python train.py` and return its exit code. Errors have no traceback.
 
     With `plan_only=true`, `as_json` prints JSON, `why` adds changes that make the plan fit, and
-    `trace` spends seconds on a trace. `-m --json` prints the result of a sweep as JSON.
+    `trace` spends seconds on a trace. `--json` prints the result of a run or sweep as JSON.
     `also`: flag of the calling command -> number of its values.
     """
+    as_json = as_json or "--json" in argv
     try:
-        for_sweep = "--json" in argv and {"-m", "--multirun"} & {*argv}
-        arguments = split_arguments([*filter("--json".__ne__, argv)] if for_sweep else argv, also)
+        arguments = split_arguments([*filter("--json".__ne__, argv)], also)
         if arguments.version:
             return print_once(f"eke {eke.__version__}")
         heed(arguments)
@@ -87,7 +87,7 @@ def main(
                 return EXIT_OK
             from eke.workflows.sweep import sweep
 
-            return sweep(arguments, as_json or bool(for_sweep), trace)
+            return sweep(arguments, as_json, trace)
         return run(_composed(arguments), as_json, why, trace)
     except EkeError as error:
         command = ["eke", "plan", *argv[:-1]] if also else [*program().split(), *argv]
@@ -122,7 +122,7 @@ def run(composed: Composed, as_json: bool = False, why: bool = False, trace: boo
         return print_once(plan_text(plan, as_json_text=as_json, why=why, trace=trace))
     from eke.workflows.running import run_composed
 
-    return run_composed(composed)
+    return run_composed(composed, as_json)
 
 
 def ask_hydra(arguments: Arguments) -> int:

@@ -1,5 +1,6 @@
 """Run one plan, or return the record of a finished run."""
 
+import json
 import shlex
 import signal
 import sys
@@ -9,7 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from eke.common.errors import ConfigError, RunError
-from eke.common.paths import user_path
+from eke.common.files import read_json
+from eke.common.paths import RunPaths, user_path
 from eke.common.process_env import (
     check_started_ranks,
     check_started_tasks,
@@ -26,7 +28,7 @@ from eke.launch.processes.run_dir import RunFolder, find_place, tracker_change_n
 from eke.launch.processes.sweep import FOR_WRITING, run_single
 from eke.launch.processes.worker_process import STOP_SIGNALS, become_worker
 from eke.plan.planner import Plan, describe_model, length_of_run, render_plan
-from eke.plan.record import EXIT_OK, EXIT_RESUMABLE
+from eke.plan.record import EXIT_OK, EXIT_RESUMABLE, RECORD_LIMIT
 from eke.results.report.run_result import result_lines
 from eke.tuning.check_memory_fit import DOES_NOT_FIT
 from eke.workflows import print_once
@@ -57,14 +59,14 @@ def plan_unless_answered(
         return plan
 
 
-def run_composed(composed: Composed) -> int:
+def run_composed(composed: Composed, as_json: bool = False) -> int:
     """Run on this machine, or as one of several tasks, and return the exit code."""
     task = current_cluster_task()
     check_started_tasks("a run", composed.config.ranks.num_nodes)
     means = single_run_budget(composed.config)
     if task.count == 1:
         planned = partial(plan_for, composed, means=means)
-        return run_planned(plan_unless_answered(planned, find_place))
+        return run_planned(plan_unless_answered(planned, find_place), as_json=as_json)
     invitation = user_path(composed.config.paths.runs) / f".nodes-{task.step}.json"
     if task.node:
         for listened in STOP_SIGNALS:  # the first node stops all processes together
@@ -72,16 +74,17 @@ def run_composed(composed: Composed) -> int:
         follow(invitation, task, composed.config.ranks.timeout_s)
         return EXIT_OK
     with closing(Coordinator(invitation, task)) as head:
-        return run_planned(plan_for(composed, planning=False, means=means), head)
+        return run_planned(plan_for(composed, planning=False, means=means), head, as_json)
 
 
-def run_planned(plan: Plan, head: Coordinator | None = None) -> int:
-    """Run a plan, or print its final record, and return the exit code."""
+def run_planned(plan: Plan, head: Coordinator | None = None, as_json: bool = False) -> int:
+    """Run a plan, or print its final record, and return the exit code. `as_json`: all of it."""
     check_started_ranks(plan.ranks.option, plan.batch.world_size)
     place = find_place(plan)
     if place.record is not None:
         note = tracker_change_note(place.record, plan, str(place.paths.folder))
-        print_once("\n".join(result_lines(place.record, place.paths.folder, True, note)))
+        lines = result_lines(place.record, place.paths.folder, True, note)
+        _print_result(place.paths, lines, as_json)
         return place.record.exit_code
     if not is_quiet():
         print_once("\n".join([*_start_lines(plan, place.note), ""]), sys.stderr)
@@ -89,8 +92,13 @@ def run_planned(plan: Plan, head: Coordinator | None = None) -> int:
         become_worker(place.paths)
     stop_tracing()
     record = run_single(plan, place.paths, head)
-    print_once("\n".join(result_lines(record, place.paths.folder)))
+    _print_result(place.paths, result_lines(record, place.paths.folder), as_json)
     return record.exit_code
+
+
+def _print_result(paths: RunPaths, lines: list[str], as_json: bool) -> None:
+    record = json.dumps(read_json(paths.record, RECORD_LIMIT), indent=2) if as_json else ""
+    print_once(record or "\n".join(lines))
 
 
 def _start_lines(plan: Plan, note: str) -> list[str]:

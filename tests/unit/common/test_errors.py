@@ -176,6 +176,7 @@ def test_colours_are_only_on_the_screen(monkeypatch) -> None:
         (["fit", "--objective", "x"], "wrong_value", "--objective"),
         (["status", "--nope", "."], "unknown_flag", "--nope"),
         (["status", "/no/where"], "no_runs", "DIR"),
+        (["--color", "blue", "status", "."], "wrong_argument", "--color"),
         (["report"], "missing_argument", "DIR"),
         (["show", "nothing_like_it"], "unknown_name", "WHAT"),
         (["plan", "sweep=nope"], "unknown_option", "sweep"),

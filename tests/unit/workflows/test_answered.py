@@ -51,6 +51,15 @@ def test_finished_run_is_reused_on_a_full_disk(trouble, typed, capsys, request) 
     assert "(recorded" in capsys.readouterr().out
 
 
+def test_result_of_a_run_is_printed_as_json(typed, tmp_path, capsys) -> None:
+    assert workflows.main([*typed, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["outcome"], record["config"]["data"]["option"]) == ("ok", "synthetic")
+    assert workflows.main([*typed, "--json", "seed=x"]) == 2
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert (problem["key"], problem["value"]) == ("seed", "x")
+
+
 @pytest.mark.parametrize("more", ["seed=5", "rerun=true"])
 def test_run_that_must_write_does_not_start_on_a_full_disk(more, typed, full_disk, capsys) -> None:
     assert workflows.main([*typed, more]) == 1, "nothing is wrong with the command"
