@@ -36,7 +36,8 @@ def ask_to_stop(live, folder, number, outcome) -> str:
     assert live.process.returncode == 75, out
     record = record_of(folder)
     assert record["outcome"] == outcome
-    assert "the same command continues" in out
+    assert "(checkpoint and " in out
+    assert "next:" in out
     steps = record["steps_done"]
     assert (folder / "checkpoints" / f"step-{steps:08d}").is_dir(), "stopped without a checkpoint"
     return out

@@ -139,7 +139,7 @@ def assert_explained(done: Finished, phrase: str, fix: str) -> None:
     assert done.code == 2, done.text
     assert "Traceback" not in done.text
     assert done.out == "", "a mistake goes to stderr"
-    assert phrase in done.err
+    assert phrase in " ".join(done.err.split())  # wrapped
     assert not fix or f"-> {fix}" in done.err, done.err
 
 

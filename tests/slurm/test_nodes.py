@@ -112,7 +112,7 @@ def test_sbatch_script_runs_on_two_nodes(
     assert curve(folder) == on_one_machine
     assert not list(tmp_path.glob("runs/.nodes*"))
     out = (tmp_path / "job.out").read_text()
-    assert out.count("samples per step") == 2, "one of the two tasks speaks, before and after"
+    assert out.count(f"run     {folder.name}") == 2, "one of the two tasks speaks, before and after"
 
 
 def test_one_node_resumes_a_two_node_run(

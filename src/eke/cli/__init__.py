@@ -88,7 +88,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _do(arguments: list[str]) -> int:
     for wrong in (each for each in arguments if each.startswith("--color=")):
         value, why = wrong.partition("=")[2], f"must be one of {', '.join(COLOR_CHOICES)}"
-        raise ConfigError(Problem("--color", value, why, Fix(remark="--color=auto"), "wrong_argument"))
+        raise ConfigError(
+            Problem("--color", value, why, Fix(remark="--color=auto"), "wrong_argument")
+        )
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if command in HELP_FLAGS:
         write_line(_usage())

@@ -198,7 +198,7 @@ def _progress_of(rows: Sequence[metrics.Row]) -> _Progress:
 def _evaluation_text(row: metrics.Row) -> str:
     hidden = (metrics.EVAL_LOSS, metrics.BITS_PER_BYTE)
     names = [key for key in row if key.startswith("eval/") and key not in hidden]
-    texts = [f"{key[5:].replace('_', ' ')} {row[key]:.4g}" for key in names]
+    texts = [metrics.format_metric(key.removeprefix("eval/"), row[key]) for key in names]
     return "  ".join([f"loss {row[metrics.EVAL_LOSS]:.4f}", *texts])
 
 

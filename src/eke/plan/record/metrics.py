@@ -201,6 +201,15 @@ def evaluation_metrics(config: Config) -> tuple[str, ...]:
     return "loss", "perplexity", "token_accuracy"
 
 
+_TITLES = {"f1_macro": "macro F1", "f1_micro": "micro F1", "mae": "mean absolute error"}
+
+
+def format_metric(name: str, value: float) -> str:
+    """Format a metric by its name without `eval/`: `accuracy 0.9500`, `perplexity 30.1`."""
+    digits = ".4f" if abs(value) < 1.5 else ".4g"  # shares and correlations have four decimals
+    return f"{_TITLES.get(name, name.replace('_', ' '))} {value:{digits}}"
+
+
 def is_lower_better(metric: str) -> bool:
     """Return whether the lowest value of a metric is the best."""
     name = metric.partition("/")[0]  # `loss/NAME` is the loss of a source

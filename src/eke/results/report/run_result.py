@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator
+from itertools import starmap
 from pathlib import Path
 
 from eke.common.files import is_trusted
@@ -9,6 +10,7 @@ from eke.common.paths import RunPaths, short_path
 from eke.common.screen import fields, is_quiet, is_verbose, paint, width, wrap
 from eke.common.text import format_bytes, format_count, format_number, format_range, format_seconds
 from eke.plan.record import Outcome, Record
+from eke.plan.record.metrics import format_metric
 from eke.results.report.summary import advice_lines, render_summary
 
 _Row = tuple[str, str]
@@ -89,8 +91,7 @@ def _result_rows(record: Record, outcome: Outcome) -> Iterator[_Row]:
     if record.best:
         yield "best", f"step {record.best.step} by {record.best.metric}: its figures are shown"
     if record.metrics:
-        texts = [f"{name.replace('_', ' ')} {value:.4g}" for name, value in record.metrics.items()]
-        yield "metrics", ", ".join(texts)
+        yield "metrics", ", ".join(starmap(format_metric, record.metrics.items()))
     if record.steps_done:
         yield from _speed_rows(record)
     if outcome is not Outcome.oom:
