@@ -407,8 +407,8 @@ def test_run_folder_of_another_user_is_rejected_with_a_fix(machine) -> None:
     runs.mkdir()
     runs.chmod(0o777)
     where = f"paths.runs={runs}"
-    planned = train(VICTIM, *typed, where, "plan_only=true", cwd=machine / "victim")
-    name = planned.text.split("plan ", 1)[1].split()[0]
+    planned = train(VICTIM, *typed, where, "plan_only=true", "--json", cwd=machine / "victim")
+    name = json.loads(planned.out)["run_id"]
     (runs / name / "checkpoints").mkdir(parents=True)
     (runs / name / ".lock").symlink_to(machine / "victim" / "thesis.tex")
     (runs / name / "train.log").symlink_to(machine / "victim" / ".bashrc")

@@ -203,7 +203,7 @@ def test_invalid_evaluation_is_rejected_with_a_fix(typed, message, trained) -> N
 def test_too_little_memory_is_one_message(size, fix, trained, monkeypatch) -> None:
     trained("classes")
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, even: bool) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("eke.training.loop.evaluation.measure", fail)

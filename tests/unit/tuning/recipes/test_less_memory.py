@@ -137,7 +137,8 @@ def test_missing_packages_change_the_choice_and_are_named(packages) -> None:
     packages("deepspeed")
     plan = planned(LARGE, *SEVEN, "hardware=h100")
     assert plan.choices["optimizer"] == "adamw"
-    assert plan.choices["offload"] == "optimizer_cpu"
+    # ZeRO-2 with its optimizer on the host is only tight: the high end is 155 GiB.
+    assert plan.choices["offload"] == "params_cpu"
     packages()
     alone = planned(LARGE, *SEVEN, "hardware=h100")
     assert alone.choices["offload"] == "none"
