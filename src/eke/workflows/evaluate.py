@@ -103,8 +103,12 @@ def _measured(
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
+            import torch
+
             size = plan.batch.eval_per_device
-            fix = f"{PROCESSES}={2 * plan.batch.world_size}, hardware=cpu, or a larger device"
+            more = 2 * plan.batch.world_size
+            fix = f"{PROCESSES}={more}, " * (torch.cuda.device_count() >= more)
+            fix += "hardware=cpu, or a larger device"
             fix = f"{EVAL_BATCH}={size // 2}" if size > 1 else fix
             why = f"{plan.device.name} has no memory for {format_number(size, 'sample')} at a time"
             raise EkeError(f"{why}\n  -> {fix}") from error
