@@ -176,7 +176,7 @@ def run(monkeypatch, capsys):
     monkeypatch.setattr(running, "run_single", lambda *_: pytest.fail("no run is started here"))
 
     def typed(*arguments: str) -> tuple[int, str]:
-        def stop(plan, head=None):
+        def stop(plan, head=None, as_json=False):
             print("per_device", plan.batch.per_device)
             return 0
 

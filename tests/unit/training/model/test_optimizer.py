@@ -64,7 +64,7 @@ FAMILIES = {
 }  # fmt: skip
 """transformers' name of an architecture -> task, and settings that its sizes need."""
 
-PAGE = Path(__file__).parents[4] / "docs" / "explanation" / "optimizers.md"
+PAGE = Path(__file__).parents[4] / "notes" / "optimizers.md"
 
 
 def listed_differences(family) -> list[tuple[str, str]]:
