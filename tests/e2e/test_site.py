@@ -4,7 +4,6 @@ import functools
 import http.server
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -15,10 +14,6 @@ from support import REPO
 
 pytestmark = pytest.mark.slow  # the site is built, and a browser starts
 
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
 
 FIRST = {
     "24 GB": ("what-to-type",),
@@ -30,26 +25,6 @@ FIRST = {
     "faq": ("troubleshooting",),
 }
 """Words typed into the search -> pages of which one is to be the first result."""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Debian's chromium, driven through its own driver."""
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not (chromium and driver):
-        if os.environ.get("EKE_CI"):
-            pytest.fail("CI installs chromium and chromium-driver")
-        pytest.skip("needs chromium and its driver: apt install chromium chromium-driver")
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    for flag in FLAGS:
-        options.add_argument(flag)
-    options.binary_location = chromium
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield started
-    started.quit()
 
 
 @pytest.fixture(scope="module")

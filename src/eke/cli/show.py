@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from eke.cli import make_parser
@@ -11,14 +11,14 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import read_json
 from eke.common.output import write_line
 from eke.common.paths import RunPaths, user_path
-from eke.common.screen import paint, row, width, wrap
+from eke.common.screen import fields, paint, width, wrap
 from eke.common.text import closest_path
 from eke.config.compose import help_text
 from eke.config.compose.catalogue import Catalogue, key_rows, option_summaries, suggest_match
 from eke.config.compose.composer import open_catalogue
 from eke.config.compose.suggest import nearest_key
-from eke.config.schema import Config
 from eke.plan.record import EXIT_OK, RECORD_LIMIT, read_record
+from eke.plan.record.find_folder import find_folder
 
 _DESCRIPTION = """\
 Explains a key, an option or a group (type, default, limits, rules and page), or prints all figures
@@ -107,21 +107,19 @@ def _key_text(facts: dict[str, Any]) -> str:
         default = facts["default"] + (f" ({facts['null']})" if facts["null"] else "")
     rows = {"type": facts["type"], "limits": facts["limits"], "default": default}
     head = wrap(facts["about"], width(), f"{paint(facts['key'], 'bold')}  ", "  ")
-    return "\n".join([*head, *_fields({name: text for name, text in rows.items() if text})])
+    return "\n".join([*head, *_fields(each for each in rows.items() if each[1])])
 
 
-def _fields(texts: dict[str, str]) -> list[str]:
-    at = max(map(len, texts), default=0) + 4
-    each = [row(f"  {name}", text, at, width(), "cyan") for name, text in texts.items()]
-    return [line for lines in each for line in lines]
+def _fields(rows: Iterable[tuple[str, str]]) -> list[str]:
+    return fields([(paint(name, "cyan"), text) for name, text in rows], width(), 2)
 
 
 def _details(facts: dict[str, Any]) -> list[str]:
     """Return blocks with the card, the rules and the page."""
     rules = {r["id"]: f"{r['key']}: {_VERDICTS[r['verdict']]}" for r in facts["rules"]}
     blocks = [
-        _fields(facts.get("card", {})),
-        [paint("rules", "bold"), *_fields(rules)] if rules else [],
+        _fields(facts.get("card", {}).items()),
+        [paint("rules", "bold"), *_fields(rules.items())] if rules else [],
         [f"page: {facts['page']}"],
     ]
     return ["\n".join(block) for block in blocks if block]
@@ -129,17 +127,9 @@ def _details(facts: dict[str, Any]) -> list[str]:
 
 def _find_run(what: str, catalogue: Catalogue) -> RunPaths:
     """Return the run with this folder, or whose name begins so. ConfigError without exactly one."""
-    path, runs = user_path(what), user_path(Config().paths.runs)
-    found = [path] if path.is_dir() else []
-    for parent in (path.parent, *([runs] if path.name == what else [])):
-        if not path.is_dir() and parent.is_dir():
-            found += [each for each in sorted(parent.iterdir()) if each.name.startswith(path.name)]
-    found = [each for each in found if RunPaths(each).record.exists()]
-    if len(found) == 1:
-        return RunPaths(found[0])
-    if found:
-        why, fix = f"begins the names of {len(found)} runs", Fix(remark=f"eke show {found[0]}")
-        raise ConfigError(Problem("WHAT", what, why, fix, "ambiguous"))
+    path = find_folder(what, "WHAT")
+    if RunPaths(path).record.exists():
+        return RunPaths(path)
     if path.is_dir():
         fix = Fix(remark=f"eke status {what}")
         raise ConfigError(Problem("WHAT", what, "has no record.json", fix, "no_record"))
@@ -158,12 +148,8 @@ def _figures(paths: RunPaths) -> str:
     assert record is not None  # _find_run has seen the file
     blocks = [wrap(record.name, width(), f"{paint(record.outcome, 'bold')}  ")]
     for group, figures in group_figures(record).items():
-        at = max(len(name) for name, *_ in figures) + 4
-        each = [
-            row(f"  {name}", ", ".join(filter(None, [value, note])), at, width(), "cyan")
-            for name, value, note in figures
-        ]
-        blocks.append([paint(group, "bold"), *(line for lines in each for line in lines)])
+        rows = [(name, ", ".join(filter(None, [value, note]))) for name, value, note in figures]
+        blocks.append([paint(group, "bold"), *_fields(rows)])
     warnings = list(record.warnings)
     if record.shared_device:
         warnings.append("another process used the device: no speed above is a measurement")

@@ -115,7 +115,7 @@ def wrap(text: str, columns: int, first: str = "", other: str | None = None) -> 
         columns, initial_indent=margin, subsequent_indent=margin if other is None else other,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
-    # A no-break space would also keep them together, but whoever copies the text would copy it.
+    # Not a no-break space, which would remain in a copied text.
     lines = [line.replace("\0", " ") for line in wrapper.wrap(_UNIT.sub("\0", text))]
     return [first + lines[0][len(margin) :], *lines[1:]] if lines else [first.rstrip()]
 

@@ -77,7 +77,7 @@ def test_figures_of_a_run_are_complete_and_fit(columns, run, capsys, monkeypatch
         ("optimizer.lrr", "eke show optimizer.lr"),
         ("optimizer=moun", "eke show optimizer=muon"),
         ("xyzzy", "eke train --help all"),
-        ("runs/9", "eke show "),
+        ("runs/9", "runs/9a"),
         ("runs/2", "eke status runs/2"),
     ],
 )

@@ -58,8 +58,8 @@ def _headline(record: Record, outcome: Outcome, folder: str, recorded: bool) -> 
         text += f" in {format_seconds(record.timing.train_s)}"
     if recorded:
         day = str(record.environment.get("time", "")).partition("T")[0]
-        again = "rerun=true trains again" if outcome.is_final else ""
-        text += f" (recorded{f' {day}' if day else ''}; {again})"
+        again = "; rerun=true trains again" if outcome.is_final else ""
+        text += f" (recorded{f' {day}' if day else ''}{again})"
     if is_quiet():
         loss = record.loss.eval_final
         text += f", eval loss {loss:.4f}" if loss is not None else ""
