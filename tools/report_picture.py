@@ -19,8 +19,6 @@ MEASURES = {
     "speed": "throughput.samples_per_s",
     "memory": "memory.measured.peak_allocated_bytes",
 }
-MIN_REPEATS = 3
-"""Repeats of each configuration without which speeds are omitted, as in the report."""
 COLOURS = {"speed": "#3568a8", "memory": "#c4762b"}
 WIDTH, ROW, LEFT, SCALE = 720, 44, 210, 380
 
@@ -29,19 +27,20 @@ def read_figures(report: dict[str, Any]) -> dict[str, Any]:
     """Return the ratios to the baseline of each configuration, and a caption."""
     rows = report["configurations"]
     (base,) = [row["estimates"] for row in rows if row["is_baseline"]]
-    enough = all(row["outcomes"].get("ok", 0) >= MIN_REPEATS for row in rows)
+    tested = [row["ratios"].get(MEASURES["speed"], {}) for row in rows if not row["is_baseline"]]
+    is_decided = all(each.get("decision", "not decided") != "not decided" for each in tested)
     found = []
     for row in rows:
         ratios = {n: row["estimates"][k]["value"] / base[k]["value"] for n, k in MEASURES.items()}
-        if not enough:
+        if not is_decided:
             ratios["speed"] = None
         found.append({"name": row["configuration"], **ratios})
     caption = report["verdict"][0]
-    if not enough:
+    if not is_decided:
         least = min(found, key=lambda each: each["memory"])
         caption = (
             f"{least['name']} needs {least['memory']:.2f}x the memory of {found[0]['name']}. "
-            "Speeds are not shown: fewer than three repeats."
+            "Speeds are not shown: the repeats did not decide all of them."
         )
     machine = report["machines"][0]["facts"]["device"]
     command = " ".join(report["commands"][0])
