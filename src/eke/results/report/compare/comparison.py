@@ -4,7 +4,6 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,9 +49,6 @@ from eke.results.report.compare.variants import CLOCK, Machine, Variant, group, 
 
 _COMPARED = (SAMPLE_SPEED, TOKEN_SPEED, STEP_TIME, PEAK, RESERVED)
 """Measures with a ratio to the baseline."""
-
-_MAX_CURVES = 200
-"""Maximum variants with curves: baseline and Pareto front first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,9 +226,8 @@ def _divided(
         base = next((labelled[each] for each in chosen if each in members), None)
         own, work = [labelled[each] for each in members], members[0].work
         differing, focus = _focus(members)
-        speed = (
-            TOKEN_SPEED if "data.packing" in differing else SAMPLE_SPEED
-        )  # a packed row: several samples
+        is_packed = "data.packing" in differing  # a packed row: several samples
+        speed = TOKEN_SPEED if is_packed else SAMPLE_SPEED
         parts.append(MachineComparison(machine, base, own, work, tuple(differing), focus, speed))
     return list(labelled.values()), machines, keys, notes, parts
 
@@ -324,14 +319,6 @@ def _metrics(variants: Sequence[Variant]) -> list[str]:
     return list(dict.fromkeys(name for v in variants for r in v.records for name in r.metrics))
 
 
-def _rank(metric: str, row: ComparisonRow) -> float:
-    """Return the place by a loss or metric: the best first, rows without it last."""
-    for key in keys_by(metric):
-        if found := row.estimates.get(key):
-            return found.value if is_better_lower(key) else -found.value
-    return math.inf
-
-
 def _on(
     part: MachineComparison, shown: str, gathered: LoadedRecords, metric: str
 ) -> tuple[MachineComparison, list[ComparisonRow]]:
@@ -349,8 +336,8 @@ def _on(
     losses = {}
     if baseline is not None:
         losses = compare_losses(baseline, here, training_key, metric, gathered.level)
-    drawn = list(dict.fromkeys(v for v in (baseline, *front, *good) if v))[:_MAX_CURVES]
-    curves = {v: curve for v in drawn if (curve := curve_of(v))}
+    drawn = list(dict.fromkeys(v for v in (baseline, *front, *good) if v))
+    curves = {v: curve for v in drawn[:200] if (curve := curve_of(v))}  # most important
     moment = min((curve.seconds[-1] for curve in curves.values()), default=None)
     rows = [
         ComparisonRow(
@@ -368,7 +355,10 @@ def _on(
         for variant, ratios in zip(here, corrected, strict=True)
     ]
     if metric or part.focus is Affects.learning:
-        rows.sort(key=partial(_rank, metric))
+        keys = keys_by(metric)
+        sign = 1 if is_better_lower(keys[0]) else -1
+        ranks = {r: [sign * r.estimates[k].value for k in keys if k in r.estimates] for r in rows}
+        rows.sort(key=lambda row: (*ranks[row], math.inf)[0])  # rows without it last
     number = format_number(sum(len(v.records) for v in here), "run")
     notes += [
         f"1 of {number} excluded from the tests of speed: {v.label} with seed={v.excluded[0]} "
@@ -395,15 +385,15 @@ def _with_effects(
     # Pairs agree in all factors, including those not shown.
     effects = techniques.main_effects(good, part.keys, tests)
     others = [v for v in good if v is not base]
+    alone, ladder = (
+        tuple((by_variant[v], text) for v, text in found(base, others))
+        for found in (techniques.single_factor_variants, techniques.cumulative_variants)
+    )
     return replace(
         part,
         effects=tuple(e for e in effects if shown in ("", e.factor)),
-        alone=tuple(
-            (by_variant[v], text) for v, text in techniques.single_factor_variants(base, others)
-        ),
-        ladder=tuple(
-            (by_variant[v], text) for v, text in techniques.cumulative_variants(base, others)
-        ),
+        alone=alone,
+        ladder=ladder,
         published=tuple(techniques.match_published(gathered.sweeps, good, tests)),
     )
 

@@ -4,6 +4,7 @@ import math
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import reduce
 from typing import Any
 
 from eke.plan.record import Record, table
@@ -67,7 +68,10 @@ def measured_values(record: Record) -> dict[str, float]:
 
     Speeds of a run on a shared device are absent, since other processes affect them.
     """
-    values = {measure.key: _value(record, measure.key) for measure in MEASURES}
+    values: dict[str, Any] = {}
+    for measure in MEASURES:  # None if a part of the path is absent
+        names = measure.key.split(".")
+        values[measure.key] = reduce(lambda part, name: getattr(part, name, None), names, record)
     if (seconds := record.timing.train_s) is not None:
         values[DEVICE_HOURS.key] = seconds * num_devices(record) / 3600
     if record.shared_device:
@@ -79,14 +83,6 @@ def measured_values(record: Record) -> dict[str, float]:
         and (1 / LARGEST < abs(value) < LARGEST or value == 0)
         and (value > 0 or key.startswith(BY_SEED))
     }  # fmt: skip
-
-
-def _value(record: Record, path: str) -> Any:
-    """Return the value of a record at a path, or None if a part of it is absent."""
-    part: Any = record
-    for name in path.split("."):
-        part = getattr(part, name, None)
-    return part
 
 
 def metric_of(key: str) -> Measure:
