@@ -253,11 +253,6 @@ def configuration(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in kept.items() if key not in _REPEATED}
 
 
-def settings(record: Record) -> dict[str, str]:
-    """Return the option of every group and the value of every key of a record, as text."""
-    return settings_of(record.config, record.choices)
-
-
 def settings_of(config: dict[str, Any], choices: Mapping[str, Any]) -> dict[str, str]:
     """Return the option of every group and the value of every key of a configuration, as text."""
     skipped = (*PRESENTATION, *_SUMMARIES)

@@ -30,7 +30,7 @@ from eke.results.report.compare.load_records import (
     affects,
     gather,
     key_of,
-    settings,
+    settings_of,
 )
 from eke.results.report.compare.losses import LossComparison, compare_losses
 from eke.results.report.compare.measures import PEAK, SAMPLE_SPEED, TOKEN_SPEED, Measure, ended_s
@@ -197,7 +197,7 @@ def _is_of(record: Record, which: str) -> bool:
 
 
 def _values(record: Record) -> dict[str, str]:
-    return {**settings(record), **_facts(record)}
+    return {**settings_of(record.config, record.choices), **_facts(record)}
 
 
 def _facts(record: Record) -> dict[str, str]:

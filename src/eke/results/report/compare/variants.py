@@ -19,17 +19,11 @@ from eke.results.report.compare.load_records import (
     affects,
     configuration,
     key_of,
-    settings,
+    settings_of,
     typed_settings,
 )
 from eke.results.report.compare.measures import BY_SEED, BY_STEP, measured_values, samples_per_step
 from eke.results.report.compare.statistics import Sample
-
-_NO_MACHINE = ""
-"""Machine of a run that never started."""
-
-_IGNORED_FINGERPRINT_KEYS = ("eke_source",)
-"""Fingerprint keys in which repeats may differ, with a note."""
 
 CLOCK = "step clock"
 """Key of `timing.clock` among a machine's facts: steps of two clocks are not compared."""
@@ -41,7 +35,7 @@ class Variant:
 
     entries: tuple[Entry, ...]
     machine: str
-    """Letter of the machine, or NO_MACHINE."""
+    """Letter of the machine, or empty if no run has started."""
     settings: Factors
     """All settings, or only the overrides without a record."""
     factors: Factors = field(default_factory=dict)
@@ -140,7 +134,7 @@ def group(entries: Sequence[Entry]) -> tuple[list[Variant], list[Machine], list[
     # Entries without a record join the repeats with one, if any.
     for entry in sorted(entries, key=lambda entry: entry.record is None):
         typed = key_of(entry.overrides)
-        key = _NO_MACHINE, str(entry.folder)
+        key = "", str(entry.folder)
         if entry.record is not None:
             data = entry.record.plan.get("data_fingerprint", "")
             content = canonical(json_safe([configuration(entry.record.config), data]))
@@ -148,16 +142,16 @@ def group(entries: Sequence[Entry]) -> tuple[list[Variant], list[Machine], list[
             key = (letters[_machine_key(_facts(entry.record))], content)
             homes.setdefault(typed, key)
         elif entry.is_known:  # else its configuration may equal another one
-            key = homes.setdefault(typed, (_NO_MACHINE, canonical(typed)))
+            key = homes.setdefault(typed, ("", canonical(typed)))
         groups.setdefault(key, []).append(entry)
     order = {entry: number for number, entry in enumerate(entries)}
     found = []
     for (machine, _), members in groups.items():
         members.sort(key=order.__getitem__)
         record = next((entry.record for entry in members if entry.record), None)
-        known = settings(record) if record else typed_settings(members[0].overrides)
-        is_known = record or members[0].is_known
-        found.append(Variant(tuple(members), machine, known if is_known else {}))
+        known = typed_settings(members[0].overrides) if members[0].is_known else {}
+        known = settings_of(record.config, record.choices) if record else known
+        found.append(Variant(tuple(members), machine, known))
     found.sort(key=lambda variant: order[variant.entries[0]])
     keys, variants = _described(found)
     return named(_grouped(variants)), machines, keys
@@ -315,6 +309,5 @@ def _facts(record: Record) -> dict[str, str]:
 
 
 def _machine_key(facts: dict[str, str]) -> str:
-    return canonical(
-        {key: value for key, value in facts.items() if key not in _IGNORED_FINGERPRINT_KEYS}
-    )
+    # Repeats may differ in eke's source, with a note.
+    return canonical({key: value for key, value in facts.items() if key != "eke_source"})
