@@ -13,12 +13,6 @@ from eke.results.report.compare.measures import LARGEST, SAMPLE_SPEED, TOKEN_SPE
 from eke.results.report.compare.statistics import Compared
 from eke.results.report.compare.variants import Variant
 
-_MAX_POINTS = 200
-"""Maximum points of a curve: a chart of 700 pixels shows no more."""
-
-_WINDOW_FRAC = 0.05
-"""Fraction of a run's steps in the moving average of the loss."""
-
 
 @dataclass(frozen=True)
 class Curve:
@@ -28,7 +22,7 @@ class Curve:
     """Cumulative time of the steps. Warm-up and compiling steps count as the median of the others,
     if there are any."""
     losses: tuple[float, ...]
-    """Moving average over WINDOW_FRAC of the steps."""
+    """Moving average over 5 % of the steps."""
     steps: tuple[int, ...]
     """Optimizer steps done."""
 
@@ -74,8 +68,8 @@ def read_curve(paths: RunPaths) -> Curve | None:
         min(usual if metrics.WARMUP in row else math.inf, float(row[metrics.STEP_TIME]))
         for row in timed
     ))  # fmt: skip
-    window, losses = max(1, math.ceil(_WINDOW_FRAC * len(timed))), [r[metrics.LOSS] for r in timed]
-    every = math.ceil(len(seconds) / _MAX_POINTS)
+    window, losses = max(1, math.ceil(0.05 * len(timed))), [r[metrics.LOSS] for r in timed]
+    every = math.ceil(len(seconds) / 200)  # a chart of 700 pixels shows no more points
     kept = sorted({*range(0, len(seconds), every), len(seconds) - 1})
     return Curve(
         tuple(seconds[n] for n in kept),
@@ -90,9 +84,6 @@ def _is_finite(value: object) -> bool:
 
 SPREAD = 1.3
 """Fastest over slowest repeat above which the baseline counts as noisy."""
-
-_FAR_S = 600.0
-"""Idle seconds between a pair that are reported: a laptop cools down in less."""
 
 
 def repeat_spread(variant: Variant) -> float:
@@ -136,6 +127,6 @@ def _apart(base: Variant, variants: Sequence[Variant]) -> list[tuple[float, str]
             first, last = sorted((start or end, end))
             # Twice, for evaluation and the time between runs.
             busy = 2 * sum(took for moment, took, _ in runs if first < moment <= last)
-            if last - first > busy + _FAR_S:
+            if last - first > busy + 600:  # a laptop cools down in fewer seconds
                 found.append((last - first, each.label))
     return found

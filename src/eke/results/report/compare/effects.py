@@ -18,9 +18,6 @@ from eke.results.report.compare.statistics import (
 from eke.results.report.compare.variants import Variant
 from eke.results.report.published import Figures, PublishedTable, all_published
 
-_MAX_VARIANTS = 1000
-"""Limit for ladders: finding the longest one takes quadratic time."""
-
 _Pairs = Sequence[tuple[Variant, Variant]]
 
 
@@ -116,7 +113,7 @@ def cumulative_variants(base: Variant, variants: Sequence[Variant]) -> list[tupl
 
     Each variant has the added settings. Empty with fewer than two variants.
     """
-    if len(variants) > _MAX_VARIANTS:
+    if len(variants) > 1000:  # quadratic time
         return []
     changes = [(each, change) for each in variants if (change := _changed(base, each))]
     changes.sort(key=lambda each: len(each[1]))

@@ -222,10 +222,6 @@ def _why_not_comparable(key: str, base: Variant, other: Variant) -> str:
     return ""
 
 
-_POINTS = ("accuracy", "f1_macro", "f1_micro", "token_accuracy")
-"""Metrics that are shares: in points, each value rounded to one of the evaluation's samples."""
-
-
 @dataclass(frozen=True)
 class _Scale:
     """Scale on which values of one measure are compared."""
@@ -244,7 +240,8 @@ class _Scale:
     def of(cls, key: str, samples: Sequence[Sample], evaluated: int) -> "_Scale":
         """Return the scale of some samples, the baseline's first."""
         size = abs(fmean(samples[0].values()))
-        if key.removeprefix(METRIC) in _POINTS:
+        # Shares are in points, each value rounded to one of the evaluation's samples.
+        if key.removeprefix(METRIC) in ("accuracy", "f1_macro", "f1_micro", "token_accuracy"):
             floor = (100 / evaluated) ** 2 / 12 if evaluated else 0.0
             return cls(key, "points", 100 * _MARGIN, 100 * size * _EQUAL, floor)
         if is_better_lower(key) and all(value > 0 for each in samples for value in each.values()):

@@ -25,18 +25,6 @@ from eke.results.report.compare.statistics import (
 _NAMED = 3
 """Configurations named in a sentence."""
 
-_MOST = 200
-"""Maximum characters of a sentence: two lines of a page."""
-
-_LONG = 40
-"""Characters of a baseline's name above which it is called the baseline."""
-
-_RESOLVE = 0.05
-"""Difference that is forecast to be excluded: the default of `sweep.resolve`."""
-
-_DIFFERENCES = (0.02, 0.05, 0.1, 0.2, 0.5)
-"""Differences of speed for which the report gives the repeats needed."""
-
 
 def verdict_lines(comparison: Comparison) -> list[str]:
     """Return sentences of all claims, with the group and the machine if there are several."""
@@ -65,7 +53,7 @@ def verdict_lines(comparison: Comparison) -> list[str]:
 def _cut(line: str, names: tuple[str, ...]) -> list[str]:
     """Split a long line into sentences. A configuration's name keeps its case."""
     start, end, rest = line.partition("; ")
-    if len(line) <= _MOST or not end:
+    if len(line) <= 200 or not end:  # two lines of a page
         return [line]
     rest = rest if rest.startswith(names) else f"{rest[:1].upper()}{rest[1:]}"
     return [f"{start}.", *_cut(rest, names)]
@@ -88,7 +76,7 @@ class _Words:
         self.rows = comparison.rows_of(claim.part) if claim.part else []
         self.base = next((row for row in self.rows if row.is_baseline), None)
         name = _name(self.base) if self.base else ""
-        self.base_name = name if 0 < len(name) <= _LONG else "the baseline"
+        self.base_name = name if 0 < len(name) <= 40 else "the baseline"
         self.is_low = claim.measure is PEAK or (claim.measure.is_loss and is_better_lower(self.key))
 
     def sentence(self) -> str:
@@ -151,7 +139,8 @@ class _Words:
             pair = self.base and (self.base.variant, row.variant)
             found = self.part.noise[self.key].difference(pair) if self.part and pair else None
             level = self._ratio(row).level
-            needed = found.repeats_needed(level, math.log1p(_RESOLVE)) if found else None
+            # By default, `sweep.resolve` is 5 %.
+            needed = found.repeats_needed(level, math.log1p(0.05)) if found else None
             more = math.ceil(needed - found.n) if found and needed else 0
             end = f", {format_number(more, 'more repeat')}" if 0 < more <= MANY_SEEDS else ""
             texts.append(f"{_name(row)} {self._number(row)}{end}")
@@ -311,7 +300,7 @@ class _Words:
         found = [noise.difference((base, row.variant)) for row in self.claim.rows]
         spreads = [each.error.spread for each in found if each and each.error]
         have = max((each.n for each in found if each), default=0)
-        for size in _DIFFERENCES if spreads else ():
+        for size in (0.02, 0.05, 0.1, 0.2, 0.5) if spreads else ():
             level = self.part.level / len(spreads)
             needed = math.ceil(repeats_to_show(math.log1p(size), median(spreads), level))
             if have < needed <= MANY_SEEDS:
@@ -354,5 +343,4 @@ def _joined(texts: Sequence[str]) -> str:
 
 def _first_of(labels: Iterable[str]) -> str:
     every = list(labels)
-    more = f" and {len(every) - _NAMED} more" if len(every) > _NAMED else ""
-    return f"{', '.join(every[:_NAMED])}{more}"
+    return _joined(every) if len(every) > _NAMED else ", ".join(every)

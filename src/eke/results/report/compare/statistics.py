@@ -335,9 +335,6 @@ NOISY, SURE = math.log(4.0), 0.6
 _TINY = 1e-20
 """Variance that comes from rounding of floats."""
 
-_ROUNDS = 4
-"""Iterations between the shared part of repeats and the weight of each configuration in it."""
-
 
 class Noise:
     """Posterior of the noise of several configurations.
@@ -352,7 +349,7 @@ class Noise:
         self._prior, self._centers, chance = _priors(logs.shape[-1])
         apart = np.nansum((rest - np.nanmedian(rest, axis=-1, keepdims=True)) ** 2, axis=-2)
         weight = 1 / np.maximum(apart + np.median(apart, axis=-1, keepdims=True), _TINY)
-        for _ in range(_ROUNDS):
+        for _ in range(4):  # the shared part of repeats and each configuration's weight in it
             rest, squares, freedom = _residual(rest, weight)
             squares += floor * freedom
             own = squares / freedom
@@ -460,10 +457,9 @@ class Compared:
 
 LEAST, SLOW, AGREE = 4, 8.0, 4.0
 """Repeats that a configuration needs, robust standard deviations of all by which a run must be
-slower, and deviations within which the others agree. Chosen by simulation, as SLOWER: 4 % of runs
-that are 30 to 70 % slow hide 42 % of differences of 10 % from ten repeats, and then 9 %."""
-
-_SLOWER = math.log(1.15)
+slower, and deviations within which the others agree. Chosen by simulation, as the least factor of
+1.15: 4 % of runs that are 30 to 70 % slow hide 42 % of differences of 10 % from ten repeats, and
+then 9 %."""
 
 
 def find_outliers(samples: Mapping[K, Sample]) -> dict[K, Any]:
@@ -481,7 +477,7 @@ def find_outliers(samples: Mapping[K, Sample]) -> dict[K, Any]:
         if len(samples[key]) >= LEAST:
             worst = int(np.nanargmin(own))
             agree = np.nanmax(np.abs(np.delete(own, worst))) <= AGREE * sigma
-            if agree and own[worst] < -max(SLOW * sigma, _SLOWER):
+            if agree and own[worst] < -max(SLOW * sigma, math.log(1.15)):
                 found[key] = repeats[worst]
     return found
 
