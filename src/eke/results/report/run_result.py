@@ -9,17 +9,18 @@ from eke.common.files import is_trusted
 from eke.common.paths import RunPaths, short_path
 from eke.common.screen import fields, is_quiet, is_verbose, paint, width, wrap
 from eke.common.text import format_bytes, format_count, format_number, format_range, format_seconds
-from eke.plan.record import Outcome, Record
+from eke.plan.record import EXIT_RESUMABLE, Outcome, Record
 from eke.plan.record.metrics import format_metric
-from eke.results.report.summary import advice_lines, render_summary
+from eke.results.report.summary import (
+    SHARED,
+    advice_lines,
+    loss_lines,
+    phase_shares,
+    render_summary,
+)
 
 _Row = tuple[str, str]
 """Name and text of a field."""
-
-_RESUMABLE = (Outcome.preempted, Outcome.cancelled, Outcome.timeout)
-
-_MAX_WARNINGS = 3
-"""Number of warnings at the end of a run, which has a limited number of lines."""
 
 
 def result_lines(record: Record, folder: Path, recorded: bool = False, note: str = "") -> list[str]:
@@ -32,11 +33,7 @@ def result_lines(record: Record, folder: Path, recorded: bool = False, note: str
     if is_verbose():
         lines += render_summary(record, shown).splitlines()
     else:
-        rows = [
-            *_failure_rows(record),
-            *_result_rows(record, outcome),
-            *_kept_rows(folder, outcome),
-        ]
+        rows = [*_result_rows(record, outcome), *_kept_rows(folder, outcome)]
         lines += fields(rows, width(), 2)
         lines += _warning_lines(record)
     lines += wrap(note.strip(), width()) if note else []
@@ -48,7 +45,7 @@ def result_lines(record: Record, folder: Path, recorded: bool = False, note: str
 
 
 def _headline(record: Record, outcome: Outcome, folder: str, recorded: bool) -> list[str]:
-    color = "red" if outcome not in (*_RESUMABLE, Outcome.ok) else "yellow"
+    color = "yellow" if outcome.exit_code == EXIT_RESUMABLE else "red"
     word = paint(record.outcome, f"bold {'green' if outcome is Outcome.ok else color}")
     total = record.plan["steps"]["total"]
     text = f"{record.steps_done} of {format_number(total, 'step')}"
@@ -68,26 +65,16 @@ def _headline(record: Record, outcome: Outcome, folder: str, recorded: bool) -> 
     return wrap(text, width(), f"{word}  ", "  ")
 
 
-def _failure_rows(record: Record) -> Iterator[_Row]:
+def _result_rows(record: Record, outcome: Outcome) -> Iterator[_Row]:
     if record.failure:
         yield "cause", record.failure.message
     if record.attempt:
         yield "attempts", f"{record.attempt + 1}, earlier ones were interrupted"
     for name, value, note in advice_lines(record):
         yield name, "  ".join(filter(None, (value, note)))
-
-
-def _result_rows(record: Record, outcome: Outcome) -> Iterator[_Row]:
-    loss = record.loss
-    if loss.eval_start is not None:
-        end = "" if loss.eval_final is None else f" -> {loss.eval_final:.4f}"
-        before, after = loss.bits_per_byte_start, loss.bits_per_byte_final
-        bits = ""
-        if before is not None and after is not None:
-            bits = f"  ({before:.3f} -> {after:.3f} bits per byte)"
-        yield "eval loss", f"{loss.eval_start:.4f}{end}{bits}"
-    elif loss.train_first is not None and loss.train_final is not None:
-        yield "train loss", f"{loss.train_first:.4f} -> {loss.train_final:.4f}"
+    if losses := [*loss_lines(record.loss)]:  # the evaluation's, else the training's
+        name, value, bits = losses[-1]
+        yield name, f"{value}  ({bits})" if bits else value
     if record.best:
         yield "best", f"step {record.best.step} by {record.best.metric}: its figures are shown"
     if record.metrics:
@@ -96,10 +83,6 @@ def _result_rows(record: Record, outcome: Outcome) -> Iterator[_Row]:
         yield from _speed_rows(record)
     if outcome is not Outcome.oom:
         yield from _memory_rows(record)
-
-
-_MAX_RANKS = 8
-"""Number of processes up to which the memory of each is shown."""
 
 
 def _memory_rows(record: Record) -> Iterator[_Row]:
@@ -113,7 +96,7 @@ def _memory_rows(record: Record) -> Iterator[_Row]:
     if memory.peak_reserved_bytes is not None:
         text += f", {format_bytes(memory.peak_reserved_bytes)} reserved"
     peaks = [each for each in memory.peak_per_rank_bytes or () if each is not None]
-    if len(peaks) > _MAX_RANKS:
+    if len(peaks) > 8:  # one line has place for the memory of each
         text += f", the largest of {len(peaks)} processes, {format_bytes(sum(peaks))} in all"
     elif peaks:
         text += f", by process: {', '.join(map(format_bytes, peaks))}"
@@ -140,30 +123,25 @@ def _speed_rows(record: Record) -> Iterator[_Row]:
     if predicted is not None and not record.shared_device and step.median > 0:
         error = predicted.expected / step.median - 1
         text += f", forecast {format_seconds(predicted.expected)} ({error:+.0%})"
-    medians = {name: spread.median for name, spread in timing.phases.items()}
-    total = sum(medians.values())
-    shares = [f"{name} {s / total:.0%}" for name, s in medians.items() if total and s >= total / 50]
-    yield "step", text + (f": {', '.join(shares)}" if shares else "")
+    shares = ", ".join(phase_shares(record, least=0.02))
+    yield "step", f"{text}: {shares}" if shares else text
 
 
 def _kept_rows(folder: Path, outcome: Outcome) -> Iterator[_Row]:
     paths = RunPaths(folder)
     model = paths.model.exists()
     if outcome is Outcome.ok:
-        yield (
-            "saved",
-            short_path(folder) + ("" if model else "  (no model: train.save_final=false)"),
-        )
+        missing = "" if model else "  (no model: train.save_final=false)"
+        yield "saved", f"{short_path(folder)}{missing}"
         return
     kept = "checkpoint and " if model or any(paths.checkpoints.glob("step-*")) else ""
     yield "kept", f"{short_path(folder)}  ({kept}{paths.log.name})"
 
 
 def _warning_lines(record: Record) -> list[str]:
-    shared = ["another process used the device: no speed above is a measurement"]
-    warnings = [*(shared if record.shared_device else []), *record.warnings]
-    left = len(warnings) - _MAX_WARNINGS
-    texts = warnings[:_MAX_WARNINGS] + ([f"and {left} more: -v"] if left > 0 else [])
+    warnings, most = [*([SHARED] if record.shared_device else []), *record.warnings], 3
+    left = len(warnings) - most
+    texts = warnings[:most] + ([f"and {left} more: -v"] if left > 0 else [])
     return fields([(paint("warning", "yellow"), text) for text in texts], width(), 2)
 
 
@@ -191,7 +169,7 @@ def _next_commands(record: Record, outcome: Outcome, folder: Path) -> Iterator[s
     elif outcome is Outcome.crashed:
         yield f"eke logs {name}"
         yield shlex.join(record.command)
-    elif outcome in _RESUMABLE:
+    elif outcome.exit_code == EXIT_RESUMABLE:
         yield shlex.join(record.command)
 
 

@@ -19,26 +19,25 @@ from eke.common.text import (
     format_number,
     format_seconds,
 )
-from eke.plan.record import Outcome, Record
+from eke.plan.record import EXIT_RESUMABLE, Loss, Outcome, Record
 
 _Line = tuple[str, str, str]
 """Quantity, value and explanation."""
 
+SHARED = "another process used the device: no speed above is a measurement"
+"""Warning of a run on a shared device."""
+
 
 def group_figures(record: Record) -> dict[str, list[_Line]]:
     """Return all figures of a record: group -> lines."""
-    effective = [
-        *_effective_lines(record.effective),
-        *_technique_lines(record.effective, record.timing.compile_s),
-    ]
     groups = {
-        "run": list(_outcome_lines(record)),
-        "speed": list(_speed_lines(record)),
-        "memory": list(_memory_lines(record)),
-        "loss": list(_loss_lines(record)),
-        "computation": effective,
+        "run": _outcome_lines(record),
+        "speed": _speed_lines(record),
+        "memory": _memory_lines(record),
+        "loss": _loss_lines(record),
+        "computation": _effective_lines(record.effective, record.timing.compile_s),
     }
-    return {group: lines for group, lines in groups.items() if lines}
+    return {group: lines for group, found in groups.items() if (lines := [*found])}
 
 
 def render_summary(record: Record, folder: str) -> str:
@@ -47,8 +46,7 @@ def render_summary(record: Record, folder: str) -> str:
     lines.append(("record", folder, ""))
     rows = [(name, "  ".join(filter(None, (value, note)))) for name, value, note in lines]
     text = fields(rows, width(), 2)
-    shared = "another process used the device: no speed above is a measurement"
-    warnings = [*record.warnings, *([shared] if record.shared_device else [])]
+    warnings = [*record.warnings, *([SHARED] if record.shared_device else [])]
     text += [line for each in warnings for line in wrap(f"warning: {each}", width(), "  ", "    ")]
     return "\n".join(text)
 
@@ -59,7 +57,7 @@ def _outcome_lines(record: Record) -> Iterator[_Line]:
         yield "attempts", str(record.attempt + 1), "earlier ones were interrupted"
     if record.failure:
         yield "why", record.failure.message, ""
-    if Outcome[record.outcome] in (Outcome.preempted, Outcome.cancelled, Outcome.timeout):
+    if Outcome[record.outcome].exit_code == EXIT_RESUMABLE:
         yield "next", "the same command continues", ""
 
 
@@ -75,10 +73,8 @@ def _speed_lines(record: Record) -> Iterator[_Line]:
         yield "samples/second", f"{rates.samples_per_s:.2f}", tokens
     if step := timing.steady_step_s:
         between = f"{format_seconds(step.p10)} to {format_seconds(step.p90)}, n={step.n}"
-        medians = {name: spread.median for name, spread in timing.phases.items()}
-        total = sum(medians.values())
-        shares = [f"{name} {seconds / total:.0%}" for name, seconds in medians.items() if total]
-        yield "step", f"{format_seconds(step.median)}  ({between})", "  ".join(shares)
+        shares = "  ".join(phase_shares(record))
+        yield "step", f"{format_seconds(step.median)}  ({between})", shares
         yield from _predicted_step_lines(record, step.median)
         if warmup := timing.warmup_steps_s:
             slowest, steps = format_seconds(max(warmup)), format_number(len(warmup), "step")
@@ -87,6 +83,15 @@ def _speed_lines(record: Record) -> Iterator[_Line]:
     if rates.model_flops_per_s is not None:
         mfu = f"{rates.mfu_frac:.1%} of the device's peak" if rates.mfu_frac is not None else ""
         yield "model FLOP/s", format_flops(rates.model_flops_per_s), mfu
+
+
+def phase_shares(record: Record, least: float = 0.0) -> list[str]:
+    """Return the phases with at least this share of a step: `forward 40%`."""
+    medians = {name: spread.median for name, spread in record.timing.phases.items()}
+    total = sum(medians.values())
+    return [
+        f"{name} {s / total:.0%}" for name, s in medians.items() if total and s / total >= least
+    ]
 
 
 def _predicted_step_lines(record: Record, measured: float) -> Iterator[_Line]:
@@ -142,8 +147,8 @@ def advice_lines(record: Record) -> Iterator[_Line]:
         yield "would need less", text, ""
 
 
-def _loss_lines(record: Record) -> Iterator[_Line]:
-    loss = record.loss
+def loss_lines(loss: Loss) -> Iterator[_Line]:
+    """Yield the change of the training loss, then of the evaluation loss."""
     if loss.train_first is not None and loss.train_final is not None:
         yield "train loss", f"{loss.train_first:.4f} -> {loss.train_final:.4f}", ""
     if loss.eval_start is not None:
@@ -152,6 +157,10 @@ def _loss_lines(record: Record) -> Iterator[_Line]:
         is_known = before is not None and after is not None
         bits = f"{before:.3f} -> {after:.3f} bits per byte" if is_known else ""
         yield "eval loss", f"{loss.eval_start:.4f}{end}", bits
+
+
+def _loss_lines(record: Record) -> Iterator[_Line]:
+    yield from loss_lines(record.loss)
     if record.best:
         why = f"by {record.best.metric}; its losses and metrics are shown"
         yield "best checkpoint", f"step {record.best.step}", why
@@ -160,7 +169,7 @@ def _loss_lines(record: Record) -> Iterator[_Line]:
         yield which, metrics[0], ", ".join(metrics[1:])
 
 
-def _effective_lines(seen: dict[str, Any]) -> Iterator[_Line]:
+def _effective_lines(seen: dict[str, Any], compile_s: float | None) -> Iterator[_Line]:
     if "matmul_dtypes" in seen:
         kernels = ", ".join(seen.get("attention_kernels", [])) or "plain matrix multiplications"
         yield "computed in", " and ".join(seen["matmul_dtypes"]), f"attention: {kernels}"
@@ -179,6 +188,7 @@ def _effective_lines(seen: dict[str, Any]) -> Iterator[_Line]:
         yield "ended early", best, f"train.early_stop_patience={early['patience']}"
     if not_looked_into := seen.get("not_looked_into"):
         yield "computed in", "compiled code", f"not inspected: {not_looked_into}"
+    yield from _technique_lines(seen, compile_s)
 
 
 def _technique_lines(seen: dict[str, Any], compile_s: float | None) -> Iterator[_Line]:
@@ -217,10 +227,6 @@ def distinct_overrides(overrides: Sequence[tuple[str, ...]]) -> list[tuple[str, 
     return [tuple(o for o in cell if o not in shared) for cell in overrides]
 
 
-_MAX_FACTORS = 5
-"""Number of differing keys up to which each has a column."""
-
-
 def shared_overrides(overrides: Sequence[tuple[str, ...]]) -> list[str]:
     """Return the overrides of all runs, in order."""
     return [text for text in next(iter(overrides), ()) if all(text in each for each in overrides)]
@@ -238,30 +244,20 @@ def factor_columns(overrides: Sequence[tuple[str, ...]], rows: Sequence[str]) ->
     if any(rows):  # what a row sets is not repeated
         pairs = {key: set(zip(rows, cells, strict=True)) for key, cells in factors.items()}
         factors = {key: cells for key, cells in factors.items() if len(pairs[key]) > len({*rows})}
-    if len(factors) > _MAX_FACTORS:
+    if len(factors) > 5:  # else each has a column
         texts = [[f"{key}={cells[n]}" for key, cells in factors.items()] for n in range(count)]
         factors = {"configuration": [" ".join(t for t in each if t[-1] != "=") for each in texts]}
     named = {"row": [*rows]} if any(rows) else {}
     return [Column(key, cells) for key, cells in (named | factors).items()]
 
 
-_COUNTED = ("row", "repeat", "seed")
-"""Factors whose plural is shown."""
-
-
 def describe_factors(overrides: Sequence[tuple[str, ...]], rows: Sequence[str]) -> str:
     """Return the number of runs and the factors: `8 runs (2 optimizer x 4 seeds)`."""
     sizes = {column.title: len(set(column.cells)) for column in factor_columns(overrides, rows)}
-    parts = [f"{size} {name}{'s' * (name in _COUNTED)}" for name, size in sizes.items()]
+    counted = ("row", "repeat", "seed")  # a plural of other keys would be no key
+    parts = [f"{size} {name}{'s' * (name in counted)}" for name, size in sizes.items()]
     is_product = math.prod(sizes.values()) == len(overrides) > 1
     return format_number(len(overrides), "run") + f" ({' x '.join(parts)})" * is_product
-
-
-_QUIET_S = 2.0
-"""Delay in seconds before the first line."""
-
-_PAUSE_S = {True: 0.2, False: 10.0}
-"""Seconds between lines, on a terminal (overwritten) and in a log."""
 
 
 class PlanningLine:
@@ -272,7 +268,7 @@ class PlanningLine:
     ) -> None:
         self._stream = raw_stream(stream or sys.stderr)
         self._clock = clock
-        self._due = clock() + _QUIET_S
+        self._due = clock() + 2.0  # shorter work is not reported
         self._written = ""
 
     def counter(self, done: str, what: str = "run") -> Callable[[int, int], None]:
@@ -290,7 +286,7 @@ class PlanningLine:
         if now < self._due:
             return
         is_terminal = self._stream.isatty()
-        self._due = now + _PAUSE_S[is_terminal]
+        self._due = now + (0.2 if is_terminal else 10.0)
         padded = text.ljust(len(self._written))
         self._stream.write(f"\r{padded}" if is_terminal else f"{text}\n")
         self._stream.flush()

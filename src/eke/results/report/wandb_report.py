@@ -46,9 +46,6 @@ MAX_FACTORS = 6
 MAX_TABLE_ROWS = 100
 """Maximum rows of the table, as W&B renders the entire report in the browser."""
 
-_MAX_TITLE_CHARS = 128
-"""Maximum length of a title in wandb-workspaces 0.4."""
-
 
 @dataclass(frozen=True)
 class WandbProject:
@@ -198,7 +195,8 @@ def specification(comparison: Comparison, place: WandbProject, is_online: bool =
         # None would cause a request to the server.
         entity=place.entity,
         project=place.project,
-        title=cut(printable_line(f"eke: {', '.join(titles) or 'runs'}"), _MAX_TITLE_CHARS),
+        # 128 characters: wandb-workspaces 0.4 has no longer titles.
+        title=cut(printable_line(f"eke: {', '.join(titles) or 'runs'}"), 128),
         description="made by eke report",
         blocks=blocks,
         width="fluid",

@@ -31,9 +31,6 @@ CHARS_FOR_NAMES = 60
 
 _Number = Callable[[ComparisonRow], float | None]
 
-_MANY_ROWS = 8
-"""Rows above which the most important rows come first, and rows above the page's charts."""
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -85,7 +82,7 @@ def ranked(comparison: Comparison, rows: Sequence[ComparisonRow]) -> list[Compar
         value = -speed.value if speed else 0.0
         return not row.is_baseline, row not in best, not row.on_front, value
 
-    return sorted(rows, key=rank) if len(rows) > _MANY_ROWS else list(rows)
+    return sorted(rows, key=rank) if len(rows) > 8 else list(rows)  # above the page's charts
 
 
 def groups(comparison: Comparison) -> list[_Group]:
