@@ -230,15 +230,11 @@ class MissingRowFilter:
 
 TIME, TOTAL_TOKENS = "train/time_s", "train/total_tokens"
 
-_CONSTANT = (
-    metrics.ATTEMPT, metrics.SAMPLES, metrics.TOKENS, metrics.WARMUP, metrics.SHARED, metrics.CUT,
-)  # fmt: skip
-"""Keys of metrics.jsonl whose charts in a tracker would be flat lines."""
-
 
 def drawn(row: Row) -> dict[str, Value]:
-    """Return the values of a row that a tracker draws."""
-    return {key: value for key, value in row.items() if key not in _CONSTANT}
+    """Return the values of a row that a tracker draws. Charts of the others would be flat lines."""
+    flat = (metrics.ATTEMPT, metrics.SAMPLES, metrics.TOKENS, metrics.WARMUP, metrics.SHARED)
+    return {key: value for key, value in row.items() if key not in (*flat, metrics.CUT)}
 
 
 class Totals:

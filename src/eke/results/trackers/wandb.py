@@ -169,8 +169,10 @@ class WandbRun(TrackerClient):
         if written != self._num_steps:
             why = f"holds {written} of {self._num_steps} rows: is the disk full?"
             raise MirrorError(f"W&B's file {settings.sync_file} {why}")
-        if error := _find_fatal_error(Path(settings.log_internal)):
-            raise MirrorError(f"the upload failed: {error}")
+        for line in Path(settings.log_internal).read_text(errors="replace").splitlines():
+            if '"level":"ERROR+4"' in line:  # slog's name of the level four above ERROR
+                error = " ".join(str(json.loads(line)["msg"]).split())
+                raise MirrorError(f"the upload failed: {error}")
 
     def abandon(self) -> None:
         """End wandb-core. Otherwise a later `init` in this process would fail."""
@@ -225,14 +227,6 @@ def kill_core() -> None:
         for pid in listing.read_text().split():
             if Path(f"/proc/{pid}/comm").read_text().strip() == "wandb-core":
                 os.kill(int(pid), signal.SIGKILL)
-
-
-def _find_fatal_error(log: Path) -> str:
-    """Return the upload error in wandb-core's log, "" if there is none."""
-    for line in log.read_text(errors="replace").splitlines():  # one JSON object per line
-        if '"level":"ERROR+4"' in line:  # slog's name of the level four above ERROR
-            return " ".join(str(json.loads(line)["msg"]).split())
-    return ""
 
 
 def make_config(factors: Mapping[str, Value], config: Mapping[str, Any]) -> dict[str, Any]:
