@@ -32,16 +32,6 @@ from eke.tuning.recipes.techniques import (
     sparse,
 )
 
-_HOPPER = (9, 0)
-
-_LOGITS_BYTES = 2 * 4
-"""Bytes per token and vocabulary entry: a float32 logit and its gradient."""
-_HEAVY_SHARE = 0.25
-"""Share of the logits in a step's memory from which the fused loss is chosen: a choice. They were
-11.7 of 44.5 GiB for a Llama with 1B parameters (notes/lab/recipes.md)."""
-
-_WORKERS = 2
-
 _BATCH = ("batch", "batch.per_device", "batch.accumulation")
 _BATCH_AUTO = ("batch=auto",)
 
@@ -60,7 +50,7 @@ def attention(situation: ChoiceContext) -> Question | None:
         return None
     wide = situation.config.precision.compute is Compute.float32
     candidates = []
-    if situation.device.capability == _HOPPER and not wide:
+    if situation.device.capability == (9, 0) and not wide:  # Hopper
         why = "1.5 to 2 times as fast as FlashAttention-2 on an H100 (arXiv:2407.08608)"
         candidates.append(RecipeOption(("attention=flash3",), why))
     if is_ragged(situation.config) and not wide:
@@ -74,7 +64,7 @@ def attention(situation: ChoiceContext) -> Question | None:
 def _packing(situation: ChoiceContext) -> Question | None:
     """Pack samples if the kernel reads their lengths. Other kernels would need a large mask."""
     config = situation.config
-    if not is_ragged(situation.config) or config.attention.option not in ("flash2", "flash3"):
+    if not is_ragged(config) or config.attention.option not in ("flash2", "flash3"):
         return None
     if config.data.packing is not Packing.off:
         return None
@@ -90,9 +80,10 @@ def _fused_loss_question(situation: ChoiceContext) -> Question | None:
     config = situation.whole
     tokens = config.targets.length or config.data.seq_len
     positions = most_predicted(config, config.batch.per_device or 1, tokens)
-    logits = _LOGITS_BYTES * positions * config.model.vocab_size
+    logits = 2 * 4 * positions * config.model.vocab_size  # float32 logits and their gradient
     share = logits / (logits + found.components.get("activations", 0))
-    if share < _HEAVY_SHARE:
+    # A choice: they were 11.7 of 44.5 GiB for a Llama with 1B parameters (notes/lab/recipes.md).
+    if share < 0.25:
         return None
     why = f"float32 logits and their gradient would be {format_bytes(logits)}, "
     why += f"{share:.0%} of the memory for a step's samples"
@@ -103,7 +94,7 @@ def _fused_loss_question(situation: ChoiceContext) -> Question | None:
 
 def workers(situation: ChoiceContext) -> Question | None:
     """Choose background workers for batches if there are enough cores."""
-    if situation.device.kind != "cuda" or situation.cores <= _WORKERS:
+    if situation.device.kind != "cuda" or situation.cores <= 2:
         return None
     why = "batches are prepared in the background and copied from page-locked memory"
     decides = ("dataloader", "dataloader.workers")
@@ -130,9 +121,7 @@ FASTEST = AdaptiveRecipe(
 )  # fmt: skip
 
 
-_LARGE_MODEL_STATES = Axis.of(
-    ("optimizer",), "optimizer=adamw_8bit", "optimizer=adamw_torchao_8bit"
-)
+_8_BIT = ("optimizer=adamw_8bit", "optimizer=adamw_torchao_8bit")
 _PURE = TECHNIQUES["precision=bf16_pure optimizer=adamw_bf16_sr"]
 # No slower than the 16-bit products chosen before.
 _WEIGHTS = Axis((*DECIDES, "optimizer"), (replace(_PURE, published=Published(1.0, "")),))
@@ -153,7 +142,8 @@ def _search_for_fit(
         names += ["memory=optimizer_in_backward"]
         names += ["memory=checkpointing memory.optimizer_in_backward=true"]
     recomputation = Axis.of(("memory", "memory.checkpointing"), *names)
-    axes = (loss(situation), recomputation, _LARGE_MODEL_STATES, _WEIGHTS, _WHERE)
+    states = Axis.of(("optimizer",), *_8_BIT)
+    axes = (loss(situation), recomputation, states, _WEIGHTS, _WHERE)
     chooser = Chooser(situation, claims, change, axes)
     best = chooser.mildest_that_fits()
     return [] if best is None else chooser.explained(best)
@@ -165,14 +155,11 @@ def _conclusion(situation: ChoiceContext) -> str:
     if found is None or found.capacity is None:
         return "the device's memory is unknown: no memory technique was chosen"
     size = f"{format_bytes(found.peak.expected)} expected of {format_bytes(found.capacity)}"
-    count = situation.smallest.batch.per_device
-    words = {
-        Verdict.fits: f"fits: {size} with batch.per_device={count}",
-        Verdict.tight: f"tight: {size} with batch.per_device={count}",
-    }
+    if found.verdict is not Verdict.does_not_fit:
+        count = situation.smallest.batch.per_device
+        return f"{found.verdict.value}: {size} with batch.per_device={count}"
     less = ". peft=qlora trains less of the model" if not situation.config.peft.is_on else ""
-    lost = f"no known technique makes it fit: {size}{less}"
-    return words.get(found.verdict, lost)
+    return f"no known technique makes it fit: {size}{less}"
 
 
 LARGE_MODEL = AdaptiveRecipe(
@@ -189,20 +176,13 @@ LARGE_MODEL = AdaptiveRecipe(
 )  # fmt: skip
 
 
-_LOW_MEMORY_STATES = Axis.of(
-    ("optimizer",),
-    "optimizer=adafactor",
-    "optimizer=adamw_8bit",
-    "optimizer=adamw_torchao_8bit",
-)
-_RECOMPUTATION = Axis.of(("memory", "memory.checkpointing"), *_RECOMPUTED)
-
-
 def _lowest_memory(
     situation: ChoiceContext, claims: frozenset[str], change: Change
 ) -> list[RecipeOption]:
     """Return the combination with the lowest forecast."""
-    axes = (_LOW_MEMORY_STATES, _RECOMPUTATION, loss(situation))
+    states = Axis.of(("optimizer",), "optimizer=adafactor", *_8_BIT)
+    recomputation = Axis.of(("memory", "memory.checkpointing"), *_RECOMPUTED)
+    axes = (states, recomputation, loss(situation))
     chooser = Chooser(situation, claims, change, axes)
     best = chooser.least_memory()
     if best is None:
