@@ -127,10 +127,6 @@ def more_devices(plan: Plan) -> _Techniques:
     return tuple(found)
 
 
-_UNKNOWN_SLOWDOWN = 2.0
-"""Slowdown by which a change of unknown cost is ranked: above all known ones."""
-
-
 @dataclass(frozen=True)
 class Advice:
     """One set of overrides that reduces memory."""
@@ -153,7 +149,7 @@ class Advice:
         config = self.plan.config
         is_loaded = isinstance(config.model, PretrainedModel)
         learns_little = config.peft.is_on and not is_loaded
-        slowdown = _UNKNOWN_SLOWDOWN if self.slowdown is None else self.slowdown
+        slowdown = 2.0 if self.slowdown is None else self.slowdown  # above all known ones
         tight = self.forecast.verdict is not Verdict.fits
         return not self.keeps, learns_little, tight, slowdown, len(self.overrides)
 
@@ -164,10 +160,8 @@ def advise(plan: Plan, count: int = 5, other_devices: bool = True) -> list[Advic
         plan = replace(plan, device=replace(device, count=max(OF_A_MACHINE, device.count)))
     several = more_devices(plan) if other_devices else ()
     batches = smaller_batches(plan)
-    cheap, dear = (
-        techniques_for(plan, LOW_COST_TECHNIQUES),
-        techniques_for(plan, HIGH_COST_TECHNIQUES),
-    )
+    cheap = techniques_for(plan, LOW_COST_TECHNIQUES)
+    dear = techniques_for(plan, HIGH_COST_TECHNIQUES)
     axes = [*cheap, batches, *dear]
     alone = [_sufficient(plan, [axis]) for axis in axes]
     fewest = filter(None, (_tried(plan, (each,)) for each in several))
@@ -226,17 +220,14 @@ def _tried(plan: Plan, techniques: _Techniques) -> Advice | None:
     )
 
 
-_OTHER_MEANS = """No technique and no two techniques reduce memory enough. Other means: a smaller
-model, shorter samples (data.seq_len), more devices (distributed=fsdp) or a larger device
-(hardware=all)"""
-
-
 def render_advice(found: Forecast, advice: list[Advice], sources: bool = False) -> list[str]:
     """Return the overrides with memory and time, equivalent training first."""
     if found.verdict is Verdict.unknown:
         return wrap("The device's memory is unknown. To declare it: hardware=NAME", width())
     if not advice:
-        return wrap(_OTHER_MEANS, width())
+        means = "a smaller model, shorter samples (data.seq_len), more devices (distributed=fsdp)"
+        means = f"Other means: {means} or a larger device (hardware=all)"
+        return wrap(f"No technique and no two techniques reduce memory enough. {means}", width())
     head = "make it fit" if found.verdict is not Verdict.fits else "need less memory"
     names = [" ".join(each.overrides) for each in advice]
     figures = align([*map(_figures, advice)], right=[0])

@@ -117,11 +117,9 @@ class ChoiceContext:
     def _first_allowed(self, reverse: bool) -> Config:
         if self.config.batch.per_device is not None:
             return self.config
-        each = possible_batches(self.config)[:: -1 if reverse else 1]
-        for config in each:
-            if not findings(config, self.device, self.num_nodes).rejected:
-                return config
-        return each[0]
+        every = possible_batches(self.config)[:: -1 if reverse else 1]
+        facts = self.device, self.num_nodes
+        return next((each for each in every if not findings(each, *facts).rejected), every[0])
 
 
 Change = Callable[[ChoiceContext, tuple[str, ...]], ChoiceContext | None]
@@ -140,10 +138,8 @@ class RecipeOption:
 
 def by_section(overrides: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
     """Return the overrides by section, in their order."""
-    sections: dict[str, tuple[str, ...]] = {}
-    for text in overrides:
-        sections[group_of(text)] = (*sections.get(group_of(text), ()), text)
-    return sections
+    groups = dict.fromkeys(map(group_of, overrides))
+    return {group: tuple(o for o in overrides if group_of(o) == group) for group in groups}
 
 
 class _Option(Protocol):
@@ -210,12 +206,6 @@ def cost_of(techniques: Sequence[Technique]) -> tuple[int, float, int, int]:
     return len(techniques) - len(known), prod(known), changing, len(techniques)
 
 
-_AS_GOOD = 1.01
-"""Peaks within this factor are equal, given the error of formulas (docs/how-to/forecast.md)."""
-
-_WORTH_IT = 1.05
-"""Least ratio of the peaks without and with techniques that change the training."""
-
 ROOM = {Verdict.fits: 0, Verdict.tight: 1}
 """Order of equally good combinations by verdict. The rest comes last."""
 
@@ -244,7 +234,8 @@ class Chooser:
             if situation is not None and situation.forecast is not None:
                 peaks[techniques] = peak = situation.forecast.peak.expected
                 kept = tuple(each for each in techniques if each.keeps_training)  # yielded before
-                if kept == techniques or peaks.get(kept, 2 * peak) >= _WORTH_IT * peak:
+                # Another training must lower the peak by a factor of 1.05.
+                if kept == techniques or peaks.get(kept, 2 * peak) >= 1.05 * peak:
                     yield Combination(techniques, situation, situation.forecast)
 
     def mildest_that_fits(self) -> Combination | None:
@@ -260,7 +251,8 @@ class Chooser:
         """Return the mildest combination with the lowest forecast, None without forecasts."""
         every = list(self.combinations())
         least = min((each.forecast.peak.expected for each in every), default=0)
-        good = [each for each in every if each.forecast.peak.expected <= _AS_GOOD * least]
+        # Within 1 % peaks are equal, given the error of formulas (docs/how-to/forecast.md).
+        good = [each for each in every if each.forecast.peak.expected <= 1.01 * least]
         return min(good, key=lambda each: ROOM.get(each.forecast.verdict, len(ROOM)), default=None)
 
     def explained(self, combination: Combination) -> list[RecipeOption]:
@@ -296,6 +288,5 @@ class Chooser:
 
     def _is_permitted(self, technique: Technique) -> bool:
         situation, why = self._with([technique])
-        if situation is None:
-            self.rejected[technique.overrides] = why
+        self.rejected |= {} if situation else {technique.overrides: why}
         return situation is not None
