@@ -146,8 +146,7 @@ def enumerate_candidates(
     `composed`: the baseline before planning. `expected_s`: seconds per optimizer step by the time
     model. `progress` receives the number of sets considered and the total.
     """
-    every = [value for axis in axes for value in axis]
-    sections = {value: _sections(composed, value, config_dir) for value in every}
+    sections = {value: _sections(composed, value, config_dir) for axis in axes for value in axis}
     target = baseline.batch.samples_per_step
     before = findings(baseline.config, baseline.device, baseline.ranks.num_nodes)
     found: list[Candidate] = []
@@ -156,9 +155,7 @@ def enumerate_candidates(
     sets = combine(axes)
     for number, values in enumerate(sets):
         progress(number, len(sets))
-        changed: dict[str, Any] = {}
-        for value in values:
-            changed |= sections[value]
+        changed = {group: part for value in values for group, part in sections[value].items()}
         config = _with_target(replace(baseline.config, **changed), baseline, target)
         if config is None:
             continue
@@ -173,10 +170,8 @@ def enumerate_candidates(
         # The baseline is always a candidate, also if it is not among the first sizes.
         for larger, each in enumerate(fitting):
             is_first = is_typed and each.point.micro_batch == baseline.batch.per_device
-            if is_first:
-                first = len(found)
-            if is_first or larger < MAX_SIZES:
-                found.append(each)
+            first = len(found) if is_first else first
+            found += [each] if is_first or larger < MAX_SIZES else []
     progress(len(sets), len(sets))
     return Candidates(found, first, len(sets), refused, too_large)
 
@@ -239,7 +234,6 @@ def _cut(
     except ConfigError:  # it conflicts with the user's own DeepSpeed configuration
         return []
     names = tuple(value.name for value in values)
-    # Values that compute the same with fewer operations.
     beside = tuple(
         (*names[:axis], other, *names[axis + 1 :])
         for axis, value in enumerate(values)

@@ -31,9 +31,6 @@ from eke.tuning.search.search_space import (
 _MIN_EXPECTED_IMPROVEMENT = 0.003
 """Expected improvement below which the search stops: a third of a percent."""
 
-_CONFIRMING = 1
-"""Trials reserved for confirming the best configuration."""
-
 _CLOSE = 0.03
 """A second configuration whose score is within this of the best is also confirmed."""
 
@@ -75,13 +72,10 @@ class Search:
         et al. 2010, "kriging believer").
         """
         chosen: list[int] = []
-        room = self.left - (_CONFIRMING if self.budget > _CONFIRMING + 1 else 0)
+        room = self.left - (self.budget > 2)  # one trial is reserved for confirming the best
         if self.first is not None and not self.trials and room > 0:
             chosen.append(self.first)
-        while len(chosen) < min(count, room):
-            found = self._most_promising(chosen)
-            if found is None:
-                break
+        while len(chosen) < min(count, room) and (found := self._most_promising(chosen)):
             chosen.append(found[0])
         return chosen
 
@@ -95,8 +89,10 @@ class Search:
         again = ranked[: 2 if rivals else 1]
         if self.first in ranked and self.first not in again:
             again.append(self.first)
+        # Trials that disagree, of which the fastest is close to the best.
         reach = scores[0] + _CLOSE * self.objective.weight
-        again += [n for n in ranked if n not in again and self._is_unclear(n, reach)]
+        unclear = [n for n in ranked if n not in again and self._disagree(n)]
+        again += [n for n in unclear if self._score(n, min(self._logarithms(n))) < reach]
         return [n for n in again if len(self._logarithms(n)) == 1 or self._disagree(n)][: self.left]
 
     def ranking(self) -> list[int]:
@@ -107,9 +103,8 @@ class Search:
     def by_expectation(self) -> list[int]:
         """Return the points that may fit, by expected score given the trials, the best first."""
         mean, _ = self._times(())
-        able = np.flatnonzero(
-            probability_informative(self.points, self.trials, self.objective)
-        ).tolist()
+        chances = probability_informative(self.points, self.trials, self.objective)
+        able = np.flatnonzero(chances).tolist()
         return sorted(able, key=lambda number: self._score(number, float(mean[number])))
 
     def expected_s(self) -> list[float]:
@@ -182,17 +177,9 @@ class Search:
         logarithms = self._logarithms(number)
         return len(logarithms) < MOST and deviation(logarithms) > MAX_REPEAT_STD
 
-    def _is_unclear(self, number: int, reach: float) -> bool:
-        """Return whether a point's trials disagree and the fastest of them is within `reach`."""
-        quickest = self._score(number, min(self._logarithms(number)))
-        return self._disagree(number) and quickest < reach
-
 
 WARMUP_STEPS, MEASURED_STEPS = 5, 15
 """Steps of a trial. DeepSpeed's autotuner profiles 3 to 5. The error of 15 is recorded."""
-
-_HIGHER = 0.01
-"""Largest share by which a candidate's loss may exceed the baseline's after the same samples."""
 
 SHORT = (
     f"train.steps={WARMUP_STEPS + MEASURED_STEPS}",
@@ -204,12 +191,6 @@ SHORT = (
     "schedule.warmup_steps=0",
 )
 """Overrides that make a run a trial, without an effect on the cost of a step."""
-
-_NOT_OF_A_RUN = ("rerun", "repeat", "plan_only", "ignore_forecast")
-"""Keys that are not part of a configuration."""
-
-_PER_NORMAL = 2 * 1.2816
-"""Standard deviations between the 10th and the 90th percentile of a normal distribution."""
 
 OF_MEDIAN = math.sqrt(math.pi / 2)
 """Standard error of a median relative to a mean's (normal distribution, many values)."""
@@ -247,12 +228,10 @@ def trial_overrides(typed: Sequence[str], candidate: Sequence[str], repeat: int)
 
 def drop_overrides(typed: Sequence[str], changed: Sequence[str]) -> list[str]:
     """Return the user's overrides without replaced ones and those outside a configuration."""
-    gone = {*map(_key, changed), *_NOT_OF_A_RUN}
-    return [text for text in typed if _key(text) not in gone and text != "batch=auto"]
-
-
-def _key(text: str) -> str:
-    return text.lstrip("+").partition("=")[0]
+    keys = (text.lstrip("+").partition("=")[0] for text in changed)
+    gone = {*keys, "rerun", "repeat", "plan_only", "ignore_forecast"}
+    kept = [text for text in typed if text.lstrip("+").partition("=")[0] not in gone]
+    return [text for text in kept if text != "batch=auto"]
 
 
 def measured(
@@ -269,20 +248,20 @@ def measured(
     The cost of compiling is spread over `total_steps` of the run to be tuned. The peak on a GPU
     is the allocator's plus the driver's context, as in a forecast.
     """
-    memory = record.memory.measured
-    peak = None
+    memory, peak = record.memory.measured, None
     if memory is not None:
         peak = memory.peak_reserved_bytes if on_gpu else memory.peak_allocated_bytes
         peak = None if peak is None else peak + context_bytes
     spread, compile_s = record.timing.steady_step_s, record.timing.compile_s or 0.0
     trial = Trial(None, peak_bytes=peak, ran_out=record.outcome == Outcome.oom.name)
     if record.outcome == Outcome.ok.name and spread is not None:
-        # Percentiles are robust against single slow steps, which the deviation is not.
-        relative = (spread.p90 - spread.p10) / _PER_NORMAL / spread.median
+        # Percentiles are robust against single slow steps, which the deviation is not. Between
+        # these two, a normal distribution has 2 * 1.2816 standard deviations.
+        relative = (spread.p90 - spread.p10) / (2 * 1.2816) / spread.median
         error = OF_MEDIAN * relative / math.sqrt(spread.n)
         share = compile_s / total_steps
         trial = Trial(spread.median + share, error, share, peak)
-    loss = record.loss.eval_final
+    loss = record.loss
     return Measured(
         number,
         repeat,
@@ -291,7 +270,7 @@ def measured(
         record.failure.message if record.failure else "",
         spread.median if spread else None,
         compile_s,
-        record.loss.train_final if loss is None else loss,
+        loss.train_final if loss.eval_final is None else loss.eval_final,
         record.timing.data_frac,
         bool(record.shared_device),
         folder,
@@ -300,4 +279,4 @@ def measured(
 
 def is_higher(loss: float | None, typed: float | None) -> bool:
     """Return whether a loss exceeds the baseline's by more than rounding."""
-    return loss is not None and typed is not None and loss > typed * (1 + _HIGHER)
+    return loss is not None and typed is not None and loss > 1.01 * typed

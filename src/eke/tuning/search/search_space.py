@@ -198,13 +198,8 @@ def expected_improvement(mean: Array, deviation: Array, best: float) -> Array:
     """Return how far each point is expected to be below the best (Mockus 1975), at least 0."""
     z = (best - mean) / deviation
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-    below = ndtr(z)
-    improvement: Array = (best - mean) * below + deviation * density
+    improvement: Array = (best - mean) * ndtr(z) + deviation * density
     return improvement
-
-
-_RISK = 0.5
-"""Weight of the improvement of a tight configuration, which may run out of memory."""
 
 
 def probability_informative(
@@ -225,13 +220,12 @@ def probability_informative(
             (values, point.micro_batch, point.devices) in standing
             for values in point.needless_beside
         )
-        if needless or point.room is Verdict.does_not_fit:
-            return 0.0
-        if point.room is Verdict.tight and ran_out:
-            return 0.0
+        # A tight configuration may run out of memory.
+        tight = 0.0 if ran_out else 0.5
+        weight = {Verdict.fits: 1.0, Verdict.tight: tight}.get(point.room, 0.0)
         mine = set(enumerate(point.values))
-        innocent = math.prod(1 - len(each & mine) / len(each) for each in suspects)
-        return innocent if point.room is Verdict.fits else _RISK * innocent
+        innocent = (1 - len(each & mine) / len(each) for each in suspects)
+        return 0.0 if needless else weight * math.prod(innocent)
 
     return np.array([chance(point) for point in points])
 
