@@ -24,16 +24,6 @@ _BETTER = {
     Objective.cost: "as many samples per device-second as the baseline",
 }
 
-_WAITING = 0.05
-"""Share of a step spent waiting for data from which a hint is shown."""
-_AGAIN = "To repeat it on an idle machine: paths.runs=ANOTHER_FOLDER"
-
-_SHOWN = 8
-"""Number of trials shown in advance, by default all."""
-
-_NAMED = 3
-"""Number of configurations shown by name."""
-
 
 def short_name(candidate: Candidate, baseline: Plan) -> str:
     """Return the difference of a candidate from the baseline, without the rest of the batch."""
@@ -127,31 +117,22 @@ def _price(fit: Fit, gain: Gain) -> str:
     if gain.of is Objective.memory:
         return f", a step takes {fit.best.step_s / fit.typed.step_s:.2f} times as long"
     more = (fit.best.peak_bytes or 1) / (fit.typed.peak_bytes or 1) - 1
-    return (
-        f", its peak is {more:.1%} higher"
-        if more >= MEMORY_TIE_FRACTION
-        else ", the peak is the same"
-    )
+    is_same = more < MEMORY_TIE_FRACTION
+    return ", the peak is the same" if is_same else f", its peak is {more:.1%} higher"
 
 
 def _results_table(fit: Fit, baseline: Plan, columns: int) -> list[str]:
     """Return a line for each measured configuration, the best first."""
-    rows = [
-        (
-            format_seconds(standing.step_s),
-            f"{standing.samples_per_s:.4g}",
-            format_bytes(standing.peak_bytes) if standing.peak_bytes else "",
-            str(len(standing.tried)),
-            short_name(standing.candidate, baseline),
-        )
-        for standing in fit.standings
+    every = fit.standings
+    peaks = [format_bytes(each.peak_bytes) if each.peak_bytes else "" for each in every]
+    shown = [
+        Column("step", [format_seconds(each.step_s) for each in every], True, 0),
+        Column("samples/s", [f"{each.samples_per_s:.4g}" for each in every], True, 2),
+        Column("peak", peaks, True, 3),
+        Column("trials", [str(len(each.tried)) for each in every], True, 4),
+        Column("configuration", [short_name(each.candidate, baseline) for each in every]),
     ]
-    titles = (("step", 0), ("samples/s", 2), ("peak", 3), ("trials", 4))
-    numbers = [
-        Column(title, [row[n] for row in rows], right=True, rank=rank)
-        for n, (title, rank) in enumerate(titles)
-    ]
-    return render_table([*numbers, Column("configuration", [row[4] for row in rows])], columns)
+    return render_table(shown, columns)
 
 
 def notes(fit: Fit, baseline: Plan) -> list[str]:
@@ -161,22 +142,21 @@ def notes(fit: Fit, baseline: Plan) -> list[str]:
     if any(trial.compile_s >= 1 and trial.trial.compiling_s for trial in fit.trials):
         found.append(f"steps include their share of compiling, once for {total}")
     if rivals := fit.rivals:
-        names = ", ".join(short_name(each.candidate, baseline) for each in rivals[:_NAMED])
-        more = (
-            f" and {format_number(len(rivals) - _NAMED, 'other')}" if len(rivals) > _NAMED else ""
-        )
+        names = ", ".join(short_name(each.candidate, baseline) for each in rivals[:3])
+        more = f" and {format_number(len(rivals) - 3, 'other')}" if len(rivals) > 3 else ""
         found.append(f"not significantly better than {names}{more}")
     if fit.best is not None and fit.best is not fit.typed and len(fit.best.tried) == 1:
         found.append("the best was tried once: --budget-trials leaves no trial to confirm it")
     if doubt := _doubt(fit):
-        found.append(f"{doubt}: was the machine busy? {_AGAIN}")
+        again = "To repeat it on an idle machine: paths.runs=ANOTHER_FOLDER"
+        found.append(f"{doubt}: was the machine busy? {again}")
     failed = [trial for trial in fit.trials if trial.trial.step_s is None]
     for trial in failed:
         name = short_name(fit.candidates.found[trial.number], baseline)
         found.append(f"{trial.outcome}: {name}: {trial.reason}")
     if fit.best is not None:
         waits = max((each.data_frac or 0 for each in fit.best.tried), default=0)
-        if waits > _WAITING:
+        if waits > 0.05:
             found.append(f"{waits:.0%} of a step is waiting for data: dataloader=workers may help")
         found += _about_loss(fit)
     if fit.further_gain:
@@ -219,7 +199,7 @@ def likely(candidates: Candidates, search: Search, baseline: Plan) -> str:
         peak = format_bytes(candidate.forecast.peak.expected)
         alike.setdefault((seconds, peak), []).append(short_name(candidate, baseline))
     lines = ["best configurations by estimate, from which trials are chosen:", ""]
-    for (seconds, peak), names in list(alike.items())[:_SHOWN]:
+    for (seconds, peak), names in list(alike.items())[:8]:  # by default, a search has 8 trials
         others = format_number(len(names) - 1, "other")
         alike_too = f" (or {others} with this estimate)" if len(names) > 1 else ""
         lines += wrap(f"{min(names, key=len)}{alike_too}", width(), f"  {seconds:>8}  {peak:>10}  ")

@@ -28,9 +28,6 @@ from eke.tuning.search.search_space import NOISE, Objective, deviation_between
 MEMORY_TIE_FRACTION = 0.005
 """Share of the peak below which memory differences are ignored."""
 
-_Z_95 = 1.96
-"""Standard errors on each side of a 95 % interval."""
-
 
 @dataclass(frozen=True)
 class _CandidateResult:
@@ -158,7 +155,7 @@ class Fit:
         of = Objective.cost if self.objective is Objective.cost else Objective.speed
         if after is before:
             return Gain(1.0, 1.0, 1.0, of)
-        error = _Z_95 * math.hypot(before.error, after.error)
+        error = 1.96 * math.hypot(before.error, after.error)  # of a 95 % interval
         return Gain(factor, factor * math.exp(-error), factor * math.exp(error), of)
 
 
