@@ -330,8 +330,9 @@ def _on(
     has_speeds = part.focus is not Affects.learning and len(good) > 1
     front = techniques.pareto(good, speed, noise[speed.key]) if has_speeds else []
     corrected = correct_all([_differences(v, baseline, noise) for v in here], gathered.level)
-    for v, ratios in zip(here, corrected, strict=True):
-        ratios |= _kept(v, baseline, ratios, speed.key, gathered) | _of_bytes(v, baseline, ratios)
+    if baseline is not None:
+        for v, ratios in zip(here, corrected, strict=True):
+            _settle(ratios, baseline, v, speed.key, gathered)
     notes = [] if has_speeds else _unequal(corrected)
     losses = {}
     if baseline is not None:
@@ -398,36 +399,24 @@ def _with_effects(
     )
 
 
-def _of_bytes(
-    variant: Variant, base: Variant | None, ratios: Mapping[str, Ratio]
-) -> dict[str, Ratio]:
-    """Return the ratio of peak memory, which needs no test if bytes never vary."""
-    found, sides = ratios.get(PEAK.key), [v.sample(PEAK.key) for v in (base, variant) if v]
-    if found is None or found.decision is not Significance.single:
-        return {}
-    if any(max(each.values()) > min(each.values()) * (1 + SAME_BYTES) for each in sides):
-        return {}
-    decision = Significance.higher if found.value > 1 else Significance.lower
-    decision = Significance.same if abs(found.value - 1) <= SAME else decision
-    return {PEAK.key: replace(found, decision=decision)}
-
-
-def _kept(
-    variant: Variant,
-    base: Variant | None,
-    ratios: Mapping[str, Ratio],
-    speed: str,
-    all_: LoadedRecords,
-) -> dict[str, Ratio]:
-    """Return the ratio that `sweep.repeats=auto` resolved earlier and all repeats do not."""
-    keys = [key_of(each.first.overrides) for each in (variant, base) if each and each.first]
-    found = all_.decided.get((keys[0], keys[-1])) if keys else None
-    is_open = speed in ratios and ratios[speed].decision is Significance.unresolved
-    if not found or not is_open or found.state.name not in ("higher", "lower"):
-        return {}
-    ends, decision = (found.low, found.high), Significance[found.state.name]
-    value, level = found.value or ratios[speed].value, found.level or all_.level
-    return {speed: Ratio(value, *ends, found.repeats, decision, level, level)}
+def _settle(
+    ratios: dict[str, Ratio], base: Variant, variant: Variant, speed: str, gathered: LoadedRecords
+) -> None:
+    """Keep a speed that `sweep.repeats=auto` resolved earlier, and bytes that never vary."""
+    keys = [key_of(each.first.overrides) for each in (variant, base) if each.first]
+    found, ratio = gathered.decided.get((keys[0], keys[-1])) if keys else None, ratios.get(speed)
+    is_open = ratio and ratio.decision is Significance.unresolved
+    if found and ratio and is_open and found.state.name in ("higher", "lower"):
+        ends, decision = (found.low, found.high), Significance[found.state.name]
+        value, level = found.value or ratio.value, found.level or gathered.level
+        ratios[speed] = Ratio(value, *ends, found.repeats, decision, level, level)
+    peak, sides = ratios.get(PEAK.key), [v.sample(PEAK.key).values() for v in (base, variant)]
+    if peak is None or peak.decision is not Significance.single:
+        return
+    if all(max(each) <= min(each) * (1 + SAME_BYTES) for each in sides):
+        decision = Significance.higher if peak.value > 1 else Significance.lower
+        decision = Significance.same if abs(peak.value - 1) <= SAME else decision
+        ratios[PEAK.key] = replace(peak, decision=decision)
 
 
 def _unequal(ratios: Sequence[Mapping[str, Ratio]]) -> list[str]:
