@@ -1,19 +1,12 @@
 """Differences between configurations, with intervals and decisions.
 
-Rates, bytes and losses are compared by logarithms, metrics in their own unit. Runs with the same
-repeat and seed are paired (Student's t), since a sweep measures them close to each other and drift
-of the machine cancels. With fewer than three pairs, Welch's t is used. Comparisons with one
-baseline are tested by Holm's method (https://en.wikipedia.org/wiki/Holm%E2%80%93Bonferroni_method).
-Each interval has the level at which Holm tested it, so that it never contradicts the decision and
-all intervals of a table hold together (Strassburger & Bretz 2008, Guilbaud 2008).
-
-Three repeats of one configuration do not find a difference of 10 % among twelve. From four
-configurations of a machine on, their noise is estimated together. The part shared by all
-configurations of a repeat is removed. Each variance then has a prior (Smyth 2004,
-https://doi.org/10.2202/1544-6115.1027): around a common one, or, for one configuration on average,
-anywhere above it, so that a noisy configuration does not widen the others (Phipson et al. 2016,
-https://doi.org/10.1214/16-AOAS920). The width of the prior is averaged over, by its chance given
-all repeats. benchmarks/report_power.py measures the errors and the power.
+The method is described in notes/report_statistics.md. Its sources: Holm's method
+(https://en.wikipedia.org/wiki/Holm%E2%80%93Bonferroni_method), intervals of its levels
+(Strassburger & Bretz 2008, Guilbaud 2008), and the prior of each variance (Smyth 2004,
+https://doi.org/10.2202/1544-6115.1027), since three repeats of one configuration do not find a
+difference of 10 % among twelve. It is around a common variance, or, for one configuration on
+average, anywhere above it, so that a noisy configuration does not widen the others (Phipson et al.
+2016, https://doi.org/10.1214/16-AOAS920). benchmarks/report_power.py measures errors and power.
 """
 
 import math
