@@ -1,14 +1,7 @@
-"""Adaptive recipes and their questions.
+"""Adaptive recipes and their questions. The goal of each recipe: docs/reference/recipes.md.
 
-fastest shortens a step with AdamW's mathematics: products in bfloat16 by autocast (float16 with
-loss scaling on a GPU without bfloat16), the rest in float32.
-
-large_model_one_gpu computes products in 16 bits and takes the mildest combination whose forecast
-fits. A model that fits is trained as by recipe=fastest without its kernels.
-
-low_memory minimizes memory by techniques without a large slowdown: products in 16 bits, float32
-trained weights, and another optimizer than AdamW if it saves 5 % (Adafactor, else 8-bit moments).
-Clipping, the location of the state and, if it fits, the micro-batch do not change.
+fastest keeps AdamW's mathematics. large_model_one_gpu trains a model that fits as fastest does,
+without its kernels. low_memory changes neither clipping nor the location of the state.
 """
 
 from dataclasses import replace
