@@ -84,15 +84,11 @@ class _Fitting:
     search: Search
     baseline: Plan
     paths: SweepPaths
+    launcher: Launcher
     option: str
     """Name of the option with the best configuration."""
     cells: list[SweepRun] = field(default_factory=list)
     trials: list[Measured] = field(default_factory=list)
-
-    @property
-    def launcher(self) -> Launcher:
-        """Launcher of the trials."""
-        return find_launcher(launcher_of(self.request.arguments.overrides))
 
     def run(self) -> Fit:
         """Try candidates until no better result is expected, then repeat the best."""
@@ -188,15 +184,12 @@ class _Fitting:
 def keep_result(fitting: _Fitting, fit: Fit) -> None:
     """Write the results, and print their paths."""
     file, own = fitting.paths.folder / "fit.md", fitting.request.arguments.config_dir
-    text, when = (
-        describe_fit(fit, fitting.baseline),
-        datetime.now(UTC).isoformat(timespec="seconds"),
-    )
+    text, when = describe_fit(fit, fitting.baseline), datetime.now(UTC)
     command = shlex.join(["eke", "fit", *fitting.request.command])
     space = describe_candidates(fit.candidates, fitting.baseline, fitting.request.numerics)
     space += f"\n  tried: {len(fit.standings)}, by {format_number(len(fit.trials), 'trial')}"
     space += f" of at most {fitting.request.budget}"
-    heading = f"# {command}\n\n{fitting.baseline.device.name}, {when}"
+    heading = f"# {command}\n\n{fitting.baseline.device.name}, {when.isoformat(timespec='seconds')}"
     write_atomic(file, f"{heading}\n\n```\n{space}\n\n{text}\n```\n")
     values = _values(command, fitting, fit)
     write_json(file.with_suffix(".json"), values)
@@ -301,7 +294,7 @@ def prepare(request: TuneRequest) -> _Fitting:
     words = ("fit", request.objective.value, request.numerics.value, *which)
     identity = sweep_id([words], [composed.config] if composed.config_dir else [])
     paths = sweep_paths(composed.config.paths.runs, identity)
-    return _Fitting(request, composed.overrides, found, search, baseline, paths, option)
+    return _Fitting(request, composed.overrides, found, search, baseline, paths, launcher, option)
 
 
 def _check_choice(found: Candidates, composed: Composed) -> None:
