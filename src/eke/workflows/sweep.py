@@ -5,7 +5,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -141,13 +141,15 @@ def _bytes_at_risk(plan: Plan) -> int | None:
 
 def _find_places(
     jobs: Sequence[Job], launcher: Launcher
-) -> Iterator[tuple[Job, RunFolder | EkeError]]:
-    """Yield the place of each run, or the error of its unreadable record."""
+) -> tuple[list[tuple[Job, RunFolder]], list[tuple[Job, EkeError]]]:
+    """Return the place of each run, and the errors of unreadable records."""
+    places, errors = list[tuple[Job, RunFolder]](), list[tuple[Job, EkeError]]()
     for job in jobs:
         try:
-            yield job, launcher.place_of(job.plan)
+            places.append((job, launcher.place_of(job.plan)))
         except EkeError as error:
-            yield job, error
+            errors.append((job, error))
+    return places, errors
 
 
 def _plain_plan(
@@ -155,13 +157,11 @@ def _plain_plan(
 ) -> list[dict[str, Any]]:
     """Return each cell with its forecasts, record and numbers of repeats, as JSON values."""
     forecasts = _forecasts(jobs)
-    known: dict[int, dict[str, Any]] = {}
-    for job, place in _find_places(jobs, launcher):
-        if isinstance(place, EkeError):
-            answer: dict[str, Any] = {"unreadable": str(place)}
-        else:
-            answer = {"answered_by": str(place.paths.folder)} if place.record else {}
-            answer |= {"done_again": list(place.outdated)} if place.outdated else {}
+    places, errors = _find_places(jobs, launcher)
+    known = {n: {"unreadable": str(error)} for job, error in errors for n in job.cells}
+    for job, place in places:
+        answer: dict[str, Any] = {"answered_by": str(place.paths.folder)} if place.record else {}
+        answer |= {"done_again": list(place.outdated)} if place.outdated else {}
         known |= dict.fromkeys(job.cells, answer)
     repeats = {"repeats": numbers} if (numbers := planned_repeats(settings)) else {}
     plain = []
@@ -213,13 +213,8 @@ def _show_plan(
 
 def _show_finished(jobs: Sequence[Job], launcher: Launcher) -> None:
     """Print the number of finished runs, and reasons to repeat some of them."""
-    places: list[RunFolder] = []
-    told: list[str] = []
-    for job, place in _find_places(jobs, launcher):
-        if isinstance(place, EkeError):
-            told.append(f"{job.label}: {place}")
-        else:
-            places.append(place)
+    found, errors = _find_places(jobs, launcher)
+    places, told = [place for _, place in found], [f"{job.label}: {each}" for job, each in errors]
     if answered := sum(place.record is not None for place in places):
         told.append(f"answered from its record: {format_number(answered, 'finished run')}")
     if told := told + rerun_reasons(places):
@@ -300,7 +295,6 @@ def _is_interrupted(started: StartedSweep, launcher: Launcher, detach: bool) -> 
 
 
 def _results(file: SweepFile, jobs: Sequence[Job]) -> list[SweepCellResult]:
-    """Return the cells, each with the record of its run."""
     records = {number: job.record for job in jobs for number in job.cells}
     return [
         SweepCellResult(cell.overrides, cell.row, cell.outcome, records.get(number))
