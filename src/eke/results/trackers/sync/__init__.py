@@ -21,19 +21,7 @@ from eke.plan.record import no_runs
 from eke.plan.record.find_folder import find_folder
 from eke.results.trackers.accelerate import TrackioRun
 from eke.results.trackers.sync import account
-from eke.results.trackers.sync.account import (
-    Account,
-    Content,
-    NoAnswer,
-    Receipt,
-    Refusal,
-    ServerState,
-    add_receipt,
-    content_digest,
-    lock_for_sync,
-    read_content,
-    read_receipts,
-)
+from eke.results.trackers.sync.account import Account, Content, NoAnswer, Receipt, Refusal
 from eke.results.trackers.wandb import WandbRun
 
 
@@ -187,7 +175,7 @@ def _report(
     if is_locked(found.paths.lock):
         return report(SyncOutcome.running, note="not sent. Repeat the command after its end")
     try:
-        content = read_content(found.paths, options.project, options.entity)
+        content = account.read_content(found.paths, options.project, options.entity)
         tracker = content.run.settings.option
         if tracker != "wandb" and not found.is_named:
             note = f"tracker={tracker}; name the folder itself to send it"
@@ -196,7 +184,7 @@ def _report(
             return report(SyncOutcome.failed, note=f"the same run as {other}")
         if user is None:
             return report(SyncOutcome.would, len(content.steps), _target(content, ""))
-        with lock_for_sync(found.paths) as is_sole:
+        with account.lock_for_sync(found.paths) as is_sole:
             if not is_sole:
                 return report(SyncOutcome.busy, note="another eke sync is sending it")
             return _send(found.paths, content, user, options, scratch)
@@ -223,7 +211,7 @@ def _send(
     report = partial(Report, paths.folder, num_rows=len(content.steps))
     failed = partial(report, SyncOutcome.failed)
     if not options.again:
-        for known in read_receipts(paths):
+        for known in account.read_receipts(paths):
             if known.place == receipt.place and known.digest == content.digest:
                 return report(SyncOutcome.there, url=known.url, note=content.note)
         with suppress(Refusal):  # an account may have write permission only
@@ -242,7 +230,7 @@ def _send(
         receipt = replace(receipt, url=seen.url)
     except (NoAnswer, Refusal) as error:
         note = f"acknowledged, but could not be read back: {error}"
-    if content_digest(paths) != content.digest:
+    if account.content_digest(paths) != content.digest:
         note = "the run continued during the upload. Repeat the command to send the rest"
         return failed(url=receipt.url, note=note)
     note = _keep_receipt(paths, receipt, content.note, note)
@@ -274,7 +262,7 @@ def upload(content: Content, options: Options, scratch: Path) -> str:
     return ""
 
 
-def difference(content: Content, seen: ServerState) -> str:
+def difference(content: Content, seen: account.ServerState) -> str:
     """Return the first difference between run and server, "" if the server has the entire run."""
     steps = content.steps
     if seen.num_rows != len(steps):
@@ -297,7 +285,7 @@ def difference(content: Content, seen: ServerState) -> str:
 def _keep_receipt(paths: RunPaths, receipt: Receipt, *notes: str) -> str:
     """Write the receipt, and return the notes with a possible error."""
     try:
-        add_receipt(paths, receipt)
+        account.add_receipt(paths, receipt)
     except OSError as error:
         notes = (*notes, f"no receipt kept ({error.strerror})")
     return "; ".join(filter(None, notes))
