@@ -48,7 +48,7 @@ from eke.launch.processes.status import UNREADABLE, find_statuses, is_active, op
 from eke.launch.processes.sweep import RETRYABLE
 from eke.plan.record import EXIT_FAILED, EXIT_OK, no_runs, read_attempts, read_record
 from eke.plan.record.find_folder import find_folder
-from eke.results.report import label_cells, shared_overrides
+from eke.results.report.summary import label_cells, shared_overrides
 from eke.results.report.sweep_result import Failed, failure_lines
 
 

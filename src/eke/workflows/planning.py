@@ -54,7 +54,7 @@ from eke.plan.planner import (
     samples_to_keep,
 )
 from eke.plan.planner.samples import plan_data
-from eke.results.report import PlanningLine
+from eke.results.report.summary import PlanningLine
 from eke.rules import BY_SIZE, NOT_BY_SIZE, RuleInputs, check
 from eke.tuning.check_memory_fit import first_memory_advice, reject_unfit_plan
 from eke.tuning.memory_advice import Advice, advise, render_advice

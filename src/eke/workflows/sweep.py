@@ -43,7 +43,7 @@ from eke.launch.processes.sweep import (
 from eke.launch.processes.sweep_scheduler import Rerun, SweepState, rerun_reasons, smallest_first
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
-from eke.results.report import PlanningLine, describe_factors, label_cells, shared_overrides
+from eke.results.report.summary import PlanningLine, describe_factors, label_cells, shared_overrides
 from eke.results.report.sweep_result import (
     Failed,
     SweepCellResult,

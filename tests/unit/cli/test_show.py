@@ -8,7 +8,7 @@ from unit.plan.record.samples import full_record
 from eke.cli import main
 from eke.common.screen import plain, take_flags
 from eke.plan.record import write_record
-from eke.results.report import render_summary
+from eke.results.report.summary import render_summary
 
 
 def shown(capsys, *words: str) -> str:

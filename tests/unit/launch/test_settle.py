@@ -26,7 +26,7 @@ from eke.plan.record import (
     write_end,
     write_record,
 )
-from eke.results.report import render_summary
+from eke.results.report.summary import render_summary
 
 
 def test_written_outcome_overrides_the_exit_code(paths, plan) -> None:

@@ -14,7 +14,7 @@ from eke.plan.record import (
     Throughput,
     Timing,
 )
-from eke.results.report import render_summary
+from eke.results.report.summary import render_summary
 
 FOLDER = "runs/0123456789abcdef"
 
