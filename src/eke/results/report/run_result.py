@@ -35,7 +35,10 @@ def result_lines(record: Record, folder: Path, recorded: bool = False, note: str
     else:
         rows = [*_result_rows(record, outcome), *_kept_rows(folder, outcome)]
         lines += fields(rows, width(), 2)
-        lines += _warning_lines(record)
+        warnings, most = [*([SHARED] if record.shared_device else []), *record.warnings], 3
+        left = len(warnings) - most
+        texts = warnings[:most] + ([f"and {left} more: -v"] if left > 0 else [])
+        lines += fields([(paint("warning", "yellow"), text) for text in texts], width(), 2)
     lines += wrap(note.strip(), width()) if note else []
     for command in _next_commands(record, outcome, folder):
         is_short = len(command) + 6 <= width()
@@ -136,13 +139,6 @@ def _kept_rows(folder: Path, outcome: Outcome) -> Iterator[_Row]:
         return
     kept = "checkpoint and " if model or any(paths.checkpoints.glob("step-*")) else ""
     yield "kept", f"{short_path(folder)}  ({kept}{paths.log.name})"
-
-
-def _warning_lines(record: Record) -> list[str]:
-    warnings, most = [*([SHARED] if record.shared_device else []), *record.warnings], 3
-    left = len(warnings) - most
-    texts = warnings[:most] + ([f"and {left} more: -v"] if left > 0 else [])
-    return fields([(paint("warning", "yellow"), text) for text in texts], width(), 2)
 
 
 def _next_commands(record: Record, outcome: Outcome, folder: Path) -> Iterator[str]:

@@ -46,6 +46,9 @@ MAX_FACTORS = 6
 MAX_TABLE_ROWS = 100
 """Maximum rows of the table, as W&B renders the entire report in the browser."""
 
+_MAX_TITLE_CHARS = 128
+"""Maximum length of a title in wandb-workspaces 0.4."""
+
 
 @dataclass(frozen=True)
 class WandbProject:
@@ -195,8 +198,7 @@ def specification(comparison: Comparison, place: WandbProject, is_online: bool =
         # None would cause a request to the server.
         entity=place.entity,
         project=place.project,
-        # 128 characters: wandb-workspaces 0.4 has no longer titles.
-        title=cut(printable_line(f"eke: {', '.join(titles) or 'runs'}"), 128),
+        title=cut(printable_line(f"eke: {', '.join(titles) or 'runs'}"), _MAX_TITLE_CHARS),
         description="made by eke report",
         blocks=blocks,
         width="fluid",

@@ -109,13 +109,11 @@ class MachineComparison:
     ladder: tuple[tuple[ComparisonRow, str], ...] = ()
     """Rows that each add settings to the previous one, and these settings."""
     published: tuple[PublishedMatch, ...] = ()
-    """Published tables of the same rows."""
     noise: Mapping[str, Compared] = field(default_factory=dict)
     """Measure of COMPARED -> comparisons of variants."""
     equal_time_s: float | None = None
     """Training time at which losses are compared: the time of the shortest run with a curve."""
     notes: tuple[str, ...] = ()
-    """Notes on noise."""
     level: float = ALPHA
     """Chance of a false claim among the comparisons with the baseline."""
 
@@ -164,8 +162,11 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
     variants, machines, keys, notes, divided = _divided(gathered.entries, baseline)
     metrics = [n for n in LOSS_NAMES if any(v.sample(key) for v in variants for key in keys_by(n))]
     metrics += _metrics(variants)
-    if by and by not in (*keys, *metrics):
-        raise _unknown_factor(by, keys, metrics)
+    if by and by not in (known := [*keys, *metrics]):
+        why = f"neither differs nor was measured; differing: {', '.join(keys) or 'nothing'}"
+        why += f"; measured: {', '.join(metrics)}" if metrics else ""
+        fix = Fix(remark=f"--by {suggest_match(by, known) or known[0]}" if known else "omit --by")
+        raise ConfigError(Problem("--by", by, why, fix, "unknown_factor"))
     shown, metric = (by, "") if by in keys else ("", by)
     parts = [_on(each, shown, gathered, metric) for each in divided]
     recorded = [v.settings for v in variants if v.machine]
@@ -453,14 +454,6 @@ def _phases(variant: Variant) -> dict[str, float]:
             totals[name] = totals.get(name, 0.0) + spread.median
     whole = sum(totals.values())
     return {name: seconds / whole for name, seconds in totals.items()} if whole else {}
-
-
-def _unknown_factor(by: str, keys: Sequence[str], metrics: Sequence[str]) -> ConfigError:
-    why = f"neither differs nor was measured; differing: {', '.join(keys) or 'nothing'}"
-    why += f"; measured: {', '.join(metrics)}" if metrics else ""
-    known = [*keys, *metrics]
-    fix = Fix(remark=f"--by {suggest_match(by, known) or known[0]}" if known else "omit --by")
-    return ConfigError(Problem("--by", by, why, fix, "unknown_factor"))
 
 
 def _notes(gathered: LoadedRecords, machines: Sequence[Machine]) -> list[str]:
