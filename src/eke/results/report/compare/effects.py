@@ -40,7 +40,6 @@ class PairTests:
     """Tests of pairs of one machine's variants, as in the report's table."""
 
     noise: Mapping[str, Compared]
-    """Measure -> comparisons."""
     base: Variant
     rows: Mapping[Variant, Mapping[str, Ratio]]
     """Tested ratios of variants to the baseline."""

@@ -46,7 +46,6 @@ class Entry:
     outcome: str
     """Member name of Outcome, NOT_RUN or UNREADABLE."""
     reason: str = ""
-    """Reason of the failure."""
     rows: tuple[str, ...] = ()
     """Names of the sweep definition's rows with this run, if any."""
     rule: str = ""

@@ -278,7 +278,6 @@ class _Scale:
         )
 
     def _parity(self, low: float, high: float) -> Parity:
-        """Return the decision of an interval."""
         if not is_better_lower(self.key):
             low, high = -high, -low
         if -self.margin <= low and high <= self.margin:

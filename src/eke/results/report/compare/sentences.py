@@ -64,7 +64,6 @@ _PLAIN = {
     Kind.none_well: "No run succeeded: there is nothing to compare",
     Kind.no_baseline: "There is no baseline to compare with; choose one with --baseline",
 }
-"""Sentences without a configuration."""
 
 
 class _Words:

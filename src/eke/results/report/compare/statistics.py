@@ -83,9 +83,8 @@ class Error:
     """Error of a mean difference: Student's t, averaged over the variances that it may have."""
 
     variances: _Array
-    """Possible variances of the mean difference, (..., number)."""
+    """Possible variances of the mean difference, (..., number), with their chances."""
     chances: _Array
-    """Their probabilities."""
     freedom: _Array | float
     """Degrees of freedom of each, or infinite for a normal distribution."""
     n: float
@@ -276,7 +275,6 @@ def _variance(values: Collection[float]) -> float:
 
 
 def _by_student(mean: float, n: int, variance: float, freedom: float) -> Difference:
-    """Return a difference whose mean has this variance."""
     found = variance if variance * n > _TINY else 0.0
     return Difference(mean, n, Error(np.array([found]), np.ones(1), freedom, n))
 

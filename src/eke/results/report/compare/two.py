@@ -392,7 +392,6 @@ def _matched(
 
 
 def _differing_facts(sides: Sequence[Side]) -> dict[str, tuple[str, str]]:
-    """Return the facts in which the runs of two sides differ."""
     facts = [[_facts(e.record) for e in side.entries if e.record] for side in sides]
     names = dict.fromkeys(name for side in facts for each in side for name in each)
     a, b = ({k: AND.join({f.get(k, "none"): 0 for f in side}) for k in names} for side in facts)

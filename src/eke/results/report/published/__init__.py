@@ -13,9 +13,7 @@ class Figures:
     """Published figures of one row, or None if the source lacks them."""
 
     samples_per_s: float | None = None
-    """Training samples per second."""
     steps_per_s: float | None = None
-    """Optimizer steps per second."""
     runtime_s: float | None = None
     """Seconds from the first step to the last."""
     peak_memory_mb: float | None = None
@@ -41,7 +39,6 @@ class PublishedTable:
     sweep: str
     """Named sweep with these rows."""
     baseline: str
-    """Row of the baseline."""
     notes: str
     """Method of measurement, and missing figures."""
     rows: Mapping[str, Figures]

@@ -58,7 +58,6 @@ def as_plain(comparison: Comparison) -> dict[str, Any]:
 
 
 def _claim(claim: Claim) -> dict[str, Any]:
-    """Return a claim with the numbers of `Claim.numbers`."""
     part = claim.part
     return {
         "kind": claim.kind.name,

@@ -231,7 +231,6 @@ _WORDS = {
 
 
 def _ratio_cell(ratio: Ratio, measure: Measure, value: str = "") -> Cell:
-    """Return the cell of a ratio with its word and interval."""
     if measure is PEAK and abs(ratio.value - 1) < 1e-9:  # rounding of the mean of equal bytes
         return Cell("equal", value=value)
     number, _, interval = times(ratio).partition(" (")
