@@ -135,7 +135,6 @@ class Advice:
     plan: Plan
     """Plan with the overrides."""
     forecast: Forecast
-    """Forecast of that plan."""
     slowdown: float | None
     """Step time relative to the current one. None if unknown."""
     reasons: tuple[str, ...]

@@ -143,7 +143,6 @@ def choose_batch(
 
 
 def _reasons(search: BatchSearch, chosen: BatchChoice, means: BatchSearchBudget) -> list[Decision]:
-    """Return the decision about the micro-batch with its reason."""
     plan, found = search.plans[chosen.number], search.forecast(chosen.number)
     has_larger = chosen.fits and chosen.number + 1 < len(search.plans)
     target, capacity = samples_to_keep(plan.config), search.capacity
@@ -232,9 +231,8 @@ def apply_fine_tuning_defaults(
     config: Config, composed: Composed, count: Callable[[Config], int]
 ) -> tuple[Config, tuple[Decision, ...], str]:
     """Apply defaults of fine-tuning. Return reasons and a warning. `count`: samples of an epoch."""
-    usual = fine_tuning_defaults(
-        config
-    )  # rates, decay and clipping of options are for random weights
+    # Rates, decay and clipping of options are for random weights.
+    usual = fine_tuning_defaults(config)
     if not usual:
         return config, (), ""
     decisions, warning = [], ""

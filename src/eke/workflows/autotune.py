@@ -24,7 +24,7 @@ from eke.launch.processes.sweep import Job, SweepFile, SweepRun, sweep_id, sweep
 from eke.launch.processes.sweep_scheduler import SweepState
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
-from eke.results.report import PlanningLine
+from eke.results.report.summary import PlanningLine
 from eke.rules.techniques import Numerics, group_of
 from eke.tuning.recipes import RECIPES
 from eke.tuning.search.candidates import (
@@ -71,7 +71,6 @@ class TuneRequest:
     name: str = ""
     """Name of the written option. Empty: `fit_`, the model, and unusual goals of the search."""
     as_json: bool = False
-    """True to print JSON instead of text."""
 
 
 @dataclass

@@ -299,7 +299,6 @@ def _classes(plan: Plan, known: list[str], trained: Plan) -> tuple[list[str], "T
 
 
 def _answers(job: Any, new_tokens: int) -> metrics.Row:
-    """Return the metrics of generated answers."""
     from eke.training.batches.dataset import load_plan_tokenizer
     from eke.training.loop.generation import generation_metrics
     from eke.training.model.save_model import set_eos_token_ids

@@ -64,7 +64,6 @@ def export(run: str, folder: str, merge: bool = False, push: str | None = None) 
 
 
 def _unmerged(record: Record, adapted: bool, merge: bool) -> list[str]:
-    """Return warnings about an export without merging."""
     base = record.config.get("model", {}).get("name_or_path")
     if merge:
         return ["--merge has no effect: the run has no adapters"]

@@ -126,7 +126,6 @@ class Candidates:
     first: int | None
     """Index of the baseline. None if it cannot run."""
     num_sets: int
-    """Sets of techniques considered."""
     refused: dict[str, int]
     """Number of rejected sets of techniques by rule."""
     too_large: int
