@@ -192,19 +192,18 @@ def launcher_that(started) -> SimpleNamespace:
     return SimpleNamespace(start=started, place_of=None, trials_at_once=3)
 
 
-def test_stop_request_ends_the_search(tmp_path, monkeypatch) -> None:
+def test_stop_request_ends_the_search(tmp_path) -> None:
     """Also where the trial at hand has come to its own end before it could save and stop."""
     fitting = prepare(wish(*FEW, f"paths.runs={tmp_path}"))
     job = SimpleNamespace(outcome=Outcome.ok, kind="cpu")
     for stopped in (False, True):
-        launcher = launcher_that(lambda *_, stopped=stopped: Started(stopped))
-        monkeypatch.setattr("eke.workflows.autotune._Fitting.launcher", launcher)
+        fitting.launcher = launcher_that(lambda *_, stopped=stopped: Started(stopped))
         with pytest.raises(KeyboardInterrupt) if stopped else nullcontext():
             fitting._run([job])
 
 
 @pytest.mark.slow
-def test_launcher_that_rejects_every_trial_ends_the_search(tmp_path, monkeypatch) -> None:
+def test_launcher_that_rejects_every_trial_ends_the_search(tmp_path) -> None:
     fitting = prepare(wish(*FEW, f"paths.runs={tmp_path}"))
 
     def start(books, *_) -> Started:
@@ -215,7 +214,7 @@ def test_launcher_that_rejects_every_trial_ends_the_search(tmp_path, monkeypatch
     def jobs() -> list[SimpleNamespace]:
         return [SimpleNamespace(outcome=Outcome.ok, record=None) for _ in range(2)]
 
-    monkeypatch.setattr("eke.workflows.autotune._Fitting.launcher", launcher_that(start))
+    fitting.launcher = launcher_that(start)
     taken = 1
     fitting._run(jobs())
     taken = 0
