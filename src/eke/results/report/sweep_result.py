@@ -13,9 +13,6 @@ from eke.results.report.compare.load_records import RunKey, key_of
 from eke.results.report.summary import factor_columns
 from eke.results.trackers.tracker import summary_values
 
-_MAX_FAILURES = 5
-"""Number of different failures that are shown."""
-
 
 class Failed(NamedTuple):
     """A run that failed or did not start."""
@@ -33,8 +30,8 @@ def failure_lines(failed: Sequence[Failed]) -> list[str]:
     alike: dict[tuple[str, str], list[Failed]] = {}
     for each in failed:
         alike.setdefault((each.outcome, each.reason), []).append(each)
-    lines: list[str] = []
-    for (outcome, reason), runs in list(alike.items())[:_MAX_FAILURES]:
+    lines, most = list[str](), 5  # different failures
+    for (outcome, reason), runs in list(alike.items())[:most]:
         why, arrow, fix = reason.partition(" -> ")
         if not arrow or " -> " in fix:  # of several problems, each has its fix
             why, fix = reason, runs[0].fix
@@ -42,7 +39,7 @@ def failure_lines(failed: Sequence[Failed]) -> list[str]:
         lines += wrap(f"{runs[0].name}{others}", width(), f"  {paint(outcome, 'red')}  ", "    ")
         lines += wrap(" ".join(why.split()), width(), "    ")
         lines += [f"    {paint(f'-> {fix}', 'green')}"] if fix else []
-    rest = sum(map(len, [*alike.values()][_MAX_FAILURES:]))
+    rest = sum(map(len, [*alike.values()][most:]))
     return lines + ([f"  ... and {format_number(rest, 'more failure')}"] if rest else [])
 
 

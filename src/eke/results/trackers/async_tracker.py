@@ -190,10 +190,9 @@ def _kind_of(row: Mapping[str, object]) -> str:
 
 def deduplicate(rows: Iterable[metrics.Row]) -> list[metrics.Row]:
     """Return one row per step and kind, of the highest attempt, ordered by step, then kind."""
-    kinds: dict[str, list[metrics.Row]] = {TRAIN: [], EVAL: []}
-    for row in rows:
-        kinds[_kind_of(row)].append(row)
-    latest = [row for each in kinds.values() for row in metrics.latest(each, metrics.STEP)]
+    every, latest = list(rows), list[metrics.Row]()
+    for kind in (TRAIN, EVAL):
+        latest += metrics.latest([row for row in every if _kind_of(row) == kind], metrics.STEP)
     return sorted(latest, key=lambda row: int(row[metrics.STEP]))
 
 

@@ -11,7 +11,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_number, suggest_match
 from eke.config.schema.fields import Affects
 from eke.results.report.compare import effects as techniques
-from eke.results.report.compare.curves import Curve, curve_of, quiet_notes
+from eke.results.report.compare.curves import Curve, curves_of, quiet_notes
 from eke.results.report.compare.effects import SAME_BYTES, Effect, PublishedMatch
 from eke.results.report.compare.load_records import Entry, LoadedRecords, affects, gather, key_of
 from eke.results.report.compare.losses import LossComparison, Parity, compare_losses
@@ -339,7 +339,8 @@ def _on(
     if baseline is not None:
         losses = compare_losses(baseline, here, training_key, metric, gathered.level)
     drawn = list(dict.fromkeys(v for v in (baseline, *front, *good) if v))
-    curves = {v: curve for v in drawn[:200] if (curve := curve_of(v))}  # most important
+    exclusive = {v: curves_of(v, 1, with_shared=False) for v in drawn[:200]}  # most important
+    curves = {variant: found[0] for variant, found in exclusive.items() if found}
     moment = min((curve.seconds[-1] for curve in curves.values()), default=None)
     rows = [
         ComparisonRow(

@@ -32,11 +32,6 @@ class Curve:
         return self.losses[number - 1] if number else None
 
 
-def curve_of(variant: Variant) -> Curve | None:
-    """Return the curve of the first successful repeat with metrics on an exclusive device."""
-    return next(iter(curves_of(variant, 1, with_shared=False)), None)
-
-
 def curves_of(variant: Variant, most: int, with_shared: bool = True) -> list[Curve]:
     """Return at most `most` curves of different seeds, with or without shared devices."""
     found: dict[int, Curve] = {}

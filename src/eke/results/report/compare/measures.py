@@ -4,7 +4,6 @@ import math
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import reduce
 from typing import Any
 
 from eke.plan.record import Record, table
@@ -70,8 +69,10 @@ def measured_values(record: Record) -> dict[str, float]:
     """
     values: dict[str, Any] = {}
     for measure in MEASURES:  # None if a part of the path is absent
-        names = measure.key.split(".")
-        values[measure.key] = reduce(lambda part, name: getattr(part, name, None), names, record)
+        part: Any = record
+        for name in measure.key.split("."):
+            part = getattr(part, name, None)
+        values[measure.key] = part
     if (seconds := record.timing.train_s) is not None:
         values[DEVICE_HOURS.key] = seconds * num_devices(record) / 3600
     if record.shared_device:

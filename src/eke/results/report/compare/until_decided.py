@@ -123,9 +123,7 @@ def decide(
         key: _decide(found[key], levels[key], margin, rule, len(found))
         for key in found.keys() - stopped
     }
-    return (
-        {key: RowDecision() for key in pairs} | {k: known[k] for k in pairs if k in known} | decided
-    )
+    return {key: known.get(key, RowDecision()) for key in pairs} | decided
 
 
 def _decide(

@@ -270,8 +270,7 @@ def render_markdown(comparison: Comparison, repeats: bool = False) -> str:
     """Render the report as Markdown, with names and errors escaped."""
     first, *others = verdict_lines(comparison)
     lines = [escape(report_title(comparison)), "", f"**{escape(first)}**", ""]
-    for line in others:
-        lines += [escape(line), ""]
+    lines += [text for line in others for text in (escape(line), "")]
     # GitHub truncates a comment at 65,536 characters.
     lines += [*main_table(comparison, max_rows=200), "", escape(measured(comparison)), ""]
     shown = [*problems(comparison), *sections(comparison, repeats), provenance(comparison)]
