@@ -174,10 +174,8 @@ def _check_answers(plan: Plan) -> None:
         fix = Fix("data.prompt=COLUMN", "data.response=COLUMN")
         raise ConfigError(Problem(GENERATE, "true", why, fix, "no_generation"))
     if importlib.util.find_spec("torchmetrics") is None:
-        fix = Fix(remark='pip install "eke[metrics]"')
-        raise ConfigError(
-            Problem(GENERATE, "true", "needs torchmetrics", fix, passing=True, id="package_missing")
-        )
+        why, fix = "needs torchmetrics", Fix(remark='pip install "eke[metrics]"')
+        raise ConfigError(Problem(GENERATE, "true", why, fix, "package_missing", passing=True))
 
 
 def evaluation_plan(plan: Plan, overrides: Sequence[str]) -> Plan:

@@ -123,9 +123,7 @@ class Rounds:
             rows |= {k: replace(rows[k], state=State.open, stopped=None) for k in again}
         self._rows = rows
         if most != self._rule.max_repeats:
-            was, now = (
-                f"{100 * StoppingRule(n).level:.2g} %" for n in (most, self._rule.max_repeats)
-            )
+            was, now = (f"{100 * rule.level:.2g} %" for rule in (StoppingRule(most), self._rule))
             text = f"further tests have the level {now} instead of {was}. Decisions are kept"
             print_once(f"  sweep.max_repeats was {most}: {text}")
 

@@ -430,6 +430,5 @@ def describe_sweep(cells: Sequence[SweepRun], num_duplicates: int, expanded: Exp
         **{f"excluded by {clause}": n for clause, n in expanded.excluded.items()},
     }
     parts = [f"{number} {text}" for text, number in numbers.items() if number]
-    return ", ".join(
-        [describe_factors([c.overrides for c in cells], [c.row for c in cells]), *parts]
-    )
+    runs = describe_factors([cell.overrides for cell in cells], [cell.row for cell in cells])
+    return ", ".join([runs, *parts])
