@@ -73,9 +73,7 @@ def smaller_batches(plan: Plan) -> _Techniques:
     config, size, found = plan.config, plan.batch.per_device, []
     if router_loss(config) is not None:
         return ()  # the router loss is a mean over each micro-batch
-    for part in range(size - 1, 0, -1):
-        if size % part:
-            continue
+    for part in (n for n in range(size - 1, 0, -1) if size % n == 0):
         name, batch = f"batch.per_device={part}", replace(config.batch, per_device=part)
         if config.batch.target is None:
             count = plan.batch.accumulation * (size // part)
