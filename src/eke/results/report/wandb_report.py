@@ -236,12 +236,8 @@ def publish(comparison: Comparison, place: WandbProject, file: Path) -> tuple[st
     """Save the report, and add its id to the published reports in `file`.
 
     An empty entity of `place` is the account's default. Returns the URL, whether it is new, and the
-    number of runs that the server may lack.
-
-    Raises:
-        ConfigError: an API key is missing or rejected, or the server has no such project.
-        NoAnswer, Refusal: as `account.bounded`.
-        OSError: `file` cannot be written.
+    number of runs that the server may lack. Raises as `account.session` and `account.bounded`,
+    ConfigError if the server has no such project, and OSError if `file` cannot be written.
     """
     try:
         others = [_PublishedReport(**each) for each in read_json(file)["published"]]

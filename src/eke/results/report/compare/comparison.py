@@ -148,15 +148,10 @@ class Comparison:
 
 
 def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> Comparison:
-    """Compare all runs in some folders.
+    """Compare all runs in some folders (ConfigError: no runs, unknown baseline, factor or metric).
 
-    Args:
-        folders: runs, sweeps, or folders of runs.
-        baseline: `key=value,...` or a row's name. Default: the row `baseline`, or the first run.
-        by: factor whose effects are shown, or metric that ranks. Default: all factors, the loss.
-
-    Raises:
-        ConfigError: no runs, unknown baseline, factor or metric.
+    `baseline` is `key=value,...` or a row's name. Default: the row `baseline`, or the first run.
+    `by` is a factor whose effects are shown, or a metric that ranks. Default: all, and the loss.
     """
     gathered = gather(folders)
     variants, machines, keys, notes, divided = _divided(gathered.entries, baseline)
@@ -264,11 +259,7 @@ def _focus(variants: Sequence[Variant]) -> tuple[list[str], Affects]:
 def _choose_baselines(
     variants: Sequence[Variant], machines: Sequence[Machine], wanted: str, keys: Sequence[str]
 ) -> tuple[list[Variant], list[str]]:
-    """Choose at most one baseline for each group and machine, and notes.
-
-    Raises:
-        ConfigError: `wanted` matches no configuration, or several of one group.
-    """
+    """Choose at most one baseline for each group and machine, or raise ConfigError."""
     meant = [v for v in variants if _is_meant(v, wanted or "baseline")]
     if wanted and not meant:
         first = next((v for v in variants if v.records), variants[0])

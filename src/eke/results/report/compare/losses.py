@@ -299,13 +299,8 @@ def compare_samples(
     """Compare rows in one measure with the first one, the baseline, as one family of Holm's.
 
     Each other training is tested once, and each unequal row of the baseline's own training.
-
-    Args:
-        key: key of the measure.
-        samples: row -> seed -> value (all are empty, or none).
-        trainings: row -> the same value for rows of one training.
-        level: as of `holm_levels`.
-        evaluated: samples of an evaluation, or 0 if unknown.
+    `samples` are row -> seed -> value (all are empty, or none). `trainings` have the same value for
+    rows of one training. `evaluated` are the samples of an evaluation, or 0 if unknown.
     """
     base, *rows = samples
     if not rows:

@@ -174,13 +174,8 @@ class Difference:
     def repeats_needed(self, level: float, same: float | None = None) -> float | None:
         """Return the total repeats after which a direction is shown in 4 of 5 cases.
 
-        Args:
-            level: level of this row's test.
-            same: margin as of `p_same`. Sameness within it also counts.
-
-        Returns:
-            Repeats for a difference as large as this mean, with its noise. Infinite for a mean of 0
-            without `same`, None with too few repeats.
+        The difference is taken as large as this mean, with its noise. Sameness within `same`, as of
+        `p_same`, also counts. Infinite for a mean of 0 without it, None with too few repeats.
         """
         if self.error is None:
             return None
@@ -330,9 +325,8 @@ _TINY = 1e-20
 class Noise:
     """Posterior of the noise of several configurations.
 
-    Args:
-        logs: logarithms, (..., repeats, configurations), NaN if missing. Each has two or more.
-        floor: variance of rounding, added to each variance.
+    `logs` are logarithms, (..., repeats, configurations), NaN if missing. Each has two or more.
+    `floor`, the variance of rounding, is added to each variance.
     """
 
     def __init__(self, logs: _Array, floor: float = 0.0) -> None:
@@ -389,10 +383,7 @@ class Noise:
 class Compared:
     """Comparisons of one machine's configurations in one measure, with the noise of all of them.
 
-    Args:
-        samples: sample of each configuration, with positive values if `is_log`.
-        is_log: compare logarithms, else the values.
-        floor: least variance of one value, by rounding.
+    `is_log` compares logarithms of positive values, else values. `floor`: variance of rounding.
     """
 
     def __init__(

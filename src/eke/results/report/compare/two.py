@@ -123,10 +123,7 @@ def open_sides(words: Sequence[str], by: str = "") -> list[Side]:
 
     A word is a run, a sweep, a folder of runs, or `FOLDER@WHICH`. WHICH is the name of a row, or
     one or more of `key=value`, `changed`, a commit of eke and the hash of its source, each from
-    four digits on.
-
-    Raises:
-        ConfigError: no such runs, or not two values.
+    four digits on (ConfigError: no such runs, or not two values).
     """
     if not by:
         return [_open(word, words, n) for n, word in enumerate(words)]
@@ -304,10 +301,8 @@ class TwoSides:
 def compare_sides(sides: Sequence[Side], tolerance: float | None = None) -> TwoSides:
     """Compare the rows of A and B by configuration, without the runs that are in both.
 
-    Keys with one value in A and another one in B are compared and need not match.
-
-    Raises:
-        ConfigError: the same runs, other work, or no row in both.
+    Keys with one value in A and another one in B are compared and need not match (ConfigError: the
+    same runs, other work, or no row in both).
     """
     names = " ".join(side.name for side in sides)
     a, b = ({repr(entry.record) for entry in side.entries if entry.record} for side in sides)

@@ -42,12 +42,8 @@ def render_terminal(
 ) -> str:
     """Render the report as text: verdict, table, failures and one line of provenance.
 
-    Args:
-        comparison: the compared runs.
-        repeats: list every run, with `everything`.
-        terminal: use colors and the terminal's width.
-        width: number of columns. 0: the terminal's width, or 160 for other outputs.
-        everything: add techniques, classes, sources and the full provenance.
+    `repeats` adds every run, `everything` also techniques, classes, sources and the provenance.
+    `terminal` adds colors. `width` 0 is the terminal's, or 160 for other outputs.
     """
     wide = width or (shutil.get_terminal_size().columns if terminal else 160)
     stream = io.StringIO()

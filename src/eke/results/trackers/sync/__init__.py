@@ -148,9 +148,7 @@ class Options:
 def sync(found: Sequence[FoundRun], options: Options) -> Iterator[Report]:
     """Send the runs that the server lacks. Failures do not stop the others.
 
-    Raises:
-        ConfigError: the API key is missing, or rejected before the first upload.
-        NoAnswer, Refusal: the server does not answer, or rejects requests, at the start or later.
+    Raises ConfigError without a valid API key, and NoAnswer or Refusal as `account.bounded`.
     """
     ids: dict[str, Path] = {}
     if options.dry_run:
