@@ -1,8 +1,4 @@
-"""Choice of techniques for a configuration: permitted combinations in the order of their cost.
-
-Used by recipes, memory advice and `eke fit`. Each combination of the permitted techniques is
-checked by the rules and forecast. The objective selects one of them.
-"""
+"""Choice of techniques for a configuration: permitted combinations in the order of their cost."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,10 +32,8 @@ class RuleFindings:
     ) -> Problem | None:
         """Return the first finding that a change adds, rejections first, None without one.
 
-        Args:
-            later: findings with the change.
-            sections: sections that it changes. A missing benefit only counts for these.
-            permit_unsafe: whether to ignore a warning that a run may go wrong.
+        A missing benefit only counts for the sections that it changes. `permit_unsafe` ignores
+        warnings that a run may go wrong.
         """
         for key, problem in later.rejected.items():
             if key not in self.rejected:

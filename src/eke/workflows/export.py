@@ -32,11 +32,8 @@ ADAPTER = "adapter_"
 def export(run: str, folder: str, merge: bool = False, push: str | None = None) -> str:
     """Write the model of a finished run, and return a message with warnings.
 
-    Args:
-        run: folder or id of the run.
-        folder: target, new or empty. Errors do not change it.
-        merge: merge trained adapters into the weights of their base model.
-        push: name of a repository on the hub. A new repository is private.
+    `folder` is new or empty, and errors do not change it. `merge` merges adapters into the weights
+    of their base model. `push` is the name of a repository on the hub. A new one is private.
     """
     paths, target = find_run(run), user_path(folder).resolve()
     record = finished_record(paths)

@@ -49,10 +49,7 @@ class ByteTokens:
 class TextWriter:
     """A trained model that continues prompts, or answers in a conversation.
 
-    Args:
-        run: folder or id of a run, or a folder of `eke export`.
-        sampling: parameters that choose tokens.
-        raw: continue prompts without the chat template.
+    `run` is a run, or a folder of `eke export`. `raw` continues prompts without the chat template.
     """
 
     def __init__(self, run: str, sampling: Sampling, raw: bool = False) -> None:

@@ -107,14 +107,10 @@ def _plan_for(
 ) -> Plan:
     """Check and plan one configuration. Raise ConfigError with all broken rules.
 
-    Args:
-        composed: the requested configuration.
-        planning: no run starts.
-        launcher: launcher of the run. None: a single run on this machine.
-        refuse: reject a run that cannot fit into memory. None: only if it starts.
-        trace: spend seconds on a trace if formulas cannot decide whether the run fits.
-        means: budget of batch=auto. None: no run starts.
-        target: device, reason for it, and number of nodes. None: the launcher's.
+    With `planning` no run starts. Without `launcher` it is a single run on this machine. `refuse`
+    rejects a run that cannot fit into memory, by default if it starts. `trace` permits seconds for
+    a trace if formulas cannot decide that. `means` is the budget of batch=auto. `target` has the
+    device, the reason for it and the number of nodes, by default the launcher's.
     """
     means = means or BatchSearchBudget()
     if target is None and launcher is not None:
