@@ -182,12 +182,14 @@ class Rounds:
         self._rows = {self._keys[job]: RowDecision(name=_name(job)) for job in self.jobs} | stopped
         families = find_families([*keys])
         # A cluster may have several kinds of nodes. Use the kind with most runs.
-        kinds = Counter(f.baseline.machine for f in families for v in f.members for _ in v.records)
+        kinds = Counter(v.machine for part in families for v in part.members for _ in v.records)
         main = kinds.most_common(1)[0][0] if kinds else ""
-        for family in (each for each in families if each.baseline.machine == main):
-            own = {v: min(keys[each] for each in v.entries) for v in family.members}
-            base = own[family.baseline]
-            measure = next((m for m in family.measures if family.baseline.sample(m)), "")
+        for part in families:
+            if (first := part.baseline) is None or first.machine != main:
+                continue
+            own = {v: min(keys[each] for each in v.entries) for v in part.members if v.records}
+            base = own[first]
+            measure = next((key for key in part.measures if first.sample(key)), "")
             samples = {key: v.sample(measure) for v, key in own.items()}
             found = decide(samples, base, self._rule, stopped)
             if not found:  # a group of one is not compared

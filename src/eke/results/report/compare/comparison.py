@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_number, suggest_match
@@ -117,6 +116,11 @@ class MachineComparison:
     level: float = ALPHA
     """Chance of a false claim among the comparisons with the baseline."""
 
+    @property
+    def measures(self) -> Sequence[str]:
+        """Keys of the losses, or of the speed, in which its configurations differ."""
+        return LOSSES if self.focus is Affects.learning else (self.speed.key,)
+
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
@@ -187,23 +191,9 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
     )  # fmt: skip
 
 
-class _Family(NamedTuple):
-    """Configurations with a result and one baseline, and keys of the loss or speed to compare."""
-
-    baseline: Variant
-    members: list[Variant]
-    measures: Sequence[str]
-
-
-def find_families(entries: Sequence[Entry]) -> list[_Family]:
-    """Group entries as a report does, without comparing them."""
-    found = []
-    for part in _divided(entries, "")[-1]:
-        measures = LOSSES if part.focus is Affects.learning else (part.speed.key,)
-        if part.baseline:
-            members = [each for each in part.members if each.records]
-            found.append(_Family(part.baseline, members, measures))
-    return found
+def find_families(entries: Sequence[Entry]) -> list[MachineComparison]:
+    """Return the groups with a baseline, as in a report, without comparing them."""
+    return [part for part in _divided(entries, "")[-1] if part.baseline]
 
 
 def _divided(
@@ -300,8 +290,9 @@ def _is_meant(variant: Variant, wanted: str) -> bool:
 
 def _spelled(variant: Variant, keys: Sequence[str], variants: Sequence[Variant]) -> str:
     """Return a shell-quoted selector that matches only this variant."""
-    if variant.row and sum(variant.row in each.rows for each in variants) == 1:
-        return shlex.quote(variant.row)
+    first = "".join(variant.rows[:1])
+    if first and sum(first in each.rows for each in variants) == 1:
+        return shlex.quote(first)
     return shlex.quote(
         ",".join(f"{key}={value}" for key in keys if (value := variant.factors.get(key)))
     )
