@@ -45,9 +45,6 @@ _EQUAL = 1e-5
 """Relative difference up to which losses count as equal: the bound of tests/equivalence for float32
 over 20 steps."""
 
-_NAMED = (1.0, 2.0, 3.0, 5.0, 10.0)
-"""Differences, in margins (1 %, one point), for which the report gives the seeds needed."""
-
 MANY_SEEDS = 20
 """Seeds up to which a smaller difference is preferred for this."""
 
@@ -158,9 +155,9 @@ class LossComparison:
     def more_seeds(self) -> tuple[int, float] | None:
         """Seeds to show a difference, more than there are, and this difference, or None if unknown.
 
-        The smallest of NAMED that MANY_SEEDS show, else the largest.
+        The smallest of some margins (1 %, one point) that MANY_SEEDS show, else the largest.
         """
-        sizes = [each * self.margin for each in _NAMED if self.margin]
+        sizes = [each * self.margin for each in (1.0, 2.0, 3.0, 5.0, 10.0) if self.margin]
         needed = [(n, size) for size in sizes if (n := self.seeds_needed(size) or 0) > self.seeds]
         few = [each for each in needed if each[0] <= MANY_SEEDS]
         return next(iter(few), needed[-1] if needed else None)
