@@ -35,9 +35,6 @@ from eke.workflows import print_once
 from eke.workflows.auto_batch import BatchSearchBudget
 from eke.workflows.planning import plan_for, plan_text, remark_rows, single_run_budget
 
-_TECHNIQUES = ("engine", "memory", "kernels", "peft", "compile", "distributed", "offload")
-"""Groups whose options are shown when a run starts, except the defaults."""
-
 
 def plan_unless_answered(
     planned: Callable[[bool], Plan], where: Callable[[Plan], RunFolder]
@@ -111,11 +108,9 @@ def _start_lines(plan: Plan, note: str) -> list[str]:
     if config.data.is_stream:
         data = f"{plan.choices['data']}, {num_samples} samples of a stream"
     options = [plan.choices[group] for group in ("precision", "attention") if group in plan.choices]
-    more = [
-        f"{group}={option}"
-        for group, option in sorted(plan.choices.items())
-        if option not in ("none", "loop") and group in _TECHNIQUES
-    ]
+    shown = ("compile", "distributed", "engine", "kernels", "memory", "offload", "peft")
+    chosen = {group: plan.choices.get(group, "none") for group in shown}
+    more = [f"{group}={name}" for group, name in chosen.items() if name not in ("none", "loop")]
     train = [
         config.optimizer.option, f"lr {config.optimizer.lr:g}", config.schedule.option,
         format_number(steps.warmup, "warm-up step"), *options, *more,
