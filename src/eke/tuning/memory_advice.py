@@ -254,9 +254,6 @@ def _figures(advice: Advice) -> tuple[str, str, str]:
     return format_bytes(found.peak.expected), remark, time
 
 
-_SAVED = 0.85
-"""Share of the expected peak that advice after out-of-memory must reach, below forecast errors."""
-
 _PROPOSALS = 3
 """Number of proposals in a record."""
 
@@ -268,7 +265,8 @@ def advice_for(plan: Plan, seen: int | None = None) -> list[str]:
         return []
     expected, capacity = found.peak.expected, found.capacity or found.peak.expected
     for most in (min(expected, capacity, seen or expected), min(expected, capacity)):
-        if advice := advise(with_available_bytes(plan, int(_SAVED * most)), _PROPOSALS):
+        # A share of 0.85 is further below than the errors of forecasts.
+        if advice := advise(with_available_bytes(plan, int(0.85 * most)), _PROPOSALS):
             break
     else:
         advice = advise(plan, _PROPOSALS)
