@@ -10,7 +10,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_number, suggest_match
 from eke.config.schema.fields import Affects
 from eke.results.report.compare import effects as techniques
-from eke.results.report.compare.curves import Curve, curves_of, quiet_notes
+from eke.results.report.compare.curves import curves_of, quiet_notes
 from eke.results.report.compare.effects import SAME_BYTES, Effect, PublishedMatch
 from eke.results.report.compare.load_records import Entry, LoadedRecords, affects, gather, key_of
 from eke.results.report.compare.losses import LossComparison, Parity, compare_losses
@@ -44,7 +44,7 @@ from eke.results.report.compare.statistics import (
     estimate,
     find_outliers,
 )
-from eke.results.report.compare.variants import CLOCK, Machine, Variant, group, named, training_key
+from eke.results.report.compare.variants import CLOCK, Machine, Variant, group, named
 
 _COMPARED = (SAMPLE_SPEED, TOKEN_SPEED, STEP_TIME, PEAK, RESERVED)
 """Measures with a ratio to the baseline."""
@@ -65,7 +65,6 @@ class ComparisonRow:
     on_front: bool = False
     phases: Mapping[str, float] = field(default_factory=dict)
     """Phase of a step -> fraction of its time."""
-    curve: Curve | None = None
     loss_at_equal_time: float | None = None
     """Loss of the curve at the `equal_time_s` of `MachineComparison`."""
     speed: Measure = SAMPLE_SPEED
@@ -319,7 +318,7 @@ def _on(
     notes = [] if has_speeds else _unequal(corrected)
     losses = {}
     if baseline is not None:
-        losses = compare_losses(baseline, here, training_key, metric, gathered.level)
+        losses = compare_losses(baseline, here, metric, gathered.level)
     drawn = list(dict.fromkeys(v for v in (baseline, *front, *good) if v))
     exclusive = {v: curves_of(v, 1, with_shared=False) for v in drawn[:200]}  # most important
     curves = {variant: found[0] for variant, found in exclusive.items() if found}
@@ -333,7 +332,6 @@ def _on(
             is_baseline=variant is baseline,
             on_front=variant in front,
             phases=_phases(variant),
-            curve=curves.get(variant),
             loss_at_equal_time=curves[variant].at(moment) if moment and variant in curves else None,
             speed=speed,
         )

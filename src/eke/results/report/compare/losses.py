@@ -6,7 +6,7 @@ its training is a training of its own.
 """
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import fmean
@@ -35,7 +35,7 @@ from eke.results.report.compare.statistics import (
     mean_difference,
     repeats_to_show,
 )
-from eke.results.report.compare.variants import Variant
+from eke.results.report.compare.variants import Variant, training_key
 
 _MARGIN = 0.01
 """Increase up to which a loss counts as no worse: relative, or a point of accuracy. A choice,
@@ -164,16 +164,12 @@ class LossComparison:
 
 
 def compare_losses(
-    base: Variant,
-    variants: Sequence[Variant],
-    training_key: Callable[[Variant], Hashable],
-    by: str = "",
-    level: float = ALPHA,
+    base: Variant, variants: Sequence[Variant], by: str = "", level: float = ALPHA
 ) -> dict[Variant, LossComparison]:
     """Compare losses, or a metric, of one machine's variants with the baseline's.
 
-    `training_key` is the same for variants that differ only in rounding. `by` is as of `keys_by`;
-    empty for the evaluation loss, else the training loss. `level` is as of `holm_levels`.
+    `by` is as of `keys_by`; empty for the evaluation loss, else the training loss. `level` is as of
+    `holm_levels`.
     """
     found: dict[Variant, LossComparison] = {base: LossComparison(Parity.baseline)}
     for key in keys_by(by):

@@ -35,7 +35,7 @@ from eke.results.report.compare.load_records import (
 from eke.results.report.compare.losses import LossComparison, compare_losses
 from eke.results.report.compare.measures import PEAK, SAMPLE_SPEED, TOKEN_SPEED, Measure, ended_s
 from eke.results.report.compare.statistics import GRID, MIN_REPEATS, Difference, Error, Ratio
-from eke.results.report.compare.variants import CLOCK, Variant, group, training_key
+from eke.results.report.compare.variants import CLOCK, Variant, group
 
 TURNS, APART = 0.03, 0.05
 """Default tolerance of sides measured in turns, and of others: if two occasions differ by 2 %, 5 %
@@ -404,7 +404,7 @@ def _tested(
     for a, b in variants:
         good = [[e for e in v.entries if e.outcome == Outcome.ok.name] for v in (a, b)]
         runs = [sorted((e for e in each if key in e.measures), key=_end) for each in good]
-        pairs.append(_Pair((a, b), runs, compare_losses(a, [b], training_key, level=level)[b]))
+        pairs.append(_Pair((a, b), runs, compare_losses(a, [b], level=level)[b]))
     samples: dict[tuple[int, int], statistics.Sample] = {
         (n, side): {(side, number): e.measures[key] for number, e in enumerate(runs)}
         for n, pair in enumerate(pairs) for side, runs in enumerate(pair.runs)
