@@ -11,7 +11,7 @@ import warnings
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import read_json, write_json
@@ -222,16 +222,6 @@ def dump(report: Any) -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
-class _PublishedReport(NamedTuple):
-    """A published report, stored with the other files so that it can be updated."""
-
-    server: str
-    entity: str
-    project: str
-    id: str
-    url: str
-
-
 def publish(comparison: Comparison, place: WandbProject, file: Path) -> tuple[str, bool, int]:
     """Save the report, and add its id to the published reports in `file`.
 
@@ -239,17 +229,18 @@ def publish(comparison: Comparison, place: WandbProject, file: Path) -> tuple[st
     number of runs that the server may lack. Raises as `account.session` and `account.bounded`,
     ConfigError if the server has no such project, and OSError if `file` cannot be written.
     """
-    try:
-        others = [_PublishedReport(**each) for each in read_json(file)["published"]]
+    try:  # stored with the other files, so that they can be updated
+        reports = [dict(each) for each in read_json(file)["published"]]
     except (OSError, ValueError, TypeError, KeyError):  # missing or invalid
-        others = []
+        reports = []
     with account.session() as (user, _):
         place = replace(place, entity=place.entity or user.entity)
         if not place.entity:
             why, fix = "W&B's server names no default entity", Fix(remark="--entity NAME")
             raise ConfigError(Problem("--entity", "", why, fix, "missing_value"))
-        where = (user.server, place.entity, place.project)
-        known_id = next((p.id for p in others if p[:3] == where), "")
+        where = {"server": user.server, "entity": place.entity, "project": place.project}
+        known = [each for each in reports if where.items() <= each.items()]
+        known_id = next((str(each.get("id", "")) for each in known), "")
         # Four requests, for which W&B allows 19 s each.
         answer = account.bounded(lambda: _save(comparison, place, known_id), 60.0)
     if answer is None:
@@ -257,12 +248,13 @@ def publish(comparison: Comparison, place: WandbProject, file: Path) -> tuple[st
         fix = Fix(remark=f"--project NAME or --entity NAME. {create}")
         raise ConfigError(Problem("--project", str(place), why, fix, "unknown_project"))
     report_id, url = answer
-    kept = [*(p for p in others if p[:3] != where), _PublishedReport(*where, report_id, url)]
-    write_json(file, {"schema_version": 1, "published": [each._asdict() for each in kept]})
-    return url, report_id != known_id, _count_missing(comparison, where)
+    kept = [each for each in reports if each not in known]
+    kept.append({**where, "id": report_id, "url": url})
+    write_json(file, {"schema_version": 1, "published": kept})
+    return url, report_id != known_id, _count_missing(comparison, tuple(where.values()))
 
 
-def _count_missing(comparison: Comparison, where: tuple[str, str, str]) -> int:
+def _count_missing(comparison: Comparison, where: tuple[str, ...]) -> int:
     """Count the runs without a receipt of `eke sync` that did not run online."""
     count = 0
     for entry, record in _recorded(comparison):
