@@ -27,8 +27,6 @@ class Question:
 
 _Ask = Callable[[ChoiceContext], Question | None]
 """Returns a question, None if it does not apply."""
-_Search = Callable[[ChoiceContext, frozenset[str], Change], list[RecipeOption]]
-"""Chooses several techniques together. Second argument: groups and keys set by the user."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +38,12 @@ class AdaptiveRecipe:
     """Questions about the device and the packages, answered before planning."""
     then: tuple[_Ask, ...]
     """Questions about the plan."""
-    search: _Search | None = None
-    """Chooses the changes needed to fit, after all questions."""
+    search: Callable[[ChoiceContext, frozenset[str], Change], list[RecipeOption]] | None = None
+    """Chooses all changes needed to fit, after all questions, given what the user has set."""
     conclusion: Callable[[ChoiceContext], str] | None = None
     """Returns the memory result, shown as a separate row."""
     menu: tuple[tuple[str, ...], ...] = ()
     """Overrides that may be chosen, composed together to save time, each section once."""
-
-
-_Sections = Callable[[tuple[str, ...]], Config]
-"""Composes a configuration with overrides. Raises ConfigError if they conflict with others."""
 
 
 @dataclass
@@ -59,7 +53,8 @@ class RecipeResolver:
     recipe: AdaptiveRecipe
     claims: frozenset[str]
     """Groups and keys set by the user."""
-    compose: _Sections
+    compose: Callable[[tuple[str, ...]], Config]
+    """Returns a configuration with overrides. Raises ConfigError if they conflict with others."""
     decisions: list[RecipeDecision] = field(default_factory=list)
     _sections: dict[tuple[str, ...], object] = field(default_factory=dict)
 
