@@ -289,9 +289,8 @@ def _is_meant(variant: Variant, wanted: str) -> bool:
 
 def _spelled(variant: Variant, keys: Sequence[str], variants: Sequence[Variant]) -> str:
     """Return a shell-quoted selector that matches only this variant."""
-    first = "".join(variant.rows[:1])
-    if first and sum(first in each.rows for each in variants) == 1:
-        return shlex.quote(first)
+    if variant.row and sum(variant.row in each.rows for each in variants) == 1:
+        return shlex.quote(variant.row)
     return shlex.quote(
         ",".join(f"{key}={value}" for key in keys if (value := variant.factors.get(key)))
     )

@@ -57,6 +57,11 @@ class Variant:
         return next((entry for entry in self.entries if entry.record), None)
 
     @property
+    def row(self) -> str:
+        """Name of the first sweep row with this configuration."""
+        return next(iter(self.rows), "")
+
+    @property
     def rows(self) -> tuple[str, ...]:
         """Names of all sweep rows with this configuration."""
         return tuple(dict.fromkeys(name for entry in self.entries for name in entry.rows))

@@ -138,7 +138,7 @@ def _row(row: ComparisonRow) -> dict[str, Any]:
             "step_prediction_error")  # fmt: skip
     return {
         "configuration": variant.label,
-        "row": "".join(variant.rows[:1]),
+        "row": variant.row,
         "machine": variant.machine,
         "group": variant.work,
         "factors": dict(variant.factors),
