@@ -8,7 +8,7 @@ from eke.plan.planner import Plan
 from eke.plan.record import Outcome
 from eke.rules.techniques import Numerics
 from eke.tuning.search.candidates import Candidate, Candidates
-from eke.tuning.search.result import MEMORY_TIE_FRACTION, Fit, Gain
+from eke.tuning.search.result import MEMORY_TIE_FRACTION, Fit, Gain, all_diverge
 from eke.tuning.search.search import Measured, Search, is_higher
 from eke.tuning.search.search_space import MAX_REPEAT_STD, Objective
 
@@ -84,7 +84,7 @@ def describe_fit(fit: Fit, baseline: Plan, columns: int = 10_000, prose: int = 1
 
     `columns` is the width of the table, `prose` of the notes: of a terminal, or without limit.
     """
-    if fit.diverges:
+    if all_diverge(fit.trials, fit.candidates.first, fit.numerics):
         fix = "set train.max_grad_norm, or allow other formats with --numerics mixed"
         why = "the baseline diverges, as does every numerically equivalent one"
         return f"{why}. Lower optimizer.lr, {fix}"
@@ -123,11 +123,11 @@ def _price(fit: Fit, gain: Gain) -> str:
 
 def _results_table(fit: Fit, baseline: Plan, columns: int) -> list[str]:
     """Return a line for each measured configuration, the best first."""
-    every = fit.standings
+    every, samples = fit.standings, baseline.batch.samples_per_step  # of each candidate
     peaks = [format_bytes(each.peak_bytes) if each.peak_bytes else "" for each in every]
     shown = [
         Column("step", [format_seconds(each.step_s) for each in every], True, 0),
-        Column("samples/s", [f"{each.samples_per_s:.4g}" for each in every], True, 2),
+        Column("samples/s", [f"{samples / each.step_s:.4g}" for each in every], True, 2),
         Column("peak", peaks, True, 3),
         Column("trials", [str(len(each.tried)) for each in every], True, 4),
         Column("configuration", [short_name(each.candidate, baseline) for each in every]),

@@ -52,11 +52,6 @@ class _CandidateResult:
         return one * (OF_MEDIAN if count > 2 else 1.0) / math.sqrt(count)  # for two, it is the mean
 
     @property
-    def samples_per_s(self) -> float:
-        """Samples per second over all devices."""
-        return self.candidate.plan.batch.samples_per_step / self.step_s
-
-    @property
     def peak_bytes(self) -> int | None:
         """Highest measured peak of one device."""
         return max((each.trial.peak_bytes or 0 for each in self.tried), default=0) or None
@@ -107,11 +102,6 @@ class Fit:
         """The baseline. None if it could not be measured."""
         self.further_gain = search.further_gain()
         """Share of the objective that one more trial was expected to gain. 0: too little."""
-
-    @property
-    def diverges(self) -> bool:
-        """True if the baseline diverges, and so does every candidate."""
-        return all_diverge(self.trials, self.candidates.first, self.numerics)
 
     @property
     def best(self) -> _CandidateResult | None:
