@@ -122,18 +122,16 @@ def checked_model(paths: RunPaths, record: Record) -> Iterator[Path]:
 
     A sharded checkpoint is written to a temporary folder, at most 4 GB per file.
     """
-    saved = paths.exported(record.model_step)
-    if parts := newest_parts(paths, record):
-        with tempfile.TemporaryDirectory(prefix="eke-") as made:
-            _put_together(read_plan(paths), record, parts, Path(made))
-            yield Path(made)
-        return
-    if is_trusted(paths.record):
+    saved, parts = paths.exported(record.model_step), newest_parts(paths, record)
+    if not parts and is_trusted(paths.record):
         yield saved
         return
-    with tempfile.TemporaryDirectory(prefix="eke-") as copy:
-        _copy_checked(saved, Path(copy))
-        yield Path(copy)
+    with tempfile.TemporaryDirectory(prefix="eke-") as made:
+        if parts:
+            _put_together(read_plan(paths), record, parts, Path(made))
+        else:
+            _copy_checked(saved, Path(made))
+        yield Path(made)
 
 
 def _put_together(plan: Plan, record: Record, parts: Path, folder: Path) -> None:
