@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, islice
-from math import prod
 
 from eke.common.errors import ConfigError
 from eke.common.screen import paint, width, wrap
@@ -203,7 +202,7 @@ def _tried(plan: Plan, techniques: _Techniques) -> Advice | None:
     # The time model's answer, if it has the device. Else published figures, if all are known.
     slower = [_slowdown_of(each, plan, changed.config) for each in techniques]
     known = [each for each in slower if each is not None]
-    total = prod(known) if len(known) == len(slower) else None
+    total = math.prod(known) if len(known) == len(slower) else None
     reasons = tuple(each.reason for each in techniques)
     if (estimated := slowdown(plan, changed)) is not None:
         total, reasons = estimated[0], (estimated[1],)
