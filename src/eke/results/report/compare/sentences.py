@@ -84,14 +84,13 @@ class _Words:
         common = {
             Kind.unquiet: self._unquiet, Kind.failed: self._failed, Kind.missing: self._missing,
             Kind.open: self._open, Kind.at_worse_loss: self._at_worse_loss,
+            Kind.unmeasured: self._unmeasured,
         }  # fmt: skip
         if self.kind in _PLAIN:
             return _PLAIN[self.kind]
         if self.kind is Kind.only_one:
             only = _first_of(map(_name, claim.rows))
             return f"Only one configuration succeeded ({only}): nothing to compare"
-        if self.kind is Kind.unmeasured:
-            return self._unmeasured()
         if self.kind is Kind.ahead:
             named = _first_of(f"{_name(row)} with {self._number(row)}" for row in claim.rows)
             return f"{'Lower' if self.is_low else 'Higher'}, but not decided: {named}"
