@@ -76,7 +76,7 @@ class WandbRun(TrackerClient):
     def __init__(self, run: TrackedRun, upload_s: float) -> None:
         self._run = run
         self._upload_s = upload_s
-        self._wandb_run: wandb.Run | None = None
+        self._wandb_run: wandb.Run  # `open` sets it
         self._num_steps = 0
         self._last_step = -1
         self._catch_up = MissingRowFilter(RunPaths(run.directory).metrics, run.attempt)
@@ -137,7 +137,6 @@ class WandbRun(TrackerClient):
 
     def log(self, rows: Sequence[Row]) -> None:
         """Log one W&B row for each step that the server lacks. Offline, log all steps."""
-        assert self._wandb_run is not None, "open comes first"
         is_online = self._run.settings.mode is TrackerMode.online
         wanted = self._catch_up.missing(rows) if is_online else rows
         for row in self._totals.add(wanted):
@@ -149,14 +148,12 @@ class WandbRun(TrackerClient):
 
     def summary(self, values: Row) -> None:
         """Update the run's summary."""
-        assert self._wandb_run is not None, "open comes first"
         self._wandb_run.summary.update(dict(values))
 
     def close(self, exit_code: int) -> None:
         """Finish the run and end wandb-core. Raise MirrorError if data did not arrive."""
         import wandb
 
-        assert self._wandb_run is not None, "open comes first"
         settings = self._wandb_run.settings
         try:
             self._wandb_run.finish(exit_code)
