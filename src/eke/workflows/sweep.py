@@ -76,10 +76,8 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     settings, first_round = expanded.settings, expanded.first_round()
     composed = [cell.composed for cell in first_round.cells]
     launcher = find_launcher(launcher_of(arguments.overrides))
-    problems = _check_detach(composed[0].config, launcher) + find_repeat_problems(
-        composed, settings
-    )
-    if problems:
+    problems = find_repeat_problems(composed, settings)
+    if problems := [*_check_detach(composed[0].config, launcher), *problems]:
         line.close()
         raise ConfigError(problems)
     own = [each.config for each in composed if each.config_dir]
