@@ -147,7 +147,7 @@ def beaten_by(planted, found, claim):
     beside = [each for each in find_claims(found) if each.part is claim.part and each.kind in kinds]
     named = {row for each in beside if each.measure == claim.measure for row in each.rows}
     key, top = claim.measure.key, planted.truth[planted.place(claim.rows[0])]
-    rows = [row for row in found.rows_of(claim.part) if key in row.estimates and row not in named]
+    rows = [row for row in claim.part.rows if key in row.estimates and row not in named]
     compared = [row for row in rows if claim.measure.is_loss or key in row.ratios]
     sound = [row for row in compared if claim.measure.is_loss or not row.quality.excludes]
     places = [planted.place(row) for row in sound]

@@ -296,9 +296,9 @@ def test_two_experiments_have_short_group_names(tmp_path):
     assert lines[-1] == "bert_base (1 run): nothing to compare with."
     lora, alone = found.machines
     assert set(lora.keys) == {"peft.r", "precision"}
-    labels = [row.variant.label for row in found.rows_of(lora)]
+    labels = [row.variant.label for row in lora.rows]
     assert labels == ["fp32 + r=8", "r=16", "bf16", "bf16 + r=16"]
-    (row,) = found.rows_of(alone)
+    (row,) = alone.rows
     assert (row.variant.label, row.on_front, dict(row.ratios)) == ("bert_base", False, {})
 
 

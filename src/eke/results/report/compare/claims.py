@@ -92,9 +92,8 @@ def with_beside(claims: Sequence[Claim]) -> Iterator[Claim]:
 
 
 def _on(comparison: Comparison, part: MachineComparison) -> list[Claim]:
-    rows = comparison.rows_of(part)
-    good = [row for row in rows if row.variant.records]
-    ends = _some(part, {Kind.failed: [row for row in rows if row not in good]}, part.speed)
+    good = [row for row in part.rows if row.variant.records]
+    ends = _some(part, {Kind.failed: [row for row in part.rows if row not in good]}, part.speed)
     if len(good) < 2:
         return [Claim(Kind.only_one if good else Kind.none_well, part, tuple(good)), *ends]
     if part.baseline is None:

@@ -101,6 +101,7 @@ class MachineComparison:
     """Class of these keys: *learning*, *rounding* or *both*."""
     speed: Measure
     """Tokens without padding if the samples of the configurations differ."""
+    rows: tuple[ComparisonRow, ...] = ()
     effects: tuple[Effect, ...] = ()
     alone: tuple[tuple[ComparisonRow, str], ...] = ()
     """Rows that differ from the baseline in one factor, and this factor."""
@@ -138,11 +139,6 @@ class Comparison:
     metric: str = ""
     """Metric that ranks the configurations, or empty for the loss."""
 
-    def rows_of(self, part: MachineComparison) -> list[ComparisonRow]:
-        """Return the rows of one group and machine."""
-        own = part.machine.letter, part.work
-        return [row for row in self.rows if (row.variant.machine, row.variant.work) == own]
-
     def suffix(self, part: MachineComparison) -> str:
         """Return group and machine for a title: `: tiny [A]`, or empty if there is only one."""
         letters = {each.machine.letter for each in self.machines}
@@ -177,14 +173,14 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
             key: value for key, value in (recorded[0] if recorded else {}).items()
             if "." not in key and key not in keys and all(s.get(key) == value for s in recorded)
         },
-        machines=tuple(part for part, _ in parts),
+        machines=tuple(parts),
         rows=(
-            *(row for _, rows in parts for row in rows),
+            *(row for part in parts for row in part.rows),
             *(ComparisonRow(v) for v in variants if not v.machine),
         ),
         notes=(
             *gathered.notes, *notes, *_notes(gathered, machines),
-            *(note for part, _ in parts for note in part.notes),
+            *(note for part in parts for note in part.notes),
         ),
         metric=metric,
     )  # fmt: skip
@@ -302,7 +298,7 @@ def _metrics(variants: Sequence[Variant]) -> list[str]:
 
 def _on(
     part: MachineComparison, shown: str, gathered: LoadedRecords, metric: str
-) -> tuple[MachineComparison, list[ComparisonRow]]:
+) -> MachineComparison:
     """Compare one group's variants on one machine, with effects of `shown`, or of all factors."""
     here, baseline, speed = part.members, part.baseline, part.speed
     good = [v for v in here if v.records]
@@ -311,13 +307,12 @@ def _on(
     has_speeds = part.focus is not Affects.learning and len(good) > 1
     front = techniques.pareto(good, speed, noise[speed.key]) if has_speeds else []
     corrected = correct_all([_differences(v, baseline, noise) for v in here], gathered.level)
+    losses = {}
     if baseline is not None:
         for v, ratios in zip(here, corrected, strict=True):
             _settle(ratios, baseline, v, speed.key, gathered)
-    notes = [] if has_speeds else _unequal(corrected)
-    losses = {}
-    if baseline is not None:
         losses = compare_losses(baseline, here, metric, gathered.level)
+    notes = [] if has_speeds else _unequal(corrected)
     drawn = list(dict.fromkeys(v for v in (baseline, *front, *good) if v))
     exclusive = {v: curves_of(v, 1, with_shared=False) for v in drawn[:200]}  # most important
     curves = {variant: found[0] for variant, found in exclusive.items() if found}
@@ -349,21 +344,19 @@ def _on(
     ]  # fmt: skip
     notes += quiet_notes(baseline, here, noise)
     part = replace(part, noise=noise, equal_time_s=moment, notes=tuple(notes), level=gathered.level)
-    return (_with_effects(part, rows, shown, gathered) if has_speeds else part), rows
+    part = replace(part, rows=tuple(rows))
+    return _with_effects(part, baseline, shown, gathered) if has_speeds and baseline else part
 
 
 def _with_effects(
-    part: MachineComparison, rows: Sequence[ComparisonRow], shown: str, gathered: LoadedRecords
+    part: MachineComparison, base: Variant, shown: str, gathered: LoadedRecords
 ) -> MachineComparison:
     """Add the effects of single techniques and of their combinations, and published ones."""
-    base = part.baseline
-    if base is None:
-        return part
-    by_variant = {row.variant: row for row in rows}
+    by_variant = {row.variant: row for row in part.rows}
     good = [v for v in by_variant if v.records]
     tested = {v: row.ratios for v, row in by_variant.items()}
     noise = {m.key: part.noise[m.key] for m in (part.speed, PEAK)}
-    tests = techniques.PairTests(noise, base, tested, gathered.level)
+    tests = techniques.PairTests(noise, base, tested, part.level)
     # Pairs agree in all factors, including those not shown.
     effects = techniques.main_effects(good, part.keys, tests)
     others = [v for v in good if v is not base]

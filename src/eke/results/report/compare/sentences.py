@@ -38,7 +38,7 @@ def verdict_lines(comparison: Comparison) -> list[str]:
         place = first = part.work if part else ""
         if part and part.work:
             place += f", machine {part.machine.letter}" if len(letters) > 1 else ""
-            runs = sum(len(row.variant.entries) for row in comparison.rows_of(part))
+            runs = sum(len(row.variant.entries) for row in part.rows)
             first = f"{place} ({format_number(runs, 'run')})"
             if claims[0].kind is Kind.only_one:
                 singles, texts = [*singles, first], texts[1:]
@@ -72,7 +72,7 @@ class _Words:
     def __init__(self, comparison: Comparison, claims: Sequence[Claim], claim: Claim) -> None:
         self.comparison, self.claims, self.claim = comparison, claims, claim
         self.part, self.key, self.kind = claim.part, claim.measure.key, claim.kind
-        self.rows = comparison.rows_of(claim.part) if claim.part else []
+        self.rows = claim.part.rows if claim.part else ()
         self.base = next((row for row in self.rows if row.is_baseline), None)
         name = _name(self.base) if self.base else ""
         self.base_name = name if 0 < len(name) <= 40 else "the baseline"

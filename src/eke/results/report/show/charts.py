@@ -48,7 +48,7 @@ class _Chart:
 
 def charts(comparison: Comparison, part: MachineComparison) -> list[_Chart]:
     """Return the charts with data of one machine and group, the most important first."""
-    rows = ranked(comparison, comparison.rows_of(part))
+    rows = ranked(comparison, part.rows)
     losses, lines = _loss_curves(rows, f"{comparison.machines.index(part)}")
     kept = [row for row in rows[:_MAX_BARS] if row.estimates]
     fastest = sorted(kept, key=lambda r: -(s.value if (s := r.estimates.get(r.speed.key)) else 0.0))

@@ -101,7 +101,7 @@ def sections(comparison: Comparison, repeats: bool = False) -> list[Section]:
     """Return all sections with rows except `problems`. `repeats` adds every run."""
     found = []
     for part in comparison.machines:
-        own = [_techniques(comparison, part), *map(_published, part.published)]
+        own = [_techniques(part), *map(_published, part.published)]
         where = comparison.suffix(part)
         found += [replace(section, title=f"{section.title}{where}") for section in own]
     first = [row for row in comparison.rows if row.variant.records][:6]
@@ -197,7 +197,7 @@ def _no_speed(record: Record) -> str:
     return f"none of {record.steps_done} steps was timed: {why}"
 
 
-def _techniques(comparison: Comparison, part: MachineComparison) -> Section:
+def _techniques(part: MachineComparison) -> Section:
     """Return each technique's effect alone, over all pairs, and added to others."""
     alone = {change: ratio_cells(row.ratios) for row, change in part.alone}
     pairs = {f"{each.factor}={each.value}": each for each in part.effects}
@@ -211,7 +211,7 @@ def _techniques(comparison: Comparison, part: MachineComparison) -> Section:
         rows.append((f"{name}{instead}", *before, *told, *after))
     is_one = len({each.factor for each in part.effects}) < len(part.keys)  # of --by
     # Up to two techniques, the main table has the same values.
-    few = len(comparison.rows_of(part)) <= 4 or not any(e.pairs > 1 for e in part.effects)
+    few = len(part.rows) <= 4 or not any(e.pairs > 1 for e in part.effects)
     if few and not is_one and len(part.ladder) < 3:
         rows = []
     head = ("technique", "alone: speed", "memory", "over pairs: speed", "memory", "pairs",

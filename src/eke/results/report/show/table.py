@@ -95,7 +95,7 @@ def groups(comparison: Comparison) -> list[_Group]:
     for part in parts:
         device = f"machine {part.machine.letter}: {part.machine.facts.get('device', '?')}"
         heading = ", ".join(filter(None, [part.work, device if len(letters) > 1 else ""]))
-        found.append(_Group(heading, ranked(comparison, comparison.rows_of(part)), part))
+        found.append(_Group(heading, ranked(comparison, part.rows), part))
     rest = [row for row in comparison.rows if not row.variant.machine]
     return [*found, _Group("never started", rest, None)] if rest else found
 
