@@ -229,8 +229,9 @@ def publish(comparison: Comparison, place: WandbProject, file: Path) -> tuple[st
     number of runs that the server may lack. Raises as `account.session` and `account.bounded`,
     ConfigError if the server has no such project, and OSError if `file` cannot be written.
     """
+    names = ("server", "entity", "project", "id", "url")
     try:  # stored with the other files, so that they can be updated
-        reports = [dict(each) for each in read_json(file)["published"]]
+        reports = [{name: each[name] for name in names} for each in read_json(file)["published"]]
     except (OSError, ValueError, TypeError, KeyError):  # missing or invalid
         reports = []
     with account.session() as (user, _):
@@ -240,7 +241,7 @@ def publish(comparison: Comparison, place: WandbProject, file: Path) -> tuple[st
             raise ConfigError(Problem("--entity", "", why, fix, "missing_value"))
         where = {"server": user.server, "entity": place.entity, "project": place.project}
         known = [each for each in reports if where.items() <= each.items()]
-        known_id = next((str(each.get("id", "")) for each in known), "")
+        known_id = next((str(each["id"]) for each in known), "")
         # Four requests, for which W&B allows 19 s each.
         answer = account.bounded(lambda: _save(comparison, place, known_id), 60.0)
     if answer is None:
