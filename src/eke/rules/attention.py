@@ -86,7 +86,6 @@ def _option(facts: RuleInputs) -> str:
     return facts.config.attention.option
 
 
-_ANY_BACKEND = Fix("attention.backend=auto")
 _MEM_EFFICIENT = Fix("attention.backend=mem_efficient")
 _SDPA = Fix("attention=sdpa")
 
@@ -115,7 +114,6 @@ def _class_rule(rule: str, what: str, name: str, is_chosen: Callable[[RuleInputs
         key="attention",
         when=lambda f: is_chosen(f) and lacks_it(f),
         why=lambda f: f"transformers does not support {what} for {f.model_family.name}",
-        fix=_SDPA,
         source=f"transformers' PreTrainedModel._supports_{name}",
         versions="transformers 5.17 to 5.23",
     )
@@ -131,14 +129,12 @@ RULES = (
             f.config.attention.backend is not Backend.auto and f.config.attention.option != "sdpa"
         ),
         why=lambda f: f"selects a kernel of attention=sdpa. This run uses attention={_option(f)}",
-        fix=_ANY_BACKEND,
         source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html",
     ),
     _backend_rule(
         id="backend_needs_cuda",
         when=lambda f: _pinned(f, Backend.mem_efficient, Backend.cudnn) and f.on_cpu,
         why=lambda f: f"needs CUDA. {f.device.name} is a CPU, which supports flash and math",
-        fix=_ANY_BACKEND,
     ),
     Rule(
         id="cpu_flash_has_no_dropout",
@@ -156,7 +152,6 @@ RULES = (
             and not (f.on_cpu and _pinned(f, Backend.cudnn))
         ),
         why="this kernel has no gradient for T5's learned attention bias",
-        fix=_ANY_BACKEND,
     ),
     _backend_rule(
         id="flash_takes_no_mask",
@@ -187,7 +182,6 @@ RULES = (
             _pinned(f, Backend.flash, Backend.cudnn) and f.on_cuda and _head_width(f) > _widest(f)
         ),
         why=lambda f: f"supports head widths up to {_widest(f)}. This model's is {_head_width(f)}",
-        fix=_ANY_BACKEND,
     ),
     _backend_rule(
         id="kernel_head_is_aligned",
@@ -195,7 +189,6 @@ RULES = (
         why=lambda f: (
             f"the head width must be a multiple of {_head_multiple(f)}. It is {_head_width(f)}"
         ),
-        fix=_ANY_BACKEND,
     ),
     Rule(
         id="cudnn_dropout_in_sixteenths",
@@ -204,7 +197,6 @@ RULES = (
             _pinned(f, Backend.cudnn) and f.on_cuda and not (_dropout(f) * 16).is_integer()
         ),
         why=lambda f: f"cuDNN needs a multiple of 1/16. model.dropout is {_dropout(f):g}",
-        fix=_ANY_BACKEND,
         source="https://github.com/pytorch/pytorch/pull/174245",
         versions="torch 2.13 (2.11 does not check, and some of cuDNN's kernels round)",
     ),
@@ -226,7 +218,6 @@ RULES = (
         key="attention",
         when=lambda f: _flash_package(f) and (not f.on_cuda or older_than(f, AMPERE)),
         why=needs_capability("FlashAttention needs", AMPERE),
-        fix=_SDPA,
         source=_FLASH,
     ),
     Rule(
@@ -269,7 +260,6 @@ RULES = (
         key="attention",
         when=lambda f: _flex(f) and (not f.on_cuda or older_than(f, VOLTA)),
         why=needs_capability("FlexAttention trains only on GPUs. Its Triton kernels need", VOLTA),
-        fix=_SDPA,
         source="https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html",
         versions="torch 2.11 to 2.13",
     ),

@@ -105,7 +105,6 @@ RULES = (
         key="compile",
         when=lambda f: f.config.compile.option == "cudagraphs" and f.on_cpu,
         why=lambda f: f"CUDA graphs need an NVIDIA GPU. {f.device.name} is a CPU",
-        fix=Fix("compile=none"),
         source="https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html",
     ),
     without_effect(
@@ -113,7 +112,6 @@ RULES = (
         key="compile.mode",
         when=lambda f: f.config.compile.mode is not CompileMode.default and not _inductor(f),
         why=lambda f: f"only inductor has modes. This run uses compile={f.config.compile.option}",
-        fix=Fix("compile.mode=default"),
         source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
     ),
     without_effect(
@@ -147,7 +145,6 @@ RULES = (
             f"{_replayer(f)} records one CUDA graph per layer. In evaluation a layer overwrites "
             "its input"
         ),
-        fix=Fix("compile.regional=false"),
         source=f"{_ISSUES}/152887",
         versions="torch 2.13",
     ),
@@ -164,7 +161,6 @@ RULES = (
         key="compile",
         when=lambda f: _inductor(f) and older_than(f, VOLTA),
         why=needs_capability("Triton kernels need", VOLTA),
-        fix=Fix("compile=none"),
         source=_COMPILER,
     ),
     needs_compiler("inductor_needs_compiler", "compile", _inductor, Fix("compile=none"), _COMPILER),
@@ -217,7 +213,6 @@ RULES = (
         key="kernels",
         when=lambda f: _liger(f) and f.on_cpu,
         why=lambda f: f"Liger's Triton kernels need a GPU. {capability_of(f)}",
-        fix=Fix("kernels=none"),
         source=_LIGER_SOURCE,
     ),
     Rule(
@@ -228,7 +223,6 @@ RULES = (
             f"Liger does not support {f.model_family.name}. Supported: "
             + ", ".join(name for name, family in FAMILIES.items() if family.has_liger)
         ),
-        fix=Fix("kernels=none"),
         source=_LIGER_SOURCE,
         versions="liger-kernel 0.8.5",
     ),

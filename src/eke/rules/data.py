@@ -119,7 +119,6 @@ RULES = (
             f"This is task={f.config.task.option} with "
             f"{getattr(f.config.model, 'model_type', '') or f.model_family.name}"
         ),
-        fix=Fix("data.packing=off"),
         source="transformers' masking_utils.find_packed_sequence_indices",
         versions="transformers 5",
     ),
@@ -130,7 +129,6 @@ RULES = (
             f.data.packing is not Packing.off and not _cannot_pack(f) and not is_ragged(f.config)
         ),
         why=lambda f: f"all samples have {f.data.seq_len} tokens and need no padding",
-        fix=Fix("data.packing=off"),
         source="eke.training.batches.tasks",
     ),
     without_effect(
@@ -138,7 +136,6 @@ RULES = (
         key="data.length_grouping",
         when=lambda f: f.data.length_grouping and not is_ragged(f.config),
         why="all samples have the same length",
-        fix=Fix("data.length_grouping=false"),
         source="eke.training.batches.batches",
     ),
     without_effect(
@@ -146,7 +143,6 @@ RULES = (
         key="data.pad_to_multiple_of",
         when=_pads_nothing,
         why=lambda f: f"all samples have {f.data.seq_len} tokens, a multiple of it",
-        fix=Fix("data.pad_to_multiple_of=null"),
         source="https://huggingface.co/docs/transformers/main_classes/data_collator",
     ),
     Rule(
@@ -157,7 +153,6 @@ RULES = (
             f"pads data.seq_len = {f.data.seq_len} to {_padded_len(f)} tokens, more than "
             f"model.max_position_embeddings = {max_positions(f)}"
         ),
-        fix=Fix("data.pad_to_multiple_of=null"),
         source="the table of learned positions has a fixed number of rows",
     ),
     Rule(
@@ -314,7 +309,6 @@ RULES = (
         key="data.min_token",
         when=lambda f: (d := _synthetic(f)) and d.min_token < NUM_SPECIAL_TOKENS,
         why=f"ids below {NUM_SPECIAL_TOKENS} are special tokens such as padding",
-        fix=Fix("data.min_token=100"),
         source="eke.common.text",
     ),
     Rule(

@@ -144,7 +144,6 @@ RULES = (
         key="optimizer",
         when=lambda f: _is_zero(f) and f.optimizer.fails_on_pieces,
         why=lambda f: f"under distributed={f.distributed.option}: {f.optimizer.fails_on_pieces}",
-        fix=Fix("optimizer=adamw"),
         source="arXiv:1910.02054, section 5, and notes/deepspeed.md",
     ),
     _deepspeed_rule(
@@ -152,7 +151,6 @@ RULES = (
         key="precision.master",
         when=lambda f: _is_zero(f) and is_narrow(f) and f.config.precision.master is AutoBool.off,
         why=lambda f: f"distributed={f.distributed.option} always keeps float32 copies of weights",
-        fix=Fix("precision.master=auto"),
         source="notes/deepspeed.md",
     ),
     _deepspeed_rule(
@@ -182,7 +180,6 @@ RULES = (
         key="compile",
         when=lambda f: _is_zero(f) and f.config.compile.option != "none",
         why="DeepSpeed's engine would run the uncompiled model",
-        fix=Fix("compile=none"),
         source="notes/deepspeed.md",
     ),
     without_benefit(
@@ -281,7 +278,6 @@ RULES = (
             and f.config.offload.option != "nvme"
         ),
         why="the device is the CPU. Its memory is host memory",
-        fix=Fix("offload=none"),
         source="arXiv:2101.06840",
     ),
     _deepspeed_rule(

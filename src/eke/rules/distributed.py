@@ -50,7 +50,6 @@ def _of_one(option: str, why: str, source: str) -> Rule:
         key="distributed",
         when=lambda f: f.distributed.option == option and f.distributed.num_processes == 1,
         why=why,
-        fix=Fix("distributed=none"),
         source=source,
     )
 
@@ -117,7 +116,6 @@ RULES = (
         key="memory.activation_offload",
         when=lambda f: _is_cut(f) and f.config.memory.activation_offload,
         why="distributed=fsdp would offload each layer's gathered weights as activations",
-        fix=Fix("memory.activation_offload=false"),
         source=_FSDP_DOCS,
         versions="torch 2.13",
     ),
@@ -129,7 +127,6 @@ RULES = (
             and (f.distributed.option not in ("fsdp", *STAGE) or f.distributed.num_processes == 1)
         ),
         why="needs sharded training. One process writes the checkpoints of this run",
-        fix=Fix("train.checkpoint_async=null"),
         source="src/eke/training/loop/saving.py",
     ),
     without_effect(
@@ -143,7 +140,6 @@ RULES = (
             "is about data exchange between GPUs. "
             + ("This run has one process" if f.on_cuda else f"{f.device.name} is a CPU")
         ),
-        fix=Fix("distributed.p2p=auto"),
         source=_NCCL_DOCS,
     ),
     unsafe(

@@ -29,7 +29,6 @@ RULES: tuple[Rule, ...] = (
         key="engine",
         when=lambda f: f.config.engine.option == "trainer" and _takes_no_steps(f),
         why=lambda f: f"conflicts with {_takes_no_steps(f)}, which replaces Trainer's steps",
-        fix=Fix("engine=loop"),
         source="src/eke/training/loop/trainer_engine.py",
     ),
     without_effect(

@@ -94,7 +94,6 @@ RULES = (
         key="memory.activation_offload",
         when=lambda f: f.config.memory.activation_offload and f.on_cpu,
         why=lambda f: f"{f.device.name} is a CPU. Activations are already in host memory",
-        fix=Fix("memory.activation_offload=false"),
         source="https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.graph.save_on_cpu",
     ),
     without_effect(
@@ -102,7 +101,6 @@ RULES = (
         key="memory.empty_cache_every",
         when=lambda f: f.config.memory.empty_cache_every and f.on_cpu,
         why=lambda f: f"{f.device.name} is a CPU. PyTorch caches no memory for it",
-        fix=Fix("memory.empty_cache_every=null"),
         source="https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.empty_cache.html",
     ),
     Rule(

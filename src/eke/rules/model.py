@@ -124,7 +124,6 @@ RULES = (
             f.config.task.router_loss not in ("auto", "off") and router_loss(f.config) is None
         ),
         why="this model has no router loss. Allowed: auto, off",
-        fix=Fix("task.router_loss=auto"),
         source="the forward pass of the class of model and task",
     ),
     Rule(
@@ -207,7 +206,6 @@ RULES = (
             f"only helps sequences beyond {_STRETCHED_FROM} tokens. "
             f"model.max_position_embeddings = {max_positions(f)}"
         ),
-        fix=Fix("model.rope_scaling_factor=null"),
         source="rope_scaling.original_max_position_embeddings of Llama 3.1's config.json",
     ),
     Rule(
@@ -263,7 +261,6 @@ RULES = (
             isinstance(f.config.model, T5Model) and not f.config.model.tie_word_embeddings
         ),
         why="transformers always ties T5's embeddings. false only removes the scaling of logits",
-        fix=Fix("model.tie_word_embeddings=true"),
         source="transformers' T5Config.__post_init__ (scale_decoder_outputs)",
         versions="transformers 5",
     ),
@@ -279,7 +276,6 @@ RULES = (
             "transformers adds an output bias without use or training: "
             f"{f.config.model.vocab_size} numbers"
         ),
-        fix=Fix("model.tie_word_embeddings=true"),
         source="transformers' BertLMPredictionHead (cls.predictions.bias)",
         versions="transformers 5",
     ),
@@ -292,7 +288,6 @@ RULES = (
             and isinstance(f.config.model, LlamaModel | GPT2Model)
         ),
         why="a classifier has no output projection to tie",
-        fix=Fix("model.tie_word_embeddings=true"),
         source=_HF_MODELS,
     ),
 )

@@ -63,7 +63,6 @@ RULES: tuple[Rule, ...] = (
             "needs trained matrices in Transformer layers. "
             f"{'model.freeze' if f.config.model.freeze else 'peft=ia3'} leaves none"
         ),
-        fix=Fix("optimizer=adamw"),
         sized=True,
         source="https://docs.pytorch.org/docs/stable/generated/torch.optim.Muon.html",
     ),
@@ -128,7 +127,6 @@ RULES: tuple[Rule, ...] = (
             f.optimizer.rounds_at_random and f.config.precision.weights is not Weights.bfloat16
         ),
         why="float32 weights are stored without rounding",
-        fix=Fix("optimizer=adamw"),
         source="torchao, optim/adam.py: bf16_stochastic_round and p.dtype is torch.bfloat16",
         versions="torchao 0.18",
     ),

@@ -64,7 +64,6 @@ RULES: tuple[Rule, ...] = (
                 )
             )
         ),
-        fix=Fix("peft.target_modules=null"),
         source="https://huggingface.co/docs/peft",
         sized=True,
     ),
@@ -99,7 +98,6 @@ RULES: tuple[Rule, ...] = (
         key="peft.use_rslora",
         when=lambda f: (lora := _lora(f)) and lora.use_rslora and lora.r == 1,
         why="divides by the square root of peft.r, which is 1",
-        fix=Fix("peft.use_rslora=false"),
         source="arXiv:2312.03732",
     ),
     without_effect(
@@ -107,7 +105,6 @@ RULES: tuple[Rule, ...] = (
         key="peft.fused",
         when=lambda f: getattr(f.config.peft, "fused", False) and bool(why_not_fused(f.config)),
         why=lambda f: f"PEFT's own forward pass is used with {why_not_fused(f.config)}",
-        fix=Fix("peft.fused=false"),
         source="eke.training.model.fused_adapters",
     ),
     without_effect(
@@ -115,7 +112,6 @@ RULES: tuple[Rule, ...] = (
         key="peft.bias",
         when=lambda f: _trains_biases(f) and not f.model_family.has_biases,
         why=lambda f: f"the linear layers of {f.model_family.name} have no biases",
-        fix=Fix("peft.bias=none"),
         source="eke.models.families",
     ),
     Rule(
@@ -130,7 +126,6 @@ RULES: tuple[Rule, ...] = (
             "bitsandbytes rounds trained biases of 4-bit layers to "
             f"{f.config.precision.compute.value} in the first forward pass"
         ),
-        fix=Fix("peft.bias=none"),
         source="measured: Linear4bit.forward assigns bias.data",
         versions="bitsandbytes 0.50",
     ),

@@ -228,7 +228,6 @@ RULES = (
             f"products use {' and '.join(sorted(computed_formats(f.config)))}, trained weights "
             f"{f.config.precision.weights.value}. Autocast only narrows weights"
         ),
-        fix=Fix("peft.base_weights=auto"),
         source="https://docs.pytorch.org/docs/stable/amp.html",
     ),
     without_effect(
@@ -236,7 +235,6 @@ RULES = (
         key="precision.master",
         when=lambda f: f.config.precision.master is AutoBool.on and not is_narrow(f),
         why="the weights are already float32",
-        fix=Fix("precision.master=auto"),
         source="training/model/number_formats.py",
     ),
     without_effect(
@@ -246,7 +244,6 @@ RULES = (
             f.config.precision.casts is Casts.per_step and not decide_formats(f.config).copies
         ),
         why=lambda f: f"weights and products both use {f.config.precision.weights.value}",
-        fix=Fix("precision.casts=per_use"),
         source="training/model/number_formats.py",
     ),
     Rule(
@@ -263,7 +260,6 @@ RULES = (
             if f.distributed.option == "fsdp"
             else f"distributed={f.distributed.option} does not exchange gradients of weight copies"
         ),
-        fix=Fix("precision.casts=per_use"),
         source="training/model/number_formats.py",
     ),
     unsafe(
@@ -290,7 +286,6 @@ RULES = (
             if _is_float8(f)
             else f"precision.weights is bfloat16. {_NO_WAY_FROM_BF16}"
         ),
-        fix=Fix("precision.evaluation=same"),
         source="training/model/number_formats.py: evaluation uses its own autocast, not weights",
     ),
     unsafe(

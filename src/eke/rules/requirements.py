@@ -66,7 +66,6 @@ RULES = (
         key="dataloader.pin_memory",
         when=lambda f: f.config.dataloader.pin_memory is AutoBool.on and f.on_cpu,
         why="page-locked memory speeds up copies to a GPU. This run uses a CPU",
-        fix=Fix("dataloader.pin_memory=auto"),
         source="https://docs.pytorch.org/docs/stable/data.html#memory-pinning",
     ),
     Rule(

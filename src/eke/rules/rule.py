@@ -93,8 +93,8 @@ class Rule:
     """The invalid value. None: the value of the key."""
     why: Callable[[RuleInputs], str] | str
     """The violated limit, with its number."""
-    fix: Callable[[RuleInputs], Fix] | Fix
-    """Overrides that correct the configuration."""
+    fix: Callable[[RuleInputs], Fix] | Fix | None = None
+    """Overrides that correct the configuration. None: the default of the key or group."""
     source: str
     """Evidence: a URL, or the formula the rule follows from."""
     versions: str = ""
@@ -108,7 +108,7 @@ class Rule:
         """Return the problem to report."""
         value = self.value(facts) if self.value else configured(facts.config, self.key)
         why = self.why if isinstance(self.why, str) else self.why(facts)
-        fix = self.fix if isinstance(self.fix, Fix) else self.fix(facts)
+        fix = self.fix(facts) if callable(self.fix) else self.fix or _reset(facts.config, self.key)
         return Problem(self.key, format_value(value), why, fix, self.id, self.passing)
 
 
@@ -123,6 +123,12 @@ def configured(config: Config, key: str) -> Any:
     if isinstance(value, Enum):
         return value.value
     return value.option if hasattr(value, "option") else value
+
+
+def _reset(config: Config, key: str) -> Fix:
+    group, _, name = key.partition(".")
+    default = getattr(type(getattr(config, group)), name or "option")
+    return Fix(f"{key}={format_value(default.value if isinstance(default, Enum) else default)}")
 
 
 def with_defaults_for(config: Config, problems: list[Problem]) -> Config:

@@ -267,7 +267,6 @@ RULES = (
         key="dataloader.persistent",
         when=lambda f: f.config.dataloader.persistent and f.config.dataloader.workers == 0,
         why="needs loader processes. dataloader.workers = 0",
-        fix=Fix("dataloader.persistent=false"),
         source=_LOADER,
     ),
     unsafe(
@@ -278,7 +277,6 @@ RULES = (
             and not (t.save_on_signal or t.checkpoint_every or t.keep_best)
         ),
         why="a stopped or requeued run restarts at step 1: train.checkpoint_every = null",
-        fix=Fix("train.save_on_signal=true"),
         source="src/eke/training/loop/loop.py",
     ),
     Rule(
@@ -322,7 +320,6 @@ RULES = (
         key="paths.runs",
         when=lambda f: not f.planning and _runs_reason(f),
         why=_runs_reason,
-        fix=Fix("paths.runs=runs"),
         source="the file system",
     ),
     Rule(
