@@ -38,7 +38,7 @@ from eke.config.schema.data import (
     TextColumns,
     Weighted,
 )
-from eke.config.schema.facts import STAGE, Ranks, Targets
+from eke.config.schema.facts import Targets
 from eke.config.schema.fields import AutoBool, Limit
 from eke.config.schema.model import (
     AUTO_ATTENTION,
@@ -54,6 +54,8 @@ from eke.config.schema.model import (
 )
 from eke.config.schema.resources import (
     FSDP,
+    STAGE,
+    Distributed,
     GradientSync,
     OptimizeFor,
     PeerToPeer,

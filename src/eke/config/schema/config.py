@@ -8,7 +8,7 @@ from eke.config.schema import data as work
 from eke.config.schema import model as models
 from eke.config.schema import resources as res
 from eke.config.schema import techniques as tech
-from eke.config.schema.facts import Ranks, Targets, ranks_of, targets_of
+from eke.config.schema.facts import Targets, targets_of
 from eke.config.schema.fields import Key, at_least, between
 
 SCHEMA_VERSION = 1
@@ -66,9 +66,9 @@ class Config:
     """Start runs even if the lowest memory forecast does not fit."""
 
     @property
-    def ranks(self) -> Ranks:
+    def ranks(self) -> res.Distributed:
         """Facts about the processes of the run."""
-        return ranks_of(self.distributed)
+        return self.distributed
 
     @property
     def targets(self) -> Targets:

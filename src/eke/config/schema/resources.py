@@ -88,6 +88,10 @@ class GradientSync(Enum):
     every = "every"
 
 
+STAGE = {"zero1": 1, "zero2": 2, "zero3": 3}
+"""Option of the group `distributed` -> ZeRO stage."""
+
+
 @dataclass
 class Distributed(OptionGroup):
     """Number of processes that train one model, and their connections."""
@@ -107,6 +111,41 @@ class Distributed(OptionGroup):
     def processes_per_node(self) -> int:
         """Largest number of processes on a node. Also valid before limits are checked."""
         return -(-self.num_processes // max(1, self.num_nodes))
+
+    @property
+    def zero_stage(self) -> int:
+        """ZeRO stage of DeepSpeed, 0 without DeepSpeed."""
+        return STAGE.get(self.option, 0)
+
+    @property
+    def fsdp(self) -> "FSDP | None":
+        """Keys of FSDP, None without FSDP."""
+        return self if isinstance(self, FSDP) else None
+
+    @property
+    def shards(self) -> int:
+        """Shards of the optimizer state, 1 if each process has all of it."""
+        return self.num_processes if self.zero_stage else 1
+
+    @property
+    def is_ddp(self) -> bool:
+        """Whether DDP synchronizes the gradients of model copies."""
+        return self.option == "ddp"
+
+    @property
+    def is_dp(self) -> bool:
+        """Whether one process trains with several devices (DataParallel)."""
+        return self.option == "dp"
+
+    @property
+    def shards_states(self) -> bool:
+        """Whether the optimizer state is sharded among the processes."""
+        return self.fsdp is not None or self.zero_stage >= 1
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether the weights are sharded among the processes, from initialization on."""
+        return self.fsdp is not None or self.zero_stage == 3
 
 
 @dataclass
