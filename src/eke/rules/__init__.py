@@ -8,6 +8,7 @@ import dataclasses
 
 from eke.common.errors import Problem
 from eke.config.mixing import source_configs, to_source_problem
+from eke.config.schema.fields import find_limit_problems
 from eke.rules import (
     attention,
     compile,
@@ -24,7 +25,7 @@ from eke.rules import (
     tracker,
     training,
 )
-from eke.rules.rule import Rule, RuleInputs, Severity, find_limit_problems, with_defaults_for
+from eke.rules.rule import Rule, RuleInputs, Severity, with_defaults_for
 
 RULES: tuple[Rule, ...] = (
     *model.RULES,

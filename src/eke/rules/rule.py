@@ -1,19 +1,17 @@
 """Rules as data, so that they can be listed, documented and disabled in tests."""
 
 import copy
-import dataclasses
 import functools
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from eke.common.errors import Fix, Problem
 from eke.common.text import format_value
-from eke.config.schema import Config, Data, Limit
-from eke.config.schema.resources import Distributed
+from eke.config.schema import Config, Data, Distributed
 from eke.hardware import Device
 from eke.models.families import Family, family_of
 from eke.models.sizes import OptimizerEntry, optimizer_entry
@@ -140,21 +138,6 @@ def with_defaults_for(config: Config, problems: list[Problem]) -> Config:
         node: Any = functools.reduce(getattr, groups, corrected)
         setattr(node, key, getattr(type(node), key))
     return corrected
-
-
-def find_limit_problems(node: Any, prefix: str = "") -> Iterator[Problem]:
-    """Yield a problem for each value outside its limits. `prefix` is the section's key."""
-    for field in dataclasses.fields(node):
-        value = getattr(node, field.name)
-        path = f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(value):
-            yield from find_limit_problems(value, f"{path}.")
-            continue
-        limit = field.metadata.get("limit")
-        if isinstance(limit, Limit) and value is not None and not limit.admits(value):
-            fix = Fix(f"{path}={format_value(limit.in_place_of(value, field.default))}")
-            why = f"must be {limit.describe(value)}"
-            yield Problem(path, format_value(value), why, fix, "limit")
 
 
 def instead_of(options: tuple[str, ...], option: str, key: str) -> Callable[[RuleInputs], Fix]:

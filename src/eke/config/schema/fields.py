@@ -6,8 +6,13 @@ import inspect
 import itertools
 import math
 import textwrap
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
+from typing import Any
+
+from eke.common.errors import Fix, Problem
+from eke.common.text import format_value
 
 LARGEST = 2**53
 """Upper limit of all numbers. A float represents every whole number up to this value."""
@@ -52,6 +57,21 @@ class Limit:
 
 def _number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else f"{value:g}"
+
+
+def find_limit_problems(node: Any, prefix: str = "") -> Iterator[Problem]:
+    """Yield a problem for each value outside its limits. `prefix` is the section's key."""
+    for field in fields(node):
+        value = getattr(node, field.name)
+        path = f"{prefix}{field.name}"
+        if is_dataclass(value):
+            yield from find_limit_problems(value, f"{path}.")
+            continue
+        limit = field.metadata.get("limit")
+        if isinstance(limit, Limit) and value is not None and not limit.admits(value):
+            fix = Fix(f"{path}={format_value(limit.in_place_of(value, field.default))}")
+            why = f"must be {limit.describe(value)}"
+            yield Problem(path, format_value(value), why, fix, "limit")
 
 
 def above(

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -31,6 +31,7 @@ from eke.config.compose.composer import (
 )
 from eke.config.compose.hydra_settings import is_hydras, is_launching, sweep_parts, sweep_values
 from eke.config.schema import Sweep
+from eke.config.schema.fields import find_limit_problems
 from eke.config.schema.resources import Seeds
 from eke.config.sweep.exclusion import CLAUSE_KEY, Expression, read_clauses, value_of
 
@@ -136,13 +137,7 @@ def _settings(
         why, fix = "must be a whole number from 1, or auto", Fix("sweep.repeats=auto")
         problem = Problem("sweep.repeats", shown(settings.repeats), why, fix, "wrong_type")
         problems.append(problem)
-    for item in fields(Sweep):
-        value, limit = getattr(settings, item.name), item.metadata.get("limit")
-        if limit and value is not None and not limit.admits(value):
-            fix = Fix(f"sweep.{item.name}={value_text(limit.in_place_of(value, item.default))}")
-            why = f"must be {limit.describe(value)}"
-            problems.append(Problem(f"sweep.{item.name}", str(value), why, fix, "limit"))
-    return settings, problems
+    return settings, [*problems, *find_limit_problems(settings, "sweep.")]
 
 
 def _key(text: str) -> str:

@@ -12,7 +12,7 @@ from eke.config.compose import Composed, compose, split_arguments
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.compose.check_overrides import find_problems
 from eke.config.foreign_names import Retired, find_retired, retired_names
-from eke.rules.rule import find_limit_problems
+from eke.config.schema.fields import find_limit_problems
 
 CATALOGUE = make_catalogue()
 MAX_ROUNDS = 4
