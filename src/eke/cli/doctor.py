@@ -91,19 +91,10 @@ def _with(catalogue: Catalogue, base: Config, group: str, option: str) -> Config
 def _section(catalogue: Catalogue, group: str, option: str) -> Any:
     """Return the values of an option as its schema class."""
     schema = OmegaConf.structured(catalogue.schema_class(group, option))
-    merged = OmegaConf.merge(schema, *_values(catalogue, group, option))
+    merged = OmegaConf.merge(schema, catalogue.values(group, option))
     for key in OmegaConf.missing_keys(merged):
         OmegaConf.update(merged, key, "runs")  # the folder of offload=nvme
     return OmegaConf.to_object(merged)
-
-
-def _values(catalogue: Catalogue, group: str, option: str) -> list[Any]:
-    """Return the values in the file of an option and in the options it extends."""
-    values: Any = OmegaConf.load(catalogue.options[group][option])
-    entries = (str(entry).partition("@")[0] for entry in values.pop("defaults", []))
-    names = [entry.removeprefix(f"/{group}/") for entry in entries]
-    bases = [name for name in names if name in catalogue.options[group] and name != option]
-    return [*(each for name in bases for each in _values(catalogue, group, name)), values]
 
 
 _TIMEOUT_S = 60.0

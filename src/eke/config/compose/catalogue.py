@@ -189,12 +189,13 @@ class Catalogue:
             option = base[1] if base else option
         return list(texts.values())
 
-    def _values(self, group: str, option: str) -> dict[str, Any]:
+    def values(self, group: str, option: str) -> dict[str, Any]:
         """Return the values of an option's file and of its bases' files."""
         found: dict[str, Any] = {}
         for text in reversed(self._files(group, option)):
             values = yaml.safe_load(text) or {}
             found |= values.get(group, {}) if "@package _global_" in text else values
+        found.pop("defaults", None)
         return found
 
     def options_with(self, group: str, name: str) -> list[str]:
@@ -247,7 +248,7 @@ def key_rows(section: str, option: str, catalogue: Catalogue) -> list[KeyRow]:
     cls: type = Config if not section else catalogue.sections[section][0]
     if option:
         cls = catalogue.schema_class(section, option)
-    values, docs = catalogue._values(section, option), field_docs(cls)
+    values, docs = catalogue.values(section, option), field_docs(cls)
     return [
         _key_row(
             f"{section}.{name}".lstrip("."),
