@@ -140,20 +140,7 @@ def open_file(path: Path, flags: int, mode: int = 0o666, shared: bool = False) -
     user's file, or anything but a regular file. `shared` permits folders and files of other users.
     """
     with open_trusted_dir(path.parent, own=not shared) as folder:
-        try:
-            descriptor = os.open(path.name, flags | _SAFE, mode, dir_fd=folder)
-        except OSError as error:
-            raise _named(error, path) from error
-        try:
-            found = _regular(descriptor, path)
-            if found.st_nlink > 1:  # a hard link to another file of this user
-                raise UntrustedPathError("has several names", path)
-            if not (shared or _is_mine(found, folder)):
-                raise UntrustedPathError(f"belongs to {_owner(found)}", path)
-        except OSError:
-            os.close(descriptor)
-            raise
-        return descriptor
+        return _open_regular(path, flags, mode, folder, shared)
 
 
 def _named(error: OSError, path: Path) -> OSError:
@@ -165,25 +152,31 @@ def _named(error: OSError, path: Path) -> OSError:
     return OSError(error.errno, error.strerror, str(path))
 
 
-def _regular(descriptor: int, path: Path) -> os.stat_result:
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-        raise UntrustedPathError("is not a regular file", path)
-    return found
-
-
-def open_to_read(path: Path) -> int:
-    """Open any user's regular file for reading. Refused for links and other kinds."""
+def _open_regular(
+    path: Path, flags: int, mode: int = 0o666, folder: int | None = None, shared: bool = True
+) -> int:
+    name = path if folder is None else path.name
     try:
-        descriptor = os.open(path, os.O_RDONLY | _SAFE)
+        descriptor = os.open(name, flags | _SAFE, mode, dir_fd=folder)
     except OSError as error:
         raise _named(error, path) from error
     try:
-        _regular(descriptor, path)
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise UntrustedPathError("is not a regular file", path)
+        if folder is not None and found.st_nlink > 1:  # a hard link to another file of this user
+            raise UntrustedPathError("has several names", path)
+        if folder is not None and not (shared or _is_mine(found, folder)):
+            raise UntrustedPathError(f"belongs to {_owner(found)}", path)
     except OSError:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def open_to_read(path: Path) -> int:
+    """Open any user's regular file for reading. Refused for links and other kinds."""
+    return _open_regular(path, os.O_RDONLY)
 
 
 def read_bytes(path: Path, limit: int = READ_LIMIT, own: bool = False) -> bytes:
