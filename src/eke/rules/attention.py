@@ -102,6 +102,9 @@ def _implemented(facts: RuleInputs, option: str) -> bool:
     return getattr(facts.config.model, _SUPPORT.get(option, ""), None) is not False
 
 
+_attention_rule = functools.partial(Rule, key="attention")
+
+
 def _class_rule(rule: str, what: str, name: str, is_chosen: Callable[[RuleInputs], bool]) -> Rule:
     """Return the rule that a known family has a kernel. Checkpoints: see `_implemented`."""
 
@@ -109,9 +112,8 @@ def _class_rule(rule: str, what: str, name: str, is_chosen: Callable[[RuleInputs
         family, task = facts.model_family, facts.config.task.option
         return family.is_known and class_attribute(family.name, task, f"_supports_{name}") is False
 
-    return Rule(
+    return _attention_rule(
         id=rule,
-        key="attention",
         when=lambda f: is_chosen(f) and lacks_it(f),
         why=lambda f: f"transformers does not support {what} for {f.model_family.name}",
         source=f"transformers' PreTrainedModel._supports_{name}",
@@ -200,9 +202,8 @@ RULES = (
         source="https://github.com/pytorch/pytorch/pull/174245",
         versions="torch 2.13 (2.11 does not check, and some of cuDNN's kernels round)",
     ),
-    Rule(
+    _attention_rule(
         id="attention_is_implemented",
-        key="attention",
         when=lambda f: not _implemented(f, _option(f)),
         why=lambda f: (
             f"transformers does not support it for {getattr(f.config.model, 'model_type', '')} "
@@ -213,25 +214,22 @@ RULES = (
         "_supports_flex_attn",
         versions="transformers 5.17 to 5.23",
     ),
-    Rule(
+    _attention_rule(
         id="flash_package_needs_ampere",
-        key="attention",
         when=lambda f: _flash_package(f) and (not f.on_cuda or older_than(f, AMPERE)),
         why=needs_capability("FlashAttention needs", AMPERE),
         source=_FLASH,
     ),
-    Rule(
+    _attention_rule(
         id="flash_package_needs_16_bits",
-        key="attention",
         when=lambda f: _flash_package(f) and _in_float32(f),
         why="FlashAttention needs 16-bit inputs. precision.compute is float32",
         fix=instead_of(("fp32", "tf32"), "precision=bf16", "precision.compute=bfloat16"),
         source=_FLASH,
     ),
     _class_rule("flash_package_without_t5", "FlashAttention", "flash_attn", _flash_package),
-    Rule(
+    _attention_rule(
         id="flash3_has_no_dropout",
-        key="attention",
         when=lambda f: _option(f) == "flash3" and _dropout(f) > 0,
         why=lambda f: f"FlashAttention-3 has no dropout. model.dropout is {_dropout(f):g}",
         fix=Fix("model.dropout=0"),
@@ -255,9 +253,8 @@ RULES = (
         source="transformers' modeling_flash_attention_utils._is_packed_sequence",
         versions="transformers 5.17 to 5.23",
     ),
-    Rule(
+    _attention_rule(
         id="flex_needs_volta",
-        key="attention",
         when=lambda f: _flex(f) and (not f.on_cuda or older_than(f, VOLTA)),
         why=needs_capability("FlexAttention trains only on GPUs. Its Triton kernels need", VOLTA),
         source="https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html",
@@ -271,9 +268,8 @@ RULES = (
         "triton/runtime/build.py",
     ),
     _class_rule("flex_without_gpt2", "FlexAttention", "flex_attn", _flex),
-    Rule(
+    _attention_rule(
         id="flex_has_no_dropout",
-        key="attention",
         when=lambda f: _flex(f) and _dropout(f) > 0,
         why=lambda f: f"FlexAttention has no dropout. model.dropout is {_dropout(f):g}",
         fix=Fix("model.dropout=0"),

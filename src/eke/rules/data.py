@@ -4,7 +4,7 @@ import functools
 from importlib.util import find_spec
 
 from eke.common.errors import Fix
-from eke.common.text import NUM_SPECIAL_TOKENS, format_value
+from eke.common.text import NUM_SPECIAL_TOKENS
 from eke.config.schema import (
     Conversations,
     HubRows,
@@ -229,7 +229,6 @@ RULES = (
         id="labels_name_classes",
         key="task.labels",
         when=_names_no_classes,
-        value=lambda f: format_value(getattr(f.config.task, "labels", [])),
         why="needs unique class names (at most task.num_labels) and data with rows",
         fix=Fix("task.labels=[]", remark="or task.num_labels=NUMBER_OF_NAMES"),
     ),
@@ -247,7 +246,6 @@ RULES = (
         id="chat_is_causal",
         key="task",
         when=lambda f: isinstance(f.data, Conversations) and f.config.task.option != "causal_lm",
-        value=lambda f: f.config.task.option,
         why="conversations need task=causal_lm",
         fix=Fix("task=causal_lm", remark="with a decoder as the model"),
     ),

@@ -362,7 +362,6 @@ RULES = (
         when=lambda f: (
             _is_here(f) and (limit := _lockable_bytes()) is not None and _files(f).pinned > limit
         ),
-        value=lambda f: getattr(f.config.offload, "piece_numbers", ""),
         why=lambda f: (
             f"needs {format_bytes(_files(f).pinned)} of locked memory. The limit is "
             f"{format_bytes(_lockable_bytes() or 0)} (ulimit -l)"

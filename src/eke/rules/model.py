@@ -1,7 +1,7 @@
 """Rules about model, task and data."""
 
 from eke.common.errors import Fix
-from eke.common.text import BYTE_VOCABULARY, format_value
+from eke.common.text import BYTE_VOCABULARY
 from eke.config.schema import (
     Adapters,
     BertModel,
@@ -246,7 +246,6 @@ RULES = (
         id="adapters_freeze_everything",
         key="model.freeze",
         when=lambda f: f.config.model.freeze and isinstance(f.config.peft, Adapters),
-        value=lambda f: format_value(f.config.model.freeze),
         why=lambda f: (
             f"peft={f.config.peft.option} already freezes all weights of the model except a "
             "classifier head"

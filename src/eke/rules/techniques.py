@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from eke.config.schema import (
@@ -156,11 +157,6 @@ def _become(group: str, kind: type, **values: Any) -> _Edit:
         return replace(config, **{group: kind(**(kept | values))})
 
     return edit
-
-
-def _new(group: str, value: Any) -> _Edit:
-    """Return an edit that replaces a group."""
-    return lambda config: replace(config, **{group: value})
 
 
 def _plain_kernels(config: Config) -> bool:
@@ -317,7 +313,7 @@ _TABLE = (
     Technique(
         "optimizer=adamw_8bit", "optimizer states", "moments in 8 bits", _on_a_v100(9.15),
         _TORCHAO_8BIT, numerics=Numerics.reduced, searched=True, applies=_plain_adamw,
-        edit=_new("optimizer", AdamW8bit(option="adamw_8bit")),
+        edit=partial(replace, optimizer=AdamW8bit(option="adamw_8bit")),
     ),
     Technique(
         "optimizer=adamw_torchao_8bit", "optimizer states",
@@ -327,7 +323,7 @@ _TABLE = (
         "optimizer=adafactor", "optimizer states",
         "sums of rows and columns instead of two moments", _on_a_v100(7.96),
         numerics=Numerics.reduced, applies=_plain_adamw,
-        edit=_new("optimizer", Adafactor(option="adafactor")),
+        edit=partial(replace, optimizer=Adafactor(option="adafactor")),
     ),
     Technique(
         "distributed=zero2", "gradients, states", _LINKS, applies=_shares_less_than("zero2"),
@@ -363,7 +359,7 @@ _TABLE = (
         "peft=lora", "gradients, states", "trains only added matrices",
         Published(0.8, "a quarter faster: arXiv:2106.09685, section 4.2"),
         numerics=Numerics.reduced, applies=lambda c: c.peft.option == "none" and not c.model.freeze,
-        edit=_new("peft", Lora(option="lora")),
+        edit=partial(replace, peft=Lora(option="lora")),
     ),
     Technique(
         "peft=qlora", "weights, gradients, states",

@@ -167,7 +167,6 @@ RULES = (
         when=lambda f: (
             f.config.batch.target
             and f.config.batch.accumulation is None
-            and _step_samples(f) > 0
             and f.config.batch.target % _step_samples(f) != 0
         ),
         why=_multiple_of,
