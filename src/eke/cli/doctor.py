@@ -52,7 +52,6 @@ class _OptionFinding:
     why: str = ""
     """Problem or warning of the option, "" if there is none."""
     fix: str = ""
-    """Printed fix."""
     overrides: tuple[str, ...] = ()
     """Fix as overrides, possibly empty."""
 
@@ -144,7 +143,6 @@ def torch_answer(process: subprocess.Popen[str], timeout_s: float = _TIMEOUT_S) 
 
 
 _WANTED = (*PACKAGES, "datasets", "nvidia-ml-py")
-"""Reported packages, by distribution name."""
 
 
 def inspect_machine() -> dict[str, Any]:
@@ -202,7 +200,6 @@ _NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 """Sign that becomes a space after the lines are wrapped."""
 
 _LABEL = 14
-"""Width of the label column."""
 
 
 def render_examination(found: dict[str, Any], width: int = 100) -> str:

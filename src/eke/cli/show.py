@@ -141,7 +141,6 @@ def _find_run(what: str, catalogue: Catalogue) -> RunPaths:
 
 
 def _figures(paths: RunPaths) -> str:
-    """Return all figures of a run, by group."""
     from eke.results.report.summary import group_figures
 
     record = read_record(paths)

@@ -65,7 +65,6 @@ def _plain(report: Report) -> dict[str, object]:
 
 
 def _run_line(report: Report) -> str:
-    """Format the outcome of a run with its rows and address."""
     rows = "" if report.num_rows is None else format_number(report.num_rows, "row")
     name = " ".join(report.folder.name.split())  # always on one line
     words = (f"{report.verdict.value:<13}", name, rows, report.url)

@@ -88,7 +88,6 @@ class _Output(io.FileIO):
     """Descriptor that accepts each write and reports lost output once."""
 
     error: OSError | None = None
-    """First write error."""
 
     def write(self, data: "ReadableBuffer") -> int:
         size = memoryview(data).nbytes

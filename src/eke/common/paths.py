@@ -60,13 +60,11 @@ class RunPaths:
     plan = _Inside("plan.json")
     """Plan that the worker executes."""
     record = _Inside("record.json")
-    """Record of the run."""
     metrics = _Inside("metrics.jsonl")
     """Training curve, one JSON object per line."""
     attempts = _Inside("attempts.jsonl")
     """One JSON object per line for each start of a worker."""
     log = _Inside("train.log")
-    """Output of the worker."""
 
     def rank_log(self, rank: int) -> Path:
         """Return the path of the output of a rank other than 0."""
@@ -94,7 +92,6 @@ class RunPaths:
     planned_with = _Inside("planned_with.json")
     """Fingerprint of the machine that planned a run for a cluster."""
     checkpoints = _Inside("checkpoints")
-    """One folder per checkpoint."""
 
     def exported(self, step: int) -> Path:
         """Return the path of the exported model of a checkpoint."""

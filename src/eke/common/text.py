@@ -145,7 +145,6 @@ def suggest_match(name: str, names: Iterable[str]) -> str | None:
 
 
 _MAX_LISTED_NAMES = 8
-"""Maximum number of names in a message."""
 
 
 def list_closest(name: str, names: Iterable[str], topic: str) -> str:
@@ -189,7 +188,6 @@ NUM_SPECIAL_TOKENS = 8
 """Number of special ids (three are spare). Byte b is token b + 8."""
 
 BYTE_VOCABULARY = NUM_SPECIAL_TOKENS + 256
-"""Number of tokens of the byte tokenizer."""
 
 IGNORED = -100
 """Label of a position excluded from the loss (torch's cross_entropy default)."""

@@ -25,7 +25,6 @@ from eke.config.schema import VARIANTS, Config
 from eke.config.schema.fields import LARGEST, field_docs, summary
 
 _Schema = dict[str, Any]
-"""JSON Schema."""
 
 # Hydra reads YAML 1.1, which parses `on` as true. Files must quote "on".
 _YAML_BOOLEANS = ("on", "off", "yes", "no", "y", "n", "true", "false")
@@ -40,7 +39,6 @@ _DRAFT = "http://json-schema.org/draft-07/schema#"  # the best supported draft
 _OWN_VALUES = {"_self_": "Values of this file. The last entry, so that they take precedence."}
 
 _CONFIG = "config"
-"""Name of the schema of config.yaml."""
 
 
 def field_schema(field: Field, doc: str) -> _Schema:
@@ -94,14 +92,12 @@ def _value_schema(field: Field) -> _Schema:
 
 
 def _keys(cls: type) -> dict[str, _Schema]:
-    """Return the schema of each key of a schema class, without its sections."""
     docs = field_docs(cls)
     single = [(n, field) for n, field in class_fields(cls) if not is_dataclass(field.annotation)]
     return {name: field_schema(field, docs.get(name, "")) for name, field in single}
 
 
 def _closed(properties: Mapping[str, Any]) -> _Schema:
-    """Return the schema of an object with these keys and no others."""
     return {"type": "object", "properties": dict(properties), "additionalProperties": False}
 
 
@@ -144,7 +140,6 @@ def _option_file(group: str, catalogue: Catalogue) -> _Schema:
 
 
 def _options_of(cls: type, group: str, catalogue: Catalogue) -> list[str]:
-    """Return the options of a group that have the fields of a schema class."""
     return [o for o in catalogue.options[group] if catalogue.schema_class(group, o) is cls]
 
 

@@ -52,7 +52,6 @@ NOT_BY_SIZE = tuple(rule for rule in RULES if rule.id not in BY_SIZE)
 """Rules for searches, which check memory with the forecast."""
 
 WITHOUT_EFFECT = frozenset(rule.id for rule in RULES if rule.verdict is Severity.no_effect)
-"""Rules about settings without effect."""
 
 NO_BENEFIT = frozenset(rule.id for rule in RULES if rule.verdict is Severity.no_benefit)
 """Rules about settings without benefit. A search rejects a technique only for the rules about its

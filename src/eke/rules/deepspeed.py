@@ -32,7 +32,6 @@ _ROOMY_FRAC = 0.5
 
 
 def _is_zero(facts: RuleInputs) -> bool:
-    """Return whether DeepSpeed shards the model."""
     return facts.distributed.option in STAGE
 
 
@@ -60,7 +59,6 @@ def _loses_frozen_weights(facts: RuleInputs) -> bool:
 
 
 _IN_MEMORY = ("tmpfs", "ramfs")
-"""File systems that keep files in memory."""
 
 _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "glusterfs", "9p",
           "fuse.sshfs", "afs", "orangefs", "panfs")  # fmt: skip

@@ -22,7 +22,6 @@ from eke.rules.rule import Rule, RuleInputs, unsafe, without_benefit, without_ef
 
 
 def _smallest_model(facts: RuleInputs) -> str:
-    """Return the override of the smallest model for the task."""
     task = facts.config.targets.option
     return f"model={next(each.smallest for each in FAMILIES.values() if task in each.tasks)}"
 

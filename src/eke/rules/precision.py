@@ -103,7 +103,6 @@ def _on_gpu(facts: RuleInputs) -> bool:
 
 
 _without = instead_of(("fp8",), "precision=bf16", "precision.float8=off")
-"""The override that turns off float8."""
 
 
 def _misaligned(facts: RuleInputs, key: str) -> bool:

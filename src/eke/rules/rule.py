@@ -40,9 +40,7 @@ class RuleInputs:
     config: Config
     device: Device
     planning: bool = False
-    """True if the command only makes a plan."""
     num_nodes: int = 1
-    """Number of nodes available to the run."""
     is_set: Callable[[str], bool] = lambda key: False
     """True if the user set a key. Default: false for all keys."""
 
@@ -84,7 +82,6 @@ class Rule:
     id: str
     verdict: Severity = Severity.impossible
     key: str
-    """Key of the reported problem."""
     when: Callable[[RuleInputs], object]
     """Condition, evaluated with all numbers within their limits."""
     value: Callable[[RuleInputs], object] | None = None
@@ -96,7 +93,6 @@ class Rule:
     source: str
     """Evidence: a URL, or the formula the rule follows from."""
     versions: str = ""
-    """Library versions the rule applies to, empty for all."""
     sized: bool = False
     """True if the condition needs the model's size. Such rules run only if no other rule fails."""
     passing: bool = False

@@ -93,7 +93,6 @@ class Technique:
     cautious: Published | None = None
     """A less favourable measurement, for automatic choices."""
     slowdown_cpu: float | None = None
-    """Slowdown on a CPU, if different."""
     numerics: Numerics = Numerics.same
     devices: tuple[str, ...] = (CPU, CUDA)
     """Kinds of device with a possible benefit."""

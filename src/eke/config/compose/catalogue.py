@@ -51,7 +51,6 @@ LABELS = ("model", "precision", "memory", "dataloader", "slurm")
 """Groups whose `option` is only a name, so a user's file may use a new one."""
 
 SECRET_FIX = "export NAME=...   (in the shell, or a file: slurm.setup=['export NAME=$(cat FILE)'])"
-"""How to pass a secret without an override."""
 
 FIXED_FIELDS = ("option", "family")
 """Fields that only option files set."""
@@ -71,7 +70,6 @@ class Field:
     default: Any
     """Default of the schema, `None` if there is none."""
     limit: Limit | None = None
-    """Valid range of numbers."""
 
     @property
     def optional(self) -> bool:
@@ -208,7 +206,6 @@ class Catalogue:
 
 
 REQUIRED = "required"
-"""Default of a key without one."""
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,6 @@ def _beginning(file: Path) -> Problem | None:
 
 
 def _absent_option(group: str, option: str, catalogue: Catalogue) -> Problem:
-    """Return the problem of a missing entry of a defaults list."""
     folders = reversed(catalogue.folders)
     files = [file for folder in folders for file in sorted(folder.rglob("*.yaml"))]
     if is_hydras(group):

@@ -69,7 +69,6 @@ def _check_source(number: int, source: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _check_shares(mix: Mix) -> Iterator[Problem]:
-    """Yield a problem for each missing weight and each duplicate name."""
     weights, names = [source.get("weight") for source in mix.sources], source_names(mix)
     given = [weight for weight in weights if weight is not None]
     for number, (weight, name) in enumerate(zip(weights, names, strict=True)):

@@ -68,13 +68,11 @@ class Arguments:
     help: str | None = None
     """Topic of --help or -h, empty for the first page. None: without the flag."""
     version: bool = False
-    """True if --version is given."""
     multirun: bool = False
     """True if --multirun or -m is given: the overrides span a sweep."""
     cell: bool = False
     """True if --cell is given: the overrides are one run of the sweep they name."""
     config_dir: Path | None = None
-    """Folder with the user's options (--config-dir, -cd)."""
     hydra_flags: tuple[str, ...] = ()
     """Hydra's flags and their values, unchanged."""
 

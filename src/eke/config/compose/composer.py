@@ -64,11 +64,9 @@ class Composed:
     """Composed configuration with its overrides and options."""
 
     config: Config
-    """Configuration with all values resolved."""
     choices: dict[str, str]
     """Group -> option, including recipe, experiment and sweep, without Hydra's own groups."""
     overrides: tuple[str, ...]
-    """Overrides, unchanged."""
     config_dir: Path | None = None
     """Folder with the user's options, in addition to eke's."""
 

@@ -165,7 +165,6 @@ def _topic(topic: str, catalogue: Catalogue, columns: int) -> list[list[str]]:
 
 
 def _option(section: str, option: str, catalogue: Catalogue, columns: int) -> list[list[str]]:
-    """Return the page of one option: its description and its keys."""
     name = f"{section}={option}" if option else section
     about = option_summaries(section, catalogue).get(option, "")
     heading = wrap(about, columns, f"{paint(name, 'bold')}  ", "  ")
@@ -227,7 +226,6 @@ def _other_keys(section: str, default: str, catalogue: Catalogue, columns: int) 
 
 
 def _table(rows: list[KeyRow], columns: int) -> list[str]:
-    """Return key, description, type, limits and default of each key."""
     at = min(max(len(found.key) for found in rows) + 4, 30, columns // 2)
     lines = []
     for found in rows:

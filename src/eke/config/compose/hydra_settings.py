@@ -23,7 +23,6 @@ from eke.common.errors import Fix, Problem
 from eke.config.compose.catalogue import Catalogue, shown
 
 MAX_CHECKED = 100
-"""Maximum number of sweep values that are checked."""
 
 LAUNCHING = ("hydra/launcher", "hydra/sweeper")
 """Hydra's groups that configure how the runs of a sweep start."""

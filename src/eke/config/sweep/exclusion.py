@@ -131,7 +131,6 @@ def _equal(found: Any, value: Any) -> bool:
 
 CLAUSE_KEY = "sweep.exclude"
 _ROW = "row"
-"""Key of the row's name in a clause."""
 _CLAUSE = "wrong_clause"
 
 
