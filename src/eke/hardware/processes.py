@@ -22,9 +22,12 @@ def has_foreign_processes(device: Device, proc: Path = _PROC) -> bool | None:
     """
     if device.kind != "cuda":
         return None
-    used, _ = nvidia.ask_driver(_visible_processes)
-    if used is None:
+    pids, _ = nvidia.ask_driver(
+        lambda nvml: [pid for gpu in nvidia.visible_handles(nvml) for pid in _pids(nvml, gpu)]
+    )
+    if pids is None:
         return None
+    used = set(pids)
     foreign = used - _own_processes(proc, used)
     unseen = [pid for pid in foreign if not (proc / str(pid)).exists()]
     torch = sys.modules.get("torch")
@@ -53,11 +56,6 @@ def _stat(process: Path) -> tuple[int, int]:
         return int(fields[1]), int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0, 0
-
-
-def _visible_processes(nvml: Any) -> set[int]:
-    running, handles = nvml.nvmlDeviceGetComputeRunningProcesses, nvidia.visible_handles(nvml)
-    return {int(process.pid) for handle in handles for process in running(handle)}
 
 
 def _own_processes(proc: Path, candidates: set[int]) -> set[int]:
@@ -127,12 +125,11 @@ def cpu_slots(count: int) -> list[DeviceSlot]:
 
 def processes_on(uuid: str) -> list[int] | None:
     """Return the processes with a CUDA context on a GPU or MIG slice, None if NVML fails."""
+    return nvidia.ask_driver(lambda nvml: _pids(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid)))[0]
 
-    def processes(nvml: Any) -> list[int]:
-        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        return [int(each.pid) for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
 
-    return nvidia.ask_driver(processes)[0]
+def _pids(nvml: Any, handle: Any) -> list[int]:
+    return [int(each.pid) for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
 
 
 def free_bytes(slot: DeviceSlot) -> int | None:
