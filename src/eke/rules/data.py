@@ -216,8 +216,7 @@ RULES = (
         id="outputs_suit_problem",
         key="task.num_labels",
         when=lambda f: (
-            (getattr(f.config.task, "num_labels", 2) == 1)
-            is not (f.config.task.problem is ProblemType.regression)
+            (f.config.task.num_labels == 1) is not (f.config.task.problem is ProblemType.regression)
         ),
         why="regression needs 1 output, classification 2 or more",
         fix=lambda f: Fix(

@@ -38,7 +38,6 @@ from eke.config.schema.data import (
     TextColumns,
     Weighted,
 )
-from eke.config.schema.facts import Targets
 from eke.config.schema.fields import AutoBool, Limit
 from eke.config.schema.model import (
     AUTO_ATTENTION,

@@ -8,7 +8,6 @@ from eke.config.schema import data as work
 from eke.config.schema import model as models
 from eke.config.schema import resources as res
 from eke.config.schema import techniques as tech
-from eke.config.schema.facts import Targets, targets_of
 from eke.config.schema.fields import Key, at_least, between
 
 SCHEMA_VERSION = 1
@@ -71,9 +70,15 @@ class Config:
         return self.distributed
 
     @property
-    def targets(self) -> Targets:
+    def targets(self) -> work.Task:
         """Facts about the targets of the task."""
-        return targets_of(self.task, self.data)
+        return self.task
+
+    @property
+    def target_len(self) -> int:
+        """Tokens of a separate target sequence, 0 without one."""
+        wanted = getattr(self.task, "target_len", None) or self.data.seq_len
+        return wanted if self.task.has_target else 0
 
 
 VARIANTS: dict[str, dict[str, type]] = {

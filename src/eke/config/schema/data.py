@@ -66,9 +66,16 @@ class Task(OptionGroup):
     """Router loss that balances the experts of a mixture. auto: used if the checkpoint's
     config.json has output_router_logits=true. off: not used. Else the coefficient of the auxiliary
     loss."""
-    # Facts about a task (eke.config.schema.facts), not keys.
+    # Facts about a task, not keys: its number of classes and share of masked tokens, whether
+    # labels are tokens, each token predicts the next one, and the target is a separate sequence.
     problem = ProblemType.single
+    num_labels, mask_frac = 0, 0.0
     per_token, is_causal, has_target = True, True, False
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether a trained model can generate targets, token by token."""
+        return self.is_causal or self.has_target
 
 
 @dataclass

@@ -161,7 +161,7 @@ def _common(config: Config) -> PrepareRequest:
         tokenizer=str(user_path(tokenizer).absolute()) if content else tokenizer,
         tokenizer_content=content,
         seq_len=data.seq_len,
-        target_len=targets.length,
+        target_len=config.target_len,
         packing=data.packing is Packing.on,
         streamed=data.num_eval_samples if data.is_stream else 0,
         eval_frac=data.eval_frac if isinstance(data, Rows) else 0.1,
@@ -186,7 +186,7 @@ def _conversations(config: Config, data: Conversations) -> PrepareRequest:
 
 def _rows(config: Config, data: Hub | Files) -> PrepareRequest:
     targets = config.targets
-    pairs = targets.length > 0 or (targets.is_causal and data.prompt is not None)
+    pairs = targets.has_target or (targets.is_causal and data.prompt is not None)
     return dataclasses.replace(
         _common(config),
         text=None if pairs else data.text,

@@ -266,7 +266,7 @@ def labels_of(config: Config, corpus: TextSource) -> list[str]:
 
 def window_length(config: Config) -> int:
     """Return the tokens of text per sample; in seq2seq, source and target together."""
-    return config.data.seq_len + config.targets.length
+    return config.data.seq_len + config.target_len
 
 
 def count_windows(pieces: Iterable[FileRange], length: int) -> int:

@@ -137,7 +137,7 @@ class SampleMeans:
 def full_samples(config: Config) -> SampleMeans:
     """Return the means of samples that all have `data.seq_len` tokens."""
     source = config.data.seq_len
-    target = config.targets.length or source
+    target = config.target_len or source
     return SampleMeans(source, target, source * source, target * target, target * source)
 
 
@@ -266,7 +266,7 @@ def model_size(config: Config, means: SampleMeans | None = None) -> ModelSize:
     known = parts.attention and _is_known(config) and knows_frozen
     flops, formula = training_flops(config, trained, means) if known else (None, "")
     samples = means or full_samples(config)
-    tokens = samples.source + (samples.target if config.targets.length else 0)
+    tokens = samples.source + (samples.target if config.targets.has_target else 0)
     architecture = getattr(config.model, "model_type", family_of(config).name)
     per_token = (Tokens.source, Tokens.target)
     return ModelSize(

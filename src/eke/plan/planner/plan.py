@@ -12,7 +12,7 @@ from eke.common.paths import RunPaths, program
 from eke.common.screen import fields, width, wrap
 from eke.common.text import align, format_bytes, format_count, format_flops
 from eke.config.mixing import source_configs
-from eke.config.schema import Config, Distributed, PretrainedModel, Targets
+from eke.config.schema import Config, Distributed, PretrainedModel, Task
 from eke.config.schema.codec import make_converter
 from eke.data.sources import BYTE_TOKENS, Vocabulary
 from eke.hardware import Device
@@ -192,7 +192,7 @@ class Plan:
         return self.config.ranks
 
     @property
-    def targets(self) -> Targets:
+    def targets(self) -> Task:
         """Facts about the targets of the task."""
         return self.config.targets
 

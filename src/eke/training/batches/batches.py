@@ -386,7 +386,7 @@ def probe_sample(plan: Plan, length: int, of_target: int, together: int) -> Samp
     special = {vocabulary.pad, vocabulary.eos, vocabulary.mask, *vocabulary.special}
     ordinary = next(token for token in range(len(special) + 1) if token not in special)
     ids = np.full(length, ordinary)
-    if plan.targets.length:
+    if plan.targets.has_target:
         return {"input_ids": ids, "labels": np.full(of_target, ordinary)}
     if not plan.targets.per_token:
         # T5 pools at the end of text, which each row contains once (eke.training.batches.tasks).

@@ -12,7 +12,7 @@ import torch
 
 from eke.common.errors import ChangedError, format_os_error
 from eke.common.text import BOS, NUM_SPECIAL_TOKENS
-from eke.config.schema import ProblemType, Synthetic, Targets
+from eke.config.schema import ProblemType, Synthetic, Task
 from eke.data.sources import (
     FileRange,
     Store,
@@ -129,7 +129,7 @@ class TokenRow:
     """Tokens with loss of a conversation, bool `[length]`. None: all tokens after the cut."""
 
 
-def as_label(targets: Targets, value: Any) -> np.ndarray:
+def as_label(targets: Task, value: Any) -> np.ndarray:
     """Return a class (int64 `[]`), a number (float32 `[]`) or classes (multi-hot `[classes]`)."""
     if targets.problem is not ProblemType.multi_label:
         return np.asarray(value, np.int64 if targets.problem is ProblemType.single else np.float32)

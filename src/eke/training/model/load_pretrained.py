@@ -217,7 +217,7 @@ def checkpoint_configuration(plan: Plan) -> Any:
         raise _refusal(model, why, "another checkpoint") from error
     loaded.use_cache = False
     targets = plan.targets
-    if targets.per_token and not targets.length:
+    if targets.per_token and not targets.has_target:
         loaded.tie_word_embeddings = model.tie_word_embeddings  # as in the tensors
     if not targets.per_token:
         if loaded.num_labels != targets.num_labels:

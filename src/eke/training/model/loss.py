@@ -239,7 +239,7 @@ _Shift = Callable[[Tensor], Tensor]
 
 def build_shift(plan: Plan) -> _Shift | None:
     """Return the label shift of the model's class, None for other tasks. RunError: no shift."""
-    if not plan.targets.length:
+    if not plan.targets.has_target:
         return None
     import transformers
 

@@ -71,7 +71,7 @@ def _fused_loss_question(situation: ChoiceContext) -> Question | None:
     if situation.device.kind != "cuda" or found is None:
         return None
     config = situation.whole
-    tokens = config.targets.length or config.data.seq_len
+    tokens = config.target_len or config.data.seq_len
     positions = most_predicted(config, config.batch.per_device or 1, tokens)
     logits = 2 * 4 * positions * config.model.vocab_size  # float32 logits and their gradient
     share = logits / (logits + found.components.get("activations", 0))
