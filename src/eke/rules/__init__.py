@@ -27,21 +27,12 @@ from eke.rules import (
 )
 from eke.rules.rule import Rule, RuleInputs, Severity, with_defaults_for
 
+_TOPICS = (
+    model, training, data, precision, optimizer, memory, attention, compile, distributed, deepspeed,
+    peft, engine, requirements, tracker,
+)  # fmt: skip
 RULES: tuple[Rule, ...] = (
-    *model.RULES,
-    *training.RULES,
-    *data.RULES,
-    *precision.RULES,
-    *optimizer.RULES,
-    *memory.RULES,
-    *attention.RULES,
-    *compile.RULES,
-    *distributed.RULES,
-    *deepspeed.RULES,
-    *peft.RULES,
-    *engine.RULES,
-    *requirements.RULES,
-    *tracker.RULES,
+    *(rule for topic in _TOPICS for rule in topic.RULES),
     *requirements.PACKAGE_RULES,
 )
 
