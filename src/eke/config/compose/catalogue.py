@@ -311,10 +311,8 @@ def option_summaries(group: str, catalogue: Catalogue) -> dict[str, str]:
 
 def headline(file: Path) -> str:
     """Return the first comment line of an option's file after the package directive."""
-    for line in file.read_text().splitlines():
-        if line.startswith("#") and not line.startswith("# @package"):
-            return line.removeprefix("#").strip()
-    return ""
+    line = re.search(r"^#(?! @package)(.*)", file.read_text(), re.MULTILINE)
+    return line[1].strip() if line else ""
 
 
 def merge_swept_values(overrides: list[list[str]]) -> list[str]:
