@@ -43,12 +43,9 @@ def candidates(words: Sequence[str], word: str) -> list[str]:
     before = words[-1] if words else ""
     if before in CONFIG_DIR:
         return list(_files("", word, folders=True))
-    if values := FLAG_VALUES.get(LONG.get(before, before)):
-        return [value for value in values if value.startswith(word)]
-    if before == "--color":
-        return [value for value in COLOR_CHOICES if value.startswith(word)]
-    if word.startswith("-"):
-        return [flag for flag in _FLAGS if flag.startswith(word)]
+    values = {**FLAG_VALUES, "--color": COLOR_CHOICES}.get(LONG.get(before, before))
+    if values or word.startswith("-"):
+        return [each for each in values or _FLAGS if each.startswith(word)]
     catalogue = make_catalogue(_config_dir(words))
     if before in HELP:
         return _topics(word, catalogue)
