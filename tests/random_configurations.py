@@ -13,8 +13,8 @@ from random import Random
 from typing import Any
 
 from eke.config.compose.catalogue import FIXED_FIELDS, Catalogue, Field, make_catalogue
-from eke.config.schema import VARIANTS, Resources, Sweep
-from eke.config.schema.resources import LaunchKeys, Slurm
+from eke.config.schema import VARIANTS, Sweep
+from eke.config.schema.resources import LaunchKeys, Resources, Slurm
 from eke.models.families import FAMILIES
 
 Draw = Callable[[Random], Any]

@@ -20,7 +20,7 @@ from eke.common.errors import ConfigError
 from eke.common.plugins import load_plugin
 from eke.config.compose import compose, help_text
 from eke.config.compose.catalogue import make_catalogue
-from eke.config.schema import AUTO_ATTENTION, Backend
+from eke.config.schema.model import AUTO_ATTENTION, Backend
 from eke.estimate.memory.predict_memory import forecast
 from eke.estimate.time.flops import Work
 from eke.hardware.datasheets import DEVICES

@@ -16,7 +16,6 @@ from eke.config.schema.data import (
     MAX_STEPS,
     MIXED,
     Batch,
-    Chat,
     Conversations,
     Data,
     Files,
@@ -40,7 +39,6 @@ from eke.config.schema.data import (
 )
 from eke.config.schema.fields import AutoBool, Limit
 from eke.config.schema.model import (
-    AUTO_ATTENTION,
     Attention,
     Backend,
     BertModel,
@@ -58,7 +56,6 @@ from eke.config.schema.resources import (
     GradientSync,
     OptimizeFor,
     PeerToPeer,
-    Resources,
     Sweep,
     Tracker,
     TrackerMode,

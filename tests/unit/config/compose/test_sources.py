@@ -6,8 +6,8 @@ from eke.common.errors import ConfigError
 from eke.config.compose import compose
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.mixing import source_configs, source_names, source_shares
-from eke.config.schema import MIXED, Chat, Packing
-from eke.config.schema.data import BadRows, Files
+from eke.config.schema import MIXED, Packing
+from eke.config.schema.data import BadRows, Chat, Files
 
 TWO = "data.sources=[{option:jsonl,path:a.jsonl,weight:3},{option:chat,path:b/c.jsonl,weight:1}]"
 

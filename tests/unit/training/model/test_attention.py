@@ -7,7 +7,7 @@ from unit.models.sizes.configs import FAMILY_CASES
 from unit.training.model.plans import hand_plan, options_of
 from unit.training.model.steps import make_inputs, step
 
-from eke.config.schema import AUTO_ATTENTION
+from eke.config.schema.model import AUTO_ATTENTION
 from eke.training.model.attention_kernels import ATTENTION, KernelProbe
 from eke.training.model.build_model import build_model
 from eke.training.model.number_formats import compile_model
