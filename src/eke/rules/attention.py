@@ -127,9 +127,7 @@ RULES = (
     without_effect(
         id="backend_is_sdpas",
         key="attention.backend",
-        when=lambda f: (
-            f.config.attention.backend is not Backend.auto and f.config.attention.option != "sdpa"
-        ),
+        when=lambda f: f.config.attention.option != "sdpa",
         why=lambda f: f"selects a kernel of attention=sdpa. This run uses attention={_option(f)}",
         source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html",
     ),

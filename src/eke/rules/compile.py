@@ -110,7 +110,7 @@ RULES = (
     without_effect(
         id="mode_is_inductors",
         key="compile.mode",
-        when=lambda f: f.config.compile.mode is not CompileMode.default and not _inductor(f),
+        when=lambda f: not _inductor(f),
         why=lambda f: f"only inductor has modes. This run uses compile={f.config.compile.option}",
         source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
     ),
@@ -151,7 +151,7 @@ RULES = (
     without_effect(
         id="regional_needs_compiler",
         key="compile.regional",
-        when=lambda f: f.config.compile.regional and f.config.compile.option == "none",
+        when=lambda f: f.config.compile.option == "none",
         why="compile=none does not compile the model",
         fix=Fix("compile=inductor"),
         source="https://docs.pytorch.org/tutorials/recipes/regional_compilation.html",
@@ -167,9 +167,7 @@ RULES = (
     without_effect(
         id="fused_loss_needs_vocabulary",
         key="kernels.fused_linear_cross_entropy",
-        when=lambda f: (
-            f.config.kernels.fused_linear_cross_entropy and not f.config.targets.per_token
-        ),
+        when=lambda f: not f.config.task.per_token,
         why="sequence_classification has no vocabulary projection",
         fix=_without(FUSED),
         source="https://arxiv.org/abs/2410.10989, section 3.2",
@@ -178,7 +176,7 @@ RULES = (
     without_effect(
         id="sparse_prediction_needs_vocabulary",
         key="kernels.sparse_prediction",
-        when=lambda f: f.config.kernels.sparse_prediction and not f.config.targets.per_token,
+        when=lambda f: not f.config.task.per_token,
         why="sequence_classification predicts one label per sequence",
         fix=_without(SPARSE),
         source=_SPARSE_SOURCE,

@@ -125,16 +125,14 @@ RULES = (
     without_effect(
         id="packing_needs_ragged",
         key="data.packing",
-        when=lambda f: (
-            f.data.packing is not Packing.off and not _cannot_pack(f) and not is_ragged(f.config)
-        ),
+        when=lambda f: not _cannot_pack(f) and not is_ragged(f.config),
         why=lambda f: f"all samples have {f.data.seq_len} tokens and need no padding",
         source="eke.training.batches.tasks",
     ),
     without_effect(
         id="grouping_needs_ragged",
         key="data.length_grouping",
-        when=lambda f: f.data.length_grouping and not is_ragged(f.config),
+        when=lambda f: not is_ragged(f.config),
         why="all samples have the same length",
         source="eke.training.batches.batches",
     ),
@@ -193,11 +191,7 @@ RULES = (
     without_effect(
         id="pairs_need_a_task",
         key="data.prompt",
-        when=lambda f: (
-            (rows := _rows(f))
-            and rows.prompt is not None
-            and f.config.task.option not in ("causal_lm", "seq2seq_lm")
-        ),
+        when=lambda f: f.config.task.option not in ("causal_lm", "seq2seq_lm"),
         why=lambda f: f"task={f.config.task.option} reads the column of data.text",
         fix=Fix("data.prompt=null", "data.response=null"),
         source="docs/how-to/data.md",
@@ -272,11 +266,7 @@ RULES = (
     without_effect(
         id="shuffle_buffer_needs_stream",
         key="data.shuffle_buffer",
-        when=lambda f: (
-            isinstance(f.data, Rows)
-            and not f.data.streaming
-            and f.data.shuffle_buffer != Rows.shuffle_buffer
-        ),
+        when=lambda f: not f.data.is_stream,
         why="needs data.streaming=true. Other data is shuffled completely",
         fix=Fix("data.streaming=true"),
         source="eke.training.batches.stream",
@@ -321,7 +311,7 @@ RULES = (
     without_effect(
         id="min_len_needs_ragged",
         key="data.min_len",
-        when=lambda f: (d := _synthetic(f)) and d.min_len and d.lengths is Lengths.fixed,
+        when=lambda f: (d := _synthetic(f)) and d.lengths is Lengths.fixed,
         why="with data.lengths=fixed all samples have data.seq_len tokens",
         fix=Fix("data.lengths=uniform"),
         source="eke.data.sources.packing",
@@ -329,7 +319,7 @@ RULES = (
     without_effect(
         id="median_needs_lognormal",
         key="data.median_len",
-        when=lambda f: (d := _synthetic(f)) and d.median_len and d.lengths is not Lengths.lognormal,
+        when=lambda f: (d := _synthetic(f)) and d.lengths is not Lengths.lognormal,
         why="needs data.lengths=lognormal",
         fix=Fix("data.lengths=lognormal"),
         source="eke.data.sources.packing",

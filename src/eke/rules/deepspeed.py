@@ -18,7 +18,7 @@ from eke.hardware import file_system
 from eke.models.sizes import STAGE, SwapBytes, state_bytes, state_files
 from eke.models.sizes.optimizers import AUTO, ZERO_FLAT_SHARDS_REASON
 from eke.rules.precision import is_narrow
-from eke.rules.rule import Rule, RuleInputs, instead_of, without_benefit, without_effect
+from eke.rules.rule import Rule, RuleInputs, Severity, instead_of, without_benefit, without_effect
 from eke.rules.training import existing_parent
 
 _RECOMPUTES_FROZEN = (0, 19, 3)
@@ -208,8 +208,9 @@ RULES = (
         source="https://huggingface.co/docs/transformers/v4.25.1/en/perf_train_gpu_one#deepspeed-zero",
         sized=True,
     ),
-    without_effect(
+    Rule(
         id="zero_knows_no_embeddings",
+        verdict=Severity.no_effect,
         key="optimizer.embeddings_32bit",
         when=lambda f: (
             STAGE.get(f.distributed.option) in (1, 2)
@@ -224,7 +225,7 @@ RULES = (
     without_effect(
         id="ds_config_without_zero",
         key="distributed.deepspeed_config",
-        when=lambda f: f.distributed.deepspeed_config is not None and not _is_zero(f),
+        when=lambda f: not _is_zero(f),
         why=lambda f: f"distributed={f.distributed.option} does not use DeepSpeed",
         fix=Fix("distributed.deepspeed_config=null", remark="or: distributed=zero2"),
         source="https://www.deepspeed.ai/docs/config-json",
@@ -269,12 +270,7 @@ RULES = (
     without_effect(
         id="offload_on_cpu",
         key="offload",
-        when=lambda f: (
-            _is_zero(f)
-            and f.config.offload.is_on
-            and f.on_cpu
-            and f.config.offload.option != "nvme"
-        ),
+        when=lambda f: _is_zero(f) and f.on_cpu and f.config.offload.option != "nvme",
         why="the device is the CPU. Its memory is host memory",
         source="arXiv:2101.06840",
     ),

@@ -1,7 +1,7 @@
 """Rules about several processes."""
 
 from eke.common.errors import Fix
-from eke.config.schema import Config, Packing, PeerToPeer
+from eke.config.schema import Config, Packing
 from eke.hardware import usable_cores
 from eke.models.sizes import STAGE, optimizer_entry
 from eke.rules.rule import Rule, RuleInputs, unsafe, without_effect
@@ -132,10 +132,7 @@ RULES = (
     without_effect(
         id="p2p_needs_gpus",
         key="distributed.p2p",
-        when=lambda f: (
-            f.distributed.p2p is PeerToPeer.off
-            and (not f.on_cuda or f.distributed.processes_per_node < 2)
-        ),
+        when=lambda f: not f.on_cuda or f.distributed.processes_per_node < 2,
         why=lambda f: (
             "is about data exchange between GPUs. "
             + ("This run has one process" if f.on_cuda else f"{f.device.name} is a CPU")

@@ -72,9 +72,7 @@ RULES = (
     without_effect(
         id="every_n_needs_checkpointing",
         key="memory.every_n",
-        when=lambda f: (
-            f.config.memory.every_n > 1 and f.config.memory.checkpointing is Checkpointing.off
-        ),
+        when=lambda f: f.config.memory.checkpointing is Checkpointing.off,
         why="memory.checkpointing = off recomputes no layer",
         fix=Fix("memory.checkpointing=full"),
         source="arXiv:1604.06174",
@@ -92,14 +90,14 @@ RULES = (
     without_effect(
         id="offload_needs_gpu",
         key="memory.activation_offload",
-        when=lambda f: f.config.memory.activation_offload and f.on_cpu,
+        when=lambda f: f.on_cpu,
         why=lambda f: f"{f.device.name} is a CPU. Activations are already in host memory",
         source="https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.graph.save_on_cpu",
     ),
     without_effect(
         id="empty_cache_needs_gpu",
         key="memory.empty_cache_every",
-        when=lambda f: f.config.memory.empty_cache_every and f.on_cpu,
+        when=lambda f: f.on_cpu,
         why=lambda f: f"{f.device.name} is a CPU. PyTorch caches no memory for it",
         source="https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.empty_cache.html",
     ),
@@ -160,11 +158,7 @@ RULES = (
     without_effect(
         id="in_backward_needs_parts",
         key="memory.optimizer_in_backward",
-        when=lambda f: (
-            _in_backward(f)
-            and f.config.compile.option in _PARTITIONED
-            and not f.config.compile.regional
-        ),
+        when=lambda f: f.config.compile.option in _PARTITIONED and not f.config.compile.regional,
         why=lambda f: f"compile={f.config.compile.option} returns all gradients in one call",
         fix=Fix("compile.regional=true"),
         source="https://docs.pytorch.org/docs/stable/torch.compiler_faq.html",

@@ -282,7 +282,6 @@ RULES = (
         key="model.tie_word_embeddings",
         when=lambda f: (
             isinstance(f.config.task, SequenceClassification)
-            and not f.config.model.tie_word_embeddings
             and isinstance(f.config.model, LlamaModel | GPT2Model)
         ),
         why="a classifier has no output projection to tie",

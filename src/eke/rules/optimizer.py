@@ -1,10 +1,7 @@
 """Rules about optimizers."""
 
 from eke.common.errors import Fix
-from eke.config.schema import (
-    Implementation,
-    Weights,
-)
+from eke.config.schema import Weights
 from eke.models.families import Role
 from eke.models.sizes import (
     option_of,
@@ -17,6 +14,7 @@ from eke.rules.rule import (
     VOLTA,
     Rule,
     RuleInputs,
+    Severity,
     capability_of,
     needs_compiler,
     older_than,
@@ -69,11 +67,7 @@ RULES: tuple[Rule, ...] = (
     without_effect(
         id="implementation_is_adamws",
         key="optimizer.implementation",
-        when=lambda f: (
-            option_of(f.config.optimizer) == f.config.optimizer.option
-            and getattr(f.config.optimizer, "implementation", Implementation.auto)
-            is not Implementation.auto
-        ),
+        when=lambda f: option_of(f.config.optimizer) == f.config.optimizer.option,
         why=lambda f: f"optimizer={f.config.optimizer.option} has one implementation",
         fix=Fix("optimizer.implementation=auto", remark="or optimizer=adamw, which has several"),
         source="eke.models.sizes.option_of",
@@ -158,8 +152,9 @@ RULES: tuple[Rule, ...] = (
         versions="bitsandbytes 0.50, torchao 0.18",
         sized=True,
     ),
-    without_effect(
+    Rule(
         id="rank_saves_nothing",
+        verdict=Severity.no_effect,
         key="optimizer.rank",
         when=lambda f: f.optimizer.projects and projection_rank(f.config) >= _rank_limit(f),
         value=lambda f: projection_rank(f.config),

@@ -36,11 +36,6 @@ def _unmatched(facts: RuleInputs) -> str:
     return ", ".join(targets.unmatched) or ("" if targets.modules else "[]")
 
 
-def _trains_biases(facts: RuleInputs) -> bool:
-    lora = _lora(facts)
-    return lora is not None and lora.bias is TrainedBias.lora_only
-
-
 def _expert_bytes(facts: RuleInputs) -> int:
     """Return the bytes of all experts' weights, dequantised to the format of their products."""
     model = cast(MixtralModel, facts.config.model)
@@ -96,21 +91,21 @@ RULES: tuple[Rule, ...] = (
     without_effect(
         id="rslora_needs_rank",
         key="peft.use_rslora",
-        when=lambda f: (lora := _lora(f)) and lora.use_rslora and lora.r == 1,
+        when=lambda f: (lora := _lora(f)) and lora.r == 1,
         why="divides by the square root of peft.r, which is 1",
         source="arXiv:2312.03732",
     ),
     without_effect(
         id="adapters_are_fused",
         key="peft.fused",
-        when=lambda f: getattr(f.config.peft, "fused", False) and bool(why_not_fused(f.config)),
+        when=lambda f: why_not_fused(f.config),
         why=lambda f: f"PEFT's own forward pass is used with {why_not_fused(f.config)}",
         source="eke.training.model.fused_adapters",
     ),
     without_effect(
         id="adapted_layers_have_biases",
         key="peft.bias",
-        when=lambda f: _trains_biases(f) and not f.model_family.has_biases,
+        when=lambda f: not f.model_family.has_biases,
         why=lambda f: f"the linear layers of {f.model_family.name} have no biases",
         source="eke.models.families",
     ),
@@ -118,8 +113,8 @@ RULES: tuple[Rule, ...] = (
         id="biases_of_four_bit_layers",
         key="peft.bias",
         when=lambda f: (
-            _trains_biases(f)
-            and isinstance(f.config.peft, QLora)
+            isinstance(f.config.peft, QLora)
+            and f.config.peft.bias is TrainedBias.lora_only
             and f.config.precision.compute is not Compute.float32
         ),
         why=lambda f: (

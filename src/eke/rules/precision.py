@@ -9,7 +9,6 @@ from eke.config.schema import (
     Adapters,
     AutoBool,
     BaseWeights,
-    Casts,
     Compute,
     Config,
     Evaluation,
@@ -239,9 +238,7 @@ RULES = (
     without_effect(
         id="casts_need_wide_weights",
         key="precision.casts",
-        when=lambda f: (
-            f.config.precision.casts is Casts.per_step and not decide_formats(f.config).copies
-        ),
+        when=lambda f: not decide_formats(f.config).copies,
         why=lambda f: f"weights and products both use {f.config.precision.weights.value}",
         source="training/model/number_formats.py",
     ),

@@ -107,7 +107,6 @@ class Rule:
 
 
 unsafe = functools.partial(Rule, verdict=Severity.unsafe)
-without_effect = functools.partial(Rule, verdict=Severity.no_effect)
 without_benefit = functools.partial(Rule, verdict=Severity.no_benefit)
 
 
@@ -119,9 +118,26 @@ def configured(config: Config, key: str) -> Any:
     return value.option if hasattr(value, "option") else value
 
 
-def _reset(config: Config, key: str) -> Fix:
+def without_effect(*, key: str, when: Callable[[RuleInputs], object], **rest: Any) -> Rule:
+    """Return the rule that a key which differs from its default has no effect."""
+
+    def ignored(facts: RuleInputs) -> object:
+        group, _, name = key.partition(".")
+        section = getattr(facts.config, group)
+        value = getattr(section, name or "option", None)  # an option may lack the key
+        return value != _default(facts.config, key) and when(facts)
+
+    return Rule(verdict=Severity.no_effect, key=key, when=ignored, **rest)
+
+
+def _default(config: Config, key: str) -> Any:
+    """Return the default of a key or the option of a group, None without one."""
     group, _, name = key.partition(".")
-    default = getattr(type(getattr(config, group)), name or "option")
+    return getattr(type(getattr(config, group)), name or "option", None)
+
+
+def _reset(config: Config, key: str) -> Fix:
+    default = _default(config, key)
     return Fix(f"{key}={format_value(default.value if isinstance(default, Enum) else default)}")
 
 

@@ -197,7 +197,7 @@ RULES = (
     without_effect(
         id="early_stop_needs_evaluations",
         key="train.early_stop_patience",
-        when=lambda f: f.config.train.early_stop_patience and not f.config.train.eval_every,
+        when=lambda f: not f.config.train.eval_every,
         why="train.eval_every is null. The only evaluation follows the last step",
         fix=Fix("train.eval_every=50"),
         source="eke.training.loop.evaluation",
@@ -219,7 +219,7 @@ RULES = (
     without_effect(
         id="keep_best_needs_evaluations",
         key="train.keep_best",
-        when=lambda f: f.config.train.keep_best is not None and not f.config.train.eval_every,
+        when=lambda f: not f.config.train.eval_every,
         why="train.eval_every is null. There is only the final evaluation",
         fix=Fix("train.eval_every=50"),
         source="eke.training.loop.evaluation",
@@ -239,7 +239,7 @@ RULES = (
     without_effect(
         id="norm_is_known_anyway",
         key="train.record_grad_norm",
-        when=lambda f: not f.config.train.record_grad_norm and _needs_norm(f),
+        when=lambda f: _needs_norm(f),
         why=_needs_norm,
         fix=lambda f: (
             Fix("train.record_grad_norm=true")
