@@ -26,7 +26,7 @@ from eke.models.checkpoints import is_of_eke_without_tokenizer
 from eke.models.checkpoints.architecture import can_pack
 from eke.models.sizes import is_ragged
 from eke.rules.model import max_positions
-from eke.rules.rule import Rule, RuleInputs, unsafe, without_effect
+from eke.rules.rule import Rule, RuleInputs, if_changed, unsafe, without_effect
 
 _MAX_COUNTED = 10**6
 """Largest number of synthetic samples whose lengths a plan draws, in a few seconds."""
@@ -196,15 +196,13 @@ RULES = (
         fix=Fix("data.prompt=null", "data.response=null"),
         source="docs/how-to/data.md",
     ),
-    _documented_rule(
+    if_changed(
         id="pair_needs_classifier",
         key="data.text_pair",
-        when=lambda f: (
-            getattr(f.data, "text_pair", None) is not None
-            and f.config.task.option != "sequence_classification"
-        ),
+        when=lambda f: f.config.task.option != "sequence_classification",
         why=lambda f: f"task={f.config.task.option} reads one text per sample",
         fix=Fix("data.text_pair=null", remark="or task=sequence_classification"),
+        source="docs/how-to/data.md",
     ),
     Rule(
         id="outputs_suit_problem",
@@ -251,12 +249,11 @@ RULES = (
         fix=Fix("data.tokenizer=FOLDER_OR_HUB_NAME", remark="model=pretrained brings its own"),
         source="https://huggingface.co/docs/transformers/chat_templating",
     ),
-    Rule(
+    if_changed(
         id="stream_has_no_lengths",
         key="data.streaming",
         when=lambda f: (
             isinstance(f.data, Rows)  # the sources of a mix are checked one by one
-            and f.data.streaming
             and (f.data.packing is Packing.on or f.data.length_grouping)
         ),
         why="data.packing=on and data.length_grouping need all lengths before the first step",

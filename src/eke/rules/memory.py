@@ -14,16 +14,20 @@ from eke.models.sizes import (
     optimizer_entry,
     shared_state_bytes,
 )
-from eke.rules.rule import AMPERE, Rule, RuleInputs, instead_of, older_than, without_effect
+from eke.rules.rule import (
+    AMPERE,
+    Rule,
+    RuleInputs,
+    if_changed,
+    instead_of,
+    older_than,
+    without_effect,
+)
 from eke.rules.techniques import TECHNIQUES, applied
 
 _LOMO = "arXiv:2306.09782, section 3"
 _PARTITIONED = ("inductor", "aot_eager", "cudagraphs")
 """Compilers whose backward pass is one call that returns all gradients."""
-
-
-def _in_backward(facts: RuleInputs) -> bool:
-    return facts.config.memory.optimizer_in_backward
 
 
 def _rotates_what_is_kept(facts: RuleInputs) -> bool:
@@ -66,7 +70,7 @@ def _one_process(facts: RuleInputs) -> Fix:
     return Fix("distributed=none", *several)
 
 
-_in_backward_rule = functools.partial(Rule, key="memory.optimizer_in_backward")
+_in_backward_rule = functools.partial(if_changed, key="memory.optimizer_in_backward")
 
 RULES = (
     without_effect(
@@ -104,30 +108,28 @@ RULES = (
     Rule(
         id="in_backward_cannot_clip",
         key="train.max_grad_norm",
-        when=lambda f: _in_backward(f) and f.config.train.max_grad_norm,
+        when=lambda f: f.config.memory.optimizer_in_backward and f.config.train.max_grad_norm,
         why="clipping needs all gradients. memory.optimizer_in_backward frees each one at once",
         fix=Fix("train.max_grad_norm=null"),
         source=_LOMO,
     ),
     _in_backward_rule(
         id="in_backward_cannot_accumulate",
-        when=lambda f: _in_backward(f) and accumulates(f),
+        when=accumulates,
         why="each gradient is used and freed immediately and cannot be accumulated",
         fix=_one_micro_batch,
         source=_LOMO,
     ),
     _in_backward_rule(
         id="in_backward_cannot_scale",
-        when=lambda f: _in_backward(f) and f.config.precision.compute is Compute.float16,
+        when=lambda f: f.config.precision.compute is Compute.float16,
         why="float16 loss scaling skips a step on overflow, which needs all gradients",
         fix=_without_scaling,
         source="https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling",
     ),
     _in_backward_rule(
         id="in_backward_without_copies",
-        when=lambda f: (
-            _in_backward(f) and ((found := decide_formats(f.config)).master or found.copies)
-        ),
+        when=lambda f: (found := decide_formats(f.config)).master or found.copies,
         why=lambda f: (
             "precision.master=on updates all weights after the backward pass"
             if decide_formats(f.config).master
@@ -141,8 +143,7 @@ RULES = (
     _in_backward_rule(
         id="in_backward_is_one_process",
         when=lambda f: (
-            _in_backward(f)
-            and (f.distributed.num_processes > 1 or f.distributed.option not in ("none", "ddp"))
+            f.distributed.num_processes > 1 or f.distributed.option not in ("none", "ddp")
         ),
         why=lambda f: f"distributed={f.distributed.option} reduces gradients after the hooks ran",
         fix=_one_process,
@@ -150,7 +151,7 @@ RULES = (
     ),
     _in_backward_rule(
         id="in_backward_needs_other_optimizer",
-        when=lambda f: _in_backward(f) and f.optimizer.fails_in_backward,
+        when=lambda f: f.optimizer.fails_in_backward,
         why=lambda f: f"optimizer={f.config.optimizer.option} {f.optimizer.fails_in_backward}",
         fix=Fix("optimizer=adamw"),
         source="tests/equivalence/test_in_backward.py",

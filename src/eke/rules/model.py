@@ -18,7 +18,7 @@ from eke.data.sources import BYTES, tokenizer_of
 from eke.models.checkpoints.architecture import router_loss
 from eke.models.families import FAMILIES, head_width
 from eke.models.sizes import BFLOAT16_BYTES, computed_formats, decide_formats
-from eke.rules.rule import Rule, RuleInputs, unsafe, without_benefit, without_effect
+from eke.rules.rule import Rule, RuleInputs, if_changed, unsafe, without_benefit, without_effect
 
 
 def _smallest_model(facts: RuleInputs) -> str:
@@ -252,12 +252,10 @@ RULES = (
         fix=Fix("model.freeze=[]"),
         source="https://huggingface.co/docs/peft",
     ),
-    Rule(
+    if_changed(
         id="t5_is_always_tied",
         key="model.tie_word_embeddings",
-        when=lambda f: (
-            isinstance(f.config.model, T5Model) and not f.config.model.tie_word_embeddings
-        ),
+        when=lambda f: isinstance(f.config.model, T5Model),
         why="transformers always ties T5's embeddings. false only removes the scaling of logits",
         source="transformers' T5Config.__post_init__ (scale_decoder_outputs)",
         versions="transformers 5",

@@ -11,7 +11,6 @@ from eke.config.schema import (
     BaseWeights,
     Compute,
     Config,
-    Evaluation,
     Float8,
     Lora,
     PretrainedModel,
@@ -26,6 +25,7 @@ from eke.rules.rule import (
     VOLTA,
     Rule,
     RuleInputs,
+    if_changed,
     instead_of,
     needs_capability,
     older_than,
@@ -270,13 +270,10 @@ RULES = (
         fix=Fix("precision.master=on"),
         source="Zamirai et al. 2020, arXiv:2010.06192",
     ),
-    Rule(
+    if_changed(
         id="evaluation_has_its_own_format",
         key="precision.evaluation",
-        when=lambda f: (
-            f.config.precision.evaluation is not Evaluation.same
-            and (_is_float8(f) or (is_narrow(f) and not _evaluates_in(f, Compute.bfloat16)))
-        ),
+        when=lambda f: _is_float8(f) or (is_narrow(f) and not _evaluates_in(f, Compute.bfloat16)),
         why=lambda f: (
             "float8 layers also use float8 in evaluation"
             if _is_float8(f)

@@ -118,16 +118,19 @@ def configured(config: Config, key: str) -> Any:
     return value.option if hasattr(value, "option") else value
 
 
-def without_effect(*, key: str, when: Callable[[RuleInputs], object], **rest: Any) -> Rule:
-    """Return the rule that a key which differs from its default has no effect."""
+def if_changed(*, key: str, when: Callable[[RuleInputs], object], **rest: Any) -> Rule:
+    """Return a rule that only holds for another value of the key than its default."""
 
-    def ignored(facts: RuleInputs) -> object:
+    def holds(facts: RuleInputs) -> object:
         group, _, name = key.partition(".")
         section = getattr(facts.config, group)
         value = getattr(section, name or "option", None)  # an option may lack the key
         return value != _default(facts.config, key) and when(facts)
 
-    return Rule(verdict=Severity.no_effect, key=key, when=ignored, **rest)
+    return Rule(key=key, when=holds, **rest)
+
+
+without_effect = functools.partial(if_changed, verdict=Severity.no_effect)
 
 
 def _default(config: Config, key: str) -> Any:

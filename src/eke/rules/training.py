@@ -14,7 +14,7 @@ from eke.models.sizes import STAGE
 from eke.plan.fine_tuning_defaults import SAMPLES, SET_BY, fine_tuning_defaults
 from eke.plan.planner.samples import batch_of, plan_batch
 from eke.plan.record.metrics import evaluation_metrics
-from eke.rules.rule import Rule, RuleInputs, configured, unsafe, without_effect
+from eke.rules.rule import Rule, RuleInputs, configured, if_changed, unsafe, without_effect
 
 
 def _step_samples(facts: RuleInputs) -> int:
@@ -224,14 +224,10 @@ RULES = (
         fix=Fix("train.eval_every=50"),
         source="eke.training.loop.evaluation",
     ),
-    Rule(
+    if_changed(
         id="nesterov_needs_momentum",
         key="optimizer.nesterov",
-        when=lambda f: (
-            isinstance(f.config.optimizer, SGD)
-            and f.config.optimizer.nesterov
-            and f.config.optimizer.momentum == 0
-        ),
+        when=lambda f: isinstance(f.config.optimizer, SGD) and f.config.optimizer.momentum == 0,
         why="needs momentum. optimizer.momentum = 0",
         fix=Fix("optimizer.momentum=0.9"),
         source="https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html",
