@@ -27,9 +27,6 @@ READ_LIMIT = 16 << 20
 """Largest file read at once, bytes. The list of ten thousand jobs takes a third of it. Parsed JSON
 takes thirty times as much memory."""
 
-_MAX_LINKS = 40
-"""Maximum number of links followed in one path, as in Linux (path_resolution(7))."""
-
 _LINK_ITSELF: int = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW
 """Flags that open a link instead of its target. Without O_PATH (Linux) links are rejected."""
 
@@ -76,7 +73,7 @@ def open_trusted_dir(path: Path, own: bool = False) -> Iterator[int]:
                 raise UntrustedPathError("is a link", path)
             if not _is_mine(found, at):
                 raise UntrustedPathError(f"{name} is a link that {_owner(found)} made", path)
-            if (links := links + 1) > _MAX_LINKS:
+            if (links := links + 1) > 40:  # as in Linux (path_resolution(7))
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
             # Read by its descriptor: the name may be another link by now.
             target = PurePath(os.readlink("", dir_fd=step))

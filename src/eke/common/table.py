@@ -11,9 +11,6 @@ _GAP = 2
 _SHORT = 16
 """Length to which texts may be shortened before columns are removed."""
 
-_SHORTEST = 3
-"""A letter, an ellipsis and a letter."""
-
 
 @dataclass(frozen=True)
 class Column:
@@ -44,7 +41,7 @@ def render_table(columns: Sequence[Column], width: int) -> list[str]:
     texts_only = [n for n, (column, _) in enumerate(shown) if not column.right]
     while texts_only and sum(needs) + _GAP * len(needs) > width:
         longest = max(texts_only, key=lambda n: needs[n])
-        if needs[longest] <= _SHORTEST:
+        if needs[longest] <= 3:  # a letter, an ellipsis and a letter
             break
         needs[longest] -= 1
     rows = zip(*(texts for _, texts in shown), strict=True)

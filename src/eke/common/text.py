@@ -115,10 +115,6 @@ def first_line(error: BaseException) -> str:
     return next(filter(None, map(str.strip, str(error).splitlines())), repr(error))
 
 
-_MAX_LISTED_FILES = 1000
-"""Maximum number of files in a folder whose names are compared, a time limit."""
-
-
 def normalize_name(name: str) -> str:
     """Normalize the case of a name, and dashes to underscores."""
     return name.strip().lower().replace("-", "_")
@@ -177,7 +173,7 @@ def closest_path(missing: Path) -> Path | None:
     except (OSError, ValueError):  # the folder is also missing, or a null character
         return None
     plain = [name for name in siblings if name.isprintable()]
-    found = suggest_match(missing.name, plain) if len(plain) <= _MAX_LISTED_FILES else None
+    found = suggest_match(missing.name, plain) if len(plain) <= 1000 else None  # a time limit
     return missing.parent / found if found else None
 
 

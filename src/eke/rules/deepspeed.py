@@ -58,8 +58,6 @@ def _loses_frozen_weights(facts: RuleInputs) -> bool:
     return tuple(numbers) < _RECOMPUTES_FROZEN
 
 
-_IN_MEMORY = ("tmpfs", "ramfs")
-
 _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "glusterfs", "9p",
           "fuse.sshfs", "afs", "orangefs", "panfs")  # fmt: skip
 """Network file systems, as named in /proc/mounts."""
@@ -311,7 +309,7 @@ RULES = (
     Rule(
         id="nvme_folder_is_a_disk",
         key="offload.path",
-        when=lambda f: _is_here(f) and _kind(f) in _IN_MEMORY,
+        when=lambda f: _is_here(f) and _kind(f) in ("tmpfs", "ramfs"),
         why=lambda f: f"is in a {_kind(f)}, which is host memory",
         fix=_instead,
         source="https://www.kernel.org/doc/html/latest/filesystems/tmpfs.html",

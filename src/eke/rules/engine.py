@@ -11,14 +11,12 @@ from eke.config.schema import Config
 from eke.models.checkpoints.architecture import models_folder
 from eke.rules.rule import Rule, RuleInputs, without_effect
 
-_STRATEGIES = ("none", "ddp")
-"""Options of `distributed` with the full training state on each rank, as Trainer requires."""
-
 
 def _takes_no_steps(facts: RuleInputs) -> str:
     """Return the override that replaces the optimizer step, "" if there is none."""
     config = facts.config
-    if config.distributed.option not in _STRATEGIES:
+    # Trainer requires the full training state on each rank.
+    if config.distributed.option not in ("none", "ddp"):
         return f"distributed={config.distributed.option}"
     return "memory.optimizer_in_backward=true" if config.memory.optimizer_in_backward else ""
 

@@ -43,9 +43,6 @@ COMMON_KEYS = {
 ALL = "all"
 """Topic with all keys: `--help all`, `--help optimizer=all`."""
 
-_MAX_COLUMNS = 100
-"""Longer lines are harder to read."""
-
 _USAGE = (
     ("PROGRAM [group=option ...] [key=value ...]", "one run"),
     ("PROGRAM -m group=a,b [key=1,2 ...]", "a sweep: all pairs"),
@@ -69,7 +66,7 @@ def help_text(config_dir: Path | None = None, topic: str = "", columns: int | No
     `columns` is the width of the page, by default the terminal's.
     """
     catalogue = make_catalogue(config_dir)
-    columns = min(columns or width(), _MAX_COLUMNS)
+    columns = min(columns or width(), 100)  # longer lines are harder to read
     if topic == ALL:
         sections = ["", *dict.fromkeys([*catalogue.options, *catalogue.sections])]
         blocks = [block for each in sections for block in _section(each, catalogue, columns)]
