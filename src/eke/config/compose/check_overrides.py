@@ -348,7 +348,10 @@ def _check_value(key: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
     field = catalogue.keys[key]
     section, _, name = key.rpartition(".")
     if name in FIXED_FIELDS:
-        return _fixed(section, name, raw, catalogue)
+        why = f"is set by the option of {section}"
+        usual = Fix(f"{section}={catalogue.defaults[section]}")
+        fix = suggest_fix(f"{section}={raw}", catalogue) or usual
+        return Problem(key, shown(raw), why, fix, "fixed_key")
     if raw == "":
         fix = Fix(f"{key}={default_text(field, key)}")
         return Problem(key, "(nothing)", f"must be {field.words()}", fix, "missing_value")
@@ -379,14 +382,6 @@ def _misread(field: Field, value: Any, raw: str) -> Any:
 
 def _read_as_numbers(values: Sequence[Any]) -> set[str]:
     return {str(each) for each in values if isinstance(each, bool | int | float)}
-
-
-def _fixed(section: str, name: str, raw: str, catalogue: Catalogue) -> Problem:
-    """Return the problem of a fixed key: `optimizer.option=sgd`, `model.family=bert`."""
-    usual = Fix(f"{section}={catalogue.defaults[section]}")
-    fix = suggest_fix(f"{section}={raw}", catalogue) or usual
-    why = f"is set by the option of {section}"
-    return Problem(f"{section}.{name}", shown(raw), why, fix, "fixed_key")
 
 
 def secrets_in(config: Mapping[str, object]) -> list[Problem]:

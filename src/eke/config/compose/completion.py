@@ -153,7 +153,8 @@ def answer_shell(request: Sequence[str], commands: Sequence[str] = ()) -> str:
     if action == "install":
         return Path(__file__).with_suffix(f".{shell}").read_text()
     words, word = split_line(os.environ.get("COMP_LINE", ""))
-    typed = _without_program(words)
+    named = [PurePath(w).name == "eke" or w.endswith(".py") for w in words[:3]]
+    typed = words[named.index(True) + 1 if True in named else 1 :]
     if commands and not typed:
         found = [command for command in commands if command.startswith(word)]
     elif commands and typed[0] == "show" and not word.startswith(("-", "/")):
@@ -170,8 +171,3 @@ def answer_shell(request: Sequence[str], commands: Sequence[str] = ()) -> str:
     breaks = os.environ.get("COMP_WORDBREAKS", "")
     kept = re.match(rf".*[{re.escape(breaks)}]", word) if shell == "bash" and breaks else None
     return "".join(f"{each[len(kept[0]) if kept else 0 :]}\n" for each in found)
-
-
-def _without_program(words: Sequence[str]) -> list[str]:
-    named = [PurePath(w).name == "eke" or w.endswith(".py") for w in words[:3]]
-    return list(words[named.index(True) + 1 if True in named else 1 :])
