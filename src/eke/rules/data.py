@@ -223,15 +223,13 @@ RULES = (
         why="needs unique class names (at most task.num_labels) and data with rows",
         fix=Fix("task.labels=[]", remark="or task.num_labels=NUMBER_OF_NAMES"),
     ),
-    _documented_rule(
+    if_changed(
         id="problem_needs_labels",
         key="task.problem",
-        when=lambda f: (
-            isinstance(f.data, PythonSource | Text)
-            and f.config.task.problem is not ProblemType.single
-        ),
+        when=lambda f: isinstance(f.data, PythonSource | Text),
         why="the label of a text is its folder. Each text has one",
         fix=Fix("task.problem=single", remark="or data=jsonl with a column of labels"),
+        source="docs/how-to/data.md",
     ),
     _documented_rule(
         id="chat_is_causal",

@@ -202,13 +202,10 @@ RULES = (
         fix=Fix("train.eval_every=50"),
         source="eke.training.loop.evaluation",
     ),
-    Rule(
+    if_changed(
         id="keep_best_is_a_metric",
         key="train.keep_best",
-        when=lambda f: (
-            f.config.train.keep_best is not None
-            and f.config.train.keep_best not in evaluation_metrics(f.config)
-        ),
+        when=lambda f: f.config.train.keep_best not in evaluation_metrics(f.config),
         why=lambda f: (
             f"no metric of task={f.config.task.option}. Metrics: "
             f"{', '.join(evaluation_metrics(f.config))}"
