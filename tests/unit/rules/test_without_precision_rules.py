@@ -147,7 +147,7 @@ def operations(option: str) -> tuple[int, tuple[str, ...]]:
     model = build_model(plan, CPU)
     with build_formats(plan, CPU).autocast(), Count(), KernelProbe() as probe:
         model(**make_inputs(model)).logits.sum().backward()
-    return Count.number, probe.seen().matmul_dtypes
+    return Count.number, probe.matmul_dtypes
 
 
 def test_uncompiled_float8_adds_operations_and_cpu_has_no_product() -> None:

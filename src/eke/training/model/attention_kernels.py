@@ -5,7 +5,6 @@ import functools
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from eke.common.errors import RunError
 from eke.config.schema import Backend
 from eke.plan.planner import Plan, avoids_cudnn, shares_heads
-from eke.training.model.checkpointing import KEPT, is_repeating
+from eke.training.model.checkpointing import is_repeating
 
 ATTENTION: dict[str, str] = {
     "eager": "eager",
@@ -74,24 +73,6 @@ _FACTORS_FIRST = frozenset(
 """Products with arguments after their factors: scales in float32, offsets in int32."""
 
 
-@dataclass(frozen=True)
-class ObservedKernels:
-    """Operations that ran inside the block of a probe."""
-
-    attention_kernels: tuple[str, ...]
-    """Sorted values of `_KERNELS`. Empty if a compiler fused the softmax into generated code."""
-    matmul_dtypes: tuple[str, ...]
-    """Formats of the operands (`bfloat16`), most frequent first."""
-    num_matmuls: int
-    """Matrix multiplications, forward and backward, outside attention and loss kernels."""
-    loss_kernels: tuple[str, ...] = ()
-    """Sorted values of `_LOSSES`."""
-    num_repeated: int = 0
-    """Operations of forward passes that were repeated inside a backward pass."""
-    num_repeated_dear: int = 0
-    """Repeated operations that selective checkpointing should keep (`checkpointing.KEPT`)."""
-
-
 class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
     """Observer of a step's operations (not in `torch.inference_mode`). Do not time the step."""
 
@@ -100,14 +81,19 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch 2.13: no annotations
-        self._kernels: set[str] = set()
-        self._losses: set[str] = set()
-        self._dtypes: Counter[str] = Counter()
-        self._repeated: Counter[str] = Counter()
+        self.attention_kernels: set[str] = set()
+        """Values of `_KERNELS`. Empty if a compiler fused the softmax into generated code."""
+        self.loss_kernels: set[str] = set()
+        """Values of `_LOSSES`."""
+        self.matmuls: Counter[str] = Counter()
+        """Matrix multiplications, forward and backward, outside attention and loss kernels, by the
+        format of their operands (`bfloat16`)."""
+        self.repeated: Counter[str] = Counter()
+        """Operations of forward passes that were repeated inside a backward pass."""
         self._flex = contextlib.ExitStack()
 
     def __enter__(self) -> "KernelProbe":
-        self._flex.enter_context(_watch_flex(self._kernels))
+        self._flex.enter_context(_watch_flex(self.attention_kernels))
         super().__enter__()  # type: ignore[no-untyped-call]  # torch 2.13
         return self
 
@@ -131,31 +117,25 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     def _note(self, func: Any, args: tuple[Any, ...]) -> None:
         name = getattr(func, "overloadpacket", func).__name__
         if is_repeating():
-            self._repeated[name] += 1
+            self.repeated[name] += 1
         kernel = _KERNELS.get(name) or _PACKAGES.get(getattr(func, "namespace", ""))
         # Attention scores are (samples, heads, queries, keys); a router's are (tokens, experts).
         if kernel and not (name == "_softmax" and args[0].dim() != 4):
-            self._kernels.add(kernel)
+            self.attention_kernels.add(kernel)
         if name in _LOSSES:
-            self._losses.add(_LOSSES[name])
+            self.loss_kernels.add(_LOSSES[name])
         # An outer product is not counted: bmm in float32 for rotary angles in transformers 5.17.
         outer = name == "bmm" and args[1].shape[-2] == 1
         if name in _MATMULS and not outer:
             factors = args[:2] if name in _FACTORS_FIRST else args
             # Use the last tensor, a factor. addmm's first tensor is the addend.
             dtypes = [arg.dtype for arg in factors if isinstance(arg, Tensor)]
-            self._dtypes[str(dtypes[-1]).removeprefix("torch.") if dtypes else "unknown"] += 1
+            self.matmuls[str(dtypes[-1]).removeprefix("torch.") if dtypes else "unknown"] += 1
 
-    def seen(self) -> ObservedKernels:
-        """Return the operations so far, inside or after the block."""
-        return ObservedKernels(
-            attention_kernels=tuple(sorted(self._kernels)),
-            matmul_dtypes=tuple(name for name, _ in self._dtypes.most_common()),
-            num_matmuls=sum(self._dtypes.values()),
-            loss_kernels=tuple(sorted(self._losses)),
-            num_repeated=sum(self._repeated.values()),
-            num_repeated_dear=sum(self._repeated[name] for name in KEPT),
-        )
+    @property
+    def matmul_dtypes(self) -> list[str]:
+        """Formats of the operands of matrix multiplications, most frequent first."""
+        return [name for name, _ in self.matmuls.most_common()]
 
 
 def _innermost(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:

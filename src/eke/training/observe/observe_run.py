@@ -17,8 +17,8 @@ from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate, shard_len
 from eke.training.loop.training_state import TrainingState
 from eke.training.model.activation_offload import ActivationOffload
 from eke.training.model.adapters import float8_layers, is_adapted, quant_states, quant_tensors
-from eke.training.model.attention_kernels import KernelProbe, ObservedKernels
-from eke.training.model.checkpointing import count_layer_calls
+from eke.training.model.attention_kernels import KernelProbe
+from eke.training.model.checkpointing import KEPT, count_layer_calls
 from eke.training.model.number_formats import (
     master_bytes,
     num_graphs,
@@ -211,26 +211,25 @@ def _implementation(optimizer: torch.optim.Optimizer) -> str:
     return "forloop" if "foreach" in group else ""
 
 
-def _note_recomputation(
-    job: TrainingState, calls: list[int], seen: ObservedKernels, num: int
-) -> None:
+def _note_recomputation(job: TrainingState, calls: list[int], seen: KernelProbe, num: int) -> None:
     """Record the operations that the first step, of `num` micro-batches, repeated."""
     memory = job.plan.config.memory
     recomputed, wanted = sum(count > num for count in calls), 0
+    dear = sum(seen.repeated[name] for name in KEPT)
     if memory.checkpointing is not Checkpointing.off:
         wanted = len(range(0, len(calls), memory.every_n))
     job.effective["layer_calls_per_micro_batch"] = sum(calls) / max(1, len(calls)) / num
     job.effective["layers_recomputed"] = recomputed
-    job.effective["operations_recomputed_per_micro_batch"] = seen.num_repeated / num
-    job.effective["matmuls_recomputed_per_micro_batch"] = seen.num_repeated_dear / num
+    job.effective["operations_recomputed_per_micro_batch"] = seen.repeated.total() / num
+    job.effective["matmuls_recomputed_per_micro_batch"] = dear / num
     if recomputed < wanted and not recomputed:
         job.warn("memory.checkpointing had no effect: no layer's forward pass was repeated")
     elif recomputed != wanted:
         job.warn(f"memory.checkpointing repeated {recomputed} layers instead of {wanted}")
-    elif memory.checkpointing is Checkpointing.selective and seen.num_repeated_dear:
-        dear = f"{seen.num_repeated_dear} matrix multiplications and attention kernels"
-        job.warn(f"memory.checkpointing=selective repeated {dear} that it should have kept")
-    elif memory.checkpointing is Checkpointing.full and not seen.num_repeated_dear:
+    elif memory.checkpointing is Checkpointing.selective and dear:
+        repeated = f"{dear} matrix multiplications and attention kernels"
+        job.warn(f"memory.checkpointing=selective repeated {repeated} that it should have kept")
+    elif memory.checkpointing is Checkpointing.full and not dear:
         job.warn("memory.checkpointing=full repeated no matrix multiplication")
 
 
@@ -357,8 +356,8 @@ def look_at_evaluation(job: TrainingState) -> Iterator[None]:
         return
     with KernelProbe() as probe:
         yield
-    dtypes, compute = probe.seen().matmul_dtypes, job.plan.compute
-    job.effective["eval_matmul_dtypes"] = list(dtypes)
+    dtypes, compute = probe.matmul_dtypes, job.plan.compute
+    job.effective["eval_matmul_dtypes"] = dtypes
     wanted = compute.eval_autocast or compute.weights
     if wanted not in dtypes:
         ran = f"matrix multiplications ran in {', '.join(dtypes) or 'no format'}"
@@ -376,10 +375,10 @@ def _look_at_operations(job: TrainingState) -> Iterator[None]:
     counted = count_layer_calls(job.bare_model) if compiler == "none" else nullcontext()
     with KernelProbe() as kernels, counted as calls:
         yield
-    note_kernels(job, kernels.seen())
+    note_kernels(job, kernels)
     if calls is None:
         # Probes detect kernel calls in compiled code, but not fused or recomputed operations.
         job.effective["not_looked_into"] = f"recomputation, fused kernels: compile={compiler}"
         return
     num_micro_batches = sum(phase == "forward" for phase, _ in job.meter.notes[-1].stamps)
-    _note_recomputation(job, calls, kernels.seen(), num_micro_batches)
+    _note_recomputation(job, calls, kernels, num_micro_batches)

@@ -25,7 +25,7 @@ from eke.training.distributed.deepspeed_engine import (
 from eke.training.distributed.fsdp import groups_of, is_sharded, part_bytes
 from eke.training.distributed.ranks import P2P_VARIABLE, LossOnDevice
 from eke.training.loop.training_state import TrainingState
-from eke.training.model.attention_kernels import ATTENTION, EXPECTED, ObservedKernels
+from eke.training.model.attention_kernels import ATTENTION, EXPECTED, KernelProbe
 from eke.training.model.loss import has_fused_loss, is_sparse, loss_head, replaced_modules
 from eke.training.model.number_formats import num_graphs
 from eke.training.optimizer.build_optimizer import state_tensors
@@ -108,17 +108,17 @@ _MANY = 0.9
 """Fraction of labelled positions above which selecting them saves too little."""
 
 
-def note_kernels(job: TrainingState, seen: ObservedKernels) -> None:
+def note_kernels(job: TrainingState, seen: KernelProbe) -> None:
     """Record formats and kernels of one step, and warn if they differ from the configuration."""
     plan = job.plan
-    job.effective["matmul_dtypes"] = list(seen.matmul_dtypes)
+    job.effective["matmul_dtypes"] = seen.matmul_dtypes
     wanted = plan.compute.matmul
     compiled = plan.config.compile.is_on
     if wanted not in seen.matmul_dtypes and (seen.matmul_dtypes or not compiled):
         ran = f"matrix multiplications ran in {', '.join(seen.matmul_dtypes) or 'no format'}"
         job.warn(f"precision.compute={wanted} had no effect: {ran}")
     _note_attention(job, seen)
-    job.effective["loss_kernels"] = list(seen.loss_kernels)
+    job.effective["loss_kernels"] = sorted(seen.loss_kernels)
     _note_sparse(job)
     if has_fused_loss(plan) and "linear_cross_entropy" not in seen.loss_kernels:
         job.warn("kernels.fused_linear_cross_entropy=true had no effect: the loss used all logits")
@@ -128,14 +128,14 @@ def note_kernels(job: TrainingState, seen: ObservedKernels) -> None:
             job.warn("kernels=liger had no effect: no module uses Liger's forward pass")
 
 
-def _note_attention(job: TrainingState, seen: ObservedKernels) -> None:
+def _note_attention(job: TrainingState, seen: KernelProbe) -> None:
     attention = job.plan.config.attention
     config: Any = job.bare_model.config
     implementation = str(getattr(config, "_attn_implementation", ""))
     job.effective["attention_implementation"] = implementation
     if family_of(job.plan.config).is_moe:
         job.effective["experts_implementation"] = getattr(config, "_experts_implementation", None)
-    ran = set(seen.attention_kernels)
+    ran = seen.attention_kernels
     job.effective["attention_kernels"] = sorted(ran)
     if implementation != ATTENTION[attention.option]:
         job.warn(f"attention={attention.option} had no effect: the model uses {implementation}")

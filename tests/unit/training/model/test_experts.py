@@ -50,7 +50,7 @@ def test_experts_multiply_in_the_autocast_format(dtype, fallback, monkeypatch) -
             loss = model(**make_inputs(model)).logits.float().square().mean()
         loss.backward()
     wanted = str(dtype or torch.float32).removeprefix("torch.")
-    assert probe.seen().matmul_dtypes == (wanted,)
+    assert probe.matmul_dtypes == [wanted]
     assert all(p.grad.dtype is torch.float32 for p in model.parameters())
 
 

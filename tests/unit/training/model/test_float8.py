@@ -89,7 +89,7 @@ def test_float8_product_is_detected() -> None:
     scale = torch.ones(())
     with KernelProbe() as probe:
         torch._scaled_mm(x, x.t(), scale, scale, out_dtype=torch.bfloat16)
-    assert probe.seen().matmul_dtypes == ("float8_e4m3fn",)
+    assert probe.matmul_dtypes == ["float8_e4m3fn"]
 
 
 def test_every_recipe_exists_in_torchao() -> None:
@@ -107,5 +107,5 @@ def test_kernel_probe_detects_float8_products(recwarn) -> None:
     layer = convert_to_float8_training(nn.Sequential(nn.Linear(64, 64, bias=False)).bfloat16())
     with KernelProbe() as probe:
         layer(torch.randn(32, 64, dtype=torch.bfloat16)).sum().backward()
-    assert probe.seen().matmul_dtypes == ("float8_e4m3fn",)
-    assert probe.seen().num_matmuls == 3
+    assert probe.matmul_dtypes == ["float8_e4m3fn"]
+    assert probe.matmuls.total() == 3
