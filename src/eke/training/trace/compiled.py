@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from eke.training.trace.fake_device import nothing
 from eke.training.trace.fake_gpu import FAKE_GPU
 
 TRACED = ("eager", "aot_eager", "inductor")
@@ -72,7 +73,7 @@ def _compile_graph(graph: GraphModule, inputs: Sequence[Any], *args: Any, **kwar
             # Inductor would import Triton and query its version.
             "torch._inductor.scheduler.has_triton": lambda: True,
             "torch.utils._triton.triton_hash_with_backend": lambda: "",
-            f"{wrapper}.write_triton_header_once": _nothing,
+            f"{wrapper}.write_triton_header_once": nothing,
         }
     with ExitStack() as stack:
         for name, stand_in in patches.items():
@@ -105,23 +106,15 @@ def _load(graph: Any) -> SimpleNamespace:
     return SimpleNamespace(call=scope["call"], runner=scope.get("runner"))
 
 
-def _empty_on_cpu(shape: Any, strides: Any, dtype: torch.dtype) -> Tensor:
-    return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
-
-
-def _reinterpret(tensor: Tensor, shape: Any, strides: Any, offset: int = 0) -> Tensor:
-    return tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """Replace checks of addresses and strides, and imports of Triton."""
-
-
-CPP_REPLACEMENTS = {
-    "empty_strided_cpu": _empty_on_cpu,
-    "reinterpret_tensor": _reinterpret,
-    "assert_size_stride": _nothing,
-    "assert_alignment": _nothing,
+CPP_REPLACEMENTS: dict[str, Callable[..., Any]] = {
+    "empty_strided_cpu": lambda shape, strides, dtype: torch.empty_strided(
+        shape, strides, dtype=dtype, device="cpu"
+    ),
+    "reinterpret_tensor": lambda tensor, shape, strides, offset=0: tensor.as_strided(
+        shape, strides, tensor.storage_offset() + offset
+    ),
+    "assert_size_stride": nothing,
+    "assert_alignment": nothing,
 }
 """Replacements of C++ functions that bypass the trace."""
 

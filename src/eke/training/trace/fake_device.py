@@ -273,7 +273,9 @@ def fake_surroundings(compiler: Callable[..., Any] = not_compiled) -> Iterator[N
         # constants on a device without kernels (FakeTensorMode.avoid_device_init).
         "torch.cuda.is_available": lambda: False,
         # No gradient overflows: the loss scaler steps without reading the device.
-        "torch.amp.GradScaler._maybe_opt_step": _step,
+        "torch.amp.GradScaler._maybe_opt_step": lambda _, optimizer, __, *args, **kwargs: (
+            optimizer.step(*args, **kwargs)
+        ),
         "torch.compile": compiler,
         # Separate caches of compiled code: a run in this process must not receive a trace's.
         "eke.training.model.fused_loss._compiled": functools.cache(
@@ -283,7 +285,7 @@ def fake_surroundings(compiler: Callable[..., Any] = not_compiled) -> Iterator[N
         # The fake device has no generator, and no values are drawn.
         "torch.Generator": lambda device=None: generator(),
         **dict.fromkeys(("torch.get_rng_state", "torch.random.get_rng_state"), _random_state),
-        **dict.fromkeys(("torch.set_rng_state", "torch.random.set_rng_state"), _nothing),
+        **dict.fromkeys(("torch.set_rng_state", "torch.random.set_rng_state"), nothing),
         # transformers 5 would mistake fake tensors for a captured graph, for which it builds masks
         # that an uncompiled run does not have.
         "transformers.masking_utils.is_tracing": is_compiling,
@@ -294,8 +296,8 @@ def fake_surroundings(compiler: Callable[..., Any] = not_compiled) -> Iterator[N
             "bitsandbytes.optim.optimizer.Optimizer8bit.fill_qmap": _fake_tables,
             # Functions of its CUDA build.
             "bitsandbytes.functional.get_paged": _fake_pages,
-            "bitsandbytes.functional.fill": _nothing,
-            "bitsandbytes.functional.prefetch_tensor": _nothing,
+            "bitsandbytes.functional.fill": nothing,
+            "bitsandbytes.functional.prefetch_tensor": nothing,
         }
     with contextlib.ExitStack() as stack:
         # Run backward passes in this thread: the trace does not observe the device's thread.
@@ -314,12 +316,8 @@ def fake_surroundings(compiler: Callable[..., Any] = not_compiled) -> Iterator[N
         yield
 
 
-def _step(_: Any, optimizer: Any, __: Any, *args: Any, **kwargs: Any) -> Any:
-    return optimizer.step(*args, **kwargs)
-
-
-def _nothing(*_: Any) -> None:
-    """Do nothing: there is no state to restore and no memory to fill."""
+def nothing(*_: Any, **__: Any) -> None:
+    """Do nothing, in place of functions that restore states, fill memory or check addresses."""
 
 
 _RANDOM_STATE_BYTES = torch.get_rng_state().numel()

@@ -1,6 +1,5 @@
 """Prediction of a plan's peak memory: evaluation, two steps and evaluation on fake tensors."""
 
-import functools
 import importlib
 import traceback
 from dataclasses import dataclass, field, replace
@@ -225,19 +224,6 @@ _NUM_MICRO_BATCHES = 2
 """Number of traced micro-batches. From the second on, gradients are added to existing ones."""
 
 
-class _TracedRelease(CacheRelease):
-    """Cache release that is recorded in the trace."""
-
-    def __init__(self, every: int | None, trace: StorageTrace) -> None:
-        super().__init__(every, torch.device("cpu"))
-        self._trace = trace
-
-    def after_forward(self, step: int) -> None:
-        """Record a release only if every step has one. Otherwise the peak is between releases."""
-        if self.every == 1 and self._trace.kind != "cpu":
-            self._trace.history.events.append(EMPTY_CACHE)
-
-
 class Training:
     """State of a traced training, stepped by `take_step` like a run, while the trace is on."""
 
@@ -261,8 +247,7 @@ class Training:
             self.update = InBackwardUpdate(self.optimizer, parameters, record)
         self.model, self.loss = compile_model(plan, model), build_compiled_loss(plan)
         self.offload = build_activation_offload(plan, model, self.formats.held)
-        every = plan.config.memory.empty_cache_every
-        self.cache_release: CacheRelease = _TracedRelease(every, trace)
+        self.cache_release = CacheRelease(None, device)  # recorded by `_step`
 
     def run(self, train: MicroBatch, evaluation: MicroBatch) -> None:
         """Evaluate, take two steps and evaluate again. Values in the batches have no effect."""
@@ -294,7 +279,14 @@ class Training:
         every = [self._moved(batch) for _ in range(plan.batch.accumulation)]
         cut = every[:_NUM_MICRO_BATCHES]
         set_learning_rate(self.optimizer, plan.config.optimizer.lr)
-        enter = functools.partial(trace.begin, counted=counted)
+        # Record a release only if every step has one. Otherwise the peak is between releases.
+        releases = plan.config.memory.empty_cache_every == 1 and trace.kind != "cpu"
+
+        def enter(phase: str) -> None:
+            if phase == "backward" and releases:
+                trace.history.events.append(EMPTY_CACHE)
+            trace.begin(phase, counted)
+
         take_step(self, cut, max(1, batch.num_targets), step, enter)
         del every, cut
         states = [t for state in self.optimizer.state.values() for t in plain_tensors(state)]
