@@ -85,8 +85,13 @@ _Inputs = dict[str, Any]
 MICRO_BATCH = "micro_batch"
 
 
-class _Steps:
-    """State of the current optimizer step, filled with empty micro-batches up to `accumulation`."""
+class _Steps(TrainerCallback):  # type: ignore[misc]  # transformers 5.23 has no types for mypy
+    """Current optimizer step, and callback that evaluates, saves and stops as eke's own loop does.
+
+    Steps are filled with empty micro-batches up to `accumulation`.
+    """
+
+    trainer: Trainer
 
     def __init__(self, job: TrainingState, update: PlainUpdate, look: ExitStack) -> None:
         self.job = job
@@ -118,33 +123,9 @@ class _Steps:
         cut += [cut[-1].without_targets()] * (job.plan.batch.accumulation - len(cut))
         return [{**batch.inputs, MICRO_BATCH: batch} for batch in cut]
 
-    def clip(self) -> Tensor | None:
-        """Clip gradients as planned and return their norm before, on the device."""
-        self.grad_norm = self.update.clip()
-        return self.grad_norm
-
-    def finish(self) -> None:
-        """Record the step and do the actions that are due between steps."""
-        noted = self.loss, self.grad_norm, self.learning_rate, self.totals
-        self.job.meter.end_step(self.step, *noted)
-        self.look.close()
-        self.step += 1
-        try:
-            self.between.finish(self.step - 1, self.totals)
-        except Stopped as stopped:
-            self.stopped = stopped
-
-
-class _StepCallback(TrainerCallback):  # type: ignore[misc]  # transformers 5.23 has no types for mypy
-    """Callback that evaluates, writes, saves and stops as eke's own loop does."""
-
-    def __init__(self, steps: _Steps, trainer: Trainer) -> None:
-        self.steps = steps
-        self.trainer = trainer
-
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Set the step count of the checkpoint, and evaluate before the first step."""
-        job = self.steps.job
+        job = self.job
         job.model = self.trainer.model_wrapped
         state.global_step = job.start_step
         note_trainer(job, self.trainer)
@@ -153,13 +134,20 @@ class _StepCallback(TrainerCallback):  # type: ignore[misc]  # transformers 5.23
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Restore the optimizer's weights and record the learning rate of this step."""
-        self.steps.copies.close()
-        self.steps.learning_rate = float(self.steps.job.optimizer.param_groups[0]["lr"])
+        self.copies.close()
+        self.learning_rate = float(self.job.optimizer.param_groups[0]["lr"])
 
     def on_step_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        """Finish a step. After a stop request Trainer leaves its loop."""
-        self.steps.finish()
-        if self.steps.stopped or self.steps.between.is_over:
+        """Record the step and do what is due. After a stop request Trainer leaves its loop."""
+        noted = self.loss, self.grad_norm, self.learning_rate, self.totals
+        self.job.meter.end_step(self.step, *noted)
+        self.look.close()
+        self.step += 1
+        try:
+            self.between.finish(self.step - 1, self.totals)
+        except Stopped as stopped:
+            self.stopped = stopped
+        if self.stopped or self.between.is_over:
             control.should_training_stop = True
 
 
@@ -171,14 +159,14 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
 
     def __init__(self, steps: _Steps, arguments: TrainingArguments) -> None:
         job = steps.job
-        self.steps = steps
+        self.steps, steps.trainer = steps, self
         for group in job.optimizer.param_groups:
             group["initial_lr"] = job.plan.config.optimizer.lr
         schedule = LambdaLR(job.optimizer, job.multiplier, last_epoch=job.start_step - 1)
         super().__init__(
             model=job.model,
             args=arguments,
-            callbacks=[_StepCallback(steps, self)],
+            callbacks=[steps],
             optimizers=(job.optimizer, schedule),
         )
         self.remove_callback(PrinterCallback)  # the record has the values that it prints
@@ -235,11 +223,13 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
         return loss
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor | None:
-        return self.steps.clip()
+        """Clip gradients as planned and return their norm before, on the device."""
+        self.steps.grad_norm = self.steps.update.clip()
+        return self.steps.grad_norm
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | None = None) -> Tensor | None:
         """Return the gradient norm. Called in every step, after or instead of clipping."""
-        return self.steps.clip() if grad_norm is None else grad_norm
+        return self._clip_grad_norm(model) if grad_norm is None else grad_norm
 
 
 def train_with_trainer(job: TrainingState) -> None:
