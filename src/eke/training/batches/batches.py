@@ -89,8 +89,7 @@ class MicroBatch:
         labels = torch.full_like(self.labels, blank)
         places = None if self.places is None else self.places[:0]
         none = (0,) * len(self.samples_of)
-        made = replace(self, labels=labels, places=places, samples_of=none, targets_of=none)
-        return replace(made, num_samples=0, num_targets=0, num_tokens=0)
+        return MicroBatch(self.inputs, labels, 0, 0, 0, places, self.sources, none, none)
 
     def pin_memory(self) -> "MicroBatch":
         """Return a copy in page-locked memory, for the DataLoader."""
@@ -328,14 +327,14 @@ class Transfer:
         return moved
 
 
+@dataclass
 class CacheRelease:
     """Hook that empties the allocator's cache every n steps, between forward and backward."""
 
-    def __init__(self, every: int | None, device: torch.device) -> None:
-        self.every = every
-        self.device = device
-        self.calls = 0
-        """Number of times the allocator was emptied."""
+    every: int | None
+    device: torch.device
+    calls: int = 0
+    """Number of times the allocator was emptied."""
 
     def after_forward(self, step: int) -> None:
         """Empty the cache after a forward pass of this step (counted from 0), if it is due."""
@@ -375,9 +374,8 @@ class LongestSamples:
 
     @property
     def _micro(self) -> MicroBatchShape:
-        return (
-            evaluated(self.plan) if self.evaluation else simulated_micro_batches(self.plan).longest
-        )
+        plan = self.plan
+        return evaluated(plan) if self.evaluation else simulated_micro_batches(plan).longest
 
 
 def probe_sample(plan: Plan, length: int, of_target: int, together: int) -> Sample:

@@ -67,15 +67,13 @@ class InPlace:
         """Return the tokens of a slice, uint16. ChangedError: A file was changed or deleted."""
         start, stop, _ = window.indices(len(self))
         found = np.full(max(0, stop - start), BOS, np.uint16)
-        number = int(np.searchsorted(self.ends, start, side="right"))
-        at = start
-        while at < stop:
-            piece, end = self.pieces[number], int(self.ends[number])
+        first, last = np.searchsorted(self.ends, (start, stop - 1), side="right").tolist()
+        read = slice(first, last + 1)
+        for piece, end in zip(self.pieces[read], self.ends[read].tolist(), strict=True):
             begin = end - piece.size - 1
-            last = min(stop, end - 1)  # `found` already contains BOS
+            at, last = max(start, begin), min(stop, end - 1)  # `found` already contains BOS
             if at < last:
                 found[at - start : last - start] = self._read(piece, at - begin, last - at)
-            at, number = end, number + 1
         return found
 
     def _read(self, piece: FileRange, offset: int, count: int) -> np.ndarray:
@@ -267,24 +265,22 @@ class RandomTokens:
     def __len__(self) -> int:
         return self.count
 
-    def _generator(self, index: int, purpose: int) -> torch.Generator:
-        return seeded(self.data.data_seed, self.split, index, purpose)
-
     def row(self, index: int) -> TokenRow:
         """Return random ids, fewer if lengths are ragged."""
         length = synthetic_length(self.data, self.length, self.split, index)
         high = min(self.data.max_token, self.vocab_size)
-        generator = self._generator(index, 0)
+        generator = seeded(self.data.data_seed, self.split, index, 0)
         tokens = torch.randint(self.data.min_token, high, (length,), generator=generator)
         return TokenRow(tokens.numpy())
 
     def label(self, index: int) -> Any:
         """Return a uniform class, a set of classes, or a number."""
+        generator = seeded(self.data.data_seed, self.split, index, 1)
         if self.problem is ProblemType.regression:
-            return float(torch.randn(1, generator=self._generator(index, 1)))
+            return float(torch.randn(1, generator=generator))
         if self.problem is ProblemType.multi_label:
-            return torch.rand(self.num_labels, generator=self._generator(index, 1)).numpy() < 0.5
-        return int(torch.randint(self.num_labels, (1,), generator=self._generator(index, 1)))
+            return torch.rand(self.num_labels, generator=generator).numpy() < 0.5
+        return int(torch.randint(self.num_labels, (1,), generator=generator))
 
     def lengths(self) -> np.ndarray:
         """Return the tokens of each sample."""

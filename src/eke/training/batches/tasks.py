@@ -9,13 +9,7 @@ import torch
 
 from eke.common.errors import ChangedError
 from eke.common.text import IGNORED
-from eke.config.schema import (
-    Config,
-    Conversations,
-    Packing,
-    Rows,
-    Synthetic,
-)
+from eke.config.schema import Config, Conversations, Packing, Rows, Synthetic
 from eke.data.sources import (
     BYTE_TOKENS,
     Manifest,
@@ -217,9 +211,8 @@ def seq2seq_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
     row = samples.source.row(index)
     tokens, cut = row.tokens, row.cut
     if not samples.source.framed:
-        cut = max(
-            1, len(tokens) * config.data.seq_len // window_length(config)
-        )  # ragged: the same proportion
+        # Ragged: the same proportion.
+        cut = max(1, len(tokens) * config.data.seq_len // window_length(config))
         if not vocabulary.is_bytes:
             _add_special_tokens(tokens[:cut], vocabulary, vocabulary.frame)
         _add_special_tokens(tokens[cut:], vocabulary, vocabulary.target_frame)
