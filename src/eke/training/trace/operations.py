@@ -101,12 +101,6 @@ _MAX_BYTES = 2**31
 _answers: dict[Any, int] = {}
 
 
-def _takes_scratch(func: Any, args: tuple[Any, ...]) -> bool:
-    if func in PRODUCTS:
-        return any(isinstance(a, torch.Tensor) and a.dtype in _HALF for a in args)
-    return func in _OTHERS or func.namespace == "bitsandbytes"
-
-
 def _measure(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Return the peak bytes inside a kernel, without its results."""
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
@@ -239,7 +233,10 @@ class Workspaces:
         rule = self._rules.get(func)
         if rule is not None:
             return rule(args, kwargs)
-        if not (self._measures and _takes_scratch(func, args)):
+        takes_scratch = func in _OTHERS or func.namespace == "bitsandbytes"
+        if func in PRODUCTS:
+            takes_scratch = any(isinstance(a, Tensor) and a.dtype in _HALF for a in args)
+        if not (self._measures and takes_scratch):
             return 0
         key = call_key(func, args, kwargs)
         if key not in _answers:

@@ -108,16 +108,11 @@ def replay(
             allocated[phase] = max(allocated.get(phase, 0), peak)
             reserved[phase] = most
             beside[phase] = max(beside.get(phase, 0), peak_beside)
-    return Traced(allocated, reserved, _components(history, highest_at), beside=beside)
-
-
-def _components(history: History, end: int) -> dict[str, int]:
-    """Return the bytes in use after the first `end` events, by kind of storage."""
-    sums: Counter[str] = Counter()
-    for number, num_bytes in history.events[:end]:
+    in_use: Counter[str] = Counter()  # at the highest sum, by kind of storage
+    for number, num_bytes in history.events[:highest_at]:
         if number >= 0:
-            sums[history.components[number]] += num_bytes
-    return {component: num_bytes for component, num_bytes in sums.items() if num_bytes}
+            in_use[history.components[number]] += num_bytes
+    return Traced(allocated, reserved, {k: n for k, n in in_use.items() if n}, beside=beside)
 
 
 aten: Any = torch.ops.aten
@@ -264,8 +259,11 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     def _component(self, tensor: Tensor, func: Any, args: tuple[Any, ...]) -> str:
         phase = self._phase
         if phase in ("forward", "evaluation"):
-            if func is aten._to_copy.default and _is_weight(args[0]):
-                return AUTOCAST
+            if func is aten._to_copy.default:
+                # A weight or a view of one (experts' are transposed first).
+                viewed = args[0]._base if args[0]._is_view() else args[0]
+                if isinstance(viewed, torch.nn.Parameter):
+                    return AUTOCAST
             return LOGITS if self._logits else ACTIVATIONS
         if phase == "backward":
             if self._logits and tensor.numel() >= self._logits[0] and self._logits[0] > 1:
@@ -333,12 +331,6 @@ def _is_owned_by_autograd(gradient: Tensor) -> bool:
         and uses(storage._cdata) <= ENGINE_STORAGE_USES
         and storage.nbytes() == gradient.numel() * gradient.itemsize
     )
-
-
-def _is_weight(value: Any) -> bool:
-    """Return whether a value is a weight or a view of one (experts' are transposed first)."""
-    viewed = value._base if value._is_view() else value
-    return isinstance(viewed, torch.nn.Parameter)
 
 
 @contextlib.contextmanager
