@@ -19,23 +19,9 @@ from eke.training.model.activation_offload import ActivationOffload
 from eke.training.model.adapters import float8_layers, is_adapted, quant_states, quant_tensors
 from eke.training.model.attention_kernels import KernelProbe
 from eke.training.model.checkpointing import KEPT, count_layer_calls
-from eke.training.model.number_formats import (
-    master_bytes,
-    num_graphs,
-    optimized_weights,
-)
+from eke.training.model.number_formats import master_bytes, num_graphs, optimized_weights
 from eke.training.observe.memory_stages import AllocationProfile, live_bytes, storage_bytes
-from eke.training.observe.record_settings import (
-    note_compiler,
-    note_copies,
-    note_deepspeed,
-    note_devices,
-    note_kernels,
-    note_loading,
-    note_packing,
-    note_sharding,
-    note_transport,
-)
+from eke.training.observe.record_settings import LIBRARY_NOTES, note_kernels, note_packing
 from eke.training.optimizer.build_optimizer import is_quantised, num_paged_bytes, state_tensors
 from eke.training.optimizer.builders import projected_parameters
 
@@ -267,19 +253,7 @@ def _note_cache_release(job: TrainingState) -> None:
         job.warn("memory.empty_cache_every had no effect: the allocator was not emptied")
 
 
-_AFTER_WARM_UP: tuple[Callable[[TrainingState], None], ...] = (
-    note_states,
-    _note_formats,
-    _note_adapters,
-    _note_offload,
-    note_loading,
-    note_sharding,
-    note_deepspeed,
-    note_devices,
-    note_copies,
-    note_compiler,
-    note_transport,
-)
+_AFTER_WARM_UP = (note_states, _note_formats, _note_adapters, _note_offload, *LIBRARY_NOTES)
 """Notes taken once, after the second step, when gradients and optimizer state exist."""
 
 AT_THE_END: tuple[Callable[[TrainingState], None], ...] = (_note_cache_release, note_packing)

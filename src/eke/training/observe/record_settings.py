@@ -31,14 +31,14 @@ from eke.training.model.number_formats import num_graphs
 from eke.training.optimizer.build_optimizer import state_tensors
 
 
-def note_compiler(job: TrainingState) -> None:
+def _note_compiler(job: TrainingState) -> None:
     """Warn if the compiler has not captured a graph by the end of the second step."""
     option = job.plan.config.compile.option
     if option != "none" and not num_graphs(job.plan):
         job.warn(f"compile={option} had no effect: 0 graphs were captured")
 
 
-def note_deepspeed(job: TrainingState) -> None:
+def _note_deepspeed(job: TrainingState) -> None:
     """Record stage and placement of the state, and warn if they differ from the plan."""
     if not isinstance(job.update, DeepSpeedUpdate):
         return
@@ -191,7 +191,7 @@ def _plain(value: Any) -> Any:
     return json.loads(text)
 
 
-def note_loading(job: TrainingState) -> None:
+def _note_loading(job: TrainingState) -> None:
     """Record running loader processes, batches prepared ahead, and the memory of batches."""
     data, config = job.data, job.plan.config.dataloader
     workers = _living(data.loading)
@@ -291,3 +291,15 @@ def note_transport(job: TrainingState) -> None:
     if any(off != (wanted is PeerToPeer.off) for off in switched_off):
         found = ", ".join(value or "unset" for value in values)
         job.warn(f"distributed.p2p={wanted.value}, but {P2P_VARIABLE} is {found} on the ranks")
+
+
+LIBRARY_NOTES = (
+    _note_loading,
+    note_sharding,
+    _note_deepspeed,
+    note_devices,
+    note_copies,
+    _note_compiler,
+    note_transport,
+)
+"""Notes taken once, after the second step, in the same order on all ranks: some are collective."""
