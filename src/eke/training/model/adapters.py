@@ -81,10 +81,8 @@ def adapter_tensors(
     from peft import get_peft_model_state_dict
 
     # The vocabulary is unchanged: do not query the hub for the base model's.
-    tensors: dict[str, Tensor] = get_peft_model_state_dict(
-        model, state_dict=weights, save_embedding_layers=False
-    )
-    return tensors
+    get: Any = get_peft_model_state_dict
+    return cast(dict[str, Tensor], get(model, state_dict=weights, save_embedding_layers=False))
 
 
 def save_adapter(model: nn.Module, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
@@ -230,8 +228,7 @@ def _dequantise_rest(model: nn.Module, dtype: torch.dtype) -> None:
 
     for name, module in list(model.named_modules()):
         if hasattr(module, "stores_transposed"):
-            parent = model.get_submodule(name.rpartition(".")[0])
-            setattr(parent, name.rpartition(".")[2], _dequantised(module, dtype))
+            model.set_submodule(name, _dequantised(module, dtype))
         elif is_parametrized(module):
             for parameter in list(cast(Any, module).parametrizations):
                 whole = nn.Parameter(getattr(module, parameter).detach().to(dtype).cpu())
@@ -351,11 +348,9 @@ class _Factor(nn.Linear):
         kind = input.device.type
         if not torch.is_autocast_enabled(kind):
             return super().forward(input)
+        narrow = input.to(torch.get_autocast_dtype(kind))
         with torch.autocast(kind, enabled=False):
-            product: Tensor = cast(Any, _Product).apply(
-                input.to(torch.get_autocast_dtype(kind)), self.weight
-            )
-        return product
+            return cast(Tensor, cast(Any, _Product).apply(narrow, self.weight))
 
 
 def _set_formats(plan: Plan, adapted: nn.Module) -> None:
@@ -424,8 +419,7 @@ def merge_adapters(plan: Plan, model: nn.Module) -> nn.Module:
     wrapped = [(name, m) for name, m in plain.named_modules() if isinstance(m, kinds)]
     seen: set[nn.Parameter] = set()
     for name, module in wrapped:
-        parent, leaf = plain.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
-        if leaf == "base_layer":  # merged with its wrapper: stacked experts have several wrappers
+        if name.endswith(".base_layer"):  # merged with its wrapper: stacked experts have several
             continue
         merged: Any = module
         if isinstance(module, ModulesToSaveWrapper):
@@ -441,7 +435,7 @@ def merge_adapters(plan: Plan, model: nn.Module) -> nn.Module:
         if any(p in seen for p in merged.parameters(recurse=False) if p.dim() > 1):
             raise RunError(f"{name} shares its weight with another adapted layer")  # in Zamba 2
         seen |= set(merged.parameters(recurse=False))
-        setattr(parent, leaf, merged)
+        plain.set_submodule(name, merged)
     _dequantise_rest(plain, frozen_dtype(plan))
     vars(plain).pop("peft_config", None)
     return plain
@@ -451,8 +445,7 @@ def warn_random_frozen_weights(model: nn.Module, new_weights: Sequence[str]) -> 
     """Return a warning about random tensors that are neither loaded nor trained."""
     every = model.named_parameters(remove_duplicate=False)
     trained = {name for name, p in every if p.requires_grad}
-    mine: Any = model
-    saved = mine.peft_config["default"].modules_to_save if is_adapted(model) else ()
+    saved = cast(Any, model).peft_config["default"].modules_to_save if is_adapted(model) else ()
     whole = tuple(f".{name}." for name in saved or ())
     frozen = [n for n in new_weights if n not in trained and not any(w in f".{n}" for w in whole)]
     if not frozen:

@@ -1,10 +1,9 @@
 """Attention implementations, and detection of the kernels that ran in a step."""
 
-import contextlib
 import functools
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -90,10 +89,21 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         format of their operands (`bfloat16`)."""
         self.repeated: Counter[str] = Counter()
         """Operations of forward passes that were repeated inside a backward pass."""
-        self._flex = contextlib.ExitStack()
+        self._flex = ExitStack()
 
     def __enter__(self) -> "KernelProbe":
-        self._flex.enter_context(_watch_flex(self.attention_kernels))
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as FUNCTIONS
+
+        name = ATTENTION["flex"]
+        true_call = FUNCTIONS[name]
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self.attention_kernels.add("flex")
+            return true_call(*args, **kwargs)
+
+        # Modes do not detect the kernel of FlexAttention outside compiled code.
+        FUNCTIONS[name] = noted
+        self._flex.callback(FUNCTIONS.__setitem__, name, true_call)
         super().__enter__()  # type: ignore[no-untyped-call]  # torch 2.13
         return self
 
@@ -147,25 +157,6 @@ def _innermost(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     return func, args
 
 
-@contextlib.contextmanager
-def _watch_flex(kernels: set[str]) -> Iterator[None]:
-    """Record calls of FlexAttention outside compiled code. Modes do not detect its kernel."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    name = ATTENTION["flex"]
-    true_call = ALL_ATTENTION_FUNCTIONS[name]
-
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        kernels.add("flex")
-        return true_call(*args, **kwargs)
-
-    ALL_ATTENTION_FUNCTIONS[name] = noted
-    try:
-        yield
-    finally:
-        ALL_ATTENTION_FUNCTIONS[name] = true_call
-
-
 BACKENDS: dict[Backend, SDPBackend] = {
     Backend.flash: SDPBackend.FLASH_ATTENTION,
     Backend.mem_efficient: SDPBackend.EFFICIENT_ATTENTION,
@@ -189,18 +180,16 @@ def pinned_backend(plan: Plan) -> Iterator[None]:
     """Allow only the planned kernel inside the block, in all threads. RunError: invalid inputs."""
     attention = plan.config.attention
     pinned = BACKENDS.get(attention.backend) if attention.option == "sdpa" else None
-    if pinned is None:
-        without_cudnn = avoids_cudnn(plan.config, plan.device)
-        others = list({*BACKENDS.values()} - {SDPBackend.CUDNN_ATTENTION})
-        with sdpa_kernel(others) if without_cudnn else nullcontext():
-            yield
-        return
-    with sdpa_kernel(pinned):
+    allowed = [*BACKENDS.values()] if pinned is None else [pinned]
+    if pinned is None and avoids_cudnn(plan.config, plan.device):
+        allowed.remove(SDPBackend.CUDNN_ATTENTION)
+    with sdpa_kernel(allowed) if len(allowed) < len(BACKENDS) else nullcontext():
         try:
             yield
         except RuntimeError as error:
             # Messages of torch 2.11 to 2.13 when no allowed kernel supports the inputs.
-            if not any(s in str(error) for s in ("No available kernel", "No viable backend")):
+            unsupported = any(s in str(error) for s in ("No available kernel", "No viable backend"))
+            if pinned is None or not unsupported:
                 raise
             why = "PyTorch's kernel does not support this model's inputs. Reasons are in the log."
             raise RunError(

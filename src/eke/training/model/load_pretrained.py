@@ -312,17 +312,14 @@ def is_padding_alone(vocabulary: Vocabulary, token: int) -> bool:
     return token == vocabulary.pad and token not in {vocabulary.bos, vocabulary.eos, *written}
 
 
-def learn_padding(plan: Plan, model: Any) -> tuple[str, ...]:
-    """Make embeddings train the row of a padding id that rows contain, and return their names."""
+def learn_padding(plan: Plan, model: Any) -> None:
+    """Make embeddings train the row of a padding id that rows contain."""
     if plan.vocabulary.is_bytes:
-        return ()
+        return
     table = getattr(model.get_input_embeddings(), "weight", None)  # None for Perceiver
     # `nn.Embedding` gives the row of its `padding_idx` no gradient.
-    learnt = []
-    for name, module in model.named_modules():
+    for module in model.modules():
         index = getattr(module, "padding_idx", None)
         is_table = isinstance(module, nn.Embedding) and module.weight is table
         if is_table and index is not None and not is_padding_alone(plan.vocabulary, index):
             module.padding_idx = None
-            learnt.append(name)
-    return tuple(learnt)
