@@ -14,21 +14,7 @@ import torch
 from torch.optim import Optimizer
 
 from eke.common.errors import RunError
-from eke.config.schema import (
-    SGD,
-    Adafactor,
-    AdamW,
-    AdamW8bit,
-    AdamWTorchAO4bit,
-    AdamWTorchAO8bit,
-    AdjustLR,
-    Apollo,
-    GaLore,
-    Lion,
-    Lion8bit,
-    Muon,
-    ScheduleFree,
-)
+from eke.config import schema
 from eke.models.families import Role
 from eke.models.sizes import PAGED_MIN_SIZE, optimizer_entry, projection_rank
 from eke.plan.planner import Plan
@@ -37,8 +23,8 @@ from eke.training.model.model_checks import preserve_rng_state
 from eke.training.optimizer.update import RATIO, Groups, split
 
 
-def _make(name: str, groups: Groups, config: AdamW | Lion, **more: Any) -> Optimizer:
-    if isinstance(config, AdamW):
+def _make(name: str, groups: Groups, config: schema.AdamW | schema.Lion, **more: Any) -> Optimizer:
+    if isinstance(config, schema.AdamW):
         more["eps"] = config.eps
     made: Optimizer = resolve_name(name)(
         groups, lr=config.lr, betas=(config.beta1, config.beta2), **more
@@ -48,7 +34,7 @@ def _make(name: str, groups: Groups, config: AdamW | Lion, **more: Any) -> Optim
 
 def adamw(plan: Plan, groups: Groups) -> Optimizer:
     """Return AdamW in the planned implementation."""
-    config = cast(AdamW, plan.config.optimizer)
+    config = cast(schema.AdamW, plan.config.optimizer)
     implementation = plan.compute.optimizer_implementation
     if implementation == "deepspeed_cpu":  # uses vector instructions of the host
         load_adam()
@@ -59,13 +45,13 @@ def adamw(plan: Plan, groups: Groups) -> Optimizer:
 
 def adamw_apex_fused(plan: Plan, groups: Groups) -> Optimizer:
     """Return NVIDIA apex's AdamW: one kernel per list of tensors, only for CUDA."""
-    config = cast(AdamW, plan.config.optimizer)
+    config = cast(schema.AdamW, plan.config.optimizer)
     return _make("apex.optimizers:FusedAdam", groups, config, adam_w_mode=True)
 
 
 def schedule_free(plan: Plan, groups: Groups) -> Optimizer:
     """Return Schedule-Free AdamW, in training mode, with the plan's warm-up."""
-    config = cast(ScheduleFree, plan.config.optimizer)
+    config = cast(schema.ScheduleFree, plan.config.optimizer)
     optimizer = _make(
         "schedulefree:AdamWScheduleFree",
         groups,
@@ -80,15 +66,15 @@ def schedule_free(plan: Plan, groups: Groups) -> Optimizer:
 
 def adamw_torchao(plan: Plan, groups: Groups) -> Optimizer:
     """Return AdamW with moments of 8 or 4 bits."""
-    config = cast(AdamWTorchAO8bit | AdamWTorchAO4bit, plan.config.optimizer)
-    bits = 8 if isinstance(config, AdamWTorchAO8bit) else 4
+    config = cast(schema.AdamWTorchAO8bit | schema.AdamWTorchAO4bit, plan.config.optimizer)
+    bits = 8 if isinstance(config, schema.AdamWTorchAO8bit) else 4
     _spare_warning()
     return _make(f"torchao.optim:AdamW{bits}bit", groups, config, block_size=config.block_size)
 
 
 def adamw_bf16_sr(plan: Plan, groups: Groups) -> Optimizer:
     """Return AdamW with stochastic rounding of bfloat16 weights."""
-    config = cast(AdamW, plan.config.optimizer)
+    config = cast(schema.AdamW, plan.config.optimizer)
     _spare_warning()
     optimizer = _make("torchao.optim:_AdamW", groups, config, bf16_stochastic_round=True)
     seed_stochastic_rounding(optimizer, plan.config.seed)
@@ -102,7 +88,7 @@ def _spare_warning() -> None:
 
 def adafactor(plan: Plan, groups: Groups) -> Optimizer:
     """Return transformers' Adafactor with a fixed learning rate."""
-    config = cast(Adafactor, plan.config.optimizer)
+    config = cast(schema.Adafactor, plan.config.optimizer)
     optimizer: Optimizer = resolve_name("transformers.optimization:Adafactor")(
         groups,
         lr=config.lr,
@@ -118,7 +104,7 @@ def adafactor(plan: Plan, groups: Groups) -> Optimizer:
 
 def sgd(plan: Plan, groups: Groups) -> Optimizer:
     """Return SGD with decoupled weight decay (arXiv:1711.05101, algorithm 1), unlike torch's."""
-    config = cast(SGD, plan.config.optimizer)
+    config = cast(schema.SGD, plan.config.optimizer)
     apart = [{**g, "weight_decay": 0.0, _DECAY: g["weight_decay"]} for g in groups]
     made = torch.optim.SGD(apart, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
     made.register_step_pre_hook(_decay)
@@ -139,7 +125,7 @@ def _decay(optimizer: Optimizer, *_: object) -> None:
 
 def muon(plan: Plan, groups: Groups) -> Optimizer:
     """Return Muon for matrices of Transformer layers, AdamW for others. RunError: no matrices."""
-    config = cast(Muon, plan.config.optimizer)
+    config = cast(schema.Muon, plan.config.optimizer)
     hidden, rest = split(groups, Role.hidden)
     if not hidden:
         raise RunError(
@@ -147,7 +133,7 @@ def muon(plan: Plan, groups: Groups) -> Optimizer:
             "\n  -> optimizer=adamw"
         )
     # torch's default of ns_coefficients. None means `original`.
-    adjust = None if config.adjust_lr is AdjustLR.original else config.adjust_lr.value
+    adjust = None if config.adjust_lr is schema.AdjustLR.original else config.adjust_lr.value
     optimizer = torch.optim.Muon(
         hidden,
         lr=config.lr,
@@ -188,12 +174,10 @@ class Composite(Optimizer):
         self._share()
 
     def _share(self) -> None:
-        start = 0
+        groups = iter(self.param_groups)
         for part in self.parts:
-            end = start + len(part.param_groups)
-            part.param_groups = self.param_groups[start:end]
+            part.param_groups = [next(groups) for _ in part.param_groups]
             part.state = self.state
-            start = end
 
 
 def seed_stochastic_rounding(optimizer: Optimizer, seed: int) -> None:
@@ -222,7 +206,7 @@ _PROJECTOR = "projector"
 
 def galore(plan: Plan, groups: Groups) -> Optimizer:
     """Return AdamW in a subspace of a singular value decomposition, for matrices of layers."""
-    config, projected = cast(GaLore, plan.config.optimizer), _projected(plan, groups)
+    config, projected = cast(schema.GaLore, plan.config.optimizer), _projected(plan, groups)
     optimizer = _make("galore_torch:GaLoreAdamW", projected, config, no_deprecation_warning=True)
     _save_projectors_as_data(optimizer, "galore_torch.galore_projector:GaLoreProjector")
     return optimizer
@@ -230,7 +214,7 @@ def galore(plan: Plan, groups: Groups) -> Optimizer:
 
 def apollo(plan: Plan, groups: Groups) -> Optimizer:
     """Return SGD scaled like a randomly projected AdamW, for matrices of layers."""
-    config = cast(Apollo, plan.config.optimizer)
+    config = cast(schema.Apollo, plan.config.optimizer)
     more = {"scale_type": config.scale_type.value, "proj": "random"}
     optimizer = _make("apollo_torch:APOLLOAdamW", _projected(plan, groups, **more), config)
     _save_projectors_as_data(optimizer, "apollo_torch.random_projector:GradientProjector")
@@ -239,7 +223,7 @@ def apollo(plan: Plan, groups: Groups) -> Optimizer:
 
 def _projected(plan: Plan, groups: Groups, **more: str) -> Groups:
     """Return groups with the projection's arguments. The libraries project groups with a rank."""
-    config = cast(GaLore | Apollo, plan.config.optimizer)
+    config = cast(schema.GaLore | schema.Apollo, plan.config.optimizer)
     projection = {
         "rank": projection_rank(plan.config),
         "update_proj_gap": config.update_proj_gap,
@@ -294,10 +278,10 @@ def projected_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 
 def eight_bit(plan: Plan, groups: Groups) -> Optimizer:
     """Return AdamW or Lion with 8-bit moments, paged on a GPU with `paged_adamw_8bit`."""
-    config = cast(AdamW8bit | Lion8bit, plan.config.optimizer)
+    config = cast(schema.AdamW8bit | schema.Lion8bit, plan.config.optimizer)
     paged = optimizer_entry(config).pages and plan.device.kind == "cuda"
     _skip_optimizer_sync(paged)
-    name = "AdamW8bit" if isinstance(config, AdamW8bit) else "Lion8bit"
+    name = "AdamW8bit" if isinstance(config, schema.AdamW8bit) else "Lion8bit"
     size = config.min_8bit_size
     optimizer = _make(
         f"bitsandbytes.optim:{name}", groups, config, min_8bit_size=size, is_paged=paged
@@ -312,7 +296,7 @@ def eight_bit(plan: Plan, groups: Groups) -> Optimizer:
 def lion(plan: Plan, groups: Groups) -> Optimizer:
     """Return Lion with a float32 momentum."""
     _skip_optimizer_sync(paged=False)
-    return _make("bitsandbytes.optim:Lion", groups, cast(Lion, plan.config.optimizer))
+    return _make("bitsandbytes.optim:Lion", groups, cast(schema.Lion, plan.config.optimizer))
 
 
 def _skip_optimizer_sync(paged: bool) -> None:
