@@ -186,7 +186,7 @@ def load_checkpoint(
     """
     is_whole = update is None and place_in(model)[1] == 1
     if is_whole and not _has_parts(path) and (path / OPTIMIZER).is_file():
-        content = _load_tensors(path / OPTIMIZER)
+        content = torch.load(path / OPTIMIZER, "cpu", weights_only=True)
         _load_optimizer(optimizer, content["optimizer"])
         restore_training_weights(optimizer, content["training_weights"])
         scales, states = content["scaler"], dict(enumerate(content["random"]))
@@ -219,7 +219,7 @@ _Found = tuple[SavedTensors, dict[str, Any], dict[str, Any], dict[int, RandomSta
 
 def _read_former(path: Path) -> _Found:
     """Read a rank's flat shards in the format of ZeRO up to eke 0.10."""
-    content = _load_tensors(path)
+    content = torch.load(path, "cpu", weights_only=True)
     own = {f"{n}@{k}": v for n, s in enumerate(content["optimizer"]) for k, v in s.items()}
     own |= {f"{n}@{MASTER}": tensor for n, tensor in enumerate(content["master"])}
     rank = int(path.name.split("-")[1])
@@ -237,7 +237,7 @@ def _read(path: Path, stepped: list[Stepped], optimizer: Any, rank: int, world_s
         if wrote == world_size or not own:
             return parts, own, parts.note("scaler"), states
     elif (path / OPTIMIZER).is_file():
-        content = _load_tensors(path / OPTIMIZER, mmap=True)
+        content = torch.load(path / OPTIMIZER, "cpu", weights_only=True, mmap=True)
         copied = [*chain(*(names[id(copy)] for copy in copied_from(optimizer)))]
         saved = of_one_file(content, [*chain(*names.values())], copied)
         return saved, {}, content["scaler"], dict(enumerate(content["random"]))
@@ -245,11 +245,6 @@ def _read(path: Path, stepped: list[Stepped], optimizer: Any, rank: int, world_s
         f"{path}: its optimizer state needs the number of processes that wrote it, {wrote}\n"
         f"  -> distributed.num_processes={wrote}"
     )
-
-
-def _load_tensors(path: Path, mmap: bool = False) -> dict[str, Any]:
-    content: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu", mmap=mmap)
-    return content
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
