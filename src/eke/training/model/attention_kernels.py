@@ -116,9 +116,7 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         """Return True to run compiled code. By default, it would run eagerly without a warning."""
         return True
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented
         self._note(*_innermost(func, args))

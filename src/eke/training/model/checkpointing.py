@@ -104,9 +104,7 @@ class _Dear(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13: 
         super().__init__()  # type: ignore[no-untyped-call]  # torch 2.13: no annotations
         self.mode = mode
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _is_dear(func):
             return self.mode.__torch_dispatch__(func, types, args, kwargs)
         _copy_changed(self.mode.storage, func, args, kwargs or {})
@@ -116,9 +114,7 @@ class _Dear(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13: 
 class _Keeping(_CachingTorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13: no annotations
     """torch's mode of the first pass, with copies of results that change in place."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         _copy_changed(self.storage, func, args, kwargs or {})
         keep: Any = super().__torch_dispatch__
         return keep(func, types, args, kwargs)

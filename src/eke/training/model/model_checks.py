@@ -93,16 +93,11 @@ def cast_experts(model: nn.Module) -> None:
     vars(moe)["_grouped_mm"] = product
 
 
-_UNUSED: dict[str, tuple[str, ...]] = {
-    # A second output bias, in addition to the decoder's, if embeddings are not tied.
-    "BertForMaskedLM": ("cls.predictions.bias",),
-}
-"""Class of transformers 5 -> parameters without effect, complete for known families (tested)."""
-
-
 def freeze_unused(model: nn.Module) -> None:
-    """Freeze the parameters of the table `_UNUSED`."""
-    for name in _UNUSED.get(type(model).__name__, ()):
+    """Freeze a parameter of BERT without effect. Other known families have none (tested)."""
+    if type(model).__name__ == "BertForMaskedLM":
+        # A second output bias, in addition to the decoder's, if embeddings are not tied.
+        name = "cls.predictions.bias"
         parameter = model.get_parameter(name)
         everything = model.named_parameters(remove_duplicate=False)
         if [n for n, p in everything if p is parameter] == [name]:

@@ -158,9 +158,7 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         """Return True to run torch.compile's graphs under this mode, without its own work."""
         return True
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE_OF:
             return args[0].fake_device if type(args[0]) is FakeTensor else args[0].device
         if func is _ADDITION and self._is_in_place(args):
