@@ -178,26 +178,16 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
         """Return steps in the order of the plan, without a length, as one epoch for Trainer."""
         return self.steps.batches
 
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
-    ) -> tuple[list[_Inputs], int]:
+    def get_batch_samples(self, *_: Any) -> tuple[list[_Inputs], int]:
         """Return micro-batches of one optimizer step, and the targets of the global batch."""
         return self.steps.take(), self.steps.totals.num_targets
 
-    def autocast_smart_context_manager(
-        self, cache_enabled: bool | None = True
-    ) -> AbstractContextManager[object]:
+    def autocast_smart_context_manager(self, *_: Any) -> AbstractContextManager[object]:
         """Return the planned autocast context."""
         # Accelerate's fp16 on a CPU is float32 without a warning.
         return self.steps.job.formats.autocast()
 
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: _Inputs,
-        return_outputs: bool = False,
-        num_items_in_batch: int | None = None,
-    ) -> Tensor:
+    def compute_loss(self, model: nn.Module, inputs: _Inputs, **_: Any) -> Tensor:
         """Return this micro-batch's share of the global batch's mean loss, for backward."""
         # Trainer's own depends on the division of a batch: if the model's forward pass takes
         # `**kwargs` and its loss ignores `num_items_in_batch`, four accumulation steps report four
@@ -213,11 +203,9 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
         # Compensate for ranks that average their gradients instead of summing them.
         return total_loss(loss) * (job.ranks.world_size / self.steps.totals.num_targets)
 
-    def training_step(
-        self, model: nn.Module, inputs: _Inputs, num_items_in_batch: int | None = None
-    ) -> Tensor:
+    def training_step(self, *inputs: Any) -> Tensor:
         """Run Trainer's step, then mark the end of the last backward pass."""
-        loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
+        loss: Tensor = super().training_step(*inputs)
         if self.accelerator.sync_gradients:
             enter(self.steps.job, "optimizer")
         return loss
