@@ -313,10 +313,8 @@ class Transfer:
 
     def __call__(self, batch: MicroBatch) -> MicroBatch:
         """Return the micro-batch on the device, for work queued later in the current stream."""
-        if self.device.type == "cpu":
-            return batch
         if self.stream is None:
-            return batch.to(self.device)
+            return batch
         with torch.cuda.stream(self.stream):
             moved = batch.to(self.device)
         computing = torch.cuda.current_stream(self.device)

@@ -172,11 +172,9 @@ class Windows:
 
 def _cut_windows(streams: Sequence[_TokenSource], length: int, keep: int | None = None) -> Windows:
     """Cut one stream per class into windows of `length` tokens: all, or `keep` evenly spaced."""
-    starts = []
-    for number, stream in enumerate(streams):
-        offsets = np.arange(len(stream) // length) * length
-        starts.append(np.stack([np.full_like(offsets, number), offsets], axis=1))
-    windows = np.concatenate(starts)
+    offsets = [np.arange(len(stream) // length) * length for stream in streams]
+    numbers = np.repeat(np.arange(len(streams)), [len(each) for each in offsets])
+    windows = np.stack([numbers, np.concatenate(offsets)], axis=1)
     return Windows(tuple(streams), windows[evenly_spaced(len(windows), keep)], length)
 
 
@@ -218,11 +216,10 @@ class StoredRows:
     def __init__(self, store: Store, split: str, keep: int | None) -> None:
         self.tokens, self.offsets = store.array("tokens"), store.array("offsets")
         self.cuts = store.array("cuts")
-        self.labels, self.label_offsets = (
-            next((store.array(name) for name in names if store.has(name)), None)
-            for names in (("labels", "values"), ("label_offsets",))
-        )
-        self.trained = store.array("trained") if store.has("trained") else None
+        optional = ("labels", "values", "label_offsets", "trained")
+        held = {name: store.array(name) for name in optional if store.has(name)}
+        self.labels, self.trained = held.get("labels", held.get("values")), held.get("trained")
+        self.label_offsets = held.get("label_offsets")
         rows = store.array(split)
         self.chosen = rows[evenly_spaced(len(rows), keep)]
 
