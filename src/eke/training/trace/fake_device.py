@@ -115,12 +115,10 @@ def _look(value: Any) -> Any:
 
 def _describe(found: Any) -> Any:
     """Return a description to make a result again, or `_SLOW` if there is none."""
-    if type(found) is FakeTensor:
-        return _made_of(found)
     if isinstance(found, tuple | list):
         parts = [None if part is None else _made_of(part) for part in found]
         return _SLOW if _SLOW in parts else parts
-    return _SLOW
+    return _made_of(found)
 
 
 def _describe_view(found: Any, viewed: Any) -> Any:

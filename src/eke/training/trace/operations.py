@@ -151,13 +151,8 @@ def choose_kernel(query: Tensor, key: Tensor, mask: Tensor | None) -> str:
     switches: Any = torch.backends.cuda
     same_heads = query.shape[1] == key.shape[1]
     flash = switches.flash_sdp_enabled() or switches.cudnn_sdp_enabled()
-    if (
-        flash
-        and mask is None
-        and query.dtype in _HALF
-        and capability >= FLASH_CAPABILITY
-        and query.shape[-1] <= _FLASH_HEAD_DIM
-    ):
+    fits = query.dtype in _HALF and query.shape[-1] <= _FLASH_HEAD_DIM
+    if flash and fits and mask is None and capability >= FLASH_CAPABILITY:
         return "flash"
     half_too_new = query.dtype is torch.bfloat16 and capability < FLASH_CAPABILITY
     if switches.mem_efficient_sdp_enabled() and same_heads and not half_too_new:
