@@ -141,10 +141,21 @@ def finish_checkpoint(
     world_size: int = 1,
     files: _Files | None = None,
 ) -> Path:
-    """Sync and list files, rename the folder, and remove older ones but `keep` and `spare`."""
+    """Sync and list files, rename the folder, and remove older ones but `keep` and `spare`.
+
+    `files` are synced already.
+    """
     final = unfinished.parent / checkpoint_name(step)
     write_json(unfinished / STATE, {"step": step, "world_size": world_size})
-    write_json(unfinished / CHECKPOINT_FILES, _manifest(unfinished, files or {}))
+    manifest = dict(files or {})
+    for file in sorted(path for path in unfinished.rglob("*") if path.is_file()):
+        if (name := file.relative_to(unfinished).as_posix()) not in manifest:
+            with open(file, "rb") as opened:
+                os.fsync(opened.fileno())
+            manifest[name] = (file.stat().st_size, _checksum(file))
+    if (unfinished / EXPORT).is_dir():
+        fsync_directory(unfinished / EXPORT)
+    write_json(unfinished / CHECKPOINT_FILES, manifest)
     if final.is_dir() and not final.is_symlink():
         remove_tree(final)
     else:  # a damaged file system may leave something that a folder cannot replace
@@ -293,19 +304,6 @@ def find_damage(path: Path) -> str:
         return why_incomplete(manifest)
     whole = STATE in manifest and any(name.startswith("optimizer") for name in manifest)
     return "" if whole else "the manifest is incomplete"
-
-
-def _manifest(folder: Path, known: _Files) -> _Files:
-    """Sync files other than `known`, and return size and checksum of all."""
-    content = dict(known)
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        if (name := file.relative_to(folder).as_posix()) not in known:
-            with open(file, "rb") as opened:
-                os.fsync(opened.fileno())
-            content[name] = (file.stat().st_size, _checksum(file))
-    if (folder / EXPORT).is_dir():
-        fsync_directory(folder / EXPORT)
-    return content
 
 
 def _checksum(path: Path) -> int:
