@@ -131,15 +131,12 @@ def _tensors_within(value: Any, depth: int = 3) -> list[Tensor]:
     """Return tensors in containers nested up to `depth`, and in ZeRO's buckets."""
     if isinstance(value, Tensor):
         return [value]
-    if depth < 0:
-        return []
     if type(value).__name__ == "IPGBucket":  # a dataclass of deepspeed 0.19.8, ipg_bucket.py
         value = vars(value)
-    if isinstance(value, dict):
-        value = list(value.values())
-    if not isinstance(value, list | tuple):
+    parts = value.values() if isinstance(value, dict) else value
+    if depth < 0 or not isinstance(value, dict | list | tuple):
         return []
-    return [tensor for each in value for tensor in _tensors_within(each, depth - 1)]
+    return [tensor for each in parts for tensor in _tensors_within(each, depth - 1)]
 
 
 class DeepSpeedUpdate(Update):

@@ -118,9 +118,8 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     if not is_adapted(model) and _is_converted(model):
         _convert(model, folder, put)
     else:
-        for path in sorted(
-            folder.glob(ADAPTER_WEIGHTS if is_adapted(model) else "model*.safetensors")
-        ):
+        names = ADAPTER_WEIGHTS if is_adapted(model) else "model*.safetensors"
+        for path in sorted(folder.glob(names)):
             for name, tensor in read_tensors(path):
                 put(name, tensor)
     if left:
