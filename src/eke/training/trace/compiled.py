@@ -82,24 +82,14 @@ def _compile_graph(graph: GraphModule, inputs: Sequence[Any], *args: Any, **kwar
         return compile_fx.compile_fx_inner(graph, inputs, *args, **kwargs)
 
 
-class _NoKernel:
-    """Replacement of a compiled kernel, which only writes into existing memory."""
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def __call__(self, *_: Any, **__: Any) -> None: ...
-
-    run = __call__
-
-
 def _load(graph: Any) -> SimpleNamespace:
     """Return the code of a `GraphLowering` as a module."""
     text, _ = graph.codegen()
     scope: dict[str, Any] = dict(graph.constants)
     compiler = "torch._inductor.async_compile.AsyncCompile"
-    with (
-        mock.patch(f"{compiler}.cpp_pybinding", _NoKernel),
-        mock.patch(f"{compiler}.triton", _NoKernel),
+    with (  # kernels only write into existing memory
+        mock.patch(f"{compiler}.cpp_pybinding", return_value=nothing),
+        mock.patch(f"{compiler}.triton", return_value=SimpleNamespace(run=nothing)),
     ):
         exec(text.value, scope)
     scope |= CPP_REPLACEMENTS
