@@ -5,7 +5,7 @@ keep expensive results (Korthikanti et al. 2022, arXiv:2205.05198, section 5).
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -201,19 +201,15 @@ def count_layer_calls(model: torch.nn.Module) -> Iterator[list[int]]:
     def count(index: int, *_: Any) -> None:
         calls[index] += 1
 
-    handles = []
-    for index, layer in enumerate(layers):
-        inner = (m for m in layer.modules() if m is not layer)
-        # transformers checkpoints a layer's `forward` inside its `__call__`, so hooks of the layer
-        # miss the second run. Hook its first leaf, a norm or a query projection, called once per
-        # forward pass. Fused adapters do not call the leaves below them.
-        leaf = next(m for m in inner if "forward" in vars(m) or not any(True for _ in m.children()))
-        handles.append(leaf.register_forward_pre_hook(partial(count, index)))
-    try:
+    with ExitStack() as hooks:
+        for index, layer in enumerate(layers):
+            inner = (m for m in layer.modules() if m is not layer)
+            # transformers checkpoints a layer's `forward` inside its `__call__`, so hooks of the
+            # layer miss the second run. Hook its first leaf, a norm or a query projection, called
+            # once per forward pass. Fused adapters do not call the leaves below them.
+            leaf = next(m for m in inner if "forward" in vars(m) or not [*m.children()])
+            hooks.enter_context(leaf.register_forward_pre_hook(partial(count, index)))
         yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 CHECKPOINTING: dict[Checkpointing, tuple[_MakeContexts | None, _MakeContexts] | None] = {

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -223,11 +224,8 @@ def _note_recomputation(job: TrainingState, calls: list[int], seen: KernelProbe,
 def _count_optimizer_calls(job: TrainingState) -> Iterator[None]:
     """Count the optimizer's steps inside the backward pass of one training step."""
     phases: list[str] = []
-    handle = job.optimizer.register_step_post_hook(lambda *_: phases.append(job.meter.phase))
-    try:
+    with job.optimizer.register_step_post_hook(lambda *_: phases.append(job.meter.phase)):
         yield
-    finally:
-        handle.remove()
     job.effective["optimizer_steps_in_backward"] = phases.count("backward")
     if job.plan.config.memory.optimizer_in_backward and "backward" not in phases:
         none = "all weights were updated after the backward pass"
@@ -314,11 +312,8 @@ def _cut_by_micro_batch(job: TrainingState, profile: AllocationProfile) -> Itera
         if phase == "forward" and count > 1:
             profile.cut()
 
-    job.meter.watcher = watch
-    try:
+    with patch.object(job.meter, "watcher", watch):
         yield
-    finally:
-        job.meter.watcher = None
 
 
 @contextmanager

@@ -337,11 +337,8 @@ def watched_attention(trace: StorageTrace) -> Any:
     true_call = torch.nn.functional.scaled_dot_product_attention
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        before, trace.inside_attention = trace.inside_attention, True
-        try:
+        with mock.patch.object(trace, "inside_attention", True):
             return true_call(*args, **kwargs)
-        finally:
-            trace.inside_attention = before
 
     with mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", watched):
         yield
