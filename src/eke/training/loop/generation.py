@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from eke.common.text import IGNORED
 from eke.plan.record import metrics
@@ -63,13 +64,11 @@ def prompt_and_answer(batch: MicroBatch, row: int) -> tuple[np.ndarray, np.ndarr
 def _generate(
     model: Any, prompts: list[np.ndarray], pad: int, max_new_tokens: int
 ) -> list[np.ndarray]:
-    longest = max(map(len, prompts))
-    ids = torch.full((len(prompts), longest), pad)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.from_numpy(prompt)
-        mask[row, longest - len(prompt) :] = 1
+    rows = [torch.from_numpy(prompt) for prompt in prompts]
+    ids = pad_sequence(rows, batch_first=True, padding_value=pad, padding_side="left")
+    mask = pad_sequence([*map(torch.ones_like, rows)], batch_first=True, padding_side="left")
     # A table of positions is limited. The samples' own answers fit into it.
+    longest = ids.shape[1]
     room = (getattr(model.config, "max_position_embeddings", None) or 2**31) - longest
     one_stack = not model.config.is_encoder_decoder
     device = next(model.parameters()).device
