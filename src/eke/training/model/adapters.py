@@ -238,13 +238,11 @@ def _dequantise_rest(model: nn.Module, dtype: torch.dtype) -> None:
 
 def quant_states(model: nn.Module) -> list[Any]:
     """Return bitsandbytes' state of each 4-bit tensor, without duplicates."""
-    found: dict[int, Any] = {}
-    for module in model.modules():
-        state = getattr(getattr(module, "weight", None), "quant_state", None)
-        state = state or getattr(module, "quant_state", None)
-        if state is not None:
-            found[id(state)] = state
-    return list(found.values())
+    found = (
+        getattr(getattr(m, "weight", None), "quant_state", None) or getattr(m, "quant_state", None)
+        for m in model.modules()
+    )
+    return list({id(state): state for state in found if state is not None}.values())
 
 
 def quant_tensors(model: nn.Module) -> list[Tensor]:

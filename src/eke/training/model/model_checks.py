@@ -115,11 +115,9 @@ def freeze_unreached(model: nn.Module) -> tuple[str, ...]:
         for alike in zip(*(module.parameters() for module in siblings), strict=True):
             if any(id(p) in reached for p in alike):
                 reached |= set(map(id, alike))
-    frozen = []
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and id(parameter) not in reached:
-            parameter.requires_grad_(False)
-            frozen.append(name)
+    frozen = {n: p for n, p in model.named_parameters() if p.requires_grad and id(p) not in reached}
+    for parameter in frozen.values():
+        parameter.requires_grad_(False)
     return tuple(frozen)
 
 

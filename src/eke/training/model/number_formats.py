@@ -261,9 +261,8 @@ def build_with_master(
 
 def optimized_weights(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     """Return the model's weights that an optimizer steps, directly or on copies."""
-    if optimizer in _PAIRS:
-        return [weight for weight, _ in _PAIRS[optimizer]]
-    return [p for group in optimizer.param_groups for p in group["params"]]
+    copied: dict[Any, Any] = copied_from(optimizer)
+    return [copied.get(p, p) for group in optimizer.param_groups for p in group["params"]]
 
 
 def copied_from(optimizer: torch.optim.Optimizer) -> dict[Tensor, Tensor]:
