@@ -123,12 +123,10 @@ def prepare_swap(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Build the file operator, and return DeepSpeed's settings with this run's folder."""
     make_private_dir(folder)
     _load_files()
-    zero = {
-        key: {**value, "nvme_path": str(folder)}
-        if isinstance(value, dict) and "nvme_path" in value
-        else value
-        for key, value in settings["zero_optimization"].items()
-    }
+    zero = dict(settings["zero_optimization"])
+    for key, value in zero.items():
+        if isinstance(value, dict) and "nvme_path" in value:
+            zero[key] = {**value, "nvme_path": str(folder)}
     return {**settings, "zero_optimization": zero}
 
 

@@ -191,11 +191,8 @@ def _describe_states(optimizer: Optimizer, parameters: list[torch.nn.Parameter])
 
 def _implementation(optimizer: torch.optim.Optimizer) -> str:
     group: dict[str, Any] = optimizer.param_groups[-1]
-    if group.get("fused"):
-        return "fused"
-    if group.get("foreach"):
-        return "foreach"
-    return "forloop" if "foreach" in group else ""
+    default = "forloop" if "foreach" in group else ""
+    return next((name for name in ("fused", "foreach") if group.get(name)), default)
 
 
 def _note_recomputation(job: TrainingState, calls: list[int], seen: KernelProbe, num: int) -> None:
