@@ -1,7 +1,7 @@
 """Effective options, read from running objects, with a warning if one had no effect."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -255,22 +255,16 @@ AT_THE_END: tuple[Callable[[TrainingState], None], ...] = (_note_cache_release, 
 """Notes taken once after training, also after a failure."""
 
 
-def profile_step(job: TrainingState, nth: int) -> AbstractContextManager[None]:
-    """Return the context of the nth step: observes kernels in the first, CPU memory in one later.
+@contextmanager
+def profile_step(job: TrainingState, nth: int) -> Iterator[None]:
+    """Observe the nth step: kernels in the first, CPU memory in one later.
 
     Observed steps are excluded from timings. For their cost see notes/lab/memory.md.
     """
-    # One profile per run: PyTorch's profiler miscounts addresses from an earlier profile.
-    if nth > 1 and nth != job.longest and not job.plan.config.compile.is_on:
-        return nullcontext()
-    return _closer_look(job, nth)
-
-
-@contextmanager
-def _closer_look(job: TrainingState, nth: int) -> Iterator[None]:
     graphs = num_graphs(job.plan)
     if nth == 1 and job.device.type == "cpu":
         job.longest = job.data.longest_step(job.start_step + 1) - job.start_step
+    # One profile per run: PyTorch's profiler miscounts addresses from an earlier profile.
     profiled = nth == job.longest
     if nth == 0:
         with _count_optimizer_calls(job), _look_at_operations(job):
@@ -285,7 +279,7 @@ def _closer_look(job: TrainingState, nth: int) -> Iterator[None]:
             job.warn(f"peak memory of tensors was not measured: {profile.problem}")
     else:
         yield
-    job.meter.notes[-1].unsteady = num_graphs(job.plan) != graphs or profiled
+    job.meter.notes[-1].unsteady |= num_graphs(job.plan) != graphs or profiled
     if nth == 1:
         for note in _AFTER_WARM_UP:
             note(job)
