@@ -227,7 +227,7 @@ def test_row_layout_does_not_change_an_epoch(name, make_plan, tmp_path, plain_ep
     job = start_job(make_plan(*last_wins(*typed, *SHARED[name])), tmp_path / "run")
     taken, num_targets = epoch_of(job)
     shares = any("packing" in typed for typed in SHARED[name])
-    assert ((job.data.padding.sequences_per_row or 1) > 1) is shares
+    assert ((job.data.sequences_per_row or 1) > 1) is shares
     assert num_targets == plain_epoch[0][1] > 0
     assert plain_epoch[0][0].differs_from(taken) < BOUND
 

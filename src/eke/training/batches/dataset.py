@@ -1,5 +1,6 @@
 """Data loaders of training and evaluation samples."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -63,37 +64,6 @@ _Samples = TaskSamples | PackedSamples | MixSamples | LongestSamples
 
 
 @dataclass
-class _Padding:
-    """Counts of positions, rows and tokens of all training micro-batches so far."""
-
-    num_tokens: int = 0
-    num_positions: int = 0
-    num_sequences: int = 0
-    """Sequences in rows that sequences can share, else 0."""
-    num_rows: int = 0
-    num_skipped: int = 0
-    """Unusable rows of a stream."""
-
-    def add(self, batch: MicroBatch) -> None:
-        """Add the counts of a micro-batch."""
-        self.num_tokens += batch.num_tokens
-        self.num_positions += batch.num_positions
-        self.num_sequences += batch.num_sequences
-        self.num_rows += len(batch.inputs["input_ids"])
-        self.num_skipped += batch.num_skipped
-
-    @property
-    def sequences_per_row(self) -> float | None:
-        """Mean number of sequences per row. None without packing."""
-        return self.num_sequences / self.num_rows if self.num_sequences else None
-
-    @property
-    def frac(self) -> float | None:
-        """Fraction of padding. None before the first batch."""
-        return 1 - self.num_tokens / self.num_positions if self.num_positions else None
-
-
-@dataclass
 class TrainingData:
     """Samples of a run and their loaders."""
 
@@ -101,14 +71,24 @@ class TrainingData:
     evaluation: _Samples
     collate: Collator
     plan: Plan
-    padding: _Padding = field(default_factory=_Padding)
-    """Counts of this rank during training."""
+    sums: Counter[str] = field(default_factory=Counter)
+    """Sums over this rank's training micro-batches so far."""
     loading: Any = None
     """Iterator over training micro-batches, which owns the loader processes."""
     eval_loading: "DataLoader[Any] | None" = None
     """Loader that evaluations reuse if its processes persist."""
     pinned: bool | None = None
     """True if the first micro-batch was in page-locked memory. None before it."""
+
+    @property
+    def sequences_per_row(self) -> float | None:
+        """Mean number of sequences per row in training. None without packing."""
+        return self.sums["sequences"] / self.sums["rows"] if self.sums["sequences"] else None
+
+    @property
+    def padding_frac(self) -> float | None:
+        """Fraction of padding in training. None before the first batch."""
+        return 1 - self.sums["tokens"] / self.sums["positions"] if self.sums["positions"] else None
 
     @property
     def bytes_are_tokens(self) -> bool:
@@ -133,7 +113,13 @@ class TrainingData:
             if made and self.pinned is None:
                 self.pinned = made[0].labels.is_pinned()
             for each in made:
-                self.padding.add(each)
+                self.sums.update(
+                    tokens=each.num_tokens,
+                    positions=each.num_positions,
+                    sequences=each.num_sequences,
+                    rows=each.size.rows,
+                    skipped=each.num_skipped,
+                )
             missing = -(-num_groups // world_size) - len(made)
             yield made + self.placeholders(missing if even else 0)
 

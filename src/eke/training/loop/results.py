@@ -113,10 +113,10 @@ def measured_memory(job: TrainingState) -> MeasuredMemory:
 def effective(job: TrainingState) -> dict[str, Any]:
     """Return settings and values read from the running objects."""
     found = {**job.effective, "device": str(next(job.bare_model.parameters()).device)}
-    if job.data.padding.frac is not None:
-        found["padding_frac"] = job.data.padding.frac
+    if job.data.padding_frac is not None:
+        found["padding_frac"] = job.data.padding_frac
     if job.plan.config.data.is_stream:
-        found["rows_skipped"] = job.data.padding.num_skipped
+        found["rows_skipped"] = job.data.sums["skipped"]
     if job.formats.scaler:
         with contextlib.suppress(RuntimeError):  # after some errors CUDA does not answer
             found["loss_scale"] = job.formats.scaler.get_scale()

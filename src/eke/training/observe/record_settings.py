@@ -171,24 +171,13 @@ def note_trainer(job: TrainingState, trainer: Any) -> None:
     base = next(cls for cls in type(trainer).__mro__ if cls.__module__.startswith("transformers."))
     defaults = {f.name: f.default for f in dataclasses.fields(trainer.args)}
     in_force = {name: getattr(trainer.args, name) for name in defaults}
-    job.effective["trainer"] = {
-        "class": f"{base.__module__}.{base.__qualname__}",
-        "arguments": {
-            name: _plain(value)
-            for name, value in in_force.items()
-            if name != "output_dir" and value != defaults[name]
-        },
-    }
+    changed = {n: v for n, v in in_force.items() if n != "output_dir" and v != defaults[n]}
+    text = json.dumps(changed, default=lambda v: v.value if isinstance(v, Enum) else str(v))
+    kind = f"{base.__module__}.{base.__qualname__}"
+    job.effective["trainer"] = {"class": kind, "arguments": json.loads(text)}
     for name, requested in job.plan.config.trainer.extra.items():
         if requested == defaults.get(name):
             job.warn(f"trainer.extra.{name}={requested} had no effect: equal to Trainer's default")
-
-
-def _plain(value: Any) -> Any:
-    text = json.dumps(
-        value, default=lambda each: each.value if isinstance(each, Enum) else str(each)
-    )
-    return json.loads(text)
 
 
 def _note_loading(job: TrainingState) -> None:
@@ -211,7 +200,7 @@ def _note_loading(job: TrainingState) -> None:
 
 def note_packing(job: TrainingState) -> None:
     """Record the mean number of sequences per row in this attempt."""
-    packing, shared = job.plan.config.data.packing, job.data.padding.sequences_per_row
+    packing, shared = job.plan.config.data.packing, job.data.sequences_per_row
     if shared is not None:
         job.effective["sequences_per_row"] = shared
     if packing is Packing.off or not is_ragged(job.plan.config):

@@ -30,9 +30,9 @@ def test_grouping_saves_padding_and_is_measured() -> None:
     shares = []
     for grouping in ("false", "true"):
         data = build_data(plan_of(*RAGGED, f"data.length_grouping={grouping}"))
-        assert data.padding.frac is None
+        assert data.padding_frac is None
         list(data.train_steps(0))
-        shares.append(data.padding.frac)
+        shares.append(data.padding_frac)
     assert shares[0] > 0.3
     assert shares[1] < 0.1
 
