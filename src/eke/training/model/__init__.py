@@ -5,8 +5,6 @@ Functions import transformers, so that importing a module stays cheap.
 
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 from eke.common.python_runtime import importing
 
@@ -20,25 +18,19 @@ huggingface_hub 2.4 import these with every model: an eighth of a start (notes/l
 
 
 def import_transformers() -> None:
-    """Import the modules that every model of transformers needs."""
+    """Import the modules that every model of transformers needs, with `NEEDLESS` hidden."""
     if "transformers.modeling_utils" in sys.modules:
         return
-    with importing(), hidden(list(NEEDLESS)):
-        importlib.import_module("transformers.modeling_utils")
-    asked = importlib.import_module("transformers.utils.import_utils")
-    for name in NEEDLESS.values():
-        if forget := getattr(getattr(asked, name or "", None), "cache_clear", None):
-            forget()
-
-
-@contextmanager
-def hidden(packages: Sequence[str]) -> Iterator[None]:
-    """Hide these packages from Python inside the block, unless they are imported already."""
-    names = [name for name in packages if name not in sys.modules]
+    hidden = [name for name in NEEDLESS if name not in sys.modules]
     # None in sys.modules means that a module does not exist (Python's reference, 5.3.1).
-    sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]  # typeshed: no None there
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # typeshed: no None there
     try:
-        yield
+        with importing():
+            importlib.import_module("transformers.modeling_utils")
     finally:
-        for name in names:
+        for name in hidden:
             del sys.modules[name]
+    asked = importlib.import_module("transformers.utils.import_utils")
+    for function in NEEDLESS.values():
+        if forget := getattr(getattr(asked, function or "", None), "cache_clear", None):
+            forget()

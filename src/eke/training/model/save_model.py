@@ -1,11 +1,11 @@
 """Models on disk in the Hub's layout, for transformers and for eke."""
 
-import contextlib
 import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,10 +58,18 @@ def save_pretrained(
     weights and config.json. `model` has no wrappers of torch.compile or DDP. If it holds only
     shards, `weights` are written instead. Raises OSError: The folder is incomplete.
     """
+    from accelerate.utils import other
+    from transformers import GenerationConfig
+
     mine: Any = model
     folder.mkdir(parents=True, exist_ok=True)
+    # Published generation configs contradict themselves (Llama 2: a temperature without sampling),
+    # and transformers rejects them: before 5.23 always, since then if they were changed. accelerate
+    # 1.15 imports DeepSpeed only to check for its wrapper: 1.3 s and a line on standard output.
+    as_it_is = patch.object(GenerationConfig, "validate", lambda *_, **__: None)
+    quick = patch.object(other, "is_deepspeed_available", lambda: "deepspeed" in sys.modules)
     try:
-        with _as_it_is():
+        with as_it_is, quick:
             if is_adapted(model):
                 save_adapter(model, folder, weights)
                 if generation := getattr(mine.get_base_model(), "generation_config", None):
@@ -77,22 +85,6 @@ def save_pretrained(
         if system is None:
             raise
         raise OSError(system.errno, system.strerror, str(folder)) from error
-
-
-@contextlib.contextmanager
-def _as_it_is() -> Iterator[None]:
-    """Save without validation of configurations and without an import of DeepSpeed."""
-    from accelerate.utils import other
-    from transformers import GenerationConfig
-
-    # Published generation configs contradict themselves (Llama 2: a temperature without sampling),
-    # and transformers rejects them: before 5.23 always, since then if they were changed. accelerate
-    # 1.15 imports DeepSpeed only to check for its wrapper: 1.3 s and a line on standard output.
-    with (
-        patch.object(GenerationConfig, "validate", lambda *_, **__: None),
-        patch.object(other, "is_deepspeed_available", lambda: "deepspeed" in sys.modules),
-    ):
-        yield
 
 
 @torch.no_grad()
@@ -199,7 +191,7 @@ def build_trainable(
 ) -> tuple[nn.Module, LoadReport]:
     """Build model, adapters, kernels, loss and checkpointing, in the required order."""
     model, report = build_model_and_report(plan, device, parts)
-    with parts or contextlib.nullcontext():
+    with parts or nullcontext():
         model = apply_peft(plan, model, parts)
         fuse_adapters(plan, model)
         spare_mask_checks(model, packed=is_packed(plan.config))

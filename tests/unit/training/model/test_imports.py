@@ -10,7 +10,7 @@ from support import TINY, environment
 
 from eke.common.paths import RunPaths
 from eke.launch.processes.run_attempt import write_plan_files
-from eke.training.model import hidden
+from eke.training import model
 
 UNUSED = (
     "apex", "apollo_torch", "bitsandbytes", "datasets", "deepspeed", "galore_torch", "hydra",
@@ -78,14 +78,23 @@ def test_hidden_modules_can_be_imported_later(tmp_path) -> None:
 
 
 def test_hidden_packages_are_restored(tmp_path, monkeypatch) -> None:
-    name = "only_for_this_test"
+    name, asked = "only_for_this_test", []
     (tmp_path / f"{name}.py").touch()
+
+    def check(module):
+        asked.append(module)
+        if module == "transformers.modeling_utils":
+            assert find_spec(name) is None
+            with pytest.raises(ModuleNotFoundError):
+                import_module(name)
+            assert find_spec("json"), "what is imported already stays"
+
     monkeypatch.syspath_prepend(tmp_path)
-    with hidden([name, "json", "nowhere"]):
-        assert find_spec(name) is None
-        with pytest.raises(ModuleNotFoundError):
-            import_module(name)
-        assert find_spec("json"), "what is imported already stays"
+    monkeypatch.delitem(sys.modules, "transformers.modeling_utils", raising=False)
+    monkeypatch.setattr(model, "NEEDLESS", dict.fromkeys([name, "json", "nowhere"]))
+    monkeypatch.setattr("importlib.import_module", check)
+    model.import_transformers()
+    assert "transformers.modeling_utils" in asked
     assert not {name, "nowhere"} & set(sys.modules)
     assert import_module(name)
     del sys.modules[name]
