@@ -46,14 +46,11 @@ class BuildLock:
         self.path = f"{lock_file_path}.turn"  # torch itself does not wait for this file
 
     def try_acquire(self) -> bool:
-        """Wait for the lock. Then only missing operators are built."""
+        """Wait for the lock and return True. Then only missing operators are built."""
         self._descriptor = open_file(Path(self.path), os.O_RDWR | os.O_CREAT)
         with contextlib.suppress(OSError):  # the file system has no locks
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         return True
-
-    def wait(self) -> None:
-        """Do nothing: torch calls it only after `try_acquire` fails, which does not happen."""
 
     def release(self) -> None:
         """Release the lock."""
