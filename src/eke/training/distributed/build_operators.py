@@ -1,6 +1,5 @@
 """DeepSpeed's C++ operators, compiled at first use, and training state in files."""
 
-import contextlib
 import fcntl
 import functools
 import hashlib
@@ -11,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -48,7 +47,7 @@ class BuildLock:
     def try_acquire(self) -> bool:
         """Wait for the lock and return True. Then only missing operators are built."""
         self._descriptor = open_file(Path(self.path), os.O_RDWR | os.O_CREAT)
-        with contextlib.suppress(OSError):  # the file system has no locks
+        with suppress(OSError):  # the file system has no locks
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         return True
 

@@ -1,13 +1,12 @@
 """DeepSpeed engine, its optimizer step and checkpoint parts, and the choice of model sharding."""
 
-import functools
 import importlib
 import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +97,7 @@ def _compute_under_autocast(model: nn.Module, formats: Formats) -> None:
     """Run all forward passes in the plan's format: the engine disables an outer autocast."""
     plain = model.forward
 
-    @functools.wraps(plain)
+    @wraps(plain)
     def forward(*args: Any, **kwargs: Any) -> Any:
         with formats.autocast() if model.training else formats.eval_autocast():
             return plain(*args, **kwargs)

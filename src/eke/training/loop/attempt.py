@@ -1,11 +1,10 @@
 """One attempt at a run: build, train, and write a record in any case."""
 
-import contextlib
 import logging
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from textwrap import indent
@@ -95,7 +94,7 @@ def work(attempt: Attempt) -> int:
     record.timing.startup_s = attempt.startup_s
     record.shared_device = record.shared_device or attempt.shared  # an earlier attempt's steps
     write_record(attempt.paths, record)  # before the tracker, which may be slow
-    with contextlib.suppress(OSError):  # the summary is optional
+    with suppress(OSError):  # the summary is optional
         write_card(attempt.paths, record)
     record_step_time(plan, record)
     tracker.summary(summary_values(record, metrics.read_rows(attempt.paths.metrics)[0]))
@@ -166,7 +165,7 @@ def _train(attempt: Attempt, job: TrainingState) -> None:
         numbers = range(first, first + attempt.plan.batch.devices)
         devices = [str(torch.cuda.get_device_properties(n).uuid) for n in numbers]
     run = attempt.ranks.tell(secrets.token_hex(8))
-    with contextlib.closing(DeviceUse(run, devices, attempt.shared)) as use:
+    with closing(DeviceUse(run, devices, attempt.shared)) as use:
         job.meter.is_shared = use.is_shared
         try:
             run_engine(job)

@@ -48,28 +48,14 @@ _LOSSES: dict[str, str] = {
 }
 """Operation -> name of the loss computation that it reveals."""
 
-_MATMULS = frozenset(
-    {
-        "mm",
-        "addmm",
-        "addmm_",
-        "bmm",
-        "baddbmm",
-        "_grouped_mm",
-        "grouped_mm_fallback",
-        "grouped_mm_fallback_backward",
-        "_scaled_mm",
-        "_linear_pointwise",
-    }
-)
-"""Matrix multiplications of aten (grouped: of experts), of transformers for experts where PyTorch's
-is not available, and of oneDNN, which inductor uses on a CPU in 16 bits."""
-
-
 _FACTORS_FIRST = frozenset(
     {"_scaled_mm", "_grouped_mm", "grouped_mm_fallback", "grouped_mm_fallback_backward"}
 )
 """Products with arguments after their factors: scales in float32, offsets in int32."""
+
+_MATMULS = _FACTORS_FIRST | {"mm", "addmm", "addmm_", "bmm", "baddbmm", "_linear_pointwise"}
+"""Matrix multiplications of aten (grouped: of experts), of transformers for experts where PyTorch's
+is not available, and of oneDNN, which inductor uses on a CPU in 16 bits."""
 
 
 class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13

@@ -4,11 +4,10 @@ Cross-entropy is summed in float32 and divided by the targets of the global batc
 losses are not used, since some ignore `num_items_in_batch` (notes/loss.md).
 """
 
-import functools
 import inspect
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any, cast
 
@@ -171,7 +170,7 @@ def build_compiled_loss(plan: Plan) -> LossFunction:
     return partial(loss, compiled=True)
 
 
-@functools.cache
+@cache
 def compiled_loss_sum() -> Callable[..., Tensor]:
     """Return `loss_sum` as compiled code."""
     return torch.compile(loss_sum)
