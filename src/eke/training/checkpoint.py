@@ -141,13 +141,10 @@ def finish_checkpoint(
     world_size: int = 1,
     files: _Files | None = None,
 ) -> Path:
-    """Sync and list files, rename the folder, and remove older ones but `keep` and `spare`.
-
-    `files` are synced already.
-    """
+    """Sync and list files, rename the folder, and remove older ones but `keep` and `spare`."""
     final = unfinished.parent / checkpoint_name(step)
     write_json(unfinished / STATE, {"step": step, "world_size": world_size})
-    manifest = dict(files or {})
+    manifest = dict(files or {})  # synced by those who wrote them
     for file in sorted(path for path in unfinished.rglob("*") if path.is_file()):
         if (name := file.relative_to(unfinished).as_posix()) not in manifest:
             with open(file, "rb") as opened:

@@ -36,7 +36,6 @@ _STOP_TIMEOUT_S = 24 * 3600
 
 
 def _main(arguments: list[str]) -> int:
-    """Run all ranks to the end and return the exit code."""
     paths, num_processes = RunPaths(Path(arguments[0]).absolute()), int(arguments[1])
     node, num_nodes, endpoint = arguments[2:] or ("0", "1", "")
     end_with_parent(signal.SIGTERM, os.environ.get(SUPERVISOR, ""))
@@ -68,7 +67,6 @@ def _main(arguments: list[str]) -> int:
 def _launch_config(
     num_processes: int, node: int, num_nodes: int, endpoint: str, meeting: str
 ) -> LaunchConfig:
-    """Return the rendezvous settings of torch's agent and of its ranks."""
     # Several nodes have fixed numbers: the run folder's lease belongs to the node of rank 0, while
     # torch's elastic rendezvous numbers nodes in any order.
     backend, found_at = "static", endpoint

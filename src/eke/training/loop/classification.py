@@ -17,9 +17,6 @@ from eke.training.model.loss import loss_sum
 _MOST_IN_MATRIX = 100
 """Most classes for which the record holds a confusion matrix (10,000 numbers)."""
 
-_Pairs = tuple[np.ndarray, np.ndarray]
-"""Predictions and labels, each `[samples]` or `[samples, classes]`."""
-
 
 @dataclass
 class Predictions:
@@ -41,11 +38,12 @@ class Predictions:
             found = logits > 0 if batch.labels.dim() == 2 else logits.float().reshape(-1)
         self.pairs.append((found, batch.labels))
 
-    def gather(self, ranks: Ranks) -> _Pairs:
-        """Return predictions and labels of all ranks without placeholder samples."""
+    def gather(self, ranks: Ranks) -> tuple[np.ndarray, np.ndarray]:
+        """Return predictions and labels of all ranks, both `[samples]` or `[samples, classes]`."""
         each = ranks.gather([tuple(x.cpu().numpy() for x in pair) for pair in self.pairs])
         pairs = [pair for mine in each for pair in mine]
         found, right = (np.concatenate(x) for x in zip(*pairs, strict=True))
+        # Placeholders have no labels.
         kept = is_label(right).reshape(len(right), -1).all(1)
         return found[kept], right[kept]
 

@@ -34,10 +34,8 @@ _UNSAVED = "no checkpoint saved (train.save_on_signal=false)"
 def train(job: TrainingState) -> None:
     """Train to the last step, with evaluations, checkpoints and metrics.
 
-    Raises:
-        Stopped: A signal arrived. The checkpoint, if one is due, is complete.
-        Diverged: A loss is not finite.
-        RunError: The chosen attention kernel does not support the inputs.
+    Raises Stopped after a signal, when the checkpoint, if one is due, is complete. Diverged: A loss
+    is not finite. RunError: The chosen attention kernel does not support the inputs.
     """
     between = BetweenSteps(job)
     if job.start_step == 0:

@@ -45,9 +45,8 @@ def take_step(
     The summed gradient is divided by `num_targets`, the targets of the global batch. `enter` is
     called with the name of each phase.
 
-    Returns:
-        Loss summed over this rank's targets (and per source of a mix), and norm of the full
-            gradient (None if not needed), both on the device.
+    Returns the loss summed over this rank's targets (and per source of a mix), and the norm of the
+    full gradient (None if not needed), both on the device.
     """
     total: Tensor | None = None
     with job.formats.copies:

@@ -86,10 +86,7 @@ MICRO_BATCH = "micro_batch"
 
 
 class _Steps(TrainerCallback):  # type: ignore[misc]  # transformers 5.23 has no types for mypy
-    """Current optimizer step, and callback that evaluates, saves and stops as eke's own loop does.
-
-    Steps are filled with empty micro-batches up to `accumulation`.
-    """
+    """Current optimizer step, and callback that evaluates, saves and stops as eke's loop does."""
 
     trainer: Trainer
 
@@ -113,7 +110,7 @@ class _Steps(TrainerCallback):  # type: ignore[misc]  # transformers 5.23 has no
         """Reason to end training before its last step."""
 
     def take(self) -> list[_Inputs]:
-        """Begin a step and return this rank's `accumulation` micro-batches."""
+        """Begin a step and return its micro-batches, with empty ones up to `accumulation`."""
         job = self.job
         self.look.enter_context(profile_step(job, self.step - job.start_step))
         cut, self.totals = next_step(job, self.batches)

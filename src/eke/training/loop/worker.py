@@ -133,7 +133,6 @@ def _redirect_output(paths: RunPaths, rank: int) -> None:
 
 
 def _set_up_output() -> None:
-    """Configure the log with times, and silence libraries."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
     )

@@ -63,7 +63,6 @@ def build_model_and_report(
 
 
 def _random_model(plan: Plan, device: torch.device, parts: Parts | None) -> torch.nn.Module:
-    """Build the model with transformers' own initialisation, on the device."""
     import transformers
 
     config = plan.config

@@ -171,7 +171,6 @@ def apply_checkpointing(plan: Plan, model: torch.nn.Module) -> None:
 
 
 def _checkpoint_arguments(plan: Plan) -> dict[str, Any] | None:
-    """Return the arguments of torch's checkpoint, None without checkpointing."""
     ways = CHECKPOINTING[plan.config.memory.checkpointing]
     if ways is None:
         return None

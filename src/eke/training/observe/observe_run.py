@@ -219,7 +219,6 @@ def _note_recomputation(job: TrainingState, calls: list[int], seen: KernelProbe,
 
 @contextmanager
 def _count_optimizer_calls(job: TrainingState) -> Iterator[None]:
-    """Count the optimizer's steps inside the backward pass of one training step."""
     phases: list[str] = []
     with job.optimizer.register_step_post_hook(lambda *_: phases.append(job.meter.phase)):
         yield
@@ -289,7 +288,6 @@ def profile_step(job: TrainingState, nth: int) -> Iterator[None]:
 
 @contextmanager
 def _cut_by_micro_batch(job: TrainingState, profile: AllocationProfile) -> Iterator[None]:
-    """Profile each micro-batch separately, with accumulation."""
     # Exchanges free memory in other threads, also between two parts: for FSDP2 on two ranks the
     # result was 20 % too high.
     if job.plan.batch.world_size > 1 and not profile.is_complete:

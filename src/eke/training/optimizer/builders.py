@@ -263,7 +263,6 @@ def _save_projectors_as_data(optimizer: Optimizer, projector: str) -> None:
 
 
 def _with_projectors(saved: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return a copy of a state dict with changed projectors."""
     states = {
         key: {name: change(value) if name == _PROJECTOR else value for name, value in state.items()}
         for key, state in saved["state"].items()

@@ -83,7 +83,6 @@ def _compile_graph(graph: GraphModule, inputs: Sequence[Any], *args: Any, **kwar
 
 
 def _load(graph: Any) -> SimpleNamespace:
-    """Return the code of a `GraphLowering` as a module."""
     text, _ = graph.codegen()
     scope: dict[str, Any] = dict(graph.constants)
     compiler = "torch._inductor.async_compile.AsyncCompile"

@@ -24,7 +24,6 @@ from eke.training.model.loss import compiled_loss_sum
 
 aten: Any = torch.ops.aten
 
-_Key = tuple[Any, ...]
 _Made = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 """Shape, strides, format and device of a new tensor."""
 
@@ -51,7 +50,7 @@ def _kind(operator: Any) -> str:
 class FakeKernels:
     """Cache of operators' results on fake tensors of one device."""
 
-    _made: dict[_Key, Any] = {}  # noqa: RUF012  # shared by all traces
+    _made: dict[tuple[Any, ...], Any] = {}  # noqa: RUF012  # shared by all traces
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
@@ -94,7 +93,7 @@ class FakeKernels:
             return operator(*args, **kwargs)
 
 
-def call_key(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Key:
+def call_key(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Return a key of a call: the operator, shapes, strides, formats and plain arguments."""
     return operator, _look(args), _look(kwargs) if kwargs else None
 

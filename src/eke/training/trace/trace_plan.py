@@ -181,7 +181,6 @@ def _traced(adapted: _TraceablePlan) -> History:
 
 
 def _make_batch(plan: Plan, micro: MicroBatchShape) -> MicroBatch:
-    """Return a micro-batch of these lengths, on the host."""
     sample = probe_sample(plan, micro.source, micro.target, micro.rows)
     if plan.config.data.packing is Packing.on and is_ragged(plan.config):
         sample = concatenate_samples([sample])

@@ -56,7 +56,6 @@ def import_libraries() -> None:
 
 
 def _answer_line(line: str) -> dict[str, Any]:
-    """Return the answer to one plan, as JSON values."""
     converter = make_converter()
     try:
         plan = converter.structure(json.loads(line), Plan)
