@@ -62,8 +62,8 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 def state_tensors(optimizer: Optimizer) -> list[Tensor]:
     """Return all plain tensors of the state except scalars, without shared duplicates."""
-    found = [t for state in optimizer.state.values() for t in plain_tensors(state)]
-    return list({t.untyped_storage().data_ptr(): t for t in found if t.dim()}.values())
+    found = {t.untyped_storage().data_ptr(): t for t in plain_tensors(optimizer.state) if t.dim()}
+    return list(found.values())
 
 
 def plain_tensors(value: Any) -> Iterator[Tensor]:
@@ -89,12 +89,8 @@ def is_quantised(state: Mapping[str, Any]) -> bool:
 
 def num_paged_bytes(optimizer: Optimizer) -> int:
     """Return the bytes of state that bitsandbytes keeps in unified memory, which can be evicted."""
-    return sum(
-        t.numel() * t.element_size()
-        for state in optimizer.state.values()
-        for t in plain_tensors(state)
-        if getattr(t, "is_paged", False)
-    )
+    paged = (t for t in plain_tensors(optimizer.state) if getattr(t, "is_paged", False))
+    return sum(tensor.nbytes for tensor in paged)
 
 
 Multiplier = Callable[[int], float]
