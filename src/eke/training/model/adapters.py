@@ -87,10 +87,9 @@ def adapter_tensors(
 
 def save_adapter(model: nn.Module, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
     """Write peft's configuration and the trained tensors, without an empty model card."""
-    mine: Any = model
-    config = copy.copy(mine.peft_config["default"])
+    config = copy.copy(cast(Any, model).peft_config["default"])
     config.inference_mode = True
-    if taken := taken_by_peft(mine):
+    if taken := taken_by_peft(model):
         # As parameters, unmodified PEFT loads the same update of the same layer, but without
         # dropout.
         config.target_modules = set(config.target_modules) - taken
@@ -170,16 +169,15 @@ def _linear(
     linear: nn.Module, config: QLora, compute: torch.dtype, device: torch.device
 ) -> nn.Module:
     """Return the 4-bit layer of the same product. Conv1D (GPT-2) stores its weight transposed."""
-    from bitsandbytes.nn import modules
+    from bitsandbytes.nn import Linear4bit, Params4bit
 
-    bnb: Any = modules  # bitsandbytes 0.50 annotates none of its classes
     weight = cast(Tensor, linear.weight).detach()
     if not isinstance(linear, nn.Linear):
         weight = weight.T.contiguous()
     out, inp = weight.shape
     with torch.device("meta"):
-        found: Any = bnb.Linear4bit(inp, out, linear.bias is not None, compute_dtype=compute)
-    found.weight = bnb.Params4bit(
+        found: Any = Linear4bit(inp, out, linear.bias is not None, compute_dtype=compute)
+    found.weight = Params4bit(
         weight,
         requires_grad=False,
         compress_statistics=config.double_quant,
@@ -204,21 +202,20 @@ def _quantise_parameters(experts: nn.Module, config: QLora, device: torch.device
             replace_parameter_4bit(experts, name, config.double_quant, config.quant_type.value)
 
 
-def _dequantised(layer: nn.Module, dtype: torch.dtype, delta: Tensor | None = None) -> nn.Module:
+def _dequantised(layer: Any, dtype: torch.dtype, delta: Tensor | None = None) -> nn.Module:
     """Return the 16- or 32-bit layer of a 4-bit layer plus `delta` [out, in], on the host."""
     from bitsandbytes.functional import dequantize_4bit
     from transformers.pytorch_utils import Conv1D
 
-    mine: Any = layer
-    state = getattr(mine.weight, "quant_state", None)
-    state = state or mine.quant_state  # kept by the layer where FSDP2 has sharded the weight
-    weight = dequantize_4bit(mine.weight.data.to(state.absmax.device), state).to(torch.float32)
+    state = getattr(layer.weight, "quant_state", None)
+    state = state or layer.quant_state  # kept by the layer where FSDP2 has sharded the weight
+    weight = dequantize_4bit(layer.weight.data.to(state.absmax.device), state).to(torch.float32)
     weight = (weight if delta is None else weight + delta).to(dtype).cpu()
-    out, inp = weight.shape
+    (out, inp), transposed = weight.shape, layer.stores_transposed
     with torch.device("meta"):
-        plain: Any = Conv1D(out, inp) if mine.stores_transposed else nn.Linear(inp, out, bias=False)
-    plain.weight = nn.Parameter(weight.T.contiguous() if mine.stores_transposed else weight)
-    plain.bias = None if mine.bias is None else nn.Parameter(mine.bias.detach().to(dtype).cpu())
+        plain: Any = Conv1D(out, inp) if transposed else nn.Linear(inp, out, bias=False)
+    plain.weight = nn.Parameter(weight.T.contiguous() if transposed else weight)
+    plain.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().to(dtype).cpu())
     return cast(nn.Module, plain)
 
 

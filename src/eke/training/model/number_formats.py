@@ -186,8 +186,7 @@ def _narrow_copy(weight: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
             hook(weight)
 
     if weight.requires_grad:
-        hook: Any = copy.register_post_accumulate_grad_hook  # torch 2.13: no annotations
-        hook(move)
+        copy.register_post_accumulate_grad_hook(move)  # type: ignore[no-untyped-call]  # torch 2.13
     return copy
 
 

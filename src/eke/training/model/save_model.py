@@ -135,11 +135,11 @@ def system_error(error: BaseException) -> OSError | None:
 def _is_converted(model: nn.Module) -> bool:
     from transformers.conversion_mapping import get_model_conversion_mapping
 
-    mapping: Any = get_model_conversion_mapping
-    return bool(getattr(model, "_weight_conversions", None) or mapping(model, add_legacy=False))
+    kept = getattr(model, "_weight_conversions", None)
+    return bool(kept or get_model_conversion_mapping(model, add_legacy=False))
 
 
-def _convert(model: nn.Module, folder: Path, put: Callable[[str, Tensor], None]) -> None:
+def _convert(model: Any, folder: Path, put: Callable[[str, Tensor], None]) -> None:
     """Pass saved tensors, or this rank's rows, to `put` under the model's names."""
     from transformers import core_model_loading
     from transformers.conversion_mapping import get_model_conversion_mapping
@@ -148,14 +148,13 @@ def _convert(model: nn.Module, folder: Path, put: Callable[[str, Tensor], None])
     def take(_: Any, name: str, tensor: Tensor, *__: Any) -> None:
         put(name, tensor)
 
-    mine: Any = model
-    kept = getattr(mine, "_weight_conversions", None)
+    kept = getattr(model, "_weight_conversions", None)
     files: list[Any] = [safe_open(path, "pt") for path in sorted(folder.glob("model*.safetensors"))]
     slices = {name: file.get_slice(name) for file in files for name in [*file.keys()]}
-    config = LoadStateDictConfig(weight_mapping=get_model_conversion_mapping(mine))
+    config = LoadStateDictConfig(weight_mapping=get_model_conversion_mapping(model))
     with patch.object(core_model_loading, "set_param_for_module", take):
-        info, _ = core_model_loading.convert_and_load_state_dict_in_model(mine, slices, config)
-    mine._weight_conversions = kept
+        info, _ = core_model_loading.convert_and_load_state_dict_in_model(model, slices, config)
+    model._weight_conversions = kept
     for name in info.unexpected_keys:
         raise RunError(f"{folder}: {name} is not a tensor of {type(model).__name__}")
 
@@ -228,8 +227,7 @@ def save_merged_adapter(plan: Plan, adapter: Path, folder: Path) -> str:
 
 def set_eos_token_ids(plan: Plan, model: nn.Module) -> None:
     """Make generation also stop at the ends of turn that a base model was trained with."""
-    mine: Any = model
-    chat, generation = chat_manifest(plan), getattr(mine, "generation_config", None)
+    chat, generation = chat_manifest(plan), getattr(model, "generation_config", None)
     if chat is None or generation is None:
         return
     known = generation.eos_token_id

@@ -103,29 +103,27 @@ def _written(model: nn.Module, parts: SavedTensors, names: list[str]) -> set[str
     return set(_converted(model, {name: _empty(parts, name) for name in names}))
 
 
-def _saved_names(model: nn.Module) -> list[str]:
+def _saved_names(model: Any) -> list[str]:
     """Return the weights that transformers saves, of tied weights the name that it loads."""
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-    mine: Any = model
-    ignored = set(mine._keys_to_ignore_on_save or ())
+    ignored = set(model._keys_to_ignore_on_save or ())
     places: dict[int, Tensor] = {}  # one small tensor per weight, since it compares memory
     found = {
         name: places.setdefault(id(tensor), torch.empty(1))
         for name, tensor in model.state_dict(keep_vars=True).items()
         if name not in ignored
     }
-    return list(remove_tied_weights_from_state_dict(found, mine))
+    return list(remove_tied_weights_from_state_dict(found, model))
 
 
 def _empty(parts: SavedTensors, name: str) -> Tensor:
     return torch.empty(parts.shape(name), dtype=parts.dtype(name), device="meta")
 
 
-def _converted(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _converted(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors with the names and shapes that transformers saves (experts differ)."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    mine: Any = model
-    found: dict[str, Tensor] = revert_weight_conversion(mine, tensors)
+    found: dict[str, Tensor] = revert_weight_conversion(model, tensors)
     return {name: tensor.contiguous() for name, tensor in found.items()}

@@ -50,7 +50,7 @@ def _note_adapters(job: TrainingState) -> None:
         job.warn(f"peft={wanted}: {len(still)} adapters are not in the optimizer: {still[0]}")
 
 
-def _adapter_sizes(model: nn.Module) -> dict[str, Any]:
+def _adapter_sizes(model: Any) -> dict[str, Any]:
     """Return counts and bytes of adapters read from the modules, {} without adapters."""
     if not is_adapted(model):
         return {}
@@ -63,9 +63,8 @@ def _adapter_sizes(model: nn.Module) -> dict[str, Any]:
     # 4-bit weights are stored in bytes. Their states contain the number of elements.
     numbers = trained + sum(_numbers(p) for p in frozen if p.is_floating_point())
     numbers += sum(state.shape.numel() for state in states)
-    mine: Any = model
     return {
-        "type": mine.peft_config["default"].peft_type.value.lower(),
+        "type": model.peft_config["default"].peft_type.value.lower(),
         "adapted_modules": len(layers),
         "fused_modules": sum("forward" in vars(m) for m in layers),
         "magnitude_vectors": sum(bool(getattr(m, "lora_magnitude_vector", ())) for m in layers),

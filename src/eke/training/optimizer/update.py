@@ -137,8 +137,7 @@ class InBackwardUpdate(Update):
         numbered = enumerate(optimizer.param_groups)
         self._group_of = {p: number for number, group in numbered for p in group["params"]}
         for parameter in parameters:
-            hook: Any = parameter.register_post_accumulate_grad_hook  # torch 2.13: no annotations
-            hook(self._step)
+            parameter.register_post_accumulate_grad_hook(self._step)  # type: ignore[no-untyped-call]  # torch 2.13
 
     def backward(self, loss: Tensor, num_targets: int) -> None:
         """Compute gradients, which update their weights and are freed."""

@@ -3,7 +3,6 @@
 import importlib
 import traceback
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -254,8 +253,7 @@ class Training:
         self.model.register_forward_hook(lambda _, __, out: trace.saw_logits(out.logits))
         for parameter in self.model.parameters():
             if parameter.requires_grad:
-                hook: Any = parameter.register_post_accumulate_grad_hook  # torch 2.13: untyped
-                hook(self._note_gradient)
+                parameter.register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]  # torch 2.13
         with pinned_backend(self.plan):
             trace.begin("evaluation")
             start = len(history.events)
@@ -288,7 +286,7 @@ class Training:
 
         take_step(self, cut, max(1, batch.num_targets), step, enter)
         del every, cut
-        states = [t for state in self.optimizer.state.values() for t in plain_tensors(state)]
+        states = [*plain_tensors(self.optimizer.state)]
         trace.call(states, OPTIMIZER)
         if trace.kind == "cpu":  # records exclude the optimizer's counters
             for tensor in states:
